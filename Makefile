@@ -1,0 +1,23 @@
+# The project's two commands are `make compare` and `make test`. Both set up
+# .venv first if needed; ARGS="--flag=value ..." is handed on.
+
+ARGS =
+
+# A foreign path here would put other versions before those in .venv.
+unexport PYTHONHOME PYTHONPATH
+
+.PHONY: setup compare test
+
+setup:
+	@sh scripts/setup.sh
+
+compare: setup
+	.venv/bin/tff-bn-compare $(ARGS)
+
+test: setup
+	@style=0; \
+	.venv/bin/python -m ruff check . || style=1; \
+	.venv/bin/python -m pyink --check . || style=1; \
+	.venv/bin/python -m pytest -n 2 --dist=loadfile $(ARGS) || exit; \
+	[ $$style = 0 ] || echo 'The style checks found something: see the top.'; \
+	exit $$style

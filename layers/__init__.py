@@ -1,0 +1,9 @@
+"""Keras layers for batch normalization in federated learning.
+
+This package needs TensorFlow only: it does not import TensorFlow Federated.
+"""
+
+from tff_bn.layers.discovery import batch_norm_layers
+from tff_bn.layers.discovery import is_batch_norm
+
+__all__ = ['batch_norm_layers', 'is_batch_norm']

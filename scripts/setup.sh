@@ -1,0 +1,100 @@
+#!/bin/sh
+# Installs the project and everything it needs into .venv, with Python 3.10 or
+# 3.11. Does nothing where that is done already; set PYTHON to choose the
+# interpreter.
+
+set -eu
+cd -- "$(dirname -- "$0")/.."
+
+venv=.venv
+stamp=$venv/installed
+
+# What would make pip or Python look or install elsewhere than in .venv.
+unset PYTHONHOME PYTHONPATH PIP_PREFIX PIP_TARGET
+export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# Prints the version of the interpreter $1, such as 3.11; fails where it does
+# not run (pyenv, for one, has commands for versions that are not selected).
+version_of() {
+  "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' \
+      2>/dev/null </dev/null
+}
+
+is_supported() {
+  case $1 in
+    3.10 | 3.11) ;;
+    *) return 1 ;;
+  esac
+}
+
+# Sets python to the first usable interpreter; exits where there is none.
+find_python() {
+  rejected=
+  for python in "${PYTHON:-}" python3.11 python3.10 python3 python; do
+    [ -n "$python" ] || continue
+    if ! command -v "$python" >/dev/null 2>&1; then
+      reason='is not there'
+    elif ! version=$(version_of "$python"); then
+      reason='does not run'
+    elif ! is_supported "$version"; then
+      reason="is Python $version"
+    elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null </dev/null; then
+      reason="has no venv module (Debian and Ubuntu have it in a package of \
+its own: apt install python$version-venv)"
+    else
+      return 0
+    fi
+    if [ "$python" = "${PYTHON:-}" ]; then
+      echo "PYTHON=$python $reason; looking for another one." >&2
+    fi
+    rejected="$rejected $python $reason;"
+  done
+  cat >&2 <<EOF
+tff_bn needs Python 3.10 or 3.11 on Linux, and none was found here:\
+${rejected%;}. Install one (Debian and Ubuntu: apt install python3.11 \
+python3.11-venv), or say where one is: make test PYTHON=/path/to/python3.11.
+EOF
+  exit 1
+}
+
+# What an installation depends on: the version of Python, what is installed,
+# and the place, because .venv holds absolute paths.
+fingerprint() {
+  {
+    echo "$1"
+    pwd -P
+    cat requirements.txt setup.py
+  } | cksum
+}
+
+is_up_to_date() {
+  [ -f "$stamp" ] || return 1
+  installed=$(version_of "$venv/bin/python") || return 1
+  [ "$(cat "$stamp")" = "$(fingerprint "$installed")" ] || return 1
+  # An interpreter of the user's choice counts, if it can be used at all.
+  if [ -n "${PYTHON:-}" ] && version=$(version_of "$PYTHON") &&
+      is_supported "$version"; then
+    [ "$version" = "$installed" ]
+  fi
+}
+
+install() {
+  "$venv/bin/python" -m pip install --quiet --no-deps "$@"
+}
+
+if is_up_to_date; then
+  exit 0
+fi
+find_python
+echo "Setting up $venv with Python $version: about 2.6 GB of packages," \
+    'which takes a few minutes.'
+trap '[ $? = 0 ] ||
+  echo "The set-up failed; the next run starts it afresh." >&2' EXIT
+"$python" -m venv --clear "$venv"
+# Some packages are built here: with the pinned setuptools, not with the newest.
+grep -E '^(setuptools|wheel)==' requirements.txt >"$venv/build-requirements.txt"
+install -r "$venv/build-requirements.txt"
+install --no-build-isolation -r requirements.txt
+install --no-build-isolation --editable .
+# Written last, so that an interrupted installation is not taken for a whole one.
+fingerprint "$version" >"$stamp"

@@ -1,0 +1,48 @@
+"""Batch normalization that works in federated learning.
+
+Importing the package imports none of its parts: each is loaded when it is first
+used, so that `tff_bn.layers` needs TensorFlow only and a program answers
+`--help` without it.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = '0.1.0'
+
+_SUBMODULES = (
+    'aggregators',
+    'algorithms',
+    'analysis',
+    'data',
+    'evaluation',
+    'layers',
+    'models',
+    'partition',
+    'programs',
+    'runtime',
+    'training',
+)
+# Names that live in a submodule: name -> submodule.
+_MEMBERS = {
+    'BatchNormModel': 'batch_norm_model',
+    'StatefulLearningProcess': 'stateful_process',
+}
+
+__all__ = (*sorted(_MEMBERS), *_SUBMODULES)
+
+
+def __getattr__(name: str) -> Any:
+  if name in _MEMBERS:
+    module = importlib.import_module(f'{__name__}.{_MEMBERS[name]}')
+    value = getattr(module, name)
+    # Kept, so that this function is asked once for each name.
+    globals()[name] = value
+    return value
+  if name in _SUBMODULES:
+    return importlib.import_module(f'{__name__}.{name}')
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

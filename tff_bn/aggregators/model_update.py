@@ -1,0 +1,113 @@
+"""Aggregates each part of a client's update with the aggregator that fits it.
+
+An update is an `OrderedDict` with some of these parts, each a structure of
+tensors:
+
+*   `trainable`: differences of the trainable variables (before minus after).
+*   `statistics`: a list of moments, see `tff_bn.aggregators.moments`.
+*   `other_state`: differences of all other variables (before minus after).
+"""
+
+import collections
+from typing import Union
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.aggregators import moments
+
+AggregationFactory = Union[
+    tff.aggregators.WeightedAggregationFactory,
+    tff.aggregators.UnweightedAggregationFactory,
+]
+
+
+def _zip(parts: collections.OrderedDict[str, tff.Value]) -> tff.Value:
+  # TFF cannot zip nothing: a process in which nothing is shared has no parts.
+  if not parts:
+    return tff.federated_value(parts, tff.SERVER)
+  return tff.federated_zip(parts)
+
+
+def default_mean() -> tff.aggregators.MeanFactory:
+  """The weighted mean that is 0, not NaN, if all weights are 0."""
+  return tff.aggregators.MeanFactory(no_nan_division=True)
+
+
+class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
+  """Composes one aggregator for each part of a client's update."""
+
+  def __init__(
+      self,
+      model_aggregator: AggregationFactory,
+      statistics_aggregator: tff.aggregators.UnweightedAggregationFactory,
+  ):
+    """Initializes the factory.
+
+    Args:
+      model_aggregator: For the trainable variables. An unweighted factory
+        ignores the clients' weights.
+      statistics_aggregator: For the batch normalization statistics: a factory
+        over lists of moments.
+    """
+    self._part_factories = collections.OrderedDict(
+        trainable=model_aggregator,
+        statistics=statistics_aggregator,
+        other_state=default_mean(),
+    )
+
+  def create(
+      self,
+      value_type: tff.Type,
+      weight_type: tff.Type,
+  ) -> tff.templates.AggregationProcess:
+    """Creates the aggregation process.
+
+    Args:
+      value_type: The type of a client's update.
+      weight_type: The type of a client's weight: a float scalar.
+
+    Returns:
+      A weighted process whose state and measurements are `OrderedDict`s with
+      an entry for each part of the update.
+    """
+    processes = collections.OrderedDict()
+    for part, part_type in tff.structure.iter_elements(value_type):
+      factory = self._part_factories[part]
+      if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
+        processes[part] = factory.create(part_type, weight_type)
+      else:
+        processes[part] = factory.create(part_type)
+
+    @tff.federated_computation
+    def initialize():
+      return _zip(
+          collections.OrderedDict(
+              (part, process.initialize())
+              for part, process in processes.items()
+          )
+      )
+
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      outputs = collections.OrderedDict()
+      for part, process in processes.items():
+        args = (weight,) if process.is_weighted else ()
+        outputs[part] = process.next(state[part], value[part], *args)
+      return tff.templates.MeasuredProcessOutput(
+          *(
+              _zip(
+                  collections.OrderedDict(
+                      (part, getattr(output, field))
+                      for part, output in outputs.items()
+                  )
+              )
+              for field in ('state', 'result', 'measurements')
+          )
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)

@@ -1,0 +1,23 @@
+"""Federated algorithms, one module each: functions that build a process."""
+
+from tff_bn import dependencies
+
+dependencies.require_tff()
+
+from tff_bn.algorithms.centralized import build_centralized  # noqa: E402
+from tff_bn.algorithms.fed_avg import build_fed_avg  # noqa: E402
+from tff_bn.algorithms.fed_bn import build_fed_bn  # noqa: E402
+from tff_bn.algorithms.local_affine import build_local_affine  # noqa: E402
+from tff_bn.algorithms.partitioned import Options  # noqa: E402
+from tff_bn.algorithms.silo_bn import build_silo_bn  # noqa: E402
+from tff_bn.algorithms.single import build_single  # noqa: E402
+
+__all__ = [
+    'Options',
+    'build_centralized',
+    'build_fed_avg',
+    'build_fed_bn',
+    'build_local_affine',
+    'build_silo_bn',
+    'build_single',
+]

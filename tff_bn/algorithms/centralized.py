@@ -1,0 +1,175 @@
+"""Centralized training: one model on the union of the clients' data.
+
+The reference that federated algorithms are measured against.
+"""
+
+import collections
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.client_work import ClientWork
+from tff_bn.local_training import LocalTraining
+from tff_bn.local_training import LocalTrainingConfig
+from tff_bn.partition import FEDAVG
+from tff_bn.shared_weights import SharedWeights
+
+
+def build_centralized(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    local_steps: Optional[int] = None,
+    local_epochs: int = 1,
+    client_weight_decay: float = 0.0,
+    client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None,
+    seed: int = 0,
+) -> tff.learning.templates.LearningProcess:
+  """Builds ordinary training, in the form of a federated process.
+
+  `next` takes exactly one dataset: the union of the clients' data. Unlike in a
+  federated algorithm, the optimizer's state lasts from round to round.
+
+  Args:
+    model: The model, with or without batch normalization.
+    client_optimizer: The optimizer.
+    local_steps: How many batches to take from the front of the dataset in a
+      round. Default: all.
+    local_epochs: How many times to go through the dataset in a round, before
+      `local_steps` cuts it off.
+    client_weight_decay: λ of the coupled L2 decay.
+    client_learning_rate_schedule: Maps the number of finished rounds (an int32
+      scalar tensor) to the learning rate. Default: constant.
+    seed: Determines dropout and other random layers.
+
+  Returns:
+    A `tff.learning.templates.LearningProcess`.
+
+  Raises:
+    TypeError: If the optimizer has the wrong type.
+    ValueError: If an argument has a value that is not allowed.
+  """
+  training = LocalTraining(
+      model,
+      LocalTrainingConfig(
+          client_optimizer,
+          local_steps=local_steps,
+          local_epochs=local_epochs,
+          client_weight_decay=client_weight_decay,
+          client_learning_rate_schedule=client_learning_rate_schedule,
+          seed=seed,
+      ),
+  )
+  weights = SharedWeights(model, FEDAVG)
+  work = ClientWork(model, training, weights, 'num_examples')
+  initial = model.from_model_weights(model.initial_weights)
+
+  @tff.tensorflow.computation
+  def initial_state():
+    return tff.learning.templates.LearningAlgorithmState(
+        global_model_weights=weights.shared([tf.constant(v) for v in initial]),
+        distributor=(),
+        client_work=collections.OrderedDict(
+            work.initial_state(),
+            optimizer=training.initial_optimizer_state(),
+        ),
+        aggregator=(),
+        finalizer=(),
+    )
+
+  state_type = initial_state.type_signature.result
+
+  @tff.federated_computation
+  def initialize():
+    return tff.federated_eval(initial_state, tff.SERVER)
+
+  @tff.tensorflow.computation(state_type, work.data_type)
+  def train(state, dataset):
+    work_state = state.client_work
+    result = work.run(
+        work_state,
+        state.global_model_weights,
+        {},
+        dataset,
+        work_state['optimizer'],
+    )
+    return collections.OrderedDict(
+        weights=weights.shared(result['values']),
+        optimizer=result['optimizer_state'],
+        sums=result['sums'],
+    )
+
+  @tff.tensorflow.computation(
+      state_type,
+      train.type_signature.result['weights'],
+      train.type_signature.result['optimizer'],
+      tf.int32,
+  )
+  def finish(state, new_weights, optimizer_state, num_clients):
+    check = tf.debugging.assert_equal(
+        num_clients,
+        1,
+        message=(
+            'Centralized training takes exactly one dataset, the union of the'
+            " clients' data."
+        ),
+    )
+    with tf.control_dependencies([check]):
+      round_num = state.client_work['round_num'] + 1
+    return tff.learning.templates.LearningAlgorithmState(
+        global_model_weights=new_weights,
+        distributor=(),
+        client_work=collections.OrderedDict(
+            state.client_work, round_num=round_num, optimizer=optimizer_state
+        ),
+        aggregator=(),
+        finalizer=(),
+    )
+
+  @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(work.data_type, tff.CLIENTS),
+  )
+  def next_fn(state, data):
+    result = tff.federated_map(train, (tff.federated_broadcast(state), data))
+    # There is one client, so the sum is its value, to the bit.
+    new_state = tff.federated_map(
+        finish,
+        (
+            state,
+            tff.federated_sum(result['weights']),
+            tff.federated_sum(result['optimizer']),
+            tff.federated_sum(result['sums']['num_clients']),
+        ),
+    )
+    nothing = tff.federated_value(collections.OrderedDict(), tff.SERVER)
+    metrics = tff.federated_zip(
+        collections.OrderedDict(
+            distributor=nothing,
+            client_work=work.aggregate_metrics(result['sums']),
+            aggregator=nothing,
+            finalizer=nothing,
+        )
+    )
+    return tff.learning.templates.LearningProcessOutput(new_state, metrics)
+
+  @tff.tensorflow.computation(state_type)
+  def get_model_weights(state):
+    return state.global_model_weights
+
+  @tff.tensorflow.computation(state_type, state_type.global_model_weights)
+  def set_model_weights(state, model_weights):
+    return tff.learning.templates.LearningAlgorithmState(
+        global_model_weights=model_weights,
+        distributor=(),
+        client_work=state.client_work,
+        aggregator=(),
+        finalizer=(),
+    )
+
+  return tff.learning.templates.LearningProcess(
+      initialize, next_fn, get_model_weights, set_model_weights
+  )

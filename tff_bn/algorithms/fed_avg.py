@@ -1,0 +1,52 @@
+"""Federated Averaging with batch normalization statistics that are averaged.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from
+Decentralized Data, AISTATS 2017; with a server optimizer: Reddi et al.,
+Adaptive Federated Optimization, ICLR 2021 (FedOpt).
+
+`tff.learning.algorithms.build_weighted_fed_avg` sends trainable variables only
+and drops the moving mean and variance. Here all variables are aggregated.
+"""
+
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+
+
+def build_fed_avg(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    **options: Unpack[partitioned.Options],
+) -> tff.learning.templates.LearningProcess:
+  """Builds FedAvg, which shares every variable of the model.
+
+  In a round, each client trains the server's model on its own data. The
+  server applies the mean difference of the trainable variables with its
+  optimizer, and takes the aggregated running statistics as they are:
+
+  *   by default the naive mean of the means and of the variances,
+  *   with `statistics_aggregator=tff_bn.aggregators.PooledMomentsFactory()`
+      their law of total variance.
+
+  Types: `initialize: ( -> S@SERVER)`, `next: (<S@SERVER, {B*}@CLIENTS> ->
+  <state=S@SERVER, metrics=M@SERVER>)`.
+
+  Args:
+    model: The model, with or without batch normalization.
+    client_optimizer: The optimizer of local training; it starts anew in each
+      round.
+    **options: `server_optimizer`, `local_steps`, `local_epochs`,
+      `client_weighting`, `client_weight_decay`,
+      `client_learning_rate_schedule`, `model_aggregator`,
+      `statistics_aggregator`, `seed`: see `tff_bn.algorithms.Options`.
+
+  Returns:
+    A `tff.learning.templates.LearningProcess`.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If an option has a value that is not allowed.
+  """
+  return partitioned.build_shared(model, client_optimizer, **options)

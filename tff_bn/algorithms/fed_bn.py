@@ -1,0 +1,42 @@
+"""FedBN: batch normalization stays with the client.
+
+Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization, ICLR 2021, algorithm 1.
+"""
+
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.partition import FEDBN
+from tff_bn.stateful_process import StatefulLearningProcess
+
+
+def build_fed_bn(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    **options: Unpack[partitioned.Options],
+) -> StatefulLearningProcess:
+  """Builds FedBN: scale, shift, running mean and variance are local.
+
+  All other variables are averaged as in FedAvg. A client that is seen for the
+  first time starts from the model's initial values.
+
+  Args:
+    model: The model, with batch normalization.
+    client_optimizer: The optimizer of local training.
+    **options: See `tff_bn.algorithms.Options`.
+
+  Returns:
+    A process whose client state holds the client's batch normalization
+    variables.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If the model has no batch normalization, or an option has a
+      value that is not allowed.
+  """
+  return partitioned.build_partitioned(
+      model, FEDBN, client_optimizer, **options
+  )

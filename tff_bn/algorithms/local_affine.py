@@ -1,0 +1,40 @@
+"""Local affine parameters: scale and shift stay with the client.
+
+Mills et al., Multi-Task Federated Learning for Personalised Deep Neural
+Networks in Edge Computing, IEEE TPDS 2022.
+"""
+
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.partition import LOCAL_AFFINE
+from tff_bn.stateful_process import StatefulLearningProcess
+
+
+def build_local_affine(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    **options: Unpack[partitioned.Options],
+) -> StatefulLearningProcess:
+  """Builds averaging with local scale and shift.
+
+  All other variables, running statistics included, are averaged as in FedAvg.
+
+  Args:
+    model: The model, with batch normalization that has a scale or a shift.
+    client_optimizer: The optimizer of local training.
+    **options: See `tff_bn.algorithms.Options`.
+
+  Returns:
+    A process whose client state holds the client's scales and shifts.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If the model has no such variables, or an option has a value
+      that is not allowed.
+  """
+  return partitioned.build_partitioned(
+      model, LOCAL_AFFINE, client_optimizer, **options
+  )

@@ -1,0 +1,312 @@
+"""Federated averaging of those variables that a partition shares.
+
+FedAvg, FedBN, SiloBN, local affine and single differ in the partition alone.
+"""
+
+import collections
+from collections.abc import Callable
+from typing import Any, Optional, TypedDict
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn import finalizer
+from tff_bn.aggregators import model_update
+from tff_bn.aggregators import moments
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.client_work import ClientWork
+from tff_bn.local_training import LocalTraining
+from tff_bn.local_training import LocalTrainingConfig
+from tff_bn.partition import FEDAVG
+from tff_bn.partition import Partition
+from tff_bn.shared_weights import SharedWeights
+from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.stateful_process import StatefulProcessOutput
+
+LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
+
+
+class Options(TypedDict, total=False):
+  """The keyword arguments of all builders.
+
+  Attributes:
+    server_optimizer: The optimizer that applies the averaged update of the
+      trainable variables at the server. Default: SGD with learning rate 1: the
+      average is the new model.
+    local_steps: How many batches each client takes from the front of its
+      dataset in a round. Default `None`: all.
+    local_epochs: How many times each client goes through its dataset before
+      `local_steps` cuts it off. Default: 1.
+    client_weighting: `'num_examples'` (default): clients count by the number of
+      examples that they trained on; `'uniform'`: all clients count alike.
+    client_weight_decay: λ of the coupled L2 decay, which adds λ times the
+      variable to the gradient of every trainable variable. Default: 0.
+    client_learning_rate_schedule: Maps the number of finished rounds (an int32
+      scalar tensor) to the client's learning rate. Default: constant.
+    model_aggregator: A `tff.aggregators` factory for the update of the
+      trainable variables. Default: the weighted mean.
+    statistics_aggregator: An unweighted factory over moments for the running
+      statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`. Default:
+      the naive mean.
+    seed: Determines dropout and other random layers, together with the round
+      and the client's data. Default: 0.
+  """
+
+  server_optimizer: Optional[tff.learning.optimizers.Optimizer]
+  local_steps: Optional[int]
+  local_epochs: int
+  client_weighting: str
+  client_weight_decay: float
+  client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]]
+  model_aggregator: Optional[model_update.AggregationFactory]
+  statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
+  seed: int
+
+
+def _check_aggregators(
+    model_aggregator: model_update.AggregationFactory,
+    statistics_aggregator: tff.aggregators.UnweightedAggregationFactory,
+    client_weighting: str,
+) -> None:
+  """Raises an error if the aggregators cannot do what is asked."""
+  if not isinstance(
+      model_aggregator,
+      (
+          tff.aggregators.WeightedAggregationFactory,
+          tff.aggregators.UnweightedAggregationFactory,
+      ),
+  ):
+    raise TypeError(
+        'model_aggregator must be a tff.aggregators factory, but is a'
+        f' {type(model_aggregator).__name__}.'
+    )
+  if client_weighting != 'uniform' and not isinstance(
+      model_aggregator, tff.aggregators.WeightedAggregationFactory
+  ):
+    raise ValueError(
+        f'model_aggregator {type(model_aggregator).__name__} takes no weights,'
+        f" so client_weighting={client_weighting!r} must be 'uniform'."
+    )
+  if not isinstance(
+      statistics_aggregator, tff.aggregators.UnweightedAggregationFactory
+  ):
+    raise TypeError(
+        'statistics_aggregator must be an unweighted factory over moments, such'
+        ' as tff_bn.aggregators.PooledMomentsFactory(), but is a'
+        f' {type(statistics_aggregator).__name__}.'
+    )
+
+
+class _Parts:
+  """What the stateless and the stateful process have in common."""
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      partition: Partition,
+      client_optimizer: tff.learning.optimizers.Optimizer,
+      *,
+      server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
+      local_steps: Optional[int] = None,
+      local_epochs: int = 1,
+      client_weighting: str = 'num_examples',
+      client_weight_decay: float = 0.0,
+      client_learning_rate_schedule: Optional[
+          Callable[[tf.Tensor], Any]
+      ] = None,
+      model_aggregator: Optional[model_update.AggregationFactory] = None,
+      statistics_aggregator: Optional[
+          tff.aggregators.UnweightedAggregationFactory
+      ] = None,
+      seed: int = 0,
+  ):
+    if model_aggregator is None:
+      model_aggregator = model_update.default_mean()
+    if statistics_aggregator is None:
+      statistics_aggregator = moments.NaiveMomentsFactory()
+    _check_aggregators(
+        model_aggregator, statistics_aggregator, client_weighting
+    )
+    config = LocalTrainingConfig(
+        client_optimizer,
+        local_steps=local_steps,
+        local_epochs=local_epochs,
+        client_weight_decay=client_weight_decay,
+        client_learning_rate_schedule=client_learning_rate_schedule,
+        seed=seed,
+    )
+    self.weights = SharedWeights(model, partition)
+    self.work = ClientWork(
+        model, LocalTraining(model, config), self.weights, client_weighting
+    )
+    self._aggregator_factory = model_update.ModelUpdateFactory(
+        model_aggregator, statistics_aggregator
+    )
+    self._server_optimizer = server_optimizer
+    initial = model.from_model_weights(model.initial_weights)
+
+    @tff.tensorflow.computation
+    def initial_weights():
+      return self.weights.shared([tf.constant(value) for value in initial])
+
+    self.initial = initial
+    self.initial_weights = initial_weights
+    self.weights_type = initial_weights.type_signature.result
+
+  def build_server(
+      self, update_type: tff.Type, weight_type: tff.Type
+  ) -> tuple[
+      tff.templates.AggregationProcess,
+      tff.learning.templates.FinalizerProcess,
+  ]:
+    """Builds the aggregator and the finalizer for a client's update."""
+    aggregator = self._aggregator_factory.create(update_type, weight_type)
+    return aggregator, finalizer.build_finalizer(
+        self.weights,
+        aggregator.next.type_signature.result.result.member,
+        self._server_optimizer,
+    )
+
+
+def build_shared(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    **options: Unpack[Options],
+) -> tff.learning.templates.LearningProcess:
+  """Builds the averaging of all variables.
+
+  Args:
+    model: The model.
+    client_optimizer: The client optimizer.
+    **options: See `Options`.
+
+  Returns:
+    The process.
+  """
+  parts = _Parts(model, FEDAVG, client_optimizer, **options)
+  client_work = parts.work.build_process()
+  result_type = client_work.next.type_signature.result.result.member
+  aggregator, final = parts.build_server(
+      result_type.update, result_type.update_weight
+  )
+  return tff.learning.templates.compose_learning_process(
+      parts.initial_weights,
+      tff.learning.templates.build_broadcast_process(parts.weights_type),
+      client_work,
+      aggregator,
+      final,
+  )
+
+
+def build_partitioned(
+    model: BatchNormModel,
+    partition: Partition,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    **options: Unpack[Options],
+) -> StatefulLearningProcess:
+  """Builds the averaging of the shared variables; the others are client state.
+
+  Args:
+    model: The model.
+    partition: Which variables are local.
+    client_optimizer: The client optimizer.
+    **options: See `Options`.
+
+  Returns:
+    The process. A client's state is an `OrderedDict` from the names of the
+    local variables (`model.variables[i].name`) to their values.
+  """
+  parts = _Parts(model, partition, client_optimizer, **options)
+  weights, work = parts.weights, parts.work
+  client_type = weights.local_type()
+
+  @tff.tensorflow.computation(
+      work.state_type, parts.weights_type, client_type, work.data_type
+  )
+  def client_update(state, shared, local, dataset):
+    result = work.run(state, shared, local, dataset)
+    del result['values'], result['optimizer_state']
+    return result
+
+  result_type = client_update.type_signature.result
+  aggregator, final = parts.build_server(
+      result_type['update'], result_type['update_weight']
+  )
+
+  @tff.federated_computation
+  def initialize():
+    return tff.federated_zip(
+        LearningAlgorithmState(
+            tff.federated_eval(parts.initial_weights, tff.SERVER),
+            tff.federated_value((), tff.SERVER),
+            tff.federated_eval(work.initial_state, tff.SERVER),
+            aggregator.initialize(),
+            final.initialize(),
+        )
+    )
+
+  state_type = initialize.type_signature.result
+
+  @tff.tensorflow.computation(state_type.member)
+  def initialize_client(state):
+    del state  # The server does not know local variables.
+    return weights.local([tf.constant(value) for value in parts.initial])
+
+  @tff.federated_computation(
+      state_type,
+      tff.FederatedType(client_type, tff.CLIENTS),
+      tff.FederatedType(work.data_type, tff.CLIENTS),
+  )
+  def next_fn(state, client_states, data):
+    result = tff.federated_map(
+        client_update,
+        (
+            tff.federated_broadcast(state.client_work),
+            tff.federated_broadcast(state.global_model_weights),
+            client_states,
+            data,
+        ),
+    )
+    aggregated = aggregator.next(
+        state.aggregator, result['update'], result['update_weight']
+    )
+    finalized = final.next(
+        state.finalizer, state.global_model_weights, aggregated.result
+    )
+    return StatefulProcessOutput(
+        state=tff.federated_zip(
+            LearningAlgorithmState(
+                finalized.result,
+                state.distributor,
+                tff.federated_map(work.next_state, state.client_work),
+                aggregated.state,
+                finalized.state,
+            )
+        ),
+        client_states=result['local'],
+        metrics=tff.federated_zip(
+            collections.OrderedDict(
+                client_work=work.aggregate_metrics(result['sums']),
+                aggregator=aggregated.measurements,
+                finalizer=finalized.measurements,
+            )
+        ),
+    )
+
+  initial_local = weights.local(parts.initial)
+
+  def get_client_model_weights(state, client_state):
+    return model.to_model_weights(
+        weights.merge(state.global_model_weights, client_state)
+    )
+
+  return StatefulLearningProcess(
+      initialize,
+      initialize_client,
+      next_fn,
+      get_model_weights_fn=lambda state: get_client_model_weights(
+          state, initial_local
+      ),
+      get_client_model_weights_fn=get_client_model_weights,
+  )

@@ -1,0 +1,40 @@
+"""SiloBN: running statistics stay with the client.
+
+Andreux et al., Siloed Federated Learning for Multi-centric Histopathology
+Datasets, DART 2020.
+"""
+
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.partition import SILOBN
+from tff_bn.stateful_process import StatefulLearningProcess
+
+
+def build_silo_bn(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    **options: Unpack[partitioned.Options],
+) -> StatefulLearningProcess:
+  """Builds SiloBN: running mean and variance are local.
+
+  All other variables, scale and shift included, are averaged as in FedAvg.
+
+  Args:
+    model: The model, with batch normalization.
+    client_optimizer: The optimizer of local training.
+    **options: See `tff_bn.algorithms.Options`.
+
+  Returns:
+    A process whose client state holds the client's running statistics.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If the model has no batch normalization, or an option has a
+      value that is not allowed.
+  """
+  return partitioned.build_partitioned(
+      model, SILOBN, client_optimizer, **options
+  )

@@ -1,0 +1,45 @@
+"""Single: each client trains alone, the baseline SingleSet of FedBN.
+
+Li et al., FedBN, ICLR 2021, section 5.1.
+"""
+
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.partition import SINGLE
+from tff_bn.stateful_process import StatefulLearningProcess
+
+
+def build_single(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    **options: Unpack[partitioned.Options],
+) -> StatefulLearningProcess:
+  """Builds training in which no variable is ever sent.
+
+  The server sees the training metrics only.
+
+  Args:
+    model: The model, with or without batch normalization.
+    client_optimizer: The optimizer of local training; it starts anew in each
+      round.
+    **options: See `tff_bn.algorithms.Options`; those of the server have no
+      effect and are refused.
+
+  Returns:
+    A process whose client state holds the client's whole model.
+
+  Raises:
+    TypeError: If the optimizer has the wrong type.
+    ValueError: If an option has a value that is not allowed.
+  """
+  for name in ('server_optimizer', 'model_aggregator', 'statistics_aggregator'):
+    if options.get(name) is not None:
+      raise ValueError(
+          f'{name} has no effect in single, which shares nothing; leave it out.'
+      )
+  return partitioned.build_partitioned(
+      model, SINGLE, client_optimizer, **options
+  )

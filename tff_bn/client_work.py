@@ -1,0 +1,224 @@
+"""Client work: local training as a part of TFF's learning templates."""
+
+import collections
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.local_training import LocalTraining
+from tff_bn.shared_weights import SharedWeights
+
+CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
+
+
+def check_client_weighting(client_weighting: str) -> None:
+  """Raises a `ValueError` if the weighting is unknown."""
+  if client_weighting not in CLIENT_WEIGHTINGS:
+    raise ValueError(
+        f'client_weighting={client_weighting!r} must be one of'
+        f' {", ".join(map(repr, CLIENT_WEIGHTINGS))}.'
+    )
+
+
+def _all_finite(tensors: Any) -> tf.Tensor:
+  return tf.reduce_all([
+      tf.reduce_all(tf.math.is_finite(t))
+      for t in tf.nest.flatten(tensors)
+      if t.dtype.is_floating
+  ])
+
+
+class ClientWork:
+  """Local training of one client, and the sums that the server gets of it.
+
+  Attributes:
+    state_type: The type of the part of the server's state that clients need:
+      the number of finished rounds and the optimizer's hyperparameters.
+    data_type: The type of a client's dataset.
+  """
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      training: LocalTraining,
+      weights: SharedWeights,
+      client_weighting: str,
+  ):
+    """Initializes the work.
+
+    Args:
+      model: The model.
+      training: The traced local training.
+      weights: Which variables are shared.
+      client_weighting: `'num_examples'` or `'uniform'`.
+
+    Raises:
+      ValueError: If `client_weighting` is unknown.
+    """
+    check_client_weighting(client_weighting)
+    self._training = training
+    self._weights = weights
+    self._uniform = client_weighting == 'uniform'
+    hparams = training.default_hparams
+
+    @tff.tensorflow.computation
+    def initial_state():
+      return collections.OrderedDict(
+          round_num=tf.zeros([], tf.int32),
+          hparams=tf.nest.map_structure(tf.constant, hparams),
+      )
+
+    self.initial_state = initial_state
+    self.state_type = initial_state.type_signature.result
+    self.data_type = tff.SequenceType(
+        tff.types.tensorflow_to_type(model.input_spec)
+    )
+
+    @tff.tensorflow.computation(self.state_type)
+    def next_state(state):
+      return collections.OrderedDict(state, round_num=state['round_num'] + 1)
+
+    self.next_state = next_state
+
+  def run(
+      self,
+      state: Any,
+      shared: ModelWeights,
+      local: Any,
+      dataset: tf.data.Dataset,
+      optimizer_state: Optional[Any] = None,
+  ) -> collections.OrderedDict[str, Any]:
+    """Trains one client; to be called inside a `tff.tensorflow.computation`.
+
+    A client whose update or loss is not finite is dropped: its weight is 0, its
+    variables stay as they were, and it is counted. A client without data has
+    weight 0, too.
+
+    Args:
+      state: Of type `state_type`.
+      shared: The shared weights.
+      local: The client's local variables.
+      dataset: The client's dataset.
+      optimizer_state: The optimizer's state at the start. Default: a new one.
+
+    Returns:
+      An `OrderedDict` of `update`, `update_weight`, `local` (the new local
+      variables), `values` (all new values), `optimizer_state` and `sums` (what
+      the metrics are made of).
+    """
+    before = self._weights.merge(shared, local)
+    if optimizer_state is None:
+      optimizer_state = self._training.set_hparams(
+          self._training.initial_optimizer_state(), state['hparams']
+      )
+    optimizer_state = self._training.set_learning_rate(
+        optimizer_state, state['round_num']
+    )
+    result = self._training.train(
+        before, dataset, optimizer_state, state['round_num']
+    )
+    keep = _all_finite([result.values, result.loss_sum])
+
+    def _keep(new, old):
+      return tf.nest.map_structure(
+          lambda n, o: tf.where(keep, n, tf.cast(o, n.dtype)), new, old
+      )
+
+    def _or_zero(new):
+      return tf.nest.map_structure(
+          lambda n: tf.where(keep, n, tf.zeros_like(n)), new
+      )
+
+    after = _keep(result.values, before)
+    num_examples = _or_zero(result.num_examples)
+    weight = tf.cast(num_examples, tf.float32)
+    if self._uniform:
+      weight = tf.cast(num_examples > 0, tf.float32)
+    return collections.OrderedDict(
+        update=self._weights.update(before, after, weight),
+        update_weight=weight,
+        local=self._weights.local(after),
+        values=after,
+        optimizer_state=_keep(result.optimizer_state, optimizer_state),
+        sums=collections.OrderedDict(
+            loss_sum=_or_zero(result.loss_sum),
+            metric_sums=_or_zero(result.metric_sums),
+            num_examples=num_examples,
+            num_clients=tf.ones([], tf.int32),
+            num_dropped_clients=1 - tf.cast(keep, tf.int32),
+        ),
+    )
+
+  def aggregate_metrics(self, sums: tff.Value) -> tff.Value:
+    """The round's metrics at the server.
+
+    Args:
+      sums: The clients' `sums`, placed at the clients.
+
+    Returns:
+      `OrderedDict(train=..., num_clients=..., num_dropped_clients=...)`.
+    """
+
+    @tff.tensorflow.computation(sums.type_signature.member)
+    def finalize(total):
+      return collections.OrderedDict(
+          train=self._training.finalize_metrics(
+              total['loss_sum'], total['metric_sums'], total['num_examples']
+          ),
+          num_clients=total['num_clients'],
+          num_dropped_clients=total['num_dropped_clients'],
+      )
+
+    return tff.federated_map(finalize, tff.federated_sum(sums))
+
+  def build_process(self) -> tff.learning.templates.ClientWorkProcess:
+    """The work as one role of `tff.learning.templates`; all is shared."""
+    hparams_type = self.state_type['hparams']
+    weights_type = self._weights.weights_type()
+
+    @tff.federated_computation
+    def initialize():
+      return tff.federated_eval(self.initial_state, tff.SERVER)
+
+    @tff.tensorflow.computation(self.state_type, weights_type, self.data_type)
+    def client_update(state, weights, dataset):
+      result = self.run(state, weights, {}, dataset)
+      return (
+          tff.learning.templates.ClientResult(
+              result['update'], result['update_weight']
+          ),
+          result['sums'],
+      )
+
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(weights_type, tff.CLIENTS),
+        tff.FederatedType(self.data_type, tff.CLIENTS),
+    )
+    def next_fn(state, weights, data):
+      result, sums = tff.federated_map(
+          client_update, (tff.federated_broadcast(state), weights, data)
+      )
+      return tff.templates.MeasuredProcessOutput(
+          tff.federated_map(self.next_state, state),
+          result,
+          self.aggregate_metrics(sums),
+      )
+
+    @tff.tensorflow.computation(self.state_type)
+    def get_hparams(state):
+      return state['hparams']
+
+    @tff.tensorflow.computation(self.state_type, hparams_type)
+    def set_hparams(state, hparams):
+      return collections.OrderedDict(state, hparams=hparams)
+
+    return tff.learning.templates.ClientWorkProcess(
+        initialize,
+        next_fn,
+        get_hparams_fn=get_hparams,
+        set_hparams_fn=set_hparams,
+    )

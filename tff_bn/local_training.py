@@ -1,0 +1,310 @@
+"""Local training: what one client does with a model and its data in a round."""
+
+import collections
+from collections.abc import Callable
+import dataclasses
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.stateless_function import fingerprint
+from tff_bn.stateless_function import StatelessFunction
+
+_LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTrainingConfig:
+  """How a client trains.
+
+  Attributes:
+    client_optimizer: The optimizer. It starts anew in each round.
+    local_steps: How many batches to take from the front of the client's
+      dataset, after it was repeated `local_epochs` times. `None`: all.
+    local_epochs: How many times to go through the client's dataset.
+    client_weight_decay: λ of the coupled L2 decay: λ times the variable is
+      added to the gradient of every trainable variable.
+    client_learning_rate_schedule: Maps the number of finished rounds (an int32
+      scalar tensor) to the learning rate. `None`: the optimizer's own.
+    seed: Determines dropout and other random layers, together with the round
+      and the client's first batch.
+  """
+
+  client_optimizer: tff.learning.optimizers.Optimizer
+  local_steps: Optional[int] = None
+  local_epochs: int = 1
+  client_weight_decay: float = 0.0
+  client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None
+  seed: int = 0
+
+  def __post_init__(self):
+    if not isinstance(
+        self.client_optimizer, tff.learning.optimizers.Optimizer
+    ):
+      raise TypeError(
+          'client_optimizer must be a tff.learning.optimizers.Optimizer, such'
+          ' as tff.learning.optimizers.build_sgdm(0.1), but is a'
+          f' {type(self.client_optimizer).__name__}.'
+      )
+    for name in ('local_steps', 'local_epochs'):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise ValueError(f'{name}={value} must be at least 1.')
+    if self.local_epochs is None:
+      raise ValueError('local_epochs=None must be at least 1.')
+    if not self.client_weight_decay >= 0:
+      raise ValueError(
+          f'client_weight_decay={self.client_weight_decay} must be at least 0.'
+      )
+    if (
+        self.client_learning_rate_schedule is not None
+        and _LEARNING_RATE not in _default_hparams(self.client_optimizer)
+    ):
+      raise ValueError(
+          'client_learning_rate_schedule needs a client_optimizer with the'
+          f' hyperparameter {_LEARNING_RATE!r}; this'
+          f' {type(self.client_optimizer).__name__} has'
+          f' {list(_default_hparams(self.client_optimizer))}.'
+      )
+
+
+def _default_hparams(optimizer: tff.learning.optimizers.Optimizer) -> Any:
+  spec = tf.TensorSpec([], tf.float32)
+  return optimizer.get_hparams(optimizer.initialize(spec))
+
+
+def initialize_optimizer(
+    optimizer: tff.learning.optimizers.Optimizer,
+    specs: Any,
+    dtype: tf.DType,
+) -> Any:
+  """Initializes an optimizer for weights of any float dtype.
+
+  TFF's optimizers keep hyperparameters as Python floats. In a loop these become
+  float32 tensors, which are inexact and do not go with float64 weights.
+
+  Args:
+    optimizer: The optimizer.
+    specs: The `tf.TensorSpec`s of the weights.
+    dtype: The dtype of the hyperparameters.
+
+  Returns:
+    The optimizer's state, all tensors.
+  """
+  state = optimizer.initialize(specs)
+
+  return tf.nest.map_structure(
+      lambda x: x if tf.is_tensor(x) else tf.constant(x, dtype), state
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalResult:
+  """What local training returns, all tensors.
+
+  Attributes:
+    values: The new values, in the order of `model.variables`.
+    num_examples: int64 scalar, how many examples were seen. An example counts
+      once for each epoch.
+    loss_sum: float scalar, sum over the examples of their batch's loss.
+    metric_sums: The accumulators of each Keras metric.
+    optimizer_state: The optimizer's last state.
+  """
+
+  values: list[tf.Tensor]
+  num_examples: tf.Tensor
+  loss_sum: tf.Tensor
+  metric_sums: list[list[tf.Tensor]]
+  optimizer_state: Any
+
+
+class LocalTraining:
+  """Trains a model on one client's dataset, inside a TFF computation."""
+
+  def __init__(self, model: BatchNormModel, config: LocalTrainingConfig):
+    """Traces the training loop.
+
+    Args:
+      model: The model.
+      config: How to train.
+    """
+    self._model = model
+    self._config = config
+    keras_model = model.keras_model
+    trainable = keras_model.trainable_weights
+    specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
+    self._specs = specs
+    self.dtype = trainable[0].dtype
+    optimizer = config.client_optimizer
+    loss_fn = model.loss_fn()
+    metrics = list(model.metrics_fn())
+    for metric in metrics:
+      # Some metrics make their accumulators at the first update.
+      metric.reset_state()
+
+    def train(dataset, optimizer_state):
+      # pylint: disable=cell-var-from-loop
+      num_examples = tf.zeros([], tf.int64)
+      loss_sum = tf.zeros([], self.dtype)
+      dataset = dataset.repeat(config.local_epochs)
+      if config.local_steps is not None:
+        dataset = dataset.take(config.local_steps)
+      # An iterator, since `for batch in dataset` becomes `Dataset.reduce`,
+      # which instantiates its function anew at each call.
+      for x, y in iter(dataset):
+        with tf.GradientTape() as tape:
+          output = keras_model(x, training=True)
+          loss = loss_fn(y, output)
+          for regularization in keras_model.losses:
+            loss += tf.cast(regularization, loss.dtype)
+        if loss.shape.rank != 0:
+          raise ValueError(
+              f'loss_fn returns a loss of shape {loss.shape} for a batch; it'
+              ' must average over the batch (reduction="auto").'
+          )
+        gradients = tape.gradient(
+            loss,
+            trainable,
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        weights = tuple(tf.convert_to_tensor(v) for v in trainable)
+        gradients = tuple(tf.convert_to_tensor(g) for g in gradients)
+        if config.client_weight_decay:
+          gradients = tuple(
+              g + tf.constant(config.client_weight_decay, g.dtype) * w
+              for g, w in zip(gradients, weights)
+          )
+        optimizer_state, weights = optimizer.next(
+            optimizer_state, weights, gradients
+        )
+        for variable, weight in zip(trainable, weights):
+          variable.assign(weight)
+        for metric in metrics:
+          metric.update_state(y, output)
+        batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
+        num_examples += batch_size
+        loss_sum += tf.cast(loss, self.dtype) * tf.cast(batch_size, self.dtype)
+      return (
+          [tf.identity(v) for v in keras_model.weights],
+          num_examples,
+          loss_sum,
+          [[tf.identity(v) for v in metric.variables] for metric in metrics],
+          optimizer_state,
+      )
+
+    self._train = StatelessFunction(
+        train,
+        keras_model.weights,
+        tf.data.DatasetSpec(model.input_spec),
+        tf.nest.map_structure(
+            tf.TensorSpec.from_tensor, self.initial_optimizer_state()
+        ),
+    )
+    self._metric_names = [metric.name for metric in metrics]
+    self._metric_results = [
+        StatelessFunction(metric.result, metric.variables) for metric in metrics
+    ]
+
+  @property
+  def default_hparams(self) -> collections.OrderedDict[str, Any]:
+    """The client optimizer's hyperparameters."""
+    return collections.OrderedDict(
+        (name, np.asarray(value, self.dtype.as_numpy_dtype))
+        for name, value in _default_hparams(
+            self._config.client_optimizer
+        ).items()
+    )
+
+  def initial_optimizer_state(self) -> Any:
+    """A new state of the optimizer, a structure of tensors."""
+    return initialize_optimizer(
+        self._config.client_optimizer, self._specs, self.dtype
+    )
+
+  def set_hparams(self, optimizer_state: Any, hparams: Any) -> Any:
+    """Returns the optimizer's state with other hyperparameters."""
+    hparams = tf.nest.map_structure(
+        lambda h: tf.cast(h, self.dtype)
+        if tf.is_tensor(h)
+        else tf.constant(h, self.dtype),
+        hparams,
+    )
+    return self._config.client_optimizer.set_hparams(optimizer_state, hparams)
+
+  def set_learning_rate(self, optimizer_state: Any, round_num: tf.Tensor) -> Any:
+    """Returns the optimizer's state with the schedule's learning rate.
+
+    Args:
+      optimizer_state: The optimizer's state.
+      round_num: int32 scalar, the number of finished rounds.
+
+    Returns:
+      The state, changed only if there is a schedule.
+    """
+    schedule = self._config.client_learning_rate_schedule
+    if schedule is None:
+      return optimizer_state
+    hparams = self._config.client_optimizer.get_hparams(optimizer_state)
+    hparams = collections.OrderedDict(hparams)
+    hparams[_LEARNING_RATE] = schedule(round_num)
+    return self.set_hparams(optimizer_state, hparams)
+
+  def train(
+      self,
+      values: list[tf.Tensor],
+      dataset: tf.data.Dataset,
+      optimizer_state: Any,
+      round_num: tf.Tensor,
+  ) -> LocalResult:
+    """Trains; to be called inside a `tff.tensorflow.computation`.
+
+    Args:
+      values: The values of all variables, in the order of `model.variables`.
+      dataset: The client's dataset of batches.
+      optimizer_state: See `initial_optimizer_state`.
+      round_num: int32 scalar, the number of finished rounds.
+
+    Returns:
+      The result.
+    """
+    seed = None
+    if self._train.is_random:
+      salt = dataset.take(1).reduce(
+          tf.zeros([], tf.int64), lambda _, batch: fingerprint(batch)
+      )
+      seed = tf.stack([
+          tf.constant(self._config.seed, tf.int64) * 1_000_003
+          + tf.cast(round_num, tf.int64),
+          salt,
+      ])
+    return LocalResult(*self._train(values, dataset, optimizer_state, seed=seed))
+
+  def finalize_metrics(
+      self,
+      loss_sum: tf.Tensor,
+      metric_sums: list[list[tf.Tensor]],
+      num_examples: tf.Tensor,
+  ) -> collections.OrderedDict[str, tf.Tensor]:
+    """Turns sums over clients into metrics.
+
+    Args:
+      loss_sum: Sum of the clients' `loss_sum`.
+      metric_sums: Sums of the clients' accumulators.
+      num_examples: Sum of the clients' `num_examples`.
+
+    Returns:
+      `loss` (mean over the examples; NaN if there are none), one entry for each
+      Keras metric, and `num_examples`.
+    """
+    result = collections.OrderedDict(
+        loss=loss_sum / tf.cast(num_examples, loss_sum.dtype)
+    )
+    for name, fn, sums in zip(
+        self._metric_names, self._metric_results, metric_sums
+    ):
+      result[name] = fn(sums)
+    result['num_examples'] = num_examples
+    return result

@@ -1,0 +1,76 @@
+"""Which variables of a model are shared, and which stay with the client.
+
+A variable's *role* says what it does in its layer. A `Partition` keeps some
+roles with the client; all others are aggregated by the server.
+
+| partition | scale, shift | moving mean, variance | source |
+| --- | --- | --- | --- |
+| `FEDAVG` | shared | shared | McMahan et al. 2017 |
+| `FEDBN` | local | local | Li et al., FedBN, ICLR 2021 |
+| `SILOBN` | shared | local | Andreux et al., SiloBN, DART 2020 |
+| `LOCAL_AFFINE` | local | shared | Mills et al., IEEE TPDS 2022 |
+| `SINGLE` | everything is local, nothing is sent | | FedBN, section 5.1 |
+"""
+
+import dataclasses
+import enum
+
+
+class Role(enum.Enum):
+  """What a variable does in its layer."""
+
+  KERNEL = 'kernel'
+  """A trainable variable outside of batch normalization."""
+
+  SCALE = 'scale'
+  """γ of a batch normalization layer."""
+
+  SHIFT = 'shift'
+  """β of a batch normalization layer (ζ where β is the momentum)."""
+
+  MOVING_MEAN = 'moving_mean'
+  """The running mean of a batch normalization layer."""
+
+  MOVING_VARIANCE = 'moving_variance'
+  """The running variance of a batch normalization layer."""
+
+  OTHER_STATE = 'other_state'
+  """Any other non-trainable variable."""
+
+
+_STATISTICS = frozenset({Role.MOVING_MEAN, Role.MOVING_VARIANCE})
+_AFFINE = frozenset({Role.SCALE, Role.SHIFT})
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+  """Splits a model's variables by role into shared and local ones.
+
+  Attributes:
+    name: The name of the method that the partition comes from.
+    local: The roles that stay with the client. The moving mean and variance
+      describe one distribution, so they are both local or both shared.
+  """
+
+  name: str
+  local: frozenset[Role]
+
+  def __post_init__(self):
+    if len(self.local & _STATISTICS) == 1:
+      raise ValueError(
+          f'Partition {self.name!r} keeps'
+          f' {next(iter(self.local & _STATISTICS)).value} local and shares the'
+          ' other running statistic; moving_mean and moving_variance belong'
+          ' together: put both into `local` or neither.'
+      )
+
+  def is_local(self, role: Role) -> bool:
+    """Returns whether variables of this role stay with the client."""
+    return role in self.local
+
+
+FEDAVG = Partition('fedavg', frozenset())
+FEDBN = Partition('fedbn', _AFFINE | _STATISTICS)
+SILOBN = Partition('silobn', _STATISTICS)
+LOCAL_AFFINE = Partition('local_affine', _AFFINE)
+SINGLE = Partition('single', frozenset(Role))

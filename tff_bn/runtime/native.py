@@ -1,0 +1,291 @@
+"""TensorFlow Federated's own runtime, with a worker that never outlives us.
+
+TFF executes computations in a child process, its `worker_binary`. Left alone
+that child survives the Python process that started it, keeps its standard
+output open (so that `program | tail` hangs) and prints an error while the
+interpreter shuts down. This module starts the same binary itself and connects
+TFF to it with the public parts of `tff.framework`, so that the child
+
+*   ends when the `with native_runtime():` block ends, for whatever reason,
+*   is killed by the kernel (Linux) when the Python process dies without a
+    chance to clean up, `kill -9` included.
+"""
+
+import atexit
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Iterator, Optional
+
+import grpc
+import portpicker
+import psutil
+import tensorflow_federated as tff
+
+_WORKER_NAME = 'worker_binary'
+_WORKER_PATH = os.path.join(
+    os.path.dirname(os.path.abspath(tff.__file__)), 'data', _WORKER_NAME
+)
+_START_TIMEOUT_SECONDS = 120.0
+_END_TIMEOUT_SECONDS = 10.0
+
+_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # As TFF's own channel.
+_CHANNEL_OPTIONS = (
+    ('grpc.max_message_length', _MAX_MESSAGE_BYTES),
+    ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
+    ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
+    # The worker is on this machine: a proxy would only be in the way.
+    ('grpc.enable_http_proxy', 0),
+)
+
+# Runs in a new interpreter that then becomes the worker: it asks the kernel to
+# kill it when its parent dies. `prctl(PR_SET_PDEATHSIG)` survives the `exec`.
+# A `preexec_fn` would do the same, but is unsafe in a process with threads.
+_LAUNCHER = """
+import os, signal, sys
+if sys.platform.startswith('linux'):
+  import ctypes
+  ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+  if os.getppid() != int(sys.argv[1]):  # The parent is already dead.
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class _Worker:
+  """One `worker_binary` process, started at the first use."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._process: Optional[subprocess.Popen[bytes]] = None
+    self._channel: Optional[grpc.Channel] = None
+    self._stub: Optional[tff.framework.RemoteExecutorGrpcStub] = None
+    self._ended = False
+
+  def create_executor(
+      self, cardinalities: tff.framework.CardinalitiesType
+  ) -> tff.framework.RemoteExecutor:
+    """Returns an executor for so many clients, starting the worker if needed.
+
+    Args:
+      cardinalities: The number of clients.
+
+    Returns:
+      A `tff.framework.RemoteExecutor`.
+
+    Raises:
+      RuntimeError: If the worker does not start, died, or was ended.
+    """
+    with self._lock:
+      # TFF retries calls whose connection broke. Starting another worker then
+      # would undo `end`, or repeat what killed the first one (mostly memory).
+      if self._ended:
+        raise RuntimeError(
+            "TFF's native runtime was left; enter `native_runtime()` again."
+        )
+      if self._process is None:
+        self._start()
+      status = self._process.poll()
+    if status is not None:
+      raise RuntimeError(
+          f"TFF's worker process ended with status {status}"
+          + (' (perhaps it ran out of memory).' if status == -9 else '.')
+      )
+    cardinalities.setdefault(tff.CLIENTS, 0)
+    executor = tff.framework.RemoteExecutor(self._stub)
+    executor.set_cardinalities(cardinalities)
+    return executor
+
+  def _start(self) -> None:
+    """Starts the process and waits until it answers."""
+    if not os.path.isfile(_WORKER_PATH):
+      raise RuntimeError(
+          f'{_WORKER_PATH} is missing; install tensorflow-federated again.'
+      )
+    port = portpicker.pick_unused_port()
+    command = [
+        *(sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())),
+        *(_WORKER_PATH, f'--port={port}'),
+        '--max_concurrent_computation_calls=-1',
+    ]
+    started = threading.Event()
+    errors = []
+
+    # The kernel sends the parent-death signal when the *thread* that started
+    # the child ends. This thread ends after the child.
+    def keep():
+      try:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # Ctrl-C goes to the whole process group; the worker has to live
+            # until the program has put its things in order.
+            start_new_session=True,
+        )
+      except OSError as e:
+        errors.append(e)
+      started.set()
+      if self._process is not None:
+        self._process.wait()
+
+    threading.Thread(target=keep, name='tff-worker', daemon=True).start()
+    started.wait()
+    if errors:
+      raise RuntimeError("TFF's worker process did not start.") from errors[0]
+
+    self._wait_until_listening(port)
+    self._channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
+    # The stub would watch the connection in a thread that can't be stopped;
+    # nothing here asks for what it learns.
+    self._channel.subscribe = lambda callback, try_to_connect=None: None
+    self._stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
+
+  def _wait_until_listening(self, port: int) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+    while True:
+      try:
+        socket.create_connection(('localhost', port), timeout=1.0).close()
+        return
+      except OSError:
+        if self._process.poll() is not None or time.monotonic() > deadline:
+          raise RuntimeError("TFF's worker process did not start.") from None
+        time.sleep(0.02)
+
+  def end(self) -> None:
+    """Kills the process and waits for its end; nothing can start it again."""
+    # Before the lock: a thread that holds it may be waiting for the process.
+    self._ended = True
+    if self._process is not None:
+      self._process.kill()
+    with self._lock:
+      if self._process is not None:  # Also one that was starting just now.
+        self._process.kill()
+        self._process.wait()
+      if self._channel is not None:
+        self._channel.close()
+
+
+_workers: set[_Worker] = set()
+_owner_pid = os.getpid()
+
+
+def _create_context(worker: _Worker) -> tff.framework.SyncExecutionContext:
+  """As `tff.backends.native.create_sync_local_cpp_execution_context` does."""
+  return tff.framework.SyncExecutionContext(
+      executor_fn=tff.framework.ResourceManagingExecutorFactory(
+          worker.create_executor
+      ),
+      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
+  )
+
+
+@contextlib.contextmanager
+def _sigterm_as_exit() -> Iterator[None]:
+  """Turns SIGTERM into `SystemExit`, so that `finally` blocks run."""
+  # Python lets only the main thread set handlers; a handler that somebody else
+  # has set stays.
+  if (
+      threading.current_thread() is not threading.main_thread()
+      or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+  ):
+    yield
+    return
+
+  def handle(signum: int, frame: object) -> None:
+    del frame  # Unused.
+    raise SystemExit(128 + signum)
+
+  signal.signal(signal.SIGTERM, handle)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def native_runtime() -> Iterator[tff.framework.SyncExecutionContext]:
+  """Runs TFF computations in TFF's C++ worker process for a `with` block.
+
+  The worker starts with the first computation that is invoked and ends with
+  the block: at its normal end, at an exception, at Ctrl-C, at SIGTERM (which
+  becomes a `SystemExit`), and at the latest with this process, however it ends.
+
+  The default context of TFF belongs to one thread. To run computations in
+  another one, call `tff.framework.set_default_context` there with what this
+  yields.
+
+  Yields:
+    The TFF execution context, installed as the calling thread's default.
+  """
+  worker = _Worker()
+  context = _create_context(worker)
+  previous = tff.framework.get_context_stack().current
+  _workers.add(worker)
+  try:
+    with _sigterm_as_exit():
+      tff.framework.set_default_context(context)
+      yield context
+  finally:
+    tff.framework.set_default_context(previous)
+    worker.end()
+    _workers.discard(worker)
+
+
+def end_worker_processes() -> None:
+  """Ends every TFF worker process that this process has started.
+
+  That is those of `native_runtime` blocks that are still open, and those that
+  TFF's own default context has started. A context whose worker was ended
+  here fails at its next computation.
+  """
+  if os.getpid() != _owner_pid:  # A fork has no part in its parent's workers.
+    return
+  for worker in list(_workers):
+    worker.end()
+  children = [
+      child
+      for child in psutil.Process().children()
+      if _name_of(child) == _WORKER_NAME
+  ]
+  for child in children:
+    with contextlib.suppress(psutil.NoSuchProcess):
+      child.kill()
+  # Not `child.wait()`: that would reap the process, and TFF, which has started
+  # it, signals its number later, when it may be another process's.
+  deadline = time.monotonic() + _END_TIMEOUT_SECONDS
+  while any(_is_running(c) for c in children) and time.monotonic() < deadline:
+    time.sleep(0.01)
+
+
+def _name_of(process: psutil.Process) -> str:
+  try:
+    return process.name()
+  except psutil.NoSuchProcess:
+    return ''
+
+
+def _is_running(process: psutil.Process) -> bool:
+  try:
+    return process.status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+@atexit.register
+def _leave_quietly() -> None:
+  """Ends what still runs, while modules can still be used."""
+  end_worker_processes()
+  # TFF sets a default context when it is imported, and its destructor raises
+  # once the interpreter has emptied the modules. Replacing it now runs the
+  # destructor in time.
+  tff.framework.set_default_context(_create_context(_Worker()))
+  gc.collect()

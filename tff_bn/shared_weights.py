@@ -1,0 +1,235 @@
+"""The weights that server and clients share, and how an update changes them."""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.aggregators import moments
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.batch_norm_model import VariableInfo
+from tff_bn.partition import Partition
+from tff_bn.partition import Role
+
+
+def named(
+    infos: Sequence[VariableInfo], values: Sequence[Any]
+) -> collections.OrderedDict[str, Any]:
+  """Returns an `OrderedDict` from the variables' names to the values."""
+  return collections.OrderedDict(
+      (info.name, value) for info, value in zip(infos, values, strict=True)
+  )
+
+
+class SharedWeights:
+  """Splits a model's variables into shared and local ones.
+
+  If everything is shared, the shared weights are `ModelWeights` of lists in
+  Keras's order, as everywhere in TFF. Else they are `ModelWeights` of
+  `OrderedDict`s keyed by the variables' names, so that a type signature shows
+  which variables they are.
+  """
+
+  def __init__(self, model: BatchNormModel, partition: Partition):
+    """Splits the variables.
+
+    Args:
+      model: The model.
+      partition: Which roles are local.
+
+    Raises:
+      ValueError: If the partition keeps batch normalization variables local and
+        the model has none.
+    """
+    self._model = model
+    variables = model.variables
+    local_roles = partition.local
+    if local_roles and Role.KERNEL not in local_roles:
+      if not any(partition.is_local(v.role) for v in variables):
+        layers = sorted({v.layer for v in variables})
+        raise ValueError(
+            f'{partition.name} keeps the variables'
+            f' {sorted(role.value for role in local_roles)} of the batch'
+            ' normalization layers with the clients, but the model'
+            f' {model.keras_model.name!r} has none of them (its layers with'
+            f' variables: {", ".join(layers)}). Use a model with batch'
+            ' normalization, or fedavg.'
+        )
+    is_local = [partition.is_local(v.role) for v in variables]
+    positions = range(len(variables))
+    order = model.to_model_weights(positions)
+    self._local = [p for p in positions if is_local[p]]
+    self._trainable = [p for p in order.trainable if not is_local[p]]
+    self._non_trainable = [p for p in order.non_trainable if not is_local[p]]
+    self._statistics = [
+        (mean, variance)
+        for mean in self._non_trainable
+        for variance in self._non_trainable
+        if variables[mean].is_statistic
+        and variables[mean].role is Role.MOVING_MEAN
+        and variables[variance].role is Role.MOVING_VARIANCE
+        and variables[mean].batch_norm == variables[variance].batch_norm
+    ]
+    in_statistics = {p for pair in self._statistics for p in pair}
+    self._other_state = [
+        p for p in self._non_trainable if p not in in_statistics
+    ]
+
+  @property
+  def num_bytes(self) -> int:
+    """The size of the shared weights in bytes."""
+    variables = self._model.variables
+    return sum(
+        variables[p].num_bytes for p in self._trainable + self._non_trainable
+    )
+
+  def _structured(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
+    if not self._local:
+      return [values[p] for p in positions]
+    infos = [self._model.variables[p] for p in positions]
+    return named(infos, [values[p] for p in positions])
+
+  def shared(self, values: Sequence[Any]) -> ModelWeights:
+    """Selects the shared ones of values in the order of `model.variables`."""
+    return ModelWeights(
+        trainable=self._structured(self._trainable, values),
+        non_trainable=self._structured(self._non_trainable, values),
+    )
+
+  def local(
+      self, values: Sequence[Any]
+  ) -> collections.OrderedDict[str, Any]:
+    """Selects the local ones, keyed by the variables' names."""
+    infos = [self._model.variables[p] for p in self._local]
+    return named(infos, [values[p] for p in self._local])
+
+  def merge(
+      self, shared: ModelWeights, local: Mapping[str, Any]
+  ) -> list[Any]:
+    """Puts shared and local values into the order of `model.variables`."""
+    values = [None] * len(self._model.variables)
+    for positions, part in (
+        (self._trainable, shared.trainable),
+        (self._non_trainable, shared.non_trainable),
+        (self._local, local),
+    ):
+      for position, value in zip(positions, _values(part), strict=True):
+        values[position] = value
+    return values
+
+  def update(
+      self,
+      before: Sequence[tf.Tensor],
+      after: Sequence[tf.Tensor],
+      weight: tf.Tensor,
+  ) -> collections.OrderedDict[str, Any]:
+    """What a client sends, see `tff_bn.aggregators.model_update`.
+
+    Args:
+      before: The values before local training, in the order of
+        `model.variables`.
+      after: The values after it.
+      weight: The client's weight, a float scalar.
+
+    Returns:
+      An `OrderedDict` with the parts `trainable`, `statistics`, `other_state`,
+      without the empty ones.
+    """
+    parts = collections.OrderedDict()
+    if self._trainable:
+      parts['trainable'] = self._structured(
+          self._trainable, [b - a for b, a in _float_pairs(before, after)]
+      )
+    if self._statistics:
+      parts['statistics'] = [
+          moments.layer_moments(
+              tf.cast(weight, after[mean].dtype), after[mean], after[variance]
+          )
+          for mean, variance in self._statistics
+      ]
+    if self._other_state:
+      differences = [b - a for b, a in _float_pairs(before, after)]
+      parts['other_state'] = [differences[p] for p in self._other_state]
+    return parts
+
+  def trainable_specs(self) -> Any:
+    """The `tf.TensorSpec`s of the shared trainable variables."""
+    specs = [tf.TensorSpec(v.shape, v.dtype) for v in self._model.variables]
+    return self._structured(self._trainable, specs)
+
+  def apply(
+      self,
+      weights: ModelWeights,
+      trainable: Any,
+      update: Mapping[str, Any],
+  ) -> ModelWeights:
+    """The shared weights after a round.
+
+    Statistics are assigned: they never go through the server optimizer, which
+    could make a variance negative.
+
+    Args:
+      weights: The shared weights before the round.
+      trainable: The new trainable weights.
+      update: The aggregated update.
+
+    Returns:
+      The new shared weights.
+    """
+    local = self.local([None] * len(self._model.variables))
+    old = self.merge(weights, local)
+    new = list(old)
+    for position, value in zip(
+        self._trainable, _values(trainable), strict=True
+    ):
+      new[position] = value
+    for (mean, variance), layer in zip(
+        self._statistics, update.get('statistics', ()), strict=True
+    ):
+      # Without any client there is nothing to assign.
+      found = layer['count'] > 0
+      new[mean] = tf.where(found, layer['mean'], old[mean])
+      new[variance] = tf.where(found, layer['variance'], old[variance])
+    for position, difference in zip(
+        self._other_state, update.get('other_state', ()), strict=True
+    ):
+      if not old[position].dtype.is_floating:
+        difference = tf.round(difference)
+      new[position] = old[position] - tf.cast(difference, old[position].dtype)
+    return self.shared(new)
+
+  def weights_type(self) -> tff.Type:
+    """The TFF type of the shared weights."""
+    types = [
+        tff.TensorType(v.dtype.as_numpy_dtype, v.shape)
+        for v in self._model.variables
+    ]
+    return tff.to_type(self.shared(types))
+
+  def local_type(self) -> tff.Type:
+    """The TFF type of the local variables."""
+    types = [
+        tff.TensorType(v.dtype.as_numpy_dtype, v.shape)
+        for v in self._model.variables
+    ]
+    return tff.to_type(self.local(types))
+
+
+def _values(part: Any) -> list[Any]:
+  # Not `tf.nest.flatten`, which sorts by key.
+  return list(part.values() if isinstance(part, Mapping) else part)
+
+
+def _float_pairs(
+    before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+  """Casts what cannot be averaged (counters) to float64."""
+  return [
+      (b, a)
+      if a.dtype.is_floating
+      else (tf.cast(b, tf.float64), tf.cast(a, tf.float64))
+      for b, a in zip(before, after, strict=True)
+  ]

@@ -1,0 +1,174 @@
+"""Keras code with variables as a pure function for TFF computations.
+
+TFF serializes TensorFlow graphs, and a graph may not refer to a variable of
+the Python process. TFF's own way is to build the Keras model anew inside each
+computation. That happens in a TensorFlow 1 graph, where Keras replaces the
+base classes of all its layers, which can break models that exist already.
+
+Here a function is instead traced once, eagerly, as any `tf.function`. Each
+time it is called inside a computation, the traced function is called with
+fresh variables in place of those that it captured. The model is traced only
+once, however many computations use it, and is never changed.
+"""
+
+from collections.abc import Callable, Sequence
+import itertools
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+# Makes each call's variables its own within a computation.
+_variable_numbers = itertools.count()
+
+
+def _is_random_state(variable: tf.Variable) -> bool:
+  # The state of a `tf.random.Generator`, which is no `tf.Module` that could be
+  # found in the model by its class.
+  return (
+      variable.dtype == tf.int64
+      and variable.shape == [3]
+      and 'StateVar' in variable.name
+  )
+
+
+def fingerprint(tensors: Any) -> tf.Tensor:
+  """Returns a number that depends on every bit of the given tensors.
+
+  Args:
+    tensors: A nested structure of numeric tensors.
+
+  Returns:
+    An int64 scalar.
+  """
+  total = tf.zeros([], tf.int64)
+  for tensor in tf.nest.flatten(tensors):
+    digest = tf.fingerprint(tf.reshape(tensor, [1, -1]))
+    total = 31 * total + tf.bitcast(digest[0], tf.int64)
+  return total
+
+
+class StatelessFunction:
+  """A function that reads and assigns variables, made a pure function.
+
+  Captured variables that are not among `variables` start every call with the
+  value that they had when the function was traced (the accumulators of Keras
+  metrics), except the states of random number generators, which start from the
+  call's `seed`.
+  """
+
+  def __init__(
+      self,
+      fn: Callable[..., Any],
+      variables: Sequence[tf.Variable],
+      *specs: Any,
+  ):
+    """Traces the function.
+
+    Args:
+      fn: The function. May read and assign any variable; should return the
+        values of those that the caller wants back.
+      variables: The variables whose values the caller gives at each call.
+      *specs: `tf.TypeSpec`s, or nested structures of them, of the arguments.
+
+    Raises:
+      ValueError: If the function uses a resource other than a variable, such
+        as a lookup table.
+    """
+    self._function = tf.function(fn).get_concrete_function(*specs)
+    graph = self._function.graph
+    index_of = {v.ref(): i for i, v in enumerate(variables)}
+    variable_of = {id(v.handle): v for v in graph.variables}
+    self._captures = []  # Pairs: what it is, and its index, key or value.
+    num_random_states = 0
+    for captured in self._function.captured_inputs:
+      variable = variable_of.get(id(captured))
+      if variable is None:
+        if captured.dtype in (tf.resource, tf.variant):
+          raise ValueError(
+              'The model uses a TensorFlow resource that is not a variable'
+              f' ({captured.dtype.name} {captured.name!r} with shape'
+              f' {captured.shape}), such as the lookup table of a StringLookup'
+              ' layer. Such a layer cannot be sent to clients: apply it in the'
+              ' dataset instead.'
+          )
+        self._captures.append(('constant', captured.numpy()))
+      elif variable.ref() in index_of:
+        index = index_of[variable.ref()]
+        self._captures.append(('value', (variable, index)))
+      elif _is_random_state(variable):
+        self._captures.append(('random', (variable, num_random_states)))
+        num_random_states += 1
+      else:
+        self._captures.append(('initial', (variable, variable.numpy())))
+    self._is_random = bool(num_random_states)
+
+  @property
+  def is_random(self) -> bool:
+    """Whether the function draws random numbers, and so needs a seed."""
+    return self._is_random
+
+  def __call__(
+      self,
+      values: Sequence[tf.Tensor],
+      *args: Any,
+      seed: Optional[tf.Tensor] = None,
+  ) -> Any:
+    """Calls the function inside a graph.
+
+    Args:
+      values: The values that `variables` have when the function starts.
+      *args: The arguments, of the traced types.
+      seed: An int64 vector of 2 elements: the numbers that determine all random
+        draws. Needed if `is_random`.
+
+    Returns:
+      What the function returns.
+    """
+    inputs, assignments = [], []
+    for kind, captured in self._captures:
+      if kind == 'constant':
+        inputs.append(tf.constant(captured))
+        continue
+      variable, detail = captured
+      if kind == 'value':
+        value = values[detail]
+      elif kind == 'initial':
+        value = tf.constant(detail)
+      else:
+        key = tf.random.stateless_uniform(
+            [],
+            tf.stack([seed[0], seed[1] + detail]),
+            minval=None,
+            maxval=None,
+            dtype=tf.int64,
+        )
+        value = tf.stack([np.int64(0), np.int64(0), key])
+      # No `tf.Variable`: it would need an initializer, which costs a runtime
+      # a second pass over the graph.
+      handle = tf.raw_ops.VarHandleOp(
+          dtype=variable.dtype,
+          shape=variable.shape,
+          shared_name=f'stateless_function_{next(_variable_numbers)}',
+      )
+      assignments.append(
+          tf.raw_ops.AssignVariableOp(
+              resource=handle, value=tf.cast(value, variable.dtype)
+          )
+      )
+      inputs.append(handle)
+    flat_args = []
+    for arg in tf.nest.flatten(args):
+      if isinstance(arg, tf.data.Dataset):
+        arg = tf.data.experimental.to_variant(arg)
+      flat_args.append(tf.convert_to_tensor(arg))
+    outputs = self._function.structured_outputs
+    with tf.control_dependencies(assignments):
+      results = tf.raw_ops.StatefulPartitionedCall(
+          args=flat_args + inputs,
+          Tout=[output.dtype for output in tf.nest.flatten(outputs)],
+          f=self._function,
+      )
+    for result, output in zip(results, tf.nest.flatten(outputs)):
+      result.set_shape(output.shape)
+    return tf.nest.pack_sequence_as(outputs, results)
