@@ -23,7 +23,7 @@ _SUBMODULES = (
     'runtime',
     'training',
 )
-# Names that live in a submodule: name -> submodule.
+# Names that live in a submodule that needs TensorFlow Federated.
 _MEMBERS = {
     'BatchNormModel': 'batch_norm_model',
     'StatefulLearningProcess': 'stateful_process',
@@ -34,6 +34,10 @@ __all__ = (*sorted(_MEMBERS), *_SUBMODULES)
 
 def __getattr__(name: str) -> Any:
   if name in _MEMBERS:
+    # Not imported above, because setup.py reads the version from this file.
+    from tff_bn import dependencies
+
+    dependencies.require_tff()
     module = importlib.import_module(f'{__name__}.{_MEMBERS[name]}')
     value = getattr(module, name)
     # Kept, so that this function is asked once for each name.

@@ -3,9 +3,9 @@
 import collections
 from typing import Optional
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.local_training import hyperparameter_dtype
 from tff_bn.local_training import initialize_optimizer
 from tff_bn.shared_weights import SharedWeights
 
@@ -44,8 +44,7 @@ def build_finalizer(
     )
   weights_type = weights.weights_type()
   specs = weights.trainable_specs()
-  flat_specs = tf.nest.flatten(specs)
-  dtype = flat_specs[0].dtype if flat_specs else tf.float32
+  dtype = hyperparameter_dtype(server_optimizer, specs)
 
   @tff.tensorflow.computation
   def initial_state():

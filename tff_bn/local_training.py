@@ -76,28 +76,53 @@ def _default_hparams(optimizer: tff.learning.optimizers.Optimizer) -> Any:
   return optimizer.get_hparams(optimizer.initialize(spec))
 
 
-def initialize_optimizer(
-    optimizer: tff.learning.optimizers.Optimizer,
-    specs: Any,
-    dtype: tf.DType,
-) -> Any:
-  """Initializes an optimizer for weights of any float dtype.
+def hyperparameter_dtype(
+    optimizer: tff.learning.optimizers.Optimizer, specs: Any
+) -> tf.DType:
+  """Finds the dtype that an optimizer's hyperparameters must have.
 
-  TFF's optimizers keep hyperparameters as Python floats. In a loop these become
-  float32 tensors, which are inexact and do not go with float64 weights.
+  TFF's optimizers keep hyperparameters as Python floats. As part of a state
+  these become float32 tensors, which do not go with float64 weights in some
+  optimizers (SGD with momentum), while others (Yogi) work with float32 only.
 
   Args:
     optimizer: The optimizer.
     specs: The `tf.TensorSpec`s of the weights.
-    dtype: The dtype of the hyperparameters.
+
+  Returns:
+    The weights' dtype if possible, else float32.
+  """
+  dtype = next((spec.dtype for spec in tf.nest.flatten(specs)), tf.float32)
+  if dtype == tf.float32:
+    return dtype
+
+  def step(weights):
+    state = initialize_optimizer(optimizer, specs, dtype)
+    return optimizer.next(state, weights, weights)
+
+  try:
+    tf.function(step).get_concrete_function(specs)
+  except TypeError:
+    return tf.float32
+  return dtype
+
+
+def initialize_optimizer(
+    optimizer: tff.learning.optimizers.Optimizer, specs: Any, dtype: tf.DType
+) -> Any:
+  """Initializes an optimizer, with all hyperparameters as tensors.
+
+  Args:
+    optimizer: The optimizer.
+    specs: The `tf.TensorSpec`s of the weights.
+    dtype: The hyperparameters' dtype, see `hyperparameter_dtype`.
 
   Returns:
     The optimizer's state, all tensors.
   """
-  state = optimizer.initialize(specs)
-
   return tf.nest.map_structure(
-      lambda x: x if tf.is_tensor(x) else tf.constant(x, dtype), state
+      lambda x: x if tf.is_tensor(x) else tf.constant(x, dtype),
+      optimizer.initialize(specs),
   )
 
 
@@ -137,8 +162,9 @@ class LocalTraining:
     trainable = keras_model.trainable_weights
     specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
     self._specs = specs
-    self.dtype = trainable[0].dtype
+    dtype = trainable[0].dtype
     optimizer = config.client_optimizer
+    self._hparams_dtype = hyperparameter_dtype(optimizer, specs)
     loss_fn = model.loss_fn()
     metrics = list(model.metrics_fn())
     for metric in metrics:
@@ -148,7 +174,7 @@ class LocalTraining:
     def train(dataset, optimizer_state):
       # pylint: disable=cell-var-from-loop
       num_examples = tf.zeros([], tf.int64)
-      loss_sum = tf.zeros([], self.dtype)
+      loss_sum = tf.zeros([], dtype)
       dataset = dataset.repeat(config.local_epochs)
       if config.local_steps is not None:
         dataset = dataset.take(config.local_steps)
@@ -186,7 +212,7 @@ class LocalTraining:
           metric.update_state(y, output)
         batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
         num_examples += batch_size
-        loss_sum += tf.cast(loss, self.dtype) * tf.cast(batch_size, self.dtype)
+        loss_sum += tf.cast(loss, dtype) * tf.cast(batch_size, dtype)
       return (
           [tf.identity(v) for v in keras_model.weights],
           num_examples,
@@ -212,7 +238,7 @@ class LocalTraining:
   def default_hparams(self) -> collections.OrderedDict[str, Any]:
     """The client optimizer's hyperparameters."""
     return collections.OrderedDict(
-        (name, np.asarray(value, self.dtype.as_numpy_dtype))
+        (name, np.asarray(value, self._hparams_dtype.as_numpy_dtype))
         for name, value in _default_hparams(
             self._config.client_optimizer
         ).items()
@@ -221,15 +247,15 @@ class LocalTraining:
   def initial_optimizer_state(self) -> Any:
     """A new state of the optimizer, a structure of tensors."""
     return initialize_optimizer(
-        self._config.client_optimizer, self._specs, self.dtype
+        self._config.client_optimizer, self._specs, self._hparams_dtype
     )
 
   def set_hparams(self, optimizer_state: Any, hparams: Any) -> Any:
     """Returns the optimizer's state with other hyperparameters."""
     hparams = tf.nest.map_structure(
-        lambda h: tf.cast(h, self.dtype)
+        lambda h: tf.cast(h, self._hparams_dtype)
         if tf.is_tensor(h)
-        else tf.constant(h, self.dtype),
+        else tf.constant(h, self._hparams_dtype),
         hparams,
     )
     return self._config.client_optimizer.set_hparams(optimizer_state, hparams)

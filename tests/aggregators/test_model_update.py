@@ -1,0 +1,101 @@
+"""Tests of aggregating each part of an update in its own way."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tff_bn import aggregators
+
+pytestmark = pytest.mark.usefixtures('native_runtime')
+
+
+def _update(trainable, mean, variance, other, count):
+  return collections.OrderedDict(
+      trainable=[np.array(trainable)],
+      statistics=[
+          aggregators.layer_moments(
+              float(count), np.array([mean]), np.array([variance])
+          )
+      ],
+      other_state=[np.float64(other)],
+  )
+
+
+_TYPE = tff.to_type(
+    collections.OrderedDict(
+        trainable=[tff.TensorType(np.float64, [2])],
+        statistics=[aggregators.layer_moments_type(1, np.float64)],
+        other_state=[tff.TensorType(np.float64)],
+    )
+)
+_CLIENTS = [
+    _update([1.0, 2.0], 0.0, 1.0, 10.0, count=1),
+    _update([5.0, 6.0], 4.0, 1.0, 30.0, count=3),
+]
+
+
+def test_default_parts():
+  process = aggregators.ModelUpdateFactory(
+      tff.aggregators.MeanFactory(), aggregators.PooledMomentsFactory()
+  ).create(_TYPE, tff.TensorType(np.float32))
+  assert process.is_weighted
+
+  output = process.next(process.initialize(), _CLIENTS, [1.0, 3.0])
+
+  np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
+  np.testing.assert_allclose(output.result['statistics'][0]['mean'], [3])
+  np.testing.assert_allclose(output.result['statistics'][0]['variance'], [4])
+  np.testing.assert_allclose(output.result['other_state'][0], 25)
+  assert list(output.measurements) == ['trainable', 'statistics', 'other_state']
+
+
+def test_an_unweighted_aggregator_sees_no_weights_and_keeps_its_state():
+  clipping = tff.aggregators.clipping_factory(
+      tff.aggregators.PrivateQuantileEstimationProcess.no_noise(1.0, 0.5, 0.5),
+      tff.aggregators.UnweightedMeanFactory(),
+  )
+  process = aggregators.ModelUpdateFactory(
+      clipping, aggregators.NaiveMomentsFactory()
+  ).create(_TYPE, tff.TensorType(np.float32))
+
+  state = process.initialize()
+  output = process.next(state, _CLIENTS, [1.0, 3.0])
+
+  # Both are clipped to length 1, then averaged.
+  expected = (
+      np.array([1, 2]) / np.sqrt(5) + np.array([5, 6]) / np.sqrt(61)
+  ) / 2
+  np.testing.assert_allclose(output.result['trainable'][0], expected)
+  assert output.measurements['trainable']['clipped_count'] == 2
+  again = process.next(output.state, _CLIENTS, [1.0, 3.0])
+  assert (
+      again.measurements['trainable']['clipping_norm']
+      > output.measurements['trainable']['clipping_norm']
+  )
+
+
+def test_all_weights_zero_gives_zero():
+  process = aggregators.ModelUpdateFactory(
+      tff.aggregators.MeanFactory(no_nan_division=True),
+      aggregators.NaiveMomentsFactory(),
+  ).create(_TYPE, tff.TensorType(np.float32))
+  output = process.next(process.initialize(), _CLIENTS, [0.0, 0.0])
+  np.testing.assert_array_equal(output.result['trainable'][0], [0, 0])
+  np.testing.assert_array_equal(output.result['other_state'][0], 0)
+
+
+def test_missing_parts_are_left_out():
+  factory = aggregators.ModelUpdateFactory(
+      tff.aggregators.MeanFactory(), aggregators.NaiveMomentsFactory()
+  )
+  only_weights = tff.to_type(
+      collections.OrderedDict(trainable=[tff.TensorType(np.float64, [2])])
+  )
+  process = factory.create(only_weights, tff.TensorType(np.float32))
+  result = process.next.type_signature.result.result.member
+  assert list(tff.structure.name_list(result)) == ['trainable']
+  nothing = tff.to_type(collections.OrderedDict())
+  process = factory.create(nothing, tff.TensorType(np.float32))
+  assert len(process.next.type_signature.result.result.member) == 0

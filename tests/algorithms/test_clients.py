@@ -1,0 +1,263 @@
+"""Tests of unusual clients: without data, diverging, with odd variables."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+
+pytestmark = pytest.mark.usefixtures('native_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+
+
+def _values(model, process, state):
+  return model.from_model_weights(process.get_model_weights(state))
+
+
+def _poisoned(toy):
+  x, y = toy.arrays(8, 0)
+  x[3, 0] = np.nan
+  return tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+
+
+def _assert_equal(found, expected):
+  for a, b in zip(found, expected):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
+@pytest.mark.parametrize('bad_client', ['nan', 'empty'])
+def test_a_bad_client_has_no_weight(toy, weighting, bad_client):
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model, _SGD(0.1), client_weighting=weighting
+  )
+  state = process.initialize()
+  good = [toy.dataset(16, 1), toy.dataset(9, 2)]
+  bad = _poisoned(toy) if bad_client == 'nan' else toy.dataset(8, 0).take(0)
+
+  expected = process.next(state, good)
+  found = process.next(state, [good[0], bad, good[1]])
+
+  for a, b in zip(
+      _values(model, process, found.state),
+      _values(model, process, expected.state),
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-12)
+  metrics = found.metrics['client_work']
+  assert metrics['num_clients'] == 3
+  assert metrics['num_dropped_clients'] == (bad_client == 'nan')
+  for name, value in expected.metrics['client_work']['train'].items():
+    np.testing.assert_allclose(metrics['train'][name], value, rtol=1e-12)
+
+
+def test_without_any_good_client_the_server_keeps_its_model(toy):
+  model = toy.model()
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  state = process.next(process.initialize(), [toy.dataset(16, 1)]).state
+
+  output = process.next(state, [_poisoned(toy), _poisoned(toy)])
+
+  _assert_equal(
+      _values(model, process, output.state), _values(model, process, state)
+  )
+  assert output.metrics['client_work']['num_dropped_clients'] == 2
+  assert output.metrics['client_work']['train']['num_examples'] == 0
+
+
+def test_a_diverging_client_keeps_its_local_variables(toy):
+  model = toy.model()
+  process = algorithms.build_fed_bn(model, _SGD(0.1))
+  state = process.initialize()
+  new = process.initialize_client(state)
+  client = process.next(state, [new], [toy.dataset(16, 1)]).client_states[0]
+
+  output = process.next(state, [client, new], [_poisoned(toy), toy.dataset(8, 1)])
+
+  _assert_equal(output.client_states[0].values(), client.values())
+  assert np.any(output.client_states[1]['scale_2'] != new['scale_2'])
+
+
+def test_centralized_refuses_more_than_one_dataset(toy):
+  process = algorithms.build_centralized(toy.model(), _SGD(0.1))
+  state = process.initialize()
+  with pytest.raises(Exception, match='exactly one dataset'):
+    process.next(state, [toy.dataset(8, 0), toy.dataset(8, 1)])
+
+
+def test_centralized_keeps_its_momentum(toy):
+  """Two rounds of one epoch are one round of two epochs."""
+  model = toy.model()
+  kwargs = dict(client_weight_decay=0.01)
+  once = algorithms.build_centralized(model, _SGD(0.1, 0.9), **kwargs)
+  twice = algorithms.build_centralized(
+      model, _SGD(0.1, 0.9), local_epochs=2, **kwargs
+  )
+  data = [toy.dataset(20, 4)]
+  state = once.next(once.initialize(), data).state
+  state = once.next(state, data).state
+  expected = twice.next(twice.initialize(), data).state
+  _assert_equal(_values(model, once, state), _values(model, twice, expected))
+
+
+def test_centralized_follows_the_learning_rate_schedule(toy):
+  model = toy.model()
+  process = algorithms.build_centralized(
+      model,
+      _SGD(0.1),
+      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.1, 0.0),
+  )
+  data = [toy.dataset(8, 0)]
+  first = process.next(process.initialize(), data).state
+  second = process.next(first, data).state
+  _assert_equal(
+      process.get_model_weights(first).trainable,
+      process.get_model_weights(second).trainable,
+  )
+  assert np.any(
+      process.get_model_weights(first).trainable[0]
+      != process.get_model_weights(process.initialize()).trainable[0]
+  )
+
+
+def test_centralized_can_start_from_other_weights(toy):
+  model = toy.model()
+  process = algorithms.build_centralized(model, _SGD(0.1))
+  weights = model.from_keras(toy.keras_model())
+  state = process.set_model_weights(process.initialize(), weights)
+  _assert_equal(process.get_model_weights(state).trainable, weights.trainable)
+
+
+def test_frozen_layers_never_change(toy):
+  def keras_model_fn():
+    model = toy.keras_model()
+    model.get_layer('hidden').trainable = False
+    model.get_layer('norm').trainable = False
+    return model
+
+  model = toy.model(keras_model_fn)
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  state = process.initialize()
+  before = _values(model, process, state)
+  data = [toy.dataset(size, size) for size in (5, 11, 17)]
+  for _ in range(3):
+    state = process.next(state, data).state
+  after = _values(model, process, state)
+  _assert_equal(after[:6], before[:6])
+  assert np.all(after[6] != before[6])
+
+
+class _Counter(tf.keras.layers.Layer):
+  """Counts its training calls, in an integer and in a float."""
+
+  def build(self, shape):
+    self.calls = self.add_weight('calls', (), tf.int64, 'zeros', trainable=False)
+    self.level = self.add_weight('level', (), 'float64', 'zeros', trainable=False)
+
+  def call(self, x, training=None):
+    if training:
+      self.calls.assign_add(1)
+      self.level.assign_add(1.0)
+    return x
+
+
+def test_other_state_is_averaged_and_counters_stay_whole(toy):
+  def keras_model_fn():
+    return tf.keras.Sequential([
+        tf.keras.Input((4,), dtype='float64'),
+        _Counter(),
+        tf.keras.layers.Dense(3, dtype='float64'),
+    ])
+
+  model = toy.model(keras_model_fn)
+  process = algorithms.build_fed_avg(
+      model, _SGD(0.1), client_weighting='uniform'
+  )
+  state = process.initialize()
+  # 1, 1 and 5 batches: a mean of 7/3.
+  data = [toy.dataset(8, 0), toy.dataset(8, 1), toy.dataset(40, 2)]
+  state = process.next(state, data).state
+  calls, level = process.get_model_weights(state).non_trainable
+  assert calls == 2
+  np.testing.assert_allclose(level, 7 / 3)
+
+
+def _with_dropout(toy):
+  def keras_model_fn():
+    return tf.keras.Sequential([
+        tf.keras.Input((4,), dtype='float64'),
+        tf.keras.layers.Dropout(0.5, dtype='float64'),
+        tf.keras.layers.Dense(3, dtype='float64'),
+    ])
+
+  return toy.model(keras_model_fn)
+
+
+def test_dropout_depends_on_seed_round_and_data_alone(toy):
+  model = _with_dropout(toy)
+
+  def loss(seed, num_rounds, data_seed=0):
+    process = algorithms.build_fed_avg(model, _SGD(0.0), seed=seed)
+    state = process.initialize()
+    for _ in range(num_rounds):
+      output = process.next(state, [toy.dataset(16, data_seed)])
+      state = output.state
+    return output.metrics['client_work']['train']['loss']
+
+  assert loss(seed=0, num_rounds=1) == loss(seed=0, num_rounds=1)
+  assert loss(seed=0, num_rounds=2) == loss(seed=0, num_rounds=2)
+  losses = {loss(0, 1), loss(0, 2), loss(1, 1), loss(1, 2)}
+  assert len(losses) == 4
+
+
+def test_regularization_counts(toy):
+  def keras_model_fn():
+    return tf.keras.Sequential([
+        tf.keras.Input((4,), dtype='float64'),
+        tf.keras.layers.Dense(
+            3, kernel_regularizer='l2', dtype='float64', use_bias=False
+        ),
+    ])
+
+  model = toy.model(keras_model_fn)
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  keras_model = model.to_keras()
+  keras_model.compile(tf.keras.optimizers.SGD(0.1), toy.loss())
+  keras_model.fit(toy.dataset(16, 0), shuffle=False, verbose=0)
+  state = process.next(process.initialize(), [toy.dataset(16, 0)]).state
+  np.testing.assert_allclose(
+      process.get_model_weights(state).trainable[0],
+      keras_model.get_weights()[0],
+      rtol=1e-6,
+  )
+
+
+def test_subclassed_models_work(toy):
+  class Subclassed(tf.keras.Model):
+
+    def __init__(self):
+      super().__init__(dtype='float64')
+      self.norm = tf.keras.layers.BatchNormalization(dtype='float64')
+      self.dense = tf.keras.layers.Dense(3, dtype='float64')
+
+    def call(self, x, training=None):
+      return self.dense(self.norm(x, training=training))
+
+  model = toy.model(Subclassed)
+  process = algorithms.build_fed_bn(model, _SGD(0.1))
+  state = process.initialize()
+  client = process.initialize_client(state)
+  (client,) = process.next(state, [client], [toy.dataset(16, 1)]).client_states
+  x, _ = toy.arrays(16, 1)
+  mean = 0.99 * (0.99 * 0 + 0.01 * x[:8].mean(0)) + 0.01 * x[8:].mean(0)
+  np.testing.assert_allclose(client['moving_mean_2'], mean, rtol=1e-6)
+
+
+def test_a_loss_without_reduction_is_refused(toy):
+  toy.loss = lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      from_logits=True, reduction='none'
+  )
+  with pytest.raises(ValueError, match='must average over the batch'):
+    algorithms.build_fed_avg(toy.model(), _SGD(0.1))

@@ -1,0 +1,304 @@
+"""Tests of FedAvg with statistics."""
+
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import aggregators
+from tff_bn import algorithms
+
+import numpy_reference as reference
+
+pytestmark = pytest.mark.usefixtures('native_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 33)  # Unequal, with short last batches.
+
+
+def _weights(model, process, state):
+  return model.from_model_weights(process.get_model_weights(state))
+
+
+def _reference_round(weights, data, pooled, uniform, **kwargs):
+  results = [
+      reference.train(weights, reference.split(x, y), 0.1, **kwargs)
+      for x, y in data
+  ]
+  counts = [1 if uniform else n for _, n, _ in results]
+  new = [
+      reference.average([w[i] for w, _, _ in results], counts)
+      for i in range(len(weights))
+  ]
+  if pooled:
+    new[reference.MEAN], new[reference.VARIANCE] = reference.pool(
+        [w[reference.MEAN] for w, _, _ in results],
+        [w[reference.VARIANCE] for w, _, _ in results],
+        counts,
+    )
+  loss = sum(s for _, _, s in results) / sum(n for _, n, _ in results)
+  return new, loss
+
+
+@pytest.mark.parametrize('uniform', [False, True])
+@pytest.mark.parametrize('pooled', [False, True])
+def test_rounds_equal_numpy_in_float64(toy, pooled, uniform):
+  model = toy.model()
+  data = [toy.arrays(size, seed) for seed, size in enumerate(_SIZES)]
+  process = algorithms.build_fed_avg(
+      model,
+      _SGD(0.1, momentum=0.5),
+      client_weight_decay=0.01,
+      client_weighting='uniform' if uniform else 'num_examples',
+      statistics_aggregator=aggregators.PooledMomentsFactory()
+      if pooled
+      else None,
+  )
+  state = process.initialize()
+  expected = _weights(model, process, state)
+
+  for _ in range(4):
+    expected, loss = _reference_round(
+        expected, data, pooled, uniform, momentum=0.5, weight_decay=0.01
+    )
+    output = process.next(
+        state, [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+    )
+    state = output.state
+    train_metrics = output.metrics['client_work']['train']
+    np.testing.assert_allclose(train_metrics['loss'], loss, rtol=1e-10)
+    assert train_metrics['num_examples'] == sum(_SIZES)
+
+  found = _weights(model, process, state)
+  for value, truth in zip(found, expected):
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+
+
+def test_image_statistics_have_kerass_bessel_correction(toy_images):
+  """Keras's fused kernel stores K/(K-1) times the batch's variance."""
+  model = toy_images.model()
+  process = algorithms.build_fed_avg(model, _SGD(0.0))
+  state = process.initialize()
+  kernel, bias = _weights(model, process, state)[:2]
+  sizes = (16, 5)
+  mean, variance = np.zeros(5), np.ones(5)
+  for _ in range(3):
+    means, variances = [], []
+    for seed, size in enumerate(sizes):
+      x, _ = toy_images.arrays(size, seed)
+      local_mean, local_variance = mean, variance
+      for batch, _ in reference.split(x, x):
+        z = tf.nn.conv2d(batch, kernel, 1, 'VALID').numpy() + bias
+        z = z.astype(np.float64).reshape(-1, 5)
+        local_mean = 0.75 * local_mean + 0.25 * z.mean(0)
+        local_variance = 0.75 * local_variance + 0.25 * z.var(0, ddof=1)
+      means.append(local_mean)
+      variances.append(local_variance)
+    mean = reference.average(means, sizes)
+    variance = reference.average(variances, sizes)
+    state = process.next(
+        state,
+        [toy_images.dataset(size, seed) for seed, size in enumerate(sizes)],
+    ).state
+  found = _weights(model, process, state)
+  np.testing.assert_allclose(found[4], mean, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(found[5], variance, rtol=1e-5)
+
+
+def test_it_is_a_learning_process(toy):
+  model = toy.model()
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  assert isinstance(process, tff.learning.templates.LearningProcess)
+  state = process.initialize()
+  weights = model.from_keras(toy.keras_model())
+  moved = process.set_model_weights(state, weights)
+  for a, b in zip(process.get_model_weights(moved).trainable, weights.trainable):
+    np.testing.assert_array_equal(a, b)
+  hparams = process.get_hparams(state)
+  assert hparams['client_work']['learning_rate'] == 0.1
+  hparams['client_work']['learning_rate'] = 0.0
+  frozen = process.set_hparams(state, hparams)
+  after = process.next(frozen, [toy.dataset(8, 0)]).state
+  for a, b in zip(
+      process.get_model_weights(after).trainable,
+      process.get_model_weights(state).trainable,
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_unlike_tffs_own_process_statistics_reach_the_server(toy):
+  model = toy.model()
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  state = process.next(process.initialize(), [toy.dataset(8, 1)]).state
+  mean, variance = process.get_model_weights(state).non_trainable
+  assert np.all(mean != 0)
+  assert np.all(variance != 1)
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'num_batches'),
+    [
+        ({}, 3),
+        ({'local_steps': 2}, 2),
+        ({'local_epochs': 2}, 6),
+        ({'local_steps': 4, 'local_epochs': 2}, 4),
+        ({'local_steps': 50}, 3),
+    ],
+)
+def test_steps_and_epochs(toy, kwargs, num_batches):
+  model = toy.model()
+  process = algorithms.build_fed_avg(model, _SGD(0.1), **kwargs)
+  state = process.initialize()
+  batches = (reference.split(*toy.arrays(20, 3)) * 2)[:num_batches]
+  expected, num_examples, _ = reference.train(
+      _weights(model, process, state), batches, 0.1
+  )
+  output = process.next(state, [toy.dataset(20, 3)])
+  assert (
+      output.metrics['client_work']['train']['num_examples'] == num_examples
+  )
+  for value, truth in zip(_weights(model, process, output.state), expected):
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+
+
+def test_learning_rate_schedule_goes_by_finished_rounds(toy):
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model,
+      _SGD(123.0),
+      client_learning_rate_schedule=lambda r: tf.where(r < 2, 0.25, 0.125),
+  )
+  state = process.initialize()
+  expected = _weights(model, process, state)
+  batches = reference.split(*toy.arrays(8, 0))
+  for rate in (0.25, 0.25, 0.125):
+    expected, _, _ = reference.train(expected, batches, rate)
+    state = process.next(state, [toy.dataset(8, 0)]).state
+  for value, truth in zip(_weights(model, process, state), expected):
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+
+
+def _server_optimizers():
+  build = tff.learning.optimizers
+
+  def sgdm(w, g, s, t):
+    s['m'] = 0.9 * s.get('m', 0) + g
+    return w - 0.5 * s['m']
+
+  def adam(w, g, s, t):
+    s['m'] = 0.9 * s.get('m', 0) + 0.1 * g
+    s['v'] = 0.999 * s.get('v', 0) + 0.001 * g**2
+    rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+    return w - rate * s['m'] / (np.sqrt(s['v']) + 1e-3)
+
+  def yogi(w, g, s, t):
+    s['m'] = 0.9 * s.get('m', 0) + 0.1 * g
+    v = s.get('v', np.full_like(g, 1e-6))
+    s['v'] = v + 0.001 * np.sign(g**2 - v) * g**2
+    rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+    return w - rate * s['m'] / (np.sqrt(s['v']) + 1e-3)
+
+  return [
+      pytest.param(build.build_sgdm(0.5, 0.9), sgdm, 1e-10, id='sgdm'),
+      pytest.param(
+          build.build_adam(0.01, epsilon=1e-3), adam, 1e-10, id='adam'
+      ),
+      pytest.param(
+          build.build_yogi(
+              0.01, epsilon=1e-3, initial_preconditioner_value=1e-6
+          ),
+          yogi,
+          1e-6,  # TFF's Yogi has float32 hyperparameters.
+          id='yogi',
+      ),
+  ]
+
+
+@pytest.mark.parametrize(
+    ('server_optimizer', 'rule', 'tolerance'), _server_optimizers()
+)
+def test_server_optimizer_moves_weights_and_never_statistics(
+    toy, server_optimizer, rule, tolerance
+):
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model, _SGD(0.1), server_optimizer=server_optimizer
+  )
+  state = process.initialize()
+  data = [toy.arrays(size, seed) for seed, size in enumerate(_SIZES)]
+  weights = _weights(model, process, state)
+  optimizer_states = [{} for _ in weights]
+  for t in range(1, 4):
+    average, _ = _reference_round(weights, data, pooled=False, uniform=False)
+    weights = [
+        new
+        if i in reference.STATISTICS
+        else rule(old, old - new, optimizer_states[i], t)
+        for i, (old, new) in enumerate(zip(weights, average))
+    ]
+    state = process.next(
+        state, [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+    ).state
+  for value, truth in zip(_weights(model, process, state), weights):
+    np.testing.assert_allclose(value, truth, rtol=tolerance, atol=tolerance)
+
+
+def test_a_model_without_batch_norm_is_fine(toy):
+  def keras_model_fn():
+    return tf.keras.Sequential([
+        tf.keras.Input((4,), dtype='float64'),
+        tf.keras.layers.Dense(3, dtype='float64'),
+    ])
+
+  model = toy.model(keras_model_fn)
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  before = process.initialize()
+  after = process.next(before, [toy.dataset(8, 0)]).state
+  assert np.any(_weights(model, process, before)[0] != _weights(
+      model, process, after)[0])
+
+
+@pytest.mark.parametrize(
+    ('kwargs', 'error', 'message'),
+    [
+        ({'local_steps': 0}, ValueError, 'local_steps=0 must be at least 1'),
+        ({'local_epochs': 0}, ValueError, 'local_epochs=0 must be at least 1'),
+        (
+            {'client_weighting': 'size'},
+            ValueError,
+            "client_weighting='size' must be one of 'num_examples', 'uniform'",
+        ),
+        (
+            {'client_weight_decay': -1.0},
+            ValueError,
+            'client_weight_decay=-1.0 must be at least 0',
+        ),
+        (
+            {'server_optimizer': tf.keras.optimizers.SGD()},
+            TypeError,
+            'server_optimizer must be a tff.learning.optimizers.Optimizer',
+        ),
+        (
+            {'client_optimizer': tf.keras.optimizers.SGD()},
+            TypeError,
+            'client_optimizer must be a tff.learning.optimizers.Optimizer',
+        ),
+        (
+            {'model_aggregator': tff.aggregators.UnweightedMeanFactory()},
+            ValueError,
+            "client_weighting='num_examples' must be 'uniform'",
+        ),
+        ({'model_aggregator': 'mean'}, TypeError, 'model_aggregator must be'),
+        (
+            {'statistics_aggregator': tff.aggregators.MeanFactory()},
+            TypeError,
+            'statistics_aggregator must be an unweighted factory',
+        ),
+        ({'local_step': 1}, TypeError, 'local_step'),
+    ],
+)
+def test_bad_arguments_are_refused(toy, kwargs, error, message):
+  kwargs = {'client_optimizer': _SGD(0.1), **kwargs}
+  with pytest.raises(error, match=message):
+    algorithms.build_fed_avg(toy.model(), **kwargs)

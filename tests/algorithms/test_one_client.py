@@ -1,0 +1,56 @@
+"""With one client, every algorithm is plain Keras training."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+
+pytestmark = pytest.mark.usefixtures('native_runtime')
+
+_STATELESS = ['fed_avg', 'centralized']
+_STATEFUL = ['fed_bn', 'silo_bn', 'local_affine', 'single']
+
+
+@pytest.mark.parametrize('name', _STATELESS + _STATEFUL)
+@pytest.mark.parametrize('problem', ['toy', 'toy_images'])
+def test_equals_keras_fit(name, problem, request):
+  problem = request.getfixturevalue(problem)
+  problem.dtype = 'float32'
+  model = problem.model()
+  keras_model = model.to_keras()
+  dataset = problem.dataset(40, seed=5)
+  process = getattr(algorithms, f'build_{name}')(
+      model, tff.learning.optimizers.build_sgdm(0.05, 0.9), local_epochs=2
+  )
+  state = process.initialize()
+  client = None
+  if name in _STATEFUL:
+    client = process.initialize_client(state)
+
+  keras_model.compile(tf.keras.optimizers.SGD(0.05, 0.9), problem.loss())
+  for _ in range(2):
+    if name != 'centralized':  # A federated client's momentum starts anew.
+      keras_model.compile(tf.keras.optimizers.SGD(0.05, 0.9), problem.loss())
+    history = keras_model.fit(dataset, epochs=2, shuffle=False, verbose=0)
+    if client is None:
+      output = process.next(state, [dataset])
+    else:
+      output = process.next(state, [client], [dataset])
+      (client,) = output.client_states
+    state = output.state
+    np.testing.assert_allclose(
+        output.metrics['client_work']['train']['loss'],
+        np.mean(history.history['loss']),
+        rtol=1e-5,
+    )
+
+  if client is None:
+    weights = process.get_model_weights(state)
+  else:
+    weights = process.get_client_model_weights(state, client)
+  for found, expected in zip(
+      model.from_model_weights(weights), keras_model.get_weights()
+  ):
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,190 @@
+"""Tests of the algorithms that keep variables with the client."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+from tff_bn.stateful_process import StatefulLearningProcess
+
+import numpy_reference as reference
+
+pytestmark = pytest.mark.usefixtures('native_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 33)
+_LOCAL = {
+    'fed_bn': reference.AFFINE + reference.STATISTICS,
+    'silo_bn': reference.STATISTICS,
+    'local_affine': reference.AFFINE,
+    'single': tuple(range(8)),
+}
+
+
+def _build(name, model, **kwargs):
+  build = getattr(algorithms, f'build_{name}')
+  return build(model, _SGD(0.1, momentum=0.5), **kwargs)
+
+
+def _names(struct_type):
+  """The names of all leaves in a type."""
+  names = []
+  if isinstance(struct_type, (tff.FederatedType, tff.SequenceType)):
+    return []
+  for name, member in tff.structure.iter_elements(struct_type):
+    names += (
+        _names(member) if isinstance(member, tff.StructType) else [name]
+    )
+  return names
+
+
+@pytest.mark.parametrize('name', _LOCAL)
+def test_the_type_shows_what_is_local(toy, name):
+  model = toy.model()
+  process = _build(name, model)
+  assert isinstance(process, StatefulLearningProcess)
+  local = {model.variables[i].name for i in _LOCAL[name]}
+  shared = {v.name for v in model.variables} - local
+
+  parameter = process.next.type_signature.parameter
+  state_type, client_type, data_type = parameter
+  assert state_type.placement is tff.SERVER
+  assert client_type.placement is tff.CLIENTS
+  assert isinstance(data_type.member, tff.SequenceType)
+  assert set(_names(client_type.member)) == local
+  result = process.next.type_signature.result
+  assert result.client_states == client_type
+  for at_server in (
+      state_type.member,
+      result.state.member,
+      result.metrics.member,
+      process.initialize.type_signature.result.member,
+  ):
+    assert not local & set(_names(at_server))
+  weights = set(_names(state_type.member.global_model_weights))
+  assert weights == shared
+
+
+@pytest.mark.parametrize('uniform', [False, True])
+@pytest.mark.parametrize('name', _LOCAL)
+def test_rounds_equal_numpy_in_float64(toy, name, uniform):
+  model = toy.model()
+  process = _build(
+      name, model, client_weighting='uniform' if uniform else 'num_examples'
+  )
+  state = process.initialize()
+  initial = model.from_model_weights(model.initial_weights)
+  expected = [list(initial) for _ in _SIZES]
+  clients = [process.initialize_client(state) for _ in _SIZES]
+
+  # The second client misses one round.
+  for sampled in [(0, 1, 2), (0, 2), (0, 1, 2)]:
+    for i in sampled:
+      expected[i], _, _ = reference.train(
+          expected[i],
+          reference.split(*toy.arrays(_SIZES[i], i)),
+          0.1,
+          momentum=0.5,
+      )
+    counts = [1 if uniform else _SIZES[i] for i in sampled]
+    for j in set(range(8)) - set(_LOCAL[name]):
+      mean = reference.average([expected[i][j] for i in sampled], counts)
+      for weights in expected:
+        weights[j] = mean
+    output = process.next(
+        state,
+        [clients[i] for i in sampled],
+        [toy.dataset(_SIZES[i], i) for i in sampled],
+    )
+    state = output.state
+    for i, client in zip(sampled, output.client_states):
+      clients[i] = client
+
+  for client, truth in zip(clients, expected):
+    found = model.from_model_weights(
+        process.get_client_model_weights(state, client)
+    )
+    for value, array in zip(found, truth):
+      np.testing.assert_allclose(value, array, rtol=1e-10, atol=1e-12)
+  at_server = model.from_model_weights(process.get_model_weights(state))
+  for j, value in enumerate(at_server):
+    truth = initial[j] if j in _LOCAL[name] else expected[0][j]
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+
+
+def test_fed_bn_keeps_clients_apart(toy):
+  process = _build('fed_bn', toy.model())
+  state = process.initialize()
+  new = process.initialize_client(state)
+  output = process.next(state, [new, new], [toy.dataset(16, 0), toy.dataset(16, 1)])
+  first, second = output.client_states
+  for name in new:
+    assert np.any(first[name] != second[name]), name
+
+
+@pytest.mark.parametrize('name', ['fed_bn', 'silo_bn', 'local_affine'])
+def test_a_model_without_batch_norm_is_refused(toy, name):
+  def keras_model_fn():
+    return tf.keras.Sequential([
+        tf.keras.Input((4,), dtype='float64'),
+        tf.keras.layers.LayerNormalization(name='bn', dtype='float64'),
+        tf.keras.layers.Dense(3, name='head', dtype='float64'),
+    ])
+
+  with pytest.raises(ValueError, match='has none of them .*bn, head'):
+    _build(name, toy.model(keras_model_fn))
+
+
+def test_local_affine_needs_a_scale_or_a_shift(toy):
+  def keras_model_fn():
+    return tf.keras.Sequential([
+        tf.keras.Input((4,), dtype='float64'),
+        tf.keras.layers.BatchNormalization(
+            center=False, scale=False, dtype='float64'
+        ),
+        tf.keras.layers.Dense(3, dtype='float64'),
+    ])
+
+  model = toy.model(keras_model_fn)
+  _build('silo_bn', model)
+  with pytest.raises(ValueError, match='local_affine keeps .*shift'):
+    _build('local_affine', model)
+
+
+def test_single_refuses_options_of_the_server(toy):
+  with pytest.raises(ValueError, match='server_optimizer has no effect'):
+    _build('single', toy.model(), server_optimizer=_SGD(1.0))
+
+
+def test_the_process_checks_its_types(toy):
+  good = _build('fed_bn', toy.model())
+
+  @tff.tensorflow.computation
+  def unplaced():
+    return 0
+
+  def make(**kwargs):
+    arguments = collections.OrderedDict(
+        initialize=good.initialize,
+        initialize_client=good.initialize_client,
+        next_fn=good.next,
+        get_model_weights_fn=None,
+        get_client_model_weights_fn=None,
+    )
+    arguments.update(kwargs)
+    return StatefulLearningProcess(**arguments)
+
+  make()
+  other = _build('silo_bn', toy.model())
+  with pytest.raises(TypeError, match='initialize must return a state'):
+    make(initialize=unplaced)
+  with pytest.raises(TypeError, match='initialize_client must take'):
+    make(initialize=other.initialize)
+  with pytest.raises(TypeError, match='next must take'):
+    make(next_fn=other.next)
+  stateless = algorithms.build_fed_avg(toy.model(), _SGD(0.1))
+  with pytest.raises(TypeError, match='next must take'):
+    make(next_fn=stateless.next)

@@ -1,0 +1,263 @@
+"""Tests of a Keras model as data."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tff_bn import BatchNormModel
+from tff_bn.partition import Role
+
+layers = tf.keras.layers
+_SPEC = (tf.TensorSpec((None, 4)), tf.TensorSpec((None,), tf.int32))
+
+
+def _model(keras_model_fn, input_spec=_SPEC, metrics_fn=None):
+  return BatchNormModel(
+      keras_model_fn,
+      input_spec,
+      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(True),
+      metrics_fn=metrics_fn,
+  )
+
+
+def _roles(model):
+  return [(v.role.value, v.trainable, v.frozen) for v in model.variables]
+
+
+_NORM = [
+    ('scale', True, False),
+    ('shift', True, False),
+    ('moving_mean', False, False),
+    ('moving_variance', False, False),
+]
+_FROZEN_NORM = [(role, False, True) for role, _, _ in _NORM]
+
+
+def test_roles_of_a_sequential_model():
+  model = _model(
+      lambda: tf.keras.Sequential([
+          tf.keras.Input((4,)),
+          layers.Dense(3, name='bn'),
+          layers.BatchNormalization(name='dense'),
+          layers.LayerNormalization(),
+      ])
+  )
+  kernel = ('kernel', True, False)
+  assert _roles(model) == [kernel, kernel, *_NORM, kernel, kernel]
+  assert model.has_batch_norm
+  assert [v.name for v in model.variables][2:5] == [
+      'scale_2',
+      'shift_3',
+      'moving_mean_4',
+  ]
+
+
+def test_scale_and_shift_are_found_by_attribute_not_position():
+  model = _model(
+      lambda: tf.keras.Sequential([
+          tf.keras.Input((4,)),
+          layers.BatchNormalization(scale=False),
+          layers.BatchNormalization(center=False),
+          layers.Dense(2),
+      ])
+  )
+  assert [v.role.value for v in model.variables[:6]] == [
+      'shift',
+      'moving_mean',
+      'moving_variance',
+      'scale',
+      'moving_mean',
+      'moving_variance',
+  ]
+  assert [v.batch_norm for v in model.variables] == [0, 0, 0, 1, 1, 1, None, None]
+
+
+def test_frozen_layers_keep_their_roles():
+  def keras_model_fn():
+    inner = tf.keras.Sequential([
+        tf.keras.Input((4,)),
+        layers.Dense(4),
+        layers.BatchNormalization(),
+    ])
+    inner.trainable = False
+    return tf.keras.Sequential([
+        tf.keras.Input((4,)),
+        layers.BatchNormalization(trainable=False),
+        inner,
+        layers.BatchNormalization(),
+        layers.Dense(2),
+    ])
+
+  model = _model(keras_model_fn)
+  other = ('other_state', False, False)
+  kernel = ('kernel', True, False)
+  assert sorted(_roles(model)) == sorted(
+      [*_FROZEN_NORM, other, other, *_FROZEN_NORM, *_NORM, kernel, kernel]
+  )
+
+
+def test_roles_inside_wrappers_sync_layers_and_shared_layers():
+  def keras_model_fn():
+    inputs = tf.keras.Input((2, 4))
+    shared = layers.BatchNormalization()
+    x = layers.TimeDistributed(layers.BatchNormalization())(inputs)
+    x = shared(shared(x))
+    x = layers.experimental.SyncBatchNormalization()(x)
+    return tf.keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+
+  model = _model(keras_model_fn, (tf.TensorSpec((None, 2, 4)), _SPEC[1]))
+  kernel = ('kernel', True, False)
+  assert sorted(_roles(model)) == sorted([*_NORM * 3, kernel, kernel])
+
+
+class _Subclassed(tf.keras.Model):
+
+  def __init__(self):
+    super().__init__()
+    self.norms = [layers.BatchNormalization() for _ in range(2)]
+    self.dense = layers.Dense(3)
+
+  def call(self, x, training=None):
+    for norm in self.norms:
+      x = norm(x, training=training)
+    return self.dense(x)
+
+
+@pytest.mark.parametrize(
+    'keras_model_fn',
+    [
+        _Subclassed,
+        lambda: tf.keras.Sequential(
+            [layers.BatchNormalization(), layers.Dense(3)]
+        ),
+    ],
+    ids=['subclassed', 'sequential_without_input'],
+)
+def test_a_model_without_input_shape_is_built_from_the_spec(keras_model_fn):
+  model = _model(keras_model_fn)
+  assert model.has_batch_norm
+  values = [
+      np.full(v.shape, i, np.float32) for i, v in enumerate(model.variables)
+  ]
+  keras_model = model.to_keras(model.to_model_weights(values))
+  for found, value in zip(keras_model.get_weights(), values):
+    np.testing.assert_array_equal(found, value)
+
+
+def test_other_state_is_what_is_neither_trained_nor_a_statistic():
+  def keras_model_fn():
+    normalization = layers.Normalization()
+    normalization.build((None, 4))
+    return tf.keras.Sequential(
+        [tf.keras.Input((4,)), normalization, layers.Dense(2)]
+    )
+
+  model = _model(keras_model_fn)
+  assert [v.role for v in model.variables][:3] == [Role.OTHER_STATE] * 3
+  assert model.variables[2].dtype == tf.int64  # Keras's counter.
+  assert not model.has_batch_norm
+
+
+def test_weights_go_to_keras_and_back():
+  def keras_model_fn():
+    return tf.keras.Sequential([
+        tf.keras.Input((4,)),
+        layers.Dense(4),
+        layers.BatchNormalization(),
+        layers.Dense(2),
+    ])
+
+  model = _model(keras_model_fn)
+  keras_model = keras_model_fn()
+  x = np.random.default_rng(0).normal(3, 2, (16, 4)).astype(np.float32)
+  keras_model(x, training=True)  # Moves the statistics.
+
+  weights = model.from_keras(keras_model)
+  copy = model.to_keras(weights)
+
+  assert copy is not keras_model
+  assert type(copy) is tf.keras.Sequential
+  np.testing.assert_array_equal(copy(x), keras_model(x))
+  assert not np.array_equal(copy(x), model.to_keras()(x))
+  for list_of_weights, variables in zip(
+      weights, (keras_model.trainable_weights, keras_model.non_trainable_weights)
+  ):
+    for value, variable in zip(list_of_weights, variables):
+      np.testing.assert_array_equal(value, variable.numpy())
+  # TFF's own way works, too.
+  other = keras_model_fn()
+  weights.assign_weights_to(other)
+  np.testing.assert_array_equal(other(x), keras_model(x))
+
+
+def test_initial_weights_are_those_of_the_function():
+  kernel = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+
+  def pretrained():
+    model = tf.keras.Sequential(
+        [tf.keras.Input((4,)), layers.Dense(2, use_bias=False)]
+    )
+    model.set_weights([kernel])
+    return model
+
+  model = _model(pretrained)
+  np.testing.assert_array_equal(model.initial_weights.trainable[0], kernel)
+  np.testing.assert_array_equal(model.to_keras().get_weights()[0], kernel)
+
+
+def test_weights_that_do_not_fit_are_refused():
+  model = _model(
+      lambda: tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(2)])
+  )
+  with pytest.raises(ValueError, match='weights has 1 trainable and 0 other'):
+    model.to_keras(([np.zeros((4, 2))], []))
+  wider = tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(3)])
+  with pytest.raises(ValueError, match=r'variable 0 is .*\(4, 3\)'):
+    model.from_keras(wider)
+  deeper = tf.keras.Sequential([tf.keras.Input((4,)), wider, layers.Dense(3)])
+  with pytest.raises(ValueError, match='4 variables instead of 2'):
+    model.from_keras(deeper)
+
+
+def _norm_free():
+  return tf.keras.Sequential([tf.keras.Input((4,)), layers.Flatten()])
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        (dict(keras_model_fn=lambda: 3), TypeError, 'returned a int'),
+        (dict(keras_model_fn=_norm_free), ValueError, 'no trainable variable'),
+        (
+            dict(keras_model_fn=_Subclassed, input_spec=_SPEC[0]),
+            ValueError,
+            'input_spec must be the element_spec',
+        ),
+        (
+            dict(
+                keras_model_fn=_Subclassed,
+                metrics_fn=lambda: [tf.keras.metrics.Mean('loss')],
+            ),
+            ValueError,
+            r"metrics named \['loss'\]",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, message):
+  with pytest.raises(error, match=message):
+    _model(**arguments)
+
+
+def test_a_function_that_returns_the_same_model_twice_is_refused():
+  keras_model = tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(2)])
+  model = _model(lambda: keras_model)
+  with pytest.raises(ValueError, match='same model at two calls'):
+    model.to_keras()
+
+
+def test_keras_is_left_as_it_was():
+  experimental = tf.keras.backend.experimental
+  before = experimental.is_tf_random_generator_enabled()
+  _model(_Subclassed)
+  with pytest.raises(TypeError):
+    _model(lambda: 3)
+  assert experimental.is_tf_random_generator_enabled() == before

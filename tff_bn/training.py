@@ -1,0 +1,541 @@
+"""The training loop: sampling, checkpoints, resume, metrics, the final model.
+
+A run has a folder:
+
+| entry | content |
+| --- | --- |
+| `metrics.csv` | one row for every evaluated round |
+| `logdir/` | the same for TensorBoard |
+| `checkpoints/` | the server's state after the last rounds |
+| `client_states.sqlite` | what the clients keep, if they keep anything |
+| `model/model.keras` | the final model, for plain Keras |
+| `model/clients/ID.keras` | each client's model, if they differ |
+
+Calling `train` again with the same arguments continues a run that was stopped,
+in whatever way and at whatever moment, and ends with the same metrics and
+weights as a run that was not. For that, everything random depends on the seed
+and the number of the round alone.
+"""
+
+import asyncio
+import collections
+from collections.abc import Iterator, Sequence
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import shutil
+import threading
+from typing import Any, Callable, Optional, Union
+import urllib.parse
+import warnings
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import checkpoints
+from tff_bn import client_state_store
+from tff_bn import evaluation
+from tff_bn import metrics_log
+from tff_bn.analysis import communication
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.stateful_process import StatefulLearningProcess
+
+Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]
+
+_EVALUATION_BATCH_SIZE = 256
+# Keeps this draw apart from others with the same seed.
+_EVALUATION_CLIENTS_STREAM = 0x6576616C
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+  """How long and on what to train.
+
+  Attributes:
+    rounds: The number of rounds.
+    clients_per_round: The number of clients that are sampled, uniformly without
+      replacement, for every round. Default: all.
+    batch_size: The number of examples in a client's batch.
+    local_steps: The number of batches on which a client trains in a round.
+    local_epochs: The number of passes over its data instead; exactly one of the
+      two is set.
+    seed: What the sampling of clients and of batches depends on.
+    evaluate_every: The number of rounds between two evaluations. The initial
+      model and the last round's are evaluated in any case.
+    checkpoint_every: The number of rounds between two checkpoints. The last
+      round has one in any case.
+    max_evaluation_clients: The most clients whose own models, or on whose own
+      data, models are evaluated. If there are more, these are chosen by the
+      seed.
+  """
+
+  rounds: int
+  batch_size: int
+  clients_per_round: Optional[int] = None
+  local_steps: Optional[int] = None
+  local_epochs: Optional[int] = None
+  seed: int = 0
+  evaluate_every: int = 10
+  checkpoint_every: int = 10
+  max_evaluation_clients: int = 20
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if field.name != 'seed' and value is not None and value < 1:
+        raise ValueError(
+            f'--{field.name}={value} is not allowed; it must be at least 1.'
+        )
+    if not 0 <= self.seed < 2**32:
+      raise ValueError(
+          f'--seed={self.seed} is not allowed; it must be from 0 to 2^32 - 1.'
+      )
+    if (self.local_steps is None) == (self.local_epochs is None):
+      raise ValueError(
+          f'--local_steps={self.local_steps} and'
+          f' --local_epochs={self.local_epochs}: exactly one of the two must be'
+          ' given.'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+  """What a run ends with.
+
+  Attributes:
+    rows: The rows of `metrics.csv`, oldest first, as dictionaries by column.
+      Empty cells are `None`. See `train` for the columns.
+    state: The server's final state.
+    model_weights: The weights of `model/model.keras`.
+    resumed_from: The round after which this call continued the run; `None` if
+      it started it.
+  """
+
+  rows: Sequence[metrics_log.Row]
+  state: Any
+  model_weights: ModelWeights
+  resumed_from: Optional[int]
+
+
+def train(
+    process: Process,
+    model: BatchNormModel,
+    data: Any,
+    config: TrainingConfig,
+    run_dir: Union[str, os.PathLike[str]],
+    *,
+    traffic: Optional[communication.Traffic] = None,
+    train_on_union: bool = False,
+) -> TrainingResult:
+  """Trains, or continues or just reads a run that its folder already holds.
+
+  `metrics.csv` has these columns. `NAME` is `loss` or the name of one of the
+  model's metrics.
+
+  *   `round`: the number of finished rounds; 0 is the initial model.
+  *   `train_NAME`: what the clients reported in that round alone, on the batches
+      that they trained on; empty for round 0.
+  *   `test_NAME`: on the central test set. For an algorithm whose clients keep
+      something (a `StatefulLearningProcess`) it is the mean over the clients
+      that were sampled at least once, each with its own model. In round 0 it is
+      the initial model, which they share.
+  *   `client_test_NAME`: the mean over the clients of the model that each would
+      use, on its own test data; empty if they have none.
+  *   `num_clients`, `num_dropped_clients`: in that round.
+  *   `exchanges`, `megabytes`: in all rounds so far.
+
+  Both kinds of means are over at most `config.max_evaluation_clients` clients.
+
+  TFF's computations run in the default context of the calling thread, for which
+  `tff_bn.runtime` has context managers. Inside a running event loop (a notebook)
+  the work is done in another thread.
+
+  Args:
+    process: The algorithm.
+    model: The model with which the process was built.
+    data: The clients' data, a `tff_bn.data.FederatedData`.
+    config: The settings.
+    run_dir: The run's folder; it need not exist. A folder that holds a run must
+      hold the run of these arguments; `config.rounds` may have grown.
+    traffic: What a round sends. Default: nothing.
+    train_on_union: Whether the process gets one client with the data of all
+      sampled clients, in batches that are as many times as large.
+
+  Returns:
+    The results.
+
+  Raises:
+    ValueError: If the arguments contradict each other or the folder.
+    ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
+  """
+  num_clients = len(data.client_ids)
+  if (config.clients_per_round or 0) > num_clients:
+    raise ValueError(
+        f'--clients_per_round={config.clients_per_round} asks for more clients'
+        f' than the {num_clients} that there are; use at most {num_clients}.'
+    )
+  if train_on_union and isinstance(process, StatefulLearningProcess):
+    raise ValueError(
+        'train_on_union makes one client of all, but the clients of this'
+        ' algorithm keep something of their own.'
+    )
+  run_dir = pathlib.Path(run_dir)
+  run_dir.mkdir(parents=True, exist_ok=True)
+
+  def run(stop: threading.Event) -> TrainingResult:
+    with _locked(run_dir), contextlib.ExitStack() as stack:
+      run = _Run(
+          process, model, data, config, run_dir, traffic, train_on_union, stack
+      )
+      return run.train(stop)
+
+  return _call_outside_of_event_loops(run)
+
+
+@contextlib.contextmanager
+def _locked(run_dir: pathlib.Path) -> Iterator[None]:
+  """Keeps other processes from training in the same folder."""
+  descriptor = os.open(run_dir, os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ValueError(
+          f'{run_dir} is the folder of a run that is in progress; wait for its'
+          ' end, or use another folder.'
+      ) from None
+    except OSError:
+      pass  # Some network file systems have no locks.
+    yield
+  finally:
+    os.close(descriptor)  # And with it the lock.
+
+
+def _call_outside_of_event_loops(
+    fn: Callable[[threading.Event], TrainingResult],
+) -> TrainingResult:
+  """Calls a function that runs event loops, from wherever this is called.
+
+  Args:
+    fn: The function. It gets an event that is set when it should stop.
+
+  Returns:
+    What the function returns.
+  """
+  stop = threading.Event()
+  try:
+    asyncio.get_running_loop()
+  except RuntimeError:
+    _ensure_event_loop()
+    return fn(stop)
+
+  # An event loop can't be run inside another one of the same thread.
+  context = tff.framework.get_context_stack().current
+
+  def call_in_thread() -> TrainingResult:
+    tff.framework.set_default_context(context)  # It belongs to the thread.
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+      return fn(stop)
+    finally:
+      loop.close()
+
+  with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
+    future = executor.submit(call_in_thread)
+    try:
+      return future.result()
+    except BaseException:
+      # Ctrl-C reaches this thread only; the other one stops after its round.
+      stop.set()
+      raise
+
+
+def _ensure_event_loop() -> None:
+  """Gives the thread an event loop, as TFF's training loop expects."""
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore', DeprecationWarning)
+    try:
+      loop = asyncio.get_event_loop()
+    except RuntimeError:
+      loop = None
+  if loop is None or loop.is_closed():
+    asyncio.set_event_loop(asyncio.new_event_loop())
+
+
+@dataclasses.dataclass(frozen=True)
+class _RoundData:
+  """What the clients of a round train on."""
+
+  round_num: int
+  client_ids: Sequence[str]
+  datasets: Sequence[tf.data.Dataset]
+
+
+class _Run:
+  """A run with its folder."""
+
+  def __init__(
+      self,
+      process: Process,
+      model: BatchNormModel,
+      data: Any,
+      config: TrainingConfig,
+      run_dir: pathlib.Path,
+      traffic: Optional[communication.Traffic],
+      train_on_union: bool,
+      stack: contextlib.ExitStack,
+  ):
+    self._process = process
+    self._model = model
+    self._data = data
+    self._config = config
+    self._train_on_union = train_on_union
+    self._model_dir = run_dir / 'model'
+    self._traffic = traffic or communication.NO_TRAFFIC
+    self._sample_fn = tff.simulation.build_uniform_sampling_fn(
+        range(len(data.client_ids)), random_seed=config.seed
+    )
+    self._evaluator = evaluation.Evaluator(model)
+    self._test_dataset = data.test_dataset(_EVALUATION_BATCH_SIZE)
+    self._store: Optional[client_state_store.ClientStateStore] = None
+    if isinstance(process, StatefulLearningProcess):
+      self._store = stack.enter_context(
+          client_state_store.SqliteClientStateStore(
+              run_dir / 'client_states.sqlite'
+          )
+      )
+    self._log = stack.enter_context(
+        contextlib.closing(
+            metrics_log.MetricsLog(
+                run_dir,
+                metric_names=self._evaluator.metric_names,
+                is_due=self._is_evaluated,
+                num_rounds=config.rounds,
+                costs_fn=self._costs_until,
+            )
+        )
+    )
+    self._checkpoints = checkpoints.CheckpointManager(
+        run_dir / 'checkpoints',
+        every=config.checkpoint_every,
+        last_round=config.rounds,
+        store=self._store,
+        fits=self._log.is_complete_up_to,
+    )
+
+  def train(self, stop: threading.Event) -> TrainingResult:
+    """Runs the remaining rounds."""
+
+    def select(round_num: int) -> _RoundData:
+      if stop.is_set():
+        raise KeyboardInterrupt
+      # From here on there is another final model to come.
+      self._remove_model()
+      return self._round_data(round_num)
+
+    state = tff.simulation.run_training_process(
+        _IterativeProcess(self._process, self._store),
+        training_selection_fn=select,
+        total_rounds=self._config.rounds,
+        evaluation_fn=self._evaluate,
+        # The process has what `_evaluate` needs besides the round.
+        evaluation_selection_fn=lambda round_num: round_num,
+        # `_evaluate` and the checkpoints decide themselves, because the last
+        # round counts too.
+        rounds_per_evaluation=1,
+        program_state_manager=self._checkpoints,
+        rounds_per_saving_program_state=1,
+        metrics_managers=[self._log],
+    )
+    weights = self._final_weights(state)
+    if not self._model_dir.exists():
+      self._save_model(state, weights)
+    return TrainingResult(
+        rows=tuple(self._log.rows),
+        state=state,
+        model_weights=weights,
+        resumed_from=self._checkpoints.resumed_from,
+    )
+
+  def _is_evaluated(self, round_num: int) -> bool:
+    last = self._config.rounds
+    return round_num == last or (
+        round_num < last and round_num % self._config.evaluate_every == 0
+    )
+
+  @property
+  def _num_sampled(self) -> int:
+    return self._config.clients_per_round or len(self._data.client_ids)
+
+  def _costs_until(self, round_num: int) -> dict[str, Union[int, float]]:
+    megabytes = self._traffic.megabytes(self._num_sampled)
+    return dict(
+        exchanges=round_num * self._traffic.exchanges,
+        megabytes=round_num * megabytes,
+    )
+
+  def _round_data(self, round_num: int) -> _RoundData:
+    ids = tuple(self._data.client_ids)
+    if self._num_sampled < len(ids):
+      # In the order of the data, so that the order of clients, on which sums
+      # of floats depend, does not change from round to round.
+      positions = sorted(self._sample_fn(round_num, self._num_sampled))
+      ids = tuple(ids[position] for position in positions)
+    batch_size = self._config.batch_size
+    if self._train_on_union:
+      groups, batch_size = [ids], batch_size * len(ids)
+    else:
+      groups = [[client_id] for client_id in ids]
+    datasets = [
+        self._data.client_dataset(
+            group,
+            seed=self._config.seed,
+            round_num=round_num,
+            batch_size=batch_size,
+            local_steps=self._config.local_steps,
+            local_epochs=self._config.local_epochs,
+        )
+        for group in groups
+    ]
+    return _RoundData(round_num, ids, datasets)
+
+  def _evaluate(
+      self, state: Any, round_num: int
+  ) -> collections.OrderedDict[str, float]:
+    """Returns the columns that come from evaluation, if the round has a row."""
+    columns = collections.OrderedDict()
+    if not self._is_evaluated(round_num):
+      return columns
+    if self._store is None:
+      clients = self._evaluation_clients(self._data.client_ids)
+      weights = dict.fromkeys(clients, self._process.get_model_weights(state))
+      test = self._evaluator.evaluate(
+          self._process.get_model_weights(state), self._test_dataset
+      )
+    elif self._store.client_ids():
+      clients = self._evaluation_clients(self._store.client_ids())
+      weights = {c: self._client_weights(state, c) for c in clients}
+      test = self._evaluator.evaluate_clients(
+          weights, lambda client_id: self._test_dataset
+      )
+    else:
+      initial = self._process.get_client_model_weights(
+          state, self._process.initialize_client(state)
+      )
+      clients = self._evaluation_clients(self._data.client_ids)
+      weights = dict.fromkeys(clients, initial)
+      test = self._evaluator.evaluate(initial, self._test_dataset)
+    client_test = self._evaluator.evaluate_clients(
+        weights,
+        lambda client_id: self._data.client_test_dataset(
+            client_id, _EVALUATION_BATCH_SIZE
+        ),
+    )
+    for prefix, result in (('test_', test), ('client_test_', client_test)):
+      for name in ('loss', *self._evaluator.metric_names):
+        if result is not None:
+          columns[f'{prefix}{name}'] = result[name]
+    return columns
+
+  def _evaluation_clients(self, candidates: Sequence[str]) -> list[str]:
+    """Chooses clients; the same ones as long as the candidates are the same."""
+    ids = tuple(self._data.client_ids)
+    candidates = set(candidates)
+    order = np.random.default_rng(
+        [self._config.seed, _EVALUATION_CLIENTS_STREAM]
+    ).permutation(len(ids))
+    chosen = {
+        ids[i]
+        for i in [i for i in order if ids[i] in candidates][
+            : self._config.max_evaluation_clients
+        ]
+    }
+    return [client_id for client_id in ids if client_id in chosen]
+
+  def _client_weights(self, state: Any, client_id: str) -> ModelWeights:
+    return self._process.get_client_model_weights(
+        state, self._store.get(client_id)
+    )
+
+  def _final_weights(self, state: Any) -> ModelWeights:
+    if self._store is None:
+      return self._process.get_model_weights(state)
+    return evaluation.merge_client_weights(
+        self._model,
+        (self._client_weights(state, c) for c in self._store.client_ids()),
+    )
+
+  def _remove_model(self) -> None:
+    for folder in (self._model_dir, self._unfinished_model_dir):
+      if folder.exists():
+        shutil.rmtree(folder)
+
+  @property
+  def _unfinished_model_dir(self) -> pathlib.Path:
+    return self._model_dir.with_name(f'.{self._model_dir.name}.part')
+
+  def _save_model(self, state: Any, weights: ModelWeights) -> None:
+    """Saves the final models; the folder appears when it is complete."""
+    self._remove_model()
+    folder = self._unfinished_model_dir
+    folder.mkdir()
+    keras_model = self._model.to_keras(weights)
+    keras_model.save(folder / 'model.keras')
+    if self._store is not None:
+      clients_dir = folder / 'clients'
+      clients_dir.mkdir()
+      for client_id in self._store.client_ids():
+        values = self._model.from_model_weights(
+            self._client_weights(state, client_id)
+        )
+        keras_model.set_weights([np.asarray(value) for value in values])
+        keras_model.save(clients_dir / client_file_name(client_id))
+    os.replace(folder, self._model_dir)
+
+
+def client_file_name(client_id: str) -> str:
+  """Returns the name of a client's file in `model/clients`.
+
+  Args:
+    client_id: The client.
+
+  Returns:
+    The id, with what file systems don't take percent-encoded, and `.keras`.
+  """
+  return urllib.parse.quote(client_id, safe=' ') + '.keras'
+
+
+class _IterativeProcess:
+  """Either kind of process in the form that TFF's training loop runs."""
+
+  def __init__(
+      self,
+      process: Process,
+      store: Optional[client_state_store.ClientStateStore],
+  ):
+    self._process = process
+    self._store = store
+
+  def initialize(self) -> Any:
+    return self._process.initialize()
+
+  def next(self, state: Any, data: _RoundData) -> tuple[Any, Any]:
+    """Runs a round, and keeps what its clients keep."""
+    if self._store is None:
+      output = self._process.next(state, list(data.datasets))
+      return output.state, output.metrics
+    client_states = [self._store.get(c) for c in data.client_ids]
+    if any(client_state is None for client_state in client_states):
+      initial = self._process.initialize_client(state)
+      client_states = [initial if c is None else c for c in client_states]
+    output = self._process.next(state, client_states, list(data.datasets))
+    self._store.put_many(
+        data.round_num, dict(zip(data.client_ids, output.client_states))
+    )
+    return output.state, output.metrics
