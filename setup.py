@@ -48,15 +48,26 @@ setuptools.setup(
         'matplotlib>=3.7',
         'numpy>=1.25,<2',
         'scikit-learn>=1.2',
+        'scipy>=1.9',
         'tensorflow>=2.14,<2.15',
         'tensorflow-datasets>=4.9',
         'tqdm>=4.64',
+        'typing-extensions>=4.5',
+        # Newer ones of what tensorflow-datasets needs are installed without
+        # complaint, but need a newer NumPy and a newer protobuf.
+        'pyarrow<18',
+        'tensorflow-metadata<1.18',
     ],
     extras_require={
         # Apart, because pip cannot resolve it: this release of TensorFlow
         # Federated asks for a jaxlib that is no longer published.
         # requirements.txt, installed with --no-deps, has what works.
-        'federated': ['tensorflow-federated>=0.87,<0.88'],
+        'federated': [
+            'grpcio>=1.46',
+            'portpicker>=1.6',
+            'psutil>=5.9',
+            'tensorflow-federated>=0.87,<0.88',
+        ],
     },
     entry_points={
         'console_scripts': [

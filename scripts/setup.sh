@@ -4,7 +4,7 @@
 # interpreter.
 
 set -eu
-cd -- "$(dirname -- "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
 
 venv=.venv
 stamp=$venv/installed
@@ -31,7 +31,10 @@ is_supported() {
 find_python() {
   rejected=
   for python in "${PYTHON:-}" python3.11 python3.10 python3 python; do
-    [ -n "$python" ] || continue
+    # Not given, or had already: PYTHON may be one of the others.
+    case ";$rejected;  " in
+      *"; $python "*) continue ;;
+    esac
     if ! command -v "$python" >/dev/null 2>&1; then
       reason='is not there'
     elif ! version=$(version_of "$python"); then
@@ -90,11 +93,13 @@ echo "Setting up $venv with Python $version: about 2.6 GB of packages," \
     'which takes a few minutes.'
 trap '[ $? = 0 ] ||
   echo "The set-up failed; the next run starts it afresh." >&2' EXIT
+# Removed first and written last, so that an interrupted installation is not
+# taken for a whole one.
+rm -f -- "$stamp"
 "$python" -m venv --clear "$venv"
 # Some packages are built here: with the pinned setuptools, not with the newest.
 grep -E '^(setuptools|wheel)==' requirements.txt >"$venv/build-requirements.txt"
 install -r "$venv/build-requirements.txt"
 install --no-build-isolation -r requirements.txt
 install --no-build-isolation --editable .
-# Written last, so that an interrupted installation is not taken for a whole one.
 fingerprint "$version" >"$stamp"

@@ -86,8 +86,13 @@ class CheckpointManager(tff.program.ProgramStateManager):
     Raises:
       ValueError: If it is the checkpoint of another model or algorithm.
     """
+    return self._unflatten(await self._load_leaves(version), structure)
+
+  async def _load_leaves(self, version: int) -> list[np.ndarray]:
     data = await self._files.load(version, 0)
-    leaves = client_state_store.decode_state(data.tobytes())
+    return client_state_store.decode_state(data.tobytes())
+
+  def _unflatten(self, leaves: list[np.ndarray], structure: Any) -> Any:
     expected = [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
     if [(leaf.dtype, leaf.shape) for leaf in leaves] != [
         (leaf.dtype, leaf.shape) for leaf in expected
@@ -147,14 +152,11 @@ class CheckpointManager(tff.program.ProgramStateManager):
       if committed is None or committed < version:
         raise _UnusableError("the clients' states of its round are missing")
     try:
-      return await self.load(version, structure)
+      leaves = await self._load_leaves(version)
     # A damaged SavedModel fails in many ways, depending on what is damaged.
-    except ValueError as e:
-      if isinstance(e, client_state_store.CorruptStateError):
-        raise _UnusableError(_reason(e)) from e
-      raise
     except Exception as e:  # pylint: disable=broad-except
       raise _UnusableError(_reason(e)) from e
+    return self._unflatten(leaves, structure)
 
   def _remove_half_written(self) -> None:
     """Removes what a killed run left of a checkpoint that it was writing."""

@@ -114,6 +114,8 @@ def write_rows(
 class MetricsLog(tff.program.ReleaseManager):
   """Turns what a training loop releases into rows, and shows them.
 
+  Losses and metrics are rounded to eight digits.
+
   Of the rows that an earlier part of the run has written, those before the
   first released round stay.
   """
@@ -179,14 +181,14 @@ class MetricsLog(tff.program.ReleaseManager):
     client_work = value.get('client_work', {})  # None before round 1.
     for name, number in client_work.get('train', {}).items():
       if f'{_TRAIN}{name}' in row:
-        row[f'{_TRAIN}{name}'] = float(number)
+        row[f'{_TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):
       row[name] = int(client_work.get(name, 0))
     row.update(self._costs_fn(round_num))
     for name in self._columns:
       number = value.get(f'{_EVALUATION}{name}')
       if number is not None:
-        row[name] = float(number)
+        row[name] = _rounded(number)
     return row
 
   def _open(self, first_round: int) -> None:
@@ -239,6 +241,11 @@ class MetricsLog(tff.program.ReleaseManager):
       self._summary_writer.close()
     if self._bar is not None:
       self._bar.close()
+
+
+def _rounded(number: Any) -> float:
+  """Drops the digits that a float32 does not have."""
+  return float(f'{float(number):.8g}')
 
 
 def _summary_tag(column: str) -> str:

@@ -156,7 +156,9 @@ def train(
   the work is done in another thread.
 
   Args:
-    process: The algorithm.
+    process: The algorithm. It should train once through all that it gets
+      (`local_epochs=1`), because the datasets that it gets consist of the
+      configured number of steps or epochs.
     model: The model with which the process was built.
     data: The clients' data, a `tff_bn.data.FederatedData`.
     config: The settings.
@@ -486,7 +488,7 @@ class _Run:
     folder = self._unfinished_model_dir
     folder.mkdir()
     keras_model = self._model.to_keras(weights)
-    keras_model.save(folder / 'model.keras')
+    _save_keras(keras_model, folder / 'model.keras')
     if self._store is not None:
       clients_dir = folder / 'clients'
       clients_dir.mkdir()
@@ -495,8 +497,14 @@ class _Run:
             self._client_weights(state, client_id)
         )
         keras_model.set_weights([np.asarray(value) for value in values])
-        keras_model.save(clients_dir / client_file_name(client_id))
+        _save_keras(keras_model, clients_dir / client_file_name(client_id))
     os.replace(folder, self._model_dir)
+
+
+def _save_keras(keras_model: tf.keras.Model, path: pathlib.Path) -> None:
+  # Outside of the main thread, Keras 2.14 writes the second model as HDF5 for
+  # the format 'keras', and without a format.
+  keras_model.save(path, save_format='keras_v3')
 
 
 def client_file_name(client_id: str) -> str:

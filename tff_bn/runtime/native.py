@@ -11,6 +11,7 @@ TFF to it with the public parts of `tff.framework`, so that the child
     chance to clean up, `kill -9` included.
 """
 
+import asyncio
 import atexit
 import contextlib
 import gc
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Iterator, Optional
+from typing import Any, Iterator, Optional
 
 import grpc
 import portpicker
@@ -32,8 +33,9 @@ _WORKER_NAME = 'worker_binary'
 _WORKER_PATH = os.path.join(
     os.path.dirname(os.path.abspath(tff.__file__)), 'data', _WORKER_NAME
 )
+_LEFT = "TFF's native runtime was left; enter `native_runtime()` again."
 _START_TIMEOUT_SECONDS = 120.0
-_END_TIMEOUT_SECONDS = 10.0
+_END_TIMEOUT_SECONDS = 5.0
 
 _MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # As TFF's own channel.
 _CHANNEL_OPTIONS = (
@@ -64,7 +66,6 @@ class _Worker:
   def __init__(self):
     self._lock = threading.Lock()
     self._process: Optional[subprocess.Popen[bytes]] = None
-    self._channel: Optional[grpc.Channel] = None
     self._stub: Optional[tff.framework.RemoteExecutorGrpcStub] = None
     self._ended = False
 
@@ -86,9 +87,7 @@ class _Worker:
       # TFF retries calls whose connection broke. Starting another worker then
       # would undo `end`, or repeat what killed the first one (mostly memory).
       if self._ended:
-        raise RuntimeError(
-            "TFF's native runtime was left; enter `native_runtime()` again."
-        )
+        raise RuntimeError(_LEFT)
       if self._process is None:
         self._start()
       status = self._process.poll()
@@ -141,11 +140,11 @@ class _Worker:
       raise RuntimeError("TFF's worker process did not start.") from errors[0]
 
     self._wait_until_listening(port)
-    self._channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
+    channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
     # The stub would watch the connection in a thread that can't be stopped;
     # nothing here asks for what it learns.
-    self._channel.subscribe = lambda callback, try_to_connect=None: None
-    self._stub = tff.framework.RemoteExecutorGrpcStub(self._channel)
+    channel.subscribe = lambda callback, try_to_connect=None: None
+    self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
 
   def _wait_until_listening(self, port: int) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
@@ -168,24 +167,65 @@ class _Worker:
       if self._process is not None:  # Also one that was starting just now.
         self._process.kill()
         self._process.wait()
-      if self._channel is not None:
-        self._channel.close()
 
 
-_workers: set[_Worker] = set()
+class _NativeContext(tff.framework.SyncContext):
+  """As TFF's `create_sync_local_cpp_execution_context`, but can be closed."""
+
+  def __init__(self):
+    self._worker = _Worker()
+    self._async_context = tff.framework.AsyncExecutionContext(
+        executor_fn=tff.framework.ResourceManagingExecutorFactory(
+            self._worker.create_executor
+        ),
+        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+        transform_args=tff.tensorflow.transform_args,
+        transform_result=tff.tensorflow.transform_result,
+    )
+    self._lock = threading.Lock()
+    self._thread: Optional[threading.Thread] = None
+    self._loop: Optional[asyncio.AbstractEventLoop] = None
+    self._closed: Optional[asyncio.Event] = None
+
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    with self._lock:
+      if self._thread is None:
+        self._start_thread()
+      if not self._thread.is_alive():
+        raise RuntimeError(_LEFT)
+      future = asyncio.run_coroutine_threadsafe(
+          self._async_context.invoke(comp, arg), self._loop
+      )
+    return future.result()
+
+  def _start_thread(self) -> None:
+    """Starts an event loop, in which the asynchronous context works."""
+    started = threading.Event()
+
+    async def serve():
+      self._loop = asyncio.get_running_loop()
+      self._closed = asyncio.Event()
+      started.set()
+      await self._closed.wait()
+
+    self._thread = threading.Thread(
+        target=lambda: asyncio.run(serve()), name='tff-native', daemon=True
+    )
+    self._thread.start()
+    started.wait()
+
+  def close(self) -> None:
+    """Ends the worker, and what is being computed."""
+    self._worker.end()
+    # The thread must not be in the middle of something when the interpreter
+    # ends: if it is inside of C++ code, the process aborts.
+    if self._thread is not None and self._thread.is_alive():
+      self._loop.call_soon_threadsafe(self._closed.set)
+      self._thread.join(_END_TIMEOUT_SECONDS)
+
+
+_contexts: set[_NativeContext] = set()
 _owner_pid = os.getpid()
-
-
-def _create_context(worker: _Worker) -> tff.framework.SyncExecutionContext:
-  """As `tff.backends.native.create_sync_local_cpp_execution_context` does."""
-  return tff.framework.SyncExecutionContext(
-      executor_fn=tff.framework.ResourceManagingExecutorFactory(
-          worker.create_executor
-      ),
-      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
-      transform_args=tff.tensorflow.transform_args,
-      transform_result=tff.tensorflow.transform_result,
-  )
 
 
 @contextlib.contextmanager
@@ -212,7 +252,7 @@ def _sigterm_as_exit() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def native_runtime() -> Iterator[tff.framework.SyncExecutionContext]:
+def native_runtime() -> Iterator[tff.framework.SyncContext]:
   """Runs TFF computations in TFF's C++ worker process for a `with` block.
 
   The worker starts with the first computation that is invoked and ends with
@@ -226,18 +266,17 @@ def native_runtime() -> Iterator[tff.framework.SyncExecutionContext]:
   Yields:
     The TFF execution context, installed as the calling thread's default.
   """
-  worker = _Worker()
-  context = _create_context(worker)
+  context = _NativeContext()
   previous = tff.framework.get_context_stack().current
-  _workers.add(worker)
+  _contexts.add(context)
   try:
     with _sigterm_as_exit():
       tff.framework.set_default_context(context)
       yield context
   finally:
     tff.framework.set_default_context(previous)
-    worker.end()
-    _workers.discard(worker)
+    context.close()
+    _contexts.discard(context)
 
 
 def end_worker_processes() -> None:
@@ -249,8 +288,8 @@ def end_worker_processes() -> None:
   """
   if os.getpid() != _owner_pid:  # A fork has no part in its parent's workers.
     return
-  for worker in list(_workers):
-    worker.end()
+  for context in list(_contexts):
+    context.close()
   children = [
       child
       for child in psutil.Process().children()
@@ -287,5 +326,5 @@ def _leave_quietly() -> None:
   # TFF sets a default context when it is imported, and its destructor raises
   # once the interpreter has emptied the modules. Replacing it now runs the
   # destructor in time.
-  tff.framework.set_default_context(_create_context(_Worker()))
+  tff.framework.set_default_context(_NativeContext())
   gc.collect()

@@ -1,0 +1,1 @@
+"""The programs: absl command lines over `tff_bn`."""

@@ -1,0 +1,285 @@
+"""What the programs' command lines have in common: parsing, help, exit codes.
+
+A program exits with 0 when it has done its work, 2 when it was asked for
+something that it cannot do (found before any work is done), 1 when the work
+failed, and 130 after Ctrl-C. Errors are one paragraph on the standard error
+stream; `--verbosity=1` adds the traceback.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import copy
+import dataclasses
+import enum
+import os
+import sys
+import textwrap
+import traceback
+from typing import Any, Optional
+import warnings
+
+from absl import flags
+from absl import logging
+
+from tff_bn.programs import flag_groups
+from tff_bn.programs import parsers
+
+OK = 0
+FAILED = 1
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+_HELP_FLAGS = frozenset(
+    dashes + name
+    for dashes in ('-', '--')
+    for name in ('h', 'help', 'helpshort', 'helpfull')
+)
+_HELP_WIDTH = 79
+# The libraries report some errors with pages of context.
+_MAX_MESSAGE_LENGTH = 1500
+
+
+class UsageError(Exception):
+  """The program was asked for something that it cannot do."""
+
+
+@contextlib.contextmanager
+def checking_input() -> Iterator[None]:
+  """Turns the errors that wrong input causes into a `UsageError`."""
+  try:
+    yield
+  except (
+      TypeError,
+      ValueError,
+      FileNotFoundError,
+      FileExistsError,
+      NotADirectoryError,
+      IsADirectoryError,
+      PermissionError,
+  ) as error:
+    raise UsageError(_message(error)) from error
+
+
+class Source(enum.IntEnum):
+  """Where a flag's value comes from; the greater overrules the smaller."""
+
+  DEFAULT = 0
+  FLAGFILE = 1
+  COMMAND_LINE = 2
+
+
+class ParsedFlags:
+  """The values of a program's flags, as attributes."""
+
+  def __init__(self, values: flags.FlagValues, sources: dict[str, Source]):
+    self._values = values
+    self._sources = sources
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._values, name)
+
+  def source(self, name: str) -> Source:
+    """Where the value of a flag comes from."""
+    return self._sources[name]
+
+  def defines(self, name: str) -> bool:
+    """Whether the program has a flag of this name."""
+    return name in self._sources
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """An absl program.
+
+  Attributes:
+    name: The command's name.
+    description: What it does, in one paragraph.
+    examples: Command lines, for `--help`.
+    define_flags: Defines the program's flags and returns their groups.
+    main: Does the work.
+  """
+
+  name: str
+  description: str
+  examples: tuple[str, ...]
+  define_flags: Callable[[flags.FlagValues], tuple[flag_groups.FlagGroup, ...]]
+  main: Callable[[ParsedFlags], None]
+
+
+def parse(
+    define_flags: Callable[[flags.FlagValues], Any], arguments: Sequence[str]
+) -> ParsedFlags:
+  """Parses command-line arguments.
+
+  Args:
+    define_flags: Defines the flags.
+    arguments: The arguments without the program's name.
+
+  Returns:
+    The flags' values.
+
+  Raises:
+    UsageError: If an argument is not understood.
+  """
+  values = flags.FlagValues()
+  define_flags(values)
+  # Arguments that are no flags don't end the flags, so that both are noticed.
+  values.set_gnu_getopt()
+  without_files = copy.deepcopy(values)
+  try:
+    rest = values([''] + list(arguments))[1:]
+    without_files([''] + _without_flagfiles(arguments))
+  except flags.UnrecognizedFlagError as error:
+    raise UsageError(
+        f'--{error.flagname} is not a flag of this program.'
+        + parsers.suggest(error.flagname, list(values))
+        + ' See --help.'
+    ) from error
+  except flags.CantOpenFlagFileError as error:
+    raise UsageError(
+        f'--flagfile: {str(error).removeprefix("ERROR:: ")}'
+    ) from error
+  except (flags.Error, ValueError) as error:
+    raise UsageError(str(error).removeprefix('flag ')) from error
+  if rest:
+    raise UsageError(
+        f'{" ".join(rest)!r} is not understood: all arguments are flags, like'
+        ' --name=value. See --help.'
+    )
+  sources = {}
+  for name in values:
+    if without_files[name].present:
+      sources[name] = Source.COMMAND_LINE
+    elif values[name].present:
+      sources[name] = Source.FLAGFILE
+    else:
+      sources[name] = Source.DEFAULT
+  return ParsedFlags(values, sources)
+
+
+def _without_flagfiles(arguments: Sequence[str]) -> list[str]:
+  """Leaves out `--flagfile=FILE` and `--flagfile FILE`."""
+  kept = []
+  arguments = iter(arguments)
+  for argument in arguments:
+    name, equals, _ = argument.partition('=')
+    if name not in ('--flagfile', '-flagfile'):
+      kept.append(argument)
+    elif not equals:
+      next(arguments, None)
+  return kept
+
+
+def help_text(program: Program) -> str:
+  """What `--help` prints."""
+  values = flags.FlagValues()
+  groups = program.define_flags(values)
+  blocks = [
+      f'usage: {program.name} [--flag=value ...]',
+      textwrap.fill(program.description, _HELP_WIDTH),
+  ]
+  for group in groups:
+    lines = [f'{group.title}:']
+    for name in group.names:
+      lines += _flag_help(name, values[name])
+    blocks.append('\n'.join(lines))
+  blocks.append(
+      '\n'.join(
+          (
+              'Help and files of flags:',
+              '  --flagfile=FILE',
+              *_indented(
+                  'Reads flags from FILE, one --name=value in a line, as in the'
+                  ' flags.txt of a run. Flags after it overrule it (default:'
+                  ' none).'
+              ),
+              '  --help',
+              *_indented('Prints this text.'),
+          )
+      )
+  )
+  blocks.append(
+      '\n'.join(
+          ['Examples:'] + [f'  {example}' for example in program.examples]
+      )
+  )
+  return '\n\n'.join(blocks) + '\n'
+
+
+def _flag_help(name: str, flag: flags.Flag) -> list[str]:
+  title = f'  --[no]{name}' if flag.boolean else f'  --{name}'
+  return [title, *_indented(flag.help)]
+
+
+def _indented(text: str) -> list[str]:
+  lines = []
+  for line in text.split('\n'):
+    lines += textwrap.wrap(
+        line,
+        _HELP_WIDTH,
+        initial_indent=' ' * 6,
+        # A list's items, which begin with spaces, hang.
+        subsequent_indent=' ' * (10 if line.startswith(' ') else 6),
+        break_on_hyphens=False,
+    )
+  return lines
+
+
+def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
+  """Runs a program.
+
+  Args:
+    program: The program.
+    arguments: The command-line arguments without the program's name, or None
+      for this process's.
+
+  Returns:
+    The exit code.
+  """
+  arguments = sys.argv[1:] if arguments is None else list(arguments)
+  if not _HELP_FLAGS.isdisjoint(arguments):
+    print(help_text(program), end='')
+    return OK
+  verbosity = -1
+  try:
+    parsed = parse(program.define_flags, arguments)
+    verbosity = parsed.verbosity
+    _set_verbosity(verbosity)
+    program.main(parsed)
+    return OK
+  except UsageError as error:
+    return _fail(program, error, USAGE_ERROR, verbosity)
+  except KeyboardInterrupt:
+    print(f'{program.name}: interrupted', file=sys.stderr)
+    return INTERRUPTED
+  except Exception as error:  # pylint: disable=broad-exception-caught
+    return _fail(program, error, FAILED, verbosity)
+
+
+def _set_verbosity(verbosity: int):
+  """Quietens the libraries; to be called before TensorFlow is imported."""
+  logging.set_verbosity(verbosity)
+  if verbosity < 1:
+    # TensorFlow's C++ code reports missing GPU libraries as errors.
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    for category in (DeprecationWarning, FutureWarning):
+      warnings.filterwarnings('ignore', category=category)
+
+
+def _fail(
+    program: Program, error: Exception, exit_code: int, verbosity: int
+) -> int:
+  if verbosity >= 1:
+    traceback.print_exception(error)
+  print(f'{program.name}: {_message(error)}', file=sys.stderr)
+  return exit_code
+
+
+def _message(error: Exception) -> str:
+  """The error's message as one paragraph."""
+  message = ' '.join(str(error).split())
+  if len(message) > _MAX_MESSAGE_LENGTH:
+    message = message[:_MAX_MESSAGE_LENGTH] + ' …'
+  if isinstance(error, (UsageError, ValueError, RuntimeError, OSError)):
+    return message or type(error).__name__
+  return f'{type(error).__name__}: {message}'

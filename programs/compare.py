@@ -1,0 +1,153 @@
+"""`tff-bn-compare`: trains several algorithms on the same data."""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+from typing import Optional
+
+from absl import flags as absl_flags
+
+from tff_bn.programs import cli
+from tff_bn.programs import defaults
+from tff_bn.programs import flag_groups
+from tff_bn.programs import parsers
+from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
+from tff_bn.programs import train
+
+
+def define_flags(
+    values: absl_flags.FlagValues,
+) -> tuple[flag_groups.FlagGroup, ...]:
+  """Defines the program's flags."""
+  return (
+      flag_groups.define_algorithms_flag(values),
+      flag_groups.define_data_flags(values),
+      flag_groups.define_model_flags(values),
+      flag_groups.define_training_flags(values),
+      flag_groups.define_server_flags(values),
+      flag_groups.define_seeds_flag(values),
+      flag_groups.define_output_flags(values, defaults.COMPARE_OUTPUT_DIR),
+  )
+
+
+def comparison_flags(
+    flags: cli.ParsedFlags, runs: Sequence[settings_lib.RunSettings]
+) -> dict[str, str]:
+  """The flags that define a comparison.
+
+  Args:
+    flags: The program's flags.
+    runs: The settings of all its runs.
+
+  Returns:
+    The flags' texts by name: the comparison's own, and those of any run.
+  """
+  texts = {
+      name: parsers.to_text(getattr(flags, name))
+      for name in ('algorithms', 'seeds', 'average_last')
+  }
+  for settings in runs:
+    texts.update(settings.to_flags())
+  return {
+      name: text
+      for name, text in texts.items()
+      if name not in ('algorithm', 'seed')
+  }
+
+
+def main(flags: cli.ParsedFlags) -> None:
+  """Trains all algorithms with all seeds and writes what came of it.
+
+  Args:
+    flags: The program's flags.
+  """
+  folder = pathlib.Path(flags.output_dir).expanduser()
+  with cli.checking_input():
+    settings_lib.check(flags)
+    runs = [
+        settings_lib.resolve(flags, algorithm, seed)
+        for seed in flags.seeds
+        for algorithm in flags.algorithms
+    ]
+    texts = comparison_flags(flags, runs)
+    run_folder.check(folder, texts, overwrite=flags.overwrite)
+    folders = [
+        folder / run_folder.RUNS / f'{run.algorithm}-seed{run.seed}'
+        for run in runs
+    ]
+    for run, subfolder in zip(runs, folders):
+      run_folder.check(subfolder, run.to_flags(), overwrite=flags.overwrite)
+
+  # Imported late: it takes seconds, and wrong flags are found without it.
+  # pylint: disable=g-import-not-at-top
+  from tff_bn.programs import experiment
+  from tff_bn.programs import report
+
+  # pylint: enable=g-import-not-at-top
+  with cli.checking_input():
+    # All runs are prepared before the first one starts, so that a mistake in
+    # the last isn't found after hours.
+    jobs = experiment.prepare(runs, folders, overwrite=flags.overwrite)
+    run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
+    for job in jobs:
+      run_folder.begin(
+          job.folder,
+          train.PROGRAM.name,
+          job.settings.to_flags(),
+          overwrite=flags.overwrite,
+      )
+  experiment.train(jobs)
+  finished = [
+      report.read_run(job.settings.algorithm, job.settings.seed, job.folder)
+      for job in jobs
+  ]
+  results = [report.result(run, flags.average_last) for run in finished]
+  table = report.results_markdown(results, flags.average_last)
+  run_folder.write_text(
+      folder / run_folder.RESULTS_CSV, report.results_csv(results)
+  )
+  run_folder.write_text(folder / run_folder.RESULTS_MARKDOWN, table)
+  report.save_figures(
+      folder / run_folder.PLOTS,
+      finished,
+      jobs[0].data.label_distribution(),
+      jobs[0].data.client_ids,
+      experiment.describe_data(jobs[0]),
+  )
+  print(f'\n{table}')
+  print(
+      f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
+      f' {folder / run_folder.RESULTS_CSV}'
+  )
+  print(f'Plots: {folder / run_folder.PLOTS}')
+  print(f'Runs:  {folder / run_folder.RUNS}')
+
+
+PROGRAM = cli.Program(
+    name='tff-bn-compare',
+    description=(
+        'Trains several federated algorithms on the same simulated clients,'
+        ' once with each seed, and writes a table and plots of how they did.'
+        ' The same command continues a comparison that was stopped, without'
+        ' repeating runs that are finished. Without flags it compares'
+        ' algorithms on handwritten digits, of which each client has a few'
+        ' classes only.'
+    ),
+    examples=(
+        'tff-bn-compare',
+        'tff-bn-compare --algorithms=fedavg,fedbn,single --seeds=0,1,2'
+        ' --dataset=digits_domains --split=domains',
+    ),
+    define_flags=define_flags,
+    main=main,
+)
+
+
+def run(arguments: Optional[Sequence[str]] = None) -> int:
+  """Runs the program; returns its exit code."""
+  return cli.run(PROGRAM, arguments)
+
+
+if __name__ == '__main__':
+  sys.exit(run())

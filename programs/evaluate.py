@@ -1,0 +1,139 @@
+"""`tff-bn-evaluate`: evaluates the model of a finished run."""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+from typing import Optional
+
+from absl import flags as absl_flags
+
+from tff_bn.programs import cli
+from tff_bn.programs import flag_groups
+from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
+from tff_bn.programs import train
+
+
+def define_flags(
+    values: absl_flags.FlagValues,
+) -> tuple[flag_groups.FlagGroup, ...]:
+  """Defines the program's flags."""
+  return (
+      flag_groups.define_evaluation_flags(values),
+      flag_groups.define_data_flags(values, inherited="the run's"),
+  )
+
+
+def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
+  """Reads a run's settings; data flags that are given overrule them.
+
+  Args:
+    flags: The program's flags.
+
+  Returns:
+    The settings.
+
+  Raises:
+    ValueError: If `--run` isn't the folder of a run, or the data flags don't
+      fit it.
+  """
+  if flags.run is None:
+    raise ValueError('--run=FOLDER is missing: which run is to be evaluated?')
+  folder = pathlib.Path(flags.run).expanduser()
+  texts = run_folder.read_flags(folder)
+  if 'algorithms' in texts:
+    raise ValueError(
+        f'--run={folder} is a comparison; choose one of the runs in'
+        f' {folder / run_folder.RUNS}.'
+    )
+  if not run_folder.is_finished(folder):
+    raise ValueError(
+        f'--run={folder} is not finished; the command that began it goes on'
+        ' with it.'
+    )
+  data_group = flag_groups.define_data_flags(absl_flags.FlagValues())
+  given = [
+      f'--{name}={getattr(flags, name)}'
+      for name in data_group.names
+      if flags.source(name) != cli.Source.DEFAULT
+  ]
+  run_flags = cli.parse(
+      train.define_flags,
+      [f'--flagfile={folder / run_folder.FLAGS_FILE}', *given],
+  )
+  settings_lib.check(run_flags)
+  return settings_lib.resolve(run_flags, run_flags.algorithm, run_flags.seed)
+
+
+def main(flags: cli.ParsedFlags) -> None:
+  """Evaluates a run.
+
+  Args:
+    flags: The program's flags.
+  """
+  with cli.checking_input():
+    settings = run_settings(flags)
+    run = pathlib.Path(flags.run).expanduser()
+    folder = run
+    if flags.output_dir is not None:
+      folder = pathlib.Path(flags.output_dir).expanduser()
+      run_folder.check_writable(folder)
+
+  # Imported late: it takes seconds, and wrong flags are found without it.
+  # pylint: disable=g-import-not-at-top
+  from tff_bn.programs import experiment
+  from tff_bn.programs import model_evaluation
+  from tff_bn.programs import report
+
+  # pylint: enable=g-import-not-at-top
+  with cli.checking_input():
+    data = experiment.split_dataset(settings, experiment.load_dataset(settings))
+    model = model_evaluation.load_model(
+        run / run_folder.MODEL / run_folder.MODEL_FILE, data
+    )
+    reestimation_model = None
+    if flags.reestimate_statistics:
+      reestimation_model = experiment.build_model(settings, data)
+      if not reestimation_model.has_batch_norm:
+        raise ValueError(
+            '--reestimate_statistics has no effect: the model of'
+            f' --run={run} has no batch normalization.'
+        )
+  results = model_evaluation.evaluate_run(
+      run / run_folder.MODEL,
+      model,
+      data,
+      reestimation_model=reestimation_model,
+      reestimation_batch_size=settings.batch_size,
+  )
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / run_folder.EVALUATION
+  run_folder.write_text(path, report.evaluation_csv(results))
+  print(report.evaluation_table(results))
+  print(f'\nTable: {path}')
+
+
+PROGRAM = cli.Program(
+    name='tff-bn-evaluate',
+    description=(
+        'Evaluates the model of a finished run: the global model on the test'
+        " set, and on each client's own test data the model that this client"
+        ' uses. The data is that of the run unless flags say otherwise.'
+    ),
+    examples=(
+        'tff-bn-evaluate --run=runs/train',
+        'tff-bn-evaluate --run=runs/compare/runs/fedavg-seed0'
+        ' --reestimate_statistics',
+    ),
+    define_flags=define_flags,
+    main=main,
+)
+
+
+def run(arguments: Optional[Sequence[str]] = None) -> int:
+  """Runs the program; returns its exit code."""
+  return cli.run(PROGRAM, arguments)
+
+
+if __name__ == '__main__':
+  sys.exit(run())

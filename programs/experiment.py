@@ -1,0 +1,326 @@
+"""Data, model and process of a run, built from its settings.
+
+Importing this module imports TensorFlow Federated, so programs do it after they
+have checked their flags.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import os
+import pathlib
+import sys
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import aggregators
+from tff_bn import analysis
+from tff_bn import data as tff_bn_data
+from tff_bn import models
+from tff_bn import partition
+from tff_bn import runtime
+from tff_bn import training
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.models import names as model_names
+from tff_bn.programs import parsers
+from tff_bn.programs import registry
+from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
+
+# Reddi et al. 2021 (FedOpt) recommend this adaptivity.
+_SERVER_EPSILON = 1e-3
+
+
+def load_dataset(settings: settings_lib.RunSettings) -> tff_bn_data.Dataset:
+  """Loads the dataset.
+
+  Args:
+    settings: The run's settings.
+
+  Returns:
+    The dataset.
+
+  Raises:
+    ValueError: If the dataset can't be used.
+  """
+  image_size = None
+  if settings.image_size is not None:
+    image_size = parsers.parse_image_size(settings.image_size)
+  return tff_bn_data.load_dataset(
+      settings.dataset, data_dir=settings.data_dir, image_size=image_size
+  )
+
+
+def split_dataset(
+    settings: settings_lib.RunSettings, dataset: tff_bn_data.Dataset
+) -> tff_bn_data.FederatedData:
+  """Splits the dataset over the clients.
+
+  Args:
+    settings: The run's settings.
+    dataset: The dataset.
+
+  Returns:
+    The clients' data.
+
+  Raises:
+    ValueError: If the dataset can't be split so.
+  """
+  data = tff_bn_data.split_dataset(
+      dataset,
+      settings.split,
+      settings.num_clients,
+      settings.seed,
+      classes_per_client=settings.classes_per_client,
+      dirichlet_alpha=settings.dirichlet_alpha,
+      gamma=settings.gamma,
+      imbalance=settings.imbalance,
+  )
+  if (
+      settings.clients_per_round is not None
+      and settings.clients_per_round > len(data.client_ids)
+  ):
+    raise ValueError(
+        f'--clients_per_round={settings.clients_per_round} asks for more'
+        f' clients than the {len(data.client_ids)} that there are; use at most'
+        f' {len(data.client_ids)}.'
+    )
+  return data
+
+
+def build_model(
+    settings: settings_lib.RunSettings, data: tff_bn_data.FederatedData
+) -> BatchNormModel:
+  """Builds the model; its initial weights depend on `--seed` alone.
+
+  Args:
+    settings: The run's settings.
+    data: The clients' data.
+
+  Returns:
+    The model, for cross-entropy of logits and integer labels.
+  """
+  if model_names.is_other_model(settings.model):
+    # As with `python -m`: a module in the working folder can be imported.
+    sys.path.insert(0, os.getcwd())
+  keras_model_fn = models.build_model_fn(
+      settings.model,
+      data.dataset.input_shape,
+      data.num_classes,
+      settings.normalization,
+  )
+  # Keras's initializers draw from the global generators.
+  tf.keras.utils.set_random_seed(settings.seed)
+  return BatchNormModel(
+      keras_model_fn,
+      input_spec=data.element_spec,
+      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True
+      ),
+      metrics_fn=lambda: [
+          tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')
+      ],
+  )
+
+
+def build_process(
+    settings: settings_lib.RunSettings, model: BatchNormModel
+) -> Any:
+  """Builds the algorithm's process.
+
+  Args:
+    settings: The run's settings.
+    model: The model.
+
+  Returns:
+    A `LearningProcess`, or a `StatefulLearningProcess` if the algorithm's
+    clients keep something.
+
+  Raises:
+    ValueError: If the algorithm can't train this model.
+  """
+  # The clients' datasets are as long as --local_steps or --local_epochs says,
+  # so that the process goes through them once.
+  arguments = dict(
+      client_weight_decay=settings.client_weight_decay,
+      client_learning_rate_schedule=_learning_rate_schedule(settings),
+      seed=settings.seed,
+  )
+  if settings.client_weighting is not None:
+    arguments['client_weighting'] = settings.client_weighting
+  if settings.server_optimizer is not None:
+    arguments['server_optimizer'] = _server_optimizer(settings)
+  if settings.statistics is not None:
+    arguments['statistics_aggregator'] = {
+        'naive': aggregators.NaiveMomentsFactory,
+        'pooled': aggregators.PooledMomentsFactory,
+    }[settings.statistics]()
+  return registry.ALGORITHMS[settings.algorithm].builder()(
+      model,
+      tff.learning.optimizers.build_sgdm(
+          settings.client_learning_rate, settings.client_momentum or None
+      ),
+      **arguments,
+  )
+
+
+def _learning_rate_schedule(
+    settings: settings_lib.RunSettings,
+) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
+  """The learning rate as a function of the number of finished rounds."""
+  if settings.client_learning_rate_schedule is None:
+    return None
+  schedule = parsers.parse_schedule(settings.client_learning_rate_schedule)
+
+  def learning_rate(num_finished_rounds):
+    factor = 1.0
+    for start, later_factor in schedule:
+      # Rounds count from 1, so round `start` is the one after start - 1.
+      factor = tf.where(num_finished_rounds >= start - 1, later_factor, factor)
+    return settings.client_learning_rate * factor
+
+  return learning_rate
+
+
+def _server_optimizer(
+    settings: settings_lib.RunSettings,
+) -> tff.learning.optimizers.Optimizer:
+  learning_rate = settings.server_learning_rate
+  match settings.server_optimizer:
+    case 'sgd':
+      return tff.learning.optimizers.build_sgdm(learning_rate)
+    case 'sgdm':
+      return tff.learning.optimizers.build_sgdm(
+          learning_rate, settings.server_momentum
+      )
+    case 'adam':
+      return tff.learning.optimizers.build_adam(
+          learning_rate, epsilon=_SERVER_EPSILON
+      )
+    case 'yogi':
+      return tff.learning.optimizers.build_yogi(
+          learning_rate, epsilon=_SERVER_EPSILON
+      )
+  raise ValueError(
+      f'--server_optimizer={settings.server_optimizer} is unknown.'
+  )
+
+
+def training_config(
+    settings: settings_lib.RunSettings,
+) -> training.TrainingConfig:
+  """The training loop's part of the settings."""
+  return training.TrainingConfig(
+      rounds=settings.rounds,
+      clients_per_round=settings.clients_per_round,
+      batch_size=settings.batch_size,
+      local_steps=settings.local_steps,
+      local_epochs=settings.local_epochs,
+      seed=settings.seed,
+      evaluate_every=settings.evaluate_every,
+      checkpoint_every=settings.checkpoint_every,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A run that is ready to start.
+
+  Attributes:
+    settings: The run's settings.
+    folder: The run's folder.
+    data: The clients' data.
+    model: The model with its initial weights.
+    process: The algorithm's process; None if the run is finished.
+  """
+
+  settings: settings_lib.RunSettings
+  folder: pathlib.Path
+  data: tff_bn_data.FederatedData
+  model: BatchNormModel
+  process: Any
+
+
+def prepare(
+    runs: Sequence[settings_lib.RunSettings],
+    folders: Sequence[pathlib.Path],
+    *,
+    overwrite: bool,
+) -> list[Job]:
+  """Builds all that runs on one dataset need.
+
+  Args:
+    runs: The runs' settings; those with the same seed get the same split and
+      initial weights.
+    folders: The runs' folders.
+    overwrite: Whether a run that is finished will be repeated.
+
+  Returns:
+    The jobs, in the same order.
+
+  Raises:
+    ValueError: If a run can't be made as its settings say.
+  """
+  dataset = load_dataset(runs[0])
+  by_seed = {}
+  jobs = []
+  for settings, folder in zip(runs, folders, strict=True):
+    if settings.seed not in by_seed:
+      data = split_dataset(settings, dataset)
+      by_seed[settings.seed] = data, build_model(settings, data)
+    data, model = by_seed[settings.seed]
+    process = None
+    if overwrite or not run_folder.is_finished(folder):
+      process = build_process(settings, model)
+    jobs.append(Job(settings, folder, data, model, process))
+  return jobs
+
+
+def describe_data(job: Job) -> str:
+  """The data and its split in a few words, for titles."""
+  num_clients = len(job.data.client_ids)
+  clients = 'client' if num_clients == 1 else 'clients'
+  return (
+      f'{job.settings.dataset}, {num_clients} {clients},'
+      f' --split={job.settings.split}'
+  )
+
+
+def train(jobs: Sequence[Job]):
+  """Trains, or continues to train, runs one after another.
+
+  Args:
+    jobs: The runs.
+  """
+  with runtime.native_runtime():
+    for number, job in enumerate(jobs, start=1):
+      if len(jobs) > 1:
+        settings = job.settings
+        print(
+            f'[{number}/{len(jobs)}] {settings.algorithm}, seed'
+            f' {settings.seed}',
+            flush=True,
+        )
+      if job.process is None:
+        print('This run is finished.', flush=True)
+      else:
+        _train(job)
+
+
+def _train(job: Job):
+  algorithm = registry.ALGORITHMS[job.settings.algorithm]
+  traffic = None
+  if not algorithm.trains_on_union:
+    traffic = analysis.model_traffic(
+        job.model, getattr(partition, algorithm.partition_name)
+    )
+  training.train(
+      job.process,
+      job.model,
+      job.data,
+      training_config(job.settings),
+      job.folder,
+      traffic=traffic,
+      train_on_union=algorithm.trains_on_union,
+  )

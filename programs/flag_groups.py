@@ -1,0 +1,491 @@
+"""The programs' flags, in the groups that `--help` prints.
+
+Each `define_*` function defines one group in the given `FlagValues` and
+returns its title and the flags' names. A flag whose default depends on another
+flag has the default None here; `settings.resolve` fills it in.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, Optional
+
+from absl import flags
+
+from tff_bn.data import names as data_names
+from tff_bn.models import names as model_names
+from tff_bn.programs import defaults
+from tff_bn.programs import parsers
+from tff_bn.programs import registry
+from tff_bn.programs import run_folder
+
+# Which flag needs which value of --split.
+SPLIT_FLAGS = {
+    'classes_per_client': 'classes',
+    'dirichlet_alpha': 'dirichlet',
+    'gamma': 'gamma',
+    'imbalance': 'unbalanced',
+}
+SERVER_OPTIMIZERS = tuple(defaults.SERVER_LEARNING_RATE)
+
+
+@dataclasses.dataclass(frozen=True)
+class FlagGroup:
+  """Flags that `--help` prints together.
+
+  Attributes:
+    title: The group's title.
+    names: The flags' names, in the order in which they are printed.
+  """
+
+  title: str
+  names: tuple[str, ...]
+
+
+class _Definer:
+  """Defines flags one by one and remembers their names.
+
+  Attributes:
+    values: Where the flags are defined.
+    inherited: If not None, no flag has a default of its own: this text says
+      where values that are not given come from.
+  """
+
+  def __init__(self, values: flags.FlagValues, inherited: Optional[str] = None):
+    self.values = values
+    self.inherited = inherited
+    self._names = []
+
+  def __call__(
+      self,
+      name: str,
+      parser: flags.ArgumentParser,
+      explanation: str,
+      default: Any = None,
+      default_text: Optional[str] = None,
+  ):
+    """Defines a flag.
+
+    Args:
+      name: The flag's name.
+      parser: Parses and checks its value.
+      explanation: What it does: sentences without the last point.
+      default: Its default.
+      default_text: The default in words, if it is no fixed value.
+    """
+    if self.inherited is not None:
+      default, default_text = None, self.inherited
+    elif default_text is None:
+      default_text = parsers.to_text(default)
+    flags.DEFINE(
+        parser,
+        name,
+        default,
+        # After a list, in a line of its own.
+        explanation
+        + (
+            f'(default: {default_text})'
+            if explanation.endswith('\n')
+            else f' (default: {default_text}).'
+        ),
+        flag_values=self.values,
+    )
+    self._names.append(name)
+
+  def boolean(self, name: str, explanation: str):
+    """Defines a flag that is off by default."""
+    flags.DEFINE_boolean(
+        name,
+        False,
+        f'{explanation} (default: no).',
+        flag_values=self.values,
+    )
+    self._names.append(name)
+
+  def group(self, title: str) -> FlagGroup:
+    """The group of all flags defined so far."""
+    return FlagGroup(title, tuple(self._names))
+
+
+_POSITIVE_INTEGER = parsers.NumberParser(int, minimum=1)
+_POSITIVE = parsers.NumberParser(float, above=0)
+_NOT_NEGATIVE = parsers.NumberParser(float, minimum=0)
+_MOMENTUM = parsers.NumberParser(float, minimum=0, below=1)
+_SEED = parsers.NumberParser(int, minimum=0, maximum=2**32 - 1)
+_ALGORITHM = parsers.ChoiceParser(tuple(registry.ALGORITHMS))
+
+
+def define_algorithm_flag(values: flags.FlagValues) -> FlagGroup:
+  """Defines `--algorithm`."""
+  define = _Definer(values)
+  define(
+      'algorithm',
+      _ALGORITHM,
+      f'What to train:\n{_algorithm_list()}',
+      defaults.ALGORITHM,
+  )
+  _define_statistics(define)
+  return define.group('Algorithm')
+
+
+def define_algorithms_flag(values: flags.FlagValues) -> FlagGroup:
+  """Defines `--algorithms` and what is reported of them."""
+  define = _Definer(values)
+  define(
+      'algorithms',
+      parsers.TupleParser(_ALGORITHM),
+      f'What to compare, separated by commas:\n{_algorithm_list()}',
+      defaults.ALGORITHMS,
+  )
+  _define_statistics(define)
+  define(
+      'average_last',
+      _POSITIVE_INTEGER,
+      'The table gives means over so many evaluated rounds, the last ones',
+      defaults.AVERAGE_LAST,
+  )
+  return define.group('Algorithms')
+
+
+def _list(items: Mapping[str, str]) -> str:
+  """Lines that explain the values that a flag may have."""
+  return ''.join(
+      f'  {name}: {description}\n' for name, description in items.items()
+  )
+
+
+def _algorithm_list() -> str:
+  return _list(
+      {
+          algorithm.name: algorithm.description
+          for algorithm in registry.ALGORITHMS.values()
+      }
+  )
+
+
+def _define_statistics(define: _Definer):
+  define(
+      'statistics',
+      parsers.ChoiceParser(('naive', 'pooled')),
+      "How the clients' running BN statistics are combined where they are"
+      ' shared:\n'
+      + _list(
+          {
+              'naive': 'mean of the means, mean of the variances',
+              'pooled': (
+                  "mean and variance of the union of the clients' data, which"
+                  " adds the variance of the clients' means"
+              ),
+          }
+      ),
+      default_text=defaults.STATISTICS,
+  )
+
+
+def define_data_flags(
+    values: flags.FlagValues, inherited: Optional[str] = None
+) -> FlagGroup:
+  """Defines the dataset and its split over the clients.
+
+  Args:
+    values: Where the flags are defined.
+    inherited: If not None, the flags have no defaults; this text says where
+      values that are not given come from.
+
+  Returns:
+    The group.
+  """
+  define = _Definer(values, inherited)
+  define(
+      'dataset',
+      parsers.ChoiceParser(
+          tuple(data_names.DATASET_NAMES),
+          data_names.OTHER_DATASETS,
+          data_names.is_other_dataset,
+      ),
+      'The data:\n'
+      + _list(data_names.DATASET_NAMES)
+      + f'or {data_names.OTHER_DATASETS}',
+      defaults.DATASET,
+  )
+  define(
+      'data_dir',
+      flags.ArgumentParser(),
+      'Folder in which datasets that are not built in lie or are stored',
+      default_text="the dataset library's own",
+  )
+  define(
+      'image_size',
+      parsers.CheckedTextParser(parsers.parse_image_size),
+      'HEIGHTxWIDTH in pixels that images are brought to, for example 32x32',
+      default_text="the images' own size",
+  )
+  define(
+      'split',
+      parsers.ChoiceParser(tuple(data_names.SPLIT_NAMES)),
+      'How the training data is split over the clients:\n'
+      + _list(data_names.SPLIT_NAMES),
+      defaults.SPLIT,
+  )
+  define(
+      'num_clients',
+      _POSITIVE_INTEGER,
+      'Number of clients',
+      default_text=(
+          f'{defaults.NUM_CLIENTS}; one for each domain with --split=domains,'
+          ' for each writer with --split=natural'
+      ),
+  )
+  define(
+      'classes_per_client',
+      _POSITIVE_INTEGER,
+      'Number of classes that each client has with --split=classes',
+      default_text=f'{defaults.CLASSES_PER_CLIENT}',
+  )
+  define(
+      'dirichlet_alpha',
+      _POSITIVE,
+      'Concentration for --split=dirichlet: the smaller, the more the'
+      " clients' labels differ",
+      default_text=f'{defaults.DIRICHLET_ALPHA:g}',
+  )
+  define(
+      'gamma',
+      parsers.NumberParser(float, minimum=0, maximum=1),
+      "Share of each client's data that is drawn at random with --split=gamma:"
+      ' 1 is the same for all clients, 0 sorted by class',
+      default_text=f'{defaults.GAMMA:g}',
+  )
+  define(
+      'imbalance',
+      _NOT_NEGATIVE,
+      "How much the clients' sizes differ with --split=unbalanced: the standard"
+      ' deviation of their logarithm',
+      default_text=f'{defaults.IMBALANCE:g}',
+  )
+  return define.group('Data')
+
+
+def define_model_flags(values: flags.FlagValues) -> FlagGroup:
+  """Defines the model."""
+  define = _Definer(values)
+  define(
+      'model',
+      parsers.ChoiceParser(
+          tuple(model_names.MODEL_NAMES),
+          model_names.OTHER_MODELS,
+          model_names.is_other_model,
+      ),
+      'The model:\n'
+      + _list(model_names.MODEL_NAMES)
+      + f'or {model_names.OTHER_MODELS}, which is called with the shape of a'
+      ' sample and the number of classes and returns an untrained'
+      ' tf.keras.Model with logits as output',
+      defaults.MODEL,
+  )
+  define(
+      'normalization',
+      parsers.ChoiceParser(
+          tuple(model_names.NORMALIZATION_NAMES),
+          model_names.OTHER_NORMALIZATIONS,
+          model_names.is_other_normalization,
+      ),
+      'The normalization layers of the model:\n'
+      + _list(model_names.NORMALIZATION_NAMES)
+      + f'or {model_names.OTHER_NORMALIZATIONS}',
+      defaults.NORMALIZATION,
+  )
+  return define.group('Model')
+
+
+def define_training_flags(values: flags.FlagValues) -> FlagGroup:
+  """Defines the rounds and the clients' training in them."""
+  define = _Definer(values)
+  define('rounds', _POSITIVE_INTEGER, 'Number of rounds', defaults.ROUNDS)
+  define(
+      'clients_per_round',
+      _POSITIVE_INTEGER,
+      'Number of clients that are drawn in each round',
+      default_text='all',
+  )
+  define(
+      'local_steps',
+      _POSITIVE_INTEGER,
+      'Batches that a client trains on in a round',
+      default_text=f'{defaults.LOCAL_STEPS}, unless --local_epochs is given',
+  )
+  define(
+      'local_epochs',
+      _POSITIVE_INTEGER,
+      'Passes over its data that a client trains in a round, instead of'
+      ' --local_steps',
+      default_text='none',
+  )
+  define(
+      'batch_size',
+      _POSITIVE_INTEGER,
+      'Examples in a batch',
+      defaults.BATCH_SIZE,
+  )
+  define(
+      'client_learning_rate',
+      _POSITIVE,
+      "Learning rate of the clients' SGD",
+      defaults.CLIENT_LEARNING_RATE,
+  )
+  define(
+      'client_learning_rate_schedule',
+      parsers.CheckedTextParser(parsers.parse_schedule),
+      'Factors of --client_learning_rate as ROUND:FACTOR,...: 60:0.1,80:0.01'
+      ' means 0.1 times --client_learning_rate from round 60 on and 0.01 times'
+      ' from round 80 on',
+      default_text='always 1',
+  )
+  define(
+      'client_momentum',
+      _MOMENTUM,
+      "Momentum of the clients' SGD; it starts from zero in each round",
+      defaults.CLIENT_MOMENTUM,
+  )
+  define(
+      'client_weight_decay',
+      _NOT_NEGATIVE,
+      'L2 decay: this times the weights is added to the gradients',
+      defaults.CLIENT_WEIGHT_DECAY,
+  )
+  define(
+      'client_weighting',
+      parsers.ChoiceParser(('num_examples', 'uniform')),
+      "Weights of the clients in the server's mean: num_examples that they"
+      ' trained on in the round, or uniform',
+      default_text=defaults.CLIENT_WEIGHTING,
+  )
+  return define.group('Training')
+
+
+def define_server_flags(values: flags.FlagValues) -> FlagGroup:
+  """Defines the server's optimizer."""
+  define = _Definer(values)
+  define(
+      'server_optimizer',
+      parsers.ChoiceParser(SERVER_OPTIMIZERS),
+      "What the server does with the mean of the clients' changes (FedOpt):"
+      f' {", ".join(SERVER_OPTIMIZERS)}; sgd with learning rate 1 is plain'
+      ' averaging',
+      default_text=defaults.SERVER_OPTIMIZER,
+  )
+  define(
+      'server_learning_rate',
+      _POSITIVE,
+      "The server's learning rate",
+      default_text=', '.join(
+          f'{rate:g} for {name}'
+          for name, rate in defaults.SERVER_LEARNING_RATE.items()
+      ),
+  )
+  define(
+      'server_momentum',
+      _MOMENTUM,
+      'Momentum of --server_optimizer=sgdm',
+      default_text=f'{defaults.SERVER_MOMENTUM:g}',
+  )
+  return define.group('Server')
+
+
+def define_seed_flag(values: flags.FlagValues) -> FlagGroup:
+  """Defines `--seed` and how often a run is evaluated and saved."""
+  define = _Definer(values)
+  define(
+      'seed',
+      _SEED,
+      'Decides every random choice: split, initial weights, clients drawn,'
+      ' order of the batches',
+      defaults.SEED,
+  )
+  _define_intervals(define)
+  return define.group('Run')
+
+
+def define_seeds_flag(values: flags.FlagValues) -> FlagGroup:
+  """Defines `--seeds` and how often a run is evaluated and saved."""
+  define = _Definer(values)
+  define(
+      'seeds',
+      parsers.TupleParser(_SEED),
+      'Seeds, separated by commas. Each algorithm is trained once with each'
+      ' seed; with the same seed all have the same split, initial weights and'
+      ' clients drawn',
+      defaults.SEEDS,
+  )
+  _define_intervals(define)
+  return define.group('Runs')
+
+
+def _define_intervals(define: _Definer):
+  define(
+      'evaluate_every',
+      _POSITIVE_INTEGER,
+      'Rounds from one evaluation to the next; the initial and the final model'
+      ' are evaluated in any case',
+      defaults.EVALUATE_EVERY,
+  )
+  define(
+      'checkpoint_every',
+      _POSITIVE_INTEGER,
+      'Rounds from one checkpoint to the next. The same command continues a'
+      ' run that was stopped from its last checkpoint',
+      defaults.CHECKPOINT_EVERY,
+  )
+
+
+def define_output_flags(
+    values: flags.FlagValues, default_output_dir: str
+) -> FlagGroup:
+  """Defines where a run's files go, and what is printed."""
+  define = _Definer(values)
+  define(
+      'output_dir',
+      flags.ArgumentParser(),
+      'Folder for all files. If it holds a run with the same flags, that run is'
+      ' continued; a run with other flags is never touched',
+      default_output_dir,
+  )
+  define.boolean(
+      'overwrite', 'Removes the run in --output_dir and starts afresh'
+  )
+  _define_verbosity(define)
+  return define.group('Output')
+
+
+def define_evaluation_flags(values: flags.FlagValues) -> FlagGroup:
+  """Defines which run is evaluated, how, and where the result goes."""
+  define = _Definer(values)
+  define(
+      'run',
+      flags.ArgumentParser(),
+      'Folder of the finished run: the --output_dir of tff-bn-train, or a'
+      ' folder in the runs/ of a comparison',
+      default_text='none, it must be given',
+  )
+  define.boolean(
+      'reestimate_statistics',
+      'Computes the BN statistics anew before the evaluation, by forward passes'
+      ' over the training data',
+  )
+  define(
+      'output_dir',
+      flags.ArgumentParser(),
+      f'Folder for {run_folder.EVALUATION}',
+      default_text="the run's",
+  )
+  _define_verbosity(define)
+  return define.group('Evaluation')
+
+
+def _define_verbosity(define: _Definer):
+  define(
+      'verbosity',
+      parsers.NumberParser(int, minimum=-1, maximum=1),
+      'How much is logged: -1 warnings, 0 also information, 1 everything, with'
+      ' the tracebacks of errors',
+      -1,
+  )

@@ -1,0 +1,198 @@
+"""Parsers of flag values that say what is allowed when a value is not."""
+
+from collections.abc import Callable, Sequence
+import difflib
+import math
+from typing import Any, Optional
+
+from absl import flags
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+  """' Did you mean …?' with the one of `known` nearest to `name`, or ''."""
+  nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+  return f' Did you mean {nearest[0]}?' if nearest else ''
+
+
+class NumberParser(flags.ArgumentParser):
+  """Parses a finite number in a range.
+
+  Attributes:
+    number_type: `int` or `float`.
+    minimum: The smallest value allowed, or None.
+    maximum: The largest value allowed, or None.
+    above: The value must be greater than this, unless None.
+    below: The value must be less than this, unless None.
+  """
+
+  def __init__(
+      self,
+      number_type: type[int] | type[float],
+      *,
+      minimum: Optional[float] = None,
+      maximum: Optional[float] = None,
+      above: Optional[float] = None,
+      below: Optional[float] = None,
+  ):
+    super().__init__()
+    self.number_type = number_type
+    self.minimum = minimum
+    self.maximum = maximum
+    self.above = above
+    self.below = below
+
+  def _allowed(self) -> str:
+    noun = 'a whole number' if self.number_type is int else 'a number'
+    bounds = [
+        f'{words} {bound}'
+        for words, bound in (
+            ('at least', self.minimum),
+            ('greater than', self.above),
+            ('at most', self.maximum),
+            ('less than', self.below),
+        )
+        if bound is not None
+    ]
+    return f'{noun}, {" and ".join(bounds)}' if bounds else noun
+
+  def parse(self, argument: Any) -> int | float:
+    """Returns the number; raises a ValueError if it isn't allowed."""
+    try:
+      value = self.number_type(argument)
+    except (TypeError, ValueError, OverflowError):
+      value = math.nan
+    # Written so that not-a-number fails too.
+    allowed = (
+        math.isfinite(value)
+        and (self.minimum is None or value >= self.minimum)
+        and (self.maximum is None or value <= self.maximum)
+        and (self.above is None or value > self.above)
+        and (self.below is None or value < self.below)
+    )
+    if not allowed:
+      raise ValueError(f'must be {self._allowed()}.')
+    return value
+
+
+class ChoiceParser(flags.ArgumentParser):
+  """Parses one of the given names.
+
+  Attributes:
+    known: The names.
+    other: What else is allowed, in words for the error message, or None.
+    is_other: Says of a string that is none of `known` whether it is such.
+  """
+
+  def __init__(
+      self,
+      known: Sequence[str],
+      other: Optional[str] = None,
+      is_other: Callable[[str], bool] = lambda argument: False,
+  ):
+    super().__init__()
+    self.known = tuple(known)
+    self.other = other
+    self.is_other = is_other
+
+  def parse(self, argument: str) -> str:
+    """Returns the name; raises a ValueError if it isn't allowed."""
+    if argument not in self.known and not self.is_other(argument):
+      other = f' or {self.other}' if self.other else ''
+      raise ValueError(
+          f'must be one of {", ".join(self.known)}{other}.'
+          f'{suggest(argument, self.known)}'
+      )
+    return argument
+
+
+class TupleParser(flags.ArgumentParser):
+  """Parses a comma-separated list of different values.
+
+  Attributes:
+    element: The parser of one value.
+  """
+
+  def __init__(self, element: flags.ArgumentParser):
+    super().__init__()
+    self.element = element
+
+  def parse(self, argument: str | Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the values; raises a ValueError if one isn't allowed."""
+    if not isinstance(argument, str):
+      return tuple(argument)
+    values = []
+    for text in argument.split(','):
+      try:
+        value = self.element.parse(text.strip())
+      except ValueError as error:
+        raise ValueError(f'{text.strip()!r}: {error}') from error
+      if value in values:
+        raise ValueError(f'{value} is in the list twice.')
+      values.append(value)
+    return tuple(values)
+
+
+def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
+  """Parses `ROUND:FACTOR,...`, e.g. '6000:0.1,8000:0.01'.
+
+  Args:
+    text: The schedule as text.
+
+  Returns:
+    Pairs (round, factor), rounds increasing.
+
+  Raises:
+    ValueError: If the text isn't such a schedule.
+  """
+  schedule = []
+  for item in text.split(','):
+    try:
+      start, factor = item.split(':')
+      schedule.append((int(start), float(factor)))
+    except ValueError as error:
+      raise ValueError(
+          'must be a list of ROUND:FACTOR, for example 6000:0.1,8000:0.01.'
+      ) from error
+  starts = [start for start, _ in schedule]
+  if starts[0] < 1 or any(b <= a for a, b in zip(starts, starts[1:])):
+    raise ValueError('must give increasing rounds, the first at least 1.')
+  if not all(0 <= factor < math.inf for _, factor in schedule):
+    raise ValueError('must give factors that are finite and not negative.')
+  return tuple(schedule)
+
+
+def parse_image_size(text: str) -> tuple[int, int]:
+  """Parses `HEIGHTxWIDTH`, e.g. '32x32'."""
+  try:
+    height, width = (int(side) for side in text.lower().split('x'))
+  except ValueError:
+    height = width = 0
+  if height < 1 or width < 1:
+    raise ValueError('must be HEIGHTxWIDTH in pixels, for example 32x32.')
+  return height, width
+
+
+class CheckedTextParser(flags.ArgumentParser):
+  """Keeps the text that `check` accepts.
+
+  Attributes:
+    check: Raises a ValueError that says what is allowed.
+  """
+
+  def __init__(self, check: Callable[[str], Any]):
+    super().__init__()
+    self.check = check
+
+  def parse(self, argument: str) -> str:
+    """Returns the text; raises a ValueError if it isn't allowed."""
+    self.check(argument)
+    return argument
+
+
+def to_text(value: Any) -> str:
+  """Writes a flag's value so that its parser reads the same value back."""
+  if isinstance(value, bool):
+    return str(value).lower()
+  if isinstance(value, tuple):
+    return ','.join(to_text(element) for element in value)
+  return str(value)

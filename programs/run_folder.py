@@ -1,0 +1,228 @@
+"""The folder of a run: its flags, and whether a program may write into it.
+
+A folder that has a `flags.txt` holds a run. The file is the first thing that is
+written and the last that is removed, so a folder never holds parts of a run
+without saying of which.
+"""
+
+from collections.abc import Mapping
+import fcntl
+import os
+import pathlib
+import shutil
+
+FLAGS_FILE = 'flags.txt'
+METRICS = 'metrics.csv'
+# In it, the final model, and the models of clients that have their own.
+MODEL = 'model'
+MODEL_FILE = 'model.keras'
+CLIENTS = 'clients'
+PLOTS = 'plots'
+# Holds one folder for each run of a comparison.
+RUNS = 'runs'
+RESULTS_CSV = 'results.csv'
+RESULTS_MARKDOWN = 'results.md'
+EVALUATION = 'evaluation.csv'
+# What programs write besides flags.txt. Nothing else is ever removed.
+_ENTRIES = (
+    METRICS,
+    'logdir',
+    'checkpoints',
+    'client_states.sqlite',
+    'client_states.sqlite-journal',
+    'client_states.sqlite-shm',
+    'client_states.sqlite-wal',
+    MODEL,
+    '.model.part',
+    '.metrics.csv.part',
+    PLOTS,
+    RESULTS_CSV,
+    RESULTS_MARKDOWN,
+    EVALUATION,
+)
+
+
+def read_flags(folder: pathlib.Path) -> dict[str, str]:
+  """Reads the flags of the run that a folder holds.
+
+  Args:
+    folder: The folder.
+
+  Returns:
+    The flags' texts by name.
+
+  Raises:
+    ValueError: If the folder holds no run, or its flags can't be read.
+  """
+  path = folder / FLAGS_FILE
+  try:
+    lines = path.read_text(encoding='utf-8').splitlines()
+  except (FileNotFoundError, NotADirectoryError) as error:
+    raise ValueError(
+        f'{folder} holds no run: it has no {FLAGS_FILE}.'
+    ) from error
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{path} is damaged: it is not a text file.') from error
+  flags = {}
+  for line in lines:
+    if not line or line.startswith('#'):
+      continue
+    name, equals, text = line.partition('=')
+    if not name.startswith('--') or not equals:
+      raise ValueError(f'{path} is damaged: {line!r} is not a flag.')
+    flags[name.removeprefix('--')] = text
+  return flags
+
+
+def is_finished(folder: pathlib.Path) -> bool:
+  """Whether a folder holds a run that has come to its end."""
+  # The model is the last thing that training writes.
+  return all((folder / name).exists() for name in (FLAGS_FILE, METRICS, MODEL))
+
+
+def check_writable(folder: pathlib.Path):
+  """Checks that a folder can be written, or made; writes nothing.
+
+  Args:
+    folder: The folder that `--output_dir` names.
+
+  Raises:
+    ValueError: If it can't.
+  """
+  existing = folder.absolute()
+  while not os.path.lexists(existing):
+    existing = existing.parent
+  if not existing.is_dir():
+    raise ValueError(
+        f'--output_dir={folder} is impossible: {existing} is not a folder.'
+    )
+  if not os.access(existing, os.W_OK | os.X_OK):
+    raise ValueError(
+        f'--output_dir={folder} is impossible: {existing} is not writable.'
+    )
+
+
+def check(folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool):
+  """Checks that a run with these flags may be written into a folder.
+
+  Writes nothing.
+
+  Args:
+    folder: The folder; it need not exist.
+    flags: The texts of the flags that define the run, by name.
+    overwrite: Whether a run in the folder may be removed.
+
+  Raises:
+    ValueError: If the folder can't be written, holds files of the programs'
+      names that belong to no run, or holds a run that is in progress, or one
+      with other flags that may not be removed.
+  """
+  check_writable(folder)
+  if not (folder / FLAGS_FILE).exists():
+    strangers = [name for name in (*_ENTRIES, RUNS) if (folder / name).exists()]
+    if strangers:
+      raise ValueError(
+          f'--output_dir={folder} holds {", ".join(strangers)} but no'
+          f' {FLAGS_FILE}, so it is not the folder of a run; nothing in it is'
+          ' touched. Choose another folder.'
+      )
+    return
+  _check_not_in_progress(folder)
+  if overwrite:
+    return
+  previous = read_flags(folder)
+  differences = [
+      f'--{name} ({_was(previous.get(name))}, now {_was(flags.get(name))})'
+      for name in dict.fromkeys((*flags, *previous))
+      if previous.get(name) != flags.get(name)
+  ]
+  if differences:
+    raise ValueError(
+        f'--output_dir={folder} holds a run with other flags:'
+        f' {", ".join(differences)}. Choose another folder, or replace that run'
+        ' with --overwrite.'
+    )
+
+
+def _check_not_in_progress(folder: pathlib.Path):
+  # Training holds this lock.
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    raise ValueError(
+        f'{folder} is the folder of a run that is in progress; wait for its'
+        ' end, or choose another folder.'
+    ) from None
+  except OSError:
+    pass  # Some network file systems have no locks.
+  finally:
+    os.close(descriptor)
+
+
+def _was(text: str | None) -> str:
+  return 'not set' if text is None else text
+
+
+def begin(
+    folder: pathlib.Path,
+    program: str,
+    flags: Mapping[str, str],
+    *,
+    overwrite: bool,
+):
+  """Makes a folder the folder of a run with these flags.
+
+  To be called after `check`.
+
+  Args:
+    folder: The folder; it need not exist.
+    program: The program's name, for the first line of the file.
+    flags: The texts of the flags that define the run, by name.
+    overwrite: Whether to remove a run that the folder holds.
+  """
+  if overwrite:
+    remove(folder)
+  path = folder / FLAGS_FILE
+  if path.exists():
+    return
+  folder.mkdir(parents=True, exist_ok=True)
+  write_text(
+      path,
+      f'# {program} --flagfile={FLAGS_FILE} --output_dir=...\n'
+      + ''.join(f'--{name}={text}\n' for name, text in flags.items()),
+  )
+
+
+def write_text(path: pathlib.Path, text: str):
+  """Writes a file so that it is never there in part."""
+  temporary = path.with_name(f'.{path.name}.part')
+  with open(temporary, 'w', encoding='utf-8') as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(temporary, path)
+
+
+def remove(folder: pathlib.Path):
+  """Removes the run that a folder holds, and nothing else."""
+  if not (folder / FLAGS_FILE).exists():
+    return
+  runs = folder / RUNS
+  if runs.is_dir():
+    for run in runs.iterdir():
+      remove(run)
+      _remove_if_empty(run)
+    _remove_if_empty(runs)
+  for name in _ENTRIES:
+    path = folder / name
+    if path.is_dir() and not path.is_symlink():
+      shutil.rmtree(path)
+    else:
+      path.unlink(missing_ok=True)
+  (folder / FLAGS_FILE).unlink()
+
+
+def _remove_if_empty(folder: pathlib.Path):
+  if folder.is_dir() and not any(folder.iterdir()):
+    folder.rmdir()

@@ -1,0 +1,96 @@
+"""`tff-bn-train`: trains a model with one federated algorithm."""
+
+from collections.abc import Sequence
+import pathlib
+import sys
+from typing import Optional
+
+from absl import flags as absl_flags
+
+from tff_bn.programs import cli
+from tff_bn.programs import defaults
+from tff_bn.programs import flag_groups
+from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
+
+
+def define_flags(
+    values: absl_flags.FlagValues,
+) -> tuple[flag_groups.FlagGroup, ...]:
+  """Defines the program's flags."""
+  return (
+      flag_groups.define_algorithm_flag(values),
+      flag_groups.define_data_flags(values),
+      flag_groups.define_model_flags(values),
+      flag_groups.define_training_flags(values),
+      flag_groups.define_server_flags(values),
+      flag_groups.define_seed_flag(values),
+      flag_groups.define_output_flags(values, defaults.TRAIN_OUTPUT_DIR),
+  )
+
+
+def main(flags: cli.ParsedFlags) -> None:
+  """Trains one model.
+
+  Args:
+    flags: The program's flags.
+  """
+  folder = pathlib.Path(flags.output_dir).expanduser()
+  with cli.checking_input():
+    settings_lib.check(flags)
+    settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
+    run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
+
+  # Imported late: it takes seconds, and wrong flags are found without it.
+  # pylint: disable=g-import-not-at-top
+  from tff_bn.programs import experiment
+  from tff_bn.programs import report
+
+  # pylint: enable=g-import-not-at-top
+  with cli.checking_input():
+    (job,) = experiment.prepare([settings], [folder], overwrite=flags.overwrite)
+    run_folder.begin(
+        folder, PROGRAM.name, settings.to_flags(), overwrite=flags.overwrite
+    )
+  experiment.train([job])
+  report.save_figures(
+      folder / run_folder.PLOTS,
+      [report.read_run(settings.algorithm, settings.seed, folder)],
+      job.data.label_distribution(),
+      job.data.client_ids,
+      f'{settings.algorithm}: {experiment.describe_data(job)}',
+  )
+  model = folder / run_folder.MODEL / run_folder.MODEL_FILE
+  clients = folder / run_folder.MODEL / run_folder.CLIENTS
+  print(f"Model:   tf.keras.models.load_model('{model}')")
+  if clients.exists():
+    print(f"         and the clients' own models in {clients}")
+  print(f'Metrics: {folder / run_folder.METRICS}')
+  print(f'Plots:   {folder / run_folder.PLOTS}')
+
+
+PROGRAM = cli.Program(
+    name='tff-bn-train',
+    description=(
+        'Trains a Keras model with one federated algorithm on simulated clients'
+        ' and writes the model, its metrics, checkpoints and plots into one'
+        ' folder. The same command continues a run that was stopped.'
+    ),
+    examples=(
+        'tff-bn-train --algorithm=fedbn --split=domains'
+        ' --dataset=digits_domains --output_dir=runs/fedbn',
+        'tff-bn-train --flagfile=runs/fedbn/flags.txt --seed=1'
+        ' --output_dir=runs/fedbn-1',
+    ),
+    define_flags=define_flags,
+    main=main,
+)
+
+
+def run(arguments: Optional[Sequence[str]] = None) -> int:
+  """Runs the program; returns its exit code."""
+  return cli.run(PROGRAM, arguments)
+
+
+if __name__ == '__main__':
+  sys.exit(run())

@@ -1,0 +1,149 @@
+"""The digits and their five domains."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import signal
+from sklearn import datasets
+from sklearn import linear_model
+from sklearn import neighbors
+
+from tff_bn import data as tff_bn_data
+
+
+@pytest.fixture(scope='module')
+def digits():
+  return tff_bn_data.load_dataset('digits')
+
+
+@pytest.fixture(scope='module')
+def domains():
+  return tff_bn_data.load_dataset('digits_domains')
+
+
+def flat(x):
+  return x.reshape(len(x), -1)
+
+
+class TestDigits:
+
+  def test_shapes(self, digits):
+    assert digits.x_train.shape == (1437, 8, 8, 1)
+    assert digits.x_test.shape == (360, 8, 8, 1)
+    assert digits.x_train.dtype == np.float32
+    assert (digits.x_train.min(), digits.x_train.max()) == (0, 1)
+    assert digits.num_classes == 10
+
+  def test_is_all_of_scikit_learns_digits_once(self, digits):
+    original = datasets.load_digits()
+    ours = np.column_stack(
+        [
+            flat(np.concatenate([digits.x_train, digits.x_test])) * 16,
+            np.concatenate([digits.y_train, digits.y_test]),
+        ]
+    )
+    theirs = np.column_stack([original.data, original.target])
+    # As sets of rows; all 1,797 are different.
+    assert len({tuple(row) for row in theirs}) == 1797
+    assert {tuple(row) for row in ours} == {tuple(row) for row in theirs}
+
+  def test_classes_have_the_same_share_of_both(self, digits):
+    train, test = np.bincount(digits.y_train), np.bincount(digits.y_test)
+    np.testing.assert_allclose(test / (train + test), 0.2, atol=0.005)
+
+  def test_is_always_the_same(self, digits):
+    np.random.seed(3)
+    again = tff_bn_data.load_dataset('digits')
+    np.testing.assert_array_equal(digits.x_train, again.x_train)
+    np.testing.assert_array_equal(digits.y_test, again.y_test)
+
+
+class TestDomains:
+  NAMES = (
+      'plain',
+      'inverted',
+      'low_contrast',
+      'noisy_background',
+      'blurred_shifted',
+  )
+
+  def test_sizes_and_labels(self, digits, domains):
+    assert domains.domain_names == self.NAMES
+    np.testing.assert_array_equal(domains.y_train, digits.y_train)
+    np.testing.assert_array_equal(domains.y_test, digits.y_test)
+    for domain, labels in (
+        (domains.domain_train, domains.y_train),
+        (domains.domain_test, domains.y_test),
+    ):
+      assert domain.dtype == np.int32
+      assert np.ptp(np.bincount(domain)) <= 1
+      counts = np.array([np.bincount(labels[domain == d]) for d in range(5)])
+      assert counts.shape == (5, 10)
+      assert (np.ptp(counts, axis=0) <= 1).all()
+
+  def test_values_stay_in_the_unit_interval(self, domains):
+    for x in (domains.x_train, domains.x_test):
+      assert x.dtype == np.float32
+      assert x.min() >= 0
+      assert x.max() <= 1
+
+  def test_each_image_is_one_digit_changed_as_its_domain_says(
+      self, digits, domains
+  ):
+    """So no digit is in two domains, or in training and test data."""
+    kernel = np.exp(-(np.arange(-3, 4) ** 2) / (2 * 0.7**2))
+    kernel = np.outer(kernel, kernel) / kernel.sum() ** 2
+    for x, changed, domain in (
+        (digits.x_train, domains.x_train, domains.domain_train),
+        (digits.x_test, domains.x_test, domains.domain_test),
+    ):
+      x, changed = x[..., 0], changed[..., 0]
+      pairs = [(x[domain == d], changed[domain == d]) for d in range(5)]
+      np.testing.assert_array_equal(*pairs[0])
+      np.testing.assert_allclose(1 - pairs[1][0], pairs[1][1], atol=1e-6)
+      np.testing.assert_allclose(
+          0.4 + 0.2 * pairs[2][0], pairs[2][1], atol=1e-6
+      )
+      before, after = pairs[3]
+      noise = (after - before)[before < 1] / (1 - before[before < 1])
+      assert noise.min() > -1e-5
+      np.testing.assert_allclose(noise.mean(), 0.35, atol=0.02)
+      np.testing.assert_allclose(noise.max(), 0.7, atol=0.01)
+      np.testing.assert_array_equal(after[before == 1], 1)
+      before, after = pairs[4]
+      blurred = np.array(
+          [signal.convolve2d(image, kernel, 'same') for image in before]
+      )
+      np.testing.assert_allclose(
+          after[:, 1:, 1:], blurred[:, :-1, :-1], atol=1e-3
+      )
+      assert not after[:, 0].any()
+      assert not after[:, :, 0].any()
+
+  def test_appearances_differ_clearly(self, domains):
+    classifier = linear_model.LogisticRegression(max_iter=2000)
+    classifier.fit(flat(domains.x_train), domains.domain_train)
+    accuracy = classifier.score(flat(domains.x_test), domains.domain_test)
+    assert accuracy > 0.95
+
+  def test_labels_can_be_recognised_within_a_domain_better_than_across(
+      self, domains
+  ):
+    accuracy = np.empty((5, 5))
+    for trained, tested in itertools.product(range(5), range(5)):
+      train = domains.domain_train == trained
+      test = domains.domain_test == tested
+      accuracy[trained, tested] = (
+          neighbors.KNeighborsClassifier(1)
+          .fit(flat(domains.x_train[train]), domains.y_train[train])
+          .score(flat(domains.x_test[test]), domains.y_test[test])
+      )
+    assert np.diag(accuracy).min() > 0.7
+    others = accuracy[~np.eye(5, dtype=bool)]
+    assert np.diag(accuracy).mean() > others.mean() + 0.2
+
+  def test_is_always_the_same(self, domains):
+    again = tff_bn_data.load_dataset('digits_domains')
+    np.testing.assert_array_equal(domains.x_train, again.x_train)
+    np.testing.assert_array_equal(domains.domain_test, again.domain_test)

@@ -1,0 +1,80 @@
+"""EMNIST: its synthetic form, and what is said when there is no network."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tff_bn import data as tff_bn_data
+from tff_bn.data import emnist
+
+
+def client_data(writers):
+  """Data of named writers in EMNIST's form: (pixel value, label) pairs."""
+  return tff.simulation.datasets.TestClientData(
+      {
+          writer: collections.OrderedDict(
+              label=np.array([label for _, label in samples], np.int32),
+              pixels=np.array(
+                  [np.full((28, 28), value) for value, _ in samples], np.float32
+              ),
+          )
+          for writer, samples in writers.items()
+      }
+  )
+
+
+def test_synthetic():
+  dataset = tff_bn_data.load_dataset('emnist_synthetic')
+  assert dataset.x_train.shape == (20, 28, 28, 1)
+  assert dataset.x_train.dtype == np.float32
+  assert dataset.num_classes == 10
+  assert dataset.writer_names == ('synthetic1', 'synthetic2')
+  original = tff.simulation.datasets.emnist.get_synthetic()
+  data = tff_bn_data.split_dataset(dataset, 'natural', None, 0)
+  for name in dataset.writer_names:
+    own = data.train_indices[name]
+    examples = list(
+        original.create_tf_dataset_for_client(name).as_numpy_iterator()
+    )
+    np.testing.assert_array_equal(
+        dataset.x_train[own, :, :, 0], [e['pixels'] for e in examples]
+    )
+    np.testing.assert_array_equal(
+        dataset.y_train[own], [e['label'] for e in examples]
+    )
+
+
+def test_writers_are_those_of_the_client_data(monkeypatch, tmp_path):
+  train = client_data({'ann': [(0.5, 1)], 'bob': [(0.25, 2), (0.75, 3)]})
+  # Another order, to see that writers are known by name.
+  test = client_data({'bob': [(1, 3)], 'ann': [(0.125, 1), (0, 1)]})
+  asked = []
+
+  def load_data(cache_dir):
+    asked.append(cache_dir)
+    return train, test
+
+  monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load_data)
+  dataset = tff_bn_data.load_dataset('emnist', data_dir=str(tmp_path))
+  assert asked == [str(tmp_path)]
+  assert dataset.writer_names == ('ann', 'bob')
+  np.testing.assert_array_equal(dataset.writer_train, [0, 1, 1])
+  np.testing.assert_array_equal(dataset.y_train, [1, 2, 3])
+  np.testing.assert_array_equal(dataset.x_train[:, 3, 4, 0], [0.5, 0.25, 0.75])
+  np.testing.assert_array_equal(dataset.writer_test, [0, 0, 1])
+  np.testing.assert_array_equal(dataset.x_test[:, 3, 4, 0], [0.125, 0, 1])
+  assert dataset.num_classes == 10
+
+
+def test_no_network(monkeypatch):
+  def load_data(cache_dir):
+    raise OSError('no route to host')
+
+  monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load_data)
+  with pytest.raises(
+      ValueError,
+      match=r'--dataset=emnist could not .*\(no route to host\).*--data_dir',
+  ):
+    emnist.load_emnist()

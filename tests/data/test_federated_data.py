@@ -1,0 +1,451 @@
+"""Splitting a dataset, and the batches that clients get."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn import data as tff_bn_data
+from tff_bn.data import dataset as dataset_lib
+
+
+def make_dataset(dtype=np.float32, num_train=97, num_test=40, **groups):
+  """A dataset whose samples are their own positions."""
+  return dataset_lib.create_dataset(
+      'numbers',
+      np.arange(num_train, dtype=dtype)[:, np.newaxis],
+      np.arange(num_train) % 4,
+      np.arange(num_test, dtype=dtype)[:, np.newaxis],
+      np.arange(num_test) % 4,
+      **groups,
+  )
+
+
+def split(dataset=None, split_name='iid', num_clients=3, seed=0, **arguments):
+  return tff_bn_data.split_dataset(
+      dataset or make_dataset(), split_name, num_clients, seed, **arguments
+  )
+
+
+def positions(batches, scale=1):
+  """The samples' positions in each batch of `make_dataset`'s data."""
+  result = []
+  for x, y in batches.as_numpy_iterator():
+    x = np.round(x[:, 0] * scale).astype(int)
+    np.testing.assert_array_equal(y, x % 4)
+    result.append(x)
+  return result
+
+
+ARGUMENTS = dict(seed=3, round_num=7, batch_size=10)
+
+
+class TestClientDataset:
+
+  @pytest.mark.parametrize('dtype,scale', [(np.float32, 1), (np.uint8, 255)])
+  # A client has 33 samples: fewer than one pass, and more.
+  @pytest.mark.parametrize('local_steps', [1, 3, 12])
+  def test_local_steps_are_full_batches_of_reshuffled_passes(
+      self, dtype, scale, local_steps
+  ):
+    data = split(make_dataset(dtype))
+    client = data.client_ids[0]
+    own = data.train_indices[client]
+    assert len(own) == 33
+    batches = data.client_dataset(
+        [client], **ARGUMENTS, local_steps=local_steps
+    )
+    assert batches.element_spec == data.element_spec
+    got = positions(batches, scale)
+    assert [len(batch) for batch in got] == [10] * local_steps
+    order = np.concatenate(got)
+    passes = [order[start : start + 33] for start in range(0, len(order), 33)]
+    for one_pass in passes:
+      assert len(set(one_pass)) == len(one_pass)
+      assert set(one_pass) <= set(own)
+      assert (np.diff(one_pass) < 0).any()
+    for one_pass in passes[:-1]:
+      assert set(one_pass) == set(own)
+    if len(passes) > 1:
+      assert (passes[0] != passes[1]).any()
+
+  def test_local_steps_of_a_client_smaller_than_a_batch(self):
+    data = split(make_dataset(num_train=9))
+    client = data.client_ids[1]
+    got = positions(data.client_dataset([client], **ARGUMENTS, local_steps=2))
+    assert [len(batch) for batch in got] == [10, 10]
+    counts = np.bincount(np.concatenate(got), minlength=9)
+    # 3 samples fill 20 places: each 6 or 7 times.
+    assert set(counts[data.train_indices[client]]) <= {6, 7}
+    assert counts.sum() == 20
+
+  @pytest.mark.parametrize('dtype,scale', [(np.float32, 1), (np.uint8, 255)])
+  @pytest.mark.parametrize('local_epochs', [1, 3])
+  def test_local_epochs_are_reshuffled_passes(self, dtype, scale, local_epochs):
+    data = split(make_dataset(dtype))
+    client = data.client_ids[2]
+    batches = data.client_dataset(
+        [client], **ARGUMENTS, local_epochs=local_epochs
+    )
+    assert batches.element_spec == data.element_spec
+    got = positions(batches, scale)
+    assert [len(batch) for batch in got] == [10, 10, 10, 2] * local_epochs
+    passes = [
+        np.concatenate(got[start : start + 4])
+        for start in range(0, len(got), 4)
+    ]
+    for one_pass in passes:
+      np.testing.assert_array_equal(
+          np.sort(one_pass), data.train_indices[client]
+      )
+    orders = {tuple(one_pass) for one_pass in passes}
+    assert len(orders) == local_epochs
+
+  @pytest.mark.parametrize('amount', [{'local_steps': 5}, {'local_epochs': 2}])
+  def test_is_a_function_of_its_arguments(self, amount):
+    def order(clients=(0,), split_seed=0, **changes):
+      data = split(seed=split_seed)
+      batches = data.client_dataset(
+          [data.client_ids[n] for n in clients],
+          **{**ARGUMENTS, **amount, **changes},
+      )
+      return np.concatenate(positions(batches)).tolist()
+
+    first = order()
+    np.random.seed(1)
+    tf.random.set_seed(1)
+    assert order() == first
+    assert order(seed=4) != first
+    assert order(round_num=8) != first
+    # The same places among the client's own samples would be no new order.
+    data = split()
+    ranks = [
+        np.searchsorted(data.train_indices[f'client_{n}'], order((n,)))[:30]
+        for n in (1, 2)
+    ]
+    assert ranks[0].tolist() != ranks[1].tolist()
+
+  def test_several_clients_are_their_union(self):
+    data = split()
+    clients = data.client_ids[:2]
+    union = np.concatenate([data.train_indices[c] for c in clients])
+    got = positions(data.client_dataset(clients, **ARGUMENTS, local_epochs=1))
+    np.testing.assert_array_equal(np.sort(np.concatenate(got)), np.sort(union))
+    # Batches have samples of both clients.
+    own = set(data.train_indices[clients[0]])
+    assert 0 < len(own & set(got[0])) < 10
+
+  def test_uint8_is_scaled_to_the_unit_interval(self):
+    data = split(make_dataset(np.uint8))
+    for amount in ({'local_steps': 1}, {'local_epochs': 2}):
+      batches = data.client_dataset(data.client_ids[:1], **ARGUMENTS, **amount)
+      for x, y in batches.as_numpy_iterator():
+        assert x.dtype == np.float32
+        assert y.dtype == np.int32
+        whole = np.round(x * 255)
+        np.testing.assert_allclose(x, whole / 255, rtol=1e-6)
+
+  def test_images_keep_their_shape(self):
+    dataset = dataset_lib.create_dataset(
+        'images',
+        np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3),
+        np.arange(6) % 2,
+        np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3),
+        np.arange(2),
+    )
+    data = split(dataset, num_clients=1)
+    assert data.element_spec == (
+        tf.TensorSpec((None, 4, 3, 1), tf.float32),
+        tf.TensorSpec((None,), tf.int32),
+    )
+    batches = data.client_dataset(
+        data.client_ids, seed=0, round_num=0, batch_size=4, local_steps=3
+    )
+    assert batches.element_spec == data.element_spec
+    by_label = {0: {}, 1: {}}
+    for x, y in batches.as_numpy_iterator():
+      assert x.shape == (4, 4, 3, 1)
+      for image, label in zip(x, y):
+        by_label[label][image[0, 0, 0]] = image
+    expected = dataset.x_train[2].astype(np.float32) / 255
+    np.testing.assert_allclose(
+        by_label[0][expected[0, 0, 0]], expected, rtol=1e-6
+    )
+
+  def test_goes_through_tff_with_each_sample_once(self, native_runtime):
+    import tensorflow_federated as tff
+
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (60, 40, 50), dtype=np.uint8)
+    dataset = dataset_lib.create_dataset(
+        'images', x, np.arange(60) % 2, x[:2], np.arange(2)
+    )
+    data = split(dataset, num_clients=2)
+    clients = [
+        data.client_dataset(
+            [c], seed=0, round_num=1, batch_size=8, local_epochs=5
+        )
+        for c in data.client_ids
+    ]
+    batch_type = tff.SequenceType(
+        (
+            tff.TensorType(np.float32, [None, 40, 50, 1]),
+            tff.TensorType(np.int32, [None]),
+        )
+    )
+
+    @tff.tensorflow.computation(batch_type)
+    def total(batches):
+      return batches.reduce(0.0, lambda s, batch: s + tf.reduce_sum(batch[0]))
+
+    @tff.federated_computation(tff.FederatedType(batch_type, tff.CLIENTS))
+    def federated_total(batches):
+      return tff.federated_sum(tff.federated_map(total, batches))
+
+    np.testing.assert_allclose(
+        federated_total(clients), 5 * x.sum(dtype=np.float64) / 255, rtol=1e-5
+    )
+    serialized, _ = tff.framework.serialize_value(clients[0], batch_type)
+    # 30 images of 2,000 bytes; five passes of float32 would be 20 times more.
+    assert serialized.ByteSize() < 1.5 * 30 * 2000
+
+  @pytest.mark.parametrize(
+      'arguments,message',
+      [
+          ({}, 'one of --local_steps and --local_epochs'),
+          ({'local_steps': 1, 'local_epochs': 1}, 'one of --local_steps'),
+          ({'local_steps': 0}, '--local_steps=0'),
+          ({'local_epochs': 0}, '--local_epochs=0'),
+          ({'local_steps': 1, 'batch_size': 0}, '--batch_size=0'),
+          ({'local_steps': 1, 'seed': -1}, '--seed=-1'),
+          ({'local_steps': 1, 'client_ids': ['nobody']}, "no client 'nobody'"),
+          ({'local_steps': 1, 'client_ids': []}, 'at least one client'),
+      ],
+  )
+  def test_refuses(self, arguments, message):
+    data = split()
+    with pytest.raises(ValueError, match=message):
+      data.client_dataset(
+          **{'client_ids': data.client_ids[:1], **ARGUMENTS, **arguments}
+      )
+
+
+class TestTestDatasets:
+
+  def test_test_dataset_is_all_test_data_in_order(self):
+    data = split()
+    batches = data.test_dataset(16)
+    assert batches.element_spec == data.element_spec
+    got = positions(batches)
+    assert [len(batch) for batch in got] == [16, 16, 8]
+    np.testing.assert_array_equal(np.concatenate(got), np.arange(40))
+
+  @pytest.mark.parametrize('dtype,scale', [(np.float32, 1), (np.uint8, 255)])
+  def test_client_test_dataset_is_the_clients_own(self, dtype, scale):
+    data = split(make_dataset(dtype))
+    for client in data.client_ids:
+      batches = data.client_test_dataset(client, 5)
+      assert batches.element_spec == data.element_spec
+      np.testing.assert_array_equal(
+          np.concatenate(positions(batches, scale)), data.test_indices[client]
+      )
+
+  def test_client_without_test_data_gets_an_empty_dataset(self):
+    data = split(make_dataset(num_test=4), num_clients=20)
+    empty = [c for c in data.client_ids if not data.test_indices[c].size]
+    assert empty
+    batches = data.client_test_dataset(empty[0], 5)
+    assert batches.element_spec == data.element_spec
+    assert not list(batches)
+
+  def test_refuses_unknown_client_and_batch_size(self):
+    data = split()
+    with pytest.raises(ValueError, match="no client 'nobody'"):
+      data.client_test_dataset('nobody', 5)
+    with pytest.raises(ValueError, match='--batch_size=0'):
+      data.test_dataset(0)
+
+
+LABEL_SPLITS = {
+    'iid': {},
+    'classes': {'classes_per_client': 2},
+    'dirichlet': {'dirichlet_alpha': 0.3},
+    'gamma': {'gamma': 0.2},
+    'unbalanced': {'imbalance': 1.0},
+}
+
+
+class TestSplitDataset:
+
+  @pytest.mark.parametrize('name', LABEL_SPLITS)
+  def test_test_data_has_the_training_labels_distribution(self, name):
+    dataset = make_dataset(num_train=400, num_test=400)
+    data = split(dataset, name, 4, **LABEL_SPLITS[name])
+    counts = data.label_distribution()
+    expected = counts / np.maximum(counts.sum(axis=0), 1) * 100
+    got = np.array(
+        [
+            np.bincount(dataset.y_test[data.test_indices[c]], minlength=4)
+            for c in data.client_ids
+        ]
+    )
+    assert (np.abs(got - expected) < 1).all()
+    chosen = np.concatenate(list(data.test_indices.values()))
+    assert len(np.unique(chosen)) == len(chosen) == 400
+
+  @pytest.mark.parametrize('name', LABEL_SPLITS)
+  def test_depends_on_the_seed_alone(self, name):
+    first, same, other = (
+        split(split_name=name, seed=seed, **LABEL_SPLITS[name])
+        for seed in (0, 0, 1)
+    )
+    for kind in ('train_indices', 'test_indices'):
+      a, b, c = (
+          [part.tolist() for part in getattr(data, kind).values()]
+          for data in (first, same, other)
+      )
+      assert a == b
+      # With all of two classes for each client nothing is left to draw.
+      if name != 'classes':
+        assert a != c
+
+  def test_label_distribution(self):
+    dataset = make_dataset()
+    data = split(dataset, 'dirichlet', dirichlet_alpha=0.3)
+    for client, counts in zip(data.client_ids, data.label_distribution()):
+      labels = dataset.y_train[data.train_indices[client]]
+      assert counts.tolist() == [(labels == c).sum() for c in range(4)]
+    assert data.num_classes == 4
+
+  @pytest.mark.parametrize('num_clients', [None, 0])
+  def test_five_clients_unless_said_otherwise(self, num_clients):
+    assert len(split(num_clients=num_clients).client_ids) == 5
+
+  def test_client_ids_sort_like_the_clients(self):
+    ids = split(num_clients=11).client_ids
+    assert ids[0] == 'client_00'
+    assert ids[10] == 'client_10'
+    assert list(ids) == sorted(ids)
+
+  def test_unknown_split(self):
+    with pytest.raises(
+        ValueError,
+        match=r'--split=dirichlett is unknown; .*iid.*Did you mean dirichlet\?',
+    ):
+      split(split_name='dirichlett')
+
+  @pytest.mark.parametrize(
+      'name,flag',
+      [
+          ('classes', 'classes_per_client'),
+          ('dirichlet', 'dirichlet_alpha'),
+          ('gamma', 'gamma'),
+          ('unbalanced', 'imbalance'),
+      ],
+  )
+  def test_split_without_its_argument(self, name, flag):
+    with pytest.raises(ValueError, match=f'--split={name} needs --{flag}'):
+      split(split_name=name)
+
+  def test_more_clients_than_samples(self):
+    with pytest.raises(
+        ValueError,
+        match=(
+            '--num_clients=98 asks for more clients than the 97 training'
+            ' samples in numbers; use at most 97'
+        ),
+    ):
+      split(num_clients=98)
+
+
+class TestDomains:
+
+  @pytest.fixture
+  def dataset(self):
+    return make_dataset(
+        num_train=120,
+        num_test=60,
+        domain_train=(np.arange(120) // 4 % 2).astype(np.int32),
+        domain_test=(np.arange(60) // 4 % 2).astype(np.int32),
+        domain_names=('day', 'night'),
+    )
+
+  @pytest.mark.parametrize('num_clients', [None, 2])
+  def test_clients_are_called_after_their_domain(self, dataset, num_clients):
+    data = split(dataset, 'domains', num_clients)
+    assert data.client_ids == ('day', 'night')
+    np.testing.assert_array_equal(
+        data.train_indices['night'], np.flatnonzero(dataset.domain_train)
+    )
+    np.testing.assert_array_equal(
+        data.test_indices['night'], np.flatnonzero(dataset.domain_test)
+    )
+
+  def test_several_clients_share_a_domain(self, dataset):
+    data = split(dataset, 'domains', 4)
+    assert data.client_ids == ('day_0', 'night_0', 'day_1', 'night_1')
+    for kind, domains in (
+        (data.train_indices, dataset.domain_train),
+        (data.test_indices, dataset.domain_test),
+    ):
+      for client, indices in kind.items():
+        expected = ('day', 'night').index(client.split('_')[0])
+        assert set(domains[indices]) == {expected}
+        # 60 or about 30 samples of a domain in two parts.
+        assert math.isclose(len(indices), len(domains) / 4, abs_tol=3)
+      together = np.concatenate(list(kind.values()))
+      np.testing.assert_array_equal(np.sort(together), np.arange(len(domains)))
+
+  def test_dataset_without_domains(self):
+    with pytest.raises(
+        ValueError, match='--split=domains .* --dataset=numbers has none'
+    ):
+      split(split_name='domains')
+
+
+class TestNatural:
+
+  @pytest.fixture
+  def dataset(self):
+    return make_dataset(
+        num_train=80,
+        num_test=120,
+        writer_train=(np.arange(80) % 40).astype(np.int32),
+        writer_test=(np.arange(120) % 40).astype(np.int32),
+        writer_names=tuple(f'w{n:02}' for n in range(40)),
+    )
+
+  def test_each_writer_is_a_client(self, dataset):
+    data = split(dataset, 'natural', None)
+    assert data.client_ids == dataset.writer_names
+    np.testing.assert_array_equal(data.train_indices['w07'], [7, 47])
+    np.testing.assert_array_equal(data.test_indices['w07'], [7, 47, 87])
+
+  def test_fewer_clients_are_some_of_the_writers(self, dataset):
+    data = split(dataset, 'natural', 10)
+    assert len(data.client_ids) == 10
+    for client in data.client_ids:
+      writer = int(client[1:])
+      np.testing.assert_array_equal(
+          data.train_indices[client], [writer, writer + 40]
+      )
+      np.testing.assert_array_equal(
+          data.test_indices[client], [writer, writer + 40, writer + 80]
+      )
+
+  def test_more_clients_than_writers(self, dataset):
+    with pytest.raises(
+        ValueError,
+        match=(
+            '--num_clients=50 asks for more clients than the 40 writers in'
+            ' numbers; use at most 40'
+        ),
+    ):
+      split(dataset, 'natural', 50)
+
+  def test_dataset_without_writers(self):
+    with pytest.raises(
+        ValueError, match='--split=natural .* --dataset=numbers has none'
+    ):
+      split(split_name='natural')

@@ -1,0 +1,289 @@
+"""The models against what the papers say of them."""
+
+import collections
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn import models
+
+SHAPES = {
+    'small_cnn': (8, 8, 1),
+    'mlp3': (28, 28, 1),
+    'digits_cnn': (8, 8, 1),
+    'resnet20': (32, 32, 3),
+}
+
+
+def build(name, normalization='batch', input_shape=None, num_classes=10):
+  return models.build_model_fn(
+      name, input_shape or SHAPES[name], num_classes, normalization
+  )()
+
+
+def num_values(variables):
+  return sum(int(np.prod(variable.shape)) for variable in variables)
+
+
+def num_layers(model):
+  """Number of layers of each class, by the class's name."""
+  return collections.Counter(type(layer).__name__ for layer in model.layers)
+
+
+def order_of(model, *kinds):
+  """The classes of the layers that are of `kinds`, in the model's order."""
+  names = [type(layer).__name__ for layer in model.layers]
+  return [name for name in names if name in kinds]
+
+
+class TestEveryModel:
+
+  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  @pytest.mark.parametrize(
+      'normalization,kind',
+      [
+          ('batch', 'BatchNormalization'),
+          ('layer', 'LayerNormalization'),
+          ('group2', 'GroupNormalization'),
+          ('none', None),
+      ],
+  )
+  def test_has_the_normalization_after_each_layer_but_the_last(
+      self, name, normalization, kind
+  ):
+    model = build(name, normalization)
+    layers = num_layers(model)
+    expected = {'small_cnn': 3, 'mlp3': 1, 'digits_cnn': 5, 'resnet20': 19}
+    for other in (
+        'BatchNormalization',
+        'LayerNormalization',
+        'GroupNormalization',
+    ):
+      assert layers[other] == (expected[name] if other == kind else 0)
+    assert layers['Conv2D'] + layers['Dense'] == expected[name] + 1
+    assert layers['ReLU'] == expected[name]
+    for layer in model.layers:
+      # A bias before a normalization would be one parameter too many.
+      if isinstance(layer, (tf.keras.layers.Conv2D, tf.keras.layers.Dense)):
+        assert layer.use_bias == (kind is None or layer.name == 'logits')
+
+  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  def test_batch_normalization_has_the_papers_constants(self, name):
+    for layer in build(name).layers:
+      if isinstance(layer, tf.keras.layers.BatchNormalization):
+        assert layer.momentum == 0.9
+        assert layer.epsilon == 1e-5
+
+  def test_saved_models_give_the_same_predictions_without_this_package(
+      self, tmp_path
+  ):
+    rng = np.random.default_rng(0)
+    expected = {}
+    for name, normalization in [
+        *((name, 'batch') for name in models.MODEL_NAMES),
+        ('small_cnn', 'none'),
+        ('small_cnn', 'group2'),
+    ]:
+      model = build(name, normalization)
+      for variable in model.non_trainable_variables:
+        variable.assign(rng.uniform(0.5, 1.5, variable.shape))
+      x = rng.uniform(size=(3, *SHAPES[name])).astype(np.float32)
+      key = f'{name}-{normalization}'
+      model.save(tmp_path / f'{key}.keras')
+      np.save(tmp_path / f'{key}.x.npy', x)
+      expected[key] = model(x, training=False)
+    code = f"""
+import pathlib
+import sys
+import numpy as np
+import tensorflow as tf
+for path in pathlib.Path({str(tmp_path)!r}).glob('*.keras'):
+  model = tf.keras.models.load_model(path)
+  x = np.load(path.with_suffix('.x.npy'))
+  np.save(path.with_suffix('.y.npy'), model(x, training=False))
+assert not any(name.startswith('tff_bn') for name in sys.modules)
+"""
+    subprocess.run([sys.executable, '-c', code], check=True)
+    assert len(expected) == 6
+    for key, outputs in expected.items():
+      np.testing.assert_allclose(
+          np.load(tmp_path / f'{key}.y.npy'), outputs, rtol=1e-5, atol=1e-5
+      )
+
+  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  def test_layer_names_are_the_same_in_every_build(self, name):
+    first, second = build(name), build(name)
+    names = [layer.name for layer in first.layers]
+    assert names == [layer.name for layer in second.layers]
+    assert len(set(names)) == len(names)
+    assert first.name == second.name == name
+
+  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  def test_seed_of_keras_decides_the_initial_weights(self, name):
+    model_fn = models.build_model_fn(name, SHAPES[name], 10)
+    weights = []
+    for seed in (1, 1, 2):
+      tf.keras.utils.set_random_seed(seed)
+      weights.append(
+          np.concatenate(
+              [weight.ravel() for weight in model_fn().get_weights()]
+          )
+      )
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert (weights[0] != weights[2]).any()
+
+  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  def test_output_is_logits(self, name):
+    model = build(name, num_classes=7)
+    assert model.output_shape == (None, 7)
+    assert model.layers[-1].activation is tf.keras.activations.linear
+
+
+class TestSmallCnn:
+
+  def test_values(self):
+    # Kernels; scales, shifts and statistics of 80 channels; the dense layer.
+    kernels = 9 * (1 * 16 + 16 * 32 + 32 * 32)
+    assert build('small_cnn').count_params() == kernels + 4 * 80 + 33 * 10
+
+  @pytest.mark.parametrize('size', [(8, 8), (9, 13), (32, 32)])
+  def test_takes_images_from_8x8_pixels_on(self, size):
+    model = build('small_cnn', input_shape=(*size, 3), num_classes=4)
+    assert model(np.zeros((2, *size, 3), np.float32)).shape == (2, 4)
+
+  def test_normalization_comes_before_relu(self):
+    order = order_of(build('small_cnn'), 'Conv2D', 'BatchNormalization', 'ReLU')
+    assert order == ['Conv2D', 'BatchNormalization', 'ReLU'] * 3
+
+
+class TestMlp3:
+
+  def test_values(self):
+    # 784-30-10 with a BN layer of 30 neurons.
+    assert build('mlp3').count_params() == 784 * 30 + 4 * 30 + 30 * 10 + 10
+
+  def test_order(self):
+    assert order_of(
+        build('mlp3'), 'Flatten', 'Dense', 'BatchNormalization', 'ReLU'
+    ) == ['Flatten', 'Dense', 'BatchNormalization', 'ReLU', 'Dense']
+
+  def test_takes_vectors(self):
+    model = build('mlp3', input_shape=(5,), num_classes=3)
+    assert model.count_params() == 5 * 30 + 4 * 30 + 30 * 3 + 3
+
+
+class TestDigitsCnn:
+
+  def test_table_3(self):
+    model = build('digits_cnn', input_shape=(28, 28, 3))
+    layers = num_layers(model)
+    assert layers['MaxPooling2D'] == 2
+    convolutions = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, tf.keras.layers.Conv2D)
+    ]
+    assert [layer.kernel.shape for layer in convolutions] == [
+        (5, 5, 3, 64),
+        (5, 5, 64, 64),
+        (5, 5, 64, 128),
+    ]
+    dense = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, tf.keras.layers.Dense)
+    ]
+    assert [layer.kernel.shape for layer in dense] == [
+        (6272, 2048),
+        (2048, 512),
+        (512, 10),
+    ]
+
+  def test_order(self):
+    order = order_of(
+        build('digits_cnn'),
+        'Conv2D', 'Dense', 'BatchNormalization', 'ReLU', 'MaxPooling2D',
+    )  # fmt: skip
+    convolution = ['Conv2D', 'BatchNormalization', 'ReLU']
+    dense = ['Dense', 'BatchNormalization', 'ReLU']
+    assert order == (
+        convolution
+        + ['MaxPooling2D']
+        + convolution
+        + ['MaxPooling2D']
+        + convolution
+        + dense * 2
+        + ['Dense']
+    )
+
+
+class TestResnet20:
+
+  def test_values(self):
+    model = build('resnet20')
+    assert model.count_params() == 271_098
+    assert num_values(model.trainable_variables) == 269_722
+    statistics = model.non_trainable_variables
+    assert num_values(statistics) == 1_376
+    assert len(statistics) == 2 * 19
+
+  def test_values_with_group_normalization(self):
+    assert build('resnet20', 'group2').count_params() == 269_722
+
+  def test_layers(self):
+    layers = num_layers(build('resnet20'))
+    assert layers['Conv2D'] == 19
+    assert layers['BatchNormalization'] == 19
+    assert layers['Add'] == 9
+    assert layers['ZeroPadding2D'] == 2
+
+  def test_stages_halve_the_image(self):
+    model = build('resnet20')
+    shapes = [
+        layer.output_shape[1:]
+        for layer in model.layers
+        if isinstance(layer, tf.keras.layers.Add)
+    ]
+    assert shapes == [(32, 32, 16)] * 3 + [(16, 16, 32)] * 3 + [(8, 8, 64)] * 3
+
+  @pytest.mark.parametrize('stage,size', [(2, 32), (3, 32), (2, 9)])
+  def test_shortcut_takes_every_other_pixel_and_pads_with_zero_channels(
+      self, stage, size
+  ):
+    model = build('resnet20', input_shape=(size, size, 3))
+    add = model.get_layer(f'stage_{stage}_block_1_add')
+    shortcut = tf.keras.Model(
+        model.input,
+        [model.get_layer(f'stage_{stage - 1}_block_3_relu_2').output]
+        + [
+            tensor
+            for tensor in add.input
+            if 'conv' not in tensor.name and 'norm' not in tensor.name
+        ],
+    )
+    x = np.random.default_rng(0).normal(size=(2, size, size, 3))
+    before, after = (tensor.numpy() for tensor in shortcut(x.astype('f')))
+    added = before.shape[-1] // 2
+    assert np.ptp(before) > 0
+    np.testing.assert_array_equal(
+        after,
+        np.pad(
+            before[:, ::2, ::2, :], ((0, 0), (0, 0), (0, 0), (added, added))
+        ),
+    )
+
+  def test_shortcut_of_other_blocks_is_the_identity(self):
+    model = build('resnet20')
+    add = model.get_layer('stage_2_block_2_add')
+    before = model.get_layer('stage_2_block_1_relu_2').output
+    assert any(tensor is before for tensor in add.input)
+
+  def test_kernels_are_he_normal(self):
+    model = build('resnet20')
+    kernel = model.get_layer('stage_3_block_2_1_conv').kernel.numpy()
+    np.testing.assert_allclose(
+        kernel.std(), np.sqrt(2 / (3 * 3 * 64)), rtol=0.05
+    )

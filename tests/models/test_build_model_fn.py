@@ -1,0 +1,195 @@
+"""Models by name, and functions of the user's."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn import models
+from tff_bn.models import names
+
+USER_MODULE = """
+import tensorflow as tf
+
+def dense(input_shape, num_classes):
+  return tf.keras.Sequential([
+      tf.keras.layers.Flatten(input_shape=input_shape),
+      tf.keras.layers.Dense(num_classes),
+  ])
+
+def with_normalization(input_shape, num_classes, normalization='batch'):
+  model = dense(input_shape, num_classes)
+  return tf.keras.Model(model.input, model.output, name=normalization)
+
+def with_keywords(input_shape, num_classes, **kwargs):
+  return with_normalization(input_shape, num_classes, **kwargs)
+
+class Subclassed(tf.keras.Model):
+
+  def __init__(self, num_classes):
+    super().__init__()
+    self.flatten = tf.keras.layers.Flatten()
+    self.dense = tf.keras.layers.Dense(num_classes)
+
+  def call(self, x):
+    return self.dense(self.flatten(x))
+
+def subclassed(input_shape, num_classes):
+  return Subclassed(num_classes)
+
+def one_more_class(input_shape, num_classes):
+  return dense(input_shape, num_classes + 1)
+
+def two_outputs(input_shape, num_classes):
+  model = dense(input_shape, num_classes)
+  return tf.keras.Model(model.input, [model.output, model.output])
+
+def for_vectors(input_shape, num_classes):
+  inputs = tf.keras.Input((3,))
+  return tf.keras.Model(inputs, tf.keras.layers.Dense(num_classes)(inputs))
+
+def layer(input_shape, num_classes):
+  return tf.keras.layers.Dense(num_classes)
+
+def fails(input_shape, num_classes):
+  raise RuntimeError('no such\\nluck')
+
+def too_few(input_shape):
+  return None
+
+constant = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def user_module(tmp_path, monkeypatch):
+  (tmp_path / 'user_models.py').write_text(USER_MODULE)
+  (tmp_path / 'user_broken.py').write_text('import no_such_package\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  yield
+  for name in ('user_models', 'user_broken'):
+    sys.modules.pop(name, None)
+
+
+def check_refused(name, message, input_shape=(8, 8, 1), normalization='batch'):
+  with pytest.raises(ValueError, match=message) as error:
+    models.build_model_fn(name, input_shape, 10, normalization)
+  assert str(error.value).startswith(('--model=', '--normalization='))
+  assert '\n' not in str(error.value)
+
+
+def test_names_need_no_tensorflow():
+  code = (
+      'import sys, tff_bn.models; from tff_bn.models import names;'
+      ' assert "resnet20" in names.MODEL_NAMES;'
+      ' assert "tensorflow" not in sys.modules'
+  )
+  subprocess.run([sys.executable, '-c', code], check=True)
+
+
+def test_package_has_what_it_lists():
+  for name in models.__all__:
+    assert getattr(models, name) is not None
+  with pytest.raises(AttributeError, match='nothing'):
+    models.nothing  # pylint: disable=pointless-statement  # noqa: B018
+
+
+def test_every_call_builds_a_new_model():
+  model_fn = models.build_model_fn('mlp3', [4], 3)
+  first, second = model_fn(), model_fn()
+  assert first is not second
+  first.layers[-1].kernel.assign(tf.ones_like(first.layers[-1].kernel))
+  assert (second.layers[-1].kernel.numpy() != 1).any()
+
+
+def test_unknown_model():
+  check_refused(
+      'resnet', r'=resnet is unknown; .*small_cnn, mlp3.*mean resnet20\?'
+  )
+
+
+def test_other_models():
+  assert names.is_other_model('a.b:c')
+  assert not names.is_other_model('resnet20')
+
+
+@pytest.mark.parametrize(
+    'name,input_shape,size',
+    [
+        ('small_cnn', (7, 8, 1), 8),
+        ('small_cnn', (64,), 8),
+        ('digits_cnn', (8, 3, 1), 4),
+        ('resnet20', (3, 3, 3), 4),
+        ('resnet20', (32, 32), 4),
+    ],
+)
+def test_samples_that_are_too_small_or_no_images(name, input_shape, size):
+  shape = ', '.join(map(str, input_shape))
+  check_refused(name, rf'at least {size}x{size} pixels.*\({shape}', input_shape)
+
+
+@pytest.mark.parametrize('name', ['small_cnn', 'digits_cnn', 'resnet20'])
+def test_smallest_images(name):
+  size = {'small_cnn': 8, 'digits_cnn': 4, 'resnet20': 4}[name]
+  model = models.build_model_fn(name, (size, size, 1), 10)()
+  assert model(np.zeros((1, size, size, 1), np.float32)).shape == (1, 10)
+
+
+def test_unknown_normalization():
+  check_refused('mlp3', '--normalization=bn is unknown', normalization='bn')
+
+
+def test_groups_that_do_not_divide_the_channels():
+  check_refused(
+      'small_cnn',
+      '--normalization=group32 .* 16 channels at layer norm_1',
+      normalization='group32',
+  )
+
+
+class TestUserModel:
+
+  @pytest.mark.parametrize('function', ['dense', 'subclassed'])
+  def test_is_called_with_shape_and_classes(self, function):
+    model = models.build_model_fn(f'user_models:{function}', (4, 4, 1), 7)()
+    assert model(np.zeros((2, 4, 4, 1), np.float32)).shape == (2, 7)
+
+  @pytest.mark.parametrize('function', ['with_normalization', 'with_keywords'])
+  def test_gets_the_normalization_if_it_takes_it(self, function):
+    model = models.build_model_fn(f'user_models:{function}', (4,), 7, 'mine')()
+    assert model.name == 'mine'
+
+  def test_normalization_that_it_does_not_take(self):
+    check_refused(
+        'user_models:dense',
+        '--normalization=layer has no effect on --model=user_models:dense',
+        normalization='layer',
+    )
+
+  @pytest.mark.parametrize(
+      'name,message',
+      [
+          ('user_missing:f', "'user_missing' can not be imported.*PYTHONPATH"),
+          ('user_broken:f', "ModuleNotFoundError: .*'no_such_package'"),
+          (':f', 'can not be imported'),
+          ('user_models:missing', "has no function 'missing'"),
+          ('user_models:constant', "has no function 'constant'"),
+          ('user_models:', "has no function ''"),
+          ('user_models:layer', 'returned Dense, not a tf.keras.Model'),
+          ('user_models:fails', r'failed \(RuntimeError: no such\)'),
+          ('user_models:too_few', r'failed \(TypeError: '),
+          (
+              'user_models:one_more_class',
+              r'the shape \(11,\) for each sample; it must be 10 logits',
+          ),
+          ('user_models:two_outputs', 'several outputs .* must be 10 logits'),
+          (
+              'user_models:for_vectors',
+              r'does not take batches of samples of shape \(8, 8, 1\)',
+          ),
+      ],
+  )
+  def test_refuses(self, name, message):
+    check_refused(name, message)

@@ -1,0 +1,130 @@
+"""Tests of the wheel that setup.py builds."""
+
+import ast
+import configparser
+import importlib
+import importlib.metadata
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+from packaging import requirements
+from packaging import utils
+import pytest
+
+import tff_bn
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_FOLDERS = {
+    'tff_bn': 'tff_bn',
+    'layers': 'tff_bn/layers',
+    'programs': 'tff_bn/programs',
+}
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+  """A wheel of the working tree with one more package and preset in it."""
+  source = tmp_path_factory.mktemp('source')
+  for folder in (*_FOLDERS, 'tests'):
+    shutil.copytree(
+        _ROOT / folder,
+        source / folder,
+        ignore=shutil.ignore_patterns('__pycache__'),
+    )
+  for file in ('setup.py', 'pyproject.toml', 'LICENSE'):
+    shutil.copy(_ROOT / file, source)
+  for folder in _FOLDERS:
+    package = source / folder / 'new' / 'newer'
+    package.mkdir(parents=True)
+    (package / '__init__.py').touch()
+    (package.parent / '__init__.py').touch()
+  presets = source / 'programs' / 'presets'
+  presets.mkdir(exist_ok=True)
+  (presets / 'new.flags').touch()
+  target = tmp_path_factory.mktemp('wheel')
+  command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-index']
+  command += ['--no-deps', '--no-build-isolation', '--wheel-dir', target, '.']
+  subprocess.run(command, cwd=source, check=True, capture_output=True)
+  (path,) = target.iterdir()
+  with zipfile.ZipFile(path) as file:
+    yield file
+
+
+def _information(wheel: zipfile.ZipFile, name: str) -> str:
+  (path,) = [
+      path for path in wheel.namelist() if path.endswith(f'.dist-info/{name}')
+  ]
+  return wheel.read(path).decode()
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
+  expected = {'tff_bn/programs/presets/new.flags'}
+  for folder, package in _FOLDERS.items():
+    expected |= {f'{package}/new/__init__.py'}
+    expected |= {f'{package}/new/newer/__init__.py'}
+    for pattern in ('*.py', 'presets/*.flags'):
+      expected |= {
+          f'{package}/{path.relative_to(_ROOT / folder).as_posix()}'
+          for path in (_ROOT / folder).rglob(pattern)
+      }
+  held = {path for path in wheel.namelist() if '.dist-info/' not in path}
+  assert held == expected
+
+
+def test_wheel_has_name_version_and_license(wheel: zipfile.ZipFile):
+  metadata = _information(wheel, 'METADATA').splitlines()
+  assert 'Name: tff_bn' in metadata
+  assert f'Version: {tff_bn.__version__}' in metadata
+  assert 'Requires-Python: >=3.10,<3.12' in metadata
+  assert 'Apache License' in _information(wheel, 'licenses/LICENSE')
+
+
+def test_installed_version_is_the_packages():
+  assert importlib.metadata.version('tff_bn') == tff_bn.__version__
+
+
+def test_console_scripts_lead_to_functions(wheel: zipfile.ZipFile):
+  entry_points = configparser.ConfigParser(delimiters='=')
+  entry_points.read_string(_information(wheel, 'entry_points.txt'))
+  scripts = dict(entry_points['console_scripts'])
+  assert {'tff-bn-train', 'tff-bn-compare', 'tff-bn-evaluate'} <= set(scripts)
+  for target in scripts.values():
+    module, _, function = target.partition(':')
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def _third_party_imports() -> set[str]:
+  names = set()
+  for folder in _FOLDERS:
+    for path in (_ROOT / folder).rglob('*.py'):
+      for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+          names.update(alias.name.split('.')[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+          names.add(node.module.split('.')[0])
+  return names - set(sys.stdlib_module_names) - {'tff_bn'}
+
+
+def test_everything_imported_is_required(wheel: zipfile.ZipFile):
+  required = {
+      utils.canonicalize_name(
+          requirements.Requirement(line.partition(': ')[2]).name
+      )
+      for line in _information(wheel, 'METADATA').splitlines()
+      if line.startswith('Requires-Dist: ')
+  }
+  providers = importlib.metadata.packages_distributions()
+  for name in sorted(_third_party_imports()):
+    assert name in providers, f'{name} is not installed'
+    distributions = {utils.canonicalize_name(each) for each in providers[name]}
+    assert distributions & required, f'setup.py does not require {name}'
+
+
+def test_plain_install_resolves_without_tff(wheel: zipfile.ZipFile):
+  """Its pins contradict what is published; only the extra asks for it."""
+  for line in _information(wheel, 'METADATA').splitlines():
+    if line.startswith('Requires-Dist: tensorflow-federated'):
+      assert line.endswith('extra == "federated"')

@@ -1,0 +1,145 @@
+"""Tests that parts of the package load only what they need."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import tff_bn
+
+# Makes the packages named on the command line look as if not installed.
+_HIDE = """
+import importlib.abc
+import sys
+
+class Hider(importlib.abc.MetaPathFinder):
+  def find_spec(self, fullname, path, target=None):
+    if fullname.split('.')[0] in sys.argv[1:]:
+      raise ModuleNotFoundError(f'No module named {fullname!r}', name=fullname)
+
+sys.meta_path.insert(0, Hider())
+"""
+
+
+def _run(code: str, *hidden: str, path: str = '') -> str:
+  """Runs `code` in a new interpreter and returns what it prints."""
+  result = subprocess.run(
+      [sys.executable, '-c', _HIDE + textwrap.dedent(code), *hidden],
+      env={**os.environ, 'PYTHONPATH': path, 'TF_CPP_MIN_LOG_LEVEL': '3'},
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+  assert result.returncode == 0, result.stderr
+  return result.stdout
+
+
+def test_package_imports_nothing_heavy():
+  code = """
+      import tff_bn
+      import tff_bn.programs
+      heavy = {'tensorflow', 'tensorflow_federated', 'numpy', 'matplotlib'}
+      print(sorted(heavy & set(sys.modules)))
+  """
+  assert _run(code) == '[]\n'
+
+
+def test_layers_need_only_tensorflow():
+  others = (
+      'tensorflow_federated',
+      'tensorflow_datasets',
+      'sklearn',
+      'matplotlib',
+      'tqdm',
+  )
+  code = """
+      from tff_bn import layers
+      import tff_bn.layers
+      assert layers is tff_bn.layers
+      print(sorted({'tensorflow', *sys.argv[1:]} & set(sys.modules)))
+  """
+  assert _run(code, *others) == "['tensorflow']\n"
+  # Not even where it could.
+  assert _run(code.replace('sys.argv[1:]', "'tensorflow_federated'")) == (
+      "['tensorflow']\n"
+  )
+
+
+# Every way in which a user meets the parts that need TensorFlow Federated.
+_NEEDS_TFF = """
+    def attempt(statement):
+      try:
+        exec(statement)
+      except ImportError as error:
+        return str(error), type(error.__cause__).__name__
+      return 'no error', ''
+
+    statements = [
+        'import tff_bn.algorithms',
+        'import tff_bn.aggregators',
+        'from tff_bn import algorithms',
+        'import tff_bn; tff_bn.algorithms',
+        'from tff_bn import BatchNormModel',
+        'import tff_bn; tff_bn.StatefulLearningProcess',
+    ]
+    for message, cause in sorted({attempt(each) for each in statements}):
+      print(message, cause, sep='|')
+"""
+
+
+def test_missing_tff_says_what_to_run():
+  output = _run(_NEEDS_TFF, 'tensorflow_federated')
+  message, cause = output.rstrip('\n').split('|')
+  assert 'TensorFlow Federated, which is not installed' in message
+  assert '`pip install --no-deps -r requirements.txt`' in message
+  assert '\n' not in message
+  assert cause == 'ModuleNotFoundError'
+
+
+@pytest.mark.parametrize(
+    ('source', 'cause', 'reason'),
+    [
+        # NumPy 2, a newer protobuf, a missing dependency.
+        (
+            'import numpy as np\nnp.no_such_name',
+            'AttributeError',
+            'no_such_name',
+        ),
+        ('raise TypeError("two\\n lines")', 'TypeError', 'two lines'),
+        ('import no_such_module', 'ModuleNotFoundError', 'no_such_module'),
+    ],
+)
+def test_broken_tff_says_why_and_what_to_run(
+    tmp_path: pathlib.Path, source: str, cause: str, reason: str
+):
+  package = tmp_path / 'tensorflow_federated'
+  package.mkdir()
+  (package / '__init__.py').write_text(source)
+  message, found = _run(_NEEDS_TFF, path=str(tmp_path)).strip().split('|')
+  assert 'installed but cannot be imported' in message
+  assert f'({cause}: ' in message
+  assert reason in message
+  assert '`pip install --no-deps -r requirements.txt`' in message
+  assert '\n' not in message
+  assert found == cause
+
+
+def test_names_are_listed_and_there():
+  for name in tff_bn.__all__:
+    assert name in dir(tff_bn)
+    value = getattr(tff_bn, name)
+    assert value.__name__.removeprefix('tff_bn.') == name
+
+
+def test_every_public_part_is_listed():
+  root = pathlib.Path(tff_bn.__file__).parent
+  packages = {path.parent.name for path in root.glob('*/__init__.py')}
+  assert packages | {'layers', 'programs'} <= set(tff_bn.__all__)
+
+
+def test_unknown_name_is_an_attribute_error():
+  with pytest.raises(AttributeError, match="'tff_bn'.*'no_such_part'"):
+    _ = tff_bn.no_such_part

@@ -1,0 +1,384 @@
+"""Tests of scripts/setup.sh and the Makefile, with interpreters made of sh."""
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+# What the script may use beside an interpreter.
+_TOOLS = (
+    'bash',
+    'cat',
+    'cksum',
+    'cp',
+    'dirname',
+    'grep',
+    'make',
+    'mkdir',
+    'rm',
+    'sh',
+)
+
+# Says which version it is, makes a copy of itself where it is asked for a
+# virtual environment or to install the project, and notes what it is asked for.
+_INTERPRETER = """#!/bin/sh
+case "$*" in
+  *version_info*) echo {version} ;;
+  *ensurepip*) exit {no_venv} ;;
+  '-m venv --clear .venv')
+    [ -n "$FAIL_VENV" ] && exit 1
+    mkdir -p .venv/bin
+    cp "$0" .venv/bin/python
+    echo "{name}: new" >>"$CALLS"
+    ;;
+  *)
+    echo "{name}: $*" >>"$CALLS"
+    [ -z "$PYTHONPATH$PYTHONHOME$PIP_TARGET" ] || echo 'path!' >>"$CALLS"
+    case "$*" in
+      ${{FAIL:-none}}) exit 7 ;;
+      *--editable*) cp "$0" .venv/bin/tff-bn-compare ;;
+    esac
+    ;;
+esac
+"""
+
+_NEW = '{}: new'
+_INSTALLS = (
+    '{}: -m pip install --quiet --no-deps -r .venv/build-requirements.txt',
+    '{}: -m pip install --quiet --no-deps --no-build-isolation'
+    ' -r requirements.txt',
+    '{}: -m pip install --quiet --no-deps --no-build-isolation --editable .',
+)
+
+
+class Machine:
+  """A machine with a copy of the set-up, and the interpreters one gives it."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    self.project = folder / 'a clone'
+    self._calls = folder / 'calls'
+    self._bin = folder / 'bin'
+    self._bin.mkdir()
+    for tool in _TOOLS:
+      if path := shutil.which(tool):
+        (self._bin / tool).symlink_to(path)
+    for file in (
+        'scripts/setup.sh',
+        'requirements.txt',
+        'setup.py',
+        'Makefile',
+        '.ci/run',
+    ):
+      target = self.project / file
+      target.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy(_ROOT / file, target)
+
+  def add(
+      self, name: str, version: str, *, venv: bool = True, folder: str = 'bin'
+  ) -> pathlib.Path:
+    """Adds an interpreter, on the PATH unless `folder` is given."""
+    return self.add_script(
+        name,
+        _INTERPRETER.format(name=name, version=version, no_venv=int(not venv)),
+        folder,
+    )
+
+  def add_script(
+      self, name: str, text: str, folder: str = 'bin'
+  ) -> pathlib.Path:
+    path = self.folder / folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+  def run(self, *command: str, **environment: str):
+    """Runs a command, the set-up by default, from outside the project."""
+    return subprocess.run(
+        command or ('sh', str(self.project / 'scripts' / 'setup.sh')),
+        cwd=self.folder if not command else self.project,
+        env={
+            'PATH': str(self._bin),
+            'CALLS': str(self._calls),
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+  def calls(self) -> list[str]:
+    """What was asked of interpreters since the last call of this method."""
+    if not self._calls.exists():
+      return []
+    lines = self._calls.read_text().splitlines()
+    self._calls.unlink()
+    return lines
+
+
+@pytest.fixture
+def machine(tmp_path: pathlib.Path) -> Machine:
+  return Machine(tmp_path)
+
+
+def _whole_installation(name: str) -> list[str]:
+  return [each.format(name) for each in (_NEW, *_INSTALLS)]
+
+
+def test_without_python_says_which_versions_work(machine: Machine):
+  result = machine.run()
+  assert result.returncode != 0
+  assert not result.stdout
+  assert 'Python 3.10 or 3.11' in result.stderr
+  assert 'python3.11 is not there' in result.stderr
+  # One paragraph.
+  assert result.stderr.count('\n') == 1
+
+
+def test_says_why_each_python_is_unusable(machine: Machine):
+  machine.add('python3', '3.12')
+  machine.add('python', '2.7')
+  machine.add('python3.10', '3.10', venv=False)
+  machine.add_script('python3.11', '#!/bin/sh\necho not selected >&2\nexit 127')
+  result = machine.run()
+  assert result.returncode != 0
+  assert 'Python 3.10 or 3.11' in result.stderr
+  assert 'python3 is Python 3.12' in result.stderr
+  assert 'python is Python 2.7' in result.stderr
+  assert 'python3.11 does not run' in result.stderr
+  assert 'python3.10 has no venv module' in result.stderr
+  assert 'apt install python3.10-venv' in result.stderr
+  assert 'not selected' not in result.stderr
+  assert not machine.calls()
+  assert not (machine.project / '.venv').exists()
+
+
+@pytest.mark.parametrize(
+    ('interpreters', 'chosen'),
+    [
+        ({'python3.10': '3.10', 'python3.11': '3.11'}, 'python3.11'),
+        ({'python3.10': '3.10', 'python3': '3.11'}, 'python3.10'),
+        ({'python3': '3.12', 'python': '3.10'}, 'python'),
+        ({'python3': '3.1', 'python': '3.11'}, 'python'),
+        ({'python3.11': None, 'python3': '3.10'}, 'python3'),
+    ],
+)
+def test_takes_the_first_usable_python(
+    machine: Machine, interpreters: dict[str, str | None], chosen: str
+):
+  for name, version in interpreters.items():
+    if version:
+      machine.add(name, version)
+    else:
+      machine.add_script(name, '#!/bin/sh\nexit 127\n')
+  result = machine.run()
+  assert result.returncode == 0, result.stderr
+  assert machine.calls() == _whole_installation(chosen)
+
+
+def test_python_without_venv_is_skipped(machine: Machine):
+  machine.add('python3.11', '3.11', venv=False)
+  machine.add('python3', '3.10')
+  assert machine.run().returncode == 0
+  assert machine.calls() == _whole_installation('python3')
+
+
+def test_takes_the_python_that_is_named(machine: Machine):
+  machine.add('python3.11', '3.11')
+  named = machine.add('mine', '3.10', folder='else where')
+  assert machine.run(PYTHON=str(named)).returncode == 0
+  assert machine.calls() == _whole_installation('mine')
+
+
+@pytest.mark.parametrize(
+    ('version', 'reason'), [('3.13', 'is Python 3.13'), ('', 'is not there')]
+)
+def test_unusable_named_python_is_reported(
+    machine: Machine, version: str, reason: str
+):
+  machine.add('python3.11', '3.11')
+  if version:
+    machine.add('mine', version)
+  result = machine.run(PYTHON='mine')
+  assert result.returncode == 0
+  assert f'PYTHON=mine {reason}' in result.stderr
+  assert machine.calls() == _whole_installation('python3.11')
+
+
+def test_no_python_is_reported_twice(machine: Machine):
+  machine.add('python3', '3.13')
+  error = machine.run(PYTHON='python3').stderr.splitlines()[-1]
+  assert error.count('python3 is Python 3.13') == 1
+  assert 'none was found here: python3 is' in error
+  assert 'python is not there. Install' in error
+
+
+def test_second_run_does_nothing(machine: Machine):
+  machine.add('python3.11', '3.11')
+  first = machine.run()
+  assert 'Python 3.11' in first.stdout
+  assert machine.calls() == _whole_installation('python3.11')
+  # Nor does it look for an interpreter: another environment may be active.
+  machine.add('python3.11', '3.13')
+  for environment in ({}, {'PYTHON': 'python3.11'}, {'PYTHON': 'no_such'}):
+    second = machine.run(**environment)
+    assert (second.returncode, second.stdout, second.stderr) == (0, '', '')
+  assert not machine.calls()
+
+
+@pytest.mark.parametrize('file', ['requirements.txt', 'setup.py'])
+def test_changed_file_installs_again(machine: Machine, file: str):
+  machine.add('python3.11', '3.11')
+  machine.run()
+  machine.calls()
+  with (machine.project / file).open('a') as changed:
+    changed.write('# changed\n')
+  machine.run()
+  assert machine.calls() == _whole_installation('python3.11')
+  machine.run()
+  assert not machine.calls()
+
+
+def test_moved_project_installs_again(machine: Machine):
+  machine.add('python3.11', '3.11')
+  machine.run()
+  machine.calls()
+  machine.project = machine.project.rename(machine.folder / 'moved')
+  machine.run()
+  assert machine.calls() == _whole_installation('python3.11')
+
+
+def test_broken_environment_is_rebuilt(machine: Machine):
+  machine.add('python3.11', '3.11')
+  machine.run()
+  machine.calls()
+  (machine.project / '.venv' / 'bin' / 'python').unlink()
+  machine.run()
+  assert machine.calls() == _whole_installation('python3.11')
+
+
+def test_other_named_version_rebuilds(machine: Machine):
+  machine.add('python3.11', '3.11')
+  machine.run()
+  machine.calls()
+  machine.add('python3.10', '3.10')
+  machine.run(PYTHON='python3.10')
+  assert machine.calls() == _whole_installation('python3.10')
+  # And stays, without being named again.
+  machine.run()
+  assert not machine.calls()
+
+
+@pytest.mark.parametrize(
+    ('step', 'failing'),
+    [
+        (0, '* .venv/build-requirements.txt'),
+        (1, '* requirements.txt'),
+        (2, '* --editable .'),
+    ],
+)
+def test_failed_installation_is_done_again(
+    machine: Machine, step: int, failing: str
+):
+  machine.add('python3.11', '3.11')
+  result = machine.run(FAIL=failing)
+  assert result.returncode == 7
+  assert 'The set-up failed' in result.stderr
+  assert machine.calls() == _whole_installation('python3.11')[: step + 2]
+  assert machine.run().returncode == 0
+  assert machine.calls() == _whole_installation('python3.11')
+
+
+def test_failed_rebuild_is_done_again(machine: Machine):
+  machine.add('python3.11', '3.11')
+  machine.run()
+  (machine.project / 'requirements.txt').write_text('setuptools==1\nwheel==1')
+  machine.calls()
+  assert machine.run(FAIL='*-r requirements.txt').returncode == 7
+  machine.calls()
+  # Back to what was installed before the attempt.
+  shutil.copy(_ROOT / 'requirements.txt', machine.project)
+  assert machine.run().returncode == 0
+  assert machine.calls() == _whole_installation('python3.11')
+
+
+def test_failed_environment_is_an_error(machine: Machine):
+  machine.add('python3.11', '3.11')
+  result = machine.run(FAIL_VENV='1')
+  assert result.returncode != 0
+  assert 'The set-up failed' in result.stderr
+
+
+def test_foreign_paths_do_not_reach_pip(machine: Machine):
+  machine.add('python3.11', '3.11')
+  machine.run(PYTHONPATH='/a', PYTHONHOME='/b', PIP_TARGET='/c')
+  assert machine.calls() == _whole_installation('python3.11')
+
+
+def test_pinned_build_tools_come_first(machine: Machine):
+  machine.add('python3.11', '3.11')
+  machine.run()
+  lines = machine.project / '.venv' / 'build-requirements.txt'
+  names = [line.partition('==')[0] for line in lines.read_text().splitlines()]
+  assert names == ['setuptools', 'wheel']
+
+
+class TestMakefile:
+  """The project's two commands."""
+
+  @pytest.fixture(autouse=True)
+  def _needs_make(self):
+    if not shutil.which('make'):
+      pytest.skip('make is not installed')
+
+  @pytest.fixture
+  def ready(self, machine: Machine) -> Machine:
+    """A machine where the set-up is done."""
+    machine.add('python3.11', '3.11')
+    machine.run()
+    machine.calls()
+    return machine
+
+  def test_compare_sets_up_and_compares(self, machine: Machine):
+    machine.add('python3.11', '3.11')
+    result = machine.run('make', 'compare')
+    assert result.returncode == 0, result.stderr
+    assert machine.calls() == [
+        *_whole_installation('python3.11'),
+        'python3.11: ',
+    ]
+
+  def test_compare_hands_flags_on(self, ready: Machine):
+    result = ready.run(
+        'make', 'compare', 'ARGS=--rounds=10 --seeds=1,2', FAIL='--rounds=10 *'
+    )
+    assert ready.calls() == ['python3.11: --rounds=10 --seeds=1,2']
+    assert result.returncode != 0
+
+  def test_test_runs_everything(self, ready: Machine):
+    result = ready.run('make', 'test', PYTHONPATH='/a')
+    assert result.returncode == 0, result.stderr
+    assert ready.calls() == [
+        'python3.11: -m ruff check .',
+        'python3.11: -m pyink --check .',
+        'python3.11: -m pytest -n 2 --dist=loadfile',
+    ]
+
+  @pytest.mark.parametrize('tool', ['ruff', 'pyink', 'pytest'])
+  @pytest.mark.parametrize('command', ['make test', '.ci/run'])
+  def test_any_failure_fails(self, ready: Machine, tool: str, command: str):
+    result = ready.run(*command.split(), FAIL=f'-m {tool}*')
+    assert result.returncode != 0
+    assert len(ready.calls()) == 3
+
+  def test_ci_sets_up_and_tests(self, machine: Machine):
+    machine.add('python3.11', '3.11')
+    result = machine.run('.ci/run')
+    assert result.returncode == 0, result.stderr
+    calls = machine.calls()
+    assert calls[:4] == _whole_installation('python3.11')
+    assert calls[-1].startswith('python3.11: -m pytest')

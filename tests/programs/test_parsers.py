@@ -1,0 +1,117 @@
+"""Tests for the parsers of flag values."""
+
+import pytest
+
+from tff_bn.programs import parsers
+
+
+@pytest.mark.parametrize(
+    'bounds, text, value',
+    [
+        (dict(minimum=1), '1', 1),
+        (dict(minimum=0, maximum=1), '1', 1),
+        (dict(above=0), '3', 3),
+        (dict(below=8), '7', 7),
+    ],
+)
+def test_number_in_range(bounds, text, value):
+  parsed = parsers.NumberParser(int, **bounds).parse(text)
+  assert parsed == value
+  assert isinstance(parsed, int)
+
+
+@pytest.mark.parametrize(
+    'number_type, bounds, text, allowed',
+    [
+        (int, dict(minimum=1), '0', 'a whole number, at least 1'),
+        (int, dict(minimum=1), '2.5', 'a whole number, at least 1'),
+        (int, {}, 'many', 'a whole number'),
+        (float, dict(above=0), '0', 'a number, greater than 0'),
+        (
+            float,
+            dict(minimum=0, maximum=1),
+            '1.1',
+            'a number, at least 0 and at most 1',
+        ),
+        (float, dict(minimum=0, below=1), '1', 'at least 0 and less than 1'),
+        (float, {}, 'nan', 'a number'),
+        (float, dict(minimum=0), 'nan', 'a number'),
+        (float, dict(above=0), 'inf', 'a number'),
+    ],
+)
+def test_number_out_of_range(number_type, bounds, text, allowed):
+  with pytest.raises(ValueError, match=f'must be .*{allowed}'):
+    parsers.NumberParser(number_type, **bounds).parse(text)
+
+
+def test_choice():
+  parser = parsers.ChoiceParser(
+      ('red', 'green'), 'a number', lambda argument: argument.isdigit()
+  )
+  assert parser.parse('red') == 'red'
+  assert parser.parse('7') == '7'
+  allowed = '^must be one of red, green or a number[.]'
+  with pytest.raises(ValueError, match=f'{allowed} Did you mean green[?]$'):
+    parser.parse('Gren')
+  with pytest.raises(ValueError, match=f'{allowed}$'):
+    parser.parse('xyz')
+
+
+def test_tuple():
+  parser = parsers.TupleParser(parsers.NumberParser(int, minimum=0))
+  assert parser.parse('3, 1') == (3, 1)
+  with pytest.raises(ValueError, match='3 is in the list twice'):
+    parser.parse('3,1,3')
+  with pytest.raises(ValueError, match="'': must be a whole number"):
+    parser.parse('3,')
+  with pytest.raises(ValueError, match="'-1': must be a whole number"):
+    parser.parse('3,-1')
+
+
+def test_schedule():
+  assert parsers.parse_schedule('60:0.1,80:0') == ((60, 0.1), (80, 0.0))
+
+
+@pytest.mark.parametrize(
+    'text, reason',
+    [
+        ('', 'ROUND:FACTOR'),
+        ('60', 'ROUND:FACTOR'),
+        ('60:0.1:2', 'ROUND:FACTOR'),
+        ('60:much', 'ROUND:FACTOR'),
+        ('0:0.1', 'increasing rounds'),
+        ('60:0.1,60:0.2', 'increasing rounds'),
+        ('60:0.1,40:0.2', 'increasing rounds'),
+        ('60:-0.1', 'factors'),
+        ('60:nan', 'factors'),
+        ('60:inf', 'factors'),
+    ],
+)
+def test_wrong_schedule(text, reason):
+  with pytest.raises(ValueError, match=reason):
+    parsers.parse_schedule(text)
+
+
+def test_image_size():
+  assert parsers.parse_image_size('32x48') == (32, 48)
+
+
+@pytest.mark.parametrize('text', ['', '32', '0x32', '32x-1', '8x8x3', 'axb'])
+def test_wrong_image_size(text):
+  with pytest.raises(ValueError, match='HEIGHTxWIDTH'):
+    parsers.parse_image_size(text)
+
+
+@pytest.mark.parametrize(
+    'value, text',
+    [
+        (('a', 'b'), 'a,b'),
+        ((0, 1), '0,1'),
+        (0.1, '0.1'),
+        (3, '3'),
+        (True, 'true'),
+        ('x', 'x'),
+    ],
+)
+def test_to_text(value, text):
+  assert parsers.to_text(value) == text

@@ -1,0 +1,486 @@
+"""Tests that run the programs: what they write, refuse and leave behind."""
+
+import csv
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from absl import logging
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+from tff_bn import data as tff_bn_data
+from tff_bn.programs import cli
+from tff_bn.programs import compare
+from tff_bn.programs import evaluate
+from tff_bn.programs import settings
+from tff_bn.programs import train
+
+_PRESETS = pathlib.Path(train.__file__).parent / 'presets'
+# Three rounds of a small model, evaluated after each.
+_SMALL = (
+    '--model=mlp3',
+    '--rounds=3',
+    '--evaluate_every=1',
+    '--local_steps=2',
+    '--num_clients=5',
+    '--classes_per_client=2',
+)
+
+
+@pytest.fixture(autouse=True)
+def keep_log_settings(monkeypatch):
+  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
+  verbosity = logging.get_verbosity()
+  yield
+  logging.set_verbosity(verbosity)
+
+
+def _rows(path):
+  with open(path, newline='', encoding='utf-8') as file:
+    return list(csv.DictReader(file))
+
+
+def _file_times(folder):
+  return {
+      path: path.stat().st_mtime_ns
+      for path in sorted(folder.rglob('*'))
+      if path.is_file()
+  }
+
+
+@pytest.fixture(scope='module')
+def comparison(tmp_path_factory):
+  """The folder of a comparison, and what the program has printed."""
+  folder = tmp_path_factory.mktemp('comparison') / 'new' / 'folder'
+  arguments = [
+      '--algorithms=centralized,fedavg,fedbn',
+      '--seeds=0,1',
+      '--average_last=2',
+      *_SMALL,
+      f'--output_dir={folder}',
+  ]
+  with open(folder.parent.parent / 'out', 'w+', encoding='utf-8') as out:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+      monkeypatch.setattr(sys, 'stdout', out)
+      assert compare.run(arguments) == 0
+    out.seek(0)
+    return folder, arguments, out.read()
+
+
+def test_comparison_has_all_files(comparison):
+  folder, _, _ = comparison
+  assert {path.name for path in folder.iterdir()} == {
+      'flags.txt',
+      'results.csv',
+      'results.md',
+      'plots',
+      'runs',
+  }
+  assert {path.name for path in (folder / 'plots').iterdir()} == {
+      'accuracy.png',
+      'loss.png',
+      'label_distribution.png',
+  }
+  assert {path.name for path in (folder / 'runs').iterdir()} == {
+      f'{algorithm}-seed{seed}'
+      for algorithm in ('centralized', 'fedavg', 'fedbn')
+      for seed in (0, 1)
+  }
+
+
+def test_results_are_means_of_the_runs_metrics(comparison):
+  folder, _, printed = comparison
+  results = _rows(folder / 'results.csv')
+  assert len(results) == 6
+  for result in results:
+    run = folder / 'runs' / f'{result["algorithm"]}-seed{result["seed"]}'
+    metrics = _rows(run / 'metrics.csv')
+    assert [row['round'] for row in metrics] == ['0', '1', '2', '3']
+    for column in ('test_accuracy', 'client_test_accuracy', 'train_loss'):
+      expected = np.mean([float(row[column]) for row in metrics[-2:]])
+      assert float(result[column]) == pytest.approx(expected, rel=1e-7)
+    for column in ('exchanges', 'megabytes'):
+      assert result[column] == metrics[-1][column]
+    assert result['rounds'] == '3'
+  # The table that is printed and written is of these results.
+  fedbn = [
+      100 * float(result['test_accuracy'])
+      for result in results
+      if result['algorithm'] == 'fedbn'
+  ]
+  cell = f'{np.mean(fedbn):.1f} ± {np.std(fedbn, ddof=1):.1f}'
+  table = (folder / 'results.md').read_text(encoding='utf-8')
+  assert re.search(rf'\| fedbn +\| +{cell} \|', table)
+  assert table in printed
+  assert str(folder / 'results.md') in printed
+
+
+def test_algorithms_of_a_seed_start_alike(comparison):
+  folder, _, _ = comparison
+  initial = {
+      (algorithm, seed): _rows(
+          folder / 'runs' / f'{algorithm}-seed{seed}' / 'metrics.csv'
+      )[0]['test_loss']
+      for algorithm in ('centralized', 'fedavg', 'fedbn')
+      for seed in (0, 1)
+  }
+  assert initial['centralized', 0] == initial['fedavg', 0]
+  assert initial['fedavg', 0] == initial['fedbn', 0]
+  assert initial['fedavg', 1] == initial['fedbn', 1]
+  assert initial['fedavg', 0] != initial['fedavg', 1]
+
+
+def test_only_federated_algorithms_send(comparison):
+  folder, _, _ = comparison
+  results = {
+      (result['algorithm'], result['seed']): result
+      for result in _rows(folder / 'results.csv')
+  }
+  assert float(results['centralized', '0']['megabytes']) == 0
+  # mlp3 on 8x8 images: 64·30 weights, two affine and two statistics values for
+  # 30 neurons, 30·10 weights and 10 biases; of 4 bytes each, once down and five
+  # times up, in three rounds. BN stays with the clients of fedbn.
+  for algorithm, num_values in (('fedavg', 2350), ('fedbn', 2230)):
+    megabytes = num_values * 4 * (1 + 5) * 3 / 2**20
+    result = results[algorithm, '0']
+    assert float(result['megabytes']) == pytest.approx(megabytes)
+    assert result['exchanges'] == '3'
+
+
+def test_same_command_repeats_nothing(comparison, capsys):
+  folder, arguments, _ = comparison
+  before = _file_times(folder / 'runs')
+  table = (folder / 'results.csv').read_bytes()
+  assert compare.run(arguments) == 0
+  assert _file_times(folder / 'runs') == before
+  assert (folder / 'results.csv').read_bytes() == table
+  assert capsys.readouterr().out.count('This run is finished.') == 6
+
+
+@pytest.mark.parametrize(
+    ('argument', 'difference'),
+    [
+        ('--rounds=4', '--rounds (3, now 4)'),
+        ('--seeds=0', '--seeds (0,1, now 0)'),
+        ('--local_epochs=1', '--local_epochs (not set, now 1)'),
+    ],
+)
+def test_other_comparison_is_refused(comparison, argument, difference, capsys):
+  folder, arguments, _ = comparison
+  before = _file_times(folder)
+  if argument.startswith('--local_epochs'):
+    arguments = [a for a in arguments if not a.startswith('--local_steps')]
+  assert compare.run([*arguments, argument]) == 2
+  assert difference in capsys.readouterr().err
+  assert _file_times(folder) == before
+
+
+def test_run_is_repeated_by_its_flags(comparison, tmp_path, capsys):
+  folder, _, _ = comparison
+  run = folder / 'runs' / 'fedbn-seed1'
+  # A folder that holds another run.
+  (tmp_path / 'flags.txt').write_text('--algorithm=single\n')
+  (tmp_path / 'metrics.csv').write_text('old\n')
+  (tmp_path / 'notes.txt').write_text('mine')
+  arguments = [f'--flagfile={run}/flags.txt', f'--output_dir={tmp_path}']
+  assert train.run(arguments) == 2
+  assert '--algorithm (single, now fedbn)' in capsys.readouterr().err
+  assert (tmp_path / 'metrics.csv').read_text() == 'old\n'
+
+  assert train.run([*arguments, '--overwrite']) == 0
+  for name in ('metrics.csv', 'flags.txt'):
+    assert (tmp_path / name).read_bytes() == (run / name).read_bytes()
+  assert (tmp_path / 'notes.txt').exists()
+  assert {path.name for path in (tmp_path / 'plots').iterdir()} == {
+      'accuracy.png',
+      'loss.png',
+      'label_distribution.png',
+  }
+  printed = capsys.readouterr().out
+  model = tf.keras.models.load_model(
+      re.search(r"load_model\('(.*)'\)", printed)[1]
+  )
+  assert model.count_params() == 2350
+
+
+def test_all_runs_are_checked_before_the_first_starts(tmp_path, capsys):
+  folder = tmp_path / 'run'
+  arguments = [
+      '--algorithms=centralized,fedbn',
+      '--normalization=none',
+      *_SMALL,
+      f'--output_dir={folder}',
+  ]
+  assert compare.run(arguments) == 2
+  captured = capsys.readouterr()
+  assert 'fedbn' in captured.err and 'batch normalization' in captured.err
+  assert captured.err.count('\n') == 1
+  assert not captured.out
+  assert not os.listdir(tmp_path)
+
+
+def _save_npz(path, **changes):
+  arrays = dict(
+      x_train=np.zeros((8, 8, 8, 1), np.float32),
+      y_train=np.arange(8) % 2,
+      x_test=np.zeros((4, 8, 8, 1), np.float32),
+      y_test=np.arange(4) % 2,
+  )
+  arrays.update(changes)
+  np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--split=iid', '--num_clients=1438'], ['--num_clients=1438', '1437']),
+        (['--classes_per_client=11'], ['--classes_per_client=11']),
+        (['--split=domains'], ['--split=domains', '--dataset=digits']),
+        (['--dataset=missing.npz'], ['missing.npz']),
+        (['--dataset=no_x_test.npz'], ['no_x_test.npz', 'x_test']),
+        (['--dataset=short.npz'], ['short.npz', 'y_train']),
+        (['--dataset=nan.npz'], ['nan.npz', 'x_train']),
+        (['--model=missing_module:fn'], ['--model=missing_module:fn']),
+        (['--model=json:nothing'], ['--model=json:nothing']),
+        (['--model=resnet20', '--dataset=flat.npz'], ['--model=resnet20']),
+        (
+            ['--split=domains', '--dataset=digits_domains']
+            + ['--clients_per_round=6'],
+            ['--clients_per_round=6', '5'],
+        ),
+    ],
+    ids=lambda value: ' '.join(value),
+)
+def test_bad_input(arguments, words, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  _save_npz('no_x_test.npz', x_test=None)
+  _save_npz('short.npz', y_train=np.arange(7) % 2)
+  _save_npz('nan.npz', x_train=np.full((8, 8, 8, 1), np.nan, np.float32))
+  _save_npz(
+      'flat.npz',
+      x_train=np.zeros((8, 64), np.float32),
+      x_test=np.zeros((4, 64), np.float32),
+  )
+  before = sorted(os.listdir())
+  if '--split=iid' not in arguments and '--split=domains' not in arguments:
+    arguments = ['--num_clients=2', *arguments]
+  assert train.run([*arguments, '--output_dir=run']) == 2
+  captured = capsys.readouterr()
+  assert captured.err.startswith('tff-bn-train: ')
+  assert captured.err.count('\n') == 1
+  assert 'Traceback' not in captured.err
+  for word in words:
+    assert word in captured.err
+  assert sorted(os.listdir()) == before
+
+
+def test_users_own_model(tmp_path, monkeypatch, capsys):
+  # Only the model's output is wrong, so that nothing needs to be trained.
+  (tmp_path / 'my_model.py').write_text(
+      'import tensorflow as tf\n'
+      'def build(input_shape, num_classes):\n'
+      '  return tf.keras.Sequential([\n'
+      '      tf.keras.layers.Input(input_shape), tf.keras.layers.Flatten(),\n'
+      '      tf.keras.layers.Dense(num_classes + 1)])\n'
+  )
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', list(sys.path))
+  assert train.run(['--model=my_model:build', '--output_dir=run']) == 2
+  # It was found in the working folder.
+  assert 'must be 10 logits' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('preset', sorted(_PRESETS.glob('*.flags')))
+def test_presets_are_right(preset):
+  for program in (train.PROGRAM, compare.PROGRAM):
+    flags = cli.parse(program.define_flags, [f'--flagfile={preset}'])
+    settings.check(flags)
+
+
+def _evaluation(folder):
+  rows = _rows(folder / 'evaluation.csv')
+  assert rows[0]['model'] == 'global' and rows[0]['client'] == ''
+  return rows[0], rows[1:]
+
+
+def test_evaluation_of_a_global_model(comparison, capsys):
+  folder, _, _ = comparison
+  run = folder / 'runs' / 'fedavg-seed0'
+  assert evaluate.run([f'--run={run}']) == 0
+  test, clients = _evaluation(run)
+  last = _rows(run / 'metrics.csv')[-1]
+  assert test['num_examples'] == '360'
+  for measure in ('loss', 'accuracy'):
+    expected = float(last[f'test_{measure}'])
+    assert float(test[measure]) == pytest.approx(expected, rel=1e-5)
+    mean = np.mean([float(client[measure]) for client in clients])
+    expected = float(last[f'client_test_{measure}'])
+    assert mean == pytest.approx(expected, rel=1e-5)
+  assert [client['client'] for client in clients] == [
+      f'client_{i}' for i in range(5)
+  ]
+  assert {client['model'] for client in clients} == {'global'}
+  assert sum(int(client['num_examples']) for client in clients) == 360
+  accuracy = 100 * float(test['accuracy'])
+  assert f'{accuracy:.1f}' in capsys.readouterr().out
+
+
+def test_evaluation_of_clients_own_models(comparison, tmp_path):
+  folder, _, _ = comparison
+  run = folder / 'runs' / 'fedbn-seed1'
+  before = _file_times(run)
+  out = tmp_path / 'new' / 'folder'
+  assert evaluate.run([f'--run={run}', f'--output_dir={out}']) == 0
+  assert _file_times(run) == before
+  _, clients = _evaluation(out)
+  assert {client['model'] for client in clients} == {'own'}
+  last = _rows(run / 'metrics.csv')[-1]
+  for measure in ('loss', 'accuracy'):
+    mean = np.mean([float(client[measure]) for client in clients])
+    expected = float(last[f'client_test_{measure}'])
+    assert mean == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_on_other_data(comparison, tmp_path):
+  folder, _, _ = comparison
+  run = folder / 'runs' / 'fedavg-seed0'
+  arguments = [f'--run={run}', f'--output_dir={tmp_path}']
+  assert evaluate.run([*arguments, '--split=iid', '--num_clients=3']) == 0
+  test, clients = _evaluation(tmp_path)
+  assert len(clients) == 3
+  last = _rows(run / 'metrics.csv')[-1]
+  assert float(test['loss']) == pytest.approx(float(last['test_loss']), 1e-5)
+
+
+def test_evaluation_with_reestimated_statistics(comparison, tmp_path):
+  folder, _, _ = comparison
+  run = folder / 'runs' / 'fedbn-seed0'
+  arguments = [f'--run={run}', f'--output_dir={tmp_path}']
+  assert evaluate.run([*arguments, '--reestimate_statistics']) == 0
+  test, clients = _evaluation(tmp_path)
+
+  # mlp3 has one BN layer, whose input is that of the whole training data.
+  dataset = tff_bn_data.load_dataset('digits')
+  data = tff_bn_data.split_dataset(
+      dataset, 'classes', 5, seed=0, classes_per_client=2
+  )
+
+  def expected_loss(path, train_indices, test_indices):
+    model = tf.keras.models.load_model(path, compile=False)
+    (batch_norm,) = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, tf.keras.layers.BatchNormalization)
+    ]
+    inputs = tf.keras.Model(model.input, batch_norm.input)(
+        dataset.x_train[train_indices]
+    ).numpy()
+    batch_norm.moving_mean.assign(inputs.mean(axis=0))
+    batch_norm.moving_variance.assign(inputs.var(axis=0))
+    logits = model(dataset.x_test[test_indices], training=False)
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(
+            dataset.y_test[test_indices], logits
+        )
+    )
+
+  everything = np.concatenate(list(data.train_indices.values()))
+  assert float(test['loss']) == pytest.approx(
+      expected_loss(run / 'model' / 'model.keras', everything, slice(None)),
+      rel=1e-4,
+  )
+  for client in clients:
+    name = client['client']
+    assert float(client['loss']) == pytest.approx(
+        expected_loss(
+            run / 'model' / 'clients' / f'{name}.keras',
+            data.train_indices[name],
+            data.test_indices[name],
+        ),
+        rel=1e-4,
+    )
+
+
+def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
+  folder, _, _ = comparison
+  run = folder / 'runs' / 'fedavg-seed0'
+  _save_npz(
+      tmp_path / 'flat.npz',
+      x_train=np.zeros((8, 5), np.float32),
+      x_test=np.zeros((4, 5), np.float32),
+  )
+  unfinished = tmp_path / 'unfinished'
+  unfinished.mkdir()
+  (unfinished / 'flags.txt').write_bytes((run / 'flags.txt').read_bytes())
+  for arguments, message in (
+      ([], '--run=FOLDER is missing'),
+      ([f'--run={tmp_path}'], 'holds no run'),
+      ([f'--run={folder}'], 'is a comparison'),
+      ([f'--run={unfinished}'], 'is not finished'),
+      ([f'--run={run}', '--gamma=0.5'], '--gamma=0.5 is only for'),
+      (
+          [f'--run={run}', f'--dataset={tmp_path}/flat.npz', '--split=iid'],
+          'samples of shape (5,)',
+      ),
+  ):
+    assert evaluate.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith('tff-bn-evaluate: ')
+    assert message in captured.err
+    assert captured.err.count('\n') == 1
+    assert not captured.out
+  assert not (run / 'evaluation.part').exists()
+
+
+def test_interrupt_ends_everything_and_the_same_command_goes_on(tmp_path):
+  folder = tmp_path / 'run'
+  arguments = [
+      '--algorithm=fedbn',
+      '--model=mlp3',
+      '--rounds=40',
+      '--evaluate_every=1',
+      '--checkpoint_every=1',
+      '--num_clients=2',
+      '--classes_per_client=5',
+      f'--output_dir={folder}',
+  ]
+  errors = tmp_path / 'errors'
+  with open(errors, 'w', encoding='utf-8') as file:
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'tff_bn.programs.train', *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=file,
+        # A shell's background jobs ignore Ctrl-C, and their children too.
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),
+    )
+    try:
+      deadline = time.monotonic() + 120
+      while 'round 3/' not in errors.read_text(encoding='utf-8'):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+      children = psutil.Process(process.pid).children(recursive=True)
+      assert children
+      process.send_signal(signal.SIGINT)
+      assert process.wait(timeout=60) == 130
+    finally:
+      process.kill()
+  _, alive = psutil.wait_procs(children, timeout=10)
+  assert not alive
+  *progress, last = errors.read_text(encoding='utf-8').splitlines()
+  assert last == 'tff-bn-train: interrupted'
+  assert all(line.startswith('round ') for line in progress)
+  assert not (folder / 'model').exists()
+
+  assert train.run(arguments) == 0
+  rounds = [int(row['round']) for row in _rows(folder / 'metrics.csv')]
+  assert rounds == list(range(41))

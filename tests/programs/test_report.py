@@ -1,0 +1,220 @@
+"""Tests for tables and plots."""
+
+import csv
+import io
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from tff_bn.programs import report
+
+# Two seeds of an algorithm with a global model and one seed of an algorithm
+# whose clients have their own models.
+_RUNS = [
+    report.Run(
+        'fedavg',
+        0,
+        [
+            dict(round=1, test_accuracy=0.1, test_loss=9.0, exchanges=1),
+            dict(round=2, test_accuracy=0.5, test_loss=2.0, exchanges=2),
+            dict(round=3, test_accuracy=0.7, test_loss=1.0, exchanges=3),
+        ],
+    ),
+    report.Run(
+        'fedavg',
+        1,
+        [
+            dict(round=1, test_accuracy=0.3, test_loss=9.0, exchanges=1),
+            dict(round=2, test_accuracy=0.7, test_loss=3.0, exchanges=2),
+            dict(round=3, test_accuracy=0.9, test_loss=2.0, exchanges=3),
+        ],
+    ),
+    report.Run(
+        'fedbn',
+        0,
+        [
+            dict(round=1, client_test_accuracy=0.25),
+            dict(round=3, client_test_accuracy=0.75, client_test_loss=0.5),
+        ],
+    ),
+]
+
+
+def test_read_metrics_leaves_out_what_is_missing():
+  text = 'round,test_loss,client_test_loss\n1,nan,\n2,0.5,1e-3\n'
+  first, second = report.read_metrics(text)
+  assert first.keys() == {'round', 'test_loss'}
+  assert np.isnan(first['test_loss'])
+  assert second == dict(round=2.0, test_loss=0.5, client_test_loss=0.001)
+
+
+def test_result_averages_the_last_rounds():
+  result = report.result(_RUNS[0], 2)
+  assert result == {
+      'algorithm': 'fedavg',
+      'seed': 0,
+      'test_accuracy': pytest.approx(0.6),
+      'test_loss': 1.5,
+      'rounds': 3,
+      'exchanges': 3,
+  }
+  assert report.result(_RUNS[0], 1)['test_accuracy'] == 0.7
+  # More rounds than there are: all of them.
+  assert report.result(_RUNS[0], 9)['test_loss'] == 4.0
+  # A column that not every round has.
+  assert report.result(_RUNS[2], 2)['client_test_loss'] == 0.5
+
+
+def test_results_csv():
+  results = [report.result(run, 1) for run in _RUNS]
+  rows = list(csv.DictReader(io.StringIO(report.results_csv(results))))
+  assert [(row['algorithm'], row['seed']) for row in rows] == [
+      ('fedavg', '0'),
+      ('fedavg', '1'),
+      ('fedbn', '0'),
+  ]
+  assert float(rows[1]['test_accuracy']) == 0.9
+  assert rows[1]['client_test_accuracy'] == ''
+  assert float(rows[2]['client_test_accuracy']) == 0.75
+  assert rows[2]['rounds'] == '3'
+
+
+def test_results_markdown():
+  results = [report.result(run, 1) for run in _RUNS]
+  lines = report.results_markdown(results, 1).splitlines()
+  cells = [
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in lines[:4]
+  ]
+  assert cells[0] == [
+      'Algorithm',
+      'Accuracy, %',
+      'Client accuracy, %',
+      'Loss',
+      'Rounds',
+      'Exchanges',
+  ]
+  # Sample standard deviations: of 70 and 90, and of 1 and 2.
+  assert cells[2] == ['fedavg', '80.0 ± 14.1', '–', '1.50 ± 0.71', '3', '3']
+  assert cells[3] == ['fedbn', '–', '75.0', '–', '3', '–']
+  assert len({len(line) for line in lines[:4]}) == 1
+  notes = '\n'.join(lines[4:])
+  assert 'the value of the last evaluated round' in notes
+  assert 'over 2 seeds' in notes
+  for column in cells[0][1:]:
+    assert f'- {column}: ' in notes
+  assert 'last 5 evaluated rounds' in report.results_markdown(results, 5)
+
+
+def test_mean_and_deviation():
+  rounds, mean, deviation = report.mean_and_deviation(
+      _RUNS[:2], 'test_accuracy'
+  )
+  np.testing.assert_array_equal(rounds, [1, 2, 3])
+  np.testing.assert_allclose(mean, [0.2, 0.6, 0.8])
+  np.testing.assert_allclose(deviation, np.full(3, 0.02**0.5))
+
+
+def test_mean_leaves_out_what_is_not_finite():
+  runs = [
+      report.Run('a', 0, [dict(round=1, x=1.0), dict(round=2, x=np.inf)]),
+      report.Run('a', 1, [dict(round=1, x=np.nan), dict(round=3, x=4.0)]),
+  ]
+  rounds, mean, deviation = report.mean_and_deviation(runs, 'x')
+  np.testing.assert_array_equal(rounds, [1, 3])
+  np.testing.assert_array_equal(mean, [1, 4])
+  np.testing.assert_array_equal(deviation, [0, 0])
+
+
+def _lines(axes):
+  return {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+
+
+def test_accuracy_figure():
+  drawing = report.accuracy_figure(_RUNS, 'my title')
+  assert drawing.get_suptitle() == 'my title'
+  global_axes, client_axes = drawing.axes
+  np.testing.assert_allclose(
+      _lines(global_axes)['fedavg'], [[1, 0.2], [2, 0.6], [3, 0.8]]
+  )
+  assert list(_lines(client_axes)) == ['fedbn']
+  assert global_axes.get_xlabel() == 'Round'
+  assert global_axes.get_ylabel() == 'Accuracy'
+  bottom, top = global_axes.get_ylim()
+  assert bottom == 0 and 1 < top < 1.1
+  (legend,) = drawing.legends
+  assert [text.get_text() for text in legend.get_texts()] == [
+      'fedavg',
+      'fedbn',
+  ]
+  (band,) = global_axes.collections
+  edges = band.get_paths()[0].vertices
+  half_width = 0.02**0.5
+  assert edges[:, 1].min() == pytest.approx(0.2 - half_width)
+  assert edges[:, 1].max() == pytest.approx(0.8 + half_width)
+
+
+def test_algorithm_has_the_same_colour_in_every_panel():
+  runs = [
+      report.Run(name, 0, [dict(round=1, train_loss=1.0, test_loss=2.0)])
+      for name in ('fedavg', 'fedbn', 'single')
+  ]
+  drawing = report.loss_figure(runs, '')
+  colours = [
+      {line.get_label(): line.get_color() for line in axes.get_lines()}
+      for axes in drawing.axes
+  ]
+  assert len(colours) == 2
+  assert colours[0] == colours[1]
+  assert len(set(colours[0].values())) == 3
+
+
+def test_a_single_algorithm_needs_no_legend():
+  drawing = report.loss_figure(_RUNS[:1], '')
+  assert not drawing.legends
+  (axes,) = drawing.axes
+  assert axes.get_yscale() == 'log'
+
+
+def test_label_distribution_figure():
+  counts = np.array([[7, 0, 2], [0, 5, 0]])
+  drawing = report.label_distribution_figure(counts, ['ann', 'bob'], 'labels')
+  axes = drawing.axes[0]
+  np.testing.assert_array_equal(axes.images[0].get_array(), counts)
+  assert [label.get_text() for label in axes.get_yticklabels()] == [
+      'ann',
+      'bob',
+  ]
+  assert {(t.get_position(), t.get_text()) for t in axes.texts} == {
+      ((0, 0), '7'),
+      ((2, 0), '2'),
+      ((1, 1), '5'),
+  }
+  assert axes.get_xlabel() == 'Class'
+  assert axes.get_ylabel() == 'Client'
+
+
+def test_label_distribution_of_many_clients_is_not_cluttered():
+  counts = np.ones((500, 62), int)
+  names = [f'writer {i}' for i in range(500)]
+  axes = report.label_distribution_figure(counts, names, '').axes[0]
+  assert not axes.texts
+  assert len(axes.get_yticklabels()) < 50
+
+
+def test_save_figures(tmp_path):
+  folder = tmp_path / 'plots'
+  counts = np.array([[7, 0], [0, 5]])
+  for _ in range(2):  # Also over those of an earlier time.
+    report.save_figures(folder, _RUNS, counts, ['a', 'b'], 'title')
+  images = {path.name: path for path in folder.iterdir()}
+  assert images.keys() == {
+      'accuracy.png',
+      'loss.png',
+      'label_distribution.png',
+  }
+  for path in images.values():
+    pixels = matplotlib.image.imread(path)
+    assert min(pixels.shape[:2]) > 250
+    assert pixels[..., :3].std() > 0.01  # Something is drawn.

@@ -1,0 +1,167 @@
+"""Tests for the folder of a run."""
+
+import fcntl
+import os
+import pathlib
+
+import pytest
+
+from tff_bn.programs import run_folder
+
+_FLAGS = {'algorithm': 'fedavg', 'rounds': '3'}
+
+
+def _begin(folder, flags=None, overwrite=False):
+  flags = flags or _FLAGS
+  run_folder.check(folder, flags, overwrite=overwrite)
+  run_folder.begin(folder, 'tff-bn-train', flags, overwrite=overwrite)
+
+
+def test_flags_are_read_as_they_were_written(tmp_path):
+  folder = tmp_path / 'a' / 'b'
+  flags = {'algorithm': 'fedavg', 'dataset': 'tfds:a=b', 'data_dir': '/x y'}
+  _begin(folder, flags)
+  assert run_folder.read_flags(folder) == flags
+  assert os.listdir(folder) == ['flags.txt']
+
+
+def test_check_writes_nothing(tmp_path):
+  run_folder.check(tmp_path / 'a' / 'b', _FLAGS, overwrite=True)
+  assert not os.listdir(tmp_path)
+
+
+def test_same_flags_continue(tmp_path):
+  _begin(tmp_path)
+  (tmp_path / 'metrics.csv').write_text('kept')
+  _begin(tmp_path)
+  assert (tmp_path / 'metrics.csv').read_text() == 'kept'
+
+
+def test_other_flags_are_named(tmp_path):
+  _begin(
+      tmp_path, {'algorithm': 'fedavg', 'rounds': '3', 'statistics': 'naive'}
+  )
+  before = (tmp_path / 'flags.txt').read_text()
+  with pytest.raises(ValueError, match='holds a run with other') as error:
+    _begin(tmp_path, {'algorithm': 'fedavg', 'rounds': '4', 'gamma': '0.5'})
+  message = str(error.value)
+  assert '--rounds (3, now 4)' in message
+  assert '--gamma (not set, now 0.5)' in message
+  assert '--statistics (naive, now not set)' in message
+  assert '--algorithm' not in message
+  assert '--overwrite' in message
+  assert (tmp_path / 'flags.txt').read_text() == before
+
+
+def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
+  _begin(tmp_path)
+  (tmp_path / 'notes.txt').write_text('mine')
+  (tmp_path / 'metrics.csv').write_text('old')
+  (tmp_path / 'client_states.sqlite-wal').write_text('old')
+  for name in ('checkpoints', 'model', 'plots', 'logdir'):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'file').write_text('old')
+  _begin(tmp_path / 'runs' / 'fedavg-seed0')
+  _begin(tmp_path / 'runs' / 'fedbn-seed0')
+  (tmp_path / 'runs' / 'fedbn-seed0' / 'notes.txt').write_text('mine')
+  (tmp_path / 'runs' / 'other').mkdir()
+  (tmp_path / 'runs' / 'other' / 'metrics.csv').write_text('not a run')
+
+  _begin(tmp_path, {'algorithm': 'fedbn'}, overwrite=True)
+
+  left = sorted(
+      str(path.relative_to(tmp_path))
+      for path in tmp_path.rglob('*')
+      if path.is_file()
+  )
+  assert left == [
+      'flags.txt',
+      'notes.txt',
+      'runs/fedbn-seed0/notes.txt',
+      'runs/other/metrics.csv',
+  ]
+  assert not (tmp_path / 'model').exists()
+  assert not (tmp_path / 'runs' / 'fedavg-seed0').exists()
+  assert run_folder.read_flags(tmp_path) == {'algorithm': 'fedbn'}
+
+
+def test_overwrite_does_not_follow_links(tmp_path):
+  run, elsewhere = tmp_path / 'run', tmp_path / 'elsewhere'
+  elsewhere.mkdir()
+  (elsewhere / 'file').write_text('mine')
+  _begin(run)
+  (run / 'model').symlink_to(elsewhere)
+  _begin(run, overwrite=True)
+  assert (elsewhere / 'file').exists()
+  assert not (run / 'model').exists()
+
+
+@pytest.mark.parametrize('overwrite', [False, True])
+def test_somebody_elses_folder_is_refused(tmp_path, overwrite):
+  (tmp_path / 'model').mkdir()
+  with pytest.raises(ValueError, match='holds model but no flags.txt'):
+    _begin(tmp_path, overwrite=overwrite)
+  assert os.listdir(tmp_path) == ['model']
+
+
+def test_folder_with_other_files_is_used(tmp_path):
+  (tmp_path / 'notes.txt').write_text('mine')
+  _begin(tmp_path)
+  assert sorted(os.listdir(tmp_path)) == ['flags.txt', 'notes.txt']
+
+
+def test_file_in_the_way(tmp_path):
+  (tmp_path / 'file').write_text('')
+  for folder in (tmp_path / 'file', tmp_path / 'file' / 'sub'):
+    with pytest.raises(ValueError, match='file is not a folder'):
+      run_folder.check(folder, _FLAGS, overwrite=False)
+
+
+def test_folder_that_is_not_writable(tmp_path, monkeypatch):
+  # Not by its mode: root may write everywhere.
+  refused = []
+  monkeypatch.setattr(
+      os, 'access', lambda path, mode: refused.append((path, mode))
+  )
+  with pytest.raises(ValueError, match='is not writable'):
+    run_folder.check(tmp_path / 'run', _FLAGS, overwrite=False)
+  assert refused == [(tmp_path, os.W_OK | os.X_OK)]
+
+
+def test_relative_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  _begin(pathlib.Path('a/b'))
+  assert (tmp_path / 'a' / 'b' / 'flags.txt').exists()
+
+
+def test_no_run(tmp_path):
+  with pytest.raises(ValueError, match='holds no run'):
+    run_folder.read_flags(tmp_path / 'missing')
+
+
+@pytest.mark.parametrize('content', [b'\xff\xfe\x00', b'hello\n', b'--a\n'])
+def test_damaged_flags(tmp_path, content):
+  (tmp_path / 'flags.txt').write_bytes(content)
+  with pytest.raises(ValueError, match='is damaged'):
+    run_folder.read_flags(tmp_path)
+
+
+def test_run_in_progress_is_not_touched(tmp_path):
+  _begin(tmp_path)
+  descriptor = os.open(tmp_path, os.O_RDONLY)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # As the training loop does.
+    for overwrite in (False, True):
+      with pytest.raises(ValueError, match='in progress'):
+        _begin(tmp_path, overwrite=overwrite)
+  finally:
+    os.close(descriptor)
+  _begin(tmp_path, overwrite=True)
+
+
+def test_is_finished(tmp_path):
+  _begin(tmp_path)
+  (tmp_path / 'metrics.csv').write_text('')
+  assert not run_folder.is_finished(tmp_path)
+  (tmp_path / 'model').mkdir()
+  assert run_folder.is_finished(tmp_path)

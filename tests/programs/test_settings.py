@@ -1,0 +1,252 @@
+"""Tests for flags that are checked against one another."""
+
+import dataclasses
+import re
+
+from absl import flags as absl_flags
+import pytest
+
+from tff_bn.programs import cli
+from tff_bn.programs import compare
+from tff_bn.programs import defaults
+from tff_bn.programs import settings
+from tff_bn.programs import train
+
+
+def _train_flags(*arguments):
+  return cli.parse(train.define_flags, arguments)
+
+
+def _resolve(*arguments):
+  flags = _train_flags(*arguments)
+  settings.check(flags)
+  return settings.resolve(flags, flags.algorithm, flags.seed)
+
+
+def test_every_flag_that_defines_a_run_is_a_setting():
+  groups = train.define_flags(absl_flags.FlagValues())
+  names = {name for group in groups for name in group.names}
+  fields = {field.name for field in dataclasses.fields(settings.RunSettings)}
+  assert names - {'output_dir', 'overwrite', 'verbosity'} == fields
+
+
+def test_defaults():
+  resolved = _resolve()
+  assert resolved.algorithm == 'fedavg'
+  assert resolved.local_steps == defaults.LOCAL_STEPS
+  assert resolved.local_epochs is None
+  assert resolved.split == 'classes'
+  assert resolved.classes_per_client == defaults.CLASSES_PER_CLIENT
+  assert resolved.gamma is None
+  assert resolved.statistics == 'naive'
+  assert resolved.server_optimizer == 'sgd'
+  assert resolved.server_learning_rate == 1.0
+  assert resolved.server_momentum is None
+  assert resolved.client_weighting == 'num_examples'
+
+
+def test_every_value_reaches_its_setting():
+  # A value for each flag, none of them its default.
+  given = dict(
+      algorithm='local_affine',
+      statistics='pooled',
+      dataset='digits_domains',
+      data_dir='/data',
+      image_size='9x8',
+      split='dirichlet',
+      num_clients=7,
+      dirichlet_alpha=0.25,
+      model='mlp3',
+      normalization='none',
+      rounds=11,
+      clients_per_round=6,
+      local_epochs=2,
+      batch_size=13,
+      client_learning_rate=0.75,
+      client_learning_rate_schedule='3:0.5',
+      client_momentum=0.5,
+      client_weight_decay=0.125,
+      client_weighting='uniform',
+      server_optimizer='sgdm',
+      server_learning_rate=0.375,
+      server_momentum=0.625,
+      seed=17,
+      evaluate_every=3,
+      checkpoint_every=4,
+  )
+  resolved = _resolve(*(f'--{name}={value}' for name, value in given.items()))
+  no_effect = ('local_steps', 'classes_per_client', 'gamma', 'imbalance')
+  expected = dict(given, **dict.fromkeys(no_effect))
+  assert dataclasses.asdict(resolved) == expected
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    [
+        [],
+        ['--algorithm=fedbn', '--local_epochs=2', '--split=iid'],
+        ['--algorithm=single', '--split=gamma', '--gamma=0.3'],
+        ['--server_optimizer=yogi', '--statistics=pooled'],
+        ['--client_learning_rate=1e-5', '--data_dir=~/my data'],
+        ['--client_learning_rate_schedule=6:0.1,8:0.01', '--image_size=8x9'],
+    ],
+)
+def test_flagfile_round_trip(tmp_path, arguments):
+  resolved = _resolve(*arguments)
+  path = tmp_path / 'flags.txt'
+  path.write_text(
+      ''.join(
+          f'--{name}={text}\n' for name, text in resolved.to_flags().items()
+      )
+  )
+  assert _resolve(f'--flagfile={path}') == resolved
+
+
+def test_paths_do_not_depend_on_the_working_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('HOME', '/home/ann')
+  assert _resolve('--data_dir=data').data_dir == str(tmp_path / 'data')
+  assert _resolve('--data_dir=~/data').data_dir == '/home/ann/data'
+  assert _resolve('--dataset=digits').dataset == 'digits'
+  assert _resolve('--dataset=tfds:mnist').dataset == 'tfds:mnist'
+  for prefix in ('', 'npz:', 'folder:'):
+    dataset = _resolve(f'--dataset={prefix}a/b.npz').dataset
+    assert dataset == f'{prefix}{tmp_path}/a/b.npz'
+  npz = f'{tmp_path}/a.npz'
+  assert _resolve(f'--dataset={npz}').dataset == npz
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'num_clients'),
+    [
+        ([], 5),
+        (['--split=iid'], 5),
+        (['--split=domains'], None),
+        (['--split=natural'], None),
+        (['--split=domains', '--num_clients=10'], 10),
+    ],
+)
+def test_number_of_clients(arguments, num_clients):
+  assert _resolve(*arguments).num_clients == num_clients
+  # What can't be known here is checked when the data is there.
+  if num_clients is None:
+    _resolve(*arguments, '--clients_per_round=1000')
+
+
+@pytest.mark.parametrize(
+    'optimizer, learning_rate, momentum',
+    [
+        ('sgd', 1.0, None),
+        ('sgdm', 0.1, 0.9),
+        ('adam', 0.01, None),
+        ('yogi', 0.01, None),
+    ],
+)
+def test_server_defaults(optimizer, learning_rate, momentum):
+  resolved = _resolve(f'--server_optimizer={optimizer}')
+  assert resolved.server_learning_rate == learning_rate
+  assert resolved.server_momentum == momentum
+
+
+@pytest.mark.parametrize('algorithm', ['centralized', 'single'])
+def test_algorithms_without_a_server_have_no_server_settings(algorithm):
+  resolved = _resolve(f'--algorithm={algorithm}')
+  assert resolved.server_optimizer is None
+  assert resolved.server_learning_rate is None
+  assert resolved.client_weighting is None
+  assert resolved.statistics is None
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (
+            ['--split=iid', '--classes_per_client=2'],
+            '--classes_per_client=2 is only for --split=classes',
+        ),
+        (['--dirichlet_alpha=1'], '--dirichlet_alpha=1.0 is only for'),
+        (['--imbalance=1'], '--imbalance=1.0 is only for --split=unbalanced'),
+        (['--gamma=0.5'], '--gamma=0.5 is only for --split=gamma'),
+        (
+            ['--server_momentum=0.5'],
+            '--server_momentum=0.5 is only for --server_optimizer=sgdm',
+        ),
+        (
+            ['--algorithm=fedbn', '--statistics=naive'],
+            '--statistics=naive has no effect with --algorithm=fedbn; it is for'
+            ' fedavg, local_affine',
+        ),
+        (
+            ['--algorithm=centralized', '--server_optimizer=adam'],
+            '--server_optimizer=adam has no effect',
+        ),
+        (
+            ['--local_steps=3', '--local_epochs=1'],
+            '--local_steps=3 and --local_epochs=1 exclude each other',
+        ),
+        (
+            ['--num_clients=4', '--clients_per_round=5'],
+            '--clients_per_round=5 asks for more clients than --num_clients=4',
+        ),
+    ],
+)
+def test_contradictions(arguments, message):
+  with pytest.raises(ValueError, match=re.escape(message)):
+    _resolve(*arguments)
+
+
+def test_contradiction_in_a_flagfile(tmp_path):
+  path = tmp_path / 'flags'
+  path.write_text('--split=iid\n--gamma=0.5\n')
+  with pytest.raises(ValueError, match='--gamma=0.5 is only for'):
+    _resolve(f'--flagfile={path}')
+
+
+@pytest.mark.parametrize('order', [1, -1])
+def test_command_line_overrules_what_a_flagfile_made_necessary(tmp_path, order):
+  path = tmp_path / 'flags'
+  path.write_text(
+      '--split=gamma\n--gamma=0.5\n--local_steps=4\n--algorithm=fedavg\n'
+      '--statistics=pooled\n'
+  )
+  arguments = [f'--flagfile={path}', '--local_epochs=2'][::order]
+  resolved = _resolve(*arguments, '--split=dirichlet', '--algorithm=fedbn')
+  assert resolved.gamma is None
+  assert resolved.dirichlet_alpha == defaults.DIRICHLET_ALPHA
+  assert resolved.local_steps is None
+  assert resolved.local_epochs == 2
+  assert resolved.statistics is None
+
+
+def _compare_flags(*arguments):
+  return cli.parse(compare.define_flags, arguments)
+
+
+def test_flag_for_some_of_the_compared_algorithms():
+  flags = _compare_flags('--algorithms=fedavg,fedbn', '--statistics=pooled')
+  settings.check(flags)
+  assert settings.resolve(flags, 'fedavg', 0).statistics == 'pooled'
+  assert settings.resolve(flags, 'fedbn', 0).statistics is None
+
+
+def test_flag_for_none_of_the_compared_algorithms():
+  flags = _compare_flags('--algorithms=fedbn,silobn', '--statistics=pooled')
+  with pytest.raises(ValueError, match='--algorithms=fedbn,silobn; it is for'):
+    settings.check(flags)
+
+
+def test_flags_of_a_comparison():
+  flags = _compare_flags('--algorithms=centralized,fedavg', '--seeds=3,4')
+  runs = [
+      settings.resolve(flags, algorithm, seed)
+      for seed in flags.seeds
+      for algorithm in flags.algorithms
+  ]
+  texts = compare.comparison_flags(flags, runs)
+  assert texts['algorithms'] == 'centralized,fedavg'
+  assert texts['seeds'] == '3,4'
+  assert texts['statistics'] == 'naive'
+  assert 'algorithm' not in texts and 'seed' not in texts
+  again = _compare_flags(*(f'--{name}={text}' for name, text in texts.items()))
+  settings.check(again)
+  assert compare.comparison_flags(again, runs) == texts

@@ -1,0 +1,271 @@
+"""Tests that TFF's worker process works, and never outlives its use."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import runtime
+
+
+@tff.tensorflow.computation
+def _seven():
+  return tf.constant(7)
+
+
+@tff.federated_computation(tff.FederatedType(tff.TensorType(np.int32), tff.CLIENTS))
+def _sum(values):
+  return tff.federated_sum(values)
+
+
+def _workers():
+  return [
+      child
+      for child in psutil.Process().children()
+      if child.name() == 'worker_binary'
+      and child.status() != psutil.STATUS_ZOMBIE
+  ]
+
+
+@pytest.fixture(autouse=True)
+def _no_worker_before_or_after():
+  assert not _workers()
+  yield
+  assert not _workers()
+
+
+def test_worker_starts_at_the_first_use_and_ends_with_the_block():
+  with runtime.native_runtime():
+    assert not _workers()
+    assert _seven() == 7
+    (worker,) = _workers()
+    assert _sum([1, 2, 3]) == 6
+    assert _workers() == [worker]
+
+  assert not psutil.pid_exists(worker.pid)
+
+
+def test_worker_ends_at_an_exception():
+  with pytest.raises(ZeroDivisionError), runtime.native_runtime():  # noqa: PT012
+    _seven()
+    assert _workers()
+    raise ZeroDivisionError
+
+
+def test_previous_context_is_restored():
+  stack = tff.framework.get_context_stack()
+  before = stack.current
+  with runtime.native_runtime() as context:
+    assert stack.current is context
+  assert stack.current is before
+
+
+def test_blocks_can_follow_each_other_and_be_nested():
+  with runtime.native_runtime():
+    _seven()
+    with runtime.native_runtime():
+      _seven()
+      assert len(_workers()) == 2
+    assert len(_workers()) == 1
+    assert _seven() == 7
+  with runtime.native_runtime():
+    assert _seven() == 7
+
+
+def test_other_threads_can_use_the_context_and_end():
+  results = []
+  with runtime.native_runtime() as context:
+
+    def compute():
+      tff.framework.set_default_context(context)
+      results.append(_seven())
+
+    # The worker is started from a thread that ends: it must not end with it.
+    for _ in range(2):
+      thread = threading.Thread(target=compute)
+      thread.start()
+      thread.join()
+    assert _seven() == 7
+    assert len(_workers()) == 1
+
+  assert results == [7, 7]
+
+
+def test_signal_handler_is_restored():
+  before = signal.getsignal(signal.SIGTERM)
+  with runtime.native_runtime():
+    assert signal.getsignal(signal.SIGTERM) is not before
+  assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_signal_handler_of_somebody_else_stays():
+  def handler(signum, frame):
+    del signum, frame
+
+  before = signal.signal(signal.SIGTERM, handler)
+  try:
+    with runtime.native_runtime():
+      assert signal.getsignal(signal.SIGTERM) is handler
+    assert signal.getsignal(signal.SIGTERM) is handler
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_dead_worker_is_an_error_and_not_an_endless_retry():
+  with runtime.native_runtime():
+    _seven()
+    (worker,) = _workers()
+    worker.kill()
+
+    with pytest.raises(RuntimeError, match='worker process ended with status'):
+      _seven()
+
+
+def test_computation_after_the_end_is_an_error():
+  with runtime.native_runtime() as context:
+    pass
+
+  with (
+      tff.framework.get_context_stack().install(context),
+      pytest.raises(RuntimeError, match='enter `native_runtime'),
+  ):
+    _seven()
+
+
+def test_end_worker_processes():
+  with runtime.native_runtime():
+    _seven()
+    runtime.end_worker_processes()
+
+    assert not _workers()
+    with pytest.raises(RuntimeError, match='enter `native_runtime'):
+      _seven()
+
+
+_PROGRAM = """
+import sys
+import psutil
+import tensorflow as tf
+import tensorflow_federated as tff
+from tff_bn import runtime
+
+
+@tff.tensorflow.computation
+def seven():
+  return tf.constant(7)
+
+
+@tff.tensorflow.computation
+def endless():
+  return tf.while_loop(lambda i: i >= 0, lambda i: 1 - i, [tf.constant(0)])
+
+
+def print_worker():
+  (worker,) = psutil.Process().children()
+  print(worker.pid, flush=True)
+
+
+if sys.argv[1] == 'default_context':
+  seven()
+  print_worker()
+elif sys.argv[1] == 'never_left':
+  runtime.native_runtime().__enter__()
+  seven()
+  print_worker()
+else:
+  with runtime.native_runtime():
+    seven()
+    print_worker()
+    endless()
+"""
+
+
+def _start(mode):
+  return subprocess.Popen(
+      [sys.executable, '-c', _PROGRAM, mode],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+
+
+def _is_running(pid):
+  try:
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+@pytest.mark.parametrize('mode', ['default_context', 'never_left'])
+def test_interpreter_exit(mode):
+  process = _start(mode)
+  # Returns when the output is closed: the worker has let go of it too.
+  output, error = process.communicate()
+
+  assert process.returncode == 0
+  assert not _is_running(int(output))
+  assert 'Exception ignored' not in error
+  assert 'Traceback' not in error
+
+
+@pytest.mark.parametrize(
+    ('signum', 'returncode'),
+    [
+        (signal.SIGINT, -signal.SIGINT),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+    ids=['SIGINT', 'SIGTERM', 'SIGKILL'],
+)
+def test_signal_during_a_computation(signum, returncode):
+  process = _start('endless')
+  try:
+    pid = int(process.stdout.readline())
+    assert _is_running(pid)
+    time.sleep(0.2)  # Into the computation.
+    os.kill(process.pid, signum)
+    _, error = process.communicate()
+  finally:
+    process.kill()
+
+  assert process.returncode == returncode
+  if signum == signal.SIGKILL:
+    # The kernel ends the worker a moment after its parent.
+    deadline = time.monotonic() + 30
+    while _is_running(pid) and time.monotonic() < deadline:
+      time.sleep(0.01)
+  else:
+    assert 'Exception ignored' not in error
+  assert not _is_running(pid)
+
+
+def test_kill_while_the_worker_is_starting():
+  program = _PROGRAM.replace('    print_worker()\n', '')
+  process = subprocess.Popen(
+      [sys.executable, '-c', program, 'endless'],
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+  )
+  try:
+    watched = psutil.Process(process.pid)
+    while not (children := watched.children()):
+      assert process.poll() is None
+      time.sleep(0.001)
+  finally:
+    process.kill()
+    process.wait()
+
+  # The launcher, which becomes the worker.
+  for child in children:
+    deadline = time.monotonic() + 30
+    while _is_running(child.pid) and time.monotonic() < deadline:
+      time.sleep(0.01)
+    assert not _is_running(child.pid)

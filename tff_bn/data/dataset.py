@@ -1,0 +1,185 @@
+"""A classification dataset in memory, and the checks that it passes."""
+
+import dataclasses
+from typing import Optional
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+  """A dataset for classification: arrays in memory.
+
+  Attributes:
+    name: The dataset's name, as `--dataset` takes it.
+    x_train: Training samples. Images have the shape `[n, height, width,
+      channels]`, vectors `[n, features]`. The dtype is either float32, used as
+      it is, or uint8, which stands for value / 255 and becomes that when
+      batches are made.
+    y_train: The classes of the training samples, int32 of shape `[n]`.
+    x_test: Test samples, like `x_train`.
+    y_test: The classes of the test samples, like `y_train`.
+    num_classes: Number of classes: labels are in `0..num_classes - 1`.
+    domain_train: For data of several domains, each training sample's position
+      in `domain_names`, int32 of shape `[n]`.
+    domain_test: The same for the test samples.
+    domain_names: The names of the domains.
+    writer_train: For data of natural clients, each training sample's position
+      in `writer_names`, int32 of shape `[n]`.
+    writer_test: The same for the test samples.
+    writer_names: The names of the natural clients.
+  """
+
+  name: str
+  x_train: np.ndarray
+  y_train: np.ndarray
+  x_test: np.ndarray
+  y_test: np.ndarray
+  num_classes: int
+  domain_train: Optional[np.ndarray] = None
+  domain_test: Optional[np.ndarray] = None
+  domain_names: tuple[str, ...] = ()
+  writer_train: Optional[np.ndarray] = None
+  writer_test: Optional[np.ndarray] = None
+  writer_names: tuple[str, ...] = ()
+
+  @property
+  def input_shape(self) -> tuple[int, ...]:
+    """The shape of one sample."""
+    return self.x_train.shape[1:]
+
+
+def create_dataset(
+    name: str,
+    x_train: np.ndarray,
+    y_train: np.ndarray,
+    x_test: np.ndarray,
+    y_test: np.ndarray,
+    num_classes: Optional[int] = None,
+    **groups,
+) -> Dataset:
+  """Checks arrays and brings them to the form that `Dataset` describes.
+
+  Args:
+    name: The dataset's name, as `--dataset` takes it; errors begin with it.
+    x_train: Training samples: uint8 or floating point, of shape `[n, height,
+      width, channels]`, `[n, height, width]` (one channel) or `[n, features]`.
+    y_train: Their classes: integers of shape `[n]` or `[n, 1]`.
+    x_test: Test samples, like `x_train`.
+    y_test: Their classes.
+    num_classes: Number of classes; None: as many as `y_train` has, counted
+      from 0 to its greatest label.
+    **groups: `Dataset`'s attributes about domains and writers.
+
+  Returns:
+    The dataset.
+
+  Raises:
+    ValueError: If the arrays are not as said; the message names the dataset.
+  """
+  source = f'--dataset={name}'
+  x_train = _check_samples(source, 'x_train', x_train)
+  x_test = _check_samples(source, 'x_test', x_test)
+  if (x_train.dtype == np.uint8) != (x_test.dtype == np.uint8):
+    raise ValueError(
+        f'{source}: only one of x_train and x_test is uint8, so they would be'
+        ' scaled differently; store both as uint8 (0 to 255, scaled to [0, 1])'
+        ' or both as floats (used as they are).'
+    )
+  if x_train.shape[1:] != x_test.shape[1:]:
+    raise ValueError(
+        f'{source}: the samples of x_train have the shape {x_train.shape[1:]},'
+        f' those of x_test {x_test.shape[1:]}; they must be the same.'
+    )
+  y_train = _check_labels(source, 'train', y_train, len(x_train))
+  y_test = _check_labels(source, 'test', y_test, len(x_test))
+  if num_classes is None:
+    num_classes = int(y_train.max()) + 1
+    unknown = np.setdiff1d(y_test, y_train)
+    if unknown.size:
+      raise ValueError(
+          f'{source}: y_test has labels that do not occur in y_train:'
+          f' {_enumerate(unknown)}; remove these samples from the test data or'
+          ' add such samples to the training data.'
+      )
+  for array_name, labels in (('y_train', y_train), ('y_test', y_test)):
+    unknown = np.unique(labels[labels >= num_classes])
+    if unknown.size:
+      raise ValueError(
+          f'{source}: {array_name} has labels outside the {num_classes} classes'
+          f' 0..{num_classes - 1}: {_enumerate(unknown)}.'
+      )
+  return Dataset(name, x_train, y_train, x_test, y_test, num_classes, **groups)
+
+
+def _enumerate(labels: np.ndarray, most: int = 10) -> str:
+  """The labels, or the first of them, separated by commas."""
+  more = ', …' if len(labels) > most else ''
+  return ', '.join(str(label) for label in labels[:most]) + more
+
+
+def _check_samples(source: str, array_name: str, x: np.ndarray) -> np.ndarray:
+  """Checks `x_train` or `x_test`; returns it as uint8 or float32."""
+  if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
+    raise ValueError(
+        f'{source}: {array_name} has the dtype {x.dtype}; store images as uint8'
+        ' (0 to 255, scaled to [0, 1]) or as floats (used as they are).'
+    )
+  if x.ndim not in (2, 3, 4):
+    raise ValueError(
+        f'{source}: {array_name} has the shape {x.shape}; it must be [samples,'
+        ' height, width, channels], [samples, height, width] or [samples,'
+        ' features].'
+    )
+  if not x.size:
+    raise ValueError(
+        f'{source}: {array_name} has the shape {x.shape}, so it is empty; both'
+        ' training and test data are needed.'
+    )
+  if x.dtype != np.uint8:
+    # A float64 may be too large for float32; the check below says so.
+    with np.errstate(over='ignore'):
+      x = x.astype(np.float32, copy=False)
+    finite = np.isfinite(x)
+    if not finite.all():
+      raise ValueError(
+          f'{source}: {array_name} has {finite.size - np.count_nonzero(finite)}'
+          ' values that are NaN, infinite or too large for float32, the first'
+          f' in sample {np.argwhere(~finite)[0][0]}; all values must be finite.'
+      )
+  return x[..., np.newaxis] if x.ndim == 3 else x
+
+
+def _check_labels(
+    source: str, split: str, y: np.ndarray, num_samples: int
+) -> np.ndarray:
+  """Checks `y_train` or `y_test`; returns it as int32 of shape `[n]`."""
+  array_name = f'y_{split}'
+  if not np.issubdtype(y.dtype, np.integer):
+    raise ValueError(
+        f'{source}: {array_name} has the dtype {y.dtype}; labels must be'
+        ' integers, one for each sample.'
+    )
+  if y.ndim == 2 and y.shape[1] == 1:
+    y = y[:, 0]
+  if y.ndim != 1:
+    raise ValueError(
+        f'{source}: {array_name} has the shape {y.shape}; it must be [samples],'
+        ' one label for each sample.'
+    )
+  if len(y) != num_samples:
+    raise ValueError(
+        f'{source}: x_{split} has {num_samples} samples but {array_name} has'
+        f' {len(y)} labels; they must be equally many.'
+    )
+  if y.min() < 0:
+    raise ValueError(
+        f'{source}: {array_name} has the negative label {y.min()}; labels'
+        ' count from 0.'
+    )
+  if y.max() > np.iinfo(np.int32).max:
+    raise ValueError(
+        f'{source}: {array_name} has the label {y.max()}; labels count the'
+        ' classes from 0.'
+    )
+  return y.astype(np.int32)

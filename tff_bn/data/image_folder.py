@@ -1,0 +1,49 @@
+"""Datasets from folders of images."""
+
+import os
+from typing import Optional
+
+import numpy as np
+
+from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import names
+from tff_bn.data import tfds_source
+
+
+def load_image_folder(
+    name: str, image_size: Optional[tuple[int, int]] = None
+) -> dataset_lib.Dataset:
+  """Loads the images in `PATH/train/LABEL/` and `PATH/test/LABEL/`.
+
+  The classes are the folders `LABEL` in alphabetical order. Images are PNG or
+  JPEG files, read as red, green and blue: `[n, height, width, 3]`, uint8.
+  Without a folder `test`, `validation` is taken.
+
+  Args:
+    name: `folder:PATH`.
+    image_size: Height and width that images are resized to; None: as they are.
+
+  Returns:
+    The dataset.
+
+  Raises:
+    ValueError: If there are no such folders, if a file is no image, if the
+      images have different sizes and `image_size` is None, or if a class has
+      test images only.
+  """
+  # Takes seconds, and only these datasets need it.
+  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+
+  path = os.path.expanduser(name.removeprefix(names.FOLDER_PREFIX))
+  if not os.path.isdir(path):
+    raise ValueError(f'--dataset={name}: there is no folder {path!r}.')
+  builder = tfds.folder_dataset.ImageFolder(path)
+  dataset = tfds_source.read_builder(name, builder, image_size)
+  untrained = np.setdiff1d(dataset.y_test, dataset.y_train)
+  if untrained.size:
+    label_names = builder.info.features['label'].names
+    raise ValueError(
+        f'--dataset={name}: the test data has classes without training images:'
+        f' {", ".join(label_names[label] for label in untrained)}.'
+    )
+  return dataset

@@ -1,0 +1,79 @@
+"""Loads a dataset by its name."""
+
+import dataclasses
+from typing import Optional
+
+from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import digits
+from tff_bn.data import digits_domains
+from tff_bn.data import emnist
+from tff_bn.data import image_folder
+from tff_bn.data import images
+from tff_bn.data import names
+from tff_bn.data import npz_file
+from tff_bn.data import tfds_source
+
+
+def load_dataset(
+    name: str,
+    data_dir: Optional[str] = None,
+    image_size: Optional[tuple[int, int]] = None,
+) -> dataset_lib.Dataset:
+  """Loads a dataset into memory and checks it.
+
+  Args:
+    name: One of `names.DATASET_NAMES`, or as `names.OTHER_DATASETS` says.
+    data_dir: Folder of the datasets that are downloaded (`tfds:` and `emnist`);
+      None: the folder that their libraries choose.
+    image_size: Height and width that images are resized to; None: as they are.
+
+  Returns:
+    The dataset.
+
+  Raises:
+    ValueError: If the name is unknown or the data can't be used; one paragraph
+      that says what is wrong and what is allowed.
+  """
+  if image_size is not None and min(image_size) < 1:
+    raise ValueError(
+        f'--image_size={image_size[0]}x{image_size[1]}: height and width must'
+        ' be at least 1.'
+    )
+  dataset = _load(name, data_dir, image_size)
+  if image_size is None or dataset.input_shape[:-1] == tuple(image_size):
+    return dataset
+  if len(dataset.input_shape) != 3:
+    raise ValueError(
+        f'--image_size={image_size[0]}x{image_size[1]} is for images, but'
+        f' --dataset={name} has vectors of {dataset.input_shape[0]} features.'
+    )
+  return dataclasses.replace(
+      dataset,
+      x_train=images.resize_array(dataset.x_train, image_size),
+      x_test=images.resize_array(dataset.x_test, image_size),
+  )
+
+
+def _load(
+    name: str, data_dir: Optional[str], image_size: Optional[tuple[int, int]]
+) -> dataset_lib.Dataset:
+  if name.startswith(names.TFDS_PREFIX):
+    return tfds_source.load_tfds(name, data_dir, image_size)
+  if name.startswith(names.FOLDER_PREFIX):
+    return image_folder.load_image_folder(name, image_size)
+  if names.is_other_dataset(name):
+    return npz_file.load_npz(name)
+  match name:
+    case 'digits':
+      return digits.load_digits()
+    case 'digits_domains':
+      return digits_domains.load_digits_domains()
+    case 'emnist':
+      return emnist.load_emnist(data_dir)
+    case 'emnist_synthetic':
+      return emnist.load_emnist_synthetic()
+  raise ValueError(
+      f'--dataset={name} is unknown; the datasets are'
+      f' {", ".join(names.DATASET_NAMES)}, and {names.OTHER_DATASETS}.'
+      f'{names.suggestion(name, names.DATASET_NAMES)}'
+  )

@@ -1,0 +1,68 @@
+"""Names of the datasets and splits; importing this imports no TensorFlow."""
+
+from collections.abc import Iterable
+import difflib
+
+# Name -> what the dataset is.
+DATASET_NAMES = {
+    'digits': "scikit-learn's 1,797 handwritten digits of 8x8 pixels (offline)",
+    'digits_domains': (
+        'the same digits in five domains: plain, inverted, low contrast, noisy'
+        ' background, blurred and shifted (offline)'
+    ),
+    'emnist': (
+        "TensorFlow Federated's EMNIST: digits of 3,383 writers, 28x28 pixels"
+        ' (downloaded when it is first used)'
+    ),
+    'emnist_synthetic': (
+        'ten images in the form of emnist for each of two writers (offline)'
+    ),
+}
+
+# How a dataset that is not in `DATASET_NAMES` is named.
+OTHER_DATASETS = (
+    'tfds:NAME (TensorFlow Datasets), npz:PATH or a path that ends in .npz (a'
+    ' NumPy archive with x_train, y_train, x_test and y_test), or folder:PATH'
+    ' (images in PATH/train/LABEL/ and PATH/test/LABEL/)'
+)
+
+TFDS_PREFIX = 'tfds:'
+NPZ_PREFIX = 'npz:'
+NPZ_SUFFIX = '.npz'
+FOLDER_PREFIX = 'folder:'
+
+# Name -> how the training data is split over the clients.
+SPLIT_NAMES = {
+    'iid': 'evenly at random',
+    'classes': (
+        '--classes_per_client consecutive classes for each client, the same'
+        ' number of samples for all (FedTAN, Appendix D)'
+    ),
+    'dirichlet': (
+        'shares of each class drawn from a Dirichlet distribution with'
+        ' concentration --dirichlet_alpha'
+    ),
+    'gamma': (
+        "a share --gamma of each client's data at random, the rest sorted by"
+        ' class (gamma-similarity)'
+    ),
+    'domains': 'each client has data of one domain (feature shift)',
+    'unbalanced': (
+        'at random, sizes log-normal with standard deviation --imbalance of'
+        ' their logarithm'
+    ),
+    'natural': 'each client is a writer of the dataset',
+}
+
+
+def is_other_dataset(name: str) -> bool:
+  """Whether `name` names a dataset in one of the ways of `OTHER_DATASETS`."""
+  return name.startswith(
+      (TFDS_PREFIX, NPZ_PREFIX, FOLDER_PREFIX)
+  ) or name.endswith(NPZ_SUFFIX)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+  """' Did you mean …?' with the nearest of `known`, or ''."""
+  nearest = difflib.get_close_matches(name, known, n=1)
+  return f' Did you mean {nearest[0]}?' if nearest else ''

@@ -1,0 +1,153 @@
+"""Datasets of TensorFlow Datasets, by name."""
+
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import images
+from tff_bn.data import names
+
+_TRAIN = 'train'
+# The first of these that a dataset has is the test data.
+_TEST = ('test', 'validation')
+
+
+def load_tfds(
+    name: str,
+    data_dir: Optional[str] = None,
+    image_size: Optional[tuple[int, int]] = None,
+) -> dataset_lib.Dataset:
+  """Loads a dataset of images and labels; downloads it if it has to.
+
+  Args:
+    name: `tfds:` and the name that TensorFlow Datasets knows, for example
+      `tfds:cifar10` or `tfds:domainnet/real`.
+    data_dir: Folder of the prepared datasets; None: TensorFlow Datasets' own.
+    image_size: Height and width that images are resized to; None: as they are.
+
+  Returns:
+    The dataset: its splits `train`, and `test` or else `validation`.
+
+  Raises:
+    ValueError: If the dataset is unknown, is neither prepared nor can be
+      downloaded, or has no images with labels in these splits.
+  """
+  # Takes seconds, and only these datasets need it.
+  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+
+  source = f'--dataset={name}'
+  tfds_name = name.removeprefix(names.TFDS_PREFIX)
+  try:
+    builder = tfds.builder(tfds_name, data_dir=data_dir)
+  except tfds.core.DatasetNotFoundError as error:
+    known = tfds.list_builders(with_community_datasets=False)
+    raise ValueError(
+        f'{source}: TensorFlow Datasets has no dataset {tfds_name!r}, nor is'
+        f' there one in {_data_dir_flag(data_dir)}.'
+        f'{names.suggestion(tfds_name, known)}'
+    ) from error
+  # A wrong version or configuration: each kind raises something else.
+  except Exception as error:
+    raise ValueError(f'{source}: {_first_line(error)}') from error
+  if not builder.is_prepared():
+    try:
+      builder.download_and_prepare()
+    # Whatever goes wrong in any of some hundred downloads.
+    except Exception as error:
+      raise ValueError(
+          f'{source} is not prepared in {builder.data_path} and could not be'
+          f' downloaded ({_first_line(error)}). Prepare it where there is a'
+          f' network, by `tfds build {tfds_name} --data_dir=FOLDER`, and pass'
+          ' this folder as --data_dir.'
+      ) from error
+  return read_builder(name, builder, image_size)
+
+
+def read_builder(
+    name: str, builder: Any, image_size: Optional[tuple[int, int]] = None
+) -> dataset_lib.Dataset:
+  """Reads the data of a prepared builder.
+
+  Args:
+    name: The dataset's name, as `--dataset` takes it.
+    builder: A `tfds.core.DatasetBuilder`.
+    image_size: Height and width that images are resized to; None: as they are.
+
+  Returns:
+    The dataset.
+
+  Raises:
+    ValueError: If the builder has no training or test data, or others than
+      images of one size with labels.
+  """
+  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+
+  source = f'--dataset={name}'
+  info = builder.info
+  kinds = [info.features[key] for key in info.supervised_keys or ()]
+  if (
+      len(kinds) != 2
+      or not isinstance(kinds[0], tfds.features.Image)
+      or not isinstance(kinds[1], tfds.features.ClassLabel)
+  ):
+    raise ValueError(
+        f'{source} is no dataset of images with one label each; only such'
+        ' datasets can be used.'
+    )
+  test = next((split for split in _TEST if split in info.splits), None)
+  if _TRAIN not in info.splits or test is None:
+    raise ValueError(
+        f'{source} has the splits {", ".join(info.splits) or "(none)"}; it'
+        f' needs {_TRAIN}, and {" or ".join(_TEST)}.'
+    )
+  x_train, y_train = _read_split(source, builder, _TRAIN, image_size)
+  x_test, y_test = _read_split(source, builder, test, image_size)
+  return dataset_lib.create_dataset(
+      name, x_train, y_train, x_test, y_test, num_classes=kinds[1].num_classes
+  )
+
+
+def _read_split(
+    source: str,
+    builder: Any,
+    split: str,
+    image_size: Optional[tuple[int, int]],
+) -> tuple[np.ndarray, np.ndarray]:
+  """Reads images and labels of one split."""
+  examples = builder.as_dataset(split=split, as_supervised=True)
+  if image_size is not None:
+    examples = examples.map(
+        lambda image, label: (images.resize(image, image_size), label)
+    )
+  x, y = [], []
+  try:
+    for image, label in examples.as_numpy_iterator():
+      if x and image.shape != x[0].shape:
+        raise ValueError(
+            f'{source} has images of different sizes, for example'
+            f' {x[0].shape[0]}x{x[0].shape[1]} and'
+            f' {image.shape[0]}x{image.shape[1]} pixels; pass'
+            ' --image_size=HEIGHTxWIDTH to resize them.'
+        )
+      x.append(image)
+      y.append(label)
+  except tf.errors.OpError as error:
+    raise ValueError(
+        f'{source}: the split {split} can not be read'
+        f' ({_first_line(error.message)}).'
+    ) from error
+  if not x:
+    raise ValueError(f'{source}: the split {split} is empty.')
+  return np.stack(x), np.array(y)
+
+
+def _data_dir_flag(data_dir: Optional[str]) -> str:
+  return 'the default folder' if data_dir is None else f'--data_dir={data_dir}'
+
+
+def _first_line(message: Any) -> str:
+  """The first line of an exception or its message."""
+  lines = str(message).strip().splitlines()
+  return lines[0] if lines else type(message).__name__

@@ -1,0 +1,177 @@
+"""Builds models by name, with checks that a user's mistake ends at."""
+
+from collections.abc import Callable
+import importlib
+import inspect
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_bn.models import digits_cnn
+from tff_bn.models import mlp3
+from tff_bn.models import names
+from tff_bn.models import normalization as normalization_lib
+from tff_bn.models import resnet20
+from tff_bn.models import small_cnn
+
+_DEFAULT_NORMALIZATION = 'batch'
+
+# Name -> the function that builds the model, and the smallest height and width
+# of its images; None: not only images.
+_MODELS = {
+    'small_cnn': (small_cnn.build_small_cnn, 8),
+    'mlp3': (mlp3.build_mlp3, None),
+    'digits_cnn': (digits_cnn.build_digits_cnn, 4),
+    'resnet20': (resnet20.build_resnet20, 4),
+}
+
+
+def build_model_fn(
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str = _DEFAULT_NORMALIZATION,
+) -> Callable[[], tf.keras.Model]:
+  """Returns a function that builds untrained models.
+
+  A model is built here once, so that errors are found before any work starts.
+
+  Args:
+    name: One of `names.MODEL_NAMES`, or `package.module:function` for a
+      function of the user's. It is called as `function(input_shape,
+      num_classes)`, with `normalization=...` too if it has such a parameter,
+      and returns a model with logits as output.
+    input_shape: The shape of one sample.
+    num_classes: Number of classes.
+    normalization: One of `names.NORMALIZATION_NAMES`, or `group<N>`. A user's
+      function may give it a meaning of its own.
+
+  Returns:
+    A function without arguments that returns a new `tf.keras.Model`.
+
+  Raises:
+    ValueError: If there is no such model, or if it doesn't fit the data or the
+      normalization; the message names the flag.
+  """
+  if name in _MODELS:
+    build, smallest = _MODELS[name]
+    normalization_lib.check_normalization(normalization)
+    _check_input_shape(name, tuple(input_shape), smallest)
+    arguments = {'normalization': normalization}
+  elif names.is_other_model(name):
+    build = _import_function(name)
+    arguments = _normalization_argument(name, build, normalization)
+  else:
+    raise ValueError(
+        f'--model={name} is unknown; the models are'
+        f' {", ".join(names.MODEL_NAMES)}, and {names.OTHER_MODELS}.'
+        f'{names.suggestion(name, names.MODEL_NAMES)}'
+    )
+
+  def model_fn() -> tf.keras.Model:
+    return build(tuple(input_shape), num_classes, **arguments)
+
+  if name in _MODELS:
+    # They fit by construction; groups that don't divide the channels don't.
+    model_fn()
+  else:
+    _check_user_model(name, model_fn, tuple(input_shape), num_classes)
+  return model_fn
+
+
+def _check_input_shape(
+    name: str, input_shape: tuple[int, ...], smallest: Optional[int]
+):
+  """Checks that one of our models can take samples of this shape."""
+  if smallest is None:
+    return
+  if len(input_shape) != 3 or min(input_shape[:2]) < smallest:
+    raise ValueError(
+        f'--model={name} needs images of at least {smallest}x{smallest} pixels'
+        ' as [height, width, channels], but the samples have the shape'
+        f' {input_shape}; use another --model'
+        + ('.' if len(input_shape) != 3 else ', or resize by --image_size.')
+    )
+
+
+def _import_function(name: str) -> Callable[..., Any]:
+  """Imports `package.module:function`."""
+  module_name, _, function_name = name.partition(':')
+  try:
+    module = importlib.import_module(module_name)
+  # Whatever the user's module raises.
+  except Exception as error:
+    raise ValueError(
+        f'--model={name}: the module {module_name!r} can not be imported'
+        f' ({_brief(error)}). If it is a file of yours, add its'
+        ' folder to the environment variable PYTHONPATH.'
+    ) from error
+  function = getattr(module, function_name, None)
+  if not callable(function):
+    raise ValueError(
+        f'--model={name}: the module {module_name!r} has no function'
+        f' {function_name!r}.'
+    )
+  return function
+
+
+def _brief(error: Exception) -> str:
+  """The kind of an exception and the first line of its message."""
+  first_line = (str(error).strip().splitlines() or [''])[0]
+  return f'{type(error).__name__}: {first_line}'
+
+
+def _normalization_argument(
+    name: str, function: Callable[..., Any], normalization: str
+) -> dict[str, str]:
+  """The keyword argument for a user's function, if it takes it."""
+  parameters = inspect.signature(function).parameters.values()
+  if any(
+      parameter.kind is parameter.VAR_KEYWORD
+      or parameter.name == 'normalization'
+      for parameter in parameters
+  ):
+    return {'normalization': normalization}
+  if normalization != _DEFAULT_NORMALIZATION:
+    raise ValueError(
+        f'--normalization={normalization} has no effect on --model={name}: its'
+        ' function has no parameter `normalization`.'
+    )
+  return {}
+
+
+def _check_user_model(
+    name: str,
+    model_fn: Callable[[], Any],
+    input_shape: tuple[int, ...],
+    num_classes: int,
+):
+  """Checks that a user's function returns a model for this data."""
+  call = f'its function, called with {input_shape} and {num_classes},'
+  try:
+    model = model_fn()
+  # Whatever the user's function raises.
+  except Exception as error:
+    raise ValueError(
+        f'--model={name}: {call} failed ({_brief(error)}).'
+    ) from error
+  if not isinstance(model, tf.keras.Model):
+    raise ValueError(
+        f'--model={name}: {call} returned {type(model).__name__}, not a'
+        ' tf.keras.Model.'
+    )
+  try:
+    # The only way to know the output of a subclassed model.
+    logits = model(tf.zeros((2, *input_shape)), training=False)
+  except Exception as error:
+    raise ValueError(
+        f'--model={name}: the model does not take batches of samples of shape'
+        f' {input_shape} ({_brief(error)}).'
+    ) from error
+  shape = getattr(logits, 'shape', None)
+  if shape != (2, num_classes):
+    given = 'several outputs' if shape is None else f'the shape {shape[1:]}'
+    raise ValueError(
+        f'--model={name}: the output of the model has {given} for each sample;'
+        f' it must be {num_classes} logits, one for each class.'
+    )

@@ -1,0 +1,37 @@
+"""The 3-layer network of the FedTAN paper (section 6.1): 784-30-10 on MNIST."""
+
+import tensorflow as tf
+
+from tff_bn.models import normalization as normalization_lib
+
+_HIDDEN = 30
+
+
+def build_mlp3(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> tf.keras.Model:
+  """Builds the network: a hidden layer of 30 neurons, normalization and ReLU.
+
+  Args:
+    input_shape: The shape of a sample: an image, which is flattened, or a
+      vector.
+    num_classes: Number of classes.
+    normalization: The normalization after the hidden layer.
+
+  Returns:
+    An untrained functional model with logits as output.
+  """
+  layers = tf.keras.layers
+  inputs = tf.keras.Input(input_shape, name='input')
+  x = layers.Flatten(name='flatten')(inputs)
+  x = layers.Dense(
+      _HIDDEN,
+      use_bias=normalization_lib.needs_bias(normalization),
+      name='hidden',
+  )(x)
+  x = normalization_lib.normalize(x, normalization, 'norm')
+  x = layers.ReLU(name='relu')(x)
+  outputs = layers.Dense(num_classes, name='logits')(x)
+  return tf.keras.Model(inputs, outputs, name='mlp3')

@@ -1,0 +1,51 @@
+"""Names of models and normalizations; importing this imports no TensorFlow."""
+
+from collections.abc import Iterable
+import difflib
+import re
+
+# Name -> what the model is.
+MODEL_NAMES = {
+    'small_cnn': '3 convolutions of 16, 32 and 32 channels; for small images',
+    'mlp3': 'one hidden layer of 30 neurons (FedTAN)',
+    'digits_cnn': (
+        '3 convolutions of 64, 64 and 128 channels and 3 dense layers (FedBN,'
+        ' table 3)'
+    ),
+    'resnet20': 'ResNet-20 with 16, 32 and 64 channels (FedTAN)',
+}
+
+# How a model that is not in `MODEL_NAMES` is named.
+OTHER_MODELS = 'a function of yours as package.module:function'
+
+# Name -> what the normalization is.
+NORMALIZATION_NAMES = {
+    'batch': 'batch normalization',
+    'layer': 'layer normalization over the channels',
+    'none': 'no normalization',
+}
+
+# How a normalization that is not in `NORMALIZATION_NAMES` is named.
+OTHER_NORMALIZATIONS = 'group<N>: group normalization with N groups'
+
+
+def is_other_model(name: str) -> bool:
+  """Whether `name` has the form that `OTHER_MODELS` describes."""
+  return ':' in name
+
+
+def num_groups(normalization: str) -> int:
+  """The N of `group<N>`; 0 if the normalization is another one."""
+  match = re.fullmatch(r'group([1-9][0-9]*)', normalization)
+  return int(match[1]) if match else 0
+
+
+def is_other_normalization(name: str) -> bool:
+  """Whether `name` has the form that `OTHER_NORMALIZATIONS` describes."""
+  return num_groups(name) > 0
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+  """' Did you mean …?' with the nearest of `known`, or ''."""
+  nearest = difflib.get_close_matches(name, known, n=1)
+  return f' Did you mean {nearest[0]}?' if nearest else ''

@@ -1,0 +1,82 @@
+"""Normalization layers, by the name that `--normalization` takes."""
+
+import tensorflow as tf
+
+from tff_bn.models import names
+
+# The papers' (PyTorch's defaults): running = 0.9 * running + 0.1 * batch.
+_MOMENTUM = 0.9
+_EPSILON = 1e-5
+
+
+def check_normalization(normalization: str):
+  """Checks a name.
+
+  Args:
+    normalization: One of `names.NORMALIZATION_NAMES`, or `group<N>`.
+
+  Raises:
+    ValueError: If it is neither.
+  """
+  if (
+      normalization not in names.NORMALIZATION_NAMES
+      and not names.is_other_normalization(normalization)
+  ):
+    raise ValueError(
+        f'--normalization={normalization} is unknown; use'
+        f' {", ".join(names.NORMALIZATION_NAMES)}, or'
+        f' {names.OTHER_NORMALIZATIONS}, for example group2.'
+        f'{names.suggestion(normalization, names.NORMALIZATION_NAMES)}'
+    )
+
+
+def needs_bias(normalization: str) -> bool:
+  """Whether the layer before the normalization should have a bias.
+
+  Args:
+    normalization: A name that `normalize` knows.
+
+  Returns:
+    False if the normalization adds a shift of its own.
+  """
+  return normalization == 'none'
+
+
+def normalize(inputs: tf.Tensor, normalization: str, name: str) -> tf.Tensor:
+  """Applies a normalization layer of Keras.
+
+  Args:
+    inputs: A tensor of shape `[batch, ..., channels]`.
+    normalization: One of `names.NORMALIZATION_NAMES`, or `group<N>`.
+    name: The layer's name.
+
+  Returns:
+    The normalized tensor; `inputs` itself for `none`.
+
+  Raises:
+    ValueError: If the name is unknown or N doesn't divide the channels.
+  """
+  check_normalization(normalization)
+  match normalization:
+    case 'none':
+      return inputs
+    case 'batch':
+      layer = tf.keras.layers.BatchNormalization(
+          momentum=_MOMENTUM, epsilon=_EPSILON, name=name
+      )
+    case 'layer':
+      layer = tf.keras.layers.LayerNormalization(epsilon=_EPSILON, name=name)
+    case _:
+      groups = names.num_groups(normalization)
+      channels = inputs.shape[-1]
+      if channels % groups:
+        raise ValueError(
+            f'--normalization={normalization} makes {groups} groups of'
+            f' channels, but {groups} does not divide the {channels} channels'
+            f' at layer {name}; use a number of groups that divides the'
+            ' channels of every layer.'
+        )
+      layer = tf.keras.layers.GroupNormalization(
+          groups=groups, epsilon=_EPSILON, name=name
+      )
+  return layer(inputs)

@@ -1,0 +1,95 @@
+"""ResNet-20 for small images, as in the FedTAN paper.
+
+Deep Residual Learning for Image Recognition, He et al., CVPR 2016
+(https://arxiv.org/abs/1512.03385), section 4.2, with shortcuts of option A:
+where a stage begins, the identity is subsampled and padded with zero channels.
+"""
+
+import tensorflow as tf
+
+from tff_bn.models import normalization as normalization_lib
+
+_CHANNELS = (16, 32, 64)
+_BLOCKS = 3
+
+
+def build_resnet20(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> tf.keras.Model:
+  """Builds the network.
+
+  A convolution, three stages of three blocks of two convolutions with 16, 32
+  and 64 channels, the mean over the image, and a dense layer; normalization
+  comes after each convolution, before the ReLU.
+
+  Args:
+    input_shape: Height, width and channels of the images; at least 4x4 pixels.
+    num_classes: Number of classes.
+    normalization: The normalization after each convolution.
+
+  Returns:
+    An untrained functional model with logits as output. With batch
+    normalization, three channels and ten classes it has 271,098 values, 1,376
+    of them moving means and variances.
+  """
+  layers = tf.keras.layers
+  inputs = tf.keras.Input(input_shape, name='image')
+  x = _convolve(inputs, _CHANNELS[0], 1, normalization, 'stem')
+  x = layers.ReLU(name='stem_relu')(x)
+  for stage, channels in enumerate(_CHANNELS, start=1):
+    for block in range(1, _BLOCKS + 1):
+      name = f'stage_{stage}_block_{block}'
+      strides = 2 if stage > 1 and block == 1 else 1
+      shortcut = x
+      if strides > 1:
+        shortcut = _subsample_and_pad(x, channels, strides, name)
+      x = _convolve(x, channels, strides, normalization, f'{name}_1')
+      x = layers.ReLU(name=f'{name}_relu_1')(x)
+      x = _convolve(x, channels, 1, normalization, f'{name}_2')
+      x = layers.Add(name=f'{name}_add')([x, shortcut])
+      x = layers.ReLU(name=f'{name}_relu_2')(x)
+  x = layers.GlobalAveragePooling2D(name='mean')(x)
+  outputs = layers.Dense(
+      num_classes, kernel_initializer='he_normal', name='logits'
+  )(x)
+  return tf.keras.Model(inputs, outputs, name='resnet20')
+
+
+def _convolve(
+    inputs: tf.Tensor,
+    channels: int,
+    strides: int,
+    normalization: str,
+    name: str,
+) -> tf.Tensor:
+  """A 3x3 convolution and its normalization."""
+  x = tf.keras.layers.Conv2D(
+      channels,
+      3,
+      strides=strides,
+      padding='same',
+      use_bias=normalization_lib.needs_bias(normalization),
+      kernel_initializer='he_normal',
+      name=f'{name}_conv',
+  )(inputs)
+  return normalization_lib.normalize(x, normalization, f'{name}_norm')
+
+
+def _subsample_and_pad(
+    inputs: tf.Tensor, channels: int, strides: int, name: str
+) -> tf.Tensor:
+  """The shortcut of option A: every other pixel, and channels of zeros."""
+  # Pooling over single pixels takes every other one.
+  x = tf.keras.layers.AveragePooling2D(
+      pool_size=1, strides=strides, name=f'{name}_subsample'
+  )(inputs)
+  padding = (channels - inputs.shape[-1]) // 2
+  # The last two axes are height and width to `channels_first`; here they are
+  # width and channels. So no layer of our own is needed to pad the channels.
+  return tf.keras.layers.ZeroPadding2D(
+      ((0, 0), (padding, padding)),
+      data_format='channels_first',
+      name=f'{name}_pad',
+  )(x)

@@ -1,0 +1,42 @@
+"""A small convolutional network, for the 8x8 digits and other small images."""
+
+import tensorflow as tf
+
+from tff_bn.models import normalization as normalization_lib
+
+_CHANNELS = (16, 32, 32)
+
+
+def build_small_cnn(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> tf.keras.Model:
+  """Builds the network.
+
+  Three times a 3x3 convolution, normalization and ReLU, with 2x2 max pooling in
+  between; then the mean over the image, and a dense layer.
+
+  Args:
+    input_shape: Height, width and channels of the images; at least 8x8 pixels.
+    num_classes: Number of classes.
+    normalization: The normalization after each convolution.
+
+  Returns:
+    An untrained functional model with logits as output.
+  """
+  layers = tf.keras.layers
+  use_bias = normalization_lib.needs_bias(normalization)
+  inputs = tf.keras.Input(input_shape, name='image')
+  x = inputs
+  for number, channels in enumerate(_CHANNELS, start=1):
+    if number > 1:
+      x = layers.MaxPooling2D(name=f'pool_{number - 1}')(x)
+    x = layers.Conv2D(
+        channels, 3, padding='same', use_bias=use_bias, name=f'conv_{number}'
+    )(x)
+    x = normalization_lib.normalize(x, normalization, f'norm_{number}')
+    x = layers.ReLU(name=f'relu_{number}')(x)
+  x = layers.GlobalAveragePooling2D(name='mean')(x)
+  outputs = layers.Dense(num_classes, name='logits')(x)
+  return tf.keras.Model(inputs, outputs, name='small_cnn')
