@@ -114,7 +114,7 @@ def write_rows(
 class MetricsLog(tff.program.ReleaseManager):
   """Turns what a training loop releases into rows, and shows them.
 
-  Losses and metrics are rounded to eight digits.
+  Losses and metrics are rounded to seven digits.
 
   Of the rows that an earlier part of the run has written, those before the
   first released round stay.
@@ -245,7 +245,7 @@ class MetricsLog(tff.program.ReleaseManager):
 
 def _rounded(number: Any) -> float:
   """Drops the digits that a float32 does not have."""
-  return float(f'{float(number):.8g}')
+  return float(f'{float(number):.7g}')
 
 
 def _summary_tag(column: str) -> str:

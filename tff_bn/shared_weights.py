@@ -78,14 +78,6 @@ class SharedWeights:
         p for p in self._non_trainable if p not in in_statistics
     ]
 
-  @property
-  def num_bytes(self) -> int:
-    """The size of the shared weights in bytes."""
-    variables = self._model.variables
-    return sum(
-        variables[p].num_bytes for p in self._trainable + self._non_trainable
-    )
-
   def _structured(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
     if not self._local:
       return [values[p] for p in positions]

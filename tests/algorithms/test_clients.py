@@ -176,12 +176,12 @@ def test_other_state_is_averaged_and_counters_stay_whole(toy):
       model, _SGD(0.1), client_weighting='uniform'
   )
   state = process.initialize()
-  # 1, 1 and 5 batches: a mean of 7/3.
-  data = [toy.dataset(8, 0), toy.dataset(8, 1), toy.dataset(40, 2)]
+  # 1, 1 and 3 batches: a mean of 5/3.
+  data = [toy.dataset(8, 0), toy.dataset(8, 1), toy.dataset(24, 2)]
   state = process.next(state, data).state
   calls, level = process.get_model_weights(state).non_trainable
   assert calls == 2
-  np.testing.assert_allclose(level, 7 / 3)
+  np.testing.assert_allclose(level, 5 / 3)
 
 
 def _with_dropout(toy):

@@ -119,8 +119,8 @@ def test_paths_do_not_depend_on_the_working_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ('arguments', 'num_clients'),
     [
-        ([], 5),
-        (['--split=iid'], 5),
+        ([], defaults.NUM_CLIENTS),
+        (['--split=iid'], defaults.NUM_CLIENTS),
         (['--split=domains'], None),
         (['--split=natural'], None),
         (['--split=domains', '--num_clients=10'], 10),

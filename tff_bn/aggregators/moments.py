@@ -51,21 +51,30 @@ def check_moments_type(value_type: tff.Type) -> None:
     )
 
 
-def _merge(a: Moments, b: Moments) -> Moments:
-  """The moments of two disjoint sets (Chan et al. 1979), count 0 allowed.
+def merge(a: Moments, b: Moments) -> Moments:
+  """The moments of the union of two disjoint sets: law of total variance.
 
-  The entry `variance` holds the *sum* of the squared deviations here: it adds
-  up without a division in between.
+  In the form of Chan et al. 1979, which unlike sums of squares does not cancel
+  digits where a mean is large against the deviation.
+
+  Args:
+    a: The moments of one layer, tensors or arrays.
+    b: The moments of the other set.
+
+  Returns:
+    `count = count_a + count_b`, `mean` and `variance` weighted by the counts,
+    with the spread of the means added to the variance; `a` where `b` has count
+    0, and the reverse.
   """
   count = a['count'] + b['count']
-  difference = b['mean'] - a['mean']
   share = tf.math.divide_no_nan(b['count'], count)
+  difference = b['mean'] - a['mean']
   return layer_moments(
       count,
-      a['mean'] + difference * share,
-      a['variance']
-      + b['variance']
-      + tf.math.square(difference) * a['count'] * share,
+      a['mean'] + share * difference,
+      (1 - share) * a['variance']
+      + share * b['variance']
+      + share * (1 - share) * tf.math.square(difference),
   )
 
 
@@ -162,34 +171,13 @@ class PooledMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
           for layer in value_type
       ]
 
-    # Merging moments one by one, unlike sums of squares, does not cancel
-    # digits where the mean is large against the deviation.
     @tff.tensorflow.computation(value_type, value_type)
-    def accumulate(accumulator, value):
-      return [
-          _merge(
-              a,
-              layer_moments(
-                  m['count'], m['mean'], m['count'] * m['variance']
-              ),
-          )
-          for a, m in zip(accumulator, value)
-      ]
-
-    @tff.tensorflow.computation(value_type, value_type)
-    def merge(a, b):
-      return [_merge(x, y) for x, y in zip(a, b)]
+    def merge_layers(a, b):
+      return [merge(x, y) for x, y in zip(a, b)]
 
     @tff.tensorflow.computation(value_type)
-    def report(accumulator):
-      return [
-          layer_moments(
-              m['count'],
-              m['mean'],
-              tf.math.divide_no_nan(m['variance'], m['count']),
-          )
-          for m in accumulator
-      ]
+    def report(total):
+      return total
 
     @tff.federated_computation
     def initialize():
@@ -202,7 +190,9 @@ class PooledMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
     def next_fn(state, value):
       return tff.templates.MeasuredProcessOutput(
           state,
-          tff.federated_aggregate(value, zero(), accumulate, merge, report),
+          tff.federated_aggregate(
+              value, zero(), merge_layers, merge_layers, report
+          ),
           tff.federated_value((), tff.SERVER),
       )
 

@@ -1,0 +1,236 @@
+"""Tests that settings reach the data, the model and the process."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import aggregators
+from tff_bn import algorithms
+from tff_bn import partition
+from tff_bn.programs import cli
+from tff_bn.programs import experiment
+from tff_bn.programs import registry
+from tff_bn.programs import settings as settings_lib
+from tff_bn.programs import train
+
+
+def _settings(*arguments):
+  flags = cli.parse(train.define_flags, arguments)
+  settings_lib.check(flags)
+  return settings_lib.resolve(flags, flags.algorithm, flags.seed)
+
+
+def _data(*arguments):
+  settings = _settings(*arguments)
+  return experiment.split_dataset(settings, experiment.load_dataset(settings))
+
+
+def _built(monkeypatch, *arguments):
+  """What a builder is called with."""
+  calls = []
+
+  def build(model, client_optimizer, **options):
+    calls.append(
+        types.SimpleNamespace(
+            model=model, client_optimizer=client_optimizer, options=options
+        )
+    )
+    return 'a process'
+
+  settings = _settings(*arguments)
+  monkeypatch.setattr(
+      algorithms, registry.ALGORITHMS[settings.algorithm].builder_name, build
+  )
+  assert experiment.build_process(settings, 'a model') == 'a process'
+  (call,) = calls
+  assert call.model == 'a model'
+  return call
+
+
+def _hparams(optimizer):
+  spec = tf.TensorSpec([], tf.float32)
+  return dict(optimizer.get_hparams(optimizer.initialize(spec)))
+
+
+@pytest.mark.parametrize('name', registry.ALGORITHMS)
+def test_registry_names_what_there_is(name):
+  algorithm = registry.ALGORITHMS[name]
+  assert algorithm.name == name
+  assert callable(algorithm.builder())
+  assert isinstance(
+      getattr(partition, algorithm.partition_name), partition.Partition
+  )
+
+
+@pytest.mark.parametrize(
+    ('algorithm', 'name'),
+    [
+        ('fedavg', 'fedavg'),
+        ('fedbn', 'fedbn'),
+        ('silobn', 'silobn'),
+        ('local_affine', 'local_affine'),
+        ('single', 'single'),
+    ],
+)
+def test_registry_has_the_partition_of_each_algorithm(algorithm, name):
+  partition_name = registry.ALGORITHMS[algorithm].partition_name
+  assert getattr(partition, partition_name).name == name
+
+
+def test_split_settings_reach_the_data():
+  def sizes(*arguments):
+    return [len(i) for i in _data(*arguments).train_indices.values()]
+
+  counts = _data('--classes_per_client=3', '--num_clients=4')
+  assert ((counts.label_distribution() > 0).sum(axis=1) == 3).all()
+  assert len(sizes('--split=iid', '--num_clients=6')) == 6
+  unequal = sizes('--split=unbalanced', '--imbalance=3')
+  assert max(unequal) > 5 * min(unequal)
+  assert np.ptp(sizes('--split=unbalanced', '--imbalance=0')) <= 1
+  few = _data('--split=dirichlet', '--dirichlet_alpha=0.01')
+  many = _data('--split=dirichlet', '--dirichlet_alpha=100')
+  assert (few.label_distribution() == 0).mean() > 0.5
+  assert (many.label_distribution() > 0).all()
+  assert (_data('--split=gamma', '--gamma=1').label_distribution() > 0).all()
+  assert (_data('--split=gamma', '--gamma=0').label_distribution() == 0).any()
+  resized = _data('--image_size=10x12')
+  assert resized.dataset.input_shape == (10, 12, 1)
+  domains = _data('--split=domains', '--dataset=digits_domains')
+  assert 'inverted' in domains.client_ids
+
+
+def test_seed_decides_the_split():
+  def first(seed):
+    data = _data('--split=iid', f'--seed={seed}')
+    return list(next(iter(data.train_indices.values())))
+
+  assert first(3) == first(3)
+  assert first(3) != first(4)
+
+
+def test_seed_decides_the_initial_weights():
+  def weights(*arguments):
+    settings = _settings('--model=mlp3', *arguments)
+    tf.random.uniform([])  # Earlier draws make no difference.
+    model = experiment.build_model(settings, _data(*arguments))
+    return [np.asarray(v) for v in model.initial_weights.trainable]
+
+  for a, b in zip(weights('--seed=3'), weights('--seed=3')):
+    np.testing.assert_array_equal(a, b)
+  assert (weights('--seed=3')[0] != weights('--seed=4')[0]).any()
+
+
+def test_model_settings_reach_the_model():
+  data = _data()
+  settings = _settings('--model=mlp3')
+  assert experiment.build_model(settings, data).has_batch_norm
+  settings = _settings('--model=mlp3', '--normalization=group2')
+  model = experiment.build_model(settings, data)
+  assert not model.has_batch_norm
+  (layer,) = [
+      layer
+      for layer in model.to_keras().layers
+      if isinstance(layer, tf.keras.layers.GroupNormalization)
+  ]
+  assert layer.groups == 2
+  # The loss takes logits: of equal ones, each class has the same probability.
+  loss = model.loss_fn()(tf.constant([3]), tf.ones((1, 10)))
+  assert float(loss) == pytest.approx(np.log(10), rel=1e-5)
+
+
+def test_client_settings_reach_the_process(monkeypatch):
+  call = _built(
+      monkeypatch,
+      '--client_learning_rate=0.25',
+      '--client_momentum=0.5',
+      '--client_weight_decay=0.125',
+      '--client_weighting=uniform',
+      '--seed=7',
+  )
+  hparams = _hparams(call.client_optimizer)
+  assert hparams == {'learning_rate': 0.25, 'momentum': 0.5}
+  assert call.options['client_weight_decay'] == 0.125
+  assert call.options['client_weighting'] == 'uniform'
+  assert call.options['seed'] == 7
+  assert call.options['client_learning_rate_schedule'] is None
+
+
+def test_schedule(monkeypatch):
+  call = _built(
+      monkeypatch,
+      '--client_learning_rate=2',
+      '--client_learning_rate_schedule=3:0.5,5:0.125',
+  )
+  schedule = call.options['client_learning_rate_schedule']
+  # Of rounds 1 to 6, before which 0 to 5 are finished.
+  rates = [float(schedule(tf.constant(finished))) for finished in range(6)]
+  assert rates == [2, 2, 1, 1, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ('statistics', 'factory'),
+    [
+        ('naive', aggregators.NaiveMomentsFactory),
+        ('pooled', aggregators.PooledMomentsFactory),
+    ],
+)
+def test_statistics(monkeypatch, statistics, factory):
+  call = _built(monkeypatch, f'--statistics={statistics}')
+  assert type(call.options['statistics_aggregator']) is factory
+
+
+@pytest.mark.parametrize('algorithm', ['centralized', 'single', 'fedbn'])
+def test_algorithms_get_no_option_that_they_do_not_have(monkeypatch, algorithm):
+  options = _built(monkeypatch, f'--algorithm={algorithm}').options
+  assert 'statistics_aggregator' not in options
+  assert ('server_optimizer' in options) == (algorithm == 'fedbn')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (['--server_optimizer=sgd'], tff.learning.optimizers.build_sgdm(0.5)),
+        (
+            ['--server_optimizer=sgdm', '--server_momentum=0.75'],
+            tff.learning.optimizers.build_sgdm(0.5, 0.75),
+        ),
+        (
+            ['--server_optimizer=adam'],
+            tff.learning.optimizers.build_adam(0.5, epsilon=1e-3),
+        ),
+        (
+            ['--server_optimizer=yogi'],
+            tff.learning.optimizers.build_yogi(0.5, epsilon=1e-3),
+        ),
+    ],
+)
+def test_server_optimizer(monkeypatch, arguments, expected):
+  call = _built(monkeypatch, *arguments, '--server_learning_rate=0.5')
+  optimizer = call.options['server_optimizer']
+  assert type(optimizer) is type(expected)
+  assert _hparams(optimizer) == _hparams(expected)
+
+
+def test_training_config():
+  config = experiment.training_config(
+      _settings(
+          '--rounds=11',
+          '--clients_per_round=2',
+          '--batch_size=13',
+          '--local_epochs=3',
+          '--seed=5',
+          '--evaluate_every=7',
+          '--checkpoint_every=6',
+      )
+  )
+  assert config.rounds == 11
+  assert config.clients_per_round == 2
+  assert config.batch_size == 13
+  assert config.local_steps is None
+  assert config.local_epochs == 3
+  assert config.seed == 5
+  assert config.evaluate_every == 7
+  assert config.checkpoint_every == 6

@@ -1,0 +1,152 @@
+"""Tests the training loop with real algorithms in TFF's native runtime."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+import training_example
+
+from tff_bn import client_state_store
+from tff_bn import runtime
+from tff_bn import training
+
+_CONFIG = training_example.CONFIG
+
+
+@pytest.fixture(scope='module')
+def data():
+  return training_example.build_data()
+
+
+@pytest.fixture(scope='module')
+def model(data):
+  return training_example.build_model(data)
+
+
+@pytest.fixture(scope='module', params=['fed_avg', 'fed_bn'])
+def algorithm(request):
+  return request.param
+
+
+@pytest.fixture(scope='module')
+def train(model, data, algorithm):
+  """Trains in a folder."""
+  process = training_example.build_process(algorithm, model)
+  with runtime.native_runtime():
+    yield lambda run_dir, config=_CONFIG: training.train(
+        process, model, data, config, run_dir
+    )
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(train, tmp_path_factory):
+  run_dir = tmp_path_factory.mktemp('uninterrupted')
+  result = train(run_dir)
+  return result, _snapshot(run_dir)
+
+
+def _snapshot(run_dir):
+  models = {
+      path.relative_to(run_dir).as_posix(): [
+          w.tobytes() for w in tf.keras.models.load_model(path).get_weights()
+      ]
+      for path in (run_dir / 'model').rglob('*.keras')
+  }
+  assert models
+  return (run_dir / 'metrics.csv').read_bytes(), models
+
+
+def _client_states(run_dir):
+  with client_state_store.SqliteClientStateStore(
+      run_dir / 'client_states.sqlite'
+  ) as store:
+    return {
+        client_id: client_state_store.encode_state(store.get(client_id))
+        for client_id in store.client_ids()
+    }
+
+
+def test_it_learns(uninterrupted):
+  result, _ = uninterrupted
+
+  assert [row['round'] for row in result.rows] == [0, 3, 6, 8]
+  assert result.rows[-1]['train_loss'] < result.rows[1]['train_loss']
+  assert result.rows[-1]['test_accuracy'] > 0.2
+  assert result.rows[-1]['num_clients'] == 2
+  assert result.rows[-1]['num_dropped_clients'] == 0
+
+
+def test_saved_model_is_what_the_process_returns(
+    train, uninterrupted, model, data, tmp_path
+):
+  result = train(tmp_path)
+
+  loaded = tf.keras.models.load_model(tmp_path / 'model/model.keras')
+  x = data.dataset.x_test[:10]
+  np.testing.assert_array_equal(
+      loaded(x, training=False),
+      model.to_keras(result.model_weights)(x, training=False),
+  )
+  assert _snapshot(tmp_path) == uninterrupted[1]
+
+
+@pytest.mark.parametrize('rounds', [1, 5])
+def test_resumed_run_equals_an_uninterrupted_one(
+    train, uninterrupted, rounds, tmp_path
+):
+  train(tmp_path, dataclasses.replace(_CONFIG, rounds=rounds))
+
+  result = train(tmp_path)
+
+  assert result.resumed_from == rounds
+  assert _snapshot(tmp_path) == uninterrupted[1]
+  assert result.rows == uninterrupted[0].rows
+
+
+@pytest.mark.parametrize('algorithm', ['fed_bn'], indirect=True)
+def test_killed_program(algorithm, train, uninterrupted, tmp_path):
+  process = subprocess.Popen(
+      [
+          *(sys.executable, training_example.__file__),
+          *(os.fspath(tmp_path), algorithm),
+      ],
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+  try:
+    for line in process.stderr:
+      if line.startswith('round 3/'):
+        break
+    workers = psutil.Process(process.pid).children()
+    assert [worker.name() for worker in workers] == ['worker_binary']
+  finally:
+    process.kill()
+    process.wait()
+    process.stderr.close()
+
+  result = train(tmp_path)
+
+  assert result.resumed_from in (2, 4, 6)
+  assert _snapshot(tmp_path) == uninterrupted[1]
+  for worker in workers:
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize('algorithm', ['fed_bn'], indirect=True)
+def test_client_that_is_not_sampled_keeps_its_state_to_the_bit(
+    train, data, tmp_path
+):
+  train(tmp_path, dataclasses.replace(_CONFIG, rounds=6))
+  before = _client_states(tmp_path)
+  train(tmp_path, dataclasses.replace(_CONFIG, rounds=7))
+  after = _client_states(tmp_path)
+
+  assert set(before) == set(after) == set(data.client_ids)
+  assert len(set(after.values())) == 4
+  # Two of the four are sampled in a round.
+  assert sum(before[c] == after[c] for c in before) == 2
