@@ -123,8 +123,6 @@ def parse(
   """
   values = flags.FlagValues()
   define_flags(values)
-  # Arguments that are no flags don't end the flags, so that both are noticed.
-  values.set_gnu_getopt()
   without_files = copy.deepcopy(values)
   try:
     rest = values([''] + list(arguments))[1:]
@@ -143,7 +141,7 @@ def parse(
     raise UsageError(str(error).removeprefix('flag ')) from error
   if rest:
     raise UsageError(
-        f'{" ".join(rest)!r} is not understood: all arguments are flags, like'
+        f'{rest[0]!r} is not understood: all arguments are flags, like'
         ' --name=value. See --help.'
     )
   sources = {}

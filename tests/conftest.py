@@ -80,13 +80,13 @@ class Toy:
     ).batch(batch_size)
 
 
-@pytest.fixture()
+@pytest.fixture
 def toy():
   """The problem in float64."""
   return Toy()
 
 
-@pytest.fixture()
+@pytest.fixture
 def toy_images():
   """The problem on float32 images, where Keras uses its fused kernel."""
   return Toy('float32', (5, 5, 2))

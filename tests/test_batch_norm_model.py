@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+
 from tff_bn import BatchNormModel
 from tff_bn.partition import Role
 
@@ -34,12 +35,14 @@ _FROZEN_NORM = [(role, False, True) for role, _, _ in _NORM]
 
 def test_roles_of_a_sequential_model():
   model = _model(
-      lambda: tf.keras.Sequential([
-          tf.keras.Input((4,)),
-          layers.Dense(3, name='bn'),
-          layers.BatchNormalization(name='dense'),
-          layers.LayerNormalization(),
-      ])
+      lambda: tf.keras.Sequential(
+          [
+              tf.keras.Input((4,)),
+              layers.Dense(3, name='bn'),
+              layers.BatchNormalization(name='dense'),
+              layers.LayerNormalization(),
+          ]
+      )
   )
   kernel = ('kernel', True, False)
   assert _roles(model) == [kernel, kernel, *_NORM, kernel, kernel]
@@ -53,12 +56,14 @@ def test_roles_of_a_sequential_model():
 
 def test_scale_and_shift_are_found_by_attribute_not_position():
   model = _model(
-      lambda: tf.keras.Sequential([
-          tf.keras.Input((4,)),
-          layers.BatchNormalization(scale=False),
-          layers.BatchNormalization(center=False),
-          layers.Dense(2),
-      ])
+      lambda: tf.keras.Sequential(
+          [
+              tf.keras.Input((4,)),
+              layers.BatchNormalization(scale=False),
+              layers.BatchNormalization(center=False),
+              layers.Dense(2),
+          ]
+      )
   )
   assert [v.role.value for v in model.variables[:6]] == [
       'shift',
@@ -68,24 +73,37 @@ def test_scale_and_shift_are_found_by_attribute_not_position():
       'moving_mean',
       'moving_variance',
   ]
-  assert [v.batch_norm for v in model.variables] == [0, 0, 0, 1, 1, 1, None, None]
+  assert [v.batch_norm for v in model.variables] == [
+      0,
+      0,
+      0,
+      1,
+      1,
+      1,
+      None,
+      None,
+  ]
 
 
 def test_frozen_layers_keep_their_roles():
   def keras_model_fn():
-    inner = tf.keras.Sequential([
-        tf.keras.Input((4,)),
-        layers.Dense(4),
-        layers.BatchNormalization(),
-    ])
+    inner = tf.keras.Sequential(
+        [
+            tf.keras.Input((4,)),
+            layers.Dense(4),
+            layers.BatchNormalization(),
+        ]
+    )
     inner.trainable = False
-    return tf.keras.Sequential([
-        tf.keras.Input((4,)),
-        layers.BatchNormalization(trainable=False),
-        inner,
-        layers.BatchNormalization(),
-        layers.Dense(2),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,)),
+            layers.BatchNormalization(trainable=False),
+            inner,
+            layers.BatchNormalization(),
+            layers.Dense(2),
+        ]
+    )
 
   model = _model(keras_model_fn)
   other = ('other_state', False, False)
@@ -159,12 +177,14 @@ def test_other_state_is_what_is_neither_trained_nor_a_statistic():
 
 def test_weights_go_to_keras_and_back():
   def keras_model_fn():
-    return tf.keras.Sequential([
-        tf.keras.Input((4,)),
-        layers.Dense(4),
-        layers.BatchNormalization(),
-        layers.Dense(2),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,)),
+            layers.Dense(4),
+            layers.BatchNormalization(),
+            layers.Dense(2),
+        ]
+    )
 
   model = _model(keras_model_fn)
   keras_model = keras_model_fn()
@@ -179,7 +199,8 @@ def test_weights_go_to_keras_and_back():
   np.testing.assert_array_equal(copy(x), keras_model(x))
   assert not np.array_equal(copy(x), model.to_keras()(x))
   for list_of_weights, variables in zip(
-      weights, (keras_model.trainable_weights, keras_model.non_trainable_weights)
+      weights,
+      (keras_model.trainable_weights, keras_model.non_trainable_weights),
   ):
     for value, variable in zip(list_of_weights, variables):
       np.testing.assert_array_equal(value, variable.numpy())

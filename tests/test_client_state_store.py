@@ -272,11 +272,14 @@ def test_truncated_database_is_a_clear_error(tmp_path):
     store.commit(1)
   os.truncate(path, path.stat().st_size // 2)
 
-  with pytest.raises(  # noqa: PT012 - which statement meets it is SQLite's.
-      client_state_store.ClientStateStoreError, match='states.sqlite'
+  # Which of the two statements meets the damage is SQLite's business.
+  with (
+      pytest.raises(
+          client_state_store.ClientStateStoreError, match='states.sqlite'
+      ),
+      SqliteClientStateStore(path) as store,
   ):
-    with SqliteClientStateStore(path) as store:
-      store.get('a')
+    store.get('a')
 
 
 def test_flipped_bits_are_noticed(tmp_path):

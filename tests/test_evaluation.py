@@ -33,21 +33,25 @@ def _build(keras_model_fn, shape=(_FEATURES,)):
 
 
 def _dense_model():
-  return tf.keras.Sequential([
-      tf.keras.layers.Input([_FEATURES]),
-      tf.keras.layers.Dense(5),
-      tf.keras.layers.BatchNormalization(),
-      tf.keras.layers.ReLU(),
-      tf.keras.layers.Dense(_CLASSES),
-  ])
+  return tf.keras.Sequential(
+      [
+          tf.keras.layers.Input([_FEATURES]),
+          tf.keras.layers.Dense(5),
+          tf.keras.layers.BatchNormalization(),
+          tf.keras.layers.ReLU(),
+          tf.keras.layers.Dense(_CLASSES),
+      ]
+  )
 
 
 def _random_weights(model, seed):
   rng = np.random.default_rng([seed])
-  return model.to_model_weights([
-      np.abs(rng.normal(size=v.shape)).astype(v.dtype.as_numpy_dtype)
-      for v in model.variables
-  ])
+  return model.to_model_weights(
+      [
+          np.abs(rng.normal(size=v.shape)).astype(v.dtype.as_numpy_dtype)
+          for v in model.variables
+      ]
+  )
 
 
 def _examples(num_examples, seed=0, shape=(_FEATURES,)):
@@ -86,7 +90,7 @@ class TestEvaluator:
   def test_mean_is_over_examples_not_over_batches(self):
     model = _build(_dense_model)
     weights = _random_weights(model, 0)
-    # A last batch of one example, which a mean over batches would count tenfold.
+    # A last batch of one example, which a mean over batches counts tenfold.
     x, y = _examples(11)
 
     result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 10))
@@ -168,9 +172,7 @@ class TestEvaluator:
 
     loss_a, accuracy_a = _dense_metrics(weights['a'], *data['a'])
     loss_b, accuracy_b = _dense_metrics(weights['b'], *data['b'])
-    np.testing.assert_allclose(
-        result['loss'], (loss_a + loss_b) / 2, rtol=1e-5
-    )
+    np.testing.assert_allclose(result['loss'], (loss_a + loss_b) / 2, rtol=1e-5)
     np.testing.assert_allclose(
         result['accuracy'], (accuracy_a + accuracy_b) / 2, rtol=1e-6
     )
@@ -199,12 +201,14 @@ class TestReestimateBatchNormStatistics:
   def test_first_layer_gets_the_moments_of_the_data(self):
     # 4-D input, so Keras uses its fused kernel, which has another variance.
     def keras_model_fn():
-      return tf.keras.Sequential([
-          tf.keras.layers.Input([2, 2, 3]),
-          tf.keras.layers.BatchNormalization(),
-          tf.keras.layers.Flatten(),
-          tf.keras.layers.Dense(_CLASSES),
-      ])
+      return tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([2, 2, 3]),
+              tf.keras.layers.BatchNormalization(),
+              tf.keras.layers.Flatten(),
+              tf.keras.layers.Dense(_CLASSES),
+          ]
+      )
 
     model = _build(keras_model_fn, (2, 2, 3))
     weights = _random_weights(model, 0)
@@ -225,14 +229,16 @@ class TestReestimateBatchNormStatistics:
 
   def test_later_layers_see_batch_statistics_and_no_dropout(self):
     def keras_model_fn():
-      return tf.keras.Sequential([
-          tf.keras.layers.Input([_FEATURES]),
-          tf.keras.layers.BatchNormalization(),
-          tf.keras.layers.Dropout(0.5),
-          tf.keras.layers.Dense(5),
-          tf.keras.layers.BatchNormalization(),
-          tf.keras.layers.Dense(_CLASSES),
-      ])
+      return tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([_FEATURES]),
+              tf.keras.layers.BatchNormalization(),
+              tf.keras.layers.Dropout(0.5),
+              tf.keras.layers.Dense(5),
+              tf.keras.layers.BatchNormalization(),
+              tf.keras.layers.Dense(_CLASSES),
+          ]
+      )
 
     model = _build(keras_model_fn)
     weights = _random_weights(model, 0)
@@ -265,9 +271,9 @@ class TestReestimateBatchNormStatistics:
       inner_input = tf.keras.Input([4, 6])
       inner = tf.keras.Model(
           inner_input,
-          tf.keras.layers.TimeDistributed(
-              tf.keras.layers.BatchNormalization()
-          )(inner_input),
+          tf.keras.layers.TimeDistributed(tf.keras.layers.BatchNormalization())(
+              inner_input
+          ),
       )
       x = tf.keras.Input([4, 6])
       y = inner(x)
@@ -315,13 +321,15 @@ class TestReestimateBatchNormStatistics:
 
   def test_masked_inputs_do_not_count(self):
     def keras_model_fn():
-      return tf.keras.Sequential([
-          tf.keras.layers.Input([4, 2]),
-          tf.keras.layers.Masking(0.0),
-          tf.keras.layers.BatchNormalization(),
-          tf.keras.layers.Flatten(),
-          tf.keras.layers.Dense(_CLASSES),
-      ])
+      return tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([4, 2]),
+              tf.keras.layers.Masking(0.0),
+              tf.keras.layers.BatchNormalization(),
+              tf.keras.layers.Flatten(),
+              tf.keras.layers.Dense(_CLASSES),
+          ]
+      )
 
     model = _build(keras_model_fn, (4, 2))
     x, y = _examples(6, shape=(4, 2))
@@ -337,12 +345,14 @@ class TestReestimateBatchNormStatistics:
 
   def test_frozen_layer_keeps_its_statistics(self):
     def keras_model_fn():
-      return tf.keras.Sequential([
-          tf.keras.layers.Input([_FEATURES]),
-          tf.keras.layers.BatchNormalization(trainable=False),
-          tf.keras.layers.BatchNormalization(),
-          tf.keras.layers.Dense(_CLASSES),
-      ])
+      return tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([_FEATURES]),
+              tf.keras.layers.BatchNormalization(trainable=False),
+              tf.keras.layers.BatchNormalization(),
+              tf.keras.layers.Dense(_CLASSES),
+          ]
+      )
 
     model = _build(keras_model_fn)
     weights = _random_weights(model, 0)
@@ -416,11 +426,13 @@ class TestMergeClientWeights:
         return inputs
 
     model = _build(
-        lambda: tf.keras.Sequential([
-            tf.keras.layers.Input([_FEATURES]),
-            Counter(),
-            tf.keras.layers.Dense(_CLASSES),
-        ])
+        lambda: tf.keras.Sequential(
+            [
+                tf.keras.layers.Input([_FEATURES]),
+                Counter(),
+                tf.keras.layers.Dense(_CLASSES),
+            ]
+        )
     )
     clients = []
     for count in (5, 8):

@@ -1,6 +1,7 @@
 """Tests of the named partitions."""
 
 import pytest
+
 from tff_bn import partition
 from tff_bn.partition import Role
 

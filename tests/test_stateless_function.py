@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.stateless_function import fingerprint
 from tff_bn.stateless_function import StatelessFunction
+from tff_bn.stateless_function import fingerprint
 
 pytestmark = pytest.mark.usefixtures('native_runtime')
 

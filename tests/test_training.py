@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 
@@ -214,9 +215,7 @@ class TestMetrics:
     read = metrics_log.read_rows(tmp_path / 'metrics.csv', header.split(','))
     assert read == list(result.rows)
 
-  def test_stateless_test_metrics_are_the_servers_models(
-      self, model, tmp_path
-  ):
+  def test_stateless_test_metrics_are_the_servers_models(self, model, tmp_path):
     result = _train(model, tmp_path)
 
     data = training_fakes.FakeData()
@@ -252,9 +251,7 @@ class TestMetrics:
     evaluator = evaluation.Evaluator(model)
     test, client_test = [], []
     for client_id in training_fakes.CLIENT_IDS:
-      path = (
-          tmp_path / 'model/clients' / training.client_file_name(client_id)
-      )
+      path = tmp_path / 'model/clients' / training.client_file_name(client_id)
       weights = model.from_keras(tf.keras.models.load_model(path))
       test.append(evaluator.evaluate(weights, data.test_dataset(3)))
       client_test.append(
@@ -646,9 +643,7 @@ class TestResume:
     other.initialize = lambda: dict(x=np.zeros([3]))
 
     with pytest.raises(ValueError, match='another model or algorithm'):
-      training.train(
-          other, model, training_fakes.FakeData(), _CONFIG, tmp_path
-      )
+      training.train(other, model, training_fakes.FakeData(), _CONFIG, tmp_path)
     assert (tmp_path / 'checkpoints/round_7').exists()
 
   def test_run_in_progress_is_refused(self, model, tmp_path):
@@ -663,9 +658,7 @@ class TestResume:
       return type(process).next(process, state, datasets)
 
     process.next = next_fn
-    training.train(
-        process, model, training_fakes.FakeData(), _CONFIG, tmp_path
-    )
+    training.train(process, model, training_fakes.FakeData(), _CONFIG, tmp_path)
 
     assert len(errors) == 7
     assert 'in progress' in errors[0]
@@ -766,9 +759,7 @@ class TestServerAndClientsTogether:
   def test_checkpoint_without_its_client_states_is_not_used(
       self, model, tmp_path, uninterrupted, caplog
   ):
-    _train(
-        model, tmp_path, True, config=dataclasses.replace(_CONFIG, rounds=6)
-    )
+    _train(model, tmp_path, True, config=dataclasses.replace(_CONFIG, rounds=6))
     # The file as it was before the commit of round 7.
     states = (tmp_path / 'client_states.sqlite').read_bytes()
     _train(model, tmp_path, stateful=True)
@@ -856,6 +847,67 @@ class TestEventLoops:
     assert _snapshot(tmp_path) == uninterrupted[True]
     for path in (tmp_path / 'model').rglob('*.keras'):
       assert zipfile.is_zipfile(path)  # And not HDF5.
+
+  def test_interrupt_inside_a_running_event_loop(
+      self, model, tmp_path, uninterrupted
+  ):
+    process = training_fakes.build_process(model, True)
+    original = process.next
+    main_thread = threading.get_ident()
+
+    def next_fn(*args):
+      if len(process.rounds) == 2:
+        signal.pthread_kill(main_thread, signal.SIGINT)
+        time.sleep(0.2)  # Until the main thread has noticed.
+      return original(*args)
+
+    process.next = next_fn
+
+    async def notebook_cell():
+      training.train(
+          process, model, training_fakes.FakeData(), _CONFIG, tmp_path
+      )
+
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+      loop.run_until_complete(notebook_cell())
+    loop.close()
+
+    assert process.rounds == [1, 2, 3]
+    _train(model, tmp_path, stateful=True)
+    assert _snapshot(tmp_path) == uninterrupted[True]
+
+  def test_callers_event_loop_stays(self, model, tmp_path):
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+      _train(model, tmp_path)
+
+      assert asyncio.get_event_loop() is loop
+    finally:
+      asyncio.set_event_loop(None)
+      loop.close()
+
+  def test_interrupted_checkpoint_is_finished_first(
+      self, model, tmp_path, monkeypatch
+  ):
+    """Else it would be written while the next call looks for it."""
+    original = tf.saved_model.save
+    saved = []
+
+    def slow_save(*args, **kwargs):
+      if len(saved) == 1:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.5)
+      original(*args, **kwargs)
+      saved.append(args)
+
+    monkeypatch.setattr(tf.saved_model, 'save', slow_save)
+    with pytest.raises(KeyboardInterrupt):
+      _train(model, tmp_path)
+
+    assert len(saved) == 2
+    assert (tmp_path / 'checkpoints/round_2').exists()
 
   def test_after_another_event_loop_was_closed(self, model, tmp_path):
     async def nothing():

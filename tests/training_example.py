@@ -37,14 +37,16 @@ def build_data():
 def build_model(data):
   initializer = tf.keras.initializers.GlorotUniform(seed=0)
   return BatchNormModel(
-      lambda: tf.keras.Sequential([
-          tf.keras.layers.Input(data.element_spec[0].shape[1:]),
-          tf.keras.layers.Flatten(),
-          tf.keras.layers.Dense(8, kernel_initializer=initializer),
-          tf.keras.layers.BatchNormalization(momentum=0.9),
-          tf.keras.layers.ReLU(),
-          tf.keras.layers.Dense(10, kernel_initializer=initializer),
-      ]),
+      lambda: tf.keras.Sequential(
+          [
+              tf.keras.layers.Input(data.element_spec[0].shape[1:]),
+              tf.keras.layers.Flatten(),
+              tf.keras.layers.Dense(8, kernel_initializer=initializer),
+              tf.keras.layers.BatchNormalization(momentum=0.9),
+              tf.keras.layers.ReLU(),
+              tf.keras.layers.Dense(10, kernel_initializer=initializer),
+          ]
+      ),
       input_spec=data.element_spec,
       loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
           from_logits=True

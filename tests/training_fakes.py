@@ -25,12 +25,14 @@ def build_model():
   # The same weights in every process.
   initializer = tf.keras.initializers.GlorotUniform(seed=0)
   return BatchNormModel(
-      lambda: tf.keras.Sequential([
-          tf.keras.layers.Input([_FEATURES]),
-          tf.keras.layers.Dense(4, kernel_initializer=initializer),
-          tf.keras.layers.BatchNormalization(),
-          tf.keras.layers.Dense(2, kernel_initializer=initializer),
-      ]),
+      lambda: tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([_FEATURES]),
+              tf.keras.layers.Dense(4, kernel_initializer=initializer),
+              tf.keras.layers.BatchNormalization(),
+              tf.keras.layers.Dense(2, kernel_initializer=initializer),
+          ]
+      ),
       input_spec=(
           tf.TensorSpec([None, _FEATURES], tf.float32),
           tf.TensorSpec([None], tf.int32),
@@ -130,9 +132,7 @@ class FakeProcess:
 
   def next(self, state, datasets):
     means = [_mean_of(dataset) for dataset in datasets]
-    return self._update(state, means), _metrics(
-        len(means), np.sum(means[-1])
-    )
+    return self._update(state, means), _metrics(len(means), np.sum(means[-1]))
 
   def _update(self, state, means):
     round_num = int(state['round']) + 1

@@ -64,7 +64,6 @@ class BatchNormModel:
   ordinary Keras model by `to_keras`.
 
   Example:
-
   ```
   model = BatchNormModel(
       keras_model_fn,
@@ -128,8 +127,10 @@ class BatchNormModel:
     self.variables = _describe_variables(self.keras_model)
     self._initial = [v.numpy() for v in self.keras_model.weights]
     names = [metric.name for metric in self.metrics_fn()]
-    if 'loss' in names or 'num_examples' in names or len(set(names)) < len(
-        names
+    if (
+        'loss' in names
+        or 'num_examples' in names
+        or len(set(names)) < len(names)
     ):
       raise ValueError(
           f'metrics_fn returns metrics named {names}; the names must differ'
@@ -266,8 +267,7 @@ class BatchNormModel:
     if found != expected:
       raise ValueError(
           f'keras_model {keras_model.name!r} has other variables than the model'
-          ' of keras_model_fn: '
-          + _first_difference(found, expected)
+          ' of keras_model_fn: ' + _first_difference(found, expected)
       )
     return self.to_model_weights([v.numpy() for v in keras_model.weights])
 

@@ -1,14 +1,16 @@
 """Checkpoints of a run that survive being killed, and being damaged."""
 
+from collections.abc import Callable
 import os
 import pathlib
 import shutil
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from typing_extensions import override
 
 from tff_bn import client_state_store
 
@@ -70,9 +72,11 @@ class CheckpointManager(tff.program.ProgramStateManager):
     """The round that `load_latest` loaded; `None` if there was none."""
     return self._resumed_from
 
+  @override
   async def get_versions(self) -> Optional[list[int]]:
     return await self._files.get_versions()
 
+  @override
   async def load(self, version: int, structure: Any) -> Any:
     """Loads one checkpoint.
 
@@ -105,6 +109,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
     # without dimensions.
     return tf.nest.pack_sequence_as(structure, [leaf[()] for leaf in leaves])
 
+  @override
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Loads the newest usable checkpoint, and forgets what came after it.
 
@@ -179,6 +184,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
       shutil.rmtree(target)
     os.replace(path, target)
 
+  @override
   async def save(self, program_state: Any, version: int) -> None:
     """Saves a checkpoint if one is due.
 

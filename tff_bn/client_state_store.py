@@ -22,6 +22,7 @@ from typing import Any, Optional, Union
 import zlib
 
 import numpy as np
+from typing_extensions import override
 
 ClientState = Union[
     np.ndarray, Mapping[str, 'ClientState'], Sequence['ClientState']
@@ -74,11 +75,13 @@ def encode_state(state: Any) -> bytes:
     return [array.dtype.str, list(array.shape)]
 
   header = json.dumps(describe(state), separators=(',', ':')).encode()
-  body = b''.join([
-      len(header).to_bytes(_LENGTH_BYTES, 'little'),
-      header,
-      *leaves,
-  ])
+  body = b''.join(
+      [
+          len(header).to_bytes(_LENGTH_BYTES, 'little'),
+          header,
+          *leaves,
+      ]
+  )
   return zlib.crc32(body).to_bytes(_LENGTH_BYTES, 'little') + body
 
 
@@ -219,9 +222,11 @@ class MemoryClientStateStore(ClientStateStore):
     self._versions: dict[str, dict[int, bytes]] = {}
 
   @property
+  @override
   def committed_round(self) -> Optional[int]:
     return self._committed_round
 
+  @override
   def get(
       self, client_id: str, round_num: Optional[int] = None
   ) -> Optional[ClientState]:
@@ -229,6 +234,7 @@ class MemoryClientStateStore(ClientStateStore):
     rounds = [r for r in versions if round_num is None or r <= round_num]
     return decode_state(versions[max(rounds)]) if rounds else None
 
+  @override
   def put_many(self, round_num: int, states: Mapping[str, ClientState]) -> None:
     _check_not_committed(round_num, self._committed_round)
     encoded = {key: encode_state(value) for key, value in states.items()}
@@ -238,9 +244,11 @@ class MemoryClientStateStore(ClientStateStore):
         del versions[r]
       versions[round_num] = data
 
+  @override
   def commit(self, round_num: int) -> None:
     self._committed_round = round_num
 
+  @override
   def forget_after(self, round_num: int) -> None:
     for client_id, versions in list(self._versions.items()):
       for r in _newer_than(versions, round_num):
@@ -249,21 +257,22 @@ class MemoryClientStateStore(ClientStateStore):
         del self._versions[client_id]
     self._committed_round = _least(self._committed_round, round_num)
 
+  @override
   def prune(self, oldest_kept_round: int) -> None:
     for versions in self._versions.values():
       for r in sorted(r for r in versions if r <= oldest_kept_round)[:-1]:
         del versions[r]
 
+  @override
   def client_ids(self) -> tuple[str, ...]:
     return tuple(sorted(self._versions))
 
+  @override
   def close(self) -> None:
     pass
 
 
-def _newer_than(
-    rounds: Iterable[int], round_num: Optional[int]
-) -> list[int]:
+def _newer_than(rounds: Iterable[int], round_num: Optional[int]) -> list[int]:
   return [r for r in rounds if round_num is None or r > round_num]
 
 
@@ -360,10 +369,12 @@ class SqliteClientStateStore(ClientStateStore):
       self._execute('BEGIN EXCLUSIVE')
 
   @property
+  @override
   def committed_round(self) -> Optional[int]:
     rows = self._execute('SELECT round FROM committed').fetchall()
     return rows[0][0] if rows else None
 
+  @override
   def get(
       self, client_id: str, round_num: Optional[int] = None
   ) -> Optional[ClientState]:
@@ -387,6 +398,7 @@ class SqliteClientStateStore(ClientStateStore):
           ' run again.'
       ) from e
 
+  @override
   def put_many(self, round_num: int, states: Mapping[str, ClientState]) -> None:
     committed = self.committed_round
     _check_not_committed(round_num, committed)
@@ -404,6 +416,7 @@ class SqliteClientStateStore(ClientStateStore):
           'INSERT INTO states VALUES (?, ?, ?)', client_id, round_num, data
       )
 
+  @override
   def commit(self, round_num: int) -> None:
     self._begin()
     self._set_committed_round(round_num)
@@ -414,12 +427,14 @@ class SqliteClientStateStore(ClientStateStore):
     if round_num is not None:
       self._execute('INSERT INTO committed VALUES (?)', round_num)
 
+  @override
   def forget_after(self, round_num: int) -> None:
     self._begin()
     self._execute('DELETE FROM states WHERE round > ?', round_num)
     self._set_committed_round(_least(self.committed_round, round_num))
     self._execute('COMMIT')
 
+  @override
   def prune(self, oldest_kept_round: int) -> None:
     # Inside the transaction of the next `commit`, if one is open: pruning must
     # not make anything durable that was put since the last one.
@@ -434,10 +449,12 @@ class SqliteClientStateStore(ClientStateStore):
     if not in_transaction:
       self._execute('COMMIT')
 
+  @override
   def client_ids(self) -> tuple[str, ...]:
     rows = self._execute('SELECT DISTINCT client_id FROM states').fetchall()
     return tuple(sorted(client_id for (client_id,) in rows))
 
+  @override
   def close(self) -> None:
     # An open transaction is rolled back.
     self._connection.close()

@@ -24,11 +24,13 @@ def check_client_weighting(client_weighting: str) -> None:
 
 
 def _all_finite(tensors: Any) -> tf.Tensor:
-  return tf.reduce_all([
-      tf.reduce_all(tf.math.is_finite(t))
-      for t in tf.nest.flatten(tensors)
-      if t.dtype.is_floating
-  ])
+  return tf.reduce_all(
+      [
+          tf.reduce_all(tf.math.is_finite(t))
+          for t in tf.nest.flatten(tensors)
+          if t.dtype.is_floating
+      ]
+  )
 
 
 class ClientWork:

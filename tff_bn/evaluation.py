@@ -198,9 +198,7 @@ def reestimate_batch_norm_statistics(
   return model.from_keras(keras_model)
 
 
-def _record_inputs(
-    layer: tf.keras.layers.Layer, moments: _Moments
-) -> None:
+def _record_inputs(layer: tf.keras.layers.Layer, moments: _Moments) -> None:
   """Makes a BN layer add its inputs to `moments` and use batch statistics."""
   # Overriding `call` of this one object, which nobody else uses, works inside
   # nested models and wrappers, where no functional sub-model could be cut out.

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.stateless_function import fingerprint
 from tff_bn.stateless_function import StatelessFunction
+from tff_bn.stateless_function import fingerprint
 
 _LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
@@ -41,9 +41,7 @@ class LocalTrainingConfig:
   seed: int = 0
 
   def __post_init__(self):
-    if not isinstance(
-        self.client_optimizer, tff.learning.optimizers.Optimizer
-    ):
+    if not isinstance(self.client_optimizer, tff.learning.optimizers.Optimizer):
       raise TypeError(
           'client_optimizer must be a tff.learning.optimizers.Optimizer, such'
           ' as tff.learning.optimizers.build_sgdm(0.1), but is a'
@@ -260,7 +258,9 @@ class LocalTraining:
     )
     return self._config.client_optimizer.set_hparams(optimizer_state, hparams)
 
-  def set_learning_rate(self, optimizer_state: Any, round_num: tf.Tensor) -> Any:
+  def set_learning_rate(
+      self, optimizer_state: Any, round_num: tf.Tensor
+  ) -> Any:
     """Returns the optimizer's state with the schedule's learning rate.
 
     Args:
@@ -301,12 +301,16 @@ class LocalTraining:
       salt = dataset.take(1).reduce(
           tf.zeros([], tf.int64), lambda _, batch: fingerprint(batch)
       )
-      seed = tf.stack([
-          tf.constant(self._config.seed, tf.int64) * 1_000_003
-          + tf.cast(round_num, tf.int64),
-          salt,
-      ])
-    return LocalResult(*self._train(values, dataset, optimizer_state, seed=seed))
+      seed = tf.stack(
+          [
+              tf.constant(self._config.seed, tf.int64) * 1_000_003
+              + tf.cast(round_num, tf.int64),
+              salt,
+          ]
+      )
+    return LocalResult(
+        *self._train(values, dataset, optimizer_state, seed=seed)
+    )
 
   def finalize_metrics(
       self,

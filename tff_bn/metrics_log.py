@@ -1,16 +1,17 @@
 """A run's metrics: `metrics.csv`, TensorBoard, and progress on the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import csv
 import io
 import os
 import pathlib
 import sys
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
+from typing_extensions import override
 
 Row = dict[str, Union[int, float, None]]
 
@@ -157,6 +158,7 @@ class MetricsLog(tff.program.ReleaseManager):
     rounds = [row['round'] for row in self.rows if row['round'] <= round_num]
     return rounds == [r for r in range(round_num + 1) if self._is_due(r)]
 
+  @override
   async def release(self, value: Mapping[str, Any], key: int) -> None:
     """Shows that a round is done, and adds its row if it has one.
 

@@ -46,18 +46,20 @@ class SharedWeights:
     """
     self._model = model
     variables = model.variables
-    local_roles = partition.local
-    if local_roles and Role.KERNEL not in local_roles:
-      if not any(partition.is_local(v.role) for v in variables):
-        layers = sorted({v.layer for v in variables})
-        raise ValueError(
-            f'{partition.name} keeps the variables'
-            f' {sorted(role.value for role in local_roles)} of the batch'
-            ' normalization layers with the clients, but the model'
-            f' {model.keras_model.name!r} has none of them (its layers with'
-            f' variables: {", ".join(layers)}). Use a model with batch'
-            ' normalization, or fedavg.'
-        )
+    if (
+        partition.local
+        and not partition.is_local(Role.KERNEL)
+        and not any(partition.is_local(v.role) for v in variables)
+    ):
+      layers = sorted({v.layer for v in variables})
+      raise ValueError(
+          f'{partition.name} keeps the variables'
+          f' {sorted(role.value for role in partition.local)} of the batch'
+          ' normalization layers with the clients, but the model'
+          f' {model.keras_model.name!r} has none of them (its layers with'
+          f' variables: {", ".join(layers)}). Use a model with batch'
+          ' normalization, or fedavg.'
+      )
     is_local = [partition.is_local(v.role) for v in variables]
     positions = range(len(variables))
     order = model.to_model_weights(positions)
@@ -91,16 +93,12 @@ class SharedWeights:
         non_trainable=self._structured(self._non_trainable, values),
     )
 
-  def local(
-      self, values: Sequence[Any]
-  ) -> collections.OrderedDict[str, Any]:
+  def local(self, values: Sequence[Any]) -> collections.OrderedDict[str, Any]:
     """Selects the local ones, keyed by the variables' names."""
     infos = [self._model.variables[p] for p in self._local]
     return named(infos, [values[p] for p in self._local])
 
-  def merge(
-      self, shared: ModelWeights, local: Mapping[str, Any]
-  ) -> list[Any]:
+  def merge(self, shared: ModelWeights, local: Mapping[str, Any]) -> list[Any]:
     """Puts shared and local values into the order of `model.variables`."""
     values = [None] * len(self._model.variables)
     for positions, part in (

@@ -86,9 +86,9 @@ class StatelessFunction:
       if variable is None:
         if captured.dtype in (tf.resource, tf.variant):
           raise ValueError(
-              'The model uses a TensorFlow resource that is not a variable, such'
-              ' as the lookup table of a StringLookup layer. Such a layer cannot'
-              ' be sent to clients: apply it in the dataset instead.'
+              'The model uses a TensorFlow resource that is not a variable,'
+              ' such as the lookup table of a StringLookup layer. Such a layer'
+              ' cannot be sent to clients: apply it in the dataset instead.'
           )
         self._captures.append(('constant', captured.numpy()))
       elif variable.ref() in index_of:

@@ -19,7 +19,7 @@ and the number of the round alone.
 
 import asyncio
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ import os
 import pathlib
 import shutil
 import threading
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional, Union
 import urllib.parse
 import warnings
 
@@ -138,7 +138,7 @@ def train(
   model's metrics.
 
   *   `round`: the number of finished rounds; 0 is the initial model.
-  *   `train_NAME`: what the clients reported in that round alone, on the batches
+  *   `train_NAME`: what the clients reported in that round alone, on the data
       that they trained on; empty for round 0.
   *   `test_NAME`: on the central test set. For an algorithm whose clients keep
       something (a `StatefulLearningProcess`) it is the mean over the clients
@@ -152,8 +152,8 @@ def train(
   Both kinds of means are over at most `config.max_evaluation_clients` clients.
 
   TFF's computations run in the default context of the calling thread, for which
-  `tff_bn.runtime` has context managers. Inside a running event loop (a notebook)
-  the work is done in another thread.
+  `tff_bn.runtime` has context managers. Inside a running event loop, as in a
+  notebook, the work is done in another thread.
 
   Args:
     process: The algorithm. It should train once through all that it gets
@@ -221,7 +221,7 @@ def _locked(run_dir: pathlib.Path) -> Iterator[None]:
 def _call_outside_of_event_loops(
     fn: Callable[[threading.Event], TrainingResult],
 ) -> TrainingResult:
-  """Calls a function that runs event loops, from wherever this is called.
+  """Calls a function that runs an event loop, from wherever this is called.
 
   Args:
     fn: The function. It gets an event that is set when it should stop.
@@ -233,20 +233,16 @@ def _call_outside_of_event_loops(
   try:
     asyncio.get_running_loop()
   except RuntimeError:
-    _ensure_event_loop()
-    return fn(stop)
+    with _own_event_loop():
+      return fn(stop)
 
   # An event loop can't be run inside another one of the same thread.
   context = tff.framework.get_context_stack().current
 
   def call_in_thread() -> TrainingResult:
     tff.framework.set_default_context(context)  # It belongs to the thread.
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    try:
+    with _own_event_loop():
       return fn(stop)
-    finally:
-      loop.close()
 
   with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
     future = executor.submit(call_in_thread)
@@ -258,16 +254,28 @@ def _call_outside_of_event_loops(
       raise
 
 
-def _ensure_event_loop() -> None:
-  """Gives the thread an event loop, as TFF's training loop expects."""
+@contextlib.contextmanager
+def _own_event_loop() -> Iterator[None]:
+  """Gives the thread an event loop, in which TFF's training loop works."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)
     try:
-      loop = asyncio.get_event_loop()
-    except RuntimeError:
-      loop = None
-  if loop is None or loop.is_closed():
-    asyncio.set_event_loop(asyncio.new_event_loop())
+      previous = asyncio.get_event_loop()
+    except RuntimeError:  # The thread has none.
+      previous = None
+  loop = asyncio.new_event_loop()
+  asyncio.set_event_loop(loop)
+  try:
+    yield
+  finally:
+    # After Ctrl-C a checkpoint may still be being written.
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+      task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    asyncio.set_event_loop(previous)
 
 
 @dataclasses.dataclass(frozen=True)

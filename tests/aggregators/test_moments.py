@@ -121,7 +121,9 @@ def test_pooled_keeps_its_digits_in_float32_where_squares_would_cancel():
 def test_each_layer_has_its_own_counts():
   process = aggregators.PooledMomentsFactory().create(_type(2))
   rng = np.random.default_rng(1)
-  data = [[rng.normal(size=(n, 2)) for n in sizes] for sizes in ((3, 5), (7, 2))]
+  data = [
+      [rng.normal(size=(n, 2)) for n in sizes] for sizes in ((3, 5), (7, 2))
+  ]
   result = _aggregate(
       process, [[_moments_of(layer) for layer in client] for client in data]
   )

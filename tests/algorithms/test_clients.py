@@ -74,7 +74,9 @@ def test_a_diverging_client_keeps_its_local_variables(toy):
   new = process.initialize_client(state)
   client = process.next(state, [new], [toy.dataset(16, 1)]).client_states[0]
 
-  output = process.next(state, [client, new], [_poisoned(toy), toy.dataset(8, 1)])
+  output = process.next(
+      state, [client, new], [_poisoned(toy), toy.dataset(8, 1)]
+  )
 
   _assert_equal(output.client_states[0].values(), client.values())
   assert np.any(output.client_states[1]['scale_2'] != new['scale_2'])
@@ -153,8 +155,12 @@ class _Counter(tf.keras.layers.Layer):
   """Counts its training calls, in an integer and in a float."""
 
   def build(self, shape):
-    self.calls = self.add_weight('calls', (), tf.int64, 'zeros', trainable=False)
-    self.level = self.add_weight('level', (), 'float64', 'zeros', trainable=False)
+    self.calls = self.add_weight(
+        'calls', (), tf.int64, 'zeros', trainable=False
+    )
+    self.level = self.add_weight(
+        'level', (), 'float64', 'zeros', trainable=False
+    )
 
   def call(self, x, training=None):
     if training:
@@ -165,11 +171,13 @@ class _Counter(tf.keras.layers.Layer):
 
 def test_other_state_is_averaged_and_counters_stay_whole(toy):
   def keras_model_fn():
-    return tf.keras.Sequential([
-        tf.keras.Input((4,), dtype='float64'),
-        _Counter(),
-        tf.keras.layers.Dense(3, dtype='float64'),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype='float64'),
+            _Counter(),
+            tf.keras.layers.Dense(3, dtype='float64'),
+        ]
+    )
 
   model = toy.model(keras_model_fn)
   process = algorithms.build_fed_avg(
@@ -186,11 +194,13 @@ def test_other_state_is_averaged_and_counters_stay_whole(toy):
 
 def _with_dropout(toy):
   def keras_model_fn():
-    return tf.keras.Sequential([
-        tf.keras.Input((4,), dtype='float64'),
-        tf.keras.layers.Dropout(0.5, dtype='float64'),
-        tf.keras.layers.Dense(3, dtype='float64'),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype='float64'),
+            tf.keras.layers.Dropout(0.5, dtype='float64'),
+            tf.keras.layers.Dense(3, dtype='float64'),
+        ]
+    )
 
   return toy.model(keras_model_fn)
 
@@ -214,12 +224,14 @@ def test_dropout_depends_on_seed_round_and_data_alone(toy):
 
 def test_regularization_counts(toy):
   def keras_model_fn():
-    return tf.keras.Sequential([
-        tf.keras.Input((4,), dtype='float64'),
-        tf.keras.layers.Dense(
-            3, kernel_regularizer='l2', dtype='float64', use_bias=False
-        ),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype='float64'),
+            tf.keras.layers.Dense(
+                3, kernel_regularizer='l2', dtype='float64', use_bias=False
+            ),
+        ]
+    )
 
   model = toy.model(keras_model_fn)
   process = algorithms.build_fed_avg(model, _SGD(0.1))

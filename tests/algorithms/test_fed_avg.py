@@ -1,15 +1,13 @@
 """Tests of FedAvg with statistics."""
 
-
 import numpy as np
+import numpy_reference as reference
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
-
-import numpy_reference as reference
 
 pytestmark = pytest.mark.usefixtures('native_runtime')
 
@@ -113,7 +111,9 @@ def test_it_is_a_learning_process(toy):
   state = process.initialize()
   weights = model.from_keras(toy.keras_model())
   moved = process.set_model_weights(state, weights)
-  for a, b in zip(process.get_model_weights(moved).trainable, weights.trainable):
+  for a, b in zip(
+      process.get_model_weights(moved).trainable, weights.trainable
+  ):
     np.testing.assert_array_equal(a, b)
   hparams = process.get_hparams(state)
   assert hparams['client_work']['learning_rate'] == 0.1
@@ -155,9 +155,7 @@ def test_steps_and_epochs(toy, kwargs, num_batches):
       _weights(model, process, state), batches, 0.1
   )
   output = process.next(state, [toy.dataset(20, 3)])
-  assert (
-      output.metrics['client_work']['train']['num_examples'] == num_examples
-  )
+  assert output.metrics['client_work']['train']['num_examples'] == num_examples
   for value, truth in zip(_weights(model, process, output.state), expected):
     np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
@@ -246,17 +244,20 @@ def test_server_optimizer_moves_weights_and_never_statistics(
 
 def test_a_model_without_batch_norm_is_fine(toy):
   def keras_model_fn():
-    return tf.keras.Sequential([
-        tf.keras.Input((4,), dtype='float64'),
-        tf.keras.layers.Dense(3, dtype='float64'),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype='float64'),
+            tf.keras.layers.Dense(3, dtype='float64'),
+        ]
+    )
 
   model = toy.model(keras_model_fn)
   process = algorithms.build_fed_avg(model, _SGD(0.1))
   before = process.initialize()
   after = process.next(before, [toy.dataset(8, 0)]).state
-  assert np.any(_weights(model, process, before)[0] != _weights(
-      model, process, after)[0])
+  assert np.any(
+      _weights(model, process, before)[0] != _weights(model, process, after)[0]
+  )
 
 
 @pytest.mark.parametrize(

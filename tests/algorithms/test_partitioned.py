@@ -3,14 +3,13 @@
 import collections
 
 import numpy as np
+import numpy_reference as reference
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
 from tff_bn.stateful_process import StatefulLearningProcess
-
-import numpy_reference as reference
 
 pytestmark = pytest.mark.usefixtures('native_runtime')
 
@@ -35,9 +34,7 @@ def _names(struct_type):
   if isinstance(struct_type, (tff.FederatedType, tff.SequenceType)):
     return []
   for name, member in tff.structure.iter_elements(struct_type):
-    names += (
-        _names(member) if isinstance(member, tff.StructType) else [name]
-    )
+    names += _names(member) if isinstance(member, tff.StructType) else [name]
   return names
 
 
@@ -119,7 +116,9 @@ def test_fed_bn_keeps_clients_apart(toy):
   process = _build('fed_bn', toy.model())
   state = process.initialize()
   new = process.initialize_client(state)
-  output = process.next(state, [new, new], [toy.dataset(16, 0), toy.dataset(16, 1)])
+  output = process.next(
+      state, [new, new], [toy.dataset(16, 0), toy.dataset(16, 1)]
+  )
   first, second = output.client_states
   for name in new:
     assert np.any(first[name] != second[name]), name
@@ -128,11 +127,13 @@ def test_fed_bn_keeps_clients_apart(toy):
 @pytest.mark.parametrize('name', ['fed_bn', 'silo_bn', 'local_affine'])
 def test_a_model_without_batch_norm_is_refused(toy, name):
   def keras_model_fn():
-    return tf.keras.Sequential([
-        tf.keras.Input((4,), dtype='float64'),
-        tf.keras.layers.LayerNormalization(name='bn', dtype='float64'),
-        tf.keras.layers.Dense(3, name='head', dtype='float64'),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype='float64'),
+            tf.keras.layers.LayerNormalization(name='bn', dtype='float64'),
+            tf.keras.layers.Dense(3, name='head', dtype='float64'),
+        ]
+    )
 
   with pytest.raises(ValueError, match='has none of them .*bn, head'):
     _build(name, toy.model(keras_model_fn))
@@ -140,13 +141,15 @@ def test_a_model_without_batch_norm_is_refused(toy, name):
 
 def test_local_affine_needs_a_scale_or_a_shift(toy):
   def keras_model_fn():
-    return tf.keras.Sequential([
-        tf.keras.Input((4,), dtype='float64'),
-        tf.keras.layers.BatchNormalization(
-            center=False, scale=False, dtype='float64'
-        ),
-        tf.keras.layers.Dense(3, dtype='float64'),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype='float64'),
+            tf.keras.layers.BatchNormalization(
+                center=False, scale=False, dtype='float64'
+            ),
+            tf.keras.layers.Dense(3, dtype='float64'),
+        ]
+    )
 
   model = toy.model(keras_model_fn)
   _build('silo_bn', model)

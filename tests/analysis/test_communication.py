@@ -31,12 +31,14 @@ def test_one_multicast_down_and_every_upload():
 
 def _model():
   return BatchNormModel(
-      lambda: tf.keras.Sequential([
-          tf.keras.layers.Input([3]),
-          tf.keras.layers.Dense(5),
-          tf.keras.layers.BatchNormalization(),
-          tf.keras.layers.Dense(2, dtype=tf.float64),
-      ]),
+      lambda: tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([3]),
+              tf.keras.layers.Dense(5),
+              tf.keras.layers.BatchNormalization(),
+              tf.keras.layers.Dense(2, dtype=tf.float64),
+          ]
+      ),
       input_spec=(
           tf.TensorSpec([None, 3], tf.float32),
           tf.TensorSpec([None], tf.int32),

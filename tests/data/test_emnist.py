@@ -57,8 +57,9 @@ def test_writers_are_those_of_the_client_data(monkeypatch, tmp_path):
     return train, test
 
   monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load_data)
-  dataset = tff_bn_data.load_dataset('emnist', data_dir=str(tmp_path))
-  assert asked == [str(tmp_path)]
+  monkeypatch.setenv('HOME', str(tmp_path))
+  dataset = tff_bn_data.load_dataset('emnist', data_dir='~/data')
+  assert asked == [str(tmp_path / 'data')]
   assert dataset.writer_names == ('ann', 'bob')
   np.testing.assert_array_equal(dataset.writer_train, [0, 1, 1])
   np.testing.assert_array_equal(dataset.y_train, [1, 2, 3])

@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow as tf
+
 from tff_bn import layers
 
 keras_layers = tf.keras.layers
@@ -44,14 +45,18 @@ def test_finds_layers_in_nested_models_wrappers_and_attributes():
     def call(self, x):
       return self.by_name['x'](self.norms[0](x))
 
-  inner = tf.keras.Sequential([
-      tf.keras.Input((3,)),
-      tf.keras.Sequential([
+  inner = tf.keras.Sequential(
+      [
           tf.keras.Input((3,)),
-          keras_layers.BatchNormalization(name='twice_nested'),
-      ]),
-      keras_layers.BatchNormalization(name='nested'),
-  ])
+          tf.keras.Sequential(
+              [
+                  tf.keras.Input((3,)),
+                  keras_layers.BatchNormalization(name='twice_nested'),
+              ]
+          ),
+          keras_layers.BatchNormalization(name='nested'),
+      ]
+  )
   shared = keras_layers.BatchNormalization(name='shared')
   inputs = tf.keras.Input((2, 3))
   x = keras_layers.TimeDistributed(

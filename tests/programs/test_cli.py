@@ -160,6 +160,14 @@ def test_verbosity_shows_the_traceback(capsys):
   assert err.endswith('\ntff-bn-test: broken\n')
 
 
+def test_no_traceback_without_verbosity(capsys):
+  def main(flags):
+    raise ValueError('broken')
+
+  code, _, err = _run(main, ['--verbosity=0'], capsys)
+  assert (code, err) == (1, 'tff-bn-test: broken\n')
+
+
 @pytest.mark.parametrize('verbosity', [-1, 0, 1])
 def test_verbosity_reaches_the_libraries(verbosity, monkeypatch, capsys):
   monkeypatch.delenv('TF_CPP_MIN_LOG_LEVEL')

@@ -156,18 +156,20 @@ def test_accuracy_figure():
 
 
 def test_algorithm_has_the_same_colour_in_every_panel():
-  runs = [
-      report.Run(name, 0, [dict(round=1, train_loss=1.0, test_loss=2.0)])
-      for name in ('fedavg', 'fedbn', 'single')
-  ]
-  drawing = report.loss_figure(runs, '')
-  colours = [
+  rows = {
+      'fedavg': dict(round=1, train_loss=1.0),
+      'fedbn': dict(round=1, train_loss=1.0, test_loss=2.0),
+      'single': dict(round=1, train_loss=1.0, test_loss=2.0),
+  }
+  drawing = report.loss_figure(
+      [report.Run(name, 0, [row]) for name, row in rows.items()], ''
+  )
+  training, test = (
       {line.get_label(): line.get_color() for line in axes.get_lines()}
       for axes in drawing.axes
-  ]
-  assert len(colours) == 2
-  assert colours[0] == colours[1]
-  assert len(set(colours[0].values())) == 3
+  )
+  assert len(set(training.values())) == 3
+  assert test == {name: training[name] for name in ('fedbn', 'single')}
 
 
 def test_a_single_algorithm_needs_no_legend():

@@ -21,42 +21,46 @@ def _seven():
   return tf.constant(7)
 
 
-@tff.federated_computation(tff.FederatedType(tff.TensorType(np.int32), tff.CLIENTS))
+@tff.federated_computation(
+    tff.FederatedType(tff.TensorType(np.int32), tff.CLIENTS)
+)
 def _sum(values):
   return tff.federated_sum(values)
 
 
-def _workers():
-  return [
-      child
-      for child in psutil.Process().children()
-      if child.name() == 'worker_binary'
-      and child.status() != psutil.STATUS_ZOMBIE
-  ]
+@pytest.fixture
+def workers():
+  """Returns the workers that were started since, and checks that they end."""
+
+  def running():
+    return {
+        child
+        for child in psutil.Process().children()
+        if child.name() == 'worker_binary'
+        and child.status() != psutil.STATUS_ZOMBIE
+    }
+
+  # Other tests may have one.
+  before = running()
+  yield lambda: list(running() - before)
+  assert running() == before
 
 
-@pytest.fixture(autouse=True)
-def _no_worker_before_or_after():
-  assert not _workers()
-  yield
-  assert not _workers()
-
-
-def test_worker_starts_at_the_first_use_and_ends_with_the_block():
+def test_worker_starts_at_the_first_use_and_ends_with_the_block(workers):
   with runtime.native_runtime():
-    assert not _workers()
+    assert not workers()
     assert _seven() == 7
-    (worker,) = _workers()
+    (worker,) = workers()
     assert _sum([1, 2, 3]) == 6
-    assert _workers() == [worker]
+    assert workers() == [worker]
 
   assert not psutil.pid_exists(worker.pid)
 
 
-def test_worker_ends_at_an_exception():
+def test_worker_ends_at_an_exception(workers):
   with pytest.raises(ZeroDivisionError), runtime.native_runtime():  # noqa: PT012
     _seven()
-    assert _workers()
+    assert workers()
     raise ZeroDivisionError
 
 
@@ -68,19 +72,19 @@ def test_previous_context_is_restored():
   assert stack.current is before
 
 
-def test_blocks_can_follow_each_other_and_be_nested():
+def test_blocks_can_follow_each_other_and_be_nested(workers):
   with runtime.native_runtime():
     _seven()
     with runtime.native_runtime():
       _seven()
-      assert len(_workers()) == 2
-    assert len(_workers()) == 1
+      assert len(workers()) == 2
+    assert len(workers()) == 1
     assert _seven() == 7
   with runtime.native_runtime():
     assert _seven() == 7
 
 
-def test_other_threads_can_use_the_context_and_end():
+def test_other_threads_can_use_the_context_and_end(workers):
   results = []
   with runtime.native_runtime() as context:
 
@@ -94,16 +98,19 @@ def test_other_threads_can_use_the_context_and_end():
       thread.start()
       thread.join()
     assert _seven() == 7
-    assert len(_workers()) == 1
+    assert len(workers()) == 1
 
   assert results == [7, 7]
 
 
 def test_signal_handler_is_restored():
-  before = signal.getsignal(signal.SIGTERM)
-  with runtime.native_runtime():
-    assert signal.getsignal(signal.SIGTERM) is not before
-  assert signal.getsignal(signal.SIGTERM) is before
+  before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  try:
+    with runtime.native_runtime():
+      assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+  finally:
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_signal_handler_of_somebody_else_stays():
@@ -119,10 +126,10 @@ def test_signal_handler_of_somebody_else_stays():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_dead_worker_is_an_error_and_not_an_endless_retry():
+def test_dead_worker_is_an_error_and_not_an_endless_retry(workers):
   with runtime.native_runtime():
     _seven()
-    (worker,) = _workers()
+    (worker,) = workers()
     worker.kill()
 
     with pytest.raises(RuntimeError, match='worker process ended with status'):
@@ -138,16 +145,6 @@ def test_computation_after_the_end_is_an_error():
       pytest.raises(RuntimeError, match='enter `native_runtime'),
   ):
     _seven()
-
-
-def test_end_worker_processes():
-  with runtime.native_runtime():
-    _seven()
-    runtime.end_worker_processes()
-
-    assert not _workers()
-    with pytest.raises(RuntimeError, match='enter `native_runtime'):
-      _seven()
 
 
 _PROGRAM = """
@@ -180,6 +177,18 @@ elif sys.argv[1] == 'never_left':
   runtime.native_runtime().__enter__()
   seven()
   print_worker()
+elif sys.argv[1] == 'ended':
+  with runtime.native_runtime():
+    seven()
+    print_worker()
+    runtime.end_worker_processes()
+    assert not psutil.Process().children()
+    try:
+      seven()
+    except RuntimeError as e:
+      assert 'enter `native_runtime' in str(e), e
+    else:
+      raise AssertionError('The computation was run.')
 else:
   with runtime.native_runtime():
     seven()
@@ -204,7 +213,7 @@ def _is_running(pid):
     return False
 
 
-@pytest.mark.parametrize('mode', ['default_context', 'never_left'])
+@pytest.mark.parametrize('mode', ['default_context', 'never_left', 'ended'])
 def test_interpreter_exit(mode):
   process = _start(mode)
   # Returns when the output is closed: the worker has let go of it too.

@@ -11,10 +11,7 @@ tensors:
 import collections
 from typing import Union
 
-import tensorflow as tf
 import tensorflow_federated as tff
-
-from tff_bn.aggregators import moments
 
 AggregationFactory = Union[
     tff.aggregators.WeightedAggregationFactory,

@@ -46,8 +46,8 @@ def check_moments_type(value_type: tff.Type) -> None:
       for layer in value_type
   ):
     raise TypeError(
-        'A moments factory aggregates a list of <count, mean, variance>, one for'
-        f' each batch normalization layer, but was given {value_type}.'
+        'A moments factory aggregates a list of <count, mean, variance>, one'
+        f' for each batch normalization layer, but was given {value_type}.'
     )
 
 
@@ -86,9 +86,7 @@ class NaiveMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
   that the clients' means differ, so the variance comes out too small.
   """
 
-  def create(
-      self, value_type: tff.Type
-  ) -> tff.templates.AggregationProcess:
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Creates the aggregation process.
 
     Args:
@@ -106,7 +104,9 @@ class NaiveMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
     @tff.tensorflow.computation(value_type)
     def weight(value):
       return [
-          layer_moments(m['count'], m['count'] * m['mean'], m['count'] * m['variance'])
+          layer_moments(
+              m['count'], m['count'] * m['mean'], m['count'] * m['variance']
+          )
           for m in value
       ]
 
@@ -147,9 +147,7 @@ class PooledMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
   `variance = Σ count_i (variance_i + (mean_i - mean)²) / Σ count_i`.
   """
 
-  def create(
-      self, value_type: tff.Type
-  ) -> tff.templates.AggregationProcess:
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Creates the aggregation process.
 
     Args:

@@ -154,9 +154,7 @@ class _Parts:
     self.initial_weights = initial_weights
     self.weights_type = initial_weights.type_signature.result
 
-  def build_server(
-      self, update_type: tff.Type, weight_type: tff.Type
-  ) -> tuple[
+  def build_server(self, update_type: tff.Type, weight_type: tff.Type) -> tuple[
       tff.templates.AggregationProcess,
       tff.learning.templates.FinalizerProcess,
   ]:

@@ -8,6 +8,7 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_bn import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import names
 from tff_bn.data import seeding
@@ -205,7 +206,7 @@ def split_dataset(
     raise ValueError(
         f'--split={split} is unknown; the splits are'
         f' {", ".join(names.SPLIT_NAMES)}.'
-        f'{names.suggestion(split, names.SPLIT_NAMES)}'
+        f'{spelling.suggestion(split, names.SPLIT_NAMES)}'
     )
   labels = dataset.y_train
   if split == 'domains':

@@ -1,8 +1,10 @@
 """Loads a dataset by its name."""
 
 import dataclasses
+import os
 from typing import Optional
 
+from tff_bn import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import digits
 from tff_bn.data import digits_domains
@@ -39,6 +41,8 @@ def load_dataset(
         f'--image_size={image_size[0]}x{image_size[1]}: height and width must'
         ' be at least 1.'
     )
+  if data_dir is not None:
+    data_dir = os.path.expanduser(data_dir)
   dataset = _load(name, data_dir, image_size)
   if image_size is None or dataset.input_shape[:-1] == tuple(image_size):
     return dataset
@@ -75,5 +79,5 @@ def _load(
   raise ValueError(
       f'--dataset={name} is unknown; the datasets are'
       f' {", ".join(names.DATASET_NAMES)}, and {names.OTHER_DATASETS}.'
-      f'{names.suggestion(name, names.DATASET_NAMES)}'
+      f'{spelling.suggestion(name, names.DATASET_NAMES)}'
   )

@@ -1,8 +1,5 @@
 """Names of the datasets and splits; importing this imports no TensorFlow."""
 
-from collections.abc import Iterable
-import difflib
-
 # Name -> what the dataset is.
 DATASET_NAMES = {
     'digits': "scikit-learn's 1,797 handwritten digits of 8x8 pixels (offline)",
@@ -60,9 +57,3 @@ def is_other_dataset(name: str) -> bool:
   return name.startswith(
       (TFDS_PREFIX, NPZ_PREFIX, FOLDER_PREFIX)
   ) or name.endswith(NPZ_SUFFIX)
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-  """' Did you mean …?' with the nearest of `known`, or ''."""
-  nearest = difflib.get_close_matches(name, known, n=1)
-  return f' Did you mean {nearest[0]}?' if nearest else ''

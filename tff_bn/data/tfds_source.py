@@ -5,6 +5,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_bn import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
 from tff_bn.data import names
@@ -46,7 +47,7 @@ def load_tfds(
     raise ValueError(
         f'{source}: TensorFlow Datasets has no dataset {tfds_name!r}, nor is'
         f' there one in {_data_dir_flag(data_dir)}.'
-        f'{names.suggestion(tfds_name, known)}'
+        f'{spelling.suggestion(tfds_name, known)}'
     ) from error
   # A wrong version or configuration: each kind raises something else.
   except Exception as error:

@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_bn import spelling
 from tff_bn.models import digits_cnn
 from tff_bn.models import mlp3
 from tff_bn.models import names
@@ -65,7 +66,7 @@ def build_model_fn(
     raise ValueError(
         f'--model={name} is unknown; the models are'
         f' {", ".join(names.MODEL_NAMES)}, and {names.OTHER_MODELS}.'
-        f'{names.suggestion(name, names.MODEL_NAMES)}'
+        f'{spelling.suggestion(name, names.MODEL_NAMES)}'
     )
 
   def model_fn() -> tf.keras.Model:

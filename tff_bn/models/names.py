@@ -1,7 +1,5 @@
 """Names of models and normalizations; importing this imports no TensorFlow."""
 
-from collections.abc import Iterable
-import difflib
 import re
 
 # Name -> what the model is.
@@ -43,9 +41,3 @@ def num_groups(normalization: str) -> int:
 def is_other_normalization(name: str) -> bool:
   """Whether `name` has the form that `OTHER_NORMALIZATIONS` describes."""
   return num_groups(name) > 0
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-  """' Did you mean …?' with the nearest of `known`, or ''."""
-  nearest = difflib.get_close_matches(name, known, n=1)
-  return f' Did you mean {nearest[0]}?' if nearest else ''

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from tff_bn import spelling
 from tff_bn.models import names
 
 # The papers' (PyTorch's defaults): running = 0.9 * running + 0.1 * batch.
@@ -26,7 +27,7 @@ def check_normalization(normalization: str):
         f'--normalization={normalization} is unknown; use'
         f' {", ".join(names.NORMALIZATION_NAMES)}, or'
         f' {names.OTHER_NORMALIZATIONS}, for example group2.'
-        f'{names.suggestion(normalization, names.NORMALIZATION_NAMES)}'
+        f'{spelling.suggestion(normalization, names.NORMALIZATION_NAMES)}'
     )
 
 

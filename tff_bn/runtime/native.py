@@ -13,6 +13,7 @@ TFF to it with the public parts of `tff.framework`, so that the child
 
 import asyncio
 import atexit
+from collections.abc import Iterator
 import contextlib
 import gc
 import os
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Iterator, Optional
+from typing import Any, Optional
 
 import grpc
 import portpicker
