@@ -278,6 +278,8 @@ def _message(error: Exception) -> str:
   message = ' '.join(str(error).split())
   if len(message) > _MAX_MESSAGE_LENGTH:
     message = message[:_MAX_MESSAGE_LENGTH] + ' …'
-  if isinstance(error, (UsageError, ValueError, RuntimeError, OSError)):
+  if isinstance(
+      error, (UsageError, ImportError, ValueError, RuntimeError, OSError)
+  ):
     return message or type(error).__name__
   return f'{type(error).__name__}: {message}'

@@ -88,7 +88,9 @@ def main(flags: cli.ParsedFlags) -> None:
   with cli.checking_input():
     # All runs are prepared before the first one starts, so that a mistake in
     # the last isn't found after hours.
-    jobs = experiment.prepare(runs, folders, overwrite=flags.overwrite)
+    jobs = experiment.prepare(
+        runs, folders, skip_finished=not flags.overwrite
+    )
     run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
     for job in jobs:
       run_folder.begin(

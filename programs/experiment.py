@@ -101,9 +101,10 @@ def build_model(
   Returns:
     The model, for cross-entropy of logits and integer labels.
   """
-  if model_names.is_other_model(settings.model):
+  folder = os.getcwd()
+  if model_names.is_other_model(settings.model) and folder not in sys.path:
     # As with `python -m`: a module in the working folder can be imported.
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, folder)
   keras_model_fn = models.build_model_fn(
       settings.model,
       data.dataset.input_shape,
@@ -232,7 +233,7 @@ class Job:
     folder: The run's folder.
     data: The clients' data.
     model: The model with its initial weights.
-    process: The algorithm's process; None if the run is finished.
+    process: The algorithm's process; None if the run is finished and skipped.
   """
 
   settings: settings_lib.RunSettings
@@ -246,7 +247,7 @@ def prepare(
     runs: Sequence[settings_lib.RunSettings],
     folders: Sequence[pathlib.Path],
     *,
-    overwrite: bool,
+    skip_finished: bool,
 ) -> list[Job]:
   """Builds all that runs on one dataset need.
 
@@ -254,7 +255,8 @@ def prepare(
     runs: The runs' settings; those with the same seed get the same split and
       initial weights.
     folders: The runs' folders.
-    overwrite: Whether a run that is finished will be repeated.
+    skip_finished: Whether to take the files of a run that is finished as they
+      are, instead of checking its last checkpoint.
 
   Returns:
     The jobs, in the same order.
@@ -271,7 +273,7 @@ def prepare(
       by_seed[settings.seed] = data, build_model(settings, data)
     data, model = by_seed[settings.seed]
     process = None
-    if overwrite or not run_folder.is_finished(folder):
+    if not (skip_finished and run_folder.is_finished(folder)):
       process = build_process(settings, model)
     jobs.append(Job(settings, folder, data, model, process))
   return jobs

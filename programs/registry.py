@@ -27,8 +27,6 @@ class Algorithm:
     builder_name: The function in `tff_bn.algorithms` that builds its process.
     partition_name: The constant in `tff_bn.partition` that says what the
       clients share.
-    keeps_client_state: Whether clients keep variables from round to round, so
-      that the process is a `StatefulLearningProcess`.
     trains_on_union: Whether one model is trained on the union of the sampled
       clients' data.
     flags: The flags that have an effect on this algorithm but not on all.
@@ -38,7 +36,6 @@ class Algorithm:
   description: str
   builder_name: str
   partition_name: str
-  keeps_client_state: bool = False
   trains_on_union: bool = False
   flags: tuple[str, ...] = ()
 
@@ -74,7 +71,6 @@ ALGORITHMS = {
             description='all BN variables stay with the client',
             builder_name='build_fed_bn',
             partition_name='FEDBN',
-            keeps_client_state=True,
             flags=_SERVER,
         ),
         Algorithm(
@@ -85,7 +81,6 @@ ALGORITHMS = {
             ),
             builder_name='build_silo_bn',
             partition_name='SILOBN',
-            keeps_client_state=True,
             flags=_SERVER,
         ),
         Algorithm(
@@ -96,7 +91,6 @@ ALGORITHMS = {
             ),
             builder_name='build_local_affine',
             partition_name='LOCAL_AFFINE',
-            keeps_client_state=True,
             flags=_SERVER + ('statistics',),
         ),
         Algorithm(
@@ -104,7 +98,6 @@ ALGORITHMS = {
             description='each client trains alone, nothing is sent',
             builder_name='build_single',
             partition_name='SINGLE',
-            keeps_client_state=True,
         ),
     )
 }

@@ -332,7 +332,9 @@ def loss_figure(runs: Sequence[Run], title: str) -> figure.Figure:
   for axes in drawing.axes:
     # A model whose statistics don't fit its data can have any loss.
     axes.set_yscale('log')
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
   drawing.axes[0].set_ylabel('Loss (cross-entropy)')
   return drawing
 

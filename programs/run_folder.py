@@ -33,8 +33,6 @@ _ENTRIES = (
     'client_states.sqlite-shm',
     'client_states.sqlite-wal',
     MODEL,
-    '.model.part',
-    '.metrics.csv.part',
     PLOTS,
     RESULTS_CSV,
     RESULTS_MARKDOWN,
@@ -215,12 +213,17 @@ def remove(folder: pathlib.Path):
       _remove_if_empty(run)
     _remove_if_empty(runs)
   for name in _ENTRIES:
-    path = folder / name
-    if path.is_dir() and not path.is_symlink():
-      shutil.rmtree(path)
-    else:
-      path.unlink(missing_ok=True)
+    _remove_entry(folder / name)
+    # What was being written when a program was killed.
+    _remove_entry(folder / f'.{name}.part')
   (folder / FLAGS_FILE).unlink()
+
+
+def _remove_entry(path: pathlib.Path):
+  if path.is_dir() and not path.is_symlink():
+    shutil.rmtree(path)
+  else:
+    path.unlink(missing_ok=True)
 
 
 def _remove_if_empty(folder: pathlib.Path):

@@ -48,7 +48,7 @@ def main(flags: cli.ParsedFlags) -> None:
 
   # pylint: enable=g-import-not-at-top
   with cli.checking_input():
-    (job,) = experiment.prepare([settings], [folder], overwrite=flags.overwrite)
+    (job,) = experiment.prepare([settings], [folder], skip_finished=False)
     run_folder.begin(
         folder, PROGRAM.name, settings.to_flags(), overwrite=flags.overwrite
     )

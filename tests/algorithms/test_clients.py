@@ -222,6 +222,29 @@ def test_dropout_depends_on_seed_round_and_data_alone(toy):
   assert len(losses) == 4
 
 
+def test_clients_with_other_data_drop_other_units(toy):
+  def keras_model_fn():
+    return tf.keras.Sequential([
+        tf.keras.Input((4,), dtype='float64'),
+        # The loss depends on the dropped units, but not on the data.
+        tf.keras.layers.Lambda(tf.ones_like, dtype='float64'),
+        tf.keras.layers.Dropout(0.5, dtype='float64'),
+        tf.keras.layers.Dense(3, dtype='float64'),
+    ])
+
+  process = algorithms.build_fed_avg(toy.model(keras_model_fn), _SGD(0.0))
+  state = process.initialize()
+
+  def loss(x):
+    data = (np.full((8, 4), x), np.zeros(8, np.int32))
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(8)
+    output = process.next(state, [dataset])
+    return output.metrics['client_work']['train']['loss']
+
+  assert loss(1.0) == loss(1.0)
+  assert loss(1.0) != loss(2.0)
+
+
 def test_regularization_counts(toy):
   def keras_model_fn():
     return tf.keras.Sequential(

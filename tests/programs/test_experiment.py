@@ -55,29 +55,40 @@ def _hparams(optimizer):
   return dict(optimizer.get_hparams(optimizer.initialize(spec)))
 
 
-@pytest.mark.parametrize('name', registry.ALGORITHMS)
-def test_registry_names_what_there_is(name):
-  algorithm = registry.ALGORITHMS[name]
-  assert algorithm.name == name
-  assert callable(algorithm.builder())
-  assert isinstance(
-      getattr(partition, algorithm.partition_name), partition.Partition
-  )
-
-
 @pytest.mark.parametrize(
-    ('algorithm', 'name'),
+    ('name', 'local'),
     [
-        ('fedavg', 'fedavg'),
-        ('fedbn', 'fedbn'),
-        ('silobn', 'silobn'),
-        ('local_affine', 'local_affine'),
-        ('single', 'single'),
+        ('centralized', None),
+        ('fedavg', None),
+        ('fedbn', {'scale', 'shift', 'moving_mean', 'moving_variance'}),
+        ('silobn', {'moving_mean', 'moving_variance'}),
+        ('local_affine', {'scale', 'shift'}),
+        (
+            'single',
+            {'kernel', 'scale', 'shift', 'moving_mean', 'moving_variance'},
+        ),
     ],
 )
-def test_registry_has_the_partition_of_each_algorithm(algorithm, name):
-  partition_name = registry.ALGORITHMS[algorithm].partition_name
-  assert getattr(partition, partition_name).name == name
+def test_registry_names_the_right_algorithm(name, local):
+  algorithm = registry.ALGORITHMS[name]
+  assert algorithm.name == name
+  settings = _settings(f'--algorithm={name}', '--model=mlp3')
+  model = experiment.build_model(settings, _data())
+  process = experiment.build_process(settings, model)
+  if local is None:
+    assert isinstance(process, tff.learning.templates.LearningProcess)
+    return
+  # What the process keeps with the clients is what counts as not sent.
+  client_state = process.initialize_client.type_signature.result
+  names = [n for n, _ in tff.structure.iter_elements(client_state)]
+  assert {n.rsplit('_', 1)[0] for n in names} == local
+  shared = getattr(partition, algorithm.partition_name)
+  assert {role.value for role in shared.local} >= local
+
+
+def test_registry_has_all_algorithms():
+  builders = {a.builder_name for a in registry.ALGORITHMS.values()}
+  assert builders == {n for n in dir(algorithms) if n.startswith('build_')}
 
 
 def test_split_settings_reach_the_data():

@@ -182,6 +182,20 @@ def test_other_comparison_is_refused(comparison, argument, difference, capsys):
   assert _file_times(folder) == before
 
 
+def test_comparison_with_a_run_of_other_flags_is_refused(comparison, capsys):
+  folder, arguments, _ = comparison
+  flags = folder / 'runs' / 'fedavg-seed1' / 'flags.txt'
+  text = flags.read_text(encoding='utf-8')
+  flags.write_text(text.replace('--rounds=3', '--rounds=2'), encoding='utf-8')
+  try:
+    assert compare.run(arguments) == 2
+  finally:
+    flags.write_text(text, encoding='utf-8')
+  error = capsys.readouterr().err
+  assert 'fedavg-seed1' in error
+  assert '--rounds (2, now 3)' in error
+
+
 def test_run_is_repeated_by_its_flags(comparison, tmp_path, capsys):
   folder, _, _ = comparison
   run = folder / 'runs' / 'fedbn-seed1'

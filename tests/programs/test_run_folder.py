@@ -58,7 +58,8 @@ def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
   (tmp_path / 'notes.txt').write_text('mine')
   (tmp_path / 'metrics.csv').write_text('old')
   (tmp_path / 'client_states.sqlite-wal').write_text('old')
-  for name in ('checkpoints', 'model', 'plots', 'logdir'):
+  (tmp_path / '.results.md.part').write_text('old')
+  for name in ('checkpoints', 'model', '.model.part', 'plots', 'logdir'):
     (tmp_path / name).mkdir()
     (tmp_path / name / 'file').write_text('old')
   _begin(tmp_path / 'runs' / 'fedavg-seed0')
