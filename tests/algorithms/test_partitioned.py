@@ -112,6 +112,27 @@ def test_rounds_equal_numpy_in_float64(toy, name, uniform):
     np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize('name', ['fed_bn', 'single'])
+def test_learning_rate_schedule_goes_by_finished_rounds(toy, name):
+  model = toy.model()
+  process = getattr(algorithms, f'build_{name}')(
+      model,
+      _SGD(123.0),
+      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.25, 0.125),
+  )
+  state = process.initialize()
+  client = process.initialize_client(state)
+  expected = model.from_model_weights(model.initial_weights)
+  batches = reference.split(*toy.arrays(8, 0))
+  for rate in (0.25, 0.125):
+    expected, _, _ = reference.train(expected, batches, rate)
+    output = process.next(state, [client], [toy.dataset(8, 0)])
+    state, (client,) = output.state, output.client_states
+  found = process.get_client_model_weights(state, client)
+  for value, truth in zip(model.from_model_weights(found), expected):
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+
+
 def test_fed_bn_keeps_clients_apart(toy):
   process = _build('fed_bn', toy.model())
   state = process.initialize()
