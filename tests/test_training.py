@@ -848,24 +848,22 @@ class TestEventLoops:
     for path in (tmp_path / 'model').rglob('*.keras'):
       assert zipfile.is_zipfile(path)  # And not HDF5.
 
-  def test_interrupt_inside_a_running_event_loop(
-      self, model, tmp_path, uninterrupted
-  ):
-    process = training_fakes.build_process(model, True)
+  def test_interrupt_inside_a_running_event_loop(self, model, tmp_path):
+    config = dataclasses.replace(_CONFIG, rounds=100_000)
+    process = training_fakes.build_process(model, False)
     original = process.next
     main_thread = threading.get_ident()
 
     def next_fn(*args):
       if len(process.rounds) == 2:
         signal.pthread_kill(main_thread, signal.SIGINT)
-        time.sleep(0.2)  # Until the main thread has noticed.
       return original(*args)
 
     process.next = next_fn
 
     async def notebook_cell():
       training.train(
-          process, model, training_fakes.FakeData(), _CONFIG, tmp_path
+          process, model, training_fakes.FakeData(), config, tmp_path
       )
 
     loop = asyncio.new_event_loop()
@@ -873,9 +871,7 @@ class TestEventLoops:
       loop.run_until_complete(notebook_cell())
     loop.close()
 
-    assert process.rounds == [1, 2, 3]
-    _train(model, tmp_path, stateful=True)
-    assert _snapshot(tmp_path) == uninterrupted[True]
+    assert 3 <= len(process.rounds) < 100_000
 
   def test_callers_event_loop_stays(self, model, tmp_path):
     loop = asyncio.new_event_loop()

@@ -6,7 +6,9 @@ factories here map a list of moments, one entry for each layer, to the moments
 of all clients together, so that either can stand in for the other.
 """
 
+import abc
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -78,13 +80,8 @@ def merge(a: Moments, b: Moments) -> Moments:
   )
 
 
-class NaiveMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Means over clients, of means and variances alike.
-
-  `mean = Σ count_i mean_i / Σ count_i`, and the same for the variance. This is
-  what FedAvg does with batch normalization statistics ("BN-Y"). It ignores
-  that the clients' means differ, so the variance comes out too small.
-  """
+class _MomentsFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Maps the clients' moments to one list of moments; keeps no state."""
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Creates the aggregation process.
@@ -100,7 +97,39 @@ class NaiveMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
       TypeError: If `value_type` is not a list of moments.
     """
     check_moments_type(value_type)
+    aggregate = self._build_aggregation(value_type)
 
+    @tff.federated_computation
+    def initialize():
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      return tff.templates.MeasuredProcessOutput(
+          state, aggregate(value), tff.federated_value((), tff.SERVER)
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+  @abc.abstractmethod
+  def _build_aggregation(
+      self, value_type: tff.Type
+  ) -> Callable[[tff.Value], tff.Value]:
+    """Returns a function from moments at CLIENTS to moments at SERVER."""
+
+
+class NaiveMomentsFactory(_MomentsFactory):
+  """Means over clients, of means and variances alike.
+
+  `mean = Σ count_i mean_i / Σ count_i`, and the same for the variance. This is
+  what FedAvg does with batch normalization statistics ("BN-Y"). It ignores
+  that the clients' means differ, so the variance comes out too small.
+  """
+
+  def _build_aggregation(self, value_type):
     @tff.tensorflow.computation(value_type)
     def weight(value):
       return [
@@ -121,47 +150,19 @@ class NaiveMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
           for m in total
       ]
 
-    @tff.federated_computation
-    def initialize():
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-        initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
+    return lambda value: tff.federated_map(
+        divide, tff.federated_sum(tff.federated_map(weight, value))
     )
-    def next_fn(state, value):
-      total = tff.federated_sum(tff.federated_map(weight, value))
-      return tff.templates.MeasuredProcessOutput(
-          state,
-          tff.federated_map(divide, total),
-          tff.federated_value((), tff.SERVER),
-      )
-
-    return tff.templates.AggregationProcess(initialize, next_fn)
 
 
-class PooledMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
+class PooledMomentsFactory(_MomentsFactory):
   """The moments of the union of the clients' data (law of total variance).
 
   `mean = Σ count_i mean_i / Σ count_i` and
   `variance = Σ count_i (variance_i + (mean_i - mean)²) / Σ count_i`.
   """
 
-  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
-    """Creates the aggregation process.
-
-    Args:
-      value_type: A list of moments.
-
-    Returns:
-      A process that maps the clients' moments to one list of the same type,
-      where `count` is the sum of the counts. With count 0 all entries are 0.
-
-    Raises:
-      TypeError: If `value_type` is not a list of moments.
-    """
-    check_moments_type(value_type)
-
+  def _build_aggregation(self, value_type):
     @tff.tensorflow.computation
     def zero():
       return [
@@ -177,21 +178,6 @@ class PooledMomentsFactory(tff.aggregators.UnweightedAggregationFactory):
     def report(total):
       return total
 
-    @tff.federated_computation
-    def initialize():
-      return tff.federated_value((), tff.SERVER)
-
-    @tff.federated_computation(
-        initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
+    return lambda value: tff.federated_aggregate(
+        value, zero(), merge_layers, merge_layers, report
     )
-    def next_fn(state, value):
-      return tff.templates.MeasuredProcessOutput(
-          state,
-          tff.federated_aggregate(
-              value, zero(), merge_layers, merge_layers, report
-          ),
-          tff.federated_value((), tff.SERVER),
-      )
-
-    return tff.templates.AggregationProcess(initialize, next_fn)

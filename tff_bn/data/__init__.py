@@ -5,9 +5,7 @@ The parts that need TensorFlow are imported when they are first used, so that
 `tff_bn.data.names` can be read without it.
 """
 
-import importlib
-from typing import Any
-
+from tff_bn import lazy
 from tff_bn.data import names
 from tff_bn.data.names import DATASET_NAMES
 from tff_bn.data.names import SPLIT_NAMES
@@ -30,16 +28,4 @@ __all__ = [
     'split_dataset',
 ]
 
-
-def __getattr__(name: str) -> Any:
-  if name not in _MEMBERS:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  module = importlib.import_module(f'{__name__}.{_MEMBERS[name]}')
-  value = getattr(module, name)
-  # Kept, so that this function is asked once for each name.
-  globals()[name] = value
-  return value
-
-
-def __dir__() -> list[str]:
-  return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.attach(__name__, _MEMBERS)

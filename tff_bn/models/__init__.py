@@ -4,9 +4,7 @@ TensorFlow is imported when a model is first asked for, so that
 `tff_bn.models.names` can be read without it.
 """
 
-import importlib
-from typing import Any
-
+from tff_bn import lazy
 from tff_bn.models import names
 from tff_bn.models.names import MODEL_NAMES
 from tff_bn.models.names import NORMALIZATION_NAMES
@@ -31,16 +29,4 @@ __all__ = [
     'names',
 ]
 
-
-def __getattr__(name: str) -> Any:
-  if name not in _MEMBERS:
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  module = importlib.import_module(f'{__name__}.{_MEMBERS[name]}')
-  value = getattr(module, name)
-  # Kept, so that this function is asked once for each name.
-  globals()[name] = value
-  return value
-
-
-def __dir__() -> list[str]:
-  return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy.attach(__name__, _MEMBERS)
