@@ -14,10 +14,12 @@ setup:
 compare: setup
 	.venv/bin/tff-bn-compare $(ARGS)
 
+# TensorFlow's own messages would follow pytest's last lines, with the counts.
 test: setup
 	@style=0; \
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \
+	TF_CPP_MIN_LOG_LEVEL=3 \
 	.venv/bin/python -m pytest -n 2 --dist=loadfile $(ARGS) || exit; \
 	[ $$style = 0 ] || echo 'The style checks found something: see the top.'; \
 	exit $$style

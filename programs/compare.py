@@ -7,6 +7,7 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import defaults
 from tff_bn.programs import flag_groups
@@ -79,6 +80,7 @@ def main(flags: cli.ParsedFlags) -> None:
     for run, subfolder in zip(runs, folders):
       run_folder.check(subfolder, run.to_flags(), overwrite=flags.overwrite)
 
+  dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.programs import experiment
@@ -88,9 +90,7 @@ def main(flags: cli.ParsedFlags) -> None:
   with cli.checking_input():
     # All runs are prepared before the first one starts, so that a mistake in
     # the last isn't found after hours.
-    jobs = experiment.prepare(
-        runs, folders, skip_finished=not flags.overwrite
-    )
+    jobs = experiment.prepare(runs, folders, skip_finished=not flags.overwrite)
     run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
     for job in jobs:
       run_folder.begin(

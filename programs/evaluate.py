@@ -7,6 +7,7 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import run_folder
@@ -79,6 +80,7 @@ def main(flags: cli.ParsedFlags) -> None:
       folder = pathlib.Path(flags.output_dir).expanduser()
       run_folder.check_writable(folder)
 
+  dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.programs import experiment

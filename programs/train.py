@@ -7,6 +7,7 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import defaults
 from tff_bn.programs import flag_groups
@@ -41,6 +42,7 @@ def main(flags: cli.ParsedFlags) -> None:
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
     run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
 
+  dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.programs import experiment

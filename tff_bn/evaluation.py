@@ -7,6 +7,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.aggregators import moments
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.layers import discovery
@@ -117,32 +118,25 @@ class Evaluator:
     return means
 
 
-class _Moments:
-  """Count, mean and biased variance of all that was added, per channel.
-
-  In float64, by Chan's update, which stays exact where the means are large
-  compared to the deviations.
-  """
+class _Union:
+  """The moments of all that was added, in float64."""
 
   def __init__(self):
-    self.count = 0
-    self.mean = 0.0
-    self._sum_of_squares = 0.0  # Of the deviations from the mean.
+    self.moments: Optional[moments.Moments] = None
+
+  def add(self, count: int, mean: np.ndarray, variance: np.ndarray) -> None:
+    added = moments.layer_moments(np.float64(count), mean, variance)
+    if self.moments is not None:
+      added = moments.merge(self.moments, added)
+    self.moments = added
+
+  @property
+  def mean(self) -> np.ndarray:
+    return np.asarray(self.moments['mean'])
 
   @property
   def variance(self) -> np.ndarray:
-    return self._sum_of_squares / self.count
-
-  def add(self, count: int, mean: np.ndarray, variance: np.ndarray) -> None:
-    total = self.count + count
-    delta = mean - self.mean
-    self.mean = self.mean + delta * (count / total)
-    self._sum_of_squares = (
-        self._sum_of_squares
-        + variance * count
-        + delta**2 * (self.count * count / total)
-    )
-    self.count = total
+    return np.asarray(self.moments['variance'])
 
 
 def reestimate_batch_norm_statistics(
@@ -182,24 +176,24 @@ def reestimate_batch_norm_statistics(
       for layer in discovery.batch_norm_layers(keras_model)
       if layer.trainable
   ]
-  moments = [_Moments() for _ in layers]
-  for layer, layer_moments in zip(layers, moments):
-    _record_inputs(layer, layer_moments)
+  unions = [_Union() for _ in layers]
+  for layer, union in zip(layers, unions):
+    _record_inputs(layer, union)
   for x, _ in dataset:
     keras_model(x, training=False)
-  for layer, layer_moments in zip(layers, moments):
-    if not layer_moments.count:
+  for layer, union in zip(layers, unions):
+    if union.moments is None:
       raise ValueError(
           'Batch normalization statistics can only be computed from data, but'
           ' the dataset is empty.'
       )
-    layer.moving_mean.assign(layer_moments.mean)
-    layer.moving_variance.assign(layer_moments.variance)
+    layer.moving_mean.assign(union.mean)
+    layer.moving_variance.assign(union.variance)
   return model.from_keras(keras_model)
 
 
-def _record_inputs(layer: tf.keras.layers.Layer, moments: _Moments) -> None:
-  """Makes a BN layer add its inputs to `moments` and use batch statistics."""
+def _record_inputs(layer: tf.keras.layers.Layer, union: _Union) -> None:
+  """Makes a BN layer add its inputs to `union` and use batch statistics."""
   # Overriding `call` of this one object, which nobody else uses, works inside
   # nested models and wrappers, where no functional sub-model could be cut out.
   original_call = layer.call
@@ -218,7 +212,7 @@ def _record_inputs(layer: tf.keras.layers.Layer, moments: _Moments) -> None:
       values = values.reshape([-1, values.shape[-1]])
     else:
       values = values[mask.numpy()]
-    moments.add(len(values), values.mean(axis=0), values.var(axis=0))
+    union.add(len(values), values.mean(axis=0), values.var(axis=0))
     if mask is None:
       return original_call(inputs, training=True)
     return original_call(inputs, training=True, mask=mask)
@@ -254,7 +248,7 @@ def merge_client_weights(
     values = model.from_model_weights(client_weights)
     if means is None:
       first = [np.asarray(value) for value in values]
-      means = [_Moments() for _ in values]
+      means = [_Union() for _ in values]
     for variable_means, value in zip(means, values):
       value = np.asarray(value).astype(np.float64)
       variable_means.add(1, value, np.zeros_like(value))

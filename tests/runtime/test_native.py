@@ -2,12 +2,14 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
+import portpicker
 import psutil
 import pytest
 import tensorflow as tf
@@ -149,6 +151,7 @@ def test_computation_after_the_end_is_an_error():
 
 _PROGRAM = """
 import sys
+import portpicker
 import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -197,13 +200,26 @@ else:
 """
 
 
-def _start(mode):
+def _start(mode, program=_PROGRAM):
   return subprocess.Popen(
-      [sys.executable, '-c', _PROGRAM, mode],
+      [sys.executable, '-c', program, mode],
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
+      # A shell's background jobs ignore Ctrl-C, and their children too.
+      preexec_fn=lambda: signal.signal(
+          signal.SIGINT, signal.default_int_handler
+      ),
   )
+
+
+def test_takes_another_port_where_one_is_taken_meanwhile(monkeypatch):
+  with socket.create_server(('localhost', 0)) as taken:
+    ports = [taken.getsockname()[1], portpicker.pick_unused_port()]
+    monkeypatch.setattr(portpicker, 'pick_unused_port', lambda: ports.pop(0))
+    with runtime.native_runtime():
+      assert _seven() == 7
+  assert not ports
 
 
 def _is_running(pid):
@@ -241,7 +257,7 @@ def test_signal_during_a_computation(signum, returncode):
     assert _is_running(pid)
     time.sleep(0.2)  # Into the computation.
     os.kill(process.pid, signum)
-    _, error = process.communicate()
+    _, error = process.communicate(timeout=120)
   finally:
     process.kill()
 
@@ -258,19 +274,15 @@ def test_signal_during_a_computation(signum, returncode):
 
 def test_kill_while_the_worker_is_starting():
   program = _PROGRAM.replace('    print_worker()\n', '')
-  process = subprocess.Popen(
-      [sys.executable, '-c', program, 'endless'],
-      stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL,
-  )
+  process = _start('endless', program)
   try:
     watched = psutil.Process(process.pid)
     while not (children := watched.children()):
-      assert process.poll() is None
+      assert process.poll() is None, process.communicate()
       time.sleep(0.001)
   finally:
     process.kill()
-    process.wait()
+    process.communicate()
 
   # The launcher, which becomes the worker.
   for child in children:

@@ -18,7 +18,6 @@ import contextlib
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +35,7 @@ _WORKER_PATH = os.path.join(
 )
 _LEFT = "TFF's native runtime was left; enter `native_runtime()` again."
 _START_TIMEOUT_SECONDS = 120.0
+_START_ATTEMPTS = 3
 _END_TIMEOUT_SECONDS = 5.0
 
 _MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # As TFF's own channel.
@@ -108,7 +108,22 @@ class _Worker:
       raise RuntimeError(
           f'{_WORKER_PATH} is missing; install tensorflow-federated again.'
       )
-    port = portpicker.pick_unused_port()
+    # Another program can take a port between its choice and its use.
+    for _ in range(_START_ATTEMPTS):
+      port = portpicker.pick_unused_port()
+      self._start_at(port)
+      if self._ended or self._is_listening(port):
+        break
+    else:
+      raise RuntimeError("TFF's worker process did not start.")
+    channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
+    # The stub would watch the connection in a thread that can't be stopped;
+    # nothing here asks for what it learns.
+    channel.subscribe = lambda callback, try_to_connect=None: None
+    self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
+
+  def _start_at(self, port: int) -> None:
+    """Starts the process."""
     command = [
         *(sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())),
         *(_WORKER_PATH, f'--port={port}'),
@@ -140,23 +155,21 @@ class _Worker:
     if errors:
       raise RuntimeError("TFF's worker process did not start.") from errors[0]
 
-    self._wait_until_listening(port)
-    channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
-    # The stub would watch the connection in a thread that can't be stopped;
-    # nothing here asks for what it learns.
-    channel.subscribe = lambda callback, try_to_connect=None: None
-    self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
-
-  def _wait_until_listening(self, port: int) -> None:
+  def _is_listening(self, port: int) -> bool:
+    """Waits for the process; whether it came so far that it can be used."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-    while True:
-      try:
-        socket.create_connection(('localhost', port), timeout=1.0).close()
-        return
-      except OSError:
-        if self._process.poll() is not None or time.monotonic() > deadline:
-          raise RuntimeError("TFF's worker process did not start.") from None
-        time.sleep(0.02)
+    while self._process.poll() is None and time.monotonic() < deadline:
+      # Not by connecting to the port: another program may be listening there.
+      with contextlib.suppress(psutil.Error):
+        connections = psutil.Process(self._process.pid).net_connections('tcp')
+        if any(
+            c.status == psutil.CONN_LISTEN and c.laddr.port == port
+            for c in connections
+        ):
+          return True
+      time.sleep(0.02)
+    self._process.kill()
+    return False
 
   def end(self) -> None:
     """Kills the process and waits for its end; nothing can start it again."""
