@@ -1,0 +1,70 @@
+"""Tests that the README's code and commands work."""
+
+import pathlib
+import re
+import shlex
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn.programs import cli
+from tff_bn.programs import compare
+from tff_bn.programs import evaluate
+from tff_bn.programs import train
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_README = (_ROOT / 'README.md').read_text(encoding='utf-8')
+_PROGRAMS = {
+    program.PROGRAM.name: program for program in (train, compare, evaluate)
+}
+
+
+def _blocks(language):
+  return re.findall(rf'^```{language}\n(.*?)^```', _README, re.M | re.S)
+
+
+def test_python_code_runs(tmp_path, monkeypatch, toy):
+  toy.dtype = 'float32'
+  dataset = toy.dataset(20, 0)
+  namespace = dict(
+      keras_model_fn=toy.keras_model,
+      dataset=dataset,
+      client_datasets=[dataset, toy.dataset(30, 1)],
+  )
+  monkeypatch.chdir(tmp_path)
+  for block in _blocks('python'):
+    # pylint: disable-next=exec-used
+    exec(f'import tensorflow as tf\n{block}', namespace)
+
+  saved = tf.keras.models.load_model('model.keras')
+  x, _ = toy.arrays(5, 2)
+  np.testing.assert_allclose(
+      saved.predict(x, verbose=0),
+      namespace['keras_model'].predict(x, verbose=0),
+      rtol=1e-6,
+  )
+  own_model = namespace['my_model']((8, 8, 1), 10)
+  assert own_model.output_shape == (None, 10)
+  assert 'moving_mean_4' in namespace['output'].client_states[0]
+
+
+def _commands():
+  for block in _blocks('sh'):
+    for line in block.replace('\\\n', ' ').splitlines():
+      words = shlex.split(line, comments=True)
+      if words and words[0] in _PROGRAMS:
+        yield words
+
+
+@pytest.mark.parametrize('words', _commands(), ids=' '.join)
+def test_commands_have_the_programs_flags(words):
+  program = _PROGRAMS[words[0]]
+  cli.parse(program.define_flags, words[1:])
+
+
+def test_presets_and_scripts_are_there():
+  paths = re.findall(r'(?:programs/presets|scripts)/[\w.]+', _README)
+  assert paths
+  for path in paths:
+    assert (_ROOT / path).is_file(), path
