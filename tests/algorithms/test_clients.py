@@ -224,13 +224,15 @@ def test_dropout_depends_on_seed_round_and_data_alone(toy):
 
 def test_clients_with_other_data_drop_other_units(toy):
   def keras_model_fn():
-    return tf.keras.Sequential([
-        tf.keras.Input((4,), dtype='float64'),
-        # The loss depends on the dropped units, but not on the data.
-        tf.keras.layers.Lambda(tf.ones_like, dtype='float64'),
-        tf.keras.layers.Dropout(0.5, dtype='float64'),
-        tf.keras.layers.Dense(3, dtype='float64'),
-    ])
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype='float64'),
+            # The loss depends on the dropped units, but not on the data.
+            tf.keras.layers.Lambda(tf.ones_like, dtype='float64'),
+            tf.keras.layers.Dropout(0.5, dtype='float64'),
+            tf.keras.layers.Dense(3, dtype='float64'),
+        ]
+    )
 
   process = algorithms.build_fed_avg(toy.model(keras_model_fn), _SGD(0.0))
   state = process.initialize()
