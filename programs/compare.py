@@ -105,7 +105,9 @@ def main(flags: cli.ParsedFlags) -> None:
       for job in jobs
   ]
   results = [report.result(run, flags.average_last) for run in finished]
-  table = report.results_markdown(results, flags.average_last)
+  # A short run has fewer evaluated rounds.
+  num_averaged = len(report.last_rows(finished[0], flags.average_last))
+  table = report.results_markdown(results, num_averaged)
   run_folder.write_text(
       folder / run_folder.RESULTS_CSV, report.results_csv(results)
   )

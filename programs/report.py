@@ -80,6 +80,19 @@ def read_run(algorithm: str, seed: int, folder: pathlib.Path) -> Run:
   return Run(algorithm, seed, read_metrics(text))
 
 
+def last_rows(run: Run, average_last: int) -> Sequence[Row]:
+  """The rows that the table averages over.
+
+  Args:
+    run: The run.
+    average_last: How many rows at most.
+
+  Returns:
+    The last rows of trained models: not round 0's.
+  """
+  return [row for row in run.rows if row['round'] > 0][-average_last:]
+
+
 def result(run: Run, average_last: int) -> dict[str, str | float]:
   """The row of results.csv for a run.
 
@@ -93,7 +106,9 @@ def result(run: Run, average_last: int) -> dict[str, str | float]:
   """
   values = {'algorithm': run.algorithm, 'seed': run.seed}
   for column in _AVERAGED:
-    last = [row[column] for row in run.rows[-average_last:] if column in row]
+    last = [
+        row[column] for row in last_rows(run, average_last) if column in row
+    ]
     if last:
       # No more digits than metrics.csv has.
       values[column] = float(f'{statistics.fmean(last):.8g}')

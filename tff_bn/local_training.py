@@ -49,10 +49,10 @@ class LocalTrainingConfig:
       )
     for name in ('local_steps', 'local_epochs'):
       value = getattr(self, name)
-      if value is not None and value < 1:
-        raise ValueError(f'{name}={value} must be at least 1.')
-    if self.local_epochs is None:
-      raise ValueError('local_epochs=None must be at least 1.')
+      if name == 'local_steps' and value is None:
+        continue
+      if not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f'{name}={value} must be a whole number, at least 1.')
     if not self.client_weight_decay >= 0:
       raise ValueError(
           f'client_weight_decay={self.client_weight_decay} must be at least 0.'

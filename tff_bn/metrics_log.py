@@ -8,6 +8,7 @@ import pathlib
 import sys
 from typing import Any, Optional, Union
 
+from absl import logging
 import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
@@ -169,6 +170,17 @@ class MetricsLog(tff.program.ReleaseManager):
     """
     if self._summary_writer is None:
       self._open(key)
+    client_work = value.get('client_work', {})  # None before round 1.
+    if (
+        0
+        < client_work.get('num_clients', 0)
+        == client_work.get('num_dropped_clients')
+    ):
+      logging.warning(
+          'Round %d changed nothing: the loss or the update of every client was'
+          ' not finite. A smaller --client_learning_rate may help.',
+          key,
+      )
     row = self._row(value, key) if self._is_due(key) else None
     if row is not None:
       self.rows.append(row)

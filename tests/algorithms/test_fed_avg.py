@@ -263,8 +263,10 @@ def test_a_model_without_batch_norm_is_fine(toy):
 @pytest.mark.parametrize(
     ('kwargs', 'error', 'message'),
     [
-        ({'local_steps': 0}, ValueError, 'local_steps=0 must be at least 1'),
-        ({'local_epochs': 0}, ValueError, 'local_epochs=0 must be at least 1'),
+        ({'local_steps': 0}, ValueError, 'local_steps=0 must be a whole'),
+        ({'local_steps': 2.5}, ValueError, 'local_steps=2.5 must be a whole'),
+        ({'local_epochs': 0}, ValueError, 'local_epochs=0 must be a whole'),
+        ({'local_epochs': None}, ValueError, 'local_epochs=None must be'),
         (
             {'client_weighting': 'size'},
             ValueError,

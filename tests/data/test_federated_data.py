@@ -316,9 +316,12 @@ class TestSplitDataset:
       assert counts.tolist() == [(labels == c).sum() for c in range(4)]
     assert data.num_classes == 4
 
-  @pytest.mark.parametrize('num_clients', [None, 0])
-  def test_five_clients_unless_said_otherwise(self, num_clients):
-    assert len(split(num_clients=num_clients).client_ids) == 5
+  def test_five_clients_unless_said_otherwise(self):
+    assert len(split(num_clients=None).client_ids) == 5
+
+  def test_no_clients_are_refused(self):
+    with pytest.raises(ValueError, match='--num_clients=0 is too small'):
+      split(num_clients=0)
 
   def test_client_ids_sort_like_the_clients(self):
     ids = split(num_clients=11).client_ids

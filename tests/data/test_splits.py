@@ -164,7 +164,7 @@ class TestClasses:
     # Each class has two of the three clients, so class 1 gives 7 // 2 each.
     parts = splits.split_by_classes(labels, 3, 3, 2, seed=0)
     np.testing.assert_array_equal(
-        label_counts(parts, labels, 3), [[3, 3, 0], [0, 3, 3], [3, 0, 3]]
+        label_counts(parts, labels, 3), [[3, 3, 0], [3, 0, 3], [0, 3, 3]]
     )
 
   def test_one_class_per_client_gives_all_classes(self):
@@ -175,6 +175,12 @@ class TestClasses:
     # Clients 10 and 11 share the classes of clients 0 and 1.
     np.testing.assert_array_equal(counts.argmax(axis=1), np.arange(12) % 10)
     np.testing.assert_array_equal(counts.sum(axis=1), 3)
+
+  def test_few_classes_start_at_every_second_too(self):
+    labels = np.repeat(np.arange(4), 6)
+    first, second = splits.split_by_classes(labels, 4, 2, 2, seed=0)
+    assert set(labels[first]) == {0, 1}
+    assert set(labels[second]) == {2, 3}
 
   def test_twenty_of_a_hundred_classes_are_disjoint_for_five_clients(self):
     labels = np.repeat(np.arange(100), 5)

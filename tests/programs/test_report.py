@@ -66,6 +66,13 @@ def test_result_averages_the_last_rounds():
   assert report.result(_RUNS[2], 2)['client_test_loss'] == 0.5
 
 
+def test_the_untrained_model_is_not_averaged():
+  untrained = dict(round=0, test_accuracy=0.1)
+  run = report.Run('fedavg', 0, [untrained, *_RUNS[0].rows])
+  assert report.last_rows(run, 9) == _RUNS[0].rows
+  assert report.result(run, 9) == report.result(_RUNS[0], 9)
+
+
 def test_results_csv():
   results = [report.result(run, 1) for run in _RUNS]
   rows = list(csv.DictReader(io.StringIO(report.results_csv(results))))

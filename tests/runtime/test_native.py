@@ -251,7 +251,12 @@ def test_interpreter_exit(mode):
     ids=['SIGINT', 'SIGTERM', 'SIGKILL'],
 )
 def test_signal_during_a_computation(signum, returncode):
-  process = _start('endless')
+  # Where SIGINT is ignored (`nohup`), the program would inherit that.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    process = _start('endless')
+  finally:
+    signal.signal(signal.SIGINT, before)
   try:
     pid = int(process.stdout.readline())
     assert _is_running(pid)

@@ -186,7 +186,7 @@ def split_dataset(
   Args:
     dataset: The dataset.
     split: One of `names.SPLIT_NAMES`.
-    num_clients: Number of clients. None or 0: with `domains` one for each
+    num_clients: Number of clients. None: with `domains` one for each
       domain, with `natural` one for each writer, otherwise 5.
     seed: Decides every random choice.
     classes_per_client: For `classes`; other splits ignore it.
@@ -213,7 +213,8 @@ def split_dataset(
     return _split_by_domain(dataset, num_clients, seed)
   if split == 'natural':
     return _split_by_writer(dataset, num_clients, seed)
-  num_clients = num_clients or _DEFAULT_NUM_CLIENTS
+  if num_clients is None:
+    num_clients = _DEFAULT_NUM_CLIENTS
   splits.check_num_clients(
       num_clients, len(labels), f'training samples in {dataset.name}'
   )
@@ -267,7 +268,8 @@ def _split_by_domain(
         ' another --split.'
     )
   num_domains = len(dataset.domain_names)
-  num_clients = num_clients or num_domains
+  if num_clients is None:
+    num_clients = num_domains
   splits.check_num_clients(
       num_clients,
       len(dataset.y_train),
@@ -306,7 +308,8 @@ def _split_by_writer(
         ' --split.'
     )
   num_writers = len(np.unique(dataset.writer_train))
-  num_clients = num_clients or num_writers
+  if num_clients is None:
+    num_clients = num_writers
   splits.check_num_clients(
       num_clients, num_writers, f'writers in {dataset.name}'
   )

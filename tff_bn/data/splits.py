@@ -68,8 +68,8 @@ def split_by_classes(
   """Gives each client some consecutive classes (FedTAN, Appendix D).
 
   Client k = 0, 1, ... has `classes_per_client` classes from class k·s on, where
-  the last class is followed by the first. The stride s is 2 for ten classes; in
-  general it is a fifth of the classes, so that five clients go round once, but
+  the last class is followed by the first. The stride s is 2, or a fifth of the
+  classes if there are more than ten, so that five clients go round once; but
   never more than `classes_per_client`, so that no class is left out.
 
   Args:
@@ -93,7 +93,7 @@ def split_by_classes(
         f'--classes_per_client={classes_per_client} must be between 1 and the'
         f' number of classes, {num_classes}.'
     )
-  stride = min(classes_per_client, max(1, num_classes // 5))
+  stride = min(classes_per_client, max(2, num_classes // 5))
   starts = stride * np.arange(num_clients)[:, np.newaxis]
   # held[client] are the client's classes.
   held = (starts + np.arange(classes_per_client)) % num_classes

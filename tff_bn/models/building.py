@@ -20,7 +20,7 @@ _DEFAULT_NORMALIZATION = 'batch'
 # Name -> the function that builds the model, and the smallest height and width
 # of its images; None: not only images.
 _MODELS = {
-    'small_cnn': (small_cnn.build_small_cnn, 8),
+    'small_cnn': (small_cnn.build_small_cnn, 4),
     'mlp3': (mlp3.build_mlp3, None),
     'digits_cnn': (digits_cnn.build_digits_cnn, 4),
     'resnet20': (resnet20.build_resnet20, 4),

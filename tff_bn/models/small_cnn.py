@@ -18,7 +18,7 @@ def build_small_cnn(
   between; then the mean over the image, and a dense layer.
 
   Args:
-    input_shape: Height, width and channels of the images; at least 8x8 pixels.
+    input_shape: Height, width and channels of the images; at least 4x4 pixels.
     num_classes: Number of classes.
     normalization: The normalization after each convolution.
 

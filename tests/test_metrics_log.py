@@ -1,0 +1,34 @@
+"""Tests of what a run says about its rounds."""
+
+import asyncio
+
+from absl import logging
+import pytest
+
+from tff_bn import metrics_log
+
+
+@pytest.mark.parametrize(
+    ('num_clients', 'num_dropped', 'warns'),
+    [(3, 3, True), (3, 2, False), (3, 0, False)],
+)
+def test_warns_of_a_round_that_dropped_all_clients(
+    tmp_path, caplog, num_clients, num_dropped, warns
+):
+  log = metrics_log.MetricsLog(
+      tmp_path,
+      metric_names=[],
+      is_due=lambda round_num: True,
+      num_rounds=5,
+      costs_fn=lambda round_num: dict(exchanges=0, megabytes=0.0),
+  )
+  client_work = dict(num_clients=num_clients, num_dropped_clients=num_dropped)
+  logger = logging.get_absl_logger()
+  logger.addHandler(caplog.handler)
+  try:
+    asyncio.run(log.release(dict(client_work=client_work), 4))
+  finally:
+    logger.removeHandler(caplog.handler)
+    log.close()
+  assert any('Round 4 changed nothing' in m for m in caplog.messages) == warns
+  assert log.rows[0]['num_dropped_clients'] == num_dropped
