@@ -57,7 +57,7 @@ def _commands():
         yield words
 
 
-@pytest.mark.parametrize('words', _commands(), ids=' '.join)
+@pytest.mark.parametrize('words', list(_commands()), ids=' '.join)
 def test_commands_have_the_programs_flags(words):
   program = _PROGRAMS[words[0]]
   cli.parse(program.define_flags, words[1:])

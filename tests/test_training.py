@@ -908,7 +908,7 @@ class TestEventLoops:
 
     def slow_save(*args, **kwargs):
       if len(saved) == 1:
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         time.sleep(0.5)
       original(*args, **kwargs)
       saved.append(args)
