@@ -6,10 +6,11 @@ without saying of which.
 """
 
 from collections.abc import Mapping
-import fcntl
 import os
 import pathlib
 import shutil
+
+from tff_bn import folder_lock
 
 FLAGS_FILE = 'flags.txt'
 METRICS = 'metrics.csv'
@@ -125,7 +126,8 @@ def check(folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool):
           ' touched. Choose another folder.'
       )
     return
-  _check_not_in_progress(folder)
+  with folder_lock.hold(folder):
+    pass  # No run is in progress there.
   if overwrite:
     return
   previous = read_flags(folder)
@@ -140,22 +142,6 @@ def check(folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool):
         f' {", ".join(differences)}. Choose another folder, or replace that run'
         ' with --overwrite.'
     )
-
-
-def _check_not_in_progress(folder: pathlib.Path):
-  # Training holds this lock.
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    raise ValueError(
-        f'{folder} is the folder of a run that is in progress; wait for its'
-        ' end, or choose another folder.'
-    ) from None
-  except OSError:
-    pass  # Some network file systems have no locks.
-  finally:
-    os.close(descriptor)
 
 
 def _was(text: str | None) -> str:

@@ -558,7 +558,7 @@ class TestResume:
 
   @_both_kinds
   def test_death_after_every_write(self, model, tmp_path, stateful):
-    config = dataclasses.replace(_CONFIG, rounds=5, evaluate_every=2)
+    config = dataclasses.replace(_CONFIG, rounds=3, evaluate_every=2)
     run_dir = tmp_path / 'run'
     copies = []
 
@@ -570,7 +570,7 @@ class TestResume:
     with pytest.MonkeyPatch.context() as monkeypatch:
       _call_after_every_write(monkeypatch, copy)
       _train(model, run_dir, stateful, config)
-    assert len(copies) == (27 if stateful else 10)
+    assert len(copies) == (20 if stateful else 8)
 
     for path in copies:
       _train(model, path, stateful, config)

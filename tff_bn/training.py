@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
-import fcntl
 import os
 import pathlib
 import shutil
@@ -39,6 +38,7 @@ import tensorflow_federated as tff
 from tff_bn import checkpoints
 from tff_bn import client_state_store
 from tff_bn import evaluation
+from tff_bn import folder_lock
 from tff_bn import metrics_log
 from tff_bn.analysis import communication
 from tff_bn.batch_norm_model import BatchNormModel
@@ -190,32 +190,13 @@ def train(
   run_dir.mkdir(parents=True, exist_ok=True)
 
   def run(stop: threading.Event) -> TrainingResult:
-    with _locked(run_dir), contextlib.ExitStack() as stack:
+    with folder_lock.hold(run_dir), contextlib.ExitStack() as stack:
       run = _Run(
           process, model, data, config, run_dir, traffic, train_on_union, stack
       )
       return run.train(stop)
 
   return _call_outside_of_event_loops(run)
-
-
-@contextlib.contextmanager
-def _locked(run_dir: pathlib.Path) -> Iterator[None]:
-  """Keeps other processes from training in the same folder."""
-  descriptor = os.open(run_dir, os.O_RDONLY)
-  try:
-    try:
-      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise ValueError(
-          f'{run_dir} is the folder of a run that is in progress; wait for its'
-          ' end, or use another folder.'
-      ) from None
-    except OSError:
-      pass  # Some network file systems have no locks.
-    yield
-  finally:
-    os.close(descriptor)  # And with it the lock.
 
 
 def _call_outside_of_event_loops(

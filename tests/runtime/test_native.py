@@ -16,6 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import runtime
+from tff_bn.runtime import native
 
 
 @tff.tensorflow.computation
@@ -220,6 +221,24 @@ def test_takes_another_port_where_one_is_taken_meanwhile(monkeypatch):
     with runtime.native_runtime():
       assert _seven() == 7
   assert not ports
+
+
+@pytest.mark.parametrize('parent', ['alive', 'dead'])
+def test_worker_of_a_parent_that_died_meanwhile_does_not_start(parent):
+  # The process that is given as the parent of one that was started too late is
+  # not its parent any more.
+  pid = os.getpid() if parent == 'alive' else os.getppid()
+
+  result = subprocess.run(
+      [
+          *(sys.executable, '-I', '-S', '-c', native._LAUNCHER, str(pid)),
+          *(sys.executable, '-c', 'print("started")'),
+      ],
+      capture_output=True,
+      text=True,
+  )
+
+  assert result.stdout == ('started\n' if parent == 'alive' else '')
 
 
 def _is_running(pid):
