@@ -152,7 +152,6 @@ def test_computation_after_the_end_is_an_error():
 
 _PROGRAM = """
 import sys
-import portpicker
 import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
