@@ -24,6 +24,11 @@ def _seven():
   return tf.constant(7)
 
 
+@tff.tensorflow.computation
+def _endless():
+  return tf.while_loop(lambda i: i >= 0, lambda i: 1 - i, [tf.constant(0)])
+
+
 @tff.federated_computation(
     tff.FederatedType(tff.TensorType(np.int32), tff.CLIENTS)
 )
@@ -65,6 +70,31 @@ def test_worker_ends_at_an_exception(workers):
     _seven()
     assert workers()
     raise ZeroDivisionError
+
+
+def test_running_computation_ends_with_the_block(workers):
+  ended = threading.Event()
+  threads_before = threading.enumerate()
+
+  with runtime.native_runtime() as context:
+
+    def compute():
+      tff.framework.set_default_context(context)
+      try:
+        _endless()
+      except BaseException:  # Cancelled, or cut off from the worker.
+        ended.set()
+
+    thread = threading.Thread(target=compute, daemon=True)
+    thread.start()
+    while not workers():
+      time.sleep(0.01)
+    time.sleep(0.2)  # Into the computation.
+
+  # The interpreter would abort if it ended while this thread is at work.
+  started = set(threading.enumerate()) - set(threads_before)
+  assert 'tff-native' not in [thread.name for thread in started]
+  assert ended.wait(timeout=60)
 
 
 def test_previous_context_is_restored():
