@@ -128,11 +128,10 @@ class SharedWeights:
       An `OrderedDict` with the parts `trainable`, `statistics`, `other_state`,
       without the empty ones.
     """
+    differences = [b - a for b, a in _float_pairs(before, after)]
     parts = collections.OrderedDict()
     if self._trainable:
-      parts['trainable'] = self._structured(
-          self._trainable, [b - a for b, a in _float_pairs(before, after)]
-      )
+      parts['trainable'] = self._structured(self._trainable, differences)
     if self._statistics:
       parts['statistics'] = [
           moments.layer_moments(
@@ -141,7 +140,6 @@ class SharedWeights:
           for mean, variance in self._statistics
       ]
     if self._other_state:
-      differences = [b - a for b, a in _float_pairs(before, after)]
       parts['other_state'] = [differences[p] for p in self._other_state]
     return parts
 

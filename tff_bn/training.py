@@ -405,10 +405,9 @@ class _Run:
       return columns
     if self._store is None:
       clients = self._evaluation_clients(self._data.client_ids)
-      weights = dict.fromkeys(clients, self._process.get_model_weights(state))
-      test = self._evaluator.evaluate(
-          self._process.get_model_weights(state), self._test_dataset
-      )
+      server_weights = self._process.get_model_weights(state)
+      weights = dict.fromkeys(clients, server_weights)
+      test = self._evaluator.evaluate(server_weights, self._test_dataset)
     elif self._store.client_ids():
       clients = self._evaluation_clients(self._store.client_ids())
       weights = {c: self._client_weights(state, c) for c in clients}
