@@ -1,0 +1,253 @@
+"""The arguments and results of TFF computations as Python values."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.runtime import client_dataset
+from tff_bn.runtime import element_structure
+
+
+@dataclasses.dataclass
+class Argument:
+  """An argument, checked and flattened, but not yet on any device.
+
+  Attributes:
+    server: The leaves at the server, or the same for all clients, depth first.
+    clients: For each client the leaves of its values, depth first; `None` if
+      nothing in the argument differs between clients.
+  """
+
+  server: list[Any]
+  clients: Optional[list[list[Any]]]
+
+
+def flatten_argument(value: Any, type_spec: tff.Type) -> Argument:
+  """Checks an argument and flattens it.
+
+  Args:
+    value: What the computation was called with.
+    type_spec: The type of its parameter.
+
+  Returns:
+    The argument.
+
+  Raises:
+    TypeError: If the value is not of the type.
+    ValueError: If there are different numbers of clients.
+  """
+  argument = Argument([], None)
+  _flatten(value, type_spec, 'argument', argument)
+  return argument
+
+
+def _flatten(
+    value: Any, type_spec: tff.Type, name: str, argument: Argument
+) -> None:
+  if isinstance(type_spec, tff.FederatedType):
+    if type_spec.all_equal or type_spec.placement is tff.SERVER:
+      argument.server += _leaves(value, type_spec.member, name)
+      return
+    if not isinstance(value, (list, tuple)):
+      raise TypeError(
+          f'The {name} must be a list with one value for each client, but is a'
+          f' {type(value).__name__}.'
+      )
+    if argument.clients is None:
+      argument.clients = [[] for _ in value]
+    if len(value) != len(argument.clients):
+      raise ValueError(
+          f'The {name} has values of {len(value)} clients, but others have'
+          f' values of {len(argument.clients)}.'
+      )
+    for number, (leaves, member) in enumerate(zip(argument.clients, value)):
+      leaves += _leaves(member, type_spec.member, f'{name}[{number}]')
+  elif isinstance(type_spec, tff.StructType):
+    for element, part, element_name in _elements(value, type_spec, name):
+      _flatten(part, element, element_name, argument)
+  else:
+    argument.server += _leaves(value, type_spec, name)
+
+
+def _elements(
+    value: Any, type_spec: tff.StructType, name: str
+) -> Iterator[tuple[tff.Type, Any, str]]:
+  """The elements' types, values and names."""
+  try:
+    struct = tff.structure.from_container(value)
+  except TypeError as error:
+    raise TypeError(
+        f'The {name} must be of type {type_spec}, but is a'
+        f' {type(value).__name__}.'
+    ) from error
+  elements = tff.structure.to_elements(type_spec)
+  given = tff.structure.name_list_with_nones(struct)
+  expected = [element_name for element_name, _ in elements]
+  has_same_names = None not in given and sorted(given) == sorted(
+      element_name or '' for element_name in expected
+  )
+  if not has_same_names and (
+      len(given) != len(expected)
+      or any(g not in (None, e) for g, e in zip(given, expected))
+  ):
+    raise TypeError(
+        f'The {name} must have the elements {expected}, but has {given}.'
+    )
+  for index, (element_name, element) in enumerate(elements):
+    part = struct[element_name if has_same_names else index]
+    suffix = f'[{index}]' if element_name is None else f'.{element_name}'
+    yield element, part, name + suffix
+
+
+def _leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
+  if isinstance(type_spec, tff.StructType):
+    return [
+        leaf
+        for element, part, element_name in _elements(value, type_spec, name)
+        for leaf in _leaves(part, element, element_name)
+    ]
+  if isinstance(type_spec, tff.SequenceType):
+    return [_sequence(value, type_spec, name)]
+  if isinstance(type_spec, tff.TensorType):
+    return [_tensor(value, type_spec, name)]
+  raise TypeError(f'The {name} can not be given: its type is {type_spec}.')
+
+
+def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
+  """A NumPy array or a tensor."""
+  dtype = element_structure.tensor_dtype(type_spec)
+  if isinstance(value, tf.Variable):
+    value = value.read_value()
+  if isinstance(value, (np.ndarray, np.generic)) and dtype == tf.string:
+    value = tf.convert_to_tensor(value)
+  if isinstance(value, (tf.Tensor, np.ndarray, np.generic)):
+    if tf.as_dtype(value.dtype) != dtype:
+      raise TypeError(
+          f'The {name} must be of type {type_spec}, but is'
+          f' {tf.as_dtype(value.dtype).name}.'
+      )
+  else:
+    try:
+      value = np.asarray(tf.convert_to_tensor(value, dtype))
+    except (TypeError, ValueError) as error:
+      raise TypeError(
+          f'The {name} must be of type {type_spec}, but is {value!r}.'
+      ) from error
+  if not tf.TensorShape(type_spec.shape).is_compatible_with(value.shape):
+    raise TypeError(
+        f'The {name} must be of type {type_spec}, but has the shape'
+        f' {list(value.shape)}.'
+    )
+  return value
+
+
+def _sequence(value: Any, type_spec: tff.SequenceType, name: str) -> Any:
+  """A `tf.data.Dataset` or a `ClientDataset`."""
+  if isinstance(value, (list, tuple)):
+    value = _dataset_of_list(value, type_spec.element, name)
+  if not isinstance(value, (tf.data.Dataset, client_dataset.ClientDataset)):
+    raise TypeError(
+        f'The {name} must be a tf.data.Dataset or a list, but is a'
+        f' {type(value).__name__}.'
+    )
+  element_type = tff.types.tensorflow_to_type(value.element_spec)
+  if not type_spec.element.is_assignable_from(tff.to_type(element_type)):
+    raise TypeError(
+        f'The {name} must be a dataset with elements of type'
+        f' {type_spec.element}, but its elements are of type {element_type}.'
+    )
+  return value
+
+
+def _dataset_of_list(
+    elements: Sequence[Any], element_type: tff.Type, name: str
+) -> tf.data.Dataset:
+  types = element_structure.leaf_types(element_type)
+  rows = [
+      _leaves(element, element_type, f'{name}[{number}]')
+      for number, element in enumerate(elements)
+  ]
+  if rows:
+    columns = [tf.stack(column) for column in zip(*rows)]
+  else:
+    columns = []
+    for leaf_type in types:
+      spec = element_structure.tensor_spec(leaf_type)
+      shape = [0, *(size or 0 for size in spec.shape)]
+      columns.append(tf.zeros(shape, spec.dtype))
+  return tf.data.Dataset.from_tensor_slices(
+      element_structure.pack(element_type, columns)
+  )
+
+
+def to_python(leaf: Any, type_spec: tff.Type) -> Any:
+  """Makes the tensor of a leaf a value for the caller.
+
+  Args:
+    leaf: The tensor.
+    type_spec: The leaf's type.
+
+  Returns:
+    A NumPy array or scalar, or a `tf.data.Dataset`.
+  """
+  if isinstance(type_spec, tff.SequenceType):
+    return element_structure.from_variant(leaf, type_spec.element)
+  return leaf.numpy()
+
+
+def build_result(
+    type_spec: tff.Type,
+    leaves: Iterable[Any],
+    server_value: Callable[[Any], Any],
+    client_values: Callable[[Any], list[Any]],
+) -> Any:
+  """Gives a result the form that TFF's users know.
+
+  Args:
+    type_spec: The result's type.
+    leaves: Its leaves, depth first.
+    server_value: Returns the value of a leaf that is at the server, or the same
+      for all clients.
+    client_values: Returns the values of a leaf, one for each client.
+
+  Returns:
+    The result.
+  """
+  leaves = iter(leaves)
+
+  def build(type_spec):
+    if isinstance(type_spec, tff.FederatedType):
+      if type_spec.placement is tff.SERVER or type_spec.all_equal:
+        return build(type_spec.member)
+      columns = [
+          client_values(next(leaves))
+          for _ in element_structure.leaf_types(type_spec.member)
+      ]
+      return [
+          _unflatten(type_spec.member, iter(values)) for values in zip(*columns)
+      ]
+    if isinstance(type_spec, tff.StructType):
+      return tff.structure.Struct(
+          [
+              (name, build(element))
+              for name, element in tff.structure.iter_elements(type_spec)
+          ]
+      )
+    return server_value(next(leaves))
+
+  return tff.types.type_to_py_container(build(type_spec), type_spec)
+
+
+def _unflatten(type_spec: tff.Type, values: Iterator[Any]) -> Any:
+  if isinstance(type_spec, tff.StructType):
+    return tff.structure.Struct(
+        [
+            (name, _unflatten(element, values))
+            for name, element in tff.structure.iter_elements(type_spec)
+        ]
+    )
+  return next(values)

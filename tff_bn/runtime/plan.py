@@ -1,0 +1,873 @@
+"""What a TFF computation does, as a plan of TensorFlow functions.
+
+A computation is evaluated once with symbols in place of tensors. That resolves
+all lambdas, blocks, selections and structures, and leaves a graph of operations
+on tensors, each of which is at the server or at the clients. The only way from
+the clients to the server is a fold: `federated_aggregate`, to which TFF reduces
+all sums and means.
+
+The plan cuts the graph at the folds. Its pass p has three parts, each of which
+becomes one TensorFlow function:
+
+1.  `server`: what the server can compute from its values and from the folds of
+    earlier passes.
+2.  `clients`: what a client can compute from its values and the server's.
+3.  `fold`: adds one client's values to the accumulators of all folds for which
+    they are complete.
+
+So a round of federated averaging is one function call and one addition for each
+client, and a client's values can be dropped once they are added.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+import dataclasses
+import enum
+import hashlib
+import itertools
+import threading
+from typing import Any, Optional, Union
+import weakref
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.runtime import element_structure
+from tff_bn.runtime import imported_graph
+
+_Struct = tff.structure.Struct
+_Tensors = list[tf.Tensor]
+
+
+class Location(enum.Enum):
+  """Where an operation takes place."""
+
+  SERVER = 'server'
+  CLIENTS = 'clients'
+
+
+class Leaf:
+  """The symbol of one tensor, or of one dataset."""
+
+  __slots__ = ('node', 'type')
+
+  def __init__(self, node: '_Node', type_spec: tff.Type):
+    self.node = node
+    self.type = type_spec
+
+  @property
+  def spec(self) -> tf.TensorSpec:
+    """The tensor's dtype and shape; a dataset is its variant tensor."""
+    return element_structure.tensor_spec(self.type)
+
+
+# A tree of symbols: a leaf, a struct of trees, or a function between trees.
+_Tree = Union[Leaf, _Struct, Callable[[Any], Any]]
+
+
+class _Node:
+  """Something that produces leaves.
+
+  Attributes:
+    number: Greater than the number of all nodes that it depends on.
+    location: Where its leaves are.
+    level: The pass in which they are computed.
+    inputs: The leaves that it depends on.
+    outputs: Its leaves.
+  """
+
+  _numbers = itertools.count()
+
+  def __init__(
+      self,
+      location: Location,
+      inputs: Sequence[Leaf],
+      output_types: Iterable[tff.Type],
+  ):
+    self.number = self.next_number()
+    self.location = location
+    self.inputs = tuple(inputs)
+    self.level = max((leaf.node.level for leaf in self.inputs), default=0)
+    self.outputs = tuple(Leaf(self, t) for t in output_types)
+
+  @classmethod
+  def next_number(cls) -> int:
+    """A number greater than those of all nodes so far."""
+    return next(cls._numbers)
+
+
+class _Input(_Node):
+  """A part of the argument, or of the argument of an inner function."""
+
+  def __init__(self, location: Location, type_spec: tff.Type):
+    super().__init__(location, (), [type_spec])
+
+
+class _Operation(_Node):
+  """A call of TensorFlow.
+
+  Attributes:
+    trace: Makes the tensors of the outputs of those of the inputs.
+  """
+
+  def __init__(
+      self,
+      trace: Callable[[_Tensors], _Tensors],
+      location: Location,
+      inputs: Sequence[Leaf],
+      output_types: Iterable[tff.Type],
+  ):
+    super().__init__(location, inputs, output_types)
+    self.trace = trace
+
+
+class _Fold(_Node):
+  """The accumulation of the clients' values at the server.
+
+  Attributes:
+    values: The clients' values.
+    zero: The accumulator before the first client.
+    accumulate: Makes the new accumulator of the old one and a client's values.
+  """
+
+  def __init__(
+      self,
+      values: Sequence[Leaf],
+      zero: Sequence[Leaf],
+      accumulate: '_InnerFunction',
+  ):
+    super().__init__(
+        Location.SERVER,
+        [*values, *zero, *accumulate.captured],
+        [leaf.type for leaf in zero],
+    )
+    # The values of all clients have to be there before anybody can use it.
+    self.level += 1
+    self.values = tuple(values)
+    self.zero = tuple(zero)
+    self.accumulate = accumulate
+
+
+@dataclasses.dataclass(frozen=True)
+class _InnerFunction:
+  """A function that TFF hands to an intrinsic, such as an accumulation.
+
+  Attributes:
+    inputs: The leaves that stand for its arguments.
+    captured: Leaves from outside that it uses.
+    outputs: Its results.
+  """
+
+  inputs: tuple[Leaf, ...]
+  captured: tuple[Leaf, ...]
+  outputs: tuple[Leaf, ...]
+
+  def __call__(
+      self, arguments: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]
+  ) -> _Tensors:
+    tensors = dict(zip(self.inputs, arguments))
+    tensors.update(zip(self.captured, captured))
+    return _compute(self.outputs, tensors)
+
+
+def _operations_for(
+    outputs: Iterable[Leaf], known: Iterable[Leaf]
+) -> list[_Node]:
+  """The nodes that lead from known leaves to outputs, in their order."""
+  known = set(known)
+  nodes = {}
+  stack = [leaf for leaf in outputs if leaf not in known]
+  while stack:
+    node = stack.pop().node
+    if node.number not in nodes:
+      nodes[node.number] = node
+      stack.extend(leaf for leaf in node.inputs if leaf not in known)
+  return [nodes[number] for number in sorted(nodes)]
+
+
+def _compute(
+    outputs: Sequence[Leaf], tensors: dict[Leaf, tf.Tensor]
+) -> _Tensors:
+  """Computes leaves of others, whose tensors are given."""
+  tensors = dict(tensors)
+  for node in _operations_for(outputs, tensors):
+    results = node.trace([tensors[leaf] for leaf in node.inputs])
+    tensors.update(zip(node.outputs, results, strict=True))
+  return [tensors[leaf] for leaf in outputs]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+  """A federated value.
+
+  Attributes:
+    placement: `tff.SERVER` or `tff.CLIENTS`.
+    all_equal: Whether all clients have the same.
+    tree: The value at the server or at each of the clients.
+  """
+
+  placement: Any
+  all_equal: bool
+  tree: _Tree
+
+
+def _flatten(tree: _Tree) -> list[Leaf]:
+  if isinstance(tree, Leaf):
+    return [tree]
+  if isinstance(tree, _Struct):
+    return [leaf for part in tree for leaf in _flatten(part)]
+  raise NotImplementedError('A function is no value that TensorFlow can use.')
+
+
+def _unflatten(type_spec: tff.Type, leaves: Iterator[Leaf]) -> _Tree:
+  if isinstance(type_spec, tff.StructType):
+    return _Struct(
+        [
+            (name, _unflatten(element, leaves))
+            for name, element in tff.structure.iter_elements(type_spec)
+        ]
+    )
+  return next(leaves)
+
+
+class GraphCache:
+  """Imported graphs by their content, as long as somebody uses them.
+
+  Computations that share a TensorFlow computation share its function.
+  """
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._graphs = weakref.WeakValueDictionary()
+
+  def get(self, computation: tff.framework.CompiledComputation) -> '_Graph':
+    """Returns the graph of a TensorFlow computation."""
+    imported_graph.check_is_tensorflow(computation)
+    proto = computation.proto.tensorflow
+    key = hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
+    with self._lock:
+      graph = self._graphs.get(key)
+      if graph is None:
+        graph = self._graphs[key] = _Graph(proto)
+    return graph
+
+
+class _Graph:
+  """A TensorFlow computation, imported at its first use in each task."""
+
+  def __init__(self, proto: Any):
+    self._proto = proto
+    self._functions = {}
+
+  def __call__(self, arguments: _Tensors) -> _Tensors:
+    task = _tracing.task
+    if task not in self._functions:
+      self._functions[task] = imported_graph.import_graph(self._proto, task)
+    return self._functions[task](*arguments)
+
+
+class _Tracing(threading.local):
+  """The task for which functions are being traced."""
+
+  task: Optional[str] = None
+
+
+_tracing = _Tracing()
+# TensorFlow's tracing is not thread-safe.
+_tracing_lock = threading.RLock()
+
+
+class Stage:
+  """A TensorFlow function of a plan, traced at its first use in each task.
+
+  Attributes:
+    inputs: The leaves that it takes.
+    outputs: The leaves that it returns.
+  """
+
+  def __init__(
+      self,
+      inputs: Sequence[Leaf],
+      outputs: Sequence[Leaf],
+      body: Callable[[_Tensors], _Tensors],
+      input_specs: Optional[Sequence[tf.TensorSpec]] = None,
+  ):
+    self.inputs = tuple(inputs)
+    self.outputs = tuple(outputs)
+    self._body = body
+    self._specs = input_specs or [leaf.spec for leaf in self.inputs]
+    self._functions = {}
+
+  def __call__(
+      self, tensors: Sequence[tf.Tensor], device: str, task: Optional[str]
+  ) -> _Tensors:
+    """Computes the outputs.
+
+    Args:
+      tensors: The tensors of the inputs.
+      device: Where.
+      task: The device's task, if it is not in this process.
+
+    Returns:
+      The tensors of the outputs.
+    """
+    if not self.outputs:
+      return []
+    function = self._functions.get(task)
+    if function is None:
+      with _tracing_lock:
+        function = self._functions.get(task)
+        if function is None:
+          function = self._functions[task] = self._trace(task)
+    with tf.device(device):
+      return function(*tensors)
+
+  def _trace(self, task: Optional[str]) -> Any:
+    _tracing.task = task
+    try:
+      with tf.device(task):
+        return tf.function(
+            lambda *tensors: self._body(list(tensors)), autograph=False
+        ).get_concrete_function(*self._specs)
+    finally:
+      _tracing.task = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+  """One way from the server to the clients and back.
+
+  Attributes:
+    server: What the server computes first.
+    clients: What each client computes then.
+    folded: The clients' leaves that are added up.
+    zero: The leaves of the accumulators before the first client.
+    fold: Takes the accumulators, `folded` and `captured`, and returns the new
+      accumulators.
+    captured: The server's leaves that the accumulation uses.
+    totals: The leaves of the accumulators after the last client.
+    kept: The clients' leaves that later passes need.
+    results: The clients' leaves that are results of the computation.
+  """
+
+  server: Stage
+  clients: Stage
+  folded: tuple[Leaf, ...]
+  zero: tuple[Leaf, ...]
+  fold: Stage
+  captured: tuple[Leaf, ...]
+  totals: tuple[Leaf, ...]
+  kept: frozenset[Leaf]
+  results: tuple[Leaf, ...]
+
+
+class Plan:
+  """What a computation does.
+
+  Attributes:
+    server_inputs: The leaves of the argument that are at the server, or the
+      same for all clients, depth first.
+    client_inputs: The leaves of the argument that differ between clients, depth
+      first.
+    passes: The passes, at least one.
+    results: The leaves of the result, depth first.
+  """
+
+  def __init__(
+      self,
+      computation: tff.framework.ComputationBuildingBlock,
+      type_signature: tff.FunctionType,
+      graphs: GraphCache,
+  ):
+    """Makes a plan.
+
+    Args:
+      computation: The computation; all intrinsics that TFF can reduce to others
+        are reduced.
+      type_signature: Its type.
+      graphs: Where imported graphs are found.
+    """
+    self.server_inputs = []
+    self.client_inputs = []
+    interpreter = _Interpreter(graphs)
+    function = interpreter.evaluate(computation, {})
+    argument = None
+    if type_signature.parameter is not None:
+      argument = self._argument(type_signature.parameter)
+    result = function(argument) if callable(function) else function
+    self.results = _result_leaves(result)
+    self.passes = self._passes()
+
+  def _argument(self, type_spec: tff.Type) -> Any:
+    """The symbols of an argument."""
+    if isinstance(type_spec, tff.FederatedType):
+      if type_spec.placement is tff.CLIENTS and not type_spec.all_equal:
+        location, leaves = Location.CLIENTS, self.client_inputs
+      else:
+        location, leaves = Location.SERVER, self.server_inputs
+      return _Placed(
+          type_spec.placement,
+          type_spec.all_equal,
+          _inputs(type_spec.member, location, leaves),
+      )
+    if isinstance(type_spec, tff.StructType):
+      return _Struct(
+          [
+              (name, self._argument(element))
+              for name, element in tff.structure.iter_elements(type_spec)
+          ]
+      )
+    return _inputs(type_spec, Location.SERVER, self.server_inputs)
+
+  def _passes(self) -> tuple[Pass, ...]:
+    nodes = [
+        node
+        for node in _operations_for(self.results, ())
+        if not isinstance(node, _Input)
+    ]
+    # Who needs a leaf, and in which pass: `None` is the computation's result.
+    users = {leaf: set() for leaf in self.results}
+    for node in nodes:
+      for leaf in node.inputs:
+        users.setdefault(leaf, set()).add(node)
+    num_passes = 1 + max((node.level for node in nodes), default=0)
+    results = frozenset(self.results)
+    passes = []
+    for number in range(num_passes):
+      folds = [
+          node
+          for node in nodes
+          if isinstance(node, _Fold) and node.level == number + 1
+      ]
+
+      def stage(location, number=number):
+        return _stage(
+            [
+                node
+                for node in nodes
+                if isinstance(node, _Operation)
+                and node.level == number
+                and node.location is location
+            ],
+            users,
+            results,
+        )
+
+      clients = stage(Location.CLIENTS)
+      available = [*self.client_inputs] if number == 0 else []
+      available += clients.outputs
+      folded = _unique(leaf for fold in folds for leaf in fold.values)
+      captured = _unique(
+          leaf for fold in folds for leaf in fold.accumulate.captured
+      )
+      passes.append(
+          Pass(
+              server=stage(Location.SERVER),
+              clients=clients,
+              folded=folded,
+              zero=tuple(leaf for fold in folds for leaf in fold.zero),
+              fold=_fold_stage(folds, folded, captured),
+              captured=captured,
+              totals=tuple(leaf for fold in folds for leaf in fold.outputs),
+              kept=_needed_after(number, nodes),
+              results=tuple(leaf for leaf in available if leaf in results),
+          )
+      )
+    return tuple(passes)
+
+
+def _inputs(
+    type_spec: tff.Type, location: Location, leaves: list[Leaf]
+) -> _Tree:
+  """New symbols of a value, which are appended to `leaves`."""
+  if isinstance(type_spec, tff.StructType):
+    return _Struct(
+        [
+            (name, _inputs(element, location, leaves))
+            for name, element in tff.structure.iter_elements(type_spec)
+        ]
+    )
+  (leaf,) = _Input(location, type_spec).outputs
+  leaves.append(leaf)
+  return leaf
+
+
+def _result_leaves(result: Any) -> tuple[Leaf, ...]:
+  if isinstance(result, _Placed):
+    result = result.tree
+  if isinstance(result, _Struct):
+    return tuple(leaf for part in result for leaf in _result_leaves(part))
+  return tuple(_flatten(result))
+
+
+def _unique(leaves: Iterable[Leaf]) -> tuple[Leaf, ...]:
+  return tuple(dict.fromkeys(leaves))
+
+
+def _needed_after(number: int, nodes: Iterable[_Node]) -> frozenset[Leaf]:
+  """The clients' leaves up to a pass that later ones need."""
+  return frozenset(
+      leaf
+      for node in nodes
+      for leaf in (node.values if isinstance(node, _Fold) else node.inputs)
+      if leaf.node.location is Location.CLIENTS and leaf.node.level <= number
+      # A fold belongs to the pass before its own level.
+      and node.level - isinstance(node, _Fold) > number
+  )
+
+
+def _stage(
+    operations: Sequence[_Node],
+    users: dict[Leaf, set[_Node]],
+    results: frozenset[Leaf],
+) -> Stage:
+  """One function of several operations."""
+  inside = set(operations)
+  outputs = [
+      leaf
+      for node in operations
+      for leaf in node.outputs
+      if leaf in results or not users.get(leaf, set()) <= inside
+  ]
+  inputs = _unique(
+      leaf
+      for node in operations
+      for leaf in node.inputs
+      if leaf.node not in inside
+  )
+  return Stage(
+      inputs,
+      outputs,
+      lambda tensors: _compute(outputs, dict(zip(inputs, tensors))),
+  )
+
+
+def _fold_stage(
+    folds: Sequence[_Fold],
+    folded: Sequence[Leaf],
+    captured: Sequence[Leaf],
+) -> Stage:
+  """One function that adds a client's values to several accumulators."""
+  totals = [leaf for fold in folds for leaf in fold.outputs]
+
+  def body(tensors):
+    accumulators, rest = tensors[: len(totals)], tensors[len(totals) :]
+    given = dict(zip([*folded, *captured], rest))
+    results = []
+    for fold in folds:
+      start = len(results)
+      results += fold.accumulate(
+          [
+              *accumulators[start : start + len(fold.outputs)],
+              *(given[leaf] for leaf in fold.values),
+          ],
+          [given[leaf] for leaf in fold.accumulate.captured],
+      )
+    return results
+
+  inputs = [*totals, *folded, *captured]
+  return Stage(inputs, totals, body)
+
+
+class _Interpreter:
+  """Evaluates TFF's building blocks with symbols."""
+
+  def __init__(self, graphs: GraphCache):
+    self._graphs = graphs
+    self._location = Location.SERVER
+
+  @contextlib.contextmanager
+  def _at(self, location: Location) -> Iterator[None]:
+    previous, self._location = self._location, location
+    try:
+      yield
+    finally:
+      self._location = previous
+
+  def evaluate(
+      self,
+      block: tff.framework.ComputationBuildingBlock,
+      environment: dict[str, Any],
+  ) -> Any:
+    """Evaluates a building block.
+
+    Args:
+      block: The building block.
+      environment: The values of the names that occur in it.
+
+    Returns:
+      Its value: a tree, a `_Placed`, a struct of these, or a function.
+    """
+    match block:
+      case tff.framework.Reference():
+        return environment[block.name]
+      case tff.framework.Selection():
+        return self.evaluate(block.source, environment)[block.as_index()]
+      case tff.framework.Struct():
+        return _Struct(
+            [
+                (name, self.evaluate(element, environment))
+                for name, element in tff.structure.iter_elements(block)
+            ]
+        )
+      case tff.framework.Call():
+        function = self.evaluate(block.function, environment)
+        argument = None
+        if block.argument is not None:
+          argument = self.evaluate(block.argument, environment)
+        return function(argument)
+      case tff.framework.Lambda():
+        return self._lambda(block, environment)
+      case tff.framework.Block():
+        environment = dict(environment)
+        for name, value in block.locals:
+          environment[name] = self.evaluate(value, environment)
+        return self.evaluate(block.result, environment)
+      case tff.framework.CompiledComputation():
+        return self._compiled(block)
+      case tff.framework.Intrinsic():
+        intrinsic = getattr(self, f'_{block.uri}', None)
+        if intrinsic is None:
+          raise NotImplementedError(
+              f'The intrinsic {block.uri!r} can not run in process.'
+          )
+        return lambda argument: intrinsic(argument, block.type_signature)
+      case tff.framework.Literal():
+        return self._literal(block)
+      case tff.framework.Placement():
+        return block.uri
+    raise NotImplementedError(
+        f'A {type(block).__name__} can not run in process.'
+    )
+
+  def _lambda(
+      self, block: tff.framework.Lambda, environment: dict[str, Any]
+  ) -> Callable[[Any], Any]:
+    def call(argument):
+      inner = environment
+      if block.parameter_name is not None:
+        inner = {**environment, block.parameter_name: argument}
+      return self.evaluate(block.result, inner)
+
+    return call
+
+  def _operation(
+      self,
+      trace: Callable[[_Tensors], _Tensors],
+      inputs: Sequence[Leaf],
+      result_type: tff.Type,
+  ) -> _Tree:
+    """An operation at the place where the evaluation is."""
+    node = _Operation(
+        trace, self._location, inputs, element_structure.leaf_types(result_type)
+    )
+    return _unflatten(result_type, iter(node.outputs))
+
+  def _compiled(
+      self, block: tff.framework.CompiledComputation
+  ) -> Callable[[Any], _Tree]:
+    graph = self._graphs.get(block)
+
+    def call(argument):
+      inputs = [] if argument is None else _flatten(argument)
+      return self._operation(graph, inputs, block.type_signature.result)
+
+    return call
+
+  def _literal(self, block: tff.framework.Literal) -> _Tree:
+    spec = element_structure.tensor_spec(block.type_signature)
+
+    def trace(_):
+      return [tf.constant(block.value, spec.dtype, spec.shape)]
+
+    return self._operation(trace, (), block.type_signature)
+
+  def _inner_function(
+      self, function: Callable[[Any], _Tree], argument_type: tff.Type
+  ) -> _InnerFunction:
+    """Evaluates a function for itself."""
+    first = _Node.next_number()
+    inputs = []
+    argument = _inputs(argument_type, self._location, inputs)
+    outputs = _flatten(function(argument))
+    captured = _unique(
+        leaf
+        for leaf in itertools.chain(
+            outputs,
+            *(
+                node.inputs
+                for node in _operations_for(outputs, inputs)
+                if node.number > first
+            ),
+        )
+        if leaf.node.number < first
+    )
+    return _InnerFunction(tuple(inputs), captured, tuple(outputs))
+
+  # Intrinsics. Each gets its argument and its type.
+
+  def _federated_map(self, argument: Any, _: Any) -> _Placed:
+    function, value = argument
+    with self._at(Location.CLIENTS):
+      return _Placed(tff.CLIENTS, False, function(value.tree))
+
+  def _federated_map_all_equal(self, argument: Any, _: Any) -> _Placed:
+    function, value = argument
+    # Computed once, for all clients.
+    return _Placed(tff.CLIENTS, True, function(value.tree))
+
+  def _federated_apply(self, argument: Any, _: Any) -> _Placed:
+    function, value = argument
+    return _Placed(tff.SERVER, True, function(value.tree))
+
+  def _federated_broadcast(self, argument: Any, _: Any) -> _Placed:
+    return _Placed(tff.CLIENTS, True, argument.tree)
+
+  def _federated_eval_at_clients(self, argument: Any, _: Any) -> _Placed:
+    with self._at(Location.CLIENTS):
+      return _Placed(tff.CLIENTS, False, argument(None))
+
+  def _federated_eval_at_server(self, argument: Any, _: Any) -> _Placed:
+    return _Placed(tff.SERVER, True, argument(None))
+
+  def _federated_value_at_clients(self, argument: Any, _: Any) -> _Placed:
+    return _Placed(tff.CLIENTS, True, argument)
+
+  def _federated_value_at_server(self, argument: Any, _: Any) -> _Placed:
+    return _Placed(tff.SERVER, True, argument)
+
+  def _federated_zip_at_clients(self, argument: Any, _: Any) -> _Placed:
+    return _zip(tff.CLIENTS, argument)
+
+  def _federated_zip_at_server(self, argument: Any, _: Any) -> _Placed:
+    return _zip(tff.SERVER, argument)
+
+  def _federated_aggregate(
+      self, argument: Any, type_signature: tff.FunctionType
+  ) -> _Placed:
+    value, zero, accumulate, _, report = argument
+    fold = _Fold(
+        _flatten(value.tree),
+        _flatten(zero),
+        self._inner_function(accumulate, type_signature.parameter[2].parameter),
+    )
+    total = _unflatten(type_signature.parameter[1], iter(fold.outputs))
+    return _Placed(tff.SERVER, True, report(total))
+
+  def _federated_select(
+      self, argument: Any, type_signature: tff.FunctionType
+  ) -> _Placed:
+    keys, _, value, function = argument
+    (keys,) = _flatten(keys.tree)
+    key_type = type_signature.parameter[3].parameter[1]
+    values = _flatten(value.tree)
+    element_type = type_signature.result.member.element
+    with self._at(Location.CLIENTS):
+      select = self._inner_function(
+          function, type_signature.parameter[3].parameter
+      )
+
+      def trace(tensors):
+        keys, tensors = tensors[0], tensors[1:]
+        values_, captured = tensors[: len(values)], tensors[len(values) :]
+        dataset = element_structure.map_dataset(
+            tf.data.Dataset.from_tensor_slices(keys),
+            key_type,
+            element_type,
+            lambda key: select([*values_, *key], captured),
+        )
+        return [tf.data.experimental.to_variant(dataset)]
+
+      return _Placed(
+          tff.CLIENTS,
+          False,
+          self._operation(
+              trace,
+              [keys, *values, *select.captured],
+              type_signature.result.member,
+          ),
+      )
+
+  def _sequence_map(
+      self, argument: Any, type_signature: tff.FunctionType
+  ) -> _Tree:
+    function, sequence = argument
+    element_type = type_signature.parameter[1].element
+    mapped = self._inner_function(function, element_type)
+
+    def trace(tensors):
+      variant, *captured = tensors
+      dataset = element_structure.map_dataset(
+          element_structure.from_variant(variant, element_type),
+          element_type,
+          type_signature.result.element,
+          lambda element: mapped(element, captured),
+      )
+      return [tf.data.experimental.to_variant(dataset)]
+
+    return self._operation(
+        trace, [sequence, *mapped.captured], type_signature.result
+    )
+
+  def _sequence_reduce(
+      self, argument: Any, type_signature: tff.FunctionType
+  ) -> _Tree:
+    sequence, zero, function = argument
+    element_type = type_signature.parameter[0].element
+    zero = _flatten(zero)
+    reduce = self._inner_function(
+        function, type_signature.parameter[2].parameter
+    )
+
+    def trace(tensors):
+      variant, tensors = tensors[0], tensors[1:]
+      initial, captured = tensors[: len(zero)], tensors[len(zero) :]
+      return element_structure.reduce_dataset(
+          element_structure.from_variant(variant, element_type),
+          element_type,
+          initial,
+          lambda leaves: reduce(leaves, captured),
+      )
+
+    return self._operation(
+        trace, [sequence, *zero, *reduce.captured], type_signature.result
+    )
+
+  def _sequence_sum(
+      self, argument: Any, type_signature: tff.FunctionType
+  ) -> _Tree:
+    element_type = type_signature.parameter.element
+
+    def trace(tensors):
+      initial = [
+          tf.zeros(t.shape, element_structure.tensor_dtype(t))
+          for t in element_structure.leaf_types(element_type)
+      ]
+      size = len(initial)
+      return element_structure.reduce_dataset(
+          element_structure.from_variant(tensors[0], element_type),
+          element_type,
+          initial,
+          lambda leaves: list(map(tf.add, leaves[:size], leaves[size:])),
+      )
+
+    return self._operation(trace, [argument], type_signature.result)
+
+
+def _zip(placement: Any, argument: Any) -> _Placed:
+  def trees(value):
+    if isinstance(value, _Placed):
+      return value.tree
+    return _Struct(
+        [
+            (name, trees(part))
+            for name, part in tff.structure.iter_elements(value)
+        ]
+    )
+
+  def all_equal(value):
+    if isinstance(value, _Placed):
+      return value.all_equal
+    return all(all_equal(part) for part in value)
+
+  return _Placed(placement, all_equal(argument), trees(argument))
