@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
+import functools
+import itertools
 from typing import Any, Optional
 
 import numpy as np
@@ -92,7 +94,7 @@ def _elements(
   )
   if not has_same_names and (
       len(given) != len(expected)
-      or any(g not in (None, e) for g, e in zip(given, expected))
+      or any(None not in (g, e) and g != e for g, e in zip(given, expected))
   ):
     raise TypeError(
         f'The {name} must have the elements {expected}, but has {given}.'
@@ -125,24 +127,50 @@ def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
   if isinstance(value, (np.ndarray, np.generic)) and dtype == tf.string:
     value = tf.convert_to_tensor(value)
   if isinstance(value, (tf.Tensor, np.ndarray, np.generic)):
-    if tf.as_dtype(value.dtype) != dtype:
-      raise TypeError(
-          f'The {name} must be of type {type_spec}, but is'
-          f' {tf.as_dtype(value.dtype).name}.'
-      )
+    given = tf.as_dtype(value.dtype)
+    if given != dtype:
+      if not _is_part_of(given, dtype):
+        raise TypeError(
+            f'The {name} must be of type {type_spec}, but is {given.name}.'
+        )
+      value = np.asarray(value, dtype.as_numpy_dtype)
   else:
     try:
-      value = np.asarray(tf.convert_to_tensor(value, dtype))
+      converted = np.asarray(tf.convert_to_tensor(value, dtype))
+      fits = dtype == tf.string or _has_same_range(converted, value)
     except (TypeError, ValueError) as error:
       raise TypeError(
           f'The {name} must be of type {type_spec}, but is {value!r}.'
       ) from error
+    if not fits:
+      raise TypeError(
+          f'The {name} must be of type {type_spec}, which has no {value!r}.'
+      )
+    value = converted
   if not tf.TensorShape(type_spec.shape).is_compatible_with(value.shape):
     raise TypeError(
         f'The {name} must be of type {type_spec}, but has the shape'
         f' {list(value.shape)}.'
     )
   return value
+
+
+def _is_part_of(dtype: tf.DType, other: tf.DType) -> bool:
+  """Whether the other dtype is of the same kind and has all of its values."""
+  kinds = [
+      (d.is_bool, d.is_integer, d.is_floating, d.is_complex)
+      for d in (dtype, other)
+  ]
+  return kinds[0] == kinds[1] and np.can_cast(
+      dtype.as_numpy_dtype, other.as_numpy_dtype
+  )
+
+
+def _has_same_range(converted: np.ndarray, value: Any) -> bool:
+  """Whether no number was too large for the dtype that it was made."""
+  if converted.dtype.kind in 'iu':
+    return np.array_equal(converted, np.asarray(value))
+  return np.array_equal(np.isfinite(converted), np.isfinite(value))
 
 
 def _sequence(value: Any, type_spec: tff.SequenceType, name: str) -> Any:
@@ -160,25 +188,59 @@ def _sequence(value: Any, type_spec: tff.SequenceType, name: str) -> Any:
         f'The {name} must be a dataset with elements of type'
         f' {type_spec.element}, but its elements are of type {element_type}.'
     )
+  if _leaf_order(value.element_spec) != _leaf_order(
+      element_structure.spec(type_spec.element)
+  ):
+    raise TypeError(
+        f'The {name} must be a dataset with elements of type'
+        f' {type_spec.element}, but yields them in a Python container whose'
+        ' elements TensorFlow keeps in another order; use a'
+        ' collections.OrderedDict.'
+    )
   return value
+
+
+def _leaf_order(spec: Any) -> list[int]:
+  """The places, within a dataset's tensors, of its elements' leaves."""
+  places = range(len(tf.nest.flatten(spec)))
+  return tff.structure.flatten(
+      tff.structure.from_container(
+          (tf.nest.pack_sequence_as(spec, places),), recursive=True
+      )
+  )
 
 
 def _dataset_of_list(
     elements: Sequence[Any], element_type: tff.Type, name: str
 ) -> tf.data.Dataset:
-  types = element_structure.leaf_types(element_type)
   rows = [
       _leaves(element, element_type, f'{name}[{number}]')
       for number, element in enumerate(elements)
   ]
-  if rows:
-    columns = [tf.stack(column) for column in zip(*rows)]
-  else:
-    columns = []
-    for leaf_type in types:
-      spec = element_structure.tensor_spec(leaf_type)
-      shape = [0, *(size or 0 for size in spec.shape)]
-      columns.append(tf.zeros(shape, spec.dtype))
+  if not rows:
+    specs = map(
+        element_structure.tensor_spec,
+        element_structure.leaf_types(element_type),
+    )
+    empty = [
+        tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype)
+        for spec in specs
+    ]
+    return _dataset_of_columns(empty, element_type)
+  # The last batch of a list is often smaller than the others.
+  parts = [
+      # `tf.stack` would make a list of 64-bit numbers one of 32 bits.
+      _dataset_of_columns([np.stack(c) for c in zip(*part)], element_type)
+      for _, part in itertools.groupby(
+          rows, lambda row: [np.shape(leaf) for leaf in row]
+      )
+  ]
+  return functools.reduce(lambda a, b: a.concatenate(b), parts)
+
+
+def _dataset_of_columns(
+    columns: Sequence[Any], element_type: tff.Type
+) -> tf.data.Dataset:
   return tf.data.Dataset.from_tensor_slices(
       element_structure.pack(element_type, columns)
   )

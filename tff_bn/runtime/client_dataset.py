@@ -1,9 +1,41 @@
-"""A client's dataset that is made where it is used."""
+"""Clients' datasets, on the machine that uses them."""
 
 import abc
-from typing import Any
+from collections.abc import Callable, Hashable
+import contextlib
+from typing import Any, Optional, Protocol, TypeVar
 
 import tensorflow as tf
+
+_T = TypeVar('_T')
+# The CPU of this process, by a name that holds in any `tf.device` block.
+HOST = '/job:localhost/replica:0/task:0/device:CPU:0'
+
+
+class Worker(Protocol):
+  """A process on another machine, see `tff_bn.runtime.cluster`.
+
+  Attributes:
+    task: Its task in TensorFlow.
+    host_device: Its CPU.
+  """
+
+  task: str
+  host_device: str
+
+  def watch(self) -> contextlib.AbstractContextManager[None]:
+    """For a block that uses the worker, and may fail because it is lost."""
+
+  def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
+    """Returns what was made for a key, and makes it the first time.
+
+    Args:
+      key: The key.
+      make: Makes tensors, or functions, within the worker's device.
+
+    Returns:
+      What `make` returned the first time.
+    """
 
 
 class ClientDataset(abc.ABC):
@@ -11,7 +43,14 @@ class ClientDataset(abc.ABC):
 
   It is made when its client's turn has come, and dropped after that, on the
   machine on which the client runs.
+
+  Attributes:
+    home: If it is an int, the client is computed on the device of this number
+      (modulo the number of devices), whoever else takes part. For data that
+      stays on a machine from round to round.
   """
+
+  home: Optional[int] = None
 
   @property
   @abc.abstractmethod
@@ -19,13 +58,59 @@ class ClientDataset(abc.ABC):
     """The spec of the dataset's elements, as of a `tf.data.Dataset`."""
 
   @abc.abstractmethod
-  def build(self, worker: Any) -> tf.data.Dataset:
+  def build(self, worker: Optional[Worker]) -> tf.Tensor:
     """Makes the dataset.
 
     Args:
-      worker: The `tff_bn.runtime.Worker` on which the client runs, within whose
-        device this is called; `None`: this process.
+      worker: Where the client runs; `None`: in this process.
 
     Returns:
-      The dataset.
+      The dataset's variant tensor, see `tf.data.experimental.to_variant`.
     """
+
+
+def dataset_to_worker(
+    dataset: tf.data.Dataset, worker: Optional[Worker]
+) -> tf.Tensor:
+  """Makes a dataset's variant tensor, where it is used.
+
+  Args:
+    dataset: The dataset. With its data it is sent to a worker once, however
+      often it is used.
+    worker: Where it is used; `None`: in this process.
+
+  Returns:
+    The variant tensor.
+  """
+  with tf.device(HOST):
+    variant = tf.data.experimental.to_variant(dataset)
+  if worker is None:
+    return variant
+  # The dataset is kept with the key, so that its identity stays its own.
+  return worker.keep(
+      ('dataset', id(dataset)),
+      lambda: (variant_to_worker(variant, worker), dataset),
+  )[0]
+
+
+def variant_to_worker(
+    variant: tf.Tensor, worker: Optional[Worker]
+) -> tf.Tensor:
+  """Sends a dataset of this process with its data.
+
+  Args:
+    variant: Its variant tensor.
+    worker: Where it is used; `None`: in this process.
+
+  Returns:
+    The variant tensor there.
+  """
+  if worker is None:
+    return variant
+  # A variant tensor can not leave its process.
+  with tf.device(HOST):
+    graph = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=variant, strip_device_assignment=True
+    )
+  with tf.device(worker.host_device):
+    return tf.raw_ops.DatasetFromGraph(graph_def=tf.identity(graph))

@@ -1,4 +1,4 @@
-"""The devices of this process."""
+"""The devices on which clients and server are computed."""
 
 from collections.abc import Sequence
 import math
@@ -6,9 +6,9 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_bn.runtime import client_dataset
 from tff_bn.runtime import execution
 
-_CPU = 'CPU:0'
 # On a CPU, one client's input pipeline and small operations leave cores idle.
 _LANES_OF_A_CPU = 2
 _LANES_OF_A_GPU = 1
@@ -26,81 +26,99 @@ def full_name(device: str) -> str:
   Raises:
     ValueError: If there is no such device.
   """
-  known = {d.name: d for d in tf.config.list_logical_devices()}
-  short = '/device:' + device.removeprefix('/').removeprefix('device:').upper()
-  for name in (device, short):
-    if name in known:
-      with tf.device(name):
-        return tf.identity(tf.constant(0)).device
-  raise ValueError(
-      f'There is no device {device!r}; the devices are'
-      f' {", ".join(name.removeprefix("/device:") for name in known)}.'
+  asked = tf.DeviceSpec.from_string(
+      device if device.startswith('/') else f'/device:{device.upper()}'
   )
+  host = tf.DeviceSpec.from_string(client_dataset.HOST)
+  # With a cluster, the list has other machines' devices, too.
+  known = [
+      spec
+      for spec in (
+          tf.DeviceSpec.from_string(logical.name)
+          for logical in tf.config.list_logical_devices()
+      )
+      if spec.job in (None, host.job)
+  ]
+  for spec in known:
+    if (spec.device_type, spec.device_index) == (
+        asked.device_type,
+        asked.device_index,
+    ):
+      return host.make_merged_spec(spec).to_string()
+  names = ', '.join(f'{d.device_type}:{d.device_index}' for d in known)
+  raise ValueError(f'There is no device {device!r}; the devices are {names}.')
 
 
-def client_devices(
-    names: Optional[Sequence[str]], max_concurrent_clients: Optional[int]
+def make_devices(
+    places: Sequence[tuple[str, Optional[client_dataset.Worker]]],
+    max_concurrent_clients: Optional[int],
 ) -> list[execution.Device]:
-  """The devices for the clients.
+  """Gives devices the threads that compute their clients.
 
   Args:
-    names: Their names. Default: all GPUs, or the CPU if there is none.
+    places: Each device's full name, and its worker (`None`: this process).
     max_concurrent_clients: How many clients are computed at the same time, on
       all devices together. Default: one on a GPU, two on a CPU.
 
   Returns:
-    The devices.
-
-  Raises:
-    ValueError: If there is no such device, or the number is less than 1.
+    The devices; not all, if fewer clients are to be computed at the same time.
   """
-  if names is None:
-    gpus = tf.config.list_logical_devices('GPU')
-    names = [gpu.name for gpu in gpus] or [_CPU]
-  if not names:
-    raise ValueError('client_devices is empty; name at least one device.')
-  names = [full_name(name) for name in names]
-  if len(set(names)) < len(names):
-    raise ValueError(f'client_devices names a device twice: {names}.')
-  if max_concurrent_clients is None:
-    return [
-        execution.Device(name, execution.Lanes(_num_lanes(name), name))
-        for name in names
-    ]
-  if max_concurrent_clients < 1:
-    raise ValueError(
-        f'max_concurrent_clients={max_concurrent_clients} must be at least 1.'
+  if max_concurrent_clients is not None:
+    places = places[:max_concurrent_clients]
+  devices = []
+  for name, worker in places:
+    if max_concurrent_clients is not None:
+      number = math.ceil(max_concurrent_clients / len(places))
+    elif tf.DeviceSpec.from_string(name).device_type == 'CPU':
+      number = _LANES_OF_A_CPU
+    else:
+      number = _LANES_OF_A_GPU
+    devices.append(execution.Device(name, execution.Lanes(number), worker))
+  return devices
+
+
+class LocalDevices:
+  """Devices of this process.
+
+  Attributes:
+    devices: The devices.
+  """
+
+  def __init__(
+      self,
+      names: Optional[Sequence[str]],
+      max_concurrent_clients: Optional[int],
+  ):
+    """Finds the devices.
+
+    Args:
+      names: Their names. Default: all GPUs, or the CPU if there is none.
+      max_concurrent_clients: See `make_devices`.
+
+    Raises:
+      ValueError: If there is no such device.
+    """
+    if names is None:
+      gpus = tf.config.list_logical_devices('GPU')
+      names = [gpu.name for gpu in gpus] or [client_dataset.HOST]
+    full = [full_name(name) for name in names]
+    if not full or len(set(full)) < len(full):
+      raise ValueError(
+          f'client_devices={list(names)} must name at least one device, and'
+          ' each only once.'
+      )
+    self.devices = make_devices(
+        [(name, None) for name in full], max_concurrent_clients
     )
-  names = names[:max_concurrent_clients]
-  lanes = math.ceil(max_concurrent_clients / len(names))
-  return [
-      execution.Device(name, execution.Lanes(lanes, name)) for name in names
-  ]
 
+  def recover(
+      self, devices: Sequence[execution.Device], error: Exception
+  ) -> list[execution.Device]:
+    """Raises the error: devices of this process are never lost alone."""
+    del devices  # All of them go on working.
+    raise error
 
-def _num_lanes(name: str) -> int:
-  is_cpu = tf.DeviceSpec.from_string(name).device_type == 'CPU'
-  return _LANES_OF_A_CPU if is_cpu else _LANES_OF_A_GPU
-
-
-def server_device(
-    name: Optional[str], clients: Sequence[execution.Device]
-) -> str:
-  """The full name of the device for the server.
-
-  Args:
-    name: Its name. Default: the clients' device if they have only one, else
-      the CPU.
-    clients: The clients' devices.
-
-  Returns:
-    The full name.
-
-  Raises:
-    ValueError: If there is no such device.
-  """
-  if name is not None:
-    return full_name(name)
-  if len(clients) == 1 and clients[0].worker is None:
-    return clients[0].name
-  return full_name(_CPU)
+  def close(self) -> None:
+    """Ends the devices' threads."""
+    for device in self.devices:
+      device.lanes.close()

@@ -124,7 +124,11 @@ def reduce_dataset(
   return list(dataset.reduce(tuple(initial), call))
 
 
+def spec(element_type: tff.Type) -> Any:
+  """The spec of a dataset's elements."""
+  return pack(element_type, [tensor_spec(t) for t in leaf_types(element_type)])
+
+
 def from_variant(variant: tf.Tensor, element_type: tff.Type) -> tf.data.Dataset:
   """The dataset of a variant tensor."""
-  spec = pack(element_type, [tensor_spec(t) for t in leaf_types(element_type)])
-  return tf.data.experimental.from_variant(variant, spec)
+  return tf.data.experimental.from_variant(variant, spec(element_type))

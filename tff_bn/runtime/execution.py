@@ -1,12 +1,11 @@
 """Runs plans: the server's part, and the clients' part on their devices."""
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import concurrent.futures
 import dataclasses
-import queue
 import threading
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -20,92 +19,30 @@ _CLIENTS_AHEAD = 2
 
 
 class Lanes:
-  """Threads in which the clients of one device are computed."""
+  """Threads in which the clients of one device are computed.
 
-  def __init__(self, number: int, name: str):
+  Attributes:
+    number: How many clients are computed at the same time.
+  """
+
+  def __init__(self, number: int):
     """Starts no thread yet.
 
     Args:
       number: How many clients are computed at the same time.
-      name: The threads' name.
     """
-    self._number = number
-    self._name = name
-    self._calls = queue.SimpleQueue()
-    self._threads = []
-    self._lock = threading.Lock()
-    self._open = set()
-    self._error: Optional[Exception] = None
-
-  @property
-  def number(self) -> int:
-    """How many clients are computed at the same time."""
-    return self._number
+    self.number = number
+    self._pool = concurrent.futures.ThreadPoolExecutor(
+        number, thread_name_prefix='tff-bn-clients'
+    )
 
   def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future:
     """Calls a function in one of the threads."""
-    future = concurrent.futures.Future()
-    with self._lock:
-      if self._error is not None:
-        future.set_exception(self._error)
-        return future
-      self._open.add(future)
-      if len(self._threads) < self._number:
-        # A daemon: a call to a machine that hangs must not keep the program.
-        thread = threading.Thread(
-            target=self._work, name=self._name, daemon=True
-        )
-        self._threads.append(thread)
-        thread.start()
-    self._calls.put((future, function))
-    return future
-
-  def _work(self) -> None:
-    while True:
-      future, function = self._calls.get()
-      if future is None:
-        return
-      if future.set_running_or_notify_cancel():
-        self._settle(future, *_result_of(function))
-      del future, function  # Not until the next call.
-
-  def _settle(
-      self,
-      future: concurrent.futures.Future,
-      result: Any,
-      error: Optional[BaseException],
-  ) -> None:
-    with self._lock:
-      if future not in self._open:
-        return  # Given up.
-      self._open.discard(future)
-    if error is not None:
-      future.set_exception(error)
-    else:
-      future.set_result(result)
-
-  def abandon(self, error: Exception) -> None:
-    """Lets all calls, running ones and later ones, fail with an error."""
-    with self._lock:
-      self._error = error
-      abandoned, self._open = self._open, set()
-    for future in abandoned:
-      if not future.cancelled():
-        future.set_exception(error)
+    return self._pool.submit(function)
 
   def close(self) -> None:
-    """Ends the threads once they have done their work."""
-    for _ in self._threads:
-      self._calls.put((None, None))
-
-
-def _result_of(
-    function: Callable[[], Any],
-) -> tuple[Any, Optional[BaseException]]:
-  try:
-    return function(), None
-  except BaseException as error:  # pylint: disable=broad-exception-caught
-    return None, error
+    """Ends the threads once they have done what they are at."""
+    self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,17 +52,38 @@ class Device:
   Attributes:
     name: Its full name in TensorFlow.
     lanes: Its threads.
-    worker: The worker that it belongs to, if it is on another machine.
+    worker: The worker that it belongs to; `None`: this process.
   """
 
   name: str
   lanes: Lanes
-  worker: Any = None
+  worker: Optional[client_dataset.Worker] = None
+
+
+class Devices(Protocol):
+  """The devices that there are at the moment."""
 
   @property
-  def task(self) -> Optional[str]:
-    """Its task, if it is on another machine."""
-    return None if self.worker is None else self.worker.task
+  def devices(self) -> list[Device]:
+    """The devices."""
+
+  def recover(
+      self, devices: Sequence[Device], error: Exception
+  ) -> list[Device]:
+    """Finds out whether devices were lost.
+
+    What was on any of them is lost, too.
+
+    Args:
+      devices: The devices on which something failed.
+      error: What happened.
+
+    Returns:
+      The devices that are left.
+
+    Raises:
+      Exception: If nothing was lost, the error.
+    """
 
 
 class Execution:
@@ -135,7 +93,7 @@ class Execution:
       self,
       plan: plan_lib.Plan,
       argument: arguments.Argument,
-      devices: Sequence[Device],
+      devices: Devices,
       server_device: str,
   ):
     """Initializes the invocation.
@@ -148,30 +106,44 @@ class Execution:
     """
     self._plan = plan
     self._argument = argument
-    self._devices = devices
+    self._all_devices = devices
     self._server_device = server_device
     self._num_clients = len(argument.clients or ())
     with tf.device(server_device):
       self._server = {
-          leaf: _tensor(value)
+          leaf: _to_tensor(value)
           for leaf, value in zip(
               plan.server_inputs, argument.server, strict=True
           )
       }
-    # Of each client, what later passes need.
-    self._kept: list[dict[plan_lib.Leaf, tf.Tensor]] = [
-        {} for _ in range(self._num_clients)
-    ]
     self._results: list[dict[plan_lib.Leaf, Any]] = [
         {} for _ in range(self._num_clients)
     ]
+    self._use(devices.devices)
+
+  def _use(self, devices: Sequence[Device]) -> None:
+    """Starts afresh on devices on which nothing is yet."""
+    self._devices = devices
     self._copies = {device.name: _Copies(device) for device in devices}
+    # Of each client, what later passes need; `None`: to be computed (again).
+    self._kept: list[Optional[dict[plan_lib.Leaf, tf.Tensor]]] = [
+        None
+    ] * self._num_clients
+
+  def _renew(self, tensors: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    with tf.device(self._server_device):
+      return [tf.identity(tensor) for tensor in tensors]
 
   def run(self) -> None:
     """Computes all passes."""
     for number, part in enumerate(self._plan.passes):
-      self._compute_at_server(part.server)
-      self._compute_at_clients(number)
+      tensors = part.server(
+          [self._server[leaf] for leaf in part.server.inputs],
+          self._server_device,
+      )
+      self._server.update(zip(part.server.outputs, tensors))
+      totals = self._compute_totals(number)
+      self._server.update(zip(part.totals, totals))
 
   def server_result(self, leaf: plan_lib.Leaf) -> Any:
     """The value of a leaf that is at the server."""
@@ -183,38 +155,51 @@ class Execution:
       return [self.server_result(leaf)] * self._num_clients
     return [results[leaf] for results in self._results]
 
-  def _compute_at_server(self, stage: plan_lib.Stage) -> None:
-    tensors = stage(
-        [self._server[leaf] for leaf in stage.inputs], self._server_device, None
-    )
-    self._server.update(zip(stage.outputs, tensors))
-
-  def _compute_at_clients(self, number: int) -> None:
+  def _compute_totals(self, number: int) -> list[tf.Tensor]:
+    """Computes all clients' part of a pass and folds it."""
     part = self._plan.passes[number]
     totals = [self._server[leaf] for leaf in part.zero]
+    if not (part.clients.outputs or part.folded or part.results):
+      return totals
     captured = [self._server[leaf] for leaf in part.captured]
-    if part.clients.outputs or part.folded or part.results:
-      for folded in self._clients_in_order(number):
-        totals = part.fold(
-            [*totals, *folded, *captured], self._server_device, None
+    num_done = 0
+    while num_done < self._num_clients:
+      try:
+        for folded in self._in_order(
+            range(num_done, self._num_clients), number
+        ):
+          totals = part.fold([*totals, *folded, *captured], self._server_device)
+          num_done += 1
+      except tf.errors.OpError as error:
+        # The totals so far are at the server, so only the clients from here on
+        # are computed on other devices.
+        failed = self._devices
+        self._use(())
+        self._use(self._all_devices.recover(failed, error))
+        # TensorFlow takes copies of these on workers for still there.
+        totals, captured = self._renew(totals), self._renew(captured)
+        self._server = dict(
+            zip(self._server, self._renew(self._server.values()))
         )
-    self._server.update(zip(part.totals, totals))
+    return totals
 
-  def _clients_in_order(self, number: int) -> Iterator[list[tf.Tensor]]:
+  def _in_order(
+      self, clients: Sequence[int], number: int
+  ) -> Iterator[list[tf.Tensor]]:
     """Yields what each client adds to the totals."""
     num_lanes = sum(device.lanes.number for device in self._devices)
-    if num_lanes == 1 or self._num_clients == 1:
-      for client in range(self._num_clients):
-        yield self._compute_client(client, number)
+    if num_lanes == 1 or len(clients) == 1:
+      for client in clients:
+        yield self._compute(client, number)
       return
     running = collections.deque()
     try:
-      for client in range(self._num_clients):
+      for client in clients:
         if len(running) >= _CLIENTS_AHEAD * num_lanes:
           yield running.popleft().result()
         running.append(
             self._device(client).lanes.submit(
-                lambda client=client: self._compute_client(client, number)
+                lambda client=client: self._compute(client, number)
             )
         )
       while running:
@@ -222,50 +207,75 @@ class Execution:
     finally:
       for future in running:
         future.cancel()
+      concurrent.futures.wait(running)
 
   def _device(self, client: int) -> Device:
-    return self._devices[client % len(self._devices)]
+    position = client
+    for value in self._argument.clients[client]:
+      if isinstance(value, client_dataset.ClientDataset):
+        position = value.home if value.home is not None else client
+    return self._devices[position % len(self._devices)]
 
-  def _compute_client(self, client: int, number: int) -> list[tf.Tensor]:
-    """Computes one client's part of a pass."""
-    part = self._plan.passes[number]
+  def _compute(self, client: int, number: int) -> list[tf.Tensor]:
+    """Computes one client's part of a pass; returns what is to be folded."""
     device = self._device(client)
+    if device.worker is None:
+      return self._compute_on(device, client, number)
+    with device.worker.watch():
+      return self._compute_on(device, client, number)
+
+  def _compute_on(
+      self, device: Device, client: int, number: int
+  ) -> list[tf.Tensor]:
     tensors = self._kept[client]
-    if number == 0:
+    if tensors is None:
       tensors = self._client_inputs(client, device)
-
-    def get(leaf):
-      if leaf in tensors:
-        return tensors[leaf]
-      return self._copies[device.name].get(leaf, self._server[leaf])
-
-    outputs = part.clients(
-        [get(leaf) for leaf in part.clients.inputs], device.name, device.task
-    )
-    tensors.update(zip(part.clients.outputs, outputs))
+      for earlier in range(number):
+        self._advance(tensors, earlier, device)
+    self._advance(tensors, number, device)
+    part = self._plan.passes[number]
+    results = {leaf: self._to_server(tensors[leaf]) for leaf in part.results}
     self._results[client].update(
-        (leaf, arguments.to_python(tensors[leaf], leaf.type))
-        for leaf in part.results
+        (leaf, arguments.to_python(tensor, leaf.type))
+        for leaf, tensor in results.items()
     )
-    with tf.device(self._server_device):
-      folded = [tf.identity(get(leaf)) for leaf in part.folded]
-    self._kept[client] = {
-        leaf: tensor for leaf, tensor in tensors.items() if leaf in part.kept
-    }
+    folded = [
+        self._to_server(tensors.get(leaf, self._server.get(leaf)))
+        for leaf in part.folded
+    ]
+    self._kept[client] = {leaf: tensors[leaf] for leaf in part.kept}
     return folded
+
+  def _advance(
+      self,
+      tensors: dict[plan_lib.Leaf, tf.Tensor],
+      number: int,
+      device: Device,
+  ) -> None:
+    """Adds to a client's tensors what it computes in a pass."""
+    stage = self._plan.passes[number].clients
+    copies = self._copies[device.name]
+    inputs = [
+        tensors[leaf]
+        if leaf in tensors
+        else copies.get(leaf, self._server[leaf])
+        for leaf in stage.inputs
+    ]
+    outputs = stage(inputs, device.name, device.worker)
+    tensors.update(zip(stage.outputs, outputs))
 
   def _client_inputs(
       self, client: int, device: Device
   ) -> dict[plan_lib.Leaf, tf.Tensor]:
-    with tf.device(device.name):
-      return {
-          leaf: _tensor(value)
-          for leaf, value in zip(
-              self._plan.client_inputs,
-              self._argument.clients[client],
-              strict=True,
-          )
-      }
+    values = self._argument.clients[client]
+    return {
+        leaf: _to_device(value, device)
+        for leaf, value in zip(self._plan.client_inputs, values, strict=True)
+    }
+
+  def _to_server(self, tensor: tf.Tensor) -> tf.Tensor:
+    with tf.device(self._server_device):
+      return tf.identity(tensor)
 
 
 class _Copies:
@@ -278,19 +288,31 @@ class _Copies:
 
   def get(self, leaf: plan_lib.Leaf, tensor: tf.Tensor) -> tf.Tensor:
     """Returns the copy of a leaf's tensor."""
-    if isinstance(leaf.type, tff.SequenceType):
-      return tensor
     with self._lock:
       if leaf not in self._tensors:
-        with tf.device(self._device.name):
-          self._tensors[leaf] = tf.identity(tensor)
+        if isinstance(leaf.type, tff.SequenceType):
+          tensor = client_dataset.variant_to_worker(tensor, self._device.worker)
+        else:
+          with tf.device(self._device.name):
+            tensor = tf.identity(tensor)
+        self._tensors[leaf] = tensor
       return self._tensors[leaf]
 
 
-def _tensor(value: Any) -> tf.Tensor:
+def _to_device(value: Any, device: Device) -> tf.Tensor:
+  """Makes a client's value a tensor on its device."""
   if isinstance(value, client_dataset.ClientDataset):
-    value = value.build(None)
+    return value.build(device.worker)
   if isinstance(value, tf.data.Dataset):
-    with tf.device('/device:CPU:0'):
-      return tf.data.experimental.to_variant(value)
+    return client_dataset.dataset_to_worker(value, device.worker)
+  with tf.device(device.name):
+    return tf.identity(value)
+
+
+def _to_tensor(value: Any) -> tf.Tensor:
+  """Makes a value a tensor on the server's device."""
+  if isinstance(value, client_dataset.ClientDataset):
+    return value.build(None)
+  if isinstance(value, tf.data.Dataset):
+    return client_dataset.dataset_to_worker(value, None)
   return tf.identity(value)

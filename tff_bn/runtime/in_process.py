@@ -21,7 +21,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
-from tff_bn.runtime import devices
+from tff_bn.runtime import client_dataset
+from tff_bn.runtime import cluster as cluster_lib
+from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
 
@@ -46,26 +48,50 @@ class InProcessContext(tff.framework.SyncContext):
       client_devices: Optional[Sequence[str]] = None,
       server_device: Optional[str] = None,
       max_concurrent_clients: Optional[int] = None,
+      cluster: Optional[Sequence[str]] = None,
+      on_worker_loss: str = 'continue',
   ):
     """Initializes the context.
 
     Args:
       client_devices: The TensorFlow devices for the clients, such as
         `['GPU:0', 'GPU:1']`; client i is computed on device i modulo their
-        number. Default: all GPUs, or the CPU if there is none.
-      server_device: The device for what the server computes. Default: the
-        clients' if they have only one, else the CPU.
+        number. Default: all GPUs, or the CPU if there is none. With a cluster,
+        of each worker.
+      server_device: The device of this process for what the server computes.
+        Default: the clients' if they have only one, else the CPU.
       max_concurrent_clients: How many clients are computed at the same time, on
         all devices together. Default: one on a GPU, two on a CPU.
+      cluster: Workers, each as `host:port`, on whose devices clients are
+        computed instead of on those of this process, see
+        `tff_bn.runtime.Server`. A process can have one cluster only.
+      on_worker_loss: What happens when a worker can't be reached any more:
+        `'continue'` computes the clients that it had on the others; `'stop'`
+        raises a `WorkerLostError`.
 
     Raises:
-      ValueError: If there is no such device, or the number is less than 1.
+      ValueError: If there is no such device or worker, or a worker has other
+        versions; if `max_concurrent_clients` is less than 1, or
+        `on_worker_loss` unknown.
     """
     super().__init__()
-    self._devices = devices.client_devices(
-        client_devices, max_concurrent_clients
-    )
-    self._server_device = devices.server_device(server_device, self._devices)
+    if max_concurrent_clients is not None and max_concurrent_clients < 1:
+      raise ValueError(
+          f'max_concurrent_clients={max_concurrent_clients} must be at least 1.'
+      )
+    if cluster is None:
+      self._devices = devices_lib.LocalDevices(
+          client_devices, max_concurrent_clients
+      )
+    else:
+      self._devices = cluster_lib.Cluster(
+          cluster, client_devices, max_concurrent_clients, on_worker_loss
+      )
+    if server_device is None:
+      device, *others = self._devices.devices
+      is_only_one = not others and device.worker is None
+      server_device = device.name if is_only_one else client_dataset.HOST
+    self._server_device = devices_lib.full_name(server_device)
     self._graphs = plan_lib.GraphCache()
     self._plans: dict[int, plan_lib.Plan] = {}
     self._lock = threading.Lock()
@@ -100,10 +126,18 @@ class InProcessContext(tff.framework.SyncContext):
         weakref.finalize(comp, self._plans.pop, key, None)
       return plan
 
+  @property
+  def workers(self) -> list[client_dataset.Worker]:
+    """The workers of the cluster that are left; none without a cluster."""
+    return [
+        device.worker
+        for device in self._devices.devices
+        if device.worker is not None
+    ]
+
   def close(self) -> None:
-    """Ends the context's threads."""
-    for device in self._devices:
-      device.lanes.close()
+    """Ends the context's threads; workers go on serving."""
+    self._devices.close()
 
 
 def _make_plan(
@@ -169,11 +203,7 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
     self._context.close()
 
 
-def set_default_in_process_context(
-    client_devices: Optional[Sequence[str]] = None,
-    server_device: Optional[str] = None,
-    max_concurrent_clients: Optional[int] = None,
-) -> InProcessContext:
+def set_default_in_process_context(**kwargs: Any) -> InProcessContext:
   """Makes TFF computations run in this process, from now on.
 
   The default context of TFF belongs to one thread. To run computations in
@@ -181,40 +211,30 @@ def set_default_in_process_context(
   returns.
 
   Args:
-    client_devices: See `InProcessContext`.
-    server_device: See `InProcessContext`.
-    max_concurrent_clients: See `InProcessContext`.
+    **kwargs: As for `InProcessContext`: `client_devices`, `server_device`,
+      `max_concurrent_clients`, `cluster`, `on_worker_loss`.
 
   Returns:
     The context.
   """
-  context = InProcessContext(
-      client_devices, server_device, max_concurrent_clients
-  )
+  context = InProcessContext(**kwargs)
   tff.framework.set_default_context(context)
   return context
 
 
 @contextlib.contextmanager
-def in_process_runtime(
-    client_devices: Optional[Sequence[str]] = None,
-    server_device: Optional[str] = None,
-    max_concurrent_clients: Optional[int] = None,
-) -> Iterator[InProcessContext]:
+def in_process_runtime(**kwargs: Any) -> Iterator[InProcessContext]:
   """Runs TFF computations in this process for a `with` block.
 
   Args:
-    client_devices: See `InProcessContext`.
-    server_device: See `InProcessContext`.
-    max_concurrent_clients: See `InProcessContext`.
+    **kwargs: As for `InProcessContext`: `client_devices`, `server_device`,
+      `max_concurrent_clients`, `cluster`, `on_worker_loss`.
 
   Yields:
     The context, installed as the calling thread's default.
   """
   previous = tff.framework.get_context_stack().current
-  context = set_default_in_process_context(
-      client_devices, server_device, max_concurrent_clients
-  )
+  context = set_default_in_process_context(**kwargs)
   try:
     yield context
   finally:

@@ -32,6 +32,7 @@ import weakref
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.runtime import client_dataset
 from tff_bn.runtime import element_structure
 from tff_bn.runtime import imported_graph
 
@@ -135,11 +136,13 @@ class _Fold(_Node):
       values: Sequence[Leaf],
       zero: Sequence[Leaf],
       accumulate: '_InnerFunction',
+      total_types: Iterable[tff.Type],
   ):
     super().__init__(
         Location.SERVER,
         [*values, *zero, *accumulate.captured],
-        [leaf.type for leaf in zero],
+        # Not those of `zero`: an accumulator may grow.
+        total_types,
     )
     # The values of all clients have to be there before anybody can use it.
     self.level += 1
@@ -253,23 +256,25 @@ class GraphCache:
 
 
 class _Graph:
-  """A TensorFlow computation, imported at its first use in each task."""
+  """A TensorFlow computation, imported at its first use by each worker."""
 
   def __init__(self, proto: Any):
     self._proto = proto
     self._functions = {}
 
   def __call__(self, arguments: _Tensors) -> _Tensors:
-    task = _tracing.task
-    if task not in self._functions:
-      self._functions[task] = imported_graph.import_graph(self._proto, task)
-    return self._functions[task](*arguments)
+    worker = _tracing.worker
+    if worker not in self._functions:
+      self._functions[worker] = imported_graph.import_graph(
+          self._proto, worker and worker.task
+      )
+    return self._functions[worker](*arguments)
 
 
 class _Tracing(threading.local):
-  """The task for which functions are being traced."""
+  """The worker for which functions are being traced; `None`: this process."""
 
-  task: Optional[str] = None
+  worker: Optional[client_dataset.Worker] = None
 
 
 _tracing = _Tracing()
@@ -278,7 +283,7 @@ _tracing_lock = threading.RLock()
 
 
 class Stage:
-  """A TensorFlow function of a plan, traced at its first use in each task.
+  """A TensorFlow function of a plan, traced at its first use by each worker.
 
   Attributes:
     inputs: The leaves that it takes.
@@ -290,47 +295,55 @@ class Stage:
       inputs: Sequence[Leaf],
       outputs: Sequence[Leaf],
       body: Callable[[_Tensors], _Tensors],
-      input_specs: Optional[Sequence[tf.TensorSpec]] = None,
   ):
+    """Initializes the stage.
+
+    Args:
+      inputs: The leaves that it takes.
+      outputs: The leaves that it returns.
+      body: Makes the tensors of the outputs of those of the inputs.
+    """
     self.inputs = tuple(inputs)
     self.outputs = tuple(outputs)
     self._body = body
-    self._specs = input_specs or [leaf.spec for leaf in self.inputs]
-    self._functions = {}
+    self._functions: dict[Optional[client_dataset.Worker], Any] = {}
 
   def __call__(
-      self, tensors: Sequence[tf.Tensor], device: str, task: Optional[str]
+      self,
+      tensors: Sequence[tf.Tensor],
+      device: str,
+      worker: Optional[client_dataset.Worker] = None,
   ) -> _Tensors:
     """Computes the outputs.
 
     Args:
       tensors: The tensors of the inputs.
       device: Where.
-      task: The device's task, if it is not in this process.
+      worker: The device's worker; `None`: this process.
 
     Returns:
       The tensors of the outputs.
     """
     if not self.outputs:
       return []
-    function = self._functions.get(task)
+    function = self._functions.get(worker)
     if function is None:
       with _tracing_lock:
-        function = self._functions.get(task)
+        function = self._functions.get(worker)
         if function is None:
-          function = self._functions[task] = self._trace(task)
+          function = self._functions[worker] = self._trace(worker)
     with tf.device(device):
       return function(*tensors)
 
-  def _trace(self, task: Optional[str]) -> Any:
-    _tracing.task = task
+  def _trace(self, worker: Optional[client_dataset.Worker]) -> Any:
+    _tracing.worker = worker
     try:
-      with tf.device(task):
+      with tf.device(worker and worker.task):
         return tf.function(
             lambda *tensors: self._body(list(tensors)), autograph=False
-        ).get_concrete_function(*self._specs)
+        ).get_concrete_function(*(leaf.spec for leaf in self.inputs))
     finally:
-      _tracing.task = None
+      _tracing.worker = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -746,12 +759,15 @@ class _Interpreter:
       self, argument: Any, type_signature: tff.FunctionType
   ) -> _Placed:
     value, zero, accumulate, _, report = argument
+    accumulate_type = type_signature.parameter[2]
+    total_type = accumulate_type.parameter[0]
     fold = _Fold(
         _flatten(value.tree),
         _flatten(zero),
-        self._inner_function(accumulate, type_signature.parameter[2].parameter),
+        self._inner_function(accumulate, accumulate_type.parameter),
+        element_structure.leaf_types(total_type),
     )
-    total = _unflatten(type_signature.parameter[1], iter(fold.outputs))
+    total = _unflatten(total_type, iter(fold.outputs))
     return _Placed(tff.SERVER, True, report(total))
 
   def _federated_select(
