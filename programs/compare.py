@@ -1,6 +1,7 @@
 """`tff-bn-compare`: trains several algorithms on the same data."""
 
 from collections.abc import Sequence
+import contextlib
 import pathlib
 import sys
 from typing import Optional
@@ -13,6 +14,7 @@ from tff_bn.programs import defaults
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 from tff_bn.programs import run_folder
+from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
 
@@ -28,6 +30,7 @@ def define_flags(
       flag_groups.define_training_flags(values),
       flag_groups.define_server_flags(values),
       flag_groups.define_seeds_flag(values),
+      flag_groups.define_runtime_flags(values),
       flag_groups.define_output_flags(values, defaults.COMPARE_OUTPUT_DIR),
   )
 
@@ -66,6 +69,7 @@ def main(flags: cli.ParsedFlags) -> None:
   folder = pathlib.Path(flags.output_dir).expanduser()
   with cli.checking_input():
     settings_lib.check(flags)
+    runtime = runtime_flags.resolve(flags)
     runs = [
         settings_lib.resolve(flags, algorithm, seed)
         for seed in flags.seeds
@@ -87,19 +91,23 @@ def main(flags: cli.ParsedFlags) -> None:
   from tff_bn.programs import report
 
   # pylint: enable=g-import-not-at-top
-  with cli.checking_input():
-    # All runs are prepared before the first one starts, so that a mistake in
-    # the last isn't found after hours.
-    jobs = experiment.prepare(runs, folders, skip_finished=not flags.overwrite)
-    run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
-    for job in jobs:
-      run_folder.begin(
-          job.folder,
-          train.PROGRAM.name,
-          job.settings.to_flags(),
-          overwrite=flags.overwrite,
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      stack.enter_context(runtime.enter())
+      # All runs are prepared before the first one starts, so that a mistake in
+      # the last isn't found after hours.
+      jobs = experiment.prepare(
+          runs, folders, skip_finished=not flags.overwrite
       )
-  experiment.train(jobs)
+      run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
+      for job in jobs:
+        run_folder.begin(
+            job.folder,
+            train.PROGRAM.name,
+            job.settings.to_flags(),
+            overwrite=flags.overwrite,
+        )
+    experiment.train(jobs)
   finished = [
       report.read_run(job.settings.algorithm, job.settings.seed, job.folder)
       for job in jobs

@@ -20,6 +20,7 @@ IMBALANCE = 1.0  # with --split=unbalanced
 
 MODEL = 'small_cnn'
 NORMALIZATION = 'batch'
+PRECISION = 'float32'
 
 ROUNDS = 60
 LOCAL_STEPS = 5
@@ -40,3 +41,6 @@ AVERAGE_LAST = 5
 
 TRAIN_OUTPUT_DIR = 'runs/train'
 COMPARE_OUTPUT_DIR = 'runs/compare'
+
+RUNTIME = 'in_process'
+ON_WORKER_LOSS = 'continue'

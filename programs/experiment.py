@@ -6,9 +6,11 @@ have checked their flags.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import json
 import os
 import pathlib
 import sys
+import types
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -19,6 +21,7 @@ from tff_bn import analysis
 from tff_bn import data as tff_bn_data
 from tff_bn import models
 from tff_bn import partition
+from tff_bn import round_data
 from tff_bn import runtime
 from tff_bn import training
 from tff_bn.batch_norm_model import BatchNormModel
@@ -86,7 +89,30 @@ def split_dataset(
         f' clients than the {len(data.client_ids)} that there are; use at most'
         f' {len(data.client_ids)}.'
     )
-  return data
+  return dataclasses.replace(data, recipe=_recipe(settings))
+
+
+def _recipe(settings: settings_lib.RunSettings) -> str:
+  return json.dumps(
+      {name: getattr(settings, name) for name in settings_lib.DATA_FIELDS}
+  )
+
+
+def make_data(recipe: str) -> tff_bn_data.FederatedData:
+  """Makes the data of a recipe; for workers.
+
+  Args:
+    recipe: The `recipe` of data that `split_dataset` returned, here or on
+      another machine.
+
+  Returns:
+    The same data.
+
+  Raises:
+    ValueError: If the dataset can't be used on this machine.
+  """
+  settings = types.SimpleNamespace(**json.loads(recipe))
+  return split_dataset(settings, load_dataset(settings))
 
 
 def build_model(
@@ -110,6 +136,7 @@ def build_model(
       data.dataset.input_shape,
       data.num_classes,
       settings.normalization,
+      settings.precision,
   )
   # Keras's initializers draw from the global generators.
   tf.keras.utils.set_random_seed(settings.seed)
@@ -147,6 +174,7 @@ def build_process(
       client_weight_decay=settings.client_weight_decay,
       client_learning_rate_schedule=_learning_rate_schedule(settings),
       seed=settings.seed,
+      jit_compile=settings.jit_compile,
   )
   if settings.client_weighting is not None:
     arguments['client_weighting'] = settings.client_weighting
@@ -270,6 +298,7 @@ def prepare(
   for settings, folder in zip(runs, folders, strict=True):
     if settings.seed not in by_seed:
       data = split_dataset(settings, dataset)
+      _check_workers(data)
       by_seed[settings.seed] = data, build_model(settings, data)
     data, model = by_seed[settings.seed]
     process = None
@@ -277,6 +306,12 @@ def prepare(
       process = build_process(settings, model)
     jobs.append(Job(settings, folder, data, model, process))
   return jobs
+
+
+def _check_workers(data: tff_bn_data.FederatedData):
+  context = tff.framework.get_context_stack().current
+  if isinstance(context, runtime.InProcessContext):
+    round_data.check_workers(context, data)
 
 
 def describe_data(job: Job) -> str:
@@ -292,22 +327,23 @@ def describe_data(job: Job) -> str:
 def train(jobs: Sequence[Job]):
   """Trains, or continues to train, runs one after another.
 
+  To be called inside of a runtime, see `runtime_flags.RuntimeSettings.enter`.
+
   Args:
     jobs: The runs.
   """
-  with runtime.native_runtime():
-    for number, job in enumerate(jobs, start=1):
-      if len(jobs) > 1:
-        settings = job.settings
-        print(
-            f'[{number}/{len(jobs)}] {settings.algorithm}, seed'
-            f' {settings.seed}',
-            flush=True,
-        )
-      if job.process is None:
-        print('This run is finished.', flush=True)
-      else:
-        _train(job)
+  for number, job in enumerate(jobs, start=1):
+    if len(jobs) > 1:
+      settings = job.settings
+      print(
+          f'[{number}/{len(jobs)}] {settings.algorithm}, seed'
+          f' {settings.seed}',
+          flush=True,
+      )
+    if job.process is None:
+      print('This run is finished.', flush=True)
+    else:
+      _train(job)
 
 
 def _train(job: Job):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
 from tff_bn import evaluation
+from tff_bn import mixed_precision
 from tff_bn import training
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.programs import report
@@ -51,10 +52,17 @@ def load_model(
         f' model in {path} knows only {logits.shape[-1]}.'
     )
   model.compile(
-      loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      loss=_loss,
       metrics=[tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')],
   )
   return model
+
+
+def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+  """Cross-entropy, in float32 whatever the model's --precision was."""
+  return tf.keras.losses.sparse_categorical_crossentropy(
+      labels, mixed_precision.to_float32(logits), from_logits=True
+  )
 
 
 def evaluate_run(

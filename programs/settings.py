@@ -15,6 +15,21 @@ from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 from tff_bn.programs import registry
 
+# The fields of `RunSettings` that decide about the clients' data.
+DATA_FIELDS = (
+    'dataset',
+    'data_dir',
+    'image_size',
+    'split',
+    'num_clients',
+    'clients_per_round',
+    'classes_per_client',
+    'dirichlet_alpha',
+    'gamma',
+    'imbalance',
+    'seed',
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunSettings:
@@ -37,6 +52,7 @@ class RunSettings:
   imbalance: Optional[float]
   model: str
   normalization: str
+  precision: str
   rounds: int
   clients_per_round: Optional[int]
   local_steps: Optional[int]
@@ -47,6 +63,7 @@ class RunSettings:
   client_momentum: float
   client_weight_decay: float
   client_weighting: Optional[str]
+  jit_compile: bool
   server_optimizer: Optional[str]
   server_learning_rate: Optional[float]
   server_momentum: Optional[float]
@@ -77,11 +94,11 @@ def check(flags: cli.ParsedFlags):
   """
   for name, split in flag_groups.SPLIT_FLAGS.items():
     if flags.split != split:
-      _refuse_unless_overruled(
+      refuse_unless_overruled(
           flags, name, 'split', f'is only for --split={split}'
       )
   if flags.server_optimizer != 'sgdm':
-    _refuse_unless_overruled(
+    refuse_unless_overruled(
         flags,
         'server_momentum',
         'server_optimizer',
@@ -102,7 +119,7 @@ def check(flags: cli.ParsedFlags):
           for algorithm in registry.ALGORITHMS.values()
           if name in algorithm.flags
       ]
-      _refuse_unless_overruled(
+      refuse_unless_overruled(
           flags,
           name,
           selector,
@@ -137,9 +154,22 @@ def _algorithms(flags: cli.ParsedFlags) -> Sequence[registry.Algorithm]:
   return [registry.ALGORITHMS[name] for name in names]
 
 
-def _refuse_unless_overruled(
+def refuse_unless_overruled(
     flags: cli.ParsedFlags, name: str, overruling: str, reason: str
 ):
+  """Refuses a flag that another one makes meaningless.
+
+  Unless the other one overrules it: the command line overrules a flagfile.
+
+  Args:
+    flags: The flags.
+    name: The flag.
+    overruling: The other flag.
+    reason: Why the flag is refused, as the end of a sentence without its point.
+
+  Raises:
+    ValueError: If the flag is refused.
+  """
   source = flags.source(name)
   if source != cli.Source.DEFAULT and source >= flags.source(overruling):
     raise ValueError(
@@ -208,6 +238,7 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
       imbalance=split_flag('imbalance', defaults.IMBALANCE),
       model=flags.model,
       normalization=flags.normalization,
+      precision=flags.precision,
       rounds=flags.rounds,
       clients_per_round=flags.clients_per_round,
       local_steps=local_steps,
@@ -220,6 +251,7 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
       client_weighting=algorithm_flag(
           'client_weighting', defaults.CLIENT_WEIGHTING
       ),
+      jit_compile=flags.jit_compile,
       server_optimizer=server_optimizer,
       server_learning_rate=server_learning_rate,
       server_momentum=server_momentum,

@@ -1,6 +1,7 @@
 """`tff-bn-train`: trains a model with one federated algorithm."""
 
 from collections.abc import Sequence
+import contextlib
 import pathlib
 import sys
 from typing import Optional
@@ -12,6 +13,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import defaults
 from tff_bn.programs import flag_groups
 from tff_bn.programs import run_folder
+from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
 
 
@@ -26,6 +28,7 @@ def define_flags(
       flag_groups.define_training_flags(values),
       flag_groups.define_server_flags(values),
       flag_groups.define_seed_flag(values),
+      flag_groups.define_runtime_flags(values),
       flag_groups.define_output_flags(values, defaults.TRAIN_OUTPUT_DIR),
   )
 
@@ -39,6 +42,7 @@ def main(flags: cli.ParsedFlags) -> None:
   folder = pathlib.Path(flags.output_dir).expanduser()
   with cli.checking_input():
     settings_lib.check(flags)
+    runtime = runtime_flags.resolve(flags)
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
     run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
 
@@ -49,12 +53,14 @@ def main(flags: cli.ParsedFlags) -> None:
   from tff_bn.programs import report
 
   # pylint: enable=g-import-not-at-top
-  with cli.checking_input():
-    (job,) = experiment.prepare([settings], [folder], skip_finished=False)
-    run_folder.begin(
-        folder, PROGRAM.name, settings.to_flags(), overwrite=flags.overwrite
-    )
-  experiment.train([job])
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      stack.enter_context(runtime.enter())
+      (job,) = experiment.prepare([settings], [folder], skip_finished=False)
+      run_folder.begin(
+          folder, PROGRAM.name, settings.to_flags(), overwrite=flags.overwrite
+      )
+    experiment.train([job])
   report.save_figures(
       folder / run_folder.PLOTS,
       [report.read_run(settings.algorithm, settings.seed, folder)],

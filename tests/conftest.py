@@ -1,17 +1,60 @@
 """What several tests need: the runtime, and small models and datasets."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 
 @pytest.fixture(scope='session')
-def native_runtime():
+def native_context():
   """TFF's own runtime; its worker process ends with the test run."""
+  import tensorflow_federated as tff
+
   from tff_bn import runtime
 
-  with runtime.native_runtime():
-    yield
+  before = tff.framework.get_context_stack().current
+  with runtime.native_runtime() as context:
+    # Other tests use another context.
+    tff.framework.set_default_context(before)
+    yield context
+
+
+@pytest.fixture(scope='session')
+def in_process_context():
+  """The runtime of this process, with two clients at a time."""
+  from tff_bn import runtime
+
+  context = runtime.InProcessContext(max_concurrent_clients=2)
+  yield context
+  context.close()
+
+
+@contextlib.contextmanager
+def _default_context(context):
+  import tensorflow_federated as tff
+
+  before = tff.framework.get_context_stack().current
+  tff.framework.set_default_context(context)
+  try:
+    yield context
+  finally:
+    tff.framework.set_default_context(before)
+
+
+@pytest.fixture
+def native_runtime(native_context):
+  """Lets a test's computations run in TFF's own runtime."""
+  with _default_context(native_context) as context:
+    yield context
+
+
+@pytest.fixture
+def in_process_runtime(in_process_context):
+  """Lets a test's computations run in this process."""
+  with _default_context(in_process_context) as context:
+    yield context
 
 
 class Toy:

@@ -85,6 +85,34 @@ def test_scale_and_shift_are_found_by_attribute_not_position():
   ]
 
 
+@pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
+def test_mixed_precision_changes_no_variable(policy, tmp_path):
+  def keras_model_fn(dtype):
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,)),
+            layers.Dense(3, dtype=dtype, name='a'),
+            layers.BatchNormalization(dtype=dtype, name='b'),
+            layers.Dense(2, dtype=dtype, name='c'),
+        ]
+    )
+
+  model = _model(lambda: keras_model_fn(policy))
+
+  assert model.variables == _model(lambda: keras_model_fn('float32')).variables
+  model.to_keras().save(tmp_path / 'model.keras')
+  weights = model.from_keras(
+      tf.keras.models.load_model(tmp_path / 'model.keras')
+  )
+  for loaded, initial in zip(
+      (*weights.trainable, *weights.non_trainable),
+      (*model.initial_weights.trainable, *model.initial_weights.non_trainable),
+      strict=True,
+  ):
+    assert loaded.dtype == np.float32
+    np.testing.assert_array_equal(loaded, initial)
+
+
 def test_frozen_layers_keep_their_roles():
   def keras_model_fn():
     inner = tf.keras.Sequential(

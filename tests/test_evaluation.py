@@ -133,6 +133,30 @@ class TestEvaluator:
         result['loss'], _dense_metrics(weights, x, y)[0], rtol=1e-5
     )
 
+  @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
+  def test_loss_of_16_bit_logits_is_float32(self, policy):
+    def keras_model_fn():
+      return tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([_FEATURES]),
+              # Without a bias: graphs round its sum once, eager code twice.
+              tf.keras.layers.Dense(_CLASSES, use_bias=False, dtype=policy),
+          ]
+      )
+
+    model = _build(keras_model_fn)
+    weights = _random_weights(model, 0)
+    x, y = _examples(50)
+
+    result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 50))
+
+    logits = model.to_keras(weights)(x)
+    assert logits.dtype.name == policy.removeprefix('mixed_')
+    logits = logits.numpy().astype(np.float64)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), y]
+    assert result['loss'] == pytest.approx(losses.mean(), rel=1e-6)
+    assert result['accuracy'] == pytest.approx((logits.argmax(1) == y).mean())
+
   def test_no_examples(self):
     model = _build(_dense_model)
 
@@ -296,6 +320,29 @@ class TestReestimateBatchNormStatistics:
         rtol=1e-4,
         atol=1e-4,
     )
+
+  def test_mixed_precision(self):
+    def keras_model_fn():
+      return tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([_FEATURES]),
+              tf.keras.layers.BatchNormalization(dtype='mixed_bfloat16'),
+              tf.keras.layers.Dense(_CLASSES),
+          ]
+      )
+
+    model = _build(keras_model_fn)
+    x, y = _examples(50)
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, model.initial_weights, _batches((x, y), 50)
+    )
+
+    seen = tf.cast(x, tf.bfloat16).numpy().astype(np.float64)
+    mean, variance = result.non_trainable
+    assert mean.dtype == variance.dtype == np.float32
+    np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(variance, seen.var(0), rtol=1e-6)
 
   def test_shared_layer_pools_its_calls(self):
     def keras_model_fn():

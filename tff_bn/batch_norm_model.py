@@ -63,6 +63,10 @@ class BatchNormModel:
   itself. The weights that an algorithm returns are turned back into an
   ordinary Keras model by `to_keras`.
 
+  Layers may have one of Keras's mixed dtype policies: their variables are
+  float32 all the same, the loss and the metrics are computed in float32, and
+  the loss is scaled if a layer computes in float16.
+
   Example:
   ```
   model = BatchNormModel(

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_bn import mixed_precision
 from tff_bn.aggregators import moments
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
@@ -38,7 +39,9 @@ class Evaluator:
     ).get_concrete_function()
 
   def _evaluate_batch(self, x: Any, y: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    predictions = self._keras_model(x, training=False)
+    predictions = mixed_precision.to_float32(
+        self._keras_model(x, training=False)
+    )
     for metric in self._metrics:
       metric.update_state(y, predictions)
     return (

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import mixed_precision
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.stateless_function import StatelessFunction
 from tff_bn.stateless_function import fingerprint
@@ -31,6 +32,8 @@ class LocalTrainingConfig:
       scalar tensor) to the learning rate. `None`: the optimizer's own.
     seed: Determines dropout and other random layers, together with the round
       and the client's first batch.
+    jit_compile: Whether XLA compiles the step. Results then differ in the last
+      bits. TFF's native runtime has no XLA compiler and ignores it.
   """
 
   client_optimizer: tff.learning.optimizers.Optimizer
@@ -39,6 +42,7 @@ class LocalTrainingConfig:
   client_weight_decay: float = 0.0
   client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None
   seed: int = 0
+  jit_compile: bool = False
 
   def __post_init__(self):
     if not isinstance(self.client_optimizer, tff.learning.optimizers.Optimizer):
@@ -130,8 +134,8 @@ class LocalResult:
 
   Attributes:
     values: The new values, in the order of `model.variables`.
-    num_examples: int64 scalar, how many examples were seen. An example counts
-      once for each epoch.
+    num_examples: int64 scalar, how many examples were trained on. An example
+      counts once for each epoch.
     loss_sum: float scalar, sum over the examples of their batch's loss.
     metric_sums: The accumulators of each Keras metric.
     optimizer_state: The optimizer's last state.
@@ -169,48 +173,79 @@ class LocalTraining:
       # Some metrics make their accumulators at the first update.
       metric.reset_state()
 
+    scales_loss = mixed_precision.computes_in_float16(keras_model)
+    others = keras_model.non_trainable_weights
+
+    def step(x, y, optimizer_state, loss_scale):
+      state_before = [tf.identity(v) for v in others] if scales_loss else []
+      with tf.GradientTape() as tape:
+        output = mixed_precision.to_float32(keras_model(x, training=True))
+        loss = loss_fn(y, output)
+        for regularization in keras_model.losses:
+          loss += tf.cast(regularization, loss.dtype)
+        target = loss_scale.scale_loss(loss) if scales_loss else loss
+      if loss.shape.rank != 0:
+        raise ValueError(
+            f'loss_fn returns a loss of shape {loss.shape} for a batch; it'
+            ' must average over the batch (reduction="auto").'
+        )
+      gradients = tape.gradient(
+          target,
+          trainable,
+          unconnected_gradients=tf.UnconnectedGradients.ZERO,
+      )
+      gradients = tuple(tf.convert_to_tensor(g) for g in gradients)
+      if scales_loss:
+        gradients = loss_scale.unscale(gradients)
+
+      def update():
+        weights = tuple(tf.convert_to_tensor(v) for v in trainable)
+        decayed = gradients
+        if config.client_weight_decay:
+          decayed = tuple(
+              g + tf.constant(config.client_weight_decay, g.dtype) * w
+              for g, w in zip(gradients, weights)
+          )
+        new_state, weights = optimizer.next(optimizer_state, weights, decayed)
+        for variable, weight in zip(trainable, weights):
+          variable.assign(weight)
+        for metric in metrics:
+          metric.update_state(y, output)
+        batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
+        loss_sum = tf.cast(loss, dtype) * tf.cast(batch_size, dtype)
+        return new_state, batch_size, loss_sum
+
+      def skip():
+        # As if there had been no such batch: where float16 overflowed, running
+        # statistics and the loss can be infinite, too.
+        for variable, value in zip(others, state_before):
+          variable.assign(value)
+        return optimizer_state, tf.zeros([], tf.int64), tf.zeros([], dtype)
+
+      if not scales_loss:
+        return *update(), loss_scale
+      finite = mixed_precision.all_finite([loss, *gradients])
+      return *tf.cond(finite, update, skip), loss_scale.after_step(finite)
+
+    if config.jit_compile:
+      # Not the whole loop: XLA has no datasets.
+      step = tf.function(step, jit_compile=True)
+
     def train(dataset, optimizer_state):
-      # pylint: disable=cell-var-from-loop
       num_examples = tf.zeros([], tf.int64)
       loss_sum = tf.zeros([], dtype)
+      loss_scale = mixed_precision.LossScale.initial() if scales_loss else ()
       dataset = dataset.repeat(config.local_epochs)
       if config.local_steps is not None:
         dataset = dataset.take(config.local_steps)
       # An iterator, since `for batch in dataset` becomes `Dataset.reduce`,
       # which instantiates its function anew at each call.
       for x, y in iter(dataset):
-        with tf.GradientTape() as tape:
-          output = keras_model(x, training=True)
-          loss = loss_fn(y, output)
-          for regularization in keras_model.losses:
-            loss += tf.cast(regularization, loss.dtype)
-        if loss.shape.rank != 0:
-          raise ValueError(
-              f'loss_fn returns a loss of shape {loss.shape} for a batch; it'
-              ' must average over the batch (reduction="auto").'
-          )
-        gradients = tape.gradient(
-            loss,
-            trainable,
-            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        optimizer_state, batch_size, batch_loss, loss_scale = step(
+            x, y, optimizer_state, loss_scale
         )
-        weights = tuple(tf.convert_to_tensor(v) for v in trainable)
-        gradients = tuple(tf.convert_to_tensor(g) for g in gradients)
-        if config.client_weight_decay:
-          gradients = tuple(
-              g + tf.constant(config.client_weight_decay, g.dtype) * w
-              for g, w in zip(gradients, weights)
-          )
-        optimizer_state, weights = optimizer.next(
-            optimizer_state, weights, gradients
-        )
-        for variable, weight in zip(trainable, weights):
-          variable.assign(weight)
-        for metric in metrics:
-          metric.update_state(y, output)
-        batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
         num_examples += batch_size
-        loss_sum += tf.cast(loss, dtype) * tf.cast(batch_size, dtype)
+        loss_sum += batch_loss
       return (
           [tf.identity(v) for v in keras_model.weights],
           num_examples,

@@ -77,7 +77,8 @@ class StatelessFunction:
     """
     self._function = tf.function(fn).get_concrete_function(*specs)
     graph = self._function.graph
-    index_of = {v.ref(): i for i, v in enumerate(variables)}
+    # By handle: a layer with a mixed dtype policy wraps its variables.
+    index_of = {id(v.handle): i for i, v in enumerate(variables)}
     variable_of = {id(v.handle): v for v in graph.variables}
     self._captures = []  # Pairs: what it is, and its index, key or value.
     num_random_states = 0
@@ -91,8 +92,8 @@ class StatelessFunction:
               ' cannot be sent to clients: apply it in the dataset instead.'
           )
         self._captures.append(('constant', captured.numpy()))
-      elif variable.ref() in index_of:
-        index = index_of[variable.ref()]
+      elif id(captured) in index_of:
+        index = index_of[id(captured)]
         self._captures.append(('value', (variable, index)))
       elif _is_random_state(variable):
         self._captures.append(('random', (variable, num_random_states)))

@@ -40,9 +40,12 @@ from tff_bn import client_state_store
 from tff_bn import evaluation
 from tff_bn import folder_lock
 from tff_bn import metrics_log
+from tff_bn import round_data
+from tff_bn import runtime
 from tff_bn.analysis import communication
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.data import federated
 from tff_bn.stateful_process import StatefulLearningProcess
 
 Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]
@@ -265,7 +268,7 @@ class _RoundData:
 
   round_num: int
   client_ids: Sequence[str]
-  datasets: Sequence[tf.data.Dataset]
+  datasets: Sequence[Union[tf.data.Dataset, runtime.ClientDataset]]
 
 
 class _Run:
@@ -287,6 +290,11 @@ class _Run:
     self._data = data
     self._config = config
     self._train_on_union = train_on_union
+    context = tff.framework.get_context_stack().current
+    # Such a context makes datasets itself, where and when they are used.
+    self._makes_datasets = isinstance(
+        context, runtime.InProcessContext
+    ) and isinstance(data, federated.FederatedData)
     self._model_dir = run_dir / 'model'
     self._traffic = traffic or communication.NO_TRAFFIC
     self._sample_fn = tff.simulation.build_uniform_sampling_fn(
@@ -384,7 +392,7 @@ class _Run:
     else:
       groups = [[client_id] for client_id in ids]
     datasets = [
-        self._data.client_dataset(
+        self._make_dataset(
             group,
             seed=self._config.seed,
             round_num=round_num,
@@ -395,6 +403,13 @@ class _Run:
         for group in groups
     ]
     return _RoundData(round_num, ids, datasets)
+
+  def _make_dataset(
+      self, client_ids: Sequence[str], **draw: Optional[int]
+  ) -> Union[tf.data.Dataset, runtime.ClientDataset]:
+    if self._makes_datasets:
+      return round_data.RoundDataset(self._data, client_ids, **draw)
+    return self._data.client_dataset(client_ids, **draw)
 
   def _evaluate(
       self, state: Any, round_num: int

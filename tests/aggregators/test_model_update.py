@@ -8,7 +8,7 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 
-pytestmark = pytest.mark.usefixtures('native_runtime')
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
 def _update(trainable, mean, variance, other, count):

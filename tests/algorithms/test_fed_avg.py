@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 from tff_bn import aggregators
 from tff_bn import algorithms
 
-pytestmark = pytest.mark.usefixtures('native_runtime')
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.

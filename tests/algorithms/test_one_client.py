@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 from tff_bn import algorithms
 
-pytestmark = pytest.mark.usefixtures('native_runtime')
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _STATELESS = ['fed_avg', 'centralized']
 _STATEFUL = ['fed_bn', 'silo_bn', 'local_affine', 'single']

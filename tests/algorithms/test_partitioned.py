@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 from tff_bn import algorithms
 from tff_bn.stateful_process import StatefulLearningProcess
 
-pytestmark = pytest.mark.usefixtures('native_runtime')
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)

@@ -39,6 +39,21 @@ class Subclassed(tf.keras.Model):
 def subclassed(input_shape, num_classes):
   return Subclassed(num_classes)
 
+class Lazy(tf.keras.Model):
+
+  def __init__(self, num_classes):
+    super().__init__()
+    self.num_classes = num_classes
+    self.dense = None
+
+  def call(self, x):
+    if self.dense is None:
+      self.dense = tf.keras.layers.Dense(self.num_classes)
+    return self.dense(tf.reshape(x, [len(x), 4]))
+
+def lazy(input_shape, num_classes):
+  return Lazy(num_classes)
+
 def one_more_class(input_shape, num_classes):
   return dense(input_shape, num_classes + 1)
 
@@ -147,6 +162,77 @@ def test_groups_that_do_not_divide_the_channels():
       '--normalization=group32 .* 16 channels at layer norm_1',
       normalization='group32',
   )
+
+
+class TestPrecision:
+
+  @pytest.mark.parametrize('precision', ['mixed_bfloat16', 'mixed_float16'])
+  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  def test_layers_compute_in_16_bits_but_logits_and_variables_have_32(
+      self, name, precision
+  ):
+    model = models.build_model_fn(name, (8, 8, 1), 10, precision=precision)()
+    for layer in model.layers[1:-1]:
+      assert layer.dtype_policy.name == precision
+    assert model.layers[-1].name == 'logits'
+    assert model.layers[-1].compute_dtype == 'float32'
+    assert {v.dtype for v in model.variables} == {tf.float32}
+    x = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+    logits = model(x, training=False)
+    assert logits.dtype == tf.float32
+    # The first activations have the few bits of their dtype.
+    first = tf.keras.Model(model.input, model.layers[2].output)(x)
+    assert first.dtype.name == precision.removeprefix('mixed_')
+
+  def test_default_is_float32(self):
+    model = models.build_model_fn('small_cnn', (8, 8, 1), 10)()
+    assert {layer.dtype_policy.name for layer in model.layers} == {'float32'}
+
+  @pytest.mark.parametrize('function', ['dense', 'subclassed', 'lazy'])
+  def test_user_models_have_it_too(self, function):
+    model = models.build_model_fn(
+        f'user_models:{function}', (4,), 10, precision='mixed_bfloat16'
+    )()
+    assert model(np.zeros((2, 4), np.float32)).dtype == tf.bfloat16
+    (dense,) = [
+        layer
+        for layer in model.layers
+        if isinstance(layer, tf.keras.layers.Dense)
+    ]
+    assert dense.compute_dtype == 'bfloat16'
+    assert dense.kernel.dtype == tf.float32
+
+  @pytest.mark.parametrize('function', ['dense', 'fails', 'for_vectors'])
+  def test_other_models_of_the_process_do_not_have_it(self, function):
+    try:
+      models.build_model_fn(
+          f'user_models:{function}', (4,), 10, precision='mixed_float16'
+      )()
+    except ValueError:
+      assert function != 'dense'
+    assert tf.keras.mixed_precision.global_policy().name == 'float32'
+    assert tf.keras.layers.Dense(1).compute_dtype == 'float32'
+
+  def test_unknown_precision(self):
+    with pytest.raises(
+        ValueError, match='--precision=mixed_float8 .*mixed_bfloat16'
+    ):
+      models.build_model_fn('mlp3', (4,), 3, precision='mixed_float8')
+
+  @pytest.mark.parametrize('name', ['small_cnn', 'user_models:dense'])
+  @pytest.mark.parametrize('precision', ['mixed_bfloat16', 'mixed_float16'])
+  def test_saved_model_keeps_it(self, name, precision, tmp_path):
+    model = models.build_model_fn(name, (8, 8, 1), 10, precision=precision)()
+    model.save(tmp_path / 'model.keras')
+    loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+    x = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+    expected = model(x, training=False)
+    result = loaded(x, training=False)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+    assert [layer.dtype_policy.name for layer in loaded.layers] == [
+        layer.dtype_policy.name for layer in model.layers
+    ]
 
 
 class TestUserModel:

@@ -152,6 +152,18 @@ def test_model_settings_reach_the_model():
   assert float(loss) == pytest.approx(np.log(10), rel=1e-5)
 
 
+@pytest.mark.parametrize('precision', ['mixed_bfloat16', 'mixed_float16'])
+def test_precision_reaches_the_model(precision):
+  data = _data()
+  settings = _settings('--model=mlp3', f'--precision={precision}')
+  model = experiment.build_model(settings, data)
+  assert model.keras_model.get_layer('hidden').dtype_policy.name == precision
+  assert {variable.dtype for variable in model.variables} == {tf.float32}
+  # What is not given is float32.
+  model = experiment.build_model(_settings('--model=mlp3'), data)
+  assert model.keras_model.get_layer('hidden').compute_dtype == 'float32'
+
+
 def test_client_settings_reach_the_process(monkeypatch):
   call = _built(
       monkeypatch,
@@ -160,12 +172,14 @@ def test_client_settings_reach_the_process(monkeypatch):
       '--client_weight_decay=0.125',
       '--client_weighting=uniform',
       '--seed=7',
+      '--jit_compile',
   )
   hparams = _hparams(call.client_optimizer)
   assert hparams == {'learning_rate': 0.25, 'momentum': 0.5}
   assert call.options['client_weight_decay'] == 0.125
   assert call.options['client_weighting'] == 'uniform'
   assert call.options['seed'] == 7
+  assert call.options['jit_compile'] is True
   assert call.options['client_learning_rate_schedule'] is None
 
 

@@ -240,6 +240,90 @@ def test_all_runs_are_checked_before_the_first_starts(tmp_path, capsys):
   assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (
+            ['--runtime=native', '--client_devices=CPU:0'],
+            ['--client_devices=CPU:0', '--runtime=in_process'],
+        ),
+        (
+            ['--runtime=native', '--jit_compile'],
+            ['--jit_compile', '--runtime=in_process'],
+        ),
+        (
+            ['--client_devices=CPU:0,TPU:7'],
+            ['--client_devices=CPU:0,TPU:7', "no device 'TPU:7'", 'CPU:0'],
+        ),
+        (['--client_devices=CPU:0,CPU:0'], ['CPU:0 is in the list twice']),
+        (['--runtime=gpu'], ['--runtime=gpu', 'in_process, native']),
+        (['--precision=float16'], ['--precision=float16', 'mixed_float16']),
+    ],
+    ids=lambda value: ' '.join(value),
+)
+@pytest.mark.parametrize('program', [train, compare])
+def test_runtime_that_is_impossible(
+    program, arguments, words, tmp_path, capsys
+):
+  assert program.run([*arguments, f'--output_dir={tmp_path}/run']) == 2
+  captured = capsys.readouterr()
+  assert captured.err.count('\n') == 1
+  assert not captured.out
+  for word in words:
+    assert word in captured.err
+  assert not os.listdir(tmp_path)
+
+
+def test_run_is_continued_wherever_it_is_computed(tmp_path):
+  flags = []
+  for runtime in (['--runtime=native'], [], ['--client_devices=cpu:0']):
+    folder = tmp_path / str(len(flags))
+    arguments = [*_SMALL, *runtime, f'--output_dir={folder}']
+    assert train.run(arguments) == 0
+    flags.append((folder / 'flags.txt').read_text(encoding='utf-8'))
+    losses = [float(row['test_loss']) for row in _rows(folder / 'metrics.csv')]
+    if len(flags) == 1:
+      expected = losses
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+  assert flags[0] == flags[1] == flags[2]
+  assert '--rounds=3' in flags[0]
+  # A finished run is read by the other runtime.
+  assert train.run([*_SMALL, '--runtime=native', f'--output_dir={folder}']) == 0
+
+
+@pytest.mark.parametrize(
+    ('precision', 'arguments'),
+    [
+        ('mixed_bfloat16', ['--model=small_cnn']),
+        ('mixed_float16', ['--jit_compile']),
+    ],
+)
+def test_model_in_mixed_precision(tmp_path, precision, arguments):
+  arguments = [
+      *_SMALL,
+      *arguments,
+      '--algorithm=fedbn',
+      f'--precision={precision}',
+      f'--output_dir={tmp_path}',
+  ]
+  assert train.run(arguments) == 0
+  model = tf.keras.models.load_model(tmp_path / 'model' / 'model.keras')
+  for layer in model.layers:
+    is_float32 = layer.name in ('image', 'input', 'logits')
+    expected = 'float32' if is_float32 else precision
+    assert layer.dtype_policy.name == expected
+  assert {weight.dtype for weight in model.get_weights()} == {
+      np.dtype(np.float32)
+  }
+  assert evaluate.run([f'--run={tmp_path}', '--reestimate_statistics']) == 0
+  assert evaluate.run([f'--run={tmp_path}']) == 0
+  _, clients = _evaluation(tmp_path)
+  mean = np.mean([float(client['loss']) for client in clients])
+  last = _rows(tmp_path / 'metrics.csv')[-1]
+  assert mean == pytest.approx(float(last['client_test_loss']), rel=1e-3)
+  assert tf.keras.mixed_precision.global_policy().name == 'float32'
+
+
 def _save_npz(path, **changes):
   arrays = dict(
       x_train=np.zeros((8, 8, 8, 1), np.float32),
@@ -452,7 +536,10 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
     assert not captured.out
 
 
-def test_interrupt_ends_everything_and_the_same_command_goes_on(tmp_path):
+@pytest.mark.parametrize('runtime', ['in_process', 'native'])
+def test_interrupt_ends_everything_and_the_same_command_goes_on(
+    tmp_path, runtime
+):
   folder = tmp_path / 'run'
   arguments = [
       '--algorithm=fedbn',
@@ -464,10 +551,11 @@ def test_interrupt_ends_everything_and_the_same_command_goes_on(tmp_path):
       '--classes_per_client=5',
       f'--output_dir={folder}',
   ]
+  runtime = f'--runtime={runtime}'
   errors = tmp_path / 'errors'
   with open(errors, 'w', encoding='utf-8') as file:
     process = subprocess.Popen(
-        [sys.executable, '-m', 'tff_bn.programs.train', *arguments],
+        [sys.executable, '-m', 'tff_bn.programs.train', *arguments, runtime],
         stdout=subprocess.DEVNULL,
         stderr=file,
         # A shell's background jobs ignore Ctrl-C, and their children too.
@@ -482,7 +570,7 @@ def test_interrupt_ends_everything_and_the_same_command_goes_on(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
       children = psutil.Process(process.pid).children(recursive=True)
-      assert children
+      assert bool(children) == (runtime == '--runtime=native')
       process.send_signal(signal.SIGINT)
       assert process.wait(timeout=60) == 130
     finally:
@@ -494,6 +582,7 @@ def test_interrupt_ends_everything_and_the_same_command_goes_on(tmp_path):
   assert all(line.startswith('round ') for line in progress)
   assert not (folder / 'model').exists()
 
+  # In the default runtime, whatever it was before.
   assert train.run(arguments) == 0
   rounds = [int(row['round']) for row in _rows(folder / 'metrics.csv')]
   assert rounds == list(range(16))

@@ -27,6 +27,7 @@ def build_centralized(
     client_weight_decay: float = 0.0,
     client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None,
     seed: int = 0,
+    jit_compile: bool = False,
 ) -> tff.learning.templates.LearningProcess:
   """Builds ordinary training, in the form of a federated process.
 
@@ -44,6 +45,7 @@ def build_centralized(
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the learning rate. Default: constant.
     seed: Determines dropout and other random layers.
+    jit_compile: Whether XLA compiles the steps.
 
   Returns:
     A `tff.learning.templates.LearningProcess`.
@@ -61,6 +63,7 @@ def build_centralized(
           client_weight_decay=client_weight_decay,
           client_learning_rate_schedule=client_learning_rate_schedule,
           seed=seed,
+          jit_compile=jit_compile,
       ),
   )
   weights = SharedWeights(model, FEDAVG)

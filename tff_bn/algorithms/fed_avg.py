@@ -40,7 +40,8 @@ def build_fed_avg(
     **options: `server_optimizer`, `local_steps`, `local_epochs`,
       `client_weighting`, `client_weight_decay`,
       `client_learning_rate_schedule`, `model_aggregator`,
-      `statistics_aggregator`, `seed`: see `tff_bn.algorithms.Options`.
+      `statistics_aggregator`, `seed`, `jit_compile`: see
+      `tff_bn.algorithms.Options`.
 
   Returns:
     A `tff.learning.templates.LearningProcess`.

@@ -51,6 +51,8 @@ class Options(TypedDict, total=False):
       the naive mean.
     seed: Determines dropout and other random layers, together with the round
       and the client's data. Default: 0.
+    jit_compile: Whether XLA compiles the clients' steps; see
+      `tff_bn.local_training.LocalTrainingConfig`. Default: no.
   """
 
   server_optimizer: Optional[tff.learning.optimizers.Optimizer]
@@ -62,6 +64,7 @@ class Options(TypedDict, total=False):
   model_aggregator: Optional[model_update.AggregationFactory]
   statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
   seed: int
+  jit_compile: bool
 
 
 def _check_aggregators(
@@ -120,6 +123,7 @@ class _Parts:
           tff.aggregators.UnweightedAggregationFactory
       ] = None,
       seed: int = 0,
+      jit_compile: bool = False,
   ):
     if model_aggregator is None:
       model_aggregator = model_update.default_mean()
@@ -135,6 +139,7 @@ class _Parts:
         client_weight_decay=client_weight_decay,
         client_learning_rate_schedule=client_learning_rate_schedule,
         seed=seed,
+        jit_compile=jit_compile,
     )
     self.weights = SharedWeights(model, partition)
     self.work = ClientWork(

@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
+import hashlib
 from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_bn import spelling
+from tff_bn.data import batches
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import names
 from tff_bn.data import seeding
@@ -27,11 +29,14 @@ class FederatedData:
       at least one. The order of the ids is the order of the clients.
     test_indices: Client id -> positions in the test data of the samples on
       which a model of its own is evaluated; none, one or more.
+    recipe: What a worker on another machine needs to make the same data itself,
+      in JSON; `None`: it can't, and is sent the data.
   """
 
   dataset: dataset_lib.Dataset
   train_indices: Mapping[str, np.ndarray]
   test_indices: Mapping[str, np.ndarray]
+  recipe: Optional[str] = None
 
   @property
   def client_ids(self) -> tuple[str, ...]:
@@ -85,11 +90,46 @@ class FederatedData:
       ValueError: If there is no such client, if a number is less than 1, or if
         not exactly one of `local_steps` and `local_epochs` is given.
     """
+    return self.client_batches(
+        client_ids,
+        seed=seed,
+        round_num=round_num,
+        batch_size=batch_size,
+        local_steps=local_steps,
+        local_epochs=local_epochs,
+    ).dataset(self.dataset.x_train, self.dataset.y_train)
+
+  def client_batches(
+      self,
+      client_ids: Sequence[str],
+      *,
+      seed: int,
+      round_num: int,
+      batch_size: int,
+      local_steps: Optional[int] = None,
+      local_epochs: Optional[int] = None,
+  ) -> batches.Batches:
+    """Which samples the batches of `client_dataset` consist of.
+
+    Args:
+      client_ids: See `client_dataset`.
+      seed: See `client_dataset`.
+      round_num: See `client_dataset`.
+      batch_size: See `client_dataset`.
+      local_steps: See `client_dataset`.
+      local_epochs: See `client_dataset`.
+
+    Returns:
+      The positions of the samples in the training data.
+
+    Raises:
+      ValueError: As `client_dataset`.
+    """
     if (local_steps is None) == (local_epochs is None):
       raise ValueError('Give one of --local_steps and --local_epochs.')
     _check_positive('batch_size', batch_size)
     if not client_ids:
-      raise ValueError('client_dataset needs at least one client.')
+      raise ValueError('client_batches needs at least one client.')
     clients = [self._client_number(client_id) for client_id in client_ids]
     samples = np.concatenate(
         [self.train_indices[client_id] for client_id in client_ids]
@@ -105,9 +145,7 @@ class FederatedData:
           [rng.permutation(samples) for _ in range(-(-length // len(samples)))]
       )
       passes = [order[:length]]
-    return _batches(
-        self.dataset.x_train, self.dataset.y_train, passes, batch_size
-    )
+    return batches.Batches(passes, batch_size)
 
   def test_dataset(self, batch_size: int) -> tf.data.Dataset:
     """The whole test data in its order, in batches of type `element_spec`.
@@ -138,6 +176,20 @@ class FederatedData:
     self._client_number(client_id)
     return self._test_batches(self.test_indices[client_id], batch_size)
 
+  def fingerprint(self) -> str:
+    """A number in hexadecimal digits that depends on all training data.
+
+    Returns:
+      The same for the same samples and clients.
+    """
+    digest = hashlib.sha256()
+    for array in (self.dataset.x_train, self.dataset.y_train):
+      digest.update(np.ascontiguousarray(array))
+    for client_id, indices in self.train_indices.items():
+      digest.update(client_id.encode())
+      digest.update(np.ascontiguousarray(indices, np.int64))
+    return digest.hexdigest()
+
   def label_distribution(self) -> np.ndarray:
     """How many training samples of each class each client has.
 
@@ -160,8 +212,8 @@ class FederatedData:
       self, indices: np.ndarray, batch_size: int
   ) -> tf.data.Dataset:
     _check_positive('batch_size', batch_size)
-    return _batches(
-        self.dataset.x_test, self.dataset.y_test, [indices], batch_size
+    return batches.Batches([indices], batch_size).dataset(
+        self.dataset.x_test, self.dataset.y_test
     )
 
 
@@ -345,59 +397,6 @@ def _label_counts(
           for indices in parts
       ]
   )
-
-
-def _batches(
-    x: np.ndarray,
-    y: np.ndarray,
-    passes: Sequence[np.ndarray],
-    batch_size: int,
-) -> tf.data.Dataset:
-  """Batches of samples in the given order.
-
-  Args:
-    x: All samples.
-    y: Their classes.
-    passes: Positions of samples; a batch never reaches over the end of a pass.
-    batch_size: Samples in a batch; the last of each pass may have fewer.
-
-  Returns:
-    The batches, of the type `FederatedData.element_spec`.
-  """
-  order = np.concatenate(passes)
-  samples, positions = np.unique(order, return_inverse=True)
-  if len(samples) == len(order):
-    # No sample occurs twice. Without a function to trace, such a dataset is
-    # built twenty times as fast as the one below.
-    batches = tf.data.Dataset.from_tensor_slices((x[order], y[order]))
-    batches = batches.batch(batch_size)
-    return batches if x.dtype != np.uint8 else batches.map(_scale)
-  # Samples that occur again are not stored again: TFF sends a dataset to the
-  # clients together with its data.
-  used_x, used_y = tf.constant(x[samples]), tf.constant(y[samples])
-  positions = tf.constant(positions, tf.int32)
-  ends = np.cumsum([len(indices) for indices in passes])
-  starts = np.concatenate(
-      [
-          np.arange(end - len(indices), end, batch_size)
-          for end, indices in zip(ends, passes)
-      ]
-  )
-  # A batch ends where the next one begins.
-  stops = np.append(starts[1:], len(order))
-
-  def gather(start, stop):
-    batch = positions[start:stop]
-    return _scale(tf.gather(used_x, batch), tf.gather(used_y, batch))
-
-  return tf.data.Dataset.from_tensor_slices((starts, stops)).map(gather)
-
-
-def _scale(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Scales uint8 to [0, 1]; leaves float32 as it is."""
-  if x.dtype == tf.uint8:
-    x = tf.cast(x, tf.float32) / 255
-  return x, y
 
 
 def _check_positive(flag: str, number: int):

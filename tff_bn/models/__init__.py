@@ -8,6 +8,7 @@ from tff_bn import lazy
 from tff_bn.models import names
 from tff_bn.models.names import MODEL_NAMES
 from tff_bn.models.names import NORMALIZATION_NAMES
+from tff_bn.models.names import PRECISION_NAMES
 
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
@@ -21,6 +22,7 @@ _MEMBERS = {
 __all__ = [
     'MODEL_NAMES',
     'NORMALIZATION_NAMES',
+    'PRECISION_NAMES',
     'build_digits_cnn',
     'build_mlp3',
     'build_model_fn',

@@ -1,6 +1,7 @@
 """Builds models by name, with checks that a user's mistake ends at."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import importlib
 import inspect
 from typing import Any, Optional
@@ -16,6 +17,7 @@ from tff_bn.models import resnet20
 from tff_bn.models import small_cnn
 
 _DEFAULT_NORMALIZATION = 'batch'
+_DEFAULT_PRECISION = 'float32'
 
 # Name -> the function that builds the model, and the smallest height and width
 # of its images; None: not only images.
@@ -32,6 +34,7 @@ def build_model_fn(
     input_shape: tuple[int, ...],
     num_classes: int,
     normalization: str = _DEFAULT_NORMALIZATION,
+    precision: str = _DEFAULT_PRECISION,
 ) -> Callable[[], tf.keras.Model]:
   """Returns a function that builds untrained models.
 
@@ -46,6 +49,8 @@ def build_model_fn(
     num_classes: Number of classes.
     normalization: One of `names.NORMALIZATION_NAMES`, or `group<N>`. A user's
       function may give it a meaning of its own.
+    precision: One of `names.PRECISION_NAMES`: Keras's dtype policy for layers
+      that don't have one of their own.
 
   Returns:
     A function without arguments that returns a new `tf.keras.Model`.
@@ -69,15 +74,50 @@ def build_model_fn(
         f'{spelling.suggestion(name, names.MODEL_NAMES)}'
     )
 
+  if precision not in names.PRECISION_NAMES:
+    raise ValueError(
+        f'--precision={precision} is unknown; use'
+        f' {", ".join(names.PRECISION_NAMES)}.'
+        f'{spelling.suggestion(precision, names.PRECISION_NAMES)}'
+    )
+
   def model_fn() -> tf.keras.Model:
-    return build(tuple(input_shape), num_classes, **arguments)
+    with _dtype_policy(precision):
+      model = build(tuple(input_shape), num_classes, **arguments)
+      if isinstance(model, tf.keras.Model) and not model.built:
+        # A model may make layers in its first call only.
+        _call_once(model, tuple(input_shape))
+    return model
 
   if name in _MODELS:
     # They fit by construction; groups that don't divide the channels don't.
     model_fn()
   else:
-    _check_user_model(name, model_fn, tuple(input_shape), num_classes)
+    with _dtype_policy(precision):
+      _check_user_model(
+          name,
+          lambda: build(tuple(input_shape), num_classes, **arguments),
+          tuple(input_shape),
+          num_classes,
+      )
   return model_fn
+
+
+@contextlib.contextmanager
+def _dtype_policy(name: str) -> Iterator[None]:
+  """Makes a dtype policy Keras's default for a `with` block."""
+  mixed_precision = tf.keras.mixed_precision
+  previous = mixed_precision.global_policy()
+  mixed_precision.set_global_policy(name)
+  try:
+    yield
+  finally:
+    mixed_precision.set_global_policy(previous)
+
+
+def _call_once(model: tf.keras.Model, input_shape: tuple[int, ...]) -> Any:
+  """What a model returns for a batch of two samples."""
+  return model(tf.zeros((2, *input_shape)), training=False)
 
 
 def _check_input_shape(
@@ -163,7 +203,7 @@ def _check_user_model(
     )
   try:
     # The only way to know the output of a subclassed model.
-    logits = model(tf.zeros((2, *input_shape)), training=False)
+    logits = _call_once(model, input_shape)
   except Exception as error:
     raise ValueError(
         f'--model={name}: the model does not take batches of samples of shape'

@@ -44,5 +44,6 @@ def build_digits_cnn(
     x = layers.Dense(units, use_bias=use_bias, name=f'dense_{number}')(x)
     x = normalization_lib.normalize(x, normalization, f'dense_norm_{number}')
     x = layers.ReLU(name=f'dense_relu_{number}')(x)
-  outputs = layers.Dense(num_classes, name='logits')(x)
+  # The loss needs them in float32, whatever the other layers compute in.
+  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return tf.keras.Model(inputs, outputs, name='digits_cnn')

@@ -33,5 +33,6 @@ def build_mlp3(
   )(x)
   x = normalization_lib.normalize(x, normalization, 'norm')
   x = layers.ReLU(name='relu')(x)
-  outputs = layers.Dense(num_classes, name='logits')(x)
+  # The loss needs them in float32, whatever the other layers compute in.
+  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return tf.keras.Model(inputs, outputs, name='mlp3')

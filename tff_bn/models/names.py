@@ -23,6 +23,15 @@ NORMALIZATION_NAMES = {
     'none': 'no normalization',
 }
 
+# Name -> what the layers compute in; a dtype policy of Keras.
+PRECISION_NAMES = {
+    'float32': 'everything in float32',
+    'mixed_bfloat16': 'layers compute in bfloat16; variables are float32',
+    'mixed_float16': (
+        'layers compute in float16, with a scaled loss; variables are float32'
+    ),
+}
+
 # How a normalization that is not in `NORMALIZATION_NAMES` is named.
 OTHER_NORMALIZATIONS = 'group<N>: group normalization with N groups'
 

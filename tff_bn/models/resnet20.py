@@ -52,7 +52,11 @@ def build_resnet20(
       x = layers.ReLU(name=f'{name}_relu_2')(x)
   x = layers.GlobalAveragePooling2D(name='mean')(x)
   outputs = layers.Dense(
-      num_classes, kernel_initializer='he_normal', name='logits'
+      num_classes,
+      kernel_initializer='he_normal',
+      # The loss needs them in float32, whatever the other layers compute in.
+      dtype='float32',
+      name='logits',
   )(x)
   return tf.keras.Model(inputs, outputs, name='resnet20')
 

@@ -38,5 +38,6 @@ def build_small_cnn(
     x = normalization_lib.normalize(x, normalization, f'norm_{number}')
     x = layers.ReLU(name=f'relu_{number}')(x)
   x = layers.GlobalAveragePooling2D(name='mean')(x)
-  outputs = layers.Dense(num_classes, name='logits')(x)
+  # The loss needs them in float32, whatever the other layers compute in.
+  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return tf.keras.Model(inputs, outputs, name='small_cnn')

@@ -16,15 +16,28 @@ class Worker(Protocol):
   """A process on another machine, see `tff_bn.runtime.cluster`.
 
   Attributes:
+    address: Its `host:port`.
     task: Its task in TensorFlow.
     host_device: Its CPU.
   """
 
+  address: str
   task: str
   host_device: str
 
   def watch(self) -> contextlib.AbstractContextManager[None]:
     """For a block that uses the worker, and may fail because it is lost."""
+
+  def ask(self, name: str, request: Any) -> str:
+    """Calls a Python function of the worker that returns a string.
+
+    Args:
+      name: The function's name, see `tff_bn.runtime.Server`.
+      request: Its argument, anything that JSON knows.
+
+    Returns:
+      The string.
+    """
 
   def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
     """Returns what was made for a key, and makes it the first time.

@@ -16,7 +16,7 @@ import json
 import os
 import socket
 import threading
-from typing import Optional, TypeVar
+from typing import Any, Optional, TypeVar
 
 from absl import logging
 import numpy as np
@@ -171,14 +171,31 @@ class Worker:
           self._kept[key] = make()
       return self._kept[key]
 
-  def versions(self) -> dict[str, str]:
-    """What `tff_bn.runtime.worker.versions` returns there."""
-    with tf.device(self.host_device):
-      (remote,) = worker_lib.call(
-          tf.identity(worker_lib.encode_hello()), [tf.string]
-      )
-    with tf.device(client_dataset.HOST):
-      return json.loads(tf.identity(remote).numpy())
+  def ask(self, name: str, request: Any) -> str:
+    """Calls a Python function of the worker that returns a string.
+
+    Args:
+      name: The function's name, see `tff_bn.runtime.Server`.
+      request: Its argument, anything that JSON knows.
+
+    Returns:
+      The string.
+
+    Raises:
+      RuntimeError: If the function fails.
+    """
+    try:
+      with tf.device(self.host_device):
+        (remote,) = worker_lib.call(
+            tf.identity(worker_lib.encode_call(name, request)), [tf.string]
+        )
+      with tf.device(client_dataset.HOST):
+        return tf.identity(remote).numpy().decode()
+    except tf.errors.OpError as error:
+      message = error.message.partition('\nTraceback')[0]
+      raise RuntimeError(
+          f'The worker {self.address} failed: {message}'
+      ) from error
 
 
 class Cluster:
@@ -287,7 +304,9 @@ class Cluster:
   def _greet(self) -> None:
     """Checks that the workers fit to this program."""
     expected = worker_lib.versions()
-    for worker, versions in self.for_each_worker(Worker.versions):
+    greetings = self.for_each_worker(lambda w: w.ask(worker_lib.HELLO, None))
+    for worker, greeting in greetings:
+      versions = json.loads(greeting)
       if versions != expected:
         raise ValueError(
             f'The worker {worker.address} has {_list(versions)}, but this'
@@ -359,19 +378,17 @@ def _list(versions: dict[str, str]) -> str:
 def _check_addresses(addresses: Sequence[str]) -> None:
   """Checks that there are workers, as far as one can see from outside."""
   if not addresses:
-    raise ValueError('--cluster is empty; name at least one worker.')
+    raise ValueError('The cluster is empty; name at least one worker.')
   if len(set(addresses)) < len(addresses):
-    raise ValueError(f'--cluster={",".join(addresses)} names a worker twice.')
+    raise ValueError(f'{", ".join(addresses)} names a worker twice.')
   for address in addresses:
     host, colon, port = address.rpartition(':')
     if not colon or not host or not port.isdecimal():
-      raise ValueError(
-          f'--cluster: {address!r} is not understood; a worker is host:port.'
-      )
+      raise ValueError(f'{address!r} is not understood; a worker is host:port.')
     try:
       socket.create_connection((host, int(port)), _REACH_SECONDS).close()
     except (OSError, OverflowError) as error:
       raise ValueError(
-          f'--cluster: the worker {address} can not be reached: {error}. Is'
+          f'The worker {address} can not be reached: {error}. Is'
           f' `tff-bn-worker --port={port}` running there?'
       ) from error

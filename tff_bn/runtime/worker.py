@@ -11,7 +11,6 @@ import platform
 import socket
 from typing import Any, Optional
 
-import numpy as np
 import tensorflow as tf
 
 import tff_bn
@@ -20,10 +19,11 @@ from tff_bn.runtime import loopback
 # Under this name TensorFlow finds the first Python function of a process that
 # it is to call as an operation. The caller, in another process, has to know it.
 _TOKEN = 'pyfunc_0'
-_HELLO = 'hello'
+# Asks a worker for its `versions`, as JSON.
+HELLO = 'hello'
 
-# Makes arrays of a request that was JSON.
-WorkerFunction = Callable[[Any], Sequence[np.ndarray]]
+# Makes arrays, or strings, of a request that was JSON.
+WorkerFunction = Callable[[Any], Sequence[Any]]
 
 
 def versions() -> dict[str, str]:
@@ -61,21 +61,16 @@ def call(text: tf.Tensor, dtypes: Sequence[tf.DType]) -> list[tf.Tensor]:
   return tf.raw_ops.PyFunc(input=[text], token=_TOKEN, Tout=list(dtypes))
 
 
-def encode_hello() -> tf.Tensor:
-  """The string that asks for `versions`, as JSON in a string scalar."""
-  return encode_call(_HELLO, None)
-
-
-def _hello(request: Any) -> Sequence[np.ndarray]:
+def _answer_hello(request: Any) -> Sequence[Any]:
   del request  # There is only one thing to say.
-  return [np.asarray(json.dumps(versions()), object)]
+  return [json.dumps(versions()).encode()]
 
 
 class _Functions:
   """Calls the worker's functions by name."""
 
   def __init__(self, functions: Mapping[str, WorkerFunction]):
-    self._functions = {_HELLO: _hello, **functions}
+    self._functions = {HELLO: _answer_hello, **functions}
     # Keeps the function registered.
     self._registered = tf.function(
         lambda text: tf.numpy_function(self._call, [text], tf.string)
@@ -91,7 +86,7 @@ class _Functions:
           ' become a worker; call `serve` first.'
       )
 
-  def _call(self, text: bytes) -> Sequence[np.ndarray]:
+  def _call(self, text: bytes) -> list[Any]:
     name, request = json.loads(text)
     return list(self._functions[name](request))
 
@@ -101,6 +96,7 @@ class Server:
 
   Attributes:
     port: Its port.
+    devices: The names of the devices that it serves.
   """
 
   def __init__(
@@ -125,6 +121,11 @@ class Server:
     """
     self._functions = _Functions(functions or {})
     self.port = port
+    self.devices = [
+        device.name.rpartition('device:')[2]
+        for kind in ('CPU', 'GPU')
+        for device in tf.config.list_logical_devices(kind)
+    ]
     _check_free(port)
     if allow_remote:
       self._server = _start(port)

@@ -1,0 +1,789 @@
+"""Measures what the in-process runtime costs.
+
+Three ways to compute the same rounds of federated averaging take turns:
+
+*   native: TFF's own runtime, in its worker process.
+*   in process: this project's runtime with its default settings.
+*   bare: a Python loop over the clients around one `tf.function` that trains a
+    client with plain Keras and TensorFlow and adds its update up. Nothing of
+    TFF or of this project is in it, so it is what the computation itself takes
+    if clients are computed one after another.
+
+All of them start each round from the same model, with datasets that are built
+anew for it, and a round whose results differ ends the program without a report.
+The building of the datasets is not timed; that of the result, as NumPy arrays,
+is.
+
+The program also measures by how much the peak memory of a round grows with the
+number of clients, and how long `tff-bn-train` takes to finish its first round.
+It writes a Markdown report and exits with 1 if a floor is not met.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import concurrent.futures
+import contextlib
+import dataclasses
+import gc
+import importlib.metadata
+import multiprocessing
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any, Optional
+
+from absl import app
+from absl import flags
+
+# TensorFlow takes seconds to import, and the process that starts the others has
+# to stay small: a child's peak memory on Linux counts from its parent's.
+
+_ROWS = flags.DEFINE_list(
+    'rows',
+    [
+        'small_cnn:10x5x32',
+        'small_cnn:100x5x32',
+        'small_cnn:1000x5x32',
+        'resnet20:5x5x128',
+    ],
+    'Which rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; the models are'
+    ' small_cnn (on digits of 8x8 pixels) and resnet20 (on random images of'
+    ' 32x32x3).',
+)
+_REPEATS = flags.DEFINE_integer(
+    'repeats',
+    None,
+    'How many rounds to time in each way, after a first one. Default: the more,'
+    ' the shorter they are.',
+    lower_bound=1,
+)
+_MEMORY_CLIENTS = flags.DEFINE_list(
+    'memory_clients',
+    ['10', '1000'],
+    'The two numbers of clients whose peak memory is compared; empty: none.',
+)
+_STARTS = flags.DEFINE_integer(
+    'starts',
+    3,
+    'How many times to start tff-bn-train.',
+    lower_bound=0,
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir',
+    str(pathlib.Path(__file__).resolve().parent / 'results'),
+    'Folder for the report, runtime.md.',
+)
+
+NATIVE, IN_PROCESS, BARE = WAYS = ('native', 'in process', 'bare')
+
+# How much longer than the bare loop a round may take in process: by model and
+# number of clients.
+_MAX_BARE_RATIO = {('resnet20', 5): 1.1, ('small_cnn', 100): 1.3}
+_MAX_MEMORY_RATIO = 1.3
+_MAX_STARTUP_SECONDS = 15.0
+# Of the model's change in a round.
+_TOLERANCE = 1e-4
+
+_LEARNING_RATES = {'small_cnn': 0.1, 'resnet20': 0.01}
+_NUM_CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A kind of round.
+
+  Attributes:
+    model: The model's name.
+    num_clients: How many clients take part.
+    num_steps: How many batches each of them trains on.
+    batch_size: Samples in a batch.
+  """
+
+  model: str
+  num_clients: int
+  num_steps: int
+  batch_size: int
+
+  @classmethod
+  def parse(cls, text: str) -> 'Row':
+    """Reads `MODEL:CLIENTSxSTEPSxBATCH`."""
+    model, _, numbers = text.partition(':')
+    parts = numbers.split('x')
+    if (
+        model not in _LEARNING_RATES
+        or len(parts) != 3
+        or not all(part.isdecimal() and int(part) > 0 for part in parts)
+    ):
+      raise ValueError(
+          f'--rows: {text!r} is not understood; write'
+          ' MODEL:CLIENTSxSTEPSxBATCH with a model of'
+          f' {", ".join(_LEARNING_RATES)}, like small_cnn:10x5x32.'
+      )
+    return cls(model, *map(int, parts))
+
+  def __str__(self) -> str:
+    clients = 'client' if self.num_clients == 1 else 'clients'
+    return (
+        f'{self.model}, {self.num_clients} {clients} × {self.num_steps} ×'
+        f' {self.batch_size}'
+    )
+
+  @property
+  def max_bare_ratio(self) -> Optional[float]:
+    """How much longer than the bare loop it may take in process."""
+    return _MAX_BARE_RATIO.get((self.model, self.num_clients))
+
+  @property
+  def default_repeats(self) -> int:
+    """How many rounds are timed: fewer where they take long."""
+    if self.model == 'resnet20':
+      return 5
+    if self.num_clients >= 1000:
+      return 3
+    return 15 if self.num_clients <= 10 else 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+  """Seconds of a row's rounds, by way.
+
+  Attributes:
+    first: The first round, with everything that is only done once: tracing,
+      and the start of the native runtime's worker process.
+    later: The later rounds, in their order.
+  """
+
+  first: Mapping[str, float]
+  later: Mapping[str, Sequence[float]]
+
+  def ratios(self, numerator: str, denominator: str) -> list[float]:
+    """Of each later round, how much longer one way took than another."""
+    return [
+        a / b for a, b in zip(self.later[numerator], self.later[denominator])
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Peak memory of a round in megabytes, by number of clients."""
+
+  datasets: str
+  peaks: Mapping[int, float]
+
+  @property
+  def ratio(self) -> float:
+    """Peak with most clients over that with fewest."""
+    return self.peaks[max(self.peaks)] / self.peaks[min(self.peaks)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+  """All that is reported.
+
+  Attributes:
+    machine: Lines about the machine and versions.
+    timings: By row.
+    memory: One entry for each way to give datasets.
+    startup: Seconds until the end of the first round of `tff-bn-train`, one
+      for each start.
+  """
+
+  machine: Sequence[str]
+  timings: Mapping[Row, Timing]
+  memory: Sequence[Memory]
+  startup: Sequence[float]
+
+
+class _Problem:
+  """A row's data, model and process."""
+
+  def __init__(self, row: Row):
+    # pylint: disable=g-import-not-at-top
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    from tff_bn import BatchNormModel
+    from tff_bn import algorithms
+    from tff_bn import models
+
+    # pylint: enable=g-import-not-at-top
+    self.row = row
+    self.learning_rate = _LEARNING_RATES[row.model]
+    self.data = _federated_data(row)
+    tf.keras.utils.set_random_seed(0)
+    self.model = BatchNormModel(
+        models.build_model_fn(
+            row.model, self.data.dataset.input_shape, _NUM_CLASSES
+        ),
+        input_spec=self.data.element_spec,
+        loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True
+        ),
+        metrics_fn=lambda: [
+            tf.keras.metrics.SparseCategoricalAccuracy('accuracy')
+        ],
+    )
+    self.process = algorithms.build_fed_avg(
+        self.model, tff.learning.optimizers.build_sgdm(self.learning_rate)
+    )
+    self.initial = self.model.from_model_weights(self.model.initial_weights)
+
+  def client_dataset(self, client_id: str, round_num: int) -> Any:
+    """The batches of a client."""
+    return self.data.client_dataset(
+        [client_id],
+        seed=0,
+        round_num=round_num,
+        batch_size=self.row.batch_size,
+        local_steps=self.row.num_steps,
+    )
+
+  def client_datasets(self, round_num: int) -> list[Any]:
+    """The batches of all clients."""
+    return [self.client_dataset(c, round_num) for c in self.data.client_ids]
+
+  def federated_round(self, state: Any, datasets: Sequence[Any]) -> '_Result':
+    """Computes a round in TFF's current context."""
+    output = self.process.next(state, datasets)
+    train = output.metrics['client_work']['train']
+    return _Result(
+        self.model.from_model_weights(
+            self.process.get_model_weights(output.state)
+        ),
+        [train['loss'], train['accuracy']],
+    )
+
+  def check(self, results: Mapping[str, '_Result']) -> None:
+    """Raises a `RuntimeError` unless all ways have the same results."""
+    expected = results[BARE]
+    pairs = list(zip(expected.weights, self.initial))
+    change = _norm(a - b for a, b in pairs)
+    for way, result in results.items():
+      differences = [a - b for a, b in zip(result.weights, expected.weights)]
+      error = _norm(differences) / change
+      # An accuracy may be 0.
+      metric_error = sum(
+          abs(a - b) / max(abs(b), 1.0)
+          for a, b in zip(result.metrics, expected.metrics)
+      )
+      # Not `>`: an error that is not a number is one.
+      if not (error <= _TOLERANCE and metric_error <= _TOLERANCE):
+        raise RuntimeError(
+            f'{self.row}: the results of {way!r} differ from those of the bare'
+            f" loop by {error:.1e} of the model's change in a round, and in the"
+            f' metrics by {metric_error:.1e}; at most {_TOLERANCE} is allowed.'
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+  """The model after a round: arrays in Keras's order; loss and accuracy."""
+
+  weights: Sequence[Any]
+  metrics: Sequence[float]
+
+
+def _norm(arrays: Any) -> float:
+  # Not NumPy's: this module is imported without it.
+  return sum(float((a.astype('float64') ** 2).sum()) for a in arrays) ** 0.5
+
+
+def _federated_data(row: Row) -> Any:
+  # pylint: disable=g-import-not-at-top
+  import numpy as np
+
+  from tff_bn import data
+
+  # pylint: enable=g-import-not-at-top
+  rng = np.random.default_rng([0, row.num_clients])
+  num_samples = row.num_steps * row.batch_size
+  if row.model == 'small_cnn':
+    dataset = data.load_dataset('digits')
+    # Clients share samples: there are too few for a thousand of them.
+    num_samples = min(num_samples, len(dataset.y_train))
+    parts = [
+        rng.choice(len(dataset.y_train), num_samples, replace=False)
+        for _ in range(row.num_clients)
+    ]
+  else:
+    total = row.num_clients * num_samples
+    x = rng.integers(0, 256, (total, 32, 32, 3), np.uint8)
+    y = rng.integers(0, _NUM_CLASSES, total, np.int32)
+    dataset = data.Dataset('random', x, y, x[:0], y[:0], _NUM_CLASSES)
+    parts = np.split(np.arange(total), row.num_clients)
+  ids = [f'client_{number}' for number in range(row.num_clients)]
+  none = np.zeros(0, np.int64)
+  return data.FederatedData(
+      dataset, dict(zip(ids, parts)), dict.fromkeys(ids, none)
+  )
+
+
+def _build_bare_round(
+    problem: _Problem,
+) -> Callable[[Sequence[Any]], _Result]:
+  """Returns a function that computes a round with plain TensorFlow."""
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
+  keras_model = problem.model.to_keras()
+  loss_fn = problem.model.loss_fn()
+  (accuracy,) = problem.model.metrics_fn()
+  variables = keras_model.weights
+  trainable = keras_model.trainable_weights
+  is_trainable = [any(v is t for t in trainable) for v in variables]
+  server = [tf.Variable(v) for v in variables]
+  totals = [tf.Variable(tf.zeros_like(v)) for v in variables]
+  total_weight = tf.Variable(0.0)
+  total_loss = tf.Variable(0.0)
+
+  @tf.function
+  def add_client(dataset):
+    for variable, value in zip(variables, server):
+      variable.assign(value)
+    num_examples = tf.constant(0)
+    for x, y in iter(dataset):
+      with tf.GradientTape() as tape:
+        output = keras_model(x, training=True)
+        loss = loss_fn(y, output)
+      gradients = tape.gradient(loss, trainable)
+      for variable, gradient in zip(trainable, gradients):
+        variable.assign_sub(problem.learning_rate * gradient)
+      accuracy.update_state(y, output)
+      batch_size = tf.shape(y)[0]
+      num_examples += batch_size
+      total_loss.assign_add(loss * tf.cast(batch_size, tf.float32))
+    weight = tf.cast(num_examples, tf.float32)
+    total_weight.assign_add(weight)
+    for total, variable, value, is_difference in zip(
+        totals, variables, server, is_trainable
+    ):
+      if is_difference:
+        total.assign_add(weight * (value - variable))
+      else:
+        total.assign_add(weight * variable)
+
+  def compute_round(datasets):
+    for variable, value in zip(server, problem.initial):
+      variable.assign(value)
+    for total in (*totals, total_weight, total_loss):
+      total.assign(tf.zeros_like(total))
+    accuracy.reset_state()
+    for dataset in datasets:
+      add_client(dataset)
+    weight = total_weight.numpy()
+    means = [total.numpy() / weight for total in totals]
+    return _Result(
+        [
+            value - mean if is_difference else mean
+            for value, mean, is_difference in zip(
+                problem.initial, means, is_trainable
+            )
+        ],
+        [total_loss.numpy() / weight, accuracy.result().numpy()],
+    )
+
+  return compute_round
+
+
+def time_row(row: Row, repeats: int) -> Timing:
+  """Times rounds in all ways, which take turns.
+
+  Args:
+    row: The kind of round.
+    repeats: How many rounds, besides the first.
+
+  Returns:
+    The times.
+
+  Raises:
+    RuntimeError: If results differ.
+  """
+  # pylint: disable=g-import-not-at-top
+  import tensorflow_federated as tff
+
+  from tff_bn import runtime
+
+  # pylint: enable=g-import-not-at-top
+  problem = _Problem(row)
+  bare_round = _build_bare_round(problem)
+  times = {way: [] for way in WAYS}
+  with contextlib.ExitStack() as stack:
+    contexts = {
+        NATIVE: stack.enter_context(runtime.native_runtime()),
+        IN_PROCESS: stack.enter_context(runtime.in_process_runtime()),
+    }
+    state = problem.process.initialize()
+    for round_num in range(repeats + 1):
+      results = {}
+      for way in WAYS:
+        datasets = problem.client_datasets(round_num)
+        # What the others left is not cleared away at this one's expense.
+        gc.collect()
+        start = time.perf_counter()
+        if way == BARE:
+          results[way] = bare_round(datasets)
+        else:
+          tff.framework.set_default_context(contexts[way])
+          results[way] = problem.federated_round(state, datasets)
+        times[way].append(time.perf_counter() - start)
+      problem.check(results)
+  return Timing(
+      {way: seconds[0] for way, seconds in times.items()},
+      {way: seconds[1:] for way, seconds in times.items()},
+  )
+
+
+def peak_memory(row: Row, is_shared: bool) -> float:
+  """Computes a round in process.
+
+  Args:
+    row: The kind of round.
+    is_shared: Whether all clients have the same dataset. Otherwise each has
+      its own, which is built when its turn comes.
+
+  Returns:
+    This process's peak memory until then, in megabytes.
+  """
+  from tff_bn import runtime  # pylint: disable=g-import-not-at-top
+
+  problem = _Problem(row)
+
+  class LazyDataset(runtime.ClientDataset):
+
+    def __init__(self, client_id):
+      self._client_id = client_id
+
+    @property
+    def element_spec(self):
+      return problem.data.element_spec
+
+    def build(self, worker):
+      del worker  # There is only this process.
+      return problem.client_dataset(self._client_id, 0)
+
+  client_ids = problem.data.client_ids
+  if is_shared:
+    datasets = [problem.client_dataset(client_ids[0], 0)] * len(client_ids)
+  else:
+    datasets = [LazyDataset(client_id) for client_id in client_ids]
+  with runtime.in_process_runtime():
+    problem.federated_round(problem.process.initialize(), datasets)
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  # Linux counts in kilobytes, macOS in bytes.
+  return peak / (1e6 if sys.platform == 'darwin' else 1e3)
+
+
+def _describe_machine() -> list[str]:
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
+  processor = platform.processor() or platform.machine()
+  with contextlib.suppress(OSError):
+    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
+      if line.startswith('model name'):
+        processor = line.partition(':')[2].strip()
+        break
+  gpus = [
+      tf.config.experimental.get_device_details(gpu).get('device_name', 'GPU')
+      for gpu in tf.config.list_physical_devices('GPU')
+  ]
+  versions = [
+      f'{name} {importlib.metadata.version(name)}'
+      for name in ('tensorflow', 'tensorflow-federated', 'tff-bn')
+  ]
+  return [
+      f'{os.cpu_count()} CPU cores ({processor}); GPUs:'
+      f' {", ".join(gpus) or "none"}',
+      f'Python {platform.python_version()}, {", ".join(versions)}',
+  ]
+
+
+def _startup_seconds() -> float:
+  """Seconds until `tff-bn-train` has finished its first round."""
+  lines, seconds = [], None
+  with tempfile.TemporaryDirectory() as folder:
+    start = time.perf_counter()
+    program = subprocess.Popen(
+        [
+            sys.executable,
+            '-m',
+            'tff_bn.programs.train',
+            '--dataset=digits',
+            '--algorithm=fedavg',
+            '--rounds=1',
+            f'--output_dir={folder}',
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with program:
+      for line in program.stdout:
+        lines.append(line)
+        if line.startswith('round 1/1'):
+          seconds = time.perf_counter() - start
+  if program.returncode or seconds is None:
+    raise RuntimeError(
+        f'tff-bn-train ended with exit code {program.returncode}:'
+        f' {"".join(lines)}'
+    )
+  return seconds
+
+
+def _in_new_process(function: Callable[..., Any], *args: Any) -> Any:
+  """Calls a function of this module in a process of its own."""
+  with concurrent.futures.ProcessPoolExecutor(
+      max_workers=1, mp_context=multiprocessing.get_context('spawn')
+  ) as executor:
+    return executor.submit(function, *args).result()
+
+
+def measure(
+    rows: Sequence[Row],
+    repeats: Optional[int],
+    memory_clients: Sequence[int],
+    starts: int,
+) -> Measurements:
+  """Measures everything, each thing in a process of its own.
+
+  Args:
+    rows: The rounds to time.
+    repeats: How many of each; `None`: as each row says.
+    memory_clients: The numbers of clients whose peak memory is compared; if
+      empty, it is not measured.
+    starts: How many times to start `tff-bn-train`.
+
+  Returns:
+    The measurements.
+  """
+  timings = {}
+  for row in rows:
+    _progress(f'Timing {row} ...')
+    timings[row] = _in_new_process(
+        time_row, row, repeats or row.default_repeats
+    )
+  memory = []
+  if memory_clients:
+    for datasets, is_shared in (
+        ("each client's, built when its turn comes", False),
+        ('the same one for all clients', True),
+    ):
+      _progress(f'Measuring memory; datasets: {datasets} ...')
+      peaks = {
+          number: _in_new_process(
+              peak_memory, Row('small_cnn', number, 5, 32), is_shared
+          )
+          for number in memory_clients
+      }
+      memory.append(Memory(datasets, peaks))
+  startup = []
+  for number in range(starts):
+    _progress(f'Starting tff-bn-train, {number + 1} of {starts} ...')
+    startup.append(_startup_seconds())
+  return Measurements(
+      _in_new_process(_describe_machine), timings, memory, startup
+  )
+
+
+def _progress(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
+class _Floors:
+  """Says whether floors are met, and remembers whether all are."""
+
+  def __init__(self):
+    self.are_met = True
+
+  def check(self, is_met: bool) -> str:
+    """Returns the table's cell for a floor."""
+    self.are_met = self.are_met and is_met
+    return 'yes' if is_met else '**no**'
+
+
+def report(measurements: Measurements) -> tuple[str, bool]:
+  """Makes the report.
+
+  Args:
+    measurements: What was measured.
+
+  Returns:
+    Markdown text, and whether all floors are met.
+  """
+  floors = _Floors()
+  lines = [
+      '# What the in-process runtime costs',
+      '',
+      'Written by `python benchmarks/runtime.py`.',
+      '',
+      *(f'*   {line}' for line in measurements.machine),
+  ]
+  if measurements.timings:
+    lines += _time_lines(measurements.timings, floors)
+  if measurements.memory:
+    lines += _memory_lines(measurements.memory, floors)
+  if measurements.startup:
+    lines += _startup_lines(measurements.startup, floors)
+  return '\n'.join(lines) + '\n', floors.are_met
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+  return [
+      f'| {" | ".join(cells)} |'
+      for cells in (header, ['---'] * len(header), *rows)
+  ]
+
+
+def _spread(values: Sequence[float]) -> str:
+  return (
+      f'{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})'
+  )
+
+
+def _time_lines(timings: Mapping[Row, Timing], floors: _Floors) -> list[str]:
+  rows, first_rows = [], []
+  for row, timing in timings.items():
+    bare_ratios = timing.ratios(IN_PROCESS, BARE)
+    native_ratios = timing.ratios(IN_PROCESS, NATIVE)
+    limit, bare_cells = row.max_bare_ratio, ['–', '–']
+    if limit is not None:
+      is_met = statistics.median(bare_ratios) <= limit
+      bare_cells = [f'≤ {limit:.2f}', floors.check(is_met)]
+    rows.append(
+        [
+            str(row),
+            *(f'{statistics.median(timing.later[way]):.3f}' for way in WAYS),
+            _spread(bare_ratios),
+            *bare_cells,
+            _spread(native_ratios),
+            '< 1',
+            floors.check(statistics.median(native_ratios) < 1),
+            str(len(bare_ratios)),
+        ]
+    )
+    first_rows.append([str(row), *(f'{timing.first[way]:.2f}' for way in WAYS)])
+  return [
+      '',
+      '## Seconds per round',
+      '',
+      'Federated averaging, clients × steps × batch size, in three ways that'
+      " take turns: TFF's native runtime, in process, and a bare loop over"
+      ' clients around one `tf.function`, with the same results (to'
+      f" {_TOLERANCE:g} of the model's change). The datasets are built anew for"
+      ' each round, before the time is taken. Seconds are medians; ratios are'
+      ' the medians (and ranges) of those of rounds that followed one'
+      ' another.',
+      '',
+      *_table(
+          [
+              'Round',
+              *WAYS,
+              'in process / bare',
+              'floor',
+              'met',
+              'in process / native',
+              'floor',
+              'met',
+              'rounds',
+          ],
+          rows,
+      ),
+      '',
+      'The first round, with tracing, and with the start of the native'
+      " runtime's worker process:",
+      '',
+      *_table(['Round', *WAYS], first_rows),
+  ]
+
+
+def _memory_lines(memory: Sequence[Memory], floors: _Floors) -> list[str]:
+  numbers = sorted(memory[0].peaks)
+  return [
+      '',
+      '## Peak memory',
+      '',
+      'Of a process that computes one round of small_cnn in process, in MB.',
+      '',
+      *_table(
+          [
+              'Datasets',
+              *(f'{number} clients' for number in numbers),
+              'ratio',
+              'floor',
+              'met',
+          ],
+          [
+              [
+                  entry.datasets,
+                  *(f'{entry.peaks[number]:.0f}' for number in numbers),
+                  f'{entry.ratio:.2f}',
+                  f'≤ {_MAX_MEMORY_RATIO:.2f}',
+                  floors.check(entry.ratio <= _MAX_MEMORY_RATIO),
+              ]
+              for entry in memory
+          ],
+      ),
+  ]
+
+
+def _startup_lines(startup: Sequence[float], floors: _Floors) -> list[str]:
+  return [
+      '',
+      '## Startup',
+      '',
+      'Seconds from the start of the interpreter to the end of the first round'
+      ' of `tff-bn-train --dataset=digits --algorithm=fedavg`, with the'
+      ' evaluations before and after it; median (and range).',
+      '',
+      *_table(
+          ['seconds', 'floor', 'met'],
+          [
+              [
+                  _spread(startup),
+                  f'≤ {_MAX_STARTUP_SECONDS:g}',
+                  floors.check(
+                      statistics.median(startup) <= _MAX_STARTUP_SECONDS
+                  ),
+              ]
+          ],
+      ),
+  ]
+
+
+def _parse_numbers(texts: Sequence[str]) -> list[int]:
+  texts = [text for text in texts if text]
+  if len(set(texts)) not in (0, 2) or not all(
+      text.isdecimal() and int(text) > 0 for text in texts
+  ):
+    raise ValueError(
+        f'--memory_clients={",".join(texts)} must be two different numbers of'
+        ' clients, or empty.'
+    )
+  return sorted(map(int, texts))
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Measures, prints and writes the report."""
+  try:
+    if len(arguments) > 1:
+      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
+    rows = [Row.parse(text) for text in _ROWS.value if text]
+    memory_clients = _parse_numbers(_MEMORY_CLIENTS.value)
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
+  # TensorFlow's C++ code reports missing GPU libraries as errors.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  measurements = measure(rows, _REPEATS.value, memory_clients, _STARTS.value)
+  text, are_floors_met = report(measurements)
+  folder = pathlib.Path(_OUTPUT_DIR.value)
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / 'runtime.md').write_text(text, encoding='utf-8')
+  print(text)
+  return 0 if are_floors_met else 1
+
+
+if __name__ == '__main__':
+  app.run(main)

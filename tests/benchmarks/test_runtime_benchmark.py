@@ -1,0 +1,226 @@
+"""Tests of benchmarks/runtime.py."""
+
+import dataclasses
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+_PATH = (
+    pathlib.Path(__file__).parent.parent.parent / 'benchmarks' / 'runtime.py'
+)
+
+
+def _import():
+  spec = importlib.util.spec_from_file_location('runtime_benchmark', _PATH)
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[spec.name] = module  # Dataclasses look it up.
+  spec.loader.exec_module(module)
+  return module
+
+
+benchmark = _import()
+
+
+def _timing(native, in_process, bare):
+  later = {'native': native, 'in process': in_process, 'bare': bare}
+  return benchmark.Timing(dict.fromkeys(later, 9.0), later)
+
+
+def _measurements(**changes):
+  measurements = benchmark.Measurements(
+      ['A machine'],
+      {
+          benchmark.Row('small_cnn', 100, 5, 32): _timing(
+              [2.0, 3.0, 4.0], [1.0, 2.0, 2.0], [1.0, 1.0, 2.0]
+          ),
+          benchmark.Row('small_cnn', 10, 5, 32): _timing(
+              [2.0, 2.0], [1.0, 1.0], [0.1, 0.1]
+          ),
+          benchmark.Row('resnet20', 5, 5, 128): _timing([2.0], [1.0], [1.0]),
+      },
+      [benchmark.Memory('lazy', {10: 500.0, 1000: 600.0})],
+      [9.0, 10.0, 30.0],
+  )
+  return dataclasses.replace(measurements, **changes)
+
+
+def _tables(text):
+  """The cells of each table of a report; each has a header and a rule."""
+  tables, previous = [], ''
+  for line in text.splitlines():
+    if line.startswith('|'):
+      if not previous.startswith('|'):
+        tables.append([])
+      tables[-1].append([cell.strip() for cell in line.strip('|').split('|')])
+    previous = line
+  for table in tables:
+    assert len({len(row) for row in table}) == 1
+    assert set(table[1]) == {'---'}
+  return [[table[0], *table[2:]] for table in tables]
+
+
+def test_report_has_medians_of_paired_ratios():
+  text, are_floors_met = benchmark.report(_measurements())
+  assert are_floors_met
+  times, first, memory, startup = _tables(text)
+  # The median of 1/1, 2/1 and 2/2, which isn't that of the seconds, 2/1.
+  assert times[1] == (
+      ['small_cnn, 100 clients × 5 × 32', '3.000', '2.000', '1.000']
+      + ['1.00 (1.00–2.00)', '≤ 1.30', 'yes']
+      + ['0.50 (0.50–0.67)', '< 1', 'yes', '3']
+  )
+  assert times[2][5:7] == ['–', '–']
+  assert times[3][5:7] == ['≤ 1.10', 'yes']
+  assert first[1][1:] == ['9.00'] * 3
+  assert memory[1:] == [['lazy', '500', '600', '1.20', '≤ 1.30', 'yes']]
+  assert startup[1:] == [['10.00 (9.00–30.00)', '≤ 15', 'yes']]
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'memory': [benchmark.Memory('lazy', {10: 500.0, 1000: 651.0})]},
+        {'startup': [15.1]},
+        {
+            'timings': {
+                benchmark.Row('small_cnn', 100, 5, 32): _timing(
+                    [9.0], [1.31], [1.0]
+                )
+            }
+        },
+        {
+            'timings': {
+                benchmark.Row('resnet20', 5, 5, 128): _timing(
+                    [9.0], [1.11], [1.0]
+                )
+            }
+        },
+        {
+            'timings': {
+                benchmark.Row('small_cnn', 10, 5, 32): _timing(
+                    [1.0], [1.01], [1.0]
+                )
+            }
+        },
+    ],
+    ids=['memory', 'startup', 'small_cnn', 'resnet20', 'native'],
+)
+def test_report_says_which_floor_is_missed(changes):
+  text, are_floors_met = benchmark.report(_measurements(**changes))
+  assert not are_floors_met
+  assert text.count('**no**') == 1
+
+
+@pytest.mark.parametrize(
+    'text', ['', 'small_cnn', 'mlp:1x1x1', 'small_cnn:1x2', 'small_cnn:1x0x1']
+)
+def test_row_that_is_not_understood(text):
+  with pytest.raises(ValueError, match='--rows'):
+    benchmark.Row.parse(text)
+
+
+def test_different_results_are_not_reported():
+  problem = benchmark._Problem(benchmark.Row('small_cnn', 1, 1, 2))
+  changed = [w + 1 for w in problem.initial]
+
+  def check(weights, loss):
+    problem.check(
+        {
+            'in process': benchmark._Result(weights, [loss, 0.5]),
+            'bare': benchmark._Result(changed, [1.0, 0.5]),
+        }
+    )
+
+  check([w + 1e-6 for w in changed], 1.00001)
+  with pytest.raises(RuntimeError, match='differ'):
+    check([w + 1e-3 for w in changed], 1.0)
+  with pytest.raises(RuntimeError, match='differ'):
+    check([w * np.nan for w in changed], 1.0)
+  with pytest.raises(RuntimeError, match='differ'):
+    check(changed, 1.001)
+
+
+@pytest.mark.parametrize('is_shared', [False, True])
+def test_memory_of_a_round(is_shared):
+  row = benchmark.Row('small_cnn', 2, 1, 4)
+  # TensorFlow alone takes some, and nobody has a terabyte.
+  assert 100 < benchmark.peak_memory(row, is_shared) < 1e6
+
+
+@pytest.mark.parametrize(
+    'model, shape', [('small_cnn', (8, 8, 1)), ('resnet20', (32, 32, 3))]
+)
+def test_data_of_a_row(model, shape):
+  data = benchmark._federated_data(benchmark.Row(model, 3, 2, 4))
+  assert len(data.client_ids) == 3
+  for client_id in data.client_ids:
+    dataset = data.client_dataset(
+        [client_id], seed=0, round_num=0, batch_size=4, local_steps=2
+    )
+    assert [x.shape for x, _ in dataset] == [(4, *shape)] * 2
+
+
+def _workers():
+  children = psutil.Process().children()
+  return {child.pid for child in children if child.name() == 'worker_binary'}
+
+
+def test_time_row_ends_the_worker():
+  before = _workers()
+  timing = benchmark.time_row(benchmark.Row('small_cnn', 1, 1, 2), 2)
+  assert _workers() <= before
+  for way in ('native', 'in process', 'bare'):
+    assert timing.first[way] > 0
+    assert len(timing.later[way]) == 2
+
+
+def test_program(tmp_path):
+  log = tmp_path / 'log.txt'
+  with log.open('w') as file:
+    result = subprocess.run(
+        [
+            sys.executable,
+            str(_PATH),
+            '--rows=small_cnn:2x2x4',
+            '--repeats=2',
+            '--memory_clients=',
+            '--starts=0',
+            f'--output_dir={tmp_path}/new/results',
+        ],
+        stdout=file,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+  printed = log.read_text()
+  text = (tmp_path / 'new' / 'results' / 'runtime.md').read_text()
+  assert text in printed
+  # A floor may well be missed on such a small row.
+  assert result.returncode == ('**no**' in text), printed
+  times, first = _tables(text)
+  (row,), (first_row,) = times[1:], first[1:]
+  assert row[0] == first_row[0] == 'small_cnn, 2 clients × 2 × 4'
+  assert all(float(seconds) > 0 for seconds in (*row[1:4], *first_row[1:]))
+  assert re.fullmatch(r'\d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\)', row[4])
+  assert row[-1] == '2'
+  assert re.search(r'\*   \d+ CPU cores .*GPUs:', text)
+  assert 'tensorflow-federated 0.87' in text
+
+
+def test_wrong_flags_are_found_at_once(tmp_path):
+  for flag in ('--rows=small_cnn', '--memory_clients=5', '--repeats=0'):
+    result = subprocess.run(
+        [sys.executable, str(_PATH), flag, f'--output_dir={tmp_path}'],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert flag[:6] in result.stdout + result.stderr
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,34 @@
+"""Tests for the evaluation of saved models."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn import data as tff_bn_data
+from tff_bn.programs import model_evaluation
+
+
+def test_loss_of_16_bit_logits_is_float32(tmp_path):
+  data = tff_bn_data.split_dataset(
+      tff_bn_data.load_dataset('digits'), 'iid', 2, seed=0
+  )
+  tf.keras.utils.set_random_seed(0)
+  model = tf.keras.Sequential(
+      [
+          tf.keras.layers.Input([8, 8, 1]),
+          tf.keras.layers.Flatten(),
+          tf.keras.layers.Dense(10, dtype='mixed_bfloat16'),
+      ]
+  )
+  model.save(tmp_path / 'model.keras')
+  model = model_evaluation.load_model(tmp_path / 'model.keras', data)
+
+  result, *_ = model_evaluation.evaluate_run(
+      tmp_path, model, data, reestimation_model=None, reestimation_batch_size=1
+  )
+
+  logits = model.predict(data.dataset.x_test, verbose=0).astype(np.float64)
+  y = data.dataset.y_test
+  losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
+  assert result.loss == pytest.approx(losses.mean(), rel=1e-6)
+  assert result.accuracy == pytest.approx((logits.argmax(axis=1) == y).mean())

@@ -1,0 +1,79 @@
+"""Compares results of TFF computations, to the Python types they consist of."""
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+def invoke(context, computation, *args):
+  """Calls a computation in a context."""
+  stack = tff.framework.get_context_stack()
+  with stack.install(context):
+    return computation(*args)
+
+
+def as_plain(value):
+  """Makes datasets in a result lists of their elements."""
+  if isinstance(value, tf.data.Dataset):
+    return list(value.as_numpy_iterator())
+  if isinstance(value, dict):
+    return type(value)((k, as_plain(v)) for k, v in value.items())
+  if isinstance(value, tuple) and hasattr(value, '_fields'):
+    return type(value)(*map(as_plain, value))
+  if isinstance(value, (list, tuple)):
+    return type(value)(map(as_plain, value))
+  if hasattr(value, '__attrs_attrs__'):
+    names = [a.name for a in value.__attrs_attrs__]
+    return type(value)(**{n: as_plain(getattr(value, n)) for n in names})
+  return value
+
+
+def leaves(value):
+  """The numbers, arrays and datasets in a result, in their order."""
+  struct = tff.structure.from_container((value,), recursive=True)
+  return tff.structure.flatten(struct)
+
+
+def assert_equal(found, expected, rtol=0.0, same_leaf_types=False, path=''):
+  """Asserts that two results are equal, with the same containers.
+
+  Args:
+    found: A result.
+    expected: What it must be.
+    rtol: The tolerance, relative to an array's largest number or to 1,
+      whatever is larger.
+    same_leaf_types: Whether leaves must be of the same Python and NumPy types.
+    path: Where in the result this is.
+  """
+  if isinstance(expected, (dict, list, tuple)) or hasattr(
+      expected, '__attrs_attrs__'
+  ):
+    assert type(found) is type(expected), path
+    found, expected = _parts(found), _parts(expected)
+    assert [n for n, _ in found] == [n for n, _ in expected], path
+    for (name, a), (_, b) in zip(found, expected):
+      assert_equal(a, b, rtol, same_leaf_types, f'{path}/{name}')
+    return
+  assert not isinstance(found, (dict, list, tuple)), path
+  if same_leaf_types:
+    assert type(found) is type(expected), path
+    assert np.asarray(found).dtype == np.asarray(expected).dtype, path
+  found, expected = np.asarray(found), np.asarray(expected)
+  assert found.shape == expected.shape, path
+  if rtol and expected.dtype.kind in 'fc' and expected.size:
+    scale = max(1, np.nanmax(np.abs(expected)))
+    np.testing.assert_allclose(
+        found, expected, rtol=rtol, atol=rtol * scale, err_msg=path
+    )
+  else:
+    np.testing.assert_array_equal(found, expected, err_msg=path)
+
+
+def _parts(value):
+  if isinstance(value, dict):
+    return list(value.items())
+  if hasattr(value, '__attrs_attrs__'):
+    return [(a.name, getattr(value, a.name)) for a in value.__attrs_attrs__]
+  if hasattr(value, '_fields'):
+    return list(zip(value._fields, value))
+  return list(enumerate(value))

@@ -1,0 +1,72 @@
+"""Tests of the choice of devices."""
+
+import pytest
+import tensorflow as tf
+
+from tff_bn import runtime
+from tff_bn.runtime import devices
+
+_CPU = '/job:localhost/replica:0/task:0/device:CPU:0'
+
+
+@pytest.mark.parametrize('name', ['CPU:0', 'cpu:0', '/device:CPU:0', _CPU])
+def test_names(name):
+  assert devices.full_name(name) == _CPU
+
+
+@pytest.mark.parametrize(
+    'name',
+    ['TPU:0', 'CPU:1', '/device:CPU:1', '/job:worker/task:0/device:CPU:0'],
+)
+def test_unknown_names_are_refused(name):
+  with pytest.raises(ValueError, match=f'no device {name!r}; .* are CPU:0'):
+    runtime.InProcessContext(client_devices=[name])
+  with pytest.raises(ValueError, match=f'no device {name!r}; .* are CPU:0'):
+    runtime.InProcessContext(server_device=name)
+
+
+@pytest.mark.parametrize('names', [[], ['CPU:0', '/device:CPU:0']])
+def test_client_devices_are_at_least_one_and_different(names):
+  with pytest.raises(ValueError, match='at least one device.* only once'):
+    runtime.InProcessContext(client_devices=names)
+
+
+@pytest.mark.parametrize('number', [0, -1])
+def test_number_of_clients_at_a_time(number):
+  with pytest.raises(ValueError, match=f'={number} must be at least 1'):
+    runtime.InProcessContext(max_concurrent_clients=number)
+
+
+@pytest.mark.parametrize(
+    ('places', 'number', 'expected'),
+    [
+        (['CPU:0'], None, [2]),
+        (['GPU:0', 'GPU:1'], None, [1, 1]),
+        (['GPU:0', 'GPU:1', 'GPU:2'], 2, [1, 1]),
+        (['GPU:0', 'GPU:1'], 4, [2, 2]),
+        (['GPU:0', 'GPU:1'], 3, [2, 2]),
+        (['CPU:0'], 1, [1]),
+    ],
+)
+def test_threads_of_each_device(places, number, expected):
+  full = [f'/job:localhost/replica:0/task:0/device:{p}' for p in places]
+  made = devices.make_devices([(name, None) for name in full], number)
+  assert [device.lanes.number for device in made] == expected
+  assert [device.name for device in made] == full[: len(expected)]
+  for device in made:
+    device.lanes.close()
+
+
+def test_gpus_are_the_default(monkeypatch):
+  """Here is none, so the list is made up."""
+  gpus = [tf.config.LogicalDevice(f'/device:GPU:{i}', 'GPU') for i in range(2)]
+  cpu = tf.config.LogicalDevice('/device:CPU:0', 'CPU')
+  monkeypatch.setattr(
+      tf.config,
+      'list_logical_devices',
+      lambda kind=None: gpus if kind == 'GPU' else [cpu, *gpus],
+  )
+  found = devices.LocalDevices(None, None)
+  assert [device.name for device in found.devices] == [
+      _CPU.replace('CPU:0', f'GPU:{i}') for i in range(2)
+  ]

@@ -1,0 +1,305 @@
+"""Tests of TFF's graphs as functions of this process."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.runtime import imported_graph
+
+_INT = tff.TensorType(np.int32)
+_FLOAT = tff.TensorType(np.float32)
+_EMPTY = tff.StructType([])
+
+
+def _proto(comp):
+  return comp.to_building_block().proto.tensorflow
+
+
+def _import(comp):
+  return imported_graph.import_graph(_proto(comp))
+
+
+def _graph_nodes(function):
+  """All nodes, also of functions that are called."""
+  graph_def = function.graph.as_graph_def()
+  nodes = list(graph_def.node)
+  for inner in graph_def.library.function:
+    nodes += inner.node_def
+  return nodes
+
+
+def test_names_and_tensors_are_depth_first():
+  part = tff.to_type(
+      collections.OrderedDict(z=np.int32, a=[np.float32, _EMPTY])
+  )
+
+  @tff.tensorflow.computation(part, tff.SequenceType(np.int32), _FLOAT)
+  def comp(x, numbers, y):
+    return collections.OrderedDict(
+        d=y, c=[x['a'][0], numbers, collections.OrderedDict(f=x['z'], e=2 * y)]
+    )
+
+  proto = _proto(comp)
+  names = imported_graph.tensor_names(proto.parameter)
+  assert len(names) == 4
+  assert len(imported_graph.tensor_names(proto.result)) == 5
+  dataset = tf.data.experimental.to_variant(tf.data.Dataset.range(3))
+  function = imported_graph.import_graph(proto)
+  outputs = function(
+      tf.constant(1), tf.constant(2.0), dataset, tf.constant(3.0)
+  )
+  assert [o.dtype for o in outputs] == [
+      tf.float32,
+      tf.float32,
+      tf.variant,
+      tf.int32,
+      tf.float32,
+  ]
+  assert [float(o) for o in (*outputs[:2], *outputs[3:])] == [3, 2, 1, 6]
+
+
+def test_without_parameter():
+  comp = tff.tensorflow.computation(lambda: (tf.constant(1), tf.constant('a')))
+  assert [o.numpy() for o in _import(comp)()] == [1, b'a']
+
+
+def test_result_that_is_a_parameter_or_twice_the_same():
+  comp = tff.tensorflow.computation(lambda x, y: (y, x, y), _INT, _INT)
+  outputs = _import(comp)(tf.constant(1), tf.constant(2))
+  assert [int(o) for o in outputs] == [2, 1, 2]
+
+
+def test_shapes_and_dtypes_of_parameters():
+  comp = tff.tensorflow.computation(
+      lambda x, y: (tf.shape(x), tf.shape(y)),
+      tff.TensorType(np.float64, [None, 2]),
+      tff.TensorType(np.int32, None),
+  )
+  function = _import(comp)
+  x, y = function.inputs
+  assert (x.shape.as_list(), x.dtype) == ([None, 2], tf.float64)
+  assert (y.shape.rank, y.dtype) == (None, tf.int32)
+  shapes = function(tf.zeros([5, 2], tf.float64), tf.zeros([1, 3], tf.int32))
+  assert [s.numpy().tolist() for s in shapes] == [[5, 2], [1, 3]]
+
+
+def test_each_call_has_its_own_variables():
+  @tff.tensorflow.computation(_INT)
+  def comp(x):
+    first = tf.Variable(10, name='same')
+    second = tf.Variable(20, name='same')
+    with tf.control_dependencies([first.assign_add(x), second.assign_sub(x)]):
+      return first.read_value(), second.read_value()
+
+  function = _import(comp)
+  for x in (1, 2):
+    assert [int(v) for v in function(tf.constant(x))] == [10 + x, 20 - x]
+
+  @tf.function
+  def twice(x):
+    return function(x), function(x + 1)
+
+  found = tf.nest.map_structure(int, twice(tf.constant(1)))
+  assert found == ([11, 19], [12, 18])
+
+
+def test_variables_are_initialized_before_they_are_used():
+  """Also where functions, loops and datasets use them."""
+
+  @tff.tensorflow.computation(_INT)
+  def comp(n):
+    initial = tf.random.stateless_uniform([1000, 1000], [1, 2])
+    large = tf.Variable(tf.linalg.matmul(initial, initial))
+    counter = tf.Variable(tf.cast(large.shape[0], tf.int32))
+
+    @tf.function
+    def loop():
+      for _ in tf.range(n):
+        counter.assign_add(1)
+      return counter.read_value()
+
+    in_dataset = tf.data.Dataset.range(2).map(lambda _: large[0, 0])
+    return loop(), in_dataset.reduce(0.0, tf.add), large[0, 0]
+
+  count, twice, once = _import(comp)(tf.constant(3))
+  assert count == 1003
+  assert once > 0
+  assert twice == 2 * once
+
+
+def test_variable_with_a_value_from_the_argument():
+  @tff.tensorflow.computation(_FLOAT)
+  def comp(x):
+    variable = tf.Variable(tf.zeros([]))
+    with tf.control_dependencies([variable.assign(3 * x)]):
+      return variable + 1
+
+  assert float(_import(comp)(tf.constant(2.0))[0]) == 7
+
+
+@pytest.mark.parametrize('kind', ['static', 'mutable', 'dense', 'of_vectors'])
+def test_each_call_has_its_own_tables(kind):
+  lookup = tf.lookup
+
+  @tff.tensorflow.computation(_INT)
+  def comp(x):
+    if kind == 'static':
+      table = lookup.StaticHashTable(
+          lookup.KeyValueTensorInitializer([1, 2], [10, 20]), -1
+      )
+      return table.lookup(tf.stack([x]))
+    if kind == 'dense':
+      table = lookup.experimental.DenseHashTable(
+          tf.int32, tf.int32, default_value=-1, empty_key=-1, deleted_key=-2
+      )
+    else:
+      default = -1 if kind == 'mutable' else [-1, -1]
+      table = lookup.experimental.MutableHashTable(tf.int32, tf.int32, default)
+    value = 10 * x if kind != 'of_vectors' else tf.stack([10 * x, x])
+    with tf.control_dependencies([table.insert([x], [value])]):
+      return table.lookup([1, 2])
+
+  function = _import(comp)
+  expected = {
+      'static': [[10], [20]],
+      'mutable': [[10, -1], [-1, 20]],
+      'dense': [[10, -1], [-1, 20]],
+      'of_vectors': [[[10, 1], [-1, -1]], [[-1, -1], [20, 2]]],
+  }[kind]
+  for x, truth in zip((1, 2), expected):
+    np.testing.assert_array_equal(function(tf.constant(x))[0], truth)
+
+
+def test_table_that_a_dataset_of_the_result_uses():
+  """It lives as long as the dataset."""
+
+  @tff.tensorflow.computation(tff.SequenceType(np.str_))
+  def comp(words):
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(['a', 'b'], [1, 2]), -1
+    )
+    return words.map(table.lookup)
+
+  words = tf.data.Dataset.from_tensor_slices(['b', 'a', 'c'])
+  (variant,) = _import(comp)(tf.data.experimental.to_variant(words))
+  dataset = tf.data.experimental.from_variant(
+      variant, tf.TensorSpec([], tf.int32)
+  )
+  assert [int(x) for x in dataset] == [2, 1, -1]
+
+
+def test_functions_of_two_graphs_do_not_collide():
+  """Both have functions of the same names, and one has them nested."""
+
+  def build(factor):
+    @tff.tensorflow.computation(tff.SequenceType(_FLOAT))
+    def comp(numbers):
+      @tf.function
+      def scale(x):
+        return factor * x
+
+      @tf.function
+      def body(total, x):
+        return total + tf.map_fn(scale, tf.stack([x]))[0] + scale(x)
+
+      return numbers.reduce(0.0, body)
+
+    return _import(comp)
+
+  dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0])
+  variant = tf.data.experimental.to_variant(dataset)
+  first, second = build(1), build(10)
+
+  @tf.function
+  def both(x):
+    return first(x) + second(x)
+
+  assert [float(x) for x in both(variant)] == [6, 60]
+
+
+def test_gradients_inside_of_functions():
+  """Functions with their own gradient refer to each other by name."""
+
+  def build(factor):
+    @tff.tensorflow.computation(_FLOAT)
+    def comp(x):
+      @tf.custom_gradient
+      def square(x):
+        return x * x, lambda g: factor * g
+
+      @tf.function
+      def outer(x):
+        with tf.GradientTape() as tape:
+          tape.watch(x)
+          y = square(x) * x
+        return tape.gradient(y, x)
+
+      return outer(x)
+
+    return _import(comp)
+
+  # d(s(x) x) = s(x) + x f, where f stands for s'(x).
+  first, second = build(1.0), build(100.0)
+  assert float(first(tf.constant(3.0))[0]) == 12
+  assert float(second(tf.constant(3.0))[0]) == 309
+
+
+def test_placeholders_that_nobody_feeds():
+  """Keras leaves them behind."""
+
+  @tff.tensorflow.computation(_FLOAT)
+  def comp(x):
+    tf.compat.v1.placeholder(tf.float32, [3])
+    return x + 1
+
+  assert float(_import(comp)(tf.constant(1.0))[0]) == 2
+
+
+def test_unused_operations_do_not_run():
+  @tff.tensorflow.computation(_FLOAT)
+  def comp(x):
+    tf.debugging.assert_positive(x)
+    return x + 1
+
+  assert float(_import(comp)(tf.constant(-1.0))[0]) == 0
+
+
+def test_used_assertions_do_run():
+  @tff.tensorflow.computation(_FLOAT)
+  def comp(x):
+    with tf.control_dependencies([tf.debugging.assert_positive(x)]):
+      return x + 1
+
+  with pytest.raises(tf.errors.InvalidArgumentError, match='x > 0'):
+    _import(comp)(tf.constant(-1.0))
+
+
+def test_all_operations_are_in_the_task():
+  @tff.tensorflow.computation(tff.SequenceType(_FLOAT))
+  def comp(numbers):
+    with tf.device('/device:CPU:0'):
+      total = numbers.reduce(0.0, tf.add)
+    variable = tf.Variable(1.0)
+    return total + variable
+
+  function = imported_graph.import_graph(_proto(comp), '/job:worker/task:3')
+  nodes = [
+      node
+      for node in _graph_nodes(function)
+      if node.op in ('ReduceDataset', 'VarHandleOp', 'ReadVariableOp')
+  ]
+  assert {node.op for node in nodes} >= {'ReduceDataset', 'VarHandleOp'}
+  for node in nodes:
+    spec = tf.DeviceSpec.from_string(node.device)
+    assert (spec.job, spec.task) == ('worker', 3)
+    if node.op == 'ReduceDataset':
+      assert (spec.device_type, spec.device_index) == ('CPU', 0)
+
+
+def test_only_tensorflow():
+  block = tff.jax.computation(lambda x: x + 1, np.float32).to_building_block()
+  with pytest.raises(NotImplementedError, match="of kind 'xla' can not run"):
+    imported_graph.check_is_tensorflow(block)

@@ -1,0 +1,239 @@
+"""Learning algorithms compute the same in this process as in TFF's runtime."""
+
+import collections
+
+import comparison
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+from tff_bn.stateful_process import StatefulLearningProcess
+
+_SIZES = (20, 7, 13)
+_SGD = tff.learning.optimizers.build_sgdm
+_RTOL = {'float32': 1e-5, 'float64': 1e-12}
+
+# Every algorithm of the package.
+_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
+
+
+def _train(context, process, datasets, num_rounds=2):
+  """Returns all that a process returns; last a client's weights, twice."""
+  is_stateful = isinstance(process, StatefulLearningProcess)
+
+  def weights():
+    if is_stateful:
+      return process.get_client_model_weights(state, client_states[-1])
+    return process.get_model_weights(state)
+
+  with tff.framework.get_context_stack().install(context):
+    state = process.initialize()
+    outputs = [state]
+    if is_stateful:
+      client_states = [process.initialize_client(state) for _ in datasets]
+      outputs.append(client_states)
+    before = weights()
+    for _ in range(num_rounds):
+      if is_stateful:
+        output = process.next(state, client_states, datasets)
+        client_states = output.client_states
+      else:
+        output = process.next(state, datasets)
+      state = output.state
+      outputs.append(output)
+    outputs += [process.get_model_weights(state), before, weights()]
+  return outputs
+
+
+def _assert_trained(outputs):
+  """What doesn't train would be the same everywhere."""
+  before, after = (comparison.leaves(o.trainable) for o in outputs[-2:])
+  assert all(np.all(np.isfinite(value)) for value in after)
+  assert any(np.any(a != b) for a, b in zip(before, after))
+
+
+def _datasets(problem, name=''):
+  sizes = _SIZES[:1] if name == 'build_centralized' else _SIZES
+  return [problem.dataset(size, seed) for seed, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize('name', _BUILDERS)
+@pytest.mark.parametrize('problem', ['toy', 'toy_images'])
+def test_algorithm_of_this_package(
+    name, problem, request, in_process_context, native_context
+):
+  problem = request.getfixturevalue(problem)
+  process = getattr(algorithms, name)(problem.model(), _SGD(0.1, 0.5))
+  data = _datasets(problem, name)
+  found = _train(in_process_context, process, data)
+  _assert_trained(found)
+  expected = _train(native_context, process, data)
+  comparison.assert_equal(
+      found, expected, _RTOL[problem.dtype], same_leaf_types=True
+  )
+
+
+_INPUT_SPEC = (
+    tf.TensorSpec([None, 4], tf.float32),
+    tf.TensorSpec([None], tf.int32),
+)
+
+
+def _keras_model():
+  initializer = tf.keras.initializers.GlorotUniform(seed=1)
+  return tf.keras.Sequential(
+      [
+          tf.keras.Input((4,)),
+          tf.keras.layers.Dense(
+              5, activation='relu', kernel_initializer=initializer
+          ),
+          tf.keras.layers.Dense(3, kernel_initializer=initializer),
+      ]
+  )
+
+
+def _loss():
+  return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _variable_model():
+  return tff.learning.models.from_keras_model(
+      _keras_model(),
+      loss=_loss(),
+      input_spec=_INPUT_SPEC,
+      metrics=[tf.keras.metrics.SparseCategoricalAccuracy('accuracy')],
+  )
+
+
+def _functional_model():
+  return tff.learning.models.functional_model_from_keras(
+      _keras_model,
+      _loss(),
+      _INPUT_SPEC,
+      lambda: collections.OrderedDict(
+          accuracy=tf.keras.metrics.SparseCategoricalAccuracy()
+      ),
+  )
+
+
+def _fixed_clipping():
+  return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+      noise_multiplier=0.0, clients_per_round=3, clip=0.05
+  )
+
+
+_LEARNING = tff.learning.algorithms
+_ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
+_TFF_ALGORITHMS = {
+    'weighted_fed_avg': lambda: _LEARNING.build_weighted_fed_avg(
+        _variable_model, _SGD(0.1)
+    ),
+    'functional_fed_avg': lambda: _LEARNING.build_weighted_fed_avg(
+        _functional_model(),
+        _SGD(0.1),
+        tff.learning.optimizers.build_adam(0.01),
+        loop_implementation=_ITERATOR,
+    ),
+    'unweighted_fed_avg': lambda: _LEARNING.build_unweighted_fed_avg(
+        _functional_model(), _SGD(0.1), loop_implementation=_ITERATOR
+    ),
+    'weighted_fed_prox': lambda: _LEARNING.build_weighted_fed_prox(
+        _functional_model(),
+        proximal_strength=0.5,
+        client_optimizer_fn=_SGD(0.1),
+    ),
+    'fed_sgd': lambda: _LEARNING.build_fed_sgd(_functional_model(), _SGD(0.1)),
+    'robust_aggregator': lambda: _LEARNING.build_weighted_fed_avg(
+        _functional_model(),
+        _SGD(0.1),
+        model_aggregator=tff.learning.robust_aggregator(),
+    ),
+    'differential_privacy': lambda: _LEARNING.build_unweighted_fed_avg(
+        _functional_model(), _SGD(0.1), model_aggregator=_fixed_clipping()
+    ),
+}
+
+
+@pytest.fixture
+def tff_problem(toy):
+  toy.dtype = 'float32'
+  return toy
+
+
+@pytest.mark.parametrize('name', _TFF_ALGORITHMS)
+def test_algorithm_of_tff(
+    name, tff_problem, in_process_context, native_context
+):
+  process = _TFF_ALGORITHMS[name]()
+  data = _datasets(tff_problem)
+  found = _train(in_process_context, process, data)
+  _assert_trained(found)
+  expected = _train(native_context, process, data)
+  comparison.assert_equal(found, expected, 1e-5, same_leaf_types=True)
+
+
+def test_evaluation_of_tff(tff_problem, in_process_context, native_context):
+  process = _LEARNING.build_fed_eval(_variable_model)
+  data = _datasets(tff_problem)
+  x, y = (
+      np.concatenate(arrays)
+      for arrays in zip(
+          *(tff_problem.arrays(n, seed) for seed, n in enumerate(_SIZES))
+      )
+  )
+  keras_model = _keras_model()
+
+  outputs = []
+  for context in (in_process_context, native_context):
+    with tff.framework.get_context_stack().install(context):
+      state = process.set_model_weights(
+          process.initialize(),
+          tff.learning.models.ModelWeights.from_model(keras_model),
+      )
+      outputs.append(process.next(state, data))
+  comparison.assert_equal(*outputs, 1e-5, same_leaf_types=True)
+  metrics = outputs[0].metrics['client_work']['eval']['current_round_metrics']
+  logits = keras_model(x)
+  np.testing.assert_allclose(
+      metrics['accuracy'], np.mean(np.argmax(logits, 1) == y), rtol=1e-6
+  )
+  np.testing.assert_allclose(metrics['loss'], _loss()(y, logits), rtol=1e-5)
+  assert metrics['num_examples'] == sum(_SIZES)
+
+
+def test_compression(tff_problem, in_process_context):
+  """Random rounding moves weights a little from where they would be."""
+
+  def weights(**kwargs):
+    process = _LEARNING.build_weighted_fed_avg(
+        _functional_model(), _SGD(0.1), **kwargs
+    )
+    outputs = _train(in_process_context, process, _datasets(tff_problem), 1)
+    _assert_trained(outputs)
+    return outputs[-1].trainable
+
+  expected = weights(model_aggregator=tff.learning.robust_aggregator())
+  compressed = weights(model_aggregator=tff.learning.compression_aggregator())
+  for found, truth in zip(compressed, expected):
+    np.testing.assert_allclose(found, truth, atol=0.02)
+
+
+def test_noise_of_differential_privacy(in_process_context):
+  factory = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+      noise_multiplier=2.0, clients_per_round=4, clip=3.0
+  )
+  size = 20_000
+  process = factory.create(tff.TensorType(np.float32, [size]))
+  state = comparison.invoke(in_process_context, process.initialize)
+  values = [np.zeros([size], np.float32)] * 4
+  results = [
+      comparison.invoke(in_process_context, process.next, state, values).result
+      for _ in range(2)
+  ]
+  for noise in results:
+    # Noise of 2 × 3 in the sum, divided by the number of clients.
+    np.testing.assert_allclose(np.std(noise), 1.5, rtol=0.05)
+    np.testing.assert_allclose(np.mean(noise), 0, atol=0.06)
+  assert np.any(results[0] != results[1])

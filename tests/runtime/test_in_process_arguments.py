@@ -1,0 +1,324 @@
+"""What arguments the in-process runtime accepts, and how it refuses others."""
+
+import collections
+
+import attrs
+import comparison
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import runtime
+
+_OD = collections.OrderedDict
+_Point = collections.namedtuple('_Point', 'z a')
+_Pair = attrs.make_class('_Pair', ['z', 'a'])
+_Struct = tff.structure.Struct
+
+_BOOL = tff.TensorType(np.bool_)
+_INT = tff.TensorType(np.int32)
+_FLOAT = tff.TensorType(np.float32)
+_DOUBLE = tff.TensorType(np.float64)
+_STRING = tff.TensorType(np.str_)
+_WORDS = tff.TensorType(np.str_, [2])
+_VECTOR = tff.TensorType(np.float32, [2])
+_ANY_VECTOR = tff.TensorType(np.float32, [None])
+_ROW = tff.to_type(_OD(z=np.int32, a=np.float32))
+_SORTED = tff.to_type(_OD(a=np.int32, z=np.int32))
+_TUPLE = tff.to_type((np.int32, np.float32))
+_EMPTY = tff.StructType([])
+
+
+def _clients(member):
+  return tff.FederatedType(member, tff.CLIENTS)
+
+
+def _slices(value):
+  return tf.data.Dataset.from_tensor_slices(value)
+
+
+def _identity(type_spec):
+  if isinstance(type_spec, tff.SequenceType):
+    return tff.tensorflow.computation(lambda x: x.take(5), type_spec)
+  return tff.federated_computation(lambda x: x, type_spec)
+
+
+_ROW_VALUE = _OD(z=1, a=2.0)
+# Types, what is given, and what it means if that differs.
+_ACCEPTED_BY_NATIVE = [
+    (_BOOL, True),
+    (_BOOL, np.bool_(True)),
+    (_INT, 1),
+    (_INT, -(2**31)),
+    (_INT, np.int32(1)),
+    (_INT, np.int8(1)),
+    (_INT, np.uint16(1)),
+    (_INT, np.array(1, np.int32)),
+    (_INT, lambda: tf.constant(1)),
+    (_INT, lambda: tf.Variable(1)),
+    (_FLOAT, 1.5),
+    (_FLOAT, float('inf')),
+    (_FLOAT, np.float32(1.5)),
+    (_FLOAT, np.float16(1.5)),
+    (_FLOAT, lambda: tf.constant(1.5)),
+    (_DOUBLE, np.float32(1.5)),
+    (_DOUBLE, 0.1),
+    (_VECTOR, [1.0, 2.0]),
+    (_VECTOR, (1.0, 2.0)),
+    (_VECTOR, np.array([1, 2], np.float32)),
+    (_VECTOR, [np.float32(1), np.float32(2)]),
+    (_VECTOR, lambda: [tf.constant(1.0), tf.constant(2.0)]),
+    (_VECTOR, lambda: tf.Variable([1.0, 2.0])),
+    (_ANY_VECTOR, []),
+    (_ANY_VECTOR, [1.0, 2.0, 3.0]),
+    (_ANY_VECTOR, np.zeros([0], np.float32)),
+    (_STRING, 'a'),
+    (_STRING, b'a\xff\x00'),
+    (_STRING, np.str_('a')),
+    (_STRING, np.bytes_(b'a')),
+    (_STRING, np.array('a')),
+    (_STRING, np.array('a', object)),
+    (_STRING, lambda: tf.constant('a')),
+    (_WORDS, ['a', 'b']),
+    (_WORDS, [b'a', 'b']),
+    (_WORDS, np.array(['a', 'b'])),
+    (_WORDS, np.array(['a', b'b'], object)),
+    (_ROW, _ROW_VALUE),
+    (_ROW, dict(z=1, a=2.0)),
+    (_ROW, (1, 2.0)),
+    (_ROW, [1, 2.0]),
+    (_ROW, _Point(1, 2.0)),
+    (_ROW, _Pair(1, 2.0)),
+    (_ROW, _Struct([('z', 1), ('a', 2.0)])),
+    (_ROW, _Struct([(None, 1), (None, 2.0)])),
+    (_TUPLE, (1, 2.0)),
+    (_TUPLE, _Point(1, 2.0)),
+    (_TUPLE, _ROW_VALUE),
+    (_EMPTY, ()),
+    (_EMPTY, {}),
+    (_clients(_INT), [1, 2]),
+    (_clients(_ROW), [_ROW_VALUE, (3, 4.0)]),
+    (tff.FederatedType(_INT, tff.SERVER), 1),
+    (tff.to_type(_OD(b=_clients(_INT), a=_INT)), _OD(b=[1], a=2)),
+    (tff.SequenceType(_INT), lambda: _slices([1, 2])),
+    (tff.SequenceType(_INT), lambda: _slices([1]).repeat()),
+    (tff.SequenceType(_INT), [1, 2]),
+    (tff.SequenceType(tff.TensorType(np.int64)), [1, 2]),
+    (tff.SequenceType(_DOUBLE), [0.1, 0.2]),
+    (tff.SequenceType(_STRING), ['a', 'b']),
+    (tff.SequenceType(_ROW), lambda: _slices(_OD(z=[1], a=[2.0]))),
+    (tff.SequenceType(_ROW), [_ROW_VALUE]),
+    (tff.SequenceType(_ROW), [(1, 2.0)]),
+    (tff.SequenceType(_ROW), [_Point(1, 2.0)]),
+    (tff.SequenceType(_ROW), []),
+    # In alphabetical order, there is only one order.
+    (
+        tff.SequenceType(_SORTED),
+        lambda: _slices(collections.namedtuple('P', 'a z')([1], [2])),
+    ),
+    (
+        tff.SequenceType(_SORTED),
+        lambda: _slices(attrs.make_class('P', ['a', 'z'])([1], [2])),
+    ),
+    (tff.SequenceType(_TUPLE), lambda: _slices(([1], [2.0]))),
+    (tff.SequenceType(_ANY_VECTOR), lambda: _slices([[1.0, 2.0]])),
+    (tff.SequenceType(_ANY_VECTOR), lambda: _slices([1.0, 2.0, 3.0]).batch(2)),
+    (tff.SequenceType(_ANY_VECTOR), [[1.0, 2.0], [3.0]]),
+    (
+        _clients(tff.SequenceType(_INT)),
+        lambda: [_slices([1]), [2, 3], _slices([4, 5, 6]).take(0)],
+    ),
+]
+
+
+def _given(value):
+  return value() if callable(value) else value
+
+
+@pytest.mark.parametrize(('type_spec', 'value'), _ACCEPTED_BY_NATIVE)
+def test_what_native_accepts_means_the_same(
+    type_spec, value, in_process_context, native_context
+):
+  comp = _identity(type_spec)
+  found, expected = (
+      comparison.as_plain(context.invoke(comp, _given(value)))
+      for context in (in_process_context, native_context)
+  )
+  comparison.assert_equal(found, expected, same_leaf_types=True)
+
+
+@pytest.mark.parametrize(
+    ('type_spec', 'value', 'expected'),
+    [
+        (_FLOAT, 1, 1.0),
+        (_VECTOR, [1, 2.5], np.float32([1, 2.5])),
+        (_VECTOR, [np.float64(1), np.float64(2)], np.float32([1, 2])),
+        (_STRING, 'é', 'é'.encode()),
+        (_ROW, dict(a=2.0, z=1), _ROW_VALUE),
+        (_ROW, _Struct([('a', 2.0), ('z', 1)]), _ROW_VALUE),
+        (_clients(_INT), (1, 2), [1, 2]),
+        (tff.FederatedType(_INT, tff.CLIENTS, True), 1, 1),
+        (tff.SequenceType(_INT), (1, 2), [1, 2]),
+        (
+            tff.SequenceType(_ROW),
+            lambda: _slices(dict(z=[1], a=[2.0])),
+            [_ROW_VALUE],
+        ),
+        (
+            tff.SequenceType(_ANY_VECTOR),
+            [[1.0], [2.0, 3.0], [4.0, 5.0], [], [6.0]],
+            [np.float32(x) for x in ([1], [2, 3], [4, 5], [], [6])],
+        ),
+    ],
+)
+def test_more_is_accepted(type_spec, value, expected, in_process_context):
+  found = in_process_context.invoke(_identity(type_spec), _given(value))
+  comparison.assert_equal(comparison.as_plain(found), expected)
+
+
+_REFUSED = [
+    # Another dtype.
+    (_INT, 1.0, r'The argument must be of type int32, but is 1\.0'),
+    (_INT, 'a', 'The argument must be of type int32'),
+    (_INT, None, 'The argument must be of type int32'),
+    (_INT, 2**31, 'The argument must be of type int32'),
+    (_INT, 2**70, 'The argument must be of type int32'),
+    (tff.TensorType(np.uint8), -1, 'The argument must be of type uint8'),
+    (_INT, np.int64(1), 'of type int32, but is int64'),
+    (_INT, np.uint32(1), 'of type int32, but is uint32'),
+    (_INT, np.bool_(True), 'of type int32, but is bool'),
+    (_INT, lambda: tf.constant(1.0), 'of type int32, but is float32'),
+    (_FLOAT, 1e300, 'The argument must be of type float32'),
+    (_FLOAT, np.float64(1), 'of type float32, but is float64'),
+    (_FLOAT, np.int32(1), 'of type float32, but is int32'),
+    (_FLOAT, np.int8(1), 'of type float32, but is int8'),
+    (_VECTOR, np.array([1, 2.0]), r'float32\[2\], but is float64'),
+    (_BOOL, 1, 'The argument must be of type bool, but is 1'),
+    (_STRING, 1, 'The argument must be of type str, but is 1'),
+    # Another shape.
+    (_INT, [1], r'of type int32, but has the shape \[1\]'),
+    (_VECTOR, [1.0], r'float32\[2\], but has the shape \[1\]'),
+    (_VECTOR, 1.0, r'float32\[2\], but has the shape \[\]'),
+    (_ANY_VECTOR, 1.0, r'float32\[\?\], but has the shape \[\]'),
+    (_VECTOR, [[1.0], 2.0], 'The argument must be of type float32'),
+    (_VECTOR, np.zeros([2, 1], np.float32), r'the shape \[2, 1\]'),
+    # Other elements.
+    (_ROW, _OD(z=1), r"elements \['z', 'a'\], but has \['z'\]"),
+    (_ROW, _OD(z=1, a=2.0, b=3), r"has \['z', 'a', 'b'\]"),
+    (_ROW, (1,), r'has \[None\]'),
+    (_ROW, _OD(x=1, y=2.0), r"elements \['z', 'a'\], but has \['x', 'y'\]"),
+    (_TUPLE, (1, 2.0, 3), r'elements \[None, None\], but has'),
+    (_ROW, 1, 'of type <z=int32,a=float32>, but is a int'),
+    (_EMPTY, None, 'must be of type <>, but is a NoneType'),
+    (_EMPTY, (1,), r'elements \[\], but has \[None\]'),
+    (_ROW, _OD(z=1, a='x'), r"argument\.a must be of type float32, but is 'x'"),
+    (_TUPLE, (1.5, 2.0), r'argument\[0\] must be of type int32, but is 1\.5'),
+    # Other clients.
+    (_clients(_INT), 1, 'must be a list with one value for each client'),
+    (_clients(_INT), np.int32([1, 2]), 'must be a list .* is a ndarray'),
+    (_clients(_INT), {'a': 1}, 'must be a list .* is a dict'),
+    (_clients(_INT), None, 'must be a list'),
+    (
+        _clients(_ROW),
+        [_ROW_VALUE, _OD(z=1.5, a=2.0)],
+        r'argument\[1\]\.z must be of type int32, but is 1\.5',
+    ),
+    (
+        tff.to_type(_OD(y=_clients(_INT), x=_OD(b=_clients(_FLOAT)))),
+        _OD(y=[1, 2], x=_OD(b=[1.0])),
+        r'argument\.x\.b has values of 1 clients, but others have values of 2',
+    ),
+    (tff.FederatedType(_INT, tff.SERVER), [1], r'has the shape \[1\]'),
+    (
+        tff.FederatedType(_INT, tff.CLIENTS, True),
+        [1],
+        r'of type int32, but has the shape \[1\]',
+    ),
+    # Other datasets.
+    (tff.SequenceType(_INT), 1, r'must be a tf\.data\.Dataset or a list'),
+    (tff.SequenceType(_INT), None, r'must be a tf\.data\.Dataset or a list'),
+    (tff.SequenceType(_INT), [1, 1.5], r'argument\[1\] must be of type int32'),
+    (
+        tff.SequenceType(_INT),
+        lambda: _slices([1.0]),
+        'elements of type int32, but its elements are of type float32',
+    ),
+    (
+        tff.SequenceType(_VECTOR),
+        lambda: _slices([1.0, 2.0]).batch(2),
+        r'elements of type float32\[2\], but .* float32\[\?\]',
+    ),
+    (
+        tff.SequenceType(_ROW),
+        lambda: _slices(_OD(a=[2.0], z=[1])),
+        'of type <z=int32,a=float32>, but .* <a=float32,z=int32>',
+    ),
+    (
+        tff.SequenceType(_ROW),
+        lambda: _slices(_OD(z=[1])),
+        'of type <z=int32,a=float32>, but .* <z=int32>',
+    ),
+    # In these, `tf.data` keeps z before a, which it would find after a.
+    (
+        tff.SequenceType(_ROW),
+        lambda: _slices(_Point([1], [2.0])),
+        r'use a collections\.OrderedDict',
+    ),
+    (
+        tff.SequenceType(_ROW),
+        lambda: _slices(_Pair([1], [2.0])),
+        r'use a collections\.OrderedDict',
+    ),
+    (
+        tff.SequenceType(_ROW),
+        lambda: _slices(([1], [2.0])),
+        r'use a collections\.OrderedDict',
+    ),
+    (
+        _clients(tff.SequenceType(_INT)),
+        lambda: [_slices([1]), _slices([1.0])],
+        r'argument\[1\] must be a dataset with elements of type int32',
+    ),
+]
+
+
+@pytest.mark.parametrize(('type_spec', 'value', 'message'), _REFUSED)
+def test_refusal_names_the_part(type_spec, value, message, in_process_context):
+  with pytest.raises((TypeError, ValueError), match=message):
+    in_process_context.invoke(_identity(type_spec), _given(value))
+
+
+def test_nothing_is_computed_before_all_is_checked(in_process_context):
+  class Dataset(runtime.ClientDataset):
+    element_spec = tf.TensorSpec([], tf.int32)
+
+    def build(self, worker):
+      raise AssertionError
+
+  comp = _identity(
+      tff.to_type([_clients(tff.SequenceType(_INT)), _clients(_INT)])
+  )
+  with pytest.raises(TypeError, match=r'argument\[1\]\[1\] must be of type'):
+    in_process_context.invoke(comp, [[Dataset(), Dataset()], [1, 'x']])
+
+
+def test_the_spec_of_a_client_dataset_is_checked(in_process_context):
+  class Dataset(runtime.ClientDataset):
+    element_spec = tf.TensorSpec([], tf.float32)
+
+    def build(self, worker):
+      raise AssertionError
+
+  comp = _identity(_clients(tff.SequenceType(_INT)))
+  with pytest.raises(TypeError, match='its elements are of type float32'):
+    in_process_context.invoke(comp, [Dataset()])
+
+
+def test_the_caller_may_change_an_array_after_the_call(in_process_context):
+  """And before it changes a result."""
+  array = np.zeros([3], np.float32)
+  comp = _identity(tff.TensorType(np.float32, [3]))
+  found = in_process_context.invoke(comp, array)
+  array[0] = 1
+  np.testing.assert_array_equal(found, [0, 0, 0])

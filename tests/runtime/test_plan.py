@@ -1,0 +1,191 @@
+"""Tests of how a computation is cut into functions."""
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.runtime import plan as plan_lib
+
+_FLOAT = tff.TensorType(np.float32)
+
+
+def _clients(member):
+  return tff.FederatedType(member, tff.CLIENTS)
+
+
+@tff.tensorflow.computation(_FLOAT, _FLOAT)
+def _add(x, y):
+  return x + y
+
+
+@tff.tensorflow.computation(_FLOAT)
+def _double(x):
+  return 2 * x
+
+
+def _plan(comp, graphs=None):
+  block, _ = tff.tensorflow.replace_intrinsics_with_bodies(
+      comp.to_building_block()
+  )
+  return plan_lib.Plan(
+      block, comp.type_signature, graphs or plan_lib.GraphCache()
+  )
+
+
+def _has_work(stage):
+  return bool(stage.outputs)
+
+
+def test_federated_averaging_is_one_pass():
+  """And what the server does at the end."""
+
+  @tff.federated_computation(
+      tff.FederatedType(_FLOAT, tff.SERVER), _clients(_FLOAT), _clients(_FLOAT)
+  )
+  def comp(state, data, weights):
+    model = tff.federated_broadcast(tff.federated_map(_double, state))
+    update = tff.federated_map(_add, (model, data))
+    mean = tff.federated_mean(update, weights)
+    new_state = tff.federated_map(_add, (state, mean))
+    return new_state, tff.federated_sum(weights), tff.federated_sum(data)
+
+  plan = _plan(comp)
+  round_, end = plan.passes
+  assert _has_work(round_.server)
+  assert _has_work(round_.clients)
+  assert _has_work(round_.fold)
+  assert not round_.kept
+  assert _has_work(end.server)
+  assert not _has_work(end.clients)
+  assert not _has_work(end.fold)
+  assert len(plan.server_inputs) == 1
+  assert len(plan.client_inputs) == 2
+
+
+def test_passes_are_as_few_as_possible():
+  @tff.federated_computation(_clients(_FLOAT))
+  def comp(x):
+    # Two sums that don't depend on each other, and two that do.
+    first = tff.federated_sum(x)
+    second = tff.federated_sum(tff.federated_map(_double, x))
+    shifted = tff.federated_map(_add, (x, tff.federated_broadcast(first)))
+    third = tff.federated_sum(shifted)
+    return first, second, third
+
+  first, second, end = _plan(comp).passes
+  assert len(first.totals) == 2
+  assert len(second.totals) == 1
+  assert not end.totals
+  # x alone is needed in the second pass.
+  assert len(first.kept) == 1
+  assert not second.kept
+
+
+def test_what_nobody_uses_is_not_computed():
+  @tff.federated_computation(_clients(_FLOAT), _FLOAT)
+  def comp(x, y):
+    tff.federated_sum(tff.federated_map(_double, x))
+    return tff.federated_map(_double, x), y
+
+  (only,) = _plan(comp).passes
+  assert not only.totals
+  assert not _has_work(only.server)
+  assert len(only.clients.outputs) == 1
+
+
+def test_values_of_the_server_are_computed_once():
+  """Not by each client again, and not twice."""
+  calls = []
+
+  class Cache(plan_lib.GraphCache):
+
+    def get(self, computation):
+      graph = super().get(computation)
+
+      def call(arguments):
+        calls.append(graph)
+        return graph(arguments)
+
+      return call
+
+  @tff.federated_computation(
+      tff.FederatedType(_FLOAT, tff.SERVER), _clients(_FLOAT)
+  )
+  def comp(x, y):
+    at_clients = tff.federated_broadcast(tff.federated_map(_double, x))
+    return (
+        tff.federated_map(_add, (at_clients, y)),
+        tff.federated_map(_add, (y, at_clients)),
+    )
+
+  plan = _plan(comp, Cache())
+  (only,) = plan.passes
+  assert len(only.server.outputs) == 1
+  (doubled,) = only.server([tf.constant(3.0)], '/device:CPU:0')
+  assert doubled == 6
+  assert len(calls) == 1
+  inputs = {plan.client_inputs[0]: tf.constant(1.0)}
+  inputs[only.server.outputs[0]] = doubled
+  outputs = only.clients(
+      [inputs[leaf] for leaf in only.clients.inputs], '/device:CPU:0'
+  )
+  assert [float(o) for o in outputs] == [7, 7]
+  assert len(calls) == 3
+
+
+def test_equal_graphs_are_one():
+  graphs = plan_lib.GraphCache()
+
+  def build(constant):
+    return tff.tensorflow.computation(lambda x: x + constant, _FLOAT)
+
+  first, second, other = (
+      graphs.get(build(c).to_building_block()) for c in (1.0, 1.0, 2.0)
+  )
+  assert first is second
+  assert other is not first
+  assert [float(g([tf.constant(1.0)])[0]) for g in (first, other)] == [2, 3]
+
+
+def test_accumulators_have_the_type_of_the_accumulation():
+  """Zero's shape may be narrower."""
+  vector = tff.TensorType(np.float32, [None])
+
+  @tff.tensorflow.computation(vector, _FLOAT)
+  def append(xs, x):
+    return tf.concat([xs, [x]], 0)
+
+  @tff.tensorflow.computation(vector, vector)
+  def merge(xs, _):
+    return xs
+
+  @tff.tensorflow.computation(vector)
+  def report(xs):
+    return tf.size(xs)
+
+  @tff.federated_computation(_clients(_FLOAT))
+  def comp(x):
+    zero = tff.tensorflow.computation(lambda: tf.zeros([0]))()
+    return tff.federated_aggregate(x, zero, append, merge, report)
+
+  first, _ = _plan(comp).passes
+  (zero,), (total,) = first.zero, first.totals
+  assert zero.spec.shape.as_list() == [0]
+  assert total.spec.shape.as_list() == [None]
+  assert total.spec.dtype == tf.float32
+
+
+def test_inner_names_end_with_their_block():
+  """TFF's compiler makes all names different; a block may come without it."""
+  framework = tff.framework
+  x = framework.Reference('x', _FLOAT)
+  doubled = framework.Call(_double.to_building_block(), x)
+  inner = framework.Block([('x', doubled), ('x', doubled)], x)
+  block = framework.Lambda('x', _FLOAT, framework.Struct([x, inner, x]))
+
+  plan = plan_lib.Plan(block, block.type_signature, plan_lib.GraphCache())
+  first, four_times, last = plan.results
+  assert first is last
+  (only,) = plan.passes
+  assert only.server.outputs == (four_times,)
+  assert only.server([tf.constant(3.0)], '/device:CPU:0')[0] == 12

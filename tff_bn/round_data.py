@@ -1,0 +1,207 @@
+"""What a client trains on in a round, made on the machine that uses it."""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bn import runtime
+from tff_bn.data import batches as batches_lib
+from tff_bn.data import federated
+from tff_bn.runtime import worker as worker_lib
+
+_BATCHES = 'client_batches'
+_FINGERPRINT = 'fingerprint'
+# Workers keep the data of so many recipes.
+_NUM_RECIPES = 4
+
+
+class RoundDataset(runtime.ClientDataset):
+  """The batches of `FederatedData.client_dataset`, made when they are needed.
+
+  A worker on another machine makes them itself, if the data has a recipe; only
+  the recipe, the client and the round are sent. Else the client's samples are
+  sent when they are used for the first time, and stay there; later only their
+  order is sent.
+  """
+
+  def __init__(
+      self,
+      data: federated.FederatedData,
+      client_ids: Sequence[str],
+      **draw: Optional[int],
+  ):
+    """Initializes the dataset.
+
+    Args:
+      data: The clients' data.
+      client_ids: The client; several stand for the union of their samples.
+      **draw: The other arguments of `FederatedData.client_dataset`.
+    """
+    self._data = data
+    self._client_ids = tuple(client_ids)
+    self._draw = draw
+    if data.recipe is None:
+      self.home = data.client_ids.index(self._client_ids[0])
+
+  @property
+  def element_spec(self) -> Any:
+    """See `tff_bn.runtime.ClientDataset`."""
+    return self._data.element_spec
+
+  def build(self, worker: Optional[runtime.Worker]) -> tf.Tensor:
+    """See `tff_bn.runtime.ClientDataset`."""
+    if worker is not None and self._data.recipe is not None:
+      return self._build_there(worker)
+    dataset = self._data.dataset
+    samples, *order = self._batches().gather_order()
+    if worker is None:
+      x, y = dataset.x_train[samples], dataset.y_train[samples]
+      gather, device = _local_gather(x.dtype.name, x.shape[1:]), runtime.HOST
+    else:
+      x, y, all_samples = self._send_samples(worker)
+      order[0] = np.searchsorted(all_samples, samples)[order[0]].astype(
+          np.int32
+      )
+      gather = worker.keep(
+          ('gather', dataset.x_train.dtype.name, dataset.x_train.shape[1:]),
+          lambda: _trace_gather(
+              dataset.x_train.dtype.name, dataset.x_train.shape[1:]
+          ),
+      )
+      device = worker.host_device
+    with tf.device(device):
+      return gather(*(tf.identity(array) for array in (x, y, *order)))
+
+  def _batches(self) -> batches_lib.Batches:
+    return self._data.client_batches(self._client_ids, **self._draw)
+
+  def _build_there(self, worker: runtime.Worker) -> tf.Tensor:
+    """Lets the worker's functions make the batches."""
+    dtypes = (
+        self._data.dataset.x_train.dtype.name,
+        *('int32', 'int32', 'int64', 'int64'),
+    )
+    make = worker.keep(('make', dtypes), lambda: _trace_make(dtypes))
+    request = dict(
+        recipe=self._data.recipe, client_ids=self._client_ids, **self._draw
+    )
+    text = worker_lib.encode_call(_BATCHES, request)
+    with tf.device(worker.host_device):
+      return make(tf.identity(text))
+
+  def _send_samples(
+      self, worker: runtime.Worker
+  ) -> tuple[tf.Tensor, tf.Tensor, np.ndarray]:
+    """Sends the clients' samples, once.
+
+    Args:
+      worker: The worker.
+
+    Returns:
+      The samples and their classes, there, and their positions in the training
+      data, here.
+    """
+    dataset = self._data.dataset
+
+    def send():
+      positions = np.unique(
+          np.concatenate(
+              [self._data.train_indices[c] for c in self._client_ids]
+          )
+      )
+      return (
+          tf.identity(dataset.x_train[positions]),
+          tf.identity(dataset.y_train[positions]),
+          positions,
+          dataset,  # Kept with its identity.
+      )
+
+    return worker.keep(('samples', id(dataset), self._client_ids), send)[:3]
+
+
+@functools.lru_cache
+def _local_gather(dtype: str, shape: tuple[int, ...]) -> Callable[..., Any]:
+  with tf.device(runtime.HOST):
+    return _trace_gather(dtype, shape)
+
+
+def _trace_gather(dtype: str, shape: tuple[int, ...]) -> Callable[..., Any]:
+  """`batches.gather`, traced once, as a function that returns the variant."""
+
+  def gather(*arrays):
+    return tf.data.experimental.to_variant(batches_lib.gather(*arrays))
+
+  return tf.function(gather, autograph=False).get_concrete_function(
+      tf.TensorSpec((None, *shape), dtype),
+      tf.TensorSpec((None,), tf.int32),
+      tf.TensorSpec((None,), tf.int32),
+      tf.TensorSpec((None,), tf.int64),
+      tf.TensorSpec((None,), tf.int64),
+  )
+
+
+def _trace_make(dtypes: Sequence[str]) -> Callable[..., Any]:
+  """The same of what a worker's function returns."""
+
+  def make(text):
+    arrays = worker_lib.call(text, dtypes)
+    return tf.data.experimental.to_variant(batches_lib.gather(*arrays))
+
+  return tf.function(make, autograph=False).get_concrete_function(
+      tf.TensorSpec([], tf.string)
+  )
+
+
+def worker_functions(
+    make_data: Callable[[str], federated.FederatedData],
+) -> Mapping[str, runtime.WorkerFunction]:
+  """What a worker needs to make `RoundDataset`s itself.
+
+  Args:
+    make_data: Makes the data of a recipe.
+
+  Returns:
+    The functions for `tff_bn.runtime.Server`.
+  """
+  make_data = functools.lru_cache(maxsize=_NUM_RECIPES)(make_data)
+
+  def fingerprint(request):
+    return [make_data(request['recipe']).fingerprint().encode()]
+
+  def client_batches(request):
+    data = make_data(request.pop('recipe'))
+    samples, *order = data.client_batches(**request).gather_order()
+    dataset = data.dataset
+    return [dataset.x_train[samples], dataset.y_train[samples], *order]
+
+  return {_FINGERPRINT: fingerprint, _BATCHES: client_batches}
+
+
+def check_workers(
+    context: runtime.InProcessContext, data: federated.FederatedData
+) -> None:
+  """Checks that workers that make the data themselves make the same.
+
+  Args:
+    context: The context in which clients are computed.
+    data: The clients' data.
+
+  Raises:
+    ValueError: If a worker has other data, or can't make it.
+  """
+  if data.recipe is None or not context.workers:
+    return
+  expected = data.fingerprint()
+  for worker in context.workers:
+    try:
+      fingerprint = worker.ask(_FINGERPRINT, dict(recipe=data.recipe))
+    except RuntimeError as error:
+      raise ValueError(str(error)) from error
+    if fingerprint != expected:
+      raise ValueError(
+          f'The worker {worker.address} has other data under the name'
+          f' --dataset={data.dataset.name} than this machine.'
+      )
