@@ -107,19 +107,22 @@ class RoundDataset(runtime.ClientDataset):
     dataset = self._data.dataset
 
     def send():
-      positions = np.unique(
-          np.concatenate(
-              [self._data.train_indices[c] for c in self._client_ids]
-          )
-      )
-      return (
-          tf.identity(dataset.x_train[positions]),
-          tf.identity(dataset.y_train[positions]),
-          positions,
-          dataset,  # Kept with its identity.
-      )
+      x, y, positions = _samples(self._data, self._client_ids)
+      # With the dataset, so that its identity stays its own.
+      return tf.identity(x), tf.identity(y), positions, dataset
 
     return worker.keep(('samples', id(dataset), self._client_ids), send)[:3]
+
+
+def _samples(
+    data: federated.FederatedData, client_ids: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """All samples of clients, their classes, and positions in all data."""
+  positions = np.unique(
+      np.concatenate([data.train_indices[c] for c in client_ids])
+  )
+  dataset = data.dataset
+  return dataset.x_train[positions], dataset.y_train[positions], positions
 
 
 @functools.lru_cache

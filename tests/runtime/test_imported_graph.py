@@ -220,6 +220,37 @@ def test_functions_of_two_graphs_do_not_collide():
   assert [float(x) for x in both(variant)] == [6, 60]
 
 
+def test_one_graph_imported_twice_with_branches():
+  """An operation may have a list of functions."""
+
+  def build():
+    @tff.tensorflow.computation(_INT)
+    def comp(x):
+      return tf.switch_case(
+          x, [lambda: x + 10, lambda: tf.cond(x > 5, lambda: x, lambda: -x)]
+      )
+
+    return comp
+
+  comp = build()
+  proto = _proto(comp)
+  here = imported_graph.import_graph(proto)
+  again = imported_graph.import_graph(proto, '/job:localhost/task:0')
+
+  @tf.function
+  def both(x):
+    return here(x)[0], again(x)[0]
+
+  assert [int(x) for x in both(tf.constant(0))] == [10, 10]
+  assert [int(x) for x in both(tf.constant(1))] == [-1, -1]
+  names = [
+      {f.signature.name for f in fn.graph.as_graph_def().library.function}
+      for fn in (here, again)
+  ]
+  assert len(names[0]) >= 4
+  assert not names[0] & names[1]
+
+
 def test_gradients_inside_of_functions():
   """Functions with their own gradient refer to each other by name."""
 

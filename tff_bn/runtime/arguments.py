@@ -264,6 +264,7 @@ def to_python(leaf: Any, type_spec: tff.Type) -> Any:
 def build_result(
     type_spec: tff.Type,
     leaves: Iterable[Any],
+    num_clients: int,
     server_value: Callable[[Any], Any],
     client_values: Callable[[Any], list[Any]],
 ) -> Any:
@@ -272,6 +273,7 @@ def build_result(
   Args:
     type_spec: The result's type.
     leaves: Its leaves, depth first.
+    num_clients: The number of clients.
     server_value: Returns the value of a leaf that is at the server, or the same
       for all clients.
     client_values: Returns the values of a leaf, one for each client.
@@ -290,7 +292,8 @@ def build_result(
           for _ in element_structure.leaf_types(type_spec.member)
       ]
       return [
-          _unflatten(type_spec.member, iter(values)) for values in zip(*columns)
+          _unflatten(type_spec.member, iter([c[client] for c in columns]))
+          for client in range(num_clients)
       ]
     if isinstance(type_spec, tff.StructType):
       return tff.structure.Struct(

@@ -16,6 +16,7 @@ import json
 import os
 import socket
 import threading
+import time
 from typing import Any, Optional, TypeVar
 
 from absl import logging
@@ -39,6 +40,8 @@ _KEEPALIVE_TIMEOUT_SECONDS = 5
 # and its server from taking many of them for an attack.
 _HEARTBEAT_SECONDS = 2.0
 _GRACE_SECONDS = 2.0
+_ATTEMPTS = 5
+_PAUSE_SECONDS = 0.2
 _REACH_SECONDS = 5.0
 _ENVIRONMENT = {
     # By default, remote operations are queued and the Python lock is held while
@@ -111,14 +114,20 @@ class Worker:
         return
 
   def _answers(self) -> bool:
-    try:
-      with tf.device(self.host_device):
-        remote = tf.identity(_new_tensor())
-      with tf.device(client_dataset.HOST):
-        tf.identity(remote)
-      return True
-    except tf.errors.OpError:
-      return False
+    for _ in range(_ATTEMPTS):
+      try:
+        with tf.device(self.host_device):
+          remote = tf.identity(_new_tensor())
+        with tf.device(client_dataset.HOST):
+          tf.identity(remote)
+        return True
+      except tf.errors.OpError as error:
+        # Operations here fail, too, while TensorFlow finds out that *another*
+        # worker is gone: it tells all workers of a new kind of operation.
+        if f'remote target {self.task} ' in error.message:
+          return False
+        time.sleep(_PAUSE_SECONDS)
+    return False
 
   @contextlib.contextmanager
   def watch(self) -> Iterator[None]:
@@ -194,7 +203,7 @@ class Worker:
     except tf.errors.OpError as error:
       message = error.message.partition('\nTraceback')[0]
       raise RuntimeError(
-          f'The worker {self.address} failed: {message}'
+          f'The worker {self.address} failed: {message.rstrip(".")}.'
       ) from error
 
 
@@ -304,7 +313,10 @@ class Cluster:
   def _greet(self) -> None:
     """Checks that the workers fit to this program."""
     expected = worker_lib.versions()
-    greetings = self.for_each_worker(lambda w: w.ask(worker_lib.HELLO, None))
+    try:
+      greetings = self.for_each_worker(lambda w: w.ask(worker_lib.HELLO, None))
+    except RuntimeError as error:
+      raise ValueError(f'{error} Is it a tff-bn-worker?') from error
     for worker, greeting in greetings:
       versions = json.loads(greeting)
       if versions != expected:

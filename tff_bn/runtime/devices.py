@@ -43,7 +43,7 @@ def full_name(device: str) -> str:
     if (spec.device_type, spec.device_index) == (
         asked.device_type,
         asked.device_index,
-    ):
+    ) and asked.job in (None, host.job):
       return host.make_merged_spec(spec).to_string()
   names = ', '.join(f'{d.device_type}:{d.device_index}' for d in known)
   raise ValueError(f'There is no device {device!r}; the devices are {names}.')

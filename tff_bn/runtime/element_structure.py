@@ -4,7 +4,6 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -22,8 +21,6 @@ def leaf_types(type_spec: tff.Type) -> list[tff.Type]:
 
 def tensor_dtype(type_spec: tff.TensorType) -> tf.DType:
   """The TensorFlow dtype of a tensor type."""
-  if type_spec.dtype.type is np.str_:
-    return tf.string
   return tf.as_dtype(type_spec.dtype)
 
 

@@ -152,14 +152,14 @@ class Execution:
   def client_results(self, leaf: plan_lib.Leaf) -> list[Any]:
     """The values of a leaf, one for each client."""
     if leaf in self._server:
-      return [self.server_result(leaf)] * self._num_clients
+      return [self.server_result(leaf) for _ in range(self._num_clients)]
     return [results[leaf] for results in self._results]
 
   def _compute_totals(self, number: int) -> list[tf.Tensor]:
     """Computes all clients' part of a pass and folds it."""
     part = self._plan.passes[number]
     totals = [self._server[leaf] for leaf in part.zero]
-    if not (part.clients.outputs or part.folded or part.results):
+    if not (part.clients.outputs or part.totals or part.results):
       return totals
     captured = [self._server[leaf] for leaf in part.captured]
     num_done = 0
@@ -274,6 +274,8 @@ class Execution:
     }
 
   def _to_server(self, tensor: tf.Tensor) -> tf.Tensor:
+    if tensor.device == self._server_device:
+      return tensor
     with tf.device(self._server_device):
       return tf.identity(tensor)
 

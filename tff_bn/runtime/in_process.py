@@ -11,6 +11,7 @@ client's values are dropped when they have been added.
 
 import asyncio
 from collections.abc import Iterator, Sequence
+import concurrent.futures
 import contextlib
 import threading
 from typing import Any, Optional
@@ -98,23 +99,29 @@ class InProcessContext(tff.framework.SyncContext):
 
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Runs a computation; TFF calls this."""
+    if tf.executing_eagerly():
+      return self._invoke(comp, arg)
+    # The caller is building a graph; a new thread is not.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+      return thread.submit(self._invoke, comp, arg).result()
+
+  def _invoke(self, comp: Any, arg: Any) -> Any:
     type_signature = comp.type_signature
-    # A caller may be building a graph.
-    with tf.init_scope():
-      argument = arguments.Argument([], None)
-      if type_signature.parameter is not None:
-        argument = arguments.flatten_argument(arg, type_signature.parameter)
-      plan = self._plan(comp)
-      done = execution.Execution(
-          plan, argument, self._devices, self._server_device
-      )
-      done.run()
-      return arguments.build_result(
-          type_signature.result,
-          plan.results,
-          done.server_result,
-          done.client_results,
-      )
+    argument = arguments.Argument([], None)
+    if type_signature.parameter is not None:
+      argument = arguments.flatten_argument(arg, type_signature.parameter)
+    plan = self._plan(comp)
+    done = execution.Execution(
+        plan, argument, self._devices, self._server_device
+    )
+    done.run()
+    return arguments.build_result(
+        type_signature.result,
+        plan.results,
+        len(argument.clients or ()),
+        done.server_result,
+        done.client_results,
+    )
 
   def _plan(self, comp: Any) -> plan_lib.Plan:
     # By identity: to compare computations would mean to serialize them.

@@ -306,6 +306,7 @@ class Stage:
     self.inputs = tuple(inputs)
     self.outputs = tuple(outputs)
     self._body = body
+    self._dtypes = [leaf.spec.dtype for leaf in self.outputs]
     self._functions: dict[Optional[client_dataset.Worker], Any] = {}
 
   def __call__(
@@ -333,7 +334,14 @@ class Stage:
         if function is None:
           function = self._functions[worker] = self._trace(worker)
     with tf.device(device):
-      return function(*tensors)
+      if tf.DeviceSpec.from_string(device).device_type != 'CPU':
+        return function(*tensors)
+      # Without the function's Python signature, to check which takes longer
+      # than to add up a small model. Not on a GPU, to which everything that an
+      # operation takes is copied, and a dataset can't be.
+      return tf.raw_ops.StatefulPartitionedCall(
+          args=list(tensors), Tout=self._dtypes, f=function
+      )
 
   def _trace(self, worker: Optional[client_dataset.Worker]) -> Any:
     _tracing.worker = worker
