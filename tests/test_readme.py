@@ -7,16 +7,19 @@ import shlex
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
+from tff_bn.programs import worker
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / 'README.md').read_text(encoding='utf-8')
 _PROGRAMS = {
-    program.PROGRAM.name: program for program in (train, compare, evaluate)
+    program.PROGRAM.name: program
+    for program in (train, compare, evaluate, worker)
 }
 
 
@@ -33,9 +36,13 @@ def test_python_code_runs(tmp_path, monkeypatch, toy):
       client_datasets=[dataset, toy.dataset(30, 1)],
   )
   monkeypatch.chdir(tmp_path)
-  for block in _blocks('python'):
-    # pylint: disable-next=exec-used
-    exec(f'import tensorflow as tf\n{block}', namespace)
+  context = tff.framework.get_context_stack().current
+  try:
+    for block in _blocks('python'):
+      # pylint: disable-next=exec-used
+      exec(f'import tensorflow as tf\n{block}', namespace)
+  finally:
+    tff.framework.set_default_context(context)
 
   saved = tf.keras.models.load_model('model.keras')
   x, _ = toy.arrays(5, 2)

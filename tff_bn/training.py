@@ -193,13 +193,25 @@ def train(
   run_dir.mkdir(parents=True, exist_ok=True)
 
   def run(stop: threading.Event) -> TrainingResult:
-    with folder_lock.hold(run_dir), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
       run = _Run(
           process, model, data, config, run_dir, traffic, train_on_union, stack
       )
       return run.train(stop)
 
-  return _call_outside_of_event_loops(run)
+  def run_in_spite_of_losses(stop: threading.Event) -> TrainingResult:
+    with folder_lock.hold(run_dir):
+      while True:
+        try:
+          return run(stop)
+        except tf.errors.OpError as error:
+          context = tff.framework.get_context_stack().current
+          if not isinstance(context, runtime.InProcessContext):
+            raise
+          # If a worker was lost, the run goes on from its last checkpoint.
+          context.recover(error)
+
+  return _call_outside_of_event_loops(run_in_spite_of_losses)
 
 
 def _call_outside_of_event_loops(

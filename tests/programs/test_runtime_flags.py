@@ -1,5 +1,7 @@
 """Tests that the flags choose where TFF computations run."""
 
+import contextlib
+
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -20,7 +22,9 @@ def _current():
 
 def test_in_process_is_the_default():
   settings = _resolve()
-  assert settings == runtime_flags.RuntimeSettings('in_process', None)
+  assert settings == runtime_flags.RuntimeSettings(
+      'in_process', None, None, 'continue'
+  )
   before = _current()
   with settings.enter():
     assert isinstance(_current(), runtime.InProcessContext)
@@ -63,7 +67,9 @@ def test_command_line_overrules_devices_of_a_flagfile(tmp_path):
   path = tmp_path / 'flags'
   path.write_text('--client_devices=GPU:0\n')
   settings = _resolve(f'--flagfile={path}', '--runtime=native')
-  assert settings == runtime_flags.RuntimeSettings('native', None)
+  assert settings == runtime_flags.RuntimeSettings(
+      'native', None, None, 'continue'
+  )
 
 
 def test_jit_compile_of_a_flagfile_is_not_overruled(tmp_path):
@@ -88,3 +94,68 @@ def test_native_runtime_ignores_xla(native_runtime):
     )(tf.constant(2.0))
 
   assert computation() == 2.0
+
+
+def test_cluster_and_what_happens_at_a_loss_are_handed_on(monkeypatch):
+  calls = []
+
+  @contextlib.contextmanager
+  def record(**options):
+    calls.append(options)
+    yield
+
+  monkeypatch.setattr(runtime, 'in_process_runtime', record)
+  arguments = ['--cluster=a:1,b:2', '--on_worker_loss=stop']
+  with _resolve(*arguments).enter():
+    pass
+  assert calls == [
+      dict(client_devices=None, cluster=('a:1', 'b:2'), on_worker_loss='stop')
+  ]
+
+
+def test_lost_worker_is_an_error_that_says_how_to_go_on(monkeypatch):
+  monkeypatch.setattr(
+      runtime, 'in_process_runtime', lambda **_: contextlib.nullcontext()
+  )
+  with (
+      pytest.raises(RuntimeError, match='a:1.*left.*continues from the last'),
+      _resolve('--cluster=a:1').enter(),
+  ):
+    raise runtime.WorkerLostError('Lost the worker a:1.')
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (
+            ['--on_worker_loss=stop'],
+            '--on_worker_loss=stop is only for --cluster',
+        ),
+        (
+            ['--cluster=a:1', '--runtime=native'],
+            '--cluster=a:1 is only for --runtime=in_process',
+        ),
+    ],
+)
+def test_flags_that_contradict_one_another(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    _resolve(*arguments)
+
+
+@pytest.mark.parametrize(
+    'cluster, message',
+    [
+        ('nowhere', "'nowhere' is not understood; a worker is host:port"),
+        (':7000', "':7000' is not understood"),
+        ('host:', "'host:' is not understood"),
+        ('host:x', "'host:x' is not understood"),
+        ('127.0.0.1:99999', '127.0.0.1:99999 can not be reached'),
+        ('no.such.host.invalid:7000', 'can not be reached'),
+    ],
+)
+def test_cluster_that_can_not_be(cluster, message):
+  with (
+      pytest.raises(ValueError, match=f'--cluster={cluster} is imp.*{message}'),
+      _resolve(f'--cluster={cluster}').enter(),
+  ):
+    pass

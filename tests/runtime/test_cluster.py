@@ -57,7 +57,8 @@ def _workers(number, *flags):
 def _run(scenario, workers):
   result = subprocess.run(
       [
-          *(sys.executable, str(_COORDINATOR), scenario),
+          *(sys.executable, '-X', 'faulthandler', str(_COORDINATOR)),
+          scenario,
           *(f'{address},{process.pid}' for address, process in workers),
       ],
       capture_output=True,
@@ -70,7 +71,9 @@ def _run(scenario, workers):
       for line in result.stdout.splitlines()
       if line.startswith('OUTCOME ')
   ]
-  assert lines and not result.returncode, result.stdout + result.stderr
+  assert (
+      lines and not result.returncode
+  ), f'{result.returncode}\n{result.stdout}\n{result.stderr}'
   return json.loads(lines[0]), result.stderr
 
 
@@ -242,26 +245,26 @@ def metrics_of_one_process(tmp_path_factory):
 
 def _train_and_kill(folder, workers, *flags):
   """Kills the second worker after the second round."""
+  output = []
   with subprocess.Popen(
       _train(folder, _cluster(workers), *flags),
       stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
       text=True,
   ) as program:
     for line in program.stdout:
+      output.append(line)
       if line.startswith('round 2/'):
         workers[1][1].kill()
-        break
-    output, errors = program.communicate(timeout=_RUN_SECONDS)
-  return program.returncode, output, errors
+  return program.returncode, ''.join(output)
 
 
 def test_program_loses_nothing_with_a_worker(tmp_path, metrics_of_one_process):
   with _workers(2) as workers:
-    code, _, errors = _train_and_kill(tmp_path / 'run', workers)
+    code, output = _train_and_kill(tmp_path / 'run', workers)
 
-  assert not code, errors
-  assert f'Lost the worker {workers[1][0]}' in errors
+  assert not code, output
+  assert f'Lost the worker {workers[1][0]};' in output
   metrics = (tmp_path / 'run' / 'metrics.csv').read_text()
   assert metrics == metrics_of_one_process
 
@@ -271,10 +274,10 @@ def test_program_stops_with_a_worker_and_continues(
 ):
   folder = tmp_path / 'run'
   with _workers(2) as workers:
-    code, _, errors = _train_and_kill(folder, workers, '--on_worker_loss=stop')
+    code, output = _train_and_kill(folder, workers, '--on_worker_loss=stop')
     assert code == 1
-    assert f'Lost the worker {workers[1][0]}.' in errors
-    assert 'continues from the last checkpoint' in errors
+    assert f'Lost the worker {workers[1][0]}.' in output
+    assert 'continues from the last checkpoint' in output
     assert list((folder / 'checkpoints').iterdir())
 
     result = _train_to_end(folder, _cluster(workers[:1]))

@@ -111,17 +111,23 @@ class InProcessContext(tff.framework.SyncContext):
     if type_signature.parameter is not None:
       argument = arguments.flatten_argument(arg, type_signature.parameter)
     plan = self._plan(comp)
-    done = execution.Execution(
-        plan, argument, self._devices, self._server_device
-    )
-    done.run()
-    return arguments.build_result(
-        type_signature.result,
-        plan.results,
-        len(argument.clients or ()),
-        done.server_result,
-        done.client_results,
-    )
+    while True:
+      devices = self._devices.devices
+      try:
+        done = execution.Execution(
+            plan, argument, self._devices, self._server_device
+        )
+        done.run()
+        return arguments.build_result(
+            type_signature.result,
+            plan.results,
+            len(argument.clients or ()),
+            done.server_result,
+            done.client_results,
+        )
+      except tf.errors.OpError as error:
+        # Also operations of this process fail while a worker is lost.
+        self._devices.recover(devices, error)
 
   def _plan(self, comp: Any) -> plan_lib.Plan:
     # By identity: to compare computations would mean to serialize them.
@@ -141,6 +147,24 @@ class InProcessContext(tff.framework.SyncContext):
         for device in self._devices.devices
         if device.worker is not None
     ]
+
+  def recover(self, error: tf.errors.OpError) -> None:
+    """Goes on after an error if a worker was lost; raises it if not.
+
+    Computations do this themselves. But TensorFlow tells workers of every
+    function of this process, so any TensorFlow code fails, with an
+    `UnavailableError`, from the loss of a worker until somebody notices. It can
+    call this and start again.
+
+    Args:
+      error: The error.
+
+    Raises:
+      WorkerLostError: If a worker was lost, and the others shall or can not go
+        on.
+      tf.errors.OpError: The error, if no worker was lost.
+    """
+    self._devices.recover(self._devices.devices, error)
 
   def close(self) -> None:
     """Ends the context's threads; workers go on serving."""

@@ -19,6 +19,7 @@ So a round of federated averaging is one function call and one addition for each
 client, and a client's values can be dropped once they are added.
 """
 
+import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
@@ -441,57 +442,52 @@ class Plan:
     return _inputs(type_spec, Location.SERVER, self.server_inputs)
 
   def _passes(self) -> tuple[Pass, ...]:
-    nodes = [
-        node
-        for node in _operations_for(self.results, ())
-        if not isinstance(node, _Input)
-    ]
-    # Who needs a leaf, and in which pass: `None` is the computation's result.
-    users = {leaf: set() for leaf in self.results}
-    for node in nodes:
+    operations = collections.defaultdict(list)  # By pass and location.
+    folds = collections.defaultdict(list)  # By pass.
+    users = collections.defaultdict(set)  # The nodes that need a leaf.
+    last_pass = {}  # In which a leaf of the clients is needed.
+    for node in _operations_for(self.results, ()):
+      number = node.level
+      if isinstance(node, _Operation):
+        operations[number, node.location].append(node)
+      elif isinstance(node, _Fold):
+        number -= 1  # It is computed in the pass before its result is there.
+        folds[number].append(node)
       for leaf in node.inputs:
-        users.setdefault(leaf, set()).add(node)
-    num_passes = 1 + max((node.level for node in nodes), default=0)
+        users[leaf].add(node)
+        if leaf.node.location is Location.CLIENTS:
+          last_pass[leaf] = max(number, last_pass.get(leaf, 0))
     results = frozenset(self.results)
+    kept = frozenset()
     passes = []
-    for number in range(num_passes):
-      folds = [
-          node
-          for node in nodes
-          if isinstance(node, _Fold) and node.level == number + 1
-      ]
-
-      def stage(location, number=number):
-        return _stage(
-            [
-                node
-                for node in nodes
-                if isinstance(node, _Operation)
-                and node.level == number
-                and node.location is location
-            ],
-            users,
-            results,
-        )
-
-      clients = stage(Location.CLIENTS)
-      available = [*self.client_inputs] if number == 0 else []
-      available += clients.outputs
-      folded = _unique(leaf for fold in folds for leaf in fold.values)
+    for number in range(1 + max((n for n, _ in operations), default=0)):
+      server, clients = (
+          _stage(operations[number, location], users, results)
+          for location in (Location.SERVER, Location.CLIENTS)
+      )
+      new = clients.outputs
+      if number == 0:
+        new = (*self.client_inputs, *new)
+      kept = frozenset(
+          leaf for leaf in (*kept, *new) if last_pass.get(leaf, 0) > number
+      )
+      folded = _unique(leaf for fold in folds[number] for leaf in fold.values)
       captured = _unique(
-          leaf for fold in folds for leaf in fold.accumulate.captured
+          leaf for fold in folds[number] for leaf in fold.accumulate.captured
       )
       passes.append(
           Pass(
-              server=stage(Location.SERVER),
+              server=server,
               clients=clients,
               folded=folded,
-              zero=tuple(leaf for fold in folds for leaf in fold.zero),
-              fold=_fold_stage(folds, folded, captured),
+              zero=tuple(leaf for fold in folds[number] for leaf in fold.zero),
+              fold=_fold_stage(folds[number], folded, captured),
               captured=captured,
-              totals=tuple(leaf for fold in folds for leaf in fold.outputs),
-              kept=_needed_after(number, nodes),
-              results=tuple(leaf for leaf in available if leaf in results),
+              totals=tuple(
+                  leaf for fold in folds[number] for leaf in fold.outputs
+              ),
+              kept=kept,
+              results=tuple(leaf for leaf in new if leaf in results),
           )
       )
     return tuple(passes)
@@ -525,18 +521,6 @@ def _unique(leaves: Iterable[Leaf]) -> tuple[Leaf, ...]:
   return tuple(dict.fromkeys(leaves))
 
 
-def _needed_after(number: int, nodes: Iterable[_Node]) -> frozenset[Leaf]:
-  """The clients' leaves up to a pass that later ones need."""
-  return frozenset(
-      leaf
-      for node in nodes
-      for leaf in (node.values if isinstance(node, _Fold) else node.inputs)
-      if leaf.node.location is Location.CLIENTS and leaf.node.level <= number
-      # A fold belongs to the pass before its own level.
-      and node.level - isinstance(node, _Fold) > number
-  )
-
-
 def _stage(
     operations: Sequence[_Node],
     users: dict[Leaf, set[_Node]],
@@ -548,7 +532,7 @@ def _stage(
       leaf
       for node in operations
       for leaf in node.outputs
-      if leaf in results or not users.get(leaf, set()) <= inside
+      if leaf in results or not users[leaf] <= inside
   ]
   inputs = _unique(
       leaf
