@@ -448,28 +448,27 @@ def peak_memory(row: Row, is_shared: bool) -> float:
   Returns:
     This process's peak memory until then, in megabytes.
   """
-  from tff_bn import runtime  # pylint: disable=g-import-not-at-top
+  # pylint: disable=g-import-not-at-top
+  from tff_bn import round_data
+  from tff_bn import runtime
 
+  # pylint: enable=g-import-not-at-top
   problem = _Problem(row)
-
-  class LazyDataset(runtime.ClientDataset):
-
-    def __init__(self, client_id):
-      self._client_id = client_id
-
-    @property
-    def element_spec(self):
-      return problem.data.element_spec
-
-    def build(self, worker):
-      del worker  # There is only this process.
-      return problem.client_dataset(self._client_id, 0)
-
   client_ids = problem.data.client_ids
   if is_shared:
     datasets = [problem.client_dataset(client_ids[0], 0)] * len(client_ids)
   else:
-    datasets = [LazyDataset(client_id) for client_id in client_ids]
+    datasets = [
+        round_data.RoundDataset(
+            problem.data,
+            [client_id],
+            seed=0,
+            round_num=0,
+            batch_size=row.batch_size,
+            local_steps=row.num_steps,
+        )
+        for client_id in client_ids
+    ]
   with runtime.in_process_runtime():
     problem.federated_round(problem.process.initialize(), datasets)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

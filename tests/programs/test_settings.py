@@ -29,6 +29,7 @@ def test_every_flag_that_defines_a_run_is_a_setting():
   fields = {field.name for field in dataclasses.fields(settings.RunSettings)}
   # These say where a run is computed and written, not what it is.
   others = {'output_dir', 'overwrite', 'verbosity', 'runtime', 'client_devices'}
+  others |= {'cluster', 'on_worker_loss'}
   assert names - others == fields
 
 

@@ -344,12 +344,20 @@ class Stage:
           args=list(tensors), Tout=self._dtypes, f=function
       )
 
+  def _compute(self, tensors: _Tensors) -> _Tensors:
+    # What TensorFlow knows to be a shape must not be the result of a function
+    # that is called as an operation.
+    return [
+        tf.raw_ops.DeepCopy(x=result) if result.dtype == tf.int32 else result
+        for result in self._body(tensors)
+    ]
+
   def _trace(self, worker: Optional[client_dataset.Worker]) -> Any:
     _tracing.worker = worker
     try:
       with tf.device(worker and worker.task):
         return tf.function(
-            lambda *tensors: self._body(list(tensors)), autograph=False
+            lambda *tensors: self._compute(list(tensors)), autograph=False
         ).get_concrete_function(*(leaf.spec for leaf in self.inputs))
     finally:
       _tracing.worker = None
