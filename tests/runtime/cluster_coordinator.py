@@ -97,6 +97,22 @@ def two_passes(values):
   return tff.federated_sum(tff.federated_map(_sine, second)), second
 
 
+@tff.federated_computation(
+    tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS),
+    tff.FederatedType(tff.SequenceType(np.int32), tff.SERVER),
+)
+def datasets_there_and_back(own, common):
+  """Datasets as results, and one of the server that clients use."""
+
+  @tff.tensorflow.computation(
+      tff.SequenceType(np.int32), tff.SequenceType(np.int32)
+  )
+  def join(own, common):
+    return own.concatenate(common).map(lambda value: 2 * value)
+
+  return tff.federated_map(join, (own, tff.federated_broadcast(common)))
+
+
 def _rounds(process, datasets_of_round, num_rounds=3):
   """The bits of what comes out of some rounds."""
   state = process.initialize()
@@ -116,9 +132,10 @@ def _build():
   )
 
 
-def _count(module, name):
+def _count(module, name, calls=None):
   """Counts the calls of a function."""
-  calls, original = [], getattr(module, name)
+  calls = [] if calls is None else calls
+  original = getattr(module, name)
 
   def counted(*args, **kwargs):
     calls.append(args)
@@ -168,18 +185,26 @@ def same_as_one_process(addresses, pids):
         for c in data.client_ids
     ]
 
+  sent_datasets, num_sent_datasets = [], []
+
   def compute():
+    bits = _rounds(process, lambda number: datasets).hex()
+    num_sent_datasets.append(len(sent_datasets))
     return [
-        _rounds(process, lambda number: datasets).hex(),
+        bits,
         _rounds(process, round_datasets).hex(),
         repr(two_passes(values)),
+        [
+            list(map(int, dataset))
+            for dataset in datasets_there_and_back([[1, 2], [], [3]], [7])
+        ],
     ]
 
   with runtime.in_process_runtime():
     alone = compute()
     plain = _rounds(process, plain_datasets).hex()
   with runtime.in_process_runtime(cluster=addresses) as context:
-    sent_datasets = _count(client_dataset, 'variant_to_worker')
+    _count(client_dataset, '_copy', sent_datasets)
     sent_samples = _count(round_data.RoundDataset, '_send_samples')
     numpy_samples = _count(round_data, '_samples')
     together = compute()
@@ -188,9 +213,10 @@ def same_as_one_process(addresses, pids):
     alone_again = compute()
   return dict(
       is_same=together == alone,
+      datasets=together[-1],
       is_same_afterwards=alone_again == alone,
       is_same_as_plain_datasets=plain == alone[1],
-      num_sent_datasets=len(sent_datasets),
+      num_sent_datasets=num_sent_datasets[1],
       num_uses_of_samples=len(sent_samples),
       num_sent_samples=len(numpy_samples),
       tasks=tasks,

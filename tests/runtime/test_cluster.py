@@ -84,18 +84,24 @@ def living_workers():
     yield workers
 
 
-def test_results_are_those_of_one_process(living_workers):
+@pytest.fixture(scope='module')
+def comparison(living_workers):
+  """What comes of the same computations on them and in one process."""
   outcome, _ = _run('same_as_one_process', living_workers)
+  return outcome
 
+
+def test_results_are_those_of_one_process(comparison):
+  outcome = comparison
   assert outcome['is_same']
   assert outcome['is_same_afterwards']
   assert outcome['is_same_as_plain_datasets']
   assert len(outcome['tasks']) == 2
+  assert outcome['datasets'] == [[2, 4, 14], [14], [6, 14]]
 
 
-def test_data_in_memory_is_sent_once_for_each_client(living_workers):
-  outcome, _ = _run('same_as_one_process', living_workers)
-
+def test_data_in_memory_is_sent_once_for_each_client(comparison):
+  outcome = comparison
   # Five clients, three rounds.
   assert outcome['num_sent_datasets'] == 5
   assert outcome['num_uses_of_samples'] == 15

@@ -120,10 +120,31 @@ def variant_to_worker(
   """
   if worker is None:
     return variant
+  return _copy(variant, HOST, worker.host_device)
+
+
+def variant_from_worker(
+    variant: tf.Tensor, worker: Optional[Worker]
+) -> tf.Tensor:
+  """Fetches a dataset with its data to this process.
+
+  Args:
+    variant: Its variant tensor.
+    worker: Where it is; `None`: in this process.
+
+  Returns:
+    The variant tensor here.
+  """
+  if worker is None:
+    return variant
+  return _copy(variant, worker.host_device, HOST)
+
+
+def _copy(variant: tf.Tensor, source: str, target: str) -> tf.Tensor:
   # A variant tensor can not leave its process.
-  with tf.device(HOST):
+  with tf.device(source):
     graph = tf.raw_ops.DatasetToGraphV2(
         input_dataset=variant, strip_device_assignment=True
     )
-  with tf.device(worker.host_device):
+  with tf.device(target):
     return tf.raw_ops.DatasetFromGraph(graph_def=tf.identity(graph))

@@ -234,11 +234,13 @@ class Execution:
         self._advance(tensors, earlier, device)
     self._advance(tensors, number, device)
     part = self._plan.passes[number]
-    results = {leaf: self._to_server(tensors[leaf]) for leaf in part.results}
-    self._results[client].update(
-        (leaf, arguments.to_python(tensor, leaf.type))
-        for leaf, tensor in results.items()
-    )
+    for leaf in part.results:
+      tensor = tensors[leaf]
+      if isinstance(leaf.type, tff.SequenceType):
+        tensor = client_dataset.variant_from_worker(tensor, device.worker)
+      else:
+        tensor = self._to_server(tensor)
+      self._results[client][leaf] = arguments.to_python(tensor, leaf.type)
     folded = [
         self._to_server(tensors.get(leaf, self._server.get(leaf)))
         for leaf in part.folded

@@ -56,8 +56,8 @@ def import_graph(
 
   Args:
     computation: The `tensorflow` field of the computation's proto.
-    task: The TensorFlow task, such as `'/job:worker/task:0'`, in which all of
-      the graph has to run. Default: this process.
+    task: The TensorFlow task, such as `'/job:worker/task:0'`, in which the graph
+      has to run, with the functions that it calls. Default: this process.
 
   Returns:
     A function of the tensors of the parameter that returns the list of the
@@ -72,7 +72,10 @@ def import_graph(
   _rename_functions(graph_def, f'__tff_bn_{next(_import_numbers)}')
   for node in _all_nodes(graph_def):
     _make_private(node)
-    if task is not None:
+  if task is not None:
+    # Not in functions: they run where they are called, and a dataset's, which
+    # may be sent elsewhere, must not name a machine.
+    for node in graph_def.node:
       node.device = _in_task(node.device, task)
   if computation.initialize_op:
     _initialize_first(graph_def, computation.initialize_op)

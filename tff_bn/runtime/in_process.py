@@ -65,7 +65,8 @@ class InProcessContext(tff.framework.SyncContext):
         all devices together. Default: one on a GPU, two on a CPU.
       cluster: Workers, each as `host:port`, on whose devices clients are
         computed instead of on those of this process, see
-        `tff_bn.runtime.Server`. A process can have one cluster only.
+        `tff_bn.runtime.Server`. A process can have
+        one cluster at a time.
       on_worker_loss: What happens when a worker can't be reached any more:
         `'continue'` computes the clients that it had on the others; `'stop'`
         raises a `WorkerLostError`.
@@ -142,11 +143,8 @@ class InProcessContext(tff.framework.SyncContext):
   @property
   def workers(self) -> list[client_dataset.Worker]:
     """The workers of the cluster that are left; none without a cluster."""
-    return [
-        device.worker
-        for device in self._devices.devices
-        if device.worker is not None
-    ]
+    workers = dict.fromkeys(d.worker for d in self._devices.devices)
+    return [worker for worker in workers if worker is not None]
 
   def recover(self, error: tf.errors.OpError) -> None:
     """Goes on after an error if a worker was lost; raises it if not.
