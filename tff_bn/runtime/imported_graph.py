@@ -56,8 +56,8 @@ def import_graph(
 
   Args:
     computation: The `tensorflow` field of the computation's proto.
-    task: The TensorFlow task, such as `'/job:worker/task:0'`, in which the graph
-      has to run, with the functions that it calls. Default: this process.
+    task: The TensorFlow task, such as `'/job:worker/task:0'`, in which the
+      graph has to run, with its functions. Default: this process.
 
   Returns:
     A function of the tensors of the parameter that returns the list of the

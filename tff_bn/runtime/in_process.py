@@ -65,8 +65,7 @@ class InProcessContext(tff.framework.SyncContext):
         all devices together. Default: one on a GPU, two on a CPU.
       cluster: Workers, each as `host:port`, on whose devices clients are
         computed instead of on those of this process, see
-        `tff_bn.runtime.Server`. A process can have
-        one cluster at a time.
+        `tff_bn.runtime.Server`. A process can have one cluster at a time.
       on_worker_loss: What happens when a worker can't be reached any more:
         `'continue'` computes the clients that it had on the others; `'stop'`
         raises a `WorkerLostError`.
