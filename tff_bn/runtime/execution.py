@@ -42,7 +42,9 @@ class Lanes:
 
   def close(self) -> None:
     """Ends the threads once they have done what they are at."""
-    self._pool.shutdown(wait=False, cancel_futures=True)
+    # Waits: TensorFlow must not get a new connection, or end, while a thread
+    # that has used it ends.
+    self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 @dataclasses.dataclass(frozen=True)
