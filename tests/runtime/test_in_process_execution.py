@@ -497,3 +497,14 @@ class TestUnsupported:
     )
     with pytest.raises(NotImplementedError, match="'federated_magic' can not"):
       in_process_context.invoke(comp, [1])
+
+
+def test_runtime_that_was_left():
+  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+  def comp(values):
+    return tff.federated_sum(values)
+
+  with runtime.in_process_runtime() as context:
+    pass
+  with pytest.raises(tf.errors.UnavailableError, match='was left'):
+    context.invoke(comp, [1, 2, 3])

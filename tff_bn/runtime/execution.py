@@ -37,8 +37,24 @@ class Lanes:
     )
 
   def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future:
-    """Calls a function in one of the threads."""
-    return self._pool.submit(function)
+    """Calls a function in one of the threads.
+
+    Args:
+      function: The function.
+
+    Returns:
+      The future of what it returns.
+
+    Raises:
+      tf.errors.UnavailableError: If the threads have ended: the runtime was
+        left, or another thread found that a worker was lost.
+    """
+    try:
+      return self._pool.submit(function)
+    except RuntimeError as error:
+      raise tf.errors.UnavailableError(
+          None, None, 'The runtime was left; enter it again.'
+      ) from error
 
   def close(self) -> None:
     """Ends the threads once they have done what they are at."""
