@@ -121,7 +121,7 @@ def _leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
 
 def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
   """A NumPy array or a tensor."""
-  dtype = element_structure.tensor_dtype(type_spec)
+  dtype = tf.as_dtype(type_spec.dtype)
   if isinstance(value, tf.Variable):
     value = value.read_value()
   if isinstance(value, (np.ndarray, np.generic)) and dtype == tf.string:
@@ -292,7 +292,9 @@ def build_result(
           for _ in element_structure.leaf_types(type_spec.member)
       ]
       return [
-          _unflatten(type_spec.member, iter([c[client] for c in columns]))
+          element_structure.unflatten(
+              type_spec.member, iter([c[client] for c in columns])
+          )
           for client in range(num_clients)
       ]
     if isinstance(type_spec, tff.StructType):
@@ -305,14 +307,3 @@ def build_result(
     return server_value(next(leaves))
 
   return tff.types.type_to_py_container(build(type_spec), type_spec)
-
-
-def _unflatten(type_spec: tff.Type, values: Iterator[Any]) -> Any:
-  if isinstance(type_spec, tff.StructType):
-    return tff.structure.Struct(
-        [
-            (name, _unflatten(element, values))
-            for name, element in tff.structure.iter_elements(type_spec)
-        ]
-    )
-  return next(values)

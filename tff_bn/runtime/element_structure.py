@@ -19,16 +19,31 @@ def leaf_types(type_spec: tff.Type) -> list[tff.Type]:
   return [type_spec]
 
 
-def tensor_dtype(type_spec: tff.TensorType) -> tf.DType:
-  """The TensorFlow dtype of a tensor type."""
-  return tf.as_dtype(type_spec.dtype)
+def unflatten(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
+  """Makes leaves, depth first, a structure as TFF uses it.
+
+  Args:
+    type_spec: The structure's type.
+    leaves: The leaves; as many are taken as the type has.
+
+  Returns:
+    Nested `tff.structure.Struct`s, or a leaf.
+  """
+  if not isinstance(type_spec, tff.StructType):
+    return next(leaves)
+  return tff.structure.Struct(
+      [
+          (name, unflatten(element, leaves))
+          for name, element in tff.structure.iter_elements(type_spec)
+      ]
+  )
 
 
 def tensor_spec(type_spec: tff.Type) -> tf.TensorSpec:
   """The spec of the tensor of a leaf; a dataset is its variant tensor."""
   if isinstance(type_spec, tff.SequenceType):
     return tf.TensorSpec([], tf.variant)
-  return tf.TensorSpec(type_spec.shape, tensor_dtype(type_spec))
+  return tf.TensorSpec(type_spec.shape, tf.as_dtype(type_spec.dtype))
 
 
 def pack(type_spec: tff.Type, leaves: Sequence[Any]) -> Any:

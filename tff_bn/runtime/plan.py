@@ -33,9 +33,9 @@ import weakref
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.runtime import client_dataset
 from tff_bn.runtime import element_structure
 from tff_bn.runtime import imported_graph
+from tff_bn.runtime import remote_worker
 
 _Struct = tff.structure.Struct
 _Tensors = list[tf.Tensor]
@@ -200,38 +200,12 @@ def _compute(
   return [tensors[leaf] for leaf in outputs]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Placed:
-  """A federated value.
-
-  Attributes:
-    placement: `tff.SERVER` or `tff.CLIENTS`.
-    all_equal: Whether all clients have the same.
-    tree: The value at the server or at each of the clients.
-  """
-
-  placement: Any
-  all_equal: bool
-  tree: _Tree
-
-
 def _flatten(tree: _Tree) -> list[Leaf]:
   if isinstance(tree, Leaf):
     return [tree]
   if isinstance(tree, _Struct):
     return [leaf for part in tree for leaf in _flatten(part)]
   raise NotImplementedError('A function is no value that TensorFlow can use.')
-
-
-def _unflatten(type_spec: tff.Type, leaves: Iterator[Leaf]) -> _Tree:
-  if isinstance(type_spec, tff.StructType):
-    return _Struct(
-        [
-            (name, _unflatten(element, leaves))
-            for name, element in tff.structure.iter_elements(type_spec)
-        ]
-    )
-  return next(leaves)
 
 
 class GraphCache:
@@ -275,7 +249,7 @@ class _Graph:
 class _Tracing(threading.local):
   """The worker for which functions are being traced; `None`: this process."""
 
-  worker: Optional[client_dataset.Worker] = None
+  worker: Optional[remote_worker.Worker] = None
 
 
 _tracing = _Tracing()
@@ -308,13 +282,13 @@ class Stage:
     self.outputs = tuple(outputs)
     self._body = body
     self._dtypes = [leaf.spec.dtype for leaf in self.outputs]
-    self._functions: dict[Optional[client_dataset.Worker], Any] = {}
+    self._functions: dict[Optional[remote_worker.Worker], Any] = {}
 
   def __call__(
       self,
       tensors: Sequence[tf.Tensor],
       device: str,
-      worker: Optional[client_dataset.Worker] = None,
+      worker: Optional[remote_worker.Worker] = None,
   ) -> _Tensors:
     """Computes the outputs.
 
@@ -352,7 +326,7 @@ class Stage:
         for result in self._body(tensors)
     ]
 
-  def _trace(self, worker: Optional[client_dataset.Worker]) -> Any:
+  def _trace(self, worker: Optional[remote_worker.Worker]) -> Any:
     _tracing.worker = worker
     try:
       with tf.device(worker and worker.task):
@@ -425,29 +399,24 @@ class Plan:
     if type_signature.parameter is not None:
       argument = self._argument(type_signature.parameter)
     result = function(argument) if callable(function) else function
-    self.results = _result_leaves(result)
+    self.results = tuple(_flatten(result))
     self.passes = self._passes()
 
-  def _argument(self, type_spec: tff.Type) -> Any:
+  def _argument(self, type_spec: tff.Type) -> _Tree:
     """The symbols of an argument."""
+    location, leaves = Location.SERVER, self.server_inputs
     if isinstance(type_spec, tff.FederatedType):
       if type_spec.placement is tff.CLIENTS and not type_spec.all_equal:
         location, leaves = Location.CLIENTS, self.client_inputs
-      else:
-        location, leaves = Location.SERVER, self.server_inputs
-      return _Placed(
-          type_spec.placement,
-          type_spec.all_equal,
-          _inputs(type_spec.member, location, leaves),
-      )
-    if isinstance(type_spec, tff.StructType):
+      type_spec = type_spec.member
+    elif isinstance(type_spec, tff.StructType):
       return _Struct(
           [
               (name, self._argument(element))
               for name, element in tff.structure.iter_elements(type_spec)
           ]
       )
-    return _inputs(type_spec, Location.SERVER, self.server_inputs)
+    return _inputs(type_spec, location, leaves)
 
   def _passes(self) -> tuple[Pass, ...]:
     operations = collections.defaultdict(list)  # By pass and location.
@@ -505,24 +474,12 @@ def _inputs(
     type_spec: tff.Type, location: Location, leaves: list[Leaf]
 ) -> _Tree:
   """New symbols of a value, which are appended to `leaves`."""
-  if isinstance(type_spec, tff.StructType):
-    return _Struct(
-        [
-            (name, _inputs(element, location, leaves))
-            for name, element in tff.structure.iter_elements(type_spec)
-        ]
-    )
-  (leaf,) = _Input(location, type_spec).outputs
-  leaves.append(leaf)
-  return leaf
-
-
-def _result_leaves(result: Any) -> tuple[Leaf, ...]:
-  if isinstance(result, _Placed):
-    result = result.tree
-  if isinstance(result, _Struct):
-    return tuple(leaf for part in result for leaf in _result_leaves(part))
-  return tuple(_flatten(result))
+  new = [
+      _Input(location, leaf_type).outputs[0]
+      for leaf_type in element_structure.leaf_types(type_spec)
+  ]
+  leaves += new
+  return element_structure.unflatten(type_spec, iter(new))
 
 
 def _unique(leaves: Iterable[Leaf]) -> tuple[Leaf, ...]:
@@ -609,7 +566,7 @@ class _Interpreter:
       environment: The values of the names that occur in it.
 
     Returns:
-      Its value: a tree, a `_Placed`, a struct of these, or a function.
+      Its value.
     """
     match block:
       case tff.framework.Reference():
@@ -674,7 +631,7 @@ class _Interpreter:
     node = _Operation(
         trace, self._location, inputs, element_structure.leaf_types(result_type)
     )
-    return _unflatten(result_type, iter(node.outputs))
+    return element_structure.unflatten(result_type, iter(node.outputs))
 
   def _compiled(
       self, block: tff.framework.CompiledComputation
@@ -717,66 +674,58 @@ class _Interpreter:
     )
     return _InnerFunction(tuple(inputs), captured, tuple(outputs))
 
-  # Intrinsics. Each gets its argument and its type.
+  # Intrinsics. Each gets its argument and its type. A federated value is the
+  # tree of what the server, or each client, has: its leaves say where they are,
+  # and what is at the server reaches clients wherever they use it.
 
-  def _federated_map(self, argument: Any, _: Any) -> _Placed:
+  def _federated_apply(self, argument: Any, _: Any) -> _Tree:
     function, value = argument
+    return function(value)
+
+  # Computed once, for all clients.
+  _federated_map_all_equal = _federated_apply
+
+  def _federated_map(self, argument: Any, _: Any) -> _Tree:
     with self._at(Location.CLIENTS):
-      return _Placed(tff.CLIENTS, False, function(value.tree))
+      return self._federated_apply(argument, _)
 
-  def _federated_map_all_equal(self, argument: Any, _: Any) -> _Placed:
-    function, value = argument
-    # Computed once, for all clients.
-    return _Placed(tff.CLIENTS, True, function(value.tree))
+  def _federated_eval_at_server(self, argument: Any, _: Any) -> _Tree:
+    return argument(None)
 
-  def _federated_apply(self, argument: Any, _: Any) -> _Placed:
-    function, value = argument
-    return _Placed(tff.SERVER, True, function(value.tree))
-
-  def _federated_broadcast(self, argument: Any, _: Any) -> _Placed:
-    return _Placed(tff.CLIENTS, True, argument.tree)
-
-  def _federated_eval_at_clients(self, argument: Any, _: Any) -> _Placed:
+  def _federated_eval_at_clients(self, argument: Any, _: Any) -> _Tree:
     with self._at(Location.CLIENTS):
-      return _Placed(tff.CLIENTS, False, argument(None))
+      return argument(None)
 
-  def _federated_eval_at_server(self, argument: Any, _: Any) -> _Placed:
-    return _Placed(tff.SERVER, True, argument(None))
+  def _same(self, argument: Any, _: Any) -> _Tree:
+    return argument
 
-  def _federated_value_at_clients(self, argument: Any, _: Any) -> _Placed:
-    return _Placed(tff.CLIENTS, True, argument)
-
-  def _federated_value_at_server(self, argument: Any, _: Any) -> _Placed:
-    return _Placed(tff.SERVER, True, argument)
-
-  def _federated_zip_at_clients(self, argument: Any, _: Any) -> _Placed:
-    return _zip(tff.CLIENTS, argument)
-
-  def _federated_zip_at_server(self, argument: Any, _: Any) -> _Placed:
-    return _zip(tff.SERVER, argument)
+  _federated_broadcast = _same
+  _federated_value_at_clients = _same
+  _federated_value_at_server = _same
+  _federated_zip_at_clients = _same
+  _federated_zip_at_server = _same
 
   def _federated_aggregate(
       self, argument: Any, type_signature: tff.FunctionType
-  ) -> _Placed:
+  ) -> _Tree:
     value, zero, accumulate, _, report = argument
     accumulate_type = type_signature.parameter[2]
     total_type = accumulate_type.parameter[0]
     fold = _Fold(
-        _flatten(value.tree),
+        _flatten(value),
         _flatten(zero),
         self._inner_function(accumulate, accumulate_type.parameter),
         element_structure.leaf_types(total_type),
     )
-    total = _unflatten(total_type, iter(fold.outputs))
-    return _Placed(tff.SERVER, True, report(total))
+    total = element_structure.unflatten(total_type, iter(fold.outputs))
+    return report(total)
 
   def _federated_select(
       self, argument: Any, type_signature: tff.FunctionType
-  ) -> _Placed:
+  ) -> _Tree:
     keys, _, value, function = argument
-    (keys,) = _flatten(keys.tree)
     key_type = type_signature.parameter[3].parameter[1]
-    values = _flatten(value.tree)
+    values = _flatten(value)
     element_type = type_signature.result.member.element
     with self._at(Location.CLIENTS):
       select = self._inner_function(
@@ -794,14 +743,10 @@ class _Interpreter:
         )
         return [tf.data.experimental.to_variant(dataset)]
 
-      return _Placed(
-          tff.CLIENTS,
-          False,
-          self._operation(
-              trace,
-              [keys, *values, *select.captured],
-              type_signature.result.member,
-          ),
+      return self._operation(
+          trace,
+          [keys, *values, *select.captured],
+          type_signature.result.member,
       )
 
   def _sequence_map(
@@ -856,7 +801,7 @@ class _Interpreter:
 
     def trace(tensors):
       initial = [
-          tf.zeros(t.shape, element_structure.tensor_dtype(t))
+          tf.zeros(t.shape, tf.as_dtype(t.dtype))
           for t in element_structure.leaf_types(element_type)
       ]
       size = len(initial)
@@ -868,22 +813,3 @@ class _Interpreter:
       )
 
     return self._operation(trace, [argument], type_signature.result)
-
-
-def _zip(placement: Any, argument: Any) -> _Placed:
-  def trees(value):
-    if isinstance(value, _Placed):
-      return value.tree
-    return _Struct(
-        [
-            (name, trees(part))
-            for name, part in tff.structure.iter_elements(value)
-        ]
-    )
-
-  def all_equal(value):
-    if isinstance(value, _Placed):
-      return value.all_equal
-    return all(all_equal(part) for part in value)
-
-  return _Placed(placement, all_equal(argument), trees(argument))
