@@ -490,7 +490,7 @@ def define_runtime_flags(values: flags.FlagValues) -> FlagGroup:
       parsers.ChoiceParser(tuple(ON_WORKER_LOSS)),
       'What happens when a worker of --cluster is lost:\n'
       + _list(ON_WORKER_LOSS),
-      default_text=defaults.ON_WORKER_LOSS,
+      defaults.ON_WORKER_LOSS,
   )
   return define.group('Runtime')
 

@@ -10,7 +10,6 @@ import dataclasses
 from typing import Optional
 
 from tff_bn.programs import cli
-from tff_bn.programs import defaults
 from tff_bn.programs import parsers
 from tff_bn.programs import settings
 
@@ -114,5 +113,5 @@ def resolve(flags: cli.ParsedFlags) -> RuntimeSettings:
       flags.runtime,
       client_devices,
       cluster,
-      flags.on_worker_loss or defaults.ON_WORKER_LOSS,
+      flags.on_worker_loss,
   )

@@ -8,6 +8,8 @@ import dataclasses
 import os
 from typing import Optional
 
+from absl import flags as absl_flags
+
 from tff_bn.data import names as data_names
 from tff_bn.programs import cli
 from tff_bn.programs import defaults
@@ -17,16 +19,8 @@ from tff_bn.programs import registry
 
 # The fields of `RunSettings` that decide about the clients' data.
 DATA_FIELDS = (
-    'dataset',
-    'data_dir',
-    'image_size',
-    'split',
-    'num_clients',
+    *flag_groups.define_data_flags(absl_flags.FlagValues()).names,
     'clients_per_round',
-    'classes_per_client',
-    'dirichlet_alpha',
-    'gamma',
-    'imbalance',
     'seed',
 )
 

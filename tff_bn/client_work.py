@@ -6,6 +6,7 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import mixed_precision
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.local_training import LocalTraining
@@ -21,16 +22,6 @@ def check_client_weighting(client_weighting: str) -> None:
         f'client_weighting={client_weighting!r} must be one of'
         f' {", ".join(map(repr, CLIENT_WEIGHTINGS))}.'
     )
-
-
-def _all_finite(tensors: Any) -> tf.Tensor:
-  return tf.reduce_all(
-      [
-          tf.reduce_all(tf.math.is_finite(t))
-          for t in tf.nest.flatten(tensors)
-          if t.dtype.is_floating
-      ]
-  )
 
 
 class ClientWork:
@@ -122,7 +113,7 @@ class ClientWork:
     result = self._training.train(
         before, dataset, optimizer_state, state['round_num']
     )
-    keep = _all_finite([result.values, result.loss_sum])
+    keep = mixed_precision.all_finite([result.values, result.loss_sum])
 
     def _keep(new, old):
       return tf.nest.map_structure(

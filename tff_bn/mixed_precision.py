@@ -107,8 +107,20 @@ class LossScale(NamedTuple):
     return LossScale(scale, tf.where(grows, 0, good_steps))
 
 
-def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-  """Whether all elements of all tensors are finite; a bool scalar."""
+def all_finite(tensors: Any) -> tf.Tensor:
+  """Whether all numbers are finite.
+
+  Args:
+    tensors: A nested structure of tensors; those that are not of floats count
+      as finite.
+
+  Returns:
+    A bool scalar.
+  """
   return tf.reduce_all(
-      [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]
+      [
+          tf.reduce_all(tf.math.is_finite(tensor))
+          for tensor in tf.nest.flatten(tensors)
+          if tensor.dtype.is_floating
+      ]
   )

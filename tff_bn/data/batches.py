@@ -30,15 +30,14 @@ class Batches:
       Batches of `x` as float32 (uint8 is scaled to [0, 1]) and `y`. The dataset
       holds the samples that occur in it, each once, and no others.
     """
-    order = np.concatenate(self.passes)
-    samples = np.unique(order)
-    if len(samples) == len(order):
+    samples, *order = self.gather_order()
+    if len(samples) == len(order[0]):
       # No sample occurs twice. Without a function to trace, such a dataset is
       # built twenty times as fast as the one below.
-      dataset = tf.data.Dataset.from_tensor_slices((x[order], y[order]))
+      chosen = np.concatenate(self.passes)
+      dataset = tf.data.Dataset.from_tensor_slices((x[chosen], y[chosen]))
       dataset = dataset.batch(self.batch_size)
       return dataset if x.dtype != np.uint8 else dataset.map(_scale)
-    samples, *order = self.gather_order()
     return gather(tf.constant(x[samples]), tf.constant(y[samples]), *order)
 
   def gather_order(
