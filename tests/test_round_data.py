@@ -9,7 +9,7 @@ import tensorflow as tf
 from tff_bn import round_data
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
-from tff_bn.runtime import worker as worker_lib
+from tff_bn.runtime import server
 
 _DRAW = dict(seed=3, round_num=2, batch_size=4, local_steps=5)
 
@@ -47,7 +47,7 @@ class _Worker:
     return self._kept[key]
 
   def call(self, text, dtypes):
-    """Stands in for `worker.call`."""
+    """Stands in for `server.call`."""
 
     def function(text):
       name, request = json.loads(text)
@@ -102,7 +102,7 @@ def test_worker_makes_the_batches_of_a_recipe(monkeypatch):
     return _data(recipe)
 
   worker = _Worker(round_data.worker_functions(make_data))
-  monkeypatch.setattr(worker_lib, 'call', worker.call)
+  monkeypatch.setattr(server, 'call', worker.call)
   monkeypatch.setattr(round_data, '_samples', None)  # Nothing is sent.
   for round_num in range(3):
     draw = {**_DRAW, 'round_num': round_num}

@@ -1,6 +1,7 @@
 """What a client trains on in a round, made on the machine that uses it."""
 
 from collections.abc import Callable, Mapping, Sequence
+import concurrent.futures
 import functools
 from typing import Any, Optional
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tff_bn import runtime
 from tff_bn.data import batches as batches_lib
 from tff_bn.data import federated
-from tff_bn.runtime import worker as worker_lib
+from tff_bn.runtime import server
 
 _BATCHES = 'client_batches'
 _FINGERPRINT = 'fingerprint'
@@ -56,27 +57,21 @@ class RoundDataset(runtime.ClientDataset):
     if worker is not None and self._data.recipe is not None:
       return self._build_there(worker)
     dataset = self._data.dataset
-    samples, *order = self._batches().gather_order()
+    samples, *order = self._data.client_batches(
+        self._client_ids, **self._draw
+    ).gather_order()
+    kind = dataset.x_train.dtype.name, dataset.x_train.shape[1:]
     if worker is None:
       x, y = dataset.x_train[samples], dataset.y_train[samples]
-      gather, device = _local_gather(x.dtype.name, x.shape[1:]), runtime.HOST
+      gather, device = _local_gather(*kind), runtime.HOST
     else:
       x, y, all_samples = self._send_samples(worker)
-      order[0] = np.searchsorted(all_samples, samples)[order[0]].astype(
-          np.int32
-      )
-      gather = worker.keep(
-          ('gather', dataset.x_train.dtype.name, dataset.x_train.shape[1:]),
-          lambda: _trace_gather(
-              dataset.x_train.dtype.name, dataset.x_train.shape[1:]
-          ),
-      )
+      places = np.searchsorted(all_samples, samples).astype(np.int32)
+      order[0] = places[order[0]]
+      gather = worker.keep(('gather', *kind), lambda: _trace_gather(*kind))
       device = worker.host_device
     with tf.device(device):
       return gather(*(tf.identity(array) for array in (x, y, *order)))
-
-  def _batches(self) -> batches_lib.Batches:
-    return self._data.client_batches(self._client_ids, **self._draw)
 
   def _build_there(self, worker: runtime.Worker) -> tf.Tensor:
     """Lets the worker's functions make the batches."""
@@ -88,7 +83,7 @@ class RoundDataset(runtime.ClientDataset):
     request = dict(
         recipe=self._data.recipe, client_ids=self._client_ids, **self._draw
     )
-    text = worker_lib.encode_call(_BATCHES, request)
+    text = server.encode_call(_BATCHES, request)
     with tf.device(worker.host_device):
       return make(tf.identity(text))
 
@@ -150,7 +145,7 @@ def _trace_make(dtypes: Sequence[str]) -> Callable[..., Any]:
   """The same of what a worker's function returns."""
 
   def make(text):
-    arrays = worker_lib.call(text, dtypes)
+    arrays = server.call(text, dtypes)
     return tf.data.experimental.to_variant(batches_lib.gather(*arrays))
 
   return tf.function(make, autograph=False).get_concrete_function(
@@ -198,13 +193,20 @@ def check_workers(
   if data.recipe is None or not context.workers:
     return
   expected = data.fingerprint()
-  for worker in context.workers:
+  request = dict(recipe=data.recipe)
+  # At the same time: each may have to load the data first.
+  with concurrent.futures.ThreadPoolExecutor(len(context.workers)) as pool:
+    futures = {
+        worker.address: pool.submit(worker.ask, _FINGERPRINT, request)
+        for worker in context.workers
+    }
+  for address, future in futures.items():
     try:
-      fingerprint = worker.ask(_FINGERPRINT, dict(recipe=data.recipe))
+      fingerprint = future.result()
     except RuntimeError as error:
       raise ValueError(str(error)) from error
     if fingerprint != expected:
       raise ValueError(
-          f'The worker {worker.address} has other data under the name'
+          f'The worker {address} has other data under the name'
           f' --dataset={data.dataset.name} than this machine.'
       )

@@ -20,6 +20,7 @@ from tff_bn import round_data
 from tff_bn import runtime
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import execution
+from tff_bn.runtime import server
 
 _NUM_CLIENTS = 5
 _SPEC = (
@@ -329,6 +330,30 @@ def fail(addresses, pids):
         afterwards=float(checked_sum([1.0, 1.0, 1.0])),
         left=[worker.address for worker in context.workers],
     )
+
+
+def refuse(addresses, pids):
+  """Asks for what these workers are not, or don't have."""
+  del pids  # All workers live on.
+
+  def error(**options):
+    try:
+      runtime.InProcessContext(cluster=addresses, **options)
+    except ValueError as caught:
+      return str(caught)
+    return None
+
+  versions = server.versions
+  no_device = error(client_devices=['GPU:7'])
+  server.versions = lambda: {**versions(), 'tff_bn': '0.0.0'}
+  other_version = error()
+  server.versions = versions
+  return dict(
+      no_device=no_device,
+      other_version=other_version,
+      no_choice=error(on_worker_loss='hope'),
+      accepted=error(client_devices=['cpu:0']),
+  )
 
 
 if __name__ == '__main__':

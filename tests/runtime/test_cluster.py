@@ -92,20 +92,18 @@ def comparison(living_workers):
 
 
 def test_results_are_those_of_one_process(comparison):
-  outcome = comparison
-  assert outcome['is_same']
-  assert outcome['is_same_afterwards']
-  assert outcome['is_same_as_plain_datasets']
-  assert len(outcome['tasks']) == 2
-  assert outcome['datasets'] == [[2, 4, 14], [14], [6, 14]]
+  assert comparison['is_same']
+  assert comparison['is_same_afterwards']
+  assert comparison['is_same_as_plain_datasets']
+  assert len(comparison['tasks']) == 2
+  assert comparison['datasets'] == [[2, 4, 14], [14], [6, 14]]
 
 
 def test_data_in_memory_is_sent_once_for_each_client(comparison):
-  outcome = comparison
   # Five clients, three rounds.
-  assert outcome['num_sent_datasets'] == 5
-  assert outcome['num_uses_of_samples'] == 15
-  assert outcome['num_sent_samples'] == 5
+  assert comparison['num_sent_datasets'] == 5
+  assert comparison['num_uses_of_samples'] == 15
+  assert comparison['num_sent_samples'] == 5
 
 
 def test_failure_of_a_computation_is_no_lost_worker(living_workers):
@@ -115,6 +113,19 @@ def test_failure_of_a_computation_is_no_lost_worker(living_workers):
   assert outcome['afterwards'] == 3.0
   assert outcome['left'] == [address for address, _ in living_workers]
   assert 'Lost' not in errors
+
+
+def test_workers_that_do_not_fit_are_refused(living_workers):
+  outcome, _ = _run('refuse', living_workers)
+
+  first = living_workers[0][0]
+  assert outcome['no_device'] == (
+      f'The worker {first} has no device GPU:7; it has CPU:0.'
+  )
+  assert f'The worker {first} has tff_bn ' in outcome['other_version']
+  assert 'this program has tff_bn 0.0.0' in outcome['other_version']
+  assert "'hope' must be one of 'continue', 'stop'" in outcome['no_choice']
+  assert outcome['accepted'] is None
 
 
 def test_lost_worker_loses_nothing():

@@ -1,54 +1,12 @@
 """Clients' datasets, on the machine that uses them."""
 
 import abc
-from collections.abc import Callable, Hashable
-import contextlib
-from typing import Any, Optional, Protocol, TypeVar
+from typing import Any, Optional
 
 import tensorflow as tf
 
-_T = TypeVar('_T')
-# The CPU of this process, by a name that holds in any `tf.device` block.
-HOST = '/job:localhost/replica:0/task:0/device:CPU:0'
-
-
-class Worker(Protocol):
-  """A process on another machine, see `tff_bn.runtime.cluster`.
-
-  Attributes:
-    address: Its `host:port`.
-    task: Its task in TensorFlow.
-    host_device: Its CPU.
-  """
-
-  address: str
-  task: str
-  host_device: str
-
-  def watch(self) -> contextlib.AbstractContextManager[None]:
-    """For a block that uses the worker, and may fail because it is lost."""
-
-  def ask(self, name: str, request: Any) -> str:
-    """Calls a Python function of the worker that returns a string.
-
-    Args:
-      name: The function's name, see `tff_bn.runtime.Server`.
-      request: Its argument, anything that JSON knows.
-
-    Returns:
-      The string.
-    """
-
-  def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
-    """Returns what was made for a key, and makes it the first time.
-
-    Args:
-      key: The key.
-      make: Makes tensors, or functions, within the worker's device.
-
-    Returns:
-      What `make` returned the first time.
-    """
+from tff_bn.runtime.remote_worker import HOST
+from tff_bn.runtime.remote_worker import Worker
 
 
 class ClientDataset(abc.ABC):

@@ -6,8 +6,8 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_bn.runtime import client_dataset
 from tff_bn.runtime import execution
+from tff_bn.runtime import remote_worker
 
 # On a CPU, one client's input pipeline and small operations leave cores idle.
 _LANES_OF_A_CPU = 2
@@ -29,7 +29,7 @@ def full_name(device: str) -> str:
   asked = tf.DeviceSpec.from_string(
       device if device.startswith('/') else f'/device:{device.upper()}'
   )
-  host = tf.DeviceSpec.from_string(client_dataset.HOST)
+  host = tf.DeviceSpec.from_string(remote_worker.HOST)
   # With a cluster, the list has other machines' devices, too.
   known = [
       spec
@@ -50,7 +50,7 @@ def full_name(device: str) -> str:
 
 
 def make_devices(
-    places: Sequence[tuple[str, Optional[client_dataset.Worker]]],
+    places: Sequence[tuple[str, Optional[remote_worker.Worker]]],
     max_concurrent_clients: Optional[int],
 ) -> list[execution.Device]:
   """Gives devices the threads that compute their clients.
@@ -100,7 +100,7 @@ class LocalDevices:
     """
     if names is None:
       gpus = tf.config.list_logical_devices('GPU')
-      names = [gpu.name for gpu in gpus] or [client_dataset.HOST]
+      names = [gpu.name for gpu in gpus] or [remote_worker.HOST]
     full = [full_name(name) for name in names]
     if not full or len(set(full)) < len(full):
       raise ValueError(

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import remote_worker
 
 # How many clients per lane may be computed before their turn to be added up.
 _CLIENTS_AHEAD = 2
@@ -75,7 +76,7 @@ class Device:
 
   name: str
   lanes: Lanes
-  worker: Optional[client_dataset.Worker] = None
+  worker: Optional[remote_worker.Worker] = None
 
 
 class Devices(Protocol):
@@ -127,13 +128,10 @@ class Execution:
     self._all_devices = devices
     self._server_device = server_device
     self._num_clients = len(argument.clients or ())
-    with tf.device(server_device):
-      self._server = {
-          leaf: _to_tensor(value)
-          for leaf, value in zip(
-              plan.server_inputs, argument.server, strict=True
-          )
-      }
+    self._server = {
+        leaf: _to_tensor(value, server_device, None)
+        for leaf, value in zip(plan.server_inputs, argument.server, strict=True)
+    }
     self._results: list[dict[plan_lib.Leaf, Any]] = [
         {} for _ in range(self._num_clients)
     ]
@@ -289,7 +287,7 @@ class Execution:
   ) -> dict[plan_lib.Leaf, tf.Tensor]:
     values = self._argument.clients[client]
     return {
-        leaf: _to_device(value, device)
+        leaf: _to_tensor(value, device.name, device.worker)
         for leaf, value in zip(self._plan.client_inputs, values, strict=True)
     }
 
@@ -321,20 +319,13 @@ class _Copies:
       return self._tensors[leaf]
 
 
-def _to_device(value: Any, device: Device) -> tf.Tensor:
-  """Makes a client's value a tensor on its device."""
+def _to_tensor(
+    value: Any, device: str, worker: Optional[remote_worker.Worker]
+) -> tf.Tensor:
+  """Makes a part of the argument a tensor on a device."""
   if isinstance(value, client_dataset.ClientDataset):
-    return value.build(device.worker)
+    return value.build(worker)
   if isinstance(value, tf.data.Dataset):
-    return client_dataset.dataset_to_worker(value, device.worker)
-  with tf.device(device.name):
+    return client_dataset.dataset_to_worker(value, worker)
+  with tf.device(device):
     return tf.identity(value)
-
-
-def _to_tensor(value: Any) -> tf.Tensor:
-  """Makes a value a tensor on the server's device."""
-  if isinstance(value, client_dataset.ClientDataset):
-    return value.build(None)
-  if isinstance(value, tf.data.Dataset):
-    return client_dataset.dataset_to_worker(value, None)
-  return tf.identity(value)

@@ -22,11 +22,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
-from tff_bn.runtime import client_dataset
 from tff_bn.runtime import cluster as cluster_lib
 from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import remote_worker
 
 _SECURE_INTRINSICS = frozenset(
     [
@@ -91,7 +91,7 @@ class InProcessContext(tff.framework.SyncContext):
     if server_device is None:
       device, *others = self._devices.devices
       is_only_one = not others and device.worker is None
-      server_device = device.name if is_only_one else client_dataset.HOST
+      server_device = device.name if is_only_one else remote_worker.HOST
     self._server_device = devices_lib.full_name(server_device)
     self._graphs = plan_lib.GraphCache()
     self._plans: dict[int, plan_lib.Plan] = {}
@@ -140,7 +140,7 @@ class InProcessContext(tff.framework.SyncContext):
       return plan
 
   @property
-  def workers(self) -> list[client_dataset.Worker]:
+  def workers(self) -> list[remote_worker.Worker]:
     """The workers of the cluster that are left; none without a cluster."""
     workers = dict.fromkeys(d.worker for d in self._devices.devices)
     return [worker for worker in workers if worker is not None]

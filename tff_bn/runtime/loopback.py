@@ -8,10 +8,10 @@ import socket
 import psutil
 
 
-def _listening() -> dict[int, int]:
+def _listening() -> set[tuple[int, int]]:
   """The file descriptors and ports at which this process listens."""
   return {
-      connection.fd: connection.laddr.port
+      (connection.fd, connection.laddr.port)
       for connection in psutil.Process().net_connections('tcp')
       if connection.status == psutil.CONN_LISTEN
   }
@@ -28,6 +28,6 @@ def restrict_new_servers() -> Iterator[None]:
   """
   before = _listening()
   yield
-  for descriptor in _listening().items() - before.items():
-    with socket.socket(fileno=os.dup(descriptor[0])) as listening:
+  for descriptor, _ in _listening() - before:
+    with socket.socket(fileno=os.dup(descriptor)) as listening:
       listening.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo\0')

@@ -1,7 +1,7 @@
-"""A worker: serves this machine's devices to a program on another one.
+"""The worker's side: serves this machine's devices to another's program.
 
 TensorFlow's server runs the operations that the program sends. Besides, the
-program can call Python functions of this process, which `serve` is given. They
+program can call Python functions of this process, which `Server` is given. They
 build the clients' data where it is used.
 """
 
@@ -83,7 +83,7 @@ class _Functions:
     if tokens != [_TOKEN]:
       raise RuntimeError(
           'A process that has used tf.numpy_function or tf.py_function can not'
-          ' become a worker; call `serve` first.'
+          ' become a worker; make the Server first.'
       )
 
   def _call(self, text: bytes) -> list[Any]:
