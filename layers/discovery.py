@@ -4,11 +4,13 @@ import tensorflow as tf
 
 # Keras's synchronized layer derives from none of the others, and the layer of
 # TensorFlow 1 is a sibling of today's, not its base.
-_BATCH_NORM_CLASSES = (
+BATCH_NORM_CLASSES = (
     tf.keras.layers.BatchNormalization,
     tf.keras.layers.experimental.SyncBatchNormalization,
     tf.compat.v1.keras.layers.BatchNormalization,
 )
+# Those that run in inference mode if they have `trainable=False`.
+FREEZABLE_CLASSES = BATCH_NORM_CLASSES[:2]
 
 
 def is_batch_norm(layer: tf.keras.layers.Layer) -> bool:
@@ -24,7 +26,7 @@ def is_batch_norm(layer: tf.keras.layers.Layer) -> bool:
     `True` for `BatchNormalization`, `SyncBatchNormalization` and their
     subclasses.
   """
-  return isinstance(layer, _BATCH_NORM_CLASSES)
+  return isinstance(layer, BATCH_NORM_CLASSES)
 
 
 def batch_norm_layers(

@@ -13,6 +13,7 @@ import pathlib
 import statistics
 from typing import Optional
 
+from matplotlib import axes as mpl_axes
 from matplotlib import figure
 from matplotlib import ticker
 from matplotlib.backends import backend_agg
@@ -49,6 +50,8 @@ _DASHES = ('-', '--', '-.', ':')
 _DPI = 150
 _MAX_CELLS_WITH_NUMBERS = 300
 _MAX_NAMED_CLIENTS = 40
+# Between what two runs have sent, for them to share a linear axis.
+_MAX_LINEAR_RATIO = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,24 +310,35 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
 
 _TEST_PANEL = 'Whole test set'
 _CLIENT_PANEL = "Clients' own test data"
+_AXES = {
+    'round': 'Round',
+    'exchanges': 'Exchanges between server and clients',
+    'megabytes': 'MB sent',
+}
 
 
-def accuracy_figure(runs: Sequence[Run], title: str) -> figure.Figure:
-  """Draws accuracy against rounds.
+def accuracy_figure(
+    runs: Sequence[Run], title: str, against: str = 'round'
+) -> figure.Figure:
+  """Draws accuracy against rounds, or against what was sent in them.
 
   Args:
     runs: The runs; those of an algorithm become one line.
     title: The title.
+    against: The column of the horizontal axis: `round`, `exchanges` or
+      `megabytes`.
 
   Returns:
     A figure with a panel for the whole test set and, if a run has it, one for
     the clients' own test data. A line is the mean over the seeds, the band
-    around it one standard deviation.
+    around it one standard deviation. Against what was sent, an algorithm that
+    sends nothing is a horizontal line at its last value.
   """
   drawing = _curves(
       runs,
       {'test_accuracy': _TEST_PANEL, 'client_test_accuracy': _CLIENT_PANEL},
       title,
+      against,
   )
   for axes in drawing.axes:
     axes.set_ylim(0, 1.02)
@@ -355,7 +369,10 @@ def loss_figure(runs: Sequence[Run], title: str) -> figure.Figure:
 
 
 def _curves(
-    runs: Sequence[Run], panels: Mapping[str, str], title: str
+    runs: Sequence[Run],
+    panels: Mapping[str, str],
+    title: str,
+    against: str = 'round',
 ) -> figure.Figure:
   """Draws a panel for each column that a run has."""
   columns = [
@@ -369,33 +386,25 @@ def _curves(
   )[0]
   algorithms = list(dict.fromkeys(run.algorithm for run in runs))
   for axes, column in zip(all_axes, columns):
-    for index, algorithm in enumerate(algorithms):
-      rounds, mean, deviation = mean_and_deviation(
-          [run for run in runs if run.algorithm == algorithm], column
-      )
-      if not rounds.size:
-        continue
-      colour = _COLOURS[index % len(_COLOURS)]
-      axes.plot(
-          rounds,
-          mean,
-          label=algorithm,
-          color=colour,
-          linestyle=_DASHES[index % len(_DASHES)],
-          linewidth=1.8,
-          marker='o' if rounds.size == 1 else None,
-      )
-      axes.fill_between(
-          rounds,
-          mean - deviation,
-          mean + deviation,
-          color=colour,
-          alpha=0.18,
-          linewidth=0,
-      )
     axes.set_title(panels[column], fontsize='medium')
-    axes.set_xlabel('Round')
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=True))
+    axes.set_xlabel(_AXES[against])
+    if _needs_logarithm(runs, against):
+      axes.set_xscale('log')
+      axes.xaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
+    else:
+      axes.xaxis.set_major_locator(
+          ticker.MaxNLocator(nbins=6, integer=against != 'megabytes')
+      )
+    for index, algorithm in enumerate(algorithms):
+      _draw_curve(
+          axes,
+          [run for run in runs if run.algorithm == algorithm],
+          column,
+          against,
+          label=algorithm,
+          color=_COLOURS[index % len(_COLOURS)],
+          linestyle=_DASHES[index % len(_DASHES)],
+      )
     axes.grid(alpha=0.3)
     axes.spines[['top', 'right']].set_visible(False)
   handles = {}
@@ -411,6 +420,58 @@ def _curves(
     )
   drawing.suptitle(title)
   return drawing
+
+
+def _draw_curve(
+    axes: mpl_axes.Axes,
+    runs: Sequence[Run],
+    column: str,
+    against: str,
+    **style: str,
+):
+  """Draws the runs of one algorithm."""
+  rounds, mean, deviation = mean_and_deviation(runs, column)
+  costs = {
+      int(row['round']): row[against]
+      for run in runs
+      for row in run.rows
+      if against in row
+  }
+  x = np.array([costs.get(number, math.nan) for number in rounds])
+  if against != 'round' and x.size and not x.any():
+    style['label'] += ' (sends nothing)'
+    axes.axhline(mean[-1], linewidth=1.8, **style)
+    return
+  # A logarithmic axis has no place for the untrained model.
+  shown = x > 0 if axes.get_xscale() == 'log' else np.isfinite(x)
+  x, mean, deviation = x[shown], mean[shown], deviation[shown]
+  if not x.size:
+    return
+  axes.plot(
+      x, mean, linewidth=1.8, marker='o' if x.size == 1 else None, **style
+  )
+  axes.fill_between(
+      x,
+      mean - deviation,
+      mean + deviation,
+      color=style['color'],
+      alpha=0.18,
+      linewidth=0,
+  )
+
+
+def _totals(runs: Sequence[Run], column: str) -> list[float]:
+  """What the runs that send anything have sent in the end."""
+  totals = [run.rows[-1].get(column, 0) for run in runs]
+  return [total for total in totals if total > 0]
+
+
+def _needs_logarithm(runs: Sequence[Run], against: str) -> bool:
+  """Whether a common linear axis would hide some of the runs."""
+  if against == 'round':
+    return False
+  totals = _totals(runs, against)
+  return bool(totals) and max(totals) > _MAX_LINEAR_RATIO * min(totals)
 
 
 def mean_and_deviation(
@@ -492,6 +553,9 @@ def save_figures(
 ):
   """Saves the figures of finished runs as PNG files.
 
+  Accuracy against what was sent is for comparisons only: one algorithm sends as
+  much in each round, unless it has phases.
+
   Args:
     folder: The folder for the files; it is made if needed.
     runs: The runs.
@@ -500,16 +564,18 @@ def save_figures(
     title: The figures' title.
   """
   folder.mkdir(exist_ok=True)
-  for name, drawing in (
-      ('accuracy', accuracy_figure(runs, title)),
-      ('loss', loss_figure(runs, title)),
-      (
-          'label_distribution',
-          label_distribution_figure(
-              label_counts, client_ids, f'{title}, seed {runs[0].seed}'
-          ),
+  drawings = dict(
+      accuracy=accuracy_figure(runs, title),
+      loss=loss_figure(runs, title),
+      label_distribution=label_distribution_figure(
+          label_counts, client_ids, f'{title}, seed {runs[0].seed}'
       ),
-  ):
+  )
+  if len({run.algorithm for run in runs}) > 1:
+    for column in _LAST:
+      if _totals(runs, column):
+        drawings[f'accuracy_by_{column}'] = accuracy_figure(runs, title, column)
+  for name, drawing in drawings.items():
     drawing.savefig(folder / f'{name}.png')
 
 

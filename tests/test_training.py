@@ -320,16 +320,39 @@ class TestMetrics:
     sampled = data.calls[0]['client_ids']
     assert evaluated == [training_fakes.CLIENT_IDS, sampled, sampled]
 
-  def test_costs_add_up(self, model, tmp_path):
-    traffic = communication.Traffic(
-        exchanges=3, download_bytes=2**20, upload_bytes=2**19
-    )
+  def test_costs_are_those_of_the_sampled_clients(
+      self, model, tmp_path, monkeypatch
+  ):
+    class FakeTraffic:
 
-    result = _train(model, tmp_path, traffic=traffic)
+      def __init__(self, process):
+        assert isinstance(process, training_fakes.FakeProcess)
+
+      def until(self, round_num, num_clients):
+        return dict(exchanges=3 * round_num, megabytes=num_clients * round_num)
+
+    monkeypatch.setattr(communication, 'ProcessTraffic', FakeTraffic)
+
+    result = _train(model, tmp_path)
 
     assert [row['exchanges'] for row in result.rows] == [0, 9, 18, 21]
-    # Two clients are sampled: 1 + 2 * 0.5 megabytes a round.
     assert [row['megabytes'] for row in result.rows] == [0, 6, 12, 14]
+
+  def test_training_on_the_union_sends_nothing(self, model, tmp_path):
+    result = _train(model, tmp_path, train_on_union=True)
+
+    assert {row['exchanges'] for row in result.rows} == {0}
+    assert {row['megabytes'] for row in result.rows} == {0}
+
+  def test_costs_that_can_not_be_counted(self, model, tmp_path, caplog):
+    # The process is Python, not TFF.
+    result = _train(model, tmp_path)
+
+    assert [row['round'] for row in result.rows] == [0, 3, 6, 7]
+    assert {row['exchanges'] for row in result.rows[1:]} == {None}
+    assert {row['megabytes'] for row in result.rows[1:]} == {None}
+    warnings = [r for r in caplog.records if 'megabytes' in r.getMessage()]
+    assert len(warnings) == 1
 
   def test_clients_without_test_data(self, model, tmp_path, monkeypatch):
     monkeypatch.setattr(

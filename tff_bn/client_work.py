@@ -1,15 +1,20 @@
 """Client work: local training as a part of TFF's learning templates."""
 
 import collections
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import batch_norm_calls
 from tff_bn import mixed_precision
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.local_training import LocalResult
+from tff_bn.local_training import LocalStep
 from tff_bn.local_training import LocalTraining
+from tff_bn.local_training import LocalTrainingConfig
 from tff_bn.shared_weights import SharedWeights
 
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
@@ -36,7 +41,7 @@ class ClientWork:
   def __init__(
       self,
       model: BatchNormModel,
-      training: LocalTraining,
+      training: LocalStep,
       weights: SharedWeights,
       client_weighting: str,
   ):
@@ -44,7 +49,7 @@ class ClientWork:
 
     Args:
       model: The model.
-      training: The traced local training.
+      training: How clients train: a `LocalTraining`, or what a subclass needs.
       weights: Which variables are shared.
       client_weighting: `'num_examples'` or `'uniform'`.
 
@@ -103,16 +108,35 @@ class ClientWork:
       the metrics are made of).
     """
     before = self._weights.merge(shared, local)
+    optimizer_state = self._start_optimizer(state, optimizer_state)
+    result = self._training.train(
+        before, dataset, optimizer_state, state['round_num']
+    )
+    return self.report(before, optimizer_state, result)
+
+  def _start_optimizer(
+      self, state: Any, optimizer_state: Optional[Any] = None
+  ) -> Any:
+    """The optimizer's state before the first step of a round."""
     if optimizer_state is None:
       optimizer_state = self._training.set_hparams(
           self._training.initial_optimizer_state(), state['hparams']
       )
-    optimizer_state = self._training.set_learning_rate(
-        optimizer_state, state['round_num']
-    )
-    result = self._training.train(
-        before, dataset, optimizer_state, state['round_num']
-    )
+    return self._training.set_learning_rate(optimizer_state, state['round_num'])
+
+  def report(
+      self, before: list[tf.Tensor], optimizer_state: Any, result: LocalResult
+  ) -> collections.OrderedDict[str, Any]:
+    """Makes what `run` returns of the result of local training.
+
+    Args:
+      before: The values of all variables before it.
+      optimizer_state: The optimizer's state before it.
+      result: The result.
+
+    Returns:
+      See `run`.
+    """
     keep = mixed_precision.all_finite([result.values, result.loss_sum])
 
     def _keep(new, old):
@@ -127,11 +151,11 @@ class ClientWork:
 
     after = _keep(result.values, before)
     num_examples = _or_zero(result.num_examples)
-    weight = tf.cast(num_examples, tf.float32)
-    if self._uniform:
-      weight = tf.cast(num_examples > 0, tf.float32)
+    weight = self.client_weight(num_examples)
     return collections.OrderedDict(
-        update=self._weights.update(before, after, weight),
+        update=self._weights.update(
+            before, after, self.statistics_weight(weight)
+        ),
         update_weight=weight,
         local=self._weights.local(after),
         values=after,
@@ -144,6 +168,16 @@ class ClientWork:
             num_dropped_clients=1 - tf.cast(keep, tf.int32),
         ),
     )
+
+  def client_weight(self, num_examples: tf.Tensor) -> tf.Tensor:
+    """A client's weight among the clients, float32; 0 without examples."""
+    if self._uniform:
+      num_examples = num_examples > 0
+    return tf.cast(num_examples, tf.float32)
+
+  def statistics_weight(self, weight: tf.Tensor) -> tf.Tensor:
+    """A client's weight for its running statistics; 0 keeps the server's."""
+    return weight
 
   def aggregate_metrics(self, sums: tff.Value) -> tff.Value:
     """The round's metrics at the server.
@@ -167,6 +201,35 @@ class ClientWork:
 
     return tff.federated_map(finalize, tff.federated_sum(sums))
 
+  def build_client_update(
+      self,
+  ) -> Callable[[tff.Value, tff.Value, tff.Value], tuple[tff.Value, tff.Value]]:
+    """Builds what the clients do in a round; all variables are shared.
+
+    Returns:
+      A function, for use in a `tff.federated_computation`, of the state, the
+      shared weights and the data, all placed at the clients. It returns
+      `tff.learning.templates.ClientResult`s and the sums of `run`.
+    """
+
+    @tff.tensorflow.computation(
+        self.state_type, self._weights.weights_type(), self.data_type
+    )
+    def client_update(state, weights, dataset):
+      return self._result_and_sums(self.run(state, weights, {}, dataset))
+
+    return lambda *args: tff.federated_map(client_update, args)
+
+  def _result_and_sums(
+      self, result: Mapping[str, Any]
+  ) -> tuple[tff.learning.templates.ClientResult, Any]:
+    return (
+        tff.learning.templates.ClientResult(
+            result['update'], result['update_weight']
+        ),
+        result['sums'],
+    )
+
   def build_process(self) -> tff.learning.templates.ClientWorkProcess:
     """The work as one role of `tff.learning.templates`; all is shared."""
     hparams_type = self.state_type['hparams']
@@ -176,15 +239,7 @@ class ClientWork:
     def initialize():
       return tff.federated_eval(self.initial_state, tff.SERVER)
 
-    @tff.tensorflow.computation(self.state_type, weights_type, self.data_type)
-    def client_update(state, weights, dataset):
-      result = self.run(state, weights, {}, dataset)
-      return (
-          tff.learning.templates.ClientResult(
-              result['update'], result['update_weight']
-          ),
-          result['sums'],
-      )
+    update_clients = self.build_client_update()
 
     @tff.federated_computation(
         initialize.type_signature.result,
@@ -192,8 +247,8 @@ class ClientWork:
         tff.FederatedType(self.data_type, tff.CLIENTS),
     )
     def next_fn(state, weights, data):
-      result, sums = tff.federated_map(
-          client_update, (tff.federated_broadcast(state), weights, data)
+      result, sums = update_clients(
+          tff.federated_broadcast(state), weights, data
       )
       return tff.templates.MeasuredProcessOutput(
           tff.federated_map(self.next_state, state),
@@ -215,3 +270,34 @@ class ClientWork:
         get_hparams_fn=get_hparams,
         set_hparams_fn=set_hparams,
     )
+
+
+class FixedStatisticsWork(ClientWork):
+  """Local training that uses and keeps the running statistics."""
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      weights: SharedWeights,
+      client_weighting: str,
+  ):
+    """Traces local training.
+
+    Args:
+      model: The model.
+      config: How to train.
+      weights: Which variables are shared.
+      client_weighting: `'num_examples'` or `'uniform'`.
+
+    Raises:
+      ValueError: If `client_weighting` is unknown.
+    """
+    training = LocalTraining(
+        model, config, batch_norm_call=batch_norm_calls.inference
+    )
+    super().__init__(model, training, weights, client_weighting)
+
+  def statistics_weight(self, weight: tf.Tensor) -> tf.Tensor:
+    """Zero: not even rounding changes the server's statistics."""
+    return tf.zeros_like(weight)

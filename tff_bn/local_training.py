@@ -1,7 +1,8 @@
 """Local training: what one client does with a model and its data in a round."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 from typing import Any, Optional
 
@@ -9,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import batch_norm_calls
 from tff_bn import mixed_precision
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.stateless_function import StatelessFunction
@@ -148,65 +150,245 @@ class LocalResult:
   optimizer_state: Any
 
 
-class LocalTraining:
-  """Trains a model on one client's dataset, inside a TFF computation."""
+def output_and_loss(
+    keras_model: tf.keras.Model,
+    loss_fn: Callable[[Any, Any], tf.Tensor],
+    x: Any,
+    y: Any,
+) -> tuple[Any, tf.Tensor]:
+  """Computes a model in training mode and its loss.
+
+  Args:
+    keras_model: The model.
+    loss_fn: The loss, the mean over the batch.
+    x: The model's input.
+    y: The labels.
+
+  Returns:
+    The output, in float32 if it has 16 bits; and the loss with the losses of
+    the model's layers (regularization).
+
+  Raises:
+    ValueError: If `loss_fn` does not average.
+  """
+  output = mixed_precision.to_float32(keras_model(x, training=True))
+  loss = loss_fn(y, output)
+  for regularization in keras_model.losses:
+    loss += tf.cast(regularization, loss.dtype)
+  if loss.shape.rank != 0:
+    raise ValueError(
+        f'loss_fn returns a loss of shape {loss.shape} for a batch; it must'
+        ' average over the batch (reduction="auto").'
+    )
+  return output, loss
+
+
+def dense_gradients(
+    tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[tf.Variable]
+) -> tuple[tf.Tensor, ...]:
+  """The gradients as tensors; 0 if the loss does not depend on a variable."""
+  gradients = tape.gradient(
+      loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+  )
+  return tuple(tf.convert_to_tensor(g) for g in gradients)
+
+
+class LocalStep:
+  """The optimizer, the metrics and the random seeds of local training.
+
+  Attributes:
+    config: How to train.
+    metrics: The Keras metrics.
+  """
 
   def __init__(self, model: BatchNormModel, config: LocalTrainingConfig):
-    """Traces the training loop.
+    """Initializes the step.
 
     Args:
       model: The model.
       config: How to train.
     """
-    self._model = model
-    self._config = config
-    keras_model = model.keras_model
-    trainable = keras_model.trainable_weights
-    specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
-    self._specs = specs
-    dtype = trainable[0].dtype
-    optimizer = config.client_optimizer
-    self._hparams_dtype = hyperparameter_dtype(optimizer, specs)
-    loss_fn = model.loss_fn()
-    metrics = list(model.metrics_fn())
-    for metric in metrics:
+    self.config = config
+    trainable = model.keras_model.trainable_weights
+    self._specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
+    self._hparams_dtype = hyperparameter_dtype(
+        config.client_optimizer, self._specs
+    )
+    self.metrics = list(model.metrics_fn())
+    for metric in self.metrics:
       # Some metrics make their accumulators at the first update.
       metric.reset_state()
+    self._metric_names = [metric.name for metric in self.metrics]
+    self._metric_results = [
+        StatelessFunction(metric.result, metric.variables)
+        for metric in self.metrics
+    ]
 
+  @property
+  def default_hparams(self) -> collections.OrderedDict[str, Any]:
+    """The client optimizer's hyperparameters."""
+    return collections.OrderedDict(
+        (name, np.asarray(value, self._hparams_dtype.as_numpy_dtype))
+        for name, value in _default_hparams(
+            self.config.client_optimizer
+        ).items()
+    )
+
+  def initial_optimizer_state(self) -> Any:
+    """A new state of the optimizer, a structure of tensors."""
+    return initialize_optimizer(
+        self.config.client_optimizer, self._specs, self._hparams_dtype
+    )
+
+  def set_hparams(self, optimizer_state: Any, hparams: Any) -> Any:
+    """Returns the optimizer's state with other hyperparameters."""
+    hparams = tf.nest.map_structure(
+        lambda h: tf.cast(h, self._hparams_dtype)
+        if tf.is_tensor(h)
+        else tf.constant(h, self._hparams_dtype),
+        hparams,
+    )
+    return self.config.client_optimizer.set_hparams(optimizer_state, hparams)
+
+  def set_learning_rate(
+      self, optimizer_state: Any, round_num: tf.Tensor
+  ) -> Any:
+    """Returns the optimizer's state with the schedule's learning rate.
+
+    Args:
+      optimizer_state: The optimizer's state.
+      round_num: int32 scalar, the number of finished rounds.
+
+    Returns:
+      The state, changed only if there is a schedule.
+    """
+    schedule = self.config.client_learning_rate_schedule
+    if schedule is None:
+      return optimizer_state
+    hparams = self.config.client_optimizer.get_hparams(optimizer_state)
+    hparams = collections.OrderedDict(hparams)
+    hparams[_LEARNING_RATE] = schedule(round_num)
+    return self.set_hparams(optimizer_state, hparams)
+
+  def apply_gradients(
+      self,
+      optimizer_state: Any,
+      weights: tuple[tf.Tensor, ...],
+      gradients: tuple[tf.Tensor, ...],
+  ) -> tuple[Any, tuple[tf.Tensor, ...]]:
+    """Makes one step of the optimizer.
+
+    Args:
+      optimizer_state: The optimizer's state.
+      weights: The trainable weights.
+      gradients: Their gradients, without weight decay.
+
+    Returns:
+      The new state and the new weights.
+    """
+    decay = self.config.client_weight_decay
+    if decay:
+      gradients = tuple(
+          g + tf.constant(decay, g.dtype) * w
+          for g, w in zip(gradients, weights)
+      )
+    return self.config.client_optimizer.next(
+        optimizer_state, weights, gradients
+    )
+
+  def seed(self, batch: Any, round_num: tf.Tensor) -> tf.Tensor:
+    """Makes the seed of a client's random layers.
+
+    Args:
+      batch: The client's first batch, by which clients differ.
+      round_num: int32 scalar, the number of finished rounds.
+
+    Returns:
+      An int64 vector of 2 elements.
+    """
+    return self._seed(fingerprint(batch), round_num)
+
+  def _seed(self, salt: tf.Tensor, round_num: tf.Tensor) -> tf.Tensor:
+    return tf.stack(
+        [
+            tf.constant(self.config.seed, tf.int64) * 1_000_003
+            + tf.cast(round_num, tf.int64),
+            salt,
+        ]
+    )
+
+  def finalize_metrics(
+      self,
+      loss_sum: tf.Tensor,
+      metric_sums: list[list[tf.Tensor]],
+      num_examples: tf.Tensor,
+  ) -> collections.OrderedDict[str, tf.Tensor]:
+    """Turns sums over clients into metrics.
+
+    Args:
+      loss_sum: Sum of the clients' `loss_sum`.
+      metric_sums: Sums of the clients' accumulators.
+      num_examples: Sum of the clients' `num_examples`.
+
+    Returns:
+      `loss` (mean over the examples; NaN if there are none), one entry for each
+      Keras metric, and `num_examples`.
+    """
+    result = collections.OrderedDict(
+        loss=loss_sum / tf.cast(num_examples, loss_sum.dtype)
+    )
+    for name, fn, sums in zip(
+        self._metric_names, self._metric_results, metric_sums
+    ):
+      result[name] = fn(sums)
+    result['num_examples'] = num_examples
+    return result
+
+
+class LocalTraining(LocalStep):
+  """Trains a model on one client's dataset, inside a TFF computation."""
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      *,
+      batch_norm_call: Optional[batch_norm_calls.TrainingCall] = None,
+      skipped_steps: int = 0,
+  ):
+    """Traces the training loop.
+
+    Args:
+      model: The model.
+      config: How to train.
+      batch_norm_call: What batch normalization layers do. Default: what Keras's
+        do in training.
+      skipped_steps: How many of the steps are made elsewhere, before `train`.
+    """
+    super().__init__(model, config)
+    metrics = self.metrics
+    keras_model = model.keras_model
+    trainable = keras_model.trainable_weights
+    dtype = trainable[0].dtype
+    loss_fn = model.loss_fn()
     scales_loss = mixed_precision.computes_in_float16(keras_model)
     others = keras_model.non_trainable_weights
 
     def step(x, y, optimizer_state, loss_scale):
       state_before = [tf.identity(v) for v in others] if scales_loss else []
       with tf.GradientTape() as tape:
-        output = mixed_precision.to_float32(keras_model(x, training=True))
-        loss = loss_fn(y, output)
-        for regularization in keras_model.losses:
-          loss += tf.cast(regularization, loss.dtype)
+        output, loss = output_and_loss(keras_model, loss_fn, x, y)
         target = loss_scale.scale_loss(loss) if scales_loss else loss
-      if loss.shape.rank != 0:
-        raise ValueError(
-            f'loss_fn returns a loss of shape {loss.shape} for a batch; it'
-            ' must average over the batch (reduction="auto").'
-        )
-      gradients = tape.gradient(
-          target,
-          trainable,
-          unconnected_gradients=tf.UnconnectedGradients.ZERO,
-      )
-      gradients = tuple(tf.convert_to_tensor(g) for g in gradients)
+      gradients = dense_gradients(tape, target, trainable)
       if scales_loss:
         gradients = loss_scale.unscale(gradients)
 
       def update():
-        weights = tuple(tf.convert_to_tensor(v) for v in trainable)
-        decayed = gradients
-        if config.client_weight_decay:
-          decayed = tuple(
-              g + tf.constant(config.client_weight_decay, g.dtype) * w
-              for g, w in zip(gradients, weights)
-          )
-        new_state, weights = optimizer.next(optimizer_state, weights, decayed)
+        new_state, weights = self.apply_gradients(
+            optimizer_state,
+            tuple(tf.convert_to_tensor(v) for v in trainable),
+            gradients,
+        )
         for variable, weight in zip(trainable, weights):
           variable.assign(weight)
         for metric in metrics:
@@ -238,6 +420,8 @@ class LocalTraining:
       dataset = dataset.repeat(config.local_epochs)
       if config.local_steps is not None:
         dataset = dataset.take(config.local_steps)
+      if skipped_steps:
+        dataset = dataset.skip(skipped_steps)
       # An iterator, since `for batch in dataset` becomes `Dataset.reduce`,
       # which instantiates its function anew at each call.
       for x, y in iter(dataset):
@@ -254,64 +438,19 @@ class LocalTraining:
           optimizer_state,
       )
 
-    self._train = StatelessFunction(
-        train,
-        keras_model.weights,
-        tf.data.DatasetSpec(model.input_spec),
-        tf.nest.map_structure(
-            tf.TensorSpec.from_tensor, self.initial_optimizer_state()
-        ),
-    )
-    self._metric_names = [metric.name for metric in metrics]
-    self._metric_results = [
-        StatelessFunction(metric.result, metric.variables) for metric in metrics
-    ]
-
-  @property
-  def default_hparams(self) -> collections.OrderedDict[str, Any]:
-    """The client optimizer's hyperparameters."""
-    return collections.OrderedDict(
-        (name, np.asarray(value, self._hparams_dtype.as_numpy_dtype))
-        for name, value in _default_hparams(
-            self._config.client_optimizer
-        ).items()
-    )
-
-  def initial_optimizer_state(self) -> Any:
-    """A new state of the optimizer, a structure of tensors."""
-    return initialize_optimizer(
-        self._config.client_optimizer, self._specs, self._hparams_dtype
-    )
-
-  def set_hparams(self, optimizer_state: Any, hparams: Any) -> Any:
-    """Returns the optimizer's state with other hyperparameters."""
-    hparams = tf.nest.map_structure(
-        lambda h: tf.cast(h, self._hparams_dtype)
-        if tf.is_tensor(h)
-        else tf.constant(h, self._hparams_dtype),
-        hparams,
-    )
-    return self._config.client_optimizer.set_hparams(optimizer_state, hparams)
-
-  def set_learning_rate(
-      self, optimizer_state: Any, round_num: tf.Tensor
-  ) -> Any:
-    """Returns the optimizer's state with the schedule's learning rate.
-
-    Args:
-      optimizer_state: The optimizer's state.
-      round_num: int32 scalar, the number of finished rounds.
-
-    Returns:
-      The state, changed only if there is a schedule.
-    """
-    schedule = self._config.client_learning_rate_schedule
-    if schedule is None:
-      return optimizer_state
-    hparams = self._config.client_optimizer.get_hparams(optimizer_state)
-    hparams = collections.OrderedDict(hparams)
-    hparams[_LEARNING_RATE] = schedule(round_num)
-    return self.set_hparams(optimizer_state, hparams)
+    with contextlib.ExitStack() as stack:
+      if batch_norm_call is not None:
+        stack.enter_context(
+            batch_norm_calls.replaced(keras_model, batch_norm_call)
+        )
+      self._train = StatelessFunction(
+          train,
+          keras_model.weights,
+          tf.data.DatasetSpec(model.input_spec),
+          tf.nest.map_structure(
+              tf.TensorSpec.from_tensor, self.initial_optimizer_state()
+          ),
+      )
 
   def train(
       self,
@@ -336,40 +475,7 @@ class LocalTraining:
       salt = dataset.take(1).reduce(
           tf.zeros([], tf.int64), lambda _, batch: fingerprint(batch)
       )
-      seed = tf.stack(
-          [
-              tf.constant(self._config.seed, tf.int64) * 1_000_003
-              + tf.cast(round_num, tf.int64),
-              salt,
-          ]
-      )
+      seed = self._seed(salt, round_num)
     return LocalResult(
         *self._train(values, dataset, optimizer_state, seed=seed)
     )
-
-  def finalize_metrics(
-      self,
-      loss_sum: tf.Tensor,
-      metric_sums: list[list[tf.Tensor]],
-      num_examples: tf.Tensor,
-  ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Turns sums over clients into metrics.
-
-    Args:
-      loss_sum: Sum of the clients' `loss_sum`.
-      metric_sums: Sums of the clients' accumulators.
-      num_examples: Sum of the clients' `num_examples`.
-
-    Returns:
-      `loss` (mean over the examples; NaN if there are none), one entry for each
-      Keras metric, and `num_examples`.
-    """
-    result = collections.OrderedDict(
-        loss=loss_sum / tf.cast(num_examples, loss_sum.dtype)
-    )
-    for name, fn, sums in zip(
-        self._metric_names, self._metric_results, metric_sums
-    ):
-      result[name] = fn(sums)
-    result['num_examples'] = num_examples
-    return result

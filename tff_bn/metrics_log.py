@@ -129,7 +129,7 @@ class MetricsLog(tff.program.ReleaseManager):
       metric_names: Sequence[str],
       is_due: Callable[[int], bool],
       num_rounds: int,
-      costs_fn: Callable[[int], Mapping[str, Union[int, float]]],
+      costs_fn: Callable[[int], Row],
   ):
     """Reads the existing rows.
 
@@ -138,7 +138,8 @@ class MetricsLog(tff.program.ReleaseManager):
       metric_names: The names of the model's metrics.
       is_due: Whether a round has a row.
       num_rounds: The number of rounds.
-      costs_fn: What was sent up to a round: `exchanges` and `megabytes`.
+      costs_fn: What was sent up to a round: `exchanges` and `megabytes`, or
+        nothing if that is unknown.
     """
     self._path = run_dir / 'metrics.csv'
     self._logdir = run_dir / 'logdir'

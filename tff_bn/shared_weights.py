@@ -114,7 +114,7 @@ class SharedWeights:
       self,
       before: Sequence[tf.Tensor],
       after: Sequence[tf.Tensor],
-      weight: tf.Tensor,
+      statistics_weight: tf.Tensor,
   ) -> collections.OrderedDict[str, Any]:
     """What a client sends, see `tff_bn.aggregators.model_update`.
 
@@ -122,7 +122,8 @@ class SharedWeights:
       before: The values before local training, in the order of
         `model.variables`.
       after: The values after it.
-      weight: The client's weight, a float scalar.
+      statistics_weight: The weight of the client's running statistics, a float
+        scalar.
 
     Returns:
       An `OrderedDict` with the parts `trainable`, `statistics`, `other_state`,
@@ -135,7 +136,9 @@ class SharedWeights:
     if self._statistics:
       parts['statistics'] = [
           moments.layer_moments(
-              tf.cast(weight, after[mean].dtype), after[mean], after[variance]
+              tf.cast(statistics_weight, after[mean].dtype),
+              after[mean],
+              after[variance],
           )
           for mean, variance in self._statistics
       ]

@@ -12,8 +12,9 @@ once, however many computations use it, and is never changed.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import itertools
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -48,6 +49,101 @@ def fingerprint(tensors: Any) -> tf.Tensor:
   return total
 
 
+@dataclasses.dataclass(frozen=True)
+class Constant:
+  """A captured tensor; `value` is its value."""
+
+  value: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenVariable:
+  """A captured variable whose value a caller gives, at position `index`."""
+
+  variable: tf.Variable
+  index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherVariable:
+  """A captured variable that starts every call with the value `initial`."""
+
+  variable: tf.Variable
+  initial: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomState:
+  """The captured state of the random number generator with this number."""
+
+  variable: tf.Variable
+  number: int
+
+
+Capture = Union[Constant, GivenVariable, OtherVariable, RandomState]
+
+
+def captures(
+    function: tf.types.experimental.ConcreteFunction,
+    variables: Sequence[tf.Variable],
+) -> list[Capture]:
+  """Says what each of a function's captured inputs is.
+
+  Args:
+    function: A traced function.
+    variables: The variables whose values callers give.
+
+  Returns:
+    One entry for each of `function.captured_inputs`.
+
+  Raises:
+    ValueError: If the function uses a resource other than a variable.
+  """
+  # By handle: a layer with a mixed dtype policy wraps its variables.
+  index_of = {id(v.handle): i for i, v in enumerate(variables)}
+  variable_of = {id(v.handle): v for v in function.graph.variables}
+  num_random_states = 0
+  found = []
+  for captured in function.captured_inputs:
+    variable = variable_of.get(id(captured))
+    if variable is None:
+      if captured.dtype in (tf.resource, tf.variant):
+        raise ValueError(
+            'The model uses a TensorFlow resource that is not a variable,'
+            ' such as the lookup table of a StringLookup layer. Such a layer'
+            ' cannot be sent to clients: apply it in the dataset instead.'
+        )
+      found.append(Constant(captured.numpy()))
+    elif id(captured) in index_of:
+      found.append(GivenVariable(variable, index_of[id(captured)]))
+    elif _is_random_state(variable):
+      found.append(RandomState(variable, num_random_states))
+      num_random_states += 1
+    else:
+      found.append(OtherVariable(variable, variable.numpy()))
+  return found
+
+
+def random_state(seed: tf.Tensor, number: Any) -> tf.Tensor:
+  """Makes the state of a random number generator of a seed.
+
+  Args:
+    seed: An int64 vector of 2 elements.
+    number: An integer; with another one, other random numbers are drawn.
+
+  Returns:
+    The state, an int64 vector of 3 elements.
+  """
+  key = tf.random.stateless_uniform(
+      [],
+      tf.stack([seed[0], seed[1] + number]),
+      minval=None,
+      maxval=None,
+      dtype=tf.int64,
+  )
+  return tf.stack([np.int64(0), np.int64(0), key])
+
+
 class StatelessFunction:
   """A function that reads and assigns variables, made a pure function.
 
@@ -76,31 +172,8 @@ class StatelessFunction:
         as a lookup table.
     """
     self._function = tf.function(fn).get_concrete_function(*specs)
-    graph = self._function.graph
-    # By handle: a layer with a mixed dtype policy wraps its variables.
-    index_of = {id(v.handle): i for i, v in enumerate(variables)}
-    variable_of = {id(v.handle): v for v in graph.variables}
-    self._captures = []  # Pairs: what it is, and its index, key or value.
-    num_random_states = 0
-    for captured in self._function.captured_inputs:
-      variable = variable_of.get(id(captured))
-      if variable is None:
-        if captured.dtype in (tf.resource, tf.variant):
-          raise ValueError(
-              'The model uses a TensorFlow resource that is not a variable,'
-              ' such as the lookup table of a StringLookup layer. Such a layer'
-              ' cannot be sent to clients: apply it in the dataset instead.'
-          )
-        self._captures.append(('constant', captured.numpy()))
-      elif id(captured) in index_of:
-        index = index_of[id(captured)]
-        self._captures.append(('value', (variable, index)))
-      elif _is_random_state(variable):
-        self._captures.append(('random', (variable, num_random_states)))
-        num_random_states += 1
-      else:
-        self._captures.append(('initial', (variable, variable.numpy())))
-    self._is_random = bool(num_random_states)
+    self._captures = captures(self._function, variables)
+    self._is_random = any(isinstance(c, RandomState) for c in self._captures)
 
   @property
   def is_random(self) -> bool:
@@ -125,24 +198,17 @@ class StatelessFunction:
       What the function returns.
     """
     inputs, assignments = [], []
-    for kind, captured in self._captures:
-      if kind == 'constant':
-        inputs.append(tf.constant(captured))
-        continue
-      variable, detail = captured
-      if kind == 'value':
-        value = values[detail]
-      elif kind == 'initial':
-        value = tf.constant(detail)
-      else:
-        key = tf.random.stateless_uniform(
-            [],
-            tf.stack([seed[0], seed[1] + detail]),
-            minval=None,
-            maxval=None,
-            dtype=tf.int64,
-        )
-        value = tf.stack([np.int64(0), np.int64(0), key])
+    for captured in self._captures:
+      match captured:
+        case Constant(value):
+          inputs.append(tf.constant(value))
+          continue
+        case GivenVariable(variable, index):
+          value = values[index]
+        case OtherVariable(variable, initial):
+          value = tf.constant(initial)
+        case RandomState(variable, number):
+          value = random_state(seed, number)
       # No `tf.Variable`: it would need an initializer, which costs a runtime
       # a second pass over the graph.
       handle = tf.raw_ops.VarHandleOp(

@@ -31,6 +31,7 @@ from typing import Any, Optional, Union
 import urllib.parse
 import warnings
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -132,7 +133,6 @@ def train(
     config: TrainingConfig,
     run_dir: Union[str, os.PathLike[str]],
     *,
-    traffic: Optional[communication.Traffic] = None,
     train_on_union: bool = False,
 ) -> TrainingResult:
   """Trains, or continues or just reads a run that its folder already holds.
@@ -150,7 +150,8 @@ def train(
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
   *   `num_clients`, `num_dropped_clients`: in that round.
-  *   `exchanges`, `megabytes`: in all rounds so far.
+  *   `exchanges`, `megabytes`: in all rounds so far, see
+      `tff_bn.analysis.ProcessTraffic`; empty if it can't be counted.
 
   Both kinds of means are over at most `config.max_evaluation_clients` clients.
 
@@ -167,9 +168,9 @@ def train(
     config: The settings.
     run_dir: The run's folder; it need not exist. A folder that holds a run must
       hold the run of these arguments; `config.rounds` may have grown.
-    traffic: What a round sends. Default: nothing.
     train_on_union: Whether the process gets one client with the data of all
-      sampled clients, in batches that are as many times as large.
+      sampled clients, in batches that are as many times as large; then nothing
+      counts as sent.
 
   Returns:
     The results.
@@ -194,9 +195,7 @@ def train(
 
   def run(stop: threading.Event) -> TrainingResult:
     with contextlib.ExitStack() as stack:
-      run = _Run(
-          process, model, data, config, run_dir, traffic, train_on_union, stack
-      )
+      run = _Run(process, model, data, config, run_dir, train_on_union, stack)
       return run.train(stop)
 
   def run_in_spite_of_losses(stop: threading.Event) -> TrainingResult:
@@ -293,7 +292,6 @@ class _Run:
       data: Any,
       config: TrainingConfig,
       run_dir: pathlib.Path,
-      traffic: Optional[communication.Traffic],
       train_on_union: bool,
       stack: contextlib.ExitStack,
   ):
@@ -308,7 +306,10 @@ class _Run:
         context, runtime.InProcessContext
     ) and isinstance(data, federated.FederatedData)
     self._model_dir = run_dir / 'model'
-    self._traffic = traffic or communication.NO_TRAFFIC
+    # `None` once it has turned out that it can't be counted.
+    self._traffic: Optional[communication.ProcessTraffic] = (
+        communication.ProcessTraffic(process)
+    )
     self._sample_fn = tff.simulation.build_uniform_sampling_fn(
         range(len(data.client_ids)), random_seed=config.seed
     )
@@ -384,12 +385,19 @@ class _Run:
   def _num_sampled(self) -> int:
     return self._config.clients_per_round or len(self._data.client_ids)
 
-  def _costs_until(self, round_num: int) -> dict[str, Union[int, float]]:
-    megabytes = self._traffic.megabytes(self._num_sampled)
-    return dict(
-        exchanges=round_num * self._traffic.exchanges,
-        megabytes=round_num * megabytes,
-    )
+  def _costs_until(self, round_num: int) -> metrics_log.Row:
+    if self._train_on_union:
+      return dict(exchanges=0, megabytes=0.0)
+    if self._traffic is None:
+      return {}
+    try:
+      return self._traffic.until(round_num, self._num_sampled)
+    except (NotImplementedError, ValueError) as error:
+      logging.warning(
+          'The columns exchanges and megabytes stay empty: %s', error
+      )
+      self._traffic = None
+      return {}
 
   def _round_data(self, round_num: int) -> _RoundData:
     ids = tuple(self._data.client_ids)

@@ -1,24 +1,101 @@
 """Tests for the count of what algorithms send."""
 
+import collections
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
+from tff_bn import algorithms
 from tff_bn import analysis
-from tff_bn import partition
+from tff_bn import models
+from tff_bn import phased_process
+from tff_bn import runtime
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.partition import Role
+
+_DOWN, _UP = analysis.Direction.DOWN, analysis.Direction.UP
+
+
+def _sgd():
+  return tff.learning.optimizers.build_sgdm(0.1)
+
+
+def _resnet20(normalization='batch'):
+  return BatchNormModel(
+      models.build_model_fn('resnet20', (32, 32, 3), 10, normalization),
+      input_spec=(
+          tf.TensorSpec([None, 32, 32, 3], tf.float32),
+          tf.TensorSpec([None], tf.int32),
+      ),
+      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True
+      ),
+  )
 
 
 # FedTAN, section 5.3: ResNet-20 with 5 clients, floats of 4 bytes. The model
 # has 271,098 parameters and statistics with batch normalization, and 269,722
 # with group normalization.
 @pytest.mark.parametrize(
-    ('num_values', 'megabytes'), [(271_098, '6.2049'), (269_722, '6.1734')]
+    ('normalization', 'num_values', 'megabytes'),
+    [('batch', 271_098, '6.2049'), ('group2', 269_722, '6.1734')],
 )
-def test_numbers_of_the_paper(num_values, megabytes):
-  traffic = analysis.Traffic(1, 4 * num_values, 4 * num_values)
+def test_numbers_of_the_paper(normalization, num_values, megabytes):
+  process = algorithms.build_fed_avg(_resnet20(normalization), _sgd())
 
+  traffic = analysis.computation_traffic(process.next)
+
+  assert traffic == analysis.Traffic(1, 4 * num_values, 4 * num_values)
   assert f'{traffic.megabytes(5):.4f}' == megabytes
+
+
+def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
+  model = _resnet20()
+  fed_avg = algorithms.build_fed_avg(model, _sgd())
+  fedtan = algorithms.build_fedtan(model, _sgd())
+
+  one = analysis.ProcessTraffic(fedtan).until(1, 5)
+
+  assert one['exchanges'] == 3 * 19 + 1
+  assert f'{one["megabytes"]:.4f}' == '6.2679'
+  assert f'{100 * (1 - 1 / one["exchanges"]):.2f}' == '98.28'
+  # FedTAN-II: the extra part of what 10,000 rounds send. The paper calculates
+  # with megabytes that it has rounded.
+  base = analysis.ProcessTraffic(fed_avg).until(1, 5)
+  rounded = round(base['megabytes'], 4)
+  for sync_rounds, exchanges, megabytes in (
+      (1000, '85.07', '0.1014'),
+      (2000, '91.94', '0.2027'),
+      (4000, '95.80', '0.4045'),
+  ):
+    computation = phased_process.PhasedComputation(
+        [
+            phased_process.Phase(sync_rounds, fedtan.next),
+            phased_process.Phase(None, fed_avg.next),
+        ]
+    )
+    costs = analysis.ProcessTraffic(
+        types.SimpleNamespace(next=computation)
+    ).until(10_000, 5)
+    assert f'{100 * (1 - 10_000 / costs["exchanges"]):.2f}' == exchanges
+    extra = costs['megabytes'] - 10_000 * base['megabytes']
+    assert extra == pytest.approx(
+        sync_rounds * (one['megabytes'] - base['megabytes'])
+    )
+    extra = sync_rounds * (round(one['megabytes'], 4) - rounded)
+    assert f'{100 * extra / (10_000 * rounded + extra):.4f}' == megabytes
+  # Statistics and parameters leave the clients, and nothing else: no
+  # activations, whose first size is unknown, and no labels.
+  expected = collections.Counter(v.shape for v in model.variables)
+  for variable in model.variables:
+    if variable.role is Role.MOVING_MEAN:
+      expected[variable.shape] += 4  # Mean, variance and their gradients.
+  uploads = [m for m in analysis.messages(fedtan.next) if m.direction is _UP]
+  sizes = collections.Counter(m.shape for m in uploads if not m.is_scalar)
+  assert sizes == expected
 
 
 def test_one_multicast_down_and_every_upload():
@@ -29,7 +106,15 @@ def test_one_multicast_down_and_every_upload():
   assert traffic.megabytes(4) == 1.0 + 4 * 0.5
 
 
-def _model():
+class _AUC(tf.keras.metrics.AUC):
+  """Its state is four vectors, which only the metrics need."""
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    super().update_state(y_true, tf.sigmoid(y_pred[:, 1]), sample_weight)
+
+
+@pytest.fixture(scope='module')
+def model():
   return BatchNormModel(
       lambda: tf.keras.Sequential(
           [
@@ -46,6 +131,7 @@ def _model():
       loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
+      metrics_fn=lambda: [_AUC(name='auc')],
   )
 
 
@@ -55,23 +141,366 @@ _STATISTICS = 4 * 2 * 5
 
 
 @pytest.mark.parametrize(
-    ('shared_variables', 'num_bytes'),
+    ('build', 'num_bytes'),
     [
-        (partition.FEDAVG, _KERNELS + _AFFINE + _STATISTICS),
-        (partition.FEDBN, _KERNELS),
-        (partition.SILOBN, _KERNELS + _AFFINE),
-        (partition.LOCAL_AFFINE, _KERNELS + _STATISTICS),
+        (algorithms.build_fed_avg, _KERNELS + _AFFINE + _STATISTICS),
+        (algorithms.build_fed_bn, _KERNELS),
+        (algorithms.build_silo_bn, _KERNELS + _AFFINE),
+        (algorithms.build_local_affine, _KERNELS + _STATISTICS),
     ],
-    ids=lambda value: getattr(value, 'name', None),
 )
-def test_shared_variables_go_both_ways(shared_variables, num_bytes):
-  traffic = analysis.model_traffic(_model(), shared_variables)
+def test_shared_variables_go_both_ways(model, build, num_bytes):
+  traffic = analysis.computation_traffic(build(model, _sgd()).next)
 
   assert traffic == analysis.Traffic(1, num_bytes, num_bytes)
 
 
-def test_nothing_shared_nothing_sent():
-  traffic = analysis.model_traffic(_model(), partition.SINGLE)
+def test_nothing_shared_nothing_sent(model):
+  traffic = analysis.computation_traffic(
+      algorithms.build_single(model, _sgd()).next
+  )
 
   assert traffic == analysis.Traffic(0, 0, 0)
-  np.testing.assert_equal(traffic.megabytes(5), 0.0)
+  assert traffic.megabytes(5) == 0.0
+
+
+class _CastFactory(tff.aggregators.UnweightedAggregationFactory):
+  """The sum of what clients send in another dtype."""
+
+  def __init__(self, dtype):
+    self._dtype = dtype
+
+  def create(self, value_type):
+    @tff.tensorflow.computation(value_type)
+    def encode(value):
+      return tf.nest.map_structure(lambda v: tf.cast(v, self._dtype), value)
+
+    @tff.tensorflow.computation(encode.type_signature.result)
+    def decode(value):
+      return [
+          tf.cast(v, v_type.dtype.type) for v, v_type in zip(value, value_type)
+      ]
+
+    @tff.federated_computation
+    def initialize():
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      total = tff.federated_sum(tff.federated_map(encode, value))
+      return tff.templates.MeasuredProcessOutput(
+          state,
+          tff.federated_map(decode, total),
+          tff.federated_value((), tff.SERVER),
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def _fed_avg_with_casts(model, dtype):
+  return algorithms.build_fed_avg(
+      model,
+      _sgd(),
+      model_aggregator=_CastFactory(dtype),
+      client_weighting='uniform',
+  )
+
+
+def test_aggregator_that_compresses(model):
+  traffic = analysis.computation_traffic(
+      _fed_avg_with_casts(model, tf.float16).next
+  )
+
+  num_trainable = (3 * 5 + 5) + 2 * 5 + (5 * 2 + 2)
+  assert traffic == analysis.Traffic(
+      exchanges=1,
+      download_bytes=_KERNELS + _AFFINE + _STATISTICS,
+      upload_bytes=2 * num_trainable + _STATISTICS,
+  )
+
+
+def test_neither_data_nor_labels_leave_the_clients(model):
+  process = algorithms.build_fed_avg(model, _sgd())
+
+  messages = analysis.messages(process.next)
+
+  uploads = [m for m in messages if m.direction is _UP]
+  for message in uploads:
+    assert message.shape is not None and None not in message.shape
+    assert message.dtype.is_floating or message.is_scalar
+  # The AUC has four counts at each of 200 thresholds.
+  for_metrics = [m.shape for m in uploads if m.metrics_only]
+  assert for_metrics.count((200,)) == 4
+  # All that is no scalar, for the state.
+  assert collections.Counter(
+      m.shape for m in uploads if not m.metrics_only and not m.is_scalar
+  ) == collections.Counter([(3, 5), (5,), (5,), (5,), (5,), (5,), (5, 2), (2,)])
+
+
+def _tensor(dtype, *shape):
+  return tff.TensorType(dtype, shape)
+
+
+_WEIGHTS = _tensor(np.float32, 10)
+_STATISTIC = _tensor(np.float64, 3)
+_COUNTS = _tensor(np.int32, 100)
+_VALUES = _tensor(np.float32, 100)
+_SCALAR = _tensor(np.float32)
+
+
+def _function(result_type, *parameter_types):
+  """Some function: what it sends is all that matters."""
+
+  def zeros():
+    return tf.zeros(result_type.shape, result_type.dtype.type)
+
+  if not parameter_types:
+    return tff.tensorflow.computation(zeros)
+  return tff.tensorflow.computation(
+      lambda _: zeros(),
+      parameter_types[0]
+      if len(parameter_types) == 1
+      else tff.to_type(parameter_types),
+  )
+
+
+def _map(result_type, *values):
+  """Some function of federated values at one place."""
+  function = _function(result_type, *(v.type_signature.member for v in values))
+  return tff.federated_map(function, values[0] if len(values) == 1 else values)
+
+
+def _next(function, state_type, data_type):
+  """The `next` of a process of a function to state and metrics."""
+
+  @tff.federated_computation(
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(data_type, tff.CLIENTS),
+  )
+  def next_fn(state, data):
+    return tff.learning.templates.LearningProcessOutput(*function(state, data))
+
+  return next_fn
+
+
+def _sum(result_type, *values):
+  return tff.federated_sum(_map(result_type, *values))
+
+
+def test_exchanges_that_build_on_each_other():
+  def next_fn(state, data):
+    at_clients = tff.federated_broadcast(state)
+    first = _sum(_STATISTIC, at_clients, data)
+    second = _sum(_WEIGHTS, at_clients, tff.federated_broadcast(first), data)
+    third = _sum(_COUNTS, tff.federated_broadcast(second), data)
+    return second, third
+
+  computation = _next(next_fn, _WEIGHTS, _SCALAR)
+
+  assert analysis.messages(computation) == [
+      analysis.Message(1, _DOWN, tf.float32, (10,), metrics_only=False),
+      analysis.Message(1, _UP, tf.float64, (3,), metrics_only=False),
+      analysis.Message(2, _DOWN, tf.float64, (3,), metrics_only=False),
+      analysis.Message(2, _UP, tf.float32, (10,), metrics_only=False),
+      analysis.Message(3, _DOWN, tf.float32, (10,), metrics_only=True),
+      analysis.Message(3, _UP, tf.int32, (100,), metrics_only=True),
+  ]
+  # The state goes down once, though clients use it twice.
+  assert analysis.computation_traffic(computation) == analysis.Traffic(
+      exchanges=2, download_bytes=40 + 24, upload_bytes=24 + 40
+  )
+
+
+def test_metrics_that_need_a_value_before_the_state_does():
+  def next_fn(state, data):
+    at_clients = tff.federated_broadcast(state)
+    metrics = _sum(_COUNTS, at_clients)
+    first = _sum(_STATISTIC, data)
+    second = _sum(_WEIGHTS, at_clients, tff.federated_broadcast(first))
+    return second, metrics
+
+  computation = _next(next_fn, _WEIGHTS, _SCALAR)
+
+  assert analysis.messages(computation)[0] == analysis.Message(
+      1, _DOWN, tf.float32, (10,), metrics_only=False
+  )
+  assert analysis.computation_traffic(computation) == analysis.Traffic(
+      exchanges=2, download_bytes=40 + 24, upload_bytes=24 + 40
+  )
+
+
+def test_value_that_is_added_up_again():
+  def next_fn(state, data):
+    first = tff.federated_sum(data)
+    in_same_exchange = tff.federated_max(data)
+    is_small = tff.federated_broadcast(_map(_STATISTIC, first))
+    again = tff.federated_mean(data, weight=_map(_SCALAR, is_small))
+    del state
+    return _map(_WEIGHTS, in_same_exchange, first, again), first
+
+  computation = _next(next_fn, _WEIGHTS, _VALUES)
+
+  traffic = analysis.computation_traffic(computation)
+
+  assert traffic.exchanges == 2
+  assert traffic.download_bytes == 24
+  assert traffic.upload_bytes == 2 * 400
+
+
+def test_value_that_metrics_and_then_the_state_need():
+  def next_fn(state, data):
+    del state
+    total = tff.federated_broadcast(_sum(_STATISTIC, data))
+    both = tff.federated_sum(
+        tff.federated_zip((data, _map(_WEIGHTS, total, data)))
+    )
+    return _map(_WEIGHTS, both), tff.federated_sum(data)
+
+  messages = analysis.messages(_next(next_fn, _WEIGHTS, _VALUES))
+
+  assert [
+      (m.exchange, m.metrics_only) for m in messages if m.shape == (100,)
+  ] == [(1, True), (2, False)]
+
+
+def test_clients_hand_back_what_they_got():
+  computation = _next(
+      lambda state, data: (
+          tff.federated_sum(tff.federated_broadcast(state)),
+          tff.federated_sum(data),
+      ),
+      _WEIGHTS,
+      _COUNTS,
+  )
+
+  assert analysis.computation_traffic(computation) == analysis.Traffic(
+      1, 40, 40
+  )
+
+
+def test_what_clients_keep_is_sent_too():
+  @tff.federated_computation(
+      tff.FederatedType(_WEIGHTS, tff.SERVER),
+      tff.FederatedType(_STATISTIC, tff.CLIENTS),
+      tff.FederatedType(_SCALAR, tff.CLIENTS),
+  )
+  def next_fn(state, client_states, data):
+    total = tff.federated_sum(client_states)
+    return collections.OrderedDict(
+        state=state,
+        client_states=tff.federated_broadcast(total),
+        metrics=tff.federated_sum(data),
+    )
+
+  assert analysis.computation_traffic(next_fn) == analysis.Traffic(1, 24, 24)
+
+
+@pytest.mark.parametrize(
+    ('type_spec', 'shape'),
+    [
+        (tff.TensorType(np.float32, [None, 3]), r'\(None, 3\)'),
+        (tff.TensorType(np.str_), r'string and shape \(\)'),
+    ],
+    ids=['unknown size', 'string'],
+)
+def test_unknown_number_of_bytes(type_spec, shape):
+  zero = _function(_SCALAR)
+  add = _function(_SCALAR, _SCALAR, type_spec)
+  same = _function(_SCALAR, _SCALAR)
+
+  def count(value):
+    return tff.federated_aggregate(value, zero(), add, add_totals, same)
+
+  add_totals = _function(_SCALAR, _SCALAR, _SCALAR)
+  for_state = _next(
+      lambda state, data: (_map(_WEIGHTS, state, count(data)), state),
+      _WEIGHTS,
+      type_spec,
+  )
+  for_metrics = _next(
+      lambda state, data: (state, count(data)),
+      _WEIGHTS,
+      type_spec,
+  )
+
+  with pytest.raises(ValueError, match=shape):
+    analysis.computation_traffic(for_state)
+  assert analysis.computation_traffic(for_metrics) == analysis.Traffic(0, 0, 0)
+  # What it is can still be seen.
+  (message,) = analysis.messages(for_state)
+  assert message.direction is _UP and not message.is_scalar
+
+
+def test_only_computations_can_be_counted(model):
+  process = phased_process.build_phased_process(
+      [(None, algorithms.build_fed_avg(model, _sgd()))]
+  )
+
+  with pytest.raises(ValueError, match='PhasedComputation .* ProcessTraffic'):
+    analysis.computation_traffic(process.next)
+
+
+@pytest.fixture(scope='module')
+def phased(model):
+  return phased_process.build_phased_process(
+      [
+          (3, _fed_avg_with_casts(model, tf.float16)),
+          (2, _fed_avg_with_casts(model, tf.float64)),
+          (None, _fed_avg_with_casts(model, tf.bfloat16)),
+      ]
+  )
+
+
+def test_traffic_of_phases(phased):
+  traffic = analysis.ProcessTraffic(phased)
+
+  rest = _KERNELS + _AFFINE + _STATISTICS + 4 * _STATISTICS
+  megabytes = np.cumsum(
+      [0]
+      + [(rest + 4 * 42 * size) / 2**20 for size in (2, 2, 2, 8, 8, 2, 2, 2)]
+  )
+  # Not in the order of the rounds: a run can be continued.
+  for round_num in (6, 0, 3, 4, 2, 8, 5):
+    costs = traffic.until(round_num, num_clients=4)
+    assert costs['exchanges'] == round_num
+    assert costs['megabytes'] == pytest.approx(megabytes[round_num])
+
+
+def test_a_phase_is_counted_once_and_late(phased, monkeypatch):
+  counted = []
+  original = analysis.communication.computation_traffic
+
+  def computation_traffic(computation):
+    counted.append(computation)
+    return original(computation)
+
+  monkeypatch.setattr(
+      analysis.communication, 'computation_traffic', computation_traffic
+  )
+  traffic = analysis.ProcessTraffic(phased)
+  traffic.until(0, 2)
+  assert not counted
+  first, second, _ = (phase.computation for phase in phased.next.phases)
+  for round_num in (3, 4, 5, 5, 1):
+    traffic.until(round_num, 2)
+  assert len(counted) == 2
+  assert counted[0] is first and counted[1] is second
+
+
+def test_the_contexts_plan_is_used(model, monkeypatch):
+  made = []
+  original = runtime.in_process.make_plan
+
+  def make_plan(*arguments):
+    made.append(arguments)
+    return original(*arguments)
+
+  monkeypatch.setattr(runtime.in_process, 'make_plan', make_plan)
+  process = algorithms.build_fed_avg(model, _sgd())
+  with runtime.in_process_runtime():
+    for _ in range(2):
+      analysis.computation_traffic(process.next)
+  assert len(made) == 1

@@ -162,6 +162,79 @@ def test_accuracy_figure():
   assert edges[:, 1].max() == pytest.approx(0.8 + half_width)
 
 
+def _run_with_costs(algorithm, seed, megabytes, accuracies=(0.25, 0.5, 0.75)):
+  """Rounds 0, 10 and 20, each of which sends so many megabytes."""
+  return report.Run(
+      algorithm,
+      seed,
+      [
+          dict(
+              round=round_num,
+              test_accuracy=accuracy,
+              test_loss=1.0,
+              exchanges=2 * round_num * (megabytes > 0),
+              megabytes=megabytes * round_num,
+          )
+          for round_num, accuracy in zip((0, 10, 20), accuracies)
+      ],
+  )
+
+
+def test_accuracy_against_what_was_sent():
+  runs = [
+      _run_with_costs('fedavg', 0, 0.5),
+      _run_with_costs('fedavg', 1, 0.5, (0.25, 0.25, 0.25)),
+      _run_with_costs('fedtan', 0, 5.0),
+  ]
+  (axes,) = report.accuracy_figure(runs, 'my title', 'megabytes').axes
+  lines = _lines(axes)
+  np.testing.assert_allclose(
+      lines['fedavg'], [[0, 0.25], [5, 0.375], [10, 0.5]]
+  )
+  np.testing.assert_allclose(
+      lines['fedtan'], [[0, 0.25], [50, 0.5], [100, 0.75]]
+  )
+  assert axes.get_xlabel() == 'MB sent'
+  assert axes.get_xscale() == 'linear'
+  (axes,) = report.accuracy_figure(runs, '', 'exchanges').axes
+  assert 'Exchanges' in axes.get_xlabel()
+  np.testing.assert_allclose(_lines(axes)['fedtan'][:, 0], [0, 20, 40])
+
+
+@pytest.mark.parametrize(
+    ('ratio', 'scale'), [(19.5, 'linear'), (20.5, 'log'), (1 / 20.5, 'log')]
+)
+def test_costs_of_different_size_have_a_logarithmic_axis(ratio, scale):
+  runs = [
+      _run_with_costs('single', 0, 0.0),
+      _run_with_costs('fedavg', 0, 1.0),
+      _run_with_costs('fedtan', 0, ratio),
+  ]
+  (axes,) = report.accuracy_figure(runs, '', 'megabytes').axes
+  assert axes.get_xscale() == scale
+  # Where nothing has been sent is nowhere on a logarithmic axis.
+  first = 0 if scale == 'linear' else 10
+  assert _lines(axes)['fedavg'][0, 0] == first
+  assert report.accuracy_figure(runs, '').axes[0].get_xscale() == 'linear'
+
+
+def test_what_sends_nothing_is_a_horizontal_line():
+  runs = [
+      _run_with_costs('single', 0, 0.0),
+      _run_with_costs('fedavg', 0, 1.0),
+      # Of a process whose costs are unknown.
+      report.Run('other', 0, [dict(round=20, test_accuracy=0.9)]),
+  ]
+  drawing = report.accuracy_figure(runs, '', 'megabytes')
+  lines = _lines(drawing.axes[0])
+  assert set(lines) == {'single (sends nothing)', 'fedavg'}
+  left, right = lines['single (sends nothing)']
+  assert left[0] < right[0]
+  assert left[1] == right[1] == 0.75
+  (legend,) = drawing.legends
+  assert [text.get_text() for text in legend.get_texts()] == list(lines)
+
+
 def test_algorithm_has_the_same_colour_in_every_panel():
   rows = {
       'fedavg': dict(round=1, train_loss=1.0),
@@ -212,16 +285,33 @@ def test_label_distribution_of_many_clients_is_not_cluttered():
   assert len(axes.get_yticklabels()) < 50
 
 
-def test_save_figures(tmp_path):
+@pytest.mark.parametrize(
+    ('runs', 'by_costs'),
+    [
+        (_RUNS, ['exchanges']),
+        (
+            [_run_with_costs('fedavg', 0, 1.0), _run_with_costs('a', 0, 2.0)],
+            ['exchanges', 'megabytes'],
+        ),
+        ([_run_with_costs('fedavg', seed, 1.0) for seed in (0, 1)], []),
+        (
+            [_run_with_costs('a', 0, 0.0), _run_with_costs('b', 0, 0.0)],
+            [],
+        ),
+    ],
+    ids=['some columns', 'a comparison', 'one algorithm', 'nothing sent'],
+)
+def test_save_figures(tmp_path, runs, by_costs):
   folder = tmp_path / 'plots'
   counts = np.array([[7, 0], [0, 5]])
   for _ in range(2):  # Also over those of an earlier time.
-    report.save_figures(folder, _RUNS, counts, ['a', 'b'], 'title')
+    report.save_figures(folder, runs, counts, ['a', 'b'], 'title')
   images = {path.name: path for path in folder.iterdir()}
   assert images.keys() == {
       'accuracy.png',
       'loss.png',
       'label_distribution.png',
+      *(f'accuracy_by_{name}.png' for name in by_costs),
   }
   for path in images.values():
     pixels = matplotlib.image.imread(path)

@@ -17,6 +17,8 @@ _RTOL = {'float32': 1e-5, 'float64': 1e-12}
 
 # Every algorithm of the package.
 _BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
+# Arguments that have no default.
+_REQUIRED = {'build_fedtan_ii': dict(sync_rounds=1)}
 
 
 def _train(context, process, datasets, num_rounds=2):
@@ -65,7 +67,9 @@ def test_algorithm_of_this_package(
     name, problem, request, in_process_context, native_context
 ):
   problem = request.getfixturevalue(problem)
-  process = getattr(algorithms, name)(problem.model(), _SGD(0.1, 0.5))
+  process = getattr(algorithms, name)(
+      problem.model(), _SGD(0.1, 0.5), **_REQUIRED.get(name, {})
+  )
   data = _datasets(problem, name)
   found = _train(in_process_context, process, data)
   _assert_trained(found)

@@ -24,12 +24,7 @@ def _double(x):
 
 
 def _plan(comp, graphs=None):
-  block, _ = tff.tensorflow.replace_intrinsics_with_bodies(
-      comp.to_building_block()
-  )
-  return plan_lib.Plan(
-      block, comp.type_signature, graphs or plan_lib.GraphCache()
-  )
+  return plan_lib.Plan(comp, graphs or plan_lib.GraphCache())
 
 
 def _has_work(stage):
@@ -182,7 +177,7 @@ def test_inner_names_end_with_their_block():
   inner = framework.Block([('x', doubled), ('x', doubled)], x)
   block = framework.Lambda('x', _FLOAT, framework.Struct([x, inner, x]))
 
-  plan = plan_lib.Plan(block, block.type_signature, plan_lib.GraphCache())
+  plan = _plan(framework.ConcreteComputation.from_building_block(block))
   first, four_times, last = plan.results
   assert first is last
   (only,) = plan.passes

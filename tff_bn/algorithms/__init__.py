@@ -7,6 +7,8 @@ dependencies.require_tff()
 from tff_bn.algorithms.centralized import build_centralized  # noqa: E402
 from tff_bn.algorithms.fed_avg import build_fed_avg  # noqa: E402
 from tff_bn.algorithms.fed_bn import build_fed_bn  # noqa: E402
+from tff_bn.algorithms.fedtan import build_fedtan  # noqa: E402
+from tff_bn.algorithms.fedtan import build_fedtan_ii  # noqa: E402
 from tff_bn.algorithms.local_affine import build_local_affine  # noqa: E402
 from tff_bn.algorithms.partitioned import Options  # noqa: E402
 from tff_bn.algorithms.silo_bn import build_silo_bn  # noqa: E402
@@ -17,6 +19,8 @@ __all__ = [
     'build_centralized',
     'build_fed_avg',
     'build_fed_bn',
+    'build_fedtan',
+    'build_fedtan_ii',
     'build_local_affine',
     'build_silo_bn',
     'build_single',

@@ -101,6 +101,28 @@ def _check_aggregators(
     )
 
 
+def local_training_work(
+    model: BatchNormModel,
+    config: LocalTrainingConfig,
+    weights: SharedWeights,
+    client_weighting: str,
+) -> ClientWork:
+  """Builds the clients' work of ordinary local training.
+
+  Args:
+    model: The model.
+    config: How to train.
+    weights: Which variables are shared.
+    client_weighting: `'num_examples'` or `'uniform'`.
+
+  Returns:
+    The work.
+  """
+  return ClientWork(
+      model, LocalTraining(model, config), weights, client_weighting
+  )
+
+
 class _Parts:
   """What the stateless and the stateful process have in common."""
 
@@ -110,6 +132,7 @@ class _Parts:
       partition: Partition,
       client_optimizer: tff.learning.optimizers.Optimizer,
       *,
+      build_work: Callable[..., ClientWork] = local_training_work,
       server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
       local_steps: Optional[int] = None,
       local_epochs: int = 1,
@@ -142,9 +165,7 @@ class _Parts:
         jit_compile=jit_compile,
     )
     self.weights = SharedWeights(model, partition)
-    self.work = ClientWork(
-        model, LocalTraining(model, config), self.weights, client_weighting
-    )
+    self.work = build_work(model, config, self.weights, client_weighting)
     self._aggregator_factory = model_update.ModelUpdateFactory(
         model_aggregator, statistics_aggregator
     )
@@ -175,6 +196,8 @@ class _Parts:
 def build_shared(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    build_work: Callable[..., ClientWork] = local_training_work,
     **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
   """Builds the averaging of all variables.
@@ -182,12 +205,16 @@ def build_shared(
   Args:
     model: The model.
     client_optimizer: The client optimizer.
+    build_work: Makes the clients' work of the model, the
+      `LocalTrainingConfig`, the `SharedWeights` and the client weighting.
     **options: See `Options`.
 
   Returns:
     The process.
   """
-  parts = _Parts(model, FEDAVG, client_optimizer, **options)
+  parts = _Parts(
+      model, FEDAVG, client_optimizer, build_work=build_work, **options
+  )
   client_work = parts.work.build_process()
   result_type = client_work.next.type_signature.result.result.member
   aggregator, final = parts.build_server(

@@ -110,7 +110,7 @@ class InProcessContext(tff.framework.SyncContext):
     argument = arguments.Argument([], None)
     if type_signature.parameter is not None:
       argument = arguments.flatten_argument(arg, type_signature.parameter)
-    plan = self._plan(comp)
+    plan = self.plan(comp)
     while True:
       devices = self._devices.devices
       try:
@@ -129,13 +129,21 @@ class InProcessContext(tff.framework.SyncContext):
         # Also operations of this process fail while a worker is lost.
         self._devices.recover(devices, error)
 
-  def _plan(self, comp: Any) -> plan_lib.Plan:
+  def plan(self, comp: tff.framework.ConcreteComputation) -> plan_lib.Plan:
+    """What the context does to run a computation; it is made only once.
+
+    Args:
+      comp: The computation.
+
+    Returns:
+      Its plan.
+    """
     # By identity: to compare computations would mean to serialize them.
     key = id(comp)
     with self._lock:
       plan = self._plans.get(key)
       if plan is None:
-        plan = self._plans[key] = _make_plan(comp, self._graphs)
+        plan = self._plans[key] = make_plan(comp, self._graphs)
         weakref.finalize(comp, self._plans.pop, key, None)
       return plan
 
@@ -168,27 +176,23 @@ class InProcessContext(tff.framework.SyncContext):
     self._devices.close()
 
 
-def _make_plan(
+def make_plan(
     comp: tff.framework.ConcreteComputation, graphs: plan_lib.GraphCache
 ) -> plan_lib.Plan:
-  secure = set()
+  """Makes a plan of a computation, with its secure sums as ordinary ones.
 
-  def find_secure(block):
-    if (
-        isinstance(block, tff.framework.Intrinsic)
-        and block.uri in _SECURE_INTRINSICS
-    ):
-      secure.add(block.uri)
-    return block, False
+  Args:
+    comp: The computation.
+    graphs: Where imported graphs are found.
 
-  block = comp.to_building_block()
-  tff.framework.transform_postorder(block, find_secure)
-  if secure:
+  Returns:
+    The plan.
+  """
+  proto = tff.framework.ConcreteComputation.get_proto(comp)
+  if _SECURE_INTRINSICS & set(plan_lib.intrinsics(proto)):
     _warn_of_insecurity()
     comp = tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
-    block = comp.to_building_block()
-  block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
-  return plan_lib.Plan(block, comp.type_signature, graphs)
+  return plan_lib.Plan(comp, graphs)
 
 
 _warned_of_insecurity = threading.Event()

@@ -365,6 +365,21 @@ class Pass:
   results: tuple[Leaf, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+  """A leaf that is sent.
+
+  Attributes:
+    pass_number: The pass in which it is sent, from 0.
+    sender: The server, which sends to all clients, or each of the clients.
+    leaf: The leaf.
+  """
+
+  pass_number: int
+  sender: Location
+  leaf: Leaf
+
+
 class Plan:
   """What a computation does.
 
@@ -379,28 +394,60 @@ class Plan:
 
   def __init__(
       self,
-      computation: tff.framework.ComputationBuildingBlock,
-      type_signature: tff.FunctionType,
+      computation: tff.framework.ConcreteComputation,
       graphs: GraphCache,
   ):
     """Makes a plan.
 
     Args:
-      computation: The computation; all intrinsics that TFF can reduce to others
-        are reduced.
-      type_signature: Its type.
+      computation: The computation.
       graphs: Where imported graphs are found.
     """
     self.server_inputs = []
     self.client_inputs = []
     interpreter = _Interpreter(graphs)
-    function = interpreter.evaluate(computation, {})
+    proto = tff.framework.ConcreteComputation.get_proto(computation)
+    function = interpreter.evaluate(proto, {})
+    type_signature = computation.type_signature
     argument = None
     if type_signature.parameter is not None:
       argument = self._argument(type_signature.parameter)
     result = function(argument) if callable(function) else function
     self.results = tuple(_flatten(result))
     self.passes = self._passes()
+
+  def transfers(
+      self, results: Iterable[Leaf], client_results: Iterable[Leaf] = ()
+  ) -> list[Transfer]:
+    """What the server and the clients send each other for certain results.
+
+    Args:
+      results: Leaves of the result.
+      client_results: Further ones, which clients get.
+
+    Returns:
+      The transfers in their order. A client sends a value once in each pass in
+      which it is added up; the server sends a value once.
+    """
+    client_results = tuple(client_results)
+    received = [(leaf.node.level, leaf) for leaf in client_results]
+    sent = []
+    for node in _operations_for([*results, *client_results], ()):
+      if isinstance(node, _Fold):
+        values = [(node.level - 1, leaf) for leaf in node.values]
+        sent += values
+        received += values  # A client may hand back what it got.
+      elif node.location is Location.CLIENTS:
+        received += [(node.level, leaf) for leaf in node.inputs]
+    first_use = {}
+    for number, leaf in received:
+      if leaf.node.location is Location.SERVER:
+        first_use[leaf] = min(number, first_use.get(leaf, number))
+    down = [Transfer(n, Location.SERVER, leaf) for leaf, n in first_use.items()]
+    up = [
+        Transfer(n, Location.CLIENTS, leaf) for n, leaf in dict.fromkeys(sent)
+    ]
+    return sorted([*down, *up], key=lambda transfer: transfer.pass_number)
 
   def _argument(self, type_spec: tff.Type) -> _Tree:
     """The symbols of an argument."""
@@ -539,8 +586,37 @@ def _fold_stage(
   return Stage(inputs, totals, body)
 
 
+def intrinsics(proto: Any) -> Iterator[str]:
+  """Yields the names of the intrinsics in a serialized computation.
+
+  Args:
+    proto: The computation.
+
+  Yields:
+    Their names; those that occur several times, several times.
+  """
+  match proto.WhichOneof('computation'):
+    case 'intrinsic':
+      yield proto.intrinsic.uri
+    case 'selection':
+      yield from intrinsics(proto.selection.source)
+    case 'struct':
+      for element in proto.struct.element:
+        yield from intrinsics(element.value)
+    case 'call':
+      yield from intrinsics(proto.call.function)
+      if proto.call.HasField('argument'):
+        yield from intrinsics(proto.call.argument)
+    case 'lambda':
+      yield from intrinsics(getattr(proto, 'lambda').result)
+    case 'block':
+      for local in proto.block.local:
+        yield from intrinsics(local.value)
+      yield from intrinsics(proto.block.result)
+
+
 class _Interpreter:
-  """Evaluates TFF's building blocks with symbols."""
+  """Evaluates TFF's computations with symbols."""
 
   def __init__(self, graphs: GraphCache):
     self._graphs = graphs
@@ -554,54 +630,52 @@ class _Interpreter:
     finally:
       self._location = previous
 
-  def evaluate(
-      self,
-      block: tff.framework.ComputationBuildingBlock,
-      environment: dict[str, Any],
-  ) -> Any:
-    """Evaluates a building block.
+  def evaluate(self, proto: Any, environment: dict[str, Any]) -> Any:
+    """Evaluates a computation.
 
     Args:
-      block: The building block.
+      proto: Its serialized form, which TFF has in any case. The types of most
+        of its parts are not needed, and to build them takes the most time.
       environment: The values of the names that occur in it.
 
     Returns:
       Its value.
     """
-    match block:
-      case tff.framework.Reference():
-        return environment[block.name]
-      case tff.framework.Selection():
-        return self.evaluate(block.source, environment)[block.as_index()]
-      case tff.framework.Struct():
+    match proto.WhichOneof('computation'):
+      case 'reference':
+        return environment[proto.reference.name]
+      case 'selection':
+        source = self.evaluate(proto.selection.source, environment)
+        return source[proto.selection.index]
+      case 'struct':
         return _Struct(
             [
-                (name, self.evaluate(element, environment))
-                for name, element in tff.structure.iter_elements(block)
+                (
+                    element.name or None,
+                    self.evaluate(element.value, environment),
+                )
+                for element in proto.struct.element
             ]
         )
-      case tff.framework.Call():
-        function = self.evaluate(block.function, environment)
+      case 'call':
+        function = self.evaluate(proto.call.function, environment)
         argument = None
-        if block.argument is not None:
-          argument = self.evaluate(block.argument, environment)
+        if proto.call.HasField('argument'):
+          argument = self.evaluate(proto.call.argument, environment)
         return function(argument)
-      case tff.framework.Lambda():
-        return self._lambda(block, environment)
-      case tff.framework.Block():
+      case 'lambda':
+        return self._lambda(getattr(proto, 'lambda'), environment)
+      case 'block':
         environment = dict(environment)
-        for name, value in block.locals:
-          environment[name] = self.evaluate(value, environment)
-        return self.evaluate(block.result, environment)
+        for local in proto.block.local:
+          environment[local.name] = self.evaluate(local.value, environment)
+        return self.evaluate(proto.block.result, environment)
+      case 'intrinsic':
+        return self._intrinsic(proto)
+    block = tff.framework.ComputationBuildingBlock.from_proto(proto)
+    match block:
       case tff.framework.CompiledComputation():
         return self._compiled(block)
-      case tff.framework.Intrinsic():
-        intrinsic = getattr(self, f'_{block.uri}', None)
-        if intrinsic is None:
-          raise NotImplementedError(
-              f'The intrinsic {block.uri!r} can not run in process.'
-          )
-        return lambda argument: intrinsic(argument, block.type_signature)
       case tff.framework.Literal():
         return self._literal(block)
       case tff.framework.Placement():
@@ -610,14 +684,27 @@ class _Interpreter:
         f'A {type(block).__name__} can not run in process.'
     )
 
+  def _intrinsic(self, proto: Any) -> Callable[[Any], Any]:
+    uri = proto.intrinsic.uri
+    intrinsic = getattr(self, f'_{uri}', None)
+    if intrinsic is not None:
+      return lambda argument: intrinsic(argument, proto.type)
+    block = tff.framework.ComputationBuildingBlock.from_proto(proto)
+    body, is_reduced = tff.tensorflow.replace_intrinsics_with_bodies(block)
+    if not is_reduced:
+      raise NotImplementedError(
+          f'The intrinsic {uri!r} can not run in process.'
+      )
+    return self.evaluate(body.proto, {})
+
   def _lambda(
-      self, block: tff.framework.Lambda, environment: dict[str, Any]
+      self, proto: Any, environment: dict[str, Any]
   ) -> Callable[[Any], Any]:
     def call(argument):
       inner = environment
-      if block.parameter_name is not None:
-        inner = {**environment, block.parameter_name: argument}
-      return self.evaluate(block.result, inner)
+      if proto.parameter_name:
+        inner = {**environment, proto.parameter_name: argument}
+      return self.evaluate(proto.result, inner)
 
     return call
 
@@ -674,9 +761,10 @@ class _Interpreter:
     )
     return _InnerFunction(tuple(inputs), captured, tuple(outputs))
 
-  # Intrinsics. Each gets its argument and its type. A federated value is the
-  # tree of what the server, or each client, has: its leaves say where they are,
-  # and what is at the server reaches clients wherever they use it.
+  # Intrinsics. Each gets its argument and its serialized type. A federated
+  # value is the tree of what the server, or each client, has: its leaves say
+  # where they are, and what is at the server reaches clients wherever they use
+  # it.
 
   def _federated_apply(self, argument: Any, _: Any) -> _Tree:
     function, value = argument
@@ -705,9 +793,8 @@ class _Interpreter:
   _federated_zip_at_clients = _same
   _federated_zip_at_server = _same
 
-  def _federated_aggregate(
-      self, argument: Any, type_signature: tff.FunctionType
-  ) -> _Tree:
+  def _federated_aggregate(self, argument: Any, type_proto: Any) -> _Tree:
+    type_signature = tff.types.deserialize_type(type_proto)
     value, zero, accumulate, _, report = argument
     accumulate_type = type_signature.parameter[2]
     total_type = accumulate_type.parameter[0]
@@ -720,9 +807,8 @@ class _Interpreter:
     total = element_structure.unflatten(total_type, iter(fold.outputs))
     return report(total)
 
-  def _federated_select(
-      self, argument: Any, type_signature: tff.FunctionType
-  ) -> _Tree:
+  def _federated_select(self, argument: Any, type_proto: Any) -> _Tree:
+    type_signature = tff.types.deserialize_type(type_proto)
     keys, _, value, function = argument
     key_type = type_signature.parameter[3].parameter[1]
     values = _flatten(value)
@@ -749,9 +835,8 @@ class _Interpreter:
           type_signature.result.member,
       )
 
-  def _sequence_map(
-      self, argument: Any, type_signature: tff.FunctionType
-  ) -> _Tree:
+  def _sequence_map(self, argument: Any, type_proto: Any) -> _Tree:
+    type_signature = tff.types.deserialize_type(type_proto)
     function, sequence = argument
     element_type = type_signature.parameter[1].element
     mapped = self._inner_function(function, element_type)
@@ -770,9 +855,8 @@ class _Interpreter:
         trace, [sequence, *mapped.captured], type_signature.result
     )
 
-  def _sequence_reduce(
-      self, argument: Any, type_signature: tff.FunctionType
-  ) -> _Tree:
+  def _sequence_reduce(self, argument: Any, type_proto: Any) -> _Tree:
+    type_signature = tff.types.deserialize_type(type_proto)
     sequence, zero, function = argument
     element_type = type_signature.parameter[0].element
     zero = _flatten(zero)
@@ -794,9 +878,8 @@ class _Interpreter:
         trace, [sequence, *zero, *reduce.captured], type_signature.result
     )
 
-  def _sequence_sum(
-      self, argument: Any, type_signature: tff.FunctionType
-  ) -> _Tree:
+  def _sequence_sum(self, argument: Any, type_proto: Any) -> _Tree:
+    type_signature = tff.types.deserialize_type(type_proto)
     element_type = type_signature.parameter.element
 
     def trace(tensors):

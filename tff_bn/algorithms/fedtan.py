@@ -1,0 +1,499 @@
+"""FedTAN: federated learning with the batch statistics of all clients.
+
+Wang, Shi, Chang, Why Batch Normalization Damage Federated Learning on Non-IID
+Data?, arXiv:2301.02982, section 5 and algorithms 1 to 3.
+
+If the clients' data differ, so do their batches' means and variances, and the
+gradients of the loss with respect to them; then the mean of the clients'
+gradients is not the gradient of the loss on all data. In FedTAN, clients and
+server exchange both, layer by layer, during the first local step of a round. Of
+that step the mean gradient is that of centralized training on the union of the
+clients' batches, exactly. The further local steps are ordinary ones.
+
+Nothing but statistics, sums of gradients of scale and shift, and at the end the
+model leaves a client.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn import batch_norm_calls
+from tff_bn import client_work
+from tff_bn import phased_process
+from tff_bn import stages
+from tff_bn import synchronized_batch_norm
+from tff_bn.aggregators import moments as moments_lib
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.local_training import LocalResult
+from tff_bn.local_training import LocalStep
+from tff_bn.local_training import LocalTraining
+from tff_bn.local_training import LocalTrainingConfig
+from tff_bn.local_training import dense_gradients
+from tff_bn.local_training import output_and_loss
+from tff_bn.shared_weights import SharedWeights
+from tff_bn.synchronized_batch_norm import Answer
+
+SYNCHRONIZE = ('forward_and_backward', 'forward')
+MOMENTS = ('two_pass', 'fused')
+
+
+def build_fedtan(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    synchronize: str = 'forward_and_backward',
+    moments: str = 'two_pass',
+    **options: Unpack[partitioned.Options],
+) -> tff.learning.templates.LearningProcess:
+  """Builds FedTAN for any functional or Sequential model.
+
+  In a round, each client takes the first batch of its data. At each batch
+  normalization layer of the forward pass, clients and server exchange the mean
+  and the variance (equations 39 and 40), and clients normalize with those of
+  all batches together. At each such layer of the backward pass they exchange
+  the sums of the layer's gradients with respect to scale and shift, which
+  determine those with respect to the statistics (equation 41). Then each client
+  makes a step of its optimizer. The mean of the clients' gradients, weighted as
+  the clients are, equals the gradient of the weighted mean loss on the union of
+  the batches. Further steps are plain local ones, with the batch statistics of
+  the client and the same optimizer. The server averages as in FedAvg.
+
+  Layers that do not depend on each other, as in parallel branches, share an
+  exchange. With D layers one after the other, a round has 3D + 1 exchanges with
+  `moments='two_pass'` and 2D + 1 with `'fused'`; without one if no trainable
+  variable comes before the first layer.
+
+  Running statistics take the global mean and variance in the first step. Where
+  Keras's fused kernel stores the unbiased variance (images in float32), so does
+  this, with the number of values of a channel in all batches together.
+
+  A client without data, or whose numbers are not finite, is left out of the
+  exchanges. A dataset is read twice if there are several steps, and should give
+  the same batches each time.
+
+  Types: `initialize: ( -> S@SERVER)`, `next: (<S@SERVER, {B*}@CLIENTS> ->
+  <state=S@SERVER, metrics=M@SERVER>)`.
+
+  Args:
+    model: The model: functional or Sequential, also with nested models, layers
+      that are called several times, several inputs and outputs.
+    client_optimizer: The optimizer of local training; it starts anew in each
+      round.
+    synchronize: `'forward_and_backward'`; or `'forward'`: the statistics are
+      those of all clients, but each client takes its own gradient with respect
+      to them ("FedAvg + Algorithm 2" in the paper).
+    moments: `'two_pass'`, as in the paper: first the means are averaged, then
+      the variances about their average, with the clients' weights. `'fused'`:
+      one exchange for both, of (number of values, mean, variance), which the
+      server combines by the law of total variance; exact also if the batches
+      are not equally large or masked.
+    **options: `server_optimizer`, `local_steps`, `local_epochs`,
+      `client_weighting`, `client_weight_decay`,
+      `client_learning_rate_schedule`, `model_aggregator`,
+      `statistics_aggregator`, `seed`, `jit_compile`: see
+      `tff_bn.algorithms.Options`. XLA compiles the steps after the first.
+
+  Returns:
+    A `tff.learning.templates.LearningProcess`.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If an option has a value that is not allowed; or the model has
+      no batch normalization, is a subclass of `tf.keras.Model` with its own
+      `call`, or has such a layer inside of a loop, a condition or a wrapper.
+      The message names the layer.
+  """
+  _check_choice('synchronize', synchronize, SYNCHRONIZE)
+  _check_choice('moments', moments, MOMENTS)
+  synchronized_batch_norm.check_model(model.keras_model)
+  return partitioned.build_shared(
+      model,
+      client_optimizer,
+      build_work=functools.partial(
+          _FedTanWork,
+          fused_moments=moments == 'fused',
+          synchronize_backward=synchronize == 'forward_and_backward',
+      ),
+      **options,
+  )
+
+
+def build_fedtan_ii(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    sync_rounds: int,
+    synchronize: str = 'forward_and_backward',
+    moments: str = 'two_pass',
+    **options: Unpack[partitioned.Options],
+) -> tff.learning.templates.LearningProcess:
+  """Builds FedTAN-II: FedTAN, then FedAvg with fixed running statistics.
+
+  Section 5.4 of the paper: after `sync_rounds` rounds of FedTAN, the running
+  statistics stay as they are, and batch normalization layers use them instead
+  of those of the batch, so a round has one exchange only.
+
+  Args:
+    model: See `build_fedtan`.
+    client_optimizer: See `build_fedtan`.
+    sync_rounds: The number of rounds of FedTAN, at least 1.
+    synchronize: See `build_fedtan`.
+    moments: See `build_fedtan`.
+    **options: See `build_fedtan`.
+
+  Returns:
+    A `tff.learning.templates.LearningProcess`, whose `next` runs the one or the
+    other computation, see `tff_bn.phased_process`.
+
+  Raises:
+    TypeError: See `build_fedtan`.
+    ValueError: See `build_fedtan`; or `sync_rounds` is less than 1.
+  """
+  if not isinstance(sync_rounds, (int, np.integer)) or sync_rounds < 1:
+    raise ValueError(
+        f'sync_rounds={sync_rounds} must be a whole number, at least 1.'
+    )
+  fedtan = build_fedtan(
+      model,
+      client_optimizer,
+      synchronize=synchronize,
+      moments=moments,
+      **options,
+  )
+  fixed = partitioned.build_shared(
+      model,
+      client_optimizer,
+      build_work=client_work.FixedStatisticsWork,
+      **options,
+  )
+  return phased_process.build_phased_process(
+      [(sync_rounds, fedtan), (None, fixed)]
+  )
+
+
+def _check_choice(name: str, value: Any, allowed: Sequence[str]):
+  if value not in allowed:
+    raise ValueError(
+        f'{name}={value!r} must be one of {", ".join(map(repr, allowed))}.'
+    )
+
+
+class _FedTanWork(client_work.ClientWork):
+  """A client's work: the synchronized step, then ordinary local training."""
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      weights: SharedWeights,
+      client_weighting: str,
+      *,
+      fused_moments: bool,
+      synchronize_backward: bool,
+  ):
+    training = (
+        LocalStep(model, config)
+        if config.local_steps == 1
+        else LocalTraining(model, config, skipped_steps=1)
+    )
+    super().__init__(model, training, weights, client_weighting)
+    self._model = model
+    self._first_step = self._trace_first_step(
+        fused_moments, synchronize_backward
+    )
+
+  def _trace_first_step(
+      self, fused_moments: bool, synchronize_backward: bool
+  ) -> stages.StagedFunction:
+    keras_model = self._model.keras_model
+    loss_fn = self._model.loss_fn()
+    metrics = self._training.metrics
+
+    def first_step(ask, x, y, num_examples):
+      synchronized = synchronized_batch_norm.SynchronizedBatchNorm(
+          keras_model,
+          ask,
+          self.client_weight(num_examples),
+          fused_moments=fused_moments,
+          synchronize_backward=synchronize_backward,
+      )
+      with (
+          batch_norm_calls.replaced(keras_model, synchronized),
+          tf.GradientTape() as tape,
+      ):
+        output, loss = output_and_loss(keras_model, loss_fn, x, y)
+      gradients = dense_gradients(tape, loss, keras_model.trainable_weights)
+      for metric in metrics:
+        metric.update_state(y, output)
+      return collections.OrderedDict(
+          gradients=gradients,
+          others=[tf.identity(v) for v in keras_model.non_trainable_weights],
+          loss=loss,
+          metric_sums=[
+              [tf.identity(v) for v in metric.variables] for metric in metrics
+          ],
+          num_examples=num_examples,
+      )
+
+    return stages.StagedFunction(
+        first_step,
+        keras_model.weights,
+        *self._model.input_spec,
+        tf.TensorSpec([], tf.int64),
+    )
+
+  def build_client_update(self):
+    """Builds what the clients do in a round, with all exchanges."""
+    first_step = self._first_step
+    weights_type = self._weights.weights_type()
+
+    @tff.tensorflow.computation(self.state_type, weights_type, self.data_type)
+    def start(state, weights, dataset):
+      batch, num_examples = _first_batch(dataset, self._model.input_spec)
+      seed = None
+      if first_step.is_random:
+        # Not the seed of the further steps.
+        seed = tf.bitwise.invert(self._training.seed(batch, state['round_num']))
+      return _message(
+          first_step.questions[0],
+          *first_step.start(
+              self._weights.merge(weights, {}), *batch, num_examples, seed=seed
+          ),
+      )
+
+    computations = [start]
+    exchanges = []
+    last = first_step.num_stages - 1
+    targets = [first_step.targets_of(number) for number in range(last)]
+    for number in range(1, last + 1):
+      sources = first_step.sources_of(number)
+      exchanges.append(
+          _Exchange(
+              first_step.questions[number - 1],
+              computations[-1].type_signature.result['sent'],
+          )
+      )
+      carried_types = [
+          _unpack(targets[source], computations[source].type_signature.result)[
+              number
+          ]
+          for source in sources
+      ]
+      answers_type = exchanges[-1].answers_type
+      build = self._build_stage if number < last else self._build_last_stage
+      computations.append(build(number, sources, answers_type, carried_types))
+
+    def update_clients(state, weights, data):
+      result = tff.federated_map(start, (state, weights, data))
+      carried = []
+      for number in range(1, last + 1):
+        carried.append(_unpack(targets[number - 1], result))
+        arguments = [
+            exchanges[number - 1](result['sent']),
+            *(carried[s][number] for s in first_step.sources_of(number)),
+        ]
+        if number == last:
+          arguments += [state, weights, data]
+        result = tff.federated_map(
+            computations[number], tff.federated_zip(arguments)
+        )
+      return result
+
+    return update_clients
+
+  def _build_stage(self, number, sources, answers_type, carried_types):
+    first_step = self._first_step
+
+    @tff.tensorflow.computation([answers_type, *carried_types])
+    def stage(arguments):
+      answers, *carried = arguments
+      return _message(
+          first_step.questions[number],
+          *first_step.proceed(
+              number,
+              _answers(first_step.questions[number - 1], answers),
+              dict(zip(sources, carried)),
+          ),
+      )
+
+    return stage
+
+  def _build_last_stage(self, number, sources, answers_type, carried_types):
+    first_step = self._first_step
+
+    @tff.tensorflow.computation(
+        [
+            answers_type,
+            *carried_types,
+            self.state_type,
+            self._weights.weights_type(),
+            self.data_type,
+        ]
+    )
+    def finish(arguments):
+      answers, *carried, state, weights, dataset = arguments
+      result, _ = first_step.proceed(
+          number,
+          _answers(first_step.questions[number - 1], answers),
+          dict(zip(sources, carried)),
+      )
+      return self._result_and_sums(
+          self._finish(result, state, weights, dataset)
+      )
+
+    return finish
+
+  def _finish(self, first, state, weights, dataset):
+    """Makes the first step with the gradient, and the other steps."""
+    before = self._weights.merge(weights, {})
+    model, training = self._model, self._training
+    start = self._start_optimizer(state)
+    old = model.to_model_weights(before)
+    optimizer_state, trainable = training.apply_gradients(
+        start, tuple(old.trainable), first['gradients']
+    )
+    found = first['num_examples'] > 0
+    values = _where(
+        found,
+        model.from_model_weights((trainable, first['others'])),
+        before,
+    )
+    loss_sum = first['loss'] * tf.cast(
+        first['num_examples'], first['loss'].dtype
+    )
+    loss_sum = tf.cast(loss_sum, trainable[0].dtype)
+    result = LocalResult(
+        values,
+        first['num_examples'],
+        tf.where(found, loss_sum, tf.zeros_like(loss_sum)),
+        _where(
+            found,
+            first['metric_sums'],
+            tf.nest.map_structure(tf.zeros_like, first['metric_sums']),
+        ),
+        optimizer_state,
+    )
+    if training.config.local_steps != 1:
+      rest = training.train(
+          values, dataset, optimizer_state, state['round_num']
+      )
+      result = LocalResult(
+          rest.values,
+          *tf.nest.map_structure(
+              tf.add,
+              (result.num_examples, result.loss_sum, result.metric_sums),
+              (rest.num_examples, rest.loss_sum, rest.metric_sums),
+          ),
+          rest.optimizer_state,
+      )
+    return self.report(before, start, result)
+
+
+def _where(condition: tf.Tensor, a: Any, b: Any) -> Any:
+  return tf.nest.map_structure(lambda x, y: tf.where(condition, x, y), a, b)
+
+
+def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
+  """The first batch, or an empty one, and its number of examples."""
+
+  def empty(tensor_spec):
+    shape = [d or 1 for d in tensor_spec.shape]
+    if tensor_spec.shape[0] is None:
+      shape[0] = 0
+    return tf.zeros(shape, tensor_spec.dtype)
+
+  # As a default, because only an iterator could ask whether there is a batch.
+  batches = tf.data.Dataset.zip(
+      (dataset.take(1), tf.data.Dataset.from_tensors(True))
+  ).concatenate(
+      tf.data.Dataset.from_tensors((tf.nest.map_structure(empty, spec), False))
+  )
+  batch, found = batches.take(1).get_single_element()
+  size = tf.shape(tf.nest.flatten(batch[1])[0], tf.int64)[0]
+  return batch, tf.where(found, size, tf.zeros_like(size))
+
+
+# A client may keep something for each of many later stages. If it was one list,
+# all of it would occur in the type of each selection from it; so it is a tree.
+_BRANCHES = 8
+
+
+def _branches(targets: Sequence[int]) -> list[Sequence[int]]:
+  size = -(-len(targets) // _BRANCHES)
+  return [targets[i : i + size] for i in range(0, len(targets), size)]
+
+
+def _pack(
+    targets: Sequence[int], carried: Mapping[int, Any]
+) -> collections.OrderedDict[str, Any]:
+  """Makes a tree of what is carried over to each stage."""
+  return collections.OrderedDict(
+      (
+          f'until_{branch[-1]}',
+          carried[branch[0]] if len(branch) == 1 else _pack(branch, carried),
+      )
+      for branch in _branches(targets)
+  )
+
+
+def _unpack(targets: Sequence[int], tree: Any) -> dict[int, Any]:
+  """The inverse of `_pack`, for values and types of TFF."""
+  carried = {}
+  for branch in _branches(targets):
+    part = tree[f'until_{branch[-1]}']
+    if len(branch) == 1:
+      carried[branch[0]] = part
+    else:
+      carried.update(_unpack(branch, part))
+  return carried
+
+
+def _message(questions, values, carried):
+  """What a stage returns: what is sent, and what stays for later stages."""
+  return collections.OrderedDict(
+      sent=_by_kind(questions, values), **_pack(sorted(carried), carried)
+  )
+
+
+def _by_kind(questions, values):
+  sent = collections.OrderedDict()
+  for question, value in zip(questions, values, strict=True):
+    sent.setdefault(question.kind.name, []).append(value)
+  return sent
+
+
+def _answers(questions, answers):
+  """The answers in the order of the questions."""
+  iterators = {kind: iter(answers[kind]) for kind in answers}
+  return [next(iterators[question.kind.name]) for question in questions]
+
+
+class _Exchange:
+  """From what the clients send to what all of them get."""
+
+  def __init__(self, questions, sent_type):
+    del questions
+    self._pool = None
+    self.answers_type = sent_type
+    for kind, part_type in tff.structure.iter_elements(sent_type):
+      if kind == Answer.POOLED_MOMENTS.name:
+        self._pool = moments_lib.PooledMomentsFactory().create(part_type)
+
+  def __call__(self, sent: tff.Value) -> tff.Value:
+    """In a `tff.federated_computation`: from CLIENTS to CLIENTS."""
+    answers = collections.OrderedDict()
+    for kind, _ in tff.structure.iter_elements(self.answers_type):
+      if kind == Answer.POOLED_MOMENTS.name:
+        pooled = self._pool.next(self._pool.initialize(), sent[kind])
+        answers[kind] = pooled.result
+      else:
+        answers[kind] = tff.federated_sum(sent[kind])
+    return tff.federated_broadcast(tff.federated_zip(answers))

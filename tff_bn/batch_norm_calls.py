@@ -1,0 +1,83 @@
+"""Calls of batch normalization layers, replaced while a model is traced."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_bn.layers import discovery
+
+# What computes a layer in training: the layer, its input and its mask.
+TrainingCall = Callable[
+    [tf.keras.layers.Layer, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
+]
+
+
+@contextlib.contextmanager
+def replaced(
+    model: tf.keras.Model, training_call: TrainingCall
+) -> Iterator[None]:
+  """Replaces what the batch normalization layers of a model do in training.
+
+  Calls in inference mode, and layers with `trainable=False`, which Keras always
+  runs in inference mode, stay as they are.
+
+  Args:
+    model: The model. Nested models and wrappers are searched.
+    training_call: Returns a layer's output, given the layer, its input in the
+      layer's compute dtype and the mask or `None`.
+
+  Yields:
+    Nothing; while the context lasts, the calls are replaced.
+  """
+  layers = discovery.batch_norm_layers(model)
+  for layer in layers:
+    # Keras looks the method up in the object; its own `__setattr__` would track
+    # the function.
+    object.__setattr__(layer, 'call', _call(layer, training_call))
+  try:
+    yield
+  finally:
+    for layer in layers:
+      object.__delattr__(layer, 'call')
+
+
+def _call(
+    layer: tf.keras.layers.Layer, training_call: TrainingCall
+) -> Callable[..., tf.Tensor]:
+  original = layer.call
+
+  @tf.autograph.experimental.do_not_convert
+  def call(inputs: tf.Tensor, training: Any = None, mask: Any = None):
+    if training is None:
+      training = tf.keras.backend.learning_phase()
+    is_training = tf.get_static_value(training)
+    if is_training is None:
+      raise ValueError(
+          f'The batch normalization layer {layer.name!r} is called with a'
+          ' tensor for `training`; give True, False or nothing.'
+      )
+    if not layer.trainable or not is_training:
+      return original(inputs, training=training, mask=mask)
+    return training_call(layer, tf.cast(inputs, layer.compute_dtype), mask)
+
+  return call
+
+
+def inference(
+    layer: tf.keras.layers.Layer,
+    inputs: tf.Tensor,
+    mask: Optional[tf.Tensor],
+) -> tf.Tensor:
+  """A `TrainingCall` that normalizes with the running statistics.
+
+  Args:
+    layer: The layer.
+    inputs: Its input.
+    mask: Not needed.
+
+  Returns:
+    The output. The running statistics stay as they are.
+  """
+  return type(layer).call(layer, inputs, training=False, mask=mask)
