@@ -343,11 +343,14 @@ def _update_running_statistics(
     # Keras's fused kernel stores the unbiased variance.
     one = tf.ones_like(statistics.count)
     variance *= statistics.count / tf.maximum(statistics.count - one, one)
+  # Keras rounds it to float32, whatever the dtype.
+  rate = tf.constant(1 - layer.momentum, tf.float32)
   for variable, value in (
       (layer.moving_mean, statistics.mean),
       (layer.moving_variance, variance),
   ):
-    change = (1 - layer.momentum) * (tf.cast(value, variable.dtype) - variable)
+    change = tf.cast(value, variable.dtype) - variable
+    change *= tf.cast(rate, variable.dtype)
     # Without any data there is nothing to learn.
     change = tf.where(statistics.count > 0, change, tf.zeros_like(change))
     variable.assign_add(change)
