@@ -132,6 +132,7 @@ class StagedFunction:
       fn: Callable[..., Any],
       variables: Sequence[tf.Variable],
       *specs: Any,
+      jit_compile: bool = False,
   ):
     """Traces and cuts the function.
 
@@ -141,6 +142,7 @@ class StagedFunction:
       variables: The variables whose values the caller gives. Others start with
         the value that they have now.
       *specs: `tf.TensorSpec`s, or nested structures of them, of the arguments.
+      jit_compile: Whether XLA compiles the stages.
 
     Raises:
       ValueError: If a question is asked inside of a loop, a condition or a
@@ -182,7 +184,7 @@ class StagedFunction:
         for at_end in self._requests
     )
     self._flow = flow
-    self._stages = self._cut(outputs)
+    self._stages = self._cut(outputs, jit_compile)
     self.is_random = any(
         name.startswith(_RANDOM) for name in self._stages[0].sources
     )
@@ -202,7 +204,7 @@ class StagedFunction:
     """The numbers of the stages for which a stage returns something."""
     return sorted(self._stages[number].carried_on)
 
-  def _cut(self, outputs: Sequence[str]) -> list['_Stage']:
+  def _cut(self, outputs: Sequence[str], jit_compile: bool) -> list['_Stage']:
     flow = self._flow
     stages = []
     # From the last one back: what a stage returns is what later ones need.
@@ -216,7 +218,7 @@ class StagedFunction:
             for request in self._requests[number]
             for tensor in tf.nest.flatten(request.value)
         ]
-      stage = flow.stage(number, results, wanted[number])
+      stage = flow.stage(number, results, wanted[number], jit_compile)
       for name in stage.carried:
         wanted[flow.level(name)].setdefault(number, []).append(name)
       stages.append(stage)
@@ -559,6 +561,7 @@ class _DataFlow:
       number: int,
       results: Sequence[str],
       carried_on: Mapping[int, Sequence[str]],
+      jit_compile: bool,
   ) -> '_Stage':
     """Collects all that a stage computes.
 
@@ -566,6 +569,7 @@ class _DataFlow:
       number: The stage.
       results: Names of tensors that it returns.
       carried_on: Names of tensors that it returns for each later stage.
+      jit_compile: Whether XLA compiles it, if it can.
 
     Returns:
       The stage.
@@ -596,6 +600,9 @@ class _DataFlow:
         carried=tuple(carried),
         results=tuple(results),
         specs={name: self._spec(name) for name in wanted},
+        # XLA makes no variables.
+        jit_compile=jit_compile
+        and all(n.definition.op != 'VarHandleOp' for n in nodes.values()),
         carried_on={k: tuple(names) for k, names in carried_on.items()},
     )
 
@@ -604,13 +611,7 @@ class _DataFlow:
   ) -> tf.compat.v1.GraphDef:
     graph_def = tf.compat.v1.GraphDef()
     graph_def.versions.CopyFrom(self._graph_def.versions)
-    inputs = {}
-    for number, name in enumerate(given):
-      spec = self._spec(name)
-      node = graph_def.node.add(name=_given_name(number), op='Placeholder')
-      node.attr['dtype'].type = spec.dtype.as_datatype_enum
-      node.attr['shape'].shape.CopyFrom(spec.shape.as_proto())
-      inputs[name] = f'{node.name}:0'
+    inputs = {name: _given_name(n) for n, name in enumerate(given)}
     for node in nodes.values():
       definition = graph_def.node.add()
       definition.CopyFrom(node.definition)
@@ -662,6 +663,7 @@ class _Stage:
     results: What it returns.
     carried_on: What it returns for each later stage.
     specs: Of all that it returns.
+    jit_compile: Whether XLA compiles it.
   """
 
   graph_def: tf.compat.v1.GraphDef
@@ -670,21 +672,29 @@ class _Stage:
   results: tuple[str, ...]
   carried_on: Mapping[int, tuple[str, ...]]
   specs: Mapping[str, tf.TensorSpec]
+  jit_compile: bool
 
   def __call__(
       self, given: Mapping[str, tf.Tensor]
   ) -> tuple[list[tf.Tensor], dict[int, list[tf.Tensor]]]:
     tensors = {name: given[name] for name in (*self.carried, *self.sources)}
     wanted = [name for name in self.specs if name not in tensors]
-    computed = tf.graph_util.import_graph_def(
-        self.graph_def,
-        input_map={
-            _given_name(number): tensor
-            for number, tensor in enumerate(tensors.values())
-        },
-        return_elements=wanted,
-        name='stage',
-    )
+
+    used = {i for node in self.graph_def.node for i in node.input}
+
+    def compute(*given):
+      inputs = {_given_name(n): tensor for n, tensor in enumerate(given)}
+      return tf.graph_util.import_graph_def(
+          self.graph_def,
+          # What is only passed on is in none of the operations.
+          input_map={name: inputs[name] for name in used & inputs.keys()},
+          return_elements=wanted,
+          name='stage',
+      )
+
+    if self.jit_compile:
+      compute = tf.function(compute, jit_compile=True, autograph=False)
+    computed = compute(*tensors.values())
     tensors.update(zip(wanted, computed))
     for name, spec in self.specs.items():
       # More is known than TensorFlow infers of a part of the graph.
@@ -714,7 +724,7 @@ def _in_order(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
 
 
 def _given_name(number: int) -> str:
-  return f'given_{number}'
+  return f'tff_bn.given_{number}:0'
 
 
 def _node_of(tensor_name: str) -> str:

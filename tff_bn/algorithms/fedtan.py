@@ -98,8 +98,8 @@ def build_fedtan(
     **options: `server_optimizer`, `local_steps`, `local_epochs`,
       `client_weighting`, `client_weight_decay`,
       `client_learning_rate_schedule`, `model_aggregator`,
-      `statistics_aggregator`, `seed`, `jit_compile`: see
-      `tff_bn.algorithms.Options`. XLA compiles the steps after the first.
+      `statistics_aggregator`, `seed`, `jit_compile`:
+      see `tff_bn.algorithms.Options`.
 
   Returns:
     A `tff.learning.templates.LearningProcess`.
@@ -248,6 +248,7 @@ class _FedTanWork(client_work.ClientWork):
         keras_model.weights,
         *self._model.input_spec,
         tf.TensorSpec([], tf.int64),
+        jit_compile=self._training.config.jit_compile,
     )
 
   def build_client_update(self):
