@@ -258,6 +258,26 @@ def test_random_numbers_depend_on_the_seed_alone_and_are_drawn_once():
   assert np.any(other[0] != first)
 
 
+def test_random_numbers_for_an_answer():
+  """How many are drawn is known only after the question."""
+  tf.keras.backend.experimental.enable_tf_random_generator()
+  layer = tf.keras.layers.Dropout(0.5)
+  layer(tf.ones([1, 3]))
+
+  def fn(ask, x):
+    return layer(ask('q', x), training=True)
+
+  spec = tf.TensorSpec([None, 50], tf.float32)
+  staged = stages.StagedFunction(fn, [], spec)
+  assert staged.is_random
+  x = np.ones([4, 50], np.float32)
+  found = _run(staged, [], x, answer=_double)
+  assert set(np.unique(found)) == {0.0, 4.0}
+  np.testing.assert_equal(_run(staged, [], x, answer=_double), found)
+  other = _run(staged, [], x, answer=_double, seed=(1, 3))
+  assert np.any(other != found)
+
+
 def test_random_numbers_in_a_loop_can_not_be_drawn_again():
   weight = tf.Variable(np.float64(0.9))
 

@@ -1,0 +1,1207 @@
+"""Tests that FedTAN's first step is centralised training's, in float64.
+
+The truth is an ordinary Keras model that takes one step of SGD on the union of
+the clients' first batches. What has no centralised equal (several local steps,
+local gradients of the statistics, a client's own update) is compared with
+`_reference_round` below: a network with two batch normalization layers, written
+out in TensorFlow, in which each client has weights of its own, so that
+automatic differentiation finds each client's gradient.
+"""
+
+import contextlib
+import functools
+
+import fedtan_models
+from fedtan_models import Case
+from fedtan_models import Values
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+from tff_bn import runtime
+
+layers = tf.keras.layers
+Input = tf.keras.Input
+Model = tf.keras.Model
+
+pytestmark = pytest.mark.usefixtures('one_client_at_a_time', 'float64')
+
+# A power of 2, so that a division by it adds no error of its own.
+_RATE = 0.5
+_SGD = tff.learning.optimizers.build_sgdm
+_TOLERANCE = 1e-10
+_MOMENTS = ('two_pass', 'fused')
+_KERAS_MOMENTUM, _EPSILON = 0.75, 2.0**-6
+
+
+@pytest.fixture(name='context', scope='module')
+def fixture_context():
+  with contextlib.closing(
+      runtime.InProcessContext(max_concurrent_clients=1)
+  ) as context:
+    yield context
+
+
+@pytest.fixture(name='one_client_at_a_time')
+def fixture_one_client_at_a_time(context):
+  """This process's runtime; for several clients at a time it imports more."""
+  before = tff.framework.get_context_stack().current
+  tff.framework.set_default_context(context)
+  yield
+  tff.framework.set_default_context(before)
+
+
+@pytest.fixture(name='float64')
+def fixture_float64():
+  """Makes Keras build models in float64."""
+  precision = tf.keras.mixed_precision
+  before = tf.keras.backend.floatx(), precision.global_policy()
+  tf.keras.backend.set_floatx('float64')
+  precision.set_global_policy('float64')
+  yield
+  tf.keras.backend.set_floatx(before[0])
+  precision.set_global_policy(before[1])
+  tf.keras.backend.clear_session()
+
+
+# A small model, for all that does not depend on the model.
+
+
+def _two_norms():
+  inputs = Input((4,))
+  x = inputs
+  for units in (6, 5):
+    x = layers.Dense(units)(x)
+    x = layers.BatchNormalization(momentum=_KERAS_MOMENTUM, epsilon=_EPSILON)(x)
+    x = layers.Activation('tanh')(x)
+  return Model(inputs, layers.Dense(fedtan_models.NUM_CLASSES)(x))
+
+
+_TWO_NORMS = Case(_two_norms)
+
+
+@functools.cache
+def _two_norms_model():
+  return _TWO_NORMS.model()
+
+
+# The truth: centralised training.
+
+
+def _union(batches):
+  """One batch of `(x, y)` of several."""
+  return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
+
+
+def _centralised_step(model, weights, batches, shares=None, weight_decay=0.0):
+  """One step of SGD of an ordinary Keras model.
+
+  Args:
+    model: The `BatchNormModel`.
+    weights: Its weights before the step.
+    batches: The clients' batches.
+    shares: How much the loss of each client counts. Default: the loss is that
+      of the union, where every example counts alike.
+    weight_decay: Factor of the weights in the gradient.
+
+  Returns:
+    The loss, and the weights after the step.
+  """
+  keras_model = model.to_keras(weights)
+  loss_fn = model.loss_fn()
+  x, y = _union(batches)
+  with tf.GradientTape() as tape:
+    outputs = keras_model(x, training=True)
+    if shares is None:
+      loss = loss_fn(y, outputs)
+    else:
+      ends = np.cumsum([len(batch[1]) for batch in batches])
+      parts = zip(
+          np.split(y, ends[:-1]), tf.split(outputs, np.diff([0, *ends]))
+      )
+      loss = sum(
+          share * loss_fn(labels, logits)
+          for share, (labels, logits) in zip(shares, parts)
+      )
+    loss += sum(keras_model.losses)
+  variables = keras_model.trainable_weights
+  gradients = tape.gradient(
+      loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+  )
+  for variable, gradient in zip(variables, gradients):
+    gradient = tf.convert_to_tensor(gradient) + weight_decay * variable
+    variable.assign_sub(_RATE * gradient)
+  return loss.numpy(), model.from_keras(keras_model)
+
+
+def _gradients(before, after):
+  """The gradients by which one step of SGD came from `before` to `after`."""
+  return [
+      (np.asarray(b) - np.asarray(a)) / _RATE
+      for b, a in zip(before.trainable, after.trainable)
+  ]
+
+
+def _largest_error(found, expected):
+  """The largest error, relative to the largest value of the same tensor.
+
+  A tensor that is zero but for rounding (the gradient of a bias in front of a
+  batch normalization layer) is compared with the largest of all values.
+  """
+  found, expected = list(found), list(expected)
+  assert len(found) == len(expected)
+  if not expected:
+    return 0.0
+  overall = max(np.max(np.abs(e)) for e in expected)
+  for f, e in zip(found, expected):
+    assert np.shape(f) == np.shape(e)
+  return max(
+      np.max(np.abs(f - e)) / (np.max(np.abs(e)) + 1e-3 * overall)
+      for f, e in zip(found, expected)
+  )
+
+
+def _assert_equal_weights(before, found, expected, tolerance=_TOLERANCE):
+  """Asserts that two steps from the same weights came to the same weights."""
+  error = _largest_error(
+      _gradients(before, found), _gradients(before, expected)
+  )
+  assert error <= tolerance, f'gradients: {error}'
+  for f, e in zip(found.trainable, expected.trainable):
+    np.testing.assert_allclose(f, e, rtol=tolerance, atol=tolerance)
+  for f, e in zip(found.non_trainable, expected.non_trainable, strict=True):
+    scale = np.max(np.abs(e))
+    np.testing.assert_allclose(f, e, rtol=0, atol=tolerance * scale)
+
+
+# The algorithm under test.
+
+
+def _dataset(*batches):
+  """A client's dataset of these batches."""
+  return functools.reduce(
+      tf.data.Dataset.concatenate,
+      [
+          tf.data.Dataset.from_tensor_slices(batch).batch(len(batch[1]))
+          for batch in batches
+      ],
+  )
+
+
+@functools.lru_cache(maxsize=8)
+def _process(model, optimizer=None, local_steps=1, **options):
+  """FedTAN; the last ones are kept, since it takes seconds to build one."""
+  process = algorithms.build_fedtan(
+      model, optimizer or _SGD(_RATE), local_steps=local_steps, **options
+  )
+  assert isinstance(process, tff.learning.templates.LearningProcess)
+  return process
+
+
+def _run(model, weights, datasets, num_rounds=1, **options):
+  """Runs FedTAN; returns the last weights and metrics."""
+  process = _process(model, **options)
+  state = process.set_model_weights(process.initialize(), weights)
+  for _ in range(num_rounds):
+    output = process.next(state, datasets)
+    state = output.state
+  return process.get_model_weights(state), output.metrics
+
+
+def _check_case(case, moments, sizes=(6, 6, 6), shares=None, **options):
+  """Checks one step on clients with different data."""
+  model = _two_norms_model() if case is _TWO_NORMS else case.model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [case.batch(client, size) for client, size in enumerate(sizes)]
+  # Of several batches, one step takes the first.
+  datasets = [
+      _dataset(batch, case.batch(client + 3, len(batch[1])))
+      for client, batch in enumerate(batches)
+  ]
+  found, metrics = _run(model, weights, datasets, moments=moments, **options)
+  loss, expected = _centralised_step(model, weights, batches, shares)
+  _assert_equal_weights(weights, found, expected)
+  train = metrics['client_work']['train']
+  assert train['num_examples'] == sum(sizes)
+  if shares is None:
+    np.testing.assert_allclose(train['loss'], loss, rtol=1e-9)
+  assert metrics['client_work']['num_clients'] == len(sizes)
+  assert metrics['client_work']['num_dropped_clients'] == 0
+
+
+# Tests of the truth itself.
+
+
+@pytest.mark.parametrize(
+    'name', ['nested_twice', 'regularizers', 'embedding', 'stateful']
+)
+def test_fed_avg_of_one_client_is_the_centralised_step(name):
+  case = fedtan_models.CASES[name]
+  model = case.model()
+  weights = fedtan_models.shaken_weights(model)
+  batch = case.batch(1, 7)
+  process = algorithms.build_fed_avg(model, _SGD(_RATE), local_steps=1)
+  state = process.set_model_weights(process.initialize(), weights)
+  output = process.next(state, [_dataset(batch)])
+  loss, expected = _centralised_step(model, weights, [batch])
+  found = process.get_model_weights(output.state)
+  _assert_equal_weights(weights, found, expected)
+  train = output.metrics['client_work']['train']
+  np.testing.assert_allclose(train['loss'], loss, rtol=1e-9)
+
+
+@pytest.mark.parametrize('name', ['two_branches', 'small_cnn'])
+def test_fed_avg_of_several_clients_is_not(name):
+  case = fedtan_models.CASES[name]
+  model = case.model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [case.batch(client, 6) for client in range(3)]
+  process = algorithms.build_fed_avg(model, _SGD(_RATE), local_steps=1)
+  state = process.set_model_weights(process.initialize(), weights)
+  state = process.next(state, [_dataset(batch) for batch in batches]).state
+  _, expected = _centralised_step(model, weights, batches)
+  found = process.get_model_weights(state)
+  error = _largest_error(
+      _gradients(weights, found), _gradients(weights, expected)
+  )
+  assert error > 0.1
+
+
+# Any model.
+
+
+@pytest.mark.parametrize('name', list(fedtan_models.CASES))
+def test_a_step_is_the_centralised_step(name):
+  _check_case(fedtan_models.CASES[name], 'fused')
+
+
+# Clients with as many examples have as many values, where nothing is masked.
+@pytest.mark.parametrize(
+    'name',
+    [
+        'mlp3',
+        'two_branches',
+        'nested_twice',
+        'shared_in_parallel',
+        'list_inputs',
+        'conv3d',
+        'several_axes',
+        'options',
+        'regularizers',
+        'both_modes',
+        'synchronized',
+        'stateful',
+    ],
+)
+def test_a_step_in_two_passes_is_the_centralised_step(name):
+  _check_case(fedtan_models.CASES[name], 'two_pass')
+
+
+@pytest.mark.parametrize(
+    ('name', 'moments', 'sizes'),
+    [
+        ('resnet20', 'two_pass', (4, 4, 4)),
+        ('mobile_net_v2', 'fused', (4, 4)),
+        ('resnet50', 'fused', (4, 4)),
+    ],
+)
+def test_a_step_of_a_deep_model(name, moments, sizes):
+  _check_case(fedtan_models.LARGE_CASES[name], moments, sizes)
+
+
+def test_in_the_native_runtime(native_runtime):
+  del native_runtime
+  _check_case(fedtan_models.CASES['two_branches'], 'fused', (6, 3, 5))
+
+
+# Unequal batches, weights of the clients.
+
+
+@pytest.mark.parametrize(
+    ('name', 'moments'),
+    [
+        ('small_cnn', 'two_pass'),
+        ('two_branches', 'fused'),
+        ('shared_in_parallel', 'two_pass'),
+        ('conv1d', 'fused'),
+    ],
+)
+def test_unequal_batches_weighted_by_examples(name, moments):
+  # Without masks, numbers of values are in proportion to those of examples.
+  _check_case(fedtan_models.CASES[name], moments, (7, 2, 4))
+
+
+@pytest.mark.parametrize('name', ['masking', 'embedding'])
+def test_unequal_masked_batches(name):
+  _check_case(fedtan_models.CASES[name], 'fused', (7, 2, 4))
+
+
+def test_a_batch_of_one_example():
+  _check_case(_TWO_NORMS, 'fused', (1, 5))
+  _check_case(_TWO_NORMS, 'two_pass', (1, 1, 1))
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+def test_equal_batches_weighted_uniformly(moments):
+  _check_case(_TWO_NORMS, moments, client_weighting='uniform')
+
+
+def test_unequal_batches_weighted_uniformly():
+  # The statistics are those of the union; each client's loss counts alike.
+  _check_case(
+      _TWO_NORMS,
+      'fused',
+      (7, 2, 4),
+      shares=[1 / 3] * 3,
+      client_weighting='uniform',
+  )
+
+
+# Which clients count.
+
+_NAN = np.float64('nan')
+
+
+def _with_nan(batch, position=0):
+  x, y = batch
+  x = x.copy()
+  x[position, 1] = _NAN
+  return x, y
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+@pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
+def test_clients_without_data_or_with_nan_are_left_out(moments, weighting):
+  case, model = _TWO_NORMS, _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [case.batch(client, 6) for client in range(3)]
+  datasets = [_dataset(batch) for batch in batches]
+  empty = datasets[0].take(0)
+  infinite = case.batch(3, 6)
+  infinite[0][2, 2] = np.inf
+  found, metrics = _run(
+      model,
+      weights,
+      [
+          empty,
+          datasets[0],
+          _dataset(_with_nan(case.batch(3, 6))),
+          datasets[1],
+          _dataset(infinite),
+          empty,
+          datasets[2],
+      ],
+      moments=moments,
+      client_weighting=weighting,
+  )
+  loss, expected = _centralised_step(model, weights, batches)
+  _assert_equal_weights(weights, found, expected)
+  work = metrics['client_work']
+  assert work['num_clients'] == 7
+  assert work['num_dropped_clients'] == 2
+  assert work['train']['num_examples'] == 18
+  np.testing.assert_allclose(work['train']['loss'], loss, rtol=1e-9)
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+@pytest.mark.parametrize('kind', ['empty', 'nan'])
+def test_without_any_client_nothing_changes(moments, kind):
+  case, model = _TWO_NORMS, _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  if kind == 'empty':
+    dataset = _dataset(case.batch(0, 6)).take(0)
+  else:
+    dataset = _dataset(_with_nan(case.batch(0, 6)))
+  found, metrics = _run(model, weights, [dataset] * 2, moments=moments)
+  for f, e in zip(tf.nest.flatten(found), tf.nest.flatten(weights)):
+    np.testing.assert_array_equal(f, e)
+  assert metrics['client_work']['num_dropped_clients'] == 2 * (kind == 'nan')
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+def test_nan_after_the_last_layer_does_not_reach_the_others(moments):
+  case = fedtan_models.CASES['list_inputs']
+  model = case.model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [case.batch(client, 6) for client in range(3)]
+  (a, b, c), y = batches[1]
+  bad = ((a, b, np.full_like(c, _NAN)), y)
+  found, metrics = _run(
+      model,
+      weights,
+      [_dataset(batches[0]), _dataset(bad), _dataset(batches[2])],
+      moments=moments,
+  )
+  for value in tf.nest.flatten(found):
+    assert np.all(np.isfinite(value))
+  assert metrics['client_work']['num_dropped_clients'] == 1
+  for f, e in zip(found.trainable[:2], weights.trainable[:2]):
+    assert np.any(f != e)
+
+
+def test_partial_participation():
+  case, model = _TWO_NORMS, _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  process = _process(model, moments='two_pass')
+  state = process.set_model_weights(process.initialize(), weights)
+  for cohort in ([0, 2, 1], [3], [4, 1]):
+    batches = [case.batch(client, 4 + client) for client in cohort]
+    state = process.next(state, [_dataset(batch) for batch in batches]).state
+    found = process.get_model_weights(state)
+    _, expected = _centralised_step(model, weights, batches)
+    _assert_equal_weights(weights, found, expected)
+    weights = found
+
+
+# Optimizers and aggregators.
+
+
+def _server_sgd(weights, gradients, state):
+  state['m'] = [
+      0.9 * m + g for m, g in zip(state.get('m', [0] * len(weights)), gradients)
+  ]
+  return [w - 0.25 * m for w, m in zip(weights, state['m'])]
+
+
+def _server_adam(weights, gradients, state):
+  zeros = [0] * len(weights)
+  t = state['t'] = state.get('t', 0) + 1
+  state['m'] = [
+      0.9 * m + 0.1 * g for m, g in zip(state.get('m', zeros), gradients)
+  ]
+  state['v'] = [
+      0.999 * v + 0.001 * g**2 for v, g in zip(state.get('v', zeros), gradients)
+  ]
+  rate = 0.125 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+  return [
+      w - rate * m / (np.sqrt(v) + 1e-3)
+      for w, m, v in zip(weights, state['m'], state['v'])
+  ]
+
+
+@pytest.mark.parametrize(
+    ('build', 'step'),
+    [
+        (lambda: _SGD(0.25, momentum=0.9), _server_sgd),
+        (
+            lambda: tff.learning.optimizers.build_adam(0.125, epsilon=1e-3),
+            _server_adam,
+        ),
+    ],
+)
+def test_server_optimizer(build, step):
+  case, model = _TWO_NORMS, _two_norms_model()
+  expected = weights = fedtan_models.shaken_weights(model)
+  batches = [case.batch(client, 6) for client in range(3)]
+  found, _ = _run(
+      model,
+      weights,
+      [_dataset(batch) for batch in batches],
+      num_rounds=3,
+      server_optimizer=build(),
+      moments='fused',
+  )
+  state = {}
+  for _ in range(3):
+    _, stepped = _centralised_step(model, expected, batches)
+    # The server's gradient is the difference that the step makes.
+    differences = [b - a for b, a in zip(expected.trainable, stepped.trainable)]
+    expected = tff.learning.models.ModelWeights(
+        step(expected.trainable, differences, state), stepped.non_trainable
+    )
+  # Adam's hyperparameters are float32 where TFF cannot make them float64.
+  for f, e in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+    np.testing.assert_allclose(f, e, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+def test_weight_decay(moments):
+  case, model = _TWO_NORMS, _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [case.batch(client, 6) for client in range(3)]
+  found, _ = _run(
+      model,
+      weights,
+      [_dataset(batch) for batch in batches],
+      # The optimizer starts anew in each round, so one step has no momentum.
+      optimizer=_SGD(_RATE, momentum=0.9),
+      client_weight_decay=0.25,
+      moments=moments,
+  )
+  _, expected = _centralised_step(model, weights, batches, weight_decay=0.25)
+  _assert_equal_weights(weights, found, expected)
+
+
+def test_learning_rate_schedule():
+  case, model = _TWO_NORMS, _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [case.batch(client, 6) for client in range(3)]
+  found, _ = _run(
+      model,
+      weights,
+      [_dataset(batch) for batch in batches],
+      num_rounds=2,
+      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.0, _RATE),
+  )
+  # In the first round the statistics alone change.
+  _, first = _centralised_step(model, weights, batches)
+  before = tff.learning.models.ModelWeights(
+      weights.trainable, first.non_trainable
+  )
+  _, expected = _centralised_step(model, before, batches)
+  _assert_equal_weights(before, found, expected)
+
+
+# Two batch normalization layers, written out.
+
+# Positions in Keras's order of the weights: kernel, bias, γ, β, mean, variance;
+# the same of the second layer; kernel, bias.
+_STATISTICS = ((4, 5), (10, 11))
+_TRAINABLE = (0, 1, 2, 3, 6, 7, 8, 9, 12, 13)
+
+
+def _normalize(xs, shares, forward_only):
+  """Normalizes each client's values by the moments of all.
+
+  Args:
+    xs: Each client's values.
+    shares: How much each client counts; they sum to 1.
+    forward_only: Whether the gradient with respect to the moments stays local.
+      Then a client's moments are a function of its own values alone: the values
+      of the moments are the global ones, but the derivatives those of its own
+      mean, and of its own variance about the constant global mean.
+
+  Returns:
+    The normalized values, and the global mean and variance.
+  """
+  mean = sum(a * tf.reduce_mean(x, 0) for a, x in zip(shares, xs))
+  variance = sum(
+      a * tf.reduce_mean((x - mean) ** 2, 0) for a, x in zip(shares, xs)
+  )
+  normalized = []
+  for x in xs:
+    own_mean, own_variance = mean, variance
+    if forward_only:
+      m = tf.reduce_mean(x, 0)
+      v = tf.reduce_mean((x - tf.stop_gradient(mean)) ** 2, 0)
+      own_mean = m + tf.stop_gradient(mean - m)
+      own_variance = v + tf.stop_gradient(variance - v)
+    normalized.append((x - own_mean) / tf.sqrt(own_variance + _EPSILON))
+  return normalized, mean.numpy(), variance.numpy()
+
+
+def _synchronized_gradients(
+    values, batches, loss_shares, value_shares, forward_only=False
+):
+  """Each client's gradient of the joint loss, and the layers' moments.
+
+  The joint loss is Σ share_i F_i. As each client has weights of its own here,
+  which only happen to be equal, the derivative with respect to them, divided by
+  share_i, is the client's part: the weighted mean of the parts is the gradient.
+
+  Args:
+    values: The weights, in Keras's order.
+    batches: The clients' batches.
+    loss_shares: How much each client's loss counts; they sum to 1.
+    value_shares: How much each client's values count in the moments.
+    forward_only: See `_normalize`.
+
+  Returns:
+    For each client the gradients in the order of `_TRAINABLE`; for each layer
+    its mean and variance.
+  """
+  clients = [[tf.Variable(value) for value in values] for _ in batches]
+  moments = []
+  with tf.GradientTape() as tape:
+    xs = [tf.constant(x) for x, _ in batches]
+    for first in (0, 6):
+      xs = [x @ w[first] + w[first + 1] for x, w in zip(xs, clients)]
+      xs, *moment = _normalize(xs, value_shares, forward_only)
+      moments.append(moment)
+      xs = [
+          tf.tanh(x * w[first + 2] + w[first + 3]) for x, w in zip(xs, clients)
+      ]
+    loss = 0.0
+    for x, w, (_, y), share in zip(xs, clients, batches, loss_shares):
+      logits = x @ w[12] + w[13]
+      loss += share * tf.reduce_mean(
+          tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+      )
+  variables = [[w[i] for i in _TRAINABLE] for w in clients]
+  gradients = tape.gradient(loss, variables)
+  return [
+      [g.numpy() / share for g in client]
+      for client, share in zip(gradients, loss_shares)
+  ], moments
+
+
+def _reference_round(
+    model,
+    weights,
+    clients,
+    momentum=0.0,
+    weight_decay=0.0,
+    weighting='num_examples',
+    moments='fused',
+    forward_only=False,
+    clip_norm=np.inf,
+):
+  """One round of FedTAN.
+
+  Args:
+    model: The model, for the local steps.
+    weights: The weights before the round.
+    clients: For each client a list of batches, of the same size.
+    momentum: The client optimizer's.
+    weight_decay: Factor of the weights in the gradient.
+    weighting: The clients' weights.
+    moments: Whether the statistics are weighted as the clients (`two_pass`) or
+      by the number of values (`fused`).
+    forward_only: See `_normalize`.
+    clip_norm: The largest norm of a client's update.
+
+  Returns:
+    The weights after it.
+  """
+  sizes = np.array([len(batches[0][1]) for batches in clients], np.float64)
+  counts = np.ones_like(sizes) if weighting == 'uniform' else sizes
+  loss_shares = counts / counts.sum()
+  value_shares = sizes / sizes.sum() if moments == 'fused' else loss_shares
+  before = model.from_model_weights(weights)
+  gradients, layer_moments = _synchronized_gradients(
+      before,
+      [batches[0] for batches in clients],
+      loss_shares,
+      value_shares,
+      forward_only,
+  )
+  results = []
+  for first_gradients, batches in zip(gradients, clients):
+    values = [np.array(value) for value in before]
+    velocity = [np.zeros_like(values[i]) for i in _TRAINABLE]
+
+    def step(gradients, values=values, velocity=velocity):
+      for j, (i, gradient) in enumerate(zip(_TRAINABLE, gradients)):
+        velocity[j] = (
+            momentum * velocity[j] + gradient + weight_decay * values[i]
+        )
+        values[i] = values[i] - _RATE * velocity[j]
+
+    step(first_gradients)
+    for positions, moment in zip(_STATISTICS, layer_moments):
+      for i, value in zip(positions, moment):
+        values[i] = _KERAS_MOMENTUM * values[i] + (1 - _KERAS_MOMENTUM) * value
+    # From here on, the client is alone.
+    for x, y in batches[1:]:
+      keras_model = model.to_keras(model.to_model_weights(values))
+      with tf.GradientTape() as tape:
+        loss = model.loss_fn()(y, keras_model(x, training=True))
+      gradients = tape.gradient(loss, keras_model.trainable_weights)
+      step([gradient.numpy() for gradient in gradients])
+      after = keras_model.get_weights()
+      for i in sum(_STATISTICS, ()):
+        values[i] = after[i]
+    norm = np.sqrt(
+        sum(np.sum((values[i] - before[i]) ** 2) for i in _TRAINABLE)
+    )
+    for i in _TRAINABLE:
+      scale = min(1.0, clip_norm / norm)
+      values[i] = before[i] + scale * (values[i] - before[i])
+    results.append(values)
+  return model.to_model_weights(
+      [
+          sum(share * values[i] for share, values in zip(loss_shares, results))
+          for i in range(len(before))
+      ]
+  )
+
+
+def _clients(sizes, num_batches):
+  return [
+      [_TWO_NORMS.batch(client + 3 * step, size) for step in range(num_batches)]
+      for client, size in enumerate(sizes)
+  ]
+
+
+def _check_reference(sizes, num_batches, num_rounds=1, **arguments):
+  """Compares FedTAN with `_reference_round`."""
+  model = _two_norms_model()
+  expected = weights = fedtan_models.shaken_weights(model)
+  clients = _clients(sizes, num_batches)
+  for _ in range(num_rounds):
+    expected = _reference_round(model, expected, clients, **arguments)
+  forward_only = arguments.get('forward_only', False)
+  options = {}
+  if 'clip_norm' in arguments:
+    options['model_aggregator'] = tff.aggregators.clipping_factory(
+        arguments['clip_norm'], tff.aggregators.MeanFactory()
+    )
+  found, metrics = _run(
+      model,
+      weights,
+      [_dataset(*batches) for batches in clients],
+      num_rounds=num_rounds,
+      optimizer=_SGD(_RATE, momentum=arguments.get('momentum') or None),
+      local_steps=num_batches,
+      client_weight_decay=arguments.get('weight_decay', 0.0),
+      client_weighting=arguments.get('weighting', 'num_examples'),
+      moments=arguments.get('moments', 'fused'),
+      synchronize='forward' if forward_only else 'forward_and_backward',
+      **options,
+  )
+  # TFF clips in float32.
+  tolerance = 1e-6 if 'clip_norm' in arguments else _TOLERANCE
+  _assert_equal_weights(weights, found, expected, tolerance)
+  assert metrics['client_work']['train']['num_examples'] == (
+      num_batches * sum(sizes)
+  )
+
+
+@pytest.mark.parametrize('shares', [None, [0.5, 0.3, 0.2]])
+def test_the_reference_is_the_centralised_step(shares):
+  model = _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  sizes = np.array([7, 2, 4])
+  batches = [_TWO_NORMS.batch(client, n) for client, n in enumerate(sizes)]
+  gradients, moments = _synchronized_gradients(
+      model.from_model_weights(weights),
+      batches,
+      shares or sizes / sizes.sum(),
+      sizes / sizes.sum(),
+  )
+  _, expected = _centralised_step(model, weights, batches, shares)
+  found = [
+      sum(a * g for a, g in zip(shares or sizes / sizes.sum(), parts))
+      for parts in zip(*gradients)
+  ]
+  assert _largest_error(found, _gradients(weights, expected)) <= _TOLERANCE
+  old = model.from_model_weights(weights)
+  new = model.from_model_weights(expected)
+  for positions, moment in zip(_STATISTICS, moments):
+    for i, value in zip(positions, moment):
+      np.testing.assert_allclose(
+          new[i],
+          _KERAS_MOMENTUM * old[i] + (1 - _KERAS_MOMENTUM) * value,
+          rtol=_TOLERANCE,
+      )
+
+
+def test_the_reference_is_fed_avg_of_one_client():
+  model = _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  clients = _clients((6,), 3)
+  process = algorithms.build_fed_avg(
+      model, _SGD(_RATE, momentum=0.9), client_weight_decay=0.125
+  )
+  state = process.set_model_weights(process.initialize(), weights)
+  state = process.next(state, [_dataset(*clients[0])]).state
+  for forward_only in (False, True):
+    expected = _reference_round(
+        model,
+        weights,
+        clients,
+        momentum=0.9,
+        weight_decay=0.125,
+        forward_only=forward_only,
+    )
+    _assert_equal_weights(weights, process.get_model_weights(state), expected)
+
+
+def test_the_references_local_gradient_is_the_papers():
+  # dx_i = dy γ/√(v+ε) + ∂F_i/∂v 2(x_i - m)/K_i + ∂F_i/∂m /K_i
+  rng = np.random.default_rng(0)
+  xs = [tf.Variable(rng.normal(i, 1 + i, (5, 2))) for i in range(3)]
+  dys = [rng.normal(size=(5, 2)) for _ in range(3)]
+  with tf.GradientTape() as tape:
+    normalized, mean, variance = _normalize(xs, [0.2, 0.3, 0.5], True)
+    loss = sum(tf.reduce_sum(dy * x_hat) for dy, x_hat in zip(dys, normalized))
+  for x, dy, dx in zip(xs, dys, tape.gradient(loss, xs)):
+    std = np.sqrt(variance + _EPSILON)
+    centred = x.numpy() - mean
+    dmean = -np.sum(dy, 0) / std
+    dvariance = -np.sum(dy * centred, 0) / (2 * std**3)
+    expected = dy / std + dvariance * 2 * centred / 5 + dmean / 5
+    np.testing.assert_allclose(dx, expected, rtol=_TOLERANCE)
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+def test_several_local_steps(moments):
+  _check_reference((6, 6, 6), 3, momentum=0.9, moments=moments)
+
+
+def test_several_local_steps_with_everything():
+  _check_reference((7, 3, 5), 3, num_rounds=3, momentum=0.5, weight_decay=0.125)
+
+
+@pytest.mark.parametrize(
+    ('moments', 'weighting', 'forward_only'),
+    [
+        ('fused', 'num_examples', False),
+        ('fused', 'uniform', False),
+        ('two_pass', 'uniform', False),
+        ('two_pass', 'num_examples', True),
+        ('fused', 'uniform', True),
+    ],
+)
+def test_unequal_clients(moments, weighting, forward_only):
+  # Each client's own gradient shows after its second step.
+  _check_reference(
+      (7, 2, 4),
+      2,
+      moments=moments,
+      weighting=weighting,
+      forward_only=forward_only,
+  )
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+def test_forward_only(moments):
+  _check_reference(
+      (6, 6, 6), 1, num_rounds=2, moments=moments, forward_only=True
+  )
+  model = _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [_TWO_NORMS.batch(client, 6) for client in range(3)]
+  found, _ = _run(
+      model,
+      weights,
+      [_dataset(batch) for batch in batches],
+      synchronize='forward',
+      moments=moments,
+  )
+  _, expected = _centralised_step(model, weights, batches)
+  error = _largest_error(
+      _gradients(weights, found), _gradients(weights, expected)
+  )
+  assert error > 0.01
+  for f, e in zip(found.non_trainable, expected.non_trainable):
+    np.testing.assert_allclose(f, e, rtol=_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ('name', 'moments'),
+    [
+        ('two_branches', 'two_pass'),
+        ('shared_in_parallel', 'fused'),
+        ('several_axes', 'two_pass'),
+        ('composite', 'fused'),
+    ],
+)
+def test_forward_only_is_exact_where_all_have_the_same_batch(name, moments):
+  case = fedtan_models.CASES[name]
+  model = case.model()
+  weights = fedtan_models.shaken_weights(model)
+  batch = case.batch(1, 6)
+  found, _ = _run(
+      model,
+      weights,
+      [_dataset(batch)] * 3,
+      synchronize='forward',
+      moments=moments,
+  )
+  _, expected = _centralised_step(model, weights, [batch] * 3)
+  _assert_equal_weights(weights, found, expected)
+
+
+def test_aggregator_that_clips_each_clients_update():
+  _check_reference((7, 2, 4), 1, clip_norm=0.2)
+  _check_reference((6, 6, 6), 2, momentum=0.5, clip_norm=0.2)
+
+
+def test_aggregator_without_weights():
+  _check_case(
+      _TWO_NORMS,
+      'fused',
+      client_weighting='uniform',
+      model_aggregator=tff.aggregators.UnweightedMeanFactory(),
+  )
+
+
+def test_client_that_is_nan_in_a_later_step():
+  # It took part in the first step, but its result is not averaged.
+  model = _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  clients = _clients((6, 6, 6), 2)
+  clients[1][1] = _with_nan(clients[1][1])
+  found, metrics = _run(
+      model,
+      weights,
+      [_dataset(*batches) for batches in clients],
+      local_steps=2,
+  )
+  for value in tf.nest.flatten(found):
+    assert np.all(np.isfinite(value))
+  assert metrics['client_work']['num_dropped_clients'] == 1
+
+
+def test_clients_with_fewer_batches_than_steps():
+  model = _two_norms_model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [_TWO_NORMS.batch(client, 6) for client in range(2)]
+  found, metrics = _run(
+      model, weights, [_dataset(batch) for batch in batches], local_steps=5
+  )
+  _, expected = _centralised_step(model, weights, batches)
+  _assert_equal_weights(weights, found, expected)
+  assert metrics['client_work']['train']['num_examples'] == 12
+
+
+# Dropout.
+
+
+def _dropout_first():
+  inputs = Input((4,))
+  x = layers.Dropout(0.5)(inputs)
+  x = layers.BatchNormalization(momentum=0.0)(x)
+  return Model(inputs, layers.Dense(fedtan_models.NUM_CLASSES)(x))
+
+
+def _dropout_everywhere():
+  inputs = Input((4,))
+  x = layers.Dropout(0.3)(inputs)
+  for _ in range(2):
+    x = layers.Dense(6)(layers.GaussianNoise(0.1)(x))
+    x = layers.Dropout(0.3)(layers.BatchNormalization()(x))
+    x = layers.Activation('tanh')(x)
+  return Model(inputs, layers.Dense(fedtan_models.NUM_CLASSES)(x))
+
+
+def test_dropout_of_each_client():
+  case = Case(_dropout_first)
+  model = case.model()
+  weights = model.initial_weights
+  rng = np.random.default_rng(0)
+  y = np.zeros(16, np.int32)
+  # But for the last digits the clients' samples are ones, so that the mean
+  # after dropout is that of the mask.
+  datasets = [
+      _dataset((1 + 1e-9 * rng.normal(size=(16, 4)), y)) for _ in range(2)
+  ]
+
+  def mean(clients, seed=0):
+    found, _ = _run(model, weights, clients, seed=seed)
+    return found.non_trainable[0]
+
+  first, second = mean(datasets[:1]), mean(datasets[1:])
+  assert np.max(np.abs(first - second)) > 0.01
+  np.testing.assert_allclose(mean(datasets), (first + second) / 2, rtol=1e-12)
+  np.testing.assert_array_equal(mean(datasets[:1]), first)
+  assert np.max(np.abs(mean(datasets[:1], seed=1) - first)) > 0.01
+
+
+def test_dropout_differs_from_round_to_round():
+  case = Case(_dropout_first)
+  model = case.model()
+  dataset = _dataset(case.batch(0, 16))
+  first, _ = _run(model, model.initial_weights, [dataset])
+  second, _ = _run(model, model.initial_weights, [dataset], num_rounds=2)
+  difference = first.non_trainable[0] - second.non_trainable[0]
+  assert np.max(np.abs(difference)) > 0.01
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+def test_dropout_has_the_same_mask_in_forward_and_backward_pass(moments):
+  # The gradient is that of the reported loss, by differences of the loss.
+  case = Case(_dropout_everywhere)
+  model = case.model()
+  weights = fedtan_models.shaken_weights(model)
+  datasets = [_dataset(case.batch(client, 12)) for client in range(3)]
+  process = _process(model, moments=moments, seed=5)
+  initial = process.initialize()
+
+  def run(trainable):
+    state = process.set_model_weights(
+        initial,
+        tff.learning.models.ModelWeights(trainable, weights.non_trainable),
+    )
+    output = process.next(state, datasets)
+    loss = output.metrics['client_work']['train']['loss']
+    return loss, process.get_model_weights(output.state)
+
+  _, after = run(weights.trainable)
+  gradients = _gradients(weights, after)
+  rng = np.random.default_rng(0)
+  for _ in range(2):
+    direction = [rng.normal(size=g.shape) for g in gradients]
+    step = 1e-5
+    losses = [
+        run([w + sign * d for w, d in zip(weights.trainable, direction)])[0]
+        for sign in (step, -step)
+    ]
+    slope = sum(np.sum(g * d) for g, d in zip(gradients, direction))
+    np.testing.assert_allclose(
+        (losses[0] - losses[1]) / (2 * step), slope, rtol=1e-6, atol=1e-7
+    )
+
+
+# Keras's fused kernel stores the variance with Bessel's correction.
+
+
+@pytest.mark.parametrize('moments', _MOMENTS)
+def test_image_statistics_in_float32(moments, toy_images):
+  tf.keras.backend.set_floatx('float32')
+  tf.keras.mixed_precision.set_global_policy('float32')
+  model = toy_images.model()
+  weights = fedtan_models.shaken_weights(model)
+  batches = [toy_images.arrays(2, seed) for seed in range(3)]
+  found, _ = _run(
+      model, weights, [_dataset(batch) for batch in batches], moments=moments
+  )
+  _, expected = _centralised_step(model, weights, batches)
+  # 54 values of each channel: without the correction 2 % less.
+  for f, e in zip(found.non_trainable, expected.non_trainable):
+    np.testing.assert_allclose(f, e, rtol=1e-4, atol=1e-6)
+  error = _largest_error(
+      _gradients(weights, found), _gradients(weights, expected)
+  )
+  assert error < 1e-3
+
+
+# What cannot be split.
+
+
+class _NormInControlFlow(layers.Layer):
+  """Calls batch normalization inside a function of TensorFlow's."""
+
+  def __init__(self, kind, **kwargs):
+    super().__init__(**kwargs)
+    self.kind = kind
+    self.norm = layers.BatchNormalization(name='inner_culprit')
+
+  def call(self, inputs, training=None):
+    def normalize(x):
+      return self.norm(x, training=training)
+
+    match self.kind:
+      case 'cond':
+        return tf.cond(
+            tf.reduce_sum(inputs) > 0,
+            lambda: normalize(inputs),
+            lambda: inputs,
+        )
+      case 'while_loop':
+        _, result = tf.while_loop(
+            lambda i, _: i < 2,
+            lambda i, x: (i + 1, normalize(x)),
+            [tf.constant(0), inputs],
+        )
+        return result
+      case 'map_fn':
+        return tf.map_fn(normalize, inputs[:, tf.newaxis])[:, 0]
+      case _:
+        return tf.function(normalize)(inputs)
+
+
+class _NormCell(layers.Layer):
+  """A recurrent cell with batch normalization."""
+
+  state_size = output_size = 3
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self.dense = layers.Dense(3)
+    self.norm = layers.BatchNormalization(name='inner_culprit')
+
+  def call(self, inputs, states, training=None):
+    x = self.norm(self.dense(inputs) + states[0], training=training)
+    return x, [x]
+
+
+class _OwnNorm(layers.BatchNormalization):
+  """Batch normalization that computes something else."""
+
+  def call(self, inputs, training=None, mask=None):
+    return 2 * super().call(inputs, training=training, mask=mask)
+
+
+class _Subclassed(tf.keras.Model):
+  """A model without a graph."""
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self.norm = layers.BatchNormalization(name='inner_culprit')
+    self.dense = layers.Dense(fedtan_models.NUM_CLASSES)
+
+  def call(self, inputs, training=None):
+    return self.dense(self.norm(inputs, training=training))
+
+
+def _around(layer_fn, shape=(4,)):
+  """A function that returns a model with the layer in it."""
+
+  def build():
+    inputs = Input(shape)
+    x = layers.Dense(4)(inputs)
+    x = layer_fn()(layers.BatchNormalization()(x))
+    x = layers.Dense(fedtan_models.NUM_CLASSES)(layers.Flatten()(x))
+    return Model(inputs, x)
+
+  return Case(build, Values(shape))
+
+
+_V1 = tf.compat.v1.keras.layers.BatchNormalization
+_CANNOT_BE_SPLIT = {
+    'subclassed': Case(lambda: _Subclassed(name='culprit')),
+    'nested_subclassed': _around(lambda: _Subclassed(name='culprit')),
+    'time_distributed': _around(
+        lambda: layers.TimeDistributed(
+            layers.BatchNormalization(name='inner_culprit'), name='culprit'
+        ),
+        (3, 4),
+    ),
+    'recurrent_cell': _around(
+        lambda: layers.RNN(_NormCell(), name='culprit'), (3, 4)
+    ),
+    **{
+        kind: _around(
+            lambda kind=kind: _NormInControlFlow(kind, name='culprit')
+        )
+        for kind in ('cond', 'while_loop', 'map_fn', 'function')
+    },
+    'renorm': _around(lambda: _V1(renorm=True, fused=False, name='culprit')),
+    'virtual_batch_size': _around(
+        lambda: _V1(virtual_batch_size=2, fused=False, name='culprit')
+    ),
+    'version_1_frozen': _around(
+        lambda: _V1(trainable=False, fused=False, name='culprit')
+    ),
+    'own_call': _around(lambda: _OwnNorm(name='culprit')),
+}
+
+
+@pytest.mark.parametrize('name', list(_CANNOT_BE_SPLIT))
+def test_what_cannot_be_split_is_named(name):
+  model = _CANNOT_BE_SPLIT[name].model()
+  with pytest.raises(ValueError, match='culprit'):
+    algorithms.build_fedtan(model, _SGD(_RATE))
+
+
+def test_models_without_live_batch_norm_are_refused():
+  def build(trainable):
+    inputs = Input((4,))
+    x = layers.Dense(4)(inputs)
+    if trainable is not None:
+      x = layers.BatchNormalization(trainable=trainable)(x)
+    return Model(inputs, layers.Dense(fedtan_models.NUM_CLASSES)(x))
+
+  for trainable in (None, False):
+    model = Case(functools.partial(build, trainable)).model()
+    with pytest.raises(ValueError, match='batch normalization'):
+      algorithms.build_fedtan(model, _SGD(_RATE))
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [
+        ('synchronize', 'backward'),
+        ('moments', 'three_pass'),
+        ('client_weighting', 'other'),
+        ('local_steps', 0),
+    ],
+)
+def test_arguments_are_checked(name, value):
+  model = _two_norms_model()
+  with pytest.raises(ValueError, match=f'{name}='):
+    algorithms.build_fedtan(model, _SGD(_RATE), **{name: value})
