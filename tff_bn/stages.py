@@ -527,9 +527,10 @@ class _DataFlow:
   def _can_be_carried(self, name: str) -> bool:
     if name in self._sources:
       return True
-    return not self._nodes[_node_of(name)].is_repeated and self._spec(
-        name
-    ).dtype not in (tf.resource, tf.variant)
+    node = self._nodes[_node_of(name)]
+    if node.is_repeated or not node.specs:
+      return False  # What has no output, an assignment, goes with its variable.
+    return self._spec(name).dtype not in (tf.resource, tf.variant)
 
   def needed_requests(
       self, outputs: Iterable[str]
