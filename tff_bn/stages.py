@@ -446,7 +446,6 @@ class _DataFlow:
   def _with_own_variables(self, op: tf.Operation):
     """Adds an operation that gets variables of its own with their values."""
     own = {}
-    assignments = []
     inputs = []
     for tensor in op.inputs:
       name = self.resolve(tensor.name)
@@ -460,17 +459,13 @@ class _DataFlow:
               tf.TensorSpec([3], tf.int64),
           )
         own[name] = self._own_variable(
-            f'{op.name}/variable_{len(own)}', capture.variable
-        )
-        assignments.append(
-            self._assignment(own[name], value, capture.variable.dtype)
+            f'{op.name}/variable_{len(own)}', capture.variable, value
         )
       inputs.append(own.get(name, name))
     self._add(
         op.name,
         self._definitions[op.name],
         inputs,
-        first=assignments,
         specs=_specs(op),
         # It starts with the same values each time.
         can_be_repeated=not self._draws(self._definitions[op.name]),
@@ -489,18 +484,28 @@ class _DataFlow:
           specs=[tf.TensorSpec(variable.shape, variable.dtype)],
       )
 
-  def _own_variable(self, name: str, variable: tf.Variable) -> str:
-    node = tf.compat.v1.NodeDef(op='VarHandleOp')
-    node.attr['dtype'].type = variable.dtype.as_datatype_enum
-    node.attr['shape'].shape.CopyFrom(variable.shape.as_proto())
-    return self._add(name, node, (), specs=[tf.TensorSpec([], tf.resource)])
-
-  def _assignment(self, handle: str, value: str, dtype: tf.DType) -> str:
-    node = tf.compat.v1.NodeDef(op='AssignVariableOp')
-    node.attr['dtype'].type = dtype.as_datatype_enum
-    name = f'{_node_of(handle)}/assign'
-    self._add(name, node, [handle, value], specs=())
-    return name
+  def _own_variable(self, name: str, variable: tf.Variable, value: str) -> str:
+    """Adds a variable with a value, and returns the name of its handle."""
+    dtype = variable.dtype.as_datatype_enum
+    new = tf.compat.v1.NodeDef(op='VarHandleOp')
+    new.attr['dtype'].type = dtype
+    new.attr['shape'].shape.CopyFrom(variable.shape.as_proto())
+    spec = tf.TensorSpec([], tf.resource)
+    handle = self._add(name, new, (), specs=[spec])
+    assign = tf.compat.v1.NodeDef(op='AssignVariableOp')
+    assign.attr['dtype'].type = dtype
+    self._add(f'{name}/assign', assign, [handle, value], specs=())
+    # Not the operation itself waits for the assignment: a loop hands the handle
+    # on, and TensorFlow may see that it need not wait for the loop.
+    identity = tf.compat.v1.NodeDef(op='Identity')
+    identity.attr['T'].type = tf.resource.as_datatype_enum
+    return self._add(
+        f'{name}/assigned',
+        identity,
+        [handle],
+        first=[f'{name}/assign'],
+        specs=[spec],
+    )
 
   def resolve(self, name: str) -> str:
     """The name of the tensor that a tensor of the traced graph is."""
