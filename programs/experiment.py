@@ -17,10 +17,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import aggregators
-from tff_bn import analysis
 from tff_bn import data as tff_bn_data
 from tff_bn import models
-from tff_bn import partition
 from tff_bn import round_data
 from tff_bn import runtime
 from tff_bn import training
@@ -169,8 +167,10 @@ def build_process(
     ValueError: If the algorithm can't train this model.
   """
   # The clients' datasets are as long as --local_steps or --local_epochs says,
-  # so that the process goes through them once.
+  # so that the process goes through them once. That there is a single step lets
+  # some algorithms do without the code for more.
   arguments = dict(
+      local_steps=settings.local_steps,
       client_weight_decay=settings.client_weight_decay,
       client_learning_rate_schedule=_learning_rate_schedule(settings),
       seed=settings.seed,
@@ -185,6 +185,10 @@ def build_process(
         'naive': aggregators.NaiveMomentsFactory,
         'pooled': aggregators.PooledMomentsFactory,
     }[settings.statistics]()
+  if settings.moments is not None:
+    arguments['moments'] = settings.moments
+  if settings.sync_rounds is not None:
+    arguments['sync_rounds'] = settings.sync_rounds
   return registry.ALGORITHMS[settings.algorithm].builder()(
       model,
       tff.learning.optimizers.build_sgdm(
@@ -198,16 +202,30 @@ def _learning_rate_schedule(
     settings: settings_lib.RunSettings,
 ) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
   """The learning rate as a function of the number of finished rounds."""
-  if settings.client_learning_rate_schedule is None:
+  changes = []
+  if settings.client_learning_rate_schedule is not None:
+    changes.append(
+        # Rounds count from 1, so round `start` is the one after start - 1.
+        [
+            (start - 1, factor)
+            for start, factor in parsers.parse_schedule(
+                settings.client_learning_rate_schedule
+            )
+        ]
+    )
+  if settings.after_sync_factor is not None:
+    changes.append([(settings.sync_rounds, settings.after_sync_factor)])
+  if not changes:
     return None
-  schedule = parsers.parse_schedule(settings.client_learning_rate_schedule)
 
   def learning_rate(num_finished_rounds):
-    factor = 1.0
-    for start, later_factor in schedule:
-      # Rounds count from 1, so round `start` is the one after start - 1.
-      factor = tf.where(num_finished_rounds >= start - 1, later_factor, factor)
-    return settings.client_learning_rate * factor
+    rate = settings.client_learning_rate
+    for schedule in changes:
+      factor = 1.0
+      for start, later_factor in schedule:
+        factor = tf.where(num_finished_rounds >= start, later_factor, factor)
+      rate *= factor
+    return rate
 
   return learning_rate
 
@@ -348,17 +366,11 @@ def train(jobs: Sequence[Job]):
 
 def _train(job: Job):
   algorithm = registry.ALGORITHMS[job.settings.algorithm]
-  traffic = None
-  if not algorithm.trains_on_union:
-    traffic = analysis.model_traffic(
-        job.model, getattr(partition, algorithm.partition_name)
-    )
   training.train(
       job.process,
       job.model,
       job.data,
       training_config(job.settings),
       job.folder,
-      traffic=traffic,
       train_on_union=algorithm.trains_on_union,
   )

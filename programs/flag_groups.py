@@ -34,6 +34,15 @@ RUNTIMES = {
     'in_process': "this program's own TensorFlow, on its CPU or GPUs",
     'native': "TensorFlow Federated's worker process, on the CPU",
 }
+MOMENTS = {
+    'two_pass': (
+        'two exchanges, as in the paper: the mean of the means, then that of'
+        ' the variances about it'
+    ),
+    'fused': (
+        'one exchange for both; exact also for batches of different sizes'
+    ),
+}
 SERVER_OPTIMIZERS = tuple(defaults.SERVER_LEARNING_RATE)
 
 
@@ -132,7 +141,7 @@ def define_algorithm_flag(values: flags.FlagValues) -> FlagGroup:
       f'What to train:\n{_algorithm_list()}',
       defaults.ALGORITHM,
   )
-  _define_statistics(define)
+  _define_algorithm_options(define)
   return define.group('Algorithm')
 
 
@@ -145,7 +154,7 @@ def define_algorithms_flag(values: flags.FlagValues) -> FlagGroup:
       f'What to compare, separated by commas:\n{_algorithm_list()}',
       defaults.ALGORITHMS,
   )
-  _define_statistics(define)
+  _define_algorithm_options(define)
   define(
       'average_last',
       _POSITIVE_INTEGER,
@@ -171,7 +180,8 @@ def _algorithm_list() -> str:
   )
 
 
-def _define_statistics(define: _Definer):
+def _define_algorithm_options(define: _Definer):
+  """Defines the flags that are for some algorithms only."""
   define(
       'statistics',
       parsers.ChoiceParser(('naive', 'pooled')),
@@ -187,6 +197,29 @@ def _define_statistics(define: _Definer):
           }
       ),
       default_text=defaults.STATISTICS,
+  )
+  define(
+      'moments',
+      parsers.ChoiceParser(tuple(MOMENTS)),
+      'How the clients of fedtan, fedtan_forward_only and fedtan_ii find the'
+      ' mean and the variance of all their batches, at each BN layer:\n'
+      + _list(MOMENTS),
+      default_text=defaults.MOMENTS,
+  )
+  define(
+      'sync_rounds',
+      _POSITIVE_INTEGER,
+      'Number of rounds after which fedtan_ii fixes the BN statistics; less'
+      ' than --rounds',
+      default_text=f'{defaults.SYNC_SHARE:.0%} of --rounds, but at least 1',
+  )
+  define(
+      'after_sync_factor',
+      _POSITIVE,
+      'Factor of --client_learning_rate in fedtan_ii after --sync_rounds,'
+      ' besides that of --client_learning_rate_schedule: with fixed statistics,'
+      ' the steps must be smaller',
+      default_text=f'{defaults.AFTER_SYNC_FACTOR:g}',
   )
 
 

@@ -4,8 +4,9 @@ To add an algorithm, add an entry to `ALGORITHMS`. Nothing here imports
 TensorFlow: a builder is looked up when it is needed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any
 
 # Flags that are not for every algorithm; an entry names those it understands.
@@ -15,6 +16,7 @@ _SERVER = (
     'server_learning_rate',
     'server_momentum',
 )
+_FEDTAN = _SERVER + ('statistics', 'moments')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,25 +27,28 @@ class Algorithm:
     name: The name that `--algorithm` takes.
     description: What it does, in a few words.
     builder_name: The function in `tff_bn.algorithms` that builds its process.
-    partition_name: The constant in `tff_bn.partition` that says what the
-      clients share.
+    arguments: Keyword arguments that the builder always gets.
     trains_on_union: Whether one model is trained on the union of the sampled
       clients' data.
+    trains_in_float16: Whether it can scale the loss, as float16 needs it.
     flags: The flags that have an effect on this algorithm but not on all.
   """
 
   name: str
   description: str
   builder_name: str
-  partition_name: str
+  arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   trains_on_union: bool = False
+  trains_in_float16: bool = True
   flags: tuple[str, ...] = ()
 
   def builder(self) -> Callable[..., Any]:
     """The function that builds the process; imports TensorFlow Federated."""
     from tff_bn import algorithms  # pylint: disable=g-import-not-at-top
 
-    return getattr(algorithms, self.builder_name)
+    return functools.partial(
+        getattr(algorithms, self.builder_name), **self.arguments
+    )
 
 
 ALGORITHMS = {
@@ -53,7 +58,6 @@ ALGORITHMS = {
             name='centralized',
             description='one model, trained on the union of the data',
             builder_name='build_centralized',
-            partition_name='FEDAVG',
             trains_on_union=True,
         ),
         Algorithm(
@@ -63,14 +67,12 @@ ALGORITHMS = {
                 ' --statistics)'
             ),
             builder_name='build_fed_avg',
-            partition_name='FEDAVG',
             flags=_SERVER + ('statistics',),
         ),
         Algorithm(
             name='fedbn',
             description='all BN variables stay with the client',
             builder_name='build_fed_bn',
-            partition_name='FEDBN',
             flags=_SERVER,
         ),
         Algorithm(
@@ -80,7 +82,6 @@ ALGORITHMS = {
                 ' averaged'
             ),
             builder_name='build_silo_bn',
-            partition_name='SILOBN',
             flags=_SERVER,
         ),
         Algorithm(
@@ -90,14 +91,40 @@ ALGORITHMS = {
                 ' averaged'
             ),
             builder_name='build_local_affine',
-            partition_name='LOCAL_AFFINE',
             flags=_SERVER + ('statistics',),
+        ),
+        Algorithm(
+            name='fedtan',
+            description=(
+                'in the first local step of a round, the BN statistics and'
+                ' their gradients are those of all clients'
+            ),
+            builder_name='build_fedtan',
+            trains_in_float16=False,
+            flags=_FEDTAN,
+        ),
+        Algorithm(
+            name='fedtan_forward_only',
+            description='fedtan without the exchange of the gradients',
+            builder_name='build_fedtan',
+            arguments={'synchronize': 'forward'},
+            trains_in_float16=False,
+            flags=_FEDTAN,
+        ),
+        Algorithm(
+            name='fedtan_ii',
+            description=(
+                'fedtan for --sync_rounds rounds; then the BN statistics are'
+                ' fixed and everything else is averaged'
+            ),
+            builder_name='build_fedtan_ii',
+            trains_in_float16=False,
+            flags=_FEDTAN + ('sync_rounds', 'after_sync_factor'),
         ),
         Algorithm(
             name='single',
             description='each client trains alone, nothing is sent',
             builder_name='build_single',
-            partition_name='SINGLE',
         ),
     )
 }

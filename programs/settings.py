@@ -35,6 +35,9 @@ class RunSettings:
 
   algorithm: str
   statistics: Optional[str]
+  moments: Optional[str]
+  sync_rounds: Optional[int]
+  after_sync_factor: Optional[float]
   dataset: str
   data_dir: Optional[str]
   image_size: Optional[str]
@@ -131,6 +134,17 @@ def check(flags: cli.ParsedFlags):
         f' --local_epochs={flags.local_epochs} exclude each other; give one of'
         ' them.'
     )
+  if flags.precision == 'mixed_float16':
+    impossible = [a.name for a in algorithms if not a.trains_in_float16]
+    if impossible:
+      raise ValueError(
+          f'--precision=mixed_float16 is impossible with --{selector}='
+          f'{parsers.to_text(getattr(flags, selector))}:'
+          f' {", ".join(impossible)} cannot scale the loss, as float16 needs'
+          ' it. Use mixed_bfloat16 or float32.'
+      )
+  if any('sync_rounds' in algorithm.flags for algorithm in algorithms):
+    _check_sync_rounds(flags)
   num_clients = _num_clients(flags)
   if (
       flags.clients_per_round is not None
@@ -140,6 +154,25 @@ def check(flags: cli.ParsedFlags):
     raise ValueError(
         f'--clients_per_round={flags.clients_per_round} asks for more clients'
         f' than --num_clients={num_clients}; use at most {num_clients}.'
+    )
+
+
+def _default_sync_rounds(flags: cli.ParsedFlags) -> int:
+  return max(1, round(defaults.SYNC_SHARE * flags.rounds))
+
+
+def _check_sync_rounds(flags: cli.ParsedFlags):
+  sync_rounds = flags.sync_rounds
+  if sync_rounds is None and flags.rounds == 1:
+    raise ValueError(
+        '--rounds=1 is too few for fedtan_ii, which fixes the BN statistics'
+        ' after some rounds; use at least 2.'
+    )
+  if sync_rounds is not None and sync_rounds >= flags.rounds:
+    raise ValueError(
+        f'--sync_rounds={sync_rounds} leaves no round in which the BN'
+        ' statistics of fedtan_ii are fixed; it must be less than'
+        f' --rounds={flags.rounds}.'
     )
 
 
@@ -219,6 +252,11 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   return RunSettings(
       algorithm=algorithm,
       statistics=algorithm_flag('statistics', defaults.STATISTICS),
+      moments=algorithm_flag('moments', defaults.MOMENTS),
+      sync_rounds=algorithm_flag('sync_rounds', _default_sync_rounds(flags)),
+      after_sync_factor=algorithm_flag(
+          'after_sync_factor', defaults.AFTER_SYNC_FACTOR
+      ),
       dataset=_absolute_dataset(flags.dataset),
       data_dir=None if flags.data_dir is None else _absolute(flags.data_dir),
       image_size=flags.image_size,

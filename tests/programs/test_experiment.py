@@ -9,7 +9,6 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn import partition
 from tff_bn.programs import cli
 from tff_bn.programs import experiment
 from tff_bn.programs import registry
@@ -63,6 +62,9 @@ def _hparams(optimizer):
         ('fedbn', {'scale', 'shift', 'moving_mean', 'moving_variance'}),
         ('silobn', {'moving_mean', 'moving_variance'}),
         ('local_affine', {'scale', 'shift'}),
+        ('fedtan', None),
+        ('fedtan_forward_only', None),
+        ('fedtan_ii', None),
         (
             'single',
             {'kernel', 'scale', 'shift', 'moving_mean', 'moving_variance'},
@@ -70,20 +72,16 @@ def _hparams(optimizer):
     ],
 )
 def test_registry_names_the_right_algorithm(name, local):
-  algorithm = registry.ALGORITHMS[name]
-  assert algorithm.name == name
+  assert registry.ALGORITHMS[name].name == name
   settings = _settings(f'--algorithm={name}', '--model=mlp3')
   model = experiment.build_model(settings, _data())
   process = experiment.build_process(settings, model)
   if local is None:
     assert isinstance(process, tff.learning.templates.LearningProcess)
     return
-  # What the process keeps with the clients is what counts as not sent.
   client_state = process.initialize_client.type_signature.result
   names = [n for n, _ in tff.structure.iter_elements(client_state)]
   assert {n.rsplit('_', 1)[0] for n in names} == local
-  shared = getattr(partition, algorithm.partition_name)
-  assert {role.value for role in shared.local} >= local
 
 
 def test_registry_has_all_algorithms():
@@ -196,6 +194,37 @@ def test_schedule(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        ([], [2, 2, 2, 0.5, 0.5, 0.5]),
+        (
+            ['--client_learning_rate_schedule=3:0.5'],
+            [2, 2, 1, 0.25, 0.25, 0.25],
+        ),
+        (['--client_learning_rate_schedule=5:0.5'], [2, 2, 2, 0.5, 0.25, 0.25]),
+    ],
+)
+def test_schedule_of_fedtan_ii(monkeypatch, arguments, expected):
+  call = _built(
+      monkeypatch,
+      '--algorithm=fedtan_ii',
+      '--sync_rounds=3',
+      '--after_sync_factor=0.25',
+      '--client_learning_rate=2',
+      *arguments,
+  )
+  schedule = call.options['client_learning_rate_schedule']
+  rates = [float(schedule(tf.constant(finished))) for finished in range(6)]
+  assert rates == expected
+
+
+@pytest.mark.parametrize('algorithm', ['fedavg', 'fedtan', 'centralized'])
+def test_no_schedule(monkeypatch, algorithm):
+  call = _built(monkeypatch, f'--algorithm={algorithm}')
+  assert call.options['client_learning_rate_schedule'] is None
+
+
+@pytest.mark.parametrize(
     ('statistics', 'factory'),
     [
         ('naive', aggregators.NaiveMomentsFactory),
@@ -205,6 +234,46 @@ def test_schedule(monkeypatch):
 def test_statistics(monkeypatch, statistics, factory):
   call = _built(monkeypatch, f'--statistics={statistics}')
   assert type(call.options['statistics_aggregator']) is factory
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (['--algorithm=fedtan'], dict(moments='two_pass')),
+        (
+            ['--algorithm=fedtan_forward_only', '--moments=fused'],
+            dict(moments='fused', synchronize='forward'),
+        ),
+        (
+            ['--algorithm=fedtan_ii', '--sync_rounds=4', '--moments=fused'],
+            dict(moments='fused', sync_rounds=4),
+        ),
+        (
+            ['--algorithm=fedtan_ii', '--rounds=10'],
+            dict(moments='two_pass', sync_rounds=2),
+        ),
+    ],
+)
+def test_fedtan(monkeypatch, arguments, expected):
+  options = _built(monkeypatch, *arguments).options
+  own = ('moments', 'synchronize', 'sync_rounds')
+  assert {n: v for n, v in options.items() if n in own} == expected
+  assert type(options['statistics_aggregator']) is (
+      aggregators.NaiveMomentsFactory
+  )
+
+
+@pytest.mark.parametrize('algorithm', list(registry.ALGORITHMS))
+def test_local_steps_reach_the_process(monkeypatch, algorithm):
+  options = _built(
+      monkeypatch, f'--algorithm={algorithm}', '--local_steps=1'
+  ).options
+  assert options['local_steps'] == 1
+  options = _built(
+      monkeypatch, f'--algorithm={algorithm}', '--local_epochs=3'
+  ).options
+  assert options['local_steps'] is None
+  assert 'local_epochs' not in options
 
 
 @pytest.mark.parametrize('algorithm', ['centralized', 'single', 'fedbn'])

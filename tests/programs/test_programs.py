@@ -85,6 +85,8 @@ def test_comparison_has_all_files(comparison):
   }
   assert {path.name for path in (folder / 'plots').iterdir()} == {
       'accuracy.png',
+      'accuracy_by_exchanges.png',
+      'accuracy_by_megabytes.png',
       'loss.png',
       'label_distribution.png',
   }
@@ -152,6 +154,136 @@ def test_only_federated_algorithms_send(comparison):
     result = results[algorithm, '0']
     assert float(result['megabytes']) == pytest.approx(megabytes)
     assert result['exchanges'] == '3'
+
+
+@pytest.fixture(scope='module')
+def fedtan_comparison(tmp_path_factory):
+  """The folder of a comparison of the three kinds of FedTAN with FedAvg."""
+  folder = tmp_path_factory.mktemp('fedtan')
+  arguments = [
+      '--algorithms=fedtan,fedtan_forward_only,fedtan_ii,fedavg',
+      '--seeds=0',
+      '--sync_rounds=2',
+      *_SMALL,
+      '--model=small_cnn',
+      '--batch_size=8',
+      f'--output_dir={folder}',
+  ]
+  assert compare.run(arguments) == 0
+  return folder
+
+
+def _fedtan_rows(folder):
+  return {
+      algorithm: _rows(folder / 'runs' / f'{algorithm}-seed0' / 'metrics.csv')
+      for algorithm in ('fedtan', 'fedtan_forward_only', 'fedtan_ii', 'fedavg')
+  }
+
+
+def test_exchanges_of_fedtan(fedtan_comparison):
+  rows = _fedtan_rows(fedtan_comparison)
+  exchanges = {
+      algorithm: [int(row['exchanges']) for row in rows[algorithm]]
+      for algorithm in rows
+  }
+  # small_cnn has three layers: two exchanges for the statistics of each and one
+  # for their gradients, and one for the model.
+  assert exchanges == {
+      'fedtan': [0, 10, 20, 30],
+      'fedtan_forward_only': [0, 7, 14, 21],
+      'fedtan_ii': [0, 10, 20, 21],
+      'fedavg': [0, 1, 2, 3],
+  }
+
+
+def test_megabytes_of_fedtan(fedtan_comparison):
+  rows = _fedtan_rows(fedtan_comparison)
+  megabytes = {
+      algorithm: [float(row['megabytes']) for row in rows[algorithm]]
+      for algorithm in rows
+  }
+  # Mean and variance of 16, 32 and 32 channels, of 4 bytes each: five clients
+  # send them, and get those of all, and as much for the gradients.
+  statistics = 2 * (16 + 32 + 32) * 4 * (1 + 5) / 2**20
+  fedavg = megabytes['fedavg'][1]
+  assert megabytes['fedtan'][1] == pytest.approx(fedavg + 2 * statistics)
+  assert megabytes['fedtan_forward_only'][1] == pytest.approx(
+      fedavg + statistics
+  )
+  for algorithm in ('fedtan', 'fedtan_forward_only', 'fedavg'):
+    assert megabytes[algorithm][3] == pytest.approx(3 * megabytes[algorithm][1])
+  first, second, third = np.diff(megabytes['fedtan_ii'])
+  assert first == second == pytest.approx(megabytes['fedtan'][1])
+  assert third == pytest.approx(fedavg)
+
+
+def test_phases_of_fedtan_ii(fedtan_comparison):
+  rows = _fedtan_rows(fedtan_comparison)
+  columns = ('test_loss', 'test_accuracy', 'train_loss')
+  values = {
+      algorithm: [
+          [row[column] for column in columns] for row in rows[algorithm]
+      ]
+      for algorithm in rows
+  }
+  assert values['fedtan_ii'][:3] == values['fedtan'][:3]
+  assert values['fedtan_ii'][3] != values['fedtan'][3]
+  # The others differ from the first round on.
+  assert values['fedtan_forward_only'][1] != values['fedtan'][1]
+  assert values['fedavg'][1] != values['fedtan_forward_only'][1]
+
+
+def test_flags_of_fedtan_are_written(fedtan_comparison):
+  folder = fedtan_comparison
+  for algorithm, expected in (
+      ('fedtan', ['moments']),
+      ('fedtan_forward_only', ['moments']),
+      ('fedtan_ii', ['moments', 'sync_rounds', 'after_sync_factor']),
+      ('fedavg', []),
+  ):
+    path = folder / 'runs' / f'{algorithm}-seed0' / 'flags.txt'
+    flags = cli.parse(train.define_flags, [f'--flagfile={path}'])
+    settings.check(flags)
+    names = ('moments', 'sync_rounds', 'after_sync_factor')
+    given = [n for n in names if flags.source(n) == cli.Source.FLAGFILE]
+    assert given == expected
+    assert settings.resolve(flags, algorithm, 0).sync_rounds == (
+        2 if algorithm == 'fedtan_ii' else None
+    )
+
+
+def test_fused_moments_save_an_exchange(tmp_path):
+  arguments = ['--algorithm=fedtan', '--moments=fused', *_SMALL, '--rounds=1']
+  assert train.run([*arguments, f'--output_dir={tmp_path}']) == 0
+  rows = _rows(tmp_path / 'metrics.csv')
+  # mlp3 has one layer.
+  assert [row['exchanges'] for row in rows] == ['0', '3']
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--precision=mixed_float16'], ['--precision=mixed_float16']),
+        (
+            ['--moments=twopass'],
+            ['--moments=twopass', 'Did you mean two_pass?'],
+        ),
+        (['--sync_rounds=0'], ['--sync_rounds=0', 'at least 1']),
+        (['--sync_rounds=60'], ['--sync_rounds=60', '--rounds=60']),
+        (['--normalization=none'], ['batch normalization']),
+        (['--after_sync_factor=0'], ['--after_sync_factor=0', 'greater than']),
+    ],
+    ids=lambda value: ' '.join(value),
+)
+def test_fedtan_that_is_impossible(arguments, words, tmp_path, capsys):
+  arguments = ['--algorithm=fedtan_ii', *arguments]
+  assert train.run([*arguments, f'--output_dir={tmp_path}/run']) == 2
+  captured = capsys.readouterr()
+  assert captured.err.count('\n') == 1
+  assert not captured.out
+  for word in words:
+    assert word in captured.err
+  assert not os.listdir(tmp_path)
 
 
 def test_same_command_repeats_nothing(comparison, capsys):

@@ -42,6 +42,9 @@ def test_defaults():
   assert resolved.classes_per_client == defaults.CLASSES_PER_CLIENT
   assert resolved.gamma is None
   assert resolved.statistics == 'naive'
+  assert resolved.moments is None
+  assert resolved.sync_rounds is None
+  assert resolved.after_sync_factor is None
   assert resolved.server_optimizer == 'sgd'
   assert resolved.server_learning_rate == 1.0
   assert resolved.server_momentum is None
@@ -81,6 +84,7 @@ def test_every_value_reaches_its_setting():
   )
   resolved = _resolve(*(f'--{name}={value}' for name, value in given.items()))
   no_effect = ('local_steps', 'classes_per_client', 'gamma', 'imbalance')
+  no_effect += ('moments', 'sync_rounds', 'after_sync_factor')
   expected = dict(given, **dict.fromkeys(no_effect))
   assert dataclasses.asdict(resolved) == expected
 
@@ -95,6 +99,11 @@ def test_every_value_reaches_its_setting():
         ['--client_learning_rate=1e-5', '--data_dir=~/my data'],
         ['--client_learning_rate_schedule=6:0.1,8:0.01', '--image_size=8x9'],
         ['--jit_compile', '--precision=mixed_float16'],
+        ['--algorithm=fedtan', '--moments=fused'],
+        ['--algorithm=fedtan_forward_only', '--local_steps=1'],
+        ['--algorithm=fedtan_ii', '--rounds=2'],
+        ['--algorithm=fedtan_ii', '--sync_rounds=7', '--statistics=pooled'],
+        ['--algorithm=fedtan_ii', '--after_sync_factor=0.02'],
     ],
 )
 def test_flagfile_round_trip(tmp_path, arguments):
@@ -154,6 +163,50 @@ def test_server_defaults(optimizer, learning_rate, momentum):
   assert resolved.server_momentum == momentum
 
 
+@pytest.mark.parametrize(
+    'algorithm', ['fedtan', 'fedtan_forward_only', 'fedtan_ii']
+)
+def test_flags_of_fedtan(algorithm):
+  resolved = _resolve(f'--algorithm={algorithm}')
+  assert resolved.moments == 'two_pass'
+  assert resolved.statistics == 'naive'
+  assert resolved.server_optimizer == 'sgd'
+  assert resolved.client_weighting == 'num_examples'
+  resolved = _resolve(f'--algorithm={algorithm}', '--moments=fused')
+  assert resolved.moments == 'fused'
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'sync_rounds'),
+    [
+        ([], 12),
+        (['--rounds=10000'], 2000),
+        (['--rounds=18'], 4),
+        (['--rounds=2'], 1),
+        (['--rounds=10', '--sync_rounds=9'], 9),
+    ],
+)
+def test_sync_rounds(arguments, sync_rounds):
+  resolved = _resolve('--algorithm=fedtan_ii', *arguments)
+  assert resolved.sync_rounds == sync_rounds
+  assert resolved.after_sync_factor == 0.1
+
+
+def test_after_sync_factor():
+  arguments = ['--algorithm=fedtan_ii', '--after_sync_factor=0.02']
+  assert _resolve(*arguments).after_sync_factor == 0.02
+
+
+def test_command_line_overrules_the_sync_rounds_of_a_flagfile(tmp_path):
+  path = tmp_path / 'flags'
+  path.write_text('--algorithm=fedtan_ii\n--sync_rounds=70\n--rounds=100\n')
+  resolved = _resolve(f'--flagfile={path}', '--algorithm=fedtan', '--rounds=60')
+  assert resolved.sync_rounds is None
+  assert resolved.after_sync_factor is None
+  with pytest.raises(ValueError, match='--sync_rounds=70 leaves no round'):
+    _resolve(f'--flagfile={path}', '--rounds=60')
+
+
 @pytest.mark.parametrize('algorithm', ['centralized', 'single'])
 def test_algorithms_without_a_server_have_no_server_settings(algorithm):
   resolved = _resolve(f'--algorithm={algorithm}')
@@ -185,6 +238,34 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         (
             ['--algorithm=centralized', '--server_optimizer=adam'],
             '--server_optimizer=adam has no effect',
+        ),
+        (
+            ['--moments=fused'],
+            '--moments=fused has no effect with --algorithm=fedavg; it is for'
+            ' fedtan, fedtan_forward_only, fedtan_ii',
+        ),
+        (
+            ['--algorithm=fedtan', '--sync_rounds=5'],
+            '--sync_rounds=5 has no effect with --algorithm=fedtan; it is for'
+            ' fedtan_ii.',
+        ),
+        (
+            ['--algorithm=fedtan', '--after_sync_factor=0.5'],
+            '--after_sync_factor=0.5 has no effect with --algorithm=fedtan',
+        ),
+        (
+            ['--algorithm=fedtan_ii', '--rounds=20', '--sync_rounds=20'],
+            '--sync_rounds=20 leaves no round in which the BN statistics of'
+            ' fedtan_ii are fixed; it must be less than --rounds=20.',
+        ),
+        (
+            ['--algorithm=fedtan_ii', '--rounds=1'],
+            '--rounds=1 is too few for fedtan_ii',
+        ),
+        (
+            ['--algorithm=fedtan_forward_only', '--precision=mixed_float16'],
+            '--precision=mixed_float16 is impossible with'
+            ' --algorithm=fedtan_forward_only',
         ),
         (
             ['--local_steps=3', '--local_epochs=1'],
@@ -239,6 +320,27 @@ def test_flag_for_none_of_the_compared_algorithms():
   flags = _compare_flags('--algorithms=fedbn,silobn', '--statistics=pooled')
   with pytest.raises(ValueError, match='--algorithms=fedbn,silobn; it is for'):
     settings.check(flags)
+
+
+def test_sync_rounds_of_some_of_the_compared_algorithms():
+  flags = _compare_flags('--sync_rounds=7', '--moments=fused')
+  settings.check(flags)
+  assert settings.resolve(flags, 'fedtan_ii', 0).sync_rounds == 7
+  assert settings.resolve(flags, 'fedtan', 0).sync_rounds is None
+  assert settings.resolve(flags, 'fedtan', 0).moments == 'fused'
+  assert settings.resolve(flags, 'fedavg', 0).moments is None
+
+
+def test_float16_of_some_of_the_compared_algorithms():
+  flags = _compare_flags(
+      '--algorithms=fedavg,fedtan,fedtan_ii', '--precision=mixed_float16'
+  )
+  with pytest.raises(ValueError, match=': fedtan, fedtan_ii cannot scale'):
+    settings.check(flags)
+  settings.check(
+      _compare_flags('--algorithms=fedavg', '--precision=mixed_float16')
+  )
+  settings.check(_compare_flags('--precision=mixed_bfloat16'))
 
 
 def test_flags_of_a_comparison():

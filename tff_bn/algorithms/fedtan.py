@@ -277,10 +277,7 @@ class _FedTanWork(client_work.ClientWork):
     for number in range(1, last + 1):
       sources = first_step.sources_of(number)
       exchanges.append(
-          _Exchange(
-              first_step.questions[number - 1],
-              computations[-1].type_signature.result['sent'],
-          )
+          _Exchange(computations[-1].type_signature.result['sent'])
       )
       carried_types = [
           _unpack(targets[source], computations[source].type_signature.result)[
@@ -480,8 +477,7 @@ def _answers(questions, answers):
 class _Exchange:
   """From what the clients send to what all of them get."""
 
-  def __init__(self, questions, sent_type):
-    del questions
+  def __init__(self, sent_type: tff.Type):
     self._pool = None
     self.answers_type = sent_type
     for kind, part_type in tff.structure.iter_elements(sent_type):
