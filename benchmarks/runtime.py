@@ -20,15 +20,11 @@ It writes a Markdown report and exits with 1 if a floor is not met.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import concurrent.futures
 import contextlib
 import dataclasses
 import gc
-import importlib.metadata
-import multiprocessing
 import os
 import pathlib
-import platform
 import resource
 import statistics
 import subprocess
@@ -39,9 +35,9 @@ from typing import Any, Optional
 
 from absl import app
 from absl import flags
-
-# TensorFlow takes seconds to import, and the process that starts the others has
-# to stay small: a child's peak memory on Linux counts from its parent's.
+import harness
+from harness import Result
+from harness import Timing
 
 _ROWS = flags.DEFINE_list(
     'rows',
@@ -90,48 +86,12 @@ _MAX_STARTUP_SECONDS = 15.0
 _TOLERANCE = 1e-4
 
 _LEARNING_RATES = {'small_cnn': 0.1, 'resnet20': 0.01}
-_NUM_CLASSES = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """A kind of round.
+class Row(harness.Row):
+  """A kind of round, of a model with a learning rate."""
 
-  Attributes:
-    model: The model's name.
-    num_clients: How many clients take part.
-    num_steps: How many batches each of them trains on.
-    batch_size: Samples in a batch.
-  """
-
-  model: str
-  num_clients: int
-  num_steps: int
-  batch_size: int
-
-  @classmethod
-  def parse(cls, text: str) -> 'Row':
-    """Reads `MODEL:CLIENTSxSTEPSxBATCH`."""
-    model, _, numbers = text.partition(':')
-    parts = numbers.split('x')
-    if (
-        model not in _LEARNING_RATES
-        or len(parts) != 3
-        or not all(part.isdecimal() and int(part) > 0 for part in parts)
-    ):
-      raise ValueError(
-          f'--rows: {text!r} is not understood; write'
-          ' MODEL:CLIENTSxSTEPSxBATCH with a model of'
-          f' {", ".join(_LEARNING_RATES)}, like small_cnn:10x5x32.'
-      )
-    return cls(model, *map(int, parts))
-
-  def __str__(self) -> str:
-    clients = 'client' if self.num_clients == 1 else 'clients'
-    return (
-        f'{self.model}, {self.num_clients} {clients} × {self.num_steps} ×'
-        f' {self.batch_size}'
-    )
+  models = tuple(_LEARNING_RATES)
 
   @property
   def max_bare_ratio(self) -> Optional[float]:
@@ -146,26 +106,6 @@ class Row:
     if self.num_clients >= 1000:
       return 3
     return 15 if self.num_clients <= 10 else 7
-
-
-@dataclasses.dataclass(frozen=True)
-class Timing:
-  """Seconds of a row's rounds, by way.
-
-  Attributes:
-    first: The first round, with everything that is only done once: tracing,
-      and the start of the native runtime's worker process.
-    later: The later rounds, in their order.
-  """
-
-  first: Mapping[str, float]
-  later: Mapping[str, Sequence[float]]
-
-  def ratios(self, numerator: str, denominator: str) -> list[float]:
-    """Of each later round, how much longer one way took than another."""
-    return [
-        a / b for a, b in zip(self.later[numerator], self.later[denominator])
-    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,10 +144,8 @@ class _Problem:
 
   def __init__(self, row: Row):
     # pylint: disable=g-import-not-at-top
-    import tensorflow as tf
     import tensorflow_federated as tff
 
-    from tff_bn import BatchNormModel
     from tff_bn import algorithms
     from tff_bn import models
 
@@ -215,18 +153,11 @@ class _Problem:
     self.row = row
     self.learning_rate = _LEARNING_RATES[row.model]
     self.data = _federated_data(row)
-    tf.keras.utils.set_random_seed(0)
-    self.model = BatchNormModel(
+    self.model = harness.build_classifier(
         models.build_model_fn(
-            row.model, self.data.dataset.input_shape, _NUM_CLASSES
+            row.model, self.data.dataset.input_shape, harness.NUM_CLASSES
         ),
-        input_spec=self.data.element_spec,
-        loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True
-        ),
-        metrics_fn=lambda: [
-            tf.keras.metrics.SparseCategoricalAccuracy('accuracy')
-        ],
+        self.data.element_spec,
     )
     self.process = algorithms.build_fed_avg(
         self.model, tff.learning.optimizers.build_sgdm(self.learning_rate)
@@ -247,50 +178,20 @@ class _Problem:
     """The batches of all clients."""
     return [self.client_dataset(c, round_num) for c in self.data.client_ids]
 
-  def federated_round(self, state: Any, datasets: Sequence[Any]) -> '_Result':
+  def federated_round(self, state: Any, datasets: Sequence[Any]) -> Result:
     """Computes a round in TFF's current context."""
     output = self.process.next(state, datasets)
     train = output.metrics['client_work']['train']
-    return _Result(
+    return Result(
         self.model.from_model_weights(
             self.process.get_model_weights(output.state)
         ),
         [train['loss'], train['accuracy']],
     )
 
-  def check(self, results: Mapping[str, '_Result']) -> None:
+  def check(self, results: Mapping[str, Result]) -> None:
     """Raises a `RuntimeError` unless all ways have the same results."""
-    expected = results[BARE]
-    pairs = list(zip(expected.weights, self.initial))
-    change = _norm(a - b for a, b in pairs)
-    for way, result in results.items():
-      differences = [a - b for a, b in zip(result.weights, expected.weights)]
-      error = _norm(differences) / change
-      # An accuracy may be 0.
-      metric_error = sum(
-          abs(a - b) / max(abs(b), 1.0)
-          for a, b in zip(result.metrics, expected.metrics)
-      )
-      # Not `>`: an error that is not a number is one.
-      if not (error <= _TOLERANCE and metric_error <= _TOLERANCE):
-        raise RuntimeError(
-            f'{self.row}: the results of {way!r} differ from those of the bare'
-            f" loop by {error:.1e} of the model's change in a round, and in the"
-            f' metrics by {metric_error:.1e}; at most {_TOLERANCE} is allowed.'
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Result:
-  """The model after a round: arrays in Keras's order; loss and accuracy."""
-
-  weights: Sequence[Any]
-  metrics: Sequence[float]
-
-
-def _norm(arrays: Any) -> float:
-  # Not NumPy's: this module is imported without it.
-  return sum(float((a.astype('float64') ** 2).sum()) for a in arrays) ** 0.5
+    harness.check_results(self.row, results, BARE, self.initial, _TOLERANCE)
 
 
 def _federated_data(row: Row) -> Any:
@@ -313,19 +214,15 @@ def _federated_data(row: Row) -> Any:
   else:
     total = row.num_clients * num_samples
     x = rng.integers(0, 256, (total, 32, 32, 3), np.uint8)
-    y = rng.integers(0, _NUM_CLASSES, total, np.int32)
-    dataset = data.Dataset('random', x, y, x[:0], y[:0], _NUM_CLASSES)
+    y = rng.integers(0, harness.NUM_CLASSES, total, np.int32)
+    dataset = data.Dataset('random', x, y, x[:0], y[:0], harness.NUM_CLASSES)
     parts = np.split(np.arange(total), row.num_clients)
-  ids = [f'client_{number}' for number in range(row.num_clients)]
-  none = np.zeros(0, np.int64)
-  return data.FederatedData(
-      dataset, dict(zip(ids, parts)), dict.fromkeys(ids, none)
-  )
+  return harness.federated_data(dataset, parts)
 
 
 def _build_bare_round(
     problem: _Problem,
-) -> Callable[[Sequence[Any]], _Result]:
+) -> Callable[[Sequence[Any]], Result]:
   """Returns a function that computes a round with plain TensorFlow."""
   import tensorflow as tf  # pylint: disable=g-import-not-at-top
 
@@ -376,7 +273,7 @@ def _build_bare_round(
       add_client(dataset)
     weight = total_weight.numpy()
     means = [total.numpy() / weight for total in totals]
-    return _Result(
+    return Result(
         [
             value - mean if is_difference else mean
             for value, mean, is_difference in zip(
@@ -476,30 +373,6 @@ def peak_memory(row: Row, is_shared: bool) -> float:
   return peak / (1e6 if sys.platform == 'darwin' else 1e3)
 
 
-def _describe_machine() -> list[str]:
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
-
-  processor = platform.processor() or platform.machine()
-  with contextlib.suppress(OSError):
-    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
-      if line.startswith('model name'):
-        processor = line.partition(':')[2].strip()
-        break
-  gpus = [
-      tf.config.experimental.get_device_details(gpu).get('device_name', 'GPU')
-      for gpu in tf.config.list_physical_devices('GPU')
-  ]
-  versions = [
-      f'{name} {importlib.metadata.version(name)}'
-      for name in ('tensorflow', 'tensorflow-federated', 'tff-bn')
-  ]
-  return [
-      f'{os.cpu_count()} CPU cores ({processor}); GPUs:'
-      f' {", ".join(gpus) or "none"}',
-      f'Python {platform.python_version()}, {", ".join(versions)}',
-  ]
-
-
 def _startup_seconds() -> float:
   """Seconds until `tff-bn-train` has finished its first round."""
   lines, seconds = [], None
@@ -532,14 +405,6 @@ def _startup_seconds() -> float:
   return seconds
 
 
-def _in_new_process(function: Callable[..., Any], *args: Any) -> Any:
-  """Calls a function of this module in a process of its own."""
-  with concurrent.futures.ProcessPoolExecutor(
-      max_workers=1, mp_context=multiprocessing.get_context('spawn')
-  ) as executor:
-    return executor.submit(function, *args).result()
-
-
 def measure(
     rows: Sequence[Row],
     repeats: Optional[int],
@@ -560,8 +425,8 @@ def measure(
   """
   timings = {}
   for row in rows:
-    _progress(f'Timing {row} ...')
-    timings[row] = _in_new_process(
+    harness.progress(f'Timing {row} ...')
+    timings[row] = harness.in_new_process(
         time_row, row, repeats or row.default_repeats
     )
   memory = []
@@ -570,9 +435,9 @@ def measure(
         ("each client's, built when its turn comes", False),
         ('the same one for all clients', True),
     ):
-      _progress(f'Measuring memory; datasets: {datasets} ...')
+      harness.progress(f'Measuring memory; datasets: {datasets} ...')
       peaks = {
-          number: _in_new_process(
+          number: harness.in_new_process(
               peak_memory, Row('small_cnn', number, 5, 32), is_shared
           )
           for number in memory_clients
@@ -580,27 +445,11 @@ def measure(
       memory.append(Memory(datasets, peaks))
   startup = []
   for number in range(starts):
-    _progress(f'Starting tff-bn-train, {number + 1} of {starts} ...')
+    harness.progress(f'Starting tff-bn-train, {number + 1} of {starts} ...')
     startup.append(_startup_seconds())
   return Measurements(
-      _in_new_process(_describe_machine), timings, memory, startup
+      harness.in_new_process(harness.describe_machine), timings, memory, startup
   )
-
-
-def _progress(text: str) -> None:
-  print(text, file=sys.stderr, flush=True)
-
-
-class _Floors:
-  """Says whether floors are met, and remembers whether all are."""
-
-  def __init__(self):
-    self.are_met = True
-
-  def check(self, is_met: bool) -> str:
-    """Returns the table's cell for a floor."""
-    self.are_met = self.are_met and is_met
-    return 'yes' if is_met else '**no**'
 
 
 def report(measurements: Measurements) -> tuple[str, bool]:
@@ -612,7 +461,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   Returns:
     Markdown text, and whether all floors are met.
   """
-  floors = _Floors()
+  floors = harness.Floors()
   lines = [
       '# What the in-process runtime costs',
       '',
@@ -629,20 +478,9 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   return '\n'.join(lines) + '\n', floors.are_met
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-  return [
-      f'| {" | ".join(cells)} |'
-      for cells in (header, ['---'] * len(header), *rows)
-  ]
-
-
-def _spread(values: Sequence[float]) -> str:
-  return (
-      f'{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})'
-  )
-
-
-def _time_lines(timings: Mapping[Row, Timing], floors: _Floors) -> list[str]:
+def _time_lines(
+    timings: Mapping[Row, Timing], floors: harness.Floors
+) -> list[str]:
   rows, first_rows = [], []
   for row, timing in timings.items():
     bare_ratios = timing.ratios(IN_PROCESS, BARE)
@@ -655,9 +493,9 @@ def _time_lines(timings: Mapping[Row, Timing], floors: _Floors) -> list[str]:
         [
             str(row),
             *(f'{statistics.median(timing.later[way]):.3f}' for way in WAYS),
-            _spread(bare_ratios),
+            harness.spread(bare_ratios),
             *bare_cells,
-            _spread(native_ratios),
+            harness.spread(native_ratios),
             '< 1',
             floors.check(statistics.median(native_ratios) < 1),
             str(len(bare_ratios)),
@@ -676,7 +514,7 @@ def _time_lines(timings: Mapping[Row, Timing], floors: _Floors) -> list[str]:
       ' the medians (and ranges) of those of rounds that followed one'
       ' another.',
       '',
-      *_table(
+      *harness.table(
           [
               'Round',
               *WAYS,
@@ -694,11 +532,13 @@ def _time_lines(timings: Mapping[Row, Timing], floors: _Floors) -> list[str]:
       'The first round, with tracing, and with the start of the native'
       " runtime's worker process:",
       '',
-      *_table(['Round', *WAYS], first_rows),
+      *harness.table(['Round', *WAYS], first_rows),
   ]
 
 
-def _memory_lines(memory: Sequence[Memory], floors: _Floors) -> list[str]:
+def _memory_lines(
+    memory: Sequence[Memory], floors: harness.Floors
+) -> list[str]:
   numbers = sorted(memory[0].peaks)
   return [
       '',
@@ -706,7 +546,7 @@ def _memory_lines(memory: Sequence[Memory], floors: _Floors) -> list[str]:
       '',
       'Of a process that computes one round of small_cnn in process, in MB.',
       '',
-      *_table(
+      *harness.table(
           [
               'Datasets',
               *(f'{number} clients' for number in numbers),
@@ -728,7 +568,9 @@ def _memory_lines(memory: Sequence[Memory], floors: _Floors) -> list[str]:
   ]
 
 
-def _startup_lines(startup: Sequence[float], floors: _Floors) -> list[str]:
+def _startup_lines(
+    startup: Sequence[float], floors: harness.Floors
+) -> list[str]:
   return [
       '',
       '## Startup',
@@ -737,11 +579,11 @@ def _startup_lines(startup: Sequence[float], floors: _Floors) -> list[str]:
       ' of `tff-bn-train --dataset=digits --algorithm=fedavg`, with the'
       ' evaluations before and after it; median (and range).',
       '',
-      *_table(
+      *harness.table(
           ['seconds', 'floor', 'met'],
           [
               [
-                  _spread(startup),
+                  harness.spread(startup),
                   f'≤ {_MAX_STARTUP_SECONDS:g}',
                   floors.check(
                       statistics.median(startup) <= _MAX_STARTUP_SECONDS
@@ -777,10 +619,7 @@ def main(arguments: Sequence[str]) -> int:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   measurements = measure(rows, _REPEATS.value, memory_clients, _STARTS.value)
   text, are_floors_met = report(measurements)
-  folder = pathlib.Path(_OUTPUT_DIR.value)
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'runtime.md').write_text(text, encoding='utf-8')
-  print(text)
+  harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'runtime.md', text)
   return 0 if are_floors_met else 1
 
 

@@ -24,6 +24,7 @@ import collections
 import enum
 from typing import NamedTuple, Optional, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tff_bn import mixed_precision
@@ -216,20 +217,27 @@ class SynchronizedBatchNorm:
       ]
       raise _inside_of_control_flow((containers or [self._model])[-1], layer)
     kernels = _kernels_for(layer, inputs, mask)
-    statistics = self._statistics(kernels)
+    statistics, valid = self._statistics(kernels)
     _update_running_statistics(layer, statistics)
     shape = layer.moving_mean.shape
     dtype = layer.moving_mean.dtype
     gamma = tf.ones(shape, dtype) if layer.gamma is None else layer.gamma
+    # Whoever is left out of an exchange is left out of the later ones, too.
+    gamma = tf.where(valid, gamma, tf.constant(np.nan, dtype))
     beta = tf.zeros(shape, dtype) if layer.beta is None else layer.beta
-    output = self._normalize(
-        kernels, statistics, tf.identity(gamma), tf.identity(beta)
-    )
+    output = self._normalize(kernels, statistics, gamma, tf.identity(beta))
     output.set_shape(inputs.shape)
     return tf.cast(output, inputs.dtype)
 
-  def _statistics(self, kernels: '_Kernels') -> _Statistics:
-    """The statistics of all clients, in the paper's algorithm 2."""
+  def _statistics(self, kernels: '_Kernels') -> tuple[_Statistics, tf.Tensor]:
+    """The statistics of all clients, in the paper's algorithm 2.
+
+    Args:
+      kernels: The layer's input.
+
+    Returns:
+      The statistics, and whether this client contributes to them.
+    """
     count, mean, variance = kernels.moments()
     client_weight = tf.cast(self._client_weight, mean.dtype)
     valid = tf.logical_and(
@@ -245,12 +253,13 @@ class SynchronizedBatchNorm:
       pooled = self._ask(
           Answer.POOLED_MOMENTS, moments.layer_moments(count, mean, variance)
       )
-      return _Statistics(
+      statistics = _Statistics(
           pooled['mean'],
           pooled['variance'],
           pooled['count'],
-          tf.math.divide_no_nan(tf.ones_like(count), pooled['count']),
+          tf.math.reciprocal_no_nan(pooled['count']),
       )
+      return statistics, valid
     total = self._ask(
         Answer.SUM,
         collections.OrderedDict(weight=weight, count=count, mean=weight * mean),
@@ -259,12 +268,13 @@ class SynchronizedBatchNorm:
     # The mean of (x − m)² over the client's values, without a pass over them.
     deviation = variance + tf.math.square(mean - global_mean)
     sum_of_deviations = self._ask(Answer.SUM, weight * deviation)
-    return _Statistics(
+    statistics = _Statistics(
         global_mean,
         tf.math.divide_no_nan(sum_of_deviations, total['weight']),
         total['count'],
         tf.math.divide_no_nan(weight, total['weight'] * count),
     )
+    return statistics, valid
 
   def _normalize(
       self,

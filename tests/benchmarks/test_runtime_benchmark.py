@@ -1,30 +1,18 @@
 """Tests of benchmarks/runtime.py."""
 
 import dataclasses
-import importlib.util
-import pathlib
 import re
 import subprocess
 import sys
 
+import benchmark_files
 import numpy as np
 import psutil
 import pytest
 
-_PATH = (
-    pathlib.Path(__file__).parent.parent.parent / 'benchmarks' / 'runtime.py'
-)
+_PATH = benchmark_files.FOLDER / 'runtime.py'
 
-
-def _import():
-  spec = importlib.util.spec_from_file_location('runtime_benchmark', _PATH)
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[spec.name] = module  # Dataclasses look it up.
-  spec.loader.exec_module(module)
-  return module
-
-
-benchmark = _import()
+benchmark = benchmark_files.import_benchmark('runtime')
 
 
 def _timing(native, in_process, bare):
@@ -50,25 +38,10 @@ def _measurements(**changes):
   return dataclasses.replace(measurements, **changes)
 
 
-def _tables(text):
-  """The cells of each table of a report; each has a header and a rule."""
-  tables, previous = [], ''
-  for line in text.splitlines():
-    if line.startswith('|'):
-      if not previous.startswith('|'):
-        tables.append([])
-      tables[-1].append([cell.strip() for cell in line.strip('|').split('|')])
-    previous = line
-  for table in tables:
-    assert len({len(row) for row in table}) == 1
-    assert set(table[1]) == {'---'}
-  return [[table[0], *table[2:]] for table in tables]
-
-
 def test_report_has_medians_of_paired_ratios():
   text, are_floors_met = benchmark.report(_measurements())
   assert are_floors_met
-  times, first, memory, startup = _tables(text)
+  times, first, memory, startup = benchmark_files.tables(text)
   # The median of 1/1, 2/1 and 2/2, which isn't that of the seconds, 2/1.
   assert times[1] == (
       ['small_cnn, 100 clients × 5 × 32', '3.000', '2.000', '1.000']
@@ -132,8 +105,8 @@ def test_different_results_are_not_reported():
   def check(weights, loss):
     problem.check(
         {
-            'in process': benchmark._Result(weights, [loss, 0.5]),
-            'bare': benchmark._Result(changed, [1.0, 0.5]),
+            'in process': benchmark.Result(weights, [loss, 0.5]),
+            'bare': benchmark.Result(changed, [1.0, 0.5]),
         }
     )
 
@@ -202,7 +175,7 @@ def test_program(tmp_path):
   assert text in printed
   # A floor may well be missed on such a small row.
   assert result.returncode == ('**no**' in text), printed
-  times, first = _tables(text)
+  times, first = benchmark_files.tables(text)
   (row,), (first_row,) = times[1:], first[1:]
   assert row[0] == first_row[0] == 'small_cnn, 2 clients × 2 × 4'
   assert all(float(seconds) > 0 for seconds in (*row[1:4], *first_row[1:]))
