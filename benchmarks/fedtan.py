@@ -1,0 +1,745 @@
+"""Measures what FedTAN costs.
+
+Four ways to train on the same batches take turns:
+
+*   FedAvg: a round of federated averaging.
+*   two_pass, fused: a round of FedTAN, with `moments` of this name.
+*   centralized: as many steps on the unions of the clients' batches, in one
+    `tf.function` with plain Keras and TensorFlow. Nothing of TFF or of this
+    project is in it.
+
+The rounds run in process, with default settings. All of them start from the
+same model, with datasets that are built anew. With one step, the result of
+FedTAN is that of the centralized step; a round in which it differs ends the
+program without a report. (Further steps are each client's own.) The building of
+the datasets is not timed; that of the result, as NumPy arrays, is.
+
+The program also measures, in new processes, how long it takes to build FedTAN
+and to compute its first round, for models with more and more batch
+normalization layers, and counts what is sent. It writes a Markdown report and
+exits with 1 if a floor is not met.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import gc
+import os
+import pathlib
+import statistics
+import time
+from typing import Any, Optional
+
+from absl import app
+from absl import flags
+import harness
+from harness import Result
+from harness import Timing
+
+_ROWS = flags.DEFINE_list(
+    'rows',
+    [
+        'small_cnn:5x1x32',
+        'digits_cnn:5x1x32',
+        'resnet20:5x1x128',
+        'resnet20:5x5x128',
+    ],
+    'Which rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; see the report'
+    ' for the models. The data are random images.',
+)
+_REPEATS = flags.DEFINE_integer(
+    'repeats',
+    None,
+    'How many rounds to time in each way, after a first one. Default: the more,'
+    ' the shorter they are.',
+    lower_bound=1,
+)
+_FIRST_ROUNDS = flags.DEFINE_list(
+    'first_rounds',
+    [
+        'mlp3:2x1x8',
+        'resnet8:2x1x8',
+        'resnet20:2x1x8',
+        'resnet38:2x1x8',
+        'resnet56:2x1x8',
+        'resnet20:5x1x128',
+        'keras_resnet50:2x1x8',
+    ],
+    'Which rounds to compute in a new process, to measure how long it takes to'
+    ' build FedTAN and to compute the first round; written as --rows.',
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir',
+    str(pathlib.Path(__file__).resolve().parent / 'results'),
+    'Folder for the report, fedtan.md.',
+)
+
+FED_AVG, TWO_PASS, FUSED, CENTRALIZED = WAYS = (
+    'FedAvg',
+    'two_pass',
+    'fused',
+    'centralized',
+)
+# FedTAN's ways, named as its option.
+MOMENTS = (TWO_PASS, FUSED)
+
+# How much longer than a round of FedAvg one of FedTAN may take, and what is
+# aimed at: by model, number of clients and of steps.
+_MAX_FED_AVG_RATIO = {('resnet20', 5, 1): 1.5}
+_FED_AVG_RATIO_AIM = {('resnet20', 5, 1): 1.25}
+# Until the end of the first round: by model and number of clients.
+_MAX_FIRST_SECONDS = {('resnet20', 5): 15.0, ('keras_resnet50', 2): 60.0}
+# How much longer it may take for each batch normalization layer of the larger
+# model than of the smaller one.
+_MAX_LAYER_RATIO = 1.5
+_LAYER_MODELS = ('resnet20', 'resnet56')
+# Of the model's change in a round. Where rounding decides which of two pixels
+# max pooling takes, a thousandth of it may differ. FedAvg's differs by a tenth
+# at least.
+_TOLERANCE = 1e-2
+
+_LEARNING_RATE = 0.01
+
+# The residual networks of He et al. for small images, with 6n + 2 layers, of
+# which 6n + 1 have batch normalization.
+_BLOCKS = {'resnet8': 1, 'resnet38': 6, 'resnet56': 9}
+_IMAGE_SHAPES = {
+    'mlp3': (8, 8, 1),
+    'small_cnn': (8, 8, 1),
+    'digits_cnn': (8, 8, 1),
+    'resnet20': (32, 32, 3),
+    **dict.fromkeys(_BLOCKS, (32, 32, 3)),
+    'keras_resnet50': (32, 32, 3),
+}
+
+
+class Row(harness.Row):
+  """A kind of round."""
+
+  models = tuple(_IMAGE_SHAPES)
+
+  @property
+  def max_fed_avg_ratio(self) -> Optional[float]:
+    """How much longer than a round of FedAvg one of FedTAN may take."""
+    return _MAX_FED_AVG_RATIO.get(
+        (self.model, self.num_clients, self.num_steps)
+    )
+
+  @property
+  def fed_avg_ratio_aim(self) -> Optional[float]:
+    """How much longer it should take at most."""
+    return _FED_AVG_RATIO_AIM.get(
+        (self.model, self.num_clients, self.num_steps)
+    )
+
+  @property
+  def max_first_seconds(self) -> Optional[float]:
+    """How long FedTAN may take until the end of the first round."""
+    return _MAX_FIRST_SECONDS.get((self.model, self.num_clients))
+
+  @property
+  def default_repeats(self) -> int:
+    """How many rounds are timed: fewer where they take long."""
+    if _IMAGE_SHAPES[self.model] == (8, 8, 1):
+      return 15
+    return 7 if self.num_steps == 1 else 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+  """What a round sends: exchanges, and megabytes of 2^20 bytes."""
+
+  exchanges: int
+  megabytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+  """A row's times and, for each federated way, what it sends."""
+
+  timing: Timing
+  sent: Mapping[str, Sent]
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstRound:
+  """How long a new process takes until FedTAN has computed a round.
+
+  Attributes:
+    num_layers: The number of batch normalization layers.
+    build: Seconds to build the model and the process: tracing.
+    first: Seconds of the first round: planning, compiling and computing.
+    second: Seconds of a second one: computing.
+    sent: What a round sends.
+  """
+
+  num_layers: int
+  build: float
+  first: float
+  second: float
+  sent: Sent
+
+  @property
+  def total(self) -> float:
+    """Seconds until the end of the first round."""
+    return self.build + self.first
+
+  @property
+  def per_layer(self) -> float:
+    """Seconds for each batch normalization layer."""
+    return self.total / self.num_layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+  """All that is reported.
+
+  Attributes:
+    machine: Lines about the machine and versions.
+    rounds: By row.
+    first_rounds: By row.
+  """
+
+  machine: Sequence[str]
+  rounds: Mapping[Row, Rounds]
+  first_rounds: Mapping[Row, FirstRound]
+
+
+class _Problem:
+  """A row's data, model and processes."""
+
+  def __init__(self, row: Row, data: Any):
+    self.row = row
+    self.data = data
+    self.model = harness.build_classifier(
+        _keras_model_fn(row.model), data.element_spec
+    )
+    self.initial = self.model.initial_weights
+
+  def build_process(self, way: str) -> Any:
+    """Builds a federated algorithm."""
+    # pylint: disable=g-import-not-at-top
+    import tensorflow_federated as tff
+
+    from tff_bn import algorithms
+
+    # pylint: enable=g-import-not-at-top
+    build = algorithms.build_fed_avg
+    if way != FED_AVG:
+      build = functools.partial(algorithms.build_fedtan, moments=way)
+    return build(
+        self.model,
+        tff.learning.optimizers.build_sgdm(_LEARNING_RATE),
+        local_steps=self.row.num_steps,
+    )
+
+  def client_datasets(self, round_num: int) -> list[Any]:
+    """The batches of all clients, one dataset for each."""
+    return [
+        self._dataset([client_id], round_num, self.row.batch_size)
+        for client_id in self.data.client_ids
+    ]
+
+  def union_dataset(self, round_num: int) -> Any:
+    """The same samples, in as many batches as one client has."""
+    client_ids = self.data.client_ids
+    return self._dataset(
+        client_ids, round_num, len(client_ids) * self.row.batch_size
+    )
+
+  def _dataset(self, client_ids, round_num, batch_size):
+    return self.data.client_dataset(
+        client_ids,
+        seed=0,
+        round_num=round_num,
+        batch_size=batch_size,
+        local_steps=self.row.num_steps,
+    )
+
+  def federated_round(
+      self, process: Any, state: Any, datasets: Sequence[Any]
+  ) -> Result:
+    """Computes a round in TFF's current context."""
+    output = process.next(state, datasets)
+    train = output.metrics['client_work']['train']
+    return Result(
+        self.model.from_model_weights(process.get_model_weights(output.state)),
+        [train['loss'], train['accuracy']],
+    )
+
+  def sent(self, process: Any) -> Sent:
+    """What a round sends."""
+    from tff_bn import analysis  # pylint: disable=g-import-not-at-top
+
+    traffic = analysis.computation_traffic(process.next)
+    return Sent(traffic.exchanges, traffic.megabytes(self.row.num_clients))
+
+  def check(self, results: Mapping[str, Result]) -> None:
+    """Raises a `RuntimeError` unless FedTAN has the centralized results."""
+    if self.row.num_steps > 1:
+      return
+    results = {way: results[way] for way in (*MOMENTS, CENTRALIZED)}
+    initial = self.model.from_model_weights(self.initial)
+    # Statistics change so much more that they would hide the others' errors.
+    for is_trainable in (True, False):
+      harness.check_results(
+          self.row,
+          {
+              way: Result(self._group(r.weights, is_trainable), r.metrics)
+              for way, r in results.items()
+          },
+          CENTRALIZED,
+          self._group(initial, is_trainable),
+          _TOLERANCE,
+      )
+
+  def _group(self, weights, is_trainable):
+    return [
+        value
+        for value, info in zip(weights, self.model.variables)
+        if info.trainable == is_trainable
+    ]
+
+
+def _keras_model_fn(name: str) -> Callable[[], Any]:
+  # pylint: disable=g-import-not-at-top
+  import tensorflow as tf
+
+  from tff_bn import models
+
+  # pylint: enable=g-import-not-at-top
+  if name in _BLOCKS:
+    return functools.partial(_build_resnet, _BLOCKS[name])
+  if name == 'keras_resnet50':
+    return functools.partial(
+        tf.keras.applications.ResNet50,
+        weights=None,
+        input_shape=_IMAGE_SHAPES[name],
+        classes=harness.NUM_CLASSES,
+        classifier_activation=None,
+    )
+  return models.build_model_fn(name, _IMAGE_SHAPES[name], harness.NUM_CLASSES)
+
+
+def _build_resnet(num_blocks: int) -> Any:
+  """Builds `tff_bn.models.resnet20` with another number of blocks a stage."""
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
+  layers = tf.keras.layers
+
+  def convolve(x, channels, strides):
+    x = layers.Conv2D(
+        channels,
+        3,
+        strides=strides,
+        padding='same',
+        use_bias=False,
+        kernel_initializer='he_normal',
+    )(x)
+    return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
+
+  inputs = tf.keras.Input((32, 32, 3))
+  x = layers.ReLU()(convolve(inputs, 16, 1))
+  for stage, channels in enumerate((16, 32, 64)):
+    for block in range(num_blocks):
+      strides, shortcut = 1, x
+      if stage and not block:
+        strides = 2
+        shortcut = layers.AveragePooling2D(pool_size=1, strides=strides)(x)
+        padding = (channels - x.shape[-1]) // 2
+        # These axes are width and channels.
+        shortcut = layers.ZeroPadding2D(
+            ((0, 0), (padding, padding)), data_format='channels_first'
+        )(shortcut)
+      x = layers.ReLU()(convolve(x, channels, strides))
+      x = layers.Add()([convolve(x, channels, 1), shortcut])
+      x = layers.ReLU()(x)
+  x = layers.GlobalAveragePooling2D()(x)
+  outputs = layers.Dense(harness.NUM_CLASSES, kernel_initializer='he_normal')(x)
+  return tf.keras.Model(inputs, outputs)
+
+
+def _federated_data(row: Row) -> Any:
+  """Random images; each client has its own brightness and two classes."""
+  # pylint: disable=g-import-not-at-top
+  import numpy as np
+
+  from tff_bn import data
+
+  # pylint: enable=g-import-not-at-top
+  rng = np.random.default_rng([0, row.num_clients])
+  num_samples = row.num_steps * row.batch_size
+  shape = (num_samples, *_IMAGE_SHAPES[row.model])
+  images, labels = [], []
+  for client in range(row.num_clients):
+    start = 128 * client // row.num_clients
+    images.append(rng.integers(start, start + 128, shape, np.uint8))
+    first_class = 2 * client % harness.NUM_CLASSES
+    labels.append(first_class + rng.integers(0, 2, num_samples, np.int32))
+  x, y = np.concatenate(images), np.concatenate(labels)
+  dataset = data.Dataset('random', x, y, x[:0], y[:0], harness.NUM_CLASSES)
+  return harness.federated_data(
+      dataset, np.split(np.arange(len(y)), row.num_clients)
+  )
+
+
+def _build_centralized_steps(problem: _Problem) -> Callable[[Any], Result]:
+  """Returns a function that trains on batches with plain TensorFlow."""
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
+  keras_model = problem.model.to_keras()
+  loss_fn = problem.model.loss_fn()
+  (accuracy,) = problem.model.metrics_fn()
+  mean_loss = tf.keras.metrics.Mean()
+  initial = problem.model.from_model_weights(problem.initial)
+  variables = keras_model.trainable_weights
+
+  @tf.function
+  def make_steps(dataset):
+    for x, y in iter(dataset):
+      with tf.GradientTape() as tape:
+        output = keras_model(x, training=True)
+        loss = loss_fn(y, output)
+      gradients = tape.gradient(loss, variables)
+      for variable, gradient in zip(variables, gradients):
+        variable.assign_sub(_LEARNING_RATE * gradient)
+      accuracy.update_state(y, output)
+      mean_loss.update_state(loss)  # All batches are equally large.
+
+  def train(dataset):
+    keras_model.set_weights(initial)
+    accuracy.reset_state()
+    mean_loss.reset_state()
+    make_steps(dataset)
+    return Result(
+        keras_model.get_weights(),
+        [mean_loss.result().numpy(), accuracy.result().numpy()],
+    )
+
+  return train
+
+
+def time_row(row: Row, repeats: int) -> Rounds:
+  """Times rounds in all ways, which take turns.
+
+  Args:
+    row: The kind of round.
+    repeats: How many rounds, besides the first.
+
+  Returns:
+    The times, and what is sent.
+
+  Raises:
+    RuntimeError: If results differ.
+  """
+  from tff_bn import runtime  # pylint: disable=g-import-not-at-top
+
+  problem = _Problem(row, _federated_data(row))
+  centralized_steps = _build_centralized_steps(problem)
+  processes = {way: problem.build_process(way) for way in (FED_AVG, *MOMENTS)}
+  times = {way: [] for way in WAYS}
+  with runtime.in_process_runtime():
+    states = {way: process.initialize() for way, process in processes.items()}
+    for round_num in range(repeats + 1):
+      results = {}
+      for way in WAYS:
+        if way == CENTRALIZED:
+          data = problem.union_dataset(round_num)
+        else:
+          data = problem.client_datasets(round_num)
+        # What the others left is not cleared away at this one's expense.
+        gc.collect()
+        start = time.perf_counter()
+        if way == CENTRALIZED:
+          results[way] = centralized_steps(data)
+        else:
+          results[way] = problem.federated_round(
+              processes[way], states[way], data
+          )
+        times[way].append(time.perf_counter() - start)
+      problem.check(results)
+    sent = {way: problem.sent(process) for way, process in processes.items()}
+  timing = Timing(
+      {way: seconds[0] for way, seconds in times.items()},
+      {way: seconds[1:] for way, seconds in times.items()},
+  )
+  return Rounds(timing, sent)
+
+
+def time_first_round(row: Row) -> FirstRound:
+  """Times FedTAN's first round in this process, which should be a new one.
+
+  Args:
+    row: The kind of round.
+
+  Returns:
+    The times, without those of imports and of the data.
+  """
+  # pylint: disable=g-import-not-at-top
+  from tff_bn import algorithms  # pylint: disable=unused-import
+  from tff_bn import runtime
+
+  # pylint: enable=g-import-not-at-top
+  del algorithms  # Imported before the time is taken.
+  data = _federated_data(row)
+  with runtime.in_process_runtime():
+    start = time.perf_counter()
+    problem = _Problem(row, data)
+    process = problem.build_process(TWO_PASS)
+    build = time.perf_counter() - start
+    seconds = []
+    for round_num in range(2):
+      datasets = problem.client_datasets(round_num)
+      start = time.perf_counter()
+      if round_num == 0:
+        state = process.initialize()
+      problem.federated_round(process, state, datasets)
+      seconds.append(time.perf_counter() - start)
+    sent = problem.sent(process)
+  num_layers = len({v.batch_norm for v in problem.model.variables} - {None})
+  return FirstRound(num_layers, build, *seconds, sent)
+
+
+def measure(
+    rows: Sequence[Row], repeats: Optional[int], first_rounds: Sequence[Row]
+) -> Measurements:
+  """Measures everything, each thing in a process of its own.
+
+  Args:
+    rows: The rounds to time.
+    repeats: How many of each; `None`: as each row says.
+    first_rounds: The rounds that are computed in a new process.
+
+  Returns:
+    The measurements.
+  """
+  rounds = {}
+  for row in rows:
+    harness.progress(f'Timing {row} ...')
+    rounds[row] = harness.in_new_process(
+        time_row, row, repeats or row.default_repeats
+    )
+  times = {}
+  for row in first_rounds:
+    harness.progress(f'Timing the first round of {row} ...')
+    times[row] = harness.in_new_process(time_first_round, row)
+  return Measurements(
+      harness.in_new_process(harness.describe_machine), rounds, times
+  )
+
+
+def report(measurements: Measurements) -> tuple[str, bool]:
+  """Makes the report.
+
+  Args:
+    measurements: What was measured.
+
+  Returns:
+    Markdown text, and whether all floors are met.
+  """
+  floors = harness.Floors()
+  lines = [
+      '# What FedTAN costs',
+      '',
+      'Written by `python benchmarks/fedtan.py`.',
+      '',
+      *(f'*   {line}' for line in measurements.machine),
+  ]
+  if measurements.rounds:
+    lines += _round_lines(measurements.rounds, floors)
+  if measurements.first_rounds:
+    lines += _first_round_lines(measurements.first_rounds, floors)
+    lines += _layer_lines(measurements.first_rounds, floors)
+  return '\n'.join(lines) + '\n', floors.are_met
+
+
+def _round_lines(
+    rounds: Mapping[Row, Rounds], floors: harness.Floors
+) -> list[str]:
+  rows, first_rows, ratio_rows, sent_rows = [], [], [], []
+  for row, entry in rounds.items():
+    timing = entry.timing
+    rows.append(
+        [
+            str(row),
+            *(f'{statistics.median(timing.later[way]):.3f}' for way in WAYS),
+            str(len(timing.later[FED_AVG])),
+        ]
+    )
+    first_rows.append([str(row), *(f'{timing.first[way]:.2f}' for way in WAYS)])
+    for moments in MOMENTS:
+      ratios = timing.ratios(moments, FED_AVG)
+      aim, limit = row.fed_avg_ratio_aim, row.max_fed_avg_ratio
+      floor_cells = ['–', '–', '–']
+      if limit is not None:
+        is_met = statistics.median(ratios) <= limit
+        floor_cells = [f'{aim:.2f}', f'≤ {limit:.2f}', floors.check(is_met)]
+      ratio_rows.append(
+          [
+              str(row),
+              moments,
+              harness.spread(ratios),
+              *floor_cells,
+              harness.spread(timing.ratios(moments, CENTRALIZED)),
+          ]
+      )
+    for way, sent in entry.sent.items():
+      sent_rows.append([str(row), way, *_sent_cells(sent)])
+  return [
+      '',
+      '## Seconds per round',
+      '',
+      'Clients × steps × batch size, on random images of'
+      f' {_shapes_text(rounds)} pixels, in four ways that take turns: FedAvg;'
+      ' FedTAN with `moments` two_pass (its default) and fused; and'
+      ' centralized, as many plain steps on the unions of the batches, without'
+      ' TFF. Rounds run in process, with default settings. With one step,'
+      " FedTAN's result is that of centralized training (to"
+      f" {_TOLERANCE:g} of the model's change). Seconds are medians.",
+      '',
+      *harness.table(['Round', *WAYS, 'rounds'], rows),
+      '',
+      'How much longer FedTAN takes: the medians (and ranges) of the ratios of'
+      ' rounds that followed one another.',
+      '',
+      *harness.table(
+          [
+              'Round',
+              'moments',
+              'FedTAN / FedAvg',
+              'aim',
+              'floor',
+              'met',
+              'FedTAN / centralized',
+          ],
+          ratio_rows,
+      ),
+      '',
+      'The first round, without the building of the processes:',
+      '',
+      *harness.table(['Round', *WAYS], first_rows),
+      '',
+      'What a round sends, in MB of 2^20 bytes: what the server sends counts'
+      ' once, and what the clients send for each of them.',
+      '',
+      *harness.table(['Round', 'algorithm', 'exchanges', 'MB'], sent_rows),
+  ]
+
+
+def _shapes_text(rows: Mapping[Row, Any]) -> str:
+  shapes = dict.fromkeys(_IMAGE_SHAPES[row.model] for row in rows)
+  return ' or '.join('×'.join(map(str, shape)) for shape in shapes)
+
+
+def _sent_cells(sent: Sent) -> list[str]:
+  return [str(sent.exchanges), f'{sent.megabytes:.3f}']
+
+
+def _first_round_lines(
+    first_rounds: Mapping[Row, FirstRound], floors: harness.Floors
+) -> list[str]:
+  rows = []
+  for row, entry in first_rounds.items():
+    limit = row.max_first_seconds
+    floor_cells = ['–', '–']
+    if limit is not None:
+      floor_cells = [f'≤ {limit:g}', floors.check(entry.total <= limit)]
+    rows.append(
+        [
+            str(row),
+            str(entry.num_layers),
+            f'{entry.build:.2f}',
+            f'{entry.first:.2f}',
+            f'{entry.total:.2f}',
+            *floor_cells,
+            f'{entry.second:.2f}',
+            *_sent_cells(entry.sent),
+        ]
+    )
+  return [
+      '',
+      '## First round',
+      '',
+      'Seconds of a new process, after imports: to build the model and FedTAN'
+      ' (two_pass), and of the first round. A second round shows how much of'
+      ' the first one is more than computing.',
+      '',
+      *harness.table(
+          [
+              'Round',
+              'BN layers',
+              'build',
+              'first round',
+              'together',
+              'floor',
+              'met',
+              'second round',
+              'exchanges',
+              'MB',
+          ],
+          rows,
+      ),
+  ]
+
+
+def _layer_lines(
+    first_rounds: Mapping[Row, FirstRound], floors: harness.Floors
+) -> list[str]:
+  """Compares models whose depths differ, where both were measured."""
+  small_model, large_model = _LAYER_MODELS
+  rows = []
+  for row, small in first_rounds.items():
+    large = first_rounds.get(dataclasses.replace(row, model=large_model))
+    if row.model != small_model or large is None:
+      continue
+    ratio = large.per_layer / small.per_layer
+    rows.append(
+        [
+            f'{large_model} / {row}',
+            f'{small.per_layer:.3f}',
+            f'{large.per_layer:.3f}',
+            f'{ratio:.2f}',
+            f'≤ {_MAX_LAYER_RATIO:.2f}',
+            floors.check(ratio <= _MAX_LAYER_RATIO),
+        ]
+    )
+  if not rows:
+    return []
+  return [
+      '',
+      'Seconds until the end of the first round, for each BN layer:',
+      '',
+      *harness.table(
+          [
+              'Models',
+              small_model,
+              large_model,
+              'ratio',
+              'floor',
+              'met',
+          ],
+          rows,
+      ),
+  ]
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Measures, prints and writes the report."""
+  try:
+    if len(arguments) > 1:
+      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
+    rows = [Row.parse(text) for text in _ROWS.value if text]
+    first_rounds = [
+        Row.parse(text, 'first_rounds') for text in _FIRST_ROUNDS.value if text
+    ]
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
+  # TensorFlow's C++ code reports missing GPU libraries as errors.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  text, are_floors_met = report(measure(rows, _REPEATS.value, first_rounds))
+  harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'fedtan.md', text)
+  return 0 if are_floors_met else 1
+
+
+if __name__ == '__main__':
+  app.run(main)
