@@ -330,9 +330,10 @@ class Stage:
     _tracing.worker = worker
     try:
       with tf.device(worker and worker.task):
-        return tf.function(
-            lambda *tensors: self._compute(list(tensors)), autograph=False
-        ).get_concrete_function(*(leaf.spec for leaf in self.inputs))
+        return tf.compat.v1.wrap_function(
+            lambda *tensors: self._compute(list(tensors)),
+            [leaf.spec for leaf in self.inputs],
+        )
     finally:
       _tracing.worker = None
 
