@@ -7,6 +7,20 @@ import pytest
 import tensorflow as tf
 
 
+def pytest_addoption(parser):
+  parser.addoption(
+      '--slow', action='store_true', help='run the tests marked as slow, too'
+  )
+
+
+def pytest_collection_modifyitems(config, items):
+  if config.getoption('--slow'):
+    return
+  for item in items:
+    if item.get_closest_marker('slow'):
+      item.add_marker(pytest.mark.skip(reason='slow; run with --slow'))
+
+
 @pytest.fixture(scope='session')
 def native_context():
   """TFF's own runtime; its worker process ends with the test run."""

@@ -119,7 +119,8 @@ def test_what_two_clients_send():
   """The closed forms of the module's docstring, for one of two clients."""
   rng = np.random.default_rng(3)
   x, cotangent = rng.normal(3, 2, [5, 2]), rng.normal(1, 1, [5, 2])
-  other = dict(count=7.0, mean=np.array([1.0, 2.0]), variance=np.array([3, 0.5]))
+  mean, variance = np.array([1.0, 2.0]), np.array([3.0, 0.5])
+  other = dict(count=7.0, mean=mean, variance=variance)
   other_sums = dict(scale=np.array([0.3, -2.0]), shift=np.array([1.0, 5.0]))
   layer = _layer([5, 2], dict(dtype='float64'))
   gamma, beta = layer.gamma.numpy(), layer.beta.numpy()

@@ -272,7 +272,38 @@ def test_fed_avg_of_several_clients_is_not(name):
 # Any model.
 
 
-@pytest.mark.parametrize('name', list(fedtan_models.CASES))
+# Those that differ least from others.
+_SLOW = frozenset(
+    [
+        'nested_several_outputs',
+        'nested_inference',
+        'live_in_frozen',
+        'called_from_another_model',
+        'part_of_another_model',
+        'list_outputs',
+        'conv1d',
+        'depthwise',
+        'axis_1',
+        'inference_call',
+        'gru',
+        'embedding',
+        'residual',
+        'other_norms',
+        'operations',
+        'attention',
+        'unused_variable',
+    ]
+)
+
+
+def _slow(name):
+  return pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    'name',
+    [_slow(n) if n in _SLOW else n for n in fedtan_models.CASES],
+)
 def test_a_step_is_the_centralised_step(name):
   _check_case(fedtan_models.CASES[name], 'fused')
 
@@ -281,17 +312,17 @@ def test_a_step_is_the_centralised_step(name):
 @pytest.mark.parametrize(
     'name',
     [
-        'mlp3',
+        _slow('mlp3'),
         'two_branches',
-        'nested_twice',
+        _slow('nested_twice'),
         'shared_in_parallel',
-        'list_inputs',
+        _slow('list_inputs'),
         'conv3d',
-        'several_axes',
+        _slow('several_axes'),
         'options',
-        'regularizers',
+        _slow('regularizers'),
         'both_modes',
-        'synchronized',
+        _slow('synchronized'),
         'stateful',
     ],
 )
@@ -303,8 +334,8 @@ def test_a_step_in_two_passes_is_the_centralised_step(name):
     ('name', 'moments', 'sizes'),
     [
         ('resnet20', 'two_pass', (4, 4, 4)),
-        ('mobile_net_v2', 'fused', (4, 4)),
         ('resnet50', 'fused', (4, 4)),
+        pytest.param('mobile_net_v2', 'fused', (4, 4), marks=pytest.mark.slow),
     ],
 )
 def test_a_step_of_a_deep_model(name, moments, sizes):

@@ -291,7 +291,7 @@ class TestPlans:
       monkeypatch.setattr(module, name, counting)
 
     count(imported_graph, 'import_graph', 'imported')
-    count(plan_lib.tf, 'function', 'traced')
+    count(plan_lib.Stage, '_trace', 'traced')
     return counts
 
   def _comp(self, constant=1):
