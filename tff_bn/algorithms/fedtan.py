@@ -15,8 +15,9 @@ model leaves a client.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
+import operator
 from typing import Any
 
 import numpy as np
@@ -293,7 +294,7 @@ class _FedTanWork(client_work.ClientWork):
       result = tff.federated_map(start, (state, weights, data))
       carried = []
       for number in range(1, last + 1):
-        carried.append(_unpack(targets[number - 1], result))
+        carried.append(_unpack(targets[number - 1], result, _select))
         arguments = [
             exchanges[number - 1](result['sent']),
             *(carried[s][number] for s in first_step.sources_of(number)),
@@ -442,16 +443,39 @@ def _pack(
   )
 
 
-def _unpack(targets: Sequence[int], tree: Any) -> dict[int, Any]:
-  """The inverse of `_pack`, for values and types of TFF."""
+def _unpack(
+    targets: Sequence[int],
+    tree: Any,
+    select: Callable[[Any, str], Any] = operator.getitem,
+) -> dict[int, Any]:
+  """The inverse of `_pack`.
+
+  Args:
+    targets: The stages.
+    tree: The tree, or its type.
+    select: Selects a branch of the tree.
+
+  Returns:
+    What is carried over to each stage, or its type.
+  """
   carried = {}
   for branch in _branches(targets):
-    part = tree[f'until_{branch[-1]}']
+    key = f'until_{branch[-1]}'
     if len(branch) == 1:
-      carried[branch[0]] = part
+      carried[branch[0]] = tree[key]
     else:
-      carried.update(_unpack(branch, part))
+      carried.update(_unpack(branch, select(tree, key), select))
   return carried
+
+
+def _select(tree: tff.Value, key: str) -> tff.Value:
+  """Selects as `tree[key]`, but only once, however often it is used."""
+
+  @tff.federated_computation(tree.type_signature.member)
+  def select(member):
+    return member[key]
+
+  return tff.federated_map(select, tree)
 
 
 def _message(questions, values, carried):
