@@ -109,8 +109,8 @@ def build_fedtan(
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed; or the model has
       no batch normalization, is a subclass of `tf.keras.Model` with its own
-      `call`, or has such a layer inside of a loop, a condition or a wrapper.
-      The message names the layer.
+      `call`, has such a layer inside of a loop, a condition or a wrapper, or
+      computes in float16. The message names the layer.
   """
   _check_choice('synchronize', synchronize, SYNCHRONIZE)
   _check_choice('moments', moments, MOMENTS)
