@@ -1,0 +1,119 @@
+"""The exchanges of FedTAN: as many as counted, as few as the graph allows."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import BatchNormModel
+from tff_bn import algorithms
+from tff_bn import analysis
+from tff_bn.runtime import execution
+from tff_bn.runtime import plan as plan_lib
+
+_layers = tf.keras.layers
+
+
+def _chain(x):
+  for _ in range(2):
+    x = _layers.BatchNormalization()(_layers.Dense(4)(x))
+  return x
+
+
+def _branches(x):
+  x = _layers.Dense(4)(x)
+  short = _layers.BatchNormalization()(x)
+  return _layers.Add()([_chain(x), short])
+
+
+def _called_twice(x):
+  norm = _layers.BatchNormalization()
+  return norm(_layers.Dense(4)(norm(_layers.Dense(4)(x))))
+
+
+def _first(x):
+  """No gradient is needed of what comes before the layer."""
+  return _layers.BatchNormalization()(x)
+
+
+# The number of layers one after the other, and of those with something
+# trainable before them.
+_CASES = {
+    'chain': (_chain, 2, 2),
+    'branches': (_branches, 2, 2),
+    'called_twice': (_called_twice, 2, 2),
+    'first': (_first, 1, 0),
+}
+
+
+def _model(body):
+  def keras_model_fn():
+    inputs = tf.keras.Input([3])
+    return tf.keras.Model(inputs, _layers.Dense(2)(body(inputs)))
+
+  return BatchNormModel(
+      keras_model_fn,
+      (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32)),
+      lambda: tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+  )
+
+
+@pytest.fixture(name='num_uploads')
+def _num_uploads(monkeypatch):
+  """In how many passes of the last computation clients' values were added."""
+  passes = []
+  compute_totals = execution.Execution._compute_totals
+
+  def counting(self, number):
+    added = []
+    fold = self._plan.passes[number].fold
+    call = plan_lib.Stage.__call__
+
+    def counting_call(stage, *args, **kwargs):
+      if stage is fold and stage.outputs:
+        added.append(1)
+      return call(stage, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(plan_lib.Stage, '__call__', counting_call)
+      totals = compute_totals(self, number)
+    passes.append(len(added))
+    return totals
+
+  monkeypatch.setattr(execution.Execution, '_compute_totals', counting)
+  return passes
+
+
+@pytest.mark.parametrize('moments', ['two_pass', 'fused'])
+@pytest.mark.parametrize('name', _CASES)
+def test_exchanges(name, moments, in_process_runtime, num_uploads):
+  body, forward, backward = _CASES[name]
+  process = algorithms.build_fedtan(
+      _model(body),
+      tff.learning.optimizers.build_sgdm(0.1),
+      moments=moments,
+      local_steps=1,
+  )
+  state = process.initialize()
+  rng = np.random.default_rng(0)
+  datasets = [
+      tf.data.Dataset.from_tensors(
+          (rng.normal(size=[5, 3]).astype('f'), rng.integers(0, 2, 5, 'i'))
+      )
+      for _ in range(3)
+  ]
+  num_uploads.clear()
+  process.next(state, datasets)
+  expected = (2 if moments == 'two_pass' else 1) * forward + backward + 1
+  # Each of the three clients, in each of the exchanges.
+  assert [n for n in num_uploads if n] == [3] * expected
+  assert analysis.computation_traffic(process.next).exchanges == expected
+
+
+def test_forward_only_has_no_backward_exchanges():
+  process = algorithms.build_fedtan(
+      _model(_branches),
+      tff.learning.optimizers.build_sgdm(0.1),
+      synchronize='forward',
+  )
+  assert analysis.computation_traffic(process.next).exchanges == 2 * 2 + 1
