@@ -1,5 +1,6 @@
 """Tests for processes that change their algorithm at given rounds."""
 
+import asyncio
 import collections
 import dataclasses
 
@@ -94,6 +95,17 @@ def test_a_state_decides_alone(in_process_runtime, processes, phased):
   _assert_same(output.state, states[3])
 
 
+@pytest.fixture(name='event_loop')
+def _event_loop():
+  """TFF's loop needs one, which other tests may have taken from the thread."""
+  loop = asyncio.new_event_loop()
+  asyncio.set_event_loop(loop)
+  yield
+  asyncio.set_event_loop(None)
+  loop.close()
+
+
+@pytest.mark.usefixtures('event_loop')
 def test_tffs_training_loop(in_process_runtime, processes, phased):
   data = _data()
 
