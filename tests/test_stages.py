@@ -228,6 +228,25 @@ def test_a_loop_between_questions():
   np.testing.assert_allclose(gradient, tape.gradient(expected, w), rtol=1e-12)
 
 
+def test_a_variable_that_a_loop_writes():
+  """Its value is carried over, with what made it."""
+  variable = tf.Variable(np.float64(1.0))
+
+  def fn(ask, x):
+    def step(i):
+      variable.assign_add(x[0])
+      return [i + 1]
+
+    tf.while_loop(lambda i: i < 3, step, [0])
+    return ask('q', x[1]) + variable.read_value()
+
+  staged = stages.StagedFunction(fn, [variable], _VECTOR)
+  result = _run(
+      staged, [np.float64(10.0)], np.array([5.0, 7.0]), answer=_double
+  )
+  assert result == 2 * 7 + 10 + 3 * 5
+
+
 def test_random_numbers_depend_on_the_seed_alone_and_are_drawn_once():
   tf.keras.backend.experimental.enable_tf_random_generator()
   layer = tf.keras.layers.Dropout(0.5)

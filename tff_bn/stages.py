@@ -394,7 +394,9 @@ class _DataFlow:
         max(levels, default=0),
         tuple(specs),
         can_be_repeated,
-        can_be_repeated and all(self._is_repeated(i) for i in inputs),
+        can_be_repeated
+        and all(self._is_repeated(i) for i in inputs)
+        and all(self._nodes[f].is_repeated for f in first),
     )
     return f'{name}:0'
 
