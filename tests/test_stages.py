@@ -43,6 +43,16 @@ def _double(stage, kind, value):
   return 2 * value
 
 
+def _pass_on(ask):
+  """An identity with a question in each direction."""
+
+  @tf.custom_gradient
+  def pass_on(h):
+    return ask('forward', h), lambda dy: ask('backward', dy)
+
+  return pass_on
+
+
 def _operations(staged, op_type):
   """In which stages an operation occurs."""
   return [
@@ -201,10 +211,7 @@ def test_a_loop_between_questions():
   weight = tf.Variable(np.float64(0.9))
 
   def fn(ask, x):
-    @tf.custom_gradient
-    def pass_on(h):
-      return ask('forward', h), lambda dy: ask('backward', dy)
-
+    pass_on = _pass_on(ask)
     with tf.GradientTape() as tape:
       h = tf.while_loop(
           lambda i, h: i < 4,
@@ -301,10 +308,7 @@ def test_random_numbers_in_a_loop_can_not_be_drawn_again():
   weight = tf.Variable(np.float64(0.9))
 
   def fn(ask, x):
-    @tf.custom_gradient
-    def pass_on(h):
-      return ask('forward', h), lambda dy: ask('backward', dy)
-
+    pass_on = _pass_on(ask)
     with tf.GradientTape() as tape:
       h = tf.while_loop(
           lambda i, h: i < 4,

@@ -17,6 +17,11 @@ from tff_bn.local_training import LocalTraining
 from tff_bn.local_training import LocalTrainingConfig
 from tff_bn.shared_weights import SharedWeights
 
+# What the clients do in a round, see `ClientWork.build_client_update`.
+ClientUpdate = Callable[
+    [tff.Value, tff.Value, tff.Value], tuple[tff.Value, tff.Value]
+]
+
 CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
 
 
@@ -201,9 +206,7 @@ class ClientWork:
 
     return tff.federated_map(finalize, tff.federated_sum(sums))
 
-  def build_client_update(
-      self,
-  ) -> Callable[[tff.Value, tff.Value, tff.Value], tuple[tff.Value, tff.Value]]:
+  def build_client_update(self) -> ClientUpdate:
     """Builds what the clients do in a round; all variables are shared.
 
     Returns:

@@ -72,7 +72,7 @@ class Question:
 Ask = Callable[[Hashable, Any], Any]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Request:
   """A question while the function is traced; `answer` are placeholders."""
 
@@ -90,7 +90,6 @@ class _Request:
 class _Source:
   """A value that a stage is given: an argument, a variable, an answer."""
 
-  name: str
   level: int
   spec: tf.TensorSpec
 
@@ -214,9 +213,9 @@ class StagedFunction:
         results = list(outputs)
       else:
         results = [
-            flow.resolve(tensor.name)
+            name
             for request in self._requests[number]
-            for tensor in tf.nest.flatten(request.value)
+            for name in flow.sent(request)
         ]
       stage = flow.stage(number, results, wanted[number], jit_compile)
       for name in stage.carried:
@@ -285,7 +284,9 @@ class StagedFunction:
       given.update(zip(names, carried[source], strict=True))
     return self._call(number, given)
 
-  def _call(self, number, given):
+  def _call(
+      self, number: int, given: Mapping[str, tf.Tensor]
+  ) -> tuple[Any, Mapping[int, list[tf.Tensor]]]:
     results, carried = self._stages[number](given)
     if number == len(self._requests):
       return tf.nest.pack_sequence_as(self._structure, results), carried
@@ -318,11 +319,11 @@ class _DataFlow:
     self._sources: dict[str, _Source] = {}
     self._nodes: dict[str, _Node] = {}
     self._same: dict[str, str] = {}  # From names of tensors to their origin's.
-    self._current: dict[str, Optional[str]] = {}  # The values of variables.
+    self._current: dict[str, str] = {}  # The values of variables.
     self._variables: dict[str, stateless_function.Capture] = {}
     self._random_numbers = itertools.count()
-    self._requests = {}
-    self._level_of_request = {}
+    self._requests: dict[str, _Request] = {}  # By the names of the answers.
+    self._levels: dict[_Request, int] = {}  # Of the answers.
     for request in requests:
       for placeholder in tf.nest.flatten(request.answer):
         self._requests[placeholder.name] = request
@@ -344,7 +345,7 @@ class _DataFlow:
     return name in self._same or name in self._variables
 
   def _source(self, name: str, spec: tf.TensorSpec, level: int = 0) -> str:
-    self._sources.setdefault(name, _Source(name, level, spec))
+    self._sources.setdefault(name, _Source(level, spec))
     return name
 
   def _capture(self, name: str, capture: stateless_function.Capture):
@@ -402,11 +403,8 @@ class _DataFlow:
 
   def _answer(self, placeholder: tf.Tensor):
     request = self._requests[placeholder.name]
-    level = 1 + max(
-        self.level(self.resolve(tensor.name))
-        for tensor in tf.nest.flatten(request.value)
-    )
-    self._level_of_request[id(request)] = level
+    level = 1 + max(self.level(name) for name in self.sent(request))
+    self._levels[request] = level
     spec = tf.TensorSpec(placeholder.shape, placeholder.dtype)
     self._source(placeholder.name, spec, level)
 
@@ -515,6 +513,10 @@ class _DataFlow:
       return name
     return self._same.get(name, name)
 
+  def sent(self, request: _Request) -> list[str]:
+    """The names of the tensors of a question."""
+    return [self.resolve(t.name) for t in tf.nest.flatten(request.value)]
+
   def level(self, name: str) -> int:
     """The stage in which a tensor is there."""
     if name in self._sources:
@@ -543,26 +545,24 @@ class _DataFlow:
       self, outputs: Iterable[str]
   ) -> list[tuple[int, _Request]]:
     """The questions whose answers are needed, each with its answer's stage."""
-    needed = {}
+    needed = set()
     seen = set()
     stack = list(outputs)
     while stack:
       name = stack.pop()
       if name in self._requests:
         request = self._requests[name]
-        if id(request) not in needed:
-          needed[id(request)] = request
-          stack += [
-              self.resolve(tensor.name)
-              for tensor in tf.nest.flatten(request.value)
-          ]
+        if request not in needed:
+          needed.add(request)
+          stack += self.sent(request)
       elif name not in self._sources and _node_of(name) not in seen:
         seen.add(_node_of(name))
         node = self._nodes[_node_of(name)]
         stack += [*node.inputs, *(f'{first}:0' for first in node.first)]
     # In the order in which they were asked.
-    requests = {id(r): r for r in self._requests.values() if id(r) in needed}
-    return [(self._level_of_request[key], r) for key, r in requests.items()]
+    return [
+        (n, request) for request, n in self._levels.items() if request in needed
+    ]
 
   def stage(
       self,
@@ -665,7 +665,7 @@ class _Stage:
   """A part of the graph; all are names of tensors.
 
   Attributes:
-    graph_def: Its operations, with placeholders for what it is given.
+    graph_def: Its operations, whose inputs may be what it is given.
     sources: What is given from outside: arguments, variables, answers.
     carried: What is given by earlier stages.
     results: What it returns.
@@ -687,7 +687,6 @@ class _Stage:
   ) -> tuple[list[tf.Tensor], dict[int, list[tf.Tensor]]]:
     tensors = {name: given[name] for name in (*self.carried, *self.sources)}
     wanted = [name for name in self.specs if name not in tensors]
-
     used = {i for node in self.graph_def.node for i in node.input}
 
     def compute(*given):

@@ -502,10 +502,6 @@ class _PlainKernels:
   def _masked(self, values: tf.Tensor) -> tf.Tensor:
     return values if self._mask is None else values * self._mask
 
-  def _normalized(self, statistics: _Statistics) -> tf.Tensor:
-    r = tf.math.rsqrt(statistics.variance + self.epsilon)
-    return (self.inputs - self._spread(statistics.mean)) * self._spread(r)
-
   def moments(self):
     mean = tf.math.divide_no_nan(
         self._sum(self._masked(self.inputs)), self.count
@@ -524,13 +520,12 @@ class _PlainKernels:
 
   def gradients(self, cotangent, gamma, statistics):
     r = tf.math.rsqrt(statistics.variance + self.epsilon)
+    normalized = (self.inputs - self._spread(statistics.mean)) * self._spread(r)
     return (
         cotangent * self._spread(gamma * r),
-        self._sum(cotangent * self._normalized(statistics)),
+        self._sum(cotangent * normalized),
         self._sum(cotangent),
     )
 
   def affine(self, scale, shift, statistics):
-    return self._masked(
-        self._normalized(statistics) * self._spread(scale) + self._spread(shift)
-    )
+    return self._masked(self.normalize(scale, shift, statistics))

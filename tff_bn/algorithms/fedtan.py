@@ -33,6 +33,7 @@ from tff_bn import synchronized_batch_norm
 from tff_bn.aggregators import moments as moments_lib
 from tff_bn.algorithms import partitioned
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.local_training import LocalResult
 from tff_bn.local_training import LocalStep
 from tff_bn.local_training import LocalTraining
@@ -252,7 +253,7 @@ class _FedTanWork(client_work.ClientWork):
         jit_compile=self._training.config.jit_compile,
     )
 
-  def build_client_update(self):
+  def build_client_update(self) -> client_work.ClientUpdate:
     """Builds what the clients do in a round, with all exchanges."""
     first_step = self._first_step
     weights_type = self._weights.weights_type()
@@ -308,7 +309,13 @@ class _FedTanWork(client_work.ClientWork):
 
     return update_clients
 
-  def _build_stage(self, number, sources, answers_type, carried_types):
+  def _build_stage(
+      self,
+      number: int,
+      sources: Sequence[int],
+      answers_type: tff.Type,
+      carried_types: Sequence[tff.Type],
+  ) -> tff.Computation:
     first_step = self._first_step
 
     @tff.tensorflow.computation([answers_type, *carried_types])
@@ -325,7 +332,13 @@ class _FedTanWork(client_work.ClientWork):
 
     return stage
 
-  def _build_last_stage(self, number, sources, answers_type, carried_types):
+  def _build_last_stage(
+      self,
+      number: int,
+      sources: Sequence[int],
+      answers_type: tff.Type,
+      carried_types: Sequence[tff.Type],
+  ) -> tff.Computation:
     first_step = self._first_step
 
     @tff.tensorflow.computation(
@@ -350,7 +363,13 @@ class _FedTanWork(client_work.ClientWork):
 
     return finish
 
-  def _finish(self, first, state, weights, dataset):
+  def _finish(
+      self,
+      first: Mapping[str, Any],
+      state: Any,
+      weights: ModelWeights,
+      dataset: tf.data.Dataset,
+  ) -> Mapping[str, Any]:
     """Makes the first step with the gradient, and the other steps."""
     before = self._weights.merge(weights, {})
     model, training = self._model, self._training
@@ -478,21 +497,29 @@ def _select(tree: tff.Value, key: str) -> tff.Value:
   return tff.federated_map(select, tree)
 
 
-def _message(questions, values, carried):
+def _message(
+    questions: Sequence[stages.Question],
+    values: Sequence[Any],
+    carried: Mapping[int, Sequence[tf.Tensor]],
+) -> collections.OrderedDict[str, Any]:
   """What a stage returns: what is sent, and what stays for later stages."""
   return collections.OrderedDict(
       sent=_by_kind(questions, values), **_pack(sorted(carried), carried)
   )
 
 
-def _by_kind(questions, values):
+def _by_kind(
+    questions: Sequence[stages.Question], values: Sequence[Any]
+) -> collections.OrderedDict[str, list[Any]]:
   sent = collections.OrderedDict()
   for question, value in zip(questions, values, strict=True):
     sent.setdefault(question.kind.name, []).append(value)
   return sent
 
 
-def _answers(questions, answers):
+def _answers(
+    questions: Sequence[stages.Question], answers: Mapping[str, Sequence[Any]]
+) -> list[Any]:
   """The answers in the order of the questions."""
   iterators = {kind: iter(answers[kind]) for kind in answers}
   return [next(iterators[question.kind.name]) for question in questions]
