@@ -74,6 +74,7 @@ setuptools.setup(
             'tff-bn-train=tff_bn.programs.train:run',
             'tff-bn-compare=tff_bn.programs.compare:run',
             'tff-bn-evaluate=tff_bn.programs.evaluate:run',
+            'tff-bn-analyze=tff_bn.programs.analyze:run',
             'tff-bn-worker=tff_bn.programs.worker:run',
         ]
     },

@@ -5,5 +5,12 @@ This package needs TensorFlow only: it does not import TensorFlow Federated.
 
 from tff_bn.layers.discovery import batch_norm_layers
 from tff_bn.layers.discovery import is_batch_norm
+from tff_bn.layers.federated_batch_normalization import (
+    FederatedBatchNormalization,
+)
 
-__all__ = ['batch_norm_layers', 'is_batch_norm']
+__all__ = [
+    'FederatedBatchNormalization',
+    'batch_norm_layers',
+    'is_batch_norm',
+]

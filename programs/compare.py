@@ -29,6 +29,7 @@ def define_flags(
       flag_groups.define_model_flags(values),
       flag_groups.define_training_flags(values),
       flag_groups.define_server_flags(values),
+      flag_groups.define_robustness_flags(values),
       flag_groups.define_seeds_flag(values),
       flag_groups.define_runtime_flags(values),
       flag_groups.define_output_flags(values, defaults.COMPARE_OUTPUT_DIR),

@@ -14,6 +14,8 @@ ALGORITHMS = (
     'fedtan',
     'fedtan_forward_only',
     'fedtan_ii',
+    'fbn',
+    'fixbn',
 )
 SEED = 0
 SEEDS = (0, 1)
@@ -42,6 +44,17 @@ MOMENTS = 'two_pass'
 # The paper's are 10 to 40 % of the rounds, and 0.02 on CIFAR-10, 0.1 on MNIST.
 SYNC_SHARE = 0.2
 AFTER_SYNC_FACTOR = 0.1
+# As in FBN's paper, where it is 1500 of 3000.
+FIXBN_SHARE = 0.5
+
+MODEL_AGGREGATOR = 'mean'
+STATISTICS_AGGREGATOR = 'mean'
+CLIPPING_RADIUS = 10.0  # with centered_clipping
+BUCKET_SIZE = 2  # with bucketing
+ATTACK_TARGET = 'both'
+FOE_STRENGTH = 3.0
+IPM_STRENGTH = 0.5
+GAUSSIAN_STRENGTH = 200.0  # Blanchard et al. 2017
 
 SERVER_OPTIMIZER = 'sgd'
 SERVER_LEARNING_RATE = {'sgd': 1.0, 'sgdm': 0.1, 'adam': 0.01, 'yogi': 0.01}

@@ -24,6 +24,7 @@ from tff_bn import runtime
 from tff_bn import training
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.models import names as model_names
+from tff_bn.programs import aggregation
 from tff_bn.programs import parsers
 from tff_bn.programs import registry
 from tff_bn.programs import run_folder
@@ -87,6 +88,8 @@ def split_dataset(
         f' clients than the {len(data.client_ids)} that there are; use at most'
         f' {len(data.client_ids)}.'
     )
+  if settings.attack == 'label_flip':
+    data = tff_bn_data.with_flipped_labels(data, settings.num_attackers)
   return dataclasses.replace(data, recipe=_recipe(settings))
 
 
@@ -135,6 +138,7 @@ def build_model(
       data.num_classes,
       settings.normalization,
       settings.precision,
+      settings.batch_norm_momentum,
   )
   # Keras's initializers draw from the global generators.
   tf.keras.utils.set_random_seed(settings.seed)
@@ -180,15 +184,19 @@ def build_process(
     arguments['client_weighting'] = settings.client_weighting
   if settings.server_optimizer is not None:
     arguments['server_optimizer'] = _server_optimizer(settings)
+  if settings.model_aggregator is not None:
+    arguments['model_aggregator'] = aggregation.build_model_aggregator(settings)
+  rule = aggregation.build_statistics_rule(settings)
+  if rule is not None:
+    arguments['statistics_aggregator'] = rule
   if settings.statistics is not None:
     arguments['statistics_aggregator'] = {
         'naive': aggregators.NaiveMomentsFactory,
         'pooled': aggregators.PooledMomentsFactory,
-    }[settings.statistics]()
-  if settings.moments is not None:
-    arguments['moments'] = settings.moments
-  if settings.sync_rounds is not None:
-    arguments['sync_rounds'] = settings.sync_rounds
+    }[settings.statistics](rule)
+  for name in ('moments', 'sync_rounds', 'fixbn_rounds', 'pooled'):
+    if getattr(settings, name) is not None:
+      arguments[name] = getattr(settings, name)
   return registry.ALGORITHMS[settings.algorithm].builder()(
       model,
       tff.learning.optimizers.build_sgdm(
@@ -311,14 +319,15 @@ def prepare(
     ValueError: If a run can't be made as its settings say.
   """
   dataset = load_dataset(runs[0])
-  by_seed = {}
+  made = {}
   jobs = []
   for settings, folder in zip(runs, folders, strict=True):
-    if settings.seed not in by_seed:
+    recipe = _recipe(settings)
+    if recipe not in made:
       data = split_dataset(settings, dataset)
       _check_workers(data)
-      by_seed[settings.seed] = data, build_model(settings, data)
-    data, model = by_seed[settings.seed]
+      made[recipe] = data, build_model(settings, data)
+    data, model = made[recipe]
     process = None
     if not (skip_finished and run_folder.is_finished(folder)):
       process = build_process(settings, model)

@@ -43,6 +43,65 @@ MOMENTS = {
         'one exchange for both; exact also for batches of different sizes'
     ),
 }
+# Rules in place of the clients' mean.
+RULES = {
+    'mean': 'the mean, which one client can move anywhere',
+    'median': 'the median of each coordinate',
+    'trimmed_mean': (
+        'the mean of each coordinate without its --num_byzantine largest and'
+        ' smallest values'
+    ),
+    'geometric_median': 'the point with the least sum of distances',
+    'krum': 'the client that is nearest to its neighbors',
+    'multi_krum': 'the mean of the clients that are nearest to theirs',
+    'mea_med': 'the mean of the values nearest to the median',
+    'centered_clipping': (
+        'the last result plus the mean of the differences from it, clipped to'
+        ' --clipping_radius'
+    ),
+}
+RULE_WRAPPERS = {
+    'nnm': 'first replaces each client by the mean of its nearest neighbors',
+    'bucketing': 'first takes means of random groups of --bucket_size clients',
+}
+# Rules and wrappers that have to know how many clients are Byzantine.
+COUNTING_RULES = ('trimmed_mean', 'krum', 'multi_krum', 'mea_med', 'nnm')
+ATTACKS = {
+    'sf': (
+        'sign flipping: minus the mean of the honest clients; of the BN'
+        ' statistics only the means are flipped'
+    ),
+    'foe': (
+        'fall of empires: (1 - --attack_strength) times the mean of the honest'
+        ' clients'
+    ),
+    'alie': (
+        'a little is enough: the mean of the honest clients plus'
+        ' --attack_strength times their standard deviation'
+    ),
+    'ipm': (
+        'inner product manipulation: minus --attack_strength times the mean of'
+        ' the honest clients'
+    ),
+    'mimic': 'copies of one honest client that differs much from the others',
+    'gaussian': ('normal noise with the standard deviation --attack_strength'),
+    'label_flip': (
+        'trains honestly on labels y that became C - 1 - y; ignores'
+        ' --attack_target'
+    ),
+}
+# Attacks with a strength, and its default in words.
+ATTACK_STRENGTHS = {
+    'foe': f'{defaults.FOE_STRENGTH:g}',
+    'alie': "as large as the attack's paper allows",
+    'ipm': f'{defaults.IPM_STRENGTH:g}',
+    'gaussian': f'{defaults.GAUSSIAN_STRENGTH:g}',
+}
+ATTACK_TARGETS = {
+    'statistics': 'what they send of the BN statistics',
+    'model': 'what they send of all other variables',
+    'both': 'both',
+}
 SERVER_OPTIMIZERS = tuple(defaults.SERVER_LEARNING_RATE)
 
 
@@ -109,12 +168,12 @@ class _Definer:
     )
     self._names.append(name)
 
-  def boolean(self, name: str, explanation: str):
-    """Defines a flag that is off by default."""
+  def boolean(self, name: str, explanation: str, default: bool = False):
+    """Defines a flag that is on or off."""
     flags.DEFINE_boolean(
         name,
-        False,
-        f'{explanation} (default: no).',
+        default,
+        f'{explanation} (default: {"yes" if default else "no"}).',
         flag_values=self.values,
     )
     self._names.append(name)
@@ -153,6 +212,8 @@ def define_algorithms_flag(values: flags.FlagValues) -> FlagGroup:
       parsers.TupleParser(_ALGORITHM),
       f'What to compare, separated by commas:\n{_algorithm_list()}',
       defaults.ALGORITHMS,
+      # Spaces, so that the line can be wrapped.
+      ', '.join(defaults.ALGORITHMS),
   )
   _define_algorithm_options(define)
   define(
@@ -221,6 +282,89 @@ def _define_algorithm_options(define: _Definer):
       ' the steps must be smaller',
       default_text=f'{defaults.AFTER_SYNC_FACTOR:g}',
   )
+  define(
+      'fixbn_rounds',
+      _POSITIVE_INTEGER,
+      'Number of rounds after which fixbn fixes the BN statistics; less than'
+      ' --rounds',
+      default_text=f'{defaults.FIXBN_SHARE:.0%} of --rounds, but at least 1',
+  )
+  define.boolean(
+      'pooled',
+      "In fbn, clients' BN statistics count by the number of values that they"
+      ' are made of, which is exact for batches of any size. With --nopooled'
+      ' clients count alike, as in the paper',
+      default=True,
+  )
+
+
+def define_robustness_flags(values: flags.FlagValues) -> FlagGroup:
+  """Defines what the server does against some of the clients."""
+  define = _Definer(values)
+  rules = parsers.ChainParser(tuple(RULE_WRAPPERS), tuple(RULES))
+  define(
+      'model_aggregator',
+      rules,
+      "What the server makes of the clients' changes of the model:\n"
+      + _list(RULES)
+      + _list({f'{name}+...': text for name, text in RULE_WRAPPERS.items()}),
+      defaults.MODEL_AGGREGATOR,
+  )
+  define(
+      'statistics_aggregator',
+      rules,
+      "The same for the clients' running BN statistics, within what"
+      ' --statistics says or the correction of fbn. Other than the mean, it'
+      ' counts clients alike',
+      defaults.STATISTICS_AGGREGATOR,
+  )
+  define(
+      'num_byzantine',
+      _POSITIVE_INTEGER,
+      'How many clients of a round the aggregators have to withstand; less than'
+      f' half of them. {", ".join(COUNTING_RULES)} need it',
+      default_text='none',
+  )
+  define(
+      'clipping_radius',
+      _POSITIVE,
+      'The radius of centered_clipping',
+      default_text=f'{defaults.CLIPPING_RADIUS:g}',
+  )
+  define(
+      'bucket_size',
+      _POSITIVE_INTEGER,
+      'The size of the groups of bucketing',
+      default_text=f'{defaults.BUCKET_SIZE}',
+  )
+  define(
+      'attack',
+      parsers.ChoiceParser(tuple(ATTACKS)),
+      'What the first --num_attackers clients of a round send instead of what'
+      ' they computed, knowing what the others send:\n' + _list(ATTACKS),
+      default_text='none',
+  )
+  define(
+      'attack_target',
+      parsers.ChoiceParser(tuple(ATTACK_TARGETS)),
+      'What attackers falsify:\n' + _list(ATTACK_TARGETS),
+      default_text=defaults.ATTACK_TARGET,
+  )
+  define(
+      'attack_strength',
+      _POSITIVE,
+      'The strength of --attack',
+      default_text=', '.join(
+          f'{text} for {name}' for name, text in ATTACK_STRENGTHS.items()
+      ),
+  )
+  define(
+      'num_attackers',
+      _POSITIVE_INTEGER,
+      'Number of attackers, less than the clients of a round',
+      default_text='--num_byzantine',
+  )
+  return define.group('Robustness')
 
 
 def define_data_flags(
@@ -344,6 +488,13 @@ def define_model_flags(values: flags.FlagValues) -> FlagGroup:
       ' the CPU it is slower:\n' + _list(model_names.PRECISION_NAMES),
       defaults.PRECISION,
   )
+  define(
+      'batch_norm_momentum',
+      _MOMENTUM,
+      'Momentum of the running BN statistics: they become this times the old'
+      ' ones plus the rest times the new ones. fbn may need 0.99 or more',
+      default_text="the model's own, 0.9 for those above",
+  )
   return define.group('Model')
 
 
@@ -393,7 +544,8 @@ def define_training_flags(values: flags.FlagValues) -> FlagGroup:
   define(
       'client_momentum',
       _MOMENTUM,
-      "Momentum of the clients' SGD; it starts from zero in each round",
+      "Momentum of the clients' SGD; except with dsgd it starts from zero in"
+      ' each round',
       defaults.CLIENT_MOMENTUM,
   )
   define(
@@ -407,7 +559,10 @@ def define_training_flags(values: flags.FlagValues) -> FlagGroup:
       parsers.ChoiceParser(('num_examples', 'uniform')),
       "Weights of the clients in the server's mean: num_examples that they"
       ' trained on in the round, or uniform',
-      default_text=defaults.CLIENT_WEIGHTING,
+      default_text=(
+          f'{defaults.CLIENT_WEIGHTING}; uniform with another'
+          ' --model_aggregator than the mean, or an attack on the model'
+      ),
   )
   define.boolean(
       'jit_compile',

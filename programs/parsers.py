@@ -105,6 +105,35 @@ class ChoiceParser(flags.ArgumentParser):
     return argument
 
 
+class ChainParser(flags.ArgumentParser):
+  """Parses a name behind wrappers of it, joined by +, such as nnm+median.
+
+  Attributes:
+    wrappers: The names of the wrappers.
+    known: The names of what can be wrapped.
+  """
+
+  def __init__(self, wrappers: Sequence[str], known: Sequence[str]):
+    super().__init__()
+    self.wrappers = tuple(wrappers)
+    self.known = tuple(known)
+
+  def parse(self, argument: str) -> str:
+    """Returns the text; raises a ValueError if it isn't allowed."""
+    *wrappers, last = argument.split('+')
+    for name, allowed in [
+        *((wrapper, self.wrappers) for wrapper in wrappers),
+        (last, self.known),
+    ]:
+      if name not in allowed:
+        raise ValueError(
+            f'must be one of {", ".join(self.known)}, or behind a wrapper of'
+            f' {", ".join(self.wrappers)}, as in'
+            f' {self.wrappers[0]}+{self.known[1]}.{suggest(name, allowed)}'
+        )
+    return argument
+
+
 class TupleParser(flags.ArgumentParser):
   """Parses a comma-separated list of different values.
 

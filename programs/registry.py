@@ -7,16 +7,27 @@ TensorFlow: a builder is looked up when it is needed.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Optional
 
 # Flags that are not for every algorithm; an entry names those it understands.
-_SERVER = (
+_MEAN = (
     'client_weighting',
+    'model_aggregator',
+    'num_byzantine',
+    'clipping_radius',
+    'bucket_size',
+    'attack',
+    'attack_target',
+    'attack_strength',
+    'num_attackers',
+)
+_SERVER = _MEAN + (
     'server_optimizer',
     'server_learning_rate',
     'server_momentum',
 )
-_FEDTAN = _SERVER + ('statistics', 'moments')
+_STATISTICS = ('statistics', 'statistics_aggregator')
+_FEDTAN = _SERVER + _STATISTICS + ('moments',)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +42,8 @@ class Algorithm:
     trains_on_union: Whether one model is trained on the union of the sampled
       clients' data.
     trains_in_float16: Whether it can scale the loss, as float16 needs it.
+    local_steps: The only number of local steps that it can make, if it is not
+      free.
     flags: The flags that have an effect on this algorithm but not on all.
   """
 
@@ -40,6 +53,7 @@ class Algorithm:
   arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   trains_on_union: bool = False
   trains_in_float16: bool = True
+  local_steps: Optional[int] = None
   flags: tuple[str, ...] = ()
 
   def builder(self) -> Callable[..., Any]:
@@ -67,7 +81,7 @@ ALGORITHMS = {
                 ' --statistics)'
             ),
             builder_name='build_fed_avg',
-            flags=_SERVER + ('statistics',),
+            flags=_SERVER + _STATISTICS,
         ),
         Algorithm(
             name='fedbn',
@@ -91,7 +105,7 @@ ALGORITHMS = {
                 ' averaged'
             ),
             builder_name='build_local_affine',
-            flags=_SERVER + ('statistics',),
+            flags=_SERVER + _STATISTICS,
         ),
         Algorithm(
             name='fedtan',
@@ -120,6 +134,34 @@ ALGORITHMS = {
             builder_name='build_fedtan_ii',
             trains_in_float16=False,
             flags=_FEDTAN + ('sync_rounds', 'after_sync_factor'),
+        ),
+        Algorithm(
+            name='fbn',
+            description=(
+                'normalizes with the shared running statistics, which are'
+                " corrected for the clients' differences (see --pooled)"
+            ),
+            builder_name='build_fbn',
+            flags=_SERVER + ('statistics_aggregator', 'pooled'),
+        ),
+        Algorithm(
+            name='fixbn',
+            description=(
+                'fedavg for --fixbn_rounds rounds; then the BN statistics are'
+                ' fixed and everything else is averaged'
+            ),
+            builder_name='build_fixbn',
+            flags=_SERVER + _STATISTICS + ('fixbn_rounds',),
+        ),
+        Algorithm(
+            name='dsgd',
+            description=(
+                "one step in each round with the mean of the clients'"
+                ' gradients; the momentum lasts (needs --local_steps=1)'
+            ),
+            builder_name='build_dsgd',
+            flags=_MEAN + _STATISTICS,
+            local_steps=1,
         ),
         Algorithm(
             name='single',

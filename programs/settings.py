@@ -22,6 +22,8 @@ DATA_FIELDS = (
     *flag_groups.define_data_flags(absl_flags.FlagValues()).names,
     'clients_per_round',
     'seed',
+    'attack',
+    'num_attackers',
 )
 
 
@@ -38,6 +40,17 @@ class RunSettings:
   moments: Optional[str]
   sync_rounds: Optional[int]
   after_sync_factor: Optional[float]
+  fixbn_rounds: Optional[int]
+  pooled: Optional[bool]
+  model_aggregator: Optional[str]
+  statistics_aggregator: Optional[str]
+  num_byzantine: Optional[int]
+  clipping_radius: Optional[float]
+  bucket_size: Optional[int]
+  attack: Optional[str]
+  attack_target: Optional[str]
+  attack_strength: Optional[float]
+  num_attackers: Optional[int]
   dataset: str
   data_dir: Optional[str]
   image_size: Optional[str]
@@ -50,6 +63,7 @@ class RunSettings:
   model: str
   normalization: str
   precision: str
+  batch_norm_momentum: Optional[float]
   rounds: int
   clients_per_round: Optional[int]
   local_steps: Optional[int]
@@ -143,8 +157,20 @@ def check(flags: cli.ParsedFlags):
           f' {", ".join(impossible)} cannot scale the loss, as float16 needs'
           ' it. Use mixed_bfloat16 or float32.'
       )
-  if any('sync_rounds' in algorithm.flags for algorithm in algorithms):
-    _check_sync_rounds(flags)
+  for name, algorithm in (
+      ('sync_rounds', 'fedtan_ii'),
+      ('fixbn_rounds', 'fixbn'),
+  ):
+    if any(name in other.flags for other in algorithms):
+      _check_phase(flags, name, algorithm)
+  for algorithm in algorithms:
+    if algorithm.local_steps not in (None, flags.local_steps):
+      raise ValueError(
+          f'{algorithm.name} needs --local_steps={algorithm.local_steps}, but'
+          f' got {_local_training(flags)}.'
+      )
+  if any('model_aggregator' in algorithm.flags for algorithm in algorithms):
+    _check_robustness(flags, algorithms)
   num_clients = _num_clients(flags)
   if (
       flags.clients_per_round is not None
@@ -157,23 +183,146 @@ def check(flags: cli.ParsedFlags):
     )
 
 
-def _default_sync_rounds(flags: cli.ParsedFlags) -> int:
-  return max(1, round(defaults.SYNC_SHARE * flags.rounds))
+def _local_training(flags: cli.ParsedFlags) -> str:
+  if flags.local_epochs is not None:
+    return f'--local_epochs={flags.local_epochs}'
+  steps = flags.local_steps or defaults.LOCAL_STEPS
+  return f'--local_steps={steps}'
 
 
-def _check_sync_rounds(flags: cli.ParsedFlags):
-  sync_rounds = flags.sync_rounds
-  if sync_rounds is None and flags.rounds == 1:
+def _share_of_rounds(flags: cli.ParsedFlags, share: float) -> int:
+  return max(1, round(share * flags.rounds))
+
+
+def _check_phase(flags: cli.ParsedFlags, name: str, algorithm: str):
+  """Checks the number of rounds before an algorithm fixes the statistics."""
+  num_rounds = getattr(flags, name)
+  if num_rounds is None and flags.rounds == 1:
     raise ValueError(
-        '--rounds=1 is too few for fedtan_ii, which fixes the BN statistics'
+        f'--rounds=1 is too few for {algorithm}, which fixes the BN statistics'
         ' after some rounds; use at least 2.'
     )
-  if sync_rounds is not None and sync_rounds >= flags.rounds:
+  if num_rounds is not None and num_rounds >= flags.rounds:
     raise ValueError(
-        f'--sync_rounds={sync_rounds} leaves no round in which the BN'
-        ' statistics of fedtan_ii are fixed; it must be less than'
-        f' --rounds={flags.rounds}.'
+        f'--{name}={num_rounds} leaves no round in which the BN statistics of'
+        f' {algorithm} are fixed; it must be less than --rounds={flags.rounds}.'
     )
+
+
+def _parts(flags: cli.ParsedFlags, name: str) -> Sequence[str]:
+  """The wrappers and the rule of an aggregator."""
+  return getattr(flags, name).split('+')
+
+
+def _check_robustness(
+    flags: cli.ParsedFlags, algorithms: Sequence[registry.Algorithm]
+):
+  """Checks the rules against some of the clients, and the attack."""
+  parts = [
+      (name, part)
+      for name in ('model_aggregator', 'statistics_aggregator')
+      for part in _parts(flags, name)
+  ]
+  for name, part in parts:
+    if part in flag_groups.COUNTING_RULES and flags.num_byzantine is None:
+      raise ValueError(
+          f'--{name}={getattr(flags, name)} needs --num_byzantine, the number'
+          f' of clients that {part} has to withstand.'
+      )
+  if all(part == 'mean' for _, part in parts):
+    if flags.attack is None:
+      refuse_unless_overruled(
+          flags,
+          'num_byzantine',
+          'model_aggregator',
+          'has no effect without another --model_aggregator or'
+          ' --statistics_aggregator than the mean',
+      )
+  for name, part in (
+      ('clipping_radius', 'centered_clipping'),
+      ('bucket_size', 'bucketing'),
+  ):
+    if all(part != other for _, other in parts):
+      refuse_unless_overruled(
+          flags,
+          name,
+          'model_aggregator',
+          f'is only for {part} in --model_aggregator or'
+          ' --statistics_aggregator',
+      )
+  if flags.attack is None:
+    for name in ('attack_target', 'attack_strength', 'num_attackers'):
+      refuse_unless_overruled(flags, name, 'attack', 'needs --attack')
+  elif flags.attack not in flag_groups.ATTACK_STRENGTHS:
+    refuse_unless_overruled(
+        flags,
+        'attack_strength',
+        'attack',
+        f'has no effect on --attack={flags.attack}, which has no strength',
+    )
+  if flags.attack == 'label_flip':
+    refuse_unless_overruled(
+        flags,
+        'attack_target',
+        'attack',
+        'has no effect on --attack=label_flip, which falsifies labels',
+    )
+  elif flags.attack_target == 'statistics' and not any(
+      'statistics_aggregator' in algorithm.flags for algorithm in algorithms
+  ):
+    selector = 'algorithm' if flags.defines('algorithm') else 'algorithms'
+    raise ValueError(
+        f'--attack_target=statistics has no effect with --{selector}='
+        f'{parsers.to_text(getattr(flags, selector))}, whose clients send no BN'
+        ' statistics.'
+    )
+  num_attackers = _num_attackers(flags)
+  if flags.attack is not None and num_attackers is None:
+    raise ValueError(
+        f'--attack={flags.attack} needs --num_attackers, the number of clients'
+        ' of a round that attack.'
+    )
+  num_clients = flags.clients_per_round or _num_clients(flags)
+  if num_clients is not None:
+    if (
+        flags.num_byzantine is not None
+        and 2 * flags.num_byzantine >= num_clients
+    ):
+      raise ValueError(
+          f'--num_byzantine={flags.num_byzantine} must be less than half of the'
+          f' {num_clients} clients of a round.'
+      )
+    if num_attackers is not None and num_attackers >= num_clients:
+      raise ValueError(
+          f'--num_attackers={num_attackers} must be less than the'
+          f' {num_clients} clients of a round.'
+      )
+  if flags.client_weighting == 'num_examples' and _is_robust(flags):
+    raise ValueError(
+        '--client_weighting=num_examples is impossible with'
+        f' --model_aggregator={flags.model_aggregator}'
+        + (f' and --attack={flags.attack}' if flags.attack else '')
+        + ', which takes no weights; use uniform.'
+    )
+
+
+def _num_attackers(flags: cli.ParsedFlags) -> Optional[int]:
+  if flags.attack is None:
+    return None
+  return flags.num_attackers or flags.num_byzantine
+
+
+def attacks_values(attack: Optional[str]) -> bool:
+  """Whether an attack is made on what clients send, not on their data."""
+  return attack not in (None, 'label_flip')
+
+
+def _is_robust(flags: cli.ParsedFlags) -> bool:
+  """Whether the aggregator of the model takes no weights."""
+  target = flags.attack_target or defaults.ATTACK_TARGET
+  return flags.model_aggregator != 'mean' or (
+      attacks_values(flags.attack) and target != 'statistics'
+  )
 
 
 def _algorithms(flags: cli.ParsedFlags) -> Sequence[registry.Algorithm]:
@@ -229,6 +378,16 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
     value = getattr(flags, name)
     return default if value is None else value
 
+  def if_used(name, part, default):
+    used = [
+        other
+        for aggregator in ('model_aggregator', 'statistics_aggregator')
+        if aggregator in understood
+        for other in _parts(flags, aggregator)
+    ]
+    return algorithm_flag(name, default) if part in used else None
+
+  attack = algorithm_flag('attack', None)
   local_steps, local_epochs = flags.local_steps, flags.local_epochs
   if local_steps is None and local_epochs is None:
     local_steps = defaults.LOCAL_STEPS
@@ -253,10 +412,31 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
       algorithm=algorithm,
       statistics=algorithm_flag('statistics', defaults.STATISTICS),
       moments=algorithm_flag('moments', defaults.MOMENTS),
-      sync_rounds=algorithm_flag('sync_rounds', _default_sync_rounds(flags)),
+      sync_rounds=algorithm_flag(
+          'sync_rounds', _share_of_rounds(flags, defaults.SYNC_SHARE)
+      ),
       after_sync_factor=algorithm_flag(
           'after_sync_factor', defaults.AFTER_SYNC_FACTOR
       ),
+      fixbn_rounds=algorithm_flag(
+          'fixbn_rounds', _share_of_rounds(flags, defaults.FIXBN_SHARE)
+      ),
+      pooled=algorithm_flag('pooled', None),
+      model_aggregator=algorithm_flag('model_aggregator', None),
+      statistics_aggregator=algorithm_flag('statistics_aggregator', None),
+      num_byzantine=algorithm_flag('num_byzantine', None),
+      clipping_radius=if_used(
+          'clipping_radius', 'centered_clipping', defaults.CLIPPING_RADIUS
+      ),
+      bucket_size=if_used('bucket_size', 'bucketing', defaults.BUCKET_SIZE),
+      attack=attack,
+      attack_target=algorithm_flag('attack_target', defaults.ATTACK_TARGET)
+      if attacks_values(attack)
+      else None,
+      attack_strength=None
+      if attack is None
+      else algorithm_flag('attack_strength', None),
+      num_attackers=None if attack is None else _num_attackers(flags),
       dataset=_absolute_dataset(flags.dataset),
       data_dir=None if flags.data_dir is None else _absolute(flags.data_dir),
       image_size=flags.image_size,
@@ -271,6 +451,7 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
       model=flags.model,
       normalization=flags.normalization,
       precision=flags.precision,
+      batch_norm_momentum=flags.batch_norm_momentum,
       rounds=flags.rounds,
       clients_per_round=flags.clients_per_round,
       local_steps=local_steps,
@@ -281,7 +462,8 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
       client_momentum=flags.client_momentum,
       client_weight_decay=flags.client_weight_decay,
       client_weighting=algorithm_flag(
-          'client_weighting', defaults.CLIENT_WEIGHTING
+          'client_weighting',
+          'uniform' if _is_robust(flags) else defaults.CLIENT_WEIGHTING,
       ),
       jit_compile=flags.jit_compile,
       server_optimizer=server_optimizer,

@@ -27,6 +27,7 @@ def define_flags(
       flag_groups.define_model_flags(values),
       flag_groups.define_training_flags(values),
       flag_groups.define_server_flags(values),
+      flag_groups.define_robustness_flags(values),
       flag_groups.define_seed_flag(values),
       flag_groups.define_runtime_flags(values),
       flag_groups.define_output_flags(values, defaults.TRAIN_OUTPUT_DIR),

@@ -23,21 +23,25 @@ _SUBMODULES = (
     'runtime',
     'training',
 )
-# Names that live in a submodule that needs TensorFlow Federated.
+# Names that live in a submodule.
 _MEMBERS = {
     'BatchNormModel': 'batch_norm_model',
     'StatefulLearningProcess': 'stateful_process',
+    'convert_batch_norm': 'convert',
 }
+# Those whose submodule needs TensorFlow only.
+_WITHOUT_TFF = frozenset(['convert_batch_norm'])
 
 __all__ = (*sorted(_MEMBERS), *_SUBMODULES)
 
 
 def __getattr__(name: str) -> Any:
   if name in _MEMBERS:
-    # Not imported above, because setup.py reads the version from this file.
-    from tff_bn import dependencies
+    if name not in _WITHOUT_TFF:
+      # Not imported above, because setup.py reads the version from this file.
+      from tff_bn import dependencies
 
-    dependencies.require_tff()
+      dependencies.require_tff()
     module = importlib.import_module(f'{__name__}.{_MEMBERS[name]}')
     value = getattr(module, name)
     # Kept, so that this function is asked once for each name.

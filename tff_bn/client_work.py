@@ -1,14 +1,16 @@
 """Client work: local training as a part of TFF's learning templates."""
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import batch_norm_calls
 from tff_bn import mixed_precision
+from tff_bn.aggregators import moments
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.local_training import LocalResult
@@ -96,9 +98,9 @@ class ClientWork:
   ) -> collections.OrderedDict[str, Any]:
     """Trains one client; to be called inside a `tff.tensorflow.computation`.
 
-    A client whose update or loss is not finite is dropped: its weight is 0, its
-    variables stay as they were, and it is counted. A client without data has
-    weight 0, too.
+    A client whose update or loss is not finite is dropped: its weight is NaN,
+    which all aggregators of `ModelUpdateFactory` understand, its variables stay
+    as they were, and it is counted. A client without data has weight 0.
 
     Args:
       state: Of type `state_type`.
@@ -142,7 +144,9 @@ class ClientWork:
     Returns:
       See `run`.
     """
-    keep = mixed_precision.all_finite([result.values, result.loss_sum])
+    keep = mixed_precision.all_finite(
+        [result.values, result.loss_sum, result.collected]
+    )
 
     def _keep(new, old):
       return tf.nest.map_structure(
@@ -157,9 +161,10 @@ class ClientWork:
     after = _keep(result.values, before)
     num_examples = _or_zero(result.num_examples)
     weight = self.client_weight(num_examples)
+    weight = tf.where(keep, weight, tf.constant(np.nan, weight.dtype))
     return collections.OrderedDict(
         update=self._weights.update(
-            before, after, self.statistics_weight(weight)
+            before, after, self.statistics(after, weight, result)
         ),
         update_weight=weight,
         local=self._weights.local(after),
@@ -180,9 +185,30 @@ class ClientWork:
       num_examples = num_examples > 0
     return tf.cast(num_examples, tf.float32)
 
-  def statistics_weight(self, weight: tf.Tensor) -> tf.Tensor:
-    """A client's weight for its running statistics; 0 keeps the server's."""
-    return weight
+  def statistics(
+      self,
+      after: Sequence[tf.Tensor],
+      weight: tf.Tensor,
+      result: LocalResult,
+  ) -> list[moments.Moments]:
+    """What a client sends of its batch normalization statistics.
+
+    Args:
+      after: The values of all variables after local training.
+      weight: The client's weight; NaN if it is dropped.
+      result: The result of local training.
+
+    Returns:
+      One entry for each pair of shared running statistics: here the client's
+      running statistics with its weight. Weight 0 keeps the server's.
+    """
+    del result
+    return [
+        moments.layer_moments(
+            tf.cast(weight, after[mean].dtype), after[mean], after[variance]
+        )
+        for mean, variance in self._weights.statistics
+    ]
 
   def aggregate_metrics(self, sums: tff.Value) -> tff.Value:
     """The round's metrics at the server.
@@ -301,6 +327,11 @@ class FixedStatisticsWork(ClientWork):
     )
     super().__init__(model, training, weights, client_weighting)
 
-  def statistics_weight(self, weight: tf.Tensor) -> tf.Tensor:
-    """Zero: not even rounding changes the server's statistics."""
-    return tf.zeros_like(weight)
+  def statistics(
+      self,
+      after: Sequence[tf.Tensor],
+      weight: tf.Tensor,
+      result: LocalResult,
+  ) -> list[moments.Moments]:
+    """Weight 0: not even rounding changes the server's statistics."""
+    return super().statistics(after, tf.zeros_like(weight), result)

@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 
 from tff_bn.local_training import hyperparameter_dtype
 from tff_bn.local_training import initialize_optimizer
+from tff_bn.shared_weights import RunningVariance
 from tff_bn.shared_weights import SharedWeights
 
 
@@ -14,6 +15,7 @@ def build_finalizer(
     weights: SharedWeights,
     update_type: tff.Type,
     server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
+    running_variance: Optional[RunningVariance] = None,
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer of an averaging algorithm.
 
@@ -27,6 +29,8 @@ def build_finalizer(
     update_type: The type of the aggregated update.
     server_optimizer: The server optimizer. Default: SGD with learning rate 1,
       which makes the aggregate the new model.
+    running_variance: What the running variances become. Default: the aggregated
+      ones.
 
   Returns:
     A `tff.learning.templates.FinalizerProcess`.
@@ -63,7 +67,9 @@ def build_finalizer(
       state, trainable = server_optimizer.next(
           state, trainable, update['trainable']
       )
-    return state, weights.apply(weights_before, trainable, update)
+    return state, weights.apply(
+        weights_before, trainable, update, running_variance
+    )
 
   @tff.federated_computation(
       initialize.type_signature.result,

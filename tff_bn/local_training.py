@@ -141,6 +141,7 @@ class LocalResult:
     loss_sum: float scalar, sum over the examples of their batch's loss.
     metric_sums: The accumulators of each Keras metric.
     optimizer_state: The optimizer's last state.
+    collected: The last values of `collecting`, see `LocalTraining`.
   """
 
   values: list[tf.Tensor]
@@ -148,6 +149,7 @@ class LocalResult:
   loss_sum: tf.Tensor
   metric_sums: list[list[tf.Tensor]]
   optimizer_state: Any
+  collected: Sequence[tf.Tensor] = ()
 
 
 def output_and_loss(
@@ -354,6 +356,7 @@ class LocalTraining(LocalStep):
       config: LocalTrainingConfig,
       *,
       batch_norm_call: Optional[batch_norm_calls.TrainingCall] = None,
+      collecting: Sequence[tf.Variable] = (),
       skipped_steps: int = 0,
   ):
     """Traces the training loop.
@@ -363,6 +366,8 @@ class LocalTraining(LocalStep):
       config: How to train.
       batch_norm_call: What batch normalization layers do. Default: what Keras's
         do in training.
+      collecting: Variables outside of the model in which `batch_norm_call`
+        collects something. They start each round with their present values.
       skipped_steps: How many of the steps are made elsewhere, before `train`.
     """
     super().__init__(model, config)
@@ -372,7 +377,7 @@ class LocalTraining(LocalStep):
     dtype = trainable[0].dtype
     loss_fn = model.loss_fn()
     scales_loss = mixed_precision.computes_in_float16(keras_model)
-    others = keras_model.non_trainable_weights
+    others = [*keras_model.non_trainable_weights, *collecting]
 
     def step(x, y, optimizer_state, loss_scale):
       state_before = [tf.identity(v) for v in others] if scales_loss else []
@@ -436,6 +441,7 @@ class LocalTraining(LocalStep):
           loss_sum,
           [[tf.identity(v) for v in metric.variables] for metric in metrics],
           optimizer_state,
+          [tf.identity(v) for v in collecting],
       )
 
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,8 @@
 """The weights that server and clients share, and how an update changes them."""
 
 import collections
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -13,6 +13,10 @@ from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.batch_norm_model import VariableInfo
 from tff_bn.partition import Partition
 from tff_bn.partition import Role
+
+# Makes a new running variance of the number of the layer, the old one and the
+# aggregated moments.
+RunningVariance = Callable[[int, tf.Tensor, moments.Moments], tf.Tensor]
 
 
 def named(
@@ -114,7 +118,7 @@ class SharedWeights:
       self,
       before: Sequence[tf.Tensor],
       after: Sequence[tf.Tensor],
-      statistics_weight: tf.Tensor,
+      statistics: Sequence[moments.Moments],
   ) -> collections.OrderedDict[str, Any]:
     """What a client sends, see `tff_bn.aggregators.model_update`.
 
@@ -122,8 +126,8 @@ class SharedWeights:
       before: The values before local training, in the order of
         `model.variables`.
       after: The values after it.
-      statistics_weight: The weight of the client's running statistics, a float
-        scalar.
+      statistics: The moments that it sends, one entry for each pair of shared
+        running statistics.
 
     Returns:
       An `OrderedDict` with the parts `trainable`, `statistics`, `other_state`,
@@ -134,17 +138,15 @@ class SharedWeights:
     if self._trainable:
       parts['trainable'] = self._structured(self._trainable, differences)
     if self._statistics:
-      parts['statistics'] = [
-          moments.layer_moments(
-              tf.cast(statistics_weight, after[mean].dtype),
-              after[mean],
-              after[variance],
-          )
-          for mean, variance in self._statistics
-      ]
+      parts['statistics'] = list(statistics)
     if self._other_state:
       parts['other_state'] = [differences[p] for p in self._other_state]
     return parts
+
+  @property
+  def statistics(self) -> Sequence[tuple[int, int]]:
+    """Where `model.variables` has the shared running means and variances."""
+    return self._statistics
 
   def trainable_specs(self) -> Any:
     """The `tf.TensorSpec`s of the shared trainable variables."""
@@ -156,6 +158,7 @@ class SharedWeights:
       weights: ModelWeights,
       trainable: Any,
       update: Mapping[str, Any],
+      running_variance: Optional[RunningVariance] = None,
   ) -> ModelWeights:
     """The shared weights after a round.
 
@@ -166,6 +169,8 @@ class SharedWeights:
       weights: The shared weights before the round.
       trainable: The new trainable weights.
       update: The aggregated update.
+      running_variance: What the running variances become. Default: the
+        aggregated ones.
 
     Returns:
       The new shared weights.
@@ -177,13 +182,16 @@ class SharedWeights:
         self._trainable, _values(trainable), strict=True
     ):
       new[position] = value
-    for (mean, variance), layer in zip(
-        self._statistics, update.get('statistics', ()), strict=True
+    for number, ((mean, variance), layer) in enumerate(
+        zip(self._statistics, update.get('statistics', ()), strict=True)
     ):
+      new_variance = layer['variance']
+      if running_variance is not None:
+        new_variance = running_variance(number, old[variance], layer)
       # Without any client there is nothing to assign.
       found = layer['count'] > 0
       new[mean] = tf.where(found, layer['mean'], old[mean])
-      new[variance] = tf.where(found, layer['variance'], old[variance])
+      new[variance] = tf.where(found, new_variance, old[variance])
     for position, difference in zip(
         self._other_state, update.get('other_state', ()), strict=True
     ):

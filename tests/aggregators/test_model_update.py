@@ -99,3 +99,35 @@ def test_missing_parts_are_left_out():
   nothing = tff.to_type(collections.OrderedDict())
   process = factory.create(nothing, tff.TensorType(np.float32))
   assert len(process.next.type_signature.result.result.member) == 0
+
+
+def test_weight_nan_is_of_a_dropped_client():
+  """A mean ignores it; a rule counts it as one of the attackers."""
+  bad = _update([9.0, 9.0], 9.0, 9.0, 9.0, count=np.nan)
+  mean = aggregators.ModelUpdateFactory(
+      tff.aggregators.MeanFactory(), aggregators.NaiveMomentsFactory()
+  ).create(_TYPE, tff.TensorType(np.float32))
+  output = mean.next(mean.initialize(), [*_CLIENTS, bad], [1.0, 3.0, np.nan])
+  np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
+  np.testing.assert_allclose(output.result['statistics'][0]['mean'], [3])
+  np.testing.assert_allclose(output.result['other_state'][0], 25)
+
+  rule = aggregators.ModelUpdateFactory(
+      aggregators.TrimmedMean(1), aggregators.NaiveMomentsFactory()
+  ).create(_TYPE, tff.TensorType(np.float32))
+  output = rule.next(rule.initialize(), [*_CLIENTS, bad], [1.0, 1.0, np.nan])
+  assert output.measurements['trainable']['num_dropped'] == 1
+  # The one that is tolerated is gone, so nothing is trimmed.
+  np.testing.assert_allclose(output.result['trainable'][0], [3, 4])
+
+
+def test_a_rule_leaves_out_clients_with_weight_0():
+  process = aggregators.ModelUpdateFactory(
+      aggregators.CoordinateMedian(), aggregators.NaiveMomentsFactory()
+  ).create(_TYPE, tff.TensorType(np.float32))
+  empty = _update([9.0, 9.0], 9.0, 9.0, 9.0, count=0)
+  output = process.next(
+      process.initialize(), [empty, *_CLIENTS, empty], [0.0, 1.0, 1.0, 0.0]
+  )
+  assert output.measurements['trainable']['num_dropped'] == 0
+  np.testing.assert_allclose(output.result['trainable'][0], [3, 4])

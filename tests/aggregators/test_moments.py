@@ -142,3 +142,283 @@ def test_anything_but_moments_is_refused(factory):
   for wrong in (vector, tff.to_type([vector]), tff.to_type([(vector, vector)])):
     with pytest.raises(TypeError, match='a list of <count, mean, variance>'):
       factory().create(wrong)
+
+
+_BETA = 0.25
+
+
+def _clients(num_clients, sizes=(2, 3), seed=0, dtype=np.float64):
+  """Moments of layers of different sizes, with different counts."""
+  rng = np.random.default_rng(seed)
+  return [
+      [
+          aggregators.layer_moments(
+              dtype(rng.integers(2, 30)),
+              rng.normal(3, 2, size).astype(dtype),
+              rng.uniform(0.5, 4, size).astype(dtype),
+          )
+          for size in sizes
+      ]
+      for _ in range(num_clients)
+  ]
+
+
+def _sizes_type(sizes=(2, 3), dtype=np.float64):
+  return tff.to_type(
+      [aggregators.layer_moments_type(size, dtype) for size in sizes]
+  )
+
+
+def _stack(clients, layer, name):
+  return np.stack([client[layer][name] for client in clients])
+
+
+def _factors(count):
+  return {
+      'NaiveMomentsFactory': 0,
+      'PooledMomentsFactory': 1,
+      'FbnMomentsFactory': count / ((count - 1) * _BETA),
+  }
+
+
+def _factory(name, rule=None, **kwargs):
+  momentum = () if name != 'FbnMomentsFactory' else (1 - _BETA,)
+  return getattr(aggregators, name)(*momentum, rule, **kwargs)
+
+
+_NAMES = tuple(_factors(2.0))
+
+
+@pytest.mark.parametrize('name', _NAMES)
+def test_weighted_means_and_a_factor_of_the_spread(name):
+  clients = _clients(6)
+  process = _factory(name).create(_sizes_type())
+  for layer, found in enumerate(_aggregate(process, clients)):
+    counts = _stack(clients, layer, 'count')[:, np.newaxis]
+    means = _stack(clients, layer, 'mean')
+    mean = (counts * means).sum(0) / counts.sum()
+    variance = (counts * _stack(clients, layer, 'variance')).sum(0)
+    spread = (counts * (means - mean) ** 2).sum(0) / counts.sum()
+    factor = _factors(counts.sum())[name]
+    assert found['count'] == counts.sum()
+    np.testing.assert_allclose(found['mean'], mean, rtol=1e-12)
+    np.testing.assert_allclose(
+        found['variance'],
+        variance / counts.sum() + factor * spread,
+        rtol=1e-12,
+    )
+
+
+def _robust_truth(clients, factor_name, aggregate):
+  """R' = Agg(r), S' = Agg(s) + c Agg((r - R')²) on all layers as one vector."""
+  layers = range(len(clients[0]))
+  means = np.concatenate([_stack(clients, i, 'mean') for i in layers], 1)
+  variances = np.concatenate(
+      [_stack(clients, i, 'variance') for i in layers], 1
+  )
+  both = aggregate(np.concatenate([means, variances], 1))
+  mean, variance = np.split(both, 2)
+  spread = aggregate((means - mean) ** 2)
+  result, start = [], 0
+  for i in layers:
+    count = _stack(clients, i, 'count').sum()
+    size = clients[0][i]['mean'].size
+    part = slice(start, start + size)
+    start += size
+    factor = _factors(count)[factor_name]
+    result.append((count, mean[part], variance[part] + factor * spread[part]))
+  return result
+
+
+def _nearest_neighbor_median(x, f=2):
+  distances = ((x[:, np.newaxis] - x) ** 2).sum(-1)
+  nearest = np.argsort(distances, axis=1)[:, : len(x) - f]
+  return np.median(np.stack([x[i].mean(0) for i in nearest]), axis=0)
+
+
+@pytest.mark.parametrize('name', _NAMES)
+@pytest.mark.parametrize(
+    'rule, aggregate',
+    [
+        (aggregators.Mean(), lambda x: x.mean(0)),
+        (aggregators.CoordinateMedian(), lambda x: np.median(x, 0)),
+        (
+            aggregators.NearestNeighborMixing(
+                aggregators.CoordinateMedian(), num_byzantine=2
+            ),
+            _nearest_neighbor_median,
+        ),
+    ],
+    ids=['mean', 'median', 'nnm+median'],
+)
+def test_a_rule_in_place_of_the_mean(name, rule, aggregate):
+  clients = _clients(7)
+  process = _factory(name, rule).create(_sizes_type())
+  found = _aggregate(process, clients)
+  for layer, truth in zip(
+      found, _robust_truth(clients, name, aggregate), strict=True
+  ):
+    for value, expected in zip(layer.values(), truth, strict=True):
+      np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize('name', _NAMES)
+@pytest.mark.parametrize('bad', [1e30, -1e30, np.nan, np.inf])
+def test_a_rule_withstands_attackers_in_float32(name, bad):
+  honest = _clients(7, dtype=np.float32)
+  attackers = [
+      [
+          aggregators.layer_moments(
+              layer['count'],
+              np.full_like(layer['mean'], bad),
+              np.full_like(layer['variance'], bad),
+          )
+          for layer in client
+      ]
+      for client in honest[:3]
+  ]
+  rule = aggregators.NearestNeighborMixing(
+      aggregators.CoordinateMedian(num_byzantine=3), num_byzantine=3
+  )
+  process = _factory(name, rule).create(_sizes_type(dtype=np.float32))
+  output = process.next(process.initialize(), attackers + honest)
+  dropped = 0 if np.isfinite(bad) else 3
+  assert output.measurements['num_dropped'] == dropped
+  for i, layer in enumerate(output.result):
+    means = _stack(honest, i, 'mean')
+    variances = _stack(honest, i, 'variance')
+    assert np.all(layer['mean'] >= means.min(0))
+    assert np.all(layer['mean'] <= means.max(0))
+    assert np.all(layer['variance'] >= variances.min(0))
+    spread = np.ptp(means, axis=0) ** 2
+    factor = _factors(layer['count'])[name]
+    assert np.all(layer['variance'] <= variances.max(0) + factor * spread)
+
+
+@pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])
+def test_clients_without_values_are_ignored_and_dropped_ones_counted(rule):
+  clients = _clients(5)
+  nothing = [
+      aggregators.layer_moments(0.0, layer['mean'] + 1e3, layer['variance'])
+      for layer in clients[0]
+  ]
+  dropped = [
+      aggregators.layer_moments(np.nan, layer['mean'] + 1e3, layer['variance'])
+      for layer in clients[0]
+  ]
+  process = _factory('FbnMomentsFactory', rule).create(_sizes_type())
+  expected = _aggregate(process, clients)
+  output = process.next(
+      process.initialize(), [nothing, *clients[:2], dropped, *clients[2:]]
+  )
+  for layer, truth in zip(output.result, expected):
+    for value, other in zip(layer.values(), truth.values()):
+      np.testing.assert_allclose(value, other, rtol=1e-14)
+  if rule is not None:
+    assert output.measurements['num_dropped'] == 1
+  nobody = _aggregate(process, [nothing, dropped])
+  assert all(layer['count'] == 0 for layer in nobody)
+  assert all(np.all(layer['mean'] == 0) for layer in nobody)
+
+
+def test_an_attack_is_made_once_and_flips_the_means_alone():
+  clients = _clients(7)
+  rule = aggregators.Attacked(
+      aggregators.Mean(), aggregators.SignFlipping(), num_attackers=3
+  )
+  process = _factory('FbnMomentsFactory', rule).create(_sizes_type())
+  honest = clients[3:]
+  sent = []
+  for i in range(2):
+    sent.append(
+        aggregators.layer_moments(
+            0.0,
+            -_stack(honest, i, 'mean').mean(0),
+            _stack(honest, i, 'variance').mean(0),
+        )
+    )
+  attacked = [
+      [
+          aggregators.layer_moments(own['count'], fake['mean'], fake['variance'])
+          for own, fake in zip(client, sent)
+      ]
+      for client in clients[:3]
+  ]
+  truth = _robust_truth(
+      attacked + honest, 'FbnMomentsFactory', lambda x: x.mean(0)
+  )
+  for layer, expected in zip(_aggregate(process, clients), truth):
+    for value, other in zip(layer.values(), expected, strict=True):
+      np.testing.assert_allclose(value, other, rtol=1e-12)
+
+
+def test_attackers_cannot_make_a_variance_negative():
+  clients = _clients(4)
+  rule = aggregators.Attacked(
+      aggregators.Mean(), aggregators.FallOfEmpires(9.0), num_attackers=2
+  )
+  process = _factory('NaiveMomentsFactory', rule).create(_sizes_type())
+  for layer in _aggregate(process, clients):
+    np.testing.assert_array_equal(layer['variance'], 0 * layer['variance'])
+    assert np.all(layer['mean'] < 0)
+
+
+def test_a_rules_state_lasts():
+  """Centered clipping starts from its last result."""
+  clients = _clients(5)
+  process = _factory(
+      'PooledMomentsFactory', aggregators.CenteredClipping(0.5)
+  ).create(_sizes_type())
+  first = process.next(process.initialize(), clients)
+  second = process.next(first.state, clients)
+  lengths = [
+      np.linalg.norm(
+          np.concatenate([layer['mean'] for layer in output.result])
+      )
+      for output in (first, second)
+  ]
+  assert lengths[0] <= 0.5
+  assert lengths[1] > lengths[0] + 0.1
+
+
+def test_without_pooling_clients_count_alike():
+  clients = _clients(4)
+  process = _factory('FbnMomentsFactory', pooled=False).create(_sizes_type())
+  truth = _robust_truth(clients, 'FbnMomentsFactory', lambda x: x.mean(0))
+  for layer, expected in zip(_aggregate(process, clients), truth):
+    for value, other in zip(layer.values(), expected, strict=True):
+      np.testing.assert_allclose(value, other, rtol=1e-12)
+
+
+def test_each_layer_has_its_own_momentum():
+  clients = _clients(4)
+  process = aggregators.FbnMomentsFactory([0.5, 0.75], unbiased=False).create(
+      _sizes_type()
+  )
+  pooled = aggregators.PooledMomentsFactory().create(_sizes_type())
+  naive = aggregators.NaiveMomentsFactory().create(_sizes_type())
+  for i, (layer, with_spread, without) in enumerate(
+      zip(*(_aggregate(p, clients) for p in (process, pooled, naive)))
+  ):
+    spread = with_spread['variance'] - without['variance']
+    np.testing.assert_allclose(
+        layer['variance'], without['variance'] + (2, 4)[i] * spread, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize('momentum', [1.0, -0.1, [0.5, 1.5]])
+def test_a_momentum_that_is_none_is_refused(momentum):
+  with pytest.raises(ValueError, match='momentum=.* less than 1'):
+    aggregators.FbnMomentsFactory(momentum)
+
+
+def test_as_many_momentums_as_layers():
+  factory = aggregators.FbnMomentsFactory([0.5, 0.5, 0.5])
+  with pytest.raises(ValueError, match='momentum has 3 values, .* 2 layers'):
+    factory.create(_sizes_type())
+
+
+@pytest.mark.parametrize('name', _NAMES)
+def test_only_rules_stand_in_for_the_mean(name):
+  with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
+    _factory(name, tff.aggregators.UnweightedMeanFactory())

@@ -13,14 +13,18 @@ AFFINE = (2, 3)
 _EPSILON = 2**-10
 
 
-def gradients(weights, x, y):
-  """The mean cross-entropy, its gradients, and the batch's statistics."""
-  w1, b1, gamma, beta, _, _, w2, b2 = weights
+def gradients(weights, x, y, fixed=False):
+  """The mean cross-entropy, its gradients, and the batch's statistics.
+
+  With `fixed` it normalizes by the running statistics, which are constants.
+  """
+  w1, b1, gamma, beta, running_mean, running_variance, w2, b2 = weights
   n = len(x)
   z = x @ w1 + b1
   mean, variance = z.mean(0), z.var(0)
-  inv = 1 / np.sqrt(variance + _EPSILON)
-  z_hat = (z - mean) * inv
+  used = (running_mean, running_variance) if fixed else (mean, variance)
+  inv = 1 / np.sqrt(used[1] + _EPSILON)
+  z_hat = (z - used[0]) * inv
   a = z_hat * gamma + beta
   h = np.maximum(a, 0)
   logits = h @ w2 + b2
@@ -34,7 +38,9 @@ def gradients(weights, x, y):
   da = (d @ w2.T) * (a > 0)
   dgamma, dbeta = (da * z_hat).sum(0), da.sum(0)
   dz_hat = da * gamma
-  dz = inv * (dz_hat - dz_hat.mean(0) - z_hat * (dz_hat * z_hat).mean(0))
+  dz = inv * dz_hat
+  if not fixed:
+    dz -= inv * (dz_hat.mean(0) + z_hat * (dz_hat * z_hat).mean(0))
   grads = [x.T @ dz, dz.sum(0), dgamma, dbeta, None, None, dw2, db2]
   return loss, grads, mean, variance
 

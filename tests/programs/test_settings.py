@@ -45,6 +45,12 @@ def test_defaults():
   assert resolved.moments is None
   assert resolved.sync_rounds is None
   assert resolved.after_sync_factor is None
+  assert resolved.fixbn_rounds is None
+  assert resolved.pooled is None
+  assert resolved.model_aggregator == 'mean'
+  assert resolved.statistics_aggregator == 'mean'
+  assert resolved.attack is None
+  assert resolved.attack_target is None
   assert resolved.server_optimizer == 'sgd'
   assert resolved.server_learning_rate == 1.0
   assert resolved.server_momentum is None
@@ -56,6 +62,15 @@ def test_every_value_reaches_its_setting():
   given = dict(
       algorithm='local_affine',
       statistics='pooled',
+      model_aggregator='nnm+median',
+      statistics_aggregator='bucketing+centered_clipping',
+      num_byzantine=2,
+      clipping_radius=3.0,
+      bucket_size=3,
+      attack='foe',
+      attack_target='model',
+      attack_strength=2.0,
+      num_attackers=1,
       dataset='digits_domains',
       data_dir='/data',
       image_size='9x8',
@@ -65,6 +80,7 @@ def test_every_value_reaches_its_setting():
       model='mlp3',
       normalization='none',
       precision='mixed_bfloat16',
+      batch_norm_momentum=0.5,
       rounds=11,
       clients_per_round=6,
       local_epochs=2,
@@ -85,6 +101,7 @@ def test_every_value_reaches_its_setting():
   resolved = _resolve(*(f'--{name}={value}' for name, value in given.items()))
   no_effect = ('local_steps', 'classes_per_client', 'gamma', 'imbalance')
   no_effect += ('moments', 'sync_rounds', 'after_sync_factor')
+  no_effect += ('fixbn_rounds', 'pooled')
   expected = dict(given, **dict.fromkeys(no_effect))
   assert dataclasses.asdict(resolved) == expected
 
@@ -104,6 +121,12 @@ def test_every_value_reaches_its_setting():
         ['--algorithm=fedtan_ii', '--rounds=2'],
         ['--algorithm=fedtan_ii', '--sync_rounds=7', '--statistics=pooled'],
         ['--algorithm=fedtan_ii', '--after_sync_factor=0.02'],
+        ['--algorithm=fbn', '--nopooled', '--batch_norm_momentum=0.99'],
+        ['--algorithm=fixbn', '--rounds=9', '--fixbn_rounds=8'],
+        ['--algorithm=dsgd', '--local_steps=1', '--client_momentum=0.9'],
+        ['--model_aggregator=geometric_median', '--num_byzantine=3'],
+        ['--attack=label_flip', '--num_attackers=3'],
+        ['--attack=alie', '--num_attackers=3', '--attack_target=statistics'],
     ],
 )
 def test_flagfile_round_trip(tmp_path, arguments):
@@ -207,6 +230,61 @@ def test_command_line_overrules_the_sync_rounds_of_a_flagfile(tmp_path):
     _resolve(f'--flagfile={path}', '--rounds=60')
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'fixbn_rounds'),
+    [([], 30), (['--rounds=3000'], 1500), (['--fixbn_rounds=7'], 7)],
+)
+def test_fixbn_rounds(arguments, fixbn_rounds):
+  resolved = _resolve('--algorithm=fixbn', *arguments)
+  assert resolved.fixbn_rounds == fixbn_rounds
+  assert resolved.sync_rounds is None
+
+
+def test_flags_of_fbn():
+  resolved = _resolve('--algorithm=fbn')
+  assert resolved.pooled is True
+  assert resolved.statistics is None
+  assert resolved.statistics_aggregator == 'mean'
+  assert _resolve('--algorithm=fbn', '--nopooled').pooled is False
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'weighting'),
+    [
+        (['--statistics_aggregator=median'], 'num_examples'),
+        (['--model_aggregator=median'], 'uniform'),
+        (['--attack=sf', '--num_attackers=3'], 'uniform'),
+        (['--attack=label_flip', '--num_attackers=3'], 'num_examples'),
+        (
+            ['--attack=sf', '--num_attackers=3', '--attack_target=statistics'],
+            'num_examples',
+        ),
+    ],
+)
+def test_rules_count_clients_alike(arguments, weighting):
+  assert _resolve(*arguments).client_weighting == weighting
+
+
+def test_there_are_as_many_attackers_as_the_server_withstands():
+  arguments = ['--attack=sf', '--model_aggregator=median', '--num_byzantine=3']
+  assert _resolve(*arguments).num_attackers == 3
+  assert _resolve(*arguments, '--num_attackers=2').num_attackers == 2
+  assert _resolve(*arguments[1:]).num_attackers is None
+
+
+def test_settings_of_rules_and_attacks_that_are_not_used():
+  resolved = _resolve('--model_aggregator=nnm+median', '--num_byzantine=3')
+  assert resolved.clipping_radius is None
+  assert resolved.bucket_size is None
+  assert resolved.attack_target is None
+  resolved = _resolve('--statistics_aggregator=bucketing+centered_clipping')
+  assert resolved.clipping_radius == 10
+  assert resolved.bucket_size == 2
+  resolved = _resolve('--attack=label_flip', '--num_attackers=3')
+  assert resolved.attack_target is None
+  assert _resolve('--attack=sf', '--num_attackers=3').attack_target == 'both'
+
+
 @pytest.mark.parametrize('algorithm', ['centralized', 'single'])
 def test_algorithms_without_a_server_have_no_server_settings(algorithm):
   resolved = _resolve(f'--algorithm={algorithm}')
@@ -266,6 +344,114 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             ['--algorithm=fedtan_forward_only', '--precision=mixed_float16'],
             '--precision=mixed_float16 is impossible with'
             ' --algorithm=fedtan_forward_only',
+        ),
+        (
+            ['--fixbn_rounds=5'],
+            '--fixbn_rounds=5 has no effect with --algorithm=fedavg; it is for'
+            ' fixbn.',
+        ),
+        (
+            ['--algorithm=fixbn', '--rounds=20', '--fixbn_rounds=20'],
+            '--fixbn_rounds=20 leaves no round in which the BN statistics of'
+            ' fixbn are fixed; it must be less than --rounds=20.',
+        ),
+        (
+            ['--algorithm=fixbn', '--rounds=1'],
+            '--rounds=1 is too few for fixbn',
+        ),
+        (
+            ['--nopooled'],
+            '--pooled=false has no effect with --algorithm=fedavg; it is for'
+            ' fbn.',
+        ),
+        (
+            ['--algorithm=dsgd'],
+            'dsgd needs --local_steps=1, but got --local_steps=5.',
+        ),
+        (
+            ['--algorithm=dsgd', '--local_epochs=1'],
+            'dsgd needs --local_steps=1, but got --local_epochs=1.',
+        ),
+        (
+            ['--algorithm=dsgd', '--local_steps=1', '--server_optimizer=adam'],
+            '--server_optimizer=adam has no effect with --algorithm=dsgd',
+        ),
+        (
+            ['--model_aggregator=nnm+median'],
+            '--model_aggregator=nnm+median needs --num_byzantine, the number of'
+            ' clients that nnm has to withstand.',
+        ),
+        (
+            ['--algorithm=fbn', '--statistics_aggregator=trimmed_mean'],
+            '--statistics_aggregator=trimmed_mean needs --num_byzantine',
+        ),
+        (
+            ['--model_aggregator=krum', '--num_byzantine=5'],
+            '--num_byzantine=5 must be less than half of the 10 clients',
+        ),
+        (
+            [
+                '--model_aggregator=median',
+                '--num_byzantine=2',
+                '--clients_per_round=4',
+            ],
+            '--num_byzantine=2 must be less than half of the 4 clients',
+        ),
+        (
+            ['--num_byzantine=2'],
+            '--num_byzantine=2 has no effect without another --model_aggregator'
+            ' or --statistics_aggregator than the mean.',
+        ),
+        (
+            ['--clipping_radius=2'],
+            '--clipping_radius=2.0 is only for centered_clipping',
+        ),
+        (['--bucket_size=2'], '--bucket_size=2 is only for bucketing'),
+        (['--num_attackers=2'], '--num_attackers=2 needs --attack.'),
+        (['--attack_strength=2'], '--attack_strength=2.0 needs --attack.'),
+        (['--attack_target=model'], '--attack_target=model needs --attack.'),
+        (['--attack=sf'], '--attack=sf needs --num_attackers'),
+        (
+            ['--attack=sf', '--num_attackers=3', '--attack_strength=2'],
+            '--attack_strength=2.0 has no effect on --attack=sf, which has no'
+            ' strength.',
+        ),
+        (
+            [
+                '--attack=label_flip',
+                '--num_attackers=3',
+                '--attack_target=model',
+            ],
+            '--attack_target=model has no effect on --attack=label_flip, which'
+            ' falsifies labels.',
+        ),
+        (
+            ['--attack=sf', '--num_attackers=10'],
+            '--num_attackers=10 must be less than the 10 clients of a round.',
+        ),
+        (
+            [
+                '--algorithm=fedbn',
+                '--attack=sf',
+                '--num_attackers=3',
+                '--attack_target=statistics',
+            ],
+            '--attack_target=statistics has no effect with --algorithm=fedbn,'
+            ' whose clients send no BN statistics.',
+        ),
+        (
+            ['--model_aggregator=median', '--client_weighting=num_examples'],
+            '--client_weighting=num_examples is impossible with'
+            ' --model_aggregator=median, which takes no weights; use uniform.',
+        ),
+        (
+            [
+                '--attack=sf',
+                '--num_attackers=1',
+                '--client_weighting=num_examples',
+            ],
+            '--client_weighting=num_examples is impossible with'
+            ' --model_aggregator=mean and --attack=sf',
         ),
         (
             ['--local_steps=3', '--local_epochs=1'],

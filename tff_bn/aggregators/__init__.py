@@ -1,22 +1,65 @@
 """Aggregators of model updates and of batch normalization statistics.
 
-All of them are `tff.aggregators` factories.
+All of them are `tff.aggregators` factories. A `Rule` needs the values of all
+clients at once; the attacks are for simulations.
 """
 
 from tff_bn import dependencies
 
 dependencies.require_tff()
 
+from tff_bn.aggregators.attacks import ALittleIsEnough  # noqa: E402
+from tff_bn.aggregators.attacks import Attack  # noqa: E402
+from tff_bn.aggregators.attacks import Attacked  # noqa: E402
+from tff_bn.aggregators.attacks import FallOfEmpires  # noqa: E402
+from tff_bn.aggregators.attacks import GaussianNoise  # noqa: E402
+from tff_bn.aggregators.attacks import InnerProductManipulation  # noqa: E402
+from tff_bn.aggregators.attacks import Mimic  # noqa: E402
+from tff_bn.aggregators.attacks import SignFlipping  # noqa: E402
+from tff_bn.aggregators.bucketing import Bucketing  # noqa: E402
+from tff_bn.aggregators.centered_clipping import CenteredClipping  # noqa: E402
+from tff_bn.aggregators.coordinate_median import CoordinateMedian  # noqa: E402
+from tff_bn.aggregators.gathering import Rule  # noqa: E402
+from tff_bn.aggregators.geometric_median import GeometricMedian  # noqa: E402
+from tff_bn.aggregators.krum import Krum  # noqa: E402
+from tff_bn.aggregators.krum import MultiKrum  # noqa: E402
+from tff_bn.aggregators.mea_med import MeaMed  # noqa: E402
+from tff_bn.aggregators.mean import Mean  # noqa: E402
 from tff_bn.aggregators.model_update import ModelUpdateFactory  # noqa: E402
+from tff_bn.aggregators.moments import FbnMomentsFactory  # noqa: E402
+from tff_bn.aggregators.moments import MomentsFactory  # noqa: E402
 from tff_bn.aggregators.moments import NaiveMomentsFactory  # noqa: E402
 from tff_bn.aggregators.moments import PooledMomentsFactory  # noqa: E402
 from tff_bn.aggregators.moments import layer_moments  # noqa: E402
 from tff_bn.aggregators.moments import layer_moments_type  # noqa: E402
+from tff_bn.aggregators.nearest_neighbor_mixing import NearestNeighborMixing  # noqa: E402
+from tff_bn.aggregators.trimmed_mean import TrimmedMean  # noqa: E402
 
 __all__ = [
+    'ALittleIsEnough',
+    'Attack',
+    'Attacked',
+    'Bucketing',
+    'CenteredClipping',
+    'CoordinateMedian',
+    'FallOfEmpires',
+    'FbnMomentsFactory',
+    'GaussianNoise',
+    'GeometricMedian',
+    'InnerProductManipulation',
+    'Krum',
+    'MeaMed',
+    'Mean',
+    'Mimic',
     'ModelUpdateFactory',
+    'MomentsFactory',
+    'MultiKrum',
     'NaiveMomentsFactory',
+    'NearestNeighborMixing',
     'PooledMomentsFactory',
+    'Rule',
+    'SignFlipping',
+    'TrimmedMean',
     'layer_moments',
     'layer_moments_type',
 ]

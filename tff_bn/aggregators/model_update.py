@@ -11,7 +11,11 @@ tensors:
 import collections
 from typing import Union
 
+import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
+
+from tff_bn.aggregators import gathering
 
 AggregationFactory = Union[
     tff.aggregators.WeightedAggregationFactory,
@@ -24,6 +28,44 @@ def _zip(parts: collections.OrderedDict[str, tff.Value]) -> tff.Value:
   if not parts:
     return tff.federated_value(parts, tff.SERVER)
   return tff.federated_zip(parts)
+
+
+def _not_nan(weight: tff.Value) -> tff.Value:
+  """The weights that count: those of dropped clients become 0."""
+
+  @tff.tensorflow.computation(weight.type_signature.member)
+  def not_nan(value):
+    return tf.where(tf.math.is_nan(value), tf.zeros_like(value), value)
+
+  return tff.federated_map(not_nan, weight)
+
+
+def _mark_dropped(
+    value: tff.Value, weight: tff.Value
+) -> tuple[tff.Value, tff.Value]:
+  """Makes dropped clients, with weight NaN, take part with NaN.
+
+  Args:
+    value: The clients' values.
+    weight: Their weights.
+
+  Returns:
+    The values and weights for a rule, which leaves out and counts values that
+    are not finite.
+  """
+
+  @tff.tensorflow.computation(
+      value.type_signature.member, weight.type_signature.member
+  )
+  def mark(value, weight):
+    dropped = tf.math.is_nan(weight)
+    value = tf.nest.map_structure(
+        lambda x: tf.where(dropped, tf.constant(np.nan, x.dtype), x), value
+    )
+    return value, tf.where(dropped, tf.ones_like(weight), weight)
+
+  marked = tff.federated_map(mark, (value, weight))
+  return marked[0], marked[1]
 
 
 def default_mean() -> tff.aggregators.MeanFactory:
@@ -43,7 +85,8 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       model_aggregator: For the trainable variables. An unweighted factory
-        ignores the clients' weights.
+        ignores the clients' weights, but a `tff_bn.aggregators.Rule` leaves out
+        clients with weight 0, and those that were dropped.
       statistics_aggregator: For the batch normalization statistics: a factory
         over lists of moments.
     """
@@ -62,7 +105,8 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       value_type: The type of a client's update.
-      weight_type: The type of a client's weight: a float scalar.
+      weight_type: The type of a client's weight: a float scalar, NaN if the
+        client was dropped.
 
     Returns:
       A weighted process whose state and measurements are `OrderedDict`s with
@@ -71,7 +115,9 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     processes = collections.OrderedDict()
     for part, part_type in tff.structure.iter_elements(value_type):
       factory = self._part_factories[part]
-      if isinstance(factory, tff.aggregators.WeightedAggregationFactory):
+      if isinstance(factory, gathering.Rule):
+        processes[part] = factory.create_participating(part_type, weight_type)
+      elif isinstance(factory, tff.aggregators.WeightedAggregationFactory):
         processes[part] = factory.create(part_type, weight_type)
       else:
         processes[part] = factory.create(part_type)
@@ -93,8 +139,13 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     def next_fn(state, value, weight):
       outputs = collections.OrderedDict()
       for part, process in processes.items():
-        args = (weight,) if process.is_weighted else ()
-        outputs[part] = process.next(state[part], value[part], *args)
+        if isinstance(self._part_factories[part], gathering.Rule):
+          args = _mark_dropped(value[part], weight)
+        elif process.is_weighted:
+          args = value[part], _not_nan(weight)
+        else:
+          args = (value[part],)
+        outputs[part] = process.next(state[part], *args)
       return tff.templates.MeasuredProcessOutput(
           *(
               _zip(

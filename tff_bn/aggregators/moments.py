@@ -1,19 +1,22 @@
-"""Aggregators of batch normalization statistics: naive and pooled.
+"""Aggregators of batch normalization statistics: naive, pooled and FBN's.
 
 A client's statistics of one layer are *moments*: the number of values that they
 describe (or any other weight), the mean and the variance of each channel. All
 factories here map a list of moments, one entry for each layer, to the moments
-of all clients together, so that either can stand in for the other.
+of all clients together, so that any can stand in for another.
 """
 
 import abc
 import collections
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+
+from tff_bn.aggregators import attacks
+from tff_bn.aggregators import gathering
 
 Moments = collections.OrderedDict[str, Any]
 
@@ -68,20 +71,95 @@ def merge(a: Moments, b: Moments) -> Moments:
     with the spread of the means added to the variance; `a` where `b` has count
     0, and the reverse.
   """
-  count = a['count'] + b['count']
-  share = tf.math.divide_no_nan(b['count'], count)
-  difference = b['mean'] - a['mean']
+  total = _merge(_one_set(a, a['count']), _one_set(b, b['count']))
   return layer_moments(
-      count,
-      a['mean'] + share * difference,
-      (1 - share) * a['variance']
-      + share * b['variance']
+      total['count'], total['mean'], total['within'] + total['between']
+  )
+
+
+def _one_set(layer: Moments, weight: Any) -> collections.OrderedDict[str, Any]:
+  """The summary of a single set, see `_merge`."""
+  return collections.OrderedDict(
+      weight=weight,
+      count=layer['count'],
+      mean=layer['mean'],
+      within=layer['variance'],
+      between=tf.zeros_like(layer['variance']),
+  )
+
+
+def _merge(
+    a: collections.OrderedDict[str, Any], b: collections.OrderedDict[str, Any]
+) -> collections.OrderedDict[str, Any]:
+  """Merges weighted summaries of sets: the spread within and between them."""
+  weight = a['weight'] + b['weight']
+  share = tf.math.divide_no_nan(b['weight'], weight)
+  difference = b['mean'] - a['mean']
+  return collections.OrderedDict(
+      weight=weight,
+      count=a['count'] + b['count'],
+      mean=a['mean'] + share * difference,
+      within=(1 - share) * a['within'] + share * b['within'],
+      between=(1 - share) * a['between']
+      + share * b['between']
       + share * (1 - share) * tf.math.square(difference),
   )
 
 
-class _MomentsFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Maps the clients' moments to one list of moments; keeps no state."""
+class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
+  """Maps the clients' moments to one list of moments.
+
+  With the average Agg over the clients, the mean is `M = Agg(mean_i)` and the
+  variance `Agg(variance_i) + factor · Agg((mean_i - M)²)`. The factories differ
+  in the factor.
+
+  Agg is the mean weighted by `count`, or a robust rule, which counts clients
+  alike and sees means and variances of all layers as one vector.
+
+  Attributes:
+    rule: The rule, or `None`.
+  """
+
+  def __init__(self, rule: Optional[gathering.Rule] = None):
+    """Initializes the factory.
+
+    Args:
+      rule: What stands in for the weighted mean, such as
+        `tff_bn.aggregators.CoordinateMedian()`. Clients with a mean or variance
+        that is not finite are then left out and counted. Default: none.
+
+    Raises:
+      TypeError: If `rule` is no `tff_bn.aggregators.Rule`.
+    """
+    if rule is not None and not isinstance(rule, gathering.Rule):
+      raise TypeError(
+          'rule must be a tff_bn.aggregators.Rule, such as'
+          ' tff_bn.aggregators.CoordinateMedian(), but is a'
+          f' {type(rule).__name__}.'
+      )
+    self.rule = rule
+
+  @abc.abstractmethod
+  def _factor(self, layer: int, count: tf.Tensor) -> Optional[tf.Tensor]:
+    """The factor of the spread between the clients.
+
+    Args:
+      layer: The position in the list of moments.
+      count: The sum of all clients' counts, a scalar.
+
+    Returns:
+      A scalar; `None` for 0.
+    """
+
+  def _weight(self, count: tf.Tensor) -> tf.Tensor:
+    """A client's weight in the mean."""
+    return count
+
+  def _variance(
+      self, layer: int, count: tf.Tensor, within: tf.Tensor, between: tf.Tensor
+  ) -> tf.Tensor:
+    factor = self._factor(layer, count)
+    return within if factor is None else within + factor * between
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Creates the aggregation process.
@@ -91,13 +169,52 @@ class _MomentsFactory(tff.aggregators.UnweightedAggregationFactory):
 
     Returns:
       A process that maps the clients' moments to one list of the same type,
-      where `count` is the sum of the counts. With count 0 all entries are 0.
+      where `count` is the sum of the counts. Without any client all entries
+      are 0. Moments whose count is 0 or NaN are ignored; a rule takes NaN for a
+      client that was dropped.
 
     Raises:
       TypeError: If `value_type` is not a list of moments.
+      ValueError: If the factory does not fit the number of layers.
     """
     check_moments_type(value_type)
-    aggregate = self._build_aggregation(value_type)
+    if self.rule is None:
+      return self._create_mean(value_type)
+    return self._create_robust(value_type)
+
+  def _create_mean(
+      self, value_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    @tff.tensorflow.computation(value_type)
+    def summarize(value):
+      return [_summary(m, self._weight) for m in value]
+
+    summary_type = summarize.type_signature.result
+
+    @tff.tensorflow.computation
+    def zero():
+      return [
+          collections.OrderedDict(
+              (name, tf.zeros(t.shape, t.dtype))
+              for name, t in tff.structure.iter_elements(layer)
+          )
+          for layer in summary_type
+      ]
+
+    @tff.tensorflow.computation(summary_type, summary_type)
+    def merge_layers(a, b):
+      return [_merge(x, y) for x, y in zip(a, b)]
+
+    @tff.tensorflow.computation(summary_type)
+    def report(total):
+      return [
+          layer_moments(
+              m['count'],
+              m['mean'],
+              self._variance(layer, m['count'], m['within'], m['between']),
+          )
+          for layer, m in enumerate(total)
+      ]
 
     @tff.federated_computation
     def initialize():
@@ -109,19 +226,176 @@ class _MomentsFactory(tff.aggregators.UnweightedAggregationFactory):
     )
     def next_fn(state, value):
       return tff.templates.MeasuredProcessOutput(
-          state, aggregate(value), tff.federated_value((), tff.SERVER)
+          state,
+          tff.federated_aggregate(
+              tff.federated_map(summarize, value),
+              zero(),
+              merge_layers,
+              merge_layers,
+              report,
+          ),
+          tff.federated_value((), tff.SERVER),
       )
 
     return tff.templates.AggregationProcess(initialize, next_fn)
 
-  @abc.abstractmethod
-  def _build_aggregation(
+  def _create_robust(
       self, value_type: tff.Type
-  ) -> Callable[[tff.Value], tff.Value]:
-    """Returns a function from moments at CLIENTS to moments at SERVER."""
+  ) -> tff.templates.AggregationProcess:
+    columns = _Columns(value_type)
+    attack = None
+    rule = self.rule
+    if isinstance(rule, attacks.Attacked):
+      attack, rule = rule, rule.rule
+
+    @tff.tensorflow.computation
+    def initial_state():
+      return collections.OrderedDict(
+          round_num=tf.zeros([], tf.int32),
+          statistics=rule.initial_state(columns.num_statistics, columns.dtype),
+          spread=rule.initial_state(columns.num_means, columns.dtype),
+      )
+
+    state_type = initial_state.type_signature.result
+
+    @tff.tensorflow.computation(value_type)
+    def to_vector(value):
+      counts = [layer['count'] for layer in value]
+      # NaN, of a client that was dropped, takes part: the rule shall know. Not as
+      # `not count <= 0`, which TensorFlow's optimizer turns into `count > 0`.
+      participates = tf.reduce_any(
+          [tf.logical_or(c > 0, tf.math.is_nan(c)) for c in counts]
+      )
+      return columns.flatten(value), participates
+
+    vector_type = to_vector.type_signature.result[0]
+    gathered_type = gathering.gathered_type(vector_type)
+
+    @tff.tensorflow.computation(gathered_type, state_type)
+    def aggregate(gathered, state):
+      counts, statistics = columns.split(gathered['values'])
+      dropped = gathered['num_dropped']
+      if attack is not None:
+        statistics = attack.corrupt(
+            statistics, state['round_num'], columns.is_mean
+        )
+      result, statistics_state = rule.aggregate(
+          statistics, dropped, state['statistics']
+      )
+      mean, within = tf.split(result, 2)
+      deviation = statistics[:, : columns.num_means] - mean
+      # Squares of what attackers send have to be finite, as all values are.
+      largest = columns.dtype.max**0.5 / 1e3
+      deviation = tf.clip_by_value(deviation, -largest, largest)
+      between, spread_state = rule.aggregate(
+          tf.math.square(deviation), dropped, state['spread']
+      )
+      moments = []
+      for layer, (count, part) in enumerate(
+          zip(columns.unstack(tf.reduce_sum(counts, axis=0)), columns.slices)
+      ):
+        variance = self._variance(layer, count, within[part], between[part])
+        # Attackers can send variances that are less than 0.
+        moments.append(
+            layer_moments(count, mean[part], tf.maximum(variance, 0))
+        )
+      state = collections.OrderedDict(
+          round_num=state['round_num'] + 1,
+          statistics=statistics_state,
+          spread=spread_state,
+      )
+      return columns.restore(moments), state
+
+    @tff.federated_computation
+    def initialize():
+      return tff.federated_eval(initial_state, tff.SERVER)
+
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      vectors = tff.federated_map(to_vector, value)
+      gathered = gathering.gather(vectors[0], vectors[1])
+      result = tff.federated_map(aggregate, (gathered, state))
+      return tff.templates.MeasuredProcessOutput(
+          result[1],
+          result[0],
+          tff.federated_zip(
+              collections.OrderedDict(num_dropped=gathered['num_dropped'])
+          ),
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
 
 
-class NaiveMomentsFactory(_MomentsFactory):
+def _summary(
+    layer: Moments, weight: Callable[[tf.Tensor], tf.Tensor]
+) -> collections.OrderedDict[str, Any]:
+  """The summary of a client's moments; of nothing if its count is 0 or NaN."""
+  found = layer['count'] > 0
+  layer = layer_moments(
+      *(tf.where(found, x, tf.zeros_like(x)) for x in layer.values())
+  )
+  return _one_set(layer, weight(layer['count']))
+
+
+class _Columns:
+  """Where a client's vector holds the moments of which layer.
+
+  Attributes:
+    dtype: The dtype of the vector, the widest of the layers'.
+    num_means: The number of all layers' channels.
+    num_statistics: Twice that: first all means, then all variances.
+    is_mean: Which statistics are means.
+    slices: Where the channels of each layer are.
+  """
+
+  def __init__(self, value_type: tff.Type):
+    self._dtypes = [tf.as_dtype(layer['mean'].dtype) for layer in value_type]
+    self.dtype = tf.float64 if tf.float64 in self._dtypes else tf.float32
+    self._shapes = [tuple(layer['mean'].shape) for layer in value_type]
+    sizes = [int(np.prod(shape)) for shape in self._shapes]
+    ends = np.cumsum(sizes)
+    self.slices = [slice(end - size, end) for size, end in zip(sizes, ends)]
+    self.num_means = sum(sizes)
+    self.num_statistics = 2 * self.num_means
+    self.is_mean = np.arange(self.num_statistics) < self.num_means
+
+  def flatten(self, value: Sequence[Moments]) -> tf.Tensor:
+    """Makes one vector of a client's moments."""
+    return tf.concat(
+        [
+            tf.reshape(tf.cast(layer[name], self.dtype), [-1])
+            for name in ('count', 'mean', 'variance')
+            for layer in value
+        ],
+        axis=0,
+    )
+
+  def split(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The counts and the statistics of vectors `[n, d]`."""
+    return values[:, : -self.num_statistics], values[:, -self.num_statistics :]
+
+  def unstack(self, counts: tf.Tensor) -> list[tf.Tensor]:
+    """The counts of the layers, scalars."""
+    return tf.unstack(counts, num=len(self.slices))
+
+  def restore(self, value: Sequence[Moments]) -> list[Moments]:
+    """Gives moments the layers' own dtypes and shapes."""
+    return [
+        layer_moments(
+            tf.cast(layer['count'], dtype),
+            tf.reshape(tf.cast(layer['mean'], dtype), shape),
+            tf.reshape(tf.cast(layer['variance'], dtype), shape),
+        )
+        for layer, dtype, shape in zip(
+            value, self._dtypes, self._shapes, strict=True
+        )
+    ]
+
+
+class NaiveMomentsFactory(MomentsFactory):
   """Means over clients, of means and variances alike.
 
   `mean = Σ count_i mean_i / Σ count_i`, and the same for the variance. This is
@@ -129,55 +403,88 @@ class NaiveMomentsFactory(_MomentsFactory):
   that the clients' means differ, so the variance comes out too small.
   """
 
-  def _build_aggregation(self, value_type):
-    @tff.tensorflow.computation(value_type)
-    def weight(value):
-      return [
-          layer_moments(
-              m['count'], m['count'] * m['mean'], m['count'] * m['variance']
-          )
-          for m in value
-      ]
-
-    @tff.tensorflow.computation(weight.type_signature.result)
-    def divide(total):
-      return [
-          layer_moments(
-              m['count'],
-              tf.math.divide_no_nan(m['mean'], m['count']),
-              tf.math.divide_no_nan(m['variance'], m['count']),
-          )
-          for m in total
-      ]
-
-    return lambda value: tff.federated_map(
-        divide, tff.federated_sum(tff.federated_map(weight, value))
-    )
+  def _factor(self, layer, count):
+    return None
 
 
-class PooledMomentsFactory(_MomentsFactory):
+class PooledMomentsFactory(MomentsFactory):
   """The moments of the union of the clients' data (law of total variance).
 
   `mean = Σ count_i mean_i / Σ count_i` and
   `variance = Σ count_i (variance_i + (mean_i - mean)²) / Σ count_i`.
   """
 
-  def _build_aggregation(self, value_type):
-    @tff.tensorflow.computation
-    def zero():
-      return [
-          layer_moments(*(tf.zeros(t.shape, t.dtype) for t in layer))
-          for layer in value_type
-      ]
+  def _factor(self, layer, count):
+    return tf.ones_like(count)
 
-    @tff.tensorflow.computation(value_type, value_type)
-    def merge_layers(a, b):
-      return [merge(x, y) for x, y in zip(a, b)]
 
-    @tff.tensorflow.computation(value_type)
-    def report(total):
-      return total
+class FbnMomentsFactory(MomentsFactory):
+  """FBN's running statistics, corrected for the spread between the clients.
 
-    return lambda value: tff.federated_aggregate(
-        value, zero(), merge_layers, merge_layers, report
+  Guerraoui et al., Overcoming the Challenges of Batch Normalization in
+  Federated Learning, arXiv:2405.14670, algorithm 2, lines 9 and 10. Client i
+  sends the running mean `r_i = (1-β) R + β m_i` and the running variance
+  `s_i = (1-β) S + β N/(N-1) v_i` that it made of the shared ones (R, S) and of
+  the mean and the biased variance of its K_i values, with N = Σ K_i. Then
+
+      R' = Agg(r_i)  and  S' = Agg(s_i) + N/((N-1) β) · Agg((r_i - R')²),
+
+  which are those of batch normalization on the union of the values, with the
+  unbiased variance, if Agg is the mean.
+  """
+
+  def __init__(
+      self,
+      momentum: Union[float, Sequence[float]],
+      rule: Optional[gathering.Rule] = None,
+      *,
+      pooled: bool = True,
+      unbiased: bool = True,
+  ):
+    """Initializes the factory.
+
+    Args:
+      momentum: 1 - β, of all layers or of each.
+      rule: See `MomentsFactory`.
+      pooled: Whether the mean is weighted by `count`, the number of a client's
+        values K_i, so that the statistics are exact whatever these are. Else
+        clients count alike, as in the paper, where all have the same K. A rule
+        counts clients alike in any case.
+      unbiased: Whether there are the factors N/(N-1), in what clients send and
+        in the correction; else both are without.
+
+    Raises:
+      TypeError: See `MomentsFactory`.
+      ValueError: If a momentum is not in [0, 1).
+    """
+    super().__init__(rule)
+    for value in np.atleast_1d(momentum):
+      if not 0 <= value < 1:
+        raise ValueError(
+            f'momentum={momentum} must be at least 0 and less than 1.'
+        )
+    self._momentum = momentum
+    self._pooled = pooled
+    self._unbiased = unbiased
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """See `MomentsFactory.create`."""
+    check_moments_type(value_type)
+    if np.ndim(self._momentum) and len(self._momentum) != len(value_type):
+      raise ValueError(
+          f'momentum has {len(self._momentum)} values, but there are'
+          f' {len(value_type)} layers.'
+      )
+    return super().create(value_type)
+
+  def _factor(self, layer, count):
+    momentum = (
+        self._momentum[layer] if np.ndim(self._momentum) else self._momentum
     )
+    rate = tf.constant(1 - momentum, count.dtype)
+    if not self._unbiased:
+      return 1 / rate
+    return tf.math.divide_no_nan(count, (count - 1) * rate)
+
+  def _weight(self, count):
+    return count if self._pooled else tf.cast(count > 0, count.dtype)

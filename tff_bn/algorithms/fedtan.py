@@ -20,7 +20,6 @@ import functools
 import operator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
@@ -159,10 +158,7 @@ def build_fedtan_ii(
     TypeError: See `build_fedtan`.
     ValueError: See `build_fedtan`; or `sync_rounds` is less than 1.
   """
-  if not isinstance(sync_rounds, (int, np.integer)) or sync_rounds < 1:
-    raise ValueError(
-        f'sync_rounds={sync_rounds} must be a whole number, at least 1.'
-    )
+  partitioned.check_number_of_rounds('sync_rounds', sync_rounds)
   fedtan = build_fedtan(
       model,
       client_optimizer,

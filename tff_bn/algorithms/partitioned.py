@@ -7,19 +7,23 @@ import collections
 from collections.abc import Callable
 from typing import Any, Optional, TypedDict
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn import finalizer
+from tff_bn.aggregators import gathering
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.client_work import ClientWork
+from tff_bn.layers import discovery
 from tff_bn.local_training import LocalTraining
 from tff_bn.local_training import LocalTrainingConfig
 from tff_bn.partition import FEDAVG
 from tff_bn.partition import Partition
+from tff_bn.shared_weights import RunningVariance
 from tff_bn.shared_weights import SharedWeights
 from tff_bn.stateful_process import StatefulLearningProcess
 from tff_bn.stateful_process import StatefulProcessOutput
@@ -47,8 +51,9 @@ class Options(TypedDict, total=False):
     model_aggregator: A `tff.aggregators` factory for the update of the
       trainable variables. Default: the weighted mean.
     statistics_aggregator: An unweighted factory over moments for the running
-      statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`. Default:
-      the naive mean.
+      statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`; or a
+      `tff_bn.aggregators.Rule` in place of the naive mean. Default: the naive
+      mean.
     seed: Determines dropout and other random layers, together with the round
       and the client's data. Default: 0.
     jit_compile: Whether XLA compiles the clients' steps; see
@@ -65,6 +70,45 @@ class Options(TypedDict, total=False):
   statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
   seed: int
   jit_compile: bool
+
+
+def check_number_of_rounds(name: str, value: Any) -> None:
+  """Raises a `ValueError` if an argument is no whole number from 1 on."""
+  if not isinstance(value, (int, np.integer)) or value < 1:
+    raise ValueError(f'{name}={value} must be a whole number, at least 1.')
+
+
+def trained_batch_norm_layers(
+    algorithm: str, model: BatchNormModel
+) -> list[tf.keras.layers.Layer]:
+  """Finds the layers with running statistics that training changes.
+
+  Args:
+    algorithm: The name of the algorithm that needs them.
+    model: The model.
+
+  Returns:
+    The layers in the order of their variables.
+
+  Raises:
+    ValueError: If there is none.
+  """
+  layer_of = {
+      layer.moving_mean.ref(): layer
+      for layer in discovery.batch_norm_layers(model.keras_model)
+      if layer.trainable
+  }
+  if not layer_of:
+    raise ValueError(
+        f'{algorithm} is about the statistics of batch normalization layers,'
+        f' but the model {model.keras_model.name!r} has no such layer that is'
+        ' trained. Use a model with batch normalization, or fedavg.'
+    )
+  return [
+      layer_of[variable.ref()]
+      for variable in model.keras_model.weights
+      if variable.ref() in layer_of
+  ]
 
 
 def _check_aggregators(
@@ -133,6 +177,7 @@ class _Parts:
       client_optimizer: tff.learning.optimizers.Optimizer,
       *,
       build_work: Callable[..., ClientWork] = local_training_work,
+      running_variance: Optional[RunningVariance] = None,
       server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
       local_steps: Optional[int] = None,
       local_epochs: int = 1,
@@ -152,6 +197,8 @@ class _Parts:
       model_aggregator = model_update.default_mean()
     if statistics_aggregator is None:
       statistics_aggregator = moments.NaiveMomentsFactory()
+    if isinstance(statistics_aggregator, gathering.Rule):
+      statistics_aggregator = moments.NaiveMomentsFactory(statistics_aggregator)
     _check_aggregators(
         model_aggregator, statistics_aggregator, client_weighting
     )
@@ -170,6 +217,7 @@ class _Parts:
         model_aggregator, statistics_aggregator
     )
     self._server_optimizer = server_optimizer
+    self._running_variance = running_variance
     initial = model.from_model_weights(model.initial_weights)
 
     @tff.tensorflow.computation
@@ -190,6 +238,7 @@ class _Parts:
         self.weights,
         aggregator.next.type_signature.result.result.member,
         self._server_optimizer,
+        self._running_variance,
     )
 
 
@@ -198,6 +247,7 @@ def build_shared(
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
     build_work: Callable[..., ClientWork] = local_training_work,
+    running_variance: Optional[RunningVariance] = None,
     **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
   """Builds the averaging of all variables.
@@ -207,13 +257,20 @@ def build_shared(
     client_optimizer: The client optimizer.
     build_work: Makes the clients' work of the model, the
       `LocalTrainingConfig`, the `SharedWeights` and the client weighting.
+    running_variance: What the running variances become, see
+      `SharedWeights.apply`. Default: the aggregated ones.
     **options: See `Options`.
 
   Returns:
     The process.
   """
   parts = _Parts(
-      model, FEDAVG, client_optimizer, build_work=build_work, **options
+      model,
+      FEDAVG,
+      client_optimizer,
+      build_work=build_work,
+      running_variance=running_variance,
+      **options,
   )
   client_work = parts.work.build_process()
   result_type = client_work.next.type_signature.result.result.member

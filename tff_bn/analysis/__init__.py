@@ -1,15 +1,24 @@
-"""Measurements on trained models and on what training sends."""
+"""Measurements on algorithms and on what training sends.
+
+`normalization_error` needs neither TensorFlow nor TensorFlow Federated, so the
+parts that do are imported when they are first used.
+"""
+
+from typing import Any
 
 from tff_bn import dependencies
+from tff_bn import lazy
+from tff_bn.analysis import normalization_error
 
-dependencies.require_tff()
-
-from tff_bn.analysis.communication import Direction  # noqa: E402
-from tff_bn.analysis.communication import Message  # noqa: E402
-from tff_bn.analysis.communication import ProcessTraffic  # noqa: E402
-from tff_bn.analysis.communication import Traffic  # noqa: E402
-from tff_bn.analysis.communication import computation_traffic  # noqa: E402
-from tff_bn.analysis.communication import messages  # noqa: E402
+# Name -> the module of this package in which it is defined.
+_MEMBERS = {
+    'Direction': 'communication',
+    'Message': 'communication',
+    'ProcessTraffic': 'communication',
+    'Traffic': 'communication',
+    'computation_traffic': 'communication',
+    'messages': 'communication',
+}
 
 __all__ = [
     'Direction',
@@ -18,4 +27,13 @@ __all__ = [
     'Traffic',
     'computation_traffic',
     'messages',
+    'normalization_error',
 ]
+
+_load, __dir__ = lazy.attach(__name__, _MEMBERS)
+
+
+def __getattr__(name: str) -> Any:
+  if name in _MEMBERS:
+    dependencies.require_tff()
+  return _load(name)

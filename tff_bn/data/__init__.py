@@ -14,8 +14,10 @@ from tff_bn.data.names import SPLIT_NAMES
 _MEMBERS = {
     'Dataset': 'dataset',
     'FederatedData': 'federated',
+    'flip_labels': 'label_flipping',
     'load_dataset': 'loading',
     'split_dataset': 'federated',
+    'with_flipped_labels': 'label_flipping',
 }
 
 __all__ = [
@@ -23,9 +25,11 @@ __all__ = [
     'SPLIT_NAMES',
     'Dataset',
     'FederatedData',
+    'flip_labels',
     'load_dataset',
     'names',
     'split_dataset',
+    'with_flipped_labels',
 ]
 
 __getattr__, __dir__ = lazy.attach(__name__, _MEMBERS)

@@ -9,6 +9,7 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from tff_bn import spelling
+from tff_bn.layers import discovery
 from tff_bn.models import digits_cnn
 from tff_bn.models import mlp3
 from tff_bn.models import names
@@ -35,6 +36,7 @@ def build_model_fn(
     num_classes: int,
     normalization: str = _DEFAULT_NORMALIZATION,
     precision: str = _DEFAULT_PRECISION,
+    batch_norm_momentum: Optional[float] = None,
 ) -> Callable[[], tf.keras.Model]:
   """Returns a function that builds untrained models.
 
@@ -51,6 +53,8 @@ def build_model_fn(
       function may give it a meaning of its own.
     precision: One of `names.PRECISION_NAMES`: Keras's dtype policy for layers
       that don't have one of their own.
+    batch_norm_momentum: The momentum of the running statistics of all batch
+      normalization layers. Default: the layers' own.
 
   Returns:
     A function without arguments that returns a new `tf.keras.Model`.
@@ -87,6 +91,8 @@ def build_model_fn(
       if isinstance(model, tf.keras.Model) and not model.built:
         # A model may make layers in its first call only.
         _call_once(model, tuple(input_shape))
+    if batch_norm_momentum is not None:
+      _set_momentum(name, model, batch_norm_momentum)
     return model
 
   if name in _MODELS:
@@ -100,7 +106,20 @@ def build_model_fn(
           tuple(input_shape),
           num_classes,
       )
+    if batch_norm_momentum is not None:
+      model_fn()
   return model_fn
+
+
+def _set_momentum(name: str, model: tf.keras.Model, momentum: float):
+  layers = discovery.batch_norm_layers(model)
+  if not layers:
+    raise ValueError(
+        f'--batch_norm_momentum={momentum} has no effect: --model={name} has no'
+        ' batch normalization layer.'
+    )
+  for layer in layers:
+    layer.momentum = momentum
 
 
 @contextlib.contextmanager

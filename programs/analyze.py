@@ -1,0 +1,79 @@
+"""`tff-bn-analyze`: experiments that explain rather than train.
+
+Each analysis is a program of its own, with its own flags, in a module of its
+own; `ANALYSES` lists them.
+"""
+
+from collections.abc import Mapping, Sequence
+import sys
+import textwrap
+from typing import Optional
+
+from tff_bn.programs import cli
+from tff_bn.programs import normalization_error
+from tff_bn.programs import parsers
+
+NAME = 'tff-bn-analyze'
+# Name on the command line -> the program that the rest of it is for.
+ANALYSES: Mapping[str, cli.Program] = {
+    normalization_error.NAME: normalization_error.PROGRAM,
+}
+
+_HELP = ('-h', '-help', '--help', '--helpshort', '--helpfull')
+_WIDTH = 79
+
+
+def help_text() -> str:
+  """What `--help` prints without the name of an analysis."""
+  blocks = [
+      f'usage: {NAME} ANALYSIS [--flag=value ...]',
+      textwrap.fill(
+          'Runs an experiment that explains what batch normalization does in'
+          f' federated learning. `{NAME} ANALYSIS --help` explains its flags.',
+          _WIDTH,
+      ),
+      '\n'.join(
+          ['Analyses:']
+          + [
+              f'  {name}\n'
+              + textwrap.indent(
+                  textwrap.fill(program.description, _WIDTH - 6), ' ' * 6
+              )
+              for name, program in ANALYSES.items()
+          ]
+      ),
+      '\n'.join(
+          ['Examples:']
+          + [
+              f'  {example}'
+              for program in ANALYSES.values()
+              for example in program.examples
+          ]
+      ),
+  ]
+  return '\n\n'.join(blocks) + '\n'
+
+
+def run(arguments: Optional[Sequence[str]] = None) -> int:
+  """Runs the program; returns its exit code."""
+  arguments = sys.argv[1:] if arguments is None else list(arguments)
+  name, rest = (arguments or [''])[0], arguments[1:]
+  if name in ANALYSES:
+    return cli.run(ANALYSES[name], rest)
+  if name in _HELP:
+    print(help_text(), end='')
+    return cli.OK
+  if not name or name.startswith('-'):
+    problem = 'the first argument must name an analysis:'
+  else:
+    problem = f'{name!r} is not an analysis; there is'
+  print(
+      f'{NAME}: {problem} {", ".join(ANALYSES)}.'
+      f'{parsers.suggest(name, list(ANALYSES))} See --help.',
+      file=sys.stderr,
+  )
+  return cli.USAGE_ERROR
+
+
+if __name__ == '__main__':
+  sys.exit(run())

@@ -1,0 +1,148 @@
+"""`tff-bn-analyze normalization_error`: FBN's figures 1 and 2."""
+
+import pathlib
+from typing import Any
+
+from absl import flags as absl_flags
+
+from tff_bn.programs import cli
+from tff_bn.programs import flag_groups
+from tff_bn.programs import parsers
+from tff_bn.programs import run_folder
+
+NAME = 'normalization_error'
+RESULTS_CSV = f'{NAME}.csv'
+ROUNDS_CSV = f'{NAME}_by_round.csv'
+RESULTS_MARKDOWN = f'{NAME}.md'
+OUTPUT_DIR = f'runs/{NAME}'
+
+_GAMMAS = (0.0, 0.01, 0.1, 0.3, 0.5, 1.0)
+_EXPERIMENT_FLAGS = (
+    'gammas',
+    'rounds',
+    'num_clients',
+    'points_per_client',
+    'beta',
+    'seed',
+)
+
+
+def define_flags(
+    values: absl_flags.FlagValues,
+) -> tuple[flag_groups.FlagGroup, ...]:
+  """Defines the flags."""
+
+  def define(
+      name: str, parser: absl_flags.ArgumentParser, default: Any, text: str
+  ):
+    absl_flags.DEFINE(
+        parser,
+        name,
+        default,
+        f'{text} (default: {parsers.to_text(default)}).',
+        flag_values=values,
+    )
+
+  define(
+      'gammas',
+      parsers.TupleParser(parsers.NumberParser(float, minimum=0, maximum=1)),
+      _GAMMAS,
+      "Heterogeneity levels, separated by commas: the share of each client's"
+      ' points that is drawn at random from all classes; the rest is sorted by'
+      ' class, so that with 0 each client has one class',
+  )
+  define(
+      'rounds',
+      parsers.NumberParser(int, minimum=1),
+      100,
+      'Number of rounds; each client has fresh points in each',
+  )
+  define(
+      'num_clients',
+      parsers.NumberParser(int, minimum=1),
+      10,
+      'Number of clients, and of classes',
+  )
+  define(
+      'points_per_client',
+      parsers.NumberParser(int, minimum=2),
+      30,
+      'Points that each client has in a round',
+  )
+  define(
+      'beta',
+      parsers.NumberParser(float, above=0, maximum=1),
+      0.1,
+      "Share of a round's statistics in the running statistics",
+  )
+  define(
+      'seed',
+      parsers.NumberParser(int, minimum=0, maximum=2**32 - 1),
+      0,
+      'Decides the points and which client has them',
+  )
+  return (
+      flag_groups.FlagGroup('Experiment', _EXPERIMENT_FLAGS),
+      flag_groups.define_output_flags(values, OUTPUT_DIR),
+  )
+
+
+def main(flags: cli.ParsedFlags) -> None:
+  """Runs the experiment and writes its tables and plots.
+
+  Args:
+    flags: The flags.
+  """
+  folder = pathlib.Path(flags.output_dir).expanduser()
+  texts = {
+      name: parsers.to_text(getattr(flags, name)) for name in _EXPERIMENT_FLAGS
+  }
+  with cli.checking_input():
+    run_folder.check(folder, texts, overwrite=flags.overwrite)
+
+  # Imported late: it takes long, and wrong flags are found without it.
+  # pylint: disable=g-import-not-at-top
+  from tff_bn.analysis import normalization_error
+  from tff_bn.programs import normalization_error_report as report
+
+  # pylint: enable=g-import-not-at-top
+  settings = normalization_error.Settings(
+      num_clients=flags.num_clients,
+      points_per_client=flags.points_per_client,
+      beta=flags.beta,
+      rounds=flags.rounds,
+      seed=flags.seed,
+  )
+  results = normalization_error.run_levels(settings, sorted(flags.gammas))
+  table = report.results_markdown(results)
+  run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
+  run_folder.write_text(folder / RESULTS_CSV, report.results_csv(results))
+  run_folder.write_text(folder / ROUNDS_CSV, report.rounds_csv(results))
+  run_folder.write_text(folder / RESULTS_MARKDOWN, table)
+  report.save_figures(
+      folder / run_folder.PLOTS,
+      results,
+      f'{settings.num_clients} clients, {settings.points_per_client} points'
+      f' each, β = {settings.beta:g}',
+  )
+  print(table)
+  print(f'Table: {folder / RESULTS_MARKDOWN}, {folder / RESULTS_CSV}')
+  print(f'Plots: {folder / run_folder.PLOTS}')
+
+
+PROGRAM = cli.Program(
+    name=f'tff-bn-analyze {NAME}',
+    description=(
+        'Measures how far naive BN, FixBN and FBN are from centralized batch'
+        ' normalization when clients have different data: the distance between'
+        ' normalized points of ten Gaussian classes in the plane, without any'
+        ' training (figures 1 and 2 of the FBN paper).'
+    ),
+    examples=(
+        f'tff-bn-analyze {NAME}',
+        f'tff-bn-analyze {NAME} --gammas=0,0.5 --beta=0.01 --rounds=1000'
+        ' --output_dir=runs/small_beta',
+    ),
+    define_flags=define_flags,
+    main=main,
+)

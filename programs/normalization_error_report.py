@@ -1,0 +1,221 @@
+"""Tables and plots of the normalization error experiment."""
+
+from collections.abc import Sequence
+import csv
+import io
+import os
+import pathlib
+from typing import Any
+
+import matplotlib
+from matplotlib import figure
+
+from tff_bn.analysis import normalization_error
+from tff_bn.analysis.normalization_error import Result
+
+# Of Okabe and Ito's colours, which colour-blind people can tell apart.
+_COLOURS = dict(naive='#D55E00', fixbn='#0072B2', fbn='#009E73')
+_MARKERS = dict(naive='s', fixbn='^', fbn='o')
+_DPI = 150
+
+
+def results_csv(results: Sequence[Result]) -> str:
+  """A line for each heterogeneity level and algorithm.
+
+  Args:
+    results: The levels.
+
+  Returns:
+    The text of a CSV file with the columns gamma, algorithm, mean_error (over
+    all rounds) and final_error (of the last round).
+  """
+  return _csv_text(
+      ('gamma', 'algorithm', 'mean_error', 'final_error'),
+      [
+          (
+              result.gamma,
+              algorithm,
+              f'{result.mean_error(algorithm):.8g}',
+              f'{result.final_error(algorithm):.8g}',
+          )
+          for result in results
+          for algorithm in result.errors
+      ],
+  )
+
+
+def rounds_csv(results: Sequence[Result]) -> str:
+  """A line for each heterogeneity level, algorithm and round.
+
+  Args:
+    results: The levels.
+
+  Returns:
+    The text of a CSV file with the columns gamma, algorithm, round (from 1) and
+    error.
+  """
+  return _csv_text(
+      ('gamma', 'algorithm', 'round', 'error'),
+      [
+          (result.gamma, algorithm, round_num, f'{error:.8g}')
+          for result in results
+          for algorithm, errors in result.errors.items()
+          for round_num, error in enumerate(errors, start=1)
+      ],
+  )
+
+
+def _csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator='\n')
+  writer.writerow(columns)
+  writer.writerows(rows)
+  return text.getvalue()
+
+
+def results_markdown(results: Sequence[Result]) -> str:
+  """A table of the errors, and what they are.
+
+  Args:
+    results: The levels.
+
+  Returns:
+    Markdown: a line for each level, a column for each algorithm's mean error
+    over all rounds and for its error in the last one.
+  """
+  algorithms = list(results[0].errors)
+  titles = ['γ', *algorithms, *(f'{name}, last' for name in algorithms)]
+  lines = [titles, ['---:'] * len(titles)]
+  for result in results:
+    errors = [result.mean_error(algorithm) for algorithm in algorithms]
+    errors += [result.final_error(algorithm) for algorithm in algorithms]
+    lines.append([f'{result.gamma:g}', *(f'{error:.4f}' for error in errors)])
+  first = results[0].errors['fbn']
+  notes = [
+      'Mean Euclidean distance between points as the algorithm normalizes them'
+      ' and as batch normalization with the statistics of all clients together'
+      f' does: over all {first.size} rounds, and in the last round.',
+      *(
+          f'{name}: {normalization_error.ALGORITHMS[name]}.'
+          for name in algorithms
+      ),
+      "γ is the share of each client's points that is drawn at random; with 0"
+      ' each client has one class.',
+      "fbn's running statistics start with mean 0 and variance 1, which has"
+      f' nothing to do with γ: its error in the first round is {first[0]:.4f},'
+      f' {first[0] / first.sum():.0%} of the sum over all rounds.',
+  ]
+  return '\n'.join(
+      [
+          *('| ' + ' | '.join(line) + ' |' for line in lines),
+          '',
+          *(f'- {note}' for note in notes),
+          '',
+      ]
+  )
+
+
+def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
+  """Draws errors against heterogeneity, as figure 2c.
+
+  Args:
+    results: The levels.
+    title: The title.
+
+  Returns:
+    A figure with a panel for the mean over all rounds and one for the last
+    round; the levels have equal distances, the most heterogeneous at the right.
+  """
+  results = sorted(results, key=lambda result: -result.gamma)
+  drawing = _new_figure(width=9.5, height=4.0)
+  panels = drawing.subplots(1, 2, sharex=True, sharey=True)
+  for axes, name, error in (
+      (panels[0], 'Mean over all rounds', 'mean_error'),
+      (panels[1], 'Last round', 'final_error'),
+  ):
+    axes.set_title(name, fontsize='medium')
+    for algorithm in results[0].errors:
+      axes.plot(
+          range(len(results)),
+          [getattr(result, error)(algorithm) for result in results],
+          label=algorithm,
+          color=_COLOURS[algorithm],
+          marker=_MARKERS[algorithm],
+      )
+    axes.set_yscale('log')
+    axes.set_xticks(
+        range(len(results)), [f'{result.gamma:g}' for result in results]
+    )
+    axes.set_xlabel('γ-similarity (right: more heterogeneous)')
+    axes.grid(alpha=0.3)
+    axes.spines[['top', 'right']].set_visible(False)
+  panels[0].set_ylabel('Distance to centralized')
+  drawing.legend(
+      *panels[0].get_legend_handles_labels(),
+      loc='outside right upper',
+      frameon=False,
+  )
+  drawing.suptitle(f'Normalization error: {title}')
+  return drawing
+
+
+def points_figure(result: Result, title: str) -> figure.Figure:
+  """Draws the last round's points, as figures 1, 2a and 2b.
+
+  Args:
+    result: One heterogeneity level.
+    title: The title.
+
+  Returns:
+    A figure with panels for the points themselves and for what centralized
+    batch normalization and the algorithms make of them, coloured by client.
+  """
+  last_round = result.last_round
+  panels = {
+      'before': last_round.points,
+      'centralized': last_round.centralized,
+      **last_round.normalized,
+  }
+  num_clients = len(last_round.points)
+  colours = matplotlib.colormaps['hsv'](
+      [client / num_clients for client in range(num_clients)]
+  )
+  drawing = _new_figure(width=3.2 * len(panels), height=4.0)
+  all_axes = drawing.subplots(1, len(panels))
+  for axes, (name, points) in zip(all_axes, panels.items()):
+    axes.set_title(name, fontsize='medium')
+    if name in last_round.normalized:
+      axes.scatter(*last_round.centralized.reshape(-1, 2).T, s=4, c='#C8C8C8')
+    for client_points, colour in zip(points, colours):
+      axes.scatter(*client_points.T, s=5, color=[colour])
+    axes.set_aspect('equal', adjustable='datalim')
+    axes.grid(alpha=0.3)
+  drawing.suptitle(
+      f'Points in round {len(result.errors["fbn"])}, one colour for each'
+      f' client; grey: centralized ({title}, γ = {result.gamma:g})'
+  )
+  return drawing
+
+
+def save_figures(folder: pathlib.Path, results: Sequence[Result], title: str):
+  """Saves the figures as PNG files, which are never there in part.
+
+  Args:
+    folder: The folder for the files; it is made if needed.
+    results: The levels; the points are those of the most heterogeneous one.
+    title: The figures' title.
+  """
+  folder.mkdir(exist_ok=True)
+  most_heterogeneous = min(results, key=lambda result: result.gamma)
+  for name, drawing in (
+      ('normalization_error', error_figure(results, title)),
+      ('normalized_points', points_figure(most_heterogeneous, title)),
+  ):
+    temporary = folder / f'.{name}.png.part'
+    drawing.savefig(temporary, format='png')
+    os.replace(temporary, folder / f'{name}.png')
+
+
+def _new_figure(width: float, height: float) -> figure.Figure:
+  """A figure that doesn't depend on pyplot's state or on a display."""
+  return figure.Figure(figsize=(width, height), dpi=_DPI, layout='constrained')

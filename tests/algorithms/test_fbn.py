@@ -1,0 +1,280 @@
+"""Tests of FBN: what it trains equals training on the union of the data."""
+
+import numpy as np
+import numpy_reference as reference
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import BatchNormModel
+from tff_bn import aggregators
+from tff_bn import algorithms
+from tff_bn import analysis
+from tff_bn.layers import FederatedBatchNormalization
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_BETA = 0.25  # Of the toy model.
+
+
+def _weights(model, process, state):
+  return model.from_model_weights(process.get_model_weights(state))
+
+
+def _train(model, process, rounds):
+  """The weights after rounds, each a list of the clients' datasets."""
+  state = process.initialize()
+  for data in rounds:
+    state = process.next(state, data).state
+  return _weights(model, process, state)
+
+
+def _unbiased(n):
+  return n / (n - 1)
+
+
+def _step(weights, x, y, learning_rate=0.1):
+  """A step of centralized training that normalizes as FBN does."""
+  _, grads, mean, variance = reference.gradients(weights, x, y, fixed=True)
+  new = [
+      w if g is None else w - learning_rate * g for w, g in zip(weights, grads)
+  ]
+  new[reference.MEAN] = (1 - _BETA) * weights[reference.MEAN] + _BETA * mean
+  new[reference.VARIANCE] = (1 - _BETA) * weights[
+      reference.VARIANCE
+  ] + _BETA * _unbiased(len(x)) * variance
+  return new
+
+
+def _assert_equal(found, expected, rtol=1e-12, atol=1e-12):
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize('sizes', [(8, 8, 8), (8, 3, 7, 1)])
+def test_fifty_rounds_equal_centralized_training_on_the_union(toy, sizes):
+  """Weights, and running statistics to 1e-12, also with unequal batches."""
+  model = toy.model()
+  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1)
+  expected = model.from_model_weights(model.initial_weights)
+  rounds = []
+  for round_num in range(50):
+    seeds = [len(sizes) * round_num + i for i in range(len(sizes))]
+    rounds.append([toy.dataset(n, seed) for n, seed in zip(sizes, seeds)])
+    arrays = [toy.arrays(n, seed) for n, seed in zip(sizes, seeds)]
+    union = [np.concatenate(parts) for parts in zip(*arrays)]
+    expected = _step(expected, *union)
+
+  _assert_equal(_train(model, process, rounds), expected)
+
+
+@pytest.mark.parametrize('pooled', [True, False])
+def test_paper_and_pooled_are_the_same_for_equal_sizes(toy, pooled):
+  model = toy.model()
+  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1, pooled=pooled)
+  arrays = [toy.arrays(8, seed) for seed in range(3)]
+  expected = _step(
+      model.from_model_weights(model.initial_weights),
+      *(np.concatenate(parts) for parts in zip(*arrays)),
+  )
+  found = _train(model, process, [[toy.dataset(8, s) for s in range(3)]])
+  _assert_equal(found, expected)
+
+
+def test_without_pooling_clients_count_alike(toy):
+  """Algorithm 2 of the paper, line by line, with unequal sizes."""
+  model = toy.model()
+  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1, pooled=False)
+  before = model.from_model_weights(model.initial_weights)
+  sizes = (8, 3, 5)
+  n = sum(sizes)
+  means, variances = [], []
+  for seed, size in enumerate(sizes):
+    _, _, mean, variance = reference.gradients(
+        before, *toy.arrays(size, seed), fixed=True
+    )
+    means.append((1 - _BETA) * before[reference.MEAN] + _BETA * mean)
+    variances.append(
+        (1 - _BETA) * before[reference.VARIANCE]
+        + _BETA * _unbiased(n) * variance
+    )
+  mean = np.mean(means, axis=0)
+  variance = np.mean(variances, axis=0) + _unbiased(n) / _BETA * np.mean(
+      (np.array(means) - mean) ** 2, axis=0
+  )
+  data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
+  found = _train(model, process, [data])
+  np.testing.assert_allclose(found[reference.MEAN], mean, rtol=1e-12)
+  np.testing.assert_allclose(found[reference.VARIANCE], variance, rtol=1e-12)
+
+
+def test_statistics_of_several_steps_are_pooled_and_move_once(toy):
+  model = toy.model()
+  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=2)
+  before = model.from_model_weights(model.initial_weights)
+  sizes = (16, 11)  # Batches of 8, and 8 and 3.
+  values, results = [], []
+  for seed, size in enumerate(sizes):
+    weights = before
+    for x, y in reference.split(*toy.arrays(size, seed)):
+      values.append(x @ weights[0] + weights[1])
+      _, grads, _, _ = reference.gradients(weights, x, y, fixed=True)
+      weights = [
+          w if g is None else w - 0.1 * g for w, g in zip(weights, grads)
+      ]
+    results.append(weights)
+  expected = [
+      reference.average(both, sizes) for both in zip(*results, strict=True)
+  ]
+  values = np.concatenate(values)
+  for i, seen in (
+      (reference.MEAN, values.mean(0)),
+      (reference.VARIANCE, values.var(0, ddof=1)),
+  ):
+    expected[i] = (1 - _BETA) * before[i] + _BETA * seen
+  data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
+  _assert_equal(_train(model, process, [data]), expected)
+
+
+@pytest.mark.parametrize('images', [False, True])
+def test_one_client_equals_the_keras_layer(images, toy, toy_images):
+  """A Keras model with `FederatedBatchNormalization`, trained by Keras."""
+  problem = toy_images if images else toy
+  model = problem.model()
+  keras_model = model.to_keras()
+
+  def federated(layer):
+    if isinstance(layer, tf.keras.layers.BatchNormalization):
+      return FederatedBatchNormalization.from_config(layer.get_config())
+    return layer.__class__.from_config(layer.get_config())
+
+  keras_model = tf.keras.models.clone_model(
+      keras_model, clone_function=federated
+  )
+  keras_model.set_weights(model.to_keras().get_weights())
+  keras_model.compile(tf.keras.optimizers.legacy.SGD(0.1), loss=model.loss_fn())
+  data = [problem.dataset(8, seed) for seed in range(5)]
+  for dataset in data:
+    keras_model.fit(dataset, verbose=0)
+
+  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1)
+  found = _train(model, process, [[dataset] for dataset in data])
+  tolerance = 1e-5 if problem.dtype == 'float32' else 1e-8
+  _assert_equal(found, keras_model.get_weights(), tolerance, tolerance)
+
+
+def test_batch_normalization_of_either_class_is_trained_alike(toy):
+  def with_federated_layers():
+    return tf.keras.models.clone_model(
+        toy.model().to_keras(),
+        clone_function=lambda layer: (
+            FederatedBatchNormalization
+            if isinstance(layer, tf.keras.layers.BatchNormalization)
+            else type(layer)
+        ).from_config(layer.get_config()),
+    )
+
+  model = toy.model()
+  federated = BatchNormModel(
+      with_federated_layers, model.input_spec, model.loss_fn
+  )
+  weights = []
+  for each in (model, federated):
+    process = algorithms.build_fbn(each, _SGD(0.1))
+    state = process.set_model_weights(
+        process.initialize(), model.initial_weights
+    )
+    state = process.next(state, [toy.dataset(20, 0), toy.dataset(9, 1)]).state
+    weights.append(_weights(each, process, state))
+  _assert_equal(*weights, rtol=0, atol=0)
+
+
+class _Poisoned:
+  """A dataset whose samples are not finite."""
+
+  @staticmethod
+  def of(toy, size, seed):
+    return toy.dataset(size, seed).map(lambda x, y: (x * np.nan, y))
+
+
+def test_clients_without_data_and_dropped_ones_do_not_count(toy):
+  model = toy.model()
+  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1)
+  good = [toy.dataset(8, 0), toy.dataset(5, 1)]
+  bad = [toy.dataset(8, 2).take(0), _Poisoned.of(toy, 8, 3)]
+  expected = _train(model, process, [good])
+  state = process.initialize()
+  output = process.next(state, [bad[0], good[0], bad[1], good[1]])
+  _assert_equal(_weights(model, process, output.state), expected, rtol=1e-14)
+  assert output.metrics['client_work']['num_dropped_clients'] == 1
+
+
+def test_with_no_usable_client_the_model_stays(toy):
+  model = toy.model()
+  process = algorithms.build_fbn(model, _SGD(0.1))
+  before = model.from_model_weights(model.initial_weights)
+  after = _train(model, process, [[_Poisoned.of(toy, 8, 0)]])
+  _assert_equal(after, before, rtol=0, atol=0)
+
+
+def test_a_rule_stands_in_for_the_means_of_the_statistics(toy):
+  """R' = Agg(r), S' = Agg(s) + N/((N-1) β) Agg((r - R')²)."""
+  model = toy.model()
+  process = algorithms.build_fbn(
+      model,
+      _SGD(0.1),
+      local_steps=1,
+      statistics_aggregator=aggregators.CoordinateMedian(),
+  )
+  before = model.from_model_weights(model.initial_weights)
+  n = 5 * 8
+  means, variances = [], []
+  for seed in range(5):
+    _, _, mean, variance = reference.gradients(
+        before, *toy.arrays(8, seed), fixed=True
+    )
+    means.append((1 - _BETA) * before[reference.MEAN] + _BETA * mean)
+    variances.append(
+        (1 - _BETA) * before[reference.VARIANCE]
+        + _BETA * _unbiased(n) * variance
+    )
+  mean = np.median(means, axis=0)
+  variance = np.median(variances, axis=0) + _unbiased(n) / _BETA * np.median(
+      (np.array(means) - mean) ** 2, axis=0
+  )
+  found = _train(model, process, [[toy.dataset(8, s) for s in range(5)]])
+  np.testing.assert_allclose(found[reference.MEAN], mean, rtol=1e-12)
+  np.testing.assert_allclose(found[reference.VARIANCE], variance, rtol=1e-12)
+
+
+def test_a_round_is_one_exchange_of_what_fedavg_sends(toy):
+  model = toy.model()
+  traffic = [
+      analysis.ProcessTraffic(build(model, _SGD(0.1), local_steps=1)).until(
+          round_num=3, num_clients=4
+      )
+      for build in (algorithms.build_fbn, algorithms.build_fed_avg)
+  ]
+  assert traffic[0] == traffic[1]
+
+
+def test_a_model_without_batch_normalization_is_refused(toy):
+  model = BatchNormModel(
+      lambda: tf.keras.Sequential(
+          [tf.keras.layers.Dense(3, input_shape=(5,), name='only')]
+      ),
+      toy.model().input_spec,
+      toy.model().loss_fn,
+  )
+  with pytest.raises(ValueError, match='FBN .* batch normalization'):
+    algorithms.build_fbn(model, _SGD(0.1))
+
+
+def test_what_is_no_rule_is_refused(toy):
+  with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
+    algorithms.build_fbn(
+        toy.model(),
+        _SGD(0.1),
+        statistics_aggregator=aggregators.NaiveMomentsFactory(),
+    )

@@ -1,0 +1,251 @@
+"""Moments of batches against NumPy, in all shapes, and where digits cancel."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn.layers import batch_moments
+
+_SHAPES_AND_AXES = [
+    ([7], 0),
+    ([8, 3], -1),
+    ([8, 3], 0),
+    ([4, 7, 3], -1),
+    ([4, 7, 3], [2]),
+    ([6, 3, 5], 1),
+    ([6, 5, 4, 3], -1),
+    ([6, 5, 4, 3], 3),
+    ([6, 3, 4, 5], 1),
+    ([6, 3, 4, 5], -3),
+    ([2, 3, 4, 5, 3], -1),
+    ([2, 3, 4, 5, 3], 1),
+    ([6, 3, 4], [1, 2]),
+    ([6, 3, 4], (-1, 1)),
+    ([6, 3, 4, 5], [1, 3]),
+    ([6, 3], [0, 1]),
+]
+
+
+def _random(shape, seed=0):
+  return np.random.default_rng(seed).normal(2, 3, shape)
+
+
+def _reference(x, axis, weights=None):
+  """Loops over the channels; several axes keep all dimensions."""
+  axes = np.atleast_1d(axis) % x.ndim
+  channels = [
+      range(n) if i in axes else [slice(None)] for i, n in enumerate(x.shape)
+  ]
+  shape = [n if i in axes else 1 for i, n in enumerate(x.shape)]
+  results = []
+  for index in np.ndindex(*map(len, channels)):
+    place = tuple(c[i] for c, i in zip(channels, index))
+    values = x[place].ravel()
+    if weights is not None:
+      values = values[np.broadcast_to(weights, x.shape)[place].ravel() > 0]
+    n = len(values)
+    mean = sum(values) / n if n else 0.0
+    variance = sum((values - mean) ** 2) / n if n else 0.0
+    results.append((n, mean, variance))
+  shape = [-1] if len(axes) == 1 else shape
+  return [np.reshape(each, shape) for each in zip(*results)]
+
+
+@pytest.mark.parametrize('compiled', [False, True])
+@pytest.mark.parametrize(('shape', 'axis'), _SHAPES_AND_AXES)
+def test_equals_numpy(shape, axis, compiled):
+  x = _random(shape)
+  function = batch_moments.batch_moments
+  if compiled:
+    function = tf.function(function, jit_compile=True)
+  found = function(tf.constant(x), axis)
+  count, mean, variance = _reference(x, axis)
+  assert found.count.shape == []
+  assert {each.dtype for each in found} == {tf.float64}
+  np.testing.assert_array_equal(count, found.count)
+  np.testing.assert_allclose(found.mean, mean, rtol=1e-12, atol=1e-12)
+  np.testing.assert_allclose(found.variance, variance, rtol=1e-12, atol=1e-12)
+  assert found.mean.shape == found.variance.shape == mean.shape
+
+
+@pytest.mark.parametrize(('shape', 'axis'), _SHAPES_AND_AXES)
+def test_has_the_shape_of_keras_statistics(shape, axis):
+  axis = axis if isinstance(axis, int) else list(axis)
+  layer = tf.keras.layers.BatchNormalization(axis=axis, fused=False)
+  layer.build(shape)
+  found = batch_moments.batch_moments(_random(shape), axis)
+  assert found.mean.shape == layer.moving_mean.shape
+
+
+@pytest.mark.parametrize(
+    ('shape', 'axis', 'mask_shape', 'scalar'),
+    [
+        ([8, 3], -1, [8], True),
+        ([4, 7, 3], -1, [4, 7], True),
+        ([4, 7, 3], -1, [1, 7], True),
+        ([4, 7, 3], -1, [7], True),
+        ([4, 5, 6, 3], -1, [4, 5, 6], True),
+        ([4, 5, 6, 3], [1, 3], [4, 1, 6], True),
+        ([4, 7, 3], 1, [4, 1], True),
+        ([4, 7, 3], 1, [4, 7], False),
+        ([4, 7, 3], [1, 2], [4, 7], False),
+    ],
+)
+def test_masked_values_are_left_out(shape, axis, mask_shape, scalar):
+  x = _random(shape)
+  mask = np.random.default_rng(1).integers(0, 2, mask_shape).astype(bool)
+  count, mean, variance = _reference(x, axis, mask[..., None])
+  for given in (mask, mask.astype(np.float64), mask.astype(np.int32)):
+    found = batch_moments.batch_moments(x, axis, given)
+    assert (found.count.shape.rank == 0) == scalar
+    np.testing.assert_array_equal(
+        np.broadcast_to(found.count, count.shape), count
+    )
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.variance, variance, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('axis', [-1, 1])
+def test_masks_agree_with_keras(axis):
+  x = _random([4, 7, 3])
+  mask = np.arange(28).reshape(4, 7) % 3 > 0
+  layer = tf.keras.layers.BatchNormalization(
+      axis=axis, momentum=0.0, dtype='float64'
+  )
+  layer(x, training=True, mask=tf.constant(mask))
+  found = batch_moments.batch_moments(x, axis, mask)
+  np.testing.assert_allclose(found.mean, layer.moving_mean, rtol=1e-12)
+  np.testing.assert_allclose(found.variance, layer.moving_variance, rtol=1e-12)
+
+
+def test_what_a_mask_excludes_may_be_anything():
+  x = _random([4, 7, 3])
+  mask = np.ones([4, 7])
+  mask[1, 2] = 0
+  expected = batch_moments.batch_moments(x, -1, mask)
+  for value in (np.nan, np.inf, 1e300):
+    x[1, 2] = value
+    found = batch_moments.batch_moments(x, -1, mask)
+    np.testing.assert_array_equal(found.mean, expected.mean)
+    np.testing.assert_array_equal(found.variance, expected.variance)
+
+
+@pytest.mark.parametrize('compiled', [False, True])
+@pytest.mark.parametrize(
+    ('shape', 'axis'), [([50, 16, 16, 8], -1), ([64, 8, 40], 1), ([500, 8], -1)]
+)
+def test_large_mean_does_not_cancel(shape, axis, compiled):
+  x = np.random.default_rng(0).normal(1000, 0.1, shape).astype(np.float32)
+  function = batch_moments.batch_moments
+  if compiled:
+    function = tf.function(function, jit_compile=True)
+  found = function(tf.constant(x), axis)
+  _, mean, variance = _reference(x.astype(np.float64), axis)
+  assert {each.dtype for each in found} == {tf.float32}
+  np.testing.assert_allclose(found.mean, mean, rtol=1e-5)
+  np.testing.assert_allclose(found.variance, variance, rtol=2e-2)
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_sixteen_bits_are_computed_in_float32(dtype):
+  # The sum and the squares exceed float16.
+  x = tf.cast(_random([40, 30, 3]) * 1000, dtype)
+  _, mean, variance = _reference(tf.cast(x, tf.float64).numpy(), -1)
+  found = batch_moments.batch_moments(x)
+  assert {each.dtype for each in found} == {tf.float32}
+  np.testing.assert_allclose(found.mean, mean, rtol=1e-5)
+  np.testing.assert_allclose(found.variance, variance, rtol=1e-5)
+
+
+@pytest.mark.parametrize('compiled', [False, True])
+@pytest.mark.parametrize(
+    ('shape', 'axis'),
+    [([0, 3], -1), ([0, 4, 5, 3], -1), ([2, 0, 3], -1), ([0, 3, 2], [1, 2])],
+)
+def test_empty_batch_has_zeros(shape, axis, compiled):
+  function = batch_moments.batch_moments
+  if compiled:
+    function = tf.function(function, jit_compile=True)
+  found = function(tf.zeros(shape), axis)
+  for each in found:
+    np.testing.assert_array_equal(each, np.zeros(each.shape))
+
+
+def test_everything_masked_has_zeros():
+  for axis in (-1, 1):
+    found = batch_moments.batch_moments(
+        _random([4, 7, 3]), axis, np.zeros([4, 7])
+    )
+    for each in found:
+      np.testing.assert_array_equal(each, np.zeros(each.shape))
+
+
+def test_unknown_sizes():
+  @tf.function(input_signature=[tf.TensorSpec([None, None, 3], tf.float64)])
+  def function(x):
+    mask = tf.reduce_any(x > 0, -1)
+    return batch_moments.batch_moments(x), batch_moments.batch_moments(
+        x, -1, mask
+    )
+
+  for length in (2, 5):
+    x = _random([4, length, 3])
+    masks = [None, (x > 0).any(-1)[..., None]]
+    for found, mask in zip(function(x), masks):
+      count, mean, variance = _reference(x, -1, mask)
+      np.testing.assert_array_equal(count, found.count)
+      np.testing.assert_allclose(found.mean, mean, rtol=1e-12)
+      np.testing.assert_allclose(found.variance, variance, rtol=1e-12)
+
+
+@pytest.mark.parametrize('axis', [-1, 1])
+def test_no_gradient(axis):
+  x = tf.Variable(_random([5, 3, 2]))
+  with tf.GradientTape() as tape:
+    found = batch_moments.batch_moments(x, axis)
+    target = tf.reduce_sum(found.mean + found.variance)
+  assert tape.gradient(target, x) is None
+
+
+@pytest.mark.parametrize('axis', [2, -3, [0, 0], [1, -1]])
+def test_wrong_axis_is_an_error(axis):
+  with pytest.raises(ValueError, match=r'axis=.* rank 2: .* from -2 to 1'):
+    batch_moments.batch_moments(tf.zeros([2, 3]), axis)
+
+
+def test_unknown_rank_is_an_error():
+  @tf.function(input_signature=[tf.TensorSpec(None)])
+  def function(x):
+    return batch_moments.batch_moments(x)
+
+  with pytest.raises(ValueError, match='known rank'):
+    function.get_concrete_function()
+
+
+def test_merged_moments_are_those_of_all_values():
+  x = np.concatenate([_random([20, 3]), _random([7, 3], 1) + 5])
+  for first in (0, 1, 13, 27):
+    merged = batch_moments.merge_moments(
+        batch_moments.batch_moments(x[:first]),
+        batch_moments.batch_moments(x[first:]),
+    )
+    assert merged.count == 27
+    np.testing.assert_allclose(merged.mean, x.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(merged.variance, x.var(0), rtol=1e-12)
+
+
+def test_merging_what_is_empty():
+  empty = batch_moments.batch_moments(np.zeros([0, 3]))
+  for each in batch_moments.merge_moments(empty, empty):
+    np.testing.assert_array_equal(each, np.zeros(each.shape))
+
+
+def test_merging_does_not_cancel():
+  x = np.random.default_rng(0).normal(1000, 0.1, [600, 3]).astype(np.float32)
+  merged = batch_moments.batch_moments(x[:100])
+  for i in range(100, 600, 100):
+    merged = batch_moments.merge_moments(
+        merged, tuple(batch_moments.batch_moments(x[i : i + 100]))
+    )
+  variance = x.astype(np.float64).var(0)
+  np.testing.assert_allclose(merged.variance, variance, rtol=1e-3)

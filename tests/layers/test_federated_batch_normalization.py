@@ -1,0 +1,596 @@
+"""The federated layer against NumPy, and in all that Keras does with layers."""
+
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn import layers
+from tff_bn.layers import FederatedBatchNormalization
+
+KerasLayer = tf.keras.layers.BatchNormalization
+
+_LAYERS = {
+    'vectors': ([8, 3], dict()),
+    'first_axis': ([6, 3, 5], dict(axis=1)),
+    'sequences': ([4, 7, 3], dict(axis=-1)),
+    'axis_in_list': ([4, 7, 3], dict(axis=[2])),
+    'images': ([6, 5, 4, 3], dict()),
+    'channels_first': ([6, 3, 4, 5], dict(axis=1)),
+    'negative_axis': ([6, 3, 4, 5], dict(axis=-3)),
+    'volumes': ([2, 3, 4, 5, 3], dict()),
+    'volumes_channels_first': ([2, 3, 4, 5, 3], dict(axis=1)),
+    'two_axes': ([6, 3, 4], dict(axis=[1, 2])),
+    'two_axes_of_images': ([6, 5, 4, 3], dict(axis=[-1, 1])),
+    'no_scale': ([8, 3], dict(scale=False)),
+    'no_shift': ([6, 5, 4, 3], dict(center=False)),
+    'neither': ([8, 3], dict(center=False, scale=False)),
+    'epsilon': ([8, 3], dict(epsilon=0.3)),
+    'small_epsilon': ([6, 5, 4, 3], dict(epsilon=1e-7)),
+    'one_value': ([1, 3], dict()),
+    'synchronized': ([6, 5, 4, 3], dict(synchronized=True)),
+}
+_parametrize = pytest.mark.parametrize(
+    ('shape', 'arguments'), _LAYERS.values(), ids=_LAYERS
+)
+
+
+def _random(shape, seed=0):
+  return np.random.default_rng(seed).normal(2, 3, shape)
+
+
+def _randomize(layer, seed=1):
+  rng = np.random.default_rng(seed)
+  for variable in layer.weights:
+    variable.assign(rng.uniform(0.5, 2, variable.shape))
+
+
+def _layer(shape, seed=1, **arguments):
+  layer = FederatedBatchNormalization(**arguments)
+  layer.build([None, *shape[1:]])
+  _randomize(layer, seed)
+  return layer
+
+
+class _Reference:
+  """Algorithm 2 with one client; the statistics have the rank of the input."""
+
+  def __init__(self, layer, rank):
+    axes = [i % rank for i in np.atleast_1d(layer.axis)]
+    self.reduced = tuple(i for i in range(rank) if i not in axes)
+    self.layer = layer
+
+    def spread(variable, default):
+      if variable is None:
+        return default
+      value = variable.numpy().astype(np.float64)
+      if value.ndim == rank:
+        return value
+      return value.reshape([-1 if i in axes else 1 for i in range(rank)])
+
+    self.gamma = spread(layer.gamma, 1.0)
+    self.beta = spread(layer.beta, 0.0)
+    self.mean = spread(layer.moving_mean, None)
+    self.variance = spread(layer.moving_variance, None)
+
+  def step(self, x, weights=1.0):
+    """Returns the output, then updates the statistics."""
+    output = (
+        self.gamma
+        * (x - self.mean)
+        / np.sqrt(self.variance + self.layer.epsilon)
+        + self.beta
+    )
+    weights = np.broadcast_to(weights, x.shape)
+    count = weights.sum(self.reduced, keepdims=True)
+    present = np.maximum(count, 1)
+    mean = (weights * x).sum(self.reduced, keepdims=True) / present
+    squares = weights * (x - mean) ** 2
+    variance = squares.sum(self.reduced, keepdims=True) / present
+    factor = np.where(count > 1, count / np.maximum(count - 1, 1), 1)
+    momentum = np.where(count > 0, self.layer.momentum, 1)
+    self.mean = momentum * self.mean + (1 - momentum) * mean
+    self.variance = (
+        momentum * self.variance + (1 - momentum) * factor * variance
+    )
+    return output
+
+  def check(self, output, expected, tolerance=1e-12):
+    np.testing.assert_allclose(output, expected, rtol=tolerance, atol=tolerance)
+    for found, wanted in (
+        (self.layer.moving_mean, self.mean),
+        (self.layer.moving_variance, self.variance),
+    ):
+      np.testing.assert_allclose(
+          found.numpy().ravel(), wanted.ravel(), rtol=tolerance, atol=tolerance
+      )
+
+
+@pytest.mark.parametrize('mode', ['eager', 'compiled'])
+@_parametrize
+def test_steps_equal_numpy(shape, arguments, mode):
+  layer = _layer(shape, momentum=0.7, dtype='float64', **arguments)
+  reference = _Reference(layer, len(shape))
+
+  def step(x):
+    return layer(x, training=True)
+
+  if mode == 'compiled':
+    step = tf.function(step, jit_compile=True)
+  for seed in range(4):
+    x = _random(shape, seed)
+    reference.check(step(tf.constant(x)), reference.step(x))
+
+
+@_parametrize
+def test_float32_equals_numpy(shape, arguments):
+  layer = _layer(shape, momentum=0.7, **arguments)
+  if layer.fused:
+    # TensorFlow's kernels know no smaller one.
+    layer.epsilon = max(layer.epsilon, 1.001e-5)
+  reference = _Reference(layer, len(shape))
+  for seed in range(3):
+    x = _random(shape, seed)
+    expected = reference.step(x.astype(np.float32).astype(np.float64))
+    reference.check(layer(x, training=True), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ('shape', 'mask_shape', 'arguments'),
+    [
+        ([8, 3], [8], dict()),
+        ([4, 7, 3], [4, 7], dict()),
+        ([4, 7, 3], [4, 7], dict(axis=1)),
+        ([4, 7, 3], [1, 7], dict(axis=[1, 2])),
+        ([4, 5, 6, 3], [4, 5, 6], dict()),
+        ([4, 5, 6, 3], [4, 1, 6], dict(fused=False)),
+        ([2, 3, 4, 5, 3], [2, 3, 4, 5], dict()),
+    ],
+)
+def test_masks_equal_numpy(shape, mask_shape, arguments):
+  layer = _layer(shape, momentum=0.7, dtype='float64', **arguments)
+  reference = _Reference(layer, len(shape))
+  for seed in range(3):
+    x = _random(shape, seed)
+    mask = np.random.default_rng(seed).integers(0, 2, mask_shape).astype(bool)
+    output = layer(x, training=True, mask=tf.constant(mask))
+    reference.check(output, reference.step(x, mask[..., None]))
+
+
+def test_fused_kernels_ignore_masks_as_in_keras():
+  x = tf.constant(_random([6, 5, 4, 3]), tf.float32)
+  layer, unmasked = _layer(x.shape), _layer(x.shape)
+  assert layer.fused
+  with pytest.warns(UserWarning, match='Masking is not supported'):
+    layer(x, training=True, mask=tf.zeros([6, 5, 4], tf.bool))
+  unmasked(x, training=True)
+  np.testing.assert_array_equal(layer.moving_mean, unmasked.moving_mean)
+
+
+def test_mask_of_a_masking_layer_is_used():
+  x = _random([4, 7, 3])
+  x[1:, 4:] = 0
+  layer = FederatedBatchNormalization(momentum=0.0, dtype='float64')
+  model = tf.keras.Sequential(
+      [
+          tf.keras.Input([7, 3], dtype='float64'),
+          tf.keras.layers.Masking(dtype='float64'),
+          layer,
+      ]
+  )
+  model(x, training=True)
+  seen = x[(x != 0).any(-1)]
+  assert len(seen) == 19
+  np.testing.assert_allclose(layer.moving_mean, seen.mean(0), rtol=1e-12)
+  np.testing.assert_allclose(
+      layer.moving_variance, seen.var(0, ddof=1), rtol=1e-12
+  )
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+@_parametrize
+def test_inference_and_frozen_layers_are_those_of_keras(
+    shape, arguments, dtype
+):
+  ours = _layer(shape, dtype=dtype, **arguments)
+  keras = KerasLayer(dtype=dtype, **arguments)
+  keras.build([None, *shape[1:]])
+  keras.set_weights(ours.get_weights())
+  x = tf.constant(_random(shape), dtype)
+  expected = keras(x, training=False)
+  before = ours.get_weights()
+  np.testing.assert_array_equal(ours(x, training=False), expected)
+  np.testing.assert_array_equal(ours(x), expected)
+  # The same arithmetic in training.
+  np.testing.assert_array_equal(ours(x, training=True), expected)
+  ours.set_weights(before)
+  ours.trainable = keras.trainable = False
+  np.testing.assert_array_equal(ours(x, training=True), expected)
+  for found, wanted in zip(ours.get_weights(), before):
+    np.testing.assert_array_equal(found, wanted)
+  assert not ours.trainable_weights
+  assert len(ours.non_trainable_weights) == len(keras.non_trainable_weights)
+
+
+@_parametrize
+def test_gradients_take_the_statistics_as_constants(shape, arguments):
+  layer = _layer(shape, momentum=0.7, dtype='float64', **arguments)
+  reference = _Reference(layer, len(shape))
+  x = tf.Variable(_random(shape))
+  dy = _random(shape, 5)
+  with tf.GradientTape() as tape:
+    target = tf.reduce_sum(layer(x, training=True) * dy)
+  gradients = tape.gradient(target, [x, *layer.trainable_weights])
+  r = 1 / np.sqrt(reference.variance + layer.epsilon)
+  expected = [dy * reference.gamma * r]
+  if layer.scale:
+    normalized = (x.numpy() - reference.mean) * r
+    expected.append((dy * normalized).sum(reference.reduced))
+  if layer.center:
+    expected.append(dy.sum(reference.reduced))
+  assert len(gradients) == len(expected)
+  for found, wanted in zip(gradients, expected):
+    np.testing.assert_allclose(
+        np.ravel(found), np.ravel(wanted), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_gradients_of_fused_kernels_take_the_statistics_as_constants():
+  x = tf.Variable(_random([6, 5, 4, 3]).astype(np.float32))
+  layer = _layer(x.shape)
+  variance = layer.moving_variance.numpy()
+  dy = _random(x.shape, 5).astype(np.float32)
+  with tf.GradientTape() as tape:
+    target = tf.reduce_sum(layer(x, training=True) * dy)
+  expected = dy * layer.gamma.numpy() / np.sqrt(variance + layer.epsilon)
+  np.testing.assert_allclose(tape.gradient(target, x), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('compiled', [False, True])
+def test_empty_batch_changes_nothing(compiled):
+  layer = _layer([None, 5, 4, 3])
+  before = layer.get_weights()
+  step = tf.function(lambda x: layer(x, training=True), jit_compile=compiled)
+  assert step(tf.zeros([0, 5, 4, 3])).shape == [0, 5, 4, 3]
+  for found, wanted in zip(layer.get_weights(), before):
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_everything_masked_changes_nothing():
+  layer = _layer([4, 7, 3])
+  before = layer.get_weights()
+  layer(_random([4, 7, 3]), training=True, mask=tf.zeros([4, 7], tf.bool))
+  for found, wanted in zip(layer.get_weights(), before):
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_training_may_be_a_tensor():
+  layer, other = _layer([8, 3]), _layer([8, 3])
+  before = layer.get_weights()
+  x = tf.constant(_random([8, 3]), tf.float32)
+
+  @tf.function
+  def step(training):
+    return layer(x, training=training)
+
+  output = step(tf.constant(False))
+  for found, wanted in zip(layer.get_weights(), before):
+    np.testing.assert_array_equal(found, wanted)
+  np.testing.assert_array_equal(step(tf.constant(True)), output)
+  other(x, training=True)
+  for found, wanted in zip(layer.get_weights(), other.get_weights()):
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize('policy', ['mixed_float16', 'mixed_bfloat16'])
+@pytest.mark.parametrize('shape', [[8, 3], [6, 5, 4, 3]])
+def test_mixed_precision(policy, shape):
+  layer = _layer(shape, momentum=0.7, dtype=policy)
+  reference = _Reference(layer, len(shape))
+  for seed in range(3):
+    x = tf.cast(_random(shape, seed), layer.compute_dtype)
+    output = layer(x, training=True)
+    expected = reference.step(tf.cast(x, tf.float64).numpy())
+    assert output.dtype == layer.compute_dtype
+    np.testing.assert_allclose(
+        tf.cast(output, tf.float64), expected, rtol=2e-2, atol=2e-2
+    )
+    # The statistics have all of float32's digits.
+    reference.check(0.0, 0.0, 1e-5)
+  assert {v.dtype for v in layer.weights} == {tf.float32}
+
+
+def test_arguments_configuration_and_weights_are_those_of_keras():
+  ours = inspect.signature(FederatedBatchNormalization.__init__).parameters
+  keras = inspect.signature(KerasLayer.__init__).parameters
+  assert list(ours) == list(keras)
+  assert {n: p.default for n, p in ours.items()} == {
+      n: p.default for n, p in keras.items()
+  }
+  arguments = dict(
+      axis=1,
+      momentum=0.8,
+      epsilon=0.1,
+      center=False,
+      beta_initializer=tf.keras.initializers.Constant(2.0),
+      gamma_initializer='zeros',
+      moving_mean_initializer='ones',
+      moving_variance_initializer=tf.keras.initializers.Constant(3.0),
+      beta_regularizer='l1',
+      gamma_regularizer=tf.keras.regularizers.L2(0.1),
+      beta_constraint='non_neg',
+      gamma_constraint='unit_norm',
+      name='norm',
+      dtype='mixed_bfloat16',
+      trainable=False,
+  )
+  for given in (dict(name='norm'), arguments):
+    ours, keras = FederatedBatchNormalization(**given), KerasLayer(**given)
+    assert ours.get_config() == keras.get_config()
+    for layer in (
+        ours,
+        FederatedBatchNormalization.from_config(keras.get_config()),
+    ):
+      layer.build([None, 4, 3])
+      if not keras.built:
+        keras.build([None, 4, 3])
+      assert [v.name for v in layer.weights] == [v.name for v in keras.weights]
+      for found, wanted in zip(layer.get_weights(), keras.get_weights()):
+        np.testing.assert_array_equal(found, wanted)
+  assert FederatedBatchNormalization().name.startswith(
+      'federated_batch_normalization'
+  )
+
+
+@pytest.mark.parametrize(
+    'argument',
+    [dict(renorm=True), dict(virtual_batch_size=2), dict(adjustment=max)],
+)
+def test_options_of_tensorflow_1_are_refused(argument):
+  with pytest.raises(
+      ValueError, match=f'{next(iter(argument))}=.*leave it out'
+  ):
+    FederatedBatchNormalization(**argument)
+
+
+def test_is_a_registered_batch_norm_layer():
+  layer = FederatedBatchNormalization()
+  assert (
+      tf.keras.saving.get_registered_name(FederatedBatchNormalization)
+      == 'tff_bn>FederatedBatchNormalization'
+  )
+  assert layers.is_batch_norm(layer)
+  assert layers.batch_norm_layers(tf.keras.Sequential([layer])) == [layer]
+
+
+def _model(layer_class=FederatedBatchNormalization, **arguments):
+  inputs = tf.keras.Input([8, 8, 1])
+  x = tf.keras.layers.Conv2D(4, 3, use_bias=False)(inputs)
+  x = layer_class(momentum=0.8, name='norm', **arguments)(x)
+  x = tf.keras.layers.ReLU()(x)
+  x = tf.keras.layers.Flatten()(x)
+  x = layer_class(momentum=0.8, name='second')(x)
+  outputs = tf.keras.layers.Dense(3, name='logits')(x)
+  return tf.keras.Model(inputs, outputs)
+
+
+def _data(n=24):
+  x = _random([n, 8, 8, 1]).astype(np.float32)
+  return x, (np.arange(n) % 3).astype(np.int32)
+
+
+def _compile(model, **options):
+  model.compile(
+      tf.keras.optimizers.SGD(0.01),
+      tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      **options,
+  )
+
+
+@pytest.mark.parametrize(
+    'options',
+    [dict(), dict(jit_compile=True), dict(run_eagerly=True)],
+    ids=['graph', 'compiled', 'eager'],
+)
+def test_fit(options):
+  model = _model()
+  layer = model.get_layer('norm')
+  x, y = _data()
+  seen = model.layers[1](x).numpy().reshape(-1, 4)
+  _compile(model, **options)
+  model.fit(x, y, batch_size=24, epochs=1, verbose=0)
+  np.testing.assert_allclose(
+      layer.moving_mean, 0.2 * seen.mean(0), rtol=1e-4, atol=1e-6
+  )
+  np.testing.assert_allclose(
+      layer.moving_variance, 0.8 + 0.2 * seen.var(0, ddof=1), rtol=1e-4
+  )
+  before = model.get_weights()
+  model.evaluate(x, y, verbose=0)
+  model.predict(x, verbose=0)
+  for found, wanted in zip(model.get_weights(), before):
+    np.testing.assert_array_equal(found, wanted)
+  losses = model.fit(x, y, batch_size=8, epochs=10, verbose=0).history['loss']
+  assert losses[-1] < losses[0]
+
+
+def test_frozen_models_keep_their_statistics():
+  model = _model()
+  model.trainable = False
+  before = model.get_weights()
+  _compile(model)
+  model.fit(*_data(), verbose=0)
+  for found, wanted in zip(model.get_weights(), before):
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize('file', ['model.keras', 'model.h5', 'model'])
+def test_saved_models_are_loaded_without_custom_objects(tmp_path, file):
+  model = _model(epsilon=0.02)
+  _compile(model)
+  x, y = _data()
+  model.fit(x, y, batch_size=8, epochs=1, verbose=0)
+  model.save(tmp_path / file)
+  loaded = tf.keras.models.load_model(tmp_path / file)
+  layer = loaded.get_layer('norm')
+  assert type(layer) is FederatedBatchNormalization
+  assert layer.get_config() == model.get_layer('norm').get_config()
+  for training in (False, True):
+    np.testing.assert_allclose(
+        loaded(x, training=training), model(x, training=training), rtol=1e-5
+    )
+  # Both have been updated.
+  for found, wanted in zip(loaded.get_weights(), model.get_weights()):
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+  loaded.fit(x, y, batch_size=8, epochs=1, verbose=0)
+
+
+def test_saved_model_without_keras(tmp_path):
+  model = _model()
+  x, _ = _data()
+  model(x, training=True)
+  tf.saved_model.save(model, str(tmp_path))
+  loaded = tf.saved_model.load(str(tmp_path))
+  np.testing.assert_allclose(
+      loaded.signatures['serving_default'](tf.constant(x))['logits'],
+      model(x),
+      rtol=1e-5,
+      atol=1e-6,
+  )
+
+
+def test_cloned_models():
+  model = _model(axis=[-1])
+  model(_data()[0], training=True)
+  clone = tf.keras.models.clone_model(model)
+  clone.set_weights(model.get_weights())
+  for training in (False, True):
+    x = _data()[0]
+    np.testing.assert_allclose(
+        clone(x, training=training), model(x, training=training), rtol=1e-5
+    )
+  assert clone.get_config() == model.get_config()
+
+
+@pytest.mark.parametrize('file', ['weights.h5', 'checkpoint'])
+@pytest.mark.parametrize('to_keras', [False, True])
+def test_weights_go_to_and_from_keras_layers(tmp_path, file, to_keras):
+  source, target = _model(), _model(KerasLayer)
+  if not to_keras:
+    source, target = target, source
+  _randomize(source)
+  source.save_weights(tmp_path / file)
+  target.load_weights(tmp_path / file)
+  for found, wanted in zip(target.get_weights(), source.get_weights()):
+    np.testing.assert_array_equal(found, wanted)
+
+
+# All in one process, for the import takes seconds.
+_DISTRIBUTED = """
+    import numpy as np
+    import tensorflow as tf
+    from tff_bn.layers import FederatedBatchNormalization
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices('CPU')[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
+    strategy = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1'])
+    assert strategy.num_replicas_in_sync == 2
+
+    # Replicas of different sizes, means and deviations; one without any data.
+    rng = np.random.default_rng(0)
+    for sizes in [(5, 3), (4, 0), (0, 0)]:
+      for arguments in [dict(), dict(axis=1)]:
+        parts = [
+            rng.normal(10 * i, 1 + i, (n, 2, 3)) for i, n in enumerate(sizes)
+        ]
+        masks = [rng.integers(0, 2, (n, 2)).astype(bool) for n in sizes]
+        for masked in (False, True):
+          with strategy.scope():
+            layer = FederatedBatchNormalization(
+                momentum=0.75, dtype='float64', **arguments
+            )
+            layer.build([None, 2, 3])
+          alone = FederatedBatchNormalization(
+              momentum=0.75, dtype='float64', **arguments
+          )
+          alone.build([None, 2, 3])
+
+          def call(layer, x, mask):
+            return layer(x, training=True, mask=mask if masked else None)
+
+          def values(arrays):
+            return strategy.experimental_distribute_values_from_function(
+                lambda c: tf.constant(arrays[c.replica_id_in_sync_group])
+            )
+
+          @tf.function
+          def step(x, mask):
+            return strategy.run(call, (layer, x, mask))
+
+          for _ in range(2):
+            outputs = step(values(parts), values(masks))
+            expected = call(
+                alone, np.concatenate(parts), np.concatenate(masks)
+            )
+            np.testing.assert_allclose(
+                np.concatenate(strategy.experimental_local_results(outputs)),
+                expected, rtol=1e-12, atol=1e-12,
+            )
+          for found, wanted in zip(layer.weights, alone.weights):
+            for value in strategy.experimental_local_results(found):
+              np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-12)
+
+    # Keras's own loop: batches of 8, the last one has 3 examples.
+    def build():
+      tf.keras.utils.set_random_seed(0)
+      model = tf.keras.Sequential([
+          tf.keras.Input((6, 6, 1)),
+          tf.keras.layers.Conv2D(4, 3),
+          FederatedBatchNormalization(momentum=0.5),
+          tf.keras.layers.Flatten(),
+          tf.keras.layers.Dense(1),
+      ])
+      model.compile(tf.keras.optimizers.SGD(0.01), 'mse')
+      return model
+
+    with strategy.scope():
+      model = build()
+    alone = build()
+    x = rng.normal(3, 2, (19, 6, 6, 1)).astype(np.float32)
+    y = rng.normal(size=(19, 1)).astype(np.float32)
+    for each in (model, alone):
+      each.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    for found, wanted in zip(model.get_weights(), alone.get_weights()):
+      np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    model.save('model.keras')
+    print('done')
+"""
+
+
+def test_replicas_are_as_one_device_with_the_whole_batch(tmp_path):
+  result = subprocess.run(
+      [sys.executable, '-c', textwrap.dedent(_DISTRIBUTED)],
+      env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'},
+      capture_output=True,
+      text=True,
+      check=False,
+      cwd=tmp_path,
+  )
+  assert result.returncode == 0, result.stderr
+  assert result.stdout.endswith('done\n')
+
+
+def test_fedtan_refuses_the_layer():
+  from tff_bn import synchronized_batch_norm
+
+  with pytest.raises(
+      ValueError, match="'norm' is a FederatedBatchNormalization"
+  ):
+    synchronized_batch_norm.check_model(_model())

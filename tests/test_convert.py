@@ -1,0 +1,566 @@
+"""Converted models are the same models with other normalization layers."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tff_bn
+from tff_bn import layers
+
+keras_layers = tf.keras.layers
+_CLASSES = {
+    'federated': layers.FederatedBatchNormalization,
+    'batch': keras_layers.BatchNormalization,
+    'synchronized': keras_layers.experimental.SyncBatchNormalization,
+}
+
+
+def _randomize(model, seed=0):
+  rng = np.random.default_rng(seed)
+  for variable in model.weights:
+    variable.assign(rng.uniform(0.5, 1.5, variable.shape))
+  return model
+
+
+def _random(*shape, seed=1):
+  return np.random.default_rng(seed).normal(1, 2, shape).astype(np.float32)
+
+
+def _sequential():
+  return tf.keras.Sequential(
+      [
+          tf.keras.Input([6, 6, 2], name='pixels'),
+          keras_layers.Conv2D(3, 3, use_bias=False),
+          keras_layers.BatchNormalization(momentum=0.7, name='bn1'),
+          keras_layers.ReLU(),
+          keras_layers.Flatten(),
+          keras_layers.BatchNormalization(scale=False, name='bn2'),
+          keras_layers.Dense(2, name='logits'),
+      ],
+      name='sequential_model',
+  )
+
+
+def _functional():
+  """A residual block, a shared layer, two inputs and two outputs."""
+  images = tf.keras.Input([6, 6, 3], name='images')
+  vectors = tf.keras.Input([4], name='vectors')
+  shared = keras_layers.BatchNormalization(epsilon=0.01, name='shared')
+  x = keras_layers.Conv2D(3, 3, padding='same')(shared(images))
+  x = keras_layers.Add()([shared(x), images])
+  x = keras_layers.GlobalAveragePooling2D()(x) * 2.0
+  v = keras_layers.Dense(3)(vectors)
+  v = keras_layers.BatchNormalization(center=False, name='of_vectors')(v)
+  x = keras_layers.Concatenate()([x, v])
+  return tf.keras.Model(
+      {'images': images, 'vectors': vectors},
+      {'a': keras_layers.Dense(2, name='a')(x), 'b': v},
+      name='two_by_two',
+  )
+
+
+def _nested():
+  """Models in models, one of them called twice; layers in wrappers."""
+  inner = tf.keras.Sequential(
+      [
+          tf.keras.Input([3]),
+          keras_layers.Dense(3),
+          keras_layers.BatchNormalization(name='innermost'),
+      ],
+      name='inner',
+  )
+  h = tf.keras.Input([3])
+  middle = tf.keras.Model(
+      h,
+      keras_layers.BatchNormalization(name='middle_bn')(inner(inner(h))),
+      name='middle',
+  )
+  without = tf.keras.Sequential(
+      [tf.keras.Input([3]), keras_layers.Dense(3)], name='without'
+  )
+  bare = keras_layers.BatchNormalization(name='bare')
+  inputs = tf.keras.Input([5, 3])
+  x = keras_layers.TimeDistributed(middle, name='middles')(inputs)
+  x = keras_layers.TimeDistributed(bare, name='wrapped')(x)
+  x = keras_layers.TimeDistributed(
+      keras_layers.TimeDistributed(keras_layers.BatchNormalization(name='deep'))
+  )(x[:, :, None])[:, :, 0]
+  x = without(keras_layers.GlobalAveragePooling1D()(x))
+  # Layers that are also called outside of what contains them.
+  return tf.keras.Model(inputs, bare(inner(x)), name='outer')
+
+
+_MODELS = {
+    'sequential': (_sequential, lambda: _random(8, 6, 6, 2)),
+    'functional': (
+        _functional,
+        lambda: {'images': _random(8, 6, 6, 3), 'vectors': _random(8, 4)},
+    ),
+    'nested': (_nested, lambda: _random(8, 5, 3)),
+}
+_parametrize = pytest.mark.parametrize(
+    ('build', 'data'), _MODELS.values(), ids=_MODELS
+)
+
+
+def _assert_same_outputs(found, expected):
+  tf.nest.assert_same_structure(found, expected)
+  for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def _assert_same_weights(found, expected):
+  assert [v.name for v in found.weights] == [v.name for v in expected.weights]
+  assert [v.trainable for v in found.weights] == [
+      v.trainable for v in expected.weights
+  ]
+  for a, b in zip(found.get_weights(), expected.get_weights()):
+    np.testing.assert_array_equal(a, b)
+
+
+def _norms(model):
+  return {layer.name: layer for layer in layers.batch_norm_layers(model)}
+
+
+@pytest.mark.parametrize('to', _CLASSES)
+@_parametrize
+def test_converts_every_layer_and_keeps_all_else(build, data, to):
+  model = _randomize(build())
+  before = model.get_weights()
+  expected = model(data())
+
+  converted = tff_bn.convert_batch_norm(model, to)
+
+  assert converted.name == model.name
+  assert type(converted) is type(model)
+  assert [
+      (type(a), a.name) for a in converted.layers if not layers.is_batch_norm(a)
+  ] == [(type(a), a.name) for a in model.layers if not layers.is_batch_norm(a)]
+  old, new = _norms(model), _norms(converted)
+  assert list(new) == list(old)
+  assert {type(layer) for layer in new.values()} == {_CLASSES[to]}
+  assert {type(layer) for layer in old.values()} == {_CLASSES['batch']}
+  for name, layer in new.items():
+    assert layer.get_config() == old[name].get_config()
+  _assert_same_weights(converted, model)
+  _assert_same_outputs(converted(data()), expected)
+  # The copies are independent.
+  _randomize(converted, 5)
+  for a, b in zip(model.get_weights(), before):
+    np.testing.assert_array_equal(a, b)
+  _assert_same_outputs(model(data()), expected)
+
+
+@pytest.mark.parametrize('to', ['federated', 'synchronized'])
+@_parametrize
+def test_there_and_back(build, data, to):
+  model = _randomize(build())
+  back = tff_bn.convert_batch_norm(
+      tff_bn.convert_batch_norm(model, to), to='batch'
+  )
+  assert {type(each) for each in _norms(back).values()} == {_CLASSES['batch']}
+  assert back.get_config() == model.get_config()
+  _assert_same_weights(back, model)
+  for training in (False, True):
+    _assert_same_outputs(
+        back(data(), training=training), model(data(), training=training)
+    )
+  # Training has changed the statistics of both in the same way.
+  for a, b in zip(back.get_weights(), model.get_weights()):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_federated_layers_normalize_by_their_statistics():
+  model = _randomize(_sequential())
+  converted = tff_bn.convert_batch_norm(model)
+  x = _random(8, 6, 6, 2)
+  _assert_same_outputs(converted(x, training=True), model(x))
+  for name, layer in _norms(converted).items():
+    assert np.abs(layer.moving_mean - _norms(model)[name].moving_mean).min() > 0
+
+
+def test_converting_what_is_already_converted_copies_it():
+  model = _randomize(_sequential())
+  copy = tff_bn.convert_batch_norm(model, 'batch')
+  assert copy is not model
+  _assert_same_weights(copy, model)
+  assert not {id(v) for v in copy.weights} & {id(v) for v in model.weights}
+
+
+def test_shared_layers_stay_shared():
+  converted = tff_bn.convert_batch_norm(_randomize(_nested()))
+  norms = layers.batch_norm_layers(converted)
+  assert len(norms) == len(_norms(converted)) == 4
+  wrapped = converted.get_layer('wrapped').layer
+  assert wrapped is converted.get_layer('bare')
+  middle = converted.get_layer('middles').layer
+  assert middle.get_layer('inner') is converted.get_layer('inner')
+
+
+@pytest.mark.parametrize('to', _CLASSES)
+def test_trainable_flags_are_kept(to):
+  model = _randomize(_nested())
+  outer = _norms(model)
+  outer['innermost'].trainable = False
+  model.get_layer('middles').layer.get_layer('middle_bn').trainable = False
+  model.get_layer('without').layers[0].trainable = False
+  model.get_layer('bare').trainable = False
+  converted = tff_bn.convert_batch_norm(model, to)
+  _assert_same_weights(converted, model)
+  for a, b in zip(converted.submodules, model.submodules):
+    if isinstance(b, keras_layers.Layer):
+      assert (a.name, a.trainable) == (b.name, b.trainable)
+  assert len(converted.trainable_weights) == len(model.trainable_weights)
+
+  # What has been converted is converted back with its flags.
+  back = tff_bn.convert_batch_norm(converted, 'batch')
+  _assert_same_weights(back, model)
+
+  model.trainable = False
+  model.get_layer('without').trainable = True
+  converted = tff_bn.convert_batch_norm(model, to)
+  assert not converted.trainable
+  assert converted.get_layer('without').trainable
+  _assert_same_weights(converted, model)
+
+
+@pytest.mark.parametrize('to', _CLASSES)
+def test_dtype_policies_are_kept(to):
+  model = tf.keras.Sequential(
+      [
+          tf.keras.Input([4]),
+          keras_layers.BatchNormalization(dtype='mixed_bfloat16'),
+          keras_layers.Dense(3, dtype='mixed_bfloat16'),
+          keras_layers.BatchNormalization(dtype='float64'),
+      ]
+  )
+  converted = tff_bn.convert_batch_norm(_randomize(model), to)
+  assert [layer.compute_dtype for layer in converted.layers] == [
+      'bfloat16',
+      'bfloat16',
+      'float64',
+  ]
+  _assert_same_weights(converted, model)
+  np.testing.assert_array_equal(converted(_random(6, 4)), model(_random(6, 4)))
+
+
+@pytest.mark.parametrize('to', ['federated', 'batch'])
+def test_layers_without_fused_kernels_stay_so(to):
+  model = tf.keras.Sequential(
+      [
+          tf.keras.Input([4, 4, 2]),
+          keras_layers.BatchNormalization(fused=False, name='plain'),
+          keras_layers.BatchNormalization(name='fused'),
+      ]
+  )
+  converted = tff_bn.convert_batch_norm(model, to)
+  assert converted.get_layer('plain').fused is False
+  assert converted.get_layer('fused').fused is True
+  back = tff_bn.convert_batch_norm(
+      tff_bn.convert_batch_norm(converted, 'synchronized'), to
+  )
+  assert back.get_layer('fused').fused is True
+
+
+@pytest.mark.parametrize('to', ['federated', 'batch'])
+def test_converts_keras_synchronized_layers(to):
+  model = tf.keras.Sequential(
+      [
+          tf.keras.Input([4, 4, 2]),
+          keras_layers.BatchNormalization(synchronized=True),
+          keras_layers.experimental.SyncBatchNormalization(),
+      ]
+  )
+  converted = tff_bn.convert_batch_norm(_randomize(model), to)
+  for layer in converted.layers:
+    assert type(layer) is _CLASSES[to]
+    assert not layer.synchronized and layer.fused
+  _assert_same_weights(converted, model)
+
+
+@pytest.mark.parametrize('to', ['federated', 'synchronized'])
+def test_converted_models_are_saved_and_loaded(tmp_path, to):
+  converted = tff_bn.convert_batch_norm(_randomize(_sequential()), to)
+  converted.save(tmp_path / 'model.keras')
+  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  assert {type(each) for each in _norms(loaded).values()} == {_CLASSES[to]}
+  x = _random(8, 6, 6, 2)
+  _assert_same_outputs(loaded(x), converted(x))
+
+
+def test_the_new_model_is_not_compiled():
+  model = _sequential()
+  model.compile('sgd', 'mse')
+  converted = tff_bn.convert_batch_norm(model)
+  assert converted.optimizer is None
+  assert model.optimizer is not None
+
+
+@pytest.mark.parametrize('first', ['dense', 'nested', 'embedding'])
+def test_sequential_model_without_input_that_has_been_called(first):
+  norm = keras_layers.BatchNormalization(name='first_norm')
+  layer, x = {
+      'dense': (keras_layers.Dense(3), _random(2, 4)),
+      'nested': (tf.keras.Sequential([norm]), _random(2, 4, 3)),
+      'embedding': (keras_layers.Embedding(5, 3), np.array([[0, 1], [4, 2]])),
+  }[first]
+  model = tf.keras.Sequential([layer, keras_layers.BatchNormalization()])
+  model(x)
+  _randomize(model)
+  converted = tff_bn.convert_batch_norm(model)
+  _assert_same_weights(converted, model)
+  _assert_same_outputs(converted(x), model(x))
+
+
+def test_sequential_model_that_has_not_been_built():
+  model = tf.keras.Sequential(
+      [keras_layers.Dense(3), keras_layers.BatchNormalization()]
+  )
+  model.layers[0].trainable = False
+  converted = tff_bn.convert_batch_norm(model)
+  assert not converted.built
+  assert converted(_random(2, 4)).shape == [2, 3]
+  assert type(converted.layers[1]) is _CLASSES['federated']
+  assert not converted.layers[0].trainable
+
+
+def test_what_preprocessing_layers_have_learned_is_copied():
+  words = tf.keras.Input([], dtype=tf.string)
+  numbers = tf.keras.Input([1])
+  lookup = keras_layers.StringLookup(output_mode='one_hot')
+  lookup.adapt(['b', 'a', 'b', 'c'])
+  text = keras_layers.TextVectorization(output_mode='tf_idf')
+  text.adapt(['b a', 'c', 'b c d'])
+  norm = keras_layers.Normalization()
+  norm.adapt(_random(9, 1))
+  x = keras_layers.Concatenate()([lookup(words), text(words), norm(numbers)])
+  x = keras_layers.BatchNormalization()(x)
+  model = tf.keras.Model([words, numbers], x)
+  converted = tff_bn.convert_batch_norm(model)
+  data = [tf.constant(['a', 'c', 'e']), tf.constant([[1.0], [2.0], [3.0]])]
+  _assert_same_outputs(converted(data), model(data))
+
+
+class _Block(keras_layers.Layer):
+  """Has no batch normalization, but layers of its own."""
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self.first = keras_layers.Dense(4)
+    self.second = keras_layers.Dense(4)
+
+  def call(self, x):
+    return self.second(self.first(x))
+
+
+def test_layers_with_layers_inside():
+  block = _Block(name='block')
+  block.first.trainable = False
+  model = tf.keras.Sequential(
+      [tf.keras.Input([4]), block, keras_layers.BatchNormalization()]
+  )
+  converted = tff_bn.convert_batch_norm(_randomize(model))
+  copy = converted.get_layer('block')
+  assert not copy.first.trainable and copy.second.trainable
+  _assert_same_outputs(converted(_random(3, 4)), model(_random(3, 4)))
+
+
+class _WithDefaults(keras_layers.BatchNormalization):
+  """As many projects have it."""
+
+  def __init__(self, momentum=0.9, **kwargs):
+    super().__init__(momentum=momentum, **kwargs)
+
+
+def test_subclass_with_other_defaults_is_converted():
+  model = tf.keras.Sequential([tf.keras.Input([4]), _WithDefaults()])
+  converted = tff_bn.convert_batch_norm(_randomize(model))
+  assert type(converted.layers[0]) is _CLASSES['federated']
+  assert converted.layers[0].momentum == 0.9
+  _assert_same_weights(converted, model)
+
+
+class _OwnTrainStep(tf.keras.Model):
+
+  def train_step(self, data):
+    del data
+    return {'own': 1.0}
+
+
+def test_functional_model_with_its_own_train_step_keeps_its_class():
+  inputs = tf.keras.Input([4])
+  model = _OwnTrainStep(inputs, keras_layers.BatchNormalization()(inputs))
+  converted = tff_bn.convert_batch_norm(_randomize(model))
+  assert type(converted) is _OwnTrainStep
+  _assert_same_weights(converted, model)
+
+
+def _one(layer):
+  return tf.keras.Sequential([tf.keras.Input([4, 3]), layer])
+
+
+@pytest.mark.parametrize('to', ['fbn', 'Federated', '', None, 3])
+def test_unknown_target_is_an_error(to):
+  with pytest.raises(
+      ValueError, match="to=.*; use one of 'federated', 'batch', 'synchronized'"
+  ):
+    tff_bn.convert_batch_norm(_sequential(), to)
+
+
+def test_misspelled_target_gets_a_suggestion():
+  with pytest.raises(ValueError, match='Did you mean federated?'):
+    tff_bn.convert_batch_norm(_sequential(), 'federatd')
+
+
+def test_sequential_model_that_keras_cannot_connect_is_an_error():
+  model = tf.keras.Sequential(
+      [keras_layers.Add(), keras_layers.BatchNormalization()], name='deferred'
+  )
+  model([_random(2, 3), _random(2, 3)])
+  with pytest.raises(
+      ValueError, match="'deferred' has been called.* tf.keras.Input"
+  ):
+    tff_bn.convert_batch_norm(model)
+
+
+@pytest.mark.parametrize('model', [None, keras_layers.BatchNormalization()])
+def test_not_a_model_is_an_error(model):
+  with pytest.raises(TypeError, match=r'model must be a tf\.keras\.Model'):
+    tff_bn.convert_batch_norm(model)
+
+
+def test_model_without_batch_norm_is_an_error():
+  with pytest.raises(ValueError, match="'nothing' has no batch normalization"):
+    tff_bn.convert_batch_norm(
+        tf.keras.Sequential([keras_layers.Dense(1)], name='nothing')
+    )
+
+
+class _Subclassed(tf.keras.Model):
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self.norm = keras_layers.BatchNormalization(name='own_norm')
+
+  def call(self, x):
+    return self.norm(x)
+
+
+def test_subclassed_model_is_an_error():
+  model = _Subclassed(name='subclassed')
+  model(_random(2, 4, 3))
+  for each in (model, _one(model)):
+    with pytest.raises(
+        ValueError,
+        match="'subclassed' .*'own_norm'.* Build it as a functional model",
+    ):
+      tff_bn.convert_batch_norm(each)
+
+
+class _HasNorm(keras_layers.Layer):
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self.norm = keras_layers.BatchNormalization(name='hidden_norm')
+
+  def call(self, x):
+    return self.norm(x)
+
+
+def test_layer_that_makes_its_own_norm_is_an_error():
+  for each in (
+      _HasNorm(name='has_norm'),
+      keras_layers.TimeDistributed(_HasNorm(name='has_norm')),
+  ):
+    with pytest.raises(
+        ValueError, match="'has_norm' .* makes .*'hidden_norm' itself"
+    ):
+      tff_bn.convert_batch_norm(_one(each))
+
+
+class _OwnCall(keras_layers.BatchNormalization):
+
+  def call(self, inputs, training=None, mask=None):
+    return super().call(inputs, training=False, mask=mask)
+
+
+class _OwnConfig(keras_layers.BatchNormalization):
+
+  def __init__(self, strength=1.0, **kwargs):
+    super().__init__(**kwargs)
+    self.strength = strength
+
+  def get_config(self):
+    return {**super().get_config(), 'strength': self.strength}
+
+
+@pytest.mark.parametrize(
+    ('layer', 'message'),
+    [
+        (_OwnCall(name='n'), r'computes in its own way \(call\)'),
+        (_OwnConfig(name='n'), r'an argument of its own, strength=1\.0'),
+        (keras_layers.BatchNormalization(renorm=True, name='n'), 'renorm=True'),
+        (
+            keras_layers.BatchNormalization(virtual_batch_size=2, name='n'),
+            'virtual_batch_size=2',
+        ),
+        (
+            tf.compat.v1.keras.layers.BatchNormalization(
+                trainable=False, name='n'
+            ),
+            'trainable=False, but is of a class of TensorFlow 1',
+        ),
+    ],
+)
+def test_layers_that_cannot_be_converted(layer, message):
+  with pytest.raises(ValueError, match=f"layer 'n' .*{message}"):
+    tff_bn.convert_batch_norm(_one(layer))
+
+
+def test_layer_of_tensorflow_1_is_converted():
+  model = _one(tf.compat.v1.keras.layers.BatchNormalization())
+  converted = tff_bn.convert_batch_norm(_randomize(model))
+  assert type(converted.layers[0]) is _CLASSES['federated']
+  _assert_same_weights(converted, model)
+
+
+class _Tied(keras_layers.Layer):
+  """Uses the weights of another layer of the model."""
+
+  def __init__(self, other=None, **kwargs):
+    super().__init__(**kwargs)
+    self.other = other or keras_layers.Dense(3)
+
+  def get_config(self):
+    return {'name': self.name}
+
+  def call(self, x):
+    return self.other(x)
+
+
+def test_weights_shared_behind_the_scenes_are_an_error():
+  dense = keras_layers.Dense(3)
+  model = tf.keras.Sequential(
+      [
+          tf.keras.Input([3]),
+          dense,
+          keras_layers.BatchNormalization(),
+          _Tied(dense),
+      ]
+  )
+  with pytest.raises(ValueError, match='has 6 weights, but its copy 8'):
+    tff_bn.convert_batch_norm(model)
+
+
+def test_needs_tensorflow_only():
+  code = """
+import sys
+import tff_bn
+tff_bn.convert_batch_norm
+print('tensorflow' in sys.modules, 'tensorflow_federated' in sys.modules)
+"""
+  found = subprocess.check_output([sys.executable, '-c', code], text=True)
+  assert found == 'True False\n'

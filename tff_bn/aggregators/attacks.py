@@ -1,0 +1,448 @@
+"""Attacks on what clients send: models, statistics, or any other vectors.
+
+The attackers are omniscient: they see what all honest clients send in the round
+and agree on what they send instead, as in the papers that the classes name. An
+`Attack` says what that is; `Attacked` puts it before an aggregation rule.
+"""
+
+import abc
+import collections
+import math
+import numbers
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bn.aggregators import gathering
+
+
+class Attack(abc.ABC):
+  """What attackers send."""
+
+  @abc.abstractmethod
+  def values(
+      self,
+      honest: tf.Tensor,
+      num_attackers: int,
+      round_num: tf.Tensor,
+      is_mean: Optional[np.ndarray] = None,
+  ) -> tf.Tensor:
+    """Computes what the attackers send in a round.
+
+    It does not depend on the order of the honest clients.
+
+    Args:
+      honest: What the honest clients send, one in a row: floats of shape
+        `[h, d]`. `h` may be unknown when a computation is traced, but there is
+        at least one.
+      num_attackers: The number of attackers.
+      round_num: The number of the round, an int32 scalar.
+      is_mean: For batch normalization statistics, which columns are means of
+        channels, the others being variances: booleans of shape `[d]`. None if
+        the rows are no statistics.
+
+    Returns:
+      What each attacker sends, `[num_attackers, d]` of the dtype of `honest`.
+    """
+
+
+class SignFlipping(Attack):
+  """Sends the opposite of the honest mean ("SF").
+
+  With `H` the honest clients, each attacker sends `-mean(H)`. Of batch
+  normalization statistics, only the means' sign is flipped; the variances are
+  those of `mean(H)`, because a negative variance would give the attackers away
+  (Guerraoui et al. 2024, section 5).
+
+  Example: for the honest rows [1, 2] and [3, 6], attackers send [-2, -4]; they
+  send [-2, 4] if the second column is a variance.
+
+  Reference:
+    Allen-Zhu et al., Byzantine-Resilient Non-Convex Stochastic Gradient
+    Descent, ICLR 2021.
+  """
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    del round_num
+    mean = tf.math.reduce_mean(honest, axis=0)
+    flipped = -mean
+    if is_mean is not None:
+      flipped = tf.where(is_mean, flipped, mean)
+    return _same_for_all(flipped, num_attackers)
+
+
+class FallOfEmpires(Attack):
+  """Sends a multiple of the honest mean that points the other way ("FOE").
+
+  With `H` the honest clients, each attacker sends `(1 - factor) mean(H)`. A
+  factor greater than 1 reverses the direction.
+
+  Example: for the honest rows [1, 2] and [3, 6] and the factor 1.5, attackers
+  send [-1, -2].
+
+  Reference:
+    Xie et al., Fall of Empires: Breaking Byzantine-Tolerant SGD by Inner
+    Product Manipulation, UAI 2020; in the parametrization of Allouah et al.,
+    Fixing by Mixing, AISTATS 2023.
+  """
+
+  def __init__(self, factor: float):
+    """Initializes the attack.
+
+    Args:
+      factor: What is subtracted from the honest mean, in honest means.
+
+    Raises:
+      ValueError: If the factor is not a finite number.
+    """
+    _check_finite(self, 'factor', factor)
+    self.factor = factor
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    del round_num, is_mean
+    mean = tf.math.reduce_mean(honest, axis=0)
+    return _same_for_all((1 - self.factor) * mean, num_attackers)
+
+
+class InnerProductManipulation(Attack):
+  """Makes the inner product of the aggregate and the honest mean negative.
+
+  With `H` the honest clients, each attacker sends `-epsilon mean(H)` ("IPM"). A
+  small epsilon hides from rules that look for outliers, a large one moves the
+  mean of all clients.
+
+  Example: for the honest rows [1, 2] and [3, 6] and epsilon 0.5, attackers send
+  [-1, -2].
+
+  Reference:
+    Xie et al., Fall of Empires: Breaking Byzantine-Tolerant SGD by Inner
+    Product Manipulation, UAI 2020.
+  """
+
+  def __init__(self, epsilon: float):
+    """Initializes the attack.
+
+    Args:
+      epsilon: The size of what attackers send, in honest means; positive.
+
+    Raises:
+      ValueError: If epsilon is not a finite positive number.
+    """
+    gathering.check_positive(self, 'epsilon', epsilon)
+    self.epsilon = epsilon
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    del round_num, is_mean
+    mean = tf.math.reduce_mean(honest, axis=0)
+    return _same_for_all(-self.epsilon * mean, num_attackers)
+
+
+class ALittleIsEnough(Attack):
+  """Shifts each coordinate by a few standard deviations ("ALIE").
+
+  With `H` the honest clients, each attacker sends `mean(H) + z std(H)`, where
+  both are taken for each coordinate and the standard deviation is the
+  population's. The default of `z` is the largest shift for which, if the
+  coordinates were normal, enough honest clients would be further from the mean
+  than the attackers to make these, together with them, a majority: of n
+  clients with f attackers, `s = ⌊n/2 + 1⌋ - f` honest ones, so that
+  `z = Φ⁻¹((n - f - s) / (n - f))`.
+
+  Example: for the honest rows [1, 2] and [3, 6] and 0.5 deviations, attackers
+  send [2.5, 5]. Of 10 clients 3 are attackers: s = 3, z = Φ⁻¹(4/7) = 0.18.
+
+  Reference:
+    Baruch et al., A Little Is Enough: Circumventing Defenses for Distributed
+    Learning, NeurIPS 2019, algorithm 3.
+  """
+
+  def __init__(self, deviations: Optional[float] = None):
+    """Initializes the attack.
+
+    Args:
+      deviations: The shift `z` in standard deviations; None: the default. It
+        exists for at least three clients of which at most half are attackers;
+        a round with others is an error.
+
+    Raises:
+      ValueError: If `deviations` is not a finite number.
+    """
+    if deviations is not None:
+      _check_finite(self, 'deviations', deviations)
+    self.deviations = deviations
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    del round_num, is_mean
+    mean = tf.math.reduce_mean(honest, axis=0)
+    deviation = tf.math.reduce_std(honest, axis=0)
+    if self.deviations is None:
+      shift = self._default_deviations(tf.shape(honest)[0], num_attackers)
+      shift = tf.cast(shift, honest.dtype)
+    else:
+      shift = self.deviations
+    return _same_for_all(mean + shift * deviation, num_attackers)
+
+  def _default_deviations(
+      self, num_honest: tf.Tensor, num_attackers: int
+  ) -> tf.Tensor:
+    num_clients = num_honest + num_attackers
+    # n - f - s, where ⌊n/2 + 1⌋ = f + s are a majority.
+    num_nearer = num_clients - (num_clients // 2 + 1)
+    check = tf.debugging.Assert(
+        (num_nearer >= 1) & (num_nearer < num_honest),
+        [
+            'ALittleIsEnough has a default shift only for at least 3 clients of'
+            ' which at most half are attackers; give it the deviations. Honest'
+            ' clients, attackers:',
+            num_honest,
+            num_attackers,
+        ],
+    )
+    with tf.control_dependencies(_operations(check)):
+      return tf.math.ndtri(
+          tf.cast(num_nearer, tf.float64) / tf.cast(num_honest, tf.float64)
+      )
+
+
+class Mimic(Attack):
+  """Sends what one honest client sends, for it to weigh more than the others.
+
+  All attackers copy the honest client that is furthest out along the direction
+  in which the honest clients differ most: with `u` the first left singular
+  vector of the honest rows less their mean, the client i with the greatest
+  |u_i|. Of two equally far on opposite sides, they copy the one on the side to
+  which the direction's greatest coordinate points. Nothing that they send is
+  unusual, but where clients' data differ, a rule that selects clients is drawn
+  towards that client. The paper estimates the direction over the first rounds
+  and then keeps to one client; here each round is taken for itself.
+
+  Example: for the honest rows [0, 0], [1, 0] and [5, 1], attackers send [5, 1].
+
+  Reference:
+    Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets via
+    Bucketing, ICLR 2022, section 3.2 and appendix B.
+  """
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    del round_num, is_mean
+    centred = honest - tf.math.reduce_mean(honest, axis=0)
+    # The direction doesn't depend on the scale, but squares may overflow.
+    centred = tf.math.divide_no_nan(
+        centred, tf.math.reduce_max(tf.math.abs(centred))
+    )
+    # As many rows and columns as clients, not as coordinates.
+    _, vectors = tf.linalg.eigh(
+        tf.linalg.matmul(centred, centred, transpose_b=True)
+    )
+    projections = vectors[:, -1]
+    # An eigenvector's sign is arbitrary.
+    direction = tf.linalg.matvec(centred, projections, transpose_a=True)
+    projections *= tf.math.sign(
+        tf.gather(direction, tf.math.argmax(tf.math.abs(direction)))
+    )
+    distances = tf.math.abs(projections)
+    # Rounding must not decide between the two sides.
+    tolerance = math.sqrt(np.finfo(honest.dtype.as_numpy_dtype).eps)
+    is_furthest = distances >= (1 - tolerance) * tf.math.reduce_max(distances)
+    mimicked = tf.math.argmax(
+        tf.where(is_furthest, projections, -tf.ones_like(projections))
+    )
+    return _same_for_all(tf.gather(honest, mimicked), num_attackers)
+
+
+class GaussianNoise(Attack):
+  """Sends independent draws from a normal distribution.
+
+  Each coordinate of each attacker is drawn from `N(0, stddev²)`: a failure
+  rather than a plan, and the weakest attack for its size.
+
+  Reference:
+    Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant
+    Gradient Descent, NeurIPS 2017, section 5.
+  """
+
+  def __init__(self, stddev: float, seed: int):
+    """Initializes the attack.
+
+    Args:
+      stddev: The standard deviation, positive.
+      seed: Decides the noise, together with the number of the round; not
+        negative.
+
+    Raises:
+      ValueError: If `stddev` is not a finite positive number, or the seed is
+        negative.
+    """
+    gathering.check_positive(self, 'stddev', stddev)
+    gathering.check_count(self, 'seed', seed, 0)
+    self.stddev = stddev
+    self.seed = seed
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    del is_mean
+    return tf.random.stateless_normal(
+        [num_attackers, tf.shape(honest)[1]],
+        seed=tf.stack(
+            [tf.constant(self.seed, tf.int64), tf.cast(round_num, tf.int64)]
+        ),
+        stddev=self.stddev,
+        dtype=honest.dtype,
+    )
+
+
+class Attacked(gathering.Rule):
+  """A rule some of whose clients are attackers; for simulations.
+
+  The first clients of the round are the attackers: what they would send is
+  replaced by what the attack says, and then the rule aggregates. Clients that
+  don't take part, or whose own values are not finite, are neither.
+
+  Attributes:
+    rule: The rule.
+    attack: The attack.
+    num_attackers: The number of attackers.
+  """
+
+  def __init__(
+      self,
+      rule: gathering.Rule,
+      attack: Attack,
+      num_attackers: int,
+      *,
+      num_clients: Optional[int] = None,
+  ):
+    """Initializes the rule.
+
+    Args:
+      rule: The rule that aggregates what clients and attackers send. What it
+        tolerates need not be the number of attackers.
+      attack: What the attackers send.
+      num_attackers: The number of attackers, at least 1.
+      num_clients: How many clients take part in a round, attackers included, if
+        that is known. Default: the rule's.
+
+    Raises:
+      TypeError: If `rule` is no rule, or `attack` no attack.
+      ValueError: If `num_attackers` is less than 1, or if there is no honest
+        client.
+    """
+    gathering.check_rule(self, rule)
+    if not isinstance(attack, Attack):
+      raise TypeError(
+          f'Attacked needs an attack, but was given {attack!r}; use one of'
+          ' SignFlipping, FallOfEmpires, InnerProductManipulation,'
+          ' ALittleIsEnough, Mimic, GaussianNoise.'
+      )
+    gathering.check_count(self, 'num_attackers', num_attackers, 1)
+    self.rule = rule
+    self.attack = attack
+    self.num_attackers = int(num_attackers)
+    if num_clients is None:
+      num_clients = rule.num_clients
+    super().__init__(rule.num_byzantine, num_clients)
+    if num_clients is not None:
+      self.check_num_clients(num_clients)
+
+  def min_clients(self, num_byzantine):
+    """The rule's."""
+    return self.rule.min_clients(num_byzantine)
+
+  def check_num_clients(self, num_clients):
+    """See the base class."""
+    if num_clients <= self.num_attackers:
+      raise ValueError(
+          f'num_attackers={self.num_attackers} leaves none of'
+          f' num_clients={num_clients} honest; use at most {num_clients - 1}.'
+      )
+    self.rule.check_num_clients(num_clients)
+
+  def initial_state(self, size, dtype):
+    """The number of the round, and the rule's state."""
+    return collections.OrderedDict(
+        round_num=tf.zeros([], tf.int32),
+        rule=self.rule.initial_state(size, dtype),
+    )
+
+  def aggregate(self, values, num_dropped, state):
+    """See the base class; the values are those before the attack."""
+    result, rule_state = self.rule.aggregate(
+        self.corrupt(values, state['round_num']), num_dropped, state['rule']
+    )
+    return result, collections.OrderedDict(
+        round_num=state['round_num'] + 1, rule=rule_state
+    )
+
+  def corrupt(
+      self,
+      values: tf.Tensor,
+      round_num: tf.Tensor,
+      is_mean: Optional[np.ndarray] = None,
+  ) -> tf.Tensor:
+    """Replaces the first rows by what the attackers send.
+
+    Args:
+      values: What the clients would send, one in a row: finite floats of shape
+        `[n, d]`.
+      round_num: The number of the round, an int32 scalar.
+      is_mean: See `Attack.values`.
+
+    Returns:
+      What they send, `[n, d]`: finite too. No rows remain none. To compute it
+      raises a `tf.errors.InvalidArgumentError` if there are rows, but only the
+      attackers'.
+    """
+    num_clients = tf.shape(values)[0]
+    has_honest = tf.debugging.Assert(
+        tf.equal(num_clients, 0) | (num_clients > self.num_attackers),
+        [
+            f'With num_attackers={self.num_attackers} there must be an honest'
+            ' client with finite values, but attackers included there are only'
+            ' so many clients:',
+            num_clients,
+        ],
+    )
+    with tf.control_dependencies(_operations(has_honest)):
+      values = tf.identity(values)
+
+    def attacked():
+      honest = values[self.num_attackers :]
+      sent = self.attack.values(honest, self.num_attackers, round_num, is_mean)
+      return tf.concat([_finite(sent), honest], axis=0)
+
+    sent = tf.cond(num_clients > 0, attacked, lambda: values)
+    return tf.ensure_shape(sent, values.shape)
+
+
+def _same_for_all(vector: tf.Tensor, num_attackers: int) -> tf.Tensor:
+  return tf.repeat(vector[tf.newaxis], num_attackers, axis=0)
+
+
+def _operations(check: Optional[tf.Operation]) -> list[tf.Operation]:
+  """What has to run before; TFF traces without automatic dependencies."""
+  # Assertions have no operation where they are checked at once.
+  return [] if check is None else [check]
+
+
+def _finite(values: tf.Tensor) -> tf.Tensor:
+  """Puts the greatest number where there is none, and for what exceeds it."""
+  greatest = values.dtype.max
+  values = tf.where(tf.math.is_nan(values), greatest, values)
+  return tf.clip_by_value(values, -greatest, greatest)
+
+
+def _check_finite(owner: Any, name: str, value: Any):
+  if (
+      isinstance(value, bool)
+      or not isinstance(value, numbers.Real)
+      or not math.isfinite(value)
+  ):
+    raise ValueError(
+        f'{name}={value!r} of {type(owner).__name__} must be a finite number.'
+    )

@@ -1,0 +1,73 @@
+"""Centered clipping.
+
+Reference:
+  Karimireddy et al., Learning from History for Byzantine Robust Optimization,
+  ICML 2021.
+"""
+
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_bn.aggregators import distances
+from tff_bn.aggregators import gathering
+
+
+class CenteredClipping(gathering.CheckedRule):
+  """Moves the last aggregate by the mean of clipped differences from it.
+
+  With v the aggregate of the round before, 0 in the first round, and τ the
+  radius:
+
+    v ← v + Σ_i (x_i - v) min(1, τ / ‖x_i - v‖) / n,
+
+  once or several times; Euclidean lengths are those of the whole structure. So
+  each client moves the aggregate by at most τ / n.
+
+  Example: with τ = 1, the rows [0, 0] and [3, 4] in the first round have the
+  aggregate [0.3, 0.4].
+  """
+
+  def __init__(
+      self,
+      radius: float,
+      num_iterations: int = 1,
+      num_byzantine: int = 0,
+      *,
+      num_clients: Optional[int] = None,
+  ):
+    """Initializes the rule.
+
+    Args:
+      radius: The length at which differences are clipped (τ).
+      num_iterations: How often the aggregate is moved in a round.
+      num_byzantine: The number of attackers to tolerate (f). The result does
+        not depend on it; it is only checked that it is less than half.
+      num_clients: How many clients take part in a round, if that is known.
+
+    Raises:
+      ValueError: If so many attackers can't be tolerated, or another argument
+        is not positive.
+    """
+    super().__init__(num_byzantine, num_clients)
+    gathering.check_positive(self, 'radius', radius)
+    gathering.check_count(self, 'num_iterations', num_iterations, 1)
+    self.radius = radius
+    self.num_iterations = num_iterations
+
+  def initial_state(self, size, dtype):
+    """The first center, 0."""
+    return tf.zeros([size], dtype)
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    """See the base class."""
+    del num_byzantine, num_dropped
+    center = tf.cast(state, tf.float64)
+    num_rows = tf.cast(tf.shape(values)[0], tf.float64)
+    for _ in range(self.num_iterations):
+      lengths = tf.sqrt(distances.squared_lengths(values, center))
+      # A length of 0 is not clipped.
+      shares = self.radius / tf.maximum(lengths, self.radius)
+      center = distances.move(values, center, shares / num_rows)
+    center = tf.cast(center, values.dtype)
+    return center, center

@@ -1,0 +1,231 @@
+"""Distances between the rows of a matrix, and combinations of its rows.
+
+Attackers can send anything that is finite. In float32 the square of 1e30 is
+infinite already, and where rows have much in common, as statistics do from
+round to round, the difference of their squares has no digits left. So distances
+are computed in float64, from a row in the middle, where that is necessary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+# How many columns at a time are cast to float64.
+_BLOCK_COLUMNS = 2**13
+# The squares of so many of them can be added in float64 without overflow.
+_LARGEST = 1e140
+# Half of the squared distances from a row have to be at least this share of its
+# squared length, or their digits cancel.
+_MIN_SHARE = 1 / 64
+
+
+def squared_distances(values: tf.Tensor) -> tf.Tensor:
+  """The squared Euclidean distances between rows.
+
+  They take one matrix product in the dtype of the values. Only if that
+  overflows or underflows, or if too many digits cancel, they are computed again
+  as `exact_squared_distances`.
+
+  Args:
+    values: Finite floats of shape `[n, d]`, with n ≥ 1.
+
+  Returns:
+    float64 of shape `[n, n]`, finite, with zeros on the diagonal.
+  """
+  products = tf.matmul(values, values, transpose_b=True)
+  approximate = from_products(tf.cast(products, tf.float64))
+  lengths = tf.cast(tf.linalg.diag_part(products), tf.float64)
+  radii = squared_radii(approximate)
+  smallest = float(values.dtype.max) ** -0.5
+  is_accurate = tf.reduce_all(tf.math.is_finite(approximate)) & tf.reduce_all(
+      radii > tf.maximum(_MIN_SHARE * lengths, smallest)
+  )
+  return tf.cond(
+      is_accurate,
+      lambda: approximate,
+      lambda: from_products(_centered_products(values, approximate)[0]),
+  )
+
+
+def exact_squared_distances(values: tf.Tensor) -> tf.Tensor:
+  """The same as `squared_distances`, always in float64."""
+  return from_products(middle_products(values)[0])
+
+
+def middle_products(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """The inner products of the rows' differences from a row in the middle.
+
+  Args:
+    values: Finite floats of shape `[n, d]`, with n ≥ 1.
+
+  Returns:
+    The products, float64 of shape `[n, n]`; and the row in the middle, float64
+    of shape `[d]`: the one with the smallest ball around it that has more than
+    half of the rows in it, so no outlier.
+  """
+  products = tf.matmul(values, values, transpose_b=True)
+  return _centered_products(
+      values, from_products(tf.cast(products, tf.float64))
+  )
+
+
+def squared_lengths(values: tf.Tensor, center: tf.Tensor) -> tf.Tensor:
+  """The squared distances of rows from a point.
+
+  Args:
+    values: Finite floats of shape `[n, d]`.
+    center: float64 of shape `[d]`.
+
+  Returns:
+    float64 of shape `[n]`.
+  """
+  return _sum_over_blocks(
+      values,
+      center,
+      lambda x: tf.reduce_sum(tf.math.square(x), axis=1),
+      [None],
+  )
+
+
+def move(values: tf.Tensor, center: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+  """Moves a point by the weighted sum of the rows' differences from it.
+
+  Args:
+    values: Finite floats of shape `[n, d]`.
+    center: float64 of shape `[d]`.
+    weights: float64 of shape `[n]`.
+
+  Returns:
+    `center + Σ weights_i (values_i - center)`, float64 of shape `[d]`.
+  """
+  size = values.shape[1]
+  num_blocks = _num_blocks(values)
+
+  def body(i, results):
+    x = _block(values, center, i)
+    return i + 1, results.write(
+        i, tf.linalg.matvec(x, weights, transpose_a=True)
+    )
+
+  results = tf.TensorArray(
+      tf.float64, size=num_blocks, infer_shape=False, element_shape=[None]
+  )
+  _, results = tf.while_loop(lambda i, _: i < num_blocks, body, (0, results))
+  return center + tf.ensure_shape(results.concat(), [size])
+
+
+def mix(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+  """Weighted means of rows.
+
+  Args:
+    values: Finite floats of shape `[n, d]`.
+    weights: For each mean, the weight of each row, float64 of shape `[m, n]`,
+      not negative, with a sum of 1.
+
+  Returns:
+    Finite floats of shape `[m, d]`.
+  """
+  mixed = tf.matmul(tf.cast(weights, values.dtype), values)
+  # Rounding can take the means of the largest numbers over the edge. The sum of
+  # a row is a cheap way to see it.
+  sums = tf.linalg.matvec(mixed, tf.ones([values.shape[1]], values.dtype))
+  return tf.cond(
+      tf.reduce_all(tf.math.is_finite(sums)),
+      lambda: mixed,
+      lambda: tf.clip_by_value(mixed, values.dtype.min, values.dtype.max),
+  )
+
+
+def nearest(squared: tf.Tensor, num_nearest: tf.Tensor) -> tf.Tensor:
+  """Which entries of each row are the smallest ones.
+
+  Args:
+    squared: Squared distances, `[n, n]`.
+    num_nearest: How many to choose in each row. Of equal ones, the first are.
+
+  Returns:
+    Booleans of shape `[n, n]`.
+  """
+  order = tf.argsort(squared, axis=1, stable=True)
+  # The inverse of a permutation is what sorts it.
+  return tf.argsort(order, axis=1) < num_nearest
+
+
+def _centered_products(
+    values: tf.Tensor, approximate: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """`middle_products`, given approximate squared distances."""
+  radii = squared_radii(approximate)
+  middle = tf.argmin(radii)
+  center = tf.cast(tf.gather(values, middle), tf.float64)
+  # If even the smallest ball is infinite, nothing is known.
+  is_known = tf.math.is_finite(tf.gather(radii, middle))
+  center = tf.where(is_known, center, tf.zeros_like(center))
+  products = _sum_over_blocks(
+      values,
+      center,
+      lambda x: tf.matmul(x, x, transpose_b=True),
+      [None, None],
+  )
+  return (products + tf.transpose(products)) / 2, center
+
+
+def squared_radii(squared: tf.Tensor) -> tf.Tensor:
+  """The squared radius of the ball round each row with more than half of all.
+
+  Args:
+    squared: Squared distances, `[n, n]`.
+
+  Returns:
+    Shape `[n]`.
+  """
+  num_rows = tf.shape(squared)[0]
+  return tf.sort(squared, axis=1)[:, tf.minimum(num_rows // 2, num_rows - 1)]
+
+
+def from_products(products: tf.Tensor) -> tf.Tensor:
+  """Squared distances of rows from their inner products.
+
+  Args:
+    products: The inner products, `[n, n]`.
+
+  Returns:
+    Shape `[n, n]`; infinite where products overflowed, 0 on the diagonal.
+  """
+  lengths = tf.linalg.diag_part(products)
+  squared = lengths[:, tf.newaxis] + lengths - 2 * products
+  squared = tf.where(
+      tf.math.is_nan(squared), tf.constant(float('inf'), squared.dtype), squared
+  )
+  return tf.linalg.set_diag(tf.maximum(squared, 0), tf.zeros_like(lengths))
+
+
+def _num_blocks(values: tf.Tensor) -> int:
+  return -(-values.shape[1] // _BLOCK_COLUMNS)
+
+
+def _block(values: tf.Tensor, center: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+  """Some columns of the rows' differences from a point, in float64."""
+  columns = slice(i * _BLOCK_COLUMNS, (i + 1) * _BLOCK_COLUMNS)
+  x = tf.cast(values[:, columns], tf.float64) - center[columns]
+  return tf.clip_by_value(x, -_LARGEST, _LARGEST)
+
+
+def _sum_over_blocks(
+    values: tf.Tensor,
+    center: tf.Tensor,
+    function: Callable[[tf.Tensor], tf.Tensor],
+    shape: list[Any],
+) -> tf.Tensor:
+  """Adds up a function's results for all blocks of columns."""
+  num_blocks = _num_blocks(values)
+  num_rows = tf.shape(values)[0]
+  return tf.while_loop(
+      lambda i, _: i < num_blocks,
+      lambda i, total: (i + 1, total + function(_block(values, center, i))),
+      (0, tf.zeros([num_rows] * len(shape), tf.float64)),
+      shape_invariants=(tf.TensorShape([]), tf.TensorShape(shape)),
+      # One block in memory at a time.
+      parallel_iterations=1,
+  )[1]

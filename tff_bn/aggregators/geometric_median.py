@@ -1,0 +1,107 @@
+"""Geometric median.
+
+Reference:
+  Pillutla et al., Robust Aggregation for Federated Learning, IEEE Transactions
+  on Signal Processing, 2022.
+"""
+
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_bn.aggregators import distances
+from tff_bn.aggregators import gathering
+
+
+class GeometricMedian(gathering.CheckedRule):
+  """The point with the least sum of distances to the clients' values.
+
+  `argmin_z Σ_i ‖x_i - z‖`, with Euclidean distances over the whole structure,
+  by the smoothed Weiszfeld algorithm: from a mean of values in the middle on,
+
+    z ← Σ_i w_i x_i / Σ_i w_i with w_i = 1 / max(ν, ‖x_i - z‖).
+
+  The point is always a mean of the values, with weights that need nothing but
+  the values' inner products, so iterations cost the same for all sizes of
+  values.
+
+  As long as less than half of the clients are attackers, it is near the honest
+  clients' values: not further from any point than 2 (n - f) / (n - 2f) times
+  the furthest of them.
+
+  Example: the geometric median of the rows [0, 0], [1, 0], [0, 1] and [100,
+  100] is about [0.5, 0.5].
+  """
+
+  def __init__(
+      self,
+      num_byzantine: int = 0,
+      *,
+      smoothing: float = 1e-6,
+      tolerance: float = 1e-10,
+      max_iterations: int = 1000,
+      num_clients: Optional[int] = None,
+  ):
+    """Initializes the rule.
+
+    Args:
+      num_byzantine: The number of attackers to tolerate (f). The geometric
+        median does not depend on it; it is only checked that it is less than
+        half.
+      smoothing: The smallest distance that is told from 0 (ν). This and the
+        tolerance are relative to the radius of a ball that contains more than
+        half of the values.
+      tolerance: The iteration ends when the point moves by less.
+      max_iterations: The iteration ends after so many steps at the latest.
+      num_clients: How many clients take part in a round, if that is known.
+
+    Raises:
+      ValueError: If so many attackers can't be tolerated, or another argument
+        is not positive.
+    """
+    super().__init__(num_byzantine, num_clients)
+    gathering.check_positive(self, 'smoothing', smoothing)
+    gathering.check_positive(self, 'tolerance', tolerance)
+    gathering.check_count(self, 'max_iterations', max_iterations, 1)
+    self.smoothing = smoothing
+    self.tolerance = tolerance
+    self.max_iterations = max_iterations
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    """See the base class."""
+    del num_byzantine, num_dropped
+    products, center = distances.middle_products(values)
+    weights = self._weights(products)
+    return (
+        tf.cast(distances.move(values, center, weights), values.dtype),
+        state,
+    )
+
+  def _weights(self, products: tf.Tensor) -> tf.Tensor:
+    """The weights of the rows, from the products of their differences."""
+    lengths = tf.linalg.diag_part(products)
+    radius = tf.sort(lengths)[tf.size(lengths) // 2]
+    smallest = self.smoothing**2 * radius
+
+    def step(k, weights, _):
+      moments = tf.linalg.matvec(products, weights)
+      squared = lengths - 2 * moments + tf.tensordot(weights, moments, 1)
+      new = tf.math.rsqrt(tf.maximum(squared, smallest))
+      new /= tf.reduce_sum(new)
+      change = new - weights
+      moved = tf.tensordot(change, tf.linalg.matvec(products, change), 1)
+      return k + 1, new, moved
+
+    # Where most values are the same, that is the median.
+    is_near = tf.cast(lengths <= radius, products.dtype)
+    return tf.while_loop(
+        lambda k, _, moved: (radius > 0)
+        & (k < self.max_iterations)
+        & (moved > self.tolerance**2 * radius),
+        step,
+        (
+            0,
+            is_near / tf.reduce_sum(is_near),
+            tf.constant(float('inf'), products.dtype),
+        ),
+    )[1]

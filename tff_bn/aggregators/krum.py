@@ -1,0 +1,112 @@
+"""Krum and Multi-Krum.
+
+Reference:
+  Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant
+  Gradient Descent, NeurIPS 2017.
+"""
+
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_bn.aggregators import distances
+from tff_bn.aggregators import gathering
+
+
+class _KrumScores(gathering.CheckedRule):
+  """What both rules have in common."""
+
+  def min_clients(self, num_byzantine: Any) -> Any:
+    """See the base class: 2f + 3."""
+    return 2 * num_byzantine + 3
+
+  def _best(self, values: tf.Tensor, num_byzantine: tf.Tensor) -> tf.Tensor:
+    """The rows' numbers, those with the lowest scores first."""
+    squared = tf.sort(distances.exact_squared_distances(values), axis=1)
+    # The first one is the distance from itself.
+    num_near = tf.shape(values)[0] - num_byzantine - 2
+    scores = tf.reduce_sum(squared[:, 1 : num_near + 1], axis=1)
+    return tf.argsort(scores, stable=True)
+
+
+class Krum(_KrumScores):
+  """The value of the client whose nearest neighbours are nearest.
+
+  A client's score is the sum of its squared Euclidean distances, over the whole
+  structure, to the n - f - 2 other clients that are nearest to it:
+
+    `krum(x) = x_i with i = argmin_i Σ_{j near i} ‖x_i - x_j‖²`.
+
+  Of clients with the same score, the first is chosen. It needs 2f + 3 clients.
+
+  Example: with f = 0, Krum of the rows [0], [1], [3] and [9] looks at the two
+  nearest neighbours of each: the scores are 10, 5, 13 and 100, the result [1].
+  """
+
+  def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
+    """Initializes the rule.
+
+    Args:
+      num_byzantine: The number of attackers to tolerate (f).
+      num_clients: How many clients take part in a round, if that is known.
+
+    Raises:
+      ValueError: If so many attackers can't be tolerated.
+    """
+    super().__init__(num_byzantine, num_clients)
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    """See the base class."""
+    del num_dropped
+    return tf.gather(values, self._best(values, num_byzantine)[0]), state
+
+
+class MultiKrum(_KrumScores):
+  """The mean of the values of the clients with the best scores of `Krum`.
+
+  Example: with f = 0 and the scores 10, 5, 13 and 100 of the example of `Krum`,
+  the two best of the rows [0], [1], [3] and [9] have the mean [0.5].
+  """
+
+  def __init__(
+      self,
+      num_byzantine: int,
+      num_selected: Optional[int] = None,
+      *,
+      num_clients: Optional[int] = None,
+  ):
+    """Initializes the rule.
+
+    Args:
+      num_byzantine: The number of attackers to tolerate (f).
+      num_selected: How many values are averaged (m), at most n - f. Default: n
+        - f.
+      num_clients: How many clients take part in a round, if that is known.
+
+    Raises:
+      ValueError: If so many attackers can't be tolerated, or `num_selected` is
+        not a number of clients.
+    """
+    if num_selected is not None:
+      gathering.check_count(self, 'num_selected', num_selected, 1)
+    self.num_selected = num_selected
+    super().__init__(num_byzantine, num_clients)
+
+  def min_clients(self, num_byzantine: Any) -> Any:
+    """See the base class: 2f + 3, and so many that n - f can be selected."""
+    needed = super().min_clients(num_byzantine)
+    if self.num_selected is None:
+      return needed
+    selected = num_byzantine + self.num_selected
+    if isinstance(needed, tf.Tensor):
+      return tf.maximum(needed, selected)
+    return max(needed, selected)
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    """See the base class."""
+    del num_dropped
+    num_selected = self.num_selected
+    if num_selected is None:
+      num_selected = tf.shape(values)[0] - num_byzantine
+    best = self._best(values, num_byzantine)[:num_selected]
+    return tf.reduce_mean(tf.gather(values, best), axis=0), state

@@ -1,0 +1,76 @@
+"""Mean around the median.
+
+Reference:
+  Xie et al., Generalized Byzantine-tolerant SGD, 2018 (arXiv:1802.10116).
+"""
+
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_bn.aggregators import gathering
+from tff_bn.aggregators import order_statistics
+
+
+class MeaMed(gathering.CheckedRule):
+  """The mean of the n - f values nearest to the median, for each coordinate.
+
+  Of two values at the same distance from the median, the smaller one is taken.
+  Nothing that is further from the median than all honest clients is ever
+  averaged in.
+
+  Example: with f = 1, the values 0, 3, 4, 5 and 100 of a coordinate have the
+  median 4, and the mean (0 + 3 + 4 + 5) / 4 = 3.
+  """
+
+  def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
+    """Initializes the rule.
+
+    Args:
+      num_byzantine: The number of attackers to tolerate (f).
+      num_clients: How many clients take part in a round, if that is known.
+
+    Raises:
+      ValueError: If so many attackers can't be tolerated.
+    """
+    super().__init__(num_byzantine, num_clients)
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    """See the base class."""
+    del num_dropped
+    num_rows = tf.shape(values)[0]
+    num_kept = num_rows - num_byzantine
+    ranks = tf.range(num_rows)
+    low, high = order_statistics.median_ranks(num_rows)
+    # Those that are always near enough, below and above the median.
+    is_below = (ranks >= num_byzantine) & (ranks < low)
+    is_above = (ranks > high) & (ranks < num_kept)
+    groups = tf.where(
+        is_below, num_rows, tf.where(is_above, num_rows + 1, ranks)
+    )
+
+    def mean_near_median(rows):
+      median = order_statistics.median_of(rows)
+
+      # What is nearest are neighbours in the order. To move on from the n - f
+      # smallest values by one rank is to exchange the smallest one for the next
+      # one: as long as that is nearer.
+      def add_nearer(k, total):
+        below, above = rows.read(k), rows.read(k + num_kept)
+        is_nearer = above - median < median - below
+        return k + 1, total + tf.where(is_nearer, above, below)
+
+      _, total = tf.while_loop(
+          lambda k, _: k < num_byzantine,
+          add_nearer,
+          (
+              0,
+              order_statistics.sum_of_ranks(rows, num_byzantine, num_kept),
+          ),
+      )
+      return total / tf.cast(num_kept, values.dtype)
+
+    return (
+        order_statistics.map_ordered(values, groups, mean_near_median),
+        state,
+    )

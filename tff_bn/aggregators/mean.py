@@ -1,0 +1,33 @@
+"""The mean of the clients' values: what robust rules are compared with."""
+
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_bn.aggregators import gathering
+
+
+class Mean(gathering.CheckedRule):
+  """The mean of all clients' values, each with the same weight.
+
+  `mean(x)_j = Σ_i x_ij / n`. It tolerates no attacker: a single one can move it
+  anywhere. Only values that are not finite are left out.
+
+  Example: the mean of the rows [1, 2], [3, 4] and [8, 0] is [4, 2].
+  """
+
+  def __init__(self, *, num_clients: Optional[int] = None):
+    """Initializes the rule.
+
+    Args:
+      num_clients: How many clients take part in a round, if that is known.
+
+    Raises:
+      ValueError: If the argument is no number of clients.
+    """
+    super().__init__(0, num_clients)
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    """See the base class."""
+    del num_byzantine, num_dropped
+    return tf.reduce_mean(values, axis=0), state

@@ -1,0 +1,65 @@
+"""Nearest neighbor mixing: a step before any robust rule.
+
+Reference:
+  Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under
+  Heterogeneity, AISTATS 2023.
+"""
+
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_bn.aggregators import distances
+from tff_bn.aggregators import gathering
+
+
+class NearestNeighborMixing(gathering.CheckedRule):
+  """Replaces each value by the mean of the n - f nearest ones ("NNM").
+
+  `y_i = Σ_{j near i} x_j / (n - f)`, the value itself included, nearest in
+  Euclidean distance over the whole structure; then a rule aggregates the y_i.
+  Honest clients become more alike, so that the rule works better where they
+  have different data. Of values at the same distance, the first is chosen.
+
+  Example: with f = 1, the rows [0], [2] and [9] become [1], [1] and [5.5].
+  """
+
+  def __init__(
+      self,
+      rule: gathering.Rule,
+      num_byzantine: int,
+      *,
+      num_clients: Optional[int] = None,
+  ):
+    """Initializes the rule.
+
+    Args:
+      rule: The rule that aggregates what is mixed.
+      num_byzantine: The number of attackers to tolerate (f).
+      num_clients: How many clients take part in a round, if that is known.
+
+    Raises:
+      TypeError: If `rule` is no rule.
+      ValueError: If so many attackers can't be tolerated, here or by the rule.
+    """
+    gathering.check_rule(self, rule)
+    self.rule = rule
+    super().__init__(num_byzantine, num_clients)
+
+  def check_num_clients(self, num_clients):
+    """See the base class."""
+    super().check_num_clients(num_clients)
+    self.rule.check_num_clients(num_clients)
+
+  def initial_state(self, size, dtype):
+    """The rule's."""
+    return self.rule.initial_state(size, dtype)
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    """See the base class."""
+    num_near = tf.shape(values)[0] - num_byzantine
+    is_near = distances.nearest(distances.squared_distances(values), num_near)
+    weights = tf.cast(is_near, tf.float64) / tf.cast(num_near, tf.float64)
+    return self.rule.aggregate(
+        distances.mix(values, weights), num_dropped, state
+    )

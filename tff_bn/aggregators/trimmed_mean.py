@@ -1,0 +1,53 @@
+"""Coordinate-wise trimmed mean.
+
+Reference:
+  Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+  Rates, ICML 2018.
+"""
+
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_bn.aggregators import gathering
+from tff_bn.aggregators import order_statistics
+
+
+class TrimmedMean(gathering.CheckedRule):
+  """The mean without the f smallest and the f largest, for each coordinate.
+
+  With x_(1)j ≤ ... ≤ x_(n)j the values in ascending order,
+  `trimmed_mean(x)_j = Σ_{f < k ≤ n-f} x_(k)j / (n - 2f)`. It is in the range of
+  the honest clients' values.
+
+  Example: with f = 1, the trimmed mean of the rows [1, 2], [3, 4], [8, 0] and
+  [5, 9] is [4, 3].
+  """
+
+  def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
+    """Initializes the rule.
+
+    Args:
+      num_byzantine: The number of attackers to tolerate (f): how many values
+        are dropped at either end.
+      num_clients: How many clients take part in a round, if that is known.
+
+    Raises:
+      ValueError: If so many attackers can't be tolerated.
+    """
+    super().__init__(num_byzantine, num_clients)
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    """See the base class."""
+    del num_dropped
+    num_rows = tf.shape(values)[0]
+    ranks = tf.range(num_rows)
+    start, stop = num_byzantine, num_rows - num_byzantine
+    is_kept = (ranks >= start) & (ranks < stop)
+    groups = tf.where(is_kept, 1, tf.where(ranks < start, 0, 2))
+    total = order_statistics.map_ordered(
+        values,
+        groups,
+        lambda rows: order_statistics.sum_of_ranks(rows, start, stop),
+    )
+    return total / tf.cast(stop - start, values.dtype), state

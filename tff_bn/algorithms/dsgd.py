@@ -1,0 +1,90 @@
+"""DSGD: the mean of the clients' gradients, one step in each round.
+
+Bertsekas, Tsitsiklis, Parallel and Distributed Computation, 2015; as FBN's
+paper uses it: Guerraoui et al., arXiv:2405.14670, appendix B, algorithm 3.
+"""
+
+from collections.abc import Callable
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.algorithms import fed_avg
+from tff_bn.batch_norm_model import BatchNormModel
+
+
+def build_dsgd(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    build_process: Callable[
+        ..., tff.learning.templates.LearningProcess
+    ] = fed_avg.build_fed_avg,
+    client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None,
+    **options: Any,
+) -> tff.learning.templates.LearningProcess:
+  """Builds DSGD.
+
+  In each round every client computes the gradient of its first batch, and
+  `client_optimizer` makes one step with the mean of the gradients. Unlike in
+  FedAvg its state lasts from round to round. With momentum this is the same as
+  if each client had a momentum of its own, as long as all clients take part in
+  each round: the mean of their momentums is the momentum of their mean. So no
+  client has to keep one. A robust `model_aggregator` sees gradients.
+
+  TFF's SGD adds gradients up, `v ← μ v + g`. A momentum that averages them,
+  `v ← μ v + (1-μ) g`, is the same with 1-μ times the learning rate: FBN's
+  paper, with 0.1 and μ = 0.99, is `build_sgdm(0.001, 0.99)`.
+
+  Args:
+    model: The model.
+    client_optimizer: The optimizer that makes the steps.
+    build_process: What is done with batch normalization: a builder of this
+      package for which all variables are shared, such as
+      `tff_bn.algorithms.build_fbn`. Default: `build_fed_avg`, each client
+      normalizes with the statistics of its batch.
+    client_learning_rate_schedule: Maps the number of finished rounds (an int32
+      scalar tensor) to the learning rate. Default: constant.
+    **options: `client_weighting`, `client_weight_decay`, `model_aggregator`,
+      `statistics_aggregator`, `seed`, `jit_compile`, see
+      `tff_bn.algorithms.Options`; and arguments of `build_process`.
+
+  Returns:
+    A `tff.learning.templates.LearningProcess`.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If an option has a value that is not allowed, or would make it
+      another algorithm.
+  """
+  if options.pop('local_steps', 1) not in (None, 1):
+    raise ValueError('local_steps must be 1: DSGD makes one step in a round.')
+  for name in ('local_epochs', 'server_optimizer'):
+    if options.pop(name, None) not in (None, 1):
+      raise ValueError(
+          f'{name} must not be given: in DSGD client_optimizer makes one step'
+          ' in a round, with the mean of the gradients.'
+      )
+  if not isinstance(client_optimizer, tff.learning.optimizers.Optimizer):
+    raise TypeError(
+        'client_optimizer must be a tff.learning.optimizers.Optimizer, such'
+        ' as tff.learning.optimizers.build_sgdm(0.1), but is a'
+        f' {type(client_optimizer).__name__}.'
+    )
+  if client_learning_rate_schedule is not None:
+    dtype = model.keras_model.trainable_weights[0].dtype
+    client_optimizer = tff.learning.optimizers.schedule_learning_rate(
+        client_optimizer,
+        lambda num_rounds: tf.cast(
+            client_learning_rate_schedule(num_rounds), dtype
+        ),
+    )
+  return build_process(
+      model,
+      # A step with learning rate 1 is a gradient.
+      tff.learning.optimizers.build_sgdm(1.0),
+      server_optimizer=client_optimizer,
+      local_steps=1,
+      **options,
+  )

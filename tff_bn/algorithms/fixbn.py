@@ -1,0 +1,69 @@
+"""FixBN: batch normalization whose statistics are fixed after some rounds.
+
+Zhong, Chen, Chao, Making Batch Normalization Great in Federated Deep Learning,
+arXiv:2303.06530.
+"""
+
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn import client_work
+from tff_bn import phased_process
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+
+
+def build_fixbn(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    fixbn_rounds: int,
+    **options: Unpack[partitioned.Options],
+) -> tff.learning.templates.LearningProcess:
+  """Builds FixBN.
+
+  In the first `fixbn_rounds` rounds it is FedAvg: clients normalize with the
+  statistics of their batches, and the server averages the running statistics.
+  From then on the clients normalize with the server's running statistics, which
+  stay as they are; all other variables, scale and shift too, are trained and
+  averaged as before.
+
+  The running variance of the first phase is a mean of the clients' variances.
+  It lacks the spread between the clients, as FedAvg's, unless
+  `statistics_aggregator` is `tff_bn.aggregators.PooledMomentsFactory()`.
+
+  Args:
+    model: The model.
+    client_optimizer: The client optimizer.
+    fixbn_rounds: The number of rounds before the statistics are fixed, at
+      least 1.
+    **options: See `tff_bn.algorithms.Options`.
+
+  Returns:
+    A `tff.learning.templates.LearningProcess`, whose `next` runs the one or the
+    other computation, see `tff_bn.phased_process`.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If an option has a value that is not allowed; or the model has
+      no batch normalization layer that is trained.
+  """
+  partitioned.check_number_of_rounds('fixbn_rounds', fixbn_rounds)
+  partitioned.trained_batch_norm_layers('FixBN', model)
+  return phased_process.build_phased_process(
+      [
+          (
+              fixbn_rounds,
+              partitioned.build_shared(model, client_optimizer, **options),
+          ),
+          (
+              None,
+              partitioned.build_shared(
+                  model,
+                  client_optimizer,
+                  build_work=client_work.FixedStatisticsWork,
+                  **options,
+              ),
+          ),
+      ]
+  )
