@@ -711,7 +711,8 @@ def define_output_flags(
       'output_dir',
       flags.ArgumentParser(),
       'Folder for all files. If it holds a run with the same flags, that run is'
-      ' continued; a run with other flags is never touched',
+      ' continued (an analysis is made again); a run with other flags is never'
+      ' touched',
       default_output_dir,
   )
   define.boolean(

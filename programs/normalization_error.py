@@ -11,9 +11,6 @@ from tff_bn.programs import parsers
 from tff_bn.programs import run_folder
 
 NAME = 'normalization_error'
-RESULTS_CSV = f'{NAME}.csv'
-ROUNDS_CSV = f'{NAME}_by_round.csv'
-RESULTS_MARKDOWN = f'{NAME}.md'
 OUTPUT_DIR = f'runs/{NAME}'
 
 _GAMMAS = (0.0, 0.01, 0.1, 0.3, 0.5, 1.0)
@@ -116,9 +113,14 @@ def main(flags: cli.ParsedFlags) -> None:
   results = normalization_error.run_levels(settings, sorted(flags.gammas))
   table = report.results_markdown(results)
   run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
-  run_folder.write_text(folder / RESULTS_CSV, report.results_csv(results))
-  run_folder.write_text(folder / ROUNDS_CSV, report.rounds_csv(results))
-  run_folder.write_text(folder / RESULTS_MARKDOWN, table)
+  run_folder.write_text(
+      folder / run_folder.NORMALIZATION_ERROR_CSV, report.results_csv(results)
+  )
+  run_folder.write_text(
+      folder / run_folder.NORMALIZATION_ERROR_BY_ROUND_CSV,
+      report.rounds_csv(results),
+  )
+  run_folder.write_text(folder / run_folder.NORMALIZATION_ERROR_MARKDOWN, table)
   report.save_figures(
       folder / run_folder.PLOTS,
       results,
@@ -126,7 +128,10 @@ def main(flags: cli.ParsedFlags) -> None:
       f' each, β = {settings.beta:g}',
   )
   print(table)
-  print(f'Table: {folder / RESULTS_MARKDOWN}, {folder / RESULTS_CSV}')
+  print(
+      f'Table: {folder / run_folder.NORMALIZATION_ERROR_MARKDOWN},'
+      f' {folder / run_folder.NORMALIZATION_ERROR_CSV}'
+  )
   print(f'Plots: {folder / run_folder.PLOTS}')
 
 

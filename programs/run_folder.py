@@ -24,6 +24,9 @@ RUNS = 'runs'
 RESULTS_CSV = 'results.csv'
 RESULTS_MARKDOWN = 'results.md'
 EVALUATION = 'evaluation.csv'
+NORMALIZATION_ERROR_CSV = 'normalization_error.csv'
+NORMALIZATION_ERROR_BY_ROUND_CSV = 'normalization_error_by_round.csv'
+NORMALIZATION_ERROR_MARKDOWN = 'normalization_error.md'
 # What programs write besides flags.txt. Nothing else is ever removed.
 _ENTRIES = (
     METRICS,
@@ -38,6 +41,9 @@ _ENTRIES = (
     RESULTS_CSV,
     RESULTS_MARKDOWN,
     EVALUATION,
+    NORMALIZATION_ERROR_CSV,
+    NORMALIZATION_ERROR_BY_ROUND_CSV,
+    NORMALIZATION_ERROR_MARKDOWN,
 )
 
 

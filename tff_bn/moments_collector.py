@@ -50,8 +50,8 @@ class MomentsCollector:
     seen = batch_moments.batch_moments(inputs, layer.axis, mask)
     if seen.count.shape.rank:
       raise ValueError(
-          f'The batch normalization layer {layer.name!r} has a mask that differs'
-          ' between channels, so they have different numbers of values.'
+          f'The batch normalization layer {layer.name!r} has a mask that'
+          ' differs between channels, so they have different numbers of values.'
       )
     merged = batch_moments.merge_moments(
         batch_moments.BatchMoments(*map(tf.convert_to_tensor, variables)),

@@ -339,7 +339,9 @@ def test_an_attack_is_made_once_and_flips_the_means_alone():
     )
   attacked = [
       [
-          aggregators.layer_moments(own['count'], fake['mean'], fake['variance'])
+          aggregators.layer_moments(
+              own['count'], fake['mean'], fake['variance']
+          )
           for own, fake in zip(client, sent)
       ]
       for client in clients[:3]

@@ -15,6 +15,7 @@ SHAPES = {
     'small_cnn': (8, 8, 1),
     'mlp3': (28, 28, 1),
     'digits_cnn': (8, 8, 1),
+    'fbn_cnn': (32, 32, 3),
     'resnet20': (32, 32, 3),
 }
 
@@ -58,19 +59,30 @@ class TestEveryModel:
   ):
     model = build(name, normalization)
     layers = num_layers(model)
-    expected = {'small_cnn': 3, 'mlp3': 1, 'digits_cnn': 5, 'resnet20': 19}
+    expected = {
+        'small_cnn': 3,
+        'mlp3': 1,
+        'digits_cnn': 5,
+        'fbn_cnn': 4,
+        'resnet20': 19,
+    }
+    # Its dense layer has none, and a ReLU makes biases useful.
+    not_normalized = 1 if name == 'fbn_cnn' else 0
     for other in (
         'BatchNormalization',
         'LayerNormalization',
         'GroupNormalization',
     ):
       assert layers[other] == (expected[name] if other == kind else 0)
-    assert layers['Conv2D'] + layers['Dense'] == expected[name] + 1
-    assert layers['ReLU'] == expected[name]
+    weighted = expected[name] + not_normalized
+    assert layers['Conv2D'] + layers['Dense'] == weighted + 1
+    assert layers['ReLU'] == weighted
     for layer in model.layers:
       # A bias before a normalization would be one parameter too many.
       if isinstance(layer, (tf.keras.layers.Conv2D, tf.keras.layers.Dense)):
-        assert layer.use_bias == (kind is None or layer.name == 'logits')
+        assert layer.use_bias == (
+            kind is None or layer.name == 'logits' or name == 'fbn_cnn'
+        )
 
   @pytest.mark.parametrize('name', models.MODEL_NAMES)
   def test_batch_normalization_has_the_papers_constants(self, name):
@@ -110,7 +122,7 @@ for path in pathlib.Path({str(tmp_path)!r}).glob('*.keras'):
 assert not any(name.startswith('tff_bn') for name in sys.modules)
 """
     subprocess.run([sys.executable, '-c', code], check=True)
-    assert len(expected) == 6
+    assert len(expected) == len(models.MODEL_NAMES) + 2
     for key, outputs in expected.items():
       np.testing.assert_allclose(
           np.load(tmp_path / f'{key}.y.npy'), outputs, rtol=1e-5, atol=1e-5
@@ -177,6 +189,41 @@ class TestMlp3:
   def test_takes_vectors(self):
     model = build('mlp3', input_shape=(5,), num_classes=3)
     assert model.count_params() == 5 * 30 + 4 * 30 + 30 * 3 + 3
+
+
+class TestFbnCnn:
+
+  def test_table_1(self):
+    model = build('fbn_cnn')
+    shapes = [
+        tuple(layer.kernel.shape)
+        for layer in model.layers
+        if isinstance(layer, (tf.keras.layers.Conv2D, tf.keras.layers.Dense))
+    ]
+    assert shapes == [
+        (3, 3, 3, 64),
+        (3, 3, 64, 64),
+        (3, 3, 64, 128),
+        (3, 3, 128, 128),
+        (8192, 128),
+        (128, 10),
+    ]
+    rates = [
+        layer.rate
+        for layer in model.layers
+        if isinstance(layer, tf.keras.layers.Dropout)
+    ]
+    assert rates == [0.25, 0.25]
+
+  def test_normalization_comes_after_relu(self):
+    order = order_of(
+        build('fbn_cnn'),
+        'Conv2D', 'Dense', 'BatchNormalization', 'ReLU', 'MaxPooling2D',
+        'Dropout',
+    )  # fmt: skip
+    block = ['Conv2D', 'ReLU', 'BatchNormalization'] * 2
+    block += ['MaxPooling2D', 'Dropout']
+    assert order == block * 2 + ['Dense', 'ReLU', 'Dense']
 
 
 class TestDigitsCnn:

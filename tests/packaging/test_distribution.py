@@ -89,7 +89,10 @@ def test_console_scripts_lead_to_functions(wheel: zipfile.ZipFile):
   entry_points = configparser.ConfigParser(delimiters='=')
   entry_points.read_string(_information(wheel, 'entry_points.txt'))
   scripts = dict(entry_points['console_scripts'])
-  assert {'tff-bn-train', 'tff-bn-compare', 'tff-bn-evaluate'} <= set(scripts)
+  assert set(scripts) == {
+      f'tff-bn-{name}'
+      for name in ('analyze', 'compare', 'evaluate', 'train', 'worker')
+  }
   for target in scripts.values():
     module, _, function = target.partition(':')
     assert callable(getattr(importlib.import_module(module), function))

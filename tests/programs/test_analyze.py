@@ -15,7 +15,13 @@ from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import normalization_error_report
 
-_SMALL = ('--rounds=6', '--num_clients=4', '--points_per_client=5', '--seed=7')
+_SMALL = (
+    '--rounds=6',
+    '--num_clients=4',
+    '--points_per_client=5',
+    '--beta=0.3',
+    '--seed=7',
+)
 _FILES = {
     'flags.txt',
     'normalization_error.csv',
@@ -55,7 +61,7 @@ def _files(folder):
 
 @pytest.fixture(scope='module')
 def results():
-  settings = normalization_error.Settings(4, 5, 0.1, 6, 7)
+  settings = normalization_error.Settings(4, 5, 0.3, 6, 7)
   return normalization_error.run_levels(settings, [0, 0.5])
 
 

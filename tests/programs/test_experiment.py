@@ -65,6 +65,9 @@ def _hparams(optimizer):
         ('fedtan', None),
         ('fedtan_forward_only', None),
         ('fedtan_ii', None),
+        ('fbn', None),
+        ('fixbn', None),
+        ('dsgd', None),
         (
             'single',
             {'kernel', 'scale', 'shift', 'moving_mean', 'moving_variance'},
@@ -73,7 +76,7 @@ def _hparams(optimizer):
 )
 def test_registry_names_the_right_algorithm(name, local):
   assert registry.ALGORITHMS[name].name == name
-  settings = _settings(f'--algorithm={name}', '--model=mlp3')
+  settings = _settings(f'--algorithm={name}', '--model=mlp3', '--local_steps=1')
   model = experiment.build_model(settings, _data())
   process = experiment.build_process(settings, model)
   if local is None:
@@ -263,12 +266,186 @@ def test_fedtan(monkeypatch, arguments, expected):
   )
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (['--algorithm=fbn'], dict(pooled=True)),
+        (['--algorithm=fbn', '--nopooled'], dict(pooled=False)),
+        (['--algorithm=fixbn', '--fixbn_rounds=7'], dict(fixbn_rounds=7)),
+        (['--algorithm=fixbn', '--rounds=10'], dict(fixbn_rounds=5)),
+    ],
+)
+def test_fbn_and_fixbn(monkeypatch, arguments, expected):
+  options = _built(monkeypatch, *arguments).options
+  own = ('pooled', 'fixbn_rounds')
+  assert {n: v for n, v in options.items() if n in own} == expected
+  assert ('statistics_aggregator' in options) == ('fixbn_rounds' in expected)
+
+
+def test_without_robustness_everything_is_a_weighted_mean(monkeypatch):
+  options = _built(monkeypatch).options
+  assert options['model_aggregator'] is None
+  assert options['statistics_aggregator'].rule is None
+  assert options['client_weighting'] == 'num_examples'
+
+
+def _robust(monkeypatch, *arguments):
+  """The aggregators that a builder gets."""
+  options = _built(
+      monkeypatch,
+      *arguments,
+      '--num_byzantine=2',
+      '--algorithm=fbn',
+      '--num_clients=11',
+      '--seed=5',
+  ).options
+  assert options.get('client_weighting') == (
+      'num_examples' if options['model_aggregator'] is None else 'uniform'
+  )
+  return options['model_aggregator'], options.get('statistics_aggregator')
+
+
+@pytest.mark.parametrize(
+    ('name', 'rule'),
+    [
+        ('median', aggregators.CoordinateMedian),
+        ('trimmed_mean', aggregators.TrimmedMean),
+        ('geometric_median', aggregators.GeometricMedian),
+        ('krum', aggregators.Krum),
+        ('multi_krum', aggregators.MultiKrum),
+        ('mea_med', aggregators.MeaMed),
+        ('centered_clipping', aggregators.CenteredClipping),
+    ],
+)
+def test_rules(monkeypatch, name, rule):
+  model, statistics = _robust(monkeypatch, f'--model_aggregator={name}')
+  assert type(model) is rule
+  assert model.num_byzantine == 2
+  assert model.num_clients == 11
+  assert statistics is None
+  model, statistics = _robust(monkeypatch, f'--statistics_aggregator={name}')
+  assert model is None
+  assert type(statistics) is rule
+
+
+def test_wrapped_rules(monkeypatch):
+  rule, _ = _robust(
+      monkeypatch,
+      '--model_aggregator=nnm+bucketing+centered_clipping',
+      '--clipping_radius=0.25',
+  )
+  assert type(rule) is aggregators.NearestNeighborMixing
+  assert rule.num_byzantine == 2
+  assert type(rule.rule) is aggregators.Bucketing
+  assert rule.rule.bucket_size == 2
+  assert rule.rule.seed == 5
+  assert type(rule.rule.rule) is aggregators.CenteredClipping
+  assert rule.rule.rule.radius == 0.25
+
+
+@pytest.mark.parametrize('statistics', ['naive', 'pooled'])
+def test_rules_of_statistics_in_other_algorithms(monkeypatch, statistics):
+  factory = _built(
+      monkeypatch,
+      f'--statistics={statistics}',
+      '--statistics_aggregator=median',
+  ).options['statistics_aggregator']
+  assert type(factory).__name__.lower() == f'{statistics}momentsfactory'
+  assert type(factory.rule) is aggregators.CoordinateMedian
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'attack', 'expected'),
+    [
+        (['--attack=sf'], aggregators.SignFlipping, {}),
+        (['--attack=foe'], aggregators.FallOfEmpires, dict(factor=3)),
+        (
+            ['--attack=foe', '--attack_strength=1.5'],
+            aggregators.FallOfEmpires,
+            dict(factor=1.5),
+        ),
+        (['--attack=alie'], aggregators.ALittleIsEnough, dict(deviations=None)),
+        (
+            ['--attack=alie', '--attack_strength=1.5'],
+            aggregators.ALittleIsEnough,
+            dict(deviations=1.5),
+        ),
+        (
+            ['--attack=ipm'],
+            aggregators.InnerProductManipulation,
+            dict(epsilon=0.5),
+        ),
+        (['--attack=mimic'], aggregators.Mimic, {}),
+        (
+            ['--attack=gaussian', '--attack_strength=4'],
+            aggregators.GaussianNoise,
+            dict(stddev=4, seed=5),
+        ),
+    ],
+)
+def test_attacks(monkeypatch, arguments, attack, expected):
+  for rule in _robust(monkeypatch, *arguments, '--num_attackers=4'):
+    assert type(rule) is aggregators.Attacked
+    assert type(rule.rule) is aggregators.Mean
+    assert rule.num_attackers == 4
+    assert type(rule.attack) is attack
+    for name, value in expected.items():
+      assert getattr(rule.attack, name) == value
+
+
+def test_targets_of_attacks(monkeypatch):
+  model, statistics = _robust(
+      monkeypatch,
+      '--attack=sf',
+      '--attack_target=statistics',
+      '--statistics_aggregator=nnm+median',
+  )
+  assert model is None
+  assert type(statistics) is aggregators.Attacked
+  assert statistics.num_attackers == 2
+  assert type(statistics.rule) is aggregators.NearestNeighborMixing
+  model, statistics = _robust(
+      monkeypatch, '--attack=sf', '--attack_target=model'
+  )
+  assert type(model) is aggregators.Attacked
+  assert statistics is None
+
+
+def test_label_flipping_is_an_attack_on_the_data():
+  arguments = ('--split=iid', '--attack=label_flip', '--num_attackers=3')
+  honest, attacked = _data(*arguments[:1]), _data(*arguments)
+  labels = [
+      [data.dataset.y_train[data.train_indices[c]] for c in data.client_ids]
+      for data in (honest, attacked)
+  ]
+  for number, (before, after) in enumerate(zip(*labels)):
+    expected = 9 - before if number < 3 else before
+    np.testing.assert_array_equal(after, expected)
+  # Workers make the same data.
+  again = experiment.make_data(attacked.recipe)
+  np.testing.assert_array_equal(again.dataset.y_train, attacked.dataset.y_train)
+
+
+def test_runs_with_and_without_attackers_have_their_own_data(tmp_path):
+  arguments = ('--model=mlp3', '--attack=label_flip', '--num_attackers=1')
+  runs = [
+      _settings(*arguments),
+      _settings('--model=mlp3', '--algorithm=single'),
+  ]
+  jobs = experiment.prepare(
+      runs, [tmp_path / 'a', tmp_path / 'b'], skip_finished=True
+  )
+  assert np.any(jobs[0].data.dataset.y_train != jobs[1].data.dataset.y_train)
+
+
 @pytest.mark.parametrize('algorithm', list(registry.ALGORITHMS))
 def test_local_steps_reach_the_process(monkeypatch, algorithm):
   options = _built(
       monkeypatch, f'--algorithm={algorithm}', '--local_steps=1'
   ).options
   assert options['local_steps'] == 1
+  if registry.ALGORITHMS[algorithm].local_steps is not None:
+    return
   options = _built(
       monkeypatch, f'--algorithm={algorithm}', '--local_epochs=3'
   ).options

@@ -185,25 +185,28 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   def _create_mean(
       self, value_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    @tff.tensorflow.computation(value_type)
     def summarize(value):
       return [_summary(m, self._weight) for m in value]
 
-    summary_type = summarize.type_signature.result
-
     @tff.tensorflow.computation
     def zero():
-      return [
-          collections.OrderedDict(
-              (name, tf.zeros(t.shape, t.dtype))
-              for name, t in tff.structure.iter_elements(layer)
-          )
-          for layer in summary_type
-      ]
+      return summarize(
+          [
+              layer_moments(*(tf.zeros(t.shape, t.dtype) for t in layer))
+              for layer in value_type
+          ]
+      )
+
+    summary_type = zero.type_signature.result
 
     @tff.tensorflow.computation(summary_type, summary_type)
     def merge_layers(a, b):
       return [_merge(x, y) for x, y in zip(a, b)]
+
+    # Clients send moments, not summaries, which are larger.
+    @tff.tensorflow.computation(summary_type, value_type)
+    def accumulate(total, value):
+      return [_merge(x, y) for x, y in zip(total, summarize(value))]
 
     @tff.tensorflow.computation(summary_type)
     def report(total):
@@ -228,11 +231,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       return tff.templates.MeasuredProcessOutput(
           state,
           tff.federated_aggregate(
-              tff.federated_map(summarize, value),
-              zero(),
-              merge_layers,
-              merge_layers,
-              report,
+              value, zero(), accumulate, merge_layers, report
           ),
           tff.federated_value((), tff.SERVER),
       )
@@ -261,7 +260,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     @tff.tensorflow.computation(value_type)
     def to_vector(value):
       counts = [layer['count'] for layer in value]
-      # NaN, of a client that was dropped, takes part: the rule shall know. Not as
+      # NaN, of a client that was dropped, takes part: the rule shall know. Not
       # `not count <= 0`, which TensorFlow's optimizer turns into `count > 0`.
       participates = tf.reduce_any(
           [tf.logical_or(c > 0, tf.math.is_nan(c)) for c in counts]

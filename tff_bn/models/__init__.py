@@ -13,6 +13,7 @@ from tff_bn.models.names import PRECISION_NAMES
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
     'build_digits_cnn': 'digits_cnn',
+    'build_fbn_cnn': 'fbn_cnn',
     'build_mlp3': 'mlp3',
     'build_model_fn': 'building',
     'build_resnet20': 'resnet20',
@@ -24,6 +25,7 @@ __all__ = [
     'NORMALIZATION_NAMES',
     'PRECISION_NAMES',
     'build_digits_cnn',
+    'build_fbn_cnn',
     'build_mlp3',
     'build_model_fn',
     'build_resnet20',

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tff_bn import spelling
 from tff_bn.layers import discovery
 from tff_bn.models import digits_cnn
+from tff_bn.models import fbn_cnn
 from tff_bn.models import mlp3
 from tff_bn.models import names
 from tff_bn.models import normalization as normalization_lib
@@ -26,6 +27,7 @@ _MODELS = {
     'small_cnn': (small_cnn.build_small_cnn, 4),
     'mlp3': (mlp3.build_mlp3, None),
     'digits_cnn': (digits_cnn.build_digits_cnn, 4),
+    'fbn_cnn': (fbn_cnn.build_fbn_cnn, 4),
     'resnet20': (resnet20.build_resnet20, 4),
 }
 

@@ -10,6 +10,10 @@ MODEL_NAMES = {
         '3 convolutions of 64, 64 and 128 channels and 3 dense layers (FedBN,'
         ' table 3)'
     ),
+    'fbn_cnn': (
+        '4 convolutions of 64, 64, 128 and 128 channels, BN after ReLU, dropout'
+        ' and 2 dense layers (FBN, table 1)'
+    ),
     'resnet20': 'ResNet-20 with 16, 32 and 64 channels (FedTAN)',
 }
 

@@ -1,0 +1,50 @@
+"""The network of the FBN paper (arXiv:2405.14670, appendix C.1, table 1)."""
+
+import tensorflow as tf
+
+from tff_bn.models import normalization as normalization_lib
+
+# Two convolutions before each pooling.
+_BLOCKS = ((64, 64), (128, 128))
+_DROPOUT = 0.25
+_DENSE_UNITS = 128
+
+
+def build_fbn_cnn(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> tf.keras.Model:
+  """Builds the network.
+
+  Twice two 3x3 convolutions, 2x2 max pooling and dropout of a quarter, with 64
+  channels, then 128; then a dense layer of 128 units with ReLU, and the logits.
+  The normalization comes *after* the ReLU of each convolution, so its inputs
+  have means that are far from 0.
+
+  Args:
+    input_shape: Height, width and channels of the images; at least 4x4 pixels.
+    num_classes: Number of classes.
+    normalization: The normalization after each convolution.
+
+  Returns:
+    An untrained functional model with logits as output.
+  """
+  layers = tf.keras.layers
+  inputs = tf.keras.Input(input_shape, name='image')
+  x = inputs
+  number = 0
+  for block, channels_of_block in enumerate(_BLOCKS, start=1):
+    for channels in channels_of_block:
+      number += 1
+      x = layers.Conv2D(channels, 3, padding='same', name=f'conv_{number}')(x)
+      x = layers.ReLU(name=f'relu_{number}')(x)
+      x = normalization_lib.normalize(x, normalization, f'norm_{number}')
+    x = layers.MaxPooling2D(name=f'pool_{block}')(x)
+    x = layers.Dropout(_DROPOUT, name=f'dropout_{block}')(x)
+  x = layers.Flatten(name='flatten')(x)
+  x = layers.Dense(_DENSE_UNITS, name='dense')(x)
+  x = layers.ReLU(name='dense_relu')(x)
+  # The loss needs them in float32, whatever the other layers compute in.
+  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
+  return tf.keras.Model(inputs, outputs, name='fbn_cnn')
