@@ -133,23 +133,30 @@ def build_rule(name: str, num_clients: int) -> Any:
   from tff_bn import aggregators  # pylint: disable=g-import-not-at-top
 
   f = num_byzantine(num_clients)
-  median = aggregators.CoordinateMedian(f)
+  known = dict(num_clients=num_clients)
+  median = aggregators.CoordinateMedian(f, **known)
   build = {
       'Mean': aggregators.Mean,
       MEDIAN: lambda: median,
-      TRIMMED_MEAN: lambda: aggregators.TrimmedMean(f),
-      'MeaMed': lambda: aggregators.MeaMed(f),
-      'GeometricMedian': lambda: aggregators.GeometricMedian(f),
-      'Krum': lambda: aggregators.Krum(f),
-      'MultiKrum': lambda: aggregators.MultiKrum(f),
+      TRIMMED_MEAN: lambda: aggregators.TrimmedMean(f, **known),
+      'MeaMed': lambda: aggregators.MeaMed(f, **known),
+      'GeometricMedian': lambda: aggregators.GeometricMedian(f, **known),
+      'Krum': lambda: aggregators.Krum(f, **known),
+      'MultiKrum': lambda: aggregators.MultiKrum(f, **known),
       'CenteredClipping': lambda: aggregators.CenteredClipping(
-          1.0, num_byzantine=f
+          1.0, num_byzantine=f, **known
       ),
-      NNM: lambda: aggregators.NearestNeighborMixing(aggregators.Mean(), f),
+      NNM: lambda: aggregators.NearestNeighborMixing(
+          aggregators.Mean(), f, **known
+      ),
       'NNM + CoordinateMedian': lambda: aggregators.NearestNeighborMixing(
-          median, f
+          median, f, **known
       ),
-      'Bucketing + CoordinateMedian': lambda: aggregators.Bucketing(median, 2),
+      'Bucketing + CoordinateMedian': lambda: aggregators.Bucketing(
+          aggregators.CoordinateMedian(f, num_clients=num_clients // 2),
+          2,
+          **known,
+      ),
   }
   return build[name]()
 

@@ -47,7 +47,9 @@ class MomentsCollector:
     variables = self._select(
         self.variables, self._positions[layer.moving_mean.ref()]
     )
-    seen = batch_moments.batch_moments(inputs, layer.axis, mask)
+    # As in Keras, whose fused kernel has no mask.
+    mask_of_moments = None if layer.fused else mask
+    seen = batch_moments.batch_moments(inputs, layer.axis, mask_of_moments)
     if seen.count.shape.rank:
       raise ValueError(
           f'The batch normalization layer {layer.name!r} has a mask that'

@@ -169,9 +169,12 @@ def test_equals_numpy(name, dtype):
   assert checked >= 7
 
 
+@pytest.mark.parametrize('most_unrolled', [0, 128])
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'mea_med'])
-def test_columns_are_processed_in_blocks(name, monkeypatch):
+def test_columns_are_processed_in_blocks(name, most_unrolled, monkeypatch):
+  monkeypatch.setattr(order_statistics, '_MOST_UNROLLED_ROWS', most_unrolled)
   monkeypatch.setattr(order_statistics, '_ROW_BYTES', 64)
+  monkeypatch.setattr(order_statistics, '_UNROLLED_ROW_BYTES', 64)
   rule, expected = _RULES[name]
   for num_columns in (7, 8, 9, 50):
     x = np.random.default_rng(num_columns).normal(size=(11, num_columns))
@@ -590,3 +593,57 @@ def test_only_rules_can_be_wrapped():
 
 def test_numpy_integers_are_integers():
   assert aggregators.TrimmedMean(np.int64(2)).num_byzantine == 2
+
+
+@pytest.mark.parametrize('num_rows', [9, 10, 12])
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+@pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'mea_med'])
+def test_known_number_of_clients_makes_no_difference(name, dtype, num_rows):
+  """Of 12 clients some may be missing, of those that are known at most."""
+  rng = np.random.default_rng(num_rows)
+  values = (3 * rng.normal(size=(num_rows, 6))).astype(dtype)
+  rule, truth = _RULES[name]
+  known = type(rule)(_M, num_clients=12)
+
+  @tf.function(input_signature=[tf.TensorSpec([None, 6], dtype)])
+  def aggregate(values):
+    return known.aggregate(values, tf.constant(0), ())[0]
+
+  np.testing.assert_allclose(
+      aggregate(values),
+      truth(values.astype('float64'), _M),
+      rtol=1e-12 if dtype == 'float64' else 1e-5,
+      atol=0 if dtype == 'float64' else 1e-6,
+  )
+
+
+def test_more_clients_than_known_are_an_error():
+  rule = aggregators.TrimmedMean(1, num_clients=4)
+  with pytest.raises(
+      tf.errors.InvalidArgumentError, match='was made for num_clients=4'
+  ):
+    _aggregate(rule, np.zeros((5, 2)))
+
+
+@pytest.mark.parametrize('num_rows', [1, 2, 3, 7, 16, 33])
+def test_sorting_networks_sort(num_rows):
+  """Unrolled and as a loop."""
+  rng = np.random.default_rng(num_rows)
+  values = rng.integers(0, 9, (num_rows, 5)).astype('float32')
+
+  def rows(values):
+    return order_statistics.map_ordered(
+        values,
+        tf.range(tf.shape(values)[0]),
+        lambda ordered: tf.reshape(ordered.stack(), [-1])[:5]
+        + 100 * ordered.read(num_rows - 1),
+    )
+
+  expected = np.sort(values, axis=0)
+  for shape in ([num_rows, 5], [None, 5]):
+    traced = tf.function(
+        rows, input_signature=[tf.TensorSpec(shape, tf.float32)]
+    )
+    np.testing.assert_array_equal(
+        traced(values), expected[0] + 100 * expected[-1]
+    )

@@ -50,7 +50,7 @@ class CoordinateMedian(gathering.CheckedRule):
     )
     return (
         order_statistics.map_ordered(
-            values, groups, order_statistics.median_of
+            values, groups, order_statistics.median_of, self.num_clients
         ),
         state,
     )

@@ -171,9 +171,10 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
 
     Args:
       num_byzantine: The number of attackers to tolerate.
-      num_clients: How many clients will take part in a round. If it is given,
-        it is checked at once that the rule can tolerate so many attackers among
-        them; if not, in the round.
+      num_clients: How many clients will take part in a round, at most. If it is
+        given, it is checked at once that the rule can tolerate so many
+        attackers among them; if not, in the round. Rules that sort are twice as
+        fast if they know it.
 
     Raises:
       ValueError: If `num_byzantine` is not a number of clients, or too large.
@@ -313,8 +314,12 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
 
       @tff.tensorflow.computation(layout.value_type, weight_type)
       def to_vector(value, weight):
-        # Not `> 0`: a client whose weight is NaN shall not go unnoticed.
-        return layout.to_vector(value), tf.logical_not(weight <= 0)
+        participates = weight > 0
+        if weight.dtype.is_floating:
+          # A client whose weight is NaN shall not go unnoticed. Not as `not
+          # weight <= 0`, which TensorFlow's optimizer turns into `weight > 0`.
+          participates = tf.logical_or(participates, tf.math.is_nan(weight))
+        return layout.to_vector(value), participates
 
     vector_type = to_vector.type_signature.result[0]
 
@@ -404,8 +409,21 @@ class CheckedRule(Rule):
             'Use more clients, a smaller num_byzantine, or another rule.',
         ],
     )
-    # Some runtimes trace without automatic control dependencies.
-    with tf.control_dependencies([] if is_enough is None else [is_enough]):
+    checks = [is_enough]
+    if self.num_clients is not None:
+      checks.append(
+          tf.debugging.Assert(
+              num_clients <= self.num_clients,
+              [
+                  f'{type(self).__name__} was made for'
+                  f' num_clients={self.num_clients}, but there are:',
+                  num_clients,
+              ],
+          )
+      )
+    # Some runtimes trace without automatic control dependencies. There are no
+    # operations if a check is done at once.
+    with tf.control_dependencies([c for c in checks if c is not None]):
       values = tf.identity(values)
     return tf.cond(
         is_empty,

@@ -71,6 +71,8 @@ class MeaMed(gathering.CheckedRule):
       return total / tf.cast(num_kept, values.dtype)
 
     return (
-        order_statistics.map_ordered(values, groups, mean_near_median),
+        order_statistics.map_ordered(
+            values, groups, mean_near_median, self.num_clients
+        ),
         state,
     )

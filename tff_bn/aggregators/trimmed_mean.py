@@ -49,5 +49,6 @@ class TrimmedMean(gathering.CheckedRule):
         values,
         groups,
         lambda rows: order_statistics.sum_of_ranks(rows, start, stop),
+        self.num_clients,
     )
     return total / tf.cast(stop - start, values.dtype), state
