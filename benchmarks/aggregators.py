@@ -6,8 +6,8 @@ and sort of the same matrix, and with the squared distances between all rows by
 one matrix product, in NumPy and in TensorFlow. The result is compared with
 NumPy's where there is one; if it differs, the program ends without a report.
 
-The memory is by how much that of the process rises for a while when it
-aggregates, its result included.
+The memory is by how much that of a new process rises when it aggregates for the
+first time. (TensorFlow keeps what it has freed, so later times don't show it.)
 
 The program also times whole aggregations of TFF, in process: all clients'
 vectors are gathered, then aggregated. It writes a Markdown report and exits
@@ -15,8 +15,6 @@ with 1 if a floor is not met.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
-import ctypes
 import dataclasses
 import os
 import pathlib
@@ -31,6 +29,11 @@ import harness
 
 _CLIENTS = flags.DEFINE_list(
     'clients', ['10', '100', '1000'], 'Numbers of clients (rows).'
+)
+_MEMORY_CLIENTS = flags.DEFINE_list(
+    'memory_clients',
+    ['10', '100', '1000'],
+    'Numbers of clients for which the memory of each rule is measured.',
 )
 _TFF_CLIENTS = flags.DEFINE_list(
     'tff_clients',
@@ -94,32 +97,22 @@ _TOLERANCE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
-class Matrix:
-  """What one number of clients takes.
-
-  Attributes:
-    seconds: By way, of each time, in the order of the rounds.
-    megabytes: By rule, the memory beyond the matrix, in 2^20 bytes.
-  """
-
-  seconds: Mapping[str, Sequence[float]]
-  megabytes: Mapping[str, float]
-
-
-@dataclasses.dataclass(frozen=True)
 class Measurements:
   """All that is reported.
 
   Attributes:
     machine: Lines about the machine and versions.
     size: The number of columns.
-    matrices: By number of clients.
+    seconds: By number of clients and way, the seconds of each time.
+    megabytes: By number of clients and rule, the memory beyond the matrix, in
+      2^20 bytes.
     tff: By number of clients and rule, the seconds of whole aggregations.
   """
 
   machine: Sequence[str]
   size: int
-  matrices: Mapping[int, Matrix]
+  seconds: Mapping[int, Mapping[str, Sequence[float]]]
+  megabytes: Mapping[int, Mapping[str, float]]
   tff: Mapping[int, Mapping[str, Sequence[float]]]
 
 
@@ -233,8 +226,10 @@ def check_results(
       )
 
 
-def measure_matrix(num_clients: int, size: int, repeats: int) -> Matrix:
-  """Measures all ways to aggregate a matrix; they take turns.
+def time_matrix(
+    num_clients: int, size: int, repeats: int
+) -> dict[str, list[float]]:
+  """Times all ways to aggregate a matrix; they take turns.
 
   Args:
     num_clients: The number of rows.
@@ -242,7 +237,7 @@ def measure_matrix(num_clients: int, size: int, repeats: int) -> Matrix:
     repeats: How often to time each.
 
   Returns:
-    The seconds, and the memory.
+    The seconds by way.
 
   Raises:
     RuntimeError: If a result differs from NumPy's.
@@ -265,26 +260,43 @@ def measure_matrix(num_clients: int, size: int, repeats: int) -> Matrix:
     function(tensor[:0])  # Traces it.
     ways[name] = lambda function=function: function(tensor).numpy()
   seconds = {name: [] for name in ways}
-  results, megabytes = {}, {}
+  results = {}
   for _ in range(repeats):
     for name, way in ways.items():
       start = time.perf_counter()
       results[name] = way()
       seconds[name].append(time.perf_counter() - start)
   check_results(num_clients, results, values)
-  del values, results
-  for name in RULES:
-    megabytes[name] = rise_of_memory(ways[name])
-  return Matrix(seconds, megabytes)
+  return seconds
+
+
+def memory_of_rule(name: str, num_clients: int, size: int) -> float:
+  """By how much a new process's memory rises, in 2^20 bytes.
+
+  Args:
+    name: The rule.
+    num_clients: The number of rows.
+    size: The number of columns.
+
+  Returns:
+    The peak while a matrix is aggregated, above the memory before.
+  """
+  return harness.in_new_process(_memory_of_rule, name, num_clients, size)
+
+
+def _memory_of_rule(name: str, num_clients: int, size: int) -> float:
+  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+
+  function = build_function(name, num_clients, size)
+  tensor = tf.constant(random_matrix(num_clients, size))
+  function(tensor[:0])  # What it takes to trace it is not meant.
+  return rise_of_memory(lambda: function(tensor).numpy())
 
 
 def rise_of_memory(function: Callable[[], Any]) -> float:
   """By how much this process's memory rises during a call, in 2^20 bytes."""
   import psutil  # pylint: disable=g-import-not-at-top
 
-  with contextlib.suppress(OSError, AttributeError):
-    # Else memory that was freed, but not given back, would be used unseen.
-    ctypes.CDLL(None).malloc_trim(0)
   process = psutil.Process()
   sizes = [process.memory_info().rss]
   is_done = threading.Event()
@@ -345,6 +357,7 @@ def default_repeats(num_clients: int) -> int:
 
 def measure(
     clients: Sequence[int],
+    memory_clients: Sequence[int],
     tff_clients: Sequence[int],
     size: int,
     repeats: Optional[int],
@@ -352,7 +365,8 @@ def measure(
   """Measures all that is reported.
 
   Args:
-    clients: The numbers of rows.
+    clients: The numbers of rows of the matrices to time.
+    memory_clients: The same for those whose memory is measured.
     tff_clients: The numbers of clients of whole aggregations.
     size: The number of columns.
     repeats: How often to time each rule; if None, as `default_repeats`.
@@ -360,19 +374,25 @@ def measure(
   Returns:
     The measurements.
   """
-  matrices, whole = {}, {}
+  seconds, megabytes, whole = {}, {}, {}
   for number in clients:
     harness.progress(f'matrices with {number} rows')
-    matrices[number] = measure_matrix(
-        number, size, repeats or default_repeats(number)
+    # What TensorFlow keeps of larger matrices would be there for smaller ones.
+    seconds[number] = harness.in_new_process(
+        time_matrix, number, size, repeats or default_repeats(number)
     )
+  for number in memory_clients:
+    harness.progress(f'memory of matrices with {number} rows')
+    megabytes[number] = {n: memory_of_rule(n, number, size) for n in RULES}
   for number in tff_clients:
     harness.progress(f'aggregations of {number} clients')
     whole[number] = {
         name: time_tff(name, number, size, repeats or default_repeats(number))
         for name in TFF_RULES
     }
-  return Measurements(harness.describe_machine(), size, matrices, whole)
+  return Measurements(
+      harness.describe_machine(), size, seconds, megabytes, whole
+  )
 
 
 def report(measurements: Measurements) -> tuple[str, bool]:
@@ -385,14 +405,11 @@ def report(measurements: Measurements) -> tuple[str, bool]:
     The report in Markdown, and whether all floors are met.
   """
   floors = harness.Floors()
-  matrices = measurements.matrices
   ways = (*NUMPY, TF_DISTANCES, *RULES)
   ratio_rows = []
-  for number, matrix in matrices.items():
+  for number, seconds in measurements.seconds.items():
     for name, reference in _COMPARISONS:
-      ratios = [
-          a / b for a, b in zip(matrix.seconds[name], matrix.seconds[reference])
-      ]
+      ratios = [a / b for a, b in zip(seconds[name], seconds[reference])]
       limit = _FLOORS.get((name, reference))
       cells = ['–', '–']
       if number == _FLOOR_CLIENTS and limit is not None:
@@ -419,20 +436,20 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       'Medians; times of ways that take turns.',
       '',
       *harness.table(
-          ['', *(f'{number} clients' for number in matrices)],
+          ['', *(f'{number} clients' for number in measurements.seconds)],
           [
               [
                   way,
                   *(
-                      f'{statistics.median(matrix.seconds[way]):.4f}'
-                      for matrix in matrices.values()
+                      f'{statistics.median(seconds[way]):.4f}'
+                      for seconds in measurements.seconds.values()
                   ),
               ]
               for way in ways
           ],
       ),
       '',
-      'How much longer one takes than the other: the medians (and ranges) of the'
+      'How much longer one takes than the other: medians (and ranges) of the'
       ' ratios of times that followed one another.',
       '',
       *harness.table(
@@ -441,23 +458,26 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       '',
       '## Memory',
       '',
-      'By how much the memory of the process rises when it aggregates, in MB of'
-      ' 2^20 bytes, without the matrix itself.',
+      'By how much the memory of a new process rises when it aggregates, in MB'
+      ' of 2^20 bytes, above the matrix itself.',
       '',
       *harness.table(
-          ['', *(f'{number} clients' for number in matrices)],
+          ['', *(f'{number} clients' for number in measurements.megabytes)],
           [
               [
                   'the matrix',
                   *(
                       f'{4 * number * measurements.size / 2**20:.0f}'
-                      for number in matrices
+                      for number in measurements.megabytes
                   ),
               ],
               *(
                   [
                       name,
-                      *(f'{m.megabytes[name]:.0f}' for m in matrices.values()),
+                      *(
+                          f'{m[name]:.0f}'
+                          for m in measurements.megabytes.values()
+                      ),
                   ]
                   for name in RULES
               ),
@@ -487,6 +507,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
 
 
 def _numbers(flag: str, texts: Sequence[str]) -> list[int]:
+  texts = [text for text in texts if text]
   for text in texts:
     if not text.isdecimal() or int(text) < 3:
       raise ValueError(
@@ -502,13 +523,14 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) > 1:
       raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
     clients = _numbers('clients', _CLIENTS.value)
+    memory_clients = _numbers('memory_clients', _MEMORY_CLIENTS.value)
     tff_clients = _numbers('tff_clients', _TFF_CLIENTS.value)
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   # TensorFlow's C++ code reports missing GPU libraries as errors.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   text, are_floors_met = report(
-      measure(clients, tff_clients, _SIZE.value, _REPEATS.value)
+      measure(clients, memory_clients, tff_clients, _SIZE.value, _REPEATS.value)
   )
   harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'aggregators.md', text)
   return 0 if are_floors_met else 1

@@ -229,15 +229,14 @@ def _check_robustness(
           f'--{name}={getattr(flags, name)} needs --num_byzantine, the number'
           f' of clients that {part} has to withstand.'
       )
-  if all(part == 'mean' for _, part in parts):
-    if flags.attack is None:
-      refuse_unless_overruled(
-          flags,
-          'num_byzantine',
-          'model_aggregator',
-          'has no effect without another --model_aggregator or'
-          ' --statistics_aggregator than the mean',
-      )
+  if flags.attack is None and all(part == 'mean' for _, part in parts):
+    refuse_unless_overruled(
+        flags,
+        'num_byzantine',
+        'model_aggregator',
+        'has no effect without another --model_aggregator or'
+        ' --statistics_aggregator than the mean',
+    )
   for name, part in (
       ('clipping_radius', 'centered_clipping'),
       ('bucket_size', 'bucketing'),

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
@@ -18,8 +19,11 @@ from tff_bn.programs import worker
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / 'README.md').read_text(encoding='utf-8')
 _PROGRAMS = {
-    program.PROGRAM.name: program
-    for program in (train, compare, evaluate, worker)
+    program.name: program
+    for program in (
+        *(module.PROGRAM for module in (train, compare, evaluate, worker)),
+        *analyze.ANALYSES.values(),
+    )
 }
 
 
@@ -60,7 +64,9 @@ def _commands():
   for block in _blocks('sh'):
     for line in block.replace('\\\n', ' ').splitlines():
       words = shlex.split(line, comments=True)
-      if words and words[0] in _PROGRAMS:
+      if words and words[0] == analyze.NAME:
+        yield [' '.join(words[:2]), *words[2:]]
+      elif words and words[0] in _PROGRAMS:
         yield words
 
 

@@ -374,9 +374,7 @@ def test_a_rules_state_lasts():
   first = process.next(process.initialize(), clients)
   second = process.next(first.state, clients)
   lengths = [
-      np.linalg.norm(
-          np.concatenate([layer['mean'] for layer in output.result])
-      )
+      np.linalg.norm(np.concatenate([layer['mean'] for layer in output.result]))
       for output in (first, second)
   ]
   assert lengths[0] <= 0.5

@@ -151,15 +151,25 @@ def _order_unrolled(values: tf.Tensor, most_rows: int) -> tf.TensorArray:
 
 @functools.cache
 def _all_comparators(num_rows: int) -> Sequence[tuple[int, int]]:
-  """The comparators that sort a known number of rows."""
-  with tf.init_scope():
-    pairs = _comparators(tf.range(num_rows)).numpy().tolist()
-  # Without those that are there twice, one after the other.
-  return [
-      tuple(pair)
-      for pair, before in zip(pairs, [None, *pairs])
-      if pair != before
-  ]
+  """The comparators that sort a known number of rows, see `_comparators`."""
+  largest = 1
+  while 2 * largest < num_rows:
+    largest *= 2
+  comparators = []
+  p = largest
+  while p:
+    q, remainder, distance = largest, 0, p
+    while True:
+      comparators += [
+          (low, low + distance)
+          for low in range(num_rows - distance)
+          if low & p == remainder
+      ]
+      if q == p:
+        break
+      q, remainder, distance = q // 2, p, q - p
+    p //= 2
+  return comparators
 
 
 def _comparators(groups: tf.Tensor) -> tf.Tensor:
@@ -188,10 +198,10 @@ def _comparators(groups: tf.Tensor) -> tf.Tensor:
   # The largest power of 2 that is less than the number of rows.
   largest = tf.reduce_max(tf.where(powers < num_rows, powers, 1))
 
-  # Knuth's algorithm backwards. He goes on from p to p / 2; for each p, from the
-  # layer with the distance d = p and the remainder r = 0, to those with r = p
-  # and d = q - p for q from the largest power of 2 down to 2p. The former is
-  # here q = p.
+  # Knuth's algorithm backwards. He goes on from p to p / 2; for each p, from
+  # the layer with the distance d = p and the remainder r = 0, to those with
+  # r = p and d = q - p for q from the largest power of 2 down to 2p. The former
+  # is here q = p.
   def layer(p, q, groups, comparators):
     is_first = tf.equal(q, p)
     distance = tf.where(is_first, p, q - p)

@@ -1,0 +1,151 @@
+"""Tests of benchmarks/aggregators.py."""
+
+import re
+import subprocess
+import sys
+
+import benchmark_files
+import numpy as np
+import pytest
+
+_PATH = benchmark_files.FOLDER / 'aggregators.py'
+
+benchmark = benchmark_files.import_benchmark('aggregators')
+
+_WAYS = (*benchmark.NUMPY, benchmark.TF_DISTANCES, *benchmark.RULES)
+
+
+def _seconds(**changes):
+  return {**{way: [1.0, 2.0, 4.0] for way in _WAYS}, **changes}
+
+
+def _measurements(seconds):
+  return benchmark.Measurements(
+      ['A machine'],
+      2**18,
+      seconds,
+      {number: dict.fromkeys(benchmark.RULES, 7.4) for number in (100, 1000)},
+      {10: {name: [0.5, 0.25, 3.0] for name in benchmark.TFF_RULES}},
+  )
+
+
+def test_report_has_medians_of_paired_ratios():
+  hundred = _seconds(
+      CoordinateMedian=[1.5, 2.0, 6.0],
+      TrimmedMean=[1.5, 3.0, 6.0],
+      NNM=[2.0, 3.0, 9.0],
+  )
+  text, are_floors_met = benchmark.report(
+      _measurements({100: hundred, 1000: _seconds(NNM=[99.0] * 3)})
+  )
+  assert are_floors_met
+  seconds, ratios, memory, whole = benchmark_files.tables(text)
+  assert seconds[0] == ['', '100 clients', '1000 clients']
+  assert ['CoordinateMedian', '2.0000', '2.0000'] in seconds
+  assert len(seconds) == 1 + len(_WAYS)
+  # The medians of 1.5, 1 and 1.5, and of 2, 1.5 and 2.25.
+  assert ratios[1:4] == [
+      ['100', 'CoordinateMedian / NumPy median', '1.50 (1.00–1.50)']
+      + ['≤ 1.50', 'yes'],
+      ['100', 'TrimmedMean / NumPy sort', '1.50 (1.50–1.50)', '≤ 1.50', 'yes'],
+      ['100', 'NNM / NumPy distances', '2.00 (1.50–2.25)', '≤ 2.00', 'yes'],
+  ]
+  assert all(row[3:] == ['–', '–'] for row in ratios[4:])
+  assert memory[1] == ['the matrix', '100', '1000']
+  assert memory[2] == ['Mean', '7', '7']
+  assert whole[1] == ['Mean', '0.5000']
+
+
+@pytest.mark.parametrize(
+    'slow',
+    [
+        {'CoordinateMedian': [1.6, 3.2, 6.4]},
+        {'TrimmedMean': [1.6, 3.2, 6.4]},
+        {'NNM': [2.1, 4.2, 8.4]},
+    ],
+)
+def test_report_says_which_floor_is_missed(slow):
+  text, are_floors_met = benchmark.report(
+      _measurements({100: _seconds(**slow)})
+  )
+  assert not are_floors_met
+  assert text.count('**no**') == 1
+  (row,) = [line for line in text.splitlines() if '**no**' in line]
+  assert f'| {next(iter(slow))} / ' in row
+
+
+def test_different_results_are_not_reported():
+  values = benchmark.random_matrix(10, 4)
+  ordered = np.sort(values, axis=0)
+  results = {
+      'Mean': values.mean(axis=0),
+      'CoordinateMedian': np.median(values, axis=0),
+      'TrimmedMean': ordered[2:8].mean(axis=0),
+  }
+  benchmark.check_results(10, results, values)
+  for name in results:
+    for wrong in (results[name] + 1e-3, results[name] * np.nan):
+      with pytest.raises(RuntimeError, match=f'{name} of 10 clients differs'):
+        benchmark.check_results(10, {**results, name: wrong}, values)
+
+
+def test_rise_of_memory():
+  # As TensorFlow's, NumPy's memory counts once it is written to.
+  rise = benchmark.rise_of_memory(lambda: np.full(2**24, 1.0, np.float32))
+  assert 50 < rise < 500
+  assert benchmark.rise_of_memory(lambda: None) < 50
+
+
+def test_memory_of_a_rule():
+  # The means of neighbours are another matrix, of 40 MB.
+  assert 20 < benchmark.memory_of_rule('NNM', 10, 2**20) < 400
+
+
+def test_program(tmp_path):
+  log = tmp_path / 'log.txt'
+  with log.open('w') as file:
+    result = subprocess.run(
+        [
+            sys.executable,
+            str(_PATH),
+            '--clients=100',
+            '--memory_clients=',
+            '--tff_clients=5',
+            '--size=300',
+            '--repeats=2',
+            f'--output_dir={tmp_path}/new/results',
+        ],
+        stdout=file,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+  printed = log.read_text()
+  text = (tmp_path / 'new' / 'results' / 'aggregators.md').read_text()
+  assert text in printed
+  # A floor is missed on such small matrices.
+  assert result.returncode == ('**no**' in text), printed
+  seconds, ratios, memory, whole = benchmark_files.tables(text)
+  assert [row[0] for row in seconds[1:]] == list(_WAYS)
+  assert all(float(cell) >= 0 for row in seconds[1:] for cell in row[1:])
+  assert all(
+      re.fullmatch(r'\d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\)', row[2])
+      for row in ratios[1:]
+  )
+  assert len(memory) == 2 + len(benchmark.RULES)
+  assert memory[0] == ['']
+  assert whole[0] == ['', '5 clients']
+  assert '300 columns' in text
+
+
+def test_wrong_flags_are_found_at_once(tmp_path):
+  for flag in ('--clients=2', '--tff_clients=many', '--size=0'):
+    result = subprocess.run(
+        [sys.executable, str(_PATH), flag, f'--output_dir={tmp_path}'],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 1
+    assert flag.partition('=')[0] in result.stdout + result.stderr
+  assert not list(tmp_path.iterdir())
