@@ -18,7 +18,10 @@ _RTOL = {'float32': 1e-5, 'float64': 1e-12}
 # Every algorithm of the package.
 _BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
 # Arguments that have no default.
-_REQUIRED = {'build_fedtan_ii': dict(sync_rounds=1)}
+_REQUIRED = {
+    'build_fedtan_ii': dict(sync_rounds=1),
+    'build_fixbn': dict(fixbn_rounds=1),
+}
 
 
 def _train(context, process, datasets, num_rounds=2):
