@@ -175,7 +175,7 @@ def build_function(
     state = rule.initial_state(size, tf.float32)
     return rule.aggregate(values, tf.constant(0), state)[0]
 
-  return aggregate
+  return aggregate.get_concrete_function()
 
 
 def numpy_ways(values: Any) -> dict[str, Callable[[], Any]]:
@@ -257,7 +257,7 @@ def time_matrix(
   functions[TF_DISTANCES] = tf_distances
   ways = numpy_ways(values)
   for name, function in functions.items():
-    function(tensor[:0])  # Traces it.
+    function(tensor[:0])  # What is only done once.
     ways[name] = lambda function=function: function(tensor).numpy()
   seconds = {name: [] for name in ways}
   results = {}
@@ -271,7 +271,7 @@ def time_matrix(
 
 
 def memory_of_rule(name: str, num_clients: int, size: int) -> float:
-  """By how much a new process's memory rises, in 2^20 bytes.
+  """By how much this process's memory rises when a rule is applied.
 
   Args:
     name: The rule.
@@ -279,17 +279,14 @@ def memory_of_rule(name: str, num_clients: int, size: int) -> float:
     size: The number of columns.
 
   Returns:
-    The peak while a matrix is aggregated, above the memory before.
+    The peak while a matrix is aggregated, above the memory before, in 2^20
+    bytes.
   """
-  return harness.in_new_process(_memory_of_rule, name, num_clients, size)
-
-
-def _memory_of_rule(name: str, num_clients: int, size: int) -> float:
   import tensorflow as tf  # pylint: disable=g-import-not-at-top
 
   function = build_function(name, num_clients, size)
   tensor = tf.constant(random_matrix(num_clients, size))
-  function(tensor[:0])  # What it takes to trace it is not meant.
+  function(tensor[:0])  # What TensorFlow needs for its first call is not meant.
   return rise_of_memory(lambda: function(tensor).numpy())
 
 
@@ -383,7 +380,10 @@ def measure(
     )
   for number in memory_clients:
     harness.progress(f'memory of matrices with {number} rows')
-    megabytes[number] = {n: memory_of_rule(n, number, size) for n in RULES}
+    megabytes[number] = {
+        name: harness.in_new_process(memory_of_rule, name, number, size)
+        for name in RULES
+    }
   for number in tff_clients:
     harness.progress(f'aggregations of {number} clients')
     whole[number] = {

@@ -244,7 +244,10 @@ def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:
   mean = f'{statistics.fmean(values):.{column.digits}f}'
   if len(values) == 1 or column.name not in _AVERAGED:
     return mean
-  return f'{mean} ± {statistics.stdev(values):.{column.digits}f}'
+  # Of a run that diverged, values may be infinite or NaN.
+  with np.errstate(invalid='ignore'):
+    deviation = np.std(values, ddof=1)
+  return f'{mean} ± {deviation:.{column.digits}f}'
 
 
 def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:

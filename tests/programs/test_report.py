@@ -114,6 +114,16 @@ def test_results_markdown():
   assert 'last 5 evaluated rounds' in report.results_markdown(results, 5)
 
 
+@pytest.mark.parametrize('loss', [np.nan, np.inf])
+def test_table_of_runs_of_which_one_diverged(loss):
+  runs = [
+      report.Run('a', 0, [dict(round=1, test_accuracy=0.5, test_loss=1.0)]),
+      report.Run('a', 1, [dict(round=1, test_accuracy=0.1, test_loss=loss)]),
+  ]
+  table = report.results_markdown([report.result(r, 1) for r in runs], 1)
+  assert f'{loss} ± nan' in table
+
+
 def test_mean_and_deviation():
   rounds, mean, deviation = report.mean_and_deviation(
       _RUNS[:2], 'test_accuracy'
