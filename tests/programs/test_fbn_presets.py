@@ -54,6 +54,7 @@ def _defense(rule):
   return f'--statistics_aggregator={rule}', '--num_byzantine=3'
 
 
+@pytest.mark.slow
 def test_fbn_does_not_depend_on_the_split_and_naive_statistics_collapse(
     accuracy,
 ):
