@@ -146,7 +146,7 @@ def build_rule(name: str, num_clients: int) -> Any:
           median, f, **known
       ),
       'Bucketing + CoordinateMedian': lambda: aggregators.Bucketing(
-          aggregators.CoordinateMedian(f, num_clients=num_clients // 2),
+          aggregators.CoordinateMedian(f, num_clients=-(-num_clients // 2)),
           2,
           **known,
       ),

@@ -315,3 +315,17 @@ def test_a_process_runs_in_a_context_of_its_own():
     process = aggregators.Mean().create(_VECTOR)
     output = process.next(process.initialize(), list(_rows(2)))
   np.testing.assert_array_equal(output.result, _rows(2).mean(axis=0))
+
+
+def test_rules_that_know_the_number_of_clients(any_runtime):
+  """Sorting is unrolled then; here one client is missing."""
+  rng = np.random.default_rng(0)
+  values = rng.normal(size=(8, 5))
+  value_type = tff.TensorType(np.float64, [5])
+  for rule, expected in (
+      (aggregators.TrimmedMean(2, num_clients=9), np.sort(values, 0)[2:6]),
+      (aggregators.CoordinateMedian(num_clients=9), np.sort(values, 0)[3:5]),
+  ):
+    process = rule.create(value_type)
+    output = process.next(process.initialize(), list(values))
+    np.testing.assert_allclose(output.result, expected.mean(0), rtol=1e-12)
