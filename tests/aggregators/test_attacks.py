@@ -473,3 +473,15 @@ def test_the_rules_demands_are_the_attacked_rules():
 def test_wrong_arguments_of_attacked(arguments, error, message):
   with pytest.raises(error, match=message):
     attacks.Attacked(*arguments)
+
+
+def test_attackers_that_are_left_alone():
+  """A round goes on after all honest clients diverged and were left out."""
+  values = np.arange(8.0).reshape(2, 4)
+  result, state = _attacked(2).aggregate(
+      tf.constant(values),
+      tf.constant(3),
+      _attacked(2).initial_state(4, tf.float64),
+  )
+  np.testing.assert_allclose(result, values.mean(0))
+  assert state['round_num'] == 1

@@ -373,7 +373,9 @@ class Attacked(gathering.Rule):
   def aggregate(self, values, num_dropped, state):
     """See the base class; the values are those before the attack."""
     result, rule_state = self.rule.aggregate(
-        self.corrupt(values, state['round_num']), num_dropped, state['rule']
+        self.corrupt(values, state['round_num'], num_dropped=num_dropped),
+        num_dropped,
+        state['rule'],
     )
     return result, collections.OrderedDict(
         round_num=state['round_num'] + 1, rule=rule_state
@@ -384,6 +386,7 @@ class Attacked(gathering.Rule):
       values: tf.Tensor,
       round_num: tf.Tensor,
       is_mean: Optional[np.ndarray] = None,
+      num_dropped: tf.types.experimental.TensorLike = 0,
   ) -> tf.Tensor:
     """Replaces the first rows by what the attackers send.
 
@@ -392,15 +395,19 @@ class Attacked(gathering.Rule):
         `[n, d]`.
       round_num: The number of the round, an int32 scalar.
       is_mean: See `Attack.values`.
+      num_dropped: How many clients were left out because their values were not
+        finite; an int32 scalar.
 
     Returns:
-      What they send, `[n, d]`: finite too. No rows remain none. To compute it
-      raises a `tf.errors.InvalidArgumentError` if there are rows, but only the
-      attackers'.
+      What they send, `[n, d]`: finite too. If there are not more rows than
+      attackers because clients were left out, the attackers have nobody to look
+      at, and the values stay as they are. Else there are too few clients: to
+      compute it raises a `tf.errors.InvalidArgumentError`.
     """
     num_clients = tf.shape(values)[0]
+    is_attacked = num_clients > self.num_attackers
     has_honest = tf.debugging.Assert(
-        tf.equal(num_clients, 0) | (num_clients > self.num_attackers),
+        is_attacked | tf.equal(num_clients, 0) | (num_dropped > 0),
         [
             f'With num_attackers={self.num_attackers} there must be an honest'
             ' client with finite values, but attackers included there are only'
@@ -416,7 +423,7 @@ class Attacked(gathering.Rule):
       sent = self.attack.values(honest, self.num_attackers, round_num, is_mean)
       return tf.concat([_finite(sent), honest], axis=0)
 
-    sent = tf.cond(num_clients > 0, attacked, lambda: values)
+    sent = tf.cond(is_attacked, attacked, lambda: values)
     return tf.ensure_shape(sent, values.shape)
 
 

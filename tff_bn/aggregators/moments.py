@@ -276,7 +276,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       dropped = gathered['num_dropped']
       if attack is not None:
         statistics = attack.corrupt(
-            statistics, state['round_num'], columns.is_mean
+            statistics, state['round_num'], columns.is_mean, dropped
         )
       result, statistics_state = rule.aggregate(
           statistics, dropped, state['statistics']
