@@ -6,18 +6,18 @@ Importing this module imports TensorFlow Federated.
 from typing import Optional
 
 from tff_bn import aggregators
-from tff_bn.aggregators import attacks
-from tff_bn.programs import defaults
 from tff_bn.programs import settings as settings_lib
 
 
-def build_model_aggregator(
-    settings: settings_lib.RunSettings,
+def build_rule(
+    settings: settings_lib.RunSettings, target: str
 ) -> Optional[aggregators.Rule]:
-  """Builds what aggregates the clients' changes of the model.
+  """Builds what aggregates the clients' values, and the attack on them.
 
   Args:
     settings: The run's settings.
+    target: 'model', for the clients' changes of the model; or 'statistics', for
+      their running BN statistics.
 
   Returns:
     The rule; None for the mean of honest clients.
@@ -25,30 +25,7 @@ def build_model_aggregator(
   Raises:
     ValueError: If a rule can't do what was asked.
   """
-  return _build(settings, settings.model_aggregator, 'model')
-
-
-def build_statistics_rule(
-    settings: settings_lib.RunSettings,
-) -> Optional[aggregators.Rule]:
-  """Builds what aggregates the clients' running BN statistics.
-
-  Args:
-    settings: The run's settings.
-
-  Returns:
-    The rule; None for the mean of honest clients.
-
-  Raises:
-    ValueError: If a rule can't do what was asked.
-  """
-  return _build(settings, settings.statistics_aggregator, 'statistics')
-
-
-def _build(
-    settings: settings_lib.RunSettings, name: Optional[str], target: str
-) -> Optional[aggregators.Rule]:
-  """Builds an aggregator and the attack on it."""
+  name = getattr(settings, f'{target}_aggregator')
   attacked = settings_lib.attacks_values(
       settings.attack
   ) and settings.attack_target in (target, 'both')
@@ -59,7 +36,7 @@ def _build(
   for wrapper in reversed(wrappers):
     rule = _wrap(wrapper, rule, settings)
   if attacked:
-    rule = attacks.Attacked(
+    rule = aggregators.Attacked(
         rule,
         _build_attack(settings),
         settings.num_attackers,
@@ -111,21 +88,19 @@ def _wrap(
   )
 
 
-def _build_attack(settings: settings_lib.RunSettings) -> attacks.Attack:
+def _build_attack(settings: settings_lib.RunSettings) -> aggregators.Attack:
   strength = settings.attack_strength
   match settings.attack:
     case 'sf':
-      return attacks.SignFlipping()
+      return aggregators.SignFlipping()
     case 'foe':
-      return attacks.FallOfEmpires(strength or defaults.FOE_STRENGTH)
+      return aggregators.FallOfEmpires(strength)
     case 'alie':
-      return attacks.ALittleIsEnough(strength)
+      return aggregators.ALittleIsEnough(strength)
     case 'ipm':
-      return attacks.InnerProductManipulation(strength or defaults.IPM_STRENGTH)
+      return aggregators.InnerProductManipulation(strength)
     case 'mimic':
-      return attacks.Mimic()
+      return aggregators.Mimic()
     case 'gaussian':
-      return attacks.GaussianNoise(
-          strength or defaults.GAUSSIAN_STRENGTH, seed=settings.seed
-      )
+      return aggregators.GaussianNoise(strength, seed=settings.seed)
   raise ValueError(f'--attack={settings.attack} is unknown.')

@@ -19,9 +19,6 @@ ANALYSES: Mapping[str, cli.Program] = {
     normalization_error.NAME: normalization_error.PROGRAM,
 }
 
-_HELP = ('-h', '-help', '--help', '--helpshort', '--helpfull')
-_WIDTH = 79
-
 
 def help_text() -> str:
   """What `--help` prints without the name of an analysis."""
@@ -30,14 +27,15 @@ def help_text() -> str:
       textwrap.fill(
           'Runs an experiment that explains what batch normalization does in'
           f' federated learning. `{NAME} ANALYSIS --help` explains its flags.',
-          _WIDTH,
+          cli.HELP_WIDTH,
       ),
       '\n'.join(
           ['Analyses:']
           + [
               f'  {name}\n'
               + textwrap.indent(
-                  textwrap.fill(program.description, _WIDTH - 6), ' ' * 6
+                  textwrap.fill(program.description, cli.HELP_WIDTH - 6),
+                  ' ' * 6,
               )
               for name, program in ANALYSES.items()
           ]
@@ -60,7 +58,7 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
   name, rest = (arguments or [''])[0], arguments[1:]
   if name in ANALYSES:
     return cli.run(ANALYSES[name], rest)
-  if name in _HELP:
+  if name in cli.HELP_FLAGS:
     print(help_text(), end='')
     return cli.OK
   if not name or name.startswith('-'):

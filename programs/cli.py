@@ -29,12 +29,12 @@ FAILED = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
-_HELP_FLAGS = frozenset(
+HELP_FLAGS = frozenset(
     dashes + name
     for dashes in ('-', '--')
     for name in ('h', 'help', 'helpshort', 'helpfull')
 )
-_HELP_WIDTH = 79
+HELP_WIDTH = 79
 # The libraries report some errors with pages of context.
 _MAX_MESSAGE_LENGTH = 1500
 
@@ -174,7 +174,7 @@ def help_text(program: Program) -> str:
   groups = program.define_flags(values)
   blocks = [
       f'usage: {program.name} [--flag=value ...]',
-      textwrap.fill(program.description, _HELP_WIDTH),
+      textwrap.fill(program.description, HELP_WIDTH),
   ]
   for group in groups:
     lines = [f'{group.title}:']
@@ -214,7 +214,7 @@ def _indented(text: str) -> list[str]:
   for line in text.split('\n'):
     lines += textwrap.wrap(
         line,
-        _HELP_WIDTH,
+        HELP_WIDTH,
         initial_indent=' ' * 6,
         # A list's items, which begin with spaces, hang.
         subsequent_indent=' ' * (10 if line.startswith(' ') else 6),
@@ -235,7 +235,7 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
     The exit code.
   """
   arguments = sys.argv[1:] if arguments is None else list(arguments)
-  if not _HELP_FLAGS.isdisjoint(arguments):
+  if not HELP_FLAGS.isdisjoint(arguments):
     print(help_text(program), end='')
     return OK
   verbosity = -1

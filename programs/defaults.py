@@ -52,9 +52,9 @@ STATISTICS_AGGREGATOR = 'mean'
 CLIPPING_RADIUS = 10.0  # with centered_clipping
 BUCKET_SIZE = 2  # with bucketing
 ATTACK_TARGET = 'both'
-FOE_STRENGTH = 3.0
-IPM_STRENGTH = 0.5
-GAUSSIAN_STRENGTH = 200.0  # Blanchard et al. 2017
+# With None the attack itself says; the others have no strength. That of the
+# Gaussian noise is from Blanchard et al. 2017.
+ATTACK_STRENGTH = {'foe': 3.0, 'alie': None, 'ipm': 0.5, 'gaussian': 200.0}
 
 SERVER_OPTIMIZER = 'sgd'
 SERVER_LEARNING_RATE = {'sgd': 1.0, 'sgdm': 0.1, 'adam': 0.01, 'yogi': 0.01}

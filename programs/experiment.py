@@ -185,8 +185,8 @@ def build_process(
   if settings.server_optimizer is not None:
     arguments['server_optimizer'] = _server_optimizer(settings)
   if settings.model_aggregator is not None:
-    arguments['model_aggregator'] = aggregation.build_model_aggregator(settings)
-  rule = aggregation.build_statistics_rule(settings)
+    arguments['model_aggregator'] = aggregation.build_rule(settings, 'model')
+  rule = aggregation.build_rule(settings, 'statistics')
   if rule is not None:
     arguments['statistics_aggregator'] = rule
   if settings.statistics is not None:

@@ -90,13 +90,6 @@ ATTACKS = {
         ' --attack_target'
     ),
 }
-# Attacks with a strength, and its default in words.
-ATTACK_STRENGTHS = {
-    'foe': f'{defaults.FOE_STRENGTH:g}',
-    'alie': "as large as the attack's paper allows",
-    'ipm': f'{defaults.IPM_STRENGTH:g}',
-    'gaussian': f'{defaults.GAUSSIAN_STRENGTH:g}',
-}
 ATTACK_TARGETS = {
     'statistics': 'what they send of the BN statistics',
     'model': 'what they send of all other variables',
@@ -118,7 +111,7 @@ class FlagGroup:
   names: tuple[str, ...]
 
 
-class _Definer:
+class Definer:
   """Defines flags one by one and remembers their names.
 
   Attributes:
@@ -193,7 +186,7 @@ _ALGORITHM = parsers.ChoiceParser(tuple(registry.ALGORITHMS))
 
 def define_algorithm_flag(values: flags.FlagValues) -> FlagGroup:
   """Defines `--algorithm`."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'algorithm',
       _ALGORITHM,
@@ -206,7 +199,7 @@ def define_algorithm_flag(values: flags.FlagValues) -> FlagGroup:
 
 def define_algorithms_flag(values: flags.FlagValues) -> FlagGroup:
   """Defines `--algorithms` and what is reported of them."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'algorithms',
       parsers.TupleParser(_ALGORITHM),
@@ -241,7 +234,7 @@ def _algorithm_list() -> str:
   )
 
 
-def _define_algorithm_options(define: _Definer):
+def _define_algorithm_options(define: Definer):
   """Defines the flags that are for some algorithms only."""
   define(
       'statistics',
@@ -300,7 +293,7 @@ def _define_algorithm_options(define: _Definer):
 
 def define_robustness_flags(values: flags.FlagValues) -> FlagGroup:
   """Defines what the server does against some of the clients."""
-  define = _Definer(values)
+  define = Definer(values)
   rules = parsers.ChainParser(tuple(RULE_WRAPPERS), tuple(RULES))
   define(
       'model_aggregator',
@@ -355,7 +348,8 @@ def define_robustness_flags(values: flags.FlagValues) -> FlagGroup:
       _POSITIVE,
       'The strength of --attack',
       default_text=', '.join(
-          f'{text} for {name}' for name, text in ATTACK_STRENGTHS.items()
+          f"{strength or 'as large as its paper allows'} for {name}"
+          for name, strength in defaults.ATTACK_STRENGTH.items()
       ),
   )
   define(
@@ -380,7 +374,7 @@ def define_data_flags(
   Returns:
     The group.
   """
-  define = _Definer(values, inherited)
+  define = Definer(values, inherited)
   define(
       'dataset',
       parsers.ChoiceParser(
@@ -453,7 +447,7 @@ def define_data_flags(
 
 def define_model_flags(values: flags.FlagValues) -> FlagGroup:
   """Defines the model."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'model',
       parsers.ChoiceParser(
@@ -500,7 +494,7 @@ def define_model_flags(values: flags.FlagValues) -> FlagGroup:
 
 def define_training_flags(values: flags.FlagValues) -> FlagGroup:
   """Defines the rounds and the clients' training in them."""
-  define = _Definer(values)
+  define = Definer(values)
   define('rounds', _POSITIVE_INTEGER, 'Number of rounds', defaults.ROUNDS)
   define(
       'clients_per_round',
@@ -575,7 +569,7 @@ def define_training_flags(values: flags.FlagValues) -> FlagGroup:
 
 def define_server_flags(values: flags.FlagValues) -> FlagGroup:
   """Defines the server's optimizer."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'server_optimizer',
       parsers.ChoiceParser(SERVER_OPTIMIZERS),
@@ -604,7 +598,7 @@ def define_server_flags(values: flags.FlagValues) -> FlagGroup:
 
 def define_seed_flag(values: flags.FlagValues) -> FlagGroup:
   """Defines `--seed` and how often a run is evaluated and saved."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'seed',
       _SEED,
@@ -618,7 +612,7 @@ def define_seed_flag(values: flags.FlagValues) -> FlagGroup:
 
 def define_seeds_flag(values: flags.FlagValues) -> FlagGroup:
   """Defines `--seeds` and how often a run is evaluated and saved."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'seeds',
       parsers.TupleParser(_SEED),
@@ -631,7 +625,7 @@ def define_seeds_flag(values: flags.FlagValues) -> FlagGroup:
   return define.group('Runs')
 
 
-def _define_intervals(define: _Definer):
+def _define_intervals(define: Definer):
   define(
       'evaluate_every',
       _POSITIVE_INTEGER,
@@ -650,7 +644,7 @@ def _define_intervals(define: _Definer):
 
 def define_runtime_flags(values: flags.FlagValues) -> FlagGroup:
   """Defines where TFF computations run; what they compute is the same."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'runtime',
       parsers.ChoiceParser(tuple(RUNTIMES)),
@@ -685,7 +679,7 @@ def define_runtime_flags(values: flags.FlagValues) -> FlagGroup:
 
 def define_worker_flags(values: flags.FlagValues) -> FlagGroup:
   """Defines where a worker serves."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'port',
       parsers.NumberParser(int, minimum=1, maximum=65535),
@@ -706,7 +700,7 @@ def define_output_flags(
     values: flags.FlagValues, default_output_dir: str
 ) -> FlagGroup:
   """Defines where a run's files go, and what is printed."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'output_dir',
       flags.ArgumentParser(),
@@ -724,7 +718,7 @@ def define_output_flags(
 
 def define_evaluation_flags(values: flags.FlagValues) -> FlagGroup:
   """Defines which run is evaluated, how, and where the result goes."""
-  define = _Definer(values)
+  define = Definer(values)
   define(
       'run',
       flags.ArgumentParser(),
@@ -747,7 +741,7 @@ def define_evaluation_flags(values: flags.FlagValues) -> FlagGroup:
   return define.group('Evaluation')
 
 
-def _define_verbosity(define: _Definer):
+def _define_verbosity(define: Definer):
   define(
       'verbosity',
       parsers.NumberParser(int, minimum=-1, maximum=1),

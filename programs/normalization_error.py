@@ -1,7 +1,6 @@
 """`tff-bn-analyze normalization_error`: FBN's figures 1 and 2."""
 
 import pathlib
-from typing import Any
 
 from absl import flags as absl_flags
 
@@ -14,74 +13,61 @@ NAME = 'normalization_error'
 OUTPUT_DIR = f'runs/{NAME}'
 
 _GAMMAS = (0.0, 0.01, 0.1, 0.3, 0.5, 1.0)
-_EXPERIMENT_FLAGS = (
-    'gammas',
-    'rounds',
-    'num_clients',
-    'points_per_client',
-    'beta',
-    'seed',
-)
 
 
 def define_flags(
     values: absl_flags.FlagValues,
 ) -> tuple[flag_groups.FlagGroup, ...]:
-  """Defines the flags."""
+  """Defines the program's flags."""
+  return (
+      _define_experiment_flags(values),
+      flag_groups.define_output_flags(values, OUTPUT_DIR),
+  )
 
-  def define(
-      name: str, parser: absl_flags.ArgumentParser, default: Any, text: str
-  ):
-    absl_flags.DEFINE(
-        parser,
-        name,
-        default,
-        f'{text} (default: {parsers.to_text(default)}).',
-        flag_values=values,
-    )
 
+def _define_experiment_flags(
+    values: absl_flags.FlagValues,
+) -> flag_groups.FlagGroup:
+  define = flag_groups.Definer(values)
   define(
       'gammas',
       parsers.TupleParser(parsers.NumberParser(float, minimum=0, maximum=1)),
-      _GAMMAS,
       "Heterogeneity levels, separated by commas: the share of each client's"
       ' points that is drawn at random from all classes; the rest is sorted by'
       ' class, so that with 0 each client has one class',
+      _GAMMAS,
   )
   define(
       'rounds',
       parsers.NumberParser(int, minimum=1),
-      100,
       'Number of rounds; each client has fresh points in each',
+      100,
   )
   define(
       'num_clients',
       parsers.NumberParser(int, minimum=1),
-      10,
       'Number of clients, and of classes',
+      10,
   )
   define(
       'points_per_client',
       parsers.NumberParser(int, minimum=2),
-      30,
       'Points that each client has in a round',
+      30,
   )
   define(
       'beta',
       parsers.NumberParser(float, above=0, maximum=1),
-      0.1,
       "Share of a round's statistics in the running statistics",
+      0.1,
   )
   define(
       'seed',
       parsers.NumberParser(int, minimum=0, maximum=2**32 - 1),
-      0,
       'Decides the points and which client has them',
+      0,
   )
-  return (
-      flag_groups.FlagGroup('Experiment', _EXPERIMENT_FLAGS),
-      flag_groups.define_output_flags(values, OUTPUT_DIR),
-  )
+  return define.group('Experiment')
 
 
 def main(flags: cli.ParsedFlags) -> None:
@@ -91,8 +77,9 @@ def main(flags: cli.ParsedFlags) -> None:
     flags: The flags.
   """
   folder = pathlib.Path(flags.output_dir).expanduser()
+  experiment = _define_experiment_flags(absl_flags.FlagValues())
   texts = {
-      name: parsers.to_text(getattr(flags, name)) for name in _EXPERIMENT_FLAGS
+      name: parsers.to_text(getattr(flags, name)) for name in experiment.names
   }
   with cli.checking_input():
     run_folder.check(folder, texts, overwrite=flags.overwrite)

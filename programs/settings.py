@@ -252,7 +252,7 @@ def _check_robustness(
   if flags.attack is None:
     for name in ('attack_target', 'attack_strength', 'num_attackers'):
       refuse_unless_overruled(flags, name, 'attack', 'needs --attack')
-  elif flags.attack not in flag_groups.ATTACK_STRENGTHS:
+  elif flags.attack not in defaults.ATTACK_STRENGTH:
     refuse_unless_overruled(
         flags,
         'attack_strength',
@@ -434,7 +434,9 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
       else None,
       attack_strength=None
       if attack is None
-      else algorithm_flag('attack_strength', None),
+      else algorithm_flag(
+          'attack_strength', defaults.ATTACK_STRENGTH.get(attack)
+      ),
       num_attackers=None if attack is None else _num_attackers(flags),
       dataset=_absolute_dataset(flags.dataset),
       data_dir=None if flags.data_dir is None else _absolute(flags.data_dir),

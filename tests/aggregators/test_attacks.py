@@ -442,7 +442,9 @@ def test_no_honest_client_is_an_error_at_once_if_known(num_clients):
   with pytest.raises(ValueError, match=message):
     _attacked(num_clients=num_clients)
   with pytest.raises(ValueError, match=message):
-    attacks.Attacked(_CountingMean(0, num_clients), attacks.SignFlipping(), 2)
+    attacks.Attacked(
+        _CountingMean(0, num_clients=num_clients), attacks.SignFlipping(), 2
+    )
   with pytest.raises(ValueError, match=message):
     _attacked().check_num_clients(num_clients)
 

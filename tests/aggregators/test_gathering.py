@@ -216,6 +216,11 @@ def test_who_takes_part(any_runtime):
   np.testing.assert_allclose(output.result, (1 + 2 + 4 + 16) / 4)
   output = process.next(process.initialize(), values, [0.0] * 7)
   assert output.result == 0
+  # A weight that is NaN is of a client that was dropped.
+  weights[2], weights[-1] = np.nan, 0.0
+  output = process.next(process.initialize(), values, weights)
+  assert output.measurements['num_dropped'] == 1
+  np.testing.assert_allclose(output.result, (1 + 2 + 16) / 3)
 
 
 def test_weights_may_be_integers(in_process_runtime):

@@ -203,10 +203,10 @@ class ALittleIsEnough(Attack):
             num_attackers,
         ],
     )
-    with tf.control_dependencies(_operations(check)):
-      return tf.math.ndtri(
-          tf.cast(num_nearer, tf.float64) / tf.cast(num_honest, tf.float64)
-      )
+    num_nearer = gathering.after_checks(num_nearer, check)
+    return tf.math.ndtri(
+        tf.cast(num_nearer, tf.float64) / tf.cast(num_honest, tf.float64)
+    )
 
 
 class Mimic(Attack):
@@ -346,9 +346,7 @@ class Attacked(gathering.Rule):
     self.num_attackers = int(num_attackers)
     if num_clients is None:
       num_clients = rule.num_clients
-    super().__init__(rule.num_byzantine, num_clients)
-    if num_clients is not None:
-      self.check_num_clients(num_clients)
+    super().__init__(rule.num_byzantine, num_clients=num_clients)
 
   def min_clients(self, num_byzantine):
     """The rule's."""
@@ -415,8 +413,7 @@ class Attacked(gathering.Rule):
             num_clients,
         ],
     )
-    with tf.control_dependencies(_operations(has_honest)):
-      values = tf.identity(values)
+    values = gathering.after_checks(values, has_honest)
 
     def attacked():
       honest = values[self.num_attackers :]
@@ -429,12 +426,6 @@ class Attacked(gathering.Rule):
 
 def _same_for_all(vector: tf.Tensor, num_attackers: int) -> tf.Tensor:
   return tf.repeat(vector[tf.newaxis], num_attackers, axis=0)
-
-
-def _operations(check: Optional[tf.Operation]) -> list[tf.Operation]:
-  """What has to run before; TFF traces without automatic dependencies."""
-  # Assertions have no operation where they are checked at once.
-  return [] if check is None else [check]
 
 
 def _finite(values: tf.Tensor) -> tf.Tensor:

@@ -61,7 +61,7 @@ class Bucketing(gathering.CheckedRule):
     self.rule = rule
     self.bucket_size = bucket_size
     self.seed = seed
-    super().__init__(rule.num_byzantine, num_clients)
+    super().__init__(rule.num_byzantine, num_clients=num_clients)
 
   def check_num_clients(self, num_clients):
     """See the base class."""

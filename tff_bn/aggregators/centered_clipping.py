@@ -49,7 +49,7 @@ class CenteredClipping(gathering.CheckedRule):
       ValueError: If so many attackers can't be tolerated, or another argument
         is not positive.
     """
-    super().__init__(num_byzantine, num_clients)
+    super().__init__(num_byzantine, num_clients=num_clients)
     gathering.check_positive(self, 'radius', radius)
     gathering.check_count(self, 'num_iterations', num_iterations, 1)
     self.radius = radius

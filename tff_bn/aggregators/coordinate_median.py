@@ -36,7 +36,7 @@ class CoordinateMedian(gathering.CheckedRule):
     Raises:
       ValueError: If so many attackers can't be tolerated.
     """
-    super().__init__(num_byzantine, num_clients)
+    super().__init__(num_byzantine, num_clients=num_clients)
 
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""

@@ -166,11 +166,11 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     num_clients: How many clients take part in a round (n), or None.
   """
 
-  def __init__(self, num_byzantine: int, num_clients: Optional[int] = None):
+  def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
     """Initializes the rule.
 
     Args:
-      num_byzantine: The number of attackers to tolerate.
+      num_byzantine: The number of attackers to tolerate (f).
       num_clients: How many clients will take part in a round, at most. If it is
         given, it is checked at once that the rule can tolerate so many
         attackers among them; if not, in the round. Rules that sort are twice as
@@ -184,6 +184,8 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       check_count(self, 'num_clients', num_clients, 1)
     self.num_byzantine = int(num_byzantine)
     self.num_clients = num_clients
+    if num_clients is not None:
+      self.check_num_clients(num_clients)
 
   def min_clients(self, num_byzantine: Any) -> Any:
     """How many clients the rule needs, to tolerate so many attackers.
@@ -279,7 +281,8 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     Args:
       value_type: As of `create`.
       weight_type: The type of a client's weight, a number. A client with weight
-        0 (or less) does not take part; otherwise weights make no difference.
+        0 (or less) does not take part; one with weight NaN was dropped, as if
+        its value were not finite; otherwise weights make no difference.
 
     Returns:
       A weighted process: `<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> ->
@@ -295,9 +298,7 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   def _create(
       self, value_type: tff.Type, weight_type: Optional[tff.Type]
   ) -> tff.templates.AggregationProcess:
-    if self.num_clients is not None:
-      self.check_num_clients(self.num_clients)
-    layout = _VectorLayout(type(self).__name__, value_type)
+    layout = VectorLayout(type(self).__name__, value_type)
 
     @tff.tensorflow.computation
     def initial_state():
@@ -314,12 +315,11 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
 
       @tff.tensorflow.computation(layout.value_type, weight_type)
       def to_vector(value, weight):
-        participates = weight > 0
+        vector = layout.to_vector(value)
         if weight.dtype.is_floating:
-          # A client whose weight is NaN shall not go unnoticed. Not as `not
-          # weight <= 0`, which TensorFlow's optimizer turns into `weight > 0`.
-          participates = tf.logical_or(participates, tf.math.is_nan(weight))
-        return layout.to_vector(value), participates
+          lost = tf.constant(float('nan'), vector.dtype)
+          vector = tf.where(tf.math.is_nan(weight), lost, vector)
+        return vector, takes_part(weight)
 
     vector_type = to_vector.type_signature.result[0]
 
@@ -373,12 +373,6 @@ class CheckedRule(Rule):
   Subclasses say how to aggregate then.
   """
 
-  def __init__(self, num_byzantine: int, num_clients: Optional[int] = None):
-    """See the base class."""
-    super().__init__(num_byzantine, num_clients)
-    if num_clients is not None:
-      self.check_num_clients(num_clients)
-
   def aggregate(self, values, num_dropped, state):
     """See the base class.
 
@@ -421,10 +415,7 @@ class CheckedRule(Rule):
               ],
           )
       )
-    # Some runtimes trace without automatic control dependencies. There are no
-    # operations if a check is done at once.
-    with tf.control_dependencies([c for c in checks if c is not None]):
-      values = tf.identity(values)
+    values = after_checks(values, *checks)
     return tf.cond(
         is_empty,
         lambda: (
@@ -454,6 +445,31 @@ class CheckedRule(Rule):
     Returns:
       As `aggregate`.
     """
+
+
+def takes_part(weight: tf.Tensor) -> tf.Tensor:
+  """Whether a client with this weight takes part; NaN: it was dropped."""
+  if not weight.dtype.is_floating:
+    return weight > 0
+  # Not `not weight <= 0`, which TensorFlow's optimizer turns into `weight > 0`.
+  return tf.logical_or(weight > 0, tf.math.is_nan(weight))
+
+
+def after_checks(
+    values: tf.Tensor, *checks: Optional[tf.Operation]
+) -> tf.Tensor:
+  """The values, which can't be had unless all assertions hold.
+
+  Args:
+    values: The values.
+    *checks: What `tf.debugging.Assert` returned: no operation if the check is
+      done at once.
+
+  Returns:
+    The values. Some runtimes trace without automatic control dependencies.
+  """
+  with tf.control_dependencies([c for c in checks if c is not None]):
+    return tf.identity(values)
 
 
 def check_count(owner: Any, name: str, value: Any, least: int) -> None:
@@ -519,7 +535,7 @@ def check_rule(owner: Any, rule: Any) -> None:
     )
 
 
-class _VectorLayout:
+class VectorLayout:
   """How a structure of floats is laid out as one vector, in its own order.
 
   Attributes:
@@ -528,7 +544,16 @@ class _VectorLayout:
     size: The vector's number of entries.
   """
 
-  def __init__(self, name: str, value_type: tff.Type):
+  def __init__(self, name: str, value_type: Any):
+    """Lays out a structure.
+
+    Args:
+      name: Who needs it, for the error message.
+      value_type: The structure's type, or what `tff.to_type` makes it of.
+
+    Raises:
+      TypeError: If it is no structure of floats of known shapes.
+    """
     self.value_type = tff.to_type(value_type)
     # `tff.structure` keeps the order of dictionaries; `tf.nest` sorts keys.
     self._types = dict(_leaves(self.value_type))
@@ -550,6 +575,7 @@ class _VectorLayout:
     self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
 
   def to_vector(self, value: Any) -> tf.Tensor:
+    """Makes one vector of a structure."""
     tensors = [value]
     if isinstance(self.value_type, tff.StructType):
       tensors = tff.structure.flatten(
@@ -561,6 +587,7 @@ class _VectorLayout:
     )
 
   def from_vector(self, vector: tf.Tensor) -> Any:
+    """Gives the parts of a vector their places, shapes and dtypes."""
     parts = iter(tf.split(vector, self._sizes) if self._sizes else [])
     return tff.types.structure_from_tensor_type_tree(
         lambda t: tf.cast(tf.reshape(next(parts), t.shape), t.dtype),

@@ -59,7 +59,7 @@ class GeometricMedian(gathering.CheckedRule):
       ValueError: If so many attackers can't be tolerated, or another argument
         is not positive.
     """
-    super().__init__(num_byzantine, num_clients)
+    super().__init__(num_byzantine, num_clients=num_clients)
     gathering.check_positive(self, 'smoothing', smoothing)
     gathering.check_positive(self, 'tolerance', tolerance)
     gathering.check_count(self, 'max_iterations', max_iterations, 1)

@@ -43,18 +43,6 @@ class Krum(_KrumScores):
   nearest neighbours of each: the scores are 10, 5, 13 and 100, the result [1].
   """
 
-  def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
-    """Initializes the rule.
-
-    Args:
-      num_byzantine: The number of attackers to tolerate (f).
-      num_clients: How many clients take part in a round, if that is known.
-
-    Raises:
-      ValueError: If so many attackers can't be tolerated.
-    """
-    super().__init__(num_byzantine, num_clients)
-
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""
     del num_dropped
@@ -90,7 +78,7 @@ class MultiKrum(_KrumScores):
     if num_selected is not None:
       gathering.check_count(self, 'num_selected', num_selected, 1)
     self.num_selected = num_selected
-    super().__init__(num_byzantine, num_clients)
+    super().__init__(num_byzantine, num_clients=num_clients)
 
   def min_clients(self, num_byzantine: Any) -> Any:
     """See the base class: 2f + 3, and so many that n - f can be selected."""

@@ -4,8 +4,6 @@ Reference:
   Xie et al., Generalized Byzantine-tolerant SGD, 2018 (arXiv:1802.10116).
 """
 
-from typing import Optional
-
 import tensorflow as tf
 
 from tff_bn.aggregators import gathering
@@ -22,18 +20,6 @@ class MeaMed(gathering.CheckedRule):
   Example: with f = 1, the values 0, 3, 4, 5 and 100 of a coordinate have the
   median 4, and the mean (0 + 3 + 4 + 5) / 4 = 3.
   """
-
-  def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
-    """Initializes the rule.
-
-    Args:
-      num_byzantine: The number of attackers to tolerate (f).
-      num_clients: How many clients take part in a round, if that is known.
-
-    Raises:
-      ValueError: If so many attackers can't be tolerated.
-    """
-    super().__init__(num_byzantine, num_clients)
 
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""

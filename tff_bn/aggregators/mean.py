@@ -25,7 +25,7 @@ class Mean(gathering.CheckedRule):
     Raises:
       ValueError: If the argument is no number of clients.
     """
-    super().__init__(0, num_clients)
+    super().__init__(0, num_clients=num_clients)
 
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""

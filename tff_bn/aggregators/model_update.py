@@ -11,7 +11,6 @@ tensors:
 import collections
 from typing import Union
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -38,34 +37,6 @@ def _not_nan(weight: tff.Value) -> tff.Value:
     return tf.where(tf.math.is_nan(value), tf.zeros_like(value), value)
 
   return tff.federated_map(not_nan, weight)
-
-
-def _mark_dropped(
-    value: tff.Value, weight: tff.Value
-) -> tuple[tff.Value, tff.Value]:
-  """Makes dropped clients, with weight NaN, take part with NaN.
-
-  Args:
-    value: The clients' values.
-    weight: Their weights.
-
-  Returns:
-    The values and weights for a rule, which leaves out and counts values that
-    are not finite.
-  """
-
-  @tff.tensorflow.computation(
-      value.type_signature.member, weight.type_signature.member
-  )
-  def mark(value, weight):
-    dropped = tf.math.is_nan(weight)
-    value = tf.nest.map_structure(
-        lambda x: tf.where(dropped, tf.constant(np.nan, x.dtype), x), value
-    )
-    return value, tf.where(dropped, tf.ones_like(weight), weight)
-
-  marked = tff.federated_map(mark, (value, weight))
-  return marked[0], marked[1]
 
 
 def default_mean() -> tff.aggregators.MeanFactory:
@@ -139,13 +110,12 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     def next_fn(state, value, weight):
       outputs = collections.OrderedDict()
       for part, process in processes.items():
+        args = ()
         if isinstance(self._part_factories[part], gathering.Rule):
-          args = _mark_dropped(value[part], weight)
+          args = (weight,)
         elif process.is_weighted:
-          args = value[part], _not_nan(weight)
-        else:
-          args = (value[part],)
-        outputs[part] = process.next(state[part], *args)
+          args = (_not_nan(weight),)
+        outputs[part] = process.next(state[part], value[part], *args)
       return tff.templates.MeasuredProcessOutput(
           *(
               _zip(

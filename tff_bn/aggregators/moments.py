@@ -9,6 +9,7 @@ of all clients together, so that any can stand in for another.
 import abc
 import collections
 from collections.abc import Callable, Sequence
+import math
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -17,6 +18,7 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import attacks
 from tff_bn.aggregators import gathering
+from tff_bn.layers import batch_moments
 
 Moments = collections.OrderedDict[str, Any]
 
@@ -59,9 +61,6 @@ def check_moments_type(value_type: tff.Type) -> None:
 def merge(a: Moments, b: Moments) -> Moments:
   """The moments of the union of two disjoint sets: law of total variance.
 
-  In the form of Chan et al. 1979, which unlike sums of squares does not cancel
-  digits where a mean is large against the deviation.
-
   Args:
     a: The moments of one layer, tensors or arrays.
     b: The moments of the other set.
@@ -71,27 +70,16 @@ def merge(a: Moments, b: Moments) -> Moments:
     with the spread of the means added to the variance; `a` where `b` has count
     0, and the reverse.
   """
-  total = _merge(_one_set(a, a['count']), _one_set(b, b['count']))
-  return layer_moments(
-      total['count'], total['mean'], total['within'] + total['between']
-  )
-
-
-def _one_set(layer: Moments, weight: Any) -> collections.OrderedDict[str, Any]:
-  """The summary of a single set, see `_merge`."""
-  return collections.OrderedDict(
-      weight=weight,
-      count=layer['count'],
-      mean=layer['mean'],
-      within=layer['variance'],
-      between=tf.zeros_like(layer['variance']),
-  )
+  return layer_moments(*batch_moments.merge_moments(a.values(), b.values()))
 
 
 def _merge(
     a: collections.OrderedDict[str, Any], b: collections.OrderedDict[str, Any]
 ) -> collections.OrderedDict[str, Any]:
-  """Merges weighted summaries of sets: the spread within and between them."""
+  """Merges weighted summaries of sets: the spread within and between them.
+
+  As `tff_bn.layers.batch_moments.merge_moments`, which adds both spreads up.
+  """
   weight = a['weight'] + b['weight']
   share = tf.math.divide_no_nan(b['weight'], weight)
   difference = b['mean'] - a['mean']
@@ -241,7 +229,13 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   def _create_robust(
       self, value_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    columns = _Columns(value_type)
+    # First all counts, then all means, then all variances.
+    layout = gathering.VectorLayout(
+        type(self).__name__, _transposed(value_type)
+    )
+    sizes = [math.prod(layer['mean'].shape) for layer in value_type]
+    num_layers, num_means = len(sizes), sum(sizes)
+    is_mean = np.arange(2 * num_means) < num_means
     attack = None
     rule = self.rule
     if isinstance(rule, attacks.Attacked):
@@ -251,59 +245,68 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     def initial_state():
       return collections.OrderedDict(
           round_num=tf.zeros([], tf.int32),
-          statistics=rule.initial_state(columns.num_statistics, columns.dtype),
-          spread=rule.initial_state(columns.num_means, columns.dtype),
+          statistics=rule.initial_state(2 * num_means, layout.dtype),
+          spread=rule.initial_state(num_means, layout.dtype),
       )
 
     state_type = initial_state.type_signature.result
 
     @tff.tensorflow.computation(value_type)
     def to_vector(value):
-      counts = [layer['count'] for layer in value]
-      # NaN, of a client that was dropped, takes part: the rule shall know. Not
-      # `not count <= 0`, which TensorFlow's optimizer turns into `count > 0`.
-      participates = tf.reduce_any(
-          [tf.logical_or(c > 0, tf.math.is_nan(c)) for c in counts]
+      value = _transposed(value)
+      return (
+          layout.to_vector(value),
+          tf.reduce_any([gathering.takes_part(c) for c in value[0]]),
       )
-      return columns.flatten(value), participates
 
     vector_type = to_vector.type_signature.result[0]
     gathered_type = gathering.gathered_type(vector_type)
 
     @tff.tensorflow.computation(gathered_type, state_type)
     def aggregate(gathered, state):
-      counts, statistics = columns.split(gathered['values'])
       dropped = gathered['num_dropped']
+      counts = tf.reduce_sum(gathered['values'][:, :num_layers], axis=0)
+      statistics = gathered['values'][:, num_layers:]
       if attack is not None:
         statistics = attack.corrupt(
-            statistics, state['round_num'], columns.is_mean, dropped
+            statistics, state['round_num'], is_mean, dropped
         )
       result, statistics_state = rule.aggregate(
           statistics, dropped, state['statistics']
       )
       mean, within = tf.split(result, 2)
-      deviation = statistics[:, : columns.num_means] - mean
+      deviation = statistics[:, :num_means] - mean
       # Squares of what attackers send have to be finite, as all values are.
-      largest = columns.dtype.max**0.5 / 1e3
+      largest = layout.dtype.max**0.5 / 1e3
       deviation = tf.clip_by_value(deviation, -largest, largest)
       between, spread_state = rule.aggregate(
           tf.math.square(deviation), dropped, state['spread']
       )
-      moments = []
-      for layer, (count, part) in enumerate(
-          zip(columns.unstack(tf.reduce_sum(counts, axis=0)), columns.slices)
-      ):
-        variance = self._variance(layer, count, within[part], between[part])
-        # Attackers can send variances that are less than 0.
-        moments.append(
-            layer_moments(count, mean[part], tf.maximum(variance, 0))
-        )
+      variance = tf.concat(
+          [
+              self._variance(layer, *parts)
+              for layer, parts in enumerate(
+                  zip(
+                      tf.unstack(counts, num=num_layers),
+                      tf.split(within, sizes),
+                      tf.split(between, sizes),
+                  )
+              )
+          ],
+          axis=0,
+      )
+      # Attackers can send variances that are less than 0.
+      vector = tf.concat([counts, mean, tf.maximum(variance, 0)], axis=0)
       state = collections.OrderedDict(
           round_num=state['round_num'] + 1,
           statistics=statistics_state,
           spread=spread_state,
       )
-      return columns.restore(moments), state
+      moments = [
+          layer_moments(*layer)
+          for layer in zip(*layout.from_vector(vector), strict=True)
+      ]
+      return moments, state
 
     @tff.federated_computation
     def initialize():
@@ -336,62 +339,20 @@ def _summary(
   layer = layer_moments(
       *(tf.where(found, x, tf.zeros_like(x)) for x in layer.values())
   )
-  return _one_set(layer, weight(layer['count']))
+  return collections.OrderedDict(
+      weight=weight(layer['count']),
+      count=layer['count'],
+      mean=layer['mean'],
+      within=layer['variance'],
+      between=tf.zeros_like(layer['variance']),
+  )
 
 
-class _Columns:
-  """Where a client's vector holds the moments of which layer.
-
-  Attributes:
-    dtype: The dtype of the vector, the widest of the layers'.
-    num_means: The number of all layers' channels.
-    num_statistics: Twice that: first all means, then all variances.
-    is_mean: Which statistics are means.
-    slices: Where the channels of each layer are.
-  """
-
-  def __init__(self, value_type: tff.Type):
-    self._dtypes = [tf.as_dtype(layer['mean'].dtype) for layer in value_type]
-    self.dtype = tf.float64 if tf.float64 in self._dtypes else tf.float32
-    self._shapes = [tuple(layer['mean'].shape) for layer in value_type]
-    sizes = [int(np.prod(shape)) for shape in self._shapes]
-    ends = np.cumsum(sizes)
-    self.slices = [slice(end - size, end) for size, end in zip(sizes, ends)]
-    self.num_means = sum(sizes)
-    self.num_statistics = 2 * self.num_means
-    self.is_mean = np.arange(self.num_statistics) < self.num_means
-
-  def flatten(self, value: Sequence[Moments]) -> tf.Tensor:
-    """Makes one vector of a client's moments."""
-    return tf.concat(
-        [
-            tf.reshape(tf.cast(layer[name], self.dtype), [-1])
-            for name in ('count', 'mean', 'variance')
-            for layer in value
-        ],
-        axis=0,
-    )
-
-  def split(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The counts and the statistics of vectors `[n, d]`."""
-    return values[:, : -self.num_statistics], values[:, -self.num_statistics :]
-
-  def unstack(self, counts: tf.Tensor) -> list[tf.Tensor]:
-    """The counts of the layers, scalars."""
-    return tf.unstack(counts, num=len(self.slices))
-
-  def restore(self, value: Sequence[Moments]) -> list[Moments]:
-    """Gives moments the layers' own dtypes and shapes."""
-    return [
-        layer_moments(
-            tf.cast(layer['count'], dtype),
-            tf.reshape(tf.cast(layer['mean'], dtype), shape),
-            tf.reshape(tf.cast(layer['variance'], dtype), shape),
-        )
-        for layer, dtype, shape in zip(
-            value, self._dtypes, self._shapes, strict=True
-        )
-    ]
+def _transposed(value: Any) -> list[list[Any]]:
+  """The counts, the means and the variances of moments, or their types."""
+  return [
+      [layer[name] for layer in value] for name in ('count', 'mean', 'variance')
+  ]
 
 
 class NaiveMomentsFactory(MomentsFactory):

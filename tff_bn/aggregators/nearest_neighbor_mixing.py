@@ -44,7 +44,7 @@ class NearestNeighborMixing(gathering.CheckedRule):
     """
     gathering.check_rule(self, rule)
     self.rule = rule
-    super().__init__(num_byzantine, num_clients)
+    super().__init__(num_byzantine, num_clients=num_clients)
 
   def check_num_clients(self, num_clients):
     """See the base class."""

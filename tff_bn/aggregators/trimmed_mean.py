@@ -5,8 +5,6 @@ Reference:
   Rates, ICML 2018.
 """
 
-from typing import Optional
-
 import tensorflow as tf
 
 from tff_bn.aggregators import gathering
@@ -23,19 +21,6 @@ class TrimmedMean(gathering.CheckedRule):
   Example: with f = 1, the trimmed mean of the rows [1, 2], [3, 4], [8, 0] and
   [5, 9] is [4, 3].
   """
-
-  def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
-    """Initializes the rule.
-
-    Args:
-      num_byzantine: The number of attackers to tolerate (f): how many values
-        are dropped at either end.
-      num_clients: How many clients take part in a round, if that is known.
-
-    Raises:
-      ValueError: If so many attackers can't be tolerated.
-    """
-    super().__init__(num_byzantine, num_clients)
 
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""
