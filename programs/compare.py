@@ -108,14 +108,16 @@ def main(flags: cli.ParsedFlags) -> None:
             job.settings.to_flags(),
             overwrite=flags.overwrite,
         )
-    experiment.train(jobs)
+    failures = experiment.train(jobs)
   finished = [
       report.read_run(job.settings.algorithm, job.settings.seed, job.folder)
       for job in jobs
   ]
   results = [report.result(run, flags.average_last) for run in finished]
   # A short run has fewer evaluated rounds.
-  num_averaged = len(report.last_rows(finished[0], flags.average_last))
+  num_averaged = max(
+      len(report.last_rows(run, flags.average_last)) for run in finished
+  )
   table = report.results_markdown(results, num_averaged)
   run_folder.write_text(
       folder / run_folder.RESULTS_CSV, report.results_csv(results)
@@ -135,6 +137,11 @@ def main(flags: cli.ParsedFlags) -> None:
   )
   print(f'Plots: {folder / run_folder.PLOTS}')
   print(f'Runs:  {folder / run_folder.RUNS}')
+  if failures:
+    raise RuntimeError(
+        f'{len(failures)} of {len(jobs)} runs stopped early, so the table has'
+        f' what they came to until then. {" ".join(failures)}'
+    )
 
 
 PROGRAM = cli.Program(

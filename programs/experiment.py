@@ -34,6 +34,20 @@ from tff_bn.programs import settings as settings_lib
 _SERVER_EPSILON = 1e-3
 
 
+# Settings that are arguments of those builders that know them.
+_ARGUMENTS = {
+    'moments': 'moments',
+    'sync_rounds': 'sync_rounds',
+    'fixbn_rounds': 'fixbn_rounds',
+    'pooled': 'pooled',
+    'proximal_strength': 'proximal_strength',
+    'fedbs_epsilon': 'epsilon',
+    'moon_weight': 'contrastive_weight',
+    'moon_temperature': 'temperature',
+    'moon_feature_layer': 'feature_layer',
+}
+
+
 def load_dataset(settings: settings_lib.RunSettings) -> tff_bn_data.Dataset:
   """Loads the dataset.
 
@@ -155,13 +169,14 @@ def build_model(
 
 
 def build_process(
-    settings: settings_lib.RunSettings, model: BatchNormModel
+    settings: settings_lib.RunSettings, model: BatchNormModel, num_clients: int
 ) -> Any:
   """Builds the algorithm's process.
 
   Args:
     settings: The run's settings.
     model: The model.
+    num_clients: The number of all clients.
 
   Returns:
     A `LearningProcess`, or a `StatefulLearningProcess` if the algorithm's
@@ -177,6 +192,8 @@ def build_process(
       local_steps=settings.local_steps,
       client_weight_decay=settings.client_weight_decay,
       client_learning_rate_schedule=_learning_rate_schedule(settings),
+      client_warmup_steps=settings.client_warmup_steps,
+      client_gradient_clip_norm=settings.client_gradient_clip_norm,
       seed=settings.seed,
       jit_compile=settings.jit_compile,
   )
@@ -194,10 +211,13 @@ def build_process(
         'naive': aggregators.NaiveMomentsFactory,
         'pooled': aggregators.PooledMomentsFactory,
     }[settings.statistics](rule)
-  for name in ('moments', 'sync_rounds', 'fixbn_rounds', 'pooled'):
-    if getattr(settings, name) is not None:
-      arguments[name] = getattr(settings, name)
-  return registry.ALGORITHMS[settings.algorithm].builder()(
+  for flag, name in _ARGUMENTS.items():
+    if getattr(settings, flag) is not None:
+      arguments[name] = getattr(settings, flag)
+  algorithm = registry.find(settings.algorithm)
+  if algorithm.correction is registry.CORRECTIONS['scaffold']:
+    arguments['num_clients'] = num_clients
+  return algorithm.builder()(
       model,
       tff.learning.optimizers.build_sgdm(
           settings.client_learning_rate, settings.client_momentum or None
@@ -275,6 +295,7 @@ def training_config(
       seed=settings.seed,
       evaluate_every=settings.evaluate_every,
       checkpoint_every=settings.checkpoint_every,
+      max_failed_rounds=settings.max_failed_rounds,
   )
 
 
@@ -330,7 +351,7 @@ def prepare(
     data, model = made[recipe]
     process = None
     if not (skip_finished and run_folder.is_finished(folder)):
-      process = build_process(settings, model)
+      process = build_process(settings, model, len(data.client_ids))
     jobs.append(Job(settings, folder, data, model, process))
   return jobs
 
@@ -351,17 +372,22 @@ def describe_data(job: Job) -> str:
   )
 
 
-def train(jobs: Sequence[Job]):
+def train(jobs: Sequence[Job]) -> list[str]:
   """Trains, or continues to train, runs one after another.
 
   To be called inside of a runtime, see `runtime_flags.RuntimeSettings.enter`.
 
   Args:
     jobs: The runs.
+
+  Returns:
+    Messages about runs that stopped early because too many rounds failed; the
+    others go on in spite of them.
   """
+  messages = []
   for number, job in enumerate(jobs, start=1):
+    settings = job.settings
     if len(jobs) > 1:
-      settings = job.settings
       print(
           f'[{number}/{len(jobs)}] {settings.algorithm}, seed'
           f' {settings.seed}',
@@ -369,12 +395,18 @@ def train(jobs: Sequence[Job]):
       )
     if job.process is None:
       print('This run is finished.', flush=True)
-    else:
+      continue
+    try:
       _train(job)
+    except training.TooManyFailedRoundsError as error:
+      messages.append(f'{settings.algorithm}, seed {settings.seed}: {error}')
+      if len(jobs) > 1:
+        print(error, file=sys.stderr, flush=True)
+  return messages
 
 
 def _train(job: Job):
-  algorithm = registry.ALGORITHMS[job.settings.algorithm]
+  algorithm = registry.find(job.settings.algorithm)
   training.train(
       job.process,
       job.model,

@@ -181,7 +181,7 @@ _POSITIVE = parsers.NumberParser(float, above=0)
 _NOT_NEGATIVE = parsers.NumberParser(float, minimum=0)
 _MOMENTUM = parsers.NumberParser(float, minimum=0, below=1)
 _SEED = parsers.NumberParser(int, minimum=0, maximum=2**32 - 1)
-_ALGORITHM = parsers.ChoiceParser(tuple(registry.ALGORITHMS))
+_ALGORITHM = parsers.CheckedTextParser(registry.find)
 
 
 def define_algorithm_flag(values: flags.FlagValues) -> FlagGroup:
@@ -226,11 +226,15 @@ def _list(items: Mapping[str, str]) -> str:
 
 
 def _algorithm_list() -> str:
-  return _list(
-      {
-          algorithm.name: algorithm.description
-          for algorithm in registry.ALGORITHMS.values()
-      }
+  def descriptions(entries):
+    return _list({entry.name: entry.description for entry in entries})
+
+  return (
+      descriptions(registry.ALGORITHMS.values())
+      + "or fedavg with a correction of the drift of the clients' models in"
+      ' local training:\n'
+      + descriptions(registry.CORRECTIONS.values())
+      + 'or one of both, such as fedbn+fedprox or fbn+scaffold\n'
   )
 
 
@@ -288,6 +292,38 @@ def _define_algorithm_options(define: Definer):
       ' are made of, which is exact for batches of any size. With --nopooled'
       ' clients count alike, as in the paper',
       default=True,
+  )
+  define(
+      'proximal_strength',
+      _NOT_NEGATIVE,
+      'μ of fedprox, and of fedbs once it is fedprox: μ/2 times the squared'
+      " distance from the server's model is added to the loss",
+      default_text=f'{defaults.PROXIMAL_STRENGTH:g}',
+  )
+  define(
+      'fedbs_epsilon',
+      _POSITIVE,
+      'fedbs becomes fedprox after the first round in which the standard'
+      " deviation of the clients' training losses is less than this",
+      default_text=f'{defaults.FEDBS_EPSILON:g}',
+  )
+  define(
+      'moon_weight',
+      _NOT_NEGATIVE,
+      'μ of moon: the weight of the contrastive loss',
+      default_text=f'{defaults.MOON_WEIGHT:g}',
+  )
+  define(
+      'moon_temperature',
+      _POSITIVE,
+      'τ of moon: the temperature of the contrastive loss',
+      default_text=f'{defaults.MOON_TEMPERATURE:g}',
+  )
+  define(
+      'moon_feature_layer',
+      flags.ArgumentParser(),
+      'Name of the layer of the model whose output moon contrasts',
+      default_text='the last hidden layer',
   )
 
 
@@ -549,6 +585,20 @@ def define_training_flags(values: flags.FlagValues) -> FlagGroup:
       defaults.CLIENT_WEIGHT_DECAY,
   )
   define(
+      'client_gradient_clip_norm',
+      _POSITIVE,
+      "Longest gradient of a batch in the clients' training: a longer one (by"
+      ' the norm over all variables) is scaled down to it, before weight decay',
+      default_text='any',
+  )
+  define(
+      'client_warmup_steps',
+      parsers.NumberParser(int, minimum=0),
+      'Number of local steps, counted over the rounds, over which the learning'
+      ' rate rises linearly at the start of the training',
+      defaults.CLIENT_WARMUP_STEPS,
+  )
+  define(
       'client_weighting',
       parsers.ChoiceParser(('num_examples', 'uniform')),
       "Weights of the clients in the server's mean: num_examples that they"
@@ -557,6 +607,13 @@ def define_training_flags(values: flags.FlagValues) -> FlagGroup:
           f'{defaults.CLIENT_WEIGHTING}; uniform with another'
           ' --model_aggregator than the mean, or an attack on the model'
       ),
+  )
+  define(
+      'max_failed_rounds',
+      _POSITIVE_INTEGER,
+      'The run stops after so many rounds in a row in which every client was'
+      ' dropped, because its loss or its update was not finite',
+      defaults.MAX_FAILED_ROUNDS,
   )
   define.boolean(
       'jit_compile',

@@ -1,13 +1,17 @@
 """The algorithms by name: what `--algorithm` and `--algorithms` choose from.
 
-To add an algorithm, add an entry to `ALGORITHMS`. Nothing here imports
-TensorFlow: a builder is looked up when it is needed.
+An algorithm says what is done with batch normalization (`ALGORITHMS`), or what
+is done against the drift of the clients' models (`CORRECTIONS`), or both:
+`fedbn+fedprox`. To add one, add an entry. Nothing here imports TensorFlow: a
+builder is looked up when it is needed.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any, Optional
+
+from tff_bn.programs import parsers
 
 # Flags that are not for every algorithm; an entry names those it understands.
 _MEAN = (
@@ -30,6 +34,86 @@ _STATISTICS = ('statistics', 'statistics_aggregator')
 _FEDTAN = _SERVER + _STATISTICS + ('moments',)
 
 
+# Why corrections of the clients' drift can't be combined with an algorithm.
+_NOTHING_SHARED = 'its clients share nothing that they could drift apart in'
+_ONE_MODEL = 'it trains one model on all data, so no clients drift apart'
+_ONE_STEP = (
+    'its clients make one step in a round, from the same model, so they do not'
+    ' drift apart'
+)
+_FIRST_STEP = (
+    'the first step of its rounds has the gradient of the mean loss of all'
+    ' clients, which other losses, gradients or weights of single clients would'
+    ' undo'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+  """A way to correct the drift of the clients' models.
+
+  Attributes:
+    name: The name behind the `+`; alone, it stands for `fedavg+` and the name.
+    description: What it does, in a few words.
+    builder_name: The function in `tff_bn.algorithms` that builds its process.
+    keeps_weights: Whether the server's mean can weight clients as
+      `--client_weighting` and `--model_aggregator` say.
+    needs_plain_sgd: Whether clients must train with SGD without momentum.
+    flags: The flags that have an effect on it but not on all algorithms.
+  """
+
+  name: str
+  description: str
+  builder_name: str
+  keeps_weights: bool = True
+  needs_plain_sgd: bool = False
+  flags: tuple[str, ...] = ()
+
+
+CORRECTIONS = {
+    correction.name: correction
+    for correction in (
+        Correction(
+            name='fedprox',
+            description=(
+                "local training stays near to the server's model (see"
+                ' --proximal_strength)'
+            ),
+            builder_name='build_fed_prox',
+            flags=('proximal_strength',),
+        ),
+        Correction(
+            name='scaffold',
+            description=(
+                'gradients are corrected by control variates, which clients and'
+                ' server keep'
+            ),
+            builder_name='build_scaffold',
+            needs_plain_sgd=True,
+        ),
+        Correction(
+            name='moon',
+            description=(
+                "features stay near to those of the server's model, and away"
+                " from those of the client's last one"
+            ),
+            builder_name='build_moon',
+            flags=('moon_weight', 'moon_temperature', 'moon_feature_layer'),
+        ),
+        Correction(
+            name='fedbs',
+            description=(
+                'clients count by their losses; once these are alike (see'
+                ' --fedbs_epsilon), it is fedprox'
+            ),
+            builder_name='build_fed_bs',
+            keeps_weights=False,
+            flags=('fedbs_epsilon', 'proximal_strength'),
+        ),
+    )
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
   """An algorithm as the programs see it.
@@ -44,6 +128,8 @@ class Algorithm:
     trains_in_float16: Whether it can scale the loss, as float16 needs it.
     local_steps: The only number of local steps that it can make, if it is not
       free.
+    impossible: Why which corrections can't be combined with it, by name.
+    correction: The correction that it is combined with.
     flags: The flags that have an effect on this algorithm but not on all.
   """
 
@@ -54,16 +140,52 @@ class Algorithm:
   trains_on_union: bool = False
   trains_in_float16: bool = True
   local_steps: Optional[int] = None
+  impossible: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  correction: Optional[Correction] = None
   flags: tuple[str, ...] = ()
 
   def builder(self) -> Callable[..., Any]:
     """The function that builds the process; imports TensorFlow Federated."""
     from tff_bn import algorithms  # pylint: disable=g-import-not-at-top
 
-    return functools.partial(
+    builder = functools.partial(
         getattr(algorithms, self.builder_name), **self.arguments
     )
+    if self.correction is None:
+      return builder
+    return functools.partial(
+        getattr(algorithms, self.correction.builder_name), build_process=builder
+    )
 
+  def with_correction(self, correction: Correction, name: str) -> 'Algorithm':
+    """The algorithm with a correction.
+
+    Args:
+      correction: The correction.
+      name: The name of both together.
+
+    Returns:
+      The combination.
+
+    Raises:
+      ValueError: If it makes no sense.
+    """
+    if correction.name in self.impossible:
+      raise ValueError(
+          f"{correction.name} can't be combined with {self.name}:"
+          f' {self.impossible[correction.name]}.'
+      )
+    return dataclasses.replace(
+        self,
+        name=name,
+        correction=correction,
+        flags=self.flags + correction.flags,
+    )
+
+
+_FEDTAN_IMPOSSIBLE = {
+    name: _FIRST_STEP for name in CORRECTIONS if name != 'fedprox'
+}
 
 ALGORITHMS = {
     algorithm.name: algorithm
@@ -73,6 +195,7 @@ ALGORITHMS = {
             description='one model, trained on the union of the data',
             builder_name='build_centralized',
             trains_on_union=True,
+            impossible=dict.fromkeys(CORRECTIONS, _ONE_MODEL),
         ),
         Algorithm(
             name='fedavg',
@@ -115,6 +238,7 @@ ALGORITHMS = {
             ),
             builder_name='build_fedtan',
             trains_in_float16=False,
+            impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN,
         ),
         Algorithm(
@@ -123,6 +247,7 @@ ALGORITHMS = {
             builder_name='build_fedtan',
             arguments={'synchronize': 'forward'},
             trains_in_float16=False,
+            impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN,
         ),
         Algorithm(
@@ -133,6 +258,7 @@ ALGORITHMS = {
             ),
             builder_name='build_fedtan_ii',
             trains_in_float16=False,
+            impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN + ('sync_rounds', 'after_sync_factor'),
         ),
         Algorithm(
@@ -161,12 +287,67 @@ ALGORITHMS = {
             ),
             builder_name='build_dsgd',
             flags=_MEAN + _STATISTICS,
+            impossible=dict.fromkeys(CORRECTIONS, _ONE_STEP),
             local_steps=1,
         ),
         Algorithm(
             name='single',
             description='each client trains alone, nothing is sent',
             builder_name='build_single',
+            impossible=dict.fromkeys(CORRECTIONS, _NOTHING_SHARED),
         ),
     )
 }
+
+_DEFAULT_BASE = 'fedavg'
+
+
+def find(name: str) -> Algorithm:
+  """Finds what `--algorithm` names.
+
+  Args:
+    name: An algorithm, a correction, or both, joined by `+`.
+
+  Returns:
+    The algorithm.
+
+  Raises:
+    ValueError: If there is no such algorithm. The message says what is allowed.
+  """
+  if name in ALGORITHMS:
+    return ALGORITHMS[name]
+  parts = [_DEFAULT_BASE, name] if name in CORRECTIONS else name.split('+')
+  known = (*ALGORITHMS, *CORRECTIONS)
+  for part in parts:
+    if part not in known:
+      raise ValueError(
+          f'must be one of {", ".join(known)}; or one of the first'
+          f' {len(ALGORITHMS)} and one of the last {len(CORRECTIONS)} of these,'
+          f' as in fedbn+fedprox.{parsers.suggest(part, known)}'
+      )
+  corrections = [part for part in parts if part in CORRECTIONS]
+  if len(corrections) > 1:
+    raise ValueError(
+        f'{" and ".join(corrections)} are both corrections of the drift of the'
+        " clients' models; choose one of them."
+    )
+  if len(parts) - len(corrections) > 1:
+    others = [part for part in parts if part not in corrections]
+    raise ValueError(
+        f'{" and ".join(others)} both say what is done with batch'
+        ' normalization; choose one of them.'
+    )
+  if parts[0] in CORRECTIONS:
+    raise ValueError(
+        f'must have the correction last: {"+".join(reversed(parts))}.'
+    )
+  return ALGORITHMS[parts[0]].with_correction(CORRECTIONS[parts[1]], name)
+
+
+def known_flags() -> dict[str, list[str]]:
+  """The flags that are not for every algorithm, and whom each is for."""
+  users = {}
+  for entry in (*ALGORITHMS.values(), *CORRECTIONS.values()):
+    for flag in entry.flags:
+      users.setdefault(flag, []).append(entry.name)
+  return users

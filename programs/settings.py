@@ -42,6 +42,11 @@ class RunSettings:
   after_sync_factor: Optional[float]
   fixbn_rounds: Optional[int]
   pooled: Optional[bool]
+  proximal_strength: Optional[float]
+  fedbs_epsilon: Optional[float]
+  moon_weight: Optional[float]
+  moon_temperature: Optional[float]
+  moon_feature_layer: Optional[str]
   model_aggregator: Optional[str]
   statistics_aggregator: Optional[str]
   num_byzantine: Optional[int]
@@ -73,7 +78,10 @@ class RunSettings:
   client_learning_rate_schedule: Optional[str]
   client_momentum: float
   client_weight_decay: float
+  client_gradient_clip_norm: Optional[float]
+  client_warmup_steps: int
   client_weighting: Optional[str]
+  max_failed_rounds: int
   jit_compile: bool
   server_optimizer: Optional[str]
   server_learning_rate: Optional[float]
@@ -117,19 +125,8 @@ def check(flags: cli.ParsedFlags):
     )
   selector = 'algorithm' if flags.defines('algorithm') else 'algorithms'
   algorithms = _algorithms(flags)
-  for name in sorted(
-      {
-          name
-          for algorithm in registry.ALGORITHMS.values()
-          for name in algorithm.flags
-      }
-  ):
+  for name, users in sorted(registry.known_flags().items()):
     if not any(name in algorithm.flags for algorithm in algorithms):
-      users = [
-          algorithm.name
-          for algorithm in registry.ALGORITHMS.values()
-          if name in algorithm.flags
-      ]
       refuse_unless_overruled(
           flags,
           name,
@@ -171,6 +168,7 @@ def check(flags: cli.ParsedFlags):
       )
   if any('model_aggregator' in algorithm.flags for algorithm in algorithms):
     _check_robustness(flags, algorithms)
+  _check_corrections(flags, algorithms)
   num_clients = _num_clients(flags)
   if (
       flags.clients_per_round is not None
@@ -181,6 +179,29 @@ def check(flags: cli.ParsedFlags):
         f'--clients_per_round={flags.clients_per_round} asks for more clients'
         f' than --num_clients={num_clients}; use at most {num_clients}.'
     )
+
+
+def _check_corrections(
+    flags: cli.ParsedFlags, algorithms: Sequence[registry.Algorithm]
+):
+  """Checks what corrections of the clients' drift ask of other flags."""
+  for algorithm in algorithms:
+    correction = algorithm.correction
+    if correction is None:
+      continue
+    if correction.needs_plain_sgd and flags.client_momentum:
+      raise ValueError(
+          f'--client_momentum={flags.client_momentum:g} is impossible with'
+          f' {algorithm.name}, which computes the mean gradient of a client'
+          ' from what its steps of plain SGD change; use 0.'
+      )
+    if not correction.keeps_weights and _is_robust(flags):
+      raise ValueError(
+          f'--model_aggregator={flags.model_aggregator}'
+          + (f' with --attack={flags.attack}' if flags.attack else '')
+          + f' is impossible with {algorithm.name}, whose clients count by'
+          ' their losses: it takes no weights.'
+      )
 
 
 def _local_training(flags: cli.ParsedFlags) -> str:
@@ -326,7 +347,7 @@ def _is_robust(flags: cli.ParsedFlags) -> bool:
 
 def _algorithms(flags: cli.ParsedFlags) -> Sequence[registry.Algorithm]:
   names = (flags.algorithm,) if flags.defines('algorithm') else flags.algorithms
-  return [registry.ALGORITHMS[name] for name in names]
+  return [registry.find(name) for name in names]
 
 
 def refuse_unless_overruled(
@@ -363,7 +384,7 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   Returns:
     The settings of this run.
   """
-  understood = registry.ALGORITHMS[algorithm].flags
+  understood = registry.find(algorithm).flags
 
   def split_flag(name, default):
     if flags.split != flag_groups.SPLIT_FLAGS[name]:
@@ -421,6 +442,15 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
           'fixbn_rounds', _share_of_rounds(flags, defaults.FIXBN_SHARE)
       ),
       pooled=algorithm_flag('pooled', None),
+      proximal_strength=algorithm_flag(
+          'proximal_strength', defaults.PROXIMAL_STRENGTH
+      ),
+      fedbs_epsilon=algorithm_flag('fedbs_epsilon', defaults.FEDBS_EPSILON),
+      moon_weight=algorithm_flag('moon_weight', defaults.MOON_WEIGHT),
+      moon_temperature=algorithm_flag(
+          'moon_temperature', defaults.MOON_TEMPERATURE
+      ),
+      moon_feature_layer=algorithm_flag('moon_feature_layer', None),
       model_aggregator=algorithm_flag('model_aggregator', None),
       statistics_aggregator=algorithm_flag('statistics_aggregator', None),
       num_byzantine=algorithm_flag('num_byzantine', None),
@@ -462,10 +492,13 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
       client_learning_rate_schedule=flags.client_learning_rate_schedule,
       client_momentum=flags.client_momentum,
       client_weight_decay=flags.client_weight_decay,
+      client_gradient_clip_norm=flags.client_gradient_clip_norm,
+      client_warmup_steps=flags.client_warmup_steps,
       client_weighting=algorithm_flag(
           'client_weighting',
           'uniform' if _is_robust(flags) else defaults.CLIENT_WEIGHTING,
       ),
+      max_failed_rounds=flags.max_failed_rounds,
       jit_compile=flags.jit_compile,
       server_optimizer=server_optimizer,
       server_learning_rate=server_learning_rate,

@@ -61,7 +61,9 @@ def main(flags: cli.ParsedFlags) -> None:
       run_folder.begin(
           folder, PROGRAM.name, settings.to_flags(), overwrite=flags.overwrite
       )
-    experiment.train([job])
+    failures = experiment.train([job])
+  if failures:
+    raise RuntimeError(failures[0])
   report.save_figures(
       folder / run_folder.PLOTS,
       [report.read_run(settings.algorithm, settings.seed, folder)],

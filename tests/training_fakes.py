@@ -171,6 +171,8 @@ class FakeStatelessProcess(FakeProcess):
 class FakeStatefulProcess(FakeProcess, StatefulLearningProcess):
   """A process whose clients keep the moving statistics and a counter."""
 
+  has_client_models = True
+
   def initialize_client(self, state):
     mean, variance = state['weights'].non_trainable
     return collections.OrderedDict(

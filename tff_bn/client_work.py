@@ -13,6 +13,7 @@ from tff_bn import mixed_precision
 from tff_bn.aggregators import moments
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.drift_correction import BoundCorrection
 from tff_bn.local_training import LocalResult
 from tff_bn.local_training import LocalStep
 from tff_bn.local_training import LocalTraining
@@ -41,7 +42,9 @@ class ClientWork:
 
   Attributes:
     state_type: The type of the part of the server's state that clients need:
-      the number of finished rounds and the optimizer's hyperparameters.
+      the number of finished rounds, the optimizer's hyperparameters, the state
+      of the correction of the clients' drift; and the number of failed rounds.
+    correction: What is done against the clients' drift.
     data_type: The type of a client's dataset.
   """
 
@@ -67,6 +70,7 @@ class ClientWork:
     self._training = training
     self._weights = weights
     self._uniform = client_weighting == 'uniform'
+    self.correction = training.correction
     hparams = training.default_hparams
 
     @tff.tensorflow.computation
@@ -74,6 +78,8 @@ class ClientWork:
       return collections.OrderedDict(
           round_num=tf.zeros([], tf.int32),
           hparams=tf.nest.map_structure(tf.constant, hparams),
+          failed_rounds=tf.zeros([], tf.int32),
+          correction=self.correction.initial_server_state(),
       )
 
     self.initial_state = initial_state
@@ -82,44 +88,41 @@ class ClientWork:
         tff.types.tensorflow_to_type(model.input_spec)
     )
 
-    @tff.tensorflow.computation(self.state_type)
-    def next_state(state):
-      return collections.OrderedDict(state, round_num=state['round_num'] + 1)
-
-    self.next_state = next_state
-
   def run(
       self,
       state: Any,
       shared: ModelWeights,
-      local: Any,
+      client_state: Mapping[str, Any],
       dataset: tf.data.Dataset,
       optimizer_state: Optional[Any] = None,
   ) -> collections.OrderedDict[str, Any]:
     """Trains one client; to be called inside a `tff.tensorflow.computation`.
 
     A client whose update or loss is not finite is dropped: its weight is NaN,
-    which all aggregators of `ModelUpdateFactory` understand, its variables stay
-    as they were, and it is counted. A client without data has weight 0.
+    which all aggregators of `ModelUpdateFactory` understand, its state stays as
+    it was, and it is counted. A client without data has weight 0.
 
     Args:
       state: Of type `state_type`.
       shared: The shared weights.
-      local: The client's local variables.
+      client_state: The client's local variables, and what the correction keeps.
       dataset: The client's dataset.
       optimizer_state: The optimizer's state at the start. Default: a new one.
 
     Returns:
-      An `OrderedDict` of `update`, `update_weight`, `local` (the new local
-      variables), `values` (all new values), `optimizer_state` and `sums` (what
-      the metrics are made of).
+      An `OrderedDict` of `update`, `update_weight`, `client_state` (the new
+      one), `values` (all new values), `optimizer_state` and `sums` (what the
+      metrics are made of).
     """
-    before = self._weights.merge(shared, local)
+    before = self._weights.merge(shared, client_state)
     optimizer_state = self._start_optimizer(state, optimizer_state)
+    started = self.correction.start(before, state['correction'], client_state)
     result = self._training.train(
-        before, dataset, optimizer_state, state['round_num']
+        before, dataset, optimizer_state, state['round_num'], started
     )
-    return self.report(before, optimizer_state, result)
+    return self.report(
+        state, client_state, before, started, optimizer_state, result
+    )
 
   def _start_optimizer(
       self, state: Any, optimizer_state: Optional[Any] = None
@@ -132,12 +135,21 @@ class ClientWork:
     return self._training.set_learning_rate(optimizer_state, state['round_num'])
 
   def report(
-      self, before: list[tf.Tensor], optimizer_state: Any, result: LocalResult
+      self,
+      state: Any,
+      client_state: Mapping[str, Any],
+      before: list[tf.Tensor],
+      started: Sequence[tf.Tensor],
+      optimizer_state: Any,
+      result: LocalResult,
   ) -> collections.OrderedDict[str, Any]:
     """Makes what `run` returns of the result of local training.
 
     Args:
+      state: Of type `state_type`.
+      client_state: The client's state before it.
       before: The values of all variables before it.
+      started: The values of the correction's variables before it.
       optimizer_state: The optimizer's state before it.
       result: The result.
 
@@ -145,37 +157,41 @@ class ClientWork:
       See `run`.
     """
     keep = mixed_precision.all_finite(
-        [result.values, result.loss_sum, result.collected]
+        [result.values, result.loss_sum, result.collected, result.corrected]
     )
-
-    def _keep(new, old):
-      return tf.nest.map_structure(
-          lambda n, o: tf.where(keep, n, tf.cast(o, n.dtype)), new, old
-      )
-
-    def _or_zero(new):
-      return tf.nest.map_structure(
-          lambda n: tf.where(keep, n, tf.zeros_like(n)), new
-      )
-
-    after = _keep(result.values, before)
-    num_examples = _or_zero(result.num_examples)
-    weight = self.client_weight(num_examples)
+    after = _where(keep, result.values, before)
+    num_examples = _or_zero(keep, result.num_examples)
+    loss_sum = _or_zero(keep, result.loss_sum)
+    loss = loss_sum / tf.cast(num_examples, loss_sum.dtype)
+    weight = self.correction.client_weight(
+        state['correction'], self.client_weight(num_examples), loss
+    )
     weight = tf.where(keep, weight, tf.constant(np.nan, weight.dtype))
+    update = self._weights.update(
+        before, after, self.statistics(after, weight, result)
+    )
+    kept, sent = self.correction.finish(
+        started, before, after, result.corrected, client_state
+    )
+    trained = num_examples > 0
+    update.update(_or_zero(trained, sent))
+    new_client_state = self._weights.local(after)
+    for name, value in kept.items():
+      new_client_state[name] = tf.where(trained, value, client_state[name])
     return collections.OrderedDict(
-        update=self._weights.update(
-            before, after, self.statistics(after, weight, result)
-        ),
+        update=update,
         update_weight=weight,
-        local=self._weights.local(after),
+        client_state=new_client_state,
         values=after,
-        optimizer_state=_keep(result.optimizer_state, optimizer_state),
+        optimizer_state=_where(keep, result.optimizer_state, optimizer_state),
         sums=collections.OrderedDict(
-            loss_sum=_or_zero(result.loss_sum),
-            metric_sums=_or_zero(result.metric_sums),
+            loss_sum=loss_sum,
+            metric_sums=_or_zero(keep, result.metric_sums),
             num_examples=num_examples,
             num_clients=tf.ones([], tf.int32),
             num_dropped_clients=1 - tf.cast(keep, tf.int32),
+            num_participants=tf.cast(weight > 0, tf.int32),
+            correction=self.correction.sums(loss),
         ),
     )
 
@@ -210,27 +226,65 @@ class ClientWork:
         for mean, variance in self._weights.statistics
     ]
 
-  def aggregate_metrics(self, sums: tff.Value) -> tff.Value:
-    """The round's metrics at the server.
+  def finish_round(
+      self, state: tff.Value, sums: tff.Value, aggregated: Any = ()
+  ) -> tuple[tff.Value, tff.Value]:
+    """Ends a round; for use in a `tff.federated_computation`.
 
     Args:
+      state: Of type `state_type`, placed at the server.
       sums: The clients' `sums`, placed at the clients.
+      aggregated: The aggregate of the clients' updates at the server, if the
+        correction needs it.
 
     Returns:
-      `OrderedDict(train=..., num_clients=..., num_dropped_clients=...)`.
+      The next state and the round's metrics, at the server. The metrics are
+      `train`, `num_clients`, `num_dropped_clients`, `failed_rounds` (how many
+      rounds in a row, up to this one, had no client left because of dropped
+      ones) and `correction`.
     """
+    total = tff.federated_sum(sums)
+    if not isinstance(aggregated, tff.Value):
+      aggregated = tff.federated_value(aggregated, tff.SERVER)
 
-    @tff.tensorflow.computation(sums.type_signature.member)
-    def finalize(total):
+    @tff.tensorflow.computation(
+        self.state_type,
+        total.type_signature.member,
+        aggregated.type_signature.member,
+    )
+    def next_state(old, total, aggregated):
+      failed = tf.logical_and(
+          total['num_dropped_clients'] > 0, total['num_participants'] == 0
+      )
+      return collections.OrderedDict(
+          old,
+          round_num=old['round_num'] + 1,
+          failed_rounds=tf.where(failed, old['failed_rounds'] + 1, 0),
+          correction=self.correction.next_server_state(
+              old['correction'], _correction_total(total), aggregated
+          ),
+      )
+
+    new_state = tff.federated_map(next_state, (state, total, aggregated))
+    return new_state, self._metrics(new_state, total)
+
+  def _metrics(self, new_state: tff.Value, total: tff.Value) -> tff.Value:
+
+    @tff.tensorflow.computation(self.state_type, total.type_signature.member)
+    def metrics(state, total):
       return collections.OrderedDict(
           train=self._training.finalize_metrics(
               total['loss_sum'], total['metric_sums'], total['num_examples']
           ),
           num_clients=total['num_clients'],
           num_dropped_clients=total['num_dropped_clients'],
+          failed_rounds=state['failed_rounds'],
+          correction=self.correction.metrics(
+              state['correction'], _correction_total(total)
+          ),
       )
 
-    return tff.federated_map(finalize, tff.federated_sum(sums))
+    return tff.federated_map(metrics, (new_state, total))
 
   def build_client_update(self) -> ClientUpdate:
     """Builds what the clients do in a round; all variables are shared.
@@ -279,11 +333,8 @@ class ClientWork:
       result, sums = update_clients(
           tff.federated_broadcast(state), weights, data
       )
-      return tff.templates.MeasuredProcessOutput(
-          tff.federated_map(self.next_state, state),
-          result,
-          self.aggregate_metrics(sums),
-      )
+      new_state, metrics = self.finish_round(state, sums)
+      return tff.templates.MeasuredProcessOutput(new_state, result, metrics)
 
     @tff.tensorflow.computation(self.state_type)
     def get_hparams(state):
@@ -301,6 +352,29 @@ class ClientWork:
     )
 
 
+def _where(condition: tf.Tensor, new: Any, old: Any) -> Any:
+  return tf.nest.map_structure(
+      lambda n, o: tf.where(condition, n, tf.cast(o, n.dtype)), new, old
+  )
+
+
+def _or_zero(condition: tf.Tensor, values: Any) -> Any:
+  return tf.nest.map_structure(
+      lambda value: tf.where(condition, value, tf.zeros_like(value)), values
+  )
+
+
+def _correction_total(
+    total: Mapping[str, Any],
+) -> collections.OrderedDict[str, Any]:
+  """What a correction gets to know of the clients."""
+  return collections.OrderedDict(
+      total['correction'],
+      num_clients=total['num_clients'],
+      num_participants=total['num_participants'],
+  )
+
+
 class FixedStatisticsWork(ClientWork):
   """Local training that uses and keeps the running statistics."""
 
@@ -310,6 +384,7 @@ class FixedStatisticsWork(ClientWork):
       config: LocalTrainingConfig,
       weights: SharedWeights,
       client_weighting: str,
+      correction: BoundCorrection,
   ):
     """Traces local training.
 
@@ -318,12 +393,16 @@ class FixedStatisticsWork(ClientWork):
       config: How to train.
       weights: Which variables are shared.
       client_weighting: `'num_examples'` or `'uniform'`.
+      correction: What is done against the clients' drift.
 
     Raises:
       ValueError: If `client_weighting` is unknown.
     """
     training = LocalTraining(
-        model, config, batch_norm_call=batch_norm_calls.inference
+        model,
+        config,
+        batch_norm_call=batch_norm_calls.inference,
+        correction=correction,
     )
     super().__init__(model, training, weights, client_weighting)
 

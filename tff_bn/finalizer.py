@@ -1,8 +1,10 @@
 """The server's step: an optimizer for weights, assignment for statistics."""
 
 import collections
+import functools
 from typing import Optional
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.local_training import hyperparameter_dtype
@@ -22,11 +24,13 @@ def build_finalizer(
   The aggregated difference of the trainable variables is the server
   optimizer's gradient (Reddi et al., FedOpt, ICLR 2021, algorithm 1). Running
   statistics are assigned instead: a server optimizer could make a variance
-  negative.
+  negative. Without any client, all stays as it is; an optimizer with momentum
+  would else go on.
 
   Args:
     weights: The shared weights.
-    update_type: The type of the aggregated update.
+    update_type: The type of the aggregated update, see
+      `tff_bn.aggregators.ModelUpdateFactory`.
     server_optimizer: The server optimizer. Default: SGD with learning rate 1,
       which makes the aggregate the new model.
     running_variance: What the running variances become. Default: the aggregated
@@ -64,8 +68,10 @@ def build_finalizer(
   def step(state, weights_before, update):
     trainable = weights_before.trainable
     if 'trainable' in update:
-      state, trainable = server_optimizer.next(
-          state, trainable, update['trainable']
+      state, trainable = tf.nest.map_structure(
+          functools.partial(tf.where, update['num_participants'] > 0),
+          server_optimizer.next(state, trainable, update['trainable']),
+          (state, trainable),
       )
     return state, weights.apply(
         weights_before, trainable, update, running_variance

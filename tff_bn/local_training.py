@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 from tff_bn import batch_norm_calls
 from tff_bn import mixed_precision
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.drift_correction import BoundCorrection
 from tff_bn.stateless_function import StatelessFunction
 from tff_bn.stateless_function import fingerprint
 
@@ -32,6 +33,13 @@ class LocalTrainingConfig:
       added to the gradient of every trainable variable.
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the learning rate. `None`: the optimizer's own.
+    client_warmup_steps: Over how many steps the learning rate rises linearly
+      at the start of the training: in step n of all rounds, counted from 1, it
+      is multiplied by min(1, n / client_warmup_steps). A round counts as
+      `local_steps` steps, or without these as the batches that the client has
+      in this round. 0: no warm-up.
+    client_gradient_clip_norm: The largest global norm of a batch's gradient; a
+      longer one is scaled down to it, before weight decay. `None`: any.
     seed: Determines dropout and other random layers, together with the round
       and the client's first batch.
     jit_compile: Whether XLA compiles the step. Results then differ in the last
@@ -43,6 +51,8 @@ class LocalTrainingConfig:
   local_epochs: int = 1
   client_weight_decay: float = 0.0
   client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None
+  client_warmup_steps: int = 0
+  client_gradient_clip_norm: Optional[float] = None
   seed: int = 0
   jit_compile: bool = False
 
@@ -53,29 +63,59 @@ class LocalTrainingConfig:
           ' as tff.learning.optimizers.build_sgdm(0.1), but is a'
           f' {type(self.client_optimizer).__name__}.'
       )
-    for name in ('local_steps', 'local_epochs'):
+    for name, minimum in (
+        ('local_steps', 1),
+        ('local_epochs', 1),
+        ('client_warmup_steps', 0),
+    ):
       value = getattr(self, name)
       if name == 'local_steps' and value is None:
         continue
-      if not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f'{name}={value} must be a whole number, at least 1.')
+      if not isinstance(value, (int, np.integer)) or value < minimum:
+        raise ValueError(
+            f'{name}={value} must be a whole number, at least {minimum}.'
+        )
     if not self.client_weight_decay >= 0:
       raise ValueError(
           f'client_weight_decay={self.client_weight_decay} must be at least 0.'
       )
-    if (
-        self.client_learning_rate_schedule is not None
-        and _LEARNING_RATE not in _default_hparams(self.client_optimizer)
-    ):
+    clip_norm = self.client_gradient_clip_norm
+    if clip_norm is not None and not clip_norm > 0:
       raise ValueError(
-          'client_learning_rate_schedule needs a client_optimizer with the'
-          f' hyperparameter {_LEARNING_RATE!r}; this'
-          f' {type(self.client_optimizer).__name__} has'
-          f' {list(_default_hparams(self.client_optimizer))}.'
+          f'client_gradient_clip_norm={clip_norm} must be greater than 0.'
       )
+    for name in ('client_learning_rate_schedule', 'client_warmup_steps'):
+      if getattr(self, name) and _LEARNING_RATE not in default_hyperparameters(
+          self.client_optimizer
+      ):
+        raise ValueError(
+            f'{name} needs a client_optimizer with the hyperparameter'
+            f' {_LEARNING_RATE!r}; this'
+            f' {type(self.client_optimizer).__name__} has'
+            f' {list(default_hyperparameters(self.client_optimizer))}.'
+        )
 
 
-def _default_hparams(optimizer: tff.learning.optimizers.Optimizer) -> Any:
+def warmup_factor(step: tf.Tensor, warmup_steps: int, dtype: Any) -> tf.Tensor:
+  """The factor of the learning rate in the first steps of the training.
+
+  Args:
+    step: An integer scalar, how many steps were made before.
+    warmup_steps: Over how many steps it rises to 1.
+    dtype: The factor's dtype.
+
+  Returns:
+    min(1, (step + 1) / warmup_steps), a scalar.
+  """
+  # As integers, because float32 has no large ones.
+  made = tf.minimum(step + 1, warmup_steps)
+  return tf.cast(made, dtype) / tf.constant(warmup_steps, dtype)
+
+
+def default_hyperparameters(
+    optimizer: tff.learning.optimizers.Optimizer,
+) -> Any:
+  """The hyperparameters that an optimizer starts with, by name."""
   spec = tf.TensorSpec([], tf.float32)
   return optimizer.get_hparams(optimizer.initialize(spec))
 
@@ -142,6 +182,7 @@ class LocalResult:
     metric_sums: The accumulators of each Keras metric.
     optimizer_state: The optimizer's last state.
     collected: The last values of `collecting`, see `LocalTraining`.
+    corrected: The last values of the correction's `collecting`.
   """
 
   values: list[tf.Tensor]
@@ -150,6 +191,7 @@ class LocalResult:
   metric_sums: list[list[tf.Tensor]]
   optimizer_state: Any
   collected: Sequence[tf.Tensor] = ()
+  corrected: Sequence[tf.Tensor] = ()
 
 
 def output_and_loss(
@@ -185,6 +227,16 @@ def output_and_loss(
   return output, loss
 
 
+def _clipped(
+    gradients: tuple[tf.Tensor, ...], clip_norm: float
+) -> tuple[tf.Tensor, ...]:
+  """Scales gradients down to a global norm."""
+  norm = tf.linalg.global_norm(gradients)
+  # Unlike with `tf.clip_by_global_norm`, short ones stay the same to the bit.
+  factor = tf.minimum(tf.ones([], norm.dtype), clip_norm / norm)
+  return tuple(g * factor for g in gradients)
+
+
 def dense_gradients(
     tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[tf.Variable]
 ) -> tuple[tf.Tensor, ...]:
@@ -200,17 +252,25 @@ class LocalStep:
 
   Attributes:
     config: How to train.
+    correction: What is done against the clients' drift.
     metrics: The Keras metrics.
   """
 
-  def __init__(self, model: BatchNormModel, config: LocalTrainingConfig):
+  def __init__(
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      correction: Optional[BoundCorrection] = None,
+  ):
     """Initializes the step.
 
     Args:
       model: The model.
       config: How to train.
+      correction: What is done against the clients' drift. Default: nothing.
     """
     self.config = config
+    self.correction = BoundCorrection() if correction is None else correction
     trainable = model.keras_model.trainable_weights
     self._specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
     self._hparams_dtype = hyperparameter_dtype(
@@ -231,7 +291,7 @@ class LocalStep:
     """The client optimizer's hyperparameters."""
     return collections.OrderedDict(
         (name, np.asarray(value, self._hparams_dtype.as_numpy_dtype))
-        for name, value in _default_hparams(
+        for name, value in default_hyperparameters(
             self.config.client_optimizer
         ).items()
     )
@@ -272,31 +332,79 @@ class LocalStep:
     hparams[_LEARNING_RATE] = schedule(round_num)
     return self.set_hparams(optimizer_state, hparams)
 
+  def steps_before(
+      self, dataset: tf.data.Dataset, round_num: tf.Tensor
+  ) -> tf.Tensor:
+    """How many steps count as made before this round, for the warm-up.
+
+    Args:
+      dataset: The client's dataset of this round.
+      round_num: int32 scalar, the number of finished rounds.
+
+    Returns:
+      int64 scalar; anything if there is no warm-up.
+    """
+    warmup_steps = self.config.client_warmup_steps
+    rounds = tf.cast(round_num, tf.int64)
+    if not warmup_steps or self.config.local_steps is not None:
+      return rounds * (self.config.local_steps or 0)
+
+    def count():
+      return dataset.repeat(self.config.local_epochs).reduce(
+          tf.zeros([], tf.int64), lambda n, _: n + 1
+      )
+
+    # After so many rounds it does not matter any more how many they were.
+    return rounds * tf.cond(
+        rounds < warmup_steps, count, lambda: tf.ones([], tf.int64)
+    )
+
   def apply_gradients(
       self,
       optimizer_state: Any,
       weights: tuple[tf.Tensor, ...],
       gradients: tuple[tf.Tensor, ...],
+      steps_before: tf.Tensor,
   ) -> tuple[Any, tuple[tf.Tensor, ...]]:
     """Makes one step of the optimizer.
 
     Args:
       optimizer_state: The optimizer's state.
       weights: The trainable weights.
-      gradients: Their gradients, without weight decay.
+      gradients: Their gradients, neither clipped nor with weight decay.
+      steps_before: int64 scalar, how many steps were made before in all rounds.
 
     Returns:
       The new state and the new weights.
     """
-    decay = self.config.client_weight_decay
+    config = self.config
+    optimizer = config.client_optimizer
+    if config.client_gradient_clip_norm is not None:
+      gradients = _clipped(gradients, config.client_gradient_clip_norm)
+    decay = config.client_weight_decay
     if decay:
       gradients = tuple(
           g + tf.constant(decay, g.dtype) * w
           for g, w in zip(gradients, weights)
       )
-    return self.config.client_optimizer.next(
-        optimizer_state, weights, gradients
+    hparams = collections.OrderedDict(optimizer.get_hparams(optimizer_state))
+    if config.client_warmup_steps:
+      factor = warmup_factor(
+          steps_before, config.client_warmup_steps, self._hparams_dtype
+      )
+      step_hparams = collections.OrderedDict(hparams)
+      step_hparams[_LEARNING_RATE] = factor * hparams[_LEARNING_RATE]
+    else:
+      step_hparams = hparams
+    gradients = self.correction.correct(
+        gradients, step_hparams.get(_LEARNING_RATE)
     )
+    if step_hparams is hparams:
+      return optimizer.next(optimizer_state, weights, gradients)
+    new_state, new_weights = optimizer.next(
+        self.set_hparams(optimizer_state, step_hparams), weights, gradients
+    )
+    return self.set_hparams(new_state, hparams), new_weights
 
   def seed(self, batch: Any, round_num: tf.Tensor) -> tf.Tensor:
     """Makes the seed of a client's random layers.
@@ -358,6 +466,7 @@ class LocalTraining(LocalStep):
       batch_norm_call: Optional[batch_norm_calls.TrainingCall] = None,
       collecting: Sequence[tf.Variable] = (),
       skipped_steps: int = 0,
+      correction: Optional[BoundCorrection] = None,
   ):
     """Traces the training loop.
 
@@ -369,8 +478,10 @@ class LocalTraining(LocalStep):
       collecting: Variables outside of the model in which `batch_norm_call`
         collects something. They start each round with their present values.
       skipped_steps: How many of the steps are made elsewhere, before `train`.
+      correction: What is done against the clients' drift. Default: nothing.
     """
-    super().__init__(model, config)
+    super().__init__(model, config, correction)
+    correction = self.correction
     metrics = self.metrics
     keras_model = model.keras_model
     trainable = keras_model.trainable_weights
@@ -379,11 +490,16 @@ class LocalTraining(LocalStep):
     scales_loss = mixed_precision.computes_in_float16(keras_model)
     others = [*keras_model.non_trainable_weights, *collecting]
 
-    def step(x, y, optimizer_state, loss_scale):
+    def step(x, y, optimizer_state, loss_scale, steps_before):
       state_before = [tf.identity(v) for v in others] if scales_loss else []
       with tf.GradientTape() as tape:
-        output, loss = output_and_loss(keras_model, loss_fn, x, y)
-        target = loss_scale.scale_loss(loss) if scales_loss else loss
+        with correction.watching():
+          output, loss = output_and_loss(keras_model, loss_fn, x, y)
+        target, penalty = loss, correction.penalty(x)
+        if penalty is not None:
+          target += tf.cast(penalty, target.dtype)
+        if scales_loss:
+          target = loss_scale.scale_loss(target)
       gradients = dense_gradients(tape, target, trainable)
       if scales_loss:
         gradients = loss_scale.unscale(gradients)
@@ -393,6 +509,7 @@ class LocalTraining(LocalStep):
             optimizer_state,
             tuple(tf.convert_to_tensor(v) for v in trainable),
             gradients,
+            steps_before,
         )
         for variable, weight in zip(trainable, weights):
           variable.assign(weight)
@@ -418,7 +535,8 @@ class LocalTraining(LocalStep):
       # Not the whole loop: XLA has no datasets.
       step = tf.function(step, jit_compile=True)
 
-    def train(dataset, optimizer_state):
+    def train(dataset, optimizer_state, round_num):
+      steps_before = self.steps_before(dataset, round_num) + skipped_steps
       num_examples = tf.zeros([], tf.int64)
       loss_sum = tf.zeros([], dtype)
       loss_scale = mixed_precision.LossScale.initial() if scales_loss else ()
@@ -431,8 +549,9 @@ class LocalTraining(LocalStep):
       # which instantiates its function anew at each call.
       for x, y in iter(dataset):
         optimizer_state, batch_size, batch_loss, loss_scale = step(
-            x, y, optimizer_state, loss_scale
+            x, y, optimizer_state, loss_scale, steps_before
         )
+        steps_before += 1
         num_examples += batch_size
         loss_sum += batch_loss
       return (
@@ -442,6 +561,7 @@ class LocalTraining(LocalStep):
           [[tf.identity(v) for v in metric.variables] for metric in metrics],
           optimizer_state,
           [tf.identity(v) for v in collecting],
+          [tf.identity(v) for v in correction.collecting],
       )
 
     with contextlib.ExitStack() as stack:
@@ -451,11 +571,12 @@ class LocalTraining(LocalStep):
         )
       self._train = StatelessFunction(
           train,
-          keras_model.weights,
+          [*keras_model.weights, *correction.variables],
           tf.data.DatasetSpec(model.input_spec),
           tf.nest.map_structure(
               tf.TensorSpec.from_tensor, self.initial_optimizer_state()
           ),
+          tf.TensorSpec([], tf.int32),
       )
 
   def train(
@@ -464,6 +585,7 @@ class LocalTraining(LocalStep):
       dataset: tf.data.Dataset,
       optimizer_state: Any,
       round_num: tf.Tensor,
+      correction_values: Sequence[tf.Tensor] = (),
   ) -> LocalResult:
     """Trains; to be called inside a `tff.tensorflow.computation`.
 
@@ -472,6 +594,7 @@ class LocalTraining(LocalStep):
       dataset: The client's dataset of batches.
       optimizer_state: See `initial_optimizer_state`.
       round_num: int32 scalar, the number of finished rounds.
+      correction_values: The values of the correction's `variables`.
 
     Returns:
       The result.
@@ -483,5 +606,11 @@ class LocalTraining(LocalStep):
       )
       seed = self._seed(salt, round_num)
     return LocalResult(
-        *self._train(values, dataset, optimizer_state, seed=seed)
+        *self._train(
+            [*values, *correction_values],
+            dataset,
+            optimizer_state,
+            round_num,
+            seed=seed,
+        )
     )

@@ -19,20 +19,30 @@ Row = dict[str, Union[int, float, None]]
 _TRAIN = 'train_'
 _TEST = 'test_'
 _CLIENT_TEST = 'client_test_'
-_INT_COLUMNS = ('round', 'num_clients', 'num_dropped_clients', 'exchanges')
+_INT_COLUMNS = (
+    'round',
+    'num_clients',
+    'num_dropped_clients',
+    'exchanges',
+    'switched_to_fedprox',
+)
 _EVALUATION = 'evaluation/'  # How TFF's training loop marks such metrics.
 
 
-def column_names(metric_names: Sequence[str]) -> tuple[str, ...]:
+def column_names(
+    metric_names: Sequence[str], correction_names: Sequence[str] = ()
+) -> tuple[str, ...]:
   """Returns the columns of `metrics.csv`.
 
   Args:
     metric_names: The names of the model's metrics, such as `accuracy`.
+    correction_names: The names of the metrics that a correction of the clients'
+      drift adds.
 
   Returns:
     `round`; `loss` and the metrics, each with the prefixes `train_`, `test_`
     and `client_test_`; `num_clients`, `num_dropped_clients`, `exchanges`,
-    `megabytes`.
+    `megabytes`; those that a correction adds.
   """
   measured = ('loss', *metric_names)
   return (
@@ -43,6 +53,7 @@ def column_names(metric_names: Sequence[str]) -> tuple[str, ...]:
           for name in measured
       ),
       *('num_clients', 'num_dropped_clients', 'exchanges', 'megabytes'),
+      *correction_names,
   )
 
 
@@ -127,6 +138,7 @@ class MetricsLog(tff.program.ReleaseManager):
       run_dir: pathlib.Path,
       *,
       metric_names: Sequence[str],
+      correction_names: Sequence[str] = (),
       is_due: Callable[[int], bool],
       num_rounds: int,
       costs_fn: Callable[[int], Row],
@@ -136,6 +148,7 @@ class MetricsLog(tff.program.ReleaseManager):
     Args:
       run_dir: The run's folder.
       metric_names: The names of the model's metrics.
+      correction_names: Those of a correction of the clients' drift.
       is_due: Whether a round has a row.
       num_rounds: The number of rounds.
       costs_fn: What was sent up to a round: `exchanges` and `megabytes`, or
@@ -143,7 +156,8 @@ class MetricsLog(tff.program.ReleaseManager):
     """
     self._path = run_dir / 'metrics.csv'
     self._logdir = run_dir / 'logdir'
-    self._columns = column_names(metric_names)
+    self._columns = column_names(metric_names, correction_names)
+    self._correction_names = correction_names
     self._is_due = is_due
     self._num_rounds = num_rounds
     self._costs_fn = costs_fn
@@ -172,11 +186,7 @@ class MetricsLog(tff.program.ReleaseManager):
     if self._summary_writer is None:
       self._open(key)
     client_work = value.get('client_work', {})  # None before round 1.
-    if (
-        0
-        < client_work.get('num_clients', 0)
-        == client_work.get('num_dropped_clients')
-    ):
+    if client_work.get('failed_rounds', 0):
       logging.warning(
           'Round %d changed nothing: the loss or the update of every client was'
           ' not finite. A smaller --client_learning_rate may help.',
@@ -199,6 +209,10 @@ class MetricsLog(tff.program.ReleaseManager):
         row[f'{_TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):
       row[name] = int(client_work.get(name, 0))
+    for name in self._correction_names:
+      if name in client_work.get('correction', {}):
+        number = client_work['correction'][name]
+        row[name] = int(number) if name in _INT_COLUMNS else _rounded(number)
     row.update(self._costs_fn(round_num))
     for name in self._columns:
       number = value.get(f'{_EVALUATION}{name}')

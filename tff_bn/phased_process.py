@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow_federated as tff
 from typing_extensions import override
 
-LearningProcess = tff.learning.templates.LearningProcess
+from tff_bn.stateful_process import Process
+from tff_bn.stateful_process import StatefulLearningProcess
 
 
 class Phase(NamedTuple):
@@ -104,19 +105,19 @@ class PhasedComputation(tff.Computation):
 
 
 def build_phased_process(
-    phases: Sequence[tuple[Optional[int], LearningProcess]],
-) -> LearningProcess:
+    phases: Sequence[tuple[Optional[int], Process]],
+) -> Process:
   """Builds a process that goes through several algorithms.
 
-  All of them go on with the same state. It starts with the first one's initial
-  state, and model weights and hyperparameters are got and set as the first one
-  does it.
+  All of them go on with the same states. They start with the first one's
+  initial states, and model weights and hyperparameters are got and set as the
+  first one does it.
 
   Args:
     phases: For each algorithm the number of its rounds, `None` for the last,
       and its process. The processes have the same types, and a state with the
-      number of finished rounds, `client_work['round_num']`, as all stateless
-      processes of `tff_bn.algorithms` have.
+      number of finished rounds, `client_work['round_num']`, as all processes of
+      `tff_bn.algorithms` have.
 
   Returns:
     The process; its `next` is a `PhasedComputation`.
@@ -139,19 +140,33 @@ def build_phased_process(
     )
   processes = [process for _, process in phases]
   first = processes[0]
-  _check_state_type(first.state_type.member)
+  _check_state_type(_types(first)['state'].member)
   for number, process in enumerate(processes[1:], start=2):
-    for name, type_spec, expected in zip(
-        ('state', 'client data', 'metrics'), _types(process), _types(first)
-    ):
-      if not type_spec.is_equivalent_to(expected):
+    types, expected_types = _types(process), _types(first)
+    for name in {**expected_types, **types}:
+      type_spec, expected = types.get(name), expected_types.get(name)
+      if (
+          type_spec is None
+          or expected is None
+          or not type_spec.is_equivalent_to(expected)
+      ):
         raise TypeError(
             f'The {name} of phase {number} must be of the same type as that of'
             f' phase 1, {expected}, but is {type_spec}.'
         )
-  return LearningProcess(
+  next_fn = PhasedComputation([Phase(n, p.next) for n, p in phases])
+  if isinstance(first, StatefulLearningProcess):
+    return StatefulLearningProcess(
+        first.initialize,
+        first.initialize_client,
+        next_fn,
+        first.get_model_weights,
+        first.get_client_model_weights,
+        has_client_models=first.has_client_models,
+    )
+  return tff.learning.templates.LearningProcess(
       first.initialize,
-      PhasedComputation([Phase(n, p.next) for n, p in phases]),
+      next_fn,
       first.get_model_weights,
       first.set_model_weights,
       get_hparams_fn=first.get_hparams,
@@ -176,8 +191,15 @@ def _check_state_type(state_type: tff.Type) -> None:
     )
 
 
-def _types(process: LearningProcess) -> tuple[tff.Type, tff.Type, tff.Type]:
-  """The types of the state, of the clients' data and of the metrics."""
+def _types(process: Process) -> dict[str, tff.Type]:
+  """The types of the states, of the clients' data and of the metrics."""
   signature = process.next.type_signature
-  state_type, data_type = signature.parameter
-  return state_type, data_type, signature.result.metrics
+  state_type, *client_state_types, data_type = signature.parameter
+  types = {'state': state_type}
+  for type_spec in client_state_types:
+    types['client state'] = type_spec
+  return {
+      **types,
+      'client data': data_type,
+      'metrics': signature.result.metrics,
+  }

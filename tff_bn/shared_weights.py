@@ -103,15 +103,24 @@ class SharedWeights:
     return named(infos, [values[p] for p in self._local])
 
   def merge(self, shared: ModelWeights, local: Mapping[str, Any]) -> list[Any]:
-    """Puts shared and local values into the order of `model.variables`."""
+    """Puts shared and local values into the order of `model.variables`.
+
+    Args:
+      shared: The shared values.
+      local: The local values by name; may have other entries, too.
+
+    Returns:
+      All values.
+    """
     values = [None] * len(self._model.variables)
     for positions, part in (
         (self._trainable, shared.trainable),
         (self._non_trainable, shared.non_trainable),
-        (self._local, local),
     ):
       for position, value in zip(positions, _values(part), strict=True):
         values[position] = value
+    for position in self._local:
+      values[position] = local[self._model.variables[position].name]
     return values
 
   def update(
@@ -147,6 +156,16 @@ class SharedWeights:
   def statistics(self) -> Sequence[tuple[int, int]]:
     """Where `model.variables` has the shared running means and variances."""
     return self._statistics
+
+  @property
+  def positions(self) -> Sequence[int]:
+    """Where `model.variables` has the shared variables."""
+    return sorted([*self._trainable, *self._non_trainable])
+
+  @property
+  def trainable(self) -> Sequence[int]:
+    """Where `model.variables` has the shared trainable variables."""
+    return self._trainable
 
   def trainable_specs(self) -> Any:
     """The `tf.TensorSpec`s of the shared trainable variables."""

@@ -8,7 +8,7 @@ nothing that is placed at the server.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import tensorflow_federated as tff
 
@@ -38,6 +38,7 @@ class StatefulLearningProcess:
       a client that is seen for the first time.
     next: The `tff.Computation` `(<S@SERVER, {C}@CLIENTS, {D*}@CLIENTS> ->
       <state=S@SERVER, client_states={C}@CLIENTS, metrics=M@SERVER>)`.
+    has_client_models: Whether clients use models that differ from the server's.
   """
 
   def __init__(
@@ -47,6 +48,8 @@ class StatefulLearningProcess:
       next_fn: tff.Computation,
       get_model_weights_fn: Callable[[Any], ModelWeights],
       get_client_model_weights_fn: Callable[[Any, Any], ModelWeights],
+      *,
+      has_client_models: bool = True,
   ):
     """Checks the types and initializes the process.
 
@@ -56,6 +59,7 @@ class StatefulLearningProcess:
       next_fn: See the class, `next`.
       get_model_weights_fn: Makes the server's model of `S`.
       get_client_model_weights_fn: Makes a client's model of `S` and its `C`.
+      has_client_models: See the class.
 
     Raises:
       TypeError: If the types do not fit together.
@@ -107,6 +111,7 @@ class StatefulLearningProcess:
     self.initialize = initialize
     self.initialize_client = initialize_client
     self.next = next_fn
+    self.has_client_models = has_client_models
     self._get_model_weights_fn = get_model_weights_fn
     self._get_client_model_weights_fn = get_client_model_weights_fn
 
@@ -134,3 +139,7 @@ class StatefulLearningProcess:
       The weights of the whole model, as lists.
     """
     return self._get_client_model_weights_fn(state, client_state)
+
+
+# An algorithm, of either kind.
+Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]

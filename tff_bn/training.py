@@ -47,9 +47,8 @@ from tff_bn.analysis import communication
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.data import federated
+from tff_bn.stateful_process import Process
 from tff_bn.stateful_process import StatefulLearningProcess
-
-Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]
 
 _EVALUATION_BATCH_SIZE = 256
 # Keeps this draw apart from others with the same seed.
@@ -73,6 +72,8 @@ class TrainingConfig:
       model and the last round's are evaluated in any case.
     checkpoint_every: The number of rounds between two checkpoints. The last
       round has one in any case.
+    max_failed_rounds: After so many rounds in a row in which clients were
+      dropped and none was left, `train` raises an error.
     max_evaluation_clients: The most clients whose own models, or on whose own
       data, models are evaluated. If there are more, these are chosen by the
       seed.
@@ -86,6 +87,7 @@ class TrainingConfig:
   seed: int = 0
   evaluate_every: int = 10
   checkpoint_every: int = 10
+  max_failed_rounds: int = 10
   max_evaluation_clients: int = 20
 
   def __post_init__(self):
@@ -105,6 +107,10 @@ class TrainingConfig:
           f' --local_epochs={self.local_epochs}: exactly one of the two must be'
           ' given.'
       )
+
+
+class TooManyFailedRoundsError(RuntimeError):
+  """No client has returned anything finite for some rounds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +158,8 @@ def train(
   *   `num_clients`, `num_dropped_clients`: in that round.
   *   `exchanges`, `megabytes`: in all rounds so far, see
       `tff_bn.analysis.ProcessTraffic`; empty if it can't be counted.
+  *   What the algorithm adds, in that round: `switched_to_fedprox` and
+      `loss_std` of `tff_bn.algorithms.build_fed_bs`.
 
   Both kinds of means are over at most `config.max_evaluation_clients` clients.
 
@@ -176,6 +184,8 @@ def train(
     The results.
 
   Raises:
+    TooManyFailedRoundsError: If `config.max_failed_rounds` rounds in a row
+      failed. The folder then holds the rounds up to there, but no model.
     ValueError: If the arguments contradict each other or the folder.
     ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
   """
@@ -316,7 +326,9 @@ class _Run:
     self._evaluator = evaluation.Evaluator(model)
     self._test_dataset = data.test_dataset(_EVALUATION_BATCH_SIZE)
     self._store: Optional[client_state_store.ClientStateStore] = None
+    self._has_client_models = False
     if isinstance(process, StatefulLearningProcess):
+      self._has_client_models = process.has_client_models
       self._store = stack.enter_context(
           client_state_store.SqliteClientStateStore(
               run_dir / 'client_states.sqlite'
@@ -327,6 +339,7 @@ class _Run:
             metrics_log.MetricsLog(
                 run_dir,
                 metric_names=self._evaluator.metric_names,
+                correction_names=_correction_names(process),
                 is_due=self._is_evaluated,
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
@@ -351,8 +364,11 @@ class _Run:
       self._remove_model()
       return self._round_data(round_num)
 
+    rounds = _IterativeProcess(
+        self._process, self._store, self._config.max_failed_rounds
+    )
     state = tff.simulation.run_training_process(
-        _IterativeProcess(self._process, self._store),
+        rounds,
         training_selection_fn=select,
         total_rounds=self._config.rounds,
         evaluation_fn=self._evaluate,
@@ -365,6 +381,7 @@ class _Run:
         rounds_per_saving_program_state=1,
         metrics_managers=[self._log],
     )
+    rounds.check(state)
     weights = self._final_weights(state)
     if not self._model_dir.exists():
       self._save_model(state, weights)
@@ -438,7 +455,7 @@ class _Run:
     columns = collections.OrderedDict()
     if not self._is_evaluated(round_num):
       return columns
-    if self._store is None:
+    if not self._has_client_models:
       clients = self._evaluation_clients(self._data.client_ids)
       server_weights = self._process.get_model_weights(state)
       weights = dict.fromkeys(clients, server_weights)
@@ -489,7 +506,7 @@ class _Run:
     )
 
   def _final_weights(self, state: Any) -> ModelWeights:
-    if self._store is None:
+    if not self._has_client_models:
       return self._process.get_model_weights(state)
     return evaluation.merge_client_weights(
         self._model,
@@ -512,7 +529,7 @@ class _Run:
     folder.mkdir()
     keras_model = self._model.to_keras(weights)
     _save_keras(keras_model, folder / 'model.keras')
-    if self._store is not None:
+    if self._has_client_models:
       clients_dir = folder / 'clients'
       clients_dir.mkdir()
       for client_id in self._store.client_ids():
@@ -542,6 +559,16 @@ def client_file_name(client_id: str) -> str:
   return urllib.parse.quote(client_id, safe=' ') + '.keras'
 
 
+def _correction_names(process: Process) -> Sequence[str]:
+  """The names of the metrics that a correction of the clients' drift adds."""
+  metrics_type = process.next.type_signature.result.metrics.member
+  try:
+    correction_type = metrics_type['client_work']['correction']
+  except (AttributeError, KeyError, TypeError):
+    return ()  # The process of another package.
+  return [name for name, _ in tff.structure.iter_elements(correction_type)]
+
+
 class _IterativeProcess:
   """Either kind of process in the form that TFF's training loop runs."""
 
@@ -549,15 +576,19 @@ class _IterativeProcess:
       self,
       process: Process,
       store: Optional[client_state_store.ClientStateStore],
+      max_failed_rounds: int,
   ):
     self._process = process
     self._store = store
+    self._max_failed_rounds = max_failed_rounds
 
   def initialize(self) -> Any:
     return self._process.initialize()
 
   def next(self, state: Any, data: _RoundData) -> tuple[Any, Any]:
     """Runs a round, and keeps what its clients keep."""
+    # Of a state that was loaded, too: such a run stays stopped.
+    self.check(state)
     if self._store is None:
       output = self._process.next(state, list(data.datasets))
       return output.state, output.metrics
@@ -570,3 +601,19 @@ class _IterativeProcess:
         data.round_num, dict(zip(data.client_ids, output.client_states))
     )
     return output.state, output.metrics
+
+  def check(self, state: Any) -> None:
+    """Raises an error if too many rounds have failed."""
+    try:
+      failed_rounds = state.client_work['failed_rounds']
+    except (AttributeError, KeyError, TypeError):
+      return  # The process of another package.
+    if failed_rounds >= self._max_failed_rounds:
+      raise TooManyFailedRoundsError(
+          f'stopped after round {state.client_work["round_num"]}: in the last'
+          f' {failed_rounds} rounds no client was left, because the loss or the'
+          ' update of every client was not finite. The model is as it was'
+          ' before. A smaller --client_learning_rate, or'
+          ' --client_gradient_clip_norm, may help; --max_failed_rounds='
+          f'{self._max_failed_rounds} says how many such rounds are allowed.'
+      )

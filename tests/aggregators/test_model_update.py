@@ -49,6 +49,7 @@ def test_default_parts():
   np.testing.assert_allclose(output.result['statistics'][0]['variance'], [4])
   np.testing.assert_allclose(output.result['other_state'][0], 25)
   assert list(output.measurements) == ['trainable', 'statistics', 'other_state']
+  assert output.result['num_participants'] == 2
 
 
 def test_an_unweighted_aggregator_sees_no_weights_and_keeps_its_state():
@@ -84,6 +85,7 @@ def test_all_weights_zero_gives_zero():
   output = process.next(process.initialize(), _CLIENTS, [0.0, 0.0])
   np.testing.assert_array_equal(output.result['trainable'][0], [0, 0])
   np.testing.assert_array_equal(output.result['other_state'][0], 0)
+  assert output.result['num_participants'] == 0
 
 
 def test_missing_parts_are_left_out():
@@ -95,10 +97,14 @@ def test_missing_parts_are_left_out():
   )
   process = factory.create(only_weights, tff.TensorType(np.float32))
   result = process.next.type_signature.result.result.member
-  assert list(tff.structure.name_list(result)) == ['trainable']
+  assert list(tff.structure.name_list(result)) == [
+      'trainable',
+      'num_participants',
+  ]
   nothing = tff.to_type(collections.OrderedDict())
   process = factory.create(nothing, tff.TensorType(np.float32))
-  assert len(process.next.type_signature.result.result.member) == 0
+  result = process.next.type_signature.result.result.member
+  assert list(tff.structure.name_list(result)) == ['num_participants']
 
 
 def test_weight_nan_is_of_a_dropped_client():
@@ -111,6 +117,7 @@ def test_weight_nan_is_of_a_dropped_client():
   np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
   np.testing.assert_allclose(output.result['statistics'][0]['mean'], [3])
   np.testing.assert_allclose(output.result['other_state'][0], 25)
+  assert output.result['num_participants'] == 2
 
   rule = aggregators.ModelUpdateFactory(
       aggregators.TrimmedMean(1), aggregators.NaiveMomentsFactory()
@@ -131,3 +138,4 @@ def test_a_rule_leaves_out_clients_with_weight_0():
   )
   assert output.measurements['trainable']['num_dropped'] == 0
   np.testing.assert_allclose(output.result['trainable'][0], [3, 4])
+  assert output.result['num_participants'] == 2

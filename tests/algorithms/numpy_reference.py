@@ -1,8 +1,10 @@
-"""Federated averaging of dense, batch norm, ReLU, dense; in NumPy, float64.
+"""Federated averaging of three small models; in NumPy, float64.
 
 Written from the papers' formulas alone, without TensorFlow, as a truth to
-compare with. The weights are in Keras's order: hidden kernel and bias, γ, β,
-moving mean and variance, output kernel and bias.
+compare with. The weights are in Keras's order. For dense, batch norm, ReLU,
+dense: hidden kernel and bias, γ, β, moving mean and variance, output kernel and
+bias. The two linear models have the mean squared error as loss, and `None`
+among their gradients where the statistics are.
 """
 
 import numpy as np
@@ -13,10 +15,12 @@ AFFINE = (2, 3)
 _EPSILON = 2**-10
 
 
-def gradients(weights, x, y, fixed=False):
+def gradients(weights, x, y, fixed=False, feature_gradient=None):
   """The mean cross-entropy, its gradients, and the batch's statistics.
 
   With `fixed` it normalizes by the running statistics, which are constants.
+  `feature_gradient` maps the features to the gradient of what is added to the
+  loss; the features are the output of the hidden layer.
   """
   w1, b1, gamma, beta, running_mean, running_variance, w2, b2 = weights
   n = len(x)
@@ -35,7 +39,10 @@ def gradients(weights, x, y, fixed=False):
   d[np.arange(n), y] -= 1
   d /= n
   dw2, db2 = h.T @ d, d.sum(0)
-  da = (d @ w2.T) * (a > 0)
+  dh = d @ w2.T
+  if feature_gradient is not None:
+    dh = dh + feature_gradient(h)
+  da = dh * (a > 0)
   dgamma, dbeta = (da * z_hat).sum(0), da.sum(0)
   dz_hat = da * gamma
   dz = inv * dz_hat
@@ -45,6 +52,60 @@ def gradients(weights, x, y, fixed=False):
   return loss, grads, mean, variance
 
 
+def features(weights, x):
+  """The output of the hidden layer in inference mode."""
+  w1, b1, gamma, beta, mean, variance, _, _ = weights
+  normalized = (x @ w1 + b1 - mean) / np.sqrt(variance + _EPSILON)
+  return np.maximum(normalized * gamma + beta, 0)
+
+
+def gradients_bn_dense(weights, x, y, fixed=False, feature_gradient=None):
+  """As `gradients`, of batch norm and dense; features: the normalized ones."""
+  gamma, beta, running_mean, running_variance, w, b = weights
+  mean, variance = x.mean(0), x.var(0)
+  used = (running_mean, running_variance) if fixed else (mean, variance)
+  x_hat = (x - used[0]) / np.sqrt(used[1] + _EPSILON)
+  h = x_hat * gamma + beta
+  error = h @ w + b - y
+  d = 2 * error / error.size
+  dh = d @ w.T
+  if feature_gradient is not None:
+    dh = dh + feature_gradient(h)
+  grads = [(dh * x_hat).sum(0), dh.sum(0), None, None, h.T @ d, d.sum(0)]
+  return (error**2).mean(), grads, mean, variance
+
+
+def features_bn_dense(weights, x):
+  """The output of batch norm in inference mode."""
+  gamma, beta, mean, variance, _, _ = weights
+  return (x - mean) / np.sqrt(variance + _EPSILON) * gamma + beta
+
+
+def gradients_dense_bn(weights, x, y, fixed=False, feature_gradient=None):
+  """As `gradients`, of dense and batch norm; features: the dense layer's."""
+  w, b, gamma, beta, running_mean, running_variance = weights
+  z = x @ w + b
+  mean, variance = z.mean(0), z.var(0)
+  used = (running_mean, running_variance) if fixed else (mean, variance)
+  inv = 1 / np.sqrt(used[1] + _EPSILON)
+  z_hat = (z - used[0]) * inv
+  error = z_hat * gamma + beta - y
+  d = 2 * error / error.size
+  dz_hat = d * gamma
+  dz = inv * dz_hat
+  if not fixed:
+    dz -= inv * (dz_hat.mean(0) + z_hat * (dz_hat * z_hat).mean(0))
+  if feature_gradient is not None:
+    dz = dz + feature_gradient(z)
+  grads = [x.T @ dz, dz.sum(0), (d * z_hat).sum(0), d.sum(0), None, None]
+  return (error**2).mean(), grads, mean, variance
+
+
+def features_dense_bn(weights, x):
+  """The output of the dense layer."""
+  return x @ weights[0] + weights[1]
+
+
 def train(
     weights,
     batches,
@@ -52,24 +113,74 @@ def train(
     momentum=0.0,
     weight_decay=0.0,
     bn_momentum=0.75,
+    *,
+    gradients_fn=gradients,
+    fixed=False,
+    seen=None,
+    extra=None,
+    feature_gradient=None,
 ):
-  """Local training: new weights, number of examples, sum of the losses."""
+  """Local training: new weights, number of examples, sum of the losses.
+
+  The learning rate may be a list, one for each step. `extra` maps the weights
+  to what is added to the gradients, `feature_gradient` maps x to a
+  `feature_gradient` of `gradients`. With `fixed` the running statistics stay;
+  `seen` is a list that gets the size, mean and variance of each batch.
+  """
   weights = [w.copy() for w in weights]
   velocity = [np.zeros_like(w) for w in weights]
+  rates = np.broadcast_to(learning_rate, [len(batches)])
   num_examples, loss_sum = 0, 0.0
-  for x, y in batches:
-    loss, grads, mean, variance = gradients(weights, x, y)
+  for (x, y), rate in zip(batches, rates):
+    loss, grads, mean, variance = gradients_fn(
+        weights,
+        x,
+        y,
+        fixed=fixed,
+        feature_gradient=feature_gradient and feature_gradient(x),
+    )
+    at_mean, at_variance = (i for i, g in enumerate(grads) if g is None)
+    added = extra(weights) if extra else [0.0] * len(weights)
     for i, g in enumerate(grads):
       if g is not None:
-        velocity[i] = momentum * velocity[i] + g + weight_decay * weights[i]
-        weights[i] = weights[i] - learning_rate * velocity[i]
-    weights[MEAN] = bn_momentum * weights[MEAN] + (1 - bn_momentum) * mean
-    weights[VARIANCE] = (
-        bn_momentum * weights[VARIANCE] + (1 - bn_momentum) * variance
-    )
+        g = g + weight_decay * weights[i] + added[i]
+        velocity[i] = momentum * velocity[i] + g
+        weights[i] = weights[i] - rate * velocity[i]
+    if not fixed:
+      for i, value in ((at_mean, mean), (at_variance, variance)):
+        weights[i] = bn_momentum * weights[i] + (1 - bn_momentum) * value
+    if seen is not None:
+      seen.append((len(x), mean, variance))
     num_examples += len(x)
     loss_sum += loss * len(x)
   return weights, num_examples, loss_sum
+
+
+def proximal(anchor, strength, positions):
+  """The gradient of FedProx's term, an `extra` of `train`."""
+  return lambda weights: [
+      strength * (w - a) if i in positions else 0.0
+      for i, (w, a) in enumerate(zip(weights, anchor))
+  ]
+
+
+def contrast(z, z_global, z_previous, temperature):
+  """MOON's loss and its gradient with respect to z, the mean over the rows."""
+
+  def norm(v):
+    return np.sqrt(np.maximum((v**2).sum(1, keepdims=True), 1e-12))
+
+  unit, unit_global, unit_previous = (
+      v / norm(v) for v in (z, z_global, z_previous)
+  )
+  a = (unit * unit_global).sum(1, keepdims=True)
+  b = (unit * unit_previous).sum(1, keepdims=True)
+  share = np.exp(a / temperature) / (
+      np.exp(a / temperature) + np.exp(b / temperature)
+  )
+  d_unit = (1 - share) / temperature * (unit_previous - unit_global)
+  tangential = d_unit - unit * (unit * d_unit).sum(1, keepdims=True)
+  return -np.log(share).mean(), tangential / norm(z) / len(z)
 
 
 def average(values, counts):
@@ -77,11 +188,27 @@ def average(values, counts):
   return sum(c * v for c, v in zip(counts, values)) / sum(counts)
 
 
+def average_models(models, counts):
+  """The mean of each weight."""
+  return [average(values, counts) for values in zip(*models, strict=True)]
+
+
 def pool(means, variances, counts):
   """The law of total variance."""
   mean = average(means, counts)
   second = average([v + m**2 for m, v in zip(means, variances)], counts)
   return mean, second - mean**2
+
+
+def fbn_statistics(before, seen, beta=0.25):
+  """FBN's running mean and variance after a round, from all `seen` by it."""
+  counts, means, variances = zip(*seen)
+  mean, variance = pool(means, variances, counts)
+  n = sum(counts)
+  return (
+      (1 - beta) * before[MEAN] + beta * mean,
+      (1 - beta) * before[VARIANCE] + beta * n / (n - 1) * variance,
+  )
 
 
 def split(x, y, batch_size=8):

@@ -19,6 +19,7 @@ _RTOL = {'float32': 1e-5, 'float64': 1e-12}
 _BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
 # Arguments that have no default.
 _REQUIRED = {
+    'build_fed_bs': dict(epsilon=1.0),
     'build_fedtan_ii': dict(sync_rounds=1),
     'build_fixbn': dict(fixbn_rounds=1),
 }
@@ -70,8 +71,10 @@ def test_algorithm_of_this_package(
     name, problem, request, in_process_context, native_context
 ):
   problem = request.getfixturevalue(problem)
+  # SCAFFOLD refuses momentum.
+  momentum = None if name == 'build_scaffold' else 0.5
   process = getattr(algorithms, name)(
-      problem.model(), _SGD(0.1, 0.5), **_REQUIRED.get(name, {})
+      problem.model(), _SGD(0.1, momentum), **_REQUIRED.get(name, {})
   )
   data = _datasets(problem, name)
   found = _train(in_process_context, process, data)

@@ -23,6 +23,7 @@ from tff_bn.aggregators.gathering import Rule  # noqa: E402
 from tff_bn.aggregators.geometric_median import GeometricMedian  # noqa: E402
 from tff_bn.aggregators.krum import Krum  # noqa: E402
 from tff_bn.aggregators.krum import MultiKrum  # noqa: E402
+from tff_bn.aggregators.loss_weighted import LossWeightedFactory  # noqa: E402
 from tff_bn.aggregators.mea_med import MeaMed  # noqa: E402
 from tff_bn.aggregators.mean import Mean  # noqa: E402
 from tff_bn.aggregators.model_update import ModelUpdateFactory  # noqa: E402
@@ -48,6 +49,7 @@ __all__ = [
     'GeometricMedian',
     'InnerProductManipulation',
     'Krum',
+    'LossWeightedFactory',
     'MeaMed',
     'Mean',
     'Mimic',

@@ -6,6 +6,7 @@ tensors:
 *   `trainable`: differences of the trainable variables (before minus after).
 *   `statistics`: a list of moments, see `tff_bn.aggregators.moments`.
 *   `other_state`: differences of all other variables (before minus after).
+*   `control_variates`: differences of SCAFFOLD's (after minus before).
 """
 
 import collections
@@ -55,9 +56,10 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     """Initializes the factory.
 
     Args:
-      model_aggregator: For the trainable variables. An unweighted factory
-        ignores the clients' weights, but a `tff_bn.aggregators.Rule` leaves out
-        clients with weight 0, and those that were dropped.
+      model_aggregator: For the trainable variables and control variates. An
+        unweighted factory ignores the clients' weights, but a
+        `tff_bn.aggregators.Rule` leaves out clients with weight 0, and those
+        that were dropped.
       statistics_aggregator: For the batch normalization statistics: a factory
         over lists of moments.
     """
@@ -65,6 +67,7 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
         trainable=model_aggregator,
         statistics=statistics_aggregator,
         other_state=default_mean(),
+        control_variates=model_aggregator,
     )
 
   def create(
@@ -81,7 +84,8 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
 
     Returns:
       A weighted process whose state and measurements are `OrderedDict`s with
-      an entry for each part of the update.
+      an entry for each part of the update. So is its result, which also has the
+      number of clients with weight, `num_participants`.
     """
     processes = collections.OrderedDict()
     for part, part_type in tff.structure.iter_elements(value_type):
@@ -92,6 +96,10 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
         processes[part] = factory.create(part_type, weight_type)
       else:
         processes[part] = factory.create(part_type)
+
+    @tff.tensorflow.computation(weight_type)
+    def has_weight(weight):
+      return tf.cast(weight > 0, tf.int32)
 
     @tff.federated_computation
     def initialize():
@@ -116,16 +124,17 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
         elif process.is_weighted:
           args = (_not_nan(weight),)
         outputs[part] = process.next(state[part], value[part], *args)
-      return tff.templates.MeasuredProcessOutput(
-          *(
-              _zip(
-                  collections.OrderedDict(
-                      (part, getattr(output, field))
-                      for part, output in outputs.items()
-                  )
-              )
-              for field in ('state', 'result', 'measurements')
+      state, result, measurements = (
+          collections.OrderedDict(
+              (part, getattr(output, field)) for part, output in outputs.items()
           )
+          for field in ('state', 'result', 'measurements')
+      )
+      result['num_participants'] = tff.federated_sum(
+          tff.federated_map(has_weight, weight)
+      )
+      return tff.templates.MeasuredProcessOutput(
+          _zip(state), _zip(result), _zip(measurements)
       )
 
     return tff.templates.AggregationProcess(initialize, next_fn)

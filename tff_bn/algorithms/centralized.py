@@ -26,6 +26,8 @@ def build_centralized(
     local_epochs: int = 1,
     client_weight_decay: float = 0.0,
     client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None,
+    client_warmup_steps: int = 0,
+    client_gradient_clip_norm: Optional[float] = None,
     seed: int = 0,
     jit_compile: bool = False,
 ) -> tff.learning.templates.LearningProcess:
@@ -44,6 +46,11 @@ def build_centralized(
     client_weight_decay: λ of the coupled L2 decay.
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the learning rate. Default: constant.
+    client_warmup_steps: Over how many steps the learning rate rises linearly at
+      the start of the training, see
+      `tff_bn.local_training.LocalTrainingConfig`.
+    client_gradient_clip_norm: The largest global norm of a batch's gradient; a
+      longer one is scaled down to it. Default: any.
     seed: Determines dropout and other random layers.
     jit_compile: Whether XLA compiles the steps.
 
@@ -62,6 +69,8 @@ def build_centralized(
           local_epochs=local_epochs,
           client_weight_decay=client_weight_decay,
           client_learning_rate_schedule=client_learning_rate_schedule,
+          client_warmup_steps=client_warmup_steps,
+          client_gradient_clip_norm=client_gradient_clip_norm,
           seed=seed,
           jit_compile=jit_compile,
       ),
@@ -105,13 +114,19 @@ def build_centralized(
         sums=result['sums'],
     )
 
+  @tff.tensorflow.computation(state_type)
+  def work_state(state):
+    client_work = collections.OrderedDict(state.client_work)
+    del client_work['optimizer']
+    return client_work
+
   @tff.tensorflow.computation(
-      state_type,
+      work.state_type,
       train.type_signature.result['weights'],
       train.type_signature.result['optimizer'],
       tf.int32,
   )
-  def finish(state, new_weights, optimizer_state, num_clients):
+  def finish(client_work, new_weights, optimizer_state, num_clients):
     check = tf.debugging.assert_equal(
         num_clients,
         1,
@@ -121,12 +136,12 @@ def build_centralized(
         ),
     )
     with tf.control_dependencies([check]):
-      round_num = state.client_work['round_num'] + 1
+      client_work = tf.nest.map_structure(tf.identity, client_work)
     return tff.learning.templates.LearningAlgorithmState(
         global_model_weights=new_weights,
         distributor=(),
         client_work=collections.OrderedDict(
-            state.client_work, round_num=round_num, optimizer=optimizer_state
+            client_work, optimizer=optimizer_state
         ),
         aggregator=(),
         finalizer=(),
@@ -138,11 +153,14 @@ def build_centralized(
   )
   def next_fn(state, data):
     result = tff.federated_map(train, (tff.federated_broadcast(state), data))
+    client_work, metrics = work.finish_round(
+        tff.federated_map(work_state, state), result['sums']
+    )
     # There is one client, so the sum is its value, to the bit.
     new_state = tff.federated_map(
         finish,
         (
-            state,
+            client_work,
             tff.federated_sum(result['weights']),
             tff.federated_sum(result['optimizer']),
             tff.federated_sum(result['sums']['num_clients']),
@@ -152,7 +170,7 @@ def build_centralized(
     metrics = tff.federated_zip(
         collections.OrderedDict(
             distributor=nothing,
-            client_work=work.aggregate_metrics(result['sums']),
+            client_work=metrics,
             aggregator=nothing,
             finalizer=nothing,
         )

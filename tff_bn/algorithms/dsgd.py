@@ -12,6 +12,11 @@ import tensorflow_federated as tff
 
 from tff_bn.algorithms import fed_avg
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.local_training import LocalTrainingConfig
+from tff_bn.local_training import default_hyperparameters
+from tff_bn.local_training import warmup_factor
+
+_LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
 
 def build_dsgd(
@@ -22,6 +27,7 @@ def build_dsgd(
         ..., tff.learning.templates.LearningProcess
     ] = fed_avg.build_fed_avg,
     client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None,
+    client_warmup_steps: int = 0,
     **options: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Builds DSGD.
@@ -46,8 +52,11 @@ def build_dsgd(
       normalizes with the statistics of its batch.
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the learning rate. Default: constant.
-    **options: `client_weighting`, `client_weight_decay`, `model_aggregator`,
-      `statistics_aggregator`, `seed`, `jit_compile`, see
+    client_warmup_steps: Over how many rounds the learning rate rises linearly
+      at the start of the training; a round is a step.
+    **options: `client_weighting`, `client_weight_decay`,
+      `client_gradient_clip_norm` (of each client's gradient),
+      `model_aggregator`, `statistics_aggregator`, `seed`, `jit_compile`, see
       `tff_bn.algorithms.Options`; and arguments of `build_process`.
 
   Returns:
@@ -66,19 +75,32 @@ def build_dsgd(
           f'{name} must not be given: in DSGD client_optimizer makes one step'
           ' in a round, with the mean of the gradients.'
       )
-  if not isinstance(client_optimizer, tff.learning.optimizers.Optimizer):
-    raise TypeError(
-        'client_optimizer must be a tff.learning.optimizers.Optimizer, such'
-        ' as tff.learning.optimizers.build_sgdm(0.1), but is a'
-        f' {type(client_optimizer).__name__}.'
+  if options.pop('drift_correction', None) is not None:
+    raise ValueError(
+        'drift_correction has no effect in DSGD: clients make one step in a'
+        ' round, from the same model, so they do not drift apart.'
     )
-  if client_learning_rate_schedule is not None:
+  # Checks the arguments that do not reach local training.
+  LocalTrainingConfig(
+      client_optimizer,
+      client_learning_rate_schedule=client_learning_rate_schedule,
+      client_warmup_steps=client_warmup_steps,
+  )
+  if client_learning_rate_schedule is not None or client_warmup_steps:
     dtype = model.keras_model.trainable_weights[0].dtype
+
+    def learning_rate(num_rounds):
+      if client_learning_rate_schedule is None:
+        rate = default_hyperparameters(client_optimizer)[_LEARNING_RATE]
+      else:
+        rate = client_learning_rate_schedule(num_rounds)
+      rate = tf.cast(rate, dtype)
+      if client_warmup_steps:
+        rate *= warmup_factor(num_rounds, client_warmup_steps, dtype)
+      return rate
+
     client_optimizer = tff.learning.optimizers.schedule_learning_rate(
-        client_optimizer,
-        lambda num_rounds: tf.cast(
-            client_learning_rate_schedule(num_rounds), dtype
-        ),
+        client_optimizer, learning_rate
     )
   return build_process(
       model,

@@ -18,6 +18,7 @@ from tff_bn.aggregators import gathering
 from tff_bn.aggregators import moments as moments_lib
 from tff_bn.algorithms import partitioned
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.drift_correction import BoundCorrection
 from tff_bn.local_training import LocalResult
 from tff_bn.local_training import LocalTraining
 from tff_bn.local_training import LocalTrainingConfig
@@ -143,6 +144,7 @@ class _FbnWork(client_work.ClientWork):
       config: LocalTrainingConfig,
       weights: SharedWeights,
       client_weighting: str,
+      correction: BoundCorrection,
       *,
       momentum: Sequence[float],
   ):
@@ -156,6 +158,7 @@ class _FbnWork(client_work.ClientWork):
         config,
         batch_norm_call=self._collector,
         collecting=self._collector.variables,
+        correction=correction,
     )
     super().__init__(model, training, weights, client_weighting)
 

@@ -30,9 +30,11 @@ from tff_bn import phased_process
 from tff_bn import stages
 from tff_bn import synchronized_batch_norm
 from tff_bn.aggregators import moments as moments_lib
+from tff_bn.algorithms import fed_prox
 from tff_bn.algorithms import partitioned
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.drift_correction import BoundCorrection
 from tff_bn.local_training import LocalResult
 from tff_bn.local_training import LocalStep
 from tff_bn.local_training import LocalTraining
@@ -115,6 +117,14 @@ def build_fedtan(
   _check_choice('synchronize', synchronize, SYNCHRONIZE)
   _check_choice('moments', moments, MOMENTS)
   synchronized_batch_norm.check_model(model.keras_model)
+  correction = options.get('drift_correction')
+  if not isinstance(correction, (fed_prox.FedProx, type(None))):
+    raise ValueError(
+        f"drift_correction={type(correction).__name__} can't be combined with"
+        ' FedTAN, whose first step has the gradient of the mean loss of all'
+        ' clients: other losses, gradients or weights of single clients would'
+        ' undo that. Only FedProx can, whose term is 0 in the first step.'
+    )
   return partitioned.build_shared(
       model,
       client_optimizer,
@@ -158,7 +168,7 @@ def build_fedtan_ii(
     TypeError: See `build_fedtan`.
     ValueError: See `build_fedtan`; or `sync_rounds` is less than 1.
   """
-  partitioned.check_number_of_rounds('sync_rounds', sync_rounds)
+  partitioned.check_positive_integer('sync_rounds', sync_rounds)
   fedtan = build_fedtan(
       model,
       client_optimizer,
@@ -193,14 +203,17 @@ class _FedTanWork(client_work.ClientWork):
       config: LocalTrainingConfig,
       weights: SharedWeights,
       client_weighting: str,
+      correction: BoundCorrection,
       *,
       fused_moments: bool,
       synchronize_backward: bool,
   ):
     training = (
-        LocalStep(model, config)
+        LocalStep(model, config, correction)
         if config.local_steps == 1
-        else LocalTraining(model, config, skipped_steps=1)
+        else LocalTraining(
+            model, config, skipped_steps=1, correction=correction
+        )
     )
     super().__init__(model, training, weights, client_weighting)
     self._model = model
@@ -371,8 +384,12 @@ class _FedTanWork(client_work.ClientWork):
     model, training = self._model, self._training
     start = self._start_optimizer(state)
     old = model.to_model_weights(before)
+    started = self.correction.start(before, state['correction'], {})
     optimizer_state, trainable = training.apply_gradients(
-        start, tuple(old.trainable), first['gradients']
+        start,
+        tuple(old.trainable),
+        first['gradients'],
+        training.steps_before(dataset, state['round_num']),
     )
     found = first['num_examples'] > 0
     values = _where(
@@ -397,7 +414,7 @@ class _FedTanWork(client_work.ClientWork):
     )
     if training.config.local_steps != 1:
       rest = training.train(
-          values, dataset, optimizer_state, state['round_num']
+          values, dataset, optimizer_state, state['round_num'], started
       )
       result = LocalResult(
           rest.values,
@@ -408,7 +425,7 @@ class _FedTanWork(client_work.ClientWork):
           ),
           rest.optimizer_state,
       )
-    return self.report(before, start, result)
+    return self.report(state, {}, before, started, start, result)
 
 
 def _where(condition: tf.Tensor, a: Any, b: Any) -> Any:

@@ -48,7 +48,7 @@ def build_fixbn(
     ValueError: If an option has a value that is not allowed; or the model has
       no batch normalization layer that is trained.
   """
-  partitioned.check_number_of_rounds('fixbn_rounds', fixbn_rounds)
+  partitioned.check_positive_integer('fixbn_rounds', fixbn_rounds)
   partitioned.trained_batch_norm_layers('FixBN', model)
   return phased_process.build_phased_process(
       [

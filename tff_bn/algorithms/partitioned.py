@@ -17,7 +17,10 @@ from tff_bn.aggregators import gathering
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.client_work import ClientWork
+from tff_bn.drift_correction import BoundCorrection
+from tff_bn.drift_correction import DriftCorrection
 from tff_bn.layers import discovery
 from tff_bn.local_training import LocalTraining
 from tff_bn.local_training import LocalTrainingConfig
@@ -25,6 +28,7 @@ from tff_bn.partition import FEDAVG
 from tff_bn.partition import Partition
 from tff_bn.shared_weights import RunningVariance
 from tff_bn.shared_weights import SharedWeights
+from tff_bn.stateful_process import Process
 from tff_bn.stateful_process import StatefulLearningProcess
 from tff_bn.stateful_process import StatefulProcessOutput
 
@@ -48,6 +52,14 @@ class Options(TypedDict, total=False):
       variable to the gradient of every trainable variable. Default: 0.
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the client's learning rate. Default: constant.
+    client_warmup_steps: Over how many steps the client's learning rate rises
+      linearly at the start of the training, see
+      `tff_bn.local_training.LocalTrainingConfig`. Default: 0.
+    client_gradient_clip_norm: The largest global norm of a batch's gradient; a
+      longer one is scaled down to it. Default: any.
+    drift_correction: What clients do against drifting apart, a
+      `tff_bn.drift_correction.DriftCorrection`, such as
+      `tff_bn.algorithms.FedProx(0.001)`. Default: nothing.
     model_aggregator: A `tff.aggregators` factory for the update of the
       trainable variables. Default: the weighted mean.
     statistics_aggregator: An unweighted factory over moments for the running
@@ -66,13 +78,16 @@ class Options(TypedDict, total=False):
   client_weighting: str
   client_weight_decay: float
   client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]]
+  client_warmup_steps: int
+  client_gradient_clip_norm: Optional[float]
+  drift_correction: Optional[DriftCorrection]
   model_aggregator: Optional[model_update.AggregationFactory]
   statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
   seed: int
   jit_compile: bool
 
 
-def check_number_of_rounds(name: str, value: Any) -> None:
+def check_positive_integer(name: str, value: Any) -> None:
   """Raises a `ValueError` if an argument is no whole number from 1 on."""
   if not isinstance(value, (int, np.integer)) or value < 1:
     raise ValueError(f'{name}={value} must be a whole number, at least 1.')
@@ -145,11 +160,21 @@ def _check_aggregators(
     )
 
 
+def _check_drift_correction(drift_correction: DriftCorrection) -> None:
+  if not isinstance(drift_correction, DriftCorrection):
+    raise TypeError(
+        'drift_correction must be a DriftCorrection, such as'
+        ' tff_bn.algorithms.FedProx(0.001), but is a'
+        f' {type(drift_correction).__name__}.'
+    )
+
+
 def local_training_work(
     model: BatchNormModel,
     config: LocalTrainingConfig,
     weights: SharedWeights,
     client_weighting: str,
+    correction: BoundCorrection,
 ) -> ClientWork:
   """Builds the clients' work of ordinary local training.
 
@@ -158,13 +183,13 @@ def local_training_work(
     config: How to train.
     weights: Which variables are shared.
     client_weighting: `'num_examples'` or `'uniform'`.
+    correction: What is done against the clients' drift.
 
   Returns:
     The work.
   """
-  return ClientWork(
-      model, LocalTraining(model, config), weights, client_weighting
-  )
+  training = LocalTraining(model, config, correction=correction)
+  return ClientWork(model, training, weights, client_weighting)
 
 
 class _Parts:
@@ -186,6 +211,9 @@ class _Parts:
       client_learning_rate_schedule: Optional[
           Callable[[tf.Tensor], Any]
       ] = None,
+      client_warmup_steps: int = 0,
+      client_gradient_clip_norm: Optional[float] = None,
+      drift_correction: Optional[DriftCorrection] = None,
       model_aggregator: Optional[model_update.AggregationFactory] = None,
       statistics_aggregator: Optional[
           tff.aggregators.UnweightedAggregationFactory
@@ -208,11 +236,19 @@ class _Parts:
         local_epochs=local_epochs,
         client_weight_decay=client_weight_decay,
         client_learning_rate_schedule=client_learning_rate_schedule,
+        client_warmup_steps=client_warmup_steps,
+        client_gradient_clip_norm=client_gradient_clip_norm,
         seed=seed,
         jit_compile=jit_compile,
     )
     self.weights = SharedWeights(model, partition)
-    self.work = build_work(model, config, self.weights, client_weighting)
+    correction = BoundCorrection()
+    if drift_correction is not None:
+      _check_drift_correction(drift_correction)
+      correction = drift_correction.bind(model, self.weights, client_optimizer)
+    self.work = build_work(
+        model, config, self.weights, client_weighting, correction
+    )
     self._aggregator_factory = model_update.ModelUpdateFactory(
         model_aggregator, statistics_aggregator
     )
@@ -227,6 +263,26 @@ class _Parts:
     self.initial = initial
     self.initial_weights = initial_weights
     self.weights_type = initial_weights.type_signature.result
+    self.client_type = tff.tensorflow.computation(
+        self.initial_client_state, self.weights_type
+    ).type_signature.result
+
+  def initial_client_state(
+      self, shared: ModelWeights
+  ) -> collections.OrderedDict[str, tf.Tensor]:
+    """What a client keeps that is seen for the first time.
+
+    Args:
+      shared: The shared weights that the server has now.
+
+    Returns:
+      Its local variables and what the correction keeps, by name.
+    """
+    # Of the local variables the server only knows the initial values.
+    state = self.weights.local([tf.constant(value) for value in self.initial])
+    values = self.weights.merge(shared, state)
+    state.update(self.work.correction.initial_client_state(values))
+    return state
 
   def build_server(self, update_type: tff.Type, weight_type: tff.Type) -> tuple[
       tff.templates.AggregationProcess,
@@ -249,20 +305,22 @@ def build_shared(
     build_work: Callable[..., ClientWork] = local_training_work,
     running_variance: Optional[RunningVariance] = None,
     **options: Unpack[Options],
-) -> tff.learning.templates.LearningProcess:
+) -> Process:
   """Builds the averaging of all variables.
 
   Args:
     model: The model.
     client_optimizer: The client optimizer.
     build_work: Makes the clients' work of the model, the
-      `LocalTrainingConfig`, the `SharedWeights` and the client weighting.
+      `LocalTrainingConfig`, the `SharedWeights`, the client weighting and the
+      `BoundCorrection`.
     running_variance: What the running variances become, see
       `SharedWeights.apply`. Default: the aggregated ones.
     **options: See `Options`.
 
   Returns:
-    The process.
+    A `LearningProcess`; a `StatefulLearningProcess` if clients keep something
+    for `drift_correction`.
   """
   parts = _Parts(
       model,
@@ -272,18 +330,9 @@ def build_shared(
       running_variance=running_variance,
       **options,
   )
-  client_work = parts.work.build_process()
-  result_type = client_work.next.type_signature.result.result.member
-  aggregator, final = parts.build_server(
-      result_type.update, result_type.update_weight
-  )
-  return tff.learning.templates.compose_learning_process(
-      parts.initial_weights,
-      tff.learning.templates.build_broadcast_process(parts.weights_type),
-      client_work,
-      aggregator,
-      final,
-  )
+  if parts.client_type:
+    return _build_stateful(model, parts)
+  return _build_stateless(parts)
 
 
 def build_partitioned(
@@ -302,17 +351,40 @@ def build_partitioned(
 
   Returns:
     The process. A client's state is an `OrderedDict` from the names of the
-    local variables (`model.variables[i].name`) to their values.
+    local variables (`model.variables[i].name`) to their values, and from other
+    names to what it keeps for `drift_correction`.
   """
-  parts = _Parts(model, partition, client_optimizer, **options)
+  return _build_stateful(
+      model, _Parts(model, partition, client_optimizer, **options)
+  )
+
+
+def _build_stateless(parts: _Parts) -> tff.learning.templates.LearningProcess:
+  client_work = parts.work.build_process()
+  result_type = client_work.next.type_signature.result.result.member
+  aggregator, final = parts.build_server(
+      result_type.update, result_type.update_weight
+  )
+  return tff.learning.templates.compose_learning_process(
+      parts.initial_weights,
+      tff.learning.templates.build_broadcast_process(parts.weights_type),
+      client_work,
+      aggregator,
+      final,
+  )
+
+
+def _build_stateful(
+    model: BatchNormModel, parts: _Parts
+) -> StatefulLearningProcess:
   weights, work = parts.weights, parts.work
-  client_type = weights.local_type()
+  client_type = parts.client_type
 
   @tff.tensorflow.computation(
       work.state_type, parts.weights_type, client_type, work.data_type
   )
-  def client_update(state, shared, local, dataset):
-    result = work.run(state, shared, local, dataset)
+  def client_update(state, shared, client_state, dataset):
+    result = work.run(state, shared, client_state, dataset)
     del result['values'], result['optimizer_state']
     return result
 
@@ -337,8 +409,7 @@ def build_partitioned(
 
   @tff.tensorflow.computation(state_type.member)
   def initialize_client(state):
-    del state  # The server does not know local variables.
-    return weights.local([tf.constant(value) for value in parts.initial])
+    return parts.initial_client_state(state.global_model_weights)
 
   @tff.federated_computation(
       state_type,
@@ -361,20 +432,23 @@ def build_partitioned(
     finalized = final.next(
         state.finalizer, state.global_model_weights, aggregated.result
     )
+    work_state, work_metrics = work.finish_round(
+        state.client_work, result['sums'], aggregated.result
+    )
     return StatefulProcessOutput(
         state=tff.federated_zip(
             LearningAlgorithmState(
                 finalized.result,
                 state.distributor,
-                tff.federated_map(work.next_state, state.client_work),
+                work_state,
                 aggregated.state,
                 finalized.state,
             )
         ),
-        client_states=result['local'],
+        client_states=result['client_state'],
         metrics=tff.federated_zip(
             collections.OrderedDict(
-                client_work=work.aggregate_metrics(result['sums']),
+                client_work=work_metrics,
                 aggregator=aggregated.measurements,
                 finalizer=finalized.measurements,
             )
@@ -396,4 +470,5 @@ def build_partitioned(
           state, initial_local
       ),
       get_client_model_weights_fn=get_client_model_weights,
+      has_client_models=bool(initial_local),
   )

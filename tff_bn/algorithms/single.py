@@ -25,8 +25,8 @@ def build_single(
     model: The model, with or without batch normalization.
     client_optimizer: The optimizer of local training; it starts anew in each
       round.
-    **options: See `tff_bn.algorithms.Options`; those of the server have no
-      effect and are refused.
+    **options: See `tff_bn.algorithms.Options`; those of the server and
+      `drift_correction` have no effect and are refused.
 
   Returns:
     A process whose client state holds the client's whole model.
@@ -35,7 +35,12 @@ def build_single(
     TypeError: If the optimizer has the wrong type.
     ValueError: If an option has a value that is not allowed.
   """
-  for name in ('server_optimizer', 'model_aggregator', 'statistics_aggregator'):
+  for name in (
+      'server_optimizer',
+      'model_aggregator',
+      'statistics_aggregator',
+      'drift_correction',
+  ):
     if options.get(name) is not None:
       raise ValueError(
           f'{name} has no effect in single, which shares nothing; leave it out.'

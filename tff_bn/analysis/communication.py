@@ -20,9 +20,7 @@ from tff_bn.phased_process import Phase
 from tff_bn.phased_process import PhasedComputation
 from tff_bn.runtime import in_process
 from tff_bn.runtime import plan as plan_lib
-from tff_bn.stateful_process import StatefulLearningProcess
-
-Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]
+from tff_bn.stateful_process import Process
 
 _MEGABYTE = 2**20
 

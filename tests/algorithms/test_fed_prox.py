@@ -1,0 +1,457 @@
+"""Tests of FedProx."""
+
+import numpy as np
+import numpy_reference as reference
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import BatchNormModel
+from tff_bn import algorithms
+from tff_bn import partition
+from tff_bn.algorithms import partitioned
+from tff_bn.stateful_process import StatefulLearningProcess
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 33)  # Unequal, with short last batches.
+_STRENGTH = 0.7
+_GRADIENTS = {
+    'toy': reference.gradients,
+    'bn_dense': reference.gradients_bn_dense,
+    'dense_bn': reference.gradients_dense_bn,
+}
+_LOCAL = {
+    'fed_bn': reference.AFFINE + reference.STATISTICS,
+    'silo_bn': reference.STATISTICS,
+    'local_affine': reference.AFFINE,
+}
+
+
+class _Linear:
+  """A linear model with batch normalization, and the mean squared error."""
+
+  def __init__(self, kind):
+    self.kind = kind
+
+  def _keras_model(self):
+    dense = tf.keras.layers.Dense(2, dtype='float64')
+    norm = tf.keras.layers.BatchNormalization(
+        momentum=0.75, epsilon=2**-10, dtype='float64'
+    )
+    layers = [norm, dense] if self.kind == 'bn_dense' else [dense, norm]
+    return tf.keras.Sequential(
+        [tf.keras.Input((4,), dtype='float64'), *layers]
+    )
+
+  def model(self):
+    tf.keras.utils.set_random_seed(0)
+    return BatchNormModel(
+        self._keras_model,
+        (
+            tf.TensorSpec((None, 4), tf.float64),
+            tf.TensorSpec((None, 2), tf.float64),
+        ),
+        loss_fn=tf.keras.losses.MeanSquaredError,
+    )
+
+  def arrays(self, num_examples, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(seed % 3, 1 + seed % 2, (num_examples, 4))
+    return x, rng.normal(seed, 1, (num_examples, 2))
+
+  def dataset(self, num_examples, seed):
+    return tf.data.Dataset.from_tensor_slices(
+        self.arrays(num_examples, seed)
+    ).batch(8)
+
+
+def _run(model, process, rounds):
+  """The server's and the clients' weights after rounds, and all metrics."""
+  state = process.initialize()
+  metrics = []
+  if not isinstance(process, StatefulLearningProcess):
+    for data in rounds:
+      output = process.next(state, data)
+      state = output.state
+      metrics.append(output.metrics)
+    weights = model.from_model_weights(process.get_model_weights(state))
+    return weights, [], metrics
+  clients = [process.initialize_client(state) for _ in rounds[0]]
+  for data in rounds:
+    output = process.next(state, clients, data)
+    state, clients = output.state, output.client_states
+    metrics.append(output.metrics)
+  return (
+      model.from_model_weights(process.get_model_weights(state)),
+      [
+          model.from_model_weights(
+              process.get_client_model_weights(state, client)
+          )
+          for client in clients
+      ],
+      metrics,
+  )
+
+
+def _assert_same(found, expected):
+  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def _assert_close(found, expected):
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+
+
+def _rounds(problem, num_rounds, sizes=_SIZES):
+  data = [problem.dataset(size, seed) for seed, size in enumerate(sizes)]
+  return [data] * num_rounds
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_strength_0_is_fed_avg_to_the_bit(toy, dtype):
+  toy.dtype = dtype
+  model = toy.model()
+  rounds = _rounds(toy, 3)
+  options = {'client_weight_decay': 0.01, 'client_gradient_clip_norm': 0.5}
+  optimizer = _SGD(0.1, momentum=0.5)
+  found = _run(
+      model,
+      algorithms.build_fed_prox(
+          model, optimizer, proximal_strength=0.0, **options
+      ),
+      rounds,
+  )
+  expected = _run(
+      model, algorithms.build_fed_avg(model, optimizer, **options), rounds
+  )
+  _assert_same(found, expected)
+
+
+@pytest.mark.parametrize('kind', _GRADIENTS)
+def test_rounds_equal_numpy(toy, kind):
+  problem = toy if kind == 'toy' else _Linear(kind)
+  model = problem.model()
+  process = algorithms.build_fed_prox(
+      model,
+      _SGD(0.1, momentum=0.5),
+      proximal_strength=_STRENGTH,
+      client_weight_decay=0.01,
+      local_epochs=2,
+  )
+  assert isinstance(process, tff.learning.templates.LearningProcess)
+  weights = model.from_model_weights(model.initial_weights)
+  losses = []
+  for _ in range(3):
+    results = [
+        reference.train(
+            weights,
+            reference.split(*problem.arrays(size, seed)) * 2,
+            0.1,
+            momentum=0.5,
+            weight_decay=0.01,
+            gradients_fn=_GRADIENTS[kind],
+            extra=reference.proximal(weights, _STRENGTH, range(8)),
+        )
+        for seed, size in enumerate(_SIZES)
+    ]
+    models, counts, loss_sums = zip(*results)
+    weights = reference.average_models(models, counts)
+    # The metrics have the model's loss, without the proximal term.
+    losses.append(sum(loss_sums) / sum(counts))
+
+  found, _, metrics = _run(model, process, _rounds(problem, 3))
+
+  _assert_close(found, weights)
+  _assert_close(
+      [m['client_work']['train']['loss'] for m in metrics], losses
+  )
+  assert all(not m['client_work']['correction'] for m in metrics)
+
+
+@pytest.mark.parametrize('name', _LOCAL)
+def test_local_variables_have_no_proximal_term(toy, name):
+  model = toy.model()
+  process = algorithms.build_fed_prox(
+      model,
+      _SGD(0.1, momentum=0.5),
+      proximal_strength=_STRENGTH,
+      build_process=getattr(algorithms, f'build_{name}'),
+      client_weighting='uniform',
+      client_weight_decay=0.01,
+  )
+  shared = sorted(set(range(8)) - set(_LOCAL[name]))
+  initial = model.from_model_weights(model.initial_weights)
+  models = [list(initial) for _ in _SIZES]
+  for _ in range(3):
+    models = [
+        reference.train(
+            weights,
+            reference.split(*toy.arrays(size, seed)),
+            0.1,
+            momentum=0.5,
+            weight_decay=0.01,
+            extra=reference.proximal(weights, _STRENGTH, shared),
+        )[0]
+        for seed, (size, weights) in enumerate(zip(_SIZES, models))
+    ]
+    mean = reference.average_models(models, [1, 1, 1])
+    for weights in models:
+      for i in shared:
+        weights[i] = mean[i]
+
+  _, clients, _ = _run(model, process, _rounds(toy, 3))
+
+  for found, expected in zip(clients, models, strict=True):
+    _assert_close(found, expected)
+
+
+def test_fbn_with_a_proximal_term_equals_numpy(toy):
+  model = toy.model()
+  process = algorithms.build_fed_prox(
+      model,
+      _SGD(0.1),
+      proximal_strength=_STRENGTH,
+      build_process=algorithms.build_fbn,
+  )
+  weights = model.from_model_weights(model.initial_weights)
+  for _ in range(2):
+    seen = []
+    results = [
+        reference.train(
+            weights,
+            reference.split(*toy.arrays(size, seed)),
+            0.1,
+            fixed=True,
+            seen=seen,
+            extra=reference.proximal(weights, _STRENGTH, range(8)),
+        )
+        for seed, size in enumerate(_SIZES)
+    ]
+    models, counts, _ = zip(*results)
+    statistics = reference.fbn_statistics(weights, seen)
+    weights = reference.average_models(models, counts)
+    weights[reference.MEAN], weights[reference.VARIANCE] = statistics
+
+  found, _, _ = _run(model, process, _rounds(toy, 2))
+
+  _assert_close(found, weights)
+
+
+def test_fixbn_has_the_term_in_both_phases(toy):
+  model = toy.model()
+  process = algorithms.build_fed_prox(
+      model,
+      _SGD(0.1),
+      proximal_strength=_STRENGTH,
+      build_process=algorithms.build_fixbn,
+      fixbn_rounds=1,
+  )
+  weights = model.from_model_weights(model.initial_weights)
+  for fixed in (False, True):
+    results = [
+        reference.train(
+            weights,
+            reference.split(*toy.arrays(size, seed)),
+            0.1,
+            fixed=fixed,
+            extra=reference.proximal(weights, _STRENGTH, range(8)),
+        )
+        for seed, size in enumerate(_SIZES)
+    ]
+    models, counts, _ = zip(*results)
+    weights = reference.average_models(models, counts)
+
+  found, _, _ = _run(model, process, _rounds(toy, 2))
+
+  _assert_close(found, weights)
+
+
+def test_dropped_and_empty_clients_change_nothing(toy):
+  model = toy.model()
+  process = algorithms.build_fed_prox(
+      model, _SGD(0.1), proximal_strength=_STRENGTH
+  )
+  x, y = toy.arrays(16, 5)
+  x[3] = np.nan
+  others = [
+      tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
+      toy.dataset(8, 0).take(0),
+  ]
+  data = [toy.dataset(20, 1), toy.dataset(7, 2)]
+  found, _, metrics = _run(model, process, [data + others] * 2)
+  expected, _, _ = _run(model, process, [data] * 2)
+  _assert_same(found, expected)
+  assert metrics[0]['client_work']['num_dropped_clients'] == 1
+
+
+def test_frozen_layers_stay(toy):
+  def keras_model_fn():
+    model = toy.keras_model()
+    model.get_layer('hidden').trainable = False
+    return model
+
+  model = toy.model(keras_model_fn)
+  process = algorithms.build_fed_prox(
+      model, _SGD(0.1), proximal_strength=_STRENGTH
+  )
+  weights = model.from_model_weights(model.initial_weights)
+  expected, _, _ = reference.train(
+      weights,
+      reference.split(*toy.arrays(20, 1)),
+      0.1,
+      extra=reference.proximal(weights, _STRENGTH, range(8)),
+  )
+  expected[:2] = weights[:2]
+  # The gradients of the other layers are the same for the first step only.
+  found, _, _ = _run(model, process, [[toy.dataset(20, 1).take(1)]])
+  first, _, _ = reference.train(
+      weights, reference.split(*toy.arrays(20, 1))[:1], 0.1
+  )
+  first[:2] = weights[:2]
+  _assert_close(found, first)
+
+
+@pytest.mark.parametrize(
+    'value', [-0.1, float('nan'), float('inf'), float('-inf')]
+)
+def test_the_strength_is_checked(toy, value):
+  with pytest.raises(ValueError, match='proximal_strength=.* at least 0'):
+    algorithms.FedProx(value)
+  with pytest.raises(ValueError, match='proximal_strength'):
+    algorithms.build_fed_prox(toy.model(), _SGD(0.1), proximal_strength=value)
+
+
+def test_something_trainable_must_be_shared(toy):
+  correction = algorithms.FedProx(0.1)
+  with pytest.raises(ValueError, match='FedProx keeps .* is shared'):
+    partitioned.build_partitioned(
+        toy.model(),
+        partition.SINGLE,
+        _SGD(0.1),
+        drift_correction=correction,
+    )
+
+  def only_norm():
+    inputs = tf.keras.Input((4,), dtype='float64')
+    outputs = tf.keras.layers.BatchNormalization(dtype='float64')(inputs)
+    return tf.keras.Model(inputs, outputs, name='only_norm')
+
+  model = toy.model(only_norm)
+  algorithms.build_fed_avg(model, _SGD(0.1), drift_correction=correction)
+  with pytest.raises(ValueError, match="FedProx keeps .*'only_norm'"):
+    algorithms.build_fed_bn(model, _SGD(0.1), drift_correction=correction)
+
+
+@pytest.mark.parametrize(
+    ('build', 'message'),
+    [
+        (algorithms.build_dsgd, 'drift_correction has no effect in DSGD.*one'),
+        (algorithms.build_single, 'drift_correction has no effect in single'),
+    ],
+)
+def test_algorithms_without_drift_refuse_it(toy, build, message):
+  with pytest.raises(ValueError, match=message):
+    algorithms.build_fed_prox(toy.model(), _SGD(0.1), build_process=build)
+
+
+def test_centralized_training_has_no_such_argument(toy):
+  with pytest.raises(TypeError, match='drift_correction'):
+    algorithms.build_fed_prox(
+        toy.model(), _SGD(0.1), build_process=algorithms.build_centralized
+    )
+
+
+@pytest.mark.parametrize('value', [0.1, algorithms.FedProx, 'fedprox'])
+def test_other_types_are_refused(toy, value):
+  with pytest.raises(TypeError, match='drift_correction must be a DriftCorr'):
+    algorithms.build_fed_avg(toy.model(), _SGD(0.1), drift_correction=value)
+
+
+def test_fedtan_allows_fed_prox_only(toy):
+  model = toy.model()
+  for correction in (
+      algorithms.Scaffold(),
+      algorithms.Moon(),
+      algorithms.FedBs(0.1, 0.1),
+  ):
+    for build, options in (
+        (algorithms.build_fedtan, {}),
+        (algorithms.build_fedtan_ii, {'sync_rounds': 1}),
+    ):
+      name = type(correction).__name__
+      with pytest.raises(ValueError, match=f'drift_correction={name}.*FedProx'):
+        build(model, _SGD(0.1), drift_correction=correction, **options)
+
+
+def test_one_step_of_fedtan_has_no_proximal_term(toy):
+  model = toy.model()
+  rounds = _rounds(toy, 2)
+  found = _run(
+      model,
+      algorithms.build_fed_prox(
+          model,
+          _SGD(0.1),
+          proximal_strength=_STRENGTH,
+          build_process=algorithms.build_fedtan,
+          local_steps=1,
+      ),
+      rounds,
+  )
+  expected = _run(
+      model, algorithms.build_fedtan(model, _SGD(0.1), local_steps=1), rounds
+  )
+  _assert_same(found, expected)
+
+
+def _fedtan_round(weights, clients, num_steps):
+  """One synchronized step of all, then local steps with a proximal term."""
+  batches = [reference.split(*arrays)[:num_steps] for arrays in clients]
+  union = [np.concatenate(parts) for parts in zip(*(b[0] for b in batches))]
+  first, _, _ = reference.train(weights, [union], 0.1)
+  models = [
+      reference.train(
+          first,
+          own[1:],
+          0.1,
+          # Near to the server's model, not to that after the first step.
+          extra=reference.proximal(weights, _STRENGTH, range(8)),
+      )[0]
+      for own in batches
+  ]
+  counts = [sum(len(x) for x, _ in own) for own in batches]
+  return reference.average_models(models, counts)
+
+
+def test_several_steps_of_fedtan_equal_numpy(toy):
+  model = toy.model()
+  process = algorithms.build_fed_prox(
+      model,
+      _SGD(0.1),
+      proximal_strength=_STRENGTH,
+      build_process=algorithms.build_fedtan_ii,
+      sync_rounds=2,
+      local_steps=3,
+  )
+  clients = [toy.arrays(size, seed) for seed, size in enumerate(_SIZES)]
+  weights = model.from_model_weights(model.initial_weights)
+  for _ in range(2):
+    weights = _fedtan_round(weights, clients, 3)
+  # The last round is FedTAN-II's second phase.
+  results = [
+      reference.train(
+          weights,
+          reference.split(*arrays)[:3],
+          0.1,
+          fixed=True,
+          extra=reference.proximal(weights, _STRENGTH, range(8)),
+      )
+      for arrays in clients
+  ]
+  models, counts, _ = zip(*results)
+  weights = reference.average_models(models, counts)
+
+  found, _, _ = _run(model, process, _rounds(toy, 3))
+
+  _assert_close(found, weights)

@@ -1,0 +1,145 @@
+"""FedProx: local training with a proximal term.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, Federated Optimization in
+Heterogeneous Networks, MLSys 2020.
+
+`tff.learning.algorithms.build_weighted_fed_prox` trains with the same term, but
+sends trainable variables only, and can't be combined with what this package
+does with batch normalization.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn import drift_correction
+from tff_bn.algorithms import fed_avg
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.shared_weights import SharedWeights
+from tff_bn.stateful_process import Process
+
+
+def build_fed_prox(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    proximal_strength: float = 1e-3,
+    build_process: Callable[..., Process] = fed_avg.build_fed_avg,
+    **options: Unpack[partitioned.Options],
+) -> Process:
+  """Builds FedProx.
+
+  Args:
+    model: The model.
+    client_optimizer: The client optimizer.
+    proximal_strength: μ, see `FedProx`.
+    build_process: What is done with batch normalization: another builder of
+      this package, such as `tff_bn.algorithms.build_fed_bn`. Default:
+      `build_fed_avg`.
+    **options: See `tff_bn.algorithms.Options`; and arguments of
+      `build_process`.
+
+  Returns:
+    A process of the kind that `build_process` returns.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If an option has a value that is not allowed, or `build_process`
+      can't be combined with FedProx.
+  """
+  return build_process(
+      model,
+      client_optimizer,
+      drift_correction=FedProx(proximal_strength),
+      **options,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class FedProx(drift_correction.DriftCorrection):
+  """Adds μ/2 ‖w - w_t‖² to the loss of each batch (equation 2 of the paper).
+
+  w are the shared trainable variables and w_t the server's values of them.
+  Those that stay with the client have no value at the server to stay near to.
+
+  Attributes:
+    proximal_strength: μ, at least 0.
+  """
+
+  proximal_strength: float
+
+  def __post_init__(self):
+    check_proximal_strength(self.proximal_strength)
+
+  def bind(
+      self,
+      model: BatchNormModel,
+      weights: SharedWeights,
+      client_optimizer: tff.learning.optimizers.Optimizer,
+  ) -> drift_correction.BoundCorrection:
+    """See the base class."""
+    del client_optimizer
+    return ProximalTerm(model, weights, self.proximal_strength)
+
+
+def check_proximal_strength(proximal_strength: float) -> None:
+  """Raises a `ValueError` if the strength is not allowed."""
+  if not 0 <= proximal_strength < float('inf'):
+    raise ValueError(
+        f'proximal_strength={proximal_strength} must be a number, at least 0.'
+    )
+
+
+class ProximalTerm(drift_correction.BoundCorrection):
+  """The proximal term of a model."""
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      weights: SharedWeights,
+      proximal_strength: float,
+  ):
+    """Makes the variables.
+
+    Args:
+      model: The model.
+      weights: Which of its variables are shared.
+      proximal_strength: μ.
+
+    Raises:
+      ValueError: If no trainable variable is shared.
+    """
+    drift_correction.check_shares(model, weights, 'FedProx')
+    self.proximal_strength = proximal_strength
+    self._positions = weights.trainable
+    self._trained = [model.keras_model.weights[p] for p in self._positions]
+    self._anchors = [
+        tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+        for v in self._trained
+    ]
+    self.variables = self._anchors
+
+  def start(
+      self,
+      before: Sequence[tf.Tensor],
+      server_state: Mapping[str, Any],
+      client_state: Mapping[str, Any],
+  ) -> Sequence[tf.Tensor]:
+    """The server's values of the shared trainable variables."""
+    del server_state, client_state
+    return [before[p] for p in self._positions]
+
+  def penalty(self, x: Any) -> tf.Tensor:
+    """μ/2 ‖w - w_t‖²."""
+    del x
+    squares = [
+        tf.reduce_sum(tf.math.squared_difference(variable, anchor))
+        for variable, anchor in zip(self._trained, self._anchors)
+    ]
+    half = tf.constant(self.proximal_strength / 2, squares[0].dtype)
+    return half * tf.add_n(squares)

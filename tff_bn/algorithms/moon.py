@@ -1,0 +1,210 @@
+"""MOON: local training with a model-contrastive loss.
+
+Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn import drift_correction
+from tff_bn import layer_features
+from tff_bn.algorithms import fed_avg
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.drift_correction import State
+from tff_bn.shared_weights import SharedWeights
+from tff_bn.stateful_process import Process
+from tff_bn.stateful_process import StatefulLearningProcess
+
+
+def build_moon(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    contrastive_weight: float = 1.0,
+    temperature: float = 0.5,
+    feature_layer: Optional[str] = None,
+    build_process: Callable[..., Process] = fed_avg.build_fed_avg,
+    **options: Unpack[partitioned.Options],
+) -> StatefulLearningProcess:
+  """Builds MOON.
+
+  Args:
+    model: The model.
+    client_optimizer: The client optimizer.
+    contrastive_weight: μ, see `Moon`.
+    temperature: τ, see `Moon`.
+    feature_layer: The name of the layer whose output is contrasted, see `Moon`.
+    build_process: What is done with batch normalization: another builder of
+      this package, such as `tff_bn.algorithms.build_fed_bn`. Default:
+      `build_fed_avg`.
+    **options: See `tff_bn.algorithms.Options`; and arguments of
+      `build_process`.
+
+  Returns:
+    A process whose client state holds what the client has shared last.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If an option has a value that is not allowed, the model has no
+      such layer or no hidden one, or `build_process` can't be combined with
+      MOON.
+  """
+  return build_process(
+      model,
+      client_optimizer,
+      drift_correction=Moon(contrastive_weight, temperature, feature_layer),
+      **options,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Moon(drift_correction.DriftCorrection):
+  """Adds μ times the model-contrastive loss to that of each batch.
+
+  With the features z of an input in the model that is trained, z_glob of it in
+  the model at the start of the round and z_prev in the client's model at the
+  end of its last round (equation 3 of the paper), it is the mean over the batch
+  of
+
+      -log( exp(sim(z, z_glob)/τ)
+            / (exp(sim(z, z_glob)/τ) + exp(sim(z, z_prev)/τ)) )
+
+  with the cosine similarity sim. The two other models are in inference mode and
+  have no gradient. Local variables are the client's own in all three.
+
+  Features are the output of a layer, flattened. A client that is seen for the
+  first time has no model of its own yet; it takes the server's, which makes the
+  loss constant. A client without data, or that is dropped, keeps the model it
+  has.
+
+  Attributes:
+    contrastive_weight: μ, at least 0.
+    temperature: τ, greater than 0.
+    feature_layer: The name of the layer; nested models are searched. Default:
+      the last hidden one, whose output is the input of the last layer with
+      weights.
+  """
+
+  contrastive_weight: float = 1.0
+  temperature: float = 0.5
+  feature_layer: Optional[str] = None
+
+  def __post_init__(self):
+    if not 0 <= self.contrastive_weight < float('inf'):
+      raise ValueError(
+          f'contrastive_weight={self.contrastive_weight} must be a number, at'
+          ' least 0.'
+      )
+    if not 0 < self.temperature < float('inf'):
+      raise ValueError(
+          f'temperature={self.temperature} must be a number greater than 0.'
+      )
+
+  def bind(
+      self,
+      model: BatchNormModel,
+      weights: SharedWeights,
+      client_optimizer: tff.learning.optimizers.Optimizer,
+  ) -> drift_correction.BoundCorrection:
+    """See the base class."""
+    del client_optimizer
+    return _Contrast(model, weights, self)
+
+
+class _Contrast(drift_correction.BoundCorrection):
+  """The contrastive loss of a model."""
+
+  def __init__(
+      self, model: BatchNormModel, weights: SharedWeights, settings: Moon
+  ):
+    drift_correction.check_shares(model, weights, 'MOON')
+    self._settings = settings
+    self._features = layer_features.LayerFeatures(
+        model.keras_model, settings.feature_layer
+    )
+    self._frozen_models = [model.to_keras() for _ in range(2)]
+    self._frozen_features = [
+        layer_features.LayerFeatures(frozen, settings.feature_layer)
+        for frozen in self._frozen_models
+    ]
+    self.variables = [v for m in self._frozen_models for v in m.weights]
+    self._positions = weights.positions
+    self._names = [
+        f'previous_{model.variables[p].name}' for p in self._positions
+    ]
+
+  def _named(self, values: Sequence[Any]) -> State:
+    return collections.OrderedDict(
+        (name, values[position])
+        for name, position in zip(self._names, self._positions, strict=True)
+    )
+
+  def initial_client_state(self, values: Sequence[tf.Tensor]) -> State:
+    """The server's values."""
+    return self._named(values)
+
+  def start(
+      self,
+      before: Sequence[tf.Tensor],
+      server_state: Mapping[str, Any],
+      client_state: Mapping[str, Any],
+  ) -> Sequence[tf.Tensor]:
+    """The variables of the model of this round and of the client's last one."""
+    del server_state
+    previous = list(before)
+    for name, position in zip(self._names, self._positions, strict=True):
+      previous[position] = client_state[name]
+    return [*before, *previous]
+
+  @contextlib.contextmanager
+  def watching(self) -> Iterator[None]:
+    """Keeps the features of the model that is trained."""
+    with self._features.watched():
+      yield
+
+  def penalty(self, x: Any) -> tf.Tensor:
+    """μ times the mean contrastive loss of a batch."""
+    z = _directions(self._features.value)
+    of_global, of_previous = (
+        tf.reduce_sum(z * _directions(tf.stop_gradient(z_frozen)), axis=1)
+        for z_frozen in self._frozen_values(x)
+    )
+    temperature = tf.constant(self._settings.temperature, z.dtype)
+    # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a)), which does not overflow.
+    losses = tf.math.softplus((of_previous - of_global) / temperature)
+    weight = tf.constant(self._settings.contrastive_weight, z.dtype)
+    return weight * tf.reduce_mean(losses)
+
+  def _frozen_values(self, x: Any) -> Iterator[tf.Tensor]:
+    for model, features in zip(self._frozen_models, self._frozen_features):
+      with features.watched():
+        model(x, training=False)
+      yield features.value
+
+  def finish(
+      self,
+      started: Sequence[tf.Tensor],
+      before: Sequence[tf.Tensor],
+      after: Sequence[tf.Tensor],
+      collected: Sequence[tf.Tensor],
+      client_state: Mapping[str, Any],
+  ) -> tuple[State, State]:
+    """The client's model is the previous one of its next round."""
+    del started, before, collected, client_state
+    return self._named(after), collections.OrderedDict()
+
+
+def _directions(features: tf.Tensor) -> tf.Tensor:
+  """One unit vector for each example; 0 for 0."""
+  features = tf.reshape(features, [tf.shape(features)[0], -1])
+  if features.dtype != tf.float64:
+    features = tf.cast(features, tf.float32)
+  return tf.math.l2_normalize(features, axis=1)

@@ -1,0 +1,241 @@
+"""SCAFFOLD: control variates against the clients' drift.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, SCAFFOLD: Stochastic Controlled
+Averaging for Federated Learning, ICML 2020, algorithm 1 with option II.
+"""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from typing_extensions import Unpack
+
+from tff_bn import drift_correction
+from tff_bn import local_training
+from tff_bn.algorithms import fed_avg
+from tff_bn.algorithms import partitioned
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.drift_correction import State
+from tff_bn.shared_weights import SharedWeights
+from tff_bn.stateful_process import Process
+from tff_bn.stateful_process import StatefulLearningProcess
+
+_LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
+_PART = 'control_variates'
+
+
+def build_scaffold(
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    num_clients: Optional[int] = None,
+    build_process: Callable[..., Process] = fed_avg.build_fed_avg,
+    **options: Unpack[partitioned.Options],
+) -> StatefulLearningProcess:
+  """Builds SCAFFOLD.
+
+  Args:
+    model: The model.
+    client_optimizer: The client optimizer: SGD without momentum.
+    num_clients: N, the number of all clients, see `Scaffold`.
+    build_process: What is done with batch normalization: another builder of
+      this package, such as `tff_bn.algorithms.build_fbn`. Default:
+      `build_fed_avg`.
+    **options: See `tff_bn.algorithms.Options`; and arguments of
+      `build_process`. `server_optimizer=build_sgdm(η_g)` is the paper's global
+      learning rate.
+
+  Returns:
+    A process whose client state holds the client's control variates.
+
+  Raises:
+    TypeError: If an optimizer or aggregator has the wrong type.
+    ValueError: If an option has a value that is not allowed, the client
+      optimizer is another, or `build_process` can't be combined with SCAFFOLD.
+  """
+  return build_process(
+      model,
+      client_optimizer,
+      drift_correction=Scaffold(num_clients),
+      **options,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaffold(drift_correction.DriftCorrection):
+  """Corrects each gradient by the server's and the client's control variates.
+
+  A client's steps are y ← y - η (g(y) - c_i + c). After its K steps from x,
+
+      c_i' = c_i - c + (x - y) / (K η)
+
+  (option II), and the server's c ← c + |S|/N · mean_S(c_i' - c_i) for the
+  clients S of the round. With a learning rate that changes within a round, K η
+  is the sum of the rates. All control variates start from 0; a client without
+  data, or that is dropped, keeps its own.
+
+  The mean over the clients is the one of the model, `model_aggregator`, with
+  the same weights, so that c stays the mean of all c_i. With `client_weighting=
+  'uniform'` it is the paper's. With weights by examples it is exact if all
+  clients take part or have the same number.
+
+  There are control variates for the shared trainable variables; what stays with
+  the client does not drift from anything.
+
+  Attributes:
+    num_clients: N, the number of all clients. Default: all clients take part in
+      each round, or at least are among its clients.
+  """
+
+  num_clients: Optional[int] = None
+
+  def __post_init__(self):
+    if self.num_clients is not None:
+      partitioned.check_positive_integer('num_clients', self.num_clients)
+
+  def bind(
+      self,
+      model: BatchNormModel,
+      weights: SharedWeights,
+      client_optimizer: tff.learning.optimizers.Optimizer,
+  ) -> drift_correction.BoundCorrection:
+    """See the base class."""
+    hparams = local_training.default_hyperparameters(client_optimizer)
+    if list(hparams) != [_LEARNING_RATE]:
+      raise ValueError(
+          'SCAFFOLD computes the mean gradient of a client from what its steps'
+          ' change, so client_optimizer must be plain SGD,'
+          ' tff.learning.optimizers.build_sgdm(learning_rate), but is a'
+          f' {type(client_optimizer).__name__} with the hyperparameters'
+          f' {list(hparams)}.'
+      )
+    return _ControlVariates(model, weights, self.num_clients)
+
+
+class _ControlVariates(drift_correction.BoundCorrection):
+  """The control variates of a model."""
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      weights: SharedWeights,
+      num_clients: Optional[int],
+  ):
+    drift_correction.check_shares(model, weights, 'SCAFFOLD')
+    self._num_clients = num_clients
+    self._positions = weights.trainable
+    self._names = [
+        f'control_variate_{model.variables[p].name}' for p in self._positions
+    ]
+    variables = model.keras_model.weights
+    self._trained = [variables[p].ref() for p in self._positions]
+    self._trainable = [v.ref() for v in model.keras_model.trainable_weights]
+    self._corrections = [
+        tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+        for v in (variables[p] for p in self._positions)
+    ]
+    self._rate_sum = tf.Variable(
+        tf.zeros([], self._corrections[0].dtype), trainable=False
+    )
+    self.variables = [self._rate_sum, *self._corrections]
+    self.collecting = [self._rate_sum]
+
+  def _zeros(self) -> list[tf.Tensor]:
+    return [tf.zeros(v.shape, v.dtype) for v in self._corrections]
+
+  def _named(self, values: Sequence[Any]) -> State:
+    return collections.OrderedDict(zip(self._names, values, strict=True))
+
+  def initial_client_state(self, values: Sequence[tf.Tensor]) -> State:
+    """A client starts with c_i = 0."""
+    del values
+    return self._named(self._zeros())
+
+  def initial_server_state(self) -> State:
+    """The server starts with c = 0."""
+    return self._named(self._zeros())
+
+  def start(
+      self,
+      before: Sequence[tf.Tensor],
+      server_state: Mapping[str, Any],
+      client_state: Mapping[str, Any],
+  ) -> Sequence[tf.Tensor]:
+    """No step yet, and c - c_i."""
+    del before
+    return [
+        tf.zeros([], self._rate_sum.dtype),
+        *(server_state[name] - client_state[name] for name in self._names),
+    ]
+
+  def correct(
+      self, gradients: tuple[tf.Tensor, ...], learning_rate: Optional[Any]
+  ) -> tuple[tf.Tensor, ...]:
+    """Makes g - c_i + c of g."""
+    self._rate_sum.assign_add(tf.cast(learning_rate, self._rate_sum.dtype))
+    correction_of = dict(zip(self._trained, self._corrections))
+    return tuple(
+        gradient + correction_of[variable]
+        if variable in correction_of
+        else gradient
+        for variable, gradient in zip(self._trainable, gradients, strict=True)
+    )
+
+  def finish(
+      self,
+      started: Sequence[tf.Tensor],
+      before: Sequence[tf.Tensor],
+      after: Sequence[tf.Tensor],
+      collected: Sequence[tf.Tensor],
+      client_state: Mapping[str, Any],
+  ) -> tuple[State, State]:
+    """The client keeps c_i' and sends c_i' - c_i."""
+    (rate_sum,) = collected
+    _, *corrections = started
+    kept, sent = [], []
+    for position, name, correction in zip(
+        self._positions, self._names, corrections, strict=True
+    ):
+      old = client_state[name]
+      mean_gradient = (before[position] - after[position]) / rate_sum
+      # Steps of length 0 say nothing.
+      new = tf.where(rate_sum > 0, mean_gradient - correction, old)
+      kept.append(new)
+      sent.append(new - old)
+    return self._named(kept), collections.OrderedDict({_PART: sent})
+
+  def next_server_state(
+      self,
+      server_state: Mapping[str, Any],
+      total: Mapping[str, Any],
+      aggregated: Mapping[str, Any],
+  ) -> State:
+    """The new c."""
+    num_clients = total['num_clients']
+    checks = []
+    if self._num_clients is not None:
+      checks.append(
+          tf.debugging.assert_less_equal(
+              num_clients,
+              self._num_clients,
+              message=(
+                  f'SCAFFOLD got num_clients={self._num_clients}, but there are'
+                  ' more clients in a round.'
+              ),
+          )
+      )
+      num_clients = tf.constant(self._num_clients)
+    with tf.control_dependencies(checks):
+      share = tf.math.divide_no_nan(
+          tf.cast(total['num_participants'], tf.float64),
+          tf.cast(num_clients, tf.float64),
+      )
+    return self._named(
+        [
+            server_state[name] + tf.cast(share, change.dtype) * change
+            for name, change in zip(self._names, aggregated[_PART], strict=True)
+        ]
+    )
