@@ -138,9 +138,14 @@ def main(flags: cli.ParsedFlags) -> None:
   print(f'Plots: {folder / run_folder.PLOTS}')
   print(f'Runs:  {folder / run_folder.RUNS}')
   if failures:
+    names = [
+        f'{failure.job.settings.algorithm} with seed'
+        f' {failure.job.settings.seed}'
+        for failure in failures
+    ]
     raise RuntimeError(
-        f'{len(failures)} of {len(jobs)} runs stopped early, so the table has'
-        f' what they came to until then. {" ".join(failures)}'
+        f'{len(failures)} of {len(jobs)} runs stopped early, as said above; of'
+        f' these the table has what they came to: {", ".join(names)}.'
     )
 
 

@@ -11,7 +11,7 @@ import os
 import pathlib
 import sys
 import types
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -372,7 +372,14 @@ def describe_data(job: Job) -> str:
   )
 
 
-def train(jobs: Sequence[Job]) -> list[str]:
+class Failure(NamedTuple):
+  """A run that stopped early because too many rounds failed."""
+
+  job: Job
+  error: training.TooManyFailedRoundsError
+
+
+def train(jobs: Sequence[Job]) -> list[Failure]:
   """Trains, or continues to train, runs one after another.
 
   To be called inside of a runtime, see `runtime_flags.RuntimeSettings.enter`.
@@ -381,10 +388,9 @@ def train(jobs: Sequence[Job]) -> list[str]:
     jobs: The runs.
 
   Returns:
-    Messages about runs that stopped early because too many rounds failed; the
-    others go on in spite of them.
+    The runs that stopped early; the others go on in spite of them.
   """
-  messages = []
+  failures = []
   for number, job in enumerate(jobs, start=1):
     settings = job.settings
     if len(jobs) > 1:
@@ -399,10 +405,10 @@ def train(jobs: Sequence[Job]) -> list[str]:
     try:
       _train(job)
     except training.TooManyFailedRoundsError as error:
-      messages.append(f'{settings.algorithm}, seed {settings.seed}: {error}')
+      failures.append(Failure(job, error))
       if len(jobs) > 1:
         print(error, file=sys.stderr, flush=True)
-  return messages
+  return failures
 
 
 def _train(job: Job):

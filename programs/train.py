@@ -63,7 +63,7 @@ def main(flags: cli.ParsedFlags) -> None:
       )
     failures = experiment.train([job])
   if failures:
-    raise RuntimeError(failures[0])
+    raise failures[0].error
   report.save_figures(
       folder / run_folder.PLOTS,
       [report.read_run(settings.algorithm, settings.seed, folder)],

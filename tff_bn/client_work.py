@@ -254,7 +254,9 @@ class ClientWork:
     )
     def next_state(old, total, aggregated):
       failed = tf.logical_and(
-          total['num_dropped_clients'] > 0, total['num_participants'] == 0
+          total['num_dropped_clients'] > 0,
+          # Not `==`, which compares objects where TFF traces.
+          tf.equal(total['num_participants'], 0),
       )
       return collections.OrderedDict(
           old,

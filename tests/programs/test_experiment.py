@@ -40,10 +40,10 @@ def _built(monkeypatch, *arguments):
     return 'a process'
 
   settings = _settings(*arguments)
-  monkeypatch.setattr(
-      algorithms, registry.ALGORITHMS[settings.algorithm].builder_name, build
-  )
-  assert experiment.build_process(settings, 'a model') == 'a process'
+  algorithm = registry.find(settings.algorithm)
+  entry = algorithm.correction or algorithm
+  monkeypatch.setattr(algorithms, entry.builder_name, build)
+  assert experiment.build_process(settings, 'a model', 7) == 'a process'
   (call,) = calls
   assert call.model == 'a model'
   return call
@@ -72,13 +72,37 @@ def _hparams(optimizer):
             'single',
             {'kernel', 'scale', 'shift', 'moving_mean', 'moving_variance'},
         ),
+        ('fedprox', None),
+        ('fedbs', None),
+        ('silobn+fedprox', {'moving_mean', 'moving_variance'}),
+        ('fbn+fedbs', None),
+        (
+            'scaffold',
+            {
+                f'control_variate_{role}'
+                for role in ('kernel', 'scale', 'shift')
+            },
+        ),
+        (
+            'fixbn+scaffold',
+            {
+                f'control_variate_{role}'
+                for role in ('kernel', 'scale', 'shift')
+            },
+        ),
+        (
+            'fedbn+moon',
+            {'scale', 'shift', 'moving_mean', 'moving_variance'}
+            | {'previous_kernel'},
+        ),
+        ('fedtan+fedprox', None),
     ],
 )
 def test_registry_names_the_right_algorithm(name, local):
-  assert registry.ALGORITHMS[name].name == name
+  assert registry.find(name).name == name
   settings = _settings(f'--algorithm={name}', '--model=mlp3', '--local_steps=1')
   model = experiment.build_model(settings, _data())
-  process = experiment.build_process(settings, model)
+  process = experiment.build_process(settings, model, 10)
   if local is None:
     assert isinstance(process, tff.learning.templates.LearningProcess)
     return
@@ -88,7 +112,8 @@ def test_registry_names_the_right_algorithm(name, local):
 
 
 def test_registry_has_all_algorithms():
-  builders = {a.builder_name for a in registry.ALGORITHMS.values()}
+  entries = [*registry.ALGORITHMS.values(), *registry.CORRECTIONS.values()]
+  builders = {entry.builder_name for entry in entries}
   assert builders == {n for n in dir(algorithms) if n.startswith('build_')}
 
 
@@ -451,6 +476,72 @@ def test_local_steps_reach_the_process(monkeypatch, algorithm):
   ).options
   assert options['local_steps'] is None
   assert 'local_epochs' not in options
+
+
+_CORRECTION_ARGUMENTS = (
+    'epsilon',
+    'proximal_strength',
+    'contrastive_weight',
+    'temperature',
+    'feature_layer',
+    'num_clients',
+)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'builder_name', 'expected'),
+    [
+        (
+            ['--algorithm=fedprox', '--proximal_strength=0.25'],
+            'build_fed_avg',
+            dict(proximal_strength=0.25),
+        ),
+        (
+            ['--algorithm=fedbn+fedbs', '--fedbs_epsilon=0.5'],
+            'build_fed_bn',
+            dict(epsilon=0.5, proximal_strength=0.001),
+        ),
+        (['--algorithm=fbn+scaffold'], 'build_fbn', dict(num_clients=7)),
+        (
+            ['--algorithm=moon', '--moon_weight=5', '--moon_temperature=0.25']
+            + ['--moon_feature_layer=last'],
+            'build_fed_avg',
+            dict(contrastive_weight=5, temperature=0.25, feature_layer='last'),
+        ),
+        (
+            ['--algorithm=silobn+moon'],
+            'build_silo_bn',
+            dict(contrastive_weight=1, temperature=0.5),
+        ),
+    ],
+)
+def test_corrections(monkeypatch, arguments, builder_name, expected):
+  options = _built(monkeypatch, *arguments).options
+  found = {n: options[n] for n in _CORRECTION_ARGUMENTS if n in options}
+  assert found == expected
+  assert options['build_process'].func is getattr(algorithms, builder_name)
+
+
+def test_correction_of_an_algorithm_with_arguments(monkeypatch):
+  options = _built(
+      monkeypatch, '--algorithm=fedtan_forward_only+fedprox'
+  ).options
+  assert options['build_process'].func is algorithms.build_fedtan
+  assert options['build_process'].keywords == {'synchronize': 'forward'}
+
+
+def test_options_of_local_training(monkeypatch):
+  options = _built(monkeypatch).options
+  assert options['client_gradient_clip_norm'] is None
+  assert options['client_warmup_steps'] == 0
+  options = _built(
+      monkeypatch,
+      '--algorithm=centralized',
+      '--client_gradient_clip_norm=2.5',
+      '--client_warmup_steps=30',
+  ).options
+  assert options['client_gradient_clip_norm'] == 2.5
+  assert options['client_warmup_steps'] == 30
 
 
 @pytest.mark.parametrize('algorithm', ['centralized', 'single', 'fedbn'])

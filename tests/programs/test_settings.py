@@ -89,6 +89,9 @@ def test_every_value_reaches_its_setting():
       client_learning_rate_schedule='3:0.5',
       client_momentum=0.5,
       client_weight_decay=0.125,
+      client_gradient_clip_norm=2.5,
+      client_warmup_steps=30,
+      max_failed_rounds=5,
       client_weighting='uniform',
       jit_compile=True,
       server_optimizer='sgdm',
@@ -101,7 +104,9 @@ def test_every_value_reaches_its_setting():
   resolved = _resolve(*(f'--{name}={value}' for name, value in given.items()))
   no_effect = ('local_steps', 'classes_per_client', 'gamma', 'imbalance')
   no_effect += ('moments', 'sync_rounds', 'after_sync_factor')
-  no_effect += ('fixbn_rounds', 'pooled')
+  no_effect += ('fixbn_rounds', 'pooled', 'proximal_strength')
+  no_effect += ('fedbs_epsilon', 'moon_weight', 'moon_temperature')
+  no_effect += ('moon_feature_layer',)
   expected = dict(given, **dict.fromkeys(no_effect))
   assert dataclasses.asdict(resolved) == expected
 
@@ -125,6 +130,12 @@ def test_every_value_reaches_its_setting():
         ['--algorithm=fixbn', '--rounds=9', '--fixbn_rounds=8'],
         ['--algorithm=dsgd', '--local_steps=1', '--client_momentum=0.9'],
         ['--model_aggregator=geometric_median', '--num_byzantine=3'],
+        ['--algorithm=fedprox', '--proximal_strength=0'],
+        ['--algorithm=fedbn+fedbs', '--fedbs_epsilon=0.5'],
+        ['--algorithm=fixbn+scaffold', '--fixbn_rounds=8'],
+        ['--algorithm=moon', '--moon_feature_layer=dense'],
+        ['--algorithm=dsgd', '--local_steps=1', '--client_warmup_steps=5'],
+        ['--client_gradient_clip_norm=0.5', '--max_failed_rounds=1'],
         ['--attack=label_flip', '--num_attackers=3'],
         ['--attack=alie', '--num_attackers=3', '--attack_target=statistics'],
     ],
@@ -240,6 +251,36 @@ def test_fixbn_rounds(arguments, fixbn_rounds):
   assert resolved.sync_rounds is None
 
 
+@pytest.mark.parametrize(
+    ('algorithm', 'expected'),
+    [
+        ('fedavg', {}),
+        ('fedprox', dict(proximal_strength=0.001)),
+        ('scaffold', {}),
+        ('fedtan_ii+fedprox', dict(proximal_strength=0.001)),
+        ('fbn+moon', dict(moon_weight=1.0, moon_temperature=0.5)),
+        (
+            'fedbn+fedbs',
+            dict(proximal_strength=0.001, fedbs_epsilon=defaults.FEDBS_EPSILON),
+        ),
+    ],
+)
+def test_flags_of_corrections(algorithm, expected):
+  resolved = dataclasses.asdict(_resolve(f'--algorithm={algorithm}'))
+  names = ('proximal_strength', 'fedbs_epsilon', 'moon_weight')
+  names += ('moon_temperature', 'moon_feature_layer')
+  assert {n: resolved[n] for n in names if resolved[n] is not None} == expected
+
+
+def test_corrections_keep_the_settings_of_their_algorithm():
+  resolved = _resolve('--algorithm=fbn+scaffold')
+  assert resolved.pooled is True
+  assert resolved.statistics is None
+  assert resolved.server_optimizer == 'sgd'
+  assert _resolve('--algorithm=moon').statistics == 'naive'
+  assert _resolve('--algorithm=fixbn+fedprox').fixbn_rounds == 30
+
+
 def test_flags_of_fbn():
   resolved = _resolve('--algorithm=fbn')
   assert resolved.pooled is True
@@ -316,6 +357,37 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         (
             ['--algorithm=centralized', '--server_optimizer=adam'],
             '--server_optimizer=adam has no effect',
+        ),
+        (
+            ['--proximal_strength=1'],
+            '--proximal_strength=1.0 has no effect with --algorithm=fedavg; it'
+            ' is for fedprox, fedbs.',
+        ),
+        (
+            ['--algorithm=fedprox', '--moon_weight=1'],
+            '--moon_weight=1.0 has no effect with --algorithm=fedprox; it is'
+            ' for moon.',
+        ),
+        (
+            ['--algorithm=fedbn+scaffold', '--statistics=pooled'],
+            '--statistics=pooled has no effect with --algorithm=fedbn+scaffold',
+        ),
+        (
+            ['--algorithm=fbn+scaffold', '--client_momentum=0.9'],
+            '--client_momentum=0.9 is impossible with fbn+scaffold',
+        ),
+        (
+            ['--algorithm=fedbs', '--model_aggregator=median'],
+            '--model_aggregator=median is impossible with fedbs, whose clients'
+            ' count by their losses',
+        ),
+        (
+            ['--algorithm=fedbs', '--attack=sf', '--num_attackers=2'],
+            '--model_aggregator=mean with --attack=sf is impossible with fedbs',
+        ),
+        (
+            ['--algorithm=fixbn+moon', '--rounds=1'],
+            '--rounds=1 is too few for fixbn',
         ),
         (
             ['--moments=fused'],

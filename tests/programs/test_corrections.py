@@ -1,0 +1,222 @@
+"""Tests that run algorithms with a correction of the clients' drift."""
+
+import csv
+
+from absl import logging
+import numpy as np
+import pytest
+
+from tff_bn import training
+from tff_bn.programs import cli
+from tff_bn.programs import compare
+from tff_bn.programs import defaults
+from tff_bn.programs import train
+
+_SMALL = (
+    '--model=mlp3',
+    '--evaluate_every=1',
+    '--local_steps=2',
+    '--num_clients=4',
+    '--classes_per_client=3',
+)
+
+
+@pytest.fixture(autouse=True)
+def keep_log_settings(monkeypatch):
+  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
+  verbosity = logging.get_verbosity()
+  yield
+  logging.set_verbosity(verbosity)
+
+
+def _rows(path):
+  with open(path, newline='', encoding='utf-8') as file:
+    return list(csv.DictReader(file))
+
+
+def _crash_after(monkeypatch, num_rounds):
+  """Lets training end so many rounds after it has begun."""
+  run_round = training._IterativeProcess.next
+  num_calls = 0
+
+  def next_or_crash(self, state, data):
+    nonlocal num_calls
+    num_calls += 1
+    if num_calls > num_rounds:
+      raise OSError('the power was cut')
+    return run_round(self, state, data)
+
+  monkeypatch.setattr(training._IterativeProcess, 'next', next_or_crash)
+
+
+def test_comparison(tmp_path):
+  names = ['fedprox', 'scaffold', 'moon', 'fedbs', 'fedbn+fedprox']
+  names += ['fbn+scaffold']
+  arguments = [
+      f'--algorithms=fedavg,{",".join(names)}',
+      *_SMALL,
+      '--rounds=2',
+      '--seeds=0',
+      f'--output_dir={tmp_path}',
+  ]
+  assert compare.run(arguments) == cli.OK
+  results = {row['algorithm']: row for row in _rows(tmp_path / 'results.csv')}
+  assert list(results) == ['fedavg', *names]
+  table = (tmp_path / 'results.md').read_text(encoding='utf-8')
+  for name in names:
+    assert f'| {name} ' in table
+    assert np.isfinite(float(results[name]['test_loss']))
+    assert results[name]['test_loss'] != results['fedavg']['test_loss']
+  # Control variates of all that is trained, once down and once up.
+  num_values = {'fedavg': 2350, 'fedprox': 2350, 'moon': 2350, 'fedbs': 2350}
+  num_values |= {'scaffold': 2350 + 2290, 'fbn+scaffold': 2350 + 2290}
+  for name, number in num_values.items():
+    megabytes = number * 4 * (1 + 4) * 2 / 2**20
+    assert float(results[name]['megabytes']) == pytest.approx(megabytes)
+  # Only clients that keep a part of the model have a model of their own.
+  for name, has_clients in (('moon', False), ('fedbn+fedprox', True)):
+    model = tmp_path / 'runs' / f'{name}-seed0' / 'model'
+    assert (model / 'clients').exists() == has_clients
+
+
+@pytest.fixture(scope='module')
+def fedbs_arguments():
+  return [
+      '--algorithm=fedbs',
+      *_SMALL,
+      '--rounds=6',
+      '--checkpoint_every=2',
+      '--proximal_strength=0.5',
+      '--fedbs_epsilon=0.08',
+  ]
+
+
+@pytest.fixture(scope='module')
+def fedbs(tmp_path_factory, fedbs_arguments):
+  folder = tmp_path_factory.mktemp('fedbs')
+  assert train.run([*fedbs_arguments, f'--output_dir={folder}']) == cli.OK
+  return folder
+
+
+def test_fedbs_switches_once_when_the_losses_are_alike(fedbs):
+  first, *rows = _rows(fedbs / 'metrics.csv')
+  assert first['switched_to_fedprox'] == first['loss_std'] == ''
+  are_alike = [float(row['loss_std']) < 0.08 for row in rows]
+  # Else this test is about nothing.
+  assert 0 < are_alike.index(True) < 5
+  expected = np.maximum.accumulate(are_alike).astype(int).astype(str)
+  assert [row['switched_to_fedprox'] for row in rows] == list(expected)
+
+
+@pytest.mark.parametrize('num_rounds', [2, 3, 5])
+def test_fedbs_goes_on_after_a_crash(
+    fedbs, fedbs_arguments, num_rounds, tmp_path, capsys
+):
+  arguments = [*fedbs_arguments, f'--output_dir={tmp_path}']
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    _crash_after(monkeypatch, num_rounds)
+    assert train.run(arguments) == cli.FAILED
+  assert 'the power was cut' in capsys.readouterr().err
+  assert len(_rows(tmp_path / 'metrics.csv')) == 1 + num_rounds
+  assert train.run(arguments) == cli.OK
+  assert (tmp_path / 'metrics.csv').read_bytes() == (
+      fedbs / 'metrics.csv'
+  ).read_bytes()
+
+
+@pytest.mark.parametrize('algorithm', ['scaffold', 'fedbn+moon'])
+def test_clients_keep_their_states_over_a_crash(algorithm, tmp_path):
+  arguments = [
+      f'--algorithm={algorithm}',
+      *_SMALL,
+      '--rounds=5',
+      '--checkpoint_every=2',
+      '--clients_per_round=3',
+  ]
+  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+  assert train.run([*arguments, f'--output_dir={whole}']) == cli.OK
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    _crash_after(monkeypatch, 3)
+    assert train.run([*arguments, f'--output_dir={broken}']) == cli.FAILED
+  assert train.run([*arguments, f'--output_dir={broken}']) == cli.OK
+  metrics = [(f / 'metrics.csv').read_bytes() for f in (whole, broken)]
+  assert metrics[0] == metrics[1]
+
+
+# So large that all weights overflow in the first step.
+_TOO_LARGE = '--client_learning_rate=1e38'
+
+
+@pytest.mark.parametrize('algorithm', ['fedavg', 'fedbn', 'fedbs', 'fbn+moon'])
+def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
+  arguments = [
+      f'--algorithm={algorithm}',
+      *_SMALL,
+      _TOO_LARGE,
+      '--rounds=8',
+      '--max_failed_rounds=3',
+      '--checkpoint_every=2',
+      f'--output_dir={tmp_path}',
+  ]
+  assert train.run(arguments) == cli.FAILED
+  error = capsys.readouterr().err
+  assert 'stopped after round 3: in the last 3 rounds no client' in error
+  assert '--max_failed_rounds=3' in error
+  rows = _rows(tmp_path / 'metrics.csv')
+  assert [row['round'] for row in rows] == ['0', '1', '2', '3']
+  assert [row['num_dropped_clients'] for row in rows[1:]] == ['4'] * 3
+  # The server keeps its model.
+  assert len({row['test_loss'] for row in rows}) == 1
+  assert not (tmp_path / 'model').exists()
+  # The same command comes to the same end.
+  before = (tmp_path / 'metrics.csv').read_bytes()
+  assert train.run(arguments) == cli.FAILED
+  assert 'stopped after round 3' in capsys.readouterr().err
+  assert (tmp_path / 'metrics.csv').read_bytes() == before
+
+
+def test_run_whose_last_rounds_fail_is_no_success(tmp_path, capsys):
+  arguments = [*_SMALL, _TOO_LARGE, '--max_failed_rounds=2', '--rounds=2']
+  assert train.run([*arguments, f'--output_dir={tmp_path}']) == cli.FAILED
+  assert 'stopped after round 2' in capsys.readouterr().err
+  assert not (tmp_path / 'model').exists()
+
+
+def test_run_with_fewer_failed_rounds_goes_on(tmp_path, monkeypatch):
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda *args: warnings.append(args[0] % args[1:])
+  )
+  arguments = [*_SMALL, '--client_learning_rate_schedule=3:0', '--rounds=4']
+  assert defaults.MAX_FAILED_ROUNDS > 2
+  assert (
+      train.run([*arguments, _TOO_LARGE, f'--output_dir={tmp_path}']) == cli.OK
+  )
+  changed_nothing = [w for w in warnings if 'changed nothing' in w]
+  assert [w.split()[1] for w in changed_nothing] == ['1', '2']
+  dropped = [
+      row['num_dropped_clients'] for row in _rows(tmp_path / 'metrics.csv')
+  ]
+  assert dropped == ['0', '4', '4', '0', '0']
+
+
+def test_comparison_goes_on_when_a_run_stops(tmp_path, capsys):
+  arguments = [
+      '--algorithms=centralized,fedbn',
+      *_SMALL,
+      # Centralized training ends with weights that are not finite, too.
+      _TOO_LARGE,
+      '--seeds=0',
+      '--rounds=4',
+      '--max_failed_rounds=1',
+      f'--output_dir={tmp_path}',
+  ]
+  assert compare.run(arguments) == cli.FAILED
+  captured = capsys.readouterr()
+  assert '[2/2] fedbn, seed 0' in captured.out
+  assert captured.err.count('stopped after round 1: ') == 2
+  assert '2 of 2 runs stopped early' in captured.err
+  assert 'centralized with seed 0, fedbn with seed 0.' in captured.err
+  results = _rows(tmp_path / 'results.csv')
+  assert [row['rounds'] for row in results] == ['1', '1']
+  assert results[0]['test_loss']
