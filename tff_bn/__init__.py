@@ -15,6 +15,7 @@ _SUBMODULES = (
     'algorithms',
     'analysis',
     'data',
+    'drift_correction',
     'evaluation',
     'layers',
     'models',

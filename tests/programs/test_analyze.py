@@ -1,12 +1,11 @@
 """Tests for `tff-bn-analyze`."""
 
-import csv
 import re
 import subprocess
 import sys
 
 from absl import flags as absl_flags
-from absl import logging
+import csv_rows
 import matplotlib.image
 import pytest
 
@@ -32,23 +31,10 @@ _FILES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def keep_log_settings(monkeypatch):
-  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
-  verbosity = logging.get_verbosity()
-  yield
-  logging.set_verbosity(verbosity)
-
-
 def _run(folder, *arguments):
   return analyze.run(
       ['normalization_error', f'--output_dir={folder}', *_SMALL, *arguments]
   )
-
-
-def _rows(path):
-  with open(path, encoding='utf-8', newline='') as file:
-    return list(csv.DictReader(file))
 
 
 def _files(folder):
@@ -76,7 +62,7 @@ def test_writes_tables_and_plots(tmp_path, results, capsys):
       for result in results
       for name in ('naive', 'fixbn', 'fbn')
   ]
-  rows = _rows(folder / 'normalization_error.csv')
+  rows = csv_rows.read(folder / 'normalization_error.csv')
   assert [
       (
           float(row['gamma']),
@@ -89,7 +75,7 @@ def test_writes_tables_and_plots(tmp_path, results, capsys):
       (gamma, name, pytest.approx(mean, rel=1e-7), pytest.approx(final))
       for gamma, name, mean, final in expected
   ]
-  by_round = _rows(folder / 'normalization_error_by_round.csv')
+  by_round = csv_rows.read(folder / 'normalization_error_by_round.csv')
   assert len(by_round) == 2 * 3 * 6
   assert by_round[-1].items() >= dict(algorithm='fbn', round='6').items()
   assert float(by_round[-2]['error']) == pytest.approx(

@@ -20,14 +20,6 @@ _PROGRAMS = [train.PROGRAM, compare.PROGRAM, evaluate.PROGRAM]
 _IDS = [program.name for program in _PROGRAMS]
 
 
-@pytest.fixture(autouse=True)
-def keep_log_settings(monkeypatch):
-  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
-  verbosity = logging.get_verbosity()
-  yield
-  logging.set_verbosity(verbosity)
-
-
 def _program(main):
   def define_flags(values):
     absl_flags.DEFINE(

@@ -1,8 +1,7 @@
 """Tests that run algorithms with a correction of the clients' drift."""
 
-import csv
-
 from absl import logging
+import csv_rows
 import numpy as np
 import pytest
 
@@ -19,19 +18,6 @@ _SMALL = (
     '--num_clients=4',
     '--classes_per_client=3',
 )
-
-
-@pytest.fixture(autouse=True)
-def keep_log_settings(monkeypatch):
-  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
-  verbosity = logging.get_verbosity()
-  yield
-  logging.set_verbosity(verbosity)
-
-
-def _rows(path):
-  with open(path, newline='', encoding='utf-8') as file:
-    return list(csv.DictReader(file))
 
 
 def _crash_after(monkeypatch, num_rounds):
@@ -60,7 +46,9 @@ def test_comparison(tmp_path):
       f'--output_dir={tmp_path}',
   ]
   assert compare.run(arguments) == cli.OK
-  results = {row['algorithm']: row for row in _rows(tmp_path / 'results.csv')}
+  results = {
+      row['algorithm']: row for row in csv_rows.read(tmp_path / 'results.csv')
+  }
   assert list(results) == ['fedavg', *names]
   table = (tmp_path / 'results.md').read_text(encoding='utf-8')
   for name in names:
@@ -99,7 +87,7 @@ def fedbs(tmp_path_factory, fedbs_arguments):
 
 
 def test_fedbs_switches_once_when_the_losses_are_alike(fedbs):
-  first, *rows = _rows(fedbs / 'metrics.csv')
+  first, *rows = csv_rows.read(fedbs / 'metrics.csv')
   assert first['switched_to_fedprox'] == first['loss_std'] == ''
   are_alike = [float(row['loss_std']) < 0.08 for row in rows]
   # Else this test is about nothing.
@@ -117,7 +105,7 @@ def test_fedbs_goes_on_after_a_crash(
     _crash_after(monkeypatch, num_rounds)
     assert train.run(arguments) == cli.FAILED
   assert 'the power was cut' in capsys.readouterr().err
-  assert len(_rows(tmp_path / 'metrics.csv')) == 1 + num_rounds
+  assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 1 + num_rounds
   assert train.run(arguments) == cli.OK
   assert (tmp_path / 'metrics.csv').read_bytes() == (
       fedbs / 'metrics.csv'
@@ -162,7 +150,7 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
   error = capsys.readouterr().err
   assert 'stopped after round 3: in the last 3 rounds no client' in error
   assert '--max_failed_rounds=3' in error
-  rows = _rows(tmp_path / 'metrics.csv')
+  rows = csv_rows.read(tmp_path / 'metrics.csv')
   assert [row['round'] for row in rows] == ['0', '1', '2', '3']
   assert [row['num_dropped_clients'] for row in rows[1:]] == ['4'] * 3
   # The server keeps its model.
@@ -195,7 +183,8 @@ def test_run_with_fewer_failed_rounds_goes_on(tmp_path, monkeypatch):
   changed_nothing = [w for w in warnings if 'changed nothing' in w]
   assert [w.split()[1] for w in changed_nothing] == ['1', '2']
   dropped = [
-      row['num_dropped_clients'] for row in _rows(tmp_path / 'metrics.csv')
+      row['num_dropped_clients']
+      for row in csv_rows.read(tmp_path / 'metrics.csv')
   ]
   assert dropped == ['0', '4', '4', '0', '0']
 
@@ -217,6 +206,6 @@ def test_comparison_goes_on_when_a_run_stops(tmp_path, capsys):
   assert captured.err.count('stopped after round 1: ') == 2
   assert '2 of 2 runs stopped early' in captured.err
   assert 'centralized with seed 0, fedbn with seed 0.' in captured.err
-  results = _rows(tmp_path / 'results.csv')
+  results = csv_rows.read(tmp_path / 'results.csv')
   assert [row['rounds'] for row in results] == ['1', '1']
   assert results[0]['test_loss']

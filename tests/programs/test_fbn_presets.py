@@ -16,11 +16,6 @@ _ATTACKERS = ('--attack_target=statistics', '--num_attackers=3')
 _DEFENSES = ('nnm+median', 'nnm+trimmed_mean')
 
 
-@pytest.fixture(autouse=True)
-def keep_log_settings(monkeypatch):
-  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
-
-
 @pytest.fixture(name='accuracy', scope='module')
 def fixture_accuracy(tmp_path_factory):
   """Percent of the test set, in the mean of the last 3 evaluations."""

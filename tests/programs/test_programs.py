@@ -1,6 +1,5 @@
 """Tests that run the programs: what they write, refuse and leave behind."""
 
-import csv
 import os
 import pathlib
 import re
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from absl import logging
+import csv_rows
 import numpy as np
 import psutil
 import pytest
@@ -32,19 +31,6 @@ _SMALL = (
     '--num_clients=5',
     '--classes_per_client=2',
 )
-
-
-@pytest.fixture(autouse=True)
-def keep_log_settings(monkeypatch):
-  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
-  verbosity = logging.get_verbosity()
-  yield
-  logging.set_verbosity(verbosity)
-
-
-def _rows(path):
-  with open(path, newline='', encoding='utf-8') as file:
-    return list(csv.DictReader(file))
 
 
 def _file_times(folder):
@@ -99,11 +85,11 @@ def test_comparison_has_all_files(comparison):
 
 def test_results_are_means_of_the_runs_metrics(comparison):
   folder, _, printed = comparison
-  results = _rows(folder / 'results.csv')
+  results = csv_rows.read(folder / 'results.csv')
   assert len(results) == 6
   for result in results:
     run = folder / 'runs' / f'{result["algorithm"]}-seed{result["seed"]}'
-    metrics = _rows(run / 'metrics.csv')
+    metrics = csv_rows.read(run / 'metrics.csv')
     assert [row['round'] for row in metrics] == ['0', '1', '2', '3']
     for column in ('test_accuracy', 'client_test_accuracy', 'train_loss'):
       expected = np.mean([float(row[column]) for row in metrics[-2:]])
@@ -127,7 +113,7 @@ def test_results_are_means_of_the_runs_metrics(comparison):
 def test_algorithms_of_a_seed_start_alike(comparison):
   folder, _, _ = comparison
   initial = {
-      (algorithm, seed): _rows(
+      (algorithm, seed): csv_rows.read(
           folder / 'runs' / f'{algorithm}-seed{seed}' / 'metrics.csv'
       )[0]['test_loss']
       for algorithm in ('centralized', 'fedavg', 'fedbn')
@@ -143,7 +129,7 @@ def test_only_federated_algorithms_send(comparison):
   folder, _, _ = comparison
   results = {
       (result['algorithm'], result['seed']): result
-      for result in _rows(folder / 'results.csv')
+      for result in csv_rows.read(folder / 'results.csv')
   }
   assert float(results['centralized', '0']['megabytes']) == 0
   # mlp3 on 8x8 images: 64·30 weights, two affine and two statistics values for
@@ -175,7 +161,9 @@ def fedtan_comparison(tmp_path_factory):
 
 def _fedtan_rows(folder):
   return {
-      algorithm: _rows(folder / 'runs' / f'{algorithm}-seed0' / 'metrics.csv')
+      algorithm: csv_rows.read(
+          folder / 'runs' / f'{algorithm}-seed0' / 'metrics.csv'
+      )
       for algorithm in ('fedtan', 'fedtan_forward_only', 'fedtan_ii', 'fedavg')
   }
 
@@ -255,7 +243,7 @@ def test_flags_of_fedtan_are_written(fedtan_comparison):
 def test_fused_moments_save_an_exchange(tmp_path):
   arguments = ['--algorithm=fedtan', '--moments=fused', *_SMALL, '--rounds=1']
   assert train.run([*arguments, f'--output_dir={tmp_path}']) == 0
-  rows = _rows(tmp_path / 'metrics.csv')
+  rows = csv_rows.read(tmp_path / 'metrics.csv')
   # mlp3 has one layer.
   assert [row['exchanges'] for row in rows] == ['0', '3']
 
@@ -413,7 +401,9 @@ def test_run_is_continued_wherever_it_is_computed(tmp_path):
     arguments = [*_SMALL, *runtime, f'--output_dir={folder}']
     assert train.run(arguments) == 0
     flags.append((folder / 'flags.txt').read_text(encoding='utf-8'))
-    losses = [float(row['test_loss']) for row in _rows(folder / 'metrics.csv')]
+    losses = [
+        float(row['test_loss']) for row in csv_rows.read(folder / 'metrics.csv')
+    ]
     if len(flags) == 1:
       expected = losses
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
@@ -451,7 +441,7 @@ def test_model_in_mixed_precision(tmp_path, precision, arguments):
   assert evaluate.run([f'--run={tmp_path}']) == 0
   _, clients = _evaluation(tmp_path)
   mean = np.mean([float(client['loss']) for client in clients])
-  last = _rows(tmp_path / 'metrics.csv')[-1]
+  last = csv_rows.read(tmp_path / 'metrics.csv')[-1]
   assert mean == pytest.approx(float(last['client_test_loss']), rel=1e-3)
   assert tf.keras.mixed_precision.global_policy().name == 'float32'
 
@@ -535,7 +525,7 @@ def test_presets_are_right(preset):
 
 
 def _evaluation(folder):
-  rows = _rows(folder / 'evaluation.csv')
+  rows = csv_rows.read(folder / 'evaluation.csv')
   assert rows[0]['model'] == 'global' and rows[0]['client'] == ''
   return rows[0], rows[1:]
 
@@ -545,7 +535,7 @@ def test_evaluation_of_a_global_model(comparison, capsys):
   run = folder / 'runs' / 'fedavg-seed0'
   assert evaluate.run([f'--run={run}']) == 0
   test, clients = _evaluation(run)
-  last = _rows(run / 'metrics.csv')[-1]
+  last = csv_rows.read(run / 'metrics.csv')[-1]
   assert test['num_examples'] == '360'
   for measure in ('loss', 'accuracy'):
     expected = float(last[f'test_{measure}'])
@@ -571,7 +561,7 @@ def test_evaluation_of_clients_own_models(comparison, tmp_path):
   assert _file_times(run) == before
   _, clients = _evaluation(out)
   assert {client['model'] for client in clients} == {'own'}
-  last = _rows(run / 'metrics.csv')[-1]
+  last = csv_rows.read(run / 'metrics.csv')[-1]
   for measure in ('loss', 'accuracy'):
     mean = np.mean([float(client[measure]) for client in clients])
     expected = float(last[f'client_test_{measure}'])
@@ -585,7 +575,7 @@ def test_evaluation_on_other_data(comparison, tmp_path):
   assert evaluate.run([*arguments, '--split=iid', '--num_clients=3']) == 0
   test, clients = _evaluation(tmp_path)
   assert len(clients) == 3
-  last = _rows(run / 'metrics.csv')[-1]
+  last = csv_rows.read(run / 'metrics.csv')[-1]
   assert float(test['loss']) == pytest.approx(float(last['test_loss']), 1e-5)
 
 
@@ -716,5 +706,5 @@ def test_interrupt_ends_everything_and_the_same_command_goes_on(
 
   # In the default runtime, whatever it was before.
   assert train.run(arguments) == 0
-  rounds = [int(row['round']) for row in _rows(folder / 'metrics.csv')]
+  rounds = [int(row['round']) for row in csv_rows.read(folder / 'metrics.csv')]
   assert rounds == list(range(16))

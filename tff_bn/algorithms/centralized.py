@@ -28,6 +28,7 @@ def build_centralized(
     client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None,
     client_warmup_steps: int = 0,
     client_gradient_clip_norm: Optional[float] = None,
+    drift_correction: None = None,
     seed: int = 0,
     jit_compile: bool = False,
 ) -> tff.learning.templates.LearningProcess:
@@ -51,6 +52,7 @@ def build_centralized(
       `tff_bn.local_training.LocalTrainingConfig`.
     client_gradient_clip_norm: The largest global norm of a batch's gradient; a
       longer one is scaled down to it. Default: any.
+    drift_correction: Must be `None`, see below.
     seed: Determines dropout and other random layers.
     jit_compile: Whether XLA compiles the steps.
 
@@ -59,8 +61,15 @@ def build_centralized(
 
   Raises:
     TypeError: If the optimizer has the wrong type.
-    ValueError: If an argument has a value that is not allowed.
+    ValueError: If an argument has a value that is not allowed; or there is a
+      `drift_correction`: one model does not drift apart.
   """
+  if drift_correction is not None:
+    raise ValueError(
+        f"drift_correction={type(drift_correction).__name__} can't be combined"
+        ' with centralized training: there is one model, so there are no'
+        ' clients that drift apart.'
+    )
   training = LocalTraining(
       model,
       LocalTrainingConfig(

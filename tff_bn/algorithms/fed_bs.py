@@ -72,10 +72,11 @@ def build_fed_bs(
     ValueError: If an option has a value that is not allowed, or `build_process`
       can't be combined with FedBS.
   """
-  return build_process(
+  return partitioned.build_corrected(
+      build_process,
       model,
       client_optimizer,
-      drift_correction=FedBs(epsilon, proximal_strength),
+      FedBs(epsilon, proximal_strength),
       model_aggregator=loss_weighted.LossWeightedFactory(model_aggregator),
       **options,
   )

@@ -52,10 +52,11 @@ def build_fed_prox(
     ValueError: If an option has a value that is not allowed, or `build_process`
       can't be combined with FedProx.
   """
-  return build_process(
+  return partitioned.build_corrected(
+      build_process,
       model,
       client_optimizer,
-      drift_correction=FedProx(proximal_strength),
+      FedProx(proximal_strength),
       **options,
   )
 

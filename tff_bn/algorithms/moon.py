@@ -57,10 +57,11 @@ def build_moon(
       such layer or no hidden one, or `build_process` can't be combined with
       MOON.
   """
-  return build_process(
+  return partitioned.build_corrected(
+      build_process,
       model,
       client_optimizer,
-      drift_correction=Moon(contrastive_weight, temperature, feature_layer),
+      Moon(contrastive_weight, temperature, feature_layer),
       **options,
   )
 

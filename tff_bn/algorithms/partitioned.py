@@ -335,6 +335,39 @@ def build_shared(
   return _build_stateless(parts)
 
 
+def build_corrected(
+    build_process: Callable[..., Process],
+    model: BatchNormModel,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    correction: DriftCorrection,
+    **options: Any,
+) -> Process:
+  """Builds another algorithm with a correction of the clients' drift.
+
+  Args:
+    build_process: The other algorithm's builder.
+    model: The model.
+    client_optimizer: The client optimizer.
+    correction: The correction.
+    **options: The other arguments of `build_process`.
+
+  Returns:
+    The process.
+
+  Raises:
+    ValueError: If the other algorithm can't be corrected, or has a correction.
+  """
+  other = options.pop('drift_correction', None)
+  if other is not None:
+    raise ValueError(
+        f'{type(correction).__name__} and {type(other).__name__} are both'
+        " corrections of the clients' drift, of which there can be one only."
+    )
+  return build_process(
+      model, client_optimizer, drift_correction=correction, **options
+  )
+
+
 def build_partitioned(
     model: BatchNormModel,
     partition: Partition,

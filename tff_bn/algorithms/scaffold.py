@@ -56,10 +56,11 @@ def build_scaffold(
     ValueError: If an option has a value that is not allowed, the client
       optimizer is another, or `build_process` can't be combined with SCAFFOLD.
   """
-  return build_process(
+  return partitioned.build_corrected(
+      build_process,
       model,
       client_optimizer,
-      drift_correction=Scaffold(num_clients),
+      Scaffold(num_clients),
       **options,
   )
 
