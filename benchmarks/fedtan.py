@@ -359,30 +359,6 @@ def _build_resnet(num_blocks: int) -> Any:
   return tf.keras.Model(inputs, outputs)
 
 
-def _federated_data(row: Row) -> Any:
-  """Random images; each client has its own brightness and two classes."""
-  # pylint: disable=g-import-not-at-top
-  import numpy as np
-
-  from tff_bn import data
-
-  # pylint: enable=g-import-not-at-top
-  rng = np.random.default_rng([0, row.num_clients])
-  num_samples = row.num_steps * row.batch_size
-  shape = (num_samples, *_IMAGE_SHAPES[row.model])
-  images, labels = [], []
-  for client in range(row.num_clients):
-    start = 128 * client // row.num_clients
-    images.append(rng.integers(start, start + 128, shape, np.uint8))
-    first_class = 2 * client % harness.NUM_CLASSES
-    labels.append(first_class + rng.integers(0, 2, num_samples, np.int32))
-  x, y = np.concatenate(images), np.concatenate(labels)
-  dataset = data.Dataset('random', x, y, x[:0], y[:0], harness.NUM_CLASSES)
-  return harness.federated_data(
-      dataset, np.split(np.arange(len(y)), row.num_clients)
-  )
-
-
 def _build_centralized_steps(problem: _Problem) -> Callable[[Any], Result]:
   """Returns a function that trains on batches with plain TensorFlow."""
   import tensorflow as tf  # pylint: disable=g-import-not-at-top
@@ -434,7 +410,7 @@ def time_row(row: Row, repeats: int) -> Rounds:
   """
   from tff_bn import runtime  # pylint: disable=g-import-not-at-top
 
-  problem = _Problem(row, _federated_data(row))
+  problem = _Problem(row, harness.unlike_clients(row, _IMAGE_SHAPES[row.model]))
   centralized_steps = _build_centralized_steps(problem)
   processes = {way: problem.build_process(way) for way in (FED_AVG, *MOMENTS)}
   times = {way: [] for way in WAYS}
@@ -481,7 +457,7 @@ def time_first_round(row: Row) -> FirstRound:
 
   # pylint: enable=g-import-not-at-top
   del algorithms  # Imported before the time is taken.
-  data = _federated_data(row)
+  data = harness.unlike_clients(row, _IMAGE_SHAPES[row.model])
   with runtime.in_process_runtime():
     start = time.perf_counter()
     problem = _Problem(row, data)

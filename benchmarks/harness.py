@@ -193,6 +193,36 @@ def federated_data(dataset: Any, parts: Sequence[Any]) -> Any:
   )
 
 
+def unlike_clients(row: Row, image_shape: Sequence[int]) -> Any:
+  """Random images; each client has its own brightness and two classes.
+
+  Args:
+    row: How many clients there are, and how many images each has.
+    image_shape: The shape of an image.
+
+  Returns:
+    A `FederatedData`.
+  """
+  # pylint: disable=g-import-not-at-top
+  import numpy as np
+
+  from tff_bn import data
+
+  # pylint: enable=g-import-not-at-top
+  rng = np.random.default_rng([0, row.num_clients])
+  num_samples = row.num_steps * row.batch_size
+  shape = (num_samples, *image_shape)
+  images, labels = [], []
+  for client in range(row.num_clients):
+    start = 128 * client // row.num_clients
+    images.append(rng.integers(start, start + 128, shape, np.uint8))
+    first_class = 2 * client % NUM_CLASSES
+    labels.append(first_class + rng.integers(0, 2, num_samples, np.int32))
+  x, y = np.concatenate(images), np.concatenate(labels)
+  dataset = data.Dataset('random', x, y, x[:0], y[:0], NUM_CLASSES)
+  return federated_data(dataset, np.split(np.arange(len(y)), row.num_clients))
+
+
 def in_new_process(function: Callable[..., Any], *args: Any) -> Any:
   """Calls a function of a module in a process of its own."""
   with concurrent.futures.ProcessPoolExecutor(

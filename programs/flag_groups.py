@@ -594,8 +594,9 @@ def define_training_flags(values: flags.FlagValues) -> FlagGroup:
   define(
       'client_warmup_steps',
       parsers.NumberParser(int, minimum=0),
-      'Number of local steps, counted over the rounds, over which the learning'
-      ' rate rises linearly at the start of the training',
+      "Number of steps over which the clients' learning rate rises linearly at"
+      ' the start of each round, as their optimizers start; with centralized'
+      ' and dsgd, whose optimizers last, at the start of the training',
       defaults.CLIENT_WARMUP_STEPS,
   )
   define(

@@ -181,6 +181,39 @@ class TestFloat16:
     weights = process.get_model_weights(output.state)
     np.testing.assert_allclose(weights.trainable[0], [[1 - 2]], rtol=1e-3)
 
+  @pytest.mark.parametrize('jit_compile', [False, True])
+  @pytest.mark.parametrize(
+      ('gradient', 'num_skipped'), [(0.5, 0), (1.5, 0), (-9.0, 3), (30.0, 4)]
+  )
+  def test_gradient_is_clipped_without_the_scale(
+      self, gradient, num_skipped, jit_compile
+  ):
+    result = _train(
+        _slope_model('mixed_float16'),
+        [(_column(1.0), _column(gradient))] * 6,
+        client_gradient_clip_norm=1.0,
+        jit_compile=jit_compile,
+    )
+
+    # What overflows is skipped, and not cut down to the norm.
+    assert result['num_examples'] == 6 - num_skipped
+    step = np.clip(gradient, -1, 1)
+    np.testing.assert_allclose(
+        result['values'][0], [[1 - (6 - num_skipped) * step]], rtol=1e-6
+    )
+
+  def test_skipped_steps_do_not_count_in_the_warmup(self):
+    result = _train(
+        _slope_model('mixed_float16'),
+        [(_column(1.0), _column(3.0))] * 6,
+        client_warmup_steps=4,
+    )
+
+    assert result['num_examples'] == 5
+    np.testing.assert_allclose(
+        result['values'][0], [[1 - 3 * (0.25 + 0.5 + 0.75 + 1 + 1)]], rtol=1e-6
+    )
+
 
 class TestMixedPrecision:
 

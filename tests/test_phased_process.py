@@ -11,10 +11,14 @@ import tensorflow_federated as tff
 import training_fakes
 
 from tff_bn import algorithms
+from tff_bn import client_work
 from tff_bn import training
+from tff_bn.algorithms import partitioned
 from tff_bn.phased_process import Phase
 from tff_bn.phased_process import PhasedComputation
 from tff_bn.phased_process import build_phased_process
+from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.stateful_process import StatefulProcessOutput
 
 _TWO_ROUNDS = 2
 
@@ -315,3 +319,169 @@ def test_state_without_a_number_of_rounds():
   )
   with pytest.raises(TypeError, match='number of finished rounds'):
     build_phased_process([(1, process), (None, process)])
+
+
+_SGD = tff.learning.optimizers.build_sgdm
+
+
+# A model that was built before TFF has built one of Keras's is of no use.
+@pytest.fixture(scope='module')
+def new_model():
+  return training_fakes.build_model()
+
+
+@pytest.fixture(scope='module')
+def options():
+  return dict(drift_correction=algorithms.Scaffold(), local_steps=2)
+
+
+@pytest.fixture(scope='module')
+def fixbn(new_model, options):
+  return algorithms.build_fixbn(
+      new_model, _SGD(0.1), fixbn_rounds=_TWO_ROUNDS, **options
+  )
+
+
+@pytest.fixture(scope='module')
+def stages(new_model, options):
+  """The processes of both phases."""
+  fixed = partitioned.build_shared(
+      new_model,
+      _SGD(0.1),
+      build_work=client_work.FixedStatisticsWork,
+      **options,
+  )
+  return algorithms.build_fed_avg(new_model, _SGD(0.1), **options), fixed
+
+
+class TestClientStates:
+  """FixBN with SCAFFOLD: clients keep control variates in both phases."""
+
+  def _rounds(self, processes, data):
+    """The states of the server and of the clients after each round."""
+    state = processes[0].initialize()
+    clients = [processes[0].initialize_client(state) for _ in data]
+    states = [(state, clients)]
+    for process in processes:
+      output = process.next(state, clients, data)
+      state, clients = output.state, output.client_states
+      states.append((state, clients))
+    return states
+
+  def test_states_go_through_the_phases(self, any_runtime, fixbn, stages):
+    first, second = stages
+    data = _data()
+
+    found = self._rounds([fixbn] * 4, data)
+
+    expected = self._rounds([first, first, second, second], data)
+    _assert_same(found, expected)
+    for before, after in zip(found, found[1:]):
+      for a, b in zip(before[1], after[1], strict=True):
+        for name in a:
+          assert np.any(np.asarray(a[name]) != b[name]), name
+    # Only the first phase changes the statistics.
+    statistics = [
+        fixbn.get_model_weights(state).non_trainable for state, _ in found
+    ]
+    _assert_same(statistics[3:], statistics[2:4])
+    assert np.any(statistics[2][0] != statistics[1][0])
+
+  def test_it_is_a_stateful_process(self, in_process_runtime, fixbn, stages):
+    first, _ = stages
+    assert isinstance(fixbn, StatefulLearningProcess)
+    assert isinstance(fixbn.next, PhasedComputation)
+    assert fixbn.next.type_signature == first.next.type_signature
+    assert fixbn.has_client_models is False
+    state = fixbn.initialize()
+    client = fixbn.initialize_client(state)
+    _assert_same(client, first.initialize_client(state))
+    _assert_same(
+        fixbn.get_client_model_weights(state, client),
+        fixbn.get_model_weights(state),
+    )
+
+  def test_clients_with_models_keep_them(self, in_process_runtime, new_model):
+    short, long = (
+        algorithms.build_fed_bn(new_model, _SGD(0.1), local_steps=n)
+        for n in (1, 3)
+    )
+    phased = build_phased_process([(1, short), (None, long)])
+    assert phased.has_client_models is True
+    found = self._rounds([phased] * 3, _data())
+    _assert_same(found, self._rounds([short, long, long], _data()))
+    state, (client, other) = found[-1]
+    weights = phased.get_client_model_weights(state, client)
+    _assert_same(weights, long.get_client_model_weights(state, client))
+    other_weights = phased.get_client_model_weights(state, other)
+    assert np.any(weights.non_trainable[0] != other_weights.non_trainable[0])
+
+  def test_training(self, in_process_runtime, new_model, fixbn, tmp_path):
+    def train(name, rounds):
+      return training.train(
+          fixbn,
+          new_model,
+          training_fakes.FakeData(),
+          dataclasses.replace(_CONFIG, rounds=rounds, clients_per_round=2),
+          tmp_path / name,
+      )
+
+    expected = train('uninterrupted', 4)
+    for stop_after in (1, 3):
+      train('stopped', stop_after)
+    result = train('stopped', 4)
+
+    assert result.resumed_from == 3
+    assert result.rows == expected.rows
+    assert [row['exchanges'] for row in result.rows] == [0, 1, 2, 3, 4]
+    _assert_same(result.state, expected.state)
+    assert not (tmp_path / 'stopped/model/clients').exists()
+
+
+def _with_client_states(process, client_type):
+  """The same states at the server, data and metrics; other client states."""
+  state_type, data_type = process.next.type_signature.parameter
+  client_type = tff.to_type(client_type)
+
+  @tff.tensorflow.computation(state_type.member)
+  def initialize_client(state):
+    del state
+    return tf.zeros(client_type.shape, client_type.dtype.type)
+
+  @tff.federated_computation(
+      state_type, tff.FederatedType(client_type, tff.CLIENTS), data_type
+  )
+  def next_fn(state, client_states, data):
+    output = process.next(state, data)
+    return StatefulProcessOutput(output.state, client_states, output.metrics)
+
+  return StatefulLearningProcess(
+      process.initialize,
+      initialize_client,
+      next_fn,
+      process.get_model_weights,
+      lambda state, client_state: process.get_model_weights(state),
+  )
+
+
+def test_processes_with_different_client_states(processes):
+  stateless, _ = processes
+  integer, vector = (
+      _with_client_states(stateless, t) for t in (np.int32, (np.float32, [3]))
+  )
+  build_phased_process([(1, vector), (None, vector)])
+  for first, second in (
+      (integer, vector),
+      (integer, stateless),
+      (stateless, integer),
+  ):
+    with pytest.raises(TypeError, match='The client state of phase 2 must'):
+      build_phased_process([(1, first), (None, second)])
+  model = training_fakes.build_model()
+  with pytest.raises(TypeError, match='The state of phase 2 must'):
+    build_phased_process(
+        [
+            (1, algorithms.build_fed_bn(model, _SGD(0.1))),
+            (None, algorithms.build_silo_bn(model, _SGD(0.1))),
+        ]
+    )

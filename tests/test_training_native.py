@@ -12,6 +12,7 @@ import tensorflow as tf
 import training_example
 
 from tff_bn import client_state_store
+from tff_bn import evaluation
 from tff_bn import runtime
 from tff_bn import training
 
@@ -28,7 +29,7 @@ def model(data):
   return training_example.build_model(data)
 
 
-@pytest.fixture(scope='module', params=['fed_avg', 'fed_bn'])
+@pytest.fixture(scope='module', params=['fed_avg', 'fed_bn', 'scaffold'])
 def algorithm(request):
   return request.param
 
@@ -59,6 +60,12 @@ def _snapshot(run_dir):
   }
   assert models
   return (run_dir / 'metrics.csv').read_bytes(), models
+
+
+def _assert_bits(found, expected):
+  assert [np.asarray(v).tobytes() for v in found] == [
+      np.asarray(v).tobytes() for v in expected
+  ]
 
 
 def _client_states(run_dir):
@@ -108,7 +115,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
   assert result.rows == uninterrupted[0].rows
 
 
-@pytest.mark.parametrize('algorithm', ['fed_bn'], indirect=True)
+@pytest.mark.parametrize('algorithm', ['fed_bn', 'scaffold'], indirect=True)
 def test_killed_program(algorithm, train, uninterrupted, tmp_path):
   process = subprocess.Popen(
       [
@@ -137,7 +144,58 @@ def test_killed_program(algorithm, train, uninterrupted, tmp_path):
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize('algorithm', ['fed_bn'], indirect=True)
+@pytest.mark.parametrize('algorithm', ['scaffold'], indirect=True)
+def test_control_variates_are_kept_but_are_no_model(
+    algorithm, uninterrupted, train, model, data, tmp_path
+):
+  del algorithm
+  result, _ = uninterrupted
+
+  train(tmp_path)
+
+  assert sorted(path.name for path in (tmp_path / 'model').iterdir()) == [
+      'model.keras'
+  ]
+  _assert_bits(
+      tf.keras.models.load_model(tmp_path / 'model/model.keras').get_weights(),
+      model.from_model_weights(result.model_weights),
+  )
+  header = (tmp_path / 'metrics.csv').read_text().splitlines()[0]
+  assert header == (
+      'round,train_loss,train_accuracy,test_loss,test_accuracy,'
+      'client_test_loss,client_test_accuracy,num_clients,'
+      'num_dropped_clients,exchanges,megabytes'
+  )
+  # All test metrics are the server's model's.
+  evaluator = evaluation.Evaluator(model)
+  expected = evaluator.evaluate(result.model_weights, data.test_dataset(100))
+  per_client = [
+      evaluator.evaluate(
+          result.model_weights, data.client_test_dataset(client_id, 100)
+      )
+      for client_id in data.client_ids
+  ]
+  for name in ('loss', 'accuracy'):
+    np.testing.assert_allclose(
+        result.rows[-1][f'test_{name}'], expected[name], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        result.rows[-1][f'client_test_{name}'],
+        np.mean([metrics[name] for metrics in per_client]),
+        rtol=1e-6,
+    )
+  with client_state_store.SqliteClientStateStore(
+      tmp_path / 'client_states.sqlite'
+  ) as store:
+    states = [store.get(client_id) for client_id in store.client_ids()]
+  assert len(states) == 4
+  for state in states:
+    assert len(state) == 6
+    assert all(name.startswith('control_variate_') for name in state)
+    assert all(np.any(value != 0) for value in state.values())
+
+
+@pytest.mark.parametrize('algorithm', ['fed_bn', 'scaffold'], indirect=True)
 def test_client_that_is_not_sampled_keeps_its_state_to_the_bit(
     train, data, tmp_path
 ):

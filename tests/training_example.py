@@ -1,4 +1,4 @@
-"""A small real run: FedAvg or FedBN on digits, in TFF's native runtime.
+"""A small real run on digits, in TFF's native runtime.
 
 Run as a program, this trains with the algorithm of its second argument in the
 folder of its first.
@@ -17,7 +17,9 @@ from tff_bn.data import load_dataset
 from tff_bn.data import split_dataset
 
 BUILDERS = dict(
-    fed_avg=algorithms.build_fed_avg, fed_bn=algorithms.build_fed_bn
+    fed_avg=algorithms.build_fed_avg,
+    fed_bn=algorithms.build_fed_bn,
+    scaffold=algorithms.build_scaffold,
 )
 CONFIG = training.TrainingConfig(
     rounds=8,
@@ -58,8 +60,10 @@ def build_model(data):
 
 
 def build_process(algorithm, model):
+  # SCAFFOLD refuses momentum.
+  momentum = None if algorithm == 'scaffold' else 0.9
   return BUILDERS[algorithm](
-      model, tff.learning.optimizers.build_sgdm(0.1, 0.9)
+      model, tff.learning.optimizers.build_sgdm(0.1, momentum)
   )
 
 

@@ -95,6 +95,7 @@ class ClientWork:
       client_state: Mapping[str, Any],
       dataset: tf.data.Dataset,
       optimizer_state: Optional[Any] = None,
+      num_steps: Any = 0,
   ) -> collections.OrderedDict[str, Any]:
     """Trains one client; to be called inside a `tff.tensorflow.computation`.
 
@@ -108,17 +109,23 @@ class ClientWork:
       client_state: The client's local variables, and what the correction keeps.
       dataset: The client's dataset.
       optimizer_state: The optimizer's state at the start. Default: a new one.
+      num_steps: How many steps the optimizer has made before.
 
     Returns:
       An `OrderedDict` of `update`, `update_weight`, `client_state` (the new
-      one), `values` (all new values), `optimizer_state` and `sums` (what the
-      metrics are made of).
+      one), `values` (all new values), `optimizer_state`, `num_steps` and `sums`
+      (what the metrics are made of).
     """
     before = self._weights.merge(shared, client_state)
     optimizer_state = self._start_optimizer(state, optimizer_state)
     started = self.correction.start(before, state['correction'], client_state)
     result = self._training.train(
-        before, dataset, optimizer_state, state['round_num'], started
+        before,
+        dataset,
+        optimizer_state,
+        state['round_num'],
+        started,
+        num_steps,
     )
     return self.report(
         state, client_state, before, started, optimizer_state, result
@@ -184,14 +191,19 @@ class ClientWork:
         client_state=new_client_state,
         values=after,
         optimizer_state=_where(keep, result.optimizer_state, optimizer_state),
+        num_steps=result.num_steps,
         sums=collections.OrderedDict(
-            loss_sum=loss_sum,
-            metric_sums=_or_zero(keep, result.metric_sums),
-            num_examples=num_examples,
-            num_clients=tf.ones([], tf.int32),
-            num_dropped_clients=1 - tf.cast(keep, tf.int32),
-            num_participants=tf.cast(weight > 0, tf.int32),
-            correction=self.correction.sums(loss),
+            training=collections.OrderedDict(
+                loss_sum=loss_sum,
+                metric_sums=_or_zero(keep, result.metric_sums),
+                num_examples=num_examples,
+            ),
+            clients=collections.OrderedDict(
+                self.correction.sums(loss),
+                num_clients=tf.ones([], tf.int32),
+                num_dropped_clients=1 - tf.cast(keep, tf.int32),
+                num_participants=tf.cast(weight > 0, tf.int32),
+            ),
         ),
     )
 
@@ -243,50 +255,53 @@ class ClientWork:
       rounds in a row, up to this one, had no client left because of dropped
       ones) and `correction`.
     """
-    total = tff.federated_sum(sums)
+    # Apart, as the next state depends on these sums only.
+    clients = tff.federated_sum(sums['clients'])
     if not isinstance(aggregated, tff.Value):
       aggregated = tff.federated_value(aggregated, tff.SERVER)
 
     @tff.tensorflow.computation(
         self.state_type,
-        total.type_signature.member,
+        clients.type_signature.member,
         aggregated.type_signature.member,
     )
-    def next_state(old, total, aggregated):
+    def next_state(old, clients, aggregated):
       failed = tf.logical_and(
-          total['num_dropped_clients'] > 0,
+          clients['num_dropped_clients'] > 0,
           # Not `==`, which compares objects where TFF traces.
-          tf.equal(total['num_participants'], 0),
+          tf.equal(clients['num_participants'], 0),
       )
       return collections.OrderedDict(
           old,
           round_num=old['round_num'] + 1,
           failed_rounds=tf.where(failed, old['failed_rounds'] + 1, 0),
           correction=self.correction.next_server_state(
-              old['correction'], _correction_total(total), aggregated
+              old['correction'], clients, aggregated
           ),
       )
 
-    new_state = tff.federated_map(next_state, (state, total, aggregated))
-    return new_state, self._metrics(new_state, total)
+    new_state = tff.federated_map(next_state, (state, clients, aggregated))
+    training = tff.federated_sum(sums['training'])
 
-  def _metrics(self, new_state: tff.Value, total: tff.Value) -> tff.Value:
-
-    @tff.tensorflow.computation(self.state_type, total.type_signature.member)
-    def metrics(state, total):
+    @tff.tensorflow.computation(
+        self.state_type,
+        clients.type_signature.member,
+        training.type_signature.member,
+    )
+    def metrics(state, clients, training):
       return collections.OrderedDict(
           train=self._training.finalize_metrics(
-              total['loss_sum'], total['metric_sums'], total['num_examples']
+              training['loss_sum'],
+              training['metric_sums'],
+              training['num_examples'],
           ),
-          num_clients=total['num_clients'],
-          num_dropped_clients=total['num_dropped_clients'],
+          num_clients=clients['num_clients'],
+          num_dropped_clients=clients['num_dropped_clients'],
           failed_rounds=state['failed_rounds'],
-          correction=self.correction.metrics(
-              state['correction'], _correction_total(total)
-          ),
+          correction=self.correction.metrics(state['correction'], clients),
       )
 
-    return tff.federated_map(metrics, (new_state, total))
+    return new_state, tff.federated_map(metrics, (new_state, clients, training))
 
   def build_client_update(self) -> ClientUpdate:
     """Builds what the clients do in a round; all variables are shared.
@@ -363,17 +378,6 @@ def _where(condition: tf.Tensor, new: Any, old: Any) -> Any:
 def _or_zero(condition: tf.Tensor, values: Any) -> Any:
   return tf.nest.map_structure(
       lambda value: tf.where(condition, value, tf.zeros_like(value)), values
-  )
-
-
-def _correction_total(
-    total: Mapping[str, Any],
-) -> collections.OrderedDict[str, Any]:
-  """What a correction gets to know of the clients."""
-  return collections.OrderedDict(
-      total['correction'],
-      num_clients=total['num_clients'],
-      num_participants=total['num_participants'],
   )
 
 

@@ -115,13 +115,14 @@ class BoundCorrection:
   ) -> tuple[State, State]:
     """What a client keeps and sends after its training.
 
+    What it returns for a client that is dropped, or has no data, is replaced:
+    the client keeps what it has, and sends zeros.
+
     Args:
       started: What `start` returned.
       before: The values of the model's variables before training.
-      after: The values after it; those before it if the client is dropped or
-        has no data.
-      collected: The last values of `collecting`; as at the start if the client
-        is dropped.
+      after: The values after it.
+      collected: The last values of `collecting`.
       client_state: The client's state before.
 
     Returns:

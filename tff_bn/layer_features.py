@@ -82,8 +82,8 @@ def _layer_by_name(model: tf.keras.Model, name: str) -> tf.keras.layers.Layer:
     return found[0]
   raise ValueError(
       f'feature_layer={name!r} is the name of {len(found)} layers of the model'
-      f' {model.name!r}; it must be that of one. Its layers are'
-      f' {", ".join(layer.name for layer in layers)}.'
+      f' {model.name!r}; it must be that of one. Its layers, some of which may'
+      f' have others in them, are {", ".join(x.name for x in model.layers)}.'
   )
 
 

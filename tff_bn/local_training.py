@@ -33,11 +33,10 @@ class LocalTrainingConfig:
       added to the gradient of every trainable variable.
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the learning rate. `None`: the optimizer's own.
-    client_warmup_steps: Over how many steps the learning rate rises linearly
-      at the start of the training: in step n of all rounds, counted from 1, it
-      is multiplied by min(1, n / client_warmup_steps). A round counts as
-      `local_steps` steps, or without these as the batches that the client has
-      in this round. 0: no warm-up.
+    client_warmup_steps: Over how many of its first steps the optimizer's
+      learning rate rises linearly: in step n, counted from 1, it is multiplied
+      by min(1, n / client_warmup_steps). As the optimizer, it starts anew in
+      each round. 0: no warm-up.
     client_gradient_clip_norm: The largest global norm of a batch's gradient; a
       longer one is scaled down to it, before weight decay. `None`: any.
     seed: Determines dropout and other random layers, together with the round
@@ -97,7 +96,7 @@ class LocalTrainingConfig:
 
 
 def warmup_factor(step: tf.Tensor, warmup_steps: int, dtype: Any) -> tf.Tensor:
-  """The factor of the learning rate in the first steps of the training.
+  """The factor of the learning rate in an optimizer's first steps.
 
   Args:
     step: An integer scalar, how many steps were made before.
@@ -181,6 +180,7 @@ class LocalResult:
     loss_sum: float scalar, sum over the examples of their batch's loss.
     metric_sums: The accumulators of each Keras metric.
     optimizer_state: The optimizer's last state.
+    num_steps: int64 scalar, how many steps it has made since its first one.
     collected: The last values of `collecting`, see `LocalTraining`.
     corrected: The last values of the correction's `collecting`.
   """
@@ -190,6 +190,7 @@ class LocalResult:
   loss_sum: tf.Tensor
   metric_sums: list[list[tf.Tensor]]
   optimizer_state: Any
+  num_steps: tf.Tensor
   collected: Sequence[tf.Tensor] = ()
   corrected: Sequence[tf.Tensor] = ()
 
@@ -234,6 +235,8 @@ def _clipped(
   norm = tf.linalg.global_norm(gradients)
   # Unlike with `tf.clip_by_global_norm`, short ones stay the same to the bit.
   factor = tf.minimum(tf.ones([], norm.dtype), clip_norm / norm)
+  # One whose norm overflows must not become 0 silently.
+  factor = tf.where(tf.math.is_finite(norm), factor, norm - norm)
   return tuple(g * factor for g in gradients)
 
 
@@ -332,39 +335,12 @@ class LocalStep:
     hparams[_LEARNING_RATE] = schedule(round_num)
     return self.set_hparams(optimizer_state, hparams)
 
-  def steps_before(
-      self, dataset: tf.data.Dataset, round_num: tf.Tensor
-  ) -> tf.Tensor:
-    """How many steps count as made before this round, for the warm-up.
-
-    Args:
-      dataset: The client's dataset of this round.
-      round_num: int32 scalar, the number of finished rounds.
-
-    Returns:
-      int64 scalar; anything if there is no warm-up.
-    """
-    warmup_steps = self.config.client_warmup_steps
-    rounds = tf.cast(round_num, tf.int64)
-    if not warmup_steps or self.config.local_steps is not None:
-      return rounds * (self.config.local_steps or 0)
-
-    def count():
-      return dataset.repeat(self.config.local_epochs).reduce(
-          tf.zeros([], tf.int64), lambda n, _: n + 1
-      )
-
-    # After so many rounds it does not matter any more how many they were.
-    return rounds * tf.cond(
-        rounds < warmup_steps, count, lambda: tf.ones([], tf.int64)
-    )
-
   def apply_gradients(
       self,
       optimizer_state: Any,
       weights: tuple[tf.Tensor, ...],
       gradients: tuple[tf.Tensor, ...],
-      steps_before: tf.Tensor,
+      num_steps: tf.Tensor,
   ) -> tuple[Any, tuple[tf.Tensor, ...]]:
     """Makes one step of the optimizer.
 
@@ -372,7 +348,7 @@ class LocalStep:
       optimizer_state: The optimizer's state.
       weights: The trainable weights.
       gradients: Their gradients, neither clipped nor with weight decay.
-      steps_before: int64 scalar, how many steps were made before in all rounds.
+      num_steps: int64 scalar, how many steps the optimizer has made before.
 
     Returns:
       The new state and the new weights.
@@ -390,7 +366,7 @@ class LocalStep:
     hparams = collections.OrderedDict(optimizer.get_hparams(optimizer_state))
     if config.client_warmup_steps:
       factor = warmup_factor(
-          steps_before, config.client_warmup_steps, self._hparams_dtype
+          num_steps, config.client_warmup_steps, self._hparams_dtype
       )
       step_hparams = collections.OrderedDict(hparams)
       step_hparams[_LEARNING_RATE] = factor * hparams[_LEARNING_RATE]
@@ -490,7 +466,7 @@ class LocalTraining(LocalStep):
     scales_loss = mixed_precision.computes_in_float16(keras_model)
     others = [*keras_model.non_trainable_weights, *collecting]
 
-    def step(x, y, optimizer_state, loss_scale, steps_before):
+    def step(x, y, optimizer_state, loss_scale, num_steps):
       state_before = [tf.identity(v) for v in others] if scales_loss else []
       with tf.GradientTape() as tape:
         with correction.watching():
@@ -509,7 +485,7 @@ class LocalTraining(LocalStep):
             optimizer_state,
             tuple(tf.convert_to_tensor(v) for v in trainable),
             gradients,
-            steps_before,
+            num_steps,
         )
         for variable, weight in zip(trainable, weights):
           variable.assign(weight)
@@ -517,14 +493,19 @@ class LocalTraining(LocalStep):
           metric.update_state(y, output)
         batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
         loss_sum = tf.cast(loss, dtype) * tf.cast(batch_size, dtype)
-        return new_state, batch_size, loss_sum
+        return new_state, batch_size, loss_sum, num_steps + 1
 
       def skip():
         # As if there had been no such batch: where float16 overflowed, running
         # statistics and the loss can be infinite, too.
         for variable, value in zip(others, state_before):
           variable.assign(value)
-        return optimizer_state, tf.zeros([], tf.int64), tf.zeros([], dtype)
+        return (
+            optimizer_state,
+            tf.zeros([], tf.int64),
+            tf.zeros([], dtype),
+            num_steps,
+        )
 
       if not scales_loss:
         return *update(), loss_scale
@@ -535,8 +516,7 @@ class LocalTraining(LocalStep):
       # Not the whole loop: XLA has no datasets.
       step = tf.function(step, jit_compile=True)
 
-    def train(dataset, optimizer_state, round_num):
-      steps_before = self.steps_before(dataset, round_num) + skipped_steps
+    def train(dataset, optimizer_state, num_steps):
       num_examples = tf.zeros([], tf.int64)
       loss_sum = tf.zeros([], dtype)
       loss_scale = mixed_precision.LossScale.initial() if scales_loss else ()
@@ -548,10 +528,9 @@ class LocalTraining(LocalStep):
       # An iterator, since `for batch in dataset` becomes `Dataset.reduce`,
       # which instantiates its function anew at each call.
       for x, y in iter(dataset):
-        optimizer_state, batch_size, batch_loss, loss_scale = step(
-            x, y, optimizer_state, loss_scale, steps_before
+        optimizer_state, batch_size, batch_loss, num_steps, loss_scale = step(
+            x, y, optimizer_state, loss_scale, num_steps
         )
-        steps_before += 1
         num_examples += batch_size
         loss_sum += batch_loss
       return (
@@ -560,6 +539,7 @@ class LocalTraining(LocalStep):
           loss_sum,
           [[tf.identity(v) for v in metric.variables] for metric in metrics],
           optimizer_state,
+          num_steps,
           [tf.identity(v) for v in collecting],
           [tf.identity(v) for v in correction.collecting],
       )
@@ -576,7 +556,7 @@ class LocalTraining(LocalStep):
           tf.nest.map_structure(
               tf.TensorSpec.from_tensor, self.initial_optimizer_state()
           ),
-          tf.TensorSpec([], tf.int32),
+          tf.TensorSpec([], tf.int64),
       )
 
   def train(
@@ -586,6 +566,7 @@ class LocalTraining(LocalStep):
       optimizer_state: Any,
       round_num: tf.Tensor,
       correction_values: Sequence[tf.Tensor] = (),
+      num_steps: Any = 0,
   ) -> LocalResult:
     """Trains; to be called inside a `tff.tensorflow.computation`.
 
@@ -595,6 +576,7 @@ class LocalTraining(LocalStep):
       optimizer_state: See `initial_optimizer_state`.
       round_num: int32 scalar, the number of finished rounds.
       correction_values: The values of the correction's `variables`.
+      num_steps: How many steps the optimizer has made before.
 
     Returns:
       The result.
@@ -610,7 +592,7 @@ class LocalTraining(LocalStep):
             [*values, *correction_values],
             dataset,
             optimizer_state,
-            round_num,
+            tf.cast(num_steps, tf.int64),
             seed=seed,
         )
     )

@@ -15,12 +15,15 @@ AFFINE = (2, 3)
 _EPSILON = 2**-10
 
 
-def gradients(weights, x, y, fixed=False, feature_gradient=None):
+def gradients(
+    weights, x, y, fixed=False, feature_gradient=None, rows=slice(None)
+):
   """The mean cross-entropy, its gradients, and the batch's statistics.
 
   With `fixed` it normalizes by the running statistics, which are constants.
   `feature_gradient` maps the features to the gradient of what is added to the
-  loss; the features are the output of the hidden layer.
+  loss; the features are the output of the hidden layer. The gradients are those
+  with respect to the weights as these rows of x use them.
   """
   w1, b1, gamma, beta, running_mean, running_variance, w2, b2 = weights
   n = len(x)
@@ -38,17 +41,24 @@ def gradients(weights, x, y, fixed=False, feature_gradient=None):
   d = p.copy()
   d[np.arange(n), y] -= 1
   d /= n
-  dw2, db2 = h.T @ d, d.sum(0)
   dh = d @ w2.T
   if feature_gradient is not None:
     dh = dh + feature_gradient(h)
   da = dh * (a > 0)
-  dgamma, dbeta = (da * z_hat).sum(0), da.sum(0)
   dz_hat = da * gamma
   dz = inv * dz_hat
   if not fixed:
     dz -= inv * (dz_hat.mean(0) + z_hat * (dz_hat * z_hat).mean(0))
-  grads = [x.T @ dz, dz.sum(0), dgamma, dbeta, None, None, dw2, db2]
+  grads = [
+      x[rows].T @ dz[rows],
+      dz[rows].sum(0),
+      (da * z_hat)[rows].sum(0),
+      da[rows].sum(0),
+      None,
+      None,
+      h[rows].T @ d[rows],
+      d[rows].sum(0),
+  ]
   return loss, grads, mean, variance
 
 

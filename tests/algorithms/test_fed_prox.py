@@ -1,12 +1,12 @@
 """Tests of FedProx."""
 
+import linear_models
 import numpy as np
 import numpy_reference as reference
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import BatchNormModel
 from tff_bn import algorithms
 from tff_bn import partition
 from tff_bn.algorithms import partitioned
@@ -27,44 +27,6 @@ _LOCAL = {
     'silo_bn': reference.STATISTICS,
     'local_affine': reference.AFFINE,
 }
-
-
-class _Linear:
-  """A linear model with batch normalization, and the mean squared error."""
-
-  def __init__(self, kind):
-    self.kind = kind
-
-  def _keras_model(self):
-    dense = tf.keras.layers.Dense(2, dtype='float64')
-    norm = tf.keras.layers.BatchNormalization(
-        momentum=0.75, epsilon=2**-10, dtype='float64'
-    )
-    layers = [norm, dense] if self.kind == 'bn_dense' else [dense, norm]
-    return tf.keras.Sequential(
-        [tf.keras.Input((4,), dtype='float64'), *layers]
-    )
-
-  def model(self):
-    tf.keras.utils.set_random_seed(0)
-    return BatchNormModel(
-        self._keras_model,
-        (
-            tf.TensorSpec((None, 4), tf.float64),
-            tf.TensorSpec((None, 2), tf.float64),
-        ),
-        loss_fn=tf.keras.losses.MeanSquaredError,
-    )
-
-  def arrays(self, num_examples, seed):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(seed % 3, 1 + seed % 2, (num_examples, 4))
-    return x, rng.normal(seed, 1, (num_examples, 2))
-
-  def dataset(self, num_examples, seed):
-    return tf.data.Dataset.from_tensor_slices(
-        self.arrays(num_examples, seed)
-    ).batch(8)
 
 
 def _run(model, process, rounds):
@@ -131,7 +93,7 @@ def test_strength_0_is_fed_avg_to_the_bit(toy, dtype):
 
 @pytest.mark.parametrize('kind', _GRADIENTS)
 def test_rounds_equal_numpy(toy, kind):
-  problem = toy if kind == 'toy' else _Linear(kind)
+  problem = toy if kind == 'toy' else linear_models.Linear(kind)
   model = problem.model()
   process = algorithms.build_fed_prox(
       model,
@@ -164,9 +126,7 @@ def test_rounds_equal_numpy(toy, kind):
   found, _, metrics = _run(model, process, _rounds(problem, 3))
 
   _assert_close(found, weights)
-  _assert_close(
-      [m['client_work']['train']['loss'] for m in metrics], losses
-  )
+  _assert_close([m['client_work']['train']['loss'] for m in metrics], losses)
   assert all(not m['client_work']['correction'] for m in metrics)
 
 
@@ -289,7 +249,7 @@ def test_dropped_and_empty_clients_change_nothing(toy):
 def test_frozen_layers_stay(toy):
   def keras_model_fn():
     model = toy.keras_model()
-    model.get_layer('hidden').trainable = False
+    model.get_layer('logits').trainable = False
     return model
 
   model = toy.model(keras_model_fn)
@@ -297,20 +257,13 @@ def test_frozen_layers_stay(toy):
       model, _SGD(0.1), proximal_strength=_STRENGTH
   )
   weights = model.from_model_weights(model.initial_weights)
-  expected, _, _ = reference.train(
-      weights,
-      reference.split(*toy.arrays(20, 1)),
-      0.1,
-      extra=reference.proximal(weights, _STRENGTH, range(8)),
-  )
-  expected[:2] = weights[:2]
-  # The gradients of the other layers are the same for the first step only.
-  found, _, _ = _run(model, process, [[toy.dataset(20, 1).take(1)]])
-  first, _, _ = reference.train(
-      weights, reference.split(*toy.arrays(20, 1))[:1], 0.1
-  )
-  first[:2] = weights[:2]
-  _assert_close(found, first)
+  proximal = reference.proximal(weights, _STRENGTH, range(8))
+  expected = weights
+  for batch in reference.split(*toy.arrays(20, 1)):
+    expected, _, _ = reference.train(expected, [batch], 0.1, extra=proximal)
+    expected[-2:] = weights[-2:]
+  found, _, _ = _run(model, process, [[toy.dataset(20, 1)]])
+  _assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -349,18 +302,12 @@ def test_something_trainable_must_be_shared(toy):
     [
         (algorithms.build_dsgd, 'drift_correction has no effect in DSGD.*one'),
         (algorithms.build_single, 'drift_correction has no effect in single'),
+        (algorithms.build_centralized, 'drift_correction=FedProx .* one model'),
     ],
 )
 def test_algorithms_without_drift_refuse_it(toy, build, message):
   with pytest.raises(ValueError, match=message):
     algorithms.build_fed_prox(toy.model(), _SGD(0.1), build_process=build)
-
-
-def test_centralized_training_has_no_such_argument(toy):
-  with pytest.raises(TypeError, match='drift_correction'):
-    algorithms.build_fed_prox(
-        toy.model(), _SGD(0.1), build_process=algorithms.build_centralized
-    )
 
 
 @pytest.mark.parametrize('value', [0.1, algorithms.FedProx, 'fedprox'])
@@ -405,21 +352,31 @@ def test_one_step_of_fedtan_has_no_proximal_term(toy):
   _assert_same(found, expected)
 
 
-def _fedtan_round(weights, clients, num_steps):
-  """One synchronized step of all, then local steps with a proximal term."""
-  batches = [reference.split(*arrays)[:num_steps] for arrays in clients]
+def _fedtan_round(weights, clients):
+  """One synchronized step, then local steps with a proximal term."""
+  batches = [reference.split(*arrays)[:3] for arrays in clients]
   union = [np.concatenate(parts) for parts in zip(*(b[0] for b in batches))]
-  first, _, _ = reference.train(weights, [union], 0.1)
-  models = [
-      reference.train(
-          first,
-          own[1:],
-          0.1,
-          # Near to the server's model, not to that after the first step.
-          extra=reference.proximal(weights, _STRENGTH, range(8)),
-      )[0]
-      for own in batches
-  ]
+  models = []
+  for number, own in enumerate(batches):
+    # The client's part of the gradient of the mean loss on the union.
+    _, grads, mean, variance = reference.gradients(
+        weights, *union, rows=slice(8 * number, 8 * number + 8)
+    )
+    first = [
+        w if g is None else w - 0.1 * len(batches) * g
+        for w, g in zip(weights, grads)
+    ]
+    for i, value in ((reference.MEAN, mean), (reference.VARIANCE, variance)):
+      first[i] = 0.75 * weights[i] + 0.25 * value
+    models.append(
+        reference.train(
+            first,
+            own[1:],
+            0.1,
+            # Near to the server's model, not to that after the first step.
+            extra=reference.proximal(weights, _STRENGTH, range(8)),
+        )[0]
+    )
   counts = [sum(len(x) for x, _ in own) for own in batches]
   return reference.average_models(models, counts)
 
@@ -434,10 +391,11 @@ def test_several_steps_of_fedtan_equal_numpy(toy):
       sync_rounds=2,
       local_steps=3,
   )
-  clients = [toy.arrays(size, seed) for seed, size in enumerate(_SIZES)]
+  sizes = (20, 8, 33)
+  clients = [toy.arrays(size, seed) for seed, size in enumerate(sizes)]
   weights = model.from_model_weights(model.initial_weights)
   for _ in range(2):
-    weights = _fedtan_round(weights, clients, 3)
+    weights = _fedtan_round(weights, clients)
   # The last round is FedTAN-II's second phase.
   results = [
       reference.train(
@@ -452,6 +410,6 @@ def test_several_steps_of_fedtan_equal_numpy(toy):
   models, counts, _ = zip(*results)
   weights = reference.average_models(models, counts)
 
-  found, _, _ = _run(model, process, _rounds(toy, 3))
+  found, _, _ = _run(model, process, _rounds(toy, 3, sizes))
 
   _assert_close(found, weights)

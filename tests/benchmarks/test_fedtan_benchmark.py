@@ -20,6 +20,12 @@ benchmark = benchmark_files.import_benchmark('fedtan')
 _SENT = benchmark.Sent(58, 4.5)
 
 
+def _data(row):
+  return benchmark.harness.unlike_clients(
+      row, benchmark._IMAGE_SHAPES[row.model]
+  )
+
+
 def _rounds(fed_avg, two_pass, fused, centralized):
   later = dict(zip(benchmark.WAYS, (fed_avg, two_pass, fused, centralized)))
   sent = {'FedAvg': benchmark.Sent(1, 6.25), 'two_pass': _SENT, 'fused': _SENT}
@@ -149,7 +155,7 @@ def test_row_that_is_not_understood(text):
 @pytest.fixture(name='problem', scope='module')
 def fixture_problem():
   row = benchmark.Row('small_cnn', 2, 1, 8)
-  return benchmark._Problem(row, benchmark._federated_data(row))
+  return benchmark._Problem(row, _data(row))
 
 
 def _results(problem, trainable, statistics, loss):
@@ -203,7 +209,7 @@ def test_fed_avg_would_not_pass_as_fedtan(problem):
 
 def test_centralized_steps_train_as_keras_does(problem):
   row = dataclasses.replace(problem.row, num_steps=3)
-  problem = benchmark._Problem(row, benchmark._federated_data(row))
+  problem = benchmark._Problem(row, _data(row))
   dataset = problem.union_dataset(0)
   train = benchmark._build_centralized_steps(problem)
   train(dataset)
@@ -228,7 +234,7 @@ def test_centralized_steps_train_as_keras_does(problem):
 )
 def test_all_ways_train_on_the_same_samples(model, shape):
   row = benchmark.Row(model, 3, 2, 4)
-  problem = benchmark._Problem(row, benchmark._federated_data(row))
+  problem = benchmark._Problem(row, _data(row))
   clients = [list(dataset) for dataset in problem.client_datasets(5)]
   assert [[x.shape for x, _ in batches] for batches in clients] == [
       [(4, *shape)] * 2

@@ -48,8 +48,8 @@ def build_centralized(
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the learning rate. Default: constant.
     client_warmup_steps: Over how many steps the learning rate rises linearly at
-      the start of the training, see
-      `tff_bn.local_training.LocalTrainingConfig`.
+      the start of the training: in step n it is multiplied by
+      min(1, n / client_warmup_steps).
     client_gradient_clip_norm: The largest global norm of a batch's gradient; a
       longer one is scaled down to it. Default: any.
     drift_correction: Must be `None`, see below.
@@ -96,6 +96,7 @@ def build_centralized(
         client_work=collections.OrderedDict(
             work.initial_state(),
             optimizer=training.initial_optimizer_state(),
+            num_steps=tf.zeros([], tf.int64),
         ),
         aggregator=(),
         finalizer=(),
@@ -116,26 +117,29 @@ def build_centralized(
         {},
         dataset,
         work_state['optimizer'],
+        work_state['num_steps'],
     )
     return collections.OrderedDict(
         weights=weights.shared(result['values']),
         optimizer=result['optimizer_state'],
+        num_steps=result['num_steps'],
         sums=result['sums'],
     )
 
   @tff.tensorflow.computation(state_type)
   def work_state(state):
     client_work = collections.OrderedDict(state.client_work)
-    del client_work['optimizer']
+    del client_work['optimizer'], client_work['num_steps']
     return client_work
 
   @tff.tensorflow.computation(
       work.state_type,
       train.type_signature.result['weights'],
       train.type_signature.result['optimizer'],
+      tf.int64,
       tf.int32,
   )
-  def finish(client_work, new_weights, optimizer_state, num_clients):
+  def finish(client_work, new_weights, optimizer_state, num_steps, num_clients):
     check = tf.debugging.assert_equal(
         num_clients,
         1,
@@ -150,7 +154,7 @@ def build_centralized(
         global_model_weights=new_weights,
         distributor=(),
         client_work=collections.OrderedDict(
-            client_work, optimizer=optimizer_state
+            client_work, optimizer=optimizer_state, num_steps=num_steps
         ),
         aggregator=(),
         finalizer=(),
@@ -172,7 +176,8 @@ def build_centralized(
             client_work,
             tff.federated_sum(result['weights']),
             tff.federated_sum(result['optimizer']),
-            tff.federated_sum(result['sums']['num_clients']),
+            tff.federated_sum(result['num_steps']),
+            tff.federated_sum(result['sums']['clients']['num_clients']),
         ),
     )
     nothing = tff.federated_value(collections.OrderedDict(), tff.SERVER)

@@ -50,10 +50,11 @@ def build_dsgd(
       package for which all variables are shared, such as
       `tff_bn.algorithms.build_fbn`. Default: `build_fed_avg`, each client
       normalizes with the statistics of its batch.
-    client_learning_rate_schedule: Maps the number of finished rounds (an int32
-      scalar tensor) to the learning rate. Default: constant.
-    client_warmup_steps: Over how many rounds the learning rate rises linearly
-      at the start of the training; a round is a step.
+    client_learning_rate_schedule: Maps the number of finished steps (an int32
+      scalar tensor) to the learning rate. A round is a step, unless no client
+      was left in it. Default: constant.
+    client_warmup_steps: Over how many steps the learning rate rises linearly at
+      the start of the training.
     **options: `client_weighting`, `client_weight_decay`,
       `client_gradient_clip_norm` (of each client's gradient),
       `model_aggregator`, `statistics_aggregator`, `seed`, `jit_compile`, see
@@ -88,15 +89,16 @@ def build_dsgd(
   )
   if client_learning_rate_schedule is not None or client_warmup_steps:
     dtype = model.keras_model.trainable_weights[0].dtype
+    constant_rate = default_hyperparameters(client_optimizer)[_LEARNING_RATE]
 
-    def learning_rate(num_rounds):
+    def learning_rate(num_steps):
       if client_learning_rate_schedule is None:
-        rate = default_hyperparameters(client_optimizer)[_LEARNING_RATE]
+        rate = constant_rate
       else:
-        rate = client_learning_rate_schedule(num_rounds)
+        rate = client_learning_rate_schedule(num_steps)
       rate = tf.cast(rate, dtype)
       if client_warmup_steps:
-        rate *= warmup_factor(num_rounds, client_warmup_steps, dtype)
+        rate *= warmup_factor(num_steps, client_warmup_steps, dtype)
       return rate
 
     client_optimizer = tff.learning.optimizers.schedule_learning_rate(

@@ -24,6 +24,9 @@ from tff_bn.drift_correction import State
 from tff_bn.shared_weights import SharedWeights
 from tff_bn.stateful_process import Process
 
+# Of a difference of squares in float64, relative to them.
+_ROUNDING = 1e-14
+
 
 def build_fed_bs(
     model: BatchNormModel,
@@ -72,6 +75,15 @@ def build_fed_bs(
     ValueError: If an option has a value that is not allowed, or `build_process`
       can't be combined with FedBS.
   """
+  if not isinstance(
+      model_aggregator,
+      (tff.aggregators.WeightedAggregationFactory, type(None)),
+  ):
+    raise TypeError(
+        'model_aggregator must take weights, which are losses in FedBS, as'
+        ' tff.aggregators.MeanFactory does, but is a'
+        f' {type(model_aggregator).__name__}.'
+    )
   return partitioned.build_corrected(
       build_process,
       model,
@@ -177,8 +189,9 @@ class _BoundFedBs(drift_correction.BoundCorrection):
     number = tf.cast(total['num_losses'], tf.float64)
     mean = total['losses'] / number
     variance = total['squared_losses'] / number - tf.math.square(mean)
-    # Not `tf.maximum`, to keep NaN.
-    return tf.sqrt(tf.where(variance < 0, tf.zeros_like(variance), variance))
+    # What is left of equal losses is rounding. NaN stays.
+    is_rounding = variance < _ROUNDING * tf.math.square(mean)
+    return tf.sqrt(tf.where(is_rounding, tf.zeros_like(variance), variance))
 
   def next_server_state(
       self,

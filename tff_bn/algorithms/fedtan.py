@@ -389,7 +389,7 @@ class _FedTanWork(client_work.ClientWork):
         start,
         tuple(old.trainable),
         first['gradients'],
-        training.steps_before(dataset, state['round_num']),
+        tf.zeros([], tf.int64),
     )
     found = first['num_examples'] > 0
     values = _where(
@@ -411,10 +411,16 @@ class _FedTanWork(client_work.ClientWork):
             tf.nest.map_structure(tf.zeros_like, first['metric_sums']),
         ),
         optimizer_state,
+        tf.ones([], tf.int64),
     )
     if training.config.local_steps != 1:
       rest = training.train(
-          values, dataset, optimizer_state, state['round_num'], started
+          values,
+          dataset,
+          optimizer_state,
+          state['round_num'],
+          started,
+          result.num_steps,
       )
       result = LocalResult(
           rest.values,
@@ -424,6 +430,7 @@ class _FedTanWork(client_work.ClientWork):
               (rest.num_examples, rest.loss_sum, rest.metric_sums),
           ),
           rest.optimizer_state,
+          rest.num_steps,
       )
     return self.report(state, {}, before, started, start, result)
 

@@ -52,8 +52,8 @@ class Options(TypedDict, total=False):
       variable to the gradient of every trainable variable. Default: 0.
     client_learning_rate_schedule: Maps the number of finished rounds (an int32
       scalar tensor) to the client's learning rate. Default: constant.
-    client_warmup_steps: Over how many steps the client's learning rate rises
-      linearly at the start of the training, see
+    client_warmup_steps: Over how many local steps the client's learning rate
+      rises linearly at the start of each round, see
       `tff_bn.local_training.LocalTrainingConfig`. Default: 0.
     client_gradient_clip_norm: The largest global norm of a batch's gradient; a
       longer one is scaled down to it. Default: any.
@@ -418,7 +418,7 @@ def _build_stateful(
   )
   def client_update(state, shared, client_state, dataset):
     result = work.run(state, shared, client_state, dataset)
-    del result['values'], result['optimizer_state']
+    del result['values'], result['optimizer_state'], result['num_steps']
     return result
 
   result_type = client_update.type_signature.result

@@ -81,7 +81,9 @@ class Scaffold(drift_correction.DriftCorrection):
   The mean over the clients is the one of the model, `model_aggregator`, with
   the same weights, so that c stays the mean of all c_i. With `client_weighting=
   'uniform'` it is the paper's. With weights by examples it is exact if all
-  clients take part or have the same number.
+  clients take part or have the same number; with an aggregator that takes no
+  weights and is no `tff_bn.aggregators.Rule`, if no client is without data or
+  dropped.
 
   There are control variates for the shared trainable variables; what stays with
   the client does not drift from anything.
@@ -111,7 +113,8 @@ class Scaffold(drift_correction.DriftCorrection):
           ' change, so client_optimizer must be plain SGD,'
           ' tff.learning.optimizers.build_sgdm(learning_rate), but is a'
           f' {type(client_optimizer).__name__} with the hyperparameters'
-          f' {list(hparams)}.'
+          f' {list(hparams)}. (For a schedule there is'
+          ' client_learning_rate_schedule.)'
       )
     return _ControlVariates(model, weights, self.num_clients)
 

@@ -36,10 +36,10 @@ def build_single(
     ValueError: If an option has a value that is not allowed.
   """
   for name in (
+      'drift_correction',
       'server_optimizer',
       'model_aggregator',
       'statistics_aggregator',
-      'drift_correction',
   ):
     if options.get(name) is not None:
       raise ValueError(

@@ -7,7 +7,6 @@ All numbers come from the TFF computation of a round itself, by following how
 its results depend on each other, so they hold for any algorithm and aggregator.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import enum
 import math
@@ -203,7 +202,8 @@ def computation_traffic(next_computation: tff.Computation) -> Traffic:
   What only the round's metrics depend on is not counted. Scalars are not
   counted either, as in the FedTAN paper: weights of clients, numbers of
   examples, the number of the round, the learning rate. So a scalar variable of
-  the model is missing from the count, too.
+  the model is missing from the count, too, and an exchange of nothing but
+  scalars is none.
 
   Args:
     next_computation: The `next` of a learning process, of either kind.
@@ -217,18 +217,18 @@ def computation_traffic(next_computation: tff.Computation) -> Traffic:
     ValueError: If the size of something that is sent is known only when the
       computation runs.
   """
-  counted = [m for m in messages(next_computation) if not m.metrics_only]
+  counted = [
+      m
+      for m in messages(next_computation)
+      if not m.metrics_only and not m.is_scalar
+  ]
   uploads = [m for m in counted if m.direction is Direction.UP]
   downloads = [m for m in counted if m.direction is Direction.DOWN]
   return Traffic(
       exchanges=len({m.exchange for m in uploads}),
-      download_bytes=_bytes_without_scalars(downloads),
-      upload_bytes=_bytes_without_scalars(uploads),
+      download_bytes=sum(m.num_bytes for m in downloads),
+      upload_bytes=sum(m.num_bytes for m in uploads),
   )
-
-
-def _bytes_without_scalars(some_messages: Sequence[Message]) -> int:
-  return sum(m.num_bytes for m in some_messages if not m.is_scalar)
 
 
 class ProcessTraffic:

@@ -1,0 +1,265 @@
+"""Tests of rounds in which clients are dropped, or all of them are.
+
+What a round without any client must not change is compared to the bit.
+"""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+from tff_bn.stateful_process import StatefulLearningProcess
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_OPTIMIZERS = tff.learning.optimizers
+_SGD = _OPTIMIZERS.build_sgdm
+_SERVER_OPTIMIZERS = {
+    'adam': _OPTIMIZERS.build_adam(0.01),
+    'momentum': _SGD(0.5, 0.9),
+}
+_REQUIRED = {
+    'fed_bs': dict(epsilon=1e-9),
+    'fixbn': dict(fixbn_rounds=3),
+}
+_ALGORITHMS = [
+    'fed_avg',
+    'fbn',
+    'fedtan',
+    'fixbn',
+    'fed_bs',
+    'fed_bn',
+    'scaffold',
+]
+
+
+def _poisoned(toy, seed=0):
+  x, y = toy.arrays(8, seed)
+  x[3, 0] = np.nan
+  return tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+
+
+def _empty(toy):
+  return toy.dataset(8, 0).take(0)
+
+
+def _good(toy):
+  return [toy.dataset(16, 1), toy.dataset(9, 2), toy.dataset(20, 3)]
+
+
+class _Run:
+  """A training with a fixed number of clients."""
+
+  def __init__(self, toy, name, **options):
+    self.model = toy.model()
+    momentum = None if name == 'scaffold' else 0.5
+    self.process = getattr(algorithms, f'build_{name}')(
+        self.model,
+        _SGD(0.1, momentum),
+        **{**_REQUIRED.get(name, {}), **options},
+    )
+    self.is_stateful = isinstance(self.process, StatefulLearningProcess)
+    self.state = self.process.initialize()
+    self.client_states = None
+    self.metrics = None
+
+  def next(self, data):
+    """Runs a round and returns the metrics."""
+    if self.is_stateful:
+      if self.client_states is None:
+        new = self.process.initialize_client(self.state)
+        self.client_states = [new] * len(data)
+      output = self.process.next(self.state, self.client_states, data)
+      self.client_states = output.client_states
+    else:
+      output = self.process.next(self.state, data)
+    self.state, self.metrics = output.state, output.metrics['client_work']
+    return self.metrics
+
+  def copy(self):
+    other = object.__new__(type(self))
+    other.__dict__.update(self.__dict__)
+    return other
+
+  @property
+  def weights(self):
+    return self.model.from_model_weights(
+        self.process.get_model_weights(self.state)
+    )
+
+  @property
+  def lasting(self):
+    """All that a round without clients leaves as it is."""
+    work = collections.OrderedDict(self.state.client_work)
+    del work['round_num'], work['failed_rounds']
+    return [
+        self.state.global_model_weights,
+        self.state.finalizer,
+        work,
+        self.client_states,
+    ]
+
+
+def _assert_same(found, expected):
+  tf.nest.assert_same_structure(found, expected)
+  for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+    assert np.asarray(a).dtype == np.asarray(b).dtype
+    assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def _changed(found, expected):
+  return any(
+      np.any(a != b)
+      for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected))
+  )
+
+
+@pytest.mark.parametrize(
+    ('name', 'weighting'),
+    [
+        *((name, 'num_examples') for name in _ALGORITHMS),
+        ('fed_avg', 'uniform'),
+    ],
+)
+def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
+  options = dict(client_weighting=weighting)
+  if name == 'scaffold':
+    # A client that is dropped is still one of all clients.
+    options['num_clients'] = 4
+  found = _Run(toy, name, **options)
+  expected = _Run(toy, name, **options)
+  for number in range(1, 4):
+    good = _good(toy)
+    metrics = found.next([good[0], _poisoned(toy), *good[1:]])
+    assert metrics['num_clients'] == 4
+    assert metrics['num_dropped_clients'] == 1
+    assert metrics['failed_rounds'] == 0
+    others = expected.next(good)
+    assert others['num_dropped_clients'] == 0
+    for key, value in others['train'].items():
+      np.testing.assert_array_equal(metrics['train'][key], value)
+    _assert_same(found.weights, expected.weights)
+    _assert_same(found.state.finalizer, expected.state.finalizer)
+    assert found.state.client_work['round_num'] == number
+  assert _changed(found.weights, _Run(toy, name, **options).weights)
+  if found.is_stateful:
+    dropped = found.client_states.pop(1)
+    _assert_same(found.client_states, expected.client_states)
+    _assert_same(dropped, found.process.initialize_client(found.state))
+
+
+@pytest.mark.parametrize(
+    ('name', 'server_optimizer'),
+    [
+        *((name, 'adam') for name in _ALGORITHMS),
+        ('fed_avg', 'momentum'),
+        ('fed_bn', 'momentum'),
+    ],
+)
+def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
+  run = _Run(toy, name, server_optimizer=_SERVER_OPTIMIZERS[server_optimizer])
+  assert run.next(_good(toy))['failed_rounds'] == 0
+  assert run.next(_good(toy))['failed_rounds'] == 0
+  # The optimizer would go on by itself.
+  accumulators = [
+      leaf for leaf in tf.nest.flatten(run.state.finalizer) if np.ndim(leaf)
+  ]
+  assert accumulators
+  assert any(np.any(leaf != 0) for leaf in accumulators)
+  before = run.lasting
+  without_failures = run.copy()
+
+  poisoned = [_poisoned(toy, seed) for seed in range(3)]
+  empty = [_empty(toy)] * 3
+  one_of_each = [_poisoned(toy), _empty(toy), _empty(toy)]
+  for data, num_dropped, failed_rounds in (
+      (poisoned, 3, 1),
+      (poisoned, 3, 2),
+      (one_of_each, 1, 3),
+      # Nobody was dropped.
+      (empty, 0, 0),
+      (poisoned, 3, 1),
+  ):
+    round_num = run.state.client_work['round_num']
+    metrics = run.next(data)
+    assert metrics['num_clients'] == 3
+    assert metrics['num_dropped_clients'] == num_dropped
+    assert metrics['failed_rounds'] == failed_rounds
+    assert run.state.client_work['failed_rounds'] == failed_rounds
+    assert run.state.client_work['round_num'] == round_num + 1
+    assert metrics['train']['num_examples'] == 0
+    _assert_same(run.lasting, before)
+
+  # Goes on as if these rounds had not been; but in FixBN the number of the
+  # round decides what is done.
+  assert run.next(_good(toy))['failed_rounds'] == 0
+  assert _changed(run.weights, without_failures.weights)
+  if name != 'fixbn':
+    without_failures.next(_good(toy))
+    _assert_same(run.weights, without_failures.weights)
+    _assert_same(run.state.finalizer, without_failures.state.finalizer)
+
+
+def test_one_good_client_is_no_failure(toy):
+  run = _Run(toy, 'fed_avg')
+  before = run.weights
+  metrics = run.next([_poisoned(toy), _empty(toy), toy.dataset(8, 1)])
+  assert metrics['num_dropped_clients'] == 1
+  assert metrics['failed_rounds'] == 0
+  assert _changed(run.weights, before)
+
+
+def test_dsgd_keeps_its_momentum(toy):
+  model = toy.model()
+  process = algorithms.build_dsgd(model, _SGD(0.1, 0.9))
+  state = process.next(process.initialize(), _good(toy)).state
+  failed = process.next(state, [_poisoned(toy)] * 2)
+  assert failed.metrics['client_work']['failed_rounds'] == 1
+  _assert_same(failed.state.finalizer, state.finalizer)
+  _assert_same(failed.state.global_model_weights, state.global_model_weights)
+  assert _changed(
+      state.finalizer['accumulator'],
+      process.initialize().finalizer['accumulator'],
+  )
+
+
+def test_centralized_keeps_its_model_and_its_momentum(toy):
+  model = toy.model()
+  process = algorithms.build_centralized(model, _SGD(0.1, 0.9))
+  state = process.next(process.initialize(), [toy.dataset(20, 1)]).state
+  before = state
+  for data, num_dropped, failed_rounds in (
+      (_poisoned(toy), 1, 1),
+      (_poisoned(toy), 1, 2),
+      (_empty(toy), 0, 0),
+      (_poisoned(toy), 1, 1),
+  ):
+    output = process.next(state, [data])
+    state, metrics = output.state, output.metrics['client_work']
+    assert metrics['num_dropped_clients'] == num_dropped
+    assert metrics['failed_rounds'] == failed_rounds
+    _assert_same(state.global_model_weights, before.global_model_weights)
+    _assert_same(
+        state.client_work['optimizer'], before.client_work['optimizer']
+    )
+  assert state.client_work['round_num'] == 5
+  found = process.next(state, [toy.dataset(20, 1)])
+  assert found.metrics['client_work']['failed_rounds'] == 0
+  expected = process.next(before, [toy.dataset(20, 1)])
+  _assert_same(
+      found.state.global_model_weights, expected.state.global_model_weights
+  )
+
+
+def test_a_client_that_diverges_in_its_second_step_is_dropped(toy):
+  """Its first step, which was good, is not sent either."""
+  run = _Run(toy, 'fedtan', local_steps=2)
+  other = _Run(toy, 'fedtan', local_steps=2)
+  bad = toy.dataset(8, 0).concatenate(_poisoned(toy, 4))
+  metrics = run.next([bad, _poisoned(toy)])
+  assert metrics['num_dropped_clients'] == 2
+  assert metrics['failed_rounds'] == 1
+  _assert_same(run.weights, other.weights)

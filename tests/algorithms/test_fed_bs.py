@@ -1,0 +1,491 @@
+"""Tests of FedBS."""
+
+import numpy as np
+import numpy_reference as reference
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import aggregators
+from tff_bn import algorithms
+from tff_bn import partition
+from tff_bn.algorithms import partitioned
+from tff_bn.stateful_process import StatefulLearningProcess
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 33)  # Unequal, with short last batches.
+_STRENGTH = 0.7
+_NEVER = 1e-6
+
+
+class _Truth:
+  """FedBS in NumPy."""
+
+  def __init__(self, model, epsilon, local=(), uniform=False):
+    weights = model.from_model_weights(model.initial_weights)
+    self.models = [list(weights) for _ in _SIZES]
+    self.shared = [i for i in range(len(weights)) if i not in local]
+    self.epsilon = epsilon
+    self.uniform = uniform
+    self.switched = False
+    self.std = None
+    self.loss = None
+
+  def round(self, data, server_step=None, **kwargs):
+    """One round with these batches of all clients."""
+    results = []
+    for before, batches in zip(self.models, data):
+      extra = None
+      if self.switched:
+        extra = reference.proximal(before, _STRENGTH, self.shared)
+      results.append(
+          reference.train(before, batches, 0.1, extra=extra, **kwargs)
+      )
+    models, counts, loss_sums = zip(*results)
+    losses = np.array(loss_sums) / counts
+    shares = losses
+    if self.switched:
+      shares = np.ones(3) if self.uniform else np.array(counts)
+    mean = reference.average_models(models, shares)
+    if server_step is not None:
+      server_step(self.models[0], mean)
+    self.models = [list(after) for after in models]
+    for weights in self.models:
+      for i in self.shared:
+        weights[i] = mean[i]
+    self.std = np.std(losses)
+    self.loss = sum(loss_sums) / sum(counts)
+    self.switched = self.switched or self.std < self.epsilon
+
+
+# Clients' weights and their sum are float32.
+def _assert_close(found, expected, rtol=1e-6, atol=1e-8):
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
+
+
+def _assert_same(found, expected):
+  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def _build(model, epsilon=_NEVER, **options):
+  return algorithms.build_fed_bs(
+      model,
+      _SGD(0.1),
+      epsilon=epsilon,
+      proximal_strength=_STRENGTH,
+      **options,
+  )
+
+
+def _next(process, state, clients, data):
+  """A round of a process of either kind: state, clients and metrics."""
+  if isinstance(process, StatefulLearningProcess):
+    output = process.next(state, clients, data)
+    return output.state, output.client_states, output.metrics['client_work']
+  output = process.next(state, data)
+  return output.state, clients, output.metrics['client_work']
+
+
+def _start(process):
+  state = process.initialize()
+  clients = []
+  if isinstance(process, StatefulLearningProcess):
+    clients = [process.initialize_client(state) for _ in _SIZES]
+  return state, clients
+
+
+def _check_rounds(toy, model, process, truth, rounds):
+  """Runs rounds, each (seeds of the data, arguments of `_Truth.round`)."""
+  state, clients = _start(process)
+  for seeds, kwargs in rounds:
+    truth.round(
+        [
+            reference.split(*toy.arrays(size, seed))
+            for size, seed in zip(_SIZES, seeds)
+        ],
+        **kwargs,
+    )
+    state, clients, metrics = _next(
+        process,
+        state,
+        clients,
+        [toy.dataset(size, seed) for size, seed in zip(_SIZES, seeds)],
+    )
+    correction = metrics['correction']
+    np.testing.assert_allclose(correction['loss_std'], truth.std, rtol=1e-5)
+    assert correction['switched_to_fedprox'] == int(truth.switched)
+    np.testing.assert_allclose(metrics['train']['loss'], truth.loss, rtol=1e-9)
+  if not clients:
+    _assert_close(
+        model.from_model_weights(process.get_model_weights(state)),
+        truth.models[0],
+    )
+  for client, expected in zip(clients, truth.models):
+    found = process.get_client_model_weights(state, client)
+    _assert_close(model.from_model_weights(found), expected)
+
+
+_DIFFERENT, _ALIKE = (0, 1, 2), (4, 10, 16)
+
+
+@pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
+def test_weights_are_the_losses(toy, weighting):
+  model = toy.model()
+  process = _build(model, client_weighting=weighting, client_weight_decay=0.01)
+  assert isinstance(process, tff.learning.templates.LearningProcess)
+  kwargs = {'weight_decay': 0.01}
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(model, _NEVER),
+      [(_DIFFERENT, kwargs), (_ALIKE, kwargs), (_DIFFERENT, kwargs)],
+  )
+
+
+def _stds(toy, rounds):
+  """The standard deviations as long as it is not FedProx."""
+  truth = _Truth(toy.model(), 0.0)
+  stds = []
+  for seeds in rounds:
+    truth.round(
+        [
+            reference.split(*toy.arrays(size, seed))
+            for size, seed in zip(_SIZES, seeds)
+        ]
+    )
+    stds.append(truth.std)
+  return stds
+
+
+@pytest.mark.parametrize('uniform', [False, True])
+def test_it_becomes_fed_prox_once_and_for_good(toy, uniform):
+  rounds = [_DIFFERENT, _DIFFERENT, _ALIKE, _DIFFERENT, _DIFFERENT]
+  stds = _stds(toy, rounds)
+  # Just above that of the round in which it must happen: it would not happen
+  # with Bessel's correction.
+  epsilon = 1.1 * stds[2]
+  assert np.sqrt(1.5) * stds[2] > epsilon
+  assert 2 * epsilon < min(stds[:2] + stds[3:])
+  model = toy.model()
+  process = _build(
+      model,
+      epsilon,
+      client_weighting='uniform' if uniform else 'num_examples',
+  )
+  truth = _Truth(model, epsilon, uniform=uniform)
+  _check_rounds(toy, model, process, truth, [(seeds, {}) for seeds in rounds])
+  assert truth.switched
+  assert truth.std > epsilon
+
+
+def test_epsilon_is_a_strict_bound(toy):
+  """No switch if the deviation is a little larger."""
+  (std,) = _stds(toy, [_DIFFERENT])
+  for factor, switched in ((0.99, 0), (1.01, 1)):
+    process = _build(toy.model(), std * factor)
+    output = process.next(
+        process.initialize(),
+        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
+    )
+    found = output.metrics['client_work']['correction']['switched_to_fedprox']
+    assert found == switched
+
+
+@pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
+def test_after_the_switch_it_is_fed_prox_to_the_bit(toy, weighting):
+  model = toy.model()
+  process = _build(model, 100.0, client_weighting=weighting)
+  data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  data.append(toy.dataset(8, 0).take(0))
+  state = process.next(process.initialize(), data).state
+  fed_prox = algorithms.build_fed_prox(
+      model,
+      _SGD(0.1),
+      proximal_strength=_STRENGTH,
+      client_weighting=weighting,
+  )
+  prox_state = fed_prox.set_model_weights(
+      fed_prox.initialize(), process.get_model_weights(state)
+  )
+  for _ in range(2):
+    output = process.next(state, data)
+    expected = fed_prox.next(prox_state, data)
+    state, prox_state = output.state, expected.state
+    _assert_same(
+        process.get_model_weights(state),
+        fed_prox.get_model_weights(prox_state),
+    )
+    _assert_same(
+        output.metrics['client_work']['train'],
+        expected.metrics['client_work']['train'],
+    )
+
+
+def test_equal_losses_give_the_uniform_mean(toy):
+  """Without a head all losses are log 3, but the gradients differ."""
+
+  def keras_model_fn():
+    layers, dtype = tf.keras.layers, 'float64'
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype=dtype),
+            layers.BatchNormalization(dtype=dtype),
+            layers.Dense(3, kernel_initializer='zeros', dtype=dtype),
+        ]
+    )
+
+  model = toy.model(keras_model_fn)
+  data = [toy.dataset(size, size, batch_size=16) for size in (4, 8, 16)]
+  process = _build(model, 1e-3)
+  output = process.next(process.initialize(), data)
+  found = model.from_model_weights(process.get_model_weights(output.state))
+  results = {}
+  for weighting in ('uniform', 'num_examples'):
+    fed_avg = algorithms.build_fed_avg(
+        model, _SGD(0.1), client_weighting=weighting
+    )
+    state = fed_avg.next(fed_avg.initialize(), data).state
+    results[weighting] = model.from_model_weights(
+        fed_avg.get_model_weights(state)
+    )
+  _assert_close(found, results['uniform'])
+  differences = [
+      np.abs(a - b).max() for a, b in zip(found, results['num_examples'])
+  ]
+  assert max(differences) > 1e-3
+  correction = output.metrics['client_work']['correction']
+  np.testing.assert_allclose(correction['loss_std'], 0, atol=1e-7)
+  assert correction['switched_to_fedprox'] == 1
+
+
+def _bad_datasets(toy):
+  x, y = toy.arrays(16, 5)
+  x[9] = np.nan  # In the second batch, after a good step.
+  huge = np.full_like(x, 1e300)
+  return [
+      toy.dataset(8, 0).take(0),
+      tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
+      tf.data.Dataset.from_tensor_slices((huge * [1, -1, 1, -1], y)).batch(8),
+  ]
+
+
+@pytest.mark.parametrize('switched', [False, True])
+def test_clients_without_a_finite_loss_do_not_count(toy, switched):
+  """Neither in the mean nor in the standard deviation."""
+  model = toy.model()
+  process = _build(model, 100.0 if switched else _NEVER)
+  data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  state = process.initialize()
+  if switched:
+    state = process.next(state, data).state
+  expected = process.next(state, data)
+  output = process.next(state, data + _bad_datasets(toy))
+  found = model.from_model_weights(process.get_model_weights(output.state))
+  _assert_close(
+      found,
+      model.from_model_weights(process.get_model_weights(expected.state)),
+  )
+  metrics, others = (o.metrics['client_work'] for o in (output, expected))
+  assert metrics['correction']['loss_std'] == others['correction']['loss_std']
+  assert metrics['train'] == others['train']
+  assert metrics['num_clients'] == 6
+  assert metrics['num_dropped_clients'] == 2
+
+
+def test_without_any_loss_nothing_changes(toy):
+  """Nor is that a reason to become FedProx."""
+  model = toy.model()
+  process = _build(model, 100.0)
+  state = process.initialize()
+  output = process.next(state, _bad_datasets(toy))
+  _assert_same(output.state.global_model_weights, state.global_model_weights)
+  correction = output.metrics['client_work']['correction']
+  assert np.isnan(correction['loss_std'])
+  assert correction['switched_to_fedprox'] == 0
+  assert not output.state.client_work['correction']['switched']
+
+
+def test_one_client_has_no_deviation(toy):
+  process = _build(toy.model(), 1e-4)
+  output = process.next(process.initialize(), [toy.dataset(16, 0)])
+  correction = output.metrics['client_work']['correction']
+  np.testing.assert_allclose(correction['loss_std'], 0, atol=1e-6)
+  assert correction['switched_to_fedprox'] == 1
+
+
+@pytest.mark.parametrize(
+    ('name', 'local'),
+    [
+        ('fed_bn', reference.AFFINE + reference.STATISTICS),
+        ('silo_bn', reference.STATISTICS),
+        ('local_affine', reference.AFFINE),
+    ],
+)
+def test_local_variables_stay(toy, name, local):
+  model = toy.model()
+  # It switches in the first round already, so both kinds are there.
+  epsilon = 100.0
+  process = _build(
+      model, epsilon, build_process=getattr(algorithms, f'build_{name}')
+  )
+  assert isinstance(process, StatefulLearningProcess)
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(model, epsilon, local),
+      [(_DIFFERENT, {})] * 3,
+  )
+
+
+def test_fbns_statistics_are_those_of_all_values(toy):
+  """Whatever the losses."""
+  model = toy.model()
+  epsilon = 100.0
+  process = _build(model, epsilon, build_process=algorithms.build_fbn)
+  truth = _Truth(model, epsilon)
+  seen, before = [], []
+
+  def set_statistics(old, mean):
+    before[:] = old
+    mean[reference.MEAN], mean[reference.VARIANCE] = reference.fbn_statistics(
+        old, seen
+    )
+    seen.clear()
+
+  kwargs = {'fixed': True, 'seen': seen, 'server_step': set_statistics}
+  _check_rounds(toy, model, process, truth, [(_DIFFERENT, kwargs)] * 3)
+
+
+def test_fixbn_goes_on_with_what_has_happened(toy):
+  model = toy.model()
+  epsilon = 100.0
+  process = _build(
+      model, epsilon, build_process=algorithms.build_fixbn, fixbn_rounds=2
+  )
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(model, epsilon),
+      [(_DIFFERENT, {'fixed': number >= 2}) for number in range(4)],
+  )
+
+
+def test_server_optimizer(toy):
+  """Adam takes the steps; statistics are assigned all the same."""
+  model = toy.model()
+  process = _build(
+      model,
+      server_optimizer=tff.learning.optimizers.build_adam(0.01, epsilon=1e-3),
+  )
+  moments = {}
+  steps = []
+
+  def adam(old, mean):
+    steps.append(None)
+    t = len(steps)
+    for i in set(range(8)) - set(reference.STATISTICS):
+      g = old[i] - mean[i]
+      m, v = moments.get(i, (0, 0))
+      m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+      moments[i] = m, v
+      rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+      mean[i] = old[i] - rate * m / (np.sqrt(v) + 1e-3)
+
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(model, _NEVER),
+      [(_DIFFERENT, {'server_step': adam})] * 3,
+  )
+
+
+def test_a_weighted_model_aggregator(toy):
+  """It gets the losses as weights."""
+  model = toy.model()
+  process = _build(
+      model,
+      model_aggregator=tff.aggregators.clipping_factory(
+          0.01, tff.aggregators.MeanFactory()
+      ),
+  )
+  data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  state = process.next(process.initialize(), data).state
+  weights = model.from_model_weights(model.initial_weights)
+  updates, losses = [], []
+  for seed, size in enumerate(_SIZES):
+    after, count, loss_sum = reference.train(
+        weights, reference.split(*toy.arrays(size, seed)), 0.1
+    )
+    update = [
+        a - b
+        for i, (a, b) in enumerate(zip(after, weights))
+        if i not in reference.STATISTICS
+    ]
+    norm = np.sqrt(sum((u**2).sum() for u in update))
+    assert norm > 0.01
+    updates.append([0.01 / norm * u for u in update])
+    losses.append(loss_sum / count)
+  mean = reference.average_models(updates, losses)
+  found = model.from_model_weights(process.get_model_weights(state))
+  positions = [i for i in range(8) if i not in reference.STATISTICS]
+  _assert_close([found[i] - weights[i] for i in positions], mean, rtol=1e-5)
+
+
+def test_float32_images(toy_images):
+  model = toy_images.model()
+  process = algorithms.build_fed_bs(model, _SGD(0.1), epsilon=100.0)
+  data = [toy_images.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  output = process.next(process.initialize(), data)
+  output = process.next(output.state, data)
+  correction = output.metrics['client_work']['correction']
+  assert correction['switched_to_fedprox'] == 1
+  assert 0 < correction['loss_std'] < 10
+
+
+@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf')])
+def test_epsilon_is_checked(toy, value):
+  with pytest.raises(ValueError, match='epsilon=.* greater than 0'):
+    algorithms.FedBs(value, 0.1)
+  with pytest.raises(ValueError, match='epsilon='):
+    algorithms.build_fed_bs(toy.model(), _SGD(0.1), epsilon=value)
+
+
+@pytest.mark.parametrize('value', [-1.0, float('nan'), float('inf')])
+def test_the_strength_is_checked(value):
+  with pytest.raises(ValueError, match='proximal_strength=.* at least 0'):
+    algorithms.FedBs(0.1, value)
+
+
+@pytest.mark.parametrize(
+    'factory',
+    [aggregators.CoordinateMedian(), tff.aggregators.UnweightedMeanFactory()],
+    ids=['median', 'mean'],
+)
+def test_an_aggregator_without_weights_is_refused(toy, factory):
+  with pytest.raises(TypeError, match='must take weights, here losses'):
+    _build(toy.model(), model_aggregator=factory, client_weighting='uniform')
+
+
+@pytest.mark.parametrize(
+    'build', [algorithms.build_dsgd, algorithms.build_single]
+)
+def test_algorithms_without_drift_refuse_it(toy, build):
+  with pytest.raises(ValueError, match='has no effect in'):
+    _build(toy.model(), build_process=build)
+
+
+def test_something_trainable_must_be_shared(toy):
+  with pytest.raises(ValueError, match='FedBS keeps .* is shared'):
+    partitioned.build_partitioned(
+        toy.model(),
+        partition.SINGLE,
+        _SGD(0.1),
+        drift_correction=algorithms.FedBs(0.1, 0.1),
+    )

@@ -1,0 +1,301 @@
+"""Tests of gradient clipping in local training."""
+
+import numpy as np
+import numpy_reference as reference
+import numpy_steps
+import pytest
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 33)
+# Some gradients of these problems are longer, others are not.
+_CLIP_NORM = 0.7
+
+
+def _data(toy, sizes=_SIZES):
+  return [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
+
+
+def _batches(toy, sizes=_SIZES):
+  return [
+      reference.split(*toy.arrays(size, seed))
+      for seed, size in enumerate(sizes)
+  ]
+
+
+def _weights(model, process, state):
+  return model.from_model_weights(process.get_model_weights(state))
+
+
+def _initial(model):
+  return model.from_model_weights(model.initial_weights)
+
+
+def _assert_close(found, expected, rtol=1e-10):
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=rtol, atol=1e-12)
+
+
+def _mean(results, counts=_SIZES):
+  return [reference.average(values, counts) for values in zip(*results)]
+
+
+@pytest.fixture(autouse=True)
+def _both_kinds_of_gradients(toy):
+  """Makes sure that the norm lies between those of the gradients."""
+  model = toy.model()
+  norms = []
+  for x, y in sum(_batches(toy), []):
+    grads = reference.gradients(_initial(model), x, y)[1]
+    norms.append(np.sqrt(sum((g**2).sum() for g in grads if g is not None)))
+  assert min(norms) < _CLIP_NORM < max(norms)
+  # Each variable for itself would not be too long everywhere.
+  assert max(norms) > 1.5 * _CLIP_NORM
+
+
+@pytest.mark.parametrize('jit_compile', [False, True])
+def test_rounds_equal_numpy(toy, jit_compile):
+  """With momentum and weight decay, which is not clipped."""
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model,
+      _SGD(0.1, 0.5),
+      local_epochs=2,
+      client_weight_decay=0.3,
+      client_gradient_clip_norm=_CLIP_NORM,
+      jit_compile=jit_compile,
+  )
+  state = process.initialize()
+  expected = _initial(model)
+  for _ in range(3):
+    state = process.next(state, _data(toy)).state
+    expected = _mean(
+        [
+            numpy_steps.train(
+                expected,
+                batches * 2,
+                0.1,
+                momentum=0.5,
+                weight_decay=0.3,
+                clip_norm=_CLIP_NORM,
+            )
+            for batches in _batches(toy)
+        ]
+    )
+  _assert_close(_weights(model, process, state), expected)
+
+
+def test_the_norm_is_that_of_local_variables_too(toy):
+  """A client of FedBN clips what it shares and what it keeps together."""
+  model = toy.model()
+  process = algorithms.build_fed_bn(
+      model, _SGD(0.1), client_gradient_clip_norm=_CLIP_NORM
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  output = process.next(state, clients, _data(toy))
+  results = [
+      numpy_steps.train(_initial(model), batches, 0.1, clip_norm=_CLIP_NORM)
+      for batches in _batches(toy)
+  ]
+  for client, result in zip(output.client_states, results, strict=True):
+    found = model.from_model_weights(
+        process.get_client_model_weights(output.state, client)
+    )
+    expected = _mean(results)
+    for i in reference.AFFINE + reference.STATISTICS:
+      expected[i] = result[i]
+    _assert_close(found, expected)
+
+
+def test_centralized_equals_numpy(toy):
+  model = toy.model()
+  process = algorithms.build_centralized(
+      model,
+      _SGD(0.1, 0.5),
+      client_weight_decay=0.3,
+      client_gradient_clip_norm=_CLIP_NORM,
+  )
+  state = process.initialize()
+  for _ in range(2):
+    state = process.next(state, _data(toy, [33])).state
+  expected = numpy_steps.train(
+      _initial(model),
+      _batches(toy, [33])[0] * 2,
+      0.1,
+      momentum=0.5,
+      weight_decay=0.3,
+      clip_norm=_CLIP_NORM,
+  )
+  _assert_close(_weights(model, process, state), expected)
+
+
+def test_dsgd_clips_each_clients_gradient(toy):
+  model = toy.model()
+  process = algorithms.build_dsgd(
+      model,
+      _SGD(0.1, 0.5),
+      client_weight_decay=0.3,
+      client_gradient_clip_norm=_CLIP_NORM,
+  )
+  state = process.initialize()
+  expected = _initial(model)
+  velocity = [0.0] * len(expected)
+  counts = [8, 7, 8]
+  for _ in range(3):
+    state = process.next(state, _data(toy)).state
+    # With learning rate 1, what a step subtracts is the gradient.
+    results = [
+        numpy_steps.train(
+            expected, batches[:1], 1, weight_decay=0.3, clip_norm=_CLIP_NORM
+        )
+        for batches in _batches(toy)
+    ]
+    average = _mean(results, counts)
+    for i, (old, new) in enumerate(zip(expected, average)):
+      if i not in reference.STATISTICS:
+        velocity[i] = 0.5 * velocity[i] + old - new
+        average[i] = old - 0.1 * velocity[i]
+    expected = average
+  _assert_close(_weights(model, process, state), expected)
+
+
+def _synchronized_gradients(weights, batches, shares):
+  """Each client's gradients in FedTAN's first step, and the statistics.
+
+  A client's gradient is that of its own loss, in which the gradients with
+  respect to the common mean and variance are those of the mean of the losses.
+  """
+  w1, b1, gamma, beta, _, _, w2, b2 = weights
+  zs = [x @ w1 + b1 for x, _ in batches]
+  mean = sum(s * z.mean(0) for s, z in zip(shares, zs))
+  variance = sum(s * ((z - mean) ** 2).mean(0) for s, z in zip(shares, zs))
+  inv = 1 / np.sqrt(variance + 2**-10)
+  backward = []
+  for (_, y), z in zip(batches, zs):
+    z_hat = (z - mean) * inv
+    a = z_hat * gamma + beta
+    h = np.maximum(a, 0)
+    p = np.exp(h @ w2 + b2)
+    p /= p.sum(1, keepdims=True)
+    d = p.copy()
+    d[np.arange(len(y)), y] -= 1
+    d /= len(y)
+    backward.append((z_hat, h, d, (d @ w2.T) * (a > 0)))
+  shift = sum(s * da.sum(0) for s, (_, _, _, da) in zip(shares, backward))
+  scale = sum(
+      s * (da * z_hat).sum(0) for s, (z_hat, _, _, da) in zip(shares, backward)
+  )
+  gradients = []
+  for (x, y), (z_hat, h, d, da) in zip(batches, backward):
+    dz = inv * gamma * (da - (shift + z_hat * scale) / len(y))
+    gradients.append(
+        [
+            *(x.T @ dz, dz.sum(0)),
+            *((da * z_hat).sum(0), da.sum(0), None, None),
+            *(h.T @ d, d.sum(0)),
+        ]
+    )
+  return gradients, mean, variance
+
+
+def test_the_truth_for_fedtan_is_the_gradient_of_the_mean_loss(toy):
+  """The clients' mean is the gradient on the union of the batches."""
+  model = toy.model()
+  weights = _initial(model)
+  batches = [batches[0] for batches in _batches(toy)]
+  counts = np.array([len(y) for _, y in batches])
+  gradients, mean, variance = _synchronized_gradients(
+      weights, batches, counts / counts.sum()
+  )
+  union = [np.concatenate(parts) for parts in zip(*batches)]
+  _, expected, *statistics = reference.gradients(weights, *union)
+  np.testing.assert_allclose([mean, variance], statistics)
+  for truth, values in zip(expected, zip(*gradients)):
+    if truth is not None:
+      found = reference.average(values, counts)
+      np.testing.assert_allclose(found, truth, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize('local_steps', [1, 3])
+@pytest.mark.parametrize('clip_norm', [0.2, _CLIP_NORM])
+def test_fedtan_clips_each_clients_gradient_in_the_first_step_too(
+    toy, local_steps, clip_norm
+):
+  model = toy.model()
+  process = algorithms.build_fedtan(
+      model,
+      _SGD(0.1),
+      local_steps=local_steps,
+      client_weight_decay=0.3,
+      client_gradient_clip_norm=clip_norm,
+  )
+  state = process.initialize()
+  expected = _initial(model)
+  for _ in range(2):
+    state = process.next(state, _data(toy)).state
+    batches = [batches[:local_steps] for batches in _batches(toy)]
+    first = [b[0] for b in batches]
+    sizes = np.array([len(y) for _, y in first])
+    gradients, mean, variance = _synchronized_gradients(
+        expected, first, sizes / sizes.sum()
+    )
+    results = []
+    for grads, client_batches in zip(gradients, batches):
+      after = [
+          w if g is None else w - 0.1 * (g + 0.3 * w)
+          for w, g in zip(expected, numpy_steps.clip(grads, clip_norm))
+      ]
+      for i, seen in zip(reference.STATISTICS, (mean, variance)):
+        after[i] = 0.75 * expected[i] + 0.25 * seen
+      after = numpy_steps.train(
+          after, client_batches[1:], 0.1, weight_decay=0.3, clip_norm=clip_norm
+      )
+      results.append(after)
+    expected = _mean(results, [sum(len(y) for _, y in b) for b in batches])
+  _assert_close(_weights(model, process, state), expected)
+
+
+@pytest.mark.parametrize(
+    'name', ['fed_avg', 'fbn', 'fedtan', 'centralized', 'dsgd']
+)
+def test_short_gradients_stay_the_same_to_the_bit(toy, name):
+  model = toy.model()
+  sizes = [20] if name == 'centralized' else _SIZES
+
+  def train(**options):
+    process = getattr(algorithms, f'build_{name}')(
+        model, _SGD(0.1, 0.5), **options
+    )
+    state = process.initialize()
+    for _ in range(2):
+      state = process.next(state, _data(toy, sizes)).state
+    return _weights(model, process, state)
+
+  expected = train()
+  # 49 · (1 / 49), as TensorFlow's own function has it, is not 1.
+  assert 49 * (1 / 49) != 1
+  for value, truth in zip(train(client_gradient_clip_norm=49), expected):
+    np.testing.assert_array_equal(value, truth)
+  changed = train(client_gradient_clip_norm=0.2)
+  assert any(np.any(a != b) for a, b in zip(changed, expected))
+
+
+def test_a_gradient_of_0_is_no_failure(toy):
+  """Its norm is 0, by which nothing must be divided."""
+  toy.loss = lambda: lambda y_true, y_pred: 0.0 * y_pred[0, 0]
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model, _SGD(0.1), client_gradient_clip_norm=1.0
+  )
+  output = process.next(process.initialize(), _data(toy))
+  assert output.metrics['client_work']['num_dropped_clients'] == 0
+  for i, (value, truth) in enumerate(
+      zip(_weights(model, process, output.state), _initial(model))
+  ):
+    if i not in reference.STATISTICS:
+      np.testing.assert_array_equal(value, truth)

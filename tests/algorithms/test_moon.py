@@ -1,0 +1,565 @@
+"""Tests of MOON."""
+
+import linear_models
+import numpy as np
+import numpy_reference as reference
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+from tff_bn import partition
+from tff_bn.algorithms import partitioned
+from tff_bn.stateful_process import StatefulLearningProcess
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 33)  # Unequal, with short last batches.
+_WEIGHT = 3.0
+_TEMPERATURE = 0.4
+_MODELS = {
+    'toy': (reference.gradients, reference.features),
+    'bn_dense': (reference.gradients_bn_dense, reference.features_bn_dense),
+    'dense_bn': (reference.gradients_dense_bn, reference.features_dense_bn),
+}
+
+
+class _Truth:
+  """MOON in NumPy."""
+
+  def __init__(self, problem, model, kind='toy', local=()):
+    self.gradients, self.features = _MODELS[kind]
+    initial = model.from_model_weights(model.initial_weights)
+    self.shared = [i for i in range(len(initial)) if i not in local]
+    self.models = [list(initial) for _ in _SIZES]
+    self.previous = [list(initial) for _ in _SIZES]
+    self.data = [
+        reference.split(*problem.arrays(size, seed))
+        for seed, size in enumerate(_SIZES)
+    ]
+
+  def round(self, sampled=(0, 1, 2), server_rate=1.0, **kwargs):
+    """One round of these clients; returns the mean of the losses."""
+    results = []
+    for k in sampled:
+      before = self.models[k]
+      previous = [
+          self.previous[k][i] if i in self.shared else before[i]
+          for i in range(len(before))
+      ]
+
+      def contrast(x, before=before, previous=previous):
+        others = self.features(before, x), self.features(previous, x)
+        return (
+            lambda z: _WEIGHT * reference.contrast(z, *others, _TEMPERATURE)[1]
+        )
+
+      results.append(
+          reference.train(
+              before,
+              self.data[k],
+              0.1,
+              gradients_fn=self.gradients,
+              feature_gradient=contrast,
+              **kwargs,
+          )
+      )
+    models, counts, loss_sums = zip(*results)
+    mean = reference.average_models(models, counts)
+    old = self.models[sampled[0]]
+    for i in range(len(mean)):
+      # Weights in whose place there are statistics do not move as the others.
+      rate = 1.0 if i in reference.STATISTICS else server_rate
+      mean[i] = old[i] + rate * (mean[i] - old[i])
+    for k, after in zip(sampled, models):
+      self.models[k] = list(after)
+      self.previous[k] = list(after)
+    for weights in self.models:
+      for i in self.shared:
+        weights[i] = mean[i]
+    return sum(loss_sums) / sum(counts)
+
+  def check(self, model, process, state, clients):
+    for k, client in enumerate(clients):
+      found = model.from_model_weights(
+          process.get_client_model_weights(state, client)
+      )
+      _assert_close(found, self.models[k])
+      _assert_close(
+          [client[f'previous_{model.variables[i].name}'] for i in self.shared],
+          [self.previous[k][i] for i in self.shared],
+      )
+
+
+def _assert_close(found, expected, rtol=1e-9, atol=1e-11):
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
+
+
+def _assert_same(found, expected):
+  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def _build(model, weight=_WEIGHT, **options):
+  return algorithms.build_moon(
+      model,
+      options.pop('client_optimizer', _SGD(0.1)),
+      contrastive_weight=weight,
+      temperature=_TEMPERATURE,
+      **options,
+  )
+
+
+def _run(problem, process, num_rounds, sizes=_SIZES):
+  """The server's model after rounds, the clients' states and all metrics."""
+  state = process.initialize()
+  data = [problem.dataset(size, seed) for seed, size in enumerate(sizes)]
+  clients, metrics = [], []
+  if isinstance(process, StatefulLearningProcess):
+    clients = [process.initialize_client(state) for _ in sizes]
+  for _ in range(num_rounds):
+    if clients:
+      output = process.next(state, clients, data)
+      clients = output.client_states
+    else:
+      output = process.next(state, data)
+    state = output.state
+    metrics.append(output.metrics['client_work'])
+  return process.get_model_weights(state), clients, metrics
+
+
+def _check_rounds(problem, model, process, truth, rounds):
+  """Runs rounds, each (clients, arguments of `_Truth.round`)."""
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  for sampled, kwargs in rounds:
+    loss = truth.round(sampled, **kwargs)
+    output = process.next(
+        state,
+        [clients[k] for k in sampled],
+        [problem.dataset(_SIZES[k], k) for k in sampled],
+    )
+    state = output.state
+    for k, client in zip(sampled, output.client_states):
+      clients[k] = client
+    # The metrics have the model's loss, without the contrastive one.
+    train_metrics = output.metrics['client_work']['train']
+    np.testing.assert_allclose(train_metrics['loss'], loss, rtol=1e-9)
+  truth.check(model, process, state, clients)
+
+
+def test_the_references_gradient_is_that_of_the_loss():
+  rng = np.random.default_rng(0)
+  z, z_global, z_previous = rng.normal(size=(3, 4, 5))
+  _, gradient = reference.contrast(z, z_global, z_previous, 0.5)
+  for i in np.ndindex(z.shape):
+    delta = np.zeros_like(z)
+    delta[i] = 1e-6
+    high, low = (
+        reference.contrast(z + d, z_global, z_previous, 0.5)[0]
+        for d in (delta, -delta)
+    )
+    np.testing.assert_allclose(gradient[i], (high - low) / 2e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float64'])
+def test_weight_0_is_fed_avg_to_the_bit(toy, dtype):
+  toy.dtype = dtype
+  model = toy.model()
+  options = {'client_weight_decay': 0.01}
+  optimizer = _SGD(0.1, momentum=0.5)
+  process = _build(model, 0.0, client_optimizer=optimizer, **options)
+  assert not process.has_client_models
+  weights, _, metrics = _run(toy, process, 3)
+  fed_avg = algorithms.build_fed_avg(model, optimizer, **options)
+  expected, _, expected_metrics = _run(toy, fed_avg, 3)
+  _assert_same(weights, expected)
+  _assert_same(metrics, expected_metrics)
+
+
+@pytest.mark.parametrize('kind', _MODELS)
+def test_rounds_equal_numpy(toy, kind):
+  """The second client misses one round, and contrasts with an older model."""
+  problem = toy if kind == 'toy' else linear_models.Linear(kind)
+  model = problem.model()
+  process = _build(
+      model,
+      client_optimizer=_SGD(0.1, momentum=0.5),
+      client_weight_decay=0.01,
+  )
+  kwargs = {'momentum': 0.5, 'weight_decay': 0.01}
+  _check_rounds(
+      problem,
+      model,
+      process,
+      _Truth(problem, model, kind),
+      [
+          ((0, 1, 2), kwargs),
+          ((0, 2), kwargs),
+          ((0, 1, 2), kwargs),
+          ((0, 1, 2), kwargs),
+      ],
+  )
+
+
+def test_first_round_is_fed_avgs(toy):
+  """The loss is constant as long as the previous model is the server's."""
+  model = toy.model()
+  process = _build(model)
+  fed_avg = algorithms.build_fed_avg(model, _SGD(0.1))
+  for num_rounds in (1, 2):
+    weights, _, _ = _run(toy, process, num_rounds)
+    expected, _, _ = _run(toy, fed_avg, num_rounds)
+    differences = [
+        np.abs(a - b).max()
+        for a, b in zip(weights.trainable, expected.trainable)
+    ]
+    if num_rounds == 1:
+      assert max(differences) < 1e-12
+    else:
+      assert max(differences) > 1e-3
+
+
+def test_a_new_client_starts_from_the_servers_model(toy):
+  model = toy.model()
+  process = _build(model)
+  state = process.initialize()
+  client = process.initialize_client(state)
+  state = process.next(state, [client], [toy.dataset(16, 1)]).state
+  new = process.initialize_client(state)
+  weights = model.from_model_weights(process.get_model_weights(state))
+  assert len(new) == len(weights)
+  for variable, value in zip(model.variables, weights):
+    np.testing.assert_array_equal(new[f'previous_{variable.name}'], value)
+
+
+def test_the_state_has_what_the_client_trained(toy):
+  """Not the server's mean, nor what its optimizer makes of it."""
+  model = toy.model()
+  process = _build(model, server_optimizer=_SGD(0.5))
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(toy, model),
+      [((0, 1, 2), {'server_rate': 0.5})] * 3,
+  )
+
+
+@pytest.mark.parametrize(
+    ('name', 'local'),
+    [
+        ('fed_bn', reference.AFFINE + reference.STATISTICS),
+        ('silo_bn', reference.STATISTICS),
+    ],
+)
+def test_local_variables_are_the_clients_own_in_all_models(toy, name, local):
+  model = toy.model()
+  process = _build(model, build_process=getattr(algorithms, f'build_{name}'))
+  assert process.has_client_models
+  truth = _Truth(toy, model, local=local)
+  _check_rounds(
+      toy,
+      model,
+      process,
+      truth,
+      [((0, 1, 2), {}), ((0, 2), {}), ((0, 1, 2), {}), ((0, 1, 2), {})],
+  )
+  names = [v.name for v in model.variables]
+  client_type = process.initialize_client.type_signature.result
+  assert {name for name, _ in tff.structure.iter_elements(client_type)} == {
+      *(names[i] for i in local),
+      *(f'previous_{names[i]}' for i in truth.shared),
+  }
+  state_type = process.initialize.type_signature.result.member
+  assert not len(state_type.client_work['correction'])
+
+
+def test_fbn_equals_numpy(toy):
+  """The frozen models normalize with their own running statistics."""
+  model = toy.model()
+  process = _build(model, build_process=algorithms.build_fbn)
+  truth = _Truth(toy, model)
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  for _ in range(3):
+    seen = []
+    before = list(truth.models[0])
+    truth.round(fixed=True, seen=seen)
+    for weights in truth.models:
+      weights[reference.MEAN], weights[reference.VARIANCE] = (
+          reference.fbn_statistics(before, seen)
+      )
+    output = process.next(
+        state,
+        clients,
+        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
+    )
+    state, clients = output.state, output.client_states
+  truth.check(model, process, state, clients)
+
+
+def test_fixbn_equals_numpy(toy):
+  model = toy.model()
+  process = _build(model, build_process=algorithms.build_fixbn, fixbn_rounds=2)
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(toy, model),
+      [((0, 1, 2), {'fixed': number >= 2}) for number in range(4)],
+  )
+
+
+def test_clients_without_an_update_keep_their_model(toy):
+  model = toy.model()
+  process = _build(model)
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 4
+  data = [toy.dataset(16, seed) for seed in range(4)]
+  output = process.next(state, clients, data)
+  state, clients = output.state, output.client_states
+  x, y = toy.arrays(16, 5)
+  x[9] = np.nan  # In the second batch, after a good step.
+  others = [
+      toy.dataset(8, 0).take(0),
+      tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
+  ]
+
+  output = process.next(state, clients, data[:2] + others)
+
+  alone = process.next(state, clients[:2], data[:2])
+  _assert_same(
+      output.state.global_model_weights, alone.state.global_model_weights
+  )
+  for k in (2, 3):
+    _assert_same(output.client_states[k], clients[k])
+  assert output.metrics['client_work']['num_dropped_clients'] == 1
+
+
+def _nested_model():
+  """The toy model, with the hidden layers and the head in models of their own.
+
+  Returns:
+    The model.
+  """
+  layers, dtype = tf.keras.layers, 'float64'
+  body = tf.keras.Sequential(
+      [
+          layers.Dense(5, dtype=dtype),
+          tf.keras.Sequential(
+              [
+                  layers.BatchNormalization(
+                      momentum=0.75, epsilon=2**-10, dtype=dtype
+                  ),
+                  layers.ReLU(dtype=dtype, name='nested_relu'),
+              ]
+          ),
+      ]
+  )
+  head = tf.keras.Sequential([layers.Dense(3, dtype=dtype)])
+  inputs = tf.keras.Input((4,), dtype=dtype)
+  return tf.keras.Model(inputs, head(body(inputs)))
+
+
+class _Subclassed(tf.keras.Model):
+  """The toy model as a subclass."""
+
+  def __init__(self):
+    super().__init__(dtype='float64')
+    layers, dtype = tf.keras.layers, 'float64'
+    self.hidden = layers.Dense(5, dtype=dtype)
+    self.norm = layers.BatchNormalization(
+        momentum=0.75, epsilon=2**-10, dtype=dtype
+    )
+    self.relu = layers.ReLU(dtype=dtype, name='own_relu')
+    self.logits = layers.Dense(3, dtype=dtype)
+
+  def call(self, inputs, training=None):
+    x = self.relu(self.norm(self.hidden(inputs), training=training))
+    return self.logits(x)
+
+
+@pytest.mark.parametrize(
+    ('keras_model_fn', 'feature_layer'),
+    [
+        (_nested_model, None),
+        (_nested_model, 'nested_relu'),
+        (_Subclassed, 'own_relu'),
+    ],
+)
+def test_other_kinds_of_models(toy, keras_model_fn, feature_layer):
+  model = toy.model(keras_model_fn)
+  process = _build(model, feature_layer=feature_layer)
+  _check_rounds(toy, model, process, _Truth(toy, model), [((0, 1, 2), {})] * 3)
+
+
+def test_feature_layer_by_name():
+  """The output of the last layer, too, if one wants it."""
+  problem = linear_models.Linear('bn_dense')
+  model = problem.model()
+  default, _, _ = _run(problem, _build(model), 2)
+  named, _, _ = _run(problem, _build(model, feature_layer='norm'), 2)
+  other, _, _ = _run(problem, _build(model, feature_layer='dense'), 2)
+  _assert_same(named, default)
+  assert np.abs(other.trainable[0] - default.trainable[0]).max() > 1e-3
+
+
+def test_features_of_images_are_flattened(toy_images):
+  """Otherwise each pixel would have a direction of its own."""
+  features = []
+
+  def keras_model_fn():
+    return toy_images.keras_model()
+
+  model = toy_images.model(keras_model_fn)
+  process = _build(model, feature_layer='norm')
+  _, clients, _ = _run(toy_images, process, 1, sizes=(6, 6))
+  state = process.initialize()
+  # One step from the server's model that is not the client's previous one.
+  output = process.next(
+      state, clients[:1], [toy_images.dataset(6, 0, batch_size=6)]
+  )
+  x, y = toy_images.arrays(6, 0)
+  keras_models = [
+      model.to_keras(),
+      model.to_keras(),
+      model.to_keras(
+          model.to_model_weights(
+              [clients[0][f'previous_{v.name}'] for v in model.variables]
+          )
+      ),
+  ]
+  with tf.GradientTape() as tape:
+    for keras_model, training in zip(keras_models, (True, False, False)):
+      z = keras_model.get_layer('hidden')(x)
+      z = keras_model.get_layer('norm')(z, training=training)
+      features.append(tf.reshape(z, [6, -1]))
+    a, b = (
+        -tf.keras.losses.cosine_similarity(features[0], z) / _TEMPERATURE
+        for z in features[1:]
+    )
+    contrast = -tf.math.log(tf.exp(a) / (tf.exp(a) + tf.exp(b)))
+    logits = keras_models[0](x, training=True)
+    loss = toy_images.loss()(y, logits) + _WEIGHT * tf.reduce_mean(contrast)
+  variables = keras_models[0].trainable_weights
+  gradients = tape.gradient(loss, variables)
+  found = process.get_model_weights(output.state).trainable
+  for value, variable, gradient in zip(found, variables, gradients):
+    np.testing.assert_allclose(
+        value, variable - 0.1 * gradient, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_float16(toy):
+  """Features of 16 bits are compared in float32."""
+  toy.dtype = 'float32'
+
+  def keras_model_fn(policy):
+    layers = tf.keras.layers
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype='float32'),
+            layers.Dense(5, dtype=policy),
+            layers.BatchNormalization(dtype=policy),
+            layers.ReLU(dtype=policy),
+            layers.Dense(3, dtype=policy),
+        ]
+    )
+
+  results = []
+  for policy in ('mixed_float16', 'mixed_bfloat16', 'float32'):
+    model = toy.model(lambda policy=policy: keras_model_fn(policy))
+    # No batch of one example, whose normalized features would be next to 0.
+    weights, clients, metrics = _run(toy, _build(model), 3, sizes=(16, 24, 8))
+    tf.nest.map_structure(
+        lambda value: np.testing.assert_array_equal(np.isfinite(value), True),
+        (clients, metrics),
+    )
+    assert [m['train']['num_examples'] for m in metrics] == [48] * 3
+    results.append(weights.trainable)
+  for found in results[:2]:
+    _assert_close(found, results[-1], rtol=0, atol=0.05)
+
+
+def test_dropout_is_in_the_trained_model_only(toy):
+  """And depends on nothing but the seed."""
+
+  def keras_model_fn():
+    layers, dtype = tf.keras.layers, 'float64'
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,), dtype=dtype),
+            layers.Dense(5, dtype=dtype),
+            layers.Dropout(0.5, dtype=dtype),
+            layers.Dense(3, dtype=dtype),
+        ]
+    )
+
+  model = toy.model(keras_model_fn)
+  process = _build(model)
+  first, _, _ = _run(toy, process, 2)
+  again, _, _ = _run(toy, process, 2)
+  _assert_same(again, first)
+  other, _, _ = _run(toy, _build(model, seed=1), 2)
+  assert np.any(other.trainable[0] != first.trainable[0])
+  # As long as the frozen models are the same, their features are, too.
+  found, _, _ = _run(toy, process, 1)
+  expected, _, _ = _run(toy, algorithms.build_fed_avg(model, _SGD(0.1)), 1)
+  _assert_close(found.trainable, expected.trainable)
+
+
+def test_an_unknown_layer(toy):
+  with pytest.raises(
+      ValueError, match="feature_layer='nowhere' is the name of 0 layers"
+  ) as error:
+    _build(toy.model(), feature_layer='nowhere')
+  for name in ('hidden', 'norm', 'logits'):
+    assert name in str(error.value)
+
+
+def test_a_model_without_a_hidden_layer(toy):
+  def keras_model_fn():
+    inputs = tf.keras.Input((4,), dtype='float64')
+    x = tf.keras.layers.Dense(3, dtype='float64', name='only')(inputs)
+    return tf.keras.Model(inputs, tf.keras.layers.Softmax(dtype='float64')(x))
+
+  with pytest.raises(ValueError, match="no hidden layer, only 'only' has"):
+    _build(toy.model(keras_model_fn))
+
+
+def test_a_subclassed_model_needs_a_name(toy):
+  with pytest.raises(
+      ValueError, match='neither functional nor .* Give feature_layer'
+  ):
+    _build(toy.model(_Subclassed))
+
+
+@pytest.mark.parametrize('value', [-1.0, float('nan'), float('inf')])
+def test_the_weight_is_checked(value):
+  with pytest.raises(ValueError, match='contrastive_weight=.* at least 0'):
+    algorithms.Moon(contrastive_weight=value)
+
+
+@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf')])
+def test_the_temperature_is_checked(value):
+  with pytest.raises(ValueError, match='temperature=.* greater than 0'):
+    algorithms.Moon(temperature=value)
+
+
+def test_something_trainable_must_be_shared(toy):
+  with pytest.raises(ValueError, match='MOON keeps .* is shared'):
+    partitioned.build_partitioned(
+        toy.model(),
+        partition.SINGLE,
+        _SGD(0.1),
+        drift_correction=algorithms.Moon(),
+    )
+
+
+def test_the_papers_values_are_the_defaults():
+  assert algorithms.Moon() == algorithms.Moon(1.0, 0.5, None)
+  defaults = algorithms.build_moon.__kwdefaults__
+  assert defaults['contrastive_weight'] == 1
+  assert defaults['temperature'] == 0.5

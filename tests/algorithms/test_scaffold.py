@@ -1,0 +1,740 @@
+"""Tests of SCAFFOLD."""
+
+import numpy as np
+import numpy_reference as reference
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import BatchNormModel
+from tff_bn import aggregators
+from tff_bn import algorithms
+from tff_bn import partition
+from tff_bn.algorithms import partitioned
+from tff_bn.stateful_process import StatefulLearningProcess
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_OPTIMIZERS = tff.learning.optimizers
+_SGD = _OPTIMIZERS.build_sgdm
+_SIZES = (20, 7, 33)  # Unequal, with short last batches.
+_TRAINABLE = (0, 1, 2, 3, 6, 7)
+
+
+def _control_variates(model, state, positions=_TRAINABLE):
+  """Those in a client's state, or in the server's state of the correction."""
+  return [
+      state[f'control_variate_{model.variables[i].name}'] for i in positions
+  ]
+
+
+def _server_state(state):
+  return state.client_work['correction']
+
+
+def _client_weights(model, process, state, client):
+  return model.from_model_weights(
+      process.get_client_model_weights(state, client)
+  )
+
+
+def _assert_close(found, expected, rtol=1e-10, atol=1e-12):
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
+
+
+def _assert_same(found, expected):
+  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+class _Truth:
+  """SCAFFOLD with option II, in NumPy."""
+
+  def __init__(self, weights, num_clients, shared=_TRAINABLE, local=()):
+    self.models = [list(weights) for _ in range(num_clients)]
+    self.shared = shared  # The trainable ones.
+    self.local = local
+    self.server_variates = [np.zeros_like(weights[i]) for i in shared]
+    self.client_variates = [self.server_variates for _ in range(num_clients)]
+
+  def round(
+      self,
+      data,
+      sampled,
+      *,
+      uniform=True,
+      all_clients=None,
+      server_rate=1.0,
+      rates=None,
+      **kwargs,
+  ):
+    """One round of these clients; `data` and `rates` are those of all."""
+    counts, models, changes = [], [], []
+    for k in sampled:
+      before = self.models[k]
+      own, server = self.client_variates[k], self.server_variates
+      correction = [0.0] * len(before)
+      for i, c_own, c in zip(self.shared, own, server):
+        correction[i] = c - c_own
+      used = rates[k] if rates else [0.1] * len(data[k])
+      after, num_examples, _ = reference.train(
+          before, data[k], used, extra=lambda _, c=correction: c, **kwargs
+      )
+      new = [
+          c_own - c + (before[i] - after[i]) / sum(used)
+          for i, c_own, c in zip(self.shared, own, server)
+      ]
+      changes.append([a - b for a, b in zip(new, own)])
+      self.client_variates[k] = new
+      models.append(after)
+      counts.append(1 if uniform else num_examples)
+    mean = reference.average_models(models, counts)
+    change = reference.average_models(changes, counts)
+    share = len(sampled) / (all_clients or len(sampled))
+    self.server_variates = [
+        c + share * d for c, d in zip(self.server_variates, change)
+    ]
+    old = self.models[sampled[0]]
+    for i in self.shared:
+      mean[i] = old[i] + server_rate * (mean[i] - old[i])
+    for k, after in zip(sampled, models):
+      self.models[k] = after
+    for weights in self.models:
+      for i in set(range(len(mean))) - set(self.local):
+        weights[i] = mean[i]
+
+  def check(self, model, process, state, clients):
+    for k, client in enumerate(clients):
+      _assert_close(
+          _client_weights(model, process, state, client), self.models[k]
+      )
+      _assert_close(
+          _control_variates(model, client, self.shared),
+          self.client_variates[k],
+      )
+    _assert_close(
+        _control_variates(model, _server_state(state), self.shared),
+        self.server_variates,
+    )
+
+
+@pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
+def test_first_round_is_fed_avgs(toy, weighting):
+  model = toy.model()
+  options = {'client_weighting': weighting, 'local_epochs': 2}
+  process = algorithms.build_scaffold(model, _SGD(0.1), **options)
+  assert isinstance(process, StatefulLearningProcess)
+  assert not process.has_client_models
+  fed_avg = algorithms.build_fed_avg(model, _SGD(0.1), **options)
+  data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  state = process.initialize()
+  output = process.next(state, [process.initialize_client(state)] * 3, data)
+  expected = fed_avg.next(fed_avg.initialize(), data)
+  _assert_same(
+      process.get_model_weights(output.state),
+      fed_avg.get_model_weights(expected.state),
+  )
+  _assert_same(output.metrics['client_work'], expected.metrics['client_work'])
+
+
+@pytest.mark.parametrize('uniform', [False, True])
+def test_rounds_equal_numpy(toy, uniform):
+  """Also a server learning rate, weight decay, and a changing rate."""
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model,
+      _SGD(0.1),
+      server_optimizer=_SGD(0.5),
+      client_weighting='uniform' if uniform else 'num_examples',
+      client_weight_decay=0.01,
+      client_warmup_steps=8,
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  truth = _Truth(model.from_model_weights(model.initial_weights), 3)
+  data = [
+      reference.split(*toy.arrays(size, seed))
+      for seed, size in enumerate(_SIZES)
+  ]
+  for number in range(4):
+    # The clients have different numbers of steps: 3, 1 and 5.
+    rates = [
+        [
+            0.1 * min(1, (number * len(batches) + step + 1) / 8)
+            for step in range(len(batches))
+        ]
+        for batches in data
+    ]
+    truth.round(
+        data,
+        range(3),
+        uniform=uniform,
+        server_rate=0.5,
+        rates=rates,
+        weight_decay=0.01,
+    )
+    output = process.next(
+        state,
+        clients,
+        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
+    )
+    state, clients = output.state, output.client_states
+    truth.check(model, process, state, clients)
+
+
+def test_learning_rate_schedule(toy):
+  """A step's rate is the schedule's, not the optimizer's."""
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model,
+      _SGD(123.0),
+      client_weighting='uniform',
+      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.25, 0.125),
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in range(2)]
+  truth = _Truth(model.from_model_weights(model.initial_weights), 2)
+  data = [reference.split(*toy.arrays(16, seed)) for seed in range(2)]
+  for rate in (0.25, 0.125):
+    truth.round(data, (0, 1), rates=[[rate] * 2] * 2)
+    output = process.next(
+        state, clients, [toy.dataset(16, seed) for seed in range(2)]
+    )
+    state, clients = output.state, output.client_states
+  truth.check(model, process, state, clients)
+
+
+def test_partial_participation(toy):
+  """The server moves by |S|/N of the mean change."""
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model, _SGD(0.1), num_clients=5, client_weighting='uniform'
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  truth = _Truth(model.from_model_weights(model.initial_weights), 3)
+  data = [
+      reference.split(*toy.arrays(size, seed))
+      for seed, size in enumerate(_SIZES)
+  ]
+  for sampled in [(0, 1, 2), (0, 2), (1,)]:
+    truth.round(data, sampled, all_clients=5)
+    output = process.next(
+        state,
+        [clients[k] for k in sampled],
+        [toy.dataset(_SIZES[k], k) for k in sampled],
+    )
+    state = output.state
+    for k, client in zip(sampled, output.client_states):
+      clients[k] = client
+  truth.check(model, process, state, clients)
+
+
+def _not_training(toy):
+  x, y = toy.arrays(16, 5)
+  x[9] = np.nan  # In the second batch, after a good step.
+  return [
+      toy.dataset(8, 0).take(0),
+      tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
+  ]
+
+
+@pytest.mark.parametrize('num_clients', [None, 10])
+def test_clients_without_an_update_keep_what_they_have(toy, num_clients):
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model,
+      _SGD(0.1),
+      num_clients=num_clients,
+      client_weighting='uniform',
+  )
+  state = process.initialize()
+  new = process.initialize_client(state)
+  data = [toy.dataset(16, seed) for seed in range(4)]
+  output = process.next(state, [new] * 4, data)
+  state, clients = output.state, output.client_states
+  truth = _Truth(model.from_model_weights(model.initial_weights), 4)
+  batches = [reference.split(*toy.arrays(16, seed)) for seed in range(4)]
+  truth.round(batches, range(4), all_clients=num_clients)
+
+  output = process.next(state, clients, data[:2] + _not_training(toy))
+
+  # Four clients are there, and two of them have changed.
+  truth.round(batches, range(2), all_clients=num_clients or 4)
+  truth.check(model, process, output.state, output.client_states)
+  for k in (2, 3):
+    _assert_same(output.client_states[k], clients[k])
+  assert output.metrics['client_work']['num_dropped_clients'] == 1
+
+
+def test_without_any_update_nothing_changes(toy):
+  model = toy.model()
+  process = algorithms.build_scaffold(model, _SGD(0.1))
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 2
+  data = [toy.dataset(16, seed) for seed in range(2)]
+  output = process.next(state, clients, data)
+  state, clients = output.state, output.client_states
+  output = process.next(state, clients, _not_training(toy))
+  _assert_same(output.client_states, clients)
+  _assert_same(_server_state(output.state), _server_state(state))
+  _assert_same(output.state.global_model_weights, state.global_model_weights)
+
+
+def test_learning_rate_0_keeps_the_control_variates(toy):
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model,
+      _SGD(123.0),
+      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.1, 0.0),
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 2
+  data = [toy.dataset(16, seed) for seed in range(2)]
+  output = process.next(state, clients, data)
+  again = process.next(output.state, output.client_states, data)
+  _assert_same(again.client_states, output.client_states)
+  _assert_same(_server_state(again.state), _server_state(output.state))
+
+
+class _Quadratics:
+  """Linear regression: clients with different Hessians and optima."""
+
+  sizes = (6, 9, 15)
+  rate = 0.05
+  num_steps = 10
+
+  def __init__(self):
+    rng = np.random.default_rng(1)
+    self.data = []
+    for k, size in enumerate(self.sizes):
+      x = rng.normal(size=(size, 3)) * [1, 0.5 + 0.5 * k, 2 - 0.5 * k]
+      y = x @ rng.normal(size=(3, 1)) + rng.normal(size=(size, 1)) + 2 * k
+      self.data.append((x, y))
+
+  def model(self):
+    def keras_model_fn():
+      inputs = tf.keras.Input((3,), dtype='float64')
+      outputs = tf.keras.layers.Dense(1, use_bias=False, dtype='float64')(
+          inputs
+      )
+      return tf.keras.Model(inputs, outputs)
+
+    return BatchNormModel(
+        keras_model_fn,
+        (
+            tf.TensorSpec((None, 3), tf.float64),
+            tf.TensorSpec((None, 1), tf.float64),
+        ),
+        loss_fn=tf.keras.losses.MeanSquaredError,
+    )
+
+  def datasets(self):
+    return [
+        tf.data.Dataset.from_tensors(arrays).repeat(self.num_steps)
+        for arrays in self.data
+    ]
+
+  def client_weights(self, uniform):
+    return np.ones(3) / 3 if uniform else np.array(self.sizes) / 30
+
+  def hessians(self):
+    return [2 * x.T @ x / len(x) for x, _ in self.data]
+
+  def optimum(self, uniform):
+    """The minimum of the weighted mean of the clients' losses."""
+    shares = self.client_weights(uniform)
+    hessian = sum(a * h for a, h in zip(shares, self.hessians()))
+    right = sum(
+        a * 2 * x.T @ y / len(x) for a, (x, y) in zip(shares, self.data)
+    )
+    return np.linalg.solve(hessian, right)
+
+  def fed_avg_fixed_point(self, uniform):
+    """Where the mean of what K local steps change is 0."""
+    left, right = 0, 0
+    for share, hessian, (x, y) in zip(
+        self.client_weights(uniform), self.hessians(), self.data
+    ):
+      own_optimum = np.linalg.lstsq(x, y, rcond=None)[0]
+      moved = np.eye(3) - np.linalg.matrix_power(
+          np.eye(3) - self.rate * hessian, self.num_steps
+      )
+      left = left + share * moved
+      right = right + share * moved @ own_optimum
+    return np.linalg.solve(left, right)
+
+
+@pytest.mark.parametrize('uniform', [False, True])
+def test_scaffold_finds_the_optimum_that_fed_avg_misses(uniform):
+  problem = _Quadratics()
+  model = problem.model()
+  weighting = 'uniform' if uniform else 'num_examples'
+  data = problem.datasets()
+  process = algorithms.build_scaffold(
+      model, _SGD(problem.rate), client_weighting=weighting
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 3
+  for _ in range(120):
+    output = process.next(state, clients, data)
+    state, clients = output.state, output.client_states
+  (found,) = process.get_model_weights(state).trainable
+  optimum = problem.optimum(uniform)
+  np.testing.assert_allclose(found, optimum, rtol=1e-8)
+  # Each client's control variate is its gradient at the optimum.
+  for client, (x, y) in zip(clients, problem.data):
+    (variate,) = _control_variates(model, client, [0])
+    gradient = 2 * x.T @ (x @ optimum - y) / len(x)
+    np.testing.assert_allclose(variate, gradient, rtol=1e-6, atol=1e-8)
+  (variate,) = _control_variates(model, _server_state(state), [0])
+  np.testing.assert_allclose(variate, np.zeros((3, 1)), atol=1e-8)
+
+  fed_avg = algorithms.build_fed_avg(
+      model, _SGD(problem.rate), client_weighting=weighting
+  )
+  state = fed_avg.initialize()
+  for _ in range(60):
+    state = fed_avg.next(state, data).state
+  (found,) = fed_avg.get_model_weights(state).trainable
+  fixed_point = problem.fed_avg_fixed_point(uniform)
+  np.testing.assert_allclose(found, fixed_point, rtol=1e-8)
+  assert np.abs(fixed_point - optimum).max() > 0.05
+  if not uniform:
+    x, y = (np.concatenate(parts) for parts in zip(*problem.data))
+    np.testing.assert_allclose(
+        optimum, np.linalg.lstsq(x, y, rcond=None)[0], rtol=1e-10
+    )
+
+
+_LOCAL = {
+    'fed_bn': reference.AFFINE + reference.STATISTICS,
+    'silo_bn': reference.STATISTICS,
+}
+
+
+@pytest.mark.parametrize('name', _LOCAL)
+def test_what_is_local_has_no_control_variate(toy, name):
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model,
+      _SGD(0.1),
+      build_process=getattr(algorithms, f'build_{name}'),
+      client_weighting='uniform',
+  )
+  assert process.has_client_models
+  local = _LOCAL[name]
+  shared = [i for i in _TRAINABLE if i not in local]
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  truth = _Truth(
+      model.from_model_weights(model.initial_weights), 3, shared, local
+  )
+  data = [
+      reference.split(*toy.arrays(size, seed))
+      for seed, size in enumerate(_SIZES)
+  ]
+  for sampled in [(0, 1, 2), (0, 2), (1, 0)]:
+    truth.round(data, sampled)
+    output = process.next(
+        state,
+        [clients[k] for k in sampled],
+        [toy.dataset(_SIZES[k], k) for k in sampled],
+    )
+    state = output.state
+    for k, client in zip(sampled, output.client_states):
+      clients[k] = client
+  truth.check(model, process, state, clients)
+  names = [model.variables[i].name for i in range(8)]
+  assert set(clients[0]) == {
+      *(names[i] for i in local),
+      *(f'control_variate_{names[i]}' for i in shared),
+  }
+  assert set(_server_state(state)) == {
+      f'control_variate_{names[i]}' for i in shared
+  }
+
+
+def _leaves(value_type):
+  """The names of all leaves, with those of what they are in."""
+  found = []
+  if isinstance(value_type, tff.FederatedType):
+    value_type = value_type.member
+  for name, member in tff.structure.iter_elements(value_type):
+    if isinstance(member, tff.StructType):
+      found += _leaves(member)
+    elif name is not None:
+      found.append(name)
+  return found
+
+
+def test_the_type_shows_that_local_variables_stay(toy):
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model, _SGD(0.1), build_process=algorithms.build_fed_bn
+  )
+  names = [v.name for v in model.variables]
+  local = {names[i] for i in _LOCAL['fed_bn']}
+  state_type, client_type, _ = process.next.type_signature.parameter
+  assert local <= set(_leaves(client_type))
+  result = process.next.type_signature.result
+  assert result.client_states == client_type
+  for at_server in (
+      state_type,
+      result.state,
+      result.metrics,
+      process.initialize.type_signature.result,
+  ):
+    assert at_server.placement is tff.SERVER
+    assert not [
+        leaf for leaf in _leaves(at_server) if any(n in leaf for n in local)
+    ]
+
+
+def test_fbn_with_control_variates_equals_numpy(toy):
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model, _SGD(0.1), build_process=algorithms.build_fbn
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  truth = _Truth(model.from_model_weights(model.initial_weights), 3)
+  data = [
+      reference.split(*toy.arrays(size, seed))
+      for seed, size in enumerate(_SIZES)
+  ]
+  for _ in range(3):
+    seen = []
+    before = list(truth.models[0])
+    truth.round(data, range(3), uniform=False, fixed=True, seen=seen)
+    for weights in truth.models:
+      weights[reference.MEAN], weights[reference.VARIANCE] = (
+          reference.fbn_statistics(before, seen)
+      )
+    output = process.next(
+        state,
+        clients,
+        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
+    )
+    state, clients = output.state, output.client_states
+  truth.check(model, process, state, clients)
+
+
+def test_fixbn_keeps_the_control_variates_in_its_second_phase(toy):
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model,
+      _SGD(0.1),
+      build_process=algorithms.build_fixbn,
+      fixbn_rounds=2,
+      client_weighting='uniform',
+  )
+  assert isinstance(process, StatefulLearningProcess)
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  truth = _Truth(model.from_model_weights(model.initial_weights), 3)
+  data = [
+      reference.split(*toy.arrays(size, seed))
+      for seed, size in enumerate(_SIZES)
+  ]
+  for fixed in (False, False, True, True):
+    truth.round(data, range(3), fixed=fixed)
+    output = process.next(
+        state,
+        clients,
+        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
+    )
+    state, clients = output.state, output.client_states
+  truth.check(model, process, state, clients)
+
+
+def test_frozen_layers_have_no_control_variates(toy):
+  def keras_model_fn():
+    model = toy.keras_model()
+    model.get_layer('norm').trainable = False
+    return model
+
+  model = toy.model(keras_model_fn)
+  process = algorithms.build_scaffold(
+      model, _SGD(0.1), client_weighting='uniform'
+  )
+  shared = [0, 1, 6, 7]
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 2
+  assert len(clients[0]) == len(shared)
+  initial = model.from_model_weights(model.initial_weights)
+  truth = _Truth(initial, 2, shared)
+  # As a frozen layer of Keras: in inference mode, with γ and β as they are.
+  frozen = {
+      'fixed': True,
+      'gradients_fn': lambda *args, **kwargs: _without_affine(
+          reference.gradients(*args, **kwargs)
+      ),
+  }
+  data = [reference.split(*toy.arrays(16, seed)) for seed in range(2)]
+  for _ in range(2):
+    truth.round(data, (0, 1), **frozen)
+    output = process.next(
+        state, clients, [toy.dataset(16, seed) for seed in range(2)]
+    )
+    state, clients = output.state, output.client_states
+  truth.check(model, process, state, clients)
+
+
+def _without_affine(result):
+  loss, grads, mean, variance = result
+  for i in reference.AFFINE:
+    grads[i] = np.zeros_like(grads[i])
+  return loss, grads, mean, variance
+
+
+def test_the_correction_is_not_clipped(toy):
+  """Only the batch's gradient is."""
+  model = toy.model()
+  clip_norm = 0.05
+  process = algorithms.build_scaffold(
+      model,
+      _SGD(0.1),
+      client_weighting='uniform',
+      client_gradient_clip_norm=clip_norm,
+  )
+
+  def clipped(*args, **kwargs):
+    loss, grads, mean, variance = reference.gradients(*args, **kwargs)
+    norm = np.sqrt(sum((g**2).sum() for g in grads if g is not None))
+    assert norm > clip_norm
+    grads = [None if g is None else g * clip_norm / norm for g in grads]
+    return loss, grads, mean, variance
+
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 2
+  truth = _Truth(model.from_model_weights(model.initial_weights), 2)
+  data = [reference.split(*toy.arrays(16, seed)) for seed in range(2)]
+  for _ in range(3):
+    truth.round(data, (0, 1), gradients_fn=clipped)
+    output = process.next(
+        state, clients, [toy.dataset(16, seed) for seed in range(2)]
+    )
+    state, clients = output.state, output.client_states
+  truth.check(model, process, state, clients)
+
+
+def test_a_robust_rule_aggregates_control_variates_too(toy):
+  model = toy.model()
+  process = algorithms.build_scaffold(
+      model,
+      _SGD(0.1),
+      client_weighting='uniform',
+      model_aggregator=aggregators.CoordinateMedian(),
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 5
+  data = [toy.dataset(16, seed) for seed in range(3)] + _not_training(toy)
+  for _ in range(2):
+    before, old_clients = state, clients
+    output = process.next(state, clients, data)
+    state, clients = output.state, output.client_states
+  # Clients without an update do not count in the median.
+  changes = [
+      np.subtract(_control_variates(model, new)[0], old)
+      for new, old in zip(
+          clients[:3],
+          [_control_variates(model, client)[0] for client in old_clients],
+      )
+  ]
+  (old, *_), (new, *_) = (
+      _control_variates(model, _server_state(s)) for s in (before, state)
+  )
+  median = np.median(changes, axis=0)
+  np.testing.assert_allclose(new, old + 3 / 5 * median, rtol=1e-12)
+  assert np.abs(median - np.mean(changes, axis=0)).max() > 1e-3
+
+
+def test_a_dropped_client_sends_nothing(toy):
+  """As one without data, also to an aggregator that does not see weights."""
+  process = algorithms.build_scaffold(
+      toy.model(),
+      _SGD(0.1),
+      client_weighting='uniform',
+      model_aggregator=tff.aggregators.UnweightedMeanFactory(),
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 2
+  data = [toy.dataset(16, seed) for seed in range(2)]
+  output = process.next(state, clients, data)
+  empty, dropped = (
+      process.next(output.state, output.client_states, [data[0], other])
+      for other in _not_training(toy)
+  )
+  _assert_same(_server_state(dropped.state), _server_state(empty.state))
+  _assert_same(
+      dropped.state.global_model_weights, empty.state.global_model_weights
+  )
+
+
+@pytest.mark.parametrize(
+    'optimizer',
+    [
+        _SGD(0.1, momentum=0.9),
+        _OPTIMIZERS.build_adam(0.1),
+        _OPTIMIZERS.build_adagrad(0.1),
+        _OPTIMIZERS.build_yogi(0.1),
+        _OPTIMIZERS.schedule_learning_rate(_SGD(0.1), lambda r: 0.1),
+    ],
+    ids=['momentum', 'adam', 'adagrad', 'yogi', 'schedule'],
+)
+def test_other_optimizers_are_refused(toy, optimizer):
+  with pytest.raises(ValueError, match='SCAFFOLD .* must be plain SGD'):
+    algorithms.build_scaffold(toy.model(), optimizer)
+
+
+@pytest.mark.parametrize('value', [0, -1, 2.5])
+def test_num_clients_is_checked(value):
+  with pytest.raises(ValueError, match='num_clients=.* whole number'):
+    algorithms.Scaffold(value)
+
+
+def test_more_clients_than_there_are(toy):
+  process = algorithms.build_scaffold(toy.model(), _SGD(0.1), num_clients=2)
+  state = process.initialize()
+  new = process.initialize_client(state)
+  data = [toy.dataset(8, seed) for seed in range(3)]
+  process.next(state, [new] * 2, data[:2])
+  with pytest.raises(Exception, match='SCAFFOLD got num_clients=2, but'):
+    process.next(state, [new] * 3, data)
+
+
+def test_something_trainable_must_be_shared(toy):
+  with pytest.raises(ValueError, match='SCAFFOLD keeps .* is shared'):
+    partitioned.build_partitioned(
+        toy.model(),
+        partition.SINGLE,
+        _SGD(0.1),
+        drift_correction=algorithms.Scaffold(),
+    )
+
+
+def test_float32_images(toy_images):
+  """Control variates have the dtype of the variables; XLA can compile it."""
+  model = toy_images.model()
+  results = []
+  for jit_compile in (False, True):
+    process = algorithms.build_scaffold(
+        model, _SGD(0.1), jit_compile=jit_compile
+    )
+    state = process.initialize()
+    clients = [process.initialize_client(state)] * 2
+    for _ in range(2):
+      output = process.next(
+          state, clients, [toy_images.dataset(12, seed) for seed in range(2)]
+      )
+      state, clients = output.state, output.client_states
+    results.append((clients, _server_state(state)))
+  plain, compiled = results
+  for value in plain[0][0].values():
+    assert value.dtype == np.float32
+  tf.nest.map_structure(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+      compiled,
+      plain,
+  )

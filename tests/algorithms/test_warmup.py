@@ -1,0 +1,345 @@
+"""Tests of the learning rate's warm-up in local training."""
+
+import collections
+
+import numpy as np
+import numpy_reference as reference
+import numpy_steps
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 33)  # 3 batches, 1 and 5.
+
+
+def _rates(num, warmup_steps, rate=0.1):
+  """The rates of an optimizer's first steps."""
+  return [rate * min(1.0, n / warmup_steps) for n in range(1, num + 1)]
+
+
+def _weights(model, process, state):
+  return model.from_model_weights(process.get_model_weights(state))
+
+
+def _initial(model):
+  return model.from_model_weights(model.initial_weights)
+
+
+def _assert_close(found, expected, rtol=1e-10, atol=1e-12):
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
+
+
+def _check(
+    toy,
+    process,
+    model,
+    rounds,
+    *,
+    epochs=1,
+    take=None,
+    warmup_steps,
+    rate=lambda r: 0.1,
+    momentum=0.0,
+    state=None,
+    rtol=1e-10,
+):
+  """Compares rounds, each a list of the clients' sizes, with NumPy."""
+  if state is None:
+    state = process.initialize()
+  expected = _initial(model)
+  for r, sizes in enumerate(rounds):
+    results, counts = [], []
+    for seed, size in enumerate(sizes):
+      batches = reference.split(*toy.arrays(size, seed)) * epochs
+      batches = batches[:take]
+      rates = _rates(len(batches), warmup_steps, rate(r))
+      results.append(
+          numpy_steps.train(expected, batches, rates, momentum=momentum)
+      )
+      counts.append(sum(len(y) for _, y in batches))
+    expected = [reference.average(values, counts) for values in zip(*results)]
+    data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
+    state = process.next(state, data).state
+    _assert_close(_weights(model, process, state), expected, rtol)
+  return state
+
+
+@pytest.mark.parametrize('local_steps', [1, 2, 4])
+def test_every_round_has_a_warmup(toy, local_steps):
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model, _SGD(0.1, 0.5), local_steps=local_steps, client_warmup_steps=3
+  )
+  _check(
+      toy,
+      process,
+      model,
+      [_SIZES] * 4,
+      take=local_steps,
+      warmup_steps=3,
+      momentum=0.5,
+  )
+
+
+@pytest.mark.parametrize('local_epochs', [1, 2])
+def test_warmup_of_whole_epochs(toy, local_epochs):
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model,
+      _SGD(0.1, 0.5),
+      local_epochs=local_epochs,
+      client_warmup_steps=4,
+  )
+  _check(
+      toy,
+      process,
+      model,
+      [(20, 7, 33), (7, 33, 20), (33, 20, 7)],
+      epochs=local_epochs,
+      warmup_steps=4,
+      momentum=0.5,
+  )
+
+
+def test_schedule_of_rounds_is_multiplied(toy):
+  model = toy.model()
+  rates = (0.25, 0.125, 0.5, 0.0625)
+  process = algorithms.build_fed_avg(
+      model,
+      _SGD(123.0),
+      local_steps=2,
+      client_warmup_steps=5,
+      client_learning_rate_schedule=lambda r: tf.gather(rates, r),
+  )
+  _check(
+      toy,
+      process,
+      model,
+      [_SIZES] * 4,
+      take=2,
+      warmup_steps=5,
+      rate=rates.__getitem__,
+  )
+
+
+def test_learning_rate_that_was_set_is_multiplied(toy):
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model, _SGD(123.0, 0.5), local_steps=2, client_warmup_steps=5
+  )
+  hparams = process.get_hparams(process.initialize())
+  hparams['client_work'] = collections.OrderedDict(
+      learning_rate=np.float64(0.3), momentum=np.float64(0.25)
+  )
+  state = process.set_hparams(process.initialize(), hparams)
+  state = _check(
+      toy,
+      process,
+      model,
+      [_SIZES] * 4,
+      take=2,
+      warmup_steps=5,
+      rate=lambda r: 0.3,
+      momentum=0.25,
+      state=state,
+  )
+  # The rate of the last steps is no new base.
+  assert process.get_hparams(state)['client_work']['learning_rate'] == 0.3
+
+
+def test_clients_with_local_variables(toy):
+  model = toy.model()
+  process = algorithms.build_single(
+      model, _SGD(0.1, 0.5), client_warmup_steps=4
+  )
+  state = process.initialize()
+  clients = [process.initialize_client(state) for _ in _SIZES]
+  expected = [_initial(model) for _ in _SIZES]
+  for _ in range(4):
+    for seed, size in enumerate(_SIZES):
+      batches = reference.split(*toy.arrays(size, seed))
+      rates = _rates(len(batches), 4)
+      expected[seed] = numpy_steps.train(
+          expected[seed], batches, rates, momentum=0.5
+      )
+    data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+    output = process.next(state, clients, data)
+    state, clients = output.state, output.client_states
+  for client, truth in zip(clients, expected, strict=True):
+    found = process.get_client_model_weights(state, client)
+    _assert_close(model.from_model_weights(found), truth)
+
+
+@pytest.mark.parametrize('options', [{}, {'local_epochs': 2}])
+def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy, options):
+  model = toy.model()
+  process = algorithms.build_centralized(
+      model, _SGD(0.1, 0.5), client_warmup_steps=8, **options
+  )
+  state = process.initialize()
+  epochs = options.get('local_epochs', 1)
+  num_rounds = 5
+  for r in range(num_rounds):
+    state = process.next(state, [toy.dataset(20, 0)]).state
+    optimizer = state.client_work['optimizer']
+    assert optimizer['learning_rate'] == 0.1, r
+  # One long training, whose momentum goes on.
+  batches = reference.split(*toy.arrays(20, 0)) * epochs * num_rounds
+  expected = numpy_steps.train(
+      _initial(model), batches, _rates(len(batches), 8), momentum=0.5
+  )
+  _assert_close(_weights(model, process, state), expected)
+
+
+def test_centralized_with_local_steps_and_a_schedule(toy):
+  model = toy.model()
+  rates = (0.25, 0.125, 0.5, 0.0625)
+  process = algorithms.build_centralized(
+      model,
+      _SGD(123.0, 0.5),
+      local_steps=2,
+      client_warmup_steps=5,
+      client_learning_rate_schedule=lambda r: tf.gather(rates, r),
+  )
+  state = process.initialize()
+  for _ in rates:
+    state = process.next(state, [toy.dataset(20, 0)]).state
+  factors = _rates(8, 5, rate=1.0)
+  expected = numpy_steps.train(
+      _initial(model),
+      reference.split(*toy.arrays(20, 0))[:2] * 4,
+      [factor * rates[n // 2] for n, factor in enumerate(factors)],
+      momentum=0.5,
+  )
+  _assert_close(_weights(model, process, state), expected)
+
+
+@pytest.mark.parametrize('local_steps', [1, 2, None])
+def test_fedtans_first_step_is_a_step(toy, local_steps):
+  """With one client it is ordinary local training."""
+  model = toy.model()
+  process = algorithms.build_fedtan(
+      model, _SGD(0.1, 0.5), local_steps=local_steps, client_warmup_steps=7
+  )
+  _check(
+      toy,
+      process,
+      model,
+      [[20]] * 4,
+      take=local_steps,
+      warmup_steps=7,
+      momentum=0.5,
+  )
+
+
+@pytest.mark.parametrize('rates', [None, (0.25, 0.125, 0.5, 0.0625, 0.1, 0.2)])
+def test_rounds_of_dsgd_are_steps(toy, rates):
+  model = toy.model()
+  options = {}
+  if rates:
+    options['client_learning_rate_schedule'] = lambda r: tf.gather(
+        (*rates, 0.0), r
+    )
+  process = algorithms.build_dsgd(
+      model,
+      _SGD(123.0 if rates else 0.1, 0.5),
+      client_warmup_steps=4,
+      **options,
+  )
+  expected = _initial(model)
+  state = process.initialize()
+  velocity = [0.0] * len(expected)
+  for r in range(6):
+    rate = (rates[r] if rates else 0.1) * min(1.0, (r + 1) / 4)
+    # With learning rate 1, what a step subtracts is the gradient.
+    results = [
+        numpy_steps.train(
+            expected, reference.split(*toy.arrays(size, seed))[:1], 1.0
+        )
+        for seed, size in enumerate(_SIZES)
+    ]
+    average = [reference.average(values, [8, 7, 8]) for values in zip(*results)]
+    for i, (old, new) in enumerate(zip(expected, average)):
+      if i not in reference.STATISTICS:
+        velocity[i] = 0.5 * velocity[i] + old - new
+        average[i] = old - rate * velocity[i]
+    expected = average
+    data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+    state = process.next(state, data).state
+    # A schedule's rates are float32.
+    _assert_close(_weights(model, process, state), expected, 1e-6, 1e-8)
+
+
+def test_adam_is_warmed_up(toy):
+  """The first steps of Adam are as long as the learning rate."""
+  model = toy.model()
+  process = algorithms.build_fed_avg(
+      model,
+      tff.learning.optimizers.build_adam(0.1, epsilon=1e-12),
+      local_steps=1,
+      client_warmup_steps=4,
+  )
+  state = process.initialize()
+  for _ in range(3):
+    before = _weights(model, process, state)
+    state = process.next(state, [toy.dataset(8, 0)]).state
+    after = _weights(model, process, state)
+    # Of the output's bias, whose gradient is not 0.
+    np.testing.assert_allclose(
+        np.abs(after[-1] - before[-1]), 0.1 / 4, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize('name', ['fed_avg', 'centralized', 'dsgd', 'fedtan'])
+def test_0_is_no_warmup_and_1_is_none_either(toy, name):
+  model = toy.model()
+  sizes = [20] if name == 'centralized' else _SIZES
+
+  def train(**options):
+    process = getattr(algorithms, f'build_{name}')(
+        model, _SGD(0.1, 0.5), **options
+    )
+    state = process.initialize()
+    for _ in range(2):
+      data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
+      state = process.next(state, data).state
+    return _weights(model, process, state)
+
+  expected = train()
+  for warmup_steps in (0, np.int64(1)):
+    _assert_close(train(client_warmup_steps=warmup_steps), expected, 1e-7, 1e-9)
+
+
+_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
+_REQUIRED = {
+    'build_fed_bs': dict(epsilon=1.0),
+    'build_fedtan_ii': dict(sync_rounds=1),
+    'build_fixbn': dict(fixbn_rounds=1),
+}
+_NO_LEARNING_RATE = tff.learning.optimizers.schedule_learning_rate(
+    _SGD(0.1), lambda n: 0.1
+)
+
+
+@pytest.mark.parametrize('name', _BUILDERS)
+def test_every_builder_names_a_wrong_argument(toy, name):
+  model = toy.model()
+  build = getattr(algorithms, name)
+  required = _REQUIRED.get(name, {})
+  for value in (-1, 2.5, '3', None):
+    with pytest.raises(ValueError, match='client_warmup_steps=.* at least 0'):
+      build(model, _SGD(0.1), client_warmup_steps=value, **required)
+  for value in (0, 0.0, -1.0, np.nan):
+    with pytest.raises(
+        ValueError, match='client_gradient_clip_norm=.* greater than 0'
+    ):
+      build(model, _SGD(0.1), client_gradient_clip_norm=value, **required)
+  if name != 'build_scaffold':
+    with pytest.raises(ValueError, match='client_warmup_steps needs .*learn'):
+      build(model, _NO_LEARNING_RATE, client_warmup_steps=2, **required)
