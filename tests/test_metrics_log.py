@@ -9,11 +9,12 @@ from tff_bn import metrics_log
 
 
 @pytest.mark.parametrize(
-    ('num_clients', 'num_dropped', 'warns'),
-    [(3, 3, True), (3, 2, False), (3, 0, False)],
+    ('num_dropped', 'failed_rounds', 'warns'),
+    # The other clients can be without data.
+    [(3, 1, True), (2, 4, True), (2, 0, False), (0, 0, False)],
 )
-def test_warns_of_a_round_that_dropped_all_clients(
-    tmp_path, caplog, num_clients, num_dropped, warns
+def test_warns_of_a_round_without_any_client(
+    tmp_path, caplog, num_dropped, failed_rounds, warns
 ):
   log = metrics_log.MetricsLog(
       tmp_path,
@@ -22,7 +23,11 @@ def test_warns_of_a_round_that_dropped_all_clients(
       num_rounds=5,
       costs_fn=lambda round_num: dict(exchanges=0, megabytes=0.0),
   )
-  client_work = dict(num_clients=num_clients, num_dropped_clients=num_dropped)
+  client_work = dict(
+      num_clients=3,
+      num_dropped_clients=num_dropped,
+      failed_rounds=failed_rounds,
+  )
   logger = logging.get_absl_logger()
   logger.addHandler(caplog.handler)
   try:

@@ -561,8 +561,8 @@ def client_file_name(client_id: str) -> str:
 
 def _correction_names(process: Process) -> Sequence[str]:
   """The names of the metrics that a correction of the clients' drift adds."""
-  metrics_type = process.next.type_signature.result.metrics.member
   try:
+    metrics_type = process.next.type_signature.result.metrics.member
     correction_type = metrics_type['client_work']['correction']
   except (AttributeError, KeyError, TypeError):
     return ()  # The process of another package.
