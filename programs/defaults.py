@@ -32,6 +32,11 @@ MODEL = 'small_cnn'
 NORMALIZATION = 'batch'
 PRECISION = 'float32'
 
+PAN = 'off'
+PAN_PERIOD = 1.0
+# As in FedPAN's paper.
+PAN_AMPLITUDE = {'add': 0.05, 'multiply': 0.1}
+
 ROUNDS = 60
 LOCAL_STEPS = 5
 BATCH_SIZE = 32

@@ -153,6 +153,9 @@ def build_model(
       settings.normalization,
       settings.precision,
       settings.batch_norm_momentum,
+      settings.pan,
+      settings.pan_amplitude,
+      settings.pan_period,
   )
   # Keras's initializers draw from the global generators.
   tf.keras.utils.set_random_seed(settings.seed)

@@ -525,6 +525,28 @@ def define_model_flags(values: flags.FlagValues) -> FlagGroup:
       ' ones plus the rest times the new ones. fbn may need 0.99 or more',
       default_text="the model's own, 0.9 for those above",
   )
+  define(
+      'pan',
+      parsers.ChoiceParser(tuple(model_names.PAN_NAMES)),
+      'Position-aware neurons (FedPAN): what is done to each unit of the hidden'
+      ' layers, before its activation:\n' + _list(model_names.PAN_NAMES),
+      defaults.PAN,
+  )
+  define(
+      'pan_amplitude',
+      _NOT_NEGATIVE,
+      'Amplitude of the position encodings of --pan',
+      default_text=', '.join(
+          f'{amplitude:g} for {name}'
+          for name, amplitude in defaults.PAN_AMPLITUDE.items()
+      ),
+  )
+  define(
+      'pan_period',
+      _NOT_NEGATIVE,
+      'How many periods of the sine the position encodings of a layer span',
+      default_text=f'{defaults.PAN_PERIOD:g}',
+  )
   return define.group('Model')
 
 

@@ -69,6 +69,9 @@ class RunSettings:
   normalization: str
   precision: str
   batch_norm_momentum: Optional[float]
+  pan: str
+  pan_amplitude: Optional[float]
+  pan_period: Optional[float]
   rounds: int
   clients_per_round: Optional[int]
   local_steps: Optional[int]
@@ -123,6 +126,11 @@ def check(flags: cli.ParsedFlags):
         'server_optimizer',
         'is only for --server_optimizer=sgdm',
     )
+  if flags.pan == 'off':
+    for name in ('pan_amplitude', 'pan_period'):
+      refuse_unless_overruled(
+          flags, name, 'pan', 'has no effect with --pan=off'
+      )
   selector = 'algorithm' if flags.defines('algorithm') else 'algorithms'
   algorithms = _algorithms(flags)
   for name, users in sorted(registry.known_flags().items()):
@@ -398,6 +406,12 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
     value = getattr(flags, name)
     return default if value is None else value
 
+  def pan_flag(name, default):
+    if flags.pan == 'off':
+      return None
+    value = getattr(flags, name)
+    return default if value is None else value
+
   def if_used(name, part, default):
     used = [
         other
@@ -483,6 +497,11 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
       normalization=flags.normalization,
       precision=flags.precision,
       batch_norm_momentum=flags.batch_norm_momentum,
+      pan=flags.pan,
+      pan_amplitude=pan_flag(
+          'pan_amplitude', defaults.PAN_AMPLITUDE.get(flags.pan)
+      ),
+      pan_period=pan_flag('pan_period', defaults.PAN_PERIOD),
       rounds=flags.rounds,
       clients_per_round=flags.clients_per_round,
       local_steps=local_steps,

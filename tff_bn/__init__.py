@@ -28,10 +28,11 @@ _SUBMODULES = (
 _MEMBERS = {
     'BatchNormModel': 'batch_norm_model',
     'StatefulLearningProcess': 'stateful_process',
+    'add_position_encodings': 'position_encodings',
     'convert_batch_norm': 'convert',
 }
 # Those whose submodule needs TensorFlow only.
-_WITHOUT_TFF = frozenset(['convert_batch_norm'])
+_WITHOUT_TFF = frozenset(['add_position_encodings', 'convert_batch_norm'])
 
 __all__ = (*sorted(_MEMBERS), *_SUBMODULES)
 

@@ -1,5 +1,6 @@
 """Replaces the batch normalization layers of existing Keras models."""
 
+import abc
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -79,7 +80,7 @@ def convert_batch_norm(
     raise ValueError(
         f'The model {model.name!r} has no batch normalization layer to convert.'
     )
-  copy = _Copy(_CLASSES[to])
+  copy = _Conversion(_CLASSES[to])
   new_model = copy.layer(model)
   if model.built and not new_model.built:
     raise ValueError(
@@ -97,11 +98,10 @@ def convert_batch_norm(
   return new_model
 
 
-class _Copy:
+class Copy(abc.ABC):
   """Copies layers; the same layer becomes the same copy wherever it is met."""
 
-  def __init__(self, batch_norm_class: type[tf.keras.layers.Layer]):
-    self._batch_norm_class = batch_norm_class
+  def __init__(self):
     # By `id`; the layers are kept, so that no other one gets it.
     self._copies: dict[
         int, tuple[tf.keras.layers.Layer, tf.keras.layers.Layer]
@@ -113,10 +113,45 @@ class _Copy:
       self._copies[id(layer)] = layer, self._new(layer)
     return self._copies[id(layer)][1]
 
+  @abc.abstractmethod
+  def _new(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    """Makes the copy of a layer or model, without its weights."""
+
+  def set_state(self, layer: tf.keras.layers.Layer) -> None:
+    """Gives the copy of a layer, and those of all inside, its state.
+
+    Args:
+      layer: The layer, whose copy has been built.
+    """
+    copy = self._copies[id(layer)][1]
+    # Sets all layers inside, which then get their own.
+    copy.trainable = layer.trainable
+    if is_functional(layer):
+      for child in layer.layers:
+        # Those are cloned with the model.
+        if not isinstance(child, tf.keras.layers.InputLayer):
+          self.set_state(child)
+      return
+    if id(getattr(layer, 'layer', None)) in self._copies:
+      self.set_state(layer.layer)
+    else:
+      for old, new in zip(_layers_inside(layer), _layers_inside(copy)):
+        new.trainable = old.trainable
+    # In the order of Keras, which depends on the flags.
+    copy.set_weights(layer.get_weights())
+
+
+class _Conversion(Copy):
+  """Copies layers; those of batch normalization become others."""
+
+  def __init__(self, batch_norm_class: type[tf.keras.layers.Layer]):
+    super().__init__()
+    self._batch_norm_class = batch_norm_class
+
   def _new(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
     if discovery.is_batch_norm(layer):
       return self._new_batch_norm(layer)
-    if _is_functional(layer):
+    if is_functional(layer):
       return tf.keras.models.clone_model(layer, clone_function=self.layer)
     inside = discovery.batch_norm_layers(layer)
     if not inside:
@@ -191,31 +226,16 @@ class _Copy:
       config['fused'] = False
     return self._batch_norm_class.from_config(config)
 
-  def set_state(self, layer: tf.keras.layers.Layer) -> None:
-    """Gives the copy of a layer, and those of all inside, its state.
 
-    Args:
-      layer: The layer, whose copy has been built.
-    """
-    copy = self._copies[id(layer)][1]
-    # Sets all layers inside, which then get their own.
-    copy.trainable = layer.trainable
-    if _is_functional(layer):
-      for child in layer.layers:
-        # Those are cloned with the model.
-        if not isinstance(child, tf.keras.layers.InputLayer):
-          self.set_state(child)
-      return
-    if id(getattr(layer, 'layer', None)) in self._copies:
-      self.set_state(layer.layer)
-    else:
-      for old, new in zip(_layers_inside(layer), _layers_inside(copy)):
-        new.trainable = old.trainable
-    # In the order of Keras, which depends on the flags.
-    copy.set_weights(layer.get_weights())
+def is_functional(layer: tf.keras.layers.Layer) -> bool:
+  """Whether a layer is a functional or `Sequential` model.
 
+  Args:
+    layer: The layer.
 
-def _is_functional(layer: tf.keras.layers.Layer) -> bool:
+  Returns:
+    `False` for other layers and for models with a `call` of their own.
+  """
   return isinstance(layer, _FUNCTIONAL) and type(layer).call in (
       _FUNCTIONAL.call,
       tf.keras.Sequential.call,

@@ -17,6 +17,11 @@ SHAPES = {
     'digits_cnn': (8, 8, 1),
     'fbn_cnn': (32, 32, 3),
     'resnet20': (32, 32, 3),
+    'mlp4': (28, 28, 1),
+    'vgg9': (32, 32, 3),
+    'vgg11': (32, 32, 3),
+    'vgg13': (32, 32, 3),
+    'resnet20_wide': (32, 32, 3),
 }
 
 
@@ -65,6 +70,11 @@ class TestEveryModel:
         'digits_cnn': 5,
         'fbn_cnn': 4,
         'resnet20': 19,
+        'mlp4': 3,
+        'vgg9': 8,
+        'vgg11': 8,
+        'vgg13': 10,
+        'resnet20_wide': 19,
     }
     # Its dense layer has none, and a ReLU makes biases useful.
     not_normalized = 1 if name == 'fbn_cnn' else 0
@@ -338,3 +348,83 @@ class TestResnet20:
     np.testing.assert_allclose(
         kernel.std(), np.sqrt(2 / (3 * 3 * 64)), rtol=0.05
     )
+
+
+class TestFedPanModels:
+  """Appendix B of the FedPAN paper."""
+
+  @pytest.mark.parametrize(
+      ('name', 'expected'),
+      [
+          ('mlp4', 2_913_290),
+          # As FedMA's paper has it.
+          ('vgg9', 3_491_530),
+          ('vgg11', 9_225_610),
+          ('vgg13', 9_410_122),
+      ],
+  )
+  def test_values_without_normalization(self, name, expected):
+    assert build(name, 'none').count_params() == expected
+
+  def test_values_of_resnet20_wide(self):
+    model = build('resnet20_wide')
+    assert num_values(model.trainable_variables) == 4_286_026
+    assert num_values(model.non_trainable_variables) == 5_504
+    assert num_layers(model)['ZeroPadding2D'] == 2
+
+  @pytest.mark.parametrize(
+      ('name', 'channels', 'dense'),
+      [
+          (
+              'vgg9',
+              [32, 64, 'M', 128, 128, 'M', 256, 256, 'M'],
+              [(4096, 512), (512, 512), (512, 10)],
+          ),
+          (
+              'vgg11',
+              [64, 'M', 128, 'M', 256, 256, 'M', 512, 512, 'M', 512, 512, 'M'],
+              [(512, 10)],
+          ),
+          (
+              'vgg13',
+              [64, 64, 'M', 128, 128, 'M', 256, 256, 'M']
+              + [512, 512, 'M', 512, 512, 'M'],
+              [(512, 10)],
+          ),
+      ],
+  )
+  def test_vgg(self, name, channels, dense):
+    model = build(name, 'none')
+    found = []
+    for layer in model.layers:
+      if isinstance(layer, tf.keras.layers.Conv2D):
+        assert layer.kernel_size == (3, 3)
+        assert layer.padding == 'same'
+        found.append(layer.filters)
+      elif isinstance(layer, tf.keras.layers.MaxPooling2D):
+        assert layer.pool_size == layer.strides == (2, 2)
+        found.append('M')
+    assert found == channels
+    assert [
+        tuple(layer.kernel.shape)
+        for layer in model.layers
+        if isinstance(layer, tf.keras.layers.Dense)
+    ] == dense
+
+  @pytest.mark.parametrize('name', ['vgg9', 'vgg11', 'vgg13'])
+  def test_vgg_on_small_images(self, name):
+    assert build(name, input_shape=(8, 8, 1)).output_shape == (None, 10)
+
+  @pytest.mark.parametrize('groups', [1, 2, 8, 32])
+  @pytest.mark.parametrize(
+      'name', ['mlp4', 'vgg9', 'vgg11', 'vgg13', 'resnet20_wide']
+  )
+  def test_group_normalization(self, name, groups):
+    model = build(name, f'group{groups}')
+    assert {
+        layer.groups
+        for layer in model.layers
+        if isinstance(layer, tf.keras.layers.GroupNormalization)
+    } == {groups}
+    x = np.random.default_rng(0).normal(size=(2, *SHAPES[name]))
+    assert np.all(np.isfinite(model(x.astype(np.float32))))

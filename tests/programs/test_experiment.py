@@ -530,6 +530,23 @@ def test_correction_of_an_algorithm_with_arguments(monkeypatch):
   assert options['build_process'].keywords == {'synchronize': 'forward'}
 
 
+def test_position_encodings_reach_the_model():
+  arguments = ('--model=mlp3', '--seed=3')
+  plain = experiment.build_model(_settings(*arguments), _data())
+  settings = _settings(
+      *arguments, '--pan=multiply', '--pan_amplitude=0.5', '--pan_period=2'
+  )
+  model = experiment.build_model(settings, _data())
+  encoding = model.keras_model.get_layer('hidden_position')
+  assert (encoding.mode, encoding.amplitude, encoding.period) == (
+      *('multiply', 0.5, 2),
+  )
+  # So that they can be compared.
+  for a, b in zip(model.initial_weights, plain.initial_weights, strict=True):
+    for x, y in zip(a, b, strict=True):
+      np.testing.assert_array_equal(x, y)
+
+
 def test_options_of_local_training(monkeypatch):
   options = _built(monkeypatch).options
   assert options['client_gradient_clip_norm'] is None

@@ -501,6 +501,18 @@ def test_bad_input(arguments, words, tmp_path, monkeypatch, capsys):
   assert sorted(os.listdir()) == before
 
 
+def test_run_with_position_encodings(tmp_path, capsys):
+  losses = []
+  for number, pan in enumerate(['--pan=off', '--pan=add', '--pan=multiply']):
+    folder = tmp_path / str(number)
+    arguments = [*_SMALL, '--algorithm=fedbn', pan, f'--output_dir={folder}']
+    assert train.run(arguments) == 0
+    losses.append(csv_rows.read(folder / 'metrics.csv')[-1]['test_loss'])
+    assert evaluate.run([f'--run={folder}']) == 0
+  assert len(set(losses)) == 3
+  assert 'whole test set' in capsys.readouterr().out
+
+
 def test_users_own_model(tmp_path, monkeypatch, capsys):
   # Only the model's output is wrong, so that nothing needs to be trained.
   (tmp_path / 'my_model.py').write_text(

@@ -81,6 +81,9 @@ def test_every_value_reaches_its_setting():
       normalization='none',
       precision='mixed_bfloat16',
       batch_norm_momentum=0.5,
+      pan='multiply',
+      pan_amplitude=0.25,
+      pan_period=2.0,
       rounds=11,
       clients_per_round=6,
       local_epochs=2,
@@ -131,6 +134,8 @@ def test_every_value_reaches_its_setting():
         ['--algorithm=dsgd', '--local_steps=1', '--client_momentum=0.9'],
         ['--model_aggregator=geometric_median', '--num_byzantine=3'],
         ['--algorithm=fedprox', '--proximal_strength=0'],
+        ['--pan=add'],
+        ['--pan=multiply', '--pan_amplitude=0', '--pan_period=0.5'],
         ['--algorithm=fedbn+fedbs', '--fedbs_epsilon=0.5'],
         ['--algorithm=fixbn+scaffold', '--fixbn_rounds=8'],
         ['--algorithm=moon', '--moon_feature_layer=dense'],
@@ -281,6 +286,18 @@ def test_corrections_keep_the_settings_of_their_algorithm():
   assert _resolve('--algorithm=fixbn+fedprox').fixbn_rounds == 30
 
 
+def test_flags_of_position_encodings():
+  resolved = _resolve()
+  assert resolved.pan == 'off'
+  assert resolved.pan_amplitude is resolved.pan_period is None
+  for mode, amplitude in (('add', 0.05), ('multiply', 0.1)):
+    resolved = _resolve(f'--pan={mode}')
+    assert resolved.pan_amplitude == amplitude
+    assert resolved.pan_period == 1
+  resolved = _resolve('--pan=add', '--pan_amplitude=0', '--pan_period=0')
+  assert resolved.pan_amplitude == resolved.pan_period == 0
+
+
 def test_flags_of_fbn():
   resolved = _resolve('--algorithm=fbn')
   assert resolved.pooled is True
@@ -358,6 +375,11 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             ['--algorithm=centralized', '--server_optimizer=adam'],
             '--server_optimizer=adam has no effect',
         ),
+        (
+            ['--pan_amplitude=0.1'],
+            '--pan_amplitude=0.1 has no effect with --pan=off',
+        ),
+        (['--pan_period=2'], '--pan_period=2.0 has no effect with --pan=off'),
         (
             ['--proximal_strength=1'],
             '--proximal_strength=1.0 has no effect with --algorithm=fedavg; it'

@@ -8,6 +8,7 @@ from tff_bn import lazy
 from tff_bn.models import names
 from tff_bn.models.names import MODEL_NAMES
 from tff_bn.models.names import NORMALIZATION_NAMES
+from tff_bn.models.names import PAN_NAMES
 from tff_bn.models.names import PRECISION_NAMES
 
 # Name -> the module of this package in which it is defined.
@@ -15,21 +16,32 @@ _MEMBERS = {
     'build_digits_cnn': 'digits_cnn',
     'build_fbn_cnn': 'fbn_cnn',
     'build_mlp3': 'mlp3',
+    'build_mlp4': 'mlp4',
     'build_model_fn': 'building',
     'build_resnet20': 'resnet20',
+    'build_resnet20_wide': 'resnet20',
     'build_small_cnn': 'small_cnn',
+    'build_vgg11': 'vgg',
+    'build_vgg13': 'vgg',
+    'build_vgg9': 'vgg',
 }
 
 __all__ = [
     'MODEL_NAMES',
     'NORMALIZATION_NAMES',
+    'PAN_NAMES',
     'PRECISION_NAMES',
     'build_digits_cnn',
     'build_fbn_cnn',
     'build_mlp3',
+    'build_mlp4',
     'build_model_fn',
     'build_resnet20',
+    'build_resnet20_wide',
     'build_small_cnn',
+    'build_vgg11',
+    'build_vgg13',
+    'build_vgg9',
     'names',
 ]
 

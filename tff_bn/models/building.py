@@ -8,18 +8,22 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_bn import position_encodings
 from tff_bn import spelling
 from tff_bn.layers import discovery
 from tff_bn.models import digits_cnn
 from tff_bn.models import fbn_cnn
 from tff_bn.models import mlp3
+from tff_bn.models import mlp4
 from tff_bn.models import names
 from tff_bn.models import normalization as normalization_lib
 from tff_bn.models import resnet20
 from tff_bn.models import small_cnn
+from tff_bn.models import vgg
 
 _DEFAULT_NORMALIZATION = 'batch'
 _DEFAULT_PRECISION = 'float32'
+_NO_ENCODINGS = 'off'
 
 # Name -> the function that builds the model, and the smallest height and width
 # of its images; None: not only images.
@@ -29,6 +33,11 @@ _MODELS = {
     'digits_cnn': (digits_cnn.build_digits_cnn, 4),
     'fbn_cnn': (fbn_cnn.build_fbn_cnn, 4),
     'resnet20': (resnet20.build_resnet20, 4),
+    'mlp4': (mlp4.build_mlp4, None),
+    'vgg9': (vgg.build_vgg9, 4),
+    'vgg11': (vgg.build_vgg11, 4),
+    'vgg13': (vgg.build_vgg13, 4),
+    'resnet20_wide': (resnet20.build_resnet20_wide, 4),
 }
 
 
@@ -39,6 +48,9 @@ def build_model_fn(
     normalization: str = _DEFAULT_NORMALIZATION,
     precision: str = _DEFAULT_PRECISION,
     batch_norm_momentum: Optional[float] = None,
+    pan: str = 'off',
+    pan_amplitude: Optional[float] = None,
+    pan_period: float = 1.0,
 ) -> Callable[[], tf.keras.Model]:
   """Returns a function that builds untrained models.
 
@@ -57,6 +69,10 @@ def build_model_fn(
       that don't have one of their own.
     batch_norm_momentum: The momentum of the running statistics of all batch
       normalization layers. Default: the layers' own.
+    pan: `'add'` or `'multiply'` for position encodings in all hidden layers, as
+      by `tff_bn.add_position_encodings`; `'off'` for none.
+    pan_amplitude: Their amplitude. Default: 0.05 to add, 0.1 to multiply.
+    pan_period: Their period.
 
   Returns:
     A function without arguments that returns a new `tf.keras.Model`.
@@ -95,6 +111,8 @@ def build_model_fn(
         _call_once(model, tuple(input_shape))
     if batch_norm_momentum is not None:
       _set_momentum(name, model, batch_norm_momentum)
+    if pan != _NO_ENCODINGS:
+      model = _with_encodings(name, model, pan, pan_amplitude, pan_period)
     return model
 
   if name in _MODELS:
@@ -108,9 +126,26 @@ def build_model_fn(
           tuple(input_shape),
           num_classes,
       )
-    if batch_norm_momentum is not None:
+    if batch_norm_momentum is not None or pan != _NO_ENCODINGS:
       model_fn()
   return model_fn
+
+
+def _with_encodings(
+    name: str,
+    model: tf.keras.Model,
+    pan: str,
+    amplitude: Optional[float],
+    period: float,
+) -> tf.keras.Model:
+  try:
+    return position_encodings.add_position_encodings(
+        model, pan, amplitude, period
+    )
+  except ValueError as error:
+    raise ValueError(
+        f'--pan={pan} is impossible with --model={name}: {error}'
+    ) from error
 
 
 def _set_momentum(name: str, model: tf.keras.Model, momentum: float):

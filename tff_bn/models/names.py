@@ -15,6 +15,11 @@ MODEL_NAMES = {
         ' and 2 dense layers (FBN, table 1)'
     ),
     'resnet20': 'ResNet-20 with 16, 32 and 64 channels (FedTAN)',
+    'mlp4': '3 hidden layers of 1024 neurons (FedPAN)',
+    'vgg9': '6 convolutions of 32 to 256 channels and 3 dense layers (FedPAN)',
+    'vgg11': '8 convolutions of 64 to 512 channels and 1 dense layer (FedPAN)',
+    'vgg13': '10 convolutions of 64 to 512 channels, 1 dense layer (FedPAN)',
+    'resnet20_wide': 'ResNet-20 with 64, 128 and 256 channels (FedPAN)',
 }
 
 # How a model that is not in `MODEL_NAMES` is named.
@@ -34,6 +39,13 @@ PRECISION_NAMES = {
     'mixed_float16': (
         'layers compute in float16, with a scaled loss; variables are float32'
     ),
+}
+
+# Name -> what position encodings do to the units of the hidden layers (FedPAN).
+PAN_NAMES = {
+    'off': 'nothing',
+    'add': 'each unit plus the encoding of its position',
+    'multiply': 'each unit times the encoding of its position',
 }
 
 # How a normalization that is not in `NORMALIZATION_NAMES` is named.

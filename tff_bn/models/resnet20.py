@@ -1,15 +1,18 @@
-"""ResNet-20 for small images, as in the FedTAN paper.
+"""ResNet-20 for small images, as in the FedTAN and the FedPAN paper.
 
 Deep Residual Learning for Image Recognition, He et al., CVPR 2016
 (https://arxiv.org/abs/1512.03385), section 4.2, with shortcuts of option A:
 where a stage begins, the identity is subsampled and padded with zero channels.
 """
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tff_bn.models import normalization as normalization_lib
 
 _CHANNELS = (16, 32, 64)
+_WIDE_CHANNELS = (64, 128, 256)
 _BLOCKS = 3
 
 
@@ -34,11 +37,43 @@ def build_resnet20(
     normalization, three channels and ten classes it has 271,098 values, 1,376
     of them moving means and variances.
   """
+  return _build('resnet20', input_shape, num_classes, normalization, _CHANNELS)
+
+
+def build_resnet20_wide(
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> tf.keras.Model:
+  """Builds the network of the FedPAN paper (appendix B).
+
+  `build_resnet20` with stages of 64, 128 and 256 channels.
+
+  Args:
+    input_shape: Height, width and channels of the images; at least 4x4 pixels.
+    num_classes: Number of classes.
+    normalization: The normalization after each convolution.
+
+  Returns:
+    An untrained functional model with logits as output.
+  """
+  return _build(
+      'resnet20_wide', input_shape, num_classes, normalization, _WIDE_CHANNELS
+  )
+
+
+def _build(
+    model_name: str,
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    normalization: str,
+    stages: Sequence[int],
+) -> tf.keras.Model:
   layers = tf.keras.layers
   inputs = tf.keras.Input(input_shape, name='image')
-  x = _convolve(inputs, _CHANNELS[0], 1, normalization, 'stem')
+  x = _convolve(inputs, stages[0], 1, normalization, 'stem')
   x = layers.ReLU(name='stem_relu')(x)
-  for stage, channels in enumerate(_CHANNELS, start=1):
+  for stage, channels in enumerate(stages, start=1):
     for block in range(1, _BLOCKS + 1):
       name = f'stage_{stage}_block_{block}'
       strides = 2 if stage > 1 and block == 1 else 1
@@ -58,7 +93,7 @@ def build_resnet20(
       dtype='float32',
       name='logits',
   )(x)
-  return tf.keras.Model(inputs, outputs, name='resnet20')
+  return tf.keras.Model(inputs, outputs, name=model_name)
 
 
 def _convolve(
