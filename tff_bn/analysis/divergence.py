@@ -1,0 +1,139 @@
+"""How far the clients' weights are from each other.
+
+Weight divergence (Zhao et al., Federated Learning with Non-IID Data, 2018) as
+in section 5.2 of Li et al., Federated Learning with Position-Aware Neurons,
+CVPR 2022: with the weights W_k of clients k of S and their mean W̄,
+
+  `1/|S| Σ_k ‖W_k − W̄‖₂`,
+
+which is smaller where the units at the same positions do the same work.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+
+def weight_divergence(clients: Sequence[Sequence[np.ndarray]]) -> list[float]:
+  """The divergence of each variable.
+
+  Args:
+    clients: Each client's weights, in the same order, such as those of
+      `model.get_weights()`.
+
+  Returns:
+    For each variable the mean distance of the clients' values from their mean,
+    as Euclidean (Frobenius) norms in float64.
+
+  Raises:
+    ValueError: If there are fewer than two clients, or their weights are of
+      different numbers or shapes.
+  """
+  clients = [[np.asarray(value) for value in weights] for weights in clients]
+  _check_number(len(clients), 'clients')
+  for number, weights in enumerate(clients):
+    if len(weights) != len(clients[0]):
+      raise ValueError(
+          f'clients[{number}] has {len(weights)} weights, but clients[0]'
+          f' {len(clients[0])}; all must have the same.'
+      )
+    for index, (value, first) in enumerate(zip(weights, clients[0])):
+      if value.shape != first.shape:
+        raise ValueError(
+            f'clients[{number}][{index}] has the shape {value.shape}, but'
+            f' clients[0][{index}] {first.shape}; all must have the same.'
+        )
+  return [_divergence(values) for values in zip(*clients)]
+
+
+def weight_divergence_by_layer(
+    models: Sequence[tf.keras.Model],
+) -> dict[str, float]:
+  """The divergence of each layer's trainable weights.
+
+  The weights of a layer are taken as one vector. Nested models are searched for
+  their layers; a layer that has others in it in another way, such as a wrapper,
+  counts as one.
+
+  Args:
+    models: The clients' models. The names of their layers may differ.
+
+  Returns:
+    The divergence by the name of the first model's layer, after the names of
+    the nested models that it is in and `/`. Layers without trainable weights
+    are left out.
+
+  Raises:
+    ValueError: If there are fewer than two models, their architectures differ,
+      or two layers would have the same name.
+  """
+  _check_number(len(models), 'models')
+  layers = [list(_trainable_layers(model)) for model in models]
+  for number, found in enumerate(layers):
+    if len(found) != len(layers[0]):
+      raise ValueError(
+          f'models[{number}] ({models[number].name!r}) has {len(found)} layers'
+          f' with trainable weights, but models[0] ({models[0].name!r})'
+          f' {len(layers[0])}; all must have the same architecture.'
+      )
+    for (name, weights), (first_name, first) in zip(found, layers[0]):
+      shapes, first_shapes = _shapes(weights), _shapes(first)
+      if shapes != first_shapes:
+        raise ValueError(
+            f'The trainable weights of layer {name!r} of models[{number}] have'
+            f' the shapes {shapes}, but those of {first_name!r} of models[0]'
+            f' {first_shapes}; all must have the same architecture.'
+        )
+  divergences = {}
+  for same_layer in zip(*layers):
+    name = same_layer[0][0]
+    if name in divergences:
+      raise ValueError(
+          f'models[0] ({models[0].name!r}) has several layers of the name'
+          f' {name!r}; give them different ones.'
+      )
+    divergences[name] = _divergence(
+        [_as_vector(weights) for _, weights in same_layer]
+    )
+  return divergences
+
+
+def _divergence(values: Sequence[np.ndarray]) -> float:
+  values = np.stack([np.ravel(value).astype(np.float64) for value in values])
+  return float(np.linalg.norm(values - values.mean(axis=0), axis=1).mean())
+
+
+def _trainable_layers(
+    model: tf.keras.Model,
+) -> Iterator[tuple[str, list[tf.Variable]]]:
+  """The names and the trainable weights of the layers that have any."""
+  seen = set()
+
+  def find(parent: tf.keras.Model, prefix: str):
+    for layer in parent.layers:
+      # A nested model's layers may be used outside of it, too.
+      if id(layer) in seen:
+        continue
+      seen.add(id(layer))
+      if isinstance(layer, tf.keras.Model):
+        yield from find(layer, f'{prefix}{layer.name}/')
+      elif layer.trainable_weights:
+        yield prefix + layer.name, layer.trainable_weights
+
+  return find(model, '')
+
+
+def _check_number(number: int, what: str) -> None:
+  if number < 2:
+    raise ValueError(
+        f'{what} has {number} elements; weights diverge between at least 2.'
+    )
+
+
+def _shapes(weights: Sequence[tf.Variable]) -> list[tuple[int, ...]]:
+  return [tuple(weight.shape) for weight in weights]
+
+
+def _as_vector(weights: Sequence[tf.Variable]) -> np.ndarray:
+  return np.concatenate([weight.numpy().ravel() for weight in weights])
