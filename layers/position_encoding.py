@@ -33,6 +33,13 @@ class PositionEncoding(tf.keras.layers.Layer):
   With `amplitude=0` or `period=0` the layer is off: outputs are its inputs, and
   so are gradients, to the bit.
 
+  The clients of federated learning can have encodings of their own, or share a
+  part of them only: in the last `personal_share` of the units, the sine is that
+  of `period (j + offset) / J + personal_phase`, in parts of a full turn. The
+  phase is a weight, a float32 scalar that is not trained and is 0 at first,
+  when all encodings are those without it. The algorithms of `tff_bn` keep it
+  with the client, see `tff_bn.StatefulLearningProcess.personalize`.
+
   Args:
     mode: `'add'` or `'multiply'`.
     amplitude: A, at least 0. Default: the paper's, 0.05 to add and 0.1 to
@@ -41,6 +48,9 @@ class PositionEncoding(tf.keras.layers.Layer):
     axis: The axis of the units or channels, as in
       `tf.keras.layers.BatchNormalization`.
     offset: By how many units the encodings are moved.
+    personal_share: The share of the units, from 0 to 1, whose encodings are a
+      client's own. With J units it is the last `round(personal_share * J)`. If
+      these are none, or the layer is off, there is no weight.
     **kwargs: Other arguments of a layer, such as `name` and `dtype`.
 
   Input shape: Any shape whose `axis` has a static size.
@@ -58,6 +68,7 @@ class PositionEncoding(tf.keras.layers.Layer):
       period: float = 1.0,
       axis: int = -1,
       offset: float = 0.0,
+      personal_share: float = 0.0,
       **kwargs: Any,
   ):
     super().__init__(**kwargs)
@@ -82,11 +93,17 @@ class PositionEncoding(tf.keras.layers.Layer):
       raise ValueError(f'axis={axis!r} must be one whole number.')
     if not math.isfinite(offset):
       raise ValueError(f'offset={offset} must be a number.')
+    if not 0 <= personal_share <= 1:
+      raise ValueError(
+          f'personal_share={personal_share} must be a number from 0 to 1.'
+      )
     self.mode = mode
     self.amplitude = float(amplitude)
     self.period = float(period)
     self.axis = int(axis)
     self.offset = float(offset)
+    self.personal_share = float(personal_share)
+    self.personal_phase: Optional[tf.Variable] = None
     self.supports_masking = True
 
   @property
@@ -94,21 +111,41 @@ class PositionEncoding(tf.keras.layers.Layer):
     """Whether units at different positions get different values."""
     return self.amplitude > 0 and self.period > 0
 
-  def encodings(self, num_units: int) -> np.ndarray:
-    """What units are added to or multiplied by.
+  def num_personal(self, num_units: int) -> int:
+    """How many units, the last ones, have encodings that are a client's own.
 
     Args:
       num_units: J.
 
     Returns:
+      Their number; 0 if the layer is off.
+    """
+    return round(self.personal_share * num_units) if self.is_on else 0
+
+  def encodings(
+      self, num_units: int, personal_phase: float = 0.0
+  ) -> np.ndarray:
+    """What units are added to or multiplied by.
+
+    Args:
+      num_units: J.
+      personal_phase: The phase of the personal ones among them, in turns.
+
+    Returns:
       A float64 vector e of J elements.
     """
+    angles = self._angles(num_units)
+    first_personal = num_units - self.num_personal(num_units)
+    angles[first_personal:] += 2 * np.pi * personal_phase
+    return (self.mode == 'multiply') + self.amplitude * np.sin(angles)
+
+  def _angles(self, num_units: int) -> np.ndarray:
+    """The angles whose sines are the encodings that all clients share."""
     positions = np.arange(num_units) + self.offset
-    sine = np.sin(2 * np.pi * self.period * positions / num_units)
-    return (self.mode == 'multiply') + self.amplitude * sine
+    return 2 * np.pi * self.period * positions / num_units
 
   def build(self, input_shape: Any) -> None:
-    """Checks the axis.
+    """Checks the axis, and makes the personal phase if there is one.
 
     Args:
       input_shape: The input's shape.
@@ -127,6 +164,16 @@ class PositionEncoding(tf.keras.layers.Layer):
           f'The layer {self.name!r} needs a static number of units, but'
           f' axis={self.axis} of inputs of shape {shape} has none.'
       )
+    if self.num_personal(shape[self.axis]):
+      # 16 bits would be too few for it, whatever the layer computes in.
+      self.personal_phase = self.add_weight(
+          'personal_phase',
+          shape=(),
+          dtype='float32',
+          initializer='zeros',
+          trainable=False,
+          experimental_autocast=False,
+      )
     super().build(input_shape)
 
   def call(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -143,10 +190,29 @@ class PositionEncoding(tf.keras.layers.Layer):
     shape = [1] * inputs.shape.rank
     num_units = inputs.shape[self.axis]
     shape[self.axis] = num_units
-    encodings = tf.constant(
-        self.encodings(num_units).reshape(shape), inputs.dtype
-    )
+    if self.personal_phase is None:
+      encodings = tf.constant(
+          self.encodings(num_units).reshape(shape), inputs.dtype
+      )
+    else:
+      encodings = tf.reshape(
+          tf.cast(self._own_encodings(num_units), inputs.dtype), shape
+      )
     return inputs + encodings if self.mode == 'add' else inputs * encodings
+
+  def _own_encodings(self, num_units: int) -> tf.Tensor:
+    """The encodings with the personal phase, in float64."""
+    # sin(a + b) = sin(a) cos(b) + cos(a) sin(b), so that without a phase, and
+    # for units that are not personal, they are the shared ones to the bit.
+    angles = self._angles(num_units)
+    is_personal = np.arange(num_units) >= (
+        num_units - self.num_personal(num_units)
+    )
+    turn = 2 * np.pi * tf.cast(self.personal_phase, tf.float64)
+    cos_of_turn = tf.where(is_personal, tf.cos(turn), 1.0)
+    sin_of_turn = tf.where(is_personal, tf.sin(turn), 0.0)
+    sine = np.sin(angles) * cos_of_turn + np.cos(angles) * sin_of_turn
+    return (self.mode == 'multiply') + self.amplitude * sine
 
   def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
     """The input's shape."""
@@ -161,4 +227,5 @@ class PositionEncoding(tf.keras.layers.Layer):
         'period': self.period,
         'axis': self.axis,
         'offset': self.offset,
+        'personal_share': self.personal_share,
     }

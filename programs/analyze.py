@@ -1,7 +1,7 @@
 """`tff-bn-analyze`: experiments that explain rather than train.
 
-Each analysis is a program of its own, with its own flags, in a module of its
-own; `ANALYSES` lists them.
+Each analysis is a program of its own, with its own flags; `ANALYSES` lists
+them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,15 @@ import textwrap
 from typing import Optional
 
 from tff_bn.programs import cli
-from tff_bn.programs import normalization_error
 from tff_bn.programs import parsers
+from tff_bn.programs.analyses import normalization_error
+from tff_bn.programs.analyses import trained_models
 
 NAME = 'tff-bn-analyze'
 # Name on the command line -> the program that the rest of it is for.
 ANALYSES: Mapping[str, cli.Program] = {
     normalization_error.NAME: normalization_error.PROGRAM,
+    **trained_models.PROGRAMS,
 }
 
 
@@ -25,7 +27,7 @@ def help_text() -> str:
   blocks = [
       f'usage: {NAME} ANALYSIS [--flag=value ...]',
       textwrap.fill(
-          'Runs an experiment that explains what batch normalization does in'
+          'Explains what batch normalization, and the order of units, do in'
           f' federated learning. `{NAME} ANALYSIS --help` explains its flags.',
           cli.HELP_WIDTH,
       ),

@@ -34,6 +34,7 @@ PRECISION = 'float32'
 
 PAN = 'off'
 PAN_PERIOD = 1.0
+PAN_PERSONAL_SHARE = 0.0
 # As in FedPAN's paper.
 PAN_AMPLITUDE = {'add': 0.05, 'multiply': 0.1}
 

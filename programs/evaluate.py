@@ -9,10 +9,10 @@ from absl import flags as absl_flags
 
 from tff_bn import dependencies
 from tff_bn.programs import cli
+from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
-from tff_bn.programs import train
 
 
 def define_flags(
@@ -41,16 +41,10 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
   if flags.run is None:
     raise ValueError('--run=FOLDER is missing: which run is to be evaluated?')
   folder = pathlib.Path(flags.run).expanduser()
-  texts = run_folder.read_flags(folder)
-  if 'algorithms' in texts:
+  if finished_run.is_comparison(finished_run.check(folder)):
     raise ValueError(
         f'--run={folder} is a comparison; choose one of the runs in'
         f' {folder / run_folder.RUNS}.'
-    )
-  if not run_folder.is_finished(folder):
-    raise ValueError(
-        f'--run={folder} is not finished; the command that began it goes on'
-        ' with it.'
     )
   data_group = flag_groups.define_data_flags(absl_flags.FlagValues())
   given = [
@@ -58,12 +52,7 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
       for name in data_group.names
       if flags.source(name) != cli.Source.DEFAULT
   ]
-  run_flags = cli.parse(
-      train.define_flags,
-      [f'--flagfile={folder / run_folder.FLAGS_FILE}', *given],
-  )
-  settings_lib.check(run_flags)
-  return settings_lib.resolve(run_flags, run_flags.algorithm, run_flags.seed)
+  return finished_run.read_settings(folder, given)
 
 
 def main(flags: cli.ParsedFlags) -> None:

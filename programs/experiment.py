@@ -17,10 +17,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import aggregators
+from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import models
 from tff_bn import round_data
 from tff_bn import runtime
+from tff_bn import stateful_process
 from tff_bn import training
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.models import names as model_names
@@ -156,6 +158,7 @@ def build_model(
       settings.pan,
       settings.pan_amplitude,
       settings.pan_period,
+      settings.pan_personal_share or 0.0,
   )
   # Keras's initializers draw from the global generators.
   tf.keras.utils.set_random_seed(settings.seed)
@@ -188,18 +191,7 @@ def build_process(
   Raises:
     ValueError: If the algorithm can't train this model.
   """
-  # The clients' datasets are as long as --local_steps or --local_epochs says,
-  # so that the process goes through them once. That there is a single step lets
-  # some algorithms do without the code for more.
-  arguments = dict(
-      local_steps=settings.local_steps,
-      client_weight_decay=settings.client_weight_decay,
-      client_learning_rate_schedule=_learning_rate_schedule(settings),
-      client_warmup_steps=settings.client_warmup_steps,
-      client_gradient_clip_norm=settings.client_gradient_clip_norm,
-      seed=settings.seed,
-      jit_compile=settings.jit_compile,
-  )
+  arguments = _local_training_arguments(settings)
   if settings.client_weighting is not None:
     arguments['client_weighting'] = settings.client_weighting
   if settings.server_optimizer is not None:
@@ -220,12 +212,54 @@ def build_process(
   algorithm = registry.find(settings.algorithm)
   if algorithm.correction is registry.CORRECTIONS['scaffold']:
     arguments['num_clients'] = num_clients
-  return algorithm.builder()(
+  return algorithm.builder()(model, _client_optimizer(settings), **arguments)
+
+
+def build_local_training(
+    settings: settings_lib.RunSettings, model: BatchNormModel
+) -> stateful_process.StatefulLearningProcess:
+  """Builds the clients' local training of a run, without any averaging.
+
+  What the algorithm itself does in it, such as a correction of the clients'
+  drift, is left out.
+
+  Args:
+    settings: The run's settings.
+    model: The model.
+
+  Returns:
+    The process, see `tff_bn.algorithms.build_single`.
+  """
+  return algorithms.build_single(
       model,
-      tff.learning.optimizers.build_sgdm(
-          settings.client_learning_rate, settings.client_momentum or None
-      ),
-      **arguments,
+      _client_optimizer(settings),
+      **_local_training_arguments(settings),
+  )
+
+
+def _client_optimizer(
+    settings: settings_lib.RunSettings,
+) -> tff.learning.optimizers.Optimizer:
+  return tff.learning.optimizers.build_sgdm(
+      settings.client_learning_rate, settings.client_momentum or None
+  )
+
+
+def _local_training_arguments(
+    settings: settings_lib.RunSettings,
+) -> dict[str, Any]:
+  """The arguments of all builders."""
+  # The clients' datasets are as long as --local_steps or --local_epochs says,
+  # so that the process goes through them once. That there is a single step lets
+  # some algorithms do without the code for more.
+  return dict(
+      local_steps=settings.local_steps,
+      client_weight_decay=settings.client_weight_decay,
+      client_learning_rate_schedule=_learning_rate_schedule(settings),
+      client_warmup_steps=settings.client_warmup_steps,
+      client_gradient_clip_norm=settings.client_gradient_clip_norm,
+      seed=settings.seed,
+      jit_compile=settings.jit_compile,
   )
 
 

@@ -547,6 +547,15 @@ def define_model_flags(values: flags.FlagValues) -> FlagGroup:
       'How many periods of the sine the position encodings of a layer span',
       default_text=f'{defaults.PAN_PERIOD:g}',
   )
+  define(
+      'pan_personal_share',
+      parsers.NumberParser(float, minimum=0, maximum=1),
+      'Whose the position encodings are. 0: the same for all clients; 1: all'
+      " are a client's own, moved by a phase that is drawn for it and each"
+      ' layer; between: those of that share of the units of each hidden layer,'
+      ' the last ones',
+      default_text=f'{defaults.PAN_PERSONAL_SHARE:g}',
+  )
   return define.group('Model')
 
 
@@ -819,6 +828,21 @@ def define_evaluation_flags(values: flags.FlagValues) -> FlagGroup:
   )
   _define_verbosity(define)
   return define.group('Evaluation')
+
+
+def define_analysis_output_flags(
+    values: flags.FlagValues, name: str
+) -> FlagGroup:
+  """Defines where the result of an analysis of runs goes."""
+  define = Definer(values)
+  define(
+      'output_dir',
+      flags.ArgumentParser(),
+      f'Folder for {name}.csv, {name}.md and plots/',
+      default_text=f"the run's, if it is one; else runs/{name}",
+  )
+  _define_verbosity(define)
+  return define.group('Output')
 
 
 def _define_verbosity(define: Definer):

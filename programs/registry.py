@@ -126,6 +126,8 @@ class Algorithm:
     trains_on_union: Whether one model is trained on the union of the sampled
       clients' data.
     trains_in_float16: Whether it can scale the loss, as float16 needs it.
+    trains_personal_models: Whether clients can have position encodings of their
+      own.
     local_steps: The only number of local steps that it can make, if it is not
       free.
     impossible: Why which corrections can't be combined with it, by name.
@@ -139,6 +141,7 @@ class Algorithm:
   arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   trains_on_union: bool = False
   trains_in_float16: bool = True
+  trains_personal_models: bool = True
   local_steps: Optional[int] = None
   impossible: Mapping[str, str] = dataclasses.field(default_factory=dict)
   correction: Optional[Correction] = None
@@ -195,6 +198,7 @@ ALGORITHMS = {
             description='one model, trained on the union of the data',
             builder_name='build_centralized',
             trains_on_union=True,
+            trains_personal_models=False,
             impossible=dict.fromkeys(CORRECTIONS, _ONE_MODEL),
         ),
         Algorithm(
@@ -238,6 +242,7 @@ ALGORITHMS = {
             ),
             builder_name='build_fedtan',
             trains_in_float16=False,
+            trains_personal_models=False,
             impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN,
         ),
@@ -247,6 +252,7 @@ ALGORITHMS = {
             builder_name='build_fedtan',
             arguments={'synchronize': 'forward'},
             trains_in_float16=False,
+            trains_personal_models=False,
             impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN,
         ),
@@ -258,6 +264,7 @@ ALGORITHMS = {
             ),
             builder_name='build_fedtan_ii',
             trains_in_float16=False,
+            trains_personal_models=False,
             impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN + ('sync_rounds', 'after_sync_factor'),
         ),

@@ -16,10 +16,11 @@ from typing import Optional
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
 from matplotlib import ticker
-from matplotlib.backends import backend_agg
 import numpy as np
 
+from tff_bn.programs import figures
 from tff_bn.programs import run_folder
+from tff_bn.programs import tables
 
 Row = Mapping[str, float]
 
@@ -35,19 +36,6 @@ _AVERAGED = (
 _LAST = {'exchanges': int, 'megabytes': float}
 RESULT_COLUMNS = ('algorithm', 'seed', *_AVERAGED, 'rounds', *_LAST)
 
-# Okabe and Ito's colours, which colour-blind people can tell apart; the yellow
-# is left out because it is too light for lines on white.
-_COLOURS = (
-    '#0072B2',
-    '#D55E00',
-    '#009E73',
-    '#CC79A7',
-    '#E69F00',
-    '#56B4E9',
-    '#000000',
-)
-_DASHES = ('-', '--', '-.', ':')
-_DPI = 150
 _MAX_CELLS_WITH_NUMBERS = 300
 _MAX_NAMED_CLIENTS = 40
 # Between what two runs have sent, for them to share a linear axis.
@@ -234,7 +222,7 @@ def results_markdown(
       f'Accuracies and losses are {over_rounds}; {over_seeds}.',
       *(f'{column.title}: {column.explanation}.' for column in columns),
   ]
-  return '\n'.join([*_aligned(cells), '', *(f'- {note}' for note in notes), ''])
+  return tables.markdown(cells, notes)
 
 
 def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:
@@ -248,21 +236,6 @@ def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:
   with np.errstate(invalid='ignore'):
     deviation = np.std(values, ddof=1)
   return f'{mean} ± {deviation:.{column.digits}f}'
-
-
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-  """A Markdown table whose source is aligned too: numbers to the right."""
-  widths = [max(len(cell) for cell in column) for column in zip(*cells)]
-  rule = ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]]
-  return [
-      '| '
-      + ' | '.join(
-          [row[0].ljust(widths[0])]
-          + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
-      )
-      + ' |'
-      for row in (cells[0], rule, *cells[1:])
-  ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,7 +281,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
             '–' if row.loss is None else f'{row.loss:.4f}',
         ]
     )
-  return '\n'.join(_aligned(cells))
+  return tables.markdown(cells)
 
 
 _TEST_PANEL = 'Whole test set'
@@ -383,7 +356,7 @@ def _curves(
       for column in panels
       if any(column in row for run in runs for row in run.rows)
   ]
-  drawing = _new_figure(width=1.5 + 4.0 * len(columns), height=4.0)
+  drawing = figures.new_figure(width=1.5 + 4.0 * len(columns), height=4.0)
   all_axes = drawing.subplots(
       1, len(columns), sharex=True, sharey=True, squeeze=False
   )[0]
@@ -405,22 +378,12 @@ def _curves(
           column,
           against,
           label=algorithm,
-          color=_COLOURS[index % len(_COLOURS)],
-          linestyle=_DASHES[index % len(_DASHES)],
+          color=figures.COLOURS[index % len(figures.COLOURS)],
+          linestyle=figures.DASHES[index % len(figures.DASHES)],
       )
-    axes.grid(alpha=0.3)
-    axes.spines[['top', 'right']].set_visible(False)
-  handles = {}
-  for axes in all_axes:
-    lines, labels = axes.get_legend_handles_labels()
-    handles.update(zip(labels, lines))
+    figures.tidy(axes)
   if len(algorithms) > 1:
-    drawing.legend(
-        handles.values(),
-        handles.keys(),
-        loc='outside right upper',
-        frameon=False,
-    )
+    figures.add_legend(drawing)
   drawing.suptitle(title)
   return drawing
 
@@ -517,7 +480,7 @@ def label_distribution_figure(
     A figure: a grid of clients and classes, darker for more examples.
   """
   num_clients, num_classes = counts.shape
-  drawing = _new_figure(
+  drawing = figures.new_figure(
       width=min(14.0, 3.0 + 0.5 * num_classes),
       height=min(12.0, 1.8 + 0.4 * num_clients),
   )
@@ -566,7 +529,6 @@ def save_figures(
     client_ids: The clients' names.
     title: The figures' title.
   """
-  folder.mkdir(exist_ok=True)
   drawings = dict(
       accuracy=accuracy_figure(runs, title),
       loss=loss_figure(runs, title),
@@ -578,14 +540,4 @@ def save_figures(
     for column in _LAST:
       if _totals(runs, column):
         drawings[f'accuracy_by_{column}'] = accuracy_figure(runs, title, column)
-  for name, drawing in drawings.items():
-    drawing.savefig(folder / f'{name}.png')
-
-
-def _new_figure(width: float, height: float) -> figure.Figure:
-  """A figure that doesn't depend on pyplot's state or on a display."""
-  drawing = figure.Figure(
-      figsize=(width, height), dpi=_DPI, layout='constrained'
-  )
-  backend_agg.FigureCanvasAgg(drawing)
-  return drawing
+  figures.save(folder, drawings)

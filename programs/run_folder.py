@@ -27,6 +27,15 @@ EVALUATION = 'evaluation.csv'
 NORMALIZATION_ERROR_CSV = 'normalization_error.csv'
 NORMALIZATION_ERROR_BY_ROUND_CSV = 'normalization_error_by_round.csv'
 NORMALIZATION_ERROR_MARKDOWN = 'normalization_error.md'
+# Analyses of runs, each with a NAME.csv and a NAME.md, often in a run's folder.
+RUN_ANALYSES = (
+    'shuffle_test',
+    'kept_share',
+    'weight_divergence',
+    'matching',
+    'preference',
+    'fusion',
+)
 # What programs write besides flags.txt. Nothing else is ever removed.
 _ENTRIES = (
     METRICS,
@@ -44,6 +53,7 @@ _ENTRIES = (
     NORMALIZATION_ERROR_CSV,
     NORMALIZATION_ERROR_BY_ROUND_CSV,
     NORMALIZATION_ERROR_MARKDOWN,
+    *(f'{name}{ending}' for name in RUN_ANALYSES for ending in ('.csv', '.md')),
 )
 
 

@@ -72,6 +72,7 @@ class RunSettings:
   pan: str
   pan_amplitude: Optional[float]
   pan_period: Optional[float]
+  pan_personal_share: Optional[float]
   rounds: int
   clients_per_round: Optional[int]
   local_steps: Optional[int]
@@ -127,7 +128,7 @@ def check(flags: cli.ParsedFlags):
         'is only for --server_optimizer=sgdm',
     )
   if flags.pan == 'off':
-    for name in ('pan_amplitude', 'pan_period'):
+    for name in ('pan_amplitude', 'pan_period', 'pan_personal_share'):
       refuse_unless_overruled(
           flags, name, 'pan', 'has no effect with --pan=off'
       )
@@ -162,6 +163,7 @@ def check(flags: cli.ParsedFlags):
           f' {", ".join(impossible)} cannot scale the loss, as float16 needs'
           ' it. Use mixed_bfloat16 or float32.'
       )
+  _check_personal_encodings(flags, algorithms)
   for name, algorithm in (
       ('sync_rounds', 'fedtan_ii'),
       ('fixbn_rounds', 'fixbn'),
@@ -186,6 +188,45 @@ def check(flags: cli.ParsedFlags):
     raise ValueError(
         f'--clients_per_round={flags.clients_per_round} asks for more clients'
         f' than --num_clients={num_clients}; use at most {num_clients}.'
+    )
+
+
+def _personal_share(flags: cli.ParsedFlags) -> Optional[float]:
+  """The share of personal position encodings; None: --pan is off."""
+  if flags.pan == 'off' or 0 in (flags.pan_amplitude, flags.pan_period):
+    return None
+  if flags.pan_personal_share is None:
+    return defaults.PAN_PERSONAL_SHARE
+  return flags.pan_personal_share
+
+
+def _check_personal_encodings(
+    flags: cli.ParsedFlags, algorithms: Sequence[registry.Algorithm]
+):
+  """Checks that clients can have position encodings of their own."""
+  if flags.pan != 'off' and flags.pan_personal_share:
+    for name in ('pan_amplitude', 'pan_period'):
+      if getattr(flags, name) == 0:
+        refuse_unless_overruled(
+            flags,
+            'pan_personal_share',
+            name,
+            f'has no effect with --{name}=0, which switches position encodings'
+            ' off',
+        )
+  impossible = [a.name for a in algorithms if not a.trains_personal_models]
+  if _personal_share(flags) and impossible:
+    selector = 'algorithm' if flags.defines('algorithm') else 'algorithms'
+    possible = [
+        name
+        for name, algorithm in registry.ALGORITHMS.items()
+        if algorithm.trains_personal_models
+    ]
+    raise ValueError(
+        f'--pan_personal_share={flags.pan_personal_share:g} is impossible with'
+        f' --{selector}={parsers.to_text(getattr(flags, selector))}:'
+        f' {", ".join(impossible)} cannot give clients encodings of their own.'
+        f' Use 0, or {", ".join(possible)}.'
     )
 
 
@@ -502,6 +543,7 @@ def resolve(flags: cli.ParsedFlags, algorithm: str, seed: int) -> RunSettings:
           'pan_amplitude', defaults.PAN_AMPLITUDE.get(flags.pan)
       ),
       pan_period=pan_flag('pan_period', defaults.PAN_PERIOD),
+      pan_personal_share=_personal_share(flags),
       rounds=flags.rounds,
       clients_per_round=flags.clients_per_round,
       local_steps=local_steps,

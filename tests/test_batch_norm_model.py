@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import BatchNormModel
+from tff_bn.layers import PositionEncoding
 from tff_bn.partition import Role
 
 layers = tf.keras.layers
@@ -310,3 +311,47 @@ def test_keras_is_left_as_it_was():
   with pytest.raises(TypeError):
     _model(lambda: 3)
   assert experimental.is_tf_random_generator_enabled() == before
+
+
+def test_roles_of_personal_position_encodings():
+  def keras_model_fn():
+    inputs = tf.keras.Input((4,))
+    inner_inputs = tf.keras.Input((6,))
+    x = PositionEncoding(personal_share=0.5)(inner_inputs)
+    inner = tf.keras.Model(inner_inputs, layers.ReLU()(x), name='inner')
+    x = layers.Dense(6)(inputs)
+    x = PositionEncoding(trainable=False, personal_share=1)(x)
+    x = layers.BatchNormalization()(PositionEncoding()(x))
+    return tf.keras.Model(inputs, layers.Dense(3)(inner(x)))
+
+  model = _model(keras_model_fn)
+  phase = ('personal_phase', False, False)
+  kernel = ('kernel', True, False)
+  found = _roles(model)
+  assert sorted(found) == sorted([*[kernel] * 4, *_NORM, phase, phase])
+  assert model.has_personal_encodings
+  infos = [v for v in model.variables if v.role is Role.PERSONAL_PHASE]
+  assert [v.name.rsplit('_', 1)[0] for v in infos] == ['personal_phase'] * 2
+  for info in infos:
+    assert info.name == f'personal_phase_{model.variables.index(info)}'
+    assert info.shape == ()
+    assert info.dtype == tf.float32
+    assert info.batch_norm is None
+    assert not info.is_statistic
+  assert {v.batch_norm for v in model.variables} == {None, 0}
+  weights = model.from_keras(model.to_keras())
+  assert len(model.from_model_weights(weights)) == len(found)
+
+
+def test_shared_position_encodings_are_not_personal():
+  def keras_model_fn():
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((4,)),
+            layers.Dense(3),
+            PositionEncoding(),
+            PositionEncoding(amplitude=0, personal_share=1),
+        ]
+    )
+
+  assert not _model(keras_model_fn).has_personal_encodings

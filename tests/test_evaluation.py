@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 
 from tff_bn import evaluation
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.layers import PositionEncoding
 
 _FEATURES = 3
 _CLASSES = 4
@@ -491,6 +492,32 @@ class TestMergeClientWeights:
 
     assert merged.non_trainable[0] == 5
     assert merged.non_trainable[0].dtype == np.int64
+
+  def test_personal_phases_are_the_untrained_models(self):
+    def keras_model_fn():
+      return tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([_FEATURES]),
+              tf.keras.layers.Dense(5),
+              PositionEncoding(personal_share=0.5),
+              tf.keras.layers.Dense(_CLASSES),
+          ]
+      )
+
+    model = _build(keras_model_fn)
+    clients = []
+    for phase in (0.25, 0.5):
+      clients.append(_random_weights(model, 0))
+      clients[-1].non_trainable[0] = np.array(phase, np.float32)
+
+    merged = evaluation.merge_client_weights(model, clients)
+
+    assert merged.non_trainable[0] == 0
+    assert merged.non_trainable[0].dtype == np.float32
+    for a, b in zip(merged.trainable, clients[0].trainable, strict=True):
+      np.testing.assert_array_equal(a, b)
+    keras_model = model.to_keras(clients[1])
+    assert keras_model.layers[1].personal_phase.numpy() == 0.5
 
   def test_no_clients(self):
     with pytest.raises(ValueError, match='no client'):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import random_models
 import tensorflow as tf
 
 import tff_bn
@@ -9,15 +10,6 @@ from tff_bn import models
 from tff_bn.layers import PositionEncoding
 
 _layers = tf.keras.layers
-_SHAPES = {
-    'small_cnn': (8, 8, 1),
-    'mlp3': (8, 8, 1),
-    'mlp4': (8, 8, 1),
-    'digits_cnn': (8, 8, 1),
-    'fbn_cnn': (8, 8, 1),
-    'resnet20': (8, 8, 3),
-    'vgg9': (8, 8, 3),
-}
 # Layers with units but the last.
 _NUM_ENCODINGS = {
     'small_cnn': 3,
@@ -28,25 +20,6 @@ _NUM_ENCODINGS = {
     'resnet20': 19,
     'vgg9': 8,
 }
-
-
-def _model(name, normalization='batch'):
-  tf.keras.utils.set_random_seed(3)
-  model = models.build_model_fn(name, _SHAPES[name], 10, normalization)()
-  _randomize(model)
-  return model
-
-
-def _randomize(model):
-  rng = np.random.default_rng(1)
-  model.set_weights(
-      [w * rng.uniform(0.5, 1.5, w.shape) + 0.01 for w in model.get_weights()]
-  )
-
-
-def _inputs(model, num=4):
-  rng = np.random.default_rng(2)
-  return rng.normal(size=(num, *model.input_shape[1:])).astype(np.float32)
 
 
 def _encodings(model):
@@ -63,14 +36,14 @@ def _outputs_and_gradients(model, x, training):
 
 
 @pytest.mark.parametrize('normalization', ['batch', 'none', 'group2'])
-@pytest.mark.parametrize('name', list(_SHAPES))
+@pytest.mark.parametrize('name', list(random_models.SHAPES))
 def test_models_that_are_switched_off_are_the_same_to_the_bit(
     name, normalization
 ):
   # The dropout of fbn_cnn is random in training.
   modes = [False] if name == 'fbn_cnn' else [False, True]
-  model = _model(name, normalization)
-  x = _inputs(model)
+  model = random_models.build(name, normalization)
+  x = random_models.inputs(model, 4)
   for settings in (dict(amplitude=0), dict(mode='multiply', period=0)):
     off = tff_bn.add_position_encodings(model, **settings)
     assert len(_encodings(off)) == _NUM_ENCODINGS[name]
@@ -87,9 +60,9 @@ def test_models_that_are_switched_off_are_the_same_to_the_bit(
 
 
 @pytest.mark.parametrize('mode', ['add', 'multiply'])
-@pytest.mark.parametrize('name', list(_SHAPES))
+@pytest.mark.parametrize('name', list(random_models.SHAPES))
 def test_encodings_come_after_normalizations_and_before_activations(name, mode):
-  model = _model(name)
+  model = random_models.build(name)
   on = tff_bn.add_position_encodings(model, mode, 0.3, 2.0, 1.0)
   encodings = _encodings(on)
   assert len(encodings) == _NUM_ENCODINGS[name]
@@ -113,15 +86,15 @@ def test_encodings_come_after_normalizations_and_before_activations(name, mode):
     # A second convolution of a residual block is encoded before the addition.
     kind = (_layers.ReLU, _layers.Add) if name == 'resnet20' else _layers.ReLU
     assert all(isinstance(follower, kind) for follower in followers)
-  x = _inputs(model)
+  x = random_models.inputs(model, 4)
   assert np.abs(on(x) - model(x)).max() > 1e-4
 
 
 def test_values_of_a_model():
   """Against NumPy, with batch normalization in inference mode."""
-  model = _model('mlp3')
+  model = random_models.build('mlp3')
   on = tff_bn.add_position_encodings(model, 'multiply', 0.5, 1.0)
-  x = _inputs(model)
+  x = random_models.inputs(model, 4)
   kernel, gamma, beta, mean, variance, last, bias = [
       model.get_layer(layer).get_weights()[i]
       for layer, i in (
@@ -152,7 +125,7 @@ def test_fused_activations_nested_models_and_other_outputs():
   outputs = _layers.Dense(3, activation='softmax', name='out')(x)
   model = tf.keras.Model(inputs, [outputs, x], name='outer')
   model.get_layer('backbone').get_layer('a').trainable = False
-  _randomize(model)
+  random_models.randomize(model)
 
   on = tff_bn.add_position_encodings(model, 'add', 0.5)
 
@@ -167,7 +140,7 @@ def test_fused_activations_nested_models_and_other_outputs():
   assert not inner.get_layer('a').trainable
   assert on.get_layer('out').activation is tf.keras.activations.softmax
   assert on.name == 'outer'
-  x = _inputs(model)
+  x = random_models.inputs(model, 4)
   (k1, b1), (k2, b2) = (
       backbone.get_layer(name).get_weights() for name in ('a', 'b')
   )
@@ -207,7 +180,7 @@ def test_channels_first():
 
 
 def test_the_given_model_stays_as_it_is():
-  model = _model('small_cnn')
+  model = random_models.build('small_cnn')
   before = model.get_weights()
   on = tff_bn.add_position_encodings(model, 'multiply')
   on.set_weights([w + 1 for w in on.get_weights()])
@@ -217,10 +190,12 @@ def test_the_given_model_stays_as_it_is():
 
 
 def test_saved_and_loaded(tmp_path):
-  on = tff_bn.add_position_encodings(_model('resnet20'), 'multiply', 0.3)
+  on = tff_bn.add_position_encodings(
+      random_models.build('resnet20'), 'multiply', 0.3
+  )
   on.save(tmp_path / 'model.keras')
   loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
-  x = _inputs(on)
+  x = random_models.inputs(on, 4)
   np.testing.assert_array_equal(loaded(x), on(x))
 
 
@@ -231,24 +206,14 @@ def test_dtype_policies():
   on = tff_bn.add_position_encodings(model)
   for encoding in _encodings(on):
     assert encoding.compute_dtype == 'bfloat16'
-  assert on(_inputs(model)).dtype == tf.float32
-
-
-class _Subclassed(tf.keras.Model):
-
-  def __init__(self):
-    super().__init__(name='mine')
-    self.dense = _layers.Dense(2)
-
-  def call(self, inputs):
-    return self.dense(inputs)
+  assert on(random_models.inputs(model, 4)).dtype == tf.float32
 
 
 def test_what_can_not_be_encoded():
   with pytest.raises(TypeError, match='must be a tf.keras.Model, but is a D'):
     tff_bn.add_position_encodings(_layers.Dense(3))
   with pytest.raises(ValueError, match="'mine' is no functional model"):
-    tff_bn.add_position_encodings(_Subclassed())
+    tff_bn.add_position_encodings(random_models.Subclassed())
   with pytest.raises(ValueError, match='is no functional model'):
     tff_bn.add_position_encodings(tf.keras.Sequential([_layers.Dense(2)]))
   only_outputs = tf.keras.Sequential([tf.keras.Input((3,)), _layers.Dense(2)])

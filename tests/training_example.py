@@ -1,7 +1,7 @@
 """A small real run on digits, in TFF's native runtime.
 
 Run as a program, this trains with the algorithm of its second argument in the
-folder of its first.
+folder of its first; the third is the share of personal position encodings.
 """
 
 import sys
@@ -9,6 +9,7 @@ import sys
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import tff_bn
 from tff_bn import algorithms
 from tff_bn import runtime
 from tff_bn import training
@@ -36,19 +37,28 @@ def build_data():
   return split_dataset(load_dataset('digits'), 'iid', 4, 0)
 
 
-def build_model(data):
+def build_model(data, personal_share=0.0):
   initializer = tf.keras.initializers.GlorotUniform(seed=0)
+
+  def keras_model_fn():
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Input(data.element_spec[0].shape[1:]),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(8, kernel_initializer=initializer),
+            tf.keras.layers.BatchNormalization(momentum=0.9),
+            tf.keras.layers.ReLU(),
+            tf.keras.layers.Dense(10, kernel_initializer=initializer),
+        ]
+    )
+    if personal_share:
+      model = tff_bn.add_position_encodings(
+          model, 'add', 0.5, personal_share=personal_share
+      )
+    return model
+
   return BatchNormModel(
-      lambda: tf.keras.Sequential(
-          [
-              tf.keras.layers.Input(data.element_spec[0].shape[1:]),
-              tf.keras.layers.Flatten(),
-              tf.keras.layers.Dense(8, kernel_initializer=initializer),
-              tf.keras.layers.BatchNormalization(momentum=0.9),
-              tf.keras.layers.ReLU(),
-              tf.keras.layers.Dense(10, kernel_initializer=initializer),
-          ]
-      ),
+      keras_model_fn,
       input_spec=data.element_spec,
       loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
@@ -67,9 +77,9 @@ def build_process(algorithm, model):
   )
 
 
-def main(run_dir, algorithm):
+def main(run_dir, algorithm, personal_share='0'):
   data = build_data()
-  model = build_model(data)
+  model = build_model(data, float(personal_share))
   process = build_process(algorithm, model)
   with runtime.native_runtime():
     training.train(process, model, data, CONFIG, run_dir)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.layers import discovery
+from tff_bn.layers.position_encoding import PositionEncoding
 from tff_bn.partition import Role
 
 ModelWeights = tff.learning.models.ModelWeights
@@ -168,6 +169,11 @@ class BatchNormModel:
     return any(v.role is Role.MOVING_MEAN for v in self.variables)
 
   @property
+  def has_personal_encodings(self) -> bool:
+    """Whether position encodings, or a part of them, are a client's own."""
+    return any(v.role is Role.PERSONAL_PHASE for v in self.variables)
+
+  @property
   def initial_weights(self) -> ModelWeights:
     """The weights of the untrained model, as lists of arrays."""
     return self.to_model_weights(self._initial)
@@ -300,11 +306,22 @@ def _describe_variables(model: tf.keras.Model) -> tuple[VariableInfo, ...]:
     ):
       if variable is not None:
         roles[variable.ref()] = (role, layer)
+  phases = {
+      module.personal_phase.ref()
+      for module in [model, *model.submodules]
+      if isinstance(module, PositionEncoding)
+      and module.personal_phase is not None
+  }
   trainable = {v.ref() for v in model.trainable_weights}
   numbers = {}
   infos = []
   for position, variable in enumerate(model.weights):
-    default = Role.KERNEL if variable.ref() in trainable else Role.OTHER_STATE
+    if variable.ref() in phases:
+      default = Role.PERSONAL_PHASE
+    elif variable.ref() in trainable:
+      default = Role.KERNEL
+    else:
+      default = Role.OTHER_STATE
     role, layer = roles.get(variable.ref(), (default, None))
     if layer is not None:
       numbers.setdefault(id(layer), len(numbers))

@@ -231,9 +231,10 @@ def merge_client_weights(
   Shared variables are equal at all clients and stay as they are. Local ones are
   averaged, each client counting the same, but running variances are pooled: by
   the law of total variance, a merged variance is the mean of the clients'
-  variances plus the variance of their means. What is no number to average
-  (integers) is the first client's. FedBN (appendix G) starts from this model
-  for a client that took no part in training.
+  variances plus the variance of their means. The phases of personal position
+  encodings, whose mean says nothing, are those of the untrained model. What is
+  no number to average (integers) is the first client's. FedBN (appendix G)
+  starts from this model for a client that took no part in training.
 
   Args:
     model: The model.
@@ -264,9 +265,14 @@ def merge_client_weights(
       if info.role is Role.MOVING_MEAN
   }
   merged = []
-  for info, variable_means, value in zip(model.variables, means, first):
+  initial = model.from_model_weights(model.initial_weights)
+  for info, variable_means, value, initial_value in zip(
+      model.variables, means, first, initial
+  ):
     mean = variable_means.mean
-    if value.dtype.kind != 'f':
+    if info.role is Role.PERSONAL_PHASE:
+      merged.append(initial_value)
+    elif value.dtype.kind != 'f':
       merged.append(value)
     elif info.role is Role.MOVING_VARIANCE:
       merged.append((mean + between[info.batch_norm]).astype(value.dtype))

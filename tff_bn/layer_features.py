@@ -18,7 +18,13 @@ class LayerFeatures:
       several times, those of its last call.
   """
 
-  def __init__(self, model: tf.keras.Model, name: Optional[str] = None):
+  def __init__(
+      self,
+      model: tf.keras.Model,
+      name: Optional[str] = None,
+      *,
+      argument: str = 'feature_layer',
+  ):
     """Finds the layer.
 
     Args:
@@ -26,16 +32,19 @@ class LayerFeatures:
       name: The name of the layer whose output is wanted; nested models and
         wrappers are searched. Default: the last hidden one, whose output is the
         input of the last layer with weights.
+      argument: What the user's argument for `name` is called, for messages.
 
     Raises:
       ValueError: If there is no such layer, or several.
     """
+    self._argument = argument
     self.value: Optional[tf.Tensor] = None
     self._model = model
     if name is None:
-      self._layer, self._takes_input = _last_hidden(model), True
+      self._layer, self._takes_input = _last_hidden(model, argument), True
     else:
-      self._layer, self._takes_input = _layer_by_name(model, name), False
+      self._layer = _layer_by_name(model, name, argument)
+      self._takes_input = False
 
   @contextlib.contextmanager
   def watched(self) -> Iterator[None]:
@@ -69,54 +78,58 @@ class LayerFeatures:
         object.__setattr__(layer, 'call', replaced)
     if not tf.is_tensor(self.value):
       raise ValueError(
-          f'feature_layer: the layer {layer.name!r} of the model'
+          f'{self._argument}: the layer {layer.name!r} of the model'
           f' {self._model.name!r} has no features that are one tensor in a call'
           f' of the model, but {type(self.value).__name__}.'
       )
 
 
-def _layer_by_name(model: tf.keras.Model, name: str) -> tf.keras.layers.Layer:
+def _layer_by_name(
+    model: tf.keras.Model, name: str, argument: str
+) -> tf.keras.layers.Layer:
   layers = [m for m in model.submodules if isinstance(m, tf.keras.layers.Layer)]
   found = [layer for layer in layers if layer.name == name]
   if len(found) == 1:
     return found[0]
   raise ValueError(
-      f'feature_layer={name!r} is the name of {len(found)} layers of the model'
+      f'{argument}={name!r} is the name of {len(found)} layers of the model'
       f' {model.name!r}; it must be that of one. Its layers, some of which may'
       f' have others in them, are {", ".join(x.name for x in model.layers)}.'
   )
 
 
-def _last_hidden(model: tf.keras.Model) -> tf.keras.layers.Layer:
+def _last_hidden(model: tf.keras.Model, argument: str) -> tf.keras.layers.Layer:
   """The last layer with weights; its input is the last hidden one's output."""
-  layer = _output_layer(model)
+  layer = _output_layer(model, argument)
   if {v.ref() for v in model.weights} == {v.ref() for v in layer.weights}:
     raise ValueError(
-        f'feature_layer: the model {model.name!r} has no hidden layer, only'
+        f'{argument}: the model {model.name!r} has no hidden layer, only'
         f' {layer.name!r} has weights.'
     )
   return layer
 
 
-def _output_layer(model: tf.keras.Model) -> tf.keras.layers.Layer:
+def _output_layer(
+    model: tf.keras.Model, argument: str
+) -> tf.keras.layers.Layer:
   advice = (
-      'Give feature_layer, the name of the layer whose output the features are.'
+      f'Give {argument}, the name of the layer whose output the features are.'
   )
   outputs = getattr(model, 'outputs', None)
   if not outputs or not hasattr(outputs[0], 'node'):
     raise ValueError(
-        f'feature_layer: the model {model.name!r} is neither functional nor'
+        f'{argument}: the model {model.name!r} is neither functional nor'
         f' Sequential, so its last hidden layer is unknown. {advice}'
     )
   while True:
     if len(outputs) != 1:
       raise ValueError(
-          f'feature_layer: the model {model.name!r} has no one last hidden'
+          f'{argument}: the model {model.name!r} has no one last hidden'
           f' layer: its output is made of {len(outputs)} tensors. {advice}'
       )
     layer = outputs[0].node.layer
     if isinstance(layer, tf.keras.Model) and layer.weights:
-      return _output_layer(layer)
+      return _output_layer(layer, argument)
     if layer.weights or not outputs[0].node.keras_inputs:
       return layer
     outputs = outputs[0].node.keras_inputs

@@ -10,6 +10,8 @@ roles with the client; all others are aggregated by the server.
 | `SILOBN` | shared | local | Andreux et al., SiloBN, DART 2020 |
 | `LOCAL_AFFINE` | local | shared | Mills et al., IEEE TPDS 2022 |
 | `SINGLE` | everything is local, nothing is sent | | FedBN, section 5.1 |
+
+With every partition, the phases of personal position encodings are local.
 """
 
 import dataclasses
@@ -34,6 +36,9 @@ class Role(enum.Enum):
   MOVING_VARIANCE = 'moving_variance'
   """The running variance of a batch normalization layer."""
 
+  PERSONAL_PHASE = 'personal_phase'
+  """What makes position encodings a client's own; always local."""
+
   OTHER_STATE = 'other_state'
   """Any other non-trainable variable."""
 
@@ -48,8 +53,9 @@ class Partition:
 
   Attributes:
     name: The name of the method that the partition comes from.
-    local: The roles that stay with the client. The moving mean and variance
-      describe one distribution, so they are both local or both shared.
+    local: The roles that stay with the client, besides `PERSONAL_PHASE`, which
+      always does. The moving mean and variance describe one distribution, so
+      they are both local or both shared.
   """
 
   name: str
@@ -66,7 +72,7 @@ class Partition:
 
   def is_local(self, role: Role) -> bool:
     """Returns whether variables of this role stay with the client."""
-    return role in self.local
+    return role in self.local or role is Role.PERSONAL_PHASE
 
 
 FEDAVG = Partition('fedavg', frozenset())

@@ -110,8 +110,8 @@ def build_phased_process(
   """Builds a process that goes through several algorithms.
 
   All of them go on with the same states. They start with the first one's
-  initial states, and model weights and hyperparameters are got and set as the
-  first one does it.
+  initial states, and clients' states are made their own, and model weights and
+  hyperparameters got and set, as the first one does it.
 
   Args:
     phases: For each algorithm the number of its rounds, `None` for the last,
@@ -163,6 +163,7 @@ def build_phased_process(
         first.get_model_weights,
         first.get_client_model_weights,
         has_client_models=first.has_client_models,
+        personalize_fn=first.personalize if first.has_personal_state else None,
     )
   return tff.learning.templates.LearningProcess(
       first.initialize,

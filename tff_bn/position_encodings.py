@@ -39,6 +39,7 @@ def add_position_encodings(
     amplitude: Optional[float] = None,
     period: float = 1.0,
     offset: float = 0.0,
+    personal_share: float = 0.0,
 ) -> tf.keras.Model:
   """Copies a model, with a position encoding in each hidden layer.
 
@@ -63,6 +64,9 @@ def add_position_encodings(
     amplitude: A. Default: 0.05 to add, 0.1 to multiply.
     period: T.
     offset: By how many units the encodings are moved.
+    personal_share: The share of the units of each hidden layer, the last ones,
+      whose encodings are a client's own in federated learning, see
+      `tff_bn.layers.PositionEncoding`.
 
   Returns:
     The new model, a functional one. It is not compiled.
@@ -76,8 +80,15 @@ def add_position_encodings(
     raise TypeError(
         f'model must be a tf.keras.Model, but is a {type(model).__name__}.'
     )
+  settings = dict(
+      mode=mode,
+      amplitude=amplitude,
+      period=period,
+      offset=offset,
+      personal_share=personal_share,
+  )
   # Raises an error if an argument is not allowed.
-  PositionEncoding(mode, amplitude, period, offset=offset)
+  PositionEncoding(**settings)
   if not convert.is_functional(model) or not getattr(model, 'outputs', None):
     raise ValueError(
         f'The model {model.name!r} is no functional model that is connected to'
@@ -85,9 +96,7 @@ def add_position_encodings(
         ' tf.keras.Model(inputs, outputs), or call'
         ' tff_bn.layers.PositionEncoding in it.'
     )
-  copy = _CopyWithEncodings(
-      dict(mode=mode, amplitude=amplitude, period=period, offset=offset)
-  )
+  copy = _CopyWithEncodings(settings)
   new_model = copy.layer(model)
   if not copy.encoded:
     raise ValueError(
@@ -150,6 +159,7 @@ class _CopyWithEncodings(convert.Copy):
           and isinstance(after[0].layer, _NORMALIZATIONS)
       ):
         normalized[id(after[0])] = node.layer
+    encoded_later = {id(layer) for layer in normalized.values()}
     tensors = {}
 
     def copied(value):
@@ -164,8 +174,8 @@ class _CopyWithEncodings(convert.Copy):
             *tf.nest.map_structure(copied, node.call_args),
             **tf.nest.map_structure(copied, node.call_kwargs),
         )
-        has_own = self._is_hidden(node.layer) and node.layer not in (
-            normalized.values()
+        has_own = (
+            self._is_hidden(node.layer) and id(node.layer) not in encoded_later
         )
         encoded = node.layer if has_own else normalized.get(id(node))
         if encoded is not None:
@@ -233,6 +243,7 @@ def _has_units(layer: tf.keras.layers.Layer) -> bool:
 def _nodes(model: tf.keras.Model) -> list[Any]:
   """The calls of layers in a functional model, in an order that can be run."""
   nodes, seen = [], set()
+  inputs = {id(tensor.node) for tensor in model.inputs}
   stack = [(tensor.node, False) for tensor in reversed(model.outputs)]
   while stack:
     node, is_done = stack.pop()
@@ -241,13 +252,9 @@ def _nodes(model: tf.keras.Model) -> list[Any]:
     elif id(node) not in seen:
       seen.add(id(node))
       stack.append((node, True))
-      if node not in _input_nodes(model):
+      if id(node) not in inputs:
         stack += [(tensor.node, False) for tensor in node.keras_inputs]
   return nodes
-
-
-def _input_nodes(model: tf.keras.Model) -> list[Any]:
-  return [tensor.node for tensor in model.inputs]
 
 
 def _new_input(node: Any) -> Any:

@@ -53,7 +53,7 @@ class SharedWeights:
     if (
         partition.local
         and not partition.is_local(Role.KERNEL)
-        and not any(partition.is_local(v.role) for v in variables)
+        and not any(v.role in partition.local for v in variables)
     ):
       layers = sorted({v.layer for v in variables})
       raise ValueError(

@@ -5,10 +5,13 @@ returns server state and metrics: a client's state could ride along on the way
 in but not on the way out. A `StatefulLearningProcess` has it in both. Its type
 says what is private: a local variable occurs in the client's state `C` and in
 nothing that is placed at the server.
+
+A client that is seen for the first time gets the state that `initialize_client`
+makes, which is the same for all, and then what is its own by `personalize`.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow_federated as tff
 
@@ -35,11 +38,13 @@ class StatefulLearningProcess:
   Attributes:
     initialize: The `tff.Computation` `( -> S@SERVER)`.
     initialize_client: The `tff.Computation` `(S -> C)` that makes the state of
-      a client that is seen for the first time.
+      a client that is seen for the first time; `personalize` makes it its own.
     next: The `tff.Computation` `(<S@SERVER, {C}@CLIENTS, {D*}@CLIENTS> ->
       <state=S@SERVER, client_states={C}@CLIENTS, metrics=M@SERVER>)`.
     has_client_models: Whether clients use models that differ from the server's.
   """
+
+  _personalize_fn: Optional[Callable[[Any, int], Any]] = None
 
   def __init__(
       self,
@@ -50,6 +55,7 @@ class StatefulLearningProcess:
       get_client_model_weights_fn: Callable[[Any, Any], ModelWeights],
       *,
       has_client_models: bool = True,
+      personalize_fn: Optional[Callable[[Any, int], Any]] = None,
   ):
     """Checks the types and initializes the process.
 
@@ -60,6 +66,9 @@ class StatefulLearningProcess:
       get_model_weights_fn: Makes the server's model of `S`.
       get_client_model_weights_fn: Makes a client's model of `S` and its `C`.
       has_client_models: See the class.
+      personalize_fn: Makes the state of `initialize_client` and the client's
+        number the client's own, see `personalize`. Default: all clients start
+        with the same state.
 
     Raises:
       TypeError: If the types do not fit together.
@@ -114,6 +123,39 @@ class StatefulLearningProcess:
     self.has_client_models = has_client_models
     self._get_model_weights_fn = get_model_weights_fn
     self._get_client_model_weights_fn = get_client_model_weights_fn
+    self._personalize_fn = personalize_fn
+
+  @property
+  def has_personal_state(self) -> bool:
+    """Whether clients differ before their first round, see `personalize`."""
+    return self._personalize_fn is not None
+
+  def personalize(self, client_state: Any, client_number: int) -> Any:
+    """Gives a client that is seen for the first time what is its own.
+
+    A program that runs the rounds itself calls this once for each client:
+    ```
+    client_states = [
+        process.personalize(process.initialize_client(state), number)
+        for number in range(num_clients)
+    ]
+    ```
+    Without it, all clients start alike, with the server's model. What is given
+    depends on the number and on what the process was built with alone, not on
+    when it is given. Where clients have position encodings of their own, it is
+    their phases, which training never changes.
+
+    Args:
+      client_state: What `initialize_client` returned.
+      client_number: The client's number, at least 0, the same in each run. It
+        is no secret: with the seed it says what the client gets.
+
+    Returns:
+      The client's state; the given one if nothing is personal.
+    """
+    if self._personalize_fn is None:
+      return client_state
+    return self._personalize_fn(client_state, client_number)
 
   def get_model_weights(self, state: Any) -> ModelWeights:
     """The server's model; local variables have their initial values.

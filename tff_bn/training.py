@@ -152,7 +152,8 @@ def train(
   *   `test_NAME`: on the central test set. For an algorithm whose clients keep
       something (a `StatefulLearningProcess`) it is the mean over the clients
       that were sampled at least once, each with its own model. In round 0 it is
-      the initial model, which they share.
+      the initial model, which they share; if they have position encodings of
+      their own, the mean over the clients, each with its initial model.
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
   *   `num_clients`, `num_dropped_clients`: in that round.
@@ -172,7 +173,8 @@ def train(
       (`local_epochs=1`), because the datasets that it gets consist of the
       configured number of steps or epochs.
     model: The model with which the process was built.
-    data: The clients' data, a `tff_bn.data.FederatedData`.
+    data: The clients' data, a `tff_bn.data.FederatedData`. A client's position
+      in its `client_ids` is its number for `process.personalize`.
     config: The settings.
     run_dir: The run's folder; it need not exist. A folder that holds a run must
       hold the run of these arguments; `config.rounds` may have grown.
@@ -285,10 +287,18 @@ def _own_event_loop() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class _RoundData:
-  """What the clients of a round train on."""
+  """What the clients of a round train on.
+
+  Attributes:
+    round_num: The number of the round.
+    client_ids: The sampled clients.
+    client_numbers: Which clients of all they are.
+    datasets: What the process gets for each of them, or for all together.
+  """
 
   round_num: int
   client_ids: Sequence[str]
+  client_numbers: Sequence[int]
   datasets: Sequence[Union[tf.data.Dataset, runtime.ClientDataset]]
 
 
@@ -417,12 +427,13 @@ class _Run:
       return {}
 
   def _round_data(self, round_num: int) -> _RoundData:
-    ids = tuple(self._data.client_ids)
-    if self._num_sampled < len(ids):
+    all_ids = tuple(self._data.client_ids)
+    numbers = range(len(all_ids))
+    if self._num_sampled < len(numbers):
       # In the order of the data, so that the order of clients, on which sums
       # of floats depend, does not change from round to round.
-      positions = sorted(self._sample_fn(round_num, self._num_sampled))
-      ids = tuple(ids[position] for position in positions)
+      numbers = sorted(self._sample_fn(round_num, self._num_sampled))
+    ids = tuple(all_ids[number] for number in numbers)
     batch_size = self._config.batch_size
     if self._train_on_union:
       groups, batch_size = [ids], batch_size * len(ids)
@@ -439,7 +450,7 @@ class _Run:
         )
         for group in groups
     ]
-    return _RoundData(round_num, ids, datasets)
+    return _RoundData(round_num, ids, numbers, datasets)
 
   def _make_dataset(
       self, client_ids: Sequence[str], **draw: Optional[int]
@@ -460,9 +471,8 @@ class _Run:
       server_weights = self._process.get_model_weights(state)
       weights = dict.fromkeys(clients, server_weights)
       test = self._evaluator.evaluate(server_weights, self._test_dataset)
-    elif self._store.client_ids():
-      clients = self._evaluation_clients(self._store.client_ids())
-      weights = {c: self._client_weights(state, c) for c in clients}
+    elif self._store.client_ids() or self._process.has_personal_state:
+      weights = self._own_weights(state)
       test = self._evaluator.evaluate_clients(
           weights, lambda client_id: self._test_dataset
       )
@@ -484,6 +494,22 @@ class _Run:
         if result is not None:
           columns[f'{prefix}{name}'] = result[name]
     return columns
+
+  def _own_weights(self, state: Any) -> dict[str, ModelWeights]:
+    """The weights of the clients that are evaluated, by client."""
+    if self._store.client_ids():
+      clients = self._evaluation_clients(self._store.client_ids())
+      return {c: self._client_weights(state, c) for c in clients}
+    # Before the first round; the chosen ones of all clients.
+    initial = self._process.initialize_client(state)
+    clients = self._evaluation_clients(self._data.client_ids)
+    number_of = {c: n for n, c in enumerate(self._data.client_ids)}
+    return {
+        c: self._process.get_client_model_weights(
+            state, self._process.personalize(initial, number_of[c])
+        )
+        for c in clients
+    }
 
   def _evaluation_clients(self, candidates: Sequence[str]) -> list[str]:
     """Chooses clients; the same ones as long as the candidates are the same."""
@@ -595,7 +621,10 @@ class _IterativeProcess:
     client_states = [self._store.get(c) for c in data.client_ids]
     if any(client_state is None for client_state in client_states):
       initial = self._process.initialize_client(state)
-      client_states = [initial if c is None else c for c in client_states]
+      client_states = [
+          self._process.personalize(initial, number) if c is None else c
+          for number, c in zip(data.client_numbers, client_states, strict=True)
+      ]
     output = self._process.next(state, client_states, list(data.datasets))
     self._store.put_many(
         data.round_num, dict(zip(data.client_ids, output.client_states))

@@ -221,6 +221,15 @@ def fbn_statistics(before, seen, beta=0.25):
   )
 
 
+def fbn_round(truth, **kwargs):
+  """Lets a truth with a `round` and the clients' `models` make one of FBN."""
+  seen, before = [], list(truth.models[0])
+  truth.round(fixed=True, seen=seen, **kwargs)
+  statistics = fbn_statistics(before, seen)
+  for weights in truth.models:
+    weights[MEAN], weights[VARIANCE] = statistics
+
+
 def split(x, y, batch_size=8):
   """The batches that `tf.data` makes."""
   return [

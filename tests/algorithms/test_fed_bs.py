@@ -1,5 +1,6 @@
 """Tests of FedBS."""
 
+import client_rounds
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -80,52 +81,21 @@ def _build(model, epsilon=_NEVER, **options):
   )
 
 
-def _next(process, state, clients, data):
-  """A round of a process of either kind: state, clients and metrics."""
-  if isinstance(process, StatefulLearningProcess):
-    output = process.next(state, clients, data)
-    return output.state, output.client_states, output.metrics['client_work']
-  output = process.next(state, data)
-  return output.state, clients, output.metrics['client_work']
-
-
-def _start(process):
-  state = process.initialize()
-  clients = []
-  if isinstance(process, StatefulLearningProcess):
-    clients = [process.initialize_client(state) for _ in _SIZES]
-  return state, clients
-
-
 def _check_rounds(toy, model, process, truth, rounds):
   """Runs rounds, each (seeds of the data, arguments of `_Truth.round`)."""
-  state, clients = _start(process)
+  training = client_rounds.Training(process, len(_SIZES))
   for seeds, kwargs in rounds:
-    truth.round(
-        [
-            reference.split(*toy.arrays(size, seed))
-            for size, seed in zip(_SIZES, seeds)
-        ],
-        **kwargs,
-    )
-    state, clients, metrics = _next(
-        process,
-        state,
-        clients,
-        [toy.dataset(size, seed) for size, seed in zip(_SIZES, seeds)],
-    )
+    truth.round(client_rounds.batches(toy, _SIZES, seeds), **kwargs)
+    data = client_rounds.datasets(toy, _SIZES, seeds)
+    metrics = training.next_round(data)['client_work']
     correction = metrics['correction']
     np.testing.assert_allclose(correction['loss_std'], truth.std, rtol=1e-5)
     assert correction['switched_to_fedprox'] == int(truth.switched)
     np.testing.assert_allclose(metrics['train']['loss'], truth.loss, rtol=1e-9)
-  if not clients:
-    _assert_close(
-        model.from_model_weights(process.get_model_weights(state)),
-        truth.models[0],
-    )
-  for client, expected in zip(clients, truth.models):
-    found = process.get_client_model_weights(state, client)
-    _assert_close(model.from_model_weights(found), expected)
+  if not training.clients:
+    _assert_close(training.weights(model), truth.models[0])
+  for found, expected in zip(training.client_weights(model), truth.models):
+    _assert_close(found, expected)
 
 
 _DIFFERENT, _ALIKE = (0, 1, 2), (4, 10, 16)
@@ -151,12 +121,7 @@ def _stds(toy, rounds):
   truth = _Truth(toy.model(), 0.0)
   stds = []
   for seeds in rounds:
-    truth.round(
-        [
-            reference.split(*toy.arrays(size, seed))
-            for size, seed in zip(_SIZES, seeds)
-        ]
-    )
+    truth.round(client_rounds.batches(toy, _SIZES, seeds))
     stds.append(truth.std)
   return stds
 
@@ -188,8 +153,7 @@ def test_epsilon_is_a_strict_bound(toy):
   for factor, switched in ((0.99, 0), (1.01, 1)):
     process = _build(toy.model(), std * factor)
     output = process.next(
-        process.initialize(),
-        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
+        process.initialize(), client_rounds.datasets(toy, _SIZES)
     )
     found = output.metrics['client_work']['correction']['switched_to_fedprox']
     assert found == switched
@@ -199,7 +163,7 @@ def test_epsilon_is_a_strict_bound(toy):
 def test_after_the_switch_it_is_fed_prox_to_the_bit(toy, weighting):
   model = toy.model()
   process = _build(model, 100.0, client_weighting=weighting)
-  data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  data = client_rounds.datasets(toy, _SIZES)
   data.append(toy.dataset(8, 0).take(0))
   state = process.next(process.initialize(), data).state
   fed_prox = algorithms.build_fed_prox(
@@ -264,12 +228,10 @@ def test_equal_losses_give_the_uniform_mean(toy):
 
 def _bad_datasets(toy):
   x, y = toy.arrays(16, 5)
-  x[9] = np.nan  # In the second batch, after a good step.
-  huge = np.full_like(x, 1e300)
+  huge = np.full_like(x, 1e300) * [1, -1, 1, -1]
   return [
-      toy.dataset(8, 0).take(0),
-      tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
-      tf.data.Dataset.from_tensor_slices((huge * [1, -1, 1, -1], y)).batch(8),
+      *client_rounds.datasets_without_update(toy),
+      tf.data.Dataset.from_tensor_slices((huge, y)).batch(8),
   ]
 
 
@@ -278,7 +240,7 @@ def test_clients_without_a_finite_loss_do_not_count(toy, switched):
   """Neither in the mean nor in the standard deviation."""
   model = toy.model()
   process = _build(model, 100.0 if switched else _NEVER)
-  data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  data = client_rounds.datasets(toy, _SIZES)
   state = process.initialize()
   if switched:
     state = process.next(state, data).state
@@ -415,14 +377,12 @@ def test_a_weighted_model_aggregator(toy):
           0.01, tff.aggregators.MeanFactory()
       ),
   )
-  data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  data = client_rounds.datasets(toy, _SIZES)
   state = process.next(process.initialize(), data).state
   weights = model.from_model_weights(model.initial_weights)
   updates, losses = [], []
-  for seed, size in enumerate(_SIZES):
-    after, count, loss_sum = reference.train(
-        weights, reference.split(*toy.arrays(size, seed)), 0.1
-    )
+  for batches in client_rounds.batches(toy, _SIZES):
+    after, count, loss_sum = reference.train(weights, batches, 0.1)
     update = [
         a - b
         for i, (a, b) in enumerate(zip(after, weights))
@@ -441,7 +401,7 @@ def test_a_weighted_model_aggregator(toy):
 def test_float32_images(toy_images):
   model = toy_images.model()
   process = algorithms.build_fed_bs(model, _SGD(0.1), epsilon=100.0)
-  data = [toy_images.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+  data = client_rounds.datasets(toy_images, _SIZES)
   output = process.next(process.initialize(), data)
   output = process.next(output.state, data)
   correction = output.metrics['client_work']['correction']

@@ -1,5 +1,6 @@
 """Tests of FedProx."""
 
+import client_rounds
 import linear_models
 import numpy as np
 import numpy_reference as reference
@@ -10,7 +11,6 @@ import tensorflow_federated as tff
 from tff_bn import algorithms
 from tff_bn import partition
 from tff_bn.algorithms import partitioned
-from tff_bn.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -31,30 +31,9 @@ _LOCAL = {
 
 def _run(model, process, rounds):
   """The server's and the clients' weights after rounds, and all metrics."""
-  state = process.initialize()
-  metrics = []
-  if not isinstance(process, StatefulLearningProcess):
-    for data in rounds:
-      output = process.next(state, data)
-      state = output.state
-      metrics.append(output.metrics)
-    weights = model.from_model_weights(process.get_model_weights(state))
-    return weights, [], metrics
-  clients = [process.initialize_client(state) for _ in rounds[0]]
-  for data in rounds:
-    output = process.next(state, clients, data)
-    state, clients = output.state, output.client_states
-    metrics.append(output.metrics)
-  return (
-      model.from_model_weights(process.get_model_weights(state)),
-      [
-          model.from_model_weights(
-              process.get_client_model_weights(state, client)
-          )
-          for client in clients
-      ],
-      metrics,
-  )
+  training = client_rounds.Training(process, len(rounds[0]))
+  metrics = [training.next_round(data) for data in rounds]
+  return training.weights(model), training.client_weights(model), metrics
 
 
 def _assert_same(found, expected):
@@ -66,9 +45,26 @@ def _assert_close(found, expected):
     np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
 
+def _build(model, optimizer=None, strength=_STRENGTH, **options):
+  return algorithms.build_fed_prox(
+      model, optimizer or _SGD(0.1), proximal_strength=strength, **options
+  )
+
+
 def _rounds(problem, num_rounds, sizes=_SIZES):
-  data = [problem.dataset(size, seed) for seed, size in enumerate(sizes)]
-  return [data] * num_rounds
+  return [client_rounds.datasets(problem, sizes)] * num_rounds
+
+
+def _numpy_round(weights, clients, **kwargs):
+  """FedProx in NumPy: the new weights, and the mean of the losses."""
+  proximal = reference.proximal(weights, _STRENGTH, range(len(weights)))
+  results = [
+      reference.train(weights, batches, 0.1, extra=proximal, **kwargs)
+      for batches in clients
+  ]
+  models, counts, loss_sums = zip(*results)
+  weights = reference.average_models(models, counts)
+  return weights, sum(loss_sums) / sum(counts)
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
@@ -78,13 +74,7 @@ def test_strength_0_is_fed_avg_to_the_bit(toy, dtype):
   rounds = _rounds(toy, 3)
   options = {'client_weight_decay': 0.01, 'client_gradient_clip_norm': 0.5}
   optimizer = _SGD(0.1, momentum=0.5)
-  found = _run(
-      model,
-      algorithms.build_fed_prox(
-          model, optimizer, proximal_strength=0.0, **options
-      ),
-      rounds,
-  )
+  found = _run(model, _build(model, optimizer, 0.0, **options), rounds)
   expected = _run(
       model, algorithms.build_fed_avg(model, optimizer, **options), rounds
   )
@@ -95,33 +85,26 @@ def test_strength_0_is_fed_avg_to_the_bit(toy, dtype):
 def test_rounds_equal_numpy(toy, kind):
   problem = toy if kind == 'toy' else linear_models.Linear(kind)
   model = problem.model()
-  process = algorithms.build_fed_prox(
+  process = _build(
       model,
       _SGD(0.1, momentum=0.5),
-      proximal_strength=_STRENGTH,
       client_weight_decay=0.01,
       local_epochs=2,
   )
   assert isinstance(process, tff.learning.templates.LearningProcess)
   weights = model.from_model_weights(model.initial_weights)
+  clients = [own * 2 for own in client_rounds.batches(problem, _SIZES)]
   losses = []
   for _ in range(3):
-    results = [
-        reference.train(
-            weights,
-            reference.split(*problem.arrays(size, seed)) * 2,
-            0.1,
-            momentum=0.5,
-            weight_decay=0.01,
-            gradients_fn=_GRADIENTS[kind],
-            extra=reference.proximal(weights, _STRENGTH, range(8)),
-        )
-        for seed, size in enumerate(_SIZES)
-    ]
-    models, counts, loss_sums = zip(*results)
-    weights = reference.average_models(models, counts)
+    weights, loss = _numpy_round(
+        weights,
+        clients,
+        momentum=0.5,
+        weight_decay=0.01,
+        gradients_fn=_GRADIENTS[kind],
+    )
     # The metrics have the model's loss, without the proximal term.
-    losses.append(sum(loss_sums) / sum(counts))
+    losses.append(loss)
 
   found, _, metrics = _run(model, process, _rounds(problem, 3))
 
@@ -133,10 +116,9 @@ def test_rounds_equal_numpy(toy, kind):
 @pytest.mark.parametrize('name', _LOCAL)
 def test_local_variables_have_no_proximal_term(toy, name):
   model = toy.model()
-  process = algorithms.build_fed_prox(
+  process = _build(
       model,
       _SGD(0.1, momentum=0.5),
-      proximal_strength=_STRENGTH,
       build_process=getattr(algorithms, f'build_{name}'),
       client_weighting='uniform',
       client_weight_decay=0.01,
@@ -144,17 +126,18 @@ def test_local_variables_have_no_proximal_term(toy, name):
   shared = sorted(set(range(8)) - set(_LOCAL[name]))
   initial = model.from_model_weights(model.initial_weights)
   models = [list(initial) for _ in _SIZES]
+  batches = client_rounds.batches(toy, _SIZES)
   for _ in range(3):
     models = [
         reference.train(
             weights,
-            reference.split(*toy.arrays(size, seed)),
+            own,
             0.1,
             momentum=0.5,
             weight_decay=0.01,
             extra=reference.proximal(weights, _STRENGTH, shared),
         )[0]
-        for seed, (size, weights) in enumerate(zip(_SIZES, models))
+        for weights, own in zip(models, batches, strict=True)
     ]
     mean = reference.average_models(models, [1, 1, 1])
     for weights in models:
@@ -169,30 +152,16 @@ def test_local_variables_have_no_proximal_term(toy, name):
 
 def test_fbn_with_a_proximal_term_equals_numpy(toy):
   model = toy.model()
-  process = algorithms.build_fed_prox(
-      model,
-      _SGD(0.1),
-      proximal_strength=_STRENGTH,
-      build_process=algorithms.build_fbn,
-  )
+  process = _build(model, build_process=algorithms.build_fbn)
   weights = model.from_model_weights(model.initial_weights)
+  batches = client_rounds.batches(toy, _SIZES)
   for _ in range(2):
     seen = []
-    results = [
-        reference.train(
-            weights,
-            reference.split(*toy.arrays(size, seed)),
-            0.1,
-            fixed=True,
-            seen=seen,
-            extra=reference.proximal(weights, _STRENGTH, range(8)),
-        )
-        for seed, size in enumerate(_SIZES)
-    ]
-    models, counts, _ = zip(*results)
-    statistics = reference.fbn_statistics(weights, seen)
-    weights = reference.average_models(models, counts)
-    weights[reference.MEAN], weights[reference.VARIANCE] = statistics
+    before = weights
+    weights, _ = _numpy_round(before, batches, fixed=True, seen=seen)
+    weights[reference.MEAN], weights[reference.VARIANCE] = (
+        reference.fbn_statistics(before, seen)
+    )
 
   found, _, _ = _run(model, process, _rounds(toy, 2))
 
@@ -201,27 +170,12 @@ def test_fbn_with_a_proximal_term_equals_numpy(toy):
 
 def test_fixbn_has_the_term_in_both_phases(toy):
   model = toy.model()
-  process = algorithms.build_fed_prox(
-      model,
-      _SGD(0.1),
-      proximal_strength=_STRENGTH,
-      build_process=algorithms.build_fixbn,
-      fixbn_rounds=1,
-  )
+  process = _build(model, build_process=algorithms.build_fixbn, fixbn_rounds=1)
   weights = model.from_model_weights(model.initial_weights)
   for fixed in (False, True):
-    results = [
-        reference.train(
-            weights,
-            reference.split(*toy.arrays(size, seed)),
-            0.1,
-            fixed=fixed,
-            extra=reference.proximal(weights, _STRENGTH, range(8)),
-        )
-        for seed, size in enumerate(_SIZES)
-    ]
-    models, counts, _ = zip(*results)
-    weights = reference.average_models(models, counts)
+    weights, _ = _numpy_round(
+        weights, client_rounds.batches(toy, _SIZES), fixed=fixed
+    )
 
   found, _, _ = _run(model, process, _rounds(toy, 2))
 
@@ -230,9 +184,7 @@ def test_fixbn_has_the_term_in_both_phases(toy):
 
 def test_dropped_and_empty_clients_change_nothing(toy):
   model = toy.model()
-  process = algorithms.build_fed_prox(
-      model, _SGD(0.1), proximal_strength=_STRENGTH
-  )
+  process = _build(model)
   x, y = toy.arrays(16, 5)
   x[3] = np.nan
   others = [
@@ -253,9 +205,7 @@ def test_frozen_layers_stay(toy):
     return model
 
   model = toy.model(keras_model_fn)
-  process = algorithms.build_fed_prox(
-      model, _SGD(0.1), proximal_strength=_STRENGTH
-  )
+  process = _build(model)
   weights = model.from_model_weights(model.initial_weights)
   proximal = reference.proximal(weights, _STRENGTH, range(8))
   expected = weights
@@ -337,13 +287,7 @@ def test_one_step_of_fedtan_has_no_proximal_term(toy):
   rounds = _rounds(toy, 2)
   found = _run(
       model,
-      algorithms.build_fed_prox(
-          model,
-          _SGD(0.1),
-          proximal_strength=_STRENGTH,
-          build_process=algorithms.build_fedtan,
-          local_steps=1,
-      ),
+      _build(model, build_process=algorithms.build_fedtan, local_steps=1),
       rounds,
   )
   expected = _run(
@@ -354,16 +298,15 @@ def test_one_step_of_fedtan_has_no_proximal_term(toy):
 
 def _fedtan_round(weights, clients):
   """One synchronized step, then local steps with a proximal term."""
-  batches = [reference.split(*arrays)[:3] for arrays in clients]
-  union = [np.concatenate(parts) for parts in zip(*(b[0] for b in batches))]
+  union = [np.concatenate(parts) for parts in zip(*(own[0] for own in clients))]
   models = []
-  for number, own in enumerate(batches):
+  for number, own in enumerate(clients):
     # The client's part of the gradient of the mean loss on the union.
     _, grads, mean, variance = reference.gradients(
         weights, *union, rows=slice(8 * number, 8 * number + 8)
     )
     first = [
-        w if g is None else w - 0.1 * len(batches) * g
+        w if g is None else w - 0.1 * len(clients) * g
         for w, g in zip(weights, grads)
     ]
     for i, value in ((reference.MEAN, mean), (reference.VARIANCE, variance)):
@@ -377,38 +320,25 @@ def _fedtan_round(weights, clients):
             extra=reference.proximal(weights, _STRENGTH, range(8)),
         )[0]
     )
-  counts = [sum(len(x) for x, _ in own) for own in batches]
+  counts = [sum(len(x) for x, _ in own) for own in clients]
   return reference.average_models(models, counts)
 
 
 def test_several_steps_of_fedtan_equal_numpy(toy):
   model = toy.model()
-  process = algorithms.build_fed_prox(
+  process = _build(
       model,
-      _SGD(0.1),
-      proximal_strength=_STRENGTH,
       build_process=algorithms.build_fedtan_ii,
       sync_rounds=2,
       local_steps=3,
   )
   sizes = (20, 8, 33)
-  clients = [toy.arrays(size, seed) for seed, size in enumerate(sizes)]
+  clients = [own[:3] for own in client_rounds.batches(toy, sizes)]
   weights = model.from_model_weights(model.initial_weights)
   for _ in range(2):
     weights = _fedtan_round(weights, clients)
   # The last round is FedTAN-II's second phase.
-  results = [
-      reference.train(
-          weights,
-          reference.split(*arrays)[:3],
-          0.1,
-          fixed=True,
-          extra=reference.proximal(weights, _STRENGTH, range(8)),
-      )
-      for arrays in clients
-  ]
-  models, counts, _ = zip(*results)
-  weights = reference.average_models(models, counts)
+  weights, _ = _numpy_round(weights, clients, fixed=True)
 
   found, _, _ = _run(model, process, _rounds(toy, 3, sizes))
 

@@ -1,5 +1,6 @@
 """Tests of MOON."""
 
+import client_rounds
 import linear_models
 import numpy as np
 import numpy_reference as reference
@@ -10,7 +11,6 @@ import tensorflow_federated as tff
 from tff_bn import algorithms
 from tff_bn import partition
 from tff_bn.algorithms import partitioned
-from tff_bn.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -34,10 +34,7 @@ class _Truth:
     self.shared = [i for i in range(len(initial)) if i not in local]
     self.models = [list(initial) for _ in _SIZES]
     self.previous = [list(initial) for _ in _SIZES]
-    self.data = [
-        reference.split(*problem.arrays(size, seed))
-        for seed, size in enumerate(_SIZES)
-    ]
+    self.data = client_rounds.batches(problem, _SIZES)
 
   def round(self, sampled=(0, 1, 2), server_rate=1.0, **kwargs):
     """One round of these clients; returns the mean of the losses."""
@@ -80,12 +77,11 @@ class _Truth:
         weights[i] = mean[i]
     return sum(loss_sums) / sum(counts)
 
-  def check(self, model, process, state, clients):
-    for k, client in enumerate(clients):
-      found = model.from_model_weights(
-          process.get_client_model_weights(state, client)
-      )
-      _assert_close(found, self.models[k])
+  def check(self, model, training):
+    found = training.client_weights(model)
+    for weights, expected in zip(found, self.models, strict=True):
+      _assert_close(weights, expected)
+    for k, client in enumerate(training.clients):
       _assert_close(
           [client[f'previous_{model.variables[i].name}'] for i in self.shared],
           [self.previous[k][i] for i in self.shared],
@@ -113,40 +109,28 @@ def _build(model, weight=_WEIGHT, **options):
 
 def _run(problem, process, num_rounds, sizes=_SIZES):
   """The server's model after rounds, the clients' states and all metrics."""
-  state = process.initialize()
-  data = [problem.dataset(size, seed) for seed, size in enumerate(sizes)]
-  clients, metrics = [], []
-  if isinstance(process, StatefulLearningProcess):
-    clients = [process.initialize_client(state) for _ in sizes]
-  for _ in range(num_rounds):
-    if clients:
-      output = process.next(state, clients, data)
-      clients = output.client_states
-    else:
-      output = process.next(state, data)
-    state = output.state
-    metrics.append(output.metrics['client_work'])
-  return process.get_model_weights(state), clients, metrics
+  training = client_rounds.Training(process, len(sizes))
+  data = client_rounds.datasets(problem, sizes)
+  metrics = [
+      training.next_round(data)['client_work'] for _ in range(num_rounds)
+  ]
+  return (
+      process.get_model_weights(training.state),
+      training.clients,
+      metrics,
+  )
 
 
 def _check_rounds(problem, model, process, truth, rounds):
   """Runs rounds, each (clients, arguments of `_Truth.round`)."""
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
+  training = client_rounds.Training(process, len(_SIZES))
+  data = client_rounds.datasets(problem, _SIZES)
   for sampled, kwargs in rounds:
     loss = truth.round(sampled, **kwargs)
-    output = process.next(
-        state,
-        [clients[k] for k in sampled],
-        [problem.dataset(_SIZES[k], k) for k in sampled],
-    )
-    state = output.state
-    for k, client in zip(sampled, output.client_states):
-      clients[k] = client
+    metrics = training.next_round(data, sampled)['client_work']
     # The metrics have the model's loss, without the contrastive one.
-    train_metrics = output.metrics['client_work']['train']
-    np.testing.assert_allclose(train_metrics['loss'], loss, rtol=1e-9)
-  truth.check(model, process, state, clients)
+    np.testing.assert_allclose(metrics['train']['loss'], loss, rtol=1e-9)
+  truth.check(model, training)
 
 
 def test_the_references_gradient_is_that_of_the_loss():
@@ -281,23 +265,12 @@ def test_fbn_equals_numpy(toy):
   model = toy.model()
   process = _build(model, build_process=algorithms.build_fbn)
   truth = _Truth(toy, model)
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
+  training = client_rounds.Training(process, len(_SIZES))
+  data = client_rounds.datasets(toy, _SIZES)
   for _ in range(3):
-    seen = []
-    before = list(truth.models[0])
-    truth.round(fixed=True, seen=seen)
-    for weights in truth.models:
-      weights[reference.MEAN], weights[reference.VARIANCE] = (
-          reference.fbn_statistics(before, seen)
-      )
-    output = process.next(
-        state,
-        clients,
-        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
-    )
-    state, clients = output.state, output.client_states
-  truth.check(model, process, state, clients)
+    reference.fbn_round(truth)
+    training.next_round(data)
+  truth.check(model, training)
 
 
 def test_fixbn_equals_numpy(toy):
@@ -315,27 +288,22 @@ def test_fixbn_equals_numpy(toy):
 def test_clients_without_an_update_keep_their_model(toy):
   model = toy.model()
   process = _build(model)
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 4
-  data = [toy.dataset(16, seed) for seed in range(4)]
-  output = process.next(state, clients, data)
-  state, clients = output.state, output.client_states
-  x, y = toy.arrays(16, 5)
-  x[9] = np.nan  # In the second batch, after a good step.
-  others = [
-      toy.dataset(8, 0).take(0),
-      tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
-  ]
+  training = client_rounds.Training(process, 4)
+  data = client_rounds.datasets(toy, (16,) * 4)
+  training.next_round(data)
+  state, clients = training.state, training.clients
 
-  output = process.next(state, clients, data[:2] + others)
+  metrics = training.next_round(
+      data[:2] + client_rounds.datasets_without_update(toy)
+  )
 
   alone = process.next(state, clients[:2], data[:2])
   _assert_same(
-      output.state.global_model_weights, alone.state.global_model_weights
+      training.state.global_model_weights, alone.state.global_model_weights
   )
   for k in (2, 3):
-    _assert_same(output.client_states[k], clients[k])
-  assert output.metrics['client_work']['num_dropped_clients'] == 1
+    _assert_same(training.clients[k], clients[k])
+  assert metrics['client_work']['num_dropped_clients'] == 1
 
 
 def _nested_model():

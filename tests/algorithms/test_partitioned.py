@@ -2,6 +2,7 @@
 
 import collections
 
+import client_rounds
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -72,10 +73,10 @@ def test_rounds_equal_numpy_in_float64(toy, name, uniform):
   process = _build(
       name, model, client_weighting='uniform' if uniform else 'num_examples'
   )
-  state = process.initialize()
+  training = client_rounds.Training(process, len(_SIZES))
+  data = client_rounds.datasets(toy, _SIZES)
   initial = model.from_model_weights(model.initial_weights)
   expected = [list(initial) for _ in _SIZES]
-  clients = [process.initialize_client(state) for _ in _SIZES]
 
   # The second client misses one round.
   for sampled in [(0, 1, 2), (0, 2), (0, 1, 2)]:
@@ -91,23 +92,14 @@ def test_rounds_equal_numpy_in_float64(toy, name, uniform):
       mean = reference.average([expected[i][j] for i in sampled], counts)
       for weights in expected:
         weights[j] = mean
-    output = process.next(
-        state,
-        [clients[i] for i in sampled],
-        [toy.dataset(_SIZES[i], i) for i in sampled],
-    )
-    state = output.state
-    for i, client in zip(sampled, output.client_states):
-      clients[i] = client
+    training.next_round(data, sampled)
 
-  for client, truth in zip(clients, expected):
-    found = model.from_model_weights(
-        process.get_client_model_weights(state, client)
-    )
+  for found, truth in zip(
+      training.client_weights(model), expected, strict=True
+  ):
     for value, array in zip(found, truth):
       np.testing.assert_allclose(value, array, rtol=1e-10, atol=1e-12)
-  at_server = model.from_model_weights(process.get_model_weights(state))
-  for j, value in enumerate(at_server):
+  for j, value in enumerate(training.weights(model)):
     truth = initial[j] if j in _LOCAL[name] else expected[0][j]
     np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 

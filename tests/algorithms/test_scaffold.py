@@ -1,5 +1,6 @@
 """Tests of SCAFFOLD."""
 
+import client_rounds
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -32,12 +33,6 @@ def _server_state(state):
   return state.client_work['correction']
 
 
-def _client_weights(model, process, state, client):
-  return model.from_model_weights(
-      process.get_client_model_weights(state, client)
-  )
-
-
 def _assert_close(found, expected, rtol=1e-10, atol=1e-12):
   for value, truth in zip(found, expected, strict=True):
     np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
@@ -50,16 +45,18 @@ def _assert_same(found, expected):
 class _Truth:
   """SCAFFOLD with option II, in NumPy."""
 
-  def __init__(self, weights, num_clients, shared=_TRAINABLE, local=()):
-    self.models = [list(weights) for _ in range(num_clients)]
+  def __init__(self, problem, model, sizes, shared=_TRAINABLE, local=()):
+    weights = model.from_model_weights(model.initial_weights)
+    self.sizes = sizes
+    self.batches = client_rounds.batches(problem, sizes)
+    self.models = [list(weights) for _ in sizes]
     self.shared = shared  # The trainable ones.
     self.local = local
     self.server_variates = [np.zeros_like(weights[i]) for i in shared]
-    self.client_variates = [self.server_variates for _ in range(num_clients)]
+    self.client_variates = [self.server_variates for _ in sizes]
 
   def round(
       self,
-      data,
       sampled,
       *,
       uniform=True,
@@ -68,7 +65,7 @@ class _Truth:
       rates=None,
       **kwargs,
   ):
-    """One round of these clients; `data` and `rates` are those of all."""
+    """One round of these clients; `rates` are those of all."""
     counts, models, changes = [], [], []
     for k in sampled:
       before = self.models[k]
@@ -76,9 +73,10 @@ class _Truth:
       correction = [0.0] * len(before)
       for i, c_own, c in zip(self.shared, own, server):
         correction[i] = c - c_own
-      used = rates[k] if rates else [0.1] * len(data[k])
+      batches = self.batches[k]
+      used = rates[k] if rates else [0.1] * len(batches)
       after, num_examples, _ = reference.train(
-          before, data[k], used, extra=lambda _, c=correction: c, **kwargs
+          before, batches, used, extra=lambda _, c=correction: c, **kwargs
       )
       new = [
           c_own - c + (before[i] - after[i]) / sum(used)
@@ -103,19 +101,29 @@ class _Truth:
       for i in set(range(len(mean))) - set(self.local):
         weights[i] = mean[i]
 
-  def check(self, model, process, state, clients):
-    for k, client in enumerate(clients):
-      _assert_close(
-          _client_weights(model, process, state, client), self.models[k]
-      )
-      _assert_close(
-          _control_variates(model, client, self.shared),
-          self.client_variates[k],
-      )
+  def check(self, model, training):
+    found = training.client_weights(model)
+    for weights, expected in zip(found, self.models, strict=True):
+      _assert_close(weights, expected)
+    for client, expected in zip(
+        training.clients, self.client_variates, strict=True
+    ):
+      _assert_close(_control_variates(model, client, self.shared), expected)
     _assert_close(
-        _control_variates(model, _server_state(state), self.shared),
+        _control_variates(model, _server_state(training.state), self.shared),
         self.server_variates,
     )
+
+
+def _check_rounds(toy, model, process, truth, rounds):
+  """Runs rounds, each (clients, arguments of `_Truth.round`)."""
+  training = client_rounds.Training(process, len(truth.sizes))
+  data = client_rounds.datasets(toy, truth.sizes)
+  for sampled, kwargs in rounds:
+    truth.round(sampled, **kwargs)
+    training.next_round(data, sampled)
+    truth.check(model, training)
+  return training
 
 
 @pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
@@ -126,15 +134,15 @@ def test_first_round_is_fed_avgs(toy, weighting):
   assert isinstance(process, StatefulLearningProcess)
   assert not process.has_client_models
   fed_avg = algorithms.build_fed_avg(model, _SGD(0.1), **options)
-  data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
-  state = process.initialize()
-  output = process.next(state, [process.initialize_client(state)] * 3, data)
+  data = client_rounds.datasets(toy, _SIZES)
+  training = client_rounds.Training(process, 3)
+  metrics = training.next_round(data)
   expected = fed_avg.next(fed_avg.initialize(), data)
   _assert_same(
-      process.get_model_weights(output.state),
+      process.get_model_weights(training.state),
       fed_avg.get_model_weights(expected.state),
   )
-  _assert_same(output.metrics['client_work'], expected.metrics['client_work'])
+  _assert_same(metrics['client_work'], expected.metrics['client_work'])
 
 
 @pytest.mark.parametrize('uniform', [False, True])
@@ -149,34 +157,19 @@ def test_rounds_equal_numpy(toy, uniform):
       client_weight_decay=0.01,
       client_warmup_steps=4,
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
-  truth = _Truth(model.from_model_weights(model.initial_weights), 3)
-  data = [
-      reference.split(*toy.arrays(size, seed))
-      for seed, size in enumerate(_SIZES)
-  ]
+  truth = _Truth(toy, model, _SIZES)
   # The clients have different numbers of steps: 3, 1 and 5.
   rates = [
-      [0.1 * min(1, (step + 1) / 4) for step in range(len(batches))]
-      for batches in data
+      [0.1 * min(1, (step + 1) / 4) for step in range(len(own))]
+      for own in truth.batches
   ]
-  for _ in range(4):
-    truth.round(
-        data,
-        range(3),
-        uniform=uniform,
-        server_rate=0.5,
-        rates=rates,
-        weight_decay=0.01,
-    )
-    output = process.next(
-        state,
-        clients,
-        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
-    )
-    state, clients = output.state, output.client_states
-    truth.check(model, process, state, clients)
+  kwargs = {
+      'uniform': uniform,
+      'server_rate': 0.5,
+      'rates': rates,
+      'weight_decay': 0.01,
+  }
+  _check_rounds(toy, model, process, truth, [(range(3), kwargs)] * 4)
 
 
 def test_learning_rate_schedule(toy):
@@ -188,17 +181,13 @@ def test_learning_rate_schedule(toy):
       client_weighting='uniform',
       client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.25, 0.125),
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in range(2)]
-  truth = _Truth(model.from_model_weights(model.initial_weights), 2)
-  data = [reference.split(*toy.arrays(16, seed)) for seed in range(2)]
-  for rate in (0.25, 0.125):
-    truth.round(data, (0, 1), rates=[[rate] * 2] * 2)
-    output = process.next(
-        state, clients, [toy.dataset(16, seed) for seed in range(2)]
-    )
-    state, clients = output.state, output.client_states
-  truth.check(model, process, state, clients)
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(toy, model, (16, 16)),
+      [((0, 1), {'rates': [[rate] * 2] * 2}) for rate in (0.25, 0.125)],
+  )
 
 
 def test_partial_participation(toy):
@@ -207,33 +196,13 @@ def test_partial_participation(toy):
   process = algorithms.build_scaffold(
       model, _SGD(0.1), num_clients=5, client_weighting='uniform'
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
-  truth = _Truth(model.from_model_weights(model.initial_weights), 3)
-  data = [
-      reference.split(*toy.arrays(size, seed))
-      for seed, size in enumerate(_SIZES)
-  ]
-  for sampled in [(0, 1, 2), (0, 2), (1,)]:
-    truth.round(data, sampled, all_clients=5)
-    output = process.next(
-        state,
-        [clients[k] for k in sampled],
-        [toy.dataset(_SIZES[k], k) for k in sampled],
-    )
-    state = output.state
-    for k, client in zip(sampled, output.client_states):
-      clients[k] = client
-  truth.check(model, process, state, clients)
-
-
-def _not_training(toy):
-  x, y = toy.arrays(16, 5)
-  x[9] = np.nan  # In the second batch, after a good step.
-  return [
-      toy.dataset(8, 0).take(0),
-      tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
-  ]
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(toy, model, _SIZES),
+      [(sampled, {'all_clients': 5}) for sampled in [(0, 1, 2), (0, 2), (1,)]],
+  )
 
 
 @pytest.mark.parametrize('num_clients', [None, 10])
@@ -245,37 +214,35 @@ def test_clients_without_an_update_keep_what_they_have(toy, num_clients):
       num_clients=num_clients,
       client_weighting='uniform',
   )
-  state = process.initialize()
-  new = process.initialize_client(state)
-  data = [toy.dataset(16, seed) for seed in range(4)]
-  output = process.next(state, [new] * 4, data)
-  state, clients = output.state, output.client_states
-  truth = _Truth(model.from_model_weights(model.initial_weights), 4)
-  batches = [reference.split(*toy.arrays(16, seed)) for seed in range(4)]
-  truth.round(batches, range(4), all_clients=num_clients)
+  truth = _Truth(toy, model, (16,) * 4)
+  training = client_rounds.Training(process, 4)
+  data = client_rounds.datasets(toy, truth.sizes)
+  training.next_round(data)
+  truth.round(range(4), all_clients=num_clients)
+  clients = training.clients
 
-  output = process.next(state, clients, data[:2] + _not_training(toy))
+  metrics = training.next_round(
+      data[:2] + client_rounds.datasets_without_update(toy)
+  )
 
   # Four clients are there, and two of them have changed.
-  truth.round(batches, range(2), all_clients=num_clients or 4)
-  truth.check(model, process, output.state, output.client_states)
+  truth.round(range(2), all_clients=num_clients or 4)
+  truth.check(model, training)
   for k in (2, 3):
-    _assert_same(output.client_states[k], clients[k])
-  assert output.metrics['client_work']['num_dropped_clients'] == 1
+    _assert_same(training.clients[k], clients[k])
+  assert metrics['client_work']['num_dropped_clients'] == 1
 
 
 def test_without_any_update_nothing_changes(toy):
   model = toy.model()
   process = algorithms.build_scaffold(model, _SGD(0.1))
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 2
-  data = [toy.dataset(16, seed) for seed in range(2)]
-  output = process.next(state, clients, data)
-  state, clients = output.state, output.client_states
-  output = process.next(state, clients, _not_training(toy))
-  _assert_same(output.client_states, clients)
-  _assert_same(_server_state(output.state), _server_state(state))
-  _assert_same(output.state.global_model_weights, state.global_model_weights)
+  training = client_rounds.Training(process, 2)
+  training.next_round(client_rounds.datasets(toy, (16, 16)))
+  state, clients = training.state, training.clients
+  training.next_round(client_rounds.datasets_without_update(toy))
+  _assert_same(training.clients, clients)
+  _assert_same(_server_state(training.state), _server_state(state))
+  _assert_same(training.state.global_model_weights, state.global_model_weights)
 
 
 def test_learning_rate_0_keeps_the_control_variates(toy):
@@ -285,13 +252,13 @@ def test_learning_rate_0_keeps_the_control_variates(toy):
       _SGD(123.0),
       client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.1, 0.0),
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 2
-  data = [toy.dataset(16, seed) for seed in range(2)]
-  output = process.next(state, clients, data)
-  again = process.next(output.state, output.client_states, data)
-  _assert_same(again.client_states, output.client_states)
-  _assert_same(_server_state(again.state), _server_state(output.state))
+  training = client_rounds.Training(process, 2)
+  data = client_rounds.datasets(toy, (16, 16))
+  training.next_round(data)
+  state, clients = training.state, training.clients
+  training.next_round(data)
+  _assert_same(training.clients, clients)
+  _assert_same(_server_state(training.state), _server_state(state))
 
 
 class _Quadratics:
@@ -371,20 +338,18 @@ def test_scaffold_finds_the_optimum_that_fed_avg_misses(uniform):
   process = algorithms.build_scaffold(
       model, _SGD(problem.rate), client_weighting=weighting
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 3
+  training = client_rounds.Training(process, 3)
   for _ in range(120):
-    output = process.next(state, clients, data)
-    state, clients = output.state, output.client_states
-  (found,) = process.get_model_weights(state).trainable
+    training.next_round(data)
+  (found,) = process.get_model_weights(training.state).trainable
   optimum = problem.optimum(uniform)
   np.testing.assert_allclose(found, optimum, rtol=1e-8)
   # Each client's control variate is its gradient at the optimum.
-  for client, (x, y) in zip(clients, problem.data):
+  for client, (x, y) in zip(training.clients, problem.data, strict=True):
     (variate,) = _control_variates(model, client, [0])
     gradient = 2 * x.T @ (x @ optimum - y) / len(x)
     np.testing.assert_allclose(variate, gradient, rtol=1e-6, atol=1e-8)
-  (variate,) = _control_variates(model, _server_state(state), [0])
+  (variate,) = _control_variates(model, _server_state(training.state), [0])
   np.testing.assert_allclose(variate, np.zeros((3, 1)), atol=1e-8)
 
   fed_avg = algorithms.build_fed_avg(
@@ -422,32 +387,19 @@ def test_what_is_local_has_no_control_variate(toy, name):
   assert process.has_client_models
   local = _LOCAL[name]
   shared = [i for i in _TRAINABLE if i not in local]
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
-  truth = _Truth(
-      model.from_model_weights(model.initial_weights), 3, shared, local
+  training = _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(toy, model, _SIZES, shared, local),
+      [((0, 1, 2), {}), ((0, 2), {}), ((1, 0), {})],
   )
-  data = [
-      reference.split(*toy.arrays(size, seed))
-      for seed, size in enumerate(_SIZES)
-  ]
-  for sampled in [(0, 1, 2), (0, 2), (1, 0)]:
-    truth.round(data, sampled)
-    output = process.next(
-        state,
-        [clients[k] for k in sampled],
-        [toy.dataset(_SIZES[k], k) for k in sampled],
-    )
-    state = output.state
-    for k, client in zip(sampled, output.client_states):
-      clients[k] = client
-  truth.check(model, process, state, clients)
   names = [model.variables[i].name for i in range(8)]
-  assert set(clients[0]) == {
+  assert set(training.clients[0]) == {
       *(names[i] for i in local),
       *(f'control_variate_{names[i]}' for i in shared),
   }
-  assert set(_server_state(state)) == {
+  assert set(_server_state(training.state)) == {
       f'control_variate_{names[i]}' for i in shared
   }
 
@@ -493,28 +445,13 @@ def test_fbn_with_control_variates_equals_numpy(toy):
   process = algorithms.build_scaffold(
       model, _SGD(0.1), build_process=algorithms.build_fbn
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
-  truth = _Truth(model.from_model_weights(model.initial_weights), 3)
-  data = [
-      reference.split(*toy.arrays(size, seed))
-      for seed, size in enumerate(_SIZES)
-  ]
+  truth = _Truth(toy, model, _SIZES)
+  training = client_rounds.Training(process, len(_SIZES))
+  data = client_rounds.datasets(toy, _SIZES)
   for _ in range(3):
-    seen = []
-    before = list(truth.models[0])
-    truth.round(data, range(3), uniform=False, fixed=True, seen=seen)
-    for weights in truth.models:
-      weights[reference.MEAN], weights[reference.VARIANCE] = (
-          reference.fbn_statistics(before, seen)
-      )
-    output = process.next(
-        state,
-        clients,
-        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
-    )
-    state, clients = output.state, output.client_states
-  truth.check(model, process, state, clients)
+    reference.fbn_round(truth, sampled=range(3), uniform=False)
+    training.next_round(data)
+  truth.check(model, training)
 
 
 def test_fixbn_keeps_the_control_variates_in_its_second_phase(toy):
@@ -527,22 +464,13 @@ def test_fixbn_keeps_the_control_variates_in_its_second_phase(toy):
       client_weighting='uniform',
   )
   assert isinstance(process, StatefulLearningProcess)
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
-  truth = _Truth(model.from_model_weights(model.initial_weights), 3)
-  data = [
-      reference.split(*toy.arrays(size, seed))
-      for seed, size in enumerate(_SIZES)
-  ]
-  for fixed in (False, False, True, True):
-    truth.round(data, range(3), fixed=fixed)
-    output = process.next(
-        state,
-        clients,
-        [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)],
-    )
-    state, clients = output.state, output.client_states
-  truth.check(model, process, state, clients)
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(toy, model, _SIZES),
+      [(range(3), {'fixed': number >= 2}) for number in range(4)],
+  )
 
 
 def test_frozen_layers_have_no_control_variates(toy):
@@ -556,11 +484,6 @@ def test_frozen_layers_have_no_control_variates(toy):
       model, _SGD(0.1), client_weighting='uniform'
   )
   shared = [0, 1, 6, 7]
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 2
-  assert len(clients[0]) == len(shared)
-  initial = model.from_model_weights(model.initial_weights)
-  truth = _Truth(initial, 2, shared)
   # As a frozen layer of Keras: in inference mode, with γ and β as they are.
   frozen = {
       'fixed': True,
@@ -568,14 +491,9 @@ def test_frozen_layers_have_no_control_variates(toy):
           reference.gradients(*args, **kwargs)
       ),
   }
-  data = [reference.split(*toy.arrays(16, seed)) for seed in range(2)]
-  for _ in range(2):
-    truth.round(data, (0, 1), **frozen)
-    output = process.next(
-        state, clients, [toy.dataset(16, seed) for seed in range(2)]
-    )
-    state, clients = output.state, output.client_states
-  truth.check(model, process, state, clients)
+  truth = _Truth(toy, model, (16, 16), shared)
+  training = _check_rounds(toy, model, process, truth, [((0, 1), frozen)] * 2)
+  assert len(training.clients[0]) == len(shared)
 
 
 def _without_affine(result):
@@ -603,17 +521,13 @@ def test_the_correction_is_not_clipped(toy):
     grads = [None if g is None else g * clip_norm / norm for g in grads]
     return loss, grads, mean, variance
 
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 2
-  truth = _Truth(model.from_model_weights(model.initial_weights), 2)
-  data = [reference.split(*toy.arrays(16, seed)) for seed in range(2)]
-  for _ in range(3):
-    truth.round(data, (0, 1), gradients_fn=clipped)
-    output = process.next(
-        state, clients, [toy.dataset(16, seed) for seed in range(2)]
-    )
-    state, clients = output.state, output.client_states
-  truth.check(model, process, state, clients)
+  _check_rounds(
+      toy,
+      model,
+      process,
+      _Truth(toy, model, (16, 16)),
+      [((0, 1), {'gradients_fn': clipped})] * 3,
+  )
 
 
 def test_a_robust_rule_aggregates_control_variates_too(toy):
@@ -624,23 +538,23 @@ def test_a_robust_rule_aggregates_control_variates_too(toy):
       client_weighting='uniform',
       model_aggregator=aggregators.CoordinateMedian(),
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 5
-  data = [toy.dataset(16, seed) for seed in range(3)] + _not_training(toy)
+  training = client_rounds.Training(process, 5)
+  data = client_rounds.datasets(toy, (16,) * 3)
+  data += client_rounds.datasets_without_update(toy)
   for _ in range(2):
-    before, old_clients = state, clients
-    output = process.next(state, clients, data)
-    state, clients = output.state, output.client_states
+    before, old_clients = training.state, training.clients
+    training.next_round(data)
   # Clients without an update do not count in the median.
   changes = [
       np.subtract(_control_variates(model, new)[0], old)
       for new, old in zip(
-          clients[:3],
+          training.clients[:3],
           [_control_variates(model, client)[0] for client in old_clients],
       )
   ]
   (old, *_), (new, *_) = (
-      _control_variates(model, _server_state(s)) for s in (before, state)
+      _control_variates(model, _server_state(state))
+      for state in (before, training.state)
   )
   median = np.median(changes, axis=0)
   np.testing.assert_allclose(new, old + 3 / 5 * median, rtol=1e-12)
@@ -655,13 +569,12 @@ def test_a_dropped_client_sends_nothing(toy):
       client_weighting='uniform',
       model_aggregator=tff.aggregators.UnweightedMeanFactory(),
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state)] * 2
-  data = [toy.dataset(16, seed) for seed in range(2)]
-  output = process.next(state, clients, data)
+  training = client_rounds.Training(process, 2)
+  data = client_rounds.datasets(toy, (16, 16))
+  training.next_round(data)
   empty, dropped = (
-      process.next(output.state, output.client_states, [data[0], other])
-      for other in _not_training(toy)
+      process.next(training.state, training.clients, [data[0], other])
+      for other in client_rounds.datasets_without_update(toy)
   )
   _assert_same(_server_state(dropped.state), _server_state(empty.state))
   _assert_same(
@@ -719,14 +632,10 @@ def test_float32_images(toy_images):
     process = algorithms.build_scaffold(
         model, _SGD(0.1), jit_compile=jit_compile
     )
-    state = process.initialize()
-    clients = [process.initialize_client(state)] * 2
+    training = client_rounds.Training(process, 2)
     for _ in range(2):
-      output = process.next(
-          state, clients, [toy_images.dataset(12, seed) for seed in range(2)]
-      )
-      state, clients = output.state, output.client_states
-    results.append((clients, _server_state(state)))
+      training.next_round(client_rounds.datasets(toy_images, (12, 12)))
+    results.append((training.clients, _server_state(training.state)))
   plain, compiled = results
   for value in plain[0][0].values():
     assert value.dtype == np.float32

@@ -1,7 +1,9 @@
 """Tests of the learning rate's warm-up in local training."""
 
 import collections
+import functools
 
+import client_rounds
 import numpy as np
 import numpy_reference as reference
 import numpy_steps
@@ -55,55 +57,52 @@ def _check(
   expected = _initial(model)
   for r, sizes in enumerate(rounds):
     results, counts = [], []
-    for seed, size in enumerate(sizes):
-      batches = reference.split(*toy.arrays(size, seed)) * epochs
-      batches = batches[:take]
+    for batches in client_rounds.batches(toy, sizes):
+      batches = (batches * epochs)[:take]
       rates = _rates(len(batches), warmup_steps, rate(r))
       results.append(
           numpy_steps.train(expected, batches, rates, momentum=momentum)
       )
       counts.append(sum(len(y) for _, y in batches))
     expected = [reference.average(values, counts) for values in zip(*results)]
-    data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
-    state = process.next(state, data).state
+    state = process.next(state, client_rounds.datasets(toy, sizes)).state
     _assert_close(_weights(model, process, state), expected, rtol)
   return state
 
 
-@pytest.mark.parametrize('local_steps', [1, 2, 4])
-def test_every_round_has_a_warmup(toy, local_steps):
+def _check_with_momentum(toy, build, rounds, warmup_steps, **options):
+  """Checks an algorithm that makes these local steps, or epochs."""
   model = toy.model()
-  process = algorithms.build_fed_avg(
-      model, _SGD(0.1, 0.5), local_steps=local_steps, client_warmup_steps=3
+  process = build(
+      model, _SGD(0.1, 0.5), client_warmup_steps=warmup_steps, **options
   )
   _check(
       toy,
       process,
       model,
-      [_SIZES] * 4,
-      take=local_steps,
-      warmup_steps=3,
+      rounds,
+      epochs=options.get('local_epochs', 1),
+      take=options.get('local_steps'),
+      warmup_steps=warmup_steps,
       momentum=0.5,
+  )
+
+
+@pytest.mark.parametrize('local_steps', [1, 2, 4])
+def test_every_round_has_a_warmup(toy, local_steps):
+  _check_with_momentum(
+      toy, algorithms.build_fed_avg, [_SIZES] * 4, 3, local_steps=local_steps
   )
 
 
 @pytest.mark.parametrize('local_epochs', [1, 2])
 def test_warmup_of_whole_epochs(toy, local_epochs):
-  model = toy.model()
-  process = algorithms.build_fed_avg(
-      model,
-      _SGD(0.1, 0.5),
-      local_epochs=local_epochs,
-      client_warmup_steps=4,
-  )
-  _check(
+  _check_with_momentum(
       toy,
-      process,
-      model,
+      algorithms.build_fed_avg,
       [(20, 7, 33), (7, 33, 20), (33, 20, 7)],
-      epochs=local_epochs,
-      warmup_steps=4,
-      momentum=0.5,
+      4,
+      local_epochs=local_epochs,
   )
 
 
@@ -158,22 +157,17 @@ def test_clients_with_local_variables(toy):
   process = algorithms.build_single(
       model, _SGD(0.1, 0.5), client_warmup_steps=4
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
+  training = client_rounds.Training(process, len(_SIZES))
   expected = [_initial(model) for _ in _SIZES]
   for _ in range(4):
-    for seed, size in enumerate(_SIZES):
-      batches = reference.split(*toy.arrays(size, seed))
+    for k, batches in enumerate(client_rounds.batches(toy, _SIZES)):
       rates = _rates(len(batches), 4)
-      expected[seed] = numpy_steps.train(
-          expected[seed], batches, rates, momentum=0.5
-      )
-    data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
-    output = process.next(state, clients, data)
-    state, clients = output.state, output.client_states
-  for client, truth in zip(clients, expected, strict=True):
-    found = process.get_client_model_weights(state, client)
-    _assert_close(model.from_model_weights(found), truth)
+      expected[k] = numpy_steps.train(expected[k], batches, rates, momentum=0.5)
+    training.next_round(client_rounds.datasets(toy, _SIZES))
+  for found, truth in zip(
+      training.client_weights(model), expected, strict=True
+  ):
+    _assert_close(found, truth)
 
 
 @pytest.mark.parametrize('options', [{}, {'local_epochs': 2}])
@@ -207,9 +201,7 @@ def test_centralized_with_local_steps_and_a_schedule(toy):
       client_warmup_steps=5,
       client_learning_rate_schedule=lambda r: tf.gather(rates, r),
   )
-  state = process.initialize()
-  for _ in rates:
-    state = process.next(state, [toy.dataset(20, 0)]).state
+  training = client_rounds.run(process, [toy.dataset(20, 0)], len(rates))
   factors = _rates(8, 5, rate=1.0)
   expected = numpy_steps.train(
       _initial(model),
@@ -217,24 +209,14 @@ def test_centralized_with_local_steps_and_a_schedule(toy):
       [factor * rates[n // 2] for n, factor in enumerate(factors)],
       momentum=0.5,
   )
-  _assert_close(_weights(model, process, state), expected)
+  _assert_close(training.weights(model), expected)
 
 
 @pytest.mark.parametrize('local_steps', [1, 2, None])
 def test_fedtans_first_step_is_a_step(toy, local_steps):
   """With one client it is ordinary local training."""
-  model = toy.model()
-  process = algorithms.build_fedtan(
-      model, _SGD(0.1, 0.5), local_steps=local_steps, client_warmup_steps=7
-  )
-  _check(
-      toy,
-      process,
-      model,
-      [[20]] * 4,
-      take=local_steps,
-      warmup_steps=7,
-      momentum=0.5,
+  _check_with_momentum(
+      toy, algorithms.build_fedtan, [[20]] * 4, 7, local_steps=local_steps
   )
 
 
@@ -259,10 +241,8 @@ def test_rounds_of_dsgd_are_steps(toy, rates):
     rate = (rates[r] if rates else 0.1) * min(1.0, (r + 1) / 4)
     # With learning rate 1, what a step subtracts is the gradient.
     results = [
-        numpy_steps.train(
-            expected, reference.split(*toy.arrays(size, seed))[:1], 1.0
-        )
-        for seed, size in enumerate(_SIZES)
+        numpy_steps.train(expected, batches[:1], 1.0)
+        for batches in client_rounds.batches(toy, _SIZES)
     ]
     average = [reference.average(values, [8, 7, 8]) for values in zip(*results)]
     for i, (old, new) in enumerate(zip(expected, average)):
@@ -270,8 +250,7 @@ def test_rounds_of_dsgd_are_steps(toy, rates):
         velocity[i] = 0.5 * velocity[i] + old - new
         average[i] = old - rate * velocity[i]
     expected = average
-    data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
-    state = process.next(state, data).state
+    state = process.next(state, client_rounds.datasets(toy, _SIZES)).state
     # A schedule's rates are float32.
     _assert_close(_weights(model, process, state), expected, 1e-6, 1e-8)
 
@@ -298,19 +277,7 @@ def test_adam_is_warmed_up(toy):
 
 @pytest.mark.parametrize('name', ['fed_avg', 'centralized', 'dsgd', 'fedtan'])
 def test_0_is_no_warmup_and_1_is_none_either(toy, name):
-  model = toy.model()
-  sizes = [20] if name == 'centralized' else _SIZES
-
-  def train(**options):
-    process = getattr(algorithms, f'build_{name}')(
-        model, _SGD(0.1, 0.5), **options
-    )
-    state = process.initialize()
-    for _ in range(2):
-      data = [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
-      state = process.next(state, data).state
-    return _weights(model, process, state)
-
+  train = functools.partial(client_rounds.weights_after_two_rounds, toy, name)
   expected = train()
   for warmup_steps in (0, np.int64(1)):
     _assert_close(train(client_warmup_steps=warmup_steps), expected, 1e-7, 1e-9)

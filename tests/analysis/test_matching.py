@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import random_models
 import tensorflow as tf
 
 from tff_bn.analysis import matching
@@ -13,27 +14,13 @@ _X = np.random.default_rng(0).normal(size=(150, 4)).astype(np.float32)
 _IMAGES = np.random.default_rng(1).normal(size=(5, 6, 6, 2)).astype(np.float32)
 
 
-def _set_weights(model, seed=0):
-  """Also those that Keras begins with zeros and ones."""
-  rng = np.random.default_rng(seed)
-  model.set_weights(
-      [
-          rng.uniform(0.5, 2, size=w.shape)
-          if 'variance' in w.name
-          else rng.normal(size=w.shape)
-          for w in model.weights
-      ]
-  )
-  return model
-
-
 def _perceptron(seed=0, units=6):
   inputs = tf.keras.Input((4,))
   x = _LAYERS.Dense(units, name='hidden')(inputs)
   x = _LAYERS.BatchNormalization(epsilon=0.1, name='norm')(x)
   x = _LAYERS.ReLU(name='relu')(x)
   model = tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
-  return _set_weights(model, seed)
+  return random_models.with_normal_weights(model, seed)
 
 
 def _convolutional(seed=0):
@@ -41,7 +28,7 @@ def _convolutional(seed=0):
   x = _LAYERS.Conv2D(5, 3, name='conv')(inputs)
   x = _LAYERS.Flatten()(x)
   model = tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
-  return _set_weights(model, seed)
+  return random_models.with_normal_weights(model, seed)
 
 
 def _normalized(model, x):

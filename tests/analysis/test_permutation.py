@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
+import random_models
 import tensorflow as tf
 
 import tff_bn
@@ -13,16 +14,6 @@ from tff_bn.analysis import permutation
 from tff_bn.layers import PositionEncoding
 
 _layers = tf.keras.layers
-_SHAPES = {
-    'mlp3': (4, 4, 1),
-    'mlp4': (4, 4, 1),
-    'small_cnn': (8, 8, 1),
-    # 2x2 pixels are left where these two are flattened.
-    'digits_cnn': (8, 8, 1),
-    'fbn_cnn': (8, 8, 1),
-    'vgg9': (8, 8, 3),
-    'resnet20': (8, 8, 3),
-}
 # Hidden units: those of a residual stage's blocks count once.
 _NUM_UNITS = {
     'mlp3': 30,
@@ -35,36 +26,11 @@ _NUM_UNITS = {
 }
 
 
-def _model(name, normalization='batch'):
-  tf.keras.utils.set_random_seed(3)
-  model = models.build_model_fn(name, _SHAPES[name], 10, normalization)()
-  _randomize(model)
-  return model
-
-
-def _randomize(model):
-  """No two values alike, statistics and scales of any size but 0."""
-  rng = np.random.default_rng(1)
-  model.set_weights(
-      [
-          w * rng.uniform(0.5, 1.5, w.shape)
-          if w.ndim > 1 and w.std() > 0
-          else rng.uniform(0.5, 1.5, w.shape)
-          for w in model.get_weights()
-      ]
-  )
-
-
-def _inputs(model, num=3):
-  rng = np.random.default_rng(2)
-  return rng.normal(size=(num, *model.input_shape[1:])).astype(np.float32)
-
-
 def _assert_same_outputs(model, other, jit_compile=False):
   def run(m):
     if jit_compile:
       m = tf.function(m, jit_compile=True)
-    return np.asarray(m(_inputs(model)))
+    return np.asarray(m(random_models.inputs(model, 3)))
 
   expected = run(model)
   scale = np.abs(expected).max()
@@ -248,7 +214,7 @@ def test_mean_kept_share_never_and_always():
 
 
 def test_groups_of_a_plain_network():
-  model = _model('small_cnn')
+  model = random_models.build('small_cnn')
   assert list(_sizes(model).items()) == [
       ('conv_1', 16),
       ('conv_2', 32),
@@ -266,7 +232,7 @@ def test_groups_of_a_plain_network():
 
 
 def test_units_that_are_flattened_occur_once_for_each_pixel():
-  model = _model('fbn_cnn')
+  model = random_models.build('fbn_cnn')
   found = _occurrences(model, 'conv_4')
   assert found['conv_4/kernel', 3] == [[i] for i in range(128)]
   assert found['conv_4/bias', 0] == [[i] for i in range(128)]
@@ -276,7 +242,7 @@ def test_units_that_are_flattened_occur_once_for_each_pixel():
 
 
 def test_groups_of_a_residual_network():
-  model = _model('resnet20')
+  model = random_models.build('resnet20')
   inner = {
       f'stage_{stage}_block_{block}_1_conv': channels
       for stage, channels in ((1, 16), (2, 32), (3, 64))
@@ -324,7 +290,7 @@ def test_groups_of_a_residual_network():
 
 
 def test_group_normalization_permutes_within_its_groups():
-  model = _model('mlp3', 'group3')
+  model = random_models.build('mlp3', 'group3')
   assert _sizes(model) == {f'hidden[{i}]': 10 for i in range(3)}
   for i in range(3):
     rows = [[j] for j in range(10 * i, 10 * i + 10)]
@@ -336,7 +302,7 @@ def test_group_normalization_permutes_within_its_groups():
     }
   # One of all units, and those of one unit each, treat all alike.
   for normalization in ('group1', 'group30'):
-    assert _sizes(_model('mlp3', normalization)) == {'hidden': 30}
+    assert _sizes(random_models.build('mlp3', normalization)) == {'hidden': 30}
 
 
 # ---- What permuting changes, and what it doesn't ----
@@ -345,7 +311,7 @@ def test_group_normalization_permutes_within_its_groups():
 @pytest.mark.parametrize(
     ('name', 'normalization'),
     [
-        *((name, 'batch') for name in _SHAPES),
+        *((name, 'batch') for name in random_models.SHAPES),
         *(
             (name, normalization)
             for name in ('mlp3', 'small_cnn')
@@ -359,7 +325,7 @@ def test_group_normalization_permutes_within_its_groups():
     ],
 )
 def test_outputs_of_models_stay(name, normalization):
-  model = _model(name, normalization)
+  model = random_models.build(name, normalization)
   assert sum(_sizes(model).values()) == _NUM_UNITS[name]
   shuffled = permutation.shuffle_units(model, 1.0, 5)
   _assert_all_moved(model, shuffled)
@@ -367,7 +333,7 @@ def test_outputs_of_models_stay(name, normalization):
 
 
 def test_position_encodings_change_no_permutation():
-  model = _model('small_cnn')
+  model = random_models.build('small_cnn')
   shuffled = permutation.shuffle_units(model, 1.0, 5)
   off = tff_bn.add_position_encodings(model, 'multiply', 0)
   assert any(isinstance(layer, PositionEncoding) for layer in off.layers)
@@ -548,7 +514,7 @@ def test_outputs_of_other_models_stay(build):
   inputs, x, sizes = build()
   outputs = _layers.Dense(3, name='logits')(x)
   model = tf.keras.Model(inputs, outputs)
-  _randomize(model)
+  random_models.randomize(model)
   assert _sizes(model) == sizes
   shuffled = permutation.shuffle_units(model, 1.0, 5)
   assert any(
@@ -560,7 +526,7 @@ def test_outputs_of_other_models_stay(build):
 
 
 def test_outputs_of_federated_batch_normalization_stay():
-  model = tff_bn.convert_batch_norm(_model('small_cnn'))
+  model = tff_bn.convert_batch_norm(random_models.build('small_cnn'))
   shuffled = permutation.shuffle_units(model, 1.0, 5)
   _assert_all_moved(model, shuffled)
   _assert_same_outputs(model, shuffled)
@@ -634,7 +600,7 @@ def test_a_known_permutation():
 
 
 def test_copies_keep_names_and_flags():
-  model = _model('small_cnn')
+  model = random_models.build('small_cnn')
   model.get_layer('conv_2').trainable = False
   model.get_layer('norm_1').trainable = False
   copy = permutation.shuffle_units(model, 0.5, 0)
@@ -652,7 +618,7 @@ def test_mixed_precision():
   model = models.build_model_fn(
       'small_cnn', (8, 8, 1), 10, precision='mixed_bfloat16'
   )()
-  assert _sizes(model) == _sizes(_model('small_cnn'))
+  assert _sizes(model) == _sizes(random_models.build('small_cnn'))
 
 
 def test_shuffles_depend_on_the_seed():
@@ -667,7 +633,7 @@ def test_shuffles_depend_on_the_seed():
 
 
 def test_each_group_has_its_own_permutation():
-  model = _model('mlp4', 'none')
+  model = random_models.build('mlp4', 'none')
   shuffled = permutation.shuffle_units(model, 0.5, 0)
   found = []
   for name in ('hidden_1', 'hidden_2', 'hidden_3'):
@@ -723,8 +689,8 @@ def test_position_encodings_stay_where_they_are(mode):
 
 
 def test_shuffle_error_is_0_without_shuffles_and_rounding_without_positions():
-  model = _model('vgg9')
-  x = _inputs(model)
+  model = random_models.build('vgg9')
+  x = random_models.inputs(model, 3)
   on = tff_bn.add_position_encodings(model, 'multiply')
   assert permutation.shuffle_error(on, x, 0.0, 1) == 0
   scale = np.linalg.norm(model(x), axis=1).mean() / 10
@@ -733,8 +699,8 @@ def test_shuffle_error_is_0_without_shuffles_and_rounding_without_positions():
 
 
 def test_shuffle_error_is_in_inference_mode():
-  model = _model('fbn_cnn')
-  x = _inputs(model)
+  model = random_models.build('fbn_cnn')
+  x = random_models.inputs(model, 3)
   weights = model.get_weights()
   # Dropout is random in training, and normalization another.
   off = permutation.shuffle_error(model, x, 1.0, 1)
@@ -747,7 +713,7 @@ def test_shuffle_error_of_outputs_of_any_shape():
   inputs = tf.keras.Input((4, 4, 2))
   x = _conv(5, 'a', activation='relu')(inputs)
   model = tf.keras.Model(inputs, _conv(3, 'b')(PositionEncoding('add')(x)))
-  x = _inputs(model)
+  x = random_models.inputs(model, 3)
   shuffled = permutation.shuffle_units(model, 1.0, 2)
   difference = np.asarray(shuffled(x) - model(x), np.float64)
   expected = np.mean([np.sqrt(np.sum(d**2)) for d in difference]) / 48
@@ -766,7 +732,7 @@ def test_shuffle_error_grows_with_the_amplitude(
   """Figures 3 and 14: linearly if encodings are added, else faster."""
   tf.keras.utils.set_random_seed(3)
   model = models.build_model_fn(name, (4, 4, 3), 10, 'none')()
-  x = _inputs(model, 8)
+  x = random_models.inputs(model, 8)
   growth = {}
   for mode in ('add', 'multiply'):
     errors = [
@@ -787,8 +753,8 @@ def test_shuffle_error_grows_with_the_amplitude(
 
 
 def test_shuffle_error_grows_with_the_probability():
-  model = tff_bn.add_position_encodings(_model('mlp4'), 'add', 0.5)
-  x = _inputs(model)
+  model = tff_bn.add_position_encodings(random_models.build('mlp4'), 'add', 0.5)
+  x = random_models.inputs(model, 3)
   errors = [
       permutation.shuffle_error(model, x, probability, 0)
       for probability in (0, 0.01, 0.1, 0.5)
@@ -798,16 +764,6 @@ def test_shuffle_error_grows_with_the_probability():
 
 
 # ---- What is refused ----
-
-
-class _Subclassed(tf.keras.Model):
-
-  def __init__(self):
-    super().__init__(name='mine')
-    self.dense = _layers.Dense(2)
-
-  def call(self, inputs):
-    return self.dense(inputs)
 
 
 class _Standardized(_layers.Conv2D):
@@ -823,7 +779,7 @@ class _Standardized(_layers.Conv2D):
         (_layers.Lambda(abs, name='other'), 'what it does to units'),
         (_layers.Permute((2, 1, 3), name='other'), 'what it does to units'),
         (_Standardized(6, 1, name='other'), 'what it does to units'),
-        (_Subclassed(), 'what it does to units'),
+        (random_models.Subclassed(), 'what it does to units'),
         (_layers.Conv2D(6, 1, groups=2, name='other'), 'it has groups=2'),
         (_layers.Activation(tf.sin, name='other'), 'is none of Keras'),
         (
@@ -890,7 +846,7 @@ def test_models_that_are_not_supported():
   with pytest.raises(TypeError, match='must be a tf.keras.Model, but is a D'):
     permutation.unit_groups(_layers.Dense(3))
   with pytest.raises(ValueError, match="'mine' .* is no functional model"):
-    permutation.unit_groups(_Subclassed())
+    permutation.unit_groups(random_models.Subclassed())
   with pytest.raises(ValueError, match='is no functional model'):
     permutation.unit_groups(tf.keras.Sequential([_layers.Dense(2)]))
   only_outputs = tf.keras.Sequential([tf.keras.Input((3,)), _layers.Dense(2)])

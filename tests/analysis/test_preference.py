@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import random_models
 import tensorflow as tf
 
 from tff_bn.analysis import preference
@@ -15,27 +16,13 @@ _Y = _RNG.integers(0, _CLASSES, 150)
 _IMAGES = _RNG.normal(size=(7, 5, 6, 2)).astype(np.float32)
 
 
-def _set_weights(model):
-  """Also those that Keras begins with zeros and ones."""
-  rng = np.random.default_rng(1)
-  model.set_weights(
-      [
-          rng.uniform(0.5, 2, size=w.shape)
-          if 'variance' in w.name
-          else rng.normal(size=w.shape)
-          for w in model.weights
-      ]
-  )
-  return model
-
-
 def _perceptron(first_activation='relu'):
   inputs = tf.keras.Input((4,))
   x = _LAYERS.Dense(6, activation=first_activation, name='first')(inputs)
   x = _LAYERS.BatchNormalization(epsilon=0.1, name='norm')(x)
   x = _LAYERS.Dense(5, activation='relu', name='second')(x)
   model = tf.keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
-  return _set_weights(model)
+  return random_models.with_normal_weights(model)
 
 
 def _by_hand(model):
@@ -119,7 +106,7 @@ def _convolutional():
   x = _LAYERS.Permute((3, 1, 2), name='channels_first')(x)
   x = _LAYERS.Flatten()(x)
   model = tf.keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
-  return _set_weights(model)
+  return random_models.with_normal_weights(model)
 
 
 def _convolution_by_hand(model, labels=None):
@@ -173,7 +160,7 @@ def test_a_layer_before_all_weights():
   inputs = tf.keras.Input((4,))
   x = _LAYERS.ReLU(name='relu')(inputs)
   model = tf.keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
-  _set_weights(model)
+  random_models.with_normal_weights(model)
   kernel = model.get_weights()[0]
   _assert_close(
       preference.preference_vectors(model, 'relu', _X),
@@ -186,7 +173,7 @@ def test_an_embedding_of_whole_numbers():
   x = _LAYERS.Embedding(5, 4, trainable=False, name='embedding')(inputs)
   x = _LAYERS.Flatten()(x)
   logits = _LAYERS.Dense(_CLASSES, trainable=False, name='logits')
-  model = _set_weights(tf.keras.Model(inputs, logits(x)))
+  model = random_models.with_normal_weights(tf.keras.Model(inputs, logits(x)))
   x = np.array([[0, 4], [3, 3]], np.int32)
   table, kernel, _ = model.get_weights()
   # Activations and weights, [examples, positions, units, ...].
@@ -198,7 +185,9 @@ def test_mixed_precision():
   inputs = tf.keras.Input((4,))
   hidden = _LAYERS.Dense(5, dtype='mixed_bfloat16', name='hidden')
   logits = _LAYERS.Dense(_CLASSES, dtype='float32', name='logits')
-  model = _set_weights(tf.keras.Model(inputs, logits(hidden(inputs))))
+  model = random_models.with_normal_weights(
+      tf.keras.Model(inputs, logits(hidden(inputs)))
+  )
   found = preference.preference_vectors(model, 'hidden', _X)
   w1, b1, w2, _ = model.get_weights()
   expected = (_X @ w1 + b1).sum(axis=0)[:, np.newaxis] * w2

@@ -1,7 +1,8 @@
-"""Imports benchmarks, which are programs, and reads their reports."""
+"""Imports and runs benchmarks, which are programs; reads their reports."""
 
 import importlib.util
 import pathlib
+import subprocess
 import sys
 
 from absl import flags
@@ -23,6 +24,46 @@ def import_benchmark(name):
   for flag in flags.FLAGS.get_key_flags_for_module(module.__name__):
     delattr(flags.FLAGS, flag.name)
   return module
+
+
+def _command(name, output_dir, *given):
+  path = FOLDER / f'{name}.py'
+  return [sys.executable, str(path), *given, f'--output_dir={output_dir}']
+
+
+def run(name, tmp_path, *given):
+  """Runs a benchmark with these flags: its exit code, output and report."""
+  log = tmp_path / 'log.txt'
+  output_dir = tmp_path / 'new' / 'results'
+  with log.open('w') as file:
+    result = subprocess.run(
+        _command(name, output_dir, *given),
+        stdout=file,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+  printed = log.read_text()
+  report = output_dir / f'{name}.md'
+  assert report.exists(), printed
+  text = report.read_text()
+  assert text in printed
+  return result.returncode, printed, text
+
+
+def check_wrong_flags(name, tmp_path, *wrong):
+  """Each of these flags is named at once, and nothing is written."""
+  for flag in wrong:
+    result = subprocess.run(
+        _command(name, tmp_path, flag),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    printed = result.stdout + result.stderr
+    assert result.returncode == 1, printed
+    assert flag.partition('=')[0] in printed
+  assert not list(tmp_path.iterdir())
 
 
 def tables(text):

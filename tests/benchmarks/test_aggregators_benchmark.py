@@ -8,8 +8,6 @@ import benchmark_files
 import numpy as np
 import pytest
 
-_PATH = benchmark_files.FOLDER / 'aggregators.py'
-
 benchmark = benchmark_files.import_benchmark('aggregators')
 
 _WAYS = (*benchmark.NUMPY, benchmark.TF_DISTANCES, *benchmark.RULES)
@@ -100,7 +98,7 @@ def test_memory_of_a_rule():
   # In a new process, because this one has memory that it has used before.
   code = f"""
 import sys
-sys.path.insert(0, {str(_PATH.parent)!r})
+sys.path.insert(0, {str(benchmark_files.FOLDER)!r})
 import aggregators
 print(aggregators.memory_of_rule('NNM', 10, 2**20))
 """
@@ -112,28 +110,17 @@ print(aggregators.memory_of_rule('NNM', 10, 2**20))
 
 
 def test_program(tmp_path):
-  log = tmp_path / 'log.txt'
-  with log.open('w') as file:
-    result = subprocess.run(
-        [
-            sys.executable,
-            str(_PATH),
-            '--clients=100',
-            '--memory_clients=',
-            '--tff_clients=5',
-            '--size=300',
-            '--repeats=2',
-            f'--output_dir={tmp_path}/new/results',
-        ],
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-  printed = log.read_text()
-  text = (tmp_path / 'new' / 'results' / 'aggregators.md').read_text()
-  assert text in printed
+  returncode, printed, text = benchmark_files.run(
+      'aggregators',
+      tmp_path,
+      '--clients=100',
+      '--memory_clients=',
+      '--tff_clients=5',
+      '--size=300',
+      '--repeats=2',
+  )
   # A floor is missed on such small matrices.
-  assert result.returncode == ('**no**' in text), printed
+  assert returncode == ('**no**' in text), printed
   seconds, ratios, memory, whole = benchmark_files.tables(text)
   assert [row[0] for row in seconds[1:]] == list(_WAYS)
   assert all(float(cell) >= 0 for row in seconds[1:] for cell in row[1:])
@@ -148,14 +135,6 @@ def test_program(tmp_path):
 
 
 def test_wrong_flags_are_found_at_once(tmp_path):
-  for flag in ('--clients=2', '--tff_clients=many', '--size=0'):
-    result = subprocess.run(
-        [sys.executable, str(_PATH), flag, f'--output_dir={tmp_path}'],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert result.returncode == 1
-    assert flag.partition('=')[0] in result.stdout + result.stderr
-  assert not list(tmp_path.iterdir())
+  benchmark_files.check_wrong_flags(
+      'aggregators', tmp_path, '--clients=2', '--tff_clients=many', '--size=0'
+  )

@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 
 import benchmark_files
 import numpy as np
@@ -11,8 +9,6 @@ import pytest
 
 from tff_bn import runtime
 from tff_bn import stateful_process
-
-_PATH = benchmark_files.FOLDER / 'corrections.py'
 
 benchmark = benchmark_files.import_benchmark('corrections')
 
@@ -115,7 +111,7 @@ def fixture_fed_avg(problem):
     training = benchmark._Training(problem, problem.build_process('FedAvg'))
     for round_num in range(2):
       training.next_round(problem.client_datasets(round_num))
-  return training.result
+    return training.result
 
 
 def test_clients_differ(problem):
@@ -291,24 +287,10 @@ def test_ways_take_turns_and_are_checked(monkeypatch, problem):
 
 
 def test_program(tmp_path):
-  log = tmp_path / 'log.txt'
-  with log.open('w') as file:
-    result = subprocess.run(
-        [
-            sys.executable,
-            str(_PATH),
-            '--rows=mlp3:2x2x4',
-            '--repeats=2',
-            f'--output_dir={tmp_path}/new/results',
-        ],
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-  printed = log.read_text()
-  assert result.returncode == 0, printed
-  text = (tmp_path / 'new' / 'results' / 'corrections.md').read_text()
-  assert text in printed
+  returncode, printed, text = benchmark_files.run(
+      'corrections', tmp_path, '--rows=mlp3:2x2x4', '--repeats=2'
+  )
+  assert returncode == 0, printed
   times, ratios, first = benchmark_files.tables(text)
   assert times[0] == ['Round', *benchmark.WAYS, 'rounds']
   assert times[1][0] == first[1][0] == 'mlp3, 2 clients × 2 × 4'
@@ -320,14 +302,6 @@ def test_program(tmp_path):
 
 
 def test_wrong_flags_are_found_at_once(tmp_path):
-  for flag in ('--rows=small_cnn', '--rows=', '--repeats=0'):
-    result = subprocess.run(
-        [sys.executable, str(_PATH), flag, f'--output_dir={tmp_path}'],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert result.returncode == 1
-    assert flag.partition('=')[0][2:] in result.stdout + result.stderr
-  assert not list(tmp_path.iterdir())
+  benchmark_files.check_wrong_flags(
+      'corrections', tmp_path, '--rows=small_cnn', '--rows=', '--repeats=0'
+  )

@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 
 import benchmark_files
 import numpy as np
@@ -12,8 +10,6 @@ import tensorflow as tf
 
 from tff_bn import models
 from tff_bn import runtime
-
-_PATH = benchmark_files.FOLDER / 'fedtan.py'
 
 benchmark = benchmark_files.import_benchmark('fedtan')
 
@@ -289,25 +285,14 @@ def test_first_round_has_the_number_of_layers():
 
 
 def test_program(tmp_path):
-  log = tmp_path / 'log.txt'
-  with log.open('w') as file:
-    result = subprocess.run(
-        [
-            sys.executable,
-            str(_PATH),
-            '--rows=mlp3:2x1x4',
-            '--repeats=2',
-            '--first_rounds=mlp3:1x1x2',
-            f'--output_dir={tmp_path}/new/results',
-        ],
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-  printed = log.read_text()
-  assert result.returncode == 0, printed
-  text = (tmp_path / 'new' / 'results' / 'fedtan.md').read_text()
-  assert text in printed
+  returncode, printed, text = benchmark_files.run(
+      'fedtan',
+      tmp_path,
+      '--rows=mlp3:2x1x4',
+      '--repeats=2',
+      '--first_rounds=mlp3:1x1x2',
+  )
+  assert returncode == 0, printed
   times, ratios, first, sent, first_rounds = benchmark_files.tables(text)
   assert times[1][0] == first[1][0] == 'mlp3, 2 clients × 1 × 4'
   assert all(float(seconds) > 0 for seconds in times[1][1:5] + first[1][1:])
@@ -319,14 +304,6 @@ def test_program(tmp_path):
 
 
 def test_wrong_flags_are_found_at_once(tmp_path):
-  for flag in ('--rows=small_cnn', '--first_rounds=5', '--repeats=0'):
-    result = subprocess.run(
-        [sys.executable, str(_PATH), flag, f'--output_dir={tmp_path}'],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert result.returncode == 1
-    assert flag.partition('=')[0][2:] in result.stdout + result.stderr
-  assert not list(tmp_path.iterdir())
+  benchmark_files.check_wrong_flags(
+      'fedtan', tmp_path, '--rows=small_cnn', '--first_rounds=5', '--repeats=0'
+  )

@@ -2,15 +2,11 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 
 import benchmark_files
 import numpy as np
 import psutil
 import pytest
-
-_PATH = benchmark_files.FOLDER / 'runtime.py'
 
 benchmark = benchmark_files.import_benchmark('runtime')
 
@@ -154,27 +150,16 @@ def test_time_row_ends_the_worker():
 
 
 def test_program(tmp_path):
-  log = tmp_path / 'log.txt'
-  with log.open('w') as file:
-    result = subprocess.run(
-        [
-            sys.executable,
-            str(_PATH),
-            '--rows=small_cnn:2x2x4',
-            '--repeats=2',
-            '--memory_clients=',
-            '--starts=0',
-            f'--output_dir={tmp_path}/new/results',
-        ],
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-  printed = log.read_text()
-  text = (tmp_path / 'new' / 'results' / 'runtime.md').read_text()
-  assert text in printed
+  returncode, printed, text = benchmark_files.run(
+      'runtime',
+      tmp_path,
+      '--rows=small_cnn:2x2x4',
+      '--repeats=2',
+      '--memory_clients=',
+      '--starts=0',
+  )
   # A floor may well be missed on such a small row.
-  assert result.returncode == ('**no**' in text), printed
+  assert returncode == ('**no**' in text), printed
   times, first = benchmark_files.tables(text)
   (row,), (first_row,) = times[1:], first[1:]
   assert row[0] == first_row[0] == 'small_cnn, 2 clients × 2 × 4'
@@ -186,14 +171,10 @@ def test_program(tmp_path):
 
 
 def test_wrong_flags_are_found_at_once(tmp_path):
-  for flag in ('--rows=small_cnn', '--memory_clients=5', '--repeats=0'):
-    result = subprocess.run(
-        [sys.executable, str(_PATH), flag, f'--output_dir={tmp_path}'],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert result.returncode == 1
-    assert flag[:6] in result.stdout + result.stderr
-  assert not list(tmp_path.iterdir())
+  benchmark_files.check_wrong_flags(
+      'runtime',
+      tmp_path,
+      '--rows=small_cnn',
+      '--memory_clients=5',
+      '--repeats=0',
+  )

@@ -171,3 +171,150 @@ def test_inputs_that_are_not_allowed():
       PositionEncoding(axis=axis)(np.zeros([2, 3]))
   with pytest.raises(ValueError, match='static number of units, but axis=1'):
     PositionEncoding(axis=1)(tf.keras.Input((None, 4)))
+
+
+class TestPersonalEncodings:
+
+  @pytest.mark.parametrize('mode', ['add', 'multiply'])
+  @pytest.mark.parametrize(
+      ('share', 'num_units', 'num_personal'),
+      [(1.0, 7, 7), (0.5, 6, 3), (0.3, 6, 2), (0.2, 4, 1), (0.5, 5, 2)],
+  )
+  def test_values(self, mode, share, num_units, num_personal):
+    layer = PositionEncoding(
+        mode, 0.3, 1.5, 1, 0.25, personal_share=share, dtype='float64'
+    )
+    x = _values((3, num_units, 4))
+    layer(x)
+    assert layer.num_personal(num_units) == num_personal
+    (phase,) = layer.weights
+    assert not layer.trainable_weights
+    assert phase.shape == ()
+    assert phase.dtype == tf.float32
+    assert phase.numpy() == 0
+    for turns in (0.0, 0.375, -1.25, 0.9):
+      phase.assign(turns)
+      turns = float(phase.numpy())
+      expected = x.copy()
+      for j in range(num_units):
+        turn = 1.5 * (j + 0.25) / num_units
+        if j >= num_units - num_personal:
+          turn += turns
+        sine = 0.3 * np.sin(2 * np.pi * turn)
+        expected[:, j] = (
+            x[:, j] + sine if mode == 'add' else x[:, j] + (x[:, j] * sine)
+        )
+      np.testing.assert_allclose(layer(x), expected, rtol=1e-13, atol=1e-14)
+      encodings = layer.encodings(num_units, turns).reshape([1, -1, 1])
+      found = x + encodings if mode == 'add' else x * encodings
+      np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-14)
+
+  @pytest.mark.parametrize('dtype', ['float32', 'mixed_float16'])
+  @pytest.mark.parametrize('mode', ['add', 'multiply'])
+  def test_shared_ones_are_the_same_to_the_bit(self, mode, dtype):
+    x = _values((5, 9), np.float32)
+    layer = PositionEncoding(
+        mode, 0.3, 1.7, offset=0.1, personal_share=0.4, dtype=dtype
+    )
+    plain = PositionEncoding(mode, 0.3, 1.7, offset=0.1, dtype=dtype)
+    expected = plain(x).numpy()
+    np.testing.assert_array_equal(layer(x), expected)
+    np.testing.assert_array_equal(layer.encodings(9), plain.encodings(9))
+    layer.personal_phase.assign(0.3)
+    found = layer(x).numpy()
+    np.testing.assert_array_equal(found[:, :5], expected[:, :5])
+    assert np.all(found[:, 5:] != expected[:, 5:])
+
+  def test_a_whole_turn_changes_nothing(self):
+    x = _values((2, 6))
+    layer = PositionEncoding('add', 0.3, personal_share=1, dtype='float64')
+    expected = layer(x).numpy()
+    layer.personal_phase.assign(1)
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-14)
+    # Half a turn is the opposite.
+    layer.personal_phase.assign(0.5)
+    np.testing.assert_allclose(layer(x), 2 * x - expected, rtol=1e-13)
+
+  @pytest.mark.parametrize(
+      'arguments',
+      [
+          dict(),
+          dict(personal_share=0.1),  # Of four units.
+          dict(personal_share=1, amplitude=0),
+          dict(personal_share=1, period=0),
+      ],
+  )
+  def test_there_is_no_weight_without_them(self, arguments):
+    layer = PositionEncoding('multiply', **arguments)
+    x = _values((2, 4), np.float32)
+    expected = PositionEncoding('multiply', layer.amplitude, layer.period)(x)
+    np.testing.assert_array_equal(layer(x), expected)
+    assert not layer.weights
+    assert layer.personal_phase is None
+    assert layer.num_personal(4) == 0
+    np.testing.assert_array_equal(layer.encodings(4, 0.3), layer.encodings(4))
+
+  @pytest.mark.parametrize('policy', ['mixed_float16', 'mixed_bfloat16'])
+  def test_mixed_precision(self, policy):
+    # In 16 bits the phase would be 0.25.
+    phase = np.float32(0.25 + 2**-13)
+    layer = PositionEncoding(
+        'add', 1.0, 0.5, personal_share=1, dtype=policy, name='encoding'
+    )
+    layer(np.zeros([1, 4], np.float32))
+    layer.personal_phase.assign(phase)
+
+    @tf.function
+    def own_encodings():
+      return layer._own_encodings(4)
+
+    assert own_encodings().dtype == tf.float64
+    np.testing.assert_allclose(
+        own_encodings(),
+        np.sin(2 * np.pi * (0.5 * np.arange(4) / 4 + np.float64(phase))),
+        atol=1e-15,
+    )
+    y = layer(np.zeros([1, 4], np.float32))
+    assert y.dtype == layer.compute_dtype
+    np.testing.assert_allclose(
+        tf.cast(y, tf.float64)[0], own_encodings(), rtol=2**-8, atol=2**-12
+    )
+
+  def test_no_gradient_reaches_the_phase(self):
+    x = tf.constant(_values([2, 5]))
+    layer = PositionEncoding(
+        'multiply', 0.4, personal_share=0.6, dtype='float64'
+    )
+    layer(x)
+    layer.personal_phase.assign(0.3)
+    layer.trainable = True
+    assert not layer.trainable_weights
+    with tf.GradientTape() as tape:
+      tape.watch(x)
+      loss = tf.reduce_sum(layer(x))
+    np.testing.assert_allclose(
+        tape.gradient(loss, x)[1],
+        layer.encodings(5, layer.personal_phase.numpy()),
+        rtol=1e-14,
+    )
+
+  def test_configuration_and_saved_model(self, tmp_path):
+    layer = PositionEncoding('multiply', 0.2, personal_share=0.75, name='pe')
+    copy = PositionEncoding.from_config(layer.get_config())
+    assert copy.get_config() == layer.get_config()
+    assert copy.personal_share == 0.75
+    inputs = tf.keras.Input((None, 4))
+    model = tf.keras.Model(inputs, layer(inputs))
+    layer.personal_phase.assign(0.3)
+    model.save(tmp_path / 'model.keras')
+    loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+    assert loaded.layers[-1].personal_phase.numpy() == np.float32(0.3)
+    x = _values((5, 2, 4), np.float32)
+    np.testing.assert_array_equal(loaded(x), model(x))
+    clone = tf.keras.models.clone_model(model)
+    assert clone.layers[-1].personal_phase.numpy() == 0
+
+  @pytest.mark.parametrize('share', [-0.1, 1.01, np.nan, np.inf])
+  def test_shares_that_are_not_allowed(self, share):
+    with pytest.raises(ValueError, match=f'personal_share={share} must be'):
+      PositionEncoding(personal_share=share)

@@ -12,7 +12,7 @@ import pytest
 from tff_bn.analysis import normalization_error
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
-from tff_bn.programs import normalization_error_report
+from tff_bn.programs.analyses import normalization_error_report
 
 _SMALL = (
     '--rounds=6',
@@ -231,7 +231,8 @@ def test_wrong_flags(argument, message, tmp_path, capsys):
         (
             ['normalisation_error'],
             "'normalisation_error' is not an analysis; there is"
-            ' normalization_error. Did you mean normalization_error?',
+            f' {", ".join(analyze.ANALYSES)}. Did you mean'
+            ' normalization_error?',
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Tests that settings reach the data, the model and the process."""
 
+import collections
 import types
 
 import numpy as np
@@ -541,10 +542,25 @@ def test_position_encodings_reach_the_model():
   assert (encoding.mode, encoding.amplitude, encoding.period) == (
       *('multiply', 0.5, 2),
   )
+  assert not model.has_personal_encodings
   # So that they can be compared.
   for a, b in zip(model.initial_weights, plain.initial_weights, strict=True):
     for x, y in zip(a, b, strict=True):
       np.testing.assert_array_equal(x, y)
+
+
+def test_personal_position_encodings_reach_the_model_and_the_process():
+  settings = _settings(
+      *('--model=mlp3', '--seed=3', '--pan=add', '--pan_personal_share=0.5')
+  )
+  model = experiment.build_model(settings, _data())
+  encoding = model.keras_model.get_layer('hidden_position')
+  assert encoding.personal_share == 0.5
+  process = experiment.build_process(settings, model, 10)
+  client = process.personalize(collections.OrderedDict(), 4)
+  # --seed, the client's number.
+  expected = np.random.default_rng([3, 4, 0x70686173]).random(dtype=np.float32)
+  assert list(client.values()) == [expected]
 
 
 def test_options_of_local_training(monkeypatch):

@@ -513,6 +513,30 @@ def test_run_with_position_encodings(tmp_path, capsys):
   assert 'whole test set' in capsys.readouterr().out
 
 
+def test_run_with_personal_position_encodings(tmp_path, capsys):
+  arguments = [*_SMALL, '--pan=multiply', '--pan_personal_share=0.5']
+  arguments += [f'--output_dir={tmp_path / "run"}']
+  assert train.run(arguments) == 0
+  assert evaluate.run([f'--run={tmp_path / "run"}']) == 0
+  _, clients = _evaluation(tmp_path / 'run')
+  assert [client['model'] for client in clients] == ['own'] * 5
+  # The initial models differ, too.
+  last = csv_rows.read(tmp_path / 'run' / 'metrics.csv')[-1]
+  mean = np.mean([float(client['loss']) for client in clients])
+  assert mean == pytest.approx(float(last['client_test_loss']), rel=1e-5)
+  phases = set()
+  for number in range(5):
+    path = tmp_path / 'run' / 'model' / 'clients' / f'client_{number}.keras'
+    layer = tf.keras.models.load_model(path).get_layer('hidden_position')
+    phases.add(float(layer.personal_phase.numpy()))
+  assert len(phases) == 5
+  capsys.readouterr()
+  assert train.run([*arguments, '--algorithm=fedtan', '--overwrite']) == 2
+  captured = capsys.readouterr()
+  assert '--pan_personal_share=0.5 is impossible with' in captured.err
+  assert captured.err.count('\n') == 1
+
+
 def test_users_own_model(tmp_path, monkeypatch, capsys):
   # Only the model's output is wrong, so that nothing needs to be trained.
   (tmp_path / 'my_model.py').write_text(

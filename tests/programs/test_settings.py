@@ -9,6 +9,7 @@ import pytest
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import defaults
+from tff_bn.programs import registry
 from tff_bn.programs import settings
 from tff_bn.programs import train
 
@@ -84,6 +85,7 @@ def test_every_value_reaches_its_setting():
       pan='multiply',
       pan_amplitude=0.25,
       pan_period=2.0,
+      pan_personal_share=0.5,
       rounds=11,
       clients_per_round=6,
       local_epochs=2,
@@ -136,6 +138,9 @@ def test_every_value_reaches_its_setting():
         ['--algorithm=fedprox', '--proximal_strength=0'],
         ['--pan=add'],
         ['--pan=multiply', '--pan_amplitude=0', '--pan_period=0.5'],
+        ['--pan=add', '--pan_amplitude=0', '--pan_personal_share=0'],
+        ['--algorithm=fixbn', '--pan=add', '--pan_personal_share=0.5'],
+        ['--algorithm=single', '--pan=multiply', '--pan_personal_share=1'],
         ['--algorithm=fedbn+fedbs', '--fedbs_epsilon=0.5'],
         ['--algorithm=fixbn+scaffold', '--fixbn_rounds=8'],
         ['--algorithm=moon', '--moon_feature_layer=dense'],
@@ -290,12 +295,71 @@ def test_flags_of_position_encodings():
   resolved = _resolve()
   assert resolved.pan == 'off'
   assert resolved.pan_amplitude is resolved.pan_period is None
+  assert resolved.pan_personal_share is None
   for mode, amplitude in (('add', 0.05), ('multiply', 0.1)):
     resolved = _resolve(f'--pan={mode}')
     assert resolved.pan_amplitude == amplitude
     assert resolved.pan_period == 1
+    assert resolved.pan_personal_share == 0
+    resolved = _resolve(f'--pan={mode}', '--pan_personal_share=0.25')
+    assert resolved.pan_personal_share == 0.25
   resolved = _resolve('--pan=add', '--pan_amplitude=0', '--pan_period=0')
   assert resolved.pan_amplitude == resolved.pan_period == 0
+  assert resolved.pan_personal_share is None
+
+
+_PERSONAL = ['--pan=add', '--pan_personal_share=0.5']
+_ALGORITHMS = [*registry.ALGORITHMS, *registry.CORRECTIONS, 'fedbn+moon']
+
+
+@pytest.mark.parametrize('algorithm', [*_ALGORITHMS, 'fedtan+fedprox'])
+def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
+  arguments = [f'--algorithm={algorithm}', '--local_steps=1']
+  share = ['--pan_personal_share=0']
+  assert _resolve(*arguments, *_PERSONAL, *share).pan_personal_share == 0
+  if algorithm == 'centralized' or algorithm.startswith('fedtan'):
+    message = (
+        f'--pan_personal_share=0.5 is impossible with --algorithm={algorithm}:'
+        f' {algorithm} cannot give clients encodings of their own. Use 0, or'
+        ' fedavg, fedbn, silobn, local_affine, fbn, fixbn, dsgd, single.'
+    )
+    with pytest.raises(ValueError, match=f'^{re.escape(message)}$'):
+      _resolve(*arguments, *_PERSONAL)
+  else:
+    assert _resolve(*arguments, *_PERSONAL).pan_personal_share == 0.5
+
+
+def test_comparison_with_personal_encodings():
+  def check(*arguments):
+    settings.check(cli.parse(compare.define_flags, [*arguments]))
+
+  message = (
+      r'--pan_personal_share=0\.5 is impossible with'
+      r' --algorithms=fedavg,fedtan_ii,centralized: fedtan_ii, centralized'
+  )
+  with pytest.raises(ValueError, match=message):
+    check(*_PERSONAL, '--algorithms=fedavg,fedtan_ii,centralized')
+  with pytest.raises(ValueError, match='with --algorithms=centralized,fedavg'):
+    check(*_PERSONAL)
+  check(*_PERSONAL, '--algorithms=fedavg,fedbn+moon,single')
+  check('--pan=add')
+
+
+def test_command_line_switches_encodings_of_a_flagfile_off(tmp_path):
+  path = tmp_path / 'flags.txt'
+  path.write_text('--pan=add\n--pan_personal_share=0.5\n')
+  for arguments in (['--pan=off'], ['--pan_amplitude=0'], ['--pan_period=0']):
+    # The same for an algorithm that would else be impossible.
+    for algorithm in ('fedavg', 'centralized'):
+      resolved = _resolve(
+          f'--flagfile={path}', f'--algorithm={algorithm}', *arguments
+      )
+      assert resolved.pan_personal_share is None
+      again = tmp_path / 'again.txt'
+      again.write_text(
+          ''.join(f'--{n}={t}\n' for n, t in resolved.to_flags().items())
+      )
+      assert _resolve(f'--flagfile={again}') == resolved
 
 
 def test_flags_of_fbn():
@@ -380,6 +444,18 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             '--pan_amplitude=0.1 has no effect with --pan=off',
         ),
         (['--pan_period=2'], '--pan_period=2.0 has no effect with --pan=off'),
+        (
+            ['--pan_personal_share=0.5'],
+            '--pan_personal_share=0.5 has no effect with --pan=off',
+        ),
+        (
+            ['--pan=add', '--pan_personal_share=0.5', '--pan_amplitude=0'],
+            '--pan_personal_share=0.5 has no effect with --pan_amplitude=0',
+        ),
+        (
+            ['--pan=add', '--pan_personal_share=1', '--pan_period=0'],
+            '--pan_personal_share=1.0 has no effect with --pan_period=0',
+        ),
         (
             ['--proximal_strength=1'],
             '--proximal_strength=1.0 has no effect with --algorithm=fedavg; it'

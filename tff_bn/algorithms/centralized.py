@@ -10,6 +10,7 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.algorithms import partitioned
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.client_work import ClientWork
 from tff_bn.local_training import LocalTraining
@@ -62,8 +63,12 @@ def build_centralized(
   Raises:
     TypeError: If the optimizer has the wrong type.
     ValueError: If an argument has a value that is not allowed; or there is a
-      `drift_correction`: one model does not drift apart.
+      `drift_correction`: one model does not drift apart; or the model has
+      position encodings that are a client's own.
   """
+  partitioned.check_all_shared(
+      'centralized training', model, 'it trains one model on all data'
+  )
   if drift_correction is not None:
     raise ValueError(
         f"drift_correction={type(drift_correction).__name__} can't be combined"

@@ -15,6 +15,7 @@ from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.local_training import LocalTrainingConfig
 from tff_bn.local_training import default_hyperparameters
 from tff_bn.local_training import warmup_factor
+from tff_bn.stateful_process import Process
 
 _LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
@@ -23,13 +24,11 @@ def build_dsgd(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
-    build_process: Callable[
-        ..., tff.learning.templates.LearningProcess
-    ] = fed_avg.build_fed_avg,
+    build_process: Callable[..., Process] = fed_avg.build_fed_avg,
     client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None,
     client_warmup_steps: int = 0,
     **options: Any,
-) -> tff.learning.templates.LearningProcess:
+) -> Process:
   """Builds DSGD.
 
   In each round every client computes the gradient of its first batch, and
@@ -61,7 +60,8 @@ def build_dsgd(
       `tff_bn.algorithms.Options`; and arguments of `build_process`.
 
   Returns:
-    A `tff.learning.templates.LearningProcess`.
+    A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
+    clients have position encodings of their own.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.

@@ -24,6 +24,7 @@ from tff_bn.local_training import LocalTraining
 from tff_bn.local_training import LocalTrainingConfig
 from tff_bn.moments_collector import MomentsCollector
 from tff_bn.shared_weights import SharedWeights
+from tff_bn.stateful_process import Process
 
 
 def build_fbn(
@@ -33,7 +34,7 @@ def build_fbn(
     statistics_aggregator: Optional[gathering.Rule] = None,
     pooled: bool = True,
     **options: Unpack[partitioned.Options],
-) -> tff.learning.templates.LearningProcess:
+) -> Process:
   """Builds FBN: algorithm 2 of the paper.
 
   Clients normalize with the shared running statistics (R, S) of the round
@@ -114,7 +115,9 @@ def build_fbn(
       `jit_compile`: see `tff_bn.algorithms.Options`.
 
   Returns:
-    A `tff.learning.templates.LearningProcess`.
+    A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
+    clients keep something, for `drift_correction` or as position encodings of
+    their own.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.

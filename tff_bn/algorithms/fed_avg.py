@@ -13,13 +13,14 @@ from typing_extensions import Unpack
 
 from tff_bn.algorithms import partitioned
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.stateful_process import Process
 
 
 def build_fed_avg(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     **options: Unpack[partitioned.Options],
-) -> tff.learning.templates.LearningProcess:
+) -> Process:
   """Builds FedAvg, which shares every variable of the model.
 
   In a round, each client trains the server's model on its own data. The
@@ -30,8 +31,11 @@ def build_fed_avg(
   *   with `statistics_aggregator=tff_bn.aggregators.PooledMomentsFactory()`
       their law of total variance.
 
-  Types: `initialize: ( -> S@SERVER)`, `next: (<S@SERVER, {B*}@CLIENTS> ->
-  <state=S@SERVER, metrics=M@SERVER>)`.
+  Only the phases of personal position encodings stay with the client, see
+  `tff_bn.layers.PositionEncoding`.
+
+  Types, if clients keep nothing: `initialize: ( -> S@SERVER)`, `next:
+  (<S@SERVER, {B*}@CLIENTS> -> <state=S@SERVER, metrics=M@SERVER>)`.
 
   Args:
     model: The model, with or without batch normalization.
@@ -44,7 +48,9 @@ def build_fed_avg(
       `tff_bn.algorithms.Options`.
 
   Returns:
-    A `tff.learning.templates.LearningProcess`.
+    A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
+    clients keep something, for `drift_correction` or as position encodings of
+    their own.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.

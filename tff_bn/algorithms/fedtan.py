@@ -111,11 +111,18 @@ def build_fedtan(
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed; or the model has
       no batch normalization, is a subclass of `tf.keras.Model` with its own
-      `call`, has such a layer inside of a loop, a condition or a wrapper, or
-      computes in float16. The message names the layer.
+      `call`, has such a layer inside of a loop, a condition or a wrapper, has
+      position encodings that are a client's own, or computes in float16. The
+      message names the layer.
   """
   _check_choice('synchronize', synchronize, SYNCHRONIZE)
   _check_choice('moments', moments, MOMENTS)
+  partitioned.check_all_shared(
+      'FedTAN',
+      model,
+      'in the first step of a round, the batch statistics and their gradients'
+      ' are those of one model on the data of all clients',
+  )
   synchronized_batch_norm.check_model(model.keras_model)
   correction = options.get('drift_correction')
   if not isinstance(correction, (fed_prox.FedProx, type(None))):

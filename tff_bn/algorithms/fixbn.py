@@ -11,6 +11,7 @@ from tff_bn import client_work
 from tff_bn import phased_process
 from tff_bn.algorithms import partitioned
 from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.stateful_process import Process
 
 
 def build_fixbn(
@@ -19,7 +20,7 @@ def build_fixbn(
     *,
     fixbn_rounds: int,
     **options: Unpack[partitioned.Options],
-) -> tff.learning.templates.LearningProcess:
+) -> Process:
   """Builds FixBN.
 
   In the first `fixbn_rounds` rounds it is FedAvg: clients normalize with the
@@ -40,8 +41,10 @@ def build_fixbn(
     **options: See `tff_bn.algorithms.Options`.
 
   Returns:
-    A `tff.learning.templates.LearningProcess`, whose `next` runs the one or the
-    other computation, see `tff_bn.phased_process`.
+    A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
+    clients keep something, for `drift_correction` or as position encodings of
+    their own. Its `next` runs the one or the other computation, see
+    `tff_bn.phased_process`.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.

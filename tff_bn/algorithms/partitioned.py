@@ -4,7 +4,7 @@ FedAvg, FedBN, SiloBN, local affine and single differ in the partition alone.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Optional, TypedDict
 
 import numpy as np
@@ -26,6 +26,7 @@ from tff_bn.local_training import LocalTraining
 from tff_bn.local_training import LocalTrainingConfig
 from tff_bn.partition import FEDAVG
 from tff_bn.partition import Partition
+from tff_bn.partition import Role
 from tff_bn.shared_weights import RunningVariance
 from tff_bn.shared_weights import SharedWeights
 from tff_bn.stateful_process import Process
@@ -33,6 +34,9 @@ from tff_bn.stateful_process import StatefulLearningProcess
 from tff_bn.stateful_process import StatefulProcessOutput
 
 LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
+
+# Keeps these draws apart from others with the same seed.
+_PERSONAL_PHASES_STREAM = 0x70686173
 
 
 class Options(TypedDict, total=False):
@@ -67,7 +71,9 @@ class Options(TypedDict, total=False):
       `tff_bn.aggregators.Rule` in place of the naive mean. Default: the naive
       mean.
     seed: Determines dropout and other random layers, together with the round
-      and the client's data. Default: 0.
+      and the client's data; and the phases of personal position encodings,
+      together with the client's number, see
+      `tff_bn.StatefulLearningProcess.personalize`. Default: 0.
     jit_compile: Whether XLA compiles the clients' steps; see
       `tff_bn.local_training.LocalTrainingConfig`. Default: no.
   """
@@ -91,6 +97,29 @@ def check_positive_integer(name: str, value: Any) -> None:
   """Raises a `ValueError` if an argument is no whole number from 1 on."""
   if not isinstance(value, (int, np.integer)) or value < 1:
     raise ValueError(f'{name}={value} must be a whole number, at least 1.')
+
+
+def check_all_shared(
+    algorithm: str, model: BatchNormModel, reason: str
+) -> None:
+  """Checks that all clients can have the same model.
+
+  Args:
+    algorithm: The name of the algorithm that needs it.
+    model: The model.
+    reason: Why it needs it.
+
+  Raises:
+    ValueError: If the model has position encodings that are a client's own.
+  """
+  layers = [v.layer for v in model.variables if v.role is Role.PERSONAL_PHASE]
+  if layers:
+    raise ValueError(
+        f'{algorithm} is impossible with position encodings that are a'
+        f" client's own, as in the layers {', '.join(layers)} of the model"
+        f' {model.keras_model.name!r}: {reason}. Use personal_share=0, or'
+        ' fedavg.'
+    )
 
 
 def trained_batch_norm_layers(
@@ -261,6 +290,10 @@ class _Parts:
       return self.weights.shared([tf.constant(value) for value in initial])
 
     self.initial = initial
+    self._seed = seed
+    self._personal_names = [
+        v.name for v in model.variables if v.role is Role.PERSONAL_PHASE
+    ]
     self.initial_weights = initial_weights
     self.weights_type = initial_weights.type_signature.result
     self.client_type = tff.tensorflow.computation(
@@ -284,6 +317,26 @@ class _Parts:
     state.update(self.work.correction.initial_client_state(values))
     return state
 
+  @property
+  def personalize_fn(
+      self,
+  ) -> Optional[Callable[[Mapping[str, Any], int], Mapping[str, Any]]]:
+    """See `StatefulLearningProcess`; `None` if nothing is personal."""
+    return self._personalize if self._personal_names else None
+
+  def _personalize(
+      self, client_state: Mapping[str, Any], client_number: int
+  ) -> collections.OrderedDict[str, Any]:
+    """Draws the phases of a client's position encodings."""
+    rng = np.random.default_rng(
+        # Seeds of NumPy are not negative.
+        [self._seed % 2**64, client_number, _PERSONAL_PHASES_STREAM]
+    )
+    phases = rng.random(len(self._personal_names), np.float32)
+    return collections.OrderedDict(
+        client_state, **dict(zip(self._personal_names, phases, strict=True))
+    )
+
   def build_server(self, update_type: tff.Type, weight_type: tff.Type) -> tuple[
       tff.templates.AggregationProcess,
       tff.learning.templates.FinalizerProcess,
@@ -306,7 +359,7 @@ def build_shared(
     running_variance: Optional[RunningVariance] = None,
     **options: Unpack[Options],
 ) -> Process:
-  """Builds the averaging of all variables.
+  """Builds the averaging of all variables but what is personal in any case.
 
   Args:
     model: The model.
@@ -319,8 +372,8 @@ def build_shared(
     **options: See `Options`.
 
   Returns:
-    A `LearningProcess`; a `StatefulLearningProcess` if clients keep something
-    for `drift_correction`.
+    A `LearningProcess`; a `StatefulLearningProcess` if clients keep something:
+    for `drift_correction`, or position encodings of their own.
   """
   parts = _Parts(
       model,
@@ -504,4 +557,5 @@ def _build_stateful(
       ),
       get_client_model_weights_fn=get_client_model_weights,
       has_client_models=bool(initial_local),
+      personalize_fn=parts.personalize_fn,
   )

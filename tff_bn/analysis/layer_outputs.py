@@ -7,9 +7,66 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_bn import convert
+from tff_bn import keras_graph
 from tff_bn import layer_features
 
 _BATCH_SIZE = 128
+# Activations that are layers of their own class.
+_ACTIVATIONS = (
+    tf.keras.layers.ReLU,
+    tf.keras.layers.LeakyReLU,
+    tf.keras.layers.PReLU,
+    tf.keras.layers.ELU,
+    tf.keras.layers.ThresholdedReLU,
+)
+
+
+def hidden_layers(model: tf.keras.Model) -> list[str]:
+  """Finds the layers that compute the activations of hidden units.
+
+  These are activation layers, and layers with an activation of their own, that
+  another layer with weights comes after; in a model without any such, its
+  dense and convolutional layers but for the last one.
+
+  Args:
+    model: A functional or `Sequential` Keras model; nested ones are searched.
+
+  Returns:
+    The layers' names, in the order in which they are first called.
+
+  Raises:
+    ValueError: If the model is no functional one, or has no hidden layer.
+  """
+  if not convert.is_functional(model) or not getattr(model, 'outputs', None):
+    raise ValueError(
+        f'The model {model.name!r} is no functional model that is connected to'
+        ' an input, so its hidden layers can not be found; name them.'
+    )
+  layers = list(dict.fromkeys(_called_layers(model)))
+  last = max((i for i, x in enumerate(layers) if x.weights), default=0)
+  hidden = layers[:last]
+  names = [layer.name for layer in hidden if _is_activation(layer)]
+  if not names:
+    names = [layer.name for layer in hidden if hasattr(layer, 'kernel')]
+  if not names:
+    raise ValueError(f'The model {model.name!r} has no hidden layer.')
+  return names
+
+
+def _called_layers(model: tf.keras.Model) -> Iterator[tf.keras.layers.Layer]:
+  for node in keras_graph.calls(model):
+    if convert.is_functional(node.layer):
+      yield from _called_layers(node.layer)
+    else:
+      yield node.layer
+
+
+def _is_activation(layer: tf.keras.layers.Layer) -> bool:
+  activation = getattr(layer, 'activation', None)
+  return isinstance(layer, _ACTIVATIONS) or (
+      activation not in (None, tf.keras.activations.linear)
+  )
 
 
 def batches(x: Any) -> Iterator[slice]:
@@ -48,18 +105,14 @@ def call(
     ValueError: If there is no such layer or several, or it does not compute one
       tensor in a call of the model.
   """
-  try:
-    features = [
-        layer_features.LayerFeatures(model, name) for name in layer_names
-    ]
-    with contextlib.ExitStack() as stack:
-      for feature in features:
-        stack.enter_context(feature.watched())
-      outputs = model(x, training=False)
-  except ValueError as error:
-    # The class calls the name by that of its other users' argument.
-    message = str(error).replace('feature_layer', 'layer_name')
-    raise ValueError(message) from error
+  features = [
+      layer_features.LayerFeatures(model, name, argument='layer_name')
+      for name in layer_names
+  ]
+  with contextlib.ExitStack() as stack:
+    for feature in features:
+      stack.enter_context(feature.watched())
+    outputs = model(x, training=False)
   return [feature.value for feature in features], outputs
 
 

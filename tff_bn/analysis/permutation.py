@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn import convert
+from tff_bn import keras_graph
 from tff_bn.layers import discovery
 from tff_bn.layers.federated_batch_normalization import (
     FederatedBatchNormalization,
@@ -364,23 +365,44 @@ def shuffle_error(
       units to permute; or if the probability is not in [0, 1].
   """
   shuffled = shuffle_units(model, shuffle_probability, seed)
-  if len(model.outputs) != 1:
+  return output_change(*(outputs(m, x) for m in (model, shuffled)))
+
+
+def outputs(model: tf.keras.Model, x: Any) -> np.ndarray:
+  """Computes the one output of a model, in inference mode.
+
+  Args:
+    model: A model with one output.
+    x: A batch of inputs.
+
+  Returns:
+    The output in float64, `[samples, outputs]`.
+
+  Raises:
+    ValueError: If the model has several outputs.
+  """
+  found = tf.nest.flatten(model(x, training=False))
+  if len(found) != 1:
     raise ValueError(
-        f'The model {model.name!r} has {len(model.outputs)} outputs; the'
-        ' shuffle error is for models with one.'
+        f'The model {model.name!r} has {len(found)} outputs; the shuffle error'
+        ' is for models with one.'
     )
-  before, after = (
-      np.asarray(tf.cast(_only(m(x, training=False)), tf.float64))
-      for m in (model, shuffled)
-  )
-  difference = (after - before).reshape(len(before), -1)
-  errors = np.linalg.norm(difference, axis=1) / difference.shape[1]
+  values = np.asarray(tf.cast(found[0], tf.float64))
+  return values.reshape(len(values), -1)
+
+
+def output_change(before: np.ndarray, after: np.ndarray) -> float:
+  """The mean over samples of `‖after - before‖₂ / J` (equation 8).
+
+  Args:
+    before: What `outputs` returned, `[samples, J]`.
+    after: Another model's, of the same shape.
+
+  Returns:
+    The mean.
+  """
+  errors = np.linalg.norm(after - before, axis=1) / before.shape[1]
   return float(np.mean(errors))
-
-
-def _only(outputs: Any) -> tf.Tensor:
-  (tensor,) = tf.nest.flatten(outputs)
-  return tensor
 
 
 def _check_shuffle(num_units: int, shuffle_probability: float) -> None:
@@ -484,7 +506,7 @@ class _Ties:
         id(tensor): units
         for tensor, units in zip(model.inputs, inputs, strict=True)
     }
-    for node in _calls(model):
+    for node in keras_graph.calls(model):
       arguments = [tensors[id(tensor)] for tensor in node.keras_inputs]
       outputs = tf.nest.flatten(node.outputs)
       for tensor, units in zip(
@@ -809,22 +831,6 @@ def _positions_by_value(values: np.ndarray) -> dict[int, np.ndarray]:
   order = np.argsort(values, kind='stable')
   found, starts = np.unique(values[order], return_index=True)
   return dict(zip(found.tolist(), np.split(order, starts[1:])))
-
-
-def _calls(model: tf.keras.Model) -> list[Any]:
-  """The calls of layers in a functional model, in an order that can be run."""
-  inputs = {id(tensor.node) for tensor in model.inputs}
-  calls, seen = [], set(inputs)
-  stack = [(tensor.node, False) for tensor in reversed(model.outputs)]
-  while stack:
-    node, is_done = stack.pop()
-    if is_done:
-      calls.append(node)
-    elif id(node) not in seen:
-      seen.add(id(node))
-      stack.append((node, True))
-      stack += [(x.node, False) for x in reversed(node.keras_inputs)]
-  return calls
 
 
 def _channel_axis(layer: Any, shape: tf.TensorShape) -> int:

@@ -21,9 +21,7 @@ _MEMBERS = {
     'build_resnet20': 'resnet20',
     'build_resnet20_wide': 'resnet20',
     'build_small_cnn': 'small_cnn',
-    'build_vgg11': 'vgg',
-    'build_vgg13': 'vgg',
-    'build_vgg9': 'vgg',
+    'build_vgg': 'vgg',
 }
 
 __all__ = [
@@ -39,9 +37,7 @@ __all__ = [
     'build_resnet20',
     'build_resnet20_wide',
     'build_small_cnn',
-    'build_vgg11',
-    'build_vgg13',
-    'build_vgg9',
+    'build_vgg',
     'names',
 ]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 import importlib
 import inspect
 from typing import Any, Optional
@@ -34,9 +35,9 @@ _MODELS = {
     'fbn_cnn': (fbn_cnn.build_fbn_cnn, 4),
     'resnet20': (resnet20.build_resnet20, 4),
     'mlp4': (mlp4.build_mlp4, None),
-    'vgg9': (vgg.build_vgg9, 4),
-    'vgg11': (vgg.build_vgg11, 4),
-    'vgg13': (vgg.build_vgg13, 4),
+    'vgg9': (functools.partial(vgg.build_vgg, 'vgg9'), 4),
+    'vgg11': (functools.partial(vgg.build_vgg, 'vgg11'), 4),
+    'vgg13': (functools.partial(vgg.build_vgg, 'vgg13'), 4),
     'resnet20_wide': (resnet20.build_resnet20_wide, 4),
 }
 
@@ -51,6 +52,7 @@ def build_model_fn(
     pan: str = 'off',
     pan_amplitude: Optional[float] = None,
     pan_period: float = 1.0,
+    pan_personal_share: float = 0.0,
 ) -> Callable[[], tf.keras.Model]:
   """Returns a function that builds untrained models.
 
@@ -73,6 +75,8 @@ def build_model_fn(
       by `tff_bn.add_position_encodings`; `'off'` for none.
     pan_amplitude: Their amplitude. Default: 0.05 to add, 0.1 to multiply.
     pan_period: Their period.
+    pan_personal_share: The share of the units of each hidden layer whose
+      encodings are a client's own, see `tff_bn.layers.PositionEncoding`.
 
   Returns:
     A function without arguments that returns a new `tf.keras.Model`.
@@ -112,7 +116,14 @@ def build_model_fn(
     if batch_norm_momentum is not None:
       _set_momentum(name, model, batch_norm_momentum)
     if pan != _NO_ENCODINGS:
-      model = _with_encodings(name, model, pan, pan_amplitude, pan_period)
+      model = _with_encodings(
+          name,
+          model,
+          pan,
+          amplitude=pan_amplitude,
+          period=pan_period,
+          personal_share=pan_personal_share,
+      )
     return model
 
   if name in _MODELS:
@@ -135,13 +146,10 @@ def _with_encodings(
     name: str,
     model: tf.keras.Model,
     pan: str,
-    amplitude: Optional[float],
-    period: float,
+    **settings: Any,
 ) -> tf.keras.Model:
   try:
-    return position_encodings.add_position_encodings(
-        model, pan, amplitude, period
-    )
+    return position_encodings.add_position_encodings(model, pan, **settings)
   except ValueError as error:
     raise ValueError(
         f'--pan={pan} is impossible with --model={name}: {error}'

@@ -5,30 +5,44 @@ Recognition, ICLR 2015; Li et al., Federated Learning with Position-Aware
 Neurons, CVPR 2022.
 """
 
-from collections.abc import Sequence
-from typing import Union
-
 import tensorflow as tf
 
 from tff_bn.models import normalization as normalization_lib
 
-# Channels of the convolutions; M: max pooling.
-_VGG9 = (32, 64, 'M', 128, 128, 'M', 256, 256, 'M')
-_VGG11 = (64, 'M', 128, 'M', 256, 256, 'M', 512, 512, 'M', 512, 512, 'M')
-_VGG13 = (
-    *(64, 64, 'M', 128, 128, 'M', 256, 256, 'M'),
-    *(512, 512, 'M', 512, 512, 'M'),
-)
+# Name -> channels of the convolutions, where M is max pooling; units of the
+# hidden dense layers.
+_ARCHITECTURES = {
+    'vgg9': (
+        (32, 64, 'M', 128, 128, 'M', 256, 256, 'M'),
+        (512, 512),
+    ),
+    'vgg11': (
+        (64, 'M', 128, 'M', 256, 256, 'M', 512, 512, 'M', 512, 512, 'M'),
+        (),
+    ),
+    'vgg13': (
+        (
+            *(64, 64, 'M', 128, 128, 'M', 256, 256, 'M'),
+            *(512, 512, 'M', 512, 512, 'M'),
+        ),
+        (),
+    ),
+}
 
 
-def build_vgg9(
+def build_vgg(
+    name: str,
     input_shape: tuple[int, int, int],
     num_classes: int,
     normalization: str = 'batch',
 ) -> tf.keras.Model:
-  """Builds VGG9: six convolutions, two hidden dense layers and the output.
+  """Builds a VGG network.
+
+  VGG9 has six convolutions and two hidden dense layers; VGG11 and VGG13 have
+  eight and ten convolutions and, as in the paper, no hidden dense layer.
 
   Args:
+    name: `'vgg9'`, `'vgg11'` or `'vgg13'`.
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
     num_classes: Number of classes.
     normalization: The normalization after each convolution and hidden dense
@@ -36,58 +50,15 @@ def build_vgg9(
 
   Returns:
     An untrained functional model with logits as output.
+
+  Raises:
+    ValueError: If there is no such network.
   """
-  return _build(
-      'vgg9', input_shape, num_classes, normalization, _VGG9, (512, 512)
-  )
-
-
-def build_vgg11(
-    input_shape: tuple[int, int, int],
-    num_classes: int,
-    normalization: str = 'batch',
-) -> tf.keras.Model:
-  """Builds VGG11 with eight convolutions and one dense layer, as in the paper.
-
-  Args:
-    input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_classes: Number of classes.
-    normalization: The normalization after each convolution, before the ReLU.
-      The paper has none by default.
-
-  Returns:
-    An untrained functional model with logits as output.
-  """
-  return _build('vgg11', input_shape, num_classes, normalization, _VGG11)
-
-
-def build_vgg13(
-    input_shape: tuple[int, int, int],
-    num_classes: int,
-    normalization: str = 'batch',
-) -> tf.keras.Model:
-  """Builds VGG13 with ten convolutions and one dense layer, as in the paper.
-
-  Args:
-    input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_classes: Number of classes.
-    normalization: The normalization after each convolution, before the ReLU.
-      The paper has none by default.
-
-  Returns:
-    An untrained functional model with logits as output.
-  """
-  return _build('vgg13', input_shape, num_classes, normalization, _VGG13)
-
-
-def _build(
-    name: str,
-    input_shape: tuple[int, int, int],
-    num_classes: int,
-    normalization: str,
-    convolutions: Sequence[Union[int, str]],
-    dense: Sequence[int] = (),
-) -> tf.keras.Model:
+  if name not in _ARCHITECTURES:
+    raise ValueError(
+        f'name={name!r} must be one of {", ".join(map(repr, _ARCHITECTURES))}.'
+    )
+  convolutions, dense = _ARCHITECTURES[name]
   layers = tf.keras.layers
   use_bias = normalization_lib.needs_bias(normalization)
   inputs = tf.keras.Input(input_shape, name='image')

@@ -1,22 +1,19 @@
 """Tables and plots of the normalization error experiment."""
 
 from collections.abc import Sequence
-import csv
-import io
-import os
 import pathlib
-from typing import Any
 
 import matplotlib
 from matplotlib import figure
 
 from tff_bn.analysis import normalization_error
 from tff_bn.analysis.normalization_error import Result
+from tff_bn.programs import figures
+from tff_bn.programs import tables
 
 # Of Okabe and Ito's colours, which colour-blind people can tell apart.
 _COLOURS = dict(naive='#D55E00', fixbn='#0072B2', fbn='#009E73')
 _MARKERS = dict(naive='s', fixbn='^', fbn='o')
-_DPI = 150
 
 
 def results_csv(results: Sequence[Result]) -> str:
@@ -29,14 +26,14 @@ def results_csv(results: Sequence[Result]) -> str:
     The text of a CSV file with the columns gamma, algorithm, mean_error (over
     all rounds) and final_error (of the last round).
   """
-  return _csv_text(
+  return tables.csv_text(
       ('gamma', 'algorithm', 'mean_error', 'final_error'),
       [
           (
               result.gamma,
               algorithm,
-              f'{result.mean_error(algorithm):.8g}',
-              f'{result.final_error(algorithm):.8g}',
+              float(result.mean_error(algorithm)),
+              float(result.final_error(algorithm)),
           )
           for result in results
           for algorithm in result.errors
@@ -54,23 +51,15 @@ def rounds_csv(results: Sequence[Result]) -> str:
     The text of a CSV file with the columns gamma, algorithm, round (from 1) and
     error.
   """
-  return _csv_text(
+  return tables.csv_text(
       ('gamma', 'algorithm', 'round', 'error'),
       [
-          (result.gamma, algorithm, round_num, f'{error:.8g}')
+          (result.gamma, algorithm, round_num, float(error))
           for result in results
           for algorithm, errors in result.errors.items()
           for round_num, error in enumerate(errors, start=1)
       ],
   )
-
-
-def _csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(columns)
-  writer.writerows(rows)
-  return text.getvalue()
 
 
 def results_markdown(results: Sequence[Result]) -> str:
@@ -85,7 +74,7 @@ def results_markdown(results: Sequence[Result]) -> str:
   """
   algorithms = list(results[0].errors)
   titles = ['γ', *algorithms, *(f'{name}, last' for name in algorithms)]
-  lines = [titles, ['---:'] * len(titles)]
+  lines = [titles]
   for result in results:
     errors = [result.mean_error(algorithm) for algorithm in algorithms]
     errors += [result.final_error(algorithm) for algorithm in algorithms]
@@ -105,14 +94,7 @@ def results_markdown(results: Sequence[Result]) -> str:
       f' nothing to do with γ: its error in the first round is {first[0]:.4f},'
       f' {first[0] / first.sum():.0%} of the sum over all rounds.',
   ]
-  return '\n'.join(
-      [
-          *('| ' + ' | '.join(line) + ' |' for line in lines),
-          '',
-          *(f'- {note}' for note in notes),
-          '',
-      ]
-  )
+  return tables.markdown(lines, notes)
 
 
 def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
@@ -127,7 +109,7 @@ def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
     round; the levels have equal distances, the most heterogeneous at the right.
   """
   results = sorted(results, key=lambda result: -result.gamma)
-  drawing = _new_figure(width=9.5, height=4.0)
+  drawing = figures.new_figure(width=9.5, height=4.0)
   panels = drawing.subplots(1, 2, sharex=True, sharey=True)
   for axes, name, error in (
       (panels[0], 'Mean over all rounds', 'mean_error'),
@@ -147,14 +129,9 @@ def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
         range(len(results)), [f'{result.gamma:g}' for result in results]
     )
     axes.set_xlabel('γ-similarity (right: more heterogeneous)')
-    axes.grid(alpha=0.3)
-    axes.spines[['top', 'right']].set_visible(False)
+    figures.tidy(axes)
   panels[0].set_ylabel('Distance to centralized')
-  drawing.legend(
-      *panels[0].get_legend_handles_labels(),
-      loc='outside right upper',
-      frameon=False,
-  )
+  figures.add_legend(drawing)
   drawing.suptitle(f'Normalization error: {title}')
   return drawing
 
@@ -180,7 +157,7 @@ def points_figure(result: Result, title: str) -> figure.Figure:
   colours = matplotlib.colormaps['hsv'](
       [client / num_clients for client in range(num_clients)]
   )
-  drawing = _new_figure(width=3.2 * len(panels), height=4.0)
+  drawing = figures.new_figure(width=3.2 * len(panels), height=4.0)
   all_axes = drawing.subplots(1, len(panels))
   for axes, (name, points) in zip(all_axes, panels.items()):
     axes.set_title(name, fontsize='medium')
@@ -205,17 +182,11 @@ def save_figures(folder: pathlib.Path, results: Sequence[Result], title: str):
     results: The levels; the points are those of the most heterogeneous one.
     title: The figures' title.
   """
-  folder.mkdir(exist_ok=True)
   most_heterogeneous = min(results, key=lambda result: result.gamma)
-  for name, drawing in (
-      ('normalization_error', error_figure(results, title)),
-      ('normalized_points', points_figure(most_heterogeneous, title)),
-  ):
-    temporary = folder / f'.{name}.png.part'
-    drawing.savefig(temporary, format='png')
-    os.replace(temporary, folder / f'{name}.png')
-
-
-def _new_figure(width: float, height: float) -> figure.Figure:
-  """A figure that doesn't depend on pyplot's state or on a display."""
-  return figure.Figure(figsize=(width, height), dpi=_DPI, layout='constrained')
+  figures.save(
+      folder,
+      dict(
+          normalization_error=error_figure(results, title),
+          normalized_points=points_figure(most_heterogeneous, title),
+      ),
+  )

@@ -87,7 +87,7 @@ def main(flags: cli.ParsedFlags) -> None:
   # Imported late: it takes long, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.analysis import normalization_error
-  from tff_bn.programs import normalization_error_report as report
+  from tff_bn.programs.analyses import normalization_error_report as report
 
   # pylint: enable=g-import-not-at-top
   settings = normalization_error.Settings(

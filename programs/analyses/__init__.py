@@ -1,0 +1,1 @@
+"""The analyses of `tff-bn-analyze`, each with its flags, tables and plots."""

@@ -1,0 +1,267 @@
+"""A finished run as the analyses need it: its data, its models, more training.
+
+Importing this module imports TensorFlow Federated.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import pathlib
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bn import data as tff_bn_data
+from tff_bn import training
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.partition import SINGLE
+from tff_bn.programs import experiment
+from tff_bn.programs import report
+from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
+from tff_bn.shared_weights import SharedWeights
+
+_BATCH_SIZE = 256
+# Keep these draws apart from others with the same seed.
+_EXAMPLES_STREAM = 0x6578616D
+_CLIENTS_STREAM = 0x636C6965
+_HALVES_STREAM = 0x68616C66
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalyzedRun:
+  """A finished run.
+
+  Attributes:
+    name: What the run is called in tables and figures; the runs of a comparison
+      that differ in the seed alone have the same name.
+    folder: Its folder.
+    settings: Its settings.
+    data: Its data.
+    model: Its model.
+    weights: The weights of its global model.
+  """
+
+  name: str
+  folder: pathlib.Path
+  settings: settings_lib.RunSettings
+  data: tff_bn_data.FederatedData
+  model: BatchNormModel
+  weights: ModelWeights
+
+  @property
+  def seed(self) -> int:
+    """The run's seed."""
+    return self.settings.seed
+
+  @functools.cached_property
+  def keras_model(self) -> tf.keras.Model:
+    """The global model."""
+    return self.model.to_keras(self.weights)
+
+  @functools.cached_property
+  def test_accuracy(self) -> float:
+    """The accuracy that the run ended with, from its metrics.csv."""
+    run = report.read_run(self.settings.algorithm, self.seed, self.folder)
+    return run.rows[-1]['test_accuracy']
+
+  def client_weights(self, client_id: str) -> ModelWeights:
+    """The weights that a client begins a round with."""
+    path = self.folder / run_folder.MODEL / run_folder.CLIENTS
+    path /= training.client_file_name(client_id)
+    return _read(path, self.model) if path.exists() else self.weights
+
+  def test_examples(
+      self, num_examples: int, seed: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Draws examples of the central test set.
+
+    Args:
+      num_examples: How many; all if there are fewer.
+      seed: Which ones.
+
+    Returns:
+      x, float32 `[examples, ...]`, and y, int32 `[examples]`.
+    """
+    batches = list(self.data.test_dataset(_BATCH_SIZE))
+    x, y = (np.concatenate(parts) for parts in zip(*batches))
+    if num_examples < len(x):
+      rng = np.random.default_rng([seed, _EXAMPLES_STREAM])
+      chosen = np.sort(rng.choice(len(x), num_examples, replace=False))
+      x, y = x[chosen], y[chosen]
+    return x, y
+
+  def draw_clients(self, num_clients: Optional[int], seed: int) -> list[str]:
+    """Draws clients.
+
+    Args:
+      num_clients: How many. Default: as many as take part in a round.
+      seed: Which ones.
+
+    Returns:
+      Their ids, in the order of the data.
+
+    Raises:
+      ValueError: If there are not so many.
+    """
+    ids = self.data.client_ids
+    if num_clients is None:
+      num_clients = self.settings.clients_per_round or len(ids)
+    if num_clients > len(ids):
+      raise ValueError(
+          f'--num_clients={num_clients} is more than the {len(ids)} clients of'
+          f' --run={self.folder}.'
+      )
+    rng = np.random.default_rng([seed, _CLIENTS_STREAM])
+    chosen = rng.choice(len(ids), num_clients, replace=False)
+    return [ids[position] for position in sorted(chosen)]
+
+  def train_clients(self, client_ids: Sequence[str]) -> list[ModelWeights]:
+    """Trains as clients would in the round after the run's last one.
+
+    With the run's optimizer, learning rate, batches and steps or epochs, but
+    without what its algorithm does besides ordinary training, such as a
+    correction of the clients' drift.
+
+    Args:
+      client_ids: The clients. Each starts from the run's global model, or its
+        own if it has one.
+
+    Returns:
+      The weights of each client after it.
+
+    Raises:
+      RuntimeError: If a client's training diverges.
+    """
+    return self._train(
+        self.settings,
+        self.data,
+        {client_id: self.client_weights(client_id) for client_id in client_ids},
+        self.settings.rounds,
+    )
+
+  def train_halves(self, num_epochs: int, seed: int) -> list[ModelWeights]:
+    """Trains two models independently, each on a half of the training data.
+
+    They differ in their initial weights, too. The learning rate and the batch
+    size are those of the clients' local training.
+
+    Args:
+      num_epochs: How many times to go through the half.
+      seed: Determines the halves and the initial weights.
+
+    Returns:
+      The weights of both.
+
+    Raises:
+      RuntimeError: If the training of one diverges.
+    """
+    rng = np.random.default_rng([seed, _HALVES_STREAM])
+    samples = np.concatenate(list(self.data.train_indices.values()))
+    halves = np.array_split(rng.permutation(samples), 2)
+    starts = {}
+    for number in range(2):
+      settings = dataclasses.replace(
+          self.settings, seed=int(rng.integers(2**32))
+      )
+      model = experiment.build_model(settings, self.data)
+      starts[f'half {number + 1}'] = model.initial_weights
+    return self._train(
+        dataclasses.replace(
+            self.settings, seed=seed, local_steps=None, local_epochs=num_epochs
+        ),
+        dataclasses.replace(
+            self.data,
+            train_indices=dict(zip(starts, halves)),
+            test_indices={},
+            recipe=None,
+        ),
+        starts,
+        0,
+    )
+
+  def _train(
+      self,
+      settings: settings_lib.RunSettings,
+      data: tff_bn_data.FederatedData,
+      starts: Mapping[str, ModelWeights],
+      num_rounds: int,
+  ) -> list[ModelWeights]:
+    """Trains from the given weights, after so many finished rounds."""
+    process = experiment.build_local_training(settings, self.model)
+    state = process.initialize()
+    state.client_work['round_num'] = np.int32(num_rounds)
+    local = SharedWeights(self.model, SINGLE)
+    output = process.next(
+        state,
+        [
+            local.local(self.model.from_model_weights(weights))
+            for weights in starts.values()
+        ],
+        [
+            data.client_dataset(
+                [client_id],
+                seed=settings.seed,
+                round_num=num_rounds + 1,
+                batch_size=settings.batch_size,
+                local_steps=settings.local_steps,
+                local_epochs=settings.local_epochs,
+            )
+            for client_id in starts
+        ],
+    )
+    num_dropped = int(output.metrics['client_work']['num_dropped_clients'])
+    if num_dropped:
+      raise RuntimeError(
+          f'the local training of {num_dropped} of {len(starts)} clients of'
+          f' --run={self.folder} diverged: a loss or a weight is not finite.'
+      )
+    return [
+        process.get_client_model_weights(output.state, client_state)
+        for client_state in output.client_states
+    ]
+
+
+def load(
+    named_runs: Mapping[pathlib.Path, tuple[str, settings_lib.RunSettings]],
+) -> list[AnalyzedRun]:
+  """Loads finished runs.
+
+  Args:
+    named_runs: Each run's name and settings by its folder.
+
+  Returns:
+    The runs, in the same order.
+
+  Raises:
+    ValueError: If the data or a model of one can't be loaded.
+  """
+  # Runs that are compared are most often on the same dataset.
+  datasets = collections.OrderedDict()
+  runs = []
+  for folder, (name, settings) in named_runs.items():
+    key = (settings.dataset, settings.data_dir, settings.image_size)
+    if key not in datasets:
+      datasets[key] = experiment.load_dataset(settings)
+    data = experiment.split_dataset(settings, datasets[key])
+    model = experiment.build_model(settings, data)
+    weights = _read(folder / run_folder.MODEL / run_folder.MODEL_FILE, model)
+    runs.append(AnalyzedRun(name, folder, settings, data, model, weights))
+  return runs
+
+
+def _read(path: pathlib.Path, model: BatchNormModel) -> ModelWeights:
+  try:
+    keras_model = tf.keras.models.load_model(path, compile=False)
+  # Keras raises errors of many kinds.
+  except Exception as error:
+    raise ValueError(f'{path} can not be loaded: {error}') from error
+  try:
+    return model.from_keras(keras_model)
+  except ValueError as error:
+    raise ValueError(
+        f'{path} is not the model of its {run_folder.FLAGS_FILE}: {error}'
+    ) from error

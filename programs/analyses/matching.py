@@ -1,0 +1,121 @@
+"""Matching of the units of global and local models of finished runs.
+
+Figure 7 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
+2022.
+"""
+
+from collections.abc import Sequence
+
+from matplotlib import figure
+from matplotlib import ticker
+import numpy as np
+
+from tff_bn import analysis
+from tff_bn.programs import cli
+from tff_bn.programs.analyses import analyzed_run
+from tff_bn.programs.analyses import layers
+from tff_bn.programs.analyses import report
+
+
+def analyze(
+    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
+) -> report.Report:
+  """Matches the units of the models before and after local training.
+
+  Args:
+    runs: The runs.
+    flags: The program's flags.
+
+  Returns:
+    The share of the units of each layer that stay where they are.
+  """
+  matches = {
+      comparison: analysis.match_layers(
+          comparison.before, comparison.after, comparison.layer, comparison.x
+      )
+      for comparison in layers.comparisons(runs, flags)
+  }
+  rows = [
+      report.LayerValue(
+          comparison.run,
+          comparison.seed,
+          comparison.client,
+          comparison.layer,
+          match.assignment.size,
+          match.diagonal_share,
+      )
+      for comparison, match in matches.items()
+  ]
+  return report.Report(
+      report.layer_csv(rows, 'diagonal_share'),
+      report.layer_markdown(
+          rows,
+          3,
+          [
+              'Share of the units that are best matched with the unit at the'
+              ' same position, before and after local training, by their'
+              f' activations for at most {flags.num_examples} test examples.'
+          ],
+      ),
+      dict(
+          matching=report.layer_figure(
+              rows,
+              'Share on the diagonal',
+              'Units that optimal assignment leaves where they are',
+          ),
+          matching_units=assignment_figure(
+              {
+                  (c.run, c.layer): match.assignment
+                  for c, match in layers.shown(matches).items()
+              }
+          ),
+      ),
+  )
+
+
+def assignment_figure(
+    assignments: dict[tuple[str, str], np.ndarray],
+) -> figure.Figure:
+  """Draws permutation matrices.
+
+  Args:
+    assignments: The index vectors of `tff_bn.analysis.optimal_assignment`, by
+      run and layer.
+
+  Returns:
+    A figure with a row for each run and a column for each layer; the number in
+    brackets is the share on the diagonal.
+  """
+  names = list(dict.fromkeys(name for name, _ in assignments))
+  drawing, all_axes = report.panels(
+      len(names),
+      max(sum(name == run for run, _ in assignments) for name in names),
+      width=2.6,
+      height=2.8,
+  )
+  for name, row in zip(names, all_axes):
+    of_run = {k[1]: v for k, v in assignments.items() if k[0] == name}
+    for axes, (layer, assignment) in zip(row, of_run.items()):
+      size = assignment.size
+      axes.scatter(
+          np.arange(size), assignment, s=max(1, 300 / size), c='#0072B2'
+      )
+      axes.set_title(
+          f'{layer} [{analysis.diagonal_share(assignment):.3f}]',
+          fontsize='small',
+      )
+      axes.set_xlim(-0.5, size - 0.5)
+      axes.set_ylim(size - 0.5, -0.5)
+      axes.set_aspect('equal')
+      for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(ticker.MaxNLocator(nbins=4, integer=True))
+      axes.set_xlabel('Unit before', fontsize='small')
+      axes.tick_params(labelsize='small')
+    for axes in row[len(of_run) :]:
+      axes.set_axis_off()
+    row[0].set_ylabel(f'{name}\nunit after')
+  drawing.suptitle('Matched units before and after local training')
+  return drawing
+
+
+check = layers.check

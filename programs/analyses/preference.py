@@ -1,0 +1,140 @@
+"""Classes that the units of global and local models of finished runs prefer.
+
+Figure 8 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
+2022.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib
+from matplotlib import figure
+from matplotlib import patches
+import numpy as np
+
+from tff_bn import analysis
+from tff_bn.programs import cli
+from tff_bn.programs.analyses import analyzed_run
+from tff_bn.programs.analyses import layers
+from tff_bn.programs.analyses import report
+
+
+def analyze(
+    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
+) -> report.Report:
+  """Compares what units prefer before and after local training.
+
+  Args:
+    runs: The runs.
+    flags: The program's flags.
+
+  Returns:
+    The share of the units of each layer that prefer the same class.
+  """
+  preferred = {
+      comparison: [
+          analysis.preferred_classes(
+              analysis.preference_vectors(
+                  model, comparison.layer, comparison.x, comparison.y
+              )
+          )
+          for model in (comparison.before, comparison.after)
+      ]
+      for comparison in layers.comparisons(runs, flags)
+  }
+  rows = [
+      report.LayerValue(
+          comparison.run,
+          comparison.seed,
+          comparison.client,
+          comparison.layer,
+          classes[0].size,
+          analysis.agreeing_share(*classes),
+      )
+      for comparison, classes in preferred.items()
+  ]
+  return report.Report(
+      report.layer_csv(rows, 'agreeing_share'),
+      report.layer_markdown(
+          rows,
+          3,
+          [
+              'Share of the units that contribute most to the same class before'
+              ' and after local training, by their preference vectors for'
+              f' at most {flags.num_examples} test examples.'
+          ],
+      ),
+      dict(
+          preference=report.layer_figure(
+              rows,
+              'Share that agrees',
+              'Units that prefer the same class after local training',
+          ),
+          preference_units=classes_figure(
+              {
+                  (c.run, c.layer): classes
+                  for c, classes in layers.shown(preferred).items()
+              },
+              runs[0].data.num_classes,
+          ),
+      ),
+  )
+
+
+def classes_figure(
+    preferred: Mapping[tuple[str, str], Sequence[np.ndarray]], num_classes: int
+) -> figure.Figure:
+  """Draws the class that each unit prefers, as a coloured line.
+
+  Args:
+    preferred: By run and layer, the classes before and after local training.
+    num_classes: The number of classes.
+
+  Returns:
+    A figure with a row for each run and a column for each layer; the number in
+    brackets is the share of units that agree.
+  """
+  names = list(dict.fromkeys(name for name, _ in preferred))
+  drawing, all_axes = report.panels(
+      len(names),
+      max(sum(name == run for run, _ in preferred) for name in names),
+      width=3.6,
+      height=1.8,
+  )
+  colours = matplotlib.colormaps['tab10' if num_classes <= 10 else 'turbo']
+  colours = colours.resampled(num_classes)
+  for name, row in zip(names, all_axes):
+    of_run = {k[1]: v for k, v in preferred.items() if k[0] == name}
+    for axes, (layer, classes) in zip(row, of_run.items()):
+      axes.imshow(
+          np.stack(classes),
+          cmap=colours,
+          vmin=-0.5,
+          vmax=num_classes - 0.5,
+          aspect='auto',
+          interpolation='nearest',
+      )
+      axes.set_title(
+          f'{layer} [{analysis.agreeing_share(*classes):.3f}]',
+          fontsize='small',
+      )
+      axes.set_yticks([0, 1], ['before', 'after'])
+      axes.set_xlabel('Unit', fontsize='small')
+      axes.tick_params(labelsize='small')
+    for axes in row[len(of_run) :]:
+      axes.set_axis_off()
+    row[0].set_ylabel(name)
+  if num_classes <= 20:
+    drawing.legend(
+        handles=[
+            patches.Patch(color=colours(c), label=str(c))
+            for c in range(num_classes)
+        ],
+        loc='outside right upper',
+        frameon=False,
+        title='Class',
+    )
+  drawing.suptitle('Classes that units prefer, before and after local training')
+  return drawing
+
+
+check = layers.check

@@ -1,0 +1,172 @@
+"""What the analyses of trained models write: tables and figures."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+from matplotlib import figure
+import numpy as np
+
+from tff_bn.programs import figures
+from tff_bn.programs import tables
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What an analysis has found.
+
+  Attributes:
+    csv: The text of its CSV file: every number.
+    markdown: The text of its Markdown file: a table for people.
+    drawings: Its figures, by the names of their files.
+  """
+
+  csv: str
+  markdown: str
+  drawings: Mapping[str, figure.Figure]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerValue:
+  """A number that belongs to a layer of a run's model.
+
+  Attributes:
+    run: The run's name.
+    seed: The run's seed.
+    client: The client whose model is compared; '' for all together.
+    layer: The layer's name.
+    units: The number of the layer's units; '' if that doesn't matter.
+    value: The number.
+  """
+
+  run: str
+  seed: int
+  client: str
+  layer: str
+  units: int | str
+  value: float
+
+
+def layer_csv(rows: Sequence[LayerValue], column: str) -> str:
+  """A line for each number.
+
+  Args:
+    rows: The numbers.
+    column: What the numbers are called.
+
+  Returns:
+    The text of a CSV file. Columns that are empty in all lines are left out.
+  """
+  names = {field.name: field.name for field in dataclasses.fields(LayerValue)}
+  names['value'] = column
+  values = {
+      name: [getattr(row, field) for row in rows]
+      for field, name in names.items()
+  }
+  values = {k: v for k, v in values.items() if any(x != '' for x in v)}
+  return tables.csv_text(list(values), list(zip(*values.values())))
+
+
+def layer_markdown(
+    rows: Sequence[LayerValue], digits: int, notes: Sequence[str]
+) -> str:
+  """A line for each layer and a column for each run.
+
+  Args:
+    rows: The numbers. Those of several seeds and clients become their mean and
+      standard deviation.
+    digits: How many digits after the point.
+    notes: Sentences for below the table.
+
+  Returns:
+    Markdown.
+  """
+  names = _names(rows)
+  cells = [['Layer', *names]]
+  for layer in _layers(rows):
+    cells.append([layer])
+    for name in names:
+      values = _values(rows, name, layer)
+      text = f'{np.mean(values):.{digits}f}' if values else '–'
+      if len(values) > 1:
+        text += f' ± {np.std(values, ddof=1):.{digits}f}'
+      cells[-1].append(text)
+  if any(len(_values(rows, n, x)) > 1 for n in names for x in _layers(rows)):
+    notes = [*notes, 'Mean ± standard deviation over seeds and clients.']
+  return tables.markdown(cells, notes)
+
+
+def layer_figure(
+    rows: Sequence[LayerValue], label: str, title: str
+) -> figure.Figure:
+  """Draws bars: a group for each layer, in it one for each run.
+
+  Args:
+    rows: The numbers. Those of several seeds and clients become their mean,
+      with their standard deviation as error bar.
+    label: What the numbers are.
+    title: The title.
+
+  Returns:
+    The figure.
+  """
+  names, layers = _names(rows), _layers(rows)
+  drawing = figures.new_figure(
+      width=min(16.0, 5.0 + 0.25 * len(layers) * (1 + len(names))), height=4.5
+  )
+  axes = drawing.subplots()
+  width = 0.8 / len(names)
+  for number, name in enumerate(names):
+    values = [_values(rows, name, layer) for layer in layers]
+    axes.bar(
+        np.arange(len(layers)) + (number - (len(names) - 1) / 2) * width,
+        [np.mean(v) if v else np.nan for v in values],
+        width,
+        yerr=[np.std(v, ddof=1) if len(v) > 1 else 0 for v in values]
+        if any(len(v) > 1 for v in values)
+        else None,
+        color=figures.COLOURS[number % len(figures.COLOURS)],
+        error_kw=dict(ecolor='#404040', capsize=2, linewidth=1),
+        label=name,
+    )
+  axes.set_xticks(range(len(layers)), layers, rotation=40, ha='right')
+  axes.tick_params(axis='x', labelsize='small')
+  axes.set_ylabel(label)
+  figures.tidy(axes)
+  axes.grid(visible=False, axis='x')
+  axes.set_axisbelow(True)
+  if len(names) > 1:
+    figures.add_legend(drawing)
+  axes.set_title(title, fontsize='medium')
+  return drawing
+
+
+def panels(
+    num_rows: int, num_columns: int, *, width: float, height: float
+) -> tuple[figure.Figure, np.ndarray]:
+  """Makes a figure of panels.
+
+  Args:
+    num_rows: The number of rows.
+    num_columns: The number of columns.
+    width: A panel's width in inches.
+    height: A panel's height in inches.
+
+  Returns:
+    The figure and its axes, `[num_rows, num_columns]`.
+  """
+  drawing = figures.new_figure(
+      width=0.5 + width * num_columns, height=0.7 + height * num_rows
+  )
+  return drawing, drawing.subplots(num_rows, num_columns, squeeze=False)
+
+
+def _names(rows: Sequence[LayerValue]) -> list[str]:
+  return list(dict.fromkeys(row.run for row in rows))
+
+
+def _layers(rows: Sequence[LayerValue]) -> list[str]:
+  return list(dict.fromkeys(row.layer for row in rows))
+
+
+def _values(rows: Sequence[LayerValue], run: str, layer: str) -> list[float]:
+  return [row.value for row in rows if (row.run, row.layer) == (run, layer)]

@@ -1,0 +1,234 @@
+"""The shuffle test of the models of finished runs.
+
+Figure 3 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
+2022.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from matplotlib import axes as mpl_axes
+from matplotlib import figure
+import numpy as np
+import tensorflow as tf
+
+from tff_bn import convert
+from tff_bn import position_encodings
+from tff_bn.analysis import permutation
+from tff_bn.layers import position_encoding
+from tff_bn.programs import cli
+from tff_bn.programs import figures
+from tff_bn.programs import tables
+from tff_bn.programs.analyses import analyzed_run
+from tff_bn.programs.analyses import report
+
+_MODES = {'multiply': 'multiplicative', 'add': 'additive'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Error:
+  """A shuffle error.
+
+  Attributes:
+    run: The run's name.
+    seed: The run's seed.
+    mode: The encodings' mode.
+    amplitude: Their amplitude A.
+    period: Their period T.
+    error: The mean error over the permutations.
+  """
+
+  run: str
+  seed: int
+  mode: str
+  amplitude: float
+  period: float
+  error: float
+
+
+def analyze(
+    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
+) -> report.Report:
+  """Measures what permuting units changes, with encodings of many amplitudes.
+
+  Args:
+    runs: The runs.
+    flags: The program's flags.
+
+  Returns:
+    The shuffle errors.
+  """
+  errors = []
+  for run in runs:
+    x, _ = run.test_examples(flags.num_examples, flags.seed)
+    plain = without_encodings(run.keras_model)
+    # Encodings stay where they are, so the same permuted weights are for all.
+    permuted = [
+        permutation.shuffle_units(
+            plain, flags.shuffle_probability, flags.seed + repeat
+        ).get_weights()
+        for repeat in range(flags.repeats)
+    ]
+    for mode in _MODES:
+      for period in flags.periods:
+        for amplitude in sorted(flags.amplitudes):
+          model = position_encodings.add_position_encodings(
+              plain, mode, amplitude, period
+          )
+          before = permutation.outputs(model, x)
+          values = []
+          for weights in permuted:
+            model.set_weights(weights)
+            after = permutation.outputs(model, x)
+            values.append(permutation.output_change(before, after))
+          errors.append(
+              Error(
+                  *(run.name, run.seed, mode),
+                  *(amplitude, period, float(np.mean(values))),
+              )
+          )
+  columns = [field.name for field in dataclasses.fields(Error)]
+  return report.Report(
+      tables.csv_text(columns, [dataclasses.astuple(e) for e in errors]),
+      _markdown(errors, flags),
+      dict(
+          shuffle_test=error_figure(
+              errors,
+              f'Shuffle error, P_sf = {flags.shuffle_probability:g}',
+          )
+      ),
+  )
+
+
+def check(
+    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
+) -> None:
+  """Raises a `ValueError` if a run's model can't be shuffled."""
+  for run in runs:
+    try:
+      plain = without_encodings(run.keras_model)
+      position_encodings.add_position_encodings(plain)
+      has_units = bool(permutation.unit_groups(plain))
+      permutation.outputs(plain, run.test_examples(1, flags.seed)[0])
+    except ValueError as error:
+      raise ValueError(f'--run={run.folder}: {error}') from error
+    if not has_units:
+      raise ValueError(
+          f'--run={run.folder}: its model has no hidden units that could be'
+          ' permuted.'
+      )
+
+
+def without_encodings(model: tf.keras.Model) -> tf.keras.Model:
+  """Copies a model, without its position encodings.
+
+  Args:
+    model: A functional model.
+
+  Returns:
+    The new model, with the same weights.
+  """
+  copy = _WithoutEncodings()
+  plain = copy.layer(model)
+  copy.set_state(model)
+  return plain
+
+
+class _WithoutEncodings(convert.Copy):
+  """Copies layers; position encodings become layers that do nothing."""
+
+  def _new(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    if convert.is_functional(layer):
+      return tf.keras.models.clone_model(layer, clone_function=self.layer)
+    if isinstance(layer, position_encoding.PositionEncoding):
+      return tf.keras.layers.Activation('linear', name=f'{layer.name}_off')
+    return type(layer).from_config(layer.get_config())
+
+  def set_state(self, layer: tf.keras.layers.Layer) -> None:
+    # A client's own phase has no meaning for other encodings.
+    if not isinstance(layer, position_encoding.PositionEncoding):
+      super().set_state(layer)
+
+
+def error_figure(errors: Sequence[Error], title: str) -> figure.Figure:
+  """Draws errors against amplitudes.
+
+  Args:
+    errors: The errors. Those of several seeds become their mean.
+    title: The title.
+
+  Returns:
+    A figure with a row for each run: at the left the multiplicative encodings
+    with all periods, at the right both modes with the first period.
+  """
+  names = list(dict.fromkeys(error.run for error in errors))
+  periods = list(dict.fromkeys(error.period for error in errors))
+  drawing, all_axes = report.panels(len(names), 2, width=4.2, height=3.4)
+  for name, (left, right) in zip(names, all_axes):
+    of_run = [error for error in errors if error.run == name]
+    for number, period in enumerate(periods):
+      _draw(left, of_run, 'multiply', period, f'T = {period:g}', number)
+    left.set_title(f'{name}: multiplicative', fontsize='medium')
+    for number, (mode, words) in enumerate(_MODES.items()):
+      _draw(right, of_run, mode, periods[0], words, number)
+    right.set_title(f'{name}: T = {periods[0]:g}', fontsize='medium')
+    left.set_ylabel('Error per output')
+    for axes in (left, right):
+      axes.set_xlabel('Amplitude A')
+      axes.set_ylim(bottom=0)
+      axes.legend(frameon=False, fontsize='small')
+      figures.tidy(axes)
+  drawing.suptitle(title)
+  return drawing
+
+
+def _draw(
+    axes: mpl_axes.Axes,
+    errors: Sequence[Error],
+    mode: str,
+    period: float,
+    label: str,
+    number: int,
+) -> None:
+  points: dict[float, list[float]] = {}
+  for error in errors:
+    if (error.mode, error.period) == (mode, period):
+      points.setdefault(error.amplitude, []).append(error.error)
+  axes.plot(
+      list(points),
+      [np.mean(values) for values in points.values()],
+      marker='o',
+      markersize=4,
+      color=figures.COLOURS[number % len(figures.COLOURS)],
+      linestyle=figures.DASHES[number % len(figures.DASHES)],
+      label=label,
+  )
+
+
+def _markdown(errors: Sequence[Error], flags: cli.ParsedFlags) -> str:
+  names = list(dict.fromkeys(error.run for error in errors))
+  cells = [['Encodings', 'T', 'A', *names]]
+  for mode, words in _MODES.items():
+    for period in flags.periods:
+      for amplitude in sorted(flags.amplitudes):
+        cells.append([words, f'{period:g}', f'{amplitude:g}'])
+        for name in names:
+          values = [
+              e.error
+              for e in errors
+              if (e.run, e.mode, e.period, e.amplitude)
+              == (name, mode, period, amplitude)
+          ]
+          cells[-1].append(f'{np.mean(values):.3g}')
+  return tables.markdown(
+      cells,
+      [
+          'Shuffle error: norm of the change of the outputs, divided by their'
+          ' number, when hidden units are permuted with P_sf ='
+          f' {flags.shuffle_probability:g}; mean over at most'
+          f' {flags.num_examples} test examples and {flags.repeats}'
+          ' permutations.',
+          'With A = 0 the model is not position-aware, so that the error is'
+          ' rounding.',
+      ],
+  )

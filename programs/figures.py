@@ -1,0 +1,74 @@
+"""What the programs' figures have in common."""
+
+from collections.abc import Mapping
+import os
+import pathlib
+
+from matplotlib import axes as mpl_axes
+from matplotlib import figure
+from matplotlib.backends import backend_agg
+
+# Okabe and Ito's colours, which colour-blind people can tell apart; the yellow
+# is left out because it is too light for lines on white.
+COLOURS = (
+    '#0072B2',
+    '#D55E00',
+    '#009E73',
+    '#CC79A7',
+    '#E69F00',
+    '#56B4E9',
+    '#000000',
+)
+DASHES = ('-', '--', '-.', ':')
+_DPI = 150
+
+
+def new_figure(width: float, height: float) -> figure.Figure:
+  """A figure that doesn't depend on pyplot's state or on a display.
+
+  Args:
+    width: The width in inches.
+    height: The height in inches.
+
+  Returns:
+    The figure.
+  """
+  drawing = figure.Figure(
+      figsize=(width, height), dpi=_DPI, layout='constrained'
+  )
+  backend_agg.FigureCanvasAgg(drawing)
+  return drawing
+
+
+def tidy(axes: mpl_axes.Axes) -> None:
+  """Gives axes a light grid, and no frame at the top and the right."""
+  axes.grid(alpha=0.3)
+  axes.spines[['top', 'right']].set_visible(False)
+
+
+def add_legend(drawing: figure.Figure) -> None:
+  """Adds one legend for all axes, outside of them."""
+  handles = {}
+  for axes in drawing.axes:
+    lines, labels = axes.get_legend_handles_labels()
+    handles.update(zip(labels, lines))
+  drawing.legend(
+      handles.values(),
+      handles.keys(),
+      loc='outside right upper',
+      frameon=False,
+  )
+
+
+def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:
+  """Saves figures as PNG files, which are never there in part.
+
+  Args:
+    folder: The folder for the files; it is made if needed.
+    drawings: The figures by the files' names, without `.png`.
+  """
+  folder.mkdir(exist_ok=True)
+  for name, drawing in drawings.items():
+    temporary = folder / f'.{name}.png.part'
+    drawing.savefig(temporary, format='png')
+    os.replace(temporary, folder / f'{name}.png')

@@ -1,0 +1,58 @@
+"""Reads the settings of a run that has come to its end."""
+
+from collections.abc import Sequence
+import pathlib
+
+from tff_bn.programs import cli
+from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
+from tff_bn.programs import train
+
+
+def check(folder: pathlib.Path) -> dict[str, str]:
+  """Checks that a folder holds a finished run, or a comparison.
+
+  Args:
+    folder: The folder that `--run` names.
+
+  Returns:
+    The texts of its flags by name.
+
+  Raises:
+    ValueError: If it holds no run, or one that is not finished.
+  """
+  texts = run_folder.read_flags(folder)
+  if not is_comparison(texts) and not run_folder.is_finished(folder):
+    raise ValueError(
+        f'--run={folder} is not finished; the command that began it goes on'
+        ' with it.'
+    )
+  return texts
+
+
+def is_comparison(texts: dict[str, str]) -> bool:
+  """Whether a folder with these flags has several runs."""
+  return 'algorithms' in texts
+
+
+def read_settings(
+    folder: pathlib.Path, overruling: Sequence[str] = ()
+) -> settings_lib.RunSettings:
+  """Reads the settings of a finished run.
+
+  Args:
+    folder: The run's folder.
+    overruling: Flags, `--name=value`, that take the place of the run's.
+
+  Returns:
+    The settings.
+
+  Raises:
+    ValueError: If the flags don't go together.
+  """
+  run_flags = cli.parse(
+      train.define_flags,
+      [f'--flagfile={folder / run_folder.FLAGS_FILE}', *overruling],
+  )
+  settings_lib.check(run_flags)
+  return settings_lib.resolve(run_flags, run_flags.algorithm, run_flags.seed)

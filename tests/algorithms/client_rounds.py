@@ -1,0 +1,109 @@
+"""The data of several clients, and rounds with what the clients keep."""
+
+import numpy as np
+import numpy_reference as reference
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+from tff_bn.stateful_process import StatefulLearningProcess
+
+
+def datasets(problem, sizes, seeds=None):
+  """A dataset of each client; seeds: 0, 1, …, or these."""
+  seeds = range(len(sizes)) if seeds is None else seeds
+  return [
+      problem.dataset(size, seed)
+      for size, seed in zip(sizes, seeds, strict=True)
+  ]
+
+
+def batches(problem, sizes, seeds=None):
+  """The batches of each client of `datasets`, as NumPy arrays."""
+  seeds = range(len(sizes)) if seeds is None else seeds
+  return [
+      reference.split(*problem.arrays(size, seed))
+      for size, seed in zip(sizes, seeds, strict=True)
+  ]
+
+
+def datasets_without_update(problem):
+  """Those of a client without data, and of one that diverges."""
+  x, y = problem.arrays(16, 5)
+  x[9] = np.nan  # In the second batch, after a good step.
+  return [
+      problem.dataset(8, 0).take(0),
+      tf.data.Dataset.from_tensor_slices((x, y)).batch(8),
+  ]
+
+
+class Training:
+  """The server's state and those of all clients, as the rounds leave them.
+
+  Attributes:
+    process: The process, of either kind.
+    state: The server's state.
+    clients: The state of each client; none if clients keep nothing.
+  """
+
+  def __init__(self, process, num_clients):
+    self.process = process
+    self.state = process.initialize()
+    self.clients = []
+    if isinstance(process, StatefulLearningProcess):
+      self.clients = [
+          process.initialize_client(self.state) for _ in range(num_clients)
+      ]
+
+  def next_round(self, data, sampled=None):
+    """Makes a round.
+
+    Args:
+      data: A dataset for each client.
+      sampled: The positions of those who take part; of all, by default.
+
+    Returns:
+      The metrics.
+    """
+    sampled = range(len(data)) if sampled is None else sampled
+    arguments = [[data[k] for k in sampled]]
+    if self.clients:
+      arguments.insert(0, [self.clients[k] for k in sampled])
+    output = self.process.next(self.state, *arguments)
+    self.state = output.state
+    if self.clients:
+      self.clients = list(self.clients)  # Tests may look at the old ones.
+      for k, client in zip(sampled, output.client_states, strict=True):
+        self.clients[k] = client
+    return output.metrics
+
+  def weights(self, model):
+    """Those of the server's model."""
+    return model.from_model_weights(self.process.get_model_weights(self.state))
+
+  def client_weights(self, model):
+    """Those of the model of each client that keeps a state."""
+    return [
+        model.from_model_weights(
+            self.process.get_client_model_weights(self.state, client)
+        )
+        for client in self.clients
+    ]
+
+
+def run(process, data, num_rounds):
+  """The training after rounds of all clients."""
+  training = Training(process, len(data))
+  for _ in range(num_rounds):
+    training.next_round(data)
+  return training
+
+
+def weights_after_two_rounds(problem, name, **options):
+  """What an algorithm makes of the problem's model, with momentum."""
+  model = problem.model()
+  process = getattr(algorithms, f'build_{name}')(
+      model, tff.learning.optimizers.build_sgdm(0.1, 0.5), **options
+  )
+  sizes = [20] if name == 'centralized' else (20, 7, 33)
+  return run(process, datasets(problem, sizes), 2).weights(model)

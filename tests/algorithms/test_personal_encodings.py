@@ -1,0 +1,477 @@
+"""Tests of position encodings that are a client's own, in all algorithms."""
+
+import collections
+
+import numpy as np
+import numpy_reference as reference
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_bn
+from tff_bn import algorithms
+from tff_bn import analysis
+from tff_bn import phased_process
+from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.partition import Role
+from tff_bn.stateful_process import StatefulLearningProcess
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 13)  # Unequal, with short last batches.
+# Of the weights of dense, batch norm, encoding, ReLU, dense.
+_PHASE = 6
+
+_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
+_REFUSING = {
+    'build_centralized': 'centralized training',
+    'build_fedtan': 'FedTAN',
+    'build_fedtan_ii': 'FedTAN',
+}
+_REQUIRED = {
+    'build_fed_bs': dict(epsilon=1.0),
+    'build_fedtan_ii': dict(sync_rounds=1),
+    'build_fixbn': dict(fixbn_rounds=1),
+}
+
+
+def _model(toy, share=0.5, mode='add', amplitude=0.4, **kwargs):
+  return toy.model(
+      lambda: tff_bn.add_position_encodings(
+          toy.keras_model(), mode, amplitude, personal_share=share, **kwargs
+      )
+  )
+
+
+def _deep_model(shared=False):
+  """With two phases, and no batch normalization."""
+
+  def keras_model_fn():
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((4,)),
+            tf.keras.layers.Dense(6, 'relu'),
+            tf.keras.layers.Dense(6, 'relu'),
+            tf.keras.layers.Dense(3),
+        ]
+    )
+    share = 0.0 if shared else 1.0
+    return tff_bn.add_position_encodings(model, personal_share=share)
+
+  return BatchNormModel(
+      keras_model_fn,
+      (tf.TensorSpec((None, 4)), tf.TensorSpec((None,), tf.int32)),
+      lambda: tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+  )
+
+
+def _datasets(toy):
+  return [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]
+
+
+def _first_clients(process, state, num=3):
+  initial = process.initialize_client(state)
+  return [process.personalize(initial, number) for number in range(num)]
+
+
+def _phases(client_states):
+  """One row for each client."""
+  return np.array(
+      [
+          [v for n, v in state.items() if n.startswith('personal_phase_')]
+          for state in client_states
+      ]
+  )
+
+
+def _build(name, model, **kwargs):
+  return getattr(algorithms, name)(
+      model, _SGD(0.1), **_REQUIRED.get(name, {}), **kwargs
+  )
+
+
+def _encodings(num_units, num_personal, phase, mode, amplitude):
+  """The sines unit by unit, in float64."""
+  values = []
+  for j in range(num_units):
+    turns = j / num_units
+    if j >= num_units - num_personal:
+      turns += phase
+    values.append(amplitude * np.sin(2 * np.pi * turns))
+  return np.array(values) + (1 if mode == 'multiply' else 0)
+
+
+def _gradients_with(encodings, mode):
+  """The gradients of the model with encodings, by that of another model.
+
+  After batch normalization, an encoding that is added is a part of the shift;
+  one that is multiplied by scales both the scale and the shift.
+  """
+  factor, summand = (1, encodings) if mode == 'add' else (encodings, 0)
+
+  def gradients(weights, x, y, **kwargs):
+    folded = list(weights)
+    folded[2] = weights[2] * factor
+    folded[3] = weights[3] * factor + summand
+    loss, grads, *statistics = reference.gradients(folded, x, y, **kwargs)
+    grads[2] = grads[2] * factor
+    grads[3] = grads[3] * factor
+    return loss, grads, *statistics
+
+  return gradients
+
+
+@pytest.mark.parametrize(
+    ('mode', 'share', 'num_personal'),
+    [
+        ('add', 1.0, 5),
+        ('add', 0.3, 2),
+        ('multiply', 0.7, 4),
+    ],
+)
+def test_rounds_of_fed_avg_equal_numpy_in_float64(
+    toy, mode, share, num_personal
+):
+  model = _model(toy, share, mode)
+  process = algorithms.build_fed_avg(
+      model, _SGD(0.1, 0.5), client_weight_decay=0.01, seed=7
+  )
+  state = process.initialize()
+  clients = _first_clients(process, state)
+  phases = _phases(clients)[:, 0].astype(np.float64)
+  assert np.ptp(phases) > 0.1
+  expected = model.from_model_weights(process.get_model_weights(state))
+  assert expected.pop(_PHASE) == 0
+
+  for _ in range(3):
+    trained = []
+    for number, size in enumerate(_SIZES):
+      encodings = _encodings(5, num_personal, phases[number], mode, 0.4)
+      trained.append(
+          reference.train(
+              expected,
+              reference.split(*toy.arrays(size, number)),
+              0.1,
+              momentum=0.5,
+              weight_decay=0.01,
+              gradients_fn=_gradients_with(encodings, mode),
+          )
+      )
+    expected = reference.average_models([w for w, _, _ in trained], _SIZES)
+    output = process.next(state, clients, _datasets(toy))
+    state, clients = output.state, output.client_states
+    np.testing.assert_allclose(
+        output.metrics['client_work']['train']['loss'],
+        sum(loss for _, _, loss in trained) / sum(_SIZES),
+        rtol=1e-10,
+    )
+
+  found = model.from_model_weights(process.get_model_weights(state))
+  assert found.pop(_PHASE) == 0
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+  np.testing.assert_array_equal(_phases(clients)[:, 0], phases)
+  for client, phase in zip(clients, phases, strict=True):
+    own = model.from_model_weights(
+        process.get_client_model_weights(state, client)
+    )
+    assert own.pop(_PHASE) == phase
+    for value, server_value in zip(own, found, strict=True):
+      np.testing.assert_array_equal(value, server_value)
+
+
+def _names_at_server(type_spec, is_at_server=False):
+  """The names of all that a type places at the server."""
+  if isinstance(type_spec, tff.FunctionType):
+    yield from _names_at_server(type_spec.parameter)
+    yield from _names_at_server(type_spec.result)
+  elif isinstance(type_spec, tff.FederatedType):
+    yield from _names_at_server(
+        type_spec.member, type_spec.placement is tff.SERVER
+    )
+  elif isinstance(type_spec, tff.StructType):
+    for name, element in tff.structure.iter_elements(type_spec):
+      if is_at_server and name is not None:
+        yield name
+      yield from _names_at_server(element, is_at_server)
+
+
+@pytest.mark.parametrize('name', _BUILDERS)
+def test_every_algorithm_trains_or_refuses(toy, name):
+  model = _model(toy)
+  if name in _REFUSING:
+    message = (
+        f'^{_REFUSING[name]} is impossible with position encodings that are a'
+        " client's own, as in the layers hidden_position of the model"
+    )
+    with pytest.raises(ValueError, match=message):
+      _build(name, model)
+    return
+  process = _build(name, model)
+  assert isinstance(process, StatefulLearningProcess)
+  assert process.has_client_models
+  assert process.has_personal_state
+  client_type = process.initialize_client.type_signature.result
+  local = [n for n, _ in tff.structure.iter_elements(client_type)]
+  assert local.count(f'personal_phase_{_PHASE}') == 1
+  names = set(_names_at_server(process.next.type_signature))
+  # FedBN and others name what is shared.
+  assert name == 'build_single' or 'kernel_0' in names
+  assert not any('personal_phase' in n for n in names)
+
+  state = process.initialize()
+  clients = _first_clients(process, state)
+  before = _phases(clients)
+  assert len(np.unique(before)) == 3
+  for _ in range(2):  # In FixBN the second round is of another kind.
+    output = process.next(state, clients, _datasets(toy))
+    state, clients = output.state, output.client_states
+  assert output.metrics['client_work']['num_dropped_clients'] == 0
+  np.testing.assert_array_equal(_phases(clients), before)
+  initial = model.from_model_weights(model.initial_weights)
+  for client, phase in zip(clients, before[:, 0], strict=True):
+    own = model.from_model_weights(
+        process.get_client_model_weights(state, client)
+    )
+    assert own[_PHASE] == phase
+    assert all(np.all(np.isfinite(value)) for value in own)
+    assert np.any(own[0] != initial[0])
+  server = model.from_model_weights(process.get_model_weights(state))
+  assert server[_PHASE] == 0
+
+
+@pytest.mark.parametrize('name', ['build_fed_avg', 'build_fbn'])
+def test_what_is_sent_is_what_is_sent_without_them(toy, name):
+  sent = []
+  for share in (0.0, 0.5):
+    process = _build(name, _model(toy, share))
+    sent.append(
+        collections.Counter(
+            (m.direction, m.shape, m.num_bytes)
+            for m in analysis.messages(process.next)
+        )
+    )
+  assert sent[0] == sent[1]
+
+
+def test_all_encodings_are_shared_by_default(toy):
+  """To the bit; such a process keeps nothing with the clients."""
+  shared = _model(toy, 0.0)
+  default = toy.model(
+      lambda: tff_bn.add_position_encodings(toy.keras_model(), 'add', 0.4)
+  )
+  weights = []
+  for model in (shared, default):
+    assert not model.has_personal_encodings
+    process = algorithms.build_fed_avg(model, _SGD(0.1))
+    assert isinstance(process, tff.learning.templates.LearningProcess)
+    state = process.next(process.initialize(), _datasets(toy)).state
+    weights.append(process.get_model_weights(state))
+  # Without phases, all clients have the server's model.
+  process = algorithms.build_fed_avg(_model(toy, 1.0), _SGD(0.1))
+  state = process.initialize()
+  clients = [process.initialize_client(state)] * 3
+  state = process.next(state, clients, _datasets(toy)).state
+  found = process.get_model_weights(state)
+  assert found.non_trainable.pop() == 0
+  weights.append(found)
+  for other in weights[1:]:
+    for part, other_part in zip(weights[0], other, strict=True):
+      for a, b in zip(part, other_part, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ('build', 'base'),
+    [
+        (algorithms.build_moon, algorithms.build_fed_bn),
+        (algorithms.build_scaffold, algorithms.build_fbn),
+        (algorithms.build_dsgd, algorithms.build_fbn),
+    ],
+)
+def test_combinations(toy, build, base):
+  model = _model(toy)
+  process = build(model, _SGD(0.1), build_process=base, seed=4)
+  plain = algorithms.build_fed_avg(model, _SGD(0.1), seed=4)
+  state = process.initialize()
+  clients = _first_clients(process, state)
+  # The same model and seed: the same phases.
+  expected = _phases(_first_clients(plain, plain.initialize()))
+  np.testing.assert_array_equal(_phases(clients), expected)
+  output = process.next(state, clients, _datasets(toy))
+  np.testing.assert_array_equal(_phases(output.client_states), expected)
+  # What else a client keeps is trained as ever.
+  assert set(output.client_states[0]) == set(clients[0])
+
+
+def test_moon_compares_models_with_the_clients_encodings(toy):
+  """Rounds equal those in NumPy."""
+  model = _model(toy, 1.0, 'multiply', 0.9)
+  process = algorithms.build_moon(
+      model, _SGD(0.1), contrastive_weight=0.7, temperature=0.4
+  )
+  state = process.initialize()
+  clients = _first_clients(process, state)
+  phases = _phases(clients)[:, 0]
+  server = model.from_model_weights(process.get_model_weights(state))
+  server.pop(_PHASE)
+  previous = [server] * 3
+
+  def features(weights, x, encodings):
+    folded = list(weights)
+    folded[2] = weights[2] * encodings
+    folded[3] = weights[3] * encodings
+    return reference.features(folded, x)
+
+  def train(number):
+    encodings = _encodings(5, 5, float(phases[number]), 'multiply', 0.9)
+
+    def feature_gradient(x):
+      frozen = [features(w, x, encodings) for w in (server, previous[number])]
+      return lambda z: 0.7 * reference.contrast(z, *frozen, 0.4)[1]
+
+    return reference.train(
+        server,
+        reference.split(*toy.arrays(_SIZES[number], number)),
+        0.1,
+        gradients_fn=_gradients_with(encodings, 'multiply'),
+        feature_gradient=feature_gradient,
+    )[0]
+
+  for _ in range(2):
+    previous = [train(number) for number in range(3)]
+    server = reference.average_models(previous, _SIZES)
+    output = process.next(state, clients, _datasets(toy))
+    state, clients = output.state, output.client_states
+
+  found = model.from_model_weights(process.get_model_weights(state))
+  found.pop(_PHASE)
+  for value, truth in zip(found, server, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=1e-9, atol=1e-11)
+
+
+def test_phases_are_drawn_by_seed_client_and_layer_alone():
+  model = _deep_model()
+
+  def draw(seed, numbers, build=algorithms.build_fed_avg):
+    process = build(model, _SGD(0.1), seed=seed)
+    initial = process.initialize_client(process.initialize())
+    states = [process.personalize(initial, number) for number in numbers]
+    assert not np.any(_phases([initial]))  # It stays as it is.
+    return _phases(states)
+
+  phases = draw(3, range(200))
+  assert phases.dtype == np.float32
+  assert phases.shape == (200, 2)
+  # In order and not, before and after others.
+  np.testing.assert_array_equal(draw(3, [5, 199, 5, 0]), phases[[5, 199, 5, 0]])
+  np.testing.assert_array_equal(
+      draw(3, [1], algorithms.build_single), phases[[1]]
+  )
+  expected = [
+      np.random.default_rng([3, number, 0x70686173]).random(2, np.float32)
+      for number in range(200)
+  ]
+  np.testing.assert_array_equal(phases, expected)
+  assert len(np.unique(phases)) == 400
+  assert 0 <= phases.min() < 0.02
+  assert 0.98 < phases.max() < 1
+  np.testing.assert_allclose(phases.mean(0), 0.5, atol=0.06)
+  assert abs(np.corrcoef(phases.T)[0, 1]) < 0.2
+  for seed in (4, -3, 2**32 - 1):
+    assert not np.any(draw(seed, range(3)) == phases[:3])
+
+
+def test_nothing_is_personal_without_phases(toy):
+  process = algorithms.build_fed_bn(_model(toy, 0.0), _SGD(0.1))
+  assert not process.has_personal_state
+  client = process.initialize_client(process.initialize())
+  assert process.personalize(client, 3) is client
+
+
+def test_phased_processes_forward_it(toy):
+  for share in (0.0, 0.5):
+    first, second = (
+        algorithms.build_fed_bn(_model(toy, share), _SGD(0.1), seed=seed)
+        for seed in (5, 6)
+    )
+    process = phased_process.build_phased_process([(1, first), (None, second)])
+    assert process.has_personal_state == bool(share)
+    state = process.initialize()
+    expected = _first_clients(first, state)
+    found = _first_clients(process, state)
+    np.testing.assert_array_equal(_phases(found), _phases(expected))
+  assert np.any(_phases(_first_clients(second, state)) != _phases(expected))
+
+
+def test_personal_phases_are_no_batch_normalization():
+  model = _deep_model()
+  for build in (algorithms.build_fed_bn, algorithms.build_silo_bn):
+    with pytest.raises(ValueError, match='has none of them'):
+      build(model, _SGD(0.1))
+  with pytest.raises(ValueError, match='as in the layers .*, .* of the model'):
+    algorithms.build_centralized(model, _SGD(0.1))
+
+
+def test_clients_that_are_left_out_keep_their_phases(toy):
+  model = _model(toy)
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  x, y = toy.arrays(8, 0)
+  x[3, 0] = np.nan
+  diverging = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+  state = process.initialize()
+  clients = _first_clients(process, state)
+
+  output = process.next(
+      state, clients, [toy.dataset(16, 1), diverging, diverging.take(0)]
+  )
+
+  assert output.metrics['client_work']['num_dropped_clients'] == 1
+  np.testing.assert_array_equal(_phases(output.client_states), _phases(clients))
+  alone = process.next(state, clients[:1], [toy.dataset(16, 1)]).state
+  for a, b in zip(
+      process.get_model_weights(output.state).trainable,
+      process.get_model_weights(alone).trainable,
+      strict=True,
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize('policy', ['mixed_float16', 'mixed_bfloat16'])
+def test_mixed_precision(policy):
+  def keras_model_fn():
+    inputs = tf.keras.Input((4,))
+    x = tf.keras.layers.Dense(5, dtype=policy)(inputs)
+    x = tf.keras.layers.ReLU(dtype=policy)(x)
+    outputs = tf.keras.layers.Dense(3, dtype=policy)(x)
+    return tff_bn.add_position_encodings(
+        tf.keras.Model(inputs, outputs), 'multiply', 0.9, personal_share=1.0
+    )
+
+  rng = np.random.default_rng(0)
+  tf.keras.utils.set_random_seed(0)
+  model = BatchNormModel(
+      keras_model_fn,
+      (tf.TensorSpec((None, 4)), tf.TensorSpec((None,), tf.int32)),
+      lambda: tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+  )
+  (phase,) = (v for v in model.variables if v.role is Role.PERSONAL_PHASE)
+  assert phase.dtype == tf.float32
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  state = process.initialize()
+  clients = _first_clients(process, state, 2)
+  data = [
+      tf.data.Dataset.from_tensor_slices(
+          (rng.normal(size=(16, 4)).astype(np.float32), np.arange(16) % 3)
+      )
+      .map(lambda x, y: (x, tf.cast(y, tf.int32)))
+      .batch(8)
+  ] * 2
+  output = process.next(state, clients, data)
+  assert output.metrics['client_work']['num_dropped_clients'] == 0
+  np.testing.assert_array_equal(_phases(output.client_states), _phases(clients))
+  kernels = [
+      process.get_model_weights(s).trainable[0] for s in (state, output.state)
+  ]
+  assert np.any(kernels[0] != kernels[1])
