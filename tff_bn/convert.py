@@ -141,6 +141,15 @@ class Copy(abc.ABC):
     copy.set_weights(layer.get_weights())
 
 
+class PlainCopy(Copy):
+  """Copies layers as they are."""
+
+  def _new(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+    if is_functional(layer):
+      return tf.keras.models.clone_model(layer, clone_function=self.layer)
+    return type(layer).from_config(layer.get_config())
+
+
 class _Conversion(Copy):
   """Copies layers; those of batch normalization become others."""
 

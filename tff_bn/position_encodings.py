@@ -4,12 +4,14 @@ Li, Xu, Song, Li, Wang, Shao, Federated Learning with Position-Aware Neurons,
 CVPR 2022.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow as tf
 
 from tff_bn import convert
+from tff_bn import keras_graph
 from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
 
@@ -142,8 +144,8 @@ class _CopyWithEncodings(convert.Copy):
     return isinstance(layer, _WITH_UNITS) and id(layer) in self._before_units
 
   def _new_functional(self, model: tf.keras.Model) -> tf.keras.Model:
-    nodes = _nodes(model)
-    followers = {id(node): [] for node in nodes}
+    nodes = keras_graph.calls(model)
+    followers = collections.defaultdict(list)
     for node in nodes:
       for tensor in node.keras_inputs:
         followers[id(tensor.node)].append(node)
@@ -160,28 +162,25 @@ class _CopyWithEncodings(convert.Copy):
       ):
         normalized[id(after[0])] = node.layer
     encoded_later = {id(layer) for layer in normalized.values()}
-    tensors = {}
+    tensors = {id(tensor): _new_input(tensor) for tensor in model.inputs}
 
     def copied(value):
       # Arguments can be other things than tensors of the model.
       return tensors.get(id(value), value)
 
     for node in nodes:
-      if node.is_input:
-        outputs = _new_input(node)
-      else:
-        outputs = self.layer(node.layer)(
-            *tf.nest.map_structure(copied, node.call_args),
-            **tf.nest.map_structure(copied, node.call_kwargs),
-        )
-        has_own = (
-            self._is_hidden(node.layer) and id(node.layer) not in encoded_later
-        )
-        encoded = node.layer if has_own else normalized.get(id(node))
-        if encoded is not None:
-          outputs = self._encoding(encoded)(outputs)
-        if self._fused_activation(node.layer) is not None:
-          outputs = self._activation(node.layer)(outputs)
+      outputs = self.layer(node.layer)(
+          *tf.nest.map_structure(copied, node.call_args),
+          **tf.nest.map_structure(copied, node.call_kwargs),
+      )
+      has_own = (
+          self._is_hidden(node.layer) and id(node.layer) not in encoded_later
+      )
+      encoded = node.layer if has_own else normalized.get(id(node))
+      if encoded is not None:
+        outputs = self._encoding(encoded)(outputs)
+      if self._fused_activation(node.layer) is not None:
+        outputs = self._activation(node.layer)(outputs)
       for old, new in zip(
           tf.nest.flatten(node.outputs), tf.nest.flatten(outputs), strict=True
       ):
@@ -240,25 +239,7 @@ def _has_units(layer: tf.keras.layers.Layer) -> bool:
   return any(isinstance(x, _WITH_UNITS) for x in (layer, *layer.submodules))
 
 
-def _nodes(model: tf.keras.Model) -> list[Any]:
-  """The calls of layers in a functional model, in an order that can be run."""
-  nodes, seen = [], set()
-  inputs = {id(tensor.node) for tensor in model.inputs}
-  stack = [(tensor.node, False) for tensor in reversed(model.outputs)]
-  while stack:
-    node, is_done = stack.pop()
-    if is_done:
-      nodes.append(node)
-    elif id(node) not in seen:
-      seen.add(id(node))
-      stack.append((node, True))
-      if id(node) not in inputs:
-        stack += [(tensor.node, False) for tensor in node.keras_inputs]
-  return nodes
-
-
-def _new_input(node: Any) -> Any:
-  (tensor,) = tf.nest.flatten(node.outputs)
+def _new_input(tensor: Any) -> Any:
   return tf.keras.Input(
-      tensor.shape[1:], tensor.shape[0], node.layer.name, tensor.dtype
+      tensor.shape[1:], tensor.shape[0], tensor.node.layer.name, tensor.dtype
   )

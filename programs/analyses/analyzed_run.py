@@ -4,7 +4,7 @@ Importing this module imports TensorFlow Federated.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import pathlib
@@ -18,6 +18,7 @@ from tff_bn import training
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.partition import SINGLE
+from tff_bn.partition import Role
 from tff_bn.programs import experiment
 from tff_bn.programs import report
 from tff_bn.programs import run_folder
@@ -67,6 +68,11 @@ class AnalyzedRun:
     """The accuracy that the run ended with, from its metrics.csv."""
     run = report.read_run(self.settings.algorithm, self.seed, self.folder)
     return run.rows[-1]['test_accuracy']
+
+  @property
+  def has_client_models(self) -> bool:
+    """Whether clients have models of their own."""
+    return (self.folder / run_folder.MODEL / run_folder.CLIENTS).exists()
 
   def client_weights(self, client_id: str) -> ModelWeights:
     """The weights that a client begins a round with."""
@@ -136,12 +142,53 @@ class AnalyzedRun:
     Raises:
       RuntimeError: If a client's training diverges.
     """
-    return self._train(
-        self.settings,
-        self.data,
-        {client_id: self.client_weights(client_id) for client_id in client_ids},
-        self.settings.rounds,
-    )
+    (trained,) = self.train_rounds(client_ids, 1)
+    return trained
+
+  def train_rounds(
+      self, client_ids: Sequence[str], num_rounds: int
+  ) -> Iterator[list[ModelWeights]]:
+    """Trains as `train_clients`, and goes on for more rounds.
+
+    Between two rounds, FedAvg makes one model of the clients'.
+
+    Args:
+      client_ids: The clients.
+      num_rounds: The number of rounds.
+
+    Yields:
+      In each round, the weights of each client after it.
+
+    Raises:
+      RuntimeError: If a client's training diverges.
+    """
+    settings = self.settings
+    # How many examples a client trains on. With steps it is the same for all.
+    counts = [
+        len(self.data.train_indices[client_id]) if settings.local_epochs else 1
+        for client_id in client_ids
+    ]
+    starts = {
+        client_id: self.client_weights(client_id) for client_id in client_ids
+    }
+    rounds = _LocalRounds(self, settings.rounds)
+    for _ in range(num_rounds):
+      trained = rounds.next_round(starts)
+      yield trained
+      starts = dict(zip(client_ids, self._averaged(trained, counts)))
+
+  def _averaged(
+      self, trained: Sequence[ModelWeights], counts: Sequence[int]
+  ) -> list[ModelWeights]:
+    """What each client gets when FedAvg has averaged their weights."""
+    clients = [self.model.from_model_weights(weights) for weights in trained]
+    for position, info in enumerate(self.model.variables):
+      if info.dtype.is_floating and info.role is not Role.PERSONAL_PHASE:
+        values = np.stack([np.asarray(client[position]) for client in clients])
+        mean = np.average(values.astype(np.float64), axis=0, weights=counts)
+        for client in clients:
+          client[position] = mean.astype(values.dtype)
+    return [self.model.to_model_weights(client) for client in clients]
 
   def train_halves(self, num_epochs: int, seed: int) -> list[ModelWeights]:
     """Trains two models independently, each on a half of the training data.
@@ -169,43 +216,66 @@ class AnalyzedRun:
       )
       model = experiment.build_model(settings, self.data)
       starts[f'half {number + 1}'] = model.initial_weights
-    return self._train(
-        dataclasses.replace(
+    on_halves = dataclasses.replace(
+        self,
+        settings=dataclasses.replace(
             self.settings, seed=seed, local_steps=None, local_epochs=num_epochs
         ),
-        dataclasses.replace(
+        data=dataclasses.replace(
             self.data,
             train_indices=dict(zip(starts, halves)),
             test_indices={},
             recipe=None,
         ),
-        starts,
-        0,
     )
+    rounds = _LocalRounds(on_halves, 0)
+    return rounds.next_round(starts)
 
-  def _train(
-      self,
-      settings: settings_lib.RunSettings,
-      data: tff_bn_data.FederatedData,
-      starts: Mapping[str, ModelWeights],
-      num_rounds: int,
+
+class _LocalRounds:
+  """Local training, one round after another."""
+
+  def __init__(self, run: AnalyzedRun, num_finished: int):
+    """Builds the training.
+
+    Args:
+      run: Whose settings, model and data are used.
+      num_finished: The number of rounds that were before.
+    """
+    self._run = run
+    self._num_finished = num_finished
+    self._process = experiment.build_local_training(run.settings, run.model)
+    self._state = self._process.initialize()
+    self._state.client_work['round_num'] = np.int32(num_finished)
+    self._local = SharedWeights(run.model, SINGLE)
+
+  def next_round(
+      self, starts: Mapping[str, ModelWeights]
   ) -> list[ModelWeights]:
-    """Trains from the given weights, after so many finished rounds."""
-    process = experiment.build_local_training(settings, self.model)
-    state = process.initialize()
-    state.client_work['round_num'] = np.int32(num_rounds)
-    local = SharedWeights(self.model, SINGLE)
-    output = process.next(
-        state,
+    """Trains each client.
+
+    Args:
+      starts: The weights with which the clients begin, by client.
+
+    Returns:
+      The weights of each client after it.
+
+    Raises:
+      RuntimeError: If a client's training diverges.
+    """
+    self._num_finished += 1
+    run, settings = self._run, self._run.settings
+    output = self._process.next(
+        self._state,
         [
-            local.local(self.model.from_model_weights(weights))
+            self._local.local(run.model.from_model_weights(weights))
             for weights in starts.values()
         ],
         [
-            data.client_dataset(
+            run.data.client_dataset(
                 [client_id],
                 seed=settings.seed,
-                round_num=num_rounds + 1,
+                round_num=self._num_finished,
                 batch_size=settings.batch_size,
                 local_steps=settings.local_steps,
                 local_epochs=settings.local_epochs,
@@ -213,14 +283,15 @@ class AnalyzedRun:
             for client_id in starts
         ],
     )
+    self._state = output.state
     num_dropped = int(output.metrics['client_work']['num_dropped_clients'])
     if num_dropped:
       raise RuntimeError(
           f'the local training of {num_dropped} of {len(starts)} clients of'
-          f' --run={self.folder} diverged: a loss or a weight is not finite.'
+          f' --run={run.folder} diverged: a loss or a weight is not finite.'
       )
     return [
-        process.get_client_model_weights(output.state, client_state)
+        self._process.get_client_model_weights(self._state, client_state)
         for client_state in output.client_states
     ]
 

@@ -178,6 +178,7 @@ def _markdown(fused: Sequence[Fused], flags: cli.ParsedFlags) -> str:
           if (f.run, f.method, f.coefficient) == (*pair, coefficient)
       ]
       cells[-1].append(f'{np.mean(values):.1f}')
+  epochs = 'epoch' if flags.epochs == 1 else 'epochs'
   statistics = (
       'computed anew for each model'
       if flags.reestimate_statistics
@@ -187,7 +188,7 @@ def _markdown(fused: Sequence[Fused], flags: cli.ParsedFlags) -> str:
       cells,
       [
           'Test accuracy, %, of models between two that were trained'
-          f' independently for {flags.epochs} epochs, each on a half of the'
+          f' independently for {flags.epochs} {epochs}, each on a half of the'
           " run's training data and from other initial weights.",
           "Optimal transport first permutes the second model's units so that"
           " they fit the first one's.",

@@ -1,20 +1,22 @@
 """Pairs of models, before and after local training, layer by layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from matplotlib import figure
 import numpy as np
 import tensorflow as tf
 
 from tff_bn import analysis
 from tff_bn.programs import cli
 from tff_bn.programs.analyses import analyzed_run
+from tff_bn.programs.analyses import report
 
 # Of so many layers, from the last one, each unit is drawn.
 _NUM_SHOWN = 4
 
-_Value = TypeVar('_Value')
+_Result = TypeVar('_Result')
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,23 +82,64 @@ def comparisons(
         yield Comparison(run.name, run.seed, client, layer, before, after, x, y)
 
 
-def shown(results: Mapping[Comparison, _Value]) -> dict[Comparison, _Value]:
-  """Chooses the results of which each unit is drawn.
+def share_report(
+    name: str,
+    results: Mapping[Comparison, _Result],
+    shares: Mapping[Comparison, tuple[int, float]],
+    draw_units: Callable[[dict[tuple[str, str], _Result]], figure.Figure],
+    *,
+    column: str,
+    label: str,
+    title: str,
+    note: str,
+) -> report.Report:
+  """Reports a share of the units of each layer.
 
   Args:
-    results: The results.
+    name: The analysis.
+    results: What was found of each unit.
+    shares: The number of units, and the share of them.
+    draw_units: Draws the results of some layers, by run and layer: those of the
+      last few layers of each run's first seed and client.
+    column: What the share is called in the CSV file.
+    label: What it is called in the figure.
+    title: The figure's title.
+    note: What the share is, for below the table.
+
+  Returns:
+    The report, with the figures NAME and NAME_units.
+  """
+  rows = [
+      report.LayerValue(c.run, c.seed, c.client, c.layer, *shares[c])
+      for c in results
+  ]
+  return report.Report(
+      report.layer_csv(rows, column),
+      report.layer_markdown(rows, 3, [note]),
+      {
+          name: report.layer_figure(rows, label, title),
+          f'{name}_units': draw_units(
+              {(c.run, c.layer): results[c] for c in shown(results)}
+          ),
+      },
+  )
+
+
+def shown(results: Iterable[Comparison]) -> list[Comparison]:
+  """Chooses the comparisons of which each unit is drawn.
+
+  Args:
+    results: All comparisons.
 
   Returns:
     Those of the last few layers of each run's first seed and client.
   """
-  firsts: dict[str, tuple[Any, ...]] = {}
+  by_run: dict[str, list[Comparison]] = {}
   for c in results:
-    firsts.setdefault(c.run, (c.seed, c.client))
-  chosen = {}
-  for run, first in firsts.items():
-    of_run = [c for c in results if (c.run, (c.seed, c.client)) == (run, first)]
-    chosen.update({c: results[c] for c in of_run[-_NUM_SHOWN:]})
-  return chosen
+    of_run = by_run.setdefault(c.run, [])
+    if not of_run or (c.seed, c.client) == (of_run[0].seed, of_run[0].client):
+      of_run.append(c)
+  return [c for of_run in by_run.values() for c in of_run[-_NUM_SHOWN:]]
 
 
 def _layers(

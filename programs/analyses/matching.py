@@ -35,40 +35,21 @@ def analyze(
       )
       for comparison in layers.comparisons(runs, flags)
   }
-  rows = [
-      report.LayerValue(
-          comparison.run,
-          comparison.seed,
-          comparison.client,
-          comparison.layer,
-          match.assignment.size,
-          match.diagonal_share,
-      )
-      for comparison, match in matches.items()
-  ]
-  return report.Report(
-      report.layer_csv(rows, 'diagonal_share'),
-      report.layer_markdown(
-          rows,
-          3,
-          [
-              'Share of the units that are best matched with the unit at the'
-              ' same position, before and after local training, by their'
-              f' activations for at most {flags.num_examples} test examples.'
-          ],
-      ),
-      dict(
-          matching=report.layer_figure(
-              rows,
-              'Share on the diagonal',
-              'Units that optimal assignment leaves where they are',
-          ),
-          matching_units=assignment_figure(
-              {
-                  (c.run, c.layer): match.assignment
-                  for c, match in layers.shown(matches).items()
-              }
-          ),
+  return layers.share_report(
+      'matching',
+      {c: match.assignment for c, match in matches.items()},
+      {
+          c: (match.assignment.size, match.diagonal_share)
+          for c, match in matches.items()
+      },
+      assignment_figure,
+      column='diagonal_share',
+      label='Share on the diagonal',
+      title='Units that optimal assignment leaves where they are',
+      note=(
+          'Share of the units that are best matched with the unit at the same'
+          ' position, before and after local training, by their activations for'
+          f' at most {flags.num_examples} test examples.'
       ),
   )
 

@@ -5,6 +5,7 @@ Figure 8 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
 """
 
 from collections.abc import Mapping, Sequence
+import functools
 
 import matplotlib
 from matplotlib import figure
@@ -41,41 +42,23 @@ def analyze(
       ]
       for comparison in layers.comparisons(runs, flags)
   }
-  rows = [
-      report.LayerValue(
-          comparison.run,
-          comparison.seed,
-          comparison.client,
-          comparison.layer,
-          classes[0].size,
-          analysis.agreeing_share(*classes),
-      )
-      for comparison, classes in preferred.items()
-  ]
-  return report.Report(
-      report.layer_csv(rows, 'agreeing_share'),
-      report.layer_markdown(
-          rows,
-          3,
-          [
-              'Share of the units that contribute most to the same class before'
-              ' and after local training, by their preference vectors for'
-              f' at most {flags.num_examples} test examples.'
-          ],
+  return layers.share_report(
+      'preference',
+      preferred,
+      {
+          comparison: (classes[0].size, analysis.agreeing_share(*classes))
+          for comparison, classes in preferred.items()
+      },
+      functools.partial(
+          classes_figure, num_classes=max(run.data.num_classes for run in runs)
       ),
-      dict(
-          preference=report.layer_figure(
-              rows,
-              'Share that agrees',
-              'Units that prefer the same class after local training',
-          ),
-          preference_units=classes_figure(
-              {
-                  (c.run, c.layer): classes
-                  for c, classes in layers.shown(preferred).items()
-              },
-              runs[0].data.num_classes,
-          ),
+      column='agreeing_share',
+      label='Share that agrees',
+      title='Units that prefer the same class after local training',
+      note=(
+          'Share of the units that contribute most to the same class before and'
+          ' after local training, by their preference vectors for at most'
+          f' {flags.num_examples} test examples.'
       ),
   )
 

@@ -106,9 +106,10 @@ def check(
   """Raises a `ValueError` if a run's model can't be shuffled."""
   for run in runs:
     try:
+      # It finds models that are not functional, which can't be copied below.
+      has_units = bool(permutation.unit_groups(run.keras_model))
       plain = without_encodings(run.keras_model)
       position_encodings.add_position_encodings(plain)
-      has_units = bool(permutation.unit_groups(plain))
       permutation.outputs(plain, run.test_examples(1, flags.seed)[0])
     except ValueError as error:
       raise ValueError(f'--run={run.folder}: {error}') from error
@@ -134,15 +135,13 @@ def without_encodings(model: tf.keras.Model) -> tf.keras.Model:
   return plain
 
 
-class _WithoutEncodings(convert.Copy):
+class _WithoutEncodings(convert.PlainCopy):
   """Copies layers; position encodings become layers that do nothing."""
 
   def _new(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-    if convert.is_functional(layer):
-      return tf.keras.models.clone_model(layer, clone_function=self.layer)
     if isinstance(layer, position_encoding.PositionEncoding):
       return tf.keras.layers.Activation('linear', name=f'{layer.name}_off')
-    return type(layer).from_config(layer.get_config())
+    return super()._new(layer)
 
   def set_state(self, layer: tf.keras.layers.Layer) -> None:
     # A client's own phase has no meaning for other encodings.

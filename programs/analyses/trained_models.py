@@ -123,6 +123,13 @@ def _define_weight_divergence(define: flag_groups.Definer) -> None:
       'Number of clients that are drawn and trained',
       default_text='as many as take part in a round of the run',
   )
+  define(
+      'num_rounds',
+      _COUNT,
+      'Over how many rounds the mean is taken; between two of them, FedAvg'
+      " makes one model of the clients'",
+      1,
+  )
   _define_seed(define, 'which clients are drawn')
 
 
@@ -322,8 +329,9 @@ PROGRAMS = {
     ),
     'weight_divergence': _program(
         'weight_divergence',
-        'Trains clients for the round after the last one of a run, and measures'
-        ' how far the weights of each layer diverge (figure 6',
+        'Trains clients for the round after the last one of a run, or for more'
+        ' rounds, and measures how far the weights of each layer diverge'
+        ' (figure 6',
         _define_weight_divergence,
         '--run=runs/pan_off,runs/pan_on --output_dir=runs/divergence',
     ),

@@ -29,16 +29,22 @@ def analyze(
   rows = []
   for run in runs:
     clients = run.draw_clients(flags.num_clients, flags.seed)
-    divergences = analysis.weight_divergence_by_layer(
-        [run.model.to_keras(weights) for weights in run.train_clients(clients)]
-    )
+    by_round = [
+        analysis.weight_divergence_by_layer(
+            [run.model.to_keras(weights) for weights in trained]
+        )
+        for trained in run.train_rounds(clients, flags.num_rounds)
+    ]
     rows += [
-        report.LayerValue(run.name, run.seed, '', layer, '', value)
-        for layer, value in divergences.items()
+        report.LayerValue(
+            *(run.name, run.seed, '', layer, ''),
+            float(np.mean([divergences[layer] for divergences in by_round])),
+        )
+        for layer in by_round[0]
     ]
   return report.Report(
       report.layer_csv(rows, 'divergence'),
-      report.layer_markdown(rows, 4, _notes(runs)),
+      report.layer_markdown(rows, 4, _notes(runs, flags.num_rounds)),
       dict(
           weight_divergence=report.layer_figure(
               rows, 'Mean distance from mean', 'Weight divergence by layer'
@@ -58,12 +64,26 @@ def check(
           f'--run={run.folder} trains one client in a round, which diverges'
           ' from none; ask for more by --num_clients.'
       )
+    if flags.num_rounds > 1 and run.has_client_models:
+      raise ValueError(
+          f'--num_rounds={flags.num_rounds} is impossible: the clients of'
+          f' --run={run.folder} have models of their own, but between rounds'
+          ' FedAvg makes one model. Use --num_rounds=1.'
+      )
 
 
-def _notes(runs: Sequence[analyzed_run.AnalyzedRun]) -> list[str]:
+def _notes(
+    runs: Sequence[analyzed_run.AnalyzedRun], num_rounds: int
+) -> list[str]:
   notes = [
       "Mean Euclidean distance of the clients' trainable weights from their"
-      " mean, after the local training of the round after the run's last one."
+      ' mean, after local training '
+      + (
+          "in the round after the run's last one."
+          if num_rounds == 1
+          else f"in each of the {num_rounds} rounds after the run's last one;"
+          ' mean over these rounds.'
+      )
   ]
   for name in dict.fromkeys(run.name for run in runs):
     accuracies = [run.test_accuracy for run in runs if run.name == name]

@@ -1,5 +1,8 @@
 """Tests of gradient clipping in local training."""
 
+import functools
+
+import client_rounds
 import numpy as np
 import numpy_reference as reference
 import numpy_steps
@@ -16,21 +19,6 @@ _SIZES = (20, 7, 33)
 _CLIP_NORM = 0.7
 
 
-def _data(toy, sizes=_SIZES):
-  return [toy.dataset(size, seed) for seed, size in enumerate(sizes)]
-
-
-def _batches(toy, sizes=_SIZES):
-  return [
-      reference.split(*toy.arrays(size, seed))
-      for seed, size in enumerate(sizes)
-  ]
-
-
-def _weights(model, process, state):
-  return model.from_model_weights(process.get_model_weights(state))
-
-
 def _initial(model):
   return model.from_model_weights(model.initial_weights)
 
@@ -41,7 +29,7 @@ def _assert_close(found, expected, rtol=1e-10):
 
 
 def _mean(results, counts=_SIZES):
-  return [reference.average(values, counts) for values in zip(*results)]
+  return reference.average_models(results, counts)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +37,7 @@ def _both_kinds_of_gradients(toy):
   """Makes sure that the norm lies between those of the gradients."""
   model = toy.model()
   norms = []
-  for x, y in sum(_batches(toy), []):
+  for x, y in sum(client_rounds.batches(toy, _SIZES), []):
     grads = reference.gradients(_initial(model), x, y)[1]
     norms.append(np.sqrt(sum((g**2).sum() for g in grads if g is not None)))
   assert min(norms) < _CLIP_NORM < max(norms)
@@ -69,10 +57,9 @@ def test_rounds_equal_numpy(toy, jit_compile):
       client_gradient_clip_norm=_CLIP_NORM,
       jit_compile=jit_compile,
   )
-  state = process.initialize()
+  training = client_rounds.run(process, client_rounds.datasets(toy, _SIZES), 3)
   expected = _initial(model)
   for _ in range(3):
-    state = process.next(state, _data(toy)).state
     expected = _mean(
         [
             numpy_steps.train(
@@ -83,10 +70,10 @@ def test_rounds_equal_numpy(toy, jit_compile):
                 weight_decay=0.3,
                 clip_norm=_CLIP_NORM,
             )
-            for batches in _batches(toy)
+            for batches in client_rounds.batches(toy, _SIZES)
         ]
     )
-  _assert_close(_weights(model, process, state), expected)
+  _assert_close(training.weights(model), expected)
 
 
 def test_the_norm_is_that_of_local_variables_too(toy):
@@ -95,17 +82,13 @@ def test_the_norm_is_that_of_local_variables_too(toy):
   process = algorithms.build_fed_bn(
       model, _SGD(0.1), client_gradient_clip_norm=_CLIP_NORM
   )
-  state = process.initialize()
-  clients = [process.initialize_client(state) for _ in _SIZES]
-  output = process.next(state, clients, _data(toy))
+  training = client_rounds.run(process, client_rounds.datasets(toy, _SIZES), 1)
   results = [
       numpy_steps.train(_initial(model), batches, 0.1, clip_norm=_CLIP_NORM)
-      for batches in _batches(toy)
+      for batches in client_rounds.batches(toy, _SIZES)
   ]
-  for client, result in zip(output.client_states, results, strict=True):
-    found = model.from_model_weights(
-        process.get_client_model_weights(output.state, client)
-    )
+  weights = training.client_weights(model)
+  for found, result in zip(weights, results, strict=True):
     expected = _mean(results)
     for i in reference.AFFINE + reference.STATISTICS:
       expected[i] = result[i]
@@ -120,40 +103,39 @@ def test_centralized_equals_numpy(toy):
       client_weight_decay=0.3,
       client_gradient_clip_norm=_CLIP_NORM,
   )
-  state = process.initialize()
-  for _ in range(2):
-    state = process.next(state, _data(toy, [33])).state
+  training = client_rounds.run(process, client_rounds.datasets(toy, [33]), 2)
   expected = numpy_steps.train(
       _initial(model),
-      _batches(toy, [33])[0] * 2,
+      client_rounds.batches(toy, [33])[0] * 2,
       0.1,
       momentum=0.5,
       weight_decay=0.3,
       clip_norm=_CLIP_NORM,
   )
-  _assert_close(_weights(model, process, state), expected)
+  _assert_close(training.weights(model), expected)
 
 
 def test_dsgd_clips_each_clients_gradient(toy):
+  # The gradients of the first batches are all shorter than `_CLIP_NORM`.
+  clip_norm = 0.3
   model = toy.model()
   process = algorithms.build_dsgd(
       model,
       _SGD(0.1, 0.5),
       client_weight_decay=0.3,
-      client_gradient_clip_norm=_CLIP_NORM,
+      client_gradient_clip_norm=clip_norm,
   )
-  state = process.initialize()
+  training = client_rounds.run(process, client_rounds.datasets(toy, _SIZES), 3)
   expected = _initial(model)
   velocity = [0.0] * len(expected)
   counts = [8, 7, 8]
   for _ in range(3):
-    state = process.next(state, _data(toy)).state
     # With learning rate 1, what a step subtracts is the gradient.
     results = [
         numpy_steps.train(
-            expected, batches[:1], 1, weight_decay=0.3, clip_norm=_CLIP_NORM
+            expected, batches[:1], 1, weight_decay=0.3, clip_norm=clip_norm
         )
-        for batches in _batches(toy)
+        for batches in client_rounds.batches(toy, _SIZES)
     ]
     average = _mean(results, counts)
     for i, (old, new) in enumerate(zip(expected, average)):
@@ -161,7 +143,7 @@ def test_dsgd_clips_each_clients_gradient(toy):
         velocity[i] = 0.5 * velocity[i] + old - new
         average[i] = old - 0.1 * velocity[i]
     expected = average
-  _assert_close(_weights(model, process, state), expected)
+  _assert_close(training.weights(model), expected)
 
 
 def _synchronized_gradients(weights, batches, shares):
@@ -207,7 +189,7 @@ def test_the_truth_for_fedtan_is_the_gradient_of_the_mean_loss(toy):
   """The clients' mean is the gradient on the union of the batches."""
   model = toy.model()
   weights = _initial(model)
-  batches = [batches[0] for batches in _batches(toy)]
+  batches = [batches[0] for batches in client_rounds.batches(toy, _SIZES)]
   counts = np.array([len(y) for _, y in batches])
   gradients, mean, variance = _synchronized_gradients(
       weights, batches, counts / counts.sum()
@@ -234,11 +216,12 @@ def test_fedtan_clips_each_clients_gradient_in_the_first_step_too(
       client_weight_decay=0.3,
       client_gradient_clip_norm=clip_norm,
   )
-  state = process.initialize()
+  training = client_rounds.run(process, client_rounds.datasets(toy, _SIZES), 2)
   expected = _initial(model)
   for _ in range(2):
-    state = process.next(state, _data(toy)).state
-    batches = [batches[:local_steps] for batches in _batches(toy)]
+    batches = [
+        batches[:local_steps] for batches in client_rounds.batches(toy, _SIZES)
+    ]
     first = [b[0] for b in batches]
     sizes = np.array([len(y) for _, y in first])
     gradients, mean, variance = _synchronized_gradients(
@@ -257,25 +240,14 @@ def test_fedtan_clips_each_clients_gradient_in_the_first_step_too(
       )
       results.append(after)
     expected = _mean(results, [sum(len(y) for _, y in b) for b in batches])
-  _assert_close(_weights(model, process, state), expected)
+  _assert_close(training.weights(model), expected)
 
 
 @pytest.mark.parametrize(
     'name', ['fed_avg', 'fbn', 'fedtan', 'centralized', 'dsgd']
 )
 def test_short_gradients_stay_the_same_to_the_bit(toy, name):
-  model = toy.model()
-  sizes = [20] if name == 'centralized' else _SIZES
-
-  def train(**options):
-    process = getattr(algorithms, f'build_{name}')(
-        model, _SGD(0.1, 0.5), **options
-    )
-    state = process.initialize()
-    for _ in range(2):
-      state = process.next(state, _data(toy, sizes)).state
-    return _weights(model, process, state)
-
+  train = functools.partial(client_rounds.weights_after_two_rounds, toy, name)
   expected = train()
   # 49 · (1 / 49), as TensorFlow's own function has it, is not 1.
   assert 49 * (1 / 49) != 1
@@ -292,10 +264,11 @@ def test_a_gradient_of_0_is_no_failure(toy):
   process = algorithms.build_fed_avg(
       model, _SGD(0.1), client_gradient_clip_norm=1.0
   )
-  output = process.next(process.initialize(), _data(toy))
-  assert output.metrics['client_work']['num_dropped_clients'] == 0
+  training = client_rounds.Training(process, len(_SIZES))
+  metrics = training.next_round(client_rounds.datasets(toy, _SIZES))
+  assert metrics['client_work']['num_dropped_clients'] == 0
   for i, (value, truth) in enumerate(
-      zip(_weights(model, process, output.state), _initial(model))
+      zip(training.weights(model), _initial(model))
   ):
     if i not in reference.STATISTICS:
       np.testing.assert_array_equal(value, truth)

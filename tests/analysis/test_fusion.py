@@ -410,6 +410,24 @@ def test_interpolation_keeps_whole_numbers():
   )
 
 
+def test_interpolation_keeps_the_phases_of_personal_encodings():
+  a, b = (
+      add_position_encodings(_perceptron(seed), personal_share=0.5)
+      for seed in (1, 2)
+  )
+  for model, phase in ((a, 0.25), (b, 0.75)):
+    for name in ('first_position', 'second_position'):
+      model.get_layer(name).personal_phase.assign(phase)
+  between = fusion.interpolate(a, b, 0.5)
+  for name in ('first_position', 'second_position'):
+    assert between.get_layer(name).personal_phase.numpy() == 0.25
+  np.testing.assert_allclose(
+      between.get_layer('first').kernel,
+      (a.get_layer('first').kernel + b.get_layer('first').kernel) / 2,
+      rtol=1e-6,
+  )
+
+
 def test_interpolation_of_bfloat16():
   inputs = tf.keras.Input((6,))
   a = tf.keras.Model(inputs, _LAYERS.Dense(3, dtype='bfloat16')(inputs))

@@ -64,6 +64,13 @@ def subclassed(input_shape, num_classes):
   return model
 
 
+def dense(input_shape, num_classes):
+  inputs = tf.keras.Input(input_shape)
+  x = layers.Flatten()(inputs)
+  x = layers.Dense(4, activation='relu', name='hidden')(x)
+  return tf.keras.Model(inputs, layers.Dense(num_classes)(x))
+
+
 def linear(input_shape, num_classes):
   return tf.keras.Sequential([
       tf.keras.Input(input_shape),
@@ -219,7 +226,7 @@ def test_names_of_files(name):
         (['matching', '--run=a', '--num_clients=0'], '--num_clients=0: '),
         (['matching', '--run=a', '--num_examples=0'], '--num_examples=0: '),
         (['matching', '--run=a', '--seed=-1'], '--seed=-1: '),
-        (['matching', '--run=a', '--layer=x'], 'Did you mean --layers?'),
+        (['matching', '--run=a', '--layer=x'], 'Did you mean layers?'),
         (['matching', '--run=a', '--algorithm=fedavg'], 'is not a flag'),
     ],
 )
@@ -305,7 +312,8 @@ def test_several_runs_have_a_folder_of_their_own(
       f'{folder}/weight_divergence.md',
       f'{folder}/plots/weight_divergence.png',
   }
-  assert _files(run).items() <= before.items() or _files(other)
+  for path in (run, other):
+    assert {f'{path.name}/{name}' for name in _files(path)} <= before.keys()
   # A comparison is one folder, so that they are in it.
   copy = tmp_path / 'cmp'
   (copy / 'runs').mkdir(parents=True)
@@ -328,7 +336,7 @@ def user_models(tmp_path_factory):
   (folder / 'run_analyses_models.py').write_text(_USER_MODULE)
   with pytest.MonkeyPatch.context() as monkeypatch:
     monkeypatch.syspath_prepend(folder)
-    for name in ('subclassed', 'linear'):
+    for name in ('subclassed', 'dense', 'linear'):
       arguments = [
           *tiny_runs.FLAGS,
           f'--model=run_analyses_models:{name}',
@@ -393,9 +401,8 @@ def test_models_without_hidden_layers(user_models, name, words, capsys):
   _assert_fails(capsys, user_models, arguments, *words)
 
 
-def test_statistics_that_are_not_there(user_models, finished, tmp_path, capsys):
+def test_models_that_do_not_fit_or_are_damaged(finished, tmp_path, capsys):
   run = tiny_runs.with_flags(finished, tmp_path / 'run', normalization='none')
-  # Its model is another one, too.
   _assert_fails(
       capsys, tmp_path, ['fusion', f'--run={run}'], 'is not the model'
   )
@@ -448,10 +455,14 @@ def test_one_client_diverges_from_none(finished, tmp_path, capsys):
 
 
 def test_reestimating_needs_batch_normalization(user_models, capsys):
-  # There is no model with hidden units and without normalization here.
-  run = user_models / 'linear'
-  arguments = ['fusion', f'--run={run}', '--reestimate_statistics']
-  _assert_fails(capsys, user_models, arguments, '--run=')
+  run = user_models / 'dense'
+  _assert_fails(
+      capsys,
+      user_models,
+      ['fusion', f'--run={run}', '--reestimate_statistics'],
+      '--reestimate_statistics has no effect',
+      f'--run={run} has no batch normalization',
+  )
 
 
 @pytest.mark.parametrize('name', _NAMES)

@@ -40,7 +40,7 @@ def _without_encodings(run):
   return model
 
 
-def _accuracy_cells(markdown):
+def _cells(markdown):
   lines = [line for line in markdown.splitlines() if line.startswith('|')]
   return [[c.strip() for c in line.strip('|').split('|')] for line in lines]
 
@@ -89,7 +89,7 @@ def test_shuffle_errors(plain, encoded, shuffled):
 
 
 def test_tables_and_figure_of_shuffle_errors(shuffled):
-  cells = _accuracy_cells(shuffled.markdown)
+  cells = _cells(shuffled.markdown)
   assert cells[0] == ['Encodings', 'T', 'A', 'plain', 'encoded']
   words = {'multiply': 'multiplicative', 'add': 'additive'}
   by_run = [[r for r in shuffled.rows if r['run'] == n] for n in cells[0][3:]]
@@ -207,9 +207,9 @@ def test_kept_shares(tmp_path):
       None,
       '--num_units=40,90',
       '--shuffle_probabilities=0.7,0.2,0',
-      '--shuffle_probability=0.15',
-      '--num_shuffles=3,0.5',
-      '--num_steps=6',
+      '--shuffle_probability=0.5',
+      '--num_shuffles=2,0.5',
+      '--num_steps=2',
       '--repeats=300',
       folder=tmp_path,
   )
@@ -222,7 +222,7 @@ def test_kept_shares(tmp_path):
           for size in ('40', '90')
           for p in ('0.7', '0.2', '0')
       ),
-      *((size, '0.15', n, '6') for size in ('40', '90') for n in ('3', '0.5')),
+      *((size, '0.5', n, '2') for size in ('40', '90') for n in ('2', '0.5')),
   ]
   shares = {}
   for key, row in zip(keys, result.rows):
@@ -235,23 +235,25 @@ def test_kept_shares(tmp_path):
         float(num_shuffles or 1),
         int(num_steps or 1),
     )
-    assert share == pytest.approx(expected, abs=0.02)
+    # It is random how often the units are permuted, if it is not in all steps.
+    tolerance = 0.08 if num_shuffles == '0.5' else 0.02
+    assert share == pytest.approx(expected, abs=tolerance)
   assert shares['40', '0', '', ''] == 1
   # Tables.
-  cells = _accuracy_cells(result.markdown)
+  cells = _cells(result.markdown)
   assert cells[0] == ['P_sf', 'R_kept, 40 units', 'R_kept, 90 units']
   assert [line[0] for line in cells[2:5]] == ['0', '0.2', '0.7']
   assert cells[4][2] == f'{shares["90", "0.7", "", ""]:.3f}'
   assert cells[5][0] == 'N_sf'
-  assert [line[0] for line in cells[7:]] == ['0.5', '3']
-  assert cells[8][1] == f'{shares["40", "0.15", "3", "6"]:.3f}'
-  assert 'P_sf = 0.15.' in result.markdown
-  assert 'so many steps: 6.' in result.markdown
+  assert [line[0] for line in cells[7:]] == ['0.5', '2']
+  assert cells[8][1] == f'{shares["40", "0.5", "2", "2"]:.3f}'
+  assert 'P_sf = 0.5.' in result.markdown
+  assert 'so many steps: 2.' in result.markdown
   # The figure.
   left, right = result.drawings['kept_share'].axes
   for axes, points in (
       (left, lambda s: {p: (s, p, '', '') for p in ('0', '0.2', '0.7')}),
-      (right, lambda s: {n: (s, '0.15', n, '6') for n in ('0.5', '3')}),
+      (right, lambda s: {n: (s, '0.5', n, '2') for n in ('0.5', '2')}),
   ):
     for line, size in zip(axes.get_lines(), ('40', '90'), strict=True):
       assert line.get_label() == f'{size} units'
@@ -494,7 +496,7 @@ def test_tables_and_figure_of_fusion(plain, encoded, tmp_path):
       '--coefficients=0.5,0',
       folder=tmp_path,
   )
-  cells = _accuracy_cells(result.markdown)
+  cells = _cells(result.markdown)
   assert cells[0] == [
       'μ',
       *('plain: average', 'plain: optimal transport'),
@@ -517,5 +519,5 @@ def test_tables_and_figure_of_fusion(plain, encoded, tmp_path):
     line = axes.get_lines()[number]
     assert list(line.get_xdata()) == [0, 0.5]
     np.testing.assert_allclose(line.get_ydata(), accuracies, rtol=1e-6)
-  assert 'for 1 epochs' in result.markdown
+  assert 'for 1 epoch, each' in result.markdown
   assert 'interpolated as the weights' in result.markdown

@@ -18,6 +18,7 @@ from tff_bn import convert
 from tff_bn.analysis import layer_outputs
 from tff_bn.analysis import matching
 from tff_bn.analysis import permutation
+from tff_bn.layers.position_encoding import PositionEncoding
 
 
 def align(
@@ -82,7 +83,9 @@ def interpolate(
 
   Its weights, moving statistics too, are `(1 − μ) A + μ B`. Those that are not
   real numbers, such as the states of random generators, are those of `model_a`;
-  so are the layers' `trainable` flags, which should be the same in both.
+  so are the phases of position encodings that are a client's own, between which
+  there is nothing, and the layers' `trainable` flags, which should be the same
+  in both.
 
   Args:
     model_a: A functional or `Sequential` model.
@@ -100,29 +103,27 @@ def interpolate(
   if not 0 <= coefficient <= 1:
     raise ValueError(f'coefficient={coefficient} must be between 0 and 1.')
   _check_same_architecture(model_a, model_b)
+  phases = {
+      id(layer.personal_phase)
+      for layer in model_a.submodules
+      if isinstance(layer, PositionEncoding)
+  }
   weights = []
-  for a, b in zip(model_a.get_weights(), model_b.get_weights()):
+  for variable, a, b in zip(
+      model_a.weights, model_a.get_weights(), model_b.get_weights()
+  ):
     # NumPy does not know of bfloat16 that it is one.
-    if tf.as_dtype(a.dtype).is_floating:
+    if tf.as_dtype(a.dtype).is_floating and id(variable) not in phases:
       # In float64, so that between equal numbers there is no other one.
       a, b, dtype = a.astype(np.float64), b.astype(np.float64), a.dtype
       a = ((1 - coefficient) * a + coefficient * b).astype(dtype)
     weights.append(a)
-  copy = _Copy()
+  copy = convert.PlainCopy()
   model = copy.layer(model_a)
   # With the `trainable` flags, on which Keras's order of weights depends.
   copy.set_state(model_a)
   model.set_weights(weights)
   return model
-
-
-class _Copy(convert.Copy):
-  """Copies layers as they are."""
-
-  def _new(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-    if convert.is_functional(layer):
-      return tf.keras.models.clone_model(layer, clone_function=self.layer)
-    return type(layer).from_config(layer.get_config())
 
 
 class _Source(NamedTuple):

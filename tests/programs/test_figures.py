@@ -1,0 +1,64 @@
+"""Tests for `tff_bn.programs.figures`."""
+
+import matplotlib.image
+import pytest
+
+from tff_bn.programs import figures
+
+
+def _drawing(width=4.0):
+  drawing = figures.new_figure(width=width, height=2.0)
+  axes = drawing.subplots()
+  axes.plot([0, 1], [1, 0], label='line')
+  return drawing, axes
+
+
+def test_saves_all_figures(tmp_path):
+  folder = tmp_path / 'plots'
+  figures.save(folder, dict(a=_drawing()[0], b=_drawing(6.0)[0]))
+  assert sorted(path.name for path in folder.iterdir()) == ['a.png', 'b.png']
+  for name, width in (('a', 4), ('b', 6)):
+    pixels = matplotlib.image.imread(folder / f'{name}.png')
+    assert pixels.shape[0] * width == pixels.shape[1] * 2
+    assert pixels[..., :3].std() > 0.01
+  # The folder may hold others.
+  figures.save(folder, dict(c=_drawing()[0]))
+  assert len(list(folder.iterdir())) == 3
+
+
+def test_a_figure_is_never_there_in_part(tmp_path, monkeypatch):
+  drawing, _ = _drawing()
+  figures.save(tmp_path, dict(a=drawing))
+  before = (tmp_path / 'a.png').read_bytes()
+
+  def savefig(path, **_):
+    path.write_bytes(b'half')
+    raise OSError('disk full')
+
+  monkeypatch.setattr(drawing, 'savefig', savefig)
+  with pytest.raises(OSError, match='disk full'):
+    figures.save(tmp_path, dict(a=drawing))
+  assert (tmp_path / 'a.png').read_bytes() == before
+
+
+def test_one_legend_for_all_axes():
+  drawing = figures.new_figure(width=4.0, height=2.0)
+  for axes, labels in zip(drawing.subplots(1, 2), (('b', 'a'), ('a', 'c'))):
+    for label in labels:
+      axes.plot([0], [0], label=label)
+  figures.add_legend(drawing)
+  (legend,) = drawing.legends
+  assert [text.get_text() for text in legend.get_texts()] == ['b', 'a', 'c']
+
+
+def test_tidy_axes():
+  _, axes = _drawing()
+  figures.tidy(axes)
+  shown = {k for k, spine in axes.spines.items() if spine.get_visible()}
+  assert shown == {'left', 'bottom'}
+  assert axes.xaxis.get_gridlines()[0].get_visible()
+
+
+def test_colours_and_dashes_differ():
+  assert len(set(figures.COLOURS)) == len(figures.COLOURS) == 7
+  assert len(set(figures.DASHES)) == len(figures.DASHES) == 4

@@ -1,0 +1,145 @@
+"""Tiny runs, what analyses find in them, and the same training by hand."""
+
+import shutil
+from typing import NamedTuple
+
+import csv_rows
+import matplotlib.image
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn import data as tff_bn_data
+from tff_bn.programs import analyze as analyze_program
+from tff_bn.programs import figures
+from tff_bn.programs import run_folder
+
+# What all runs of tests have in common.
+FLAGS = (
+    '--dataset=digits',
+    '--model=mlp3',
+    '--split=dirichlet',
+    '--num_clients=4',
+    '--rounds=1',
+    '--local_steps=1',
+    '--batch_size=8',
+    '--client_learning_rate=0.5',
+)
+NUM_TEST = 360
+
+
+class Result(NamedTuple):
+  """What an analysis has written.
+
+  Attributes:
+    rows: The rows of its CSV file.
+    markdown: Its Markdown file.
+    drawings: Its figures, by name.
+    folder: The folder.
+  """
+
+  rows: list[dict[str, str]]
+  markdown: str
+  drawings: dict
+  folder: object
+
+
+def analyze(name, run, *arguments, folder=None):
+  """Analyzes a run, a list of them, or none; keeps the figures."""
+  runs = [run] if hasattr(run, 'exists') else run
+  drawings = {}
+  save = figures.save
+
+  def keep(plots, new_drawings):
+    drawings.update(new_drawings)
+    save(plots, new_drawings)
+
+  arguments = [name, *arguments]
+  if runs:
+    arguments.append(f'--run={",".join(map(str, runs))}')
+  if folder is not None:
+    arguments.append(f'--output_dir={folder}')
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    monkeypatch.setattr(figures, 'save', keep)
+    assert analyze_program.run(arguments) == 0
+  folder = folder or runs[0]
+  for drawing in drawings:
+    pixels = matplotlib.image.imread(folder / 'plots' / f'{drawing}.png')
+    assert min(pixels.shape[:2]) > 250
+    assert pixels[..., :3].std() > 0.01  # Something is drawn.
+  markdown = (folder / f'{name}.md').read_text(encoding='utf-8')
+  return Result(
+      csv_rows.read(folder / f'{name}.csv'), markdown, drawings, folder
+  )
+
+
+def with_flags(run, folder, **flags):
+  """Copies a run as if it had had other flags; None leaves one out."""
+  shutil.copytree(run, folder)
+  texts = {**run_folder.read_flags(run), **flags}
+  run_folder.write_text(
+      folder / 'flags.txt',
+      ''.join(f'--{k}={v}\n' for k, v in texts.items() if v is not None),
+  )
+  return folder
+
+
+def split(seed=0, num_clients=4):
+  """The data of a run."""
+  return tff_bn_data.split_dataset(
+      tff_bn_data.load_dataset('digits'),
+      'dirichlet',
+      num_clients,
+      seed,
+      dirichlet_alpha=0.5,
+  )
+
+
+def load(run, client=None):
+  """The global model of a run, or a client's own."""
+  name = 'model.keras' if client is None else f'clients/{client}.keras'
+  return tf.keras.models.load_model(run / 'model' / name, compile=False)
+
+
+def batches(data, client, *, seed=0, round_num=2, batch_size=8, **length):
+  """A client's batches in a round; the default is that after the run's."""
+  return list(
+      data.client_dataset(
+          [client],
+          seed=seed,
+          round_num=round_num,
+          batch_size=batch_size,
+          **(length or dict(local_steps=1)),
+      )
+  )
+
+
+def train(model, client_batches, rate, momentum=0.0):
+  """Plain SGD, as Polyak's momentum has it; changes the model."""
+  loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  velocity = [0.0] * len(model.trainable_variables)
+  for x, y in client_batches:
+    with tf.GradientTape() as tape:
+      loss = loss_fn(y, model(x, training=True))
+    for i, (variable, gradient) in enumerate(
+        zip(
+            model.trainable_variables,
+            tape.gradient(loss, model.trainable_variables),
+            strict=True,
+        )
+    ):
+      velocity[i] = momentum * velocity[i] + gradient
+      variable.assign_sub(rate * velocity[i])
+  return model
+
+
+def evaluate(model, data):
+  """Accuracy and loss on the test data, in NumPy."""
+  logits = model(data.dataset.x_test, training=False).numpy().astype(float)
+  logits -= logits.max(axis=1, keepdims=True)
+  log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  y = data.dataset.y_test
+  return (
+      float((logits.argmax(axis=1) == y).mean()),
+      float(-log_p[np.arange(len(y)), y].mean()),
+  )
