@@ -164,8 +164,9 @@ class AnalyzedRun:
     """
     settings = self.settings
     # How many examples a client trains on. With steps it is the same for all.
+    are_alike = settings.client_weighting == 'uniform' or settings.local_steps
     counts = [
-        len(self.data.train_indices[client_id]) if settings.local_epochs else 1
+        1 if are_alike else len(self.data.train_indices[client_id])
         for client_id in client_ids
     ]
     starts = {

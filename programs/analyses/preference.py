@@ -6,6 +6,7 @@ Figure 8 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
 
 from collections.abc import Mapping, Sequence
 import functools
+import itertools
 
 import matplotlib
 from matplotlib import figure
@@ -31,17 +32,21 @@ def analyze(
   Returns:
     The share of the units of each layer that prefer the same class.
   """
-  preferred = {
-      comparison: [
-          analysis.preferred_classes(
-              analysis.preference_vectors(
-                  model, comparison.layer, comparison.x, comparison.y
-              )
-          )
-          for model in (comparison.before, comparison.after)
+  preferred = {}
+  for _, of_client in itertools.groupby(
+      layers.comparisons(runs, flags), lambda c: (c.before, c.after)
+  ):
+    comparisons = list(of_client)
+    first, names = comparisons[0], [c.layer for c in comparisons]
+    before, after = (
+        analysis.preference_vectors_by_layer(model, names, first.x, first.y)
+        for model in (first.before, first.after)
+    )
+    for c in comparisons:
+      preferred[c] = [
+          analysis.preferred_classes(vectors[c.layer])
+          for vectors in (before, after)
       ]
-      for comparison in layers.comparisons(runs, flags)
-  }
   return layers.share_report(
       'preference',
       preferred,

@@ -5,6 +5,7 @@ import pytest
 import random_models
 import tensorflow as tf
 
+from tff_bn import models
 from tff_bn.analysis import preference
 
 _LAYERS = tf.keras.layers
@@ -192,6 +193,18 @@ def test_mixed_precision():
   w1, b1, w2, _ = model.get_weights()
   expected = (_X @ w1 + b1).sum(axis=0)[:, np.newaxis] * w2
   np.testing.assert_allclose(found, expected, rtol=0.02, atol=1)
+
+
+def test_layers_together_are_as_one_by_one():
+  model = models.build_model_fn('digits_cnn', (8, 8, 1), 10)()
+  x, y = _RNG.normal(size=(150, 8, 8, 1)), _RNG.integers(10, size=150)
+  names = ['dense_relu_1', 'conv_relu_2', 'logits', 'conv_1']
+  found = preference.preference_vectors_by_layer(model, names, x, y)
+  assert list(found) == names
+  for name in names:
+    alone = preference.preference_vectors(model, name, x, y)
+    np.testing.assert_allclose(found[name], alone, rtol=1e-4, atol=1e-5)
+    assert np.ptp(alone) > 0.1
 
 
 def test_it_leaves_the_statistics_alone():

@@ -7,6 +7,7 @@ model prefers another class than the unit at the same position of the server's
 model, then averaging by positions mixes different units.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -45,6 +46,33 @@ def preference_vectors(
       axis; labels and examples don't fit; or the logits don't depend on the
       layer.
   """
+  return preference_vectors_by_layer(model, [layer_name], x, y, axis)[
+      layer_name
+  ]
+
+
+def preference_vectors_by_layer(
+    model: tf.keras.Model,
+    layer_names: Sequence[str],
+    x: Any,
+    y: Optional[np.ndarray] = None,
+    axis: int = -1,
+) -> dict[str, np.ndarray]:
+  """As `preference_vectors`, of several layers, in less time than one by one.
+
+  Args:
+    model: See `preference_vectors`.
+    layer_names: The names of the layers.
+    x: See `preference_vectors`.
+    y: See `preference_vectors`.
+    axis: The axis of the units or channels of all layers.
+
+  Returns:
+    The preferences, `[units, classes]`, in float64, by the layers' names.
+
+  Raises:
+    ValueError: As `preference_vectors`.
+  """
   if y is not None:
     y = np.asarray(y)
     if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
@@ -52,11 +80,12 @@ def preference_vectors(
           f'y must be {len(x)} whole numbers, a label for each example, but'
           f' is of dtype {y.dtype} and shape {y.shape}.'
       )
-  vectors = 0.0
+  vectors = [0.0] * len(layer_names)
   for part in layer_outputs.batches(x):
     labels = None if y is None else y[part]
-    vectors += _vectors_of_batch(model, layer_name, x[part], labels, axis)
-  return vectors
+    of_batch = _vectors_of_batch(model, layer_names, x[part], labels, axis)
+    vectors = [a + b for a, b in zip(vectors, of_batch, strict=True)]
+  return dict(zip(layer_names, vectors, strict=True))
 
 
 def preferred_classes(vectors: np.ndarray) -> np.ndarray:
@@ -111,35 +140,40 @@ def agreeing_share(classes_a: np.ndarray, classes_b: np.ndarray) -> float:
 
 def _vectors_of_batch(
     model: tf.keras.Model,
-    layer_name: str,
+    layer_names: Sequence[str],
     x: Any,
     y: Optional[np.ndarray],
     axis: int,
-) -> np.ndarray:
+) -> list[np.ndarray]:
   x = tf.convert_to_tensor(x)
   with tf.GradientTape(persistent=True) as tape:
     # Without it, the tape follows only what depends on weights.
     if x.dtype.is_floating:
       tape.watch(x)
-    (activations,), logits = layer_outputs.call(model, [layer_name], x)
+    activations, logits = layer_outputs.call(model, layer_names, x)
     # Examples are independent, so the gradient of a sum over them has the
     # gradients of all.
     logits = _masked(model, logits, y)
     scores = tf.unstack(tf.reduce_sum(logits, axis=0))
-  preferences = []
-  for score in scores:
-    gradient = tape.gradient(score, activations)
-    if gradient is None:
+  # A row for each class, in it a gradient for each layer.
+  gradients = [tape.gradient(score, activations) for score in scores]
+  vectors = []
+  for name, values, of_layer in zip(
+      layer_names, activations, zip(*gradients), strict=True
+  ):
+    if any(gradient is None for gradient in of_layer):
       raise ValueError(
           f'The logits of the model {model.name!r} do not depend on the'
-          f' (differentiable) outputs of layer_name={layer_name!r}.'
+          f' (differentiable) outputs of layer_name={name!r}.'
       )
-    gradient = gradient.numpy().astype(np.float64)
-    product = layer_outputs.units_first(
-        activations.numpy() * gradient, axis, layer_name
-    )
-    preferences.append(product.sum(axis=1))
-  return np.stack(preferences, axis=1)
+    preferences = []
+    for gradient in of_layer:
+      product = layer_outputs.units_first(
+          values.numpy() * gradient.numpy().astype(np.float64), axis, name
+      )
+      preferences.append(product.sum(axis=1))
+    vectors.append(np.stack(preferences, axis=1))
+  return vectors
 
 
 def _masked(
