@@ -3,7 +3,6 @@
 Importing this module imports TensorFlow Federated.
 """
 
-import collections
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
@@ -312,7 +311,7 @@ def load(
     ValueError: If the data or a model of one can't be loaded.
   """
   # Runs that are compared are most often on the same dataset.
-  datasets = collections.OrderedDict()
+  datasets = {}
   runs = []
   for folder, (name, settings) in named_runs.items():
     key = (settings.dataset, settings.data_dir, settings.image_size)

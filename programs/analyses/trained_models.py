@@ -288,13 +288,14 @@ def _output_folder(name: str, flags: cli.ParsedFlags) -> pathlib.Path:
 def _program(
     name: str,
     description: str,
+    source: str,
     define_own: Callable[[flag_groups.Definer], None],
     *examples: str,
     needs_run: bool = True,
 ) -> cli.Program:
   return cli.Program(
       name=f'tff-bn-analyze {name}',
-      description=f'{description} of the FedPAN paper).',
+      description=f'{description} ({source} of the FedPAN paper).',
       examples=tuple(
           f'tff-bn-analyze {name}{example and " "}{example}'
           for example in examples
@@ -314,14 +315,16 @@ PROGRAMS = {
         'shuffle_test',
         'Permutes the hidden units of models, with position encodings of many'
         ' amplitudes in place of their own, and measures how much the outputs'
-        ' change (figure 3',
+        ' change',
+        'figure 3',
         _define_shuffle_test,
         '--run=runs/train',
     ),
     'kept_share': _program(
         'kept_share',
         'Simulates how many units random permutations leave where they are, of'
-        ' one permutation and of those in local training (figures 2 and 5',
+        ' one permutation and of those in local training',
+        'figures 2 and 5',
         _define_kept_share,
         '',
         '--run=runs/train --num_shuffles=0.1,0.2,0.5',
@@ -330,8 +333,8 @@ PROGRAMS = {
     'weight_divergence': _program(
         'weight_divergence',
         'Trains clients for the round after the last one of a run, or for more'
-        ' rounds, and measures how far the weights of each layer diverge'
-        ' (figure 6',
+        ' rounds, and measures how far the weights of each layer diverge',
+        'figure 6',
         _define_weight_divergence,
         '--run=runs/pan_off,runs/pan_on --output_dir=runs/divergence',
     ),
@@ -339,7 +342,8 @@ PROGRAMS = {
         'matching',
         'Trains a client for the round after the last one of a run, and matches'
         ' the units before and after it by their activations: the more units'
-        ' stay where they are, the better averaging works (figure 7',
+        ' stay where they are, the better averaging works',
+        'figure 7',
         _define_layers,
         '--run=runs/pan_off,runs/pan_on --output_dir=runs/matching',
     ),
@@ -347,7 +351,8 @@ PROGRAMS = {
         'preference',
         'Trains a client for the round after the last one of a run, and'
         ' compares which classes the units contribute to most before and after'
-        ' it (figure 8',
+        ' it',
+        'figure 8',
         _define_layers,
         '--run=runs/train --num_clients=5',
     ),
@@ -355,7 +360,8 @@ PROGRAMS = {
         'fusion',
         'Trains two models with the settings of a run, independently, each on a'
         ' half of its data, and evaluates models between them, without and with'
-        ' aligning their units by optimal transport (appendix F.2',
+        ' aligning their units by optimal transport',
+        'appendix F.2',
         _define_fusion,
         '--run=runs/pan_off,runs/pan_on --output_dir=runs/fusion',
     ),
