@@ -329,7 +329,6 @@ def test_roles_of_personal_position_encodings():
   kernel = ('kernel', True, False)
   found = _roles(model)
   assert sorted(found) == sorted([*[kernel] * 4, *_NORM, phase, phase])
-  assert model.has_personal_encodings
   infos = [v for v in model.variables if v.role is Role.PERSONAL_PHASE]
   assert [v.name.rsplit('_', 1)[0] for v in infos] == ['personal_phase'] * 2
   for info in infos:
@@ -354,4 +353,5 @@ def test_shared_position_encodings_are_not_personal():
         ]
     )
 
-  assert not _model(keras_model_fn).has_personal_encodings
+  roles = {info.role for info in _model(keras_model_fn).variables}
+  assert roles == {Role.KERNEL}

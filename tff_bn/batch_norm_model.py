@@ -169,11 +169,6 @@ class BatchNormModel:
     return any(v.role is Role.MOVING_MEAN for v in self.variables)
 
   @property
-  def has_personal_encodings(self) -> bool:
-    """Whether position encodings, or a part of them, are a client's own."""
-    return any(v.role is Role.PERSONAL_PHASE for v in self.variables)
-
-  @property
   def initial_weights(self) -> ModelWeights:
     """The weights of the untrained model, as lists of arrays."""
     return self.to_model_weights(self._initial)

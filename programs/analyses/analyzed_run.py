@@ -3,11 +3,12 @@
 Importing this module imports TensorFlow Federated.
 """
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import pathlib
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +24,7 @@ from tff_bn.programs import report
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.shared_weights import SharedWeights
+from tff_bn.stateful_process import StatefulLearningProcess
 
 _BATCH_SIZE = 256
 # Keep these draws apart from others with the same seed.
@@ -73,11 +75,29 @@ class AnalyzedRun:
     """Whether clients have models of their own."""
     return (self.folder / run_folder.MODEL / run_folder.CLIENTS).exists()
 
+  @functools.cached_property
+  def local_training(self) -> StatefulLearningProcess:
+    """The clients' local training; their state has all variables by name."""
+    return experiment.build_local_training(self.settings, self.model)
+
   def client_weights(self, client_id: str) -> ModelWeights:
     """The weights that a client begins a round with."""
     path = self.folder / run_folder.MODEL / run_folder.CLIENTS
     path /= training.client_file_name(client_id)
-    return _read(path, self.model) if path.exists() else self.weights
+    if path.exists():
+      return _read(path, self.model)
+    # It has not taken part yet, but may have position encodings of its own.
+    client_state = self.local_training.personalize(
+        self.client_state(self.weights), self.data.client_ids.index(client_id)
+    )
+    return self.model.to_model_weights(client_state.values())
+
+  def client_state(
+      self, weights: ModelWeights
+  ) -> collections.OrderedDict[str, Any]:
+    """The state of `local_training` with these weights."""
+    values = self.model.from_model_weights(weights)
+    return SharedWeights(self.model, SINGLE).local(values)
 
   def test_examples(
       self, num_examples: int, seed: int
@@ -244,10 +264,9 @@ class _LocalRounds:
     """
     self._run = run
     self._num_finished = num_finished
-    self._process = experiment.build_local_training(run.settings, run.model)
+    self._process = run.local_training
     self._state = self._process.initialize()
     self._state.client_work['round_num'] = np.int32(num_finished)
-    self._local = SharedWeights(run.model, SINGLE)
 
   def next_round(
       self, starts: Mapping[str, ModelWeights]
@@ -267,10 +286,7 @@ class _LocalRounds:
     run, settings = self._run, self._run.settings
     output = self._process.next(
         self._state,
-        [
-            self._local.local(run.model.from_model_weights(weights))
-            for weights in starts.values()
-        ],
+        [run.client_state(weights) for weights in starts.values()],
         [
             run.data.client_dataset(
                 [client_id],

@@ -263,7 +263,7 @@ def test_all_encodings_are_shared_by_default(toy):
   )
   weights = []
   for model in (shared, default):
-    assert not model.has_personal_encodings
+    assert Role.PERSONAL_PHASE not in {v.role for v in model.variables}
     process = algorithms.build_fed_avg(model, _SGD(0.1))
     assert isinstance(process, tff.learning.templates.LearningProcess)
     state = process.next(process.initialize(), _datasets(toy)).state

@@ -12,8 +12,12 @@ import pytest
 import tiny_runs
 
 from tff_bn import analysis
+from tff_bn import runtime
 from tff_bn.programs import analyze as analyze_program
 from tff_bn.programs import compare
+from tff_bn.programs import train
+from tff_bn.programs.analyses import analyzed_run
+from tff_bn.programs.analyses import trained_models
 
 _SEEDS = (0, 1)
 _LAYERS = ('hidden', 'norm', 'logits')
@@ -100,6 +104,31 @@ def test_weight_divergence(comparison, divergence, algorithm, seed):
   assert found == pytest.approx(expected, rel=1e-4)
   # Every client has a batch of its own.
   assert min(expected.values()) > 1e-3
+
+
+def test_clients_that_took_no_part_have_encodings_of_their_own(tmp_path):
+  flags = (*tiny_runs.FLAGS, '--pan=add', '--pan_personal_share=0.5')
+  folders = {number: tmp_path / str(number) for number in (2, 4)}
+  for number, folder in folders.items():
+    arguments = [f'--clients_per_round={number}', f'--output_dir={folder}']
+    assert train.run([*flags, *arguments]) == 0
+  (run,) = analyzed_run.load(trained_models.named_runs((str(folders[2]),)))
+  phases = {}
+  for client in run.data.client_ids:
+    # The run in which all take part says what is drawn for each.
+    expected = tiny_runs.load(folders[4], client).get_layer('hidden_position')
+    phases[client] = expected.personal_phase.numpy()
+    model = run.model.to_keras(run.client_weights(client))
+    found = model.get_layer('hidden_position').personal_phase.numpy()
+    assert found == phases[client]
+  assert len(set(phases.values())) == 4
+  # Training leaves them as they are.
+  with runtime.in_process_runtime():
+    trained = run.train_clients(run.data.client_ids)
+  for client, weights in zip(run.data.client_ids, trained, strict=True):
+    model = run.model.to_keras(weights)
+    found = model.get_layer('hidden_position').personal_phase.numpy()
+    assert found == phases[client]
 
 
 def test_clients_of_fedbn_have_models_of_their_own(fedbn):
