@@ -29,6 +29,7 @@ NORMALIZATION_ERROR_BY_ROUND_CSV = 'normalization_error_by_round.csv'
 NORMALIZATION_ERROR_MARKDOWN = 'normalization_error.md'
 # Analyses of runs, each with a NAME.csv and a NAME.md, often in a run's folder.
 RUN_ANALYSES = (
+    'permutation',
     'shuffle_test',
     'kept_share',
     'weight_divergence',

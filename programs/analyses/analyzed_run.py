@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
 from tff_bn import training
+from tff_bn.analysis import permutation
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.partition import SINGLE
@@ -118,6 +119,23 @@ class AnalyzedRun:
       chosen = np.sort(rng.choice(len(x), num_examples, replace=False))
       x, y = x[chosen], y[chosen]
     return x, y
+
+  def check_units(self) -> None:
+    """Checks that the hidden units of the global model can be permuted.
+
+    Raises:
+      ValueError: If they can't, or the model has several outputs.
+    """
+    try:
+      has_units = bool(permutation.unit_groups(self.keras_model))
+      permutation.outputs(self.keras_model, self.test_examples(1, 0)[0])
+    except ValueError as error:
+      raise ValueError(f'--run={self.folder}: {error}') from error
+    if not has_units:
+      raise ValueError(
+          f'--run={self.folder}: its model has no hidden units that could be'
+          ' permuted.'
+      )
 
   def draw_clients(self, num_clients: Optional[int], seed: int) -> list[str]:
     """Draws clients.

@@ -7,7 +7,6 @@ Figure 7 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
 from collections.abc import Sequence
 
 from matplotlib import figure
-from matplotlib import ticker
 import numpy as np
 
 from tff_bn import analysis
@@ -67,36 +66,13 @@ def assignment_figure(
     A figure with a row for each run and a column for each layer; the number in
     brackets is the share on the diagonal.
   """
-  names = list(dict.fromkeys(name for name, _ in assignments))
-  drawing, all_axes = report.panels(
-      len(names),
-      max(sum(name == run for run, _ in assignments) for name in names),
-      width=2.6,
-      height=2.8,
+  return report.matrices_figure(
+      assignments,
+      {k: analysis.diagonal_share(q) for k, q in assignments.items()},
+      x_label='Unit before',
+      y_label='unit after',
+      title='Matched units before and after local training',
   )
-  for name, row in zip(names, all_axes):
-    of_run = {k[1]: v for k, v in assignments.items() if k[0] == name}
-    for axes, (layer, assignment) in zip(row, of_run.items()):
-      size = assignment.size
-      axes.scatter(
-          np.arange(size), assignment, s=max(1, 300 / size), c='#0072B2'
-      )
-      axes.set_title(
-          f'{layer} [{analysis.diagonal_share(assignment):.3f}]',
-          fontsize='small',
-      )
-      axes.set_xlim(-0.5, size - 0.5)
-      axes.set_ylim(size - 0.5, -0.5)
-      axes.set_aspect('equal')
-      for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(ticker.MaxNLocator(nbins=4, integer=True))
-      axes.set_xlabel('Unit before', fontsize='small')
-      axes.tick_params(labelsize='small')
-    for axes in row[len(of_run) :]:
-      axes.set_axis_off()
-    row[0].set_ylabel(f'{name}\nunit after')
-  drawing.suptitle('Matched units before and after local training')
-  return drawing
 
 
 check = layers.check

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 
 from matplotlib import figure
+from matplotlib import ticker
 import numpy as np
 
 from tff_bn.programs import figures
@@ -158,6 +159,56 @@ def panels(
       width=0.5 + width * num_columns, height=0.7 + height * num_rows
   )
   return drawing, drawing.subplots(num_rows, num_columns, squeeze=False)
+
+
+def matrices_figure(
+    permutations: Mapping[tuple[str, str], np.ndarray],
+    shares: Mapping[tuple[str, str], float],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str,
+) -> figure.Figure:
+  """Draws permutation matrices, with a dot for each one in them.
+
+  Args:
+    permutations: Index vectors, by run and layer.
+    shares: For each a share of its units.
+    x_label: What the positions in the vectors are.
+    y_label: What the numbers in them are.
+    title: The title.
+
+  Returns:
+    A figure with a row for each run and a column for each layer; the share is
+    in brackets.
+  """
+  names = list(dict.fromkeys(name for name, _ in permutations))
+  drawing, all_axes = panels(
+      len(names),
+      max(sum(name == run for run, _ in permutations) for name in names),
+      width=2.6,
+      height=2.8,
+  )
+  for name, row in zip(names, all_axes):
+    of_run = {k: v for k, v in permutations.items() if k[0] == name}
+    for axes, (key, permutation) in zip(row, of_run.items()):
+      size = permutation.size
+      axes.scatter(
+          np.arange(size), permutation, s=max(1, 300 / size), c='#0072B2'
+      )
+      axes.set_title(f'{key[1]} [{shares[key]:.3f}]', fontsize='small')
+      axes.set_xlim(-0.5, size - 0.5)
+      axes.set_ylim(size - 0.5, -0.5)
+      axes.set_aspect('equal')
+      for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(ticker.MaxNLocator(nbins=4, integer=True))
+      axes.set_xlabel(x_label, fontsize='small')
+      axes.tick_params(labelsize='small')
+    for axes in row[len(of_run) :]:
+      axes.set_axis_off()
+    row[0].set_ylabel(f'{name}\n{y_label}')
+  drawing.suptitle(title)
+  return drawing
 
 
 def _names(rows: Sequence[LayerValue]) -> list[str]:

@@ -84,6 +84,12 @@ def _define_shuffle_test(define: flag_groups.Definer) -> None:
   _define_seed(define, 'the permutations and the examples')
 
 
+def _define_permutation(define: flag_groups.Definer) -> None:
+  _define_shuffle_probability(define)
+  _define_num_examples(define)
+  _define_seed(define, 'the permutations and the examples')
+
+
 def _define_kept_share(define: flag_groups.Definer) -> None:
   define(
       'shuffle_probabilities',
@@ -311,6 +317,15 @@ def _program(
 
 
 PROGRAMS = {
+    'permutation': _program(
+        'permutation',
+        'Permutes the hidden units of models at random, those that are tied'
+        ' together, as by residual additions, together; shows how many stay'
+        ' where they are and how much the outputs change',
+        'algorithm 1 and figure 2',
+        _define_permutation,
+        '--run=runs/train --shuffle_probability=0.5',
+    ),
     'shuffle_test': _program(
         'shuffle_test',
         'Permutes the hidden units of models, with position encodings of many'

@@ -18,6 +18,7 @@ from tff_bn.programs import train
 from tff_bn.programs.analyses import trained_models
 
 _NAMES = (
+    'permutation',
     'shuffle_test',
     'kept_share',
     'weight_divergence',

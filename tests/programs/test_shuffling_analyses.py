@@ -1,4 +1,6 @@
-"""Tests of the shuffle test, of kept shares, and of fusion."""
+"""Tests of permutations, the shuffle test, kept shares, and fusion."""
+
+import re
 
 import numpy as np
 import pytest
@@ -43,6 +45,67 @@ def _without_encodings(run):
 def _cells(markdown):
   lines = [line for line in markdown.splitlines() if line.startswith('|')]
   return [[c.strip() for c in line.strip('|').split('|')] for line in lines]
+
+
+@pytest.fixture(scope='module')
+def permuted(plain, encoded, tmp_path_factory):
+  return tiny_runs.analyze(
+      'permutation',
+      [plain, encoded],
+      '--shuffle_probability=0.5',
+      '--num_examples=20',
+      '--seed=3',
+      folder=tmp_path_factory.mktemp('permuted'),
+  )
+
+
+def test_permutation(plain, encoded, permuted):
+  columns = ['run', 'seed', 'group', 'units', 'weights', 'kept_share']
+  assert list(permuted.rows[0]) == columns
+  # Of the hidden layer, its batch normalization, and the output layer.
+  assert [list(row.values())[:5] for row in permuted.rows] == [
+      [run.name, '0', 'hidden', '30', '6'] for run in (plain, encoded)
+  ]
+  axes_of_runs = permuted.drawings['permutation'].axes
+  changes = []
+  for run, row, axes in zip(
+      (plain, encoded), permuted.rows, axes_of_runs, strict=True
+  ):
+    positions, p = axes.collections[0].get_offsets().T.astype(int)
+    assert list(positions) == list(range(30)) == sorted(p)
+    kept = float(row['kept_share'])
+    assert kept == pytest.approx(np.mean(p == positions), rel=1e-6)
+    assert 0 < kept < 0.8
+    assert axes.get_title() == f'hidden [{kept:.3f}]'
+
+    model = tiny_runs.load(run)
+    after = tiny_runs.load(run)
+    for name, axis in (('hidden', -1), ('norm', 0), ('logits', 0)):
+      layer = after.get_layer(name)
+      layer.set_weights(
+          [
+              # The output layer's bias does not belong to hidden units.
+              w if w.shape == (10,) else np.take(w, p, axis)
+              for w in layer.get_weights()
+          ]
+      )
+    x = tiny_runs.split().dataset.x_test
+    difference = np.abs(after(x).numpy() - model(x).numpy()).max(axis=1)
+    found = re.search(
+        rf'{run.name}, seed 0: .* at most (\S+),', permuted.markdown
+    )
+    changes.append(float(found[1]))
+    assert changes[-1] <= max(difference.max(), 1e-5) * 1.05
+    if run == encoded:
+      # The 20 examples are some of these.
+      assert np.isclose(difference, changes[-1], rtol=0.06).any()
+  assert changes[0] < 1e-5 < 1e-2 < changes[1]
+  cells = _cells(permuted.markdown)
+  assert cells[0] == ['Units of', 'Run', 'Seed', 'Units', 'Weights', 'Kept']
+  assert [line[:5] for line in cells[2:]] == [
+      ['hidden', run.name, '0', '30', '6'] for run in (plain, encoded)
+  ]
+  assert 'for 20 test examples' in permuted.markdown
 
 
 @pytest.fixture(scope='module')
