@@ -57,9 +57,8 @@ def analyze(
     Accuracies and losses.
   """
   fused = [result for run in runs for result in _fuse(run, flags)]
-  columns = [field.name for field in dataclasses.fields(Fused)]
   return report.Report(
-      tables.csv_text(columns, [dataclasses.astuple(f) for f in fused]),
+      report.records_csv(fused),
       _markdown(fused, flags),
       dict(
           fusion=accuracy_figure(
@@ -142,18 +141,16 @@ def accuracy_figure(fused: Sequence[Fused], title: str) -> figure.Figure:
   axes = drawing.subplots()
   for number, name in enumerate(dict.fromkeys(f.run for f in fused)):
     for method, style in zip(_METHODS, ('--', '-')):
-      points: dict[float, list[float]] = {}
-      for f in fused:
-        if (f.run, f.method) == (name, method):
-          points.setdefault(f.coefficient, []).append(f.accuracy)
-      axes.plot(
-          list(points),
-          [np.mean(values) for values in points.values()],
-          marker='o',
-          markersize=4,
-          color=figures.COLOURS[number % len(figures.COLOURS)],
-          linestyle=style,
+      report.draw_means(
+          axes,
+          [
+              (f.coefficient, f.accuracy)
+              for f in fused
+              if (f.run, f.method) == (name, method)
+          ],
           label=f'{name}: {_METHODS[method]}',
+          number=number,
+          linestyle=style,
       )
   axes.set_xlabel('μ, the share of the second model')
   axes.set_ylabel('Test accuracy')

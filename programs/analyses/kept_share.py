@@ -168,14 +168,7 @@ def kept_figure(
   ):
     for number, size in enumerate(dict.fromkeys(size for size, _ in shares)):
       points = sorted((x, y) for (s, x), y in shares.items() if s == size)
-      axes.plot(
-          *zip(*points),
-          marker='o',
-          markersize=4,
-          color=figures.COLOURS[number % len(figures.COLOURS)],
-          linestyle=figures.DASHES[number % len(figures.DASHES)],
-          label=f'{size} units',
-      )
+      report.draw_means(axes, points, label=f'{size} units', number=number)
     axes.set_xlabel(label)
     axes.set_ylim(0, 1.02)
     figures.tidy(axes)

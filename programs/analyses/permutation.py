@@ -85,9 +85,8 @@ def analyze(
     if run.name not in {name for name, _ in drawn}:
       for name in list(permutations)[-_NUM_SHOWN:]:
         drawn[run.name, name] = permutations[name]
-  columns = [field.name for field in dataclasses.fields(Group)]
   return report.Report(
-      tables.csv_text(columns, [dataclasses.astuple(g) for g in groups]),
+      report.records_csv(groups),
       tables.markdown(
           [
               ['Units of', 'Run', 'Seed', 'Units', 'Weights', 'Kept'],

@@ -1,8 +1,10 @@
 """What the analyses of trained models write: tables and figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+from typing import Any, Optional
 
+from matplotlib import axes as mpl_axes
 from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
@@ -45,6 +47,43 @@ class LayerValue:
   layer: str
   units: int | str
   value: float
+
+
+def records_csv(records: Sequence[Any]) -> str:
+  """The text of a CSV file of dataclasses of one kind, a line for each."""
+  columns = [field.name for field in dataclasses.fields(records[0])]
+  return tables.csv_text(columns, [dataclasses.astuple(r) for r in records])
+
+
+def draw_means(
+    axes: mpl_axes.Axes,
+    points: Iterable[tuple[float, float]],
+    *,
+    label: str,
+    number: int,
+    linestyle: Optional[str] = None,
+) -> None:
+  """Draws a line through the mean of y for each x.
+
+  Args:
+    axes: Where.
+    points: Pairs of x and y.
+    label: The line's label.
+    number: The line's number, which decides its colour.
+    linestyle: How it is drawn. Default: the number decides.
+  """
+  by_x: dict[float, list[float]] = {}
+  for x, y in points:
+    by_x.setdefault(x, []).append(y)
+  axes.plot(
+      list(by_x),
+      [np.mean(values) for values in by_x.values()],
+      marker='o',
+      markersize=4,
+      color=figures.COLOURS[number % len(figures.COLOURS)],
+      linestyle=linestyle or figures.DASHES[number % len(figures.DASHES)],
+      label=label,
+  )
 
 
 def layer_csv(rows: Sequence[LayerValue], column: str) -> str:

@@ -7,7 +7,6 @@ Figure 3 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
 from collections.abc import Sequence
 import dataclasses
 
-from matplotlib import axes as mpl_axes
 from matplotlib import figure
 import numpy as np
 import tensorflow as tf
@@ -87,9 +86,8 @@ def analyze(
                   *(amplitude, period, float(np.mean(values))),
               )
           )
-  columns = [field.name for field in dataclasses.fields(Error)]
   return report.Report(
-      tables.csv_text(columns, [dataclasses.astuple(e) for e in errors]),
+      report.records_csv(errors),
       _markdown(errors, flags),
       dict(
           shuffle_test=error_figure(
@@ -160,10 +158,20 @@ def error_figure(errors: Sequence[Error], title: str) -> figure.Figure:
   for name, (left, right) in zip(names, all_axes):
     of_run = [error for error in errors if error.run == name]
     for number, period in enumerate(periods):
-      _draw(left, of_run, 'multiply', period, f'T = {period:g}', number)
+      report.draw_means(
+          left,
+          _points(of_run, 'multiply', period),
+          label=f'T = {period:g}',
+          number=number,
+      )
     left.set_title(f'{name}: multiplicative', fontsize='medium')
     for number, (mode, words) in enumerate(_MODES.items()):
-      _draw(right, of_run, mode, periods[0], words, number)
+      report.draw_means(
+          right,
+          _points(of_run, mode, periods[0]),
+          label=words,
+          number=number,
+      )
     right.set_title(f'{name}: T = {periods[0]:g}', fontsize='medium')
     left.set_ylabel('Error per output')
     for axes in (left, right):
@@ -175,27 +183,14 @@ def error_figure(errors: Sequence[Error], title: str) -> figure.Figure:
   return drawing
 
 
-def _draw(
-    axes: mpl_axes.Axes,
-    errors: Sequence[Error],
-    mode: str,
-    period: float,
-    label: str,
-    number: int,
-) -> None:
-  points: dict[float, list[float]] = {}
-  for error in errors:
-    if (error.mode, error.period) == (mode, period):
-      points.setdefault(error.amplitude, []).append(error.error)
-  axes.plot(
-      list(points),
-      [np.mean(values) for values in points.values()],
-      marker='o',
-      markersize=4,
-      color=figures.COLOURS[number % len(figures.COLOURS)],
-      linestyle=figures.DASHES[number % len(figures.DASHES)],
-      label=label,
-  )
+def _points(
+    errors: Sequence[Error], mode: str, period: float
+) -> list[tuple[float, float]]:
+  return [
+      (e.amplitude, e.error)
+      for e in errors
+      if (e.mode, e.period) == (mode, period)
+  ]
 
 
 def _markdown(errors: Sequence[Error], flags: cli.ParsedFlags) -> str:
