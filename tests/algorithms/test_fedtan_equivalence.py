@@ -334,7 +334,7 @@ def test_a_step_in_two_passes_is_the_centralised_step(name):
     ('name', 'moments', 'sizes'),
     [
         ('resnet20', 'two_pass', (4, 4, 4)),
-        ('resnet50', 'fused', (4, 4)),
+        pytest.param('resnet50', 'fused', (4, 4), marks=pytest.mark.slow),
         pytest.param('mobile_net_v2', 'fused', (4, 4), marks=pytest.mark.slow),
     ],
 )

@@ -234,6 +234,7 @@ def test_training_hands_on_what_the_clients_keep(problem):
   ]
 
 
+@pytest.mark.slow
 def test_ways_take_turns_and_are_checked(monkeypatch, problem):
   log = []
 
@@ -286,6 +287,7 @@ def test_ways_take_turns_and_are_checked(monkeypatch, problem):
     assert len(timing.later[way]) == 3
 
 
+@pytest.mark.slow
 def test_program(tmp_path):
   returncode, printed, text = benchmark_files.run(
       'corrections', tmp_path, '--rows=mlp3:2x2x4', '--repeats=2'

@@ -260,6 +260,7 @@ def test_residual_network_is_that_of_the_package():
     )
 
 
+@pytest.mark.slow
 def test_rounds_are_checked_before_they_are_reported(monkeypatch):
   build_process = benchmark._Problem.build_process
   monkeypatch.setattr(
@@ -284,6 +285,7 @@ def test_first_round_has_the_number_of_layers():
   assert first_round.first > first_round.second > 0
 
 
+@pytest.mark.slow
 def test_program(tmp_path):
   returncode, printed, text = benchmark_files.run(
       'fedtan',

@@ -149,6 +149,7 @@ def test_time_row_ends_the_worker():
     assert len(timing.later[way]) == 2
 
 
+@pytest.mark.slow
 def test_program(tmp_path):
   returncode, printed, text = benchmark_files.run(
       'runtime',
