@@ -1068,6 +1068,7 @@ class TestCheckpointManager:
 
 class TestKill:
 
+  @pytest.mark.slow
   def test_kill_at_random_moments(self, model, tmp_path):
     config = dataclasses.replace(
         _CONFIG, rounds=24, evaluate_every=2, checkpoint_every=1

@@ -275,7 +275,15 @@ def test_adam_is_warmed_up(toy):
     )
 
 
-@pytest.mark.parametrize('name', ['fed_avg', 'centralized', 'dsgd', 'fedtan'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'fed_avg',
+        'dsgd',
+        pytest.param('centralized', marks=pytest.mark.slow),
+        pytest.param('fedtan', marks=pytest.mark.slow),
+    ],
+)
 def test_0_is_no_warmup_and_1_is_none_either(toy, name):
   train = functools.partial(client_rounds.weights_after_two_rounds, toy, name)
   expected = train()

@@ -416,7 +416,9 @@ def test_run_is_continued_wherever_it_is_computed(tmp_path):
 @pytest.mark.parametrize(
     ('precision', 'arguments'),
     [
-        ('mixed_bfloat16', ['--model=small_cnn']),
+        pytest.param(
+            *('mixed_bfloat16', ['--model=small_cnn']), marks=pytest.mark.slow
+        ),
         ('mixed_float16', ['--jit_compile']),
     ],
 )
@@ -694,7 +696,10 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
     assert not captured.out
 
 
-@pytest.mark.parametrize('runtime', ['in_process', 'native'])
+@pytest.mark.parametrize(
+    'runtime',
+    ['in_process', pytest.param('native', marks=pytest.mark.slow)],
+)
 def test_interrupt_ends_everything_and_the_same_command_goes_on(
     tmp_path, runtime
 ):
