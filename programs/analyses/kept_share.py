@@ -6,7 +6,6 @@ CVPR 2022.
 
 from collections.abc import Mapping, Sequence
 import math
-from typing import Optional
 
 from matplotlib import figure
 import numpy as np
@@ -181,7 +180,7 @@ def kept_figure(
 def _markdown(
     title: str,
     shares: Mapping[tuple[int, float], float],
-    notes: Sequence[Optional[str]],
+    notes: Sequence[str],
 ) -> str:
   sizes = list(dict.fromkeys(size for size, _ in shares))
   cells = [[title, *(f'R_kept, {size} units' for size in sizes)]]

@@ -13,9 +13,6 @@ from tff_bn.programs import cli
 from tff_bn.programs.analyses import analyzed_run
 from tff_bn.programs.analyses import report
 
-# Of so many layers, from the last one, each unit is drawn.
-_NUM_SHOWN = 4
-
 _Result = TypeVar('_Result')
 
 
@@ -75,10 +72,11 @@ def comparisons(
     x, y = run.test_examples(flags.num_examples, flags.seed)
     clients = run.draw_clients(flags.num_clients, flags.seed)
     trained = run.train_clients(clients)
+    names = _layers(run, flags)
     for client, weights in zip(clients, trained, strict=True):
       before = run.model.to_keras(run.client_weights(client))
       after = run.model.to_keras(weights)
-      for layer in _layers(run, flags):
+      for layer in names:
         yield Comparison(run.name, run.seed, client, layer, before, after, x, y)
 
 
@@ -139,7 +137,7 @@ def shown(results: Iterable[Comparison]) -> list[Comparison]:
     of_run = by_run.setdefault(c.run, [])
     if not of_run or (c.seed, c.client) == (of_run[0].seed, of_run[0].client):
       of_run.append(c)
-  return [c for of_run in by_run.values() for c in of_run[-_NUM_SHOWN:]]
+  return [c for of_run in by_run.values() for c in of_run[-report.NUM_SHOWN :]]
 
 
 def _layers(

@@ -16,9 +16,6 @@ from tff_bn.programs import tables
 from tff_bn.programs.analyses import analyzed_run
 from tff_bn.programs.analyses import report
 
-# Of so many groups, from the last one, the permutation is drawn.
-_NUM_SHOWN = 4
-
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -56,14 +53,10 @@ def analyze(
   groups, notes, drawn = [], [], {}
   for run in runs:
     model = run.keras_model
-    rng = np.random.default_rng(flags.seed)
     found = permutation.unit_groups(model)
-    permutations = {
-        group.name: permutation.random_permutation(
-            group.size, flags.shuffle_probability, rng
-        )
-        for group in found
-    }
+    permutations = permutation.random_permutations(
+        found, flags.shuffle_probability, flags.seed
+    )
     groups += [
         Group(
             *(run.name, run.seed, group.name, group.size),
@@ -83,7 +76,7 @@ def analyze(
         f' {np.abs(before).max():.3g}.'
     )
     if run.name not in {name for name, _ in drawn}:
-      for name in list(permutations)[-_NUM_SHOWN:]:
+      for name in list(permutations)[-report.NUM_SHOWN :]:
         drawn[run.name, name] = permutations[name]
   return report.Report(
       report.records_csv(groups),

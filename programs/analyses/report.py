@@ -12,6 +12,9 @@ import numpy as np
 from tff_bn.programs import figures
 from tff_bn.programs import tables
 
+# Of so many layers of a model, from the last one, each unit is drawn.
+NUM_SHOWN = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:

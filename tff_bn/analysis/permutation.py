@@ -142,6 +142,29 @@ def random_permutation(
   return permutation
 
 
+def random_permutations(
+    groups: Iterable[UnitGroup], shuffle_probability: float, seed: int
+) -> dict[str, np.ndarray]:
+  """Draws a permutation for each group of units.
+
+  Args:
+    groups: The groups, see `unit_groups`.
+    shuffle_probability: P_sf, see `random_permutation`.
+    seed: The seed of the draws.
+
+  Returns:
+    The permutations by the groups' names, for `permute_units`.
+
+  Raises:
+    ValueError: If the probability is not in [0, 1].
+  """
+  rng = np.random.default_rng(seed)
+  return {
+      group.name: random_permutation(group.size, shuffle_probability, rng)
+      for group in groups
+  }
+
+
 def kept_share(permutation: Sequence[int]) -> float:
   """Returns the share of units that a permutation leaves where they are.
 
@@ -328,13 +351,8 @@ def shuffle_units(
     raise ValueError(
         f'The model {model.name!r} has no hidden units that could be permuted.'
     )
-  rng = np.random.default_rng(seed)
   return permute_units(
-      model,
-      {
-          group.name: random_permutation(group.size, shuffle_probability, rng)
-          for group in groups
-      },
+      model, random_permutations(groups, shuffle_probability, seed)
   )
 
 
