@@ -2,8 +2,8 @@
 
 A program exits with 0 when it has done its work, 2 when it was asked for
 something that it cannot do (found before any work is done), 1 when the work
-failed, and 130 after Ctrl-C. Errors are one paragraph on the standard error
-stream; `--verbosity=1` adds the traceback.
+failed, 130 after Ctrl-C, and 143 after SIGTERM. Errors are one paragraph on the
+standard error stream; `--verbosity=1` adds the traceback.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +21,7 @@ import warnings
 from absl import flags
 from absl import logging
 
+from tff_bn import termination
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 
@@ -28,6 +29,7 @@ OK = 0
 FAILED = 1
 USAGE_ERROR = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 HELP_FLAGS = frozenset(
     dashes + name
@@ -243,10 +245,15 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
     parsed = parse(program.define_flags, arguments)
     verbosity = parsed.verbosity
     _set_verbosity(verbosity)
-    program.main(parsed)
+    with termination.on_signals():
+      program.main(parsed)
     return OK
   except UsageError as error:
     return _fail(program, error, USAGE_ERROR, verbosity)
+  except termination.Terminated as error:
+    message = f'terminated. {error}'.strip()
+    print(f'{program.name}: {message}', file=sys.stderr)
+    return TERMINATED
   except KeyboardInterrupt:
     print(f'{program.name}: interrupted', file=sys.stderr)
     return INTERRUPTED

@@ -1,6 +1,6 @@
 """`tff-bn-compare`: trains several algorithms on the same data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import pathlib
 import sys
@@ -9,6 +9,7 @@ from typing import Optional
 from absl import flags as absl_flags
 
 from tff_bn import dependencies
+from tff_bn import files
 from tff_bn.programs import cli
 from tff_bn.programs import defaults
 from tff_bn.programs import flag_groups
@@ -77,14 +78,31 @@ def main(flags: cli.ParsedFlags) -> None:
         for algorithm in flags.algorithms
     ]
     texts = comparison_flags(flags, runs)
-    run_folder.check(folder, texts, overwrite=flags.overwrite)
-    folders = [
-        folder / run_folder.RUNS / f'{run.algorithm}-seed{run.seed}'
-        for run in runs
-    ]
-    for run, subfolder in zip(runs, folders):
-      run_folder.check(subfolder, run.to_flags(), overwrite=flags.overwrite)
+  folders = [
+      folder / run_folder.RUNS / f'{run.algorithm}-seed{run.seed}'
+      for run in runs
+  ]
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      # From the first check to the last file, nobody else writes into them.
+      stack.enter_context(run_folder.claim(folder))
+      run_folder.check(folder, texts, overwrite=flags.overwrite)
+      for run, subfolder in zip(runs, folders):
+        stack.enter_context(run_folder.claim(subfolder))
+        run_folder.check(subfolder, run.to_flags(), overwrite=flags.overwrite)
+    stack.enter_context(run_folder.temporary_files_in(folder))
+    _compare(flags, runs, runtime, folder, folders, texts)
 
+
+def _compare(
+    flags: cli.ParsedFlags,
+    runs: Sequence[settings_lib.RunSettings],
+    runtime: runtime_flags.RuntimeSettings,
+    folder: pathlib.Path,
+    folders: Sequence[pathlib.Path],
+    texts: Mapping[str, str],
+):
+  """Trains in folders that are claimed, and writes what came of it."""
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
@@ -119,10 +137,8 @@ def main(flags: cli.ParsedFlags) -> None:
       len(report.last_rows(run, flags.average_last)) for run in finished
   )
   table = report.results_markdown(results, num_averaged)
-  run_folder.write_text(
-      folder / run_folder.RESULTS_CSV, report.results_csv(results)
-  )
-  run_folder.write_text(folder / run_folder.RESULTS_MARKDOWN, table)
+  files.replace(folder / run_folder.RESULTS_CSV, report.results_csv(results))
+  files.replace(folder / run_folder.RESULTS_MARKDOWN, table)
   report.save_figures(
       folder / run_folder.PLOTS,
       finished,
@@ -144,8 +160,8 @@ def main(flags: cli.ParsedFlags) -> None:
         for failure in failures
     ]
     raise RuntimeError(
-        f'{len(failures)} of {len(jobs)} runs stopped early, as said above; of'
-        f' these the table has what they came to: {", ".join(names)}.'
+        f'{len(failures)} of {len(jobs)} runs failed, as said above; of these'
+        f' the table has what they came to: {", ".join(names)}.'
     )
 
 

@@ -1,6 +1,7 @@
 """`tff-bn-evaluate`: evaluates the model of a finished run."""
 
 from collections.abc import Sequence
+import contextlib
 import pathlib
 import sys
 from typing import Optional
@@ -8,6 +9,8 @@ from typing import Optional
 from absl import flags as absl_flags
 
 from tff_bn import dependencies
+from tff_bn import files
+from tff_bn import folder_lock
 from tff_bn.programs import cli
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
@@ -61,14 +64,26 @@ def main(flags: cli.ParsedFlags) -> None:
   Args:
     flags: The program's flags.
   """
-  with cli.checking_input():
-    settings = run_settings(flags)
-    run = pathlib.Path(flags.run).expanduser()
-    folder = run
-    if flags.output_dir is not None:
-      folder = pathlib.Path(flags.output_dir).expanduser()
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      settings = run_settings(flags)
+      run = pathlib.Path(flags.run).expanduser()
+      folder = run
+      if flags.output_dir is not None:
+        folder = pathlib.Path(flags.output_dir).expanduser()
       run_folder.check_writable(folder)
+      # Nobody may write into it meanwhile.
+      stack.enter_context(folder_lock.hold(run, shared=True))
+    _evaluate(settings, run, folder, flags.reestimate_statistics)
 
+
+def _evaluate(
+    settings: settings_lib.RunSettings,
+    run: pathlib.Path,
+    folder: pathlib.Path,
+    reestimates_statistics: bool,
+):
+  """Evaluates a run and writes the results into a folder."""
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
@@ -78,28 +93,28 @@ def main(flags: cli.ParsedFlags) -> None:
 
   # pylint: enable=g-import-not-at-top
   with cli.checking_input():
+    saved, model = experiment.load_models(settings, run)
+    if reestimates_statistics and not model.has_batch_norm:
+      raise ValueError(
+          f'--reestimate_statistics has no effect: the model of --run={run} has'
+          ' no batch normalization.'
+      )
     data = experiment.split_dataset(settings, experiment.load_dataset(settings))
-    model = model_evaluation.load_model(
-        run / run_folder.MODEL / run_folder.MODEL_FILE, data
+    keras_model = model_evaluation.compiled_model(
+        saved.weights(model), model, data
     )
-    reestimation_model = None
-    if flags.reestimate_statistics:
-      reestimation_model = experiment.build_model(settings, data)
-      if not reestimation_model.has_batch_norm:
-        raise ValueError(
-            '--reestimate_statistics has no effect: the model of'
-            f' --run={run} has no batch normalization.'
-        )
   results = model_evaluation.evaluate_run(
-      run / run_folder.MODEL,
+      saved,
       model,
+      keras_model,
       data,
-      reestimation_model=reestimation_model,
-      reestimation_batch_size=settings.batch_size,
+      reestimation_batch_size=(
+          settings.batch_size if reestimates_statistics else None
+      ),
   )
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / run_folder.EVALUATION
-  run_folder.write_text(path, report.evaluation_csv(results))
+  files.replace(path, report.evaluation_csv(results))
   print(report.evaluation_table(results))
   print(f'\nTable: {path}')
 

@@ -6,6 +6,7 @@ have checked their flags.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -19,9 +20,11 @@ import tensorflow_federated as tff
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
+from tff_bn import folder_lock
 from tff_bn import models
 from tff_bn import round_data
 from tff_bn import runtime
+from tff_bn import saved_models
 from tff_bn import stateful_process
 from tff_bn import training
 from tff_bn.batch_norm_model import BatchNormModel
@@ -144,14 +147,20 @@ def build_model(
   Returns:
     The model, for cross-entropy of logits and integer labels.
   """
-  folder = os.getcwd()
-  if model_names.is_other_model(settings.model) and folder not in sys.path:
-    # As with `python -m`: a module in the working folder can be imported.
-    sys.path.insert(0, folder)
+  return _build_model(settings, data.dataset.input_shape, data.num_classes)
+
+
+def _build_model(
+    settings: settings_lib.RunSettings,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+) -> BatchNormModel:
+  if model_names.is_other_model(settings.model):
+    _import_from_working_folder()
   keras_model_fn = models.build_model_fn(
       settings.model,
-      data.dataset.input_shape,
-      data.num_classes,
+      input_shape,
+      num_classes,
       settings.normalization,
       settings.precision,
       settings.batch_norm_momentum,
@@ -164,7 +173,10 @@ def build_model(
   tf.keras.utils.set_random_seed(settings.seed)
   return BatchNormModel(
       keras_model_fn,
-      input_spec=data.element_spec,
+      input_spec=(
+          tf.TensorSpec((None, *input_shape), tf.float32),
+          tf.TensorSpec((None,), tf.int32),
+      ),
       loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
@@ -172,6 +184,61 @@ def build_model(
           tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')
       ],
   )
+
+
+def _import_from_working_folder():
+  """As with `python -m`: a module in the working folder can be imported."""
+  folder = os.getcwd()
+  if folder not in sys.path:
+    sys.path.insert(0, folder)
+
+
+def load_models(
+    settings: settings_lib.RunSettings, folder: pathlib.Path
+) -> tuple[saved_models.SavedModels, BatchNormModel]:
+  """Opens the models of a finished run.
+
+  No code of the run's folder is run, because the run may be somebody else's:
+  the model is built from the flags, and its weights are plain arrays.
+
+  Args:
+    settings: The run's settings.
+    folder: The run's folder.
+
+  Returns:
+    The saved weights, all of them intact, and the model that they are for.
+
+  Raises:
+    ValueError: If a file is damaged or missing, or the model's function is in
+      the run's folder.
+  """
+  if model_names.is_other_model(settings.model):
+    _import_from_working_folder()
+    _check_is_elsewhere(settings.model, folder)
+  saved = saved_models.SavedModels(folder / run_folder.MODEL)
+  saved.check()
+  model = _build_model(
+      settings,
+      tuple(saved.manifest['input_shape']),
+      saved.manifest['num_classes'],
+  )
+  return saved, model
+
+
+def _check_is_elsewhere(model_name: str, folder: pathlib.Path):
+  """Checks that a user's model is not code in a run's folder."""
+  package = model_name.partition(':')[0].partition('.')[0]
+  spec = importlib.util.find_spec(package)
+  if spec is None:
+    return  # It will be said that there is no such module.
+  places = [*(spec.submodule_search_locations or ()), spec.origin]
+  for place in places:
+    if place and folder.resolve() in pathlib.Path(place).resolve().parents:
+      raise ValueError(
+          f'--model={model_name} of the run is code in its own folder {folder},'
+          " which is not run, because the run may be somebody else's. If you"
+          ' trust it, move the module to another folder.'
+      )
 
 
 def build_process(
@@ -387,7 +454,7 @@ def prepare(
       made[recipe] = data, build_model(settings, data)
     data, model = made[recipe]
     process = None
-    if not (skip_finished and run_folder.is_finished(folder)):
+    if not (skip_finished and training.is_finished(folder)):
       process = build_process(settings, model, len(data.client_ids))
     jobs.append(Job(settings, folder, data, model, process))
   return jobs
@@ -410,10 +477,10 @@ def describe_data(job: Job) -> str:
 
 
 class Failure(NamedTuple):
-  """A run that stopped early because too many rounds failed."""
+  """A run that did not come to a model that can be used."""
 
   job: Job
-  error: training.TooManyFailedRoundsError
+  error: training.TrainingFailedError
 
 
 def train(jobs: Sequence[Job]) -> list[Failure]:
@@ -425,9 +492,12 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
     jobs: The runs.
 
   Returns:
-    The runs that stopped early; the others go on in spite of them.
+    The runs that failed; the others go on in spite of them.
   """
   failures = []
+  for job in jobs:
+    if job.process is None:
+      folder_lock.let_others_read(job.folder)
   for number, job in enumerate(jobs, start=1):
     settings = job.settings
     if len(jobs) > 1:
@@ -441,10 +511,12 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
       continue
     try:
       _train(job)
-    except training.TooManyFailedRoundsError as error:
+    except training.TrainingFailedError as error:
       failures.append(Failure(job, error))
       if len(jobs) > 1:
         print(error, file=sys.stderr, flush=True)
+    if len(jobs) > 1:  # While the others go on.
+      folder_lock.let_others_read(job.folder)
   return failures
 
 
@@ -457,4 +529,9 @@ def _train(job: Job):
       training_config(job.settings),
       job.folder,
       train_on_union=algorithm.trains_on_union,
+      settings={
+          name: text
+          for name, text in job.settings.to_flags().items()
+          if name not in training.MAY_CHANGE
+      },
   )

@@ -5,11 +5,14 @@ written and the last that is removed, so a folder never holds parts of a run
 without saying of which.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import os
 import pathlib
 import shutil
+import tempfile
 
+from tff_bn import files
 from tff_bn import folder_lock
 
 FLAGS_FILE = 'flags.txt'
@@ -37,6 +40,8 @@ RUN_ANALYSES = (
     'preference',
     'fusion',
 )
+# Removed by the next program that writes into the folder.
+_TEMPORARY = '.temporary'
 # What programs write besides flags.txt. Nothing else is ever removed.
 _ENTRIES = (
     METRICS,
@@ -96,6 +101,66 @@ def is_finished(folder: pathlib.Path) -> bool:
   return all((folder / name).exists() for name in (FLAGS_FILE, METRICS, MODEL))
 
 
+@contextlib.contextmanager
+def claim(folder: pathlib.Path) -> Iterator[None]:
+  """Makes a folder if there is none, and holds its lock for a `with` block.
+
+  Args:
+    folder: The folder that `--output_dir` names.
+
+  Yields:
+    Nothing. If nothing was written until the end, a new folder is removed.
+
+  Raises:
+    ValueError: If the folder can't be made or written, or a run is in progress
+      there.
+  """
+  check_writable(folder)
+  missing = []
+  existing = folder.absolute()
+  while not existing.exists():
+    missing.append(existing)
+    existing = existing.parent
+  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    with folder_lock.claim(folder):
+      yield
+  finally:
+    for path in missing:
+      with contextlib.suppress(OSError):  # It is not empty, or gone.
+        path.rmdir()
+
+
+@contextlib.contextmanager
+def temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
+  """Keeps this process's temporary files in a run's folder.
+
+  TensorFlow writes some, which would stay in the system's folder if the program
+  is killed. Here the next program that writes into the run removes them.
+
+  Args:
+    folder: The folder, claimed.
+
+  Yields:
+    Nothing; at the end, the files are removed.
+  """
+  path = folder / _TEMPORARY
+  _remove_entry(path)
+  path.mkdir()
+  # The second one is for child processes.
+  before = tempfile.tempdir, os.environ.get('TMPDIR')
+  tempfile.tempdir = os.environ['TMPDIR'] = os.fspath(path.absolute())
+  try:
+    yield
+  finally:
+    tempfile.tempdir = before[0]
+    if before[1] is None:
+      del os.environ['TMPDIR']
+    else:
+      os.environ['TMPDIR'] = before[1]
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def check_writable(folder: pathlib.Path):
   """Checks that a folder can be written, or made; writes nothing.
 
@@ -124,16 +189,14 @@ def check(folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool):
   Writes nothing.
 
   Args:
-    folder: The folder; it need not exist.
+    folder: The folder, claimed.
     flags: The texts of the flags that define the run, by name.
     overwrite: Whether a run in the folder may be removed.
 
   Raises:
-    ValueError: If the folder can't be written, holds files of the programs'
-      names that belong to no run, or holds a run that is in progress, or one
-      with other flags that may not be removed.
+    ValueError: If the folder holds files of the programs' names that belong to
+      no run, or a run with other flags that may not be removed.
   """
-  check_writable(folder)
   if not (folder / FLAGS_FILE).exists():
     strangers = [name for name in (*_ENTRIES, RUNS) if (folder / name).exists()]
     if strangers:
@@ -143,8 +206,6 @@ def check(folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool):
           ' touched. Choose another folder.'
       )
     return
-  with folder_lock.hold(folder):
-    pass  # No run is in progress there.
   if overwrite:
     return
   previous = read_flags(folder)
@@ -177,7 +238,7 @@ def begin(
   To be called after `check`.
 
   Args:
-    folder: The folder; it need not exist.
+    folder: The folder, claimed.
     program: The program's name, for the first line of the file.
     flags: The texts of the flags that define the run, by name.
     overwrite: Whether to remove a run that the folder holds.
@@ -187,33 +248,36 @@ def begin(
   path = folder / FLAGS_FILE
   if path.exists():
     return
-  folder.mkdir(parents=True, exist_ok=True)
-  write_text(
+  files.replace(
       path,
       f'# {program} --flagfile={FLAGS_FILE} --output_dir=...\n'
       + ''.join(f'--{name}={text}\n' for name, text in flags.items()),
   )
 
 
-def write_text(path: pathlib.Path, text: str):
-  """Writes a file so that it is never there in part."""
-  temporary = path.with_name(f'.{path.name}.part')
-  with open(temporary, 'w', encoding='utf-8') as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
-
-
 def remove(folder: pathlib.Path):
-  """Removes the run that a folder holds, and nothing else."""
+  """Removes the run that a folder holds, and nothing else.
+
+  Args:
+    folder: The folder, claimed.
+
+  Raises:
+    ValueError: If one of the runs of a comparison is in progress; then nothing
+      is removed.
+  """
   if not (folder / FLAGS_FILE).exists():
     return
   runs = folder / RUNS
   if runs.is_dir():
-    for run in runs.iterdir():
-      remove(run)
-      _remove_if_empty(run)
+    subfolders = [run for run in runs.iterdir() if run.is_dir()]
+    with contextlib.ExitStack() as stack:
+      others = [run for run in subfolders if not folder_lock.is_claimed(run)]
+      for run in others:
+        stack.enter_context(folder_lock.hold(run))
+      for run in subfolders:
+        remove(run)
+      for run in others:
+        _remove_if_empty(run)
     _remove_if_empty(runs)
   for name in _ENTRIES:
     _remove_entry(folder / name)

@@ -45,8 +45,23 @@ def main(flags: cli.ParsedFlags) -> None:
     settings_lib.check(flags)
     runtime = runtime_flags.resolve(flags)
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
-    run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      # From the first check to the last file, nobody else writes into it.
+      stack.enter_context(run_folder.claim(folder))
+      run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
+    stack.enter_context(run_folder.temporary_files_in(folder))
+    _train(settings, runtime, folder, overwrite=flags.overwrite)
 
+
+def _train(
+    settings: settings_lib.RunSettings,
+    runtime: runtime_flags.RuntimeSettings,
+    folder: pathlib.Path,
+    *,
+    overwrite: bool,
+):
+  """Trains one model in a folder that is claimed."""
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
@@ -59,7 +74,7 @@ def main(flags: cli.ParsedFlags) -> None:
       stack.enter_context(runtime.enter())
       (job,) = experiment.prepare([settings], [folder], skip_finished=False)
       run_folder.begin(
-          folder, PROGRAM.name, settings.to_flags(), overwrite=flags.overwrite
+          folder, PROGRAM.name, settings.to_flags(), overwrite=overwrite
       )
     failures = experiment.train([job])
   if failures:

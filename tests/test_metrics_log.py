@@ -23,15 +23,14 @@ def test_warns_of_a_round_without_any_client(
       num_rounds=5,
       costs_fn=lambda round_num: dict(exchanges=0, megabytes=0.0),
   )
-  client_work = dict(
-      num_clients=3,
-      num_dropped_clients=num_dropped,
-      failed_rounds=failed_rounds,
+  value = dict(
+      client_work=dict(num_clients=3, num_dropped_clients=num_dropped),
+      finalizer=dict(failed_rounds=failed_rounds, rejected_rounds=0),
   )
   logger = logging.get_absl_logger()
   logger.addHandler(caplog.handler)
   try:
-    asyncio.run(log.release(dict(client_work=client_work), 4))
+    asyncio.run(log.release(value, 4))
   finally:
     logger.removeHandler(caplog.handler)
     log.close()

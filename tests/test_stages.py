@@ -21,9 +21,10 @@ def _run(staged, values, *args, answer, seed=(1, 2)):
   for number in range(1, staged.num_stages):
     answers = [
         tf.nest.map_structure(
-            lambda v, n=number, q=question: answer(n - 1, q.kind, v), value
+            lambda v, n=number, q=question: answer(n - 1, q.kind, v),
+            asked.value,
         )
-        for question, value in zip(staged.questions[number - 1], sent)
+        for question, asked in zip(staged.questions[number - 1], sent)
     ]
     inputs = {s: kept[s][number] for s in staged.sources_of(number)}
     proceed = tf.function(

@@ -38,8 +38,9 @@ def _layer(shape, arguments):
   return layer
 
 
-def _alone(kind, value):
+def _alone(kind, value, sound):
   """The answers that a single client gets."""
+  assert sound
   if kind is Answer.POOLED_MOMENTS:
     assert list(value) == ['count', 'mean', 'variance']
   return value
@@ -133,7 +134,8 @@ def test_what_two_clients_send():
       + 7 * (other['variance'] + (other['mean'] - mean) ** 2)
   ) / count
 
-  def ask(kind, value):
+  def ask(kind, value, sound):
+    assert sound
     asked.append((kind, value))
     if kind is Answer.POOLED_MOMENTS:
       return collections.OrderedDict(
@@ -166,27 +168,64 @@ def test_what_two_clients_send():
   np.testing.assert_allclose(dx, expected, rtol=1e-11)
 
 
-@pytest.mark.parametrize('value', [np.nan, np.inf])
-def test_a_client_without_finite_numbers_sends_zeros(value):
-  layer = _layer([4, 2], {})
-  x = np.ones([4, 2], np.float32)
-  x[1, 0] = value
-  asked = []
+def _sound_questions(x, cotangent, shape, fused_moments=False):
+  """Whether each question of a client with these numbers is sound."""
+  layer = _layer(shape, {})
+  found = []
 
-  def ask(kind, value):
-    asked.append(value)
-    return value
+  def ask(kind, value, sound):
+    del kind
+    found.append(bool(sound))
+    # The others' values are finite.
+    return tf.nest.map_structure(tf.ones_like, value)
 
-  with _synchronized(layer, ask):
-    _output_and_gradients(layer, x, np.ones([4, 2], np.float32))
-  for tensor in tf.nest.flatten(asked):
-    np.testing.assert_array_equal(tensor, np.zeros(tensor.shape))
+  with _synchronized(layer, ask, fused_moments=fused_moments):
+    _output_and_gradients(
+        layer,
+        np.broadcast_to(np.float32(x), shape),
+        np.broadcast_to(np.float32(cotangent), shape),
+    )
+  return found
+
+
+@pytest.mark.parametrize('fused_moments', [False, True])
+@pytest.mark.parametrize('shape', [[4, 2], [4, 3, 3, 2]])
+@pytest.mark.parametrize(
+    'value',
+    [
+        np.nan,
+        np.inf,
+        # Its square overflows, and with it the variance about any mean of many.
+        3e19,
+        # Neither it nor its square do, but sums over many clients would.
+        1e19,
+    ],
+)
+def test_statistics_that_nobody_can_use_are_not_sound(
+    value, shape, fused_moments
+):
+  found = _sound_questions(value, 1.0, shape, fused_moments)
+  assert not found[0]
+  assert all(_sound_questions(1e12, 1.0, shape, fused_moments))
+
+
+@pytest.mark.parametrize('shape', [[4, 2], [4, 3, 3, 2]])
+@pytest.mark.parametrize('value', [np.nan, np.inf, 1e38])
+def test_gradients_that_nobody_can_use_are_not_sound(value, shape):
+  *forward, backward = _sound_questions(1.0, value, shape)
+  assert all(forward)
+  assert not backward
 
 
 def test_without_any_data_the_running_statistics_stay():
   layer = _layer([4, 2], {})
   before = [v.numpy() for v in layer.non_trainable_weights]
-  with _synchronized(layer, weight=0.0):
-    layer(np.zeros([0, 2], np.float32), training=True)
+
+  def ask(kind, value, sound):
+    del kind, sound
+    return tf.nest.map_structure(tf.zeros_like, value)
+
+  with _synchronized(layer, ask, weight=0.0):
+    layer(np.ones([1, 2], np.float32), training=True)
   for found, expected in zip(layer.non_trainable_weights, before):
     np.testing.assert_array_equal(found, expected)

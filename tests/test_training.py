@@ -2,12 +2,16 @@
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
+import errno
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -24,7 +28,9 @@ from tff_bn import checkpoints
 from tff_bn import client_state_store
 from tff_bn import evaluation
 from tff_bn import metrics_log
+from tff_bn import run_identity
 from tff_bn import runtime
+from tff_bn import saved_models
 from tff_bn import training
 from tff_bn.analysis import communication
 
@@ -47,14 +53,7 @@ def model():
 
 
 def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
-  return training.train(
-      training_fakes.build_process(model, stateful),
-      model,
-      training_fakes.FakeData(),
-      config,
-      run_dir,
-      **kwargs,
-  )
+  return training_fakes.train(model, run_dir, config, stateful, **kwargs)
 
 
 def _weights_bits(path):
@@ -202,7 +201,8 @@ class TestMetrics:
     assert header == (
         'round,train_loss,train_accuracy,test_loss,test_accuracy,'
         'client_test_loss,client_test_accuracy,num_clients,'
-        'num_dropped_clients,exchanges,megabytes'
+        'num_dropped_clients,rejected_rounds,max_update_norm_ratio,'
+        'exchanges,megabytes'
     )
     # Every third round, the initial model, and the last round.
     assert [line.split(',')[0] for line in lines] == ['0', '3', '6', '7']
@@ -213,8 +213,10 @@ class TestMetrics:
     assert [row['num_clients'] for row in result.rows[1:]] == [2, 2, 2]
     assert all(row['train_accuracy'] == 0.1 for row in result.rows[1:])
     assert result.resumed_from is None
-    read = metrics_log.read_rows(tmp_path / 'metrics.csv', header.split(','))
-    assert read == list(result.rows)
+    for line, row in zip(lines, result.rows, strict=True):
+      assert [float(x) if x else None for x in line.split(',')] == [
+          row[name] for name in header.split(',')
+      ]
 
   def test_stateless_test_metrics_are_the_servers_models(self, model, tmp_path):
     result = _train(model, tmp_path)
@@ -252,7 +254,8 @@ class TestMetrics:
     evaluator = evaluation.Evaluator(model)
     test, client_test = [], []
     for client_id in training_fakes.CLIENT_IDS:
-      path = tmp_path / 'model/clients' / training.client_file_name(client_id)
+      stem = saved_models.client_file_stem(client_id)
+      path = tmp_path / f'model/clients/{stem}.keras'
       weights = model.from_keras(tf.keras.models.load_model(path))
       test.append(evaluator.evaluate(weights, data.test_dataset(3)))
       client_test.append(
@@ -413,7 +416,11 @@ class TestFinalModel:
   def test_servers_model(self, model, tmp_path):
     result = _train(model, tmp_path)
 
-    assert sorted(os.listdir(tmp_path / 'model')) == ['model.keras']
+    assert sorted(os.listdir(tmp_path / 'model')) == [
+        'manifest.json',
+        'model.keras',
+        'weights.npz',
+    ]
     assert _weights_bits(tmp_path / 'model/model.keras') == [
         np.asarray(v).tobytes()
         for v in model.from_model_weights(result.model_weights)
@@ -423,16 +430,11 @@ class TestFinalModel:
     result = _train(model, tmp_path, stateful=True)
 
     folder = tmp_path / 'model/clients'
-    assert sorted(os.listdir(folder)) == [
-        '%C3%A7a.keras',
-        'anna.keras',
-        'bert%2F...keras',
-        'dora.keras',
-    ]
     clients = [
         model.from_keras(tf.keras.models.load_model(path))
-        for path in folder.iterdir()
+        for path in folder.glob('*.keras')
     ]
+    assert len(clients) == len(training_fakes.CLIENT_IDS)
     merged = model.from_keras(
         tf.keras.models.load_model(tmp_path / 'model/model.keras')
     )
@@ -451,13 +453,6 @@ class TestFinalModel:
         merged.trainable, result.state['weights'].trainable
     ):
       np.testing.assert_array_equal(merged_value, value)
-
-  def test_file_names_are_safe_and_different(self):
-    ids = ['a', 'a/b', 'a%2Fb', '..', 'ä', 'A b', '']
-    names = [training.client_file_name(i) for i in ids]
-
-    assert len(set(names)) == len(ids)
-    assert not any('/' in name or name in ('.', '..') for name in names)
 
 
 class TestClientStates:
@@ -503,9 +498,12 @@ _WRITES = (
     (client_state_store.SqliteClientStateStore, 'put_many'),
     (client_state_store.SqliteClientStateStore, 'commit'),
     (client_state_store.SqliteClientStateStore, 'prune'),
-    (tff.program.FileProgramStateManager, 'save'),
     (tf.keras.Model, 'save'),
+    (np, 'savez'),
     (os, 'replace'),
+    (os, 'rename'),
+    (os, 'mkdir'),
+    (shutil, 'rmtree'),
 )
 
 
@@ -518,12 +516,7 @@ def _call_after_every_write(monkeypatch, fn):
       fn()
       return result
 
-    async def async_wrapper(*args, **kwargs):
-      await original(*args, **kwargs)
-      fn()
-
-    is_async = asyncio.iscoroutinefunction(original)
-    monkeypatch.setattr(owner, name, async_wrapper if is_async else wrapper)
+    monkeypatch.setattr(owner, name, wrapper)
 
   for owner, name in _WRITES:
     wrap(owner, name)
@@ -577,7 +570,8 @@ class TestResume:
 
     result = _train(model, tmp_path, stateful)
 
-    assert result.resumed_from == (fail_in_round - 1) // 2 * 2
+    # The last round was saved before the end, though it was not due.
+    assert result.resumed_from == fail_in_round - 1
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
   @_both_kinds
@@ -585,16 +579,23 @@ class TestResume:
     config = dataclasses.replace(_CONFIG, rounds=3, evaluate_every=2)
     run_dir = tmp_path / 'run'
     copies = []
+    copytree = shutil.copytree
+    is_copying = False
 
     def copy():
       # What a process that is killed now leaves.
+      nonlocal is_copying
+      if is_copying or not run_dir.exists():
+        return
+      is_copying = True
       copies.append(tmp_path / f'copy {len(copies)}')
-      shutil.copytree(run_dir, copies[-1])
+      copytree(run_dir, copies[-1])
+      is_copying = False
 
     with pytest.MonkeyPatch.context() as monkeypatch:
       _call_after_every_write(monkeypatch, copy)
       _train(model, run_dir, stateful, config)
-    assert len(copies) == (20 if stateful else 8)
+    assert len(copies) > (40 if stateful else 20)
 
     for path in copies:
       _train(model, path, stateful, config)
@@ -604,7 +605,7 @@ class TestResume:
       ).read_bytes()
       assert not list(path.rglob('*.part'))
     # Loading models takes most of the time.
-    for path in copies[2::5]:
+    for path in copies[2::9]:
       assert _snapshot(path) == _snapshot(run_dir)
 
   @_both_kinds
@@ -648,21 +649,32 @@ class TestResume:
 
     assert _snapshot(tmp_path) == uninterrupted[False]
 
-  def test_lost_metrics_are_computed_again(
-      self, model, tmp_path, uninterrupted
+  @pytest.mark.parametrize('change', ['remove', 'empty', 'edit', 'garbage'])
+  def test_metrics_are_restored_from_the_checkpoint(
+      self, model, tmp_path, change, uninterrupted, caplog
   ):
     _train(model, tmp_path)
-    (tmp_path / 'metrics.csv').unlink()
+    path = tmp_path / 'metrics.csv'
+    match change:
+      case 'remove':
+        path.unlink()
+      case 'empty':
+        path.write_bytes(b'')
+      case 'edit':
+        path.write_text(path.read_text().replace('\n3,', '\n3,1', 1))
+      case 'garbage':
+        path.write_bytes(bytes(range(256)))
 
-    _train(model, tmp_path)
+    assert _run_rounds(model, tmp_path, stateful=False) == []
 
+    assert 'is written again, from the checkpoint' in caplog.text
     assert _snapshot(tmp_path) == uninterrupted[False]
 
   def test_metrics_of_another_run_are_not_overwritten(self, model, tmp_path):
     path = tmp_path / 'metrics.csv'
     path.write_text('round,mine\n1,2\n')
 
-    with pytest.raises(ValueError, match='other columns'):
+    with pytest.raises(ValueError, match='none of its checkpoints'):
       _train(model, tmp_path)
     assert path.read_text() == 'round,mine\n1,2\n'
 
@@ -670,10 +682,11 @@ class TestResume:
     _train(model, tmp_path)
     other = training_fakes.FakeStatelessProcess(model)
     other.initialize = lambda: dict(x=np.zeros([3]))
+    before = training_fakes.files(tmp_path)
 
     with pytest.raises(ValueError, match='another model or algorithm'):
       training.train(other, model, training_fakes.FakeData(), _CONFIG, tmp_path)
-    assert (tmp_path / 'checkpoints/round_7').exists()
+    assert training_fakes.files(tmp_path) == before
 
   def test_run_in_progress_is_refused(self, model, tmp_path):
     process = training_fakes.build_process(model, False)
@@ -755,48 +768,40 @@ class TestLostWorker:
       _train(model, tmp_path)
 
 
-def _damage_by_truncation(checkpoint):
-  path = next(checkpoint.glob('variables/variables.data*'))
+def _truncate(path):
   os.truncate(path, path.stat().st_size // 2)
 
 
-def _damage_by_emptying(checkpoint):
-  (checkpoint / 'saved_model.pb').write_bytes(b'')
+def _empty(path):
+  path.write_bytes(b'')
 
 
-def _damage_by_removal(checkpoint):
-  shutil.rmtree(checkpoint / 'variables')
+def _remove(path):
+  path.unlink()
 
 
-def _damage_by_flipped_bits(checkpoint):
-  path = next(checkpoint.glob('variables/variables.data*'))
+def _flip_bits(path):
   data = bytearray(path.read_bytes())
   data[len(data) // 2] ^= 1
   path.write_bytes(data)
 
 
-def _damage_completely(checkpoint):
-  shutil.rmtree(checkpoint)
-  checkpoint.mkdir()
-
-
-_DAMAGES = (
-    _damage_by_truncation,
-    _damage_by_emptying,
-    _damage_by_removal,
-    _damage_by_flipped_bits,
-    _damage_completely,
-)
+def _remove_folder(path):
+  shutil.rmtree(path.parent)
+  path.parent.mkdir()
 
 
 class TestDamagedCheckpoints:
 
-  @pytest.mark.parametrize('damage', _DAMAGES)
+  @pytest.mark.parametrize('file', ['state.npz', 'manifest.json'])
+  @pytest.mark.parametrize(
+      'damage', [_truncate, _empty, _remove, _flip_bits, _remove_folder]
+  )
   def test_previous_one_is_used(
-      self, model, tmp_path, damage, uninterrupted, caplog
+      self, model, tmp_path, damage, file, uninterrupted, caplog
   ):
     _train(model, tmp_path, stateful=True)
-    damage(tmp_path / 'checkpoints/round_7')
+    damage(tmp_path / 'checkpoints/round_7' / file)
 
     result = _train(model, tmp_path, stateful=True)
 
@@ -807,25 +812,84 @@ class TestDamagedCheckpoints:
     assert (tmp_path / 'checkpoints/unusable_round_7').exists()
 
   @_both_kinds
-  def test_all_are_damaged(
-      self, model, tmp_path, stateful, uninterrupted, caplog
-  ):
+  def test_nothing_is_lost_if_all_are_damaged(self, model, tmp_path, stateful):
     _train(model, tmp_path, stateful)
     saved = sorted(os.listdir(tmp_path / 'checkpoints'))
     assert saved == ['round_4', 'round_6', 'round_7']
     for name in saved:
-      _damage_by_truncation(tmp_path / 'checkpoints' / name)
+      _truncate(tmp_path / 'checkpoints' / name / 'state.npz')
+    before = training_fakes.files(tmp_path)
 
-    result = _train(model, tmp_path, stateful)
+    with pytest.raises(ValueError, match='No checkpoint .* --overwrite'):
+      _train(model, tmp_path, stateful)
 
-    assert result.resumed_from is None
-    assert 'starts over' in caplog.text
+    assert training_fakes.files(tmp_path) == before
+
+  @_both_kinds
+  def test_lost_checkpoints_are_no_new_start(self, model, tmp_path, stateful):
+    _train(model, tmp_path, stateful)
+    shutil.rmtree(tmp_path / 'checkpoints')
+    before = training_fakes.files(tmp_path)
+
+    with pytest.raises(ValueError, match='none of its checkpoints'):
+      _train(model, tmp_path, stateful)
+
+    assert training_fakes.files(tmp_path) == before
+
+  @_both_kinds
+  @pytest.mark.parametrize('suffix', ['state.npz', 'manifest.json', 'metrics'])
+  def test_files_that_can_not_be_read_now_are_kept(
+      self, model, tmp_path, stateful, suffix, uninterrupted, monkeypatch
+  ):
+    """A read error says nothing about what is on the disk."""
+    _train(model, tmp_path, stateful)
+    before = training_fakes.files(tmp_path)
+    read_bytes = pathlib.Path.read_bytes
+
+    def fail(path):
+      if suffix in path.name and 'model' not in path.parts[-2]:
+        raise OSError(errno.EIO, 'Input/output error', str(path))
+      return read_bytes(path)
+
+    with monkeypatch.context() as context:
+      context.setattr(pathlib.Path, 'read_bytes', fail)
+      with pytest.raises(OSError, match=f'Input/output error: .*{suffix}'):
+        _train(model, tmp_path, stateful)
+
+    assert training_fakes.files(tmp_path) == before
+    assert _run_rounds(model, tmp_path, stateful) == []
     assert _snapshot(tmp_path) == uninterrupted[stateful]
+
+  def test_folder_with_the_characters_of_patterns(
+      self, model, tmp_path, uninterrupted
+  ):
+    run_dir = tmp_path / 'lr[0.1]*?{a,b}'
+    fewer = dataclasses.replace(_CONFIG, rounds=4)
+    assert _run_rounds(model, run_dir, True, fewer) == [1, 2, 3, 4]
+    assert _run_rounds(model, run_dir, True) == [5, 6, 7]
+    assert _snapshot(run_dir) == uninterrupted[True]
+
+  def test_an_older_format_is_refused(self, model, tmp_path):
+    checkpoint = tmp_path / 'checkpoints/round_4'
+    checkpoint.mkdir(parents=True)
+    (checkpoint / 'saved_model.pb').write_bytes(b'graph')
+
+    with pytest.raises(ValueError, match='an earlier version .* --overwrite'):
+      _train(model, tmp_path)
+    assert (checkpoint / 'saved_model.pb').read_bytes() == b'graph'
+
+  def test_a_newer_format_is_refused(self, model, tmp_path):
+    _train(model, tmp_path)
+    path = tmp_path / 'checkpoints/round_7/manifest.json'
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+
+    with pytest.raises(ValueError, match='has the format 2'):
+      _train(model, tmp_path)
 
   def test_half_written_one_is_removed(self, model, tmp_path, uninterrupted):
     _train(model, tmp_path, config=dataclasses.replace(_CONFIG, rounds=4))
     folder = tmp_path / 'checkpoints'
-    shutil.copytree(folder / 'round_4', folder / 'round_6_temp1234')
+    shutil.copytree(folder / 'round_4', folder / '.round_6.part')
 
     _train(model, tmp_path)
 
@@ -859,19 +923,66 @@ class TestServerAndClientsTogether:
     result = _train(model, tmp_path, stateful=True)
 
     assert result.resumed_from == 6
-    assert "the clients' states of its round are missing" in caplog.text
+    assert "the clients' states are not those of its round" in caplog.text
     assert _snapshot(tmp_path) == uninterrupted[True]
 
-  def test_lost_client_states_mean_starting_over(
-      self, model, tmp_path, uninterrupted
-  ):
+  def _fails(self, model, run_dir, error, match):
+    before = training_fakes.files(run_dir / 'checkpoints')
+    with pytest.raises(error, match=match):
+      _train(model, run_dir, stateful=True)
+    assert training_fakes.files(run_dir / 'checkpoints') == before
+
+  def test_lost_client_states(self, model, tmp_path):
     _train(model, tmp_path, stateful=True)
     (tmp_path / 'client_states.sqlite').unlink()
 
-    result = _train(model, tmp_path, stateful=True)
+    self._fails(model, tmp_path, ValueError, 'No checkpoint .* can be used')
 
-    assert result.resumed_from is None
-    assert _snapshot(tmp_path) == uninterrupted[True]
+  @pytest.mark.parametrize(
+      'statement',
+      [
+          "DELETE FROM states WHERE client_id = 'anna'",
+          "UPDATE states SET client_id = 'emil' WHERE client_id = 'anna'",
+          "UPDATE OR REPLACE states SET round = 1 WHERE client_id = 'anna'",
+          'UPDATE states SET state = (SELECT state FROM states WHERE'
+          " client_id = 'dora') WHERE client_id = 'anna'",
+          "UPDATE states SET state = CAST(substr(state, 1, 40) || x'00' ||"
+          " substr(state, 42) AS BLOB) WHERE client_id = 'anna'",
+      ],
+  )
+  def test_changed_client_states(self, model, tmp_path, statement):
+    _train(model, tmp_path, stateful=True)
+    with contextlib.closing(
+        sqlite3.connect(tmp_path / 'client_states.sqlite')
+    ) as connection:
+      assert connection.execute(statement).rowcount
+      connection.commit()
+
+    self._fails(model, tmp_path, ValueError, 'No checkpoint .* can be used')
+
+  def test_older_checkpoints_beside_newer_client_states(self, model, tmp_path):
+    run_dir = tmp_path / 'run'
+    _train(model, run_dir, True, dataclasses.replace(_CONFIG, rounds=3))
+    shutil.copytree(run_dir / 'checkpoints', tmp_path / 'older')
+    longer = dataclasses.replace(_CONFIG, rounds=11)
+    _train(model, run_dir, True, longer)
+    shutil.rmtree(run_dir / 'checkpoints')
+    shutil.copytree(tmp_path / 'older', run_dir / 'checkpoints')
+
+    self._fails(model, run_dir, ValueError, 'No checkpoint .* can be used')
+
+  def test_client_states_of_another_run(self, model, tmp_path):
+    for name, seed in (('a', 0), ('b', 1)):
+      config = dataclasses.replace(_CONFIG, seed=seed)
+      _train(model, tmp_path / name, True, config)
+    shutil.copy(tmp_path / 'b/client_states.sqlite', tmp_path / 'a')
+
+    self._fails(
+        model,
+        tmp_path / 'a',
+        client_state_store.ClientStateStoreError,
+        'a run with other settings',
+    )
 
   def test_damaged_client_states_are_an_error(self, model, tmp_path):
     _train(model, tmp_path, stateful=True)
@@ -985,26 +1096,27 @@ class TestEventLoops:
       loop.close()
 
   @pytest.mark.usefixtures('interruptible')
-  def test_interrupted_checkpoint_is_finished_first(
+  def test_interrupted_checkpoint_is_written_again(
       self, model, tmp_path, monkeypatch
   ):
-    """Else it would be written while the next call looks for it."""
-    original = tf.saved_model.save
+    original = np.savez
     saved = []
 
-    def slow_save(*args, **kwargs):
-      if len(saved) == 1:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        time.sleep(0.5)
-      original(*args, **kwargs)
+    def interrupted_save(*args, **kwargs):
       saved.append(args)
+      if len(saved) == 2:
+        signal.raise_signal(signal.SIGINT)
+      original(*args, **kwargs)
 
-    monkeypatch.setattr(tf.saved_model, 'save', slow_save)
+    monkeypatch.setattr(np, 'savez', interrupted_save)
     with pytest.raises(KeyboardInterrupt):
       _train(model, tmp_path)
 
-    assert len(saved) == 2
-    assert (tmp_path / 'checkpoints/round_2').exists()
+    assert sorted(os.listdir(tmp_path / 'checkpoints')) == [
+        'round_0',
+        'round_2',
+    ]
+    assert len(saved) == 3
 
   def test_after_another_event_loop_was_closed(self, model, tmp_path):
     async def nothing():
@@ -1042,11 +1154,34 @@ class TestEventLoops:
     assert set(contexts) == {context}
 
 
+def _log(folder):
+  return metrics_log.MetricsLog(
+      folder,
+      metric_names=[],
+      is_due=lambda round_num: True,
+      num_rounds=100,
+      costs_fn=lambda round_num: {},
+  )
+
+
+def _manager(folder, last_round=7, every=3, **kwargs):
+  return checkpoints.CheckpointManager(
+      folder / 'checkpoints',
+      every=every,
+      last_round=last_round,
+      identity=run_identity.RunIdentity(
+          {}, 'data', {'types': 'types', 'initial': 'initial'}
+      ),
+      log=_log(folder),
+      **kwargs,
+  )
+
+
 class TestCheckpointManager:
 
   @pytest.mark.parametrize('version', [0, 3, 6, 7])
   def test_due_rounds_are_saved_and_others_not(self, tmp_path, version):
-    manager = checkpoints.CheckpointManager(tmp_path, every=3, last_round=7)
+    manager = _manager(tmp_path)
     for round_num in range(version + 1):
       asyncio.run(manager.save([np.int32(round_num)], round_num))
 
@@ -1059,8 +1194,31 @@ class TestCheckpointManager:
     assert state[0] == version
     assert isinstance(state[0], np.int32)
 
+  def _saved(self, folder, states, **kwargs):
+    """The rounds that are kept when each round is saved."""
+    manager = _manager(folder, last_round=100, every=1, **kwargs)
+    for round_num, state in enumerate(states):
+      asyncio.run(manager.save([np.int32(state)], round_num))
+    return asyncio.run(manager.get_versions())
+
+  def test_the_last_one_that_clients_could_train_is_kept(self, tmp_path):
+    # The number of failed rounds: after round 5 all fail, so the model of round
+    # 5 is of no use, and that of round 4 is the last good one.
+    failed = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+    kept = self._saved(
+        tmp_path, failed, failed_rounds=lambda state: int(state[0])
+    )
+    assert kept == [4, 8, 9, 10]
+
+  def test_the_last_finite_one_is_kept(self, tmp_path):
+    is_finite = [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    kept = self._saved(
+        tmp_path, is_finite, is_finite=lambda state: bool(state[0])
+    )
+    assert kept == [3, 7, 8, 9]
+
   def test_nothing_saved(self, tmp_path):
-    manager = checkpoints.CheckpointManager(tmp_path, every=3, last_round=7)
+    manager = _manager(tmp_path)
 
     assert asyncio.run(manager.load_latest([np.int32(5)])) == (None, 0)
     assert manager.resumed_from is None
@@ -1104,7 +1262,5 @@ class TestKill:
     assert result.resumed_from is not None
     assert _snapshot(run_dir) == _snapshot(tmp_path / 'uninterrupted')
     assert not [
-        path
-        for path in run_dir.rglob('*')
-        if 'temp' in path.name or path.name.endswith('.part')
+        path for path in run_dir.rglob('*') if path.name.endswith('.part')
     ]

@@ -154,7 +154,9 @@ def test_control_variates_are_kept_but_are_no_model(
   train(tmp_path)
 
   assert sorted(path.name for path in (tmp_path / 'model').iterdir()) == [
-      'model.keras'
+      'manifest.json',
+      'model.keras',
+      'weights.npz',
   ]
   _assert_bits(
       tf.keras.models.load_model(tmp_path / 'model/model.keras').get_weights(),
@@ -164,7 +166,8 @@ def test_control_variates_are_kept_but_are_no_model(
   assert header == (
       'round,train_loss,train_accuracy,test_loss,test_accuracy,'
       'client_test_loss,client_test_accuracy,num_clients,'
-      'num_dropped_clients,exchanges,megabytes'
+      'num_dropped_clients,rejected_rounds,max_update_norm_ratio,'
+      'exchanges,megabytes'
   )
   # All test metrics are the server's model's.
   evaluator = evaluation.Evaluator(model)

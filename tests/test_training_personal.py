@@ -15,6 +15,7 @@ import training_fakes
 
 from tff_bn import client_state_store
 from tff_bn import evaluation
+from tff_bn import saved_models
 from tff_bn import training
 from tff_bn.partition import Role
 
@@ -220,7 +221,8 @@ def test_models(uninterrupted, model, data):
   drawn = _drawn(data)
   assert len(drawn) == 4
   for client_id, phase in drawn.items():
-    path = run_dir / 'model' / 'clients' / f'{client_id}.keras'
+    stem = saved_models.client_file_stem(client_id)
+    path = run_dir / 'model' / 'clients' / f'{stem}.keras'
     own = tf.keras.models.load_model(path)
     (encoding,) = [
         layer for layer in own.layers if hasattr(layer, 'personal_phase')
@@ -239,7 +241,8 @@ def test_metrics_are_those_of_the_saved_models(uninterrupted, data):
   result, run_dir = uninterrupted
   losses = []
   for client_id in data.client_ids:
-    path = run_dir / 'model' / 'clients' / f'{client_id}.keras'
+    stem = saved_models.client_file_stem(client_id)
+    path = run_dir / 'model' / 'clients' / f'{stem}.keras'
     own = tf.keras.models.load_model(path)
     logits = own(data.dataset.x_test, training=False)
     losses.append(

@@ -54,6 +54,9 @@ class FakeData:
   def __init__(self):
     self.calls = []
 
+  def fingerprint(self):
+    return 'fake'
+
   def _batches(self, seed, num_examples, batch_size):
     rng = np.random.default_rng(seed)
     x = rng.normal(1.0, 2.0, [num_examples, _FEATURES]).astype(np.float32)
@@ -213,14 +216,30 @@ def build_process(model, stateful, **kwargs):
   return kind(model, **kwargs)
 
 
-def main(run_dir, stateful, config):
-  model = build_model()
-  training.train(
-      build_process(model, stateful == 'stateful'),
+def train(model, run_dir, config, stateful=False, data=None, **kwargs):
+  return training.train(
+      build_process(model, stateful),
       model,
-      FakeData(),
-      training.TrainingConfig(**json.loads(config)),
+      data or FakeData(),
+      config,
       run_dir,
+      **kwargs,
+  )
+
+
+def files(folder):
+  """The content of all files of a folder."""
+  return {
+      path: path.read_bytes() for path in folder.rglob('*') if path.is_file()
+  }
+
+
+def main(run_dir, stateful, config):
+  train(
+      build_model(),
+      run_dir,
+      training.TrainingConfig(**json.loads(config)),
+      stateful == 'stateful',
   )
 
 

@@ -1,9 +1,8 @@
 """Checkpoints of a run that survive being killed, and being damaged."""
 
-from collections.abc import Callable
-import os
+import collections
+from collections.abc import Callable, Mapping
 import pathlib
-import shutil
 from typing import Any, Optional
 
 from absl import logging
@@ -12,28 +11,64 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import override
 
+from tff_bn import checkpoint_files
 from tff_bn import client_state_store
+from tff_bn import manifests
+from tff_bn import metrics_log
+from tff_bn.run_identity import RunIdentity
+from tff_bn.run_identity import changed_versions
 
-_PREFIX = 'round_'
-_UNUSABLE_PREFIX = 'unusable_'
 _NUM_KEPT = 3
 
 
-class _UnusableError(Exception):
-  """A checkpoint cannot be used; another one may."""
+def check_run(folder: pathlib.Path, identity: RunIdentity) -> None:
+  """Checks that a folder of checkpoints, if it has any, is of a certain run.
+
+  Args:
+    folder: The folder; it need not exist.
+    identity: The run.
+
+  Raises:
+    ValueError: If the checkpoints are of another run, or of another format.
+    OSError: If they can't be read at present.
+  """
+  files = checkpoint_files.CheckpointFolder(folder)
+  for version in reversed(files.rounds()):
+    try:
+      _check_run(files, version, identity)
+      return
+    except manifests.DamagedError:
+      continue
+
+
+def _check_run(
+    files: checkpoint_files.CheckpointFolder,
+    version: int,
+    identity: RunIdentity,
+) -> None:
+  differences = identity.differences(files.read_manifest(version))
+  if differences:
+    raise ValueError(
+        f'{files.path.parent} holds a run that differs in'
+        f' {", ".join(differences)}. Use another folder, or start over with'
+        ' --overwrite.'
+    )
 
 
 class CheckpointManager(tff.program.ProgramStateManager):
-  """Saves the server's state every few rounds, together with the clients'.
+  """Saves the server's state every few rounds, with all that goes with it.
 
-  A `tff.program.FileProgramStateManager` writes the files, and the last three
-  checkpoints are kept. What it does not do is done here:
-
-  *   A checkpoint that is damaged, or that does not fit the clients' states or
-      the metrics, is set aside with a warning, and the one before it is used.
+  *   The manifest of a checkpoint says which run it is of, and holds the rows
+      of `metrics.csv` up to its round and a checksum of the clients' states.
+      Only a checkpoint that fits is used.
+  *   A checkpoint that is damaged is set aside with a warning, and the one
+      before it is used. If none is left, or a file can't be read at present,
+      there is an error, and nothing is changed.
   *   The clients' states are committed before the server's state is published.
       At loading, states of later rounds are forgotten.
   *   `save` may be called at every round; it saves when a checkpoint is due.
+  *   The last three checkpoints are kept. So is the last one from which clients
+      have been able to train, and the last one with a finite model.
   """
 
   def __init__(
@@ -42,30 +77,36 @@ class CheckpointManager(tff.program.ProgramStateManager):
       *,
       every: int,
       last_round: int,
+      identity: RunIdentity,
+      log: metrics_log.MetricsLog,
       store: Optional[client_state_store.ClientStateStore] = None,
-      fits: Callable[[int], bool] = lambda round_num: True,
+      failed_rounds: Callable[[Any], int] = lambda state: 0,
+      is_finite: Callable[[Any], bool] = lambda state: True,
   ):
-    """Creates the folder.
+    """Initializes the manager; creates nothing.
 
     Args:
       folder: Where the checkpoints are.
       every: The number of rounds between two checkpoints.
-      last_round: The run's last round, which gets a checkpoint in any case.
+      last_round: The run's last round, which always has a checkpoint.
+      identity: Which run it is.
+      log: The run's metrics.
       store: The clients' states, if clients have any.
-      fits: Whether what else the run has written up to a round is complete.
+      failed_rounds: How many rounds in a row, up to a state, changed nothing.
+      is_finite: Whether a state's model is finite.
     """
-    self._folder = folder
+    self._files = checkpoint_files.CheckpointFolder(folder)
     self._every = every
     self._last_round = last_round
+    self._identity = identity
+    self._log = log
     self._store = store
-    self._fits = fits
-    self._files = tff.program.FileProgramStateManager(
-        os.fspath(folder),
-        prefix=_PREFIX,
-        keep_total=_NUM_KEPT,
-        keep_first=False,
-    )
+    self._failed_rounds = failed_rounds
+    self._is_finite = is_finite
     self._resumed_from: Optional[int] = None
+    # The last state that `save` got, and the last round that was saved.
+    self._latest: Optional[tuple[Any, int]] = None
+    self._saved_round: Optional[int] = None
 
   @property
   def resumed_from(self) -> Optional[int]:
@@ -74,7 +115,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
 
   @override
   async def get_versions(self) -> Optional[list[int]]:
-    return await self._files.get_versions()
+    return self._files.rounds() or None
 
   @override
   async def load(self, version: int, structure: Any) -> Any:
@@ -88,26 +129,27 @@ class CheckpointManager(tff.program.ProgramStateManager):
       The server's state, with NumPy leaves.
 
     Raises:
-      ValueError: If it is the checkpoint of another model or algorithm.
+      DamagedError: If it is damaged.
+      ValueError: If it is the checkpoint of another run.
     """
-    return self._unflatten(await self._load_leaves(version), structure)
+    state, _ = self._load(version, structure)
+    return state
 
-  async def _load_leaves(self, version: int) -> list[np.ndarray]:
-    data = await self._files.load(version, 0)
-    return client_state_store.decode_state(data.tobytes())
-
-  def _unflatten(self, leaves: list[np.ndarray], structure: Any) -> Any:
+  def _load(self, version: int, structure: Any) -> tuple[Any, dict[str, Any]]:
+    _check_run(self._files, version, self._identity)
+    leaves, manifest = self._files.read(version)
     expected = [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
     if [(leaf.dtype, leaf.shape) for leaf in leaves] != [
         (leaf.dtype, leaf.shape) for leaf in expected
     ]:
       raise ValueError(
-          f'{self._folder} holds checkpoints of a run with another model or'
+          f'{self._files.path} holds checkpoints of a run with another model or'
           ' algorithm; use another folder for this run.'
       )
     # Indexing with () makes NumPy scalars, as TFF returns them, of arrays
     # without dimensions.
-    return tf.nest.pack_sequence_as(structure, [leaf[()] for leaf in leaves])
+    state = tf.nest.pack_sequence_as(structure, [leaf[()] for leaf in leaves])
+    return state, manifest
 
   @override
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
@@ -117,72 +159,102 @@ class CheckpointManager(tff.program.ProgramStateManager):
       structure: A state of the same structure, dtypes and shapes.
 
     Returns:
-      The server's state and its round, or `(None, 0)` if there is none.
+      The server's state and its round, or `(None, 0)` if the run has not begun.
 
     Raises:
-      ValueError: If the folder holds another run's checkpoints.
+      ValueError: If the folder holds another run, or none of its checkpoints
+        can be used.
+      OSError: If a file can't be read at present.
     """
-    self._remove_half_written()
-    versions = await self.get_versions() or []
-    for version in reversed(versions):
-      if version > self._last_round:
-        raise ValueError(
-            f'--rounds={self._last_round} asks for fewer rounds than the'
-            f' {version} that the run in {self._folder.parent} has; use at'
-            ' least as many, or another folder.'
-        )
-      try:
-        state = await self._load_usable(version, structure)
-      except _UnusableError as e:
-        self._set_aside(version, e)
-        continue
+    self._files.remove_unfinished()
+    rounds = self._files.rounds()
+    if not rounds:
+      self._check_has_not_begun()
       if self._store is not None:
-        self._store.forget_after(version)
-      self._resumed_from = version
+        self._store.forget_after(-1)
+      return None, 0
+    if rounds[-1] > self._last_round:
+      raise ValueError(
+          f'--rounds={self._last_round} asks for fewer rounds than the'
+          f' {rounds[-1]} that the run in {self._files.path.parent} has; use at'
+          ' least as many, or another folder.'
+      )
+    unusable = collections.OrderedDict()
+    for version in reversed(rounds):
+      try:
+        state, manifest = self._load(version, structure)
+        self._check_client_states(version, manifest)
+      except (
+          manifests.DamagedError,
+          client_state_store.CorruptStateError,
+      ) as error:
+        unusable[version] = error
+        continue
+      if version == 0 and unusable:
+        break  # To begin again with the first round is to start over.
+      self._resume(version, manifest, unusable)
       return state, version
-    if versions:
+    reasons = [f'round {number}: {error}' for number, error in unusable.items()]
+    raise ValueError(
+        f'No checkpoint in {self._files.path} can be used'
+        f' ({"; ".join(reasons)}). Nothing was changed. Put back an intact copy'
+        ' of the run, or start it over with --overwrite.'
+    )
+
+  def _check_has_not_begun(self) -> None:
+    """Checks that there is no sign of checkpoints that are gone."""
+    # The first row is written just before the first checkpoint, and the states
+    # of a round are committed just before it is published.
+    has_states = self._store is not None and self._store.committed_round
+    if has_states or self._log.has_rows_after(0):
+      raise ValueError(
+          f'{self._files.path.parent} holds a run, but {self._files.path} has'
+          ' none of its checkpoints. Nothing was changed. Put them back, or'
+          ' start over with --overwrite.'
+      )
+
+  def _check_client_states(
+      self, version: int, manifest: dict[str, Any]
+  ) -> None:
+    if self._store is None:
+      return
+    found = self._store.checksum(version, verify=True)
+    if found != manifest['client_states']:
+      raise client_state_store.CorruptStateError(
+          "the clients' states are not those of its round: some were changed,"
+          ' removed, or are of another copy of the run'
+      )
+
+  def _resume(
+      self,
+      version: int,
+      manifest: dict[str, Any],
+      unusable: Mapping[int, Exception],
+  ) -> None:
+    # First, because it may find that a file can't be read.
+    self._log.restore(manifest['metrics'])
+    for number, error in unusable.items():
+      self._set_aside(number, error)
+    for change in changed_versions(manifest):
       logging.warning(
-          'No usable checkpoint is left in %s: the run starts over.',
-          self._folder,
+          'The run was begun with another version: %s. The results may differ'
+          ' from those of a run in one go.',
+          change,
       )
     if self._store is not None:
-      self._store.forget_after(-1)
-    return None, 0
-
-  async def _load_usable(self, version: int, structure: Any) -> Any:
-    if not self._fits(version):
-      raise _UnusableError('the metrics of its rounds are incomplete')
-    if self._store is not None:
-      committed = self._store.committed_round
-      if committed is None or committed < version:
-        raise _UnusableError("the clients' states of its round are missing")
-    try:
-      leaves = await self._load_leaves(version)
-    # A damaged SavedModel fails in many ways, depending on what is damaged.
-    except Exception as e:  # pylint: disable=broad-except
-      raise _UnusableError(_reason(e)) from e
-    return self._unflatten(leaves, structure)
-
-  def _remove_half_written(self) -> None:
-    """Removes what a killed run left of a checkpoint that it was writing."""
-    for path in self._folder.glob(f'{_PREFIX}*'):
-      if not path.name.removeprefix(_PREFIX).isdigit():
-        shutil.rmtree(path)
+      self._store.forget_after(version)
+    self._resumed_from = version
+    self._saved_round = version
 
   def _set_aside(self, version: int, error: Exception) -> None:
-    """Renames a checkpoint, so that its round can be saved again."""
-    path = self._folder / f'{_PREFIX}{version}'
-    target = self._folder / f'{_UNUSABLE_PREFIX}{path.name}'
+    target = self._files.set_aside(version)
     logging.warning(
-        'The checkpoint %s cannot be used (%s): it is kept as %s, and the one'
-        ' before it is used.',
-        path,
+        'The checkpoint of round %d cannot be used (%s): it is kept as %s, and'
+        ' the one before it is used.',
+        version,
         error,
-        target.name,
+        target,
     )
-    if target.exists():
-      shutil.rmtree(target)
-    os.replace(path, target)
 
   @override
   async def save(self, program_state: Any, version: int) -> None:
@@ -192,21 +264,61 @@ class CheckpointManager(tff.program.ProgramStateManager):
       program_state: The server's state.
       version: The round.
     """
-    if version % self._every and version != self._last_round:
-      return
-    # One array instead of one for each variable: a SavedModel takes some
-    # milliseconds for each, and has no checksum of the whole.
-    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(program_state)]
-    data = np.frombuffer(client_state_store.encode_state(leaves), np.uint8)
+    self._latest = (program_state, version)
+    if version % self._every == 0 or version == self._last_round:
+      self._save(program_state, version)
+
+  def save_latest(self) -> Optional[int]:
+    """Saves the last round, whether a checkpoint is due or not.
+
+    Returns:
+      The last round that is saved now; `None` if there is none.
+    """
+    if self._latest is not None:
+      state, version = self._latest
+      # A client may have gone on already, and its last state is gone then.
+      has_states = (
+          self._store is None or (self._store.newest_round or 0) <= version
+      )
+      is_new = self._saved_round is None or self._saved_round < version
+      if has_states and is_new:
+        self._save(state, version)
+    return self._saved_round
+
+  def _save(self, state: Any, version: int) -> None:
+    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+    manifest = {
+        **self._identity.to_manifest(),
+        'metrics': self._log.rows_until(version),
+        'finite': self._is_finite(state),
+    }
     # A run that is killed between the two goes on from the checkpoint before
     # and forgets these states of the clients.
     if self._store is not None:
       self._store.commit(version)
-    await self._files.save(data, version)
+      manifest['client_states'] = self._store.checksum(version)
+    self._files.write(version, leaves, manifest)
+    self._saved_round = version
+    self._prune(version, self._failed_rounds(state), manifest['finite'])
+
+  def _prune(self, newest: int, num_failed: int, is_finite: bool) -> None:
+    """Removes the checkpoints that are not needed any more."""
+    rounds = self._files.rounds()
+    kept = set(rounds[-_NUM_KEPT:])
+    # In the round after it, clients trained.
+    proven = [r for r in rounds if r < newest - num_failed]
+    kept.update(proven[-1:])
+    if not is_finite:
+      finite = (r for r in reversed(rounds) if self._has_finite_model(r))
+      kept.update([next(finite, newest)])
+    for version in rounds:
+      if version not in kept:
+        self._files.remove(version)
     if self._store is not None:
-      self._store.prune(min(await self.get_versions()))
+      self._store.prune(min(kept))
 
-
-def _reason(error: Exception) -> str:
-  lines = str(error).splitlines()
-  return f'{type(error).__name__}: {lines[0]}' if lines else repr(error)
+  def _has_finite_model(self, version: int) -> bool:
+    try:
+      return self._files.read_manifest(version)['finite']
+    except manifests.DamagedError:
+      return False

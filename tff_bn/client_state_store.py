@@ -9,17 +9,17 @@ written with `put_many` and become durable with `commit`, which is called
 continues from a checkpoint calls `forget_after` with its round. So a server's
 checkpoint and the clients' states of its round become visible together or not
 at all: states without their checkpoint are forgotten, and a checkpoint without
-its states is recognised by `committed_round`.
+its states is recognised by the states' `checksum`.
 """
 
 import abc
 import collections
 from collections.abc import Iterable, Mapping, Sequence
+import hashlib
 import json
 import os
 import sqlite3
 from typing import Any, Optional, Union
-import zlib
 
 import numpy as np
 from typing_extensions import override
@@ -28,9 +28,11 @@ ClientState = Union[
     np.ndarray, Mapping[str, 'ClientState'], Sequence['ClientState']
 ]
 
-_LENGTH_BYTES = 4  # Of the header's length and of the checksum.
+_LENGTH_BYTES = 4  # Of the header's length.
+_CHECKSUM_BYTES = 16
 # Written to the database's header, so that other SQLite files are recognised.
 _APPLICATION_ID = 0x7446424E
+_FORMAT = 2
 _BUSY_SECONDS = 1.0
 
 
@@ -42,12 +44,13 @@ class CorruptStateError(ValueError):
   """Bytes are not what `encode_state` returned."""
 
 
-def encode_state(state: Any) -> bytes:
+def encode_state(state: Any, owner: str = '') -> bytes:
   """Encodes a nested structure of arrays, with a checksum.
 
   Args:
     state: Nested dictionaries with string keys, lists and tuples of NumPy
       arrays, or of what `np.asarray` turns into numeric arrays.
+    owner: Whose state it is. The bytes can be decoded for this owner only.
 
   Returns:
     Bytes for `decode_state`.
@@ -82,28 +85,42 @@ def encode_state(state: Any) -> bytes:
           *leaves,
       ]
   )
-  return zlib.crc32(body).to_bytes(_LENGTH_BYTES, 'little') + body
+  return _checksum(body, owner) + body
 
 
-def decode_state(data: bytes) -> Any:
+def _checksum(body: bytes, owner: str) -> bytes:
+  name = owner.encode()
+  digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
+  digest.update(len(name).to_bytes(_LENGTH_BYTES, 'little') + name)
+  digest.update(body)
+  return digest.digest()
+
+
+def _check_checksum(data: bytes, owner: str) -> bytes:
+  """Returns the body of encoded bytes; raises a `CorruptStateError`."""
+  if not isinstance(data, bytes):  # SQLite keeps what it is given.
+    raise CorruptStateError('The state is not binary.')
+  checksum, body = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+  if len(body) < _LENGTH_BYTES or _checksum(body, owner) != checksum:
+    raise CorruptStateError('The checksum is wrong.')
+  return body
+
+
+def decode_state(data: bytes, owner: str = '') -> Any:
   """Decodes what `encode_state` returned.
 
   Args:
     data: The bytes.
+    owner: Whose state it is.
 
   Returns:
     The structure: ordered dictionaries, lists and tuples of new arrays.
 
   Raises:
-    CorruptStateError: If the bytes were changed or cut.
+    CorruptStateError: If the bytes were changed or cut, or are the state of
+      another owner.
   """
-  body = data[_LENGTH_BYTES:]
-  if (
-      len(body) < _LENGTH_BYTES
-      or zlib.crc32(body).to_bytes(_LENGTH_BYTES, 'little')
-      != data[:_LENGTH_BYTES]
-  ):
-    raise CorruptStateError('The checksum is wrong.')
+  body = _check_checksum(data, owner)
   start = _LENGTH_BYTES
   end = start + int.from_bytes(body[:_LENGTH_BYTES], 'little')
   header = json.loads(body[start:end])
@@ -126,6 +143,18 @@ def decode_state(data: bytes) -> Any:
   return build(header)
 
 
+def _owner(run: str, client_id: str, round_num: int) -> str:
+  return json.dumps([run, client_id, round_num])
+
+
+def _checksum_of(rows: Iterable[tuple[str, int, bytes]]) -> str:
+  """A checksum of clients, rounds and the checksums of their states."""
+  digest = hashlib.sha256()
+  for client_id, round_num, checksum in rows:
+    digest.update(json.dumps([client_id, round_num, checksum.hex()]).encode())
+  return digest.hexdigest()
+
+
 class ClientStateStore(abc.ABC):
   """The clients' states, by client id and round.
 
@@ -140,6 +169,28 @@ class ClientStateStore(abc.ABC):
   @abc.abstractmethod
   def committed_round(self) -> Optional[int]:
     """The round of the last `commit`; `None` before the first."""
+
+  @property
+  @abc.abstractmethod
+  def newest_round(self) -> Optional[int]:
+    """The newest round of all states; `None` if there are none."""
+
+  @abc.abstractmethod
+  def checksum(self, round_num: int, *, verify: bool = False) -> str:
+    """A checksum of all that clients kept after a round.
+
+    Args:
+      round_num: The round.
+      verify: Whether to read every state and to check it.
+
+    Returns:
+      A number in hexadecimal digits. It depends on which clients have a state,
+      of which round it is, and on every bit of it.
+
+    Raises:
+      CorruptStateError: If a state is damaged, and `verify` is set.
+      ClientStateStoreError: If the states can't be read.
+    """
 
   @abc.abstractmethod
   def get(
@@ -217,7 +268,13 @@ class ClientStateStore(abc.ABC):
 class MemoryClientStateStore(ClientStateStore):
   """A store that ends with the process."""
 
-  def __init__(self):
+  def __init__(self, run: str = ''):
+    """Makes an empty store.
+
+    Args:
+      run: Which run it belongs to.
+    """
+    self._run = run
     self._committed_round: Optional[int] = None
     self._versions: dict[str, dict[int, bytes]] = {}
 
@@ -232,12 +289,35 @@ class MemoryClientStateStore(ClientStateStore):
   ) -> Optional[ClientState]:
     versions = self._versions.get(client_id, {})
     rounds = [r for r in versions if round_num is None or r <= round_num]
-    return decode_state(versions[max(rounds)]) if rounds else None
+    if not rounds:
+      return None
+    newest = max(rounds)
+    return decode_state(versions[newest], _owner(self._run, client_id, newest))
+
+  @property
+  @override
+  def newest_round(self) -> Optional[int]:
+    return max((r for v in self._versions.values() for r in v), default=None)
+
+  @override
+  def checksum(self, round_num: int, *, verify: bool = False) -> str:
+    rows = []
+    for client_id, versions in sorted(self._versions.items()):
+      rounds = [r for r in versions if r <= round_num]
+      if rounds:
+        data = versions[max(rounds)]
+        if verify:
+          _check_checksum(data, _owner(self._run, client_id, max(rounds)))
+        rows.append((client_id, max(rounds), data[:_CHECKSUM_BYTES]))
+    return _checksum_of(rows)
 
   @override
   def put_many(self, round_num: int, states: Mapping[str, ClientState]) -> None:
     _check_not_committed(round_num, self._committed_round)
-    encoded = {key: encode_state(value) for key, value in states.items()}
+    encoded = {
+        key: encode_state(value, _owner(self._run, key, round_num))
+        for key, value in states.items()
+    }
     for client_id, data in encoded.items():
       versions = self._versions.setdefault(client_id, {})
       for r in _newer_than(versions, self._committed_round):
@@ -299,17 +379,21 @@ class SqliteClientStateStore(ClientStateStore):
   when it is opened next. One process at a time uses a file.
   """
 
-  def __init__(self, path: Union[str, os.PathLike[str]]):
+  def __init__(
+      self, path: Union[str, os.PathLike[str]], run: Optional[str] = None
+  ):
     """Opens or creates the file.
 
     Args:
       path: The file.
+      run: Which run it belongs to. Default: that of the file, whichever it is.
 
     Raises:
       ClientStateStoreError: If the file is damaged, is no file of this class,
-        or is in use by another process.
+        belongs to another run, or is in use by another process.
     """
     self._path = os.fspath(path)
+    self._run = run or ''
     try:
       # With isolation_level=None the module begins no transaction of its own.
       self._connection = sqlite3.connect(
@@ -322,13 +406,13 @@ class SqliteClientStateStore(ClientStateStore):
       self._execute('PRAGMA locking_mode=EXCLUSIVE')
       self._execute('PRAGMA synchronous=FULL')
       self._execute('BEGIN EXCLUSIVE')
-      self._create_or_check()
+      self._create_or_check(run)
       self._execute('COMMIT')
     except BaseException:
       self._connection.close()
       raise
 
-  def _create_or_check(self) -> None:
+  def _create_or_check(self, run: Optional[str]) -> None:
     ((application_id,),) = self._execute('PRAGMA application_id').fetchall()
     ((num_tables,),) = self._execute(
         'SELECT count(*) FROM sqlite_master'
@@ -340,11 +424,35 @@ class SqliteClientStateStore(ClientStateStore):
           ' NULL, state BLOB NOT NULL, PRIMARY KEY (client_id, round))'
       )
       self._execute('CREATE TABLE committed (round INTEGER NOT NULL)')
-    elif application_id != _APPLICATION_ID:
+      self._execute('CREATE TABLE run (checksum TEXT NOT NULL)')
+      self._execute('INSERT INTO run VALUES (?)', self._run)
+      self._execute(f'PRAGMA user_version={_FORMAT}')
+      return
+    if application_id != _APPLICATION_ID:
       raise ClientStateStoreError(
           f'{self._path} is an SQLite file, but does not hold client states;'
           ' remove it or use another folder.'
       )
+    ((version,),) = self._execute('PRAGMA user_version').fetchall()
+    if version != _FORMAT:
+      raise ClientStateStoreError(
+          f'{self._path} was written by another version of tff_bn, whose format'
+          ' this one does not know; start the run over with --overwrite, or in'
+          ' another folder.'
+      )
+    ((found,),) = self._execute('SELECT checksum FROM run').fetchall()
+    if run in (None, found):
+      self._run = found
+      return
+    if self.committed_round:
+      raise ClientStateStoreError(
+          f'{self._path} holds the client states of a run with other settings,'
+          ' data or another model; use another folder, or start over with'
+          ' --overwrite.'
+      )
+    # Nothing has come of that run.
+    self._execute('DELETE FROM states')
+    self._execute('UPDATE run SET checksum = ?', self._run)
 
   def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
     try:
@@ -353,15 +461,28 @@ class SqliteClientStateStore(ClientStateStore):
       raise self._error(e) from e
 
   def _error(self, error: sqlite3.Error) -> ClientStateStoreError:
-    if 'locked' in str(error):
+    text = str(error)
+    subject = f"{self._path}, which holds the clients' states,"
+    if 'locked' in text:
       return ClientStateStoreError(
           f'{self._path} is in use by another process; wait for its end or use'
           ' another folder.'
       )
+    if 'disk is full' in text:
+      return ClientStateStoreError(
+          f'{subject} cannot be written: no space is left on the disk. Once'
+          ' there is, the same command goes on from the last checkpoint.'
+      )
+    damages = ('malformed', 'not a database', 'Could not decode')
+    if any(damage in text for damage in damages):
+      return ClientStateStoreError(
+          f'{subject} is damaged ({text}). Put back an intact copy of the run,'
+          ' or start it over with --overwrite.'
+      )
     return ClientStateStoreError(
-        f"{self._path}, which holds the clients' states, cannot be used"
-        f' ({error}). If the file is damaged, remove it together with the'
-        " run's checkpoints to start the run again."
+        f'{subject} cannot be read or written at present ({text}). Nothing was'
+        ' removed; once it can be, the same command goes on from the last'
+        ' checkpoint.'
     )
 
   def _begin(self) -> None:
@@ -382,27 +503,65 @@ class SqliteClientStateStore(ClientStateStore):
     if round_num is not None:
       condition, values = ' AND round <= ?', (round_num,)
     rows = self._execute(
-        f'SELECT state FROM states WHERE client_id = ?{condition}'
+        f'SELECT round, state FROM states WHERE client_id = ?{condition}'
         ' ORDER BY round DESC LIMIT 1',
         client_id,
         *values,
     ).fetchall()
     if not rows:
       return None
+    ((round_num, data),) = rows
     try:
-      return decode_state(rows[0][0])
+      return decode_state(data, _owner(self._run, client_id, round_num))
     except CorruptStateError as e:
-      raise ClientStateStoreError(
-          f'The state of client {client_id!r} in {self._path} is damaged.'
-          " Remove the file together with the run's checkpoints to start the"
-          ' run again.'
-      ) from e
+      raise ClientStateStoreError(self._damaged(client_id)) from e
+
+  def _damaged(self, client_id: str) -> str:
+    return (
+        f'The state of client {client_id!r} in {self._path} is damaged, or is'
+        " another client's. Put back an intact copy of the run, or start it"
+        ' over with --overwrite.'
+    )
+
+  @property
+  @override
+  def newest_round(self) -> Optional[int]:
+    ((newest,),) = self._execute('SELECT max(round) FROM states').fetchall()
+    return newest
+
+  @override
+  def checksum(self, round_num: int, *, verify: bool = False) -> str:
+    state = 'state' if verify else f'substr(state, 1, {_CHECKSUM_BYTES})'
+    rows = self._execute(
+        f'SELECT client_id, round, {state} FROM states AS newest WHERE round ='
+        ' (SELECT max(round) FROM states WHERE client_id = newest.client_id AND'
+        ' round <= ?) ORDER BY client_id',
+        round_num,
+    )
+
+    def checked():
+      # One state in memory at a time.
+      for client_id, state_round, data in rows:
+        if verify:
+          try:
+            _check_checksum(data, _owner(self._run, client_id, state_round))
+          except CorruptStateError as error:
+            raise CorruptStateError(self._damaged(client_id)) from error
+        yield client_id, state_round, data[:_CHECKSUM_BYTES]
+
+    try:
+      return _checksum_of(checked())
+    except sqlite3.Error as error:
+      raise self._error(error) from error
 
   @override
   def put_many(self, round_num: int, states: Mapping[str, ClientState]) -> None:
     committed = self.committed_round
     _check_not_committed(round_num, committed)
-    encoded = [(key, encode_state(value)) for key, value in states.items()]
+    encoded = [
+        (key, encode_state(value, _owner(self._run, key, round_num)))
+        for key, value in states.items()
+    ]
     # One transaction from here to `commit`: what the process does not live to
     # commit, SQLite rolls back.
     self._begin()

@@ -9,7 +9,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import batch_norm_calls
-from tff_bn import mixed_precision
+from tff_bn import numerics
+from tff_bn import update_norms
 from tff_bn.aggregators import moments
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
@@ -38,12 +39,12 @@ def check_client_weighting(client_weighting: str) -> None:
 
 
 class ClientWork:
-  """Local training of one client, and the sums that the server gets of it.
+  """Local training of one client, and what the server gets of it.
 
   Attributes:
     state_type: The type of the part of the server's state that clients need:
       the number of finished rounds, the optimizer's hyperparameters, the state
-      of the correction of the clients' drift; and the number of failed rounds.
+      of the correction of the clients' drift.
     correction: What is done against the clients' drift.
     data_type: The type of a client's dataset.
   """
@@ -78,7 +79,6 @@ class ClientWork:
       return collections.OrderedDict(
           round_num=tf.zeros([], tf.int32),
           hparams=tf.nest.map_structure(tf.constant, hparams),
-          failed_rounds=tf.zeros([], tf.int32),
           correction=self.correction.initial_server_state(),
       )
 
@@ -113,8 +113,8 @@ class ClientWork:
 
     Returns:
       An `OrderedDict` of `update`, `update_weight`, `client_state` (the new
-      one), `values` (all new values), `optimizer_state`, `num_steps` and `sums`
-      (what the metrics are made of).
+      one), `values` (all new values), `optimizer_state`, `num_steps` and
+      `report` (what the metrics are made of).
     """
     before = self._weights.merge(shared, client_state)
     optimizer_state = self._start_optimizer(state, optimizer_state)
@@ -149,6 +149,8 @@ class ClientWork:
       started: Sequence[tf.Tensor],
       optimizer_state: Any,
       result: LocalResult,
+      sound: Optional[tf.Tensor] = None,
+      exchanged: Any = 0.0,
   ) -> collections.OrderedDict[str, Any]:
     """Makes what `run` returns of the result of local training.
 
@@ -159,16 +161,33 @@ class ClientWork:
       started: The values of the correction's variables before it.
       optimizer_state: The optimizer's state before it.
       result: The result.
+      sound: Whether the result may be used even if all its numbers are finite,
+        a bool scalar. Default: yes.
+      exchanged: The norm of what was exchanged before, see
+        `tff_bn.update_norms.norms`.
 
     Returns:
       See `run`.
     """
-    keep = mixed_precision.all_finite(
-        [result.values, result.loss_sum, result.collected, result.corrected]
+    kept, sent = self.correction.finish(
+        started, before, result.values, result.corrected, client_state
     )
-    after = _where(keep, result.values, before)
-    num_examples = _or_zero(keep, result.num_examples)
-    loss_sum = _or_zero(keep, result.loss_sum)
+    keep = numerics.all_finite(
+        [
+            result.values,
+            result.loss_sum,
+            result.collected,
+            result.corrected,
+            result.optimizer_state,
+            # Without data they mean nothing.
+            numerics.where_or_zero(result.num_examples > 0, (kept, sent)),
+        ]
+    )
+    if sound is not None:
+      keep = tf.logical_and(keep, sound)
+    after = numerics.where(keep, result.values, before)
+    num_examples = numerics.where_or_zero(keep, result.num_examples)
+    loss_sum = numerics.where_or_zero(keep, result.loss_sum)
     loss = loss_sum / tf.cast(num_examples, loss_sum.dtype)
     weight = self.correction.client_weight(
         state['correction'], self.client_weight(num_examples), loss
@@ -177,11 +196,14 @@ class ClientWork:
     update = self._weights.update(
         before, after, self.statistics(after, weight, result)
     )
-    kept, sent = self.correction.finish(
-        started, before, after, result.corrected, client_state
+    norms = update_norms.norms(
+        update,
+        [(before[m], before[v]) for m, v in self._weights.statistics],
+        exchanged,
+        weight > 0,
     )
     trained = num_examples > 0
-    update.update(_or_zero(trained, sent))
+    update.update(numerics.where_or_zero(trained, sent))
     new_client_state = self._weights.local(after)
     for name, value in kept.items():
       new_client_state[name] = tf.where(trained, value, client_state[name])
@@ -190,12 +212,14 @@ class ClientWork:
         update_weight=weight,
         client_state=new_client_state,
         values=after,
-        optimizer_state=_where(keep, result.optimizer_state, optimizer_state),
+        optimizer_state=numerics.where(
+            keep, result.optimizer_state, optimizer_state
+        ),
         num_steps=result.num_steps,
-        sums=collections.OrderedDict(
+        report=collections.OrderedDict(
             training=collections.OrderedDict(
                 loss_sum=loss_sum,
-                metric_sums=_or_zero(keep, result.metric_sums),
+                metric_sums=numerics.where_or_zero(keep, result.metric_sums),
                 num_examples=num_examples,
             ),
             clients=collections.OrderedDict(
@@ -204,6 +228,7 @@ class ClientWork:
                 num_dropped_clients=1 - tf.cast(keep, tf.int32),
                 num_participants=tf.cast(weight > 0, tf.int32),
             ),
+            norms=norms,
         ),
     )
 
@@ -239,24 +264,24 @@ class ClientWork:
     ]
 
   def finish_round(
-      self, state: tff.Value, sums: tff.Value, aggregated: Any = ()
+      self, state: tff.Value, report: tff.Value, aggregated: Any = ()
   ) -> tuple[tff.Value, tff.Value]:
     """Ends a round; for use in a `tff.federated_computation`.
 
     Args:
       state: Of type `state_type`, placed at the server.
-      sums: The clients' `sums`, placed at the clients.
+      report: The clients' `report`, placed at the clients.
       aggregated: The aggregate of the clients' updates at the server, if the
         correction needs it.
 
     Returns:
       The next state and the round's metrics, at the server. The metrics are
-      `train`, `num_clients`, `num_dropped_clients`, `failed_rounds` (how many
-      rounds in a row, up to this one, had no client left because of dropped
-      ones) and `correction`.
+      `train`, `num_clients`, `num_dropped_clients`, `num_participants` (clients
+      with weight), what `tff_bn.update_norms.compare` returns, and
+      `correction`.
     """
     # Apart, as the next state depends on these sums only.
-    clients = tff.federated_sum(sums['clients'])
+    clients = tff.federated_sum(report['clients'])
     if not isinstance(aggregated, tff.Value):
       aggregated = tff.federated_value(aggregated, tff.SERVER)
 
@@ -266,29 +291,28 @@ class ClientWork:
         aggregated.type_signature.member,
     )
     def next_state(old, clients, aggregated):
-      failed = tf.logical_and(
-          clients['num_dropped_clients'] > 0,
-          # Not `==`, which compares objects where TFF traces.
-          tf.equal(clients['num_participants'], 0),
+      correction = self.correction.next_server_state(
+          old['correction'], clients, aggregated
       )
       return collections.OrderedDict(
           old,
           round_num=old['round_num'] + 1,
-          failed_rounds=tf.where(failed, old['failed_rounds'] + 1, 0),
-          correction=self.correction.next_server_state(
-              old['correction'], clients, aggregated
+          correction=numerics.where(
+              numerics.all_finite(correction), correction, old['correction']
           ),
       )
 
     new_state = tff.federated_map(next_state, (state, clients, aggregated))
-    training = tff.federated_sum(sums['training'])
+    training = tff.federated_sum(report['training'])
+    norms = update_norms.compare(report['norms'])
 
     @tff.tensorflow.computation(
         self.state_type,
         clients.type_signature.member,
         training.type_signature.member,
+        norms.type_signature.member,
     )
-    def metrics(state, clients, training):
+    def metrics(state, clients, training, norms):
       return collections.OrderedDict(
           train=self._training.finalize_metrics(
               training['loss_sum'],
@@ -297,11 +321,14 @@ class ClientWork:
           ),
           num_clients=clients['num_clients'],
           num_dropped_clients=clients['num_dropped_clients'],
-          failed_rounds=state['failed_rounds'],
+          num_participants=clients['num_participants'],
+          **norms,
           correction=self.correction.metrics(state['correction'], clients),
       )
 
-    return new_state, tff.federated_map(metrics, (new_state, clients, training))
+    return new_state, tff.federated_map(
+        metrics, (new_state, clients, training, norms)
+    )
 
   def build_client_update(self) -> ClientUpdate:
     """Builds what the clients do in a round; all variables are shared.
@@ -309,25 +336,25 @@ class ClientWork:
     Returns:
       A function, for use in a `tff.federated_computation`, of the state, the
       shared weights and the data, all placed at the clients. It returns
-      `tff.learning.templates.ClientResult`s and the sums of `run`.
+      `tff.learning.templates.ClientResult`s and the reports of `run`.
     """
 
     @tff.tensorflow.computation(
         self.state_type, self._weights.weights_type(), self.data_type
     )
     def client_update(state, weights, dataset):
-      return self._result_and_sums(self.run(state, weights, {}, dataset))
+      return self._result_and_report(self.run(state, weights, {}, dataset))
 
     return lambda *args: tff.federated_map(client_update, args)
 
-  def _result_and_sums(
+  def _result_and_report(
       self, result: Mapping[str, Any]
   ) -> tuple[tff.learning.templates.ClientResult, Any]:
     return (
         tff.learning.templates.ClientResult(
             result['update'], result['update_weight']
         ),
-        result['sums'],
+        result['report'],
     )
 
   def build_process(self) -> tff.learning.templates.ClientWorkProcess:
@@ -347,10 +374,10 @@ class ClientWork:
         tff.FederatedType(self.data_type, tff.CLIENTS),
     )
     def next_fn(state, weights, data):
-      result, sums = update_clients(
+      result, report = update_clients(
           tff.federated_broadcast(state), weights, data
       )
-      new_state, metrics = self.finish_round(state, sums)
+      new_state, metrics = self.finish_round(state, report)
       return tff.templates.MeasuredProcessOutput(new_state, result, metrics)
 
     @tff.tensorflow.computation(self.state_type)
@@ -367,18 +394,6 @@ class ClientWork:
         get_hparams_fn=get_hparams,
         set_hparams_fn=set_hparams,
     )
-
-
-def _where(condition: tf.Tensor, new: Any, old: Any) -> Any:
-  return tf.nest.map_structure(
-      lambda n, o: tf.where(condition, n, tf.cast(o, n.dtype)), new, old
-  )
-
-
-def _or_zero(condition: tf.Tensor, values: Any) -> Any:
-  return tf.nest.map_structure(
-      lambda value: tf.where(condition, value, tf.zeros_like(value)), values
-  )
 
 
 class FixedStatisticsWork(ClientWork):

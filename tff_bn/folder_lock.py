@@ -1,15 +1,39 @@
-"""Keeps two processes from training in the same folder."""
+"""Keeps two programs from writing into the same folder."""
 
 from collections.abc import Iterator
 import contextlib
+import contextvars
+import dataclasses
 import fcntl
 import os
 from typing import Union
 
 
+@dataclasses.dataclass(eq=False)
+class _Claim:
+  """A folder that is locked for code which will use it.
+
+  Attributes:
+    path: The folder.
+    descriptor: The open folder, which holds the lock.
+    is_used: Whether that code is running.
+  """
+
+  path: str
+  descriptor: int
+  is_used: bool = False
+
+
+_claims: contextvars.ContextVar[tuple[_Claim, ...]] = contextvars.ContextVar(
+    'claims', default=()
+)
+
+
 @contextlib.contextmanager
-def hold(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
-  """Holds a folder's lock; the system releases it if the process dies.
+def claim(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
+  """Locks a folder for code inside of the `with` block, which uses `hold`.
+
+  The system releases the lock if the process dies.
 
   Args:
     folder: The folder of a run.
@@ -18,19 +42,105 @@ def hold(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
     Nothing.
 
   Raises:
-    ValueError: If another process holds the lock.
+    ValueError: If the folder is locked elsewhere.
+    OSError: If there is no such folder.
   """
-  descriptor = os.open(folder, os.O_RDONLY)
-  try:
+  with _locked(folder, fcntl.LOCK_EX) as descriptor:
+    new = _Claim(os.path.realpath(folder), descriptor)
+    token = _claims.set((*_claims.get(), new))
     try:
-      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise ValueError(
-          f'{folder} is the folder of a run that is in progress; wait for its'
-          ' end, or choose another folder.'
-      ) from None
-    except OSError:
-      pass  # Some network file systems have no locks.
+      yield
+    finally:
+      _claims.reset(token)
+
+
+def is_claimed(folder: Union[str, os.PathLike[str]]) -> bool:
+  """Whether a folder is claimed by the code that calls this."""
+  return _claim_of(folder) is not None
+
+
+def let_others_read(folder: Union[str, os.PathLike[str]]) -> None:
+  """Lets others lock a claimed folder for reading from now on.
+
+  Args:
+    folder: The folder, into which nothing more will be written.
+  """
+  claimed = _claim_of(folder)
+  if claimed is not None:
+    with contextlib.suppress(OSError):  # Where there are no locks.
+      fcntl.flock(claimed.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def hold(
+    folder: Union[str, os.PathLike[str]], *, shared: bool = False
+) -> Iterator[None]:
+  """Locks a folder for the `with` block, or uses a folder that is claimed.
+
+  Args:
+    folder: The folder of a run.
+    shared: Whether others may lock it, too, as long as all of them share it:
+      for reading.
+
+  Yields:
+    Nothing.
+
+  Raises:
+    ValueError: If the folder is locked, or the claimed folder used, elsewhere.
+    OSError: If there is no such folder.
+  """
+  claimed = _claim_of(folder)
+  if claimed is None:
+    with _locked(folder, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+      yield
+    return
+  if claimed.is_used:
+    raise _in_progress(folder)
+  claimed.is_used = True
+  try:
     yield
   finally:
+    claimed.is_used = False
+
+
+def _claim_of(folder: Union[str, os.PathLike[str]]) -> Union[_Claim, None]:
+  path = os.path.realpath(folder)
+  return next((c for c in _claims.get() if c.path == path), None)
+
+
+@contextlib.contextmanager
+def _locked(
+    folder: Union[str, os.PathLike[str]], operation: int
+) -> Iterator[int]:
+  descriptor = _lock(folder, operation)
+  try:
+    yield descriptor
+  finally:
     os.close(descriptor)  # And with it the lock.
+
+
+def _lock(folder: Union[str, os.PathLike[str]], operation: int) -> int:
+  """Locks a folder and returns a descriptor that holds the lock."""
+  while True:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+      fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+      # Another program may have removed the folder, and made a new one.
+      if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+        return descriptor
+    except BlockingIOError:
+      os.close(descriptor)
+      raise _in_progress(folder) from None
+    except FileNotFoundError:
+      os.close(descriptor)
+      raise
+    except OSError:
+      return descriptor  # Some network file systems have no locks.
+    os.close(descriptor)
+
+
+def _in_progress(folder: Union[str, os.PathLike[str]]) -> ValueError:
+  return ValueError(
+      f'{folder} is the folder of a run that is in progress, or is being read;'
+      ' wait for its end, or choose another folder.'
+  )

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 
 from tff_bn import batch_norm_calls
 from tff_bn import mixed_precision
+from tff_bn import numerics
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.drift_correction import BoundCorrection
 from tff_bn.stateless_function import StatelessFunction
@@ -150,6 +151,28 @@ def hyperparameter_dtype(
   return dtype
 
 
+def check_hyperparameters(
+    name: str, optimizer: tff.learning.optimizers.Optimizer, dtype: tf.DType
+) -> None:
+  """Checks that an optimizer's hyperparameters are finite.
+
+  Args:
+    name: The name of the argument that the optimizer was.
+    optimizer: The optimizer.
+    dtype: The hyperparameters' dtype, see `hyperparameter_dtype`.
+
+  Raises:
+    ValueError: If one is not, as 1e300 in float32.
+  """
+  for hparam, value in default_hyperparameters(optimizer).items():
+    with np.errstate(over='ignore'):
+      converted = np.asarray(value).astype(dtype.as_numpy_dtype)
+    if not np.all(np.isfinite(converted)):
+      raise ValueError(
+          f'{name} has {hparam}={value}, which is not finite in {dtype.name}.'
+      )
+
+
 def initialize_optimizer(
     optimizer: tff.learning.optimizers.Optimizer, specs: Any, dtype: tf.DType
 ) -> Any:
@@ -278,6 +301,9 @@ class LocalStep:
     self._specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
     self._hparams_dtype = hyperparameter_dtype(
         config.client_optimizer, self._specs
+    )
+    check_hyperparameters(
+        'client_optimizer', config.client_optimizer, self._hparams_dtype
     )
     self.metrics = list(model.metrics_fn())
     for metric in self.metrics:
@@ -509,7 +535,7 @@ class LocalTraining(LocalStep):
 
       if not scales_loss:
         return *update(), loss_scale
-      finite = mixed_precision.all_finite([loss, *gradients])
+      finite = numerics.all_finite([loss, *gradients])
       return *tf.cond(finite, update, skip), loss_scale.after_step(finite)
 
     if config.jit_compile:
@@ -528,11 +554,13 @@ class LocalTraining(LocalStep):
       # An iterator, since `for batch in dataset` becomes `Dataset.reduce`,
       # which instantiates its function anew at each call.
       for x, y in iter(dataset):
-        optimizer_state, batch_size, batch_loss, num_steps, loss_scale = step(
-            x, y, optimizer_state, loss_scale, num_steps
-        )
-        num_examples += batch_size
-        loss_sum += batch_loss
+        # The kernels of convolutions cannot compute an empty batch.
+        if tf.shape(tf.nest.flatten(y)[0])[0] > 0:
+          optimizer_state, batch_size, batch_loss, num_steps, loss_scale = step(
+              x, y, optimizer_state, loss_scale, num_steps
+          )
+          num_examples += batch_size
+          loss_sum += batch_loss
       return (
           [tf.identity(v) for v in keras_model.weights],
           num_examples,
@@ -572,7 +600,7 @@ class LocalTraining(LocalStep):
 
     Args:
       values: The values of all variables, in the order of `model.variables`.
-      dataset: The client's dataset of batches.
+      dataset: The client's dataset of batches. Empty batches are skipped.
       optimizer_state: See `initial_optimizer_state`.
       round_num: int32 scalar, the number of finished rounds.
       correction_values: The values of the correction's `variables`.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 import csv
 import io
+import math
 import os
 import pathlib
 import sys
@@ -14,6 +15,8 @@ import tensorflow_federated as tff
 import tqdm
 from typing_extensions import override
 
+from tff_bn import files
+
 Row = dict[str, Union[int, float, None]]
 
 _TRAIN = 'train_'
@@ -24,6 +27,7 @@ _INT_COLUMNS = (
     'num_clients',
     'num_dropped_clients',
     'exchanges',
+    'rejected_rounds',
     'switched_to_fedprox',
 )
 _EVALUATION = 'evaluation/'  # How TFF's training loop marks such metrics.
@@ -41,8 +45,9 @@ def column_names(
 
   Returns:
     `round`; `loss` and the metrics, each with the prefixes `train_`, `test_`
-    and `client_test_`; `num_clients`, `num_dropped_clients`, `exchanges`,
-    `megabytes`; those that a correction adds.
+    and `client_test_`; `num_clients`, `num_dropped_clients`,
+    `rejected_rounds`, `max_update_norm_ratio`, `exchanges`, `megabytes`; those
+    that a correction adds.
   """
   measured = ('loss', *metric_names)
   return (
@@ -52,76 +57,28 @@ def column_names(
           for prefix in (_TRAIN, _TEST, _CLIENT_TEST)
           for name in measured
       ),
-      *('num_clients', 'num_dropped_clients', 'exchanges', 'megabytes'),
+      *('num_clients', 'num_dropped_clients', 'rejected_rounds'),
+      *('max_update_norm_ratio', 'exchanges', 'megabytes'),
       *correction_names,
   )
 
 
-def read_rows(path: pathlib.Path, columns: Sequence[str]) -> list[Row]:
-  """Reads `metrics.csv`.
+def to_csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
+  """The text of `metrics.csv`.
 
   Args:
-    path: The file.
-    columns: The columns that it should have.
-
-  Returns:
-    The rows up to the first one that is damaged, such as a last line that was
-    only written in part. None if there is no file.
-
-  Raises:
-    ValueError: If the file has other columns.
-  """
-  try:
-    text = path.read_text(encoding='utf-8', errors='replace')
-  except FileNotFoundError:
-    return []
-  # What follows the last line break was cut.
-  lines = text.split('\n')[:-1]
-  if not lines:
-    return []
-  if lines[0] != ','.join(columns):
-    raise ValueError(
-        f'{path} has other columns than this run writes; move it away, or use'
-        ' another folder.'
-    )
-  rows = []
-  for line in lines[1:]:
-    fields = line.split(',')
-    if len(fields) != len(columns):
-      break
-    try:
-      rows.append(
-          {name: _parse(name, text) for name, text in zip(columns, fields)}
-      )
-    except ValueError:
-      break
-  return rows
-
-
-def _parse(name: str, text: str) -> Union[int, float, None]:
-  if not text:
-    return None
-  return int(text) if name in _INT_COLUMNS else float(text)
-
-
-def write_rows(
-    path: pathlib.Path, columns: Sequence[str], rows: Sequence[Row]
-) -> None:
-  """Replaces `metrics.csv`; nobody ever sees half of it.
-
-  Args:
-    path: The file.
     columns: The columns.
     rows: The rows. Numbers are written so that reading gives the same bits.
+
+  Returns:
+    The text, one line for the columns and one for each row.
   """
   text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
   writer.writerow(columns)
   for row in rows:
     writer.writerow(['' if row[c] is None else repr(row[c]) for c in columns])
-  temporary = path.with_name(f'.{path.name}.part')
-  temporary.write_text(text.getvalue(), encoding='utf-8')
-  os.replace(temporary, path)
+  return text.getvalue()
 
 
 class MetricsLog(tff.program.ReleaseManager):
@@ -129,8 +86,8 @@ class MetricsLog(tff.program.ReleaseManager):
 
   Losses and metrics are rounded to seven digits.
 
-  Of the rows that an earlier part of the run has written, those before the
-  first released round stay.
+  A run that goes on from a checkpoint takes over the checkpoint's rows, see
+  `restore`; `metrics.csv` itself is written only.
   """
 
   def __init__(
@@ -143,7 +100,7 @@ class MetricsLog(tff.program.ReleaseManager):
       num_rounds: int,
       costs_fn: Callable[[int], Row],
   ):
-    """Reads the existing rows.
+    """Initializes the log; reads and writes nothing.
 
     Args:
       run_dir: The run's folder.
@@ -161,18 +118,52 @@ class MetricsLog(tff.program.ReleaseManager):
     self._is_due = is_due
     self._num_rounds = num_rounds
     self._costs_fn = costs_fn
-    self.rows = [
-        row
-        for row in read_rows(self._path, self._columns)
-        if is_due(row['round'])
-    ]
+    self.rows: list[Row] = []
     self._summary_writer: Optional[tf.summary.SummaryWriter] = None
     self._bar: Optional[tqdm.tqdm] = None
 
-  def is_complete_up_to(self, round_num: int) -> bool:
-    """Whether every round up to this one that should have a row has one."""
-    rounds = [row['round'] for row in self.rows if row['round'] <= round_num]
-    return rounds == [r for r in range(round_num + 1) if self._is_due(r)]
+  def has_rows_after(self, round_num: int) -> bool:
+    """Whether `metrics.csv` has, or once had, a row of a later round.
+
+    Args:
+      round_num: The round.
+
+    Returns:
+      Whether it has one; true if the file is damaged.
+    """
+    try:
+      lines = self._path.read_bytes().splitlines()
+    except FileNotFoundError:
+      return False
+    rounds = [line.split(b',')[0] for line in lines[1:]]
+    return not all(r.isdigit() and int(r) <= round_num for r in rounds)
+
+  def rows_until(self, round_num: int) -> list[Row]:
+    """The rows up to a round, for `restore`."""
+    return [row for row in self.rows if row['round'] <= round_num]
+
+  def restore(self, rows: Sequence[Row]) -> None:
+    """Goes on after rows that were written before.
+
+    `metrics.csv` is written again if it is missing or does not begin with them.
+
+    Args:
+      rows: What `rows_until` returned.
+    """
+    # The last round of a run that is to have more rounds may have a row more.
+    self.rows = [dict(row) for row in rows if self._is_due(row['round'])]
+    text = to_csv(self._columns, rows).encode()
+    try:
+      found = self._path.read_bytes()
+    except FileNotFoundError:
+      found = b''
+    if not found.startswith(text):
+      logging.warning(
+          '%s is missing or was changed; it is written again, from the'
+          ' checkpoint.',
+          self._path,
+      )
+      files.replace(self._path, text)
 
   @override
   async def release(self, value: Mapping[str, Any], key: int) -> None:
@@ -185,30 +176,47 @@ class MetricsLog(tff.program.ReleaseManager):
     """
     if self._summary_writer is None:
       self._open(key)
-    client_work = value.get('client_work', {})  # None before round 1.
-    if client_work.get('failed_rounds', 0):
-      logging.warning(
-          'Round %d changed nothing: the loss or the update of every client was'
-          ' not finite. A smaller --client_learning_rate may help.',
-          key,
-      )
+    self._warn(value, key)
     row = self._row(value, key) if self._is_due(key) else None
     if row is not None:
       self.rows.append(row)
-      write_rows(self._path, self._columns, self.rows)
+      files.replace(self._path, to_csv(self._columns, self.rows))
     seconds = value.get(tff.simulation.TRAINING_TIME_KEY)
     self._write_summary(key, row, seconds)
     self._show(key, row)
 
+  def _warn(self, value: Mapping[str, Any], round_num: int) -> None:
+    """Warns if a round has not changed the model."""
+    if not _part(value, 'finalizer').get('failed_rounds', 0):
+      return
+    if _part(value, 'client_work').get('num_participants', 0):
+      logging.warning(
+          "Round %d changed nothing: the server's new model, statistics or"
+          ' optimizer state were not finite, so it kept the old ones. A smaller'
+          ' --server_learning_rate or --client_learning_rate may help.',
+          round_num,
+      )
+    else:
+      logging.warning(
+          'Round %d changed nothing: the loss or the update of every client was'
+          ' not finite. A smaller --client_learning_rate may help.',
+          round_num,
+      )
+
   def _row(self, value: Mapping[str, Any], round_num: int) -> Row:
     row = dict.fromkeys(self._columns)
     row['round'] = round_num
-    client_work = value.get('client_work', {})  # None before round 1.
+    client_work = _part(value, 'client_work')
     for name, number in client_work.get('train', {}).items():
       if f'{_TRAIN}{name}' in row:
         row[f'{_TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):
       row[name] = int(client_work.get(name, 0))
+    finalizer = _part(value, 'finalizer')
+    row['rejected_rounds'] = int(finalizer.get('rejected_rounds', 0))
+    ratio = float(client_work.get('max_update_norm_ratio', math.nan))
+    if not math.isnan(ratio):
+      row['max_update_norm_ratio'] = _rounded(ratio)
     for name in self._correction_names:
       if name in client_work.get('correction', {}):
         number = client_work['correction'][name]
@@ -221,7 +229,6 @@ class MetricsLog(tff.program.ReleaseManager):
     return row
 
   def _open(self, first_round: int) -> None:
-    self.rows = [row for row in self.rows if row['round'] < first_round]
     self._summary_writer = tf.summary.create_file_writer(
         os.fspath(self._logdir)
     )
@@ -267,9 +274,24 @@ class MetricsLog(tff.program.ReleaseManager):
   def close(self) -> None:
     """Closes TensorBoard's file and the progress bar."""
     if self._summary_writer is not None:
-      self._summary_writer.close()
+      try:
+        self._summary_writer.close()
+      # Not to hide the error that ends the run.
+      except tf.errors.OpError as error:
+        logging.warning(
+            'The files for TensorBoard in %s are incomplete: %s',
+            self._logdir,
+            error,
+        )
     if self._bar is not None:
       self._bar.close()
+
+
+def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+  """The metrics of a part of the round; none before round 1."""
+  part = value.get(name)
+  # Processes of other packages may have no such metrics.
+  return part if isinstance(part, Mapping) else {}
 
 
 def _rounded(number: Any) -> float:

@@ -105,22 +105,3 @@ class LossScale(NamedTuple):
     # Not beyond float32.
     scale = tf.where(tf.math.is_finite(scale), scale, self.scale)
     return LossScale(scale, tf.where(grows, 0, good_steps))
-
-
-def all_finite(tensors: Any) -> tf.Tensor:
-  """Whether all numbers are finite.
-
-  Args:
-    tensors: A nested structure of tensors; those that are not of floats count
-      as finite.
-
-  Returns:
-    A bool scalar.
-  """
-  return tf.reduce_all(
-      [
-          tf.reduce_all(tf.math.is_finite(tensor))
-          for tensor in tf.nest.flatten(tensors)
-          if tensor.dtype.is_floating
-      ]
-  )

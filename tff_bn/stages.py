@@ -27,7 +27,7 @@ from collections.abc import (
 )
 import dataclasses
 import itertools
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
@@ -67,9 +67,22 @@ class Question:
   value: Any
 
 
-# Asks a question: takes its kind and a nested structure of tensors, returns
-# the answer.
-Ask = Callable[[Hashable, Any], Any]
+# Asks a question: takes its kind, a nested structure of tensors, and a bool
+# scalar that says whether the values may be used (default: yes); returns the
+# answer.
+Ask = Callable[..., Any]
+
+
+class Asked(NamedTuple):
+  """What a caller of `Ask` gave, as a stage returns it.
+
+  Attributes:
+    value: The values that are sent.
+    sound: A bool scalar, whether they may be used.
+  """
+
+  value: Any
+  sound: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +91,13 @@ class _Request:
 
   kind: Hashable
   value: Any
+  sound: tf.Tensor
   answer: Any
+
+  @property
+  def tensors(self) -> list[tf.Tensor]:
+    """All that the stage returns for the question."""
+    return [*tf.nest.flatten(self.value), self.sound]
 
   def asked(self) -> Question:
     return Question(
@@ -149,12 +168,13 @@ class StagedFunction:
     """
     requests = []
 
-    def ask(kind, value):
+    def ask(kind, value, sound=True):
       value = tf.nest.map_structure(tf.identity, value)
+      sound = tf.identity(sound)
       answer = tf.nest.map_structure(
           lambda v: tf.compat.v1.placeholder(v.dtype, v.shape), value
       )
-      requests.append(_Request(kind, value, answer))
+      requests.append(_Request(kind, value, sound, answer))
       return answer
 
     function = tf.function(lambda *args: fn(ask, *args)).get_concrete_function(
@@ -164,7 +184,7 @@ class StagedFunction:
     if any(
         tensor.graph is not graph
         for request in requests
-        for tensor in tf.nest.flatten(request.value)
+        for tensor in request.tensors
     ):
       raise ValueError(
           'A question is asked inside of a loop, a condition or a function.'
@@ -228,7 +248,7 @@ class StagedFunction:
       values: Sequence[tf.Tensor],
       *args: Any,
       seed: Optional[tf.Tensor] = None,
-  ) -> tuple[list[Any], Mapping[int, list[tf.Tensor]]]:
+  ) -> tuple[Union[list[Asked], Any], Mapping[int, list[tf.Tensor]]]:
     """Calls the first stage inside a graph.
 
     Args:
@@ -257,7 +277,7 @@ class StagedFunction:
       number: int,
       answers: Sequence[Any],
       carried: Mapping[int, Sequence[tf.Tensor]],
-  ) -> tuple[Union[list[Any], Any], Mapping[int, list[tf.Tensor]]]:
+  ) -> tuple[Union[list[Asked], Any], Mapping[int, list[tf.Tensor]]]:
     """Calls a stage after the first inside a graph.
 
     Args:
@@ -267,8 +287,8 @@ class StagedFunction:
         this one.
 
     Returns:
-      The values of `questions[number]`, or what the function returns if it is
-      the last stage; and what it carries over to each later stage.
+      What is asked in `questions[number]`, or what the function returns if it
+      is the last stage; and what it carries over to each later stage.
     """
     stage = self._stages[number]
     given = {}
@@ -292,7 +312,10 @@ class StagedFunction:
       return tf.nest.pack_sequence_as(self._structure, results), carried
     results = iter(results)
     return [
-        tf.nest.map_structure(lambda _: next(results), request.value)
+        Asked(
+            tf.nest.map_structure(lambda _: next(results), request.value),
+            next(results),
+        )
         for request in self._requests[number]
     ], carried
 
@@ -515,7 +538,7 @@ class _DataFlow:
 
   def sent(self, request: _Request) -> list[str]:
     """The names of the tensors of a question."""
-    return [self.resolve(t.name) for t in tf.nest.flatten(request.value)]
+    return [self.resolve(t.name) for t in request.tensors]
 
   def level(self, name: str) -> int:
     """The stage in which a tensor is there."""

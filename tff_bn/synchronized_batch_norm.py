@@ -24,10 +24,10 @@ import collections
 import enum
 from typing import NamedTuple, Optional, Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from tff_bn import mixed_precision
+from tff_bn import numerics
 from tff_bn import stages
 from tff_bn.aggregators import moments
 from tff_bn.layers import discovery
@@ -35,6 +35,9 @@ from tff_bn.layers import discovery
 # `tf.compat.v1.nn.fused_batch_norm`, which Keras calls, has at least this.
 _SMALLEST_FUSED_EPSILON = 1.001e-5
 
+# A client whose values are so large that the sum over this many clients like it
+# overflows is left out: it would make the answer useless for all others.
+_MOST_CLIENTS = 2.0**10
 
 # With one of these, a subclass of a Keras layer is a layer of another kind.
 _COMPUTING_METHODS = frozenset(
@@ -169,6 +172,10 @@ class SynchronizedBatchNorm:
   """Computes batch normalization layers by asking all clients.
 
   An object is a `tff_bn.batch_norm_calls.TrainingCall`.
+
+  Attributes:
+    squared_norm: The sum over all calls and channels of the second moments of
+      the client's own values, a float32 scalar.
   """
 
   def __init__(
@@ -184,15 +191,17 @@ class SynchronizedBatchNorm:
 
     Args:
       model: The model, for error messages.
-      ask: Asks a question of a kind of `Answer`.
-      client_weight: float scalar, the client's weight in the loss; 0 if it has
-        no data.
+      ask: Asks a question of a kind of `Answer`. It must replace the values of
+        a client without data by zeros, and from the first question that is not
+        sound on those of the client that asked it.
+      client_weight: float scalar, the client's weight in the loss.
       fused_moments: Whether mean and variance go together, weighted by the
         number of values; else the mean goes first and then the variance about
         the answer, weighted by `client_weight`.
       synchronize_backward: Whether the gradients with respect to the statistics
         are those of all clients; else each client takes its own.
     """
+    self.squared_norm = tf.zeros([], tf.float32)
     self._model = model
     self._graph = tf.compat.v1.get_default_graph()
     self._ask = ask
@@ -217,64 +226,61 @@ class SynchronizedBatchNorm:
       ]
       raise _inside_of_control_flow((containers or [self._model])[-1], layer)
     kernels = _kernels_for(layer, inputs, mask)
-    statistics, valid = self._statistics(kernels)
+    statistics = self._statistics(kernels)
     _update_running_statistics(layer, statistics)
     shape = layer.moving_mean.shape
     dtype = layer.moving_mean.dtype
     gamma = tf.ones(shape, dtype) if layer.gamma is None else layer.gamma
-    # Whoever is left out of an exchange is left out of the later ones, too.
-    gamma = tf.where(valid, gamma, tf.constant(np.nan, dtype))
     beta = tf.zeros(shape, dtype) if layer.beta is None else layer.beta
-    output = self._normalize(kernels, statistics, gamma, tf.identity(beta))
+    output = self._normalize(
+        kernels, statistics, tf.identity(gamma), tf.identity(beta)
+    )
     output.set_shape(inputs.shape)
     return tf.cast(output, inputs.dtype)
 
-  def _statistics(self, kernels: '_Kernels') -> tuple[_Statistics, tf.Tensor]:
+  def _statistics(self, kernels: '_Kernels') -> _Statistics:
     """The statistics of all clients, in the paper's algorithm 2.
 
     Args:
       kernels: The layer's input.
 
     Returns:
-      The statistics, and whether this client contributes to them.
+      The statistics.
     """
     count, mean, variance = kernels.moments()
-    client_weight = tf.cast(self._client_weight, mean.dtype)
-    valid = tf.logical_and(
-        client_weight > 0, mixed_precision.all_finite([mean, variance])
-    )
-
-    def if_valid(value):
-      return tf.where(valid, value, tf.zeros_like(value))
-
-    count, weight = if_valid(count), if_valid(client_weight)
-    mean, variance = if_valid(mean), if_valid(variance)
+    weight = tf.cast(self._client_weight, mean.dtype)
+    second_moment = variance + tf.math.square(mean)
+    self.squared_norm += tf.cast(tf.reduce_sum(second_moment), tf.float32)
+    sound = _can_be_summed(tf.maximum(weight, count) * second_moment)
     if self._fused_moments:
       pooled = self._ask(
-          Answer.POOLED_MOMENTS, moments.layer_moments(count, mean, variance)
+          Answer.POOLED_MOMENTS,
+          moments.layer_moments(count, mean, variance),
+          sound,
       )
-      statistics = _Statistics(
+      return _Statistics(
           pooled['mean'],
           pooled['variance'],
           pooled['count'],
           tf.math.reciprocal_no_nan(pooled['count']),
       )
-      return statistics, valid
     total = self._ask(
         Answer.SUM,
         collections.OrderedDict(weight=weight, count=count, mean=weight * mean),
+        sound,
     )
     global_mean = tf.math.divide_no_nan(total['mean'], total['weight'])
     # The mean of (x − m)² over the client's values, without a pass over them.
     deviation = variance + tf.math.square(mean - global_mean)
-    sum_of_deviations = self._ask(Answer.SUM, weight * deviation)
-    statistics = _Statistics(
+    sum_of_deviations = self._ask(
+        Answer.SUM, weight * deviation, _can_be_summed(weight * deviation)
+    )
+    return _Statistics(
         global_mean,
         tf.math.divide_no_nan(sum_of_deviations, total['weight']),
         total['count'],
         tf.math.divide_no_nan(weight, total['weight'] * count),
     )
-    return statistics, valid
 
   def _normalize(
       self,
@@ -326,22 +332,20 @@ class SynchronizedBatchNorm:
           tf.math.reciprocal_no_nan(kernels.count),
       )
     weight = tf.cast(self._client_weight, shift_gradient.dtype)
-    valid = mixed_precision.all_finite([scale_gradient, shift_gradient])
-
-    def weighted(value):
-      return tf.where(valid, weight * value, tf.zeros_like(value))
-
-    sums = self._ask(
-        Answer.SUM,
-        collections.OrderedDict(
-            scale=weighted(scale_gradient), shift=weighted(shift_gradient)
-        ),
+    sent = collections.OrderedDict(
+        scale=weight * scale_gradient, shift=weight * shift_gradient
     )
+    sums = self._ask(Answer.SUM, sent, _can_be_summed(*sent.values()))
     return (
         sums['scale'],
         sums['shift'],
         tf.math.divide_no_nan(statistics.value_weight, weight),
     )
+
+
+def _can_be_summed(*values: tf.Tensor) -> tf.Tensor:
+  """Whether values are finite, and their sums over clients, too."""
+  return numerics.all_finite([value * _MOST_CLIENTS for value in values])
 
 
 def _update_running_statistics(

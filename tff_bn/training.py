@@ -8,8 +8,7 @@ A run has a folder:
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
 | `client_states.sqlite` | what the clients keep, if they keep anything |
-| `model/model.keras` | the final model, for plain Keras |
-| `model/clients/ID.keras` | each client's model, if they differ |
+| `model/` | the final models, see `tff_bn.saved_models` |
 
 Calling `train` again with the same arguments continues a run that was stopped,
 in whatever way and at whatever moment, and ends with the same metrics and
@@ -19,16 +18,17 @@ and the number of the round alone.
 
 import asyncio
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
+import hashlib
+import math
 import os
 import pathlib
-import shutil
 import threading
+import types
 from typing import Any, Optional, Union
-import urllib.parse
 import warnings
 
 from absl import logging
@@ -40,9 +40,13 @@ from tff_bn import checkpoints
 from tff_bn import client_state_store
 from tff_bn import evaluation
 from tff_bn import folder_lock
+from tff_bn import manifests
 from tff_bn import metrics_log
 from tff_bn import round_data
+from tff_bn import run_identity
 from tff_bn import runtime
+from tff_bn import saved_models
+from tff_bn import termination
 from tff_bn.analysis import communication
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
@@ -53,6 +57,10 @@ from tff_bn.stateful_process import StatefulLearningProcess
 _EVALUATION_BATCH_SIZE = 256
 # Keeps this draw apart from others with the same seed.
 _EVALUATION_CLIENTS_STREAM = 0x6576616C
+# A client whose update is so many times as large as the median one is reported.
+_LARGE_NORM_RATIO = 10
+# Settings with which a run may be continued, whatever they were before.
+MAY_CHANGE = ('rounds', 'checkpoint_every', 'max_failed_rounds')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +80,9 @@ class TrainingConfig:
       model and the last round's are evaluated in any case.
     checkpoint_every: The number of rounds between two checkpoints. The last
       round has one in any case.
-    max_failed_rounds: After so many rounds in a row in which clients were
-      dropped and none was left, `train` raises an error.
+    max_failed_rounds: After this number of rounds in a row that changed nothing
+      `train` raises an error: clients were dropped and none was left, or the
+      server's new model was not finite.
     max_evaluation_clients: The most clients whose own models, or on whose own
       data, models are evaluated. If there are more, these are chosen by the
       seed.
@@ -109,8 +118,16 @@ class TrainingConfig:
       )
 
 
-class TooManyFailedRoundsError(RuntimeError):
-  """No client has returned anything finite for some rounds."""
+class TrainingFailedError(RuntimeError):
+  """The run has not come to a model that can be used."""
+
+
+class TooManyFailedRoundsError(TrainingFailedError):
+  """Some rounds in a row have changed nothing."""
+
+
+class UnusableModelError(TrainingFailedError):
+  """The final model, or its loss, is not finite."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +157,7 @@ def train(
     run_dir: Union[str, os.PathLike[str]],
     *,
     train_on_union: bool = False,
+    settings: Mapping[str, str] = types.MappingProxyType({}),
 ) -> TrainingResult:
   """Trains, or continues or just reads a run that its folder already holds.
 
@@ -157,6 +175,10 @@ def train(
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
   *   `num_clients`, `num_dropped_clients`: in that round.
+  *   `rejected_rounds`: in how many rounds so far the server kept its model,
+      because the new one was not finite.
+  *   `max_update_norm_ratio`: the largest norm of a client's update in that
+      round, divided by the median norm, see `tff_bn.update_norms`.
   *   `exchanges`, `megabytes`: in all rounds so far, see
       `tff_bn.analysis.ProcessTraffic`; empty if it can't be counted.
   *   What the algorithm adds, in that round: `switched_to_fedprox` and
@@ -181,6 +203,8 @@ def train(
     train_on_union: Whether the process gets one client with the data of all
       sampled clients, in batches that are as many times as large; then nothing
       counts as sent.
+    settings: What else the results depend on, by name: a run is continued only
+      with the same settings. The arguments need not be repeated.
 
   Returns:
     The results.
@@ -188,9 +212,15 @@ def train(
   Raises:
     TooManyFailedRoundsError: If `config.max_failed_rounds` rounds in a row
       failed. The folder then holds the rounds up to there, but no model.
-    ValueError: If the arguments contradict each other or the folder.
+    UnusableModelError: If the final model or its loss on the test data is not
+      finite. The folder then holds all rounds, but no model.
+    TypeError: If a client's id is not a string.
+    ValueError: If the arguments contradict each other or the folder, or what
+      the folder holds is damaged.
+    OSError: If a file can't be read or written at present.
     ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
   """
+  federated.check_client_ids(data.client_ids)
   num_clients = len(data.client_ids)
   if (config.clients_per_round or 0) > num_clients:
     raise ValueError(
@@ -207,22 +237,33 @@ def train(
 
   def run(stop: threading.Event) -> TrainingResult:
     with contextlib.ExitStack() as stack:
-      run = _Run(process, model, data, config, run_dir, train_on_union, stack)
+      run = _Run(
+          process, model, data, config, run_dir, train_on_union, settings, stack
+      )
       return run.train(stop)
 
   def run_in_spite_of_losses(stop: threading.Event) -> TrainingResult:
+    context = tff.framework.get_context_stack().current
     with folder_lock.hold(run_dir):
       while True:
+        workers = _addresses(context)
         try:
           return run(stop)
         except tf.errors.OpError as error:
-          context = tff.framework.get_context_stack().current
           if not isinstance(context, runtime.InProcessContext):
             raise
-          # If a worker was lost, the run goes on from its last checkpoint.
-          context.recover(error)
+          # If a worker was lost, the run goes on from its last checkpoint. A
+          # computation may have noticed it already, and connected again to the
+          # other workers, with which all variables of this process are gone.
+          if _addresses(context) == workers:
+            context.recover(error)
 
   return _call_outside_of_event_loops(run_in_spite_of_losses)
+
+
+def _addresses(context: Any) -> list[str]:
+  """The addresses of a context's workers."""
+  return [worker.address for worker in getattr(context, 'workers', ())]
 
 
 def _call_outside_of_event_loops(
@@ -313,6 +354,7 @@ class _Run:
       config: TrainingConfig,
       run_dir: pathlib.Path,
       train_on_union: bool,
+      settings: Mapping[str, str],
       stack: contextlib.ExitStack,
   ):
     self._process = process
@@ -325,6 +367,7 @@ class _Run:
     self._makes_datasets = isinstance(
         context, runtime.InProcessContext
     ) and isinstance(data, federated.FederatedData)
+    self._run_dir = run_dir
     self._model_dir = run_dir / 'model'
     # `None` once it has turned out that it can't be counted.
     self._traffic: Optional[communication.ProcessTraffic] = (
@@ -335,13 +378,27 @@ class _Run:
     )
     self._evaluator = evaluation.Evaluator(model)
     self._test_dataset = data.test_dataset(_EVALUATION_BATCH_SIZE)
+    self._identity = run_identity.RunIdentity(
+        {
+            **{
+                name: value
+                for name, value in dataclasses.asdict(config).items()
+                if name not in MAY_CHANGE
+            },
+            'train_on_union': train_on_union,
+            **settings,
+        },
+        data.fingerprint(),
+        run_identity.describe_process(process, process.initialize()),
+    )
+    checkpoints.check_run(run_dir / 'checkpoints', self._identity)
     self._store: Optional[client_state_store.ClientStateStore] = None
     self._has_client_models = False
     if isinstance(process, StatefulLearningProcess):
       self._has_client_models = process.has_client_models
       self._store = stack.enter_context(
           client_state_store.SqliteClientStateStore(
-              run_dir / 'client_states.sqlite'
+              run_dir / 'client_states.sqlite', self._identity.checksum
           )
       )
     self._log = stack.enter_context(
@@ -360,18 +417,45 @@ class _Run:
         run_dir / 'checkpoints',
         every=config.checkpoint_every,
         last_round=config.rounds,
+        identity=self._identity,
+        log=self._log,
         store=self._store,
-        fits=self._log.is_complete_up_to,
+        failed_rounds=_failed_rounds,
+        is_finite=lambda state: _is_finite(process.get_model_weights(state)),
     )
 
   def train(self, stop: threading.Event) -> TrainingResult:
     """Runs the remaining rounds."""
+    try:
+      # Only while clients are computed, the program can be ended, so that a
+      # round is recorded completely or not at all.
+      with termination.deferred():
+        return self._train(stop)
+    except KeyboardInterrupt as error:
+      saved = self._save_latest()
+      if isinstance(error, termination.Terminated) and saved is not None:
+        raise termination.Terminated(
+            f'Round {saved} is saved; the same command goes on from there.'
+        ) from error
+      raise
 
+  def _save_latest(self) -> Optional[int]:
+    """Saves the last round before the program ends; returns it."""
+    try:
+      return self._checkpoints.save_latest()
+    # The checkpoint before is good enough.
+    except Exception as error:  # pylint: disable=broad-except
+      logging.warning('The last round could not be saved: %s', error)
+      return None
+
+  def _train(self, stop: threading.Event) -> TrainingResult:
     def select(round_num: int) -> _RoundData:
       if stop.is_set():
         raise KeyboardInterrupt
+      with termination.allowed():
+        pass
       # From here on there is another final model to come.
-      self._remove_model()
+      saved_models.remove(self._model_dir)
       return self._round_data(round_num)
 
     rounds = _IterativeProcess(
@@ -393,7 +477,8 @@ class _Run:
     )
     rounds.check(state)
     weights = self._final_weights(state)
-    if not self._model_dir.exists():
+    self._check_usable(weights)
+    if not self._has_saved_model():
       self._save_model(state, weights)
     return TrainingResult(
         rows=tuple(self._log.rows),
@@ -539,50 +624,108 @@ class _Run:
         (self._client_weights(state, c) for c in self._store.client_ids()),
     )
 
-  def _remove_model(self) -> None:
-    for folder in (self._model_dir, self._unfinished_model_dir):
-      if folder.exists():
-        shutil.rmtree(folder)
+  def _check_usable(self, weights: ModelWeights) -> None:
+    """Raises an error if the final model is of no use."""
+    rows = self._log.rows
+    if not _is_finite(weights):
+      reason = 'its weights are not finite'
+    elif rows and _is_broken(rows[-1]['test_loss']) and any(self._test_dataset):
+      reason = f'its loss on the test data is {rows[-1]["test_loss"]}'
+    else:
+      return
+    raise UnusableModelError(
+        f'The final model is of no use: {reason}. It is not saved. A smaller'
+        ' --client_learning_rate or --server_learning_rate may help, or'
+        ' --client_gradient_clip_norm.'
+    )
 
-  @property
-  def _unfinished_model_dir(self) -> pathlib.Path:
-    return self._model_dir.with_name(f'.{self._model_dir.name}.part')
+  def _has_saved_model(self) -> bool:
+    """Whether the final model is saved already, and intact."""
+    if not self._model_dir.exists():
+      return False
+    try:
+      models = saved_models.SavedModels(self._model_dir)
+      models.check()
+    except manifests.DamagedError as error:
+      logging.warning(
+          '%s The models are written again, from the last checkpoint.', error
+      )
+      return False
+    return models.manifest['run'] == self._identity.checksum
 
   def _save_model(self, state: Any, weights: ModelWeights) -> None:
     """Saves the final models; the folder appears when it is complete."""
-    self._remove_model()
-    folder = self._unfinished_model_dir
-    folder.mkdir()
-    keras_model = self._model.to_keras(weights)
-    _save_keras(keras_model, folder / 'model.keras')
+    writer = saved_models.Writer(
+        self._model_dir,
+        self._model,
+        dict(
+            run=self._identity.checksum,
+            round=self._config.rounds,
+            metrics=_metrics_checksum(self._run_dir),
+            versions=run_identity.versions(),
+            input_shape=_input_shape(self._model),
+            num_classes=getattr(self._data, 'num_classes', None),
+        ),
+    )
+    writer.write_global(weights)
     if self._has_client_models:
-      clients_dir = folder / 'clients'
-      clients_dir.mkdir()
       for client_id in self._store.client_ids():
-        values = self._model.from_model_weights(
-            self._client_weights(state, client_id)
-        )
-        keras_model.set_weights([np.asarray(value) for value in values])
-        _save_keras(keras_model, clients_dir / client_file_name(client_id))
-    os.replace(folder, self._model_dir)
+        writer.write_client(client_id, self._client_weights(state, client_id))
+    writer.publish()
 
 
-def _save_keras(keras_model: tf.keras.Model, path: pathlib.Path) -> None:
-  # Outside of the main thread, Keras 2.14 writes the second model as HDF5 for
-  # the format 'keras', and without a format.
-  keras_model.save(path, save_format='keras_v3')
-
-
-def client_file_name(client_id: str) -> str:
-  """Returns the name of a client's file in `model/clients`.
+def is_finished(run_dir: pathlib.Path) -> bool:
+  """Whether a folder has a run that has come to its end, and is intact.
 
   Args:
-    client_id: The client.
+    run_dir: The run's folder.
 
   Returns:
-    The id, with what file systems don't take percent-encoded, and `.keras`.
+    Whether its metrics and its models are those that `train` has written.
+
+  Raises:
+    OSError: If a file can't be read at present.
   """
-  return urllib.parse.quote(client_id, safe=' ') + '.keras'
+  try:
+    models = saved_models.SavedModels(run_dir / 'model')
+    models.check()
+  except ValueError:
+    return False
+  return models.manifest['metrics'] == _metrics_checksum(run_dir)
+
+
+def _metrics_checksum(run_dir: pathlib.Path) -> Optional[str]:
+  try:
+    text = (run_dir / 'metrics.csv').read_bytes()
+  except FileNotFoundError:
+    return None
+  return hashlib.sha256(text).hexdigest()
+
+
+def _input_shape(model: BatchNormModel) -> Optional[list[int]]:
+  """The shape of a sample; `None` if it has several parts."""
+  spec = model.input_spec[0]
+  return list(spec.shape[1:]) if isinstance(spec, tf.TensorSpec) else None
+
+
+def _is_finite(weights: ModelWeights) -> bool:
+  """Whether all floating-point numbers of a model are finite."""
+  arrays = (np.asarray(value) for value in tf.nest.flatten(weights))
+  return all(
+      np.all(np.isfinite(array)) for array in arrays if array.dtype.kind == 'f'
+  )
+
+
+def _is_broken(loss: Optional[float]) -> bool:
+  return loss is not None and not math.isfinite(loss)
+
+
+def _failed_rounds(state: Any) -> int:
+  """How many rounds in a row, up to a state, changed nothing."""
+  try:
+    return int(state.finalizer['failed_rounds'])
+  except (AttributeError, KeyError, TypeError):
+    return 0  # The process of another package.
 
 
 def _correction_names(process: Process) -> Sequence[str]:
@@ -607,6 +750,7 @@ class _IterativeProcess:
     self._process = process
     self._store = store
     self._max_failed_rounds = max_failed_rounds
+    self._reported_clients: set[str] = set()
 
   def initialize(self) -> Any:
     return self._process.initialize()
@@ -616,7 +760,9 @@ class _IterativeProcess:
     # Of a state that was loaded, too: such a run stays stopped.
     self.check(state)
     if self._store is None:
-      output = self._process.next(state, list(data.datasets))
+      with termination.allowed():
+        output = self._process.next(state, list(data.datasets))
+      self._report_large_update(output.metrics, data)
       return output.state, output.metrics
     client_states = [self._store.get(c) for c in data.client_ids]
     if any(client_state is None for client_state in client_states):
@@ -625,24 +771,48 @@ class _IterativeProcess:
           self._process.personalize(initial, number) if c is None else c
           for number, c in zip(data.client_numbers, client_states, strict=True)
       ]
-    output = self._process.next(state, client_states, list(data.datasets))
+    with termination.allowed():
+      output = self._process.next(state, client_states, list(data.datasets))
+    self._report_large_update(output.metrics, data)
     self._store.put_many(
         data.round_num, dict(zip(data.client_ids, output.client_states))
     )
     return output.state, output.metrics
 
+  def _report_large_update(self, metrics: Any, data: _RoundData) -> None:
+    """Says which client's update is far larger than the others', once each."""
+    try:
+      ratio = metrics['client_work']['max_update_norm_ratio']
+      position = metrics['client_work']['max_update_norm_client']
+    except (KeyError, TypeError):
+      return  # The process of another package.
+    if not ratio > _LARGE_NORM_RATIO:
+      return
+    client_id = data.client_ids[position]
+    if client_id in self._reported_clients:
+      return
+    self._reported_clients.add(client_id)
+    logging.warning(
+        'Round %d: the update of client %s (number %d) is %.3g times as large'
+        ' as the median update. It may decide the mean by itself; is its data'
+        ' scaled as that of the others? A robust --model_aggregator and'
+        ' --statistics_aggregator bound its influence.',
+        data.round_num,
+        client_id,
+        data.client_numbers[position],
+        ratio,
+    )
+
   def check(self, state: Any) -> None:
     """Raises an error if too many rounds have failed."""
-    try:
-      failed_rounds = state.client_work['failed_rounds']
-    except (AttributeError, KeyError, TypeError):
-      return  # The process of another package.
+    failed_rounds = _failed_rounds(state)
     if failed_rounds >= self._max_failed_rounds:
       raise TooManyFailedRoundsError(
           f'stopped after round {state.client_work["round_num"]}: in the last'
           f' {failed_rounds} rounds no client was left, because the loss or the'
-          ' update of every client was not finite. The model is as it was'
-          ' before. A smaller --client_learning_rate, or'
-          ' --client_gradient_clip_norm, may help; --max_failed_rounds='
-          f'{self._max_failed_rounds} says how many such rounds are allowed.'
+          " update of every client was not finite, or the server's new model"
+          ' was not finite. The model is as it was before. A smaller'
+          ' --client_learning_rate, or --client_gradient_clip_norm, may help;'
+          f' --max_failed_rounds={self._max_failed_rounds} says how many such'
+          ' rounds are allowed.'
       )

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
-from tff_bn import training
+from tff_bn import saved_models
 from tff_bn.analysis import permutation
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
@@ -22,7 +22,6 @@ from tff_bn.partition import SINGLE
 from tff_bn.partition import Role
 from tff_bn.programs import experiment
 from tff_bn.programs import report
-from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.shared_weights import SharedWeights
 from tff_bn.stateful_process import StatefulLearningProcess
@@ -46,6 +45,7 @@ class AnalyzedRun:
     data: Its data.
     model: Its model.
     weights: The weights of its global model.
+    saved: Its models.
   """
 
   name: str
@@ -54,6 +54,7 @@ class AnalyzedRun:
   data: tff_bn_data.FederatedData
   model: BatchNormModel
   weights: ModelWeights
+  saved: saved_models.SavedModels
 
   @property
   def seed(self) -> int:
@@ -74,7 +75,7 @@ class AnalyzedRun:
   @property
   def has_client_models(self) -> bool:
     """Whether clients have models of their own."""
-    return (self.folder / run_folder.MODEL / run_folder.CLIENTS).exists()
+    return bool(self.saved.client_ids)
 
   @functools.cached_property
   def local_training(self) -> StatefulLearningProcess:
@@ -83,10 +84,8 @@ class AnalyzedRun:
 
   def client_weights(self, client_id: str) -> ModelWeights:
     """The weights that a client begins a round with."""
-    path = self.folder / run_folder.MODEL / run_folder.CLIENTS
-    path /= training.client_file_name(client_id)
-    if path.exists():
-      return _read(path, self.model)
+    if client_id in self.saved.client_ids:
+      return self.saved.weights(self.model, client_id)
     # It has not taken part yet, but may have position encodings of its own.
     client_state = self.local_training.personalize(
         self.client_state(self.weights), self.data.client_ids.index(client_id)
@@ -352,21 +351,10 @@ def load(
     if key not in datasets:
       datasets[key] = experiment.load_dataset(settings)
     data = experiment.split_dataset(settings, datasets[key])
-    model = experiment.build_model(settings, data)
-    weights = _read(folder / run_folder.MODEL / run_folder.MODEL_FILE, model)
-    runs.append(AnalyzedRun(name, folder, settings, data, model, weights))
+    saved, model = experiment.load_models(settings, folder)
+    runs.append(
+        AnalyzedRun(
+            name, folder, settings, data, model, saved.weights(model), saved
+        )
+    )
   return runs
-
-
-def _read(path: pathlib.Path, model: BatchNormModel) -> ModelWeights:
-  try:
-    keras_model = tf.keras.models.load_model(path, compile=False)
-  # Keras raises errors of many kinds.
-  except Exception as error:
-    raise ValueError(f'{path} can not be loaded: {error}') from error
-  try:
-    return model.from_keras(keras_model)
-  except ValueError as error:
-    raise ValueError(
-        f'{path} is not the model of its {run_folder.FLAGS_FILE}: {error}'
-    ) from error

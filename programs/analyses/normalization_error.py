@@ -1,9 +1,11 @@
 """`tff-bn-analyze normalization_error`: FBN's figures 1 and 2."""
 
+import contextlib
 import pathlib
 
 from absl import flags as absl_flags
 
+from tff_bn import files
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
@@ -81,9 +83,17 @@ def main(flags: cli.ParsedFlags) -> None:
   texts = {
       name: parsers.to_text(getattr(flags, name)) for name in experiment.names
   }
-  with cli.checking_input():
-    run_folder.check(folder, texts, overwrite=flags.overwrite)
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      stack.enter_context(run_folder.claim(folder))
+      run_folder.check(folder, texts, overwrite=flags.overwrite)
+    _measure(flags, folder, texts)
 
+
+def _measure(
+    flags: cli.ParsedFlags, folder: pathlib.Path, texts: dict[str, str]
+) -> None:
+  """Measures, and writes the results into a folder that is claimed."""
   # Imported late: it takes long, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.analysis import normalization_error
@@ -100,14 +110,14 @@ def main(flags: cli.ParsedFlags) -> None:
   results = normalization_error.run_levels(settings, sorted(flags.gammas))
   table = report.results_markdown(results)
   run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
-  run_folder.write_text(
+  files.replace(
       folder / run_folder.NORMALIZATION_ERROR_CSV, report.results_csv(results)
   )
-  run_folder.write_text(
+  files.replace(
       folder / run_folder.NORMALIZATION_ERROR_BY_ROUND_CSV,
       report.rounds_csv(results),
   )
-  run_folder.write_text(folder / run_folder.NORMALIZATION_ERROR_MARKDOWN, table)
+  files.replace(folder / run_folder.NORMALIZATION_ERROR_MARKDOWN, table)
   report.save_figures(
       folder / run_folder.PLOTS,
       results,

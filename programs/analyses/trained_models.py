@@ -1,6 +1,7 @@
 """The analyses of finished runs: their flags, and what they have in common."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+import contextlib
 import functools
 import importlib
 import pathlib
@@ -8,6 +9,8 @@ import pathlib
 from absl import flags as absl_flags
 
 from tff_bn import dependencies
+from tff_bn import files
+from tff_bn import folder_lock
 from tff_bn.programs import cli
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
@@ -252,13 +255,27 @@ def _short_names(folders: list[pathlib.Path]) -> list[str]:
 
 
 def _main(name: str, needs_run: bool, flags: cli.ParsedFlags) -> None:
-  with cli.checking_input():
-    if flags.run is None and needs_run:
-      raise ValueError('--run=FOLDER is missing: which run is to be analyzed?')
-    named = named_runs(flags.run or ())
-    folder = _output_folder(name, flags)
-    run_folder.check_writable(folder)
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      if flags.run is None and needs_run:
+        raise ValueError(
+            '--run=FOLDER is missing: which run is to be analyzed?'
+        )
+      named = named_runs(flags.run or ())
+      folder = _output_folder(name, flags)
+      run_folder.check_writable(folder)
+      for run in named:  # Nobody may write into them meanwhile.
+        stack.enter_context(folder_lock.hold(run, shared=True))
+    _analyze(name, named, folder, flags)
 
+
+def _analyze(
+    name: str,
+    named: Mapping[pathlib.Path, tuple[str, settings_lib.RunSettings]],
+    folder: pathlib.Path,
+    flags: cli.ParsedFlags,
+) -> None:
+  """Analyzes runs and writes the report into a folder."""
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
@@ -274,8 +291,8 @@ def _main(name: str, needs_run: bool, flags: cli.ParsedFlags) -> None:
       module.check(runs, flags)
     report = module.analyze(runs, flags)
   folder.mkdir(parents=True, exist_ok=True)
-  run_folder.write_text(folder / f'{name}.csv', report.csv)
-  run_folder.write_text(folder / f'{name}.md', report.markdown)
+  files.replace(folder / f'{name}.csv', report.csv)
+  files.replace(folder / f'{name}.md', report.markdown)
   figures.save(folder / run_folder.PLOTS, report.drawings)
   print(report.markdown)
   print(f'Table: {folder / name}.md, {folder / name}.csv')

@@ -35,7 +35,9 @@ def _rows(n):
 def test_type_of_what_is_gathered():
   expected = tff.FederatedType(gathering.gathered_type(_VECTOR), tff.SERVER)
   assert _gather.type_signature.result == expected
-  assert str(expected) == '<values=float32[?,3],num_dropped=int32>@SERVER'
+  assert str(expected) == (
+      '<values=float32[?,3],num_dropped=int32,num_abstained=int32>@SERVER'
+  )
 
 
 @pytest.mark.parametrize('n', [1, 2, 3, 8, 13, 130])
@@ -59,10 +61,12 @@ def test_who_is_left_out(any_runtime):
   result = _gather(list(rows), participates)
   np.testing.assert_array_equal(result['values'], rows[[0, 3, 6]])
   assert result['num_dropped'] == 2
+  assert result['num_abstained'] == 3
 
   result = _gather(list(rows), [False] * 8)
   assert result['values'].shape == (0, 3)
   assert result['num_dropped'] == 0
+  assert result['num_abstained'] == 8
 
 
 def test_groups_of_clients_are_merged_in_their_order(in_process_runtime):

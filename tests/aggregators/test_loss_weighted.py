@@ -99,14 +99,6 @@ def test_a_given_factory_gets_the_weights_and_keeps_its_state():
   )
 
 
-def test_the_default_has_the_means_measurements(process):
-  output = process.next(process.initialize(), _VALUES, [1.0, 1.0, 1.0])
-  mean = tff.aggregators.MeanFactory().create(_TYPE, tff.TensorType(np.float32))
-  assert list(output.measurements) == list(
-      mean.next(mean.initialize(), _VALUES, [1.0, 1.0, 1.0]).measurements
-  )
-
-
 @pytest.mark.parametrize(
     'factory',
     [

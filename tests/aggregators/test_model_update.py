@@ -100,11 +100,15 @@ def test_missing_parts_are_left_out():
   assert list(tff.structure.name_list(result)) == [
       'trainable',
       'num_participants',
+      'num_dropped',
   ]
   nothing = tff.to_type(collections.OrderedDict())
   process = factory.create(nothing, tff.TensorType(np.float32))
   result = process.next.type_signature.result.result.member
-  assert list(tff.structure.name_list(result)) == ['num_participants']
+  assert list(tff.structure.name_list(result)) == [
+      'num_participants',
+      'num_dropped',
+  ]
 
 
 def test_weight_nan_is_of_a_dropped_client():

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
+from tff_bn import drift_correction
 from tff_bn.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -50,6 +51,11 @@ def _good(toy):
   return [toy.dataset(16, 1), toy.dataset(9, 2), toy.dataset(20, 3)]
 
 
+def _metrics(output):
+  """What a round says about its clients and about the server's step."""
+  return {**output.metrics['client_work'], **output.metrics['finalizer']}
+
+
 class _Run:
   """A training with a fixed number of clients."""
 
@@ -76,7 +82,7 @@ class _Run:
       self.client_states = output.client_states
     else:
       output = self.process.next(self.state, data)
-    self.state, self.metrics = output.state, output.metrics['client_work']
+    self.state, self.metrics = output.state, _metrics(output)
     return self.metrics
 
   def copy(self):
@@ -94,10 +100,10 @@ class _Run:
   def lasting(self):
     """All that a round without clients leaves as it is."""
     work = collections.OrderedDict(self.state.client_work)
-    del work['round_num'], work['failed_rounds']
+    del work['round_num']
     return [
         self.state.global_model_weights,
-        self.state.finalizer,
+        self.state.finalizer['optimizer'],
         work,
         self.client_states,
     ]
@@ -188,7 +194,8 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
     assert metrics['num_clients'] == 3
     assert metrics['num_dropped_clients'] == num_dropped
     assert metrics['failed_rounds'] == failed_rounds
-    assert run.state.client_work['failed_rounds'] == failed_rounds
+    assert run.state.finalizer['failed_rounds'] == failed_rounds
+    assert metrics['rejected_rounds'] == 0
     assert run.state.client_work['round_num'] == round_num + 1
     assert metrics['train']['num_examples'] == 0
     _assert_same(run.lasting, before)
@@ -217,12 +224,14 @@ def test_dsgd_keeps_its_momentum(toy):
   process = algorithms.build_dsgd(model, _SGD(0.1, 0.9))
   state = process.next(process.initialize(), _good(toy)).state
   failed = process.next(state, [_poisoned(toy)] * 2)
-  assert failed.metrics['client_work']['failed_rounds'] == 1
-  _assert_same(failed.state.finalizer, state.finalizer)
+  assert failed.metrics['finalizer']['failed_rounds'] == 1
+  _assert_same(
+      failed.state.finalizer['optimizer'], state.finalizer['optimizer']
+  )
   _assert_same(failed.state.global_model_weights, state.global_model_weights)
   assert _changed(
-      state.finalizer['accumulator'],
-      process.initialize().finalizer['accumulator'],
+      state.finalizer['optimizer']['accumulator'],
+      process.initialize().finalizer['optimizer']['accumulator'],
   )
 
 
@@ -238,7 +247,7 @@ def test_centralized_keeps_its_model_and_its_momentum(toy):
       (_poisoned(toy), 1, 1),
   ):
     output = process.next(state, [data])
-    state, metrics = output.state, output.metrics['client_work']
+    state, metrics = output.state, _metrics(output)
     assert metrics['num_dropped_clients'] == num_dropped
     assert metrics['failed_rounds'] == failed_rounds
     _assert_same(state.global_model_weights, before.global_model_weights)
@@ -247,7 +256,7 @@ def test_centralized_keeps_its_model_and_its_momentum(toy):
     )
   assert state.client_work['round_num'] == 5
   found = process.next(state, [toy.dataset(20, 1)])
-  assert found.metrics['client_work']['failed_rounds'] == 0
+  assert found.metrics['finalizer']['failed_rounds'] == 0
   expected = process.next(before, [toy.dataset(20, 1)])
   _assert_same(
       found.state.global_model_weights, expected.state.global_model_weights
@@ -263,3 +272,33 @@ def test_a_client_that_diverges_in_its_second_step_is_dropped(toy):
   assert metrics['num_dropped_clients'] == 2
   assert metrics['failed_rounds'] == 1
   _assert_same(run.weights, other.weights)
+
+
+class _Careless(drift_correction.DriftCorrection):
+  """What it keeps is the mean over the steps, also without any step."""
+
+  def bind(self, model, weights, client_optimizer):
+    del model, weights, client_optimizer
+
+    class Bound(drift_correction.BoundCorrection):
+
+      def initial_client_state(self, values):
+        return collections.OrderedDict(mean_change=tf.zeros_like(values[0]))
+
+      def finish(self, started, before, after, collected, client_state):
+        del started, collected, client_state
+        change = after[0] - before[0]
+        mean = change / tf.math.count_nonzero(change, dtype=change.dtype)
+        return collections.OrderedDict(mean_change=mean), {}
+
+    return Bound()
+
+
+def test_a_client_without_data_is_not_dropped_for_what_it_does_not_keep(toy):
+  run = _Run(toy, 'fed_avg', drift_correction=_Careless())
+  metrics = run.next([*_good(toy), _empty(toy), _poisoned(toy)])
+  assert metrics['num_dropped_clients'] == 1
+  *good, empty, poisoned = run.client_states
+  assert all(np.any(state['mean_change'] != 0) for state in good)
+  for state in (empty, poisoned):
+    np.testing.assert_array_equal(state['mean_change'], 0)

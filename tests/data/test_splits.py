@@ -250,6 +250,28 @@ class TestDirichlet:
     assert sorted(len(part) for part in parts) == [1] * 9 + [41]
     assert_cover(parts, 50)
 
+  def test_empty_clients_take_from_the_largest_of_the_moment(self):
+    sizes = [0, 7, 0, 9, 0, 0, 9, 1, 0, 0, 0]
+    labels = np.repeat(np.arange(35), 1)
+    shares = np.zeros(len(sizes))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+      # Each class goes to the next client that still lacks samples.
+      owners = iter(np.repeat(np.arange(len(sizes)), sizes))
+
+      def draw(alpha, size, rng):
+        del alpha, size, rng
+        share = shares.copy()
+        share[next(owners)] = 1
+        return share
+
+      monkeypatch.setattr(splits, '_dirichlet', draw)
+      parts = splits.split_by_dirichlet(
+          labels[: sum(sizes)], len(sizes), 1.0, seed=0
+      )
+    # The first of the largest gives first: 3, 6, 3, 6, then 1 (7), 3 (7), 6.
+    assert [len(part) for part in parts] == [1, 6, 1, 6, 1, 1, 6, 1, 1, 1, 1]
+    assert_cover(parts, sum(sizes))
+
   @pytest.mark.parametrize('alpha', [0, -1.0, np.inf, np.nan])
   def test_refuses_bad_concentration(self, alpha):
     with pytest.raises(ValueError, match='--dirichlet_alpha=.*greater than 0'):

@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn import saved_models
+from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.programs import model_evaluation
 
 
@@ -13,21 +15,33 @@ def test_loss_of_16_bit_logits_is_float32(tmp_path):
       tff_bn_data.load_dataset('digits'), 'iid', 2, seed=0
   )
   tf.keras.utils.set_random_seed(0)
-  model = tf.keras.Sequential(
-      [
-          tf.keras.layers.Input([8, 8, 1]),
-          tf.keras.layers.Flatten(),
-          tf.keras.layers.Dense(10, dtype='mixed_bfloat16'),
-      ]
+  model = BatchNormModel(
+      lambda: tf.keras.Sequential(
+          [
+              tf.keras.layers.Input([8, 8, 1]),
+              tf.keras.layers.Flatten(),
+              tf.keras.layers.Dense(10, dtype='mixed_bfloat16'),
+          ]
+      ),
+      data.element_spec,
+      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True
+      ),
   )
-  model.save(tmp_path / 'model.keras')
-  model = model_evaluation.load_model(tmp_path / 'model.keras', data)
+  writer = saved_models.Writer(tmp_path / 'model', model, {})
+  writer.write_global(model.initial_weights)
+  writer.publish()
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  keras_model = model_evaluation.compiled_model(
+      saved.weights(model), model, data
+  )
 
   result, *_ = model_evaluation.evaluate_run(
-      tmp_path, model, data, reestimation_model=None, reestimation_batch_size=1
+      saved, model, keras_model, data, reestimation_batch_size=None
   )
 
-  logits = model.predict(data.dataset.x_test, verbose=0).astype(np.float64)
+  logits = keras_model.predict(data.dataset.x_test, verbose=0)
+  logits = logits.astype(np.float64)
   y = data.dataset.y_test
   losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
   assert result.loss == pytest.approx(losses.mean(), rel=1e-6)

@@ -1,8 +1,10 @@
 """Tests that run the programs: what they write, refuse and leave behind."""
 
+import concurrent.futures
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +15,17 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+import tiny_runs
 
 from tff_bn import data as tff_bn_data
+from tff_bn import folder_lock
+from tff_bn import manifests
+from tff_bn import saved_models
+from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
+from tff_bn.programs import experiment
 from tff_bn.programs import settings
 from tff_bn.programs import train
 
@@ -528,8 +536,8 @@ def test_run_with_personal_position_encodings(tmp_path, capsys):
   assert mean == pytest.approx(float(last['client_test_loss']), rel=1e-5)
   phases = set()
   for number in range(5):
-    path = tmp_path / 'run' / 'model' / 'clients' / f'client_{number}.keras'
-    layer = tf.keras.models.load_model(path).get_layer('hidden_position')
+    own = tiny_runs.load(tmp_path / 'run', f'client_{number}')
+    layer = own.get_layer('hidden_position')
     phases.add(float(layer.personal_phase.numpy()))
   assert len(phases) == 5
   capsys.readouterr()
@@ -630,8 +638,8 @@ def test_evaluation_with_reestimated_statistics(comparison, tmp_path):
       dataset, 'classes', 5, seed=0, classes_per_client=2
   )
 
-  def expected_loss(path, train_indices, test_indices):
-    model = tf.keras.models.load_model(path, compile=False)
+  def expected_loss(client, train_indices, test_indices):
+    model = tiny_runs.load(run, client)
     (batch_norm,) = [
         layer
         for layer in model.layers
@@ -651,14 +659,14 @@ def test_evaluation_with_reestimated_statistics(comparison, tmp_path):
 
   everything = np.concatenate(list(data.train_indices.values()))
   assert float(test['loss']) == pytest.approx(
-      expected_loss(run / 'model' / 'model.keras', everything, slice(None)),
+      expected_loss(None, everything, slice(None)),
       rel=1e-4,
   )
   for client in clients:
     name = client['client']
     assert float(client['loss']) == pytest.approx(
         expected_loss(
-            run / 'model' / 'clients' / f'{name}.keras',
+            name,
             data.train_indices[name],
             data.test_indices[name],
         ),
@@ -697,19 +705,26 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    'runtime',
-    ['in_process', pytest.param('native', marks=pytest.mark.slow)],
+    ('runtime', 'sent', 'code'),
+    [
+        ('in_process', signal.SIGINT, 130),
+        ('in_process', signal.SIGTERM, 143),
+        ('in_process', signal.SIGKILL, -9),
+        pytest.param('native', signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param('native', signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
 )
-def test_interrupt_ends_everything_and_the_same_command_goes_on(
-    tmp_path, runtime
+def test_signal_ends_everything_and_the_same_command_goes_on(
+    tmp_path, runtime, sent, code
 ):
-  folder = tmp_path / 'run'
+  folder, temporary = tmp_path / 'run', tmp_path / 'temporary'
+  temporary.mkdir()
   arguments = [
       '--algorithm=fedbn',
       '--model=mlp3',
       '--rounds=15',
       '--evaluate_every=1',
-      '--checkpoint_every=1',
+      '--checkpoint_every=100',
       '--num_clients=2',
       '--classes_per_client=5',
       f'--output_dir={folder}',
@@ -721,6 +736,7 @@ def test_interrupt_ends_everything_and_the_same_command_goes_on(
         [sys.executable, '-m', 'tff_bn.programs.train', *arguments, runtime],
         stdout=subprocess.DEVNULL,
         stderr=file,
+        env={**os.environ, 'TMPDIR': str(temporary)},
         # A shell's background jobs ignore Ctrl-C, and their children too.
         preexec_fn=lambda: signal.signal(
             signal.SIGINT, signal.default_int_handler
@@ -734,18 +750,177 @@ def test_interrupt_ends_everything_and_the_same_command_goes_on(
         time.sleep(0.05)
       children = psutil.Process(process.pid).children(recursive=True)
       assert bool(children) == (runtime == '--runtime=native')
-      process.send_signal(signal.SIGINT)
-      assert process.wait(timeout=60) == 130
+      process.send_signal(sent)
+      assert process.wait(timeout=60) == code
     finally:
       process.kill()
   _, alive = psutil.wait_procs(children, timeout=10)
   assert not alive
   *progress, last = errors.read_text(encoding='utf-8').splitlines()
-  assert last == 'tff-bn-train: interrupted'
-  assert all(line.startswith('round ') for line in progress)
+  saved = max(
+      int(path.name.removeprefix('round_'))
+      for path in (folder / 'checkpoints').iterdir()
+  )
+  match sent:
+    case signal.SIGINT:
+      assert last == 'tff-bn-train: interrupted'
+    case signal.SIGTERM:
+      assert last == (
+          f'tff-bn-train: terminated. Round {saved} is saved; the same command'
+          ' goes on from there.'
+      )
+  if sent == signal.SIGKILL:
+    assert saved == 0  # No other round was due.
+  else:
+    assert saved >= 1
+    assert all(line.startswith('round ') for line in progress)
   assert not (folder / 'model').exists()
+  assert not list(temporary.iterdir())
 
   # In the default runtime, whatever it was before.
   assert train.run(arguments) == 0
   rounds = [int(row['round']) for row in csv_rows.read(folder / 'metrics.csv')]
   assert rounds == list(range(16))
+
+
+def test_folder_in_use_is_left_alone(tmp_path, capsys):
+  run, compared = tmp_path / 'run', tmp_path / 'compare'
+  for folder in (run, compared, compared / 'runs' / 'fedbn-seed1'):
+    folder.mkdir(parents=True)
+    (folder / 'flags.txt').write_text('--algorithm=fedbn\n')
+    (folder / 'metrics.csv').write_text('valuable')
+  before = _file_times(tmp_path)
+  arguments = [*_SMALL, '--overwrite']
+  for program, folder, used in (
+      (train, run, run),
+      (compare, compared, compared),
+      # A run that is not even a part of the new comparison.
+      (compare, compared, compared / 'runs' / 'fedbn-seed1'),
+  ):
+    extra = ['--algorithms=fedavg', '--seeds=0'] if program is compare else []
+    with folder_lock.hold(used):
+      assert program.run([*arguments, *extra, f'--output_dir={folder}']) == 2
+    error = capsys.readouterr().err
+    assert f'{used} is the folder of a run that is in progress' in error
+    assert _file_times(tmp_path) == before
+  assert train.run([*_SMALL, '--rounds=1', f'--output_dir={run}']) == 2
+
+
+def test_final_model_that_is_not_finite(tmp_path, capsys):
+  arguments = [*_SMALL, '--client_learning_rate=1e23', '--local_steps=1']
+  arguments += ['--rounds=1', f'--output_dir={tmp_path}']
+  for _ in range(2):
+    assert train.run(arguments) == 1
+    assert 'The final model is of no use: its loss' in capsys.readouterr().err
+    assert not (tmp_path / 'model').exists()
+  assert train.run([*arguments, '--server_learning_rate=1e300']) == 2
+  assert (
+      train.run(
+          [
+              *_SMALL,
+              '--server_learning_rate=1e300',
+              f'--output_dir={tmp_path}/b',
+          ]
+      )
+      == 2
+  )
+  error = capsys.readouterr().err
+  assert 'learning_rate=1e+300, which is not finite in float32' in error
+  assert not (tmp_path / 'b').exists()
+
+
+def test_nothing_in_a_foreign_run_is_executed(tmp_path, monkeypatch, capsys):
+  """Whoever makes a run can also make its checksums."""
+  run = tmp_path / 'run'
+  assert train.run([*_SMALL, '--rounds=1', f'--output_dir={run}']) == 0
+  evil = tf.keras.Sequential(
+      [
+          tf.keras.layers.Input([8, 8, 1]),
+          tf.keras.layers.Lambda(
+              lambda x: [open('EXECUTED', 'w').close(), x][1]
+          ),
+      ]
+  )
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'EXECUTED').unlink(missing_ok=True)
+  evil.save(tmp_path / 'evil.h5')
+  evil.save(tmp_path / 'evil')
+  for name in ('evil.h5', 'evil'):
+    (tmp_path / 'EXECUTED').unlink(missing_ok=True)
+    path = run / 'model' / 'model.keras'
+    if path.is_dir():
+      shutil.rmtree(path)
+    else:
+      path.unlink()
+    (tmp_path / name).rename(path)
+    manifest = manifests.read(run / 'model', saved_models.FORMAT)
+    manifest['files'] = dict(saved_models._checksums(run / 'model'))
+    manifests.write(run / 'model', manifest)
+    assert evaluate.run([f'--run={run}']) == 0
+    assert not (tmp_path / 'EXECUTED').exists()
+
+  # Nor is a module that comes with it, whatever the working folder.
+  (run / 'evil_model.py').write_text("open('EXECUTED', 'w')\n")
+  flags = (run / 'flags.txt').read_text()
+  (run / 'flags.txt').write_text(
+      flags.replace('--model=mlp3', '--model=evil_model:f')
+  )
+  capsys.readouterr()
+  monkeypatch.chdir(run)
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  assert evaluate.run(['--run=.']) == 2
+  assert 'is code in its own folder' in capsys.readouterr().err
+  assert analyze.run(['fusion', '--run=.']) == 2
+  assert 'is code in its own folder' in capsys.readouterr().err
+  assert not (run / 'EXECUTED').exists()
+
+
+def test_damaged_models_are_noticed_and_repaired(tmp_path, capsys):
+  arguments = ['--algorithms=fedbn', '--seeds=0', *_SMALL, '--rounds=1']
+  arguments += [f'--output_dir={tmp_path}']
+  assert compare.run(arguments) == 0
+  run = tmp_path / 'runs' / 'fedbn-seed0'
+  stem = saved_models.client_file_stem('client_1')
+  for name in ('model.keras', f'clients/{stem}.npz', 'metrics.csv'):
+    path = (run if name == 'metrics.csv' else run / 'model') / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
+    if name != 'metrics.csv':
+      capsys.readouterr()
+      assert evaluate.run([f'--run={run}']) == 2
+      assert f'{path} is not as the run has written it' in (
+          capsys.readouterr().err
+      )
+      path.unlink()
+      assert evaluate.run([f'--run={run}']) == 2
+      assert f'{path} is missing' in capsys.readouterr().err
+    assert compare.run(arguments) == 0
+    assert evaluate.run([f'--run={run}']) == 0
+    if path.suffix != '.keras':  # Which has the time in it.
+      assert path.read_bytes() == content
+
+
+def test_finished_runs_of_a_comparison_can_be_read(tmp_path, monkeypatch):
+  """While the others are in progress."""
+  arguments = ['--algorithms=fedavg,single', '--seeds=0', *_SMALL]
+  arguments += ['--rounds=1', f'--output_dir={tmp_path}']
+  train_one = experiment._train
+  found = []
+
+  def can_be_read(name):
+    def read():
+      with folder_lock.hold(tmp_path / 'runs' / name, shared=True):
+        pass
+
+    # Another thread is as another program.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      return pool.submit(read).exception() is None
+
+  def train_and_look(job):
+    names = ('fedavg-seed0', 'single-seed0')
+    found.append([can_be_read(name) for name in names])
+    train_one(job)
+
+  monkeypatch.setattr(experiment, '_train', train_and_look)
+  assert compare.run(arguments) == 0
+  assert found == [[False, False], [True, False]]

@@ -405,10 +405,16 @@ def test_models_without_hidden_layers(user_models, name, words, capsys):
 def test_models_that_do_not_fit_or_are_damaged(finished, tmp_path, capsys):
   run = tiny_runs.with_flags(finished, tmp_path / 'run', normalization='none')
   _assert_fails(
-      capsys, tmp_path, ['fusion', f'--run={run}'], 'is not the model'
+      capsys,
+      tmp_path,
+      ['fusion', f'--run={run}'],
+      'does not have the weights of the model',
   )
-  (run / 'model' / 'model.keras').write_bytes(b'damaged')
-  _assert_fails(capsys, tmp_path, ['fusion', f'--run={run}'], 'not be loaded')
+  for name in ('weights.npz', 'model.keras'):
+    (run / 'model' / name).write_bytes(b'damaged')
+    _assert_fails(
+        capsys, tmp_path, ['fusion', f'--run={run}'], 'is not as the run has'
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Tests for the folder of a run."""
 
+import concurrent.futures
 import fcntl
 import os
 import pathlib
+import tempfile
 
 import pytest
 
+from tff_bn import folder_lock
 from tff_bn.programs import run_folder
 
 _FLAGS = {'algorithm': 'fedavg', 'rounds': '3'}
@@ -13,8 +16,9 @@ _FLAGS = {'algorithm': 'fedavg', 'rounds': '3'}
 
 def _begin(folder, flags=None, overwrite=False):
   flags = flags or _FLAGS
-  run_folder.check(folder, flags, overwrite=overwrite)
-  run_folder.begin(folder, 'tff-bn-train', flags, overwrite=overwrite)
+  with run_folder.claim(folder):
+    run_folder.check(folder, flags, overwrite=overwrite)
+    run_folder.begin(folder, 'tff-bn-train', flags, overwrite=overwrite)
 
 
 def test_flags_are_read_as_they_were_written(tmp_path):
@@ -115,7 +119,7 @@ def test_file_in_the_way(tmp_path):
   (tmp_path / 'file').write_text('')
   for folder in (tmp_path / 'file', tmp_path / 'file' / 'sub'):
     with pytest.raises(ValueError, match='file is not a folder'):
-      run_folder.check(folder, _FLAGS, overwrite=False)
+      _begin(folder)
 
 
 def test_folder_that_is_not_writable(tmp_path, monkeypatch):
@@ -125,8 +129,9 @@ def test_folder_that_is_not_writable(tmp_path, monkeypatch):
       os, 'access', lambda path, mode: refused.append((path, mode))
   )
   with pytest.raises(ValueError, match='is not writable'):
-    run_folder.check(tmp_path / 'run', _FLAGS, overwrite=False)
+    _begin(tmp_path / 'run')
   assert refused == [(tmp_path, os.W_OK | os.X_OK)]
+  assert not os.listdir(tmp_path)
 
 
 def test_relative_folder(tmp_path, monkeypatch):
@@ -158,6 +163,104 @@ def test_run_in_progress_is_not_touched(tmp_path):
   finally:
     os.close(descriptor)
   _begin(tmp_path, overwrite=True)
+
+
+def test_run_of_a_comparison_in_progress_is_not_removed(tmp_path):
+  _begin(tmp_path)
+  finished, running = tmp_path / 'runs' / 'a', tmp_path / 'runs' / 'b'
+  _begin(finished)
+  _begin(running)
+  with (
+      folder_lock.hold(running),
+      pytest.raises(ValueError, match='b is the folder of a run that is in'),
+  ):
+    _begin(tmp_path, overwrite=True)
+  assert (finished / 'flags.txt').exists()
+  assert (tmp_path / 'flags.txt').exists()
+
+
+def test_folder_in_which_nothing_was_written_is_removed(tmp_path):
+  with run_folder.claim(tmp_path / 'a' / 'b'):
+    assert os.listdir(tmp_path / 'a') == ['b']
+  assert not os.listdir(tmp_path)
+  with run_folder.claim(tmp_path / 'a' / 'b'):
+    (tmp_path / 'a' / 'b' / 'file').write_text('')
+  assert (tmp_path / 'a' / 'b' / 'file').exists()
+
+
+def test_claimed_folder_is_refused_to_others(tmp_path):
+  with run_folder.claim(tmp_path):
+    # The training loop of the same program.
+    with (
+        folder_lock.hold(tmp_path),
+        pytest.raises(ValueError, match='in progress'),
+        folder_lock.hold(tmp_path),
+    ):
+      pass
+    # Another thread is as another program.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      error = pool.submit(_begin, tmp_path).exception()
+    assert 'in progress' in str(error)
+  _begin(tmp_path)
+
+
+def test_readers_share_a_folder(tmp_path):
+  with (
+      folder_lock.hold(tmp_path, shared=True),
+      folder_lock.hold(tmp_path, shared=True),
+      pytest.raises(ValueError, match='is being read'),
+  ):
+    _begin(tmp_path)
+  _begin(tmp_path)
+
+
+def test_claimed_folder_may_be_opened_for_readers(tmp_path):
+  def read():
+    with folder_lock.hold(tmp_path, shared=True):
+      pass
+
+  # Other threads are as other programs.
+  with (
+      run_folder.claim(tmp_path),
+      concurrent.futures.ThreadPoolExecutor(1) as pool,
+  ):
+    assert 'in progress' in str(pool.submit(read).exception())
+    folder_lock.let_others_read(tmp_path)
+    assert pool.submit(read).exception() is None
+    assert 'in progress' in str(pool.submit(_begin, tmp_path).exception())
+
+
+def test_folder_that_is_replaced_while_it_is_locked(tmp_path, monkeypatch):
+  folder = tmp_path / 'run'
+  folder.mkdir()
+  flock = fcntl.flock
+  replaced = []
+
+  def replace_first(descriptor, operation):
+    if not replaced:
+      replaced.append(descriptor)
+      folder.rename(tmp_path / 'gone')
+      folder.mkdir()
+    flock(descriptor, operation)
+
+  monkeypatch.setattr(fcntl, 'flock', replace_first)
+  with folder_lock.hold(folder):
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match='in progress'):
+      _begin(folder)
+
+
+def test_temporary_files_are_kept_in_the_folder(tmp_path):
+  before = tempfile.gettempdir(), os.environ.get('TMPDIR')
+  leftover = tmp_path / '.temporary' / 'of a program that was killed'
+  leftover.mkdir(parents=True)
+  with run_folder.temporary_files_in(tmp_path):
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+      assert tmp_path in pathlib.Path(file.name).parents
+    assert tmp_path in pathlib.Path(os.environ['TMPDIR']).parents
+    assert not leftover.exists()
+  assert not os.listdir(tmp_path)
+  assert (tempfile.gettempdir(), os.environ.get('TMPDIR')) == before
 
 
 def test_is_finished(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn import files
+from tff_bn import saved_models
 from tff_bn.programs import analyze as analyze_program
 from tff_bn.programs import figures
 from tff_bn.programs import run_folder
@@ -77,7 +79,7 @@ def with_flags(run, folder, **flags):
   """Copies a run as if it had had other flags; None leaves one out."""
   shutil.copytree(run, folder)
   texts = {**run_folder.read_flags(run), **flags}
-  run_folder.write_text(
+  files.replace(
       folder / 'flags.txt',
       ''.join(f'--{k}={v}\n' for k, v in texts.items() if v is not None),
   )
@@ -97,7 +99,9 @@ def split(seed=0, num_clients=4):
 
 def load(run, client=None):
   """The global model of a run, or a client's own."""
-  name = 'model.keras' if client is None else f'clients/{client}.keras'
+  name = 'model.keras'
+  if client is not None:
+    name = f'clients/{saved_models.client_file_stem(client)}.keras'
   return tf.keras.models.load_model(run / 'model' / name, compile=False)
 
 

@@ -12,6 +12,7 @@ from tff_bn.aggregators.attacks import ALittleIsEnough  # noqa: E402
 from tff_bn.aggregators.attacks import Attack  # noqa: E402
 from tff_bn.aggregators.attacks import Attacked  # noqa: E402
 from tff_bn.aggregators.attacks import FallOfEmpires  # noqa: E402
+from tff_bn.aggregators.attacks import FalsifiedCounts  # noqa: E402
 from tff_bn.aggregators.attacks import GaussianNoise  # noqa: E402
 from tff_bn.aggregators.attacks import InnerProductManipulation  # noqa: E402
 from tff_bn.aggregators.attacks import Mimic  # noqa: E402
@@ -35,6 +36,7 @@ from tff_bn.aggregators.moments import layer_moments  # noqa: E402
 from tff_bn.aggregators.moments import layer_moments_type  # noqa: E402
 from tff_bn.aggregators.nearest_neighbor_mixing import NearestNeighborMixing  # noqa: E402
 from tff_bn.aggregators.trimmed_mean import TrimmedMean  # noqa: E402
+from tff_bn.aggregators.weighted_mean import WeightedMeanFactory  # noqa: E402
 
 __all__ = [
     'ALittleIsEnough',
@@ -44,6 +46,7 @@ __all__ = [
     'CenteredClipping',
     'CoordinateMedian',
     'FallOfEmpires',
+    'FalsifiedCounts',
     'FbnMomentsFactory',
     'GaussianNoise',
     'GeometricMedian',
@@ -62,6 +65,7 @@ __all__ = [
     'Rule',
     'SignFlipping',
     'TrimmedMean',
+    'WeightedMeanFactory',
     'layer_moments',
     'layer_moments_type',
 ]

@@ -18,7 +18,14 @@ from tff_bn.aggregators import gathering
 
 
 class Attack(abc.ABC):
-  """What attackers send."""
+  """What attackers send.
+
+  Attributes:
+    count: What they send as their weight, and with statistics as the number of
+      values of each layer. `None`: the true ones.
+  """
+
+  count: Optional[float] = None
 
   @abc.abstractmethod
   def values(
@@ -297,6 +304,42 @@ class GaussianNoise(Attack):
     )
 
 
+class FalsifiedCounts(Attack):
+  """Another attack, with a falsified weight and falsified counts.
+
+  What attackers send as statistics comes with the number of values that they
+  describe, and an update with the client's weight. Rules count clients alike,
+  so a count or weight greater than 0 gains nothing. With 0 or less, attackers
+  abstain, see `tff_bn.aggregators.Rule`; with NaN or an infinity they are
+  dropped.
+
+  Attributes:
+    attack: The other attack.
+    count: The count and weight.
+  """
+
+  def __init__(self, attack: Attack, count: float):
+    """Initializes the attack.
+
+    Args:
+      attack: What attackers send besides.
+      count: What they send as their weight, and as the number of values of each
+        layer. Any number.
+
+    Raises:
+      TypeError: If `attack` is no attack, or `count` no number.
+    """
+    _check_attack(self, attack)
+    if isinstance(count, bool) or not isinstance(count, numbers.Real):
+      raise TypeError(f'count={count!r} of FalsifiedCounts must be a number.')
+    self.attack = attack
+    self.count = float(count)
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    return self.attack.values(honest, num_attackers, round_num, is_mean)
+
+
 class Attacked(gathering.Rule):
   """A rule some of whose clients are attackers; for simulations.
 
@@ -334,12 +377,7 @@ class Attacked(gathering.Rule):
         client.
     """
     gathering.check_rule(self, rule)
-    if not isinstance(attack, Attack):
-      raise TypeError(
-          f'Attacked needs an attack, but was given {attack!r}; use one of'
-          ' SignFlipping, FallOfEmpires, InnerProductManipulation,'
-          ' ALittleIsEnough, Mimic, GaussianNoise.'
-      )
+    _check_attack(self, attack)
     gathering.check_count(self, 'num_attackers', num_attackers, 1)
     self.rule = rule
     self.attack = attack
@@ -351,6 +389,10 @@ class Attacked(gathering.Rule):
   def min_clients(self, num_byzantine):
     """The rule's."""
     return self.rule.min_clients(num_byzantine)
+
+  def needed_clients(self, num_dropped):
+    """The rule's."""
+    return self.rule.needed_clients(num_dropped)
 
   def check_num_clients(self, num_clients):
     """See the base class."""
@@ -370,13 +412,34 @@ class Attacked(gathering.Rule):
 
   def aggregate(self, values, num_dropped, state):
     """See the base class; the values are those before the attack."""
-    result, rule_state = self.rule.aggregate(
-        self.corrupt(values, state['round_num'], num_dropped=num_dropped),
-        num_dropped,
-        state['rule'],
+    sent = self.corrupt(values, state['round_num'], num_dropped=num_dropped)
+    # Every client that is left has a weight greater than 0.
+    weights = tf.ones([tf.shape(values)[0], 1], values.dtype)
+    weights = self.corrupt_counts(weights)
+    result, rule_state = self.rule.aggregate_gathered(
+        gathering.without_abstaining(weights, sent, num_dropped), state['rule']
     )
     return result, collections.OrderedDict(
         round_num=state['round_num'] + 1, rule=rule_state
+    )
+
+  def corrupt_counts(self, counts: tf.Tensor) -> tf.Tensor:
+    """Replaces the counts or weights of the attackers.
+
+    Args:
+      counts: The clients' counts of values for each layer, or their weights,
+        one client in a row: floats of shape `[n, k]`.
+
+    Returns:
+      What they send, `[n, k]`.
+    """
+    if self.attack.count is None:
+      return counts
+    is_attacker = tf.range(tf.shape(counts)[0]) < self.num_attackers
+    return tf.where(
+        is_attacker[:, tf.newaxis],
+        tf.constant(self.attack.count, counts.dtype),
+        counts,
     )
 
   def corrupt(
@@ -422,6 +485,15 @@ class Attacked(gathering.Rule):
 
     sent = tf.cond(is_attacked, attacked, lambda: values)
     return tf.ensure_shape(sent, values.shape)
+
+
+def _check_attack(owner: Any, attack: Any):
+  if not isinstance(attack, Attack):
+    raise TypeError(
+        f'{type(owner).__name__} needs an attack, but was given {attack!r}; use'
+        ' one of SignFlipping, FallOfEmpires, InnerProductManipulation,'
+        ' ALittleIsEnough, Mimic, GaussianNoise, FalsifiedCounts.'
+    )
 
 
 def _same_for_all(vector: tf.Tensor, num_attackers: int) -> tf.Tensor:

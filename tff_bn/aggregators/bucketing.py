@@ -63,6 +63,11 @@ class Bucketing(gathering.CheckedRule):
     self.seed = seed
     super().__init__(rule.num_byzantine, num_clients=num_clients)
 
+  def needed_clients(self, num_dropped):
+    """As many as make the buckets that the rule needs."""
+    num_buckets = self.rule.needed_clients(num_dropped)
+    return (num_buckets - 1) * self.bucket_size + 1
+
   def check_num_clients(self, num_clients):
     """See the base class."""
     super().check_num_clients(num_clients)

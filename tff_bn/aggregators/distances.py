@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_bn import numerics
+
 # How many columns at a time are cast to float64.
 _BLOCK_COLUMNS = 2**13
 # The squares of so many of them can be added in float64 without overflow.
@@ -134,6 +136,26 @@ def mix(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
       tf.reduce_all(tf.math.is_finite(sums)),
       lambda: mixed,
       lambda: tf.clip_by_value(mixed, values.dtype.min, values.dtype.max),
+  )
+
+
+def mean(values: tf.Tensor) -> tf.Tensor:
+  """The mean of rows.
+
+  Args:
+    values: Finite floats of shape `[n, d]`, with n ≥ 1.
+
+  Returns:
+    Finite floats of shape `[d]`.
+  """
+  num_rows = tf.shape(values)[0]
+  plain = tf.reduce_mean(values, axis=0)
+  weights = tf.fill([1, num_rows], 1 / tf.cast(num_rows, tf.float64))
+  return tf.cond(
+      numerics.all_finite(plain),
+      lambda: plain,
+      # The sum overflowed.
+      lambda: mix(values, weights)[0],
   )
 
 

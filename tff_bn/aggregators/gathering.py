@@ -7,6 +7,7 @@ a matrix. `gather` brings them there, and a `Rule` is what aggregates them.
 
 import abc
 import collections
+from collections.abc import Mapping
 import math
 import numbers
 from typing import Any, Optional
@@ -15,8 +16,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import numerics
+
 # Level i holds no or 2^i rows, the last one any number.
 _NUM_LEVELS = 10
+_COUNT_TYPES = collections.OrderedDict(
+    num_dropped=tff.TensorType(np.int32), num_abstained=tff.TensorType(np.int32)
+)
 
 
 def gathered_type(vector_type: tff.TensorType) -> tff.StructType:
@@ -26,12 +32,10 @@ def gathered_type(vector_type: tff.TensorType) -> tff.StructType:
     vector_type: The type of a client's vector, `float[d]`.
 
   Returns:
-    `<values=float[?,d],num_dropped=int32>`.
+    `<values=float[?,d],num_dropped=int32,num_abstained=int32>`.
   """
   return tff.to_type(
-      collections.OrderedDict(
-          values=_matrix_type(vector_type), num_dropped=tff.TensorType(np.int32)
-      )
+      collections.OrderedDict(values=_matrix_type(vector_type), **_COUNT_TYPES)
   )
 
 
@@ -48,10 +52,11 @@ def gather(vectors: tff.Value, participates: tff.Value) -> tff.Value:
     participates: Whether the client's vector is wanted, `{bool}@CLIENTS`.
 
   Returns:
-    `<values=float[?,d],num_dropped=int32>@SERVER`: the vectors in the clients'
-    order as rows, without those of clients that don't participate, and without
-    those that are not finite, in which there is a NaN or an infinity;
-    `num_dropped` is the number of the latter.
+    `<values=float[?,d],num_dropped=int32,num_abstained=int32>@SERVER`: the
+    vectors in the clients' order as rows, without those of clients that don't
+    participate, and without those that are not finite, in which there is a NaN
+    or an infinity; `num_dropped` is the number of the latter, `num_abstained`
+    that of clients that don't participate.
   """
   zero, accumulate, merge, report = _accumulator(vectors.type_signature.member)
   return tff.federated_aggregate(
@@ -71,8 +76,7 @@ def _accumulator(
   dtype = tf.as_dtype(vector_type.dtype)
   total_type = tff.to_type(
       collections.OrderedDict(
-          levels=[_matrix_type(vector_type)] * _NUM_LEVELS,
-          num_dropped=tff.TensorType(np.int32),
+          levels=[_matrix_type(vector_type)] * _NUM_LEVELS, **_COUNT_TYPES
       )
   )
 
@@ -81,6 +85,7 @@ def _accumulator(
     return collections.OrderedDict(
         levels=[_no_rows(size, dtype) for _ in range(_NUM_LEVELS)],
         num_dropped=tf.zeros([], tf.int32),
+        num_abstained=tf.zeros([], tf.int32),
     )
 
   @tff.tensorflow.computation(
@@ -98,6 +103,8 @@ def _accumulator(
     return collections.OrderedDict(
         levels=_with_shape(levels, size),
         num_dropped=total['num_dropped'] + tf.cast(is_dropped, tf.int32),
+        num_abstained=total['num_abstained']
+        + tf.cast(tf.logical_not(is_wanted), tf.int32),
     )
 
   @tff.tensorflow.computation(total_type, total_type)
@@ -107,6 +114,7 @@ def _accumulator(
     return collections.OrderedDict(
         levels=_with_shape(levels, size),
         num_dropped=a['num_dropped'] + b['num_dropped'],
+        num_abstained=a['num_abstained'] + b['num_abstained'],
     )
 
   @tff.tensorflow.computation(total_type)
@@ -114,6 +122,7 @@ def _accumulator(
     return collections.OrderedDict(
         values=tf.concat([*reversed(total['levels'])], axis=0),
         num_dropped=total['num_dropped'],
+        num_abstained=total['num_abstained'],
     )
 
   return zero, accumulate, merge, report
@@ -160,6 +169,12 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   is aggregated as one vector. It can also be applied to a matrix with
   `aggregate`.
 
+  A client whose value is not finite is left out, and counts as one of the
+  attackers that the rule tolerates. A client with weight 0 abstains: it is left
+  out, too, because it may just have no data. Attackers can abstain as well. So
+  if the other clients are too few for the rule, abstaining clients count as
+  attackers, but no more of them than necessary.
+
   Attributes:
     num_byzantine: The number of attackers that are tolerated (f), among them
       clients whose values were not finite.
@@ -197,6 +212,42 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       The least number of clients, attackers included; of the same type.
     """
     return 2 * num_byzantine + 1
+
+  def needed_clients(self, num_dropped: Any) -> Any:
+    """How many clients the rule needs when some attackers are already known.
+
+    Args:
+      num_dropped: How many clients were left out as attackers, an integer or a
+        tensor.
+
+    Returns:
+      The least number of other clients; of the same type.
+    """
+    maximum = tf.maximum if isinstance(num_dropped, tf.Tensor) else max
+    return self.min_clients(maximum(self.num_byzantine - num_dropped, 0))
+
+  def presumed_attackers(
+      self,
+      num_rows: tf.Tensor,
+      num_dropped: tf.Tensor,
+      num_abstained: tf.Tensor,
+  ) -> tf.Tensor:
+    """How many of the clients that abstain have to be taken for attackers.
+
+    Args:
+      num_rows: The number of clients that are left.
+      num_dropped: The number of clients whose values were not finite.
+      num_abstained: The number of clients that abstained.
+
+    Returns:
+      The smallest number with which the clients that are left are enough, or
+      else `num_abstained`; an int32 scalar.
+    """
+    presumed = tf.zeros([], tf.int32)
+    for number in range(self.num_byzantine):
+      is_short = num_rows < self.needed_clients(num_dropped + number)
+      presumed += tf.cast(is_short, tf.int32)
+    return tf.minimum(presumed, num_abstained)
 
   def check_num_clients(self, num_clients: int) -> None:
     """Checks that a number of clients is enough.
@@ -256,6 +307,28 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       is 0.
     """
 
+  def aggregate_gathered(
+      self, gathered: Mapping[str, tf.Tensor], state: Any
+  ) -> tuple[tf.Tensor, Any]:
+    """Aggregates what `gather` returned.
+
+    Args:
+      gathered: The clients' values, and the numbers of those left out.
+      state: See `aggregate`.
+
+    Returns:
+      The aggregate and the new state. A state that is not finite would spoil
+      all later rounds; the old one is kept then.
+    """
+    values, num_dropped = gathered['values'], gathered['num_dropped']
+    presumed = self.presumed_attackers(
+        tf.shape(values)[0], num_dropped, gathered['num_abstained']
+    )
+    result, new_state = self.aggregate(values, num_dropped + presumed, state)
+    return result, numerics.where(
+        numerics.all_finite(new_state), new_state, state
+    )
+
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Creates the aggregation process.
 
@@ -281,8 +354,8 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     Args:
       value_type: As of `create`.
       weight_type: The type of a client's weight, a number. A client with weight
-        0 (or less) does not take part; one with weight NaN was dropped, as if
-        its value were not finite; otherwise weights make no difference.
+        0 (or less) abstains; one with weight NaN was dropped, as if its value
+        were not finite; otherwise weights make no difference.
 
     Returns:
       A weighted process: `<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> ->
@@ -325,10 +398,8 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
 
     @tff.tensorflow.computation(gathered_type(vector_type), state_type)
     def aggregate(gathered, state):
-      result, state = self.aggregate(
-          gathered['values'], gathered['num_dropped'], state
-      )
-      return layout.from_vector(result), state
+      result, new_state = self.aggregate_gathered(gathered, state)
+      return layout.from_vector(result), new_state
 
     @tff.federated_computation
     def initialize():
@@ -445,6 +516,35 @@ class CheckedRule(Rule):
     Returns:
       As `aggregate`.
     """
+
+
+def without_abstaining(
+    counts: tf.Tensor, values: tf.Tensor, num_dropped: tf.Tensor
+) -> collections.OrderedDict[str, tf.Tensor]:
+  """Leaves out the rows of clients that do not take part, as `gather` does.
+
+  Args:
+    counts: The clients' weights or counts, one client in a row: `[n, k]`.
+    values: Their values, finite, `[n, d]`.
+    num_dropped: How many clients were left out before.
+
+  Returns:
+    As `gather`: clients whose counts are not finite are dropped, those without
+    a count greater than 0 abstain.
+  """
+  is_finite = tf.reduce_all(tf.math.is_finite(counts), axis=1)
+  is_wanted = tf.reduce_any(takes_part(counts), axis=1)
+  is_kept = tf.logical_and(is_wanted, is_finite)
+  kept = tf.boolean_mask(values, is_kept)
+  kept.set_shape([None, values.shape[1]])
+  num_lost = tf.reduce_sum(
+      tf.cast(tf.logical_and(is_wanted, tf.logical_not(is_finite)), tf.int32)
+  )
+  return collections.OrderedDict(
+      values=kept,
+      num_dropped=num_dropped + num_lost,
+      num_abstained=tf.reduce_sum(tf.cast(tf.logical_not(is_wanted), tf.int32)),
+  )
 
 
 def takes_part(weight: tf.Tensor) -> tf.Tensor:

@@ -97,4 +97,4 @@ class MultiKrum(_KrumScores):
     if num_selected is None:
       num_selected = tf.shape(values)[0] - num_byzantine
     best = self._best(values, num_byzantine)[:num_selected]
-    return tf.reduce_mean(tf.gather(values, best), axis=0), state
+    return distances.mean(tf.gather(values, best)), state

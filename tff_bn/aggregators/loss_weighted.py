@@ -9,7 +9,7 @@ from typing import Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import model_update
+from tff_bn.aggregators import weighted_mean
 
 # So small that it does not count beside any other loss, but sums of it do.
 _SMALLEST_WEIGHT = 1e-20
@@ -54,7 +54,7 @@ class LossWeightedFactory(tff.aggregators.WeightedAggregationFactory):
       TypeError: If it takes no weights.
     """
     if weighted_factory is None:
-      weighted_factory = model_update.default_mean()
+      weighted_factory = weighted_mean.WeightedMeanFactory()
     if not isinstance(
         weighted_factory, tff.aggregators.WeightedAggregationFactory
     ):

@@ -26,6 +26,7 @@ class MeaMed(gathering.CheckedRule):
     del num_dropped
     num_rows = tf.shape(values)[0]
     num_kept = num_rows - num_byzantine
+    scale = order_statistics.scale_for_sums(num_kept, values.dtype)
     ranks = tf.range(num_rows)
     low, high = order_statistics.median_ranks(num_rows)
     # Those that are always near enough, below and above the median.
@@ -44,17 +45,19 @@ class MeaMed(gathering.CheckedRule):
       def add_nearer(k, total):
         below, above = rows.read(k), rows.read(k + num_kept)
         is_nearer = above - median < median - below
-        return k + 1, total + tf.where(is_nearer, above, below)
+        return k + 1, total + scale * tf.where(is_nearer, above, below)
 
       _, total = tf.while_loop(
           lambda k, _: k < num_byzantine,
           add_nearer,
           (
               0,
-              order_statistics.sum_of_ranks(rows, num_byzantine, num_kept),
+              order_statistics.sum_of_ranks(
+                  rows, num_byzantine, num_kept, scale
+              ),
           ),
       )
-      return total / tf.cast(num_kept, values.dtype)
+      return total / (scale * tf.cast(num_kept, values.dtype))
 
     return (
         order_statistics.map_ordered(

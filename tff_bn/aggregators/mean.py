@@ -2,8 +2,7 @@
 
 from typing import Optional
 
-import tensorflow as tf
-
+from tff_bn.aggregators import distances
 from tff_bn.aggregators import gathering
 
 
@@ -30,4 +29,4 @@ class Mean(gathering.CheckedRule):
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""
     del num_byzantine, num_dropped
-    return tf.reduce_mean(values, axis=0), state
+    return distances.mean(values), state

@@ -40,11 +40,6 @@ def _not_nan(weight: tff.Value) -> tff.Value:
   return tff.federated_map(not_nan, weight)
 
 
-def default_mean() -> tff.aggregators.MeanFactory:
-  """The weighted mean that is 0, not NaN, if all weights are 0."""
-  return tff.aggregators.MeanFactory(no_nan_division=True)
-
-
 class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
   """Composes one aggregator for each part of a client's update."""
 
@@ -56,17 +51,16 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     """Initializes the factory.
 
     Args:
-      model_aggregator: For the trainable variables and control variates. An
-        unweighted factory ignores the clients' weights, but a
-        `tff_bn.aggregators.Rule` leaves out clients with weight 0, and those
-        that were dropped.
+      model_aggregator: For all parts but the statistics. An unweighted factory
+        ignores the clients' weights, but a `tff_bn.aggregators.Rule` leaves out
+        clients with weight 0, and those that were dropped.
       statistics_aggregator: For the batch normalization statistics: a factory
         over lists of moments.
     """
     self._part_factories = collections.OrderedDict(
         trainable=model_aggregator,
         statistics=statistics_aggregator,
-        other_state=default_mean(),
+        other_state=model_aggregator,
         control_variates=model_aggregator,
     )
 
@@ -84,8 +78,9 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
 
     Returns:
       A weighted process whose state and measurements are `OrderedDict`s with
-      an entry for each part of the update. So is its result, which also has the
-      number of clients with weight, `num_participants`.
+      an entry for each part of the update. So is its result, which also has
+      `num_participants`, the number of clients with weight, and `num_dropped`,
+      the number of clients with weight NaN.
     """
     processes = collections.OrderedDict()
     for part, part_type in tff.structure.iter_elements(value_type):
@@ -98,8 +93,11 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
         processes[part] = factory.create(part_type)
 
     @tff.tensorflow.computation(weight_type)
-    def has_weight(weight):
-      return tf.cast(weight > 0, tf.int32)
+    def count(weight):
+      return collections.OrderedDict(
+          num_participants=tf.cast(weight > 0, tf.int32),
+          num_dropped=tf.cast(tf.math.is_nan(weight), tf.int32),
+      )
 
     @tff.federated_computation
     def initialize():
@@ -130,9 +128,9 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
           )
           for field in ('state', 'result', 'measurements')
       )
-      result['num_participants'] = tff.federated_sum(
-          tff.federated_map(has_weight, weight)
-      )
+      counts = tff.federated_sum(tff.federated_map(count, weight))
+      for name in ('num_participants', 'num_dropped'):
+        result[name] = counts[name]
       return tff.templates.MeasuredProcessOutput(
           _zip(state), _zip(result), _zip(measurements)
       )

@@ -18,9 +18,13 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import attacks
 from tff_bn.aggregators import gathering
+from tff_bn.aggregators import order_statistics
 from tff_bn.layers import batch_moments
 
 Moments = collections.OrderedDict[str, Any]
+
+# In medians of the clients' counts.
+_LARGEST_COUNT = 10.0
 
 
 def layer_moments(count: Any, mean: Any, variance: Any) -> Moments:
@@ -86,12 +90,31 @@ def _merge(
   return collections.OrderedDict(
       weight=weight,
       count=a['count'] + b['count'],
-      mean=a['mean'] + share * difference,
+      mean=tf.where(
+          tf.math.is_finite(difference),
+          a['mean'] + share * difference,
+          # The difference overflowed, but the mean does not.
+          (1 - share) * a['mean'] + share * b['mean'],
+      ),
       within=(1 - share) * a['within'] + share * b['within'],
-      between=(1 - share) * a['between']
-      + share * b['between']
-      + share * (1 - share) * tf.math.square(difference),
+      between=(1 - share) * a['between'] + share * b['between']
+      # 0 if one of them has no weight, even if the square overflows.
+      + tf.math.multiply_no_nan(
+          tf.math.square(difference), share * (1 - share)
+      ),
   )
+
+
+def unbiased_factor(count: tf.Tensor) -> tf.Tensor:
+  """The factor N/(N-1) that makes a variance of N values unbiased.
+
+  Args:
+    count: N, a float scalar.
+
+  Returns:
+    The factor, never more than 2; N for less than two values.
+  """
+  return count / tf.maximum(count - 1, 1)
 
 
 class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
@@ -102,7 +125,9 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   in the factor.
 
   Agg is the mean weighted by `count`, or a robust rule, which counts clients
-  alike and sees means and variances of all layers as one vector.
+  alike and sees means and variances of all layers as one vector. With a rule,
+  each count is bounded, too, before counts are added up: by 0, and by 10 times
+  the median count.
 
   Attributes:
     rule: The rule, or `None`.
@@ -262,26 +287,40 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     vector_type = to_vector.type_signature.result[0]
     gathered_type = gathering.gathered_type(vector_type)
 
+    def attacked(gathered, round_num):
+      counts, statistics = tf.split(
+          gathered['values'], [num_layers, 2 * num_means], axis=1
+      )
+      statistics = attack.corrupt(
+          statistics, round_num, is_mean, gathered['num_dropped']
+      )
+      counts = attack.corrupt_counts(counts)
+      left = gathering.without_abstaining(
+          counts,
+          tf.concat([counts, statistics], axis=1),
+          gathered['num_dropped'],
+      )
+      left['num_abstained'] += gathered['num_abstained']
+      return left
+
     @tff.tensorflow.computation(gathered_type, state_type)
     def aggregate(gathered, state):
-      dropped = gathered['num_dropped']
-      counts = tf.reduce_sum(gathered['values'][:, :num_layers], axis=0)
-      statistics = gathered['values'][:, num_layers:]
+      gathered = collections.OrderedDict(gathered)
       if attack is not None:
-        statistics = attack.corrupt(
-            statistics, state['round_num'], is_mean, dropped
-        )
-      result, statistics_state = rule.aggregate(
-          statistics, dropped, state['statistics']
+        gathered = attacked(gathered, state['round_num'])
+      counts = _bounded_sum(gathered['values'][:, :num_layers])
+      statistics = gathered['values'][:, num_layers:]
+      gathered['values'] = statistics
+      result, statistics_state = rule.aggregate_gathered(
+          gathered, state['statistics']
       )
       mean, within = tf.split(result, 2)
       deviation = statistics[:, :num_means] - mean
       # Squares of what attackers send have to be finite, as all values are.
       largest = layout.dtype.max**0.5 / 1e3
       deviation = tf.clip_by_value(deviation, -largest, largest)
-      between, spread_state = rule.aggregate(
-          tf.math.square(deviation), dropped, state['spread']
-      )
+      gathered['values'] = tf.math.square(deviation)
+      between, spread_state = rule.aggregate_gathered(gathered, state['spread'])
       variance = tf.concat(
           [
               self._variance(layer, *parts)
@@ -329,6 +368,28 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       )
 
     return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def _bounded_sum(counts: tf.Tensor) -> tf.Tensor:
+  """Adds up counts of which some can be falsified.
+
+  Args:
+    counts: The clients' counts for each layer, one client in a row: `[n, k]`.
+
+  Returns:
+    The sum over the clients, `[k]`, of the counts that are at least 0 and at
+    most 10 times the median; larger ones are taken for that.
+  """
+  num_clients = tf.shape(counts)[0]
+  low, high = order_statistics.median_ranks(num_clients)
+  ranks = tf.range(num_clients)
+  shares = [tf.cast(tf.equal(ranks, r), counts.dtype) / 2 for r in (low, high)]
+  # A matrix product has a result without any client, too.
+  median = tf.linalg.matvec(
+      tf.sort(counts, axis=0), tf.add_n(shares), transpose_a=True
+  )
+  most = _LARGEST_COUNT * tf.maximum(median, 0)
+  return tf.reduce_sum(tf.clip_by_value(counts, 0, most), axis=0)
 
 
 def _summary(
@@ -444,7 +505,7 @@ class FbnMomentsFactory(MomentsFactory):
     rate = tf.constant(1 - momentum, count.dtype)
     if not self._unbiased:
       return 1 / rate
-    return tf.math.divide_no_nan(count, (count - 1) * rate)
+    return unbiased_factor(count) / rate
 
   def _weight(self, count):
     return count if self._pooled else tf.cast(count > 0, count.dtype)

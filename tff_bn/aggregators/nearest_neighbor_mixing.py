@@ -46,6 +46,14 @@ class NearestNeighborMixing(gathering.CheckedRule):
     self.rule = rule
     super().__init__(num_byzantine, num_clients=num_clients)
 
+  def needed_clients(self, num_dropped):
+    """What this step and the rule need."""
+    own = super().needed_clients(num_dropped)
+    inner = self.rule.needed_clients(num_dropped)
+    if isinstance(num_dropped, tf.Tensor):
+      return tf.maximum(own, inner)
+    return max(own, inner)
+
   def check_num_clients(self, num_clients):
     """See the base class."""
     super().check_num_clients(num_clients)

@@ -82,14 +82,41 @@ def map_ordered(
 
 
 def sum_of_ranks(
-    rows: tf.TensorArray, start: tf.Tensor, stop: tf.Tensor
+    rows: tf.TensorArray, start: tf.Tensor, stop: tf.Tensor, scale: tf.Tensor
 ) -> tf.Tensor:
-  """Adds up the rows of the ranks from `start`, at least 1, up to `stop`."""
+  """Adds up rows, each multiplied by a scale.
+
+  Args:
+    rows: The rows in ascending order.
+    start: The first rank.
+    stop: The rank after the last one, greater than `start`.
+    scale: A scalar.
+
+  Returns:
+    The sum.
+  """
   return tf.while_loop(
       lambda k, _: k < stop,
-      lambda k, total: (k + 1, total + rows.read(k)),
-      (start + 1, rows.read(start)),
+      lambda k, total: (k + 1, total + scale * rows.read(k)),
+      (start + 1, scale * rows.read(start)),
   )[1]
+
+
+def scale_for_sums(count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+  """A scale with which finite rows can be added up without overflow.
+
+  Args:
+    count: How many rows are added up, an int32 scalar.
+    dtype: The rows' dtype.
+
+  Returns:
+    A power of 2, by which numbers are multiplied without loss of digits, of at
+    most 1 / count.
+  """
+  powers = tf.bitwise.left_shift(1, tf.range(30))
+  # The first power that is at least `count`.
+  exponent = tf.reduce_sum(tf.cast(powers < count, tf.int32))
+  return 1 / tf.cast(tf.bitwise.left_shift(1, exponent), dtype)
 
 
 def median_of(rows: tf.TensorArray) -> tf.Tensor:

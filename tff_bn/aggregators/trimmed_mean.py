@@ -30,10 +30,11 @@ class TrimmedMean(gathering.CheckedRule):
     start, stop = num_byzantine, num_rows - num_byzantine
     is_kept = (ranks >= start) & (ranks < stop)
     groups = tf.where(is_kept, 1, tf.where(ranks < start, 0, 2))
+    scale = order_statistics.scale_for_sums(stop - start, values.dtype)
     total = order_statistics.map_ordered(
         values,
         groups,
-        lambda rows: order_statistics.sum_of_ranks(rows, start, stop),
+        lambda rows: order_statistics.sum_of_ranks(rows, start, stop, scale),
         self.num_clients,
     )
-    return total / tf.cast(stop - start, values.dtype), state
+    return total / (scale * tf.cast(stop - start, values.dtype)), state

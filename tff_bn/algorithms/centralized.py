@@ -10,6 +10,7 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import finalizer
 from tff_bn.algorithms import partitioned
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.client_work import ClientWork
@@ -104,7 +105,7 @@ def build_centralized(
             num_steps=tf.zeros([], tf.int64),
         ),
         aggregator=(),
-        finalizer=(),
+        finalizer=finalizer.initial_round_counts(),
     )
 
   state_type = initial_state.type_signature.result
@@ -128,7 +129,7 @@ def build_centralized(
         weights=weights.shared(result['values']),
         optimizer=result['optimizer_state'],
         num_steps=result['num_steps'],
-        sums=result['sums'],
+        report=result['report'],
     )
 
   @tff.tensorflow.computation(state_type)
@@ -137,16 +138,25 @@ def build_centralized(
     del client_work['optimizer'], client_work['num_steps']
     return client_work
 
+  @tff.tensorflow.computation(state_type)
+  def round_counts(state):
+    return state.finalizer
+
+  result_type = train.type_signature.result
+
   @tff.tensorflow.computation(
       work.state_type,
-      train.type_signature.result['weights'],
-      train.type_signature.result['optimizer'],
-      tf.int64,
-      tf.int32,
+      state_type.finalizer,
+      result_type['weights'],
+      result_type['optimizer'],
+      result_type['num_steps'],
+      result_type['report']['clients'],
   )
-  def finish(client_work, new_weights, optimizer_state, num_steps, num_clients):
+  def finish(
+      client_work, counts, new_weights, optimizer_state, num_steps, clients
+  ):
     check = tf.debugging.assert_equal(
-        num_clients,
+        clients['num_clients'],
         1,
         message=(
             'Centralized training takes exactly one dataset, the union of the'
@@ -162,7 +172,15 @@ def build_centralized(
             client_work, optimizer=optimizer_state, num_steps=num_steps
         ),
         aggregator=(),
-        finalizer=(),
+        # The client has already rejected a result that is not finite.
+        finalizer=finalizer.count_round(
+            counts,
+            dict(
+                num_dropped=clients['num_dropped_clients'],
+                num_participants=clients['num_participants'],
+            ),
+            tf.constant(False),
+        ),
     )
 
   @tff.federated_computation(
@@ -172,17 +190,18 @@ def build_centralized(
   def next_fn(state, data):
     result = tff.federated_map(train, (tff.federated_broadcast(state), data))
     client_work, metrics = work.finish_round(
-        tff.federated_map(work_state, state), result['sums']
+        tff.federated_map(work_state, state), result['report']
     )
     # There is one client, so the sum is its value, to the bit.
     new_state = tff.federated_map(
         finish,
         (
             client_work,
+            tff.federated_map(round_counts, state),
             tff.federated_sum(result['weights']),
             tff.federated_sum(result['optimizer']),
             tff.federated_sum(result['num_steps']),
-            tff.federated_sum(result['sums']['clients']['num_clients']),
+            tff.federated_sum(result['report']['clients']),
         ),
     )
     nothing = tff.federated_value(collections.OrderedDict(), tff.SERVER)
@@ -191,7 +210,7 @@ def build_centralized(
             distributor=nothing,
             client_work=metrics,
             aggregator=nothing,
-            finalizer=nothing,
+            finalizer=tff.federated_map(round_counts, new_state),
         )
     )
     return tff.learning.templates.LearningProcessOutput(new_state, metrics)
@@ -207,7 +226,7 @@ def build_centralized(
         distributor=(),
         client_work=state.client_work,
         aggregator=(),
-        finalizer=(),
+        finalizer=state.finalizer,
     )
 
   return tff.learning.templates.LearningProcess(

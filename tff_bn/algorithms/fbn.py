@@ -221,6 +221,7 @@ def _unbiased(
     The new running variance, (1-β) S + β N/(N-1) v.
   """
   moved = new['variance'] - tf.constant(momentum[layer], old.dtype) * old
-  variance = new['variance'] + tf.math.divide_no_nan(moved, new['count'] - 1)
+  # N/(N-1) - 1, which is bounded whatever counts clients send.
+  variance = new['variance'] + moved / tf.maximum(new['count'] - 1, 1)
   # With attackers the aggregate can be anything.
   return tf.maximum(variance, 0)

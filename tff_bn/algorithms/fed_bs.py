@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, Optional
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
@@ -163,13 +162,8 @@ class _BoundFedBs(drift_correction.BoundCorrection):
   def client_weight(
       self, server_state: Mapping[str, Any], weight: tf.Tensor, loss: tf.Tensor
   ) -> tf.Tensor:
-    """F_k; NaN without a loss, so that the client takes no part."""
-    loss = tf.cast(loss, weight.dtype)
-    by_loss = tf.where(
-        tf.math.is_finite(loss),
-        loss_weighted.loss_weight(loss),
-        tf.constant(np.nan, weight.dtype),
-    )
+    """F_k; 0 without a loss, so that the client takes no part."""
+    by_loss = loss_weighted.loss_weight(tf.cast(loss, weight.dtype))
     return tf.where(server_state['switched'], weight, by_loss)
 
   def sums(self, loss: tf.Tensor) -> State:

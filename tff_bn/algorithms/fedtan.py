@@ -20,12 +20,14 @@ import functools
 import operator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn import batch_norm_calls
 from tff_bn import client_work
+from tff_bn import numerics
 from tff_bn import phased_process
 from tff_bn import stages
 from tff_bn import synchronized_batch_norm
@@ -78,9 +80,13 @@ def build_fedtan(
   Keras's fused kernel stores the unbiased variance (images in float32), so does
   this, with the number of values of a channel in all batches together.
 
-  A client without data, or whose numbers are not finite, is left out of the
-  exchanges. A dataset is read twice if there are several steps, and should give
-  the same batches each time.
+  A client without data is left out of all exchanges. So is a client whose first
+  batch has an input or a label that is not finite. A client whose statistics or
+  gradients are not finite, or so large that sums over clients could overflow,
+  is left out from that exchange on, and of the mean of the models.
+
+  A dataset is read twice if there are several steps, and should give the same
+  batches each time.
 
   Types: `initialize: ( -> S@SERVER)`, `next: (<S@SERVER, {B*}@CLIENTS> ->
   <state=S@SERVER, metrics=M@SERVER>)`.
@@ -259,6 +265,7 @@ class _FedTanWork(client_work.ClientWork):
               [tf.identity(v) for v in metric.variables] for metric in metrics
           ],
           num_examples=num_examples,
+          exchanged=tf.sqrt(synchronized.squared_norm),
       )
 
     return stages.StagedFunction(
@@ -277,6 +284,7 @@ class _FedTanWork(client_work.ClientWork):
     @tff.tensorflow.computation(self.state_type, weights_type, self.data_type)
     def start(state, weights, dataset):
       batch, num_examples = _first_batch(dataset, self._model.input_spec)
+      takes_part = tf.logical_and(num_examples > 0, numerics.all_finite(batch))
       seed = None
       if first_step.is_random:
         # Not the seed of the further steps.
@@ -286,6 +294,7 @@ class _FedTanWork(client_work.ClientWork):
           *first_step.start(
               self._weights.merge(weights, {}), *batch, num_examples, seed=seed
           ),
+          takes_part,
       )
 
     computations = [start]
@@ -314,6 +323,7 @@ class _FedTanWork(client_work.ClientWork):
         carried.append(_unpack(targets[number - 1], result, _select))
         arguments = [
             exchanges[number - 1](result['sent']),
+            result['takes_part'],
             *(carried[s][number] for s in first_step.sources_of(number)),
         ]
         if number == last:
@@ -334,9 +344,9 @@ class _FedTanWork(client_work.ClientWork):
   ) -> tff.Computation:
     first_step = self._first_step
 
-    @tff.tensorflow.computation([answers_type, *carried_types])
+    @tff.tensorflow.computation([answers_type, np.bool_, *carried_types])
     def stage(arguments):
-      answers, *carried = arguments
+      answers, takes_part, *carried = arguments
       return _message(
           first_step.questions[number],
           *first_step.proceed(
@@ -344,6 +354,7 @@ class _FedTanWork(client_work.ClientWork):
               _answers(first_step.questions[number - 1], answers),
               dict(zip(sources, carried)),
           ),
+          takes_part,
       )
 
     return stage
@@ -360,6 +371,7 @@ class _FedTanWork(client_work.ClientWork):
     @tff.tensorflow.computation(
         [
             answers_type,
+            np.bool_,
             *carried_types,
             self.state_type,
             self._weights.weights_type(),
@@ -367,14 +379,14 @@ class _FedTanWork(client_work.ClientWork):
         ]
     )
     def finish(arguments):
-      answers, *carried, state, weights, dataset = arguments
+      answers, takes_part, *carried, state, weights, dataset = arguments
       result, _ = first_step.proceed(
           number,
           _answers(first_step.questions[number - 1], answers),
           dict(zip(sources, carried)),
       )
-      return self._result_and_sums(
-          self._finish(result, state, weights, dataset)
+      return self._result_and_report(
+          self._finish(result, takes_part, state, weights, dataset)
       )
 
     return finish
@@ -382,6 +394,7 @@ class _FedTanWork(client_work.ClientWork):
   def _finish(
       self,
       first: Mapping[str, Any],
+      takes_part: tf.Tensor,
       state: Any,
       weights: ModelWeights,
       dataset: tf.data.Dataset,
@@ -399,7 +412,7 @@ class _FedTanWork(client_work.ClientWork):
         tf.zeros([], tf.int64),
     )
     found = first['num_examples'] > 0
-    values = _where(
+    values = numerics.where(
         found,
         model.from_model_weights((trainable, first['others'])),
         before,
@@ -411,12 +424,8 @@ class _FedTanWork(client_work.ClientWork):
     result = LocalResult(
         values,
         first['num_examples'],
-        tf.where(found, loss_sum, tf.zeros_like(loss_sum)),
-        _where(
-            found,
-            first['metric_sums'],
-            tf.nest.map_structure(tf.zeros_like, first['metric_sums']),
-        ),
+        numerics.where_or_zero(found, loss_sum),
+        numerics.where_or_zero(found, first['metric_sums']),
         optimizer_state,
         tf.ones([], tf.int64),
     )
@@ -439,31 +448,42 @@ class _FedTanWork(client_work.ClientWork):
           rest.optimizer_state,
           rest.num_steps,
       )
-    return self.report(state, {}, before, started, start, result)
-
-
-def _where(condition: tf.Tensor, a: Any, b: Any) -> Any:
-  return tf.nest.map_structure(lambda x, y: tf.where(condition, x, y), a, b)
+    # A client without data has no first step, so nothing can be wrong with it.
+    sound = tf.logical_or(takes_part, tf.logical_not(found))
+    return self.report(
+        state, {}, before, started, start, result, sound, first['exchanged']
+    )
 
 
 def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
-  """The first batch, or an empty one, and its number of examples."""
+  """The first batch and its number of examples.
 
-  def empty(tensor_spec):
-    shape = [d or 1 for d in tensor_spec.shape]
-    if tensor_spec.shape[0] is None:
-      shape[0] = 0
-    return tf.zeros(shape, tensor_spec.dtype)
+  Args:
+    dataset: A client's dataset.
+    spec: The type of its batches.
 
+  Returns:
+    The batch and its size, an int64 scalar. If there is no batch, or the first
+    one is empty, the batch is one example of zeros, because the kernels of
+    convolutions cannot compute an empty batch, and the size is 0.
+  """
+  example = tf.nest.map_structure(
+      lambda s: tf.zeros([dimension or 1 for dimension in s.shape], s.dtype),
+      spec,
+  )
   # As a default, because only an iterator could ask whether there is a batch.
   batches = tf.data.Dataset.zip(
       (dataset.take(1), tf.data.Dataset.from_tensors(True))
-  ).concatenate(
-      tf.data.Dataset.from_tensors((tf.nest.map_structure(empty, spec), False))
-  )
+  ).concatenate(tf.data.Dataset.from_tensors((example, False)))
   batch, found = batches.take(1).get_single_element()
   size = tf.shape(tf.nest.flatten(batch[1])[0], tf.int64)[0]
-  return batch, tf.where(found, size, tf.zeros_like(size))
+  size = tf.where(found, size, tf.zeros_like(size))
+  batch = tf.cond(size > 0, lambda: batch, lambda: example)
+  for tensor, tensor_spec in zip(
+      tf.nest.flatten(batch), tf.nest.flatten(spec), strict=True
+  ):
+    tensor.set_shape(tensor_spec.shape)
+  return batch, size
 
 
 # A client may keep something for each of many later stages. If it was one list,
@@ -526,12 +546,29 @@ def _select(tree: tff.Value, key: str) -> tff.Value:
 
 def _message(
     questions: Sequence[stages.Question],
-    values: Sequence[Any],
+    asked: Sequence[stages.Asked],
     carried: Mapping[int, Sequence[tf.Tensor]],
+    took_part: tf.Tensor,
 ) -> collections.OrderedDict[str, Any]:
-  """What a stage returns: what is sent, and what stays for later stages."""
+  """What a client's stage returns.
+
+  Args:
+    questions: The questions at the end of the stage.
+    asked: What the client asks.
+    carried: What stays with it for each later stage.
+    took_part: Whether it took part in the exchange before, or may take part in
+      the first one; a bool scalar.
+
+  Returns:
+    What it sends, zeros if it does not take part; whether it takes part; and
+    what stays with it.
+  """
+  takes_part = tf.reduce_all([took_part, *(one.sound for one in asked)])
+  values = numerics.where_or_zero(takes_part, [one.value for one in asked])
   return collections.OrderedDict(
-      sent=_by_kind(questions, values), **_pack(sorted(carried), carried)
+      sent=_by_kind(questions, values),
+      takes_part=takes_part,
+      **_pack(sorted(carried), carried),
   )
 
 

@@ -16,6 +16,7 @@ from tff_bn import finalizer
 from tff_bn.aggregators import gathering
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments
+from tff_bn.aggregators import weighted_mean
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
 from tff_bn.client_work import ClientWork
@@ -64,8 +65,9 @@ class Options(TypedDict, total=False):
     drift_correction: What clients do against drifting apart, a
       `tff_bn.drift_correction.DriftCorrection`, such as
       `tff_bn.algorithms.FedProx(0.001)`. Default: nothing.
-    model_aggregator: A `tff.aggregators` factory for the update of the
-      trainable variables. Default: the weighted mean.
+    model_aggregator: A `tff.aggregators` factory for all that clients send but
+      the running statistics: the updates of the trainable variables and of
+      other state, control variates. Default: the weighted mean.
     statistics_aggregator: An unweighted factory over moments for the running
       statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`; or a
       `tff_bn.aggregators.Rule` in place of the naive mean. Default: the naive
@@ -251,7 +253,7 @@ class _Parts:
       jit_compile: bool = False,
   ):
     if model_aggregator is None:
-      model_aggregator = model_update.default_mean()
+      model_aggregator = weighted_mean.WeightedMeanFactory()
     if statistics_aggregator is None:
       statistics_aggregator = moments.NaiveMomentsFactory()
     if isinstance(statistics_aggregator, gathering.Rule):
@@ -519,7 +521,7 @@ def _build_stateful(
         state.finalizer, state.global_model_weights, aggregated.result
     )
     work_state, work_metrics = work.finish_round(
-        state.client_work, result['sums'], aggregated.result
+        state.client_work, result['report'], aggregated.result
     )
     return StatefulProcessOutput(
         state=tff.federated_zip(

@@ -1,6 +1,8 @@
 """A classification dataset in memory, and the checks that it passes."""
 
 import dataclasses
+import functools
+import hashlib
 from typing import Optional
 
 import numpy as np
@@ -47,6 +49,18 @@ class Dataset:
   def input_shape(self) -> tuple[int, ...]:
     """The shape of one sample."""
     return self.x_train.shape[1:]
+
+  def fingerprint(self) -> str:
+    """A number in hexadecimal digits that depends on all samples and labels."""
+    return self._fingerprint
+
+  @functools.cached_property
+  def _fingerprint(self) -> str:
+    digest = hashlib.sha256(f'{self.num_classes} classes;'.encode())
+    for array in (self.x_train, self.y_train, self.x_test, self.y_test):
+      digest.update(f'{array.dtype.str}{array.shape}'.encode())
+      digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
 
 
 def create_dataset(

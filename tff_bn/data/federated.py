@@ -19,6 +19,30 @@ from tff_bn.data import splits
 _DEFAULT_NUM_CLIENTS = 5
 
 
+def check_client_ids(client_ids: Iterable[str]) -> None:
+  """Checks the ids of clients.
+
+  Args:
+    client_ids: The ids.
+
+  Raises:
+    TypeError: If an id is not a string.
+    ValueError: If an id is not a text that can be written to a file.
+  """
+  for client_id in client_ids:
+    if not isinstance(client_id, str):
+      raise TypeError(
+          f'The client id {client_id!r} is of type {type(client_id).__name__};'
+          f" client ids are strings, such as '{client_id}'."
+      )
+    try:
+      client_id.encode()
+    except UnicodeEncodeError as error:
+      raise ValueError(
+          f'The client id {client_id!r} cannot be encoded as UTF-8.'
+      ) from error
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedData:
   """A dataset and which of its samples each client has.
@@ -31,12 +55,19 @@ class FederatedData:
       which a model of its own is evaluated; none, one or more.
     recipe: What a worker on another machine needs to make the same data itself,
       in JSON; `None`: it can't, and is sent the data.
+
+  Raises:
+    TypeError: If a client's id is not a string.
+    ValueError: If a client's id is not a text that can be written to a file.
   """
 
   dataset: dataset_lib.Dataset
   train_indices: Mapping[str, np.ndarray]
   test_indices: Mapping[str, np.ndarray]
   recipe: Optional[str] = None
+
+  def __post_init__(self):
+    check_client_ids(self.train_indices)
 
   @property
   def client_ids(self) -> tuple[str, ...]:
@@ -177,17 +208,21 @@ class FederatedData:
     return self._test_batches(self.test_indices[client_id], batch_size)
 
   def fingerprint(self) -> str:
-    """A number in hexadecimal digits that depends on all training data.
+    """A number in hexadecimal digits that depends on all data.
 
     Returns:
-      The same for the same samples and clients.
+      The same for the same samples, clients and order of both.
     """
-    digest = hashlib.sha256()
-    for array in (self.dataset.x_train, self.dataset.y_train):
-      digest.update(np.ascontiguousarray(array))
-    for client_id, indices in self.train_indices.items():
-      digest.update(client_id.encode())
-      digest.update(np.ascontiguousarray(indices, np.int64))
+    return self._fingerprint
+
+  @functools.cached_property
+  def _fingerprint(self) -> str:
+    digest = hashlib.sha256(self.dataset.fingerprint().encode())
+    for indices_of in (self.train_indices, self.test_indices):
+      for client_id, indices in indices_of.items():
+        name = client_id.encode()
+        digest.update(f'{len(name)},{len(indices)};'.encode() + name)
+        digest.update(np.ascontiguousarray(indices, np.int64))
     return digest.hexdigest()
 
   def label_distribution(self) -> np.ndarray:

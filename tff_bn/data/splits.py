@@ -7,6 +7,7 @@ and `split_by_writer` (which may leave out writers). A request that can't be met
 is a `ValueError` that names the flag.
 """
 
+import heapq
 import math
 from typing import Optional
 
@@ -157,12 +158,16 @@ def split_by_dirichlet(
     for part, samples in zip(parts, np.split(pool, cuts)):
       part.append(samples)
   parts = [np.concatenate(part) for part in parts]
+  # The largest part first; of equal ones, that of the first client.
+  by_size = [(-part.size, client) for client, part in enumerate(parts)]
+  heapq.heapify(by_size)
   for client, part in enumerate(parts):
     if not part.size:
-      largest = max(range(num_clients), key=lambda other: parts[other].size)
+      _, largest = by_size[0]
       taken = rng.integers(parts[largest].size)
       parts[client] = parts[largest][taken : taken + 1]
       parts[largest] = np.delete(parts[largest], taken)
+      heapq.heapreplace(by_size, (-parts[largest].size, largest))
   return _sorted(parts)
 
 

@@ -1,0 +1,286 @@
+"""Clients that lie about their counts and weights, or abstain."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import aggregators
+from tff_bn.aggregators import attacks
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_BETA = 0.1
+_MOMENTS_TYPE = tff.to_type(
+    [aggregators.layer_moments_type(4), aggregators.layer_moments_type(2)]
+)
+_UPDATE_TYPE = tff.TensorType(np.float32, [5])
+_WEIGHT_TYPE = tff.TensorType(np.float32)
+
+
+def _nnm_median():
+  return aggregators.NearestNeighborMixing(
+      aggregators.CoordinateMedian(num_byzantine=3), num_byzantine=3
+  )
+
+
+_FACTORIES = {
+    'naive': aggregators.NaiveMomentsFactory,
+    'pooled': aggregators.PooledMomentsFactory,
+    'fbn': lambda rule: aggregators.FbnMomentsFactory(1 - _BETA, rule),
+}
+
+
+def _client(seed, count=32.0):
+  rng = np.random.default_rng(seed)
+  return [
+      aggregators.layer_moments(
+          np.float32(count * (layer + 1)),
+          rng.normal(size=size).astype(np.float32),
+          rng.uniform(4, 5, size).astype(np.float32),
+      )
+      for layer, size in enumerate((4, 2))
+  ]
+
+
+def _with_count(client, count):
+  return [
+      aggregators.layer_moments(
+          np.float32(count), layer['mean'], layer['variance']
+      )
+      for layer in client
+  ]
+
+
+def _aggregate(process, clients):
+  return process.next(process.initialize(), clients).result
+
+
+@pytest.mark.parametrize('name', _FACTORIES)
+@pytest.mark.parametrize('count', [3.4e38, 1e20, 1.0, 1e-3, 0.0, -149.0, -1e38])
+def test_counts_hardly_change_the_statistics(name, count):
+  """Three of ten clients falsify nothing but their counts."""
+  honest = [_client(seed) for seed in range(10)]
+  process = _FACTORIES[name](_nnm_median()).create(_MOMENTS_TYPE)
+  expected = _aggregate(process, honest)
+  if count <= 0:
+    # These take no part.
+    others = _FACTORIES[name](aggregators.CoordinateMedian(num_byzantine=3))
+    found = _aggregate(
+        others.create(_MOMENTS_TYPE),
+        [_with_count(c, count) for c in honest[:3]] + honest[3:],
+    )
+    expected = _aggregate(others.create(_MOMENTS_TYPE), honest[3:])
+    rtol = 1e-6
+  else:
+    found = _aggregate(
+        process, [_with_count(c, count) for c in honest[:3]] + honest[3:]
+    )
+    # N/(N-1) is all that the number of values N has an influence on.
+    rtol = 5e-3
+  for a, b in zip(found, expected):
+    assert 7 * 32 <= a['count'] <= 37 * 64
+    np.testing.assert_allclose(a['mean'], b['mean'], rtol=1e-6)
+    np.testing.assert_allclose(a['variance'], b['variance'], rtol=rtol)
+
+
+@pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])
+@pytest.mark.parametrize('total', [1.0, 1.0000001, 1.5, 0.5, 2.0])
+def test_few_values_do_not_make_the_variance_explode(rule, total):
+  clients = [_with_count(_client(seed), total / 3) for seed in range(3)]
+  process = _FACTORIES['fbn'](rule).create(_MOMENTS_TYPE)
+  for layer in _aggregate(process, clients):
+    # 5 is the largest variance, and the means are a few units apart.
+    assert np.all(layer['variance'] >= 4)
+    assert np.all(layer['variance'] < 5 + 2 / _BETA * 10)
+
+
+_RULES = {
+    'mean': aggregators.Mean(),
+    'median': aggregators.CoordinateMedian(num_byzantine=3),
+    'trimmed_mean': aggregators.TrimmedMean(num_byzantine=3),
+    'geometric_median': aggregators.GeometricMedian(num_byzantine=3),
+    'mea_med': aggregators.MeaMed(num_byzantine=3),
+    'krum': aggregators.Krum(num_byzantine=3),
+    'multi_krum': aggregators.MultiKrum(num_byzantine=3),
+    'multi_krum_of_4': aggregators.MultiKrum(3, num_selected=4),
+    'nnm+krum': aggregators.NearestNeighborMixing(
+        aggregators.Krum(num_byzantine=3), num_byzantine=3
+    ),
+    'centered_clipping': aggregators.CenteredClipping(1.0, num_byzantine=3),
+    'bucketing+median': aggregators.Bucketing(
+        aggregators.CoordinateMedian(num_byzantine=1), 2
+    ),
+}
+
+
+def _updates(num_clients):
+  return np.random.default_rng(3).normal(1, 0.1, (num_clients, 5))
+
+
+@pytest.mark.parametrize('name', _RULES)
+@pytest.mark.parametrize('weight', [0.0, -1.0])
+def test_attackers_that_abstain_do_not_stop_a_round(name, weight):
+  process = _RULES[name].create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
+  updates = _updates(10).astype(np.float32)
+  output = process.next(
+      process.initialize(),
+      list(updates),
+      [np.float32(weight)] * 3 + [np.float32(1)] * 7,
+  )
+  honest = updates[3:]
+  if name != 'centered_clipping':
+    assert np.all(output.result >= honest.min(axis=0) - 1e-6)
+    assert np.all(output.result <= honest.max(axis=0) + 1e-6)
+  assert output.measurements['num_dropped'] == 0
+
+
+def test_how_many_that_abstain_are_taken_for_attackers():
+  rule = aggregators.Krum(num_byzantine=3)  # Needs 2 f + 3.
+
+  def presumed(num_rows, num_dropped=0, num_abstained=5):
+    return int(
+        rule.presumed_attackers(
+            tf.constant(num_rows),
+            tf.constant(num_dropped),
+            tf.constant(num_abstained),
+        )
+    )
+
+  assert [presumed(n) for n in (12, 9, 8, 7, 6, 5, 3, 2)] == [
+      *(0, 0, 1, 1, 2, 2, 3, 3),
+  ]
+  assert [presumed(n, num_dropped=2) for n in (9, 6, 5, 4, 3)] == [
+      *(0, 0, 0, 1, 1),
+  ]
+  assert [presumed(6, num_abstained=n) for n in (0, 1, 2, 3)] == [0, 1, 2, 2]
+  mixing = aggregators.NearestNeighborMixing(rule, num_byzantine=3)
+  assert int(mixing.needed_clients(tf.constant(1))) == 7
+  assert mixing.needed_clients(0) == 9
+  bucketing = aggregators.Bucketing(aggregators.Krum(num_byzantine=1), 3)
+  assert bucketing.needed_clients(0) == 13  # Five buckets.
+
+
+def test_attackers_that_abstain_leave_fewer_to_tolerate():
+  # Were the three still expected among the others, three would be trimmed on
+  # both sides.
+  rule = aggregators.TrimmedMean(num_byzantine=3)
+  process = rule.create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
+  updates = _updates(8).astype(np.float32)
+  weights = [np.float32(w) for w in [0, 0, 0, 1, 1, 1, 1, 1]]
+  found = process.next(process.initialize(), list(updates), weights).result
+  # Five clients tolerate two.
+  np.testing.assert_allclose(
+      found, np.sort(updates[3:], axis=0)[2:3].mean(axis=0), rtol=1e-6
+  )
+
+
+def test_too_few_clients_are_an_error_if_nobody_abstains():
+  process = _RULES['krum'].create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
+  updates = list(_updates(8).astype(np.float32))
+  with pytest.raises(Exception, match='at least this many clients'):
+    process.next(process.initialize(), updates, [np.float32(1)] * 8)
+
+
+# The attacks.
+
+
+@pytest.mark.parametrize('count', [3.4e38, 7, 0, -149, np.nan, np.inf])
+def test_an_attack_with_falsified_counts(count):
+  attack = attacks.FalsifiedCounts(attacks.SignFlipping(), count)
+  attacked = aggregators.Attacked(_nnm_median(), attack, num_attackers=3)
+  clients = [_client(seed) for seed in range(10)]
+  process = _FACTORIES['fbn'](attacked).create(_MOMENTS_TYPE)
+  found = _aggregate(process, clients)
+
+  means = [np.stack([c[i]['mean'] for c in clients[3:]]) for i in range(2)]
+  sent = [
+      [
+          aggregators.layer_moments(
+              np.float32(count),
+              -means[i].mean(axis=0),
+              np.stack([c[i]['variance'] for c in clients[3:]]).mean(axis=0),
+          )
+          for i in range(2)
+      ]
+  ] * 3
+  plain = _FACTORIES['fbn'](_nnm_median()).create(_MOMENTS_TYPE)
+  for a, b in zip(found, _aggregate(plain, sent + clients[3:])):
+    for x, y in zip(a.values(), b.values(), strict=True):
+      np.testing.assert_allclose(x, y, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('count', 'num_left'), [(1e30, 7), (0, 4), (-5, 4), (np.nan, 4)]
+)
+def test_an_attack_with_falsified_weights(count, num_left):
+  attack = attacks.FalsifiedCounts(attacks.FallOfEmpires(3.0), count)
+  rule = aggregators.Attacked(
+      aggregators.CoordinateMedian(num_byzantine=3), attack, num_attackers=3
+  )
+  process = rule.create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
+  updates = _updates(7).astype(np.float32)
+  found = process.next(
+      process.initialize(), list(updates), [np.float32(1)] * 7
+  ).result
+  honest = updates[3:]
+  sent = honest
+  if num_left == 7:
+    sent = np.concatenate([[-2 * honest.mean(axis=0)] * 3, honest])
+  np.testing.assert_allclose(found, np.median(sent, axis=0), rtol=1e-5)
+
+
+def test_krum_goes_on_when_the_attackers_abstain():
+  attack = attacks.FalsifiedCounts(attacks.SignFlipping(), 0)
+  rule = aggregators.Attacked(
+      aggregators.Krum(num_byzantine=3), attack, num_attackers=3
+  )
+  process = rule.create(_UPDATE_TYPE)
+  updates = _updates(10).astype(np.float32)
+  found = process.next(process.initialize(), list(updates)).result
+  assert any(np.array_equal(found, update) for update in updates[3:])
+
+
+def test_falsified_counts_checks_its_arguments():
+  with pytest.raises(TypeError, match='needs an attack'):
+    attacks.FalsifiedCounts(aggregators.Mean(), 1)
+  for count in ('1', True, None):
+    with pytest.raises(TypeError, match='count=.* must be a number'):
+      attacks.FalsifiedCounts(attacks.SignFlipping(), count)
+
+
+# What else a client sends.
+
+
+def test_other_state_goes_through_the_rule_too():
+  value_type = tff.to_type(
+      collections.OrderedDict(
+          trainable=[_UPDATE_TYPE],
+          other_state=[tff.TensorType(np.float64), _UPDATE_TYPE],
+      )
+  )
+  factory = aggregators.ModelUpdateFactory(
+      aggregators.CoordinateMedian(num_byzantine=1),
+      aggregators.NaiveMomentsFactory(),
+  )
+  process = factory.create(value_type, _WEIGHT_TYPE)
+  updates = _updates(3).astype(np.float32)
+
+  def client(number):
+    return collections.OrderedDict(
+        trainable=[updates[number]],
+        other_state=[
+            np.float64([1e300, 2.0, 3.0][number]),
+            np.float32(1e30) if number == 0 else updates[number],
+        ],
+    )
+
+  clients = [client(number) for number in range(3)]
+  clients[0]['other_state'][1] = np.full(5, 1e30, np.float32)
+  result = process.next(
+      process.initialize(), clients, [np.float32(1)] * 3
+  ).result
+  assert result['other_state'][0] == 3
+  assert np.all(result['other_state'][1] < 2)

@@ -1,0 +1,106 @@
+"""The weighted mean of the clients' values, without overflow in between."""
+
+import collections
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
+  """Averages values: `Σ weight_i value_i / Σ weight_i`.
+
+  `tff.aggregators.MeanFactory` adds up `weight_i value_i`, which overflows in
+  float32 when a client with 1000 examples sends a value of 1e36. Here each next
+  client moves the mean of the clients before it: `(1 - share) mean + share
+  value`, with `share = weight / Σ weights so far`. So the result is finite if
+  all values are. Weights are added up in float64.
+
+  A client whose weight is not a positive finite number has no influence,
+  whatever its value. Without any other client the result is 0.
+  """
+
+  def create(
+      self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the aggregation process.
+
+    Args:
+      value_type: The type of a client's value: a structure of float tensors of
+        known shapes.
+      weight_type: The type of a client's weight, a number.
+
+    Returns:
+      A weighted process without a state and without measurements:
+      `<()@SERVER, {V}@CLIENTS, {W}@CLIENTS> -> <state=()@SERVER,
+      result=V@SERVER, measurements=()@SERVER>`.
+    """
+
+    @tff.tensorflow.computation
+    def zero():
+      return collections.OrderedDict(
+          weight=tf.zeros([], tf.float64),
+          mean=tff.types.structure_from_tensor_type_tree(
+              lambda t: tf.zeros(t.shape, t.dtype), value_type
+          ),
+      )
+
+    total_type = zero.type_signature.result
+    mean_type = total_type['mean']
+
+    @tff.tensorflow.computation(total_type, (mean_type, weight_type))
+    def accumulate(total, member):
+      value, weight = member
+      weight = tf.cast(weight, tf.float64)
+      counts = tf.logical_and(weight > 0, tf.math.is_finite(weight))
+      weight = tf.where(counts, weight, tf.zeros_like(weight))
+      return _combine(total, collections.OrderedDict(weight=weight, mean=value))
+
+    @tff.tensorflow.computation(total_type, total_type)
+    def merge(a, b):
+      return _combine(a, b)
+
+    @tff.tensorflow.computation(total_type)
+    def report(total):
+      return total['mean']
+
+    @tff.federated_computation
+    def initialize():
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      return tff.templates.MeasuredProcessOutput(
+          state,
+          tff.federated_aggregate(
+              tff.federated_zip((value, weight)),
+              zero(),
+              accumulate,
+              merge,
+              report,
+          ),
+          tff.federated_value((), tff.SERVER),
+      )
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def _combine(
+    a: collections.OrderedDict, b: collections.OrderedDict
+) -> collections.OrderedDict:
+  """The mean of two weighted means, and its weight."""
+  weight = a['weight'] + b['weight']
+  share = tf.math.divide_no_nan(b['weight'], weight)
+  has_weight = b['weight'] > 0
+
+  def move(mean, value):
+    moved = tf.cast(1 - share, mean.dtype) * mean
+    moved += tf.cast(share, mean.dtype) * value
+    return tf.where(has_weight, moved, mean)
+
+  return collections.OrderedDict(
+      weight=weight, mean=tf.nest.map_structure(move, a['mean'], b['mean'])
+  )
