@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import mixed_precision
+from tff_bn import numerics
 
 
 def test_loss_scale_changes_as_that_of_keras():
@@ -17,7 +18,7 @@ def test_loss_scale_changes_as_that_of_keras():
   apply = tf.function(lambda g: optimizer.apply_gradients([(g, variable)]))
   after_step = tf.function(
       lambda scale, gradient: scale.after_step(
-          mixed_precision.all_finite([tf.constant([2.0]), gradient])
+          numerics.all_finite([tf.constant([2.0]), gradient])
       )
   )
 

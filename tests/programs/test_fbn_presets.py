@@ -64,7 +64,14 @@ def test_fbn_does_not_depend_on_the_split_and_naive_statistics_collapse(
 
 @pytest.mark.slow
 def test_fixbn_trains_once_the_statistics_are_fixed(accuracy):
-  fixbn = accuracy('fbn_digits', '--algorithm=fixbn', '--rounds=200')
+  # Without clipping, the first rounds with fixed statistics are chaotic at the
+  # preset's learning rate: some seeds diverge.
+  fixbn = accuracy(
+      'fbn_digits',
+      '--algorithm=fixbn',
+      '--rounds=200',
+      '--client_gradient_clip_norm=1',
+  )
   assert fixbn > accuracy('fbn_digits', '--algorithm=fedavg') + 25
 
 

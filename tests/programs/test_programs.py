@@ -833,6 +833,7 @@ def test_nothing_in_a_foreign_run_is_executed(tmp_path, monkeypatch, capsys):
   """Whoever makes a run can also make its checksums."""
   run = tmp_path / 'run'
   assert train.run([*_SMALL, '--rounds=1', f'--output_dir={run}']) == 0
+  monkeypatch.chdir(tmp_path)
   evil = tf.keras.Sequential(
       [
           tf.keras.layers.Input([8, 8, 1]),
@@ -841,8 +842,6 @@ def test_nothing_in_a_foreign_run_is_executed(tmp_path, monkeypatch, capsys):
           ),
       ]
   )
-  monkeypatch.chdir(tmp_path)
-  (tmp_path / 'EXECUTED').unlink(missing_ok=True)
   evil.save(tmp_path / 'evil.h5')
   evil.save(tmp_path / 'evil')
   for name in ('evil.h5', 'evil'):
