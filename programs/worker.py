@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import sys
-import threading
+import time
 from typing import Optional
 
 from absl import flags as absl_flags
@@ -10,6 +10,8 @@ from absl import flags as absl_flags
 from tff_bn import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
+
+_NAP_SECONDS = 0.5
 
 
 def define_flags(
@@ -51,7 +53,10 @@ def main(flags: cli.ParsedFlags) -> None:
       ' Ctrl-C ends it.',
       flush=True,
   )
-  threading.Event().wait()
+  # A signal that comes just before the main thread goes to sleep is handled
+  # only when it wakes up again, so it may not sleep for ever.
+  while True:
+    time.sleep(_NAP_SECONDS)
 
 
 PROGRAM = cli.Program(

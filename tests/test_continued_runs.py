@@ -201,13 +201,13 @@ class TestData:
 
 class TestProcess:
 
-  @pytest.fixture(scope='class')
+  @pytest.fixture
   def digits(self):
     return tff_bn_data.split_dataset(
         tff_bn_data.load_dataset('digits'), 'iid', 2, seed=0
     )
 
-  @pytest.fixture(scope='class')
+  @pytest.fixture
   def digits_model(self, digits):
     return BatchNormModel(
         lambda: tf.keras.Sequential(
@@ -279,7 +279,7 @@ class TestFinalModel:
             ),
             'statistics': ModelWeights(
                 weights.trainable,
-                [weights.non_trainable[0] * np.float32(value)] * 2,
+                [np.full_like(weights.non_trainable[0], value)] * 2,
             ),
         }
         state['weights'] = parts[name]
