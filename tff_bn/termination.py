@@ -50,9 +50,11 @@ def check() -> None:
     KeyboardInterrupt: After Ctrl-C.
     Terminated: After SIGTERM.
   """
+  # The request stays: Python ignores an exception that a signal raises inside
+  # of a weak reference's callback or `__del__`, and then the next check ends
+  # the program.
   if _State.requested is not None and not _State.num_deferring:
-    requested, _State.requested = _State.requested, None
-    raise requested
+    raise _State.requested
 
 
 @contextlib.contextmanager
