@@ -28,9 +28,6 @@ _CONFIG = training.TrainingConfig(
     evaluate_every=2,
     checkpoint_every=2,
 )
-_both_kinds = pytest.mark.parametrize(
-    'stateful', [False, True], ids=['stateless', 'stateful']
-)
 
 
 @pytest.fixture(scope='module')
@@ -53,7 +50,7 @@ def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
 
 class TestSettings:
 
-  @_both_kinds
+  @training_fakes.both_kinds
   @pytest.mark.parametrize(
       ('changes', 'message'),
       [
@@ -149,7 +146,7 @@ class TestData:
     prints = {d.fingerprint() for d in [data, *others]}
     assert len(prints) == len(others) + 1
 
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_other_data_is_refused(self, model, tmp_path, stateful):
     _train(model, tmp_path, stateful)
     other = training_fakes.FakeData()
@@ -324,7 +321,7 @@ class TestFinalModel:
     assert np.isnan(result.rows[-1]['test_loss'])
     assert (tmp_path / 'model/model.keras').exists()
 
-  @_both_kinds
+  @training_fakes.both_kinds
   @pytest.mark.parametrize(
       'file', ['model.keras', 'weights.npz', 'manifest.json']
   )

@@ -18,7 +18,7 @@ from tff_bn import training
 
 _HERE = pathlib.Path(__file__).parent
 _KILL = 1
-# So many that the fault lasts.
+# More than a run needs, so the fault lasts to its end.
 _ALWAYS = 10**6
 pytestmark = pytest.mark.skipif(
     not shutil.which('gcc') or sys.platform != 'linux',

@@ -42,9 +42,6 @@ _CONFIG = training.TrainingConfig(
     evaluate_every=3,
     checkpoint_every=2,
 )
-_both_kinds = pytest.mark.parametrize(
-    'stateful', [False, True], ids=['stateless', 'stateful']
-)
 
 
 @pytest.fixture(scope='module')
@@ -193,7 +190,7 @@ class TestSampling:
 
 class TestMetrics:
 
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_rows(self, model, tmp_path, stateful):
     result = _train(model, tmp_path, stateful)
 
@@ -276,7 +273,7 @@ class TestMetrics:
         result.rows[0]['test_loss'], initial['loss'], rtol=1e-6
     )
 
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_number_of_evaluated_clients_is_bounded(
       self, model, tmp_path, stateful, monkeypatch
   ):
@@ -524,7 +521,7 @@ def _call_after_every_write(monkeypatch, fn):
 
 class TestResume:
 
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_finished_run_returns_its_results(
       self, model, tmp_path, stateful, uninterrupted
   ):
@@ -554,7 +551,7 @@ class TestResume:
       assert path.stat().st_mtime_ns == modified
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
-  @_both_kinds
+  @training_fakes.both_kinds
   @pytest.mark.parametrize('fail_in_round', [1, 4, 7])
   def test_interrupted_run_continues_after_its_last_checkpoint(
       self, model, tmp_path, stateful, fail_in_round, uninterrupted
@@ -574,7 +571,7 @@ class TestResume:
     assert result.resumed_from == fail_in_round - 1
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_death_after_every_write(self, model, tmp_path, stateful):
     config = dataclasses.replace(_CONFIG, rounds=3, evaluate_every=2)
     run_dir = tmp_path / 'run'
@@ -608,7 +605,7 @@ class TestResume:
     for path in copies[2::9]:
       assert _snapshot(path) == _snapshot(run_dir)
 
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_more_rounds_later(self, model, tmp_path, stateful, uninterrupted):
     fewer = dataclasses.replace(_CONFIG, rounds=4)
     assert _run_rounds(model, tmp_path, stateful, fewer) == [1, 2, 3, 4]
@@ -745,7 +742,7 @@ class TestLostWorker:
     tff.framework.set_default_context(previous)
 
   @pytest.mark.usefixtures('fail_once')
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_run_goes_on_from_its_last_checkpoint(
       self, model, tmp_path, stateful, uninterrupted, use
   ):
@@ -811,7 +808,7 @@ class TestDamagedCheckpoints:
     assert _snapshot(tmp_path) == uninterrupted[True]
     assert (tmp_path / 'checkpoints/unusable_round_7').exists()
 
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_nothing_is_lost_if_all_are_damaged(self, model, tmp_path, stateful):
     _train(model, tmp_path, stateful)
     saved = sorted(os.listdir(tmp_path / 'checkpoints'))
@@ -825,7 +822,7 @@ class TestDamagedCheckpoints:
 
     assert training_fakes.files(tmp_path) == before
 
-  @_both_kinds
+  @training_fakes.both_kinds
   def test_lost_checkpoints_are_no_new_start(self, model, tmp_path, stateful):
     _train(model, tmp_path, stateful)
     shutil.rmtree(tmp_path / 'checkpoints')
@@ -836,7 +833,7 @@ class TestDamagedCheckpoints:
 
     assert training_fakes.files(tmp_path) == before
 
-  @_both_kinds
+  @training_fakes.both_kinds
   @pytest.mark.parametrize('suffix', ['state.npz', 'manifest.json', 'metrics'])
   def test_files_that_can_not_be_read_now_are_kept(
       self, model, tmp_path, stateful, suffix, uninterrupted, monkeypatch
@@ -923,7 +920,7 @@ class TestServerAndClientsTogether:
     result = _train(model, tmp_path, stateful=True)
 
     assert result.resumed_from == 6
-    assert "the clients' states are not those of its round" in caplog.text
+    assert "the clients' states do not belong to its round" in caplog.text
     assert _snapshot(tmp_path) == uninterrupted[True]
 
   def _fails(self, model, run_dir, error, match):
@@ -1203,7 +1200,7 @@ class TestCheckpointManager:
 
   def test_the_last_one_that_clients_could_train_is_kept(self, tmp_path):
     # The number of failed rounds: after round 5 all fail, so the model of round
-    # 5 is of no use, and that of round 4 is the last good one.
+    # 5 is not usable; the checkpoint of round 4 is the last usable one.
     failed = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
     kept = self._saved(
         tmp_path, failed, failed_rounds=lambda state: int(state[0])

@@ -9,6 +9,7 @@ import json
 import sys
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tff_bn import training
@@ -19,6 +20,10 @@ from tff_bn.stateful_process import StatefulProcessOutput
 
 _FEATURES = 3
 CLIENT_IDS = ('anna', 'bert/..', 'ça', 'dora')
+# For tests of processes without and with client states.
+both_kinds = pytest.mark.parametrize(
+    'stateful', [False, True], ids=['stateless', 'stateful']
+)
 
 
 def build_model():

@@ -221,7 +221,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
     found = self._store.checksum(version, verify=True)
     if found != manifest['client_states']:
       raise client_state_store.CorruptStateError(
-          "the clients' states are not those of its round: some were changed,"
+          "the clients' states do not belong to its round: some were changed,"
           ' removed, or are of another copy of the run'
       )
 
@@ -238,7 +238,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
     for change in changed_versions(manifest):
       logging.warning(
           'The run was begun with another version: %s. The results may differ'
-          ' from those of a run in one go.',
+          ' from those of an uninterrupted run.',
           change,
       )
     if self._store is not None:

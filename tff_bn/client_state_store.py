@@ -98,7 +98,7 @@ def _checksum(body: bytes, owner: str) -> bytes:
 
 def _check_checksum(data: bytes, owner: str) -> bytes:
   """Returns the body of encoded bytes; raises a `CorruptStateError`."""
-  if not isinstance(data, bytes):  # SQLite keeps what it is given.
+  if not isinstance(data, bytes):  # A BLOB column accepts other types.
     raise CorruptStateError('The state is not binary.')
   checksum, body = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
   if len(body) < _LENGTH_BYTES or _checksum(body, owner) != checksum:
@@ -386,7 +386,8 @@ class SqliteClientStateStore(ClientStateStore):
 
     Args:
       path: The file.
-      run: Which run it belongs to. Default: that of the file, whichever it is.
+      run: The checksum of the run that the states belong to. Default: do not
+        check which run the file belongs to.
 
     Raises:
       ClientStateStoreError: If the file is damaged, is no file of this class,

@@ -9,7 +9,7 @@ from typing import Union
 
 @contextlib.contextmanager
 def naming(path: Union[str, os.PathLike[str]]) -> Iterator[None]:
-  """Puts a path into `OSError`s that have none, such as those of a full disk.
+  """Adds a path to `OSError`s without one, as a full disk raises them.
 
   Args:
     path: The file or folder that is being read or written.

@@ -238,7 +238,7 @@ class SavedModels:
 
     Raises:
       manifests.DamagedError: If a file is damaged or missing.
-      ValueError: If the weights are not those of the model.
+      ValueError: If the weights do not fit the model.
       OSError: If a file can't be read at present.
     """
     values = dict(self._global_arrays)

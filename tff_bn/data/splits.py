@@ -158,7 +158,7 @@ def split_by_dirichlet(
     for part, samples in zip(parts, np.split(pool, cuts)):
       part.append(samples)
   parts = [np.concatenate(part) for part in parts]
-  # The largest part first; of equal ones, that of the first client.
+  # The largest part first; if two are equal, the first client's.
   by_size = [(-part.size, client) for client, part in enumerate(parts)]
   heapq.heapify(by_size)
   for client, part in enumerate(parts):
