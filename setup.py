@@ -1,15 +1,23 @@
-"""Packages tff_bn; the versions that work together are in requirements.txt."""
+"""Packages tff_bn; the versions that are tested are in requirements.txt."""
 
-import runpy
+import pathlib
+import re
 
 import setuptools
+from setuptools.command import build_py
 
+_ROOT = pathlib.Path(__file__).parent
 # The folders of the repository and what they are called in the package.
 _PACKAGE_DIR = {
     'tff_bn': 'tff_bn',
     'tff_bn.layers': 'layers',
     'tff_bn.programs': 'programs',
 }
+
+
+def _version() -> str:
+  text = (_ROOT / 'tff_bn' / '__init__.py').read_text(encoding='utf-8')
+  return re.search(r"^__version__ = '(.+)'$", text, re.MULTILINE).group(1)
 
 
 def _find_packages() -> list[str]:
@@ -20,9 +28,26 @@ def _find_packages() -> list[str]:
   return packages
 
 
+class _BuildPy(build_py.build_py):
+  """Adds `tff_bn.pth`, so that Python installs the import hook at start-up."""
+
+  def run(self):
+    """See the base class."""
+    super().run()
+    if self.editable_mode:
+      target = self.get_finalized_command('install').install_lib
+    else:
+      target = self.build_lib
+    hook = _ROOT / 'tff_bn' / 'tff_imports.py'
+    text = ascii(hook.read_text(encoding='utf-8'))
+    # Python runs the lines of a .pth file that begin with `import`.
+    line = f"import sys; exec({text}, {{'__name__': 'tff_bn.pth'}})\n"
+    pathlib.Path(target, 'tff_bn.pth').write_text(line, encoding='ascii')
+
+
 setuptools.setup(
     name='tff_bn',
-    version=runpy.run_path('tff_bn/__init__.py')['__version__'],
+    version=_version(),
     description='Batch normalization that works in federated learning.',
     long_description=(
         'Federated algorithms for Keras models with batch normalization, on '
@@ -35,38 +60,41 @@ setuptools.setup(
     classifiers=[
         'Intended Audience :: Science/Research',
         'Operating System :: POSIX :: Linux',
-        'Programming Language :: Python :: 3.10',
         'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.12',
+        'Programming Language :: Python :: 3.13',
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
-    python_requires='>=3.10,<3.12',
+    python_requires='>=3.11,<3.14',
     packages=_find_packages(),
     package_dir=_PACKAGE_DIR,
     package_data={'tff_bn.programs': ['presets/*.flags']},
-    install_requires=[
-        'absl-py>=1.0',
-        'matplotlib>=3.7',
-        'numpy>=1.25,<2',
-        'scikit-learn>=1.2',
-        'scipy>=1.9',
-        'tensorflow>=2.14,<2.15',
-        'tensorflow-datasets>=4.9',
-        'tqdm>=4.64',
-        'typing-extensions>=4.5',
-        # Newer ones of what tensorflow-datasets needs are installed without
-        # complaint, but need a newer NumPy and a newer protobuf.
-        'pyarrow<18',
-        'tensorflow-metadata<1.18',
-    ],
+    cmdclass={'build_py': _BuildPy},
+    # For tff_bn.layers, convert_batch_norm and add_position_encodings. Which
+    # backend Keras uses is the user's choice.
+    install_requires=['keras>=3.10', 'numpy>=1.26'],
     extras_require={
-        # Apart, because pip cannot resolve it: this release of TensorFlow
-        # Federated asks for a jaxlib that is no longer published.
-        # requirements.txt, installed with --no-deps, has what works.
+        # For everything else, together with the packages that pip can install
+        # with --no-deps only: see tff_bn/dependencies.py.
         'federated': [
+            'absl-py>=1.0',
+            'attrs>=23.1',
+            'cachetools>=5.3',
+            'dm-tree>=0.1.8',
+            'googleapis-common-protos>=1.61',
             'grpcio>=1.46',
+            'jax>=0.4.34',
+            'matplotlib>=3.7',
             'portpicker>=1.6',
             'psutil>=5.9',
-            'tensorflow-federated>=0.87,<0.88',
+            'scikit-learn>=1.2',
+            'scipy>=1.9',
+            # `tf.summary` needs it.
+            'tensorboard>=2.19',
+            'tensorflow>=2.19,<2.22',
+            'tensorflow-datasets>=4.9',
+            'tqdm>=4.64',
+            'typing-extensions>=4.5',
         ],
     },
     entry_points={

@@ -27,14 +27,13 @@ import os
 import pathlib
 import statistics
 import time
-from typing import Any, Optional
+from typing import Any, Optional, Self
 
 from absl import app
 from absl import flags
 import harness
 from harness import Result
 from harness import Timing
-from typing_extensions import Self
 
 _ROWS = flags.DEFINE_list(
     'rows',

@@ -303,7 +303,7 @@ class _Problem:
 
 def _keras_model_fn(name: str) -> Callable[[], Any]:
   # pylint: disable=g-import-not-at-top
-  import tensorflow as tf
+  import keras
 
   from tff_bn import models
 
@@ -312,7 +312,7 @@ def _keras_model_fn(name: str) -> Callable[[], Any]:
     return functools.partial(_build_resnet, _BLOCKS[name])
   if name == 'keras_resnet50':
     return functools.partial(
-        tf.keras.applications.ResNet50,
+        keras.applications.ResNet50,
         weights=None,
         input_shape=_IMAGE_SHAPES[name],
         classes=harness.NUM_CLASSES,
@@ -323,9 +323,9 @@ def _keras_model_fn(name: str) -> Callable[[], Any]:
 
 def _build_resnet(num_blocks: int) -> Any:
   """Builds `tff_bn.models.resnet20` with another number of blocks a stage."""
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+  import keras  # pylint: disable=g-import-not-at-top
 
-  layers = tf.keras.layers
+  layers = keras.layers
 
   def convolve(x, channels, strides):
     x = layers.Conv2D(
@@ -338,7 +338,7 @@ def _build_resnet(num_blocks: int) -> Any:
     )(x)
     return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
 
-  inputs = tf.keras.Input((32, 32, 3))
+  inputs = keras.Input((32, 32, 3))
   x = layers.ReLU()(convolve(inputs, 16, 1))
   for stage, channels in enumerate((16, 32, 64)):
     for block in range(num_blocks):
@@ -356,17 +356,20 @@ def _build_resnet(num_blocks: int) -> Any:
       x = layers.ReLU()(x)
   x = layers.GlobalAveragePooling2D()(x)
   outputs = layers.Dense(harness.NUM_CLASSES, kernel_initializer='he_normal')(x)
-  return tf.keras.Model(inputs, outputs)
+  return keras.Model(inputs, outputs)
 
 
 def _build_centralized_steps(problem: _Problem) -> Callable[[Any], Result]:
   """Returns a function that trains on batches with plain TensorFlow."""
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+  # pylint: disable=g-import-not-at-top
+  import keras
+  import tensorflow as tf
 
+  # pylint: enable=g-import-not-at-top
   keras_model = problem.model.to_keras()
   loss_fn = problem.model.loss_fn()
   (accuracy,) = problem.model.metrics_fn()
-  mean_loss = tf.keras.metrics.Mean()
+  mean_loss = keras.metrics.Mean()
   initial = problem.model.from_model_weights(problem.initial)
   variables = keras_model.trainable_weights
 

@@ -16,9 +16,7 @@ import pathlib
 import platform
 import statistics
 import sys
-from typing import Any, ClassVar
-
-from typing_extensions import Self
+from typing import Any, ClassVar, Self
 
 NUM_CLASSES = 10
 
@@ -152,21 +150,20 @@ def _norm(arrays: Iterable[Any]) -> float:
 def build_classifier(keras_model_fn: Callable[[], Any], element_spec: Any):
   """Makes a `BatchNormModel` that is the same in all processes."""
   # pylint: disable=g-import-not-at-top
-  import tensorflow as tf
+
+  # pylint: enable=g-import-not-at-top
+  import keras
 
   from tff_bn import BatchNormModel
 
-  # pylint: enable=g-import-not-at-top
-  tf.keras.utils.set_random_seed(0)
+  keras.utils.set_random_seed(0)
   return BatchNormModel(
       keras_model_fn,
       input_spec=element_spec,
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
-      metrics_fn=lambda: [
-          tf.keras.metrics.SparseCategoricalAccuracy('accuracy')
-      ],
+      metrics_fn=lambda: [keras.metrics.SparseCategoricalAccuracy('accuracy')],
   )
 
 

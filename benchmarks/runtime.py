@@ -79,11 +79,12 @@ NATIVE, IN_PROCESS, BARE = WAYS = ('native', 'in process', 'bare')
 
 # How much longer than the bare loop a round may take in process: by model and
 # number of clients.
-_MAX_BARE_RATIO = {('resnet20', 5): 1.1, ('small_cnn', 100): 1.3}
+_MAX_BARE_RATIO = {('resnet20', 5): 0.9, ('small_cnn', 100): 1.3}
 _MAX_MEMORY_RATIO = 1.3
 _MAX_STARTUP_SECONDS = 15.0
-# Of the model's change in a round.
-_TOLERANCE = 1e-4
+# Of the model's change in a round. Keras's own batch normalization rounds in
+# another way, and from a client's second step on ReLU and pooling amplify that.
+_TOLERANCE = 1e-2
 
 _LEARNING_RATES = {'small_cnn': 0.1, 'resnet20': 0.01}
 

@@ -1,8 +1,19 @@
 """Keras layers for batch normalization in federated learning.
 
-This package needs TensorFlow only: it does not import TensorFlow Federated.
+This package needs Keras 3 only, with any backend: it imports neither TensorFlow
+nor TensorFlow Federated.
 """
 
+import keras
+
+if int(keras.__version__.split('.')[0]) < 3:
+  raise ImportError(
+      f'tff_bn needs Keras 3, but Keras {keras.__version__} is installed; run'
+      ' `pip install --upgrade keras`.'
+  )
+
+# The check comes first, because the modules cannot be imported with Keras 2.
+from tff_bn.layers.discovery import all_layers
 from tff_bn.layers.discovery import batch_norm_layers
 from tff_bn.layers.discovery import is_batch_norm
 from tff_bn.layers.federated_batch_normalization import (
@@ -13,6 +24,7 @@ from tff_bn.layers.position_encoding import PositionEncoding
 __all__ = [
     'FederatedBatchNormalization',
     'PositionEncoding',
+    'all_layers',
     'batch_norm_layers',
     'is_batch_norm',
 ]

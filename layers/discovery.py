@@ -1,19 +1,11 @@
 """Finds the batch normalization layers of a Keras model by their class."""
 
-import tensorflow as tf
+import keras
 
-# Keras's synchronized layer derives from none of the others, and the layer of
-# TensorFlow 1 is a sibling of today's, not its base.
-BATCH_NORM_CLASSES = (
-    tf.keras.layers.BatchNormalization,
-    tf.keras.layers.experimental.SyncBatchNormalization,
-    tf.compat.v1.keras.layers.BatchNormalization,
-)
-# Those that run in inference mode if they have `trainable=False`.
-FREEZABLE_CLASSES = BATCH_NORM_CLASSES[:2]
+BATCH_NORM_CLASSES = (keras.layers.BatchNormalization,)
 
 
-def is_batch_norm(layer: tf.keras.layers.Layer) -> bool:
+def is_batch_norm(layer: keras.Layer) -> bool:
   """Returns whether a layer normalizes by the statistics of its batch.
 
   The layer's class decides, never its name. Subclasses count; a wrapper around
@@ -23,27 +15,36 @@ def is_batch_norm(layer: tf.keras.layers.Layer) -> bool:
     layer: A Keras layer.
 
   Returns:
-    `True` for `BatchNormalization`, `SyncBatchNormalization` and their
-    subclasses.
+    `True` for `keras.layers.BatchNormalization` and its subclasses.
   """
   return isinstance(layer, BATCH_NORM_CLASSES)
 
 
-def batch_norm_layers(
-    model: tf.keras.layers.Layer,
-) -> list[tf.keras.layers.Layer]:
-  """Finds all batch normalization layers, however deep they are nested.
+def all_layers(model: keras.Layer) -> list[keras.Layer]:
+  """Finds a model and all layers inside, however deep they are nested.
 
   Args:
     model: A Keras model or layer. Nested models, wrappers such as
-      `TimeDistributed`, and attributes of subclassed models are searched.
+      `TimeDistributed`, and attributes of subclassed models and layers, lists
+      and dictionaries included, are searched.
+
+  Returns:
+    The model, then the distinct layers inside. A layer that is called several
+    times occurs once.
+  """
+  # Keras has no public method for this.
+  found = model._flatten_layers(include_self=True, recursive=True)
+  return list({id(layer): layer for layer in found}.values())
+
+
+def batch_norm_layers(model: keras.Layer) -> list[keras.Layer]:
+  """Finds all batch normalization layers, however deep they are nested.
+
+  Args:
+    model: A Keras model or layer, searched as by `all_layers`.
 
   Returns:
     The distinct layers, in no particular order. A layer that is called several
     times occurs once.
   """
-  return [
-      module
-      for module in [model, *model.submodules]
-      if isinstance(module, tf.keras.layers.Layer) and is_batch_norm(module)
-  ]
+  return [layer for layer in all_layers(model) if is_batch_norm(layer)]

@@ -2,20 +2,18 @@
 
 from typing import Any, Optional
 
-import tensorflow as tf
+import keras
+from keras import ops
+import numpy as np
 
 from tff_bn.layers import batch_moments
 
-# Arguments of Keras's layer, inherited from TensorFlow 1, that change what the
-# statistics of the batch are used for.
-_REFUSED_ARGUMENTS = ('renorm', 'virtual_batch_size', 'adjustment')
 
-
-@tf.keras.saving.register_keras_serializable(package='tff_bn')
-class FederatedBatchNormalization(tf.keras.layers.BatchNormalization):
+@keras.saving.register_keras_serializable(package='tff_bn')
+class FederatedBatchNormalization(keras.layers.BatchNormalization):
   """Layer that normalizes its inputs by its moving statistics, always.
 
-  A drop-in for `tf.keras.layers.BatchNormalization`, with the same arguments,
+  A drop-in for `keras.layers.BatchNormalization`, with the same arguments,
   configuration and weights. What one example becomes does not depend on the
   other examples of its batch, so it does not depend on how the data is split
   over clients either, as long as they have the same moving statistics.
@@ -35,10 +33,10 @@ class FederatedBatchNormalization(tf.keras.layers.BatchNormalization):
   - `moving_variance = moving_variance * momentum
     + var(batch) * K / (K - 1) * (1 - momentum)`
 
-  The variance is always the unbiased one, as in the paper (Keras stores the
-  biased one where it has no fused kernel). With `K = 1` the factor is 1. An
-  empty batch, or one that a mask excludes altogether, leaves the statistics as
-  they are.
+  The variance is the unbiased one, as in the paper; Keras's layer stores the
+  biased one. With `K = 1` the factor is 1. An empty batch, or one that a mask
+  excludes altogether, leaves the statistics as they are. The moments are
+  computed in float32 at least, whatever the dtype of the inputs.
 
   **During inference** (i.e. when using `evaluate()` or `predict()` or when
   calling the layer/model with the argument `training=False`), and always if
@@ -50,18 +48,19 @@ class FederatedBatchNormalization(tf.keras.layers.BatchNormalization):
   until they are near those of the data. A smaller momentum (the paper has 0.9),
   or statistics taken from a trained model, shorten this.
 
-  Weights can be copied from and to Keras's layer with `set_weights`, and loaded
-  from a checkpoint or an HDF5 file of a model that has it; from a `.weights.h5`
-  file they can't, for Keras keeps the layers' classes in it. Load such a file
-  into the model that it is of and convert that with
-  `tff_bn.convert_batch_norm`.
+  Weights can be copied from and to Keras's layer with `set_weights`. They
+  cannot be loaded from a `.weights.h5` file of a model with Keras's layer,
+  because Keras keeps the classes of the layers in it. Load such a file into the
+  original model and convert that with `tff_bn.convert_batch_norm`.
 
-  Used within a `tf.distribute` strategy, the statistics are updated with the
-  moments of all replicas' batches together, as if one device had seen them.
+  The layer works with every backend of Keras, but PyTorch cannot train it with
+  `jit_compile=True`. Within a `tf.distribute` strategy, the statistics are
+  updated with the moments of the batches of all replicas together, as if one
+  device had seen them.
 
   Args:
-    axis: Integer or a list of integers, the axis that should be normalized
-      (typically the features axis). For instance, after a `Conv2D` layer with
+    axis: Integer, the axis that should be normalized (typically the features
+      axis). For instance, after a `Conv2D` layer with
       `data_format="channels_first"`, set `axis=1`.
     momentum: Momentum for the moving statistics.
     epsilon: Small float added to the variance to avoid dividing by zero.
@@ -76,31 +75,28 @@ class FederatedBatchNormalization(tf.keras.layers.BatchNormalization):
     gamma_regularizer: Optional regularizer for the gamma weight.
     beta_constraint: Optional constraint for the beta weight.
     gamma_constraint: Optional constraint for the gamma weight.
-    synchronized: As in Keras's layer, True means not to use fused kernels. The
-      statistics of the replicas are pooled in any case.
-    **kwargs: As for Keras's layer: `fused`, `trainable`, `name` and `dtype`.
-      `renorm`, `virtual_batch_size` and `adjustment` are refused.
+    synchronized: Has no effect: the statistics of replicas are always pooled.
+      As in Keras's layer, True needs the TensorFlow backend.
+    **kwargs: As for Keras's layer: `trainable`, `name` and `dtype`. `renorm` is
+      refused.
 
   Call arguments:
     inputs: Input tensor.
-    training: Python boolean, or a boolean tensor, indicating whether the layer
-      updates its moving statistics.
+    training: Python boolean indicating whether the layer updates its moving
+      statistics.
     mask: Binary tensor that, with an axis appended, can be broadcast to the
-      inputs, such as `[batch, time]` for inputs `[batch, time, channels]`. It
-      tells the positions for which the moments are computed; all positions are
-      normalized. Keras's fused kernels (4-D and 5-D inputs, but for
-      `fused=False`) ignore it with a warning, and so does this layer.
+      inputs, such as `[batch, time]` for inputs `[batch, time, channels]`. The
+      moments are computed from the positions where it is true; all positions
+      are normalized.
 
   Input shape:
-    Arbitrary. Use the keyword argument `input_shape` (tuple of integers, does
-    not include the samples axis) when using this layer as the first layer in a
-    model.
+    Arbitrary.
 
   Output shape:
     Same shape as input.
 
   Raises:
-    ValueError: If one of the refused arguments is given.
+    ValueError: If `axis` is not one integer, or `renorm` is true.
 
   Reference:
     - Guerraoui et al., Overcoming the Challenges of Batch Normalization in
@@ -126,13 +122,14 @@ class FederatedBatchNormalization(tf.keras.layers.BatchNormalization):
       synchronized=False,
       **kwargs,
   ):
-    for argument in _REFUSED_ARGUMENTS:
-      if kwargs.get(argument):
-        raise ValueError(
-            f'{argument}={kwargs[argument]} is about normalizing by the'
-            ' statistics of the batch, which FederatedBatchNormalization does'
-            ' not do; leave it out.'
-        )
+    if kwargs.get('renorm'):
+      raise ValueError(
+          f'renorm={kwargs["renorm"]} is about normalizing by the statistics of'
+          ' the batch, which FederatedBatchNormalization does not do; leave it'
+          ' out.'
+      )
+    if not isinstance(axis, (int, np.integer)):
+      raise ValueError(f'axis={axis!r} must be one integer.')
     super().__init__(
         axis=axis,
         momentum=momentum,
@@ -151,77 +148,52 @@ class FederatedBatchNormalization(tf.keras.layers.BatchNormalization):
         **kwargs,
     )
 
-  @tf.autograph.experimental.do_not_convert
   def call(
       self,
-      inputs: tf.Tensor,
-      training: Any = None,
-      mask: Optional[tf.Tensor] = None,
-  ) -> tf.Tensor:
+      inputs: Any,
+      training: Optional[bool] = None,
+      mask: Optional[Any] = None,
+  ) -> Any:
     """Normalizes by the moving statistics, then updates them in training.
 
     Args:
       inputs: The input.
       training: Whether to update the statistics.
-      mask: Where values count for the statistics.
+      mask: Which values count for the statistics.
 
     Returns:
       The output, of the same shape and in the layer's compute dtype.
     """
-    # Keras's own inference reads the statistics; they are written after that.
+    # Keras's own inference reads the statistics before they are written.
     outputs = super().call(inputs, training=False, mask=mask)
-    if training is None:
-      training = tf.keras.backend.learning_phase()
-    known = tf.get_static_value(training)
-    if known is None or known:
-
-      def update():
-        return self._update_statistics(
-            tf.cast(inputs, self.compute_dtype),
-            None if self.fused else mask,
-            tf.constant(True) if known else tf.cast(training, tf.bool),
-        )
-
-      # Which leaves it out in a frozen layer, and while a functional model is
-      # built.
-      self.add_update(update)
+    if training and self.trainable:
+      self._update_statistics(inputs, mask)
     return outputs
 
-  def _update_statistics(
-      self, inputs: tf.Tensor, mask: Optional[tf.Tensor], training: tf.Tensor
-  ) -> list[tf.Tensor]:
-    """Updates the moving mean and variance with a batch.
-
-    Args:
-      inputs: The input.
-      mask: Where values count.
-      training: bool scalar, whether to update them.
-
-    Returns:
-      The updated values.
-    """
-    moments = batch_moments.batch_moments(inputs, self.axis, mask)
-    count, mean, variance = _of_all_replicas(moments)
-    one = tf.ones_like(count)
-    variance *= count / tf.maximum(count - one, one)
-    updated = []
+  def _update_statistics(self, inputs: Any, mask: Optional[Any]) -> None:
+    """Updates the moving mean and variance with a batch."""
+    count, mean, variance = _of_all_replicas(
+        batch_moments.batch_moments(inputs, self.axis, mask)
+    )
+    variance *= count / ops.maximum(count - 1, 1)
     for variable, value in (
         (self.moving_mean, mean),
         (self.moving_variance, variance),
     ):
-      old = tf.convert_to_tensor(variable)
-      # Not rounded to float32, as Keras does.
-      rate = tf.convert_to_tensor(1.0 - self.momentum, old.dtype)
-      new = old + rate * (tf.cast(value, old.dtype) - old)
-      new = tf.where(tf.logical_and(training, count > 0), new, old)
-      updated.append(variable.assign(new))
-    return updated
+      dtype = keras.backend.result_type(variable.dtype, value.dtype)
+      old = ops.cast(variable, dtype)
+      new = old + (1.0 - self.momentum) * (ops.cast(value, dtype) - old)
+      variable.assign(ops.where(count > 0, new, old))
 
 
 def _of_all_replicas(
     moments: batch_moments.BatchMoments,
 ) -> batch_moments.BatchMoments:
-  """Pools the moments of all replicas: the law of total variance."""
+  """Pools the moments of all replicas of a `tf.distribute` strategy."""
+  if keras.backend.backend() != 'tensorflow':
+    return moments
+  import tensorflow as tf  # Keras has imported it.
+
   replica = tf.distribute.get_replica_context()
   if replica is None or replica.num_replicas_in_sync == 1:
     return moments

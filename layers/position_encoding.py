@@ -7,16 +7,17 @@ CVPR 2022.
 import math
 from typing import Any, Optional
 
+import keras
+from keras import ops
 import numpy as np
-import tensorflow as tf
 
 MODES = ('add', 'multiply')
 # The paper's choices (appendix C).
 DEFAULT_AMPLITUDE = {'add': 0.05, 'multiply': 0.1}
 
 
-@tf.keras.saving.register_keras_serializable(package='tff_bn')
-class PositionEncoding(tf.keras.layers.Layer):
+@keras.saving.register_keras_serializable(package='tff_bn')
+class PositionEncoding(keras.layers.Layer):
   """Layer that adds to each unit, or multiplies it by, a value of its position.
 
   With J units along `axis`, unit j of 0 to J - 1 becomes (equations 2 to 5 of
@@ -34,11 +35,11 @@ class PositionEncoding(tf.keras.layers.Layer):
   so are gradients, to the bit.
 
   The clients of federated learning can have encodings of their own, or share a
-  part of them only: in the last `personal_share` of the units, the sine is that
-  of `period (j + offset) / J + personal_phase`, in parts of a full turn. The
-  phase is a weight, a float32 scalar that is not trained and is 0 at first,
-  when all encodings are those without it. The algorithms of `tff_bn` keep it
-  with the client, see `tff_bn.StatefulLearningProcess.personalize`.
+  part of them only. For the last `personal_share` of the units, the sine is
+  `sin(2π (period (j + offset) / J + personal_phase))`. The phase is a weight, a
+  float32 scalar that is not trained. It starts as 0, which changes no encoding.
+  The algorithms of `tff_bn` keep it with the client, see
+  `tff_bn.StatefulLearningProcess.personalize`.
 
   Args:
     mode: `'add'` or `'multiply'`.
@@ -46,7 +47,7 @@ class PositionEncoding(tf.keras.layers.Layer):
       multiply. From 1 on, units can vanish in mode `'multiply'`.
     period: T, how many periods of the sine the units span; at least 0.
     axis: The axis of the units or channels, as in
-      `tf.keras.layers.BatchNormalization`.
+      `keras.layers.BatchNormalization`.
     offset: By how many units the encodings are moved.
     personal_share: The share of the units, from 0 to 1, whose encodings are a
       client's own. With J units it is the last `round(personal_share * J)`. If
@@ -103,7 +104,7 @@ class PositionEncoding(tf.keras.layers.Layer):
     self.axis = int(axis)
     self.offset = float(offset)
     self.personal_share = float(personal_share)
-    self.personal_phase: Optional[tf.Variable] = None
+    self.personal_phase: Optional[keras.Variable] = None
     self.supports_masking = True
 
   @property
@@ -136,7 +137,7 @@ class PositionEncoding(tf.keras.layers.Layer):
     """
     angles = self._angles(num_units)
     first_personal = num_units - self.num_personal(num_units)
-    angles[first_personal:] += 2 * np.pi * personal_phase
+    angles[first_personal:] += 2 * np.pi * float(personal_phase)
     return (self.mode == 'multiply') + self.amplitude * np.sin(angles)
 
   def _angles(self, num_units: int) -> np.ndarray:
@@ -153,30 +154,32 @@ class PositionEncoding(tf.keras.layers.Layer):
     Raises:
       ValueError: If there is no such axis, or its size is unknown.
     """
-    shape = tf.TensorShape(input_shape)
-    if not -shape.rank <= self.axis < shape.rank:
+    rank = len(input_shape)
+    if not -rank <= self.axis < rank:
       raise ValueError(
-          f'axis={self.axis} of the layer {self.name!r} is none of inputs of'
-          f' shape {shape}.'
+          f'axis={self.axis} of the layer {self.name!r} does not fit inputs of'
+          f' shape {tuple(input_shape)}; use an axis from {-rank} to'
+          f' {rank - 1}.'
       )
-    if shape[self.axis] is None:
+    num_units = input_shape[self.axis]
+    if num_units is None:
       raise ValueError(
           f'The layer {self.name!r} needs a static number of units, but'
-          f' axis={self.axis} of inputs of shape {shape} has none.'
+          f' axis={self.axis} of inputs of shape {tuple(input_shape)} has none.'
       )
-    if self.num_personal(shape[self.axis]):
+    if self.num_personal(num_units):
       # 16 bits would be too few for it, whatever the layer computes in.
       self.personal_phase = self.add_weight(
-          'personal_phase',
           shape=(),
-          dtype='float32',
           initializer='zeros',
+          dtype='float32',
           trainable=False,
-          experimental_autocast=False,
+          autocast=False,
+          name='personal_phase',
       )
     super().build(input_shape)
 
-  def call(self, inputs: tf.Tensor) -> tf.Tensor:
+  def call(self, inputs: Any) -> Any:
     """Adds or multiplies the encodings.
 
     Args:
@@ -187,36 +190,43 @@ class PositionEncoding(tf.keras.layers.Layer):
     """
     if not self.is_on:
       return inputs
-    shape = [1] * inputs.shape.rank
-    num_units = inputs.shape[self.axis]
-    shape[self.axis] = num_units
-    if self.personal_phase is None:
-      encodings = tf.constant(
-          self.encodings(num_units).reshape(shape), inputs.dtype
-      )
-    else:
-      encodings = tf.reshape(
-          tf.cast(self._own_encodings(num_units), inputs.dtype), shape
-      )
+    shape = [1] * len(inputs.shape)
+    shape[self.axis] = num_units = inputs.shape[self.axis]
+    encodings = ops.reshape(
+        ops.cast(self._own_encodings(num_units), inputs.dtype), shape
+    )
     return inputs + encodings if self.mode == 'add' else inputs * encodings
 
-  def _own_encodings(self, num_units: int) -> tf.Tensor:
-    """The encodings with the personal phase, in float64."""
-    # sin(a + b) = sin(a) cos(b) + cos(a) sin(b), so that without a phase, and
-    # for units that are not personal, they are the shared ones to the bit.
+  def _own_encodings(self, num_units: int) -> Any:
+    """The encodings with the personal phase.
+
+    Args:
+      num_units: J.
+
+    Returns:
+      A tensor of J elements, in float64 where the backend has it. JAX has
+      float32 only, unless `jax_enable_x64` is set.
+    """
+    shared = ops.convert_to_tensor(self.encodings(num_units))
+    if self.personal_phase is None:
+      return shared
+    # sin(a + b) = sin(a) + sin(a) (cos(b) - 1) + cos(a) sin(b). Without a
+    # phase, and for units that are not personal, the encodings are the shared
+    # ones to the bit.
     angles = self._angles(num_units)
     is_personal = np.arange(num_units) >= (
         num_units - self.num_personal(num_units)
     )
-    turn = 2 * np.pi * tf.cast(self.personal_phase, tf.float64)
-    cos_of_turn = tf.where(is_personal, tf.cos(turn), 1.0)
-    sin_of_turn = tf.where(is_personal, tf.sin(turn), 0.0)
-    sine = np.sin(angles) * cos_of_turn + np.cos(angles) * sin_of_turn
-    return (self.mode == 'multiply') + self.amplitude * sine
+    amplitudes = self.amplitude * is_personal
+    turn = 2 * np.pi * ops.cast(self.personal_phase, shared.dtype)
+    sine, cosine = (
+        ops.convert_to_tensor(amplitudes * f(angles)) for f in (np.sin, np.cos)
+    )
+    return shared + (sine * (ops.cos(turn) - 1) + cosine * ops.sin(turn))
 
-  def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
-    """The input's shape."""
-    return tf.TensorShape(input_shape)
+  def compute_output_shape(self, input_shape: Any) -> Any:
+    """Returns the input's shape."""
+    return input_shape
 
   def get_config(self) -> dict[str, Any]:
     """The arguments from which `from_config` makes the same layer."""

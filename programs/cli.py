@@ -21,8 +21,10 @@ import warnings
 from absl import flags
 from absl import logging
 
+from tff_bn import dependencies
 from tff_bn import termination
 from tff_bn.programs import flag_groups
+from tff_bn.programs import import_messages
 from tff_bn.programs import parsers
 
 OK = 0
@@ -257,6 +259,10 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
   except KeyboardInterrupt:
     print(f'{program.name}: interrupted', file=sys.stderr)
     return INTERRUPTED
+  except ModuleNotFoundError as error:
+    missing = dependencies.missing_module(error.name or str(error))
+    missing.__cause__ = error
+    return _fail(program, missing, FAILED, verbosity)
   except Exception as error:  # pylint: disable=broad-exception-caught
     return _fail(program, error, FAILED, verbosity)
 
@@ -267,6 +273,8 @@ def _set_verbosity(verbosity: int):
   if verbosity < 1:
     # TensorFlow's C++ code reports missing GPU libraries as errors.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    # It reads the variable too late for what it prints first.
+    import_messages.hide()
     for category in (DeprecationWarning, FutureWarning):
       warnings.filterwarnings('ignore', category=category)
 

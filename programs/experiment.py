@@ -14,6 +14,7 @@ import sys
 import types
 from typing import Any, NamedTuple, Optional
 
+import keras
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -170,18 +171,18 @@ def _build_model(
       settings.pan_personal_share or 0.0,
   )
   # Keras's initializers draw from the global generators.
-  tf.keras.utils.set_random_seed(settings.seed)
+  keras.utils.set_random_seed(settings.seed)
   return BatchNormModel(
       keras_model_fn,
       input_spec=(
           tf.TensorSpec((None, *input_shape), tf.float32),
           tf.TensorSpec((None,), tf.int32),
       ),
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
       metrics_fn=lambda: [
-          tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')
+          keras.metrics.SparseCategoricalAccuracy(name='accuracy')
       ],
   )
 

@@ -495,7 +495,7 @@ def define_model_flags(values: flags.FlagValues) -> FlagGroup:
       + _list(model_names.MODEL_NAMES)
       + f'or {model_names.OTHER_MODELS}, which is called with the shape of a'
       ' sample and the number of classes and returns an untrained'
-      ' tf.keras.Model with logits as output',
+      ' keras.Model with logits as output',
       defaults.MODEL,
   )
   define(

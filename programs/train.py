@@ -88,7 +88,7 @@ def _train(
   )
   model = folder / run_folder.MODEL / run_folder.MODEL_FILE
   clients = folder / run_folder.MODEL / run_folder.CLIENTS
-  print(f"Model:   tf.keras.models.load_model('{model}')")
+  print(f"Model:   keras.models.load_model('{model}')")
   if clients.exists():
     print(f"         and the clients' own models in {clients}")
   print(f'Metrics: {folder / run_folder.METRICS}')

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the project and everything it needs into .venv, with Python 3.10 or
-# 3.11. Does nothing where that is done already; set PYTHON to choose the
-# interpreter.
+# Installs the project and everything it needs into .venv, with the newest of
+# Python 3.11, 3.12 and 3.13 that is found. Does nothing where that is done
+# already; set PYTHON to choose the interpreter.
 
 set -eu
 CDPATH='' cd -- "$(dirname -- "$0")/.."
@@ -22,7 +22,7 @@ version_of() {
 
 is_supported() {
   case $1 in
-    3.10 | 3.11) ;;
+    3.11 | 3.12 | 3.13) ;;
     *) return 1 ;;
   esac
 }
@@ -30,7 +30,8 @@ is_supported() {
 # Sets python to the first usable interpreter; exits where there is none.
 find_python() {
   rejected=
-  for python in "${PYTHON:-}" python3.11 python3.10 python3 python; do
+  for python in "${PYTHON:-}" python3.13 python3.12 python3.11 python3 \
+      python; do
     # Not given, or had already: PYTHON may be one of the others.
     case ";$rejected;  " in
       *"; $python "*) continue ;;
@@ -53,9 +54,9 @@ its own: apt install python$version-venv)"
     rejected="$rejected $python $reason;"
   done
   cat >&2 <<EOF
-tff_bn needs Python 3.10 or 3.11 on Linux, and none was found here:\
-${rejected%;}. Install one (Debian and Ubuntu: apt install python3.11 \
-python3.11-venv), or say where one is: make test PYTHON=/path/to/python3.11.
+tff_bn needs Python 3.11, 3.12 or 3.13 on Linux, and none was found here:\
+${rejected%;}. Install one (Debian and Ubuntu: apt install python3-venv), or \
+say where one is: make test PYTHON=/path/to/python3.13.
 EOF
   exit 1
 }
@@ -66,7 +67,8 @@ fingerprint() {
   {
     echo "$1"
     pwd -P
-    cat requirements.txt setup.py
+    # setup.py copies the text of the import hook.
+    cat requirements.txt setup.py tff_bn/tff_imports.py
   } | cksum
 }
 
@@ -81,15 +83,17 @@ is_up_to_date() {
   fi
 }
 
+# The metadata of TensorFlow Federated asks for Python 3.11 or older.
 install() {
-  "$venv/bin/python" -m pip install --quiet --no-deps "$@"
+  "$venv/bin/python" -m pip install --quiet --no-deps \
+      --ignore-requires-python "$@"
 }
 
 if is_up_to_date; then
   exit 0
 fi
 find_python
-echo "Setting up $venv with Python $version: about 2.6 GB of packages," \
+echo "Setting up $venv with Python $version: about 3.2 GB of packages," \
     'which takes a few minutes.'
 trap '[ $? = 0 ] ||
   echo "The set-up failed; the next run starts it afresh." >&2' EXIT

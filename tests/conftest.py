@@ -2,6 +2,7 @@
 
 import contextlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -35,7 +36,7 @@ def native_context():
     yield context
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def in_process_context():
   """The runtime of this process, with two clients at a time."""
   from tff_bn import runtime
@@ -85,10 +86,10 @@ class Toy:
         tf.TensorSpec((None,), tf.int32),
     )
 
-  def keras_model(self, momentum: float = 0.75) -> tf.keras.Model:
+  def keras_model(self, momentum: float = 0.75) -> keras.Model:
     """Dense, batch normalization, ReLU, dense; a convolution for images."""
-    layers, dtype = tf.keras.layers, self.dtype
-    inputs = tf.keras.Input(self.shape, dtype=dtype)
+    layers, dtype = keras.layers, self.dtype
+    inputs = keras.Input(self.shape, dtype=dtype)
     if len(self.shape) == 1:
       x = layers.Dense(5, dtype=dtype, name='hidden')(inputs)
     else:
@@ -100,25 +101,26 @@ class Toy:
     if len(self.shape) > 1:
       x = layers.GlobalAveragePooling2D(dtype=dtype)(x)
     outputs = layers.Dense(3, dtype=dtype, name='logits')(x)
-    return tf.keras.Model(inputs, outputs)
+    return keras.Model(inputs, outputs)
 
   def model(self, keras_model_fn=None, seed: int = 0):
     """The `BatchNormModel` of `keras_model`, or of another function."""
     from tff_bn.batch_norm_model import BatchNormModel
 
-    tf.keras.utils.set_random_seed(seed)
+    keras.utils.set_random_seed(seed)
     return BatchNormModel(
         keras_model_fn or self.keras_model,
         self.input_spec,
         loss_fn=self.loss,
         metrics_fn=lambda: [
-            tf.keras.metrics.SparseCategoricalAccuracy('accuracy')
+            keras.metrics.SparseCategoricalAccuracy('accuracy')
         ],
     )
 
-  @staticmethod
-  def loss() -> tf.keras.losses.Loss:
-    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  def loss(self) -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, dtype=self.dtype
+    )
 
   def arrays(
       self, num_examples: int, seed: int
@@ -145,5 +147,5 @@ def toy():
 
 @pytest.fixture
 def toy_images():
-  """The problem on float32 images, where Keras uses its fused kernel."""
+  """The problem on float32 images, where fused operations are used."""
   return Toy('float32', (5, 5, 2))

@@ -1,7 +1,7 @@
 """Models of which all weights are random, also those that begin as 0 or 1."""
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from tff_bn import models
 
@@ -20,7 +20,7 @@ SHAPES = {
 
 def build(name, normalization='batch'):
   """A model of the package; see `randomize`."""
-  tf.keras.utils.set_random_seed(3)
+  keras.utils.set_random_seed(3)
   model = models.build_model_fn(name, SHAPES[name], 10, normalization)()
   randomize(model)
   return model
@@ -59,12 +59,12 @@ def inputs(model, num):
   return rng.normal(size=(num, *model.input_shape[1:])).astype(np.float32)
 
 
-class Subclassed(tf.keras.Model):
+class Subclassed(keras.Model):
   """A model that is not functional."""
 
   def __init__(self):
     super().__init__(name='mine')
-    self.dense = tf.keras.layers.Dense(2)
+    self.dense = keras.layers.Dense(2)
 
   def call(self, inputs):
     return self.dense(inputs)

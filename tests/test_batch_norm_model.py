@@ -1,5 +1,6 @@
 """Tests of a Keras model as data."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,7 +9,7 @@ from tff_bn import BatchNormModel
 from tff_bn.layers import PositionEncoding
 from tff_bn.partition import Role
 
-layers = tf.keras.layers
+layers = keras.layers
 _SPEC = (tf.TensorSpec((None, 4)), tf.TensorSpec((None,), tf.int32))
 
 
@@ -16,7 +17,7 @@ def _model(keras_model_fn, input_spec=_SPEC, metrics_fn=None):
   return BatchNormModel(
       keras_model_fn,
       input_spec,
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(True),
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(True),
       metrics_fn=metrics_fn,
   )
 
@@ -36,9 +37,9 @@ _FROZEN_NORM = [(role, False, True) for role, _, _ in _NORM]
 
 def test_roles_of_a_sequential_model():
   model = _model(
-      lambda: tf.keras.Sequential(
+      lambda: keras.Sequential(
           [
-              tf.keras.Input((4,)),
+              keras.Input((4,)),
               layers.Dense(3, name='bn'),
               layers.BatchNormalization(name='dense'),
               layers.LayerNormalization(),
@@ -57,9 +58,9 @@ def test_roles_of_a_sequential_model():
 
 def test_scale_and_shift_are_found_by_attribute_not_position():
   model = _model(
-      lambda: tf.keras.Sequential(
+      lambda: keras.Sequential(
           [
-              tf.keras.Input((4,)),
+              keras.Input((4,)),
               layers.BatchNormalization(scale=False),
               layers.BatchNormalization(center=False),
               layers.Dense(2),
@@ -89,9 +90,9 @@ def test_scale_and_shift_are_found_by_attribute_not_position():
 @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
 def test_mixed_precision_changes_no_variable(policy, tmp_path):
   def keras_model_fn(dtype):
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,)),
+            keras.Input((4,)),
             layers.Dense(3, dtype=dtype, name='a'),
             layers.BatchNormalization(dtype=dtype, name='b'),
             layers.Dense(2, dtype=dtype, name='c'),
@@ -102,9 +103,7 @@ def test_mixed_precision_changes_no_variable(policy, tmp_path):
 
   assert model.variables == _model(lambda: keras_model_fn('float32')).variables
   model.to_keras().save(tmp_path / 'model.keras')
-  weights = model.from_keras(
-      tf.keras.models.load_model(tmp_path / 'model.keras')
-  )
+  weights = model.from_keras(keras.models.load_model(tmp_path / 'model.keras'))
   for loaded, initial in zip(
       (*weights.trainable, *weights.non_trainable),
       (*model.initial_weights.trainable, *model.initial_weights.non_trainable),
@@ -116,17 +115,17 @@ def test_mixed_precision_changes_no_variable(policy, tmp_path):
 
 def test_frozen_layers_keep_their_roles():
   def keras_model_fn():
-    inner = tf.keras.Sequential(
+    inner = keras.Sequential(
         [
-            tf.keras.Input((4,)),
+            keras.Input((4,)),
             layers.Dense(4),
             layers.BatchNormalization(),
         ]
     )
     inner.trainable = False
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,)),
+            keras.Input((4,)),
             layers.BatchNormalization(trainable=False),
             inner,
             layers.BatchNormalization(),
@@ -142,21 +141,21 @@ def test_frozen_layers_keep_their_roles():
   )
 
 
-def test_roles_inside_wrappers_sync_layers_and_shared_layers():
+def test_roles_inside_wrappers_synchronized_and_shared_layers():
   def keras_model_fn():
-    inputs = tf.keras.Input((2, 4))
+    inputs = keras.Input((2, 4))
     shared = layers.BatchNormalization()
     x = layers.TimeDistributed(layers.BatchNormalization())(inputs)
     x = shared(shared(x))
-    x = layers.experimental.SyncBatchNormalization()(x)
-    return tf.keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+    x = layers.BatchNormalization(synchronized=True)(x)
+    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
 
   model = _model(keras_model_fn, (tf.TensorSpec((None, 2, 4)), _SPEC[1]))
   kernel = ('kernel', True, False)
   assert sorted(_roles(model)) == sorted([*_NORM * 3, kernel, kernel])
 
 
-class _Subclassed(tf.keras.Model):
+class _Subclassed(keras.Model):
 
   def __init__(self):
     super().__init__()
@@ -173,7 +172,7 @@ class _Subclassed(tf.keras.Model):
     'keras_model_fn',
     [
         _Subclassed,
-        lambda: tf.keras.Sequential(
+        lambda: keras.Sequential(
             [layers.BatchNormalization(), layers.Dense(3)]
         ),
     ],
@@ -194,9 +193,7 @@ def test_other_state_is_what_is_neither_trained_nor_a_statistic():
   def keras_model_fn():
     normalization = layers.Normalization()
     normalization.build((None, 4))
-    return tf.keras.Sequential(
-        [tf.keras.Input((4,)), normalization, layers.Dense(2)]
-    )
+    return keras.Sequential([keras.Input((4,)), normalization, layers.Dense(2)])
 
   model = _model(keras_model_fn)
   assert [v.role for v in model.variables][:3] == [Role.OTHER_STATE] * 3
@@ -206,9 +203,9 @@ def test_other_state_is_what_is_neither_trained_nor_a_statistic():
 
 def test_weights_go_to_keras_and_back():
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,)),
+            keras.Input((4,)),
             layers.Dense(4),
             layers.BatchNormalization(),
             layers.Dense(2),
@@ -224,7 +221,7 @@ def test_weights_go_to_keras_and_back():
   copy = model.to_keras(weights)
 
   assert copy is not keras_model
-  assert type(copy) is tf.keras.Sequential
+  assert type(copy) is keras.Sequential
   np.testing.assert_array_equal(copy(x), keras_model(x))
   assert not np.array_equal(copy(x), model.to_keras()(x))
   for list_of_weights, variables in zip(
@@ -243,8 +240,8 @@ def test_initial_weights_are_those_of_the_function():
   kernel = np.arange(8.0, dtype=np.float32).reshape(4, 2)
 
   def pretrained():
-    model = tf.keras.Sequential(
-        [tf.keras.Input((4,)), layers.Dense(2, use_bias=False)]
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(2, use_bias=False)]
     )
     model.set_weights([kernel])
     return model
@@ -255,21 +252,19 @@ def test_initial_weights_are_those_of_the_function():
 
 
 def test_weights_that_do_not_fit_are_refused():
-  model = _model(
-      lambda: tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(2)])
-  )
+  model = _model(lambda: keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
   with pytest.raises(ValueError, match='weights has 1 trainable and 0 other'):
     model.to_keras(([np.zeros((4, 2))], []))
-  wider = tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(3)])
+  wider = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
   with pytest.raises(ValueError, match=r'variable 0 is .*\(4, 3\)'):
     model.from_keras(wider)
-  deeper = tf.keras.Sequential([tf.keras.Input((4,)), wider, layers.Dense(3)])
+  deeper = keras.Sequential([keras.Input((4,)), wider, layers.Dense(3)])
   with pytest.raises(ValueError, match='4 variables instead of 2'):
     model.from_keras(deeper)
 
 
 def _norm_free():
-  return tf.keras.Sequential([tf.keras.Input((4,)), layers.Flatten()])
+  return keras.Sequential([keras.Input((4,)), layers.Flatten()])
 
 
 @pytest.mark.parametrize(
@@ -285,7 +280,7 @@ def _norm_free():
         (
             dict(
                 keras_model_fn=_Subclassed,
-                metrics_fn=lambda: [tf.keras.metrics.Mean('loss')],
+                metrics_fn=lambda: [keras.metrics.Mean('loss')],
             ),
             ValueError,
             r"metrics named \['loss'\]",
@@ -298,31 +293,22 @@ def test_bad_arguments_are_refused(arguments, error, message):
 
 
 def test_a_function_that_returns_the_same_model_twice_is_refused():
-  keras_model = tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(2)])
+  keras_model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
   model = _model(lambda: keras_model)
   with pytest.raises(ValueError, match='same model at two calls'):
     model.to_keras()
 
 
-def test_keras_is_left_as_it_was():
-  experimental = tf.keras.backend.experimental
-  before = experimental.is_tf_random_generator_enabled()
-  _model(_Subclassed)
-  with pytest.raises(TypeError):
-    _model(lambda: 3)
-  assert experimental.is_tf_random_generator_enabled() == before
-
-
 def test_roles_of_personal_position_encodings():
   def keras_model_fn():
-    inputs = tf.keras.Input((4,))
-    inner_inputs = tf.keras.Input((6,))
+    inputs = keras.Input((4,))
+    inner_inputs = keras.Input((6,))
     x = PositionEncoding(personal_share=0.5)(inner_inputs)
-    inner = tf.keras.Model(inner_inputs, layers.ReLU()(x), name='inner')
+    inner = keras.Model(inner_inputs, layers.ReLU()(x), name='inner')
     x = layers.Dense(6)(inputs)
     x = PositionEncoding(trainable=False, personal_share=1)(x)
     x = layers.BatchNormalization()(PositionEncoding()(x))
-    return tf.keras.Model(inputs, layers.Dense(3)(inner(x)))
+    return keras.Model(inputs, layers.Dense(3)(inner(x)))
 
   model = _model(keras_model_fn)
   phase = ('personal_phase', False, False)
@@ -344,9 +330,9 @@ def test_roles_of_personal_position_encodings():
 
 def test_shared_position_encodings_are_not_personal():
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,)),
+            keras.Input((4,)),
             layers.Dense(3),
             PositionEncoding(),
             PositionEncoding(amplitude=0, personal_share=1),

@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 
 from absl import logging
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -207,16 +208,16 @@ class TestProcess:
   @pytest.fixture
   def digits_model(self, digits):
     return BatchNormModel(
-        lambda: tf.keras.Sequential(
+        lambda: keras.Sequential(
             [
-                tf.keras.layers.Input([8, 8, 1]),
-                tf.keras.layers.Flatten(),
-                tf.keras.layers.BatchNormalization(),
-                tf.keras.layers.Dense(10),
+                keras.layers.Input([8, 8, 1]),
+                keras.layers.Flatten(),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(10),
             ]
         ),
         digits.element_spec,
-        loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+        loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
             from_logits=True
         ),
     )
@@ -253,11 +254,12 @@ class TestProcess:
     _train(model, tmp_path)
     _train(model, tmp_path)
     assert not any('another version' in text for text in warnings)
-    changed = {**run_identity.versions(), 'keras': '2.13.9'}
+    changed = {**run_identity.versions(), 'keras': '3.0.0'}
     monkeypatch.setattr(run_identity, 'versions', lambda: changed)
     _train(model, tmp_path)
     (text,) = [t for t in warnings if 'another version' in t]
-    assert 'begun with another version: keras 2.14.0 → 2.13.9' in text
+    change = f'keras {keras.__version__} → 3.0.0'
+    assert f'begun with another version: {change}' in text
 
 
 class TestFinalModel:
@@ -347,7 +349,7 @@ class TestFinalModel:
 
     assert any('written again' in text for text in warnings)
     assert training.is_finished(tmp_path)
-    tf.keras.models.load_model(tmp_path / 'model/model.keras')
+    keras.models.load_model(tmp_path / 'model/model.keras')
     again = saved_models.SavedModels(tmp_path / 'model').weights(model)
     for a, b in zip(tf.nest.flatten(again), tf.nest.flatten(weights)):
       np.testing.assert_array_equal(a, b)
@@ -396,7 +398,7 @@ class TestSavedModels:
     for client_id in saved.client_ids:
       stem = saved_models.client_file_stem(client_id)
       expected = model.from_keras(
-          tf.keras.models.load_model(tmp_path / f'model/clients/{stem}.keras')
+          keras.models.load_model(tmp_path / f'model/clients/{stem}.keras')
       )
       found = saved.weights(model, client_id)
       for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
@@ -413,8 +415,8 @@ class TestSavedModels:
   def test_weights_of_another_model_are_refused(self, model, tmp_path):
     _train(model, tmp_path)
     other = BatchNormModel(
-        lambda: tf.keras.Sequential(
-            [tf.keras.layers.Input([3]), tf.keras.layers.Dense(2)]
+        lambda: keras.Sequential(
+            [keras.layers.Input([3]), keras.layers.Dense(2)]
         ),
         model.input_spec,
         model.loss_fn,

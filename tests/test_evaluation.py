@@ -1,5 +1,6 @@
 """Tests for evaluation, re-estimation and merging of models."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,11 +15,11 @@ _CLASSES = 4
 
 
 def _loss_fn():
-  return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def _metrics_fn():
-  return [tf.keras.metrics.SparseCategoricalAccuracy('accuracy')]
+  return [keras.metrics.SparseCategoricalAccuracy('accuracy')]
 
 
 def _build(keras_model_fn, shape=(_FEATURES,)):
@@ -34,13 +35,13 @@ def _build(keras_model_fn, shape=(_FEATURES,)):
 
 
 def _dense_model():
-  return tf.keras.Sequential(
+  return keras.Sequential(
       [
-          tf.keras.layers.Input([_FEATURES]),
-          tf.keras.layers.Dense(5),
-          tf.keras.layers.BatchNormalization(),
-          tf.keras.layers.ReLU(),
-          tf.keras.layers.Dense(_CLASSES),
+          keras.layers.Input([_FEATURES]),
+          keras.layers.Dense(5),
+          keras.layers.BatchNormalization(),
+          keras.layers.ReLU(),
+          keras.layers.Dense(_CLASSES),
       ]
   )
 
@@ -120,7 +121,7 @@ class TestEvaluator:
             tf.TensorSpec([None, _FEATURES], tf.float32),
             tf.TensorSpec([None], tf.int32),
         ),
-        loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+        loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
             from_logits=True, reduction='none'
         ),
     )
@@ -137,11 +138,11 @@ class TestEvaluator:
   @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
   def test_loss_of_16_bit_logits_is_float32(self, policy):
     def keras_model_fn():
-      return tf.keras.Sequential(
+      return keras.Sequential(
           [
-              tf.keras.layers.Input([_FEATURES]),
+              keras.layers.Input([_FEATURES]),
               # Without a bias: graphs round its sum once, eager code twice.
-              tf.keras.layers.Dense(_CLASSES, use_bias=False, dtype=policy),
+              keras.layers.Dense(_CLASSES, use_bias=False, dtype=policy),
           ]
       )
 
@@ -226,12 +227,12 @@ class TestReestimateBatchNormStatistics:
   def test_first_layer_gets_the_moments_of_the_data(self):
     # 4-D input, so Keras uses its fused kernel, which has another variance.
     def keras_model_fn():
-      return tf.keras.Sequential(
+      return keras.Sequential(
           [
-              tf.keras.layers.Input([2, 2, 3]),
-              tf.keras.layers.BatchNormalization(),
-              tf.keras.layers.Flatten(),
-              tf.keras.layers.Dense(_CLASSES),
+              keras.layers.Input([2, 2, 3]),
+              keras.layers.BatchNormalization(),
+              keras.layers.Flatten(),
+              keras.layers.Dense(_CLASSES),
           ]
       )
 
@@ -254,14 +255,14 @@ class TestReestimateBatchNormStatistics:
 
   def test_later_layers_see_batch_statistics_and_no_dropout(self):
     def keras_model_fn():
-      return tf.keras.Sequential(
+      return keras.Sequential(
           [
-              tf.keras.layers.Input([_FEATURES]),
-              tf.keras.layers.BatchNormalization(),
-              tf.keras.layers.Dropout(0.5),
-              tf.keras.layers.Dense(5),
-              tf.keras.layers.BatchNormalization(),
-              tf.keras.layers.Dense(_CLASSES),
+              keras.layers.Input([_FEATURES]),
+              keras.layers.BatchNormalization(),
+              keras.layers.Dropout(0.5),
+              keras.layers.Dense(5),
+              keras.layers.BatchNormalization(),
+              keras.layers.Dense(_CLASSES),
           ]
       )
 
@@ -290,22 +291,19 @@ class TestReestimateBatchNormStatistics:
     )
 
   def test_one_batch_makes_inference_equal_to_training(self):
-    # The layers: nested, shared, wrapped, and with the channels first.
+    # The layers: nested, shared, and with the channels first.
     def keras_model_fn():
-      shared = tf.keras.layers.BatchNormalization(name='shared')
-      inner_input = tf.keras.Input([4, 6])
-      inner = tf.keras.Model(
-          inner_input,
-          tf.keras.layers.TimeDistributed(tf.keras.layers.BatchNormalization())(
-              inner_input
-          ),
+      shared = keras.layers.BatchNormalization(name='shared')
+      inner_input = keras.Input([4, 6])
+      inner = keras.Model(
+          inner_input, keras.layers.BatchNormalization()(inner_input)
       )
-      x = tf.keras.Input([4, 6])
+      x = keras.Input([4, 6])
       y = inner(x)
-      y = tf.keras.layers.BatchNormalization(axis=1)(y)
-      y = tf.keras.layers.experimental.SyncBatchNormalization()(y)
-      y = tf.keras.layers.Flatten()(shared(y))
-      return tf.keras.Model(x, tf.keras.layers.Dense(_CLASSES)(y))
+      y = keras.layers.BatchNormalization(axis=1)(y)
+      y = keras.layers.BatchNormalization(synchronized=True)(y)
+      y = keras.layers.Flatten()(shared(y))
+      return keras.Model(x, keras.layers.Dense(_CLASSES)(y))
 
     model = _build(keras_model_fn, (4, 6))
     weights = _random_weights(model, 0)
@@ -324,11 +322,11 @@ class TestReestimateBatchNormStatistics:
 
   def test_mixed_precision(self):
     def keras_model_fn():
-      return tf.keras.Sequential(
+      return keras.Sequential(
           [
-              tf.keras.layers.Input([_FEATURES]),
-              tf.keras.layers.BatchNormalization(dtype='mixed_bfloat16'),
-              tf.keras.layers.Dense(_CLASSES),
+              keras.layers.Input([_FEATURES]),
+              keras.layers.BatchNormalization(dtype='mixed_bfloat16'),
+              keras.layers.Dense(_CLASSES),
           ]
       )
 
@@ -347,10 +345,10 @@ class TestReestimateBatchNormStatistics:
 
   def test_shared_layer_pools_its_calls(self):
     def keras_model_fn():
-      shared = tf.keras.layers.BatchNormalization()
-      x = tf.keras.Input([_FEATURES])
+      shared = keras.layers.BatchNormalization()
+      x = keras.Input([_FEATURES])
       added = shared(x) + shared(10.0 * x)
-      return tf.keras.Model(x, tf.keras.layers.Dense(_CLASSES)(added))
+      return keras.Model(x, keras.layers.Dense(_CLASSES)(added))
 
     model = _build(keras_model_fn)
     x, y = _examples(6)
@@ -369,13 +367,13 @@ class TestReestimateBatchNormStatistics:
 
   def test_masked_inputs_do_not_count(self):
     def keras_model_fn():
-      return tf.keras.Sequential(
+      return keras.Sequential(
           [
-              tf.keras.layers.Input([4, 2]),
-              tf.keras.layers.Masking(0.0),
-              tf.keras.layers.BatchNormalization(),
-              tf.keras.layers.Flatten(),
-              tf.keras.layers.Dense(_CLASSES),
+              keras.layers.Input([4, 2]),
+              keras.layers.Masking(0.0),
+              keras.layers.BatchNormalization(),
+              keras.layers.Flatten(),
+              keras.layers.Dense(_CLASSES),
           ]
       )
 
@@ -393,12 +391,12 @@ class TestReestimateBatchNormStatistics:
 
   def test_frozen_layer_keeps_its_statistics(self):
     def keras_model_fn():
-      return tf.keras.Sequential(
+      return keras.Sequential(
           [
-              tf.keras.layers.Input([_FEATURES]),
-              tf.keras.layers.BatchNormalization(trainable=False),
-              tf.keras.layers.BatchNormalization(),
-              tf.keras.layers.Dense(_CLASSES),
+              keras.layers.Input([_FEATURES]),
+              keras.layers.BatchNormalization(trainable=False),
+              keras.layers.BatchNormalization(),
+              keras.layers.Dense(_CLASSES),
           ]
       )
 
@@ -462,23 +460,23 @@ class TestMergeClientWeights:
       )
 
   def test_integers_are_the_first_clients(self):
-    class Counter(tf.keras.layers.Layer):
+    class Counter(keras.layers.Layer):
 
       def build(self, input_shape):
         del input_shape
         self.count = self.add_weight(
-            'count', dtype=tf.int64, initializer='zeros', trainable=False
+            name='count', dtype='int64', initializer='zeros', trainable=False
         )
 
       def call(self, inputs):
         return inputs
 
     model = _build(
-        lambda: tf.keras.Sequential(
+        lambda: keras.Sequential(
             [
-                tf.keras.layers.Input([_FEATURES]),
+                keras.layers.Input([_FEATURES]),
                 Counter(),
-                tf.keras.layers.Dense(_CLASSES),
+                keras.layers.Dense(_CLASSES),
             ]
         )
     )
@@ -495,12 +493,12 @@ class TestMergeClientWeights:
 
   def test_personal_phases_are_the_untrained_models(self):
     def keras_model_fn():
-      return tf.keras.Sequential(
+      return keras.Sequential(
           [
-              tf.keras.layers.Input([_FEATURES]),
-              tf.keras.layers.Dense(5),
+              keras.layers.Input([_FEATURES]),
+              keras.layers.Dense(5),
               PositionEncoding(personal_share=0.5),
-              tf.keras.layers.Dense(_CLASSES),
+              keras.layers.Dense(_CLASSES),
           ]
       )
 

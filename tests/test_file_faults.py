@@ -70,11 +70,11 @@ def _snapshot(run_dir, model):
 @pytest.mark.parametrize(
     ('kind', 'count', 'step'),
     [
-        (_KILL, 1, 43),
-        pytest.param(_KILL, 1, 13, marks=pytest.mark.slow),
-        pytest.param(errno.ENOSPC, 1, 23, marks=pytest.mark.slow),
-        pytest.param(errno.ENOSPC, _ALWAYS, 37, marks=pytest.mark.slow),
-        pytest.param(errno.EIO, 1, 29, marks=pytest.mark.slow),
+        (_KILL, 1, 53),
+        pytest.param(_KILL, 1, 71, marks=pytest.mark.slow),
+        pytest.param(errno.ENOSPC, 1, 83, marks=pytest.mark.slow),
+        pytest.param(errno.ENOSPC, _ALWAYS, 151, marks=pytest.mark.slow),
+        pytest.param(errno.EIO, 1, 101, marks=pytest.mark.slow),
     ],
 )
 def test_the_same_command_comes_to_the_same_end(

@@ -1,13 +1,15 @@
 """Tests of watching what a layer of a model computes."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tff_bn import batch_norm_calls
 from tff_bn.layer_features import LayerFeatures
+from tff_bn.layers import discovery
 
-_LAYERS = tf.keras.layers
+_LAYERS = keras.layers
 _X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
 
 
@@ -19,10 +21,10 @@ def _features(model, name=None, x=_X, **kwargs):
 
 
 def _functional():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(5, name='hidden')(inputs)
   x = _LAYERS.ReLU(name='relu')(x)
-  return tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  return keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
 
 
 def _hidden(model, layer=None):
@@ -55,17 +57,17 @@ def _with_end(*layers):
     outputs = model.output
     for layer in layers:
       outputs = layer(outputs)
-    return tf.keras.Model(model.input, outputs)
+    return keras.Model(model.input, outputs)
 
   return build
 
 
 def _with_input():
-  return tf.keras.Sequential([tf.keras.Input((4,)), *_functional().layers[1:]])
+  return keras.Sequential([keras.Input((4,)), *_functional().layers[1:]])
 
 
 def _with_input_shape():
-  return tf.keras.Sequential(
+  return keras.Sequential(
       [
           _LAYERS.Dense(5, input_shape=(4,), activation='relu', name='hidden'),
           _LAYERS.Dense(3),
@@ -74,7 +76,7 @@ def _with_input_shape():
 
 
 def _sequential():
-  return tf.keras.Sequential(
+  return keras.Sequential(
       [_LAYERS.Dense(5, name='hidden'), _LAYERS.ReLU(), _LAYERS.Dense(3)]
   )
 
@@ -92,26 +94,24 @@ def _called():
 
 
 def _nested_head():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(5, name='hidden')(inputs)
-  head = tf.keras.Sequential(
-      [_LAYERS.ReLU(), _LAYERS.Dense(3), _LAYERS.Softmax()]
-  )
-  return tf.keras.Model(inputs, _LAYERS.Softmax()(head(x)))
+  head = keras.Sequential([_LAYERS.ReLU(), _LAYERS.Dense(3), _LAYERS.Softmax()])
+  return keras.Model(inputs, _LAYERS.Softmax()(head(x)))
 
 
 def _head_that_is_a_dense_layer():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(5, name='hidden', activation='relu')(inputs)
-  head_inputs = tf.keras.Input((5,))
-  head = tf.keras.Model(head_inputs, _LAYERS.Dense(3)(head_inputs))
-  return tf.keras.Model(inputs, head(x))
+  head_inputs = keras.Input((5,))
+  head = keras.Model(head_inputs, _LAYERS.Dense(3)(head_inputs))
+  return keras.Model(inputs, head(x))
 
 
 def _model_without_weights_at_the_end():
   model = _functional()
-  end = tf.keras.Sequential([_LAYERS.Softmax(), _LAYERS.Dropout(0.5)])
-  return tf.keras.Model(model.input, end(model.output))
+  end = keras.Sequential([_LAYERS.Softmax(), _LAYERS.Dropout(0.5)])
+  return keras.Model(model.input, end(model.output))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def _model_without_weights_at_the_end():
         _with_end(_LAYERS.Softmax()),
         _with_end(_LAYERS.Activation('linear', dtype='float32')),
         _with_end(_LAYERS.Reshape((1, 3)), _LAYERS.Flatten()),
-        _with_end(lambda x: tf.cast(x, tf.float64)),
+        _with_end(lambda x: keras.ops.cast(x, 'float64')),
         _with_end(lambda x: 2 * x + 1),
         _with_end(_LAYERS.Lambda(tf.nn.softmax)),
     ],
@@ -139,17 +139,17 @@ def test_the_default_of_other_models(build):
 
 
 def test_batch_norm_as_the_last_layer():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(5, name='hidden', activation='relu')(inputs)
-  model = tf.keras.Model(inputs, _LAYERS.BatchNormalization()(x))
+  model = keras.Model(inputs, _LAYERS.BatchNormalization()(x))
   _assert_close(_features(model, training=True), _hidden(model))
 
 
 def test_a_merge_after_the_last_layer_with_weights():
   """The part of the output with weights is one of several."""
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(4, name='hidden')(inputs)
-  model = tf.keras.Model(inputs, _LAYERS.Add()([x, inputs]), name='merged')
+  model = keras.Model(inputs, _LAYERS.Add()([x, inputs]), name='merged')
   with pytest.raises(
       ValueError, match="'merged' has no one last .* 2 tensors.*feature_layer"
   ):
@@ -158,9 +158,9 @@ def test_a_merge_after_the_last_layer_with_weights():
 
 
 def test_several_outputs():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(4, name='hidden')(inputs)
-  model = tf.keras.Model(inputs, [_LAYERS.Dense(2)(x), _LAYERS.Dense(3)(x)])
+  model = keras.Model(inputs, [_LAYERS.Dense(2)(x), _LAYERS.Dense(3)(x)])
   with pytest.raises(ValueError, match='made of 2 tensors.*feature_layer'):
     LayerFeatures(model)
 
@@ -170,7 +170,7 @@ def test_without_a_hidden_layer():
       [_LAYERS.Dense(3, name='only')],
       [_LAYERS.Flatten(), _LAYERS.Dense(3, name='only'), _LAYERS.Softmax()],
   ):
-    model = tf.keras.Sequential([tf.keras.Input((4,)), *layers], name='flat')
+    model = keras.Sequential([keras.Input((4,)), *layers], name='flat')
     with pytest.raises(ValueError, match="'flat' has no hidden .* 'only' has"):
       LayerFeatures(model)
 
@@ -182,24 +182,22 @@ def test_an_unknown_or_ambiguous_name():
   for layer in model.layers:
     assert layer.name in str(error.value)
 
-  inputs = tf.keras.Input((4,))
-  inner = [
-      tf.keras.Sequential([_LAYERS.Dense(4, name='same')]) for _ in range(2)
-  ]
-  twice = tf.keras.Model(inputs, inner[1](inner[0](inputs)))
+  inputs = keras.Input((4,))
+  inner = [keras.Sequential([_LAYERS.Dense(4, name='same')]) for _ in range(2)]
+  twice = keras.Model(inputs, inner[1](inner[0](inputs)))
   with pytest.raises(ValueError, match="'same' is the name of 2 layers"):
     LayerFeatures(twice, 'same')
 
 
 def test_nested_models_and_wrappers_are_searched():
-  inputs = tf.keras.Input((4,))
-  inner = tf.keras.Sequential(
-      [tf.keras.Sequential([_LAYERS.Dense(5, name='hidden')]), _LAYERS.ReLU()]
+  inputs = keras.Input((4,))
+  inner = keras.Sequential(
+      [keras.Sequential([_LAYERS.Dense(5, name='hidden')]), _LAYERS.ReLU()]
   )
   x = _LAYERS.Reshape((1, 5))(inner(inputs))
   x = _LAYERS.TimeDistributed(_LAYERS.Dense(2, name='wrapped'))(x)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3)(_LAYERS.Flatten()(x)))
-  (hidden,) = (m for m in model.submodules if m.name == 'hidden')
+  model = keras.Model(inputs, _LAYERS.Dense(3)(_LAYERS.Flatten()(x)))
+  (hidden,) = (x for x in discovery.all_layers(model) if x.name == 'hidden')
   before = _features(model, 'hidden')
   _assert_close(np.maximum(before, 0), _hidden(model, hidden))
   assert before.min() < 0
@@ -209,14 +207,14 @@ def test_nested_models_and_wrappers_are_searched():
 
 
 def test_of_a_layer_that_is_called_twice_the_last_call_counts():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   shared = _LAYERS.Dense(4, name='shared')
-  model = tf.keras.Model(inputs, _LAYERS.Dense(2)(shared(shared(inputs))))
+  model = keras.Model(inputs, _LAYERS.Dense(2)(shared(shared(inputs))))
   _assert_close(_features(model, 'shared'), shared(shared(_X)))
 
 
-class _Subclassed(tf.keras.Model):
-  """A model with Python's control flow over tensors."""
+class _Subclassed(keras.Model):
+  """A model of a layer with control flow over tensors."""
 
   def __init__(self):
     super().__init__(name='subclassed')
@@ -228,17 +226,15 @@ class _Subclassed(tf.keras.Model):
 
 
 class _Switching(_LAYERS.Layer):
-  """A layer that TensorFlow can only trace after it was converted."""
+  """A layer with a condition and a loop."""
 
   def call(self, inputs, scale=2.0):
-    result = scale * inputs
-    if tf.reduce_sum(inputs) < 0:
-      result = -result
-    i = tf.constant(0)
-    while i < 3:
-      result = result + 1.0
-      i += 1
-    return result
+    result = keras.ops.cond(
+        keras.ops.sum(inputs) < 0,
+        lambda: -scale * inputs,
+        lambda: scale * inputs,
+    )
+    return keras.ops.fori_loop(0, 3, lambda _, value: value + 1.0, result)
 
 
 def test_a_subclassed_model_with_a_name_and_control_flow():
@@ -265,10 +261,10 @@ def test_a_subclassed_model_without_a_name():
 
 
 def test_arguments_of_the_layer_are_passed_on():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dropout(0.5, name='drop')(inputs)
   x = _Switching(name='switching')(x, scale=7.0)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3)(x))
+  model = keras.Model(inputs, _LAYERS.Dense(3)(x))
   x = np.abs(_X)
   _assert_close(_features(model, 'switching', x), 7 * x + 3)
   assert not np.any(_features(model, 'drop', x, training=False) == 0)
@@ -309,9 +305,9 @@ def test_the_call_is_restored():
 
 def test_a_replaced_call_is_used_and_stays():
   """As when local training replaces what batch normalization does."""
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.BatchNormalization(name='norm')(inputs)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3)(x))
+  model = keras.Model(inputs, _LAYERS.Dense(3)(x))
   layer = model.get_layer('norm')
   features = LayerFeatures(model, 'norm')
   with batch_norm_calls.replaced(model, lambda layer, x, mask: 5 * x):
@@ -336,10 +332,10 @@ def test_a_model_that_does_not_call_the_layer():
 
 
 def test_a_layer_with_several_outputs():
-  inputs = tf.keras.Input((4, 1))
+  inputs = keras.Input((4, 1))
   x, state = _LAYERS.GRU(2, return_state=True, name='gru')(inputs)
   outputs = _LAYERS.Dense(3)(_LAYERS.Concatenate()([x, state]))
-  model = tf.keras.Model(inputs, outputs)
+  model = keras.Model(inputs, outputs)
   features = LayerFeatures(model, 'gru')
   message = "'gru'.* no features that are one tensor"
   with pytest.raises(ValueError, match=message), features.watched():
@@ -351,8 +347,8 @@ def test_a_layer_with_several_outputs():
 def test_nothing_is_tracked():
   """The model gets no variables or layers of its own."""
   model = _functional()
-  before = len(model.submodules)
+  before = len(discovery.all_layers(model))
   features = LayerFeatures(model)
   with features.watched():
     model(_X)
-  assert len(model.submodules) == before
+  assert len(discovery.all_layers(model)) == before

@@ -1,5 +1,6 @@
-"""Tests of the training loop in 16 bits, and compiled by XLA."""
+"""Tests of the training loop; in 16 bits, and compiled by XLA."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -38,7 +39,7 @@ def _train(model, batches, optimizer=None, values=None, **options):
   return tf.nest.map_structure(lambda tensor: tensor.numpy(), train())
 
 
-class _Product(tf.keras.losses.Loss):
+class Product(keras.losses.Loss):
   """The mean of label · output, whose gradient by the output is known."""
 
   def call(self, y_true, y_pred):
@@ -55,20 +56,45 @@ def _slope_model(policy):
   """The model w · x with w = 1; its loss is the mean of label · output."""
 
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.layers.Input([1]),
-            tf.keras.layers.Dense(
+            keras.layers.Input([1]),
+            keras.layers.Dense(
                 1, use_bias=False, kernel_initializer='ones', dtype=policy
             ),
         ]
     )
 
-  return BatchNormModel(keras_model_fn, _SCALAR_SPEC, _Product)
+  return BatchNormModel(keras_model_fn, _SCALAR_SPEC, Product)
 
 
 def _column(*values):
   return np.array(values, np.float32)[:, np.newaxis]
+
+
+def test_weight_on_which_the_loss_does_not_depend_stays():
+  def keras_model_fn():
+    inputs = keras.Input([1])
+    used, unused = [
+        keras.layers.Dense(
+            1, use_bias=False, kernel_initializer='ones', name=name
+        )(inputs)
+        for name in ('used', 'unused')
+    ]
+    outputs = used + keras.ops.stop_gradient(unused)
+    return keras.Model(inputs, outputs)
+
+  model = BatchNormModel(keras_model_fn, _SCALAR_SPEC, Product)
+  batch = _column(1.0), _column(0.25)
+
+  result = _train(model, [batch])
+
+  values = {
+      variable.path: value
+      for variable, value in zip(model.keras_model.weights, result['values'])
+  }
+  np.testing.assert_allclose(values['used/kernel'], [[1 - 0.25]])
+  np.testing.assert_array_equal(values['unused/kernel'], [[1]])
 
 
 class TestFloat16:
@@ -115,11 +141,11 @@ class TestFloat16:
   def test_skipped_batch_leaves_nothing_behind(
       self, x_factor, label_factor, jit_compile
   ):
-    layers = tf.keras.layers
+    layers = keras.layers
 
     def keras_model_fn():
-      tf.keras.utils.set_random_seed(1)
-      return tf.keras.Sequential(
+      keras.utils.set_random_seed(1)
+      return keras.Sequential(
           [
               layers.Input([2]),
               layers.Dense(3, dtype='mixed_float16'),
@@ -132,8 +158,8 @@ class TestFloat16:
     model = BatchNormModel(
         keras_model_fn,
         (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])),
-        _Product,
-        lambda: [tf.keras.metrics.MeanAbsoluteError('error')],
+        Product,
+        lambda: [keras.metrics.MeanAbsoluteError('error')],
     )
     rng = np.random.default_rng(0)
     batches = [
@@ -220,18 +246,18 @@ class TestMixedPrecision:
   @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
   def test_loss_of_16_bit_logits(self, policy):
     def keras_model_fn():
-      tf.keras.utils.set_random_seed(2)
-      return tf.keras.Sequential(
+      keras.utils.set_random_seed(2)
+      return keras.Sequential(
           [
-              tf.keras.layers.Input([4]),
-              tf.keras.layers.Dense(3, use_bias=False, dtype=policy),
+              keras.layers.Input([4]),
+              keras.layers.Dense(3, use_bias=False, dtype=policy),
           ]
       )
 
     model = BatchNormModel(
         keras_model_fn,
         (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int32)),
-        lambda: tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     rng = np.random.default_rng(0)
     x = rng.normal(size=[50, 4]).astype(np.float32)
@@ -264,7 +290,7 @@ class TestMixedPrecision:
   def test_rounds_are_near_those_in_float32(self, policy, toy_images):
     def model(name):
       def keras_model_fn():
-        return tf.keras.Sequential(
+        return keras.Sequential(
             [
                 layers.Input(toy_images.shape),
                 layers.Conv2D(5, 3, dtype=name),
@@ -275,7 +301,7 @@ class TestMixedPrecision:
             ]
         )
 
-      layers = tf.keras.layers
+      layers = keras.layers
       return toy_images.model(keras_model_fn)
 
     def train(model):
@@ -357,7 +383,7 @@ class TestJitCompile:
   )
   def test_xla_is_used_if_asked_for(self, build, jit_compile, toy):
 
-    class Text(tf.keras.layers.Layer):
+    class Text(keras.layers.Layer):
       """Does what XLA has no operation for."""
 
       def call(self, inputs):
@@ -365,11 +391,11 @@ class TestJitCompile:
         return inputs + tf.cast(zero, inputs.dtype)
 
     def keras_model_fn():
-      inputs = tf.keras.Input([4], dtype='float64')
+      inputs = keras.Input([4], dtype='float64')
       x = Text(dtype='float64')(inputs)
-      x = tf.keras.layers.BatchNormalization(dtype='float64')(x)
-      x = tf.keras.layers.Dense(3, dtype='float64')(x)
-      return tf.keras.Model(inputs, x)
+      x = keras.layers.BatchNormalization(dtype='float64')(x)
+      x = keras.layers.Dense(3, dtype='float64')(x)
+      return keras.Model(inputs, x)
 
     process = build(
         toy.model(keras_model_fn), _optimizer(), jit_compile=jit_compile
@@ -386,10 +412,10 @@ class TestJitCompile:
 
   def test_dropout_repeats(self, toy):
     def keras_model_fn():
-      inputs = tf.keras.Input([4], dtype='float64')
-      x = tf.keras.layers.Dropout(0.5, dtype='float64')(inputs)
-      x = tf.keras.layers.Dense(3, dtype='float64')(x)
-      return tf.keras.Model(inputs, x)
+      inputs = keras.Input([4], dtype='float64')
+      x = keras.layers.Dropout(0.5, dtype='float64')(inputs)
+      x = keras.layers.Dense(3, dtype='float64')(x)
+      return keras.Model(inputs, x)
 
     model = toy.model(keras_model_fn)
     batches = [toy.arrays(8, 0), toy.arrays(5, 1)]

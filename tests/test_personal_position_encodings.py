@@ -1,14 +1,15 @@
 """Tests of existing models with personal position encodings."""
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import tff_bn
 from tff_bn import models
 from tff_bn.layers import PositionEncoding
+from tff_bn.layers import discovery
 
-_layers = tf.keras.layers
+_layers = keras.layers
 # The sizes of their hidden layers.
 _UNITS = {
     'mlp4': ((8, 8, 1), [1024] * 3),
@@ -19,12 +20,14 @@ _UNITS = {
 
 def _encodings(model):
   return [
-      layer for layer in model.submodules if isinstance(layer, PositionEncoding)
+      layer
+      for layer in discovery.all_layers(model)
+      if isinstance(layer, PositionEncoding)
   ]
 
 
 def _model(name):
-  tf.keras.utils.set_random_seed(3)
+  keras.utils.set_random_seed(3)
   return models.build_model_fn(name, _UNITS[name][0], 10)()
 
 
@@ -40,7 +43,7 @@ def test_each_hidden_layer_has_a_phase(name):
   encodings = _encodings(own)
   assert all(encoding.personal_share == 0.25 for encoding in encodings)
   found = [
-      (e.input_shape[-1], e.num_personal(e.input_shape[-1])) for e in encodings
+      (e.input.shape[-1], e.num_personal(e.input.shape[-1])) for e in encodings
   ]
   assert sorted(found) == sorted((j, j // 4) for j in units)
   phases = [e.personal_phase for e in encodings]
@@ -69,7 +72,7 @@ def test_copies_keep_the_phases(tmp_path):
       federated(x, training=False), model(x, training=False)
   )
   model.save(tmp_path / 'model.keras')
-  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  loaded = keras.models.load_model(tmp_path / 'model.keras')
   np.testing.assert_array_equal(loaded(x), model(x))
   for copy in (federated, loaded):
     found = {
@@ -89,7 +92,7 @@ def test_share_that_is_not_allowed():
 
 
 def test_encodings_of_models_with_many_layers_are_found_in_linear_time():
-  """Each layer is compared with none of the others."""
+  """Each layer is compared once, by Keras when it is called."""
   comparisons = []
 
   class Layer(_layers.Dense):
@@ -102,10 +105,10 @@ def test_encodings_of_models_with_many_layers_are_found_in_linear_time():
       return id(self)
 
   layers = [Layer(4) for _ in range(12)]
-  model = tf.keras.Sequential(
-      [tf.keras.Input((4,)), *layers, _layers.BatchNormalization(), Layer(2)]
+  model = keras.Sequential(
+      [keras.Input((4,)), *layers, _layers.BatchNormalization(), Layer(2)]
   )
   comparisons.clear()
   encoded = tff_bn.add_position_encodings(model)
   assert len(_encodings(encoded)) == 12
-  assert not comparisons
+  assert len(comparisons) <= len(model.layers)

@@ -309,9 +309,14 @@ def _with_next(process, other_metrics=False, other_data=False):
 
 
 def test_state_without_a_number_of_rounds():
-  model = tff.learning.models.functional_model_from_keras(
-      tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=[3])]),
-      tf.keras.losses.MeanSquaredError(),
+  model = tff.learning.models.FunctionalModel(
+      initial_weights=((np.zeros([3, 2], np.float32),), ()),
+      predict_on_batch_fn=tf.function(
+          lambda weights, x, training: x @ weights[0][0]
+      ),
+      loss_fn=tf.function(
+          lambda output, label, weight: tf.reduce_mean((output - label) ** 2)
+      ),
       input_spec=(tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])),
   )
   process = tff.learning.algorithms.build_weighted_fed_avg(

@@ -4,11 +4,12 @@ import pathlib
 import re
 import shlex
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import dependencies
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
@@ -44,11 +45,11 @@ def test_python_code_runs(tmp_path, monkeypatch, toy):
   try:
     for block in _blocks('python'):
       # pylint: disable-next=exec-used
-      exec(f'import tensorflow as tf\n{block}', namespace)
+      exec(f'import keras\n{block}', namespace)
   finally:
     tff.framework.set_default_context(context)
 
-  saved = tf.keras.models.load_model('model.keras')
+  saved = keras.models.load_model('model.keras')
   x, _ = toy.arrays(5, 2)
   np.testing.assert_allclose(
       saved.predict(x, verbose=0),
@@ -76,8 +77,18 @@ def test_commands_have_the_programs_flags(words):
   cli.parse(program.define_flags, words[1:])
 
 
-def test_presets_and_scripts_are_there():
-  paths = re.findall(r'(?:programs/presets|scripts)/[\w.]+', _README)
+def test_pinned_packages_are_those_of_the_package():
+  (block,) = (block for block in _blocks('sh') if '[federated]' in block)
+  _, command = block.replace('\\\n', ' ').splitlines()
+  assert [word for word in shlex.split(command) if '==' in word] == list(
+      dependencies.PINNED_PACKAGES
+  )
+
+
+def test_files_that_are_named_are_there():
+  paths = re.findall(
+      r'(?:programs/presets|scripts)/[\w.]+|requirements[\w-]*\.txt', _README
+  )
   assert paths
   for path in paths:
     assert (_ROOT / path).is_file(), path

@@ -93,6 +93,21 @@ def test_batches_are_those_of_the_data(dtype, client_ids, draw):
   assert _batches(dataset.build(_Worker()), data) == expected
 
 
+@pytest.mark.parametrize('client_ids', [['a'], ['b', 'a']])
+def test_small_batches_are_not_optimized(client_ids):
+  data = _data()
+  variant = round_data.RoundDataset(data, client_ids, **_DRAW).build(None)
+  for dataset in (
+      tf.data.experimental.from_variant(variant, data.element_spec),
+      data.client_dataset(client_ids, **_DRAW),
+  ):
+    options = dataset.options()
+    assert (
+        options.experimental_optimization.apply_default_optimizations is False
+    )
+    assert options.autotune.enabled is False
+
+
 def test_worker_makes_the_batches_of_a_recipe(monkeypatch):
   data = _data(recipe='mine')
   made = []

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import random_layers
 import tensorflow as tf
 
 from tff_bn import stages
@@ -255,9 +256,9 @@ def test_a_variable_that_a_loop_writes():
   assert result == 2 * 7 + 10 + 3 * 5
 
 
-def test_random_numbers_depend_on_the_seed_alone_and_are_drawn_once():
-  tf.keras.backend.experimental.enable_tf_random_generator()
-  layer = tf.keras.layers.Dropout(0.5)
+@pytest.mark.parametrize('new_layer', random_layers.KINDS)
+def test_random_numbers_depend_on_the_seed_alone_and_are_drawn_once(new_layer):
+  layer = new_layer()
   layer(tf.ones([1, 3]))
   weight = tf.Variable(np.float32(1.0))
 
@@ -285,10 +286,10 @@ def test_random_numbers_depend_on_the_seed_alone_and_are_drawn_once():
   assert np.any(other[0] != first)
 
 
-def test_random_numbers_for_an_answer():
+@pytest.mark.parametrize('new_layer', random_layers.KINDS)
+def test_random_numbers_for_an_answer(new_layer):
   """How many are drawn is known only after the question."""
-  tf.keras.backend.experimental.enable_tf_random_generator()
-  layer = tf.keras.layers.Dropout(0.5)
+  layer = new_layer()
   layer(tf.ones([1, 3]))
 
   def fn(ask, x):

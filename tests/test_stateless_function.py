@@ -1,7 +1,9 @@
 """Tests of functions of variables as pure functions."""
 
+import keras
 import numpy as np
 import pytest
+import random_layers
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -40,7 +42,7 @@ def test_computes_with_the_given_values_and_changes_nothing():
 
 
 def test_other_variables_start_every_call_as_they_were_when_traced():
-  metric = tf.keras.metrics.Mean()
+  metric = keras.metrics.Mean()
   metric.update_state([4.0])
 
   def update(x):
@@ -73,13 +75,9 @@ def test_captured_constants_and_nested_results():
   np.testing.assert_array_equal(result['product'], [0, 4])
 
 
-def test_random_layers_depend_on_the_seed_alone():
-  experimental = tf.keras.backend.experimental
-  experimental.enable_tf_random_generator()
-  dropouts = [tf.keras.layers.Dropout(0.5) for _ in range(2)]
-  for dropout in dropouts:
-    dropout.build(None)
-  experimental.disable_tf_random_generator()
+@pytest.mark.parametrize('new_layer', random_layers.KINDS)
+def test_random_layers_depend_on_the_seed_alone(new_layer):
+  dropouts = [new_layer() for _ in range(2)]
   fn = StatelessFunction(
       lambda x: [dropout(x, training=True) for dropout in dropouts],
       [],
@@ -101,7 +99,7 @@ def test_random_layers_depend_on_the_seed_alone():
 
 
 def test_lookup_tables_are_refused():
-  lookup = tf.keras.layers.StringLookup(vocabulary=['a', 'b'])
+  lookup = keras.layers.StringLookup(vocabulary=['a', 'b'])
   with pytest.raises(ValueError, match='apply it in the dataset instead'):
     StatelessFunction(lookup, [], tf.TensorSpec([None], tf.string))
 

@@ -18,6 +18,7 @@ import threading
 import time
 import zipfile
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -54,7 +55,7 @@ def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
 
 
 def _weights_bits(path):
-  keras_model = tf.keras.models.load_model(path)
+  keras_model = keras.models.load_model(path)
   return [w.tobytes() for w in keras_model.get_weights()]
 
 
@@ -253,7 +254,7 @@ class TestMetrics:
     for client_id in training_fakes.CLIENT_IDS:
       stem = saved_models.client_file_stem(client_id)
       path = tmp_path / f'model/clients/{stem}.keras'
-      weights = model.from_keras(tf.keras.models.load_model(path))
+      weights = model.from_keras(keras.models.load_model(path))
       test.append(evaluator.evaluate(weights, data.test_dataset(3)))
       client_test.append(
           evaluator.evaluate(weights, data.client_test_dataset(client_id, 3))
@@ -428,12 +429,12 @@ class TestFinalModel:
 
     folder = tmp_path / 'model/clients'
     clients = [
-        model.from_keras(tf.keras.models.load_model(path))
+        model.from_keras(keras.models.load_model(path))
         for path in folder.glob('*.keras')
     ]
     assert len(clients) == len(training_fakes.CLIENT_IDS)
     merged = model.from_keras(
-        tf.keras.models.load_model(tmp_path / 'model/model.keras')
+        keras.models.load_model(tmp_path / 'model/model.keras')
     )
     means = np.array([c.non_trainable[0] for c in clients], np.float64)
     variances = np.array([c.non_trainable[1] for c in clients], np.float64)
@@ -495,7 +496,7 @@ _WRITES = (
     (client_state_store.SqliteClientStateStore, 'put_many'),
     (client_state_store.SqliteClientStateStore, 'commit'),
     (client_state_store.SqliteClientStateStore, 'prune'),
-    (tf.keras.Model, 'save'),
+    (keras.Model, 'save'),
     (np, 'savez'),
     (os, 'replace'),
     (os, 'rename'),

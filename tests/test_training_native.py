@@ -5,10 +5,10 @@ import os
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 import training_example
 
 from tff_bn import client_state_store
@@ -54,7 +54,7 @@ def uninterrupted(train, tmp_path_factory):
 def _snapshot(run_dir):
   models = {
       path.relative_to(run_dir).as_posix(): [
-          w.tobytes() for w in tf.keras.models.load_model(path).get_weights()
+          w.tobytes() for w in keras.models.load_model(path).get_weights()
       ]
       for path in (run_dir / 'model').rglob('*.keras')
   }
@@ -93,7 +93,7 @@ def test_saved_model_is_what_the_process_returns(
 ):
   result = train(tmp_path)
 
-  loaded = tf.keras.models.load_model(tmp_path / 'model/model.keras')
+  loaded = keras.models.load_model(tmp_path / 'model/model.keras')
   x = data.dataset.x_test[:10]
   np.testing.assert_array_equal(
       loaded(x, training=False),
@@ -159,7 +159,7 @@ def test_control_variates_are_kept_but_are_no_model(
       'weights.npz',
   ]
   _assert_bits(
-      tf.keras.models.load_model(tmp_path / 'model/model.keras').get_weights(),
+      keras.models.load_model(tmp_path / 'model/model.keras').get_weights(),
       model.from_model_weights(result.model_weights),
   )
   header = (tmp_path / 'metrics.csv').read_text().splitlines()[0]

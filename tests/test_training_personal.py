@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 import training_example
 import training_fakes
@@ -145,7 +145,7 @@ def test_resumed_run_equals_an_uninterrupted_one(fake_model, tmp_path, rounds):
 def _snapshot(run_dir):
   models = {
       path.relative_to(run_dir).as_posix(): [
-          w.tobytes() for w in tf.keras.models.load_model(path).get_weights()
+          w.tobytes() for w in keras.models.load_model(path).get_weights()
       ]
       for path in (run_dir / 'model').rglob('*.keras')
   }
@@ -215,7 +215,7 @@ def test_models(uninterrupted, model, data):
   (position,) = [
       i for i, v in enumerate(model.variables) if v.role is Role.PERSONAL_PHASE
   ]
-  merged = tf.keras.models.load_model(
+  merged = keras.models.load_model(
       run_dir / 'model' / 'model.keras'
   ).get_weights()
   drawn = _drawn(data)
@@ -223,7 +223,7 @@ def test_models(uninterrupted, model, data):
   for client_id, phase in drawn.items():
     stem = saved_models.client_file_stem(client_id)
     path = run_dir / 'model' / 'clients' / f'{stem}.keras'
-    own = tf.keras.models.load_model(path)
+    own = keras.models.load_model(path)
     (encoding,) = [
         layer for layer in own.layers if hasattr(layer, 'personal_phase')
     ]
@@ -243,11 +243,11 @@ def test_metrics_are_those_of_the_saved_models(uninterrupted, data):
   for client_id in data.client_ids:
     stem = saved_models.client_file_stem(client_id)
     path = run_dir / 'model' / 'clients' / f'{stem}.keras'
-    own = tf.keras.models.load_model(path)
+    own = keras.models.load_model(path)
     logits = own(data.dataset.x_test, training=False)
     losses.append(
         np.mean(
-            tf.keras.losses.sparse_categorical_crossentropy(
+            keras.losses.sparse_categorical_crossentropy(
                 data.dataset.y_test, logits, from_logits=True
             )
         )

@@ -6,7 +6,7 @@ folder of its first; the third is the share of personal position encodings.
 
 import sys
 
-import tensorflow as tf
+import keras
 import tensorflow_federated as tff
 
 import tff_bn
@@ -38,17 +38,17 @@ def build_data():
 
 
 def build_model(data, personal_share=0.0):
-  initializer = tf.keras.initializers.GlorotUniform(seed=0)
+  initializer = keras.initializers.GlorotUniform(seed=0)
 
   def keras_model_fn():
-    model = tf.keras.Sequential(
+    model = keras.Sequential(
         [
-            tf.keras.layers.Input(data.element_spec[0].shape[1:]),
-            tf.keras.layers.Flatten(),
-            tf.keras.layers.Dense(8, kernel_initializer=initializer),
-            tf.keras.layers.BatchNormalization(momentum=0.9),
-            tf.keras.layers.ReLU(),
-            tf.keras.layers.Dense(10, kernel_initializer=initializer),
+            keras.layers.Input(data.element_spec[0].shape[1:]),
+            keras.layers.Flatten(),
+            keras.layers.Dense(8, kernel_initializer=initializer),
+            keras.layers.BatchNormalization(momentum=0.9),
+            keras.layers.ReLU(),
+            keras.layers.Dense(10, kernel_initializer=initializer),
         ]
     )
     if personal_share:
@@ -60,12 +60,10 @@ def build_model(data, personal_share=0.0):
   return BatchNormModel(
       keras_model_fn,
       input_spec=data.element_spec,
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
-      metrics_fn=lambda: [
-          tf.keras.metrics.SparseCategoricalAccuracy('accuracy')
-      ],
+      metrics_fn=lambda: [keras.metrics.SparseCategoricalAccuracy('accuracy')],
   )
 
 

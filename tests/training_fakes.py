@@ -8,6 +8,7 @@ import collections
 import json
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -28,26 +29,24 @@ both_kinds = pytest.mark.parametrize(
 
 def build_model():
   # The same weights in every process.
-  initializer = tf.keras.initializers.GlorotUniform(seed=0)
+  initializer = keras.initializers.GlorotUniform(seed=0)
   return BatchNormModel(
-      lambda: tf.keras.Sequential(
+      lambda: keras.Sequential(
           [
-              tf.keras.layers.Input([_FEATURES]),
-              tf.keras.layers.Dense(4, kernel_initializer=initializer),
-              tf.keras.layers.BatchNormalization(),
-              tf.keras.layers.Dense(2, kernel_initializer=initializer),
+              keras.layers.Input([_FEATURES]),
+              keras.layers.Dense(4, kernel_initializer=initializer),
+              keras.layers.BatchNormalization(),
+              keras.layers.Dense(2, kernel_initializer=initializer),
           ]
       ),
       input_spec=(
           tf.TensorSpec([None, _FEATURES], tf.float32),
           tf.TensorSpec([None], tf.int32),
       ),
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
-      metrics_fn=lambda: [
-          tf.keras.metrics.SparseCategoricalAccuracy('accuracy')
-      ],
+      metrics_fn=lambda: [keras.metrics.SparseCategoricalAccuracy('accuracy')],
   )
 
 

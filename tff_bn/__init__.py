@@ -1,12 +1,23 @@
 """Batch normalization that works in federated learning.
 
 Importing the package imports none of its parts: each is loaded when it is first
-used, so that `tff_bn.layers` needs TensorFlow only and a program answers
-`--help` without it.
+used, so that `tff_bn.layers` needs Keras only and a program answers `--help`
+without it.
 """
 
 import importlib
+import sys
 from typing import Any
+
+# Older versions cannot even read some of the modules.
+if sys.version_info < (3, 11):  # noqa: UP036
+  raise ImportError(
+      'tff_bn needs Python 3.11, 3.12 or 3.13, and this is Python '
+      f'{sys.version_info[0]}.{sys.version_info[1]}.'
+  )
+
+# Installs the import hook for TensorFlow Federated.
+importlib.import_module(f'{__name__}.tff_imports')
 
 __version__ = '0.1.0'
 
@@ -31,7 +42,7 @@ _MEMBERS = {
     'add_position_encodings': 'position_encodings',
     'convert_batch_norm': 'convert',
 }
-# Those whose submodule needs TensorFlow only.
+# Those whose submodule needs Keras only.
 _WITHOUT_TFF = frozenset(['add_position_encodings', 'convert_batch_norm'])
 
 __all__ = (*sorted(_MEMBERS), *_SUBMODULES)
@@ -40,7 +51,6 @@ __all__ = (*sorted(_MEMBERS), *_SUBMODULES)
 def __getattr__(name: str) -> Any:
   if name in _MEMBERS:
     if name not in _WITHOUT_TFF:
-      # Not imported above, because setup.py reads the version from this file.
       from tff_bn import dependencies
 
       dependencies.require_tff()

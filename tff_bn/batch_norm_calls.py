@@ -4,20 +4,19 @@ from collections.abc import Callable, Iterator
 import contextlib
 from typing import Any, Optional
 
+import keras
 import tensorflow as tf
 
 from tff_bn.layers import discovery
 
 # What computes a layer in training: the layer, its input and its mask.
 TrainingCall = Callable[
-    [tf.keras.layers.Layer, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
+    [keras.layers.Layer, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
 ]
 
 
 @contextlib.contextmanager
-def replaced(
-    model: tf.keras.Model, training_call: TrainingCall
-) -> Iterator[None]:
+def replaced(model: keras.Model, training_call: TrainingCall) -> Iterator[None]:
   """Replaces what the batch normalization layers of a model do in training.
 
   Calls in inference mode, and layers with `trainable=False`, which Keras always
@@ -44,40 +43,20 @@ def replaced(
 
 
 def _call(
-    layer: tf.keras.layers.Layer, training_call: TrainingCall
+    layer: keras.layers.Layer, training_call: TrainingCall
 ) -> Callable[..., tf.Tensor]:
   original = layer.call
 
   @tf.autograph.experimental.do_not_convert
   def call(inputs: tf.Tensor, training: Any = None, mask: Any = None):
-    if training is None:
-      training = tf.keras.backend.learning_phase()
     is_training = tf.get_static_value(training)
-    if is_training is None:
+    if is_training is None and training is not None:
       raise ValueError(
           f'The batch normalization layer {layer.name!r} is called with a'
           ' tensor for `training`; give True, False or nothing.'
       )
     if not layer.trainable or not is_training:
       return original(inputs, training=training, mask=mask)
-    return training_call(layer, tf.cast(inputs, layer.compute_dtype), mask)
+    return training_call(layer, inputs, mask)
 
   return call
-
-
-def inference(
-    layer: tf.keras.layers.Layer,
-    inputs: tf.Tensor,
-    mask: Optional[tf.Tensor],
-) -> tf.Tensor:
-  """A `TrainingCall` that normalizes with the running statistics.
-
-  Args:
-    layer: The layer.
-    inputs: Its input.
-    mask: Not needed.
-
-  Returns:
-    The output. The running statistics stay as they are.
-  """
-  return type(layer).call(layer, inputs, training=False, mask=mask)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, Optional
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -73,28 +74,26 @@ class BatchNormModel:
   model = BatchNormModel(
       keras_model_fn,
       input_spec=dataset.element_spec,
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True),
       metrics_fn=lambda: [
-          tf.keras.metrics.SparseCategoricalAccuracy('accuracy')],
+          keras.metrics.SparseCategoricalAccuracy('accuracy')],
   )
   ```
   """
 
   def __init__(
       self,
-      keras_model_fn: Callable[[], tf.keras.Model],
+      keras_model_fn: Callable[[], keras.Model],
       input_spec: Any,
-      loss_fn: Callable[[], tf.keras.losses.Loss],
-      metrics_fn: Optional[
-          Callable[[], Sequence[tf.keras.metrics.Metric]]
-      ] = None,
+      loss_fn: Callable[[], keras.losses.Loss],
+      metrics_fn: Optional[Callable[[], Sequence[keras.metrics.Metric]]] = None,
   ):
     """Builds the model once, with its initial weights.
 
     Args:
       keras_model_fn: A function without arguments that returns a new, untrained
-        or pretrained, `tf.keras.Model` at each call. Functional, Sequential and
+        or pretrained, `keras.Model` at each call. Functional, Sequential and
         subclassed models work.
       input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`.
       loss_fn: A function without arguments that returns a Keras loss, which
@@ -103,7 +102,7 @@ class BatchNormModel:
         metrics with different names. Default: none.
 
     Raises:
-      TypeError: If `keras_model_fn` does not return a `tf.keras.Model`.
+      TypeError: If `keras_model_fn` does not return a `keras.Model`.
       ValueError: If `input_spec` is not a pair, the model is the same object at
         two calls, or has nothing to train, or two metrics have the same name.
     """
@@ -116,17 +115,7 @@ class BatchNormModel:
     self.input_spec = tuple(input_spec)
     self.loss_fn = loss_fn
     self.metrics_fn = metrics_fn if metrics_fn is not None else list
-    # With generators, the random layers (Dropout, RandomFlip, ...) keep their
-    # state in a variable, so that a seed can set it. Keras's default is
-    # stateful operations, which no seed makes repeatable in a TFF runtime.
-    random_api = tf.keras.backend.experimental
-    was_enabled = random_api.is_tf_random_generator_enabled()
-    random_api.enable_tf_random_generator()
-    try:
-      self.keras_model = self._new_keras_model()
-    finally:
-      if not was_enabled:
-        random_api.disable_tf_random_generator()
+    self.keras_model = self._new_keras_model()
     if not self.keras_model.trainable_weights:
       raise ValueError('The model of keras_model_fn has no trainable variable.')
     self.variables = _describe_variables(self.keras_model)
@@ -142,17 +131,17 @@ class BatchNormModel:
           " from each other and from 'loss' and 'num_examples'."
       )
 
-  def _new_keras_model(self) -> tf.keras.Model:
+  def _new_keras_model(self) -> keras.Model:
     model = self.keras_model_fn()
-    if not isinstance(model, tf.keras.Model):
+    if not isinstance(model, keras.Model):
       raise TypeError(
-          'keras_model_fn must return a tf.keras.Model, but returned a'
+          'keras_model_fn must return a keras.Model, but returned a'
           f' {type(model).__name__}.'
       )
     if model is getattr(self, 'keras_model', None):
       raise ValueError(
           'keras_model_fn returned the same model at two calls; it must build a'
-          ' new one at each call (tf.keras.models.clone_model copies an'
+          ' new one at each call (keras.models.clone_model copies an'
           ' existing one).'
       )
     if not model.built or not model.weights:
@@ -226,11 +215,11 @@ class BatchNormModel:
   def _non_trainable_positions(self) -> list[int]:
     return self._positions(self.keras_model.non_trainable_weights)
 
-  def _positions(self, subset: Sequence[tf.Variable]) -> list[int]:
-    position_of = {v.ref(): i for i, v in enumerate(self.keras_model.weights)}
-    return [position_of[v.ref()] for v in subset]
+  def _positions(self, subset: Sequence[keras.Variable]) -> list[int]:
+    position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
+    return [position_of[id(v)] for v in subset]
 
-  def to_keras(self, weights: Optional[ModelWeights] = None) -> tf.keras.Model:
+  def to_keras(self, weights: Optional[ModelWeights] = None) -> keras.Model:
     """Makes an ordinary Keras model of federated weights.
 
     Args:
@@ -251,7 +240,7 @@ class BatchNormModel:
     model.set_weights([np.asarray(value) for value in values])
     return model
 
-  def from_keras(self, keras_model: tf.keras.Model) -> ModelWeights:
+  def from_keras(self, keras_model: keras.Model) -> ModelWeights:
     """Takes the weights out of a Keras model of the same architecture.
 
     Args:
@@ -289,47 +278,52 @@ def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> str:
   raise AssertionError('The sequences are equal.')
 
 
-def _describe_variables(model: tf.keras.Model) -> tuple[VariableInfo, ...]:
+def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
   """Describes each of `model.weights`, in that order."""
+  # All by `id`.
   roles = {}
-  for layer in discovery.batch_norm_layers(model):
-    for variable, role in (
-        (layer.gamma, Role.SCALE),
-        (layer.beta, Role.SHIFT),
-        (layer.moving_mean, Role.MOVING_MEAN),
-        (layer.moving_variance, Role.MOVING_VARIANCE),
-    ):
-      if variable is not None:
-        roles[variable.ref()] = (role, layer)
-  phases = {
-      module.personal_phase.ref()
-      for module in [model, *model.submodules]
-      if isinstance(module, PositionEncoding)
-      and module.personal_phase is not None
-  }
-  trainable = {v.ref() for v in model.trainable_weights}
+  phases = set()
+  for layer in discovery.all_layers(model):
+    if discovery.is_batch_norm(layer):
+      for variable, role in (
+          (layer.gamma, Role.SCALE),
+          (layer.beta, Role.SHIFT),
+          (layer.moving_mean, Role.MOVING_MEAN),
+          (layer.moving_variance, Role.MOVING_VARIANCE),
+      ):
+        if variable is not None:
+          roles[id(variable)] = (role, layer)
+    elif isinstance(layer, PositionEncoding):
+      phases.add(id(layer.personal_phase))  # Of `None`, if it has none.
+  trainable = {id(v) for v in model.trainable_weights}
   numbers = {}
   infos = []
   for position, variable in enumerate(model.weights):
-    if variable.ref() in phases:
+    if id(variable) in phases:
       default = Role.PERSONAL_PHASE
-    elif variable.ref() in trainable:
+    elif id(variable) in trainable:
       default = Role.KERNEL
     else:
       default = Role.OTHER_STATE
-    role, layer = roles.get(variable.ref(), (default, None))
+    role, layer = roles.get(id(variable), (default, None))
     if layer is not None:
       numbers.setdefault(id(layer), len(numbers))
     infos.append(
         VariableInfo(
             name=f'{role.value}_{position}',
             role=role,
-            trainable=variable.ref() in trainable,
-            layer=layer.name if layer else variable.name.split('/')[0],
-            shape=tuple(variable.shape.as_list()),
+            trainable=id(variable) in trainable,
+            layer=layer.name if layer else _layer_name(variable),
+            shape=tuple(variable.shape),
             dtype=tf.as_dtype(variable.dtype),
             batch_norm=numbers.get(id(layer)),
             frozen=layer is not None and not layer.trainable,
         )
     )
   return tuple(infos)
+
+
+def _layer_name(variable: keras.Variable) -> str:
+  """The name of the layer that made a variable."""
+  path = variable.path.split('/')
+  return path[-2] if len(path) > 1 else variable.name

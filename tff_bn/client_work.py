@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import batch_norm_calls
+from tff_bn import fused_batch_norm
 from tff_bn import numerics
 from tff_bn import update_norms
 from tff_bn.aggregators import moments
@@ -422,7 +422,7 @@ class FixedStatisticsWork(ClientWork):
     training = LocalTraining(
         model,
         config,
-        batch_norm_call=batch_norm_calls.inference,
+        batch_norm_call=fused_batch_norm.inference,
         correction=correction,
     )
     super().__init__(model, training, weights, client_weighting)

@@ -1,44 +1,151 @@
-"""What to run where TensorFlow Federated is missing or broken."""
+"""Checks of what the federated parts of the package need."""
 
 import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from typing import Optional
 
-_ADVICE = (
-    'Run `pip install --no-deps -r requirements.txt` in a clone of the tff_bn '
-    'repository, with Python 3.10 or 3.11: that installs the versions that '
-    'work together (a plain `pip install tensorflow-federated` fails, because '
-    'it asks for a jaxlib that is no longer published).'
+# The versions that work together. setup.py has them, too: pip installs what is
+# in its range, but other packages, or a later `pip install`, may change it.
+TENSORFLOW_VERSIONS = ((2, 19), (2, 21))
+OLDEST_KERAS_VERSION = (3, 10)
+_TFF_VERSION = (0, 87)
+
+# What only `pip install --no-deps` installs: their metadata asks for the
+# versions of 2023.
+PINNED_PACKAGES = (
+    'tensorflow-federated==0.87.0',
+    'tensorflow-privacy==0.9.0',
+    'tensorflow-model-optimization==0.8.0',
+    'dp-accounting==0.6.0',
 )
+_NEEDED = 'The federated parts of tff_bn need'
+_ADVICE = (
+    "Run `pip install '.[federated]'` in a clone of the tff_bn repository, and "
+    'then `pip install --no-deps --ignore-requires-python '
+    f'{" ".join(PINNED_PACKAGES)}`.'
+)
+# How TensorFlow reads its variables.
+_TRUE = ('1', 'true', 'True')
 
 
 def require_tff() -> None:
-  """Checks that TensorFlow Federated can be imported.
+  """Checks that TensorFlow Federated can be imported, and imports it.
 
   Parts of the package that need TensorFlow Federated call this before they
   import it.
 
   Raises:
-    ImportError: If TensorFlow Federated is not installed, or if its import
-      fails in any way; the message says what to run, and the original error is
-      its cause.
+    ImportError: If TensorFlow Federated, TensorFlow or Keras is not installed,
+      or in a version that does not work; if Keras has another backend than
+      TensorFlow; or if the import fails. The message says what was found and
+      what to do.
   """
-  try:
-    importlib.import_module('tensorflow_federated')
-  except ModuleNotFoundError as error:
-    if error.name != 'tensorflow_federated':
-      raise _broken_tff(error) from error
+  if not _is_installed('tensorflow_federated'):
     raise ImportError(
-        'This part of tff_bn needs TensorFlow Federated, which is not '
-        f'installed. {_ADVICE}'
-    ) from error
+        f'{_NEEDED} TensorFlow Federated, which is not installed. {_ADVICE}'
+    )
+  _check_variables()
+  _check_versions()
   # A mismatched dependency fails with whatever it meets first: an
   # AttributeError, a TypeError of protobuf, a ValueError of NumPy.
+  try:
+    importlib.import_module('tensorflow_federated')
   except Exception as error:  # pylint: disable=broad-exception-caught
-    raise _broken_tff(error) from error
+    reason = ' '.join(str(error).split())
+    raise ImportError(
+        f'{_NEEDED} TensorFlow Federated, which is installed but cannot be '
+        f'imported ({type(error).__name__}: {reason}). {_ADVICE}'
+    ) from error
+  _check_backend()
 
 
-def _broken_tff(error: Exception) -> ImportError:
-  reason = ' '.join(str(error).split())
-  return ImportError(
-      'This part of tff_bn needs TensorFlow Federated, which is installed but '
-      f'cannot be imported ({type(error).__name__}: {reason}). {_ADVICE}'
+def missing_module(name: str) -> ImportError:
+  """The error that a program reports if a package is not installed.
+
+  Args:
+    name: The name of the module that was not found.
+
+  Returns:
+    The error; its message says what to run.
+  """
+  return ImportError(f'{name} is not installed. {_ADVICE}')
+
+
+def _is_installed(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError:
+    return False
+
+
+def _check_variables() -> None:
+  """Checks the environment variables, before anything reads them."""
+  legacy = os.environ.get('TF_USE_LEGACY_KERAS')
+  if legacy in _TRUE:
+    raise ImportError(
+        f'{_NEEDED} Keras 3, but TF_USE_LEGACY_KERAS={legacy} asks for Keras 2.'
+        ' Unset this environment variable.'
+    )
+  backend = os.environ.get('KERAS_BACKEND')
+  # Once Keras is imported, the variable does not matter.
+  if 'keras' not in sys.modules and backend not in (None, '', 'tensorflow'):
+    raise ImportError(
+        f"{_NEEDED} Keras's TensorFlow backend, but KERAS_BACKEND={backend}."
+        ' Set this environment variable to tensorflow, or unset it.'
+    )
+
+
+def _check_backend() -> None:
+  """Checks the backend that Keras was imported with."""
+  backend = importlib.import_module('keras').backend.backend()
+  if backend != 'tensorflow':
+    raise ImportError(
+        f"{_NEEDED} Keras's TensorFlow backend, but Keras was imported with"
+        f' the backend {backend}. Set the environment variable'
+        ' KERAS_BACKEND=tensorflow before Keras is imported. (Without this'
+        ' variable, the file ~/.keras/keras.json names the backend.)'
+    )
+
+
+def _check_versions() -> None:
+  found = _version('tensorflow', 'tensorflow', 'tensorflow-cpu')
+  oldest, newest = TENSORFLOW_VERSIONS
+  if found and not oldest <= _minor(found) <= newest:
+    _refuse('TensorFlow', f'{_dotted(oldest)} to {_dotted(newest)}', found)
+  found = _version('keras', 'keras')
+  if found and _minor(found) < OLDEST_KERAS_VERSION:
+    _refuse('Keras', f'{_dotted(OLDEST_KERAS_VERSION)} or newer', found)
+  found = _version('tensorflow_federated', 'tensorflow-federated')
+  if found and _minor(found) != _TFF_VERSION:
+    _refuse('TensorFlow Federated', _dotted(_TFF_VERSION), found)
+
+
+def _version(module: str, *distributions: str) -> Optional[str]:
+  """The version that is imported, or else the one that is installed."""
+  if version := getattr(sys.modules.get(module), '__version__', None):
+    return version
+  for distribution in distributions:
+    try:
+      return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+      pass
+  # Installed in another way, or missing: then its import says so.
+  return None
+
+
+def _minor(version: str) -> tuple[int, ...]:
+  return tuple(int(number) for number in version.split('.')[:2])
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+  return '.'.join(map(str, version))
+
+
+def _refuse(package: str, needed: str, found: str) -> None:
+  raise ImportError(
+      f'{_NEEDED} {package} {needed}, but version {found} is installed.'
+      f' {_ADVICE}'
   )

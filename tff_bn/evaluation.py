@@ -4,6 +4,7 @@ import collections
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Optional
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -32,11 +33,9 @@ class Evaluator:
     self._keras_model = model.to_keras()
     self._loss = model.loss_fn()
     self._metrics = list(model.metrics_fn())
-    # Traced now: TFF's tracing of other copies of the model can leave Keras
-    # unable to call this one for the first time.
     self._step = tf.function(
         self._evaluate_batch, input_signature=model.input_spec
-    ).get_concrete_function()
+    )
 
   def _evaluate_batch(self, x: Any, y: Any) -> tuple[tf.Tensor, tf.Tensor]:
     predictions = mixed_precision.to_float32(
@@ -195,7 +194,7 @@ def reestimate_batch_norm_statistics(
   return model.from_keras(keras_model)
 
 
-def _record_inputs(layer: tf.keras.layers.Layer, union: _Union) -> None:
+def _record_inputs(layer: keras.layers.Layer, union: _Union) -> None:
   """Makes a BN layer add its inputs to `union` and use batch statistics."""
   # Overriding `call` of this one object, which nobody else uses, works inside
   # nested models and wrappers, where no functional sub-model could be cut out.
@@ -208,10 +207,8 @@ def _record_inputs(layer: tf.keras.layers.Layer, union: _Union) -> None:
   ) -> tf.Tensor:
     del training  # Unused.
     values = inputs.numpy().astype(np.float64)
-    # Keras keeps the channel axis as an int or in a list of one.
-    channel_axis = np.ravel(layer.axis)[0] % values.ndim
-    values = np.moveaxis(values, channel_axis, -1)
-    if mask is None or layer.fused:  # The fused kernels ignore masks.
+    values = np.moveaxis(values, layer.axis, -1)
+    if mask is None:
       values = values.reshape([-1, values.shape[-1]])
     else:
       values = values[mask.numpy()]

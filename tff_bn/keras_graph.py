@@ -1,29 +1,108 @@
 """Walks through functional Keras models."""
 
-from typing import Any
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, Union
 
-import tensorflow as tf
+import keras
+from keras import tree
 
 
-def calls(model: tf.keras.Model) -> list[Any]:
-  """The calls of layers in a functional model, in an order that can be run.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+  """One call of a layer in a functional model.
+
+  Attributes:
+    layer: The layer. For a function of `keras.ops`, and for operators such as
+      `x * 2`, it is a `keras.Operation`, which has a `name`, but no weights.
+    inputs: The symbolic tensors among the arguments, in order.
+    args: The positional arguments, with symbolic tensors inside.
+    kwargs: The keyword arguments, with symbolic tensors inside.
+    outputs: The symbolic tensors that the call returns.
+  """
+
+  layer: Union[keras.Layer, keras.Operation]
+  inputs: list[keras.KerasTensor]
+  args: tuple[Any, ...]
+  kwargs: dict[str, Any]
+  outputs: list[keras.KerasTensor]
+
+  def repeat(
+      self, layer: Any, tensors: Mapping[int, Any]
+  ) -> list[keras.KerasTensor]:
+    """Calls a layer in the same way with other tensors.
+
+    Args:
+      layer: The layer.
+      tensors: The tensor to use for each input, by the `id` of the input.
+
+    Returns:
+      The tensors that the layer returns.
+    """
+
+    def replaced(value):
+      # Arguments can be other things than tensors of the model.
+      return tensors.get(id(value), value)
+
+    return tree.flatten(
+        layer(
+            *tree.map_structure(replaced, self.args),
+            **tree.map_structure(replaced, self.kwargs),
+        )
+    )
+
+
+def calls(model: keras.Model) -> list[Call]:
+  """Lists the calls of layers in a functional model, in an order to run them.
 
   Args:
     model: A functional model, or a `Sequential` that is connected to an input.
 
   Returns:
-    Keras's nodes, without those of the model's inputs. A node has the `layer`
-    that is called, `keras_inputs`, `call_args`, `call_kwargs` and `outputs`.
+    The calls, without the model's `InputLayer`s. A nested model is one call.
   """
-  seen = {id(tensor.node) for tensor in model.inputs}
+  known = {id(tensor) for tensor in model.inputs}
+  seen = set()
   found = []
-  stack = [(tensor.node, False) for tensor in reversed(model.outputs)]
+  stack = [(tensor, False) for tensor in reversed(model.outputs)]
   while stack:
-    node, is_done = stack.pop()
+    tensor, is_done = stack.pop()
+    if id(tensor) in known:
+      continue
+    node = _node(tensor)
     if is_done:
-      found.append(node)
+      found.append(_call(node))
+      known.update(id(output) for output in node.outputs)
     elif id(node) not in seen:
       seen.add(id(node))
-      stack.append((node, True))
-      stack += [(x.node, False) for x in reversed(node.keras_inputs)]
+      stack.append((tensor, True))
+      stack += [(x, False) for x in reversed(node.input_tensors)]
   return found
+
+
+def producer(tensor: keras.KerasTensor) -> Call:
+  """Finds the call that returned a symbolic tensor.
+
+  Args:
+    tensor: A tensor of a functional model.
+
+  Returns:
+    The call. For a `keras.Input`, it is the one of its `InputLayer`.
+  """
+  return _call(_node(tensor))
+
+
+def _node(tensor: keras.KerasTensor) -> Any:
+  # Keras has no public way from a tensor to the call.
+  operation, node_index, _ = tensor._keras_history
+  return operation._inbound_nodes[node_index]
+
+
+def _call(node: Any) -> Call:
+  return Call(
+      layer=node.operation,
+      inputs=list(node.input_tensors),
+      args=tuple(node.arguments.args),
+      kwargs=dict(node.arguments.kwargs),
+      outputs=list(node.outputs),
+  )

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 import contextlib
 from typing import Any, Optional
 
+import keras
 import tensorflow as tf
+
+from tff_bn import keras_graph
+from tff_bn.layers import discovery
 
 
 class LayerFeatures:
@@ -20,7 +24,7 @@ class LayerFeatures:
 
   def __init__(
       self,
-      model: tf.keras.Model,
+      model: keras.Model,
       name: Optional[str] = None,
       *,
       argument: str = 'feature_layer',
@@ -85,10 +89,13 @@ class LayerFeatures:
 
 
 def _layer_by_name(
-    model: tf.keras.Model, name: str, argument: str
-) -> tf.keras.layers.Layer:
-  layers = [m for m in model.submodules if isinstance(m, tf.keras.layers.Layer)]
-  found = [layer for layer in layers if layer.name == name]
+    model: keras.Model, name: str, argument: str
+) -> keras.layers.Layer:
+  found = [
+      layer
+      for layer in discovery.all_layers(model)
+      if layer.name == name and layer is not model
+  ]
   if len(found) == 1:
     return found[0]
   raise ValueError(
@@ -98,10 +105,10 @@ def _layer_by_name(
   )
 
 
-def _last_hidden(model: tf.keras.Model, argument: str) -> tf.keras.layers.Layer:
+def _last_hidden(model: keras.Model, argument: str) -> keras.layers.Layer:
   """The last layer with weights; its input is the last hidden one's output."""
   layer = _output_layer(model, argument)
-  if {v.ref() for v in model.weights} == {v.ref() for v in layer.weights}:
+  if {id(v) for v in model.weights} == {id(v) for v in layer.weights}:
     raise ValueError(
         f'{argument}: the model {model.name!r} has no hidden layer, only'
         f' {layer.name!r} has weights.'
@@ -109,14 +116,12 @@ def _last_hidden(model: tf.keras.Model, argument: str) -> tf.keras.layers.Layer:
   return layer
 
 
-def _output_layer(
-    model: tf.keras.Model, argument: str
-) -> tf.keras.layers.Layer:
+def _output_layer(model: keras.Model, argument: str) -> keras.layers.Layer:
   advice = (
       f'Give {argument}, the name of the layer whose output the features are.'
   )
   outputs = getattr(model, 'outputs', None)
-  if not outputs or not hasattr(outputs[0], 'node'):
+  if not outputs:
     raise ValueError(
         f'{argument}: the model {model.name!r} is neither functional nor'
         f' Sequential, so its last hidden layer is unknown. {advice}'
@@ -127,9 +132,11 @@ def _output_layer(
           f'{argument}: the model {model.name!r} has no one last hidden'
           f' layer: its output is made of {len(outputs)} tensors. {advice}'
       )
-    layer = outputs[0].node.layer
-    if isinstance(layer, tf.keras.Model) and layer.weights:
+    call = keras_graph.producer(outputs[0])
+    layer = call.layer
+    if isinstance(layer, keras.Model) and layer.weights:
       return _output_layer(layer, argument)
-    if layer.weights or not outputs[0].node.keras_inputs:
+    # Operations that are no layers have no weights.
+    if getattr(layer, 'weights', None) or not call.inputs:
       return layer
-    outputs = outputs[0].node.keras_inputs
+    outputs = call.inputs

@@ -11,9 +11,12 @@ Micikevicius et al., Mixed Precision Training, ICLR 2018.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
-# As `tf.keras.mixed_precision.LossScaleOptimizer`.
+from tff_bn.layers import discovery
+
+# As `keras.optimizers.LossScaleOptimizer`, but for the smallest one.
 _INITIAL_SCALE = 2.0**15
 _SMALLEST_SCALE = 1.0
 _FACTOR = 2.0
@@ -43,7 +46,7 @@ def to_float32(outputs: Any) -> Any:
   return tf.nest.map_structure(cast, outputs)
 
 
-def computes_in_float16(model: tf.keras.Model) -> bool:
+def computes_in_float16(model: keras.Model) -> bool:
   """Whether any layer of a model computes in float16.
 
   Args:
@@ -53,9 +56,7 @@ def computes_in_float16(model: tf.keras.Model) -> bool:
     Whether its loss has to be scaled.
   """
   return any(
-      module.compute_dtype == 'float16'
-      for module in [model, *model.submodules]
-      if isinstance(module, tf.keras.layers.Layer)
+      layer.compute_dtype == 'float16' for layer in discovery.all_layers(model)
   )
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Optional
 
+import keras
 import tensorflow as tf
 
-from tff_bn import batch_norm_calls
+from tff_bn import fused_batch_norm
 from tff_bn.aggregators import moments
 from tff_bn.layers import batch_moments
 
@@ -22,14 +23,18 @@ class MomentsCollector:
       and the biased variance.
   """
 
-  def __init__(self, moving_means: Sequence[tf.Variable]):
+  def __init__(
+      self, moving_means: Sequence[keras.Variable], jit_compile: bool = False
+  ):
     """Makes the variables.
 
     Args:
       moving_means: The running means of the layers that are trained.
+      jit_compile: Whether XLA compiles what uses the collector.
     """
+    self._jit_compile = jit_compile
     self._positions = {
-        variable.ref(): i for i, variable in enumerate(moving_means)
+        id(variable): i for i, variable in enumerate(moving_means)
     }
     self.variables = [
         tf.Variable(tf.zeros(shape, variable.dtype), trainable=False)
@@ -39,17 +44,18 @@ class MomentsCollector:
 
   def __call__(
       self,
-      layer: tf.keras.layers.Layer,
+      layer: keras.layers.Layer,
       inputs: tf.Tensor,
       mask: Optional[tf.Tensor],
   ) -> tf.Tensor:
     """Computes a layer."""
     variables = self._select(
-        self.variables, self._positions[layer.moving_mean.ref()]
+        self.variables, self._positions[id(layer.moving_mean)]
     )
-    # As in Keras, whose fused kernel has no mask.
-    mask_of_moments = None if layer.fused else mask
-    seen = batch_moments.batch_moments(inputs, layer.axis, mask_of_moments)
+    if fused_batch_norm.applies(layer, inputs, mask) and not self._jit_compile:
+      seen = fused_batch_norm.moments(inputs)
+    else:
+      seen = batch_moments.batch_moments(inputs, layer.axis, mask)
     if seen.count.shape.rank:
       raise ValueError(
           f'The batch normalization layer {layer.name!r} has a mask that'
@@ -63,7 +69,7 @@ class MomentsCollector:
     )
     for variable, value in zip(variables, merged):
       variable.assign(value)
-    return batch_norm_calls.inference(layer, inputs, mask)
+    return fused_batch_norm.inference(layer, inputs, mask)
 
   def _select(self, values: Sequence, position: int) -> Sequence:
     return values[3 * position : 3 * position + 3]

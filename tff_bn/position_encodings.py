@@ -8,14 +8,14 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-import tensorflow as tf
+import keras
 
 from tff_bn import convert
 from tff_bn import keras_graph
 from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
 
-_layers = tf.keras.layers
+_layers = keras.layers
 # Layers whose outputs are units or channels with weights of their own.
 _WITH_UNITS = (
     _layers.Dense,
@@ -26,29 +26,33 @@ _WITH_UNITS = (
     _layers.SeparableConv2D,
     _layers.DepthwiseConv1D,
     _layers.DepthwiseConv2D,
+    _layers.Conv1DTranspose,
+    _layers.Conv2DTranspose,
+    _layers.Conv3DTranspose,
 )
 _NORMALIZATIONS = (
     *discovery.BATCH_NORM_CLASSES,
     _layers.GroupNormalization,
     _layers.LayerNormalization,
+    _layers.RMSNormalization,
     _layers.UnitNormalization,
 )
 
 
 def add_position_encodings(
-    model: tf.keras.Model,
+    model: keras.Model,
     mode: str = 'add',
     amplitude: Optional[float] = None,
     period: float = 1.0,
     offset: float = 0.0,
     personal_share: float = 0.0,
-) -> tf.keras.Model:
+) -> keras.Model:
   """Copies a model, with a position encoding in each hidden layer.
 
-  A hidden layer is a dense or convolutional layer that another one comes after.
-  Its encoding comes after its normalization, where it has one, and before its
-  activation; of a layer with `activation=...`, the activation becomes a layer
-  of its own. The branches of a residual block are encoded before they are
+  A hidden layer is a dense or convolutional layer that another one follows.
+  Its encoding follows its normalization, if there is one, and precedes its
+  activation. The activation of a layer with `activation=...` becomes a separate
+  layer. The branches of a residual block are encoded before they are
   added. Nested models are searched; a layer that is called several times has
   one encoding.
 
@@ -75,12 +79,12 @@ def add_position_encodings(
 
   Raises:
     TypeError: If `model` is not a Keras model.
-    ValueError: If an argument is not allowed; or the model is no functional
-      one, or has no hidden layer.
+    ValueError: If an argument is not allowed, the model is not functional, or
+      it has no hidden layer.
   """
-  if not isinstance(model, tf.keras.Model):
+  if not isinstance(model, keras.Model):
     raise TypeError(
-        f'model must be a tf.keras.Model, but is a {type(model).__name__}.'
+        f'model must be a keras.Model, but is a {type(model).__name__}.'
     )
   settings = dict(
       mode=mode,
@@ -94,8 +98,8 @@ def add_position_encodings(
   if not convert.is_functional(model) or not getattr(model, 'outputs', None):
     raise ValueError(
         f'The model {model.name!r} is no functional model that is connected to'
-        ' an input, so its hidden layers can not be found. Build it as'
-        ' tf.keras.Model(inputs, outputs), or call'
+        ' an input, so its hidden layers cannot be found. Build it as'
+        ' keras.Model(inputs, outputs), or call'
         ' tff_bn.layers.PositionEncoding in it.'
     )
   copy = _CopyWithEncodings(settings)
@@ -103,7 +107,7 @@ def add_position_encodings(
   if not copy.encoded:
     raise ValueError(
         f'The model {model.name!r} has no hidden layer: no dense or'
-        ' convolutional layer that another one comes after.'
+        ' convolutional layer that another one follows.'
     )
   copy.set_state(model)
   return new_model
@@ -120,99 +124,87 @@ class _CopyWithEncodings(convert.Copy):
     super().__init__()
     self._settings = settings
     self.encoded: dict[int, PositionEncoding] = {}
-    self._activations: dict[int, tf.keras.layers.Layer] = {}
-    # By `id`: hidden layers, and nested models before such layers.
+    self._activations: dict[int, keras.Layer] = {}
+    # The `id`s of hidden layers, and of nested models before layers with units.
     self._before_units: set[int] = set()
 
-  def _new(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+  def _new(self, layer: keras.Layer) -> keras.Layer:
     if convert.is_functional(layer):
       return self._new_functional(layer)
-    config = layer.get_config()
     if self._fused_activation(layer) is not None:
-      config['activation'] = 'linear'
-    return type(layer).from_config(config)
+      return type(layer).from_config(
+          {**layer.get_config(), 'activation': 'linear'}
+      )
+    return convert.from_config(layer)
 
-  def _fused_activation(self, layer: tf.keras.layers.Layer) -> Optional[Any]:
+  def _fused_activation(self, layer: keras.Layer) -> Optional[Any]:
     """The activation of a hidden layer, if it is no layer of its own."""
     if not self._is_hidden(layer):
       return None
     activation = getattr(layer, 'activation', None)
-    is_linear = activation in (None, tf.keras.activations.linear)
+    is_linear = activation in (None, keras.activations.linear)
     return None if is_linear else activation
 
-  def _is_hidden(self, layer: tf.keras.layers.Layer) -> bool:
+  def _is_hidden(self, layer: keras.Layer) -> bool:
     return isinstance(layer, _WITH_UNITS) and id(layer) in self._before_units
 
-  def _new_functional(self, model: tf.keras.Model) -> tf.keras.Model:
-    nodes = keras_graph.calls(model)
+  def _new_functional(self, model: keras.Model) -> keras.Model:
+    calls = keras_graph.calls(model)
+    # By the `id` of a tensor, the calls that take it.
     followers = collections.defaultdict(list)
-    for node in nodes:
-      for tensor in node.keras_inputs:
-        followers[id(tensor.node)].append(node)
-    self._find_hidden_layers(model, nodes, followers)
-    # Nodes of normalizations after which a layer's encoding comes.
+    for call in calls:
+      for tensor_id in {id(tensor) for tensor in call.inputs}:
+        followers[tensor_id].append(call)
+    self._find_hidden_layers(model, calls, followers)
+    # By the `id` of the call of a normalization, the layer that it follows.
     normalized = {}
-    for node in nodes:
-      after = followers[id(node)]
+    for call in calls:
+      after = [x for tensor in call.outputs for x in followers[id(tensor)]]
       if (
-          self._is_hidden(node.layer)
-          and self._fused_activation(node.layer) is None
+          self._is_hidden(call.layer)
+          and self._fused_activation(call.layer) is None
           and len(after) == 1
           and isinstance(after[0].layer, _NORMALIZATIONS)
       ):
-        normalized[id(after[0])] = node.layer
+        normalized[id(after[0])] = call.layer
     encoded_later = {id(layer) for layer in normalized.values()}
-    tensors = {id(tensor): _new_input(tensor) for tensor in model.inputs}
-
-    def copied(value):
-      # Arguments can be other things than tensors of the model.
-      return tensors.get(id(value), value)
-
-    for node in nodes:
-      outputs = self.layer(node.layer)(
-          *tf.nest.map_structure(copied, node.call_args),
-          **tf.nest.map_structure(copied, node.call_kwargs),
-      )
+    tensors = convert.new_inputs(model)
+    for call in calls:
+      outputs = call.repeat(self.layer(call.layer), tensors)
       has_own = (
-          self._is_hidden(node.layer) and id(node.layer) not in encoded_later
+          self._is_hidden(call.layer) and id(call.layer) not in encoded_later
       )
-      encoded = node.layer if has_own else normalized.get(id(node))
+      encoded = call.layer if has_own else normalized.get(id(call))
       if encoded is not None:
-        outputs = self._encoding(encoded)(outputs)
-      if self._fused_activation(node.layer) is not None:
-        outputs = self._activation(node.layer)(outputs)
-      for old, new in zip(
-          tf.nest.flatten(node.outputs), tf.nest.flatten(outputs), strict=True
-      ):
+        outputs = [self._encoding(encoded)(x) for x in outputs]
+      if self._fused_activation(call.layer) is not None:
+        outputs = [self._activation(call.layer)(x) for x in outputs]
+      for old, new in zip(call.outputs, outputs, strict=True):
         tensors[id(old)] = new
-    return tf.keras.Model(
-        *(
-            tf.nest.map_structure(copied, x[0] if len(x) == 1 else x)
-            for x in (model.inputs, model.outputs)
-        ),
-        name=model.name,
-    )
+    return keras.Model(*convert.new_ends(model, tensors), name=model.name)
 
   def _find_hidden_layers(
       self,
-      model: tf.keras.Model,
-      nodes: Sequence[Any],
-      followers: Mapping[int, Sequence[Any]],
+      model: keras.Model,
+      calls: Sequence[keras_graph.Call],
+      followers: Mapping[int, Sequence[keras_graph.Call]],
   ) -> None:
-    """Finds layers and nested models that others with units come after."""
-    outputs = {id(tensor.node) for tensor in model.outputs}
+    """Finds layers and nested models that layers with units follow."""
+    ends = {id(tensor) for tensor in model.outputs}
     before_units = {}
-    for node in reversed(nodes):
-      before_units[id(node)] = (
-          id(node) in outputs and id(model) in self._before_units
+    for call in reversed(calls):
+      outputs = {id(tensor) for tensor in call.outputs}
+      before_units[id(call)] = (
+          bool(outputs & ends) and id(model) in self._before_units
       ) or any(
           before_units[id(other)] or _has_units(other.layer)
-          for other in followers[id(node)]
+          for output in outputs
+          for other in followers[output]
       )
-      if before_units[id(node)]:
-        self._before_units.add(id(node.layer))
+      if before_units[id(call)]:
+        self._before_units.add(id(call.layer))
 
-  def _encoding(self, layer: tf.keras.layers.Layer) -> PositionEncoding:
+  def _encoding(self, layer: keras.Layer) -> PositionEncoding:
     if id(layer) not in self.encoded:
       channels_first = getattr(layer, 'data_format', None) == 'channels_first'
       self.encoded[id(layer)] = PositionEncoding(
@@ -223,11 +215,9 @@ class _CopyWithEncodings(convert.Copy):
       )
     return self.encoded[id(layer)]
 
-  def _activation(
-      self, layer: tf.keras.layers.Layer
-  ) -> tf.keras.layers.Activation:
+  def _activation(self, layer: keras.Layer) -> keras.layers.Activation:
     if id(layer) not in self._activations:
-      self._activations[id(layer)] = tf.keras.layers.Activation(
+      self._activations[id(layer)] = keras.layers.Activation(
           layer.activation,
           name=f'{layer.name}_activation',
           dtype=layer.dtype_policy,
@@ -235,11 +225,7 @@ class _CopyWithEncodings(convert.Copy):
     return self._activations[id(layer)]
 
 
-def _has_units(layer: tf.keras.layers.Layer) -> bool:
-  return any(isinstance(x, _WITH_UNITS) for x in (layer, *layer.submodules))
-
-
-def _new_input(tensor: Any) -> Any:
-  return tf.keras.Input(
-      tensor.shape[1:], tensor.shape[0], tensor.node.layer.name, tensor.dtype
+def _has_units(layer: Any) -> bool:
+  return isinstance(layer, keras.Layer) and any(
+      isinstance(x, _WITH_UNITS) for x in discovery.all_layers(layer)
   )

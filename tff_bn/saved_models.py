@@ -22,8 +22,8 @@ import re
 import shutil
 from typing import Any, Optional
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from tff_bn import files
 from tff_bn import manifests
@@ -77,7 +77,7 @@ class Writer:
     self._description = dict(description)
     self._clients: dict[str, str] = {}
     self._global_values: list[np.ndarray] = []
-    self._keras_model: Optional[tf.keras.Model] = None
+    self._keras_model: Optional[keras.Model] = None
 
   @property
   def _unfinished(self) -> pathlib.Path:
@@ -139,9 +139,7 @@ class Writer:
   ) -> None:
     folder = self._unfinished / subfolder
     with files.naming(folder / keras_name):
-      # Outside of the main thread, Keras 2.14 writes the second model as HDF5
-      # for the format 'keras', and without a format.
-      self._keras_model.save(folder / keras_name, save_format='keras_v3')
+      self._keras_model.save(folder / keras_name)
       with open(folder / keras_name, 'rb') as file:
         os.fsync(file.fileno())
     arrays = {self._model.variables[p].name: v for p, v in values.items()}

@@ -148,7 +148,7 @@ class StagedFunction:
   def __init__(
       self,
       fn: Callable[..., Any],
-      variables: Sequence[tf.Variable],
+      variables: Sequence[stateless_function.Variable],
       *specs: Any,
       jit_compile: bool = False,
   ):
@@ -177,9 +177,13 @@ class StagedFunction:
       requests.append(_Request(kind, value, sound, answer))
       return answer
 
-    function = tf.function(lambda *args: fn(ask, *args)).get_concrete_function(
-        *specs
-    )
+    @tf.function
+    def traced(*args):
+      # TensorFlow traces a function that makes a variable a second time.
+      requests.clear()
+      return fn(ask, *args)
+
+    function = traced.get_concrete_function(*specs)
     graph = function.graph
     if any(
         tensor.graph is not graph
@@ -205,7 +209,7 @@ class StagedFunction:
     self._flow = flow
     self._stages = self._cut(outputs, jit_compile)
     self.is_random = any(
-        name.startswith(_RANDOM) for name in self._stages[0].sources
+        name.startswith((_SEED, _GENERATOR)) for name in self._stages[0].sources
     )
 
   @property
@@ -268,8 +272,10 @@ class StagedFunction:
         given[name] = tf.nest.flatten(args)[number]
       elif kind == _VALUE:
         given[name] = values[number]
+      elif kind == _SEED:
+        given[name] = stateless_function.seed_state(seed, number)
       else:
-        given[name] = stateless_function.random_state(seed, number)
+        given[name] = stateless_function.generator_state(seed, number)
     return self._call(0, given)
 
   def proceed(
@@ -320,7 +326,7 @@ class StagedFunction:
     ], carried
 
 
-_ARGUMENT, _VALUE, _RANDOM = 'argument', 'value', 'random'
+_ARGUMENT, _VALUE, _SEED, _GENERATOR = 'argument', 'value', 'seed', 'generator'
 
 
 class _DataFlow:
@@ -329,7 +335,7 @@ class _DataFlow:
   def __init__(
       self,
       function: tf.types.experimental.ConcreteFunction,
-      variables: Sequence[tf.Variable],
+      variables: Sequence[stateless_function.Variable],
       requests: Sequence[_Request],
   ):
     graph = function.graph
@@ -382,6 +388,11 @@ class _DataFlow:
         )
       case stateless_function.OtherVariable(_, initial):
         self._current[name] = self._constant(name, initial)
+      case stateless_function.RandomState(variable) if capture.is_seed:
+        self._current[name] = self._source(
+            f'{_SEED}/{next(self._random_numbers)}',
+            tf.TensorSpec(variable.shape, variable.dtype),
+        )
     self._variables[name] = capture
 
   def _constant(self, name: str, value: Any) -> str:
@@ -447,12 +458,9 @@ class _DataFlow:
       )
       return
     handle = handles[0]
-    is_random = isinstance(
-        self._variables[handle], stateless_function.RandomState
-    )
     if op.type == 'Identity':
       self._same[op.outputs[0].name] = handle
-    elif op.type == 'ReadVariableOp' and not is_random:
+    elif op.type == 'ReadVariableOp' and not self._is_generator(handle):
       self._same[op.outputs[0].name] = self._current[handle]
     elif op.type == 'AssignVariableOp':
       self._current[handle] = self.resolve(op.inputs[1].name)
@@ -475,10 +483,10 @@ class _DataFlow:
       capture = self._variables.get(name)
       if capture is not None and name not in own:
         value = self._current.get(name)
-        if isinstance(capture, stateless_function.RandomState):
+        if self._is_generator(name):
           # Each draw has a state of its own.
           value = self._source(
-              f'{_RANDOM}/{next(self._random_numbers)}',
+              f'{_GENERATOR}/{next(self._random_numbers)}',
               tf.TensorSpec([3], tf.int64),
           )
         own[name] = self._own_variable(
@@ -506,6 +514,14 @@ class _DataFlow:
           first=[op.name],
           specs=[tf.TensorSpec(variable.shape, variable.dtype)],
       )
+
+  def _is_generator(self, handle: str) -> bool:
+    """Whether a variable is a state that only random operations understand."""
+    capture = self._variables[handle]
+    return (
+        isinstance(capture, stateless_function.RandomState)
+        and not capture.is_seed
+    )
 
   def _own_variable(self, name: str, variable: tf.Variable, value: str) -> str:
     """Adds a variable with a value, and returns the name of its handle."""

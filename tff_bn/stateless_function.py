@@ -1,9 +1,8 @@
 """Keras code with variables as a pure function for TFF computations.
 
 TFF serializes TensorFlow graphs, and a graph may not refer to a variable of
-the Python process. TFF's own way is to build the Keras model anew inside each
-computation. That happens in a TensorFlow 1 graph, where Keras replaces the
-base classes of all its layers, which can break models that exist already.
+the Python process. TFF's own way is to build the Keras model once more inside
+each computation, in a TensorFlow 1 graph, where Keras 3 has no variables.
 
 Here a function is instead traced once, eagerly, as any `tf.function`. Each
 time it is called inside a computation, the traced function is called with
@@ -16,20 +15,28 @@ import dataclasses
 import itertools
 from typing import Any, Optional, Union
 
+import keras
 import numpy as np
 import tensorflow as tf
+
+Variable = Union[keras.Variable, tf.Variable]
 
 # Makes each call's variables its own within a computation.
 _variable_numbers = itertools.count()
 
 
+# Parts of the names of variables that are states of random number generators:
+# of a `keras.random.SeedGenerator` (a seed and a counter), which layers draw
+# from, and of a `tf.random.Generator` (with Philox, two counters and a key).
+# They are told by name because a layer may use generators that are not its own.
+_SEED, _GENERATOR = 'seed_generator_state', 'StateVar'
+_RANDOM_STATES = {_SEED: [2], _GENERATOR: [3]}
+
+
 def _is_random_state(variable: tf.Variable) -> bool:
-  # The state of a `tf.random.Generator`, which is no `tf.Module` that could be
-  # found in the model by its class.
-  return (
-      variable.dtype == tf.int64
-      and variable.shape == [3]
-      and 'StateVar' in variable.name
+  return variable.dtype == tf.int64 and any(
+      part in variable.name and variable.shape == shape
+      for part, shape in _RANDOM_STATES.items()
   )
 
 
@@ -79,13 +86,18 @@ class RandomState:
   variable: tf.Variable
   number: int
 
+  @property
+  def is_seed(self) -> bool:
+    """Whether it is a seed and a counter, which draws only read and assign."""
+    return _SEED in self.variable.name
+
 
 Capture = Union[Constant, GivenVariable, OtherVariable, RandomState]
 
 
 def captures(
     function: tf.types.experimental.ConcreteFunction,
-    variables: Sequence[tf.Variable],
+    variables: Sequence[Variable],
 ) -> list[Capture]:
   """Says what each of a function's captured inputs is.
 
@@ -99,7 +111,7 @@ def captures(
   Raises:
     ValueError: If the function uses a resource other than a variable.
   """
-  # By handle: a layer with a mixed dtype policy wraps its variables.
+  # By handle, because Keras's variables are not TensorFlow's but have one.
   index_of = {id(v.handle): i for i, v in enumerate(variables)}
   variable_of = {id(v.handle): v for v in function.graph.variables}
   num_random_states = 0
@@ -124,24 +136,40 @@ def captures(
   return found
 
 
-def random_state(seed: tf.Tensor, number: Any) -> tf.Tensor:
-  """Makes the state of a random number generator of a seed.
+def seed_state(seed: tf.Tensor, number: int) -> tf.Tensor:
+  """Makes the state of a `keras.random.SeedGenerator` of a seed.
 
   Args:
     seed: An int64 vector of 2 elements.
-    number: An integer; with another one, other random numbers are drawn.
+    number: The generator's number; another one draws other random numbers.
+
+  Returns:
+    The state, an int64 vector of 2 elements.
+  """
+  return tf.stack([_key(seed, number), np.int64(0)])
+
+
+def generator_state(seed: tf.Tensor, number: int) -> tf.Tensor:
+  """Makes the state of a `tf.random.Generator` of a seed.
+
+  Args:
+    seed: An int64 vector of 2 elements.
+    number: The generator's number; another one draws other random numbers.
 
   Returns:
     The state, an int64 vector of 3 elements.
   """
-  key = tf.random.stateless_uniform(
+  return tf.stack([np.int64(0), np.int64(0), _key(seed, number)])
+
+
+def _key(seed: tf.Tensor, number: int) -> tf.Tensor:
+  return tf.random.stateless_uniform(
       [],
       tf.stack([seed[0], seed[1] + number]),
       minval=None,
       maxval=None,
       dtype=tf.int64,
   )
-  return tf.stack([np.int64(0), np.int64(0), key])
 
 
 class StatelessFunction:
@@ -156,7 +184,7 @@ class StatelessFunction:
   def __init__(
       self,
       fn: Callable[..., Any],
-      variables: Sequence[tf.Variable],
+      variables: Sequence[Variable],
       *specs: Any,
   ):
     """Traces the function.
@@ -208,7 +236,8 @@ class StatelessFunction:
         case OtherVariable(variable, initial):
           value = tf.constant(initial)
         case RandomState(variable, number):
-          value = random_state(seed, number)
+          make_state = seed_state if captured.is_seed else generator_state
+          value = make_state(seed, number)
       # No `tf.Variable`: it would need an initializer, which costs a runtime
       # a second pass over the graph.
       handle = tf.raw_ops.VarHandleOp(

@@ -11,8 +11,8 @@ the output, the gradients with respect to the statistics have closed forms:
   ∂F/∂m = −γ·r·dζ  and  ∂F/∂v = −γ·r²·dγ/2,  with dζ = Σ dy and dγ = Σ dy·x̂.
 
 So the clients send the layer's own dζ and dγ instead, and no pass over the data
-is needed but those that Keras's fused kernels make. With the sums Dζ and Dγ
-over all clients the cotangent of the input is
+is needed but the passes of TensorFlow's fused operations. With the sums Dζ and
+Dγ over all clients the cotangent of the input is
 
   dx = γ·r·(dy − q·(Dζ + x̂·Dγ)),
 
@@ -24,31 +24,23 @@ import collections
 import enum
 from typing import NamedTuple, Optional, Protocol
 
+import keras
 import tensorflow as tf
 
+from tff_bn import convert
+from tff_bn import fused_batch_norm
 from tff_bn import mixed_precision
 from tff_bn import numerics
 from tff_bn import stages
 from tff_bn.aggregators import moments
 from tff_bn.layers import discovery
 
-# `tf.compat.v1.nn.fused_batch_norm`, which Keras calls, has at least this.
-_SMALLEST_FUSED_EPSILON = 1.001e-5
-
 # A client whose values are so large that the sum over this many clients like it
 # overflows is left out: it would make the answer useless for all others.
 _MOST_CLIENTS = 2.0**10
 
-# With one of these, a subclass of a Keras layer is a layer of another kind.
-_COMPUTING_METHODS = frozenset(
-    [
-        '__call__',
-        'call',
-        '_moments',
-        '_calculate_mean_and_var',
-        '_fused_batch_norm',
-    ]
-)
+# Layers that may call others in a loop.
+_LOOPS = (keras.layers.Wrapper, keras.layers.Bidirectional, keras.layers.RNN)
 
 
 class Answer(enum.Enum):
@@ -66,15 +58,18 @@ class _Statistics(NamedTuple):
     variance: The biased variance of each channel.
     count: How many values of a channel there are.
     value_weight: The weight of one value of this client in them.
+    deficit: By how much the weights of all values fall short of 1; `None` if
+      they don't.
   """
 
   mean: tf.Tensor
   variance: tf.Tensor
   count: tf.Tensor
   value_weight: tf.Tensor
+  deficit: Optional[tf.Tensor] = None
 
 
-def check_model(model: tf.keras.Model) -> None:
+def check_model(model: keras.Model) -> None:
   """Checks that batch normalization can be synchronized in a model.
 
   Args:
@@ -94,9 +89,8 @@ def check_model(model: tf.keras.Model) -> None:
     )
   for layer in layers:
     _check_layer(layer)
-  for module in [model, *model.submodules]:
-    if isinstance(module, tf.keras.layers.Layer):
-      _check_container(module)
+  for layer in discovery.all_layers(model):
+    _check_container(layer)
   if mixed_precision.computes_in_float16(model):
     raise ValueError(
         f'FedTAN cannot scale the loss of the model {model.name!r}, which'
@@ -105,33 +99,23 @@ def check_model(model: tf.keras.Model) -> None:
     )
 
 
-def _check_layer(layer: tf.keras.layers.Layer):
+def _check_layer(layer: keras.layers.Layer):
   name = f'The batch normalization layer {layer.name!r}'
-  for option in ('renorm', 'virtual_batch_size', 'adjustment'):
-    if getattr(layer, option, None):
-      raise ValueError(
-          f'{name} has {option}={getattr(layer, option)}, with which FedTAN'
-          ' cannot synchronize it. Use tf.keras.layers.BatchNormalization.'
-      )
-  for parent in type(layer).__mro__:
-    if parent in discovery.BATCH_NORM_CLASSES:
-      break
-    own = sorted(_COMPUTING_METHODS & vars(parent).keys())
-    if own:
-      raise ValueError(
-          f'{name} is a {type(layer).__name__}, which computes in its own way'
-          f' ({own[0]}), so FedTAN does not know what to synchronize. Use'
-          ' tf.keras.layers.BatchNormalization.'
-      )
-  if not layer.trainable and parent not in discovery.FREEZABLE_CLASSES:
+  if layer.renorm:
     raise ValueError(
-        f'{name} has trainable=False, but is of a class of TensorFlow 1 that'
-        ' uses the statistics of its batch all the same. Use'
-        ' tf.keras.layers.BatchNormalization.'
+        f'{name} has renorm=True, with which FedTAN cannot synchronize it. Use'
+        ' keras.layers.BatchNormalization with renorm=False.'
+    )
+  own = fused_batch_norm.own_method(layer)
+  if own:
+    raise ValueError(
+        f'{name} is a {type(layer).__name__}, which computes in its own way'
+        f' ({own}), so FedTAN does not know what to synchronize. Use'
+        ' keras.layers.BatchNormalization.'
     )
 
 
-def _check_container(container: tf.keras.layers.Layer):
+def _check_container(container: keras.layers.Layer):
   if discovery.is_batch_norm(container):
     return
   inside = [
@@ -141,24 +125,22 @@ def _check_container(container: tf.keras.layers.Layer):
   ]
   if not inside:
     return
-  functional = tf.keras.Sequential.__base__
-  if isinstance(container, tf.keras.Model) and type(container).call not in (
-      functional.call,
-      tf.keras.Sequential.call,
+  if isinstance(container, keras.Model) and not convert.is_functional(
+      container
   ):
     raise ValueError(
         f'The model {container.name!r} ({type(container).__name__}), with the'
         f' batch normalization layer {inside[0].name!r}, is a subclass of'
-        ' tf.keras.Model with its own `call`, which FedTAN cannot split. Build'
-        ' it as a functional model, tf.keras.Model(inputs, outputs), or a'
-        ' tf.keras.Sequential.'
+        ' keras.Model with its own `call`, which FedTAN cannot split. Build'
+        ' it as a functional model, keras.Model(inputs, outputs), or a'
+        ' keras.Sequential.'
     )
-  if isinstance(container, (tf.keras.layers.Wrapper, tf.keras.layers.RNN)):
+  if isinstance(container, _LOOPS):
     raise _inside_of_control_flow(container, inside[0])
 
 
 def _inside_of_control_flow(
-    container: tf.keras.layers.Layer, layer: tf.keras.layers.Layer
+    container: keras.layers.Layer, layer: keras.layers.Layer
 ) -> ValueError:
   return ValueError(
       f'The batch normalization layer {layer.name!r} is inside of the layer'
@@ -180,7 +162,7 @@ class SynchronizedBatchNorm:
 
   def __init__(
       self,
-      model: tf.keras.Model,
+      model: keras.Model,
       ask: stages.Ask,
       client_weight: tf.Tensor,
       *,
@@ -211,32 +193,27 @@ class SynchronizedBatchNorm:
 
   def __call__(
       self,
-      layer: tf.keras.layers.Layer,
+      layer: keras.layers.Layer,
       inputs: tf.Tensor,
       mask: Optional[tf.Tensor],
   ) -> tf.Tensor:
     """Computes a layer and updates its running statistics."""
     if tf.compat.v1.get_default_graph() is not self._graph:
       containers = [
-          module
-          for module in self._model.submodules
-          if isinstance(module, tf.keras.layers.Layer)
-          and module is not layer
-          and layer in module.submodules
+          container
+          for container in discovery.all_layers(self._model)
+          if container is not layer
+          and any(x is layer for x in discovery.all_layers(container))
       ]
-      raise _inside_of_control_flow((containers or [self._model])[-1], layer)
+      raise _inside_of_control_flow(containers[-1], layer)
     kernels = _kernels_for(layer, inputs, mask)
     statistics = self._statistics(kernels)
-    _update_running_statistics(layer, statistics)
-    shape = layer.moving_mean.shape
-    dtype = layer.moving_mean.dtype
-    gamma = tf.ones(shape, dtype) if layer.gamma is None else layer.gamma
-    beta = tf.zeros(shape, dtype) if layer.beta is None else layer.beta
+    _update_moving_statistics(layer, statistics)
     output = self._normalize(
-        kernels, statistics, tf.identity(gamma), tf.identity(beta)
+        kernels, statistics, *fused_batch_norm.affine_weights(layer)
     )
     output.set_shape(inputs.shape)
-    return tf.cast(output, inputs.dtype)
+    return tf.cast(output, layer.compute_dtype)
 
   def _statistics(self, kernels: '_Kernels') -> _Statistics:
     """The statistics of all clients, in the paper's algorithm 2.
@@ -258,11 +235,13 @@ class SynchronizedBatchNorm:
           moments.layer_moments(count, mean, variance),
           sound,
       )
-      return _Statistics(
-          pooled['mean'],
-          pooled['variance'],
-          pooled['count'],
-          tf.math.reciprocal_no_nan(pooled['count']),
+      return kernels.as_keras(
+          _Statistics(
+              pooled['mean'],
+              pooled['variance'],
+              pooled['count'],
+              tf.math.reciprocal_no_nan(pooled['count']),
+          )
       )
     total = self._ask(
         Answer.SUM,
@@ -275,11 +254,13 @@ class SynchronizedBatchNorm:
     sum_of_deviations = self._ask(
         Answer.SUM, weight * deviation, _can_be_summed(weight * deviation)
     )
-    return _Statistics(
-        global_mean,
-        tf.math.divide_no_nan(sum_of_deviations, total['weight']),
-        total['count'],
-        tf.math.divide_no_nan(weight, total['weight'] * count),
+    return kernels.as_keras(
+        _Statistics(
+            global_mean,
+            tf.math.divide_no_nan(sum_of_deviations, total['weight']),
+            total['count'],
+            tf.math.divide_no_nan(weight, total['weight'] * count),
+        )
     )
 
   def _normalize(
@@ -302,7 +283,11 @@ class SynchronizedBatchNorm:
         scale_sum, shift_sum, factor = self._sums(
             kernels, scale_gradient, shift_gradient, statistics
         )
-        factor *= -gamma * tf.math.rsqrt(statistics.variance + kernels.epsilon)
+        r = tf.math.rsqrt(statistics.variance + kernels.epsilon)
+        if statistics.deficit is not None:
+          # The deviations from such a mean don't add up to 0.
+          shift_sum -= r * statistics.mean * statistics.deficit * scale_sum
+        factor *= -gamma * r
         return (
             direct
             + kernels.affine(
@@ -348,26 +333,19 @@ def _can_be_summed(*values: tf.Tensor) -> tf.Tensor:
   return numerics.all_finite([value * _MOST_CLIENTS for value in values])
 
 
-def _update_running_statistics(
-    layer: tf.keras.layers.Layer, statistics: _Statistics
-):
-  """Updates the moving mean and variance as Keras does."""
-  variance = statistics.variance
-  if layer.fused:
-    # Keras's fused kernel stores the unbiased variance.
-    one = tf.ones_like(statistics.count)
-    variance *= statistics.count / tf.maximum(statistics.count - one, one)
-  # Keras rounds it to float32, whatever the dtype.
-  rate = tf.constant(1 - layer.momentum, tf.float32)
+def _update_moving_statistics(
+    layer: keras.layers.Layer, statistics: _Statistics
+) -> None:
+  """Updates the moving mean and variance as Keras does, if there are values."""
   for variable, value in (
       (layer.moving_mean, statistics.mean),
-      (layer.moving_variance, variance),
+      (layer.moving_variance, statistics.variance),
   ):
-    change = tf.cast(value, variable.dtype) - variable
-    change *= tf.cast(rate, variable.dtype)
-    # Without any data there is nothing to learn.
-    change = tf.where(statistics.count > 0, change, tf.zeros_like(change))
-    variable.assign_add(change)
+    old = tf.convert_to_tensor(variable)
+    new = old * layer.momentum + tf.cast(value, old.dtype) * (
+        1.0 - layer.momentum
+    )
+    variable.assign(tf.where(statistics.count > 0, new, old))
 
 
 class _Kernels(Protocol):
@@ -386,6 +364,9 @@ class _Kernels(Protocol):
   def moments(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the count, the mean and the biased variance of the input."""
 
+  def as_keras(self, statistics: _Statistics) -> _Statistics:
+    """Returns the statistics as Keras computes them of the same values."""
+
   def normalize(
       self, gamma: tf.Tensor, beta: tf.Tensor, statistics: _Statistics
   ) -> tf.Tensor:
@@ -403,55 +384,38 @@ class _Kernels(Protocol):
 
 
 def _kernels_for(
-    layer: tf.keras.layers.Layer,
+    layer: keras.layers.Layer,
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> _Kernels:
-  if layer.fused and inputs.shape.rank == 4 and list(layer.axis) == [3]:
+  if fused_batch_norm.applies(layer, inputs, mask):
     return _FusedKernels(layer, inputs)
-  return _PlainKernels(layer, inputs, None if layer.fused else mask)
-
-
-def _epsilon(layer: tf.keras.layers.Layer) -> float:
-  if layer.fused:
-    return max(layer.epsilon, _SMALLEST_FUSED_EPSILON)
-  return layer.epsilon
+  return _PlainKernels(layer, inputs, mask)
 
 
 class _FusedKernels:
   """TensorFlow's fused operations, for images with the channels last."""
 
-  def __init__(self, layer: tf.keras.layers.Layer, inputs: tf.Tensor):
+  def __init__(self, layer: keras.layers.Layer, inputs: tf.Tensor):
     self.inputs = inputs
-    self.epsilon = _epsilon(layer)
-    self._dtype = layer.moving_mean.dtype
-    self._shape = layer.moving_mean.shape
-    self.count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), self._dtype)
-
-  def _forward(self, scale, shift, mean, variance, is_training):
-    return tf.raw_ops.FusedBatchNormV3(
-        x=self.inputs,
-        scale=scale,
-        offset=shift,
-        mean=mean,
-        variance=variance,
-        epsilon=self.epsilon,
-        is_training=is_training,
-    )
+    self.epsilon = layer.epsilon
+    self.count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), tf.float32)
 
   def moments(self):
-    one, zero = tf.ones(self._shape), tf.zeros(self._shape)
-    result = self._forward(one, zero, zero, one, is_training=True)
-    # The operation returns the unbiased variance.
-    bias = tf.math.divide_no_nan(
-        tf.maximum(self.count - 1, tf.ones_like(self.count)), self.count
-    )
-    return self.count, result.batch_mean, result.batch_variance * bias
+    return fused_batch_norm.moments(self.inputs)
+
+  def as_keras(self, statistics):
+    return statistics
 
   def normalize(self, gamma, beta, statistics):
-    return self._forward(
-        gamma, beta, statistics.mean, statistics.variance, is_training=False
-    ).y
+    return fused_batch_norm.normalize_by(
+        self.inputs,
+        gamma,
+        beta,
+        statistics.mean,
+        statistics.variance,
+        self.epsilon,
+    )
 
   def gradients(self, cotangent, gamma, statistics):
     result = tf.raw_ops.FusedBatchNormGradV3(
@@ -475,26 +439,28 @@ class _PlainKernels:
 
   def __init__(
       self,
-      layer: tf.keras.layers.Layer,
+      layer: keras.layers.Layer,
       inputs: tf.Tensor,
       mask: Optional[tf.Tensor],
   ):
-    self._dtype = layer.moving_mean.dtype
+    self._dtype = tf.as_dtype(layer.variable_dtype)
     self._shape = layer.moving_mean.shape
     # In 16 bits the squares would overflow; Keras computes in float32, too.
     self.inputs = tf.cast(inputs, self._dtype)
-    self.epsilon = _epsilon(layer)
+    self.epsilon = layer.epsilon
     rank = inputs.shape.rank
-    self._reduced = [i for i in range(rank) if i not in layer.axis]
+    axis = layer.axis % rank
+    self._reduced = [i for i in range(rank) if i != axis]
     # The shape in which a value for each channel goes with the input.
-    self._broadcast = [
-        inputs.shape[i] if i in layer.axis else 1 for i in range(rank)
-    ]
+    self._broadcast = [1] * rank
+    self._broadcast[axis] = inputs.shape[axis]
     size = tf.cast(tf.size(inputs), self._dtype)
     self._mask = None
     if mask is not None:
-      self._mask = tf.expand_dims(tf.cast(mask, self._dtype), -1)
-      size = tf.reduce_sum(tf.broadcast_to(self._mask, tf.shape(inputs)))
+      self._mask = tf.broadcast_to(
+          tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(inputs)
+      )
+      size = tf.reduce_sum(tf.cast(self._mask, self._dtype))
     self.count = size / self._shape.num_elements()
 
   def _spread(self, value: tf.Tensor) -> tf.Tensor:
@@ -504,7 +470,9 @@ class _PlainKernels:
     return tf.reshape(tf.reduce_sum(values, self._reduced), self._shape)
 
   def _masked(self, values: tf.Tensor) -> tf.Tensor:
-    return values if self._mask is None else values * self._mask
+    if self._mask is None:
+      return values
+    return tf.where(self._mask, values, tf.zeros_like(values))
 
   def moments(self):
     mean = tf.math.divide_no_nan(
@@ -515,6 +483,22 @@ class _PlainKernels:
         self._sum(self._masked(squares)), self.count
     )
     return self.count, mean, variance
+
+  def as_keras(self, statistics):
+    if self._mask is None:
+      return statistics
+    # So that it never divides by 0, it divides by slightly more.
+    divisor = statistics.count + keras.config.epsilon()
+    share = statistics.count / divisor
+    mean = statistics.mean * share
+    difference = tf.math.square(statistics.mean - mean)
+    return _Statistics(
+        mean,
+        (statistics.variance + difference) * share,
+        statistics.count,
+        statistics.value_weight * share,
+        1 - share,
+    )
 
   def normalize(self, gamma, beta, statistics):
     r = tf.math.rsqrt(statistics.variance + self.epsilon)

@@ -10,8 +10,8 @@ import functools
 import pathlib
 from typing import Any, Optional
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
 from tff_bn import saved_models
@@ -62,7 +62,7 @@ class AnalyzedRun:
     return self.settings.seed
 
   @functools.cached_property
-  def keras_model(self) -> tf.keras.Model:
+  def keras_model(self) -> keras.Model:
     """The global model."""
     return self.model.to_keras(self.weights)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 from typing import TypeVar
 
+import keras
 from matplotlib import figure
 import numpy as np
-import tensorflow as tf
 
 from tff_bn import analysis
 from tff_bn.programs import cli
@@ -35,8 +35,8 @@ class Comparison:
   seed: int
   client: str
   layer: str
-  before: tf.keras.Model
-  after: tf.keras.Model
+  before: keras.Model
+  after: keras.Model
   x: np.ndarray
   y: np.ndarray
 

@@ -7,9 +7,9 @@ Figure 3 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
 from collections.abc import Sequence
 import dataclasses
 
+import keras
 from matplotlib import figure
 import numpy as np
-import tensorflow as tf
 
 from tff_bn import convert
 from tff_bn import position_encodings
@@ -112,7 +112,7 @@ def check(
       raise ValueError(f'--run={run.folder}: {error}') from error
 
 
-def without_encodings(model: tf.keras.Model) -> tf.keras.Model:
+def without_encodings(model: keras.Model) -> keras.Model:
   """Copies a model, without its position encodings.
 
   Args:
@@ -130,12 +130,12 @@ def without_encodings(model: tf.keras.Model) -> tf.keras.Model:
 class _WithoutEncodings(convert.PlainCopy):
   """Copies layers; position encodings become layers that do nothing."""
 
-  def _new(self, layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
+  def _new(self, layer: keras.layers.Layer) -> keras.layers.Layer:
     if isinstance(layer, position_encoding.PositionEncoding):
-      return tf.keras.layers.Activation('linear', name=f'{layer.name}_off')
+      return keras.layers.Activation('linear', name=f'{layer.name}_off')
     return super()._new(layer)
 
-  def set_state(self, layer: tf.keras.layers.Layer) -> None:
+  def set_state(self, layer: keras.layers.Layer) -> None:
     # A client's own phase has no meaning for other encodings.
     if not isinstance(layer, position_encoding.PositionEncoding):
       super().set_state(layer)

@@ -1,5 +1,6 @@
 """Linear Keras models with batch normalization, and their data."""
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -13,22 +14,22 @@ class Linear:
     self.kind = kind
 
   def _keras_model(self):
-    dense = tf.keras.layers.Dense(2, dtype='float64', name='dense')
-    norm = tf.keras.layers.BatchNormalization(
+    dense = keras.layers.Dense(2, dtype='float64', name='dense')
+    norm = keras.layers.BatchNormalization(
         momentum=0.75, epsilon=2**-10, dtype='float64', name='norm'
     )
     layers = [norm, dense] if self.kind == 'bn_dense' else [dense, norm]
-    return tf.keras.Sequential([tf.keras.Input((4,), dtype='float64'), *layers])
+    return keras.Sequential([keras.Input((4,), dtype='float64'), *layers])
 
   def model(self):
-    tf.keras.utils.set_random_seed(0)
+    keras.utils.set_random_seed(0)
     return BatchNormModel(
         self._keras_model,
         (
             tf.TensorSpec((None, 4), tf.float64),
             tf.TensorSpec((None, 2), tf.float64),
         ),
-        loss_fn=tf.keras.losses.MeanSquaredError,
+        loss_fn=lambda: keras.losses.MeanSquaredError(dtype='float64'),
     )
 
   def arrays(self, num_examples, seed):

@@ -1,5 +1,6 @@
 """Tests of unusual clients: without data, diverging, with odd variables."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -151,15 +152,15 @@ def test_frozen_layers_never_change(toy):
   assert np.all(after[6] != before[6])
 
 
-class _Counter(tf.keras.layers.Layer):
+class _Counter(keras.layers.Layer):
   """Counts its training calls, in an integer and in a float."""
 
   def build(self, shape):
     self.calls = self.add_weight(
-        'calls', (), tf.int64, 'zeros', trainable=False
+        (), 'zeros', 'int64', trainable=False, name='calls'
     )
     self.level = self.add_weight(
-        'level', (), 'float64', 'zeros', trainable=False
+        (), 'zeros', 'float64', trainable=False, name='level'
     )
 
   def call(self, x, training=None):
@@ -171,11 +172,11 @@ class _Counter(tf.keras.layers.Layer):
 
 def test_other_state_is_averaged_and_counters_stay_whole(toy):
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype='float64'),
+            keras.Input((4,), dtype='float64'),
             _Counter(),
-            tf.keras.layers.Dense(3, dtype='float64'),
+            keras.layers.Dense(3, dtype='float64'),
         ]
     )
 
@@ -194,11 +195,11 @@ def test_other_state_is_averaged_and_counters_stay_whole(toy):
 
 def _with_dropout(toy):
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype='float64'),
-            tf.keras.layers.Dropout(0.5, dtype='float64'),
-            tf.keras.layers.Dense(3, dtype='float64'),
+            keras.Input((4,), dtype='float64'),
+            keras.layers.Dropout(0.5, dtype='float64'),
+            keras.layers.Dense(3, dtype='float64'),
         ]
     )
 
@@ -224,13 +225,13 @@ def test_dropout_depends_on_seed_round_and_data_alone(toy):
 
 def test_clients_with_other_data_drop_other_units(toy):
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype='float64'),
+            keras.Input((4,), dtype='float64'),
             # The loss depends on the dropped units, but not on the data.
-            tf.keras.layers.Lambda(tf.ones_like, dtype='float64'),
-            tf.keras.layers.Dropout(0.5, dtype='float64'),
-            tf.keras.layers.Dense(3, dtype='float64'),
+            keras.layers.Lambda(tf.ones_like, dtype='float64'),
+            keras.layers.Dropout(0.5, dtype='float64'),
+            keras.layers.Dense(3, dtype='float64'),
         ]
     )
 
@@ -248,36 +249,41 @@ def test_clients_with_other_data_drop_other_units(toy):
 
 
 def test_regularization_counts(toy):
-  def keras_model_fn():
-    return tf.keras.Sequential(
-        [
-            tf.keras.Input((4,), dtype='float64'),
-            tf.keras.layers.Dense(
-                3, kernel_regularizer='l2', dtype='float64', use_bias=False
-            ),
-        ]
+  def model_with(regularizer):
+    return toy.model(
+        lambda: keras.Sequential(
+            [
+                keras.Input((4,), dtype='float64'),
+                keras.layers.Dense(
+                    3,
+                    kernel_regularizer=regularizer,
+                    dtype='float64',
+                    use_bias=False,
+                ),
+            ]
+        )
     )
 
-  model = toy.model(keras_model_fn)
-  process = algorithms.build_fed_avg(model, _SGD(0.1))
-  keras_model = model.to_keras()
-  keras_model.compile(tf.keras.optimizers.SGD(0.1), toy.loss())
-  keras_model.fit(toy.dataset(16, 0), shuffle=False, verbose=0)
-  state = process.next(process.initialize(), [toy.dataset(16, 0)]).state
-  np.testing.assert_allclose(
-      process.get_model_weights(state).trainable[0],
-      keras_model.get_weights()[0],
-      rtol=1e-6,
-  )
+  def after_a_step(model):
+    process = algorithms.build_fed_avg(model, _SGD(0.1))
+    state = process.next(process.initialize(), [toy.dataset(8, 0)]).state
+    (kernel,) = process.get_model_weights(state).trainable
+    return kernel
+
+  model = model_with(keras.regularizers.L2(0.25))
+  (kernel,) = model.initial_weights.trainable
+  change = after_a_step(model) - after_a_step(model_with(None))
+  # Minus the learning rate times the gradient of 0.25 |kernel|².
+  np.testing.assert_allclose(change, -0.1 * 0.5 * kernel, rtol=1e-6)
 
 
 def test_subclassed_models_work(toy):
-  class Subclassed(tf.keras.Model):
+  class Subclassed(keras.Model):
 
     def __init__(self):
       super().__init__(dtype='float64')
-      self.norm = tf.keras.layers.BatchNormalization(dtype='float64')
-      self.dense = tf.keras.layers.Dense(3, dtype='float64')
+      self.norm = keras.layers.BatchNormalization(dtype='float64')
+      self.dense = keras.layers.Dense(3, dtype='float64')
 
     def call(self, x, training=None):
       return self.dense(self.norm(x, training=training))
@@ -293,7 +299,7 @@ def test_subclassed_models_work(toy):
 
 
 def test_a_loss_without_reduction_is_refused(toy):
-  toy.loss = lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+  toy.loss = lambda: keras.losses.SparseCategoricalCrossentropy(
       from_logits=True, reduction='none'
   )
   with pytest.raises(ValueError, match='must average over the batch'):

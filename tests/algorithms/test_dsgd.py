@@ -1,5 +1,6 @@
 """Tests of DSGD."""
 
+import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -131,4 +132,4 @@ def test_what_would_be_another_algorithm_is_refused(toy, options):
 
 def test_what_is_no_optimizer_is_refused(toy):
   with pytest.raises(TypeError, match='client_optimizer must be'):
-    algorithms.build_dsgd(toy.model(), tf.keras.optimizers.SGD(0.1))
+    algorithms.build_dsgd(toy.model(), keras.optimizers.SGD(0.1))

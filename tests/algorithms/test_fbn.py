@@ -1,9 +1,9 @@
 """Tests of FBN: what it trains equals training on the union of the data."""
 
+import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import BatchNormModel
@@ -145,20 +145,19 @@ def test_one_client_equals_the_keras_layer(images, toy, toy_images):
   keras_model = model.to_keras()
 
   def federated(layer):
-    if isinstance(layer, tf.keras.layers.BatchNormalization):
+    if isinstance(layer, keras.layers.BatchNormalization):
       return FederatedBatchNormalization.from_config(layer.get_config())
     return layer.__class__.from_config(layer.get_config())
 
-  keras_model = tf.keras.models.clone_model(
-      keras_model, clone_function=federated
-  )
+  keras_model = keras.models.clone_model(keras_model, clone_function=federated)
   keras_model.set_weights(model.to_keras().get_weights())
-  keras_model.compile(tf.keras.optimizers.legacy.SGD(0.1), loss=model.loss_fn())
+  # Keras's learning rate is a float32, whatever the weights are.
+  keras_model.compile(keras.optimizers.SGD(0.125), loss=model.loss_fn())
   data = [problem.dataset(8, seed) for seed in range(5)]
   for dataset in data:
-    keras_model.fit(dataset, verbose=0)
+    keras_model.fit(dataset, shuffle=False, verbose=0)
 
-  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1)
+  process = algorithms.build_fbn(model, _SGD(0.125), local_steps=1)
   found = _train(model, process, [[dataset] for dataset in data])
   tolerance = 1e-5 if problem.dtype == 'float32' else 1e-8
   _assert_equal(found, keras_model.get_weights(), tolerance, tolerance)
@@ -166,11 +165,11 @@ def test_one_client_equals_the_keras_layer(images, toy, toy_images):
 
 def test_batch_normalization_of_either_class_is_trained_alike(toy):
   def with_federated_layers():
-    return tf.keras.models.clone_model(
+    return keras.models.clone_model(
         toy.model().to_keras(),
         clone_function=lambda layer: (
             FederatedBatchNormalization
-            if isinstance(layer, tf.keras.layers.BatchNormalization)
+            if isinstance(layer, keras.layers.BatchNormalization)
             else type(layer)
         ).from_config(layer.get_config()),
     )
@@ -261,8 +260,8 @@ def test_a_round_is_one_exchange_of_what_fedavg_sends(toy):
 
 def test_a_model_without_batch_normalization_is_refused(toy):
   model = BatchNormModel(
-      lambda: tf.keras.Sequential(
-          [tf.keras.layers.Dense(3, input_shape=(5,), name='only')]
+      lambda: keras.Sequential(
+          [keras.Input((5,)), keras.layers.Dense(3, name='only')]
       ),
       toy.model().input_spec,
       toy.model().loss_fn,

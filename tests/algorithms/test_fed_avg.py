@@ -1,5 +1,6 @@
 """Tests of FedAvg with statistics."""
 
+import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -73,8 +74,8 @@ def test_rounds_equal_numpy_in_float64(toy, pooled, uniform):
     np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
 
-def test_image_statistics_have_kerass_bessel_correction(toy_images):
-  """Keras's fused kernel stores K/(K-1) times the batch's variance."""
+def test_image_statistics_are_biased(toy_images):
+  """As Keras's; TensorFlow's fused operation gives K/(K-1) times as much."""
   model = toy_images.model()
   process = algorithms.build_fed_avg(model, _SGD(0.0))
   state = process.initialize()
@@ -90,7 +91,7 @@ def test_image_statistics_have_kerass_bessel_correction(toy_images):
         z = tf.nn.conv2d(batch, kernel, 1, 'VALID').numpy() + bias
         z = z.astype(np.float64).reshape(-1, 5)
         local_mean = 0.75 * local_mean + 0.25 * z.mean(0)
-        local_variance = 0.75 * local_variance + 0.25 * z.var(0, ddof=1)
+        local_variance = 0.75 * local_variance + 0.25 * z.var(0)
       means.append(local_mean)
       variances.append(local_variance)
     mean = reference.average(means, sizes)
@@ -244,10 +245,10 @@ def test_server_optimizer_moves_weights_and_never_statistics(
 
 def test_a_model_without_batch_norm_is_fine(toy):
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype='float64'),
-            tf.keras.layers.Dense(3, dtype='float64'),
+            keras.Input((4,), dtype='float64'),
+            keras.layers.Dense(3, dtype='float64'),
         ]
     )
 
@@ -278,12 +279,12 @@ def test_a_model_without_batch_norm_is_fine(toy):
             'client_weight_decay=-1.0 must be at least 0',
         ),
         (
-            {'server_optimizer': tf.keras.optimizers.SGD()},
+            {'server_optimizer': keras.optimizers.SGD()},
             TypeError,
             'server_optimizer must be a tff.learning.optimizers.Optimizer',
         ),
         (
-            {'client_optimizer': tf.keras.optimizers.SGD()},
+            {'client_optimizer': keras.optimizers.SGD()},
             TypeError,
             'client_optimizer must be a tff.learning.optimizers.Optimizer',
         ),

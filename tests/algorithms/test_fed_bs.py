@@ -1,6 +1,7 @@
 """Tests of FedBS."""
 
 import client_rounds
+import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -193,10 +194,10 @@ def test_equal_losses_give_the_uniform_mean(toy):
   """Without a head all losses are log 3, but the gradients differ."""
 
   def keras_model_fn():
-    layers, dtype = tf.keras.layers, 'float64'
-    return tf.keras.Sequential(
+    layers, dtype = keras.layers, 'float64'
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype=dtype),
+            keras.Input((4,), dtype=dtype),
             layers.BatchNormalization(dtype=dtype),
             layers.Dense(3, kernel_initializer='zeros', dtype=dtype),
         ]

@@ -1,6 +1,7 @@
 """Tests of FedProx."""
 
 import client_rounds
+import keras
 import linear_models
 import numpy as np
 import numpy_reference as reference
@@ -237,9 +238,9 @@ def test_something_trainable_must_be_shared(toy):
     )
 
   def only_norm():
-    inputs = tf.keras.Input((4,), dtype='float64')
-    outputs = tf.keras.layers.BatchNormalization(dtype='float64')(inputs)
-    return tf.keras.Model(inputs, outputs, name='only_norm')
+    inputs = keras.Input((4,), dtype='float64')
+    outputs = keras.layers.BatchNormalization(dtype='float64')(inputs)
+    return keras.Model(inputs, outputs, name='only_norm')
 
   model = toy.model(only_norm)
   algorithms.build_fed_avg(model, _SGD(0.1), drift_correction=correction)

@@ -4,6 +4,7 @@ Five clients have two of the ten classes each, so that the statistics of their
 batches differ from each other and from those of all.
 """
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -45,20 +46,20 @@ def _model(data, name, dtype='float32'):
     return type(layer).from_config(config)
 
   def keras_model_fn():
-    return tf.keras.models.clone_model(
-        build(), tf.keras.Input(data.dataset.input_shape, dtype=dtype), clone
+    return keras.models.clone_model(
+        build(), keras.Input(data.dataset.input_shape, dtype=dtype), clone
     )
 
-  tf.keras.utils.set_random_seed(0)
+  keras.utils.set_random_seed(0)
   x_spec, y_spec = data.element_spec
   return BatchNormModel(
       keras_model_fn,
       input_spec=(tf.TensorSpec(x_spec.shape, dtype), y_spec),
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True, dtype=dtype
       ),
       metrics_fn=lambda: [
-          tf.keras.metrics.SparseCategoricalAccuracy(name='accuracy')
+          keras.metrics.SparseCategoricalAccuracy(name='accuracy')
       ],
   )
 
@@ -132,7 +133,7 @@ def test_whole_trajectory_is_that_of_centralized_training(data, moments):
   for actual, expected in zip(
       _train(fedtan, rounds), _train(centralized, rounds, union=True)
   ):
-    # Running statistics too: in float64, Keras stores the biased variance.
+    # Running statistics, too.
     for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(expected)):
       np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 

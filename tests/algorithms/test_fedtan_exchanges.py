@@ -1,5 +1,6 @@
 """The exchanges of FedTAN: as many as counted, as few as the graph allows."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +12,7 @@ from tff_bn import analysis
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
 
-_layers = tf.keras.layers
+_layers = keras.layers
 
 
 def _chain(x):
@@ -48,13 +49,13 @@ _CASES = {
 
 def _model(body):
   def keras_model_fn():
-    inputs = tf.keras.Input([3])
-    return tf.keras.Model(inputs, _layers.Dense(2)(body(inputs)))
+    inputs = keras.Input([3])
+    return keras.Model(inputs, _layers.Dense(2)(body(inputs)))
 
   return BatchNormModel(
       keras_model_fn,
       (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32)),
-      lambda: tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
   )
 
 

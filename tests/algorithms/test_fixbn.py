@@ -1,9 +1,9 @@
 """Tests of FixBN."""
 
+import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import BatchNormModel
@@ -71,7 +71,7 @@ def test_a_wrong_number_of_rounds_is_refused(toy, fixbn_rounds):
 
 def test_a_model_without_batch_normalization_is_refused(toy):
   model = BatchNormModel(
-      lambda: tf.keras.Sequential([tf.keras.layers.Dense(3, input_shape=(4,))]),
+      lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]),
       toy.input_spec,
       toy.loss,
   )

@@ -8,6 +8,7 @@ normalization and ReLU, and the fused ReLU makes 0 of NaN.
 import functools
 
 import client_rounds
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -50,11 +51,11 @@ _FEDTAN = [name for name in _BUILDERS if name.startswith('fedtan')]
 
 
 def _model(name):
-  tf.keras.utils.set_random_seed(3)
+  keras.utils.set_random_seed(3)
   return BatchNormModel(
       models.build_model_fn(name, _SHAPE, _NUM_CLASSES),
       (tf.TensorSpec((None, *_SHAPE)), tf.TensorSpec((None,), tf.int32)),
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
       metrics_fn=lambda: [],
@@ -134,8 +135,11 @@ def test_a_round_with_such_a_client_is_the_round_without(name):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('in_process_runtime')
-@pytest.mark.parametrize('model_name', ['digits_cnn', 'resnet20'])
-@pytest.mark.parametrize('name', ['fed_avg', 'fbn', 'fixbn', *_FEDTAN])
+@pytest.mark.parametrize(
+    ('name', 'model_name'),
+    [(name, 'digits_cnn') for name in ('fed_avg', 'fbn', 'fixbn', *_FEDTAN)]
+    + [(name, 'resnet20') for name in ('fed_avg', 'fbn', 'fedtan')],
+)
 def test_with_deeper_models(name, model_name):
   # FBN, which starts with the statistics 0 and 1, diverges with large steps.
   _check(name, model_name, learning_rate=1e-4)
@@ -146,9 +150,12 @@ def test_fedtan_in_the_native_runtime():
   _check('fedtan', 'small_cnn')
 
 
+# In this runtime, algorithms differ in the kinds of their states alone.
 @pytest.mark.slow
 @pytest.mark.usefixtures('native_runtime')
-@pytest.mark.parametrize('name', [n for n in _BUILDERS if n != 'fedtan'])
+@pytest.mark.parametrize(
+    'name', ['fed_avg', 'fed_bn', 'fbn', 'scaffold', 'moon', 'fed_bs', 'fixbn']
+)
 def test_in_the_native_runtime(name):
   _check(name, 'small_cnn')
 
@@ -178,23 +185,23 @@ _TWO_INPUTS_SPEC = (
 
 
 def _two_inputs_model():
-  layers = tf.keras.layers
+  layers = keras.layers
 
   def keras_model_fn():
-    images, vectors = tf.keras.Input((6, 6, 1)), tf.keras.Input((5,))
+    images, vectors = keras.Input((6, 6, 1)), keras.Input((5,))
     x = layers.Conv2D(4, 3)(images)
     x = layers.ReLU()(layers.BatchNormalization(momentum=0.5)(x))
     x = layers.GlobalAveragePooling2D()(x)
     v = layers.Dense(4)(vectors)
     v = layers.ReLU()(layers.BatchNormalization(momentum=0.5)(v))
     output = layers.Dense(1)(layers.Concatenate()([x, v]))
-    return tf.keras.Model([images, vectors], layers.Flatten()(output)[:, 0])
+    return keras.Model([images, vectors], layers.Flatten()(output)[:, 0])
 
-  tf.keras.utils.set_random_seed(1)
+  keras.utils.set_random_seed(1)
   return BatchNormModel(
       keras_model_fn,
       _TWO_INPUTS_SPEC,
-      loss_fn=tf.keras.losses.MeanSquaredError,
+      loss_fn=keras.losses.MeanSquaredError,
       metrics_fn=lambda: [],
   )
 

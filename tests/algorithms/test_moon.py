@@ -1,6 +1,7 @@
 """Tests of MOON."""
 
 import client_rounds
+import keras
 import linear_models
 import numpy as np
 import numpy_reference as reference
@@ -312,11 +313,11 @@ def _nested_model():
   Returns:
     The model.
   """
-  layers, dtype = tf.keras.layers, 'float64'
-  body = tf.keras.Sequential(
+  layers, dtype = keras.layers, 'float64'
+  body = keras.Sequential(
       [
           layers.Dense(5, dtype=dtype),
-          tf.keras.Sequential(
+          keras.Sequential(
               [
                   layers.BatchNormalization(
                       momentum=0.75, epsilon=2**-10, dtype=dtype
@@ -326,17 +327,17 @@ def _nested_model():
           ),
       ]
   )
-  head = tf.keras.Sequential([layers.Dense(3, dtype=dtype)])
-  inputs = tf.keras.Input((4,), dtype=dtype)
-  return tf.keras.Model(inputs, head(body(inputs)))
+  head = keras.Sequential([layers.Dense(3, dtype=dtype)])
+  inputs = keras.Input((4,), dtype=dtype)
+  return keras.Model(inputs, head(body(inputs)))
 
 
-class _Subclassed(tf.keras.Model):
+class _Subclassed(keras.Model):
   """The toy model as a subclass."""
 
   def __init__(self):
     super().__init__(dtype='float64')
-    layers, dtype = tf.keras.layers, 'float64'
+    layers, dtype = keras.layers, 'float64'
     self.hidden = layers.Dense(5, dtype=dtype)
     self.norm = layers.BatchNormalization(
         momentum=0.75, epsilon=2**-10, dtype=dtype
@@ -405,7 +406,7 @@ def test_features_of_images_are_flattened(toy_images):
       z = keras_model.get_layer('norm')(z, training=training)
       features.append(tf.reshape(z, [6, -1]))
     a, b = (
-        -tf.keras.losses.cosine_similarity(features[0], z) / _TEMPERATURE
+        -keras.losses.cosine_similarity(features[0], z) / _TEMPERATURE
         for z in features[1:]
     )
     contrast = -tf.math.log(tf.exp(a) / (tf.exp(a) + tf.exp(b)))
@@ -425,10 +426,10 @@ def test_float16(toy):
   toy.dtype = 'float32'
 
   def keras_model_fn(policy):
-    layers = tf.keras.layers
-    return tf.keras.Sequential(
+    layers = keras.layers
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype='float32'),
+            keras.Input((4,), dtype='float32'),
             layers.Dense(5, dtype=policy),
             layers.BatchNormalization(dtype=policy),
             layers.ReLU(dtype=policy),
@@ -455,10 +456,10 @@ def test_dropout_is_in_the_trained_model_only(toy):
   """And depends on nothing but the seed."""
 
   def keras_model_fn():
-    layers, dtype = tf.keras.layers, 'float64'
-    return tf.keras.Sequential(
+    layers, dtype = keras.layers, 'float64'
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype=dtype),
+            keras.Input((4,), dtype=dtype),
             layers.Dense(5, dtype=dtype),
             layers.Dropout(0.5, dtype=dtype),
             layers.Dense(3, dtype=dtype),
@@ -489,9 +490,9 @@ def test_an_unknown_layer(toy):
 
 def test_a_model_without_a_hidden_layer(toy):
   def keras_model_fn():
-    inputs = tf.keras.Input((4,), dtype='float64')
-    x = tf.keras.layers.Dense(3, dtype='float64', name='only')(inputs)
-    return tf.keras.Model(inputs, tf.keras.layers.Softmax(dtype='float64')(x))
+    inputs = keras.Input((4,), dtype='float64')
+    x = keras.layers.Dense(3, dtype='float64', name='only')(inputs)
+    return keras.Model(inputs, keras.layers.Softmax(dtype='float64')(x))
 
   with pytest.raises(ValueError, match="no hidden layer, only 'only' has"):
     _build(toy.model(keras_model_fn))

@@ -1,8 +1,8 @@
 """With one client, every algorithm is plain Keras training."""
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
@@ -29,10 +29,10 @@ def test_equals_keras_fit(name, problem, request):
   if name in _STATEFUL:
     client = process.initialize_client(state)
 
-  keras_model.compile(tf.keras.optimizers.SGD(0.05, 0.9), problem.loss())
+  keras_model.compile(keras.optimizers.SGD(0.05, 0.9), problem.loss())
   for _ in range(2):
     if name != 'centralized':  # A federated client's momentum starts anew.
-      keras_model.compile(tf.keras.optimizers.SGD(0.05, 0.9), problem.loss())
+      keras_model.compile(keras.optimizers.SGD(0.05, 0.9), problem.loss())
     history = keras_model.fit(dataset, epochs=2, shuffle=False, verbose=0)
     if client is None:
       output = process.next(state, [dataset])

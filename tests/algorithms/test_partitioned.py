@@ -3,6 +3,7 @@
 import collections
 
 import client_rounds
+import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -140,11 +141,11 @@ def test_fed_bn_keeps_clients_apart(toy):
 @pytest.mark.parametrize('name', ['fed_bn', 'silo_bn', 'local_affine'])
 def test_a_model_without_batch_norm_is_refused(toy, name):
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype='float64'),
-            tf.keras.layers.LayerNormalization(name='bn', dtype='float64'),
-            tf.keras.layers.Dense(3, name='head', dtype='float64'),
+            keras.Input((4,), dtype='float64'),
+            keras.layers.LayerNormalization(name='bn', dtype='float64'),
+            keras.layers.Dense(3, name='head', dtype='float64'),
         ]
     )
 
@@ -154,13 +155,13 @@ def test_a_model_without_batch_norm_is_refused(toy, name):
 
 def test_local_affine_needs_a_scale_or_a_shift(toy):
   def keras_model_fn():
-    return tf.keras.Sequential(
+    return keras.Sequential(
         [
-            tf.keras.Input((4,), dtype='float64'),
-            tf.keras.layers.BatchNormalization(
+            keras.Input((4,), dtype='float64'),
+            keras.layers.BatchNormalization(
                 center=False, scale=False, dtype='float64'
             ),
-            tf.keras.layers.Dense(3, dtype='float64'),
+            keras.layers.Dense(3, dtype='float64'),
         ]
     )
 

@@ -1,6 +1,7 @@
 """Tests of SCAFFOLD."""
 
 import client_rounds
+import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
@@ -278,11 +279,9 @@ class _Quadratics:
 
   def model(self):
     def keras_model_fn():
-      inputs = tf.keras.Input((3,), dtype='float64')
-      outputs = tf.keras.layers.Dense(1, use_bias=False, dtype='float64')(
-          inputs
-      )
-      return tf.keras.Model(inputs, outputs)
+      inputs = keras.Input((3,), dtype='float64')
+      outputs = keras.layers.Dense(1, use_bias=False, dtype='float64')(inputs)
+      return keras.Model(inputs, outputs)
 
     return BatchNormModel(
         keras_model_fn,
@@ -290,7 +289,7 @@ class _Quadratics:
             tf.TensorSpec((None, 3), tf.float64),
             tf.TensorSpec((None, 1), tf.float64),
         ),
-        loss_fn=tf.keras.losses.MeanSquaredError,
+        loss_fn=lambda: keras.losses.MeanSquaredError(dtype='float64'),
     )
 
   def datasets(self):

@@ -4,9 +4,9 @@ import collections
 import functools
 
 import client_rounds
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
@@ -126,11 +126,11 @@ def test_a_client_whose_pixels_are_not_scaled_stands_out(name, local_steps):
       seed=0,
       dirichlet_alpha=0.1,
   )
-  tf.keras.utils.set_random_seed(0)
+  keras.utils.set_random_seed(0)
   model = BatchNormModel(
       models.build_model_fn('small_cnn', (8, 8, 1), 10),
       data.element_spec,
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
   )

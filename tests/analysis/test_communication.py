@@ -3,6 +3,7 @@
 import collections
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -30,7 +31,7 @@ def _resnet20(normalization='batch'):
           tf.TensorSpec([None, 32, 32, 3], tf.float32),
           tf.TensorSpec([None], tf.int32),
       ),
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
   )
@@ -106,7 +107,7 @@ def test_one_multicast_down_and_every_upload():
   assert traffic.megabytes(4) == 1.0 + 4 * 0.5
 
 
-class _AUC(tf.keras.metrics.AUC):
+class _AUC(keras.metrics.AUC):
   """Its state is four vectors, which only the metrics need."""
 
   def update_state(self, y_true, y_pred, sample_weight=None):
@@ -116,19 +117,19 @@ class _AUC(tf.keras.metrics.AUC):
 @pytest.fixture(scope='module')
 def model():
   return BatchNormModel(
-      lambda: tf.keras.Sequential(
+      lambda: keras.Sequential(
           [
-              tf.keras.layers.Input([3]),
-              tf.keras.layers.Dense(5),
-              tf.keras.layers.BatchNormalization(),
-              tf.keras.layers.Dense(2, dtype=tf.float64),
+              keras.layers.Input([3]),
+              keras.layers.Dense(5),
+              keras.layers.BatchNormalization(),
+              keras.layers.Dense(2, dtype=tf.float64),
           ]
       ),
       input_spec=(
           tf.TensorSpec([None, 3], tf.float32),
           tf.TensorSpec([None], tf.int32),
       ),
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
       metrics_fn=lambda: [_AUC(name='auc')],

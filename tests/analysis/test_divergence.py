@@ -1,12 +1,13 @@
 """Tests of the divergence of clients' weights."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tff_bn.analysis import divergence
 
-_LAYERS = tf.keras.layers
+_LAYERS = keras.layers
 
 
 def test_by_hand():
@@ -70,15 +71,15 @@ def test_other_shapes_are_an_error():
 
 def _model(seed: int, units: int = 5, frozen: bool = False, prefix: str = ''):
   """Nested, with a wrapper and batch normalization; random weights."""
-  inner_inputs = tf.keras.Input((3, 4))
+  inner_inputs = keras.Input((3, 4))
   hidden = _LAYERS.Dense(units, name=prefix + 'hidden')
   x = _LAYERS.TimeDistributed(hidden, name=prefix + 'wrapper')(inner_inputs)
   x = _LAYERS.BatchNormalization(name=prefix + 'norm')(x)
-  inner = tf.keras.Model(inner_inputs, x, name=prefix + 'inner')
-  inputs = tf.keras.Input((3, 4))
+  inner = keras.Model(inner_inputs, x, name=prefix + 'inner')
+  inputs = keras.Input((3, 4))
   x = _LAYERS.ReLU(name=prefix + 'relu')(inner(inputs))
   logits = _LAYERS.Dense(2, name=prefix + 'logits')
-  model = tf.keras.Model(inputs, logits(x))
+  model = keras.Model(inputs, logits(x))
   logits.trainable = not frozen
   rng = np.random.default_rng(seed)
   model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
@@ -99,12 +100,12 @@ def test_by_layer():
 
   def values(*names):
     return [
-        [w.numpy() for w in model.weights if w.name.split(':')[0] in names]
+        [w.numpy() for w in model.weights if w.path in names]
         for model in models
     ]
 
   expected = {
-      'inner/wrapper': values('wrapper/kernel', 'wrapper/bias'),
+      'inner/wrapper': values('wrapper/hidden/kernel', 'wrapper/hidden/bias'),
       # Without the moving mean and variance.
       'inner/norm': values('norm/gamma', 'norm/beta'),
       'logits': values('logits/kernel', 'logits/bias'),
@@ -117,12 +118,12 @@ def test_by_layer():
 def test_names_of_models_in_nested_models():
   models = []
   for _ in range(2):
-    model = tf.keras.Sequential(
-        [tf.keras.Input((4,)), _LAYERS.Dense(4, name='hidden')], name='inner'
+    model = keras.Sequential(
+        [keras.Input((4,)), _LAYERS.Dense(4, name='hidden')], name='inner'
     )
     for name in ('middle', 'outer'):
-      inputs = tf.keras.Input((4,))
-      model = tf.keras.Model(inputs, model(inputs), name=name)
+      inputs = keras.Input((4,))
+      model = keras.Model(inputs, model(inputs), name=name)
     models.append(model)
   found = divergence.weight_divergence_by_layer(models)
   assert list(found) == ['middle/inner/hidden']
@@ -146,9 +147,9 @@ def test_a_layer_that_is_used_twice_counts_once():
   models = []
   for _ in range(2):
     shared = _LAYERS.Dense(4, name='shared')
-    inner_inputs, inputs = tf.keras.Input((4,)), tf.keras.Input((4,))
-    inner = tf.keras.Model(inner_inputs, shared(inner_inputs), name='inner')
-    models.append(tf.keras.Model(inputs, shared(inner(inner(inputs)))))
+    inner_inputs, inputs = keras.Input((4,)), keras.Input((4,))
+    inner = keras.Model(inner_inputs, shared(inner_inputs), name='inner')
+    models.append(keras.Model(inputs, shared(inner(inner(inputs)))))
   found = divergence.weight_divergence_by_layer(models)
   assert len(found) == 1
   assert found.popitem()[0] in ('shared', 'inner/shared')
@@ -172,7 +173,7 @@ def test_other_architectures_are_an_error():
 
 
 def test_two_layers_of_the_same_name_are_an_error():
-  class TwoLayers(tf.keras.Model):
+  class TwoLayers(keras.Model):
 
     def __init__(self):
       super().__init__(name='two_layers')

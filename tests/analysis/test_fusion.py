@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +13,7 @@ from tff_bn.analysis import fusion
 from tff_bn.analysis import layer_outputs
 from tff_bn.analysis import permutation
 
-_LAYERS = tf.keras.layers
+_LAYERS = keras.layers
 _RNG = np.random.default_rng(0)
 # More examples than are taken at once.
 _X = _RNG.normal(size=(150, 6)).astype(np.float32)
@@ -34,36 +35,47 @@ def _with_random_weights(model, seed=0):
 
 
 def _perceptron(seed=0, units=7, normalized=True, activation='relu'):
-  inputs = tf.keras.Input((6,))
+  inputs = keras.Input((6,))
   x = _LAYERS.Dense(units, name='first')(inputs)
   if normalized:
     x = _LAYERS.BatchNormalization(name='norm')(x)
   x = _LAYERS.Activation(activation, name='activation')(x)
   x = _LAYERS.Dense(5, activation='relu', name='second')(x)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
   return _with_random_weights(model, seed)
 
 
 def _flattened(seed=0, data_format='channels_last'):
   """Each channel has several inputs of the dense layer, normalized before."""
-  inputs = tf.keras.Input((8, 8, 1))
+  inputs = keras.Input((8, 8, 1))
   x = _LAYERS.Conv2D(5, 3, strides=3, activation='relu', name='conv')(inputs)
   x = _LAYERS.Flatten(data_format)(x)
   x = _LAYERS.BatchNormalization(name='norm')(x)
   return _with_random_weights(
-      tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
+      keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
   )
 
 
 def _nested(seed=0):
-  inner_inputs = tf.keras.Input((8, 8, 1))
+  inner_inputs = keras.Input((8, 8, 1))
   x = _LAYERS.Conv2D(6, 3, name='conv')(inner_inputs)
   x = _LAYERS.LayerNormalization(name='norm')(x)
-  inner = tf.keras.Model(inner_inputs, x, name='inner')
-  inputs = tf.keras.Input((8, 8, 1))
+  inner = keras.Model(inner_inputs, x, name='inner')
+  inputs = keras.Input((8, 8, 1))
   x = _LAYERS.GlobalMaxPooling2D()(inner(inputs))
   return _with_random_weights(
-      tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
+      keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
+  )
+
+
+def _operations(seed=0):
+  """With an operator and functions of `keras.ops`."""
+  inputs = keras.Input((8, 8, 1))
+  x = keras.ops.relu(_LAYERS.Conv2D(6, 3, name='first')(inputs))
+  x = x + _LAYERS.Conv2D(6, 3, padding='same', name='second')(x)
+  x = _LAYERS.GlobalMaxPooling2D()(keras.ops.tanh(x))
+  return _with_random_weights(
+      keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
   )
 
 
@@ -103,6 +115,7 @@ def _assert_same_weights(found, expected):
     [
         _flattened,
         _nested,
+        _operations,
         _mlp4,
         _small_cnn,
         _small_cnn_without_normalization,
@@ -145,19 +158,19 @@ def _by_hand(model, x):
 @pytest.mark.parametrize('normalized', [False, True])
 def test_channels_on_the_first_axis(normalized, monkeypatch):
   call = layer_outputs.call
-  # TensorFlow computes it on CPUs in a graph only.
+  # Without oneDNN, TensorFlow computes it on CPUs in a graph only.
   monkeypatch.setattr(
       layer_outputs,
       'call',
       lambda model, names, x: tf.function(lambda x: call(model, names, x))(x),
   )
-  inputs = tf.keras.Input((1, 8, 8))
+  inputs = keras.Input((1, 8, 8))
   x = _LAYERS.Conv2D(5, 3, data_format='channels_first')(inputs)
   if normalized:
     x = _LAYERS.BatchNormalization(axis=1)(x)
   x = _LAYERS.GlobalMaxPooling2D(data_format='channels_first')(x)
   model = _with_random_weights(
-      tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+      keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
   )
   permuted = permutation.permute_units(model, _random_permutations(model))
   images = np.moveaxis(_IMAGES, -1, 1)
@@ -206,12 +219,12 @@ def test_the_best_permutations_of_another_model():
 
 def _residual(seed):
   """Units of two layers that are added, of different scales."""
-  inputs = tf.keras.Input((6,))
+  inputs = keras.Input((6,))
   first = _LAYERS.Dense(6, name='first')(inputs)
   second = _LAYERS.Dense(6, name='second')(_LAYERS.Activation('tanh')(first))
   x = _LAYERS.Activation('tanh')(_LAYERS.Add()([first, second]))
   return _with_random_weights(
-      tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
+      keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
   )
 
 
@@ -236,7 +249,7 @@ def test_all_inputs_that_a_channel_has_after_flatten():
   a, b = _flattened(1), _flattened(2)
   channels = []
   for model in (a, b):
-    output = tf.keras.Model(model.input, model.get_layer('norm').output)
+    output = keras.Model(model.input, model.get_layer('norm').output)
     channels.append(output(_IMAGES).numpy().reshape(20, 4, 5))
   best = _best(_distances(*(x.reshape(80, 5) for x in channels)))
   assert best != _best(_distances(*(x[:, 0] for x in channels)))
@@ -255,9 +268,9 @@ def test_position_encodings_stay_where_they_are():
 def test_names_of_layers_may_differ():
   models_ = []
   for number in range(2):
-    inputs = tf.keras.Input((6,))
+    inputs = keras.Input((6,))
     x = _LAYERS.Dense(5, name=f'hidden_of_{number}')(inputs)
-    models_.append(tf.keras.Model(inputs, _LAYERS.Dense(3)(x)))
+    models_.append(keras.Model(inputs, _LAYERS.Dense(3)(x)))
   first, second = models_
   second.set_weights(first.get_weights())
   group = permutation.unit_groups(second)[0].name
@@ -266,10 +279,10 @@ def test_names_of_layers_may_differ():
 
 
 def test_units_that_compute_the_same_stay_where_they_are():
-  inputs = tf.keras.Input((6,))
+  inputs = keras.Input((6,))
   x = _LAYERS.Dense(4, activation='relu', name='hidden')(inputs)
-  first = tf.keras.Model(inputs, _LAYERS.Dense(3)(x))
-  second = tf.keras.models.clone_model(first)
+  first = keras.Model(inputs, _LAYERS.Dense(3)(x))
+  second = keras.models.clone_model(first)
   for model, active in ((first, 3), (second, 0)):
     kernel, bias, *rest = _with_random_weights(model).get_weights()
     bias[:] = -100
@@ -300,11 +313,11 @@ def test_other_connections_are_an_error():
   """All weights are of the same shapes."""
   built = []
   for is_residual in (False, True):
-    inputs = tf.keras.Input((6,))
+    inputs = keras.Input((6,))
     first = _LAYERS.Dense(6)(inputs)
     x = _LAYERS.Dense(6)(first)
     x = _LAYERS.Add()([first, x]) if is_residual else x
-    built.append(tf.keras.Model(inputs, _LAYERS.Dense(3)(x), name='model'))
+    built.append(keras.Model(inputs, _LAYERS.Dense(3)(x), name='model'))
   with pytest.raises(ValueError, match='different groups of hidden units'):
     fusion.align(*built, _X)
 
@@ -315,27 +328,27 @@ def test_another_order_of_the_inputs_after_flatten_is_an_error():
 
 
 def test_a_model_without_hidden_units_is_an_error():
-  inputs = tf.keras.Input((6,))
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3)(inputs), name='linear')
+  inputs = keras.Input((6,))
+  model = keras.Model(inputs, _LAYERS.Dense(3)(inputs), name='linear')
   with pytest.raises(ValueError, match="'linear' has no hidden units"):
     fusion.align(model, model, _X)
 
 
 def test_a_model_that_is_not_supported_is_an_error():
-  subclassed = type('Own', (tf.keras.Model,), {})(name='own')
+  subclassed = type('Own', (keras.Model,), {})(name='own')
   for arguments in ((subclassed, _perceptron()), (_perceptron(), subclassed)):
     with pytest.raises(ValueError, match="'own'"):
       fusion.align(*arguments, _X)
 
 
 def test_layers_of_the_same_name_are_an_error():
-  inputs = tf.keras.Input((6,))
+  inputs = keras.Input((6,))
   x = inputs
   for name in ('one', 'two'):
-    inner_inputs = tf.keras.Input((6,))
+    inner_inputs = keras.Input((6,))
     outputs = _LAYERS.Dense(6, name='same')(inner_inputs)
-    x = tf.keras.Model(inner_inputs, outputs, name=name)(x)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+    x = keras.Model(inner_inputs, outputs, name=name)(x)
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
   with pytest.raises(ValueError, match="^layer_name='same' .* 2 layers"):
     fusion.align(model, model, _X)
 
@@ -388,18 +401,21 @@ def test_interpolation_keeps_whole_numbers():
 
     def build(self, input_shape):
       self.count = self.add_weight(
-          'count', (), tf.int64, 'zeros', trainable=False
+          shape=(),
+          initializer='zeros',
+          dtype='int64',
+          trainable=False,
+          name='count',
       )
-      super().build(input_shape)
 
     def call(self, inputs):
-      return inputs + 0 * tf.cast(self.count, inputs.dtype)
+      return inputs + 0 * keras.ops.cast(self.count, inputs.dtype)
 
   built = []
   for count in (3, 8):
-    inputs = tf.keras.Input((6,))
+    inputs = keras.Input((6,))
     x = Counter(name='counter')(inputs)
-    model = tf.keras.Model(inputs, _LAYERS.Dense(2, name='logits')(x))
+    model = keras.Model(inputs, _LAYERS.Dense(2, name='logits')(x))
     model.get_layer('counter').count.assign(count)
     built.append(model)
   found = fusion.interpolate(*built, 0.75)
@@ -429,9 +445,9 @@ def test_interpolation_keeps_the_phases_of_personal_encodings():
 
 
 def test_interpolation_of_bfloat16():
-  inputs = tf.keras.Input((6,))
-  a = tf.keras.Model(inputs, _LAYERS.Dense(3, dtype='bfloat16')(inputs))
-  b = tf.keras.models.clone_model(a)
+  inputs = keras.Input((6,))
+  a = keras.Model(inputs, _LAYERS.Dense(3, dtype='bfloat16')(inputs))
+  b = keras.models.clone_model(a)
   a.set_weights([np.ones((6, 3)), np.zeros(3)])
   b.set_weights([np.full((6, 3), 2), np.ones(3)])
   kernel, bias = fusion.interpolate(a, b, 0.5).get_weights()
@@ -441,7 +457,7 @@ def test_interpolation_of_bfloat16():
 
 
 class _TwoNormalizations(_LAYERS.Layer):
-  """Its weights are in another order if one of its layers is frozen."""
+  """A layer with two others in it, of which one can be frozen."""
 
   def __init__(self, **kwargs):
     super().__init__(**kwargs)
@@ -453,10 +469,10 @@ class _TwoNormalizations(_LAYERS.Layer):
 
 
 def test_interpolation_keeps_frozen_layers():
-  inner = tf.keras.Sequential([tf.keras.Input((6,)), _LAYERS.Dense(4)])
-  inputs = tf.keras.Input((6,))
+  inner = keras.Sequential([keras.Input((6,)), _LAYERS.Dense(4)])
+  inputs = keras.Input((6,))
   layer = _TwoNormalizations()
-  model = tf.keras.Model(inputs, layer(inner(inputs)))
+  model = keras.Model(inputs, layer(inner(inputs)))
   layer.first.trainable = inner.trainable = False
   _with_random_weights(model)
   for function in (

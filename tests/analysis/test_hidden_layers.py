@@ -1,19 +1,20 @@
 """Tests for `tff_bn.analysis.hidden_layers`."""
 
+import keras
 import pytest
 import random_models
 import tensorflow as tf
 
 from tff_bn import analysis
 
-_LAYERS = tf.keras.layers
+_LAYERS = keras.layers
 
 
 def _functional(*layers, shape=(4,)):
-  x = inputs = tf.keras.Input(shape)
+  x = inputs = keras.Input(shape)
   for layer in layers:
     x = layer(x)
-  return tf.keras.Model(inputs, x)
+  return keras.Model(inputs, x)
 
 
 @pytest.mark.parametrize(
@@ -95,20 +96,20 @@ def test_models_without_activations():
 
 def test_the_order_is_that_of_the_calls():
   # Keras lists layers by depth, those of the shorter branch late.
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   second = _LAYERS.ReLU(name='second')
   x = _LAYERS.Dense(4, activation='relu', name='first')(inputs)
   y = second(_LAYERS.Dense(4, name='dense')(x))
   y = second(_LAYERS.Dense(4, name='dense_2')(y))
   y = _LAYERS.Add()([x, _LAYERS.Activation('tanh', name='third')(y)])
-  model = tf.keras.Model(inputs, _LAYERS.Dense(2)(y))
+  model = keras.Model(inputs, _LAYERS.Dense(2)(y))
   assert analysis.hidden_layers(model) == ['first', 'second', 'third']
 
 
 def test_nested_models():
-  inner = tf.keras.Sequential(
+  inner = keras.Sequential(
       [
-          tf.keras.Input((4,)),
+          keras.Input((4,)),
           _LAYERS.Dense(4, name='dense_1'),
           _LAYERS.ReLU(name='relu_1'),
           _functional(
@@ -126,7 +127,15 @@ def test_nested_models():
   assert analysis.hidden_layers(model) == ['first', 'relu_1', 'deep']
 
 
-class _Subclassed(tf.keras.Model):
+def test_functions_are_not_layers():
+  inputs = keras.Input((4,))
+  x = keras.ops.relu(_LAYERS.Dense(4, name='first')(inputs))
+  x = x + _LAYERS.Dense(4, name='second')(x)
+  model = keras.Model(inputs, _LAYERS.Dense(2, name='logits')(x) * 2)
+  assert analysis.hidden_layers(model) == ['first', 'second']
+
+
+class _Subclassed(keras.Model):
 
   def __init__(self):
     super().__init__()
@@ -139,7 +148,7 @@ class _Subclassed(tf.keras.Model):
 def test_models_that_are_not_functional():
   model = _Subclassed()
   model(tf.zeros((1, 4)))
-  unconnected = tf.keras.Sequential([_LAYERS.Dense(3), _LAYERS.Dense(2)])
+  unconnected = keras.Sequential([_LAYERS.Dense(3), _LAYERS.Dense(2)])
   for wrong in (model, unconnected):
     with pytest.raises(ValueError, match='no functional model') as error:
       analysis.hidden_layers(wrong)

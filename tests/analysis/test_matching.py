@@ -2,6 +2,7 @@
 
 import itertools
 
+import keras
 import numpy as np
 import pytest
 import random_models
@@ -9,25 +10,25 @@ import tensorflow as tf
 
 from tff_bn.analysis import matching
 
-_LAYERS = tf.keras.layers
+_LAYERS = keras.layers
 _X = np.random.default_rng(0).normal(size=(150, 4)).astype(np.float32)
 _IMAGES = np.random.default_rng(1).normal(size=(5, 6, 6, 2)).astype(np.float32)
 
 
 def _perceptron(seed=0, units=6):
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(units, name='hidden')(inputs)
   x = _LAYERS.BatchNormalization(epsilon=0.1, name='norm')(x)
   x = _LAYERS.ReLU(name='relu')(x)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
   return random_models.with_normal_weights(model, seed)
 
 
 def _convolutional(seed=0):
-  inputs = tf.keras.Input((6, 6, 2))
+  inputs = keras.Input((6, 6, 2))
   x = _LAYERS.Conv2D(5, 3, name='conv')(inputs)
   x = _LAYERS.Flatten()(x)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
   return random_models.with_normal_weights(model, seed)
 
 
@@ -41,7 +42,7 @@ def _normalized(model, x):
 
 def _permuted(model, permutation, layer_name, next_name):
   """The same network, with units[i] = the model's units[permutation[i]]."""
-  copy = tf.keras.models.clone_model(model)
+  copy = keras.models.clone_model(model)
   copy.set_weights(model.get_weights())
   layer, next_layer = copy.get_layer(layer_name), copy.get_layer(next_name)
   layer.set_weights([w[..., permutation] for w in layer.get_weights()])
@@ -84,9 +85,9 @@ def test_activations_of_a_convolution_are_at_all_positions():
 
 
 def test_axis_of_the_channels():
-  inputs = tf.keras.Input((6, 6, 2))
+  inputs = keras.Input((6, 6, 2))
   x = _LAYERS.Permute((3, 1, 2), name='channels_first')(inputs)
-  model = tf.keras.Model(inputs, x)
+  model = keras.Model(inputs, x)
   found = matching.layer_activations(model, 'channels_first', _IMAGES, axis=1)
   np.testing.assert_array_equal(
       found, np.moveaxis(_IMAGES, -1, 0).reshape(2, 180)
@@ -95,8 +96,8 @@ def test_axis_of_the_channels():
 
 def test_activations_in_a_nested_model():
   inner = _perceptron()
-  inputs = tf.keras.Input((4,))
-  model = tf.keras.Model(inputs, inner(inputs))
+  inputs = keras.Input((4,))
+  model = keras.Model(inputs, inner(inputs))
   np.testing.assert_array_equal(
       matching.layer_activations(model, 'relu', _X),
       matching.layer_activations(inner, 'relu', _X),
@@ -231,7 +232,7 @@ def test_a_model_of_units_that_are_never_active_matches_itself():
 def test_a_permuted_model_is_matched():
   model = _convolutional()
   permutation = np.array([0, 3, 1, 4, 2])
-  copy = tf.keras.models.clone_model(model)
+  copy = keras.models.clone_model(model)
   copy.set_weights(model.get_weights())
   layer = copy.get_layer('conv')
   layer.set_weights([w[..., permutation] for w in layer.get_weights()])
@@ -245,9 +246,9 @@ def test_a_permuted_model_is_matched():
 
 def test_a_permuted_network_is_the_same_one():
   """The next layer, whose inputs are permuted, has the same units."""
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(8, activation='relu', name='hidden')(inputs)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
   permutation = np.random.default_rng(5).permutation(8)
   copy = _permuted(model, permutation, 'hidden', 'logits')
   match = matching.match_layers(copy, model, 'hidden', _X)
@@ -263,7 +264,7 @@ def test_layers_of_other_sizes_are_an_error():
 
 def test_axis_is_given_to_both():
   """Rows of the images are the units."""
-  inputs = tf.keras.Input((6, 6, 2))
-  model = tf.keras.Model(inputs, _LAYERS.ReLU(name='relu')(inputs))
+  inputs = keras.Input((6, 6, 2))
+  model = keras.Model(inputs, _LAYERS.ReLU(name='relu')(inputs))
   match = matching.match_layers(model, model, 'relu', _IMAGES, axis=1)
   assert len(match.assignment) == 6

@@ -3,6 +3,7 @@
 import collections
 import itertools
 
+import keras
 import numpy as np
 import pytest
 import random_models
@@ -13,7 +14,7 @@ from tff_bn import models
 from tff_bn.analysis import permutation
 from tff_bn.layers import PositionEncoding
 
-_layers = tf.keras.layers
+_layers = keras.layers
 # Hidden units: those of a residual stage's blocks count once.
 _NUM_UNITS = {
     'mlp3': 30,
@@ -43,14 +44,14 @@ def _assert_same_outputs(model, other, jit_compile=False):
 def _assert_all_moved(model, shuffled, fixed=('logits/bias',)):
   """With probability 1 no unit stays where it was."""
   for weight, other in zip(model.weights, shuffled.weights, strict=True):
-    assert weight.name == other.name
+    assert weight.path == other.path
     before, after = weight.numpy(), other.numpy()
     np.testing.assert_array_equal(
         np.sort(before, axis=None), np.sort(after, axis=None)
     )
-    if weight.name.removesuffix(':0') in fixed:
+    if weight.path in fixed:
       np.testing.assert_array_equal(before, after)
-    elif weight.name.startswith('logits'):
+    elif weight.path.startswith('logits'):
       assert (before != after).all()
     else:
       units = (-1, before.shape[-1])
@@ -65,9 +66,7 @@ def _occurrences(model, name):
   """(name of the weight, axis) -> positions."""
   (group,) = (g for g in permutation.unit_groups(model) if g.name == name)
   return {
-      (model.weights[o.weight].name.removesuffix(':0'), o.axis): (
-          o.positions.tolist()
-      )
+      (model.weights[o.weight].path, o.axis): o.positions.tolist()
       for o in group.occurrences
   }
 
@@ -352,7 +351,7 @@ def _conv(filters, name, size=3, **kwargs):
 
 def _projections():
   """A residual block with a projection, one without, and a mean."""
-  inputs = tf.keras.Input((7, 6, 3))
+  inputs = keras.Input((7, 6, 3))
   x = _conv(6, 'stem', activation='relu')(inputs)
   y = _conv(8, 'a', strides=2)(x)
   y = _layers.BatchNormalization()(y)
@@ -367,7 +366,7 @@ def _projections():
 
 def _flattened_sum():
   """What is flattened is added to as many units of a dense layer."""
-  inputs = tf.keras.Input((4, 6, 2))
+  inputs = keras.Input((4, 6, 2))
   x = _conv(5, 'a', strides=2)(inputs)
   x = _layers.Flatten()(x)
   y = _layers.Dense(30, 'tanh', name='b')(_layers.Flatten()(inputs))
@@ -377,19 +376,21 @@ def _flattened_sum():
 
 
 def _flattened_channels_first():
-  inputs = tf.keras.Input((4, 6, 2))
+  inputs = keras.Input((4, 6, 2))
   x = _conv(5, 'a', strides=2)(inputs)
   x = _layers.Flatten('channels_first')(x)
   return inputs, _layers.BatchNormalization()(x), {'a': 5}
 
 
 def _channels_first():
-  inputs = tf.keras.Input((2, 5, 7))
+  inputs = keras.Input((2, 5, 7))
   kwargs = dict(data_format='channels_first')
   x = _layers.Conv2D(4, 3, activation='relu', name='a', **kwargs)(inputs)
   x = _layers.BatchNormalization(1)(x)
   x = _layers.ZeroPadding2D(1, **kwargs)(x)
-  x = _layers.Conv2D(6, 2, name='b', **kwargs)(x)
+  # Not as many channels as the width: Keras 3.15 then adds the bias along the
+  # width (`keras.ops.add` of its TensorFlow backend).
+  x = _layers.Conv2D(5, 2, name='b', **kwargs)(x)
   x = _layers.MaxPooling2D(2, 1, **kwargs)(x)
   y = _layers.GlobalAveragePooling2D(**kwargs)(x)
   y = _layers.Dense(5, name='c')(y)
@@ -400,12 +401,12 @@ def _channels_first():
   # Flattened as they are, channels change slowest.
   y = _layers.Flatten()(_layers.MaxPooling2D((1, 2), **kwargs)(y))
   y = _layers.Dense(60, name='h')(y)
-  sizes = {'a': 4, 'b': 6, 'c': 5, 'f': 3, 'g': 4, 'e': 60}
+  sizes = {'a': 4, 'b': 5, 'c': 5, 'f': 3, 'g': 4, 'e': 60}
   return inputs, _layers.Add()([x, y]), sizes
 
 
 def _flattened_by_axis():
-  inputs = tf.keras.Input((3, 4, 2))
+  inputs = keras.Input((3, 4, 2))
   x = _conv(6, 'a')(inputs)
   x = _layers.Flatten()(x)
   # Groups of 9 values: the first has pixel 1 and half of pixel 2, so that
@@ -415,7 +416,7 @@ def _flattened_by_axis():
 
 
 def _normalizations_along_other_axes():
-  inputs = tf.keras.Input((4, 5, 2))
+  inputs = keras.Input((4, 5, 2))
   x = _conv(6, 'a', activation='relu')(inputs)
   x = _layers.LayerNormalization([1, 2, 3])(x)
   x = _layers.LayerNormalization([1, 3])(x)
@@ -430,7 +431,7 @@ def _normalizations_along_other_axes():
 
 
 def _squeeze_and_excitation():
-  inputs = tf.keras.Input((4, 5, 2))
+  inputs = keras.Input((4, 5, 2))
   x = _conv(6, 'a', activation='swish')(inputs)
   y = _layers.GlobalAveragePooling2D(keepdims=True)(x)
   y = _layers.Dense(3, 'relu', name='b')(y)
@@ -442,7 +443,7 @@ def _squeeze_and_excitation():
 
 def _shared():
   """Layers that are called twice, one of them after itself."""
-  inputs = tf.keras.Input((5,))
+  inputs = keras.Input((5,))
   dense = _layers.Dense(6, name='a')
   again = _layers.Dense(6, 'tanh', name='b')
   norm = _layers.BatchNormalization()
@@ -454,7 +455,7 @@ def _shared():
 
 def _shared_with_inputs():
   """Units that a layer takes in the place of inputs stay."""
-  inputs = tf.keras.Input((6,))
+  inputs = keras.Input((6,))
   dense = _layers.Dense(6, 'tanh', name='a')
   norm = _layers.LayerNormalization()
   x = norm(_layers.Dense(6, 'tanh', name='b')(norm(inputs)))
@@ -466,7 +467,7 @@ def _shared_with_inputs():
 
 def _shifted():
   """Padded in two ways for the same kernel, whose inputs overlap."""
-  inputs = tf.keras.Input((3, 4, 2))
+  inputs = keras.Input((3, 4, 2))
   kernel = _conv(7, 'b')
 
   def pad(x, before, after):
@@ -479,14 +480,28 @@ def _shifted():
   return inputs, _layers.Flatten()(x), {'a': 2, 'b': 7}
 
 
+def _operations():
+  """With functions of `keras.ops` and operators instead of layers."""
+  ops = keras.ops
+  inputs = keras.Input((4, 5, 2))
+  x = ops.relu(_conv(6, 'a')(inputs))
+  y = _layers.Dense(7, activation=ops.silu, name='b')(x)
+  y = _layers.BatchNormalization(-1)(y / 2)
+  x = ops.maximum(x, 0.1 * x) + _conv(6, 'c')(y)
+  x = keras.activations.relu(x, max_value=6) ** np.float32(2) - 1
+  y = keras.activations.softmax(_layers.Dense(6, name='d')(x))
+  x = ops.sqrt(ops.abs(x * ops.cast(y, 'float32')) + ops.ones(()))
+  return inputs, _layers.Flatten()(-x), {'a': 6, 'b': 7}
+
+
 def _nested():
-  inner_inputs = tf.keras.Input((4,))
+  inner_inputs = keras.Input((4,))
   y = _layers.Dense(5, 'relu', name='a')(inner_inputs)
-  inner = tf.keras.Model(inner_inputs, [y, _layers.Dense(4, name='b')(y)])
-  sequential = tf.keras.Sequential(
-      [tf.keras.Input((5,)), _layers.Dense(6, 'gelu', name='c')]
+  inner = keras.Model(inner_inputs, [y, _layers.Dense(4, name='b')(y)])
+  sequential = keras.Sequential(
+      [keras.Input((5,)), _layers.Dense(6, 'gelu', name='c')]
   )
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   y, x = inner(inputs)
   y2, x = inner(_layers.ReLU()(x))
   x = _layers.Add()([sequential(_layers.Add()([y, y2])), sequential(y)])
@@ -504,16 +519,26 @@ _MODELS = [
     _shared,
     _shared_with_inputs,
     _shifted,
+    _operations,
     _nested,
 ]
+_SAME_FOR_EACH_UNIT = (
+    *('absolute', 'celu', 'cos', 'elu', 'exp', 'expm1', 'gelu', 'hard_shrink'),
+    *('hard_sigmoid', 'hard_silu', 'hard_tanh', 'leaky_relu', 'log', 'log1p'),
+    *('log_sigmoid', 'log_softmax', 'negative', 'reciprocal', 'relu', 'relu6'),
+    *('rsqrt', 'selu', 'sigmoid', 'sign', 'silu', 'sin', 'soft_shrink'),
+    *('softmax', 'softplus', 'softsign', 'sparse_plus', 'sparse_sigmoid'),
+    *('sparsemax', 'sqrt', 'square', 'squareplus', 'stop_gradient', 'tanh'),
+    'tanh_shrink',
+)
 
 
 @pytest.mark.parametrize('build', _MODELS, ids=lambda f: f.__name__)
 def test_outputs_of_other_models_stay(build):
-  tf.keras.utils.set_random_seed(3)
+  keras.utils.set_random_seed(3)
   inputs, x, sizes = build()
   outputs = _layers.Dense(3, name='logits')(x)
-  model = tf.keras.Model(inputs, outputs)
+  model = keras.Model(inputs, outputs)
   random_models.randomize(model)
   assert _sizes(model) == sizes
   shuffled = permutation.shuffle_units(model, 1.0, 5)
@@ -521,8 +546,105 @@ def test_outputs_of_other_models_stay(build):
       (a != b).any()
       for a, b in zip(model.get_weights(), shuffled.get_weights(), strict=True)
   )
-  # TensorFlow convolves channels_first on the CPU only when it is compiled.
+  # Without oneDNN, TensorFlow convolves channels_first on the CPU only when it
+  # is compiled.
   _assert_same_outputs(model, shuffled, jit_compile=build is _channels_first)
+
+
+@pytest.mark.parametrize(
+    'function',
+    [
+        *(
+            pytest.param(getattr(keras.ops, name), id=name)
+            for name in _SAME_FOR_EACH_UNIT
+        ),
+        pytest.param(lambda x: keras.ops.cast(x, 'float16'), id='cast'),
+        pytest.param(lambda x: keras.ops.threshold(x, 0.1, 0), id='threshold'),
+        pytest.param(lambda x: x**2, id='power'),
+    ],
+)
+def test_functions_that_are_the_same_for_each_unit(function):
+  inputs = keras.Input((4,))
+  x = function(_layers.Dense(5, 'sigmoid', name='a')(inputs))
+  model = keras.Model(inputs, _layers.Dense(2, name='logits')(x))
+  assert _sizes(model) == {'a': 5}
+  x = random_models.inputs(model, 3)
+  np.testing.assert_allclose(
+      permutation.shuffle_units(model, 1.0, 5)(x), model(x), 1e-5, 1e-5
+  )
+
+
+@pytest.mark.parametrize(
+    'function',
+    [
+        lambda x: x[:, ::-1],
+        lambda x: x + np.ones(6, np.float32),
+        lambda x: keras.ops.multiply(tf.range(6.0), x),
+        lambda x: x @ np.ones((6, 6), np.float32),
+        lambda x: keras.ops.reshape(x, (-1, 6)),
+        lambda x: keras.ops.cumsum(x, axis=1),
+        keras.activations.glu,
+    ],
+    ids=['index', 'add', 'multiply', 'matmul', 'reshape', 'cumsum', 'glu'],
+)
+def test_functions_that_are_not_supported(function):
+  inputs = keras.Input((4,))
+  x = function(_layers.Dense(6)(inputs))
+  model = keras.Model(inputs, _layers.Dense(2)(x))
+  with pytest.raises(
+      ValueError,
+      match='the operation .*(not known|called with a constant).*Supported are',
+  ):
+    permutation.unit_groups(model)
+
+
+def _resnet50():
+  return keras.applications.ResNet50(
+      weights=None,
+      input_shape=(32, 32, 3),
+      classes=10,
+      classifier_activation=None,
+  )
+
+
+def test_groups_of_a_residual_network_of_keras():
+  sizes = _sizes(_resnet50())
+  # 16 blocks have two inner convolutions each. Their outputs are one group in
+  # each of four stages, and the first convolution has its own.
+  assert len(sizes) == 16 * 2 + 4 + 1
+  assert sizes['conv1_conv'] == 64
+  assert sizes['conv5_block3_2_conv'] == 512
+  assert sizes['conv5_block1_0_conv'] == 2048
+
+
+@pytest.mark.slow
+def test_outputs_of_a_residual_network_of_keras_stay():
+  model = _resnet50()
+  random_models.randomize(model)
+  _assert_same_outputs(model, permutation.shuffle_units(model, 1.0, 5))
+
+
+def test_a_network_of_keras_with_depthwise_convolutions():
+  model = keras.applications.MobileNetV2(
+      weights=None, input_shape=(32, 32, 3), classes=10
+  )
+  with pytest.raises(
+      ValueError, match=r"'expanded_conv_depthwise' \(DepthwiseConv2D\)"
+  ):
+    permutation.unit_groups(model)
+
+
+def test_adapters_of_low_rank_are_not_supported():
+  model = keras.Sequential(
+      [
+          keras.Input((4,)),
+          _layers.Dense(5, name='a'),
+          _layers.Dense(2),
+      ]
+  )
+  model.get_layer('a').enable_lora(2)
+  with pytest.raises(ValueError, match="layer 'a' .* enable_lora"):
+    permutation.unit_groups(model)
 
 
 def test_outputs_of_federated_batch_normalization_stay():
@@ -533,24 +655,24 @@ def test_outputs_of_federated_batch_normalization_stay():
 
 
 def test_units_that_inputs_are_added_to_stay():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _layers.Dense(5, 'relu', name='a')(inputs)
   x = _layers.Add()([_layers.Dense(4, name='b')(x), inputs])
-  assert _sizes(tf.keras.Model(inputs, _layers.Dense(2)(x))) == {'a': 5}
+  assert _sizes(keras.Model(inputs, _layers.Dense(2)(x))) == {'a': 5}
 
 
 def test_every_output_of_a_model_stays():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _layers.Dense(5, 'relu', name='a')(inputs)
   y = _layers.Dense(6, 'relu', name='b')(x)
-  model = tf.keras.Model(inputs, [_layers.Dense(2)(y), x])
+  model = keras.Model(inputs, [_layers.Dense(2)(y), x])
   assert _sizes(model) == {'b': 6}
 
 
 def _perceptron(seed=0):
-  model = tf.keras.Sequential(
+  model = keras.Sequential(
       [
-          tf.keras.Input((3,)),
+          keras.Input((3,)),
           _layers.Dense(4, 'relu', name='a'),
           _layers.Dense(3, 'relu', name='b'),
           _layers.Dense(2, name='c'),
@@ -605,8 +727,8 @@ def test_copies_keep_names_and_flags():
   model.get_layer('norm_1').trainable = False
   copy = permutation.shuffle_units(model, 0.5, 0)
   assert copy.name == model.name
-  assert [w.name for w in copy.trainable_weights] == [
-      w.name for w in model.trainable_weights
+  assert [w.path for w in copy.trainable_weights] == [
+      w.path for w in model.trainable_weights
   ]
   weights = model.get_weights()
   copy.set_weights([w + 1 for w in weights])
@@ -710,9 +832,9 @@ def test_shuffle_error_is_in_inference_mode():
 
 
 def test_shuffle_error_of_outputs_of_any_shape():
-  inputs = tf.keras.Input((4, 4, 2))
+  inputs = keras.Input((4, 4, 2))
   x = _conv(5, 'a', activation='relu')(inputs)
-  model = tf.keras.Model(inputs, _conv(3, 'b')(PositionEncoding('add')(x)))
+  model = keras.Model(inputs, _conv(3, 'b')(PositionEncoding('add')(x)))
   x = random_models.inputs(model, 3)
   shuffled = permutation.shuffle_units(model, 1.0, 2)
   difference = np.asarray(shuffled(x) - model(x), np.float64)
@@ -730,7 +852,7 @@ def test_shuffle_error_grows_with_the_amplitude(
     name, shuffle_probability, faster
 ):
   """Figures 3 and 14: linearly if encodings are added, else faster."""
-  tf.keras.utils.set_random_seed(3)
+  keras.utils.set_random_seed(3)
   model = models.build_model_fn(name, (4, 4, 3), 10, 'none')()
   x = random_models.inputs(model, 8)
   growth = {}
@@ -786,8 +908,10 @@ class _Standardized(_layers.Conv2D):
             _layers.Conv2D(6, 1, activation=abs, name='other'),
             'is none of Keras',
         ),
-        (_layers.BatchNormalization([1, 3], name='other'), r'axis=\[1, 3\]'),
-        (_layers.LayerNormalization([3, 1], name='other'), 'ascending order'),
+        (
+            _layers.LayerNormalization([-1, 1], name='other'),
+            r'axis=\[3, 1\] are not in ascending order',
+        ),
         (
             _layers.GlobalMaxPooling2D(
                 data_format='channels_first', name='other'
@@ -801,9 +925,9 @@ class _Standardized(_layers.Conv2D):
     ],
 )
 def test_layers_that_are_not_supported(layer, message):
-  inputs = tf.keras.Input((4, 4, 2))
+  inputs = keras.Input((4, 4, 2))
   x = layer(_conv(6, 'a')(inputs))
-  model = tf.keras.Model(inputs, _layers.Dense(3)(_layers.Flatten()(x)))
+  model = keras.Model(inputs, _layers.Dense(3)(_layers.Flatten()(x)))
   name = layer.name
   with pytest.raises(
       ValueError, match=f"the layer '{name}' .*{message}.*Supported are Dense"
@@ -812,55 +936,57 @@ def test_layers_that_are_not_supported(layer, message):
 
 
 def test_recurrent_layers_and_operations_are_not_supported():
-  inputs = tf.keras.Input((5, 4))
-  model = tf.keras.Model(inputs, _layers.Dense(2)(_layers.LSTM(3)(inputs)))
+  inputs = keras.Input((5, 4))
+  model = keras.Model(inputs, _layers.Dense(2)(_layers.LSTM(3)(inputs)))
   with pytest.raises(ValueError, match=r"the layer 'lstm.*' \(LSTM\)"):
     permutation.unit_groups(model)
   x = _layers.Dense(3)(inputs)
-  model = tf.keras.Model(inputs, _layers.Dense(2)(x[:, ::-1]))
-  with pytest.raises(ValueError, match=r'\(SlicingOpLambda\)'):
+  model = keras.Model(inputs, _layers.Dense(2)(x[:, ::-1]))
+  with pytest.raises(
+      ValueError, match=r"the operation 'get_item.*' \(GetItem\) .*not known"
+  ):
     permutation.unit_groups(model)
   x = _layers.Add()([x, tf.ones([1, 5, 3])])
-  model = tf.keras.Model(inputs, _layers.Dense(2)(x))
+  model = keras.Model(inputs, _layers.Dense(2)(x))
   with pytest.raises(ValueError, match='is called with a constant'):
     permutation.unit_groups(model)
 
 
 def test_merged_units_need_the_same_axis_and_number():
-  inputs = tf.keras.Input((3,))
+  inputs = keras.Input((3,))
   x = _layers.Dense(4, name='a')(inputs)
   y = _layers.Dense(1, name='b')(inputs)
-  model = tf.keras.Model(inputs, _layers.Dense(2)(_layers.Add()([x, y])))
+  model = keras.Model(inputs, _layers.Dense(2)(_layers.Add()([x, y])))
   with pytest.raises(ValueError, match='inputs have different shapes'):
     permutation.unit_groups(model)
 
 
 def test_flattened_units_need_a_known_number():
-  inputs = tf.keras.Input((None, 4, 2))
+  inputs = keras.Input((None, 4, 2))
   outputs = _layers.Flatten(name='flat')(_conv(3, 'a')(inputs))
   with pytest.raises(ValueError, match="layer 'flat' .* an unknown size"):
-    permutation.unit_groups(tf.keras.Model(inputs, outputs))
+    permutation.unit_groups(keras.Model(inputs, outputs))
 
 
 def test_models_that_are_not_supported():
-  with pytest.raises(TypeError, match='must be a tf.keras.Model, but is a D'):
+  with pytest.raises(TypeError, match='must be a keras.Model, but is a D'):
     permutation.unit_groups(_layers.Dense(3))
   with pytest.raises(ValueError, match="'mine' .* is no functional model"):
     permutation.unit_groups(random_models.Subclassed())
   with pytest.raises(ValueError, match='is no functional model'):
-    permutation.unit_groups(tf.keras.Sequential([_layers.Dense(2)]))
-  only_outputs = tf.keras.Sequential([tf.keras.Input((3,)), _layers.Dense(2)])
+    permutation.unit_groups(keras.Sequential([_layers.Dense(2)]))
+  only_outputs = keras.Sequential([keras.Input((3,)), _layers.Dense(2)])
   assert permutation.unit_groups(only_outputs) == []
   with pytest.raises(ValueError, match='no hidden units that could be'):
     permutation.shuffle_units(only_outputs, 0.1, 0)
   # A single unit has no other to trade places with.
-  single = tf.keras.Sequential(
-      [tf.keras.Input((3,)), _layers.Dense(1), _layers.Dense(2)]
+  single = keras.Sequential(
+      [keras.Input((3,)), _layers.Dense(1), _layers.Dense(2)]
   )
   assert permutation.unit_groups(single) == []
-  inputs = tf.keras.Input((3,))
+  inputs = keras.Input((3,))
   x = _layers.Dense(4)(inputs)
-  two = tf.keras.Model(inputs, [_layers.Dense(2)(x), _layers.Dense(2)(x)])
+  two = keras.Model(inputs, [_layers.Dense(2)(x), _layers.Dense(2)(x)])
   with pytest.raises(ValueError, match='has 2 outputs'):
     permutation.shuffle_error(two, np.ones([1, 3]), 0.1, 0)
 

@@ -1,5 +1,6 @@
 """Tests of the classes that units prefer."""
 
+import keras
 import numpy as np
 import pytest
 import random_models
@@ -8,7 +9,7 @@ import tensorflow as tf
 from tff_bn import models
 from tff_bn.analysis import preference
 
-_LAYERS = tf.keras.layers
+_LAYERS = keras.layers
 _CLASSES = 3
 # More examples than are taken at once.
 _RNG = np.random.default_rng(0)
@@ -18,11 +19,11 @@ _IMAGES = _RNG.normal(size=(7, 5, 6, 2)).astype(np.float32)
 
 
 def _perceptron(first_activation='relu'):
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(6, activation=first_activation, name='first')(inputs)
   x = _LAYERS.BatchNormalization(epsilon=0.1, name='norm')(x)
   x = _LAYERS.Dense(5, activation='relu', name='second')(x)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
+  model = keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
   return random_models.with_normal_weights(model)
 
 
@@ -102,11 +103,11 @@ def test_of_the_logits_themselves():
 
 
 def _convolutional():
-  inputs = tf.keras.Input((5, 6, 2))
+  inputs = keras.Input((5, 6, 2))
   x = _LAYERS.Conv2D(4, 3, activation='relu', name='conv')(inputs)
   x = _LAYERS.Permute((3, 1, 2), name='channels_first')(x)
   x = _LAYERS.Flatten()(x)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
+  model = keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
   return random_models.with_normal_weights(model)
 
 
@@ -150,17 +151,17 @@ def test_axis_of_the_channels():
 def test_a_frozen_nested_model_and_a_tensor():
   inner = _perceptron()
   expected = preference.preference_vectors(inner, 'first', _X)
-  inputs = tf.keras.Input((4,))
-  model = tf.keras.Model(inputs, inner(inputs))
+  inputs = keras.Input((4,))
+  model = keras.Model(inputs, inner(inputs))
   model.trainable = False
   found = preference.preference_vectors(model, 'first', tf.constant(_X))
   np.testing.assert_array_equal(found, expected)
 
 
 def test_a_layer_before_all_weights():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.ReLU(name='relu')(inputs)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
+  model = keras.Model(inputs, _LAYERS.Dense(_CLASSES, name='logits')(x))
   random_models.with_normal_weights(model)
   kernel = model.get_weights()[0]
   _assert_close(
@@ -170,11 +171,11 @@ def test_a_layer_before_all_weights():
 
 
 def test_an_embedding_of_whole_numbers():
-  inputs = tf.keras.Input((2,), dtype=tf.int32)
+  inputs = keras.Input((2,), dtype=tf.int32)
   x = _LAYERS.Embedding(5, 4, trainable=False, name='embedding')(inputs)
   x = _LAYERS.Flatten()(x)
   logits = _LAYERS.Dense(_CLASSES, trainable=False, name='logits')
-  model = random_models.with_normal_weights(tf.keras.Model(inputs, logits(x)))
+  model = random_models.with_normal_weights(keras.Model(inputs, logits(x)))
   x = np.array([[0, 4], [3, 3]], np.int32)
   table, kernel, _ = model.get_weights()
   # Activations and weights, [examples, positions, units, ...].
@@ -183,11 +184,11 @@ def test_an_embedding_of_whole_numbers():
 
 
 def test_mixed_precision():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   hidden = _LAYERS.Dense(5, dtype='mixed_bfloat16', name='hidden')
   logits = _LAYERS.Dense(_CLASSES, dtype='float32', name='logits')
   model = random_models.with_normal_weights(
-      tf.keras.Model(inputs, logits(hidden(inputs)))
+      keras.Model(inputs, logits(hidden(inputs)))
   )
   found = preference.preference_vectors(model, 'hidden', _X)
   w1, b1, w2, _ = model.get_weights()
@@ -226,21 +227,21 @@ def test_no_examples_are_an_error():
 
 
 def test_a_layer_beside_the_logits_is_an_error():
-  inputs = tf.keras.Input((4,))
+  inputs = keras.Input((4,))
   x = _LAYERS.Dense(5, name='hidden')(inputs)
-  rounded = tf.cast(tf.cast(x, tf.int32), tf.float32)
-  model = tf.keras.Model(inputs, _LAYERS.Dense(3)(rounded), name='rounding')
+  rounded = keras.ops.cast(keras.ops.cast(x, 'int32'), 'float32')
+  model = keras.Model(inputs, _LAYERS.Dense(3)(rounded), name='rounding')
   with pytest.raises(ValueError, match="'rounding' do not .*'hidden'"):
     preference.preference_vectors(model, 'hidden', _X)
 
 
 def test_an_output_that_is_no_matrix_is_an_error():
-  inputs = tf.keras.Input((5, 6, 2))
+  inputs = keras.Input((5, 6, 2))
   x = _LAYERS.Conv2D(4, 3, name='conv')(inputs)
-  model = tf.keras.Model(inputs, x, name='images')
+  model = keras.Model(inputs, x, name='images')
   with pytest.raises(ValueError, match="'images' must be one tensor of logits"):
     preference.preference_vectors(model, 'conv', _IMAGES)
-  model = tf.keras.Model(inputs, [x, x], name='two')
+  model = keras.Model(inputs, [x, x], name='two')
   with pytest.raises(ValueError, match="'two' must be one tensor of logits"):
     preference.preference_vectors(model, 'conv', _IMAGES)
 

@@ -255,6 +255,8 @@ def test_ways_take_turns_and_are_checked(monkeypatch, problem):
       return self.way, self.num_rounds
 
   monkeypatch.setattr(benchmark, '_Training', Training)
+  # It takes seconds where many tests have run before.
+  monkeypatch.setattr(benchmark.gc, 'collect', lambda: 0)
   monkeypatch.setattr(
       benchmark._Problem, 'build_process', lambda self, way: way
   )

@@ -1,5 +1,6 @@
 """Moments of batches against NumPy, in all shapes, and where digits cancel."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +12,6 @@ _SHAPES_AND_AXES = [
     ([8, 3], -1),
     ([8, 3], 0),
     ([4, 7, 3], -1),
-    ([4, 7, 3], [2]),
     ([6, 3, 5], 1),
     ([6, 5, 4, 3], -1),
     ([6, 5, 4, 3], 3),
@@ -19,10 +19,6 @@ _SHAPES_AND_AXES = [
     ([6, 3, 4, 5], -3),
     ([2, 3, 4, 5, 3], -1),
     ([2, 3, 4, 5, 3], 1),
-    ([6, 3, 4], [1, 2]),
-    ([6, 3, 4], (-1, 1)),
-    ([6, 3, 4, 5], [1, 3]),
-    ([6, 3], [0, 1]),
 ]
 
 
@@ -31,24 +27,18 @@ def _random(shape, seed=0):
 
 
 def _reference(x, axis, weights=None):
-  """Loops over the channels; several axes keep all dimensions."""
-  axes = np.atleast_1d(axis) % x.ndim
-  channels = [
-      range(n) if i in axes else [slice(None)] for i, n in enumerate(x.shape)
-  ]
-  shape = [n if i in axes else 1 for i, n in enumerate(x.shape)]
+  """Loops over the channels."""
+  if weights is None:
+    weights = np.ones(1)
+  included = np.moveaxis(np.broadcast_to(weights, x.shape) > 0, axis, 0)
   results = []
-  for index in np.ndindex(*map(len, channels)):
-    place = tuple(c[i] for c, i in zip(channels, index))
-    values = x[place].ravel()
-    if weights is not None:
-      values = values[np.broadcast_to(weights, x.shape)[place].ravel() > 0]
+  for values, is_included in zip(np.moveaxis(x, axis, 0), included):
+    values = values[is_included]
     n = len(values)
     mean = sum(values) / n if n else 0.0
     variance = sum((values - mean) ** 2) / n if n else 0.0
     results.append((n, mean, variance))
-  shape = [-1] if len(axes) == 1 else shape
-  return [np.reshape(each, shape) for each in zip(*results)]
+  return [np.array(each) for each in zip(*results)]
 
 
 @pytest.mark.parametrize('compiled', [False, True])
@@ -70,8 +60,7 @@ def test_equals_numpy(shape, axis, compiled):
 
 @pytest.mark.parametrize(('shape', 'axis'), _SHAPES_AND_AXES)
 def test_has_the_shape_of_keras_statistics(shape, axis):
-  axis = axis if isinstance(axis, int) else list(axis)
-  layer = tf.keras.layers.BatchNormalization(axis=axis, fused=False)
+  layer = keras.layers.BatchNormalization(axis=axis)
   layer.build(shape)
   found = batch_moments.batch_moments(_random(shape), axis)
   assert found.mean.shape == layer.moving_mean.shape
@@ -85,10 +74,8 @@ def test_has_the_shape_of_keras_statistics(shape, axis):
         ([4, 7, 3], -1, [1, 7], True),
         ([4, 7, 3], -1, [7], True),
         ([4, 5, 6, 3], -1, [4, 5, 6], True),
-        ([4, 5, 6, 3], [1, 3], [4, 1, 6], True),
         ([4, 7, 3], 1, [4, 1], True),
         ([4, 7, 3], 1, [4, 7], False),
-        ([4, 7, 3], [1, 2], [4, 7], False),
     ],
 )
 def test_masked_values_are_left_out(shape, axis, mask_shape, scalar):
@@ -109,13 +96,14 @@ def test_masked_values_are_left_out(shape, axis, mask_shape, scalar):
 def test_masks_agree_with_keras(axis):
   x = _random([4, 7, 3])
   mask = np.arange(28).reshape(4, 7) % 3 > 0
-  layer = tf.keras.layers.BatchNormalization(
+  layer = keras.layers.BatchNormalization(
       axis=axis, momentum=0.0, dtype='float64'
   )
   layer(x, training=True, mask=tf.constant(mask))
   found = batch_moments.batch_moments(x, axis, mask)
-  np.testing.assert_allclose(found.mean, layer.moving_mean, rtol=1e-12)
-  np.testing.assert_allclose(found.variance, layer.moving_variance, rtol=1e-12)
+  # Keras adds 1e-7 to the counts.
+  np.testing.assert_allclose(found.mean, layer.moving_mean, rtol=1e-7)
+  np.testing.assert_allclose(found.variance, layer.moving_variance, rtol=1e-7)
 
 
 def test_what_a_mask_excludes_may_be_anything():
@@ -160,7 +148,7 @@ def test_sixteen_bits_are_computed_in_float32(dtype):
 @pytest.mark.parametrize('compiled', [False, True])
 @pytest.mark.parametrize(
     ('shape', 'axis'),
-    [([0, 3], -1), ([0, 4, 5, 3], -1), ([2, 0, 3], -1), ([0, 3, 2], [1, 2])],
+    [([0, 3], -1), ([0, 4, 5, 3], -1), ([2, 0, 3], -1), ([0, 3, 2], 1)],
 )
 def test_empty_batch_has_zeros(shape, axis, compiled):
   function = batch_moments.batch_moments
@@ -198,6 +186,21 @@ def test_unknown_sizes():
       np.testing.assert_allclose(found.variance, variance, rtol=1e-12)
 
 
+def test_graphs_of_tensorflow_1():
+  x = _random([4, 7, 3])
+  with tf.Graph().as_default():
+    placeholder = tf.compat.v1.placeholder(tf.float64, [None, None, 3])
+    moments = batch_moments.batch_moments(placeholder)
+    merged = batch_moments.merge_moments(moments, moments)
+    with tf.compat.v1.Session() as session:
+      found = session.run([*moments, *merged], {placeholder: x})
+  count, mean, variance = _reference(x, -1)
+  for a, b in zip(
+      found, [count[0], mean, variance, 2 * count[0], mean, variance]
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
 @pytest.mark.parametrize('axis', [-1, 1])
 def test_no_gradient(axis):
   x = tf.Variable(_random([5, 3, 2]))
@@ -207,9 +210,9 @@ def test_no_gradient(axis):
   assert tape.gradient(target, x) is None
 
 
-@pytest.mark.parametrize('axis', [2, -3, [0, 0], [1, -1]])
+@pytest.mark.parametrize('axis', [2, -3])
 def test_wrong_axis_is_an_error(axis):
-  with pytest.raises(ValueError, match=r'axis=.* rank 2: .* from -2 to 1'):
+  with pytest.raises(ValueError, match=r'axis=.* rank 2; .* from -2 to 1'):
     batch_moments.batch_moments(tf.zeros([2, 3]), axis)
 
 

@@ -1,19 +1,20 @@
 """Tests of finding batch normalization layers."""
 
+import importlib
+
+import keras
 import pytest
-import tensorflow as tf
 
 from tff_bn import layers
 
-keras_layers = tf.keras.layers
+keras_layers = keras.layers
 
 
 @pytest.mark.parametrize(
     'layer_class',
     [
         keras_layers.BatchNormalization,
-        keras_layers.experimental.SyncBatchNormalization,
-        tf.compat.v1.keras.layers.BatchNormalization,
+        layers.FederatedBatchNormalization,
         type('OwnNorm', (keras_layers.BatchNormalization,), {}),
     ],
 )
@@ -45,12 +46,12 @@ def test_finds_layers_in_nested_models_wrappers_and_attributes():
     def call(self, x):
       return self.by_name['x'](self.norms[0](x))
 
-  inner = tf.keras.Sequential(
+  inner = keras.Sequential(
       [
-          tf.keras.Input((3,)),
-          tf.keras.Sequential(
+          keras.Input((3,)),
+          keras.Sequential(
               [
-                  tf.keras.Input((3,)),
+                  keras.Input((3,)),
                   keras_layers.BatchNormalization(name='twice_nested'),
               ]
           ),
@@ -58,15 +59,15 @@ def test_finds_layers_in_nested_models_wrappers_and_attributes():
       ]
   )
   shared = keras_layers.BatchNormalization(name='shared')
-  inputs = tf.keras.Input((2, 3))
+  inputs = keras.Input((2, 3))
   x = keras_layers.TimeDistributed(
       keras_layers.BatchNormalization(name='wrapped')
   )(inputs)
   x = keras_layers.TimeDistributed(inner)(x)
   x = shared(shared(x))
-  x = keras_layers.experimental.SyncBatchNormalization(name='sync')(x)
+  x = keras_layers.BatchNormalization(synchronized=True, name='sync')(x)
   x = Block()(x)
-  model = tf.keras.Model(inputs, x)
+  model = keras.Model(inputs, x)
 
   found = layers.batch_norm_layers(model)
 
@@ -84,3 +85,41 @@ def test_finds_layers_in_nested_models_wrappers_and_attributes():
 def test_a_layer_alone_is_found():
   layer = keras_layers.BatchNormalization()
   assert layers.batch_norm_layers(layer) == [layer]
+
+
+def test_all_layers_of_a_model():
+  shared = keras_layers.Dense(2, name='shared')
+
+  class Pair(keras_layers.Layer):
+
+    def __init__(self):
+      super().__init__(name='pair')
+      self.layers_by_name = {'first': [shared]}
+      self.own = keras_layers.ReLU(name='own')
+
+    def call(self, x):
+      return self.own(self.layers_by_name['first'][0](x))
+
+  inner = keras.Sequential([keras.Input((2,), name='in'), shared], name='inner')
+  inputs = keras.Input((2,), name='inputs')
+  model = keras.Model(inputs, Pair()(inner(shared(inputs))), name='model')
+  found = layers.all_layers(model)
+  assert found[0] is model
+  assert sorted(layer.name for layer in found) == [
+      'in',
+      'inner',
+      'inputs',
+      'model',
+      'own',
+      'pair',
+      'shared',
+  ]
+  assert layers.all_layers(shared) == [shared]
+
+
+def test_keras_2_is_an_error(monkeypatch):
+  monkeypatch.setattr(keras, '__version__', '2.14.0')
+  with pytest.raises(
+      ImportError, match=r'needs Keras 3, but Keras 2\.14\.0 is'
+  ):
+    importlib.reload(layers)

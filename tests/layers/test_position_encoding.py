@@ -1,5 +1,6 @@
 """Tests of the position encodings of units."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -129,20 +130,18 @@ def test_configuration():
 
 
 def test_saved_model_and_dynamic_batch(tmp_path):
-  inputs = tf.keras.Input((None, 4))
+  inputs = keras.Input((None, 4))
   outputs = PositionEncoding('add', 0.5)(inputs)
-  model = tf.keras.Model(inputs, outputs)
+  model = keras.Model(inputs, outputs)
   model.save(tmp_path / 'model.keras')
-  loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+  loaded = keras.models.load_model(tmp_path / 'model.keras')
   for shape in ((2, 3, 4), (5, 1, 4)):
     x = _values(shape, np.float32)
     np.testing.assert_array_equal(loaded(x), model(x))
 
 
 def test_masks_go_through():
-  model = tf.keras.Sequential(
-      [tf.keras.layers.Masking(), PositionEncoding('add')]
-  )
+  model = keras.Sequential([keras.layers.Masking(), PositionEncoding('add')])
   assert model(np.ones([2, 3, 4], np.float32))._keras_mask is not None
 
 
@@ -170,7 +169,7 @@ def test_inputs_that_are_not_allowed():
     with pytest.raises(ValueError, match=f'axis={axis} of the layer'):
       PositionEncoding(axis=axis)(np.zeros([2, 3]))
   with pytest.raises(ValueError, match='static number of units, but axis=1'):
-    PositionEncoding(axis=1)(tf.keras.Input((None, 4)))
+    PositionEncoding(axis=1)(keras.Input((None, 4)))
 
 
 class TestPersonalEncodings:
@@ -303,15 +302,15 @@ class TestPersonalEncodings:
     copy = PositionEncoding.from_config(layer.get_config())
     assert copy.get_config() == layer.get_config()
     assert copy.personal_share == 0.75
-    inputs = tf.keras.Input((None, 4))
-    model = tf.keras.Model(inputs, layer(inputs))
+    inputs = keras.Input((None, 4))
+    model = keras.Model(inputs, layer(inputs))
     layer.personal_phase.assign(0.3)
     model.save(tmp_path / 'model.keras')
-    loaded = tf.keras.models.load_model(tmp_path / 'model.keras')
+    loaded = keras.models.load_model(tmp_path / 'model.keras')
     assert loaded.layers[-1].personal_phase.numpy() == np.float32(0.3)
     x = _values((5, 2, 4), np.float32)
     np.testing.assert_array_equal(loaded(x), model(x))
-    clone = tf.keras.models.clone_model(model)
+    clone = keras.models.clone_model(model)
     assert clone.layers[-1].personal_phase.numpy() == 0
 
   @pytest.mark.parametrize('share', [-0.1, 1.01, np.nan, np.inf])

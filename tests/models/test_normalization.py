@@ -1,8 +1,8 @@
 """The normalization layers by name."""
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tff_bn.models import names
 from tff_bn.models import normalization as normalization_lib
@@ -11,9 +11,9 @@ X = np.random.default_rng(0).normal(3, 2, (5, 4, 3, 6)).astype(np.float32)
 
 
 def apply(normalization, x=X):
-  inputs = tf.keras.Input(x.shape[1:])
+  inputs = keras.Input(x.shape[1:])
   outputs = normalization_lib.normalize(inputs, normalization, 'norm')
-  return tf.keras.Model(inputs, outputs)(x, training=True).numpy()
+  return keras.Model(inputs, outputs)(x, training=True).numpy()
 
 
 def standardize(x, axis):

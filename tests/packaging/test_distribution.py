@@ -8,12 +8,14 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import textwrap
 import zipfile
 
 from packaging import requirements
 import pytest
 
 import tff_bn
+from tff_bn import dependencies
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDERS = {
@@ -21,6 +23,8 @@ _FOLDERS = {
     'layers': 'tff_bn/layers',
     'programs': 'tff_bn/programs',
 }
+# What the second command installs.
+_PINNED = {pin.partition('==')[0] for pin in dependencies.PINNED_PACKAGES}
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +64,7 @@ def _information(wheel: zipfile.ZipFile, name: str) -> str:
 
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
-  expected = {'tff_bn/programs/presets/new.flags'}
+  expected = {'tff_bn.pth', 'tff_bn/programs/presets/new.flags'}
   for folder, package in _FOLDERS.items():
     expected |= {f'{package}/new/__init__.py'}
     expected |= {f'{package}/new/newer/__init__.py'}
@@ -77,7 +81,7 @@ def test_wheel_has_name_version_and_license(wheel: zipfile.ZipFile):
   metadata = _information(wheel, 'METADATA').splitlines()
   assert 'Name: tff_bn' in metadata
   assert f'Version: {tff_bn.__version__}' in metadata
-  assert 'Requires-Python: >=3.10,<3.12' in metadata
+  assert 'Requires-Python: >=3.11,<3.14' in metadata
   assert 'Apache License' in _information(wheel, 'licenses/LICENSE')
 
 
@@ -98,6 +102,14 @@ def test_console_scripts_lead_to_functions(wheel: zipfile.ZipFile):
     assert callable(getattr(importlib.import_module(module), function))
 
 
+def _needs(wheel: zipfile.ZipFile) -> list[requirements.Requirement]:
+  return [
+      requirements.Requirement(line.partition(': ')[2])
+      for line in _information(wheel, 'METADATA').splitlines()
+      if line.startswith('Requires-Dist: ')
+  ]
+
+
 def _third_party_imports() -> set[str]:
   names = set()
   for folder in _FOLDERS:
@@ -112,17 +124,50 @@ def _third_party_imports() -> set[str]:
 
 def test_everything_imported_is_required(wheel: zipfile.ZipFile):
   provided = set()
-  for line in _information(wheel, 'METADATA').splitlines():
-    if line.startswith('Requires-Dist: '):
-      name = requirements.Requirement(line.partition(': ')[2]).name
-      files = importlib.metadata.files(name)
-      provided |= {path.parts[0].removesuffix('.py') for path in files}
+  for name in _PINNED | {need.name for need in _needs(wheel)}:
+    files = importlib.metadata.files(name)
+    provided |= {path.parts[0].removesuffix('.py') for path in files}
   missing = _third_party_imports() - provided
   assert not missing, f'add to setup.py what provides {missing}'
 
 
-def test_plain_install_resolves_without_tff(wheel: zipfile.ZipFile):
-  """Its pins contradict what is published; only the extra asks for it."""
-  for line in _information(wheel, 'METADATA').splitlines():
-    if line.startswith('Requires-Dist: tensorflow-federated'):
-      assert line.endswith('extra == "federated"')
+def test_plain_install_needs_keras_and_numpy_only(wheel: zipfile.ZipFile):
+  needs = _needs(wheel)
+  assert {need.name for need in needs if not need.marker} == {'keras', 'numpy'}
+  # pip cannot resolve what these ask for.
+  assert not _PINNED & {need.name for need in needs}
+
+
+def test_versions_are_those_that_are_checked(wheel: zipfile.ZipFile):
+  metadata = _information(wheel, 'METADATA')
+  oldest, newest = dependencies.TENSORFLOW_VERSIONS
+  after = (newest[0], newest[1] + 1)
+  texts = ['.'.join(map(str, version)) for version in (oldest, after)]
+  assert f'tensorflow<{texts[1]},>={texts[0]}' in metadata
+  keras = '.'.join(map(str, dependencies.OLDEST_KERAS_VERSION))
+  assert f'Requires-Dist: keras>={keras}\n' in metadata
+
+
+def test_start_up_file_installs_the_import_hook(wheel: zipfile.ZipFile):
+  """And imports nothing: Python runs it whenever it starts."""
+  code = """
+      import sys
+      before = set(sys.modules)
+      exec(sys.stdin.read())
+      assert set(sys.modules) == before, set(sys.modules) - before
+      assert type(sys.meta_path[0]).__name__ == 'TffFinder'
+  """
+  text = wheel.read('tff_bn.pth').decode('ascii')
+  assert text.startswith('import ')
+  assert text.count('\n') == 1
+  subprocess.run(
+      [sys.executable, '-S', '-c', textwrap.dedent(code)],
+      input=text,
+      text=True,
+      check=True,
+  )
+
+
+def test_start_up_file_is_installed():
+  files = importlib.metadata.files('tff_bn')
+  assert 'tff_bn.pth' in {path.name for path in files}

@@ -46,11 +46,13 @@ esac
 """
 
 _NEW = '{}: new'
-_INSTALLS = (
-    '{}: -m pip install --quiet --no-deps -r .venv/build-requirements.txt',
-    '{}: -m pip install --quiet --no-deps --no-build-isolation'
-    ' -r requirements.txt',
-    '{}: -m pip install --quiet --no-deps --no-build-isolation --editable .',
+_INSTALLS = tuple(
+    f'{{}}: -m pip install --quiet --no-deps --ignore-requires-python {what}'
+    for what in (
+        '-r .venv/build-requirements.txt',
+        '--no-build-isolation -r requirements.txt',
+        '--no-build-isolation --editable .',
+    )
 )
 
 
@@ -70,6 +72,7 @@ class Machine:
         'scripts/setup.sh',
         'requirements.txt',
         'setup.py',
+        'tff_bn/tff_imports.py',
         'Makefile',
         '.ci/run',
     ):
@@ -133,25 +136,25 @@ def test_without_python_says_which_versions_work(machine: Machine):
   result = machine.run()
   assert result.returncode != 0
   assert not result.stdout
-  assert 'Python 3.10 or 3.11' in result.stderr
-  assert 'python3.11 is not there' in result.stderr
+  assert 'Python 3.11, 3.12 or 3.13' in result.stderr
+  assert 'python3.13 is not there' in result.stderr
   # One paragraph.
   assert result.stderr.count('\n') == 1
 
 
 def test_says_why_each_python_is_unusable(machine: Machine):
-  machine.add('python3', '3.12')
+  machine.add('python3', '3.14')
   machine.add('python', '2.7')
-  machine.add('python3.10', '3.10', venv=False)
-  machine.add_script('python3.11', '#!/bin/sh\necho not selected >&2\nexit 127')
+  machine.add('python3.12', '3.12', venv=False)
+  machine.add_script('python3.13', '#!/bin/sh\necho not selected >&2\nexit 127')
   result = machine.run()
   assert result.returncode != 0
-  assert 'Python 3.10 or 3.11' in result.stderr
-  assert 'python3 is Python 3.12' in result.stderr
+  assert 'Python 3.11, 3.12 or 3.13' in result.stderr
+  assert 'python3 is Python 3.14' in result.stderr
   assert 'python is Python 2.7' in result.stderr
-  assert 'python3.11 does not run' in result.stderr
-  assert 'python3.10 has no venv module' in result.stderr
-  assert 'apt install python3.10-venv' in result.stderr
+  assert 'python3.13 does not run' in result.stderr
+  assert 'python3.12 has no venv module' in result.stderr
+  assert 'apt install python3.12-venv' in result.stderr
   assert 'not selected' not in result.stderr
   assert not machine.calls()
   assert not (machine.project / '.venv').exists()
@@ -160,11 +163,12 @@ def test_says_why_each_python_is_unusable(machine: Machine):
 @pytest.mark.parametrize(
     ('interpreters', 'chosen'),
     [
-        ({'python3.10': '3.10', 'python3.11': '3.11'}, 'python3.11'),
-        ({'python3.10': '3.10', 'python3': '3.11'}, 'python3.10'),
-        ({'python3': '3.12', 'python': '3.10'}, 'python'),
-        ({'python3': '3.1', 'python': '3.11'}, 'python'),
-        ({'python3.11': None, 'python3': '3.10'}, 'python3'),
+        ({'python3.12': '3.12', 'python3.13': '3.13'}, 'python3.13'),
+        ({'python3.11': '3.11', 'python3.12': '3.12'}, 'python3.12'),
+        ({'python3.11': '3.11', 'python3': '3.13'}, 'python3.11'),
+        ({'python3': '3.14', 'python': '3.12'}, 'python'),
+        ({'python3': '3.1', 'python': '3.13'}, 'python'),
+        ({'python3.13': None, 'python3': '3.12'}, 'python3'),
     ],
 )
 def test_takes_the_first_usable_python(
@@ -181,93 +185,95 @@ def test_takes_the_first_usable_python(
 
 
 def test_python_without_venv_is_skipped(machine: Machine):
-  machine.add('python3.11', '3.11', venv=False)
-  machine.add('python3', '3.10')
+  machine.add('python3.13', '3.13', venv=False)
+  machine.add('python3', '3.12')
   assert machine.run().returncode == 0
   assert machine.calls() == _whole_installation('python3')
 
 
 def test_takes_the_python_that_is_named(machine: Machine):
-  machine.add('python3.11', '3.11')
-  named = machine.add('mine', '3.10', folder='else where')
+  machine.add('python3.13', '3.13')
+  named = machine.add('mine', '3.12', folder='else where')
   assert machine.run(PYTHON=str(named)).returncode == 0
   assert machine.calls() == _whole_installation('mine')
 
 
 @pytest.mark.parametrize(
-    ('version', 'reason'), [('3.13', 'is Python 3.13'), ('', 'is not there')]
+    ('version', 'reason'), [('3.14', 'is Python 3.14'), ('', 'is not there')]
 )
 def test_unusable_named_python_is_reported(
     machine: Machine, version: str, reason: str
 ):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   if version:
     machine.add('mine', version)
   result = machine.run(PYTHON='mine')
   assert result.returncode == 0
   assert f'PYTHON=mine {reason}' in result.stderr
-  assert machine.calls() == _whole_installation('python3.11')
+  assert machine.calls() == _whole_installation('python3.13')
 
 
 def test_no_python_is_reported_twice(machine: Machine):
-  machine.add('python3', '3.13')
+  machine.add('python3', '3.14')
   error = machine.run(PYTHON='python3').stderr.splitlines()[-1]
-  assert error.count('python3 is Python 3.13') == 1
+  assert error.count('python3 is Python 3.14') == 1
   assert 'none was found here: python3 is' in error
   assert 'python is not there. Install' in error
 
 
 def test_second_run_does_nothing(machine: Machine):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   first = machine.run()
-  assert 'Python 3.11' in first.stdout
-  assert machine.calls() == _whole_installation('python3.11')
+  assert 'Python 3.13' in first.stdout
+  assert machine.calls() == _whole_installation('python3.13')
   # Nor does it look for an interpreter: another environment may be active.
-  machine.add('python3.11', '3.13')
-  for environment in ({}, {'PYTHON': 'python3.11'}, {'PYTHON': 'no_such'}):
+  machine.add('python3.13', '3.14')
+  for environment in ({}, {'PYTHON': 'python3.13'}, {'PYTHON': 'no_such'}):
     second = machine.run(**environment)
     assert (second.returncode, second.stdout, second.stderr) == (0, '', '')
   assert not machine.calls()
 
 
-@pytest.mark.parametrize('file', ['requirements.txt', 'setup.py'])
+@pytest.mark.parametrize(
+    'file', ['requirements.txt', 'setup.py', 'tff_bn/tff_imports.py']
+)
 def test_changed_file_installs_again(machine: Machine, file: str):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   machine.run()
   machine.calls()
   with (machine.project / file).open('a') as changed:
     changed.write('# changed\n')
   machine.run()
-  assert machine.calls() == _whole_installation('python3.11')
+  assert machine.calls() == _whole_installation('python3.13')
   machine.run()
   assert not machine.calls()
 
 
 def test_moved_project_installs_again(machine: Machine):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   machine.run()
   machine.calls()
   machine.project = machine.project.rename(machine.folder / 'moved')
   machine.run()
-  assert machine.calls() == _whole_installation('python3.11')
+  assert machine.calls() == _whole_installation('python3.13')
 
 
 def test_broken_environment_is_rebuilt(machine: Machine):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   machine.run()
   machine.calls()
   (machine.project / '.venv' / 'bin' / 'python').unlink()
   machine.run()
-  assert machine.calls() == _whole_installation('python3.11')
+  assert machine.calls() == _whole_installation('python3.13')
 
 
 def test_other_named_version_rebuilds(machine: Machine):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   machine.run()
   machine.calls()
-  machine.add('python3.10', '3.10')
-  machine.run(PYTHON='python3.10')
-  assert machine.calls() == _whole_installation('python3.10')
+  machine.add('python3.12', '3.12')
+  machine.run(PYTHON='python3.12')
+  assert machine.calls() == _whole_installation('python3.12')
   # And stays, without being named again.
   machine.run()
   assert not machine.calls()
@@ -284,17 +290,17 @@ def test_other_named_version_rebuilds(machine: Machine):
 def test_failed_installation_is_done_again(
     machine: Machine, step: int, failing: str
 ):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   result = machine.run(FAIL=failing)
   assert result.returncode == 7
   assert 'The set-up failed' in result.stderr
-  assert machine.calls() == _whole_installation('python3.11')[: step + 2]
+  assert machine.calls() == _whole_installation('python3.13')[: step + 2]
   assert machine.run().returncode == 0
-  assert machine.calls() == _whole_installation('python3.11')
+  assert machine.calls() == _whole_installation('python3.13')
 
 
 def test_failed_rebuild_is_done_again(machine: Machine):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   machine.run()
   (machine.project / 'requirements.txt').write_text('setuptools==1\nwheel==1')
   machine.calls()
@@ -303,24 +309,24 @@ def test_failed_rebuild_is_done_again(machine: Machine):
   # Back to what was installed before the attempt.
   shutil.copy(_ROOT / 'requirements.txt', machine.project)
   assert machine.run().returncode == 0
-  assert machine.calls() == _whole_installation('python3.11')
+  assert machine.calls() == _whole_installation('python3.13')
 
 
 def test_failed_environment_is_an_error(machine: Machine):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   result = machine.run(FAIL_VENV='1')
   assert result.returncode != 0
   assert 'The set-up failed' in result.stderr
 
 
 def test_foreign_paths_do_not_reach_pip(machine: Machine):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   machine.run(PYTHONPATH='/a', PYTHONHOME='/b', PIP_TARGET='/c')
-  assert machine.calls() == _whole_installation('python3.11')
+  assert machine.calls() == _whole_installation('python3.13')
 
 
 def test_pinned_build_tools_come_first(machine: Machine):
-  machine.add('python3.11', '3.11')
+  machine.add('python3.13', '3.13')
   machine.run()
   lines = machine.project / '.venv' / 'build-requirements.txt'
   names = [line.partition('==')[0] for line in lines.read_text().splitlines()]
@@ -338,34 +344,34 @@ class TestMakefile:
   @pytest.fixture
   def ready(self, machine: Machine) -> Machine:
     """A machine where the set-up is done."""
-    machine.add('python3.11', '3.11')
+    machine.add('python3.13', '3.13')
     machine.run()
     machine.calls()
     return machine
 
   def test_compare_sets_up_and_compares(self, machine: Machine):
-    machine.add('python3.11', '3.11')
+    machine.add('python3.13', '3.13')
     result = machine.run('make', 'compare')
     assert result.returncode == 0, result.stderr
     assert machine.calls() == [
-        *_whole_installation('python3.11'),
-        'python3.11: ',
+        *_whole_installation('python3.13'),
+        'python3.13: ',
     ]
 
   def test_compare_hands_flags_on(self, ready: Machine):
     result = ready.run(
         'make', 'compare', 'ARGS=--rounds=10 --seeds=1,2', FAIL='--rounds=10 *'
     )
-    assert ready.calls() == ['python3.11: --rounds=10 --seeds=1,2']
+    assert ready.calls() == ['python3.13: --rounds=10 --seeds=1,2']
     assert result.returncode != 0
 
   def test_test_runs_everything(self, ready: Machine):
     result = ready.run('make', 'test', PYTHONPATH='/a')
     assert result.returncode == 0, result.stderr
     assert ready.calls() == [
-        'python3.11: -m ruff check .',
-        'python3.11: -m pyink --check .',
-        'python3.11: -m pytest -n 2 --dist=loadfile',
+        'python3.13: -m ruff check .',
+        'python3.13: -m pyink --check .',
+        'python3.13: -m pytest -n 2 --dist=loadfile',
     ]
 
   @pytest.mark.parametrize('tool', ['ruff', 'pyink', 'pytest'])
@@ -376,9 +382,9 @@ class TestMakefile:
     assert len(ready.calls()) == 3
 
   def test_ci_sets_up_and_tests(self, machine: Machine):
-    machine.add('python3.11', '3.11')
+    machine.add('python3.13', '3.13')
     result = machine.run('.ci/run')
     assert result.returncode == 0, result.stderr
     calls = machine.calls()
-    assert calls[:4] == _whole_installation('python3.11')
-    assert calls[-1].startswith('python3.11: -m pytest')
+    assert calls[:4] == _whole_installation('python3.13')
+    assert calls[-1].startswith('python3.13: -m pytest')

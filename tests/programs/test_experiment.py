@@ -3,6 +3,7 @@
 import collections
 import types
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -172,7 +173,7 @@ def test_model_settings_reach_the_model():
   (layer,) = [
       layer
       for layer in model.to_keras().layers
-      if isinstance(layer, tf.keras.layers.GroupNormalization)
+      if isinstance(layer, keras.layers.GroupNormalization)
   ]
   assert layer.groups == 2
   # The loss takes logits: of equal ones, each class has the same probability.

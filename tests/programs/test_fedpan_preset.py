@@ -27,7 +27,7 @@ def test_strong_encodings_keep_hidden_layers_together(tmp_path):
     arguments = [
         f'--flagfile={_PRESET}',
         '--algorithms=fedavg',
-        '--seeds=0,1,2',
+        '--seeds=0,1',
         '--rounds=1',
         *pan,
         f'--output_dir={folders[name]}',
@@ -44,6 +44,6 @@ def test_strong_encodings_keep_hidden_layers_together(tmp_path):
       (row['run'], int(row['seed']), row['layer']): float(row['divergence'])
       for row in csv_rows.read(tmp_path / 'result' / 'weight_divergence.csv')
   }
-  for seed in range(3):
+  for seed in range(2):
     for layer in ('hidden', 'norm'):
       assert found['on', seed, layer] < 0.99 * found['off', seed, layer]

@@ -1,8 +1,8 @@
 """Tests for the evaluation of saved models."""
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
 from tff_bn import saved_models
@@ -14,17 +14,17 @@ def test_loss_of_16_bit_logits_is_float32(tmp_path):
   data = tff_bn_data.split_dataset(
       tff_bn_data.load_dataset('digits'), 'iid', 2, seed=0
   )
-  tf.keras.utils.set_random_seed(0)
+  keras.utils.set_random_seed(0)
   model = BatchNormModel(
-      lambda: tf.keras.Sequential(
+      lambda: keras.Sequential(
           [
-              tf.keras.layers.Input([8, 8, 1]),
-              tf.keras.layers.Flatten(),
-              tf.keras.layers.Dense(10, dtype='mixed_bfloat16'),
+              keras.layers.Input([8, 8, 1]),
+              keras.layers.Flatten(),
+              keras.layers.Dense(10, dtype='mixed_bfloat16'),
           ]
       ),
       data.element_spec,
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
   )

@@ -11,6 +11,7 @@ import sys
 import time
 
 import csv_rows
+import keras
 import numpy as np
 import psutil
 import pytest
@@ -248,6 +249,44 @@ def test_flags_of_fedtan_are_written(fedtan_comparison):
     )
 
 
+# What somebody with Keras and JAX runs, who has neither of the other two.
+_PREDICT_WITH_JAX = """
+import sys
+sys.modules.update(dict.fromkeys(['tensorflow', 'tff_bn']))
+import keras
+import numpy as np
+
+path, x, logits = sys.argv[1:]
+assert keras.backend.backend() == 'jax'
+model = keras.models.load_model(path)
+np.save(logits, model.predict(np.load(x), verbose=0))
+"""
+
+
+def test_model_opens_without_this_package_and_tensorflow(
+    fedtan_comparison, tmp_path
+):
+  run = fedtan_comparison / 'runs' / 'fedtan-seed0'
+  path = run / 'model' / 'model.keras'
+  x = np.random.default_rng(0).uniform(size=(5, 8, 8, 1)).astype(np.float32)
+  np.save(tmp_path / 'x.npy', x)
+  subprocess.run(
+      [
+          *(sys.executable, '-c', _PREDICT_WITH_JAX, path),
+          *(tmp_path / 'x.npy', tmp_path / 'logits.npy'),
+      ],
+      env={**os.environ, 'KERAS_BACKEND': 'jax'},
+      cwd=tmp_path,
+      check=True,
+  )
+  np.testing.assert_allclose(
+      np.load(tmp_path / 'logits.npy'),
+      keras.models.load_model(path).predict(x, verbose=0),
+      rtol=1e-4,
+      atol=1e-5,
+  )
+
+
 def test_fused_moments_save_an_exchange(tmp_path):
   arguments = ['--algorithm=fedtan', '--moments=fused', *_SMALL, '--rounds=1']
   assert train.run([*arguments, f'--output_dir={tmp_path}']) == 0
@@ -346,7 +385,7 @@ def test_run_is_repeated_by_its_flags(comparison, tmp_path, capsys):
       'label_distribution.png',
   }
   printed = capsys.readouterr().out
-  model = tf.keras.models.load_model(
+  model = keras.models.load_model(
       re.search(r"load_model\('(.*)'\)", printed)[1]
   )
   assert model.count_params() == 2350
@@ -439,7 +478,7 @@ def test_model_in_mixed_precision(tmp_path, precision, arguments):
       f'--output_dir={tmp_path}',
   ]
   assert train.run(arguments) == 0
-  model = tf.keras.models.load_model(tmp_path / 'model' / 'model.keras')
+  model = keras.models.load_model(tmp_path / 'model' / 'model.keras')
   for layer in model.layers:
     is_float32 = layer.name in ('image', 'input', 'logits')
     expected = 'float32' if is_float32 else precision
@@ -453,7 +492,7 @@ def test_model_in_mixed_precision(tmp_path, precision, arguments):
   mean = np.mean([float(client['loss']) for client in clients])
   last = csv_rows.read(tmp_path / 'metrics.csv')[-1]
   assert mean == pytest.approx(float(last['client_test_loss']), rel=1e-3)
-  assert tf.keras.mixed_precision.global_policy().name == 'float32'
+  assert keras.mixed_precision.global_policy().name == 'float32'
 
 
 def _save_npz(path, **changes):
@@ -550,11 +589,11 @@ def test_run_with_personal_position_encodings(tmp_path, capsys):
 def test_users_own_model(tmp_path, monkeypatch, capsys):
   # Only the model's output is wrong, so that nothing needs to be trained.
   (tmp_path / 'my_model.py').write_text(
-      'import tensorflow as tf\n'
+      'import keras\n'
       'def build(input_shape, num_classes):\n'
-      '  return tf.keras.Sequential([\n'
-      '      tf.keras.layers.Input(input_shape), tf.keras.layers.Flatten(),\n'
-      '      tf.keras.layers.Dense(num_classes + 1)])\n'
+      '  return keras.Sequential([\n'
+      '      keras.layers.Input(input_shape), keras.layers.Flatten(),\n'
+      '      keras.layers.Dense(num_classes + 1)])\n'
   )
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, 'path', list(sys.path))
@@ -643,19 +682,18 @@ def test_evaluation_with_reestimated_statistics(comparison, tmp_path):
     (batch_norm,) = [
         layer
         for layer in model.layers
-        if isinstance(layer, tf.keras.layers.BatchNormalization)
+        if isinstance(layer, keras.layers.BatchNormalization)
     ]
-    inputs = tf.keras.Model(model.input, batch_norm.input)(
+    inputs = keras.Model(model.input, batch_norm.input)(
         dataset.x_train[train_indices]
     ).numpy()
     batch_norm.moving_mean.assign(inputs.mean(axis=0))
     batch_norm.moving_variance.assign(inputs.var(axis=0))
     logits = model(dataset.x_test[test_indices], training=False)
-    return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(
-            dataset.y_test[test_indices], logits
-        )
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        dataset.y_test[test_indices], logits
     )
+    return losses.numpy().mean()
 
   everything = np.concatenate(list(data.train_indices.values()))
   assert float(test['loss']) == pytest.approx(
@@ -834,17 +872,16 @@ def test_nothing_in_a_foreign_run_is_executed(tmp_path, monkeypatch, capsys):
   run = tmp_path / 'run'
   assert train.run([*_SMALL, '--rounds=1', f'--output_dir={run}']) == 0
   monkeypatch.chdir(tmp_path)
-  evil = tf.keras.Sequential(
+  evil = keras.Sequential(
       [
-          tf.keras.layers.Input([8, 8, 1]),
-          tf.keras.layers.Lambda(
-              lambda x: [open('EXECUTED', 'w').close(), x][1]
-          ),
+          keras.layers.Input([8, 8, 1]),
+          keras.layers.Lambda(lambda x: [open('EXECUTED', 'w').close(), x][1]),
       ]
   )
+  evil.save(tmp_path / 'evil.keras')
   evil.save(tmp_path / 'evil.h5')
-  evil.save(tmp_path / 'evil')
-  for name in ('evil.h5', 'evil'):
+  evil.export(tmp_path / 'evil', verbose=False)
+  for name in ('evil.keras', 'evil.h5', 'evil'):
     (tmp_path / 'EXECUTED').unlink(missing_ok=True)
     path = run / 'model' / 'model.keras'
     if path.is_dir():

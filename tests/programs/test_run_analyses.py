@@ -37,13 +37,14 @@ _PLOTS = {
     'preference': {'preference', 'preference_units'},
 }
 _USER_MODULE = """
+import keras
 import tensorflow as tf
 
-layers = tf.keras.layers
+layers = keras.layers
 
 
-@tf.keras.saving.register_keras_serializable('run_analyses')
-class Subclassed(tf.keras.Model):
+@keras.saving.register_keras_serializable('run_analyses')
+class Subclassed(keras.Model):
 
   def __init__(self, num_classes, **kwargs):
     super().__init__(**kwargs)
@@ -66,15 +67,15 @@ def subclassed(input_shape, num_classes):
 
 
 def dense(input_shape, num_classes):
-  inputs = tf.keras.Input(input_shape)
+  inputs = keras.Input(input_shape)
   x = layers.Flatten()(inputs)
   x = layers.Dense(4, activation='relu', name='hidden')(x)
-  return tf.keras.Model(inputs, layers.Dense(num_classes)(x))
+  return keras.Model(inputs, layers.Dense(num_classes)(x))
 
 
 def linear(input_shape, num_classes):
-  return tf.keras.Sequential([
-      tf.keras.Input(input_shape),
+  return keras.Sequential([
+      keras.Input(input_shape),
       layers.Flatten(),
       layers.Dense(num_classes, name='logits'),
   ])

@@ -4,6 +4,7 @@ import shutil
 from typing import NamedTuple
 
 import csv_rows
+import keras
 import matplotlib.image
 import numpy as np
 import pytest
@@ -102,7 +103,7 @@ def load(run, client=None):
   name = 'model.keras'
   if client is not None:
     name = f'clients/{saved_models.client_file_stem(client)}.keras'
-  return tf.keras.models.load_model(run / 'model' / name, compile=False)
+  return keras.models.load_model(run / 'model' / name, compile=False)
 
 
 def batches(data, client, *, seed=0, round_num=2, batch_size=8, **length):
@@ -120,7 +121,7 @@ def batches(data, client, *, seed=0, round_num=2, batch_size=8, **length):
 
 def train(model, client_batches, rate, momentum=0.0):
   """Plain SGD, as Polyak's momentum has it; changes the model."""
-  loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+  loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   velocity = [0.0] * len(model.trainable_variables)
   for x, y in client_batches:
     with tf.GradientTape() as tape:

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -30,10 +31,10 @@ _SPEC = (
 
 
 def _keras_model():
-  layers = tf.keras.layers
-  return tf.keras.Sequential(
+  layers = keras.layers
+  return keras.Sequential(
       [
-          tf.keras.Input((4, 4, 1)),
+          keras.Input((4, 4, 1)),
           layers.Conv2D(3, 3),
           layers.BatchNormalization(momentum=0.7),
           layers.ReLU(),
@@ -44,11 +45,11 @@ def _keras_model():
 
 
 def _model():
-  tf.keras.utils.set_random_seed(0)
+  keras.utils.set_random_seed(0)
   return BatchNormModel(
       _keras_model,
       _SPEC,
-      loss_fn=lambda: tf.keras.losses.SparseCategoricalCrossentropy(
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
       metrics_fn=lambda: [],
@@ -115,7 +116,7 @@ def datasets_there_and_back(own, common):
 
 
 def _rounds(process, datasets_of_round, num_rounds=3):
-  """The bits of what comes out of some rounds."""
+  """What comes out of some rounds."""
   state = process.initialize()
   clients = [process.initialize_client(state) for _ in range(_NUM_CLIENTS)]
   for number in range(num_rounds):
@@ -124,7 +125,15 @@ def _rounds(process, datasets_of_round, num_rounds=3):
   leaves = tf.nest.flatten(
       [process.get_model_weights(state).trainable, clients]
   )
-  return b''.join(np.asarray(leaf).tobytes() for leaf in leaves)
+  return np.concatenate([np.ravel(leaf) for leaf in leaves])
+
+
+def _is_close(found, expected):
+  """Whether results differ by rounding only.
+
+  TensorFlow compiles functions for other machines in another way.
+  """
+  return np.allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def _build():
@@ -189,11 +198,11 @@ def same_as_one_process(addresses, pids):
   sent_datasets, num_sent_datasets = [], []
 
   def compute():
-    bits = _rounds(process, lambda number: datasets).hex()
+    values_of_rounds = _rounds(process, lambda number: datasets)
     num_sent_datasets.append(len(sent_datasets))
     return [
-        bits,
-        _rounds(process, round_datasets).hex(),
+        values_of_rounds,
+        _rounds(process, round_datasets),
         repr(two_passes(values)),
         [
             list(map(int, dataset))
@@ -203,7 +212,7 @@ def same_as_one_process(addresses, pids):
 
   with runtime.in_process_runtime():
     alone = compute()
-    plain = _rounds(process, plain_datasets).hex()
+    plain = _rounds(process, plain_datasets)
   with runtime.in_process_runtime(cluster=addresses) as context:
     _count(client_dataset, '_copy', sent_datasets)
     sent_samples = _count(round_data.RoundDataset, '_send_samples')
@@ -213,10 +222,17 @@ def same_as_one_process(addresses, pids):
   with runtime.in_process_runtime():
     alone_again = compute()
   return dict(
-      is_same=together == alone,
+      is_same=(
+          _is_close(together[0], alone[0])
+          and _is_close(together[1], alone[1])
+          and together[2:] == alone[2:]
+      ),
       datasets=together[-1],
-      is_same_afterwards=alone_again == alone,
-      is_same_as_plain_datasets=plain == alone[1],
+      is_same_afterwards=(
+          all(map(np.array_equal, alone_again[:2], alone[:2]))
+          and alone_again[2:] == alone[2:]
+      ),
+      is_same_as_plain_datasets=np.array_equal(plain, alone[1]),
       num_sent_datasets=num_sent_datasets[1],
       num_uses_of_samples=len(sent_samples),
       num_sent_samples=len(numpy_samples),
@@ -247,7 +263,7 @@ def lose_one(addresses, pids):
     two_together = repr(two_passes(values))
     left = [worker.address for worker in context.workers]
   return dict(
-      is_same=together == alone,
+      is_same=_is_close(together, alone),
       is_same_two=two_together == two_alone,
       left=left,
   )

@@ -41,7 +41,8 @@ def assert_equal(found, expected, rtol=0.0, same_leaf_types=False, path=''):
     found: A result.
     expected: What it must be.
     rtol: The tolerance, relative to an array's largest number or to 1,
-      whatever is larger.
+      whatever is larger. Numbers in a shorter dtype than what was computed
+      with may differ by rounding in theirs, too.
     same_leaf_types: Whether leaves must be of the same Python and NumPy types.
     path: Where in the result this is.
   """
@@ -63,6 +64,7 @@ def assert_equal(found, expected, rtol=0.0, same_leaf_types=False, path=''):
   if rtol and expected.dtype.kind in 'fc' and expected.size:
     finite = np.isfinite(expected)
     scale = np.max(np.abs(expected), initial=1, where=finite)
+    rtol = max(rtol, np.finfo(expected.dtype).eps)
     np.testing.assert_allclose(
         found, expected, rtol=rtol, atol=rtol * scale, err_msg=path
     )

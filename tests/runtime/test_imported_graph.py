@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import xla_example
 
 from tff_bn.runtime import imported_graph
 
@@ -331,6 +332,6 @@ def test_all_operations_are_in_the_task():
 
 
 def test_only_tensorflow():
-  block = tff.jax.computation(lambda x: x + 1, np.float32).to_building_block()
+  block = xla_example.build_xla_computation().to_building_block()
   with pytest.raises(NotImplementedError, match="of kind 'xla' can not run"):
     imported_graph.check_is_tensorflow(block)

@@ -1,12 +1,10 @@
 """Learning algorithms compute the same in this process as in TFF's runtime."""
 
-import collections
-
 import comparison
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
+import tff_models
 
 from tff_bn import algorithms
 from tff_bn.stateful_process import StatefulLearningProcess
@@ -85,49 +83,6 @@ def test_algorithm_of_this_package(
   )
 
 
-_INPUT_SPEC = (
-    tf.TensorSpec([None, 4], tf.float32),
-    tf.TensorSpec([None], tf.int32),
-)
-
-
-def _keras_model():
-  initializer = tf.keras.initializers.GlorotUniform(seed=1)
-  return tf.keras.Sequential(
-      [
-          tf.keras.Input((4,)),
-          tf.keras.layers.Dense(
-              5, activation='relu', kernel_initializer=initializer
-          ),
-          tf.keras.layers.Dense(3, kernel_initializer=initializer),
-      ]
-  )
-
-
-def _loss():
-  return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def _variable_model():
-  return tff.learning.models.from_keras_model(
-      _keras_model(),
-      loss=_loss(),
-      input_spec=_INPUT_SPEC,
-      metrics=[tf.keras.metrics.SparseCategoricalAccuracy('accuracy')],
-  )
-
-
-def _functional_model():
-  return tff.learning.models.functional_model_from_keras(
-      _keras_model,
-      _loss(),
-      _INPUT_SPEC,
-      lambda: collections.OrderedDict(
-          accuracy=tf.keras.metrics.SparseCategoricalAccuracy()
-      ),
-  )
-
-
 def _fixed_clipping():
   return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
       noise_multiplier=0.0, clients_per_round=3, clip=0.05
@@ -138,30 +93,36 @@ _LEARNING = tff.learning.algorithms
 _ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
 _TFF_ALGORITHMS = {
     'weighted_fed_avg': lambda: _LEARNING.build_weighted_fed_avg(
-        _variable_model, _SGD(0.1)
+        tff_models.VariableModel, _SGD(0.1)
     ),
     'functional_fed_avg': lambda: _LEARNING.build_weighted_fed_avg(
-        _functional_model(),
+        tff_models.build_functional_model(),
         _SGD(0.1),
         tff.learning.optimizers.build_adam(0.01),
         loop_implementation=_ITERATOR,
     ),
     'unweighted_fed_avg': lambda: _LEARNING.build_unweighted_fed_avg(
-        _functional_model(), _SGD(0.1), loop_implementation=_ITERATOR
+        tff_models.build_functional_model(),
+        _SGD(0.1),
+        loop_implementation=_ITERATOR,
     ),
     'weighted_fed_prox': lambda: _LEARNING.build_weighted_fed_prox(
-        _functional_model(),
+        tff_models.build_functional_model(),
         proximal_strength=0.5,
         client_optimizer_fn=_SGD(0.1),
     ),
-    'fed_sgd': lambda: _LEARNING.build_fed_sgd(_functional_model(), _SGD(0.1)),
+    'fed_sgd': lambda: _LEARNING.build_fed_sgd(
+        tff_models.build_functional_model(), _SGD(0.1)
+    ),
     'robust_aggregator': lambda: _LEARNING.build_weighted_fed_avg(
-        _functional_model(),
+        tff_models.build_functional_model(),
         _SGD(0.1),
         model_aggregator=tff.learning.robust_aggregator(),
     ),
     'differential_privacy': lambda: _LEARNING.build_unweighted_fed_avg(
-        _functional_model(), _SGD(0.1), model_aggregator=_fixed_clipping()
+        tff_models.build_functional_model(),
+        _SGD(0.1),
+        model_aggregator=_fixed_clipping(),
     ),
 }
 
@@ -185,7 +146,7 @@ def test_algorithm_of_tff(
 
 
 def test_evaluation_of_tff(tff_problem, in_process_context, native_context):
-  process = _LEARNING.build_fed_eval(_variable_model)
+  process = _LEARNING.build_fed_eval(tff_models.VariableModel)
   data = _datasets(tff_problem)
   x, y = (
       np.concatenate(arrays)
@@ -193,23 +154,25 @@ def test_evaluation_of_tff(tff_problem, in_process_context, native_context):
           *(tff_problem.arrays(n, seed) for seed, n in enumerate(_SIZES))
       )
   )
-  keras_model = _keras_model()
+  weights = tff_models.build_weights(seed=2)
 
   outputs = []
   for context in (in_process_context, native_context):
     with tff.framework.get_context_stack().install(context):
       state = process.set_model_weights(
           process.initialize(),
-          tff.learning.models.ModelWeights.from_model(keras_model),
+          tff.learning.models.ModelWeights(weights, []),
       )
       outputs.append(process.next(state, data))
   comparison.assert_equal(*outputs, 1e-5, same_leaf_types=True)
   metrics = outputs[0].metrics['client_work']['eval']['current_round_metrics']
-  logits = keras_model(x)
+  logits = tff_models.compute_logits(weights, x)
   np.testing.assert_allclose(
       metrics['accuracy'], np.mean(np.argmax(logits, 1) == y), rtol=1e-6
   )
-  np.testing.assert_allclose(metrics['loss'], _loss()(y, logits), rtol=1e-5)
+  np.testing.assert_allclose(
+      metrics['loss'], tff_models.compute_loss(logits, y), rtol=1e-5
+  )
   assert metrics['num_examples'] == sum(_SIZES)
 
 
@@ -218,7 +181,7 @@ def test_compression(tff_problem, in_process_context):
 
   def weights(**kwargs):
     process = _LEARNING.build_weighted_fed_avg(
-        _functional_model(), _SGD(0.1), **kwargs
+        tff_models.build_functional_model(), _SGD(0.1), **kwargs
     )
     outputs = _train(in_process_context, process, _datasets(tff_problem), 1)
     _assert_trained(outputs)

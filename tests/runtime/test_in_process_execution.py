@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import xla_example
 
 from tff_bn import runtime
 from tff_bn.runtime import imported_graph
@@ -479,10 +480,7 @@ class TestAsync:
 class TestUnsupported:
 
   def test_computation_of_another_kind(self, in_process_context):
-    @tff.jax.computation(np.float32)
-    def comp(x):
-      return x + 1
-
+    comp = xla_example.build_xla_computation()
     with pytest.raises(NotImplementedError, match="kind 'xla' can not run"):
       in_process_context.invoke(comp, 1.0)
 

@@ -181,7 +181,12 @@ def test_computation_after_the_end_is_an_error():
 
 
 _PROGRAM = """
+import signal
 import sys
+
+# A shell's background jobs ignore Ctrl-C, and so do their children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 import psutil
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -207,7 +212,8 @@ if sys.argv[1] == 'default_context':
   seven()
   print_worker()
 elif sys.argv[1] == 'never_left':
-  runtime.native_runtime().__enter__()
+  block = runtime.native_runtime()  # Without a name it would end here.
+  block.__enter__()
   seven()
   print_worker()
 elif sys.argv[1] == 'ended':
@@ -236,10 +242,6 @@ def _start(mode, program=_PROGRAM):
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
-      # A shell's background jobs ignore Ctrl-C, and their children too.
-      preexec_fn=lambda: signal.signal(
-          signal.SIGINT, signal.default_int_handler
-      ),
   )
 
 

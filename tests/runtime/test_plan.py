@@ -1,6 +1,12 @@
 """Tests of how a computation is cut into functions."""
 
+import concurrent.futures
+import itertools
+import threading
+import time
+
 import numpy as np
+import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -183,3 +189,73 @@ def test_inner_names_end_with_their_block():
   (only,) = plan.passes
   assert only.server.outputs == (four_times,)
   assert only.server([tf.constant(3.0)], '/device:CPU:0')[0] == 12
+
+
+def test_first_call_runs_alone_and_all_others_together():
+  """TensorFlow would compile the function once for each call."""
+  numbers = itertools.count()
+  inside = []
+  inside_at_first = []
+  barrier = threading.Barrier(2)
+
+  def work(x):
+    number = next(numbers)
+    inside.append(number)
+    if number == 0:
+      # Time for others to come in, if they can.
+      time.sleep(0.5)
+      inside_at_first.extend(inside)
+    else:
+      # Two calls run at the same time, or this fails.
+      barrier.wait(timeout=60)
+    return x + 1
+
+  leaves = [plan_lib.Leaf(None, _FLOAT) for _ in range(2)]
+  stage = plan_lib.Stage(
+      leaves[:1],
+      leaves[1:],
+      lambda tensors: [tf.numpy_function(work, tensors, tf.float32)],
+  )
+
+  def call(value):
+    (output,) = stage([tf.constant(value)], '/device:CPU:0')
+    return output.numpy()
+
+  with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    # The two calls that waited for the first, then two later ones.
+    assert list(pool.map(call, [1.0, 2.0, 3.0])) == [2.0, 3.0, 4.0]
+    assert list(pool.map(call, [1.0, 2.0])) == [2.0, 3.0]
+  assert inside_at_first == [0]
+
+
+@pytest.mark.parametrize('has_loop', [True, False])
+def test_functions_with_loops_are_optimized(monkeypatch, has_loop):
+  """Grappler takes longer than the others' calls do."""
+  configs = []
+  call = tf.raw_ops.StatefulPartitionedCall
+
+  def recorded_call(**arguments):
+    configs.append(
+        tf.compat.v1.ConfigProto.FromString(arguments['config_proto'])
+    )
+    return call(**arguments)
+
+  monkeypatch.setattr(tf.raw_ops, 'StatefulPartitionedCall', recorded_call)
+
+  @tf.function
+  def up_to_five(x):
+    if has_loop:
+      return tf.while_loop(lambda x: x < 5, lambda x: x + 1, [x])[0]
+    return tf.maximum(x, 5)
+
+  leaves = [plan_lib.Leaf(None, _FLOAT) for _ in range(2)]
+  stage = plan_lib.Stage(
+      leaves[:1], leaves[1:], lambda tensors: [up_to_five(tensors[0])]
+  )
+  for _ in range(2):
+    assert stage([tf.constant(2.0)], '/device:CPU:0')[0] == 5
+
+  off = [
+      c.graph_options.rewrite_options.disable_meta_optimizer for c in configs
+  ]
+  assert off == [not has_loop] * 2

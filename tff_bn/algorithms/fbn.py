@@ -153,7 +153,8 @@ class _FbnWork(client_work.ClientWork):
   ):
     keras_weights = model.keras_model.weights
     self._collector = MomentsCollector(
-        [keras_weights[mean] for mean, _ in weights.statistics]
+        [keras_weights[mean] for mean, _ in weights.statistics],
+        config.jit_compile,
     )
     self._momentum = momentum
     training = LocalTraining(

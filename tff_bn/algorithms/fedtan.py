@@ -76,9 +76,8 @@ def build_fedtan(
   `moments='two_pass'` and 2D + 1 with `'fused'`; without one if no trainable
   variable comes before the first layer.
 
-  Running statistics take the global mean and variance in the first step. Where
-  Keras's fused kernel stores the unbiased variance (images in float32), so does
-  this, with the number of values of a channel in all batches together.
+  Running statistics take the global mean and the biased global variance in the
+  first step, as Keras's do of a batch.
 
   A client without data is left out of all exchanges. So is a client whose first
   batch has an input or a label that is not finite. A client whose statistics or
@@ -116,7 +115,7 @@ def build_fedtan(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed; or the model has
-      no batch normalization, is a subclass of `tf.keras.Model` with its own
+      no batch normalization, is a subclass of `keras.Model` with its own
       `call`, has such a layer inside of a loop, a condition or a wrapper, has
       position encodings that are a client's own, or computes in float16. The
       message names the layer.

@@ -7,6 +7,7 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any, Optional, TypedDict
 
+import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -126,7 +127,7 @@ def check_all_shared(
 
 def trained_batch_norm_layers(
     algorithm: str, model: BatchNormModel
-) -> list[tf.keras.layers.Layer]:
+) -> list[keras.layers.Layer]:
   """Finds the layers with running statistics that training changes.
 
   Args:
@@ -140,7 +141,7 @@ def trained_batch_norm_layers(
     ValueError: If there is none.
   """
   layer_of = {
-      layer.moving_mean.ref(): layer
+      id(layer.moving_mean): layer
       for layer in discovery.batch_norm_layers(model.keras_model)
       if layer.trainable
   }
@@ -151,9 +152,9 @@ def trained_batch_norm_layers(
         ' trained. Use a model with batch normalization, or fedavg.'
     )
   return [
-      layer_of[variable.ref()]
+      layer_of[id(variable)]
       for variable in model.keras_model.weights
-      if variable.ref() in layer_of
+      if id(variable) in layer_of
   ]
 
 

@@ -135,8 +135,8 @@ class _ControlVariates(drift_correction.BoundCorrection):
         f'control_variate_{model.variables[p].name}' for p in self._positions
     ]
     variables = model.keras_model.weights
-    self._trained = [variables[p].ref() for p in self._positions]
-    self._trainable = [v.ref() for v in model.keras_model.trainable_weights]
+    self._trained = [id(variables[p]) for p in self._positions]
+    self._trainable = [id(v) for v in model.keras_model.trainable_weights]
     self._corrections = [
         tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
         for v in (variables[p] for p in self._positions)

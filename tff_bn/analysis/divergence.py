@@ -11,8 +11,8 @@ which is smaller where the units at the same positions do the same work.
 
 from collections.abc import Iterator, Sequence
 
+import keras
 import numpy as np
-import tensorflow as tf
 
 
 def weight_divergence(clients: Sequence[Sequence[np.ndarray]]) -> list[float]:
@@ -48,7 +48,7 @@ def weight_divergence(clients: Sequence[Sequence[np.ndarray]]) -> list[float]:
 
 
 def weight_divergence_by_layer(
-    models: Sequence[tf.keras.Model],
+    models: Sequence[keras.Model],
 ) -> dict[str, float]:
   """The divergence of each layer's trainable weights.
 
@@ -105,18 +105,18 @@ def _divergence(values: Sequence[np.ndarray]) -> float:
 
 
 def _trainable_layers(
-    model: tf.keras.Model,
-) -> Iterator[tuple[str, list[tf.Variable]]]:
+    model: keras.Model,
+) -> Iterator[tuple[str, list[keras.Variable]]]:
   """The names and the trainable weights of the layers that have any."""
   seen = set()
 
-  def find(parent: tf.keras.Model, prefix: str):
+  def find(parent: keras.Model, prefix: str):
     for layer in parent.layers:
       # A nested model's layers may be used outside of it, too.
       if id(layer) in seen:
         continue
       seen.add(id(layer))
-      if isinstance(layer, tf.keras.Model):
+      if isinstance(layer, keras.Model):
         yield from find(layer, f'{prefix}{layer.name}/')
       elif layer.trainable_weights:
         yield prefix + layer.name, layer.trainable_weights
@@ -131,9 +131,9 @@ def _check_number(number: int, what: str) -> None:
     )
 
 
-def _shapes(weights: Sequence[tf.Variable]) -> list[tuple[int, ...]]:
+def _shapes(weights: Sequence[keras.Variable]) -> list[tuple[int, ...]]:
   return [tuple(weight.shape) for weight in weights]
 
 
-def _as_vector(weights: Sequence[tf.Variable]) -> np.ndarray:
+def _as_vector(weights: Sequence[keras.Variable]) -> np.ndarray:
   return np.concatenate([weight.numpy().ravel() for weight in weights])

@@ -10,20 +10,19 @@ an assignment problem, which is solved exactly.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 from scipy.spatial import distance
-import tensorflow as tf
 
 from tff_bn import convert
 from tff_bn.analysis import layer_outputs
 from tff_bn.analysis import matching
 from tff_bn.analysis import permutation
+from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
 
 
-def align(
-    model_a: tf.keras.Model, model_b: tf.keras.Model, x: Any
-) -> tf.keras.Model:
+def align(model_a: keras.Model, model_b: keras.Model, x: Any) -> keras.Model:
   """Permutes the hidden units of a model so that they fit those of another.
 
   Each group of units (see `permutation.unit_groups`) is permuted so that the
@@ -77,8 +76,8 @@ def align(
 
 
 def interpolate(
-    model_a: tf.keras.Model, model_b: tf.keras.Model, coefficient: float
-) -> tf.keras.Model:
+    model_a: keras.Model, model_b: keras.Model, coefficient: float
+) -> keras.Model:
   """Builds the model between two others.
 
   Its weights, moving statistics too, are `(1 − μ) A + μ B`. Those that are not
@@ -105,22 +104,22 @@ def interpolate(
   _check_same_architecture(model_a, model_b)
   phases = {
       id(layer.personal_phase)
-      for layer in model_a.submodules
+      for layer in discovery.all_layers(model_a)
       if isinstance(layer, PositionEncoding)
   }
   weights = []
   for variable, a, b in zip(
       model_a.weights, model_a.get_weights(), model_b.get_weights()
   ):
-    # NumPy does not know of bfloat16 that it is one.
-    if tf.as_dtype(a.dtype).is_floating and id(variable) not in phases:
+    is_real = keras.backend.is_float_dtype(variable.dtype)
+    if is_real and id(variable) not in phases:
       # In float64, so that between equal numbers there is no other one.
       a, b, dtype = a.astype(np.float64), b.astype(np.float64), a.dtype
       a = ((1 - coefficient) * a + coefficient * b).astype(dtype)
     weights.append(a)
   copy = convert.PlainCopy()
   model = copy.layer(model_a)
-  # With the `trainable` flags, on which Keras's order of weights depends.
+  # With the `trainable` flags.
   copy.set_state(model_a)
   model.set_weights(weights)
   return model
@@ -141,7 +140,7 @@ class _Source(NamedTuple):
 
 
 def _costs(
-    models: Sequence[tf.keras.Model],
+    models: Sequence[keras.Model],
     groups: Sequence[Sequence[permutation.UnitGroup]],
     x: Any,
 ) -> list[np.ndarray]:
@@ -167,15 +166,12 @@ def _costs(
   return [np.sqrt(square) for square in squares]
 
 
-def _sources(
-    model: tf.keras.Model, group: permutation.UnitGroup
-) -> list[_Source]:
+def _sources(model: keras.Model, group: permutation.UnitGroup) -> list[_Source]:
   """The layers whose outputs are compared, in the order of their weights."""
   layers = {
       id(weight): layer
-      for layer in model.submodules
-      if isinstance(layer, tf.keras.layers.Layer)
-      and not convert.is_functional(layer)
+      for layer in discovery.all_layers(model)
+      if not convert.is_functional(layer)
       for weight in layer.weights
   }
   linear, normalizations = {}, {}
@@ -186,7 +182,7 @@ def _sources(
     if kernel is None:
       axes = np.ravel(layer.axis)
       found, axis = normalizations, int(axes[occurrence.axis])
-    elif weight is kernel and occurrence.axis == kernel.shape.rank - 1:
+    elif weight is kernel and occurrence.axis == len(kernel.shape) - 1:
       channels_first = getattr(layer, 'data_format', '') == 'channels_first'
       found, axis = linear, 1 if channels_first else -1
     else:
@@ -199,7 +195,7 @@ def _sources(
 
 
 def _activations(
-    model: tf.keras.Model, sources: Sequence[Sequence[_Source]], x: Any
+    model: keras.Model, sources: Sequence[Sequence[_Source]], x: Any
 ) -> list[list[np.ndarray]]:
   """For each group, of each source, a row of activations for each unit."""
   names = {source.layer_name for of_group in sources for source in of_group}
@@ -222,9 +218,9 @@ def _places(group: permutation.UnitGroup) -> list[tuple[int, int, list]]:
 
 
 def _check_same_architecture(
-    model_a: tf.keras.Model, model_b: tf.keras.Model
+    model_a: keras.Model, model_b: keras.Model
 ) -> None:
-  a, b = ([w.shape.as_list() for w in m.weights] for m in (model_a, model_b))
+  a, b = ([list(w.shape) for w in m.weights] for m in (model_a, model_b))
   if len(a) != len(b):
     raise ValueError(
         f'The model {model_a.name!r} has {len(a)} weights, but'
@@ -233,7 +229,7 @@ def _check_same_architecture(
   for shape_a, shape_b, weight in zip(a, b, model_a.weights):
     if shape_a != shape_b:
       raise ValueError(
-          f'The weight {weight.name!r} of the model {model_a.name!r} has the'
+          f'The weight {weight.path!r} of the model {model_a.name!r} has the'
           f' shape {shape_a}, but that of {model_b.name!r} {shape_b}; they must'
           ' have the same architecture.'
       )

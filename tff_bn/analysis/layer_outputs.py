@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 import contextlib
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,20 +15,20 @@ from tff_bn import layer_features
 _BATCH_SIZE = 128
 # Activations that are layers of their own class.
 _ACTIVATIONS = (
-    tf.keras.layers.ReLU,
-    tf.keras.layers.LeakyReLU,
-    tf.keras.layers.PReLU,
-    tf.keras.layers.ELU,
-    tf.keras.layers.ThresholdedReLU,
+    keras.layers.ReLU,
+    keras.layers.LeakyReLU,
+    keras.layers.PReLU,
+    keras.layers.ELU,
 )
 
 
-def hidden_layers(model: tf.keras.Model) -> list[str]:
+def hidden_layers(model: keras.Model) -> list[str]:
   """Finds the layers that compute the activations of hidden units.
 
   These are activation layers, and layers with an activation of their own, that
   another layer with weights comes after; in a model without any such, its
-  dense and convolutional layers but for the last one.
+  dense and convolutional layers but for the last one. Functions of `keras.ops`
+  are not layers, so a model that applies its activations in this way has none.
 
   Args:
     model: A functional or `Sequential` Keras model; nested ones are searched.
@@ -54,18 +55,18 @@ def hidden_layers(model: tf.keras.Model) -> list[str]:
   return names
 
 
-def _called_layers(model: tf.keras.Model) -> Iterator[tf.keras.layers.Layer]:
-  for node in keras_graph.calls(model):
-    if convert.is_functional(node.layer):
-      yield from _called_layers(node.layer)
-    else:
-      yield node.layer
+def _called_layers(model: keras.Model) -> Iterator[keras.Layer]:
+  for call in keras_graph.calls(model):
+    if convert.is_functional(call.layer):
+      yield from _called_layers(call.layer)
+    elif isinstance(call.layer, keras.Layer):
+      yield call.layer
 
 
-def _is_activation(layer: tf.keras.layers.Layer) -> bool:
+def _is_activation(layer: keras.Layer) -> bool:
   activation = getattr(layer, 'activation', None)
   return isinstance(layer, _ACTIVATIONS) or (
-      activation not in (None, tf.keras.activations.linear)
+      activation not in (None, keras.activations.linear)
   )
 
 
@@ -88,7 +89,7 @@ def batches(x: Any) -> Iterator[slice]:
 
 
 def call(
-    model: tf.keras.Model, layer_names: Iterable[str], x: Any
+    model: keras.Model, layer_names: Iterable[str], x: Any
 ) -> tuple[list[tf.Tensor], Any]:
   """Calls a model in inference mode.
 

@@ -8,10 +8,10 @@ has moved them, and averaging by positions mixes different units.
 
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 from scipy import optimize
 from scipy.spatial import distance
-import tensorflow as tf
 
 from tff_bn.analysis import layer_outputs
 
@@ -35,7 +35,7 @@ class Match(NamedTuple):
 
 
 def layer_activations(
-    model: tf.keras.Model, layer_name: str, x: Any, axis: int = -1
+    model: keras.Model, layer_name: str, x: Any, axis: int = -1
 ) -> np.ndarray:
   """What the units of a layer compute, in inference mode.
 
@@ -141,8 +141,8 @@ def diagonal_share(assignment: np.ndarray) -> float:
 
 
 def match_layers(
-    model_a: tf.keras.Model,
-    model_b: tf.keras.Model,
+    model_a: keras.Model,
+    model_b: keras.Model,
     layer_name: str,
     x: Any,
     axis: int = -1,

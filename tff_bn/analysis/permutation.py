@@ -15,6 +15,8 @@ import itertools
 import math
 from typing import Any, NamedTuple, Optional
 
+import keras
+from keras import tree
 import numpy as np
 import tensorflow as tf
 
@@ -26,7 +28,7 @@ from tff_bn.layers.federated_batch_normalization import (
 )
 from tff_bn.layers.position_encoding import PositionEncoding
 
-_layers = tf.keras.layers
+_layers = keras.layers
 _BATCH_NORMS = (*discovery.BATCH_NORM_CLASSES, FederatedBatchNormalization)
 # They compute the same for each unit, or depend on all units alike, as the
 # softmax does; and they have no weights.
@@ -35,13 +37,13 @@ _WITHOUT_WEIGHTS = (
     _layers.ReLU,
     _layers.LeakyReLU,
     _layers.ELU,
-    _layers.ThresholdedReLU,
     _layers.Softmax,
     _layers.Dropout,
     _layers.SpatialDropout2D,
     _layers.AlphaDropout,
     _layers.GaussianDropout,
     _layers.GaussianNoise,
+    _layers.Identity,
     _layers.ActivityRegularization,
     _layers.UnitNormalization,
 )
@@ -55,28 +57,50 @@ _MERGES = (
 )
 _POOLINGS = (_layers.MaxPooling2D, _layers.AveragePooling2D)
 _GLOBAL_POOLINGS = (_layers.GlobalMaxPooling2D, _layers.GlobalAveragePooling2D)
-# Each is either elementwise, or a softmax.
+# Each is either elementwise, or a kind of softmax.
+_ACTIVATION_NAMES = (
+    *('celu', 'elu', 'exponential', 'gelu', 'hard_shrink', 'hard_sigmoid'),
+    *('hard_silu', 'hard_tanh', 'leaky_relu', 'linear', 'log_sigmoid'),
+    *('log_softmax', 'mish', 'relu', 'relu6', 'selu', 'sigmoid', 'silu'),
+    *('soft_shrink', 'softmax', 'softplus', 'softsign', 'sparse_plus'),
+    *('sparse_sigmoid', 'sparsemax', 'squareplus', 'tanh', 'tanh_shrink'),
+    'threshold',
+)
 _ACTIVATIONS = (
     None,
     *(
-        tf.keras.activations.get(name)
-        for name in (
-            *('elu', 'exponential', 'gelu', 'hard_sigmoid', 'linear', 'mish'),
-            *('relu', 'selu', 'sigmoid', 'softmax', 'softplus', 'softsign'),
-            *('swish', 'tanh'),
-        )
+        getattr(module, name)
+        for module in (keras.activations, keras.ops, tf.nn)
+        for name in _ACTIVATION_NAMES
+        if hasattr(module, name)
     ),
-    *(tf.nn.elu, tf.nn.gelu, tf.nn.leaky_relu, tf.nn.relu, tf.nn.relu6),
-    *(tf.nn.selu, tf.nn.sigmoid, tf.nn.silu, tf.nn.softmax, tf.nn.softplus),
-    *(tf.nn.softsign, tf.nn.tanh),
+)
+# Functions of `keras.ops` in the graph of a model, by the names of their
+# classes, which are not public. These have one tensor, and are elementwise or a
+# kind of softmax.
+_UNARY_OPERATIONS = (
+    *('Absolute', 'Cast', 'Celu', 'Cos', 'Elu', 'Exp', 'Expm1', 'Gelu'),
+    *('HardShrink', 'HardSigmoid', 'HardSilu', 'HardTanh', 'LeakyRelu', 'Log'),
+    *('Log1p', 'LogSigmoid', 'LogSoftmax', 'Negative', 'ReLU', 'Reciprocal'),
+    *('Relu', 'Relu6', 'Rsqrt', 'Selu', 'Sigmoid', 'Sign', 'Silu', 'Sin'),
+    *('SoftShrink', 'Softmax', 'Softplus', 'Softsign', 'SparsePlus'),
+    *('SparseSigmoid', 'Sparsemax', 'Sqrt', 'Square', 'Squareplus'),
+    *('StopGradient', 'Tanh', 'TanhShrink', 'Threshold'),
+)
+# These have two tensors, or a tensor and a number, and are elementwise.
+_BINARY_OPERATIONS = (
+    *('Add', 'Divide', 'Maximum', 'Minimum', 'Multiply', 'Power'),
+    *('Subtract', 'TrueDivide'),
 )
 _SUPPORTED = (
     "Supported are Dense, Conv2D, BatchNormalization (Keras's and"
     ' FederatedBatchNormalization), GroupNormalization, LayerNormalization,'
     ' activations of Keras, PositionEncoding, Add and other elementwise merging'
     ' layers, Flatten, ZeroPadding2D, 2-D pooling and global pooling, dropout,'
-    ' and functional models of them; not subclasses of these layers.'
+    ' functional models of them, operators such as +, and elementwise functions'
+    ' of keras.ops; not subclasses of these layers.'
 )
+_Shape = tuple[Optional[int], ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -240,7 +264,7 @@ def mean_kept_share(
   return float(np.mean(shares))
 
 
-def unit_groups(model: tf.keras.Model) -> list[UnitGroup]:
+def unit_groups(model: keras.Model) -> list[UnitGroup]:
   """Finds which hidden units can be permuted without changing the outputs.
 
   But for position encodings, which are taken as if they were off.
@@ -266,15 +290,15 @@ def unit_groups(model: tf.keras.Model) -> list[UnitGroup]:
     ValueError: If the model is none of those, or has a layer that is not
       supported. The message names it.
   """
-  if not isinstance(model, tf.keras.Model):
+  if not isinstance(model, keras.Model):
     raise TypeError(
-        f'model must be a tf.keras.Model, but is a {type(model).__name__}.'
+        f'model must be a keras.Model, but is a {type(model).__name__}.'
     )
   if not convert.is_functional(model) or not getattr(model, 'outputs', None):
     raise ValueError(
         f'The model {model.name!r} ({type(model).__name__}) is no functional'
         ' model that is connected to an input, so its units can not be'
-        ' followed. Build it as tf.keras.Model(inputs, outputs).'
+        ' followed. Build it as keras.Model(inputs, outputs).'
     )
   ties = _Ties({id(w): index for index, w in enumerate(model.weights)})
   for outputs in ties.follow(model, [None] * len(model.inputs)):
@@ -284,8 +308,8 @@ def unit_groups(model: tf.keras.Model) -> list[UnitGroup]:
 
 
 def permute_units(
-    model: tf.keras.Model, permutations: Mapping[str, Sequence[int]]
-) -> tf.keras.Model:
+    model: keras.Model, permutations: Mapping[str, Sequence[int]]
+) -> keras.Model:
   """Copies a model, with hidden units permuted.
 
   All weights of a unit go with it: in kernels of its own and of the layers
@@ -323,14 +347,14 @@ def permute_units(
       sources = np.arange(weight.shape[axis])
       sources[occurrence.positions] = occurrence.positions[permutation]
       weights[occurrence.weight] = np.take(weight, sources, axis)
-  copy = tf.keras.models.clone_model(model)
+  copy = keras.models.clone_model(model)
   copy.set_weights(weights)
   return copy
 
 
 def shuffle_units(
-    model: tf.keras.Model, shuffle_probability: float, seed: int
-) -> tf.keras.Model:
+    model: keras.Model, shuffle_probability: float, seed: int
+) -> keras.Model:
   """Copies a model, with its hidden units permuted at random (algorithm 1).
 
   Args:
@@ -357,7 +381,7 @@ def shuffle_units(
 
 
 def shuffle_error(
-    model: tf.keras.Model,
+    model: keras.Model,
     x: Any,
     shuffle_probability: float,
     seed: int,
@@ -386,7 +410,7 @@ def shuffle_error(
   return output_change(*(outputs(m, x) for m in (model, shuffled)))
 
 
-def outputs(model: tf.keras.Model, x: Any) -> np.ndarray:
+def outputs(model: keras.Model, x: Any) -> np.ndarray:
   """Computes the one output of a model, in inference mode.
 
   Args:
@@ -399,13 +423,13 @@ def outputs(model: tf.keras.Model, x: Any) -> np.ndarray:
   Raises:
     ValueError: If the model has several outputs.
   """
-  found = tf.nest.flatten(model(x, training=False))
+  found = tree.flatten(model(x, training=False))
   if len(found) != 1:
     raise ValueError(
         f'The model {model.name!r} has {len(found)} outputs; the shuffle error'
         ' is for models with one.'
     )
-  values = np.asarray(tf.cast(found[0], tf.float64))
+  values = keras.ops.convert_to_numpy(keras.ops.cast(found[0], 'float64'))
   return values.reshape(len(values), -1)
 
 
@@ -509,7 +533,7 @@ class _Ties:
     }
 
   def follow(
-      self, model: tf.keras.Model, inputs: Sequence[_Tensor]
+      self, model: keras.Model, inputs: Sequence[_Tensor]
   ) -> list[_Tensor]:
     """Follows the units through a functional model.
 
@@ -524,11 +548,10 @@ class _Ties:
         id(tensor): units
         for tensor, units in zip(model.inputs, inputs, strict=True)
     }
-    for node in keras_graph.calls(model):
-      arguments = [tensors[id(tensor)] for tensor in node.keras_inputs]
-      outputs = tf.nest.flatten(node.outputs)
+    for call in keras_graph.calls(model):
+      arguments = [tensors[id(tensor)] for tensor in call.inputs]
       for tensor, units in zip(
-          outputs, self._call(node, arguments), strict=True
+          call.outputs, self._call(call, arguments), strict=True
       ):
         tensors[id(tensor)] = units
     return [tensors[id(tensor)] for tensor in model.outputs]
@@ -638,7 +661,7 @@ class _Ties:
   def _weight_axis(
       self,
       key: Any,
-      weights: Iterable[tuple[tf.Variable, int]],
+      weights: Iterable[tuple[keras.Variable, int]],
       size: int,
       output_layer: Optional[str] = None,
   ) -> np.ndarray:
@@ -667,14 +690,20 @@ class _Ties:
   def _tie(self, left: np.ndarray, right: np.ndarray) -> None:
     self._ties.append((left, right))
 
-  def _call(self, node: Any, inputs: Sequence[_Tensor]) -> list[_Tensor]:
+  def _call(
+      self, call: keras_graph.Call, inputs: Sequence[_Tensor]
+  ) -> list[_Tensor]:
     """What one call of a layer returns."""
-    layer = node.layer
+    layer = call.layer
     if convert.is_functional(layer):
       return self.follow(layer, inputs)
-    shapes = [tensor.shape for tensor in node.keras_inputs]
-    if type(layer) in _MERGES:
-      if len(tf.nest.flatten(node.call_args)) != len(inputs):
+    shapes = [tensor.shape for tensor in call.inputs]
+    if _is_operation(layer, _UNARY_OPERATIONS):
+      return [inputs[0]]
+    is_binary = _is_operation(layer, _BINARY_OPERATIONS)
+    if is_binary or type(layer) in _MERGES:
+      # A number is the same for all units.
+      if any(not is_binary or np.ndim(x) for x in _constants(call)):
         raise _error(layer, 'it is called with a constant')
       return [self._merge(layer, shapes, inputs)]
     if type(layer) not in self._rules:
@@ -683,36 +712,38 @@ class _Ties:
       raise _error(layer, f'it is called with {len(inputs)} tensors')
     return [self._rules[type(layer)](layer, shapes[0], inputs[0])]
 
-  def _keep(self, layer: Any, shape: tf.TensorShape, x: _Tensor) -> _Tensor:
+  def _keep(self, layer: Any, shape: _Shape, x: _Tensor) -> _Tensor:
     del layer, shape
     return x
 
-  def _activation(
-      self, layer: Any, shape: tf.TensorShape, x: _Tensor
-  ) -> _Tensor:
+  def _activation(self, layer: Any, shape: _Shape, x: _Tensor) -> _Tensor:
     del shape
     if not any(layer.activation is known for known in _ACTIVATIONS):
       raise _error(layer, f'its activation {layer.activation} is none of Keras')
     return x
 
-  def _dense(self, layer: Any, shape: tf.TensorShape, x: _Tensor) -> _Tensor:
-    return self._linear(layer, shape, x, shape.rank - 1)
+  def _dense(self, layer: Any, shape: _Shape, x: _Tensor) -> _Tensor:
+    return self._linear(layer, shape, x, len(shape) - 1)
 
-  def _convolution(
-      self, layer: Any, shape: tf.TensorShape, x: _Tensor
-  ) -> _Tensor:
+  def _convolution(self, layer: Any, shape: _Shape, x: _Tensor) -> _Tensor:
     if layer.groups != 1:
       raise _error(layer, f'it has groups={layer.groups}')
     return self._linear(layer, shape, x, _channel_axis(layer, shape))
 
   def _linear(
-      self, layer: Any, shape: tf.TensorShape, x: _Tensor, axis: int
+      self, layer: Any, shape: _Shape, x: _Tensor, axis: int
   ) -> _Tensor:
     """A layer with a kernel that ends with the axes of inputs and outputs."""
     self._activation(layer, shape, x)
     _check_axis(layer, x, axis)
     kernel = layer.kernel
-    last = kernel.shape.rank - 1
+    if {id(w) for w in layer.weights} - {id(kernel), id(layer.bias)}:
+      raise _error(
+          layer,
+          'it has other weights than a kernel and a bias, as after enable_lora'
+          ' or quantize',
+      )
+    last = len(kernel.shape) - 1
     self._tie_weights(layer, [kernel], last - 1, x)
     outputs = [(kernel, last)]
     if layer.use_bias:
@@ -727,7 +758,7 @@ class _Ties:
   def _tie_weights(
       self,
       layer: Any,
-      weights: Iterable[tf.Variable],
+      weights: Iterable[keras.Variable],
       axis: int,
       x: _Tensor,
   ) -> None:
@@ -741,21 +772,17 @@ class _Ties:
     self._tie(slots, x.units)
 
   def _batch_normalization(
-      self, layer: Any, shape: tf.TensorShape, x: _Tensor
+      self, layer: Any, shape: _Shape, x: _Tensor
   ) -> _Tensor:
-    del shape
-    if len(layer.axis) != 1:
-      raise _error(layer, f'it has axis={list(layer.axis)}')
     # Along another axis all units are treated alike.
-    if x is None or layer.axis[0] == x.axis:
+    if x is None or layer.axis % len(shape) == x.axis:
       self._tie_weights(layer, layer.weights, 0, x)
     return x
 
   def _layer_normalization(
-      self, layer: Any, shape: tf.TensorShape, x: _Tensor
+      self, layer: Any, shape: _Shape, x: _Tensor
   ) -> _Tensor:
-    del shape
-    axes = list(layer.axis)
+    axes = [axis % len(shape) for axis in layer.axis]
     if x is None:
       self._tie_weights(layer, layer.weights, 0, x)
     elif axes != sorted(axes):
@@ -766,9 +793,9 @@ class _Ties:
     return x
 
   def _group_normalization(
-      self, layer: Any, shape: tf.TensorShape, x: _Tensor
+      self, layer: Any, shape: _Shape, x: _Tensor
   ) -> _Tensor:
-    if x is None or layer.axis % shape.rank == x.axis:
+    if x is None or layer.axis % len(shape) == x.axis:
       self._tie_weights(layer, layer.weights, 0, x)
       # Groups of one channel, or of all, don't tell units from each other.
       if x is not None and 1 < layer.groups < len(x.units):
@@ -776,10 +803,10 @@ class _Ties:
           self._tie(group, group)
     return x
 
-  def _flatten(self, layer: Any, shape: tf.TensorShape, x: _Tensor) -> _Tensor:
+  def _flatten(self, layer: Any, shape: _Shape, x: _Tensor) -> _Tensor:
     if x is None:
       return None
-    sizes = shape[1:].as_list()
+    sizes = shape[1:]
     if None in sizes:
       raise _error(layer, f'its input of shape {shape} has an unknown size')
     order = list(range(len(sizes)))
@@ -796,9 +823,7 @@ class _Ties:
       self._tie(pixel, x.units)
     return _Units(1, slots)
 
-  def _zero_padding(
-      self, layer: Any, shape: tf.TensorShape, x: _Tensor
-  ) -> _Tensor:
+  def _zero_padding(self, layer: Any, shape: _Shape, x: _Tensor) -> _Tensor:
     del shape
     if x is None:
       return None
@@ -811,20 +836,18 @@ class _Ties:
         units=np.concatenate([zeros[:before], x.units, zeros[before:]])
     )
 
-  def _pooling(self, layer: Any, shape: tf.TensorShape, x: _Tensor) -> _Tensor:
+  def _pooling(self, layer: Any, shape: _Shape, x: _Tensor) -> _Tensor:
     _check_axis(layer, x, _channel_axis(layer, shape))
     return x
 
-  def _global_pooling(
-      self, layer: Any, shape: tf.TensorShape, x: _Tensor
-  ) -> _Tensor:
+  def _global_pooling(self, layer: Any, shape: _Shape, x: _Tensor) -> _Tensor:
     _check_axis(layer, x, _channel_axis(layer, shape))
     return x if x is None or layer.keepdims else x._replace(axis=1)
 
   def _merge(
       self,
       layer: Any,
-      shapes: Sequence[tf.TensorShape],
+      shapes: Sequence[_Shape],
       inputs: Sequence[_Tensor],
   ) -> _Tensor:
     hidden = [x for x in inputs if x is not None]
@@ -833,7 +856,7 @@ class _Ties:
     first = hidden[0]
     for x in hidden:
       if (x.axis, len(x.units)) != (first.axis, len(first.units)) or any(
-          shape.rank != shapes[0].rank for shape in shapes
+          len(shape) != len(shapes[0]) for shape in shapes
       ):
         raise _error(
             layer, f'its inputs have different shapes, {shapes[0]} and others'
@@ -851,8 +874,27 @@ def _positions_by_value(values: np.ndarray) -> dict[int, np.ndarray]:
   return dict(zip(found.tolist(), np.split(order, starts[1:])))
 
 
-def _channel_axis(layer: Any, shape: tf.TensorShape) -> int:
-  return 1 if layer.data_format == 'channels_first' else shape.rank - 1
+def _is_operation(layer: Any, names: Sequence[str]) -> bool:
+  """Whether a call in a graph is one of these functions of `keras.ops`."""
+  kind = type(layer)
+  return (
+      not isinstance(layer, keras.Layer)
+      and kind.__module__.partition('.')[0] == 'keras'
+      and kind.__name__ in names
+  )
+
+
+def _constants(call: keras_graph.Call) -> list[Any]:
+  """The arguments that are no tensors of the model."""
+  tensors = {id(tensor) for tensor in call.inputs}
+  arguments = [*call.args, *call.kwargs.values()]
+  if isinstance(call.layer, keras.Layer):
+    arguments = tree.flatten(arguments)
+  return [x for x in arguments if id(x) not in tensors and x is not None]
+
+
+def _channel_axis(layer: Any, shape: _Shape) -> int:
+  return 1 if layer.data_format == 'channels_first' else len(shape) - 1
 
 
 def _check_axis(layer: Any, x: _Tensor, axis: int) -> None:
@@ -864,8 +906,9 @@ def _check_axis(layer: Any, x: _Tensor, axis: int) -> None:
     )
 
 
-def _error(layer: tf.keras.layers.Layer, reason: str) -> ValueError:
+def _error(layer: keras.Operation, reason: str) -> ValueError:
+  kind = 'layer' if isinstance(layer, keras.Layer) else 'operation'
   return ValueError(
-      f'The hidden units at the layer {layer.name!r} ({type(layer).__name__})'
+      f'The hidden units at the {kind} {layer.name!r} ({type(layer).__name__})'
       f' can not be followed: {reason}. {_SUPPORTED}'
   )

@@ -10,6 +10,7 @@ model, then averaging by positions mixes different units.
 from collections.abc import Sequence
 from typing import Any, Optional
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -17,7 +18,7 @@ from tff_bn.analysis import layer_outputs
 
 
 def preference_vectors(
-    model: tf.keras.Model,
+    model: keras.Model,
     layer_name: str,
     x: Any,
     y: Optional[np.ndarray] = None,
@@ -52,7 +53,7 @@ def preference_vectors(
 
 
 def preference_vectors_by_layer(
-    model: tf.keras.Model,
+    model: keras.Model,
     layer_names: Sequence[str],
     x: Any,
     y: Optional[np.ndarray] = None,
@@ -139,7 +140,7 @@ def agreeing_share(classes_a: np.ndarray, classes_b: np.ndarray) -> float:
 
 
 def _vectors_of_batch(
-    model: tf.keras.Model,
+    model: keras.Model,
     layer_names: Sequence[str],
     x: Any,
     y: Optional[np.ndarray],
@@ -177,7 +178,7 @@ def _vectors_of_batch(
 
 
 def _masked(
-    model: tf.keras.Model, logits: Any, y: Optional[np.ndarray]
+    model: keras.Model, logits: Any, y: Optional[np.ndarray]
 ) -> tf.Tensor:
   """The logits; with labels only those of the examples' own classes."""
   if not tf.is_tensor(logits) or logits.shape.rank != 2:

@@ -6,6 +6,8 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
+from tff_bn import dataset_options
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
@@ -37,7 +39,9 @@ class Batches:
       chosen = np.concatenate(self.passes)
       dataset = tf.data.Dataset.from_tensor_slices((x[chosen], y[chosen]))
       dataset = dataset.batch(self.batch_size)
-      return dataset if x.dtype != np.uint8 else dataset.map(_scale)
+      if x.dtype == np.uint8:
+        dataset = dataset.map(_scale)
+      return dataset_options.without_optimizer(dataset)
     return gather(tf.constant(x[samples]), tf.constant(y[samples]), *order)
 
   def gather_order(
@@ -88,7 +92,8 @@ def gather(
     chosen = positions[start:stop]
     return _scale(tf.gather(x, chosen), tf.gather(y, chosen))
 
-  return tf.data.Dataset.from_tensor_slices((starts, stops)).map(batch)
+  dataset = tf.data.Dataset.from_tensor_slices((starts, stops)).map(batch)
+  return dataset_options.without_optimizer(dataset)
 
 
 def _scale(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

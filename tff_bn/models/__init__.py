@@ -1,6 +1,6 @@
 """Model architectures, by name or by a function of the user's.
 
-TensorFlow is imported when a model is first asked for, so that
+Keras is imported when a model is first asked for, so that
 `tff_bn.models.names` can be read without it.
 """
 

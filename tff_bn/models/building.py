@@ -5,9 +5,10 @@ import contextlib
 import functools
 import importlib
 import inspect
+import re
 from typing import Any, Optional
 
-import tensorflow as tf
+import keras
 
 from tff_bn import position_encodings
 from tff_bn import spelling
@@ -25,6 +26,7 @@ from tff_bn.models import vgg
 _DEFAULT_NORMALIZATION = 'batch'
 _DEFAULT_PRECISION = 'float32'
 _NO_ENCODINGS = 'off'
+_KERAS_PREFIX = 'Exception encountered when calling'
 
 # Name -> the function that builds the model, and the smallest height and width
 # of its images; None: not only images.
@@ -53,7 +55,7 @@ def build_model_fn(
     pan_amplitude: Optional[float] = None,
     pan_period: float = 1.0,
     pan_personal_share: float = 0.0,
-) -> Callable[[], tf.keras.Model]:
+) -> Callable[[], keras.Model]:
   """Returns a function that builds untrained models.
 
   A model is built here once, so that errors are found before any work starts.
@@ -79,7 +81,7 @@ def build_model_fn(
       encodings are a client's own, see `tff_bn.layers.PositionEncoding`.
 
   Returns:
-    A function without arguments that returns a new `tf.keras.Model`.
+    A function without arguments that returns a new `keras.Model`.
 
   Raises:
     ValueError: If there is no such model, or if it doesn't fit the data or the
@@ -107,11 +109,11 @@ def build_model_fn(
         f'{spelling.suggestion(precision, names.PRECISION_NAMES)}'
     )
 
-  def model_fn() -> tf.keras.Model:
+  def model_fn() -> keras.Model:
     with _dtype_policy(precision):
       model = build(tuple(input_shape), num_classes, **arguments)
-      if isinstance(model, tf.keras.Model) and not model.built:
-        # A model may make layers in its first call only.
+      if isinstance(model, keras.Model) and not model.built:
+        # A model may make layers in its `build`, at its first call.
         _call_once(model, tuple(input_shape))
     if batch_norm_momentum is not None:
       _set_momentum(name, model, batch_norm_momentum)
@@ -144,10 +146,10 @@ def build_model_fn(
 
 def _with_encodings(
     name: str,
-    model: tf.keras.Model,
+    model: keras.Model,
     pan: str,
     **settings: Any,
-) -> tf.keras.Model:
+) -> keras.Model:
   try:
     return position_encodings.add_position_encodings(model, pan, **settings)
   except ValueError as error:
@@ -156,7 +158,7 @@ def _with_encodings(
     ) from error
 
 
-def _set_momentum(name: str, model: tf.keras.Model, momentum: float):
+def _set_momentum(name: str, model: keras.Model, momentum: float):
   layers = discovery.batch_norm_layers(model)
   if not layers:
     raise ValueError(
@@ -170,18 +172,17 @@ def _set_momentum(name: str, model: tf.keras.Model, momentum: float):
 @contextlib.contextmanager
 def _dtype_policy(name: str) -> Iterator[None]:
   """Makes a dtype policy Keras's default for a `with` block."""
-  mixed_precision = tf.keras.mixed_precision
-  previous = mixed_precision.global_policy()
-  mixed_precision.set_global_policy(name)
+  previous = keras.config.dtype_policy()
+  keras.config.set_dtype_policy(name)
   try:
     yield
   finally:
-    mixed_precision.set_global_policy(previous)
+    keras.config.set_dtype_policy(previous)
 
 
-def _call_once(model: tf.keras.Model, input_shape: tuple[int, ...]) -> Any:
+def _call_once(model: keras.Model, input_shape: tuple[int, ...]) -> Any:
   """What a model returns for a batch of two samples."""
-  return model(tf.zeros((2, *input_shape)), training=False)
+  return model(keras.ops.zeros((2, *input_shape)), training=False)
 
 
 def _check_input_shape(
@@ -222,8 +223,11 @@ def _import_function(name: str) -> Callable[..., Any]:
 
 def _brief(error: Exception) -> str:
   """The kind of an exception and the first line of its message."""
-  first_line = (str(error).strip().splitlines() or [''])[0]
-  return f'{type(error).__name__}: {first_line}'
+  lines = re.sub('\x1b\\[[0-9]*m', '', str(error)).split('\n')
+  lines = [line.strip() for line in lines if line.strip()] or ['']
+  # Keras says in the first line only which layer raised it.
+  num_lines = 2 if lines[0].startswith(_KERAS_PREFIX) else 1
+  return f'{type(error).__name__}: {" ".join(lines[:num_lines])}'
 
 
 def _normalization_argument(
@@ -260,10 +264,10 @@ def _check_user_model(
     raise ValueError(
         f'--model={name}: {call} failed ({_brief(error)}).'
     ) from error
-  if not isinstance(model, tf.keras.Model):
+  if not isinstance(model, keras.Model):
     raise ValueError(
         f'--model={name}: {call} returned {type(model).__name__}, not a'
-        ' tf.keras.Model.'
+        ' keras.Model.'
     )
   try:
     # The only way to know the output of a subclassed model.

@@ -1,6 +1,6 @@
 """The six-layer network of the FedBN paper (Appendix D.2, table 3)."""
 
-import tensorflow as tf
+import keras
 
 from tff_bn.models import normalization as normalization_lib
 
@@ -12,7 +12,7 @@ def build_digits_cnn(
     input_shape: tuple[int, int, int],
     num_classes: int,
     normalization: str = 'batch',
-) -> tf.keras.Model:
+) -> keras.Model:
   """Builds the network.
 
   5x5 convolutions with 64, 64 and 128 channels, the first two followed by 2x2
@@ -27,9 +27,9 @@ def build_digits_cnn(
   Returns:
     An untrained functional model with logits as output.
   """
-  layers = tf.keras.layers
+  layers = keras.layers
   use_bias = normalization_lib.needs_bias(normalization)
-  inputs = tf.keras.Input(input_shape, name='image')
+  inputs = keras.Input(input_shape, name='image')
   x = inputs
   for number, channels in enumerate(_CONV_CHANNELS, start=1):
     if number > 1:
@@ -46,4 +46,4 @@ def build_digits_cnn(
     x = layers.ReLU(name=f'dense_relu_{number}')(x)
   # The loss needs them in float32, whatever the other layers compute in.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
-  return tf.keras.Model(inputs, outputs, name='digits_cnn')
+  return keras.Model(inputs, outputs, name='digits_cnn')

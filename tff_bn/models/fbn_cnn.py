@@ -1,6 +1,6 @@
 """The network of the FBN paper (arXiv:2405.14670, appendix C.1, table 1)."""
 
-import tensorflow as tf
+import keras
 
 from tff_bn.models import normalization as normalization_lib
 
@@ -14,7 +14,7 @@ def build_fbn_cnn(
     input_shape: tuple[int, int, int],
     num_classes: int,
     normalization: str = 'batch',
-) -> tf.keras.Model:
+) -> keras.Model:
   """Builds the network.
 
   Twice two 3x3 convolutions, 2x2 max pooling and dropout of a quarter, with 64
@@ -30,8 +30,8 @@ def build_fbn_cnn(
   Returns:
     An untrained functional model with logits as output.
   """
-  layers = tf.keras.layers
-  inputs = tf.keras.Input(input_shape, name='image')
+  layers = keras.layers
+  inputs = keras.Input(input_shape, name='image')
   x = inputs
   number = 0
   for block, channels_of_block in enumerate(_BLOCKS, start=1):
@@ -47,4 +47,4 @@ def build_fbn_cnn(
   x = layers.ReLU(name='dense_relu')(x)
   # The loss needs them in float32, whatever the other layers compute in.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
-  return tf.keras.Model(inputs, outputs, name='fbn_cnn')
+  return keras.Model(inputs, outputs, name='fbn_cnn')

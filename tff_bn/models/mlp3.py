@@ -1,6 +1,6 @@
 """The 3-layer network of the FedTAN paper (section 6.1): 784-30-10 on MNIST."""
 
-import tensorflow as tf
+import keras
 
 from tff_bn.models import normalization as normalization_lib
 
@@ -11,7 +11,7 @@ def build_mlp3(
     input_shape: tuple[int, ...],
     num_classes: int,
     normalization: str = 'batch',
-) -> tf.keras.Model:
+) -> keras.Model:
   """Builds the network: a hidden layer of 30 neurons, normalization and ReLU.
 
   Args:
@@ -23,8 +23,8 @@ def build_mlp3(
   Returns:
     An untrained functional model with logits as output.
   """
-  layers = tf.keras.layers
-  inputs = tf.keras.Input(input_shape, name='input')
+  layers = keras.layers
+  inputs = keras.Input(input_shape, name='input')
   x = layers.Flatten(name='flatten')(inputs)
   x = layers.Dense(
       _HIDDEN,
@@ -35,4 +35,4 @@ def build_mlp3(
   x = layers.ReLU(name='relu')(x)
   # The loss needs them in float32, whatever the other layers compute in.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
-  return tf.keras.Model(inputs, outputs, name='mlp3')
+  return keras.Model(inputs, outputs, name='mlp3')

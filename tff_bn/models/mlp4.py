@@ -3,7 +3,7 @@
 Li et al., Federated Learning with Position-Aware Neurons, CVPR 2022.
 """
 
-import tensorflow as tf
+import keras
 
 from tff_bn.models import normalization as normalization_lib
 
@@ -14,7 +14,7 @@ def build_mlp4(
     input_shape: tuple[int, ...],
     num_classes: int,
     normalization: str = 'batch',
-) -> tf.keras.Model:
+) -> keras.Model:
   """Builds the network: three times dense, normalization and ReLU; dense.
 
   The paper has no normalization in it.
@@ -28,8 +28,8 @@ def build_mlp4(
   Returns:
     An untrained functional model with logits as output.
   """
-  layers = tf.keras.layers
-  inputs = tf.keras.Input(input_shape, name='input')
+  layers = keras.layers
+  inputs = keras.Input(input_shape, name='input')
   x = layers.Flatten(name='flatten')(inputs)
   for number, units in enumerate(_HIDDEN, start=1):
     x = layers.Dense(
@@ -42,4 +42,4 @@ def build_mlp4(
     x = layers.ReLU(name=f'relu_{number}')(x)
   # The loss needs them in float32, whatever the other layers compute in.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
-  return tf.keras.Model(inputs, outputs, name='mlp4')
+  return keras.Model(inputs, outputs, name='mlp4')

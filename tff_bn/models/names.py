@@ -1,4 +1,4 @@
-"""Names of models and normalizations; importing this imports no TensorFlow."""
+"""Names of models and normalizations; importing this imports no Keras."""
 
 import re
 

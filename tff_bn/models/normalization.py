@@ -1,6 +1,6 @@
 """Normalization layers, by the name that `--normalization` takes."""
 
-import tensorflow as tf
+import keras
 
 from tff_bn import spelling
 from tff_bn.models import names
@@ -43,7 +43,9 @@ def needs_bias(normalization: str) -> bool:
   return normalization == 'none'
 
 
-def normalize(inputs: tf.Tensor, normalization: str, name: str) -> tf.Tensor:
+def normalize(
+    inputs: keras.KerasTensor, normalization: str, name: str
+) -> keras.KerasTensor:
   """Applies a normalization layer of Keras.
 
   Args:
@@ -62,11 +64,11 @@ def normalize(inputs: tf.Tensor, normalization: str, name: str) -> tf.Tensor:
     case 'none':
       return inputs
     case 'batch':
-      layer = tf.keras.layers.BatchNormalization(
+      layer = keras.layers.BatchNormalization(
           momentum=_MOMENTUM, epsilon=_EPSILON, name=name
       )
     case 'layer':
-      layer = tf.keras.layers.LayerNormalization(epsilon=_EPSILON, name=name)
+      layer = keras.layers.LayerNormalization(epsilon=_EPSILON, name=name)
     case _:
       groups = names.num_groups(normalization)
       channels = inputs.shape[-1]
@@ -77,7 +79,7 @@ def normalize(inputs: tf.Tensor, normalization: str, name: str) -> tf.Tensor:
             f' at layer {name}; use a number of groups that divides the'
             ' channels of every layer.'
         )
-      layer = tf.keras.layers.GroupNormalization(
+      layer = keras.layers.GroupNormalization(
           groups=groups, epsilon=_EPSILON, name=name
       )
   return layer(inputs)

@@ -7,7 +7,7 @@ where a stage begins, the identity is subsampled and padded with zero channels.
 
 from collections.abc import Sequence
 
-import tensorflow as tf
+import keras
 
 from tff_bn.models import normalization as normalization_lib
 
@@ -20,7 +20,7 @@ def build_resnet20(
     input_shape: tuple[int, int, int],
     num_classes: int,
     normalization: str = 'batch',
-) -> tf.keras.Model:
+) -> keras.Model:
   """Builds the network.
 
   A convolution, three stages of three blocks of two convolutions with 16, 32
@@ -44,7 +44,7 @@ def build_resnet20_wide(
     input_shape: tuple[int, int, int],
     num_classes: int,
     normalization: str = 'batch',
-) -> tf.keras.Model:
+) -> keras.Model:
   """Builds the network of the FedPAN paper (appendix B).
 
   `build_resnet20` with stages of 64, 128 and 256 channels.
@@ -68,9 +68,9 @@ def _build(
     num_classes: int,
     normalization: str,
     stages: Sequence[int],
-) -> tf.keras.Model:
-  layers = tf.keras.layers
-  inputs = tf.keras.Input(input_shape, name='image')
+) -> keras.Model:
+  layers = keras.layers
+  inputs = keras.Input(input_shape, name='image')
   x = _convolve(inputs, stages[0], 1, normalization, 'stem')
   x = layers.ReLU(name='stem_relu')(x)
   for stage, channels in enumerate(stages, start=1):
@@ -93,18 +93,18 @@ def _build(
       dtype='float32',
       name='logits',
   )(x)
-  return tf.keras.Model(inputs, outputs, name=model_name)
+  return keras.Model(inputs, outputs, name=model_name)
 
 
 def _convolve(
-    inputs: tf.Tensor,
+    inputs: keras.KerasTensor,
     channels: int,
     strides: int,
     normalization: str,
     name: str,
-) -> tf.Tensor:
+) -> keras.KerasTensor:
   """A 3x3 convolution and its normalization."""
-  x = tf.keras.layers.Conv2D(
+  x = keras.layers.Conv2D(
       channels,
       3,
       strides=strides,
@@ -117,17 +117,17 @@ def _convolve(
 
 
 def _subsample_and_pad(
-    inputs: tf.Tensor, channels: int, strides: int, name: str
-) -> tf.Tensor:
+    inputs: keras.KerasTensor, channels: int, strides: int, name: str
+) -> keras.KerasTensor:
   """The shortcut of option A: every other pixel, and channels of zeros."""
   # Pooling over single pixels takes every other one.
-  x = tf.keras.layers.AveragePooling2D(
+  x = keras.layers.AveragePooling2D(
       pool_size=1, strides=strides, name=f'{name}_subsample'
   )(inputs)
   padding = (channels - inputs.shape[-1]) // 2
   # The last two axes are height and width to `channels_first`; here they are
   # width and channels. So no layer of our own is needed to pad the channels.
-  return tf.keras.layers.ZeroPadding2D(
+  return keras.layers.ZeroPadding2D(
       ((0, 0), (padding, padding)),
       data_format='channels_first',
       name=f'{name}_pad',

@@ -1,6 +1,6 @@
 """A small convolutional network, for the 8x8 digits and other small images."""
 
-import tensorflow as tf
+import keras
 
 from tff_bn.models import normalization as normalization_lib
 
@@ -11,7 +11,7 @@ def build_small_cnn(
     input_shape: tuple[int, int, int],
     num_classes: int,
     normalization: str = 'batch',
-) -> tf.keras.Model:
+) -> keras.Model:
   """Builds the network.
 
   Three times a 3x3 convolution, normalization and ReLU, with 2x2 max pooling in
@@ -25,9 +25,9 @@ def build_small_cnn(
   Returns:
     An untrained functional model with logits as output.
   """
-  layers = tf.keras.layers
+  layers = keras.layers
   use_bias = normalization_lib.needs_bias(normalization)
-  inputs = tf.keras.Input(input_shape, name='image')
+  inputs = keras.Input(input_shape, name='image')
   x = inputs
   for number, channels in enumerate(_CHANNELS, start=1):
     if number > 1:
@@ -40,4 +40,4 @@ def build_small_cnn(
   x = layers.GlobalAveragePooling2D(name='mean')(x)
   # The loss needs them in float32, whatever the other layers compute in.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
-  return tf.keras.Model(inputs, outputs, name='small_cnn')
+  return keras.Model(inputs, outputs, name='small_cnn')

@@ -5,7 +5,7 @@ Recognition, ICLR 2015; Li et al., Federated Learning with Position-Aware
 Neurons, CVPR 2022.
 """
 
-import tensorflow as tf
+import keras
 
 from tff_bn.models import normalization as normalization_lib
 
@@ -35,7 +35,7 @@ def build_vgg(
     input_shape: tuple[int, int, int],
     num_classes: int,
     normalization: str = 'batch',
-) -> tf.keras.Model:
+) -> keras.Model:
   """Builds a VGG network.
 
   VGG9 has six convolutions and two hidden dense layers; VGG11 and VGG13 have
@@ -59,9 +59,9 @@ def build_vgg(
         f'name={name!r} must be one of {", ".join(map(repr, _ARCHITECTURES))}.'
     )
   convolutions, dense = _ARCHITECTURES[name]
-  layers = tf.keras.layers
+  layers = keras.layers
   use_bias = normalization_lib.needs_bias(normalization)
-  inputs = tf.keras.Input(input_shape, name='image')
+  inputs = keras.Input(input_shape, name='image')
   x = inputs
   num_convolutions = num_pools = 0
   for channels in convolutions:
@@ -95,4 +95,4 @@ def build_vgg(
     x = layers.ReLU(name=f'dense_relu_{number}')(x)
   # The loss needs them in float32, whatever the other layers compute in.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
-  return tf.keras.Model(inputs, outputs, name=name)
+  return keras.Model(inputs, outputs, name=name)

@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_bn import dataset_options
 from tff_bn.runtime.remote_worker import HOST
 from tff_bn.runtime.remote_worker import Worker
 
@@ -54,7 +55,9 @@ def dataset_to_worker(
     The variant tensor.
   """
   with tf.device(HOST):
-    variant = tf.data.experimental.to_variant(dataset)
+    variant = tf.data.experimental.to_variant(
+        dataset_options.without_useless_optimizer(dataset)
+    )
   if worker is None:
     return variant
   # The dataset is kept with the key, so that its identity stays its own.

@@ -34,6 +34,7 @@ ON_WORKER_LOSS = ('continue', 'stop')
 # A worker that does not answer for as long as the sum of the two is lost.
 _KEEPALIVE_SECONDS = 10
 _KEEPALIVE_TIMEOUT_SECONDS = 5
+_PING_TIMEOUT_SECONDS = _KEEPALIVE_SECONDS + _KEEPALIVE_TIMEOUT_SECONDS
 _REACH_SECONDS = 5.0
 _ENVIRONMENT = {
     # By default, remote operations are queued and the Python lock is held while
@@ -46,6 +47,8 @@ _ENVIRONMENT = {
             f'grpc.keepalive_timeout_ms={1000 * _KEEPALIVE_TIMEOUT_SECONDS}',
             'grpc.keepalive_permit_without_calls=1',
             'grpc.http2.max_pings_without_data=0',
+            # gRPC sends pings of its own, too, and by default waits a minute.
+            f'grpc.http2.ping_timeout_ms={1000 * _PING_TIMEOUT_SECONDS}',
         ]
     ),
 }

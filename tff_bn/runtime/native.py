@@ -15,7 +15,6 @@ import asyncio
 import atexit
 from collections.abc import Iterator
 import contextlib
-import gc
 import os
 import signal
 import subprocess
@@ -28,6 +27,8 @@ import grpc
 import portpicker
 import psutil
 import tensorflow_federated as tff
+
+from tff_bn import tff_stand_ins
 
 _WORKER_NAME = 'worker_binary'
 _WORKER_PATH = os.path.join(
@@ -238,7 +239,8 @@ class _NativeContext(tff.framework.SyncContext):
       self._thread.join(_END_TIMEOUT_SECONDS)
 
 
-_contexts: set[_NativeContext] = set()
+# The `native_runtime` blocks that are open, by their contexts.
+_blocks: dict[_NativeContext, contextlib.ExitStack] = {}
 _owner_pid = os.getpid()
 
 
@@ -281,16 +283,16 @@ def native_runtime() -> Iterator[tff.framework.SyncContext]:
     The TFF execution context, installed as the calling thread's default.
   """
   context = _NativeContext()
-  previous = tff.framework.get_context_stack().current
-  _contexts.add(context)
-  try:
-    with _sigterm_as_exit():
-      tff.framework.set_default_context(context)
-      yield context
-  finally:
-    tff.framework.set_default_context(previous)
-    context.close()
-    _contexts.discard(context)
+  with contextlib.ExitStack() as block:
+    _blocks[context] = block
+    block.callback(_blocks.pop, context)
+    block.callback(context.close)
+    previous = tff.framework.get_context_stack().current
+    block.callback(tff.framework.set_default_context, previous)
+    del previous  # What never leaves the block must not keep it.
+    block.enter_context(_sigterm_as_exit())
+    tff.framework.set_default_context(context)
+    yield context
 
 
 def end_worker_processes() -> None:
@@ -302,7 +304,7 @@ def end_worker_processes() -> None:
   """
   if os.getpid() != _owner_pid:  # A fork has no part in its parent's workers.
     return
-  for context in list(_contexts):
+  for context in list(_blocks):
     context.close()
   children = [
       child
@@ -333,12 +335,17 @@ def _is_running(process: psutil.Process) -> bool:
     return False
 
 
-@atexit.register
-def _leave_quietly() -> None:
-  """Ends what still runs, while modules can still be used."""
+def _end_at_exit() -> None:
+  """Ends the workers, and blocks never left, while modules can still be used.
+
+  TFF's own default context ends in `tff_stand_ins`.
+  """
+  # First: TFF's own context must not notice that its worker ends.
+  tff_stand_ins.stop_watching_workers()
   end_worker_processes()
-  # TFF sets a default context when it is imported, and its destructor raises
-  # once the interpreter has emptied the modules. Replacing it now runs the
-  # destructor in time.
-  tff.framework.set_default_context(_NativeContext())
-  gc.collect()
+  if os.getpid() == _owner_pid:
+    for block in list(_blocks.values()):
+      block.close()
+
+
+atexit.register(_end_at_exit)

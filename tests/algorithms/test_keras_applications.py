@@ -1,0 +1,213 @@
+"""Rounds of models of keras.applications, against Keras's own training.
+
+FedTAN with MobileNetV2 and ResNet50 is in test_fedtan_equivalence.py. In
+they would drop other values in the rounds than in the comparison.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import BatchNormModel
+from tff_bn import algorithms
+from tff_bn.layers import all_layers
+from tff_bn.layers import batch_norm_layers
+from tff_bn.layers import is_batch_norm
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures('in_process_runtime'),
+]
+
+_RATE = 0.01
+_MOMENTUM = 0.9
+_NUM_CLASSES = 10
+_SIZES = 24, 16
+_SHARES = np.array(_SIZES) / sum(_SIZES)
+_INPUT_SPEC = (
+    tf.TensorSpec([None, 32, 32, 3], tf.float32),
+    tf.TensorSpec([None], tf.int32),
+)
+
+
+def _new_keras_model(name):
+  keras.utils.set_random_seed(1)
+  model = getattr(keras.applications, name)(
+      weights=None,
+      input_shape=_INPUT_SPEC[0].shape[1:],
+      classes=_NUM_CLASSES,
+      classifier_activation=None,
+  )
+  for layer in all_layers(model):
+    if isinstance(layer, keras.layers.Dropout):
+      layer.rate = 0.0
+    if is_batch_norm(layer):
+      layer.momentum = _MOMENTUM
+  return model
+
+
+@functools.cache
+def _initial(name):
+  """A model, which takes long to build, and its weights."""
+  model = _new_keras_model(name)
+  return model, model.get_weights()
+
+
+def _keras_model(name):
+  """The one model of that name, with its initial weights again."""
+  model, weights = _initial(name)
+  model.set_weights(weights)
+  return model
+
+
+def _loss():
+  return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _batches():
+  """The clients' batches: images of different brightness."""
+  rng = np.random.default_rng(2)
+  return [
+      (
+          (rng.normal(size=(size, 32, 32, 3)) * (client + 1) + client).astype(
+              np.float32
+          ),
+          rng.integers(0, _NUM_CLASSES, size).astype(np.int32),
+      )
+      for client, size in enumerate(_SIZES)
+  ]
+
+
+def _union():
+  """The batches of all clients in one."""
+  return tuple(np.concatenate(parts) for parts in zip(*_batches()))
+
+
+def _step(name, batch):
+  """The variables after a step of Keras's own training, in Keras's order."""
+  model = _keras_model(name)
+  model.compile(keras.optimizers.SGD(_RATE), _loss(), jit_compile=False)
+  model.train_on_batch(*batch)
+  return model.get_weights()
+
+
+def _mean(steps):
+  """The mean of the clients' variables, weighted by examples."""
+  return [np.average(parts, axis=0, weights=_SHARES) for parts in zip(*steps)]
+
+
+def _fbn_step(name, batch):
+  """A step that normalizes by the moving statistics, and their update."""
+  model = _keras_model(name)
+  layers = batch_norm_layers(model)
+  inputs = keras.Model(model.input, [layer.input for layer in layers])
+  values = inputs(batch[0], training=False)
+  trainable = [v.value for v in model.trainable_variables]
+  with tf.GradientTape() as tape:
+    loss = _loss()(batch[1], model(batch[0], training=False))
+  for variable, gradient in zip(trainable, tape.gradient(loss, trainable)):
+    variable.assign_sub(_RATE * gradient)
+  for layer, value in zip(layers, values):
+    value = value.numpy().astype(np.float64).reshape(-1, value.shape[-1])
+    for variable, of_batch in (
+        (layer.moving_mean, value.mean(axis=0)),
+        (layer.moving_variance, value.var(axis=0, ddof=1)),
+    ):
+      variable.assign(_MOMENTUM * variable + (1 - _MOMENTUM) * of_batch)
+  return model.get_weights()
+
+
+def _round(name, build, is_stateful=False):
+  """The variables after a round, and each client's own model."""
+  model = BatchNormModel(lambda: _new_keras_model(name), _INPUT_SPEC, _loss)
+  process = build(model, tff.learning.optimizers.build_sgdm(_RATE))
+  datasets = [
+      tf.data.Dataset.from_tensor_slices(batch).batch(len(batch[1]))
+      for batch in _batches()
+  ]
+
+  def in_keras_order(weights):
+    return [np.asarray(value) for value in model.from_model_weights(weights)]
+
+  state = process.initialize()
+  if not is_stateful:
+    state = process.next(state, datasets).state
+    return in_keras_order(process.get_model_weights(state)), None
+  new = process.initialize_client(state)
+  output = process.next(state, [new] * len(datasets), datasets)
+  return in_keras_order(process.get_model_weights(output.state)), [
+      in_keras_order(process.get_client_model_weights(output.state, client))
+      for client in output.client_states
+  ]
+
+
+def _assert_same_step(name, found, expected):
+  """Asserts that variables changed alike, relative to the whole change.
+
+  Small batches make the gradients of the first layers large and sensitive to
+  rounding: up to 2 % of them in ResNet50.
+  """
+  model = _keras_model(name)
+  before = model.get_weights()
+  for trainable in (True, False):
+    errors, changes = [
+        [
+            (new - old).ravel().astype(np.float64)
+            for variable, new, old in zip(model.weights, expected, reference)
+            if variable.trainable == trainable
+        ]
+        for reference in (found, before)
+    ]
+    change = np.linalg.norm(np.concatenate(changes))
+    assert change > 0
+    error = np.linalg.norm(np.concatenate(errors)) / change
+    assert error <= (0.1 if trainable else 1e-3), error
+
+
+@pytest.mark.parametrize('name', ['EfficientNetB0'])
+def test_fed_avg_is_the_mean_of_keras_steps(name):
+  found, _ = _round(name, algorithms.build_fed_avg)
+
+  steps = [_step(name, batch) for batch in _batches()]
+  _assert_same_step(name, found, _mean(steps))
+
+
+@pytest.mark.parametrize('name', ['MobileNetV2'])
+def test_fed_bn_leaves_batch_norm_to_clients(name):
+  found, clients = _round(name, algorithms.build_fed_bn, is_stateful=True)
+
+  steps = [_step(name, batch) for batch in _batches()]
+  model = _keras_model(name)
+  local = {id(v) for layer in batch_norm_layers(model) for v in layer.weights}
+  before = model.get_weights()
+  mean = _mean(steps)
+
+  def expected(own):
+    return [
+        of_client if id(variable) in local else of_all
+        for variable, of_client, of_all in zip(model.weights, own, mean)
+    ]
+
+  for client, step in zip(clients, steps, strict=True):
+    _assert_same_step(name, client, expected(step))
+  for variable, value, old in zip(model.weights, found, before):
+    if id(variable) in local:
+      np.testing.assert_array_equal(value, old)
+
+
+@pytest.mark.parametrize('name', ['EfficientNetB0'])
+def test_fedtan_is_a_keras_step_on_the_union(name):
+  found, _ = _round(name, algorithms.build_fedtan)
+
+  _assert_same_step(name, found, _step(name, _union()))
+
+
+@pytest.mark.parametrize('name', ['EfficientNetB0'])
+def test_fbn_is_a_step_on_the_union_by_running_statistics(name):
+  found, _ = _round(name, algorithms.build_fbn)
+
+  _assert_same_step(name, found, _fbn_step(name, _union()))

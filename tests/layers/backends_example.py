@@ -1,0 +1,308 @@
+"""Trains, converts and saves models; run with several backends of Keras.
+
+Prints the numbers that it found, so that another process can compare them.
+"""
+
+import json
+import sys
+import tempfile
+
+import keras
+from keras import ops
+import numpy as np
+
+import tff_bn
+from tff_bn.layers import FederatedBatchNormalization
+from tff_bn.layers import PositionEncoding
+from tff_bn.layers import all_layers
+from tff_bn.layers import batch_moments
+from tff_bn.layers import batch_norm_layers
+
+_LAYERS = keras.layers
+_FOUND = {}
+
+
+def _keep(name, values):
+  """Adds numbers to what is printed."""
+  assert name not in _FOUND, name
+  values = [np.asarray(ops.convert_to_numpy(x), 'float64') for x in values]
+  assert all(np.isfinite(x).all() for x in values), name
+  _FOUND[name] = [x.ravel().tolist() for x in values]
+
+
+def _random(*shape, seed=0):
+  values = np.random.default_rng(seed).normal(1, 2, shape)
+  return values.astype('float32')
+
+
+def _randomize(model):
+  """Gives weights that don't depend on the backend's generator."""
+  rng = np.random.default_rng(1)
+  for variable in model.weights:
+    values = rng.uniform(0.5, 1.5, variable.shape)
+    if len(variable.shape) > 1:
+      values = (values - 1) / np.sqrt(np.prod(variable.shape[:-1]))
+    variable.assign(values.astype('float32'))
+  return model
+
+
+@keras.saving.register_keras_serializable('backends_example')
+class Block(_LAYERS.Layer):
+  """Layers in attributes, lists and models."""
+
+  def __init__(self, units, **kwargs):
+    super().__init__(**kwargs)
+    self.units = units
+    self.dense = _LAYERS.Dense(units)
+    self.norms = [
+        _LAYERS.BatchNormalization(momentum=0.7),
+        _LAYERS.BatchNormalization(scale=False),
+    ]
+    self.model = keras.Sequential(
+        [_LAYERS.Dense(units), _LAYERS.BatchNormalization(momentum=0.6)]
+    )
+
+  def get_config(self):
+    return {**super().get_config(), 'units': self.units}
+
+  def call(self, inputs, training=None):
+    x = self.norms[0](self.dense(inputs), training=training)
+    return self.norms[1](self.model(x, training=training), training=training)
+
+
+@keras.saving.register_keras_serializable('backends_example')
+class Subclassed(keras.Model):
+  """Federated layers, encodings and a block."""
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self.block = Block(6, name='block')
+    self.norm = FederatedBatchNormalization(momentum=0.5, name='norm')
+    self.encoding = PositionEncoding(personal_share=0.5, amplitude=0.3)
+    self.last = _LAYERS.Dense(1)
+
+  def call(self, inputs, training=None):
+    x = self.block(inputs, training=training)
+    return self.last(self.encoding(self.norm(x, training=training)))
+
+
+def _sequential():
+  return keras.Sequential(
+      [
+          keras.Input((6, 6, 2)),
+          _LAYERS.Conv2D(4, 3, use_bias=False),
+          FederatedBatchNormalization(momentum=0.5),
+          PositionEncoding('multiply', personal_share=0.5),
+          _LAYERS.ReLU(),
+          _LAYERS.GlobalAveragePooling2D(),
+          _LAYERS.Dense(1),
+      ],
+      name='sequential',
+  )
+
+
+def _functional():
+  """Two inputs, a mask, operators, a shared layer, a nested model, a block."""
+  a, b = keras.Input((5, 4), name='a'), keras.Input((3,), name='b')
+  x = _LAYERS.Masking()(a)
+  x = FederatedBatchNormalization(momentum=0.5, name='masked')(x)
+  x = _LAYERS.GlobalAveragePooling1D()(x) * 2.0
+  h = keras.Input((3,))
+  inner = keras.Model(
+      h,
+      FederatedBatchNormalization(momentum=0.8)(
+          _LAYERS.Dense(3, activation='tanh')(h)
+      ),
+      name='inner',
+  )
+  y = inner(inner(b))
+  x = _LAYERS.Concatenate()([x, ops.reshape(y, (-1, 3)), y[:, :2]])
+  x = Block(4, name='block')(x)
+  return keras.Model({'a': a, 'b': b}, _LAYERS.Dense(1)(x), name='functional')
+
+
+_MODELS = {
+    'sequential': (_sequential, _random(19, 6, 6, 2)),
+    'functional': (_functional, {'a': _random(19, 5, 4), 'b': _random(19, 3)}),
+    'subclassed': (Subclassed, _random(19, 4)),
+}
+_MODELS['functional'][1]['a'][::3, 3:] = 0
+
+
+def _compile(model, **options):
+  model.compile(keras.optimizers.SGD(0.01), 'mse', **options)
+
+
+def _encode(model):
+  """Shifts the personal encodings, which start as the shared ones."""
+  for layer in all_layers(model):
+    if isinstance(layer, PositionEncoding) and layer.personal_phase is not None:
+      layer.personal_phase.assign(0.3)
+
+
+def _outputs(model, x):
+  # Faster than to compile `predict` for each model.
+  return ops.convert_to_numpy(model(x))
+
+
+def _check_same(found, expected, x):
+  for a, b in zip(found.get_weights(), expected.get_weights(), strict=True):
+    np.testing.assert_array_equal(a, b)
+  np.testing.assert_allclose(
+      _outputs(found, x), _outputs(expected, x), rtol=1e-5, atol=1e-6
+  )
+
+
+def _check_model(name, folder):
+  build, x = _MODELS[name]
+  y = _random(19, 1, seed=3)
+  # Keras compiles by default, except for PyTorch.
+  cases = [dict()]
+  if name == 'sequential':
+    cases.append(dict(jit_compile=False))
+  for options in cases:
+    case = f'{name} {options}'
+    model = build()
+    model(x)
+    _encode(_randomize(model))
+    _compile(model, **options)
+    # The last batch is smaller.
+    history = model.fit(
+        x, y, batch_size=8, epochs=2, shuffle=False, verbose=0
+    ).history
+    _keep(f'{case} losses', history['loss'])
+    _keep(f'{case} evaluated', [model.evaluate(x, y, verbose=0)])
+    _keep(f'{case} predicted', [model.predict(x, verbose=0)])
+    _keep(f'{case} weights', model.weights)
+
+  predicted = model.predict(x, verbose=0)
+  model.save(f'{folder}/{name}.keras')
+  model.save_weights(f'{folder}/{name}.weights.h5')
+  loaded = keras.models.load_model(f'{folder}/{name}.keras')
+  other = build()
+  other(x)
+  other.load_weights(f'{folder}/{name}.weights.h5')
+  for same in (loaded, other):
+    _check_same(same, model, x)
+
+  for to in ('federated', 'batch'):
+    converted = tff_bn.convert_batch_norm(model, to)
+    kinds = {type(layer).__name__ for layer in batch_norm_layers(converted)}
+    assert len(kinds) == 1, kinds
+    assert len(batch_norm_layers(converted)) == len(batch_norm_layers(model))
+    paths = [[w.path for w in each.weights] for each in (converted, model)]
+    assert paths[0] == paths[1]
+    np.testing.assert_allclose(
+        _outputs(converted, x), predicted, rtol=1e-5, atol=1e-5
+    )
+    if to == 'federated' or name == 'functional':
+      _compile(converted)
+      converted.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+      _keep(f'{name} converted {to}', converted.weights)
+    converted.save_weights(f'{folder}/converted.weights.h5')
+    again = tff_bn.convert_batch_norm(converted, to)
+    _randomize(again)
+    again.load_weights(f'{folder}/converted.weights.h5')
+    _check_same(again, converted, x)
+
+  if name == 'subclassed':
+    return
+  plain = build()
+  _randomize(plain)
+  for mode in ('add', 'multiply'):
+    encoded = tff_bn.add_position_encodings(plain, mode, personal_share=0.5)
+    assert len(encoded.weights) > len(plain.weights)
+    _encode(encoded)
+    _keep(f'{name} {mode}', [_outputs(encoded, x)])
+    encoded.save(f'{folder}/encoded.keras')
+    loaded = keras.models.load_model(f'{folder}/encoded.keras')
+    _check_same(loaded, encoded, x)
+  _compile(encoded)
+  encoded.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+  _keep(f'{name} encoded weights', encoded.weights)
+
+
+def _check_mixed_precision(policy):
+  layer = FederatedBatchNormalization(momentum=0.5, dtype=policy)
+  encoding = PositionEncoding('multiply', personal_share=0.5, dtype=policy)
+  x = ops.cast(1000 + 30 * _random(64, 50, 4), layer.compute_dtype)
+  outputs = encoding(layer(x, training=True))
+  assert keras.backend.standardize_dtype(outputs.dtype) == layer.compute_dtype
+  assert {w.dtype for w in layer.weights} == {'float32'}
+  assert encoding.personal_phase.dtype == 'float32'
+  _keep(f'{policy} statistics', layer.weights)
+
+  keras.config.set_dtype_policy(policy)
+  model = _sequential()
+  keras.config.set_dtype_policy('float32')
+  x, y = _MODELS['sequential'][1], _random(19, 1, seed=3)
+  _randomize(model)
+  _compile(model)
+  model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+  assert np.isfinite(model.evaluate(x, y, verbose=0))
+  assert {w.dtype for w in model.weights} == {'float32'}
+  # Convolutions in 16 bits are not the same everywhere.
+  encoded = tff_bn.add_position_encodings(model)
+  for layer in all_layers(encoded):
+    if isinstance(layer, PositionEncoding):
+      assert layer.compute_dtype == policy.removeprefix('mixed_')
+
+
+def _check_layers():
+  x = _random(4, 7, 3)
+  mask = np.arange(28).reshape(4, 7) % 3 > 0
+  for axis in (-1, 1):
+    for given in (None, mask, np.zeros_like(mask)):
+      layer = FederatedBatchNormalization(axis, momentum=0.7)
+      outputs = [layer(x, training=True, mask=given) for _ in range(2)]
+      name = f'layer {axis} {None if given is None else given.sum()}'
+      _keep(name, [*outputs, *layer.weights])
+  layer = FederatedBatchNormalization(axis=0)
+  layer(x[0, 0], training=True)
+  _keep('one value', layer.weights)
+  frozen = FederatedBatchNormalization(trainable=False)
+  frozen(x, training=True)
+  np.testing.assert_array_equal(
+      ops.convert_to_numpy(frozen.moving_mean), np.zeros(3)
+  )
+  # Large means.
+  large = (1000 + 0.1 * _random(600, 3)).astype('float32')
+  parts = [batch_moments.batch_moments(large[i::7]) for i in range(7)]
+  merged = parts[0]
+  for part in parts[1:]:
+    merged = batch_moments.merge_moments(merged, part)
+  for found in (merged, batch_moments.batch_moments(large)):
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(found.variance),
+        large.astype('float64').var(0),
+        rtol=1e-3,
+    )
+    assert float(found.count) == 600
+
+
+def main():
+  forbidden = {'tensorflow_federated'}
+  if keras.backend.backend() != 'tensorflow':
+    forbidden.add('tensorflow')
+  # All that imports them.
+  assert tff_bn.convert_batch_norm and tff_bn.add_position_encodings
+  assert not forbidden & set(sys.modules), forbidden & set(sys.modules)
+  _check_layers()
+  with tempfile.TemporaryDirectory() as folder:
+    for name in _MODELS:
+      _check_model(name, folder)
+  for policy in ('mixed_bfloat16', 'mixed_float16'):
+    _check_mixed_precision(policy)
+  if keras.backend.backend() != 'tensorflow':
+    message = ''
+    try:
+      tff_bn.convert_batch_norm(_sequential(), 'synchronized')
+    except ValueError as error:
+      message = str(error)
+    assert 'needs the TensorFlow backend' in message
+  assert 'tensorflow_federated' not in sys.modules
+  print(json.dumps({'backend': keras.backend.backend(), 'found': _FOUND}))
+
+
+if __name__ == '__main__':
+  main()

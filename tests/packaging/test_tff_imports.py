@@ -1,0 +1,235 @@
+"""Tests of the import of TensorFlow Federated, in every order."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tff_bn import tff_stand_ins
+
+_PACKAGE = 'tensorflow_federated'
+# Uses TFF's own context, as users do that know nothing of ours.
+_COMPUTE = """
+import numpy as np
+import psutil
+@tff.tensorflow.computation(np.int32)
+def add_one(x):
+  return x + 1
+assert add_one(1) == 2
+(worker,) = [
+    p for p in psutil.Process().children() if p.name() == 'worker_binary'
+]
+print(worker.pid)
+"""
+
+
+def _run(code: str, *, path: str = '') -> subprocess.CompletedProcess[str]:
+  return subprocess.run(
+      [sys.executable, '-c', textwrap.dedent(code)],
+      env={**os.environ, 'PYTHONPATH': path, 'TF_CPP_MIN_LOG_LEVEL': '3'},
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+
+
+def _write(folder: pathlib.Path, name: str, source: str = '') -> None:
+  """Writes a module; `a/b` is a package with a module in it."""
+  path = folder / f'{name}.py'
+  path.parent.mkdir(parents=True, exist_ok=True)
+  (path.parent / '__init__.py').touch()
+  path.write_text(source)
+
+
+@pytest.mark.parametrize(
+    'order',
+    [
+        'import tensorflow_federated as tff\nimport tff_bn',
+        'import tff_bn\nimport tensorflow_federated as tff',
+    ],
+)
+def test_every_order_works_and_ends_quietly(order: str):
+  result = _run(f'{order}\n{_COMPUTE}')
+  assert result.returncode == 0, result.stderr
+  for line in ('Exception', 'Error', 'Traceback'):
+    assert line not in result.stderr
+  # The worker has ended with the program.
+  assert not pathlib.Path(f'/proc/{int(result.stdout)}').exists()
+
+
+def test_unused_context_ends_quietly_and_stand_ins_are_gone():
+  result = _run("""
+      import tensorflow_federated as tff
+      import sys
+      for name in list(sys.modules):
+        module = sys.modules[name]
+        if type(module).__name__ == '_StandIn':
+          print(name)
+      from tff_bn import tff_stand_ins
+      from tensorflow_federated.python.learning.programs import (
+          vizier_program_logic,
+      )
+      import importlib.util
+      print(importlib.util.find_spec('tensorflow_estimator'))
+  """)
+  assert result.returncode == 0, result.stderr
+  for line in ('Exception', 'Error', 'Traceback'):
+    assert line not in result.stderr
+  *stand_ins, found = result.stdout.split()
+  assert found == 'None'
+  # The parts of it that were imported are real ones.
+  assert set(stand_ins) <= {'tensorflow_model_optimization'}
+
+
+@pytest.fixture
+def fake_tff(tmp_path: pathlib.Path) -> pathlib.Path:
+  """A package of TensorFlow Federated's name, which imports what that does."""
+  _write(
+      tmp_path,
+      f'{_PACKAGE}/__init__',
+      'import vizier.service.clients\n'
+      'from jax.lib import xla_client\n'
+      'import tensorflow_estimator as estimator\n'
+      'clients = vizier.service.clients\n',
+  )
+  _write(tmp_path, 'jax/lib/__init__')
+  _write(tmp_path, 'jax/__init__')
+  # What its atexit function uses.
+  context = f'{_PACKAGE}/python/core/impl/context_stack'
+  stack = 'class context_stack:\n  set_default_context = print\n'
+  _write(tmp_path, f'{context}/context_stack_impl', stack)
+  _write(
+      tmp_path,
+      f'{context}/runtime_error_context',
+      "create_runtime_error_context = lambda: 'no context'",
+  )
+  _write(
+      tmp_path,
+      f'{_PACKAGE}/python/core/impl/executors/remote_executor_grpc_stub',
+      'class RemoteExecutorGrpcStub: pass',
+  )
+  return tmp_path
+
+
+_FAKE = 'import tff_bn\nimport tensorflow_federated as tff\nimport sys\n'
+
+
+def _output(code: str, folder: pathlib.Path) -> list[str]:
+  result = _run(_FAKE + textwrap.dedent(code), path=str(folder))
+  assert (result.returncode, result.stderr) == (0, '')
+  *lines, last = result.stdout.splitlines()
+  assert last == 'no context'
+  return lines
+
+
+def test_use_of_a_stand_in_is_an_error(fake_tff: pathlib.Path):
+  # As long as no vizier is installed here.
+  assert importlib.util.find_spec('vizier') is None
+  code = """
+      import typing
+      typing.Optional[tff.clients.Study]  # An annotation is no use.
+      for name in ('clients', 'estimator', 'xla_client'):
+        try:
+          getattr(tff, name).Study.from_id(1)
+        except ImportError as error:
+          print(error)
+  """
+  clients, estimator, xla_client = _output(code, fake_tff)
+  assert 'vizier.service.clients.Study.from_id is not there' in clients
+  assert 'pip install google-vizier' in clients
+  assert 'no estimators since 2.16' in estimator
+  assert 'older versions of JAX' in xla_client
+
+
+def test_stand_ins_are_not_imported_afterwards(fake_tff: pathlib.Path):
+  code = """
+      print({'vizier', 'vizier.service', 'tensorflow_estimator',
+             'jax.lib.xla_client'} & set(sys.modules))
+      import jax.lib
+      print(hasattr(jax.lib, 'xla_client'))
+      try:
+        import vizier
+      except ModuleNotFoundError as error:
+        print(error.name)
+  """
+  assert _output(code, fake_tff) == ['set()', 'False', 'vizier']
+
+
+def test_stand_ins_are_not_there_before(fake_tff: pathlib.Path):
+  code = """
+      import tff_bn
+      import importlib.util
+      for name in ('vizier', 'tensorflow_estimator'):
+        assert importlib.util.find_spec(name) is None
+      import vizier
+  """
+  result = _run(code, path=str(fake_tff))
+  assert "No module named 'vizier'" in result.stderr
+
+
+def test_installed_module_is_preferred(fake_tff: pathlib.Path):
+  _write(fake_tff, 'vizier/service/clients', "Study = 'real'")
+  _write(fake_tff, 'vizier/__init__')
+  code = """
+      print(tff.clients.Study)
+      print(sys.modules['vizier'].__file__)
+  """
+  study, file = _output(code, fake_tff)
+  assert study == 'real'
+  assert file == str(fake_tff / 'vizier' / '__init__.py')
+
+
+def test_failed_import_leaves_nothing_behind(fake_tff: pathlib.Path):
+  _write(fake_tff, f'{_PACKAGE}/__init__', 'import vizier\nimport no_such_one')
+  code = """
+      import sys
+      import tff_bn
+      try:
+        import tensorflow_federated
+      except ModuleNotFoundError as error:
+        print(error.name)
+      print({'vizier', 'tensorflow_federated'} & set(sys.modules))
+      print([type(finder).__name__ for finder in sys.meta_path[:2]])
+  """
+  result = _run(code, path=str(fake_tff))
+  assert result.returncode == 0, result.stderr
+  name, modules, finders = result.stdout.splitlines()
+  assert (name, modules) == ('no_such_one', 'set()')
+  assert '_StandInFinder' not in finders
+
+
+def test_hook_is_installed_once():
+  code = """
+      import sys
+      import tff_bn
+      from tff_bn import tff_imports
+      tff_imports.install()
+      print([type(f).__name__ for f in sys.meta_path].count('TffFinder'))
+  """
+  assert _run(code).stdout == '1\n'
+
+
+def test_hook_finds_nothing_else():
+  assert tff_stand_ins.find_spec('no_such_module') is None
+
+
+def test_start_up_survives_a_deleted_package(fake_tff: pathlib.Path):
+  """The hook finds nothing; Python's own finders go on."""
+  _write(fake_tff, f'{_PACKAGE}/__init__', "print('imported')")
+  source = pathlib.Path(tff_stand_ins.__file__).with_name('tff_imports.py')
+  code = f"""
+      import sys
+      sys.modules['tff_bn'] = None
+      exec({source.read_text()!r}, {{'__name__': 'tff_bn.pth'}})
+      import tensorflow_federated
+  """
+  result = _run(code, path=str(fake_tff))
+  assert (result.returncode, result.stdout, result.stderr) == (
+      0,
+      'imported\n',
+      '',
+  )
