@@ -794,14 +794,15 @@ def test_signal_ends_everything_and_the_same_command_goes_on(
       process.kill()
   _, alive = psutil.wait_procs(children, timeout=10)
   assert not alive
-  *progress, last = errors.read_text(encoding='utf-8').splitlines()
+  output = errors.read_text(encoding='utf-8')
+  *progress, last = output.splitlines()
   saved = max(
       int(path.name.removeprefix('round_'))
       for path in (folder / 'checkpoints').iterdir()
   )
   match sent:
     case signal.SIGINT:
-      assert last == 'tff-bn-train: interrupted'
+      assert last == 'tff-bn-train: interrupted', output
     case signal.SIGTERM:
       assert last == (
           f'tff-bn-train: terminated. Round {saved} is saved; the same command'

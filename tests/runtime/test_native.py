@@ -1,5 +1,7 @@
 """Tests that TFF's worker process works, and never outlives its use."""
 
+import asyncio
+import gc
 import os
 import signal
 import socket
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import portpicker
@@ -167,6 +170,42 @@ def test_dead_worker_is_an_error_and_not_an_endless_retry(workers):
 
     with pytest.raises(RuntimeError, match='worker process ended with status'):
       _seven()
+
+
+def test_values_that_go_after_their_worker_are_no_errors(monkeypatch):
+  ignored = []
+  monkeypatch.setattr(sys, 'unraisablehook', ignored.append)
+  worker = native._Worker()
+  executor = worker.create_executor({})
+  # TFF tells the worker about so many at once.
+  values = [
+      asyncio.run(executor.create_value(1, tff.TensorType(np.int32)))
+      for _ in range(100)
+  ]
+  worker.end()
+
+  del values
+  gc.collect()
+
+  assert not ignored
+
+
+def test_ctrl_c_before_a_computation_begins_leaves_no_coroutine(monkeypatch):
+  def interrupt(*unused_args):
+    raise KeyboardInterrupt
+
+  with runtime.native_runtime() as context:
+    _seven()
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+      warnings.simplefilter('error')
+      patch.setattr(context._loop, 'call_soon_threadsafe', interrupt)
+      ignored = []
+      patch.setattr(sys, 'unraisablehook', ignored.append)
+      with pytest.raises(KeyboardInterrupt):
+        _seven()
+      gc.collect()
+
+  assert not ignored
 
 
 def test_computation_after_the_end_is_an_error():

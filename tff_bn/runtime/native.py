@@ -14,6 +14,7 @@ TFF to it with the public parts of `tff.framework`, so that the child
 import asyncio
 import atexit
 from collections.abc import Iterator
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -62,13 +63,22 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+class _Stub(tff.framework.RemoteExecutorGrpcStub):
+  """A connection to a worker whose values end with it."""
+
+  def dispose(self, request: Any) -> None:
+    # Called when a value is garbage-collected, where an error can't be handled.
+    with contextlib.suppress(tff.framework.RetryableError):
+      super().dispose(request)
+
+
 class _Worker:
   """One `worker_binary` process, started at the first use."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._process: Optional[subprocess.Popen[bytes]] = None
-    self._stub: Optional[tff.framework.RemoteExecutorGrpcStub] = None
+    self._stub: Optional[_Stub] = None
     self._ended = False
 
   def create_executor(
@@ -121,7 +131,7 @@ class _Worker:
     # The stub would watch the connection in a thread that can't be stopped;
     # nothing here asks for what it learns.
     channel.subscribe = lambda callback, try_to_connect=None: None
-    self._stub = tff.framework.RemoteExecutorGrpcStub(channel)
+    self._stub = _Stub(channel)
 
   def _start_at(self, port: int) -> None:
     """Starts the process."""
@@ -208,10 +218,34 @@ class _NativeContext(tff.framework.SyncContext):
         self._start_thread()
       if not self._thread.is_alive():
         raise RuntimeError(_LEFT)
-      future = asyncio.run_coroutine_threadsafe(
-          self._async_context.invoke(comp, arg), self._loop
-      )
+      future = concurrent.futures.Future()
+      self._loop.call_soon_threadsafe(self._begin, future, comp, arg)
     return future.result()
+
+  def _begin(
+      self, future: concurrent.futures.Future[Any], comp: Any, arg: Any
+  ) -> None:
+    """Starts a computation, in the event loop.
+
+    The coroutine is made here: Ctrl-C can't come between, in this thread, and
+    leave one that nobody awaits.
+
+    Args:
+      future: Gets the result.
+      comp: The computation.
+      arg: Its argument.
+    """
+
+    def finish(task: asyncio.Task[Any]) -> None:
+      if task.cancelled():
+        future.cancel()
+      elif error := task.exception():
+        future.set_exception(error)
+      else:
+        future.set_result(task.result())
+
+    task = self._loop.create_task(self._async_context.invoke(comp, arg))
+    task.add_done_callback(finish)
 
   def _start_thread(self) -> None:
     """Starts an event loop, in which the asynchronous context works."""
