@@ -355,7 +355,8 @@ sys.exit(train.run(sys.argv[1:]))
 """
   result = subprocess.run(
       [
-          *(sys.executable, '-c', code, _cluster(living_workers)),
+          *(sys.executable, '-X', 'faulthandler', '-c', code),
+          _cluster(living_workers),
           f'--dataset=npz:{path}',
           f'--output_dir={tmp_path / "run"}',
       ],
