@@ -1,7 +1,8 @@
 """Rounds of models of keras.applications, against Keras's own training.
 
-FedTAN with MobileNetV2 and ResNet50 is in test_fedtan_equivalence.py. In
-they would drop other values in the rounds than in the comparison.
+FedTAN with MobileNetV2 and ResNet50 is in test_fedtan_equivalence.py. Dropout
+layers drop nothing here: they would drop other values in the rounds than in the
+comparison.
 """
 
 import functools
