@@ -63,7 +63,7 @@ def fixture_float64():
   yield
   keras.config.set_floatx(before[0])
   keras.config.set_dtype_policy(before[1])
-  keras.utils.clear_session()
+  keras.utils.clear_session(free_memory=False)
 
 
 # A small model, for all that does not depend on the model.
