@@ -83,6 +83,11 @@ def test_memory_does_not_grow_with_the_number_of_clients(example):
   assert peaks['80'] - peaks['8'] < 80
 
 
+def test_compiled_functions_go_with_their_runtime(example):
+  before, after = example['runtimes']
+  assert after - before < 50  # 7 of them have 90 MB.
+
+
 def test_variables_and_tables_are_freed(example):
   before, after = example['variables']
   assert after - before < 40  # 300 variables have 1200 MB.

@@ -19,6 +19,9 @@ import warnings
 import weakref
 
 import tensorflow as tf
+
+# As Keras does; TensorFlow has no public name for it.
+from tensorflow.python.eager import context as eager_context
 import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
@@ -172,8 +175,11 @@ class InProcessContext(tff.framework.SyncContext):
     self._devices.recover(self._devices.devices, error)
 
   def close(self) -> None:
-    """Ends the context's threads; workers go on serving."""
+    """Ends the context's threads and frees memory; workers go on serving."""
     self._devices.close()
+    # TensorFlow keeps whatever it has compiled, also of functions that are
+    # gone. What is still needed is compiled again.
+    eager_context.context().clear_kernel_cache()
 
 
 def make_plan(
