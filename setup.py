@@ -96,6 +96,8 @@ setuptools.setup(
             'tqdm>=4.64',
             'typing-extensions>=4.5',
         ],
+        # Besides, for several machines.
+        'ray': ['ray>=2.60'],
     },
     entry_points={
         'console_scripts': [
@@ -103,7 +105,6 @@ setuptools.setup(
             'tff-bn-compare=tff_bn.programs.compare:run',
             'tff-bn-evaluate=tff_bn.programs.evaluate:run',
             'tff-bn-analyze=tff_bn.programs.analyze:run',
-            'tff-bn-worker=tff_bn.programs.worker:run',
         ]
     },
 )

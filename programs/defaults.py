@@ -82,4 +82,5 @@ TRAIN_OUTPUT_DIR = 'runs/train'
 COMPARE_OUTPUT_DIR = 'runs/compare'
 
 RUNTIME = 'in_process'
-ON_WORKER_LOSS = 'continue'
+RAY_ADDRESS = 'local'
+WORKER_TIMEOUT = 300.0

@@ -7,7 +7,6 @@ have checked their flags.
 from collections.abc import Callable, Sequence
 import dataclasses
 import importlib.util
-import json
 import os
 import pathlib
 import sys
@@ -24,7 +23,6 @@ from tff_bn import data as tff_bn_data
 from tff_bn import folder_lock
 from tff_bn import models
 from tff_bn import round_data
-from tff_bn import runtime
 from tff_bn import saved_models
 from tff_bn import stateful_process
 from tff_bn import training
@@ -110,30 +108,39 @@ def split_dataset(
     )
   if settings.attack == 'label_flip':
     data = tff_bn_data.with_flipped_labels(data, settings.num_attackers)
-  return dataclasses.replace(data, recipe=_recipe(settings))
+  return dataclasses.replace(data, recipe=DataRecipe.of(settings))
 
 
-def _recipe(settings: settings_lib.RunSettings) -> str:
-  return json.dumps(
-      {name: getattr(settings, name) for name in settings_lib.DATA_FIELDS}
-  )
+@dataclasses.dataclass(frozen=True)
+class DataRecipe:
+  """Makes data of flags, see `tff_bn.data.FederatedData.recipe`.
 
-
-def make_data(recipe: str) -> tff_bn_data.FederatedData:
-  """Makes the data of a recipe; for workers.
-
-  Args:
-    recipe: The `recipe` of data that `split_dataset` returned, here or on
-      another machine.
-
-  Returns:
-    The same data.
-
-  Raises:
-    ValueError: If the dataset can't be used on this machine.
+  Attributes:
+    settings: Those settings of a run on which its data depends.
   """
-  settings = types.SimpleNamespace(**json.loads(recipe))
-  return split_dataset(settings, load_dataset(settings))
+
+  settings: tuple[tuple[str, Any], ...]
+
+  @classmethod
+  def of(cls, settings: settings_lib.RunSettings) -> 'DataRecipe':
+    """The recipe of the data of a run."""
+    return cls(
+        tuple(
+            (name, getattr(settings, name)) for name in settings_lib.DATA_FIELDS
+        )
+    )
+
+  def __call__(self) -> tff_bn_data.FederatedData:
+    """Makes the data.
+
+    Returns:
+      The data.
+
+    Raises:
+      ValueError: If the dataset can't be used on this machine.
+    """
+    settings = types.SimpleNamespace(**dict(self.settings))
+    return split_dataset(settings, load_dataset(settings))
 
 
 def build_model(
@@ -448,10 +455,10 @@ def prepare(
   made = {}
   jobs = []
   for settings, folder in zip(runs, folders, strict=True):
-    recipe = _recipe(settings)
+    recipe = DataRecipe.of(settings)
     if recipe not in made:
       data = split_dataset(settings, dataset)
-      _check_workers(data)
+      round_data.check_workers(data)
       made[recipe] = data, build_model(settings, data)
     data, model = made[recipe]
     process = None
@@ -459,12 +466,6 @@ def prepare(
       process = build_process(settings, model, len(data.client_ids))
     jobs.append(Job(settings, folder, data, model, process))
   return jobs
-
-
-def _check_workers(data: tff_bn_data.FederatedData):
-  context = tff.framework.get_context_stack().current
-  if isinstance(context, runtime.InProcessContext):
-    round_data.check_workers(context, data)
 
 
 def describe_data(job: Job) -> str:

@@ -26,13 +26,19 @@ SPLIT_FLAGS = {
     'imbalance': 'unbalanced',
 }
 # Name -> what it is.
-ON_WORKER_LOSS = {
-    'continue': 'computes its clients again on the others',
-    'stop': 'ends the program; the last checkpoint stays',
-}
 RUNTIMES = {
     'in_process': "this program's own TensorFlow, on its CPU or GPUs",
+    'ray': 'workers of a Ray cluster, on one or several machines',
     'native': "TensorFlow Federated's worker process, on the CPU",
+}
+# Flags of --runtime=ray -> arguments of `tff_bn.runtime.ray_runtime`.
+RAY_FLAGS = {
+    'ray_address': 'address',
+    'num_workers': 'num_workers',
+    'cpus_per_worker': 'cpus_per_worker',
+    'gpus_per_worker': 'gpus_per_worker',
+    'client_timeout': 'client_timeout',
+    'worker_timeout': 'worker_timeout',
 }
 MOMENTS = {
     'two_pass': (
@@ -748,41 +754,46 @@ def define_runtime_flags(values: flags.FlagValues) -> FlagGroup:
       default_text='all GPUs, or the CPU if there is none',
   )
   define(
-      'cluster',
-      parsers.TupleParser(flags.ArgumentParser()),
-      'Workers, host:port, separated by commas, on whose devices clients are'
-      ' computed instead of on those of this machine; tff-bn-worker has to run'
-      ' there. Only with --runtime=in_process. Neither encrypted nor'
-      ' authenticated: for trusted networks only',
+      'ray_address',
+      flags.ArgumentParser(),
+      'The Ray cluster. auto or HOST:PORT: one to which this machine belongs;'
+      ' local: one of this machine alone, while the program runs. This and the'
+      ' following flags are only for --runtime=ray',
+      defaults.RAY_ADDRESS,
+  )
+  define(
+      'num_workers',
+      _POSITIVE_INTEGER,
+      'Processes that compute clients',
+      default_text='as many as there is room for, also when machines join',
+  )
+  define(
+      'cpus_per_worker',
+      _POSITIVE_INTEGER,
+      'Cores that Ray reserves for a worker',
+      default_text="1 with a GPU, else half of this machine's",
+  )
+  define(
+      'gpus_per_worker',
+      parsers.NumberParser(float, minimum=0, maximum=1),
+      'GPUs that Ray reserves for a worker; with 0.5 two share one',
+      default_text='1 if the cluster has GPUs, else 0',
+  )
+  define(
+      'client_timeout',
+      parsers.NumberParser(float, above=0),
+      'Seconds after which a client is given to a second worker; who is first,'
+      ' counts',
       default_text='none',
   )
   define(
-      'on_worker_loss',
-      parsers.ChoiceParser(tuple(ON_WORKER_LOSS)),
-      'What happens when a worker of --cluster is lost:\n'
-      + _list(ON_WORKER_LOSS),
-      defaults.ON_WORKER_LOSS,
+      'worker_timeout',
+      parsers.NumberParser(float, above=0),
+      'Seconds without any worker after which the program ends; the same'
+      ' command continues from the last checkpoint',
+      defaults.WORKER_TIMEOUT,
   )
   return define.group('Runtime')
-
-
-def define_worker_flags(values: flags.FlagValues) -> FlagGroup:
-  """Defines where a worker serves."""
-  define = Definer(values)
-  define(
-      'port',
-      parsers.NumberParser(int, minimum=1, maximum=65535),
-      'Port at which the worker serves',
-      default_text='none, it must be given',
-  )
-  define.boolean(
-      'allow_remote',
-      'Lets other machines connect, through all network interfaces; otherwise'
-      ' only programs on this machine can. There is neither encryption nor'
-      ' authentication: whoever can connect can run anything here',
-  )
-  _define_verbosity(define)
-  return define.group('Worker')
 
 
 def define_output_flags(

@@ -7,9 +7,10 @@ other ones. Importing this module imports no TensorFlow.
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-from typing import Optional
+from typing import Any, Optional
 
 from tff_bn.programs import cli
+from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 from tff_bn.programs import settings
 
@@ -21,14 +22,12 @@ class RuntimeSettings:
   Attributes:
     runtime: The value of `--runtime`.
     client_devices: The TensorFlow devices for the clients; None: the default.
-    cluster: The workers, `host:port`; None: this machine alone.
-    on_worker_loss: The value of `--on_worker_loss`.
+    ray: The arguments of `tff_bn.runtime.ray_runtime`.
   """
 
   runtime: str
   client_devices: Optional[tuple[str, ...]]
-  cluster: Optional[tuple[str, ...]]
-  on_worker_loss: str
+  ray: dict[str, Any]
 
   @contextlib.contextmanager
   def enter(self) -> Iterator[None]:
@@ -38,39 +37,41 @@ class RuntimeSettings:
       Nothing.
 
     Raises:
-      ValueError: If there is no such device, or a worker can't be used.
-      RuntimeError: If a worker was lost and the program can't go on.
+      ValueError: If there is no such device or cluster, or a worker can't be
+        used.
+      RuntimeError: If no worker is left.
     """
     # Imported late: it takes seconds.
     from tff_bn import runtime  # pylint: disable=g-import-not-at-top
 
-    if self.runtime == 'native':
-      with runtime.native_runtime():
-        yield
-      return
     with contextlib.ExitStack() as stack:
-      try:
-        stack.enter_context(
-            runtime.in_process_runtime(
-                client_devices=self.client_devices,
-                cluster=self.cluster,
-                on_worker_loss=self.on_worker_loss,
-            )
-        )
-      except ValueError as error:
-        raise ValueError(f'{self._flag()} is impossible. {error}') from error
+      if self.runtime == 'native':
+        stack.enter_context(runtime.native_runtime())
+      elif self.runtime == 'ray':
+        with _naming('runtime', self.runtime):
+          stack.enter_context(runtime.ray_runtime(**self.ray))
+      else:
+        with _naming('client_devices', self.client_devices):
+          stack.enter_context(
+              runtime.in_process_runtime(client_devices=self.client_devices)
+          )
       try:
         yield
-      except runtime.WorkerLostError as error:
+      except runtime.WorkersLostError as error:
         raise RuntimeError(
-            f'{error} The same command, with the workers that are left in'
-            ' --cluster, continues from the last checkpoint.'
+            f'{error} The same command continues from the last checkpoint.'
         ) from error
 
-  def _flag(self) -> str:
-    """The flag that decides about the devices."""
-    name = 'client_devices' if self.cluster is None else 'cluster'
-    return f'--{name}={parsers.to_text(getattr(self, name))}'
+
+@contextlib.contextmanager
+def _naming(name: str, value: Any) -> Iterator[None]:
+  """Adds to an error which flag can't be as it is."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(
+        f'--{name}={parsers.to_text(value)} is impossible. {error}'
+    ) from error
 
 
 def resolve(flags: cli.ParsedFlags) -> RuntimeSettings:
@@ -85,33 +86,31 @@ def resolve(flags: cli.ParsedFlags) -> RuntimeSettings:
   Raises:
     ValueError: If flags contradict one another.
   """
-  client_devices, cluster = flags.client_devices, flags.cluster
-  if cluster is None:
-    settings.refuse_unless_overruled(
-        flags, 'on_worker_loss', 'cluster', 'is only for --cluster'
-    )
-  if flags.runtime == 'native':
+  if flags.runtime != 'in_process':
     settings.refuse_unless_overruled(
         flags,
         'client_devices',
         'runtime',
-        "is only for --runtime=in_process: with --runtime=native TFF's worker"
-        ' process computes on its own CPU',
+        'is only for --runtime=in_process: workers choose their own devices',
     )
-    settings.refuse_unless_overruled(
-        flags, 'cluster', 'runtime', 'is only for --runtime=in_process'
-    )
-    client_devices, cluster = None, None
-    # Never overruled: it is a part of what is computed.
-    if flags.jit_compile:
-      raise ValueError(
-          '--jit_compile is only for --runtime=in_process: with'
-          " --runtime=native TFF's worker process, which has no XLA compiler,"
-          ' would ignore it.'
+  if flags.runtime != 'ray':
+    for name in flag_groups.RAY_FLAGS:
+      settings.refuse_unless_overruled(
+          flags, name, 'runtime', 'is only for --runtime=ray'
       )
+  # Never overruled: it is a part of what is computed.
+  if flags.runtime == 'native' and flags.jit_compile:
+    raise ValueError(
+        '--jit_compile is not for --runtime=native, because'
+        " TFF's worker process, which has no XLA compiler, would ignore it."
+    )
+  is_ray = flags.runtime == 'ray'
   return RuntimeSettings(
       flags.runtime,
-      client_devices,
-      cluster,
-      flags.on_worker_loss,
+      flags.client_devices if flags.runtime == 'in_process' else None,
+      {
+          argument: getattr(flags, name)
+          for name, argument in flag_groups.RAY_FLAGS.items()
+          if is_ray
+      },
   )

@@ -15,9 +15,9 @@ import training_fakes
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import manifests
-from tff_bn import run_identity
 from tff_bn import saved_models
 from tff_bn import training
+from tff_bn import versions
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
 
@@ -254,8 +254,8 @@ class TestProcess:
     _train(model, tmp_path)
     _train(model, tmp_path)
     assert not any('another version' in text for text in warnings)
-    changed = {**run_identity.versions(), 'keras': '3.0.0'}
-    monkeypatch.setattr(run_identity, 'versions', lambda: changed)
+    changed = {**versions.versions(), 'keras': '3.0.0'}
+    monkeypatch.setattr(versions, 'versions', lambda: changed)
     _train(model, tmp_path)
     (text,) = [t for t in warnings if 'another version' in t]
     change = f'keras {keras.__version__} → 3.0.0'

@@ -30,7 +30,6 @@ from tff_bn import client_state_store
 from tff_bn import evaluation
 from tff_bn import metrics_log
 from tff_bn import run_identity
-from tff_bn import runtime
 from tff_bn import saved_models
 from tff_bn import training
 from tff_bn.analysis import communication
@@ -702,68 +701,6 @@ class TestResume:
 
     assert len(errors) == 7
     assert 'in progress' in errors[0]
-
-
-class _Context(runtime.InProcessContext):
-  """A context that has lost a worker, or has not."""
-
-  def __init__(self, has_lost_one):
-    super().__init__()
-    self._has_lost_one = has_lost_one
-    self.errors = []
-
-  def recover(self, error):
-    self.errors.append(error)
-    if not self._has_lost_one:
-      raise error
-
-
-class TestLostWorker:
-  """TensorFlow code of this process fails, too, when a worker is lost."""
-
-  @pytest.fixture
-  def fail_once(self, monkeypatch):
-    """Lets the fourth evaluation fail, in the middle of the run."""
-    calls = []
-    evaluate = evaluation.Evaluator.evaluate
-
-    def fail(self, *args):
-      calls.append(args)
-      if len(calls) == 4:
-        raise tf.errors.UnavailableError(None, None, 'gone')
-      return evaluate(self, *args)
-
-    monkeypatch.setattr(evaluation.Evaluator, 'evaluate', fail)
-
-  @pytest.fixture
-  def use(self):
-    """Makes a context the default one."""
-    previous = tff.framework.get_context_stack().current
-    yield lambda context: tff.framework.set_default_context(context) or context
-    tff.framework.set_default_context(previous)
-
-  @pytest.mark.usefixtures('fail_once')
-  @training_fakes.both_kinds
-  def test_run_goes_on_from_its_last_checkpoint(
-      self, model, tmp_path, stateful, uninterrupted, use
-  ):
-    context = use(_Context(has_lost_one=True))
-    _train(model, tmp_path, stateful)
-    assert [error.message for error in context.errors] == ['gone']
-    assert _snapshot(tmp_path) == uninterrupted[stateful]
-
-  @pytest.mark.usefixtures('fail_once')
-  def test_other_errors_end_the_run(self, model, tmp_path, use):
-    context = use(_Context(has_lost_one=False))
-    with pytest.raises(tf.errors.UnavailableError, match='gone'):
-      _train(model, tmp_path)
-    assert len(context.errors) == 1
-
-  @pytest.mark.usefixtures('fail_once')
-  def test_other_runtimes_have_no_workers(self, model, tmp_path, use):
-    use(tff.framework.get_context_stack().current)
-    with pytest.raises(tf.errors.UnavailableError, match='gone'):
-      _train(model, tmp_path)
 
 
 def _truncate(path):

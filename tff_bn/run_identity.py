@@ -4,20 +4,14 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
-import pathlib
-import platform
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-import tff_bn
 from tff_bn import checkpoint_files
 from tff_bn import manifests
-
-# What else has an influence on the bits of a result.
-_PACKAGES = ('tensorflow', 'keras', 'tensorflow-federated', 'numpy')
+from tff_bn import versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,35 +64,11 @@ class RunIdentity:
 
   def to_manifest(self) -> dict[str, Any]:
     """What a checkpoint's manifest says about the run."""
-    return {'run': dataclasses.asdict(self), 'versions': versions()}
+    return {'run': dataclasses.asdict(self), 'versions': versions.versions()}
 
 
 def _was(value: Any) -> str:
   return 'not set' if value is None else str(value)
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-  """The versions of the code by name, with a checksum of this package's."""
-  found = {'tff_bn': tff_bn.__version__, 'python': platform.python_version()}
-  for name in _PACKAGES:
-    try:
-      found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-      found[name] = 'unknown'
-  found['tff_bn source'] = _source_checksum()
-  return found
-
-
-def _source_checksum() -> str:
-  # `layers` and `programs` may be in other folders.
-  digest = hashlib.sha256()
-  for package in ('tff_bn', 'tff_bn.layers', 'tff_bn.programs'):
-    folder = pathlib.Path(importlib.import_module(package).__file__).parent
-    for path in sorted(folder.rglob('*.py')):
-      digest.update(f'{package}/{path.relative_to(folder)}'.encode())
-      digest.update(path.read_bytes())
-  return digest.hexdigest()
 
 
 def describe_process(process: Any, initial_state: Any) -> dict[str, str]:
@@ -127,7 +97,7 @@ def describe_process(process: Any, initial_state: Any) -> dict[str, str]:
 
 def changed_versions(manifest: Mapping[str, Any]) -> Sequence[str]:
   """Which code has changed since a manifest was written."""
-  then, now = manifest['versions'], versions()
+  then, now = manifest['versions'], versions.versions()
   return [
       f'{name} {then.get(name)[:12]} → {now.get(name)[:12]}'
       for name in now

@@ -32,6 +32,8 @@ import weakref
 from tff_bn import import_hooks
 
 _TFF = 'tensorflow_federated'
+# The name of the processes in which its own runtime computes.
+_WORKER = 'worker_binary'
 _ALWAYS_MISSING = (
     'tensorflow_estimator',
     'tensorflow_privacy.privacy.estimators',
@@ -207,6 +209,20 @@ def stop_watching_workers() -> None:
       stub._channel._unsubscribe_all()  # pylint: disable=protected-access
 
 
+def _kill_workers() -> None:
+  """Kills this process's workers.
+
+  TensorFlow Federated sends them a SIGINT and waits. They never end if they
+  ignore it, as children of a program do that a script has started in the
+  background.
+  """
+  psutil = importlib.import_module('psutil')
+  for process in psutil.Process().children():
+    with contextlib.suppress(psutil.Error):
+      if process.name() == _WORKER:
+        process.kill()
+
+
 def _end_default_context() -> None:
   """Ends TensorFlow Federated's default context, and its worker process.
 
@@ -214,6 +230,7 @@ def _end_default_context() -> None:
   error, and leaves the worker running.
   """
   stop_watching_workers()
+  _kill_workers()
   context_stack = f'{_TFF}.python.core.impl.context_stack'
   stack = importlib.import_module(f'{context_stack}.context_stack_impl')
   no_context = importlib.import_module(f'{context_stack}.runtime_error_context')

@@ -47,6 +47,7 @@ from tff_bn import run_identity
 from tff_bn import runtime
 from tff_bn import saved_models
 from tff_bn import termination
+from tff_bn import versions
 from tff_bn.analysis import communication
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.batch_norm_model import ModelWeights
@@ -237,33 +238,13 @@ def train(
 
   def run(stop: threading.Event) -> TrainingResult:
     with contextlib.ExitStack() as stack:
+      stack.enter_context(folder_lock.hold(run_dir))
       run = _Run(
           process, model, data, config, run_dir, train_on_union, settings, stack
       )
       return run.train(stop)
 
-  def run_in_spite_of_losses(stop: threading.Event) -> TrainingResult:
-    context = tff.framework.get_context_stack().current
-    with folder_lock.hold(run_dir):
-      while True:
-        workers = _addresses(context)
-        try:
-          return run(stop)
-        except tf.errors.OpError as error:
-          if not isinstance(context, runtime.InProcessContext):
-            raise
-          # If a worker was lost, the run goes on from its last checkpoint. A
-          # computation may have noticed it already, and connected again to the
-          # other workers, with which all variables of this process are gone.
-          if _addresses(context) == workers:
-            context.recover(error)
-
-  return _call_outside_of_event_loops(run_in_spite_of_losses)
-
-
-def _addresses(context: Any) -> list[str]:
-  """The addresses of a context's workers."""
-  return [worker.address for worker in getattr(context, 'workers', ())]
+  return _call_outside_of_event_loops(run)
 
 
 def _call_outside_of_event_loops(
@@ -365,7 +346,7 @@ class _Run:
     context = tff.framework.get_context_stack().current
     # Such a context makes datasets itself, where and when they are used.
     self._makes_datasets = isinstance(
-        context, runtime.InProcessContext
+        context, runtime.PlanContext
     ) and isinstance(data, federated.FederatedData)
     self._run_dir = run_dir
     self._model_dir = run_dir / 'model'
@@ -662,7 +643,7 @@ class _Run:
             run=self._identity.checksum,
             round=self._config.rounds,
             metrics=_metrics_checksum(self._run_dir),
-            versions=run_identity.versions(),
+            versions=versions.versions(),
             input_shape=_input_shape(self._model),
             num_classes=getattr(self._data, 'num_classes', None),
         ),

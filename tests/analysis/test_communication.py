@@ -16,6 +16,7 @@ from tff_bn import phased_process
 from tff_bn import runtime
 from tff_bn.batch_norm_model import BatchNormModel
 from tff_bn.partition import Role
+from tff_bn.runtime import plan_context
 
 _DOWN, _UP = analysis.Direction.DOWN, analysis.Direction.UP
 
@@ -493,13 +494,13 @@ def test_a_phase_is_counted_once_and_late(phased, monkeypatch):
 
 def test_the_contexts_plan_is_used(model, monkeypatch):
   made = []
-  original = runtime.in_process.make_plan
+  original = plan_context.make_plan
 
   def make_plan(*arguments):
     made.append(arguments)
     return original(*arguments)
 
-  monkeypatch.setattr(runtime.in_process, 'make_plan', make_plan)
+  monkeypatch.setattr(plan_context, 'make_plan', make_plan)
   process = algorithms.build_fed_avg(model, _sgd())
   with runtime.in_process_runtime():
     for _ in range(2):

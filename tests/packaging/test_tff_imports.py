@@ -34,6 +34,7 @@ def _run(code: str, *, path: str = '') -> subprocess.CompletedProcess[str]:
       capture_output=True,
       text=True,
       check=False,
+      timeout=120,
   )
 
 
@@ -58,6 +59,19 @@ def test_every_order_works_and_ends_quietly(order: str):
   for line in ('Exception', 'Error', 'Traceback'):
     assert line not in result.stderr
   # The worker has ended with the program.
+  assert not pathlib.Path(f'/proc/{int(result.stdout)}').exists()
+
+
+def test_program_in_the_background_ends():
+  # A shell lets those that it starts with `&` in a script ignore Ctrl-C.
+  result = _run(f"""
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+import tensorflow_federated as tff
+import tff_bn
+{_COMPUTE}
+""")
+  assert result.returncode == 0, result.stderr
   assert not pathlib.Path(f'/proc/{int(result.stdout)}').exists()
 
 

@@ -450,7 +450,7 @@ def test_label_flipping_is_an_attack_on_the_data():
     expected = 9 - before if number < 3 else before
     np.testing.assert_array_equal(after, expected)
   # Workers make the same data.
-  again = experiment.make_data(attacked.recipe)
+  again = attacked.recipe()
   np.testing.assert_array_equal(again.dataset.y_train, attacked.dataset.y_train)
 
 

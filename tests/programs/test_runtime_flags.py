@@ -1,6 +1,7 @@
 """Tests that the flags choose where TFF computations run."""
 
 import contextlib
+import functools
 
 import pytest
 import tensorflow as tf
@@ -22,9 +23,7 @@ def _current():
 
 def test_in_process_is_the_default():
   settings = _resolve()
-  assert settings == runtime_flags.RuntimeSettings(
-      'in_process', None, None, 'continue'
-  )
+  assert settings == runtime_flags.RuntimeSettings('in_process', None, {})
   before = _current()
   with settings.enter():
     assert isinstance(_current(), runtime.InProcessContext)
@@ -67,15 +66,15 @@ def test_command_line_overrules_devices_of_a_flagfile(tmp_path):
   path = tmp_path / 'flags'
   path.write_text('--client_devices=GPU:0\n')
   settings = _resolve(f'--flagfile={path}', '--runtime=native')
-  assert settings == runtime_flags.RuntimeSettings(
-      'native', None, None, 'continue'
-  )
+  assert settings == runtime_flags.RuntimeSettings('native', None, {})
 
 
 def test_jit_compile_of_a_flagfile_is_not_overruled(tmp_path):
   path = tmp_path / 'flags.txt'
   path.write_text('--jit_compile=true\n')
-  with pytest.raises(ValueError, match='--jit_compile is only for'):
+  with pytest.raises(
+      ValueError, match='--jit_compile is not for --runtime=native'
+  ):
     _resolve(f'--flagfile={path}', '--runtime=native')
   path.write_text('--jit_compile=false\n')
   _resolve(f'--flagfile={path}', '--runtime=native')
@@ -96,44 +95,86 @@ def test_native_runtime_ignores_xla(native_runtime):
   assert computation() == 2.0
 
 
-def test_cluster_and_what_happens_at_a_loss_are_handed_on(monkeypatch):
+@contextlib.contextmanager
+def _recording(calls, **options):
+  calls.append(options)
+  yield
+
+
+def test_ray_flags_are_handed_on(monkeypatch):
   calls = []
-
-  @contextlib.contextmanager
-  def record(**options):
-    calls.append(options)
-    yield
-
-  monkeypatch.setattr(runtime, 'in_process_runtime', record)
-  arguments = ['--cluster=a:1,b:2', '--on_worker_loss=stop']
-  with _resolve(*arguments).enter():
+  monkeypatch.setattr(
+      runtime, 'ray_runtime', functools.partial(_recording, calls)
+  )
+  with _resolve('--runtime=ray').enter():
+    pass
+  arguments = [
+      '--ray_address=10.0.0.5:6379',
+      '--num_workers=3',
+      '--cpus_per_worker=4',
+      '--gpus_per_worker=0.5',
+      '--client_timeout=60',
+      '--worker_timeout=7.5',
+  ]
+  with _resolve('--runtime=ray', *arguments).enter():
     pass
   assert calls == [
-      dict(client_devices=None, cluster=('a:1', 'b:2'), on_worker_loss='stop')
+      dict(
+          address='local',
+          num_workers=None,
+          cpus_per_worker=None,
+          gpus_per_worker=None,
+          client_timeout=None,
+          worker_timeout=300.0,
+      ),
+      dict(
+          address='10.0.0.5:6379',
+          num_workers=3,
+          cpus_per_worker=4,
+          gpus_per_worker=0.5,
+          client_timeout=60.0,
+          worker_timeout=7.5,
+      ),
   ]
 
 
-def test_lost_worker_is_an_error_that_says_how_to_go_on(monkeypatch):
+def test_cluster_that_can_not_be_used_is_named(monkeypatch):
+  @contextlib.contextmanager
+  def refuse(**_):
+    raise ValueError('No Ray cluster can be used at a:1: no.')
+    yield
+
+  monkeypatch.setattr(runtime, 'ray_runtime', refuse)
+  settings = _resolve('--runtime=ray', '--ray_address=a:1')
+  with (
+      pytest.raises(ValueError, match='--runtime=ray is impossible. No.*a:1'),
+      settings.enter(),
+  ):
+    pass
+
+
+def test_lost_workers_are_an_error_that_says_how_to_go_on(monkeypatch):
   monkeypatch.setattr(
-      runtime, 'in_process_runtime', lambda **_: contextlib.nullcontext()
+      runtime, 'ray_runtime', lambda **_: contextlib.nullcontext()
   )
   with (
-      pytest.raises(RuntimeError, match='a:1.*left.*continues from the last'),
-      _resolve('--cluster=a:1').enter(),
+      pytest.raises(RuntimeError, match='Nobody.*same command continues from'),
+      _resolve('--runtime=ray').enter(),
   ):
-    raise runtime.WorkerLostError('Lost the worker a:1.')
+    raise runtime.WorkersLostError('Nobody is left.')
 
 
 @pytest.mark.parametrize(
     'arguments, message',
     [
+        (['--num_workers=2'], '--num_workers=2 is only for --runtime=ray'),
         (
-            ['--on_worker_loss=stop'],
-            '--on_worker_loss=stop is only for --cluster',
+            ['--runtime=native', '--ray_address=auto'],
+            '--ray_address=auto is only for --runtime=ray',
         ),
         (
-            ['--cluster=a:1', '--runtime=native'],
-            '--cluster=a:1 is only for --runtime=in_process',
+            ['--runtime=ray', '--client_devices=GPU:0'],
+            '--client_devices=GPU:0 is only for --runtime=in_process',
         ),
     ],
 )
@@ -143,19 +184,16 @@ def test_flags_that_contradict_one_another(arguments, message):
 
 
 @pytest.mark.parametrize(
-    'cluster, message',
+    'argument',
     [
-        ('nowhere', "'nowhere' is not understood; a worker is host:port"),
-        (':7000', "':7000' is not understood"),
-        ('host:', "'host:' is not understood"),
-        ('host:x', "'host:x' is not understood"),
-        ('127.0.0.1:99999', '127.0.0.1:99999 can not be reached'),
-        ('no.such.host.invalid:7000', 'can not be reached'),
+        '--num_workers=0',
+        '--cpus_per_worker=0',
+        '--gpus_per_worker=2',
+        '--gpus_per_worker=-1',
+        '--client_timeout=0',
+        '--worker_timeout=0',
     ],
 )
-def test_cluster_that_can_not_be(cluster, message):
-  with (
-      pytest.raises(ValueError, match=f'--cluster={cluster} is imp.*{message}'),
-      _resolve(f'--cluster={cluster}').enter(),
-  ):
-    pass
+def test_numbers_that_are_not_allowed(argument):
+  with pytest.raises(cli.UsageError, match=f'{argument}: must be'):
+    _resolve('--runtime=ray', argument)

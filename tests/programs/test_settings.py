@@ -9,6 +9,7 @@ import pytest
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import defaults
+from tff_bn.programs import flag_groups
 from tff_bn.programs import registry
 from tff_bn.programs import settings
 from tff_bn.programs import train
@@ -30,7 +31,7 @@ def test_every_flag_that_defines_a_run_is_a_setting():
   fields = {field.name for field in dataclasses.fields(settings.RunSettings)}
   # These say where a run is computed and written, not what it is.
   others = {'output_dir', 'overwrite', 'verbosity', 'runtime', 'client_devices'}
-  others |= {'cluster', 'on_worker_loss'}
+  others |= set(flag_groups.RAY_FLAGS)
   assert names - others == fields
 
 

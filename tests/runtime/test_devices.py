@@ -37,8 +37,21 @@ def test_number_of_clients_at_a_time(number):
     runtime.InProcessContext(max_concurrent_clients=number)
 
 
+@pytest.fixture
+def three_gpus(monkeypatch):
+  """Here is none, so the list is made up."""
+  gpus = [tf.config.LogicalDevice(f'/device:GPU:{i}', 'GPU') for i in range(3)]
+  cpu = tf.config.LogicalDevice('/device:CPU:0', 'CPU')
+  monkeypatch.setattr(
+      tf.config,
+      'list_logical_devices',
+      lambda kind=None: gpus if kind == 'GPU' else [cpu, *gpus],
+  )
+
+
+@pytest.mark.usefixtures('three_gpus')
 @pytest.mark.parametrize(
-    ('places', 'number', 'expected'),
+    ('names', 'number', 'expected'),
     [
         (['CPU:0'], None, [2]),
         (['GPU:0', 'GPU:1'], None, [1, 1]),
@@ -48,25 +61,19 @@ def test_number_of_clients_at_a_time(number):
         (['CPU:0'], 1, [1]),
     ],
 )
-def test_threads_of_each_device(places, number, expected):
-  full = [f'/job:localhost/replica:0/task:0/device:{p}' for p in places]
-  made = devices.make_devices([(name, None) for name in full], number)
-  assert [device.lanes.number for device in made] == expected
-  assert [device.name for device in made] == full[: len(expected)]
-  for device in made:
+def test_threads_of_each_device(names, number, expected):
+  found = devices.find_devices(names, number)
+  assert [device.lanes.number for device in found] == expected
+  assert [device.name for device in found] == [
+      _CPU.replace('CPU:0', name) for name in names[: len(expected)]
+  ]
+  for device in found:
     device.lanes.close()
 
 
-def test_gpus_are_the_default(monkeypatch):
-  """Here is none, so the list is made up."""
-  gpus = [tf.config.LogicalDevice(f'/device:GPU:{i}', 'GPU') for i in range(2)]
-  cpu = tf.config.LogicalDevice('/device:CPU:0', 'CPU')
-  monkeypatch.setattr(
-      tf.config,
-      'list_logical_devices',
-      lambda kind=None: gpus if kind == 'GPU' else [cpu, *gpus],
-  )
-  found = devices.LocalDevices(None, None)
-  assert [device.name for device in found.devices] == [
-      _CPU.replace('CPU:0', f'GPU:{i}') for i in range(2)
+@pytest.mark.usefixtures('three_gpus')
+def test_gpus_are_the_default():
+  found = devices.find_devices(None, None)
+  assert [device.name for device in found] == [
+      _CPU.replace('CPU:0', f'GPU:{i}') for i in range(3)
   ]

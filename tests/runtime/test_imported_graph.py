@@ -236,7 +236,7 @@ def test_one_graph_imported_twice_with_branches():
   comp = build()
   proto = _proto(comp)
   here = imported_graph.import_graph(proto)
-  again = imported_graph.import_graph(proto, '/job:localhost/task:0')
+  again = imported_graph.import_graph(proto)
 
   @tf.function
   def both(x):
@@ -307,28 +307,6 @@ def test_used_assertions_do_run():
 
   with pytest.raises(tf.errors.InvalidArgumentError, match='x > 0'):
     _import(comp)(tf.constant(-1.0))
-
-
-def test_all_operations_are_in_the_task():
-  @tff.tensorflow.computation(tff.SequenceType(_FLOAT))
-  def comp(numbers):
-    with tf.device('/device:CPU:0'):
-      total = numbers.reduce(0.0, tf.add)
-    variable = tf.Variable(1.0)
-    return total + variable
-
-  function = imported_graph.import_graph(_proto(comp), '/job:worker/task:3')
-  nodes = [
-      node
-      for node in _graph_nodes(function)
-      if node.op in ('ReduceDataset', 'VarHandleOp', 'ReadVariableOp')
-  ]
-  assert {node.op for node in nodes} >= {'ReduceDataset', 'VarHandleOp'}
-  for node in nodes:
-    spec = tf.DeviceSpec.from_string(node.device)
-    assert (spec.job, spec.task) == ('worker', 3)
-    if node.op == 'ReduceDataset':
-      assert (spec.device_type, spec.device_index) == ('CPU', 0)
 
 
 def test_only_tensorflow():

@@ -103,8 +103,7 @@ class _Dataset(runtime.ClientDataset):
     self._built = built
     self._fail = fail
 
-  def build(self, worker):
-    assert worker is None
+  def build(self):
     self._built.append(self._number)
     if self._fail:
       raise KeyError('no such data')
@@ -187,16 +186,16 @@ def test_few_clients_are_built_ahead():
 
   class Slow(_Dataset):
 
-    def build(self, worker):
+    def build(self):
       others.wait(timeout=1)
-      return super().build(worker)
+      return super().build()
 
   class Watching(_Dataset):
 
-    def build(self, worker):
+    def build(self):
       if len(built) > 10:
         others.set()
-      return super().build(worker)
+      return super().build()
 
   context = runtime.InProcessContext(max_concurrent_clients=2)
   data = [Slow(0, built), *(Watching(i, built) for i in range(1, 50))]
@@ -224,17 +223,17 @@ def test_clients_that_wait_are_not_begun_after_an_error():
   class First(_Dataset):
     """Two that begin together; then one fails, and one takes its time."""
 
-    def build(self, worker):
+    def build(self):
       both.wait(timeout=60)
       if not self._fail:
         time.sleep(0.5)
-      return super().build(worker)
+      return super().build()
 
   class Waiting(_Dataset):
 
-    def build(self, worker):
+    def build(self):
       time.sleep(0.5)
-      return super().build(worker)
+      return super().build()
 
   context = runtime.InProcessContext(max_concurrent_clients=2)
   data = [First(0, built, fail=True), First(1, built)]

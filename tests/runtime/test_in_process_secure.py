@@ -1,5 +1,6 @@
 """Secure sums: plain sums, with a warning."""
 
+import threading
 import warnings
 
 import comparison
@@ -7,8 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
-
-from tff_bn.runtime import in_process
 
 _INT = tff.TensorType(np.int32)
 _VECTOR = tff.TensorType(np.float32, [3])
@@ -143,9 +142,7 @@ def _messages(function):
 
 
 def test_one_warning(in_process_context, monkeypatch):
-  monkeypatch.setattr(
-      in_process, '_warned_of_insecurity', in_process.threading.Event()
-  )
+  monkeypatch.setattr(plan_context, '_warned_of_insecurity', threading.Event())
 
   def build(intrinsic):
     return tff.federated_computation(lambda x: intrinsic(x, 10), _clients(_INT))

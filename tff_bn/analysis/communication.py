@@ -17,8 +17,8 @@ import tensorflow_federated as tff
 
 from tff_bn.phased_process import Phase
 from tff_bn.phased_process import PhasedComputation
-from tff_bn.runtime import in_process
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import plan_context
 from tff_bn.stateful_process import Process
 
 _MEGABYTE = 2**20
@@ -166,9 +166,9 @@ def _plan(computation: tff.Computation) -> plan_lib.Plan:
         ' by one, or the whole process to ProcessTraffic.'
     )
   context = tff.framework.get_context_stack().current
-  if isinstance(context, in_process.InProcessContext):
+  if isinstance(context, plan_context.PlanContext):
     return context.plan(computation)  # It may have one already.
-  return in_process.make_plan(computation, plan_lib.GraphCache())
+  return plan_context.make_plan(computation, plan_lib.GraphCache())
 
 
 def _elements(result_type: tff.Type) -> list[tuple[Optional[str], tff.Type]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
-from typing import Optional
+from typing import Optional, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -43,6 +43,16 @@ def check_client_ids(client_ids: Iterable[str]) -> None:
       ) from error
 
 
+class Recipe(Protocol):
+  """A function that can be pickled, and that equals others that do the same."""
+
+  def __call__(self) -> 'FederatedData':
+    """Makes the data."""
+
+  def __hash__(self) -> int:
+    """Returns the same number for functions that do the same."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedData:
   """A dataset and which of its samples each client has.
@@ -53,8 +63,8 @@ class FederatedData:
       at least one. The order of the ids is the order of the clients.
     test_indices: Client id -> positions in the test data of the samples on
       which a model of its own is evaluated; none, one or more.
-    recipe: What a worker on another machine needs to make the same data itself,
-      in JSON; `None`: it can't, and is sent the data.
+    recipe: Makes the same data in another process, on whatever machine. `None`:
+      the data itself is sent there.
 
   Raises:
     TypeError: If a client's id is not a string.
@@ -64,7 +74,7 @@ class FederatedData:
   dataset: dataset_lib.Dataset
   train_indices: Mapping[str, np.ndarray]
   test_indices: Mapping[str, np.ndarray]
-  recipe: Optional[str] = None
+  recipe: Optional[Recipe] = None
 
   def __post_init__(self):
     check_client_ids(self.train_indices)

@@ -1,16 +1,18 @@
-"""The devices on which clients and server are computed."""
+"""The devices of this process on which clients and server are computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import concurrent.futures
+import dataclasses
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import tensorflow as tf
 
-from tff_bn.runtime import execution
-from tff_bn.runtime import remote_worker
+# The CPU of this process, by a name that holds in any `tf.device` block.
+HOST = '/job:localhost/replica:0/task:0/device:CPU:0'
 
 # On a CPU, one client's input pipeline and small operations leave cores idle.
-_LANES_OF_A_CPU = 2
+LANES_OF_A_CPU = 2
 _LANES_OF_A_GPU = 1
 
 
@@ -29,15 +31,10 @@ def full_name(device: str) -> str:
   asked = tf.DeviceSpec.from_string(
       device if device.startswith('/') else f'/device:{device.upper()}'
   )
-  host = tf.DeviceSpec.from_string(remote_worker.HOST)
-  # With a cluster, the list has other machines' devices, too.
+  host = tf.DeviceSpec.from_string(HOST)
   known = [
-      spec
-      for spec in (
-          tf.DeviceSpec.from_string(logical.name)
-          for logical in tf.config.list_logical_devices()
-      )
-      if spec.job in (None, host.job)
+      tf.DeviceSpec.from_string(logical.name)
+      for logical in tf.config.list_logical_devices()
   ]
   for spec in known:
     if (spec.device_type, spec.device_index) == (
@@ -49,76 +46,97 @@ def full_name(device: str) -> str:
   raise ValueError(f'There is no device {device!r}; the devices are {names}.')
 
 
-def make_devices(
-    places: Sequence[tuple[str, Optional[remote_worker.Worker]]],
-    max_concurrent_clients: Optional[int],
-) -> list[execution.Device]:
-  """Gives devices the threads that compute their clients.
+class Lanes:
+  """Threads in which the clients of one device are computed.
+
+  Attributes:
+    number: How many clients are computed at the same time.
+  """
+
+  def __init__(self, number: int):
+    """Starts no thread yet.
+
+    Args:
+      number: How many clients are computed at the same time.
+    """
+    self.number = number
+    self._pool = concurrent.futures.ThreadPoolExecutor(
+        number, thread_name_prefix='tff-bn-clients'
+    )
+
+  def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future:
+    """Calls a function in one of the threads.
+
+    Args:
+      function: The function.
+
+    Returns:
+      The future of what it returns.
+
+    Raises:
+      tf.errors.UnavailableError: If the threads have ended, because the runtime
+        was left.
+    """
+    try:
+      return self._pool.submit(function)
+    except RuntimeError as error:
+      raise tf.errors.UnavailableError(
+          None, None, 'The runtime was left; enter it again.'
+      ) from error
+
+  def close(self) -> None:
+    """Ends the threads once they have done what they are at."""
+    # Waits: TensorFlow must not end while a thread that has used it ends.
+    self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """A device on which clients are computed.
+
+  Attributes:
+    name: Its full name in TensorFlow.
+    lanes: Its threads.
+  """
+
+  name: str
+  lanes: Lanes
+
+
+def find_devices(
+    names: Optional[Sequence[str]], max_concurrent_clients: Optional[int]
+) -> list[Device]:
+  """Finds devices, and gives them the threads that compute their clients.
 
   Args:
-    places: Each device's full name, and its worker (`None`: this process).
+    names: Their names. Default: all GPUs, or the CPU if there is none.
     max_concurrent_clients: How many clients are computed at the same time, on
       all devices together. Default: one on a GPU, two on a CPU.
 
   Returns:
     The devices; not all, if fewer clients are to be computed at the same time.
+
+  Raises:
+    ValueError: If there is no such device.
   """
+  if names is None:
+    gpus = tf.config.list_logical_devices('GPU')
+    names = [gpu.name for gpu in gpus] or [HOST]
+  full = [full_name(name) for name in names]
+  if not full or len(set(full)) < len(full):
+    raise ValueError(
+        f'client_devices={list(names)} must name at least one device, and'
+        ' each only once.'
+    )
   if max_concurrent_clients is not None:
-    places = places[:max_concurrent_clients]
+    full = full[:max_concurrent_clients]
   devices = []
-  for name, worker in places:
+  for name in full:
     if max_concurrent_clients is not None:
-      number = math.ceil(max_concurrent_clients / len(places))
+      number = math.ceil(max_concurrent_clients / len(full))
     elif tf.DeviceSpec.from_string(name).device_type == 'CPU':
-      number = _LANES_OF_A_CPU
+      number = LANES_OF_A_CPU
     else:
       number = _LANES_OF_A_GPU
-    devices.append(execution.Device(name, execution.Lanes(number), worker))
+    devices.append(Device(name, Lanes(number)))
   return devices
-
-
-class LocalDevices:
-  """Devices of this process.
-
-  Attributes:
-    devices: The devices.
-  """
-
-  def __init__(
-      self,
-      names: Optional[Sequence[str]],
-      max_concurrent_clients: Optional[int],
-  ):
-    """Finds the devices.
-
-    Args:
-      names: Their names. Default: all GPUs, or the CPU if there is none.
-      max_concurrent_clients: See `make_devices`.
-
-    Raises:
-      ValueError: If there is no such device.
-    """
-    if names is None:
-      gpus = tf.config.list_logical_devices('GPU')
-      names = [gpu.name for gpu in gpus] or [remote_worker.HOST]
-    full = [full_name(name) for name in names]
-    if not full or len(set(full)) < len(full):
-      raise ValueError(
-          f'client_devices={list(names)} must name at least one device, and'
-          ' each only once.'
-      )
-    self.devices = make_devices(
-        [(name, None) for name in full], max_concurrent_clients
-    )
-
-  def recover(
-      self, devices: Sequence[execution.Device], error: Exception
-  ) -> list[execution.Device]:
-    """Raises the error: devices of this process are never lost alone."""
-    del devices  # All of them go on working.
-    raise error
-
-  def close(self) -> None:
-    """Ends the devices' threads."""
-    for device in self.devices:
-      device.lanes.close()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 import itertools
-from typing import Any, Optional
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -50,14 +50,12 @@ def tensor_names(binding: Any) -> list[str]:
 
 
 def import_graph(
-    computation: Any, task: Optional[str] = None
+    computation: Any,
 ) -> tf.types.experimental.ConcreteFunction:
   """Makes the graph of a TFF computation a function from tensors to tensors.
 
   Args:
     computation: The `tensorflow` field of the computation's proto.
-    task: The TensorFlow task, such as `'/job:worker/task:0'`, in which the
-      graph has to run, with its functions. Default: this process.
 
   Returns:
     A function of the tensors of the parameter that returns the list of the
@@ -72,11 +70,6 @@ def import_graph(
   _rename_functions(graph_def, f'__tff_bn_{next(_import_numbers)}')
   for node in _all_nodes(graph_def):
     _make_private(node)
-  if task is not None:
-    # Not in functions: they run where they are called, and a dataset's, which
-    # may be sent elsewhere, must not name a machine.
-    for node in graph_def.node:
-      node.device = _in_task(node.device, task)
   if computation.initialize_op:
     _initialize_first(graph_def, computation.initialize_op)
   # Keras leaves placeholders behind that nobody feeds.
@@ -189,11 +182,6 @@ def _make_private(node: Any) -> None:
     for name in _SHARING_ATTRIBUTES:
       if name in node.attr:
         del node.attr[name]
-
-
-def _in_task(device: str, task: str) -> str:
-  spec = tf.DeviceSpec.from_string(device)
-  return spec.make_merged_spec(tf.DeviceSpec.from_string(task)).to_string()
 
 
 def _initialize_first(

@@ -24,10 +24,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import dataclasses
 import enum
+import functools
 import hashlib
 import itertools
 import threading
-from typing import Any, Optional, Union
+from typing import Any, Union
 import weakref
 
 import tensorflow as tf
@@ -35,7 +36,6 @@ import tensorflow_federated as tff
 
 from tff_bn.runtime import element_structure
 from tff_bn.runtime import imported_graph
-from tff_bn.runtime import remote_worker
 
 _Struct = tff.structure.Struct
 _Tensors = list[tf.Tensor]
@@ -231,28 +231,19 @@ class GraphCache:
 
 
 class _Graph:
-  """A TensorFlow computation, imported at its first use by each worker."""
+  """A TensorFlow computation, imported at its first use."""
 
   def __init__(self, proto: Any):
     self._proto = proto
-    self._functions = {}
+
+  @functools.cached_property
+  def _function(self) -> tf.types.experimental.ConcreteFunction:
+    return imported_graph.import_graph(self._proto)
 
   def __call__(self, arguments: _Tensors) -> _Tensors:
-    worker = _tracing.worker
-    if worker not in self._functions:
-      self._functions[worker] = imported_graph.import_graph(
-          self._proto, worker and worker.task
-      )
-    return self._functions[worker](*arguments)
+    return self._function(*arguments)
 
 
-class _Tracing(threading.local):
-  """The worker for which functions are being traced; `None`: this process."""
-
-  worker: Optional[remote_worker.Worker] = None
-
-
-_tracing = _Tracing()
 # TensorFlow's tracing is not thread-safe.
 _tracing_lock = threading.RLock()
 
@@ -289,7 +280,7 @@ def _config(function: Any) -> bytes:
 
 
 class Stage:
-  """A TensorFlow function of a plan, traced at its first use by each worker.
+  """A TensorFlow function of a plan, traced at its first use.
 
   Attributes:
     inputs: The leaves that it takes.
@@ -313,39 +304,32 @@ class Stage:
     self.outputs = tuple(outputs)
     self._body = body
     self._dtypes = [leaf.spec.dtype for leaf in self.outputs]
-    self._functions: dict[Optional[remote_worker.Worker], Any] = {}
+    self._function: Any = None
     self._cpu_config = _WITH_GRAPPLER
     # The CPU devices for which TensorFlow has compiled the function, and a lock
     # for each device on which the first call may still be running.
     self._compiled: set[str] = set()
     self._first_calls: dict[str, threading.Lock] = {}
 
-  def __call__(
-      self,
-      tensors: Sequence[tf.Tensor],
-      device: str,
-      worker: Optional[remote_worker.Worker] = None,
-  ) -> _Tensors:
+  def __call__(self, tensors: Sequence[tf.Tensor], device: str) -> _Tensors:
     """Computes the outputs.
 
     Args:
       tensors: The tensors of the inputs.
       device: Where.
-      worker: The device's worker; `None`: this process.
 
     Returns:
       The tensors of the outputs.
     """
     if not self.outputs:
       return []
-    function = self._functions.get(worker)
-    if function is None:
+    if self._function is None:
       with _tracing_lock:
-        function = self._functions.get(worker)
-        if function is None:
-          function = self._trace(worker)
+        if self._function is None:
+          function = self._trace()
           self._cpu_config = _config(function)
-          self._functions[worker] = function
+          self._function = function
+    function = self._function
     with tf.device(device):
       if tf.DeviceSpec.from_string(device).device_type != 'CPU':
         return function(*tensors)
@@ -380,16 +364,11 @@ class Stage:
         for result in self._body(tensors)
     ]
 
-  def _trace(self, worker: Optional[remote_worker.Worker]) -> Any:
-    _tracing.worker = worker
-    try:
-      with tf.device(worker and worker.task):
-        return tf.compat.v1.wrap_function(
-            lambda *tensors: self._compute(list(tensors)),
-            [leaf.spec for leaf in self.inputs],
-        )
-    finally:
-      _tracing.worker = None
+  def _trace(self) -> Any:
+    return tf.compat.v1.wrap_function(
+        lambda *tensors: self._compute(list(tensors)),
+        [leaf.spec for leaf in self.inputs],
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -398,6 +377,7 @@ class Pass:
 
   Attributes:
     server: What the server computes first.
+    received: The server's leaves that clients need from this pass on.
     clients: What each client computes then.
     folded: The clients' leaves that are added up.
     zero: The leaves of the accumulators before the first client.
@@ -410,6 +390,7 @@ class Pass:
   """
 
   server: Stage
+  received: tuple[Leaf, ...]
   clients: Stage
   folded: tuple[Leaf, ...]
   zero: tuple[Leaf, ...]
@@ -538,12 +519,19 @@ class Plan:
           last_pass[leaf] = max(number, last_pass.get(leaf, 0))
     results = frozenset(self.results)
     kept = frozenset()
+    received = set()
     passes = []
     for number in range(1 + max((n for n, _ in operations), default=0)):
       server, clients = (
           _stage(operations[number, location], users, results)
           for location in (Location.SERVER, Location.CLIENTS)
       )
+      sent = tuple(
+          leaf
+          for leaf in clients.inputs
+          if leaf.node.location is Location.SERVER and leaf not in received
+      )
+      received.update(sent)
       new = clients.outputs
       if number == 0:
         new = (*self.client_inputs, *new)
@@ -557,6 +545,7 @@ class Plan:
       passes.append(
           Pass(
               server=server,
+              received=sent,
               clients=clients,
               folded=folded,
               zero=tuple(leaf for fold in folds[number] for leaf in fold.zero),

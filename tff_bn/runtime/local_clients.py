@@ -1,0 +1,94 @@
+"""Computes clients in threads of this process."""
+
+import collections
+from collections.abc import Generator, Mapping, Sequence
+import concurrent.futures
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tff_bn.runtime import arguments
+from tff_bn.runtime import client_part
+from tff_bn.runtime import devices as devices_lib
+from tff_bn.runtime import execution
+from tff_bn.runtime import plan as plan_lib
+
+# How many clients per lane may be computed before their turn to be added up.
+_CLIENTS_AHEAD = 2
+
+
+class LocalClients(execution.Clients):
+  """Client i is computed on device i modulo the number of devices."""
+
+  def __init__(
+      self,
+      plan: plan_lib.Plan,
+      devices: Sequence[devices_lib.Device],
+      values: Sequence[Sequence[Any]],
+      server: Mapping[plan_lib.Leaf, Any],
+  ):
+    """Initializes the clients.
+
+    Args:
+      plan: The plan.
+      devices: The devices.
+      values: The clients' values, in the order of the plan's `client_inputs`.
+      server: The server's tensors, to which those of each pass are added.
+    """
+    self._plan = plan
+    self._devices = devices
+    self._values = values
+    self._parts = [
+        client_part.ClientPart(plan, device.name, server) for device in devices
+    ]
+    # Of each client, what later passes need; `None`: nothing is computed yet.
+    self._kept: list[Optional[dict[plan_lib.Leaf, tf.Tensor]]] = [None] * len(
+        values
+    )
+    self._results: list[dict[plan_lib.Leaf, Any]] = [{} for _ in values]
+
+  def results(self, leaf: plan_lib.Leaf) -> list[Any]:
+    """See the base class."""
+    return [results[leaf] for results in self._results]
+
+  def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
+    """See the base class."""
+    clients = range(len(self._values))
+    num_lanes = sum(device.lanes.number for device in self._devices)
+    if num_lanes == 1 or len(clients) == 1:
+      for client in clients:
+        yield self._compute(client, number)
+      return
+    running = collections.deque()
+    try:
+      for client in clients:
+        if len(running) >= _CLIENTS_AHEAD * num_lanes:
+          yield running.popleft().result()
+        device = self._devices[client % len(self._devices)]
+        running.append(
+            device.lanes.submit(
+                lambda client=client: self._compute(client, number)
+            )
+        )
+      while running:
+        yield running.popleft().result()
+    finally:
+      for future in running:
+        future.cancel()
+      concurrent.futures.wait(running)
+
+  def _compute(self, client: int, number: int) -> list[tf.Tensor]:
+    """Computes one client's part of a pass; returns what is to be folded."""
+    part = self._parts[client % len(self._parts)]
+    tensors = self._kept[client]
+    if tensors is None:
+      tensors = part.begin(self._values[client])
+    part.compute(tensors, number)
+    plan = self._plan.passes[number]
+    for leaf in plan.results:
+      self._results[client][leaf] = arguments.to_python(
+          tensors[leaf], leaf.type
+      )
+    folded = [tensors[leaf] for leaf in plan.folded if leaf in tensors]
+    self._kept[client] = {leaf: tensors[leaf] for leaf in plan.kept}
+    return folded

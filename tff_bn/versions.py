@@ -1,0 +1,36 @@
+"""The versions of what has an influence on the bits of a result."""
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import pathlib
+import platform
+
+import tff_bn
+
+_PACKAGES = ('tensorflow', 'keras', 'tensorflow-federated', 'numpy')
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+  """The versions of the code by name, with a checksum of this package's."""
+  found = {'tff_bn': tff_bn.__version__, 'python': platform.python_version()}
+  for name in _PACKAGES:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      found[name] = 'unknown'
+  found['tff_bn source'] = _source_checksum()
+  return found
+
+
+def _source_checksum() -> str:
+  # `layers` and `programs` may be in other folders.
+  digest = hashlib.sha256()
+  for package in ('tff_bn', 'tff_bn.layers', 'tff_bn.programs'):
+    folder = pathlib.Path(importlib.import_module(package).__file__).parent
+    for path in sorted(folder.rglob('*.py')):
+      digest.update(f'{package}/{path.relative_to(folder)}'.encode())
+      digest.update(path.read_bytes())
+  return digest.hexdigest()
