@@ -9,6 +9,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.runtime import plan_context
+
 _INT = tff.TensorType(np.int32)
 _VECTOR = tff.TensorType(np.float32, [3])
 _VALUES = [

@@ -217,6 +217,21 @@ def _dataset_of_list(
       _leaves(element, element_type, f'{name}[{number}]')
       for number, element in enumerate(elements)
   ]
+  return dataset_of_rows(rows, element_type)
+
+
+def dataset_of_rows(
+    rows: Sequence[Sequence[Any]], element_type: tff.Type
+) -> tf.data.Dataset:
+  """Makes a dataset of its elements.
+
+  Args:
+    rows: For each element the arrays of its leaves, depth first.
+    element_type: The type of the elements.
+
+  Returns:
+    The dataset.
+  """
   if not rows:
     specs = map(
         element_structure.tensor_spec,

@@ -2,24 +2,33 @@
 
 from collections.abc import Iterator
 import contextlib
+import json
 import logging
 import os
-import shutil
+import pathlib
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
-from typing import Any, Optional
+from typing import Any
 
 import ray
 from ray._private import ray_constants
 
 from tff_bn.runtime import ray_options
 
-_LOOPBACK = '127.0.0.1'
-# Not where TMPDIR says: the paths of Ray's sockets, which are far down in it,
-# may have about a hundred characters.
-_TEMPORARY_FOLDER = '/tmp'
-# What is said to nobody else, and what the program says better.
+_LOCAL_CLUSTER = pathlib.Path(__file__).with_name('ray_local_cluster.py')
+_LOCAL_ENVIRONMENT = {
+    # Ray takes loopback for the machine's other address, unless it believes
+    # that it is on a system on which it has no clusters.
+    'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER': '0',
+    # It would report its use to its makers.
+    'RAY_USAGE_STATS_ENABLED': '0',
+}
+_ADDRESS_VARIABLE = 'RAY_ADDRESS'
+_END_SECONDS = 30
+# What this package says better.
 _QUIET = dict(log_to_driver=False, logging_level=logging.ERROR)
 
 
@@ -44,44 +53,71 @@ def connected(options: ray_options.RayOptions) -> Iterator[None]:
             ' cluster already. Leave the address out to use that one.'
         )
     elif options.address in (None, ray_options.LOCAL):
-      stack.enter_context(_local_cluster(options))
+      folder = stack.enter_context(_local_cluster(options))
+      with _local_connections():
+        # Only a cluster that Ray has found itself lets this process in without
+        # further settings.
+        stack.enter_context(_connection('auto', _temp_dir=folder))
     else:
-      stack.enter_context(_other_cluster(options.address))
+      stack.enter_context(_connection(options.address))
     yield
 
 
 @contextlib.contextmanager
-def _local_cluster(options: ray_options.RayOptions) -> Iterator[None]:
-  """Starts a cluster of this machine, which nobody else can reach."""
+def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
+  """Starts a cluster of this machine, which others can't reach.
+
+  Args:
+    options: What was asked for.
+
+  Yields:
+    The folder in which Ray finds it.
+  """
   num_cpus = len(os.sched_getaffinity(0))
   if options.num_workers is not None:
     cpus = options.cpus_per_worker or ray_options.default_cpus_per_worker()
     # More workers than cores only take turns.
     num_cpus = max(num_cpus, options.num_workers * cpus)
-  folder = tempfile.mkdtemp(prefix='tff_bn_', dir=_TEMPORARY_FOLDER)
-  try:
-    with _on_loopback_only(), _without_reports():
-      _init(
-          address='local',
-          num_cpus=num_cpus,
-          include_dashboard=False,
-          _node_ip_address=_LOOPBACK,
-          _temp_dir=folder,
-      )
+  with tempfile.TemporaryFile('w+') as errors:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            str(_LOCAL_CLUSTER),
+            json.dumps({'num_cpus': num_cpus}),
+        ],
+        env={**os.environ, **_LOCAL_ENVIRONMENT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        # A Ctrl-C is for this program, which then ends the cluster.
+        start_new_session=True,
+    )
     try:
-      yield
+      folder = process.stdout.readline().strip()
+      if not folder:
+        process.wait()
+        errors.seek(0)
+        raise RuntimeError(f'Ray could not start: {errors.read().strip()}')
+      yield folder
     finally:
-      ray.shutdown()
-  finally:
-    shutil.rmtree(folder, ignore_errors=True)
+      process.stdin.close()
+      try:
+        process.wait(_END_SECONDS)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+      process.stdout.close()
 
 
 @contextlib.contextmanager
-def _other_cluster(address: str) -> Iterator[None]:
+def _connection(address: str, **options: Any) -> Iterator[None]:
   try:
-    _init(address=address)
-  # Of many kinds, none of them told apart by Ray.
+    with _same_signal_handler():
+      ray.init(address=address, **options, **_QUIET)
+  # Of many kinds, not told apart by Ray.
   except Exception as error:  # pylint: disable=broad-exception-caught
+    ray.shutdown()
     reason = ' '.join(str(error).split())
     raise ValueError(
         f'No Ray cluster can be used at {address}: {reason}'
@@ -92,58 +128,28 @@ def _other_cluster(address: str) -> Iterator[None]:
     ray.shutdown()
 
 
-def _init(**arguments: Any) -> None:
-  """Calls `ray.init`, and keeps the signal handler that it would replace."""
-  is_main = threading.current_thread() is threading.main_thread()
+@contextlib.contextmanager
+def _same_signal_handler() -> Iterator[None]:
+  """Keeps the signal handler that Ray replaces."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
   handler = signal.getsignal(signal.SIGTERM)
   try:
-    ray.init(**arguments, **_QUIET)
-  except BaseException:
-    ray.shutdown()
-    raise
+    yield
   finally:
-    if is_main:
-      signal.signal(signal.SIGTERM, handler)
+    signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager
-def _on_loopback_only() -> Iterator[None]:
-  """Lets Ray's processes that start in a `with` block listen on loopback.
-
-  Ray takes loopback for the machine's other address, unless it believes that it
-  is on a system for which it has no clusters.
-  """
-  previous = ray_constants.ENABLE_RAY_CLUSTER
+def _local_connections() -> Iterator[None]:
+  """Lets this process connect to a cluster on loopback, and to no other."""
+  enabled = ray_constants.ENABLE_RAY_CLUSTER
   ray_constants.ENABLE_RAY_CLUSTER = False
+  other_cluster = os.environ.pop(_ADDRESS_VARIABLE, None)
   try:
     yield
   finally:
-    ray_constants.ENABLE_RAY_CLUSTER = previous
-  addresses = {node['NodeManagerAddress'] for node in ray.nodes()}
-  if addresses != {_LOOPBACK}:
-    ray.shutdown()
-    raise RuntimeError(
-        f'Ray {ray.__version__} listens on {", ".join(addresses)}, where others'
-        ' can reach it, although it was told to use loopback. Use another'
-        ' version of Ray, or start a cluster yourself and give its address.'
-    )
-
-
-@contextlib.contextmanager
-def _without_reports() -> Iterator[None]:
-  """Ray would report its use to its makers."""
-  with _environment('RAY_USAGE_STATS_ENABLED', '0'):
-    yield
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-  previous: Optional[str] = os.environ.get(name)
-  os.environ[name] = value
-  try:
-    yield
-  finally:
-    if previous is None:
-      del os.environ[name]
-    else:
-      os.environ[name] = previous
+    ray_constants.ENABLE_RAY_CLUSTER = enabled
+    if other_cluster is not None:
+      os.environ[_ADDRESS_VARIABLE] = other_cluster

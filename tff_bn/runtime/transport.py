@@ -18,8 +18,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.runtime import arguments
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import devices
+from tff_bn.runtime import element_structure
 from tff_bn.runtime import plan as plan_lib
 
 # Arrays of this size and more are stored instead of sent.
@@ -198,6 +200,17 @@ def variant_from_array(graph: np.ndarray) -> tf.Tensor:
     return tf.raw_ops.DatasetFromGraph(graph_def=graph.tobytes())
 
 
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """The elements of a dataset that can't be written as a graph.
+
+  Attributes:
+    rows: For each element the arrays of its leaves, depth first.
+  """
+
+  rows: list[list[Any]]
+
+
 def to_arrays(
     leaves: Iterable[plan_lib.Leaf], tensors: Iterable[tf.Tensor]
 ) -> list[Any]:
@@ -208,14 +221,30 @@ def to_arrays(
     tensors: The tensors.
 
   Returns:
-    The arrays; that of a dataset holds its graph.
+    The arrays; for a dataset, something else that can be pickled.
   """
   return [
-      dataset_to_array(tensor)
+      _from_variant(tensor, leaf.type.element)
       if isinstance(leaf.type, tff.SequenceType)
       else tensor.numpy()
       for leaf, tensor in zip(leaves, tensors, strict=True)
   ]
+
+
+def _from_variant(
+    variant: tf.Tensor, element_type: tff.Type
+) -> np.ndarray | _Rows:
+  try:
+    return dataset_to_array(variant)
+  except tf.errors.FailedPreconditionError:
+    # It uses a table of the function that made it, and that has ended.
+    dataset = element_structure.from_variant(variant, element_type)
+    return _Rows(
+        [
+            [leaf.numpy() for leaf in element_structure.unpack(element_type, e)]
+            for e in dataset
+        ]
+    )
 
 
 def from_array(leaf: plan_lib.Leaf, array: Any) -> Any:
@@ -223,11 +252,15 @@ def from_array(leaf: plan_lib.Leaf, array: Any) -> Any:
 
   Args:
     leaf: The leaf.
-    array: Its array.
+    array: What stands for it.
 
   Returns:
     The array, or a dataset's variant tensor.
   """
-  if isinstance(leaf.type, tff.SequenceType):
-    return variant_from_array(array)
-  return array
+  if not isinstance(leaf.type, tff.SequenceType):
+    return array
+  if isinstance(array, _Rows):
+    return client_dataset.to_variant(
+        arguments.dataset_of_rows(array.rows, leaf.type.element)
+    )
+  return variant_from_array(array)
