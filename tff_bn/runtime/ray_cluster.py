@@ -85,7 +85,12 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
             str(_LOCAL_CLUSTER),
             json.dumps({'num_cpus': num_cpus}),
         ],
-        env={**os.environ, **_LOCAL_ENVIRONMENT},
+        env={
+            **os.environ,
+            **_LOCAL_ENVIRONMENT,
+            # Workers can import what this program can.
+            'PYTHONPATH': os.pathsep.join(map(os.path.abspath, sys.path)),
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
