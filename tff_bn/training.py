@@ -220,6 +220,8 @@ def train(
       the folder holds is damaged.
     OSError: If a file can't be read or written at present.
     ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
+    WorkersLostError: If no worker is left, see `tff_bn.runtime.ray_runtime`;
+      the finished rounds are saved.
   """
   federated.check_client_ids(data.client_ids)
   num_clients = len(data.client_ids)
@@ -418,6 +420,9 @@ class _Run:
         raise termination.Terminated(
             f'Round {saved} is saved; the same command goes on from there.'
         ) from error
+      raise
+    except runtime.WorkersLostError:
+      self._save_latest()
       raise
 
   def _save_latest(self) -> Optional[int]:
