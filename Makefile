@@ -15,7 +15,8 @@ compare: setup
 	.venv/bin/tff-bn-compare $(ARGS)
 
 # TensorFlow's own messages would follow pytest's last lines, with the counts.
-test: setup
+test:
+	@sh scripts/setup.sh requirements-ray.txt
 	@style=0; \
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \

@@ -97,7 +97,7 @@ setuptools.setup(
             'typing-extensions>=4.5',
         ],
         # Besides, for several machines.
-        'ray': ['ray>=2.60'],
+        'ray': ['cloudpickle>=2.2', 'ray>=2.60'],
     },
     entry_points={
         'console_scripts': [

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs the project and everything it needs into .venv, with the newest of
 # Python 3.11, 3.12 and 3.13 that is found. Does nothing where that is done
-# already; set PYTHON to choose the interpreter.
+# already; set PYTHON to choose the interpreter. Further files of requirements
+# may be given, which are installed besides.
 
 set -eu
 CDPATH='' cd -- "$(dirname -- "$0")/.."
@@ -89,7 +90,14 @@ install() {
       --ignore-requires-python "$@"
 }
 
+install_besides() {
+  for file; do
+    install -r "$file"
+  done
+}
+
 if is_up_to_date; then
+  install_besides "$@"
   exit 0
 fi
 find_python
@@ -107,3 +115,4 @@ install -r "$venv/build-requirements.txt"
 install --no-build-isolation -r requirements.txt
 install --no-build-isolation --editable .
 fingerprint "$version" >"$stamp"
+install_besides "$@"

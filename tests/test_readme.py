@@ -15,14 +15,13 @@ from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
-from tff_bn.programs import worker
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / 'README.md').read_text(encoding='utf-8')
 _PROGRAMS = {
     program.name: program
     for program in (
-        *(module.PROGRAM for module in (train, compare, evaluate, worker)),
+        *(module.PROGRAM for module in (train, compare, evaluate)),
         *analyze.ANALYSES.values(),
     )
 }

@@ -94,8 +94,7 @@ def test_console_scripts_lead_to_functions(wheel: zipfile.ZipFile):
   entry_points.read_string(_information(wheel, 'entry_points.txt'))
   scripts = dict(entry_points['console_scripts'])
   assert set(scripts) == {
-      f'tff-bn-{name}'
-      for name in ('analyze', 'compare', 'evaluate', 'train', 'worker')
+      f'tff-bn-{name}' for name in ('analyze', 'compare', 'evaluate', 'train')
   }
   for target in scripts.values():
     module, _, function = target.partition(':')

@@ -13,7 +13,11 @@ import pytest
 from tff_bn import dependencies
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_FILES = ('requirements.txt', 'requirements-cuda.txt')
+_FILES = (
+    'requirements.txt',
+    'requirements-cuda.txt',
+    'requirements-ray.txt',
+)
 
 # What the project uses itself, beside the distribution's own requirements: to
 # build and install, to test, and to run the notebooks.
@@ -147,6 +151,25 @@ def test_pins_are_complete_consistent_and_needed():
       todo.append((needed, frozenset(need.extras)))
   superfluous = set(pins) - {name for name, _ in seen}
   assert not superfluous
+
+
+def test_ray_is_complete_and_nothing_more():
+  pins = {
+      **_pins(markers.default_environment()['python_version']),
+      **dict(line.split('==') for line in _lines('requirements-ray.txt')),
+  }
+  todo, seen = ['tff-bn'], set()
+  while todo:
+    name = todo.pop()
+    extras = frozenset({'ray'} if name == 'tff-bn' else ())
+    for need in _needs(name, extras):
+      needed = utils.canonicalize_name(need.name)
+      assert need.specifier.contains(pins[needed]), f'{name} needs {need}'
+      if needed not in seen:
+        seen.add(needed)
+        todo.append(needed)
+  added = {line.partition('==')[0] for line in _lines('requirements-ray.txt')}
+  assert added <= seen
 
 
 def test_cuda_is_what_tensorflow_asks_for():

@@ -56,6 +56,12 @@ _INSTALLS = tuple(
 )
 
 
+_RAY = (
+    '{}: -m pip install --quiet --no-deps --ignore-requires-python -r'
+    ' requirements-ray.txt'
+)
+
+
 class Machine:
   """A machine with a copy of the set-up, and the interpreters one gives it."""
 
@@ -369,6 +375,7 @@ class TestMakefile:
     result = ready.run('make', 'test', PYTHONPATH='/a')
     assert result.returncode == 0, result.stderr
     assert ready.calls() == [
+        _RAY.format('python3.13'),
         'python3.13: -m ruff check .',
         'python3.13: -m pyink --check .',
         'python3.13: -m pytest -n 2 --dist=loadfile',
@@ -379,7 +386,7 @@ class TestMakefile:
   def test_any_failure_fails(self, ready: Machine, tool: str, command: str):
     result = ready.run(*command.split(), FAIL=f'-m {tool}*')
     assert result.returncode != 0
-    assert len(ready.calls()) == 3
+    assert len(ready.calls()) == 4
 
   def test_ci_sets_up_and_tests(self, machine: Machine):
     machine.add('python3.13', '3.13')
@@ -387,4 +394,5 @@ class TestMakefile:
     assert result.returncode == 0, result.stderr
     calls = machine.calls()
     assert calls[:4] == _whole_installation('python3.13')
+    assert calls[4] == _RAY.format('python3.13')
     assert calls[-1].startswith('python3.13: -m pytest')

@@ -76,6 +76,7 @@ class TestLosses:
     assert len(set(ray_contexts.pids(context)) - set(before)) == 1
     assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
 
+  @pytest.mark.slow
   @pytest.mark.usefixtures('quick_to_notice')
   def test_hangs(self, context, fed_bn, expected, trap):
     before = ray_contexts.pids(context)
@@ -85,6 +86,7 @@ class TestLosses:
     (hung,) = set(before) - set(ray_contexts.pids(context))
     assert not psutil.pid_exists(hung)
 
+  @pytest.mark.slow
   @pytest.mark.parametrize('signal_number', [signal.SIGKILL, signal.SIGSTOP])
   @pytest.mark.usefixtures('quick_to_notice')
   def test_lost_between_two_passes(
@@ -105,11 +107,13 @@ class TestLosses:
     ray_contexts.wait_for(context, 2)
     assert repr(ray_example.two_passes(_VALUES)) == two_expected
 
+  @pytest.mark.slow
   def test_all_killed(self, context, fed_bn, expected):
     for pid in ray_contexts.pids(context):
       os.kill(pid, signal.SIGKILL)
     assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
 
+  @pytest.mark.slow
   def test_client_that_ends_all_of_its_workers_ends_the_round(
       self, context, monkeypatch
   ):

@@ -9,6 +9,8 @@ import ray_contexts
 import ray_example
 import ray_nodes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope='module')
 def nodes():

@@ -11,6 +11,8 @@ import ray_example
 
 from tff_bn import runtime
 
+pytestmark = pytest.mark.slow
+
 
 def test_client_that_takes_too_long_is_computed_elsewhere(
     fed_bn, expected, trap

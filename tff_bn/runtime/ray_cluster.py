@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from typing import Any
 
 import ray
 from ray._private import ray_constants
@@ -26,7 +25,7 @@ _LOCAL_ENVIRONMENT = {
     # It would report its use to its makers.
     'RAY_USAGE_STATS_ENABLED': '0',
 }
-_ADDRESS_VARIABLE = 'RAY_ADDRESS'
+_AUTH_VARIABLE = 'RAY_AUTH_MODE'
 _END_SECONDS = 30
 # What this package says better.
 _QUIET = dict(log_to_driver=False, logging_level=logging.ERROR)
@@ -53,11 +52,9 @@ def connected(options: ray_options.RayOptions) -> Iterator[None]:
             ' cluster already. Leave the address out to use that one.'
         )
     elif options.address in (None, ray_options.LOCAL):
-      folder = stack.enter_context(_local_cluster(options))
+      address = stack.enter_context(_local_cluster(options))
       with _local_connections():
-        # Only a cluster that Ray has found itself lets this process in without
-        # further settings.
-        stack.enter_context(_connection('auto', _temp_dir=folder))
+        stack.enter_context(_connection(address))
     else:
       stack.enter_context(_connection(options.address))
     yield
@@ -71,7 +68,7 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
     options: What was asked for.
 
   Yields:
-    The folder in which Ray finds it.
+    Its address.
   """
   num_cpus = len(os.sched_getaffinity(0))
   if options.num_workers is not None:
@@ -99,12 +96,12 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
         start_new_session=True,
     )
     try:
-      folder = process.stdout.readline().strip()
-      if not folder:
+      address = process.stdout.readline().strip()
+      if not address:
         process.wait()
         errors.seek(0)
         raise RuntimeError(f'Ray could not start: {errors.read().strip()}')
-      yield folder
+      yield address
     finally:
       process.stdin.close()
       try:
@@ -116,10 +113,10 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _connection(address: str, **options: Any) -> Iterator[None]:
+def _connection(address: str) -> Iterator[None]:
   try:
     with _same_signal_handler():
-      ray.init(address=address, **options, **_QUIET)
+      ray.init(address=address, **_QUIET)
   # Of many kinds, not told apart by Ray.
   except Exception as error:  # pylint: disable=broad-exception-caught
     ray.shutdown()
@@ -148,13 +145,14 @@ def _same_signal_handler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _local_connections() -> Iterator[None]:
-  """Lets this process connect to a cluster on loopback, and to no other."""
+  """Lets this process connect to what `_local_cluster` has started."""
+  # Such a cluster asks for a token, if nothing else is said.
+  if _AUTH_VARIABLE not in os.environ:
+    os.environ[_AUTH_VARIABLE] = 'token'
+    ray._raylet.Config.initialize('')  # pylint: disable=protected-access
   enabled = ray_constants.ENABLE_RAY_CLUSTER
   ray_constants.ENABLE_RAY_CLUSTER = False
-  other_cluster = os.environ.pop(_ADDRESS_VARIABLE, None)
   try:
     yield
   finally:
     ray_constants.ENABLE_RAY_CLUSTER = enabled
-    if other_cluster is not None:
-      os.environ[_ADDRESS_VARIABLE] = other_cluster

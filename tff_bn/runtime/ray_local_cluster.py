@@ -50,7 +50,7 @@ def serve(options: dict[str, Any]) -> None:
             ' others can reach it, although it was told to use loopback. Use'
             ' another version of Ray, or start a cluster yourself.'
         )
-      print(folder, flush=True)
+      print(ray.get_runtime_context().gcs_address, flush=True)
       sys.stdin.read()
     finally:
       ray.shutdown()
