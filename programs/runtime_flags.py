@@ -101,8 +101,9 @@ def resolve(flags: cli.ParsedFlags) -> RuntimeSettings:
   # Never overruled: it is a part of what is computed.
   if flags.runtime == 'native' and flags.jit_compile:
     raise ValueError(
-        '--jit_compile is not for --runtime=native, because'
-        " TFF's worker process, which has no XLA compiler, would ignore it."
+        '--jit_compile is only for --runtime=in_process and --runtime=ray,'
+        " because TFF's worker process, which has no XLA compiler, would"
+        ' ignore it.'
     )
   is_ray = flags.runtime == 'ray'
   return RuntimeSettings(

@@ -44,7 +44,7 @@ def test_elements_stay_the_same(function):
 
 def test_in_process_runtime_does_not_optimize():
   dataset = _batches()
-  variant = client_dataset.dataset_to_worker(dataset, None)
+  variant = client_dataset.to_variant(dataset)
   used = tf.data.experimental.from_variant(variant, dataset.element_spec)
   assert _is_optimized(used) == (False, False)
   assert _elements(used) == _elements(dataset)

@@ -423,7 +423,7 @@ def test_all_runs_are_checked_before_the_first_starts(tmp_path, capsys):
             ['--client_devices=CPU:0,TPU:7', "no device 'TPU:7'", 'CPU:0'],
         ),
         (['--client_devices=CPU:0,CPU:0'], ['CPU:0 is in the list twice']),
-        (['--runtime=gpu'], ['--runtime=gpu', 'in_process, native']),
+        (['--runtime=gpu'], ['--runtime=gpu', 'in_process, ray, native']),
         (['--precision=float16'], ['--precision=float16', 'mixed_float16']),
     ],
     ids=lambda value: ' '.join(value),

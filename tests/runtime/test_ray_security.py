@@ -15,9 +15,14 @@ def _listening(processes):
 
 def test_a_cluster_of_ours_listens_on_loopback_only():
   this = psutil.Process()
+  children_before = this.children(recursive=True)
   before = _listening([this])
   context = ray_contexts.make(num_workers=1)
-  children = this.children(recursive=True)
+  children = [
+      child
+      for child in this.children(recursive=True)
+      if child not in children_before
+  ]
   names = ' '.join(process.name() for process in children)
   found = _listening([this, *children]) - before
   context.close()
