@@ -12,8 +12,11 @@ import sys
 import tempfile
 import threading
 
+import grpc
 import ray
+from ray._private import grpc_utils
 from ray._private import ray_constants
+from ray._private import services
 
 from tff_bn.runtime import ray_options
 
@@ -27,6 +30,11 @@ _LOCAL_ENVIRONMENT = {
 }
 _AUTH_VARIABLE = 'RAY_AUTH_MODE'
 _END_SECONDS = 30
+_ANSWER_SECONDS = 20
+_CREDENTIALS_HINT = (
+    'Does the cluster run, and are RAY_USE_TLS, the certificates, RAY_AUTH_MODE'
+    ' and the token the same here and there?'
+)
 # What this package says better.
 _QUIET = dict(log_to_driver=False, logging_level=logging.ERROR)
 
@@ -56,7 +64,7 @@ def connected(options: ray_options.RayOptions) -> Iterator[None]:
       with _local_connections():
         stack.enter_context(_connection(address))
     else:
-      stack.enter_context(_connection(options.address))
+      stack.enter_context(_connection(_checked_address(options.address)))
     yield
 
 
@@ -112,18 +120,60 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
       process.stdout.close()
 
 
+def _checked_address(address: str) -> str:
+  """Finds a cluster, and checks that it answers.
+
+  Ray itself waits without an end where TLS and no TLS meet.
+
+  Args:
+    address: Where the cluster is, or 'auto'.
+
+  Returns:
+    Its host and port.
+
+  Raises:
+    ValueError: If there is no cluster, or it refuses this process's
+      certificate.
+  """
+  try:
+    found = services.canonicalize_bootstrap_address_or_die(address)
+    with grpc_utils.init_grpc_channel(found) as channel:
+      grpc.channel_ready_future(channel).result(_ANSWER_SECONDS)
+  except grpc.FutureTimeoutError as error:
+    raise ValueError(
+        f'No Ray cluster can be used at {found}: none has answered for'
+        f' {_ANSWER_SECONDS} s. {_CREDENTIALS_HINT}'
+    ) from error
+  except Exception as error:  # pylint: disable=broad-exception-caught
+    raise _unusable(address, error) from error
+  return found
+
+
+def _unusable(address: str, error: Exception) -> ValueError:
+  """Says that there is no cluster.
+
+  Args:
+    address: Where it should be.
+    error: What Ray says: errors of many kinds, not told apart.
+
+  Returns:
+    The error for the user.
+  """
+  reason = ' '.join(str(error).split())
+  return ValueError(
+      f'No Ray cluster can be used at {address}: {reason.rstrip(".")}.'
+      f' {_CREDENTIALS_HINT}'
+  )
+
+
 @contextlib.contextmanager
 def _connection(address: str) -> Iterator[None]:
   try:
     with _same_signal_handler():
       ray.init(address=address, **_QUIET)
-  # Of many kinds, not told apart by Ray.
   except Exception as error:  # pylint: disable=broad-exception-caught
     ray.shutdown()
-    reason = ' '.join(str(error).split())
-    raise ValueError(
-        f'No Ray cluster can be used at {address}: {reason}'
-    ) from error
+    raise _unusable(address, error) from error
   try:
     yield
   finally:
