@@ -228,8 +228,15 @@ def in_new_process(function: Callable[..., Any], *args: Any) -> Any:
     return executor.submit(function, *args).result()
 
 
-def describe_machine() -> list[str]:
-  """Lines about the machine and versions."""
+def describe_machine(*packages: str) -> list[str]:
+  """Describes where a benchmark runs.
+
+  Args:
+    *packages: Packages whose versions matter, beside those that always do.
+
+  Returns:
+    Lines about the machine and versions.
+  """
   import tensorflow as tf  # pylint: disable=g-import-not-at-top
 
   processor = platform.processor() or platform.machine()
@@ -244,7 +251,7 @@ def describe_machine() -> list[str]:
   ]
   versions = [
       f'{name} {importlib.metadata.version(name)}'
-      for name in ('tensorflow', 'tensorflow-federated', 'tff-bn')
+      for name in ('tensorflow', 'tensorflow-federated', 'tff-bn', *packages)
   ]
   return [
       f'{os.cpu_count()} CPU cores ({processor}); GPUs:'

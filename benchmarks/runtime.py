@@ -35,6 +35,7 @@ from typing import Any, Optional
 
 from absl import app
 from absl import flags
+import fed_avg_rounds
 import harness
 from harness import Result
 from harness import Timing
@@ -86,13 +87,9 @@ _MAX_STARTUP_SECONDS = 15.0
 # another way, and from a client's second step on ReLU and pooling amplify that.
 _TOLERANCE = 1e-2
 
-_LEARNING_RATES = {'small_cnn': 0.1, 'resnet20': 0.01}
 
-
-class Row(harness.Row):
-  """A kind of round, of a model with a learning rate."""
-
-  models = tuple(_LEARNING_RATES)
+class Row(fed_avg_rounds.Row):
+  """A kind of round, with what it may cost."""
 
   @property
   def max_bare_ratio(self) -> Optional[float]:
@@ -140,89 +137,8 @@ class Measurements:
   startup: Sequence[float]
 
 
-class _Problem:
-  """A row's data, model and process."""
-
-  def __init__(self, row: Row):
-    # pylint: disable=g-import-not-at-top
-    import tensorflow_federated as tff
-
-    from tff_bn import algorithms
-    from tff_bn import models
-
-    # pylint: enable=g-import-not-at-top
-    self.row = row
-    self.learning_rate = _LEARNING_RATES[row.model]
-    self.data = _federated_data(row)
-    self.model = harness.build_classifier(
-        models.build_model_fn(
-            row.model, self.data.dataset.input_shape, harness.NUM_CLASSES
-        ),
-        self.data.element_spec,
-    )
-    self.process = algorithms.build_fed_avg(
-        self.model, tff.learning.optimizers.build_sgdm(self.learning_rate)
-    )
-    self.initial = self.model.from_model_weights(self.model.initial_weights)
-
-  def client_dataset(self, client_id: str, round_num: int) -> Any:
-    """The batches of a client."""
-    return self.data.client_dataset(
-        [client_id],
-        seed=0,
-        round_num=round_num,
-        batch_size=self.row.batch_size,
-        local_steps=self.row.num_steps,
-    )
-
-  def client_datasets(self, round_num: int) -> list[Any]:
-    """The batches of all clients."""
-    return [self.client_dataset(c, round_num) for c in self.data.client_ids]
-
-  def federated_round(self, state: Any, datasets: Sequence[Any]) -> Result:
-    """Computes a round in TFF's current context."""
-    output = self.process.next(state, datasets)
-    train = output.metrics['client_work']['train']
-    return Result(
-        self.model.from_model_weights(
-            self.process.get_model_weights(output.state)
-        ),
-        [train['loss'], train['accuracy']],
-    )
-
-  def check(self, results: Mapping[str, Result]) -> None:
-    """Raises a `RuntimeError` unless all ways have the same results."""
-    harness.check_results(self.row, results, BARE, self.initial, _TOLERANCE)
-
-
-def _federated_data(row: Row) -> Any:
-  # pylint: disable=g-import-not-at-top
-  import numpy as np
-
-  from tff_bn import data
-
-  # pylint: enable=g-import-not-at-top
-  rng = np.random.default_rng([0, row.num_clients])
-  num_samples = row.num_steps * row.batch_size
-  if row.model == 'small_cnn':
-    dataset = data.load_dataset('digits')
-    # Clients share samples: there are too few for a thousand of them.
-    num_samples = min(num_samples, len(dataset.y_train))
-    parts = [
-        rng.choice(len(dataset.y_train), num_samples, replace=False)
-        for _ in range(row.num_clients)
-    ]
-  else:
-    total = row.num_clients * num_samples
-    x = rng.integers(0, 256, (total, 32, 32, 3), np.uint8)
-    y = rng.integers(0, harness.NUM_CLASSES, total, np.int32)
-    dataset = data.Dataset('random', x, y, x[:0], y[:0], harness.NUM_CLASSES)
-    parts = np.split(np.arange(total), row.num_clients)
-  return harness.federated_data(dataset, parts)
-
-
 def _build_bare_round(
-    problem: _Problem,
+    problem: fed_avg_rounds.FedAvgRounds,
 ) -> Callable[[Sequence[Any]], Result]:
   """Returns a function that computes a round with plain TensorFlow."""
   import tensorflow as tf  # pylint: disable=g-import-not-at-top
@@ -306,7 +222,7 @@ def time_row(row: Row, repeats: int) -> Timing:
   from tff_bn import runtime
 
   # pylint: enable=g-import-not-at-top
-  problem = _Problem(row)
+  problem = fed_avg_rounds.FedAvgRounds(row)
   bare_round = _build_bare_round(problem)
   times = {way: [] for way in WAYS}
   with contextlib.ExitStack() as stack:
@@ -326,9 +242,9 @@ def time_row(row: Row, repeats: int) -> Timing:
           results[way] = bare_round(datasets)
         else:
           tff.framework.set_default_context(contexts[way])
-          results[way] = problem.federated_round(state, datasets)
+          results[way] = problem.compute(state, datasets)
         times[way].append(time.perf_counter() - start)
-      problem.check(results)
+      harness.check_results(row, results, BARE, problem.initial, _TOLERANCE)
   return Timing(
       {way: seconds[0] for way, seconds in times.items()},
       {way: seconds[1:] for way, seconds in times.items()},
@@ -346,29 +262,16 @@ def peak_memory(row: Row, is_shared: bool) -> float:
   Returns:
     This process's peak memory until then, in megabytes.
   """
-  # pylint: disable=g-import-not-at-top
-  from tff_bn import round_data
-  from tff_bn import runtime
+  from tff_bn import runtime  # pylint: disable=g-import-not-at-top
 
-  # pylint: enable=g-import-not-at-top
-  problem = _Problem(row)
+  problem = fed_avg_rounds.FedAvgRounds(row)
   client_ids = problem.data.client_ids
   if is_shared:
     datasets = [problem.client_dataset(client_ids[0], 0)] * len(client_ids)
   else:
-    datasets = [
-        round_data.RoundDataset(
-            problem.data,
-            [client_id],
-            seed=0,
-            round_num=0,
-            batch_size=row.batch_size,
-            local_steps=row.num_steps,
-        )
-        for client_id in client_ids
-    ]
+    datasets = problem.late_datasets(0)
   with runtime.in_process_runtime():
-    problem.federated_round(problem.process.initialize(), datasets)
+    problem.compute(problem.process.initialize(), datasets)
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   # Linux counts in kilobytes, macOS in bytes.
   return peak / (1e6 if sys.platform == 'darwin' else 1e3)

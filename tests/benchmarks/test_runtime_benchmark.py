@@ -95,15 +95,20 @@ def test_row_that_is_not_understood(text):
 
 
 def test_different_results_are_not_reported():
-  problem = benchmark._Problem(benchmark.Row('small_cnn', 1, 1, 2))
-  changed = [w + 1 for w in problem.initial]
+  row = benchmark.Row('small_cnn', 1, 1, 2)
+  initial = benchmark.fed_avg_rounds.FedAvgRounds(row).initial
+  changed = [w + 1 for w in initial]
 
   def check(weights, loss):
-    problem.check(
+    benchmark.harness.check_results(
+        row,
         {
             'in process': benchmark.Result(weights, [loss, 0.5]),
             'bare': benchmark.Result(changed, [1.0, 0.5]),
-        }
+        },
+        'bare',
+        initial,
+        1e-2,
     )
 
   check([w + 1e-6 for w in changed], 1.00001)
@@ -126,7 +131,7 @@ def test_memory_of_a_round(is_shared):
     'model, shape', [('small_cnn', (8, 8, 1)), ('resnet20', (32, 32, 3))]
 )
 def test_data_of_a_row(model, shape):
-  data = benchmark._federated_data(benchmark.Row(model, 3, 2, 4))
+  data = benchmark.fed_avg_rounds.federated_data(benchmark.Row(model, 3, 2, 4))
   assert len(data.client_ids) == 3
   for client_id in data.client_ids:
     dataset = data.client_dataset(

@@ -750,6 +750,9 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
         ('in_process', signal.SIGKILL, -9),
         pytest.param('native', signal.SIGINT, 130, marks=pytest.mark.slow),
         pytest.param('native', signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param('ray', signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param('ray', signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param('ray', signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
 def test_signal_ends_everything_and_the_same_command_goes_on(
@@ -787,13 +790,21 @@ def test_signal_ends_everything_and_the_same_command_goes_on(
         assert time.monotonic() < deadline
         time.sleep(0.05)
       children = psutil.Process(process.pid).children(recursive=True)
-      assert bool(children) == (runtime == '--runtime=native')
+      assert bool(children) == (runtime != '--runtime=in_process')
+      ray_folders = {
+          match
+          for child in children
+          for word in child.cmdline()
+          for match in re.findall(r'/tmp/tff_bn_\w+', word)
+      }
+      assert len(ray_folders) == (runtime == '--runtime=ray')
       process.send_signal(sent)
       assert process.wait(timeout=60) == code
     finally:
       process.kill()
-  _, alive = psutil.wait_procs(children, timeout=10)
+  _, alive = psutil.wait_procs(children, timeout=20)
   assert not alive
+  assert not any(os.path.exists(folder) for folder in ray_folders)
   output = errors.read_text(encoding='utf-8')
   *progress, last = output.splitlines()
   saved = max(

@@ -145,3 +145,38 @@ def two_passes(values):
   mean = tff.federated_broadcast(tff.federated_mean(first))
   second = tff.federated_map(_subtract, (first, mean))
   return tff.federated_sum(tff.federated_map(_sine, second)), second
+
+
+@tff.tensorflow.computation(tff.TensorType(np.float32, [None]), np.float32)
+def _add(state, value):
+  return state + value
+
+
+@tff.federated_computation(
+    tff.FederatedType(tff.TensorType(np.float32, [None]), tff.SERVER),
+    tff.FederatedType(np.float32, tff.CLIENTS),
+)
+def add_to_state(state, values):
+  """The sum of what clients make of a state of any size."""
+  at_clients = tff.federated_broadcast(state)
+  return tff.federated_sum(tff.federated_map(_add, (at_clients, values)))
+
+
+@tff.tensorflow.computation(
+    tff.SequenceType(
+        (
+            tff.TensorType(np.float32, [None, *_SHAPE]),
+            tff.TensorType(np.int32, [None]),
+        )
+    )
+)
+def _count(dataset):
+  return dataset.reduce(np.int32(0), lambda n, xy: n + tf.size(xy[1]))
+
+
+@tff.federated_computation(
+    tff.FederatedType(_count.type_signature.parameter, tff.CLIENTS)
+)
+def num_examples(datasets):
+  """How many examples the clients have."""
+  return tff.federated_sum(tff.federated_map(_count, datasets))

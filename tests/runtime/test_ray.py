@@ -1,6 +1,7 @@
 """Clients on Ray: the same bits as in process, whatever happens to workers."""
 
 import os
+import pickle
 import signal
 
 import numpy as np
@@ -13,6 +14,7 @@ import tensorflow_federated as tff
 
 from tff_bn import runtime
 from tff_bn.runtime import ray_clients
+from tff_bn.runtime import transport
 
 _VALUES = [np.float32(0.5 * n) for n in range(ray_example.NUM_CLIENTS)]
 
@@ -56,6 +58,94 @@ class TestSameBits:
 
   def test_several_passes(self, two_expected):
     assert repr(ray_example.two_passes(_VALUES)) == two_expected
+
+
+class TestWhatTravels:
+
+  @pytest.fixture(autouse=True)
+  def use(self, context):
+    with ray_contexts.default(context):
+      yield
+
+  @pytest.fixture
+  def stored(self, context, monkeypatch):
+    """What is put into Ray's object store, as numbers of bytes."""
+    import ray
+
+    sizes = []
+    put = ray.put
+
+    def record(value):
+      sizes.append(len(pickle.dumps(value)))
+      return put(value)
+
+    monkeypatch.setattr(ray, 'put', record)
+    monkeypatch.setattr(context._sender, '_put', record)
+    return sizes
+
+  @pytest.fixture
+  def sent(self, monkeypatch):
+    """The tasks that are sent to workers."""
+    from tff_bn.runtime import ray_workers
+
+    tasks = []
+    call = ray_workers.Workers.call
+
+    def record(self, owner, worker, task):
+      tasks.append(task)
+      call(self, owner, worker, task)
+
+    monkeypatch.setattr(ray_workers.Workers, 'call', record)
+    return tasks
+
+  def test_state_goes_once_a_round(self, stored, sent):
+    size = 100_000
+    ray_example.add_to_state(np.zeros(size, np.float32), [0.0])  # Traces.
+    stored.clear()
+    sent.clear()
+    values = list(range(20))
+    for number in range(2):
+      state = np.full(size, number, np.float32)
+      total = ray_example.add_to_state(state, values)
+      assert set(total) == {20 * number + sum(values)}
+    assert [4 * size <= bytes_ < 4.1 * size for bytes_ in stored] == [True] * 2
+    assert len(sent) == 40
+    assert all(np.size(task.inputs) == 1 for task in sent)
+
+  def test_datasets_of_python_go_once(self, fed_bn, stored, sent):
+    datasets = [ray_example.plain_dataset(c).cache() for c in range(3)]
+    datasets = [*datasets, datasets[0], datasets[1]]
+    state = fed_bn.initialize()
+    clients = [fed_bn.initialize_client(state) for _ in datasets]
+    for _ in range(2):
+      fed_bn.next(state, clients, datasets)
+    large = [bytes_ for bytes_ in stored if bytes_ > 1000]
+    assert len(large) == 3 + 2  # And the state, in each round.
+    for task in sent:
+      assert all(
+          len(value.data) < 1000
+          for value in task.inputs
+          if isinstance(value, transport.Parcel)
+      )
+
+  def test_few_clients_are_computed_ahead(self, monkeypatch, trap):
+    waiting = []
+    on_answer = ray_clients.RayClients.on_answer
+
+    def record(self, call):
+      on_answer(self, call)
+      waiting.append(len(self._answers))
+
+    monkeypatch.setattr(ray_clients.RayClients, 'on_answer', record)
+    datasets = [
+        ray_example.Trap(c, trap if c == 3 else None, seconds=2)
+        for c in range(40)
+    ]
+    total = ray_example.num_examples(datasets)
+    assert not trap.exists()
+    assert total == sum(len(ray_example.arrays(c)[1]) for c in range(40))
+    # While the fourth client sleeps, not all others are computed.
+    assert 1 < max(waiting) <= 4
 
 
 class TestLosses:

@@ -1,0 +1,539 @@
+"""Measures what it costs to compute clients by the workers of a Ray cluster.
+
+Three things are measured, on one machine:
+
+*   Rounds of federated averaging with two workers of one core each, against the
+    in-process runtime with the same two cores. The ways take turns, and rounds
+    whose results are not the same bits end the program without a report.
+*   What a round and a client cost beside what is computed: clients that only
+    add a number to the server's state, with more and more workers. Bare Ray,
+    actors that do the same without TensorFlow or anything of this project, is
+    the floor.
+*   How long the runtime takes to start.
+
+From that the report says what a hundred machines would cost. It is written in
+Markdown; the program exits with 1 if a floor is not met.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import dataclasses
+import gc
+import os
+import pathlib
+import statistics
+import time
+from typing import Any
+
+from absl import app
+from absl import flags
+import fed_avg_rounds
+from fed_avg_rounds import Row
+import harness
+from harness import Timing
+
+_ROWS = flags.DEFINE_list(
+    'rows',
+    [
+        'small_cnn:10x5x32',
+        'small_cnn:100x5x32',
+        'resnet20:5x1x128',
+        'resnet20:5x5x128',
+    ],
+    'Which rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; the models are'
+    ' small_cnn (on digits of 8x8 pixels) and resnet20 (on random images of'
+    ' 32x32x3).',
+)
+_REPEATS = flags.DEFINE_integer(
+    'repeats', 7, 'How many rounds to time, after a first one.', lower_bound=1
+)
+_WORKERS = flags.DEFINE_list(
+    'workers',
+    ['1', '2', '4', '8', '16'],
+    'With how many workers to measure what a round and a client cost; empty:'
+    ' not.',
+)
+_CLIENTS = flags.DEFINE_integer(
+    'clients',
+    200,
+    'How many clients there are in the rounds that measure the cost of one.',
+    lower_bound=2,
+)
+_OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir',
+    str(pathlib.Path(__file__).resolve().parent / 'results'),
+    'Folder for the report, ray_runtime.md.',
+)
+
+IN_PROCESS, RAY = WAYS = ('in process', 'ray')
+OURS, BARE = ('ours', 'bare Ray')
+
+_NUM_CORES = 2
+# How much longer than in process a round may take.
+_MAX_RATIOS = {'resnet20:5x1x128': 1.2}
+# How many float32 numbers the server's state has, and what a client returns.
+_STATE_SIZES = (10, 250_000)
+# How many calls wait at an actor of bare Ray, as in `ray_clients`.
+_CALLS_PER_WORKER = 2
+
+_NUM_MACHINES = 100
+_NETWORK_BYTES_PER_SECOND = 1.25e9  # 10 Gbit/s
+
+
+@dataclasses.dataclass(frozen=True)
+class Overhead:
+  """What clients cost that compute next to nothing.
+
+  Attributes:
+    num_workers: How many workers there are.
+    state_size: How many numbers the state has.
+    round_seconds: A round of one client, by way.
+    client_seconds: Each further client of a round, by way.
+    program_seconds: The program's own processor time for each further client.
+  """
+
+  num_workers: int
+  state_size: int
+  round_seconds: Mapping[str, float]
+  client_seconds: Mapping[str, float]
+  program_seconds: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+  """All that is reported.
+
+  Attributes:
+    machine: Lines about the machine and versions.
+    timings: By row.
+    start_seconds: How long the runtime took to start, by number of workers.
+    overheads: By number of workers and size of the state.
+  """
+
+  machine: Sequence[str]
+  timings: Mapping[Row, Timing]
+  start_seconds: Mapping[int, float]
+  overheads: Sequence[Overhead]
+
+
+def time_row(row: Row, repeats: int) -> Timing:
+  """Times rounds in both ways, which take turns.
+
+  Args:
+    row: The kind of round.
+    repeats: How many rounds, besides the first.
+
+  Returns:
+    The times.
+
+  Raises:
+    RuntimeError: If results differ in any bit.
+  """
+  _use_few_cores()
+  # pylint: disable=g-import-not-at-top
+  import tensorflow_federated as tff
+
+  from tff_bn import runtime
+
+  # pylint: enable=g-import-not-at-top
+  problem = fed_avg_rounds.FedAvgRounds(row)
+  times = {way: [] for way in WAYS}
+  with contextlib.ExitStack() as stack:
+    contexts = {
+        RAY: stack.enter_context(
+            runtime.ray_runtime(
+                'local', num_workers=_NUM_CORES, cpus_per_worker=1
+            )
+        ),
+        IN_PROCESS: stack.enter_context(runtime.in_process_runtime()),
+    }
+    state = problem.process.initialize()
+    for round_num in range(repeats + 1):
+      results = {}
+      for way in WAYS:
+        datasets = problem.late_datasets(round_num)
+        # What the other left is not cleared away at this one's expense.
+        gc.collect()
+        tff.framework.set_default_context(contexts[way])
+        start = time.perf_counter()
+        results[way] = problem.compute(state, datasets)
+        times[way].append(time.perf_counter() - start)
+      check_same_bits(row, results)
+  return Timing(
+      {way: seconds[0] for way, seconds in times.items()},
+      {way: seconds[1:] for way, seconds in times.items()},
+  )
+
+
+def check_same_bits(row: Row, results: Mapping[str, harness.Result]) -> None:
+  """Checks the results of a round.
+
+  Args:
+    row: The kind of round.
+    results: By way.
+
+  Raises:
+    RuntimeError: If they differ.
+  """
+  bits = {
+      (tuple(w.tobytes() for w in result.weights), *map(str, result.metrics))
+      for result in results.values()
+  }
+  if len(bits) > 1:
+    raise RuntimeError(f'{row}: the results of {" and ".join(results)} differ.')
+
+
+def _use_few_cores() -> None:
+  """Leaves this process, and those that it starts, two cores."""
+  cores = sorted(os.sched_getaffinity(0))[:_NUM_CORES]
+  os.sched_setaffinity(0, cores)
+
+
+def measure_overheads(
+    num_workers: int, num_clients: int, repeats: int
+) -> tuple[float, list[Overhead]]:
+  """Measures what workers cost beside what they compute.
+
+  Args:
+    num_workers: How many workers there are.
+    num_clients: How many clients there are in a round, against one in another.
+    repeats: How many rounds to time.
+
+  Returns:
+    How many seconds the runtime took to start; what the clients cost.
+  """
+  # pylint: disable=g-import-not-at-top
+  import numpy as np
+
+  from tff_bn import runtime
+
+  # pylint: enable=g-import-not-at-top
+  start = time.perf_counter()
+  with runtime.ray_runtime('local', num_workers=num_workers, cpus_per_worker=1):
+    start_seconds = time.perf_counter() - start
+    found = []
+    for size in _STATE_SIZES:
+      state = np.ones(size, np.float32)
+      ways = {OURS: _our_round(size), BARE: _bare_round(num_workers)}
+      seconds, program_seconds = _time_rounds(ways, state, num_clients, repeats)
+      found.append(
+          Overhead(
+              num_workers,
+              size,
+              {way: seconds[way, 1] for way in ways},
+              {
+                  way: (seconds[way, num_clients] - seconds[way, 1])
+                  / (num_clients - 1)
+                  for way in ways
+              },
+              {
+                  way: (
+                      program_seconds[way, num_clients]
+                      - program_seconds[way, 1]
+                  )
+                  / (num_clients - 1)
+                  for way in ways
+              },
+          )
+      )
+  return start_seconds, found
+
+
+def _time_rounds(
+    ways: Mapping[str, Callable[[Any, Sequence[float]], Any]],
+    state: Any,
+    num_clients: int,
+    repeats: int,
+) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], float]]:
+  """Returns medians of seconds, and of the program's processor time."""
+  seconds, program_seconds = {}, {}
+  for number in (1, num_clients):
+    values = [float(client) for client in range(number)]
+    expected = state * number + sum(values)
+    times = {way: [] for way in ways}
+    # The first rounds, with tracing on each worker, are not counted.
+    for repeat in range(-1, repeats):
+      for way, compute in ways.items():
+        gc.collect()
+        start, program_start = time.perf_counter(), time.process_time()
+        result = compute(state, values)
+        taken = time.perf_counter() - start, time.process_time() - program_start
+        if not (result == expected).all():
+          raise RuntimeError(f'{way}: the sum of {number} clients is wrong.')
+        if repeat >= 0:
+          times[way].append(taken)
+    for way, taken in times.items():
+      seconds[way, number], program_seconds[way, number] = map(
+          statistics.median, zip(*taken)
+      )
+  return seconds, program_seconds
+
+
+def _our_round(size: int) -> Callable[[Any, Sequence[float]], Any]:
+  """A round of TFF: the sum of what the clients make of the state."""
+  # pylint: disable=g-import-not-at-top
+  import numpy as np
+  import tensorflow_federated as tff
+
+  # pylint: enable=g-import-not-at-top
+  state_type = tff.TensorType(np.float32, [size])
+
+  @tff.tensorflow.computation(state_type, np.float32)
+  def add(state, value):
+    return state + value
+
+  @tff.federated_computation(
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(np.float32, tff.CLIENTS),
+  )
+  def compute_round(state, values):
+    at_clients = tff.federated_broadcast(state)
+    return tff.federated_sum(tff.federated_map(add, (at_clients, values)))
+
+  return compute_round
+
+
+def _bare_round(num_workers: int) -> Callable[[Any, Sequence[float]], Any]:
+  """The same with Ray alone."""
+  import ray  # pylint: disable=g-import-not-at-top
+
+  # Sent to the actors by value, because it is defined in a function.
+  class Adder:
+
+    def add(self, state, value):
+      return state + state.dtype.type(value)
+
+  actor_class = ray.remote(num_cpus=0)(Adder)
+  actors = [actor_class.remote() for _ in range(num_workers)]
+
+  def compute_round(state, values):
+    reference = ray.put(state)
+    waiting, total = [], 0
+    for number, value in enumerate(values):
+      if len(waiting) == num_workers * _CALLS_PER_WORKER:
+        total = total + ray.get(waiting.pop(0))
+      waiting.append(actors[number % num_workers].add.remote(reference, value))
+    for result in waiting:
+      total = total + ray.get(result)
+    return total
+
+  return compute_round
+
+
+def measure(
+    rows: Sequence[Row],
+    repeats: int,
+    numbers_of_workers: Sequence[int],
+    num_clients: int,
+) -> Measurements:
+  """Measures everything, each thing in a process of its own.
+
+  Args:
+    rows: The rounds to time.
+    repeats: How many of each.
+    numbers_of_workers: With how many workers overheads are measured.
+    num_clients: With how many clients they are measured.
+
+  Returns:
+    The measurements.
+  """
+  timings = {}
+  for row in rows:
+    harness.progress(f'Timing {row} ...')
+    timings[row] = harness.in_new_process(time_row, row, repeats)
+  start_seconds, overheads = {}, []
+  for number in numbers_of_workers:
+    harness.progress(f'Measuring overheads with {number} workers ...')
+    start_seconds[number], found = harness.in_new_process(
+        measure_overheads, number, num_clients, repeats
+    )
+    overheads += found
+  return Measurements(
+      harness.in_new_process(harness.describe_machine, 'ray'),
+      timings,
+      start_seconds,
+      overheads,
+  )
+
+
+def report(measurements: Measurements) -> tuple[str, bool]:
+  """Makes the report.
+
+  Args:
+    measurements: What was measured.
+
+  Returns:
+    Markdown text, and whether all floors are met.
+  """
+  floors = harness.Floors()
+  lines = [
+      '# What clients on Ray cost',
+      '',
+      'Written by `python benchmarks/ray_runtime.py`.',
+      '',
+      *(f'*   {line}' for line in measurements.machine),
+  ]
+  if measurements.timings:
+    lines += _time_lines(measurements.timings, floors)
+  if measurements.overheads:
+    lines += _overhead_lines(measurements)
+    lines += _paper_lines(measurements.overheads)
+  return '\n'.join(lines) + '\n', floors.are_met
+
+
+def _time_lines(
+    timings: Mapping[Row, Timing], floors: harness.Floors
+) -> list[str]:
+  rows, first_rows = [], []
+  limits = {Row.parse(text): limit for text, limit in _MAX_RATIOS.items()}
+  for row, timing in timings.items():
+    ratios = timing.ratios(RAY, IN_PROCESS)
+    limit, cells = limits.get(row), ['–', '–']
+    if limit is not None:
+      is_met = statistics.median(ratios) <= limit
+      cells = [f'≤ {limit:.2f}', floors.check(is_met)]
+    medians = [f'{statistics.median(timing.later[way]):.3f}' for way in WAYS]
+    rows.append(
+        [str(row), *medians, harness.spread(ratios), *cells, str(len(ratios))]
+    )
+    first_rows.append([str(row), *(f'{timing.first[way]:.2f}' for way in WAYS)])
+  return [
+      '',
+      '## Seconds per round',
+      '',
+      'Federated averaging, clients × steps × batch size, in process with two'
+      ' cores, and with two workers of one core each, with the same bits as'
+      ' results. Seconds are medians; ratios are the medians (and ranges) of'
+      ' those of rounds that followed one another.',
+      '',
+      *harness.table(
+          ['Round', *WAYS, 'ray / in process', 'floor', 'met', 'rounds'], rows
+      ),
+      '',
+      'The first round, in which each worker traces:',
+      '',
+      *harness.table(['Round', *WAYS], first_rows),
+  ]
+
+
+def _kilobytes(overhead: Overhead) -> str:
+  return f'{4 * overhead.state_size / 1000:g} kB'
+
+
+def _milliseconds(seconds: float) -> str:
+  return f'{1000 * seconds:.2f}'
+
+
+def _overhead_lines(measurements: Measurements) -> list[str]:
+  rows = []
+  for found in measurements.overheads:
+    rows.append([str(found.num_workers), _kilobytes(found)])
+    for values in (
+        found.round_seconds,
+        found.client_seconds,
+        found.program_seconds,
+    ):
+      rows[-1] += [_milliseconds(values[way]) for way in (OURS, BARE)]
+  starts = [
+      [str(number), f'{seconds:.1f}']
+      for number, seconds in measurements.start_seconds.items()
+  ]
+  return [
+      '',
+      '## What a round and a client cost',
+      '',
+      "Clients that add a number to the server's state, and whose results are"
+      ' added up. All workers share the cores of this machine. In milliseconds,'
+      ' medians: a round of one client; each further client; the processor time'
+      " of the program, without the workers', for each further client.",
+      '',
+      *harness.table(
+          [
+              'Workers',
+              'State',
+              *(f'round, {way}' for way in (OURS, BARE)),
+              *(f'client, {way}' for way in (OURS, BARE)),
+              *(f'program, {way}' for way in (OURS, BARE)),
+          ],
+          rows,
+      ),
+      '',
+      'Seconds to start the cluster and the workers, which import TensorFlow:',
+      '',
+      *harness.table(['Workers', 'seconds'], starts),
+  ]
+
+
+def _paper_lines(overheads: Sequence[Overhead]) -> list[str]:
+  most = max(found.num_workers for found in overheads)
+  rows = []
+  for found in overheads:
+    if found.num_workers != most:
+      continue
+    size = 4 * found.state_size
+    program = found.program_seconds[OURS]
+    network = size / _NETWORK_BYTES_PER_SECOND
+    client = max(program, network)
+    rows.append(
+        [
+            _kilobytes(found),
+            f'{1 / client:.0f}',
+            f'{_NUM_MACHINES * client:.2f}',
+            _milliseconds(_NUM_MACHINES * network),
+            f'{1000 * client:.1f}',
+        ]
+    )
+  return [
+      '',
+      f'## On paper: {_NUM_MACHINES} machines',
+      '',
+      'Not measured. Clients are computed at the machines, but each passes'
+      ' through the program: its processor time for a client (above, with the'
+      ' most workers) and its network (10 Gbit/s) limit how many clients it'
+      ' gives away and adds up in a second. Machines with one worker each wait'
+      ' for the program only if a client takes less than the third column says.'
+      ' The state goes to each machine once a round.',
+      '',
+      *harness.table(
+          [
+              'State',
+              'clients per second',
+              'seconds of a client that keep all machines busy',
+              'milliseconds to send the state',
+              'seconds of the program for a round of 1,000 clients',
+          ],
+          rows,
+      ),
+  ]
+
+
+def _parse_workers(texts: Sequence[str]) -> list[int]:
+  texts = [text for text in texts if text]
+  if not all(text.isdecimal() and int(text) > 0 for text in texts):
+    raise ValueError(
+        f'--workers={",".join(texts)} must be numbers from 1, or empty.'
+    )
+  return sorted(set(map(int, texts)))
+
+
+def main(arguments: Sequence[str]) -> int:
+  """Measures, prints and writes the report."""
+  try:
+    if len(arguments) > 1:
+      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
+    rows = [Row.parse(text) for text in _ROWS.value if text]
+    numbers_of_workers = _parse_workers(_WORKERS.value)
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
+  # TensorFlow's C++ code reports missing GPU libraries as errors.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  measurements = measure(
+      rows, _REPEATS.value, numbers_of_workers, _CLIENTS.value
+  )
+  text, are_floors_met = report(measurements)
+  harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'ray_runtime.md', text)
+  return 0 if are_floors_met else 1
+
+
+if __name__ == '__main__':
+  app.run(main)

@@ -1,0 +1,68 @@
+"""Tests of whole runs on Ray."""
+
+import numpy as np
+import pytest
+
+from tff_bn.programs import compare
+from tff_bn.programs import train
+
+pytestmark = pytest.mark.slow
+
+_FLAGS = (
+    '--dataset=digits',
+    '--model=small_cnn',
+    '--split=dirichlet',
+    '--num_clients=5',
+    '--clients_per_round=4',
+    '--rounds=3',
+    '--evaluate_every=1',
+    '--local_steps=2',
+    '--batch_size=8',
+)
+_RAY = ('--runtime=ray', '--num_workers=2')
+
+
+def _files(folder):
+  """What has to be the same, as bytes."""
+  names = sorted(
+      str(path.relative_to(folder)) for path in folder.rglob('metrics.csv')
+  )
+  assert names
+  found = {name: (folder / name).read_bytes() for name in names}
+  for path in folder.rglob('weights.npz'):
+    with np.load(path) as arrays:
+      for name, array in arrays.items():
+        found[f'{path.relative_to(folder)}: {name}'] = array.tobytes()
+  return found
+
+
+@pytest.mark.parametrize(
+    'algorithm',
+    [
+        ['--algorithm=fedbn'],
+        ['--algorithm=fedtan', '--local_steps=1'],
+        ['--algorithm=scaffold', '--attack=label_flip', '--num_attackers=1'],
+        ['--algorithm=fbn', '--model_aggregator=krum', '--num_byzantine=1'],
+    ],
+    ids=' '.join,
+)
+def test_files_are_those_of_one_process(tmp_path, algorithm):
+  for name, runtime in (('one', ()), ('ray', _RAY)):
+    folder = tmp_path / name
+    arguments = [*_FLAGS, *algorithm, *runtime, f'--output_dir={folder}']
+    assert train.run(arguments) == 0
+  assert _files(tmp_path / 'ray') == _files(tmp_path / 'one')
+
+
+def test_comparison(tmp_path):
+  for name, runtime in (('one', ()), ('ray', _RAY)):
+    arguments = [
+        *_FLAGS,
+        *runtime,
+        '--algorithms=fedavg,silobn,centralized',
+        f'--output_dir={tmp_path / name}',
+    ]
+    assert compare.run(arguments) == 0
+  found, expected = _files(tmp_path / 'ray'), _files(tmp_path / 'one')
+  assert found == expected
+  assert len([name for name in found if name.endswith('.csv')]) == 3
