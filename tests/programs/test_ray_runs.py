@@ -42,7 +42,11 @@ def _files(folder):
         ['--algorithm=fedbn'],
         ['--algorithm=fedtan', '--local_steps=1'],
         ['--algorithm=scaffold', '--attack=label_flip', '--num_attackers=1'],
-        ['--algorithm=fbn', '--model_aggregator=krum', '--num_byzantine=1'],
+        [
+            '--algorithm=fbn',
+            '--model_aggregator=median',
+            '--clients_per_round=5',
+        ],
     ],
     ids=' '.join,
 )
@@ -65,4 +69,6 @@ def test_comparison(tmp_path):
     assert compare.run(arguments) == 0
   found, expected = _files(tmp_path / 'ray'), _files(tmp_path / 'one')
   assert found == expected
-  assert len([name for name in found if name.endswith('.csv')]) == 3
+  assert (
+      len([name for name in found if name.endswith('.csv')]) == 3 * 2
+  )  # Seeds.

@@ -16,6 +16,7 @@ from tff_bn import runtime
 from tff_bn.runtime import client_dataset
 
 NUM_CLIENTS = 5
+STATE_SIZE = 250_000
 _SHAPE = (4, 4, 1)
 _SPEC = (
     tf.TensorSpec((None, *_SHAPE), tf.float32),
@@ -147,17 +148,19 @@ def two_passes(values):
   return tff.federated_sum(tff.federated_map(_sine, second)), second
 
 
-@tff.tensorflow.computation(tff.TensorType(np.float32, [None]), np.float32)
+@tff.tensorflow.computation(
+    tff.TensorType(np.float32, [STATE_SIZE]), np.float32
+)
 def _add(state, value):
   return state + value
 
 
 @tff.federated_computation(
-    tff.FederatedType(tff.TensorType(np.float32, [None]), tff.SERVER),
+    tff.FederatedType(tff.TensorType(np.float32, [STATE_SIZE]), tff.SERVER),
     tff.FederatedType(np.float32, tff.CLIENTS),
 )
 def add_to_state(state, values):
-  """The sum of what clients make of a state of any size."""
+  """The sum of what clients make of a state of 1 MB."""
   at_clients = tff.federated_broadcast(state)
   return tff.federated_sum(tff.federated_map(_add, (at_clients, values)))
 

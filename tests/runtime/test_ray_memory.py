@@ -22,7 +22,7 @@ def peak():
 
 
 def compute(num_clients):
-  state = np.ones(250_000, np.float32)
+  state = np.ones(ray_example.STATE_SIZE, np.float32)
   values = [0.0] * num_clients
   assert set(ray_example.add_to_state(state, values)) == {num_clients}
   gc.collect()
@@ -30,8 +30,7 @@ def compute(num_clients):
 
 
 with runtime.ray_runtime('local', num_workers=2, cpus_per_worker=1):
-  compute(30)
-  before = compute(30)
+  before = compute(100)
   print('grown by', compute(1000) - before)
 """
 

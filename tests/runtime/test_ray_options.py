@@ -72,3 +72,18 @@ def test_without_ray(monkeypatch):
       runtime.ray_runtime(),
   ):
     pass
+
+
+@pytest.mark.parametrize('address', ['127.0.0.1:1', 'nowhere.invalid:6379'])
+def test_no_cluster_there(monkeypatch, address):
+  from tff_bn.runtime import ray_cluster
+
+  monkeypatch.setattr(ray_cluster, '_ANSWER_SECONDS', 1)
+  with (
+      pytest.raises(
+          ValueError,
+          match=f'No Ray cluster can be used at {address}.*RAY_USE_TLS',
+      ),
+      runtime.ray_runtime(address),
+  ):
+    pass

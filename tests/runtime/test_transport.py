@@ -1,6 +1,5 @@
 """Tests of what is sent to other processes, without any."""
 
-import gc
 import pickle
 
 import numpy as np
@@ -84,7 +83,6 @@ def test_array_that_is_gone_is_not_taken_for_its_successor(store, sender):
     received = _received(store, sender.pack(_Slices(array, _SMALL)))
     assert received.x[0] == number
     del array, received
-    gc.collect()
 
 
 def test_arrays_of_objects_are_sent_as_they_are(store, sender):

@@ -135,17 +135,20 @@ def _checked_address(address: str) -> str:
     ValueError: If there is no cluster, or it refuses this process's
       certificate.
   """
+  place = address
   try:
     found = services.canonicalize_bootstrap_address_or_die(address)
+    if found != address:
+      place = f'{address} ({found})'
     with grpc_utils.init_grpc_channel(found) as channel:
       grpc.channel_ready_future(channel).result(_ANSWER_SECONDS)
   except grpc.FutureTimeoutError as error:
     raise ValueError(
-        f'No Ray cluster can be used at {found}: none has answered for'
+        f'No Ray cluster can be used at {place}: none has answered for'
         f' {_ANSWER_SECONDS} s. {_CREDENTIALS_HINT}'
     ) from error
   except Exception as error:  # pylint: disable=broad-exception-caught
-    raise _unusable(address, error) from error
+    raise _unusable(place, error) from error
   return found
 
 
