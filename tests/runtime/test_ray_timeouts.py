@@ -1,8 +1,10 @@
-"""Tests of what happens on Ray when clients or workers take too long."""
+"""Tests of what happens on Ray when something takes too long, or all ends."""
 
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -39,7 +41,44 @@ def test_without_any_worker_the_round_ends_after_a_while(fed_bn):
   with ray_contexts.default(context):
     os.kill(ray_contexts.pids(context)[0], signal.SIGKILL)
     with pytest.raises(
-        runtime.WorkersLostError, match='worker_timeout=0.5 seconds'
+        runtime.WorkersLostError, match="worker_timeout=0.5 seconds"
     ):
       ray_example.rounds(fed_bn, ray_example.traps())
   context.close()
+
+
+# Ray would end the process of the tests.
+_PROGRAM = """
+import time
+
+import psutil
+import ray_example
+from tff_bn import runtime
+
+with runtime.ray_runtime('local', num_workers=1):
+  assert ray_example.num_examples([ray_example.Trap(0)]) == 20
+  for process in psutil.Process().children(recursive=True):
+    if process.name() == 'raylet':
+      process.kill()
+      process.wait()
+  time.sleep(1)
+  try:
+    ray_example.num_examples([ray_example.Trap(0)])
+  except runtime.WorkersLostError as error:
+    print(error, flush=True)
+"""
+
+
+def test_end_of_the_cluster_is_an_error():
+  result = subprocess.run(
+      [sys.executable, "-c", _PROGRAM],
+      cwd=os.path.dirname(__file__),
+      capture_output=True,
+      text=True,
+      timeout=120,
+      check=False,
+  )
+  assert "Ray's process on this machine has ended." in result.stderr
+  assert result.stdout.startswith(
+      "Ray's process on this machine has ended, and"
+  )

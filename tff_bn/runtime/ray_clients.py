@@ -88,6 +88,7 @@ class RayClients(execution.Clients):
   def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
     """See the base class."""
     with self._workers.lock:
+      self._workers.check_cluster()
       self._pass_number = number
       leaves = self._plan.passes[number].received
       if leaves:

@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 import contextlib
 import json
-import logging
+import logging as python_logging
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 
+from absl import logging
 import grpc
 import ray
 from ray._private import grpc_utils
@@ -36,18 +38,18 @@ _CREDENTIALS_HINT = (
     ' and the token the same here and there?'
 )
 # What this package says better.
-_QUIET = dict(log_to_driver=False, logging_level=logging.ERROR)
+_QUIET = dict(log_to_driver=False, logging_level=python_logging.ERROR)
 
 
 @contextlib.contextmanager
-def connected(options: ray_options.RayOptions) -> Iterator[None]:
+def connected(options: ray_options.RayOptions) -> Iterator[threading.Event]:
   """Connects to the cluster for a `with` block.
 
   Args:
     options: What was asked for.
 
   Yields:
-    Nothing.
+    What is set when Ray's process on this machine has ended.
 
   Raises:
     ValueError: If there is no such cluster, or it does not let this process in.
@@ -65,7 +67,7 @@ def connected(options: ray_options.RayOptions) -> Iterator[None]:
         stack.enter_context(_connection(address))
     else:
       stack.enter_context(_connection(_checked_address(options.address)))
-    yield
+    yield stack.enter_context(_watched())
 
 
 @contextlib.contextmanager
@@ -181,6 +183,39 @@ def _connection(address: str) -> Iterator[None]:
     yield
   finally:
     ray.shutdown()
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[threading.Event]:
+  """Watches whether Ray's process on this machine, the raylet, ends.
+
+  As soon as Ray notices that, it ends the program without a word.
+
+  Yields:
+    What is set then.
+  """
+  is_lost = threading.Event()
+  node = ray._private.worker._global_node  # pylint: disable=protected-access
+  with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(node.plasma_store_socket_name)
+    is_over = threading.Event()
+
+    def watch():
+      with contextlib.suppress(OSError):
+        connection.recv(1)  # Nothing comes but the end.
+      if not is_over.is_set():
+        is_lost.set()
+        logging.error("Ray's process on this machine has ended.")
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+      yield is_lost
+    finally:
+      is_over.set()
+      with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+      thread.join()
 
 
 @contextlib.contextmanager

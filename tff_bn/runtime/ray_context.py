@@ -63,9 +63,11 @@ class RayContext(plan_context.PlanContext):
     self._clients_class = ray_clients.RayClients
     _share_gpus()
     with contextlib.ExitStack() as stack:
-      stack.enter_context(ray_cluster.connected(options))
+      is_lost = stack.enter_context(ray_cluster.connected(options))
       num_gpus = ray.cluster_resources().get('GPU', 0)
-      self._workers = ray_workers.Workers(options.for_cluster(num_gpus))
+      self._workers = ray_workers.Workers(
+          options.for_cluster(num_gpus), is_lost
+      )
       stack.callback(self._workers.close)
       self._sender = transport.Sender(ray.put)
       self._stack = stack.pop_all()

@@ -127,11 +127,12 @@ class Workers:
     lock: For who uses them, one thread at a time.
   """
 
-  def __init__(self, options: ray_options.RayOptions):
+  def __init__(self, options: ray_options.RayOptions, is_lost: threading.Event):
     """Starts workers, and waits until they are there.
 
     Args:
       options: What was asked for.
+      is_lost: What is set when the cluster can't be reached any more.
 
     Raises:
       ValueError: If there is no room for a worker, or one can't be used.
@@ -139,6 +140,7 @@ class Workers:
     """
     self.lock = threading.Lock()
     self._options = options
+    self._is_lost = is_lost
     self._workers: list[RemoteWorker] = []
     self._checks: list[_Check] = []
     # What keeps workers from being used.
@@ -168,6 +170,18 @@ class Workers:
     """Ends all workers."""
     for worker in self._workers:
       ray.kill(worker.actor)
+
+  def check_cluster(self) -> None:
+    """Checks that the cluster can be reached.
+
+    Raises:
+      WorkersLostError: If not.
+    """
+    if self._is_lost.is_set():
+      raise ray_options.WorkersLostError(
+          "Ray's process on this machine has ended, and with it the connection"
+          ' to the cluster.'
+      )
 
   @property
   def ready(self) -> list[RemoteWorker]:
@@ -228,8 +242,10 @@ class Workers:
     """Waits until something has happened, and tells the owners of calls.
 
     Raises:
-      WorkersLostError: If there was no worker for `worker_timeout`.
+      WorkersLostError: If there was no worker for `worker_timeout`, or the
+        cluster can't be reached.
     """
+    self.check_cluster()
     self._check_somebody_is_left()
     handlers, calls = {}, {}
     for worker in self._workers:
