@@ -60,7 +60,6 @@ with runtime.ray_runtime('local', num_workers=1):
   for process in psutil.Process().children(recursive=True):
     if process.name() == 'raylet':
       process.kill()
-      process.wait()
   time.sleep(1)
   try:
     ray_example.num_examples([ray_example.Trap(0)])

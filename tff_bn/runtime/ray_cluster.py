@@ -54,6 +54,7 @@ def connected(options: ray_options.RayOptions) -> Iterator[threading.Event]:
   Raises:
     ValueError: If there is no such cluster, or it does not let this process in.
   """
+  is_lost = threading.Event()
   with contextlib.ExitStack() as stack:
     if ray.is_initialized():
       if options.address is not None:
@@ -61,13 +62,15 @@ def connected(options: ray_options.RayOptions) -> Iterator[threading.Event]:
             f'address={options.address!r}: this process is connected to a Ray'
             ' cluster already. Leave the address out to use that one.'
         )
+      stack.enter_context(_watched(is_lost))
     elif options.address in (None, ray_options.LOCAL):
       address = stack.enter_context(_local_cluster(options))
       with _local_connections():
-        stack.enter_context(_connection(address))
+        stack.enter_context(_connection(address, is_lost))
     else:
-      stack.enter_context(_connection(_checked_address(options.address)))
-    yield stack.enter_context(_watched())
+      address = _checked_address(options.address)
+      stack.enter_context(_connection(address, is_lost))
+    yield is_lost
 
 
 @contextlib.contextmanager
@@ -172,7 +175,7 @@ def _unusable(address: str, error: Exception) -> ValueError:
 
 
 @contextlib.contextmanager
-def _connection(address: str) -> Iterator[None]:
+def _connection(address: str, is_lost: threading.Event) -> Iterator[None]:
   try:
     with _same_signal_handler():
       ray.init(address=address, **_QUIET)
@@ -180,21 +183,26 @@ def _connection(address: str) -> Iterator[None]:
     ray.shutdown()
     raise _unusable(address, error) from error
   try:
-    yield
+    with _watched(is_lost):
+      yield
   finally:
-    ray.shutdown()
+    # Ray would wait for what is lost, and then end this process.
+    if not is_lost.is_set():
+      ray.shutdown()
 
 
 @contextlib.contextmanager
-def _watched() -> Iterator[threading.Event]:
+def _watched(is_lost: threading.Event) -> Iterator[None]:
   """Watches whether Ray's process on this machine, the raylet, ends.
 
   As soon as Ray notices that, it ends the program without a word.
 
+  Args:
+    is_lost: What is set then.
+
   Yields:
-    What is set then.
+    Nothing.
   """
-  is_lost = threading.Event()
   node = ray._private.worker._global_node  # pylint: disable=protected-access
   with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(node.plasma_store_socket_name)
@@ -210,7 +218,7 @@ def _watched() -> Iterator[threading.Event]:
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-      yield is_lost
+      yield
     finally:
       is_over.set()
       with contextlib.suppress(OSError):

@@ -168,8 +168,10 @@ class Workers:
 
   def close(self) -> None:
     """Ends all workers."""
-    for worker in self._workers:
-      ray.kill(worker.actor)
+    # What can't be reached any more may let Ray wait.
+    if not self._is_lost.is_set():
+      for worker in self._workers:
+        ray.kill(worker.actor)
 
   def check_cluster(self) -> None:
     """Checks that the cluster can be reached.
@@ -266,8 +268,9 @@ class Workers:
 
   def release(self, invocation: int) -> None:
     """Lets all workers drop what they have of an invocation."""
-    for worker in self.ready:
-      worker.actor.release.remote(invocation)
+    if not self._is_lost.is_set():
+      for worker in self.ready:
+        worker.actor.release.remote(invocation)
 
   def forget(self, computations: Sequence[int]) -> None:
     """Lets all workers drop the plans of computations."""
