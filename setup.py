@@ -38,7 +38,7 @@ class _BuildPy(build_py.build_py):
       target = self.get_finalized_command('install').install_lib
     else:
       target = self.build_lib
-    hook = _ROOT / 'tff_bn' / 'tff_imports.py'
+    hook = _ROOT / 'tff_bn' / 'imports' / 'tff_imports.py'
     text = ascii(hook.read_text(encoding='utf-8'))
     # Python runs the lines of a .pth file that begin with `import`.
     line = f"import sys; exec({text}, {{'__name__': 'tff_bn.pth'}})\n"
@@ -75,7 +75,7 @@ setuptools.setup(
     install_requires=['keras>=3.10', 'numpy>=1.26'],
     extras_require={
         # For everything else, together with the packages that pip can install
-        # with --no-deps only: see tff_bn/dependencies.py.
+        # with --no-deps only: see tff_bn/imports/dependencies.py.
         'federated': [
             'absl-py>=1.0',
             'attrs>=23.1',

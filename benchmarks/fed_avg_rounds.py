@@ -65,7 +65,7 @@ class FedAvgRounds:
 
   def late_datasets(self, round_num: int) -> list[Any]:
     """The same, each made when its client's turn comes."""
-    from tff_bn import round_data  # pylint: disable=g-import-not-at-top
+    from tff_bn.training import round_data  # pylint: disable=g-import-not-at-top
 
     return [
         round_data.RoundDataset(self.data, [c], **self._draw(round_num))

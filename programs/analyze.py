@@ -9,8 +9,8 @@ import sys
 import textwrap
 from typing import Optional
 
+from tff_bn.common import spelling
 from tff_bn.programs import cli
-from tff_bn.programs import parsers
 from tff_bn.programs.analyses import normalization_error
 from tff_bn.programs.analyses import trained_models
 
@@ -69,7 +69,7 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
     problem = f'{name!r} is not an analysis; there is'
   print(
       f'{NAME}: {problem} {", ".join(ANALYSES)}.'
-      f'{parsers.suggest(name, list(ANALYSES))} See --help.',
+      f'{spelling.suggestion(name, list(ANALYSES))} See --help.',
       file=sys.stderr,
   )
   return cli.USAGE_ERROR

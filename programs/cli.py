@@ -21,11 +21,12 @@ import warnings
 from absl import flags
 from absl import logging
 
-from tff_bn import dependencies
-from tff_bn import termination
+from tff_bn.common import spelling
+from tff_bn.imports import dependencies
 from tff_bn.programs import flag_groups
 from tff_bn.programs import import_messages
 from tff_bn.programs import parsers
+from tff_bn.training import termination
 
 OK = 0
 FAILED = 1
@@ -134,7 +135,7 @@ def parse(
   except flags.UnrecognizedFlagError as error:
     raise UsageError(
         f'--{error.flagname} is not a flag of this program.'
-        + parsers.suggest(error.flagname, list(values))
+        + spelling.suggestion(error.flagname, list(values))
         + ' See --help.'
     ) from error
   except flags.CantOpenFlagFileError as error:
@@ -284,7 +285,10 @@ def _fail(
 ) -> int:
   if verbosity >= 1:
     traceback.print_exception(error)
-  print(f'{program.name}: {_message(error)}', file=sys.stderr)
+  names = flags.FlagValues()
+  program.define_flags(names)
+  message = parsers.name_flags(_message(error), names)
+  print(f'{program.name}: {message}', file=sys.stderr)
   return exit_code
 
 

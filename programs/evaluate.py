@@ -8,14 +8,14 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
-from tff_bn import dependencies
-from tff_bn import files
-from tff_bn import folder_lock
+from tff_bn.common import files
+from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
+from tff_bn.training import folder_lock
 
 
 def define_flags(

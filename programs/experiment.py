@@ -20,19 +20,19 @@ import tensorflow_federated as tff
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
-from tff_bn import folder_lock
 from tff_bn import models
-from tff_bn import round_data
-from tff_bn import saved_models
-from tff_bn import stateful_process
 from tff_bn import training
-from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.models import names as model_names
+from tff_bn.processes import stateful_process
 from tff_bn.programs import aggregation
 from tff_bn.programs import parsers
 from tff_bn.programs import registry
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
+from tff_bn.training import folder_lock
+from tff_bn.training import round_data
+from tff_bn.training import saved_models
 
 # Reddi et al. 2021 (FedOpt) recommend this adaptivity.
 _SERVER_EPSILON = 1e-3

@@ -186,6 +186,7 @@ _POSITIVE_INTEGER = parsers.NumberParser(int, minimum=1)
 _POSITIVE = parsers.NumberParser(float, above=0)
 _NOT_NEGATIVE = parsers.NumberParser(float, minimum=0)
 _MOMENTUM = parsers.NumberParser(float, minimum=0, below=1)
+_SPLIT_FLAGS = ('classes_per_client', 'dirichlet_alpha', 'gamma', 'imbalance')
 _SEED = parsers.NumberParser(int, minimum=0, maximum=2**32 - 1)
 _ALGORITHM = parsers.CheckedTextParser(registry.find)
 
@@ -445,7 +446,7 @@ def define_data_flags(
       'split',
       parsers.ChoiceParser(tuple(data_names.SPLIT_NAMES)),
       'How the training data is split over the clients:\n'
-      + _list(data_names.SPLIT_NAMES),
+      + parsers.name_flags(_list(data_names.SPLIT_NAMES), _SPLIT_FLAGS),
       defaults.SPLIT,
   )
   define(

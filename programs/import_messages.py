@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Optional
 
-from tff_bn import import_hooks
+from tff_bn.imports import import_hooks
 
 # Lines of the severity I, for information; the line that comes before the first
 # one; and the second line of one of them.

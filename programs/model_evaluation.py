@@ -7,12 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
-from tff_bn import evaluation
-from tff_bn import mixed_precision
-from tff_bn import saved_models
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.batch_norm_model import ModelWeights
+from tff_bn.keras_model import mixed_precision
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs import report
+from tff_bn.training import evaluation
+from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
 

@@ -1,17 +1,13 @@
 """Parsers of flag values that say what is allowed when a value is not."""
 
-from collections.abc import Callable, Sequence
-import difflib
+from collections.abc import Callable, Iterable, Sequence
 import math
+import re
 from typing import Any, Optional
 
 from absl import flags
 
-
-def suggest(name: str, known: Sequence[str]) -> str:
-  """' Did you mean …?' with the one of `known` nearest to `name`, or ''."""
-  nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-  return f' Did you mean {nearest[0]}?' if nearest else ''
+from tff_bn.common import spelling
 
 
 class NumberParser(flags.ArgumentParser):
@@ -100,7 +96,7 @@ class ChoiceParser(flags.ArgumentParser):
       other = f' or {self.other}' if self.other else ''
       raise ValueError(
           f'must be one of {", ".join(self.known)}{other}.'
-          f'{suggest(argument, self.known)}'
+          f'{spelling.suggestion(argument, self.known)}'
       )
     return argument
 
@@ -129,7 +125,8 @@ class ChainParser(flags.ArgumentParser):
         raise ValueError(
             f'must be one of {", ".join(self.known)}, or behind a wrapper of'
             f' {", ".join(self.wrappers)}, as in'
-            f' {self.wrappers[0]}+{self.known[1]}.{suggest(name, allowed)}'
+            f' {self.wrappers[0]}+{self.known[1]}.'
+            f'{spelling.suggestion(name, allowed)}'
         )
     return argument
 
@@ -225,3 +222,18 @@ def to_text(value: Any) -> str:
   if isinstance(value, tuple):
     return ','.join(to_text(element) for element in value)
   return str(value)
+
+
+def name_flags(text: str, names: Iterable[str]) -> str:
+  """Makes flags of the parameters that a text of the library names.
+
+  Args:
+    text: The text, where a parameter is followed by `=`, or between backquotes.
+    names: The names of the flags.
+
+  Returns:
+    The text for users of the command line.
+  """
+  name = f'({"|".join(sorted(names, key=len, reverse=True))})'
+  text = re.sub(rf'(?<![^ (]){name}=', r'--\1=', text)
+  return re.sub(f'`{name}`', r'--\1', text)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from typing import Any, Optional
 
-from tff_bn.programs import parsers
+from tff_bn.common import spelling
 
 # Flags that are not for every algorithm; an entry names those it understands.
 _MEAN = (
@@ -330,7 +330,7 @@ def find(name: str) -> Algorithm:
       raise ValueError(
           f'must be one of {", ".join(known)}; or one of the first'
           f' {len(ALGORITHMS)} and one of the last {len(CORRECTIONS)} of these,'
-          f' as in fedbn+fedprox.{parsers.suggest(part, known)}'
+          f' as in fedbn+fedprox.{spelling.suggestion(part, known)}'
       )
   corrections = [part for part in parts if part in CORRECTIONS]
   if len(corrections) > 1:

@@ -12,8 +12,8 @@ import pathlib
 import shutil
 import tempfile
 
-from tff_bn import files
-from tff_bn import folder_lock
+from tff_bn.common import files
+from tff_bn.training import folder_lock
 
 FLAGS_FILE = 'flags.txt'
 METRICS = 'metrics.csv'

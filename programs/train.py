@@ -8,7 +8,7 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import defaults
 from tff_bn.programs import flag_groups

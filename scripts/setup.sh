@@ -69,7 +69,7 @@ fingerprint() {
     echo "$1"
     pwd -P
     # setup.py copies the text of the import hook.
-    cat requirements.txt setup.py tff_bn/tff_imports.py
+    cat requirements.txt setup.py tff_bn/imports/tff_imports.py
   } | cksum
 }
 

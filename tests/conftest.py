@@ -105,7 +105,7 @@ class Toy:
 
   def model(self, keras_model_fn=None, seed: int = 0):
     """The `BatchNormModel` of `keras_model`, or of another function."""
-    from tff_bn.batch_norm_model import BatchNormModel
+    from tff_bn.keras_model.batch_norm_model import BatchNormModel
 
     keras.utils.set_random_seed(seed)
     return BatchNormModel(

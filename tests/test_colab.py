@@ -10,7 +10,7 @@ import nbclient
 import nbformat
 import pytest
 
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 
 _NOTEBOOKS = sorted(
     (pathlib.Path(__file__).parents[1] / 'colab').glob('*.ipynb')

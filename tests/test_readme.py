@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare

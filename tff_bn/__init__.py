@@ -17,30 +17,32 @@ if sys.version_info < (3, 11):  # noqa: UP036
   )
 
 # Installs the import hook for TensorFlow Federated.
-importlib.import_module(f'{__name__}.tff_imports')
+importlib.import_module(f'{__name__}.imports.tff_imports')
 
 __version__ = '0.1.0'
 
-_SUBMODULES = (
-    'aggregators',
-    'algorithms',
-    'analysis',
-    'data',
-    'drift_correction',
-    'evaluation',
-    'layers',
-    'models',
-    'partition',
-    'programs',
-    'runtime',
-    'training',
-)
-# Names that live in a submodule.
+# Modules, by where they are.
+_SUBMODULES = {
+    'aggregators': 'aggregators',
+    'algorithms': 'algorithms',
+    'analysis': 'analysis',
+    'data': 'data',
+    'drift_correction': 'clients.drift_correction',
+    'evaluation': 'training.evaluation',
+    'layers': 'layers',
+    'models': 'models',
+    'partition': 'keras_model.partition',
+    'position_aware': 'position_aware',
+    'programs': 'programs',
+    'runtime': 'runtime',
+    'training': 'training',
+}
+# Names that live in a module, by their modules.
 _MEMBERS = {
-    'BatchNormModel': 'batch_norm_model',
-    'StatefulLearningProcess': 'stateful_process',
-    'add_position_encodings': 'position_encodings',
-    'convert_batch_norm': 'convert',
+    'BatchNormModel': 'keras_model.batch_norm_model',
+    'StatefulLearningProcess': 'processes.stateful_process',
+    'add_position_encodings': 'position_aware.position_encodings',
+    'convert_batch_norm': 'keras_model.convert',
 }
 # Those whose submodule needs Keras only.
 _WITHOUT_TFF = frozenset(['add_position_encodings', 'convert_batch_norm'])
@@ -51,7 +53,7 @@ __all__ = (*sorted(_MEMBERS), *_SUBMODULES)
 def __getattr__(name: str) -> Any:
   if name in _MEMBERS:
     if name not in _WITHOUT_TFF:
-      from tff_bn import dependencies
+      from tff_bn.imports import dependencies
 
       dependencies.require_tff()
     module = importlib.import_module(f'{__name__}.{_MEMBERS[name]}')
@@ -60,7 +62,7 @@ def __getattr__(name: str) -> Any:
     globals()[name] = value
     return value
   if name in _SUBMODULES:
-    return importlib.import_module(f'{__name__}.{name}')
+    return importlib.import_module(f'{__name__}.{_SUBMODULES[name]}')
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
 

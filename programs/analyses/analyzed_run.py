@@ -14,17 +14,17 @@ import keras
 import numpy as np
 
 from tff_bn import data as tff_bn_data
-from tff_bn import saved_models
-from tff_bn.analysis import permutation
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.batch_norm_model import ModelWeights
-from tff_bn.partition import SINGLE
-from tff_bn.partition import Role
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.keras_model.partition import SINGLE
+from tff_bn.keras_model.partition import Role
+from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.position_aware import permutation
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.programs import experiment
 from tff_bn.programs import report
 from tff_bn.programs import settings as settings_lib
-from tff_bn.shared_weights import SharedWeights
-from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
 # Keep these draws apart from others with the same seed.

@@ -11,13 +11,13 @@ from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
 
-from tff_bn import analysis
-from tff_bn import evaluation
+from tff_bn import position_aware
 from tff_bn.programs import cli
 from tff_bn.programs import figures
 from tff_bn.programs import tables
 from tff_bn.programs.analyses import analyzed_run
 from tff_bn.programs.analyses import report
+from tff_bn.training import evaluation
 
 _BATCH_SIZE = 256
 _METHODS = {'average': 'average', 'transport': 'optimal transport'}
@@ -81,7 +81,7 @@ def check(
       )
     x, _ = run.test_examples(2, flags.seed)
     try:
-      analysis.align(run.keras_model, run.keras_model, x)
+      position_aware.align(run.keras_model, run.keras_model, x)
     except ValueError as error:
       raise ValueError(f'--run={run.folder}: {error}') from error
     if flags.reestimate_statistics and not run.model.has_batch_norm:
@@ -97,13 +97,15 @@ def _fuse(run: analyzed_run.AnalyzedRun, flags: cli.ParsedFlags) -> list[Fused]:
       for weights in run.train_halves(flags.epochs, flags.seed)
   )
   x, _ = run.test_examples(flags.num_examples, flags.seed)
-  others = dict(average=second, transport=analysis.align(first, second, x))
+  others = dict(
+      average=second, transport=position_aware.align(first, second, x)
+  )
   evaluator = evaluation.Evaluator(run.model)
   test = run.data.test_dataset(_BATCH_SIZE)
   results = []
   for method in _METHODS:
     for coefficient in sorted(flags.coefficients):
-      between = analysis.interpolate(first, others[method], coefficient)
+      between = position_aware.interpolate(first, others[method], coefficient)
       weights = run.model.from_keras(between)
       if flags.reestimate_statistics:
         weights = evaluation.reestimate_batch_norm_statistics(

@@ -10,7 +10,7 @@ import math
 from matplotlib import figure
 import numpy as np
 
-from tff_bn import analysis
+from tff_bn import position_aware
 from tff_bn.programs import cli
 from tff_bn.programs import figures
 from tff_bn.programs import tables
@@ -39,11 +39,11 @@ def analyze(
   by_probability, by_shuffles = {}, {}
   for size in sizes:
     for probability in flags.shuffle_probabilities:
-      by_probability[size, probability] = analysis.mean_kept_share(
+      by_probability[size, probability] = position_aware.mean_kept_share(
           size, probability, repeats=flags.repeats, seed=flags.seed
       )
     for num_shuffles in _num_shuffles(flags, num_steps):
-      by_shuffles[size, num_shuffles] = analysis.mean_kept_share(
+      by_shuffles[size, num_shuffles] = position_aware.mean_kept_share(
           size,
           flags.shuffle_probability,
           num_shuffles=num_shuffles,
@@ -118,7 +118,7 @@ def _num_units(
   if not runs:
     return _DEFAULT_NUM_UNITS
   try:
-    groups = analysis.unit_groups(runs[0].keras_model)
+    groups = position_aware.unit_groups(runs[0].keras_model)
   except ValueError as error:
     raise ValueError(f'--num_units must be given: {error}') from error
   return sorted({group.size for group in groups})

@@ -8,7 +8,7 @@ import keras
 from matplotlib import figure
 import numpy as np
 
-from tff_bn import analysis
+from tff_bn import position_aware
 from tff_bn.programs import cli
 from tff_bn.programs.analyses import analyzed_run
 from tff_bn.programs.analyses import report
@@ -50,7 +50,7 @@ def check(
     x, _ = run.test_examples(1, flags.seed)
     for layer in _layers(run, flags):
       try:
-        analysis.layer_activations(run.keras_model, layer, x)
+        position_aware.layer_activations(run.keras_model, layer, x)
       except ValueError as error:
         message = str(error).replace('layer_name=', '--layers=')
         raise ValueError(message) from error
@@ -146,6 +146,6 @@ def _layers(
   if flags.layers is not None:
     return flags.layers
   try:
-    return analysis.hidden_layers(run.keras_model)
+    return position_aware.hidden_layers(run.keras_model)
   except ValueError as error:
     raise ValueError(f'--layers must be given: {error}') from error

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from matplotlib import figure
 import numpy as np
 
-from tff_bn import analysis
+from tff_bn import position_aware
 from tff_bn.programs import cli
 from tff_bn.programs.analyses import analyzed_run
 from tff_bn.programs.analyses import layers
@@ -29,7 +29,7 @@ def analyze(
     The share of the units of each layer that stay where they are.
   """
   matches = {
-      comparison: analysis.match_layers(
+      comparison: position_aware.match_layers(
           comparison.before, comparison.after, comparison.layer, comparison.x
       )
       for comparison in layers.comparisons(runs, flags)
@@ -59,8 +59,8 @@ def assignment_figure(
   """Draws permutation matrices.
 
   Args:
-    assignments: The index vectors of `tff_bn.analysis.optimal_assignment`, by
-      run and layer.
+    assignments: By run and layer, the index vectors of
+      `position_aware.optimal_assignment`.
 
   Returns:
     A figure with a row for each run and a column for each layer; the number in
@@ -68,7 +68,7 @@ def assignment_figure(
   """
   return report.matrices_figure(
       assignments,
-      {k: analysis.diagonal_share(q) for k, q in assignments.items()},
+      {k: position_aware.diagonal_share(q) for k, q in assignments.items()},
       x_label='Unit before',
       y_label='unit after',
       title='Matched units before and after local training',

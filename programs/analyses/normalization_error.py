@@ -5,7 +5,7 @@ import pathlib
 
 from absl import flags as absl_flags
 
-from tff_bn import files
+from tff_bn.common import files
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers

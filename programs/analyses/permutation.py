@@ -10,7 +10,7 @@ import dataclasses
 from matplotlib import figure
 import numpy as np
 
-from tff_bn.analysis import permutation
+from tff_bn.position_aware import permutation
 from tff_bn.programs import cli
 from tff_bn.programs import tables
 from tff_bn.programs.analyses import analyzed_run

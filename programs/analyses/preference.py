@@ -13,7 +13,7 @@ from matplotlib import figure
 from matplotlib import patches
 import numpy as np
 
-from tff_bn import analysis
+from tff_bn import position_aware
 from tff_bn.programs import cli
 from tff_bn.programs.analyses import analyzed_run
 from tff_bn.programs.analyses import layers
@@ -39,19 +39,21 @@ def analyze(
     comparisons = list(of_client)
     first, names = comparisons[0], [c.layer for c in comparisons]
     before, after = (
-        analysis.preference_vectors_by_layer(model, names, first.x, first.y)
+        position_aware.preference_vectors_by_layer(
+            model, names, first.x, first.y
+        )
         for model in (first.before, first.after)
     )
     for c in comparisons:
       preferred[c] = [
-          analysis.preferred_classes(vectors[c.layer])
+          position_aware.preferred_classes(vectors[c.layer])
           for vectors in (before, after)
       ]
   return layers.share_report(
       'preference',
       preferred,
       {
-          comparison: (classes[0].size, analysis.agreeing_share(*classes))
+          comparison: (classes[0].size, position_aware.agreeing_share(*classes))
           for comparison, classes in preferred.items()
       },
       functools.partial(
@@ -102,7 +104,7 @@ def classes_figure(
           interpolation='nearest',
       )
       axes.set_title(
-          f'{layer} [{analysis.agreeing_share(*classes):.3f}]',
+          f'{layer} [{position_aware.agreeing_share(*classes):.3f}]',
           fontsize='small',
       )
       axes.set_yticks([0, 1], ['before', 'after'])

@@ -11,10 +11,10 @@ import keras
 from matplotlib import figure
 import numpy as np
 
-from tff_bn import convert
-from tff_bn import position_encodings
-from tff_bn.analysis import permutation
+from tff_bn.keras_model import convert
 from tff_bn.layers import position_encoding
+from tff_bn.position_aware import permutation
+from tff_bn.position_aware import position_encodings
 from tff_bn.programs import cli
 from tff_bn.programs import figures
 from tff_bn.programs import tables

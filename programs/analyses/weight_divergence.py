@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tff_bn import analysis
+from tff_bn import position_aware
 from tff_bn.programs import cli
 from tff_bn.programs.analyses import analyzed_run
 from tff_bn.programs.analyses import report
@@ -30,7 +30,7 @@ def analyze(
   for run in runs:
     clients = run.draw_clients(flags.num_clients, flags.seed)
     by_round = [
-        analysis.weight_divergence_by_layer(
+        position_aware.weight_divergence_by_layer(
             [run.model.to_keras(weights) for weights in trained]
         )
         for trained in run.train_rounds(clients, flags.num_rounds)

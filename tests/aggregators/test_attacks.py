@@ -438,7 +438,7 @@ def test_no_default_of_alie_is_an_error_in_the_round(in_process_runtime):
 
 @pytest.mark.parametrize('num_clients', [1, 2])
 def test_no_honest_client_is_an_error_at_once_if_known(num_clients):
-  message = f'num_attackers=2 leaves none of num_clients={num_clients} honest'
+  message = f'num_attackers=2 leaves none of {num_clients} clients honest'
   with pytest.raises(ValueError, match=message):
     _attacked(num_clients=num_clients)
   with pytest.raises(ValueError, match=message):

@@ -262,7 +262,7 @@ def test_too_few_clients_in_the_round(any_runtime):
 
 def test_too_few_clients_are_found_when_it_is_created():
   # The outer rule knows how many there are, not the inner one.
-  with pytest.raises(ValueError, match='Krum of num_clients=6'):
+  with pytest.raises(ValueError, match='Krum of 6 clients'):
     aggregators.NearestNeighborMixing(aggregators.Krum(2), 2, num_clients=6)
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
-from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 def datasets(problem, sizes, seeds=None):

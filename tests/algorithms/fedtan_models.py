@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn import models
-from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
 
 layers = keras.layers
 Model = keras.Model

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
 
 
 class Linear:

@@ -11,8 +11,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
-from tff_bn import drift_correction
-from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.clients import drift_correction
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 

@@ -10,9 +10,9 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn import partition
-from tff_bn.algorithms import partitioned
-from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.keras_model import partition
+from tff_bn.processes import partitioned
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
-from tff_bn import partition
-from tff_bn.algorithms import partitioned
+from tff_bn.keras_model import partition
+from tff_bn.processes import partitioned
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 

@@ -12,9 +12,9 @@ import tensorflow_federated as tff
 
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
-from tff_bn import evaluation
 from tff_bn import models
-from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.training import evaluation
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 

@@ -16,7 +16,7 @@ import tensorflow_federated as tff
 
 from tff_bn import algorithms
 from tff_bn import models
-from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
 
 _SGD = tff.learning.optimizers.build_sgdm
 _SHAPE = (8, 8, 1)

@@ -12,10 +12,10 @@ import tensorflow_federated as tff
 import tff_bn
 from tff_bn import algorithms
 from tff_bn import analysis
-from tff_bn import phased_process
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.partition import Role
-from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.partition import Role
+from tff_bn.processes import phased_process
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 

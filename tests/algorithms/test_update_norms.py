@@ -12,8 +12,8 @@ import tensorflow_federated as tff
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import models
-from tff_bn import update_norms
-from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.clients import update_norms
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 

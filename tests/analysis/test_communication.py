@@ -12,10 +12,10 @@ import tensorflow_federated as tff
 from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn import models
-from tff_bn import phased_process
 from tff_bn import runtime
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.partition import Role
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.partition import Role
+from tff_bn.processes import phased_process
 from tff_bn.runtime import plan_context
 
 _DOWN, _UP = analysis.Direction.DOWN, analysis.Direction.UP

@@ -242,12 +242,12 @@ def test_all_levels_in_order(results):
     ],
 )
 def test_wrong_settings(name, value):
-  with pytest.raises(ValueError, match=f'--{name}={value} '):
+  with pytest.raises(ValueError, match=f'{name}={value} '):
     Settings(**{name: value})
 
 
 def test_wrong_gamma():
-  with pytest.raises(ValueError, match='--gamma=1.5 '):
+  with pytest.raises(ValueError, match='gamma=1.5 '):
     normalization_error.run(_PLAN, 1.5)
 
 

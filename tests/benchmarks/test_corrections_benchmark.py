@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tff_bn import runtime
-from tff_bn import stateful_process
+from tff_bn.processes import stateful_process
 
 benchmark = benchmark_files.import_benchmark('corrections')
 

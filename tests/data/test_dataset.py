@@ -125,5 +125,5 @@ HUGE[5, 0] = 1e300
 def test_refuses(changes, message):
   with pytest.raises(ValueError, match=message) as error:
     create(**changes)
-  assert str(error.value).startswith('--dataset=mine.npz')
+  assert str(error.value).startswith('dataset=mine.npz')
   assert '\n' not in str(error.value)

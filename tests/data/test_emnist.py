@@ -76,6 +76,6 @@ def test_no_network(monkeypatch):
   monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load_data)
   with pytest.raises(
       ValueError,
-      match=r'--dataset=emnist could not .*\(no route to host\).*--data_dir',
+      match=r'dataset=emnist could not .*\(no route to host\).*`data_dir`',
   ):
     emnist.load_emnist()

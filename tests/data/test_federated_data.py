@@ -215,10 +215,10 @@ class TestClientDataset:
       [
           ({}, 'one of --local_steps and --local_epochs'),
           ({'local_steps': 1, 'local_epochs': 1}, 'one of --local_steps'),
-          ({'local_steps': 0}, '--local_steps=0'),
-          ({'local_epochs': 0}, '--local_epochs=0'),
-          ({'local_steps': 1, 'batch_size': 0}, '--batch_size=0'),
-          ({'local_steps': 1, 'seed': -1}, '--seed=-1'),
+          ({'local_steps': 0}, 'local_steps=0'),
+          ({'local_epochs': 0}, 'local_epochs=0'),
+          ({'local_steps': 1, 'batch_size': 0}, 'batch_size=0'),
+          ({'local_steps': 1, 'seed': -1}, 'seed=-1'),
           ({'local_steps': 1, 'client_ids': ['nobody']}, "no client 'nobody'"),
           ({'local_steps': 1, 'client_ids': []}, 'at least one client'),
       ],
@@ -263,7 +263,7 @@ class TestTestDatasets:
     data = split()
     with pytest.raises(ValueError, match="no client 'nobody'"):
       data.client_test_dataset('nobody', 5)
-    with pytest.raises(ValueError, match='--batch_size=0'):
+    with pytest.raises(ValueError, match='batch_size=0'):
       data.test_dataset(0)
 
 
@@ -320,7 +320,7 @@ class TestSplitDataset:
     assert len(split(num_clients=None).client_ids) == 5
 
   def test_no_clients_are_refused(self):
-    with pytest.raises(ValueError, match='--num_clients=0 is too small'):
+    with pytest.raises(ValueError, match='num_clients=0 is too small'):
       split(num_clients=0)
 
   def test_client_ids_sort_like_the_clients(self):
@@ -332,7 +332,7 @@ class TestSplitDataset:
   def test_unknown_split(self):
     with pytest.raises(
         ValueError,
-        match=r'--split=dirichlett is unknown; .*iid.*Did you mean dirichlet\?',
+        match=r'split=dirichlett is unknown; .*iid.*Did you mean dirichlet\?',
     ):
       split(split_name='dirichlett')
 
@@ -346,14 +346,14 @@ class TestSplitDataset:
       ],
   )
   def test_split_without_its_argument(self, name, flag):
-    with pytest.raises(ValueError, match=f'--split={name} needs --{flag}'):
+    with pytest.raises(ValueError, match=f'split={name} needs `{flag}`'):
       split(split_name=name)
 
   def test_more_clients_than_samples(self):
     with pytest.raises(
         ValueError,
         match=(
-            '--num_clients=98 asks for more clients than the 97 training'
+            'num_clients=98 asks for more clients than the 97 training'
             ' samples in numbers; use at most 97'
         ),
     ):
@@ -401,7 +401,7 @@ class TestDomains:
 
   def test_dataset_without_domains(self):
     with pytest.raises(
-        ValueError, match='--split=domains .* --dataset=numbers has none'
+        ValueError, match='split=domains .* dataset=numbers has none'
     ):
       split(split_name='domains')
 
@@ -440,7 +440,7 @@ class TestNatural:
     with pytest.raises(
         ValueError,
         match=(
-            '--num_clients=50 asks for more clients than the 40 writers in'
+            'num_clients=50 asks for more clients than the 40 writers in'
             ' numbers; use at most 40'
         ),
     ):
@@ -448,6 +448,6 @@ class TestNatural:
 
   def test_dataset_without_writers(self):
     with pytest.raises(
-        ValueError, match='--split=natural .* --dataset=numbers has none'
+        ValueError, match='split=natural .* dataset=numbers has none'
     ):
       split(split_name='natural')

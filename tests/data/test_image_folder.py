@@ -39,7 +39,7 @@ def load(folder, **arguments):
 def check_refused(folder, message):
   with pytest.raises(ValueError, match=message) as error:
     load(folder)
-  assert str(error.value).startswith(f'--dataset=folder:{folder}')
+  assert str(error.value).startswith(f'dataset=folder:{folder}')
   assert '\n' not in str(error.value)
 
 

@@ -101,7 +101,7 @@ def test_none_and_all():
 @pytest.mark.parametrize('num_clients', [-1, 5])
 def test_wrong_number_of_clients(num_clients):
   with pytest.raises(
-      ValueError, match=f'--num_attackers={num_clients} .* clients, 4'
+      ValueError, match=f'num_attackers={num_clients} .* clients, 4'
   ):
     tff_bn_data.with_flipped_labels(_split(), num_clients)
 

@@ -52,7 +52,7 @@ def test_unknown_dataset():
   with pytest.raises(
       ValueError,
       match=(
-          r'--dataset=digitts is unknown; .*digits, .*tfds:NAME.*Did you mean'
+          r'dataset=digitts is unknown; .*digits, .*tfds:NAME.*Did you mean'
           r' digits\?'
       ),
   ):
@@ -92,10 +92,10 @@ class TestImageSize:
     x = np.zeros((2, 3))
     np.savez(path, x_train=x, y_train=[0, 1], x_test=x, y_test=[0, 1])
     with pytest.raises(
-        ValueError, match='--image_size=4x4 .* vectors of 3 features'
+        ValueError, match='image_size=4x4 .* vectors of 3 features'
     ):
       tff_bn_data.load_dataset(str(path), image_size=(4, 4))
 
   def test_refuses_size_zero(self):
-    with pytest.raises(ValueError, match='--image_size=0x4'):
+    with pytest.raises(ValueError, match='image_size=0x4'):
       tff_bn_data.load_dataset('digits', image_size=(0, 4))

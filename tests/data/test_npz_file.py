@@ -45,7 +45,7 @@ def test_home_folder(tmp_path, monkeypatch):
 def check_refused(name, message):
   with pytest.raises(ValueError, match=message) as error:
     tff_bn_data.load_dataset(str(name))
-  assert str(error.value).startswith(f'--dataset={name}')
+  assert str(error.value).startswith(f'dataset={name}')
   assert '\n' not in str(error.value)
 
 

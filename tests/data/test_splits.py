@@ -87,7 +87,7 @@ class TestEverySplit:
     with pytest.raises(
         ValueError,
         match=(
-            '--num_clients=8 asks for more clients than the 7 training samples;'
+            'num_clients=8 asks for more clients than the 7 training samples;'
             ' use at most 7'
         ),
     ):
@@ -95,12 +95,12 @@ class TestEverySplit:
 
   @pytest.mark.parametrize('name', COVERING)
   def test_refuses_no_clients(self, name):
-    with pytest.raises(ValueError, match='--num_clients=-1 .* at least 1'):
+    with pytest.raises(ValueError, match='num_clients=-1 .* at least 1'):
       COVERING[name](np.zeros(7, int), -1, 0)
 
   @pytest.mark.parametrize('name', COVERING)
   def test_refuses_negative_seed(self, name):
-    with pytest.raises(ValueError, match='--seed=-1'):
+    with pytest.raises(ValueError, match='seed=-1'):
       COVERING[name](np.zeros(7, int), 2, -1)
 
 
@@ -202,14 +202,14 @@ class TestClasses:
   def test_refuses_wrong_number_of_classes(self, classes_per_client):
     with pytest.raises(
         ValueError,
-        match=f'--classes_per_client={classes_per_client} .* between 1 .* 3',
+        match=f'classes_per_client={classes_per_client} .* between 1 .* 3',
     ):
       splits.split_by_classes(np.arange(9) % 3, 3, 2, classes_per_client, 0)
 
   def test_refuses_more_clients_than_a_class_has_samples(self):
     labels = np.repeat([0, 1], [20, 2])
     with pytest.raises(
-        ValueError, match='--num_clients=6 .* class 1 to 3 clients.* 2 training'
+        ValueError, match='num_clients=6 .* class 1 to 3 clients.* 2 training'
     ):
       splits.split_by_classes(labels, 2, 6, 1, 0)
 
@@ -274,7 +274,7 @@ class TestDirichlet:
 
   @pytest.mark.parametrize('alpha', [0, -1.0, np.inf, np.nan])
   def test_refuses_bad_concentration(self, alpha):
-    with pytest.raises(ValueError, match='--dirichlet_alpha=.*greater than 0'):
+    with pytest.raises(ValueError, match='dirichlet_alpha=.*greater than 0'):
       splits.split_by_dirichlet(np.zeros(9, int), 2, alpha, 0)
 
 
@@ -321,7 +321,7 @@ class TestGammaSimilarity:
 
   @pytest.mark.parametrize('gamma', [-0.1, 1.1, np.nan])
   def test_refuses_shares_outside_0_and_1(self, gamma):
-    with pytest.raises(ValueError, match='--gamma=.*between 0 and 1'):
+    with pytest.raises(ValueError, match='gamma=.*between 0 and 1'):
       splits.split_by_gamma_similarity(np.zeros(9, int), 2, gamma, 0)
 
 
@@ -353,13 +353,13 @@ class TestDomains:
   @pytest.mark.parametrize('num_clients', [1, 4, 5])
   def test_refuses_other_than_multiples(self, num_clients):
     with pytest.raises(
-        ValueError, match=f'--num_clients={num_clients} .* the 3 domains'
+        ValueError, match=f'num_clients={num_clients} .* the 3 domains'
     ):
       self.split(num_clients)
 
   def test_refuses_more_clients_than_the_smallest_domain_has_samples(self):
     with pytest.raises(
-        ValueError, match='--num_clients=276 .* has 90 .* at most 270'
+        ValueError, match='num_clients=276 .* has 90 .* at most 270'
     ):
       self.split(276)
 
@@ -390,7 +390,7 @@ class TestUnbalanced:
 
   @pytest.mark.parametrize('imbalance', [-0.1, np.inf, np.nan])
   def test_refuses_bad_imbalance(self, imbalance):
-    with pytest.raises(ValueError, match='--imbalance=.* at least 0'):
+    with pytest.raises(ValueError, match='imbalance=.* at least 0'):
       splits.split_unbalanced(9, 2, imbalance, 0)
 
 
@@ -414,7 +414,7 @@ class TestWriters:
   def test_refuses_more_clients_than_writers(self):
     with pytest.raises(
         ValueError,
-        match='--num_clients=5 .* than the 4 writers; use at most 4',
+        match='num_clients=5 .* than the 4 writers; use at most 4',
     ):
       splits.split_by_writer(self.WRITERS, 5, seed=0)
 

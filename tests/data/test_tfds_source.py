@@ -60,7 +60,7 @@ def load(tmp_path, name='tfds:tiny', **arguments):
 def check_refused(tmp_path, message, name='tfds:tiny'):
   with pytest.raises(ValueError, match=message) as error:
     load(tmp_path, name)
-  assert str(error.value).startswith(f'--dataset={name}')
+  assert str(error.value).startswith(f'dataset={name}')
   assert '\n' not in str(error.value)
 
 
@@ -98,7 +98,7 @@ def test_no_test_data(tmp_path):
 def test_images_of_different_sizes(tmp_path):
   other = {'image': np.full((3, 9, 1), 77, np.uint8), 'label': 0}
   store(tmp_path, 'tiny', {**GRAY, 'train': GRAY['train'] + [other]})
-  check_refused(tmp_path, '6x5 and 3x9 pixels; pass --image_size=HEIGHTxWIDTH')
+  check_refused(tmp_path, '6x5 and 3x9 pixels; pass image_size=HEIGHTxWIDTH')
   dataset = load(tmp_path, image_size=(6, 5))
   assert dataset.x_train.shape == (8, 6, 5, 1)
   assert dataset.x_train.dtype == np.uint8
@@ -150,6 +150,6 @@ def test_not_prepared_and_offline(tmp_path):
   check_refused(
       tmp_path,
       rf'not prepared in {tmp_path}.*could not be downloaded \(the network is'
-      r' unreachable\).*tfds build needs_network.*--data_dir',
+      r' unreachable\).*tfds build needs_network.*`data_dir`',
       'tfds:needs_network',
   )

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from tff_bn import keras_graph
 from tff_bn import models
+from tff_bn.keras_model import keras_graph
 
 SHAPES = {
     'small_cnn': (8, 8, 1),

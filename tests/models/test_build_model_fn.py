@@ -102,7 +102,7 @@ def user_module(tmp_path, monkeypatch):
 def check_refused(name, message, input_shape=(8, 8, 1), normalization='batch'):
   with pytest.raises(ValueError, match=message) as error:
     models.build_model_fn(name, input_shape, 10, normalization)
-  assert str(error.value).startswith(('--model=', '--normalization='))
+  assert str(error.value).startswith(('model=', 'normalization='))
   assert '\n' not in str(error.value)
 
 
@@ -164,13 +164,13 @@ def test_smallest_images(name):
 
 
 def test_unknown_normalization():
-  check_refused('mlp3', '--normalization=bn is unknown', normalization='bn')
+  check_refused('mlp3', 'normalization=bn is unknown', normalization='bn')
 
 
 def test_groups_that_do_not_divide_the_channels():
   check_refused(
       'small_cnn',
-      '--normalization=group32 .* 16 channels at layer norm_1',
+      'normalization=group32 .* 16 channels at layer norm_1',
       normalization='group32',
   )
 
@@ -224,7 +224,7 @@ class TestPrecision:
 
   def test_unknown_precision(self):
     with pytest.raises(
-        ValueError, match='--precision=mixed_float8 .*mixed_bfloat16'
+        ValueError, match='precision=mixed_float8 .*mixed_bfloat16'
     ):
       models.build_model_fn('mlp3', (4,), 3, precision='mixed_float8')
 
@@ -260,7 +260,7 @@ class TestUserModel:
   def test_normalization_that_it_does_not_take(self):
     check_refused(
         'user_models:dense',
-        '--normalization=layer has no effect on --model=user_models:dense',
+        'normalization=layer has no effect on model=user_models:dense',
         normalization='layer',
     )
 

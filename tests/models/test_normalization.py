@@ -51,7 +51,7 @@ def test_none():
 def test_groups_that_do_not_divide_the_channels():
   with pytest.raises(
       ValueError,
-      match='--normalization=group4 .* 4 does not divide the 6 channels .*norm',
+      match='normalization=group4 .* 4 does not divide the 6 channels .*norm',
   ):
     apply('group4')
 
@@ -63,7 +63,7 @@ def test_unknown(name):
   assert not names.is_other_normalization(name)
   with pytest.raises(
       ValueError,
-      match=f'--normalization={name} is unknown; .*batch, layer, .*group<N>',
+      match=f'normalization={name} is unknown; .*batch, layer, .*group<N>',
   ):
     apply(name)
 

@@ -8,7 +8,7 @@ import types
 import pytest
 
 import tff_bn
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 
 
 def _module(name: str, version: str) -> types.ModuleType:

@@ -15,7 +15,7 @@ from packaging import requirements
 import pytest
 
 import tff_bn
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDERS = {

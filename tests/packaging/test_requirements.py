@@ -10,7 +10,7 @@ from packaging import requirements
 from packaging import utils
 import pytest
 
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FILES = (

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tff_bn import tff_stand_ins
+from tff_bn.imports import tff_stand_ins
 
 _PACKAGE = 'tensorflow_federated'
 # Uses TFF's own context, as users do that know nothing of ours.
@@ -83,7 +83,7 @@ def test_unused_context_ends_quietly_and_stand_ins_are_gone():
         module = sys.modules[name]
         if type(module).__name__ == '_StandIn':
           print(name)
-      from tff_bn import tff_stand_ins
+      from tff_bn.imports import tff_stand_ins
       from tensorflow_federated.python.learning.programs import (
           vizier_program_logic,
       )
@@ -220,7 +220,7 @@ def test_hook_is_installed_once():
   code = """
       import sys
       import tff_bn
-      from tff_bn import tff_imports
+      from tff_bn.imports import tff_imports
       tff_imports.install()
       print([type(f).__name__ for f in sys.meta_path].count('TffFinder'))
   """

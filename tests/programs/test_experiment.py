@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn.partition import Role
+from tff_bn.keras_model.partition import Role
 from tff_bn.programs import cli
 from tff_bn.programs import experiment
 from tff_bn.programs import registry

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_runs
 
-from tff_bn import analysis
+from tff_bn import position_aware
 from tff_bn import runtime
 from tff_bn.programs import analyze as analyze_program
 from tff_bn.programs import compare
@@ -330,14 +330,14 @@ def _start(run, client):
 
 def _match(before, after, layer, x, y):
   del y
-  return analysis.match_layers(before, after, layer, x).diagonal_share
+  return position_aware.match_layers(before, after, layer, x).diagonal_share
 
 
 def _prefer(before, after, layer, x, y):
-  return analysis.agreeing_share(
+  return position_aware.agreeing_share(
       *(
-          analysis.preferred_classes(
-              analysis.preference_vectors(model, layer, x, y)
+          position_aware.preferred_classes(
+              position_aware.preference_vectors(model, layer, x, y)
           )
           for model in (before, after)
       )
@@ -420,13 +420,13 @@ def test_hidden_layers_of_one_client_are_the_default(fedavg, tmp_path, name):
 
 def _spy(monkeypatch, name):
   calls = []
-  original = getattr(analysis, name)
+  original = getattr(position_aware, name)
 
   def spied(*arguments):
     calls.append(arguments)
     return original(*arguments)
 
-  monkeypatch.setattr(analysis, name, spied)
+  monkeypatch.setattr(position_aware, name, spied)
   return calls
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from tff_bn import data as tff_bn_data
-from tff_bn import saved_models
-from tff_bn.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.programs import model_evaluation
+from tff_bn.training import saved_models
 
 
 def test_loss_of_16_bit_logits_is_float32(tmp_path):

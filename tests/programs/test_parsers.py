@@ -115,3 +115,17 @@ def test_wrong_image_size(text):
 )
 def test_to_text(value, text):
   assert parsers.to_text(value) == text
+
+
+@pytest.mark.parametrize(
+    'text, expected',
+    [
+        ('rounds=0 is too small.', '--rounds=0 is too small.'),
+        ('Give (rounds=1) or `seed`.', 'Give (--rounds=1) or --seed.'),
+        ('--rounds=0 and seed=1', '--rounds=0 and --seed=1'),
+        ('other=1, num_rounds=1, /seed=1', 'other=1, num_rounds=1, /seed=1'),
+        ('rounds and seed', 'rounds and seed'),
+    ],
+)
+def test_name_flags(text, expected):
+  assert parsers.name_flags(text, ['rounds', 'seed', 'seeds']) == expected

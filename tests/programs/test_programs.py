@@ -19,9 +19,6 @@ import tensorflow as tf
 import tiny_runs
 
 from tff_bn import data as tff_bn_data
-from tff_bn import folder_lock
-from tff_bn import manifests
-from tff_bn import saved_models
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
@@ -29,6 +26,9 @@ from tff_bn.programs import evaluate
 from tff_bn.programs import experiment
 from tff_bn.programs import settings
 from tff_bn.programs import train
+from tff_bn.training import folder_lock
+from tff_bn.training import manifests
+from tff_bn.training import saved_models
 
 _PRESETS = pathlib.Path(train.__file__).parent / 'presets'
 # Three rounds of a small model, evaluated after each.

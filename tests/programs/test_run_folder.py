@@ -8,8 +8,8 @@ import tempfile
 
 import pytest
 
-from tff_bn import folder_lock
 from tff_bn.programs import run_folder
+from tff_bn.training import folder_lock
 
 _FLAGS = {'algorithm': 'fedavg', 'rounds': '3'}
 

@@ -8,10 +8,10 @@ import random_models
 import tensorflow as tf
 import tiny_runs
 
-from tff_bn import analysis
 from tff_bn import models
-from tff_bn import position_encodings
+from tff_bn import position_aware
 from tff_bn.data import federated
+from tff_bn.position_aware import position_encodings
 from tff_bn.programs import train
 from tff_bn.programs.analyses import shuffle_test
 
@@ -134,7 +134,10 @@ def test_shuffle_errors(plain, encoded, shuffled):
               model, mode, amplitude, period
           )
           error = np.mean(
-              [analysis.shuffle_error(new, x, 0.3, seed) for seed in (5, 6)]
+              [
+                  position_aware.shuffle_error(new, x, 0.3, seed)
+                  for seed in (5, 6)
+              ]
           )
           key = (run.name, '0', mode, str(amplitude), str(period))
           expected.append((key, error))
@@ -210,7 +213,7 @@ def test_examples_of_the_shuffle_test(plain, tmp_path):
   model = position_encodings.add_position_encodings(
       tiny_runs.load(plain), 'multiply', 0.3, 1
   )
-  changed = analysis.shuffle_units(model, 0.1, 0)
+  changed = position_aware.shuffle_units(model, 0.1, 0)
   x = data.dataset.x_test
   errors = np.linalg.norm(changed(x) - model(x), axis=1) / 10
   assert found[1] == pytest.approx(errors.mean(), rel=1e-4)
@@ -235,7 +238,7 @@ def test_without_encodings(name, pan):
   np.testing.assert_allclose(found(x, training=False), expected, rtol=1e-5)
   assert not np.allclose(model(x, training=False), expected, rtol=1e-2)
   # The copy's weights are its own, and can be permuted.
-  shuffled = analysis.shuffle_units(found, 1.0, 0)
+  shuffled = position_aware.shuffle_units(found, 1.0, 0)
   np.testing.assert_allclose(shuffled(x, training=False), expected, rtol=1e-3)
   found.set_weights([0 * w for w in found.get_weights()])
   assert not np.allclose(model(x, training=False), 0)
@@ -375,7 +378,7 @@ class _Fusion:
     self.halves = []
     self.batches = []
     self.lengths = []
-    align = analysis.align
+    align = position_aware.align
     client_dataset = federated.FederatedData.client_dataset
 
     def spied_align(first, second, x):
@@ -391,7 +394,7 @@ class _Fusion:
         self.lengths.append(length)
       return dataset
 
-    monkeypatch.setattr(analysis, 'align', spied_align)
+    monkeypatch.setattr(position_aware, 'align', spied_align)
     monkeypatch.setattr(
         federated.FederatedData, 'client_dataset', spied_dataset
     )
@@ -409,10 +412,12 @@ def _fuse(run, monkeypatch, *arguments, folder):
 def _expected_fusion(seen, coefficients, change=lambda model: model):
   data = tiny_runs.split()
   first, second = seen.models
-  others = dict(average=second, transport=analysis.align(first, second, seen.x))
+  others = dict(
+      average=second, transport=position_aware.align(first, second, seen.x)
+  )
   return {
       (method, coefficient): tiny_runs.evaluate(
-          change(analysis.interpolate(first, other, coefficient)), data
+          change(position_aware.interpolate(first, other, coefficient)), data
       )
       for method, other in others.items()
       for coefficient in coefficients

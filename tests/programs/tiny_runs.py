@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
-from tff_bn import files
-from tff_bn import saved_models
+from tff_bn.common import files
 from tff_bn.programs import analyze as analyze_program
 from tff_bn.programs import figures
 from tff_bn.programs import run_folder
+from tff_bn.training import saved_models
 
 # What all runs of tests have in common.
 FLAGS = (

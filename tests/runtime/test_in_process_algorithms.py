@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 import tff_models
 
 from tff_bn import algorithms
-from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 _SIZES = (20, 7, 13)
 _SGD = tff.learning.optimizers.build_sgdm

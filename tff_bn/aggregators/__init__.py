@@ -4,7 +4,7 @@ All of them are `tff.aggregators` factories. A `Rule` needs the values of all
 clients at once; the attacks are for simulations.
 """
 
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 
 dependencies.require_tff()
 

@@ -398,8 +398,8 @@ class Attacked(gathering.Rule):
     """See the base class."""
     if num_clients <= self.num_attackers:
       raise ValueError(
-          f'num_attackers={self.num_attackers} leaves none of'
-          f' num_clients={num_clients} honest; use at most {num_clients - 1}.'
+          f'num_attackers={self.num_attackers} leaves none of {num_clients}'
+          f' clients honest; use at most {num_clients - 1}.'
       )
     self.rule.check_num_clients(num_clients)
 

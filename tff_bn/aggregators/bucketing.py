@@ -76,7 +76,7 @@ class Bucketing(gathering.CheckedRule):
       self.rule.check_num_clients(num_buckets)
     except ValueError as error:
       raise ValueError(
-          f'bucket_size={self.bucket_size} makes of num_clients={num_clients}'
+          f'bucket_size={self.bucket_size} makes of {num_clients} clients'
           f' only {num_buckets} buckets, each of which counts as a client:'
           f' {error}'
       ) from error

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_bn import numerics
+from tff_bn.common import numerics
 
 # How many columns at a time are cast to float64.
 _BLOCK_COLUMNS = 2**13

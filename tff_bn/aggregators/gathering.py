@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import numerics
+from tff_bn.common import numerics
 
 # Level i holds no or 2^i rows, the last one any number.
 _NUM_LEVELS = 10
@@ -270,7 +270,7 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     advice = f' or num_byzantine of at most {possible[-1]},' if possible else ''
     raise ValueError(
         f'num_byzantine={self.num_byzantine} is too large for {name} of'
-        f' num_clients={num_clients}: it needs at least {needed} clients'
+        f' {num_clients} clients: it needs at least {needed} clients'
         f' then; use as many,{advice or " or another rule."}'
         + (' or another rule.' if advice else '')
     )

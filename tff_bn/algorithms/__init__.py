@@ -1,6 +1,6 @@
 """Federated algorithms, one module each: functions that build a process."""
 
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 
 dependencies.require_tff()
 
@@ -19,11 +19,11 @@ from tff_bn.algorithms.fixbn import build_fixbn  # noqa: E402
 from tff_bn.algorithms.local_affine import build_local_affine  # noqa: E402
 from tff_bn.algorithms.moon import Moon  # noqa: E402
 from tff_bn.algorithms.moon import build_moon  # noqa: E402
-from tff_bn.algorithms.partitioned import Options  # noqa: E402
 from tff_bn.algorithms.scaffold import Scaffold  # noqa: E402
 from tff_bn.algorithms.scaffold import build_scaffold  # noqa: E402
 from tff_bn.algorithms.silo_bn import build_silo_bn  # noqa: E402
 from tff_bn.algorithms.single import build_single  # noqa: E402
+from tff_bn.processes.partitioned import Options  # noqa: E402
 
 __all__ = [
     'FedBs',

@@ -10,14 +10,14 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import finalizer
-from tff_bn.algorithms import partitioned
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.client_work import ClientWork
-from tff_bn.local_training import LocalTraining
-from tff_bn.local_training import LocalTrainingConfig
-from tff_bn.partition import FEDAVG
-from tff_bn.shared_weights import SharedWeights
+from tff_bn.clients.client_work import ClientWork
+from tff_bn.clients.local_training import LocalTraining
+from tff_bn.clients.local_training import LocalTrainingConfig
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.partition import FEDAVG
+from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import finalizer
+from tff_bn.processes import partitioned
 
 
 def build_centralized(

@@ -11,11 +11,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.algorithms import fed_avg
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.local_training import LocalTrainingConfig
-from tff_bn.local_training import default_hyperparameters
-from tff_bn.local_training import warmup_factor
-from tff_bn.stateful_process import Process
+from tff_bn.clients.local_training import LocalTrainingConfig
+from tff_bn.clients.local_training import default_hyperparameters
+from tff_bn.clients.local_training import warmup_factor
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.processes.stateful_process import Process
 
 _LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 

@@ -13,18 +13,18 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn import client_work
 from tff_bn.aggregators import gathering
 from tff_bn.aggregators import moments as moments_lib
-from tff_bn.algorithms import partitioned
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.drift_correction import BoundCorrection
-from tff_bn.local_training import LocalResult
-from tff_bn.local_training import LocalTraining
-from tff_bn.local_training import LocalTrainingConfig
-from tff_bn.moments_collector import MomentsCollector
-from tff_bn.shared_weights import SharedWeights
-from tff_bn.stateful_process import Process
+from tff_bn.clients import client_work
+from tff_bn.clients.drift_correction import BoundCorrection
+from tff_bn.clients.local_training import LocalResult
+from tff_bn.clients.local_training import LocalTraining
+from tff_bn.clients.local_training import LocalTrainingConfig
+from tff_bn.clients.moments_collector import MomentsCollector
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import partitioned
+from tff_bn.processes.stateful_process import Process
 
 
 def build_fbn(
@@ -90,11 +90,11 @@ def build_fbn(
   So:
 
   *   Set `momentum` of the layers to 0.99 (Keras's default) or more, which
-      makes the statistics slow against the weights (`--batch_norm_momentum`).
+      makes the statistics slow against the weights.
   *   The slower they are, the more the start from 0 and 1 costs: with β 0.001
       small_cnn has 68 % after 200 steps, but 97.1 % if it starts with the
       statistics of some data, see
-      `tff_bn.evaluation.reestimate_batch_norm_statistics` and
+      `tff_bn.training.evaluation.reestimate_batch_norm_statistics` and
       `process.set_model_weights`.
   *   With β 0.1, use the paper's optimizer: a server optimizer
       `build_sgdm(0.01, 0.99)`, or `tff_bn.algorithms.build_dsgd`.

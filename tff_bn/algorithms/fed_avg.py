@@ -11,9 +11,9 @@ and drops the moving mean and variance. Here all variables are aggregated.
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.algorithms import partitioned
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.stateful_process import Process
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.processes import partitioned
+from tff_bn.processes.stateful_process import Process
 
 
 def build_fed_avg(

@@ -13,15 +13,15 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn import drift_correction
 from tff_bn.aggregators import loss_weighted
 from tff_bn.algorithms import fed_avg
 from tff_bn.algorithms import fed_prox
-from tff_bn.algorithms import partitioned
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.drift_correction import State
-from tff_bn.shared_weights import SharedWeights
-from tff_bn.stateful_process import Process
+from tff_bn.clients import drift_correction
+from tff_bn.clients.drift_correction import State
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import partitioned
+from tff_bn.processes.stateful_process import Process
 
 # Of a difference of squares in float64, relative to them.
 _ROUNDING = 1e-14

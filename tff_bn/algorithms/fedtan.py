@@ -25,26 +25,26 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn import batch_norm_calls
-from tff_bn import client_work
-from tff_bn import numerics
-from tff_bn import phased_process
-from tff_bn import stages
-from tff_bn import synchronized_batch_norm
 from tff_bn.aggregators import moments as moments_lib
 from tff_bn.algorithms import fed_prox
-from tff_bn.algorithms import partitioned
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.batch_norm_model import ModelWeights
-from tff_bn.drift_correction import BoundCorrection
-from tff_bn.local_training import LocalResult
-from tff_bn.local_training import LocalStep
-from tff_bn.local_training import LocalTraining
-from tff_bn.local_training import LocalTrainingConfig
-from tff_bn.local_training import dense_gradients
-from tff_bn.local_training import output_and_loss
-from tff_bn.shared_weights import SharedWeights
-from tff_bn.synchronized_batch_norm import Answer
+from tff_bn.clients import client_work
+from tff_bn.clients.drift_correction import BoundCorrection
+from tff_bn.clients.local_training import LocalResult
+from tff_bn.clients.local_training import LocalStep
+from tff_bn.clients.local_training import LocalTraining
+from tff_bn.clients.local_training import LocalTrainingConfig
+from tff_bn.clients.local_training import dense_gradients
+from tff_bn.clients.local_training import output_and_loss
+from tff_bn.common import numerics
+from tff_bn.fedtan import stages
+from tff_bn.fedtan import synchronized_batch_norm
+from tff_bn.fedtan.synchronized_batch_norm import Answer
+from tff_bn.keras_model import batch_norm_calls
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import partitioned
+from tff_bn.processes import phased_process
 
 SYNCHRONIZE = ('forward_and_backward', 'forward')
 MOMENTS = ('two_pass', 'fused')
@@ -174,7 +174,7 @@ def build_fedtan_ii(
 
   Returns:
     A `tff.learning.templates.LearningProcess`, whose `next` runs the one or the
-    other computation, see `tff_bn.phased_process`.
+    other computation, see `tff_bn.processes.phased_process`.
 
   Raises:
     TypeError: See `build_fedtan`.

@@ -7,11 +7,11 @@ arXiv:2303.06530.
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn import client_work
-from tff_bn import phased_process
-from tff_bn.algorithms import partitioned
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.stateful_process import Process
+from tff_bn.clients import client_work
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.processes import partitioned
+from tff_bn.processes import phased_process
+from tff_bn.processes.stateful_process import Process
 
 
 def build_fixbn(
@@ -44,7 +44,7 @@ def build_fixbn(
     A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
     clients keep something, for `drift_correction` or as position encodings of
     their own. Its `next` runs the one or the other computation, see
-    `tff_bn.phased_process`.
+    `tff_bn.processes.phased_process`.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.

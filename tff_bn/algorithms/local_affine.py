@@ -7,10 +7,10 @@ Networks in Edge Computing, IEEE TPDS 2022.
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.algorithms import partitioned
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.partition import LOCAL_AFFINE
-from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.partition import LOCAL_AFFINE
+from tff_bn.processes import partitioned
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 def build_local_affine(

@@ -7,10 +7,10 @@ Datasets, DART 2020.
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.algorithms import partitioned
-from tff_bn.batch_norm_model import BatchNormModel
-from tff_bn.partition import SILOBN
-from tff_bn.stateful_process import StatefulLearningProcess
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.partition import SILOBN
+from tff_bn.processes import partitioned
+from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 def build_silo_bn(

@@ -15,11 +15,11 @@ from typing import Any, Optional, Union
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.phased_process import Phase
-from tff_bn.phased_process import PhasedComputation
+from tff_bn.processes.phased_process import Phase
+from tff_bn.processes.phased_process import PhasedComputation
+from tff_bn.processes.stateful_process import Process
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
-from tff_bn.stateful_process import Process
 
 _MEGABYTE = 2**20
 

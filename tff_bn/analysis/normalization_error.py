@@ -72,12 +72,12 @@ class Settings:
     ):
       if getattr(self, name) < minimum:
         raise ValueError(
-            f'--{name}={getattr(self, name)} is too small; use at least'
+            f'{name}={getattr(self, name)} is too small; use at least'
             f' {minimum}.'
         )
     if not 0 < self.beta <= 1:
       raise ValueError(
-          f'--beta={self.beta} must be greater than 0 and at most 1.'
+          f'beta={self.beta} must be greater than 0 and at most 1.'
       )
 
   @property

@@ -5,10 +5,10 @@ The parts that need TensorFlow are imported when they are first used, so that
 `tff_bn.data.names` can be read without it.
 """
 
-from tff_bn import lazy
 from tff_bn.data import names
 from tff_bn.data.names import DATASET_NAMES
 from tff_bn.data.names import SPLIT_NAMES
+from tff_bn.imports import lazy
 
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {

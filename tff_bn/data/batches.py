@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from tff_bn import dataset_options
+from tff_bn.common import dataset_options
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ class Dataset:
   """A dataset for classification: arrays in memory.
 
   Attributes:
-    name: The dataset's name, as `--dataset` takes it.
+    name: The dataset's name, as `load_dataset` takes it.
     x_train: Training samples. Images have the shape `[n, height, width,
       channels]`, vectors `[n, features]`. The dtype is either float32, used as
       it is, or uint8, which stands for value / 255 and becomes that when
@@ -75,7 +75,7 @@ def create_dataset(
   """Checks arrays and brings them to the form that `Dataset` describes.
 
   Args:
-    name: The dataset's name, as `--dataset` takes it; errors begin with it.
+    name: The dataset's name, as `load_dataset` takes it; errors begin with it.
     x_train: Training samples: uint8 or floating point, of shape `[n, height,
       width, channels]`, `[n, height, width]` (one channel) or `[n, features]`.
     y_train: Their classes: integers of shape `[n]` or `[n, 1]`.
@@ -91,7 +91,7 @@ def create_dataset(
   Raises:
     ValueError: If the arrays are not as said; the message names the dataset.
   """
-  source = f'--dataset={name}'
+  source = f'dataset={name}'
   x_train = _check_samples(source, 'x_train', x_train)
   x_test = _check_samples(source, 'x_test', x_test)
   if (x_train.dtype == np.uint8) != (x_test.dtype == np.uint8):

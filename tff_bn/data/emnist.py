@@ -36,9 +36,9 @@ def load_emnist(data_dir: Optional[str] = None) -> dataset_lib.Dataset:
   # No network, no space, a damaged file: each kind raises something else.
   except Exception as error:
     raise ValueError(
-        f'--dataset=emnist could not be downloaded ({error}). Run this once'
-        ' with --data_dir=FOLDER where there is a network, and pass a copy of'
-        ' this folder as --data_dir.'
+        f'dataset=emnist could not be downloaded ({error}). Run this once'
+        ' with data_dir=FOLDER where there is a network, and pass a copy of'
+        ' this folder as `data_dir`.'
     ) from error
   return _to_dataset('emnist', train, test)
 

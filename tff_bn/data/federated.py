@@ -9,7 +9,7 @@ from typing import Optional, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tff_bn import spelling
+from tff_bn.common import spelling
 from tff_bn.data import batches
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import names
@@ -167,7 +167,7 @@ class FederatedData:
       ValueError: As `client_dataset`.
     """
     if (local_steps is None) == (local_epochs is None):
-      raise ValueError('Give one of --local_steps and --local_epochs.')
+      raise ValueError('Give one of local_steps and local_epochs.')
     _check_positive('batch_size', batch_size)
     if not client_ids:
       raise ValueError('client_batches needs at least one client.')
@@ -297,11 +297,11 @@ def split_dataset(
 
   Raises:
     ValueError: If the split is unknown, lacks its argument, or can't be made of
-      this dataset; the message names the flag.
+      this dataset; the message names the argument.
   """
   if split not in names.SPLIT_NAMES:
     raise ValueError(
-        f'--split={split} is unknown; the splits are'
+        f'split={split} is unknown; the splits are'
         f' {", ".join(names.SPLIT_NAMES)}.'
         f'{spelling.suggestion(split, names.SPLIT_NAMES)}'
     )
@@ -360,9 +360,9 @@ def _split_by_domain(
   """Splits so that each client has one domain."""
   if dataset.domain_train is None:
     raise ValueError(
-        f'--split=domains needs a dataset of several domains, but'
-        f' --dataset={dataset.name} has none; use --dataset=digits_domains, or'
-        ' another --split.'
+        f'split=domains needs a dataset of several domains, but'
+        f' dataset={dataset.name} has none; use dataset=digits_domains, or'
+        ' another split.'
     )
   num_domains = len(dataset.domain_names)
   if num_clients is None:
@@ -400,9 +400,9 @@ def _split_by_writer(
   """Splits so that each client is a writer."""
   if dataset.writer_train is None:
     raise ValueError(
-        f'--split=natural needs a dataset with writers, but'
-        f' --dataset={dataset.name} has none; use --dataset=emnist, or another'
-        ' --split.'
+        f'split=natural needs a dataset with writers, but'
+        f' dataset={dataset.name} has none; use dataset=emnist, or another'
+        ' split.'
     )
   num_writers = len(np.unique(dataset.writer_train))
   if num_clients is None:
@@ -444,12 +444,12 @@ def _label_counts(
   )
 
 
-def _check_positive(flag: str, number: int):
+def _check_positive(parameter: str, number: int):
   if number < 1:
-    raise ValueError(f'--{flag}={number} is too small; use at least 1.')
+    raise ValueError(f'{parameter}={number} is too small; use at least 1.')
 
 
-def _required(split: str, flag: str, value: Optional[float]) -> float:
+def _required(split: str, parameter: str, value: Optional[float]) -> float:
   if value is None:
-    raise ValueError(f'--split={split} needs --{flag}.')
+    raise ValueError(f'split={split} needs `{parameter}`.')
   return value

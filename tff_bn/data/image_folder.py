@@ -36,14 +36,14 @@ def load_image_folder(
 
   path = os.path.expanduser(name.removeprefix(names.FOLDER_PREFIX))
   if not os.path.isdir(path):
-    raise ValueError(f'--dataset={name}: there is no folder {path!r}.')
+    raise ValueError(f'dataset={name}: there is no folder {path!r}.')
   builder = tfds.folder_dataset.ImageFolder(path)
   dataset = tfds_source.read_builder(name, builder, image_size)
   untrained = np.setdiff1d(dataset.y_test, dataset.y_train)
   if untrained.size:
     label_names = builder.info.features['label'].names
     raise ValueError(
-        f'--dataset={name}: the test data has classes without training images:'
+        f'dataset={name}: the test data has classes without training images:'
         f' {", ".join(label_names[label] for label in untrained)}.'
     )
   return dataset

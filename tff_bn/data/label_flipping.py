@@ -52,7 +52,7 @@ def with_flipped_labels(
   client_ids = data.client_ids
   if not 0 <= num_clients <= len(client_ids):
     raise ValueError(
-        f'--num_attackers={num_clients} must be between 0 and the number of'
+        f'num_attackers={num_clients} must be between 0 and the number of'
         f' clients, {len(client_ids)}.'
     )
   flipped, correct = (
@@ -66,7 +66,7 @@ def with_flipped_labels(
   shared = np.intersect1d(flipped, correct)
   if shared.size:
     raise ValueError(
-        f'--num_attackers={num_clients}: {shared.size} of the samples whose'
+        f'num_attackers={num_clients}: {shared.size} of the samples whose'
         ' labels would be flipped belong to other clients too, the first at'
         f' position {shared[0]}; flipping labels needs clients that share no'
         ' samples.'

@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import Optional
 
-from tff_bn import spelling
+from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import digits
 from tff_bn.data import digits_domains
@@ -38,7 +38,7 @@ def load_dataset(
   """
   if image_size is not None and min(image_size) < 1:
     raise ValueError(
-        f'--image_size={image_size[0]}x{image_size[1]}: height and width must'
+        f'image_size={image_size[0]}x{image_size[1]}: height and width must'
         ' be at least 1.'
     )
   if data_dir is not None:
@@ -48,8 +48,8 @@ def load_dataset(
     return dataset
   if len(dataset.input_shape) != 3:
     raise ValueError(
-        f'--image_size={image_size[0]}x{image_size[1]} is for images, but'
-        f' --dataset={name} has vectors of {dataset.input_shape[0]} features.'
+        f'image_size={image_size[0]}x{image_size[1]} is for images, but'
+        f' dataset={name} has vectors of {dataset.input_shape[0]} features.'
     )
   return dataclasses.replace(
       dataset,
@@ -77,7 +77,7 @@ def _load(
     case 'emnist_synthetic':
       return emnist.load_emnist_synthetic()
   raise ValueError(
-      f'--dataset={name} is unknown; the datasets are'
+      f'dataset={name} is unknown; the datasets are'
       f' {", ".join(names.DATASET_NAMES)}, and {names.OTHER_DATASETS}.'
       f'{spelling.suggestion(name, names.DATASET_NAMES)}'
   )

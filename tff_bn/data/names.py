@@ -32,20 +32,20 @@ FOLDER_PREFIX = 'folder:'
 SPLIT_NAMES = {
     'iid': 'evenly at random',
     'classes': (
-        '--classes_per_client consecutive classes for each client, the same'
+        '`classes_per_client` consecutive classes for each client, the same'
         ' number of samples for all (FedTAN, Appendix D)'
     ),
     'dirichlet': (
         'shares of each class drawn from a Dirichlet distribution with'
-        ' concentration --dirichlet_alpha'
+        ' concentration `dirichlet_alpha`'
     ),
     'gamma': (
-        "a share --gamma of each client's data at random, the rest sorted by"
+        "a share `gamma` of each client's data at random, the rest sorted by"
         ' class (gamma-similarity)'
     ),
     'domains': 'each client has data of one domain (feature shift)',
     'unbalanced': (
-        'at random, sizes log-normal with standard deviation --imbalance of'
+        'at random, sizes log-normal with standard deviation `imbalance` of'
         ' their logarithm'
     ),
     'natural': 'each client is a writer of the dataset',

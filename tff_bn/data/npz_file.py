@@ -24,7 +24,7 @@ def load_npz(name: str) -> dataset_lib.Dataset:
     ValueError: If there is no such file, if it lacks one of the four arrays, or
       if they make no dataset.
   """
-  source = f'--dataset={name}'
+  source = f'dataset={name}'
   path = os.path.expanduser(name.removeprefix(names.NPZ_PREFIX))
   if not os.path.isfile(path):
     raise ValueError(f'{source}: there is no file {path!r}.')

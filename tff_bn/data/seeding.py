@@ -29,5 +29,5 @@ def generator(stream: Stream, seed: int, *numbers: int) -> np.random.Generator:
     ValueError: If the seed is negative.
   """
   if seed < 0:
-    raise ValueError(f'--seed={seed} is negative; use 0 or a greater number.')
+    raise ValueError(f'seed={seed} is negative; use 0 or a greater number.')
   return np.random.default_rng([stream, seed, *numbers])

@@ -28,12 +28,10 @@ def check_num_clients(num_clients: int, most: int, what: str):
     ValueError: If the number is less than 1 or more than `most`.
   """
   if num_clients < 1:
-    raise ValueError(
-        f'--num_clients={num_clients} is too small; use at least 1.'
-    )
+    raise ValueError(f'num_clients={num_clients} is too small; use at least 1.')
   if num_clients > most:
     raise ValueError(
-        f'--num_clients={num_clients} asks for more clients than the {most}'
+        f'num_clients={num_clients} asks for more clients than the {most}'
         f' {what}; use at most {most}.'
     )
 
@@ -91,7 +89,7 @@ def split_by_classes(
   check_num_clients(num_clients, len(labels), 'training samples')
   if not 1 <= classes_per_client <= num_classes:
     raise ValueError(
-        f'--classes_per_client={classes_per_client} must be between 1 and the'
+        f'classes_per_client={classes_per_client} must be between 1 and the'
         f' number of classes, {num_classes}.'
     )
   stride = min(classes_per_client, max(2, num_classes // 5))
@@ -106,11 +104,11 @@ def split_by_classes(
   share = shares.min()
   if share == 0:
     raise ValueError(
-        f'--num_clients={num_clients} with'
-        f' --classes_per_client={classes_per_client} gives class {scarcest} to'
+        f'num_clients={num_clients} with'
+        f' classes_per_client={classes_per_client} gives class {scarcest} to'
         f' {num_holders[scarcest]} clients, but it has'
         f' {num_samples[scarcest]} training samples; use fewer clients or'
-        ' another --split.'
+        ' another split.'
     )
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   parts = [[] for _ in range(num_clients)]
@@ -147,7 +145,7 @@ def split_by_dirichlet(
   check_num_clients(num_clients, len(labels), 'training samples')
   if not (alpha > 0 and math.isfinite(alpha)):
     raise ValueError(
-        f'--dirichlet_alpha={alpha} must be a finite number greater than 0.'
+        f'dirichlet_alpha={alpha} must be a finite number greater than 0.'
     )
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   parts = [[] for _ in range(num_clients)]
@@ -208,7 +206,7 @@ def split_by_gamma_similarity(
   """
   check_num_clients(num_clients, len(labels), 'training samples')
   if not 0 <= gamma <= 1:
-    raise ValueError(f'--gamma={gamma} must be between 0 and 1.')
+    raise ValueError(f'gamma={gamma} must be between 0 and 1.')
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   order = rng.permutation(len(labels))
   homogeneous, rest = np.split(order, [round(gamma * len(labels))])
@@ -256,15 +254,15 @@ def split_by_domain(
   check_num_clients(num_clients, len(labels), 'training samples')
   if num_clients % num_domains:
     raise ValueError(
-        f'--num_clients={num_clients} is no multiple of the {num_domains}'
-        ' domains; --split=domains gives each domain to the same number of'
+        f'num_clients={num_clients} is no multiple of the {num_domains}'
+        ' domains; split=domains gives each domain to the same number of'
         ' clients.'
     )
   per_domain = num_clients // num_domains
   smallest = np.bincount(domains, minlength=num_domains).min()
   if smallest < per_domain:
     raise ValueError(
-        f'--num_clients={num_clients} gives each domain to {per_domain}'
+        f'num_clients={num_clients} gives each domain to {per_domain}'
         f' clients, but the smallest domain has {smallest} training samples;'
         f' use at most {smallest * num_domains}.'
     )
@@ -300,7 +298,7 @@ def split_unbalanced(
   check_num_clients(num_clients, num_samples, 'training samples')
   if not (imbalance >= 0 and math.isfinite(imbalance)):
     raise ValueError(
-        f'--imbalance={imbalance} must be a finite number, at least 0.'
+        f'imbalance={imbalance} must be a finite number, at least 0.'
     )
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   normal = rng.standard_normal(num_clients)

@@ -5,7 +5,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bn import spelling
+from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
 from tff_bn.data import names
@@ -38,7 +38,7 @@ def load_tfds(
   # Takes seconds, and only these datasets need it.
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
-  source = f'--dataset={name}'
+  source = f'dataset={name}'
   tfds_name = name.removeprefix(names.TFDS_PREFIX)
   try:
     builder = tfds.builder(tfds_name, data_dir=data_dir)
@@ -46,7 +46,7 @@ def load_tfds(
     known = tfds.list_builders(with_community_datasets=False)
     raise ValueError(
         f'{source}: TensorFlow Datasets has no dataset {tfds_name!r}, nor is'
-        f' there one in {_data_dir_flag(data_dir)}.'
+        f' there one in {_data_dir_text(data_dir)}.'
         f'{spelling.suggestion(tfds_name, known)}'
     ) from error
   # A wrong version or configuration: each kind raises something else.
@@ -61,7 +61,7 @@ def load_tfds(
           f'{source} is not prepared in {builder.data_path} and could not be'
           f' downloaded ({_first_line(error)}). Prepare it where there is a'
           f' network, by `tfds build {tfds_name} --data_dir=FOLDER`, and pass'
-          ' this folder as --data_dir.'
+          ' this folder as `data_dir`.'
       ) from error
   return read_builder(name, builder, image_size)
 
@@ -72,7 +72,7 @@ def read_builder(
   """Reads the data of a prepared builder.
 
   Args:
-    name: The dataset's name, as `--dataset` takes it.
+    name: The dataset's name, as `load_dataset` takes it.
     builder: A `tfds.core.DatasetBuilder`.
     image_size: Height and width that images are resized to; None: as they are.
 
@@ -85,7 +85,7 @@ def read_builder(
   """
   import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
 
-  source = f'--dataset={name}'
+  source = f'dataset={name}'
   info = builder.info
   kinds = [info.features[key] for key in info.supervised_keys or ()]
   if (
@@ -130,7 +130,7 @@ def _read_split(
             f'{source} has images of different sizes, for example'
             f' {x[0].shape[0]}x{x[0].shape[1]} and'
             f' {image.shape[0]}x{image.shape[1]} pixels; pass'
-            ' --image_size=HEIGHTxWIDTH to resize them.'
+            ' image_size=HEIGHTxWIDTH to resize them.'
         )
       x.append(image)
       y.append(label)
@@ -144,8 +144,8 @@ def _read_split(
   return np.stack(x), np.array(y)
 
 
-def _data_dir_flag(data_dir: Optional[str]) -> str:
-  return 'the default folder' if data_dir is None else f'--data_dir={data_dir}'
+def _data_dir_text(data_dir: Optional[str]) -> str:
+  return 'the default folder' if data_dir is None else f'data_dir={data_dir}'
 
 
 def _first_line(message: Any) -> str:

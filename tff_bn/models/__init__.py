@@ -4,7 +4,7 @@ Keras is imported when a model is first asked for, so that
 `tff_bn.models.names` can be read without it.
 """
 
-from tff_bn import lazy
+from tff_bn.imports import lazy
 from tff_bn.models import names
 from tff_bn.models.names import MODEL_NAMES
 from tff_bn.models.names import NORMALIZATION_NAMES

@@ -10,8 +10,7 @@ from typing import Any, Optional
 
 import keras
 
-from tff_bn import position_encodings
-from tff_bn import spelling
+from tff_bn.common import spelling
 from tff_bn.layers import discovery
 from tff_bn.models import digits_cnn
 from tff_bn.models import fbn_cnn
@@ -22,6 +21,7 @@ from tff_bn.models import normalization as normalization_lib
 from tff_bn.models import resnet20
 from tff_bn.models import small_cnn
 from tff_bn.models import vgg
+from tff_bn.position_aware import position_encodings
 
 _DEFAULT_NORMALIZATION = 'batch'
 _DEFAULT_PRECISION = 'float32'
@@ -97,14 +97,14 @@ def build_model_fn(
     arguments = _normalization_argument(name, build, normalization)
   else:
     raise ValueError(
-        f'--model={name} is unknown; the models are'
+        f'model={name} is unknown; the models are'
         f' {", ".join(names.MODEL_NAMES)}, and {names.OTHER_MODELS}.'
         f'{spelling.suggestion(name, names.MODEL_NAMES)}'
     )
 
   if precision not in names.PRECISION_NAMES:
     raise ValueError(
-        f'--precision={precision} is unknown; use'
+        f'precision={precision} is unknown; use'
         f' {", ".join(names.PRECISION_NAMES)}.'
         f'{spelling.suggestion(precision, names.PRECISION_NAMES)}'
     )
@@ -154,7 +154,7 @@ def _with_encodings(
     return position_encodings.add_position_encodings(model, pan, **settings)
   except ValueError as error:
     raise ValueError(
-        f'--pan={pan} is impossible with --model={name}: {error}'
+        f'pan={pan} is impossible with model={name}: {error}'
     ) from error
 
 
@@ -162,7 +162,7 @@ def _set_momentum(name: str, model: keras.Model, momentum: float):
   layers = discovery.batch_norm_layers(model)
   if not layers:
     raise ValueError(
-        f'--batch_norm_momentum={momentum} has no effect: --model={name} has no'
+        f'batch_norm_momentum={momentum} has no effect: model={name} has no'
         ' batch normalization layer.'
     )
   for layer in layers:
@@ -193,10 +193,10 @@ def _check_input_shape(
     return
   if len(input_shape) != 3 or min(input_shape[:2]) < smallest:
     raise ValueError(
-        f'--model={name} needs images of at least {smallest}x{smallest} pixels'
+        f'model={name} needs images of at least {smallest}x{smallest} pixels'
         ' as [height, width, channels], but the samples have the shape'
-        f' {input_shape}; use another --model'
-        + ('.' if len(input_shape) != 3 else ', or resize by --image_size.')
+        f' {input_shape}; use another model'
+        + ('.' if len(input_shape) != 3 else ', or resize by `image_size`.')
     )
 
 
@@ -208,14 +208,14 @@ def _import_function(name: str) -> Callable[..., Any]:
   # Whatever the user's module raises.
   except Exception as error:
     raise ValueError(
-        f'--model={name}: the module {module_name!r} can not be imported'
+        f'model={name}: the module {module_name!r} can not be imported'
         f' ({_brief(error)}). If it is a file of yours, add its'
         ' folder to the environment variable PYTHONPATH.'
     ) from error
   function = getattr(module, function_name, None)
   if not callable(function):
     raise ValueError(
-        f'--model={name}: the module {module_name!r} has no function'
+        f'model={name}: the module {module_name!r} has no function'
         f' {function_name!r}.'
     )
   return function
@@ -243,7 +243,7 @@ def _normalization_argument(
     return {'normalization': normalization}
   if normalization != _DEFAULT_NORMALIZATION:
     raise ValueError(
-        f'--normalization={normalization} has no effect on --model={name}: its'
+        f'normalization={normalization} has no effect on model={name}: its'
         ' function has no parameter `normalization`.'
     )
   return {}
@@ -262,11 +262,11 @@ def _check_user_model(
   # Whatever the user's function raises.
   except Exception as error:
     raise ValueError(
-        f'--model={name}: {call} failed ({_brief(error)}).'
+        f'model={name}: {call} failed ({_brief(error)}).'
     ) from error
   if not isinstance(model, keras.Model):
     raise ValueError(
-        f'--model={name}: {call} returned {type(model).__name__}, not a'
+        f'model={name}: {call} returned {type(model).__name__}, not a'
         ' keras.Model.'
     )
   try:
@@ -274,13 +274,13 @@ def _check_user_model(
     logits = _call_once(model, input_shape)
   except Exception as error:
     raise ValueError(
-        f'--model={name}: the model does not take batches of samples of shape'
+        f'model={name}: the model does not take batches of samples of shape'
         f' {input_shape} ({_brief(error)}).'
     ) from error
   shape = getattr(logits, 'shape', None)
   if shape != (2, num_classes):
     given = 'several outputs' if shape is None else f'the shape {shape[1:]}'
     raise ValueError(
-        f'--model={name}: the output of the model has {given} for each sample;'
+        f'model={name}: the output of the model has {given} for each sample;'
         f' it must be {num_classes} logits, one for each class.'
     )

@@ -1,8 +1,8 @@
-"""Normalization layers, by the name that `--normalization` takes."""
+"""Normalization layers, by name."""
 
 import keras
 
-from tff_bn import spelling
+from tff_bn.common import spelling
 from tff_bn.models import names
 
 # The papers' (PyTorch's defaults): running = 0.9 * running + 0.1 * batch.
@@ -24,7 +24,7 @@ def check_normalization(normalization: str):
       and not names.is_other_normalization(normalization)
   ):
     raise ValueError(
-        f'--normalization={normalization} is unknown; use'
+        f'normalization={normalization} is unknown; use'
         f' {", ".join(names.NORMALIZATION_NAMES)}, or'
         f' {names.OTHER_NORMALIZATIONS}, for example group2.'
         f'{spelling.suggestion(normalization, names.NORMALIZATION_NAMES)}'
@@ -74,7 +74,7 @@ def normalize(
       channels = inputs.shape[-1]
       if channels % groups:
         raise ValueError(
-            f'--normalization={normalization} makes {groups} groups of'
+            f'normalization={normalization} makes {groups} groups of'
             f' channels, but {groups} does not divide the {channels} channels'
             f' at layer {name}; use a number of groups that divides the'
             ' channels of every layer.'

@@ -1,6 +1,6 @@
 """Where TFF computations run."""
 
-from tff_bn import dependencies
+from tff_bn.imports import dependencies
 
 dependencies.require_tff()
 
@@ -12,10 +12,10 @@ from tff_bn.runtime.in_process import in_process_runtime  # noqa: E402
 from tff_bn.runtime.in_process import set_default_in_process_context  # noqa: E402
 from tff_bn.runtime.native import end_worker_processes  # noqa: E402
 from tff_bn.runtime.native import native_runtime  # noqa: E402
+from tff_bn.runtime.on_ray.ray_context import RayContext  # noqa: E402
+from tff_bn.runtime.on_ray.ray_context import ray_runtime  # noqa: E402
+from tff_bn.runtime.on_ray.ray_options import WorkersLostError  # noqa: E402
 from tff_bn.runtime.plan_context import PlanContext  # noqa: E402
-from tff_bn.runtime.ray_context import RayContext  # noqa: E402
-from tff_bn.runtime.ray_context import ray_runtime  # noqa: E402
-from tff_bn.runtime.ray_options import WorkersLostError  # noqa: E402
 
 __all__ = [
     'AsyncInProcessContext',

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_bn import dataset_options
+from tff_bn.common import dataset_options
 from tff_bn.runtime import devices
 
 

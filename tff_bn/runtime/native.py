@@ -29,7 +29,7 @@ import portpicker
 import psutil
 import tensorflow_federated as tff
 
-from tff_bn import tff_stand_ins
+from tff_bn.imports import tff_stand_ins
 
 _WORKER_NAME = 'worker_binary'
 _WORKER_PATH = os.path.join(

@@ -1,0 +1,431 @@
+"""Tests of the training loop; in 16 bits, and compiled by XLA."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+from tff_bn.clients import local_training
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+
+
+def _optimizer(learning_rate=1.0, momentum=None):
+  return tff.learning.optimizers.build_sgdm(learning_rate, momentum)
+
+
+def _train(model, batches, optimizer=None, values=None, **options):
+  """Trains on batches of `(x, y)`, which may have different sizes."""
+  training = local_training.LocalTraining(
+      model,
+      local_training.LocalTrainingConfig(optimizer or _optimizer(), **options),
+  )
+  if values is None:
+    values = model.from_model_weights(model.initial_weights)
+
+  @tf.function
+  def train():
+    dataset = tf.data.Dataset.from_generator(
+        lambda: batches, output_signature=model.input_spec
+    )
+    return training.train(
+        [tf.constant(value) for value in values],
+        dataset,
+        training.initial_optimizer_state(),
+        tf.constant(0),
+    ).__dict__
+
+  return tf.nest.map_structure(lambda tensor: tensor.numpy(), train())
+
+
+class Product(keras.losses.Loss):
+  """The mean of label · output, whose gradient by the output is known."""
+
+  def call(self, y_true, y_pred):
+    return tf.reduce_mean(y_true * y_pred, axis=-1)
+
+
+_SCALAR_SPEC = (
+    tf.TensorSpec([None, 1], tf.float32),
+    tf.TensorSpec([None, 1], tf.float32),
+)
+
+
+def _slope_model(policy):
+  """The model w · x with w = 1; its loss is the mean of label · output."""
+
+  def keras_model_fn():
+    return keras.Sequential(
+        [
+            keras.layers.Input([1]),
+            keras.layers.Dense(
+                1, use_bias=False, kernel_initializer='ones', dtype=policy
+            ),
+        ]
+    )
+
+  return BatchNormModel(keras_model_fn, _SCALAR_SPEC, Product)
+
+
+def _column(*values):
+  return np.array(values, np.float32)[:, np.newaxis]
+
+
+def test_weight_on_which_the_loss_does_not_depend_stays():
+  def keras_model_fn():
+    inputs = keras.Input([1])
+    used, unused = [
+        keras.layers.Dense(
+            1, use_bias=False, kernel_initializer='ones', name=name
+        )(inputs)
+        for name in ('used', 'unused')
+    ]
+    outputs = used + keras.ops.stop_gradient(unused)
+    return keras.Model(inputs, outputs)
+
+  model = BatchNormModel(keras_model_fn, _SCALAR_SPEC, Product)
+  batch = _column(1.0), _column(0.25)
+
+  result = _train(model, [batch])
+
+  values = {
+      variable.path: value
+      for variable, value in zip(model.keras_model.weights, result['values'])
+  }
+  np.testing.assert_allclose(values['used/kernel'], [[1 - 0.25]])
+  np.testing.assert_array_equal(values['unused/kernel'], [[1]])
+
+
+class TestFloat16:
+
+  def test_gradients_too_small_for_float16_are_right(self):
+    x = _column(0.01, 0.02, 0.03, 0.02)
+    labels = np.full_like(x, 1e-6)
+    # The gradient, 2e-8, is zero in float16.
+    assert np.float16(2e-8) == 0
+
+    result = _train(
+        _slope_model('mixed_float16'), [(x, labels)], _optimizer(1e7)
+    )
+
+    (weight,) = result['values']
+    assert weight.dtype == np.float32
+    np.testing.assert_allclose(weight, [[1 - 1e7 * 2e-8]], rtol=1e-3)
+
+  @pytest.mark.parametrize(
+      ('gradient', 'num_skipped'),
+      # 2^15 times the gradient must be less than 65,520.
+      [(1.5, 0), (3.0, 1), (5.0, 2), (-9.0, 3), (30.0, 4)],
+  )
+  def test_scale_is_halved_until_gradients_fit(self, gradient, num_skipped):
+    batch = _column(1.0), _column(gradient)
+    model = _slope_model('mixed_float16')
+
+    # Twice, because the scale starts anew with each call.
+    for _ in range(2):
+      result = _train(model, [batch] * 6)
+
+      assert result['num_examples'] == 6 - num_skipped
+      np.testing.assert_allclose(
+          result['values'][0], [[1 - (6 - num_skipped) * gradient]], rtol=1e-3
+      )
+
+  @pytest.mark.parametrize('jit_compile', [False, True])
+  @pytest.mark.parametrize(
+      ('x_factor', 'label_factor'),
+      # Gradients that overflow; outputs that do; a loss that does.
+      [(1.0, 1e30), (1e6, 1.0), (1.0, np.inf)],
+      ids=['gradient', 'output', 'loss'],
+  )
+  def test_skipped_batch_leaves_nothing_behind(
+      self, x_factor, label_factor, jit_compile
+  ):
+    layers = keras.layers
+
+    def keras_model_fn():
+      keras.utils.set_random_seed(1)
+      return keras.Sequential(
+          [
+              layers.Input([2]),
+              layers.Dense(3, dtype='mixed_float16'),
+              layers.BatchNormalization(momentum=0.5, dtype='mixed_float16'),
+              layers.ReLU(dtype='mixed_float16'),
+              layers.Dense(1, dtype='mixed_float16'),
+          ]
+      )
+
+    model = BatchNormModel(
+        keras_model_fn,
+        (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])),
+        Product,
+        lambda: [keras.metrics.MeanAbsoluteError('error')],
+    )
+    rng = np.random.default_rng(0)
+    batches = [
+        (
+            rng.normal(size=[8, 2]).astype(np.float32),
+            rng.normal(size=[8, 1]).astype(np.float32),
+        )
+        for _ in range(4)
+    ]
+    bad = x_factor * (batches[1][0] + 1), label_factor * batches[1][1]
+    options = dict(
+        optimizer=_optimizer(0.1, 0.9),
+        client_weight_decay=0.01,
+        jit_compile=jit_compile,
+    )
+
+    result = _train(model, [*batches[:2], bad, *batches[2:]], **options)
+    expected = _train(model, batches, **options)
+
+    assert result['num_examples'] == 32
+    tf.nest.map_structure(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3),
+        result,
+        expected,
+    )
+    initial = model.from_model_weights(model.initial_weights)
+    assert all((a != b).any() for a, b in zip(result['values'], initial))
+
+  @pytest.mark.usefixtures('in_process_runtime')
+  def test_client_with_skipped_steps_is_not_dropped(self):
+    model = _slope_model('mixed_float16')
+    process = algorithms.build_fed_avg(model, _optimizer())
+    one = tf.data.Dataset.from_tensor_slices(
+        (_column(1, 1, 1), _column(1, 1e30, 1))
+    ).batch(1)
+    none = one.map(lambda x, y: (1e6 * x, y))
+
+    output = process.next(process.initialize(), [one, none])
+
+    metrics = output.metrics['client_work']
+    assert metrics['num_clients'] == 2
+    assert metrics['num_dropped_clients'] == 0
+    assert metrics['train']['num_examples'] == 2
+    # A client all of whose steps were skipped has no weight in the mean.
+    weights = process.get_model_weights(output.state)
+    np.testing.assert_allclose(weights.trainable[0], [[1 - 2]], rtol=1e-3)
+
+  @pytest.mark.parametrize('jit_compile', [False, True])
+  @pytest.mark.parametrize(
+      ('gradient', 'num_skipped'), [(0.5, 0), (1.5, 0), (-9.0, 3), (30.0, 4)]
+  )
+  def test_gradient_is_clipped_without_the_scale(
+      self, gradient, num_skipped, jit_compile
+  ):
+    result = _train(
+        _slope_model('mixed_float16'),
+        [(_column(1.0), _column(gradient))] * 6,
+        client_gradient_clip_norm=1.0,
+        jit_compile=jit_compile,
+    )
+
+    # What overflows is skipped, and not cut down to the norm.
+    assert result['num_examples'] == 6 - num_skipped
+    step = np.clip(gradient, -1, 1)
+    np.testing.assert_allclose(
+        result['values'][0], [[1 - (6 - num_skipped) * step]], rtol=1e-6
+    )
+
+  def test_skipped_steps_do_not_count_in_the_warmup(self):
+    result = _train(
+        _slope_model('mixed_float16'),
+        [(_column(1.0), _column(3.0))] * 6,
+        client_warmup_steps=4,
+    )
+
+    assert result['num_examples'] == 5
+    np.testing.assert_allclose(
+        result['values'][0], [[1 - 3 * (0.25 + 0.5 + 0.75 + 1 + 1)]], rtol=1e-6
+    )
+
+
+class TestMixedPrecision:
+
+  @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
+  def test_loss_of_16_bit_logits(self, policy):
+    def keras_model_fn():
+      keras.utils.set_random_seed(2)
+      return keras.Sequential(
+          [
+              keras.layers.Input([4]),
+              keras.layers.Dense(3, use_bias=False, dtype=policy),
+          ]
+      )
+
+    model = BatchNormModel(
+        keras_model_fn,
+        (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int32)),
+        lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[50, 4]).astype(np.float32)
+    y = rng.integers(0, 3, 50).astype(np.int32)
+
+    result = _train(model, [(x, y)])
+
+    logits = model.to_keras()(x)
+    assert logits.dtype.name == policy.removeprefix('mixed_')
+    logits = logits.numpy().astype(np.float64)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), y]
+    assert result['loss_sum'] == pytest.approx(losses.sum(), rel=1e-6)
+
+  def test_bfloat16_needs_no_scale(self):
+    # The same batch is skipped in float16.
+    batch = _column(1.0), _column(1e30)
+    result = _train(_slope_model('mixed_bfloat16'), [batch])
+    assert result['num_examples'] == 1
+    np.testing.assert_allclose(result['values'][0], [[-1e30]], rtol=1e-2)
+
+  @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
+  def test_training_starts_with_the_values_that_are_given(self, policy):
+    batch = _column(1.0), _column(0.25)
+    result = _train(_slope_model(policy), [batch], values=[[[5.0]]])
+    np.testing.assert_array_equal(result['values'][0], [[4.75]])
+    assert result['loss_sum'] == 1.25
+
+  @pytest.mark.usefixtures('in_process_runtime')
+  @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
+  def test_rounds_are_near_those_in_float32(self, policy, toy_images):
+    def model(name):
+      def keras_model_fn():
+        return keras.Sequential(
+            [
+                layers.Input(toy_images.shape),
+                layers.Conv2D(5, 3, dtype=name),
+                layers.BatchNormalization(momentum=0.5, dtype=name),
+                layers.ReLU(dtype=name),
+                layers.Flatten(dtype=name),
+                layers.Dense(3, dtype=name),
+            ]
+        )
+
+      layers = keras.layers
+      return toy_images.model(keras_model_fn)
+
+    def train(model):
+      process = algorithms.build_fed_bn(model, _optimizer(0.05))
+      state = process.initialize()
+      clients = [process.initialize_client(state) for _ in datasets]
+      for _ in range(4):
+        output = process.next(state, clients, datasets)
+        state, clients = output.state, output.client_states
+      return output.metrics, process.get_client_model_weights(state, clients[0])
+
+    datasets = [toy_images.dataset(21, seed) for seed in range(2)]
+    exact, result = train(model('float32')), train(model(policy))
+
+    train_metrics = result[0]['client_work']['train']
+    assert train_metrics['num_examples'] == 42
+    np.testing.assert_allclose(
+        train_metrics['loss'],
+        exact[0]['client_work']['train']['loss'],
+        rtol=0.02,
+    )
+    for values, exact_values in zip(result[1], exact[1], strict=True):
+      for value, exact_value in zip(values, exact_values, strict=True):
+        assert np.asarray(value).dtype == np.float32
+        np.testing.assert_allclose(value, exact_value, atol=0.03)
+
+
+class TestJitCompile:
+
+  @pytest.mark.usefixtures('in_process_runtime')
+  @pytest.mark.parametrize(
+      'build',
+      [
+          algorithms.build_fed_avg,
+          algorithms.build_fed_bn,
+          algorithms.build_centralized,
+      ],
+  )
+  def test_result_is_that_without_it(self, build, toy_images):
+    model = toy_images.model()
+    # 21 examples in batches of 8: the last one is smaller.
+    datasets = [toy_images.dataset(21, seed) for seed in range(3)]
+    if build is algorithms.build_centralized:
+      datasets = datasets[:1]
+
+    def train(jit_compile):
+      process = build(
+          model,
+          _optimizer(0.1, 0.9),
+          local_epochs=2,
+          client_weight_decay=0.01,
+          jit_compile=jit_compile,
+      )
+      state = process.initialize()
+      if not hasattr(process, 'initialize_client'):
+        return process.next(state, datasets)
+      clients = [process.initialize_client(state) for _ in datasets]
+      return process.next(state, clients, datasets)
+
+    compiled, plain = train(True), train(False)
+
+    for name in ('state', 'client_states', 'metrics'):
+      if hasattr(plain, name):
+        tf.nest.map_structure(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            _numpy(getattr(compiled, name)),
+            _numpy(getattr(plain, name)),
+        )
+
+  @pytest.mark.usefixtures('in_process_runtime')
+  @pytest.mark.parametrize(
+      ('build', 'jit_compile'),
+      [
+          (algorithms.build_fed_avg, False),
+          (algorithms.build_fed_avg, True),
+          (algorithms.build_fed_bn, True),
+          (algorithms.build_centralized, True),
+      ],
+  )
+  def test_xla_is_used_if_asked_for(self, build, jit_compile, toy):
+
+    class Text(keras.layers.Layer):
+      """Does what XLA has no operation for."""
+
+      def call(self, inputs):
+        zero = tf.strings.to_number(tf.strings.as_string(0.0 * inputs))
+        return inputs + tf.cast(zero, inputs.dtype)
+
+    def keras_model_fn():
+      inputs = keras.Input([4], dtype='float64')
+      x = Text(dtype='float64')(inputs)
+      x = keras.layers.BatchNormalization(dtype='float64')(x)
+      x = keras.layers.Dense(3, dtype='float64')(x)
+      return keras.Model(inputs, x)
+
+    process = build(
+        toy.model(keras_model_fn), _optimizer(), jit_compile=jit_compile
+    )
+    state = process.initialize()
+    arguments = [state, [toy.dataset(8, 0)]]
+    if build is algorithms.build_fed_bn:
+      arguments.insert(1, [process.initialize_client(state)])
+    if jit_compile:
+      with pytest.raises(tf.errors.InvalidArgumentError, match='XLA'):
+        process.next(*arguments)
+    else:
+      process.next(*arguments)
+
+  def test_dropout_repeats(self, toy):
+    def keras_model_fn():
+      inputs = keras.Input([4], dtype='float64')
+      x = keras.layers.Dropout(0.5, dtype='float64')(inputs)
+      x = keras.layers.Dense(3, dtype='float64')(x)
+      return keras.Model(inputs, x)
+
+    model = toy.model(keras_model_fn)
+    batches = [toy.arrays(8, 0), toy.arrays(5, 1)]
+
+    def train(seed):
+      return _train(model, batches, seed=seed, jit_compile=True)['values'][0]
+
+    np.testing.assert_array_equal(train(1), train(1))
+    assert (train(1) != train(2)).any()
+
+
+def _numpy(structure):
+  return tf.nest.map_structure(np.asarray, structure)

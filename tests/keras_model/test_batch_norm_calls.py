@@ -1,0 +1,91 @@
+"""Calls of batch normalization layers are replaced while a context lasts."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn.keras_model import batch_norm_calls
+
+_X = np.random.default_rng(0).normal(5.0, 3.0, [8, 3]).astype(np.float32)
+
+
+def _model():
+  inner = keras.Sequential(
+      [keras.Input([3]), keras.layers.BatchNormalization(name='inner')]
+  )
+  inputs = keras.Input([3])
+  x = keras.layers.BatchNormalization(name='outer')(inputs)
+  frozen = keras.layers.BatchNormalization(name='frozen', trainable=False)
+  return keras.Model(inputs, frozen(inner(x)))
+
+
+def _plus_one(calls):
+  def call(layer, inputs, mask):
+    del mask
+    calls.append(layer.name)
+    return inputs + 1
+
+  return call
+
+
+def test_only_calls_in_training_are_replaced():
+  model = _model()
+  calls = []
+  with batch_norm_calls.replaced(model, _plus_one(calls)):
+    trained = model(_X, training=True)
+    evaluated = model(_X, training=False)
+  assert calls == ['outer', 'inner']
+  r = 1 / np.sqrt(1 + 1e-3)
+  np.testing.assert_allclose(trained, (_X + 2) * r, rtol=1e-5)
+  np.testing.assert_allclose(evaluated, _X * r**3, rtol=1e-5)
+
+
+def test_also_inside_of_a_tf_function():
+  model = _model()
+  calls = []
+  with batch_norm_calls.replaced(model, _plus_one(calls)):
+    tf.function(lambda x: model(x, training=True)).get_concrete_function(
+        tf.TensorSpec([None, 3])
+    )
+  assert calls == ['outer', 'inner']
+
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_afterwards_all_is_as_before(fails):
+  model = _model()
+  expected = keras.models.clone_model(model)
+  expected.set_weights(model.get_weights())
+  calls = []
+  if fails:
+    with (
+        pytest.raises(ZeroDivisionError),
+        batch_norm_calls.replaced(model, _plus_one(calls)),
+    ):
+      raise ZeroDivisionError
+  else:
+    with batch_norm_calls.replaced(model, _plus_one(calls)):
+      pass
+  np.testing.assert_array_equal(
+      model(_X, training=True), expected(_X, training=True)
+  )
+  for a, b in zip(model.get_weights(), expected.get_weights()):
+    np.testing.assert_array_equal(a, b)
+  assert not calls
+
+
+def test_a_tensor_for_training_is_an_error():
+  layer = keras.layers.BatchNormalization(name='undecided')
+  layer.build([None, 3])
+  model = keras.Sequential([layer])
+
+  def call(x, training):
+    return layer(x, training=training)
+
+  with (
+      batch_norm_calls.replaced(model, _plus_one([])),
+      pytest.raises(ValueError, match="'undecided'.*tensor for `training`"),
+  ):
+    tf.function(call).get_concrete_function(
+        tf.TensorSpec([None, 3]), tf.TensorSpec([], tf.bool)
+    )

@@ -1,0 +1,343 @@
+"""Tests of a Keras model as data."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn import BatchNormModel
+from tff_bn.keras_model.partition import Role
+from tff_bn.layers import PositionEncoding
+
+layers = keras.layers
+_SPEC = (tf.TensorSpec((None, 4)), tf.TensorSpec((None,), tf.int32))
+
+
+def _model(keras_model_fn, input_spec=_SPEC, metrics_fn=None):
+  return BatchNormModel(
+      keras_model_fn,
+      input_spec,
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(True),
+      metrics_fn=metrics_fn,
+  )
+
+
+def _roles(model):
+  return [(v.role.value, v.trainable, v.frozen) for v in model.variables]
+
+
+_NORM = [
+    ('scale', True, False),
+    ('shift', True, False),
+    ('moving_mean', False, False),
+    ('moving_variance', False, False),
+]
+_FROZEN_NORM = [(role, False, True) for role, _, _ in _NORM]
+
+
+def test_roles_of_a_sequential_model():
+  model = _model(
+      lambda: keras.Sequential(
+          [
+              keras.Input((4,)),
+              layers.Dense(3, name='bn'),
+              layers.BatchNormalization(name='dense'),
+              layers.LayerNormalization(),
+          ]
+      )
+  )
+  kernel = ('kernel', True, False)
+  assert _roles(model) == [kernel, kernel, *_NORM, kernel, kernel]
+  assert model.has_batch_norm
+  assert [v.name for v in model.variables][2:5] == [
+      'scale_2',
+      'shift_3',
+      'moving_mean_4',
+  ]
+
+
+def test_scale_and_shift_are_found_by_attribute_not_position():
+  model = _model(
+      lambda: keras.Sequential(
+          [
+              keras.Input((4,)),
+              layers.BatchNormalization(scale=False),
+              layers.BatchNormalization(center=False),
+              layers.Dense(2),
+          ]
+      )
+  )
+  assert [v.role.value for v in model.variables[:6]] == [
+      'shift',
+      'moving_mean',
+      'moving_variance',
+      'scale',
+      'moving_mean',
+      'moving_variance',
+  ]
+  assert [v.batch_norm for v in model.variables] == [
+      0,
+      0,
+      0,
+      1,
+      1,
+      1,
+      None,
+      None,
+  ]
+
+
+@pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
+def test_mixed_precision_changes_no_variable(policy, tmp_path):
+  def keras_model_fn(dtype):
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(3, dtype=dtype, name='a'),
+            layers.BatchNormalization(dtype=dtype, name='b'),
+            layers.Dense(2, dtype=dtype, name='c'),
+        ]
+    )
+
+  model = _model(lambda: keras_model_fn(policy))
+
+  assert model.variables == _model(lambda: keras_model_fn('float32')).variables
+  model.to_keras().save(tmp_path / 'model.keras')
+  weights = model.from_keras(keras.models.load_model(tmp_path / 'model.keras'))
+  for loaded, initial in zip(
+      (*weights.trainable, *weights.non_trainable),
+      (*model.initial_weights.trainable, *model.initial_weights.non_trainable),
+      strict=True,
+  ):
+    assert loaded.dtype == np.float32
+    np.testing.assert_array_equal(loaded, initial)
+
+
+def test_frozen_layers_keep_their_roles():
+  def keras_model_fn():
+    inner = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4),
+            layers.BatchNormalization(),
+        ]
+    )
+    inner.trainable = False
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.BatchNormalization(trainable=False),
+            inner,
+            layers.BatchNormalization(),
+            layers.Dense(2),
+        ]
+    )
+
+  model = _model(keras_model_fn)
+  other = ('other_state', False, False)
+  kernel = ('kernel', True, False)
+  assert sorted(_roles(model)) == sorted(
+      [*_FROZEN_NORM, other, other, *_FROZEN_NORM, *_NORM, kernel, kernel]
+  )
+
+
+def test_roles_inside_wrappers_synchronized_and_shared_layers():
+  def keras_model_fn():
+    inputs = keras.Input((2, 4))
+    shared = layers.BatchNormalization()
+    x = layers.TimeDistributed(layers.BatchNormalization())(inputs)
+    x = shared(shared(x))
+    x = layers.BatchNormalization(synchronized=True)(x)
+    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)))
+
+  model = _model(keras_model_fn, (tf.TensorSpec((None, 2, 4)), _SPEC[1]))
+  kernel = ('kernel', True, False)
+  assert sorted(_roles(model)) == sorted([*_NORM * 3, kernel, kernel])
+
+
+class _Subclassed(keras.Model):
+
+  def __init__(self):
+    super().__init__()
+    self.norms = [layers.BatchNormalization() for _ in range(2)]
+    self.dense = layers.Dense(3)
+
+  def call(self, x, training=None):
+    for norm in self.norms:
+      x = norm(x, training=training)
+    return self.dense(x)
+
+
+@pytest.mark.parametrize(
+    'keras_model_fn',
+    [
+        _Subclassed,
+        lambda: keras.Sequential(
+            [layers.BatchNormalization(), layers.Dense(3)]
+        ),
+    ],
+    ids=['subclassed', 'sequential_without_input'],
+)
+def test_a_model_without_input_shape_is_built_from_the_spec(keras_model_fn):
+  model = _model(keras_model_fn)
+  assert model.has_batch_norm
+  values = [
+      np.full(v.shape, i, np.float32) for i, v in enumerate(model.variables)
+  ]
+  keras_model = model.to_keras(model.to_model_weights(values))
+  for found, value in zip(keras_model.get_weights(), values):
+    np.testing.assert_array_equal(found, value)
+
+
+def test_other_state_is_what_is_neither_trained_nor_a_statistic():
+  def keras_model_fn():
+    normalization = layers.Normalization()
+    normalization.build((None, 4))
+    return keras.Sequential([keras.Input((4,)), normalization, layers.Dense(2)])
+
+  model = _model(keras_model_fn)
+  assert [v.role for v in model.variables][:3] == [Role.OTHER_STATE] * 3
+  assert model.variables[2].dtype == tf.int64  # Keras's counter.
+  assert not model.has_batch_norm
+
+
+def test_weights_go_to_keras_and_back():
+  def keras_model_fn():
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4),
+            layers.BatchNormalization(),
+            layers.Dense(2),
+        ]
+    )
+
+  model = _model(keras_model_fn)
+  keras_model = keras_model_fn()
+  x = np.random.default_rng(0).normal(3, 2, (16, 4)).astype(np.float32)
+  keras_model(x, training=True)  # Moves the statistics.
+
+  weights = model.from_keras(keras_model)
+  copy = model.to_keras(weights)
+
+  assert copy is not keras_model
+  assert type(copy) is keras.Sequential
+  np.testing.assert_array_equal(copy(x), keras_model(x))
+  assert not np.array_equal(copy(x), model.to_keras()(x))
+  for list_of_weights, variables in zip(
+      weights,
+      (keras_model.trainable_weights, keras_model.non_trainable_weights),
+  ):
+    for value, variable in zip(list_of_weights, variables):
+      np.testing.assert_array_equal(value, variable.numpy())
+  # TFF's own way works, too.
+  other = keras_model_fn()
+  weights.assign_weights_to(other)
+  np.testing.assert_array_equal(other(x), keras_model(x))
+
+
+def test_initial_weights_are_those_of_the_function():
+  kernel = np.arange(8.0, dtype=np.float32).reshape(4, 2)
+
+  def pretrained():
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(2, use_bias=False)]
+    )
+    model.set_weights([kernel])
+    return model
+
+  model = _model(pretrained)
+  np.testing.assert_array_equal(model.initial_weights.trainable[0], kernel)
+  np.testing.assert_array_equal(model.to_keras().get_weights()[0], kernel)
+
+
+def test_weights_that_do_not_fit_are_refused():
+  model = _model(lambda: keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
+  with pytest.raises(ValueError, match='weights has 1 trainable and 0 other'):
+    model.to_keras(([np.zeros((4, 2))], []))
+  wider = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+  with pytest.raises(ValueError, match=r'variable 0 is .*\(4, 3\)'):
+    model.from_keras(wider)
+  deeper = keras.Sequential([keras.Input((4,)), wider, layers.Dense(3)])
+  with pytest.raises(ValueError, match='4 variables instead of 2'):
+    model.from_keras(deeper)
+
+
+def _norm_free():
+  return keras.Sequential([keras.Input((4,)), layers.Flatten()])
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        (dict(keras_model_fn=lambda: 3), TypeError, 'returned a int'),
+        (dict(keras_model_fn=_norm_free), ValueError, 'no trainable variable'),
+        (
+            dict(keras_model_fn=_Subclassed, input_spec=_SPEC[0]),
+            ValueError,
+            'input_spec must be the element_spec',
+        ),
+        (
+            dict(
+                keras_model_fn=_Subclassed,
+                metrics_fn=lambda: [keras.metrics.Mean('loss')],
+            ),
+            ValueError,
+            r"metrics named \['loss'\]",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error, message):
+  with pytest.raises(error, match=message):
+    _model(**arguments)
+
+
+def test_a_function_that_returns_the_same_model_twice_is_refused():
+  keras_model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+  model = _model(lambda: keras_model)
+  with pytest.raises(ValueError, match='same model at two calls'):
+    model.to_keras()
+
+
+def test_roles_of_personal_position_encodings():
+  def keras_model_fn():
+    inputs = keras.Input((4,))
+    inner_inputs = keras.Input((6,))
+    x = PositionEncoding(personal_share=0.5)(inner_inputs)
+    inner = keras.Model(inner_inputs, layers.ReLU()(x), name='inner')
+    x = layers.Dense(6)(inputs)
+    x = PositionEncoding(trainable=False, personal_share=1)(x)
+    x = layers.BatchNormalization()(PositionEncoding()(x))
+    return keras.Model(inputs, layers.Dense(3)(inner(x)))
+
+  model = _model(keras_model_fn)
+  phase = ('personal_phase', False, False)
+  kernel = ('kernel', True, False)
+  found = _roles(model)
+  assert sorted(found) == sorted([*[kernel] * 4, *_NORM, phase, phase])
+  infos = [v for v in model.variables if v.role is Role.PERSONAL_PHASE]
+  assert [v.name.rsplit('_', 1)[0] for v in infos] == ['personal_phase'] * 2
+  for info in infos:
+    assert info.name == f'personal_phase_{model.variables.index(info)}'
+    assert info.shape == ()
+    assert info.dtype == tf.float32
+    assert info.batch_norm is None
+    assert not info.is_statistic
+  assert {v.batch_norm for v in model.variables} == {None, 0}
+  weights = model.from_keras(model.to_keras())
+  assert len(model.from_model_weights(weights)) == len(found)
+
+
+def test_shared_position_encodings_are_not_personal():
+  def keras_model_fn():
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(3),
+            PositionEncoding(),
+            PositionEncoding(amplitude=0, personal_share=1),
+        ]
+    )
+
+  roles = {info.role for info in _model(keras_model_fn).variables}
+  assert roles == {Role.KERNEL}

@@ -1,0 +1,192 @@
+"""Fused operations give what Keras's batch normalization gives."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn.keras_model import batch_norm_calls
+from tff_bn.keras_model import fused_batch_norm
+
+_RNG = np.random.default_rng(0)
+
+
+def _layer(shape, **kwargs):
+  layer = keras.layers.BatchNormalization(momentum=0.7, **kwargs)
+  layer.build(shape)
+  for weight in layer.weights:
+    weight.assign(_RNG.uniform(0.5, 2.0, weight.shape))
+  return layer
+
+
+def _images(*shape, mean=3.0, dtype='float32'):
+  return tf.cast(_RNG.normal(mean, 2.0, shape), dtype)
+
+
+def _step(layer, x, call):
+  """Output, gradients for a random cotangent, and the new statistics."""
+  before = [weight.numpy() for weight in layer.weights]
+  cotangent = tf.cast(np.random.default_rng(1).normal(size=x.shape), x.dtype)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    output = call(x)
+    target = tf.reduce_sum(output * cotangent)
+  gradients = tape.gradient(target, [x, *layer.trainable_weights])
+  statistics = [weight.numpy() for weight in layer.non_trainable_weights]
+  for weight, value in zip(layer.weights, before):
+    weight.assign(value)
+  return output, gradients, statistics
+
+
+def _assert_same_step(layer, x, training_call, training, rtol=2e-5, atol=2e-5):
+  expected = _step(layer, x, lambda x: layer(x, training=training))
+  found = _step(layer, x, lambda x: training_call(layer, x, None))
+  for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+    assert a.dtype == b.dtype
+    a, b = (np.asarray(tf.cast(value, tf.float64)) for value in (a, b))
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        {},
+        {'axis': 3},
+        {'scale': False},
+        {'center': False},
+        {'epsilon': 1e-6},
+        {'epsilon': 0.5},
+        {'synchronized': True},
+    ],
+    ids=str,
+)
+def test_training_is_that_of_keras(options):
+  layer = _layer((None, 5, 4, 3), **options)
+  x = _images(6, 5, 4, 3)
+  _assert_same_step(layer, x, fused_batch_norm.training, True)
+
+
+@pytest.mark.parametrize('shape', [(7, 3), (4, 5, 3), (2, 3, 4, 5, 3)])
+def test_training_on_what_are_no_images(shape):
+  layer = _layer((None, *shape[1:]))
+  _assert_same_step(layer, _images(*shape), fused_batch_norm.training, True)
+
+
+def test_training_with_the_channels_first():
+  layer = _layer((None, 3, 5, 4), axis=1)
+  x = _images(6, 3, 5, 4)
+  _assert_same_step(layer, x, fused_batch_norm.training, True)
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
+def test_training_in_16_bits(dtype):
+  layer = _layer((None, 5, 4, 3), dtype=f'mixed_{dtype}')
+  x = _images(6, 5, 4, 3, dtype=dtype)
+  digits = {'float16': 2e-2, 'bfloat16': 1.2e-1}[dtype]
+  _assert_same_step(layer, x, fused_batch_norm.training, True, digits, digits)
+
+
+def test_training_in_float64_is_exact():
+  layer = _layer((None, 5, 4, 3), dtype='float64')
+  x = _images(6, 5, 4, 3, dtype='float64')
+  _assert_same_step(layer, x, fused_batch_norm.training, True, 1e-14, 1e-14)
+
+
+def test_no_digits_cancel():
+  """The variance of values that are large against their deviation."""
+  layer = _layer((None, 8, 8, 2))
+  x = _RNG.normal(size=(16, 8, 8, 2)) + 1000.0
+  x = x.astype(np.float32)
+  fused_batch_norm.training(layer, tf.constant(x), None)
+  before = layer.moving_variance.numpy()
+  layer.moving_variance.assign(np.zeros(2))
+  fused_batch_norm.training(layer, tf.constant(x), None)
+  variance = x.astype(np.float64).var(axis=(0, 1, 2))
+  np.testing.assert_allclose(layer.moving_variance, 0.3 * variance, rtol=1e-3)
+  assert np.all(np.isfinite(before))
+
+
+def test_moments():
+  x = _RNG.normal(50.0, [0.5, 3.0], (16, 8, 8, 2)).astype(np.float32)
+  count, mean, variance = fused_batch_norm.moments(tf.constant(x))
+  exact = x.astype(np.float64)
+  assert count == 16 * 8 * 8
+  np.testing.assert_allclose(mean, exact.mean((0, 1, 2)), rtol=1e-6)
+  np.testing.assert_allclose(variance, exact.var((0, 1, 2)), rtol=1e-4)
+
+
+def test_no_gradient_flows_through_moments():
+  x = _images(6, 5, 4, 3)
+  with tf.GradientTape() as tape:
+    tape.watch(x)
+    target = tf.reduce_sum(fused_batch_norm.moments(x).variance)
+  assert tape.gradient(target, x) is None
+
+
+def test_inference_is_that_of_keras():
+  layer = _layer((None, 5, 4, 3))
+  x = _images(6, 5, 4, 3)
+  _assert_same_step(layer, x, fused_batch_norm.inference, False)
+
+
+def test_inference_uses_and_keeps_the_running_statistics():
+  layer = _layer((None, 5, 4, 3))
+  model = keras.Sequential([keras.Input((5, 4, 3)), layer])
+  before = model.get_weights()
+  x = _images(6, 5, 4, 3)
+  with batch_norm_calls.replaced(model, fused_batch_norm.inference):
+    found = model(x, training=True)
+  np.testing.assert_allclose(
+      found, model(x, training=False), rtol=1e-5, atol=1e-6
+  )
+  for a, b in zip(model.get_weights(), before):
+    np.testing.assert_array_equal(a, b)
+
+
+def _operations(layer, shape, mask=None, dtype='float32'):
+  function = tf.function(
+      lambda x: fused_batch_norm.training(layer, x, mask)
+  ).get_concrete_function(tf.TensorSpec(shape, dtype))
+  return {op.type for op in function.graph.get_operations()}
+
+
+def test_fused_operations_are_used_where_they_can_be():
+  layer = _layer((None, 5, 4, 3))
+  assert 'FusedBatchNormV3' in _operations(layer, (None, 5, 4, 3))
+
+
+class _OwnMoments(keras.layers.BatchNormalization):
+
+  def _moments(self, inputs, mask):
+    mean, variance = super()._moments(inputs, mask)
+    return mean, variance + 1.0
+
+
+class _Renamed(keras.layers.BatchNormalization):
+  """Computes what Keras's layer computes."""
+
+
+@pytest.mark.parametrize('layer_class', [_OwnMoments, _Renamed])
+def test_subclasses(layer_class):
+  layer = layer_class(momentum=0.7)
+  layer.build((None, 5, 4, 3))
+  x = _images(6, 5, 4, 3)
+  _assert_same_step(layer, x, fused_batch_norm.training, True)
+  is_fused = 'FusedBatchNormV3' in _operations(layer, (None, 5, 4, 3))
+  assert is_fused == (layer_class is _Renamed)
+
+
+def test_renormalization_is_left_to_keras():
+  layer = _layer((None, 5, 4, 3), renorm=True)
+  x = _images(6, 5, 4, 3)
+  _assert_same_step(layer, x, fused_batch_norm.training, True)
+
+
+def test_masks_are_left_to_keras():
+  layer = _layer((None, 5, 4, 3))
+  x = _images(6, 5, 4, 3)
+  mask = tf.constant(_RNG.integers(0, 2, (6, 5, 4)), tf.bool)
+  expected = _step(layer, x, lambda x: layer(x, training=True, mask=mask))
+  found = _step(layer, x, lambda x: fused_batch_norm.training(layer, x, mask))
+  for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+    np.testing.assert_array_equal(a, b)

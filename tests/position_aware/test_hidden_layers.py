@@ -1,0 +1,169 @@
+"""Tests for `tff_bn.position_aware.hidden_layers`."""
+
+import keras
+import pytest
+import random_models
+import tensorflow as tf
+
+from tff_bn import position_aware
+
+_LAYERS = keras.layers
+
+
+def _functional(*layers, shape=(4,)):
+  x = inputs = keras.Input(shape)
+  for layer in layers:
+    x = layer(x)
+  return keras.Model(inputs, x)
+
+
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('mlp3', ['relu']),
+        ('mlp4', ['relu_1', 'relu_2', 'relu_3']),
+        ('small_cnn', ['relu_1', 'relu_2', 'relu_3']),
+        (
+            'resnet20',
+            ['stem_relu']
+            + [
+                f'stage_{stage}_block_{block}_relu_{number}'
+                for stage in (1, 2, 3)
+                for block in (1, 2, 3)
+                for number in (1, 2)
+            ],
+        ),
+    ],
+)
+def test_models_of_the_package(name, expected):
+  assert position_aware.hidden_layers(random_models.build(name)) == expected
+
+
+@pytest.mark.parametrize('name', ['digits_cnn', 'fbn_cnn', 'vgg9'])
+def test_as_many_as_layers_with_a_kernel_but_the_last(name):
+  model = random_models.build(name)
+  kernels = [layer for layer in model.layers if hasattr(layer, 'kernel')]
+  found = position_aware.hidden_layers(model)
+  assert len(found) == len(kernels) - 1
+  for layer_name in found:
+    assert isinstance(model.get_layer(layer_name), _LAYERS.ReLU)
+
+
+def test_fused_activations_and_those_of_their_own_class():
+  model = _functional(
+      _LAYERS.Dense(3, activation='relu', name='fused'),
+      _LAYERS.Dense(3, name='without'),
+      _LAYERS.PReLU(name='prelu'),
+      _LAYERS.Dense(3, activation='linear', name='linear'),
+      _LAYERS.Activation('tanh', name='tanh'),
+      _LAYERS.Dense(3, name='dense'),
+      _LAYERS.Activation('linear', name='nothing'),
+      _LAYERS.LeakyReLU(name='leaky'),
+      _LAYERS.Dropout(0.5, name='dropout'),
+      _LAYERS.Dense(3, name='dense_2'),
+      _LAYERS.ELU(name='elu'),
+      _LAYERS.Dense(2, activation='softmax', name='last'),
+  )
+  assert position_aware.hidden_layers(model) == [
+      *('fused', 'prelu', 'tanh', 'leaky', 'elu')
+  ]
+
+
+def test_what_comes_after_the_last_weights_is_not_hidden():
+  model = _functional(
+      _LAYERS.Dense(3, name='hidden'),
+      _LAYERS.ReLU(name='relu'),
+      _LAYERS.Dense(2, name='logits'),
+      _LAYERS.Activation('softmax', name='softmax'),
+      _LAYERS.ReLU(name='late'),
+  )
+  assert position_aware.hidden_layers(model) == ['relu']
+
+
+def test_models_without_activations():
+  model = _functional(
+      _LAYERS.Conv2D(3, 1, name='conv'),
+      _LAYERS.BatchNormalization(name='norm'),
+      _LAYERS.Flatten(name='flatten'),
+      _LAYERS.Dense(3, name='dense'),
+      _LAYERS.Dense(2, name='logits'),
+      # It comes after the last weights.
+      _LAYERS.ReLU(name='relu'),
+      shape=(2, 2, 1),
+  )
+  assert position_aware.hidden_layers(model) == ['conv', 'dense']
+
+
+def test_the_order_is_that_of_the_calls():
+  # Keras lists layers by depth, those of the shorter branch late.
+  inputs = keras.Input((4,))
+  second = _LAYERS.ReLU(name='second')
+  x = _LAYERS.Dense(4, activation='relu', name='first')(inputs)
+  y = second(_LAYERS.Dense(4, name='dense')(x))
+  y = second(_LAYERS.Dense(4, name='dense_2')(y))
+  y = _LAYERS.Add()([x, _LAYERS.Activation('tanh', name='third')(y)])
+  model = keras.Model(inputs, _LAYERS.Dense(2)(y))
+  assert position_aware.hidden_layers(model) == ['first', 'second', 'third']
+
+
+def test_nested_models():
+  inner = keras.Sequential(
+      [
+          keras.Input((4,)),
+          _LAYERS.Dense(4, name='dense_1'),
+          _LAYERS.ReLU(name='relu_1'),
+          _functional(
+              _LAYERS.Dense(4, activation='tanh', name='deep'),
+              _LAYERS.Dense(4, name='after'),
+          ),
+      ]
+  )
+  model = _functional(
+      inner, _LAYERS.ReLU(name='relu_2'), _LAYERS.Dense(2, name='logits')
+  )
+  assert position_aware.hidden_layers(model) == ['relu_1', 'deep', 'relu_2']
+  # The last weights may be those of a nested model, too.
+  model = _functional(_LAYERS.Dense(4, activation='relu', name='first'), inner)
+  assert position_aware.hidden_layers(model) == ['first', 'relu_1', 'deep']
+
+
+def test_functions_are_not_layers():
+  inputs = keras.Input((4,))
+  x = keras.ops.relu(_LAYERS.Dense(4, name='first')(inputs))
+  x = x + _LAYERS.Dense(4, name='second')(x)
+  model = keras.Model(inputs, _LAYERS.Dense(2, name='logits')(x) * 2)
+  assert position_aware.hidden_layers(model) == ['first', 'second']
+
+
+class _Subclassed(keras.Model):
+
+  def __init__(self):
+    super().__init__()
+    self.hidden = _LAYERS.Dense(3, activation='relu')
+
+  def call(self, x):
+    return self.hidden(x)
+
+
+def test_models_that_are_not_functional():
+  model = _Subclassed()
+  model(tf.zeros((1, 4)))
+  unconnected = keras.Sequential([_LAYERS.Dense(3), _LAYERS.Dense(2)])
+  for wrong in (model, unconnected):
+    with pytest.raises(ValueError, match='no functional model') as error:
+      position_aware.hidden_layers(wrong)
+    assert repr(wrong.name) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    'layers',
+    [
+        [_LAYERS.Dense(2)],
+        [_LAYERS.Dense(2), _LAYERS.ReLU()],
+        [_LAYERS.BatchNormalization(), _LAYERS.Dense(2)],
+        [_LAYERS.Flatten()],
+    ],
+)
+def test_models_without_hidden_layers(layers):
+  with pytest.raises(ValueError, match='has no hidden layer'):
+    position_aware.hidden_layers(_functional(*layers))

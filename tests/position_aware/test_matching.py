@@ -1,0 +1,270 @@
+"""Tests of matching the units of two models."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import random_models
+import tensorflow as tf
+
+from tff_bn.position_aware import matching
+
+_LAYERS = keras.layers
+_X = np.random.default_rng(0).normal(size=(150, 4)).astype(np.float32)
+_IMAGES = np.random.default_rng(1).normal(size=(5, 6, 6, 2)).astype(np.float32)
+
+
+def _perceptron(seed=0, units=6):
+  inputs = keras.Input((4,))
+  x = _LAYERS.Dense(units, name='hidden')(inputs)
+  x = _LAYERS.BatchNormalization(epsilon=0.1, name='norm')(x)
+  x = _LAYERS.ReLU(name='relu')(x)
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  return random_models.with_normal_weights(model, seed)
+
+
+def _convolutional(seed=0):
+  inputs = keras.Input((6, 6, 2))
+  x = _LAYERS.Conv2D(5, 3, name='conv')(inputs)
+  x = _LAYERS.Flatten()(x)
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  return random_models.with_normal_weights(model, seed)
+
+
+def _normalized(model, x):
+  """What comes out of the perceptron's normalization, by hand."""
+  kernel, bias, gamma, beta, mean, variance = (
+      w.numpy().astype(np.float64) for w in model.weights[:6]
+  )
+  return (x @ kernel + bias - mean) / np.sqrt(variance + 0.1) * gamma + beta
+
+
+def _permuted(model, permutation, layer_name, next_name):
+  """The same network, with units[i] = the model's units[permutation[i]]."""
+  copy = keras.models.clone_model(model)
+  copy.set_weights(model.get_weights())
+  layer, next_layer = copy.get_layer(layer_name), copy.get_layer(next_name)
+  layer.set_weights([w[..., permutation] for w in layer.get_weights()])
+  kernel, bias = next_layer.get_weights()
+  next_layer.set_weights([kernel[permutation], bias])
+  return copy
+
+
+def test_activations_in_inference_mode():
+  """More of them than one batch has; in the order of the examples."""
+  model = _perceptron()
+  found = matching.layer_activations(model, 'norm', _X)
+  assert found.shape == (6, 150)
+  expected = _normalized(model, _X.astype(np.float64)).T
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_array_equal(
+      matching.layer_activations(model, 'relu', _X), np.maximum(found, 0)
+  )
+
+
+def test_activations_of_a_tensor():
+  model = _perceptron()
+  np.testing.assert_array_equal(
+      matching.layer_activations(model, 'norm', tf.constant(_X)),
+      matching.layer_activations(model, 'norm', _X),
+  )
+
+
+def test_activations_of_a_convolution_are_at_all_positions():
+  model = _convolutional()
+  kernel, bias = model.get_layer('conv').get_weights()
+  expected = np.empty((5, 5, 4, 4))
+  for unit, example, row, column in np.ndindex(*expected.shape):
+    patch = _IMAGES[example, row : row + 3, column : column + 3]
+    expected[unit, example, row, column] = (
+        np.sum(patch * kernel[..., unit]) + bias[unit]
+    )
+  found = matching.layer_activations(model, 'conv', _IMAGES)
+  np.testing.assert_allclose(found, expected.reshape(5, 80), 1e-4, 1e-4)
+
+
+def test_axis_of_the_channels():
+  inputs = keras.Input((6, 6, 2))
+  x = _LAYERS.Permute((3, 1, 2), name='channels_first')(inputs)
+  model = keras.Model(inputs, x)
+  found = matching.layer_activations(model, 'channels_first', _IMAGES, axis=1)
+  np.testing.assert_array_equal(
+      found, np.moveaxis(_IMAGES, -1, 0).reshape(2, 180)
+  )
+
+
+def test_activations_in_a_nested_model():
+  inner = _perceptron()
+  inputs = keras.Input((4,))
+  model = keras.Model(inputs, inner(inputs))
+  np.testing.assert_array_equal(
+      matching.layer_activations(model, 'relu', _X),
+      matching.layer_activations(inner, 'relu', _X),
+  )
+
+
+def test_an_unknown_layer_is_an_error():
+  with pytest.raises(ValueError, match="^layer_name='nowhere' .* 0 layers"):
+    matching.layer_activations(_perceptron(), 'nowhere', _X)
+
+
+def test_an_input_layer_is_an_error():
+  model = _perceptron()
+  name = model.layers[0].name
+  with pytest.raises(ValueError, match=f"^layer_name: the layer '{name}'"):
+    matching.layer_activations(model, name, _X)
+
+
+def test_no_examples_are_an_error():
+  with pytest.raises(ValueError, match='x has no examples'):
+    matching.layer_activations(_perceptron(), 'norm', _X[:0])
+
+
+@pytest.mark.parametrize('axis', [0, 2, -2, -3])
+def test_an_axis_without_units_is_an_error(axis):
+  with pytest.raises(
+      ValueError, match=rf"axis={axis} .*'norm'.*\(\d+, 6\).* examples"
+  ):
+    matching.layer_activations(_perceptron(), 'norm', _X, axis)
+
+
+def _best(a, b):
+  """The best permutation, of all."""
+
+  def cost(permutation):
+    return np.linalg.norm(a - b[list(permutation)], axis=1).sum()
+
+  return list(min(itertools.permutations(range(len(a))), key=cost))
+
+
+def test_assignment_is_the_best_of_all():
+  for seed in range(10):
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(2, 6, 3))
+    assert list(matching.optimal_assignment(a, b)) == _best(a, b)
+
+
+def test_assignment_minimizes_distances_not_their_squares():
+  a, b = [[0.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [2.0, 0.5]]
+  # √4.25 + 0 is less than 1 + √1.25, but 4.25 more than 1 + 1.25.
+  assert list(matching.optimal_assignment(a, b)) == [1, 0]
+
+
+def test_assignment_recovers_a_permutation():
+  rng = np.random.default_rng(0)
+  a, permutation = rng.normal(size=(50, 20)), rng.permutation(50)
+  b = np.empty_like(a)
+  b[permutation] = a + 0.01 * rng.normal(size=a.shape)
+  # Unit i of a is unit permutation[i] of b.
+  found = matching.optimal_assignment(a, b)
+  np.testing.assert_array_equal(found, permutation)
+
+
+def test_equal_units_stay_where_they_are():
+  """Never active are the first two in one model, the last two in the other."""
+  a, b = np.zeros((2, 3, 4))
+  a[2] = b[0] = 5
+  assert list(matching.optimal_assignment(a, b)) == [2, 1, 0]
+
+
+def test_units_stay_only_if_others_are_no_better():
+  a = np.array([[1.0], [1.0 + 1e-9], [1e3]])
+  assert list(matching.optimal_assignment(a, a[[1, 0, 2]])) == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ('a', 'b'),
+    [
+        (np.zeros((2, 3)), np.zeros((3, 3))),
+        (np.zeros((2, 3)), np.zeros((2, 4))),
+        (np.zeros(3), np.zeros(3)),
+        (np.zeros((0, 3)), np.zeros((0, 3))),
+        (np.zeros((2, 0)), np.zeros((2, 0))),
+    ],
+)
+def test_other_shapes_are_an_error(a, b):
+  with pytest.raises(ValueError, match='a and b must be matrices') as error:
+    matching.optimal_assignment(a, b)
+  assert f'{a.shape} and {b.shape}' in str(error.value)
+
+
+def test_activations_that_are_not_finite_are_an_error():
+  good = np.zeros((2, 2))
+  for bad in (np.array([[0, np.nan], [0, 0]]), np.array([[0, np.inf], [0, 0]])):
+    with pytest.raises(ValueError, match='^b has .* not finite'):
+      matching.optimal_assignment(good, bad)
+    with pytest.raises(ValueError, match='^a has .* not finite'):
+      matching.optimal_assignment(bad, good)
+
+
+def test_diagonal_share():
+  assert matching.diagonal_share([0, 1, 2]) == 1
+  assert matching.diagonal_share(np.array([0, 2, 1, 3])) == 0.5
+  assert matching.diagonal_share([1, 2, 0]) == 0
+
+
+@pytest.mark.parametrize('assignment', [[], [0, 0], [1, 2], [[0, 1]], [0.5, 1]])
+def test_no_permutation_is_an_error(assignment):
+  with pytest.raises(ValueError, match='assignment must be a permutation'):
+    matching.diagonal_share(assignment)
+
+
+def test_a_model_matches_itself():
+  model = _perceptron()
+  for layer_name in ('hidden', 'norm', 'relu', 'logits'):
+    match = matching.match_layers(model, model, layer_name, _X)
+    assert match.diagonal_share == 1
+    np.testing.assert_array_equal(
+        match.assignment, np.arange(len(match.assignment))
+    )
+
+
+def test_a_model_of_units_that_are_never_active_matches_itself():
+  model = _perceptron()
+  layer = model.get_layer('norm')
+  gamma, beta, *statistics = layer.get_weights()
+  gamma[[1, 2, 4]], beta[[1, 2, 4]] = 0, -1
+  layer.set_weights([gamma, beta, *statistics])
+  assert matching.match_layers(model, model, 'relu', _X).diagonal_share == 1
+
+
+def test_a_permuted_model_is_matched():
+  model = _convolutional()
+  permutation = np.array([0, 3, 1, 4, 2])
+  copy = keras.models.clone_model(model)
+  copy.set_weights(model.get_weights())
+  layer = copy.get_layer('conv')
+  layer.set_weights([w[..., permutation] for w in layer.get_weights()])
+  match = matching.match_layers(model, copy, 'conv', _IMAGES)
+  # Unit 1 has become unit 2, unit 2 unit 4, unit 3 unit 1, unit 4 unit 3.
+  assert list(match.assignment) == [0, 2, 4, 1, 3]
+  assert match.diagonal_share == 0.2
+  match = matching.match_layers(copy, model, 'conv', _IMAGES)
+  np.testing.assert_array_equal(match.assignment, permutation)
+
+
+def test_a_permuted_network_is_the_same_one():
+  """The next layer, whose inputs are permuted, has the same units."""
+  inputs = keras.Input((4,))
+  x = _LAYERS.Dense(8, activation='relu', name='hidden')(inputs)
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  permutation = np.random.default_rng(5).permutation(8)
+  copy = _permuted(model, permutation, 'hidden', 'logits')
+  match = matching.match_layers(copy, model, 'hidden', _X)
+  np.testing.assert_array_equal(match.assignment, permutation)
+  assert match.diagonal_share == np.mean(permutation == np.arange(8)) < 1
+  assert matching.match_layers(copy, model, 'logits', _X).diagonal_share == 1
+
+
+def test_layers_of_other_sizes_are_an_error():
+  with pytest.raises(ValueError, match=r'\(6, 150\) and \(7, 150\)'):
+    matching.match_layers(_perceptron(), _perceptron(units=7), 'norm', _X)
+
+
+def test_axis_is_given_to_both():
+  """Rows of the images are the units."""
+  inputs = keras.Input((6, 6, 2))
+  model = keras.Model(inputs, _LAYERS.ReLU(name='relu')(inputs))
+  match = matching.match_layers(model, model, 'relu', _IMAGES, axis=1)
+  assert len(match.assignment) == 6

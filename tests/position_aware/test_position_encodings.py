@@ -1,0 +1,236 @@
+"""Tests of position encodings in existing models."""
+
+import keras
+import numpy as np
+import pytest
+import random_models
+import tensorflow as tf
+
+import tff_bn
+from tff_bn import models
+from tff_bn.keras_model import keras_graph
+from tff_bn.layers import PositionEncoding
+from tff_bn.layers import all_layers
+
+_layers = keras.layers
+# Layers with units but the last.
+_NUM_ENCODINGS = {
+    'small_cnn': 3,
+    'mlp3': 1,
+    'mlp4': 3,
+    'digits_cnn': 5,
+    'fbn_cnn': 5,
+    'resnet20': 19,
+    'vgg9': 8,
+}
+
+
+def _encodings(model):
+  return [
+      layer
+      for layer in all_layers(model)
+      if isinstance(layer, PositionEncoding)
+  ]
+
+
+def _outputs_and_gradients(model, x, training):
+  with tf.GradientTape() as tape:
+    outputs = model(x, training=training)
+    loss = tf.reduce_mean(tf.square(outputs))
+  return [outputs, *tape.gradient(loss, model.trainable_weights)]
+
+
+@pytest.mark.parametrize('normalization', ['batch', 'none', 'group2'])
+@pytest.mark.parametrize('name', list(random_models.SHAPES))
+def test_models_that_are_switched_off_are_the_same_to_the_bit(
+    name, normalization
+):
+  # The dropout of fbn_cnn is random in training.
+  modes = [False] if name == 'fbn_cnn' else [False, True]
+  model = random_models.build(name, normalization)
+  x = random_models.inputs(model, 4)
+  for settings in (dict(amplitude=0), dict(mode='multiply', period=0)):
+    off = tff_bn.add_position_encodings(model, **settings)
+    assert len(_encodings(off)) == _NUM_ENCODINGS[name]
+    assert [w.path for w in off.weights] == [w.path for w in model.weights]
+    for training in modes:
+      # Training changes running statistics.
+      off.set_weights(model.get_weights())
+      found = _outputs_and_gradients(off, x, training)
+      weights = model.get_weights()
+      expected = _outputs_and_gradients(model, x, training)
+      model.set_weights(weights)
+      for a, b in zip(found, expected, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize('mode', ['add', 'multiply'])
+@pytest.mark.parametrize('name', list(random_models.SHAPES))
+def test_encodings_come_after_normalizations_and_before_activations(name, mode):
+  model = random_models.build(name)
+  on = tff_bn.add_position_encodings(model, mode, 0.3, 2.0, 1.0)
+  encodings = _encodings(on)
+  assert len(encodings) == _NUM_ENCODINGS[name]
+  for layer in encodings:
+    assert layer.get_config() == {
+        **layer.get_config(),
+        'mode': mode,
+        'amplitude': 0.3,
+        'period': 2.0,
+        'offset': 1.0,
+    }
+    before = keras_graph.producer(layer.input).layer
+    followers = [
+        call.layer
+        for call in keras_graph.calls(on)
+        if call.inputs and call.inputs[0] is layer.output
+    ]
+    assert followers
+    # In fbn_cnn batch normalization comes after the activation.
+    expected = (
+        (_layers.Conv2D, _layers.Dense)
+        if name == 'fbn_cnn'
+        else _layers.BatchNormalization
+    )
+    assert isinstance(before, expected)
+    # A second convolution of a residual block is encoded before the addition.
+    kind = (_layers.ReLU, _layers.Add) if name == 'resnet20' else _layers.ReLU
+    assert all(isinstance(follower, kind) for follower in followers)
+  x = random_models.inputs(model, 4)
+  assert np.abs(on(x) - model(x)).max() > 1e-4
+
+
+def test_values_of_a_model():
+  """Against NumPy, with batch normalization in inference mode."""
+  model = random_models.build('mlp3')
+  on = tff_bn.add_position_encodings(model, 'multiply', 0.5, 1.0)
+  x = random_models.inputs(model, 4)
+  kernel, gamma, beta, mean, variance, last, bias = [
+      model.get_layer(layer).get_weights()[i]
+      for layer, i in (
+          *(('hidden', 0), ('norm', 0), ('norm', 1), ('norm', 2), ('norm', 3)),
+          *(('logits', 0), ('logits', 1)),
+      )
+  ]
+  h = x.reshape(4, -1) @ kernel
+  h = (h - mean) / np.sqrt(variance + 1e-5) * gamma + beta
+  h = h * (1 + 0.5 * np.sin(2 * np.pi * np.arange(30) / 30))
+  np.testing.assert_allclose(
+      on(x), np.maximum(h, 0) @ last + bias, rtol=1e-4, atol=1e-4
+  )
+
+
+def test_fused_activations_nested_models_and_other_outputs():
+  backbone = keras.Sequential(
+      [
+          keras.Input((4,)),
+          _layers.Dense(5, activation='tanh', name='a'),
+          _layers.Dense(6, name='b'),
+      ],
+      name='backbone',
+  )
+  inputs = keras.Input((4,), name='in')
+  x = _layers.ReLU()(backbone(inputs))
+  x = x * 2.0
+  outputs = _layers.Dense(3, activation='softmax', name='out')(x)
+  model = keras.Model(inputs, [outputs, x], name='outer')
+  model.get_layer('backbone').get_layer('a').trainable = False
+  random_models.randomize(model)
+
+  on = tff_bn.add_position_encodings(model, 'add', 0.5)
+
+  inner = on.get_layer('backbone')
+  assert [layer.name for layer in inner.layers[1:]] == [
+      'a',
+      'a_position',
+      'a_activation',
+      'b',
+      'b_position',
+  ]
+  assert not inner.get_layer('a').trainable
+  assert on.get_layer('out').activation is keras.activations.softmax
+  assert on.name == 'outer'
+  x = random_models.inputs(model, 4)
+  (k1, b1), (k2, b2) = (
+      backbone.get_layer(name).get_weights() for name in ('a', 'b')
+  )
+
+  def encoding(num_units):
+    return 0.5 * np.sin(2 * np.pi * np.arange(num_units) / num_units)
+
+  h = np.tanh(x @ k1 + b1 + encoding(5))
+  h = np.maximum(h @ k2 + b2 + encoding(6), 0) * 2
+  np.testing.assert_allclose(on(x)[1], h, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_that_is_called_twice_has_one_encoding():
+  shared = _layers.Dense(4, name='shared')
+  inputs = keras.Input((4,))
+  x = _layers.ReLU()(shared(inputs))
+  x = _layers.ReLU()(shared(x))
+  model = keras.Model(inputs, _layers.Dense(2)(x))
+  on = tff_bn.add_position_encodings(model)
+  (encoding,) = _encodings(on)
+  called = [call.layer for call in keras_graph.calls(on)]
+  assert sum(layer is encoding for layer in called) == 2
+  assert len(on.trainable_weights) == len(model.trainable_weights)
+
+
+def test_channels_first():
+  model = keras.Sequential(
+      [
+          keras.Input((3, 6, 5)),
+          _layers.Permute((1, 2, 3)),
+          _layers.Conv2D(4, 1, data_format='channels_first', name='conv'),
+          _layers.Flatten(),
+          _layers.Dense(2),
+      ]
+  )
+  (encoding,) = _encodings(tff_bn.add_position_encodings(model))
+  assert encoding.axis == 1
+
+
+def test_the_given_model_stays_as_it_is():
+  model = random_models.build('small_cnn')
+  before = model.get_weights()
+  on = tff_bn.add_position_encodings(model, 'multiply')
+  on.set_weights([w + 1 for w in on.get_weights()])
+  for a, b in zip(model.get_weights(), before, strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert not _encodings(model)
+
+
+def test_saved_and_loaded(tmp_path):
+  on = tff_bn.add_position_encodings(
+      random_models.build('resnet20'), 'multiply', 0.3
+  )
+  on.save(tmp_path / 'model.keras')
+  loaded = keras.models.load_model(tmp_path / 'model.keras')
+  x = random_models.inputs(on, 4)
+  np.testing.assert_array_equal(loaded(x), on(x))
+
+
+def test_dtype_policies():
+  model = models.build_model_fn(
+      'small_cnn', (8, 8, 1), 10, precision='mixed_bfloat16'
+  )()
+  on = tff_bn.add_position_encodings(model)
+  for encoding in _encodings(on):
+    assert encoding.compute_dtype == 'bfloat16'
+  assert on(random_models.inputs(model, 4)).dtype == tf.float32
+
+
+def test_what_can_not_be_encoded():
+  with pytest.raises(TypeError, match='must be a keras.Model, but is a D'):
+    tff_bn.add_position_encodings(_layers.Dense(3))
+  with pytest.raises(ValueError, match="'mine' is no functional model"):
+    tff_bn.add_position_encodings(random_models.Subclassed())
+  with pytest.raises(ValueError, match='is no functional model'):
+    tff_bn.add_position_encodings(keras.Sequential([_layers.Dense(2)]))
+  only_outputs = keras.Sequential([keras.Input((3,)), _layers.Dense(2)])
+  with pytest.raises(ValueError, match='has no hidden layer'):
+    tff_bn.add_position_encodings(only_outputs)
+  with pytest.raises(ValueError, match="mode='off' must be one of"):
+    tff_bn.add_position_encodings(only_outputs, 'off')
+  with pytest.raises(ValueError, match='amplitude=-1 must be'):
+    tff_bn.add_position_encodings(only_outputs, amplitude=-1)

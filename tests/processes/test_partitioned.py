@@ -1,0 +1,207 @@
+"""Tests of the algorithms that keep variables with the client."""
+
+import collections
+
+import client_rounds
+import keras
+import numpy as np
+import numpy_reference as reference
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+from tff_bn.processes.stateful_process import StatefulLearningProcess
+
+pytestmark = pytest.mark.usefixtures('in_process_runtime')
+
+_SGD = tff.learning.optimizers.build_sgdm
+_SIZES = (20, 7, 33)
+_LOCAL = {
+    'fed_bn': reference.AFFINE + reference.STATISTICS,
+    'silo_bn': reference.STATISTICS,
+    'local_affine': reference.AFFINE,
+    'single': tuple(range(8)),
+}
+
+
+def _build(name, model, **kwargs):
+  build = getattr(algorithms, f'build_{name}')
+  return build(model, _SGD(0.1, momentum=0.5), **kwargs)
+
+
+def _names(struct_type):
+  """The names of all leaves in a type."""
+  names = []
+  if isinstance(struct_type, (tff.FederatedType, tff.SequenceType)):
+    return []
+  for name, member in tff.structure.iter_elements(struct_type):
+    names += _names(member) if isinstance(member, tff.StructType) else [name]
+  return names
+
+
+@pytest.mark.parametrize('name', _LOCAL)
+def test_the_type_shows_what_is_local(toy, name):
+  model = toy.model()
+  process = _build(name, model)
+  assert isinstance(process, StatefulLearningProcess)
+  local = {model.variables[i].name for i in _LOCAL[name]}
+  shared = {v.name for v in model.variables} - local
+
+  parameter = process.next.type_signature.parameter
+  state_type, client_type, data_type = parameter
+  assert state_type.placement is tff.SERVER
+  assert client_type.placement is tff.CLIENTS
+  assert isinstance(data_type.member, tff.SequenceType)
+  assert set(_names(client_type.member)) == local
+  result = process.next.type_signature.result
+  assert result.client_states == client_type
+  for at_server in (
+      state_type.member,
+      result.state.member,
+      result.metrics.member,
+      process.initialize.type_signature.result.member,
+  ):
+    assert not local & set(_names(at_server))
+  weights = set(_names(state_type.member.global_model_weights))
+  assert weights == shared
+
+
+@pytest.mark.parametrize('uniform', [False, True])
+@pytest.mark.parametrize('name', _LOCAL)
+def test_rounds_equal_numpy_in_float64(toy, name, uniform):
+  model = toy.model()
+  process = _build(
+      name, model, client_weighting='uniform' if uniform else 'num_examples'
+  )
+  training = client_rounds.Training(process, len(_SIZES))
+  data = client_rounds.datasets(toy, _SIZES)
+  initial = model.from_model_weights(model.initial_weights)
+  expected = [list(initial) for _ in _SIZES]
+
+  # The second client misses one round.
+  for sampled in [(0, 1, 2), (0, 2), (0, 1, 2)]:
+    for i in sampled:
+      expected[i], _, _ = reference.train(
+          expected[i],
+          reference.split(*toy.arrays(_SIZES[i], i)),
+          0.1,
+          momentum=0.5,
+      )
+    counts = [1 if uniform else _SIZES[i] for i in sampled]
+    for j in set(range(8)) - set(_LOCAL[name]):
+      mean = reference.average([expected[i][j] for i in sampled], counts)
+      for weights in expected:
+        weights[j] = mean
+    training.next_round(data, sampled)
+
+  for found, truth in zip(
+      training.client_weights(model), expected, strict=True
+  ):
+    for value, array in zip(found, truth):
+      np.testing.assert_allclose(value, array, rtol=1e-10, atol=1e-12)
+  for j, value in enumerate(training.weights(model)):
+    truth = initial[j] if j in _LOCAL[name] else expected[0][j]
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('name', ['fed_bn', 'single'])
+def test_learning_rate_schedule_goes_by_finished_rounds(toy, name):
+  model = toy.model()
+  process = getattr(algorithms, f'build_{name}')(
+      model,
+      _SGD(123.0),
+      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.25, 0.125),
+  )
+  state = process.initialize()
+  client = process.initialize_client(state)
+  expected = model.from_model_weights(model.initial_weights)
+  batches = reference.split(*toy.arrays(8, 0))
+  for rate in (0.25, 0.125):
+    expected, _, _ = reference.train(expected, batches, rate)
+    output = process.next(state, [client], [toy.dataset(8, 0)])
+    state, (client,) = output.state, output.client_states
+  found = process.get_client_model_weights(state, client)
+  for value, truth in zip(model.from_model_weights(found), expected):
+    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
+
+
+def test_fed_bn_keeps_clients_apart(toy):
+  process = _build('fed_bn', toy.model())
+  state = process.initialize()
+  new = process.initialize_client(state)
+  output = process.next(
+      state, [new, new], [toy.dataset(16, 0), toy.dataset(16, 1)]
+  )
+  first, second = output.client_states
+  for name in new:
+    assert np.any(first[name] != second[name]), name
+
+
+@pytest.mark.parametrize('name', ['fed_bn', 'silo_bn', 'local_affine'])
+def test_a_model_without_batch_norm_is_refused(toy, name):
+  def keras_model_fn():
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype='float64'),
+            keras.layers.LayerNormalization(name='bn', dtype='float64'),
+            keras.layers.Dense(3, name='head', dtype='float64'),
+        ]
+    )
+
+  with pytest.raises(ValueError, match='has none of them .*bn, head'):
+    _build(name, toy.model(keras_model_fn))
+
+
+def test_local_affine_needs_a_scale_or_a_shift(toy):
+  def keras_model_fn():
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype='float64'),
+            keras.layers.BatchNormalization(
+                center=False, scale=False, dtype='float64'
+            ),
+            keras.layers.Dense(3, dtype='float64'),
+        ]
+    )
+
+  model = toy.model(keras_model_fn)
+  _build('silo_bn', model)
+  with pytest.raises(ValueError, match='local_affine keeps .*shift'):
+    _build('local_affine', model)
+
+
+def test_single_refuses_options_of_the_server(toy):
+  with pytest.raises(ValueError, match='server_optimizer has no effect'):
+    _build('single', toy.model(), server_optimizer=_SGD(1.0))
+
+
+def test_the_process_checks_its_types(toy):
+  good = _build('fed_bn', toy.model())
+
+  @tff.tensorflow.computation
+  def unplaced():
+    return 0
+
+  def make(**kwargs):
+    arguments = collections.OrderedDict(
+        initialize=good.initialize,
+        initialize_client=good.initialize_client,
+        next_fn=good.next,
+        get_model_weights_fn=None,
+        get_client_model_weights_fn=None,
+    )
+    arguments.update(kwargs)
+    return StatefulLearningProcess(**arguments)
+
+  make()
+  other = _build('silo_bn', toy.model())
+  with pytest.raises(TypeError, match='initialize must return a state'):
+    make(initialize=unplaced)
+  with pytest.raises(TypeError, match='initialize_client must take'):
+    make(initialize=other.initialize)
+  with pytest.raises(TypeError, match='next must take'):
+    make(next_fn=other.next)
+  stateless = algorithms.build_fed_avg(toy.model(), _SGD(0.1))
+  with pytest.raises(TypeError, match='next must take'):
+    make(next_fn=stateless.next)

@@ -1,0 +1,229 @@
+"""Clients on Ray: the same bits as in process, whatever happens to workers."""
+
+import os
+import pickle
+import signal
+
+import numpy as np
+import psutil
+import pytest
+import ray_contexts
+import ray_example
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import runtime
+from tff_bn.runtime.on_ray import ray_clients
+
+_VALUES = [np.float32(0.5 * n) for n in range(ray_example.NUM_CLIENTS)]
+
+
+@pytest.fixture(scope='module')
+def two_expected():
+  with runtime.in_process_runtime():
+    return repr(ray_example.two_passes(_VALUES))
+
+
+@pytest.fixture(scope='module')
+def context():
+  """Two workers for tests that let them live."""
+  context = ray_contexts.make()
+  yield context
+  context.close()
+
+
+class TestSameBits:
+
+  @pytest.fixture(autouse=True)
+  def use(self, context):
+    with ray_contexts.default(context):
+      yield
+
+  def test_stateful_clients(self, fed_bn, expected):
+    assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
+
+  def test_datasets_from_python(self, fed_bn, expected):
+    datasets = [
+        ray_example.plain_dataset(c) for c in range(ray_example.NUM_CLIENTS)
+    ]
+    assert ray_example.rounds(fed_bn, lambda _: datasets) == expected
+
+  @pytest.mark.parametrize('name', ['build_fed_avg', 'build_fedtan'])
+  def test_algorithms(self, name):
+    process = ray_example.build(name)
+    found = ray_example.rounds(process, ray_example.traps())
+    with runtime.in_process_runtime():
+      assert found == ray_example.rounds(process, ray_example.traps())
+
+  def test_several_passes(self, two_expected):
+    assert repr(ray_example.two_passes(_VALUES)) == two_expected
+
+
+class TestWhatTravels:
+
+  @pytest.fixture(autouse=True)
+  def use(self, context):
+    with ray_contexts.default(context):
+      yield
+
+  @pytest.fixture
+  def stored(self, context, monkeypatch):
+    """What is put into Ray's object store, as numbers of bytes."""
+    import ray
+
+    sizes = []
+    put = ray.put
+
+    def record(value):
+      sizes.append(len(pickle.dumps(value)))
+      return put(value)
+
+    monkeypatch.setattr(ray, 'put', record)
+    monkeypatch.setattr(context._sender, '_put', record)
+    return sizes
+
+  @pytest.fixture
+  def sent(self, monkeypatch):
+    """The tasks that are sent to workers."""
+    from tff_bn.runtime.on_ray import ray_workers
+
+    tasks = []
+    call = ray_workers.Workers.call
+
+    def record(self, owner, worker, task):
+      tasks.append(task)
+      call(self, owner, worker, task)
+
+    monkeypatch.setattr(ray_workers.Workers, 'call', record)
+    return tasks
+
+  def test_state_goes_once_a_round(self, stored, sent):
+    size = ray_example.STATE_SIZE
+    ray_example.add_to_state(np.zeros(size, np.float32), [0.0])  # Traces.
+    stored.clear()
+    sent.clear()
+    values = list(range(20))
+    for number in range(2):
+      state = np.full(size, number, np.float32)
+      total = ray_example.add_to_state(state, values)
+      assert set(total) == {20 * number + sum(values)}
+    assert [4 * size <= bytes_ < 4.1 * size for bytes_ in stored] == [True] * 2
+    assert len(sent) == 40
+    assert all(np.size(task.inputs) == 1 for task in sent)
+
+  def test_datasets_of_python_go_once(self, stored, sent):
+    arrays = [np.zeros((1000 + c, 4, 4, 1), np.float32) for c in range(3)]
+    datasets = [
+        tf.data.Dataset.from_tensor_slices((x, np.zeros(len(x), np.int32)))
+        for x in arrays
+    ]
+    datasets = [d.batch(8) for d in datasets]
+    given = [*datasets, datasets[0], datasets[1]]
+    for _ in range(2):
+      assert ray_example.num_examples(given) == 5004
+    sizes = [bytes_ for bytes_ in stored if bytes_ > 30_000]
+    assert [a.nbytes < size for a, size in zip(arrays, sizes, strict=True)]
+    assert len(sent) == 10
+    assert all(len(value.data) < 1000 for t in sent for value in t.inputs)
+
+  def test_few_clients_are_computed_ahead(self, monkeypatch, trap):
+    waiting = []
+    on_answer = ray_clients.RayClients.on_answer
+
+    def record(self, call):
+      on_answer(self, call)
+      waiting.append(len(self._answers))
+
+    monkeypatch.setattr(ray_clients.RayClients, 'on_answer', record)
+    datasets = [
+        ray_example.Trap(c, trap if c == 3 else None, seconds=2)
+        for c in range(40)
+    ]
+    total = ray_example.num_examples(datasets)
+    assert not trap.exists()
+    assert total == sum(len(ray_example.arrays(c)[1]) for c in range(40))
+    # While the fourth client sleeps, not all others are computed.
+    assert 1 < max(waiting) <= 4
+
+
+class TestLosses:
+  """One worker more or less changes nothing."""
+
+  @pytest.fixture(autouse=True)
+  def use(self, context):
+    with ray_contexts.default(context):
+      yield
+
+  def test_killed_while_it_computes(self, context, fed_bn, expected, trap):
+    before = ray_contexts.pids(context)
+    datasets = ray_example.traps(trap, signal_number=signal.SIGKILL)
+    assert ray_example.rounds(fed_bn, datasets) == expected
+    assert not trap.exists()
+    # Ray starts it again, and it is used again.
+    ray_contexts.wait_for(context, 2)
+    assert len(set(ray_contexts.pids(context)) - set(before)) == 1
+    assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
+
+  @pytest.mark.slow
+  @pytest.mark.usefixtures('quick_to_notice')
+  def test_hangs(self, context, fed_bn, expected, trap):
+    before = ray_contexts.pids(context)
+    datasets = ray_example.traps(trap, signal_number=signal.SIGSTOP)
+    assert ray_example.rounds(fed_bn, datasets) == expected
+    ray_contexts.wait_for(context, 2)
+    (hung,) = set(before) - set(ray_contexts.pids(context))
+    assert not psutil.pid_exists(hung)
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize('signal_number', [signal.SIGKILL, signal.SIGSTOP])
+  @pytest.mark.usefixtures('quick_to_notice')
+  def test_lost_between_two_passes(
+      self, context, two_expected, monkeypatch, signal_number
+  ):
+    lost = []
+    compute = ray_clients.RayClients.compute
+
+    def lose_one_first(self, number):
+      if number == 1 and not lost:
+        lost.append(ray_contexts.pids(context)[0])
+        os.kill(lost[0], signal_number)
+      yield from compute(self, number)
+
+    monkeypatch.setattr(ray_clients.RayClients, 'compute', lose_one_first)
+    assert repr(ray_example.two_passes(_VALUES)) == two_expected
+    assert lost
+    ray_contexts.wait_for(context, 2)
+    assert repr(ray_example.two_passes(_VALUES)) == two_expected
+
+  @pytest.mark.slow
+  def test_all_killed(self, context, fed_bn, expected):
+    for pid in ray_contexts.pids(context):
+      os.kill(pid, signal.SIGKILL)
+    assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
+
+  @pytest.mark.slow
+  def test_client_that_ends_all_of_its_workers_ends_the_round(
+      self, context, monkeypatch
+  ):
+    monkeypatch.setattr(ray_clients, '_MAX_LOSSES', 2)
+
+    @tff.tensorflow.computation(tff.SequenceType(np.int32))
+    def count(dataset):
+      return dataset.reduce(np.int32(0), lambda n, _: n + 1)
+
+    @tff.federated_computation(
+        tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
+    )
+    def comp(datasets):
+      return tff.federated_sum(tff.federated_map(count, datasets))
+
+    class Fatal(runtime.ClientDataset):
+      element_spec = tf.TensorSpec([], tf.int32)
+
+      def build(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(runtime.WorkersLostError, match='2 .* client number 1'):
+      comp([[1], Fatal(), [2]])
+    ray_contexts.wait_for(context, 2)
+    assert comp([[1], [2, 3]]) == 3

@@ -1,0 +1,105 @@
+"""Tests that only workers are used on which results are the same."""
+
+import os
+import signal
+
+from absl.testing import absltest
+import pytest
+import ray_contexts
+import ray_example
+
+from tff_bn.imports import versions
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def cluster():
+  """A cluster of two cores to which this process is connected."""
+  from tff_bn.runtime.on_ray import ray_cluster
+  from tff_bn.runtime.on_ray import ray_options
+
+  options = ray_options.RayOptions('local', 2, 1, 0, None, 120.0)
+  with ray_cluster.connected(options):
+    yield
+
+
+def _make(**options):
+  return ray_contexts.make(address=None, cpus_per_worker=1, **options)
+
+
+def _name():
+  return 'a'
+
+
+def _fail():
+  raise OSError('There is no such file.')
+
+
+@pytest.mark.usefixtures('cluster')
+@pytest.mark.parametrize('name', ['keras', 'python', 'tff_bn source'])
+def test_worker_with_other_versions(monkeypatch, name):
+  there = versions.versions()
+  monkeypatch.setattr(
+      versions, 'versions', lambda: {**there, name: 'something else'}
+  )
+  with pytest.raises(
+      ValueError, match=f'differs: its {name} is .*, here it is something else'
+  ):
+    _make(num_workers=1)
+
+
+@pytest.mark.usefixtures('cluster')
+def test_worker_that_answers_otherwise():
+  context = _make(num_workers=1)
+  context.check_workers('the name', _name, 'a')
+  with pytest.raises(
+      ValueError, match=r'the name gives a there, here it gives b\.$'
+  ):
+    context.check_workers('the name', _name, 'b')
+  context.close()
+  context = _make(num_workers=1)
+  with pytest.raises(ValueError, match='the file gives OSError: There is no'):
+    context.check_workers('the file', _fail, 'c')
+  context.close()
+
+
+@pytest.mark.usefixtures('cluster')
+def test_later_worker_that_differs_is_not_used(fed_bn, expected, tmp_path):
+  context = _make()
+  path = tmp_path / 'file'
+  path.touch()
+
+  def check():
+    return path.exists()
+
+  context.check_workers('the file', check, True)
+  path.unlink()
+  before = ray_contexts.pids(context)
+  os.kill(before[0], signal.SIGKILL)
+  with (
+      ray_contexts.default(context),
+      absltest.TestCase().assertLogs(level='WARNING') as logs,
+  ):
+    while not any('differs' in line for line in logs.output):
+      assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
+  assert any('the file gives False there' in line for line in logs.output)
+  assert ray_contexts.pids(context) == before[1:]
+  context.close()
+
+
+@pytest.mark.usefixtures('cluster')
+def test_cluster_without_room_is_refused_at_once():
+  with pytest.raises(
+      ValueError,
+      match=r'room for 2 of 3 workers; a worker needs 1 CPU\.',
+  ):
+    _make(num_workers=3)
+  with pytest.raises(ValueError, match='room for 0 of 1 .* 1 CPU and 1 GPU'):
+    _make(num_workers=1, gpus_per_worker=1)
+
+
+@pytest.mark.usefixtures('cluster')
+def test_another_cluster_than_the_one_in_use():
+  with pytest.raises(ValueError, match="address='10.0.0.5:1'.*already"):
+    ray_contexts.make(address='10.0.0.5:1')

@@ -1,0 +1,89 @@
+"""Tests of what can be asked of a Ray runtime, without one."""
+
+import sys
+
+import pytest
+
+from tff_bn import runtime
+from tff_bn.runtime.on_ray import ray_options
+
+
+def _options(**changes):
+  options = dict(
+      address=None,
+      num_workers=None,
+      cpus_per_worker=None,
+      gpus_per_worker=None,
+      client_timeout=None,
+      worker_timeout=300.0,
+  )
+  return ray_options.RayOptions(**{**options, **changes})
+
+
+@pytest.mark.parametrize(
+    'name, value',
+    [
+        ('address', ''),
+        ('num_workers', 0),
+        ('cpus_per_worker', 0),
+        ('gpus_per_worker', -0.5),
+        ('gpus_per_worker', 2),
+        ('gpus_per_worker', float('nan')),
+        ('client_timeout', 0),
+        ('client_timeout', float('nan')),
+        ('worker_timeout', -1),
+    ],
+)
+def test_impossible(name, value):
+  with pytest.raises(ValueError, match=f'^{name}={value!r} '):
+    _options(**{name: value})
+  with (
+      pytest.raises(ValueError, match=f'^{name}={value!r} '),
+      runtime.ray_runtime(**{name: value}),
+  ):
+    pass
+
+
+@pytest.mark.parametrize(
+    'num_gpus, given, expected',
+    [
+        (0, {}, {'CPU': 3}),
+        (2, {}, {'CPU': 1, 'GPU': 1}),
+        (2, dict(gpus_per_worker=0), {'CPU': 3}),
+        (2, dict(gpus_per_worker=0.5), {'CPU': 1, 'GPU': 0.5}),
+        (0, dict(cpus_per_worker=2), {'CPU': 2}),
+        (1, dict(cpus_per_worker=2), {'CPU': 2, 'GPU': 1}),
+    ],
+)
+def test_what_a_worker_needs(monkeypatch, num_gpus, given, expected):
+  monkeypatch.setattr(ray_options, 'num_threads', lambda: 5)
+  assert _options(**given).for_cluster(num_gpus).needs == expected
+
+
+def test_needs_in_words():
+  options = _options(gpus_per_worker=0.5).for_cluster(1)
+  assert options.describe_needs() == 'a worker needs 1 CPU and 0.5 GPU'
+
+
+def test_without_ray(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'ray', None)
+  with (
+      pytest.raises(ImportError, match=r"Ray.*not installed.*'\.\[ray\]'"),
+      runtime.ray_runtime(),
+  ):
+    pass
+
+
+@pytest.mark.parametrize('address', ['127.0.0.1:1', 'nowhere.invalid:6379'])
+def test_no_cluster_there(monkeypatch, address):
+  from tff_bn.runtime.on_ray import ray_cluster
+
+  monkeypatch.setattr(ray_cluster, '_ANSWER_SECONDS', 1)
+  with (
+      pytest.raises(
+          ValueError,
+          match=f'No Ray cluster can be used at {address}.*RAY_USE_TLS',
+      ),
+      runtime.ray_runtime(address),
+  ):
+    pass

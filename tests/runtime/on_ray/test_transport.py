@@ -1,0 +1,127 @@
+"""Tests of what is sent to other processes, without any."""
+
+import pickle
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bn import runtime
+from tff_bn.runtime import client_dataset
+from tff_bn.runtime.on_ray import transport
+
+_LARGE = np.arange(5000.0)
+_SMALL = np.arange(5.0)
+
+
+class _Store:
+  """Ray's object store, in this process."""
+
+  def __init__(self):
+    self.arrays = []
+
+  def put(self, array):
+    self.arrays.append(array.copy())
+    return len(self.arrays) - 1
+
+  def get(self, references):
+    return [self.arrays[reference] for reference in references]
+
+
+class _Slices(runtime.ClientDataset):
+  """A client's dataset of two arrays."""
+
+  def __init__(self, x, y):
+    self.x = x
+    self.y = y
+
+  @property
+  def element_spec(self):
+    return tf.TensorSpec([], tf.float64)
+
+  def build(self):
+    dataset = tf.data.Dataset.from_tensor_slices(self.x)
+    return client_dataset.to_variant(dataset)
+
+
+@pytest.fixture
+def store():
+  return _Store()
+
+
+@pytest.fixture
+def sender(store):
+  return transport.Sender(store.put)
+
+
+def _received(store, packed):
+  """What comes out in another process."""
+  return transport.unpack(pickle.loads(pickle.dumps(packed)), store.get)
+
+
+def _elements(dataset):
+  used = tf.data.experimental.from_variant(
+      dataset.build(), dataset.element_spec
+  )
+  return [x.tolist() for x in used.as_numpy_iterator()]
+
+
+def test_large_arrays_are_stored_once(store, sender):
+  parcels = [sender.pack(_Slices(_LARGE, _SMALL)) for _ in range(3)]
+  assert [array.shape for array in store.arrays] == [_LARGE.shape]
+  for parcel in parcels:
+    assert len(parcel.data) < 1000
+    received = _received(store, parcel)
+    np.testing.assert_array_equal(received.x, _LARGE)
+    np.testing.assert_array_equal(received.y, _SMALL)
+
+
+def test_array_that_is_gone_is_not_taken_for_its_successor(store, sender):
+  # Another array may well be where it was in memory.
+  for number in range(20):
+    array = np.full(5000, float(number))
+    received = _received(store, sender.pack(_Slices(array, _SMALL)))
+    assert received.x[0] == number
+    del array, received
+
+
+def test_arrays_of_objects_are_sent_as_they_are(store, sender):
+  array = np.array(['a'] * 5000, dtype=object)
+  received = _received(store, sender.pack(_Slices(array, _SMALL)))
+  assert not store.arrays
+  assert received.x.tolist() == array.tolist()
+
+
+def test_dataset_is_sent_once(store, sender):
+  dataset = tf.data.Dataset.from_tensor_slices(_LARGE).map(lambda x: 2 * x)
+  parcels = [sender.pack(dataset) for _ in range(3)]
+  assert len(store.arrays) == 1
+  for parcel in parcels:
+    assert _elements(_received(store, parcel)) == (2 * _LARGE).tolist()
+
+
+def test_values_that_are_no_datasets(sender):
+  packed = sender.pack(tf.constant([1.0, 2.0]))
+  assert isinstance(packed, np.ndarray)
+  assert transport.unpack(packed, None) is packed
+  assert sender.pack('text') == 'text'
+
+
+@pytest.mark.parametrize(
+    'dataset',
+    [
+        tf.data.Dataset.from_generator(
+            lambda: iter([1.0]), output_signature=tf.TensorSpec([], tf.float32)
+        ),
+        tf.data.Dataset.range(3).map(
+            lambda x: tf.numpy_function(lambda a: a, [x], tf.int64)
+        ),
+        tf.data.Dataset.range(3).map(
+            lambda x: tf.py_function(lambda a: a, [x], tf.int64)
+        ),
+    ],
+    ids=['generator', 'numpy', 'python'],
+)
+def test_dataset_that_needs_this_process(sender, dataset):
+  with pytest.raises(ValueError, match='calls a Python function.*this process'):
+    sender.pack(dataset)

@@ -1,0 +1,321 @@
+"""Tests for the stores of client states."""
+
+import collections
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tff_bn.training import client_state_store
+from tff_bn.training.client_state_store import MemoryClientStateStore
+from tff_bn.training.client_state_store import SqliteClientStateStore
+
+
+@pytest.fixture(params=['memory', 'sqlite'])
+def store(request, tmp_path):
+  if request.param == 'memory':
+    created = MemoryClientStateStore()
+  else:
+    created = SqliteClientStateStore(tmp_path / 'states.sqlite')
+  with created:
+    yield created
+
+
+def _state(value):
+  return collections.OrderedDict(
+      gamma=np.full([3], value, np.float32), step=np.array(value, np.int64)
+  )
+
+
+def _value(state):
+  return None if state is None else int(state['step'])
+
+
+def _assert_same_bits(actual, expected):
+  assert type(actual) is type(expected)
+  if isinstance(expected, dict):
+    assert list(actual) == list(expected)
+    for key, value in expected.items():
+      _assert_same_bits(actual[key], value)
+  elif isinstance(expected, (list, tuple)):
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected):
+      _assert_same_bits(a, e)
+  else:
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert actual.tobytes() == expected.tobytes()
+
+
+def test_state_comes_back_bit_for_bit(store):
+  nan_with_payload = np.array([0x7FC12345, 0xFF800001], np.uint32)
+  state = collections.OrderedDict(
+      z=nan_with_payload.view(np.float32),
+      a=collections.OrderedDict(
+          zero_dim=np.array(-0.0),
+          empty=np.zeros([0, 4], np.float64),
+          flag=np.array([True, False]),
+          count=np.array(2**62 + 1, np.int64),
+          half=np.array([1.5], np.float16),
+      ),
+      items=[np.arange(6, dtype=np.int32).reshape(2, 3), (np.array(1.0),)],
+      transposed=np.arange(6, dtype=np.float32).reshape(2, 3).T,
+      nothing=collections.OrderedDict(),
+  )
+
+  store.put_many(1, {'a client': state})
+
+  _assert_same_bits(store.get('a client'), state)
+
+
+def test_numpy_scalar_becomes_an_array_without_dimensions(store):
+  store.put_many(1, {'a': collections.OrderedDict(x=np.float32(2.5))})
+
+  _assert_same_bits(
+      store.get('a'), collections.OrderedDict(x=np.array(2.5, np.float32))
+  )
+
+
+def test_stored_state_is_independent_of_the_callers_arrays(store):
+  state = _state(1)
+  store.put_many(1, {'a': state})
+  state['gamma'][:] = 7
+  store.get('a')['gamma'][:] = 8
+
+  _assert_same_bits(store.get('a'), _state(1))
+
+
+@pytest.mark.parametrize('bad', ['text', object(), None, ['text']])
+def test_state_that_is_not_numeric_is_refused_and_stores_nothing(store, bad):
+  with pytest.raises(TypeError):
+    store.put_many(1, {'a': _state(1), 'b': {'x': bad}})
+
+  assert store.client_ids() == ()
+
+
+def test_get_returns_the_newest_version_up_to_a_round(store):
+  for round_num in (2, 5, 9):
+    store.put_many(round_num, {'a': _state(round_num)})
+    store.commit(round_num)
+
+  assert _value(store.get('a')) == 9
+  assert [_value(store.get('a', r)) for r in (1, 2, 4, 5, 8, 9, 99)] == [
+      *(None, 2, 2, 5, 5, 9, 9)
+  ]
+  assert store.get('b') is None
+
+
+def test_between_commits_only_the_newest_version_is_kept(store):
+  store.put_many(1, {'a': _state(1)})
+  store.commit(1)
+  for round_num in (2, 3, 4):
+    store.put_many(round_num, {'a': _state(round_num)})
+  store.commit(4)
+
+  assert [_value(store.get('a', r)) for r in (1, 2, 3, 4)] == [1, 1, 1, 4]
+
+
+def test_putting_a_committed_round_again_is_refused(store):
+  store.put_many(3, {'a': _state(3)})
+  store.commit(3)
+
+  with pytest.raises(ValueError, match='round 3'):
+    store.put_many(3, {'a': _state(4)})
+  assert _value(store.get('a')) == 3
+
+
+def test_forget_after_drops_later_versions_and_their_commits(store):
+  for round_num in (1, 2, 3):
+    store.put_many(round_num, {'a': _state(round_num)})
+    store.put_many(round_num, {f'only {round_num}': _state(round_num)})
+    store.commit(round_num)
+
+  store.forget_after(2)
+
+  assert store.committed_round == 2
+  assert store.client_ids() == ('a', 'only 1', 'only 2')
+  assert _value(store.get('a')) == 2
+  store.put_many(3, {'a': _state(30)})
+  assert _value(store.get('a')) == 30
+
+
+def test_forget_after_does_not_raise_the_committed_round(store):
+  store.put_many(1, {'a': _state(1)})
+  store.commit(1)
+
+  store.forget_after(5)
+
+  assert store.committed_round == 1
+
+
+def test_forget_everything(store):
+  store.put_many(0, {'a': _state(1)})
+  store.commit(0)
+
+  store.forget_after(-1)
+
+  assert store.client_ids() == ()
+  assert store.committed_round is None
+
+
+def test_prune_keeps_what_the_kept_checkpoints_need(store):
+  for round_num, clients in ((1, 'ab'), (2, 'a'), (4, 'ab'), (6, 'a')):
+    store.put_many(round_num, {c: _state(round_num) for c in clients})
+    store.commit(round_num)
+
+  store.prune(3)
+
+  # Client a: 2 is its newest up to round 3; client b: 1 is.
+  assert [_value(store.get('a', r)) for r in (1, 2, 4, 6)] == [None, 2, 4, 6]
+  assert [_value(store.get('b', r)) for r in (1, 2, 4)] == [1, 1, 4]
+  assert store.committed_round == 6
+
+
+def test_prune_leaves_a_client_whose_versions_are_all_newer(store):
+  store.put_many(5, {'a': _state(5)})
+  store.commit(5)
+
+  store.prune(3)
+
+  assert _value(store.get('a')) == 5
+
+
+def test_committed_states_survive_closing(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  with SqliteClientStateStore(path) as store:
+    assert store.committed_round is None
+    store.put_many(1, {'a': _state(1)})
+    store.commit(1)
+    store.put_many(2, {'a': _state(2), 'b': _state(2)})
+
+  with SqliteClientStateStore(path) as store:
+    assert store.committed_round == 1
+    assert store.client_ids() == ('a',)
+    assert _value(store.get('a')) == 1
+
+
+def test_prune_does_not_commit_what_was_put(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  with SqliteClientStateStore(path) as store:
+    store.put_many(1, {'a': _state(1)})
+    store.commit(1)
+    store.put_many(2, {'a': _state(2)})
+    store.prune(1)
+
+  with SqliteClientStateStore(path) as store:
+    assert _value(store.get('a')) == 1
+
+
+def test_killed_writer_leaves_the_last_commit(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  script = f"""
+import numpy as np
+from tff_bn.training.client_state_store import SqliteClientStateStore
+store = SqliteClientStateStore({str(path)!r})
+# Larger than SQLite's cache, so that uncommitted pages reach the file.
+big = np.zeros([400_000])
+store.put_many(1, {{c: {{'step': np.array(1), 'big': big}} for c in 'abcdef'}})
+store.commit(1)
+store.put_many(2, {{c: {{'step': np.array(2), 'big': big}} for c in 'abcdef'}})
+print('written', flush=True)
+import time
+time.sleep(60)
+"""
+  process = subprocess.Popen(
+      [sys.executable, '-c', script], stdout=subprocess.PIPE, text=True
+  )
+  try:
+    assert process.stdout.readline() == 'written\n'
+  finally:
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+  with SqliteClientStateStore(path) as store:
+    assert store.committed_round == 1
+    assert [_value(store.get(c)) for c in 'abcdef'] == [1] * 6
+
+
+def test_file_that_is_not_sqlite_is_a_clear_error(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  path.write_bytes(b'not a database' * 1000)
+
+  with pytest.raises(
+      client_state_store.ClientStateStoreError, match='states.sqlite'
+  ):
+    SqliteClientStateStore(path)
+
+
+def test_somebody_elses_database_is_left_alone(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  connection = sqlite3.connect(path)
+  connection.execute('CREATE TABLE mine (x)')
+  connection.commit()
+  connection.close()
+  before = path.read_bytes()
+
+  with pytest.raises(
+      client_state_store.ClientStateStoreError, match='does not hold'
+  ):
+    SqliteClientStateStore(path)
+  assert path.read_bytes() == before
+
+
+def test_truncated_database_is_a_clear_error(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  with SqliteClientStateStore(path) as store:
+    store.put_many(1, {'a': {'x': np.zeros([50_000])}})
+    store.commit(1)
+  os.truncate(path, path.stat().st_size // 2)
+
+  # Which of the two statements meets the damage is SQLite's business.
+  with (
+      pytest.raises(
+          client_state_store.ClientStateStoreError, match='states.sqlite'
+      ),
+      SqliteClientStateStore(path) as store,
+  ):
+    store.get('a')
+
+
+def test_flipped_bits_are_noticed(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  with SqliteClientStateStore(path) as store:
+    store.put_many(1, {'a client': {'x': np.full([50_000], 3.0)}})
+    store.commit(1)
+  data = bytearray(path.read_bytes())
+  # In the middle of the numbers.
+  position = data.index(np.full(200, 3.0).tobytes())
+  data[position] ^= 0x10
+  path.write_bytes(data)
+
+  with (
+      SqliteClientStateStore(path) as store,
+      pytest.raises(
+          client_state_store.ClientStateStoreError, match="'a client'"
+      ),
+  ):
+    store.get('a client')
+
+
+def test_second_process_is_refused(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  with (
+      SqliteClientStateStore(path),
+      pytest.raises(
+          client_state_store.ClientStateStoreError, match='another process'
+      ),
+  ):
+    SqliteClientStateStore(path)
+
+
+@pytest.mark.parametrize('keep', [0, 3, 8, 20, -1])
+def test_cut_bytes_are_not_decoded(keep):
+  data = client_state_store.encode_state({'x': np.arange(5)})
+
+  with pytest.raises(client_state_store.CorruptStateError):
+    client_state_store.decode_state(data[:keep])

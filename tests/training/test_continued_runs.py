@@ -1,0 +1,476 @@
+"""A run is continued as the same run only, and ends with models that work."""
+
+import collections
+import dataclasses
+import shutil
+
+from absl import logging
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+import training_fakes
+
+from tff_bn import algorithms
+from tff_bn import data as tff_bn_data
+from tff_bn import training
+from tff_bn.imports import versions
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.training import manifests
+from tff_bn.training import saved_models
+
+_CONFIG = training.TrainingConfig(
+    rounds=4,
+    batch_size=4,
+    local_steps=2,
+    clients_per_round=2,
+    evaluate_every=2,
+    checkpoint_every=2,
+)
+
+
+@pytest.fixture(scope='module')
+def model():
+  return training_fakes.build_model()
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+  texts = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: texts.append(text % args)
+  )
+  return texts
+
+
+def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
+  return training_fakes.train(model, run_dir, config, stateful, **kwargs)
+
+
+class TestSettings:
+
+  @training_fakes.both_kinds
+  @pytest.mark.parametrize(
+      ('changes', 'message'),
+      [
+          (dict(seed=1), r'seed \(0, now 1\)'),
+          (dict(batch_size=8), r'batch_size \(4, now 8\)'),
+          (dict(local_steps=1), r'local_steps \(2, now 1\)'),
+          (
+              dict(local_steps=None, local_epochs=2),
+              r'local_steps \(2, now not set\), local_epochs \(not set',
+          ),
+          (dict(clients_per_round=3), r'clients_per_round \(2, now 3\)'),
+          (dict(evaluate_every=1), r'evaluate_every \(2, now 1\)'),
+          (dict(max_evaluation_clients=1), r'max_evaluation_clients'),
+      ],
+  )
+  def test_other_settings_are_refused_by_name(
+      self, model, tmp_path, stateful, changes, message
+  ):
+    _train(model, tmp_path, stateful)
+    before = training_fakes.files(tmp_path)
+    other = dataclasses.replace(_CONFIG, rounds=6, **changes)
+    with pytest.raises(ValueError, match=f'a run that differs in .*{message}'):
+      _train(model, tmp_path, stateful, other)
+    assert training_fakes.files(tmp_path) == before
+
+  def test_settings_of_the_caller(self, model, tmp_path):
+    _train(model, tmp_path, settings=dict(client_learning_rate='0.1'))
+    with pytest.raises(
+        ValueError, match=r'client_learning_rate \(0.1, now 0.2\)'
+    ):
+      _train(model, tmp_path, settings=dict(client_learning_rate='0.2'))
+
+  def test_what_may_change(self, model, tmp_path):
+    _train(model, tmp_path, stateful=True)
+    config = dataclasses.replace(
+        _CONFIG, rounds=5, checkpoint_every=3, max_failed_rounds=1
+    )
+    result = _train(model, tmp_path, True, config)
+    assert result.resumed_from == 4
+
+  def test_training_on_the_union(self, model, tmp_path):
+    _train(model, tmp_path)
+    with pytest.raises(ValueError, match='train_on_union'):
+      _train(model, tmp_path, train_on_union=True)
+
+  def test_a_run_without_a_checkpoint_may_begin_again(
+      self, model, tmp_path, monkeypatch
+  ):
+    with monkeypatch.context() as context:
+      context.setattr(np, 'savez', lambda *args, **kwargs: 1 / 0)
+      with pytest.raises(ZeroDivisionError):
+        _train(model, tmp_path, stateful=True)
+    other = dataclasses.replace(_CONFIG, seed=5)
+    assert _train(model, tmp_path, True, other).resumed_from is None
+
+
+class TestData:
+
+  def _data(self, **changes):
+    data = tff_bn_data.split_dataset(
+        tff_bn_data.load_dataset('digits'), 'iid', 4, seed=0
+    )
+    return dataclasses.replace(data, **changes) if changes else data
+
+  def test_fingerprint(self):
+    data = self._data()
+    dataset = data.dataset
+    assert data.fingerprint() == self._data().fingerprint()
+
+    def changed(name, position):
+      array = getattr(dataset, name).copy()
+      array.flat[position] += 1
+      return dataclasses.replace(dataset, **{name: array})
+
+    reverse = dict(reversed(data.train_indices.items()))
+    others = [
+        self._data(train_indices=reverse),
+        self._data(test_indices=dict(reversed(data.test_indices.items()))),
+        self._data(
+            train_indices={k + 'x': v for k, v in data.train_indices.items()}
+        ),
+        *(
+            self._data(dataset=changed(name, position))
+            for name in ('x_train', 'y_train', 'x_test', 'y_test')
+            for position in (0, -1)
+        ),
+        self._data(
+            dataset=dataclasses.replace(dataset, num_classes=11),
+        ),
+    ]
+    indices = {k: v[::-1] for k, v in data.train_indices.items()}
+    others.append(self._data(train_indices=indices))
+    prints = {d.fingerprint() for d in [data, *others]}
+    assert len(prints) == len(others) + 1
+
+  @training_fakes.both_kinds
+  def test_other_data_is_refused(self, model, tmp_path, stateful):
+    _train(model, tmp_path, stateful)
+    other = training_fakes.FakeData()
+    other.fingerprint = lambda: 'other'
+    before = training_fakes.files(tmp_path)
+    with pytest.raises(ValueError, match="differs in the clients' data"):
+      _train(model, tmp_path, stateful, data=other)
+    assert training_fakes.files(tmp_path) == before
+
+  @pytest.mark.parametrize('bad', [3, None, b'a', ('a',)])
+  def test_ids_that_are_no_strings_are_refused(self, model, tmp_path, bad):
+    data = training_fakes.FakeData()
+    data.client_ids = ('anna', bad)
+    with pytest.raises(TypeError, match='client ids are strings'):
+      _train(model, tmp_path / 'run', data=data)
+    assert not (tmp_path / 'run').exists()
+    whole = self._data()
+    with pytest.raises(TypeError, match='client ids are strings'):
+      dataclasses.replace(
+          whole, train_indices={bad: np.arange(3)}, test_indices={}
+      )
+
+  def test_ids_that_no_file_can_hold_are_refused(self):
+    with pytest.raises(ValueError, match='cannot be encoded as UTF-8'):
+      self._data(train_indices={'\ud800': np.arange(3)})
+
+  @pytest.mark.parametrize(
+      'ids',
+      [
+          ['x' * 250, 'x' * 249 + 'y', '汉' * 100, '汉' * 99 + '字'],
+          ['', '.', '..', '/'],
+          ['a/b', 'a_b', 'a\nb', 'a\0b'],
+          ['A', 'a', ' a', 'a '],
+      ],
+  )
+  def test_ids_of_any_form(self, model, tmp_path, ids, monkeypatch):
+    monkeypatch.setattr(training_fakes, 'CLIENT_IDS', tuple(ids))
+    data = training_fakes.FakeData()
+    data.client_ids = tuple(ids)
+    result = _train(model, tmp_path, stateful=True, data=data)
+    saved = saved_models.SavedModels(tmp_path / 'model')
+    sampled = {i for call in data.calls for i in call['client_ids']}
+    assert set(saved.client_ids) == sampled
+    names = [saved_models.client_file_stem(i) for i in ids]
+    assert len({name.lower() for name in names}) == len(ids)
+    assert all(len(name) < 100 and name.isascii() for name in names)
+    assert result.rows[-1]['client_test_loss'] is not None
+
+
+class TestProcess:
+
+  @pytest.fixture
+  def digits(self):
+    return tff_bn_data.split_dataset(
+        tff_bn_data.load_dataset('digits'), 'iid', 2, seed=0
+    )
+
+  @pytest.fixture
+  def digits_model(self, digits):
+    return BatchNormModel(
+        lambda: keras.Sequential(
+            [
+                keras.layers.Input([8, 8, 1]),
+                keras.layers.Flatten(),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(10),
+            ]
+        ),
+        digits.element_spec,
+        loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True
+        ),
+    )
+
+  @pytest.mark.usefixtures('in_process_runtime')
+  def test_other_hyperparameters_and_algorithms(
+      self, digits, digits_model, tmp_path
+  ):
+    sgd = tff.learning.optimizers.build_sgdm
+    config = dataclasses.replace(_CONFIG, rounds=1)
+
+    def train(build=algorithms.build_fed_avg, rate=0.1, model=digits_model):
+      process = build(model, sgd(rate))
+      return training.train(process, model, digits, config, tmp_path)
+
+    train()
+    before = training_fakes.files(tmp_path)
+    with pytest.raises(ValueError, match='differs in hyperparameters'):
+      train(rate=0.2)
+    with pytest.raises(ValueError, match='differs in the model or the algo'):
+      train(build=algorithms.build_scaffold)
+    assert training_fakes.files(tmp_path) == before
+    # Other initial weights are not used, so they may differ.
+    other = BatchNormModel(
+        digits_model.keras_model_fn,
+        digits_model.input_spec,
+        digits_model.loss_fn,
+    )
+    assert train(model=other).resumed_from == 1
+
+  def test_code_that_has_changed_is_no_error_but_said(
+      self, model, tmp_path, warnings, monkeypatch
+  ):
+    _train(model, tmp_path)
+    _train(model, tmp_path)
+    assert not any('another version' in text for text in warnings)
+    changed = {**versions.versions(), 'keras': '3.0.0'}
+    monkeypatch.setattr(versions, 'versions', lambda: changed)
+    _train(model, tmp_path)
+    (text,) = [t for t in warnings if 'another version' in t]
+    change = f'keras {keras.__version__} → 3.0.0'
+    assert f'begun with another version: {change}' in text
+
+
+class TestFinalModel:
+
+  def _spoil(self, monkeypatch, name, value):
+    original = training_fakes.FakeProcess._update
+
+    def update(process, state, means):
+      state = original(process, state, means)
+      weights = state['weights']
+      if len(process.rounds) == 4:
+        kernel, *rest = weights.trainable
+        parts = {
+            'kernel': ModelWeights(
+                [kernel * np.float32(value), *rest], weights.non_trainable
+            ),
+            'statistics': ModelWeights(
+                weights.trainable,
+                [np.full_like(weights.non_trainable[0], value)] * 2,
+            ),
+        }
+        state['weights'] = parts[name]
+      return state
+
+    monkeypatch.setattr(training_fakes.FakeProcess, '_update', update)
+
+  @pytest.mark.parametrize('name', ['kernel', 'statistics'])
+  @pytest.mark.parametrize('value', [np.nan, np.inf])
+  def test_weights_that_are_not_finite(
+      self, model, tmp_path, monkeypatch, name, value
+  ):
+    self._spoil(monkeypatch, name, value)
+    for _ in range(2):  # Also when it is asked for again.
+      with pytest.raises(
+          training.UnusableModelError, match='weights are not finite'
+      ):
+        _train(model, tmp_path)
+      assert not (tmp_path / 'model').exists()
+    # The last good state is there, whatever was saved after it.
+    assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir()) == [
+        'round_0',
+        'round_2',
+        'round_4',
+    ]
+
+  def test_finite_weights_with_a_loss_that_is_not(
+      self, model, tmp_path, monkeypatch
+  ):
+    self._spoil(monkeypatch, 'kernel', 1e38)
+    with pytest.raises(
+        training.UnusableModelError, match='loss on the test data is (nan|inf)'
+    ):
+      _train(model, tmp_path)
+    assert not (tmp_path / 'model').exists()
+
+  def test_no_test_data_is_no_failure(self, model, tmp_path):
+    data = training_fakes.FakeData()
+    empty = data.test_dataset(4).take(0)
+    data.test_dataset = lambda batch_size: empty
+    result = _train(model, tmp_path, data=data)
+    assert np.isnan(result.rows[-1]['test_loss'])
+    assert (tmp_path / 'model/model.keras').exists()
+
+  @training_fakes.both_kinds
+  @pytest.mark.parametrize(
+      'file', ['model.keras', 'weights.npz', 'manifest.json']
+  )
+  @pytest.mark.parametrize('damage', ['cut', 'change', 'remove'])
+  def test_damaged_files_are_written_again(
+      self, model, tmp_path, stateful, file, damage, warnings
+  ):
+    _train(model, tmp_path, stateful)
+    weights = saved_models.SavedModels(tmp_path / 'model').weights(model)
+    path = tmp_path / 'model' / file
+    data = bytearray(path.read_bytes())
+    match damage:
+      case 'cut':
+        path.write_bytes(data[: len(data) // 2])
+      case 'change':
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+      case 'remove':
+        path.unlink()
+    assert not training.is_finished(tmp_path)
+
+    _train(model, tmp_path, stateful)
+
+    assert any('written again' in text for text in warnings)
+    assert training.is_finished(tmp_path)
+    keras.models.load_model(tmp_path / 'model/model.keras')
+    again = saved_models.SavedModels(tmp_path / 'model').weights(model)
+    for a, b in zip(tf.nest.flatten(again), tf.nest.flatten(weights)):
+      np.testing.assert_array_equal(a, b)
+
+  def test_a_clients_damaged_model_is_written_again(self, model, tmp_path):
+    _train(model, tmp_path, stateful=True)
+    for path in list((tmp_path / 'model/clients').iterdir()):
+      content = path.read_bytes()
+      path.unlink()
+      assert not training.is_finished(tmp_path)
+      _train(model, tmp_path, stateful=True)
+      if path.suffix == '.npz':
+        assert path.read_bytes() == content
+
+  def test_changed_metrics_are_not_finished(self, model, tmp_path):
+    _train(model, tmp_path)
+    assert training.is_finished(tmp_path)
+    path = tmp_path / 'metrics.csv'
+    path.write_bytes(b'')
+    assert not training.is_finished(tmp_path)
+    path.unlink()
+    assert not training.is_finished(tmp_path)
+
+  def test_models_of_another_run(self, model, tmp_path, warnings):
+    _train(model, tmp_path / 'a')
+    _train(model, tmp_path / 'b', config=dataclasses.replace(_CONFIG, seed=1))
+    other = training_fakes.files(tmp_path / 'b/model')
+    shutil.rmtree(tmp_path / 'a/model')
+    shutil.copytree(tmp_path / 'b/model', tmp_path / 'a/model')
+
+    result = _train(model, tmp_path / 'a')
+
+    saved = saved_models.SavedModels(tmp_path / 'a/model').weights(model)
+    np.testing.assert_array_equal(
+        saved.trainable[0], result.model_weights.trainable[0]
+    )
+    assert training_fakes.files(tmp_path / 'b/model') == other
+
+
+class TestSavedModels:
+
+  def test_weights_are_those_of_the_clients(self, model, tmp_path):
+    result = _train(model, tmp_path, stateful=True)
+    saved = saved_models.SavedModels(tmp_path / 'model')
+    saved.check()
+    for client_id in saved.client_ids:
+      stem = saved_models.client_file_stem(client_id)
+      expected = model.from_keras(
+          keras.models.load_model(tmp_path / f'model/clients/{stem}.keras')
+      )
+      found = saved.weights(model, client_id)
+      for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
+        np.testing.assert_array_equal(a, b)
+      # What is shared is not written again.
+      with np.load(tmp_path / f'model/clients/{stem}.npz') as arrays:
+        assert set(arrays.files) <= {'moving_mean_4', 'moving_variance_5'}
+    for a, b in zip(
+        tf.nest.flatten(saved.weights(model)),
+        tf.nest.flatten(result.model_weights),
+    ):
+      np.testing.assert_array_equal(a, b)
+
+  def test_weights_of_another_model_are_refused(self, model, tmp_path):
+    _train(model, tmp_path)
+    other = BatchNormModel(
+        lambda: keras.Sequential(
+            [keras.layers.Input([3]), keras.layers.Dense(2)]
+        ),
+        model.input_spec,
+        model.loss_fn,
+    )
+    with pytest.raises(ValueError, match='kernel_0 is .*but should be'):
+      saved_models.SavedModels(tmp_path / 'model').weights(other)
+
+  def test_pickles_are_refused(self, model, tmp_path):
+    _train(model, tmp_path)
+    path = tmp_path / 'model/weights.npz'
+
+    class Evil:
+
+      def __reduce__(self):
+        return (open, (str(tmp_path / 'evil'), 'w'))
+
+    np.savez(path, kernel_0=np.array([Evil()], dtype=object))
+    saved = saved_models.SavedModels(tmp_path / 'model')
+    # As if whoever made the folder had put in its checksum, too.
+    saved._files.update(saved_models._checksums(tmp_path / 'model'))
+    with pytest.raises(manifests.DamagedError, match='weights.npz'):
+      saved.weights(model)
+    assert not (tmp_path / 'evil').exists()
+
+
+class _Ratios(training_fakes.FakeStatelessProcess):
+  """Reports the norms of updates, as the algorithms of this package do."""
+
+  def next(self, state, datasets):
+    output = super().next(state, datasets)
+    number = len(self.rounds)
+    output.metrics['client_work'].update(
+        max_update_norm_ratio=np.float32([3.0, 12.0, 30.0, np.nan][number - 1]),
+        max_update_norm_client=np.int32([0, 1, 1, 0][number - 1]),
+        num_participants=np.int32(2),
+    )
+    output.metrics['finalizer'] = collections.OrderedDict(
+        failed_rounds=np.int32(0), rejected_rounds=np.int32(number)
+    )
+    return output
+
+
+def test_large_updates_are_reported_once_for_each_client(
+    model, tmp_path, warnings
+):
+  config = dataclasses.replace(
+      _CONFIG, clients_per_round=None, evaluate_every=1
+  )
+  result = training.train(
+      _Ratios(model), model, training_fakes.FakeData(), config, tmp_path
+  )
+  (text,) = [t for t in warnings if 'median' in t]
+  assert 'Round 2: the update of client bert/.. (number 1) is 12 times' in text
+  assert [row['max_update_norm_ratio'] for row in result.rows] == [
+      *(None, 3.0, 12.0, 30.0, None),
+  ]
+  assert [row['rejected_rounds'] for row in result.rows] == [0, 1, 2, 3, 4]

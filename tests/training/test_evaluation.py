@@ -1,0 +1,522 @@
+"""Tests for evaluation, re-estimation and merging of models."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.layers import PositionEncoding
+from tff_bn.training import evaluation
+
+_FEATURES = 3
+_CLASSES = 4
+
+
+def _loss_fn():
+  return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def _metrics_fn():
+  return [keras.metrics.SparseCategoricalAccuracy('accuracy')]
+
+
+def _build(keras_model_fn, shape=(_FEATURES,)):
+  return BatchNormModel(
+      keras_model_fn,
+      input_spec=(
+          tf.TensorSpec([None, *shape], tf.float32),
+          tf.TensorSpec([None], tf.int32),
+      ),
+      loss_fn=_loss_fn,
+      metrics_fn=_metrics_fn,
+  )
+
+
+def _dense_model():
+  return keras.Sequential(
+      [
+          keras.layers.Input([_FEATURES]),
+          keras.layers.Dense(5),
+          keras.layers.BatchNormalization(),
+          keras.layers.ReLU(),
+          keras.layers.Dense(_CLASSES),
+      ]
+  )
+
+
+def _random_weights(model, seed):
+  rng = np.random.default_rng([seed])
+  return model.to_model_weights(
+      [
+          np.abs(rng.normal(size=v.shape)).astype(v.dtype.as_numpy_dtype)
+          for v in model.variables
+      ]
+  )
+
+
+def _examples(num_examples, seed=0, shape=(_FEATURES,)):
+  rng = np.random.default_rng([seed])
+  x = rng.normal(2.0, 3.0, size=[num_examples, *shape]).astype(np.float32)
+  y = rng.integers(0, _CLASSES, size=num_examples).astype(np.int32)
+  return x, y
+
+
+def _batches(examples, batch_size):
+  return tf.data.Dataset.from_tensor_slices(examples).batch(batch_size)
+
+
+def _dense_predictions(weights, x):
+  """What the model of `_dense_model` predicts, in float64."""
+  kernel_1, bias_1, gamma, beta, kernel_2, bias_2 = (
+      np.asarray(v, np.float64) for v in weights.trainable
+  )
+  mean, variance = (np.asarray(v, np.float64) for v in weights.non_trainable)
+  hidden = x.astype(np.float64) @ kernel_1 + bias_1
+  hidden = gamma * (hidden - mean) / np.sqrt(variance + 1e-3) + beta
+  return np.maximum(hidden, 0) @ kernel_2 + bias_2
+
+
+def _dense_metrics(weights, x, y):
+  logits = _dense_predictions(weights, x)
+  log_probabilities = logits - np.log(
+      np.sum(np.exp(logits), axis=1, keepdims=True)
+  )
+  losses = -log_probabilities[np.arange(len(y)), y]
+  return losses.mean(), np.mean(logits.argmax(axis=1) == y)
+
+
+class TestEvaluator:
+
+  def test_mean_is_over_examples_not_over_batches(self):
+    model = _build(_dense_model)
+    weights = _random_weights(model, 0)
+    # A last batch of one example, which a mean over batches counts tenfold.
+    x, y = _examples(11)
+
+    result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 10))
+
+    loss, accuracy = _dense_metrics(weights, x, y)
+    assert list(result) == ['loss', 'accuracy', 'num_examples']
+    np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
+    np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
+    assert result['num_examples'] == 11
+
+  def test_evaluations_do_not_influence_each_other(self):
+    model = _build(_dense_model)
+    evaluator = evaluation.Evaluator(model)
+    data = _batches(_examples(20), 8)
+    first = evaluator.evaluate(_random_weights(model, 1), data)
+    evaluator.evaluate(_random_weights(model, 2), _batches(_examples(9, 5), 4))
+
+    again = evaluator.evaluate(_random_weights(model, 1), data)
+
+    assert again == first
+
+  def test_loss_without_reduction(self):
+    model = BatchNormModel(
+        _dense_model,
+        input_spec=(
+            tf.TensorSpec([None, _FEATURES], tf.float32),
+            tf.TensorSpec([None], tf.int32),
+        ),
+        loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction='none'
+        ),
+    )
+    weights = _random_weights(model, 0)
+    x, y = _examples(11)
+
+    result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 4))
+
+    assert list(result) == ['loss', 'num_examples']
+    np.testing.assert_allclose(
+        result['loss'], _dense_metrics(weights, x, y)[0], rtol=1e-5
+    )
+
+  @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
+  def test_loss_of_16_bit_logits_is_float32(self, policy):
+    def keras_model_fn():
+      return keras.Sequential(
+          [
+              keras.layers.Input([_FEATURES]),
+              # Without a bias: graphs round its sum once, eager code twice.
+              keras.layers.Dense(_CLASSES, use_bias=False, dtype=policy),
+          ]
+      )
+
+    model = _build(keras_model_fn)
+    weights = _random_weights(model, 0)
+    x, y = _examples(50)
+
+    result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 50))
+
+    logits = model.to_keras(weights)(x)
+    assert logits.dtype.name == policy.removeprefix('mixed_')
+    logits = logits.numpy().astype(np.float64)
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(50), y]
+    assert result['loss'] == pytest.approx(losses.mean(), rel=1e-6)
+    assert result['accuracy'] == pytest.approx((logits.argmax(1) == y).mean())
+
+  def test_no_examples(self):
+    model = _build(_dense_model)
+
+    result = evaluation.Evaluator(model).evaluate(
+        model.initial_weights, _batches(_examples(0), 4)
+    )
+
+    assert result['num_examples'] == 0
+    assert np.isnan(result['loss'])
+    assert np.isnan(result['accuracy'])
+
+  def test_works_after_tff_has_traced_the_model(self):
+    model = _build(_dense_model)
+    evaluator = evaluation.Evaluator(model)
+
+    @tff.tensorflow.computation
+    def traced():
+      keras_model = _dense_model()
+      return tf.reduce_sum(keras_model(tf.ones([2, _FEATURES]), training=True))
+
+    assert traced is not None
+    x, y = _examples(5)
+    weights = _random_weights(model, 0)
+    result = evaluator.evaluate(weights, _batches((x, y), 4))
+    np.testing.assert_allclose(
+        result['loss'], _dense_metrics(weights, x, y)[0], rtol=1e-5
+    )
+
+  def test_clients_count_the_same_and_those_without_data_not(self):
+    model = _build(_dense_model)
+    weights = {c: _random_weights(model, i) for i, c in enumerate('abc')}
+    data = {'a': _examples(2, 1), 'b': _examples(30, 2), 'c': _examples(0)}
+
+    result = evaluation.Evaluator(model).evaluate_clients(
+        weights, lambda client_id: _batches(data[client_id], 8)
+    )
+
+    loss_a, accuracy_a = _dense_metrics(weights['a'], *data['a'])
+    loss_b, accuracy_b = _dense_metrics(weights['b'], *data['b'])
+    np.testing.assert_allclose(result['loss'], (loss_a + loss_b) / 2, rtol=1e-5)
+    np.testing.assert_allclose(
+        result['accuracy'], (accuracy_a + accuracy_b) / 2, rtol=1e-6
+    )
+    assert result['num_examples'] == 32
+
+  def test_no_client_has_data(self):
+    model = _build(_dense_model)
+
+    assert (
+        evaluation.Evaluator(model).evaluate_clients(
+            {'a': model.initial_weights}, lambda _: _batches(_examples(0), 8)
+        )
+        is None
+    )
+
+
+def _weights_by_name(model, weights):
+  return {
+      info.name: np.asarray(value)
+      for info, value in zip(model.variables, model.from_model_weights(weights))
+  }
+
+
+class TestReestimateBatchNormStatistics:
+
+  def test_first_layer_gets_the_moments_of_the_data(self):
+    # 4-D input, so Keras uses its fused kernel, which has another variance.
+    def keras_model_fn():
+      return keras.Sequential(
+          [
+              keras.layers.Input([2, 2, 3]),
+              keras.layers.BatchNormalization(),
+              keras.layers.Flatten(),
+              keras.layers.Dense(_CLASSES),
+          ]
+      )
+
+    model = _build(keras_model_fn, (2, 2, 3))
+    weights = _random_weights(model, 0)
+    # Means far from zero, and different in every batch.
+    x, y = _examples(11, shape=(2, 2, 3))
+    x += 100 + 10 * np.arange(11, dtype=np.float32).reshape(11, 1, 1, 1)
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, weights, _batches((x, y), 4)
+    )
+
+    mean, variance = result.non_trainable
+    x = x.astype(np.float64)
+    np.testing.assert_allclose(mean, x.mean(axis=(0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(variance, x.var(axis=(0, 1, 2)), rtol=1e-6)
+    for new, old in zip(result.trainable, weights.trainable):
+      np.testing.assert_array_equal(new, old)
+
+  def test_later_layers_see_batch_statistics_and_no_dropout(self):
+    def keras_model_fn():
+      return keras.Sequential(
+          [
+              keras.layers.Input([_FEATURES]),
+              keras.layers.BatchNormalization(),
+              keras.layers.Dropout(0.5),
+              keras.layers.Dense(5),
+              keras.layers.BatchNormalization(),
+              keras.layers.Dense(_CLASSES),
+          ]
+      )
+
+    model = _build(keras_model_fn)
+    weights = _random_weights(model, 0)
+    x, y = _examples(10)
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, weights, _batches((x, y), 4)
+    )
+
+    gamma, beta, kernel, bias = (
+        v.astype(np.float64) for v in weights.trainable[:4]
+    )
+    hidden = []
+    for i in (0, 4, 8):
+      batch = x[i : i + 4].astype(np.float64)
+      batch = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-3)
+      hidden.append((gamma * batch + beta) @ kernel + bias)
+    hidden = np.concatenate(hidden)
+    np.testing.assert_allclose(
+        result.non_trainable[-2], hidden.mean(0), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        result.non_trainable[-1], hidden.var(0), rtol=1e-5
+    )
+
+  def test_one_batch_makes_inference_equal_to_training(self):
+    # The layers: nested, shared, and with the channels first.
+    def keras_model_fn():
+      shared = keras.layers.BatchNormalization(name='shared')
+      inner_input = keras.Input([4, 6])
+      inner = keras.Model(
+          inner_input, keras.layers.BatchNormalization()(inner_input)
+      )
+      x = keras.Input([4, 6])
+      y = inner(x)
+      y = keras.layers.BatchNormalization(axis=1)(y)
+      y = keras.layers.BatchNormalization(synchronized=True)(y)
+      y = keras.layers.Flatten()(shared(y))
+      return keras.Model(x, keras.layers.Dense(_CLASSES)(y))
+
+    model = _build(keras_model_fn, (4, 6))
+    weights = _random_weights(model, 0)
+    x, y = _examples(12, shape=(4, 6))
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, weights, _batches((x, y), 12)
+    )
+
+    np.testing.assert_allclose(
+        model.to_keras(result)(x, training=False),
+        model.to_keras(weights)(x, training=True),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+  def test_mixed_precision(self):
+    def keras_model_fn():
+      return keras.Sequential(
+          [
+              keras.layers.Input([_FEATURES]),
+              keras.layers.BatchNormalization(dtype='mixed_bfloat16'),
+              keras.layers.Dense(_CLASSES),
+          ]
+      )
+
+    model = _build(keras_model_fn)
+    x, y = _examples(50)
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, model.initial_weights, _batches((x, y), 50)
+    )
+
+    seen = tf.cast(x, tf.bfloat16).numpy().astype(np.float64)
+    mean, variance = result.non_trainable
+    assert mean.dtype == variance.dtype == np.float32
+    np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(variance, seen.var(0), rtol=1e-6)
+
+  def test_shared_layer_pools_its_calls(self):
+    def keras_model_fn():
+      shared = keras.layers.BatchNormalization()
+      x = keras.Input([_FEATURES])
+      added = shared(x) + shared(10.0 * x)
+      return keras.Model(x, keras.layers.Dense(_CLASSES)(added))
+
+    model = _build(keras_model_fn)
+    x, y = _examples(6)
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, model.initial_weights, _batches((x, y), 6)
+    )
+
+    pooled = np.concatenate([x, 10 * x]).astype(np.float64)
+    np.testing.assert_allclose(
+        result.non_trainable[0], pooled.mean(0), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        result.non_trainable[1], pooled.var(0), rtol=1e-5
+    )
+
+  def test_masked_inputs_do_not_count(self):
+    def keras_model_fn():
+      return keras.Sequential(
+          [
+              keras.layers.Input([4, 2]),
+              keras.layers.Masking(0.0),
+              keras.layers.BatchNormalization(),
+              keras.layers.Flatten(),
+              keras.layers.Dense(_CLASSES),
+          ]
+      )
+
+    model = _build(keras_model_fn, (4, 2))
+    x, y = _examples(6, shape=(4, 2))
+    x[::2, 2:] = 0.0
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, model.initial_weights, _batches((x, y), 6)
+    )
+
+    kept = x[np.any(x != 0.0, axis=-1)].astype(np.float64)
+    np.testing.assert_allclose(result.non_trainable[0], kept.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(result.non_trainable[1], kept.var(0), rtol=1e-5)
+
+  def test_frozen_layer_keeps_its_statistics(self):
+    def keras_model_fn():
+      return keras.Sequential(
+          [
+              keras.layers.Input([_FEATURES]),
+              keras.layers.BatchNormalization(trainable=False),
+              keras.layers.BatchNormalization(),
+              keras.layers.Dense(_CLASSES),
+          ]
+      )
+
+    model = _build(keras_model_fn)
+    weights = _random_weights(model, 0)
+    x, y = _examples(8)
+
+    result = evaluation.reestimate_batch_norm_statistics(
+        model, weights, _batches((x, y), 8)
+    )
+
+    gamma, beta, mean, variance = (
+        v.astype(np.float64) for v in weights.non_trainable[:4]
+    )
+    for new, old in zip(result.non_trainable[:4], weights.non_trainable[:4]):
+      np.testing.assert_array_equal(new, old)
+    normalized = (x - mean) / np.sqrt(variance + 1e-3) * gamma + beta
+    np.testing.assert_allclose(
+        result.non_trainable[4], normalized.mean(0), rtol=1e-5
+    )
+
+  def test_empty_dataset(self):
+    model = _build(_dense_model)
+
+    with pytest.raises(ValueError, match='empty'):
+      evaluation.reestimate_batch_norm_statistics(
+          model, model.initial_weights, _batches(_examples(0), 4)
+      )
+
+
+class TestMergeClientWeights:
+
+  def test_means_and_pooled_variance(self):
+    model = _build(_dense_model)
+    clients = [_random_weights(model, seed) for seed in range(3)]
+
+    merged = evaluation.merge_client_weights(model, iter(clients))
+
+    for i, value in enumerate(merged.trainable):
+      expected = np.mean([c.trainable[i] for c in clients], axis=0)
+      np.testing.assert_allclose(value, expected, rtol=1e-6)
+      assert value.dtype == np.float32
+    means = np.array([c.non_trainable[0] for c in clients], np.float64)
+    variances = np.array([c.non_trainable[1] for c in clients], np.float64)
+    # E[x²] - E[x]² of the mixture of the clients' distributions.
+    pooled = (variances + means**2).mean(0) - means.mean(0) ** 2
+    np.testing.assert_allclose(
+        merged.non_trainable[0], means.mean(0), rtol=1e-6
+    )
+    np.testing.assert_allclose(merged.non_trainable[1], pooled, rtol=1e-5)
+
+  def test_equal_values_stay_equal_to_the_bit(self):
+    model = _build(_dense_model)
+    weights = _random_weights(model, 3)
+
+    merged = evaluation.merge_client_weights(model, [weights] * 7)
+
+    for name, value in _weights_by_name(model, merged).items():
+      np.testing.assert_array_equal(
+          value, _weights_by_name(model, weights)[name]
+      )
+
+  def test_integers_are_the_first_clients(self):
+    class Counter(keras.layers.Layer):
+
+      def build(self, input_shape):
+        del input_shape
+        self.count = self.add_weight(
+            name='count', dtype='int64', initializer='zeros', trainable=False
+        )
+
+      def call(self, inputs):
+        return inputs
+
+    model = _build(
+        lambda: keras.Sequential(
+            [
+                keras.layers.Input([_FEATURES]),
+                Counter(),
+                keras.layers.Dense(_CLASSES),
+            ]
+        )
+    )
+    clients = []
+    for count in (5, 8):
+      weights = _random_weights(model, count)
+      weights.non_trainable[0] = np.array(count, np.int64)
+      clients.append(weights)
+
+    merged = evaluation.merge_client_weights(model, clients)
+
+    assert merged.non_trainable[0] == 5
+    assert merged.non_trainable[0].dtype == np.int64
+
+  def test_personal_phases_are_the_untrained_models(self):
+    def keras_model_fn():
+      return keras.Sequential(
+          [
+              keras.layers.Input([_FEATURES]),
+              keras.layers.Dense(5),
+              PositionEncoding(personal_share=0.5),
+              keras.layers.Dense(_CLASSES),
+          ]
+      )
+
+    model = _build(keras_model_fn)
+    clients = []
+    for phase in (0.25, 0.5):
+      clients.append(_random_weights(model, 0))
+      clients[-1].non_trainable[0] = np.array(phase, np.float32)
+
+    merged = evaluation.merge_client_weights(model, clients)
+
+    assert merged.non_trainable[0] == 0
+    assert merged.non_trainable[0].dtype == np.float32
+    for a, b in zip(merged.trainable, clients[0].trainable, strict=True):
+      np.testing.assert_array_equal(a, b)
+    keras_model = model.to_keras(clients[1])
+    assert keras_model.layers[1].personal_phase.numpy() == 0.5
+
+  def test_no_clients(self):
+    with pytest.raises(ValueError, match='no client'):
+      evaluation.merge_client_weights(_build(_dense_model), [])

@@ -1,0 +1,144 @@
+"""Tests that a program ends on a signal, and not halfway."""
+
+import signal
+import threading
+
+import pytest
+
+from tff_bn.training import termination
+
+_SIGNALS = [
+    (signal.SIGINT, KeyboardInterrupt),
+    (signal.SIGTERM, termination.Terminated),
+]
+
+
+@termination.on_signals()
+def _run(program):
+  program()
+
+
+@pytest.mark.parametrize(('sent', 'expected'), _SIGNALS)
+def test_a_signal_ends_the_program_at_once(sent, expected):
+  def program():
+    signal.raise_signal(sent)
+    pytest.fail('The program went on.')
+
+  with pytest.raises(KeyboardInterrupt) as raised:
+    _run(program)
+  assert raised.type is expected
+
+
+@pytest.mark.parametrize(('sent', 'expected'), _SIGNALS)
+def test_the_end_is_deferred(sent, expected):
+  done = []
+
+  def program():
+    with termination.deferred():
+      with termination.deferred():
+        signal.raise_signal(sent)
+        done.append('inner')
+      done.append('outer')
+    done.append('after')
+
+  with pytest.raises(KeyboardInterrupt) as raised:
+    _run(program)
+  assert raised.type is expected
+  assert done == ['inner', 'outer']
+
+
+def test_the_end_is_allowed_where_it_was_deferred():
+  done = []
+
+  def program():
+    with termination.deferred():
+      with termination.allowed():
+        done.append('allowed')
+      signal.raise_signal(signal.SIGINT)
+      done.append('deferred')
+      with termination.allowed():
+        done.append('allowed again')
+
+  with pytest.raises(KeyboardInterrupt):
+    _run(program)
+  assert done == ['allowed', 'deferred']
+
+
+def test_a_signal_ends_what_is_allowed_and_no_more():
+  done = []
+
+  def program():
+    with termination.deferred():
+      try:
+        with termination.allowed():
+          signal.raise_signal(signal.SIGINT)
+          done.append('allowed')
+      finally:
+        done.append('deferred')
+
+  with pytest.raises(KeyboardInterrupt):
+    _run(program)
+  assert done == ['deferred']
+
+
+def test_the_second_signal_does_not_wait():
+  @termination.deferred()
+  def program():
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGTERM)
+    pytest.fail('The program went on.')
+
+  with pytest.raises(termination.Terminated):
+    _run(program)
+
+
+def test_an_error_is_not_replaced():
+  @termination.deferred()
+  def program():
+    signal.raise_signal(signal.SIGINT)
+    raise ZeroDivisionError
+
+  with pytest.raises(ZeroDivisionError):
+    _run(program)
+
+
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_an_end_that_python_ignored_comes_at_the_next_check():
+  done = []
+
+  class Finalized:
+
+    def __del__(self):
+      signal.raise_signal(signal.SIGTERM)
+
+  def program():
+    finalized = Finalized()
+    del finalized
+    done.append('ignored')
+    with termination.deferred():
+      done.append('deferred')
+    done.append('after')
+
+  with pytest.raises(termination.Terminated):
+    _run(program)
+  assert done == ['ignored', 'deferred']
+
+
+def test_everything_is_as_before_afterwards():
+  before = [signal.getsignal(sent) for sent, _ in _SIGNALS]
+  with pytest.raises(KeyboardInterrupt):
+    _run(lambda: signal.raise_signal(signal.SIGINT))
+  assert [signal.getsignal(sent) for sent, _ in _SIGNALS] == before
+  _run(termination.check)
+
+
+def test_other_threads_have_no_signals():
+  before = signal.getsignal(signal.SIGTERM)
+  found = []
+  thread = threading.Thread(
+      target=_run,
+      args=[lambda: found.append(signal.getsignal(signal.SIGTERM))],
+  )
+  thread.start()
+  thread.join()
+  assert found == [before]

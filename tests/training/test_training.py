@@ -1,0 +1,1201 @@
+"""Tests for the training loop, with processes that need no TFF runtime."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+import training_fakes
+
+from tff_bn import training
+from tff_bn.analysis import communication
+from tff_bn.training import checkpoints
+from tff_bn.training import client_state_store
+from tff_bn.training import evaluation
+from tff_bn.training import metrics_log
+from tff_bn.training import run_identity
+from tff_bn.training import saved_models
+
+_CONFIG = training.TrainingConfig(
+    rounds=7,
+    batch_size=4,
+    local_steps=2,
+    clients_per_round=2,
+    evaluate_every=3,
+    checkpoint_every=2,
+)
+
+
+@pytest.fixture(scope='module')
+def model():
+  return training_fakes.build_model()
+
+
+def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
+  return training_fakes.train(model, run_dir, config, stateful, **kwargs)
+
+
+def _weights_bits(path):
+  keras_model = keras.models.load_model(path)
+  return [w.tobytes() for w in keras_model.get_weights()]
+
+
+def _snapshot(run_dir):
+  """What must not depend on how often a run was stopped."""
+  models = sorted((run_dir / 'model').rglob('*.keras'))
+  assert models
+  return (
+      (run_dir / 'metrics.csv').read_bytes(),
+      {p.relative_to(run_dir).as_posix(): _weights_bits(p) for p in models},
+  )
+
+
+def _run_rounds(model, run_dir, stateful, config=_CONFIG):
+  """Trains and returns the numbers of the rounds that were run."""
+  process = training_fakes.build_process(model, stateful)
+  training.train(process, model, training_fakes.FakeData(), config, run_dir)
+  return process.rounds
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(model, tmp_path_factory):
+  """Snapshots of uninterrupted runs with `_CONFIG`."""
+  snapshots = {}
+  for stateful in (False, True):
+    run_dir = tmp_path_factory.mktemp('uninterrupted')
+    _train(model, run_dir, stateful)
+    snapshots[stateful] = _snapshot(run_dir)
+  return snapshots
+
+
+class TestConfig:
+
+  @pytest.mark.parametrize(
+      ('changes', 'message'),
+      [
+          (dict(rounds=0), 'rounds=0'),
+          (dict(batch_size=0), 'batch_size=0'),
+          (dict(clients_per_round=-1), 'clients_per_round=-1'),
+          (dict(local_steps=0), 'local_steps=0'),
+          (dict(evaluate_every=0), 'evaluate_every=0'),
+          (dict(checkpoint_every=0), 'checkpoint_every=0'),
+          (dict(local_steps=None), 'exactly one'),
+          (dict(local_epochs=1), 'exactly one'),
+          (dict(seed=-1), 'seed=-1'),
+          (dict(seed=2**32), 'seed=4294967296'),
+      ],
+  )
+  def test_what_makes_no_sense_is_refused(self, changes, message):
+    with pytest.raises(ValueError, match=message):
+      dataclasses.replace(_CONFIG, **changes)
+
+  def test_more_clients_than_there_are(self, model, tmp_path):
+    config = dataclasses.replace(_CONFIG, clients_per_round=5)
+
+    with pytest.raises(ValueError, match='clients_per_round=5 .* at most 4'):
+      _train(model, tmp_path / 'run', config=config)
+    assert not (tmp_path / 'run').exists()
+
+  def test_union_of_clients_that_keep_something(self, model, tmp_path):
+    with pytest.raises(ValueError, match='train_on_union'):
+      _train(model, tmp_path, stateful=True, train_on_union=True)
+
+
+class TestSampling:
+
+  def _calls(self, model, run_dir, config=_CONFIG, **kwargs):
+    data = training_fakes.FakeData()
+    training.train(
+        training_fakes.build_process(model, False),
+        model,
+        data,
+        config,
+        run_dir,
+        **kwargs,
+    )
+    return data.calls
+
+  def test_distinct_clients_in_the_order_of_the_data(self, model, tmp_path):
+    config = dataclasses.replace(_CONFIG, rounds=12, clients_per_round=3)
+    calls = self._calls(model, tmp_path, config)
+
+    rounds = collections.defaultdict(list)
+    for call in calls:
+      rounds[call['round_num']].extend(call['client_ids'])
+    assert list(rounds) == list(range(1, 13))
+    for ids in rounds.values():
+      assert len(set(ids)) == 3
+      assert ids == [i for i in training_fakes.CLIENT_IDS if i in ids]
+    assert len({tuple(ids) for ids in rounds.values()}) > 1
+
+  def test_sample_depends_on_seed_and_round_alone(self, model, tmp_path):
+    first = self._calls(model, tmp_path / 'first')
+    again = self._calls(model, tmp_path / 'again')
+    other = self._calls(
+        model, tmp_path / 'other', dataclasses.replace(_CONFIG, seed=1)
+    )
+
+    assert first == again
+    assert [c['client_ids'] for c in first] != [c['client_ids'] for c in other]
+    assert {call['seed'] for call in other} == {1}
+
+  def test_all_clients(self, model, tmp_path):
+    config = dataclasses.replace(_CONFIG, rounds=1, clients_per_round=None)
+
+    calls = self._calls(model, tmp_path, config)
+
+    assert calls == [
+        dict(
+            client_ids=(client_id,),
+            seed=0,
+            round_num=1,
+            batch_size=4,
+            local_steps=2,
+            local_epochs=None,
+        )
+        for client_id in training_fakes.CLIENT_IDS
+    ]
+
+  def test_union_is_one_client_with_larger_batches(self, model, tmp_path):
+    config = dataclasses.replace(
+        _CONFIG, rounds=2, clients_per_round=3, local_steps=None, local_epochs=2
+    )
+
+    calls = self._calls(model, tmp_path, config, train_on_union=True)
+
+    assert [call['round_num'] for call in calls] == [1, 2]
+    for call in calls:
+      assert len(call['client_ids']) == 3
+      assert call['batch_size'] == 12
+      assert call['local_epochs'] == 2
+
+
+class TestMetrics:
+
+  @training_fakes.both_kinds
+  def test_rows(self, model, tmp_path, stateful):
+    result = _train(model, tmp_path, stateful)
+
+    header, *lines = (tmp_path / 'metrics.csv').read_text().splitlines()
+    assert header == (
+        'round,train_loss,train_accuracy,test_loss,test_accuracy,'
+        'client_test_loss,client_test_accuracy,num_clients,'
+        'num_dropped_clients,rejected_rounds,max_update_norm_ratio,'
+        'exchanges,megabytes'
+    )
+    # Every third round, the initial model, and the last round.
+    assert [line.split(',')[0] for line in lines] == ['0', '3', '6', '7']
+    assert lines[0].split(',')[1:3] == ['', '']
+    assert [row['round'] for row in result.rows] == [0, 3, 6, 7]
+    assert result.rows[0]['train_loss'] is None
+    assert result.rows[0]['num_clients'] == 0
+    assert [row['num_clients'] for row in result.rows[1:]] == [2, 2, 2]
+    assert all(row['train_accuracy'] == 0.1 for row in result.rows[1:])
+    assert result.resumed_from is None
+    for line, row in zip(lines, result.rows, strict=True):
+      assert [float(x) if x else None for x in line.split(',')] == [
+          row[name] for name in header.split(',')
+      ]
+
+  def test_stateless_test_metrics_are_the_servers_models(self, model, tmp_path):
+    result = _train(model, tmp_path)
+
+    data = training_fakes.FakeData()
+    evaluator = evaluation.Evaluator(model)
+    expected = evaluator.evaluate(result.model_weights, data.test_dataset(3))
+    per_client = [
+        evaluator.evaluate(
+            result.model_weights, data.client_test_dataset(client_id, 3)
+        )
+        for client_id in training_fakes.CLIENT_IDS[:3]
+    ]
+    row = result.rows[-1]
+    np.testing.assert_allclose(row['test_loss'], expected['loss'], rtol=1e-6)
+    np.testing.assert_allclose(row['test_accuracy'], expected['accuracy'])
+    for name in ('loss', 'accuracy'):
+      np.testing.assert_allclose(
+          row[f'client_test_{name}'],
+          np.mean([r[name] for r in per_client]),
+          rtol=1e-6,
+      )
+    initial = evaluator.evaluate(model.initial_weights, data.test_dataset(3))
+    np.testing.assert_allclose(
+        result.rows[0]['test_loss'], initial['loss'], rtol=1e-6
+    )
+    assert row['test_loss'] != result.rows[0]['test_loss']
+
+  def test_stateful_test_metrics_are_means_over_the_clients_models(
+      self, model, tmp_path
+  ):
+    result = _train(model, tmp_path, stateful=True)
+
+    data = training_fakes.FakeData()
+    evaluator = evaluation.Evaluator(model)
+    test, client_test = [], []
+    for client_id in training_fakes.CLIENT_IDS:
+      stem = saved_models.client_file_stem(client_id)
+      path = tmp_path / f'model/clients/{stem}.keras'
+      weights = model.from_keras(keras.models.load_model(path))
+      test.append(evaluator.evaluate(weights, data.test_dataset(3)))
+      client_test.append(
+          evaluator.evaluate(weights, data.client_test_dataset(client_id, 3))
+      )
+    row = result.rows[-1]
+    for name in ('loss', 'accuracy'):
+      np.testing.assert_allclose(
+          row[f'test_{name}'], np.mean([r[name] for r in test]), rtol=1e-6
+      )
+      np.testing.assert_allclose(
+          row[f'client_test_{name}'],
+          np.mean([r[name] for r in client_test[:3]]),
+          rtol=1e-6,
+      )
+    initial = evaluator.evaluate(model.initial_weights, data.test_dataset(3))
+    np.testing.assert_allclose(
+        result.rows[0]['test_loss'], initial['loss'], rtol=1e-6
+    )
+
+  @training_fakes.both_kinds
+  def test_number_of_evaluated_clients_is_bounded(
+      self, model, tmp_path, stateful, monkeypatch
+  ):
+    evaluated = []
+    original = evaluation.Evaluator.evaluate_clients
+
+    def evaluate_clients(self, weights, dataset_fn):
+      evaluated.append(tuple(weights))
+      return original(self, weights, dataset_fn)
+
+    monkeypatch.setattr(
+        evaluation.Evaluator, 'evaluate_clients', evaluate_clients
+    )
+    config = dataclasses.replace(
+        _CONFIG, clients_per_round=None, max_evaluation_clients=2, rounds=4
+    )
+    _train(model, tmp_path, stateful, config)
+
+    assert {len(clients) for clients in evaluated} == {2}
+    assert len(set(evaluated)) == 1
+
+  def test_only_sampled_clients_have_a_model_of_their_own(
+      self, model, tmp_path, monkeypatch
+  ):
+    evaluated = []
+    original = evaluation.Evaluator.evaluate_clients
+
+    def evaluate_clients(self, weights, dataset_fn):
+      evaluated.append(tuple(weights))
+      return original(self, weights, dataset_fn)
+
+    monkeypatch.setattr(
+        evaluation.Evaluator, 'evaluate_clients', evaluate_clients
+    )
+    config = dataclasses.replace(
+        _CONFIG, clients_per_round=1, rounds=1, evaluate_every=1
+    )
+    data = training_fakes.FakeData()
+    training.train(
+        training_fakes.build_process(model, True), model, data, config, tmp_path
+    )
+
+    # Round 0: all; round 1: twice the one that was sampled.
+    sampled = data.calls[0]['client_ids']
+    assert evaluated == [training_fakes.CLIENT_IDS, sampled, sampled]
+
+  def test_costs_are_those_of_the_sampled_clients(
+      self, model, tmp_path, monkeypatch
+  ):
+    class FakeTraffic:
+
+      def __init__(self, process):
+        assert isinstance(process, training_fakes.FakeProcess)
+
+      def until(self, round_num, num_clients):
+        return dict(exchanges=3 * round_num, megabytes=num_clients * round_num)
+
+    monkeypatch.setattr(communication, 'ProcessTraffic', FakeTraffic)
+
+    result = _train(model, tmp_path)
+
+    assert [row['exchanges'] for row in result.rows] == [0, 9, 18, 21]
+    assert [row['megabytes'] for row in result.rows] == [0, 6, 12, 14]
+
+  def test_training_on_the_union_sends_nothing(self, model, tmp_path):
+    result = _train(model, tmp_path, train_on_union=True)
+
+    assert {row['exchanges'] for row in result.rows} == {0}
+    assert {row['megabytes'] for row in result.rows} == {0}
+
+  def test_costs_that_can_not_be_counted(self, model, tmp_path, caplog):
+    # The process is Python, not TFF.
+    result = _train(model, tmp_path)
+
+    assert [row['round'] for row in result.rows] == [0, 3, 6, 7]
+    assert {row['exchanges'] for row in result.rows[1:]} == {None}
+    assert {row['megabytes'] for row in result.rows[1:]} == {None}
+    warnings = [r for r in caplog.records if 'megabytes' in r.getMessage()]
+    assert len(warnings) == 1
+
+  def test_clients_without_test_data(self, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        training_fakes.FakeData,
+        'client_test_dataset',
+        lambda self, client_id, batch_size: self._batches([1], 0, batch_size),
+    )
+
+    result = _train(model, tmp_path)
+
+    assert {row['client_test_loss'] for row in result.rows} == {None}
+
+  def test_tensorboard(self, model, tmp_path):
+    result = _train(model, tmp_path)
+
+    scalars = collections.defaultdict(dict)
+    for path in (tmp_path / 'logdir').iterdir():
+      for event in tf.compat.v1.train.summary_iterator(os.fspath(path)):
+        for value in event.summary.value:
+          scalars[value.tag][event.step] = tf.make_ndarray(value.tensor)
+    for tag, column in (
+        ('train/loss', 'train_loss'),
+        ('test/accuracy', 'test_accuracy'),
+        ('client_test/loss', 'client_test_loss'),
+    ):
+      expected = {
+          row['round']: row[column]
+          for row in result.rows
+          if row[column] is not None
+      }
+      assert scalars[tag].keys() == expected.keys()
+      for step, value in expected.items():
+        np.testing.assert_allclose(scalars[tag][step], value, rtol=1e-6)
+
+  def test_plain_progress_lines(self, model, tmp_path, capfd):
+    _train(model, tmp_path)
+
+    output = capfd.readouterr()
+    lines = output.err.splitlines()
+    shown = [line.split()[1] for line in lines if line.startswith('round ')]
+    assert shown == ['0/7', '3/7', '6/7', '7/7']
+    assert 'train_loss' in lines[-1]
+    assert 'test_accuracy' in lines[-1]
+    assert not output.out
+
+  def test_bar_on_a_terminal(self, model, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
+
+    _train(model, tmp_path)
+
+    error = capfd.readouterr().err
+    assert '7/7' in error
+    assert 'test_accuracy' in error
+
+
+class TestFinalModel:
+
+  def test_servers_model(self, model, tmp_path):
+    result = _train(model, tmp_path)
+
+    assert sorted(os.listdir(tmp_path / 'model')) == [
+        'manifest.json',
+        'model.keras',
+        'weights.npz',
+    ]
+    assert _weights_bits(tmp_path / 'model/model.keras') == [
+        np.asarray(v).tobytes()
+        for v in model.from_model_weights(result.model_weights)
+    ]
+
+  def test_clients_models_and_their_merger(self, model, tmp_path):
+    result = _train(model, tmp_path, stateful=True)
+
+    folder = tmp_path / 'model/clients'
+    clients = [
+        model.from_keras(keras.models.load_model(path))
+        for path in folder.glob('*.keras')
+    ]
+    assert len(clients) == len(training_fakes.CLIENT_IDS)
+    merged = model.from_keras(
+        keras.models.load_model(tmp_path / 'model/model.keras')
+    )
+    means = np.array([c.non_trainable[0] for c in clients], np.float64)
+    variances = np.array([c.non_trainable[1] for c in clients], np.float64)
+    assert len({mean.tobytes() for mean in means}) == len(clients)
+    np.testing.assert_allclose(
+        merged.non_trainable[0], means.mean(0), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        merged.non_trainable[1],
+        variances.mean(0) + means.var(0),
+        rtol=1e-6,
+    )
+    for merged_value, value in zip(
+        merged.trainable, result.state['weights'].trainable
+    ):
+      np.testing.assert_array_equal(merged_value, value)
+
+
+class TestClientStates:
+
+  def _states(self, run_dir, config, model):
+    _train(model, run_dir, True, config)
+    with client_state_store.SqliteClientStateStore(
+        run_dir / 'client_states.sqlite'
+    ) as store:
+      return {c: store.get(c) for c in store.client_ids()}
+
+  def test_client_that_is_not_sampled_keeps_its_state_to_the_bit(
+      self, model, tmp_path
+  ):
+    config = dataclasses.replace(_CONFIG, rounds=6)
+    before = self._states(tmp_path, config, model)
+    data = training_fakes.FakeData()
+    more = dataclasses.replace(config, rounds=7)
+    training.train(
+        training_fakes.build_process(model, True), model, data, more, tmp_path
+    )
+    sampled = {i for call in data.calls for i in call['client_ids']}
+
+    after = self._states(tmp_path, more, model)
+
+    assert len(sampled) == 2
+    assert before.keys() == after.keys() == set(training_fakes.CLIENT_IDS)
+    for client_id in before:
+      same = client_state_store.encode_state(
+          before[client_id]
+      ) == client_state_store.encode_state(after[client_id])
+      assert same == (client_id not in sampled)
+
+  def test_state_counts_the_clients_own_rounds(self, model, tmp_path):
+    states = self._states(tmp_path, _CONFIG, model)
+
+    # Two clients in each of seven rounds.
+    assert sum(int(state['rounds']) for state in states.values()) == 14
+
+
+# Everything through which a run changes its folder.
+_WRITES = (
+    (client_state_store.SqliteClientStateStore, 'put_many'),
+    (client_state_store.SqliteClientStateStore, 'commit'),
+    (client_state_store.SqliteClientStateStore, 'prune'),
+    (keras.Model, 'save'),
+    (np, 'savez'),
+    (os, 'replace'),
+    (os, 'rename'),
+    (os, 'mkdir'),
+    (shutil, 'rmtree'),
+)
+
+
+def _call_after_every_write(monkeypatch, fn):
+  def wrap(owner, name):
+    original = getattr(owner, name)
+
+    def wrapper(*args, **kwargs):
+      result = original(*args, **kwargs)
+      fn()
+      return result
+
+    monkeypatch.setattr(owner, name, wrapper)
+
+  for owner, name in _WRITES:
+    wrap(owner, name)
+
+
+class TestResume:
+
+  @training_fakes.both_kinds
+  def test_finished_run_returns_its_results(
+      self, model, tmp_path, stateful, uninterrupted
+  ):
+    first = _train(model, tmp_path, stateful)
+    files = {
+        path: path.stat().st_mtime_ns
+        for path in tmp_path.rglob('*')
+        if path.is_file() and path.name != 'client_states.sqlite'
+    }
+    process = training_fakes.build_process(model, stateful)
+
+    again = training.train(
+        process, model, training_fakes.FakeData(), _CONFIG, tmp_path
+    )
+
+    assert process.rounds == []
+    assert again.resumed_from == 7
+    assert again.rows == first.rows
+    for a, b in zip(
+        tf.nest.flatten((first.state, first.model_weights)),
+        tf.nest.flatten((again.state, again.model_weights)),
+    ):
+      assert type(a) is type(b)
+      assert np.asarray(a).dtype == np.asarray(b).dtype
+      assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    for path, modified in files.items():
+      assert path.stat().st_mtime_ns == modified
+    assert _snapshot(tmp_path) == uninterrupted[stateful]
+
+  @training_fakes.both_kinds
+  @pytest.mark.parametrize('fail_in_round', [1, 4, 7])
+  def test_interrupted_run_continues_after_its_last_checkpoint(
+      self, model, tmp_path, stateful, fail_in_round, uninterrupted
+  ):
+    process = training_fakes.build_process(
+        model, stateful, fail_in_round=fail_in_round
+    )
+    with pytest.raises(KeyboardInterrupt):
+      training.train(
+          process, model, training_fakes.FakeData(), _CONFIG, tmp_path
+      )
+    assert not (tmp_path / 'model').exists()
+
+    result = _train(model, tmp_path, stateful)
+
+    # The last round was saved before the end, though it was not due.
+    assert result.resumed_from == fail_in_round - 1
+    assert _snapshot(tmp_path) == uninterrupted[stateful]
+
+  @training_fakes.both_kinds
+  def test_death_after_every_write(self, model, tmp_path, stateful):
+    config = dataclasses.replace(_CONFIG, rounds=3, evaluate_every=2)
+    run_dir = tmp_path / 'run'
+    copies = []
+    copytree = shutil.copytree
+    is_copying = False
+
+    def copy():
+      # What a process that is killed now leaves.
+      nonlocal is_copying
+      if is_copying or not run_dir.exists():
+        return
+      is_copying = True
+      copies.append(tmp_path / f'copy {len(copies)}')
+      copytree(run_dir, copies[-1])
+      is_copying = False
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+      _call_after_every_write(monkeypatch, copy)
+      _train(model, run_dir, stateful, config)
+    assert len(copies) > (40 if stateful else 20)
+
+    for path in copies:
+      _train(model, path, stateful, config)
+
+      assert (path / 'metrics.csv').read_bytes() == (
+          run_dir / 'metrics.csv'
+      ).read_bytes()
+      assert not list(path.rglob('*.part'))
+    # Loading models takes most of the time.
+    for path in copies[2::9]:
+      assert _snapshot(path) == _snapshot(run_dir)
+
+  @training_fakes.both_kinds
+  def test_more_rounds_later(self, model, tmp_path, stateful, uninterrupted):
+    fewer = dataclasses.replace(_CONFIG, rounds=4)
+    assert _run_rounds(model, tmp_path, stateful, fewer) == [1, 2, 3, 4]
+
+    assert _run_rounds(model, tmp_path, stateful) == [5, 6, 7]
+
+    # Round 4, which was the last one, has no row any more.
+    assert _snapshot(tmp_path) == uninterrupted[stateful]
+
+  def test_fewer_rounds_later(self, model, tmp_path):
+    _train(model, tmp_path)
+
+    with pytest.raises(ValueError, match='rounds=6'):
+      _train(model, tmp_path, config=dataclasses.replace(_CONFIG, rounds=6))
+
+  def test_missing_model_is_saved_again(self, model, tmp_path, uninterrupted):
+    _train(model, tmp_path, stateful=True)
+    shutil.rmtree(tmp_path / 'model')
+
+    assert _run_rounds(model, tmp_path, stateful=True) == []
+
+    assert _snapshot(tmp_path) == uninterrupted[True]
+
+  # The last line without its end, in part, and gone but for one cell.
+  @pytest.mark.parametrize('cut', [1, 20, -1])
+  def test_torn_last_line_of_the_metrics(
+      self, model, tmp_path, cut, uninterrupted
+  ):
+    _train(model, tmp_path)
+    path = tmp_path / 'metrics.csv'
+    if cut > 0:
+      os.truncate(path, path.stat().st_size - cut)
+    else:
+      *lines, _ = path.read_text().splitlines(keepends=True)
+      path.write_text(''.join([*lines, '7\n']))
+
+    _train(model, tmp_path)
+
+    assert _snapshot(tmp_path) == uninterrupted[False]
+
+  @pytest.mark.parametrize('change', ['remove', 'empty', 'edit', 'garbage'])
+  def test_metrics_are_restored_from_the_checkpoint(
+      self, model, tmp_path, change, uninterrupted, caplog
+  ):
+    _train(model, tmp_path)
+    path = tmp_path / 'metrics.csv'
+    match change:
+      case 'remove':
+        path.unlink()
+      case 'empty':
+        path.write_bytes(b'')
+      case 'edit':
+        path.write_text(path.read_text().replace('\n3,', '\n3,1', 1))
+      case 'garbage':
+        path.write_bytes(bytes(range(256)))
+
+    assert _run_rounds(model, tmp_path, stateful=False) == []
+
+    assert 'is written again, from the checkpoint' in caplog.text
+    assert _snapshot(tmp_path) == uninterrupted[False]
+
+  def test_metrics_of_another_run_are_not_overwritten(self, model, tmp_path):
+    path = tmp_path / 'metrics.csv'
+    path.write_text('round,mine\n1,2\n')
+
+    with pytest.raises(ValueError, match='none of its checkpoints'):
+      _train(model, tmp_path)
+    assert path.read_text() == 'round,mine\n1,2\n'
+
+  def test_other_models_checkpoints_are_refused(self, model, tmp_path):
+    _train(model, tmp_path)
+    other = training_fakes.FakeStatelessProcess(model)
+    other.initialize = lambda: dict(x=np.zeros([3]))
+    before = training_fakes.files(tmp_path)
+
+    with pytest.raises(ValueError, match='another model or algorithm'):
+      training.train(other, model, training_fakes.FakeData(), _CONFIG, tmp_path)
+    assert training_fakes.files(tmp_path) == before
+
+  def test_run_in_progress_is_refused(self, model, tmp_path):
+    process = training_fakes.build_process(model, False)
+    errors = []
+
+    def next_fn(state, datasets):
+      try:
+        _train(model, tmp_path)
+      except ValueError as e:
+        errors.append(str(e))
+      return type(process).next(process, state, datasets)
+
+    process.next = next_fn
+    training.train(process, model, training_fakes.FakeData(), _CONFIG, tmp_path)
+
+    assert len(errors) == 7
+    assert 'in progress' in errors[0]
+
+
+def _truncate(path):
+  os.truncate(path, path.stat().st_size // 2)
+
+
+def _empty(path):
+  path.write_bytes(b'')
+
+
+def _remove(path):
+  path.unlink()
+
+
+def _flip_bits(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+def _remove_folder(path):
+  shutil.rmtree(path.parent)
+  path.parent.mkdir()
+
+
+class TestDamagedCheckpoints:
+
+  @pytest.mark.parametrize('file', ['state.npz', 'manifest.json'])
+  @pytest.mark.parametrize(
+      'damage', [_truncate, _empty, _remove, _flip_bits, _remove_folder]
+  )
+  def test_previous_one_is_used(
+      self, model, tmp_path, damage, file, uninterrupted, caplog
+  ):
+    _train(model, tmp_path, stateful=True)
+    damage(tmp_path / 'checkpoints/round_7' / file)
+
+    result = _train(model, tmp_path, stateful=True)
+
+    assert result.resumed_from == 6
+    assert 'round_7' in caplog.text
+    assert 'the one before it is used' in caplog.text
+    assert _snapshot(tmp_path) == uninterrupted[True]
+    assert (tmp_path / 'checkpoints/unusable_round_7').exists()
+
+  @training_fakes.both_kinds
+  def test_nothing_is_lost_if_all_are_damaged(self, model, tmp_path, stateful):
+    _train(model, tmp_path, stateful)
+    saved = sorted(os.listdir(tmp_path / 'checkpoints'))
+    assert saved == ['round_4', 'round_6', 'round_7']
+    for name in saved:
+      _truncate(tmp_path / 'checkpoints' / name / 'state.npz')
+    before = training_fakes.files(tmp_path)
+
+    with pytest.raises(ValueError, match='No checkpoint .* another folder'):
+      _train(model, tmp_path, stateful)
+
+    assert training_fakes.files(tmp_path) == before
+
+  @training_fakes.both_kinds
+  def test_lost_checkpoints_are_no_new_start(self, model, tmp_path, stateful):
+    _train(model, tmp_path, stateful)
+    shutil.rmtree(tmp_path / 'checkpoints')
+    before = training_fakes.files(tmp_path)
+
+    with pytest.raises(ValueError, match='none of its checkpoints'):
+      _train(model, tmp_path, stateful)
+
+    assert training_fakes.files(tmp_path) == before
+
+  @training_fakes.both_kinds
+  @pytest.mark.parametrize('suffix', ['state.npz', 'manifest.json', 'metrics'])
+  def test_files_that_can_not_be_read_now_are_kept(
+      self, model, tmp_path, stateful, suffix, uninterrupted, monkeypatch
+  ):
+    """A read error says nothing about what is on the disk."""
+    _train(model, tmp_path, stateful)
+    before = training_fakes.files(tmp_path)
+    read_bytes = pathlib.Path.read_bytes
+
+    def fail(path):
+      if suffix in path.name and 'model' not in path.parts[-2]:
+        raise OSError(errno.EIO, 'Input/output error', str(path))
+      return read_bytes(path)
+
+    with monkeypatch.context() as context:
+      context.setattr(pathlib.Path, 'read_bytes', fail)
+      with pytest.raises(OSError, match=f'Input/output error: .*{suffix}'):
+        _train(model, tmp_path, stateful)
+
+    assert training_fakes.files(tmp_path) == before
+    assert _run_rounds(model, tmp_path, stateful) == []
+    assert _snapshot(tmp_path) == uninterrupted[stateful]
+
+  def test_folder_with_the_characters_of_patterns(
+      self, model, tmp_path, uninterrupted
+  ):
+    run_dir = tmp_path / 'lr[0.1]*?{a,b}'
+    fewer = dataclasses.replace(_CONFIG, rounds=4)
+    assert _run_rounds(model, run_dir, True, fewer) == [1, 2, 3, 4]
+    assert _run_rounds(model, run_dir, True) == [5, 6, 7]
+    assert _snapshot(run_dir) == uninterrupted[True]
+
+  def test_an_older_format_is_refused(self, model, tmp_path):
+    checkpoint = tmp_path / 'checkpoints/round_4'
+    checkpoint.mkdir(parents=True)
+    (checkpoint / 'saved_model.pb').write_bytes(b'graph')
+
+    with pytest.raises(ValueError, match='earlier version .* another folder'):
+      _train(model, tmp_path)
+    assert (checkpoint / 'saved_model.pb').read_bytes() == b'graph'
+
+  def test_a_newer_format_is_refused(self, model, tmp_path):
+    _train(model, tmp_path)
+    path = tmp_path / 'checkpoints/round_7/manifest.json'
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+
+    with pytest.raises(ValueError, match='has the format 2'):
+      _train(model, tmp_path)
+
+  def test_half_written_one_is_removed(self, model, tmp_path, uninterrupted):
+    _train(model, tmp_path, config=dataclasses.replace(_CONFIG, rounds=4))
+    folder = tmp_path / 'checkpoints'
+    shutil.copytree(folder / 'round_4', folder / '.round_6.part')
+
+    _train(model, tmp_path)
+
+    assert sorted(os.listdir(folder)) == ['round_4', 'round_6', 'round_7']
+    assert _snapshot(tmp_path) == uninterrupted[False]
+
+
+class TestServerAndClientsTogether:
+  """A crash between the two writes of a checkpoint, in both orders."""
+
+  def test_client_states_without_their_checkpoint_are_forgotten(
+      self, model, tmp_path, uninterrupted
+  ):
+    _train(model, tmp_path, stateful=True)
+    shutil.rmtree(tmp_path / 'checkpoints/round_7')
+
+    result = _train(model, tmp_path, stateful=True)
+
+    assert result.resumed_from == 6
+    assert _snapshot(tmp_path) == uninterrupted[True]
+
+  def test_checkpoint_without_its_client_states_is_not_used(
+      self, model, tmp_path, uninterrupted, caplog
+  ):
+    _train(model, tmp_path, True, config=dataclasses.replace(_CONFIG, rounds=6))
+    # The file as it was before the commit of round 7.
+    states = (tmp_path / 'client_states.sqlite').read_bytes()
+    _train(model, tmp_path, stateful=True)
+    (tmp_path / 'client_states.sqlite').write_bytes(states)
+
+    result = _train(model, tmp_path, stateful=True)
+
+    assert result.resumed_from == 6
+    assert "the clients' states do not belong to its round" in caplog.text
+    assert _snapshot(tmp_path) == uninterrupted[True]
+
+  def _fails(self, model, run_dir, error, match):
+    before = training_fakes.files(run_dir / 'checkpoints')
+    with pytest.raises(error, match=match):
+      _train(model, run_dir, stateful=True)
+    assert training_fakes.files(run_dir / 'checkpoints') == before
+
+  def test_lost_client_states(self, model, tmp_path):
+    _train(model, tmp_path, stateful=True)
+    (tmp_path / 'client_states.sqlite').unlink()
+
+    self._fails(model, tmp_path, ValueError, 'No checkpoint .* can be used')
+
+  @pytest.mark.parametrize(
+      'statement',
+      [
+          "DELETE FROM states WHERE client_id = 'anna'",
+          "UPDATE states SET client_id = 'emil' WHERE client_id = 'anna'",
+          "UPDATE OR REPLACE states SET round = 1 WHERE client_id = 'anna'",
+          'UPDATE states SET state = (SELECT state FROM states WHERE'
+          " client_id = 'dora') WHERE client_id = 'anna'",
+          "UPDATE states SET state = CAST(substr(state, 1, 40) || x'00' ||"
+          " substr(state, 42) AS BLOB) WHERE client_id = 'anna'",
+      ],
+  )
+  def test_changed_client_states(self, model, tmp_path, statement):
+    _train(model, tmp_path, stateful=True)
+    with contextlib.closing(
+        sqlite3.connect(tmp_path / 'client_states.sqlite')
+    ) as connection:
+      assert connection.execute(statement).rowcount
+      connection.commit()
+
+    self._fails(model, tmp_path, ValueError, 'No checkpoint .* can be used')
+
+  def test_older_checkpoints_beside_newer_client_states(self, model, tmp_path):
+    run_dir = tmp_path / 'run'
+    _train(model, run_dir, True, dataclasses.replace(_CONFIG, rounds=3))
+    shutil.copytree(run_dir / 'checkpoints', tmp_path / 'older')
+    longer = dataclasses.replace(_CONFIG, rounds=11)
+    _train(model, run_dir, True, longer)
+    shutil.rmtree(run_dir / 'checkpoints')
+    shutil.copytree(tmp_path / 'older', run_dir / 'checkpoints')
+
+    self._fails(model, run_dir, ValueError, 'No checkpoint .* can be used')
+
+  def test_client_states_of_another_run(self, model, tmp_path):
+    for name, seed in (('a', 0), ('b', 1)):
+      config = dataclasses.replace(_CONFIG, seed=seed)
+      _train(model, tmp_path / name, True, config)
+    shutil.copy(tmp_path / 'b/client_states.sqlite', tmp_path / 'a')
+
+    self._fails(
+        model,
+        tmp_path / 'a',
+        client_state_store.ClientStateStoreError,
+        'a run with other settings',
+    )
+
+  def test_damaged_client_states_are_an_error(self, model, tmp_path):
+    _train(model, tmp_path, stateful=True)
+    path = tmp_path / 'client_states.sqlite'
+    path.write_bytes(b'garbage' * 1000)
+
+    with pytest.raises(
+        client_state_store.ClientStateStoreError, match='client_states.sqlite'
+    ):
+      _train(model, tmp_path, stateful=True)
+    assert path.read_bytes() == b'garbage' * 1000
+
+  def test_every_kept_checkpoint_has_its_client_states(self, model, tmp_path):
+    config = dataclasses.replace(_CONFIG, rounds=20, checkpoint_every=3)
+    history = {}
+
+    class Recording(training_fakes.FakeStatefulProcess):
+
+      def next(self, state, client_states, datasets):
+        output = super().next(state, client_states, datasets)
+        history[len(self.rounds)] = output.client_states
+        return output
+
+    data = training_fakes.FakeData()
+    training.train(Recording(model), model, data, config, tmp_path)
+    sampled = collections.defaultdict(list)
+    for call in data.calls:
+      sampled[call['round_num']] += call['client_ids']
+
+    kept = sorted(
+        int(name.removeprefix('round_'))
+        for name in os.listdir(tmp_path / 'checkpoints')
+    )
+    assert kept == [15, 18, 20]
+    with client_state_store.SqliteClientStateStore(
+        tmp_path / 'client_states.sqlite'
+    ) as store:
+      for round_num in kept:
+        expected = {}
+        for r in range(1, round_num + 1):
+          expected.update(zip(sampled[r], history[r]))
+        for client_id, state in expected.items():
+          assert client_state_store.encode_state(
+              store.get(client_id, round_num)
+          ) == client_state_store.encode_state(state)
+      # Not more than one version for each checkpoint.
+      for client_id in store.client_ids():
+        versions = {
+            client_state_store.encode_state(store.get(client_id, r))
+            for r in range(15, 21)
+        }
+        assert len(versions) <= 3
+
+
+@pytest.fixture
+def interruptible():
+  """Ctrl-C raises KeyboardInterrupt, also where it is ignored (`nohup`)."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+class TestEventLoops:
+
+  def test_inside_a_running_event_loop(self, model, tmp_path, uninterrupted):
+    async def notebook_cell():
+      return _train(model, tmp_path, stateful=True)
+
+    result = asyncio.run(notebook_cell())
+
+    assert result.rows[-1]['round'] == 7
+    assert _snapshot(tmp_path) == uninterrupted[True]
+    for path in (tmp_path / 'model').rglob('*.keras'):
+      assert zipfile.is_zipfile(path)  # And not HDF5.
+
+  @pytest.mark.usefixtures('interruptible')
+  def test_interrupt_inside_a_running_event_loop(self, model, tmp_path):
+    config = dataclasses.replace(_CONFIG, rounds=2_000)
+    process = training_fakes.build_process(model, False)
+    original = process.next
+    main_thread = threading.get_ident()
+
+    def next_fn(*args):
+      if len(process.rounds) == 2:
+        signal.pthread_kill(main_thread, signal.SIGINT)
+      return original(*args)
+
+    process.next = next_fn
+
+    async def notebook_cell():
+      training.train(
+          process, model, training_fakes.FakeData(), config, tmp_path
+      )
+
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+      loop.run_until_complete(notebook_cell())
+    loop.close()
+
+    assert 3 <= len(process.rounds) < 2_000
+
+  def test_callers_event_loop_stays(self, model, tmp_path):
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+      _train(model, tmp_path)
+
+      assert asyncio.get_event_loop() is loop
+    finally:
+      asyncio.set_event_loop(None)
+      loop.close()
+
+  @pytest.mark.usefixtures('interruptible')
+  def test_interrupted_checkpoint_is_written_again(
+      self, model, tmp_path, monkeypatch
+  ):
+    original = np.savez
+    saved = []
+
+    def interrupted_save(*args, **kwargs):
+      saved.append(args)
+      if len(saved) == 2:
+        signal.raise_signal(signal.SIGINT)
+      original(*args, **kwargs)
+
+    monkeypatch.setattr(np, 'savez', interrupted_save)
+    with pytest.raises(KeyboardInterrupt):
+      _train(model, tmp_path)
+
+    assert sorted(os.listdir(tmp_path / 'checkpoints')) == [
+        'round_0',
+        'round_2',
+    ]
+    assert len(saved) == 3
+
+  def test_after_another_event_loop_was_closed(self, model, tmp_path):
+    async def nothing():
+      pass
+
+    asyncio.run(nothing())
+
+    assert _train(model, tmp_path).rows[-1]['round'] == 7
+
+  def test_context_is_the_callers(self, model, tmp_path):
+    class Context(tff.framework.SyncContext):
+
+      def invoke(self, comp, arg):
+        raise NotImplementedError
+
+    contexts = []
+    process = training_fakes.build_process(model, False)
+    original = process.next
+
+    def next_fn(state, datasets):
+      contexts.append(tff.framework.get_context_stack().current)
+      return original(state, datasets)
+
+    process.next = next_fn
+    context = Context()
+
+    async def notebook_cell():
+      with tff.framework.get_context_stack().install(context):
+        training.train(
+            process, model, training_fakes.FakeData(), _CONFIG, tmp_path
+        )
+
+    asyncio.run(notebook_cell())
+
+    assert set(contexts) == {context}
+
+
+def _log(folder):
+  return metrics_log.MetricsLog(
+      folder,
+      metric_names=[],
+      is_due=lambda round_num: True,
+      num_rounds=100,
+      costs_fn=lambda round_num: {},
+  )
+
+
+def _manager(folder, last_round=7, every=3, **kwargs):
+  return checkpoints.CheckpointManager(
+      folder / 'checkpoints',
+      every=every,
+      last_round=last_round,
+      identity=run_identity.RunIdentity(
+          {}, 'data', {'types': 'types', 'initial': 'initial'}
+      ),
+      log=_log(folder),
+      **kwargs,
+  )
+
+
+class TestCheckpointManager:
+
+  @pytest.mark.parametrize('version', [0, 3, 6, 7])
+  def test_due_rounds_are_saved_and_others_not(self, tmp_path, version):
+    manager = _manager(tmp_path)
+    for round_num in range(version + 1):
+      asyncio.run(manager.save([np.int32(round_num)], round_num))
+
+    versions = asyncio.run(manager.get_versions())
+    assert versions[-1] == version
+    assert set(versions) <= {0, 3, 6, 7}
+    assert len(versions) <= 3
+    state, round_num = asyncio.run(manager.load_latest([np.int32(5)]))
+    assert round_num == version
+    assert state[0] == version
+    assert isinstance(state[0], np.int32)
+
+  def _saved(self, folder, states, **kwargs):
+    """The rounds that are kept when each round is saved."""
+    manager = _manager(folder, last_round=100, every=1, **kwargs)
+    for round_num, state in enumerate(states):
+      asyncio.run(manager.save([np.int32(state)], round_num))
+    return asyncio.run(manager.get_versions())
+
+  def test_the_last_one_that_clients_could_train_is_kept(self, tmp_path):
+    # The number of failed rounds: after round 5 all fail, so the model of round
+    # 5 is not usable; the checkpoint of round 4 is the last usable one.
+    failed = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
+    kept = self._saved(
+        tmp_path, failed, failed_rounds=lambda state: int(state[0])
+    )
+    assert kept == [4, 8, 9, 10]
+
+  def test_the_last_finite_one_is_kept(self, tmp_path):
+    is_finite = [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    kept = self._saved(
+        tmp_path, is_finite, is_finite=lambda state: bool(state[0])
+    )
+    assert kept == [3, 7, 8, 9]
+
+  def test_nothing_saved(self, tmp_path):
+    manager = _manager(tmp_path)
+
+    assert asyncio.run(manager.load_latest([np.int32(5)])) == (None, 0)
+    assert manager.resumed_from is None
+
+
+class TestKill:
+
+  @pytest.mark.slow
+  def test_kill_at_random_moments(self, model, tmp_path):
+    config = dataclasses.replace(
+        _CONFIG, rounds=24, evaluate_every=2, checkpoint_every=1
+    )
+    _train(model, tmp_path / 'uninterrupted', True, config)
+    run_dir = tmp_path / 'killed'
+    command = [
+        sys.executable,
+        training_fakes.__file__,
+        os.fspath(run_dir),
+        'stateful',
+        json.dumps(dataclasses.asdict(config)),
+    ]
+    delays = random.Random(0)
+    num_killed = 0
+    for _ in range(2):
+      process = subprocess.Popen(
+          command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+      )
+      try:
+        for line in process.stderr:
+          if line.startswith('round '):
+            break
+        time.sleep(delays.uniform(0.0, 0.7))
+      finally:
+        process.kill()
+        num_killed += process.wait() == -signal.SIGKILL
+        process.stderr.close()
+    assert num_killed
+
+    result = _train(model, run_dir, True, config)
+
+    assert result.resumed_from is not None
+    assert _snapshot(run_dir) == _snapshot(tmp_path / 'uninterrupted')
+    assert not [
+        path for path in run_dir.rglob('*') if path.name.endswith('.part')
+    ]

@@ -1,0 +1,87 @@
+"""The moments of what batch normalization layers see in local training."""
+
+from collections.abc import Sequence
+from typing import Optional
+
+import keras
+import tensorflow as tf
+
+from tff_bn.aggregators import moments
+from tff_bn.keras_model import fused_batch_norm
+from tff_bn.layers import batch_moments
+
+
+class MomentsCollector:
+  """Normalizes with the running statistics and collects moments.
+
+  An object is a `batch_norm_calls.TrainingCall`. It merges the moments of all
+  batches that each layer sees, and of all calls if a layer is called several
+  times in a model. No gradient flows through any statistic.
+
+  Attributes:
+    variables: What was collected: for each layer the number of values, the mean
+      and the biased variance.
+  """
+
+  def __init__(
+      self, moving_means: Sequence[keras.Variable], jit_compile: bool = False
+  ):
+    """Makes the variables.
+
+    Args:
+      moving_means: The running means of the layers that are trained.
+      jit_compile: Whether XLA compiles what uses the collector.
+    """
+    self._jit_compile = jit_compile
+    self._positions = {
+        id(variable): i for i, variable in enumerate(moving_means)
+    }
+    self.variables = [
+        tf.Variable(tf.zeros(shape, variable.dtype), trainable=False)
+        for variable in moving_means
+        for shape in ([], variable.shape, variable.shape)
+    ]
+
+  def __call__(
+      self,
+      layer: keras.layers.Layer,
+      inputs: tf.Tensor,
+      mask: Optional[tf.Tensor],
+  ) -> tf.Tensor:
+    """Computes a layer."""
+    variables = self._select(
+        self.variables, self._positions[id(layer.moving_mean)]
+    )
+    if fused_batch_norm.applies(layer, inputs, mask) and not self._jit_compile:
+      seen = fused_batch_norm.moments(inputs)
+    else:
+      seen = batch_moments.batch_moments(inputs, layer.axis, mask)
+    if seen.count.shape.rank:
+      raise ValueError(
+          f'The batch normalization layer {layer.name!r} has a mask that'
+          ' differs between channels, so they have different numbers of values.'
+      )
+    merged = batch_moments.merge_moments(
+        batch_moments.BatchMoments(*map(tf.convert_to_tensor, variables)),
+        batch_moments.BatchMoments(
+            *(tf.cast(x, variables[0].dtype) for x in seen)
+        ),
+    )
+    for variable, value in zip(variables, merged):
+      variable.assign(value)
+    return fused_batch_norm.inference(layer, inputs, mask)
+
+  def _select(self, values: Sequence, position: int) -> Sequence:
+    return values[3 * position : 3 * position + 3]
+
+  def moments(self, layer: int, values: Sequence[tf.Tensor]) -> moments.Moments:
+    """The moments that a layer collected.
+
+    Args:
+      layer: The position of its running mean.
+      values: The values of `variables`.
+
+    Returns:
+      The layer's moments.
+    """
+    return moments.layer_moments(*self._select(values, layer))

@@ -1,0 +1,1 @@
+"""A traced function cut at batch normalization, with exchanges in between."""

@@ -1,0 +1,239 @@
+"""Lets TensorFlow Federated be imported with today's TensorFlow and Python.
+
+TensorFlow Federated 0.87 imports modules that it needs for single functions, or
+not at all, and that cannot be imported with today's TensorFlow:
+
+- Estimators, for `tensorflow_privacy`. TensorFlow dropped them after 2.15.
+- `tensorflow_model_optimization`, which imports Keras 2. TensorFlow Federated
+  uses its encodings of tensors only, and they don't need Keras.
+- `tensorflow_probability`, for the noise of the distributed discrete Gaussian
+  mechanism. It needs Keras 2, too.
+- `vizier`, a client of a service that tunes hyperparameters.
+- `jax.lib.xla_client`, for `tff.jax`. JAX dropped it.
+
+While TensorFlow Federated is imported, and only then, stand-ins take the place
+of those that cannot be imported. Using a name of a stand-in raises an
+`ImportError` that says what to install.
+"""
+
+import atexit
+from collections.abc import Iterator, Sequence
+import contextlib
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from typing import Any, NoReturn, Optional
+import weakref
+
+from tff_bn.imports import import_hooks
+
+_TFF = 'tensorflow_federated'
+# The name of the processes in which its own runtime computes.
+_WORKER = 'worker_binary'
+_ALWAYS_MISSING = (
+    'tensorflow_estimator',
+    'tensorflow_privacy.privacy.estimators',
+    # Asked for only where JAX itself does not have it.
+    'jax.lib.xla_client',
+)
+_ENCODINGS = 'tensorflow_model_optimization'
+# What the whole of it needs.
+_NEEDED_BY_ENCODINGS = ('tf_keras', 'distutils')
+# What is imported if all that is named here is installed.
+_OPTIONAL = {
+    'tensorflow_probability': ('tensorflow_probability', 'tf_keras'),
+    'vizier': ('vizier',),
+}
+
+_REASONS = {
+    'tensorflow_estimator': 'TensorFlow has no estimators since 2.16.',
+    'jax': 'It is a part of older versions of JAX only.',
+    'tensorflow_privacy': (
+        'It needs estimators, which TensorFlow does not have since 2.16.'
+    ),
+    _ENCODINGS: (
+        'It needs Keras 2; for TensorFlow Federated, only its encodings of'
+        ' tensors were imported. To use the rest, install tf_keras and'
+        ' setuptools.'
+    ),
+    'tensorflow_probability': (
+        'It, or tf_keras, is not installed: pip install tensorflow-probability'
+        ' tf_keras.'
+    ),
+    'vizier': 'It is not installed: pip install google-vizier.',
+}
+
+
+def find_spec(name: str) -> Optional[importlib.machinery.ModuleSpec]:
+  """Finds TensorFlow Federated; stand-ins are there while it is loaded.
+
+  Args:
+    name: TensorFlow Federated's name.
+
+  Returns:
+    What Python's own finder returns, with another loader; `None` if TensorFlow
+    Federated is not installed.
+  """
+  return import_hooks.find_within(name, _answering)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+  """Puts stand-ins in place until TensorFlow Federated is imported."""
+  finder = _StandInFinder()
+  sys.meta_path.insert(0, finder)
+  try:
+    yield
+  finally:
+    sys.meta_path.remove(finder)
+    # Not for others that ask whether these are installed.
+    for name in finder.names:
+      stand_in = sys.modules.pop(name, None)
+      parent, _, child = name.rpartition('.')
+      if vars(sys.modules.get(parent, finder)).get(child) is stand_in:
+        delattr(sys.modules[parent], child)
+  _remember_stubs()
+  atexit.register(_end_default_context)
+
+
+class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+  """Finds stand-ins for modules that can't be imported.
+
+  Attributes:
+    names: The names of those that were asked for.
+  """
+
+  def __init__(self):
+    self.names: list[str] = []
+    self._missing = list(_ALWAYS_MISSING) + [
+        name
+        for name, needed in _OPTIONAL.items()
+        if not all(map(_is_installed, needed))
+    ]
+    self._without_keras = not all(map(_is_installed, _NEEDED_BY_ENCODINGS))
+
+  def find_spec(
+      self,
+      name: str,
+      path: Optional[Sequence[str]],
+      target: Optional[types.ModuleType] = None,
+  ) -> Optional[importlib.machinery.ModuleSpec]:
+    """See the base class."""
+    if name == _ENCODINGS and self._without_keras:
+      real = importlib.machinery.PathFinder.find_spec(name, path, target)
+      if real is None:
+        return None
+      spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
+      spec.submodule_search_locations = real.submodule_search_locations
+      return spec
+    if not any(name == m or name.startswith(f'{m}.') for m in self._missing):
+      return None
+    self.names.append(name)
+    return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+  def create_module(
+      self, spec: importlib.machinery.ModuleSpec
+  ) -> types.ModuleType:
+    """See the base class."""
+    return _StandIn(spec.name)
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    """See the base class."""
+
+
+class _StandIn(types.ModuleType):
+  """A module whose names can be read, for annotations, but not be used."""
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith('__'):
+      raise AttributeError(name)
+    return _Missing(name, (), {'__module__': self.__name__})
+
+
+class _Missing(type):
+  """The type of all that a stand-in has: classes that can't be called."""
+
+  def __getattr__(cls, name: str) -> Any:
+    if name.startswith('__'):
+      raise AttributeError(name)
+    return _Missing(
+        f'{cls.__name__}.{name}', (), {'__module__': cls.__module__}
+    )
+
+  def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+    del args, kwargs
+    package = cls.__module__.partition('.')[0]
+    raise ImportError(
+        f'{cls.__module__}.{cls.__name__} is not there. {_REASONS[package]}'
+    )
+
+
+def _is_installed(name: str) -> bool:
+  return name in sys.modules or importlib.util.find_spec(name) is not None
+
+
+# TensorFlow Federated's connections to workers.
+_stubs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _remember_stubs() -> None:
+  """Notes the connections to workers that are made from now on."""
+  stub_class = importlib.import_module(
+      f'{_TFF}.python.core.impl.executors.remote_executor_grpc_stub'
+  ).RemoteExecutorGrpcStub
+  initialize = stub_class.__init__
+
+  # Searching for the stubs when Python exits, by the garbage collector, ends in
+  # a segmentation fault after some large models were traced.
+  @functools.wraps(initialize)
+  def initialize_and_remember(self: Any, *args: Any, **kwargs: Any) -> None:
+    initialize(self, *args, **kwargs)
+    _stubs.add(self)
+
+  stub_class.__init__ = initialize_and_remember
+
+
+def stop_watching_workers() -> None:
+  """Ends the watch that is kept over the connections to workers.
+
+  For when Python exits: gRPC would start a thread when a worker ends, and from
+  Python 3.12 on that prints an error.
+  """
+  for stub in _stubs:
+    # These names are private; without them the error is only printed.
+    with contextlib.suppress(AttributeError):
+      stub._channel._unsubscribe_all()  # pylint: disable=protected-access
+
+
+def _kill_workers() -> None:
+  """Kills this process's workers.
+
+  TensorFlow Federated sends them a SIGINT and waits. They never end if they
+  ignore it, as children of a program do that a script has started in the
+  background.
+  """
+  psutil = importlib.import_module('psutil')
+  for process in psutil.Process().children():
+    with contextlib.suppress(psutil.Error):
+      if process.name() == _WORKER:
+        process.kill()
+
+
+def _end_default_context() -> None:
+  """Ends TensorFlow Federated's default context, and its worker process.
+
+  Left alone it ends when the modules that it uses are gone: that prints an
+  error, and leaves the worker running.
+  """
+  stop_watching_workers()
+  _kill_workers()
+  context_stack = f'{_TFF}.python.core.impl.context_stack'
+  stack = importlib.import_module(f'{context_stack}.context_stack_impl')
+  no_context = importlib.import_module(f'{context_stack}.runtime_error_context')
+  stack.context_stack.set_default_context(
+      no_context.create_runtime_error_context()
+  )

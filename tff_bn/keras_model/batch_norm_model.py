@@ -1,0 +1,329 @@
+"""A Keras model as data: its variables, their roles, their initial values."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, Optional
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.keras_model.partition import Role
+from tff_bn.layers import discovery
+from tff_bn.layers.position_encoding import PositionEncoding
+
+ModelWeights = tff.learning.models.ModelWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class VariableInfo:
+  """One variable of a model.
+
+  Attributes:
+    name: The role and the position in Keras's `model.weights`, such as
+      `moving_mean_3`. Unlike Keras's own names it is unique, and the same in
+      every process.
+    role: What the variable does in its layer.
+    trainable: Whether the optimizer changes it.
+    layer: Keras's name of the layer, for messages.
+    shape: The shape.
+    dtype: The dtype.
+    batch_norm: The number of the batch normalization layer that it belongs to,
+      counted in the order of the variables; `None` outside of such layers.
+    frozen: Whether that layer has `trainable=False`. Keras runs it in inference
+      mode, so none of its variables ever changes.
+  """
+
+  name: str
+  role: Role
+  trainable: bool
+  layer: str
+  shape: tuple[int, ...]
+  dtype: tf.DType
+  batch_norm: Optional[int]
+  frozen: bool
+
+  @property
+  def is_statistic(self) -> bool:
+    """Whether it is a running statistic that training changes."""
+    return not self.frozen and self.role in (
+        Role.MOVING_MEAN,
+        Role.MOVING_VARIANCE,
+    )
+
+  @property
+  def num_bytes(self) -> int:
+    """The size of the value in bytes."""
+    return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.size
+
+
+class BatchNormModel:
+  """What the algorithms of this package train: a Keras model as data.
+
+  The model is built once and kept as a blueprint, which is never trained
+  itself. The weights that an algorithm returns are turned back into an
+  ordinary Keras model by `to_keras`.
+
+  Layers may have one of Keras's mixed dtype policies: their variables are
+  float32 all the same, the loss and the metrics are computed in float32, and
+  the loss is scaled if a layer computes in float16.
+
+  Example:
+  ```
+  model = BatchNormModel(
+      keras_model_fn,
+      input_spec=dataset.element_spec,
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True),
+      metrics_fn=lambda: [
+          keras.metrics.SparseCategoricalAccuracy('accuracy')],
+  )
+  ```
+  """
+
+  def __init__(
+      self,
+      keras_model_fn: Callable[[], keras.Model],
+      input_spec: Any,
+      loss_fn: Callable[[], keras.losses.Loss],
+      metrics_fn: Optional[Callable[[], Sequence[keras.metrics.Metric]]] = None,
+  ):
+    """Builds the model once, with its initial weights.
+
+    Args:
+      keras_model_fn: A function without arguments that returns a new, untrained
+        or pretrained, `keras.Model` at each call. Functional, Sequential and
+        subclassed models work.
+      input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`.
+      loss_fn: A function without arguments that returns a Keras loss, which
+        averages over the batch.
+      metrics_fn: A function without arguments that returns a list of Keras
+        metrics with different names. Default: none.
+
+    Raises:
+      TypeError: If `keras_model_fn` does not return a `keras.Model`.
+      ValueError: If `input_spec` is not a pair, the model is the same object at
+        two calls, or has nothing to train, or two metrics have the same name.
+    """
+    if not isinstance(input_spec, (tuple, list)) or len(input_spec) != 2:
+      raise ValueError(
+          'input_spec must be the element_spec of a batched dataset of (x, y)'
+          f' pairs, but is {input_spec!r}.'
+      )
+    self.keras_model_fn = keras_model_fn
+    self.input_spec = tuple(input_spec)
+    self.loss_fn = loss_fn
+    self.metrics_fn = metrics_fn if metrics_fn is not None else list
+    self.keras_model = self._new_keras_model()
+    if not self.keras_model.trainable_weights:
+      raise ValueError('The model of keras_model_fn has no trainable variable.')
+    self.variables = _describe_variables(self.keras_model)
+    self._initial = [v.numpy() for v in self.keras_model.weights]
+    names = [metric.name for metric in self.metrics_fn()]
+    if (
+        'loss' in names
+        or 'num_examples' in names
+        or len(set(names)) < len(names)
+    ):
+      raise ValueError(
+          f'metrics_fn returns metrics named {names}; the names must differ'
+          " from each other and from 'loss' and 'num_examples'."
+      )
+
+  def _new_keras_model(self) -> keras.Model:
+    model = self.keras_model_fn()
+    if not isinstance(model, keras.Model):
+      raise TypeError(
+          'keras_model_fn must return a keras.Model, but returned a'
+          f' {type(model).__name__}.'
+      )
+    if model is getattr(self, 'keras_model', None):
+      raise ValueError(
+          'keras_model_fn returned the same model at two calls; it must build a'
+          ' new one at each call (keras.models.clone_model copies an'
+          ' existing one).'
+      )
+    if not model.built or not model.weights:
+      sample = tf.nest.map_structure(
+          lambda spec: tf.zeros([d or 1 for d in spec.shape], spec.dtype),
+          self.input_spec[0],
+      )
+      model(sample, training=False)
+    return model
+
+  @property
+  def has_batch_norm(self) -> bool:
+    """Whether any layer is a batch normalization layer."""
+    return any(v.role is Role.MOVING_MEAN for v in self.variables)
+
+  @property
+  def initial_weights(self) -> ModelWeights:
+    """The weights of the untrained model, as lists of arrays."""
+    return self.to_model_weights(self._initial)
+
+  def to_model_weights(self, values: Sequence[Any]) -> ModelWeights:
+    """Sorts values that are in the order of `variables` into `ModelWeights`.
+
+    Args:
+      values: One value for each variable.
+
+    Returns:
+      `ModelWeights` whose lists are in the order of Keras's
+      `model.trainable_weights` and `model.non_trainable_weights`.
+    """
+    values = list(values)
+    return ModelWeights(
+        trainable=[values[i] for i in self._trainable_positions],
+        non_trainable=[values[i] for i in self._non_trainable_positions],
+    )
+
+  def from_model_weights(self, weights: ModelWeights) -> list[Any]:
+    """The inverse of `to_model_weights`.
+
+    Args:
+      weights: Values for all variables of the model.
+
+    Returns:
+      A list in the order of `variables`.
+
+    Raises:
+      ValueError: If the number of values is wrong.
+    """
+    trainable, non_trainable = list(weights[0]), list(weights[1])
+    if (len(trainable), len(non_trainable)) != (
+        len(self._trainable_positions),
+        len(self._non_trainable_positions),
+    ):
+      raise ValueError(
+          f'weights has {len(trainable)} trainable and {len(non_trainable)}'
+          f' other values, but the model has {len(self._trainable_positions)}'
+          f' and {len(self._non_trainable_positions)}.'
+      )
+    values = [None] * len(self.variables)
+    for position, value in zip(self._trainable_positions, trainable):
+      values[position] = value
+    for position, value in zip(self._non_trainable_positions, non_trainable):
+      values[position] = value
+    return values
+
+  @property
+  def _trainable_positions(self) -> list[int]:
+    return self._positions(self.keras_model.trainable_weights)
+
+  @property
+  def _non_trainable_positions(self) -> list[int]:
+    return self._positions(self.keras_model.non_trainable_weights)
+
+  def _positions(self, subset: Sequence[keras.Variable]) -> list[int]:
+    position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
+    return [position_of[id(v)] for v in subset]
+
+  def to_keras(self, weights: Optional[ModelWeights] = None) -> keras.Model:
+    """Makes an ordinary Keras model of federated weights.
+
+    Args:
+      weights: What `process.get_model_weights` returned. Default: the initial
+        weights.
+
+    Returns:
+      A new model of `keras_model_fn` with these weights. `model.save` stores
+      it, and it loads without this package (unless it uses its layers).
+
+    Raises:
+      ValueError: If the weights do not fit the model.
+    """
+    values = (
+        self._initial if weights is None else self.from_model_weights(weights)
+    )
+    model = self._new_keras_model()
+    model.set_weights([np.asarray(value) for value in values])
+    return model
+
+  def from_keras(self, keras_model: keras.Model) -> ModelWeights:
+    """Takes the weights out of a Keras model of the same architecture.
+
+    Args:
+      keras_model: A model with the same variables as those of `keras_model_fn`,
+        for instance one that was pretrained centrally.
+
+    Returns:
+      Its weights, for `process.set_model_weights`.
+
+    Raises:
+      ValueError: If the variables differ.
+    """
+    found = [
+        (info.role, info.trainable, info.shape)
+        for info in _describe_variables(keras_model)
+    ]
+    expected = [(v.role, v.trainable, v.shape) for v in self.variables]
+    if found != expected:
+      raise ValueError(
+          f'keras_model {keras_model.name!r} has other variables than the model'
+          ' of keras_model_fn: ' + _first_difference(found, expected)
+      )
+    return self.to_model_weights([v.numpy() for v in keras_model.weights])
+
+
+def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> str:
+  if len(found) != len(expected):
+    return f'{len(found)} variables instead of {len(expected)}.'
+  for i, (a, b) in enumerate(zip(found, expected)):
+    if a != b:
+      return (
+          f'variable {i} is (role, trainable, shape) ='
+          f' {(a[0].value, *a[1:])} instead of {(b[0].value, *b[1:])}.'
+      )
+  raise AssertionError('The sequences are equal.')
+
+
+def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
+  """Describes each of `model.weights`, in that order."""
+  # All by `id`.
+  roles = {}
+  phases = set()
+  for layer in discovery.all_layers(model):
+    if discovery.is_batch_norm(layer):
+      for variable, role in (
+          (layer.gamma, Role.SCALE),
+          (layer.beta, Role.SHIFT),
+          (layer.moving_mean, Role.MOVING_MEAN),
+          (layer.moving_variance, Role.MOVING_VARIANCE),
+      ):
+        if variable is not None:
+          roles[id(variable)] = (role, layer)
+    elif isinstance(layer, PositionEncoding):
+      phases.add(id(layer.personal_phase))  # Of `None`, if it has none.
+  trainable = {id(v) for v in model.trainable_weights}
+  numbers = {}
+  infos = []
+  for position, variable in enumerate(model.weights):
+    if id(variable) in phases:
+      default = Role.PERSONAL_PHASE
+    elif id(variable) in trainable:
+      default = Role.KERNEL
+    else:
+      default = Role.OTHER_STATE
+    role, layer = roles.get(id(variable), (default, None))
+    if layer is not None:
+      numbers.setdefault(id(layer), len(numbers))
+    infos.append(
+        VariableInfo(
+            name=f'{role.value}_{position}',
+            role=role,
+            trainable=id(variable) in trainable,
+            layer=layer.name if layer else _layer_name(variable),
+            shape=tuple(variable.shape),
+            dtype=tf.as_dtype(variable.dtype),
+            batch_norm=numbers.get(id(layer)),
+            frozen=layer is not None and not layer.trainable,
+        )
+    )
+  return tuple(infos)
+
+
+def _layer_name(variable: keras.Variable) -> str:
+  """The name of the layer that made a variable."""
+  path = variable.path.split('/')
+  return path[-2] if len(path) > 1 else variable.name

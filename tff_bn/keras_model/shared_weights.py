@@ -1,0 +1,253 @@
+"""The weights that server and clients share, and how an update changes them."""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.aggregators import moments
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.keras_model.batch_norm_model import VariableInfo
+from tff_bn.keras_model.partition import Partition
+from tff_bn.keras_model.partition import Role
+
+# Makes a new running variance of the number of the layer, the old one and the
+# aggregated moments.
+RunningVariance = Callable[[int, tf.Tensor, moments.Moments], tf.Tensor]
+
+
+def named(
+    infos: Sequence[VariableInfo], values: Sequence[Any]
+) -> collections.OrderedDict[str, Any]:
+  """Returns an `OrderedDict` from the variables' names to the values."""
+  return collections.OrderedDict(
+      (info.name, value) for info, value in zip(infos, values, strict=True)
+  )
+
+
+class SharedWeights:
+  """Splits a model's variables into shared and local ones.
+
+  If everything is shared, the shared weights are `ModelWeights` of lists in
+  Keras's order, as everywhere in TFF. Else they are `ModelWeights` of
+  `OrderedDict`s keyed by the variables' names, so that a type signature shows
+  which variables they are.
+  """
+
+  def __init__(self, model: BatchNormModel, partition: Partition):
+    """Splits the variables.
+
+    Args:
+      model: The model.
+      partition: Which roles are local.
+
+    Raises:
+      ValueError: If the partition keeps batch normalization variables local and
+        the model has none.
+    """
+    self._model = model
+    variables = model.variables
+    if (
+        partition.local
+        and not partition.is_local(Role.KERNEL)
+        and not any(v.role in partition.local for v in variables)
+    ):
+      layers = sorted({v.layer for v in variables})
+      raise ValueError(
+          f'{partition.name} keeps the variables'
+          f' {sorted(role.value for role in partition.local)} of the batch'
+          ' normalization layers with the clients, but the model'
+          f' {model.keras_model.name!r} has none of them (its layers with'
+          f' variables: {", ".join(layers)}). Use a model with batch'
+          ' normalization, or fedavg.'
+      )
+    is_local = [partition.is_local(v.role) for v in variables]
+    positions = range(len(variables))
+    order = model.to_model_weights(positions)
+    self._local = [p for p in positions if is_local[p]]
+    self._trainable = [p for p in order.trainable if not is_local[p]]
+    self._non_trainable = [p for p in order.non_trainable if not is_local[p]]
+    self._statistics = [
+        (mean, variance)
+        for mean in self._non_trainable
+        for variance in self._non_trainable
+        if variables[mean].is_statistic
+        and variables[mean].role is Role.MOVING_MEAN
+        and variables[variance].role is Role.MOVING_VARIANCE
+        and variables[mean].batch_norm == variables[variance].batch_norm
+    ]
+    in_statistics = {p for pair in self._statistics for p in pair}
+    self._other_state = [
+        p for p in self._non_trainable if p not in in_statistics
+    ]
+
+  def _structured(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
+    if not self._local:
+      return [values[p] for p in positions]
+    infos = [self._model.variables[p] for p in positions]
+    return named(infos, [values[p] for p in positions])
+
+  def shared(self, values: Sequence[Any]) -> ModelWeights:
+    """Selects the shared ones of values in the order of `model.variables`."""
+    return ModelWeights(
+        trainable=self._structured(self._trainable, values),
+        non_trainable=self._structured(self._non_trainable, values),
+    )
+
+  def local(self, values: Sequence[Any]) -> collections.OrderedDict[str, Any]:
+    """Selects the local ones, keyed by the variables' names."""
+    infos = [self._model.variables[p] for p in self._local]
+    return named(infos, [values[p] for p in self._local])
+
+  def merge(self, shared: ModelWeights, local: Mapping[str, Any]) -> list[Any]:
+    """Puts shared and local values into the order of `model.variables`.
+
+    Args:
+      shared: The shared values.
+      local: The local values by name; may have other entries, too.
+
+    Returns:
+      All values.
+    """
+    values = [None] * len(self._model.variables)
+    for positions, part in (
+        (self._trainable, shared.trainable),
+        (self._non_trainable, shared.non_trainable),
+    ):
+      for position, value in zip(positions, _values(part), strict=True):
+        values[position] = value
+    for position in self._local:
+      values[position] = local[self._model.variables[position].name]
+    return values
+
+  def update(
+      self,
+      before: Sequence[tf.Tensor],
+      after: Sequence[tf.Tensor],
+      statistics: Sequence[moments.Moments],
+  ) -> collections.OrderedDict[str, Any]:
+    """What a client sends, see `tff_bn.aggregators.model_update`.
+
+    Args:
+      before: The values before local training, in the order of
+        `model.variables`.
+      after: The values after it.
+      statistics: The moments that it sends, one entry for each pair of shared
+        running statistics.
+
+    Returns:
+      An `OrderedDict` with the parts `trainable`, `statistics`, `other_state`,
+      without the empty ones.
+    """
+    differences = [b - a for b, a in _float_pairs(before, after)]
+    parts = collections.OrderedDict()
+    if self._trainable:
+      parts['trainable'] = self._structured(self._trainable, differences)
+    if self._statistics:
+      parts['statistics'] = list(statistics)
+    if self._other_state:
+      parts['other_state'] = [differences[p] for p in self._other_state]
+    return parts
+
+  @property
+  def statistics(self) -> Sequence[tuple[int, int]]:
+    """Where `model.variables` has the shared running means and variances."""
+    return self._statistics
+
+  @property
+  def positions(self) -> Sequence[int]:
+    """Where `model.variables` has the shared variables."""
+    return sorted([*self._trainable, *self._non_trainable])
+
+  @property
+  def trainable(self) -> Sequence[int]:
+    """Where `model.variables` has the shared trainable variables."""
+    return self._trainable
+
+  def trainable_specs(self) -> Any:
+    """The `tf.TensorSpec`s of the shared trainable variables."""
+    specs = [tf.TensorSpec(v.shape, v.dtype) for v in self._model.variables]
+    return self._structured(self._trainable, specs)
+
+  def apply(
+      self,
+      weights: ModelWeights,
+      trainable: Any,
+      update: Mapping[str, Any],
+      running_variance: Optional[RunningVariance] = None,
+  ) -> ModelWeights:
+    """The shared weights after a round.
+
+    Statistics are assigned: they never go through the server optimizer, which
+    could make a variance negative.
+
+    Args:
+      weights: The shared weights before the round.
+      trainable: The new trainable weights.
+      update: The aggregated update.
+      running_variance: What the running variances become. Default: the
+        aggregated ones.
+
+    Returns:
+      The new shared weights.
+    """
+    local = self.local([None] * len(self._model.variables))
+    old = self.merge(weights, local)
+    new = list(old)
+    for position, value in zip(
+        self._trainable, _values(trainable), strict=True
+    ):
+      new[position] = value
+    for number, ((mean, variance), layer) in enumerate(
+        zip(self._statistics, update.get('statistics', ()), strict=True)
+    ):
+      new_variance = layer['variance']
+      if running_variance is not None:
+        new_variance = running_variance(number, old[variance], layer)
+      # Without any client there is nothing to assign.
+      found = layer['count'] > 0
+      new[mean] = tf.where(found, layer['mean'], old[mean])
+      new[variance] = tf.where(found, new_variance, old[variance])
+    for position, difference in zip(
+        self._other_state, update.get('other_state', ()), strict=True
+    ):
+      if not old[position].dtype.is_floating:
+        difference = tf.round(difference)
+      new[position] = old[position] - tf.cast(difference, old[position].dtype)
+    return self.shared(new)
+
+  def weights_type(self) -> tff.Type:
+    """The TFF type of the shared weights."""
+    types = [
+        tff.TensorType(v.dtype.as_numpy_dtype, v.shape)
+        for v in self._model.variables
+    ]
+    return tff.to_type(self.shared(types))
+
+  def local_type(self) -> tff.Type:
+    """The TFF type of the local variables."""
+    types = [
+        tff.TensorType(v.dtype.as_numpy_dtype, v.shape)
+        for v in self._model.variables
+    ]
+    return tff.to_type(self.local(types))
+
+
+def _values(part: Any) -> list[Any]:
+  # Not `tf.nest.flatten`, which sorts by key.
+  return list(part.values() if isinstance(part, Mapping) else part)
+
+
+def _float_pairs(
+    before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]
+) -> list[tuple[tf.Tensor, tf.Tensor]]:
+  """Casts what cannot be averaged (counters) to float64."""
+  return [
+      (b, a)
+      if a.dtype.is_floating
+      else (tf.cast(b, tf.float64), tf.cast(a, tf.float64))
+      for b, a in zip(before, after, strict=True)
+  ]

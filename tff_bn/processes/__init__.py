@@ -1,0 +1,1 @@
+"""Learning processes: how they are composed, and what the server does."""

@@ -1,0 +1,174 @@
+"""The server's step: an optimizer for weights, assignment for statistics."""
+
+import collections
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.clients.local_training import check_hyperparameters
+from tff_bn.clients.local_training import hyperparameter_dtype
+from tff_bn.clients.local_training import initialize_optimizer
+from tff_bn.common import numerics
+from tff_bn.keras_model.shared_weights import RunningVariance
+from tff_bn.keras_model.shared_weights import SharedWeights
+
+
+def initial_round_counts() -> collections.OrderedDict[str, tf.Tensor]:
+  """The counts of rounds before the first one, see `build_finalizer`."""
+  return collections.OrderedDict(
+      failed_rounds=tf.zeros([], tf.int32),
+      rejected_rounds=tf.zeros([], tf.int32),
+  )
+
+
+def count_round(
+    counts: Mapping[str, tf.Tensor],
+    update: Mapping[str, Any],
+    is_rejected: tf.Tensor,
+) -> collections.OrderedDict[str, tf.Tensor]:
+  """Counts a round, see `build_finalizer`.
+
+  Args:
+    counts: The counts before the round.
+    update: Has the numbers of clients with weight, `num_participants`, and of
+      dropped clients, `num_dropped`.
+    is_rejected: Whether the server did not adopt the result of the round.
+
+  Returns:
+    The counts after the round.
+  """
+  nobody_left = tf.logical_and(
+      update['num_dropped'] > 0,
+      # Not `==`, which compares objects where TFF traces.
+      tf.equal(update['num_participants'], 0),
+  )
+  failed = tf.logical_or(nobody_left, is_rejected)
+  return collections.OrderedDict(
+      failed_rounds=tf.where(failed, counts['failed_rounds'] + 1, 0),
+      rejected_rounds=counts['rejected_rounds']
+      + tf.cast(is_rejected, tf.int32),
+  )
+
+
+def build_finalizer(
+    weights: SharedWeights,
+    update_type: tff.Type,
+    server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
+    running_variance: Optional[RunningVariance] = None,
+) -> tff.learning.templates.FinalizerProcess:
+  """Builds the finalizer of an averaging algorithm.
+
+  The aggregated difference of the trainable variables is the server
+  optimizer's gradient (Reddi et al., FedOpt, ICLR 2021, algorithm 1). Running
+  statistics are assigned instead: a server optimizer could make a variance
+  negative. Without any client, all stays as it is; an optimizer with momentum
+  would else go on. All stays as it is, too, if what the server would adopt is
+  not finite: the model, the statistics, or the optimizer's state.
+
+  The process's state, and with it its measurements, counts two things:
+  `failed_rounds`, how many rounds in a row, up to this one, changed nothing
+  because clients were dropped and none was left, or because the result was not
+  finite; and `rejected_rounds`, in how many rounds so far the result was not
+  finite.
+
+  Args:
+    weights: The shared weights.
+    update_type: The type of the aggregated update, see
+      `tff_bn.aggregators.ModelUpdateFactory`.
+    server_optimizer: The server optimizer. Default: SGD with learning rate 1,
+      which makes the aggregate the new model.
+    running_variance: What the running variances become. Default: the aggregated
+      ones.
+
+  Returns:
+    A `tff.learning.templates.FinalizerProcess`.
+
+  Raises:
+    TypeError: If `server_optimizer` is no `tff.learning.optimizers.Optimizer`.
+    ValueError: If one of its hyperparameters is not finite.
+  """
+  if server_optimizer is None:
+    server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
+  if not isinstance(server_optimizer, tff.learning.optimizers.Optimizer):
+    raise TypeError(
+        'server_optimizer must be a tff.learning.optimizers.Optimizer, such as'
+        ' tff.learning.optimizers.build_adam(0.01), but is a'
+        f' {type(server_optimizer).__name__}.'
+    )
+  weights_type = weights.weights_type()
+  specs = weights.trainable_specs()
+  dtype = hyperparameter_dtype(server_optimizer, specs)
+  check_hyperparameters('server_optimizer', server_optimizer, dtype)
+
+  @tff.tensorflow.computation
+  def initial_state():
+    return collections.OrderedDict(
+        optimizer=initialize_optimizer(server_optimizer, specs, dtype),
+        **initial_round_counts(),
+    )
+
+  state_type = initial_state.type_signature.result
+
+  @tff.federated_computation
+  def initialize():
+    return tff.federated_eval(initial_state, tff.SERVER)
+
+  @tff.tensorflow.computation(state_type, weights_type, update_type)
+  def step(state, weights_before, update):
+    before = (state['optimizer'], weights_before.trainable)
+    after = before
+    if 'trainable' in update:
+      after = numerics.where(
+          update['num_participants'] > 0,
+          server_optimizer.next(*before, update['trainable']),
+          before,
+      )
+    optimizer_state, trainable = after
+    weights_after = weights.apply(
+        weights_before, trainable, update, running_variance
+    )
+    is_finite = numerics.all_finite([optimizer_state, weights_after])
+    new_state = collections.OrderedDict(
+        optimizer=numerics.where(
+            is_finite, optimizer_state, state['optimizer']
+        ),
+        **count_round(state, update, tf.logical_not(is_finite)),
+    )
+    return new_state, numerics.where(is_finite, weights_after, weights_before)
+
+  @tff.federated_computation(
+      initialize.type_signature.result,
+      tff.FederatedType(weights_type, tff.SERVER),
+      tff.FederatedType(update_type, tff.SERVER),
+  )
+  def next_fn(state, weights_before, update):
+    state, weights_after = tff.federated_map(
+        step, (state, weights_before, update)
+    )
+    return tff.templates.MeasuredProcessOutput(
+        state,
+        weights_after,
+        tff.federated_zip(
+            collections.OrderedDict(
+                (name, state[name]) for name in initial_round_counts()
+            )
+        ),
+    )
+
+  @tff.tensorflow.computation(state_type)
+  def get_hparams(state):
+    return server_optimizer.get_hparams(state['optimizer'])
+
+  @tff.tensorflow.computation(state_type, get_hparams.type_signature.result)
+  def set_hparams(state, hparams):
+    optimizer_state = server_optimizer.set_hparams(state['optimizer'], hparams)
+    return collections.OrderedDict(state, optimizer=optimizer_state)
+
+  return tff.learning.templates.FinalizerProcess(
+      initialize,
+      next_fn,
+      get_hparams_fn=get_hparams,
+      set_hparams_fn=set_hparams,
+  )

@@ -1,0 +1,206 @@
+"""A learning process that changes its algorithm at given rounds.
+
+TFF has no conditionals between federated operations: one computation that holds
+the exchanges of two algorithms always makes both. So each phase has a
+computation of its own, and the program that runs the rounds chooses between
+them by the number of the round, which is a part of the state.
+"""
+
+from collections.abc import Sequence
+import operator
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow_federated as tff
+from typing_extensions import override
+
+from tff_bn.processes.stateful_process import Process
+from tff_bn.processes.stateful_process import StatefulLearningProcess
+
+
+class Phase(NamedTuple):
+  """A part of the training.
+
+  Attributes:
+    num_rounds: The number of its rounds; `None` if it lasts for ever.
+    computation: What a round does.
+  """
+
+  num_rounds: Optional[int]
+  computation: tff.Computation
+
+
+class PhasedComputation(tff.Computation):
+  """The `next` of several algorithms, each for some rounds.
+
+  It chooses by the number of finished rounds in the state,
+  `state.client_work['round_num']`, so it needs a state with values. It can not
+  be a part of another computation.
+
+  Attributes:
+    phases: The phases.
+  """
+
+  def __init__(self, phases: Sequence[Phase]):
+    """Initializes the computation; see `build_phased_process` for checks.
+
+    Args:
+      phases: The phases, of which the last one lasts for ever. Their
+        computations have the same type.
+    """
+    self.phases = tuple(phases)
+
+  @property
+  @override
+  def type_signature(self) -> tff.FunctionType:
+    """The type of each phase's computation."""
+    return self.phases[0].computation.type_signature
+
+  def phase_after(self, round_num: int) -> Phase:
+    """Returns the phase of a round.
+
+    Args:
+      round_num: The number of rounds that are finished before it.
+
+    Returns:
+      The phase.
+    """
+    for phase in self.phases[:-1]:
+      if round_num < phase.num_rounds:
+        return phase
+      round_num -= phase.num_rounds
+    return self.phases[-1]
+
+  @override
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Runs a round of the phase that the state is in.
+
+    Args:
+      *args: The state and the clients' data.
+      **kwargs: The same by name.
+
+    Returns:
+      The result of the phase's computation.
+
+    Raises:
+      TypeError: If the state has no number of finished rounds, as it is while
+        another computation is being traced.
+    """
+    state_name, _ = tff.structure.to_elements(self.type_signature.parameter)[0]
+    state = args[0] if args else kwargs.get(state_name)
+    try:
+      round_num = operator.index(state.client_work['round_num'])
+    except (AttributeError, KeyError, TypeError) as error:
+      raise TypeError(
+          "The next of a phased process reads client_work['round_num'] of the"
+          f' state, to know what to do, but got a {type(state).__name__} in'
+          ' which it is no number. It can not be called inside of another'
+          ' computation or with values that are not there yet.'
+      ) from error
+    return self.phase_after(round_num).computation(*args, **kwargs)
+
+  @override
+  def __hash__(self) -> int:
+    return hash(self.phases)
+
+
+def build_phased_process(
+    phases: Sequence[tuple[Optional[int], Process]],
+) -> Process:
+  """Builds a process that goes through several algorithms.
+
+  All of them go on with the same states. They start with the first one's
+  initial states, and clients' states are made their own, and model weights and
+  hyperparameters got and set, as the first one does it.
+
+  Args:
+    phases: For each algorithm the number of its rounds, `None` for the last,
+      and its process. The processes have the same types, and a state with the
+      number of finished rounds, `client_work['round_num']`, as all processes of
+      `tff_bn.algorithms` have.
+
+  Returns:
+    The process; its `next` is a `PhasedComputation`.
+
+  Raises:
+    TypeError: If the processes' types differ, or the state has no such number.
+    ValueError: If there are no phases, or the numbers of rounds are not as they
+      should be.
+  """
+  if not phases:
+    raise ValueError('phases is empty; give at least one process.')
+  *first_ones, (last_num_rounds, _) = phases
+  num_rounds = [n for n, _ in phases]
+  if last_num_rounds is not None or any(
+      n is None or n < 1 for n, _ in first_ones
+  ):
+    raise ValueError(
+        f'phases have the numbers of rounds {num_rounds}; each must be at least'
+        ' 1, and the last one None: it lasts for ever.'
+    )
+  processes = [process for _, process in phases]
+  first = processes[0]
+  _check_state_type(_types(first)['state'].member)
+  for number, process in enumerate(processes[1:], start=2):
+    types, expected_types = _types(process), _types(first)
+    for name in {**expected_types, **types}:
+      type_spec, expected = types.get(name), expected_types.get(name)
+      if (
+          type_spec is None
+          or expected is None
+          or not type_spec.is_equivalent_to(expected)
+      ):
+        raise TypeError(
+            f'The {name} of phase {number} must be of the same type as that of'
+            f' phase 1, {expected}, but is {type_spec}.'
+        )
+  next_fn = PhasedComputation([Phase(n, p.next) for n, p in phases])
+  if isinstance(first, StatefulLearningProcess):
+    return StatefulLearningProcess(
+        first.initialize,
+        first.initialize_client,
+        next_fn,
+        first.get_model_weights,
+        first.get_client_model_weights,
+        has_client_models=first.has_client_models,
+        personalize_fn=first.personalize if first.has_personal_state else None,
+    )
+  return tff.learning.templates.LearningProcess(
+      first.initialize,
+      next_fn,
+      first.get_model_weights,
+      first.set_model_weights,
+      get_hparams_fn=first.get_hparams,
+      set_hparams_fn=first.set_hparams,
+  )
+
+
+def _check_state_type(state_type: tff.Type) -> None:
+  try:
+    round_num_type = state_type['client_work']['round_num']
+  except (AttributeError, TypeError):
+    round_num_type = None
+  if (
+      not isinstance(round_num_type, tff.TensorType)
+      or round_num_type.shape != ()
+      or not np.issubdtype(round_num_type.dtype, np.integer)
+  ):
+    raise TypeError(
+        'The state of a process with phases must have the number of finished'
+        " rounds, an integer client_work['round_num'], but is of type"
+        f' {state_type}.'
+    )
+
+
+def _types(process: Process) -> dict[str, tff.Type]:
+  """The types of the states, of the clients' data and of the metrics."""
+  signature = process.next.type_signature
+  state_type, *client_state_types, data_type = signature.parameter
+  types = {'state': state_type}
+  for type_spec in client_state_types:
+    types['client state'] = type_spec
+  return {
+      **types,
+      'client data': data_type,
+      'metrics': signature.result.metrics,
+  }

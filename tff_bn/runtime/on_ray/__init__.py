@@ -1,0 +1,1 @@
+"""Clients that are computed by the workers of a Ray cluster."""

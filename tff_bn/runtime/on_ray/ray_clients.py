@@ -1,0 +1,233 @@
+"""Computes clients by the workers of a Ray cluster.
+
+Which worker computes a client depends on who is free, and on who is lost. But
+the clients' values are added up here in the order of the clients, so that the
+results don't depend on it.
+"""
+
+import collections
+from collections.abc import Generator, Mapping, Sequence
+import heapq
+from typing import Any, Optional
+
+import numpy as np
+import ray
+import ray.exceptions
+import tensorflow_federated as tff
+
+from tff_bn.runtime import arguments
+from tff_bn.runtime import execution
+from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime.on_ray import ray_options
+from tff_bn.runtime.on_ray import ray_worker
+from tff_bn.runtime.on_ray import ray_workers
+from tff_bn.runtime.on_ray import transport
+
+# How many clients per worker may be computed before their turn to be added up.
+_CLIENTS_AHEAD = 2
+# A second client waits at a worker, so that the worker does not have to wait.
+_CALLS_PER_WORKER = 2
+# A client that was being computed so often when its worker ended may be why.
+_MAX_LOSSES = 5
+
+
+class RayClients(execution.Clients):
+  """The clients of one invocation."""
+
+  def __init__(
+      self,
+      workers: ray_workers.Workers,
+      sender: transport.Sender,
+      plan: plan_lib.Plan,
+      computation: tuple[int, ray.ObjectRef],
+      invocation: int,
+      values: Sequence[Sequence[Any]],
+      server: Mapping[plan_lib.Leaf, Any],
+  ):
+    """Initializes the clients.
+
+    Args:
+      workers: The workers.
+      sender: Prepares the clients' values.
+      plan: The plan.
+      computation: The number of its computation, and where it is in Ray's
+        object store.
+      invocation: The number of the invocation.
+      values: The clients' values, in the order of the plan's `client_inputs`.
+      server: The server's tensors, to which those of each pass are added.
+    """
+    self._workers = workers
+    self._sender = sender
+    self._plan = plan
+    self._computation = computation
+    self._invocation = invocation
+    self._values = values
+    self._server = server
+    self._results: list[dict[plan_lib.Leaf, Any]] = [{} for _ in values]
+    # By pass, where the server's values are.
+    self._received: dict[int, Sequence[ray.ObjectRef]] = {}
+    # By client, who has computed the passes before, and in which life.
+    self._homes: dict[int, tuple[ray_workers.RemoteWorker, int]] = {}
+    self._losses = collections.Counter()
+    self._pass_number = -1
+    # The client whose turn it is to be added up.
+    self._next = 0
+    # The clients of the pass that are to be given to a worker, lowest first;
+    # and the answers of those that are computed, but not yet added up.
+    self._queue: list[int] = []
+    self._answers: dict[int, ray_workers.Call] = {}
+
+  def results(self, leaf: plan_lib.Leaf) -> list[Any]:
+    """See the base class."""
+    values = [results[leaf] for results in self._results]
+    if isinstance(leaf.type, tff.SequenceType):
+      variants = (transport.from_array(leaf, value) for value in values)
+      return [arguments.to_python(v, leaf.type) for v in variants]
+    return values
+
+  def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
+    """See the base class."""
+    with self._workers.lock:
+      self._workers.check_cluster()
+      self._pass_number = number
+      leaves = self._plan.passes[number].received
+      if leaves:
+        arrays = transport.to_arrays(leaves, map(self._server.get, leaves))
+        self._received[number] = (ray.put(arrays),)
+      self._queue = list(range(len(self._values)))
+      try:
+        for client in range(len(self._values)):
+          self._next = client
+          yield self._fetch(client)
+      finally:
+        self._pass_number = -1
+        self._queue, self._answers = [], {}
+
+  def on_answer(self, call: ray_workers.Call) -> None:
+    """See `ray_workers.CallOwner`."""
+    if not self._is_wanted(call):
+      return
+    client = call.task.client
+    if call.error is None and not call.is_done:
+      # The worker has started again, and knows nothing of the client.
+      self._homes.pop(client, None)
+      heapq.heappush(self._queue, client)
+      return
+    self._answers[client] = call
+    self._homes[client] = call.worker, call.life
+
+  def on_loss(self, call: ray_workers.Call, was_running: bool) -> None:
+    """See `ray_workers.CallOwner`."""
+    if not self._is_wanted(call):
+      return
+    client = call.task.client
+    self._losses[client] += was_running
+    if self._losses[client] == _MAX_LOSSES:
+      raise ray_options.WorkersLostError(
+          f'{_MAX_LOSSES} workers were lost while they computed client number'
+          f' {client}. Maybe it needs more memory than there is.'
+      )
+    if not call.is_late:  # Else it is computed again already.
+      heapq.heappush(self._queue, client)
+
+  def on_delay(self, call: ray_workers.Call) -> None:
+    """See `ray_workers.CallOwner`."""
+    if self._is_wanted(call):
+      self._homes.pop(call.task.client, None)
+      heapq.heappush(self._queue, call.task.client)
+
+  def _is_wanted(self, call: ray_workers.Call) -> bool:
+    """Whether what comes of a call is still needed."""
+    return call.task.pass_number == self._pass_number and self._is_missing(
+        call.task.client
+    )
+
+  def _is_missing(self, client: int) -> bool:
+    return client >= self._next and client not in self._answers
+
+  def _fetch(self, client: int) -> Sequence[Any]:
+    """Returns what a client adds to the totals, when it is there."""
+    while True:
+      self._assign()
+      call = self._answers.pop(client, None)
+      if call is None:
+        self._workers.wait()
+        continue
+      if call.error is not None:
+        raise call.error.cause from call.error
+      try:
+        folded, results = ray.get(call.values)
+      except ray.exceptions.RayError:
+        # The machine that had them was lost.
+        self._homes.pop(client, None)
+        heapq.heappush(self._queue, client)
+        continue
+      part = self._plan.passes[self._pass_number]
+      for leaf, value in zip(part.results, results, strict=True):
+        if isinstance(value, np.ndarray):
+          value = value.copy()  # Ray's object store is not for what is kept.
+        self._results[client][leaf] = value
+      leaves = [leaf for leaf in part.folded if leaf not in self._server]
+      return [
+          transport.from_array(leaf, value)
+          for leaf, value in zip(leaves, folded, strict=True)
+      ]
+
+  def _assign(self) -> None:
+    """Gives clients to workers that have room."""
+    ready = [w for w in self._workers.ready if not w.is_late]
+    # As long as there is work for all, the next client waits at a worker.
+    room = _CALLS_PER_WORKER if len(self._queue) > len(ready) else 1
+    horizon = self._next + _CLIENTS_AHEAD * max(1, len(ready))
+    left = []
+    while self._queue and self._queue[0] < horizon:
+      if all(len(worker.calls) >= room for worker in ready):
+        break
+      client = heapq.heappop(self._queue)
+      if not self._is_missing(client):
+        continue  # Somebody who was late has delivered it.
+      worker = self._choose(client, ready, room)
+      if worker is None:
+        left.append(client)
+      else:
+        self._workers.call(self, worker, self._task(client))
+    for client in left:
+      heapq.heappush(self._queue, client)
+
+  def _choose(
+      self,
+      client: int,
+      ready: Sequence[ray_workers.RemoteWorker],
+      room: int,
+  ) -> Optional[ray_workers.RemoteWorker]:
+    """Chooses the worker of a client."""
+    home = self._home(client)
+    if home is not None:
+      ready = [home]
+    free = [w for w in ready if len(w.calls) < room]
+    return min(free, key=lambda worker: len(worker.calls), default=None)
+
+  def _home(self, client: int) -> Optional[ray_workers.RemoteWorker]:
+    """The worker that has computed the passes before, if it is there."""
+    worker, life = self._homes.get(client, (None, 0))
+    if worker is None or not worker.is_ready or worker.life != life:
+      return None
+    return worker
+
+  def _task(self, client: int) -> ray_worker.Task:
+    number = self._pass_number
+    inputs, received = None, self._received
+    if self._home(client) is None:
+      inputs = [self._sender.pack(value) for value in self._values[client]]
+    else:
+      received = {n: r for n, r in received.items() if n == number}
+    computation, source = self._computation
+    return ray_worker.Task(
+        computation=computation,
+        source=(source,),
+        invocation=self._invocation,
+        pass_number=number,
+        client=client,
+        received=received,
+        inputs=inputs,
+    )

@@ -1,0 +1,254 @@
+"""Connects this process to a Ray cluster, or starts one."""
+
+from collections.abc import Iterator
+import contextlib
+import json
+import logging as python_logging
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+
+from absl import logging
+import grpc
+import ray
+from ray._private import grpc_utils
+from ray._private import ray_constants
+from ray._private import services
+
+from tff_bn.runtime.on_ray import ray_options
+
+_LOCAL_CLUSTER = pathlib.Path(__file__).with_name('ray_local_cluster.py')
+_LOCAL_ENVIRONMENT = {
+    # Ray takes loopback for the machine's other address, unless it believes
+    # that it is on a system on which it has no clusters.
+    'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER': '0',
+    # It would report its use to its makers.
+    'RAY_USAGE_STATS_ENABLED': '0',
+}
+_AUTH_VARIABLE = 'RAY_AUTH_MODE'
+_END_SECONDS = 30
+_ANSWER_SECONDS = 20
+_CREDENTIALS_HINT = (
+    'Does the cluster run, and are RAY_USE_TLS, the certificates, RAY_AUTH_MODE'
+    ' and the token the same here and there?'
+)
+# What this package says better.
+_QUIET = dict(log_to_driver=False, logging_level=python_logging.ERROR)
+
+
+@contextlib.contextmanager
+def connected(options: ray_options.RayOptions) -> Iterator[threading.Event]:
+  """Connects to the cluster for a `with` block.
+
+  Args:
+    options: What was asked for.
+
+  Yields:
+    What is set when Ray's process on this machine has ended.
+
+  Raises:
+    ValueError: If there is no such cluster, or it does not let this process in.
+  """
+  is_lost = threading.Event()
+  with contextlib.ExitStack() as stack:
+    if ray.is_initialized():
+      if options.address is not None:
+        raise ValueError(
+            f'address={options.address!r}: this process is connected to a Ray'
+            ' cluster already. Leave the address out to use that one.'
+        )
+      stack.enter_context(_watched(is_lost))
+    elif options.address in (None, ray_options.LOCAL):
+      address = stack.enter_context(_local_cluster(options))
+      with _local_connections():
+        stack.enter_context(_connection(address, is_lost))
+    else:
+      address = _checked_address(options.address)
+      stack.enter_context(_connection(address, is_lost))
+    yield is_lost
+
+
+@contextlib.contextmanager
+def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
+  """Starts a cluster of this machine, which others can't reach.
+
+  Args:
+    options: What was asked for.
+
+  Yields:
+    Its address.
+  """
+  num_cpus = len(os.sched_getaffinity(0))
+  if options.num_workers is not None:
+    cpus = options.cpus_per_worker or ray_options.default_cpus_per_worker()
+    # More workers than cores only take turns.
+    num_cpus = max(num_cpus, options.num_workers * cpus)
+  with tempfile.TemporaryFile('w+') as errors:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            str(_LOCAL_CLUSTER),
+            json.dumps({'num_cpus': num_cpus}),
+        ],
+        env={
+            **os.environ,
+            **_LOCAL_ENVIRONMENT,
+            # Workers can import what this program can.
+            'PYTHONPATH': os.pathsep.join(map(os.path.abspath, sys.path)),
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        # A Ctrl-C is for this program, which then ends the cluster.
+        start_new_session=True,
+    )
+    try:
+      address = process.stdout.readline().strip()
+      if not address:
+        process.wait()
+        errors.seek(0)
+        raise RuntimeError(f'Ray could not start: {errors.read().strip()}')
+      yield address
+    finally:
+      process.stdin.close()
+      try:
+        process.wait(_END_SECONDS)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+      process.stdout.close()
+
+
+def _checked_address(address: str) -> str:
+  """Finds a cluster, and checks that it answers.
+
+  Ray itself waits without an end where TLS and no TLS meet.
+
+  Args:
+    address: Where the cluster is, or 'auto'.
+
+  Returns:
+    Its host and port.
+
+  Raises:
+    ValueError: If there is no cluster, or it refuses this process's
+      certificate.
+  """
+  place = address
+  try:
+    found = services.canonicalize_bootstrap_address_or_die(address)
+    if found != address:
+      place = f'{address} ({found})'
+    with grpc_utils.init_grpc_channel(found) as channel:
+      grpc.channel_ready_future(channel).result(_ANSWER_SECONDS)
+  except grpc.FutureTimeoutError as error:
+    raise ValueError(
+        f'No Ray cluster can be used at {place}: none has answered for'
+        f' {_ANSWER_SECONDS} s. {_CREDENTIALS_HINT}'
+    ) from error
+  except Exception as error:  # pylint: disable=broad-exception-caught
+    raise _unusable(place, error) from error
+  return found
+
+
+def _unusable(address: str, error: Exception) -> ValueError:
+  """Says that there is no cluster.
+
+  Args:
+    address: Where it should be.
+    error: What Ray says: errors of many kinds, not told apart.
+
+  Returns:
+    The error for the user.
+  """
+  reason = ' '.join(str(error).split())
+  return ValueError(
+      f'No Ray cluster can be used at {address}: {reason.rstrip(".")}.'
+      f' {_CREDENTIALS_HINT}'
+  )
+
+
+@contextlib.contextmanager
+def _connection(address: str, is_lost: threading.Event) -> Iterator[None]:
+  try:
+    with _same_signal_handler():
+      ray.init(address=address, **_QUIET)
+  except Exception as error:  # pylint: disable=broad-exception-caught
+    ray.shutdown()
+    raise _unusable(address, error) from error
+  try:
+    with _watched(is_lost):
+      yield
+  finally:
+    # Ray would wait for what is lost, and then end this process.
+    if not is_lost.is_set():
+      ray.shutdown()
+
+
+@contextlib.contextmanager
+def _watched(is_lost: threading.Event) -> Iterator[None]:
+  """Watches whether Ray's process on this machine, the raylet, ends.
+
+  As soon as Ray notices that, it ends the program without a word.
+
+  Args:
+    is_lost: What is set then.
+
+  Yields:
+    Nothing.
+  """
+  node = ray._private.worker._global_node  # pylint: disable=protected-access
+  with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(node.plasma_store_socket_name)
+    is_over = threading.Event()
+
+    def watch():
+      with contextlib.suppress(OSError):
+        connection.recv(1)  # Nothing comes but the end.
+      if not is_over.is_set():
+        is_lost.set()
+        logging.error("Ray's process on this machine has ended.")
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+      yield
+    finally:
+      is_over.set()
+      with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+      thread.join()
+
+
+@contextlib.contextmanager
+def _same_signal_handler() -> Iterator[None]:
+  """Keeps the signal handler that Ray replaces."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+  handler = signal.getsignal(signal.SIGTERM)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _local_connections() -> Iterator[None]:
+  """Lets this process connect to what `_local_cluster` has started."""
+  # Such a cluster asks for a token, if nothing else is said.
+  if _AUTH_VARIABLE not in os.environ:
+    os.environ[_AUTH_VARIABLE] = 'token'
+    ray._raylet.Config.initialize('')  # pylint: disable=protected-access
+  enabled = ray_constants.ENABLE_RAY_CLUSTER
+  ray_constants.ENABLE_RAY_CLUSTER = False
+  try:
+    yield
+  finally:
+    ray_constants.ENABLE_RAY_CLUSTER = enabled

@@ -1,0 +1,200 @@
+"""Checkpoints as files: plain arrays and a manifest.
+
+A checkpoint is a folder `round_N` with two files:
+
+*   `state.npz`: the arrays, as `numpy.savez` writes them. No pickles, no code.
+*   `manifest.json`: the version of this format, the round, a checksum of the
+    arrays, one of the manifest itself, and what else is given.
+
+The folder appears when it is complete.
+"""
+
+from collections.abc import Mapping, Sequence
+import hashlib
+import io
+import os
+import pathlib
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+
+from tff_bn.common import files
+from tff_bn.training import manifests
+
+FORMAT = 1
+
+_STATE = 'state.npz'
+_FINISHED_NAME = re.compile(r'round_(0|[1-9][0-9]*)')
+# What was being written or removed when the program ended.
+_UNFINISHED_NAME = re.compile(r'\.round_[0-9]+\.part')
+
+
+def arrays_checksum(arrays: Sequence[np.ndarray]) -> str:
+  """Returns a number in hexadecimal digits that depends on every bit."""
+  digest = hashlib.sha256()
+  for array in arrays:
+    digest.update(f'{array.dtype.str}{array.shape}'.encode())
+    digest.update(np.ascontiguousarray(array).data)
+  return digest.hexdigest()
+
+
+class CheckpointFolder:
+  """A folder of checkpoints, one for each of some rounds."""
+
+  def __init__(self, path: pathlib.Path):
+    """Initializes the folder; creates nothing.
+
+    Args:
+      path: The folder; it need not exist.
+    """
+    self.path = path
+
+  def _path(self, round_num: int) -> pathlib.Path:
+    return self.path / f'round_{round_num}'
+
+  def _unfinished_path(self, round_num: int) -> pathlib.Path:
+    return self.path / f'.round_{round_num}.part'
+
+  def _names(self) -> list[str]:
+    # Unlike a pattern, this takes any character in the folder's name.
+    try:
+      return os.listdir(self.path)
+    except FileNotFoundError:
+      return []
+
+  def rounds(self) -> list[int]:
+    """Returns the rounds that have a checkpoint, in ascending order."""
+    matches = [_FINISHED_NAME.fullmatch(name) for name in self._names()]
+    return sorted(int(match[1]) for match in matches if match)
+
+  def remove_unfinished(self) -> None:
+    """Removes what a program that was killed has left half written."""
+    for name in self._names():
+      if _UNFINISHED_NAME.fullmatch(name):
+        shutil.rmtree(self.path / name)
+
+  def write(
+      self,
+      round_num: int,
+      arrays: Sequence[np.ndarray],
+      manifest: Mapping[str, Any],
+  ) -> None:
+    """Writes a checkpoint.
+
+    Args:
+      round_num: The round.
+      arrays: The arrays, of numbers or booleans.
+      manifest: What the manifest holds besides, as JSON can express it.
+
+    Raises:
+      TypeError: If an array holds something else.
+      OSError: If the checkpoint can't be written; nothing is left of it then.
+    """
+    for array in arrays:
+      if array.dtype.kind not in 'biufc':
+        raise TypeError(
+            f'A checkpoint holds numeric arrays, not {array.dtype}.'
+        )
+    manifest = {
+        'format': FORMAT,
+        'round': round_num,
+        'arrays': arrays_checksum(arrays),
+        **manifest,
+    }
+    path, unfinished = self._path(round_num), self._unfinished_path(round_num)
+    with files.naming(path):
+      try:
+        if unfinished.exists():
+          shutil.rmtree(unfinished)
+        unfinished.mkdir(parents=True)
+        with open(unfinished / _STATE, 'wb') as file:
+          np.savez(file, **{f'array_{i}': a for i, a in enumerate(arrays)})
+          files.sync(file)
+        manifests.write(unfinished, manifest)
+        os.rename(unfinished, path)
+      except OSError:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+      files.sync_folder(self.path)
+
+  def read_manifest(self, round_num: int) -> dict[str, Any]:
+    """Reads and checks a checkpoint's manifest.
+
+    Args:
+      round_num: The round.
+
+    Returns:
+      The manifest.
+
+    Raises:
+      DamagedError: If the manifest is damaged or missing.
+      ValueError: If the checkpoint has another format.
+      OSError: If it can't be read at present.
+    """
+    path = self._path(round_num)
+    try:
+      manifest = manifests.read(path, FORMAT)
+    except manifests.DamagedError as error:
+      if (path / 'saved_model.pb').exists():
+        raise ValueError(
+            f'{path} was written by an earlier version of tff_bn, whose format'
+            ' this one does not know; start the run over in another folder.'
+        ) from error
+      raise
+    if manifest['round'] != round_num:
+      raise manifests.DamagedError(f'{path} is of round {manifest["round"]}.')
+    return manifest
+
+  def read(self, round_num: int) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Reads and checks a checkpoint.
+
+    Args:
+      round_num: The round.
+
+    Returns:
+      The arrays, and the manifest.
+
+    Raises:
+      DamagedError: If the checkpoint is damaged.
+      ValueError: If it has another format.
+      OSError: If it can't be read at present.
+    """
+    manifest = self.read_manifest(round_num)
+    path = self._path(round_num) / _STATE
+    try:
+      data = path.read_bytes()
+    except FileNotFoundError as error:
+      raise manifests.DamagedError(f'{path} is missing.') from error
+    try:
+      with np.load(io.BytesIO(data), allow_pickle=False) as npz:
+        arrays = [npz[f'array_{i}'] for i in range(len(npz.files))]
+    # What is wrong with damaged data depends on what is damaged.
+    except Exception as error:  # pylint: disable=broad-except
+      raise manifests.DamagedError(f'{path} is damaged.') from error
+    if arrays_checksum(arrays) != manifest['arrays']:
+      raise manifests.DamagedError(f'{path} was changed.')
+    return arrays, manifest
+
+  def remove(self, round_num: int) -> None:
+    """Removes a checkpoint; one that is removed in part is not seen."""
+    unfinished = self._unfinished_path(round_num)
+    os.rename(self._path(round_num), unfinished)
+    shutil.rmtree(unfinished)
+
+  def set_aside(self, round_num: int) -> pathlib.Path:
+    """Renames a checkpoint, so that its round can be saved again.
+
+    Args:
+      round_num: The round.
+
+    Returns:
+      The new path.
+    """
+    path = self._path(round_num)
+    target = path.with_name(f'unusable_{path.name}')
+    if target.exists():
+      shutil.rmtree(target)
+    os.rename(path, target)
+    return target

@@ -1,0 +1,323 @@
+"""Checkpoints of a run that survive being killed, and being damaged."""
+
+import collections
+from collections.abc import Callable, Mapping
+import pathlib
+from typing import Any, Optional
+
+from absl import logging
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+from typing_extensions import override
+
+from tff_bn.training import checkpoint_files
+from tff_bn.training import client_state_store
+from tff_bn.training import manifests
+from tff_bn.training import metrics_log
+from tff_bn.training.run_identity import RunIdentity
+from tff_bn.training.run_identity import changed_versions
+
+_NUM_KEPT = 3
+
+
+def check_run(folder: pathlib.Path, identity: RunIdentity) -> None:
+  """Checks that a folder of checkpoints, if it has any, is of a certain run.
+
+  Args:
+    folder: The folder; it need not exist.
+    identity: The run.
+
+  Raises:
+    ValueError: If the checkpoints are of another run, or of another format.
+    OSError: If they can't be read at present.
+  """
+  files = checkpoint_files.CheckpointFolder(folder)
+  for version in reversed(files.rounds()):
+    try:
+      _check_run(files, version, identity)
+      return
+    except manifests.DamagedError:
+      continue
+
+
+def _check_run(
+    files: checkpoint_files.CheckpointFolder,
+    version: int,
+    identity: RunIdentity,
+) -> None:
+  differences = identity.differences(files.read_manifest(version))
+  if differences:
+    raise ValueError(
+        f'{files.path.parent} holds a run that differs in'
+        f' {", ".join(differences)}. Use another folder.'
+    )
+
+
+class CheckpointManager(tff.program.ProgramStateManager):
+  """Saves the server's state every few rounds, with all that goes with it.
+
+  *   The manifest of a checkpoint says which run it is of, and holds the rows
+      of `metrics.csv` up to its round and a checksum of the clients' states.
+      Only a checkpoint that fits is used.
+  *   A checkpoint that is damaged is set aside with a warning, and the one
+      before it is used. If none is left, or a file can't be read at present,
+      there is an error, and nothing is changed.
+  *   The clients' states are committed before the server's state is published.
+      At loading, states of later rounds are forgotten.
+  *   `save` may be called at every round; it saves when a checkpoint is due.
+  *   The last three checkpoints are kept. So is the last one from which clients
+      have been able to train, and the last one with a finite model.
+  """
+
+  def __init__(
+      self,
+      folder: pathlib.Path,
+      *,
+      every: int,
+      last_round: int,
+      identity: RunIdentity,
+      log: metrics_log.MetricsLog,
+      store: Optional[client_state_store.ClientStateStore] = None,
+      failed_rounds: Callable[[Any], int] = lambda state: 0,
+      is_finite: Callable[[Any], bool] = lambda state: True,
+  ):
+    """Initializes the manager; creates nothing.
+
+    Args:
+      folder: Where the checkpoints are.
+      every: The number of rounds between two checkpoints.
+      last_round: The run's last round, which always has a checkpoint.
+      identity: Which run it is.
+      log: The run's metrics.
+      store: The clients' states, if clients have any.
+      failed_rounds: How many rounds in a row, up to a state, changed nothing.
+      is_finite: Whether a state's model is finite.
+    """
+    self._files = checkpoint_files.CheckpointFolder(folder)
+    self._every = every
+    self._last_round = last_round
+    self._identity = identity
+    self._log = log
+    self._store = store
+    self._failed_rounds = failed_rounds
+    self._is_finite = is_finite
+    self._resumed_from: Optional[int] = None
+    # The last state that `save` got, and the last round that was saved.
+    self._latest: Optional[tuple[Any, int]] = None
+    self._saved_round: Optional[int] = None
+
+  @property
+  def resumed_from(self) -> Optional[int]:
+    """The round that `load_latest` loaded; `None` if there was none."""
+    return self._resumed_from
+
+  @override
+  async def get_versions(self) -> Optional[list[int]]:
+    return self._files.rounds() or None
+
+  @override
+  async def load(self, version: int, structure: Any) -> Any:
+    """Loads one checkpoint.
+
+    Args:
+      version: The round.
+      structure: A state of the same structure, dtypes and shapes.
+
+    Returns:
+      The server's state, with NumPy leaves.
+
+    Raises:
+      DamagedError: If it is damaged.
+      ValueError: If it is the checkpoint of another run.
+    """
+    state, _ = self._load(version, structure)
+    return state
+
+  def _load(self, version: int, structure: Any) -> tuple[Any, dict[str, Any]]:
+    _check_run(self._files, version, self._identity)
+    leaves, manifest = self._files.read(version)
+    expected = [np.asarray(leaf) for leaf in tf.nest.flatten(structure)]
+    if [(leaf.dtype, leaf.shape) for leaf in leaves] != [
+        (leaf.dtype, leaf.shape) for leaf in expected
+    ]:
+      raise ValueError(
+          f'{self._files.path} holds checkpoints of a run with another model or'
+          ' algorithm; use another folder for this run.'
+      )
+    # Indexing with () makes NumPy scalars, as TFF returns them, of arrays
+    # without dimensions.
+    state = tf.nest.pack_sequence_as(structure, [leaf[()] for leaf in leaves])
+    return state, manifest
+
+  @override
+  async def load_latest(self, structure: Any) -> tuple[Any, int]:
+    """Loads the newest usable checkpoint, and forgets what came after it.
+
+    Args:
+      structure: A state of the same structure, dtypes and shapes.
+
+    Returns:
+      The server's state and its round, or `(None, 0)` if the run has not begun.
+
+    Raises:
+      ValueError: If the folder holds another run, or none of its checkpoints
+        can be used.
+      OSError: If a file can't be read at present.
+    """
+    self._files.remove_unfinished()
+    rounds = self._files.rounds()
+    if not rounds:
+      self._check_has_not_begun()
+      if self._store is not None:
+        self._store.forget_after(-1)
+      return None, 0
+    if rounds[-1] > self._last_round:
+      raise ValueError(
+          f'rounds={self._last_round} asks for fewer rounds than the'
+          f' {rounds[-1]} that the run in {self._files.path.parent} has; use at'
+          ' least as many, or another folder.'
+      )
+    unusable = collections.OrderedDict()
+    for version in reversed(rounds):
+      try:
+        state, manifest = self._load(version, structure)
+        self._check_client_states(version, manifest)
+      except (
+          manifests.DamagedError,
+          client_state_store.CorruptStateError,
+      ) as error:
+        unusable[version] = error
+        continue
+      if version == 0 and unusable:
+        break  # To begin again with the first round is to start over.
+      self._resume(version, manifest, unusable)
+      return state, version
+    reasons = [f'round {number}: {error}' for number, error in unusable.items()]
+    raise ValueError(
+        f'No checkpoint in {self._files.path} can be used'
+        f' ({"; ".join(reasons)}). Nothing was changed. Put back an intact copy'
+        ' of the run, or start it over in another folder.'
+    )
+
+  def _check_has_not_begun(self) -> None:
+    """Checks that there is no sign of checkpoints that are gone."""
+    # The first row is written just before the first checkpoint, and the states
+    # of a round are committed just before it is published.
+    has_states = self._store is not None and self._store.committed_round
+    if has_states or self._log.has_rows_after(0):
+      raise ValueError(
+          f'{self._files.path.parent} holds a run, but {self._files.path} has'
+          ' none of its checkpoints. Nothing was changed. Put them back, or'
+          ' start over in another folder.'
+      )
+
+  def _check_client_states(
+      self, version: int, manifest: dict[str, Any]
+  ) -> None:
+    if self._store is None:
+      return
+    found = self._store.checksum(version, verify=True)
+    if found != manifest['client_states']:
+      raise client_state_store.CorruptStateError(
+          "the clients' states do not belong to its round: some were changed,"
+          ' removed, or are of another copy of the run'
+      )
+
+  def _resume(
+      self,
+      version: int,
+      manifest: dict[str, Any],
+      unusable: Mapping[int, Exception],
+  ) -> None:
+    # First, because it may find that a file can't be read.
+    self._log.restore(manifest['metrics'])
+    for number, error in unusable.items():
+      self._set_aside(number, error)
+    for change in changed_versions(manifest):
+      logging.warning(
+          'The run was begun with another version: %s. The results may differ'
+          ' from those of an uninterrupted run.',
+          change,
+      )
+    if self._store is not None:
+      self._store.forget_after(version)
+    self._resumed_from = version
+    self._saved_round = version
+
+  def _set_aside(self, version: int, error: Exception) -> None:
+    target = self._files.set_aside(version)
+    logging.warning(
+        'The checkpoint of round %d cannot be used (%s): it is kept as %s, and'
+        ' the one before it is used.',
+        version,
+        error,
+        target,
+    )
+
+  @override
+  async def save(self, program_state: Any, version: int) -> None:
+    """Saves a checkpoint if one is due.
+
+    Args:
+      program_state: The server's state.
+      version: The round.
+    """
+    self._latest = (program_state, version)
+    if version % self._every == 0 or version == self._last_round:
+      self._save(program_state, version)
+
+  def save_latest(self) -> Optional[int]:
+    """Saves the last round, whether a checkpoint is due or not.
+
+    Returns:
+      The last round that is saved now; `None` if there is none.
+    """
+    if self._latest is not None:
+      state, version = self._latest
+      # A client may have gone on already, and its last state is gone then.
+      has_states = (
+          self._store is None or (self._store.newest_round or 0) <= version
+      )
+      is_new = self._saved_round is None or self._saved_round < version
+      if has_states and is_new:
+        self._save(state, version)
+    return self._saved_round
+
+  def _save(self, state: Any, version: int) -> None:
+    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(state)]
+    manifest = {
+        **self._identity.to_manifest(),
+        'metrics': self._log.rows_until(version),
+        'finite': self._is_finite(state),
+    }
+    # A run that is killed between the two goes on from the checkpoint before
+    # and forgets these states of the clients.
+    if self._store is not None:
+      self._store.commit(version)
+      manifest['client_states'] = self._store.checksum(version)
+    self._files.write(version, leaves, manifest)
+    self._saved_round = version
+    self._prune(version, self._failed_rounds(state), manifest['finite'])
+
+  def _prune(self, newest: int, num_failed: int, is_finite: bool) -> None:
+    """Removes the checkpoints that are not needed any more."""
+    rounds = self._files.rounds()
+    kept = set(rounds[-_NUM_KEPT:])
+    # In the round after it, clients trained.
+    proven = [r for r in rounds if r < newest - num_failed]
+    kept.update(proven[-1:])
+    if not is_finite:
+      finite = (r for r in reversed(rounds) if self._has_finite_model(r))
+      kept.update([next(finite, newest)])
+    for version in rounds:
+      if version not in kept:
+        self._files.remove(version)
+    if self._store is not None:
+      self._store.prune(min(kept))
+
+  def _has_finite_model(self, version: int) -> bool:
+    try:
+      return self._files.read_manifest(version)['finite']
+    except manifests.DamagedError:
+      return False

@@ -1,0 +1,307 @@
+"""A run's metrics: `metrics.csv`, TensorBoard, and progress on the terminal."""
+
+from collections.abc import Callable, Mapping, Sequence
+import csv
+import io
+import math
+import os
+import pathlib
+import sys
+from typing import Any, Optional, Union
+
+from absl import logging
+import tensorflow as tf
+import tensorflow_federated as tff
+import tqdm
+from typing_extensions import override
+
+from tff_bn.common import files
+
+Row = dict[str, Union[int, float, None]]
+
+_TRAIN = 'train_'
+_TEST = 'test_'
+_CLIENT_TEST = 'client_test_'
+_INT_COLUMNS = (
+    'round',
+    'num_clients',
+    'num_dropped_clients',
+    'exchanges',
+    'rejected_rounds',
+    'switched_to_fedprox',
+)
+_EVALUATION = 'evaluation/'  # How TFF's training loop marks such metrics.
+
+
+def column_names(
+    metric_names: Sequence[str], correction_names: Sequence[str] = ()
+) -> tuple[str, ...]:
+  """Returns the columns of `metrics.csv`.
+
+  Args:
+    metric_names: The names of the model's metrics, such as `accuracy`.
+    correction_names: The names of the metrics that a correction of the clients'
+      drift adds.
+
+  Returns:
+    `round`; `loss` and the metrics, each with the prefixes `train_`, `test_`
+    and `client_test_`; `num_clients`, `num_dropped_clients`,
+    `rejected_rounds`, `max_update_norm_ratio`, `exchanges`, `megabytes`; those
+    that a correction adds.
+  """
+  measured = ('loss', *metric_names)
+  return (
+      'round',
+      *(
+          f'{prefix}{name}'
+          for prefix in (_TRAIN, _TEST, _CLIENT_TEST)
+          for name in measured
+      ),
+      *('num_clients', 'num_dropped_clients', 'rejected_rounds'),
+      *('max_update_norm_ratio', 'exchanges', 'megabytes'),
+      *correction_names,
+  )
+
+
+def to_csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
+  """The text of `metrics.csv`.
+
+  Args:
+    columns: The columns.
+    rows: The rows. Numbers are written so that reading gives the same bits.
+
+  Returns:
+    The text, one line for the columns and one for each row.
+  """
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator='\n')
+  writer.writerow(columns)
+  for row in rows:
+    writer.writerow(['' if row[c] is None else repr(row[c]) for c in columns])
+  return text.getvalue()
+
+
+class MetricsLog(tff.program.ReleaseManager):
+  """Turns what a training loop releases into rows, and shows them.
+
+  Losses and metrics are rounded to seven digits.
+
+  A run that goes on from a checkpoint takes over the checkpoint's rows, see
+  `restore`; `metrics.csv` itself is written only.
+  """
+
+  def __init__(
+      self,
+      run_dir: pathlib.Path,
+      *,
+      metric_names: Sequence[str],
+      correction_names: Sequence[str] = (),
+      is_due: Callable[[int], bool],
+      num_rounds: int,
+      costs_fn: Callable[[int], Row],
+  ):
+    """Initializes the log; reads and writes nothing.
+
+    Args:
+      run_dir: The run's folder.
+      metric_names: The names of the model's metrics.
+      correction_names: Those of a correction of the clients' drift.
+      is_due: Whether a round has a row.
+      num_rounds: The number of rounds.
+      costs_fn: What was sent up to a round: `exchanges` and `megabytes`, or
+        nothing if that is unknown.
+    """
+    self._path = run_dir / 'metrics.csv'
+    self._logdir = run_dir / 'logdir'
+    self._columns = column_names(metric_names, correction_names)
+    self._correction_names = correction_names
+    self._is_due = is_due
+    self._num_rounds = num_rounds
+    self._costs_fn = costs_fn
+    self.rows: list[Row] = []
+    self._summary_writer: Optional[tf.summary.SummaryWriter] = None
+    self._bar: Optional[tqdm.tqdm] = None
+
+  def has_rows_after(self, round_num: int) -> bool:
+    """Whether `metrics.csv` has, or once had, a row of a later round.
+
+    Args:
+      round_num: The round.
+
+    Returns:
+      Whether it has one; true if the file is damaged.
+    """
+    try:
+      lines = self._path.read_bytes().splitlines()
+    except FileNotFoundError:
+      return False
+    rounds = [line.split(b',')[0] for line in lines[1:]]
+    return not all(r.isdigit() and int(r) <= round_num for r in rounds)
+
+  def rows_until(self, round_num: int) -> list[Row]:
+    """The rows up to a round, for `restore`."""
+    return [row for row in self.rows if row['round'] <= round_num]
+
+  def restore(self, rows: Sequence[Row]) -> None:
+    """Goes on after rows that were written before.
+
+    `metrics.csv` is written again if it is missing or does not begin with them.
+
+    Args:
+      rows: What `rows_until` returned.
+    """
+    # The last round of a run that is to have more rounds may have a row more.
+    self.rows = [dict(row) for row in rows if self._is_due(row['round'])]
+    text = to_csv(self._columns, rows).encode()
+    try:
+      found = self._path.read_bytes()
+    except FileNotFoundError:
+      found = b''
+    if not found.startswith(text):
+      logging.warning(
+          '%s is missing or was changed; it is written again, from the'
+          ' checkpoint.',
+          self._path,
+      )
+      files.replace(self._path, text)
+
+  @override
+  async def release(self, value: Mapping[str, Any], key: int) -> None:
+    """Shows that a round is done, and adds its row if it has one.
+
+    Args:
+      value: The round's metrics: those of training under `client_work`, those
+        of evaluation under the columns' names with the prefix `evaluation/`.
+      key: The round.
+    """
+    if self._summary_writer is None:
+      self._open(key)
+    self._warn(value, key)
+    row = self._row(value, key) if self._is_due(key) else None
+    if row is not None:
+      self.rows.append(row)
+      files.replace(self._path, to_csv(self._columns, self.rows))
+    seconds = value.get(tff.simulation.TRAINING_TIME_KEY)
+    self._write_summary(key, row, seconds)
+    self._show(key, row)
+
+  def _warn(self, value: Mapping[str, Any], round_num: int) -> None:
+    """Warns if a round has not changed the model."""
+    if not _part(value, 'finalizer').get('failed_rounds', 0):
+      return
+    if _part(value, 'client_work').get('num_participants', 0):
+      logging.warning(
+          "Round %d changed nothing: the server's new model, statistics or"
+          ' optimizer state were not finite, so it kept the old ones. A smaller'
+          ' learning rate of the server or of the clients may help.',
+          round_num,
+      )
+    else:
+      logging.warning(
+          'Round %d changed nothing: the loss or the update of every client was'
+          ' not finite. A smaller learning rate of the clients may help.',
+          round_num,
+      )
+
+  def _row(self, value: Mapping[str, Any], round_num: int) -> Row:
+    row = dict.fromkeys(self._columns)
+    row['round'] = round_num
+    client_work = _part(value, 'client_work')
+    for name, number in client_work.get('train', {}).items():
+      if f'{_TRAIN}{name}' in row:
+        row[f'{_TRAIN}{name}'] = _rounded(number)
+    for name in ('num_clients', 'num_dropped_clients'):
+      row[name] = int(client_work.get(name, 0))
+    finalizer = _part(value, 'finalizer')
+    row['rejected_rounds'] = int(finalizer.get('rejected_rounds', 0))
+    ratio = float(client_work.get('max_update_norm_ratio', math.nan))
+    if not math.isnan(ratio):
+      row['max_update_norm_ratio'] = _rounded(ratio)
+    for name in self._correction_names:
+      if name in client_work.get('correction', {}):
+        number = client_work['correction'][name]
+        row[name] = int(number) if name in _INT_COLUMNS else _rounded(number)
+    row.update(self._costs_fn(round_num))
+    for name in self._columns:
+      number = value.get(f'{_EVALUATION}{name}')
+      if number is not None:
+        row[name] = _rounded(number)
+    return row
+
+  def _open(self, first_round: int) -> None:
+    self._summary_writer = tf.summary.create_file_writer(
+        os.fspath(self._logdir)
+    )
+    num_done = max(first_round - 1, 0)
+    if num_done:
+      print(f'continuing after round {num_done}', file=sys.stderr)
+    if sys.stderr.isatty():
+      self._bar = tqdm.tqdm(
+          total=self._num_rounds, initial=num_done, unit='round'
+      )
+
+  def _write_summary(
+      self, round_num: int, row: Optional[Row], seconds: Optional[float]
+  ) -> None:
+    with self._summary_writer.as_default(step=round_num):
+      if seconds is not None:
+        tf.summary.scalar('round/seconds', seconds)
+      for name, number in (row or {}).items():
+        if number is not None and name != 'round':
+          tf.summary.scalar(_summary_tag(name), number)
+    if row is not None:
+      self._summary_writer.flush()
+
+  def _show(self, round_num: int, row: Optional[Row]) -> None:
+    shown = ''
+    if row is not None:
+      shown = '  '.join(
+          f'{name} {number:.4f}'
+          for name, number in row.items()
+          if name.startswith((_TRAIN, _TEST)) and number is not None
+      )
+    if self._bar is not None:
+      self._bar.update(round_num - self._bar.n)
+      if shown:
+        self._bar.set_postfix_str(shown)
+    elif shown:
+      print(
+          f'round {round_num}/{self._num_rounds}  {shown}',
+          file=sys.stderr,
+          flush=True,
+      )
+
+  def close(self) -> None:
+    """Closes TensorBoard's file and the progress bar."""
+    if self._summary_writer is not None:
+      try:
+        self._summary_writer.close()
+      # Not to hide the error that ends the run.
+      except tf.errors.OpError as error:
+        logging.warning(
+            'The files for TensorBoard in %s are incomplete: %s',
+            self._logdir,
+            error,
+        )
+    if self._bar is not None:
+      self._bar.close()
+
+
+def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+  """The metrics of a part of the round; none before round 1."""
+  part = value.get(name)
+  # Processes of other packages may have no such metrics.
+  return part if isinstance(part, Mapping) else {}
+
+
+def _rounded(number: Any) -> float:
+  """Drops the digits that a float32 does not have."""
+  return float(f'{float(number):.7g}')
+
+
+def _summary_tag(column: str) -> str:
+  """TensorBoard groups by what is before the slash."""
+  for prefix in (_CLIENT_TEST, _TRAIN, _TEST):
+    if column.startswith(prefix):
+      return f'{prefix[:-1]}/{column.removeprefix(prefix)}'
+  return f'round/{column}'

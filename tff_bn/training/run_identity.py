@@ -1,0 +1,105 @@
+"""What a run is, so that it is not continued as another one."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import hashlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bn.imports import versions
+from tff_bn.training import checkpoint_files
+from tff_bn.training import manifests
+
+
+@dataclasses.dataclass(frozen=True)
+class RunIdentity:
+  """What the results of a run depend on.
+
+  Attributes:
+    settings: The settings by name, as JSON can express them. Not among them is
+      what may change when a run is continued, such as the number of rounds.
+    data: The fingerprint of the clients' data.
+    process: A checksum of the process's types, and one of the server's initial
+      state without the model: hyperparameters, optimizers and aggregators. What
+      else a process computes can't be seen.
+  """
+
+  settings: Mapping[str, Any]
+  data: str
+  process: Mapping[str, str]
+
+  @functools.cached_property
+  def checksum(self) -> str:
+    """A number in hexadecimal digits, the same for the same run."""
+    return manifests.checksum(dataclasses.asdict(self))
+
+  def differences(self, manifest: Mapping[str, Any]) -> list[str]:
+    """What differs from the run that wrote a manifest.
+
+    Args:
+      manifest: A manifest with the entries of `to_manifest`.
+
+    Returns:
+      Descriptions, none if it is the same run.
+    """
+    other = manifest['run']
+    found = [
+        f'{name} ({_was(other["settings"].get(name))}, now'
+        f' {_was(self.settings.get(name))})'
+        for name in dict.fromkeys((*self.settings, *other['settings']))
+        if other['settings'].get(name) != self.settings.get(name)
+    ]
+    if other['data'] != self.data:
+      found.append("the clients' data (other samples, clients or order)")
+    if other['process']['types'] != self.process['types']:
+      found.append('the model or the algorithm')
+    elif other['process']['initial'] != self.process['initial']:
+      found.append(
+          'hyperparameters of the algorithm, such as the learning rate'
+      )
+    return found
+
+  def to_manifest(self) -> dict[str, Any]:
+    """What a checkpoint's manifest says about the run."""
+    return {'run': dataclasses.asdict(self), 'versions': versions.versions()}
+
+
+def _was(value: Any) -> str:
+  return 'not set' if value is None else str(value)
+
+
+def describe_process(process: Any, initial_state: Any) -> dict[str, str]:
+  """Describes a process for a `RunIdentity`.
+
+  Args:
+    process: A process of either kind.
+    initial_state: What its `initialize` returned.
+
+  Returns:
+    The checksums `types` and `initial`.
+  """
+  types = str(getattr(process.next, 'type_signature', type(process).__name__))
+  # The initial model is left out: where its weights are drawn without a seed,
+  # they are others each time, and a run that is continued does not use them.
+  parts = [
+      getattr(initial_state, name, ())
+      for name in ('distributor', 'client_work', 'aggregator', 'finalizer')
+  ]
+  leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(parts)]
+  return {
+      'types': hashlib.sha256(types.encode()).hexdigest(),
+      'initial': checkpoint_files.arrays_checksum(leaves),
+  }
+
+
+def changed_versions(manifest: Mapping[str, Any]) -> Sequence[str]:
+  """Which code has changed since a manifest was written."""
+  then, now = manifest['versions'], versions.versions()
+  return [
+      f'{name} {then.get(name)[:12]} → {now.get(name)[:12]}'
+      for name in now
+      if then.get(name) != now[name]
+  ]
