@@ -10,7 +10,7 @@ from tff_bn import BatchNormModel
 from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn.runtime import execution
-from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import plan_stage
 
 _layers = keras.layers
 
@@ -68,7 +68,7 @@ def _num_uploads(monkeypatch):
   def counting(self, number):
     added = []
     fold = self._plan.passes[number].fold
-    call = plan_lib.Stage.__call__
+    call = plan_stage.Stage.__call__
 
     def counting_call(stage, *args, **kwargs):
       if stage is fold and stage.outputs:
@@ -76,7 +76,7 @@ def _num_uploads(monkeypatch):
       return call(stage, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(plan_lib.Stage, '__call__', counting_call)
+      patch.setattr(plan_stage.Stage, '__call__', counting_call)
       totals = compute_totals(self, number)
     passes.append(len(added))
     return totals

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import runtime
-from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import plan_stage
 
 _MEGABYTE = 2**20
 _VECTOR_SIZE = 2 * _MEGABYTE  # Of float32: 8 MB.
@@ -97,7 +97,7 @@ def _devices_of_clients(context):
       lambda x: tff.federated_map(add, (x, x)), _clients(np.float32)
   )
   found = {}
-  call = plan_lib.Stage.__call__
+  call = plan_stage.Stage.__call__
 
   def noting_call(stage, *args, **kwargs):
     outputs = call(stage, *args, **kwargs)
@@ -105,11 +105,11 @@ def _devices_of_clients(context):
       found[float(output)] = int(output.device[-1])
     return outputs
 
-  plan_lib.Stage.__call__ = noting_call
+  plan_stage.Stage.__call__ = noting_call
   try:
     context.invoke(comp, [1.0, 2.0, 3.0, 4.0])
   finally:
-    plan_lib.Stage.__call__ = call
+    plan_stage.Stage.__call__ = call
   return [found[x] for x in (2, 4, 6, 8)]
 
 

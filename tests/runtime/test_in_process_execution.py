@@ -20,6 +20,7 @@ import xla_example
 from tff_bn import runtime
 from tff_bn.runtime import imported_graph
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import plan_stage
 
 _INT = tff.TensorType(np.int32)
 _INTS = tff.SequenceType(tff.TensorType(np.int64))
@@ -296,7 +297,7 @@ class TestPlans:
       monkeypatch.setattr(module, name, counting)
 
     count(imported_graph, 'import_graph', 'imported')
-    count(plan_lib.Stage, '_trace', 'traced')
+    count(plan_stage.Stage, '_trace', 'traced')
     return counts
 
   def _comp(self, constant=1):

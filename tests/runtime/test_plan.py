@@ -10,7 +10,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.runtime import graph_cache
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import plan_stage
+from tff_bn.runtime import symbols
 
 _FLOAT = tff.TensorType(np.float32)
 
@@ -30,7 +33,7 @@ def _double(x):
 
 
 def _plan(comp, graphs=None):
-  return plan_lib.Plan(comp, graphs or plan_lib.GraphCache())
+  return plan_lib.Plan(comp, graphs or graph_cache.GraphCache())
 
 
 def _has_work(stage):
@@ -97,7 +100,7 @@ def test_values_of_the_server_are_computed_once():
   """Not by each client again, and not twice."""
   calls = []
 
-  class Cache(plan_lib.GraphCache):
+  class Cache(graph_cache.GraphCache):
 
     def get(self, computation):
       graph = super().get(computation)
@@ -134,7 +137,7 @@ def test_values_of_the_server_are_computed_once():
 
 
 def test_equal_graphs_are_one():
-  graphs = plan_lib.GraphCache()
+  graphs = graph_cache.GraphCache()
 
   def build(constant):
     return tff.tensorflow.computation(lambda x: x + constant, _FLOAT)
@@ -210,8 +213,8 @@ def test_first_call_runs_alone_and_all_others_together():
       barrier.wait(timeout=60)
     return x + 1
 
-  leaves = [plan_lib.Leaf(None, _FLOAT) for _ in range(2)]
-  stage = plan_lib.Stage(
+  leaves = [symbols.Leaf(None, _FLOAT) for _ in range(2)]
+  stage = plan_stage.Stage(
       leaves[:1],
       leaves[1:],
       lambda tensors: [tf.numpy_function(work, tensors, tf.float32)],
@@ -248,8 +251,8 @@ def test_functions_with_loops_are_optimized(monkeypatch, has_loop):
       return tf.while_loop(lambda x: x < 5, lambda x: x + 1, [x])[0]
     return tf.maximum(x, 5)
 
-  leaves = [plan_lib.Leaf(None, _FLOAT) for _ in range(2)]
-  stage = plan_lib.Stage(
+  leaves = [symbols.Leaf(None, _FLOAT) for _ in range(2)]
+  stage = plan_stage.Stage(
       leaves[:1], leaves[1:], lambda tensors: [up_to_five(tensors[0])]
   )
   for _ in range(2):

@@ -18,8 +18,10 @@ import tensorflow_federated as tff
 from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation
 from tff_bn.processes.stateful_process import Process
+from tff_bn.runtime import graph_cache
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
+from tff_bn.runtime import symbols
 
 _MEGABYTE = 2**20
 
@@ -140,7 +142,7 @@ def messages(next_computation: tff.Computation) -> list[Message]:
           exchange=transfer.pass_number + 1,
           direction=(
               Direction.DOWN
-              if transfer.sender is plan_lib.Location.SERVER
+              if transfer.sender is symbols.Location.SERVER
               else Direction.UP
           ),
           dtype=transfer.leaf.spec.dtype,
@@ -153,7 +155,7 @@ def messages(next_computation: tff.Computation) -> list[Message]:
 
 def _key(transfer: plan_lib.Transfer) -> tuple[Any, ...]:
   """Tells a transfer from others, however many results are asked for."""
-  if transfer.sender is plan_lib.Location.SERVER:
+  if transfer.sender is symbols.Location.SERVER:
     return (transfer.leaf,)  # Metrics may need it earlier than the state does.
   return (transfer.leaf, transfer.pass_number)
 
@@ -168,7 +170,7 @@ def _plan(computation: tff.Computation) -> plan_lib.Plan:
   context = tff.framework.get_context_stack().current
   if isinstance(context, plan_context.PlanContext):
     return context.plan(computation)  # It may have one already.
-  return plan_context.make_plan(computation, plan_lib.GraphCache())
+  return plan_context.make_plan(computation, graph_cache.GraphCache())
 
 
 def _elements(result_type: tff.Type) -> list[tuple[Optional[str], tff.Type]]:

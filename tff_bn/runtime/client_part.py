@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import symbols
 
 
 class ClientPart:
@@ -21,7 +22,7 @@ class ClientPart:
       self,
       plan: plan_lib.Plan,
       device: str,
-      server: Mapping[plan_lib.Leaf, Any],
+      server: Mapping[symbols.Leaf, Any],
   ):
     """Initializes the part.
 
@@ -34,10 +35,10 @@ class ClientPart:
     self._plan = plan
     self._device = device
     self._server = server
-    self._copies: dict[plan_lib.Leaf, tf.Tensor] = {}
+    self._copies: dict[symbols.Leaf, tf.Tensor] = {}
     self._lock = threading.Lock()
 
-  def begin(self, values: Sequence[Any]) -> dict[plan_lib.Leaf, tf.Tensor]:
+  def begin(self, values: Sequence[Any]) -> dict[symbols.Leaf, tf.Tensor]:
     """Makes a client's part of the argument tensors on the device.
 
     Args:
@@ -52,7 +53,7 @@ class ClientPart:
     }
 
   def compute(
-      self, tensors: dict[plan_lib.Leaf, tf.Tensor], number: int
+      self, tensors: dict[symbols.Leaf, tf.Tensor], number: int
   ) -> None:
     """Adds to a client's tensors what it computes in a pass.
 
@@ -68,7 +69,7 @@ class ClientPart:
     outputs = stage(inputs, self._device)
     tensors.update(zip(stage.outputs, outputs))
 
-  def _copy(self, leaf: plan_lib.Leaf) -> tf.Tensor:
+  def _copy(self, leaf: symbols.Leaf) -> tf.Tensor:
     """The server's tensor of a leaf, on the device."""
     with self._lock:
       if leaf not in self._copies:

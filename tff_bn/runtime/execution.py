@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_bn.runtime import arguments
 from tff_bn.runtime import client_part
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import symbols
 
 
 class Clients(abc.ABC):
@@ -29,7 +30,7 @@ class Clients(abc.ABC):
     """
 
   @abc.abstractmethod
-  def results(self, leaf: plan_lib.Leaf) -> list[Any]:
+  def results(self, leaf: symbols.Leaf) -> list[Any]:
     """The values, as TFF's users know them, of a leaf that is a result.
 
     Args:
@@ -43,7 +44,7 @@ class Clients(abc.ABC):
 # Makes the clients of their values, in the order of the plan's `client_inputs`,
 # and of the server's tensors, to which those of each pass are added in time.
 ClientsFn = Callable[
-    [Sequence[Sequence[Any]], Mapping[plan_lib.Leaf, Any]], Clients
+    [Sequence[Sequence[Any]], Mapping[symbols.Leaf, Any]], Clients
 ]
 
 
@@ -87,11 +88,11 @@ class Execution:
       totals = self._compute_totals(number)
       self._server.update(zip(part.totals, totals))
 
-  def server_result(self, leaf: plan_lib.Leaf) -> Any:
+  def server_result(self, leaf: symbols.Leaf) -> Any:
     """The value of a leaf that is at the server."""
     return arguments.to_python(self._server[leaf], leaf.type)
 
-  def client_results(self, leaf: plan_lib.Leaf) -> list[Any]:
+  def client_results(self, leaf: symbols.Leaf) -> list[Any]:
     """The values of a leaf, one for each client."""
     if leaf in self._server:
       return [self.server_result(leaf) for _ in range(self._num_clients)]

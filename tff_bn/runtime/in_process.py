@@ -20,6 +20,7 @@ from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import local_clients
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
+from tff_bn.runtime import symbols
 
 
 class InProcessContext(plan_context.PlanContext):
@@ -66,7 +67,7 @@ class InProcessContext(plan_context.PlanContext):
       comp: tff.framework.ConcreteComputation,
       plan: plan_lib.Plan,
       values: Sequence[Sequence[Any]],
-      server: Mapping[plan_lib.Leaf, Any],
+      server: Mapping[symbols.Leaf, Any],
   ) -> contextlib.AbstractContextManager[local_clients.LocalClients]:
     """See the base class."""
     return contextlib.nullcontext(

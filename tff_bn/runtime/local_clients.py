@@ -12,6 +12,7 @@ from tff_bn.runtime import client_part
 from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import symbols
 
 # How many clients per lane may be computed before their turn to be added up.
 _CLIENTS_AHEAD = 2
@@ -25,7 +26,7 @@ class LocalClients(execution.Clients):
       plan: plan_lib.Plan,
       devices: Sequence[devices_lib.Device],
       values: Sequence[Sequence[Any]],
-      server: Mapping[plan_lib.Leaf, Any],
+      server: Mapping[symbols.Leaf, Any],
   ):
     """Initializes the clients.
 
@@ -42,12 +43,12 @@ class LocalClients(execution.Clients):
         client_part.ClientPart(plan, device.name, server) for device in devices
     ]
     # Of each client, what later passes need; `None`: nothing is computed yet.
-    self._kept: list[Optional[dict[plan_lib.Leaf, tf.Tensor]]] = [None] * len(
+    self._kept: list[Optional[dict[symbols.Leaf, tf.Tensor]]] = [None] * len(
         values
     )
-    self._results: list[dict[plan_lib.Leaf, Any]] = [{} for _ in values]
+    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in values]
 
-  def results(self, leaf: plan_lib.Leaf) -> list[Any]:
+  def results(self, leaf: symbols.Leaf) -> list[Any]:
     """See the base class."""
     return [results[leaf] for results in self._results]
 

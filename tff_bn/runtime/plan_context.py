@@ -17,7 +17,10 @@ import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
 from tff_bn.runtime import execution
+from tff_bn.runtime import graph_cache
+from tff_bn.runtime import interpreter
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import symbols
 
 _SECURE_INTRINSICS = frozenset(
     [
@@ -43,7 +46,7 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
     """
     super().__init__()
     self._server_device = server_device
-    self._graphs = plan_lib.GraphCache()
+    self._graphs = graph_cache.GraphCache()
     self._plans: dict[int, plan_lib.Plan] = {}
     self._lock = threading.Lock()
 
@@ -53,7 +56,7 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
       comp: tff.framework.ConcreteComputation,
       plan: plan_lib.Plan,
       values: Sequence[Sequence[Any]],
-      server: Mapping[plan_lib.Leaf, Any],
+      server: Mapping[symbols.Leaf, Any],
   ) -> contextlib.AbstractContextManager[execution.Clients]:
     """Makes the clients of one invocation, at least one.
 
@@ -147,7 +150,7 @@ def installed(context: _Context) -> Iterator[_Context]:
 
 
 def make_plan(
-    comp: tff.framework.ConcreteComputation, graphs: plan_lib.GraphCache
+    comp: tff.framework.ConcreteComputation, graphs: graph_cache.GraphCache
 ) -> plan_lib.Plan:
   """Makes a plan of a computation.
 
@@ -173,7 +176,7 @@ def without_secure_sums(
     A computation that computes the same; itself, if it has no secure sums.
   """
   proto = tff.framework.ConcreteComputation.get_proto(comp)
-  if _SECURE_INTRINSICS.isdisjoint(plan_lib.intrinsics(proto)):
+  if _SECURE_INTRINSICS.isdisjoint(interpreter.intrinsics(proto)):
     return comp
   _warn_of_insecurity()
   return tff.backends.test.replace_secure_intrinsics_with_bodies(comp)

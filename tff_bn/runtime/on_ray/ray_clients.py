@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 from tff_bn.runtime import arguments
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import ray_options
 from tff_bn.runtime.on_ray import ray_worker
 from tff_bn.runtime.on_ray import ray_workers
@@ -42,7 +43,7 @@ class RayClients(execution.Clients):
       computation: tuple[int, ray.ObjectRef],
       invocation: int,
       values: Sequence[Sequence[Any]],
-      server: Mapping[plan_lib.Leaf, Any],
+      server: Mapping[symbols.Leaf, Any],
   ):
     """Initializes the clients.
 
@@ -63,7 +64,7 @@ class RayClients(execution.Clients):
     self._invocation = invocation
     self._values = values
     self._server = server
-    self._results: list[dict[plan_lib.Leaf, Any]] = [{} for _ in values]
+    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in values]
     # By pass, where the server's values are.
     self._received: dict[int, Sequence[ray.ObjectRef]] = {}
     # By client, who has computed the passes before, and in which life.
@@ -77,7 +78,7 @@ class RayClients(execution.Clients):
     self._queue: list[int] = []
     self._answers: dict[int, ray_workers.Call] = {}
 
-  def results(self, leaf: plan_lib.Leaf) -> list[Any]:
+  def results(self, leaf: symbols.Leaf) -> list[Any]:
     """See the base class."""
     values = [results[leaf] for results in self._results]
     if isinstance(leaf.type, tff.SequenceType):

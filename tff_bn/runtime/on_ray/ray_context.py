@@ -13,6 +13,7 @@ from tff_bn.runtime import devices
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
+from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import ray_options
 
 _MISSING = (
@@ -78,7 +79,7 @@ class RayContext(plan_context.PlanContext):
       comp: tff.framework.ConcreteComputation,
       plan: plan_lib.Plan,
       values: Sequence[Sequence[Any]],
-      server: Mapping[plan_lib.Leaf, Any],
+      server: Mapping[symbols.Leaf, Any],
   ) -> Iterator[execution.Clients]:
     """See the base class."""
     with self._workers.lock:

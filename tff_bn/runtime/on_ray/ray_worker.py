@@ -13,7 +13,9 @@ import tensorflow_federated as tff
 from tff_bn.imports import versions
 from tff_bn.runtime import client_part
 from tff_bn.runtime import devices
+from tff_bn.runtime import graph_cache
 from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import transport
 
 # Beside the thread that computes, one answers whether the process is alive.
@@ -70,7 +72,7 @@ class _Invocation:
     self.server = {}
     self.part = client_part.ClientPart(plan, device, self.server)
     # By client, what later passes need.
-    self.kept: dict[int, dict[plan_lib.Leaf, tf.Tensor]] = {}
+    self.kept: dict[int, dict[symbols.Leaf, tf.Tensor]] = {}
 
 
 class Worker:
@@ -86,7 +88,7 @@ class Worker:
       # The GPU may be shared with other workers, or with the program.
       tf.config.experimental.set_memory_growth(gpu, True)
     self._device = devices.full_name(f'{device_type}:0')
-    self._graphs = plan_lib.GraphCache()
+    self._graphs = graph_cache.GraphCache()
     self._plans: dict[int, plan_lib.Plan] = {}
     self._invocations: dict[int, _Invocation] = {}
 

@@ -22,7 +22,7 @@ from tff_bn.runtime import arguments
 from tff_bn.runtime import client_dataset
 from tff_bn.runtime import devices
 from tff_bn.runtime import element_structure
-from tff_bn.runtime import plan as plan_lib
+from tff_bn.runtime import symbols
 
 # Arrays of this size and more are stored instead of sent.
 _LARGE_BYTES = 10_000
@@ -212,7 +212,7 @@ class _Rows:
 
 
 def to_arrays(
-    leaves: Iterable[plan_lib.Leaf], tensors: Iterable[tf.Tensor]
+    leaves: Iterable[symbols.Leaf], tensors: Iterable[tf.Tensor]
 ) -> list[Any]:
   """Makes tensors arrays.
 
@@ -247,7 +247,7 @@ def _from_variant(
     )
 
 
-def from_array(leaf: plan_lib.Leaf, array: Any) -> Any:
+def from_array(leaf: symbols.Leaf, array: Any) -> Any:
   """Reverses `to_arrays` for one leaf.
 
   Args:
