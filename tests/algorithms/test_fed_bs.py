@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn.keras_model import partition
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -446,7 +446,7 @@ def test_algorithms_without_drift_refuse_it(toy, build):
 
 def test_something_trainable_must_be_shared(toy):
   with pytest.raises(ValueError, match='FedBS keeps .* is shared'):
-    partitioned.build_partitioned(
+    averaging.build_partitioned(
         toy.model(),
         partition.SINGLE,
         _SGD(0.1),

@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from tff_bn import algorithms
 from tff_bn.keras_model import partition
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -519,7 +519,7 @@ def test_the_temperature_is_checked(value):
 
 def test_something_trainable_must_be_shared(toy):
   with pytest.raises(ValueError, match='MOON keeps .* is shared'):
-    partitioned.build_partitioned(
+    averaging.build_partitioned(
         toy.model(),
         partition.SINGLE,
         _SGD(0.1),

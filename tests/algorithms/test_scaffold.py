@@ -12,7 +12,7 @@ from tff_bn import BatchNormModel
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn.keras_model import partition
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -615,7 +615,7 @@ def test_more_clients_than_there_are(toy):
 
 def test_something_trainable_must_be_shared(toy):
   with pytest.raises(ValueError, match='SCAFFOLD keeps .* is shared'):
-    partitioned.build_partitioned(
+    averaging.build_partitioned(
         toy.model(),
         partition.SINGLE,
         _SGD(0.1),

@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 
 from tff_bn import algorithms
 from tff_bn.clients import local_training
+from tff_bn.clients import local_training_config
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 
 
@@ -19,7 +20,9 @@ def _train(model, batches, optimizer=None, values=None, **options):
   """Trains on batches of `(x, y)`, which may have different sizes."""
   training = local_training.LocalTraining(
       model,
-      local_training.LocalTrainingConfig(optimizer or _optimizer(), **options),
+      local_training_config.LocalTrainingConfig(
+          optimizer or _optimizer(), **options
+      ),
   )
   if values is None:
     values = model.from_model_weights(model.initial_weights)

@@ -13,7 +13,7 @@ import training_fakes
 from tff_bn import algorithms
 from tff_bn import training
 from tff_bn.clients import client_work
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
 from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation
 from tff_bn.processes.phased_process import build_phased_process
@@ -350,7 +350,7 @@ def fixbn(new_model, options):
 @pytest.fixture(scope='module')
 def stages(new_model, options):
   """The processes of both phases."""
-  fixed = partitioned.build_shared(
+  fixed = averaging.build_shared(
       new_model,
       _SGD(0.1),
       build_work=client_work.FixedStatisticsWork,

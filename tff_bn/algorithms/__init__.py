@@ -23,7 +23,7 @@ from tff_bn.algorithms.scaffold import Scaffold  # noqa: E402
 from tff_bn.algorithms.scaffold import build_scaffold  # noqa: E402
 from tff_bn.algorithms.silo_bn import build_silo_bn  # noqa: E402
 from tff_bn.algorithms.single import build_single  # noqa: E402
-from tff_bn.processes.partitioned import Options  # noqa: E402
+from tff_bn.processes.options import Options  # noqa: E402
 
 __all__ = [
     'FedBs',

@@ -12,12 +12,12 @@ import tensorflow_federated as tff
 
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.local_training import LocalTraining
-from tff_bn.clients.local_training import LocalTrainingConfig
+from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import finalizer
-from tff_bn.processes import partitioned
+from tff_bn.processes import requirements
 
 
 def build_centralized(
@@ -67,7 +67,7 @@ def build_centralized(
       `drift_correction`: one model does not drift apart; or the model has
       position encodings that are a client's own.
   """
-  partitioned.check_all_shared(
+  requirements.check_all_shared(
       'centralized training', model, 'it trains one model on all data'
   )
   if drift_correction is not None:

@@ -11,9 +11,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.algorithms import fed_avg
-from tff_bn.clients.local_training import LocalTrainingConfig
-from tff_bn.clients.local_training import default_hyperparameters
-from tff_bn.clients.local_training import warmup_factor
+from tff_bn.clients.local_step import warmup_factor
+from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes.stateful_process import Process
 
@@ -89,7 +89,9 @@ def build_dsgd(
   )
   if client_learning_rate_schedule is not None or client_warmup_steps:
     dtype = model.keras_model.trainable_weights[0].dtype
-    constant_rate = default_hyperparameters(client_optimizer)[_LEARNING_RATE]
+    constant_rate = optimizers.default_hyperparameters(client_optimizer)[
+        _LEARNING_RATE
+    ]
 
     def learning_rate(num_steps):
       if client_learning_rate_schedule is None:

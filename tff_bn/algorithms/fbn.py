@@ -17,13 +17,15 @@ from tff_bn.aggregators import gathering
 from tff_bn.aggregators import moments as moments_lib
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
-from tff_bn.clients.local_training import LocalResult
+from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTraining
-from tff_bn.clients.local_training import LocalTrainingConfig
+from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.moments_collector import MomentsCollector
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes import requirements
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
 
@@ -33,7 +35,7 @@ def build_fbn(
     *,
     statistics_aggregator: Optional[gathering.Rule] = None,
     pooled: bool = True,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> Process:
   """Builds FBN: algorithm 2 of the paper.
 
@@ -124,9 +126,9 @@ def build_fbn(
     ValueError: If an option has a value that is not allowed; or the model has
       no batch normalization layer that is trained.
   """
-  layers = partitioned.trained_batch_norm_layers('FBN', model)
+  layers = requirements.trained_batch_norm_layers('FBN', model)
   momentum = [layer.momentum for layer in layers]
-  return partitioned.build_shared(
+  return averaging.build_shared(
       model,
       client_optimizer,
       build_work=functools.partial(_FbnWork, momentum=momentum),

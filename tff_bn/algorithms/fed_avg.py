@@ -12,14 +12,15 @@ import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
 
 def build_fed_avg(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> Process:
   """Builds FedAvg, which shares every variable of the model.
 
@@ -56,4 +57,4 @@ def build_fed_avg(
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed.
   """
-  return partitioned.build_shared(model, client_optimizer, **options)
+  return averaging.build_shared(model, client_optimizer, **options)

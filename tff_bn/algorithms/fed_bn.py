@@ -9,14 +9,15 @@ from typing_extensions import Unpack
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDBN
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 def build_fed_bn(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> StatefulLearningProcess:
   """Builds FedBN: scale, shift, running mean and variance are local.
 
@@ -37,6 +38,4 @@ def build_fed_bn(
     ValueError: If the model has no batch normalization, or an option has a
       value that is not allowed.
   """
-  return partitioned.build_partitioned(
-      model, FEDBN, client_optimizer, **options
-  )
+  return averaging.build_partitioned(model, FEDBN, client_optimizer, **options)

@@ -20,7 +20,8 @@ from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
 # Of a difference of squares in float64, relative to them.
@@ -37,7 +38,7 @@ def build_fed_bs(
     model_aggregator: Optional[
         tff.aggregators.WeightedAggregationFactory
     ] = None,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> Process:
   """Builds FedBS.
 
@@ -83,7 +84,7 @@ def build_fed_bs(
         ' tff.aggregators.MeanFactory does, but is a'
         f' {type(model_aggregator).__name__}.'
     )
-  return partitioned.build_corrected(
+  return averaging.build_corrected(
       build_process,
       model,
       client_optimizer,

@@ -20,7 +20,8 @@ from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
 
@@ -30,7 +31,7 @@ def build_fed_prox(
     *,
     proximal_strength: float = 1e-3,
     build_process: Callable[..., Process] = fed_avg.build_fed_avg,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> Process:
   """Builds FedProx.
 
@@ -52,7 +53,7 @@ def build_fed_prox(
     ValueError: If an option has a value that is not allowed, or `build_process`
       can't be combined with FedProx.
   """
-  return partitioned.build_corrected(
+  return averaging.build_corrected(
       build_process,
       model,
       client_optimizer,

@@ -29,12 +29,12 @@ from tff_bn.aggregators import moments as moments_lib
 from tff_bn.algorithms import fed_prox
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
-from tff_bn.clients.local_training import LocalResult
-from tff_bn.clients.local_training import LocalStep
+from tff_bn.clients.local_step import LocalResult
+from tff_bn.clients.local_step import LocalStep
+from tff_bn.clients.local_step import dense_gradients
+from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training import LocalTraining
-from tff_bn.clients.local_training import LocalTrainingConfig
-from tff_bn.clients.local_training import dense_gradients
-from tff_bn.clients.local_training import output_and_loss
+from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.fedtan import stages
 from tff_bn.fedtan import synchronized_batch_norm
@@ -43,8 +43,10 @@ from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
 from tff_bn.processes import phased_process
+from tff_bn.processes import requirements
+from tff_bn.processes.options import Options
 
 SYNCHRONIZE = ('forward_and_backward', 'forward')
 MOMENTS = ('two_pass', 'fused')
@@ -56,7 +58,7 @@ def build_fedtan(
     *,
     synchronize: str = 'forward_and_backward',
     moments: str = 'two_pass',
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
   """Builds FedTAN for any functional or Sequential model.
 
@@ -122,7 +124,7 @@ def build_fedtan(
   """
   _check_choice('synchronize', synchronize, SYNCHRONIZE)
   _check_choice('moments', moments, MOMENTS)
-  partitioned.check_all_shared(
+  requirements.check_all_shared(
       'FedTAN',
       model,
       'in the first step of a round, the batch statistics and their gradients'
@@ -137,7 +139,7 @@ def build_fedtan(
         ' clients: other losses, gradients or weights of single clients would'
         ' undo that. Only FedProx can, whose term is 0 in the first step.'
     )
-  return partitioned.build_shared(
+  return averaging.build_shared(
       model,
       client_optimizer,
       build_work=functools.partial(
@@ -156,7 +158,7 @@ def build_fedtan_ii(
     sync_rounds: int,
     synchronize: str = 'forward_and_backward',
     moments: str = 'two_pass',
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> tff.learning.templates.LearningProcess:
   """Builds FedTAN-II: FedTAN, then FedAvg with fixed running statistics.
 
@@ -180,7 +182,7 @@ def build_fedtan_ii(
     TypeError: See `build_fedtan`.
     ValueError: See `build_fedtan`; or `sync_rounds` is less than 1.
   """
-  partitioned.check_positive_integer('sync_rounds', sync_rounds)
+  requirements.check_positive_integer('sync_rounds', sync_rounds)
   fedtan = build_fedtan(
       model,
       client_optimizer,
@@ -188,7 +190,7 @@ def build_fedtan_ii(
       moments=moments,
       **options,
   )
-  fixed = partitioned.build_shared(
+  fixed = averaging.build_shared(
       model,
       client_optimizer,
       build_work=client_work.FixedStatisticsWork,

@@ -9,8 +9,10 @@ from typing_extensions import Unpack
 
 from tff_bn.clients import client_work
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
 from tff_bn.processes import phased_process
+from tff_bn.processes import requirements
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
 
@@ -19,7 +21,7 @@ def build_fixbn(
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
     fixbn_rounds: int,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> Process:
   """Builds FixBN.
 
@@ -51,17 +53,17 @@ def build_fixbn(
     ValueError: If an option has a value that is not allowed; or the model has
       no batch normalization layer that is trained.
   """
-  partitioned.check_positive_integer('fixbn_rounds', fixbn_rounds)
-  partitioned.trained_batch_norm_layers('FixBN', model)
+  requirements.check_positive_integer('fixbn_rounds', fixbn_rounds)
+  requirements.trained_batch_norm_layers('FixBN', model)
   return phased_process.build_phased_process(
       [
           (
               fixbn_rounds,
-              partitioned.build_shared(model, client_optimizer, **options),
+              averaging.build_shared(model, client_optimizer, **options),
           ),
           (
               None,
-              partitioned.build_shared(
+              averaging.build_shared(
                   model,
                   client_optimizer,
                   build_work=client_work.FixedStatisticsWork,

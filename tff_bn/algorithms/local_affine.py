@@ -9,14 +9,15 @@ from typing_extensions import Unpack
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import LOCAL_AFFINE
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 def build_local_affine(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> StatefulLearningProcess:
   """Builds averaging with local scale and shift.
 
@@ -35,6 +36,6 @@ def build_local_affine(
     ValueError: If the model has no such variables, or an option has a value
       that is not allowed.
   """
-  return partitioned.build_partitioned(
+  return averaging.build_partitioned(
       model, LOCAL_AFFINE, client_optimizer, **options
   )

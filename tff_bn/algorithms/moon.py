@@ -19,7 +19,8 @@ from tff_bn.clients.drift_correction import State
 from tff_bn.keras_model import layer_features
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
@@ -32,7 +33,7 @@ def build_moon(
     temperature: float = 0.5,
     feature_layer: Optional[str] = None,
     build_process: Callable[..., Process] = fed_avg.build_fed_avg,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> StatefulLearningProcess:
   """Builds MOON.
 
@@ -57,7 +58,7 @@ def build_moon(
       such layer or no hidden one, or `build_process` can't be combined with
       MOON.
   """
-  return partitioned.build_corrected(
+  return averaging.build_corrected(
       build_process,
       model,
       client_optimizer,

@@ -15,11 +15,13 @@ from typing_extensions import Unpack
 
 from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
-from tff_bn.clients import local_training
 from tff_bn.clients.drift_correction import State
+from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes import requirements
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
@@ -33,7 +35,7 @@ def build_scaffold(
     *,
     num_clients: Optional[int] = None,
     build_process: Callable[..., Process] = fed_avg.build_fed_avg,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> StatefulLearningProcess:
   """Builds SCAFFOLD.
 
@@ -56,7 +58,7 @@ def build_scaffold(
     ValueError: If an option has a value that is not allowed, the client
       optimizer is another, or `build_process` can't be combined with SCAFFOLD.
   """
-  return partitioned.build_corrected(
+  return averaging.build_corrected(
       build_process,
       model,
       client_optimizer,
@@ -97,7 +99,7 @@ class Scaffold(drift_correction.DriftCorrection):
 
   def __post_init__(self):
     if self.num_clients is not None:
-      partitioned.check_positive_integer('num_clients', self.num_clients)
+      requirements.check_positive_integer('num_clients', self.num_clients)
 
   def bind(
       self,
@@ -106,7 +108,7 @@ class Scaffold(drift_correction.DriftCorrection):
       client_optimizer: tff.learning.optimizers.Optimizer,
   ) -> drift_correction.BoundCorrection:
     """See the base class."""
-    hparams = local_training.default_hyperparameters(client_optimizer)
+    hparams = optimizers.default_hyperparameters(client_optimizer)
     if list(hparams) != [_LEARNING_RATE]:
       raise ValueError(
           'SCAFFOLD computes the mean gradient of a client from what its steps'

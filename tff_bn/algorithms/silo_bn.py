@@ -9,14 +9,15 @@ from typing_extensions import Unpack
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import SILOBN
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 def build_silo_bn(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> StatefulLearningProcess:
   """Builds SiloBN: running mean and variance are local.
 
@@ -35,6 +36,4 @@ def build_silo_bn(
     ValueError: If the model has no batch normalization, or an option has a
       value that is not allowed.
   """
-  return partitioned.build_partitioned(
-      model, SILOBN, client_optimizer, **options
-  )
+  return averaging.build_partitioned(model, SILOBN, client_optimizer, **options)

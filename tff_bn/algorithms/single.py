@@ -8,14 +8,15 @@ from typing_extensions import Unpack
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import SINGLE
-from tff_bn.processes import partitioned
+from tff_bn.processes import averaging
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 def build_single(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
-    **options: Unpack[partitioned.Options],
+    **options: Unpack[Options],
 ) -> StatefulLearningProcess:
   """Builds training in which no variable is ever sent.
 
@@ -45,6 +46,4 @@ def build_single(
       raise ValueError(
           f'{name} has no effect in single, which shares nothing; leave it out.'
       )
-  return partitioned.build_partitioned(
-      model, SINGLE, client_optimizer, **options
-  )
+  return averaging.build_partitioned(model, SINGLE, client_optimizer, **options)

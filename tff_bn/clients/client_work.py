@@ -11,10 +11,10 @@ import tensorflow_federated as tff
 from tff_bn.aggregators import moments
 from tff_bn.clients import update_norms
 from tff_bn.clients.drift_correction import BoundCorrection
-from tff_bn.clients.local_training import LocalResult
-from tff_bn.clients.local_training import LocalStep
+from tff_bn.clients.local_step import LocalResult
+from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_training import LocalTraining
-from tff_bn.clients.local_training import LocalTrainingConfig
+from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel

@@ -7,10 +7,8 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.clients.local_training import check_hyperparameters
-from tff_bn.clients.local_training import hyperparameter_dtype
-from tff_bn.clients.local_training import initialize_optimizer
 from tff_bn.common import numerics
+from tff_bn.common import optimizers
 from tff_bn.keras_model.shared_weights import RunningVariance
 from tff_bn.keras_model.shared_weights import SharedWeights
 
@@ -99,13 +97,15 @@ def build_finalizer(
     )
   weights_type = weights.weights_type()
   specs = weights.trainable_specs()
-  dtype = hyperparameter_dtype(server_optimizer, specs)
-  check_hyperparameters('server_optimizer', server_optimizer, dtype)
+  dtype = optimizers.hyperparameter_dtype(server_optimizer, specs)
+  optimizers.check_hyperparameters('server_optimizer', server_optimizer, dtype)
 
   @tff.tensorflow.computation
   def initial_state():
     return collections.OrderedDict(
-        optimizer=initialize_optimizer(server_optimizer, specs, dtype),
+        optimizer=optimizers.initialize_optimizer(
+            server_optimizer, specs, dtype
+        ),
         **initial_round_counts(),
     )
 

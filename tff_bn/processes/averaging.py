@@ -5,9 +5,8 @@ FedAvg, FedBN, SiloBN, local affine and single differ in the partition alone.
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any, Optional, TypedDict
+from typing import Any, Optional
 
-import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -21,7 +20,7 @@ from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.local_training import LocalTraining
-from tff_bn.clients.local_training import LocalTrainingConfig
+from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
@@ -29,8 +28,8 @@ from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.partition import Role
 from tff_bn.keras_model.shared_weights import RunningVariance
 from tff_bn.keras_model.shared_weights import SharedWeights
-from tff_bn.layers import discovery
 from tff_bn.processes import finalizer
+from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.processes.stateful_process import StatefulProcessOutput
@@ -39,123 +38,6 @@ LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
 
 # Keeps these draws apart from others with the same seed.
 _PERSONAL_PHASES_STREAM = 0x70686173
-
-
-class Options(TypedDict, total=False):
-  """The keyword arguments of all builders.
-
-  Attributes:
-    server_optimizer: The optimizer that applies the averaged update of the
-      trainable variables at the server. Default: SGD with learning rate 1: the
-      average is the new model.
-    local_steps: How many batches each client takes from the front of its
-      dataset in a round. Default `None`: all.
-    local_epochs: How many times each client goes through its dataset before
-      `local_steps` cuts it off. Default: 1.
-    client_weighting: `'num_examples'` (default): clients count by the number of
-      examples that they trained on; `'uniform'`: all clients count alike.
-    client_weight_decay: λ of the coupled L2 decay, which adds λ times the
-      variable to the gradient of every trainable variable. Default: 0.
-    client_learning_rate_schedule: Maps the number of finished rounds (an int32
-      scalar tensor) to the client's learning rate. Default: constant.
-    client_warmup_steps: Over how many local steps the client's learning rate
-      rises linearly at the start of each round, see
-      `tff_bn.clients.local_training.LocalTrainingConfig`. Default: 0.
-    client_gradient_clip_norm: The largest global norm of a batch's gradient; a
-      longer one is scaled down to it. Default: any.
-    drift_correction: What clients do against drifting apart, a
-      `tff_bn.clients.drift_correction.DriftCorrection`, such as
-      `tff_bn.algorithms.FedProx(0.001)`. Default: nothing.
-    model_aggregator: A `tff.aggregators` factory for all that clients send but
-      the running statistics: the updates of the trainable variables and of
-      other state, control variates. Default: the weighted mean.
-    statistics_aggregator: An unweighted factory over moments for the running
-      statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`; or a
-      `tff_bn.aggregators.Rule` in place of the naive mean. Default: the naive
-      mean.
-    seed: Determines dropout and other random layers, together with the round
-      and the client's data; and the phases of personal position encodings,
-      together with the client's number, see
-      `tff_bn.StatefulLearningProcess.personalize`. Default: 0.
-    jit_compile: Whether XLA compiles the clients' steps; see
-      `tff_bn.clients.local_training.LocalTrainingConfig`. Default: no.
-  """
-
-  server_optimizer: Optional[tff.learning.optimizers.Optimizer]
-  local_steps: Optional[int]
-  local_epochs: int
-  client_weighting: str
-  client_weight_decay: float
-  client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]]
-  client_warmup_steps: int
-  client_gradient_clip_norm: Optional[float]
-  drift_correction: Optional[DriftCorrection]
-  model_aggregator: Optional[model_update.AggregationFactory]
-  statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
-  seed: int
-  jit_compile: bool
-
-
-def check_positive_integer(name: str, value: Any) -> None:
-  """Raises a `ValueError` if an argument is no whole number from 1 on."""
-  if not isinstance(value, (int, np.integer)) or value < 1:
-    raise ValueError(f'{name}={value} must be a whole number, at least 1.')
-
-
-def check_all_shared(
-    algorithm: str, model: BatchNormModel, reason: str
-) -> None:
-  """Checks that all clients can have the same model.
-
-  Args:
-    algorithm: The name of the algorithm that needs it.
-    model: The model.
-    reason: Why it needs it.
-
-  Raises:
-    ValueError: If the model has position encodings that are a client's own.
-  """
-  layers = [v.layer for v in model.variables if v.role is Role.PERSONAL_PHASE]
-  if layers:
-    raise ValueError(
-        f'{algorithm} is impossible with position encodings that are a'
-        f" client's own, as in the layers {', '.join(layers)} of the model"
-        f' {model.keras_model.name!r}: {reason}. Use personal_share=0, or'
-        ' fedavg.'
-    )
-
-
-def trained_batch_norm_layers(
-    algorithm: str, model: BatchNormModel
-) -> list[keras.layers.Layer]:
-  """Finds the layers with running statistics that training changes.
-
-  Args:
-    algorithm: The name of the algorithm that needs them.
-    model: The model.
-
-  Returns:
-    The layers in the order of their variables.
-
-  Raises:
-    ValueError: If there is none.
-  """
-  layer_of = {
-      id(layer.moving_mean): layer
-      for layer in discovery.batch_norm_layers(model.keras_model)
-      if layer.trainable
-  }
-  if not layer_of:
-    raise ValueError(
-        f'{algorithm} is about the statistics of batch normalization layers,'
-        f' but the model {model.keras_model.name!r} has no such layer that is'
-        ' trained. Use a model with batch normalization, or fedavg.'
-    )
-  return [
-      layer_of[id(variable)]
-      for variable in model.keras_model.weights
-      if id(variable) in layer_of
-  ]
 
 
 def _check_aggregators(

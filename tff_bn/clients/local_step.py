@@ -1,0 +1,306 @@
+"""One step of a client's optimizer, and what goes with it."""
+
+import collections
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any, Optional
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tff_bn.clients.drift_correction import BoundCorrection
+from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import optimizers
+from tff_bn.keras_model import mixed_precision
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.stateless_function import StatelessFunction
+from tff_bn.keras_model.stateless_function import fingerprint
+
+
+def warmup_factor(step: tf.Tensor, warmup_steps: int, dtype: Any) -> tf.Tensor:
+  """The factor of the learning rate in an optimizer's first steps.
+
+  Args:
+    step: An integer scalar, how many steps were made before.
+    warmup_steps: Over how many steps it rises to 1.
+    dtype: The factor's dtype.
+
+  Returns:
+    min(1, (step + 1) / warmup_steps), a scalar.
+  """
+  # As integers, because float32 has no large ones.
+  made = tf.minimum(step + 1, warmup_steps)
+  return tf.cast(made, dtype) / tf.constant(warmup_steps, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalResult:
+  """What local training returns, all tensors.
+
+  Attributes:
+    values: The new values, in the order of `model.variables`.
+    num_examples: int64 scalar, how many examples were trained on. An example
+      counts once for each epoch.
+    loss_sum: float scalar, sum over the examples of their batch's loss.
+    metric_sums: The accumulators of each Keras metric.
+    optimizer_state: The optimizer's last state.
+    num_steps: int64 scalar, how many steps it has made since its first one.
+    collected: The last values of `collecting`, see `LocalTraining`.
+    corrected: The last values of the correction's `collecting`.
+  """
+
+  values: list[tf.Tensor]
+  num_examples: tf.Tensor
+  loss_sum: tf.Tensor
+  metric_sums: list[list[tf.Tensor]]
+  optimizer_state: Any
+  num_steps: tf.Tensor
+  collected: Sequence[tf.Tensor] = ()
+  corrected: Sequence[tf.Tensor] = ()
+
+
+def output_and_loss(
+    keras_model: keras.Model,
+    loss_fn: Callable[[Any, Any], tf.Tensor],
+    x: Any,
+    y: Any,
+) -> tuple[Any, tf.Tensor]:
+  """Computes a model in training mode and its loss.
+
+  Args:
+    keras_model: The model.
+    loss_fn: The loss, the mean over the batch.
+    x: The model's input.
+    y: The labels.
+
+  Returns:
+    The output, in float32 if it has 16 bits; and the loss with the losses of
+    the model's layers (regularization).
+
+  Raises:
+    ValueError: If `loss_fn` does not average.
+  """
+  output = mixed_precision.to_float32(keras_model(x, training=True))
+  loss = loss_fn(y, output)
+  for regularization in keras_model.losses:
+    loss += tf.cast(regularization, loss.dtype)
+  if loss.shape.rank != 0:
+    raise ValueError(
+        f'loss_fn returns a loss of shape {loss.shape} for a batch; it must'
+        ' average over the batch (reduction="auto").'
+    )
+  return output, loss
+
+
+def _clipped(
+    gradients: tuple[tf.Tensor, ...], clip_norm: float
+) -> tuple[tf.Tensor, ...]:
+  """Scales gradients down to a global norm."""
+  norm = tf.linalg.global_norm(gradients)
+  # Unlike with `tf.clip_by_global_norm`, short ones stay the same to the bit.
+  factor = tf.minimum(tf.ones([], norm.dtype), clip_norm / norm)
+  # One whose norm overflows must not become 0 silently.
+  factor = tf.where(tf.math.is_finite(norm), factor, norm - norm)
+  return tuple(g * factor for g in gradients)
+
+
+def dense_gradients(
+    tape: tf.GradientTape,
+    loss: tf.Tensor,
+    variables: Sequence[keras.Variable],
+) -> tuple[tf.Tensor, ...]:
+  """The gradients as tensors; 0 if the loss does not depend on a variable."""
+  gradients = tape.gradient(
+      loss,
+      # TensorFlow cannot make zeros for a variable of Keras.
+      [v.value for v in variables],
+      unconnected_gradients=tf.UnconnectedGradients.ZERO,
+  )
+  return tuple(tf.convert_to_tensor(g) for g in gradients)
+
+
+class LocalStep:
+  """The optimizer, the metrics and the random seeds of local training.
+
+  Attributes:
+    config: How to train.
+    correction: What is done against the clients' drift.
+    metrics: The Keras metrics.
+  """
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      correction: Optional[BoundCorrection] = None,
+  ):
+    """Initializes the step.
+
+    Args:
+      model: The model.
+      config: How to train.
+      correction: What is done against the clients' drift. Default: nothing.
+    """
+    self.config = config
+    self.correction = BoundCorrection() if correction is None else correction
+    trainable = model.keras_model.trainable_weights
+    self._specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
+    self._hparams_dtype = optimizers.hyperparameter_dtype(
+        config.client_optimizer, self._specs
+    )
+    optimizers.check_hyperparameters(
+        'client_optimizer', config.client_optimizer, self._hparams_dtype
+    )
+    self.metrics = list(model.metrics_fn())
+    for metric in self.metrics:
+      # Some metrics make their accumulators at the first update.
+      metric.reset_state()
+    self._metric_names = [metric.name for metric in self.metrics]
+    self._metric_results = [
+        StatelessFunction(metric.result, metric.variables)
+        for metric in self.metrics
+    ]
+
+  @property
+  def default_hparams(self) -> collections.OrderedDict[str, Any]:
+    """The client optimizer's hyperparameters."""
+    return collections.OrderedDict(
+        (name, np.asarray(value, self._hparams_dtype.as_numpy_dtype))
+        for name, value in optimizers.default_hyperparameters(
+            self.config.client_optimizer
+        ).items()
+    )
+
+  def initial_optimizer_state(self) -> Any:
+    """A new state of the optimizer, a structure of tensors."""
+    return optimizers.initialize_optimizer(
+        self.config.client_optimizer, self._specs, self._hparams_dtype
+    )
+
+  def set_hparams(self, optimizer_state: Any, hparams: Any) -> Any:
+    """Returns the optimizer's state with other hyperparameters."""
+    hparams = tf.nest.map_structure(
+        lambda h: tf.cast(h, self._hparams_dtype)
+        if tf.is_tensor(h)
+        else tf.constant(h, self._hparams_dtype),
+        hparams,
+    )
+    return self.config.client_optimizer.set_hparams(optimizer_state, hparams)
+
+  def set_learning_rate(
+      self, optimizer_state: Any, round_num: tf.Tensor
+  ) -> Any:
+    """Returns the optimizer's state with the schedule's learning rate.
+
+    Args:
+      optimizer_state: The optimizer's state.
+      round_num: int32 scalar, the number of finished rounds.
+
+    Returns:
+      The state, changed only if there is a schedule.
+    """
+    schedule = self.config.client_learning_rate_schedule
+    if schedule is None:
+      return optimizer_state
+    hparams = self.config.client_optimizer.get_hparams(optimizer_state)
+    hparams = collections.OrderedDict(hparams)
+    hparams[optimizers.LEARNING_RATE] = schedule(round_num)
+    return self.set_hparams(optimizer_state, hparams)
+
+  def apply_gradients(
+      self,
+      optimizer_state: Any,
+      weights: tuple[tf.Tensor, ...],
+      gradients: tuple[tf.Tensor, ...],
+      num_steps: tf.Tensor,
+  ) -> tuple[Any, tuple[tf.Tensor, ...]]:
+    """Makes one step of the optimizer.
+
+    Args:
+      optimizer_state: The optimizer's state.
+      weights: The trainable weights.
+      gradients: Their gradients, neither clipped nor with weight decay.
+      num_steps: int64 scalar, how many steps the optimizer has made before.
+
+    Returns:
+      The new state and the new weights.
+    """
+    config = self.config
+    optimizer = config.client_optimizer
+    if config.client_gradient_clip_norm is not None:
+      gradients = _clipped(gradients, config.client_gradient_clip_norm)
+    decay = config.client_weight_decay
+    if decay:
+      gradients = tuple(
+          g + tf.constant(decay, g.dtype) * w
+          for g, w in zip(gradients, weights)
+      )
+    hparams = collections.OrderedDict(optimizer.get_hparams(optimizer_state))
+    if config.client_warmup_steps:
+      factor = warmup_factor(
+          num_steps, config.client_warmup_steps, self._hparams_dtype
+      )
+      step_hparams = collections.OrderedDict(hparams)
+      step_hparams[optimizers.LEARNING_RATE] = (
+          factor * hparams[optimizers.LEARNING_RATE]
+      )
+    else:
+      step_hparams = hparams
+    gradients = self.correction.correct(
+        gradients, step_hparams.get(optimizers.LEARNING_RATE)
+    )
+    if step_hparams is hparams:
+      return optimizer.next(optimizer_state, weights, gradients)
+    new_state, new_weights = optimizer.next(
+        self.set_hparams(optimizer_state, step_hparams), weights, gradients
+    )
+    return self.set_hparams(new_state, hparams), new_weights
+
+  def seed(self, batch: Any, round_num: tf.Tensor) -> tf.Tensor:
+    """Makes the seed of a client's random layers.
+
+    Args:
+      batch: The client's first batch, by which clients differ.
+      round_num: int32 scalar, the number of finished rounds.
+
+    Returns:
+      An int64 vector of 2 elements.
+    """
+    return self._seed(fingerprint(batch), round_num)
+
+  def _seed(self, salt: tf.Tensor, round_num: tf.Tensor) -> tf.Tensor:
+    return tf.stack(
+        [
+            tf.constant(self.config.seed, tf.int64) * 1_000_003
+            + tf.cast(round_num, tf.int64),
+            salt,
+        ]
+    )
+
+  def finalize_metrics(
+      self,
+      loss_sum: tf.Tensor,
+      metric_sums: list[list[tf.Tensor]],
+      num_examples: tf.Tensor,
+  ) -> collections.OrderedDict[str, tf.Tensor]:
+    """Turns sums over clients into metrics.
+
+    Args:
+      loss_sum: Sum of the clients' `loss_sum`.
+      metric_sums: Sums of the clients' accumulators.
+      num_examples: Sum of the clients' `num_examples`.
+
+    Returns:
+      `loss` (mean over the examples; NaN if there are none), one entry for each
+      Keras metric, and `num_examples`.
+    """
+    result = collections.OrderedDict(
+        loss=loss_sum / tf.cast(num_examples, loss_sum.dtype)
+    )
+    for name, fn, sums in zip(
+        self._metric_names, self._metric_results, metric_sums
+    ):
+      result[name] = fn(sums)
+    result['num_examples'] = num_examples
+    return result
