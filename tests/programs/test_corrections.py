@@ -9,7 +9,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import defaults
 from tff_bn.programs import train
-from tff_bn.training import loop
+from tff_bn.training import rounds
 
 _SMALL = (
     '--model=mlp3',
@@ -22,7 +22,7 @@ _SMALL = (
 
 def _crash_after(monkeypatch, num_rounds):
   """Lets training end so many rounds after it has begun."""
-  run_round = loop._IterativeProcess.next
+  run_round = rounds.IterativeProcess.next
   num_calls = 0
 
   def next_or_crash(self, state, data):
@@ -32,7 +32,7 @@ def _crash_after(monkeypatch, num_rounds):
       raise OSError('the power was cut')
     return run_round(self, state, data)
 
-  monkeypatch.setattr(loop._IterativeProcess, 'next', next_or_crash)
+  monkeypatch.setattr(rounds.IterativeProcess, 'next', next_or_crash)
 
 
 def test_comparison(tmp_path):

@@ -5,15 +5,18 @@ The names below are imported when they are first used.
 
 from tff_bn.imports import lazy
 
-__all__ = [
-    'MAY_CHANGE',
-    'TooManyFailedRoundsError',
-    'TrainingConfig',
-    'TrainingFailedError',
-    'TrainingResult',
-    'UnusableModelError',
-    'is_finished',
-    'train',
-]
+# Name -> the module of this package in which it is defined.
+_MEMBERS = {
+    'MAY_CHANGE': 'training_config',
+    'TooManyFailedRoundsError': 'training_config',
+    'TrainingConfig': 'training_config',
+    'TrainingFailedError': 'training_config',
+    'TrainingResult': 'training_config',
+    'UnusableModelError': 'training_config',
+    'is_finished': 'final_models',
+    'train': 'loop',
+}
 
-__getattr__, __dir__ = lazy.attach(__name__, dict.fromkeys(__all__, 'loop'))
+__all__ = sorted(_MEMBERS)
+
+__getattr__, __dir__ = lazy.attach(__name__, _MEMBERS)

@@ -1,0 +1,119 @@
+"""The models that a finished run has, and whether it is finished."""
+
+from collections.abc import Iterable
+import hashlib
+import pathlib
+from typing import Optional
+
+from absl import logging
+import tensorflow as tf
+
+from tff_bn.imports import versions
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.training import manifests
+from tff_bn.training import saved_models
+
+_FOLDER = 'model'
+
+
+class FinalModels:
+  """The folder `model/` of a run."""
+
+  def __init__(self, run_dir: pathlib.Path, run: str):
+    """Initializes the models.
+
+    Args:
+      run_dir: The run's folder.
+      run: The checksum of the run's identity.
+    """
+    self._run_dir = run_dir
+    self._model_dir = run_dir / _FOLDER
+    self._run = run
+
+  def remove(self) -> None:
+    """Removes the models, before other ones can come to be."""
+    saved_models.remove(self._model_dir)
+
+  def are_saved(self) -> bool:
+    """Whether the models of this run are saved already, and intact."""
+    if not self._model_dir.exists():
+      return False
+    try:
+      models = saved_models.SavedModels(self._model_dir)
+      models.check()
+    except manifests.DamagedError as error:
+      logging.warning(
+          '%s The models are written again, from the last checkpoint.', error
+      )
+      return False
+    return models.manifest['run'] == self._run
+
+  def save(
+      self,
+      model: BatchNormModel,
+      weights: ModelWeights,
+      client_weights: Iterable[tuple[str, ModelWeights]],
+      *,
+      round_num: int,
+      num_classes: Optional[int],
+  ) -> None:
+    """Saves the models; the folder appears when it is complete.
+
+    Args:
+      model: The model.
+      weights: The weights of the global model.
+      client_weights: The ids and weights of clients with models of their own.
+      round_num: The number of the last round.
+      num_classes: The number of classes, if it is known.
+    """
+    writer = saved_models.Writer(
+        self._model_dir,
+        model,
+        dict(
+            run=self._run,
+            round=round_num,
+            metrics=_metrics_checksum(self._run_dir),
+            versions=versions.versions(),
+            input_shape=_input_shape(model),
+            num_classes=num_classes,
+        ),
+    )
+    writer.write_global(weights)
+    for client_id, own_weights in client_weights:
+      writer.write_client(client_id, own_weights)
+    writer.publish()
+
+
+def is_finished(run_dir: pathlib.Path) -> bool:
+  """Whether a folder has a run that has come to its end, and is intact.
+
+  Args:
+    run_dir: The run's folder.
+
+  Returns:
+    Whether its metrics and its models are those that `train` has written.
+
+  Raises:
+    OSError: If a file can't be read at present.
+  """
+  try:
+    models = saved_models.SavedModels(run_dir / _FOLDER)
+    models.check()
+  except ValueError:
+    return False
+  return models.manifest['metrics'] == _metrics_checksum(run_dir)
+
+
+def _metrics_checksum(run_dir: pathlib.Path) -> Optional[str]:
+  try:
+    text = (run_dir / 'metrics.csv').read_bytes()
+  except FileNotFoundError:
+    return None
+  return hashlib.sha256(text).hexdigest()
+
+
+def _input_shape(model: BatchNormModel) -> Optional[list[int]]:
+  """The shape of a sample; `None` if it has several parts."""
+  spec = model.input_spec[0]
+  return list(spec.shape[1:]) if isinstance(spec, tf.TensorSpec) else None
