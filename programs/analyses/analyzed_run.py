@@ -20,6 +20,7 @@ from tff_bn.keras_model.partition import SINGLE
 from tff_bn.keras_model.partition import Role
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.position_aware import permutation
+from tff_bn.position_aware import tied_units
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.programs import experiment
 from tff_bn.programs import report
@@ -126,7 +127,7 @@ class AnalyzedRun:
       ValueError: If they can't, or the model has several outputs.
     """
     try:
-      has_units = bool(permutation.unit_groups(self.keras_model))
+      has_units = bool(tied_units.unit_groups(self.keras_model))
       permutation.outputs(self.keras_model, self.test_examples(1, 0)[0])
     except ValueError as error:
       raise ValueError(f'--run={self.folder}: {error}') from error

@@ -11,6 +11,7 @@ from matplotlib import figure
 import numpy as np
 
 from tff_bn.position_aware import permutation
+from tff_bn.position_aware import tied_units
 from tff_bn.programs import cli
 from tff_bn.programs import tables
 from tff_bn.programs.analyses import analyzed_run
@@ -53,7 +54,7 @@ def analyze(
   groups, notes, drawn = [], [], {}
   for run in runs:
     model = run.keras_model
-    found = permutation.unit_groups(model)
+    found = tied_units.unit_groups(model)
     permutations = permutation.random_permutations(
         found, flags.shuffle_probability, flags.seed
     )

@@ -11,7 +11,7 @@ import keras
 from matplotlib import figure
 import numpy as np
 
-from tff_bn.keras_model import convert
+from tff_bn.keras_model import keras_copy
 from tff_bn.layers import position_encoding
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import position_encodings
@@ -127,7 +127,7 @@ def without_encodings(model: keras.Model) -> keras.Model:
   return plain
 
 
-class _WithoutEncodings(convert.PlainCopy):
+class _WithoutEncodings(keras_copy.PlainCopy):
   """Copies layers; position encodings become layers that do nothing."""
 
   def _new(self, layer: keras.layers.Layer) -> keras.layers.Layer:

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.aggregators import attacked_rule
 from tff_bn.aggregators import attacks
-from tff_bn.aggregators import gathering
+from tff_bn.aggregators import rule
 
 _DTYPES = (np.float32, np.float64)
 
@@ -276,7 +277,7 @@ def test_wrong_arguments(create, message):
     create()
 
 
-class _CountingMean(gathering.Rule):
+class _CountingMean(rule.Rule):
   """The mean; its state is the number of rows that it has seen."""
 
   def initial_state(self, size, dtype):
@@ -291,7 +292,7 @@ class _CountingMean(gathering.Rule):
 
 
 def _attacked(num_attackers=2, attack=None, **arguments):
-  return attacks.Attacked(
+  return attacked_rule.Attacked(
       _CountingMean(0),
       attack or attacks.FallOfEmpires(3.0),
       num_attackers,
@@ -442,7 +443,7 @@ def test_no_honest_client_is_an_error_at_once_if_known(num_clients):
   with pytest.raises(ValueError, match=message):
     _attacked(num_clients=num_clients)
   with pytest.raises(ValueError, match=message):
-    attacks.Attacked(
+    attacked_rule.Attacked(
         _CountingMean(0, num_clients=num_clients), attacks.SignFlipping(), 2
     )
   with pytest.raises(ValueError, match=message):
@@ -451,7 +452,7 @@ def test_no_honest_client_is_an_error_at_once_if_known(num_clients):
 
 def test_the_rules_demands_are_the_attacked_rules():
   rule = _CountingMean(2, num_clients=7)
-  attacked = attacks.Attacked(rule, attacks.SignFlipping(), 3)
+  attacked = attacked_rule.Attacked(rule, attacks.SignFlipping(), 3)
   assert attacked.num_byzantine == 2
   assert attacked.num_clients == 7
   assert attacked.min_clients(2) == 5
@@ -474,7 +475,7 @@ def test_the_rules_demands_are_the_attacked_rules():
 )
 def test_wrong_arguments_of_attacked(arguments, error, message):
   with pytest.raises(error, match=message):
-    attacks.Attacked(*arguments)
+    attacked_rule.Attacked(*arguments)
 
 
 def test_attackers_that_are_left_alone():

@@ -583,9 +583,9 @@ def test_replicas_are_as_one_device_with_the_whole_batch(tmp_path):
 
 
 def test_fedtan_refuses_the_layer():
-  from tff_bn.fedtan import synchronized_batch_norm
+  from tff_bn.fedtan import model_checks
 
   with pytest.raises(
       ValueError, match="'norm' is a FederatedBatchNormalization"
   ):
-    synchronized_batch_norm.check_model(_model())
+    model_checks.check_model(_model())

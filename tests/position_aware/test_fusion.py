@@ -12,6 +12,7 @@ from tff_bn import models
 from tff_bn.position_aware import fusion
 from tff_bn.position_aware import layer_outputs
 from tff_bn.position_aware import permutation
+from tff_bn.position_aware import tied_units
 
 _LAYERS = keras.layers
 _RNG = np.random.default_rng(0)
@@ -99,7 +100,7 @@ def _random_permutations(model, seed=1):
   rng = np.random.default_rng(seed)
   permutations = {
       group.name: rng.permutation(group.size)
-      for group in permutation.unit_groups(model)
+      for group in tied_units.unit_groups(model)
   }
   assert permutations
   return permutations
@@ -273,7 +274,7 @@ def test_names_of_layers_may_differ():
     models_.append(keras.Model(inputs, _LAYERS.Dense(3)(x)))
   first, second = models_
   second.set_weights(first.get_weights())
-  group = permutation.unit_groups(second)[0].name
+  group = tied_units.unit_groups(second)[0].name
   permuted = permutation.permute_units(second, {group: [1, 2, 4, 0, 3]})
   _assert_same_weights(fusion.align(first, permuted, _X), first)
 

@@ -13,6 +13,7 @@ import tff_bn
 from tff_bn import models
 from tff_bn.layers import PositionEncoding
 from tff_bn.position_aware import permutation
+from tff_bn.position_aware import tied_units
 
 _layers = keras.layers
 # Hidden units: those of a residual stage's blocks count once.
@@ -59,12 +60,12 @@ def _assert_all_moved(model, shuffled, fixed=('logits/bias',)):
 
 
 def _sizes(model):
-  return {group.name: group.size for group in permutation.unit_groups(model)}
+  return {group.name: group.size for group in tied_units.unit_groups(model)}
 
 
 def _occurrences(model, name):
   """(name of the weight, axis) -> positions."""
-  (group,) = (g for g in permutation.unit_groups(model) if g.name == name)
+  (group,) = (g for g in tied_units.unit_groups(model) if g.name == name)
   return {
       (model.weights[o.weight].path, o.axis): o.positions.tolist()
       for o in group.occurrences
@@ -595,7 +596,7 @@ def test_functions_that_are_not_supported(function):
       ValueError,
       match='the operation .*(not known|called with a constant).*Supported are',
   ):
-    permutation.unit_groups(model)
+    tied_units.unit_groups(model)
 
 
 def _resnet50():
@@ -631,7 +632,7 @@ def test_a_network_of_keras_with_depthwise_convolutions():
   with pytest.raises(
       ValueError, match=r"'expanded_conv_depthwise' \(DepthwiseConv2D\)"
   ):
-    permutation.unit_groups(model)
+    tied_units.unit_groups(model)
 
 
 def test_adapters_of_low_rank_are_not_supported():
@@ -644,7 +645,7 @@ def test_adapters_of_low_rank_are_not_supported():
   )
   model.get_layer('a').enable_lora(2)
   with pytest.raises(ValueError, match="layer 'a' .* enable_lora"):
-    permutation.unit_groups(model)
+    tied_units.unit_groups(model)
 
 
 def test_outputs_of_federated_batch_normalization_stay():
@@ -932,24 +933,24 @@ def test_layers_that_are_not_supported(layer, message):
   with pytest.raises(
       ValueError, match=f"the layer '{name}' .*{message}.*Supported are Dense"
   ):
-    permutation.unit_groups(model)
+    tied_units.unit_groups(model)
 
 
 def test_recurrent_layers_and_operations_are_not_supported():
   inputs = keras.Input((5, 4))
   model = keras.Model(inputs, _layers.Dense(2)(_layers.LSTM(3)(inputs)))
   with pytest.raises(ValueError, match=r"the layer 'lstm.*' \(LSTM\)"):
-    permutation.unit_groups(model)
+    tied_units.unit_groups(model)
   x = _layers.Dense(3)(inputs)
   model = keras.Model(inputs, _layers.Dense(2)(x[:, ::-1]))
   with pytest.raises(
       ValueError, match=r"the operation 'get_item.*' \(GetItem\) .*not known"
   ):
-    permutation.unit_groups(model)
+    tied_units.unit_groups(model)
   x = _layers.Add()([x, tf.ones([1, 5, 3])])
   model = keras.Model(inputs, _layers.Dense(2)(x))
   with pytest.raises(ValueError, match='is called with a constant'):
-    permutation.unit_groups(model)
+    tied_units.unit_groups(model)
 
 
 def test_merged_units_need_the_same_axis_and_number():
@@ -958,32 +959,32 @@ def test_merged_units_need_the_same_axis_and_number():
   y = _layers.Dense(1, name='b')(inputs)
   model = keras.Model(inputs, _layers.Dense(2)(_layers.Add()([x, y])))
   with pytest.raises(ValueError, match='inputs have different shapes'):
-    permutation.unit_groups(model)
+    tied_units.unit_groups(model)
 
 
 def test_flattened_units_need_a_known_number():
   inputs = keras.Input((None, 4, 2))
   outputs = _layers.Flatten(name='flat')(_conv(3, 'a')(inputs))
   with pytest.raises(ValueError, match="layer 'flat' .* an unknown size"):
-    permutation.unit_groups(keras.Model(inputs, outputs))
+    tied_units.unit_groups(keras.Model(inputs, outputs))
 
 
 def test_models_that_are_not_supported():
   with pytest.raises(TypeError, match='must be a keras.Model, but is a D'):
-    permutation.unit_groups(_layers.Dense(3))
+    tied_units.unit_groups(_layers.Dense(3))
   with pytest.raises(ValueError, match="'mine' .* is no functional model"):
-    permutation.unit_groups(random_models.Subclassed())
+    tied_units.unit_groups(random_models.Subclassed())
   with pytest.raises(ValueError, match='is no functional model'):
-    permutation.unit_groups(keras.Sequential([_layers.Dense(2)]))
+    tied_units.unit_groups(keras.Sequential([_layers.Dense(2)]))
   only_outputs = keras.Sequential([keras.Input((3,)), _layers.Dense(2)])
-  assert permutation.unit_groups(only_outputs) == []
+  assert tied_units.unit_groups(only_outputs) == []
   with pytest.raises(ValueError, match='no hidden units that could be'):
     permutation.shuffle_units(only_outputs, 0.1, 0)
   # A single unit has no other to trade places with.
   single = keras.Sequential(
       [keras.Input((3,)), _layers.Dense(1), _layers.Dense(2)]
   )
-  assert permutation.unit_groups(single) == []
+  assert tied_units.unit_groups(single) == []
   inputs = keras.Input((3,))
   x = _layers.Dense(4)(inputs)
   two = keras.Model(inputs, [_layers.Dense(2)(x), _layers.Dense(2)(x)])

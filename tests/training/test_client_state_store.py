@@ -10,9 +10,10 @@ import sys
 import numpy as np
 import pytest
 
+from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
 from tff_bn.training.client_state_store import MemoryClientStateStore
-from tff_bn.training.client_state_store import SqliteClientStateStore
+from tff_bn.training.sqlite_client_state_store import SqliteClientStateStore
 
 
 @pytest.fixture(params=['memory', 'sqlite'])
@@ -214,7 +215,7 @@ def test_killed_writer_leaves_the_last_commit(tmp_path):
   path = tmp_path / 'states.sqlite'
   script = f"""
 import numpy as np
-from tff_bn.training.client_state_store import SqliteClientStateStore
+from tff_bn.training.sqlite_client_state_store import SqliteClientStateStore
 store = SqliteClientStateStore({str(path)!r})
 # Larger than SQLite's cache, so that uncommitted pages reach the file.
 big = np.zeros([400_000])
@@ -315,7 +316,7 @@ def test_second_process_is_refused(tmp_path):
 
 @pytest.mark.parametrize('keep', [0, 3, 8, 20, -1])
 def test_cut_bytes_are_not_decoded(keep):
-  data = client_state_store.encode_state({'x': np.arange(5)})
+  data = client_state_codec.encode_state({'x': np.arange(5)})
 
-  with pytest.raises(client_state_store.CorruptStateError):
-    client_state_store.decode_state(data[:keep])
+  with pytest.raises(client_state_codec.CorruptStateError):
+    client_state_codec.decode_state(data[:keep])

@@ -28,11 +28,13 @@ import training_fakes
 from tff_bn import training
 from tff_bn.analysis import communication
 from tff_bn.training import checkpoints
+from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
 from tff_bn.training import saved_models
+from tff_bn.training import sqlite_client_state_store
 
 _CONFIG = training.TrainingConfig(
     rounds=7,
@@ -456,7 +458,7 @@ class TestClientStates:
 
   def _states(self, run_dir, config, model):
     _train(model, run_dir, True, config)
-    with client_state_store.SqliteClientStateStore(
+    with sqlite_client_state_store.SqliteClientStateStore(
         run_dir / 'client_states.sqlite'
     ) as store:
       return {c: store.get(c) for c in store.client_ids()}
@@ -478,9 +480,9 @@ class TestClientStates:
     assert len(sampled) == 2
     assert before.keys() == after.keys() == set(training_fakes.CLIENT_IDS)
     for client_id in before:
-      same = client_state_store.encode_state(
+      same = client_state_codec.encode_state(
           before[client_id]
-      ) == client_state_store.encode_state(after[client_id])
+      ) == client_state_codec.encode_state(after[client_id])
       assert same == (client_id not in sampled)
 
   def test_state_counts_the_clients_own_rounds(self, model, tmp_path):
@@ -492,9 +494,9 @@ class TestClientStates:
 
 # Everything through which a run changes its folder.
 _WRITES = (
-    (client_state_store.SqliteClientStateStore, 'put_many'),
-    (client_state_store.SqliteClientStateStore, 'commit'),
-    (client_state_store.SqliteClientStateStore, 'prune'),
+    (sqlite_client_state_store.SqliteClientStateStore, 'put_many'),
+    (sqlite_client_state_store.SqliteClientStateStore, 'commit'),
+    (sqlite_client_state_store.SqliteClientStateStore, 'prune'),
     (keras.Model, 'save'),
     (np, 'savez'),
     (os, 'replace'),
@@ -952,7 +954,7 @@ class TestServerAndClientsTogether:
         for name in os.listdir(tmp_path / 'checkpoints')
     )
     assert kept == [15, 18, 20]
-    with client_state_store.SqliteClientStateStore(
+    with sqlite_client_state_store.SqliteClientStateStore(
         tmp_path / 'client_states.sqlite'
     ) as store:
       for round_num in kept:
@@ -960,13 +962,13 @@ class TestServerAndClientsTogether:
         for r in range(1, round_num + 1):
           expected.update(zip(sampled[r], history[r]))
         for client_id, state in expected.items():
-          assert client_state_store.encode_state(
+          assert client_state_codec.encode_state(
               store.get(client_id, round_num)
-          ) == client_state_store.encode_state(state)
+          ) == client_state_codec.encode_state(state)
       # Not more than one version for each checkpoint.
       for client_id in store.client_ids():
         versions = {
-            client_state_store.encode_state(store.get(client_id, r))
+            client_state_codec.encode_state(store.get(client_id, r))
             for r in range(15, 21)
         }
         assert len(versions) <= 3

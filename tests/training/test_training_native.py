@@ -13,8 +13,9 @@ import training_example
 
 from tff_bn import runtime
 from tff_bn import training
-from tff_bn.training import client_state_store
+from tff_bn.training import client_state_codec
 from tff_bn.training import evaluation
+from tff_bn.training import sqlite_client_state_store
 
 _CONFIG = training_example.CONFIG
 
@@ -69,11 +70,11 @@ def _assert_bits(found, expected):
 
 
 def _client_states(run_dir):
-  with client_state_store.SqliteClientStateStore(
+  with sqlite_client_state_store.SqliteClientStateStore(
       run_dir / 'client_states.sqlite'
   ) as store:
     return {
-        client_id: client_state_store.encode_state(store.get(client_id))
+        client_id: client_state_codec.encode_state(store.get(client_id))
         for client_id in store.client_ids()
     }
 
@@ -187,7 +188,7 @@ def test_control_variates_are_kept_but_are_no_model(
         np.mean([metrics[name] for metrics in per_client]),
         rtol=1e-6,
     )
-  with client_state_store.SqliteClientStateStore(
+  with sqlite_client_state_store.SqliteClientStateStore(
       tmp_path / 'client_states.sqlite'
   ) as store:
     states = [store.get(client_id) for client_id in store.client_ids()]

@@ -8,9 +8,9 @@ from tff_bn.imports import dependencies
 
 dependencies.require_tff()
 
+from tff_bn.aggregators.attacked_rule import Attacked  # noqa: E402
 from tff_bn.aggregators.attacks import ALittleIsEnough  # noqa: E402
 from tff_bn.aggregators.attacks import Attack  # noqa: E402
-from tff_bn.aggregators.attacks import Attacked  # noqa: E402
 from tff_bn.aggregators.attacks import FallOfEmpires  # noqa: E402
 from tff_bn.aggregators.attacks import FalsifiedCounts  # noqa: E402
 from tff_bn.aggregators.attacks import GaussianNoise  # noqa: E402
@@ -20,7 +20,6 @@ from tff_bn.aggregators.attacks import SignFlipping  # noqa: E402
 from tff_bn.aggregators.bucketing import Bucketing  # noqa: E402
 from tff_bn.aggregators.centered_clipping import CenteredClipping  # noqa: E402
 from tff_bn.aggregators.coordinate_median import CoordinateMedian  # noqa: E402
-from tff_bn.aggregators.gathering import Rule  # noqa: E402
 from tff_bn.aggregators.geometric_median import GeometricMedian  # noqa: E402
 from tff_bn.aggregators.krum import Krum  # noqa: E402
 from tff_bn.aggregators.krum import MultiKrum  # noqa: E402
@@ -28,13 +27,14 @@ from tff_bn.aggregators.loss_weighted import LossWeightedFactory  # noqa: E402
 from tff_bn.aggregators.mea_med import MeaMed  # noqa: E402
 from tff_bn.aggregators.mean import Mean  # noqa: E402
 from tff_bn.aggregators.model_update import ModelUpdateFactory  # noqa: E402
-from tff_bn.aggregators.moments import FbnMomentsFactory  # noqa: E402
-from tff_bn.aggregators.moments import MomentsFactory  # noqa: E402
-from tff_bn.aggregators.moments import NaiveMomentsFactory  # noqa: E402
-from tff_bn.aggregators.moments import PooledMomentsFactory  # noqa: E402
 from tff_bn.aggregators.moments import layer_moments  # noqa: E402
 from tff_bn.aggregators.moments import layer_moments_type  # noqa: E402
+from tff_bn.aggregators.moments_factories import FbnMomentsFactory  # noqa: E402
+from tff_bn.aggregators.moments_factories import MomentsFactory  # noqa: E402
+from tff_bn.aggregators.moments_factories import NaiveMomentsFactory  # noqa: E402
+from tff_bn.aggregators.moments_factories import PooledMomentsFactory  # noqa: E402
 from tff_bn.aggregators.nearest_neighbor_mixing import NearestNeighborMixing  # noqa: E402
+from tff_bn.aggregators.rule import Rule  # noqa: E402
 from tff_bn.aggregators.trimmed_mean import TrimmedMean  # noqa: E402
 from tff_bn.aggregators.weighted_mean import WeightedMeanFactory  # noqa: E402
 

@@ -10,13 +10,14 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import gathering
+from tff_bn.aggregators import rule
 
 _BLOCK_COLUMNS = 2**13
 
 
-class Bucketing(gathering.CheckedRule):
+class Bucketing(rule.CheckedRule):
   """Aggregates the means of random buckets of clients.
 
   The clients' values are shuffled and put into buckets of `bucket_size` values,
@@ -35,7 +36,7 @@ class Bucketing(gathering.CheckedRule):
 
   def __init__(
       self,
-      rule: gathering.Rule,
+      rule: rule.Rule,
       bucket_size: int,
       seed: int = 0,
       *,
@@ -55,9 +56,9 @@ class Bucketing(gathering.CheckedRule):
       ValueError: If `bucket_size` is not positive, or the rule can't tolerate
         so many attackers among the buckets.
     """
-    gathering.check_rule(self, rule)
-    gathering.check_count(self, 'bucket_size', bucket_size, 1)
-    gathering.check_count(self, 'seed', seed, 0)
+    argument_checks.check_rule(self, rule)
+    argument_checks.check_count(self, 'bucket_size', bucket_size, 1)
+    argument_checks.check_count(self, 'seed', seed, 0)
     self.rule = rule
     self.bucket_size = bucket_size
     self.seed = seed

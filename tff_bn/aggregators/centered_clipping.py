@@ -9,11 +9,12 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import gathering
+from tff_bn.aggregators import rule
 
 
-class CenteredClipping(gathering.CheckedRule):
+class CenteredClipping(rule.CheckedRule):
   """Moves the last aggregate by the mean of clipped differences from it.
 
   With v the aggregate of the round before, 0 in the first round, and τ the
@@ -50,8 +51,8 @@ class CenteredClipping(gathering.CheckedRule):
         is not positive.
     """
     super().__init__(num_byzantine, num_clients=num_clients)
-    gathering.check_positive(self, 'radius', radius)
-    gathering.check_count(self, 'num_iterations', num_iterations, 1)
+    argument_checks.check_positive(self, 'radius', radius)
+    argument_checks.check_count(self, 'num_iterations', num_iterations, 1)
     self.radius = radius
     self.num_iterations = num_iterations
 

@@ -9,11 +9,11 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_bn.aggregators import gathering
 from tff_bn.aggregators import order_statistics
+from tff_bn.aggregators import rule
 
 
-class CoordinateMedian(gathering.CheckedRule):
+class CoordinateMedian(rule.CheckedRule):
   """The median of the clients' values, in each coordinate by itself.
 
   `median(x)_j` is the value in the middle of x_1j, ..., x_nj; for an even n,

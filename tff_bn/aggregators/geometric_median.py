@@ -9,11 +9,12 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import gathering
+from tff_bn.aggregators import rule
 
 
-class GeometricMedian(gathering.CheckedRule):
+class GeometricMedian(rule.CheckedRule):
   """The point with the least sum of distances to the clients' values.
 
   `argmin_z Σ_i ‖x_i - z‖`, with Euclidean distances over the whole structure,
@@ -60,9 +61,9 @@ class GeometricMedian(gathering.CheckedRule):
         is not positive.
     """
     super().__init__(num_byzantine, num_clients=num_clients)
-    gathering.check_positive(self, 'smoothing', smoothing)
-    gathering.check_positive(self, 'tolerance', tolerance)
-    gathering.check_count(self, 'max_iterations', max_iterations, 1)
+    argument_checks.check_positive(self, 'smoothing', smoothing)
+    argument_checks.check_positive(self, 'tolerance', tolerance)
+    argument_checks.check_count(self, 'max_iterations', max_iterations, 1)
     self.smoothing = smoothing
     self.tolerance = tolerance
     self.max_iterations = max_iterations

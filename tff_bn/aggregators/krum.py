@@ -9,11 +9,12 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import gathering
+from tff_bn.aggregators import rule
 
 
-class _KrumScores(gathering.CheckedRule):
+class _KrumScores(rule.CheckedRule):
   """What both rules have in common."""
 
   def min_clients(self, num_byzantine: Any) -> Any:
@@ -76,7 +77,7 @@ class MultiKrum(_KrumScores):
         not a number of clients.
     """
     if num_selected is not None:
-      gathering.check_count(self, 'num_selected', num_selected, 1)
+      argument_checks.check_count(self, 'num_selected', num_selected, 1)
     self.num_selected = num_selected
     super().__init__(num_byzantine, num_clients=num_clients)
 

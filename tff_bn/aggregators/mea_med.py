@@ -6,11 +6,11 @@ Reference:
 
 import tensorflow as tf
 
-from tff_bn.aggregators import gathering
 from tff_bn.aggregators import order_statistics
+from tff_bn.aggregators import rule
 
 
-class MeaMed(gathering.CheckedRule):
+class MeaMed(rule.CheckedRule):
   """The mean of the n - f values nearest to the median, for each coordinate.
 
   Of two values at the same distance from the median, the smaller one is taken.

@@ -9,11 +9,12 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import gathering
+from tff_bn.aggregators import rule
 
 
-class NearestNeighborMixing(gathering.CheckedRule):
+class NearestNeighborMixing(rule.CheckedRule):
   """Replaces each value by the mean of the n - f nearest ones ("NNM").
 
   `y_i = Σ_{j near i} x_j / (n - f)`, the value itself included, nearest in
@@ -26,7 +27,7 @@ class NearestNeighborMixing(gathering.CheckedRule):
 
   def __init__(
       self,
-      rule: gathering.Rule,
+      rule: rule.Rule,
       num_byzantine: int,
       *,
       num_clients: Optional[int] = None,
@@ -42,7 +43,7 @@ class NearestNeighborMixing(gathering.CheckedRule):
       TypeError: If `rule` is no rule.
       ValueError: If so many attackers can't be tolerated, here or by the rule.
     """
-    gathering.check_rule(self, rule)
+    argument_checks.check_rule(self, rule)
     self.rule = rule
     super().__init__(num_byzantine, num_clients=num_clients)
 

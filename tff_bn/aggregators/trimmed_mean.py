@@ -7,11 +7,11 @@ Reference:
 
 import tensorflow as tf
 
-from tff_bn.aggregators import gathering
 from tff_bn.aggregators import order_statistics
+from tff_bn.aggregators import rule
 
 
-class TrimmedMean(gathering.CheckedRule):
+class TrimmedMean(rule.CheckedRule):
   """The mean without the f smallest and the f largest, for each coordinate.
 
   With x_(1)j ≤ ... ≤ x_(n)j the values in ascending order,

@@ -13,8 +13,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.aggregators import gathering
 from tff_bn.aggregators import moments as moments_lib
+from tff_bn.aggregators import moments_factories
+from tff_bn.aggregators import rule
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
@@ -33,7 +34,7 @@ def build_fbn(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
-    statistics_aggregator: Optional[gathering.Rule] = None,
+    statistics_aggregator: Optional[rule.Rule] = None,
     pooled: bool = True,
     **options: Unpack[Options],
 ) -> Process:
@@ -132,7 +133,7 @@ def build_fbn(
       model,
       client_optimizer,
       build_work=functools.partial(_FbnWork, momentum=momentum),
-      statistics_aggregator=moments_lib.FbnMomentsFactory(
+      statistics_aggregator=moments_factories.FbnMomentsFactory(
           momentum, statistics_aggregator, pooled=pooled, unbiased=False
       ),
       running_variance=functools.partial(_unbiased, momentum),

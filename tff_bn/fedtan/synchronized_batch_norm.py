@@ -22,25 +22,22 @@ weight in the loss.
 
 import collections
 import enum
-from typing import NamedTuple, Optional, Protocol
+from typing import Optional
 
 import keras
 import tensorflow as tf
 
 from tff_bn.aggregators import moments
 from tff_bn.common import numerics
-from tff_bn.fedtan import stages
-from tff_bn.keras_model import convert
+from tff_bn.fedtan import batch_norm_kernels
+from tff_bn.fedtan import model_checks
+from tff_bn.fedtan import staged_function
 from tff_bn.keras_model import fused_batch_norm
-from tff_bn.keras_model import mixed_precision
 from tff_bn.layers import discovery
 
 # A client whose values are so large that the sum over this many clients like it
 # overflows is left out: it would make the answer useless for all others.
 _MOST_CLIENTS = 2.0**10
-
-# Layers that may call others in a loop.
-_LOOPS = (keras.layers.Wrapper, keras.layers.Bidirectional, keras.layers.RNN)
 
 
 class Answer(enum.Enum):
@@ -48,106 +45,6 @@ class Answer(enum.Enum):
 
   SUM = 'the sum over all clients'
   POOLED_MOMENTS = 'the moments of all clients together'
-
-
-class _Statistics(NamedTuple):
-  """Statistics of all clients' values.
-
-  Attributes:
-    mean: The mean of each channel.
-    variance: The biased variance of each channel.
-    count: How many values of a channel there are.
-    value_weight: The weight of one value of this client in them.
-    deficit: By how much the weights of all values fall short of 1; `None` if
-      they don't.
-  """
-
-  mean: tf.Tensor
-  variance: tf.Tensor
-  count: tf.Tensor
-  value_weight: tf.Tensor
-  deficit: Optional[tf.Tensor] = None
-
-
-def check_model(model: keras.Model) -> None:
-  """Checks that batch normalization can be synchronized in a model.
-
-  Args:
-    model: The model.
-
-  Raises:
-    ValueError: If there is nothing to synchronize, or a layer can't be. The
-      message names the layer and says what to do.
-  """
-  layers = discovery.batch_norm_layers(model)
-  if not any(layer.trainable for layer in layers):
-    found = 'none that is trained' if layers else 'none'
-    raise ValueError(
-        'FedTAN synchronizes batch normalization layers, but the model'
-        f' {model.name!r} has {found}. Use a model with batch normalization, or'
-        ' fedavg.'
-    )
-  for layer in layers:
-    _check_layer(layer)
-  for layer in discovery.all_layers(model):
-    _check_container(layer)
-  if mixed_precision.computes_in_float16(model):
-    raise ValueError(
-        f'FedTAN cannot scale the loss of the model {model.name!r}, which'
-        ' computes in float16, from one exchange to the next. Use'
-        ' mixed_bfloat16 or float32.'
-    )
-
-
-def _check_layer(layer: keras.layers.Layer):
-  name = f'The batch normalization layer {layer.name!r}'
-  if layer.renorm:
-    raise ValueError(
-        f'{name} has renorm=True, with which FedTAN cannot synchronize it. Use'
-        ' keras.layers.BatchNormalization with renorm=False.'
-    )
-  own = fused_batch_norm.own_method(layer)
-  if own:
-    raise ValueError(
-        f'{name} is a {type(layer).__name__}, which computes in its own way'
-        f' ({own}), so FedTAN does not know what to synchronize. Use'
-        ' keras.layers.BatchNormalization.'
-    )
-
-
-def _check_container(container: keras.layers.Layer):
-  if discovery.is_batch_norm(container):
-    return
-  inside = [
-      layer
-      for layer in discovery.batch_norm_layers(container)
-      if layer.trainable
-  ]
-  if not inside:
-    return
-  if isinstance(container, keras.Model) and not convert.is_functional(
-      container
-  ):
-    raise ValueError(
-        f'The model {container.name!r} ({type(container).__name__}), with the'
-        f' batch normalization layer {inside[0].name!r}, is a subclass of'
-        ' keras.Model with its own `call`, which FedTAN cannot split. Build'
-        ' it as a functional model, keras.Model(inputs, outputs), or a'
-        ' keras.Sequential.'
-    )
-  if isinstance(container, _LOOPS):
-    raise _inside_of_control_flow(container, inside[0])
-
-
-def _inside_of_control_flow(
-    container: keras.layers.Layer, layer: keras.layers.Layer
-) -> ValueError:
-  return ValueError(
-      f'The batch normalization layer {layer.name!r} is inside of the layer'
-      f' {container.name!r} ({type(container).__name__}), which may call it in'
-      ' a loop, a condition or a function of its own, where FedTAN cannot stop'
-      ' for an exchange. Call the layer in the functional model itself.'
-  )
 
 
 class SynchronizedBatchNorm:
@@ -163,7 +60,7 @@ class SynchronizedBatchNorm:
   def __init__(
       self,
       model: keras.Model,
-      ask: stages.Ask,
+      ask: staged_function.Ask,
       client_weight: tf.Tensor,
       *,
       fused_moments: bool,
@@ -205,8 +102,8 @@ class SynchronizedBatchNorm:
           if container is not layer
           and any(x is layer for x in discovery.all_layers(container))
       ]
-      raise _inside_of_control_flow(containers[-1], layer)
-    kernels = _kernels_for(layer, inputs, mask)
+      raise model_checks.inside_of_control_flow(containers[-1], layer)
+    kernels = batch_norm_kernels.kernels_for(layer, inputs, mask)
     statistics = self._statistics(kernels)
     _update_moving_statistics(layer, statistics)
     output = self._normalize(
@@ -215,7 +112,9 @@ class SynchronizedBatchNorm:
     output.set_shape(inputs.shape)
     return tf.cast(output, layer.compute_dtype)
 
-  def _statistics(self, kernels: '_Kernels') -> _Statistics:
+  def _statistics(
+      self, kernels: 'batch_norm_kernels.Kernels'
+  ) -> batch_norm_kernels.Statistics:
     """The statistics of all clients, in the paper's algorithm 2.
 
     Args:
@@ -236,7 +135,7 @@ class SynchronizedBatchNorm:
           sound,
       )
       return kernels.as_keras(
-          _Statistics(
+          batch_norm_kernels.Statistics(
               pooled['mean'],
               pooled['variance'],
               pooled['count'],
@@ -255,7 +154,7 @@ class SynchronizedBatchNorm:
         Answer.SUM, weight * deviation, _can_be_summed(weight * deviation)
     )
     return kernels.as_keras(
-        _Statistics(
+        batch_norm_kernels.Statistics(
             global_mean,
             tf.math.divide_no_nan(sum_of_deviations, total['weight']),
             total['count'],
@@ -265,8 +164,8 @@ class SynchronizedBatchNorm:
 
   def _normalize(
       self,
-      kernels: '_Kernels',
-      statistics: _Statistics,
+      kernels: 'batch_norm_kernels.Kernels',
+      statistics: batch_norm_kernels.Statistics,
       gamma: tf.Tensor,
       beta: tf.Tensor,
   ) -> tf.Tensor:
@@ -303,10 +202,10 @@ class SynchronizedBatchNorm:
 
   def _sums(
       self,
-      kernels: '_Kernels',
+      kernels: 'batch_norm_kernels.Kernels',
       scale_gradient: tf.Tensor,
       shift_gradient: tf.Tensor,
-      statistics: _Statistics,
+      statistics: batch_norm_kernels.Statistics,
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Dγ, Dζ and q."""
     if not self._synchronize_backward:
@@ -334,7 +233,7 @@ def _can_be_summed(*values: tf.Tensor) -> tf.Tensor:
 
 
 def _update_moving_statistics(
-    layer: keras.layers.Layer, statistics: _Statistics
+    layer: keras.layers.Layer, statistics: batch_norm_kernels.Statistics
 ) -> None:
   """Updates the moving mean and variance as Keras does, if there are values."""
   for variable, value in (
@@ -346,174 +245,3 @@ def _update_moving_statistics(
         1.0 - layer.momentum
     )
     variable.assign(tf.where(statistics.count > 0, new, old))
-
-
-class _Kernels(Protocol):
-  """How a layer's input is normalized.
-
-  Attributes:
-    inputs: The input, in the dtype of the computation.
-    count: The number of values of a channel, a scalar in the statistics' dtype.
-    epsilon: What is added to the variance.
-  """
-
-  inputs: tf.Tensor
-  count: tf.Tensor
-  epsilon: float
-
-  def moments(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the count, the mean and the biased variance of the input."""
-
-  def as_keras(self, statistics: _Statistics) -> _Statistics:
-    """Returns the statistics as Keras computes them of the same values."""
-
-  def normalize(
-      self, gamma: tf.Tensor, beta: tf.Tensor, statistics: _Statistics
-  ) -> tf.Tensor:
-    """Returns γ·x̂ + β."""
-
-  def gradients(
-      self, cotangent: tf.Tensor, gamma: tf.Tensor, statistics: _Statistics
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns γ·r·dy, dγ and dζ."""
-
-  def affine(
-      self, scale: tf.Tensor, shift: tf.Tensor, statistics: _Statistics
-  ) -> tf.Tensor:
-    """Returns scale·x̂ + shift, and 0 where a mask excludes a value."""
-
-
-def _kernels_for(
-    layer: keras.layers.Layer,
-    inputs: tf.Tensor,
-    mask: Optional[tf.Tensor],
-) -> _Kernels:
-  if fused_batch_norm.applies(layer, inputs, mask):
-    return _FusedKernels(layer, inputs)
-  return _PlainKernels(layer, inputs, mask)
-
-
-class _FusedKernels:
-  """TensorFlow's fused operations, for images with the channels last."""
-
-  def __init__(self, layer: keras.layers.Layer, inputs: tf.Tensor):
-    self.inputs = inputs
-    self.epsilon = layer.epsilon
-    self.count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), tf.float32)
-
-  def moments(self):
-    return fused_batch_norm.moments(self.inputs)
-
-  def as_keras(self, statistics):
-    return statistics
-
-  def normalize(self, gamma, beta, statistics):
-    return fused_batch_norm.normalize_by(
-        self.inputs,
-        gamma,
-        beta,
-        statistics.mean,
-        statistics.variance,
-        self.epsilon,
-    )
-
-  def gradients(self, cotangent, gamma, statistics):
-    result = tf.raw_ops.FusedBatchNormGradV3(
-        y_backprop=cotangent,
-        x=self.inputs,
-        scale=gamma,
-        reserve_space_1=statistics.mean,
-        reserve_space_2=statistics.variance,
-        reserve_space_3=tf.zeros([0]),
-        epsilon=self.epsilon,
-        is_training=False,
-    )
-    return result.x_backprop, result.scale_backprop, result.offset_backprop
-
-  def affine(self, scale, shift, statistics):
-    return self.normalize(scale, shift, statistics)
-
-
-class _PlainKernels:
-  """Ordinary operations, for inputs of any rank, axes, dtype and mask."""
-
-  def __init__(
-      self,
-      layer: keras.layers.Layer,
-      inputs: tf.Tensor,
-      mask: Optional[tf.Tensor],
-  ):
-    self._dtype = tf.as_dtype(layer.variable_dtype)
-    self._shape = layer.moving_mean.shape
-    # In 16 bits the squares would overflow; Keras computes in float32, too.
-    self.inputs = tf.cast(inputs, self._dtype)
-    self.epsilon = layer.epsilon
-    rank = inputs.shape.rank
-    axis = layer.axis % rank
-    self._reduced = [i for i in range(rank) if i != axis]
-    # The shape in which a value for each channel goes with the input.
-    self._broadcast = [1] * rank
-    self._broadcast[axis] = inputs.shape[axis]
-    size = tf.cast(tf.size(inputs), self._dtype)
-    self._mask = None
-    if mask is not None:
-      self._mask = tf.broadcast_to(
-          tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(inputs)
-      )
-      size = tf.reduce_sum(tf.cast(self._mask, self._dtype))
-    self.count = size / self._shape.num_elements()
-
-  def _spread(self, value: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(value, self._broadcast)
-
-  def _sum(self, values: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(tf.reduce_sum(values, self._reduced), self._shape)
-
-  def _masked(self, values: tf.Tensor) -> tf.Tensor:
-    if self._mask is None:
-      return values
-    return tf.where(self._mask, values, tf.zeros_like(values))
-
-  def moments(self):
-    mean = tf.math.divide_no_nan(
-        self._sum(self._masked(self.inputs)), self.count
-    )
-    squares = tf.math.square(self.inputs - self._spread(mean))
-    variance = tf.math.divide_no_nan(
-        self._sum(self._masked(squares)), self.count
-    )
-    return self.count, mean, variance
-
-  def as_keras(self, statistics):
-    if self._mask is None:
-      return statistics
-    # So that it never divides by 0, it divides by slightly more.
-    divisor = statistics.count + keras.config.epsilon()
-    share = statistics.count / divisor
-    mean = statistics.mean * share
-    difference = tf.math.square(statistics.mean - mean)
-    return _Statistics(
-        mean,
-        (statistics.variance + difference) * share,
-        statistics.count,
-        statistics.value_weight * share,
-        1 - share,
-    )
-
-  def normalize(self, gamma, beta, statistics):
-    r = tf.math.rsqrt(statistics.variance + self.epsilon)
-    return (self.inputs - self._spread(statistics.mean)) * self._spread(
-        gamma * r
-    ) + self._spread(beta)
-
-  def gradients(self, cotangent, gamma, statistics):
-    r = tf.math.rsqrt(statistics.variance + self.epsilon)
-    normalized = (self.inputs - self._spread(statistics.mean)) * self._spread(r)
-    return (
-        cotangent * self._spread(gamma * r),
-        self._sum(cotangent * normalized),
-        self._sum(cotangent),
-    )
-
-  def affine(self, scale, shift, statistics):
-    return self._masked(self.normalize(scale, shift, statistics))

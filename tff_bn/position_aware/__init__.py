@@ -9,8 +9,8 @@ from tff_bn.imports import lazy
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
     'Match': 'matching',
-    'UnitGroup': 'permutation',
-    'UnitOccurrence': 'permutation',
+    'UnitGroup': 'tied_units',
+    'UnitOccurrence': 'tied_units',
     'add_position_encodings': 'position_encodings',
     'agreeing_share': 'preference',
     'align': 'fusion',
@@ -29,7 +29,7 @@ _MEMBERS = {
     'random_permutation': 'permutation',
     'shuffle_error': 'permutation',
     'shuffle_units': 'permutation',
-    'unit_groups': 'permutation',
+    'unit_groups': 'tied_units',
     'weight_divergence': 'divergence',
     'weight_divergence_by_layer': 'divergence',
 }

@@ -14,18 +14,19 @@ import keras
 import numpy as np
 from scipy.spatial import distance
 
-from tff_bn.keras_model import convert
+from tff_bn.keras_model import keras_copy
 from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
 from tff_bn.position_aware import layer_outputs
 from tff_bn.position_aware import matching
 from tff_bn.position_aware import permutation
+from tff_bn.position_aware import tied_units
 
 
 def align(model_a: keras.Model, model_b: keras.Model, x: Any) -> keras.Model:
   """Permutes the hidden units of a model so that they fit those of another.
 
-  Each group of units (see `permutation.unit_groups`) is permuted so that the
+  Each group of units (see `tied_units.unit_groups`) is permuted so that the
   sum of the distances between the activations of units at the same positions is
   the smallest one. The activations of a unit, for all examples and at all
   positions of an image, are the outputs of the normalization of its layer; if
@@ -38,7 +39,7 @@ def align(model_a: keras.Model, model_b: keras.Model, x: Any) -> keras.Model:
   Of a layer that is called several times, the last call counts.
 
   Args:
-    model_a: A model that `permutation.unit_groups` understands.
+    model_a: A model that `tied_units.unit_groups` understands.
     model_b: Another one of the same architecture.
     x: Examples that both are given.
 
@@ -52,7 +53,7 @@ def align(model_a: keras.Model, model_b: keras.Model, x: Any) -> keras.Model:
       no examples; or activations are not finite.
   """
   models = model_a, model_b
-  groups = [permutation.unit_groups(model) for model in models]
+  groups = [tied_units.unit_groups(model) for model in models]
   _check_same_architecture(model_a, model_b)
   if [_places(group) for group in groups[0]] != [
       _places(group) for group in groups[1]
@@ -117,7 +118,7 @@ def interpolate(
       a, b, dtype = a.astype(np.float64), b.astype(np.float64), a.dtype
       a = ((1 - coefficient) * a + coefficient * b).astype(dtype)
     weights.append(a)
-  copy = convert.PlainCopy()
+  copy = keras_copy.PlainCopy()
   model = copy.layer(model_a)
   # With the `trainable` flags.
   copy.set_state(model_a)
@@ -141,7 +142,7 @@ class _Source(NamedTuple):
 
 def _costs(
     models: Sequence[keras.Model],
-    groups: Sequence[Sequence[permutation.UnitGroup]],
+    groups: Sequence[Sequence[tied_units.UnitGroup]],
     x: Any,
 ) -> list[np.ndarray]:
   """The distances of two models' units, a matrix for each group."""
@@ -166,12 +167,12 @@ def _costs(
   return [np.sqrt(square) for square in squares]
 
 
-def _sources(model: keras.Model, group: permutation.UnitGroup) -> list[_Source]:
+def _sources(model: keras.Model, group: tied_units.UnitGroup) -> list[_Source]:
   """The layers whose outputs are compared, in the order of their weights."""
   layers = {
       id(weight): layer
       for layer in discovery.all_layers(model)
-      if not convert.is_functional(layer)
+      if not keras_copy.is_functional(layer)
       for weight in layer.weights
   }
   linear, normalizations = {}, {}
@@ -212,7 +213,7 @@ def _activations(
   return activations
 
 
-def _places(group: permutation.UnitGroup) -> list[tuple[int, int, list]]:
+def _places(group: tied_units.UnitGroup) -> list[tuple[int, int, list]]:
   """Where the units of a group occur, to be compared."""
   return [(o.weight, o.axis, o.positions.tolist()) for o in group.occurrences]
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_bn.keras_model import convert
+from tff_bn.keras_model import keras_copy
 from tff_bn.keras_model import keras_graph
 from tff_bn.keras_model import layer_features
 
@@ -39,7 +39,7 @@ def hidden_layers(model: keras.Model) -> list[str]:
   Raises:
     ValueError: If the model is no functional one, or has no hidden layer.
   """
-  if not convert.is_functional(model) or not getattr(model, 'outputs', None):
+  if not keras_copy.is_functional(model) or not getattr(model, 'outputs', None):
     raise ValueError(
         f'The model {model.name!r} is no functional model that is connected to'
         ' an input, so its hidden layers can not be found; name them.'
@@ -57,7 +57,7 @@ def hidden_layers(model: keras.Model) -> list[str]:
 
 def _called_layers(model: keras.Model) -> Iterator[keras.Layer]:
   for call in keras_graph.calls(model):
-    if convert.is_functional(call.layer):
+    if keras_copy.is_functional(call.layer):
       yield from _called_layers(call.layer)
     elif isinstance(call.layer, keras.Layer):
       yield call.layer

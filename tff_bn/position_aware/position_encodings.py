@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import keras
 
-from tff_bn.keras_model import convert
+from tff_bn.keras_model import keras_copy
 from tff_bn.keras_model import keras_graph
 from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
@@ -95,7 +95,7 @@ def add_position_encodings(
   )
   # Raises an error if an argument is not allowed.
   PositionEncoding(**settings)
-  if not convert.is_functional(model) or not getattr(model, 'outputs', None):
+  if not keras_copy.is_functional(model) or not getattr(model, 'outputs', None):
     raise ValueError(
         f'The model {model.name!r} is no functional model that is connected to'
         ' an input, so its hidden layers cannot be found. Build it as'
@@ -113,7 +113,7 @@ def add_position_encodings(
   return new_model
 
 
-class _CopyWithEncodings(convert.Copy):
+class _CopyWithEncodings(keras_copy.Copy):
   """Copies layers; functional models get encodings.
 
   Attributes:
@@ -129,13 +129,13 @@ class _CopyWithEncodings(convert.Copy):
     self._before_units: set[int] = set()
 
   def _new(self, layer: keras.Layer) -> keras.Layer:
-    if convert.is_functional(layer):
+    if keras_copy.is_functional(layer):
       return self._new_functional(layer)
     if self._fused_activation(layer) is not None:
       return type(layer).from_config(
           {**layer.get_config(), 'activation': 'linear'}
       )
-    return convert.from_config(layer)
+    return keras_copy.from_config(layer)
 
   def _fused_activation(self, layer: keras.Layer) -> Optional[Any]:
     """The activation of a hidden layer, if it is no layer of its own."""
@@ -168,7 +168,7 @@ class _CopyWithEncodings(convert.Copy):
       ):
         normalized[id(after[0])] = call.layer
     encoded_later = {id(layer) for layer in normalized.values()}
-    tensors = convert.new_inputs(model)
+    tensors = keras_copy.new_inputs(model)
     for call in calls:
       outputs = call.repeat(self.layer(call.layer), tensors)
       has_own = (
@@ -181,7 +181,7 @@ class _CopyWithEncodings(convert.Copy):
         outputs = [self._activation(call.layer)(x) for x in outputs]
       for old, new in zip(call.outputs, outputs, strict=True):
         tensors[id(old)] = new
-    return keras.Model(*convert.new_ends(model, tensors), name=model.name)
+    return keras.Model(*keras_copy.new_ends(model, tensors), name=model.name)
 
   def _find_hidden_layers(
       self,

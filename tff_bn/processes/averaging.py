@@ -12,9 +12,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.aggregators import gathering
 from tff_bn.aggregators import model_update
-from tff_bn.aggregators import moments
+from tff_bn.aggregators import moments_factories
+from tff_bn.aggregators import rule
 from tff_bn.aggregators import weighted_mean
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
@@ -138,9 +138,11 @@ class _Parts:
     if model_aggregator is None:
       model_aggregator = weighted_mean.WeightedMeanFactory()
     if statistics_aggregator is None:
-      statistics_aggregator = moments.NaiveMomentsFactory()
-    if isinstance(statistics_aggregator, gathering.Rule):
-      statistics_aggregator = moments.NaiveMomentsFactory(statistics_aggregator)
+      statistics_aggregator = moments_factories.NaiveMomentsFactory()
+    if isinstance(statistics_aggregator, rule.Rule):
+      statistics_aggregator = moments_factories.NaiveMomentsFactory(
+          statistics_aggregator
+      )
     _check_aggregators(
         model_aggregator, statistics_aggregator, client_weighting
     )

@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from typing_extensions import override
 
 from tff_bn.training import checkpoint_files
+from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
 from tff_bn.training import manifests
 from tff_bn.training import metrics_log
@@ -185,7 +186,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
         self._check_client_states(version, manifest)
       except (
           manifests.DamagedError,
-          client_state_store.CorruptStateError,
+          client_state_codec.CorruptStateError,
       ) as error:
         unusable[version] = error
         continue
@@ -219,7 +220,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
       return
     found = self._store.checksum(version, verify=True)
     if found != manifest['client_states']:
-      raise client_state_store.CorruptStateError(
+      raise client_state_codec.CorruptStateError(
           "the clients' states do not belong to its round: some were changed,"
           ' removed, or are of another copy of the run'
       )

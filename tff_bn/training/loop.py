@@ -24,7 +24,7 @@ import os
 import pathlib
 import threading
 import types
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from absl import logging
 import numpy as np
@@ -48,6 +48,7 @@ from tff_bn.training import round_data
 from tff_bn.training import round_evaluation
 from tff_bn.training import rounds
 from tff_bn.training import run_identity
+from tff_bn.training import sqlite_client_state_store
 from tff_bn.training import termination
 from tff_bn.training.training_config import MAY_CHANGE
 from tff_bn.training.training_config import TrainingConfig
@@ -202,7 +203,7 @@ class _Run:
     self._store: Optional[client_state_store.ClientStateStore] = None
     if isinstance(process, StatefulLearningProcess):
       self._store = stack.enter_context(
-          client_state_store.SqliteClientStateStore(
+          sqlite_client_state_store.SqliteClientStateStore(
               run_dir / 'client_states.sqlite', self._identity.checksum
           )
       )

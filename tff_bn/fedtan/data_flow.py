@@ -1,24 +1,6 @@
-"""A function that waits for answers from outside, cut into stages.
+"""The graph of a traced function, cut at its questions."""
 
-Synchronized batch normalization stops at every layer: a client sends what it
-knows of its batch and goes on with the answer, in the forward and again in the
-backward pass. TFF has no way to wait inside of a client's TensorFlow code. So
-the function is traced as a whole, forward and backward pass in one graph, and
-the graph is cut: a stage is all that can be computed with the answers that are
-there. What a later stage needs of an earlier one is carried over, and nothing
-is computed twice.
-
-Questions that do not depend on each other's answers, as in parallel branches of
-a model, are asked at the same time. So the number of stages is the depth of the
-graph in questions, not their number. Questions whose answers nothing needs are
-not asked at all.
-
-The stages are free of side effects: variables become inputs and outputs.
-"""
-
-import collections
 from collections.abc import (
-    Callable,
     Hashable,
     Iterable,
     Iterator,
@@ -27,7 +9,7 @@ from collections.abc import (
 )
 import dataclasses
 import itertools
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -43,11 +25,15 @@ _READING = frozenset(
         'VariableShape',
     ]
 )
+
+
 # These make a variable's new value of the old one and another one.
 _UPDATING = {'AssignAddVariableOp': 'AddV2', 'AssignSubVariableOp': 'Sub'}
 
+
 # These draw random numbers from a state that is not a variable.
 _DRAWING = ('Random', 'TruncatedNormal', 'ParameterizedTrunc', 'Multinomial')
+
 
 # Makes each variable of a stage its own within a computation.
 _variable_numbers = itertools.count()
@@ -67,12 +53,6 @@ class Question:
   value: Any
 
 
-# Asks a question: takes its kind, a nested structure of tensors, and a bool
-# scalar that says whether the values may be used (default: yes); returns the
-# answer.
-Ask = Callable[..., Any]
-
-
 class Asked(NamedTuple):
   """What a caller of `Ask` gave, as a stage returns it.
 
@@ -86,7 +66,7 @@ class Asked(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Request:
+class Request:
   """A question while the function is traced; `answer` are placeholders."""
 
   kind: Hashable
@@ -100,6 +80,7 @@ class _Request:
     return [*tf.nest.flatten(self.value), self.sound]
 
   def asked(self) -> Question:
+    """Returns what the caller of the staged function learns of it."""
     return Question(
         self.kind, tf.nest.map_structure(tf.TensorSpec.from_tensor, self.value)
     )
@@ -137,206 +118,17 @@ class _Node:
   is_repeated: bool
 
 
-class StagedFunction:
-  """A traced function in stages, to be called inside TFF computations.
-
-  Attributes:
-    questions: For each stage but the last, the questions at its end.
-    is_random: Whether the function draws random numbers, and so needs a seed.
-  """
-
-  def __init__(
-      self,
-      fn: Callable[..., Any],
-      variables: Sequence[stateless_function.Variable],
-      *specs: Any,
-      jit_compile: bool = False,
-  ):
-    """Traces and cuts the function.
-
-    Args:
-      fn: The function of an `Ask` and the arguments. May read and assign any
-        variable; should return the values of those that the caller wants back.
-      variables: The variables whose values the caller gives. Others start with
-        the value that they have now.
-      *specs: `tf.TensorSpec`s, or nested structures of them, of the arguments.
-      jit_compile: Whether XLA compiles the stages.
-
-    Raises:
-      ValueError: If a question is asked inside of a loop, a condition or a
-        function, or the function uses a resource other than a variable.
-    """
-    requests = []
-
-    def ask(kind, value, sound=True):
-      value = tf.nest.map_structure(tf.identity, value)
-      sound = tf.identity(sound)
-      answer = tf.nest.map_structure(
-          lambda v: tf.compat.v1.placeholder(v.dtype, v.shape), value
-      )
-      requests.append(_Request(kind, value, sound, answer))
-      return answer
-
-    @tf.function
-    def traced(*args):
-      # TensorFlow traces a function that makes a variable a second time.
-      requests.clear()
-      return fn(ask, *args)
-
-    function = traced.get_concrete_function(*specs)
-    graph = function.graph
-    if any(
-        tensor.graph is not graph
-        for request in requests
-        for tensor in request.tensors
-    ):
-      raise ValueError(
-          'A question is asked inside of a loop, a condition or a function.'
-      )
-    flow = _DataFlow(function, variables, requests)
-    self._structure = function.structured_outputs
-    outputs = [flow.resolve(tensor.name) for tensor in graph.outputs]
-    needed = flow.needed_requests(outputs)
-    last = max((level for level, _ in needed), default=0)
-    self._requests = [
-        [request for level, request in needed if level == number + 1]
-        for number in range(last)
-    ]
-    self.questions = tuple(
-        tuple(request.asked() for request in at_end)
-        for at_end in self._requests
-    )
-    self._flow = flow
-    self._stages = self._cut(outputs, jit_compile)
-    self.is_random = any(
-        name.startswith((_SEED, _GENERATOR)) for name in self._stages[0].sources
-    )
-
-  @property
-  def num_stages(self) -> int:
-    """The number of stages."""
-    return len(self._stages)
-
-  def sources_of(self, number: int) -> list[int]:
-    """The numbers of the stages from which a stage carries something over."""
-    return sorted(
-        {self._flow.level(name) for name in self._stages[number].carried}
-    )
-
-  def targets_of(self, number: int) -> list[int]:
-    """The numbers of the stages for which a stage returns something."""
-    return sorted(self._stages[number].carried_on)
-
-  def _cut(self, outputs: Sequence[str], jit_compile: bool) -> list['_Stage']:
-    flow = self._flow
-    stages = []
-    # From the last one back: what a stage returns is what later ones need.
-    wanted = collections.defaultdict(dict)
-    for number in reversed(range(len(self._requests) + 1)):
-      if number == len(self._requests):
-        results = list(outputs)
-      else:
-        results = [
-            name
-            for request in self._requests[number]
-            for name in flow.sent(request)
-        ]
-      stage = flow.stage(number, results, wanted[number], jit_compile)
-      for name in stage.carried:
-        wanted[flow.level(name)].setdefault(number, []).append(name)
-      stages.append(stage)
-    return stages[::-1]
-
-  def start(
-      self,
-      values: Sequence[tf.Tensor],
-      *args: Any,
-      seed: Optional[tf.Tensor] = None,
-  ) -> tuple[Union[list[Asked], Any], Mapping[int, list[tf.Tensor]]]:
-    """Calls the first stage inside a graph.
-
-    Args:
-      values: The values that `variables` have at the start.
-      *args: The arguments, of the traced types.
-      seed: An int64 vector of 2 elements: the numbers that determine all random
-        draws. Needed if `is_random`.
-
-    Returns:
-      See `proceed`.
-    """
-    given = {}
-    for name in self._stages[0].sources:
-      kind, number = name.split('/')
-      number = int(number)
-      if kind == _ARGUMENT:
-        given[name] = tf.nest.flatten(args)[number]
-      elif kind == _VALUE:
-        given[name] = values[number]
-      elif kind == _SEED:
-        given[name] = stateless_function.seed_state(seed, number)
-      else:
-        given[name] = stateless_function.generator_state(seed, number)
-    return self._call(0, given)
-
-  def proceed(
-      self,
-      number: int,
-      answers: Sequence[Any],
-      carried: Mapping[int, Sequence[tf.Tensor]],
-  ) -> tuple[Union[list[Asked], Any], Mapping[int, list[tf.Tensor]]]:
-    """Calls a stage after the first inside a graph.
-
-    Args:
-      number: The stage.
-      answers: The answers to `questions[number - 1]`.
-      carried: For each of `sources_of(number)`, what that stage returned for
-        this one.
-
-    Returns:
-      What is asked in `questions[number]`, or what the function returns if it
-      is the last stage; and what it carries over to each later stage.
-    """
-    stage = self._stages[number]
-    given = {}
-    for request, answer in zip(
-        self._requests[number - 1], answers, strict=True
-    ):
-      for placeholder, tensor in zip(
-          tf.nest.flatten(request.answer), tf.nest.flatten(answer), strict=True
-      ):
-        given[placeholder.name] = tensor
-    for source in self.sources_of(number):
-      names = [n for n in stage.carried if self._flow.level(n) == source]
-      given.update(zip(names, carried[source], strict=True))
-    return self._call(number, given)
-
-  def _call(
-      self, number: int, given: Mapping[str, tf.Tensor]
-  ) -> tuple[Any, Mapping[int, list[tf.Tensor]]]:
-    results, carried = self._stages[number](given)
-    if number == len(self._requests):
-      return tf.nest.pack_sequence_as(self._structure, results), carried
-    results = iter(results)
-    return [
-        Asked(
-            tf.nest.map_structure(lambda _: next(results), request.value),
-            next(results),
-        )
-        for request in self._requests[number]
-    ], carried
+ARGUMENT, VALUE, SEED, GENERATOR = 'argument', 'value', 'seed', 'generator'
 
 
-_ARGUMENT, _VALUE, _SEED, _GENERATOR = 'argument', 'value', 'seed', 'generator'
-
-
-class _DataFlow:
+class DataFlow:
   """A traced graph without side effects: each value has one origin."""
 
   def __init__(
       self,
       function: tf.types.experimental.ConcreteFunction,
       variables: Sequence[stateless_function.Variable],
-      requests: Sequence[_Request],
+      requests: Sequence[Request],
   ):
     graph = function.graph
     self._graph_def = graph.as_graph_def()
@@ -351,15 +143,15 @@ class _DataFlow:
     self._current: dict[str, str] = {}  # The values of variables.
     self._variables: dict[str, stateless_function.Capture] = {}
     self._random_numbers = itertools.count()
-    self._requests: dict[str, _Request] = {}  # By the names of the answers.
-    self._levels: dict[_Request, int] = {}  # Of the answers.
+    self._requests: dict[str, Request] = {}  # By the names of the answers.
+    self._levels: dict[Request, int] = {}  # Of the answers.
     for request in requests:
       for placeholder in tf.nest.flatten(request.answer):
         self._requests[placeholder.name] = request
     num_args = len(graph.inputs) - len(function.captured_inputs)
     for number, tensor in enumerate(graph.inputs[:num_args]):
       self._same[tensor.name] = self._source(
-          f'{_ARGUMENT}/{number}', tf.TensorSpec(tensor.shape, tensor.dtype)
+          f'{ARGUMENT}/{number}', tf.TensorSpec(tensor.shape, tensor.dtype)
       )
     captures = stateless_function.captures(function, variables)
     for tensor, capture in zip(graph.inputs[num_args:], captures, strict=True):
@@ -384,13 +176,13 @@ class _DataFlow:
         return
       case stateless_function.GivenVariable(variable, index):
         self._current[name] = self._source(
-            f'{_VALUE}/{index}', tf.TensorSpec(variable.shape, variable.dtype)
+            f'{VALUE}/{index}', tf.TensorSpec(variable.shape, variable.dtype)
         )
       case stateless_function.OtherVariable(_, initial):
         self._current[name] = self._constant(name, initial)
       case stateless_function.RandomState(variable) if capture.is_seed:
         self._current[name] = self._source(
-            f'{_SEED}/{next(self._random_numbers)}',
+            f'{SEED}/{next(self._random_numbers)}',
             tf.TensorSpec(variable.shape, variable.dtype),
         )
     self._variables[name] = capture
@@ -486,7 +278,7 @@ class _DataFlow:
         if self._is_generator(name):
           # Each draw has a state of its own.
           value = self._source(
-              f'{_GENERATOR}/{next(self._random_numbers)}',
+              f'{GENERATOR}/{next(self._random_numbers)}',
               tf.TensorSpec([3], tf.int64),
           )
         own[name] = self._own_variable(
@@ -552,7 +344,7 @@ class _DataFlow:
       return name
     return self._same.get(name, name)
 
-  def sent(self, request: _Request) -> list[str]:
+  def sent(self, request: Request) -> list[str]:
     """The names of the tensors of a question."""
     return [self.resolve(t.name) for t in request.tensors]
 
@@ -564,7 +356,7 @@ class _DataFlow:
 
   def _is_repeated(self, name: str) -> bool:
     if name in self._sources:
-      return name.startswith(_VALUE)
+      return name.startswith(VALUE)
     return self._nodes[_node_of(name)].is_repeated
 
   def _spec(self, name: str) -> tf.TensorSpec:
@@ -582,7 +374,7 @@ class _DataFlow:
 
   def needed_requests(
       self, outputs: Iterable[str]
-  ) -> list[tuple[int, _Request]]:
+  ) -> list[tuple[int, Request]]:
     """The questions whose answers are needed, each with its answer's stage."""
     needed = set()
     seen = set()
@@ -609,7 +401,7 @@ class _DataFlow:
       results: Sequence[str],
       carried_on: Mapping[int, Sequence[str]],
       jit_compile: bool,
-  ) -> '_Stage':
+  ) -> 'Stage':
     """Collects all that a stage computes.
 
     Args:
@@ -641,7 +433,7 @@ class _DataFlow:
           )
         nodes[_node_of(name)] = node
         stack += [*node.inputs, *(f'{first}:0' for first in node.first)]
-    return _Stage(
+    return Stage(
         graph_def=self._to_graph_def(nodes, {**carried, **sources}),
         sources=tuple(sources),
         carried=tuple(carried),
@@ -700,7 +492,7 @@ class _DataFlow:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stage:
+class Stage:
   """A part of the graph; all are names of tensors.
 
   Attributes:
@@ -724,6 +516,14 @@ class _Stage:
   def __call__(
       self, given: Mapping[str, tf.Tensor]
   ) -> tuple[list[tf.Tensor], dict[int, list[tf.Tensor]]]:
+    """Computes the stage.
+
+    Args:
+      given: The tensors that it needs, by name.
+
+    Returns:
+      What is sent or returned, and what is carried to later stages, by stage.
+    """
     tensors = {name: given[name] for name in (*self.carried, *self.sources)}
     wanted = [name for name in self.specs if name not in tensors]
     used = {i for node in self.graph_def.node for i in node.input}

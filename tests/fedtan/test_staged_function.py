@@ -5,7 +5,7 @@ import pytest
 import random_layers
 import tensorflow as tf
 
-from tff_bn.fedtan import stages
+from tff_bn.fedtan import staged_function
 
 _VECTOR = tf.TensorSpec([None], tf.float64)
 
@@ -66,7 +66,7 @@ def _operations(staged, op_type):
 
 
 def test_no_question_is_one_stage():
-  staged = stages.StagedFunction(lambda ask, x: x + 1, [], _VECTOR)
+  staged = staged_function.StagedFunction(lambda ask, x: x + 1, [], _VECTOR)
   assert staged.num_stages == 1
   assert staged.questions == ()
   np.testing.assert_equal(
@@ -80,7 +80,7 @@ def test_questions_one_after_the_other():
     second = ask('second', dict(a=tf.reduce_sum(x * first), b=first))
     return x * second['a'] + second['b']
 
-  staged = stages.StagedFunction(fn, [], _VECTOR)
+  staged = staged_function.StagedFunction(fn, [], _VECTOR)
   assert [[q.kind for q in qs] for qs in staged.questions] == [
       ['first'],
       ['second'],
@@ -99,7 +99,7 @@ def test_independent_questions_are_asked_together():
     left = ask('left again', left + 1)
     return left + right + ask('sum', left + right)
 
-  staged = stages.StagedFunction(fn, [], _VECTOR)
+  staged = staged_function.StagedFunction(fn, [], _VECTOR)
   assert [[q.kind for q in qs] for qs in staged.questions] == [
       ['left', 'right'],
       ['left again'],
@@ -115,7 +115,7 @@ def test_answers_go_to_their_questions():
     answers = [ask(number, x[number]) for number in range(3)]
     return tf.stack(answers)
 
-  staged = stages.StagedFunction(fn, [], _VECTOR)
+  staged = staged_function.StagedFunction(fn, [], _VECTOR)
   result = _run(
       staged,
       [],
@@ -130,7 +130,7 @@ def test_an_answer_that_nothing_needs_is_not_asked_for():
     ask('unused', ask('only for the unused', tf.reduce_sum(x)))
     return ask('used', x[0])
 
-  staged = stages.StagedFunction(fn, [], _VECTOR)
+  staged = staged_function.StagedFunction(fn, [], _VECTOR)
   assert [[q.kind for q in qs] for qs in staged.questions] == [['used']]
 
 
@@ -154,7 +154,7 @@ def test_gradient_across_questions_computes_nothing_twice():
     return tape.gradient(loss, weight)
 
   spec = tf.TensorSpec([None, 2], tf.float64)
-  staged = stages.StagedFunction(fn, [weight], spec)
+  staged = staged_function.StagedFunction(fn, [weight], spec)
   assert staged.num_stages == 3
   assert _operations(staged, 'Softplus') == [1]
   assert _operations(staged, 'MatMul') == [0, 2]
@@ -183,7 +183,7 @@ def test_variables_are_read_and_written_in_the_order_of_the_code():
     variable.assign(ask_again + before)
     return before, between, variable.read_value(), counter.read_value()
 
-  staged = stages.StagedFunction(fn, [variable], _VECTOR)
+  staged = staged_function.StagedFunction(fn, [variable], _VECTOR)
   result = _run(staged, [np.float64(5.0)], np.array([7.0]), answer=_double)
   before, between = 5.0, 2 * 35.0
   assert result == (before, between, 2 * (2 * between) + before, 10 - 140.0)
@@ -201,7 +201,7 @@ def test_operations_that_take_a_variable():
     table.scatter_nd_update([[0]], [answer])
     return table.read_value(), tf.gather(table, 0)
 
-  staged = stages.StagedFunction(fn, [table], _VECTOR)
+  staged = staged_function.StagedFunction(fn, [table], _VECTOR)
   value = 10 + np.arange(6.0).reshape(3, 2)
   found, row = _run(staged, [value], np.array([3.0]), answer=_double)
   np.testing.assert_equal(row, 2 * 3 * value[1])
@@ -224,7 +224,7 @@ def test_a_loop_between_questions():
     return loss, tape.gradient(loss, weight)
 
   spec = tf.TensorSpec([3], tf.float64)
-  staged = stages.StagedFunction(fn, [weight], spec)
+  staged = staged_function.StagedFunction(fn, [weight], spec)
   x = np.array([0.3, -1.2, 2.0])
   loss, gradient = _run(staged, [np.float64(0.7)], x, answer=_echo)
   w = tf.Variable(np.float64(0.7))
@@ -249,7 +249,7 @@ def test_a_variable_that_a_loop_writes():
     tf.while_loop(lambda i: i < 3, step, [0])
     return ask('q', x[1]) + variable.read_value()
 
-  staged = stages.StagedFunction(fn, [variable], _VECTOR)
+  staged = staged_function.StagedFunction(fn, [variable], _VECTOR)
   result = _run(
       staged, [np.float64(10.0)], np.array([5.0, 7.0]), answer=_double
   )
@@ -271,7 +271,7 @@ def test_random_numbers_depend_on_the_seed_alone_and_are_drawn_once(new_layer):
     return first, second, tape.gradient(loss, weight)
 
   spec = tf.TensorSpec([None, 50], tf.float32)
-  staged = stages.StagedFunction(fn, [weight], spec)
+  staged = staged_function.StagedFunction(fn, [weight], spec)
   assert staged.is_random
   x = np.ones([4, 50], np.float32)
   value = [np.float32(1.0)]
@@ -296,7 +296,7 @@ def test_random_numbers_for_an_answer(new_layer):
     return layer(ask('q', x), training=True)
 
   spec = tf.TensorSpec([None, 50], tf.float32)
-  staged = stages.StagedFunction(fn, [], spec)
+  staged = staged_function.StagedFunction(fn, [], spec)
   assert staged.is_random
   x = np.ones([4, 50], np.float32)
   found = _run(staged, [], x, answer=_double)
@@ -324,7 +324,7 @@ def test_random_numbers_in_a_loop_can_not_be_drawn_again():
     return tape.gradient(loss, weight)
 
   with pytest.raises(ValueError, match='While.*random'):
-    stages.StagedFunction(fn, [weight], tf.TensorSpec([3], tf.float64))
+    staged_function.StagedFunction(fn, [weight], tf.TensorSpec([3], tf.float64))
 
 
 def test_a_question_in_a_condition_is_an_error():
@@ -332,7 +332,7 @@ def test_a_question_in_a_condition_is_an_error():
     return tf.cond(x[0] > 0, lambda: ask('q', x[0]), lambda: x[0])
 
   with pytest.raises(ValueError, match='inside of a loop, a condition'):
-    stages.StagedFunction(fn, [], _VECTOR)
+    staged_function.StagedFunction(fn, [], _VECTOR)
 
 
 def test_stages_are_linear_in_the_questions():
@@ -344,7 +344,7 @@ def test_stages_are_linear_in_the_questions():
         x = tf.sin(x) + ask(number, tf.reduce_sum(x))
       return x
 
-    staged = stages.StagedFunction(fn, [], _VECTOR)
+    staged = staged_function.StagedFunction(fn, [], _VECTOR)
     return max(len(stage.carried) for stage in staged._stages)
 
   assert carried(40) == carried(5)

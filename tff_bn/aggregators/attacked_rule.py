@@ -1,0 +1,168 @@
+"""A rule, some of whose clients attack."""
+
+import collections
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bn.aggregators import argument_checks
+from tff_bn.aggregators import attacks
+from tff_bn.aggregators import rule
+
+
+class Attacked(rule.Rule):
+  """A rule some of whose clients are attackers; for simulations.
+
+  The first clients of the round are the attackers: what they would send is
+  replaced by what the attack says, and then the rule aggregates. Clients that
+  don't take part, or whose own values are not finite, are neither.
+
+  Attributes:
+    rule: The rule.
+    attack: The attack.
+    num_attackers: The number of attackers.
+  """
+
+  def __init__(
+      self,
+      rule: rule.Rule,
+      attack: attacks.Attack,
+      num_attackers: int,
+      *,
+      num_clients: Optional[int] = None,
+  ):
+    """Initializes the rule.
+
+    Args:
+      rule: The rule that aggregates what clients and attackers send. What it
+        tolerates need not be the number of attackers.
+      attack: What the attackers send.
+      num_attackers: The number of attackers, at least 1.
+      num_clients: How many clients take part in a round, attackers included, if
+        that is known. Default: the rule's.
+
+    Raises:
+      TypeError: If `rule` is no rule, or `attack` no attack.
+      ValueError: If `num_attackers` is less than 1, or if there is no honest
+        client.
+    """
+    argument_checks.check_rule(self, rule)
+    check_attack(self, attack)
+    argument_checks.check_count(self, 'num_attackers', num_attackers, 1)
+    self.rule = rule
+    self.attack = attack
+    self.num_attackers = int(num_attackers)
+    if num_clients is None:
+      num_clients = rule.num_clients
+    super().__init__(rule.num_byzantine, num_clients=num_clients)
+
+  def min_clients(self, num_byzantine):
+    """The rule's."""
+    return self.rule.min_clients(num_byzantine)
+
+  def needed_clients(self, num_dropped):
+    """The rule's."""
+    return self.rule.needed_clients(num_dropped)
+
+  def check_num_clients(self, num_clients):
+    """See the base class."""
+    if num_clients <= self.num_attackers:
+      raise ValueError(
+          f'num_attackers={self.num_attackers} leaves none of {num_clients}'
+          f' clients honest; use at most {num_clients - 1}.'
+      )
+    self.rule.check_num_clients(num_clients)
+
+  def initial_state(self, size, dtype):
+    """The number of the round, and the rule's state."""
+    return collections.OrderedDict(
+        round_num=tf.zeros([], tf.int32),
+        rule=self.rule.initial_state(size, dtype),
+    )
+
+  def aggregate(self, values, num_dropped, state):
+    """See the base class; the values are those before the attack."""
+    sent = self.corrupt(values, state['round_num'], num_dropped=num_dropped)
+    # Every client that is left has a weight greater than 0.
+    weights = tf.ones([tf.shape(values)[0], 1], values.dtype)
+    weights = self.corrupt_counts(weights)
+    result, rule_state = self.rule.aggregate_gathered(
+        rule.without_abstaining(weights, sent, num_dropped), state['rule']
+    )
+    return result, collections.OrderedDict(
+        round_num=state['round_num'] + 1, rule=rule_state
+    )
+
+  def corrupt_counts(self, counts: tf.Tensor) -> tf.Tensor:
+    """Replaces the counts or weights of the attackers.
+
+    Args:
+      counts: The clients' counts of values for each layer, or their weights,
+        one client in a row: floats of shape `[n, k]`.
+
+    Returns:
+      What they send, `[n, k]`.
+    """
+    if self.attack.count is None:
+      return counts
+    is_attacker = tf.range(tf.shape(counts)[0]) < self.num_attackers
+    return tf.where(
+        is_attacker[:, tf.newaxis],
+        tf.constant(self.attack.count, counts.dtype),
+        counts,
+    )
+
+  def corrupt(
+      self,
+      values: tf.Tensor,
+      round_num: tf.Tensor,
+      is_mean: Optional[np.ndarray] = None,
+      num_dropped: tf.types.experimental.TensorLike = 0,
+  ) -> tf.Tensor:
+    """Replaces the first rows by what the attackers send.
+
+    Args:
+      values: What the clients would send, one in a row: finite floats of shape
+        `[n, d]`.
+      round_num: The number of the round, an int32 scalar.
+      is_mean: See `Attack.values`.
+      num_dropped: How many clients were left out because their values were not
+        finite; an int32 scalar.
+
+    Returns:
+      What they send, `[n, d]`: finite too. If there are not more rows than
+      attackers because clients were left out, the attackers have nobody to look
+      at, and the values stay as they are. Else there are too few clients: to
+      compute it raises a `tf.errors.InvalidArgumentError`.
+    """
+    num_clients = tf.shape(values)[0]
+    is_attacked = num_clients > self.num_attackers
+    has_honest = tf.debugging.Assert(
+        is_attacked | tf.equal(num_clients, 0) | (num_dropped > 0),
+        [
+            f'With num_attackers={self.num_attackers} there must be an honest'
+            ' client with finite values, but attackers included there are only'
+            ' so many clients:',
+            num_clients,
+        ],
+    )
+    values = rule.after_checks(values, has_honest)
+
+    def attacked():
+      honest = values[self.num_attackers :]
+      sent = self.attack.values(honest, self.num_attackers, round_num, is_mean)
+      return tf.concat([attacks.finite(sent), honest], axis=0)
+
+    sent = tf.cond(is_attacked, attacked, lambda: values)
+    return tf.ensure_shape(sent, values.shape)
+
+
+def check_attack(owner: Any, attack: Any) -> None:
+  """Raises a `TypeError` if an argument of `owner` is no attack."""
+  if not isinstance(attack, attacks.Attack):
+    raise TypeError(
+        f'{type(owner).__name__} needs an attack, but was given {attack!r}; use'
+        ' one of SignFlipping, FallOfEmpires, InnerProductManipulation,'
+        ' ALittleIsEnough, Mimic, GaussianNoise, FalsifiedCounts.'
+    )

@@ -1,0 +1,426 @@
+"""Robust rules as factories: what they have in common."""
+
+import abc
+import collections
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.aggregators import argument_checks
+from tff_bn.aggregators import gathering
+from tff_bn.aggregators import vector_layout
+from tff_bn.common import numerics
+
+
+class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
+  """A way to aggregate the clients' values that needs all of them at once.
+
+  It is an ordinary TFF aggregation factory, for any structure of floats, which
+  is aggregated as one vector. It can also be applied to a matrix with
+  `aggregate`.
+
+  A client whose value is not finite is left out, and counts as one of the
+  attackers that the rule tolerates. A client with weight 0 abstains: it is left
+  out, too, because it may just have no data. Attackers can abstain as well. So
+  if the other clients are too few for the rule, abstaining clients count as
+  attackers, but no more of them than necessary.
+
+  Attributes:
+    num_byzantine: The number of attackers that are tolerated (f), among them
+      clients whose values were not finite.
+    num_clients: How many clients take part in a round (n), or None.
+  """
+
+  def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
+    """Initializes the rule.
+
+    Args:
+      num_byzantine: The number of attackers to tolerate (f).
+      num_clients: How many clients will take part in a round, at most. If it is
+        given, it is checked at once that the rule can tolerate so many
+        attackers among them; if not, in the round. Rules that sort are twice as
+        fast if they know it.
+
+    Raises:
+      ValueError: If `num_byzantine` is not a number of clients, or too large.
+    """
+    argument_checks.check_count(self, 'num_byzantine', num_byzantine, 0)
+    if num_clients is not None:
+      argument_checks.check_count(self, 'num_clients', num_clients, 1)
+    self.num_byzantine = int(num_byzantine)
+    self.num_clients = num_clients
+    if num_clients is not None:
+      self.check_num_clients(num_clients)
+
+  def min_clients(self, num_byzantine: Any) -> Any:
+    """How many clients the rule needs, to tolerate so many attackers.
+
+    Args:
+      num_byzantine: The number of attackers, an integer or a tensor.
+
+    Returns:
+      The least number of clients, attackers included; of the same type.
+    """
+    return 2 * num_byzantine + 1
+
+  def needed_clients(self, num_dropped: Any) -> Any:
+    """How many clients the rule needs when some attackers are already known.
+
+    Args:
+      num_dropped: How many clients were left out as attackers, an integer or a
+        tensor.
+
+    Returns:
+      The least number of other clients; of the same type.
+    """
+    maximum = tf.maximum if isinstance(num_dropped, tf.Tensor) else max
+    return self.min_clients(maximum(self.num_byzantine - num_dropped, 0))
+
+  def presumed_attackers(
+      self,
+      num_rows: tf.Tensor,
+      num_dropped: tf.Tensor,
+      num_abstained: tf.Tensor,
+  ) -> tf.Tensor:
+    """How many of the clients that abstain have to be taken for attackers.
+
+    Args:
+      num_rows: The number of clients that are left.
+      num_dropped: The number of clients whose values were not finite.
+      num_abstained: The number of clients that abstained.
+
+    Returns:
+      The smallest number with which the clients that are left are enough, or
+      else `num_abstained`; an int32 scalar.
+    """
+    presumed = tf.zeros([], tf.int32)
+    for number in range(self.num_byzantine):
+      is_short = num_rows < self.needed_clients(num_dropped + number)
+      presumed += tf.cast(is_short, tf.int32)
+    return tf.minimum(presumed, num_abstained)
+
+  def check_num_clients(self, num_clients: int) -> None:
+    """Checks that a number of clients is enough.
+
+    Args:
+      num_clients: The number of clients, attackers included.
+
+    Raises:
+      ValueError: If the rule can't tolerate `num_byzantine` among them.
+    """
+    needed = self.min_clients(self.num_byzantine)
+    if num_clients >= needed:
+      return
+    name = type(self).__name__
+    possible = [
+        f
+        for f in range(self.num_byzantine)
+        if self.min_clients(f) <= num_clients
+    ]
+    advice = f' or num_byzantine of at most {possible[-1]},' if possible else ''
+    raise ValueError(
+        f'num_byzantine={self.num_byzantine} is too large for {name} of'
+        f' {num_clients} clients: it needs at least {needed} clients'
+        f' then; use as many,{advice or " or another rule."}'
+        + (' or another rule.' if advice else '')
+    )
+
+  def initial_state(self, size: int, dtype: tf.DType) -> Any:
+    """What the rule knows before the first round.
+
+    Args:
+      size: The number of columns, d.
+      dtype: The dtype of the values.
+
+    Returns:
+      A structure of tensors; `()` for a rule that keeps nothing.
+    """
+    del size, dtype
+    return ()
+
+  @abc.abstractmethod
+  def aggregate(
+      self, values: tf.Tensor, num_dropped: tf.Tensor, state: Any
+  ) -> tuple[tf.Tensor, Any]:
+    """Aggregates the rows of a matrix.
+
+    Args:
+      values: What the clients sent, one in a row: finite floats of shape `[n,
+        d]`. n may be unknown when a computation is traced.
+      num_dropped: How many clients were left out because their values were not
+        finite; an int32 scalar. Each of them counts as one of the attackers
+        that are tolerated.
+      state: What the rule returned in the round before, or `initial_state`.
+
+    Returns:
+      The aggregate, of shape `[d]`, and the new state. The aggregate of no rows
+      is 0.
+    """
+
+  def aggregate_gathered(
+      self, gathered: Mapping[str, tf.Tensor], state: Any
+  ) -> tuple[tf.Tensor, Any]:
+    """Aggregates what `gather` returned.
+
+    Args:
+      gathered: The clients' values, and the numbers of those left out.
+      state: See `aggregate`.
+
+    Returns:
+      The aggregate and the new state. A state that is not finite would spoil
+      all later rounds; the old one is kept then.
+    """
+    values, num_dropped = gathered['values'], gathered['num_dropped']
+    presumed = self.presumed_attackers(
+        tf.shape(values)[0], num_dropped, gathered['num_abstained']
+    )
+    result, new_state = self.aggregate(values, num_dropped + presumed, state)
+    return result, numerics.where(
+        numerics.all_finite(new_state), new_state, state
+    )
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """Creates the aggregation process.
+
+    Args:
+      value_type: The type of a client's value: a float tensor, or any structure
+        of them, of known shapes.
+
+    Returns:
+      An unweighted process: `<S@SERVER, {V}@CLIENTS> -> <state=S@SERVER,
+      result=V@SERVER, measurements=<num_dropped=int32>@SERVER>`.
+
+    Raises:
+      TypeError: If the value is anything else.
+      ValueError: If `num_clients` is known, and too small.
+    """
+    return self._create(value_type, None)
+
+  def create_participating(
+      self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates a process for clients of which some don't take part.
+
+    Args:
+      value_type: As of `create`.
+      weight_type: The type of a client's weight, a number. A client with weight
+        0 (or less) abstains; one with weight NaN was dropped, as if its value
+        were not finite; otherwise weights make no difference.
+
+    Returns:
+      A weighted process: `<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> ->
+      <state=S@SERVER, result=V@SERVER,
+      measurements=<num_dropped=int32>@SERVER>`.
+
+    Raises:
+      TypeError: If the value is no structure of floats.
+      ValueError: If `num_clients` is known, and too small.
+    """
+    return self._create(value_type, weight_type)
+
+  def _create(
+      self, value_type: tff.Type, weight_type: Optional[tff.Type]
+  ) -> tff.templates.AggregationProcess:
+    layout = vector_layout.VectorLayout(type(self).__name__, value_type)
+
+    @tff.tensorflow.computation
+    def initial_state():
+      return self.initial_state(layout.size, layout.dtype)
+
+    state_type = initial_state.type_signature.result
+    if weight_type is None:
+
+      @tff.tensorflow.computation(layout.value_type)
+      def to_vector(value):
+        return layout.to_vector(value), True
+
+    else:
+
+      @tff.tensorflow.computation(layout.value_type, weight_type)
+      def to_vector(value, weight):
+        vector = layout.to_vector(value)
+        if weight.dtype.is_floating:
+          lost = tf.constant(float('nan'), vector.dtype)
+          vector = tf.where(tf.math.is_nan(weight), lost, vector)
+        return vector, takes_part(weight)
+
+    vector_type = to_vector.type_signature.result[0]
+
+    @tff.tensorflow.computation(
+        gathering.gathered_type(vector_type), state_type
+    )
+    def aggregate(gathered, state):
+      result, new_state = self.aggregate_gathered(gathered, state)
+      return layout.from_vector(result), new_state
+
+    @tff.federated_computation
+    def initialize():
+      return tff.federated_eval(initial_state, tff.SERVER)
+
+    def run(state, client_value):
+      vectors = tff.federated_map(to_vector, client_value)
+      gathered = gathering.gather(vectors[0], vectors[1])
+      result = tff.federated_map(aggregate, (gathered, state))
+      return tff.templates.MeasuredProcessOutput(
+          result[1],
+          result[0],
+          tff.federated_zip(
+              collections.OrderedDict(num_dropped=gathered['num_dropped'])
+          ),
+      )
+
+    state_at_server = initialize.type_signature.result
+    value_at_clients = tff.FederatedType(layout.value_type, tff.CLIENTS)
+    if weight_type is None:
+
+      @tff.federated_computation(state_at_server, value_at_clients)
+      def next_fn(state, value):
+        return run(state, value)
+
+    else:
+
+      @tff.federated_computation(
+          state_at_server,
+          value_at_clients,
+          tff.FederatedType(weight_type, tff.CLIENTS),
+      )
+      def next_fn(state, value, weight):
+        return run(state, (value, weight))
+
+    return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+class CheckedRule(Rule):
+  """A rule that checks in the round that enough clients are left.
+
+  Subclasses say how to aggregate then.
+  """
+
+  def aggregate(self, values, num_dropped, state):
+    """See the base class.
+
+    Args:
+      values: The clients' values.
+      num_dropped: How many clients were left out.
+      state: The state.
+
+    Returns:
+      The aggregate and the new state. To compute them raises a
+      `tf.errors.InvalidArgumentError` if fewer clients are left than
+      `min_clients` of the attackers that are still to be tolerated.
+    """
+    num_byzantine = tf.maximum(self.num_byzantine - num_dropped, 0)
+    num_clients = tf.shape(values)[0]
+    needed = self.min_clients(num_byzantine)
+    is_empty = tf.equal(num_clients, 0)
+    is_enough = tf.debugging.Assert(
+        tf.logical_or(is_empty, num_clients >= needed),
+        [
+            f'{type(self).__name__} with num_byzantine={self.num_byzantine}'
+            ' has to tolerate this many attackers:',
+            num_byzantine,
+            'so it needs at least this many clients with finite values:',
+            needed,
+            'but there are:',
+            num_clients,
+            'Use more clients, a smaller num_byzantine, or another rule.',
+        ],
+    )
+    checks = [is_enough]
+    if self.num_clients is not None:
+      checks.append(
+          tf.debugging.Assert(
+              num_clients <= self.num_clients,
+              [
+                  f'{type(self).__name__} was made for'
+                  f' num_clients={self.num_clients}, but there are:',
+                  num_clients,
+              ],
+          )
+      )
+    values = after_checks(values, *checks)
+    return tf.cond(
+        is_empty,
+        lambda: (
+            tf.zeros([values.shape[1]], values.dtype),
+            tf.nest.map_structure(tf.identity, state),
+        ),
+        lambda: self.aggregate_some(values, num_byzantine, num_dropped, state),
+    )
+
+  @abc.abstractmethod
+  def aggregate_some(
+      self,
+      values: tf.Tensor,
+      num_byzantine: tf.Tensor,
+      num_dropped: tf.Tensor,
+      state: Any,
+  ) -> tuple[tf.Tensor, Any]:
+    """Aggregates rows of which there is one at least, and enough.
+
+    Args:
+      values: As for `aggregate`.
+      num_byzantine: How many attackers are to be tolerated among the rows: an
+        int32 scalar.
+      num_dropped: As for `aggregate`.
+      state: As for `aggregate`.
+
+    Returns:
+      As `aggregate`.
+    """
+
+
+def without_abstaining(
+    counts: tf.Tensor, values: tf.Tensor, num_dropped: tf.Tensor
+) -> collections.OrderedDict[str, tf.Tensor]:
+  """Leaves out the rows of clients that do not take part, as `gather` does.
+
+  Args:
+    counts: The clients' weights or counts, one client in a row: `[n, k]`.
+    values: Their values, finite, `[n, d]`.
+    num_dropped: How many clients were left out before.
+
+  Returns:
+    As `gather`: clients whose counts are not finite are dropped, those without
+    a count greater than 0 abstain.
+  """
+  is_finite = tf.reduce_all(tf.math.is_finite(counts), axis=1)
+  is_wanted = tf.reduce_any(takes_part(counts), axis=1)
+  is_kept = tf.logical_and(is_wanted, is_finite)
+  kept = tf.boolean_mask(values, is_kept)
+  kept.set_shape([None, values.shape[1]])
+  num_lost = tf.reduce_sum(
+      tf.cast(tf.logical_and(is_wanted, tf.logical_not(is_finite)), tf.int32)
+  )
+  return collections.OrderedDict(
+      values=kept,
+      num_dropped=num_dropped + num_lost,
+      num_abstained=tf.reduce_sum(tf.cast(tf.logical_not(is_wanted), tf.int32)),
+  )
+
+
+def takes_part(weight: tf.Tensor) -> tf.Tensor:
+  """Whether a client with this weight takes part; NaN: it was dropped."""
+  if not weight.dtype.is_floating:
+    return weight > 0
+  # Not `not weight <= 0`, which TensorFlow's optimizer turns into `weight > 0`.
+  return tf.logical_or(weight > 0, tf.math.is_nan(weight))
+
+
+def after_checks(
+    values: tf.Tensor, *checks: Optional[tf.Operation]
+) -> tf.Tensor:
+  """The values, which can't be had unless all assertions hold.
+
+  Args:
+    values: The values.
+    *checks: What `tf.debugging.Assert` returned: no operation if the check is
+      done at once.
+
+  Returns:
+    The values. Some runtimes trace without automatic control dependencies.
+  """
+  with tf.control_dependencies([c for c in checks if c is not None]):
+    return tf.identity(values)

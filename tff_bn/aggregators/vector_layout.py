@@ -1,0 +1,78 @@
+"""A structure of tensors as one vector."""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+class VectorLayout:
+  """How a structure of floats is laid out as one vector, in its own order.
+
+  Attributes:
+    value_type: The structure's type.
+    dtype: The vector's dtype: float64 if any tensor has it, else float32.
+    size: The vector's number of entries.
+  """
+
+  def __init__(self, name: str, value_type: Any):
+    """Lays out a structure.
+
+    Args:
+      name: Who needs it, for the error message.
+      value_type: The structure's type, or what `tff.to_type` makes it of.
+
+    Raises:
+      TypeError: If it is no structure of floats of known shapes.
+    """
+    self.value_type = tff.to_type(value_type)
+    # `tff.structure` keeps the order of dictionaries; `tf.nest` sorts keys.
+    self._types = dict(_leaves(self.value_type))
+    wrong = [
+        f'{path or "the value"}: {leaf}'
+        for path, leaf in self._types.items()
+        if not isinstance(leaf, tff.TensorType)
+        or not tf.as_dtype(leaf.dtype).is_floating
+        or None in leaf.shape
+    ]
+    if wrong:
+      raise TypeError(
+          f'{name} aggregates structures of floats of known shapes, but was'
+          f' given {"; ".join(wrong)}.'
+      )
+    self._sizes = [math.prod(leaf.shape) for leaf in self._types.values()]
+    self.size = sum(self._sizes)
+    dtypes = {tf.as_dtype(leaf.dtype) for leaf in self._types.values()}
+    self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
+
+  def to_vector(self, value: Any) -> tf.Tensor:
+    """Makes one vector of a structure."""
+    tensors = [value]
+    if isinstance(self.value_type, tff.StructType):
+      tensors = tff.structure.flatten(
+          tff.structure.from_container(value, recursive=True)
+      )
+    parts = [tf.reshape(tf.cast(t, self.dtype), [-1]) for t in tensors]
+    return tf.ensure_shape(
+        tf.concat([tf.zeros([0], self.dtype), *parts], axis=0), [self.size]
+    )
+
+  def from_vector(self, vector: tf.Tensor) -> Any:
+    """Gives the parts of a vector their places, shapes and dtypes."""
+    parts = iter(tf.split(vector, self._sizes) if self._sizes else [])
+    return tff.types.structure_from_tensor_type_tree(
+        lambda t: tf.cast(tf.reshape(next(parts), t.shape), t.dtype),
+        self.value_type,
+    )
+
+
+def _leaves(value_type: tff.Type, path: str = '') -> list[tuple[str, tff.Type]]:
+  """The paths and types of all that is no structure."""
+  if not isinstance(value_type, tff.StructType):
+    return [(path, value_type)]
+  found = []
+  for i, (name, element) in enumerate(tff.structure.iter_elements(value_type)):
+    step = str(i) if name is None else name
+    found += _leaves(element, f'{path}/{step}' if path else step)
+  return found

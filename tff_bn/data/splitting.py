@@ -1,0 +1,203 @@
+"""Splits a dataset over clients."""
+
+from collections.abc import Iterable, Sequence
+from typing import Optional
+
+import numpy as np
+
+from tff_bn.common import spelling
+from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import federated
+from tff_bn.data import names
+from tff_bn.data import seeding
+from tff_bn.data import splits
+
+_DEFAULT_NUM_CLIENTS = 5
+
+
+def split_dataset(
+    dataset: dataset_lib.Dataset,
+    split: str,
+    num_clients: Optional[int],
+    seed: int,
+    *,
+    classes_per_client: Optional[int] = None,
+    dirichlet_alpha: Optional[float] = None,
+    gamma: Optional[float] = None,
+    imbalance: Optional[float] = None,
+) -> federated.FederatedData:
+  """Splits a dataset over clients.
+
+  The functions of `tff_bn.data.splits` say what each split does to the training
+  data. The test data is split so that each client's test data has the label
+  distribution of its training data; with `domains` it is of its domain, with
+  `natural` it is the writer's own.
+
+  Args:
+    dataset: The dataset.
+    split: One of `names.SPLIT_NAMES`.
+    num_clients: Number of clients. None: with `domains` one for each
+      domain, with `natural` one for each writer, otherwise 5.
+    seed: Decides every random choice.
+    classes_per_client: For `classes`; other splits ignore it.
+    dirichlet_alpha: For `dirichlet`; other splits ignore it.
+    gamma: For `gamma`; other splits ignore it.
+    imbalance: For `unbalanced`; other splits ignore it.
+
+  Returns:
+    The split data. Clients are called `client_0`, ...; with `domains` after
+    their domain, with `natural` after their writer.
+
+  Raises:
+    ValueError: If the split is unknown, lacks its argument, or can't be made of
+      this dataset; the message names the argument.
+  """
+  if split not in names.SPLIT_NAMES:
+    raise ValueError(
+        f'split={split} is unknown; the splits are'
+        f' {", ".join(names.SPLIT_NAMES)}.'
+        f'{spelling.suggestion(split, names.SPLIT_NAMES)}'
+    )
+  labels = dataset.y_train
+  if split == 'domains':
+    return _split_by_domain(dataset, num_clients, seed)
+  if split == 'natural':
+    return _split_by_writer(dataset, num_clients, seed)
+  if num_clients is None:
+    num_clients = _DEFAULT_NUM_CLIENTS
+  splits.check_num_clients(
+      num_clients, len(labels), f'training samples in {dataset.name}'
+  )
+  match split:
+    case 'iid':
+      parts = splits.split_iid(len(labels), num_clients, seed)
+    case 'classes':
+      parts = splits.split_by_classes(
+          labels,
+          dataset.num_classes,
+          num_clients,
+          _required(split, 'classes_per_client', classes_per_client),
+          seed,
+      )
+    case 'dirichlet':
+      parts = splits.split_by_dirichlet(
+          labels,
+          num_clients,
+          _required(split, 'dirichlet_alpha', dirichlet_alpha),
+          seed,
+      )
+    case 'gamma':
+      parts = splits.split_by_gamma_similarity(
+          labels, num_clients, _required(split, 'gamma', gamma), seed
+      )
+    case 'unbalanced':
+      parts = splits.split_unbalanced(
+          len(labels),
+          num_clients,
+          _required(split, 'imbalance', imbalance),
+          seed,
+      )
+  digits = len(str(num_clients - 1))
+  client_ids = [f'client_{n:0{digits}}' for n in range(num_clients)]
+  test_parts = splits.split_in_proportion(
+      label_counts(dataset, parts),
+      dataset.y_test,
+      seeding.generator(seeding.Stream.TEST_SETS, seed),
+  )
+  return _federated_data(dataset, client_ids, parts, test_parts)
+
+
+def _split_by_domain(
+    dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
+) -> federated.FederatedData:
+  """Splits so that each client has one domain."""
+  if dataset.domain_train is None:
+    raise ValueError(
+        f'split=domains needs a dataset of several domains, but'
+        f' dataset={dataset.name} has none; use dataset=digits_domains, or'
+        ' another split.'
+    )
+  num_domains = len(dataset.domain_names)
+  if num_clients is None:
+    num_clients = num_domains
+  splits.check_num_clients(
+      num_clients,
+      len(dataset.y_train),
+      f'training samples in {dataset.name}',
+  )
+  parts = splits.split_by_domain(
+      dataset.y_train, dataset.domain_train, num_domains, num_clients, seed
+  )
+  counts = label_counts(dataset, parts)
+  rng = seeding.generator(seeding.Stream.TEST_SETS, seed)
+  test_parts = [None] * num_clients
+  for domain in range(num_domains):
+    members = np.flatnonzero(dataset.domain_test == domain)
+    test_parts[domain::num_domains] = [
+        members[indices]
+        for indices in splits.split_in_proportion(
+            counts[domain::num_domains], dataset.y_test[members], rng
+        )
+    ]
+  client_ids = [
+      dataset.domain_names[n % num_domains]
+      + (f'_{n // num_domains}' if num_clients > num_domains else '')
+      for n in range(num_clients)
+  ]
+  return _federated_data(dataset, client_ids, parts, test_parts)
+
+
+def _split_by_writer(
+    dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
+) -> federated.FederatedData:
+  """Splits so that each client is a writer."""
+  if dataset.writer_train is None:
+    raise ValueError(
+        f'split=natural needs a dataset with writers, but'
+        f' dataset={dataset.name} has none; use dataset=emnist, or another'
+        ' split.'
+    )
+  num_writers = len(np.unique(dataset.writer_train))
+  if num_clients is None:
+    num_clients = num_writers
+  splits.check_num_clients(
+      num_clients, num_writers, f'writers in {dataset.name}'
+  )
+  parts = splits.split_by_writer(dataset.writer_train, num_clients, seed)
+  writers = [dataset.writer_train[indices[0]] for indices in parts]
+  test_parts = [
+      np.flatnonzero(dataset.writer_test == writer) for writer in writers
+  ]
+  client_ids = [dataset.writer_names[writer] for writer in writers]
+  return _federated_data(dataset, client_ids, parts, test_parts)
+
+
+def _federated_data(
+    dataset: dataset_lib.Dataset,
+    client_ids: Sequence[str],
+    parts: Sequence[np.ndarray],
+    test_parts: Sequence[np.ndarray],
+) -> federated.FederatedData:
+  return federated.FederatedData(
+      dataset,
+      dict(zip(client_ids, parts)),
+      dict(zip(client_ids, test_parts)),
+  )
+
+
+def label_counts(
+    dataset: dataset_lib.Dataset, parts: Iterable[np.ndarray]
+) -> np.ndarray:
+  """Training samples of each part and class: `[num_parts, num_classes]`."""
+  return np.stack(
+      [
+          np.bincount(dataset.y_train[indices], minlength=dataset.num_classes)
+          for indices in parts
+      ]
+  )
+
+
+def _required(split: str, parameter: str, value: Optional[float]) -> float:
+  if value is None:
+    raise ValueError(f'split={split} needs `{parameter}`.')
+  return value

@@ -1,0 +1,307 @@
+"""FedTAN's work of a client, stage by stage."""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.clients import client_work
+from tff_bn.clients.drift_correction import BoundCorrection
+from tff_bn.clients.local_step import LocalResult
+from tff_bn.clients.local_step import LocalStep
+from tff_bn.clients.local_step import dense_gradients
+from tff_bn.clients.local_step import output_and_loss
+from tff_bn.clients.local_training import LocalTraining
+from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import numerics
+from tff_bn.fedtan import exchange
+from tff_bn.fedtan import staged_function
+from tff_bn.fedtan import synchronized_batch_norm
+from tff_bn.keras_model import batch_norm_calls
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.keras_model.shared_weights import SharedWeights
+
+
+class FedTanWork(client_work.ClientWork):
+  """A client's work: the synchronized step, then ordinary local training."""
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      weights: SharedWeights,
+      client_weighting: str,
+      correction: BoundCorrection,
+      *,
+      fused_moments: bool,
+      synchronize_backward: bool,
+  ):
+    training = (
+        LocalStep(model, config, correction)
+        if config.local_steps == 1
+        else LocalTraining(
+            model, config, skipped_steps=1, correction=correction
+        )
+    )
+    super().__init__(model, training, weights, client_weighting)
+    self._model = model
+    self._first_step = self._trace_first_step(
+        fused_moments, synchronize_backward
+    )
+
+  def _trace_first_step(
+      self, fused_moments: bool, synchronize_backward: bool
+  ) -> staged_function.StagedFunction:
+    keras_model = self._model.keras_model
+    loss_fn = self._model.loss_fn()
+    metrics = self._training.metrics
+
+    def first_step(ask, x, y, num_examples):
+      synchronized = synchronized_batch_norm.SynchronizedBatchNorm(
+          keras_model,
+          ask,
+          self.client_weight(num_examples),
+          fused_moments=fused_moments,
+          synchronize_backward=synchronize_backward,
+      )
+      with (
+          batch_norm_calls.replaced(keras_model, synchronized),
+          tf.GradientTape() as tape,
+      ):
+        output, loss = output_and_loss(keras_model, loss_fn, x, y)
+      gradients = dense_gradients(tape, loss, keras_model.trainable_weights)
+      for metric in metrics:
+        metric.update_state(y, output)
+      return collections.OrderedDict(
+          gradients=gradients,
+          others=[tf.identity(v) for v in keras_model.non_trainable_weights],
+          loss=loss,
+          metric_sums=[
+              [tf.identity(v) for v in metric.variables] for metric in metrics
+          ],
+          num_examples=num_examples,
+          exchanged=tf.sqrt(synchronized.squared_norm),
+      )
+
+    return staged_function.StagedFunction(
+        first_step,
+        keras_model.weights,
+        *self._model.input_spec,
+        tf.TensorSpec([], tf.int64),
+        jit_compile=self._training.config.jit_compile,
+    )
+
+  def build_client_update(self) -> client_work.ClientUpdate:
+    """Builds what the clients do in a round, with all exchanges."""
+    first_step = self._first_step
+    weights_type = self._weights.weights_type()
+
+    @tff.tensorflow.computation(self.state_type, weights_type, self.data_type)
+    def start(state, weights, dataset):
+      batch, num_examples = _first_batch(dataset, self._model.input_spec)
+      takes_part = tf.logical_and(num_examples > 0, numerics.all_finite(batch))
+      seed = None
+      if first_step.is_random:
+        # Not the seed of the further steps.
+        seed = tf.bitwise.invert(self._training.seed(batch, state['round_num']))
+      return exchange.message(
+          first_step.questions[0],
+          *first_step.start(
+              self._weights.merge(weights, {}), *batch, num_examples, seed=seed
+          ),
+          takes_part,
+      )
+
+    computations = [start]
+    exchanges = []
+    last = first_step.num_stages - 1
+    targets = [first_step.targets_of(number) for number in range(last)]
+    for number in range(1, last + 1):
+      sources = first_step.sources_of(number)
+      exchanges.append(
+          exchange.Exchange(computations[-1].type_signature.result['sent'])
+      )
+      carried_types = [
+          exchange.unpack(
+              targets[source], computations[source].type_signature.result
+          )[number]
+          for source in sources
+      ]
+      answers_type = exchanges[-1].answers_type
+      build = self._build_stage if number < last else self._build_last_stage
+      computations.append(build(number, sources, answers_type, carried_types))
+
+    def update_clients(state, weights, data):
+      result = tff.federated_map(start, (state, weights, data))
+      carried = []
+      for number in range(1, last + 1):
+        carried.append(
+            exchange.unpack(targets[number - 1], result, exchange.select)
+        )
+        arguments = [
+            exchanges[number - 1](result['sent']),
+            result['takes_part'],
+            *(carried[s][number] for s in first_step.sources_of(number)),
+        ]
+        if number == last:
+          arguments += [state, weights, data]
+        result = tff.federated_map(
+            computations[number], tff.federated_zip(arguments)
+        )
+      return result
+
+    return update_clients
+
+  def _build_stage(
+      self,
+      number: int,
+      sources: Sequence[int],
+      answers_type: tff.Type,
+      carried_types: Sequence[tff.Type],
+  ) -> tff.Computation:
+    first_step = self._first_step
+
+    @tff.tensorflow.computation([answers_type, np.bool_, *carried_types])
+    def stage(arguments):
+      answers, takes_part, *carried = arguments
+      return exchange.message(
+          first_step.questions[number],
+          *first_step.proceed(
+              number,
+              exchange.answers(first_step.questions[number - 1], answers),
+              dict(zip(sources, carried)),
+          ),
+          takes_part,
+      )
+
+    return stage
+
+  def _build_last_stage(
+      self,
+      number: int,
+      sources: Sequence[int],
+      answers_type: tff.Type,
+      carried_types: Sequence[tff.Type],
+  ) -> tff.Computation:
+    first_step = self._first_step
+
+    @tff.tensorflow.computation(
+        [
+            answers_type,
+            np.bool_,
+            *carried_types,
+            self.state_type,
+            self._weights.weights_type(),
+            self.data_type,
+        ]
+    )
+    def finish(arguments):
+      answers, takes_part, *carried, state, weights, dataset = arguments
+      result, _ = first_step.proceed(
+          number,
+          exchange.answers(first_step.questions[number - 1], answers),
+          dict(zip(sources, carried)),
+      )
+      return self._result_and_report(
+          self._finish(result, takes_part, state, weights, dataset)
+      )
+
+    return finish
+
+  def _finish(
+      self,
+      first: Mapping[str, Any],
+      takes_part: tf.Tensor,
+      state: Any,
+      weights: ModelWeights,
+      dataset: tf.data.Dataset,
+  ) -> Mapping[str, Any]:
+    """Makes the first step with the gradient, and the other steps."""
+    before = self._weights.merge(weights, {})
+    model, training = self._model, self._training
+    start = self._start_optimizer(state)
+    old = model.to_model_weights(before)
+    started = self.correction.start(before, state['correction'], {})
+    optimizer_state, trainable = training.apply_gradients(
+        start,
+        tuple(old.trainable),
+        first['gradients'],
+        tf.zeros([], tf.int64),
+    )
+    found = first['num_examples'] > 0
+    values = numerics.where(
+        found,
+        model.from_model_weights((trainable, first['others'])),
+        before,
+    )
+    loss_sum = first['loss'] * tf.cast(
+        first['num_examples'], first['loss'].dtype
+    )
+    loss_sum = tf.cast(loss_sum, trainable[0].dtype)
+    result = LocalResult(
+        values,
+        first['num_examples'],
+        numerics.where_or_zero(found, loss_sum),
+        numerics.where_or_zero(found, first['metric_sums']),
+        optimizer_state,
+        tf.ones([], tf.int64),
+    )
+    if training.config.local_steps != 1:
+      rest = training.train(
+          values,
+          dataset,
+          optimizer_state,
+          state['round_num'],
+          started,
+          result.num_steps,
+      )
+      result = LocalResult(
+          rest.values,
+          *tf.nest.map_structure(
+              tf.add,
+              (result.num_examples, result.loss_sum, result.metric_sums),
+              (rest.num_examples, rest.loss_sum, rest.metric_sums),
+          ),
+          rest.optimizer_state,
+          rest.num_steps,
+      )
+    # A client without data has no first step, so nothing can be wrong with it.
+    sound = tf.logical_or(takes_part, tf.logical_not(found))
+    return self.report(
+        state, {}, before, started, start, result, sound, first['exchanged']
+    )
+
+
+def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
+  """The first batch and its number of examples.
+
+  Args:
+    dataset: A client's dataset.
+    spec: The type of its batches.
+
+  Returns:
+    The batch and its size, an int64 scalar. If there is no batch, or the first
+    one is empty, the batch is one example of zeros, because the kernels of
+    convolutions cannot compute an empty batch, and the size is 0.
+  """
+  example = tf.nest.map_structure(
+      lambda s: tf.zeros([dimension or 1 for dimension in s.shape], s.dtype),
+      spec,
+  )
+  # As a default, because only an iterator could ask whether there is a batch.
+  batches = tf.data.Dataset.zip(
+      (dataset.take(1), tf.data.Dataset.from_tensors(True))
+  ).concatenate(tf.data.Dataset.from_tensors((example, False)))
+  batch, found = batches.take(1).get_single_element()
+  size = tf.shape(tf.nest.flatten(batch[1])[0], tf.int64)[0]
+  size = tf.where(found, size, tf.zeros_like(size))
+  batch = tf.cond(size > 0, lambda: batch, lambda: example)
+  for tensor, tensor_spec in zip(
+      tf.nest.flatten(batch), tf.nest.flatten(spec), strict=True
+  ):
+    tensor.set_shape(tensor_spec.shape)
+  return batch, size

@@ -1,0 +1,135 @@
+"""What a client keeps, as bytes."""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import json
+from typing import Any, Union
+
+import numpy as np
+
+ClientState = Union[
+    np.ndarray, Mapping[str, 'ClientState'], Sequence['ClientState']
+]
+
+
+_LENGTH_BYTES = 4  # Of the header's length.
+
+
+CHECKSUM_BYTES = 16
+
+
+class CorruptStateError(ValueError):
+  """Bytes are not what `encode_state` returned."""
+
+
+def encode_state(state: Any, owner: str = '') -> bytes:
+  """Encodes a nested structure of arrays, with a checksum.
+
+  Args:
+    state: Nested dictionaries with string keys, lists and tuples of NumPy
+      arrays, or of what `np.asarray` turns into numeric arrays.
+    owner: Whose state it is. The bytes can be decoded for this owner only.
+
+  Returns:
+    Bytes for `decode_state`.
+
+  Raises:
+    TypeError: If a leaf is not numeric, or a key is not a string.
+  """
+  leaves = []
+
+  def describe(value: Any) -> Any:
+    if isinstance(value, Mapping):
+      if not all(isinstance(key, str) for key in value):
+        raise TypeError(f'The keys {list(value)} must be strings.')
+      return {'dict': [[key, describe(item)] for key, item in value.items()]}
+    if isinstance(value, (list, tuple)):
+      kind = 'list' if isinstance(value, list) else 'tuple'
+      return {kind: [describe(item) for item in value]}
+    array = np.asarray(value)
+    if array.dtype.kind not in 'biufc':
+      raise TypeError(
+          f'A state holds numeric arrays, not {type(value).__name__} of dtype'
+          f' {array.dtype}.'
+      )
+    leaves.append(array.tobytes())
+    return [array.dtype.str, list(array.shape)]
+
+  header = json.dumps(describe(state), separators=(',', ':')).encode()
+  body = b''.join(
+      [
+          len(header).to_bytes(_LENGTH_BYTES, 'little'),
+          header,
+          *leaves,
+      ]
+  )
+  return _checksum(body, owner) + body
+
+
+def _checksum(body: bytes, owner: str) -> bytes:
+  name = owner.encode()
+  digest = hashlib.blake2b(digest_size=CHECKSUM_BYTES)
+  digest.update(len(name).to_bytes(_LENGTH_BYTES, 'little') + name)
+  digest.update(body)
+  return digest.digest()
+
+
+def check_checksum(data: bytes, owner: str) -> bytes:
+  """Returns the body of encoded bytes; raises a `CorruptStateError`."""
+  if not isinstance(data, bytes):  # A BLOB column accepts other types.
+    raise CorruptStateError('The state is not binary.')
+  checksum, body = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
+  if len(body) < _LENGTH_BYTES or _checksum(body, owner) != checksum:
+    raise CorruptStateError('The checksum is wrong.')
+  return body
+
+
+def decode_state(data: bytes, owner: str = '') -> Any:
+  """Decodes what `encode_state` returned.
+
+  Args:
+    data: The bytes.
+    owner: Whose state it is.
+
+  Returns:
+    The structure: ordered dictionaries, lists and tuples of new arrays.
+
+  Raises:
+    CorruptStateError: If the bytes were changed or cut, or are the state of
+      another owner.
+  """
+  body = check_checksum(data, owner)
+  start = _LENGTH_BYTES
+  end = start + int.from_bytes(body[:_LENGTH_BYTES], 'little')
+  header = json.loads(body[start:end])
+  offset = end
+
+  def build(description: Any) -> Any:
+    nonlocal offset
+    if isinstance(description, list):
+      dtype, shape = np.dtype(description[0]), description[1]
+      count = int(np.prod(shape, dtype=np.int64))
+      array = np.frombuffer(body, dtype, count, offset).reshape(shape)
+      offset += array.nbytes
+      return array.copy()
+    ((kind, items),) = description.items()
+    if kind == 'dict':
+      return collections.OrderedDict((key, build(item)) for key, item in items)
+    built = [build(item) for item in items]
+    return built if kind == 'list' else tuple(built)
+
+  return build(header)
+
+
+def owner(run: str, client_id: str, round_num: int) -> str:
+  """Names to whom a state belongs, for its checksum."""
+  return json.dumps([run, client_id, round_num])
+
+
+def checksum_of(rows: Iterable[tuple[str, int, bytes]]) -> str:
+  """A checksum of clients, rounds and the checksums of their states."""
+  digest = hashlib.sha256()
+  for client_id, round_num, checksum in rows:
+    digest.update(json.dumps([client_id, round_num, checksum.hex()]).encode())
+  return digest.hexdigest()
