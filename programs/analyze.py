@@ -12,7 +12,7 @@ from typing import Optional
 from tff_bn.common import spelling
 from tff_bn.programs import cli
 from tff_bn.programs.analyses import normalization_error
-from tff_bn.programs.analyses import trained_models
+from tff_bn.programs.analyses.position_aware import trained_models
 
 NAME = 'tff-bn-analyze'
 # Name on the command line -> the program that the rest of it is for.

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tff_bn.programs.analyses import fusion
-from tff_bn.programs.analyses import layers
-from tff_bn.programs.analyses import matching
-from tff_bn.programs.analyses import preference
-from tff_bn.programs.analyses import report
-from tff_bn.programs.analyses import shuffle_test
+from tff_bn.programs.analyses.position_aware import fusion
+from tff_bn.programs.analyses.position_aware import layers
+from tff_bn.programs.analyses.position_aware import matching
+from tff_bn.programs.analyses.position_aware import preference
+from tff_bn.programs.analyses.position_aware import report
+from tff_bn.programs.analyses.position_aware import shuffle_test
 
 # Two runs, of which one lacks a layer and the other has two clients.
 _ROWS = [

@@ -16,8 +16,8 @@ from tff_bn import runtime
 from tff_bn.programs import analyze as analyze_program
 from tff_bn.programs import compare
 from tff_bn.programs import train
-from tff_bn.programs.analyses import analyzed_run
-from tff_bn.programs.analyses import trained_models
+from tff_bn.programs.analyses.position_aware import analyzed_run
+from tff_bn.programs.analyses.position_aware import trained_models
 
 _SEEDS = (0, 1)
 _LAYERS = ('hidden', 'norm', 'logits')

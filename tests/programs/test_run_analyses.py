@@ -15,7 +15,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import run_folder
 from tff_bn.programs import train
-from tff_bn.programs.analyses import trained_models
+from tff_bn.programs.analyses.position_aware import trained_models
 
 _NAMES = (
     'permutation',

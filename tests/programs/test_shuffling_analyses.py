@@ -13,7 +13,7 @@ from tff_bn import position_aware
 from tff_bn.data import federated
 from tff_bn.position_aware import position_encodings
 from tff_bn.programs import train
-from tff_bn.programs.analyses import shuffle_test
+from tff_bn.programs.analyses.position_aware import shuffle_test
 
 
 @pytest.fixture(scope='module')

@@ -281,10 +281,12 @@ def _analyze(
   # pylint: disable=g-import-not-at-top
   from tff_bn import runtime
   from tff_bn.programs import figures
-  from tff_bn.programs.analyses import analyzed_run
+  from tff_bn.programs.analyses.position_aware import analyzed_run
 
   # pylint: enable=g-import-not-at-top
-  module = importlib.import_module(f'tff_bn.programs.analyses.{name}')
+  module = importlib.import_module(
+      f'tff_bn.programs.analyses.position_aware.{name}'
+  )
   with runtime.in_process_runtime():
     with cli.checking_input():
       runs = analyzed_run.load(named)

@@ -14,8 +14,8 @@ from tff_bn.position_aware import permutation
 from tff_bn.position_aware import tied_units
 from tff_bn.programs import cli
 from tff_bn.programs import tables
-from tff_bn.programs.analyses import analyzed_run
-from tff_bn.programs.analyses import report
+from tff_bn.programs.analyses.position_aware import analyzed_run
+from tff_bn.programs.analyses.position_aware import report
 
 
 @dataclasses.dataclass(frozen=True)

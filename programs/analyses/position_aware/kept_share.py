@@ -14,8 +14,8 @@ from tff_bn import position_aware
 from tff_bn.programs import cli
 from tff_bn.programs import figures
 from tff_bn.programs import tables
-from tff_bn.programs.analyses import analyzed_run
-from tff_bn.programs.analyses import report
+from tff_bn.programs.analyses.position_aware import analyzed_run
+from tff_bn.programs.analyses.position_aware import report
 
 _DEFAULT_NUM_UNITS = (1024,)
 _DEFAULT_NUM_STEPS = 100

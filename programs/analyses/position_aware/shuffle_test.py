@@ -18,8 +18,8 @@ from tff_bn.position_aware import position_encodings
 from tff_bn.programs import cli
 from tff_bn.programs import figures
 from tff_bn.programs import tables
-from tff_bn.programs.analyses import analyzed_run
-from tff_bn.programs.analyses import report
+from tff_bn.programs.analyses.position_aware import analyzed_run
+from tff_bn.programs.analyses.position_aware import report
 
 _MODES = {'multiply': 'multiplicative', 'add': 'additive'}
 

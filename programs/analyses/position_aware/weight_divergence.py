@@ -10,8 +10,8 @@ import numpy as np
 
 from tff_bn import position_aware
 from tff_bn.programs import cli
-from tff_bn.programs.analyses import analyzed_run
-from tff_bn.programs.analyses import report
+from tff_bn.programs.analyses.position_aware import analyzed_run
+from tff_bn.programs.analyses.position_aware import report
 
 
 def analyze(

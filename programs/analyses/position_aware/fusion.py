@@ -15,8 +15,8 @@ from tff_bn import position_aware
 from tff_bn.programs import cli
 from tff_bn.programs import figures
 from tff_bn.programs import tables
-from tff_bn.programs.analyses import analyzed_run
-from tff_bn.programs.analyses import report
+from tff_bn.programs.analyses.position_aware import analyzed_run
+from tff_bn.programs.analyses.position_aware import report
 from tff_bn.training import evaluation
 
 _BATCH_SIZE = 256

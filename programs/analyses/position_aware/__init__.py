@@ -1,0 +1,1 @@
+"""Analyses of position-aware neurons: what the units of trained models do."""
