@@ -1,5 +1,6 @@
-"""Tests that the README's code and commands work."""
+"""Tests that code and commands in the README and in docs/ work."""
 
+import itertools
 import pathlib
 import re
 import shlex
@@ -17,7 +18,10 @@ from tff_bn.programs import evaluate
 from tff_bn.programs import train
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_README = (_ROOT / 'README.md').read_text(encoding='utf-8')
+_PAGES = {
+    path.name: path.read_text(encoding='utf-8')
+    for path in (_ROOT / 'README.md', *sorted((_ROOT / 'docs').glob('*.md')))
+}
 _PROGRAMS = {
     program.name: program
     for program in (
@@ -27,11 +31,14 @@ _PROGRAMS = {
 }
 
 
-def _blocks(language):
-  return re.findall(rf'^```{language}\n(.*?)^```', _README, re.M | re.S)
+def _blocks(page, language):
+  return re.findall(rf'^```{language}\n(.*?)^```', _PAGES[page], re.M | re.S)
 
 
-def test_python_code_runs(tmp_path, monkeypatch, toy):
+@pytest.mark.parametrize(
+    'page', [page for page in _PAGES if _blocks(page, 'python')]
+)
+def test_python_code_runs(page, tmp_path, monkeypatch, toy):
   toy.dtype = 'float32'
   dataset = toy.dataset(20, 0)
   namespace = dict(
@@ -42,26 +49,28 @@ def test_python_code_runs(tmp_path, monkeypatch, toy):
   monkeypatch.chdir(tmp_path)
   context = tff.framework.get_context_stack().current
   try:
-    for block in _blocks('python'):
+    for block in _blocks(page, 'python'):
       # pylint: disable-next=exec-used
       exec(f'import keras\n{block}', namespace)
   finally:
     tff.framework.set_default_context(context)
 
-  saved = keras.models.load_model('model.keras')
-  x, _ = toy.arrays(5, 2)
-  np.testing.assert_allclose(
-      saved.predict(x, verbose=0),
-      namespace['keras_model'].predict(x, verbose=0),
-      rtol=1e-6,
-  )
-  own_model = namespace['my_model']((8, 8, 1), 10)
-  assert own_model.output_shape == (None, 10)
-  assert 'moving_mean_4' in namespace['output'].client_states[0]
+  if 'keras_model' in namespace:
+    saved = keras.models.load_model('model.keras')
+    x, _ = toy.arrays(5, 2)
+    np.testing.assert_allclose(
+        saved.predict(x, verbose=0),
+        namespace['keras_model'].predict(x, verbose=0),
+        rtol=1e-6,
+    )
+  if page == 'data_and_models.md':
+    assert namespace['my_model']((8, 8, 1), 10).output_shape == (None, 10)
+  if page == 'python.md':
+    assert 'moving_mean_4' in namespace['output'].client_states[0]
 
 
 def _commands():
-  for block in _blocks('sh'):
+  for block in itertools.chain(*(_blocks(page, 'sh') for page in _PAGES)):
     for line in block.replace('\\\n', ' ').splitlines():
       words = shlex.split(line, comments=True)
       if words and words[0] == analyze.NAME:
@@ -77,7 +86,7 @@ def test_commands_have_the_programs_flags(words):
 
 
 def test_pinned_packages_are_those_of_the_package():
-  (block,) = (block for block in _blocks('sh') if '[federated]' in block)
+  (block,) = (b for b in _blocks('installing.md', 'sh') if '[federated]' in b)
   _, command = block.replace('\\\n', ' ').splitlines()
   assert [word for word in shlex.split(command) if '==' in word] == list(
       dependencies.PINNED_PACKAGES
@@ -85,9 +94,37 @@ def test_pinned_packages_are_those_of_the_package():
 
 
 def test_files_that_are_named_are_there():
-  paths = re.findall(
-      r'(?:programs/presets|scripts)/[\w.]+|requirements[\w-]*\.txt', _README
-  )
-  assert paths
-  for path in paths:
-    assert (_ROOT / path).is_file(), path
+  for page, text in _PAGES.items():
+    for path in re.findall(
+        r'(?:programs/presets|scripts|tff_bn)/[\w./]+\.\w+|'
+        r'requirements[\w-]*\.txt|benchmarks/\w+\.py',
+        text,
+    ):
+      assert (_ROOT / path).is_file(), (page, path)
+
+
+def test_links_lead_somewhere():
+  folders = {'README.md': _ROOT}
+  for page, text in _PAGES.items():
+    links = re.findall(r'\]\(([^)#]+?)(#[\w-]+)?\)', text)
+    assert links or page != 'README.md'
+    for link, anchor in links:
+      if '://' in link:
+        continue
+      path = folders.get(page, _ROOT / 'docs') / link
+      assert path.exists(), (page, link)
+      assert not anchor, 'Pages are short: link to the whole page.'
+
+
+def test_readme_is_short():
+  assert len(_PAGES['README.md'].splitlines()) <= 200
+
+
+def test_tables_have_a_header():
+  # GitHub shows a table without one as text.
+  for page, text in _PAGES.items():
+    text = re.sub('^```.*?^```', '', text, flags=re.M | re.S)
+    for table in re.findall(r'(?:^\|.*\n)+', text, re.M):
+      rows = table.splitlines()
+      assert re.fullmatch(r'[| :-]+', rows[1]), (page, rows[0])
+      assert len({row.count('|') for row in rows}) == 1, (page, rows[0])

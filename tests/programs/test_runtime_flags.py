@@ -73,7 +73,7 @@ def test_jit_compile_of_a_flagfile_is_not_overruled(tmp_path):
   path = tmp_path / 'flags.txt'
   path.write_text('--jit_compile=true\n')
   with pytest.raises(
-      ValueError, match='--jit_compile is not for --runtime=native'
+      ValueError, match='--jit_compile is only for --runtime=in_process'
   ):
     _resolve(f'--flagfile={path}', '--runtime=native')
   path.write_text('--jit_compile=false\n')
