@@ -285,7 +285,7 @@ def build_process(
     if getattr(settings, flag) is not None:
       arguments[name] = getattr(settings, flag)
   algorithm = registry.find(settings.algorithm)
-  if algorithm.correction is registry.CORRECTIONS['scaffold']:
+  if algorithm.needs_num_clients:
     arguments['num_clients'] = num_clients
   return algorithm.builder()(model, _client_optimizer(settings), **arguments)
 

@@ -59,6 +59,7 @@ class Correction:
     keeps_weights: Whether the server's mean can weight clients as
       `--client_weighting` and `--model_aggregator` say.
     needs_plain_sgd: Whether clients must train with SGD without momentum.
+    needs_num_clients: Whether its builder has to know the number of clients.
     flags: The flags that have an effect on it but not on all algorithms.
   """
 
@@ -67,6 +68,7 @@ class Correction:
   builder_name: str
   keeps_weights: bool = True
   needs_plain_sgd: bool = False
+  needs_num_clients: bool = False
   flags: tuple[str, ...] = ()
 
 
@@ -90,6 +92,7 @@ CORRECTIONS = {
             ),
             builder_name='build_scaffold',
             needs_plain_sgd=True,
+            needs_num_clients=True,
         ),
         Correction(
             name='moon',
@@ -130,6 +133,8 @@ class Algorithm:
       own.
     local_steps: The only number of local steps that it can make, if it is not
       free.
+    first_phase: The flag with the number of rounds after which it fixes the BN
+      statistics, if it does.
     impossible: Why which corrections can't be combined with it, by name.
     correction: The correction that it is combined with.
     flags: The flags that have an effect on this algorithm but not on all.
@@ -143,9 +148,15 @@ class Algorithm:
   trains_in_float16: bool = True
   trains_personal_models: bool = True
   local_steps: Optional[int] = None
+  first_phase: Optional[str] = None
   impossible: Mapping[str, str] = dataclasses.field(default_factory=dict)
   correction: Optional[Correction] = None
   flags: tuple[str, ...] = ()
+
+  @property
+  def needs_num_clients(self) -> bool:
+    """Whether its builder has to know the number of clients."""
+    return self.correction is not None and self.correction.needs_num_clients
 
   def builder(self) -> Callable[..., Any]:
     """The function that builds the process; imports TensorFlow Federated."""
@@ -263,6 +274,7 @@ ALGORITHMS = {
                 ' fixed and everything else is averaged'
             ),
             builder_name='build_fedtan_ii',
+            first_phase='sync_rounds',
             trains_in_float16=False,
             trains_personal_models=False,
             impossible=_FEDTAN_IMPOSSIBLE,
@@ -284,6 +296,7 @@ ALGORITHMS = {
                 ' fixed and everything else is averaged'
             ),
             builder_name='build_fixbn',
+            first_phase='fixbn_rounds',
             flags=_SERVER + _STATISTICS + ('fixbn_rounds',),
         ),
         Algorithm(

@@ -164,13 +164,9 @@ def check(flags: cli.ParsedFlags):
           ' it. Use mixed_bfloat16 or float32.'
       )
   _check_personal_encodings(flags, algorithms)
-  for name, algorithm in (
-      ('sync_rounds', 'fedtan_ii'),
-      ('fixbn_rounds', 'fixbn'),
-  ):
-    if any(name in other.flags for other in algorithms):
-      _check_phase(flags, name, algorithm)
   for algorithm in algorithms:
+    if algorithm.first_phase is not None:
+      _check_phase(flags, algorithm.first_phase, algorithm.name)
     if algorithm.local_steps not in (None, flags.local_steps):
       raise ValueError(
           f'{algorithm.name} needs --local_steps={algorithm.local_steps}, but'

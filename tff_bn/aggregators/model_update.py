@@ -1,12 +1,11 @@
 """Aggregates each part of a client's update with the aggregator that fits it.
 
-An update is an `OrderedDict` with some of these parts, each a structure of
-tensors:
+An update is an `OrderedDict` of parts, each a structure of tensors:
 
 *   `trainable`: differences of the trainable variables (before minus after).
 *   `statistics`: a list of moments, see `tff_bn.aggregators.moments`.
 *   `other_state`: differences of all other variables (before minus after).
-*   `control_variates`: differences of SCAFFOLD's (after minus before).
+*   What an algorithm adds, by names of its own.
 """
 
 import collections
@@ -57,12 +56,13 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
       statistics_aggregator: For the batch normalization statistics: a factory
         over lists of moments.
     """
-    self._part_factories = collections.OrderedDict(
-        trainable=model_aggregator,
-        statistics=statistics_aggregator,
-        other_state=model_aggregator,
-        control_variates=model_aggregator,
-    )
+    self._model_aggregator = model_aggregator
+    self._statistics_aggregator = statistics_aggregator
+
+  def _factory(self, part: str) -> AggregationFactory:
+    if part == 'statistics':
+      return self._statistics_aggregator
+    return self._model_aggregator
 
   def create(
       self,
@@ -84,7 +84,7 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     """
     processes = collections.OrderedDict()
     for part, part_type in tff.structure.iter_elements(value_type):
-      factory = self._part_factories[part]
+      factory = self._factory(part)
       if isinstance(factory, rule.Rule):
         processes[part] = factory.create_participating(part_type, weight_type)
       elif isinstance(factory, tff.aggregators.WeightedAggregationFactory):
@@ -117,7 +117,7 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
       outputs = collections.OrderedDict()
       for part, process in processes.items():
         args = ()
-        if isinstance(self._part_factories[part], rule.Rule):
+        if isinstance(self._factory(part), rule.Rule):
           args = (weight,)
         elif process.is_weighted:
           args = (_not_nan(weight),)

@@ -88,8 +88,7 @@ def train(
       round, divided by the median norm, see `tff_bn.clients.update_norms`.
   *   `exchanges`, `megabytes`: in all rounds so far, see
       `tff_bn.analysis.ProcessTraffic`; empty if it can't be counted.
-  *   What the algorithm adds, in that round: `switched_to_fedprox` and
-      `loss_std` of `tff_bn.algorithms.build_fed_bs`.
+  *   What a correction of the clients' drift adds, in that round.
 
   Both kinds of means are over at most `config.max_evaluation_clients` clients.
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any, Optional, Union
 
 from absl import logging
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
@@ -22,14 +23,6 @@ Row = dict[str, Union[int, float, None]]
 _TRAIN = 'train_'
 _TEST = 'test_'
 _CLIENT_TEST = 'client_test_'
-_INT_COLUMNS = (
-    'round',
-    'num_clients',
-    'num_dropped_clients',
-    'exchanges',
-    'rejected_rounds',
-    'switched_to_fedprox',
-)
 _EVALUATION = 'evaluation/'  # How TFF's training loop marks such metrics.
 
 
@@ -220,7 +213,8 @@ class MetricsLog(tff.program.ReleaseManager):
     for name in self._correction_names:
       if name in client_work.get('correction', {}):
         number = client_work['correction'][name]
-        row[name] = int(number) if name in _INT_COLUMNS else _rounded(number)
+        is_int = np.issubdtype(np.asarray(number).dtype, np.integer)
+        row[name] = int(number) if is_int else _rounded(number)
     row.update(self._costs_fn(round_num))
     for name in self._columns:
       number = value.get(f'{_EVALUATION}{name}')
