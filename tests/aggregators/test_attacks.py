@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import attacked_rule
 from tff_bn.aggregators import attacks
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 _DTYPES = (np.float32, np.float64)
 
@@ -277,7 +277,7 @@ def test_wrong_arguments(create, message):
     create()
 
 
-class _CountingMean(rule.Rule):
+class _CountingMean(robust_rule.Rule):
   """The mean; its state is the number of rows that it has seen."""
 
   def initial_state(self, size, dtype):

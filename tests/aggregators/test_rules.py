@@ -510,7 +510,9 @@ def test_too_few_clients(name):
     _aggregate(rule, x)
     if needed == 1:
       continue
-    with pytest.raises(ValueError, match=f'={needed - 1}.*at least {needed}'):
+    with pytest.raises(
+        ValueError, match=f' {needed - 1} clients.*at least {needed}'
+    ):
       create(f, needed - 1)
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
       _aggregate(rule, x[1:])

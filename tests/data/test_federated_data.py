@@ -213,8 +213,8 @@ class TestClientDataset:
   @pytest.mark.parametrize(
       'arguments,message',
       [
-          ({}, 'one of --local_steps and --local_epochs'),
-          ({'local_steps': 1, 'local_epochs': 1}, 'one of --local_steps'),
+          ({}, 'one of local_steps and local_epochs'),
+          ({'local_steps': 1, 'local_epochs': 1}, 'one of local_steps'),
           ({'local_steps': 0}, 'local_steps=0'),
           ({'local_epochs': 0}, 'local_epochs=0'),
           ({'local_steps': 1, 'batch_size': 0}, 'batch_size=0'),

@@ -78,7 +78,7 @@ def test_grayscale_files_have_three_equal_channels(tmp_path):
 def test_sizes_that_differ_need_image_size(tmp_path, images):
   uniform = np.full((9, 3, 3), 50, np.uint8)
   write(tmp_path, {**images, 'train/dog/f': uniform})
-  check_refused(tmp_path, 'different sizes.*9x3.*--image_size=HEIGHTxWIDTH')
+  check_refused(tmp_path, 'different sizes.*9x3.*image_size=HEIGHTxWIDTH')
   dataset = load(tmp_path, image_size=(6, 5))
   assert dataset.input_shape == (6, 5, 3)
   loaded = as_set(dataset.x_train, dataset.y_train)

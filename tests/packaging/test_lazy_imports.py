@@ -133,12 +133,15 @@ def test_names_are_listed_and_there():
   for name in tff_bn.__all__:
     assert name in dir(tff_bn)
     value = getattr(tff_bn, name)
-    assert value.__name__.removeprefix('tff_bn.') == name
+    assert value.__name__.rpartition('.')[2] == name
 
 
 def test_every_public_part_is_listed():
   root = pathlib.Path(tff_bn.__file__).parent
   packages = {path.parent.name for path in root.glob('*/__init__.py')}
+  # What the public parts are made of.
+  packages -= {'clients', 'common', 'fedtan', 'imports', 'keras_model'}
+  packages -= {'processes'}
   assert packages | {'layers', 'programs'} <= set(tff_bn.__all__)
 
 

@@ -16,10 +16,17 @@ _OTHER = re.compile('`tfds build [^`]*`')
 
 
 def _texts(path):
-  # An f-string's parts are constants, too.
-  for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-      yield _OTHER.sub('', node.value)
+  nodes = list(ast.walk(ast.parse(path.read_text(encoding='utf-8'))))
+  parts = set()
+  for node in nodes:
+    if isinstance(node, ast.JoinedStr):
+      constants = [n for n in node.values if isinstance(n, ast.Constant)]
+      parts.update(constants)
+      yield _OTHER.sub('', ''.join(n.value for n in constants))
+  for node in nodes:
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    if is_text and node not in parts:
+      yield node.value
 
 
 def test_no_flag_is_named():

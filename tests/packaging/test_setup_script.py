@@ -78,7 +78,7 @@ class Machine:
         'scripts/setup.sh',
         'requirements.txt',
         'setup.py',
-        'tff_bn/tff_imports.py',
+        'tff_bn/imports/tff_imports.py',
         'Makefile',
         '.ci/run',
     ):
@@ -241,7 +241,7 @@ def test_second_run_does_nothing(machine: Machine):
 
 
 @pytest.mark.parametrize(
-    'file', ['requirements.txt', 'setup.py', 'tff_bn/tff_imports.py']
+    'file', ['requirements.txt', 'setup.py', 'tff_bn/imports/tff_imports.py']
 )
 def test_changed_file_installs_again(machine: Machine, file: str):
   machine.add('python3.13', '3.13')

@@ -34,7 +34,7 @@ from tff_bn.aggregators.moments_factories import MomentsFactory  # noqa: E402
 from tff_bn.aggregators.moments_factories import NaiveMomentsFactory  # noqa: E402
 from tff_bn.aggregators.moments_factories import PooledMomentsFactory  # noqa: E402
 from tff_bn.aggregators.nearest_neighbor_mixing import NearestNeighborMixing  # noqa: E402
-from tff_bn.aggregators.rule import Rule  # noqa: E402
+from tff_bn.aggregators.robust_rule import Rule  # noqa: E402
 from tff_bn.aggregators.trimmed_mean import TrimmedMean  # noqa: E402
 from tff_bn.aggregators.weighted_mean import WeightedMeanFactory  # noqa: E402
 

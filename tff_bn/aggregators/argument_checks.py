@@ -47,22 +47,3 @@ def check_positive(owner: Any, name: str, value: Any) -> None:
     raise ValueError(
         f'{name}={value!r} of {type(owner).__name__} must be a positive number.'
     )
-
-
-def check_rule(owner: Any, rule: Any) -> None:
-  """Checks that an argument is a rule.
-
-  Args:
-    owner: The object whose argument `rule` it is.
-    rule: The argument.
-
-  Raises:
-    TypeError: If it is anything else.
-  """
-  if not isinstance(rule, rule.Rule):
-    raise TypeError(
-        f'{type(owner).__name__} needs a rule that aggregates a matrix, but'
-        f' was given {rule!r}; use one of Mean, CoordinateMedian, TrimmedMean,'
-        ' GeometricMedian, Krum, MultiKrum, MeaMed, CenteredClipping,'
-        ' NearestNeighborMixing, Bucketing.'
-    )

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import attacks
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class Attacked(rule.Rule):
+class Attacked(robust_rule.Rule):
   """A rule some of whose clients are attackers; for simulations.
 
   The first clients of the round are the attackers: what they would send is
@@ -26,7 +26,7 @@ class Attacked(rule.Rule):
 
   def __init__(
       self,
-      rule: rule.Rule,
+      rule: robust_rule.Rule,
       attack: attacks.Attack,
       num_attackers: int,
       *,
@@ -47,7 +47,7 @@ class Attacked(rule.Rule):
       ValueError: If `num_attackers` is less than 1, or if there is no honest
         client.
     """
-    argument_checks.check_rule(self, rule)
+    robust_rule.check_rule(self, rule)
     check_attack(self, attack)
     argument_checks.check_count(self, 'num_attackers', num_attackers, 1)
     self.rule = rule
@@ -88,7 +88,8 @@ class Attacked(rule.Rule):
     weights = tf.ones([tf.shape(values)[0], 1], values.dtype)
     weights = self.corrupt_counts(weights)
     result, rule_state = self.rule.aggregate_gathered(
-        rule.without_abstaining(weights, sent, num_dropped), state['rule']
+        robust_rule.without_abstaining(weights, sent, num_dropped),
+        state['rule'],
     )
     return result, collections.OrderedDict(
         round_num=state['round_num'] + 1, rule=rule_state
@@ -147,7 +148,7 @@ class Attacked(rule.Rule):
             num_clients,
         ],
     )
-    values = rule.after_checks(values, has_honest)
+    values = robust_rule.after_checks(values, has_honest)
 
     def attacked():
       honest = values[self.num_attackers :]

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import attacked_rule
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
 class Attack(abc.ABC):
@@ -211,7 +211,7 @@ class ALittleIsEnough(Attack):
             num_attackers,
         ],
     )
-    num_nearer = rule.after_checks(num_nearer, check)
+    num_nearer = robust_rule.after_checks(num_nearer, check)
     return tf.math.ndtri(
         tf.cast(num_nearer, tf.float64) / tf.cast(num_honest, tf.float64)
     )

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 _BLOCK_COLUMNS = 2**13
 
 
-class Bucketing(rule.CheckedRule):
+class Bucketing(robust_rule.CheckedRule):
   """Aggregates the means of random buckets of clients.
 
   The clients' values are shuffled and put into buckets of `bucket_size` values,
@@ -36,7 +36,7 @@ class Bucketing(rule.CheckedRule):
 
   def __init__(
       self,
-      rule: rule.Rule,
+      rule: robust_rule.Rule,
       bucket_size: int,
       seed: int = 0,
       *,
@@ -56,7 +56,7 @@ class Bucketing(rule.CheckedRule):
       ValueError: If `bucket_size` is not positive, or the rule can't tolerate
         so many attackers among the buckets.
     """
-    argument_checks.check_rule(self, rule)
+    robust_rule.check_rule(self, rule)
     argument_checks.check_count(self, 'bucket_size', bucket_size, 1)
     argument_checks.check_count(self, 'seed', seed, 0)
     self.rule = rule

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class CenteredClipping(rule.CheckedRule):
+class CenteredClipping(robust_rule.CheckedRule):
   """Moves the last aggregate by the mean of clipped differences from it.
 
   With v the aggregate of the round before, 0 in the first round, and τ the

@@ -10,10 +10,10 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_bn.aggregators import order_statistics
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class CoordinateMedian(rule.CheckedRule):
+class CoordinateMedian(robust_rule.CheckedRule):
   """The median of the clients' values, in each coordinate by itself.
 
   `median(x)_j` is the value in the middle of x_1j, ..., x_nj; for an even n,

@@ -8,8 +8,6 @@ import tensorflow_federated as tff
 
 # Level i holds no or 2^i rows, the last one any number.
 _NUM_LEVELS = 10
-
-
 _COUNT_TYPES = collections.OrderedDict(
     num_dropped=tff.TensorType(np.int32), num_abstained=tff.TensorType(np.int32)
 )

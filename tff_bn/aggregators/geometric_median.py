@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class GeometricMedian(rule.CheckedRule):
+class GeometricMedian(robust_rule.CheckedRule):
   """The point with the least sum of distances to the clients' values.
 
   `argmin_z Σ_i ‖x_i - z‖`, with Euclidean distances over the whole structure,

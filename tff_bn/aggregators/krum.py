@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class _KrumScores(rule.CheckedRule):
+class _KrumScores(robust_rule.CheckedRule):
   """What both rules have in common."""
 
   def min_clients(self, num_byzantine: Any) -> Any:

@@ -7,10 +7,10 @@ Reference:
 import tensorflow as tf
 
 from tff_bn.aggregators import order_statistics
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class MeaMed(rule.CheckedRule):
+class MeaMed(robust_rule.CheckedRule):
   """The mean of the n - f values nearest to the median, for each coordinate.
 
   Of two values at the same distance from the median, the smaller one is taken.

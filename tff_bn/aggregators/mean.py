@@ -3,10 +3,10 @@
 from typing import Optional
 
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class Mean(rule.CheckedRule):
+class Mean(robust_rule.CheckedRule):
   """The mean of all clients' values, each with the same weight.
 
   `mean(x)_j = Σ_i x_ij / n`. It tolerates no attacker: a single one can move it

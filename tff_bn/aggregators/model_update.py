@@ -14,7 +14,7 @@ from typing import Union
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 AggregationFactory = Union[
     tff.aggregators.WeightedAggregationFactory,
@@ -85,7 +85,7 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     processes = collections.OrderedDict()
     for part, part_type in tff.structure.iter_elements(value_type):
       factory = self._factory(part)
-      if isinstance(factory, rule.Rule):
+      if isinstance(factory, robust_rule.Rule):
         processes[part] = factory.create_participating(part_type, weight_type)
       elif isinstance(factory, tff.aggregators.WeightedAggregationFactory):
         processes[part] = factory.create(part_type, weight_type)
@@ -117,7 +117,7 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
       outputs = collections.OrderedDict()
       for part, process in processes.items():
         args = ()
-        if isinstance(self._factory(part), rule.Rule):
+        if isinstance(self._factory(part), robust_rule.Rule):
           args = (weight,)
         elif process.is_weighted:
           args = (_not_nan(weight),)

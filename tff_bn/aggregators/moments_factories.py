@@ -14,7 +14,7 @@ from tff_bn.aggregators import attacked_rule
 from tff_bn.aggregators import gathering
 from tff_bn.aggregators import moments
 from tff_bn.aggregators import order_statistics
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 from tff_bn.aggregators import vector_layout
 
 # In medians of the clients' counts.
@@ -37,7 +37,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     rule: The rule, or `None`.
   """
 
-  def __init__(self, rule: Optional[rule.Rule] = None):
+  def __init__(self, rule: Optional[robust_rule.Rule] = None):
     """Initializes the factory.
 
     Args:
@@ -48,7 +48,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     Raises:
       TypeError: If `rule` is no `tff_bn.aggregators.Rule`.
     """
-    if rule is not None and not isinstance(rule, rule.Rule):
+    if rule is not None and not isinstance(rule, robust_rule.Rule):
       raise TypeError(
           'rule must be a tff_bn.aggregators.Rule, such as'
           ' tff_bn.aggregators.CoordinateMedian(), but is a'
@@ -187,7 +187,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       value = _transposed(value)
       return (
           layout.to_vector(value),
-          tf.reduce_any([rule.takes_part(c) for c in value[0]]),
+          tf.reduce_any([robust_rule.takes_part(c) for c in value[0]]),
       )
 
     vector_type = to_vector.type_signature.result[0]
@@ -201,7 +201,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
           statistics, round_num, is_mean, gathered['num_dropped']
       )
       counts = attack.corrupt_counts(counts)
-      left = rule.without_abstaining(
+      left = robust_rule.without_abstaining(
           counts,
           tf.concat([counts, statistics], axis=1),
           gathered['num_dropped'],
@@ -247,11 +247,11 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
           statistics=statistics_state,
           spread=spread_state,
       )
-      moments = [
+      layers = [
           moments.layer_moments(*layer)
           for layer in zip(*layout.from_vector(vector), strict=True)
       ]
-      return moments, state
+      return layers, state
 
     @tff.federated_computation
     def initialize():
@@ -363,7 +363,7 @@ class FbnMomentsFactory(MomentsFactory):
   def __init__(
       self,
       momentum: Union[float, Sequence[float]],
-      rule: Optional[rule.Rule] = None,
+      rule: Optional[robust_rule.Rule] = None,
       *,
       pooled: bool = True,
       unbiased: bool = True,

@@ -9,12 +9,11 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class NearestNeighborMixing(rule.CheckedRule):
+class NearestNeighborMixing(robust_rule.CheckedRule):
   """Replaces each value by the mean of the n - f nearest ones ("NNM").
 
   `y_i = Σ_{j near i} x_j / (n - f)`, the value itself included, nearest in
@@ -27,7 +26,7 @@ class NearestNeighborMixing(rule.CheckedRule):
 
   def __init__(
       self,
-      rule: rule.Rule,
+      rule: robust_rule.Rule,
       num_byzantine: int,
       *,
       num_clients: Optional[int] = None,
@@ -43,7 +42,7 @@ class NearestNeighborMixing(rule.CheckedRule):
       TypeError: If `rule` is no rule.
       ValueError: If so many attackers can't be tolerated, here or by the rule.
     """
-    argument_checks.check_rule(self, rule)
+    robust_rule.check_rule(self, rule)
     self.rule = rule
     super().__init__(num_byzantine, num_clients=num_clients)
 

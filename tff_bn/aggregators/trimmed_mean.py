@@ -8,10 +8,10 @@ Reference:
 import tensorflow as tf
 
 from tff_bn.aggregators import order_statistics
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 
 
-class TrimmedMean(rule.CheckedRule):
+class TrimmedMean(robust_rule.CheckedRule):
   """The mean without the f smallest and the f largest, for each coordinate.
 
   With x_(1)j ≤ ... ≤ x_(n)j the values in ascending order,

@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 
 from tff_bn.aggregators import moments as moments_lib
 from tff_bn.aggregators import moments_factories
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
@@ -34,7 +34,7 @@ def build_fbn(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
-    statistics_aggregator: Optional[rule.Rule] = None,
+    statistics_aggregator: Optional[robust_rule.Rule] = None,
     pooled: bool = True,
     **options: Unpack[Options],
 ) -> Process:

@@ -32,8 +32,6 @@ from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
 
 SYNCHRONIZE = ('forward_and_backward', 'forward')
-
-
 MOMENTS = ('two_pass', 'fused')
 
 

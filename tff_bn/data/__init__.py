@@ -16,7 +16,7 @@ _MEMBERS = {
     'FederatedData': 'federated',
     'flip_labels': 'label_flipping',
     'load_dataset': 'loading',
-    'split_dataset': 'federated',
+    'split_dataset': 'splitting',
     'with_flipped_labels': 'label_flipping',
 }
 

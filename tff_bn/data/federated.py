@@ -12,7 +12,6 @@ import tensorflow as tf
 from tff_bn.data import batches
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import seeding
-from tff_bn.data import splitting
 
 
 def check_client_ids(client_ids: Iterable[str]) -> None:
@@ -237,7 +236,7 @@ class FederatedData:
     Returns:
       Integers of shape `[num_clients, num_classes]`.
     """
-    return splitting.label_counts(self.dataset, self.train_indices.values())
+    return label_counts(self.dataset, self.train_indices.values())
 
   @functools.cached_property
   def _client_numbers(self) -> dict[str, int]:
@@ -256,6 +255,18 @@ class FederatedData:
     return batches.Batches([indices], batch_size).dataset(
         self.dataset.x_test, self.dataset.y_test
     )
+
+
+def label_counts(
+    dataset: dataset_lib.Dataset, parts: Iterable[np.ndarray]
+) -> np.ndarray:
+  """Training samples of each part and class: `[num_parts, num_classes]`."""
+  return np.stack(
+      [
+          np.bincount(dataset.y_train[indices], minlength=dataset.num_classes)
+          for indices in parts
+      ]
+  )
 
 
 def _check_positive(parameter: str, number: int):

@@ -1,6 +1,6 @@
 """Splits a dataset over clients."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Optional
 
 import numpy as np
@@ -100,7 +100,7 @@ def split_dataset(
   digits = len(str(num_clients - 1))
   client_ids = [f'client_{n:0{digits}}' for n in range(num_clients)]
   test_parts = splits.split_in_proportion(
-      label_counts(dataset, parts),
+      federated.label_counts(dataset, parts),
       dataset.y_test,
       seeding.generator(seeding.Stream.TEST_SETS, seed),
   )
@@ -128,7 +128,7 @@ def _split_by_domain(
   parts = splits.split_by_domain(
       dataset.y_train, dataset.domain_train, num_domains, num_clients, seed
   )
-  counts = label_counts(dataset, parts)
+  counts = federated.label_counts(dataset, parts)
   rng = seeding.generator(seeding.Stream.TEST_SETS, seed)
   test_parts = [None] * num_clients
   for domain in range(num_domains):
@@ -182,18 +182,6 @@ def _federated_data(
       dataset,
       dict(zip(client_ids, parts)),
       dict(zip(client_ids, test_parts)),
-  )
-
-
-def label_counts(
-    dataset: dataset_lib.Dataset, parts: Iterable[np.ndarray]
-) -> np.ndarray:
-  """Training samples of each part and class: `[num_parts, num_classes]`."""
-  return np.stack(
-      [
-          np.bincount(dataset.y_train[indices], minlength=dataset.num_classes)
-          for indices in parts
-      ]
   )
 
 

@@ -1,12 +1,6 @@
 """The graph of a traced function, cut at its questions."""
 
-from collections.abc import (
-    Hashable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 from typing import Any, NamedTuple
@@ -25,16 +19,10 @@ _READING = frozenset(
         'VariableShape',
     ]
 )
-
-
 # These make a variable's new value of the old one and another one.
 _UPDATING = {'AssignAddVariableOp': 'AddV2', 'AssignSubVariableOp': 'Sub'}
-
-
 # These draw random numbers from a state that is not a variable.
 _DRAWING = ('Random', 'TruncatedNormal', 'ParameterizedTrunc', 'Multinomial')
-
-
 # Makes each variable of a stage its own within a computation.
 _variable_numbers = itertools.count()
 

@@ -17,11 +17,7 @@ The stages are free of side effects: variables become inputs and outputs.
 """
 
 import collections
-from collections.abc import (
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import tensorflow as tf

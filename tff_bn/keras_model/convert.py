@@ -11,8 +11,6 @@ from tff_bn.layers import discovery
 from tff_bn.layers import federated_batch_normalization
 
 _FEDERATED = federated_batch_normalization.FederatedBatchNormalization
-
-
 # The class for each value of `to`, and the value of its argument
 # `synchronized`.
 _TARGETS = {
@@ -20,18 +18,10 @@ _TARGETS = {
     'batch': (keras.layers.BatchNormalization, False),
     'synchronized': (keras.layers.BatchNormalization, True),
 }
-
-
 _KNOWN_CLASSES = (_FEDERATED, *discovery.BATCH_NORM_CLASSES)
-
-
 # A subclass that has more methods than these, or a longer configuration, is a
 # layer of another kind.
-_HARMLESS_METHODS = frozenset(
-    ['__init__', 'get_config', 'keras_copy.from_config']
-)
-
-
+_HARMLESS_METHODS = frozenset(['__init__', 'get_config', 'from_config'])
 _CONFIG = frozenset(
     ['name', 'trainable', 'dtype']
     + list(inspect.signature(keras.layers.BatchNormalization).parameters)

@@ -23,8 +23,6 @@ Variable = Union[keras.Variable, tf.Variable]
 
 # Makes each call's variables its own within a computation.
 _variable_numbers = itertools.count()
-
-
 # Parts of the names of variables that are states of random number generators:
 # of a `keras.random.SeedGenerator` (a seed and a counter), which layers draw
 # from, and of a `tf.random.Generator` (with Philox, two counters and a key).

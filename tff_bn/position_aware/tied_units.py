@@ -18,14 +18,9 @@ from tff_bn.layers.federated_batch_normalization import (
     FederatedBatchNormalization,
 )
 from tff_bn.layers.position_encoding import PositionEncoding
-from tff_bn.position_aware import permutation
 
 _layers = keras.layers
-
-
 _BATCH_NORMS = (*discovery.BATCH_NORM_CLASSES, FederatedBatchNormalization)
-
-
 # They compute the same for each unit, or depend on all units alike, as the
 # softmax does; and they have no weights.
 _WITHOUT_WEIGHTS = (
@@ -43,8 +38,6 @@ _WITHOUT_WEIGHTS = (
     _layers.ActivityRegularization,
     _layers.UnitNormalization,
 )
-
-
 _MERGES = (
     _layers.Add,
     _layers.Subtract,
@@ -53,14 +46,8 @@ _MERGES = (
     _layers.Maximum,
     _layers.Minimum,
 )
-
-
 _POOLINGS = (_layers.MaxPooling2D, _layers.AveragePooling2D)
-
-
 _GLOBAL_POOLINGS = (_layers.GlobalMaxPooling2D, _layers.GlobalAveragePooling2D)
-
-
 # Each is either elementwise, or a kind of softmax.
 _ACTIVATION_NAMES = (
     *('celu', 'elu', 'exponential', 'gelu', 'hard_shrink', 'hard_sigmoid'),
@@ -70,8 +57,6 @@ _ACTIVATION_NAMES = (
     *('sparse_sigmoid', 'sparsemax', 'squareplus', 'tanh', 'tanh_shrink'),
     'threshold',
 )
-
-
 _ACTIVATIONS = (
     None,
     *(
@@ -81,8 +66,6 @@ _ACTIVATIONS = (
         if hasattr(module, name)
     ),
 )
-
-
 # Functions of `keras.ops` in the graph of a model, by the names of their
 # classes, which are not public. These have one tensor, and are elementwise or a
 # kind of softmax.
@@ -95,15 +78,11 @@ _UNARY_OPERATIONS = (
     *('SparseSigmoid', 'Sparsemax', 'Sqrt', 'Square', 'Squareplus'),
     *('StopGradient', 'Tanh', 'TanhShrink', 'Threshold'),
 )
-
-
 # These have two tensors, or a tensor and a number, and are elementwise.
 _BINARY_OPERATIONS = (
     *('Add', 'Divide', 'Maximum', 'Minimum', 'Multiply', 'Power'),
     *('Subtract', 'TrueDivide'),
 )
-
-
 _SUPPORTED = (
     "Supported are Dense, Conv2D, BatchNormalization (Keras's and"
     ' FederatedBatchNormalization), GroupNormalization, LayerNormalization,'
@@ -112,8 +91,6 @@ _SUPPORTED = (
     ' functional models of them, operators such as +, and elementwise functions'
     ' of keras.ops; not subclasses of these layers.'
 )
-
-
 _Shape = tuple[Optional[int], ...]
 
 
@@ -180,18 +157,16 @@ def unit_groups(model: keras.Model) -> list[UnitGroup]:
     raise TypeError(
         f'model must be a keras.Model, but is a {type(model).__name__}.'
     )
-  if not keras_copy.is_functional(model) or not getattr(
-      model, 'permutation.outputs', None
-  ):
+  if not keras_copy.is_functional(model) or not getattr(model, 'outputs', None):
     raise ValueError(
         f'The model {model.name!r} ({type(model).__name__}) is no functional'
         ' model that is connected to an input, so its units can not be'
         ' followed. Build it as keras.Model(inputs, outputs).'
     )
   ties = _Ties({id(w): index for index, w in enumerate(model.weights)})
-  for permutation.outputs in ties.follow(model, [None] * len(model.inputs)):
-    if permutation.outputs is not None:
-      ties.fix(permutation.outputs.units)
+  for outputs in ties.follow(model, [None] * len(model.inputs)):
+    if outputs is not None:
+      ties.fix(outputs.units)
   return ties.groups()
 
 
@@ -300,13 +275,11 @@ class _Ties:
       # Each row has the slots of one unit; each column is on one axis.
       slots = np.stack([slots_of[unit] for unit in same])
       columns = axes[slots[0]]
-      permutation.outputs = [
-          axis for axis in columns if axis in self._output_layers
-      ]
-      if len(same) > 1 and permutation.outputs:
-        first = np.argmax(columns == permutation.outputs[0])
+      outputs = [axis for axis in columns if axis in self._output_layers]
+      if len(same) > 1 and outputs:
+        first = np.argmax(columns == outputs[0])
         slots = slots[np.argsort(slots[:, first])]
-        found.append((slots[0, first], permutation.outputs[0], columns, slots))
+        found.append((slots[0, first], outputs[0], columns, slots))
     # By the first layer; several groups of a layer by their first units.
     found.sort(key=lambda group: group[0])
     named = []
@@ -474,14 +447,14 @@ class _Ties:
       )
     last = len(kernel.shape) - 1
     self._tie_weights(layer, [kernel], last - 1, x)
-    permutation.outputs = [(kernel, last)]
+    outputs = [(kernel, last)]
     if layer.use_bias:
-      permutation.outputs.append((layer.bias, 0))
+      outputs.append((layer.bias, 0))
     return _Units(
         axis,
         self._weight_axis(
             ('outputs', id(layer)),
-            permutation.outputs,
+            outputs,
             kernel.shape[last],
             layer.name,
         ),

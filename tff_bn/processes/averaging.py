@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from tff_bn.aggregators import model_update
 from tff_bn.aggregators import moments_factories
-from tff_bn.aggregators import rule
+from tff_bn.aggregators import robust_rule
 from tff_bn.aggregators import weighted_mean
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
@@ -139,7 +139,7 @@ class _Parts:
       model_aggregator = weighted_mean.WeightedMeanFactory()
     if statistics_aggregator is None:
       statistics_aggregator = moments_factories.NaiveMomentsFactory()
-    if isinstance(statistics_aggregator, rule.Rule):
+    if isinstance(statistics_aggregator, robust_rule.Rule):
       statistics_aggregator = moments_factories.NaiveMomentsFactory(
           statistics_aggregator
       )

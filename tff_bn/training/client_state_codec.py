@@ -11,11 +11,7 @@ import numpy as np
 ClientState = Union[
     np.ndarray, Mapping[str, 'ClientState'], Sequence['ClientState']
 ]
-
-
 _LENGTH_BYTES = 4  # Of the header's length.
-
-
 CHECKSUM_BYTES = 16
 
 

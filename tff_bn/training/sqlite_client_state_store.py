@@ -12,11 +12,7 @@ from tff_bn.training import client_state_store
 
 # Written to the database's header, so that other SQLite files are recognised.
 _APPLICATION_ID = 0x7446424E
-
-
 _FORMAT = 2
-
-
 _BUSY_SECONDS = 1.0
 
 

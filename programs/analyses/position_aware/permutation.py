@@ -120,7 +120,7 @@ def permutation_figure(
   """Draws permutation matrices, as the right part of figure 2.
 
   Args:
-    permutations: The vectors of `tff_bn.analysis.random_permutation`, by run
+    permutations: The vectors of `position_aware.random_permutation`, by run
       and group.
 
   Returns:

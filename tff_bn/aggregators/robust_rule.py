@@ -424,3 +424,22 @@ def after_checks(
   """
   with tf.control_dependencies([c for c in checks if c is not None]):
     return tf.identity(values)
+
+
+def check_rule(owner: Any, rule: Any) -> None:
+  """Checks that an argument is a rule.
+
+  Args:
+    owner: The object whose argument `rule` it is.
+    rule: The argument.
+
+  Raises:
+    TypeError: If it is anything else.
+  """
+  if not isinstance(rule, Rule):
+    raise TypeError(
+        f'{type(owner).__name__} needs a rule that aggregates a matrix, but'
+        f' was given {rule!r}; use one of Mean, CoordinateMedian, TrimmedMean,'
+        ' GeometricMedian, Krum, MultiKrum, MeaMed, CenteredClipping,'
+        ' NearestNeighborMixing, Bucketing.'
+    )
