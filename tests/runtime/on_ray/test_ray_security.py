@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ray_contexts
 
-_SCRIPT = pathlib.Path(__file__).parents[2] / 'scripts' / 'ray_certificates.sh'
+_SCRIPT = pathlib.Path(__file__).parents[3] / 'scripts' / 'ray_certificates.sh'
 _RAY = str(pathlib.Path(sys.executable).with_name('ray'))
 _TOKEN, _OTHER_TOKEN = 'a' * 64, 'b' * 64
 _START_SECONDS = 120
