@@ -16,7 +16,6 @@ with 1 if a floor is not met.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import os
 import pathlib
 import statistics
 import threading
@@ -419,11 +418,9 @@ def report(measurements: Measurements) -> tuple[str, bool]:
           [str(number), f'{name} / {reference}', harness.spread(ratios), *cells]
       )
   lines = [
-      '# What robust aggregation costs',
-      '',
-      'Written by `python benchmarks/aggregators.py`.',
-      '',
-      *(f'*   {line}' for line in measurements.machine),
+      *harness.head(
+          'What robust aggregation costs', 'aggregators', measurements.machine
+      ),
       '',
       f'Random float32 matrices with one client in a row and'
       f' {measurements.size:,} columns. A fifth of the clients are tolerated as'
@@ -517,23 +514,22 @@ def _numbers(flag: str, texts: Sequence[str]) -> list[int]:
   return [int(text) for text in texts]
 
 
+def _parse_flags() -> dict[str, Any]:
+  """The arguments of `measure`."""
+  return dict(
+      clients=_numbers('clients', _CLIENTS.value),
+      memory_clients=_numbers('memory_clients', _MEMORY_CLIENTS.value),
+      tff_clients=_numbers('tff_clients', _TFF_CLIENTS.value),
+      size=_SIZE.value,
+      repeats=_REPEATS.value,
+  )
+
+
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  try:
-    if len(arguments) > 1:
-      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
-    clients = _numbers('clients', _CLIENTS.value)
-    memory_clients = _numbers('memory_clients', _MEMORY_CLIENTS.value)
-    tff_clients = _numbers('tff_clients', _TFF_CLIENTS.value)
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
-  # TensorFlow's C++ code reports missing GPU libraries as errors.
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  text, are_floors_met = report(
-      measure(clients, memory_clients, tff_clients, _SIZE.value, _REPEATS.value)
+  return harness.run(
+      'aggregators', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
   )
-  harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'aggregators.md', text)
-  return 0 if are_floors_met else 1
 
 
 if __name__ == '__main__':

@@ -23,7 +23,6 @@ floor is not met.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import gc
-import os
 import pathlib
 import statistics
 import time
@@ -369,10 +368,7 @@ def time_row(row: Row, repeats: int) -> Timing:
       if round_num == 1:
         check_without_effect(problem, trainings[FED_AVG].result)
     check_effects(problem, trainings)
-  return Timing(
-      {way: seconds[0] for way, seconds in times.items()},
-      {way: seconds[1:] for way, seconds in times.items()},
-  )
+  return Timing.of(times)
 
 
 def measure(rows: Sequence[Row], repeats: Optional[int]) -> Measurements:
@@ -426,11 +422,9 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   )
   shapes_text = ' or '.join('×'.join(map(str, shape)) for shape in shapes)
   lines = [
-      '# What corrections of drift cost',
-      '',
-      'Written by `python benchmarks/corrections.py`.',
-      '',
-      *(f'*   {line}' for line in measurements.machine),
+      *harness.head(
+          'What corrections of drift cost', 'corrections', measurements.machine
+      ),
       '',
       '## Seconds per round',
       '',
@@ -459,21 +453,19 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   return '\n'.join(lines) + '\n', floors.are_met
 
 
+def _parse_flags() -> dict[str, Any]:
+  """The arguments of `measure`."""
+  rows = [Row.parse(text) for text in _ROWS.value if text]
+  if not rows:
+    raise ValueError('--rows is empty; name at least one round.')
+  return dict(rows=rows, repeats=_REPEATS.value)
+
+
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  try:
-    if len(arguments) > 1:
-      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
-    rows = [Row.parse(text) for text in _ROWS.value if text]
-    if not rows:
-      raise ValueError('--rows is empty; name at least one round.')
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
-  # TensorFlow's C++ code reports missing GPU libraries as errors.
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  text, are_floors_met = report(measure(rows, _REPEATS.value))
-  harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'corrections.md', text)
-  return 0 if are_floors_met else 1
+  return harness.run(
+      'corrections', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
+  )
 
 
 if __name__ == '__main__':

@@ -34,7 +34,6 @@ class FedAvgRounds:
 
     # pylint: enable=g-import-not-at-top
     self.row = row
-    self.learning_rate = row.learning_rate
     self.data = federated_data(row)
     self.model = harness.build_classifier(
         models.build_model_fn(
@@ -43,7 +42,7 @@ class FedAvgRounds:
         self.data.element_spec,
     )
     self.process = algorithms.build_fed_avg(
-        self.model, tff.learning.optimizers.build_sgdm(self.learning_rate)
+        self.model, tff.learning.optimizers.build_sgdm(row.learning_rate)
     )
     self.initial = self.model.from_model_weights(self.model.initial_weights)
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import gc
-import os
 import pathlib
 import statistics
 import time
@@ -438,10 +437,7 @@ def time_row(row: Row, repeats: int) -> Rounds:
         times[way].append(time.perf_counter() - start)
       problem.check(results)
     sent = {way: problem.sent(process) for way, process in processes.items()}
-  timing = Timing(
-      {way: seconds[0] for way, seconds in times.items()},
-      {way: seconds[1:] for way, seconds in times.items()},
-  )
+  timing = Timing.of(times)
   return Rounds(timing, sent)
 
 
@@ -482,7 +478,7 @@ def time_first_round(row: Row) -> FirstRound:
 def measure(
     rows: Sequence[Row], repeats: Optional[int], first_rounds: Sequence[Row]
 ) -> Measurements:
-  """Measures everything, each thing in a process of its own.
+  """Takes all measurements, each in a new process.
 
   Args:
     rows: The rounds to time.
@@ -517,13 +513,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
     Markdown text, and whether all floors are met.
   """
   floors = harness.Floors()
-  lines = [
-      '# What FedTAN costs',
-      '',
-      'Written by `python benchmarks/fedtan.py`.',
-      '',
-      *(f'*   {line}' for line in measurements.machine),
-  ]
+  lines = harness.head('What FedTAN costs', 'fedtan', measurements.machine)
   if measurements.rounds:
     lines += _round_lines(measurements.rounds, floors)
   if measurements.first_rounds:
@@ -702,22 +692,20 @@ def _layer_lines(
   ]
 
 
+def _parse_flags() -> dict[str, Any]:
+  """The arguments of `measure`."""
+  rows = [Row.parse(text) for text in _ROWS.value if text]
+  first_rounds = [
+      Row.parse(text, 'first_rounds') for text in _FIRST_ROUNDS.value if text
+  ]
+  return dict(rows=rows, repeats=_REPEATS.value, first_rounds=first_rounds)
+
+
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  try:
-    if len(arguments) > 1:
-      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
-    rows = [Row.parse(text) for text in _ROWS.value if text]
-    first_rounds = [
-        Row.parse(text, 'first_rounds') for text in _FIRST_ROUNDS.value if text
-    ]
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
-  # TensorFlow's C++ code reports missing GPU libraries as errors.
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  text, are_floors_met = report(measure(rows, _REPEATS.value, first_rounds))
-  harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'fedtan.md', text)
-  return 0 if are_floors_met else 1
+  return harness.run(
+      'fedtan', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
+  )
 
 
 if __name__ == '__main__':

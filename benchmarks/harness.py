@@ -18,6 +18,8 @@ import statistics
 import sys
 from typing import Any, ClassVar, Self
 
+from absl import app
+
 NUM_CLASSES = 10
 
 
@@ -87,6 +89,14 @@ class Timing:
 
   first: Mapping[str, float]
   later: Mapping[str, Sequence[float]]
+
+  @classmethod
+  def of(cls, times: Mapping[str, Sequence[float]]) -> Self:
+    """Makes it of the seconds of all rounds, the first one included."""
+    return cls(
+        {way: seconds[0] for way, seconds in times.items()},
+        {way: seconds[1:] for way, seconds in times.items()},
+    )
 
   def ratios(self, numerator: str, denominator: str) -> list[float]:
     """Of each later round, how much longer one way took than another."""
@@ -292,8 +302,60 @@ def spread(values: Sequence[float]) -> str:
   )
 
 
-def write_report(path: pathlib.Path, text: str) -> None:
-  """Writes a report, and prints it."""
+def head(title: str, name: str, machine: Sequence[str]) -> list[str]:
+  """Makes the first lines of a report.
+
+  Args:
+    title: Its title.
+    name: The benchmark's name, that of its file.
+    machine: Lines about the machine and versions.
+
+  Returns:
+    Lines in Markdown.
+  """
+  return [
+      f'# {title}',
+      '',
+      f'Written by `python benchmarks/{name}.py`.',
+      '',
+      *(f'*   {line}' for line in machine),
+  ]
+
+
+def run(
+    name: str,
+    arguments: Sequence[str],
+    output_dir: str,
+    parse_flags: Callable[[], Mapping[str, Any]],
+    measure: Callable[..., Any],
+    report: Callable[[Any], tuple[str, bool]],
+) -> int:
+  """Runs a benchmark: measures, prints the report and writes it.
+
+  Args:
+    name: The benchmark's name, which the report's file gets.
+    arguments: What `app.run` hands to the program.
+    output_dir: The report's folder.
+    parse_flags: Makes the keyword arguments of `measure`; raises a `ValueError`
+      if a flag is wrong.
+    measure: Measures.
+    report: Makes the report of what `measure` returned: its text, and whether
+      all floors are met.
+
+  Returns:
+    The program's exit code: 1 if a floor is not met.
+  """
+  try:
+    if len(arguments) > 1:
+      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
+    parsed = parse_flags()
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
+  # TensorFlow's C++ code reports missing GPU libraries as errors.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  text, are_floors_met = report(measure(**parsed))
+  path = pathlib.Path(output_dir) / f'{name}.md'
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(text, encoding='utf-8')
   print(text)
+  return 0 if are_floors_met else 1

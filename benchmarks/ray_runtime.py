@@ -15,7 +15,7 @@ From that the report says what a hundred machines would cost. It is written in
 Markdown; the program exits with 1 if a floor is not met.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import gc
@@ -159,10 +159,7 @@ def time_row(row: Row, repeats: int) -> Timing:
         results[way] = problem.compute(state, datasets)
         times[way].append(time.perf_counter() - start)
       check_same_bits(row, results)
-  return Timing(
-      {way: seconds[0] for way, seconds in times.items()},
-      {way: seconds[1:] for way, seconds in times.items()},
-  )
+  return Timing.of(times)
 
 
 def check_same_bits(row: Row, results: Mapping[str, harness.Result]) -> None:
@@ -221,22 +218,23 @@ def measure_overheads(
               num_workers,
               size,
               {way: seconds[way, 1] for way in ways},
-              {
-                  way: (seconds[way, num_clients] - seconds[way, 1])
-                  / (num_clients - 1)
-                  for way in ways
-              },
-              {
-                  way: (
-                      program_seconds[way, num_clients]
-                      - program_seconds[way, 1]
-                  )
-                  / (num_clients - 1)
-                  for way in ways
-              },
+              _per_further_client(seconds, ways, num_clients),
+              _per_further_client(program_seconds, ways, num_clients),
           )
       )
   return start_seconds, found
+
+
+def _per_further_client(
+    seconds: Mapping[tuple[str, int], float],
+    ways: Iterable[str],
+    num_clients: int,
+) -> dict[str, float]:
+  """What a round takes longer for each client after the first one, by way."""
+  return {
+      way: (seconds[way, num_clients] - seconds[way, 1]) / (num_clients - 1)
+      for way in ways
+  }
 
 
 def _time_rounds(
@@ -326,7 +324,7 @@ def measure(
     numbers_of_workers: Sequence[int],
     num_clients: int,
 ) -> Measurements:
-  """Measures everything, each thing in a process of its own.
+  """Takes all measurements, each in a new process.
 
   Args:
     rows: The rounds to time.
@@ -366,13 +364,9 @@ def report(measurements: Measurements) -> tuple[str, bool]:
     Markdown text, and whether all floors are met.
   """
   floors = harness.Floors()
-  lines = [
-      '# What clients on Ray cost',
-      '',
-      'Written by `python benchmarks/ray_runtime.py`.',
-      '',
-      *(f'*   {line}' for line in measurements.machine),
-  ]
+  lines = harness.head(
+      'What clients on Ray cost', 'ray_runtime', measurements.machine
+  )
   if measurements.timings:
     lines += _time_lines(measurements.timings, floors)
   if measurements.overheads:
@@ -402,9 +396,9 @@ def _time_lines(
       '## Seconds per round',
       '',
       'Federated averaging, clients × steps × batch size, in process with two'
-      ' cores, and with two workers of one core each, with the same bits as'
-      ' results. Seconds are medians; ratios are the medians (and ranges) of'
-      ' those of rounds that followed one another.',
+      ' cores and with two workers of one core each. The results are the same'
+      ' to the bit. Seconds are medians. A ratio is that of two successive'
+      ' rounds; the table has the median and the range of these ratios.',
       '',
       *harness.table(
           ['Round', *WAYS, 'ray / in process', 'floor', 'met', 'rounds'], rows
@@ -516,23 +510,21 @@ def _parse_workers(texts: Sequence[str]) -> list[int]:
   return sorted(set(map(int, texts)))
 
 
+def _parse_flags() -> dict[str, Any]:
+  """The arguments of `measure`."""
+  return dict(
+      rows=[Row.parse(text) for text in _ROWS.value if text],
+      repeats=_REPEATS.value,
+      numbers_of_workers=_parse_workers(_WORKERS.value),
+      num_clients=_CLIENTS.value,
+  )
+
+
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  try:
-    if len(arguments) > 1:
-      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
-    rows = [Row.parse(text) for text in _ROWS.value if text]
-    numbers_of_workers = _parse_workers(_WORKERS.value)
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
-  # TensorFlow's C++ code reports missing GPU libraries as errors.
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  measurements = measure(
-      rows, _REPEATS.value, numbers_of_workers, _CLIENTS.value
+  return harness.run(
+      'ray_runtime', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
   )
-  text, are_floors_met = report(measurements)
-  harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'ray_runtime.md', text)
-  return 0 if are_floors_met else 1
 
 
 if __name__ == '__main__':

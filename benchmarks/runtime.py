@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import gc
-import os
 import pathlib
 import resource
 import statistics
@@ -165,7 +164,7 @@ def _build_bare_round(
         loss = loss_fn(y, output)
       gradients = tape.gradient(loss, trainable)
       for variable, gradient in zip(trainable, gradients):
-        variable.assign_sub(problem.learning_rate * gradient)
+        variable.assign_sub(problem.row.learning_rate * gradient)
       accuracy.update_state(y, output)
       batch_size = tf.shape(y)[0]
       num_examples += batch_size
@@ -245,10 +244,7 @@ def time_row(row: Row, repeats: int) -> Timing:
           results[way] = problem.compute(state, datasets)
         times[way].append(time.perf_counter() - start)
       harness.check_results(row, results, BARE, problem.initial, _TOLERANCE)
-  return Timing(
-      {way: seconds[0] for way, seconds in times.items()},
-      {way: seconds[1:] for way, seconds in times.items()},
-  )
+  return Timing.of(times)
 
 
 def peak_memory(row: Row, is_shared: bool) -> float:
@@ -315,7 +311,7 @@ def measure(
     memory_clients: Sequence[int],
     starts: int,
 ) -> Measurements:
-  """Measures everything, each thing in a process of its own.
+  """Takes all measurements, each in a new process.
 
   Args:
     rows: The rounds to time.
@@ -366,13 +362,9 @@ def report(measurements: Measurements) -> tuple[str, bool]:
     Markdown text, and whether all floors are met.
   """
   floors = harness.Floors()
-  lines = [
-      '# What the in-process runtime costs',
-      '',
-      'Written by `python benchmarks/runtime.py`.',
-      '',
-      *(f'*   {line}' for line in measurements.machine),
-  ]
+  lines = harness.head(
+      'What the in-process runtime costs', 'runtime', measurements.machine
+  )
   if measurements.timings:
     lines += _time_lines(measurements.timings, floors)
   if measurements.memory:
@@ -510,21 +502,23 @@ def _parse_numbers(texts: Sequence[str]) -> list[int]:
   return sorted(map(int, texts))
 
 
+def _parse_flags() -> dict[str, Any]:
+  """The arguments of `measure`."""
+  rows = [Row.parse(text) for text in _ROWS.value if text]
+  memory_clients = _parse_numbers(_MEMORY_CLIENTS.value)
+  return dict(
+      rows=rows,
+      repeats=_REPEATS.value,
+      memory_clients=memory_clients,
+      starts=_STARTS.value,
+  )
+
+
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  try:
-    if len(arguments) > 1:
-      raise ValueError(f'{arguments[1]!r} is not understood; see --help.')
-    rows = [Row.parse(text) for text in _ROWS.value if text]
-    memory_clients = _parse_numbers(_MEMORY_CLIENTS.value)
-  except ValueError as error:
-    raise app.UsageError(str(error)) from error
-  # TensorFlow's C++ code reports missing GPU libraries as errors.
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  measurements = measure(rows, _REPEATS.value, memory_clients, _STARTS.value)
-  text, are_floors_met = report(measurements)
-  harness.write_report(pathlib.Path(_OUTPUT_DIR.value) / 'runtime.md', text)
-  return 0 if are_floors_met else 1
+  return harness.run(
+      'runtime', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
+  )
 
 
 if __name__ == '__main__':

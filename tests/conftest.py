@@ -1,7 +1,6 @@
 """What several tests need: the runtime, and small models and datasets."""
 
-import contextlib
-
+import contexts
 import keras
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ def native_context():
   before = tff.framework.get_context_stack().current
   with runtime.native_runtime() as context:
     # Other tests use another context.
-    tff.framework.set_default_context(before)
+    tff.framework.setcontexts.default(before)
     yield context
 
 
@@ -46,29 +45,17 @@ def in_process_context():
   context.close()
 
 
-@contextlib.contextmanager
-def _default_context(context):
-  import tensorflow_federated as tff
-
-  before = tff.framework.get_context_stack().current
-  tff.framework.set_default_context(context)
-  try:
-    yield context
-  finally:
-    tff.framework.set_default_context(before)
-
-
 @pytest.fixture
 def native_runtime(native_context):
   """Lets a test's computations run in TFF's own runtime."""
-  with _default_context(native_context) as context:
+  with contexts.default(native_context) as context:
     yield context
 
 
 @pytest.fixture
 def in_process_runtime(in_process_context):
   """Lets a test's computations run in this process."""
-  with _default_context(in_process_context) as context:
+  with contexts.default(in_process_context) as context:
     yield context
 
 

@@ -104,15 +104,14 @@ def test_files_that_are_named_are_there():
 
 
 def test_links_lead_somewhere():
-  folders = {'README.md': _ROOT}
   for page, text in _PAGES.items():
+    folder = _ROOT if page == 'README.md' else _ROOT / 'docs'
     links = re.findall(r'\]\(([^)#]+?)(#[\w-]+)?\)', text)
     assert links or page != 'README.md'
     for link, anchor in links:
       if '://' in link:
         continue
-      path = folders.get(page, _ROOT / 'docs') / link
-      assert path.exists(), (page, link)
+      assert (folder / link).exists(), (page, link)
       assert not anchor, 'Pages are short: link to the whole page.'
 
 

@@ -68,34 +68,6 @@ def merge(a: Moments, b: Moments) -> Moments:
   return layer_moments(*batch_moments.merge_moments(a.values(), b.values()))
 
 
-def merge_all(
-    a: collections.OrderedDict[str, Any], b: collections.OrderedDict[str, Any]
-) -> collections.OrderedDict[str, Any]:
-  """Merges weighted summaries of sets: the spread within and between them.
-
-  As `tff_bn.layers.batch_moments.merge_moments`, which adds both spreads up.
-  """
-  weight = a['weight'] + b['weight']
-  share = tf.math.divide_no_nan(b['weight'], weight)
-  difference = b['mean'] - a['mean']
-  return collections.OrderedDict(
-      weight=weight,
-      count=a['count'] + b['count'],
-      mean=tf.where(
-          tf.math.is_finite(difference),
-          a['mean'] + share * difference,
-          # The difference overflowed, but the mean does not.
-          (1 - share) * a['mean'] + share * b['mean'],
-      ),
-      within=(1 - share) * a['within'] + share * b['within'],
-      between=(1 - share) * a['between'] + share * b['between']
-      # 0 if one of them has no weight, even if the square overflows.
-      + tf.math.multiply_no_nan(
-          tf.math.square(difference), share * (1 - share)
-      ),
-  )
-
-
 def unbiased_factor(count: tf.Tensor) -> tf.Tensor:
   """The factor N/(N-1) that makes a variance of N values unbiased.
 

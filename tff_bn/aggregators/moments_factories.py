@@ -120,12 +120,12 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
 
     @tff.tensorflow.computation(summary_type, summary_type)
     def merge_layers(a, b):
-      return [moments.merge_all(x, y) for x, y in zip(a, b)]
+      return [_merge(x, y) for x, y in zip(a, b)]
 
     # Clients send moments, not summaries, which are larger.
     @tff.tensorflow.computation(summary_type, value_type)
     def accumulate(total, value):
-      return [moments.merge_all(x, y) for x, y in zip(total, summarize(value))]
+      return [_merge(x, y) for x, y in zip(total, summarize(value))]
 
     @tff.tensorflow.computation(summary_type)
     def report(total):
@@ -274,6 +274,34 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       )
 
     return tff.templates.AggregationProcess(initialize, next_fn)
+
+
+def _merge(
+    a: collections.OrderedDict[str, Any], b: collections.OrderedDict[str, Any]
+) -> collections.OrderedDict[str, Any]:
+  """Merges weighted summaries of sets: the spread within and between them.
+
+  As `tff_bn.layers.batch_moments.merge_moments`, which adds both spreads up.
+  """
+  weight = a['weight'] + b['weight']
+  share = tf.math.divide_no_nan(b['weight'], weight)
+  difference = b['mean'] - a['mean']
+  return collections.OrderedDict(
+      weight=weight,
+      count=a['count'] + b['count'],
+      mean=tf.where(
+          tf.math.is_finite(difference),
+          a['mean'] + share * difference,
+          # The difference overflowed, but the mean does not.
+          (1 - share) * a['mean'] + share * b['mean'],
+      ),
+      within=(1 - share) * a['within'] + share * b['within'],
+      between=(1 - share) * a['between'] + share * b['between']
+      # 0 if one of them has no weight, even if the square overflows.
+      + tf.math.multiply_no_nan(
+          tf.math.square(difference), share * (1 - share)
+      ),
+  )
 
 
 def _bounded_sum(counts: tf.Tensor) -> tf.Tensor:

@@ -108,11 +108,11 @@ def _by_kind(
   return sent
 
 
-def answers(
+def in_order(
     questions: Sequence[data_flow.Question],
     answers: Mapping[str, Sequence[Any]],
 ) -> list[Any]:
-  """The answers in the order of the questions."""
+  """Returns answers, which are given by kind, in the order of the questions."""
   iterators = {kind: iter(answers[kind]) for kind in answers}
   return [next(iterators[question.kind.name]) for question in questions]
 

@@ -172,7 +172,7 @@ class FedTanWork(client_work.ClientWork):
           first_step.questions[number],
           *first_step.proceed(
               number,
-              exchange.answers(first_step.questions[number - 1], answers),
+              exchange.in_order(first_step.questions[number - 1], answers),
               dict(zip(sources, carried)),
           ),
           takes_part,
@@ -203,7 +203,7 @@ class FedTanWork(client_work.ClientWork):
       answers, takes_part, *carried, state, weights, dataset = arguments
       result, _ = first_step.proceed(
           number,
-          exchange.answers(first_step.questions[number - 1], answers),
+          exchange.in_order(first_step.questions[number - 1], answers),
           dict(zip(sources, carried)),
       )
       return self._result_and_report(

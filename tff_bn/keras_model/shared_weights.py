@@ -227,14 +227,6 @@ class SharedWeights:
     ]
     return tff.to_type(self.shared(types))
 
-  def local_type(self) -> tff.Type:
-    """The TFF type of the local variables."""
-    types = [
-        tff.TensorType(v.dtype.as_numpy_dtype, v.shape)
-        for v in self._model.variables
-    ]
-    return tff.to_type(self.local(types))
-
 
 def _values(part: Any) -> list[Any]:
   # Not `tf.nest.flatten`, which sorts by key.

@@ -1,31 +1,30 @@
 """Ray runtimes for tests."""
 
-import contextlib
 import re
 
 import pytest
-import tensorflow_federated as tff
 
 from tff_bn import runtime
 from tff_bn.runtime.on_ray import ray_context
 from tff_bn.runtime.on_ray import ray_options
 
 
-def make(**options) -> runtime.RayContext:
+def options(**changes) -> ray_options.RayOptions:
+  """Two workers on this machine, if nothing else is said."""
+  defaults = {
+      'address': 'local',
+      'num_workers': 2,
+      'cpus_per_worker': None,
+      'gpus_per_worker': None,
+      'client_timeout': None,
+      'worker_timeout': 120.0,
+  }
+  return ray_options.RayOptions(**{**defaults, **changes})
+
+
+def make(**changes) -> runtime.RayContext:
   """Makes a context that is not yet the default one."""
-  return ray_context.RayContext(
-      ray_options.RayOptions(
-          **{
-              'address': 'local',
-              'num_workers': 2,
-              'cpus_per_worker': None,
-              'gpus_per_worker': None,
-              'client_timeout': None,
-              'worker_timeout': 120.0,
-              **options,
-          }
-      )
-  )
+  return ray_context.RayContext(options(**changes))
 
 
 @pytest.fixture(scope='module')
@@ -34,17 +33,6 @@ def in_process_context():
   context = make()
   yield context
   context.close()
-
-
-@contextlib.contextmanager
-def default(context):
-  """Makes a context the default one for a `with` block."""
-  before = tff.framework.get_context_stack().current
-  tff.framework.set_default_context(context)
-  try:
-    yield context
-  finally:
-    tff.framework.set_default_context(before)
 
 
 def pids(context):

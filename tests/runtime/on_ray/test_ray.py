@@ -4,6 +4,7 @@ import os
 import pickle
 import signal
 
+import contexts
 import numpy as np
 import psutil
 import pytest
@@ -36,7 +37,7 @@ class TestSameBits:
 
   @pytest.fixture(autouse=True)
   def use(self, context):
-    with ray_contexts.default(context):
+    with contexts.default(context):
       yield
 
   def test_stateful_clients(self, fed_bn, expected):
@@ -63,7 +64,7 @@ class TestWhatTravels:
 
   @pytest.fixture(autouse=True)
   def use(self, context):
-    with ray_contexts.default(context):
+    with contexts.default(context):
       yield
 
   @pytest.fixture
@@ -151,7 +152,7 @@ class TestLosses:
 
   @pytest.fixture(autouse=True)
   def use(self, context):
-    with ray_contexts.default(context):
+    with contexts.default(context):
       yield
 
   def test_killed_while_it_computes(self, context, fed_bn, expected, trap):

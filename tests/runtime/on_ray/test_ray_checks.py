@@ -4,6 +4,7 @@ import os
 import signal
 
 from absl.testing import absltest
+import contexts
 import pytest
 import ray_contexts
 import ray_example
@@ -17,10 +18,8 @@ pytestmark = pytest.mark.slow
 def cluster():
   """A cluster of two cores to which this process is connected."""
   from tff_bn.runtime.on_ray import ray_cluster
-  from tff_bn.runtime.on_ray import ray_options
 
-  options = ray_options.RayOptions('local', 2, 1, 0, None, 120.0)
-  with ray_cluster.connected(options):
+  with ray_cluster.connected(ray_contexts.options(cpus_per_worker=1)):
     yield
 
 
@@ -78,7 +77,7 @@ def test_later_worker_that_differs_is_not_used(fed_bn, expected, tmp_path):
   before = ray_contexts.pids(context)
   os.kill(before[0], signal.SIGKILL)
   with (
-      ray_contexts.default(context),
+      contexts.default(context),
       absltest.TestCase().assertLogs(level='WARNING') as logs,
   ):
     while not any('differs' in line for line in logs.output):

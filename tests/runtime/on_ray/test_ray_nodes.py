@@ -3,6 +3,7 @@
 import signal
 import time
 
+import contexts
 import psutil
 import pytest
 import ray_contexts
@@ -23,7 +24,7 @@ def nodes():
 def context(nodes):
   """A worker on each node."""
   context = ray_contexts.make(address=nodes.address, num_workers=None)
-  with ray_contexts.default(context):
+  with contexts.default(context):
     yield context
   context.close()
 

@@ -3,21 +3,10 @@
 import sys
 
 import pytest
+import ray_contexts
 
 from tff_bn import runtime
 from tff_bn.runtime.on_ray import ray_options
-
-
-def _options(**changes):
-  options = dict(
-      address=None,
-      num_workers=None,
-      cpus_per_worker=None,
-      gpus_per_worker=None,
-      client_timeout=None,
-      worker_timeout=300.0,
-  )
-  return ray_options.RayOptions(**{**options, **changes})
 
 
 @pytest.mark.parametrize(
@@ -36,7 +25,7 @@ def _options(**changes):
 )
 def test_impossible(name, value):
   with pytest.raises(ValueError, match=f'^{name}={value!r} '):
-    _options(**{name: value})
+    ray_contexts.options(**{name: value})
   with (
       pytest.raises(ValueError, match=f'^{name}={value!r} '),
       runtime.ray_runtime(**{name: value}),
@@ -57,11 +46,11 @@ def test_impossible(name, value):
 )
 def test_what_a_worker_needs(monkeypatch, num_gpus, given, expected):
   monkeypatch.setattr(ray_options, 'num_threads', lambda: 5)
-  assert _options(**given).for_cluster(num_gpus).needs == expected
+  assert ray_contexts.options(**given).for_cluster(num_gpus).needs == expected
 
 
 def test_needs_in_words():
-  options = _options(gpus_per_worker=0.5).for_cluster(1)
+  options = ray_contexts.options(gpus_per_worker=0.5).for_cluster(1)
   assert options.describe_needs() == 'a worker needs 1 CPU and 0.5 GPU'
 
 

@@ -148,26 +148,24 @@ def _checked_address(address: str) -> str:
     with grpc_utils.init_grpc_channel(found) as channel:
       grpc.channel_ready_future(channel).result(_ANSWER_SECONDS)
   except grpc.FutureTimeoutError as error:
-    raise ValueError(
-        f'No Ray cluster can be used at {place}: none has answered for'
-        f' {_ANSWER_SECONDS} s. {_CREDENTIALS_HINT}'
-    ) from error
+    reason = f'none has answered for {_ANSWER_SECONDS} s'
+    raise _unusable(place, reason) from error
   except Exception as error:  # pylint: disable=broad-exception-caught
-    raise _unusable(place, error) from error
+    raise _unusable(place, str(error)) from error
   return found
 
 
-def _unusable(address: str, error: Exception) -> ValueError:
+def _unusable(address: str, reason: str) -> ValueError:
   """Says that there is no cluster.
 
   Args:
     address: Where it should be.
-    error: What Ray says: errors of many kinds, not told apart.
+    reason: Why not, as Ray says it.
 
   Returns:
     The error for the user.
   """
-  reason = ' '.join(str(error).split())
+  reason = ' '.join(reason.split())
   return ValueError(
       f'No Ray cluster can be used at {address}: {reason.rstrip(".")}.'
       f' {_CREDENTIALS_HINT}'
@@ -181,7 +179,7 @@ def _connection(address: str, is_lost: threading.Event) -> Iterator[None]:
       ray.init(address=address, **_QUIET)
   except Exception as error:  # pylint: disable=broad-exception-caught
     ray.shutdown()
-    raise _unusable(address, error) from error
+    raise _unusable(address, str(error)) from error
   try:
     with _watched(is_lost):
       yield
