@@ -24,6 +24,7 @@ _FILES = (
 _TOOLS = (
     'hypothesis',
     'ipykernel',
+    'mypy',
     'nbclient',
     'pyink',
     'pytest',
