@@ -153,7 +153,7 @@ def test_use_of_a_stand_in_is_an_error(fake_tff: pathlib.Path):
           print(error)
   """
   clients, estimator, xla_client = _output(code, fake_tff)
-  assert 'vizier.service.clients.Study.from_id is not there' in clients
+  assert 'vizier.service.clients.Study.from_id is missing' in clients
   assert 'pip install google-vizier' in clients
   assert 'no estimators since 2.16' in estimator
   assert 'older versions of JAX' in xla_client

@@ -63,12 +63,12 @@ def three_gpus(monkeypatch):
 )
 def test_threads_of_each_device(names, number, expected):
   found = devices.find_devices(names, number)
-  assert [device.lanes.number for device in found] == expected
+  assert [device.num_threads for device in found] == expected
   assert [device.name for device in found] == [
       _CPU.replace('CPU:0', name) for name in names[: len(expected)]
   ]
   for device in found:
-    device.lanes.close()
+    device.close()
 
 
 @pytest.mark.usefixtures('three_gpus')

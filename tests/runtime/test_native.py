@@ -198,7 +198,7 @@ def test_ctrl_c_before_a_computation_begins_leaves_no_coroutine(monkeypatch):
     _seven()
     with monkeypatch.context() as patch, warnings.catch_warnings():
       warnings.simplefilter('error')
-      patch.setattr(context._loop, 'call_soon_threadsafe', interrupt)
+      patch.setattr(context._loop._loop, 'call_soon_threadsafe', interrupt)
       ignored = []
       patch.setattr(sys, 'unraisablehook', ignored.append)
       with pytest.raises(KeyboardInterrupt):

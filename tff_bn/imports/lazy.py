@@ -1,4 +1,4 @@
-"""Packages that import their parts when they are first used."""
+"""Packages that import their parts on first use (PEP 562)."""
 
 from collections.abc import Callable, Mapping
 import importlib
@@ -9,14 +9,11 @@ from typing import Any
 def attach(
     package: str, members: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-  """Makes the module functions that load a package's parts on demand.
+  """Returns the `__getattr__` and `__dir__` of a lazily imported package.
 
   Args:
     package: The package's name.
-    members: Which submodule each public name is in.
-
-  Returns:
-    The package's `__getattr__` and `__dir__`.
+    members: The submodule of each public name.
   """
 
   def __getattr__(name: str) -> Any:
@@ -24,7 +21,7 @@ def attach(
       raise AttributeError(f'module {package!r} has no attribute {name!r}')
     module = importlib.import_module(f'{package}.{members[name]}')
     value = getattr(module, name)
-    # Kept, so that this function is asked once for each name.
+    # Python calls `__getattr__` only for names that the module lacks.
     setattr(sys.modules[package], name, value)
     return value
 

@@ -1,7 +1,7 @@
-"""Evaluates a TFF computation with symbols in place of tensors.
+"""Evaluates TFF computations with symbols in place of tensors.
 
-That resolves all lambdas, blocks, selections and structures, and leaves a graph
-of operations on tensors, see `symbols`.
+The evaluation resolves all lambdas, blocks, selections and structures. The
+result is a graph of operations on tensors, see `symbols`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +18,13 @@ from tff_bn.runtime import symbols
 
 
 def intrinsics(proto: Any) -> Iterator[str]:
-  """Yields the names of the intrinsics in a serialized computation.
+  """Yields the name of each intrinsic in a serialized computation.
 
   Args:
     proto: The computation.
 
   Yields:
-    Their names; those that occur several times, several times.
+    The names, once for each occurrence.
   """
   match proto.WhichOneof('computation'):
     case 'intrinsic':
@@ -53,7 +53,7 @@ class Interpreter:
     """Initializes the interpreter.
 
     Args:
-      graphs: Where imported graphs are found.
+      graphs: The cache for the computations' graphs.
     """
     self._graphs = graphs
     self._location = symbols.Location.SERVER
@@ -70,12 +70,12 @@ class Interpreter:
     """Evaluates a computation.
 
     Args:
-      proto: Its serialized form, which TFF has in any case. The types of most
-        of its parts are not needed, and to build them takes the most time.
-      environment: The values of the names that occur in it.
+      proto: The computation's proto. TFF's building blocks would be slower:
+        they build the types of all parts, most of which are not needed.
+      environment: The values of the names in the computation.
 
     Returns:
-      Its value.
+      The computation's value: a tree of symbols or a function between trees.
     """
     match proto.WhichOneof('computation'):
       case 'reference':
@@ -150,7 +150,7 @@ class Interpreter:
       inputs: Sequence[symbols.Leaf],
       result_type: tff.Type,
   ) -> symbols.Tree:
-    """An operation at the place where the evaluation is."""
+    """Creates an operation at the current location; returns its outputs."""
     node = symbols.Operation(
         trace, self._location, inputs, element_structure.leaf_types(result_type)
     )
@@ -178,9 +178,9 @@ class Interpreter:
   def _inner_function(
       self, function: Callable[[Any], symbols.Tree], argument_type: tff.Type
   ) -> symbols.InnerFunction:
-    """Evaluates a function for itself."""
+    """Evaluates a function with new symbols as its arguments."""
     first = symbols.Node.next_number()
-    inputs = []
+    inputs: list[symbols.Leaf] = []
     argument = symbols.new_inputs(argument_type, self._location, inputs)
     outputs = symbols.flatten(function(argument))
     captured = symbols.unique(
@@ -197,16 +197,15 @@ class Interpreter:
     )
     return symbols.InnerFunction(tuple(inputs), captured, tuple(outputs))
 
-  # Intrinsics. Each gets its argument and its serialized type. A federated
-  # value is the tree of what the server, or each client, has: its leaves say
-  # where they are, and what is at the server reaches clients wherever they use
-  # it.
+  # Intrinsics. Each method takes the intrinsic's argument and serialized type.
+  # A federated value is the tree of the server's or of one client's values.
+  # Each leaf knows its location, and clients can use all leaves of the server.
 
   def _federated_apply(self, argument: Any, _: Any) -> symbols.Tree:
     function, value = argument
     return function(value)
 
-  # Computed once, for all clients.
+  # The server computes the result once for all clients.
   _federated_map_all_equal = _federated_apply
 
   def _federated_map(self, argument: Any, _: Any) -> symbols.Tree:

@@ -1,8 +1,9 @@
-"""Computes clients in threads of this process."""
+"""Clients that threads of this process compute."""
 
 import collections
 from collections.abc import Generator, Mapping, Sequence
 import concurrent.futures
+import functools
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -14,12 +15,12 @@ from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
-# How many clients per lane may be computed before their turn to be added up.
+# The number of clients per thread that may wait to be aggregated.
 _CLIENTS_AHEAD = 2
 
 
 class LocalClients(execution.Clients):
-  """Client i is computed on device i modulo the number of devices."""
+  """Computes client i on device i modulo the number of devices."""
 
   def __init__(
       self,
@@ -42,7 +43,7 @@ class LocalClients(execution.Clients):
     self._parts = [
         client_part.ClientPart(plan, device.name, server) for device in devices
     ]
-    # Of each client, what later passes need; `None`: nothing is computed yet.
+    # Each client's tensors for later passes; `None` before the first pass.
     self._kept: list[Optional[dict[symbols.Leaf, tf.Tensor]]] = [None] * len(
         values
     )
@@ -55,21 +56,21 @@ class LocalClients(execution.Clients):
   def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
     """See the base class."""
     clients = range(len(self._values))
-    num_lanes = sum(device.lanes.number for device in self._devices)
-    if num_lanes == 1 or len(clients) == 1:
+    num_threads = sum(device.num_threads for device in self._devices)
+    if num_threads == 1 or len(clients) == 1:
       for client in clients:
         yield self._compute(client, number)
       return
-    running = collections.deque()
+    running: collections.deque[concurrent.futures.Future[list[tf.Tensor]]] = (
+        collections.deque()
+    )
     try:
       for client in clients:
-        if len(running) >= _CLIENTS_AHEAD * num_lanes:
+        if len(running) >= _CLIENTS_AHEAD * num_threads:
           yield running.popleft().result()
         device = self._devices[client % len(self._devices)]
         running.append(
-            device.lanes.submit(
-                lambda client=client: self._compute(client, number)
-            )
+            device.submit(functools.partial(self._compute, client, number))
         )
       while running:
         yield running.popleft().result()
@@ -79,7 +80,7 @@ class LocalClients(execution.Clients):
       concurrent.futures.wait(running)
 
   def _compute(self, client: int, number: int) -> list[tf.Tensor]:
-    """Computes one client's part of a pass; returns what is to be folded."""
+    """Computes a client's part of a pass; returns the values to aggregate."""
     part = self._parts[client % len(self._parts)]
     tensors = self._kept[client]
     if tensors is None:

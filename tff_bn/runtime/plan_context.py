@@ -1,4 +1,4 @@
-"""What contexts that run TFF computations by plans have in common."""
+"""The base class of the TFF contexts that run plans."""
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import weakref
 
 import tensorflow as tf
 
-# As Keras does; TensorFlow has no public name for it.
+# TensorFlow has no public name for this module; Keras imports it, too.
 from tensorflow.python.eager import context as eager_context
 import tensorflow_federated as tff
 
@@ -33,16 +33,16 @@ _SECURE_INTRINSICS = frozenset(
 
 
 class PlanContext(tff.framework.SyncContext, abc.ABC):
-  """Runs TFF computations: the server's part in this process.
+  """Runs TFF computations, with the server's part in this process.
 
-  It may be used by several threads at the same time.
+  Several threads may use the context concurrently.
   """
 
   def __init__(self, server_device: str):
     """Initializes the context.
 
     Args:
-      server_device: The full name of the device for what the server computes.
+      server_device: The full name of the device for the server's part.
     """
     super().__init__()
     self._server_device = server_device
@@ -58,23 +58,24 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
       values: Sequence[Sequence[Any]],
       server: Mapping[symbols.Leaf, Any],
   ) -> contextlib.AbstractContextManager[execution.Clients]:
-    """Makes the clients of one invocation, at least one.
+    """Creates the clients of one invocation.
 
     Args:
       comp: The computation.
-      plan: Its plan.
-      values: The clients' values, in the order of the plan's `client_inputs`.
-      server: The server's tensors, to which those of each pass are added.
+      plan: The computation's plan.
+      values: The values of each client, at least one, in the order of the
+        plan's `client_inputs`.
+      server: The server's tensors; each pass adds further tensors.
 
     Returns:
-      A context manager that frees what the clients hold.
+      A context manager that frees the clients' resources.
     """
 
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Runs a computation; TFF calls this."""
     if tf.executing_eagerly():
       return self._invoke(comp, arg)
-    # The caller is building a graph; a new thread is not.
+    # The caller is building a graph, but a new thread executes eagerly.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
       return thread.submit(self._invoke, comp, arg).result()
 
@@ -103,15 +104,12 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
       )
 
   def plan(self, comp: tff.framework.ConcreteComputation) -> plan_lib.Plan:
-    """What the context does to run a computation; it is made only once.
+    """Returns the plan of a computation, which is made only once.
 
     Args:
       comp: The computation.
-
-    Returns:
-      Its plan.
     """
-    # By identity: to compare computations would mean to serialize them.
+    # The key is the identity: comparing computations would serialize them.
     key = id(comp)
     with self._lock:
       plan = self._plans.get(key)
@@ -121,9 +119,9 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
       return plan
 
   def close(self) -> None:
-    """Frees memory; to be called when the context is used no more."""
-    # TensorFlow keeps whatever it has compiled, also of functions that are
-    # gone. What is still needed is compiled again.
+    """Frees memory; call this after the last use of the context."""
+    # TensorFlow keeps all compiled kernels, even for deleted functions. It
+    # compiles a kernel again if something still needs it.
     eager_context.context().clear_kernel_cache()
 
 
@@ -135,7 +133,7 @@ def installed(context: _Context) -> Iterator[_Context]:
   """Makes a context the calling thread's default for a `with` block.
 
   Args:
-    context: The context; it is closed at the end.
+    context: The context, which is closed at the end of the block.
 
   Yields:
     The context.
@@ -152,14 +150,11 @@ def installed(context: _Context) -> Iterator[_Context]:
 def make_plan(
     comp: tff.framework.ConcreteComputation, graphs: graph_cache.GraphCache
 ) -> plan_lib.Plan:
-  """Makes a plan of a computation.
+  """Returns the plan of a computation, with secure sums simulated.
 
   Args:
     comp: The computation.
-    graphs: Where imported graphs are found.
-
-  Returns:
-    The plan.
+    graphs: The cache for the computation's graphs.
   """
   return plan_lib.Plan(without_secure_sums(comp), graphs)
 
@@ -167,13 +162,13 @@ def make_plan(
 def without_secure_sums(
     comp: tff.framework.ConcreteComputation,
 ) -> tff.framework.ConcreteComputation:
-  """Replaces secure sums by ordinary ones, and warns of that once.
+  """Replaces secure sums by ordinary sums; the first time, warns of it.
 
   Args:
     comp: The computation.
 
   Returns:
-    A computation that computes the same; itself, if it has no secure sums.
+    A computation with the same results, or `comp` if it has no secure sums.
   """
   proto = tff.framework.ConcreteComputation.get_proto(comp)
   if _SECURE_INTRINSICS.isdisjoint(interpreter.intrinsics(proto)):
