@@ -1,4 +1,4 @@
-"""Compares results of TFF computations, to the Python types they consist of."""
+"""Comparisons of the results of TFF computations, with their Python types."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +13,7 @@ def invoke(context, computation, *args):
 
 
 def as_plain(value):
-  """Makes datasets in a result lists of their elements."""
+  """Replaces the datasets in a result by lists of their elements."""
   if isinstance(value, tf.data.Dataset):
     return list(value.as_numpy_iterator())
   if isinstance(value, dict):
@@ -29,7 +29,7 @@ def as_plain(value):
 
 
 def leaves(value):
-  """The numbers, arrays and datasets in a result, in their order."""
+  """Returns the numbers, arrays and datasets in a result, in their order."""
   struct = tff.structure.from_container((value,), recursive=True)
   return tff.structure.flatten(struct)
 
@@ -39,12 +39,11 @@ def assert_equal(found, expected, rtol=0.0, same_leaf_types=False, path=''):
 
   Args:
     found: A result.
-    expected: What it must be.
-    rtol: The tolerance, relative to an array's largest number or to 1,
-      whatever is larger. Numbers in a shorter dtype than what was computed
-      with may differ by rounding in theirs, too.
-    same_leaf_types: Whether leaves must be of the same Python and NumPy types.
-    path: Where in the result this is.
+    expected: The expected result.
+    rtol: The tolerance relative to an array's largest number or to 1, whichever
+      is larger; at least the precision of the array's dtype.
+    same_leaf_types: Whether leaves must have the same Python and NumPy types.
+    path: The place of this part in the result.
   """
   if isinstance(expected, (dict, list, tuple)) or hasattr(
       expected, '__attrs_attrs__'

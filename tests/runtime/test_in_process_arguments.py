@@ -1,4 +1,4 @@
-"""What arguments the in-process runtime accepts, and how it refuses others."""
+"""Tests of the arguments that the in-process runtime accepts and refuses."""
 
 import collections
 
@@ -45,7 +45,7 @@ def _identity(type_spec):
 
 
 _ROW_VALUE = _OD(z=1, a=2.0)
-# Types, what is given, and what it means if that differs.
+# Types, and values (or functions that return them) for an argument.
 _ACCEPTED_BY_NATIVE = [
     (_BOOL, True),
     (_BOOL, np.bool_(True)),
@@ -112,7 +112,7 @@ _ACCEPTED_BY_NATIVE = [
     (tff.SequenceType(_ROW), [(1, 2.0)]),
     (tff.SequenceType(_ROW), [_Point(1, 2.0)]),
     (tff.SequenceType(_ROW), []),
-    # In alphabetical order, there is only one order.
+    # Elements in alphabetical order have the same order everywhere.
     (
         tff.SequenceType(_SORTED),
         lambda: _slices(collections.namedtuple('P', 'a z')([1], [2])),
@@ -137,7 +137,7 @@ def _given(value):
 
 
 @pytest.mark.parametrize(('type_spec', 'value'), _ACCEPTED_BY_NATIVE)
-def test_what_native_accepts_means_the_same(
+def test_accepts_what_native_accepts(
     type_spec, value, in_process_context, native_context
 ):
   comp = _identity(type_spec)
@@ -227,7 +227,7 @@ _REFUSED = [
     (
         tff.to_type(_OD(y=_clients(_INT), x=_OD(b=_clients(_FLOAT)))),
         _OD(y=[1, 2], x=_OD(b=[1.0])),
-        r'argument\.x\.b has values of 1 clients, but others have values of 2',
+        r'argument\.x\.b has values of 1 clients, but other parts have values of 2',
     ),
     (tff.FederatedType(_INT, tff.SERVER), [1], r'has the shape \[1\]'),
     (
@@ -259,7 +259,7 @@ _REFUSED = [
         lambda: _slices(_OD(z=[1])),
         'of type <z=int32,a=float32>, but .* <z=int32>',
     ),
-    # In these, `tf.data` keeps z before a, which it would find after a.
+    # `tf.data` keeps z before a in these elements, but sorts an OrderedDict.
     (
         tff.SequenceType(_ROW),
         lambda: _slices(_Point([1], [2.0])),
@@ -289,34 +289,34 @@ def test_refusal_names_the_part(type_spec, value, message, in_process_context):
     in_process_context.invoke(_identity(type_spec), _given(value))
 
 
-def test_nothing_is_computed_before_all_is_checked(in_process_context):
-  class Dataset(runtime.ClientDataset):
-    element_spec = tf.TensorSpec([], tf.int32)
+class _Unbuilt(runtime.ClientDataset):
+  """A dataset that must not be built."""
 
-    def build(self, worker):
-      raise AssertionError
+  element_spec = None  # `__init__` sets it.
 
+  def __init__(self, dtype):
+    self.element_spec = tf.TensorSpec([], dtype)
+
+  def build(self):
+    raise AssertionError
+
+
+def test_checks_all_arguments_before_building_datasets(in_process_context):
   comp = _identity(
       tff.to_type([_clients(tff.SequenceType(_INT)), _clients(_INT)])
   )
   with pytest.raises(TypeError, match=r'argument\[1\]\[1\] must be of type'):
-    in_process_context.invoke(comp, [[Dataset(), Dataset()], [1, 'x']])
+    in_process_context.invoke(comp, [[_Unbuilt(tf.int32)] * 2, [1, 'x']])
 
 
 def test_the_spec_of_a_client_dataset_is_checked(in_process_context):
-  class Dataset(runtime.ClientDataset):
-    element_spec = tf.TensorSpec([], tf.float32)
-
-    def build(self, worker):
-      raise AssertionError
-
   comp = _identity(_clients(tff.SequenceType(_INT)))
   with pytest.raises(TypeError, match='its elements are of type float32'):
-    in_process_context.invoke(comp, [Dataset()])
+    in_process_context.invoke(comp, [_Unbuilt(tf.float32)])
 
 
 def test_the_caller_may_change_an_array_after_the_call(in_process_context):
-  """And before it changes a result."""
+  """Changing the argument must not change the result."""
   array = np.zeros([3], np.float32)
   comp = _identity(tff.TensorType(np.float32, [3]))
   found = in_process_context.invoke(comp, array)

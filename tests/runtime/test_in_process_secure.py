@@ -1,4 +1,4 @@
-"""Secure sums: plain sums, with a warning."""
+"""Tests of secure sums, which are simulated by plain sums with a warning."""
 
 import threading
 import warnings
@@ -27,7 +27,7 @@ def _clients(member):
 
 
 def _invoke_native(context, comp, *args):
-  """Computes the simulation that TFF's own test runtime computes."""
+  """Simulates secure sums as TFF's own test runtime does."""
   simulated = tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
   return comparison.invoke(context, simulated, *args)
 
@@ -46,7 +46,7 @@ def test_sums(in_process_context, native_context):
   comparison.assert_equal(found, expected, same_leaf_types=True)
 
 
-def test_too_large_a_number_is_refused(in_process_context):
+def test_too_large_numbers_are_refused(in_process_context):
   @tff.federated_computation(_clients(_INT))
   def comp(x):
     return tff.federated_secure_sum(x, 10)

@@ -1,4 +1,4 @@
-"""Tests of how a computation is cut into functions."""
+"""Tests of plans and their stages."""
 
 import concurrent.futures
 import itertools
@@ -41,7 +41,7 @@ def _has_work(stage):
 
 
 def test_federated_averaging_is_one_pass():
-  """And what the server does at the end."""
+  """A second pass contains only the server's last step."""
 
   @tff.federated_computation(
       tff.FederatedType(_FLOAT, tff.SERVER), _clients(_FLOAT), _clients(_FLOAT)
@@ -84,7 +84,7 @@ def test_passes_are_as_few_as_possible():
   assert not second.kept
 
 
-def test_what_nobody_uses_is_not_computed():
+def test_unused_values_are_not_computed():
   @tff.federated_computation(_clients(_FLOAT), _FLOAT)
   def comp(x, y):
     tff.federated_sum(tff.federated_map(_double, x))
@@ -96,8 +96,8 @@ def test_what_nobody_uses_is_not_computed():
   assert len(only.clients.outputs) == 1
 
 
-def test_values_of_the_server_are_computed_once():
-  """Not by each client again, and not twice."""
+def test_server_computes_broadcast_values_once():
+  """Neither the server nor the clients repeat the computation."""
   calls = []
 
   class Cache(graph_cache.GraphCache):
@@ -136,7 +136,7 @@ def test_values_of_the_server_are_computed_once():
   assert len(calls) == 3
 
 
-def test_equal_graphs_are_one():
+def test_equal_graphs_share_a_function():
   graphs = graph_cache.GraphCache()
 
   def build(constant):
@@ -151,7 +151,7 @@ def test_equal_graphs_are_one():
 
 
 def test_accumulators_have_the_type_of_the_accumulation():
-  """Zero's shape may be narrower."""
+  """The shape of zero may be narrower."""
   vector = tff.TensorType(np.float32, [None])
 
   @tff.tensorflow.computation(vector, _FLOAT)
@@ -178,8 +178,8 @@ def test_accumulators_have_the_type_of_the_accumulation():
   assert total.spec.dtype == tf.float32
 
 
-def test_inner_names_end_with_their_block():
-  """TFF's compiler makes all names different; a block may come without it."""
+def test_names_are_local_to_their_block():
+  """TFF's compiler makes names unique; an uncompiled block can reuse them."""
   framework = tff.framework
   x = framework.Reference('x', _FLOAT)
   doubled = framework.Call(_double.to_building_block(), x)
@@ -194,8 +194,8 @@ def test_inner_names_end_with_their_block():
   assert only.server([tf.constant(3.0)], '/device:CPU:0')[0] == 12
 
 
-def test_first_call_runs_alone_and_all_others_together():
-  """TensorFlow would compile the function once for each call."""
+def test_first_call_runs_alone_and_later_calls_concurrently():
+  """TensorFlow would compile the function for each concurrent first call."""
   numbers = itertools.count()
   inside = []
   inside_at_first = []
@@ -205,11 +205,11 @@ def test_first_call_runs_alone_and_all_others_together():
     number = next(numbers)
     inside.append(number)
     if number == 0:
-      # Time for others to come in, if they can.
+      # Give other calls the time to enter, if they can.
       time.sleep(0.5)
       inside_at_first.extend(inside)
     else:
-      # Two calls run at the same time, or this fails.
+      # This fails unless two calls run concurrently.
       barrier.wait(timeout=60)
     return x + 1
 
@@ -225,7 +225,7 @@ def test_first_call_runs_alone_and_all_others_together():
     return output.numpy()
 
   with concurrent.futures.ThreadPoolExecutor(3) as pool:
-    # The two calls that waited for the first, then two later ones.
+    # Two calls wait for the first one; then two later calls.
     assert list(pool.map(call, [1.0, 2.0, 3.0])) == [2.0, 3.0, 4.0]
     assert list(pool.map(call, [1.0, 2.0])) == [2.0, 3.0]
   assert inside_at_first == [0]
@@ -233,7 +233,7 @@ def test_first_call_runs_alone_and_all_others_together():
 
 @pytest.mark.parametrize('has_loop', [True, False])
 def test_functions_with_loops_are_optimized(monkeypatch, has_loop):
-  """Grappler takes longer than the others' calls do."""
+  """Without loops, Grappler takes more time than it saves."""
   configs = []
   call = tf.raw_ops.StatefulPartitionedCall
 

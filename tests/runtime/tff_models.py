@@ -1,7 +1,7 @@
-"""A network as TFF's learning algorithms take it, in plain TensorFlow.
+"""A network in plain TensorFlow for TFF's learning algorithms.
 
-TFF's own adapters, such as `tff.learning.models.from_keras_model`, know the
-models of Keras 2 only.
+TFF's own adapters, such as `tff.learning.models.from_keras_model`, support only
+models of Keras 2.
 """
 
 import collections
@@ -90,11 +90,11 @@ def build_functional_model():
 
 
 class VariableModel(tff.learning.models.VariableModel):
-  """The same network with variables, and with the metrics of a Keras model."""
+  """The same network with variables and with metrics as in Keras."""
 
   input_spec = _INPUT_SPEC
   non_trainable_variables = ()
-  trainable_variables = ()  # Set in `__init__`; TFF's class wants an attribute.
+  trainable_variables = ()  # `__init__` sets it; TFF needs a class attribute.
   local_variables = ()  # Likewise.
 
   def __init__(self):

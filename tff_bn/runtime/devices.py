@@ -85,7 +85,7 @@ class Device:
       return self._pool.submit(function)
     except RuntimeError as error:
       raise tf.errors.UnavailableError(
-          None, None, 'The runtime is closed; create it again.'
+          None, None, 'The runtime is closed; create a new one.'
       ) from error
 
   def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The tests of the in-process runtime again, on Ray."""
+"""Repeats the in-process runtime's tests on Ray."""
 
 import pytest
 from ray_contexts import in_process_context  # noqa: F401

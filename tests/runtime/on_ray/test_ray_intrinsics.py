@@ -1,4 +1,4 @@
-"""Every computation that runs in process runs on Ray: the same tests again."""
+"""Repeats the in-process runtime's tests on Ray."""
 
 import pytest
 from ray_contexts import in_process_context  # noqa: F401
