@@ -16,7 +16,7 @@ from tff_bn import runtime
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Role
 from tff_bn.processes import phased_process
-from tff_bn.runtime import plan_context
+from tff_bn.runtime import plan as plan_lib
 
 _DOWN, _UP = analysis.Direction.DOWN, analysis.Direction.UP
 
@@ -494,13 +494,13 @@ def test_a_phase_is_counted_once_and_late(phased, monkeypatch):
 
 def test_the_contexts_plan_is_used(model, monkeypatch):
   made = []
-  original = plan_context.make_plan
+  original = plan_lib.Plan
 
   def make_plan(*arguments):
     made.append(arguments)
     return original(*arguments)
 
-  monkeypatch.setattr(plan_context, 'make_plan', make_plan)
+  monkeypatch.setattr(plan_lib, 'Plan', make_plan)
   process = algorithms.build_fed_avg(model, _sgd())
   with runtime.in_process_runtime():
     for _ in range(2):

@@ -134,6 +134,15 @@ def machine(tmp_path: pathlib.Path) -> Machine:
   return Machine(tmp_path)
 
 
+@pytest.fixture
+def ready(machine: Machine) -> Machine:
+  """A machine that is set up."""
+  machine.add('python3.13', '3.13')
+  machine.run()
+  machine.calls()
+  return machine
+
+
 def _installation(name: str) -> list[str]:
   return [each.format(name) for each in (_NEW, *_INSTALLS)]
 
@@ -243,46 +252,34 @@ def test_second_run_does_nothing(machine: Machine):
 @pytest.mark.parametrize(
     'file', ['requirements.txt', 'setup.py', 'tff_bn/imports/tff_imports.py']
 )
-def test_changed_file_installs_again(machine: Machine, file: str):
-  machine.add('python3.13', '3.13')
-  machine.run()
-  machine.calls()
-  with (machine.project / file).open('a') as changed:
+def test_changed_file_installs_again(ready: Machine, file: str):
+  with (ready.project / file).open('a') as changed:
     changed.write('# changed\n')
-  machine.run()
-  assert machine.calls() == _installation('python3.13')
-  machine.run()
-  assert not machine.calls()
+  ready.run()
+  assert ready.calls() == _installation('python3.13')
+  ready.run()
+  assert not ready.calls()
 
 
-def test_moved_project_installs_again(machine: Machine):
-  machine.add('python3.13', '3.13')
-  machine.run()
-  machine.calls()
-  machine.project = machine.project.rename(machine.folder / 'moved')
-  machine.run()
-  assert machine.calls() == _installation('python3.13')
+def test_moved_project_installs_again(ready: Machine):
+  ready.project = ready.project.rename(ready.folder / 'moved')
+  ready.run()
+  assert ready.calls() == _installation('python3.13')
 
 
-def test_broken_environment_is_rebuilt(machine: Machine):
-  machine.add('python3.13', '3.13')
-  machine.run()
-  machine.calls()
-  (machine.project / '.venv' / 'bin' / 'python').unlink()
-  machine.run()
-  assert machine.calls() == _installation('python3.13')
+def test_broken_environment_is_rebuilt(ready: Machine):
+  (ready.project / '.venv' / 'bin' / 'python').unlink()
+  ready.run()
+  assert ready.calls() == _installation('python3.13')
 
 
-def test_other_named_version_rebuilds(machine: Machine):
-  machine.add('python3.13', '3.13')
-  machine.run()
-  machine.calls()
-  machine.add('python3.12', '3.12')
-  machine.run(PYTHON='python3.12')
-  assert machine.calls() == _installation('python3.12')
+def test_other_named_version_rebuilds(ready: Machine):
+  ready.add('python3.12', '3.12')
+  ready.run(PYTHON='python3.12')
+  assert ready.calls() == _installation('python3.12')
   # The environment stays if the interpreter is not named again.
-  machine.run()
-  assert not machine.calls()
+  ready.run()
+  assert not ready.calls()
 
 
 @pytest.mark.parametrize(
@@ -346,14 +343,6 @@ class TestMakefile:
   def _needs_make(self):
     if not shutil.which('make'):
       pytest.skip('make is not installed')
-
-  @pytest.fixture
-  def ready(self, machine: Machine) -> Machine:
-    """A machine where the set-up is done."""
-    machine.add('python3.13', '3.13')
-    machine.run()
-    machine.calls()
-    return machine
 
   def test_compare_sets_up_and_compares(self, machine: Machine):
     machine.add('python3.13', '3.13')

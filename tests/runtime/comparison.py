@@ -14,18 +14,12 @@ def invoke(context, computation, *args):
 
 def as_plain(value):
   """Replaces the datasets in a result by lists of their elements."""
-  if isinstance(value, tf.data.Dataset):
-    return list(value.as_numpy_iterator())
-  if isinstance(value, dict):
-    return type(value)((k, as_plain(v)) for k, v in value.items())
-  if isinstance(value, tuple) and hasattr(value, '_fields'):
-    return type(value)(*map(as_plain, value))
-  if isinstance(value, (list, tuple)):
-    return type(value)(map(as_plain, value))
-  if hasattr(value, '__attrs_attrs__'):
-    names = [a.name for a in value.__attrs_attrs__]
-    return type(value)(**{n: as_plain(getattr(value, n)) for n in names})
-  return value
+
+  def convert(leaf):
+    is_dataset = isinstance(leaf, tf.data.Dataset)
+    return list(leaf.as_numpy_iterator()) if is_dataset else leaf
+
+  return tf.nest.map_structure(convert, value)
 
 
 def leaves(value):

@@ -1,13 +1,10 @@
 """Computations that sum up the clients' datasets of int64 numbers."""
 
+import cases
 import numpy as np
 import tensorflow_federated as tff
 
 INTS = tff.SequenceType(tff.TensorType(np.int64))
-
-
-def clients(member):
-  return tff.FederatedType(member, tff.CLIENTS)
 
 
 @tff.tensorflow.computation(INTS)
@@ -20,7 +17,7 @@ def add(x, y):
   return x + y
 
 
-@tff.federated_computation(clients(INTS))
+@tff.federated_computation(cases.clients(INTS))
 def sum_of_totals(data):
   return tff.federated_sum(tff.federated_map(total, data))
 
@@ -32,7 +29,7 @@ def build_shifted_sum(constant=1):
   def shift(x):
     return x + constant
 
-  @tff.federated_computation(clients(INTS))
+  @tff.federated_computation(cases.clients(INTS))
   def comp(data):
     totals = tff.federated_map(shift, tff.federated_map(total, data))
     return tff.federated_sum(tff.federated_map(shift, totals))

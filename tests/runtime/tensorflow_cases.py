@@ -371,18 +371,3 @@ def constant_tables():
     return tff.federated_map(look_up, x)
 
   return comp, [[['a', 'b'], ['c']]], [([1, 2], [2, -1]), ([-1], [2, -1])]
-
-
-def mutable_tables():
-  @tff.tensorflow.computation(cases.INT)
-  def remember(x):
-    table = tf.lookup.experimental.MutableHashTable(tf.int32, tf.int32, -1)
-    with tf.control_dependencies([table.insert([x], [10 * x])]):
-      return table.lookup(tf.constant([1, 2, 3])), table.size()
-
-  @tff.federated_computation(cases.clients(cases.INT))
-  def comp(x):
-    return tff.federated_map(remember, x)
-
-  expected = [([10, -1, -1], 1), ([-1, 20, -1], 1), ([-1, -1, 30], 1)]
-  return comp, [[1, 2, 3]], expected

@@ -52,11 +52,6 @@ def test_tensors_are_depth_first():
   assert [float(o) for o in (*outputs[:2], *outputs[3:])] == [3, 2, 1, 6]
 
 
-def test_without_parameter():
-  comp = tff.tensorflow.computation(lambda: (tf.constant(1), tf.constant('a')))
-  assert [o.numpy() for o in _import(comp)()] == [1, b'a']
-
-
 def test_results_can_be_parameters_and_repeat():
   comp = tff.tensorflow.computation(lambda x, y: (y, x, y), _INT, _INT)
   outputs = _import(comp)(tf.constant(1), tf.constant(2))
@@ -287,13 +282,3 @@ def test_unused_operations_do_not_run():
     return x + 1
 
   assert float(_import(comp)(tf.constant(-1.0))[0]) == 0
-
-
-def test_used_assertions_do_run():
-  @tff.tensorflow.computation(_FLOAT)
-  def comp(x):
-    with tf.control_dependencies([tf.debugging.assert_positive(x)]):
-      return x + 1
-
-  with pytest.raises(tf.errors.InvalidArgumentError, match='x > 0'):
-    _import(comp)(tf.constant(-1.0))

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import threading
 
+import cases
 import contexts
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ class TestAsync:
     )
 
     @tff.federated_computation(
-        tff.FederatedType(np.int64, tff.SERVER), sums.clients(sums.INTS)
+        tff.FederatedType(np.int64, tff.SERVER), cases.clients(sums.INTS)
     )
     def step(state, data):
       total = tff.federated_sum(tff.federated_map(sums.total, data))
@@ -145,7 +146,7 @@ class TestUnsupported:
       in_process_context.invoke(comp, 1.0)
 
   def test_unknown_intrinsic(self, in_process_context):
-    member = sums.clients(np.int64)
+    member = cases.clients(np.int64)
     intrinsic = tff.framework.Intrinsic(
         'federated_magic', tff.FunctionType(member, member)
     )

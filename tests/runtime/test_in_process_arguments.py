@@ -3,6 +3,7 @@
 import collections
 
 import attrs
+import cases
 import comparison
 import numpy as np
 import pytest
@@ -28,10 +29,6 @@ _ROW = tff.to_type(_OD(z=np.int32, a=np.float32))
 _SORTED = tff.to_type(_OD(a=np.int32, z=np.int32))
 _TUPLE = tff.to_type((np.int32, np.float32))
 _EMPTY = tff.StructType([])
-
-
-def _clients(member):
-  return tff.FederatedType(member, tff.CLIENTS)
 
 
 def _slices(value):
@@ -97,10 +94,10 @@ _ACCEPTED_BY_NATIVE = [
     (_TUPLE, _ROW_VALUE),
     (_EMPTY, ()),
     (_EMPTY, {}),
-    (_clients(_INT), [1, 2]),
-    (_clients(_ROW), [_ROW_VALUE, (3, 4.0)]),
+    (cases.clients(_INT), [1, 2]),
+    (cases.clients(_ROW), [_ROW_VALUE, (3, 4.0)]),
     (tff.FederatedType(_INT, tff.SERVER), 1),
-    (tff.to_type(_OD(b=_clients(_INT), a=_INT)), _OD(b=[1], a=2)),
+    (tff.to_type(_OD(b=cases.clients(_INT), a=_INT)), _OD(b=[1], a=2)),
     (tff.SequenceType(_INT), lambda: _slices([1, 2])),
     (tff.SequenceType(_INT), lambda: _slices([1]).repeat()),
     (tff.SequenceType(_INT), [1, 2]),
@@ -126,7 +123,7 @@ _ACCEPTED_BY_NATIVE = [
     (tff.SequenceType(_ANY_VECTOR), lambda: _slices([1.0, 2.0, 3.0]).batch(2)),
     (tff.SequenceType(_ANY_VECTOR), [[1.0, 2.0], [3.0]]),
     (
-        _clients(tff.SequenceType(_INT)),
+        cases.clients(tff.SequenceType(_INT)),
         lambda: [_slices([1]), [2, 3], _slices([4, 5, 6]).take(0)],
     ),
 ]
@@ -157,7 +154,7 @@ def test_accepts_what_native_accepts(
         (_STRING, 'é', 'é'.encode()),
         (_ROW, dict(a=2.0, z=1), _ROW_VALUE),
         (_ROW, _Struct([('a', 2.0), ('z', 1)]), _ROW_VALUE),
-        (_clients(_INT), (1, 2), [1, 2]),
+        (cases.clients(_INT), (1, 2), [1, 2]),
         (tff.FederatedType(_INT, tff.CLIENTS, True), 1, 1),
         (tff.SequenceType(_INT), (1, 2), [1, 2]),
         (
@@ -215,19 +212,19 @@ _REFUSED = [
     (_ROW, _OD(z=1, a='x'), r"argument\.a must be of type float32, but is 'x'"),
     (_TUPLE, (1.5, 2.0), r'argument\[0\] must be of type int32, but is 1\.5'),
     # Other clients.
-    (_clients(_INT), 1, 'must be a list with one value for each client'),
-    (_clients(_INT), np.int32([1, 2]), 'must be a list .* is a ndarray'),
-    (_clients(_INT), {'a': 1}, 'must be a list .* is a dict'),
-    (_clients(_INT), None, 'must be a list'),
+    (cases.clients(_INT), 1, 'must be a list with one value for each client'),
+    (cases.clients(_INT), np.int32([1, 2]), 'must be a list .* is a ndarray'),
+    (cases.clients(_INT), {'a': 1}, 'must be a list .* is a dict'),
+    (cases.clients(_INT), None, 'must be a list'),
     (
-        _clients(_ROW),
+        cases.clients(_ROW),
         [_ROW_VALUE, _OD(z=1.5, a=2.0)],
         r'argument\[1\]\.z must be of type int32, but is 1\.5',
     ),
     (
-        tff.to_type(_OD(y=_clients(_INT), x=_OD(b=_clients(_FLOAT)))),
+        tff.to_type(_OD(y=cases.clients(_INT), x=_OD(b=cases.clients(_FLOAT)))),
         _OD(y=[1, 2], x=_OD(b=[1.0])),
-        r'argument\.x\.b has values of 1 clients, but other parts have values of 2',
+        r'x\.b has values of 1 clients, but other parts have values of 2',
     ),
     (tff.FederatedType(_INT, tff.SERVER), [1], r'has the shape \[1\]'),
     (
@@ -276,7 +273,7 @@ _REFUSED = [
         r'use a collections\.OrderedDict',
     ),
     (
-        _clients(tff.SequenceType(_INT)),
+        cases.clients(tff.SequenceType(_INT)),
         lambda: [_slices([1]), _slices([1.0])],
         r'argument\[1\] must be a dataset with elements of type int32',
     ),
@@ -303,14 +300,14 @@ class _Unbuilt(runtime.ClientDataset):
 
 def test_checks_all_arguments_before_building_datasets(in_process_context):
   comp = _identity(
-      tff.to_type([_clients(tff.SequenceType(_INT)), _clients(_INT)])
+      tff.to_type([cases.clients(tff.SequenceType(_INT)), cases.clients(_INT)])
   )
   with pytest.raises(TypeError, match=r'argument\[1\]\[1\] must be of type'):
     in_process_context.invoke(comp, [[_Unbuilt(tf.int32)] * 2, [1, 'x']])
 
 
 def test_the_spec_of_a_client_dataset_is_checked(in_process_context):
-  comp = _identity(_clients(tff.SequenceType(_INT)))
+  comp = _identity(cases.clients(tff.SequenceType(_INT)))
   with pytest.raises(TypeError, match='its elements are of type float32'):
     in_process_context.invoke(comp, [_Unbuilt(tf.float32)])
 

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 
+import cases
 import in_process_example
 import numpy as np
 import pytest
@@ -105,7 +106,7 @@ class _Dataset(runtime.ClientDataset):
 def test_client_datasets_are_built_once(context):
   """A later exchange needs them again."""
 
-  @tff.federated_computation(sums.clients(sums.INTS))
+  @tff.federated_computation(cases.clients(sums.INTS))
   def comp(data):
     total = tff.federated_sum(tff.federated_map(sums.total, data))
     again = tff.federated_map(sums.total, data)
@@ -145,7 +146,7 @@ def test_client_datasets_are_built_when_their_turn_comes():
   def report(x):
     return x
 
-  @tff.federated_computation(sums.clients(sums.INTS))
+  @tff.federated_computation(cases.clients(sums.INTS))
   def comp(data):
     values = tff.federated_map(work, data)
     zero = tff.tensorflow.computation(lambda: np.int64(0))()
@@ -228,7 +229,7 @@ def test_a_failed_assertion_ends_the_round(context):
     with tf.control_dependencies([tf.debugging.assert_positive(x, 'not > 0')]):
       return tf.identity(x)
 
-  @tff.federated_computation(sums.clients(np.int32))
+  @tff.federated_computation(cases.clients(np.int32))
   def comp(x):
     return tff.federated_sum(tff.federated_map(check, x))
 
@@ -241,7 +242,7 @@ def test_a_failed_assertion_ends_the_round(context):
 def test_results_share_no_memory(in_process_context):
   """A caller may change a result without changing others."""
 
-  @tff.federated_computation(sums.clients(np.int32))
+  @tff.federated_computation(cases.clients(np.int32))
   def comp(x):
     array = tff.federated_value(np.zeros([2]), tff.CLIENTS)
     return array, tff.federated_zip((x, array))

@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 
-import numpy as np
+import cases
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -14,22 +14,6 @@ from tff_bn.runtime import graph_cache
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
-
-_FLOAT = tff.TensorType(np.float32)
-
-
-def _clients(member):
-  return tff.FederatedType(member, tff.CLIENTS)
-
-
-@tff.tensorflow.computation(_FLOAT, _FLOAT)
-def _add(x, y):
-  return x + y
-
-
-@tff.tensorflow.computation(_FLOAT)
-def _double(x):
-  return 2 * x
 
 
 def _plan(comp, graphs=None):
@@ -44,13 +28,15 @@ def test_federated_averaging_is_one_pass():
   """A second pass contains only the server's last step."""
 
   @tff.federated_computation(
-      tff.FederatedType(_FLOAT, tff.SERVER), _clients(_FLOAT), _clients(_FLOAT)
+      tff.FederatedType(cases.FLOAT, tff.SERVER),
+      cases.clients(cases.FLOAT),
+      cases.clients(cases.FLOAT),
   )
   def comp(state, data, weights):
-    model = tff.federated_broadcast(tff.federated_map(_double, state))
-    update = tff.federated_map(_add, (model, data))
+    model = tff.federated_broadcast(tff.federated_map(cases.double, state))
+    update = tff.federated_map(cases.add, (model, data))
     mean = tff.federated_mean(update, weights)
-    new_state = tff.federated_map(_add, (state, mean))
+    new_state = tff.federated_map(cases.add, (state, mean))
     return new_state, tff.federated_sum(weights), tff.federated_sum(data)
 
   plan = _plan(comp)
@@ -67,12 +53,12 @@ def test_federated_averaging_is_one_pass():
 
 
 def test_passes_are_as_few_as_possible():
-  @tff.federated_computation(_clients(_FLOAT))
+  @tff.federated_computation(cases.clients(cases.FLOAT))
   def comp(x):
     # Two sums that don't depend on each other, and two that do.
     first = tff.federated_sum(x)
-    second = tff.federated_sum(tff.federated_map(_double, x))
-    shifted = tff.federated_map(_add, (x, tff.federated_broadcast(first)))
+    second = tff.federated_sum(tff.federated_map(cases.double, x))
+    shifted = tff.federated_map(cases.add, (x, tff.federated_broadcast(first)))
     third = tff.federated_sum(shifted)
     return first, second, third
 
@@ -85,10 +71,10 @@ def test_passes_are_as_few_as_possible():
 
 
 def test_unused_values_are_not_computed():
-  @tff.federated_computation(_clients(_FLOAT), _FLOAT)
+  @tff.federated_computation(cases.clients(cases.FLOAT), cases.FLOAT)
   def comp(x, y):
-    tff.federated_sum(tff.federated_map(_double, x))
-    return tff.federated_map(_double, x), y
+    tff.federated_sum(tff.federated_map(cases.double, x))
+    return tff.federated_map(cases.double, x), y
 
   (only,) = _plan(comp).passes
   assert not only.totals
@@ -112,13 +98,13 @@ def test_server_computes_broadcast_values_once():
       return call
 
   @tff.federated_computation(
-      tff.FederatedType(_FLOAT, tff.SERVER), _clients(_FLOAT)
+      tff.FederatedType(cases.FLOAT, tff.SERVER), cases.clients(cases.FLOAT)
   )
   def comp(x, y):
-    at_clients = tff.federated_broadcast(tff.federated_map(_double, x))
+    at_clients = tff.federated_broadcast(tff.federated_map(cases.double, x))
     return (
-        tff.federated_map(_add, (at_clients, y)),
-        tff.federated_map(_add, (y, at_clients)),
+        tff.federated_map(cases.add, (at_clients, y)),
+        tff.federated_map(cases.add, (y, at_clients)),
     )
 
   plan = _plan(comp, Cache())
@@ -136,55 +122,13 @@ def test_server_computes_broadcast_values_once():
   assert len(calls) == 3
 
 
-def test_equal_graphs_share_a_function():
-  graphs = graph_cache.GraphCache()
-
-  def build(constant):
-    return tff.tensorflow.computation(lambda x: x + constant, _FLOAT)
-
-  first, second, other = (
-      graphs.get(build(c).to_building_block()) for c in (1.0, 1.0, 2.0)
-  )
-  assert first is second
-  assert other is not first
-  assert [float(g([tf.constant(1.0)])[0]) for g in (first, other)] == [2, 3]
-
-
-def test_accumulators_have_the_type_of_the_accumulation():
-  """The shape of zero may be narrower."""
-  vector = tff.TensorType(np.float32, [None])
-
-  @tff.tensorflow.computation(vector, _FLOAT)
-  def append(xs, x):
-    return tf.concat([xs, [x]], 0)
-
-  @tff.tensorflow.computation(vector, vector)
-  def merge(xs, _):
-    return xs
-
-  @tff.tensorflow.computation(vector)
-  def report(xs):
-    return tf.size(xs)
-
-  @tff.federated_computation(_clients(_FLOAT))
-  def comp(x):
-    zero = tff.tensorflow.computation(lambda: tf.zeros([0]))()
-    return tff.federated_aggregate(x, zero, append, merge, report)
-
-  first, _ = _plan(comp).passes
-  (zero,), (total,) = first.zero, first.totals
-  assert zero.spec.shape.as_list() == [0]
-  assert total.spec.shape.as_list() == [None]
-  assert total.spec.dtype == tf.float32
-
-
 def test_names_are_local_to_their_block():
   """TFF's compiler makes names unique; an uncompiled block can reuse them."""
   framework = tff.framework
-  x = framework.Reference('x', _FLOAT)
-  doubled = framework.Call(_double.to_building_block(), x)
+  x = framework.Reference('x', cases.FLOAT)
+  doubled = framework.Call(cases.double.to_building_block(), x)
   inner = framework.Block([('x', doubled), ('x', doubled)], x)
-  block = framework.Lambda('x', _FLOAT, framework.Struct([x, inner, x]))
+  block = framework.Lambda('x', cases.FLOAT, framework.Struct([x, inner, x]))
 
   plan = _plan(framework.ConcreteComputation.from_building_block(block))
   first, four_times, last = plan.results
@@ -213,7 +157,7 @@ def test_first_call_runs_alone_and_later_calls_concurrently():
       barrier.wait(timeout=60)
     return x + 1
 
-  leaves = [symbols.Leaf(None, _FLOAT) for _ in range(2)]
+  leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
   stage = plan_stage.Stage(
       leaves[:1],
       leaves[1:],
@@ -251,7 +195,7 @@ def test_functions_with_loops_are_optimized(monkeypatch, has_loop):
       return tf.while_loop(lambda x: x < 5, lambda x: x + 1, [x])[0]
     return tf.maximum(x, 5)
 
-  leaves = [symbols.Leaf(None, _FLOAT) for _ in range(2)]
+  leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
   stage = plan_stage.Stage(
       leaves[:1], leaves[1:], lambda tensors: [up_to_five(tensors[0])]
   )

@@ -170,7 +170,7 @@ def _plan(computation: tff.Computation) -> plan_lib.Plan:
   context = tff.framework.get_context_stack().current
   if isinstance(context, plan_context.PlanContext):
     return context.plan(computation)  # It may have one already.
-  return plan_context.make_plan(computation, graph_cache.GraphCache())
+  return plan_lib.Plan(computation, graph_cache.GraphCache())
 
 
 def _elements(result_type: tff.Type) -> list[tuple[Optional[str], tff.Type]]:

@@ -76,6 +76,10 @@ def _flatten(
     argument.server += _leaves(value, type_spec, name)
 
 
+def _type_error(name: str, type_spec: tff.Type, problem: str) -> TypeError:
+  return TypeError(f'The {name} must be of type {type_spec}, but {problem}.')
+
+
 def _elements(
     value: Any, type_spec: tff.StructType, name: str
 ) -> Iterator[tuple[tff.Type, Any, str]]:
@@ -83,9 +87,8 @@ def _elements(
   try:
     struct = tff.structure.from_container(value)
   except TypeError as error:
-    raise TypeError(
-        f'The {name} must be of type {type_spec}, but is a'
-        f' {type(value).__name__}.'
+    raise _type_error(
+        name, type_spec, f'is a {type(value).__name__}'
     ) from error
   elements = tff.structure.to_elements(type_spec)
   given = tff.structure.name_list_with_nones(struct)
@@ -134,29 +137,19 @@ def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
     given = tf.as_dtype(value.dtype)
     if given != dtype:
       if not _is_part_of(given, dtype):
-        raise TypeError(
-            f'The {name} must be of type {type_spec}, but is {given.name}.'
-        )
+        raise _type_error(name, type_spec, f'is {given.name}')
       value = np.asarray(value, dtype.as_numpy_dtype)
   else:
     try:
       converted = np.asarray(tf.convert_to_tensor(value, dtype))
       fits = dtype == tf.string or _has_same_range(converted, value)
     except (TypeError, ValueError) as error:
-      raise TypeError(
-          f'The {name} must be of type {type_spec}, but is {value!r}.'
-      ) from error
+      raise _type_error(name, type_spec, f'is {value!r}') from error
     if not fits:
-      raise TypeError(
-          f'The {name} must be of type {type_spec}, which can not hold'
-          f' {value!r}.'
-      )
+      raise _type_error(name, type_spec, f'{value!r} is out of range')
     value = converted
   if not tf.TensorShape(type_spec.shape).is_compatible_with(value.shape):
-    raise TypeError(
-        f'The {name} must be of type {type_spec}, but has the shape'
-        f' {list(value.shape)}.'
-    )
+    raise _type_error(name, type_spec, f'has the shape {list(value.shape)}')
   return value
 
 

@@ -54,12 +54,6 @@ class Device:
   """
 
   def __init__(self, name: str, num_threads: int):
-    """Initializes the device without starting a thread.
-
-    Args:
-      name: The device's full name in TensorFlow.
-      num_threads: The number of clients that it computes concurrently.
-    """
     self.name = name
     self.num_threads = num_threads
     self._pool = concurrent.futures.ThreadPoolExecutor(

@@ -1,14 +1,15 @@
 """Runs plans: the server's part and the aggregation of client values."""
 
 import abc
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 import contextlib
+import dataclasses
 from typing import Any, Optional
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
-from tff_bn.runtime import client_part
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
@@ -37,42 +38,38 @@ class Clients(abc.ABC):
     """
 
 
-# Creates the clients from their values, in the order of the plan's
-# `client_inputs`, and a mapping to which each pass adds the server's tensors.
-ClientsFn = Callable[
-    [Sequence[Sequence[Any]], Mapping[symbols.Leaf, Any]], Clients
-]
+@dataclasses.dataclass(frozen=True)
+class Invocation:
+  """A computation with the values of its argument.
+
+  Attributes:
+    computation: The computation.
+    plan: The computation's plan.
+    values: For each client its values, in the order of `plan.client_inputs`.
+    server: The server's tensors by leaf; `Execution` adds the tensors of each
+      pass.
+  """
+
+  computation: tff.framework.ConcreteComputation
+  plan: plan_lib.Plan
+  values: Sequence[Sequence[Any]]
+  server: dict[symbols.Leaf, Any]
 
 
 class Execution:
-  """One invocation of a plan."""
+  """Runs the passes of an invocation, with the server's part on one device."""
 
   def __init__(
       self,
-      plan: plan_lib.Plan,
-      argument: arguments.Argument,
-      clients_fn: ClientsFn,
+      invocation: Invocation,
+      clients: Optional[Clients],
       server_device: str,
   ):
-    """Initializes the invocation.
-
-    Args:
-      plan: The plan.
-      argument: The argument.
-      clients_fn: Creates the clients.
-      server_device: The full name of the server's device.
-    """
-    self._plan = plan
-    clients = argument.clients or []
-    self._num_clients = len(clients)
+    self._plan = invocation.plan
+    self._num_clients = len(invocation.values)
+    self._server = invocation.server
+    self._clients = clients
     self._server_device = server_device
-    self._server = {
-        leaf: client_part.to_tensor(value, server_device)
-        for leaf, value in zip(plan.server_inputs, argument.server, strict=True)
-    }
-    self._clients: Optional[Clients] = None
-    if clients:
-      self._clients = clients_fn(clients, self._server)
 
   def run(self) -> None:
     """Computes all passes."""

@@ -10,17 +10,16 @@ client's values are freed after they are aggregated.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 from typing import Any, Optional
 
 import tensorflow_federated as tff
 
 from tff_bn.runtime import devices as devices_lib
+from tff_bn.runtime import execution
 from tff_bn.runtime import local_clients
-from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
-from tff_bn.runtime import symbols
 
 
 class InProcessContext(plan_context.PlanContext):
@@ -63,15 +62,11 @@ class InProcessContext(plan_context.PlanContext):
     super().__init__(devices_lib.full_name(server_device))
 
   def clients(
-      self,
-      comp: tff.framework.ConcreteComputation,
-      plan: plan_lib.Plan,
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
+      self, invocation: execution.Invocation
   ) -> contextlib.AbstractContextManager[local_clients.LocalClients]:
     """See the base class."""
     return contextlib.nullcontext(
-        local_clients.LocalClients(plan, self._devices, values, server)
+        local_clients.LocalClients(invocation, self._devices)
     )
 
   def close(self) -> None:

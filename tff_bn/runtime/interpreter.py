@@ -7,7 +7,9 @@ result is a graph of operations on tensors, see `symbols`.
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import itertools
+import threading
 from typing import Any
+import warnings
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -16,45 +18,21 @@ from tff_bn.runtime import element_structure
 from tff_bn.runtime import graph_cache
 from tff_bn.runtime import symbols
 
-
-def intrinsics(proto: Any) -> Iterator[str]:
-  """Yields the name of each intrinsic in a serialized computation.
-
-  Args:
-    proto: The computation.
-
-  Yields:
-    The names, once for each occurrence.
-  """
-  match proto.WhichOneof('computation'):
-    case 'intrinsic':
-      yield proto.intrinsic.uri
-    case 'selection':
-      yield from intrinsics(proto.selection.source)
-    case 'struct':
-      for element in proto.struct.element:
-        yield from intrinsics(element.value)
-    case 'call':
-      yield from intrinsics(proto.call.function)
-      if proto.call.HasField('argument'):
-        yield from intrinsics(proto.call.argument)
-    case 'lambda':
-      yield from intrinsics(getattr(proto, 'lambda').result)
-    case 'block':
-      for local in proto.block.local:
-        yield from intrinsics(local.value)
-      yield from intrinsics(proto.block.result)
+_SECURE_INTRINSICS = frozenset(
+    [
+        'federated_secure_modular_sum',
+        'federated_secure_select',
+        'federated_secure_sum',
+        'federated_secure_sum_bitwidth',
+    ]
+)
+_warned_of_insecurity = threading.Event()
 
 
 class Interpreter:
   """Evaluates TFF's computations with symbols."""
 
   def __init__(self, graphs: graph_cache.GraphCache):
-    """Initializes the interpreter.
-
-    Args:
-      graphs: The cache for the computations' graphs.
-    """
     self._graphs = graphs
     self._location = symbols.Location.SERVER
 
@@ -126,6 +104,14 @@ class Interpreter:
     if intrinsic is not None:
       return lambda argument: intrinsic(argument, proto.type)
     block = tff.framework.ComputationBuildingBlock.from_proto(proto)
+    if uri in _SECURE_INTRINSICS:
+      _warn_of_insecurity()
+      comp = tff.backends.test.replace_secure_intrinsics_with_bodies(
+          tff.framework.ConcreteComputation.from_building_block(block)
+      )
+      return self.evaluate(
+          tff.framework.ConcreteComputation.get_proto(comp), {}
+      )
     body, is_reduced = tff.tensorflow.replace_intrinsics_with_bodies(block)
     if not is_reduced:
       raise NotImplementedError(
@@ -333,3 +319,14 @@ class Interpreter:
       )
 
     return self._operation(trace, [argument], type_signature.result)
+
+
+def _warn_of_insecurity() -> None:
+  if _warned_of_insecurity.is_set():
+    return
+  _warned_of_insecurity.set()
+  warnings.warn(
+      'Secure aggregation is simulated here: the sums are right, but computed'
+      ' without cryptography.',
+      stacklevel=2,
+  )

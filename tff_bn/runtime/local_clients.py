@@ -1,7 +1,7 @@
 """Clients that threads of this process compute."""
 
 import collections
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 import concurrent.futures
 import functools
 from typing import Any, Optional
@@ -12,7 +12,6 @@ from tff_bn.runtime import arguments
 from tff_bn.runtime import client_part
 from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
-from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
 # The number of clients per thread that may wait to be aggregated.
@@ -24,30 +23,21 @@ class LocalClients(execution.Clients):
 
   def __init__(
       self,
-      plan: plan_lib.Plan,
+      invocation: execution.Invocation,
       devices: Sequence[devices_lib.Device],
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
   ):
-    """Initializes the clients.
-
-    Args:
-      plan: The plan.
-      devices: The devices.
-      values: The clients' values, in the order of the plan's `client_inputs`.
-      server: The server's tensors, to which those of each pass are added.
-    """
-    self._plan = plan
+    self._plan = invocation.plan
+    self._values = invocation.values
     self._devices = devices
-    self._values = values
     self._parts = [
-        client_part.ClientPart(plan, device.name, server) for device in devices
+        client_part.ClientPart(invocation.plan, device.name, invocation.server)
+        for device in devices
     ]
     # Each client's tensors for later passes; `None` before the first pass.
-    self._kept: list[Optional[dict[symbols.Leaf, tf.Tensor]]] = [None] * len(
-        values
-    )
-    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in values]
+    self._kept: list[Optional[dict[symbols.Leaf, tf.Tensor]]] = [
+        None for _ in self._values
+    ]
+    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in self._values]
 
   def results(self, leaf: symbols.Leaf) -> list[Any]:
     """See the base class."""

@@ -87,9 +87,6 @@ class _Worker:
   ) -> tff.framework.RemoteExecutor:
     """Returns an executor, after starting the worker if necessary.
 
-    Args:
-      cardinalities: The number of clients.
-
     Raises:
       RuntimeError: If the worker does not start, died, or was ended.
     """
@@ -260,11 +257,6 @@ class _NativeContext(tff.framework.SyncContext):
 
     This thread creates the coroutine because Ctrl-C can't interrupt this thread
     and leave a coroutine that nothing awaits.
-
-    Args:
-      future: The future that receives the result.
-      comp: The computation.
-      arg: The computation's argument.
     """
 
     def finish(task: asyncio.Task[Any]) -> None:

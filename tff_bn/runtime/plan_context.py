@@ -1,12 +1,11 @@
 """The base class of the TFF contexts that run plans."""
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 import concurrent.futures
 import contextlib
 import threading
 from typing import Any, TypeVar
-import warnings
 import weakref
 
 import tensorflow as tf
@@ -16,20 +15,10 @@ from tensorflow.python.eager import context as eager_context
 import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
+from tff_bn.runtime import client_part
 from tff_bn.runtime import execution
 from tff_bn.runtime import graph_cache
-from tff_bn.runtime import interpreter
 from tff_bn.runtime import plan as plan_lib
-from tff_bn.runtime import symbols
-
-_SECURE_INTRINSICS = frozenset(
-    [
-        'federated_secure_modular_sum',
-        'federated_secure_select',
-        'federated_secure_sum',
-        'federated_secure_sum_bitwidth',
-    ]
-)
 
 
 class PlanContext(tff.framework.SyncContext, abc.ABC):
@@ -52,23 +41,12 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
 
   @abc.abstractmethod
   def clients(
-      self,
-      comp: tff.framework.ConcreteComputation,
-      plan: plan_lib.Plan,
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
+      self, invocation: execution.Invocation
   ) -> contextlib.AbstractContextManager[execution.Clients]:
-    """Creates the clients of one invocation.
+    """Returns a context manager that creates and frees an invocation's clients.
 
     Args:
-      comp: The computation.
-      plan: The computation's plan.
-      values: The values of each client, at least one, in the order of the
-        plan's `client_inputs`.
-      server: The server's tensors; each pass adds further tensors.
-
-    Returns:
-      A context manager that frees the clients' resources.
+      invocation: An invocation with at least one client.
     """
 
   def invoke(self, comp: Any, arg: Any) -> Any:
@@ -85,20 +63,23 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
     if type_signature.parameter is not None:
       argument = arguments.flatten_argument(arg, type_signature.parameter)
     plan = self.plan(comp)
+    server = {
+        leaf: client_part.to_tensor(value, self._server_device)
+        for leaf, value in zip(plan.server_inputs, argument.server, strict=True)
+    }
+    invocation = execution.Invocation(
+        comp, plan, argument.clients or [], server
+    )
     with contextlib.ExitStack() as stack:
-      done = execution.Execution(
-          plan,
-          argument,
-          lambda values, server: stack.enter_context(
-              self.clients(comp, plan, values, server)
-          ),
-          self._server_device,
-      )
+      clients = None
+      if invocation.values:
+        clients = stack.enter_context(self.clients(invocation))
+      done = execution.Execution(invocation, clients, self._server_device)
       done.run()
       return arguments.build_result(
           type_signature.result,
           plan.results,
-          len(argument.clients or ()),
+          len(invocation.values),
           done.server_result,
           done.client_results,
       )
@@ -114,7 +95,7 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
     with self._lock:
       plan = self._plans.get(key)
       if plan is None:
-        plan = self._plans[key] = make_plan(comp, self._graphs)
+        plan = self._plans[key] = plan_lib.Plan(comp, self._graphs)
         weakref.finalize(comp, self._plans.pop, key, None)
       return plan
 
@@ -145,47 +126,3 @@ def installed(context: _Context) -> Iterator[_Context]:
   finally:
     tff.framework.set_default_context(previous)
     context.close()
-
-
-def make_plan(
-    comp: tff.framework.ConcreteComputation, graphs: graph_cache.GraphCache
-) -> plan_lib.Plan:
-  """Returns the plan of a computation, with secure sums simulated.
-
-  Args:
-    comp: The computation.
-    graphs: The cache for the computation's graphs.
-  """
-  return plan_lib.Plan(without_secure_sums(comp), graphs)
-
-
-def without_secure_sums(
-    comp: tff.framework.ConcreteComputation,
-) -> tff.framework.ConcreteComputation:
-  """Replaces secure sums by ordinary sums; the first time, warns of it.
-
-  Args:
-    comp: The computation.
-
-  Returns:
-    A computation with the same results, or `comp` if it has no secure sums.
-  """
-  proto = tff.framework.ConcreteComputation.get_proto(comp)
-  if _SECURE_INTRINSICS.isdisjoint(interpreter.intrinsics(proto)):
-    return comp
-  _warn_of_insecurity()
-  return tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
-
-
-_warned_of_insecurity = threading.Event()
-
-
-def _warn_of_insecurity() -> None:
-  if _warned_of_insecurity.is_set():
-    return
-  _warned_of_insecurity.set()
-  warnings.warn(
-      'Secure aggregation is simulated here: the sums are right, but computed'
-      ' without cryptography.',
-      stacklevel=2,
-  )

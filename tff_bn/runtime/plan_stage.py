@@ -51,13 +51,7 @@ class Stage:
       outputs: Sequence[symbols.Leaf],
       body: Callable[[list[tf.Tensor]], list[tf.Tensor]],
   ):
-    """Initializes the stage.
-
-    Args:
-      inputs: The leaves of the function's arguments.
-      outputs: The leaves of its results.
-      body: Computes the output tensors from the input tensors.
-    """
+    """Initializes the stage; `body` maps input tensors to output tensors."""
     self.inputs = tuple(inputs)
     self.outputs = tuple(outputs)
     self._body = body

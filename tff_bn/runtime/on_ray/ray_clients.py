@@ -6,7 +6,7 @@ clients, so the results don't depend on which worker computed which client.
 """
 
 import collections
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 import heapq
 from typing import Any, Optional
 
@@ -17,7 +17,6 @@ import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
 from tff_bn.runtime import execution
-from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import ray_options
 from tff_bn.runtime.on_ray import ray_worker
@@ -37,34 +36,30 @@ class RayClients(execution.Clients):
 
   def __init__(
       self,
+      invocation: execution.Invocation,
+      number: int,
+      computation: tuple[int, ray.ObjectRef],
       workers: ray_workers.Workers,
       sender: transport.Sender,
-      plan: plan_lib.Plan,
-      computation: tuple[int, ray.ObjectRef],
-      invocation: int,
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
   ):
     """Initializes the clients.
 
     Args:
+      invocation: The invocation.
+      number: The number of the invocation.
+      computation: The number of its computation, and Ray's reference to the
+        computation's proto.
       workers: The workers.
-      sender: Packs the clients' values.
-      plan: The plan.
-      computation: The number of the plan's computation and its reference in
-        Ray's object store.
-      invocation: The number of the invocation.
-      values: The clients' values, in the order of the plan's `client_inputs`.
-      server: The server's tensors, to which those of each pass are added.
+      sender: The sender that packs the clients' values.
     """
+    self._plan = invocation.plan
+    self._values = invocation.values
+    self._server = invocation.server
+    self._number = number
+    self._computation = computation
     self._workers = workers
     self._sender = sender
-    self._plan = plan
-    self._computation = computation
-    self._invocation = invocation
-    self._values = values
-    self._server = server
-    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in values]
+    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in self._values]
     # By pass, the reference to the server's values.
     self._received: dict[int, Sequence[ray.ObjectRef]] = {}
     # By client, the worker that has computed the previous passes, and its life.
@@ -226,7 +221,7 @@ class RayClients(execution.Clients):
     return ray_worker.Task(
         computation=computation,
         source=(source,),
-        invocation=self._invocation,
+        invocation=self._number,
         pass_number=number,
         client=client,
         received=received,

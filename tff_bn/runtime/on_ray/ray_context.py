@@ -1,6 +1,6 @@
 """A TFF context that computes clients on a Ray cluster."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 import contextlib
 import itertools
 from typing import Any, Optional
@@ -12,7 +12,6 @@ from tff_bn.runtime import devices
 from tff_bn.runtime import execution
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
-from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import ray_options
 
 _MISSING = (
@@ -76,29 +75,25 @@ class RayContext(plan_context.PlanContext):
 
   @contextlib.contextmanager
   def clients(
-      self,
-      comp: tff.framework.ConcreteComputation,
-      plan: plan_lib.Plan,
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
+      self, invocation: execution.Invocation
   ) -> Iterator[execution.Clients]:
     """See the base class."""
     with self._workers.lock:
       self._workers.grow()
-    self._forget()
-    invocation = next(self._numbers)
+    if self._forgotten:
+      forgotten, self._forgotten[:] = list(self._forgotten), []
+      self._workers.forget(forgotten)
+    number = next(self._numbers)
     try:
       yield self._clients_class(
+          invocation,
+          number,
+          self._sent_computation(invocation),
           self._workers,
           self._sender,
-          plan,
-          self._sent_computation(comp, plan),
-          invocation,
-          values,
-          server,
       )
     finally:
-      self._workers.release(invocation)
+      self._workers.release(number)
 
   def check_workers(
       self, what: str, question: Callable[[], Any], expected: Any
@@ -126,21 +121,18 @@ class RayContext(plan_context.PlanContext):
     super().close()
 
   def _sent_computation(
-      self, comp: tff.framework.ConcreteComputation, plan: plan_lib.Plan
+      self, invocation: execution.Invocation
   ) -> tuple[int, Any]:
     """Puts a computation into Ray's object store, once."""
+    plan = invocation.plan
     sent = self._computations.get(plan)
     if sent is None:
-      comp = plan_context.without_secure_sums(comp)
-      proto = tff.framework.ConcreteComputation.get_proto(comp)
+      proto = tff.framework.ConcreteComputation.get_proto(
+          invocation.computation
+      )
       sent = self._computations[plan] = next(self._numbers), self._put(proto)
       weakref.finalize(plan, self._forgotten.append, sent[0])
     return sent
-
-  def _forget(self) -> None:
-    if self._forgotten:
-      forgotten, self._forgotten[:] = list(self._forgotten), []
-      self._workers.forget(forgotten)
 
 
 @contextlib.contextmanager
