@@ -95,32 +95,32 @@ _TFF_ALGORITHMS = {
     'weighted_fed_avg': lambda: _LEARNING.build_weighted_fed_avg(
         tff_models.VariableModel, _SGD(0.1)
     ),
-    'functional_fed_avg': lambda: _LEARNING.build_weighted_fed_avg(
-        tff_models.build_functional_model(),
+    'fed_adam': lambda: _LEARNING.build_weighted_fed_avg(
+        tff_models.VariableModel,
         _SGD(0.1),
         tff.learning.optimizers.build_adam(0.01),
         loop_implementation=_ITERATOR,
     ),
     'unweighted_fed_avg': lambda: _LEARNING.build_unweighted_fed_avg(
-        tff_models.build_functional_model(),
+        tff_models.VariableModel,
         _SGD(0.1),
         loop_implementation=_ITERATOR,
     ),
     'weighted_fed_prox': lambda: _LEARNING.build_weighted_fed_prox(
-        tff_models.build_functional_model(),
+        tff_models.VariableModel,
         proximal_strength=0.5,
         client_optimizer_fn=_SGD(0.1),
     ),
     'fed_sgd': lambda: _LEARNING.build_fed_sgd(
-        tff_models.build_functional_model(), _SGD(0.1)
+        tff_models.VariableModel, _SGD(0.1)
     ),
     'robust_aggregator': lambda: _LEARNING.build_weighted_fed_avg(
-        tff_models.build_functional_model(),
+        tff_models.VariableModel,
         _SGD(0.1),
         model_aggregator=tff.learning.robust_aggregator(),
     ),
     'differential_privacy': lambda: _LEARNING.build_unweighted_fed_avg(
-        tff_models.build_functional_model(),
+        tff_models.VariableModel,
         _SGD(0.1),
         model_aggregator=_fixed_clipping(),
     ),
@@ -181,7 +181,7 @@ def test_compression(tff_problem, in_process_context):
 
   def weights(**kwargs):
     process = _LEARNING.build_weighted_fed_avg(
-        tff_models.build_functional_model(), _SGD(0.1), **kwargs
+        tff_models.VariableModel, _SGD(0.1), **kwargs
     )
     outputs = _train(in_process_context, process, _datasets(tff_problem), 1)
     _assert_trained(outputs)

@@ -19,7 +19,7 @@ def _cases_of(module):
 
 
 def _as_result(value, type_spec):
-  """Makes lists of numbers arrays where the type has a tensor."""
+  """Converts lists of numbers to arrays where the type has a tensor."""
   if isinstance(type_spec, tff.FederatedType):
     if type_spec.all_equal or type_spec.placement is tff.SERVER:
       return _as_result(value, type_spec.member)

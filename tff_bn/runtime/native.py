@@ -68,7 +68,7 @@ class _Stub(tff.framework.RemoteExecutorGrpcStub):
   """A connection to a worker, which may end before the values it holds."""
 
   def dispose(self, request: Any) -> None:
-    # TFF calls this during garbage collection, where nobody handles errors.
+    # TFF calls this during garbage collection, where errors are not handled.
     with contextlib.suppress(tff.framework.RetryableError):
       super().dispose(request)
 

@@ -202,17 +202,6 @@ def variant_from_array(graph: np.ndarray) -> tf.Tensor:
     return tf.raw_ops.DatasetFromGraph(graph_def=graph.tobytes())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-  """The elements of a dataset whose graph can't be serialized.
-
-  Attributes:
-    rows: For each element the arrays of its leaves, depth first.
-  """
-
-  rows: list[list[Any]]
-
-
 def to_arrays(
     leaves: Iterable[symbols.Leaf], tensors: Iterable[tf.Tensor]
 ) -> list[Any]:
@@ -223,7 +212,8 @@ def to_arrays(
     tensors: The tensors.
 
   Returns:
-    NumPy arrays, and for some datasets lists of elements.
+    NumPy arrays. A dataset whose graph can't be serialized is the list of its
+    elements, each as the list of its leaves' arrays, depth first.
   """
   return [
       _from_variant(tensor, leaf.type.element)
@@ -235,18 +225,16 @@ def to_arrays(
 
 def _from_variant(
     variant: tf.Tensor, element_type: tff.Type
-) -> np.ndarray | _Rows:
+) -> np.ndarray | list[list[Any]]:
   try:
     return dataset_to_array(variant)
   except tf.errors.FailedPreconditionError:
     # The dataset uses a table of the function that created it.
     dataset = element_structure.from_variant(variant, element_type)
-    return _Rows(
-        [
-            [leaf.numpy() for leaf in element_structure.unpack(element_type, e)]
-            for e in dataset
-        ]
-    )
+    return [
+        [leaf.numpy() for leaf in element_structure.unpack(element_type, e)]
+        for e in dataset
+    ]
 
 
 def from_array(leaf: symbols.Leaf, array: Any) -> Any:
@@ -261,8 +249,8 @@ def from_array(leaf: symbols.Leaf, array: Any) -> Any:
   """
   if not isinstance(leaf.type, tff.SequenceType):
     return array
-  if isinstance(array, _Rows):
+  if isinstance(array, list):
     return client_dataset.to_variant(
-        arguments.dataset_of_rows(array.rows, leaf.type.element)
+        arguments.dataset_of_rows(array, leaf.type.element)
     )
   return variant_from_array(array)

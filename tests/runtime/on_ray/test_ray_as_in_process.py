@@ -1,0 +1,12 @@
+"""Repeats the in-process runtime's tests on Ray."""
+
+import pytest
+from ray_contexts import in_process_context  # noqa: F401
+from test_in_process_arguments import *  # noqa: F403
+from test_in_process_intrinsics import *  # noqa: F403
+from test_in_process_secure import *  # noqa: F403
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings('ignore:Secure aggregation:UserWarning'),
+]
