@@ -169,7 +169,7 @@ class Plan:
     operations = collections.defaultdict(list)  # By pass and location.
     folds = collections.defaultdict(list)  # By pass.
     users = collections.defaultdict(set)  # The nodes that need a leaf.
-    last_pass: dict[symbols.Leaf, int] = {}  # That needs a clients' leaf.
+    last_pass: dict[symbols.Leaf, int] = {}  # By leaf of the clients.
     for node in symbols.nodes_between((), self.results):
       number = node.level
       if isinstance(node, symbols.Operation):
