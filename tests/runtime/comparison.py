@@ -33,12 +33,14 @@ def assert_equal(found, expected, rtol=0.0, same_leaf_types=False, path=''):
 
   Args:
     found: A result.
-    expected: The expected result.
+    expected: The expected result; an array may be given as a list.
     rtol: The tolerance relative to an array's largest number or to 1, whichever
       is larger; at least the precision of the array's dtype.
     same_leaf_types: Whether leaves must have the same Python and NumPy types.
     path: The place of this part in the result.
   """
+  if isinstance(found, np.ndarray) and isinstance(expected, list):
+    expected = np.asarray(expected)
   if isinstance(expected, (dict, list, tuple)) or hasattr(
       expected, '__attrs_attrs__'
   ):
