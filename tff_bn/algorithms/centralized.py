@@ -19,6 +19,8 @@ from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import finalizer
 from tff_bn.processes import requirements
 
+__all__ = ['build_centralized']
+
 
 def build_centralized(
     model: BatchNormModel,

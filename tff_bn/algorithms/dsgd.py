@@ -17,6 +17,8 @@ from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes.stateful_process import Process
 
+__all__ = ['build_dsgd']
+
 _LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
 

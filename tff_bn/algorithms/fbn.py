@@ -29,6 +29,8 @@ from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
+__all__ = ['build_fbn']
+
 
 def build_fbn(
     model: BatchNormModel,

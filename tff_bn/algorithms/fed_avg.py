@@ -16,6 +16,8 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
+__all__ = ['build_fed_avg']
+
 
 def build_fed_avg(
     model: BatchNormModel,

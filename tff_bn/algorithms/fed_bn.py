@@ -13,6 +13,8 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['build_fed_bn']
+
 
 def build_fed_bn(
     model: BatchNormModel,

@@ -24,6 +24,8 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
+__all__ = ['FedBs', 'build_fed_bs']
+
 # Of a difference of squares in float64, relative to them.
 _ROUNDING = 1e-14
 

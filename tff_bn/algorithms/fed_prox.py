@@ -24,6 +24,8 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
+__all__ = ['FedProx', 'build_fed_prox']
+
 
 def build_fed_prox(
     model: BatchNormModel,

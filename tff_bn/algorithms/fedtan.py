@@ -31,6 +31,8 @@ from tff_bn.processes import phased_process
 from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
 
+__all__ = ['build_fedtan', 'build_fedtan_ii']
+
 SYNCHRONIZE = ('forward_and_backward', 'forward')
 MOMENTS = ('two_pass', 'fused')
 

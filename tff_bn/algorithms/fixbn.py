@@ -15,6 +15,8 @@ from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
+__all__ = ['build_fixbn']
+
 
 def build_fixbn(
     model: BatchNormModel,

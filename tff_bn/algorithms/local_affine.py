@@ -13,6 +13,8 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['build_local_affine']
+
 
 def build_local_affine(
     model: BatchNormModel,

@@ -24,6 +24,8 @@ from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['Moon', 'build_moon']
+
 
 def build_moon(
     model: BatchNormModel,

@@ -25,6 +25,8 @@ from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['Scaffold', 'build_scaffold']
+
 _LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 _PART = 'control_variates'
 

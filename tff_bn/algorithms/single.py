@@ -12,6 +12,8 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['build_single']
+
 
 def build_single(
     model: BatchNormModel,
