@@ -19,7 +19,6 @@ from tff_bn.aggregators import robust_rule
 from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
-from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.moments_collector import MomentsCollector
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -143,7 +142,7 @@ def build_fbn(
   )
 
 
-class _FbnWork(client_work.ClientWork):
+class _FbnWork(client_work.LocalTrainingWork):
   """Local training that collects moments; then running statistics of them."""
 
   def __init__(
@@ -151,7 +150,6 @@ class _FbnWork(client_work.ClientWork):
       model: BatchNormModel,
       config: LocalTrainingConfig,
       weights: SharedWeights,
-      client_weighting: str,
       correction: BoundCorrection,
       *,
       momentum: Sequence[float],
@@ -162,14 +160,14 @@ class _FbnWork(client_work.ClientWork):
         config.jit_compile,
     )
     self._momentum = momentum
-    training = LocalTraining(
+    super().__init__(
         model,
         config,
+        weights,
+        correction,
         batch_norm_call=self._collector,
         collecting=self._collector.variables,
-        correction=correction,
     )
-    super().__init__(model, training, weights, client_weighting)
 
   def statistics(
       self,

@@ -1,4 +1,4 @@
-"""How clients train."""
+"""The settings of local training."""
 
 from collections.abc import Callable
 import dataclasses
@@ -16,24 +16,8 @@ class LocalTrainingConfig:
   """How a client trains.
 
   Attributes:
-    client_optimizer: The optimizer. It starts anew in each round.
-    local_steps: How many batches to take from the front of the client's
-      dataset, after it was repeated `local_epochs` times. `None`: all.
-    local_epochs: How many times to go through the client's dataset.
-    client_weight_decay: λ of the coupled L2 decay: λ times the variable is
-      added to the gradient of every trainable variable.
-    client_learning_rate_schedule: Maps the number of finished rounds (an int32
-      scalar tensor) to the learning rate. `None`: the optimizer's own.
-    client_warmup_steps: Over how many of its first steps the optimizer's
-      learning rate rises linearly: in step n, counted from 1, it is multiplied
-      by min(1, n / client_warmup_steps). As the optimizer, it starts anew in
-      each round. 0: no warm-up.
-    client_gradient_clip_norm: The largest global norm of a batch's gradient; a
-      longer one is scaled down to it, before weight decay. `None`: any.
-    seed: Determines dropout and other random layers, together with the round
-      and the client's first batch.
-    jit_compile: Whether XLA compiles the step. Results then differ in the last
-      bits. TFF's native runtime has no XLA compiler and ignores it.
+    client_optimizer: The optimizer. Its state starts afresh in each round.
+    others: See `tff_bn.algorithms.Options`.
   """
 
   client_optimizer: tff.learning.optimizers.Optimizer
@@ -43,6 +27,7 @@ class LocalTrainingConfig:
   client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None
   client_warmup_steps: int = 0
   client_gradient_clip_norm: Optional[float] = None
+  client_weighting: str = 'num_examples'
   seed: int = 0
   jit_compile: bool = False
 
@@ -73,6 +58,11 @@ class LocalTrainingConfig:
     if clip_norm is not None and not clip_norm > 0:
       raise ValueError(
           f'client_gradient_clip_norm={clip_norm} must be greater than 0.'
+      )
+    if self.client_weighting not in ('num_examples', 'uniform'):
+      raise ValueError(
+          f'client_weighting={self.client_weighting!r} must be one of'
+          " 'num_examples', 'uniform'."
       )
     hyperparameters = optimizers.default_hyperparameters(self.client_optimizer)
     for name in ('client_learning_rate_schedule', 'client_warmup_steps'):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow_federated as tff
 
-ModelWeights = tff.learning.models.ModelWeights
+from tff_bn.keras_model.batch_norm_model import ModelWeights
 
 
 class StatefulProcessOutput(NamedTuple):
