@@ -271,7 +271,7 @@ def test_a_model_without_batch_normalization_is_refused(toy):
 
 
 def test_what_is_no_rule_is_refused(toy):
-  with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
+  with pytest.raises(TypeError, match='FBN must be a tff_bn.aggregators.Rule'):
     algorithms.build_fbn(
         toy.model(),
         _SGD(0.1),

@@ -36,7 +36,8 @@ def build_dsgd(
   server. Unlike in FedAvg, the optimizer's state lasts from round to round. If
   all clients take part in each round, this equals momentum at each client,
   because the mean of the clients' momentums is the momentum of the mean
-  gradient. So clients keep no state. A robust `model_aggregator` sees gradients.
+  gradient. So clients keep no state. A robust `model_aggregator` receives
+  gradients.
 
   TFF's SGD accumulates gradients, `v ← μ v + g`. A momentum that averages them,
   `v ← μ v + (1-μ) g`, is the same with the learning rate times 1-μ. FBN's
@@ -50,8 +51,8 @@ def build_dsgd(
       `build_fbn`. Default: `build_fed_avg`, in which clients normalize with the
       statistics of their batches.
     client_learning_rate_schedule: Maps the number of finished steps (an int32
-      scalar tensor) to the learning rate. A round is a step, unless all its
-      clients were dropped. Default: the rate of `client_optimizer`.
+      scalar tensor) to the learning rate. A round counts as a step unless no
+      client is left in it. Default: the rate of `client_optimizer`.
     client_warmup_steps: The number of steps at the start of the training over
       which the learning rate rises linearly.
     **options: See `tff_bn.algorithms.Options`; and arguments of
