@@ -1,4 +1,4 @@
-"""Tests of position encodings that are a client's own, in all algorithms."""
+"""Tests of personal position encodings in all algorithms."""
 
 import collections
 
@@ -203,8 +203,8 @@ def test_every_algorithm_trains_or_refuses(toy, name):
   model = _model(toy)
   if name in _REFUSING:
     message = (
-        f'^{_REFUSING[name]} is impossible with position encodings that are a'
-        " client's own, as in the layers hidden_position of the model"
+        f'^{_REFUSING[name]} is impossible with personal position encodings, as'
+        ' in the layers hidden_position of the model'
     )
     with pytest.raises(ValueError, match=message):
       _build(name, model)

@@ -108,7 +108,7 @@ class _Parts:
   def personalize_fn(
       self,
   ) -> Optional[Callable[[Mapping[str, Any], int], Mapping[str, Any]]]:
-    """See `StatefulLearningProcess`; `None` if nothing is personal."""
+    """See `StatefulLearningProcess`; `None` without personal phases."""
     return self._personalize if self._personal_names else None
 
   def _personalize(
