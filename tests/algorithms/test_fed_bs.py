@@ -36,7 +36,7 @@ class _Truth:
     self.loss = None
 
   def round(self, data, server_step=None, **kwargs):
-    """One round with these batches of all clients."""
+    """Runs one round with these batches of all clients."""
     results = []
     for before, batches in zip(self.models, data):
       extra = None
@@ -62,7 +62,7 @@ class _Truth:
     self.switched = self.switched or self.std < self.epsilon
 
 
-# Clients' weights and their sum are float32.
+# The clients' weights and their sum are float32.
 def _assert_close(found, expected, rtol=1e-6, atol=1e-8):
   for value, truth in zip(found, expected, strict=True):
     np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
@@ -118,7 +118,7 @@ def test_weights_are_the_losses(toy, weighting):
 
 
 def _stds(toy, rounds):
-  """The standard deviations as long as it is not FedProx."""
+  """Returns the standard deviations before the switch to FedProx."""
   truth = _Truth(toy.model(), 0.0)
   stds = []
   for seeds in rounds:
@@ -131,8 +131,8 @@ def _stds(toy, rounds):
 def test_it_becomes_fed_prox_once_and_for_good(toy, uniform):
   rounds = [_DIFFERENT, _DIFFERENT, _ALIKE, _DIFFERENT, _DIFFERENT]
   stds = _stds(toy, rounds)
-  # Just above that of the round in which it must happen: it would not happen
-  # with Bessel's correction.
+  # Just above the deviation of the round that must trigger the switch, but
+  # below the deviation with Bessel's correction.
   epsilon = 1.1 * stds[2]
   assert np.sqrt(1.5) * stds[2] > epsilon
   assert 2 * epsilon < min(stds[:2] + stds[3:])
@@ -149,7 +149,7 @@ def test_it_becomes_fed_prox_once_and_for_good(toy, uniform):
 
 
 def test_epsilon_is_a_strict_bound(toy):
-  """No switch if the deviation is a little larger."""
+  """A slightly larger deviation does not trigger the switch."""
   (std,) = _stds(toy, [_DIFFERENT])
   for factor, switched in ((0.99, 0), (1.01, 1)):
     process = _build(toy.model(), std * factor)
@@ -238,7 +238,7 @@ def _bad_datasets(toy):
 
 @pytest.mark.parametrize('switched', [False, True])
 def test_clients_without_a_finite_loss_do_not_count(toy, switched):
-  """Neither in the mean nor in the standard deviation."""
+  """They count neither in the mean nor in the standard deviation."""
   model = toy.model()
   process = _build(model, 100.0 if switched else _NEVER)
   data = client_rounds.datasets(toy, _SIZES)
@@ -260,7 +260,7 @@ def test_clients_without_a_finite_loss_do_not_count(toy, switched):
 
 
 def test_without_any_loss_nothing_changes(toy):
-  """Nor is that a reason to become FedProx."""
+  """It does not trigger the switch either."""
   model = toy.model()
   process = _build(model, 100.0)
   state = process.initialize()
@@ -290,7 +290,7 @@ def test_one_client_has_no_deviation(toy):
 )
 def test_local_variables_stay(toy, name, local):
   model = toy.model()
-  # It switches in the first round already, so both kinds are there.
+  # It switches in the first round, so both phases occur.
   epsilon = 100.0
   process = _build(
       model, epsilon, build_process=getattr(algorithms, f'build_{name}')
@@ -305,8 +305,8 @@ def test_local_variables_stay(toy, name, local):
   )
 
 
-def test_fbns_statistics_are_those_of_all_values(toy):
-  """Whatever the losses."""
+def test_fbns_statistics_describe_all_values(toy):
+  """They do not depend on the losses."""
   model = toy.model()
   epsilon = 100.0
   process = _build(model, epsilon, build_process=algorithms.build_fbn)
@@ -324,7 +324,7 @@ def test_fbns_statistics_are_those_of_all_values(toy):
   _check_rounds(toy, model, process, truth, [(_DIFFERENT, kwargs)] * 3)
 
 
-def test_fixbn_goes_on_with_what_has_happened(toy):
+def test_fixbns_second_phase_keeps_the_state(toy):
   model = toy.model()
   epsilon = 100.0
   process = _build(
@@ -340,7 +340,7 @@ def test_fixbn_goes_on_with_what_has_happened(toy):
 
 
 def test_server_optimizer(toy):
-  """Adam takes the steps; statistics are assigned all the same."""
+  """Adam makes the steps, but statistics are assigned."""
   model = toy.model()
   process = _build(
       model,
@@ -370,7 +370,7 @@ def test_server_optimizer(toy):
 
 
 def test_a_weighted_model_aggregator(toy):
-  """It gets the losses as weights."""
+  """It receives the losses as weights."""
   model = toy.model()
   process = _build(
       model,

@@ -31,7 +31,7 @@ _LOCAL = {
 
 
 def _run(model, process, rounds):
-  """The server's and the clients' weights after rounds, and all metrics."""
+  """Returns the server's and the clients' weights, and all rounds' metrics."""
   training = client_rounds.Training(process, len(rounds[0]))
   metrics = [training.next_round(data) for data in rounds]
   return training.weights(model), training.client_weights(model), metrics
@@ -57,7 +57,7 @@ def _rounds(problem, num_rounds, sizes=_SIZES):
 
 
 def _numpy_round(weights, clients, **kwargs):
-  """FedProx in NumPy: the new weights, and the mean of the losses."""
+  """Runs FedProx in NumPy; returns the new weights and the mean loss."""
   proximal = reference.proximal(weights, _STRENGTH, range(len(weights)))
   results = [
       reference.train(weights, batches, 0.1, extra=proximal, **kwargs)
@@ -104,7 +104,7 @@ def test_rounds_equal_numpy(toy, kind):
         weight_decay=0.01,
         gradients_fn=_GRADIENTS[kind],
     )
-    # The metrics have the model's loss, without the proximal term.
+    # The loss in the metrics does not include the proximal term.
     losses.append(loss)
 
   found, _, metrics = _run(model, process, _rounds(problem, 3))
@@ -298,11 +298,11 @@ def test_one_step_of_fedtan_has_no_proximal_term(toy):
 
 
 def _fedtan_round(weights, clients):
-  """One synchronized step, then local steps with a proximal term."""
+  """Makes one synchronized step, then local steps with a proximal term."""
   union = [np.concatenate(parts) for parts in zip(*(own[0] for own in clients))]
   models = []
   for number, own in enumerate(clients):
-    # The client's part of the gradient of the mean loss on the union.
+    # The client's share of the gradient of the mean loss on the union.
     _, grads, mean, variance = reference.gradients(
         weights, *union, rows=slice(8 * number, 8 * number + 8)
     )
@@ -317,7 +317,7 @@ def _fedtan_round(weights, clients):
             first,
             own[1:],
             0.1,
-            # Near to the server's model, not to that after the first step.
+            # The anchor is the server's model, not the first step's result.
             extra=reference.proximal(weights, _STRENGTH, range(8)),
         )[0]
     )
