@@ -210,7 +210,7 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
     _assert_same(run.state.finalizer, without_failures.state.finalizer)
 
 
-def test_one_good_client_is_no_failure(toy):
+def test_one_good_client_is_enough(toy):
   run = _Run(toy, 'fed_avg')
   before = run.weights
   metrics = run.next([_poisoned(toy), _empty(toy), toy.dataset(8, 1)])
@@ -294,7 +294,7 @@ class _Careless(drift_correction.DriftCorrection):
     return Bound()
 
 
-def test_a_client_without_data_is_not_dropped_for_what_it_does_not_keep(toy):
+def test_a_discarded_state_does_not_drop_a_client_without_data(toy):
   run = _Run(toy, 'fed_avg', drift_correction=_Careless())
   metrics = run.next([*_good(toy), _empty(toy), _poisoned(toy)])
   assert metrics['num_dropped_clients'] == 1

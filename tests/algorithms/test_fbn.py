@@ -247,7 +247,7 @@ def test_a_rule_replaces_the_means_of_the_statistics(toy):
   np.testing.assert_allclose(found[reference.VARIANCE], variance, rtol=1e-12)
 
 
-def test_a_round_is_one_exchange_of_what_fedavg_sends(toy):
+def test_a_round_has_the_exchange_of_fedavg(toy):
   model = toy.model()
   traffic = [
       analysis.ProcessTraffic(build(model, _SGD(0.1), local_steps=1)).until(

@@ -239,7 +239,7 @@ def test_rounds_of_dsgd_are_steps(toy, rates):
   velocity = [0.0] * len(expected)
   for r in range(6):
     rate = (rates[r] if rates else 0.1) * min(1.0, (r + 1) / 4)
-    # With learning rate 1, what a step subtracts is the gradient.
+    # With learning rate 1, a step subtracts the gradient.
     results = [
         numpy_steps.train(expected, batches[:1], 1.0)
         for batches in client_rounds.batches(toy, _SIZES)

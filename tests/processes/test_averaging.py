@@ -41,7 +41,7 @@ def _names(struct_type):
 
 
 @pytest.mark.parametrize('name', _LOCAL)
-def test_the_type_shows_what_is_local(toy, name):
+def test_the_type_shows_local_variables(toy, name):
   model = toy.model()
   process = _build(name, model)
   assert isinstance(process, StatefulLearningProcess)

@@ -12,7 +12,7 @@ import training_fakes
 
 from tff_bn import algorithms
 from tff_bn import training
-from tff_bn.clients import client_work
+from tff_bn.clients.local_training_work import FixedStatisticsWork
 from tff_bn.processes import averaging
 from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation
@@ -77,7 +77,7 @@ def _expected_states(processes, data):
   return states
 
 
-def test_rounds_are_those_of_their_phase(any_runtime, processes, phased):
+def test_rounds_equal_the_rounds_of_their_phase(any_runtime, processes, phased):
   data = _data()
   state = phased.initialize()
   for number, expected in enumerate(_expected_states(processes, data)):
@@ -151,7 +151,7 @@ def test_training_is_resumed_in_its_phase(
   assert [row['exchanges'] for row in result.rows] == [0, 1, 2, 3, 4, 5]
 
 
-def test_metrics_have_what_each_phase_sends(
+def test_metrics_describe_each_phases_messages(
     in_process_runtime, model, tmp_path
 ):
   class ZeroFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -355,7 +355,7 @@ def stages(new_model, options):
   fixed = averaging.build_shared(
       new_model,
       _SGD(0.1),
-      build_work=client_work.FixedStatisticsWork,
+      build_work=FixedStatisticsWork,
       **options,
   )
   return algorithms.build_fed_avg(new_model, _SGD(0.1), **options), fixed

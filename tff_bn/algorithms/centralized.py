@@ -9,9 +9,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.clients.client_work import LocalTrainingWork
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.shared_weights import SharedWeights

@@ -15,10 +15,10 @@ from typing_extensions import Unpack
 from tff_bn.aggregators import moments as moments_lib
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
-from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -52,8 +52,8 @@ def build_fbn(
   of the clients' N values, however the data are split, as long as all values
   were computed with the same weights. β is 1 - `momentum` of each layer. With
   several local steps, m_i and v_i describe the values of all steps, and β is
-  applied once in a round. All variables are shared, and a round exchanges what
-  a round of FedAvg does. Any batch normalization layer of Keras and
+  applied once in a round. All variables are shared, and a round has the same
+  exchange as a round of FedAvg. Any batch normalization layer of Keras and
   `tff_bn.layers.FederatedBatchNormalization` can be used.
 
   **FBN is not centralized batch normalization.** With one local step, FBN gives
@@ -145,8 +145,8 @@ def build_fbn(
   )
 
 
-class _FbnWork(client_work.LocalTrainingWork):
-  """Local training that collects moments of what layers normalize."""
+class _FbnWork(LocalTrainingWork):
+  """Local training that collects the moments of the layers' inputs."""
 
   def __init__(
       self,
@@ -180,16 +180,7 @@ class _FbnWork(client_work.LocalTrainingWork):
   ) -> list[moments_lib.Moments]:
     """Computes r_i and s_i without the factor N/(N-1), see `_unbiased`.
 
-    These are lines 5 and 6 of algorithm 2. The count of a dropped client is
-    NaN.
-
-    Args:
-      after: See the base class.
-      weight: See the base class.
-      result: See the base class.
-
-    Returns:
-      See the base class.
+    These are lines 5 and 6 of algorithm 2. A dropped client's count is NaN.
     """
     dropped = tf.math.is_nan(weight)
     statistics: list[moments_lib.Moments] = []

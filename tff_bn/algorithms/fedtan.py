@@ -22,7 +22,7 @@ import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.algorithms import fed_prox
-from tff_bn.clients import client_work
+from tff_bn.clients.local_training_work import FixedStatisticsWork
 from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import work
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -178,7 +178,7 @@ def build_fedtan_ii(
   fixed = averaging.build_shared(
       model,
       client_optimizer,
-      build_work=client_work.FixedStatisticsWork,
+      build_work=FixedStatisticsWork,
       **options,
   )
   return phased_process.build_phased_process(

@@ -7,7 +7,7 @@ arXiv:2303.06530.
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.clients import client_work
+from tff_bn.clients.local_training_work import FixedStatisticsWork
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import averaging
 from tff_bn.processes import phased_process
@@ -67,7 +67,7 @@ def build_fixbn(
               averaging.build_shared(
                   model,
                   client_optimizer,
-                  build_work=client_work.FixedStatisticsWork,
+                  build_work=FixedStatisticsWork,
                   **options,
               ),
           ),

@@ -114,7 +114,7 @@ class BoundCorrection:
       collected: Sequence[tf.Tensor],
       client_state: Mapping[str, Any],
   ) -> tuple[State, State]:
-    """Returns a client's new state and what it sends after its training.
+    """Returns a client's new state and additional update after its training.
 
     The result is ignored for a client that is dropped or has no data: it keeps
     its old state and sends zeros.

@@ -13,10 +13,10 @@ import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.clients.client_work import ClientWork
-from tff_bn.clients.client_work import LocalTrainingWork
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
@@ -279,6 +279,36 @@ def _build_stateful(parts: _Parts) -> StatefulLearningProcess:
   def initialize_client(state):
     return parts.initial_client_state(state.global_model_weights)
 
+  initial_local = weights.local(parts.initial)
+
+  def get_client_model_weights(state, client_state):
+    return model.to_model_weights(
+        weights.merge(state.global_model_weights, client_state)
+    )
+
+  return StatefulLearningProcess(
+      initialize,
+      initialize_client,
+      _build_stateful_next(work, client_update, aggregator, final, state_type),
+      get_model_weights_fn=lambda state: get_client_model_weights(
+          state, initial_local
+      ),
+      get_client_model_weights_fn=get_client_model_weights,
+      has_client_models=bool(initial_local),
+      personalize_fn=parts.personalize_fn,
+  )
+
+
+def _build_stateful_next(
+    work: ClientWork,
+    client_update: tff.Computation,
+    aggregator: tff.templates.AggregationProcess,
+    final: tff.learning.templates.FinalizerProcess,
+    state_type: tff.FederatedType,
+) -> tff.Computation:
+  """Builds a round: the clients' work, the aggregation, the server's step."""
+  client_type = client_update.type_signature.parameter[2]
+
   @tff.federated_computation(
       state_type,
       tff.FederatedType(client_type, tff.CLIENTS),
@@ -323,21 +353,4 @@ def _build_stateful(parts: _Parts) -> StatefulLearningProcess:
         ),
     )
 
-  initial_local = weights.local(parts.initial)
-
-  def get_client_model_weights(state, client_state):
-    return model.to_model_weights(
-        weights.merge(state.global_model_weights, client_state)
-    )
-
-  return StatefulLearningProcess(
-      initialize,
-      initialize_client,
-      next_fn,
-      get_model_weights_fn=lambda state: get_client_model_weights(
-          state, initial_local
-      ),
-      get_client_model_weights_fn=get_client_model_weights,
-      has_client_models=bool(initial_local),
-      personalize_fn=parts.personalize_fn,
-  )
+  return next_fn

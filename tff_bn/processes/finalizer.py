@@ -114,28 +114,9 @@ def build_finalizer(
   def initialize():
     return tff.federated_eval(initial_state, tff.SERVER)
 
-  @tff.tensorflow.computation(state_type, weights_type, update_type)
-  def step(state, weights_before, update):
-    before = (state['optimizer'], weights_before.trainable)
-    after = before
-    if 'trainable' in update:
-      after = numerics.where(
-          update['num_participants'] > 0,
-          server_optimizer.next(*before, update['trainable']),
-          before,
-      )
-    optimizer_state, trainable = after
-    weights_after = weights.apply(
-        weights_before, trainable, update, running_variance
-    )
-    is_finite = numerics.all_finite([optimizer_state, weights_after])
-    new_state = collections.OrderedDict(
-        optimizer=numerics.where(
-            is_finite, optimizer_state, state['optimizer']
-        ),
-        **count_round(state, update, tf.logical_not(is_finite)),
-    )
-    return new_state, numerics.where(is_finite, weights_after, weights_before)
+  step = _build_step(
+      weights, server_optimizer, running_variance, state_type, update_type
+  )
 
   @tff.federated_computation(
       initialize.type_signature.result,
@@ -171,3 +152,38 @@ def build_finalizer(
       get_hparams_fn=get_hparams,
       set_hparams_fn=set_hparams,
   )
+
+
+def _build_step(
+    weights: SharedWeights,
+    server_optimizer: tff.learning.optimizers.Optimizer,
+    running_variance: Optional[RunningVariance],
+    state_type: tff.Type,
+    update_type: tff.Type,
+) -> tff.Computation:
+  """Builds the computation of the finalizer's new state and weights."""
+
+  @tff.tensorflow.computation(state_type, weights.weights_type(), update_type)
+  def step(state, weights_before, update):
+    before = (state['optimizer'], weights_before.trainable)
+    after = before
+    if 'trainable' in update:
+      after = numerics.where(
+          update['num_participants'] > 0,
+          server_optimizer.next(*before, update['trainable']),
+          before,
+      )
+    optimizer_state, trainable = after
+    weights_after = weights.apply(
+        weights_before, trainable, update, running_variance
+    )
+    is_finite = numerics.all_finite([optimizer_state, weights_after])
+    new_state = collections.OrderedDict(
+        optimizer=numerics.where(
+            is_finite, optimizer_state, state['optimizer']
+        ),
+        **count_round(state, update, tf.logical_not(is_finite)),
+    )
+    return new_state, numerics.where(is_finite, weights_after, weights_before)
+
+  return step

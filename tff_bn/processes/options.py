@@ -57,9 +57,8 @@ class Options(LocalTrainingOptions, total=False):
       `tff_bn.algorithms.FedProx(0.001)`, see `tff_bn.drift_correction`.
       Default: none.
     model_aggregator: A `tff.aggregators` factory for everything that clients
-      send except running statistics: the updates of trainable variables and of
-      other state, and what a drift correction sends. Default: the weighted
-      mean.
+      send except running statistics: the updates of trainable variables, of
+      other state and of the drift correction. Default: the weighted mean.
     statistics_aggregator: An unweighted factory over moments for the running
       statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`; or a
       `tff_bn.aggregators.Rule` that replaces the mean. Default: the naive mean
