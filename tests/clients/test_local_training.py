@@ -37,7 +37,7 @@ def _train(model, batches, optimizer=None, values=None, **options):
         dataset,
         training.initial_optimizer_state(),
         tf.constant(0),
-    ).__dict__
+    )._asdict()
 
   return tf.nest.map_structure(lambda tensor: tensor.numpy(), train())
 
