@@ -66,7 +66,9 @@ def build_centralized(
   weights = SharedWeights(model, FEDAVG)
   work = LocalTrainingWork(
       model,
-      LocalTrainingConfig(client_optimizer, **options),
+      LocalTrainingConfig(
+          client_optimizer, client_weighting='num_examples', **options
+      ),
       weights,
       BoundCorrection(),
   )
