@@ -91,6 +91,17 @@ class Training:
     ]
 
 
+def assert_same(found, expected):
+  """Asserts that nested structures of arrays are equal to the bit."""
+  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def assert_close(found, expected, rtol=1e-10, atol=1e-12):
+  """Asserts that lists of arrays are close."""
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
+
+
 def run(process, data, num_rounds):
   """Returns the training after `num_rounds` rounds of all clients."""
   training = Training(process, len(data))

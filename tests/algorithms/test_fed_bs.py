@@ -1,5 +1,7 @@
 """Tests of FedBS."""
 
+import functools
+
 import client_rounds
 import keras
 import numpy as np
@@ -10,8 +12,6 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn.keras_model import partition
-from tff_bn.processes import averaging
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -20,6 +20,11 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _STRENGTH = 0.7
 _NEVER = 1e-6
+_assert_same = client_rounds.assert_same
+# The clients' weights and their sum are float32.
+_assert_close = functools.partial(
+    client_rounds.assert_close, rtol=1e-6, atol=1e-8
+)
 
 
 class _Truth:
@@ -60,16 +65,6 @@ class _Truth:
     self.std = np.std(losses)
     self.loss = sum(loss_sums) / sum(counts)
     self.switched = self.switched or self.std < self.epsilon
-
-
-# The clients' weights and their sum are float32.
-def _assert_close(found, expected, rtol=1e-6, atol=1e-8):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
-
-
-def _assert_same(found, expected):
-  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 def _build(model, epsilon=_NEVER, **options):
@@ -442,13 +437,3 @@ def test_an_aggregator_without_weights_is_refused(toy, factory):
 def test_algorithms_without_drift_refuse_it(toy, build):
   with pytest.raises(ValueError, match='has no effect in'):
     _build(toy.model(), build_process=build)
-
-
-def test_something_trainable_must_be_shared(toy):
-  with pytest.raises(ValueError, match='FedBS keeps .* is shared'):
-    averaging.build_partitioned(
-        toy.model(),
-        partition.SINGLE,
-        _SGD(0.1),
-        drift_correction=algorithms.FedBs(0.1, 0.1),
-    )

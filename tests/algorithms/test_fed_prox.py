@@ -18,6 +18,8 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _STRENGTH = 0.7
+_assert_same = client_rounds.assert_same
+_assert_close = client_rounds.assert_close
 _GRADIENTS = {
     'toy': reference.gradients,
     'bn_dense': reference.gradients_bn_dense,
@@ -35,15 +37,6 @@ def _run(model, process, rounds):
   training = client_rounds.Training(process, len(rounds[0]))
   metrics = [training.next_round(data) for data in rounds]
   return training.weights(model), training.client_weights(model), metrics
-
-
-def _assert_same(found, expected):
-  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
-
-
-def _assert_close(found, expected):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
 
 def _build(model, optimizer=None, strength=_STRENGTH, **options):
@@ -227,15 +220,27 @@ def test_the_strength_is_checked(toy, value):
     algorithms.build_fed_prox(toy.model(), _SGD(0.1), proximal_strength=value)
 
 
-def test_something_trainable_must_be_shared(toy):
-  correction = algorithms.FedProx(0.1)
-  with pytest.raises(ValueError, match='FedProx keeps .* is shared'):
+@pytest.mark.parametrize(
+    'correction',
+    [
+        algorithms.FedBs(0.1, 0.1),
+        algorithms.FedProx(0.1),
+        algorithms.Moon(),
+        algorithms.Scaffold(),
+    ],
+)
+def test_corrections_need_a_shared_trainable_variable(toy, correction):
+  with pytest.raises(ValueError, match='keeps .* is shared'):
     averaging.build_partitioned(
         toy.model(),
         partition.SINGLE,
         _SGD(0.1),
         drift_correction=correction,
     )
+
+
+def test_a_shared_affine_variable_is_enough(toy):
+  correction = algorithms.FedProx(0.1)
 
   def only_norm():
     inputs = keras.Input((4,), dtype='float64')

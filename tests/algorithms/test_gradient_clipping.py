@@ -17,15 +17,11 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)
 # Longer than some gradients of these problems, shorter than others.
 _CLIP_NORM = 0.7
+_assert_close = client_rounds.assert_close
 
 
 def _initial(model):
   return model.from_model_weights(model.initial_weights)
-
-
-def _assert_close(found, expected, rtol=1e-10):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=1e-12)
 
 
 def _mean(results, counts=_SIZES):

@@ -1,5 +1,7 @@
 """Tests of MOON."""
 
+import functools
+
 import client_rounds
 import keras
 import linear_models
@@ -10,8 +12,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
-from tff_bn.keras_model import partition
-from tff_bn.processes import averaging
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -19,6 +19,10 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _WEIGHT = 3.0
 _TEMPERATURE = 0.4
+_assert_same = client_rounds.assert_same
+_assert_close = functools.partial(
+    client_rounds.assert_close, rtol=1e-9, atol=1e-11
+)
 _MODELS = {
     'toy': (reference.gradients, reference.features),
     'bn_dense': (reference.gradients_bn_dense, reference.features_bn_dense),
@@ -87,15 +91,6 @@ class _Truth:
           [client[f'previous_{model.variables[i].name}'] for i in self.shared],
           [self.previous[k][i] for i in self.shared],
       )
-
-
-def _assert_close(found, expected, rtol=1e-9, atol=1e-11):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
-
-
-def _assert_same(found, expected):
-  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 def _build(model, weight=_WEIGHT, **options):
@@ -511,16 +506,6 @@ def test_the_weight_is_checked(value):
 def test_the_temperature_is_checked(value):
   with pytest.raises(ValueError, match='temperature=.* greater than 0'):
     algorithms.Moon(temperature=value)
-
-
-def test_something_trainable_must_be_shared(toy):
-  with pytest.raises(ValueError, match='MOON keeps .* is shared'):
-    averaging.build_partitioned(
-        toy.model(),
-        partition.SINGLE,
-        _SGD(0.1),
-        drift_correction=algorithms.Moon(),
-    )
 
 
 def test_the_papers_values_are_the_defaults():

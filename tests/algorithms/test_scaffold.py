@@ -11,8 +11,6 @@ import tensorflow_federated as tff
 from tff_bn import BatchNormModel
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn.keras_model import partition
-from tff_bn.processes import averaging
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -21,6 +19,8 @@ _OPTIMIZERS = tff.learning.optimizers
 _SGD = _OPTIMIZERS.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _TRAINABLE = (0, 1, 2, 3, 6, 7)
+_assert_same = client_rounds.assert_same
+_assert_close = client_rounds.assert_close
 
 
 def _control_variates(model, state, positions=_TRAINABLE):
@@ -32,15 +32,6 @@ def _control_variates(model, state, positions=_TRAINABLE):
 
 def _server_state(state):
   return state.client_work['correction']
-
-
-def _assert_close(found, expected, rtol=1e-10, atol=1e-12):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
-
-
-def _assert_same(found, expected):
-  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 class _Truth:
@@ -613,16 +604,6 @@ def test_too_many_clients_in_a_round_are_refused(toy):
   process.next(state, [new] * 2, data[:2])
   with pytest.raises(Exception, match='SCAFFOLD got num_clients=2, but'):
     process.next(state, [new] * 3, data)
-
-
-def test_something_trainable_must_be_shared(toy):
-  with pytest.raises(ValueError, match='SCAFFOLD keeps .* is shared'):
-    averaging.build_partitioned(
-        toy.model(),
-        partition.SINGLE,
-        _SGD(0.1),
-        drift_correction=algorithms.Scaffold(),
-    )
 
 
 def test_float32_images(toy_images):

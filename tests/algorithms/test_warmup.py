@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # 3, 1 and 5 batches.
+_assert_close = client_rounds.assert_close
 
 
 def _rates(num, warmup_steps, rate=0.1):
@@ -30,11 +31,6 @@ def _weights(model, process, state):
 
 def _initial(model):
   return model.from_model_weights(model.initial_weights)
-
-
-def _assert_close(found, expected, rtol=1e-10, atol=1e-12):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
 
 
 def _check(

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import dataclasses
 
+import client_rounds
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,6 +22,7 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.processes.stateful_process import StatefulProcessOutput
 
 _TWO_ROUNDS = 2
+_assert_same = client_rounds.assert_same
 
 
 @pytest.fixture(scope='module')
@@ -62,10 +64,6 @@ def _data():
       )
       for client_id in training_fakes.CLIENT_IDS[:2]
   ]
-
-
-def _assert_same(a, b):
-  tf.nest.map_structure(np.testing.assert_array_equal, a, b)
 
 
 def _expected_states(processes, data):
