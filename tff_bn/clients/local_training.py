@@ -62,7 +62,7 @@ class LocalTraining(LocalStep):
     self._collecting = collecting
     self._skipped_steps = skipped_steps
     self._scales_loss = mixed_precision.computes_in_float16(model.keras_model)
-    self._compiled_step = (
+    self._make_step = (
         # Not the whole loop: XLA has no datasets.
         tf.function(self._step, jit_compile=True)
         if config.jit_compile
@@ -148,7 +148,7 @@ class LocalTraining(LocalStep):
     for x, y in iter(dataset):
       # The kernels of convolutions cannot compute an empty batch.
       if tf.shape(tf.nest.flatten(y)[0])[0] > 0:
-        step, loss_scale = self._compiled_step(
+        step, loss_scale = self._make_step(
             x, y, optimizer_state, loss_scale, num_steps
         )
         optimizer_state = step.optimizer_state
