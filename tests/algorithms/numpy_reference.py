@@ -21,9 +21,9 @@ def gradients(
   """Returns the mean cross-entropy, its gradients, and the batch's statistics.
 
   With `fixed`, the model normalizes with the running statistics as constants.
-  `feature_gradient` maps the features to the gradient of what is added to the
-  loss; the features are the output of the hidden layer. The gradients are those
-  with respect to the weights as these rows of x use them.
+  `feature_gradient` maps the features (the hidden layer's output) to the
+  gradient of a term that is added to the loss. The gradients come from `rows`
+  of x only.
   """
   w1, b1, gamma, beta, running_mean, running_variance, w2, b2 = weights
   n = len(x)
@@ -132,10 +132,11 @@ def train(
 ):
   """Trains locally; returns weights, number of examples, sum of the losses.
 
-  The learning rate may be a list, one for each step. `extra` maps the weights
-  to what is added to the gradients, `feature_gradient` maps x to a
-  `feature_gradient` of `gradients`. With `fixed` the running statistics stay;
-  `seen` is a list that gets the size, mean and variance of each batch.
+  `learning_rate` may be a list with a rate for each step. `extra` maps the
+  weights to a term that is added to the gradients, and `feature_gradient` maps
+  x to a `feature_gradient` of `gradients`. With `fixed`, the running statistics
+  do not change. `seen` is a list to which the size, mean and variance of each
+  batch are appended.
   """
   weights = [w.copy() for w in weights]
   velocity = [np.zeros_like(w) for w in weights]
