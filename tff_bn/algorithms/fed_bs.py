@@ -5,7 +5,7 @@ Learning using Batch Normalization, ICTAI 2021, algorithm 1.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 import dataclasses
 from typing import Any, Optional
 
@@ -17,6 +17,8 @@ from tff_bn.algorithms import fed_avg
 from tff_bn.algorithms import fed_prox
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
+from tff_bn.clients.drift_correction import Tensors
+from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
@@ -76,15 +78,13 @@ def build_fed_bs(
     ValueError: If an option has a value that is not allowed, or `build_process`
       cannot be combined with FedBS.
   """
-  if not isinstance(
+  checks.check_type(
+      'model_aggregator',
       model_aggregator,
       (tff.aggregators.WeightedAggregationFactory, type(None)),
-  ):
-    raise TypeError(
-        'model_aggregator must take weights, which are losses in FedBS, as'
-        ' tff.aggregators.MeanFactory does, but is a'
-        f' {type(model_aggregator).__name__}.'
-    )
+      'take weights, which are losses in FedBS, as'
+      ' tff.aggregators.MeanFactory does',
+  )
   return averaging.build_corrected(
       build_process,
       model,
@@ -145,11 +145,8 @@ class _BoundFedBs(drift_correction.BoundCorrection):
     return collections.OrderedDict(switched=tf.constant(False))
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
     """Returns the factor of the proximal term, and the term's values."""
     return [
         tf.cast(server_state['switched'], self._switched.dtype),
@@ -162,7 +159,7 @@ class _BoundFedBs(drift_correction.BoundCorrection):
     return tf.cast(self._switched, penalty.dtype) * penalty
 
   def client_weight(
-      self, server_state: Mapping[str, Any], weight: tf.Tensor, loss: tf.Tensor
+      self, server_state: State, weight: tf.Tensor, loss: tf.Tensor
   ) -> tf.Tensor:
     """Returns F_k before the switch; 0 for a client without a loss."""
     by_loss = loss_weighted.loss_weight(tf.cast(loss, weight.dtype))
@@ -180,7 +177,7 @@ class _BoundFedBs(drift_correction.BoundCorrection):
         squared_losses=tf.math.square(loss),
     )
 
-  def _loss_std(self, total: Mapping[str, Any]) -> tf.Tensor:
+  def _loss_std(self, total: State) -> tf.Tensor:
     """Computes the standard deviation of the losses; NaN without any."""
     number = tf.cast(total['num_losses'], tf.float64)
     mean = total['losses'] / number
@@ -190,10 +187,7 @@ class _BoundFedBs(drift_correction.BoundCorrection):
     return tf.sqrt(tf.where(is_rounding, tf.zeros_like(variance), variance))
 
   def next_server_state(
-      self,
-      server_state: Mapping[str, Any],
-      total: Mapping[str, Any],
-      aggregated: Mapping[str, Any],
+      self, server_state: State, total: State, aggregated: State
   ) -> State:
     """Returns whether the next round is one of FedProx."""
     del aggregated
@@ -204,9 +198,7 @@ class _BoundFedBs(drift_correction.BoundCorrection):
         )
     )
 
-  def metrics(
-      self, server_state: Mapping[str, Any], total: Mapping[str, Any]
-  ) -> State:
+  def metrics(self, server_state: State, total: State) -> State:
     """Returns whether the next round is one of FedProx, and the losses' std."""
     return collections.OrderedDict(
         switched_to_fedprox=tf.cast(server_state['switched'], tf.int32),

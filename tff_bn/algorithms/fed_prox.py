@@ -8,7 +8,7 @@ sends only trainable variables and cannot be combined with this package's
 treatments of batch normalization.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -17,6 +17,8 @@ import tensorflow_federated as tff
 
 from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
+from tff_bn.clients.drift_correction import State
+from tff_bn.clients.drift_correction import Tensors
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
@@ -127,11 +129,8 @@ class ProximalTerm(drift_correction.BoundCorrection):
     self.variables = self._anchors
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
     """Returns w_t."""
     del server_state, client_state
     return [before[p] for p in self._positions]

@@ -23,6 +23,7 @@ from typing_extensions import Unpack
 
 from tff_bn.algorithms import fed_prox
 from tff_bn.clients.local_training_work import FixedStatisticsWork
+from tff_bn.common import checks
 from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import work
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -167,7 +168,7 @@ def build_fedtan_ii(
     TypeError: See `build_fedtan`.
     ValueError: See `build_fedtan`; or if `sync_rounds` is less than 1.
   """
-  requirements.check_positive_integer('sync_rounds', sync_rounds)
+  checks.check_whole_number('sync_rounds', sync_rounds)
   fedtan = build_fedtan(
       model,
       client_optimizer,

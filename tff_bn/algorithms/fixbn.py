@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 from typing_extensions import Unpack
 
 from tff_bn.clients.local_training_work import FixedStatisticsWork
+from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import averaging
 from tff_bn.processes import phased_process
@@ -54,7 +55,7 @@ def build_fixbn(
     ValueError: If an option has a value that is not allowed, or the model has
       no trainable batch normalization layer.
   """
-  requirements.check_positive_integer('fixbn_rounds', fixbn_rounds)
+  checks.check_whole_number('fixbn_rounds', fixbn_rounds)
   requirements.trained_batch_norm_layers('FixBN', model)
   return phased_process.build_phased_process(
       [

@@ -4,7 +4,7 @@ Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 from typing import Any, Optional
@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
+from tff_bn.clients.drift_correction import Tensors
 from tff_bn.keras_model import layer_features
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -149,16 +150,13 @@ class _Contrast(drift_correction.BoundCorrection):
         for name, position in zip(self._names, self._positions, strict=True)
     )
 
-  def initial_client_state(self, values: Sequence[tf.Tensor]) -> State:
+  def initial_client_state(self, values: Tensors) -> State:
     """Returns the server's model as the previous one."""
     return self._named(values)
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
     """Returns the variables of the round's and of the previous model."""
     del server_state
     previous = list(before)
@@ -193,11 +191,11 @@ class _Contrast(drift_correction.BoundCorrection):
 
   def finish(
       self,
-      started: Sequence[tf.Tensor],
-      before: Sequence[tf.Tensor],
-      after: Sequence[tf.Tensor],
-      collected: Sequence[tf.Tensor],
-      client_state: Mapping[str, Any],
+      started: Tensors,
+      before: Tensors,
+      after: Tensors,
+      collected: Tensors,
+      client_state: State,
   ) -> tuple[State, State]:
     """Keeps the trained model as the previous one of the next round."""
     del started, before, collected, client_state

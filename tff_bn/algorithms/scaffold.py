@@ -5,7 +5,7 @@ Averaging for Federated Learning, ICML 2020, algorithm 1 with option II.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, Optional
 
@@ -15,11 +15,12 @@ import tensorflow_federated as tff
 from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
+from tff_bn.clients.drift_correction import Tensors
+from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
-from tff_bn.processes import requirements
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
@@ -98,7 +99,7 @@ class Scaffold(drift_correction.DriftCorrection):
 
   def __post_init__(self):
     if self.num_clients is not None:
-      requirements.check_positive_integer('num_clients', self.num_clients)
+      checks.check_whole_number('num_clients', self.num_clients)
 
   def bind(
       self,
@@ -153,7 +154,7 @@ class _ControlVariates(drift_correction.BoundCorrection):
   def _named(self, values: Sequence[Any]) -> State:
     return collections.OrderedDict(zip(self._names, values, strict=True))
 
-  def initial_client_state(self, values: Sequence[tf.Tensor]) -> State:
+  def initial_client_state(self, values: Tensors) -> State:
     """Returns c_i = 0."""
     del values
     return self._named(self._zeros())
@@ -163,11 +164,8 @@ class _ControlVariates(drift_correction.BoundCorrection):
     return self._named(self._zeros())
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
     """Returns the sum of the learning rates so far, 0, and c - c_i."""
     del before
     return [
@@ -190,11 +188,11 @@ class _ControlVariates(drift_correction.BoundCorrection):
 
   def finish(
       self,
-      started: Sequence[tf.Tensor],
-      before: Sequence[tf.Tensor],
-      after: Sequence[tf.Tensor],
-      collected: Sequence[tf.Tensor],
-      client_state: Mapping[str, Any],
+      started: Tensors,
+      before: Tensors,
+      after: Tensors,
+      collected: Tensors,
+      client_state: State,
   ) -> tuple[State, State]:
     """Returns c_i', which the client keeps, and c_i' - c_i, which it sends."""
     (rate_sum,) = collected
@@ -212,10 +210,7 @@ class _ControlVariates(drift_correction.BoundCorrection):
     return self._named(kept), collections.OrderedDict({_PART: sent})
 
   def next_server_state(
-      self,
-      server_state: Mapping[str, Any],
-      total: Mapping[str, Any],
-      aggregated: Mapping[str, Any],
+      self, server_state: State, total: State, aggregated: State
   ) -> State:
     """Returns the new c."""
     num_clients = total['num_clients']

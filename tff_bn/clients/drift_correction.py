@@ -20,8 +20,9 @@ import tensorflow_federated as tff
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 
-# Tensors by name.
-State = collections.OrderedDict[str, Any]
+Tensors = Sequence[tf.Tensor]
+# Tensors by name; to be returned as an `OrderedDict`, as TFF needs it.
+State = Mapping[str, Any]
 
 
 class BoundCorrection:
@@ -75,7 +76,7 @@ class BoundCorrection:
 
   # In the computations of a client, before and after its training.
 
-  def initial_client_state(self, values: Sequence[tf.Tensor]) -> State:
+  def initial_client_state(self, values: Tensors) -> State:
     """Returns the initial state of a new client.
 
     Args:
@@ -88,11 +89,8 @@ class BoundCorrection:
     return collections.OrderedDict()
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
     """Returns the values of `variables` at the start of a round.
 
     Args:
@@ -108,11 +106,11 @@ class BoundCorrection:
 
   def finish(
       self,
-      started: Sequence[tf.Tensor],
-      before: Sequence[tf.Tensor],
-      after: Sequence[tf.Tensor],
-      collected: Sequence[tf.Tensor],
-      client_state: Mapping[str, Any],
+      started: Tensors,
+      before: Tensors,
+      after: Tensors,
+      collected: Tensors,
+      client_state: State,
   ) -> tuple[State, State]:
     """Returns a client's new state and additional update after its training.
 
@@ -134,7 +132,7 @@ class BoundCorrection:
     return collections.OrderedDict(), collections.OrderedDict()
 
   def client_weight(
-      self, server_state: Mapping[str, Any], weight: tf.Tensor, loss: tf.Tensor
+      self, server_state: State, weight: tf.Tensor, loss: tf.Tensor
   ) -> tf.Tensor:
     """Returns a client's weight in the mean over the clients.
 
@@ -169,10 +167,7 @@ class BoundCorrection:
     return collections.OrderedDict()
 
   def next_server_state(
-      self,
-      server_state: Mapping[str, Any],
-      total: Mapping[str, Any],
-      aggregated: Mapping[str, Any],
+      self, server_state: State, total: State, aggregated: State
   ) -> State:
     """Returns the server's state after a round.
 
@@ -188,9 +183,7 @@ class BoundCorrection:
     del total, aggregated
     return collections.OrderedDict(server_state)
 
-  def metrics(
-      self, server_state: Mapping[str, Any], total: Mapping[str, Any]
-  ) -> State:
+  def metrics(self, server_state: State, total: State) -> State:
     """Returns the correction's metrics of a round.
 
     Args:

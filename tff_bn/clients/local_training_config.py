@@ -4,10 +4,10 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any, Optional
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import checks
 from tff_bn.common import optimizers
 
 
@@ -32,24 +32,19 @@ class LocalTrainingConfig:
   jit_compile: bool = False
 
   def __post_init__(self):
-    if not isinstance(self.client_optimizer, tff.learning.optimizers.Optimizer):
-      raise TypeError(
-          'client_optimizer must be a tff.learning.optimizers.Optimizer, such'
-          ' as tff.learning.optimizers.build_sgdm(0.1), but is a'
-          f' {type(self.client_optimizer).__name__}.'
-      )
-    for name, minimum in (
-        ('local_steps', 1),
-        ('local_epochs', 1),
-        ('client_warmup_steps', 0),
-    ):
-      value = getattr(self, name)
-      if name == 'local_steps' and value is None:
-        continue
-      if not isinstance(value, (int, np.integer)) or value < minimum:
-        raise ValueError(
-            f'{name}={value} must be a whole number, at least {minimum}.'
-        )
+    checks.check_type(
+        'client_optimizer',
+        self.client_optimizer,
+        tff.learning.optimizers.Optimizer,
+        'be a tff.learning.optimizers.Optimizer, such as'
+        ' tff.learning.optimizers.build_sgdm(0.1)',
+    )
+    if self.local_steps is not None:
+      checks.check_whole_number('local_steps', self.local_steps)
+    checks.check_whole_number('local_epochs', self.local_epochs)
+    checks.check_whole_number(
+        'client_warmup_steps', self.client_warmup_steps, least=0
+    )
     if not self.client_weight_decay >= 0:
       raise ValueError(
           f'client_weight_decay={self.client_weight_decay} must be at least 0.'

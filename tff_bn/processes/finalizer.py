@@ -7,6 +7,7 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import checks
 from tff_bn.common import numerics
 from tff_bn.common import optimizers
 from tff_bn.keras_model.shared_weights import RunningVariance
@@ -88,12 +89,13 @@ def build_finalizer(
   """
   if server_optimizer is None:
     server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
-  if not isinstance(server_optimizer, tff.learning.optimizers.Optimizer):
-    raise TypeError(
-        'server_optimizer must be a tff.learning.optimizers.Optimizer, such as'
-        ' tff.learning.optimizers.build_adam(0.01), but is a'
-        f' {type(server_optimizer).__name__}.'
-    )
+  checks.check_type(
+      'server_optimizer',
+      server_optimizer,
+      tff.learning.optimizers.Optimizer,
+      'be a tff.learning.optimizers.Optimizer, such as'
+      ' tff.learning.optimizers.build_adam(0.01)',
+  )
   weights_type = weights.weights_type()
   specs = weights.trainable_specs()
   dtype = optimizers.hyperparameter_dtype(server_optimizer, specs)

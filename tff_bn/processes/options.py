@@ -13,6 +13,7 @@ from tff_bn.aggregators import robust_rule
 from tff_bn.aggregators import weighted_mean
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import checks
 
 
 class LocalTrainingOptions(TypedDict, total=False):
@@ -97,42 +98,35 @@ class ProcessConfig(LocalTrainingConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    if not isinstance(
+    weighted = tff.aggregators.WeightedAggregationFactory
+    unweighted = tff.aggregators.UnweightedAggregationFactory
+    checks.check_type(
+        'model_aggregator',
         self.model_aggregator,
-        (
-            tff.aggregators.WeightedAggregationFactory,
-            tff.aggregators.UnweightedAggregationFactory,
-            type(None),
-        ),
-    ):
-      raise TypeError(
-          'model_aggregator must be a tff.aggregators factory, but is a'
-          f' {type(self.model_aggregator).__name__}.'
-      )
+        (weighted, unweighted, type(None)),
+        'be a tff.aggregators factory',
+    )
     if self.client_weighting != 'uniform' and not isinstance(
-        self.model_aggregator,
-        (tff.aggregators.WeightedAggregationFactory, type(None)),
+        self.model_aggregator, (weighted, type(None))
     ):
       raise ValueError(
           f'model_aggregator {type(self.model_aggregator).__name__} takes no'
           f' weights, so client_weighting={self.client_weighting!r} must be'
           " 'uniform'."
       )
-    if not isinstance(
+    checks.check_type(
+        'statistics_aggregator',
         self.statistics_aggregator,
-        (tff.aggregators.UnweightedAggregationFactory, type(None)),
-    ):
-      raise TypeError(
-          'statistics_aggregator must be an unweighted factory over moments,'
-          ' such as tff_bn.aggregators.PooledMomentsFactory(), but is a'
-          f' {type(self.statistics_aggregator).__name__}.'
-      )
-    if not isinstance(self.drift_correction, (DriftCorrection, type(None))):
-      raise TypeError(
-          'drift_correction must be a DriftCorrection, such as'
-          ' tff_bn.algorithms.FedProx(0.001), but is a'
-          f' {type(self.drift_correction).__name__}.'
-      )
+        (unweighted, type(None)),
+        'be an unweighted factory over moments, such as'
+        ' tff_bn.aggregators.PooledMomentsFactory()',
+    )
+    checks.check_type(
+        'drift_correction',
+        self.drift_correction,
+        (DriftCorrection, type(None)),
+        'be a DriftCorrection, such as tff_bn.algorithms.FedProx(0.001)',
+    )
 
   def update_factory(self) -> model_update.ModelUpdateFactory:
     """Returns the factory that aggregates the clients' updates."""

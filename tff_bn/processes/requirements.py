@@ -1,19 +1,10 @@
-"""Checks of algorithms' arguments and models."""
-
-from typing import Any
+"""Checks that a model fits an algorithm."""
 
 import keras
-import numpy as np
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
-
-
-def check_positive_integer(name: str, value: Any) -> None:
-  """Raises a `ValueError` unless an argument is a whole number, at least 1."""
-  if not isinstance(value, (int, np.integer)) or value < 1:
-    raise ValueError(f'{name}={value} must be a whole number, at least 1.')
 
 
 def check_all_shared(
