@@ -16,14 +16,6 @@ _WITH_TFF = {
     'messages': 'communication',
 }
 
-__all__ = [
-    'Direction',
-    'Message',
-    'ProcessTraffic',
-    'Traffic',
-    'computation_traffic',
-    'messages',
-    'normalization_error',
-]
+__all__ = ['normalization_error', *_WITH_TFF]
 
 __getattr__, __dir__ = lazy.attach(__name__, _WITH_TFF, needs_tff=_WITH_TFF)
