@@ -20,16 +20,6 @@ _MEMBERS = {
     'with_flipped_labels': 'label_flipping',
 }
 
-__all__ = [
-    'DATASET_NAMES',
-    'SPLIT_NAMES',
-    'Dataset',
-    'FederatedData',
-    'flip_labels',
-    'load_dataset',
-    'names',
-    'split_dataset',
-    'with_flipped_labels',
-]
+__all__ = ['DATASET_NAMES', 'SPLIT_NAMES', 'names', *_MEMBERS]
 
 __getattr__, __dir__ = lazy.attach(__name__, _MEMBERS)

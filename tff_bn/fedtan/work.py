@@ -34,7 +34,6 @@ class FedTanWork(client_work.ClientWork):
       model: BatchNormModel,
       config: LocalTrainingConfig,
       weights: SharedWeights,
-      client_weighting: str,
       correction: BoundCorrection,
       *,
       fused_moments: bool,
@@ -47,7 +46,7 @@ class FedTanWork(client_work.ClientWork):
             model, config, skipped_steps=1, correction=correction
         )
     )
-    super().__init__(model, training, weights, client_weighting)
+    super().__init__(model, training, weights)
     self._model = model
     self._first_step = self._trace_first_step(
         fused_moments, synchronize_backward
@@ -221,13 +220,12 @@ class FedTanWork(client_work.ClientWork):
       dataset: tf.data.Dataset,
   ) -> Mapping[str, Any]:
     """Makes the first step with the gradient, and the other steps."""
-    before = self._weights.merge(weights, {})
     model, training = self._model, self._training
-    start = self._start_optimizer(state)
+    start = self.start(state, weights, {})
+    before = start.values
     old = model.to_model_weights(before)
-    started = self.correction.start(before, state['correction'], {})
     optimizer_state, trainable = training.apply_gradients(
-        start,
+        start.optimizer_state,
         tuple(old.trainable),
         first['gradients'],
         tf.zeros([], tf.int64),
@@ -250,13 +248,13 @@ class FedTanWork(client_work.ClientWork):
         optimizer_state,
         tf.ones([], tf.int64),
     )
-    if training.config.local_steps != 1:
+    if isinstance(training, LocalTraining):
       rest = training.train(
           values,
           dataset,
           optimizer_state,
           state['round_num'],
-          started,
+          start.correction,
           result.num_steps,
       )
       result = LocalResult(
@@ -272,7 +270,7 @@ class FedTanWork(client_work.ClientWork):
     # A client without data has no first step, so nothing can be wrong with it.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
     return self.report(
-        state, {}, before, started, start, result, sound, first['exchanged']
+        start, result, sound=sound, exchanged=first['exchanged']
     )
 
 

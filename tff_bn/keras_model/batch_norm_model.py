@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, Optional
+from typing import Any, Optional, TypeAlias
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
 
-ModelWeights = tff.learning.models.ModelWeights
+ModelWeights: TypeAlias = tff.learning.models.ModelWeights
 
 
 @dataclasses.dataclass(frozen=True)
