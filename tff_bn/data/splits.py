@@ -13,7 +13,7 @@ from typing import Optional
 
 import numpy as np
 
-from tff_bn.data import seeding
+from tff_bn.common import seeding
 
 
 def check_num_clients(num_clients: int, most: int, what: str):

@@ -9,7 +9,7 @@ from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 from tff_bn.data import names
-from tff_bn.data import seeding
+from tff_bn.common import seeding
 from tff_bn.data import splits
 
 _DEFAULT_NUM_CLIENTS = 5
