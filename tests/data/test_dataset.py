@@ -96,7 +96,7 @@ HUGE[5, 0] = 1e300
         ({'x_test': floats(2, 4, 5, 3)}, 'only one of .*uint8'),
         (
             {'x_test': np.zeros((2, 4, 5, 1), np.uint8)},
-            r'\(4, 5, 3\), those of x_test \(4, 5, 1\)',
+            r'\(4, 5, 3\), but x_test has \(4, 5, 1\)',
         ),
         ({'y_train': np.zeros(5, int)}, 'x_train has 6 .*y_train has 5'),
         ({'y_test': np.zeros(3, int)}, 'x_test has 2 .*y_test has 3'),

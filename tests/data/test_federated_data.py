@@ -213,14 +213,14 @@ class TestClientDataset:
   @pytest.mark.parametrize(
       'arguments,message',
       [
-          ({}, 'one of local_steps and local_epochs'),
-          ({'local_steps': 1, 'local_epochs': 1}, 'one of local_steps'),
+          ({}, 'local_steps=None and local_epochs=None: give exactly'),
+          ({'local_steps': 1, 'local_epochs': 1}, 'give exactly one'),
           ({'local_steps': 0}, 'local_steps=0'),
           ({'local_epochs': 0}, 'local_epochs=0'),
           ({'local_steps': 1, 'batch_size': 0}, 'batch_size=0'),
           ({'local_steps': 1, 'seed': -1}, 'seed=-1'),
           ({'local_steps': 1, 'client_ids': ['nobody']}, "no client 'nobody'"),
-          ({'local_steps': 1, 'client_ids': []}, 'at least one client'),
+          ({'local_steps': 1, 'client_ids': []}, 'client_ids is empty'),
       ],
   )
   def test_refuses(self, arguments, message):
@@ -316,8 +316,8 @@ class TestSplitDataset:
       assert counts.tolist() == [(labels == c).sum() for c in range(4)]
     assert data.num_classes == 4
 
-  def test_five_clients_unless_said_otherwise(self):
-    assert len(split(num_clients=None).client_ids) == 5
+  def test_default_number_of_clients(self):
+    assert len(split(num_clients=None).client_ids) == 10
 
   def test_no_clients_are_refused(self):
     with pytest.raises(ValueError, match='num_clients=0 is too small'):

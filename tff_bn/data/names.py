@@ -1,6 +1,6 @@
-"""Names of the datasets and splits; importing this imports no TensorFlow."""
+"""Names of the datasets and splits. This module does not import TensorFlow."""
 
-# Name -> what the dataset is.
+# Name -> description.
 DATASET_NAMES = {
     'digits': "scikit-learn's 1,797 handwritten digits of 8x8 pixels (offline)",
     'digits_domains': (
@@ -9,14 +9,14 @@ DATASET_NAMES = {
     ),
     'emnist': (
         "TensorFlow Federated's EMNIST: digits of 3,383 writers, 28x28 pixels"
-        ' (downloaded when it is first used)'
+        ' (downloaded on first use)'
     ),
     'emnist_synthetic': (
-        'ten images in the form of emnist for each of two writers (offline)'
+        'ten images in the format of emnist for each of two writers (offline)'
     ),
 }
 
-# How a dataset that is not in `DATASET_NAMES` is named.
+# The form of all other names of datasets.
 OTHER_DATASETS = (
     'tfds:NAME (TensorFlow Datasets), npz:PATH or a path that ends in .npz (a'
     ' NumPy archive with x_train, y_train, x_test and y_test), or folder:PATH'
@@ -27,6 +27,9 @@ TFDS_PREFIX = 'tfds:'
 NPZ_PREFIX = 'npz:'
 NPZ_SUFFIX = '.npz'
 FOLDER_PREFIX = 'folder:'
+
+# The number of clients, where the split itself does not determine it.
+DEFAULT_NUM_CLIENTS = 10
 
 # Name -> how the training data is split over the clients.
 SPLIT_NAMES = {
@@ -45,15 +48,15 @@ SPLIT_NAMES = {
     ),
     'domains': 'each client has data of one domain (feature shift)',
     'unbalanced': (
-        'at random, sizes log-normal with standard deviation `imbalance` of'
-        ' their logarithm'
+        'at random, with log-normal sizes whose logarithms have the standard'
+        ' deviation `imbalance`'
     ),
     'natural': 'each client is a writer of the dataset',
 }
 
 
 def is_other_dataset(name: str) -> bool:
-  """Whether `name` names a dataset in one of the ways of `OTHER_DATASETS`."""
+  """Whether a name has one of the forms of `OTHER_DATASETS`."""
   return name.startswith(
       (TFDS_PREFIX, NPZ_PREFIX, FOLDER_PREFIX)
   ) or name.endswith(NPZ_SUFFIX)
