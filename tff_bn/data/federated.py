@@ -9,9 +9,9 @@ from typing import Optional, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import seeding
 from tff_bn.data import batches
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.common import seeding
 
 
 def check_client_ids(client_ids: Iterable[str]) -> None:

@@ -47,9 +47,10 @@ def load_npz(name: str) -> dataset_lib.Dataset:
           f'{source}: {path!r} lacks {", ".join(missing)}; it needs the arrays'
           f' {", ".join(_ARRAYS)}, but has {", ".join(archive) or "none"}.'
       )
-    return dataset_lib.create_dataset(
-        name, *(_read(source, archive, array) for array in _ARRAYS)
+    x_train, y_train, x_test, y_test = (
+        _read(source, archive, array) for array in _ARRAYS
     )
+  return dataset_lib.create_dataset(name, x_train, y_train, x_test, y_test)
 
 
 def _read(source: str, archive: np.lib.npyio.NpzFile, array: str) -> np.ndarray:

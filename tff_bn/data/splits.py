@@ -340,11 +340,9 @@ def split_by_writer(
   chosen = np.sort(rng.choice(present, num_clients, replace=False))
   # One sort for all writers is faster than a pass over the data for each.
   order = np.argsort(writers, kind='stable')
-  in_order = writers[order]
-  return [
-      order[slice(*np.searchsorted(in_order, [writer, writer + 1]))]
-      for writer in chosen
-  ]
+  starts: np.ndarray = np.searchsorted(writers[order], chosen, side='left')
+  ends: np.ndarray = np.searchsorted(writers[order], chosen, side='right')
+  return [order[start:end] for start, end in zip(starts, ends)]
 
 
 def deal_by_label(

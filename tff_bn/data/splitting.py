@@ -5,11 +5,11 @@ from typing import Optional, TypeVar
 
 import numpy as np
 
+from tff_bn.common import seeding
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 from tff_bn.data import names
-from tff_bn.common import seeding
 from tff_bn.data import splits
 
 _Number = TypeVar('_Number', int, float)
