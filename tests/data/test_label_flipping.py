@@ -110,7 +110,7 @@ def test_shared_samples_are_an_error():
   indices = {'a': np.array([0, 3]), 'b': np.array([1, 3]), 'c': np.array([2])}
   none = {name: np.array([], int) for name in indices}
   data = federated.FederatedData(_split().dataset, indices, none)
-  with pytest.raises(ValueError, match='1 of the samples.*position 3'):
+  with pytest.raises(ValueError, match='1 samples of the attackers.*position 3'):
     tff_bn_data.with_flipped_labels(data, 1)
   # Among attackers it does not matter, and each label is flipped once.
   flipped = tff_bn_data.with_flipped_labels(data, 2)

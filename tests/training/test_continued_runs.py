@@ -259,7 +259,7 @@ class TestProcess:
     _train(model, tmp_path)
     (text,) = [t for t in warnings if 'another version' in t]
     change = f'keras {keras.__version__} → 3.0.0'
-    assert f'begun with another version: {change}' in text
+    assert f'started with another version: {change}' in text
 
 
 class TestFinalModel:

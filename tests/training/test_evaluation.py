@@ -518,5 +518,5 @@ class TestMergeClientWeights:
     assert keras_model.layers[1].personal_phase.numpy() == 0.5
 
   def test_no_clients(self):
-    with pytest.raises(ValueError, match='no client'):
+    with pytest.raises(ValueError, match='weights is empty'):
       evaluation.merge_client_weights(_build(_dense_model), [])

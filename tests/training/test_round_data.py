@@ -51,7 +51,7 @@ _made = []
 def made():
   """The recipes that were used."""
   _made.clear()
-  round_data._make.cache_clear()
+  round_data._load.cache_clear()
   return _made
 
 

@@ -340,9 +340,10 @@ def split_by_writer(
   chosen = np.sort(rng.choice(present, num_clients, replace=False))
   # One sort for all writers is faster than a pass over the data for each.
   order = np.argsort(writers, kind='stable')
-  starts: np.ndarray = np.searchsorted(writers[order], chosen, side='left')
-  ends: np.ndarray = np.searchsorted(writers[order], chosen, side='right')
-  return [order[start:end] for start, end in zip(starts, ends)]
+  bounds = np.searchsorted(
+      writers[order], np.stack([chosen, chosen + 1], axis=1)
+  )
+  return [order[start:end] for start, end in bounds]
 
 
 def deal_by_label(
