@@ -116,7 +116,7 @@ def test_no_images_with_labels(tmp_path):
   store(tmp_path, 'vectors', splits, features)
   check_refused(tmp_path, 'not a dataset of images', 'tfds:vectors')
   store(tmp_path, 'unsupervised', GRAY, keys=None)
-  check_refused(tmp_path, 'no dataset of images', 'tfds:unsupervised')
+  check_refused(tmp_path, 'not a dataset of images', 'tfds:unsupervised')
 
 
 def test_unknown_name(tmp_path):

@@ -27,20 +27,18 @@ def test_loss_of_16_bit_logits_is_float32(tmp_path):
       loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
+      metrics_fn=lambda: [keras.metrics.SparseCategoricalAccuracy('accuracy')],
   )
-  writer = saved_models.Writer(tmp_path / 'model', model, {})
-  writer.write_global(model.initial_weights)
-  writer.publish()
+  saved_models.write(tmp_path / 'model', model, model.initial_weights)
   saved = saved_models.SavedModels(tmp_path / 'model')
-  keras_model = model_evaluation.compiled_model(
-      saved.weights(model), model, data
-  )
 
   result, *_ = model_evaluation.evaluate_run(
-      saved, model, keras_model, data, reestimation_batch_size=None
+      saved, model, data, reestimation_batch_size=None
   )
 
-  logits = keras_model.predict(data.dataset.x_test, verbose=0)
+  logits = model.to_keras(saved.weights(model)).predict(
+      data.dataset.x_test, verbose=0
+  )
   logits = logits.astype(np.float64)
   y = data.dataset.y_test
   losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]

@@ -936,9 +936,7 @@ def test_damaged_models_are_noticed_and_repaired(tmp_path, capsys):
     if name != 'metrics.csv':
       capsys.readouterr()
       assert evaluate.run([f'--run={run}']) == 2
-      assert f'{path} was changed after the run' in (
-          capsys.readouterr().err
-      )
+      assert f'{path} was changed after the run' in (capsys.readouterr().err)
       path.unlink()
       assert evaluate.run([f'--run={run}']) == 2
       assert f'{path} is missing' in capsys.readouterr().err

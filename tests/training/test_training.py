@@ -34,7 +34,6 @@ from tff_bn.training import evaluation
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
 from tff_bn.training import saved_models
-from tff_bn.training import sqlite_client_state_store
 
 _CONFIG = training.TrainingConfig(
     rounds=7,
@@ -458,7 +457,7 @@ class TestClientStates:
 
   def _states(self, run_dir, config, model):
     _train(model, run_dir, True, config)
-    with sqlite_client_state_store.SqliteClientStateStore(
+    with client_state_store.ClientStateStore(
         run_dir / 'client_states.sqlite'
     ) as store:
       return {c: store.get(c) for c in store.client_ids()}
@@ -494,9 +493,9 @@ class TestClientStates:
 
 # Everything through which a run changes its folder.
 _WRITES = (
-    (sqlite_client_state_store.SqliteClientStateStore, 'put_many'),
-    (sqlite_client_state_store.SqliteClientStateStore, 'commit'),
-    (sqlite_client_state_store.SqliteClientStateStore, 'prune'),
+    (client_state_store.ClientStateStore, 'put_many'),
+    (client_state_store.ClientStateStore, 'commit'),
+    (client_state_store.ClientStateStore, 'prune'),
     (keras.Model, 'save'),
     (np, 'savez'),
     (os, 'replace'),
@@ -954,7 +953,7 @@ class TestServerAndClientsTogether:
         for name in os.listdir(tmp_path / 'checkpoints')
     )
     assert kept == [15, 18, 20]
-    with sqlite_client_state_store.SqliteClientStateStore(
+    with client_state_store.ClientStateStore(
         tmp_path / 'client_states.sqlite'
     ) as store:
       for round_num in kept:

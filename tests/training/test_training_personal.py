@@ -15,9 +15,9 @@ import training_fakes
 
 from tff_bn import training
 from tff_bn.keras_model.partition import Role
+from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
 from tff_bn.training import saved_models
-from tff_bn.training import sqlite_client_state_store
 
 _CONFIG = training_example.CONFIG
 _FAKE_CONFIG = training.TrainingConfig(
@@ -186,7 +186,7 @@ def uninterrupted(train, tmp_path_factory):
 
 
 def _phases(run_dir):
-  with sqlite_client_state_store.SqliteClientStateStore(
+  with client_state_store.ClientStateStore(
       run_dir / 'client_states.sqlite'
   ) as store:
     states = {c: store.get(c) for c in store.client_ids()}

@@ -340,8 +340,8 @@ def split_by_writer(
   chosen = np.sort(rng.choice(present, num_clients, replace=False))
   # One sort for all writers is faster than a pass over the data for each.
   order = np.argsort(writers, kind='stable')
-  bounds = np.searchsorted(
-      writers[order], np.stack([chosen, chosen + 1], axis=1)
+  bounds = np.asarray(
+      np.searchsorted(writers[order], np.stack([chosen, chosen + 1], axis=1))
   )
   return [order[start:end] for start, end in bounds]
 
