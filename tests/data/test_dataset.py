@@ -1,4 +1,4 @@
-"""What data is accepted, and in which form it is kept."""
+"""Tests of the checks and conversions of a dataset's arrays."""
 
 import numpy as np
 import pytest
@@ -122,7 +122,7 @@ HUGE[5, 0] = 1e300
         ),
     ],
 )
-def test_refuses(changes, message):
+def test_invalid_arrays_are_errors(changes, message):
   with pytest.raises(ValueError, match=message) as error:
     create(**changes)
   assert str(error.value).startswith('dataset=mine.npz')

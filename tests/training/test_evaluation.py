@@ -68,7 +68,7 @@ def _batches(examples, batch_size):
 
 
 def _dense_predictions(weights, x):
-  """What the model of `_dense_model` predicts, in float64."""
+  """Returns the predictions of `_dense_model` in float64."""
   kernel_1, bias_1, gamma, beta, kernel_2, bias_2 = (
       np.asarray(v, np.float64) for v in weights.trainable
   )
@@ -92,7 +92,7 @@ class TestEvaluator:
   def test_mean_is_over_examples_not_over_batches(self):
     model = _build(_dense_model)
     weights = _random_weights(model, 0)
-    # A last batch of one example, which a mean over batches counts tenfold.
+    # A mean over batches would weight the last example tenfold.
     x, y = _examples(11)
 
     result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 10))
@@ -187,7 +187,7 @@ class TestEvaluator:
         result['loss'], _dense_metrics(weights, x, y)[0], rtol=1e-5
     )
 
-  def test_clients_count_the_same_and_those_without_data_not(self):
+  def test_clients_with_data_have_equal_weights(self):
     model = _build(_dense_model)
     weights = {c: _random_weights(model, i) for i, c in enumerate('abc')}
     data = {'a': _examples(2, 1), 'b': _examples(30, 2), 'c': _examples(0)}
@@ -491,7 +491,7 @@ class TestMergeClientWeights:
     assert merged.non_trainable[0] == 5
     assert merged.non_trainable[0].dtype == np.int64
 
-  def test_personal_phases_are_the_untrained_models(self):
+  def test_personal_phases_get_their_initial_values(self):
     def keras_model_fn():
       return keras.Sequential(
           [

@@ -14,8 +14,8 @@ import training_example
 from tff_bn import runtime
 from tff_bn import training
 from tff_bn.training import client_state_codec
+from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
-from tff_bn.training import sqlite_client_state_store
 
 _CONFIG = training_example.CONFIG
 
@@ -70,7 +70,7 @@ def _assert_bits(found, expected):
 
 
 def _client_states(run_dir):
-  with sqlite_client_state_store.SqliteClientStateStore(
+  with client_state_store.ClientStateStore(
       run_dir / 'client_states.sqlite'
   ) as store:
     return {
@@ -89,7 +89,7 @@ def test_it_learns(uninterrupted):
   assert result.rows[-1]['num_dropped_clients'] == 0
 
 
-def test_saved_model_is_what_the_process_returns(
+def test_saved_model_has_the_final_weights(
     train, uninterrupted, model, data, tmp_path
 ):
   result = train(tmp_path)
@@ -146,7 +146,7 @@ def test_killed_program(algorithm, train, uninterrupted, tmp_path):
 
 
 @pytest.mark.parametrize('algorithm', ['scaffold'], indirect=True)
-def test_control_variates_are_kept_but_are_no_model(
+def test_control_variates_are_stored_but_are_not_models(
     algorithm, uninterrupted, train, model, data, tmp_path
 ):
   del algorithm
@@ -170,7 +170,7 @@ def test_control_variates_are_kept_but_are_no_model(
       'num_dropped_clients,rejected_rounds,max_update_norm_ratio,'
       'exchanges,megabytes'
   )
-  # All test metrics are the server's model's.
+  # All clients are evaluated with the server's model.
   evaluator = evaluation.Evaluator(model)
   expected = evaluator.evaluate(result.model_weights, data.test_dataset(100))
   per_client = [
@@ -188,7 +188,7 @@ def test_control_variates_are_kept_but_are_no_model(
         np.mean([metrics[name] for metrics in per_client]),
         rtol=1e-6,
     )
-  with sqlite_client_state_store.SqliteClientStateStore(
+  with client_state_store.ClientStateStore(
       tmp_path / 'client_states.sqlite'
   ) as store:
     states = [store.get(client_id) for client_id in store.client_ids()]

@@ -31,7 +31,7 @@ _FAKE_CONFIG = training.TrainingConfig(
 
 
 class _PersonalProcess(training_fakes.FakeStatefulProcess):
-  """The clients' moving means start with their numbers."""
+  """Adds the clients' numbers to their initial moving means."""
 
   has_personal_state = True
 
@@ -52,7 +52,7 @@ class _PersonalProcess(training_fakes.FakeStatefulProcess):
 
 
 class _RecordingProcess(_PersonalProcess):
-  """Knows the states that clients of a round come with."""
+  """Records the initial states of new clients."""
 
   def __init__(self, model):
     super().__init__(model)
@@ -76,9 +76,7 @@ def _train_fake(process, model, run_dir, config=_FAKE_CONFIG):
   )
 
 
-def test_new_clients_get_what_is_their_own_by_their_position(
-    fake_model, tmp_path
-):
+def test_new_clients_are_personalized_by_their_position(fake_model, tmp_path):
   process = _RecordingProcess(fake_model)
   data = training_fakes.FakeData()
   training.train(process, fake_model, data, _FAKE_CONFIG, tmp_path)
@@ -103,7 +101,7 @@ def test_round_0_is_evaluated_with_the_clients_own_models(fake_model, tmp_path):
   row = _train_fake(process, fake_model, tmp_path, config).rows[0]
 
   chosen = process.personalized[:2]
-  assert chosen == [0, 2]  # As the seed says.
+  assert chosen == [0, 2]  # Determined by the seed.
   data = training_fakes.FakeData()
   evaluator = evaluation.Evaluator(fake_model)
   tests, own_tests = [], []
@@ -153,7 +151,7 @@ def _snapshot(run_dir):
   return (run_dir / 'metrics.csv').read_bytes(), models
 
 
-# With real clients: FedAvg, whose clients keep their phases alone.
+# The tests below use FedAvg, whose clients store only their phases.
 
 
 @pytest.fixture(scope='module')
@@ -195,7 +193,7 @@ def _phases(run_dir):
 
 
 def _drawn(data):
-  """What the clients' numbers and the builder's seed, 0, say."""
+  """Returns the phases that belong to the builder's seed 0."""
   return {
       client_id: np.random.default_rng([0, number, 0x70686173]).random(
           dtype=np.float32
@@ -210,7 +208,7 @@ def test_clients_keep_their_phases(uninterrupted, data):
 
 
 def test_models(uninterrupted, model, data):
-  """The clients' models differ in the phase alone."""
+  """The clients' models differ only in the phase."""
   result, run_dir = uninterrupted
   (position,) = [
       i for i, v in enumerate(model.variables) if v.role is Role.PERSONAL_PHASE
