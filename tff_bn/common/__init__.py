@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of the rest."""
+"""Small helpers that import no other part of the package."""

@@ -1,7 +1,4 @@
-"""Writes files and folders that are never seen half written.
-
-What was written survives a loss of power.
-"""
+"""Writes files and folders in one step, even if the power fails."""
 
 from collections.abc import Iterator
 import contextlib
@@ -13,7 +10,7 @@ from typing import Union
 
 @contextlib.contextmanager
 def naming(path: Union[str, os.PathLike[str]]) -> Iterator[None]:
-  """Adds a path to `OSError`s that name no file, such as those of a full disk.
+  """Adds a path to `OSError`s without one, which a full disk raises.
 
   Args:
     path: The file or folder that is being read or written.

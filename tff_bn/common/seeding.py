@@ -32,8 +32,8 @@ def generator(
     stream: The purpose of the random numbers. `None` if the seed has no other
       purpose.
     seed: The user's seed, not negative.
-    *numbers: What else distinguishes this generator from others, such as the
-      round. Not negative.
+    *numbers: Further numbers that distinguish this generator from others, such
+      as the round. Not negative.
 
   Returns:
     The generator.

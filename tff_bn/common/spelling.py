@@ -1,11 +1,11 @@
-"""What somebody who misspelled a name may have meant."""
+"""Suggestions for misspelled names."""
 
 from collections.abc import Iterable
 import difflib
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-  """Finds the known name that is nearest to a misspelled one.
+  """Returns a hint with the known name that is most similar to a wrong one.
 
   Args:
     name: The name that was given.

@@ -237,7 +237,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
     for change in changed_versions(manifest):
       logging.warning(
           'The run was started with another version: %s. The results may differ'
-          ' from those of an uninterrupted run.',
+          ' from the results of an uninterrupted run.',
           change,
       )
     if self._store is not None:

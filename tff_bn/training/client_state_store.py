@@ -176,7 +176,7 @@ class ClientStateStore:
 
     Args:
       client_id: The client.
-      round_num: If given, newer versions than that of this round are ignored.
+      round_num: If given, versions of later rounds are ignored.
 
     Returns:
       A new copy of the state, or `None` if there is none.
@@ -251,7 +251,7 @@ class ClientStateStore:
     """Stores the clients' states after a round.
 
     Args:
-      round_num: The round, later than that of the last `commit`.
+      round_num: The round, later than the last committed round.
       states: The states by client id.
 
     Raises:
@@ -287,7 +287,7 @@ class ClientStateStore:
     """Makes all stored states durable, as the states of this round.
 
     Args:
-      round_num: The round, not earlier than that of any stored state.
+      round_num: The round of the newest stored states, or a later one.
     """
     self._begin()
     self._set_committed_round(round_num)

@@ -242,7 +242,7 @@ def merge_client_weights(
       value = value.astype(np.float64)
       union.add(1, value, np.zeros_like(value))
   if not unions:
-    raise ValueError('weights is empty; give those of at least one client.')
+    raise ValueError('weights is empty; at least one client is needed.')
   means, variances = zip(*(union.mean_and_variance() for union in unions))
   between = {
       info.batch_norm: variance

@@ -70,7 +70,7 @@ class MetricsLog(tff.program.ReleaseManager):
   Losses and metrics are rounded to seven digits.
 
   A run that continues from a checkpoint takes over the rows of the checkpoint,
-  see `restore`, and not those of `metrics.csv`.
+  see `restore`, and not the rows of `metrics.csv`.
   """
 
   def __init__(
@@ -113,8 +113,8 @@ class MetricsLog(tff.program.ReleaseManager):
       round_num: The round.
 
     Returns:
-      Whether the file exists and has another row than those of a run up to the
-      round.
+      Whether the file exists and a row does not start with the number of an
+      earlier round or of this one.
     """
     try:
       lines = self._path.read_bytes().splitlines()

@@ -1,4 +1,4 @@
-"""Evaluates the models of a run: the server's, or those of the clients."""
+"""Evaluates the models of a run, of the server or of the clients."""
 
 import collections
 from collections.abc import Collection, Iterator, Sequence
@@ -122,7 +122,7 @@ class RoundEvaluation:
   def _evaluated_weights(
       self, state: Any
   ) -> tuple[dict[str, ModelWeights], Optional[ModelWeights]]:
-    """Returns the weights by client, and the weights that all share if any."""
+    """Returns the weights by client, and the common weights if there are any."""
     models = self._client_models
     if models is not None and (sampled := models.store.client_ids()):
       clients = self._evaluation_clients(sampled)

@@ -19,8 +19,8 @@ class RunIdentity:
   """The inputs on which the results of a run depend.
 
   Attributes:
-    settings: The settings by name, as JSON can express them, without those that
-      may change when a run is continued, such as the number of rounds.
+    settings: The settings by name, as JSON can express them. Settings that may
+      change when a run is continued, such as `rounds`, are left out.
     data: The fingerprint of the clients' data.
     process: A checksum of the process's types, and one of the server's initial
       state without the model: hyperparameters, optimizers and aggregators.
