@@ -1,1 +1,1 @@
-"""Small helpers that import no other part of the package."""
+"""Small helpers that know nothing of the rest."""

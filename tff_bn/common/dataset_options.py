@@ -1,8 +1,8 @@
-"""Options that make clients' datasets faster.
+"""Clients' datasets without tf.data's optimizer.
 
-For each iterator, and so for each client in each round, tf.data serializes the
-dataset as a graph, rewrites it, and starts threads that tune it. For small
-batches in memory, this takes longer than everything else.
+For each iterator, which here is for each client in each round, tf.data writes
+the dataset out as a graph, rewrites it, and starts threads that tune it. Of
+small batches in memory, this takes longer than all the rest.
 """
 
 import tensorflow as tf
@@ -12,7 +12,7 @@ def without_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
   """Turns off tf.data's optimizer.
 
   Args:
-    dataset: A dataset without options.
+    dataset: A dataset that has no options.
 
   Returns:
     A dataset with the same elements.
@@ -30,9 +30,9 @@ def without_useless_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
     dataset: A dataset.
 
   Returns:
-    The given dataset if it calls functions, which the optimizer may run in
-    parallel, or if its options set the optimizer. Otherwise the result of
-    `without_optimizer`.
+    The dataset itself, if it calls functions, which the optimizer may run in
+    parallel, or if its options say whether it is to be optimized. Else a
+    dataset with the same elements, see `without_optimizer`.
   """
   options = dataset.options()
   is_chosen = (

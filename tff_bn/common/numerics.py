@@ -1,4 +1,4 @@
-"""Checks and choices of nested structures of tensors."""
+"""Checks of numbers that are needed in several places."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ def all_finite(tensors: Any) -> tf.Tensor:
   """Whether all numbers are finite.
 
   Args:
-    tensors: A nested structure of tensors. Tensors of other dtypes than floats
+    tensors: A nested structure of tensors. Tensors that do not hold floats
       count as finite.
 
   Returns:
-    A bool scalar; true if there are no tensors.
+    A bool scalar; true if there is no tensor.
   """
   checks = [
       tf.reduce_all(tf.math.is_finite(tensor))
@@ -32,14 +32,14 @@ def where(condition: tf.Tensor, a: Any, b: Any) -> Any:
     b: A structure of the same form, shapes and dtypes.
 
   Returns:
-    `a` if the condition is true, else `b`. Unlike in arithmetic, NaN or
-    infinite values of the other structure have no influence.
+    `a` if the condition is true, else `b`. Unlike with arithmetic, numbers of
+    the other structure that are not finite have no influence.
   """
   return tf.nest.map_structure(lambda x, y: tf.where(condition, x, y), a, b)
 
 
 def where_or_zero(condition: tf.Tensor, values: Any) -> Any:
-  """Returns a nested structure, or zeros if the condition is false.
+  """Selects a nested structure, or zeros.
 
   Args:
     condition: A bool scalar.

@@ -1,4 +1,4 @@
-"""Helpers for TFF's optimizers, for clients and the server."""
+"""What clients and the server both need of TFF's optimizers."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 def default_hyperparameters(
     optimizer: tff.learning.optimizers.Optimizer,
 ) -> Any:
-  """Returns the initial hyperparameters of an optimizer by name."""
+  """The hyperparameters that an optimizer starts with, by name."""
   spec = tf.TensorSpec([], tf.float32)
   return optimizer.get_hparams(optimizer.initialize(spec))
 
@@ -20,11 +20,11 @@ def default_hyperparameters(
 def hyperparameter_dtype(
     optimizer: tff.learning.optimizers.Optimizer, specs: Any
 ) -> tf.DType:
-  """Returns the dtype that an optimizer's hyperparameters must have.
+  """Finds the dtype that an optimizer's hyperparameters must have.
 
-  TFF's optimizers store hyperparameters as Python floats, which become float32
-  tensors in a state. Some optimizers (SGD with momentum) can't combine these
-  with float64 weights, while others (Yogi) work only with float32.
+  TFF's optimizers keep hyperparameters as Python floats. As part of a state
+  these become float32 tensors, which do not go with float64 weights in some
+  optimizers (SGD with momentum), while others (Yogi) work with float32 only.
 
   Args:
     optimizer: The optimizer.
@@ -54,12 +54,12 @@ def check_hyperparameters(
   """Checks that an optimizer's hyperparameters are finite.
 
   Args:
-    name: The name of the argument that holds the optimizer.
+    name: The name of the argument that the optimizer was.
     optimizer: The optimizer.
     dtype: The hyperparameters' dtype, see `hyperparameter_dtype`.
 
   Raises:
-    ValueError: If a hyperparameter is not finite, such as 1e300 in float32.
+    ValueError: If one is not, as 1e300 in float32.
   """
   for hparam, value in default_hyperparameters(optimizer).items():
     with np.errstate(over='ignore'):

@@ -1,11 +1,11 @@
-"""Suggestions for misspelled names."""
+"""What somebody who misspelled a name may have meant."""
 
 from collections.abc import Iterable
 import difflib
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-  """Returns a hint with the known name that is most similar to a wrong one.
+  """Finds the known name that is nearest to a misspelled one.
 
   Args:
     name: The name that was given.

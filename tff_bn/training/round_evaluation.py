@@ -122,7 +122,7 @@ class RoundEvaluation:
   def _evaluated_weights(
       self, state: Any
   ) -> tuple[dict[str, ModelWeights], Optional[ModelWeights]]:
-    """Returns the weights by client, and the common weights if there are any."""
+    """Returns the weights by client, and the weights that all share, if any."""
     models = self._client_models
     if models is not None and (sampled := models.store.client_ids()):
       clients = self._evaluation_clients(sampled)
