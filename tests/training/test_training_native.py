@@ -1,15 +1,13 @@
 """Tests the training loop with real algorithms in TFF's native runtime."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import psutil
 import pytest
 import training_example
+import training_fakes
 
 from tff_bn import runtime
 from tff_bn import training
@@ -49,18 +47,7 @@ def train(model, data, algorithm):
 def uninterrupted(train, tmp_path_factory):
   run_dir = tmp_path_factory.mktemp('uninterrupted')
   result = train(run_dir)
-  return result, _snapshot(run_dir)
-
-
-def _snapshot(run_dir):
-  models = {
-      path.relative_to(run_dir).as_posix(): [
-          w.tobytes() for w in keras.models.load_model(path).get_weights()
-      ]
-      for path in (run_dir / 'model').rglob('*.keras')
-  }
-  assert models
-  return (run_dir / 'metrics.csv').read_bytes(), models
+  return result, training_fakes.snapshot(run_dir)
 
 
 def _assert_bits(found, expected):
@@ -100,7 +87,7 @@ def test_saved_model_has_the_final_weights(
       loaded(x, training=False),
       model.to_keras(result.model_weights)(x, training=False),
   )
-  assert _snapshot(tmp_path) == uninterrupted[1]
+  assert training_fakes.snapshot(tmp_path) == uninterrupted[1]
 
 
 @pytest.mark.parametrize('rounds', [1, 5])
@@ -112,36 +99,20 @@ def test_resumed_run_equals_an_uninterrupted_one(
   result = train(tmp_path)
 
   assert result.resumed_from == rounds
-  assert _snapshot(tmp_path) == uninterrupted[1]
+  assert training_fakes.snapshot(tmp_path) == uninterrupted[1]
   assert result.rows == uninterrupted[0].rows
 
 
 @pytest.mark.parametrize('algorithm', ['fed_bn', 'scaffold'], indirect=True)
 def test_killed_program(algorithm, train, uninterrupted, tmp_path):
-  process = subprocess.Popen(
-      [
-          *(sys.executable, training_example.__file__),
-          *(os.fspath(tmp_path), algorithm),
-      ],
-      stderr=subprocess.PIPE,
-      text=True,
-  )
-  try:
-    for line in process.stderr:
-      if line.startswith('round 3/'):
-        break
-    workers = psutil.Process(process.pid).children()
-    assert [worker.name() for worker in workers] == ['worker_binary']
-  finally:
-    process.kill()
-    process.wait()
-    process.stderr.close()
+  workers = training_example.train_and_kill(tmp_path, algorithm)
+  assert list(workers) == ['worker_binary']
 
   result = train(tmp_path)
 
   assert result.resumed_from in (2, 4, 6)
-  assert _snapshot(tmp_path) == uninterrupted[1]
-  for worker in workers:
+  assert training_fakes.snapshot(tmp_path) == uninterrupted[1]
+  for worker in workers.values():
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 

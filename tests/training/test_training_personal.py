@@ -2,9 +2,6 @@
 
 import collections
 import dataclasses
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -135,20 +132,9 @@ def test_resumed_run_equals_an_uninterrupted_one(fake_model, tmp_path, rounds):
 
   assert result.resumed_from == rounds
   assert result.rows == expected.rows
-  assert _snapshot(tmp_path / 'stopped') == _snapshot(
-      tmp_path / 'uninterrupted'
-  )
-
-
-def _snapshot(run_dir):
-  models = {
-      path.relative_to(run_dir).as_posix(): [
-          w.tobytes() for w in keras.models.load_model(path).get_weights()
-      ]
-      for path in (run_dir / 'model').rglob('*.keras')
-  }
-  assert len(models) == 5
-  return (run_dir / 'metrics.csv').read_bytes(), models
+  assert training_fakes.snapshot(
+      tmp_path / 'stopped'
+  ) == training_fakes.snapshot(tmp_path / 'uninterrupted')
 
 
 # The tests below use FedAvg, whose clients store only their phases.
@@ -267,24 +253,11 @@ def test_phases_do_not_depend_on_when_clients_are_sampled(
 
 
 def test_killed_program(train, uninterrupted, tmp_path):
-  process = subprocess.Popen(
-      [
-          *(sys.executable, training_example.__file__),
-          *(os.fspath(tmp_path), 'fed_avg', '0.5'),
-      ],
-      stderr=subprocess.PIPE,
-      text=True,
-  )
-  try:
-    for line in process.stderr:
-      if line.startswith('round 3/'):
-        break
-  finally:
-    process.kill()
-    process.wait()
-    process.stderr.close()
+  training_example.train_and_kill(tmp_path, 'fed_avg', '0.5')
 
   result = train(tmp_path)
 
   assert result.resumed_from in (2, 4, 6)
-  assert _snapshot(tmp_path) == _snapshot(uninterrupted[1])
+  assert training_fakes.snapshot(tmp_path) == training_fakes.snapshot(
+      uninterrupted[1]
+  )

@@ -231,6 +231,18 @@ def train(model, run_dir, config, stateful=False, data=None, **kwargs):
   )
 
 
+def snapshot(run_dir):
+  """Returns the results of a run, which must not depend on interruptions."""
+  models = {
+      path.relative_to(run_dir).as_posix(): [
+          w.tobytes() for w in keras.models.load_model(path).get_weights()
+      ]
+      for path in (run_dir / 'model').rglob('*.keras')
+  }
+  assert models
+  return (run_dir / 'metrics.csv').read_bytes(), models
+
+
 def files(folder):
   """The content of all files of a folder."""
   return {
