@@ -37,13 +37,13 @@ def check_data(
   # Keras raises errors of many kinds.
   except Exception as error:
     raise ValueError(
-        f'--dataset={data.dataset.name} has samples of shape {shape}, but the'
-        ' model of the run takes other shapes.'
+        f'--dataset={data.dataset.name} has samples of shape {shape}, which the'
+        ' model of the run does not take.'
     ) from error
   if logits.shape[-1] < data.num_classes:
     raise ValueError(
         f'--dataset={data.dataset.name} has {data.num_classes} classes, but the'
-        f' model of the run knows only {logits.shape[-1]}.'
+        f' model of the run has only {logits.shape[-1]} outputs.'
     )
 
 

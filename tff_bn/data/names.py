@@ -1,6 +1,6 @@
-"""Names of the datasets and splits. This module does not import TensorFlow."""
+"""Names of the datasets and splits; importing this imports no TensorFlow."""
 
-# Name -> description.
+# Name -> what the dataset is.
 DATASET_NAMES = {
     'digits': "scikit-learn's 1,797 handwritten digits of 8x8 pixels (offline)",
     'digits_domains': (
@@ -28,9 +28,6 @@ NPZ_PREFIX = 'npz:'
 NPZ_SUFFIX = '.npz'
 FOLDER_PREFIX = 'folder:'
 
-# The number of clients, where the split itself does not determine it.
-DEFAULT_NUM_CLIENTS = 10
-
 # Name -> how the training data is split over the clients.
 SPLIT_NAMES = {
     'iid': 'evenly at random',
@@ -48,8 +45,8 @@ SPLIT_NAMES = {
     ),
     'domains': 'each client has data of one domain (feature shift)',
     'unbalanced': (
-        'at random, with log-normal sizes whose logarithms have the standard'
-        ' deviation `imbalance`'
+        'at random, sizes log-normal with standard deviation `imbalance` of'
+        ' their logarithm'
     ),
     'natural': 'each client is a writer of the dataset',
 }

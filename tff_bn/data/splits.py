@@ -14,6 +14,9 @@ import numpy as np
 
 from tff_bn.common import seeding
 
+# The number of clients, unless the dataset determines it.
+DEFAULT_NUM_CLIENTS = 10
+
 
 def check_num_clients(num_clients: int, most: int, what: str) -> None:
   """Checks the number of clients.

@@ -37,7 +37,7 @@ def split_dataset(
     split: One of `names.SPLIT_NAMES`.
     num_clients: The number of clients. Default: one for each domain with
       `domains`, one for each writer with `natural`, otherwise
-      `names.DEFAULT_NUM_CLIENTS`.
+      `splits.DEFAULT_NUM_CLIENTS`.
     seed: The seed of all random choices.
     classes_per_client: For `classes`; other splits ignore it.
     dirichlet_alpha: For `dirichlet`; other splits ignore it.
@@ -64,7 +64,7 @@ def split_dataset(
   if split == 'natural':
     return _split_by_writer(dataset, num_clients, seed)
   if num_clients is None:
-    num_clients = names.DEFAULT_NUM_CLIENTS
+    num_clients = splits.DEFAULT_NUM_CLIENTS
   splits.check_num_clients(
       num_clients, len(labels), f'training samples in {dataset.name}'
   )
