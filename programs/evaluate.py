@@ -100,13 +100,10 @@ def _evaluate(
           ' no batch normalization.'
       )
     data = experiment.split_dataset(settings, experiment.load_dataset(settings))
-    keras_model = model_evaluation.compiled_model(
-        saved.weights(model), model, data
-    )
+    model_evaluation.check_data(saved, model, data)
   results = model_evaluation.evaluate_run(
       saved,
       model,
-      keras_model,
       data,
       reestimation_batch_size=(
           settings.batch_size if reestimates_statistics else None

@@ -1,12 +1,13 @@
 """What the programs' figures have in common."""
 
 from collections.abc import Mapping
-import os
 import pathlib
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
 from matplotlib.backends import backend_agg
+
+from tff_bn.common import files
 
 # Okabe and Ito's colours, which colour-blind people can tell apart; the yellow
 # is left out because it is too light for lines on white.
@@ -69,6 +70,5 @@ def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:
   """
   folder.mkdir(exist_ok=True)
   for name, drawing in drawings.items():
-    temporary = folder / f'.{name}.png.part'
-    drawing.savefig(temporary, format='png')
-    os.replace(temporary, folder / f'{name}.png')
+    with files.replacing(folder / f'{name}.png') as temporary:
+      drawing.savefig(temporary, format='png')

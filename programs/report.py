@@ -18,6 +18,7 @@ from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
 
+from tff_bn.common import csv_files
 from tff_bn.programs import figures
 from tff_bn.programs import run_folder
 from tff_bn.programs import tables
@@ -112,11 +113,10 @@ def result(run: Run, average_last: int) -> dict[str, str | float]:
 
 def results_csv(results: Sequence[Mapping[str, str | float]]) -> str:
   """The text of results.csv, from rows that `result` returned."""
-  text = io.StringIO()
-  writer = csv.DictWriter(text, RESULT_COLUMNS, lineterminator='\n')
-  writer.writeheader()
-  writer.writerows(results)
-  return text.getvalue()
+  return csv_files.to_csv(
+      RESULT_COLUMNS,
+      ([row.get(column) for column in RESULT_COLUMNS] for row in results),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,12 +260,10 @@ class Evaluation:
 
 def evaluation_csv(evaluations: Sequence[Evaluation]) -> str:
   """The text of evaluation.csv."""
-  text = io.StringIO()
-  columns = [field.name for field in dataclasses.fields(Evaluation)]
-  writer = csv.DictWriter(text, columns, lineterminator='\n')
-  writer.writeheader()
-  writer.writerows(dataclasses.asdict(row) for row in evaluations)
-  return text.getvalue()
+  return csv_files.to_csv(
+      [field.name for field in dataclasses.fields(Evaluation)],
+      map(dataclasses.astuple, evaluations),
+  )
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> str:

@@ -414,7 +414,7 @@ def test_models_that_do_not_fit_or_are_damaged(finished, tmp_path, capsys):
   for name in ('weights.npz', 'model.keras'):
     (run / 'model' / name).write_bytes(b'damaged')
     _assert_fails(
-        capsys, tmp_path, ['fusion', f'--run={run}'], 'is not as the run has'
+        capsys, tmp_path, ['fusion', f'--run={run}'], 'changed after the run'
     )
 
 

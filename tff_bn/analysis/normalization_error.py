@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tff_bn.common import seeding
 from tff_bn.data import splits
 
 RADIUS = 10.0
@@ -159,7 +160,7 @@ def draw_points(
     ValueError: If gamma is outside [0, 1].
   """
   num_clients = settings.num_clients
-  rng = np.random.default_rng([settings.seed, round_num])
+  rng = seeding.generator(None, settings.seed, round_num)
   classes = np.repeat(np.arange(num_clients), settings.points_per_client)
   angles = 2 * np.pi * classes / num_clients
   centres = RADIUS * np.stack([np.cos(angles), np.sin(angles)], axis=1)

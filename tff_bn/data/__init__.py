@@ -1,8 +1,8 @@
 """Datasets, and how they are split over clients.
 
 `load_dataset` loads a dataset by name, `split_dataset` splits it over clients.
-The parts that need TensorFlow are imported when they are first used, so that
-`tff_bn.data.names` can be read without it.
+The parts that need TensorFlow are imported on first use, so that
+`tff_bn.data.names` can be imported without it.
 """
 
 from tff_bn.data import names

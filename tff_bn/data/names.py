@@ -9,14 +9,14 @@ DATASET_NAMES = {
     ),
     'emnist': (
         "TensorFlow Federated's EMNIST: digits of 3,383 writers, 28x28 pixels"
-        ' (downloaded when it is first used)'
+        ' (downloaded on first use)'
     ),
     'emnist_synthetic': (
-        'ten images in the form of emnist for each of two writers (offline)'
+        'ten images in the format of emnist for each of two writers (offline)'
     ),
 }
 
-# How a dataset that is not in `DATASET_NAMES` is named.
+# The form of all other names of datasets.
 OTHER_DATASETS = (
     'tfds:NAME (TensorFlow Datasets), npz:PATH or a path that ends in .npz (a'
     ' NumPy archive with x_train, y_train, x_test and y_test), or folder:PATH'
@@ -53,7 +53,7 @@ SPLIT_NAMES = {
 
 
 def is_other_dataset(name: str) -> bool:
-  """Whether `name` names a dataset in one of the ways of `OTHER_DATASETS`."""
+  """Whether a name has one of the forms of `OTHER_DATASETS`."""
   return name.startswith(
       (TFDS_PREFIX, NPZ_PREFIX, FOLDER_PREFIX)
   ) or name.endswith(NPZ_SUFFIX)

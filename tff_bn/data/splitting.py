@@ -1,18 +1,18 @@
 """Splits a dataset over clients."""
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Optional, TypeVar
 
 import numpy as np
 
+from tff_bn.common import seeding
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 from tff_bn.data import names
-from tff_bn.data import seeding
 from tff_bn.data import splits
 
-_DEFAULT_NUM_CLIENTS = 5
+_Number = TypeVar('_Number', int, float)
 
 
 def split_dataset(
@@ -28,29 +28,29 @@ def split_dataset(
 ) -> federated.FederatedData:
   """Splits a dataset over clients.
 
-  The functions of `tff_bn.data.splits` say what each split does to the training
-  data. The test data is split so that each client's test data has the label
-  distribution of its training data; with `domains` it is of its domain, with
-  `natural` it is the writer's own.
+  `tff_bn.data.splits` documents each split of the training data. The test data
+  of each client has the label distribution of its training data. With `domains`
+  it is of the client's domain, with `natural` it is the writer's own.
 
   Args:
     dataset: The dataset.
     split: One of `names.SPLIT_NAMES`.
-    num_clients: Number of clients. None: with `domains` one for each
-      domain, with `natural` one for each writer, otherwise 5.
-    seed: Decides every random choice.
+    num_clients: The number of clients. Default: one for each domain with
+      `domains`, one for each writer with `natural`, otherwise
+      `splits.DEFAULT_NUM_CLIENTS`.
+    seed: The seed of all random choices.
     classes_per_client: For `classes`; other splits ignore it.
     dirichlet_alpha: For `dirichlet`; other splits ignore it.
     gamma: For `gamma`; other splits ignore it.
     imbalance: For `unbalanced`; other splits ignore it.
 
   Returns:
-    The split data. Clients are called `client_0`, ...; with `domains` after
-    their domain, with `natural` after their writer.
+    The split data. The clients' ids are `client_0`, ...; with `domains` they
+    are names of domains, with `natural` names of writers.
 
   Raises:
-    ValueError: If the split is unknown, lacks its argument, or can't be made of
-      this dataset; the message names the argument.
+    ValueError: If the split is unknown, lacks its argument, or does not suit
+      the dataset.
   """
   if split not in names.SPLIT_NAMES:
     raise ValueError(
@@ -64,7 +64,7 @@ def split_dataset(
   if split == 'natural':
     return _split_by_writer(dataset, num_clients, seed)
   if num_clients is None:
-    num_clients = _DEFAULT_NUM_CLIENTS
+    num_clients = splits.DEFAULT_NUM_CLIENTS
   splits.check_num_clients(
       num_clients, len(labels), f'training samples in {dataset.name}'
   )
@@ -110,10 +110,10 @@ def split_dataset(
 def _split_by_domain(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Splits so that each client has one domain."""
+  """Gives each client data of one domain."""
   if dataset.domain_train is None:
     raise ValueError(
-        f'split=domains needs a dataset of several domains, but'
+        'split=domains needs a dataset with several domains, but'
         f' dataset={dataset.name} has none; use dataset=digits_domains, or'
         ' another split.'
     )
@@ -130,30 +130,30 @@ def _split_by_domain(
   )
   counts = federated.label_counts(dataset, parts)
   rng = seeding.generator(seeding.Stream.TEST_SETS, seed)
-  test_parts = [None] * num_clients
+  by_domain = []
   for domain in range(num_domains):
     members = np.flatnonzero(dataset.domain_test == domain)
-    test_parts[domain::num_domains] = [
-        members[indices]
-        for indices in splits.split_in_proportion(
-            counts[domain::num_domains], dataset.y_test[members], rng
-        )
-    ]
+    dealt = splits.split_in_proportion(
+        counts[domain::num_domains], dataset.y_test[members], rng
+    )
+    by_domain.append([members[indices] for indices in dealt])
   client_ids = [
       dataset.domain_names[n % num_domains]
       + (f'_{n // num_domains}' if num_clients > num_domains else '')
       for n in range(num_clients)
   ]
-  return _federated_data(dataset, client_ids, parts, test_parts)
+  return _federated_data(
+      dataset, client_ids, parts, splits.interleave(by_domain)
+  )
 
 
 def _split_by_writer(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Splits so that each client is a writer."""
+  """Gives each client the data of one writer."""
   if dataset.writer_train is None:
     raise ValueError(
-        f'split=natural needs a dataset with writers, but'
+        'split=natural needs a dataset with writers, but'
         f' dataset={dataset.name} has none; use dataset=emnist, or another'
         ' split.'
     )
@@ -185,7 +185,7 @@ def _federated_data(
   )
 
 
-def _required(split: str, parameter: str, value: Optional[float]) -> float:
+def _required(split: str, parameter: str, value: Optional[_Number]) -> _Number:
   if value is None:
     raise ValueError(f'split={split} needs `{parameter}`.')
   return value

@@ -16,16 +16,22 @@ TrainingCall = Callable[
 
 
 @contextlib.contextmanager
-def replaced(model: keras.Model, training_call: TrainingCall) -> Iterator[None]:
+def replaced(
+    model: keras.Model,
+    training_call: TrainingCall,
+    *,
+    in_inference: bool = False,
+) -> Iterator[None]:
   """Replaces what the batch normalization layers of a model do in training.
 
-  Calls in inference mode, and layers with `trainable=False`, which Keras always
-  runs in inference mode, stay as they are.
+  Layers with `trainable=False`, which Keras always runs in inference mode, stay
+  as they are.
 
   Args:
     model: The model. Nested models and wrappers are searched.
     training_call: Returns a layer's output, given the layer, its input in the
       layer's compute dtype and the mask or `None`.
+    in_inference: Whether to replace calls in inference mode too.
 
   Yields:
     Nothing; while the context lasts, the calls are replaced.
@@ -34,7 +40,7 @@ def replaced(model: keras.Model, training_call: TrainingCall) -> Iterator[None]:
   for layer in layers:
     # Keras looks the method up in the object; its own `__setattr__` would track
     # the function.
-    object.__setattr__(layer, 'call', _call(layer, training_call))
+    object.__setattr__(layer, 'call', _call(layer, training_call, in_inference))
   try:
     yield
   finally:
@@ -43,7 +49,7 @@ def replaced(model: keras.Model, training_call: TrainingCall) -> Iterator[None]:
 
 
 def _call(
-    layer: keras.layers.Layer, training_call: TrainingCall
+    layer: keras.layers.Layer, training_call: TrainingCall, in_inference: bool
 ) -> Callable[..., tf.Tensor]:
   original = layer.call
 
@@ -55,7 +61,7 @@ def _call(
           f'The batch normalization layer {layer.name!r} is called with a'
           ' tensor for `training`; give True, False or nothing.'
       )
-    if not layer.trainable or not is_training:
+    if not layer.trainable or not (is_training or in_inference):
       return original(inputs, training=training, mask=mask)
     return training_call(layer, inputs, mask)
 

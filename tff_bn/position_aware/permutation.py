@@ -16,6 +16,7 @@ import keras
 from keras import tree
 import numpy as np
 
+from tff_bn.common import seeding
 from tff_bn.position_aware import tied_units
 
 
@@ -67,7 +68,7 @@ def random_permutations(
   Raises:
     ValueError: If the probability is not in [0, 1].
   """
-  rng = np.random.default_rng(seed)
+  rng = seeding.generator(None, seed)
   return {
       group.name: random_permutation(group.size, shuffle_probability, rng)
       for group in groups
@@ -137,7 +138,7 @@ def mean_kept_share(
         f'num_shuffles={num_shuffles} must be between 0 and'
         f' num_steps={num_steps}: a step permutes the units at most once.'
     )
-  rng = np.random.default_rng(seed)
+  rng = seeding.generator(None, seed)
   shares = []
   for _ in range(repeats):
     permutation = np.arange(num_units)

@@ -17,6 +17,7 @@ from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
+from tff_bn.common import seeding
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
@@ -32,9 +33,6 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.processes.stateful_process import StatefulProcessOutput
 
 LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
-
-# Keeps these draws apart from others with the same seed.
-_PERSONAL_PHASES_STREAM = 0x70686173
 
 
 class BuildWork(Protocol):
@@ -115,9 +113,11 @@ class _Parts:
       self, client_state: Mapping[str, Any], client_number: int
   ) -> collections.OrderedDict[str, Any]:
     """Draws the phases of a client's position encodings."""
-    rng = np.random.default_rng(
-        # Seeds of NumPy are not negative.
-        [self._config.seed % 2**64, client_number, _PERSONAL_PHASES_STREAM]
+    # NumPy takes no negative seeds.
+    rng = seeding.generator(
+        seeding.Stream.PERSONAL_PHASES,
+        self._config.seed % 2**64,
+        client_number,
     )
     phases = rng.random(len(self._personal_names), np.float32)
     return collections.OrderedDict(

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tff_bn import data as tff_bn_data
+from tff_bn.common import seeding
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import SINGLE
@@ -28,10 +29,6 @@ from tff_bn.programs import settings as settings_lib
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
-# Keep these draws apart from others with the same seed.
-_EXAMPLES_STREAM = 0x6578616D
-_CLIENTS_STREAM = 0x636C6965
-_HALVES_STREAM = 0x68616C66
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +112,7 @@ class AnalyzedRun:
     batches = list(self.data.test_dataset(_BATCH_SIZE))
     x, y = (np.concatenate(parts) for parts in zip(*batches))
     if num_examples < len(x):
-      rng = np.random.default_rng([seed, _EXAMPLES_STREAM])
+      rng = seeding.generator(seeding.Stream.ANALYZED_EXAMPLES, seed)
       chosen = np.sort(rng.choice(len(x), num_examples, replace=False))
       x, y = x[chosen], y[chosen]
     return x, y
@@ -158,7 +155,7 @@ class AnalyzedRun:
           f'--num_clients={num_clients} is more than the {len(ids)} clients of'
           f' --run={self.folder}.'
       )
-    rng = np.random.default_rng([seed, _CLIENTS_STREAM])
+    rng = seeding.generator(seeding.Stream.ANALYZED_CLIENTS, seed)
     chosen = rng.choice(len(ids), num_clients, replace=False)
     return [ids[position] for position in sorted(chosen)]
 
@@ -244,7 +241,7 @@ class AnalyzedRun:
     Raises:
       RuntimeError: If the training of one diverges.
     """
-    rng = np.random.default_rng([seed, _HALVES_STREAM])
+    rng = seeding.generator(seeding.Stream.ANALYZED_HALVES, seed)
     samples = np.concatenate(list(self.data.train_indices.values()))
     halves = np.array_split(rng.permutation(samples), 2)
     starts = {}
