@@ -74,8 +74,8 @@ def test_moments(factory, num_clients):
   ]
   (found,) = process.next(process.initialize(), clients).result
   expected = means.astype(np.float64).mean(axis=0)
-  np.testing.assert_allclose(found['mean'], expected, rtol=1e-5, atol=1e32)
-  is_finite = np.isfinite(found['variance'])
+  np.testing.assert_allclose(found.mean, expected, rtol=1e-5, atol=1e32)
+  is_finite = np.isfinite(found.variance)
   is_naive = isinstance(factory, aggregators.NaiveMomentsFactory)
   assert np.all(is_finite) == (is_naive or num_clients == 1)
   assert is_finite[2]

@@ -51,11 +51,11 @@ def test_pooled_is_the_moments_of_the_union(pooled, sizes, offset, seed):
 
   (result,) = _aggregate(pooled, [[_moments_of(x)] for x in data])
 
-  assert result['count'] == len(union)
-  np.testing.assert_allclose(result['mean'], union.mean(0), rtol=1e-12)
+  assert result.count == len(union)
+  np.testing.assert_allclose(result.mean, union.mean(0), rtol=1e-12)
   # Rounding of the mean itself limits the variance.
   np.testing.assert_allclose(
-      result['variance'], union.var(0), rtol=1e-9, atol=1e-9
+      result.variance, union.var(0), rtol=1e-9, atol=1e-9
   )
 
 
@@ -65,9 +65,9 @@ def test_naive_is_the_weighted_mean_of_both(naive):
       [aggregators.layer_moments(3.0, np.array([8.0, 0]), np.array([5.0, 1]))],
   ]
   (result,) = _aggregate(naive, clients)
-  assert result['count'] == 4
-  np.testing.assert_allclose(result['mean'], [6, 1], rtol=1e-15)
-  np.testing.assert_allclose(result['variance'], [4, 1], rtol=1e-15)
+  assert result.count == 4
+  np.testing.assert_allclose(result.mean, [6, 1], rtol=1e-15)
+  np.testing.assert_allclose(result.variance, [4, 1], rtol=1e-15)
 
 
 def test_pooled_adds_the_spread_of_the_means(pooled):
@@ -77,7 +77,7 @@ def test_pooled_adds_the_spread_of_the_means(pooled):
   ]
   (result,) = _aggregate(pooled, clients)
   # 4 + (1·36 + 3·4)/4 and 1 + (1·9 + 3·1)/4.
-  np.testing.assert_allclose(result['variance'], [16, 4], rtol=1e-15)
+  np.testing.assert_allclose(result.variance, [16, 4], rtol=1e-15)
 
 
 @pytest.mark.parametrize('name', ['naive', 'pooled'])
@@ -88,14 +88,14 @@ def test_moments_with_count_zero_are_ignored(name, request):
       0.0, np.array([1e9, 1e9]), np.array([1e9, 1e9])
   )
   (result,) = _aggregate(process, [[empty], [real], [empty]])
-  assert result['count'] == 2
-  np.testing.assert_allclose(result['mean'], [3, 4])
-  np.testing.assert_allclose(result['variance'], [5, 6])
+  assert result.count == 2
+  np.testing.assert_allclose(result.mean, [3, 4])
+  np.testing.assert_allclose(result.variance, [5, 6])
 
   (nothing,) = _aggregate(process, [[empty], [empty]])
-  assert nothing['count'] == 0
-  np.testing.assert_array_equal(nothing['mean'], [0, 0])
-  np.testing.assert_array_equal(nothing['variance'], [0, 0])
+  assert nothing.count == 0
+  np.testing.assert_array_equal(nothing.mean, [0, 0])
+  np.testing.assert_array_equal(nothing.variance, [0, 0])
 
 
 def test_pooled_keeps_its_digits_in_float32_where_squares_would_cancel():
@@ -114,7 +114,7 @@ def test_pooled_keeps_its_digits_in_float32_where_squares_would_cancel():
   ]
   (result,) = _aggregate(process, clients)
   np.testing.assert_allclose(
-      result['variance'], np.concatenate(data).var(0), rtol=1e-3
+      result.variance, np.concatenate(data).var(0), rtol=1e-3
   )
 
 
@@ -129,8 +129,8 @@ def test_each_layer_has_its_own_counts():
   )
   for i, found in enumerate(result):
     union = np.concatenate([client[i] for client in data])
-    assert found['count'] == len(union)
-    np.testing.assert_allclose(found['variance'], union.var(0), rtol=1e-12)
+    assert found.count == len(union)
+    np.testing.assert_allclose(found.variance, union.var(0), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def _sizes_type(sizes=(2, 3), dtype=np.float64):
 
 
 def _stack(clients, layer, name):
-  return np.stack([client[layer][name] for client in clients])
+  return np.stack([getattr(client[layer], name) for client in clients])
 
 
 def _factors(count):
@@ -200,10 +200,10 @@ def test_weighted_means_and_a_factor_of_the_spread(name):
     variance = (counts * _stack(clients, layer, 'variance')).sum(0)
     spread = (counts * (means - mean) ** 2).sum(0) / counts.sum()
     factor = _factors(counts.sum())[name]
-    assert found['count'] == counts.sum()
-    np.testing.assert_allclose(found['mean'], mean, rtol=1e-12)
+    assert found.count == counts.sum()
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-12)
     np.testing.assert_allclose(
-        found['variance'],
+        found.variance,
         variance / counts.sum() + factor * spread,
         rtol=1e-12,
     )
@@ -222,7 +222,7 @@ def _robust_truth(clients, factor_name, aggregate):
   result, start = [], 0
   for i in layers:
     count = _stack(clients, i, 'count').sum()
-    size = clients[0][i]['mean'].size
+    size = clients[0][i].mean.size
     part = slice(start, start + size)
     start += size
     factor = _factors(count)[factor_name]
@@ -258,7 +258,7 @@ def test_a_rule_in_place_of_the_mean(name, rule, aggregate):
   for layer, truth in zip(
       found, _robust_truth(clients, name, aggregate), strict=True
   ):
-    for value, expected in zip(layer.values(), truth, strict=True):
+    for value, expected in zip(layer, truth, strict=True):
       np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
@@ -269,9 +269,9 @@ def test_a_rule_withstands_attackers_in_float32(name, bad):
   attackers = [
       [
           aggregators.layer_moments(
-              layer['count'],
-              np.full_like(layer['mean'], bad),
-              np.full_like(layer['variance'], bad),
+              layer.count,
+              np.full_like(layer.mean, bad),
+              np.full_like(layer.variance, bad),
           )
           for layer in client
       ]
@@ -287,23 +287,23 @@ def test_a_rule_withstands_attackers_in_float32(name, bad):
   for i, layer in enumerate(output.result):
     means = _stack(honest, i, 'mean')
     variances = _stack(honest, i, 'variance')
-    assert np.all(layer['mean'] >= means.min(0))
-    assert np.all(layer['mean'] <= means.max(0))
-    assert np.all(layer['variance'] >= variances.min(0))
+    assert np.all(layer.mean >= means.min(0))
+    assert np.all(layer.mean <= means.max(0))
+    assert np.all(layer.variance >= variances.min(0))
     spread = np.ptp(means, axis=0) ** 2
-    factor = _factors(layer['count'])[name]
-    assert np.all(layer['variance'] <= variances.max(0) + factor * spread)
+    factor = _factors(layer.count)[name]
+    assert np.all(layer.variance <= variances.max(0) + factor * spread)
 
 
 @pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])
 def test_clients_without_values_are_ignored_and_dropped_ones_counted(rule):
   clients = _clients(5)
   nothing = [
-      aggregators.layer_moments(0.0, layer['mean'] + 1e3, layer['variance'])
+      aggregators.layer_moments(0.0, layer.mean + 1e3, layer.variance)
       for layer in clients[0]
   ]
   dropped = [
-      aggregators.layer_moments(np.nan, layer['mean'] + 1e3, layer['variance'])
+      aggregators.layer_moments(np.nan, layer.mean + 1e3, layer.variance)
       for layer in clients[0]
   ]
   process = _factory('FbnMomentsFactory', rule).create(_sizes_type())
@@ -312,13 +312,13 @@ def test_clients_without_values_are_ignored_and_dropped_ones_counted(rule):
       process.initialize(), [nothing, *clients[:2], dropped, *clients[2:]]
   )
   for layer, truth in zip(output.result, expected):
-    for value, other in zip(layer.values(), truth.values()):
+    for value, other in zip(layer, truth):
       np.testing.assert_allclose(value, other, rtol=1e-14)
   if rule is not None:
     assert output.measurements['num_dropped'] == 1
   nobody = _aggregate(process, [nothing, dropped])
-  assert all(layer['count'] == 0 for layer in nobody)
-  assert all(np.all(layer['mean'] == 0) for layer in nobody)
+  assert all(layer.count == 0 for layer in nobody)
+  assert all(np.all(layer.mean == 0) for layer in nobody)
 
 
 def test_an_attack_is_made_once_and_flips_the_means_alone():
@@ -339,9 +339,7 @@ def test_an_attack_is_made_once_and_flips_the_means_alone():
     )
   attacked = [
       [
-          aggregators.layer_moments(
-              own['count'], fake['mean'], fake['variance']
-          )
+          aggregators.layer_moments(own.count, fake.mean, fake.variance)
           for own, fake in zip(client, sent)
       ]
       for client in clients[:3]
@@ -350,7 +348,7 @@ def test_an_attack_is_made_once_and_flips_the_means_alone():
       attacked + honest, 'FbnMomentsFactory', lambda x: x.mean(0)
   )
   for layer, expected in zip(_aggregate(process, clients), truth):
-    for value, other in zip(layer.values(), expected, strict=True):
+    for value, other in zip(layer, expected, strict=True):
       np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
@@ -361,8 +359,8 @@ def test_attackers_cannot_make_a_variance_negative():
   )
   process = _factory('NaiveMomentsFactory', rule).create(_sizes_type())
   for layer in _aggregate(process, clients):
-    np.testing.assert_array_equal(layer['variance'], 0 * layer['variance'])
-    assert np.all(layer['mean'] < 0)
+    np.testing.assert_array_equal(layer.variance, 0 * layer.variance)
+    assert np.all(layer.mean < 0)
 
 
 def test_a_rules_state_lasts():
@@ -374,7 +372,7 @@ def test_a_rules_state_lasts():
   first = process.next(process.initialize(), clients)
   second = process.next(first.state, clients)
   lengths = [
-      np.linalg.norm(np.concatenate([layer['mean'] for layer in output.result]))
+      np.linalg.norm(np.concatenate([layer.mean for layer in output.result]))
       for output in (first, second)
   ]
   assert lengths[0] <= 0.5
@@ -386,7 +384,7 @@ def test_without_pooling_clients_count_alike():
   process = _factory('FbnMomentsFactory', pooled=False).create(_sizes_type())
   truth = _robust_truth(clients, 'FbnMomentsFactory', lambda x: x.mean(0))
   for layer, expected in zip(_aggregate(process, clients), truth):
-    for value, other in zip(layer.values(), expected, strict=True):
+    for value, other in zip(layer, expected, strict=True):
       np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
@@ -400,9 +398,9 @@ def test_each_layer_has_its_own_momentum():
   for i, (layer, with_spread, without) in enumerate(
       zip(*(_aggregate(p, clients) for p in (process, pooled, naive)))
   ):
-    spread = with_spread['variance'] - without['variance']
+    spread = with_spread.variance - without.variance
     np.testing.assert_allclose(
-        layer['variance'], without['variance'] + (2, 4)[i] * spread, rtol=1e-12
+        layer.variance, without.variance + (2, 4)[i] * spread, rtol=1e-12
     )
 
 

@@ -13,7 +13,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.aggregators import moments as moments_lib
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
 from tff_bn.clients import client_work
@@ -24,6 +23,7 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.moments_collector import MomentsCollector
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.layers.batch_moments import Moments
 from tff_bn.processes import averaging
 from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
@@ -174,7 +174,7 @@ class _FbnWork(client_work.ClientWork):
       after: Sequence[tf.Tensor],
       weight: tf.Tensor,
       result: LocalResult,
-  ) -> list[moments_lib.Moments]:
+  ) -> list[Moments]:
     """Lines 5 and 6 of algorithm 2, but N/(N-1); count NaN: dropped."""
     dropped = tf.math.is_nan(weight)
     statistics = []
@@ -185,18 +185,18 @@ class _FbnWork(client_work.ClientWork):
       mean, variance = after[mean], after[variance]
       seen = self._collector.moments(len(statistics), result.collected)
       rate = tf.constant(1 - momentum, mean.dtype)
-      found = tf.logical_and(seen['count'] > 0, tf.logical_not(dropped))
+      found = tf.logical_and(seen.count > 0, tf.logical_not(dropped))
       statistics.append(
-          moments_lib.layer_moments(
+          Moments(
               tf.where(
                   dropped,
-                  tf.constant(np.nan, seen['count'].dtype),
-                  seen['count'],
+                  tf.constant(np.nan, seen.count.dtype),
+                  seen.count,
               ),
-              tf.where(found, mean + rate * (seen['mean'] - mean), mean),
+              tf.where(found, mean + rate * (seen.mean - mean), mean),
               tf.where(
                   found,
-                  variance + rate * (seen['variance'] - variance),
+                  variance + rate * (seen.variance - variance),
                   variance,
               ),
           )
@@ -208,7 +208,7 @@ def _unbiased(
     momentum: Sequence[float],
     layer: int,
     old: tf.Tensor,
-    new: moments_lib.Moments,
+    new: Moments,
 ) -> tf.Tensor:
   """Multiplies the variance of all clients' values by N/(N-1).
 
@@ -224,8 +224,8 @@ def _unbiased(
   Returns:
     The new running variance, (1-β) S + β N/(N-1) v.
   """
-  moved = new['variance'] - tf.constant(momentum[layer], old.dtype) * old
+  moved = new.variance - tf.constant(momentum[layer], old.dtype) * old
   # N/(N-1) - 1, which is bounded whatever counts clients send.
-  variance = new['variance'] + moved / tf.maximum(new['count'] - 1, 1)
+  variance = new.variance + moved / tf.maximum(new.count - 1, 1)
   # With attackers the aggregate can be anything.
   return tf.maximum(variance, 0)

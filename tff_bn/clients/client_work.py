@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import moments
 from tff_bn.clients import update_norms
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
@@ -20,6 +19,7 @@ from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.layers.batch_moments import Moments
 
 # What the clients do in a round, see `ClientWork.build_client_update`.
 ClientUpdate = Callable[
@@ -243,7 +243,7 @@ class ClientWork:
       after: Sequence[tf.Tensor],
       weight: tf.Tensor,
       result: LocalResult,
-  ) -> list[moments.Moments]:
+  ) -> list[Moments]:
     """What a client sends of its batch normalization statistics.
 
     Args:
@@ -257,7 +257,7 @@ class ClientWork:
     """
     del result
     return [
-        moments.layer_moments(
+        Moments(
             tf.cast(weight, after[mean].dtype), after[mean], after[variance]
         )
         for mean, variance in self._weights.statistics
@@ -432,6 +432,6 @@ class FixedStatisticsWork(ClientWork):
       after: Sequence[tf.Tensor],
       weight: tf.Tensor,
       result: LocalResult,
-  ) -> list[moments.Moments]:
+  ) -> list[Moments]:
     """Weight 0: not even rounding changes the server's statistics."""
     return super().statistics(after, tf.zeros_like(weight), result)

@@ -8,11 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_bn.aggregators import moments
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
+from tff_bn.layers import batch_moments
 from tff_bn.layers import discovery
 
 
@@ -124,21 +124,21 @@ class _Union:
   """The moments of all that was added, in float64."""
 
   def __init__(self):
-    self.moments: Optional[moments.Moments] = None
+    self.moments: Optional[batch_moments.Moments] = None
 
   def add(self, count: int, mean: np.ndarray, variance: np.ndarray) -> None:
-    added = moments.layer_moments(np.float64(count), mean, variance)
+    added = batch_moments.Moments(np.float64(count), mean, variance)
     if self.moments is not None:
-      added = moments.merge(self.moments, added)
+      added = batch_moments.merge_moments(self.moments, added)
     self.moments = added
 
   @property
   def mean(self) -> np.ndarray:
-    return np.asarray(self.moments['mean'])
+    return np.asarray(self.moments.mean)
 
   @property
   def variance(self) -> np.ndarray:
-    return np.asarray(self.moments['variance'])
+    return np.asarray(self.moments.variance)
 
 
 def reestimate_batch_norm_statistics(
