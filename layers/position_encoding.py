@@ -210,8 +210,9 @@ class PositionEncoding(keras.layers.Layer):
     shared = ops.convert_to_tensor(self.encodings(num_units))
     if self.personal_phase is None:
       return shared
-    # sin(a + b) = sin(a) + sin(a) (cos(b) - 1) + cos(a) sin(b). With phase 0, and
-    # for units that are not personal, this equals the shared encodings exactly.
+    # sin(a + b) = sin(a) + sin(a) (cos(b) - 1) + cos(a) sin(b). With phase 0,
+    # and for units that are not personal, this equals the shared encodings
+    # exactly.
     angles = self._angles(num_units)
     is_personal = np.arange(num_units) >= (
         num_units - self.num_personal(num_units)

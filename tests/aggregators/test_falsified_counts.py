@@ -206,7 +206,7 @@ def test_an_attack_with_falsified_counts(count):
   ] * 3
   plain = _FACTORIES['fbn'](_nnm_median()).create(_MOMENTS_TYPE)
   for a, b in zip(found, _aggregate(plain, sent + clients[3:])):
-    for x, y in zip(a.values(), b.values(), strict=True):
+    for x, y in zip(a, b, strict=True):
       np.testing.assert_allclose(x, y, rtol=1e-5)
 
 

@@ -45,8 +45,8 @@ def test_default_parts():
   output = process.next(process.initialize(), _CLIENTS, [1.0, 3.0])
 
   np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
-  np.testing.assert_allclose(output.result['statistics'][0]['mean'], [3])
-  np.testing.assert_allclose(output.result['statistics'][0]['variance'], [4])
+  np.testing.assert_allclose(output.result['statistics'][0].mean, [3])
+  np.testing.assert_allclose(output.result['statistics'][0].variance, [4])
   np.testing.assert_allclose(output.result['other_state'][0], 25)
   assert list(output.measurements) == ['trainable', 'statistics', 'other_state']
   assert output.result['num_participants'] == 2
@@ -119,7 +119,7 @@ def test_weight_nan_is_of_a_dropped_client():
   ).create(_TYPE, tff.TensorType(np.float32))
   output = mean.next(mean.initialize(), [*_CLIENTS, bad], [1.0, 3.0, np.nan])
   np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
-  np.testing.assert_allclose(output.result['statistics'][0]['mean'], [3])
+  np.testing.assert_allclose(output.result['statistics'][0].mean, [3])
   np.testing.assert_allclose(output.result['other_state'][0], 25)
   assert output.result['num_participants'] == 2
 

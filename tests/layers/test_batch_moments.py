@@ -248,7 +248,7 @@ def test_merging_does_not_cancel():
   merged = batch_moments.batch_moments(x[:100])
   for i in range(100, 600, 100):
     merged = batch_moments.merge_moments(
-        merged, tuple(batch_moments.batch_moments(x[i : i + 100]))
+        merged, batch_moments.batch_moments(x[i : i + 100])
     )
   variance = x.astype(np.float64).var(0)
   np.testing.assert_allclose(merged.variance, variance, rtol=1e-3)

@@ -328,7 +328,7 @@ class FalsifiedCounts(Attack):
     check_attack(self, attack)
     if isinstance(count, bool) or not isinstance(count, numbers.Real):
       raise TypeError(f'count={count!r} of FalsifiedCounts must be a number.')
-    self.attack = attack
+    self.attack: Attack = attack
     self.count = float(count)
 
   def values(self, honest, num_attackers, round_num, is_mean=None):

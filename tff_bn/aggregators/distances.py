@@ -129,8 +129,8 @@ def mix(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     Finite floats of shape `[m, d]`.
   """
   mixed = tf.matmul(tf.cast(weights, values.dtype), values)
-  # Rounding can make means of the largest numbers infinite. The sums of rows are
-  # a cheap check.
+  # Rounding can make means of the largest numbers infinite. The sums of the
+  # rows are a cheap check.
   sums = tf.linalg.matvec(mixed, tf.ones([values.shape[1]], values.dtype))
   return tf.cond(
       tf.reduce_all(tf.math.is_finite(sums)),
