@@ -1,4 +1,6 @@
-"""Tests of the aggregators of batch normalization statistics."""
+"""The aggregators of batch normalization statistics, against NumPy."""
+
+import collections
 
 import hypothesis
 import hypothesis.strategies as st
@@ -41,7 +43,7 @@ def _moments_of(x):
     offset=st.floats(-1e6, 1e6),
     seed=st.integers(0, 2**31),
 )
-def test_pooled_is_the_moments_of_the_union(pooled, sizes, offset, seed):
+def test_pooled_equals_moments_of_the_union(pooled, sizes, offset, seed):
   rng = np.random.default_rng(seed)
   data = [
       rng.normal(offset + rng.normal(0, 5), rng.uniform(0, 3), (size, 2))
@@ -53,7 +55,7 @@ def test_pooled_is_the_moments_of_the_union(pooled, sizes, offset, seed):
 
   assert result.count == len(union)
   np.testing.assert_allclose(result.mean, union.mean(0), rtol=1e-12)
-  # Rounding of the mean itself limits the variance.
+  # Rounding of the mean limits the accuracy of the variance.
   np.testing.assert_allclose(
       result.variance, union.var(0), rtol=1e-9, atol=1e-9
   )
@@ -98,7 +100,7 @@ def test_moments_with_count_zero_are_ignored(name, request):
   np.testing.assert_array_equal(nothing.variance, [0, 0])
 
 
-def test_pooled_keeps_its_digits_in_float32_where_squares_would_cancel():
+def test_pooled_does_not_cancel_in_float32():
   process = aggregators.PooledMomentsFactory().create(_type(1, np.float32))
   rng = np.random.default_rng(0)
   data = [rng.normal(3000, 0.5, (64, 2)) for _ in range(8)]
@@ -137,11 +139,28 @@ def test_each_layer_has_its_own_counts():
     'factory',
     [aggregators.NaiveMomentsFactory, aggregators.PooledMomentsFactory],
 )
-def test_anything_but_moments_is_refused(factory):
+def test_other_types_are_an_error(factory):
   vector = tff.TensorType(np.float32, [2])
   for wrong in (vector, tff.to_type([vector]), tff.to_type([(vector, vector)])):
     with pytest.raises(TypeError, match='a list of <count, mean, variance>'):
       factory().create(wrong)
+
+
+@pytest.mark.parametrize('rule', [None, aggregators.Mean()])
+def test_moments_in_another_container(rule):
+  value_type = [
+      collections.OrderedDict(
+          count=np.float64, mean=(np.float64, [2]), variance=(np.float64, [2])
+      )
+  ]
+  process = aggregators.PooledMomentsFactory(rule).create(
+      tff.to_type(value_type)
+  )
+  client = _moments_of(np.array([[1.0, 2], [3, 6]]))
+  (result,) = _aggregate(process, [[client._asdict()], [client]])
+  assert isinstance(result, type(client))
+  np.testing.assert_allclose(result.mean, [2, 4])
+  np.testing.assert_allclose(result.variance, [1, 4])
 
 
 _BETA = 0.25
@@ -251,7 +270,7 @@ def _nearest_neighbor_median(x, f=2):
     ],
     ids=['mean', 'median', 'nnm+median'],
 )
-def test_a_rule_in_place_of_the_mean(name, rule, aggregate):
+def test_rules_replace_the_mean(name, rule, aggregate):
   clients = _clients(7)
   process = _factory(name, rule).create(_sizes_type())
   found = _aggregate(process, clients)
@@ -296,7 +315,7 @@ def test_a_rule_withstands_attackers_in_float32(name, bad):
 
 
 @pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])
-def test_clients_without_values_are_ignored_and_dropped_ones_counted(rule):
+def test_empty_clients_are_ignored_and_dropped_clients_counted(rule):
   clients = _clients(5)
   nothing = [
       aggregators.layer_moments(0.0, layer.mean + 1e3, layer.variance)
@@ -321,7 +340,7 @@ def test_clients_without_values_are_ignored_and_dropped_ones_counted(rule):
   assert all(np.all(layer.mean == 0) for layer in nobody)
 
 
-def test_an_attack_is_made_once_and_flips_the_means_alone():
+def test_attack_is_applied_once_and_flips_only_the_means():
   clients = _clients(7)
   rule = aggregators.Attacked(
       aggregators.Mean(), aggregators.SignFlipping(), num_attackers=3
@@ -363,7 +382,7 @@ def test_attackers_cannot_make_a_variance_negative():
     assert np.all(layer.mean < 0)
 
 
-def test_a_rules_state_lasts():
+def test_state_of_the_rule_lasts():
   """Centered clipping starts from its last result."""
   clients = _clients(5)
   process = _factory(
@@ -379,7 +398,7 @@ def test_a_rules_state_lasts():
   assert lengths[1] > lengths[0] + 0.1
 
 
-def test_without_pooling_clients_count_alike():
+def test_without_pooling_clients_have_the_same_weight():
   clients = _clients(4)
   process = _factory('FbnMomentsFactory', pooled=False).create(_sizes_type())
   truth = _robust_truth(clients, 'FbnMomentsFactory', lambda x: x.mean(0))
@@ -405,18 +424,18 @@ def test_each_layer_has_its_own_momentum():
 
 
 @pytest.mark.parametrize('momentum', [1.0, -0.1, [0.5, 1.5]])
-def test_a_momentum_that_is_none_is_refused(momentum):
+def test_momentum_out_of_range_is_an_error(momentum):
   with pytest.raises(ValueError, match='momentum=.* less than 1'):
     aggregators.FbnMomentsFactory(momentum)
 
 
-def test_as_many_momentums_as_layers():
+def test_wrong_number_of_momentums_is_an_error():
   factory = aggregators.FbnMomentsFactory([0.5, 0.5, 0.5])
   with pytest.raises(ValueError, match='momentum has 3 values, .* 2 layers'):
     factory.create(_sizes_type())
 
 
 @pytest.mark.parametrize('name', _NAMES)
-def test_only_rules_stand_in_for_the_mean(name):
+def test_rule_of_another_class_is_an_error(name):
   with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
     _factory(name, tff.aggregators.UnweightedMeanFactory())

@@ -1,6 +1,5 @@
 """Synchronized layers against Keras's own on the union of the batches."""
 
-import collections
 
 import keras
 import numpy as np
