@@ -53,7 +53,26 @@ class Attack(abc.ABC):
     """
 
 
-class SignFlipping(Attack):
+class _SharedVector(Attack):
+  """An attack in which all attackers send the same vector."""
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    del round_num
+    vector = self._vector(honest, num_attackers, is_mean)
+    return tf.repeat(vector[tf.newaxis], num_attackers, axis=0)
+
+  @abc.abstractmethod
+  def _vector(
+      self,
+      honest: tf.Tensor,
+      num_attackers: int,
+      is_mean: Optional[np.ndarray],
+  ) -> tf.Tensor:
+    """Computes the vector, of shape `[d]`; see `values`."""
+
+
+class SignFlipping(_SharedVector):
   """Sends the opposite of the honest mean ("SF").
 
   With `H` the honest clients, each attacker sends `-mean(H)`. For batch
@@ -69,17 +88,15 @@ class SignFlipping(Attack):
     Descent, ICLR 2021.
   """
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num
+  def _vector(self, honest, num_attackers, is_mean):
     mean = tf.math.reduce_mean(honest, axis=0)
     flipped = -mean
     if is_mean is not None:
       flipped = tf.where(is_mean, flipped, mean)
-    return _same_for_all(flipped, num_attackers)
+    return flipped
 
 
-class FallOfEmpires(Attack):
+class FallOfEmpires(_SharedVector):
   """Sends a negative multiple of the honest mean ("FOE").
 
   With `H` the honest clients, each attacker sends `(1 - factor) mean(H)`. A
@@ -106,14 +123,11 @@ class FallOfEmpires(Attack):
     argument_checks.check_finite(self, 'factor', factor)
     self.factor = factor
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num, is_mean
-    mean = tf.math.reduce_mean(honest, axis=0)
-    return _same_for_all((1 - self.factor) * mean, num_attackers)
+  def _vector(self, honest, num_attackers, is_mean):
+    return (1 - self.factor) * tf.math.reduce_mean(honest, axis=0)
 
 
-class InnerProductManipulation(Attack):
+class InnerProductManipulation(_SharedVector):
   """Makes the inner product of the aggregate and the honest mean negative.
 
   With `H` the honest clients, each attacker sends `-epsilon mean(H)` ("IPM"). A
@@ -141,14 +155,11 @@ class InnerProductManipulation(Attack):
     argument_checks.check_positive(self, 'epsilon', epsilon)
     self.epsilon = epsilon
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num, is_mean
-    mean = tf.math.reduce_mean(honest, axis=0)
-    return _same_for_all(-self.epsilon * mean, num_attackers)
+  def _vector(self, honest, num_attackers, is_mean):
+    return -self.epsilon * tf.math.reduce_mean(honest, axis=0)
 
 
-class ALittleIsEnough(Attack):
+class ALittleIsEnough(_SharedVector):
   """Shifts each coordinate by a few standard deviations ("ALIE").
 
   With `H` the honest clients, each attacker sends `mean(H) + z std(H)`, with
@@ -181,9 +192,7 @@ class ALittleIsEnough(Attack):
       argument_checks.check_finite(self, 'deviations', deviations)
     self.deviations = deviations
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num, is_mean
+  def _vector(self, honest, num_attackers, is_mean):
     mean = tf.math.reduce_mean(honest, axis=0)
     deviation = tf.math.reduce_std(honest, axis=0)
     if self.deviations is None:
@@ -191,7 +200,7 @@ class ALittleIsEnough(Attack):
       shift = tf.cast(shift, honest.dtype)
     else:
       shift = self.deviations
-    return _same_for_all(mean + shift * deviation, num_attackers)
+    return mean + shift * deviation
 
   def _default_deviations(
       self, num_honest: tf.Tensor, num_attackers: int
@@ -215,7 +224,7 @@ class ALittleIsEnough(Attack):
     )
 
 
-class Mimic(Attack):
+class Mimic(_SharedVector):
   """Sends a copy of one honest client's value, which gives it more weight.
 
   All attackers copy the honest client that is furthest along the direction in
@@ -234,9 +243,7 @@ class Mimic(Attack):
     Bucketing, ICLR 2022, section 3.2 and appendix B.
   """
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num, is_mean
+  def _vector(self, honest, num_attackers, is_mean):
     centred = honest - tf.math.reduce_mean(honest, axis=0)
     # Squares may overflow, and the direction does not depend on the scale.
     centred = tf.math.divide_no_nan(
@@ -259,7 +266,7 @@ class Mimic(Attack):
     mimicked = tf.math.argmax(
         tf.where(is_furthest, projections, -tf.ones_like(projections))
     )
-    return _same_for_all(tf.gather(honest, mimicked), num_attackers)
+    return tf.gather(honest, mimicked)
 
 
 class GaussianNoise(Attack):
@@ -334,10 +341,6 @@ class FalsifiedCounts(Attack):
   def values(self, honest, num_attackers, round_num, is_mean=None):
     """See the base class."""
     return self.attack.values(honest, num_attackers, round_num, is_mean)
-
-
-def _same_for_all(vector: tf.Tensor, num_attackers: int) -> tf.Tensor:
-  return tf.repeat(vector[tf.newaxis], num_attackers, axis=0)
 
 
 def finite(values: tf.Tensor) -> tf.Tensor:

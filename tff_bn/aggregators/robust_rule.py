@@ -5,6 +5,7 @@ import collections
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -192,7 +193,17 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     Raises:
       TypeError: If `value_type` is any other type.
     """
-    return self._create(value_type, None)
+    process = self.create_participating(value_type, tff.TensorType(np.int32))
+
+    @tff.federated_computation(
+        process.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      weight = tff.federated_value(1, tff.CLIENTS)
+      return process.next(state, value, weight)
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
 
   def create_participating(
       self, value_type: tff.Type, weight_type: tff.Type
@@ -213,38 +224,23 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     Raises:
       TypeError: See `create`.
     """
-    return self._create(value_type, weight_type)
-
-  def _create(
-      self, value_type: tff.Type, weight_type: Optional[tff.Type]
-  ) -> tff.templates.AggregationProcess:
     layout = vector_layout.VectorLayout(type(self).__name__, value_type)
 
     @tff.tensorflow.computation
     def initial_state():
       return self.initial_state(layout.size, layout.dtype)
 
-    state_type = initial_state.type_signature.result
-    if weight_type is None:
-
-      @tff.tensorflow.computation(layout.value_type)
-      def to_vector(value):
-        return layout.to_vector(value), True
-
-    else:
-
-      @tff.tensorflow.computation(layout.value_type, weight_type)
-      def to_vector(value, weight):
-        vector = layout.to_vector(value)
-        if weight.dtype.is_floating:
-          lost = tf.constant(float('nan'), vector.dtype)
-          vector = tf.where(tf.math.is_nan(weight), lost, vector)
-        return vector, takes_part(weight)
-
-    vector_type = to_vector.type_signature.result[0]
+    @tff.tensorflow.computation(layout.value_type, weight_type)
+    def to_vector(value, weight):
+      vector = layout.to_vector(value)
+      if weight.dtype.is_floating:
+        lost = tf.constant(float('nan'), vector.dtype)
+        vector = tf.where(tf.math.is_nan(weight), lost, vector)
+      return vector, takes_part(weight)
 
     @tff.tensorflow.computation(
-        gathering.gathered_type(vector_type), state_type
+        gathering.gathered_type(to_vector.type_signature.result[0]),
+        initial_state.type_signature.result,
     )
     def aggregate(gathered, state):
       result, new_state = self.aggregate_gathered(gathered, state)
@@ -254,8 +250,13 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     def initialize():
       return tff.federated_eval(initial_state, tff.SERVER)
 
-    def run(state, client_value):
-      vectors = tff.federated_map(to_vector, client_value)
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(layout.value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      vectors = tff.federated_map(to_vector, (value, weight))
       gathered = gathering.gather(vectors[0], vectors[1])
       result = tff.federated_map(aggregate, (gathered, state))
       return tff.templates.MeasuredProcessOutput(
@@ -265,24 +266,6 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
               collections.OrderedDict(num_dropped=gathered['num_dropped'])
           ),
       )
-
-    state_at_server = initialize.type_signature.result
-    value_at_clients = tff.FederatedType(layout.value_type, tff.CLIENTS)
-    if weight_type is None:
-
-      @tff.federated_computation(state_at_server, value_at_clients)
-      def next_fn(state, value):
-        return run(state, value)
-
-    else:
-
-      @tff.federated_computation(
-          state_at_server,
-          value_at_clients,
-          tff.FederatedType(weight_type, tff.CLIENTS),
-      )
-      def next_fn(state, value, weight):
-        return run(state, (value, weight))
 
     return tff.templates.AggregationProcess(initialize, next_fn)
 
@@ -295,14 +278,6 @@ class CheckedRule(Rule):
 
     The computation raises a `tf.errors.InvalidArgumentError` if fewer clients
     are left than `needed_clients`.
-
-    Args:
-      values: See the base class.
-      num_dropped: See the base class.
-      state: See the base class.
-
-    Returns:
-      The aggregate and the new state.
     """
     num_byzantine = tf.maximum(self.num_byzantine - num_dropped, 0)
     num_clients = tf.shape(values)[0]
@@ -353,15 +328,8 @@ class CheckedRule(Rule):
   ) -> tuple[tf.Tensor, Any]:
     """Aggregates at least one row, and enough rows for `num_byzantine`.
 
-    Args:
-      values: See `aggregate`.
-      num_byzantine: The number of attackers to tolerate among the rows, an
-        int32 scalar.
-      num_dropped: See `aggregate`.
-      state: See `aggregate`.
-
-    Returns:
-      See `aggregate`.
+    This is `aggregate` after its checks. `num_byzantine` is the number of
+    attackers to tolerate among the rows, an int32 scalar.
     """
 
 
