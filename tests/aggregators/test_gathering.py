@@ -9,7 +9,6 @@ import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
 from tff_bn import aggregators
-from tff_bn import runtime
 from tff_bn.aggregators import gathering
 
 _VECTOR = tff.TensorType(np.float32, [3])
@@ -260,12 +259,6 @@ def test_too_few_clients_in_the_round(any_runtime):
   process.next(process.initialize(), list(_rows(7)))
 
 
-def test_too_few_clients_are_an_error_in_the_constructor():
-  # Only the outer rule knows the number of clients.
-  with pytest.raises(ValueError, match='Krum of 6 clients'):
-    aggregators.NearestNeighborMixing(aggregators.Krum(2), 2, num_clients=6)
-
-
 def test_state_lasts_over_rounds(any_runtime):
   process = aggregators.Bucketing(aggregators.CenteredClipping(1.0), 2).create(
       tff.TensorType(np.float32, [1])
@@ -317,13 +310,6 @@ def test_inside_tff_wrappers(in_process_runtime, wrap):
       [1, 2] if 'zeroed_count' in str(process.next.type_signature) else [3, 4]
   )
   np.testing.assert_allclose(result, expected)
-
-
-def test_process_in_a_new_context():
-  with runtime.in_process_runtime():
-    process = aggregators.Mean().create(_VECTOR)
-    output = process.next(process.initialize(), list(_rows(2)))
-  np.testing.assert_array_equal(output.result, _rows(2).mean(axis=0))
 
 
 def test_rules_with_num_clients(any_runtime):

@@ -1,4 +1,4 @@
-"""Tests for the count of what algorithms send."""
+"""The traffic of algorithms against the FedTAN paper and by hand."""
 
 import collections
 import types
@@ -64,8 +64,8 @@ def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
   assert one['exchanges'] == 3 * 19 + 1
   assert f'{one["megabytes"]:.4f}' == '6.2679'
   assert f'{100 * (1 - 1 / one["exchanges"]):.2f}' == '98.28'
-  # FedTAN-II: the extra part of what 10,000 rounds send. The paper calculates
-  # with megabytes that it has rounded.
+  # FedTAN-II: the additional share of the traffic of 10,000 rounds. The paper
+  # computes it from rounded megabytes.
   base = analysis.ProcessTraffic(fed_avg).until(1, 5)
   rounded = round(base['megabytes'], 4)
   for sync_rounds, exchanges, megabytes in (
@@ -89,8 +89,8 @@ def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
     )
     extra = sync_rounds * (round(one['megabytes'], 4) - rounded)
     assert f'{100 * extra / (10_000 * rounded + extra):.4f}' == megabytes
-  # Statistics and parameters leave the clients, and nothing else: no
-  # activations, whose first size is unknown, and no labels.
+  # Only statistics and parameters leave the clients: no activations, whose
+  # first size is unknown, and no labels.
   expected = collections.Counter(v.shape for v in model.variables)
   for variable in model.variables:
     if variable.role is Role.MOVING_MEAN:
@@ -109,7 +109,7 @@ def test_one_multicast_down_and_every_upload():
 
 
 class _AUC(keras.metrics.AUC):
-  """Its state is four vectors, which only the metrics need."""
+  """An AUC of binary logits; its state of four vectors is only for metrics."""
 
   def update_state(self, y_true, y_pred, sample_weight=None):
     super().update_state(y_true, tf.sigmoid(y_pred[:, 1]), sample_weight)
@@ -157,7 +157,7 @@ def test_shared_variables_go_both_ways(model, build, num_bytes):
   assert traffic == analysis.Traffic(1, num_bytes, num_bytes)
 
 
-def test_nothing_shared_nothing_sent(model):
+def test_no_traffic_without_shared_variables(model):
   traffic = analysis.computation_traffic(
       algorithms.build_single(model, _sgd()).next
   )
@@ -167,7 +167,7 @@ def test_nothing_shared_nothing_sent(model):
 
 
 class _CastFactory(tff.aggregators.UnweightedAggregationFactory):
-  """The sum of what clients send in another dtype."""
+  """Sums the clients' values, which they send in another dtype."""
 
   def __init__(self, dtype):
     self._dtype = dtype
@@ -236,7 +236,7 @@ def test_neither_data_nor_labels_leave_the_clients(model):
   # The AUC has four counts at each of 200 thresholds.
   for_metrics = [m.shape for m in uploads if m.metrics_only]
   assert for_metrics.count((200,)) == 4
-  # All that is no scalar, for the state.
+  # Tensors for the state.
   assert collections.Counter(
       m.shape for m in uploads if not m.metrics_only and not m.is_scalar
   ) == collections.Counter([(3, 5), (5,), (5,), (5,), (5,), (5,), (5, 2), (2,)])
@@ -270,14 +270,14 @@ def test_traffic_of_phases(phased):
       [0]
       + [(rest + 4 * 42 * size) / 2**20 for size in (2, 2, 2, 8, 8, 2, 2, 2)]
   )
-  # Not in the order of the rounds: a run can be continued.
+  # In any order, because a run can be continued.
   for round_num in (6, 0, 3, 4, 2, 8, 5):
     costs = traffic.until(round_num, num_clients=4)
     assert costs['exchanges'] == round_num
     assert costs['megabytes'] == pytest.approx(megabytes[round_num])
 
 
-def test_a_phase_is_counted_once_and_late(phased, monkeypatch):
+def test_phases_are_counted_once_and_lazily(phased, monkeypatch):
   counted = []
   original = analysis.communication.computation_traffic
 
@@ -298,7 +298,7 @@ def test_a_phase_is_counted_once_and_late(phased, monkeypatch):
   assert counted[0] is first and counted[1] is second
 
 
-def test_the_contexts_plan_is_used(model, monkeypatch):
+def test_plan_of_the_context_is_used(model, monkeypatch):
   made = []
   original = plan_context.make_plan
 

@@ -1,4 +1,4 @@
-"""The messages of computations that are written by hand."""
+"""The messages of hand-written computations."""
 
 import collections
 
@@ -24,7 +24,7 @@ _SCALAR = _tensor(np.float32)
 
 
 def _function(result_type, *parameter_types):
-  """Some function: what it sends is all that matters."""
+  """Returns a computation of zeros; only its types matter."""
 
   def zeros():
     return tf.zeros(result_type.shape, result_type.dtype.type)
@@ -40,13 +40,13 @@ def _function(result_type, *parameter_types):
 
 
 def _map(result_type, *values):
-  """Some function of federated values at one place."""
+  """Maps federated values of one placement to zeros of a type."""
   function = _function(result_type, *(v.type_signature.member for v in values))
   return tff.federated_map(function, values[0] if len(values) == 1 else values)
 
 
 def _next(function, state_type, data_type):
-  """The `next` of a process of a function to state and metrics."""
+  """Returns the `next` of a process; `function` returns state and metrics."""
 
   @tff.federated_computation(
       tff.FederatedType(state_type, tff.SERVER),
@@ -80,7 +80,7 @@ def test_exchanges_that_build_on_each_other():
       analysis.Message(3, _DOWN, tf.float32, (10,), metrics_only=True),
       analysis.Message(3, _UP, tf.int32, (100,), metrics_only=True),
   ]
-  # The state goes down once, though clients use it twice.
+  # The server sends the state once, although clients use it twice.
   assert analysis.computation_traffic(computation) == analysis.Traffic(
       exchanges=2, download_bytes=40 + 24, upload_bytes=24 + 40
   )
@@ -104,7 +104,7 @@ def test_metrics_that_need_a_value_before_the_state_does():
   )
 
 
-def test_value_that_is_added_up_again():
+def test_value_in_two_exchanges():
   def next_fn(state, data):
     first = tff.federated_sum(data)
     in_same_exchange = tff.federated_max(data)
@@ -138,7 +138,7 @@ def test_value_that_metrics_and_then_the_state_need():
   ] == [(1, True), (2, False)]
 
 
-def test_clients_hand_back_what_they_got():
+def test_clients_send_back_a_received_value():
   computation = _next(
       lambda state, data: (
           tff.federated_sum(tff.federated_broadcast(state)),
@@ -153,7 +153,7 @@ def test_clients_hand_back_what_they_got():
   )
 
 
-def test_what_clients_keep_is_sent_too():
+def test_client_states_from_the_server_are_counted():
   @tff.federated_computation(
       tff.FederatedType(_WEIGHTS, tff.SERVER),
       tff.FederatedType(_STATISTIC, tff.CLIENTS),
@@ -201,6 +201,6 @@ def test_unknown_number_of_bytes(type_spec, shape):
   with pytest.raises(ValueError, match=shape):
     analysis.computation_traffic(for_state)
   assert analysis.computation_traffic(for_metrics) == analysis.Traffic(0, 0, 0)
-  # What it is can still be seen.
+  # `messages` still lists the tensor.
   (message,) = analysis.messages(for_state)
   assert message.direction is _UP and not message.is_scalar

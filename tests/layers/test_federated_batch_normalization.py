@@ -1,4 +1,4 @@
-"""The federated layer against NumPy, and in all that Keras does with layers."""
+"""The federated layer against NumPy, and in Keras models."""
 
 import inspect
 import os
@@ -56,7 +56,10 @@ def _layer(shape, seed=1, **arguments):
 
 
 class _Reference:
-  """Algorithm 2 with one client; the statistics have the rank of the input."""
+  """Algorithm 2 with one client, in NumPy.
+
+  The statistics have the rank of the input.
+  """
 
   def __init__(self, layer, rank):
     axis = layer.axis % rank
@@ -177,9 +180,7 @@ def test_mask_of_a_masking_layer_is_used():
 
 @pytest.mark.parametrize('dtype', ['float32', 'float64'])
 @_parametrize
-def test_inference_and_frozen_layers_are_those_of_keras(
-    shape, arguments, dtype
-):
+def test_inference_and_frozen_layers_equal_keras(shape, arguments, dtype):
   ours = _layer(shape, dtype=dtype, **arguments)
   keras = KerasLayer(dtype=dtype, **arguments)
   keras.build([None, *shape[1:]])
@@ -201,7 +202,7 @@ def test_inference_and_frozen_layers_are_those_of_keras(
 
 
 @_parametrize
-def test_gradients_take_the_statistics_as_constants(shape, arguments):
+def test_statistics_are_constants_for_gradients(shape, arguments):
   layer = _layer(shape, momentum=0.7, dtype='float64', **arguments)
   reference = _Reference(layer, len(shape))
   x = tf.Variable(_random(shape))
@@ -254,12 +255,12 @@ def test_mixed_precision(policy, shape):
     np.testing.assert_allclose(
         tf.cast(output, tf.float64), expected, rtol=2e-2, atol=2e-2
     )
-    # The statistics have all of float32's digits.
+    # The statistics have float32's accuracy.
     reference.check(0.0, 0.0, 1e-5)
   assert {v.dtype for v in layer.weights} == {'float32'}
 
 
-def test_arguments_configuration_and_weights_are_those_of_keras():
+def test_arguments_configuration_and_weights_equal_keras():
   ours = inspect.signature(FederatedBatchNormalization.__init__).parameters
   expected = inspect.signature(KerasLayer.__init__).parameters
   assert {n: p.default for n, p in ours.items()} == {
@@ -312,7 +313,7 @@ def test_arguments_configuration_and_weights_are_those_of_keras():
         (dict(virtual_batch_size=2), "Unrecognized .*'virtual_batch_size'"),
     ],
 )
-def test_arguments_that_are_refused(arguments, message):
+def test_wrong_arguments(arguments, message):
   with pytest.raises(ValueError, match=message):
     FederatedBatchNormalization(**arguments)
 
@@ -330,7 +331,7 @@ def test_layers_with_16_bit_weights(dtype):
   assert layer(x, training=True).dtype == dtype
   assert {v.dtype for v in layer.weights} == {dtype}
   x = np.array(tf.cast(tf.cast(x, dtype), tf.float64)).reshape(-1, 3)
-  # A sum of the values exceeds float16, a sum in bfloat16 stops at 256 of them.
+  # A sum of all values overflows in float16 and stops growing in bfloat16.
   np.testing.assert_allclose(
       np.array(layer.moving_mean, 'float64'), 0.5 * x.mean(0), rtol=2**-8
   )
@@ -402,7 +403,7 @@ def test_fit(options):
   assert losses[-1] < losses[0]
 
 
-def test_frozen_models_keep_their_statistics():
+def test_frozen_models_do_not_update_statistics():
   model = _model()
   model.trainable = False
   before = model.get_weights()
@@ -427,7 +428,7 @@ def test_saved_models_are_loaded_without_custom_objects(tmp_path, file):
     np.testing.assert_allclose(
         loaded(x, training=training), model(x, training=training), rtol=1e-5
     )
-  # Both have been updated.
+  # Both models have updated their statistics.
   for found, wanted in zip(loaded.get_weights(), model.get_weights()):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
   if file == 'model.h5':
@@ -473,7 +474,7 @@ def test_cloned_models():
 
 
 @pytest.mark.parametrize('to_keras', [False, True])
-def test_weights_go_to_and_from_keras_layers(tmp_path, to_keras):
+def test_weights_are_copied_to_and_from_keras_layers(tmp_path, to_keras):
   source, target = _model(), _model(KerasLayer)
   if not to_keras:
     source, target = target, source
@@ -569,7 +570,7 @@ _DISTRIBUTED = """
 """
 
 
-def test_replicas_are_as_one_device_with_the_whole_batch(tmp_path):
+def test_replicas_equal_one_device_with_the_whole_batch(tmp_path):
   result = subprocess.run(
       [sys.executable, '-c', textwrap.dedent(_DISTRIBUTED)],
       env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'},
@@ -582,7 +583,7 @@ def test_replicas_are_as_one_device_with_the_whole_batch(tmp_path):
   assert result.stdout.endswith('done\n')
 
 
-def test_fedtan_refuses_the_layer():
+def test_layer_is_an_error_in_fedtan():
   from tff_bn.fedtan import model_checks
 
   with pytest.raises(
