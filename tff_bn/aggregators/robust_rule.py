@@ -195,12 +195,16 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     """
     process = self.create_participating(value_type, tff.TensorType(np.int32))
 
+    @tff.tensorflow.computation
+    def one():
+      return tf.constant(1)
+
     @tff.federated_computation(
         process.initialize.type_signature.result,
         tff.FederatedType(value_type, tff.CLIENTS),
     )
     def next_fn(state, value):
-      weight = tff.federated_value(1, tff.CLIENTS)
+      weight = tff.federated_eval(one, tff.CLIENTS)
       return process.next(state, value, weight)
 
     return tff.templates.AggregationProcess(process.initialize, next_fn)
