@@ -203,10 +203,10 @@ def _comparators(groups: tf.Tensor) -> tf.Tensor:
   The network has (log₂ n)(log₂ n + 1) / 2 layers. The comparators of a layer
   have no row in common, so they can run in parallel.
 
-  The function goes through the layers from the last to the first, and tracks
-  the group in which each row will end. A comparator is not needed if both of
-  its rows end in the same group. Before a needed comparator, the order of its
-  two rows does not matter, so they form a new group.
+  From the last layer to the first, the function tracks the group in which each
+  row will end. A comparator whose rows end in the same group is not needed.
+  Before a needed comparator, the order of its two rows does not matter, so they
+  form a new group.
 
   Reference:
     Knuth, The Art of Computer Programming, volume 3, algorithm 5.2.2M.

@@ -88,10 +88,54 @@ def build_model_fn(
     ValueError: If the model is unknown or does not fit the data or another
       argument.
   """
+  input_shape = tuple(input_shape)
+  build = _builder(name, input_shape, num_classes, normalization)
+  if precision not in names.PRECISION_NAMES:
+    raise ValueError(
+        f'precision={precision} is unknown; use'
+        f' {", ".join(names.PRECISION_NAMES)}.'
+        f'{spelling.suggestion(precision, names.PRECISION_NAMES)}'
+    )
+  encodings = dict(
+      amplitude=pan_amplitude,
+      period=pan_period,
+      personal_share=pan_personal_share,
+  )
+
+  def model_fn() -> keras.Model:
+    with _dtype_policy(precision):
+      model = build()
+      if isinstance(model, keras.Model) and not model.built:
+        # Some models create layers in `build`, at their first call.
+        _call_once(model, input_shape)
+    if batch_norm_momentum is not None:
+      _set_momentum(name, model, batch_norm_momentum)
+    if pan != _NO_ENCODINGS:
+      model = _with_encodings(name, model, pan, **encodings)
+    return model
+
+  if name in _MODELS:
+    # This checks whether groups divide the channels.
+    model_fn()
+  else:
+    with _dtype_policy(precision):
+      _check_user_model(name, build, input_shape, num_classes)
+    if batch_norm_momentum is not None or pan != _NO_ENCODINGS:
+      model_fn()
+  return model_fn
+
+
+def _builder(
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str,
+) -> Callable[[], keras.Model]:
+  """Returns a function that builds the model in float32, without encodings."""
   if name in _MODELS:
     build, smallest = _MODELS[name]
     normalization_lib.check_normalization(normalization)
-    _check_input_shape(name, tuple(input_shape), smallest)
+    _check_input_shape(name, input_shape, smallest)
     arguments = {'normalization': normalization}
   elif names.is_other_model(name):
     build = _import_function(name)
@@ -102,47 +146,7 @@ def build_model_fn(
         f' {", ".join(names.MODEL_NAMES)}, and {names.OTHER_MODELS}.'
         f'{spelling.suggestion(name, names.MODEL_NAMES)}'
     )
-
-  if precision not in names.PRECISION_NAMES:
-    raise ValueError(
-        f'precision={precision} is unknown; use'
-        f' {", ".join(names.PRECISION_NAMES)}.'
-        f'{spelling.suggestion(precision, names.PRECISION_NAMES)}'
-    )
-
-  def model_fn() -> keras.Model:
-    with _dtype_policy(precision):
-      model = build(tuple(input_shape), num_classes, **arguments)
-      if isinstance(model, keras.Model) and not model.built:
-        # Some models create layers in `build`, at their first call.
-        _call_once(model, tuple(input_shape))
-    if batch_norm_momentum is not None:
-      _set_momentum(name, model, batch_norm_momentum)
-    if pan != _NO_ENCODINGS:
-      model = _with_encodings(
-          name,
-          model,
-          pan,
-          amplitude=pan_amplitude,
-          period=pan_period,
-          personal_share=pan_personal_share,
-      )
-    return model
-
-  if name in _MODELS:
-    # This checks whether groups divide the channels.
-    model_fn()
-  else:
-    with _dtype_policy(precision):
-      _check_user_model(
-          name,
-          lambda: build(tuple(input_shape), num_classes, **arguments),
-          tuple(input_shape),
-          num_classes,
-      )
-    if batch_norm_momentum is not None or pan != _NO_ENCODINGS:
-      model_fn()
-  return model_fn
+  return functools.partial(build, input_shape, num_classes, **arguments)
 
 
 def _with_encodings(
