@@ -168,7 +168,7 @@ class PositionEncoding(keras.layers.Layer):
           f' axis={self.axis} of inputs of shape {tuple(input_shape)} has none.'
       )
     if self.num_personal(num_units):
-      # 16 bits would be too inaccurate, whatever the layer's compute dtype.
+      # 16 bits would be too inaccurate, for any compute dtype.
       self.personal_phase = self.add_weight(
           shape=(),
           initializer='zeros',

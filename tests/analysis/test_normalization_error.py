@@ -112,7 +112,7 @@ def test_first_round_of_fbn_does_not_normalize():
 
 
 def test_closed_forms_of_many_points():
-  """With many points, the statistics are close to those of the distributions.
+  """With many points, batch statistics are close to the distributions' moments.
 
   A point is μ + z, with |μ| = 10 and z from N(0, I). Centralized normalization
   divides it by √51, naive normalization returns z, and FixBN the point.

@@ -37,7 +37,7 @@ class Attacked(robust_rule.Rule):
     Args:
       rule: The rule that aggregates the values of clients and attackers. It may
         tolerate fewer attackers than there are.
-      attack: Computes what the attackers send.
+      attack: The attack.
       num_attackers: The number of attackers, at least 1.
       num_clients: The number of clients in a round, attackers included.
         Default: the rule's.

@@ -1,8 +1,8 @@
 """Attacks on what clients send: models, statistics, or any other vectors.
 
 The attackers are omniscient, as in the cited papers: they see what all honest
-clients send in the round and collude. An `Attack` computes what the attackers
-send; `Attacked` applies it before an aggregation rule.
+clients send in the round and collude. An `Attack` computes the attackers'
+vectors; `Attacked` applies it before an aggregation rule.
 """
 
 import abc
@@ -18,7 +18,7 @@ from tff_bn.aggregators import robust_rule
 
 
 class Attack(abc.ABC):
-  """Computes what the attackers send.
+  """Computes the vectors that attackers send.
 
   Attributes:
     count: The weight that the attackers send; with batch normalization
@@ -36,12 +36,12 @@ class Attack(abc.ABC):
       round_num: tf.Tensor,
       is_mean: Optional[np.ndarray] = None,
   ) -> tf.Tensor:
-    """Computes what the attackers send in a round.
+    """Computes the attackers' vectors of a round.
 
     The result does not depend on the order of the honest clients.
 
     Args:
-      honest: What the honest clients send, one client in a row: floats of shape
+      honest: The honest clients' vectors, one client in a row: floats of shape
         `[h, d]` with h ≥ 1. `h` may be unknown at tracing time.
       num_attackers: The number of attackers.
       round_num: The number of the round, an int32 scalar.
@@ -49,7 +49,7 @@ class Attack(abc.ABC):
         for a mean, false for a variance; shape `[d]`. `None` for other values.
 
     Returns:
-      What the attackers send, `[num_attackers, d]` of the dtype of `honest`.
+      The attackers' vectors, `[num_attackers, d]` of the dtype of `honest`.
     """
 
 
