@@ -1,6 +1,5 @@
 """Synchronized layers against Keras's own on the union of the batches."""
 
-import collections
 
 import keras
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 from tff_bn.fedtan import synchronized_batch_norm
 from tff_bn.fedtan.synchronized_batch_norm import Answer
 from tff_bn.keras_model import batch_norm_calls
+from tff_bn.layers.batch_moments import Moments
 
 _LAYERS = {
     'images': ([6, 5, 4, 3], dict()),
@@ -41,7 +41,7 @@ def _alone(kind, value, sound):
   """The answers that a single client gets."""
   assert sound
   if kind is Answer.POOLED_MOMENTS:
-    assert list(value) == ['count', 'mean', 'variance']
+    assert isinstance(value, Moments)
   return value
 
 
@@ -120,26 +120,24 @@ def test_what_two_clients_send():
   rng = np.random.default_rng(3)
   x, cotangent = rng.normal(3, 2, [5, 2]), rng.normal(1, 1, [5, 2])
   mean, variance = np.array([1.0, 2.0]), np.array([3.0, 0.5])
-  other = dict(count=7.0, mean=mean, variance=variance)
+  other = Moments(7.0, mean, variance)
   other_sums = dict(scale=np.array([0.3, -2.0]), shift=np.array([1.0, 5.0]))
   layer = _layer([5, 2], dict(dtype='float64'))
   gamma, beta = layer.gamma.numpy(), layer.beta.numpy()
   asked = []
 
   count = 5 + 7.0
-  mean = (5 * x.mean(0) + 7 * other['mean']) / count
+  mean = (5 * x.mean(0) + 7 * other.mean) / count
   variance = (
       5 * (x.var(0) + (x.mean(0) - mean) ** 2)
-      + 7 * (other['variance'] + (other['mean'] - mean) ** 2)
+      + 7 * (other.variance + (other.mean - mean) ** 2)
   ) / count
 
   def ask(kind, value, sound):
     assert sound
     asked.append((kind, value))
     if kind is Answer.POOLED_MOMENTS:
-      return collections.OrderedDict(
-          count=tf.constant(count, tf.float64), mean=mean, variance=variance
-      )
+      return Moments(tf.constant(count, tf.float64), mean, variance)
     return {name: value[name] + other_sums[name] for name in value}
 
   weight = 5.0
@@ -149,9 +147,9 @@ def test_what_two_clients_send():
   normalized = (x - mean) * r
   (kind, sent), (backward, sums) = asked
   assert (kind, backward) == (Answer.POOLED_MOMENTS, Answer.SUM)
-  assert sent['count'] == 5
-  np.testing.assert_allclose(sent['mean'], x.mean(0), rtol=1e-12)
-  np.testing.assert_allclose(sent['variance'], x.var(0), rtol=1e-12)
+  assert sent.count == 5
+  np.testing.assert_allclose(sent.mean, x.mean(0), rtol=1e-12)
+  np.testing.assert_allclose(sent.variance, x.var(0), rtol=1e-12)
   np.testing.assert_allclose(output, gamma * normalized + beta, rtol=1e-12)
   shift, scale = cotangent.sum(0), (cotangent * normalized).sum(0)
   np.testing.assert_allclose(sums['shift'], weight * shift, rtol=1e-12)

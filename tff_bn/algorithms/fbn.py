@@ -12,7 +12,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.aggregators import moments as moments_lib
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
 from tff_bn.clients.drift_correction import BoundCorrection
@@ -22,6 +21,7 @@ from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.layers.batch_moments import Moments
 from tff_bn.processes import averaging
 from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
@@ -177,13 +177,13 @@ class _FbnWork(LocalTrainingWork):
       after: Sequence[tf.Tensor],
       weight: tf.Tensor,
       result: LocalResult,
-  ) -> list[moments_lib.Moments]:
+  ) -> list[Moments]:
     """Computes r_i and s_i without the factor N/(N-1), see `_unbiased`.
 
     These are lines 5 and 6 of algorithm 2. A dropped client's count is NaN.
     """
     dropped = tf.math.is_nan(weight)
-    statistics: list[moments_lib.Moments] = []
+    statistics: list[Moments] = []
     for (mean_position, variance_position), momentum in zip(
         self._weights.statistics, self._momentum, strict=True
     ):
@@ -191,13 +191,13 @@ class _FbnWork(LocalTrainingWork):
       mean, variance = after[mean_position], after[variance_position]
       seen = self._collector.moments(len(statistics), result.collected)
       rate = tf.constant(1 - momentum, mean.dtype)
-      found = tf.logical_and(seen['count'] > 0, tf.logical_not(dropped))
-      nan = tf.constant(np.nan, seen['count'].dtype)
-      moved_mean = mean + rate * (seen['mean'] - mean)
-      moved_variance = variance + rate * (seen['variance'] - variance)
+      found = tf.logical_and(seen.count > 0, tf.logical_not(dropped))
+      nan = tf.constant(np.nan, seen.count.dtype)
+      moved_mean = mean + rate * (seen.mean - mean)
+      moved_variance = variance + rate * (seen.variance - variance)
       statistics.append(
-          moments_lib.layer_moments(
-              tf.where(dropped, nan, seen['count']),
+          Moments(
+              tf.where(dropped, nan, seen.count),
               tf.where(found, moved_mean, mean),
               tf.where(found, moved_variance, variance),
           )
@@ -209,7 +209,7 @@ def _unbiased(
     momentum: Sequence[float],
     layer: int,
     old: tf.Tensor,
-    new: moments_lib.Moments,
+    new: Moments,
 ) -> tf.Tensor:
   """Multiplies the variance v of all clients' values by N/(N-1).
 
@@ -225,8 +225,8 @@ def _unbiased(
   Returns:
     The new running variance, (1-β) S + β N/(N-1) v.
   """
-  moved = new['variance'] - tf.constant(momentum[layer], old.dtype) * old
+  moved = new.variance - tf.constant(momentum[layer], old.dtype) * old
   # N/(N-1) - 1, bounded for any counts that clients send.
-  variance = new['variance'] + moved / tf.maximum(new['count'] - 1, 1)
+  variance = new.variance + moved / tf.maximum(new.count - 1, 1)
   # Attackers can make the aggregate anything.
   return tf.maximum(variance, 0)

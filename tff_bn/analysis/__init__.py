@@ -1,6 +1,6 @@
-"""Measurements of what training sends, and of normalization.
+"""Measurements of the traffic of training and of normalization errors.
 
-Parts that need TensorFlow Federated are imported when they are first used.
+Members that need TensorFlow Federated are imported when they are first used.
 """
 
 from tff_bn.analysis import normalization_error

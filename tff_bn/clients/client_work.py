@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import moments
 from tff_bn.clients import update_norms
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
@@ -16,6 +15,7 @@ from tff_bn.common import numerics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.layers.batch_moments import Moments
 
 # See `ClientWork.build_client_update`.
 ClientUpdate = Callable[
@@ -235,7 +235,7 @@ class ClientWork:
       after: Sequence[tf.Tensor],
       weight: tf.Tensor,
       result: LocalResult,
-  ) -> list[moments.Moments]:
+  ) -> list[Moments]:
     """Returns the batch normalization statistics that a client sends.
 
     Here they are the client's running statistics with its weight. With weight 0
@@ -251,7 +251,7 @@ class ClientWork:
     """
     del result
     return [
-        moments.layer_moments(
+        Moments(
             tf.cast(weight, after[mean].dtype), after[mean], after[variance]
         )
         for mean, variance in self._weights.statistics

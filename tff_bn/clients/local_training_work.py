@@ -7,7 +7,6 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import moments
 from tff_bn.clients.client_work import ClientUpdate
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
@@ -19,6 +18,7 @@ from tff_bn.keras_model.batch_norm_calls import TrainingCall
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.layers.batch_moments import Moments
 
 
 class LocalTrainingWork(ClientWork):
@@ -128,6 +128,6 @@ class FixedStatisticsWork(LocalTrainingWork):
       after: Sequence[tf.Tensor],
       weight: tf.Tensor,
       result: LocalResult,
-  ) -> list[moments.Moments]:
+  ) -> list[Moments]:
     """Returns statistics of weight 0, so not even rounding changes them."""
     return super().statistics(after, tf.zeros_like(weight), result)

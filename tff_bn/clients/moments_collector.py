@@ -6,7 +6,6 @@ from typing import Optional
 import keras
 import tensorflow as tf
 
-from tff_bn.aggregators import moments
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.layers import batch_moments
 
@@ -62,10 +61,8 @@ class MomentsCollector:
           ' differs between channels, so they have different numbers of values.'
       )
     merged = batch_moments.merge_moments(
-        batch_moments.BatchMoments(*map(tf.convert_to_tensor, variables)),
-        batch_moments.BatchMoments(
-            *(tf.cast(x, variables[0].dtype) for x in seen)
-        ),
+        batch_moments.Moments(*map(tf.convert_to_tensor, variables)),
+        batch_moments.Moments(*(tf.cast(x, variables[0].dtype) for x in seen)),
     )
     for variable, value in zip(variables, merged):
       variable.assign(value)
@@ -74,11 +71,13 @@ class MomentsCollector:
   def _select(self, values: Sequence, position: int) -> Sequence:
     return values[3 * position : 3 * position + 3]
 
-  def moments(self, layer: int, values: Sequence[tf.Tensor]) -> moments.Moments:
+  def moments(
+      self, layer: int, values: Sequence[tf.Tensor]
+  ) -> batch_moments.Moments:
     """Returns the moments that a layer collected.
 
     Args:
       layer: The layer's position in `moving_means`.
       values: The values of `variables`.
     """
-    return moments.layer_moments(*self._select(values, layer))
+    return batch_moments.Moments(*self._select(values, layer))

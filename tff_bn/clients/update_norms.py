@@ -44,7 +44,7 @@ def norms(
   for layer, (mean, variance) in zip(
       update.get('statistics', ()), statistics_before
   ):
-    changes += [layer['mean'] - mean, layer['variance'] - variance]
+    changes += [layer.mean - mean, layer.variance - variance]
   found = (
       _norm(tf.nest.flatten(update.get('trainable', ()))),
       _norm(changes),

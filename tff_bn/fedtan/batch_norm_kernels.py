@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tff_bn.keras_model import fused_batch_norm
+from tff_bn.layers.batch_moments import Moments
 
 
 class Statistics(NamedTuple):
@@ -40,7 +41,7 @@ class Kernels(Protocol):
   count: tf.Tensor
   epsilon: float
 
-  def moments(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  def moments(self) -> Moments:
     """Returns the count, the mean and the biased variance of the input."""
 
   def as_keras(self, statistics: Statistics) -> Statistics:
@@ -171,7 +172,7 @@ class _PlainKernels:
     variance = tf.math.divide_no_nan(
         self._sum(self._masked(squares)), self.count
     )
-    return self.count, mean, variance
+    return Moments(self.count, mean, variance)
 
   def as_keras(self, statistics):
     if self._mask is None:

@@ -27,7 +27,6 @@ from typing import Optional
 import keras
 import tensorflow as tf
 
-from tff_bn.aggregators import moments
 from tff_bn.common import numerics
 from tff_bn.fedtan import batch_norm_kernels
 from tff_bn.fedtan import model_checks
@@ -123,7 +122,8 @@ class SynchronizedBatchNorm:
     Returns:
       The statistics.
     """
-    count, mean, variance = kernels.moments()
+    seen = kernels.moments()
+    count, mean, variance = seen
     weight = tf.cast(self._client_weight, mean.dtype)
     second_moment = variance + tf.math.square(mean)
     self.squared_norm += tf.cast(tf.reduce_sum(second_moment), tf.float32)
@@ -131,15 +131,15 @@ class SynchronizedBatchNorm:
     if self._fused_moments:
       pooled = self._ask(
           Answer.POOLED_MOMENTS,
-          moments.layer_moments(count, mean, variance),
+          seen,
           sound,
       )
       return kernels.as_keras(
           batch_norm_kernels.Statistics(
-              pooled['mean'],
-              pooled['variance'],
-              pooled['count'],
-              tf.math.reciprocal_no_nan(pooled['count']),
+              pooled.mean,
+              pooled.variance,
+              pooled.count,
+              tf.math.reciprocal_no_nan(pooled.count),
           )
       )
     total = self._ask(

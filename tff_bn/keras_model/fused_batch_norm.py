@@ -11,7 +11,7 @@ from typing import Any, Optional
 import keras
 import tensorflow as tf
 
-from tff_bn.layers.batch_moments import BatchMoments
+from tff_bn.layers.batch_moments import Moments
 
 # With one of these, a subclass of Keras's layer computes something else.
 COMPUTING_METHODS = frozenset(
@@ -77,7 +77,7 @@ def _num_values(inputs: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), tf.float32)
 
 
-def moments(inputs: tf.Tensor) -> BatchMoments:
+def moments(inputs: tf.Tensor) -> Moments:
   """The moments of images, through which no gradient flows.
 
   XLA compiles the operation to E[x²] − E[x]², which cancels digits where the
@@ -105,7 +105,7 @@ def moments(inputs: tf.Tensor) -> BatchMoments:
   bias = tf.math.divide_no_nan(
       tf.maximum(count - 1, tf.ones_like(count)), count
   )
-  return BatchMoments(count, result.batch_mean, result.batch_variance * bias)
+  return Moments(count, result.batch_mean, result.batch_variance * bias)
 
 
 def normalize_by(

@@ -7,16 +7,16 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import moments
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.batch_norm_model import VariableInfo
 from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.partition import Role
+from tff_bn.layers.batch_moments import Moments
 
 # Makes a new running variance of the number of the layer, the old one and the
 # aggregated moments.
-RunningVariance = Callable[[int, tf.Tensor, moments.Moments], tf.Tensor]
+RunningVariance = Callable[[int, tf.Tensor, Moments], tf.Tensor]
 
 
 def named(
@@ -127,7 +127,7 @@ class SharedWeights:
       self,
       before: Sequence[tf.Tensor],
       after: Sequence[tf.Tensor],
-      statistics: Sequence[moments.Moments],
+      statistics: Sequence[Moments],
   ) -> collections.OrderedDict[str, Any]:
     """What a client sends, see `tff_bn.aggregators.model_update`.
 
@@ -204,12 +204,14 @@ class SharedWeights:
     for number, ((mean, variance), layer) in enumerate(
         zip(self._statistics, update.get('statistics', ()), strict=True)
     ):
-      new_variance = layer['variance']
+      # A user's aggregator may return them in another container.
+      layer = Moments(*_values(layer))
+      new_variance = layer.variance
       if running_variance is not None:
         new_variance = running_variance(number, old[variance], layer)
       # Without any client there is nothing to assign.
-      found = layer['count'] > 0
-      new[mean] = tf.where(found, layer['mean'], old[mean])
+      found = layer.count > 0
+      new[mean] = tf.where(found, layer.mean, old[mean])
       new[variance] = tf.where(found, new_variance, old[variance])
     for position, difference in zip(
         self._other_state, update.get('other_state', ()), strict=True

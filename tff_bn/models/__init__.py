@@ -1,7 +1,7 @@
-"""Model architectures, by name or by a function of the user's.
+"""Model architectures, built by name or by a user's function.
 
-Keras is imported when a model is first asked for, so that
-`tff_bn.models.names` can be read without it.
+`tff_bn.models.names` can be imported without Keras, which is imported when a
+model is first used.
 """
 
 from tff_bn.imports import lazy

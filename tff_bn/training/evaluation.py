@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_bn.aggregators import moments
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
+from tff_bn.layers import batch_moments
 from tff_bn.layers import discovery
 
 # `loss`, the metrics by name, and `num_examples`.
@@ -128,12 +128,12 @@ class _Union:
   """The moments of the union of sets of values, in float64."""
 
   def __init__(self) -> None:
-    self._moments: Optional[moments.Moments] = None
+    self._moments: Optional[batch_moments.Moments] = None
 
   def add(self, count: int, mean: np.ndarray, variance: np.ndarray) -> None:
-    added = moments.layer_moments(np.float64(count), mean, variance)
+    added = batch_moments.Moments(np.float64(count), mean, variance)
     if self._moments is not None:
-      added = moments.merge(self._moments, added)
+      added = batch_moments.merge_moments(self._moments, added)
     self._moments = added
 
   def mean_and_variance(self) -> tuple[np.ndarray, np.ndarray]:
@@ -143,8 +143,8 @@ class _Union:
           ' the dataset is empty.'
       )
     return (
-        np.asarray(self._moments['mean']),
-        np.asarray(self._moments['variance']),
+        np.asarray(self._moments.mean),
+        np.asarray(self._moments.variance),
     )
 
 
