@@ -331,7 +331,7 @@ def test_a_question_in_a_condition_is_an_error():
   def fn(ask, x):
     return tf.cond(x[0] > 0, lambda: ask('q', x[0]), lambda: x[0])
 
-  with pytest.raises(ValueError, match='inside of a loop, a condition'):
+  with pytest.raises(ValueError, match='inside a loop, a condition'):
     staged_function.StagedFunction(fn, [], _VECTOR)
 
 

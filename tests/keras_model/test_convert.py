@@ -638,7 +638,7 @@ def test_norms_that_cannot_be_replaced_are_an_error(layer_class):
   with pytest.raises(
       ValueError,
       match=(
-          r"'has_norm' .* makes .*'hidden_norm' itself.* attribute in the"
+          r"'has_norm' .* creates .*'hidden_norm' in a.* attribute in the"
           f' `__init__` of {layer_class.__name__}'
       ),
   ):
@@ -647,7 +647,7 @@ def test_norms_that_cannot_be_replaced_are_an_error(layer_class):
 
 def test_norms_in_wrappers_that_cannot_be_replaced_are_an_error():
   layer = keras_layers.TimeDistributed(_MadeInBuild(name='has_norm'))
-  with pytest.raises(ValueError, match="'has_norm' .* makes .*'hidden_norm'"):
+  with pytest.raises(ValueError, match="'has_norm' .* creates .*'hidden_norm'"):
     tff_bn.convert_batch_norm(_one(layer))
 
 
@@ -728,8 +728,8 @@ class _OwnConfig(keras_layers.BatchNormalization):
 @pytest.mark.parametrize(
     ('layer', 'message'),
     [
-        (_OwnCall(name='n'), r'computes in its own way \(call\)'),
-        (_OwnConfig(name='n'), r'an argument of its own, strength=1\.0'),
+        (_OwnCall(name='n'), 'whose method call may change'),
+        (_OwnConfig(name='n'), r'additional argument strength=1\.0'),
         (keras_layers.BatchNormalization(renorm=True, name='n'), 'renorm=True'),
     ],
 )
