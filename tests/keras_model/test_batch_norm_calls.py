@@ -30,7 +30,7 @@ def _plus_one(calls):
   return call
 
 
-def test_only_calls_in_training_are_replaced():
+def test_training_calls_are_replaced():
   model = _model()
   calls = []
   with batch_norm_calls.replaced(model, _plus_one(calls)):
@@ -42,7 +42,15 @@ def test_only_calls_in_training_are_replaced():
   np.testing.assert_allclose(evaluated, _X * r**3, rtol=1e-5)
 
 
-def test_also_inside_of_a_tf_function():
+def test_inference_calls_are_replaced_on_request():
+  model = _model()
+  calls = []
+  with batch_norm_calls.replaced(model, _plus_one(calls), in_inference=True):
+    model(_X, training=False)
+  assert calls == ['outer', 'inner']
+
+
+def test_calls_in_a_tf_function_are_replaced():
   model = _model()
   calls = []
   with batch_norm_calls.replaced(model, _plus_one(calls)):

@@ -18,15 +18,21 @@ TrainingCall = Callable[
 
 
 @contextlib.contextmanager
-def replaced(model: keras.Model, training_call: TrainingCall) -> Iterator[None]:
+def replaced(
+    model: keras.Model,
+    training_call: TrainingCall,
+    *,
+    in_inference: bool = False,
+) -> Iterator[None]:
   """Replaces the training calls of batch normalization layers in a context.
 
-  Calls in inference mode stay as they are, and so do all calls of layers with
-  `trainable=False`, which Keras always runs in inference mode.
+  Layers with `trainable=False`, which Keras always runs in inference mode, stay
+  as they are.
 
   Args:
     model: The model. Nested models and wrappers are searched.
     training_call: The function that computes each layer instead.
+    in_inference: Whether to replace calls in inference mode, too.
 
   Yields:
     Nothing.
@@ -34,13 +40,17 @@ def replaced(model: keras.Model, training_call: TrainingCall) -> Iterator[None]:
   with contextlib.ExitStack() as stack:
     for layer in discovery.batch_norm_layers(model):
       stack.enter_context(
-          layer_calls.replaced_call(layer, _call(layer, training_call))
+          layer_calls.replaced_call(
+              layer, _call(layer, training_call, in_inference)
+          )
       )
     yield
 
 
 def _call(
-    layer: keras.layers.BatchNormalization, training_call: TrainingCall
+    layer: keras.layers.BatchNormalization,
+    training_call: TrainingCall,
+    in_inference: bool,
 ) -> Callable[..., tf.Tensor]:
   original = layer.call
 
@@ -54,7 +64,7 @@ def _call(
           f'The batch normalization layer {layer.name!r} is called with a'
           ' tensor for `training`; give True, False or nothing.'
       )
-    if not layer.trainable or not is_training:
+    if not layer.trainable or not (is_training or in_inference):
       return original(inputs, training=training, mask=mask)
     return training_call(layer, inputs, mask)
 
