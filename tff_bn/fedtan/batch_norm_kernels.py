@@ -1,6 +1,5 @@
 """Batch normalization by given statistics, with fused or plain operations."""
 
-import abc
 from typing import NamedTuple, Optional
 
 import keras
@@ -28,8 +27,11 @@ class Statistics(NamedTuple):
   deficit: Optional[tf.Tensor] = None
 
 
-class Kernels(abc.ABC):
+class Kernels:
   """The computations of one call of a layer.
+
+  They use TensorFlow's fused operations for images with the channels last, and
+  plain operations for other ranks, axes and dtypes, and with a mask.
 
   Attributes:
     inputs: The input, in the dtype of the computation.
@@ -37,117 +39,42 @@ class Kernels(abc.ABC):
     epsilon: The constant added to the variance.
   """
 
-  inputs: tf.Tensor
-  count: tf.Tensor
-  epsilon: float
-
-  @abc.abstractmethod
-  def moments(self) -> BatchMoments:
-    """Computes the moments of the input."""
-
-  def as_keras(self, statistics: Statistics) -> Statistics:
-    """Changes exact statistics as Keras does to avoid a division by 0."""
-    return statistics
-
-  @abc.abstractmethod
-  def normalize(
-      self, gamma: tf.Tensor, beta: tf.Tensor, statistics: Statistics
-  ) -> tf.Tensor:
-    """Computes γ·x̂ + β."""
-
-  @abc.abstractmethod
-  def gradients(
-      self, cotangent: tf.Tensor, gamma: tf.Tensor, statistics: Statistics
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Computes γ·r·dy, dγ and dζ."""
-
-  def affine(
-      self, scale: tf.Tensor, shift: tf.Tensor, statistics: Statistics
-  ) -> tf.Tensor:
-    """Computes scale·x̂ + shift, and 0 for values that a mask excludes."""
-    return self.normalize(scale, shift, statistics)
-
-
-def kernels_for(
-    layer: keras.layers.BatchNormalization,
-    inputs: tf.Tensor,
-    mask: Optional[tf.Tensor],
-) -> Kernels:
-  """Returns the computations of a layer's call, fused if possible.
-
-  Args:
-    layer: The layer.
-    inputs: Its input.
-    mask: A mask of the values to include; `None` includes all.
-  """
-  if fused_batch_norm.applies(layer, inputs, mask):
-    return _FusedKernels(layer, inputs)
-  return _PlainKernels(layer, inputs, mask)
-
-
-class _FusedKernels(Kernels):
-  """TensorFlow's fused operations, for images with the channels last."""
-
-  def __init__(self, layer: keras.layers.BatchNormalization, inputs: tf.Tensor):
-    self.inputs = inputs
-    self.epsilon = layer.epsilon
-    self.count = fused_batch_norm.num_values(inputs)
-
-  def moments(self) -> BatchMoments:
-    return fused_batch_norm.moments(self.inputs)
-
-  def normalize(
-      self, gamma: tf.Tensor, beta: tf.Tensor, statistics: Statistics
-  ) -> tf.Tensor:
-    return fused_batch_norm.normalize_by(
-        self.inputs,
-        gamma,
-        beta,
-        statistics.mean,
-        statistics.variance,
-        self.epsilon,
-    )
-
-  def gradients(
-      self, cotangent: tf.Tensor, gamma: tf.Tensor, statistics: Statistics
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    return fused_batch_norm.normalize_by_gradients(
-        cotangent,
-        self.inputs,
-        gamma,
-        statistics.mean,
-        statistics.variance,
-        self.epsilon,
-    )
-
-
-class _PlainKernels(Kernels):
-  """Plain operations, for inputs of any rank, axis, dtype and mask."""
-
   def __init__(
       self,
       layer: keras.layers.BatchNormalization,
       inputs: tf.Tensor,
       mask: Optional[tf.Tensor],
   ):
-    self._dtype = tf.as_dtype(layer.variable_dtype)
-    self._shape = layer.moving_mean.shape
-    # As in Keras, float32 for inputs of 16 bits, whose squares would overflow.
-    self.inputs = tf.cast(inputs, self._dtype)
+    """Prepares the computations.
+
+    Args:
+      layer: The layer.
+      inputs: Its input.
+      mask: A mask of the values to include; `None` includes all.
+    """
     self.epsilon = layer.epsilon
+    self._mask = None
+    self._is_fused = fused_batch_norm.applies(layer, inputs, mask)
+    if self._is_fused:
+      self.inputs = inputs
+      self.count = fused_batch_norm.num_values(inputs)
+      return
+    dtype = tf.as_dtype(layer.variable_dtype)
+    # As in Keras, float32 for inputs of 16 bits, whose squares would overflow.
+    self.inputs = tf.cast(inputs, dtype)
+    self._shape = layer.moving_mean.shape
     rank = inputs.shape.rank
     axis = layer.axis % rank
     self._reduced = [i for i in range(rank) if i != axis]
     # The shape that broadcasts a value of each channel to the input.
     self._broadcast = [1] * rank
     self._broadcast[axis] = inputs.shape[axis]
-    size = tf.cast(tf.size(inputs), self._dtype)
-    self._mask = None
+    size = tf.cast(tf.size(inputs), dtype)
     if mask is not None:
       self._mask = tf.broadcast_to(
           tf.expand_dims(tf.cast(mask, tf.bool), -1), tf.shape(inputs)
       )
-      size = tf.reduce_sum(tf.cast(self._mask, self._dtype))
+      size = tf.reduce_sum(tf.cast(self._mask, dtype))
     self.count = size / self._shape.num_elements()
 
   def _spread(self, value: tf.Tensor) -> tf.Tensor:
@@ -162,6 +89,9 @@ class _PlainKernels(Kernels):
     return tf.where(self._mask, values, tf.zeros_like(values))
 
   def moments(self) -> BatchMoments:
+    """Computes the moments of the input."""
+    if self._is_fused:
+      return fused_batch_norm.moments(self.inputs)
     mean = tf.math.divide_no_nan(
         self._sum(self._masked(self.inputs)), self.count
     )
@@ -172,9 +102,10 @@ class _PlainKernels(Kernels):
     return BatchMoments(self.count, mean, variance)
 
   def as_keras(self, statistics: Statistics) -> Statistics:
+    """Changes exact statistics as Keras does for an input with a mask."""
     if self._mask is None:
       return statistics
-    # With a mask, Keras divides by slightly more than the number of values.
+    # Keras divides by slightly more than the number of values, never by 0.
     divisor = statistics.count + keras.config.epsilon()
     share = statistics.count / divisor
     mean = statistics.mean * share
@@ -190,6 +121,16 @@ class _PlainKernels(Kernels):
   def normalize(
       self, gamma: tf.Tensor, beta: tf.Tensor, statistics: Statistics
   ) -> tf.Tensor:
+    """Computes γ·x̂ + β."""
+    if self._is_fused:
+      return fused_batch_norm.normalize_by(
+          self.inputs,
+          gamma,
+          beta,
+          statistics.mean,
+          statistics.variance,
+          self.epsilon,
+      )
     r = tf.math.rsqrt(statistics.variance + self.epsilon)
     return (self.inputs - self._spread(statistics.mean)) * self._spread(
         gamma * r
@@ -198,6 +139,19 @@ class _PlainKernels(Kernels):
   def gradients(
       self, cotangent: tf.Tensor, gamma: tf.Tensor, statistics: Statistics
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Computes γ·r·dy, dγ and dζ."""
+    if self._is_fused:
+      result = tf.raw_ops.FusedBatchNormGradV3(
+          y_backprop=cotangent,
+          x=self.inputs,
+          scale=gamma,
+          reserve_space_1=statistics.mean,
+          reserve_space_2=statistics.variance,
+          reserve_space_3=tf.zeros([0]),
+          epsilon=self.epsilon,
+          is_training=False,
+      )
+      return result.x_backprop, result.scale_backprop, result.offset_backprop
     r = tf.math.rsqrt(statistics.variance + self.epsilon)
     normalized = (self.inputs - self._spread(statistics.mean)) * self._spread(r)
     return (
@@ -209,4 +163,5 @@ class _PlainKernels(Kernels):
   def affine(
       self, scale: tf.Tensor, shift: tf.Tensor, statistics: Statistics
   ) -> tf.Tensor:
+    """Computes scale·x̂ + shift, and 0 for values that a mask excludes."""
     return self._masked(self.normalize(scale, shift, statistics))

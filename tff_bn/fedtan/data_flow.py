@@ -117,7 +117,7 @@ class DataFlow:
     num_args = len(graph.inputs) - len(function.captured_inputs)
     for number, tensor in enumerate(graph.inputs[:num_args]):
       self._aliases[tensor.name] = self._add_source(
-          f'{ARGUMENT}/{number}', tf.TensorSpec(tensor.shape, tensor.dtype)
+          f'{ARGUMENT}/{number}', _spec_of(tensor)
       )
     captures = stateless_function.captures(function, variables)
     for tensor, capture in zip(graph.inputs[num_args:], captures, strict=True):
@@ -194,8 +194,7 @@ class DataFlow:
     request = self._requests[placeholder.name]
     level = 1 + max(self.level(name) for name in self.sent(request))
     self._answer_levels[request] = level
-    spec = tf.TensorSpec(placeholder.shape, placeholder.dtype)
-    self._add_source(placeholder.name, spec, level)
+    self._add_source(placeholder.name, _spec_of(placeholder), level)
 
   def _add_operation(self, op: tf.Operation) -> None:
     resources = [
@@ -401,8 +400,8 @@ def _in_order(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
 
 
 def _specs(op: tf.Operation) -> list[tf.TensorSpec]:
-  return [tf.TensorSpec(output.shape, output.dtype) for output in op.outputs]
+  return [_spec_of(output) for output in op.outputs]
 
 
-def _spec_of(variable: tf.Variable) -> tf.TensorSpec:
-  return tf.TensorSpec(variable.shape, variable.dtype)
+def _spec_of(value: Union[tf.Tensor, tf.Variable]) -> tf.TensorSpec:
+  return tf.TensorSpec(value.shape, value.dtype)

@@ -33,7 +33,6 @@ from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import staged_function
 from tff_bn.fedtan.batch_norm_kernels import Kernels
 from tff_bn.fedtan.batch_norm_kernels import Statistics
-from tff_bn.fedtan.batch_norm_kernels import kernels_for
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.layers import discovery
 
@@ -107,7 +106,7 @@ class SynchronizedBatchNorm:
           and any(x is layer for x in discovery.all_layers(container))
       ]
       raise model_checks.inside_of_control_flow(containers[-1], layer)
-    kernels = kernels_for(layer, inputs, mask)
+    kernels = Kernels(layer, inputs, mask)
     statistics = self._statistics(kernels)
     _update_moving_statistics(layer, statistics)
     output = self._normalize(

@@ -119,6 +119,14 @@ class BatchNormModel:
     if not self.keras_model.trainable_weights:
       raise ValueError('The model of keras_model_fn has no trainable variable.')
     self.variables = _describe_variables(self.keras_model)
+    position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
+    self._trainable_positions, self._non_trainable_positions = (
+        [position_of[id(v)] for v in weights]
+        for weights in (
+            self.keras_model.trainable_weights,
+            self.keras_model.non_trainable_weights,
+        )
+    )
     self._initial = [v.numpy() for v in self.keras_model.weights]
     names = [metric.name for metric in self.metrics_fn()]
     if (
@@ -199,24 +207,9 @@ class BatchNormModel:
           f' other values, but the model has {len(self._trainable_positions)}'
           f' and {len(self._non_trainable_positions)}.'
       )
-    values = [None] * len(self.variables)
-    for position, value in zip(self._trainable_positions, trainable):
-      values[position] = value
-    for position, value in zip(self._non_trainable_positions, non_trainable):
-      values[position] = value
-    return values
-
-  @property
-  def _trainable_positions(self) -> list[int]:
-    return self._positions(self.keras_model.trainable_weights)
-
-  @property
-  def _non_trainable_positions(self) -> list[int]:
-    return self._positions(self.keras_model.non_trainable_weights)
-
-  def _positions(self, subset: Sequence[keras.Variable]) -> list[int]:
-    position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
-    return [position_of[id(v)] for v in subset]
+    positions = [*self._trainable_positions, *self._non_trainable_positions]
+    values = dict(zip(positions, [*trainable, *non_trainable]))
+    return [values[position] for position in range(len(self.variables))]
 
   def to_keras(self, weights: Optional[ModelWeights] = None) -> keras.Model:
     """Builds an ordinary Keras model with given weights.

@@ -94,27 +94,37 @@ def convert_batch_norm(
     keras_copy.build(new_model, model.get_build_config())
   copy.check()
   if len(new_model.weights) < len(model.weights):
-    if keras_copy.is_functional(model) and not keras_copy.is_connected(model):
-      raise ValueError(
-          f'The model {model.name!r} has been called, but is not connected to'
-          ' an input, so its copy cannot be built. Start it with a keras.Input,'
-          ' or build it as a functional model, keras.Model(inputs, outputs).'
-      )
-    raise ValueError(
-        f'The model {model.name!r} has {len(model.weights)} weights, but its'
-        f' copy {len(new_model.weights)}, because Keras could not build all'
-        ' layers of the copy. A custom layer must create the layers inside it'
-        ' in its `__init__` and call them as its attributes.'
-    )
+    raise ValueError(_missing_weights_error(model, new_model))
   copy.set_state(model)
   if len(new_model.weights) != len(model.weights):
     raise ValueError(
-        f'The model {model.name!r} has {len(model.weights)} weights, but its'
-        f' copy {len(new_model.weights)}, because layers share weights that'
-        ' their copies do not share. Build the model with the layers that you'
-        ' want.'
+        _num_weights_error(model, new_model)
+        + ' layers share weights that their copies do not share. Build the'
+        ' model with the layers that you want.'
     )
   return new_model
+
+
+def _missing_weights_error(model: keras.Model, copy: keras.Model) -> str:
+  if keras_copy.is_functional(model) and not keras_copy.is_connected(model):
+    return (
+        f'The model {model.name!r} has been called, but is not connected to an'
+        ' input, so its copy cannot be built. Start it with a keras.Input, or'
+        ' build it as a functional model, keras.Model(inputs, outputs).'
+    )
+  return (
+      _num_weights_error(model, copy)
+      + ' Keras could not build all layers of the copy. A custom layer must'
+      ' create the layers inside it in its `__init__` and call them as its'
+      ' attributes.'
+  )
+
+
+def _num_weights_error(model: keras.Model, copy: keras.Model) -> str:
+  return (
+      f'The model {model.name!r} has {len(model.weights)} weights, but its copy'
+      f' {len(copy.weights)}, because'
+  )
 
 
 class _Conversion(keras_copy.Copy):

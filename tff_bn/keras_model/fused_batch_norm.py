@@ -144,40 +144,6 @@ def normalize_by(
   ).y
 
 
-def normalize_by_gradients(
-    cotangent: tf.Tensor,
-    inputs: tf.Tensor,
-    gamma: tf.Tensor,
-    mean: tf.Tensor,
-    variance: tf.Tensor,
-    epsilon: float,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Computes the gradients of `normalize_by`, whose arguments it shares.
-
-  Args:
-    cotangent: The gradient with respect to the normalized images.
-    inputs: See `normalize_by`.
-    gamma: See `normalize_by`.
-    mean: See `normalize_by`.
-    variance: See `normalize_by`.
-    epsilon: See `normalize_by`.
-
-  Returns:
-    The gradients with respect to `inputs`, `gamma` and `beta`.
-  """
-  result = tf.raw_ops.FusedBatchNormGradV3(
-      y_backprop=cotangent,
-      x=inputs,
-      scale=gamma,
-      reserve_space_1=mean,
-      reserve_space_2=variance,
-      reserve_space_3=tf.zeros([0]),
-      epsilon=epsilon,
-      is_training=False,
-  )
-  return result.x_backprop, result.scale_backprop, result.offset_backprop
-
-
 def training(
     layer: keras.layers.BatchNormalization,
     inputs: tf.Tensor,

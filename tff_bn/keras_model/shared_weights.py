@@ -10,22 +10,12 @@ import tensorflow_federated as tff
 from tff_bn.aggregators import moments
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
-from tff_bn.keras_model.batch_norm_model import VariableInfo
 from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.partition import Role
 
 # Computes a new running variance from the number of the layer, the old running
 # variance and the aggregated moments.
 RunningVariance = Callable[[int, tf.Tensor, moments.Moments], tf.Tensor]
-
-
-def named(
-    infos: Sequence[VariableInfo], values: Sequence[Any]
-) -> collections.OrderedDict[str, Any]:
-  """Returns an `OrderedDict` from the variables' names to the values."""
-  return collections.OrderedDict(
-      (info.name, value) for info, value in zip(infos, values, strict=True)
-  )
 
 
 class SharedWeights:
@@ -86,8 +76,14 @@ class SharedWeights:
   def _structured(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
     if not self._local:
       return [values[p] for p in positions]
-    infos = [self._model.variables[p] for p in positions]
-    return named(infos, [values[p] for p in positions])
+    return self._named(positions, values)
+
+  def _named(
+      self, positions: Sequence[int], values: Sequence[Any]
+  ) -> collections.OrderedDict[str, Any]:
+    return collections.OrderedDict(
+        (self._model.variables[p].name, values[p]) for p in positions
+    )
 
   def shared(self, values: Sequence[Any]) -> ModelWeights:
     """Selects the shared values from values in the order of `variables`."""
@@ -98,8 +94,7 @@ class SharedWeights:
 
   def local(self, values: Sequence[Any]) -> collections.OrderedDict[str, Any]:
     """Selects the local values, keyed by the variables' names."""
-    infos = [self._model.variables[p] for p in self._local]
-    return named(infos, [values[p] for p in self._local])
+    return self._named(self._local, values)
 
   def merge(self, shared: ModelWeights, local: Mapping[str, Any]) -> list[Any]:
     """Puts shared and local values into the order of `model.variables`.
@@ -141,8 +136,14 @@ class SharedWeights:
       An `OrderedDict` with the parts `trainable`, `statistics` and
       `other_state`, without empty parts.
     """
-    differences = [b - a for b, a in _float_pairs(before, after)]
-    parts = collections.OrderedDict()
+    differences = [
+        # Integers such as counters are averaged as float64.
+        b - a
+        if a.dtype.is_floating
+        else tf.cast(b, tf.float64) - tf.cast(a, tf.float64)
+        for b, a in zip(before, after, strict=True)
+    ]
+    parts: collections.OrderedDict[str, Any] = collections.OrderedDict()
     if self._trainable:
       parts['trainable'] = self._structured(self._trainable, differences)
     if self._statistics:
@@ -230,15 +231,3 @@ class SharedWeights:
 def _values(part: Any) -> list[Any]:
   # `tf.nest.flatten` would sort by key.
   return list(part.values() if isinstance(part, Mapping) else part)
-
-
-def _float_pairs(
-    before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]
-) -> list[tuple[tf.Tensor, tf.Tensor]]:
-  """Casts integers such as counters to float64, so they can be averaged."""
-  return [
-      (b, a)
-      if a.dtype.is_floating
-      else (tf.cast(b, tf.float64), tf.cast(a, tf.float64))
-      for b, a in zip(before, after, strict=True)
-  ]
