@@ -66,15 +66,6 @@ def _with_input():
   return keras.Sequential([keras.Input((4,)), *_functional().layers[1:]])
 
 
-def _with_input_shape():
-  return keras.Sequential(
-      [
-          _LAYERS.Dense(5, input_shape=(4,), activation='relu', name='hidden'),
-          _LAYERS.Dense(3),
-      ]
-  )
-
-
 def _sequential():
   return keras.Sequential(
       [_LAYERS.Dense(5, name='hidden'), _LAYERS.ReLU(), _LAYERS.Dense(3)]
@@ -118,7 +109,6 @@ def _model_without_weights_at_the_end():
     'build',
     [
         _with_input,
-        _with_input_shape,
         _built,
         _called,
         _nested_head,

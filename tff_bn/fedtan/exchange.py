@@ -42,15 +42,12 @@ def unpack(
     tree: Any,
     select: Callable[[Any, str], Any] = operator.getitem,
 ) -> dict[int, Any]:
-  """Inverts `_pack`.
+  """Returns the tensors for each later stage from a tree, or their types.
 
   Args:
     targets: The later stages.
-    tree: The tree, or its type.
+    tree: The tree that `_pack` made, or its type.
     select: Selects a branch of the tree.
-
-  Returns:
-    The tensors for each later stage, or their types.
   """
   carried: dict[int, Any] = {}
   for branch in _branches(targets):

@@ -21,14 +21,9 @@ _COMPUTING_METHODS = frozenset(
 
 
 def own_method(layer: keras.layers.BatchNormalization) -> Optional[str]:
-  """Finds a method by which a subclass computes something else than Keras.
+  """Returns the name of a method with which a subclass may differ from Keras.
 
-  Args:
-    layer: The layer.
-
-  Returns:
-    The name of a method that overrides Keras's; `None` if the layer computes
-    the same as Keras's.
+  Returns `None` if the layer computes the same as Keras's.
   """
   for parent in type(layer).__mro__:
     if parent is keras.layers.BatchNormalization:
@@ -44,15 +39,9 @@ def applies(
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> bool:
-  """Whether the fused operations can compute a layer.
+  """Returns whether the fused operations can compute a layer.
 
-  Args:
-    layer: The layer.
-    inputs: Its input.
-    mask: Its mask or `None`.
-
-  Returns:
-    `True` for images with the channels last and no mask, in float32 or 16 bits.
+  They can for images with the channels last and no mask, in float32 or 16 bits.
   """
   return (
       inputs.shape.rank == 4
@@ -149,16 +138,7 @@ def training(
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """Computes a layer as Keras does in training, a `TrainingCall`.
-
-  Args:
-    layer: The layer, whose running statistics are updated.
-    inputs: Its input.
-    mask: Its mask or `None`.
-
-  Returns:
-    The output.
-  """
+  """Computes a layer as Keras does in training; a `TrainingCall`."""
   if (
       layer.renorm
       or layer.synchronized
@@ -193,16 +173,7 @@ def inference(
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """Normalizes by the running statistics and keeps them, a `TrainingCall`.
-
-  Args:
-    layer: The layer.
-    inputs: Its input.
-    mask: Its mask or `None`; has no influence.
-
-  Returns:
-    The output.
-  """
+  """Normalizes by the running statistics and keeps them; a `TrainingCall`."""
   if own_method(layer) or not applies(layer, inputs, None):
     return type(layer).call(layer, inputs, training=False, mask=mask)
   outputs = normalize_by(

@@ -18,11 +18,7 @@ _Functional = keras_functional.Functional
 
 
 def is_functional(layer: keras.Layer) -> bool:
-  """Returns whether a layer is a functional or `Sequential` model.
-
-  Args:
-    layer: The layer. A model class with its own `call` is not functional.
-  """
+  """Returns whether a layer is a functional model without its own `call`."""
   return isinstance(layer, (_Functional, keras.Sequential)) and type(
       layer
   ).call in (_Functional.call, keras.Sequential.call)
@@ -36,14 +32,7 @@ class Copy(abc.ABC):
     self._copies: dict[int, tuple[Any, Any]] = {}
 
   def layer(self, layer: keras.Layer) -> keras.Layer:
-    """Returns the copy of a layer or model, without its weights.
-
-    Args:
-      layer: A layer or model, or another `keras.Operation`.
-
-    Returns:
-      The copy.
-    """
+    """Returns the copy of a layer, model or operation, without its weights."""
     if id(layer) not in self._copies:
       is_layer = isinstance(layer, keras.Layer)
       new = self._new(layer) if is_layer else _copy_operation(layer)
@@ -80,11 +69,7 @@ class Copy(abc.ABC):
     return model_class(layers, name=model.name)
 
   def set_state(self, layer: keras.Layer) -> None:
-    """Copies the state of a layer, and of all layers inside, to the copy.
-
-    Args:
-      layer: The layer, whose copy has been built.
-    """
+    """Gives a layer's state, and the states inside, to the built copies."""
     copy = self._copies[id(layer)][1]
     # Also sets the flags of the layers inside, which then get their own.
     copy.trainable = layer.trainable
@@ -109,11 +94,7 @@ class PlainCopy(Copy):
 def from_config(layer: keras.Layer) -> keras.Layer:
   """Copies a layer from its configuration, without its weights.
 
-  Args:
-    layer: The layer.
-
-  Returns:
-    The copy. Layers that its constructor makes have the original names.
+  Layers that the constructor makes get the names of the original ones.
   """
   copy = type(layer).from_config(layer.get_config())
   _set_names_inside(layer, copy)
@@ -121,14 +102,7 @@ def from_config(layer: keras.Layer) -> keras.Layer:
 
 
 def new_inputs(model: keras.Model) -> dict[int, keras.KerasTensor]:
-  """Makes inputs for the copy of a functional model.
-
-  Args:
-    model: The model.
-
-  Returns:
-    The new input for each input of the model, by the `id` of the old one.
-  """
+  """Returns new inputs for the copy of a model, by the `id` of the old ones."""
   return {id(x): _new_input_layer(x).output for x in model.inputs}
 
 

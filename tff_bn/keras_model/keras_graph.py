@@ -81,13 +81,9 @@ def calls(model: keras.Model) -> list[Call]:
 
 
 def producer(tensor: keras.KerasTensor) -> Call:
-  """Finds the call that returned a symbolic tensor.
+  """Returns the call that returned a symbolic tensor.
 
-  Args:
-    tensor: A tensor of a functional model.
-
-  Returns:
-    The call. A `keras.Input` comes from a call of its `InputLayer`.
+  A `keras.Input` comes from a call of its `InputLayer`.
   """
   return _call(_node(tensor))
 

@@ -47,11 +47,7 @@ def to_float32(outputs: Any) -> Any:
 
 
 def computes_in_float16(model: keras.Model) -> bool:
-  """Returns whether a layer computes in float16, so the loss must be scaled.
-
-  Args:
-    model: The model. Nested models and wrappers are searched.
-  """
+  """Returns whether a layer computes in float16, so the loss must be scaled."""
   return any(
       layer.compute_dtype == 'float16' for layer in discovery.all_layers(model)
   )
@@ -86,11 +82,7 @@ class LossScale(NamedTuple):
     return tuple(g / tf.cast(self.scale, g.dtype) for g in gradients)
 
   def after_step(self, finite: tf.Tensor) -> 'LossScale':
-    """Returns the factor for the next step.
-
-    Args:
-      finite: A bool scalar, whether the step's gradients were finite.
-    """
+    """Returns the factor after a step whose gradients were finite, or not."""
     good_steps = tf.where(finite, self.good_steps + 1, 0)
     grows = good_steps >= _GROWTH_STEPS
     scale = tf.where(

@@ -135,11 +135,11 @@ def captures(
 
 
 def seed_state(seed: tf.Tensor, number: int) -> tf.Tensor:
-  """Makes the state of a `keras.random.SeedGenerator` from a seed.
+  """Returns the state of `keras.random.SeedGenerator` number `number`.
 
   Args:
     seed: An int64 vector of 2 elements.
-    number: The generator's number. Each generator draws other random numbers.
+    number: The number of the generator in the function.
 
   Returns:
     The state, an int64 vector of 2 elements.
@@ -148,15 +148,7 @@ def seed_state(seed: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def generator_state(seed: tf.Tensor, number: int) -> tf.Tensor:
-  """Makes the state of a `tf.random.Generator` from a seed.
-
-  Args:
-    seed: An int64 vector of 2 elements.
-    number: The generator's number. Each generator draws other random numbers.
-
-  Returns:
-    The state, an int64 vector of 3 elements.
-  """
+  """Returns the state of a `tf.random.Generator`, see `seed_state`."""
   return tf.stack([np.int64(0), np.int64(0), _key(seed, number)])
 
 
