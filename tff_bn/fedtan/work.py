@@ -225,7 +225,7 @@ class FedTanWork(client_work.ClientWork):
         optimizer_state,
         tf.ones([], tf.int64),
     )
-    if training.config.local_steps != 1:
+    if isinstance(training, LocalTraining):
       rest = training.train(
           values,
           dataset,
@@ -234,13 +234,16 @@ class FedTanWork(client_work.ClientWork):
           started,
           result.num_steps,
       )
+      num_examples, loss_sum, metric_sums = tf.nest.map_structure(
+          tf.add,
+          (result.num_examples, result.loss_sum, result.metric_sums),
+          (rest.num_examples, rest.loss_sum, rest.metric_sums),
+      )
       result = LocalResult(
           rest.values,
-          *tf.nest.map_structure(
-              tf.add,
-              (result.num_examples, result.loss_sum, result.metric_sums),
-              (rest.num_examples, rest.loss_sum, rest.metric_sums),
-          ),
+          num_examples,
+          loss_sum,
+          metric_sums,
           rest.optimizer_state,
           rest.num_steps,
       )
