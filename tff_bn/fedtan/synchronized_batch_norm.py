@@ -73,7 +73,7 @@ class SynchronizedBatchNorm:
       model: The model, for error messages.
       ask: Asks a question whose kind is an `Answer`. It must replace the values
         of a client by zeros if the client has no data, or from its first
-        question on that is not sound.
+        unsound question on.
       client_weight: The client's weight in the loss, a float scalar.
       fused_moments: If true, one exchange combines means and variances,
         weighted by the numbers of values. If false, a first exchange averages

@@ -28,7 +28,9 @@ class Call:
   outputs: list[keras.KerasTensor]
 
   def repeat(
-      self, layer: Any, tensors: Mapping[int, Any]
+      self,
+      layer: Union[keras.Layer, keras.Operation],
+      tensors: Mapping[int, keras.KerasTensor],
   ) -> list[keras.KerasTensor]:
     """Repeats the call with another layer and other tensors.
 
