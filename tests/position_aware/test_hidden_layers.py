@@ -40,7 +40,7 @@ def test_models_of_the_package(name, expected):
 
 
 @pytest.mark.parametrize('name', ['digits_cnn', 'fbn_cnn', 'vgg9'])
-def test_as_many_as_layers_with_a_kernel_but_the_last(name):
+def test_each_layer_with_a_kernel_but_the_last_is_hidden(name):
   model = random_models.build(name)
   kernels = [layer for layer in model.layers if hasattr(layer, 'kernel')]
   found = position_aware.hidden_layers(model)
@@ -49,7 +49,7 @@ def test_as_many_as_layers_with_a_kernel_but_the_last(name):
     assert isinstance(model.get_layer(layer_name), _LAYERS.ReLU)
 
 
-def test_fused_activations_and_those_of_their_own_class():
+def test_fused_and_separate_activations():
   model = _functional(
       _LAYERS.Dense(3, activation='relu', name='fused'),
       _LAYERS.Dense(3, name='without'),
@@ -69,7 +69,7 @@ def test_fused_activations_and_those_of_their_own_class():
   ]
 
 
-def test_what_comes_after_the_last_weights_is_not_hidden():
+def test_layers_after_the_last_weights_are_not_hidden():
   model = _functional(
       _LAYERS.Dense(3, name='hidden'),
       _LAYERS.ReLU(name='relu'),
@@ -87,15 +87,14 @@ def test_models_without_activations():
       _LAYERS.Flatten(name='flatten'),
       _LAYERS.Dense(3, name='dense'),
       _LAYERS.Dense(2, name='logits'),
-      # It comes after the last weights.
       _LAYERS.ReLU(name='relu'),
       shape=(2, 2, 1),
   )
   assert position_aware.hidden_layers(model) == ['conv', 'dense']
 
 
-def test_the_order_is_that_of_the_calls():
-  # Keras lists layers by depth, those of the shorter branch late.
+def test_layers_are_in_the_order_of_calls():
+  # Keras lists layers by depth, so layers of the shorter branch come late.
   inputs = keras.Input((4,))
   second = _LAYERS.ReLU(name='second')
   x = _LAYERS.Dense(4, activation='relu', name='first')(inputs)
@@ -122,7 +121,7 @@ def test_nested_models():
       inner, _LAYERS.ReLU(name='relu_2'), _LAYERS.Dense(2, name='logits')
   )
   assert position_aware.hidden_layers(model) == ['relu_1', 'deep', 'relu_2']
-  # The last weights may be those of a nested model, too.
+  # The last layer with weights may be in a nested model.
   model = _functional(_LAYERS.Dense(4, activation='relu', name='first'), inner)
   assert position_aware.hidden_layers(model) == ['first', 'relu_1', 'deep']
 
@@ -150,7 +149,7 @@ def test_models_that_are_not_functional():
   model(tf.zeros((1, 4)))
   unconnected = keras.Sequential([_LAYERS.Dense(3), _LAYERS.Dense(2)])
   for wrong in (model, unconnected):
-    with pytest.raises(ValueError, match='no functional model') as error:
+    with pytest.raises(ValueError, match='not a functional model') as error:
       position_aware.hidden_layers(wrong)
     assert repr(wrong.name) in str(error.value)
 

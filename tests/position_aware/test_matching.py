@@ -33,7 +33,7 @@ def _convolutional(seed=0):
 
 
 def _normalized(model, x):
-  """What comes out of the perceptron's normalization, by hand."""
+  """Computes the output of the perceptron's normalization in NumPy."""
   kernel, bias, gamma, beta, mean, variance = (
       w.numpy().astype(np.float64) for w in model.weights[:6]
   )
@@ -41,7 +41,7 @@ def _normalized(model, x):
 
 
 def _permuted(model, permutation, layer_name, next_name):
-  """The same network, with units[i] = the model's units[permutation[i]]."""
+  """Copies the model with units[i] = old units[permutation[i]]."""
   copy = keras.models.clone_model(model)
   copy.set_weights(model.get_weights())
   layer, next_layer = copy.get_layer(layer_name), copy.get_layer(next_name)
@@ -52,7 +52,7 @@ def _permuted(model, permutation, layer_name, next_name):
 
 
 def test_activations_in_inference_mode():
-  """More of them than one batch has; in the order of the examples."""
+  """The examples are more than one batch and keep their order."""
   model = _perceptron()
   found = matching.layer_activations(model, 'norm', _X)
   assert found.shape == (6, 150)
@@ -130,7 +130,7 @@ def test_an_axis_without_units_is_an_error(axis):
 
 
 def _best(a, b):
-  """The best permutation, of all."""
+  """Finds the best permutation by trying all."""
 
   def cost(permutation):
     return np.linalg.norm(a - b[list(permutation)], axis=1).sum()
@@ -162,7 +162,7 @@ def test_assignment_recovers_a_permutation():
 
 
 def test_equal_units_stay_where_they_are():
-  """Never active are the first two in one model, the last two in the other."""
+  """The first two units of a and the last two of b are never active."""
   a, b = np.zeros((2, 3, 4))
   a[2] = b[0] = 5
   assert list(matching.optimal_assignment(a, b)) == [2, 1, 0]
@@ -206,7 +206,7 @@ def test_diagonal_share():
 
 @pytest.mark.parametrize('assignment', [[], [0, 0], [1, 2], [[0, 1]], [0.5, 1]])
 def test_no_permutation_is_an_error(assignment):
-  with pytest.raises(ValueError, match='assignment must be a permutation'):
+  with pytest.raises(ValueError, match='assignment must have each of'):
     matching.diagonal_share(assignment)
 
 
@@ -245,7 +245,7 @@ def test_a_permuted_model_is_matched():
 
 
 def test_a_permuted_network_is_the_same_one():
-  """The next layer, whose inputs are permuted, has the same units."""
+  """The units of the next layer, whose inputs are permuted, stay."""
   inputs = keras.Input((4,))
   x = _LAYERS.Dense(8, activation='relu', name='hidden')(inputs)
   model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
@@ -263,7 +263,7 @@ def test_layers_of_other_sizes_are_an_error():
 
 
 def test_axis_is_given_to_both():
-  """Rows of the images are the units."""
+  """The rows of the images are the units."""
   inputs = keras.Input((6, 6, 2))
   model = keras.Model(inputs, _LAYERS.ReLU(name='relu')(inputs))
   match = matching.match_layers(model, model, 'relu', _IMAGES, axis=1)

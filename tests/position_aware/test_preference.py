@@ -11,7 +11,7 @@ from tff_bn.position_aware import preference
 
 _LAYERS = keras.layers
 _CLASSES = 3
-# More examples than are taken at once.
+# More examples than one batch.
 _RNG = np.random.default_rng(0)
 _X = _RNG.normal(size=(150, 4)).astype(np.float32)
 _Y = _RNG.integers(0, _CLASSES, 150)
@@ -28,11 +28,11 @@ def _perceptron(first_activation='relu'):
 
 
 def _by_hand(model):
-  """Activations and derivatives of the perceptron's first layer.
+  """Computes the perceptron in NumPy.
 
   Returns:
-    The activations, `[examples, units]`; the derivatives by them of the logits,
-    `[examples, units, classes]`; and the logits.
+    The activations of the first layer, `[examples, units]`; the derivatives of
+    the logits with respect to them, `[examples, units, classes]`; the logits.
   """
   w1, b1, gamma, beta, w2, b2, w3, b3, mean, variance = (
       w.numpy().astype(np.float64)
@@ -61,9 +61,8 @@ def test_perceptron_with_labels():
   model = _perceptron()
   activations, derivatives, _ = _by_hand(model)
   found = preference.preference_vectors(model, 'first', _X, _Y)
-  labels = _Y
   for c in range(_CLASSES):
-    of_class = labels == c
+    of_class = _Y == c
     expected = activations[of_class] * derivatives[of_class, :, c]
     _assert_close(found[:, c], expected.sum(axis=0))
 
@@ -91,14 +90,13 @@ def test_negative_activations():
   )
 
 
-def test_of_the_logits_themselves():
+def test_logits():
   model = _perceptron()
   _, _, logits = _by_hand(model)
   found = preference.preference_vectors(model, 'logits', _X)
   _assert_close(found, np.diag(logits.sum(axis=0)))
-  labels = _Y
-  found = preference.preference_vectors(model, 'logits', _X, labels)
-  own = [logits[labels == c, c].sum() for c in range(_CLASSES)]
+  found = preference.preference_vectors(model, 'logits', _X, _Y)
+  own = [logits[_Y == c, c].sum() for c in range(_CLASSES)]
   _assert_close(found, np.diag(own))
 
 
@@ -196,7 +194,7 @@ def test_mixed_precision():
   np.testing.assert_allclose(found, expected, rtol=0.02, atol=1)
 
 
-def test_layers_together_are_as_one_by_one():
+def test_several_layers_equal_single_layers():
   model = models.build_model_fn('digits_cnn', (8, 8, 1), 10)()
   x, y = _RNG.normal(size=(150, 8, 8, 1)), _RNG.integers(10, size=150)
   names = ['dense_relu_1', 'conv_relu_2', 'logits', 'conv_1']
@@ -208,7 +206,7 @@ def test_layers_together_are_as_one_by_one():
     assert np.ptp(alone) > 0.1
 
 
-def test_it_leaves_the_statistics_alone():
+def test_moving_statistics_stay():
   model = _perceptron()
   before = model.get_weights()
   preference.preference_vectors(model, 'first', _X, _Y)
@@ -252,9 +250,13 @@ def test_an_output_that_is_no_matrix_is_an_error():
     ids=['short', 'matrix', 'float'],
 )
 def test_labels_that_do_not_fit_are_an_error(labels):
-  with pytest.raises(ValueError, match='y must be 150 whole numbers') as error:
+  with pytest.raises(
+      ValueError, match='y must have 150 whole numbers'
+  ) as error:
     preference.preference_vectors(_perceptron(), 'first', _X, labels)
-  assert f'dtype {labels.dtype} and shape {labels.shape}' in str(error.value)
+  assert f'dtype {labels.dtype} and the shape {labels.shape}' in str(
+      error.value
+  )
 
 
 @pytest.mark.parametrize('label', [-1, 3])
@@ -279,7 +281,7 @@ def test_vectors_of_another_shape_are_an_error(shape):
 
 
 def test_vectors_that_are_not_numbers_are_an_error():
-  with pytest.raises(ValueError, match='vectors .* not numbers'):
+  with pytest.raises(ValueError, match='vectors must not have a NaN'):
     preference.preferred_classes([[0.0, np.nan], [1.0, 2.0]])
 
 
@@ -292,7 +294,7 @@ def test_agreeing_share():
 @pytest.mark.parametrize(
     ('a', 'b'), [([0, 1], [0]), ([], []), ([[0]], [[0]]), ([0], [[0]])]
 )
-def test_other_numbers_of_units_are_an_error(a, b):
+def test_different_numbers_of_units_are_an_error(a, b):
   with pytest.raises(ValueError, match='classes_a and classes_b') as error:
     preference.agreeing_share(a, b)
   assert f'{np.shape(a)} and {np.shape(b)}' in str(error.value)

@@ -363,11 +363,11 @@ def _assert_fails(capsys, folder, arguments, *words):
 @pytest.mark.parametrize(
     ('name', 'words'),
     [
-        ('shuffle_test', ['--run=', 'no functional model']),
-        ('kept_share', ['--num_units must be given', 'no functional model']),
-        ('matching', ['--layers must be given', 'no functional model']),
-        ('preference', ['--layers must be given', 'no functional model']),
-        ('fusion', ['--run=', 'no functional model']),
+        ('shuffle_test', ['--run=', 'not a functional model']),
+        ('kept_share', ['--num_units must be given', 'not a functional model']),
+        ('matching', ['--layers must be given', 'not a functional model']),
+        ('preference', ['--layers must be given', 'not a functional model']),
+        ('fusion', ['--run=', 'not a functional model']),
     ],
 )
 def test_models_that_are_not_functional(user_models, name, words, capsys):
