@@ -193,8 +193,8 @@ def test_a_known_permutation():
   permuted = permutation.permute_units(
       model, {'a': [2, 0, 3, 1], 'b': np.array([1, 2, 0])}
   )
-  # Equation 1: position 0 of `a` gets unit 2, and so on. The rows of the paper's
-  # matrices are the columns of Keras's.
+  # Equation 1: position 0 of `a` gets unit 2, and so on. Rows of matrices in
+  # the paper are columns in Keras.
   first = np.eye(4)[[2, 0, 3, 1]]
   second = np.eye(3)[[1, 2, 0]]
   expected = [
