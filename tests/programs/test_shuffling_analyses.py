@@ -33,7 +33,7 @@ def encoded(tmp_path_factory):
 
 
 def _without_encodings(run):
-  """The run's weights in a model that never had encodings."""
+  """Puts the run's weights into a model without encodings."""
   trained = tiny_runs.load(run)
   model = models.build_model_fn('mlp3', (8, 8, 1), 10)()
   for layer in model.layers:
@@ -62,7 +62,7 @@ def permuted(plain, encoded, tmp_path_factory):
 def test_permutation(plain, encoded, permuted):
   columns = ['run', 'seed', 'group', 'units', 'weights', 'kept_share']
   assert list(permuted.rows[0]) == columns
-  # Of the hidden layer, its batch normalization, and the output layer.
+  # The weights of the hidden layer, its normalization, and the output layer.
   assert [list(row.values())[:5] for row in permuted.rows] == [
       [run.name, '0', 'hidden', '30', '6'] for run in (plain, encoded)
   ]
@@ -84,7 +84,7 @@ def test_permutation(plain, encoded, permuted):
       layer = after.get_layer(name)
       layer.set_weights(
           [
-              # The output layer's bias does not belong to hidden units.
+              # The output layer's bias is not of hidden units.
               w if w.shape == (10,) else np.take(w, p, axis)
               for w in layer.get_weights()
           ]
@@ -198,8 +198,7 @@ def test_tables_and_figure_of_shuffle_errors(shuffled):
       )
 
 
-def test_examples_of_the_shuffle_test(plain, tmp_path):
-  """The mean is over as many examples as asked for; the seed draws them."""
+def test_number_of_examples_of_the_shuffle_test(plain, tmp_path):
   arguments = ['--amplitudes=0.3', '--periods=1', '--repeats=1']
   found = [
       float(
@@ -218,7 +217,7 @@ def test_examples_of_the_shuffle_test(plain, tmp_path):
   errors = np.linalg.norm(changed(x) - model(x), axis=1) / 10
   assert found[1] == pytest.approx(errors.mean(), rel=1e-4)
   assert found[0] != pytest.approx(found[1], rel=1e-3)
-  # Each of them is of the test set.
+  # The examples are in the test set.
   assert errors.min() <= found[0] <= errors.max()
 
 
@@ -237,7 +236,7 @@ def test_without_encodings(name, pan):
   found = shuffle_test.without_encodings(model)
   np.testing.assert_allclose(found(x, training=False), expected, rtol=1e-5)
   assert not np.allclose(model(x, training=False), expected, rtol=1e-2)
-  # The copy's weights are its own, and can be permuted.
+  # The copy has its own weights, which can be permuted.
   shuffled = position_aware.shuffle_units(found, 1.0, 0)
   np.testing.assert_allclose(shuffled(x, training=False), expected, rtol=1e-3)
   found.set_weights([0 * w for w in found.get_weights()])
@@ -301,7 +300,7 @@ def test_kept_shares(tmp_path):
         float(num_shuffles or 1),
         int(num_steps or 1),
     )
-    # It is random how often the units are permuted, if it is not in all steps.
+    # The number of permutations is random if not every step permutes.
     tolerance = 0.08 if num_shuffles == '0.5' else 0.02
     assert share == pytest.approx(expected, abs=tolerance)
   assert shares['40', '0', '', ''] == 1
@@ -314,7 +313,7 @@ def test_kept_shares(tmp_path):
   assert [line[0] for line in cells[7:]] == ['0.5', '2']
   assert cells[8][1] == f'{shares["40", "0.5", "2", "2"]:.3f}'
   assert 'P_sf = 0.5.' in result.markdown
-  assert 'so many steps: 2.' in result.markdown
+  assert 'Number of local steps: 2.' in result.markdown
   # The figure.
   left, right = result.drawings['kept_share'].axes
   for axes, points in (
@@ -331,7 +330,7 @@ def test_kept_shares(tmp_path):
 
 
 def test_defaults_of_kept_share(tmp_path):
-  """Those of figure 2 of the paper, which says 0.80 to 0.86 for 0.1."""
+  """The paper reports 0.80 to 0.86 for P_sf = 0.1 in figure 2."""
   result = tiny_runs.analyze('kept_share', None, '--repeats=5', folder=tmp_path)
   assert {row['num_units'] for row in result.rows} == {'1024'}
   first = {
@@ -363,14 +362,14 @@ def test_units_and_steps_of_a_run(plain, tmp_path):
     assert {row['num_units'] for row in result.rows} == {'30'}
     training = [row for row in result.rows if row['num_steps']]
     assert {row['num_steps'] for row in training} == {str(num_steps)}
-    # As many of the defaults as these steps allow.
+    # The default values of N_sf up to the number of steps.
     assert max(float(row['num_shuffles']) for row in training) == (
         {1: 1, 3: 2, 5: 5}[num_steps]
     )
 
 
 class _Fusion:
-  """What a fusion works with, seen from outside."""
+  """Records the models, examples and training data of a fusion."""
 
   def __init__(self, monkeypatch):
     self.models = None
@@ -382,7 +381,7 @@ class _Fusion:
     client_dataset = federated.FederatedData.client_dataset
 
     def spied_align(first, second, x):
-      # The models themselves, as they are before anything is done to them.
+      # The trained models before alignment.
       self.models, self.x = (first, second), x
       return align(first, second, x)
 
@@ -438,7 +437,7 @@ def _fusion_values(rows, name):
 def _assert_same_results(found, expected):
   assert list(found) == list(expected)
   for key, (accuracy, loss) in expected.items():
-    # An example may be on the border of two classes.
+    # One example may be at the border of two classes.
     assert found[key][0] == pytest.approx(accuracy, abs=1.5 / 360)
     assert found[key][1] == pytest.approx(loss, rel=1e-4)
 
@@ -451,7 +450,7 @@ def test_fusion(plain, tmp_path, monkeypatch):
   assert list(result.rows[0]) == columns
   found = _fusion_values(result.rows, 'plain')
   _assert_same_results(found, _expected_fusion(seen, (0, 0.3, 1)))
-  # The ends are the models themselves; permuting units doesn't change one.
+  # The ends are the models themselves; permuted units compute the same.
   assert found['average', 0] == found['transport', 0]
   accuracy, loss = found['average', 1]
   assert found['transport', 1][0] == pytest.approx(accuracy, abs=1.5 / 360)
@@ -459,8 +458,8 @@ def test_fusion(plain, tmp_path, monkeypatch):
   # Between them it matters.
   assert found['average', 0.3][1] != pytest.approx(found['transport', 0.3][1])
 
-  # The models are from two halves of the data, and from initial weights that
-  # they have, all but exactly, after steps of no length.
+  # Each model has a half of the data. A tiny learning rate keeps its initial
+  # weights.
   run = tiny_runs.with_flags(
       plain, tmp_path / 'start', client_learning_rate=1e-30
   )
@@ -470,7 +469,7 @@ def test_fusion(plain, tmp_path, monkeypatch):
     halves = seen_fusion.halves
     assert [len(half) for half in halves] == [719, 718]
     assert sorted(np.concatenate(halves)) == list(range(1437))
-    # By chance, not by position.
+    # The halves are random.
     assert np.ptp(halves[0]) > 1400
   for length in seen.lengths:
     assert length['local_epochs'] == 2
@@ -488,7 +487,7 @@ def test_fusion(plain, tmp_path, monkeypatch):
 
 
 def test_halves_are_trained_as_clients(plain, tmp_path, monkeypatch):
-  """With one epoch of few batches, so that rounding can't grow."""
+  """One epoch of few batches keeps rounding errors small."""
   flags = dict(batch_size=300, client_momentum=0.5)
   models_of = []
   for rate in (1e-30, 0.05):
@@ -553,7 +552,7 @@ def test_fusion_with_new_statistics(plain, tmp_path, monkeypatch):
   _assert_same_results(_fusion_values(result.rows, 'plain'), expected)
   old = _expected_fusion(seen, (0, 0.3, 1))
   assert expected['average', 0.3][1] != pytest.approx(old['average', 0.3][1])
-  assert 'computed anew for each model' in result.markdown
+  assert 'recomputed for each model' in result.markdown
 
 
 def test_tables_and_figure_of_fusion(plain, encoded, tmp_path):
@@ -588,4 +587,4 @@ def test_tables_and_figure_of_fusion(plain, encoded, tmp_path):
     assert list(line.get_xdata()) == [0, 0.5]
     np.testing.assert_allclose(line.get_ydata(), accuracies, rtol=1e-6)
   assert 'for 1 epoch, each' in result.markdown
-  assert 'interpolated as the weights' in result.markdown
+  assert 'interpolated like the weights' in result.markdown

@@ -15,6 +15,7 @@ from tff_bn import position_aware
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs import figures
 from tff_bn.programs import tables
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
 from tff_bn.programs.analyses.position_aware import report
 from tff_bn.programs.analyses.position_aware import run_analysis
@@ -55,10 +56,10 @@ class Analysis(run_analysis.RunAnalysis):
       )
 
   @override
-  def analyze(self) -> report.Report:
+  def analyze(self) -> output.Report:
     fused = [result for run in self.runs for result in self._fuse(run)]
     title = 'Models between two that were trained independently'
-    return report.Report(
+    return output.Report(
         tables.csv_text(Fused._fields, fused),
         self._markdown(fused),
         dict(fusion=accuracy_figure(fused, title)),

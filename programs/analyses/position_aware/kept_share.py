@@ -15,6 +15,7 @@ from typing_extensions import override
 from tff_bn import position_aware
 from tff_bn.programs import figures
 from tff_bn.programs import tables
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import report
 from tff_bn.programs.analyses.position_aware import run_analysis
 
@@ -85,7 +86,7 @@ class Analysis(run_analysis.RunAnalysis):
     return [n for n in _DEFAULT_NUM_SHUFFLES if n <= self._num_steps]
 
   @override
-  def analyze(self) -> report.Report:
+  def analyze(self) -> output.Report:
     flags, num_steps = self.flags, self._num_steps
     draws = dict(repeats=flags.repeats, seed=flags.seed)
     # By the number of units and P_sf or N_sf.
@@ -122,7 +123,7 @@ class Analysis(run_analysis.RunAnalysis):
         'Share of units that are in place at the end, mean over'
         f' {flags.repeats} simulations.',
     ]
-    return report.Report(
+    return output.Report(
         tables.csv_text(_COLUMNS, rows),
         _markdown('P_sf', by_probability, ['One permutation.'])
         + '\n'

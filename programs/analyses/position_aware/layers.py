@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from tff_bn import position_aware
 from tff_bn.programs import tables
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
 from tff_bn.programs.analyses.position_aware import report
 from tff_bn.programs.analyses.position_aware import run_analysis
@@ -82,7 +83,7 @@ class LayerAnalysis(run_analysis.RunAnalysis):
         raise ValueError(message) from error
 
   @override
-  def analyze(self) -> report.Report:
+  def analyze(self) -> output.Report:
     rows = []
     # The first client of each run's first seed.
     drawn: dict[str, dict[str, np.ndarray]] = {}
@@ -99,7 +100,7 @@ class LayerAnalysis(run_analysis.RunAnalysis):
         ]
     values = [report.LayerValue(x.run, x.layer, x.share) for x in rows]
     note = f'{self.note} for at most {self.flags.num_examples} test examples.'
-    return report.Report(
+    return output.Report(
         tables.csv_text((*_Row._fields[:-1], self.column), rows),
         report.layer_markdown(values, '.3f', [note]),
         {

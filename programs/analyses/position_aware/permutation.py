@@ -12,6 +12,7 @@ from typing_extensions import override
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import tied_units
 from tff_bn.programs import tables
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
 from tff_bn.programs.analyses.position_aware import report
 from tff_bn.programs.analyses.position_aware import run_analysis
@@ -36,7 +37,7 @@ class Analysis(run_analysis.RunAnalysis):
     run.check_units()
 
   @override
-  def analyze(self) -> report.Report:
+  def analyze(self) -> output.Report:
     groups = []
     notes = []
     drawn: dict[str, dict[str, np.ndarray]] = {}
@@ -70,7 +71,7 @@ class Analysis(run_analysis.RunAnalysis):
       cells.append(
           [g.group, g.run, str(g.seed), str(g.units), str(g.weights), kept_text]
       )
-    return report.Report(
+    return output.Report(
         tables.csv_text(Group._fields, groups),
         tables.markdown(
             cells,

@@ -1,7 +1,6 @@
 """Tables and figures of the analyses of finished runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-import dataclasses
 from typing import NamedTuple, Optional, TypeVar
 
 from matplotlib import axes as mpl_axes
@@ -16,21 +15,6 @@ from tff_bn.programs import tables
 # Draw individual units for at most this many layers, counted from the output.
 _NUM_SHOWN = 4
 _Result = TypeVar('_Result')
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-  """The results of an analysis.
-
-  Attributes:
-    csv: The text of a CSV file with all numbers.
-    markdown: The text of a Markdown file with a table of means.
-    drawings: The figures by the names of their files.
-  """
-
-  csv: str
-  markdown: str
-  drawings: Mapping[str, figure.Figure]
 
 
 class LayerValue(NamedTuple):

@@ -4,8 +4,8 @@ import abc
 from collections.abc import Sequence
 
 from tff_bn.programs import cli
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
-from tff_bn.programs.analyses.position_aware import report
 
 
 class RunAnalysis(abc.ABC):
@@ -41,5 +41,5 @@ class RunAnalysis(abc.ABC):
     del run  # By default, every run is allowed.
 
   @abc.abstractmethod
-  def analyze(self) -> report.Report:
+  def analyze(self) -> output.Report:
     """Measures, and reports the results."""

@@ -19,6 +19,7 @@ from tff_bn.position_aware import permutation
 from tff_bn.position_aware import position_encodings
 from tff_bn.programs import figures
 from tff_bn.programs import tables
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
 from tff_bn.programs.analyses.position_aware import report
 from tff_bn.programs.analyses.position_aware import run_analysis
@@ -47,7 +48,7 @@ class Analysis(run_analysis.RunAnalysis):
     position_encodings.add_position_encodings(plain)
 
   @override
-  def analyze(self) -> report.Report:
+  def analyze(self) -> output.Report:
     flags = self.flags
     errors = [error for run in self.runs for error in self._measure(run)]
     table = report.means_markdown(
@@ -72,7 +73,7 @@ class Analysis(run_analysis.RunAnalysis):
         ],
     )
     title = f'Shuffle error, P_sf = {flags.shuffle_probability:g}'
-    return report.Report(
+    return output.Report(
         tables.csv_text(Error._fields, errors),
         table,
         dict(shuffle_test=error_figure(errors, title)),

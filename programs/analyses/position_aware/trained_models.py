@@ -8,7 +8,6 @@ import pathlib
 
 from absl import flags as absl_flags
 
-from tff_bn.common import files
 from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import finished_run
@@ -275,7 +274,7 @@ def _analyze(
   # Imported late: it takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn import runtime
-  from tff_bn.programs import figures
+  from tff_bn.programs.analyses import output
   from tff_bn.programs.analyses.position_aware import analyzed_run
 
   # pylint: enable=g-import-not-at-top
@@ -287,14 +286,7 @@ def _analyze(
       analysis = module.Analysis(analyzed_run.load(named), flags)
       analysis.check()
     report = analysis.analyze()
-  folder.mkdir(parents=True, exist_ok=True)
-  files.replace(folder / f'{name}.csv', report.csv)
-  files.replace(folder / f'{name}.md', report.markdown)
-  figures.save(folder / run_folder.PLOTS, report.drawings)
-  print(report.markdown)
-  print(f'Table: {folder / name}.md, {folder / name}.csv')
-  for drawing in report.drawings:
-    print(f'Plot:  {folder / run_folder.PLOTS / drawing}.png')
+  output.write(folder, name, report)
 
 
 def _output_folder(name: str, flags: cli.ParsedFlags) -> pathlib.Path:

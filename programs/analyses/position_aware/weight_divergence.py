@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from tff_bn import position_aware
 from tff_bn.programs import tables
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
 from tff_bn.programs.analyses.position_aware import report
 from tff_bn.programs.analyses.position_aware import run_analysis
@@ -44,10 +45,10 @@ class Analysis(run_analysis.RunAnalysis):
       )
 
   @override
-  def analyze(self) -> report.Report:
+  def analyze(self) -> output.Report:
     rows = [row for run in self.runs for row in self._measure(run)]
     values = [report.LayerValue(x.run, x.layer, x.divergence) for x in rows]
-    return report.Report(
+    return output.Report(
         tables.csv_text(Divergence._fields, rows),
         report.layer_markdown(values, '.4f', self._notes()),
         dict(
