@@ -355,11 +355,6 @@ def test_layers_of_the_same_name_are_an_error():
     fusion.align(model, model, _X)
 
 
-def test_no_examples_are_an_error():
-  with pytest.raises(ValueError, match='x has no examples'):
-    fusion.align(_perceptron(), _perceptron(), _X[:0])
-
-
 def test_activations_that_are_not_finite_are_an_error():
   model = _perceptron()
   kernel, bias = model.get_layer('second').get_weights()

@@ -216,16 +216,6 @@ def test_moving_statistics_stay():
     np.testing.assert_array_equal(old, new)
 
 
-def test_an_unknown_layer_is_an_error():
-  with pytest.raises(ValueError, match="^layer_name='nowhere' .* 0 layers"):
-    preference.preference_vectors(_perceptron(), 'nowhere', _X)
-
-
-def test_no_examples_are_an_error():
-  with pytest.raises(ValueError, match='x has no examples'):
-    preference.preference_vectors(_perceptron(), 'first', _X[:0])
-
-
 def test_a_layer_beside_the_logits_is_an_error():
   inputs = keras.Input((4,))
   x = _LAYERS.Dense(5, name='hidden')(inputs)

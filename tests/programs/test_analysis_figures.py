@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiny_runs
 
 from tff_bn.programs.analyses.position_aware import fusion
 from tff_bn.programs.analyses.position_aware import preference
@@ -20,13 +21,13 @@ _ROWS = [
 
 
 def test_layer_markdown():
-  lines = report.layer_markdown(_ROWS, '.2f', ['A note.']).splitlines()
-  cells = [[c.strip() for c in line.strip('|').split('|')] for line in lines]
+  text = report.layer_markdown(_ROWS, '.2f', ['A note.'])
+  cells = tiny_runs.cells(text)
   assert cells[0] == ['Layer', 'r', 's']
   assert cells[2] == ['a', '2.50 ± 2.12', '–']
   assert cells[3] == ['b', '0.50 ± 0.00', '3.00']
   assert cells[4] == ['x', '–', '7.00']
-  assert lines[6:] == [
+  assert text.splitlines()[6:] == [
       '- A note.',
       '- Mean ± standard deviation over seeds and clients.',
   ]
@@ -154,23 +155,29 @@ def test_classes_figure(num_classes):
 
 def test_errors_of_seeds_are_averaged_in_the_figure():
   errors = [
-      shuffle_test.Error('r', seed, mode, amplitude, 1.0, error + 2 * seed)
-      for seed in (0, 1)
-      for mode, amplitude, error in (
-          *(('multiply', 0.0, 0.0), ('multiply', 0.5, 1.0)),
-          *(('add', 0.0, 0.0), ('add', 0.5, 3.0)),
+      shuffle_test.Error(run, seed, mode, amplitude, period, error + 2 * seed)
+      for run, seed in (('r', 0), ('r', 1), ('s', 1))
+      for mode, period, amplitude, error in (
+          *(('multiply', 2.0, 0.0, 0.0), ('multiply', 2.0, 0.5, 1.0)),
+          *(('multiply', 1.0, 0.0, 0.0), ('multiply', 1.0, 0.5, 2.0)),
+          *(('add', 2.0, 0.0, 0.0), ('add', 2.0, 0.5, 3.0)),
       )
   ]
   drawing = shuffle_test.error_figure(errors, 'my title')
   assert drawing.get_suptitle() == 'my title'
-  left, right = drawing.axes
-  lines = [*left.get_lines(), *right.get_lines()]
-  assert [line.get_label() for line in lines] == [
-      *('T = 1', 'multiplicative', 'additive')
-  ]
-  assert [list(line.get_ydata()) for line in lines] == [[1, 2], [1, 2], [1, 4]]
-  assert all(list(line.get_xdata()) == [0, 0.5] for line in lines)
-  assert left.get_xlabel() == right.get_xlabel() == 'Amplitude A'
+  titles = ['r: multiplicative', 'r: T = 2', 's: multiplicative', 's: T = 2']
+  assert [axes.get_title() for axes in drawing.axes] == titles
+  for number, axes in enumerate(drawing.axes):
+    start = 1 if number < 2 else 2
+    if number % 2:
+      expected = {'multiplicative': [0, 1], 'additive': [0, 3]}
+    else:
+      expected = {'T = 2': [0, 1], 'T = 1': [0, 2]}
+    assert {x.get_label(): list(x.get_ydata()) for x in axes.get_lines()} == {
+        label: [start + y for y in values] for label, values in expected.items()
+    }
+    assert all(list(x.get_xdata()) == [0, 0.5] for x in axes.get_lines())
+    assert axes.get_xlabel() == 'Amplitude A'
 
 
 def test_accuracies_of_seeds_are_averaged_in_the_figure():

@@ -52,26 +52,14 @@ class UnitGroup:
 
 
 class WeightAxis(NamedTuple):
-  """An axis of a weight.
-
-  Attributes:
-    weight: The weight's index in `model.weights`.
-    axis: The axis.
-  """
+  """An axis of the weight with this index in `model.weights`."""
 
   weight: int
   axis: int
 
 
-@dataclasses.dataclass(frozen=True)
-class _Axis:
-  """An axis with slots.
-
-  Attributes:
-    start: Its first slot.
-    weights: The axes of weights that it stands for.
-    output_layer: The layer whose outputs lie on it, if any.
-  """
+class _Axis(NamedTuple):
+  """An axis that starts with slot `start`, see `Slots.new_axis`."""
 
   start: int
   weights: Sequence[WeightAxis]
@@ -79,13 +67,7 @@ class _Axis:
 
 
 class _Units(NamedTuple):
-  """The units of a model; all arrays are `int64[slots]`.
-
-  Attributes:
-    axes: The axis of each slot.
-    units: The unit of each slot.
-    ranks: The number of the slot among those of its unit on its axis, from 0.
-  """
+  """The axis and the unit of each slot, and its rank within both."""
 
   axes: np.ndarray
   units: np.ndarray
@@ -93,18 +75,12 @@ class _Units(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-  """Interchangeable units.
+  """Interchangeable units."""
 
-  Attributes:
-    output_axis: The first axis with outputs of a layer.
-    first_slot: The first unit's slot on that axis.
-    slots: A row for each unit, `int64[units, slots per unit]`. All slots of a
-      column are on the same axis.
-    columns: The axis of each column.
-  """
-
+  # The first axis with outputs of a layer, and the first slot on it.
   output_axis: int
   first_slot: int
+  # A row for each unit; and the axis of each column.
   slots: np.ndarray
   columns: np.ndarray
 

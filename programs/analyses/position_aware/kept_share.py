@@ -72,12 +72,11 @@ class Analysis(run_analysis.RunAnalysis):
     settings = self.runs[0].settings
     if settings.local_steps is not None:
       return settings.local_steps
+    assert settings.local_epochs is not None  # One of both is given.
     # r_k = E N_k / B, with the mean over the clients.
     indices = self.runs[0].data.train_indices.values()
     mean_size = float(np.mean([len(of_client) for of_client in indices]))
-    return math.ceil(
-        (settings.local_epochs or 1) * mean_size / settings.batch_size
-    )
+    return math.ceil(settings.local_epochs * mean_size / settings.batch_size)
 
   @functools.cached_property
   def _num_shuffles(self) -> Sequence[float]:

@@ -1,11 +1,13 @@
-"""Tests for `tff_bn.position_aware.hidden_layers`."""
+"""Tests of finding hidden layers, and of the outputs of layers."""
 
 import keras
+import numpy as np
 import pytest
 import random_models
 import tensorflow as tf
 
 from tff_bn import position_aware
+from tff_bn.position_aware import layer_outputs
 
 _LAYERS = keras.layers
 
@@ -134,18 +136,8 @@ def test_functions_are_not_layers():
   assert position_aware.hidden_layers(model) == ['first', 'second']
 
 
-class _Subclassed(keras.Model):
-
-  def __init__(self):
-    super().__init__()
-    self.hidden = _LAYERS.Dense(3, activation='relu')
-
-  def call(self, x):
-    return self.hidden(x)
-
-
 def test_models_that_are_not_functional():
-  model = _Subclassed()
+  model = random_models.Subclassed()
   model(tf.zeros((1, 4)))
   unconnected = keras.Sequential([_LAYERS.Dense(3), _LAYERS.Dense(2)])
   for wrong in (model, unconnected):
@@ -166,3 +158,41 @@ def test_models_that_are_not_functional():
 def test_models_without_hidden_layers(layers):
   with pytest.raises(ValueError, match='has no hidden layer'):
     position_aware.hidden_layers(_functional(*layers))
+
+
+def test_outputs_of_layers_in_a_nested_model():
+  inner = _functional(
+      _LAYERS.Dense(3, name='hidden'), _LAYERS.ReLU(name='relu')
+  )
+  model = _functional(inner, _LAYERS.Dense(2, name='logits'))
+  x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+  (relu, hidden), logits = layer_outputs.call(model, ['relu', 'hidden'], x)
+  np.testing.assert_array_equal(relu, inner(x))
+  np.testing.assert_array_equal(relu, np.maximum(hidden, 0))
+  np.testing.assert_array_equal(logits, model(x))
+
+
+def test_batches_cover_the_examples_in_order():
+  x = np.arange(300)
+  parts = [x[part] for part in layer_outputs.batches(tf.constant(x))]
+  assert len(parts) > 1
+  np.testing.assert_array_equal(np.concatenate(parts), x)
+  with pytest.raises(ValueError, match='x has no examples'):
+    list(layer_outputs.batches(x[:0]))
+
+
+def test_layers_without_outputs_are_an_error():
+  model = _functional(_LAYERS.Dense(2, name='logits'))
+  with pytest.raises(ValueError, match="^layer_name='nowhere' .* 0 layers"):
+    layer_outputs.call(model, ['nowhere'], np.zeros((1, 4)))
+  name = model.layers[0].name
+  with pytest.raises(ValueError, match=f"^layer_name: the layer '{name}'"):
+    layer_outputs.call(model, [name], np.zeros((1, 4)))
+
+
+@pytest.mark.parametrize('axis', [0, 2, -2, -3])
+def test_an_axis_without_units_is_an_error(axis):
+  with pytest.raises(
+      ValueError, match=rf"axis={axis} .*'norm'.*\(5, 6\).* examples"
+  ):
+    layer_outputs.units_first(np.zeros((5, 6)), axis, 'norm')
