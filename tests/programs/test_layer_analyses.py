@@ -54,24 +54,7 @@ def _clients(run, clients=None, seed=0, rate=0.5):
 
 
 def _divergence(models):
-  """Returns the mean distance of the weights from their mean by layer."""
-  found = {}
-  for layer in _LAYERS:
-    vectors = np.array(
-        [
-            np.concatenate(
-                [
-                    w.numpy().ravel()
-                    for w in model.get_layer(layer).trainable_weights
-                ]
-            )
-            for model in models
-        ],
-        np.float64,
-    )
-    distances = np.sqrt(((vectors - vectors.mean(0)) ** 2).sum(1))
-    found[layer] = distances.mean()
-  return found
+  return position_aware.weight_divergence_by_layer(list(models))
 
 
 def _values(rows, column, **which):

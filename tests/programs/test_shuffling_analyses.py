@@ -74,16 +74,7 @@ def test_permutation(plain, encoded, permuted):
     assert axes.get_title() == f'hidden [{kept:.3f}]'
 
     model = tiny_runs.load(run)
-    after = tiny_runs.load(run)
-    for name, axis in (('hidden', -1), ('norm', 0), ('logits', 0)):
-      layer = after.get_layer(name)
-      layer.set_weights(
-          [
-              # The output layer's bias is not of hidden units.
-              w if w.shape == (10,) else np.take(w, p, axis)
-              for w in layer.get_weights()
-          ]
-      )
+    after = position_aware.permute_units(model, {'hidden': p})
     x = tiny_runs.split().dataset.x_test
     difference = np.abs(after(x).numpy() - model(x).numpy()).max(axis=1)
     found = re.search(
@@ -213,29 +204,6 @@ def test_without_encodings(name, pan):
   assert not np.allclose(model(x, training=False), 0)
 
 
-def _simulated(num_units, probability, rng):
-  """Algorithm 1 on a list."""
-  units = list(range(num_units))
-  for row in range(num_units - 1):
-    if rng.random() < probability:
-      other = int(rng.integers(row + 1, num_units))
-      units[row], units[other] = units[other], units[row]
-  return units
-
-
-def _simulated_share(num_units, probability, num_shuffles=1, num_steps=1):
-  rng = np.random.default_rng(99)
-  shares = []
-  for _ in range(250):
-    units = list(range(num_units))
-    for _ in range(num_steps):
-      if rng.random() < num_shuffles / num_steps:
-        chosen = _simulated(num_units, probability, rng)
-        units = [units[i] for i in chosen]
-    shares.append(np.mean([i == u for i, u in enumerate(units)]))
-  return np.mean(shares)
-
-
 def test_kept_shares(tmp_path):
   result = tiny_runs.analyze(
       'kept_share',
@@ -245,7 +213,7 @@ def test_kept_shares(tmp_path):
       '--shuffle_probability=0.5',
       '--num_shuffles=2,0.5',
       '--num_steps=2',
-      '--repeats=300',
+      '--repeats=30',
       folder=tmp_path,
   )
   columns = ['num_units', 'shuffle_probability', 'num_shuffles', 'num_steps']
@@ -262,17 +230,15 @@ def test_kept_shares(tmp_path):
   shares = {}
   for key, row in zip(keys, result.rows):
     size, probability, num_shuffles, num_steps = key
-    share = float(row['kept_share'])
-    shares[key] = share
-    expected = _simulated_share(
+    shares[key] = float(row['kept_share'])
+    training = dict(num_shuffles=float(num_shuffles or 0), num_steps=2)
+    expected = position_aware.mean_kept_share(
         int(size),
         float(probability),
-        float(num_shuffles or 1),
-        int(num_steps or 1),
+        repeats=30,
+        **(training if num_steps else {}),
     )
-    # The number of permutations is random if not every step permutes.
-    tolerance = 0.08 if num_shuffles == '0.5' else 0.02
-    assert share == pytest.approx(expected, abs=tolerance)
+    assert shares[key] == pytest.approx(expected, rel=1e-6)
   assert shares['40', '0', '', ''] == 1
   # Tables.
   cells = tiny_runs.cells(result.markdown)

@@ -71,7 +71,7 @@ class _Units(NamedTuple):
 
   axes: np.ndarray
   units: np.ndarray
-  ranks: np.ndarray
+  ranks: list[int]
 
 
 class _Candidate(NamedTuple):
@@ -91,7 +91,7 @@ class Slots:
   def __init__(self) -> None:
     self._num_slots = 0
     self._axes: list[_Axis] = []
-    # Each pair of vectors is one tie: units are the same in all their elements.
+    # Each pair of vectors is one tie; elements at the same index are one unit.
     self._ties: list[tuple[np.ndarray, np.ndarray]] = []
     self._fixed: list[np.ndarray] = []
 
@@ -195,7 +195,7 @@ class Slots:
     for key in zip(axes.tolist(), units.tolist()):
       ranks.append(counts[key])
       counts[key] += 1
-    return _Units(axes, units, np.array(ranks, np.int64))
+    return _Units(axes, units, ranks)
 
   def _signatures(
       self, found: _Units
@@ -203,7 +203,7 @@ class Slots:
     """Computes the signature of each unit that isn't fixed."""
     units = found.units.tolist()
     fixed = {units[slot] for slots in self._fixed for slot in slots.tolist()}
-    names = list(zip(found.axes.tolist(), found.ranks.tolist()))
+    names = list(zip(found.axes.tolist(), found.ranks))
     signatures: dict[int, list[tuple[int, ...]]] = {}
     for unit, name in zip(units, names):
       signatures.setdefault(unit, []).append(name)

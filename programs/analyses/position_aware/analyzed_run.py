@@ -210,7 +210,7 @@ class AnalyzedRun:
   def _averaged(
       self, trained: Sequence[ModelWeights], counts: Sequence[int]
   ) -> list[ModelWeights]:
-    """Averages the clients' weights, except personal phases and integers."""
+    """Averages the clients' float weights, except personal phases."""
     clients = [self.model.from_model_weights(weights) for weights in trained]
     for position, info in enumerate(self.model.variables):
       if info.dtype.is_floating and info.role is not Role.PERSONAL_PHASE:
@@ -265,7 +265,7 @@ class AnalyzedRun:
   ) -> list[ModelWeights]:
     """Trains clients with these initial weights after `num_finished` rounds."""
     settings, process = self.settings, self.local_training
-    # All that the clients' training needs of the state is the round's number.
+    # The clients' training uses only the round's number from the state.
     state = process.initialize()
     state.client_work['round_num'] = np.int32(num_finished)
     output = process.next(

@@ -42,12 +42,7 @@ def _define_seed(define: flag_groups.Definer, purpose: str) -> None:
 
 
 def _define_num_examples(define: flag_groups.Definer) -> None:
-  define(
-      'num_examples',
-      _COUNT,
-      'Maximum number of test examples',
-      500,
-  )
+  define('num_examples', _COUNT, 'Maximum number of test examples', 500)
 
 
 def _define_shuffle_probability(define: flag_groups.Definer) -> None:
@@ -145,10 +140,7 @@ def _define_layers(define: flag_groups.Definer) -> None:
       default_text='the activations of all hidden layers',
   )
   define(
-      'num_clients',
-      _COUNT,
-      'Number of clients that are drawn and trained',
-      1,
+      'num_clients', _COUNT, 'Number of clients that are drawn and trained', 1
   )
   _define_num_examples(define)
   _define_seed(define, 'the draws of clients and examples')
@@ -313,10 +305,7 @@ def _program(
           for example in examples
       ),
       define_flags=functools.partial(
-          _define_flags,
-          name=name,
-          define_own=define_own,
-          needs_run=needs_run,
+          _define_flags, name=name, define_own=define_own, needs_run=needs_run
       ),
       main=functools.partial(_main, name, needs_run),
   )
