@@ -80,22 +80,6 @@ def _operations(seed=0):
   )
 
 
-def _mlp4():
-  return _with_random_weights(models.build_mlp4((8, 8, 1), 10))
-
-
-def _small_cnn():
-  return _with_random_weights(models.build_small_cnn((8, 8, 1), 10))
-
-
-def _small_cnn_without_normalization():
-  return _with_random_weights(models.build_small_cnn((8, 8, 1), 10, 'none'))
-
-
-def _resnet20():
-  return _with_random_weights(models.build_resnet20((8, 8, 1), 10))
-
-
 def _random_permutations(model, seed=1):
   rng = np.random.default_rng(seed)
   permutations = {
@@ -112,20 +96,24 @@ def _assert_same_weights(found, expected):
 
 
 @pytest.mark.parametrize(
-    'build',
+    ('build', 'arguments'),
     [
-        _flattened,
-        _nested,
-        _operations,
-        _mlp4,
-        _small_cnn,
-        _small_cnn_without_normalization,
-        _resnet20,
+        (_flattened, []),
+        (_nested, []),
+        (_operations, []),
+        *(
+            (models.build_model_fn, [name, (8, 8, 1), 10, normalization])
+            for name, normalization in (
+                *(('mlp4', 'batch'), ('resnet20', 'batch')),
+                *(('small_cnn', 'batch'), ('small_cnn', 'none')),
+            )
+        ),
     ],
-    ids=lambda build: build.__name__.strip('_'),
 )
-def test_a_permuted_copy_is_recovered(build):
-  model = build()
+def test_a_permuted_copy_is_recovered(build, arguments):
+  model = build(*arguments)
+  if arguments:
+    model = _with_random_weights(model())
   permuted = permutation.permute_units(model, _random_permutations(model))
   *changed, last_bias_changed = (
       np.any(a != b)
@@ -293,22 +281,19 @@ def test_units_that_compute_the_same_stay_where_they_are():
   _assert_same_weights(aligned, expected)
 
 
-def test_other_sizes_are_an_error():
-  a, b = _perceptron(), _perceptron(units=8)
-  for function in (fusion.align, fusion.interpolate):
-    with pytest.raises(
-        ValueError, match=r"'first/kernel.*\[6, 7\].*\[6, 8\].*architecture"
-    ):
-      function(a, b, _X if function is fusion.align else 0.5)
-
-
-def test_other_numbers_of_weights_are_an_error():
-  a, b = _perceptron(), _perceptron(normalized=False)
-  for function in (fusion.align, fusion.interpolate):
-    with pytest.raises(
-        ValueError, match='has 10 weights, .* has 6; .*architec'
-    ):
-      function(a, b, _X if function is fusion.align else 0.5)
+@pytest.mark.parametrize(
+    ('other', 'message'),
+    [
+        (dict(units=8), r"'first/kernel.*\[6, 7\].*\[6, 8\].*architecture"),
+        (dict(normalized=False), 'has 10 weights, .* has 6; .*architecture'),
+    ],
+)
+def test_other_architectures_are_an_error(other, message):
+  a, b = _perceptron(), _perceptron(**other)
+  with pytest.raises(ValueError, match=message):
+    fusion.align(a, b, _X)
+  with pytest.raises(ValueError, match=message):
+    fusion.interpolate(a, b, 0.5)
 
 
 def test_other_connections_are_an_error():
