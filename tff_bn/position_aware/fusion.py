@@ -83,8 +83,8 @@ def interpolate(
   """Interpolates between the weights of two models, `(1 − μ) A + μ B`.
 
   Moving statistics are interpolated, too. Weights that are not floats, such as
-  the states of random generators, personal phases of position encodings, and
-  the layers' `trainable` flags are taken from `model_a`.
+  counters, personal phases of position encodings, and the layers' `trainable`
+  flags are taken from `model_a`.
 
   Args:
     model_a: A functional or `Sequential` model.
