@@ -36,13 +36,13 @@ def _define_experiment_flags(
       parsers.TupleParser(parsers.NumberParser(float, minimum=0, maximum=1)),
       "Heterogeneity levels, separated by commas: the share of each client's"
       ' points that is drawn at random from all classes; the rest is sorted by'
-      ' class, so that with 0 each client has one class',
+      ' class. With 0, each client has one class',
       _GAMMAS,
   )
   define(
       'rounds',
       parsers.NumberParser(int, minimum=1),
-      'Number of rounds; each client has fresh points in each',
+      'Number of rounds; each client has new points in each round',
       100,
   )
   define(
@@ -54,7 +54,7 @@ def _define_experiment_flags(
   define(
       'points_per_client',
       parsers.NumberParser(int, minimum=2),
-      'Points that each client has in a round',
+      'Number of points of a client in a round',
       30,
   )
   define(
@@ -66,18 +66,14 @@ def _define_experiment_flags(
   define(
       'seed',
       parsers.NumberParser(int, minimum=0, maximum=2**32 - 1),
-      'Decides the points and which client has them',
+      'Random seed of the points and their split over the clients',
       0,
   )
   return define.group('Experiment')
 
 
 def main(flags: cli.ParsedFlags) -> None:
-  """Runs the experiment and writes its tables and plots.
-
-  Args:
-    flags: The flags.
-  """
+  """Runs the experiment and writes its tables and plots."""
   folder = pathlib.Path(flags.output_dir).expanduser()
   experiment = _define_experiment_flags(absl_flags.FlagValues())
   texts = {
@@ -93,11 +89,12 @@ def main(flags: cli.ParsedFlags) -> None:
 def _measure(
     flags: cli.ParsedFlags, folder: pathlib.Path, texts: dict[str, str]
 ) -> None:
-  """Measures, and writes the results into a folder that is claimed."""
-  # Imported late: it takes long, and wrong flags are found without it.
+  """Measures, and writes the results into a claimed folder."""
+  # Imported late because it takes long, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.analysis import normalization_error
-  from tff_bn.programs.analyses import normalization_error_report as report
+  from tff_bn.programs.analyses import normalization_error_report
+  from tff_bn.programs.analyses import output
 
   # pylint: enable=g-import-not-at-top
   settings = normalization_error.Settings(
@@ -108,37 +105,26 @@ def _measure(
       seed=flags.seed,
   )
   results = normalization_error.run_levels(settings, sorted(flags.gammas))
-  table = report.results_markdown(results)
-  run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
-  files.replace(
-      folder / run_folder.NORMALIZATION_ERROR_CSV, report.results_csv(results)
-  )
-  files.replace(
-      folder / run_folder.NORMALIZATION_ERROR_BY_ROUND_CSV,
-      report.rounds_csv(results),
-  )
-  files.replace(folder / run_folder.NORMALIZATION_ERROR_MARKDOWN, table)
-  report.save_figures(
-      folder / run_folder.PLOTS,
+  report = normalization_error_report.report(
       results,
       f'{settings.num_clients} clients, {settings.points_per_client} points'
       f' each, β = {settings.beta:g}',
   )
-  print(table)
-  print(
-      f'Table: {folder / run_folder.NORMALIZATION_ERROR_MARKDOWN},'
-      f' {folder / run_folder.NORMALIZATION_ERROR_CSV}'
+  run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
+  files.replace(
+      folder / run_folder.NORMALIZATION_ERROR_BY_ROUND_CSV,
+      normalization_error_report.rounds_csv(results),
   )
-  print(f'Plots: {folder / run_folder.PLOTS}')
+  output.write(folder, NAME, report)
 
 
 PROGRAM = cli.Program(
     name=f'tff-bn-analyze {NAME}',
     description=(
-        'Measures how far naive BN, FixBN and FBN are from centralized batch'
-        ' normalization when clients have different data: the distance between'
-        ' normalized points of ten Gaussian classes in the plane, without any'
-        ' training (figures 1 and 2 of the FBN paper).'
+        'Measures how much naive BN, FixBN and FBN differ from centralized'
+        ' batch normalization if clients have different data: the distance'
+        ' between normalized points of ten Gaussian classes in the plane,'
+        ' without training (figures 1 and 2 of the FBN paper).'
     ),
     examples=(
         f'tff-bn-analyze {NAME}',
