@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import copy
 import dataclasses
-import enum
 import os
 import sys
 import textwrap
@@ -26,6 +25,8 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import flag_groups
 from tff_bn.programs import import_messages
 from tff_bn.programs import parsers
+from tff_bn.programs.parsed_flags import ParsedFlags
+from tff_bn.programs.parsed_flags import Source
 from tff_bn.training import termination
 
 OK = 0
@@ -63,33 +64,6 @@ def checking_input() -> Iterator[None]:
       PermissionError,
   ) as error:
     raise UsageError(_message(error)) from error
-
-
-class Source(enum.IntEnum):
-  """Where a flag's value comes from; the greater overrules the smaller."""
-
-  DEFAULT = 0
-  FLAGFILE = 1
-  COMMAND_LINE = 2
-
-
-class ParsedFlags:
-  """The values of a program's flags, as attributes."""
-
-  def __init__(self, values: flags.FlagValues, sources: dict[str, Source]):
-    self._values = values
-    self._sources = sources
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._values, name)
-
-  def source(self, name: str) -> Source:
-    """Where the value of a flag comes from."""
-    return self._sources[name]
-
-  def defines(self, name: str) -> bool:
-    """Whether the program has a flag of this name."""
-    return name in self._sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,13 +137,13 @@ def parse(
 def _without_flagfiles(arguments: Sequence[str]) -> list[str]:
   """Leaves out `--flagfile=FILE` and `--flagfile FILE`."""
   kept = []
-  arguments = iter(arguments)
-  for argument in arguments:
+  remaining = iter(arguments)
+  for argument in remaining:
     name, equals, _ = argument.partition('=')
     if name not in ('--flagfile', '-flagfile'):
       kept.append(argument)
     elif not equals:
-      next(arguments, None)
+      next(remaining, None)
   return kept
 
 
@@ -268,7 +242,7 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
     return _fail(program, error, FAILED, verbosity)
 
 
-def _set_verbosity(verbosity: int):
+def _set_verbosity(verbosity: int) -> None:
   """Quietens the libraries; to be called before TensorFlow is imported."""
   logging.set_verbosity(verbosity)
   if verbosity < 1:

@@ -11,8 +11,10 @@ from absl import flags as absl_flags
 from tff_bn.common import files
 from tff_bn.imports import dependencies
 from tff_bn.programs import cli
+from tff_bn.programs import data_flags
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
@@ -23,8 +25,8 @@ def define_flags(
 ) -> tuple[flag_groups.FlagGroup, ...]:
   """Defines the program's flags."""
   return (
-      flag_groups.define_evaluation_flags(values),
-      flag_groups.define_data_flags(values, inherited="the run's"),
+      run_flags.EvaluationFlags.define(values),
+      data_flags.DataFlags.define(values, inherited="the run's"),
   )
 
 
@@ -49,11 +51,10 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
         f'--run={folder} is a comparison; choose one of the runs in'
         f' {folder / run_folder.RUNS}.'
     )
-  data_group = flag_groups.define_data_flags(absl_flags.FlagValues())
   given = [
-      f'--{name}={getattr(flags, name)}'
-      for name in data_group.names
-      if flags.source(name) != cli.Source.DEFAULT
+      flags.text(name)
+      for name in data_flags.DataFlags.specs()
+      if flags.is_given(name)
   ]
   return finished_run.read_settings(folder, given)
 
@@ -82,7 +83,7 @@ def _evaluate(
     run: pathlib.Path,
     folder: pathlib.Path,
     reestimates_statistics: bool,
-):
+) -> None:
   """Evaluates a run and writes the results into a folder."""
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import os
 import pathlib
+from typing import Any
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
@@ -48,7 +49,7 @@ def tidy(axes: mpl_axes.Axes) -> None:
 
 def add_legend(drawing: figure.Figure) -> None:
   """Adds one legend for all axes, outside of them."""
-  handles = {}
+  handles: dict[Any, Any] = {}
   for axes in drawing.axes:
     lines, labels = axes.get_legend_handles_labels()
     handles.update(zip(labels, lines))

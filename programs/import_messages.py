@@ -69,6 +69,7 @@ def _filtered_standard_error() -> Iterator[None]:
     os.close(unfiltered)
     yield
     return
+  assert process.stdin is not None  # It is a pipe.
   _flush()
   os.dup2(process.stdin.fileno(), 2)
   process.stdin.close()

@@ -1,6 +1,6 @@
 """Parsers of flag values that say what is allowed when a value is not."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 import math
 import re
 from typing import Any, Optional
@@ -74,19 +74,19 @@ class ChoiceParser(flags.ArgumentParser):
   """Parses one of the given names.
 
   Attributes:
-    known: The names.
+    known: The names; entries of a registry that are added later are known too.
     other: What else is allowed, in words for the error message, or None.
     is_other: Says of a string that is none of `known` whether it is such.
   """
 
   def __init__(
       self,
-      known: Sequence[str],
+      known: Collection[str],
       other: Optional[str] = None,
       is_other: Callable[[str], bool] = lambda argument: False,
   ):
     super().__init__()
-    self.known = tuple(known)
+    self.known = known
     self.other = other
     self.is_other = is_other
 
@@ -109,10 +109,10 @@ class ChainParser(flags.ArgumentParser):
     known: The names of what can be wrapped.
   """
 
-  def __init__(self, wrappers: Sequence[str], known: Sequence[str]):
+  def __init__(self, wrappers: Collection[str], known: Collection[str]):
     super().__init__()
-    self.wrappers = tuple(wrappers)
-    self.known = tuple(known)
+    self.wrappers = wrappers
+    self.known = known
 
   def parse(self, argument: str) -> str:
     """Returns the text; raises a ValueError if it isn't allowed."""
@@ -125,7 +125,7 @@ class ChainParser(flags.ArgumentParser):
         raise ValueError(
             f'must be one of {", ".join(self.known)}, or behind a wrapper of'
             f' {", ".join(self.wrappers)}, as in'
-            f' {self.wrappers[0]}+{self.known[1]}.'
+            f' {next(iter(self.wrappers))}+{list(self.known)[1]}.'
             f'{spelling.suggestion(name, allowed)}'
         )
     return argument

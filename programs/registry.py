@@ -13,26 +13,14 @@ from typing import Any, Optional
 
 from tff_bn.common import spelling
 
-# Flags that are not for every algorithm; an entry names those it understands.
-_MEAN = (
-    'client_weighting',
-    'model_aggregator',
-    'num_byzantine',
-    'clipping_radius',
-    'bucket_size',
-    'attack',
-    'attack_target',
-    'attack_strength',
-    'num_attackers',
-)
-_SERVER = _MEAN + (
-    'server_optimizer',
-    'server_learning_rate',
-    'server_momentum',
-)
+# Features of algorithms on which flags of several groups have an effect: the
+# server computes a mean of what clients send; it has an optimizer.
+MEAN = 'mean'
+SERVER_OPTIMIZER = 'server_optimizer'
+
+_SERVER = (MEAN, SERVER_OPTIMIZER)
 _STATISTICS = ('statistics', 'statistics_aggregator')
 _FEDTAN = _SERVER + _STATISTICS + ('moments',)
-
 
 # Why corrections of the clients' drift can't be combined with an algorithm.
 _NOTHING_SHARED = 'its clients share nothing that they could drift apart in'
@@ -135,9 +123,12 @@ class Algorithm:
       free.
     first_phase: The flag with the number of rounds after which it fixes the BN
       statistics, if it does.
+    later_rate: The flag with the factor of the learning rate after these
+      rounds, if it has one.
     impossible: Why which corrections can't be combined with it, by name.
     correction: The correction that it is combined with.
-    flags: The flags that have an effect on this algorithm but not on all.
+    flags: The flags that have an effect on this algorithm but not on all, and
+      the features `MEAN` and `SERVER_OPTIMIZER`, which stand for several flags.
   """
 
   name: str
@@ -149,6 +140,7 @@ class Algorithm:
   trains_personal_models: bool = True
   local_steps: Optional[int] = None
   first_phase: Optional[str] = None
+  later_rate: Optional[str] = None
   impossible: Mapping[str, str] = dataclasses.field(default_factory=dict)
   correction: Optional[Correction] = None
   flags: tuple[str, ...] = ()
@@ -275,6 +267,7 @@ ALGORITHMS = {
             ),
             builder_name='build_fedtan_ii',
             first_phase='sync_rounds',
+            later_rate='after_sync_factor',
             trains_in_float16=False,
             trains_personal_models=False,
             impossible=_FEDTAN_IMPOSSIBLE,
@@ -306,7 +299,7 @@ ALGORITHMS = {
                 ' gradients; the momentum lasts (needs --local_steps=1)'
             ),
             builder_name='build_dsgd',
-            flags=_MEAN + _STATISTICS,
+            flags=(MEAN, *_STATISTICS),
             impossible=dict.fromkeys(CORRECTIONS, _ONE_STEP),
             local_steps=1,
         ),
@@ -364,10 +357,10 @@ def find(name: str) -> Algorithm:
   return ALGORITHMS[parts[0]].with_correction(CORRECTIONS[parts[1]], name)
 
 
-def known_flags() -> dict[str, list[str]]:
-  """The flags that are not for every algorithm, and whom each is for."""
-  users = {}
-  for entry in (*ALGORITHMS.values(), *CORRECTIONS.values()):
-    for flag in entry.flags:
-      users.setdefault(flag, []).append(entry.name)
-  return users
+def users(flag: str) -> list[str]:
+  """Returns the algorithms and corrections with this flag or feature."""
+  entries: list[Algorithm | Correction] = [
+      *ALGORITHMS.values(),
+      *CORRECTIONS.values(),
+  ]
+  return [entry.name for entry in entries if flag in entry.flags]

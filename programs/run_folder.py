@@ -161,7 +161,7 @@ def temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def check_writable(folder: pathlib.Path):
+def check_writable(folder: pathlib.Path) -> None:
   """Checks that a folder can be written, or made; writes nothing.
 
   Args:
@@ -183,7 +183,9 @@ def check_writable(folder: pathlib.Path):
     )
 
 
-def check(folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool):
+def check(
+    folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool
+) -> None:
   """Checks that a run with these flags may be written into a folder.
 
   Writes nothing.
@@ -232,7 +234,7 @@ def begin(
     flags: Mapping[str, str],
     *,
     overwrite: bool,
-):
+) -> None:
   """Makes a folder the folder of a run with these flags.
 
   To be called after `check`.
@@ -255,7 +257,7 @@ def begin(
   )
 
 
-def remove(folder: pathlib.Path):
+def remove(folder: pathlib.Path) -> None:
   """Removes the run that a folder holds, and nothing else.
 
   Args:
@@ -286,13 +288,13 @@ def remove(folder: pathlib.Path):
   (folder / FLAGS_FILE).unlink()
 
 
-def _remove_entry(path: pathlib.Path):
+def _remove_entry(path: pathlib.Path) -> None:
   if path.is_dir() and not path.is_symlink():
     shutil.rmtree(path)
   else:
     path.unlink(missing_ok=True)
 
 
-def _remove_if_empty(folder: pathlib.Path):
+def _remove_if_empty(folder: pathlib.Path) -> None:
   if folder.is_dir() and not any(folder.iterdir()):
     folder.rmdir()

@@ -76,7 +76,6 @@ def test_refused_on_the_command_line(capsys):
 
 
 def test_flags_and_their_users():
-  flags = registry.known_flags()
-  assert flags['proximal_strength'] == ['fedprox', 'fedbs']
-  assert flags['moon_temperature'] == ['moon']
-  assert flags['pooled'] == ['fbn']
+  assert registry.users('proximal_strength') == ['fedprox', 'fedbs']
+  assert registry.users('moon_temperature') == ['moon']
+  assert registry.users('pooled') == ['fbn']
