@@ -4,7 +4,7 @@ Each analysis is a program of its own, with its own flags; `ANALYSES` lists
 them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import sys
 import textwrap
 from typing import Optional
@@ -16,7 +16,7 @@ from tff_bn.programs.analyses.position_aware import trained_models
 
 NAME = 'tff-bn-analyze'
 # Name on the command line -> the program that the rest of it is for.
-ANALYSES: Mapping[str, cli.Program] = {
+ANALYSES: dict[str, cli.Program] = {
     normalization_error.NAME: normalization_error.PROGRAM,
     **trained_models.PROGRAMS,
 }
