@@ -1,8 +1,8 @@
-"""What the programs' command lines have in common: parsing, help, exit codes.
+"""The programs' command lines: parsing, help, errors and exit codes.
 
-A program exits with 0 when it has done its work, 2 when it was asked for
-something that it cannot do (found before any work is done), 1 when the work
-failed, 130 after Ctrl-C, and 143 after SIGTERM. Errors are one paragraph on the
+Exit codes: 0 for success; 2 for a request that the program cannot fulfil, which
+is found before any work is done; 1 if the work failed; 130 after Ctrl-C; 143
+after SIGTERM. Errors are one paragraph on the
 standard error stream; `--verbosity=1` adds the traceback.
 """
 
@@ -46,12 +46,12 @@ _MAX_MESSAGE_LENGTH = 1500
 
 
 class UsageError(Exception):
-  """The program was asked for something that it cannot do."""
+  """The program cannot fulfil a request."""
 
 
 @contextlib.contextmanager
 def checking_input() -> Iterator[None]:
-  """Turns the errors that wrong input causes into a `UsageError`."""
+  """Raises errors that wrong input causes as a `UsageError`."""
   try:
     yield
   except (
@@ -72,7 +72,7 @@ class Program:
 
   Attributes:
     name: The command's name.
-    description: What it does, in one paragraph.
+    description: Its purpose, in one paragraph.
     examples: Command lines, for `--help`.
     define_flags: Defines the program's flags and returns their groups.
     main: Does the work.
@@ -135,7 +135,7 @@ def parse(
 
 
 def _without_flagfiles(arguments: Sequence[str]) -> list[str]:
-  """Leaves out `--flagfile=FILE` and `--flagfile FILE`."""
+  """Returns the arguments without `--flagfile=FILE` or `--flagfile FILE`."""
   kept = []
   remaining = iter(arguments)
   for argument in remaining:
@@ -148,7 +148,7 @@ def _without_flagfiles(arguments: Sequence[str]) -> list[str]:
 
 
 def help_text(program: Program) -> str:
-  """What `--help` prints."""
+  """Returns the text that `--help` prints."""
   values = flags.FlagValues()
   groups = program.define_flags(values)
   blocks = [
@@ -243,12 +243,12 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _set_verbosity(verbosity: int) -> None:
-  """Quietens the libraries; to be called before TensorFlow is imported."""
+  """Sets how much libraries log; call it before TensorFlow is imported."""
   logging.set_verbosity(verbosity)
   if verbosity < 1:
     # TensorFlow's C++ code reports missing GPU libraries as errors.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    # It reads the variable too late for what it prints first.
+    # TensorFlow prints its first messages before it reads the variable.
     import_messages.hide()
     for category in (DeprecationWarning, FutureWarning):
       warnings.filterwarnings('ignore', category=category)
@@ -267,7 +267,7 @@ def _fail(
 
 
 def _message(error: Exception) -> str:
-  """The error's message as one paragraph."""
+  """Returns the error's message as one paragraph."""
   message = ' '.join(str(error).split())
   if len(message) > _MAX_MESSAGE_LENGTH:
     message = message[:_MAX_MESSAGE_LENGTH] + ' …'

@@ -39,14 +39,14 @@ def define_flags(
 def comparison_flags(
     flags: cli.ParsedFlags, runs: Sequence[settings_lib.RunSettings]
 ) -> dict[str, str]:
-  """The flags that define a comparison.
+  """Returns the flags that define a comparison.
 
   Args:
     flags: The program's flags.
     runs: The settings of all its runs.
 
   Returns:
-    The flags' texts by name: the comparison's own, and those of any run.
+    The flags' texts by name: the flags of the comparison and of its runs.
   """
   texts = {
       name: parsers.to_text(getattr(flags, name))
@@ -62,7 +62,7 @@ def comparison_flags(
 
 
 def main(flags: cli.ParsedFlags) -> None:
-  """Trains all algorithms with all seeds and writes what came of it.
+  """Trains all algorithms with all seeds and writes the results.
 
   Args:
     flags: The program's flags.
@@ -84,7 +84,7 @@ def main(flags: cli.ParsedFlags) -> None:
   ]
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
-      # From the first check to the last file, nobody else writes into them.
+      # From the first check to the last file, no other program writes there.
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, texts, overwrite=flags.overwrite)
       for run, subfolder in zip(runs, folders):
@@ -102,9 +102,9 @@ def _compare(
     folders: Sequence[pathlib.Path],
     texts: Mapping[str, str],
 ) -> None:
-  """Trains in folders that are claimed, and writes what came of it."""
+  """Trains in folders that are claimed, and writes the results."""
   dependencies.require_tff()
-  # Imported late: it takes seconds, and wrong flags are found without it.
+  # Imported late: this takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.programs import experiment
   from tff_bn.programs import plots
@@ -161,8 +161,8 @@ def _compare(
         for failure in failures
     ]
     raise RuntimeError(
-        f'{len(failures)} of {len(jobs)} runs failed, as said above; of these'
-        f' the table has what they came to: {", ".join(names)}.'
+        f'{len(failures)} of {len(jobs)} runs failed, see the errors above; the'
+        f' table has their last results: {", ".join(names)}.'
     )
 
 
@@ -170,11 +170,11 @@ PROGRAM = cli.Program(
     name='tff-bn-compare',
     description=(
         'Trains several federated algorithms on the same simulated clients,'
-        ' once with each seed, and writes a table and plots of how they did.'
+        ' once with each seed, and writes a table and plots of the results.'
         ' The same command continues a comparison that was stopped, without'
         ' repeating runs that are finished. Without flags it compares'
-        ' algorithms on handwritten digits, of which each client has a few'
-        ' classes only.'
+        ' algorithms on handwritten digits; each client has only a few of the'
+        ' classes.'
     ),
     examples=(
         'tff-bn-compare',

@@ -40,11 +40,11 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
     The settings.
 
   Raises:
-    ValueError: If `--run` isn't the folder of a run, or the data flags don't
-      fit it.
+    ValueError: If `--run` isn't the folder of a run, or the data flags
+      contradict its flags.
   """
   if flags.run is None:
-    raise ValueError('--run=FOLDER is missing: which run is to be evaluated?')
+    raise ValueError('--run=FOLDER is missing: the run to be evaluated.')
   folder = pathlib.Path(flags.run).expanduser()
   if finished_run.is_comparison(finished_run.check(folder)):
     raise ValueError(
@@ -73,7 +73,7 @@ def main(flags: cli.ParsedFlags) -> None:
       if flags.output_dir is not None:
         folder = pathlib.Path(flags.output_dir).expanduser()
       run_folder.check_writable(folder)
-      # Nobody may write into it meanwhile.
+      # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
     _evaluate(settings, run, folder, flags.reestimate_statistics)
 
@@ -86,7 +86,7 @@ def _evaluate(
 ) -> None:
   """Evaluates a run and writes the results into a folder."""
   dependencies.require_tff()
-  # Imported late: it takes seconds, and wrong flags are found without it.
+  # Imported late: this takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.programs import experiment
   from tff_bn.programs import model_evaluation
@@ -100,7 +100,7 @@ def _evaluate(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
           ' no batch normalization.'
       )
-    data = experiment.split_dataset(settings, experiment.load_dataset(settings))
+    data = experiment.split_dataset(settings, settings.load())
     keras_model = model_evaluation.compiled_model(
         saved.weights(model), model, data
     )
@@ -125,7 +125,7 @@ PROGRAM = cli.Program(
     description=(
         'Evaluates the model of a finished run: the global model on the test'
         " set, and on each client's own test data the model that this client"
-        ' uses. The data is that of the run unless flags say otherwise.'
+        ' uses. The data is the data of the run unless flags change it.'
     ),
     examples=(
         'tff-bn-evaluate --run=runs/train',

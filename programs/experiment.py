@@ -1,4 +1,4 @@
-"""Data, model and process of a run, built from its settings.
+"""Builds the data, the model and the process of a run from its settings.
 
 Importing this module imports TensorFlow Federated, so programs do it after they
 have checked their flags.
@@ -34,25 +34,10 @@ from tff_bn.training import folder_lock
 from tff_bn.training import round_data
 from tff_bn.training import saved_models
 
-# Builds the metrics that metrics.csv has for training and evaluation.
+# Builders of the metrics that metrics.csv has for training and evaluation.
 METRICS: list[Callable[[], keras.metrics.Metric]] = [
     lambda: keras.metrics.SparseCategoricalAccuracy(name='accuracy')
 ]
-
-
-def load_dataset(settings: data_flags.DataFlags) -> tff_bn_data.Dataset:
-  """Loads the dataset of a run.
-
-  Args:
-    settings: The run's settings.
-
-  Returns:
-    The dataset.
-
-  Raises:
-    ValueError: If the dataset can't be used.
-  """
-  return settings.load()
 
 
 def split_dataset(
@@ -68,7 +53,7 @@ def split_dataset(
     The clients' data.
 
   Raises:
-    ValueError: If the dataset can't be split so.
+    ValueError: If the dataset can't be split this way.
   """
   return DataRecipe.of(settings).split(dataset)
 
@@ -124,7 +109,7 @@ class DataRecipe:
     ):
       raise ValueError(
           f'--clients_per_round={self.clients_per_round} asks for more clients'
-          f' than the {num_clients} that there are; use at most {num_clients}.'
+          f' than the {num_clients} that exist; use at most {num_clients}.'
       )
     if self.num_flipping:
       data = tff_bn_data.with_flipped_labels(data, self.num_flipping)
@@ -134,7 +119,7 @@ class DataRecipe:
 def build_model(
     settings: settings_lib.RunSettings, data: tff_bn_data.FederatedData
 ) -> BatchNormModel:
-  """Builds the model; its initial weights depend on `--seed` alone.
+  """Builds the model, whose initial weights depend on `--seed` alone.
 
   Args:
     settings: The run's settings.
@@ -172,15 +157,15 @@ def load_models(
 ) -> tuple[saved_models.SavedModels, BatchNormModel]:
   """Opens the models of a finished run.
 
-  No code of the run's folder is run, because the run may be somebody else's:
-  the model is built from the flags, and its weights are plain arrays.
+  The run may be somebody else's, so no code in its folder is executed: the
+  model is built from the flags, and its weights are plain arrays.
 
   Args:
     settings: The run's settings.
     folder: The run's folder.
 
   Returns:
-    The saved weights, all of them intact, and the model that they are for.
+    The saved weights, whose checksums are right, and the model.
 
   Raises:
     ValueError: If a file is damaged or missing, or the model's function is in
@@ -204,14 +189,14 @@ def _check_is_elsewhere(model_name: str, folder: pathlib.Path) -> None:
   package = model_name.partition(':')[0].partition('.')[0]
   spec = importlib.util.find_spec(package)
   if spec is None:
-    return  # It will be said that there is no such module.
+    return  # Building the model reports that the module doesn't exist.
   places = [*(spec.submodule_search_locations or ()), spec.origin]
   for place in places:
     if place and folder.resolve() in pathlib.Path(place).resolve().parents:
       raise ValueError(
           f'--model={model_name} of the run is code in its own folder {folder},'
-          " which is not run, because the run may be somebody else's. If you"
-          ' trust it, move the module to another folder.'
+          " which is not executed, because the run may be somebody else's. If"
+          ' you trust it, move the module to another folder.'
       )
 
 
@@ -227,14 +212,13 @@ def build_process(
 
   Returns:
     A `LearningProcess`, or a `StatefulLearningProcess` if the algorithm's
-    clients keep something.
+    clients keep a state.
 
   Raises:
     ValueError: If the algorithm can't train this model.
   """
   algorithm = registry.find(settings.algorithm)
-  # For builders, the server has an optimizer or an aggregator only if flags can
-  # choose it.
+  # Builders have no argument for what their algorithm lacks.
   choices = {
       'client_weighting': settings.client_weighting,
       'server_optimizer': settings.build_server_optimizer(),
@@ -318,7 +302,7 @@ def _local_training_arguments(
 def training_config(
     settings: settings_lib.RunSettings,
 ) -> training.TrainingConfig:
-  """The training loop's part of the settings."""
+  """Returns the settings of the training loop."""
   names = {field.name for field in dataclasses.fields(training.TrainingConfig)}
   return training.TrainingConfig(
       **{
@@ -353,22 +337,22 @@ def prepare(
     *,
     skip_finished: bool,
 ) -> list[Job]:
-  """Builds all that runs on one dataset need.
+  """Builds the data, models and processes of runs on one dataset.
 
   Args:
-    runs: The runs' settings; those with the same seed get the same split and
+    runs: The runs' settings; runs with the same seed get the same split and
       initial weights.
     folders: The runs' folders.
-    skip_finished: Whether to take the files of a run that is finished as they
-      are, instead of checking its last checkpoint.
+    skip_finished: Whether to skip finished runs, instead of checking their last
+      checkpoints.
 
   Returns:
     The jobs, in the same order.
 
   Raises:
-    ValueError: If a run can't be made as its settings say.
+    ValueError: If the data, a model or a process can't be built.
   """
-  dataset = load_dataset(runs[0])
+  dataset = runs[0].load()
   made = {}
   jobs = []
   for settings, folder in zip(runs, folders, strict=True):
@@ -386,7 +370,7 @@ def prepare(
 
 
 def describe_data(job: Job) -> str:
-  """The data and its split in a few words, for titles."""
+  """Describes the data and its split in a few words, for titles."""
   num_clients = len(job.data.client_ids)
   clients = 'client' if num_clients == 1 else 'clients'
   return (
@@ -396,7 +380,7 @@ def describe_data(job: Job) -> str:
 
 
 class Failure(NamedTuple):
-  """A run that did not come to a model that can be used."""
+  """A run that ended without a usable model."""
 
   job: Job
   error: training.TrainingFailedError
@@ -405,13 +389,13 @@ class Failure(NamedTuple):
 def train(jobs: Sequence[Job]) -> list[Failure]:
   """Trains, or continues to train, runs one after another.
 
-  To be called inside of a runtime, see `runtime_flags.RuntimeSettings.enter`.
+  Call it inside of a runtime, see `runtime_flags.RuntimeFlags.enter`.
 
   Args:
     jobs: The runs.
 
   Returns:
-    The runs that failed; the others go on in spite of them.
+    The runs that failed; a failure does not stop the other runs.
   """
   failures = []
   for job in jobs:
@@ -434,7 +418,7 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
       failures.append(Failure(job, error))
       if len(jobs) > 1:
         print(error, file=sys.stderr, flush=True)
-    if len(jobs) > 1:  # While the others go on.
+    if len(jobs) > 1:  # The next runs may take long.
       folder_lock.let_others_read(job.folder)
   return failures
 

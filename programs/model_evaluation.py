@@ -42,13 +42,13 @@ def compiled_model(
   # Keras raises errors of many kinds.
   except Exception as error:
     raise ValueError(
-        f'--dataset={data.dataset.name} has samples of shape {shape}, for which'
-        ' the model of the run is not made.'
+        f'--dataset={data.dataset.name} has samples of shape {shape}, which the'
+        ' model of the run does not take.'
     ) from error
   if logits.shape[-1] < data.num_classes:
     raise ValueError(
         f'--dataset={data.dataset.name} has {data.num_classes} classes, but the'
-        f' model of the run knows only {logits.shape[-1]}.'
+        f' model of the run has only {logits.shape[-1]} outputs.'
     )
   keras_model.compile(
       loss=_loss,
@@ -77,18 +77,18 @@ def evaluate_run(
   """Evaluates the global model, and the model that each client uses.
 
   Args:
-    saved: The run's models.
-    model: The model that they are of.
-    keras_model: What `compiled_model` returned. Its weights change: there is
-      one Keras model for all, because compiling takes long.
+    saved: The weights of the run's models.
+    model: The model.
+    keras_model: The model that `compiled_model` returned. Its weights change:
+      one Keras model is used for all weights, because compiling takes long.
     data: The data.
     reestimation_batch_size: If given, BN statistics are computed again from
-      training data, in batches of this size: the global model's from all data,
-      a client's own model's from that client's.
+      training data, in batches of this size: for the global model from all
+      data, for a client's own model from the data of this client.
 
   Returns:
-    First the global model on the whole test set, then each client's model on
-    the client's own test data: its own, or if it has none the global one.
+    First the global model on the whole test set; then for each client its own
+    model, or the global model if it has none, on the client's test data.
   """
 
   def values(client_id, training_ids):

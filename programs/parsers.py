@@ -1,4 +1,4 @@
-"""Parsers of flag values that say what is allowed when a value is not."""
+"""Parsers of flag values, whose errors say which values are allowed."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 import math
@@ -75,8 +75,8 @@ class ChoiceParser(flags.ArgumentParser):
 
   Attributes:
     known: The names; entries of a registry that are added later are known too.
-    other: What else is allowed, in words for the error message, or None.
-    is_other: Says of a string that is none of `known` whether it is such.
+    other: Other allowed values, in words for the error message, or None.
+    is_other: Whether a string is one of the other allowed values.
   """
 
   def __init__(
@@ -102,11 +102,11 @@ class ChoiceParser(flags.ArgumentParser):
 
 
 class ChainParser(flags.ArgumentParser):
-  """Parses a name behind wrappers of it, joined by +, such as nnm+median.
+  """Parses wrappers and a name, joined by +, such as nnm+median.
 
   Attributes:
     wrappers: The names of the wrappers.
-    known: The names of what can be wrapped.
+    known: The names that can be wrapped.
   """
 
   def __init__(self, wrappers: Collection[str], known: Collection[str]):
@@ -168,7 +168,7 @@ def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
     Pairs (round, factor), rounds increasing.
 
   Raises:
-    ValueError: If the text isn't such a schedule.
+    ValueError: If the text isn't a schedule.
   """
   schedule = []
   for item in text.split(','):
@@ -199,10 +199,10 @@ def parse_image_size(text: str) -> tuple[int, int]:
 
 
 class CheckedTextParser(flags.ArgumentParser):
-  """Keeps the text that `check` accepts.
+  """Accepts a text that passes a check.
 
   Attributes:
-    check: Raises a ValueError that says what is allowed.
+    check: Raises a ValueError that says which texts are allowed.
   """
 
   def __init__(self, check: Callable[[str], Any]):
@@ -225,10 +225,10 @@ def to_text(value: Any) -> str:
 
 
 def name_flags(text: str, names: Iterable[str]) -> str:
-  """Makes flags of the parameters that a text of the library names.
+  """Replaces the parameters in a text of the library by flags.
 
   Args:
-    text: The text, where a parameter is followed by `=`, or between backquotes.
+    text: The text, where parameters are followed by `=` or in backquotes.
     names: The names of the flags.
 
   Returns:

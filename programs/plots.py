@@ -17,8 +17,8 @@ from tff_bn.programs.report import Run
 
 _MAX_CELLS_WITH_NUMBERS = 300
 _MAX_NAMED_CLIENTS = 40
-# The largest ratio between the totals that two runs have sent with which they
-# share a linear axis.
+# Runs share a linear axis if the totals that they have sent differ by at most
+# this factor.
 _MAX_LINEAR_RATIO = 20
 _TEST_PANEL = 'Whole test set'
 _CLIENT_PANEL = "Clients' own test data"
@@ -32,10 +32,10 @@ _AXES = {
 def accuracy_figure(
     runs: Sequence[Run], title: str, against: str = 'round'
 ) -> figure.Figure:
-  """Draws accuracy against rounds, or against what was sent in them.
+  """Draws accuracy against rounds, or against the communication in them.
 
   Args:
-    runs: The runs; those of an algorithm become one line.
+    runs: The runs; the runs of an algorithm become one line.
     title: The title.
     against: The column of the horizontal axis: `round`, `exchanges` or
       `megabytes`.
@@ -43,7 +43,7 @@ def accuracy_figure(
   Returns:
     A figure with a panel for the whole test set and, if a run has it, one for
     the clients' own test data. A line is the mean over the seeds, the band
-    around it one standard deviation. Against what was sent, an algorithm that
+    around it one standard deviation. Against communication, an algorithm that
     sends nothing is a horizontal line at its last value.
   """
   drawing = _curves(
@@ -71,7 +71,7 @@ def loss_figure(runs: Sequence[Run], title: str) -> figure.Figure:
       title,
   )
   for axes in drawing.axes:
-    # A model whose statistics don't fit its data can have any loss.
+    # With wrong BN statistics, losses differ by orders of magnitude.
     axes.set_yscale('log')
     axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
@@ -173,7 +173,7 @@ def _draw_curve(
 
 
 def _totals(runs: Sequence[Run], column: str) -> list[float]:
-  """What the runs that send anything have sent in the end."""
+  """Returns the totals of the runs that send anything."""
   totals = [run.rows[-1].get(column, 0) for run in runs]
   return [total for total in totals if total > 0]
 
@@ -189,7 +189,7 @@ def _needs_logarithm(runs: Sequence[Run], against: str) -> bool:
 def mean_and_deviation(
     runs: Sequence[Run], column: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Mean and standard deviation of a column over runs, round by round.
+  """Computes a column's mean and standard deviation over runs, by round.
 
   Args:
     runs: Runs with different seeds.
@@ -215,7 +215,7 @@ def mean_and_deviation(
 def label_distribution_figure(
     counts: np.ndarray, client_ids: Sequence[str], title: str
 ) -> figure.Figure:
-  """Draws how many examples of each class each client has.
+  """Draws the number of examples of each class and client.
 
   Args:
     counts: Examples by client and class, shape [clients, classes].
@@ -265,11 +265,11 @@ def save_figures(
 ) -> None:
   """Saves the figures of finished runs as PNG files.
 
-  Accuracy against what was sent is for comparisons only: one algorithm sends as
-  much in each round, unless it has phases.
+  Accuracy against communication is drawn for comparisons only: a single
+  algorithm sends the same amount in every round, unless it has phases.
 
   Args:
-    folder: The folder for the files; it is made if needed.
+    folder: The folder for the files; it is created if needed.
     runs: The runs.
     label_counts: Examples by client and class, shape [clients, classes].
     client_ids: The clients' names.

@@ -1,9 +1,9 @@
 """The algorithms by name: what `--algorithm` and `--algorithms` choose from.
 
-An algorithm says what is done with batch normalization (`ALGORITHMS`), or what
-is done against the drift of the clients' models (`CORRECTIONS`), or both:
-`fedbn+fedprox`. To add one, add an entry. Nothing here imports TensorFlow: a
-builder is looked up when it is needed.
+`ALGORITHMS` decide how batch normalization is treated, `CORRECTIONS` counteract
+the drift of the clients' models; a name such as `fedbn+fedprox` combines both.
+An entry declares everything that the programs know about an algorithm. Nothing
+here imports TensorFlow: a builder is looked up when it is needed.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,8 +13,8 @@ from typing import Any, Optional
 
 from tff_bn.common import spelling
 
-# Features of algorithms on which flags of several groups have an effect: the
-# server computes a mean of what clients send; it has an optimizer.
+# Features of algorithms that several flags need: the server averages what the
+# clients send; it has an optimizer.
 MEAN = 'mean'
 SERVER_OPTIMIZER = 'server_optimizer'
 
@@ -22,8 +22,8 @@ _SERVER = (MEAN, SERVER_OPTIMIZER)
 _STATISTICS = ('statistics', 'statistics_aggregator')
 _FEDTAN = _SERVER + _STATISTICS + ('moments',)
 
-# Why corrections of the clients' drift can't be combined with an algorithm.
-_NOTHING_SHARED = 'its clients share nothing that they could drift apart in'
+# Why an algorithm can't be combined with corrections of the clients' drift.
+_NOTHING_SHARED = 'its clients share nothing, so there is no common model'
 _ONE_MODEL = 'it trains one model on all data, so no clients drift apart'
 _ONE_STEP = (
     'its clients make one step in a round, from the same model, so they do not'
@@ -31,8 +31,8 @@ _ONE_STEP = (
 )
 _FIRST_STEP = (
     'the first step of its rounds has the gradient of the mean loss of all'
-    ' clients, which other losses, gradients or weights of single clients would'
-    ' undo'
+    ' clients; a correction would change the losses, gradients or weights of'
+    ' single clients'
 )
 
 
@@ -44,10 +44,10 @@ class Correction:
     name: The name behind the `+`; alone, it stands for `fedavg+` and the name.
     description: What it does, in a few words.
     builder_name: The function in `tff_bn.algorithms` that builds its process.
-    keeps_weights: Whether the server's mean can weight clients as
-      `--client_weighting` and `--model_aggregator` say.
+    keeps_weights: Whether the server weights clients by `--client_weighting`
+      and `--model_aggregator`; otherwise the correction weights them.
     needs_plain_sgd: Whether clients must train with SGD without momentum.
-    needs_num_clients: Whether its builder has to know the number of clients.
+    needs_num_clients: Whether its builder needs the number of clients.
     flags: The flags that have an effect on it but not on all algorithms.
   """
 
@@ -85,8 +85,8 @@ CORRECTIONS = {
         Correction(
             name='moon',
             description=(
-                "features stay near to those of the server's model, and away"
-                " from those of the client's last one"
+                "features stay near to the features of the server's model, and"
+                " away from the features of the client's previous model"
             ),
             builder_name='build_moon',
             flags=('moon_weight', 'moon_temperature', 'moon_feature_layer'),
@@ -94,8 +94,8 @@ CORRECTIONS = {
         Correction(
             name='fedbs',
             description=(
-                'clients count by their losses; once these are alike (see'
-                ' --fedbs_epsilon), it is fedprox'
+                'clients are weighted by their losses; once the losses are'
+                ' similar (see --fedbs_epsilon), it is fedprox'
             ),
             builder_name='build_fed_bs',
             keeps_weights=False,
@@ -116,17 +116,16 @@ class Algorithm:
     arguments: Keyword arguments that the builder always gets.
     trains_on_union: Whether one model is trained on the union of the sampled
       clients' data.
-    trains_in_float16: Whether it can scale the loss, as float16 needs it.
-    trains_personal_models: Whether clients can have position encodings of their
-      own.
-    local_steps: The only number of local steps that it can make, if it is not
-      free.
+    trains_in_float16: Whether it scales the loss, which float16 needs.
+    trains_personal_models: Whether clients can have personal position
+      encodings.
+    local_steps: The number of local steps, if only one number is possible.
     first_phase: The flag with the number of rounds after which it fixes the BN
       statistics, if it does.
     later_rate: The flag with the factor of the learning rate after these
       rounds, if it has one.
-    impossible: Why which corrections can't be combined with it, by name.
-    correction: The correction that it is combined with.
+    impossible: For each correction that can't be combined with it, the reason.
+    correction: The correction with which it is combined.
     flags: The flags that have an effect on this algorithm but not on all, and
       the features `MEAN` and `SERVER_OPTIMIZER`, which stand for several flags.
   """
@@ -147,11 +146,11 @@ class Algorithm:
 
   @property
   def needs_num_clients(self) -> bool:
-    """Whether its builder has to know the number of clients."""
+    """Whether its builder needs the number of clients."""
     return self.correction is not None and self.correction.needs_num_clients
 
   def builder(self) -> Callable[..., Any]:
-    """The function that builds the process; imports TensorFlow Federated."""
+    """Returns the builder of the process; imports TensorFlow Federated."""
     from tff_bn import algorithms  # pylint: disable=g-import-not-at-top
 
     builder = functools.partial(
@@ -164,17 +163,17 @@ class Algorithm:
     )
 
   def with_correction(self, correction: Correction, name: str) -> 'Algorithm':
-    """The algorithm with a correction.
+    """Combines the algorithm with a correction.
 
     Args:
       correction: The correction.
-      name: The name of both together.
+      name: The name of the combination.
 
     Returns:
       The combination.
 
     Raises:
-      ValueError: If it makes no sense.
+      ValueError: If the correction can't be combined with it.
     """
     if correction.name in self.impossible:
       raise ValueError(
@@ -189,9 +188,11 @@ class Algorithm:
     )
 
 
-_FEDTAN_IMPOSSIBLE = {
-    name: _FIRST_STEP for name in CORRECTIONS if name != 'fedprox'
-}
+_FEDTAN_NEEDS: dict[str, Any] = dict(
+    trains_in_float16=False,
+    trains_personal_models=False,
+    impossible={name: _FIRST_STEP for name in CORRECTIONS if name != 'fedprox'},
+)
 
 ALGORITHMS = {
     algorithm.name: algorithm
@@ -240,24 +241,20 @@ ALGORITHMS = {
         Algorithm(
             name='fedtan',
             description=(
-                'in the first local step of a round, the BN statistics and'
-                ' their gradients are those of all clients'
+                'the first local step of a round uses the BN statistics of all'
+                ' clients together, and their gradients'
             ),
             builder_name='build_fedtan',
-            trains_in_float16=False,
-            trains_personal_models=False,
-            impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN,
+            **_FEDTAN_NEEDS,
         ),
         Algorithm(
             name='fedtan_forward_only',
             description='fedtan without the exchange of the gradients',
             builder_name='build_fedtan',
             arguments={'synchronize': 'forward'},
-            trains_in_float16=False,
-            trains_personal_models=False,
-            impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN,
+            **_FEDTAN_NEEDS,
         ),
         Algorithm(
             name='fedtan_ii',
@@ -268,10 +265,8 @@ ALGORITHMS = {
             builder_name='build_fedtan_ii',
             first_phase='sync_rounds',
             later_rate='after_sync_factor',
-            trains_in_float16=False,
-            trains_personal_models=False,
-            impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN + ('sync_rounds', 'after_sync_factor'),
+            **_FEDTAN_NEEDS,
         ),
         Algorithm(
             name='fbn',
@@ -316,7 +311,7 @@ _DEFAULT_BASE = 'fedavg'
 
 
 def find(name: str) -> Algorithm:
-  """Finds what `--algorithm` names.
+  """Finds the algorithm that `--algorithm` names.
 
   Args:
     name: An algorithm, a correction, or both, joined by `+`.
@@ -347,8 +342,8 @@ def find(name: str) -> Algorithm:
   if len(parts) - len(corrections) > 1:
     others = [part for part in parts if part not in corrections]
     raise ValueError(
-        f'{" and ".join(others)} both say what is done with batch'
-        ' normalization; choose one of them.'
+        f'{" and ".join(others)} both decide how batch normalization is'
+        ' treated; choose one of them.'
     )
   if parts[0] in CORRECTIONS:
     raise ValueError(

@@ -1,7 +1,7 @@
 """Tables of finished runs: functions of rows, without side effects.
 
-A run's rows are what its `metrics.csv` holds: one mapping from column to number
-for each evaluated round.
+A run's rows are the rows of its `metrics.csv`: for each evaluated round, a
+mapping from columns to numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from tff_bn.programs import tables
 Row = Mapping[str, float]
 
 # Columns of metrics.csv that results.csv averages over the last evaluated
-# rounds, and those of which it gives the last value.
+# rounds, and columns whose last value it gives.
 _AVERAGED = (
     'test_accuracy',
     'test_loss',
@@ -48,7 +48,7 @@ class Run:
 
 
 def read_metrics(text: str) -> list[dict[str, float]]:
-  """Reads the text of a metrics.csv; a value that is missing is left out."""
+  """Reads the text of a metrics.csv; missing values are left out."""
   return [
       {name: float(value) for name, value in row.items() if value}
       for row in csv.DictReader(io.StringIO(text))
@@ -56,31 +56,31 @@ def read_metrics(text: str) -> list[dict[str, float]]:
 
 
 def read_run(algorithm: str, seed: int, folder: pathlib.Path) -> Run:
-  """Reads what a run has written into its folder."""
+  """Reads the metrics of a run from its folder."""
   text = (folder / run_folder.METRICS).read_text(encoding='utf-8')
   return Run(algorithm, seed, read_metrics(text))
 
 
 def last_rows(run: Run, average_last: int) -> Sequence[Row]:
-  """The rows that the table averages over.
+  """Returns the rows over which the table averages.
 
   Args:
     run: The run.
-    average_last: How many rows at most.
+    average_last: The largest number of rows.
 
   Returns:
-    The last rows of trained models: not round 0's.
+    The last rows, without the row of round 0, whose model is untrained.
   """
   return [row for row in run.rows if row['round'] > 0][-average_last:]
 
 
 def result(run: Run, average_last: int) -> dict[str, str | float]:
-  """The row of results.csv for a run.
+  """Returns the row of results.csv for a run.
 
   Args:
     run: The run.
-    average_last: Accuracies and losses are means over this many evaluated
-      rounds, the last ones.
+    average_last: The number of evaluated rounds, counted from the last one,
+      over which accuracies and losses are averaged.
 
   Returns:
     A value for each of `RESULT_COLUMNS` that the run has.
@@ -104,7 +104,7 @@ def result(run: Run, average_last: int) -> dict[str, str | float]:
 
 
 def results_csv(results: Sequence[Mapping[str, str | float]]) -> str:
-  """The text of results.csv, from rows that `result` returned."""
+  """Returns the text of results.csv for rows that `result` returned."""
   text = io.StringIO()
   writer = csv.DictWriter(text, RESULT_COLUMNS, lineterminator='\n')
   writer.writeheader()
@@ -119,8 +119,8 @@ class _TableColumn:
   Attributes:
     name: The column of results.csv.
     title: Its title in the table.
-    explanation: What it says, for the lines below the table.
-    factor: What the value is multiplied with.
+    explanation: Its meaning, for the lines below the table.
+    factor: The value is multiplied by it.
     digits: Digits after the point.
   """
 
@@ -135,20 +135,22 @@ _TABLE_COLUMNS = (
     _TableColumn(
         'test_accuracy',
         'Accuracy, %',
-        'on the whole test set; where clients have models of their own, the'
-        ' mean over the clients',
+        'on the whole test set; if clients have personal models, the mean over'
+        ' the clients',
         factor=100.0,
         digits=1,
     ),
     _TableColumn(
         'client_test_accuracy',
         'Client accuracy, %',
-        "of the model that each client uses, on test data with the client's own"
-        ' distribution, mean over the clients',
+        'of the model that each client uses, on test data with the label'
+        " distribution of the client's training data; mean over the clients",
         factor=100.0,
         digits=1,
     ),
-    _TableColumn('test_loss', 'Loss', 'on the whole test set, as the accuracy'),
+    _TableColumn(
+        'test_loss', 'Loss', 'on the whole test set, like the accuracy'
+    ),
     _TableColumn(
         'train_loss',
         'Training loss',
@@ -164,7 +166,8 @@ _TABLE_COLUMNS = (
     _TableColumn(
         'megabytes',
         'MB',
-        'sent in these exchanges, down once and up by each client (2^20 bytes)',
+        'sent in these exchanges, once to all clients and back by each client'
+        ' (2^20 bytes)',
     ),
 )
 
@@ -172,14 +175,14 @@ _TABLE_COLUMNS = (
 def results_markdown(
     results: Sequence[Mapping[str, str | float]], average_last: int
 ) -> str:
-  """The text of results.md.
+  """Returns the text of results.md.
 
   Args:
     results: Rows that `result` returned.
-    average_last: The number of evaluated rounds that they average over.
+    average_last: The number of evaluated rounds over which they average.
 
   Returns:
-    A table with a line for each algorithm, and what its columns mean.
+    A table with a line for each algorithm, and the meaning of its columns.
   """
   columns = [
       column
@@ -225,7 +228,7 @@ def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:
   mean = f'{statistics.fmean(values):.{column.digits}f}'
   if len(values) == 1 or column.name not in _AVERAGED:
     return mean
-  # Of a run that diverged, values may be infinite or NaN.
+  # The values of a diverged run may be infinite or NaN.
   with np.errstate(invalid='ignore'):
     deviation = np.std(values, ddof=1)
   return f'{mean} ± {deviation:.{column.digits}f}'
@@ -233,14 +236,14 @@ def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """How a saved model does on some data.
+  """The accuracy and the loss of a saved model on some data.
 
   Attributes:
-    model: 'global', or 'own' for a model that belongs to the client.
-    client: The client on whose test data it is; '' for the whole test set.
+    model: 'global', or 'own' for the personal model of the client.
+    client: The client whose test data is used; '' for the whole test set.
     num_examples: The number of examples.
-    accuracy: The share of examples that are classified rightly; None if there
-      are no examples.
+    accuracy: The share of correctly classified examples; None if there are no
+      examples.
     loss: The mean loss; None if there are no examples.
   """
 
@@ -252,7 +255,7 @@ class Evaluation:
 
 
 def evaluation_csv(evaluations: Sequence[Evaluation]) -> str:
-  """The text of evaluation.csv."""
+  """Returns the text of evaluation.csv."""
   text = io.StringIO()
   columns = [field.name for field in dataclasses.fields(Evaluation)]
   writer = csv.DictWriter(text, columns, lineterminator='\n')
@@ -262,7 +265,7 @@ def evaluation_csv(evaluations: Sequence[Evaluation]) -> str:
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
-  """The evaluations as a Markdown table."""
+  """Returns the evaluations as a Markdown table."""
   cells = [['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']]
   for row in evaluations:
     cells.append(

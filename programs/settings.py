@@ -194,14 +194,14 @@ def _check_correction(
     raise ValueError(
         f'--client_momentum={flags.client_momentum:g} is impossible with'
         f' {algorithm.name}, which computes the mean gradient of a client from'
-        ' what its steps of plain SGD change; use 0.'
+        ' the change by its steps of plain SGD; use 0.'
     )
   if not correction.keeps_weights and robustness_flags.takes_no_weights(flags):
     raise ValueError(
         f'--model_aggregator={flags.model_aggregator}'
         + (f' with --attack={flags.attack}' if flags.attack else '')
-        + f' is impossible with {algorithm.name}, whose clients count by their'
-        ' losses: it takes no weights.'
+        + f' is impossible with {algorithm.name}, which weights the clients by'
+        ' their losses.'
     )
 
 

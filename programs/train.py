@@ -47,7 +47,7 @@ def main(flags: cli.ParsedFlags) -> None:
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
-      # From the first check to the last file, nobody else writes into it.
+      # From the first check to the last file, no other program writes into it.
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
     stack.enter_context(run_folder.temporary_files_in(folder))
@@ -63,7 +63,7 @@ def _train(
 ) -> None:
   """Trains one model in a folder that is claimed."""
   dependencies.require_tff()
-  # Imported late: it takes seconds, and wrong flags are found without it.
+  # Imported late: this takes seconds, and wrong flags are found without it.
   # pylint: disable=g-import-not-at-top
   from tff_bn.programs import experiment
   from tff_bn.programs import plots

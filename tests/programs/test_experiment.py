@@ -27,7 +27,7 @@ def _settings(*arguments):
 
 def _data(*arguments):
   settings = _settings(*arguments)
-  return experiment.split_dataset(settings, experiment.load_dataset(settings))
+  return experiment.split_dataset(settings, settings.load())
 
 
 def _built(monkeypatch, *arguments):

@@ -58,8 +58,8 @@ def test_every_combination_is_made_or_refused(name, correction):
         ('fedprox+fedbn', 'correction last: fedbn+fedprox.'),
         ('fedprox+scaffold', 'choose one of them'),
         ('fedbn+fedprox+moon', 'fedprox and moon are both corrections'),
-        ('fedbn+fbn', 'fedbn and fbn both say what is done with batch'),
-        ('fedbn+fbn+moon', 'fedbn and fbn both say what is done with batch'),
+        ('fedbn+fbn', 'fedbn and fbn both decide how batch norm'),
+        ('fedbn+fbn+moon', 'fedbn and fbn both decide how batch norm'),
     ],
 )
 def test_names_that_are_refused(name, message):

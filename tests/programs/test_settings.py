@@ -476,8 +476,8 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         ),
         (
             ['--algorithm=fedbs', '--model_aggregator=median'],
-            '--model_aggregator=median is impossible with fedbs, whose clients'
-            ' count by their losses',
+            '--model_aggregator=median is impossible with fedbs, which weights'
+            ' the clients by their losses',
         ),
         (
             ['--algorithm=fedbs', '--attack=sf', '--num_attackers=2'],
