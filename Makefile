@@ -1,9 +1,9 @@
 # The project's two commands are `make compare` and `make test`. Both set up
-# .venv first if needed; ARGS="--flag=value ..." is handed on.
+# .venv first if needed and pass on ARGS="--flag=value ...".
 
 ARGS =
 
-# A foreign path here would put other versions before those in .venv.
+# Foreign paths would take precedence over the versions in .venv.
 unexport PYTHONHOME PYTHONPATH
 
 .PHONY: setup compare test
