@@ -145,14 +145,7 @@ class DataFlags(flag_groups.Flags):
   )
 
   def load(self) -> 'tff_bn_data.Dataset':
-    """Loads the dataset.
-
-    Returns:
-      The dataset.
-
-    Raises:
-      ValueError: If the dataset can't be used.
-    """
+    """Loads the dataset; a ValueError says why it can't be used."""
     from tff_bn import data  # pylint: disable=g-import-not-at-top
 
     image_size = None
@@ -165,18 +158,7 @@ class DataFlags(flag_groups.Flags):
   def split_over_clients(
       self, dataset: 'tff_bn_data.Dataset', seed: int
   ) -> 'tff_bn_data.FederatedData':
-    """Splits the dataset over the clients.
-
-    Args:
-      dataset: The dataset.
-      seed: Decides every random choice.
-
-    Returns:
-      The clients' data.
-
-    Raises:
-      ValueError: If the dataset can't be split this way.
-    """
+    """Splits the dataset; a ValueError says why that is impossible."""
     from tff_bn import data  # pylint: disable=g-import-not-at-top
 
     return data.split_dataset(

@@ -43,18 +43,7 @@ METRICS: list[Callable[[], keras.metrics.Metric]] = [
 def split_dataset(
     settings: settings_lib.RunSettings, dataset: tff_bn_data.Dataset
 ) -> tff_bn_data.FederatedData:
-  """Splits the dataset over the clients.
-
-  Args:
-    settings: The run's settings.
-    dataset: The dataset.
-
-  Returns:
-    The clients' data.
-
-  Raises:
-    ValueError: If the dataset can't be split this way.
-  """
+  """Splits the dataset of a run; a ValueError says why it is impossible."""
   return DataRecipe.of(settings).split(dataset)
 
 
@@ -89,14 +78,7 @@ class DataRecipe:
     )
 
   def __call__(self) -> tff_bn_data.FederatedData:
-    """Makes the data.
-
-    Returns:
-      The data.
-
-    Raises:
-      ValueError: If the dataset can't be used on this machine.
-    """
+    """Makes the data; a ValueError says why that is impossible here."""
     return self.split(self.data.load())
 
   def split(self, dataset: tff_bn_data.Dataset) -> tff_bn_data.FederatedData:

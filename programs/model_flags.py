@@ -147,18 +147,7 @@ class ModelFlags(flag_groups.Flags):
   def build_model_fn(
       self, input_shape: tuple[int, ...], num_classes: int
   ) -> 'Callable[[], keras.Model]':
-    """Returns a function that builds untrained models.
-
-    Args:
-      input_shape: The shape of a sample.
-      num_classes: The number of classes.
-
-    Returns:
-      The function.
-
-    Raises:
-      ValueError: If the model can't be built for such samples.
-    """
+    """Returns a function that builds untrained models for such samples."""
     from tff_bn import models  # pylint: disable=g-import-not-at-top
 
     if model_names.is_other_model(self.model):

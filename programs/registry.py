@@ -64,40 +64,32 @@ CORRECTIONS = {
     correction.name: correction
     for correction in (
         Correction(
-            name='fedprox',
-            description=(
-                "local training stays near to the server's model (see"
-                ' --proximal_strength)'
-            ),
-            builder_name='build_fed_prox',
+            'fedprox',
+            "local training stays near to the server's model (see"
+            ' --proximal_strength)',
+            'build_fed_prox',
             flags=('proximal_strength',),
         ),
         Correction(
-            name='scaffold',
-            description=(
-                'gradients are corrected by control variates, which clients and'
-                ' server keep'
-            ),
-            builder_name='build_scaffold',
+            'scaffold',
+            'gradients are corrected by control variates, which clients and'
+            ' server keep',
+            'build_scaffold',
             needs_plain_sgd=True,
             needs_num_clients=True,
         ),
         Correction(
-            name='moon',
-            description=(
-                "features stay near to the features of the server's model, and"
-                " away from the features of the client's previous model"
-            ),
-            builder_name='build_moon',
+            'moon',
+            "features stay near to the features of the server's model, and"
+            " away from the features of the client's previous model",
+            'build_moon',
             flags=('moon_weight', 'moon_temperature', 'moon_feature_layer'),
         ),
         Correction(
-            name='fedbs',
-            description=(
-                'clients are weighted by their losses; once the losses are'
-                ' similar (see --fedbs_epsilon), it is fedprox'
-            ),
-            builder_name='build_fed_bs',
+            'fedbs',
+            'clients are weighted by their losses; once the losses are'
+            ' similar (see --fedbs_epsilon), it is fedprox',
+            'build_fed_bs',
             keeps_weights=False,
             flags=('fedbs_epsilon', 'proximal_strength'),
         ),
@@ -198,110 +190,94 @@ ALGORITHMS = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm(
-            name='centralized',
-            description='one model, trained on the union of the data',
-            builder_name='build_centralized',
+            'centralized',
+            'one model, trained on the union of the data',
+            'build_centralized',
             trains_on_union=True,
             trains_personal_models=False,
             impossible=dict.fromkeys(CORRECTIONS, _ONE_MODEL),
         ),
         Algorithm(
-            name='fedavg',
-            description=(
-                'averages every variable, the BN statistics too (see'
-                ' --statistics)'
-            ),
-            builder_name='build_fed_avg',
+            'fedavg',
+            'averages every variable, the BN statistics too (see'
+            ' --statistics)',
+            'build_fed_avg',
             flags=_SERVER + _STATISTICS,
         ),
         Algorithm(
-            name='fedbn',
-            description='all BN variables stay with the client',
-            builder_name='build_fed_bn',
+            'fedbn',
+            'all BN variables stay with the client',
+            'build_fed_bn',
             flags=_SERVER,
         ),
         Algorithm(
-            name='silobn',
-            description=(
-                'BN statistics stay with the client, scale and shift are'
-                ' averaged'
-            ),
-            builder_name='build_silo_bn',
+            'silobn',
+            'BN statistics stay with the client, scale and shift are'
+            ' averaged',
+            'build_silo_bn',
             flags=_SERVER,
         ),
         Algorithm(
-            name='local_affine',
-            description=(
-                'BN scale and shift stay with the client, statistics are'
-                ' averaged'
-            ),
-            builder_name='build_local_affine',
+            'local_affine',
+            'BN scale and shift stay with the client, statistics are'
+            ' averaged',
+            'build_local_affine',
             flags=_SERVER + _STATISTICS,
         ),
         Algorithm(
-            name='fedtan',
-            description=(
-                'the first local step of a round uses the BN statistics of all'
-                ' clients together, and their gradients'
-            ),
-            builder_name='build_fedtan',
+            'fedtan',
+            'the first local step of a round uses the BN statistics of all'
+            ' clients together, and their gradients',
+            'build_fedtan',
             flags=_FEDTAN,
             **_FEDTAN_NEEDS,
         ),
         Algorithm(
-            name='fedtan_forward_only',
-            description='fedtan without the exchange of the gradients',
-            builder_name='build_fedtan',
+            'fedtan_forward_only',
+            'fedtan without the exchange of the gradients',
+            'build_fedtan',
             arguments={'synchronize': 'forward'},
             flags=_FEDTAN,
             **_FEDTAN_NEEDS,
         ),
         Algorithm(
-            name='fedtan_ii',
-            description=(
-                'fedtan for --sync_rounds rounds; then the BN statistics are'
-                ' fixed and everything else is averaged'
-            ),
-            builder_name='build_fedtan_ii',
+            'fedtan_ii',
+            'fedtan for --sync_rounds rounds; then the BN statistics are'
+            ' fixed and everything else is averaged',
+            'build_fedtan_ii',
             first_phase='sync_rounds',
             later_rate='after_sync_factor',
             flags=_FEDTAN + ('sync_rounds', 'after_sync_factor'),
             **_FEDTAN_NEEDS,
         ),
         Algorithm(
-            name='fbn',
-            description=(
-                'normalizes with the shared running statistics, which are'
-                " corrected for the clients' differences (see --pooled)"
-            ),
-            builder_name='build_fbn',
+            'fbn',
+            'normalizes with the shared running statistics, which are'
+            " corrected for the clients' differences (see --pooled)",
+            'build_fbn',
             flags=_SERVER + ('statistics_aggregator', 'pooled'),
         ),
         Algorithm(
-            name='fixbn',
-            description=(
-                'fedavg for --fixbn_rounds rounds; then the BN statistics are'
-                ' fixed and everything else is averaged'
-            ),
-            builder_name='build_fixbn',
+            'fixbn',
+            'fedavg for --fixbn_rounds rounds; then the BN statistics are'
+            ' fixed and everything else is averaged',
+            'build_fixbn',
             first_phase='fixbn_rounds',
             flags=_SERVER + _STATISTICS + ('fixbn_rounds',),
         ),
         Algorithm(
-            name='dsgd',
-            description=(
-                "one step in each round with the mean of the clients'"
-                ' gradients; the momentum lasts (needs --local_steps=1)'
-            ),
-            builder_name='build_dsgd',
+            'dsgd',
+            "one step in each round with the mean of the clients'"
+            ' gradients; the momentum lasts (needs --local_steps=1)',
+            'build_dsgd',
             flags=(MEAN, *_STATISTICS),
             impossible=dict.fromkeys(CORRECTIONS, _ONE_STEP),
             local_steps=1,
         ),
         Algorithm(
-            name='single',
-            description='each client trains alone, nothing is sent',
-            builder_name='build_single',
+            'single',
+            'each client trains alone, nothing is sent',
+            'build_single',
             impossible=dict.fromkeys(CORRECTIONS, _NOTHING_SHARED),
         ),
     )

@@ -4,7 +4,8 @@
 in `tff_bn.aggregators`, and the flags that are arguments of the class.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import collections
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -88,6 +89,8 @@ WRAPPERS = {
         {'bucket_size': 'bucket_size', 'seed': 'seed'},
     ),
 }
+# In their order: the last mapping comes first.
+_RULES_AND_WRAPPERS = collections.ChainMap(WRAPPERS, RULES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,16 +166,18 @@ TARGETS = {
 }
 
 
-def _parts(flags: ParsedFlags, names: Iterable[str] = _AGGREGATORS) -> set[str]:
-  """Returns the rules and wrappers in the flags of these names."""
-  return {part for name in names for part in getattr(flags, name).split('+')}
+def _parts(flags: ParsedFlags) -> set[str]:
+  """Returns the rules and wrappers of both aggregators."""
+  return {
+      part for name in _AGGREGATORS for part in getattr(flags, name).split('+')
+  }
 
 
 def _users(name: str) -> list[str]:
   """Returns the rules and wrappers with this flag as an argument."""
   return [
       part
-      for part, rule in {**RULES, **WRAPPERS}.items()
+      for part, rule in _RULES_AND_WRAPPERS.items()
       if name in rule.arguments.values()
   ]
 
@@ -223,11 +228,8 @@ def num_attackers(flags: ParsedFlags) -> Optional[int]:
 
 
 def _explain_num_byzantine() -> str:
-  users = [
-      name
-      for name, rule in {**RULES, **WRAPPERS}.items()
-      if rule.needs_num_byzantine
-  ]
+  rules = _RULES_AND_WRAPPERS.items()
+  users = [name for name, rule in rules if rule.needs_num_byzantine]
   return (
       'Number of clients of a round against which the aggregators must be'
       f' robust; less than half of them. Required by {", ".join(users)}'
@@ -349,8 +351,10 @@ class RobustnessFlags(flag_groups.Flags):
     """See `Flags.check`."""
     for name in _AGGREGATORS:
       for part in getattr(flags, name).split('+'):
-        rule = RULES.get(part) or WRAPPERS[part]
-        if rule.needs_num_byzantine and flags.num_byzantine is None:
+        if (
+            _RULES_AND_WRAPPERS[part].needs_num_byzantine
+            and flags.num_byzantine is None
+        ):
           raise ValueError(
               f'{flags.text(name)} needs --num_byzantine, the number of clients'
               f' that {part} has to withstand.'
@@ -375,9 +379,6 @@ class RobustnessFlags(flag_groups.Flags):
 
     Returns:
       The rule; None for the mean of honest clients.
-
-    Raises:
-      ValueError: If a rule can't do what was asked.
     """
     from tff_bn import aggregators  # pylint: disable=g-import-not-at-top
 
@@ -400,13 +401,13 @@ class RobustnessFlags(flag_groups.Flags):
       return getattr(aggregators, class_name)(*wrapped, **given, **more)
 
     *wrappers, last = name.split('+')
-    rule = build(
-        RULES[last].class_name, RULES[last].arguments, num_clients=num_clients
-    )
-    for wrapper in (WRAPPERS[wrapper] for wrapper in reversed(wrappers)):
+    wrapped: tuple[aggregators.Rule, ...] = ()
+    for part in (last, *reversed(wrappers)):
+      entry = _RULES_AND_WRAPPERS[part]
       rule = build(
-          wrapper.class_name, wrapper.arguments, rule, num_clients=num_clients
+          entry.class_name, entry.arguments, *wrapped, num_clients=num_clients
       )
+      wrapped = (rule,)
     if self.attack is not None and attack_class is not None:
       assert self.num_attackers is not None  # The flags are checked.
       rule = aggregators.Attacked(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LOCAL_STEPS = 5
 _CLIENT_WEIGHTING = 'num_examples'
-# Factors of the learning rate: (round, factor), rounds increasing.
+# Pairs (first round, factor of the learning rate), rounds increasing.
 Schedule = tuple[tuple[int, float], ...]
 
 
@@ -164,8 +164,7 @@ class TrainingFlags(flag_groups.Flags):
     """Builds the clients' learning rate as a function of finished rounds.
 
     Args:
-      *more: Further factors of the learning rate, each by the first round in
-        which it holds.
+      *more: Further factors of the learning rate.
 
     Returns:
       The function; None if the learning rate is constant.
