@@ -10,32 +10,35 @@ from tff_bn.programs.flag_groups import OWN_NAME
 from tff_bn.programs.flag_groups import flag
 from tff_bn.programs.parsed_flags import ParsedFlags
 
-_COMPARED = (
-    'centralized',
-    'fedavg',
-    'fedbn',
-    'silobn',
-    'fedtan',
-    'fedtan_forward_only',
-    'fedtan_ii',
-    'fbn',
-    'fixbn',
-)
+_STATISTICS = {
+    'naive': 'mean of the means, mean of the variances',
+    'pooled': (
+        "mean and variance of the union of the clients' data, which adds the"
+        " variance of the clients' means"
+    ),
+}
+_MOMENTS = {
+    'two_pass': (
+        'two exchanges, as in the paper: first the mean of the means, then the'
+        ' mean of the variances about it'
+    ),
+    'fused': 'one exchange for both; exact also for batches of different sizes',
+}
 _ALGORITHM = parsers.CheckedTextParser(registry.find)
 
 
 def _explain_algorithms() -> str:
   return (
       flag_groups.listing(registry.ALGORITHMS)
-      + "or fedavg with a correction of the drift of the clients' models in"
-      ' local training:\n'
+      + f"or {registry.DEFAULT} with a correction of the drift of the clients'"
+      ' models in local training:\n'
       + flag_groups.listing(registry.CORRECTIONS)
       + 'or one of each, such as fedbn+fedprox or fbn+scaffold\n'
   )
 
 
 def _option(
-    parser: Any, explanation: str, default: Any = None, **options: Any
+    parser: Any, explanation: Any, default: Any = None, **options: Any
 ) -> Any:
   """Declares a flag that some algorithms only understand."""
   return flag(
@@ -62,36 +65,18 @@ class AlgorithmOptions(flag_groups.Flags):
   """The options that some algorithms only have."""
 
   statistics: Optional[str] = _option(
-      parsers.ChoiceParser(('naive', 'pooled')),
+      parsers.ChoiceParser(_STATISTICS),
       "How the clients' running BN statistics are combined where they are"
-      ' shared:\n'
-      + flag_groups.listing(
-          {
-              'naive': 'mean of the means, mean of the variances',
-              'pooled': (
-                  "mean and variance of the union of the clients' data, which"
-                  " adds the variance of the clients' means"
-              ),
-          }
-      ),
+      f' shared:\n{flag_groups.listing(_STATISTICS)}',
       'naive',
       argument=None,
   )
   moments: Optional[str] = _option(
-      parsers.ChoiceParser(('two_pass', 'fused')),
-      'How the clients of fedtan, fedtan_forward_only and fedtan_ii compute the'
-      ' mean and the variance over all their batches, at each BN layer:\n'
-      + flag_groups.listing(
-          {
-              'two_pass': (
-                  'two exchanges, as in the paper: first the mean of the means,'
-                  ' then the mean of the variances about it'
-              ),
-              'fused': (
-                  'one exchange for both; exact also for batches of different'
-                  ' sizes'
-              ),
-          }
+      parsers.ChoiceParser(_MOMENTS),
+      lambda: (
+          f'How the clients of {", ".join(registry.users("moments"))} compute'
+          ' the mean and the variance over all their batches, at each BN'
+          f' layer:\n{flag_groups.listing(_MOMENTS)}'
       ),
       'two_pass',
   )
@@ -164,7 +149,7 @@ class _Algorithm(flag_groups.Flags):
   algorithm: str = flag(
       _ALGORITHM,
       lambda: f'What to train:\n{_explain_algorithms()}',
-      'fedavg',
+      registry.DEFAULT,
   )
 
 
@@ -175,9 +160,9 @@ class _Algorithms(flag_groups.Flags):
   algorithms: tuple[str, ...] = flag(
       parsers.TupleParser(_ALGORITHM),
       lambda: f'What to compare, separated by commas:\n{_explain_algorithms()}',
-      _COMPARED,
+      registry.COMPARED,
       # Spaces, so that the line can be wrapped.
-      default_text=', '.join(_COMPARED),
+      default_text=', '.join(registry.COMPARED),
   )
 
 

@@ -93,7 +93,8 @@ class ModelFlags(flag_groups.Flags):
   batch_norm_momentum: Optional[float] = flag(
       flag_groups.MOMENTUM,
       'Momentum m of the running BN statistics: new = m * old + (1 - m) *'
-      " batch's. fbn may need 0.99 or more",
+      " batch's. Algorithms that normalize with the running statistics in"
+      ' training may need 0.99 or more',
       default_text="the model's own, 0.9 for the models above",
       argument=flag_groups.OWN_NAME,
   )

@@ -111,6 +111,8 @@ class Algorithm:
     trains_in_float16: Whether it scales the loss, which float16 needs.
     trains_personal_models: Whether clients can have personal position
       encodings.
+    keeps_optimizer: Whether the state of the optimizer lasts for the whole
+      training; otherwise it is new in each round.
     local_steps: The number of local steps, if only one number is possible.
     first_phase: The flag with the number of rounds after which it fixes the BN
       statistics, if it does.
@@ -129,6 +131,7 @@ class Algorithm:
   trains_on_union: bool = False
   trains_in_float16: bool = True
   trains_personal_models: bool = True
+  keeps_optimizer: bool = False
   local_steps: Optional[int] = None
   first_phase: Optional[str] = None
   later_rate: Optional[str] = None
@@ -194,6 +197,7 @@ ALGORITHMS = {
             'one model, trained on the union of the data',
             'build_centralized',
             trains_on_union=True,
+            keeps_optimizer=True,
             trains_personal_models=False,
             impossible=dict.fromkeys(CORRECTIONS, _ONE_MODEL),
         ),
@@ -272,6 +276,7 @@ ALGORITHMS = {
             'build_dsgd',
             flags=(MEAN, *_STATISTICS),
             impossible=dict.fromkeys(CORRECTIONS, _ONE_STEP),
+            keeps_optimizer=True,
             local_steps=1,
         ),
         Algorithm(
@@ -283,7 +288,20 @@ ALGORITHMS = {
     )
 }
 
-_DEFAULT_BASE = 'fedavg'
+# The algorithm that is trained, and the ones that are compared, by default. A
+# correction alone corrects the former.
+DEFAULT = 'fedavg'
+COMPARED = (
+    'centralized',
+    'fedavg',
+    'fedbn',
+    'silobn',
+    'fedtan',
+    'fedtan_forward_only',
+    'fedtan_ii',
+    'fbn',
+    'fixbn',
+)
 
 
 def find(name: str) -> Algorithm:
@@ -300,7 +318,7 @@ def find(name: str) -> Algorithm:
   """
   if name in ALGORITHMS:
     return ALGORITHMS[name]
-  parts = [_DEFAULT_BASE, name] if name in CORRECTIONS else name.split('+')
+  parts = [DEFAULT, name] if name in CORRECTIONS else name.split('+')
   known = (*ALGORITHMS, *CORRECTIONS)
   for part in parts:
     if part not in known:

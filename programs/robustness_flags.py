@@ -269,8 +269,8 @@ class RobustnessFlags(flag_groups.Flags):
   statistics_aggregator: Optional[str] = flag(
       parsers.ChainParser(WRAPPERS, RULES),
       "The same for the clients' running BN statistics, in place of the means"
-      ' in --statistics or in the correction of fbn. Rules other than the mean'
-      ' weight all clients alike',
+      ' of --statistics or of the algorithm. Rules other than the mean weight'
+      ' all clients alike',
       'mean',
       feature=OWN_NAME,
   )

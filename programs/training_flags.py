@@ -35,6 +35,14 @@ def _default_weighting(flags: ParsedFlags) -> str:
   return _CLIENT_WEIGHTING
 
 
+def _algorithms_with_one_optimizer() -> str:
+  return ' and '.join(
+      name
+      for name, algorithm in registry.ALGORITHMS.items()
+      if algorithm.keeps_optimizer
+  )
+
+
 def describe_local_training(flags: ParsedFlags) -> str:
   """Returns the flag that sets how long clients train in a round."""
   if flags.local_epochs is not None:
@@ -84,8 +92,10 @@ class TrainingFlags(flag_groups.Flags):
   )
   client_momentum: float = flag(
       flag_groups.MOMENTUM,
-      "Momentum of the clients' SGD; except with dsgd it starts from zero in"
-      ' each round',
+      lambda: (
+          "Momentum of the clients' SGD. It starts from zero in each round,"
+          f' except with {_algorithms_with_one_optimizer()}'
+      ),
       0.0,
   )
   client_weight_decay: float = flag(
@@ -104,9 +114,11 @@ class TrainingFlags(flag_groups.Flags):
   )
   client_warmup_steps: int = flag(
       parsers.NumberParser(int, minimum=0),
-      "Number of steps over which the clients' learning rate rises linearly at"
-      ' the start of each round, as their optimizers start; with centralized'
-      ' and dsgd, whose optimizers last, at the start of the training',
+      lambda: (
+          "Number of steps over which the clients' learning rate rises linearly"
+          ' at the start of each round, where their optimizers start; with'
+          f' {_algorithms_with_one_optimizer()}, at the start of the training'
+      ),
       0,
       argument=OWN_NAME,
   )
