@@ -184,7 +184,7 @@ def _check_is_elsewhere(model_name: str, folder: pathlib.Path) -> None:
 
 def build_process(
     settings: settings_lib.RunSettings, model: BatchNormModel, num_clients: int
-) -> Any:
+) -> stateful_process.Process:
   """Builds the algorithm's process.
 
   Args:
@@ -193,8 +193,7 @@ def build_process(
     num_clients: The number of all clients.
 
   Returns:
-    A `LearningProcess`, or a `StatefulLearningProcess` if the algorithm's
-    clients keep a state.
+    The process; clients keep a state if it is a `StatefulLearningProcess`.
 
   Raises:
     ValueError: If the algorithm can't train this model.
@@ -310,7 +309,7 @@ class Job:
   folder: pathlib.Path
   data: tff_bn_data.FederatedData
   model: BatchNormModel
-  process: Any
+  process: Optional[stateful_process.Process]
 
 
 def prepare(
@@ -395,7 +394,7 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
       print('This run is finished.', flush=True)
       continue
     try:
-      _train(job)
+      _train(job, job.process)
     except training.TrainingFailedError as error:
       failures.append(Failure(job, error))
       if len(jobs) > 1:
@@ -405,10 +404,10 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
   return failures
 
 
-def _train(job: Job) -> None:
+def _train(job: Job, process: stateful_process.Process) -> None:
   algorithm = registry.find(job.settings.algorithm)
   training.train(
-      job.process,
+      process,
       job.model,
       job.data,
       training_config(job.settings),

@@ -1,7 +1,6 @@
 """The flags of a run's seed, evaluations, checkpoints and files."""
 
 import dataclasses
-import pathlib
 from typing import Optional
 
 from absl import flags as absl_flags
@@ -104,11 +103,6 @@ class OutputFlags(_Verbosity, _Output):
   """Where a run's files go, and what is logged."""
 
   TITLE = 'Output'
-
-  @property
-  def folder(self) -> pathlib.Path:
-    """The folder for all files."""
-    return pathlib.Path(self.output_dir).expanduser()
 
 
 @dataclasses.dataclass(frozen=True)
