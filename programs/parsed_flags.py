@@ -20,11 +20,26 @@ class Source(enum.IntEnum):
 class ParsedFlags:
   """The values of a program's flags, as attributes."""
 
-  def __init__(self, values: flags.FlagValues, sources: Mapping[str, Source]):
+  def __init__(
+      self,
+      values: flags.FlagValues,
+      sources: Mapping[str, Source],
+      ignored: Collection[str] = (),
+  ):
+    """Initializes the flags.
+
+    Args:
+      values: The values.
+      sources: Where the value of each flag comes from.
+      ignored: Flags that have their defaults, whatever was given.
+    """
     self._values = values
-    self._sources = sources
+    self._sources = {**sources, **dict.fromkeys(ignored, Source.DEFAULT)}
+    self._ignored = ignored
 
   def __getattr__(self, name: str) -> Any:
+    if name in self._ignored:
+      return self._values[name].default
     return getattr(self._values, name)
 
   def source(self, name: str) -> Source:
@@ -41,7 +56,7 @@ class ParsedFlags:
 
   def without(self, names: Collection[str]) -> 'ParsedFlags':
     """Returns the flags as if these were not given."""
-    return _WithDefaults(self._values, self._sources, names)
+    return ParsedFlags(self._values, self._sources, names)
 
   def text(self, name: str) -> str:
     """Returns a flag as one writes it, such as `--rounds=60`."""
@@ -66,23 +81,3 @@ class ParsedFlags:
     """
     if self.is_given(name) and self.source(name) >= self.source(overruling):
       raise ValueError(f'{self.text(name)} {reason}.')
-
-
-class _WithDefaults(ParsedFlags):
-  """Flags of which some have their defaults."""
-
-  def __init__(
-      self,
-      values: flags.FlagValues,
-      sources: Mapping[str, Source],
-      names: Collection[str],
-  ):
-    super().__init__(
-        values, {**sources, **dict.fromkeys(names, Source.DEFAULT)}
-    )
-    self._names = names
-
-  def __getattr__(self, name: str) -> Any:
-    if name in self._names:
-      return self._values[name].default
-    return super().__getattr__(name)

@@ -143,7 +143,7 @@ _TABLE_COLUMNS = (
     _TableColumn(
         'client_test_accuracy',
         'Client accuracy, %',
-        'of the model that each client uses, on test data with the label'
+        'of the model that each client uses, on test data with the'
         " distribution of the client's training data; mean over the clients",
         factor=100.0,
         digits=1,
@@ -166,7 +166,7 @@ _TABLE_COLUMNS = (
     _TableColumn(
         'megabytes',
         'MB',
-        'sent in these exchanges, once to all clients and back by each client'
+        'sent in these exchanges: once to all clients, and back by each client'
         ' (2^20 bytes)',
     ),
 )
