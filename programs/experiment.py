@@ -394,7 +394,7 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
       print('This run is finished.', flush=True)
       continue
     try:
-      _train(job, job.process)
+      _train(job)
     except training.TrainingFailedError as error:
       failures.append(Failure(job, error))
       if len(jobs) > 1:
@@ -404,10 +404,11 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
   return failures
 
 
-def _train(job: Job, process: stateful_process.Process) -> None:
+def _train(job: Job) -> None:
+  assert job.process is not None  # Finished runs are skipped.
   algorithm = registry.find(job.settings.algorithm)
   training.train(
-      process,
+      job.process,
       job.model,
       job.data,
       training_config(job.settings),
