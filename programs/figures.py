@@ -1,7 +1,8 @@
-"""What the programs' figures have in common."""
+"""Colours, axes and files of the programs' figures."""
 
 from collections.abc import Mapping
 import pathlib
+from typing import Any
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
@@ -9,8 +10,8 @@ from matplotlib.backends import backend_agg
 
 from tff_bn.common import files
 
-# Okabe and Ito's colours, which colour-blind people can tell apart; the yellow
-# is left out because it is too light for lines on white.
+# Okabe and Ito's colours, which colour-blind people can distinguish; without
+# their yellow, which is too light for lines on white.
 COLOURS = (
     '#0072B2',
     '#D55E00',
@@ -25,7 +26,7 @@ _DPI = 150
 
 
 def new_figure(width: float, height: float) -> figure.Figure:
-  """A figure that doesn't depend on pyplot's state or on a display.
+  """Creates a figure that needs neither pyplot's state nor a display.
 
   Args:
     width: The width in inches.
@@ -42,14 +43,14 @@ def new_figure(width: float, height: float) -> figure.Figure:
 
 
 def tidy(axes: mpl_axes.Axes) -> None:
-  """Gives axes a light grid, and no frame at the top and the right."""
+  """Adds a light grid and removes the frame at the top and the right."""
   axes.grid(alpha=0.3)
   axes.spines[['top', 'right']].set_visible(False)
 
 
 def add_legend(drawing: figure.Figure) -> None:
   """Adds one legend for all axes, outside of them."""
-  handles = {}
+  handles: dict[Any, Any] = {}
   for axes in drawing.axes:
     lines, labels = axes.get_legend_handles_labels()
     handles.update(zip(labels, lines))
@@ -62,10 +63,10 @@ def add_legend(drawing: figure.Figure) -> None:
 
 
 def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:
-  """Saves figures as PNG files, which are never there in part.
+  """Saves figures as PNG files; a file appears only when it is complete.
 
   Args:
-    folder: The folder for the files; it is made if needed.
+    folder: The folder for the files; it is created if needed.
     drawings: The figures by the files' names, without `.png`.
   """
   folder.mkdir(exist_ok=True)

@@ -12,16 +12,16 @@ def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def markdown(cells: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-  """A table in Markdown whose source is aligned too: numbers to the right.
+  """Returns a Markdown table with aligned source, numbers to the right.
 
   Args:
-    cells: The rows, the first of which has the columns' titles.
-    notes: Sentences for a list below it.
+    cells: The rows; the first row has the columns' titles.
+    notes: Sentences for a list below the table.
 
   Returns:
     The text.
   """
-  # A rule has at least three characters.
+  # The line below the titles needs at least three characters.
   widths = [max(3, *(len(cell) for cell in column)) for column in zip(*cells)]
   rule = ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]]
   lines = [

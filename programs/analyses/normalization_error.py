@@ -9,6 +9,7 @@ from tff_bn.common import files
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 
 NAME = 'normalization_error'
@@ -23,7 +24,7 @@ def define_flags(
   """Defines the program's flags."""
   return (
       _define_experiment_flags(values),
-      flag_groups.define_output_flags(values, OUTPUT_DIR),
+      run_flags.OutputFlags.define(values, output_dir=OUTPUT_DIR),
   )
 
 

@@ -7,11 +7,11 @@ The parts that need TensorFlow are imported on first use, so that
 
 from tff_bn.data import names
 from tff_bn.data.names import DATASET_NAMES
-from tff_bn.data.names import SPLIT_NAMES
 from tff_bn.imports import lazy
 
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
+    'SPLIT_NAMES': 'splits',
     'Dataset': 'dataset',
     'FederatedData': 'federated',
     'flip_labels': 'label_flipping',

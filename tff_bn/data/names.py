@@ -1,4 +1,4 @@
-"""Names of the datasets and splits; importing this imports no TensorFlow."""
+"""Names of the datasets; importing this imports no TensorFlow."""
 
 # Name -> what the dataset is.
 DATASET_NAMES = {
@@ -27,29 +27,6 @@ TFDS_PREFIX = 'tfds:'
 NPZ_PREFIX = 'npz:'
 NPZ_SUFFIX = '.npz'
 FOLDER_PREFIX = 'folder:'
-
-# Name -> how the training data is split over the clients.
-SPLIT_NAMES = {
-    'iid': 'evenly at random',
-    'classes': (
-        '`classes_per_client` consecutive classes for each client, the same'
-        ' number of samples for all (FedTAN, Appendix D)'
-    ),
-    'dirichlet': (
-        'shares of each class drawn from a Dirichlet distribution with'
-        ' concentration `dirichlet_alpha`'
-    ),
-    'gamma': (
-        "a share `gamma` of each client's data at random, the rest sorted by"
-        ' class (gamma-similarity)'
-    ),
-    'domains': 'each client has data of one domain (feature shift)',
-    'unbalanced': (
-        'at random, sizes log-normal with standard deviation `imbalance` of'
-        ' their logarithm'
-    ),
-    'natural': 'each client is a writer of the dataset',
-}
 
 
 def is_other_dataset(name: str) -> bool:

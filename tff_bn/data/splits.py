@@ -6,9 +6,11 @@ order. The clients' indices are disjoint and cover all samples, except with
 leave out writers).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import heapq
 import math
+from typing import Any, Optional
 
 import numpy as np
 
@@ -404,3 +406,77 @@ def _apportion(
 
 def _sorted(parts: list[np.ndarray]) -> list[np.ndarray]:
   return [np.sort(part) for part in parts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """A way to split the training data over the clients.
+
+  Attributes:
+    description: The way, in a few words; a parameter is between backquotes.
+    make: Returns each client's indices from the labels, the number of classes,
+      the number of clients, the seed and the parameter (or None). None: the
+      dataset says which sample belongs to which client.
+    parameter: The name of the parameter of `split_dataset` that the split
+      needs, if any.
+    client: What a client is, if the dataset decides how many there are.
+  """
+
+  description: str
+  make: Optional[
+      Callable[[np.ndarray, int, int, int, Any], list[np.ndarray]]
+  ] = None
+  parameter: Optional[str] = None
+  client: Optional[str] = None
+
+
+# The splits by name. `split_dataset` and the programs find added entries too.
+SPLITS: dict[str, Split] = {
+    'iid': Split(
+        'evenly at random',
+        lambda labels, _, num_clients, seed, __: split_iid(
+            len(labels), num_clients, seed
+        ),
+    ),
+    'classes': Split(
+        '`classes_per_client` consecutive classes for each client, the same'
+        ' number of samples for all (FedTAN, Appendix D)',
+        lambda labels, num_classes, num_clients, seed, value: split_by_classes(
+            labels, num_classes, num_clients, value, seed
+        ),
+        parameter='classes_per_client',
+    ),
+    'dirichlet': Split(
+        'shares of each class drawn from a Dirichlet distribution with'
+        ' concentration `dirichlet_alpha`',
+        lambda labels, _, num_clients, seed, value: split_by_dirichlet(
+            labels, num_clients, value, seed
+        ),
+        parameter='dirichlet_alpha',
+    ),
+    'gamma': Split(
+        "a share `gamma` of each client's data at random, the rest sorted by"
+        ' class (gamma-similarity)',
+        lambda labels, _, num_clients, seed, value: split_by_gamma_similarity(
+            labels, num_clients, value, seed
+        ),
+        parameter='gamma',
+    ),
+    'domains': Split(
+        'each client has data of one domain (feature shift)', client='domain'
+    ),
+    'unbalanced': Split(
+        'at random, sizes log-normal with standard deviation `imbalance` of'
+        ' their logarithm',
+        lambda labels, _, num_clients, seed, value: split_unbalanced(
+            len(labels), num_clients, value, seed
+        ),
+        parameter='imbalance',
+    ),
+    'natural': Split('each client is a writer of the dataset', client='writer'),
+}
+
+# Name -> how the training data is split.
+SPLIT_NAMES: Mapping[str, str] = {
+    name: split.description for name, split in SPLITS.items()
+}

@@ -9,7 +9,6 @@ from tff_bn.common import seeding
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
-from tff_bn.data import names
 from tff_bn.data import splits
 
 _Number = TypeVar('_Number', int, float)
@@ -20,11 +19,7 @@ def split_dataset(
     split: str,
     num_clients: Optional[int],
     seed: int,
-    *,
-    classes_per_client: Optional[int] = None,
-    dirichlet_alpha: Optional[float] = None,
-    gamma: Optional[float] = None,
-    imbalance: Optional[float] = None,
+    **parameters: Optional[float],
 ) -> federated.FederatedData:
   """Splits a dataset over clients.
 
@@ -34,15 +29,14 @@ def split_dataset(
 
   Args:
     dataset: The dataset.
-    split: One of `names.SPLIT_NAMES`.
+    split: A key of `splits.SPLITS`.
     num_clients: The number of clients. Default: one for each domain with
       `domains`, one for each writer with `natural`, otherwise
       `splits.DEFAULT_NUM_CLIENTS`.
     seed: The seed of all random choices.
-    classes_per_client: For `classes`; other splits ignore it.
-    dirichlet_alpha: For `dirichlet`; other splits ignore it.
-    gamma: For `gamma`; other splits ignore it.
-    imbalance: For `unbalanced`; other splits ignore it.
+    **parameters: `classes_per_client` for `classes`, `dirichlet_alpha` for
+      `dirichlet`, `gamma` for `gamma`, `imbalance` for `unbalanced`. Other
+      splits ignore them.
 
   Returns:
     The split data. The clients' ids are `client_0`, ...; with `domains` they
@@ -52,51 +46,40 @@ def split_dataset(
     ValueError: If the split is unknown, lacks its argument, or does not suit
       the dataset.
   """
-  if split not in names.SPLIT_NAMES:
+  if split not in splits.SPLITS:
     raise ValueError(
         f'split={split} is unknown; the splits are'
-        f' {", ".join(names.SPLIT_NAMES)}.'
-        f'{spelling.suggestion(split, names.SPLIT_NAMES)}'
+        f' {", ".join(splits.SPLITS)}.'
+        f'{spelling.suggestion(split, splits.SPLITS)}'
     )
-  labels = dataset.y_train
-  if split == 'domains':
-    return _split_by_domain(dataset, num_clients, seed)
-  if split == 'natural':
-    return _split_by_writer(dataset, num_clients, seed)
+  unknown = set(parameters).difference(
+      entry.parameter for entry in splits.SPLITS.values()
+  )
+  if unknown:
+    raise TypeError(
+        'split_dataset() got an unexpected keyword argument'
+        f' {min(unknown)!r}'
+    )
+  entry = splits.SPLITS[split]
+  if entry.make is None:
+    split_by_origin = {
+        'domains': _split_by_domain,
+        'natural': _split_by_writer,
+    }[split]
+    return split_by_origin(dataset, num_clients, seed)
   if num_clients is None:
     num_clients = splits.DEFAULT_NUM_CLIENTS
   splits.check_num_clients(
-      num_clients, len(labels), f'training samples in {dataset.name}'
+      num_clients, len(dataset.y_train), f'training samples in {dataset.name}'
   )
-  match split:
-    case 'iid':
-      parts = splits.split_iid(len(labels), num_clients, seed)
-    case 'classes':
-      parts = splits.split_by_classes(
-          labels,
-          dataset.num_classes,
-          num_clients,
-          _required(split, 'classes_per_client', classes_per_client),
-          seed,
-      )
-    case 'dirichlet':
-      parts = splits.split_by_dirichlet(
-          labels,
-          num_clients,
-          _required(split, 'dirichlet_alpha', dirichlet_alpha),
-          seed,
-      )
-    case 'gamma':
-      parts = splits.split_by_gamma_similarity(
-          labels, num_clients, _required(split, 'gamma', gamma), seed
-      )
-    case 'unbalanced':
-      parts = splits.split_unbalanced(
-          len(labels),
-          num_clients,
-          _required(split, 'imbalance', imbalance),
-          seed,
-      )
+  value = None
+  if entry.parameter is not None:
+    value = parameters.get(entry.parameter)
+    if value is None:
+      raise ValueError(f'split={split} needs `{entry.parameter}`.')
+  parts = entry.make(
+      dataset.y_train, dataset.num_classes, num_clients, seed, value
+  )
   digits = len(str(num_clients - 1))
   client_ids = [f'client_{n:0{digits}}' for n in range(num_clients)]
   test_parts = splits.split_in_proportion(
@@ -183,9 +166,3 @@ def _federated_data(
       dict(zip(client_ids, parts)),
       dict(zip(client_ids, test_parts)),
   )
-
-
-def _required(split: str, parameter: str, value: Optional[_Number]) -> _Number:
-  if value is None:
-    raise ValueError(f'split={split} needs `{parameter}`.')
-  return value

@@ -312,7 +312,7 @@ def load(
   for folder, (name, settings) in named_runs.items():
     key = (settings.dataset, settings.data_dir, settings.image_size)
     if key not in datasets:
-      datasets[key] = experiment.load_dataset(settings)
+      datasets[key] = settings.load()
     data = experiment.split_dataset(settings, datasets[key])
     saved, model = experiment.load_models(settings, folder)
     runs.append(

@@ -13,6 +13,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
@@ -179,7 +180,7 @@ def _define_flags(
   define_own(own)
   return (
       own.group('Analysis'),
-      flag_groups.define_analysis_output_flags(values, name),
+      run_flags.define_analysis_output_flags(values, name),
   )
 
 
