@@ -31,7 +31,7 @@ def native_context():
   before = tff.framework.get_context_stack().current
   with runtime.native_runtime() as context:
     # Other tests use another context.
-    tff.framework.setcontexts.default(before)
+    tff.framework.set_default_context(before)
     yield context
 
 
