@@ -552,13 +552,13 @@ def test_bad_input(arguments, words, tmp_path, monkeypatch, capsys):
 
 def test_run_with_position_encodings(tmp_path, capsys):
   losses = []
-  for number, pan in enumerate(['--pan=off', '--pan=add', '--pan=multiply']):
+  for number, pan in enumerate(['--pan=add', '--pan=multiply']):
     folder = tmp_path / str(number)
     arguments = [*_SMALL, '--algorithm=fedbn', pan, f'--output_dir={folder}']
     assert train.run(arguments) == 0
     losses.append(csv_rows.read(folder / 'metrics.csv')[-1]['test_loss'])
     assert evaluate.run([f'--run={folder}']) == 0
-  assert len(set(losses)) == 3
+  assert losses[0] != losses[1]
   assert 'whole test set' in capsys.readouterr().out
 
 
@@ -747,11 +747,9 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
     [
         ('in_process', signal.SIGINT, 130),
         ('in_process', signal.SIGTERM, 143),
-        ('in_process', signal.SIGKILL, -9),
-        pytest.param('native', signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param('in_process', signal.SIGKILL, -9, marks=pytest.mark.slow),
         pytest.param('native', signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param('ray', signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param('ray', signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param('ray', signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
