@@ -291,7 +291,7 @@ def test_more_rounds_of_clients_with_their_own_models(
 def test_clients_that_are_drawn(fedavg, tmp_path):
   """They are those of the other analyses with the same seed."""
   drawn = set()
-  for seed in range(3):
+  for seed in (0, 1):
     flags = ('--num_clients=2', f'--seed={seed}')
     matched = tiny_runs.analyze(
         'matching', fedavg, *flags, '--num_examples=5', folder=tmp_path
@@ -359,7 +359,7 @@ def test_layers_before_and_after(
       tiny_runs.with_flags(run, tmp_path / run.name, client_learning_rate=4)
       for run in (fedavg, fedbn)
   ]
-  layers = ('relu', 'norm', 'logits')
+  layers = ('relu', 'logits')
   result = tiny_runs.analyze(
       name,
       runs,

@@ -1,7 +1,0 @@
-"""The tests of the in-process runtime again, on Ray."""
-
-import pytest
-from ray_contexts import in_process_context  # noqa: F401
-from test_in_process_secure import *  # noqa: F403
-
-pytestmark = pytest.mark.slow
