@@ -49,7 +49,6 @@ _BUILDERS = {
 _KINDS = ('nan', 'all_nan', 'inf', 'empty', 'empty_batch')
 
 
-
 def _model(name):
   keras.utils.set_random_seed(3)
   return BatchNormModel(

@@ -198,8 +198,8 @@ def test_megabytes_of_fedtan(fedtan_comparison):
       algorithm: [float(row['megabytes']) for row in rows[algorithm]]
       for algorithm in rows
   }
-  # Mean and variance of 30 neurons, of 4 bytes each: five clients send them, and
-  # get those of all, and as much for the gradients.
+  # Mean and variance of 30 neurons, of 4 bytes each: five clients send them and
+  # get the global ones, and as much for the gradients.
   statistics = 2 * 30 * 4 * (1 + 5) / 2**20
   fedavg = megabytes['fedavg'][1]
   assert megabytes['fedtan'][1] == pytest.approx(fedavg + 2 * statistics)

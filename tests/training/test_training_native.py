@@ -103,20 +103,19 @@ def test_saved_model_is_what_the_process_returns(
   assert _snapshot(tmp_path) == uninterrupted[1]
 
 
-@pytest.mark.parametrize('rounds', [1, 5])
 def test_resumed_run_equals_an_uninterrupted_one(
-    train, uninterrupted, rounds, tmp_path
+    train, uninterrupted, tmp_path
 ):
-  train(tmp_path, dataclasses.replace(_CONFIG, rounds=rounds))
+  train(tmp_path, dataclasses.replace(_CONFIG, rounds=5))
 
   result = train(tmp_path)
 
-  assert result.resumed_from == rounds
+  assert result.resumed_from == 5
   assert _snapshot(tmp_path) == uninterrupted[1]
   assert result.rows == uninterrupted[0].rows
 
 
-@pytest.mark.parametrize('algorithm', ['fed_bn', 'scaffold'], indirect=True)
+@pytest.mark.parametrize('algorithm', ['fed_bn'], indirect=True)
 def test_killed_program(algorithm, train, uninterrupted, tmp_path):
   process = subprocess.Popen(
       [
