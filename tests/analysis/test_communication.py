@@ -54,6 +54,7 @@ def test_numbers_of_the_paper(normalization, num_values, megabytes):
   assert f'{traffic.megabytes(5):.4f}' == megabytes
 
 
+@pytest.mark.slow
 def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
   model = _resnet20()
   fed_avg = algorithms.build_fed_avg(model, _sgd())
