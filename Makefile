@@ -21,6 +21,7 @@ test:
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \
 	TF_CPP_MIN_LOG_LEVEL=3 \
-	.venv/bin/python -m pytest -n 2 --dist=loadfile $(ARGS) || exit; \
+	.venv/bin/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder \
+	$(ARGS) || exit; \
 	[ $$style = 0 ] || echo 'The style checks found something: see the top.'; \
 	exit $$style

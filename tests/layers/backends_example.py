@@ -196,7 +196,7 @@ def _check_model(name, folder):
         _outputs(converted, x), predicted, rtol=1e-5, atol=1e-5
     )
     if to == 'federated' or name == 'functional':
-      _compile(converted)
+      _compile(converted, run_eagerly=True)  # Compiling takes seconds.
       converted.fit(x, y, batch_size=8, shuffle=False, verbose=0)
       _keep(f'{name} converted {to}', converted.weights)
     converted.save_weights(f'{folder}/converted.weights.h5')
@@ -217,7 +217,7 @@ def _check_model(name, folder):
     encoded.save(f'{folder}/encoded.keras')
     loaded = keras.models.load_model(f'{folder}/encoded.keras')
     _check_same(loaded, encoded, x)
-  _compile(encoded)
+  _compile(encoded, run_eagerly=True)
   encoded.fit(x, y, batch_size=8, shuffle=False, verbose=0)
   _keep(f'{name} encoded weights', encoded.weights)
 
@@ -237,7 +237,7 @@ def _check_mixed_precision(policy):
   keras.config.set_dtype_policy('float32')
   x, y = _MODELS['sequential'][1], _random(19, 1, seed=3)
   _randomize(model)
-  _compile(model)
+  _compile(model, run_eagerly=True)
   model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
   assert np.isfinite(model.evaluate(x, y, verbose=0))
   assert {w.dtype for w in model.weights} == {'float32'}

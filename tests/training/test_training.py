@@ -5,6 +5,7 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import io
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import threading
 import time
 import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -61,9 +63,19 @@ def _weights_bits(path):
 
 
 def _saved_weights(path):
-  """The file of weights in a model's file: loading it would take longer."""
+  """The weights in a model's file; to load the model would take longer."""
+  found = {}
+
+  def add(name, item):
+    if isinstance(item, h5py.Dataset):
+      found[name] = item[()].tobytes()
+
   with zipfile.ZipFile(path) as archive:
-    return archive.read('model.weights.h5')
+    content = io.BytesIO(archive.read('model.weights.h5'))
+  with h5py.File(content) as file:
+    file.visititems(add)
+  assert len(found) == 8
+  return found
 
 
 def _snapshot(run_dir):
