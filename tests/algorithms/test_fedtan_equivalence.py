@@ -284,9 +284,7 @@ _QUICK = frozenset(
         'frozen',
         'nothing_trainable_before',
         'composite',
-        'residual',
         'lambdas',
-        'call_arguments',
         'stateful',
     ]
 )
@@ -352,7 +350,9 @@ def test_unequal_batches_weighted_by_examples(name, moments):
   _check_case(fedtan_models.CASES[name], moments, (7, 2, 4))
 
 
-@pytest.mark.parametrize('name', ['masking', 'embedding'])
+@pytest.mark.parametrize(
+    'name', ['masking', pytest.param('embedding', marks=pytest.mark.slow)]
+)
 def test_unequal_masked_batches(name):
   _check_case(fedtan_models.CASES[name], 'fused', (7, 2, 4))
 
@@ -362,9 +362,8 @@ def test_a_batch_of_one_example():
   _check_case(_TWO_NORMS, 'two_pass', (1, 1, 1))
 
 
-@pytest.mark.parametrize('moments', _MOMENTS)
-def test_equal_batches_weighted_uniformly(moments):
-  _check_case(_TWO_NORMS, moments, client_weighting='uniform')
+def test_equal_batches_weighted_uniformly():
+  _check_case(_TWO_NORMS, 'two_pass', client_weighting='uniform')
 
 
 def test_unequal_batches_weighted_uniformly():
@@ -824,7 +823,6 @@ def test_several_local_steps_with_everything():
     [
         ('fused', 'uniform', False),
         ('two_pass', 'num_examples', True),
-        ('fused', 'uniform', True),
     ],
 )
 def test_unequal_clients(moments, weighting, forward_only):
@@ -864,7 +862,7 @@ def test_forward_only():
     [
         pytest.param('two_branches', 'two_pass', marks=pytest.mark.slow),
         ('shared_in_parallel', 'fused'),
-        ('axis_1_images', 'two_pass'),
+        pytest.param('axis_1_images', 'two_pass', marks=pytest.mark.slow),
     ],
 )
 def test_forward_only_is_exact_where_all_have_the_same_batch(name, moments):
@@ -884,8 +882,7 @@ def test_forward_only_is_exact_where_all_have_the_same_batch(name, moments):
 
 
 def test_aggregator_that_clips_each_clients_update():
-  _check_reference((7, 2, 4), 1, clip_norm=0.2)
-  _check_reference((6, 6, 6), 2, momentum=0.5, clip_norm=0.2)
+  _check_reference((7, 2, 4), 2, momentum=0.5, clip_norm=0.2)
 
 
 def test_aggregator_without_weights():
