@@ -1,9 +1,9 @@
 # The project's two commands are `make compare` and `make test`. Both set up
-# .venv first if needed; ARGS="--flag=value ..." is handed on.
+# .venv first if needed and pass on ARGS="--flag=value ...".
 
 ARGS =
 
-# A foreign path here would put other versions before those in .venv.
+# Foreign paths would take precedence over the versions in .venv.
 unexport PYTHONHOME PYTHONPATH
 
 .PHONY: setup compare test
@@ -15,6 +15,8 @@ compare: setup
 	.venv/bin/tff-bn-compare $(ARGS)
 
 # TensorFlow's own messages would follow pytest's last lines, with the counts.
+# Files run in alphabetical order: sorted by their number of tests, the longest
+# one could come last and occupy a single worker.
 test:
 	@sh scripts/setup.sh requirements-ray.txt
 	@style=0; \

@@ -7,7 +7,7 @@ import setuptools
 from setuptools.command import build_py
 
 _ROOT = pathlib.Path(__file__).parent
-# The folders of the repository and what they are called in the package.
+# The packages and their folders in the repository.
 _PACKAGE_DIR = {
     'tff_bn': 'tff_bn',
     'tff_bn.layers': 'layers',
@@ -52,7 +52,7 @@ setuptools.setup(
     long_description=(
         'Federated algorithms for Keras models with batch normalization, on '
         'TensorFlow Federated: each client has its own data distribution, and '
-        'the statistics of its batches are not those of all the data.'
+        'the statistics of its batches differ from the statistics of all data.'
     ),
     author='The tff_bn Authors',
     license='Apache-2.0',
@@ -70,12 +70,12 @@ setuptools.setup(
     package_dir=_PACKAGE_DIR,
     package_data={'tff_bn.programs': ['presets/*.flags']},
     cmdclass={'build_py': _BuildPy},
-    # For tff_bn.layers, convert_batch_norm and add_position_encodings. Which
-    # backend Keras uses is the user's choice.
+    # For tff_bn.layers, convert_batch_norm and add_position_encodings. The
+    # user installs a backend for Keras.
     install_requires=['keras>=3.10', 'numpy>=1.26'],
     extras_require={
-        # For everything else, together with the packages that pip can install
-        # with --no-deps only: see tff_bn/imports/dependencies.py.
+        # For everything else, together with the packages that need pip's
+        # --no-deps: see tff_bn/imports/dependencies.py.
         'federated': [
             'absl-py>=1.0',
             'attrs>=23.1',
@@ -96,7 +96,7 @@ setuptools.setup(
             'tqdm>=4.64',
             'typing-extensions>=4.5',
         ],
-        # Besides, for several machines.
+        # For several machines, in addition to `federated`.
         'ray': ['cloudpickle>=2.2', 'ray>=2.60'],
     },
     entry_points={

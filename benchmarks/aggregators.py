@@ -1,22 +1,21 @@
-"""Measures what robust aggregation costs.
+"""Measures the time and memory of robust aggregation.
 
-Each rule aggregates random float32 matrices with one client in a row, as a
+Each rule aggregates a random float32 matrix with one row per client, as a
 `tf.function` for any number of rows. It takes turns with NumPy's mean, median
-and sort of the same matrix, and with the squared distances between all rows by
-one matrix product, in NumPy and in TensorFlow. The result is compared with
-NumPy's where there is one; if it differs, the program ends without a report.
+and sort of the same matrix, and with the squared distances between all rows,
+computed by one matrix product in NumPy and in TensorFlow. If a result differs
+from NumPy's, the program ends without a report.
 
-The memory is by how much that of a new process rises when it aggregates for the
-first time. (TensorFlow keeps what it has freed, so later times don't show it.)
+The memory of a rule is the increase of a new process's memory during its first
+aggregation. (TensorFlow keeps freed memory, so later aggregations show none.)
 
-The program also times whole aggregations of TFF, in process: all clients'
-vectors are gathered, then aggregated. It writes a Markdown report and exits
-with 1 if a floor is not met.
+The program also times whole TFF aggregations in process, which gather all
+clients' vectors and aggregate them. It writes a Markdown report and exits with
+1 if a floor is not met.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import pathlib
 import statistics
 import threading
 import time
@@ -25,6 +24,8 @@ from typing import Any, Optional
 from absl import app
 from absl import flags
 import harness
+
+flags.adopt_module_key_flags(harness)
 
 _CLIENTS = flags.DEFINE_list(
     'clients', ['10', '100', '1000'], 'Numbers of clients (rows).'
@@ -42,21 +43,16 @@ _TFF_CLIENTS = flags.DEFINE_list(
 _SIZE = flags.DEFINE_integer(
     'size',
     271_098,
-    'How many numbers a client sends (columns). Default: as many as ResNet-20'
-    ' has.',
+    "Length of a client's vector (columns). Default: the number of"
+    ' parameters of ResNet-20.',
     lower_bound=1,
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats',
     None,
-    'How often each rule is timed, after a first time. Default: the more, the'
-    ' fewer clients there are.',
+    'Number of times to time each rule. Default: depends on the number of'
+    ' clients.',
     lower_bound=1,
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir',
-    str(pathlib.Path(__file__).resolve().parent / 'results'),
-    'Folder for the report, aggregators.md.',
 )
 
 NUMPY_MEAN, NUMPY_MEDIAN, NUMPY_SORT, NUMPY_DISTANCES = NUMPY = (
@@ -67,7 +63,7 @@ NUMPY_MEAN, NUMPY_MEDIAN, NUMPY_SORT, NUMPY_DISTANCES = NUMPY = (
 )
 TF_DISTANCES = 'TensorFlow distances'
 MEDIAN, TRIMMED_MEAN, NNM = 'CoordinateMedian', 'TrimmedMean', 'NNM'
-# NNM with the mean of what it mixes: what it costs itself.
+# NNM is followed by the mean, which shows the cost of NNM alone.
 RULES = (
     'Mean',
     MEDIAN,
@@ -83,7 +79,7 @@ RULES = (
 )
 TFF_RULES = ('Mean', MEDIAN, TRIMMED_MEAN, NNM, 'NNM + CoordinateMedian')
 
-# With 100 clients, how much longer a rule may take than something else.
+# Largest ratio of a rule's time to a reference's time, with 100 clients.
 _FLOOR_CLIENTS = 100
 _FLOORS = {
     (MEDIAN, NUMPY_MEDIAN): 1.5,
@@ -91,21 +87,21 @@ _FLOORS = {
     (NNM, NUMPY_DISTANCES): 2.0,
 }
 _COMPARISONS = (*_FLOORS, (NNM, TF_DISTANCES))
-# Of NumPy's result, in float32.
+# Absolute, in float32.
 _TOLERANCE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-  """All that is reported.
+  """The measurements that a report shows.
 
   Attributes:
     machine: Lines about the machine and versions.
     size: The number of columns.
-    seconds: By number of clients and way, the seconds of each time.
-    megabytes: By number of clients and rule, the memory beyond the matrix, in
-      2^20 bytes.
-    tff: By number of clients and rule, the seconds of whole aggregations.
+    seconds: The measured seconds, by number of clients and variant.
+    megabytes: The memory in addition to the matrix, in 2^20 bytes, by number of
+      clients and rule.
+    tff: The seconds of whole aggregations, by number of clients and rule.
   """
 
   machine: Sequence[str]
@@ -116,13 +112,13 @@ class Measurements:
 
 
 def num_byzantine(num_clients: int) -> int:
-  """How many attackers are tolerated: a fifth."""
+  """Returns the number of tolerated attackers: a fifth of the clients."""
   return num_clients // 5
 
 
 def build_rule(name: str, num_clients: int) -> Any:
-  """Makes a rule for a number of clients."""
-  from tff_bn import aggregators  # pylint: disable=g-import-not-at-top
+  """Returns a rule for a number of clients."""
+  from tff_bn import aggregators
 
   f = num_byzantine(num_clients)
   known = dict(num_clients=num_clients)
@@ -154,8 +150,8 @@ def build_rule(name: str, num_clients: int) -> Any:
 
 
 def random_matrix(num_clients: int, size: int) -> Any:
-  """The clients' values: normal, float32."""
-  import numpy as np  # pylint: disable=g-import-not-at-top
+  """Returns normally distributed float32 values, a row per client."""
+  import numpy as np
 
   rng = np.random.default_rng([num_clients, size])
   return rng.standard_normal((num_clients, size), np.float32)
@@ -164,8 +160,8 @@ def random_matrix(num_clients: int, size: int) -> Any:
 def build_function(
     name: str, num_clients: int, size: int
 ) -> Callable[..., Any]:
-  """A rule as a `tf.function` of a matrix."""
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+  """Returns a rule as a `tf.function` of a matrix."""
+  import tensorflow as tf
 
   rule = build_rule(name, num_clients)
 
@@ -178,8 +174,8 @@ def build_function(
 
 
 def numpy_ways(values: Any) -> dict[str, Callable[[], Any]]:
-  """What the rules are compared with."""
-  import numpy as np  # pylint: disable=g-import-not-at-top
+  """Returns the NumPy functions that the rules are compared with."""
+  import numpy as np
 
   def distances():
     lengths = np.einsum('ij,ij->i', values, values)
@@ -200,13 +196,13 @@ def check_results(
 
   Args:
     num_clients: The number of clients.
-    results: By rule.
-    values: What was aggregated.
+    results: The result of each rule.
+    values: The matrix that was aggregated.
 
   Raises:
     RuntimeError: If a result differs.
   """
-  import numpy as np  # pylint: disable=g-import-not-at-top
+  import numpy as np
 
   f = num_byzantine(num_clients)
   ordered = np.sort(values, axis=0)
@@ -217,7 +213,7 @@ def check_results(
   }
   for name, right in expected.items():
     error = np.abs(results[name] - right).max()
-    # Not `>`: an error that is not a number is one.
+    # Not `>`: NaN must fail.
     if not error <= _TOLERANCE:
       raise RuntimeError(
           f'{name} of {num_clients} clients differs from NumPy by {error:.1e};'
@@ -228,20 +224,20 @@ def check_results(
 def time_matrix(
     num_clients: int, size: int, repeats: int
 ) -> dict[str, list[float]]:
-  """Times all ways to aggregate a matrix; they take turns.
+  """Times all rules and their references in turn.
 
   Args:
     num_clients: The number of rows.
     size: The number of columns.
-    repeats: How often to time each.
+    repeats: The number of times to time each.
 
   Returns:
-    The seconds by way.
+    The seconds, by variant.
 
   Raises:
     RuntimeError: If a result differs from NumPy's.
   """
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+  import tensorflow as tf
 
   values = random_matrix(num_clients, size)
   tensor = tf.constant(values)
@@ -256,7 +252,7 @@ def time_matrix(
   functions[TF_DISTANCES] = tf_distances
   ways = numpy_ways(values)
   for name, function in functions.items():
-    function(tensor[:0])  # What is only done once.
+    function(tensor[:0])  # One-time work is not timed.
     ways[name] = lambda function=function: function(tensor).numpy()
   seconds = {name: [] for name in ways}
   results = {}
@@ -270,7 +266,7 @@ def time_matrix(
 
 
 def memory_of_rule(name: str, num_clients: int, size: int) -> float:
-  """By how much this process's memory rises when a rule is applied.
+  """Returns the increase of this process's memory when it applies a rule.
 
   Args:
     name: The rule.
@@ -278,20 +274,19 @@ def memory_of_rule(name: str, num_clients: int, size: int) -> float:
     size: The number of columns.
 
   Returns:
-    The peak while a matrix is aggregated, above the memory before, in 2^20
-    bytes.
+    The peak during the aggregation minus the memory before, in 2^20 bytes.
   """
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+  import tensorflow as tf
 
   function = build_function(name, num_clients, size)
   tensor = tf.constant(random_matrix(num_clients, size))
-  function(tensor[:0])  # What TensorFlow needs for its first call is not meant.
+  function(tensor[:0])  # Exclude the memory for TensorFlow's first call.
   return rise_of_memory(lambda: function(tensor).numpy())
 
 
 def rise_of_memory(function: Callable[[], Any]) -> float:
-  """By how much this process's memory rises during a call, in 2^20 bytes."""
-  import psutil  # pylint: disable=g-import-not-at-top
+  """Returns the memory's increase during a call, in 2^20 bytes."""
+  import psutil
 
   process = psutil.Process()
   sizes = [process.memory_info().rss]
@@ -314,24 +309,22 @@ def rise_of_memory(function: Callable[[], Any]) -> float:
 def time_tff(
     name: str, num_clients: int, size: int, repeats: int
 ) -> list[float]:
-  """Times whole aggregations in process, the first one left out.
+  """Times whole aggregations in process, except the first one.
 
   Args:
     name: The rule.
     num_clients: The number of clients.
-    size: How many numbers each of them sends.
-    repeats: How many rounds to time.
+    size: The length of a client's vector.
+    repeats: The number of rounds to time.
 
   Returns:
     The seconds of each round.
   """
-  # pylint: disable=g-import-not-at-top
   import numpy as np
   import tensorflow_federated as tff
 
   from tff_bn import runtime
 
-  # pylint: enable=g-import-not-at-top
   values = list(random_matrix(num_clients, size))
   process = build_rule(name, num_clients).create(
       tff.TensorType(np.float32, [size])
@@ -347,7 +340,7 @@ def time_tff(
 
 
 def default_repeats(num_clients: int) -> int:
-  """How often rules are timed: less often where they take long."""
+  """Returns how often to time each rule: less often if it takes long."""
   return 15 if num_clients <= 10 else 7 if num_clients <= 100 else 1
 
 
@@ -358,14 +351,14 @@ def measure(
     size: int,
     repeats: Optional[int],
 ) -> Measurements:
-  """Measures all that is reported.
+  """Takes all measurements.
 
   Args:
-    clients: The numbers of rows of the matrices to time.
-    memory_clients: The same for those whose memory is measured.
+    clients: The numbers of rows to time rules with.
+    memory_clients: The numbers of rows to measure memory with.
     tff_clients: The numbers of clients of whole aggregations.
     size: The number of columns.
-    repeats: How often to time each rule; if None, as `default_repeats`.
+    repeats: How often to time each rule; `None`: see `default_repeats`.
 
   Returns:
     The measurements.
@@ -373,7 +366,7 @@ def measure(
   seconds, megabytes, whole = {}, {}, {}
   for number in clients:
     harness.progress(f'matrices with {number} rows')
-    # What TensorFlow keeps of larger matrices would be there for smaller ones.
+    # A new process, because TensorFlow keeps the memory of larger matrices.
     seconds[number] = harness.in_new_process(
         time_matrix, number, size, repeats or default_repeats(number)
     )
@@ -419,18 +412,19 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       )
   lines = [
       *harness.head(
-          'What robust aggregation costs', 'aggregators', measurements.machine
+          'Cost of robust aggregation', 'aggregators', measurements.machine
       ),
       '',
-      f'Random float32 matrices with one client in a row and'
-      f' {measurements.size:,} columns. A fifth of the clients are tolerated as'
-      ' attackers. NNM alone is with the mean of what it mixes. Buckets have 2'
-      ' clients. NumPy distances are the squared distances between all rows, by'
-      ' one matrix product; NumPy uses one core, but for that product.',
+      f'Random float32 matrices with one row per client and'
+      f' {measurements.size:,} columns. The rules tolerate a fifth of the'
+      ' clients as attackers. NNM alone is followed by the mean. Buckets have 2'
+      ' clients. NumPy distances are the squared distances between all rows,'
+      ' computed by one matrix product. NumPy uses one core, except for this'
+      ' product.',
       '',
       '## Seconds',
       '',
-      'Medians; times of ways that take turns.',
+      'Medians. The variants take turns.',
       '',
       *harness.table(
           ['', *(f'{number} clients' for number in measurements.seconds)],
@@ -446,8 +440,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
           ],
       ),
       '',
-      'How much longer one takes than the other: medians (and ranges) of the'
-      ' ratios of times that followed one another.',
+      'Ratios of successive times: median and range.',
       '',
       *harness.table(
           ['clients', 'ratio', 'median (range)', 'floor', 'met'], ratio_rows
@@ -455,8 +448,8 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       '',
       '## Memory',
       '',
-      'By how much the memory of a new process rises when it aggregates, in MB'
-      ' of 2^20 bytes, above the matrix itself.',
+      'Increase of the memory of a new process when it aggregates, in MB of'
+      ' 2^20 bytes, without the matrix itself.',
       '',
       *harness.table(
           ['', *(f'{number} clients' for number in measurements.megabytes)],
@@ -483,8 +476,8 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       '',
       '## Whole aggregations',
       '',
-      'Seconds of a round of TFF in process: the clients send one vector each;'
-      ' they are gathered and aggregated. Medians.',
+      'Median seconds of a TFF round in process, which gathers one vector from'
+      ' each client and aggregates them.',
       '',
       *harness.table(
           ['', *(f'{number} clients' for number in measurements.tff)],
@@ -527,9 +520,7 @@ def _parse_flags() -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  return harness.run(
-      'aggregators', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
-  )
+  return harness.run('aggregators', arguments, _parse_flags, measure, report)
 
 
 if __name__ == '__main__':

@@ -1,29 +1,26 @@
-"""Measures what the corrections of the clients' drift cost.
+"""Measures the time of drift corrections.
 
-FedAvg and ways to train that do more in their steps or keep more take turns,
-round by round, in one process:
+These variants take turns, round by round, in one process:
 
+*   FedAvg.
 *   FedProx, SCAFFOLD and MOON.
-*   FedBS by losses, and FedBS switched, after it became FedProx.
+*   FedBS by losses, and FedBS switched: after it became FedProx.
 *   clipped, warm-up: FedAvg with `client_gradient_clip_norm` and with
     `client_warmup_steps`.
 
-The rounds run in process, with default settings. Each way trains on from round
-to round, as a training loop does: what a round returns of the server and of the
-clients is given to the next one, and the time includes that. The building of
-the datasets is not timed.
+The rounds run in process, with default settings. As in a training loop, each
+variant continues from its last round; the time includes passing on the states
+of server and clients, but not the building of the datasets.
 
-So that the same work is timed, a round in which a correction has no effect,
-like that of FedProx with strength 0, has to have FedAvg's result; and after the
-timed rounds, in which it has one, the models have to differ. Otherwise the
-program ends without a report. It writes a Markdown report and exits with 1 if a
-floor is not met.
+Two checks make sure that the variants do the same work: a variant without
+effect, such as FedProx with strength 0, must equal FedAvg, and a variant with
+effect must differ from FedAvg. Otherwise the program ends without a report. The
+program writes a Markdown report and exits with 1 if a floor is not met.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 import gc
-import pathlib
 import statistics
 import time
 from typing import Any, Optional, Self
@@ -34,23 +31,20 @@ import harness
 from harness import Result
 from harness import Timing
 
+flags.adopt_module_key_flags(harness)
+
 _ROWS = flags.DEFINE_list(
     'rows',
     ['small_cnn:10x5x32', 'resnet20:4x5x32'],
-    'Which rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; see the report'
+    'Rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; see the report'
     ' for the models. The data are random images.',
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats',
     None,
-    'How many rounds to time in each way, after a first one. Default: the more,'
-    ' the shorter they are.',
+    'Number of rounds to time after the first one. Default: depends on the'
+    ' length of a round.',
     lower_bound=1,
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir',
-    str(pathlib.Path(__file__).resolve().parent / 'results'),
-    'Folder for the report, corrections.md.',
 )
 
 FED_AVG = 'FedAvg'
@@ -62,14 +56,14 @@ FED_BS_SWITCHED = 'FedBS switched'
 CLIPPED = 'clipped'
 WARM_UP = 'warm-up'
 
-# How a way differs from FedAvg: the name of its builder and its arguments.
+# The builder and the arguments of each variant.
 _BUILDERS = {
     FED_AVG: ('build_fed_avg', {}),
     FED_PROX: ('build_fed_prox', {'proximal_strength': 0.1}),
     SCAFFOLD: ('build_scaffold', {}),
     MOON: ('build_moon', {'contrastive_weight': 1.0}),
     FED_BS_BY_LOSSES: ('build_fed_bs', {'epsilon': 1e-9}),
-    # It switches after the first round, which does not count.
+    # It switches after the first round, which is not timed.
     FED_BS_SWITCHED: (
         'build_fed_bs',
         {'epsilon': 1e9, 'proximal_strength': 0.1},
@@ -78,7 +72,7 @@ _BUILDERS = {
     WARM_UP: ('build_fed_avg', {'client_warmup_steps': 1000}),
 }
 WAYS = tuple(_BUILDERS)
-# The arguments with which a way has the result of FedAvg.
+# The arguments that make a variant equal to FedAvg.
 _WITHOUT_EFFECT = {
     FED_PROX: {'proximal_strength': 0.0},
     MOON: {'contrastive_weight': 0.0},
@@ -87,13 +81,13 @@ _WITHOUT_EFFECT = {
     WARM_UP: {'client_warmup_steps': 1},
 }
 
-# How much longer than one of FedAvg a round may take, for these models, numbers
-# of clients and of steps. MOON computes three forward passes.
+# Largest ratio to FedAvg, for the rows below (model, number of clients, number
+# of steps). MOON computes three forward passes.
 _MAX_RATIOS = {FED_PROX: 1.1, SCAFFOLD: 1.2, MOON: 2.5}
 _ROWS_WITH_FLOORS = (('small_cnn', 10, 5), ('resnet20', 4, 5))
-# Of the model's change in a round.
+# Relative to the model's change in a round.
 _TOLERANCE = 1e-3
-# Of the model's change in all rounds: how much a correction changes at least.
+# Smallest effect of a correction, relative to the model's change in all rounds.
 _MIN_EFFECT = 1e-5
 
 _LEARNING_RATE = 0.01
@@ -118,28 +112,28 @@ class Row(harness.Row):
     if row.num_clients < 2 or row.num_steps < 2:
       raise ValueError(
           f'--{flag}: {text!r} has one client or one step, where there is no'
-          ' drift to correct; use at least 2 of both.'
+          ' drift to correct; use at least 2 of each.'
       )
     return row
 
   def max_ratio(self, way: str) -> Optional[float]:
-    """How much longer than a round of FedAvg one of this way may take."""
+    """Returns the largest ratio of a variant to FedAvg, if there is a floor."""
     key = (self.model, self.num_clients, self.num_steps)
     return _MAX_RATIOS.get(way) if key in _ROWS_WITH_FLOORS else None
 
   @property
   def default_repeats(self) -> int:
-    """How many rounds are timed: fewer where they take long."""
+    """The number of rounds to time: fewer if they take long."""
     return 9 if self.model == 'resnet20' else 11
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-  """All that is reported.
+  """The measurements that a report shows.
 
   Attributes:
     machine: Lines about the machine and versions.
-    timings: By row.
+    timings: The times of each row.
   """
 
   machine: Sequence[str]
@@ -150,7 +144,7 @@ class _Problem:
   """A row's data and model."""
 
   def __init__(self, row: Row):
-    from tff_bn import models  # pylint: disable=g-import-not-at-top
+    from tff_bn import models
 
     self.row = row
     self.data = harness.unlike_clients(row, _IMAGE_SHAPES[row.model])
@@ -166,18 +160,16 @@ class _Problem:
     """Builds a federated algorithm.
 
     Args:
-      way: Which one.
-      **changes: Other values of its arguments.
+      way: The variant.
+      **changes: Arguments that replace the variant's.
 
     Returns:
       The process.
     """
-    # pylint: disable=g-import-not-at-top
     import tensorflow_federated as tff
 
     from tff_bn import algorithms
 
-    # pylint: enable=g-import-not-at-top
     builder, arguments = _BUILDERS[way]
     return getattr(algorithms, builder)(
         self.model,
@@ -187,7 +179,7 @@ class _Problem:
     )
 
   def client_datasets(self, round_num: int) -> list[Any]:
-    """The batches of all clients, one dataset for each."""
+    """Returns a dataset of batches for each client."""
     return [
         self.data.client_dataset(
             [client_id],
@@ -200,12 +192,12 @@ class _Problem:
     ]
 
   def check(self, results: Mapping[str, Result]) -> None:
-    """Raises a `RuntimeError` unless all have the result of FedAvg's round."""
+    """Raises a `RuntimeError` unless all results equal FedAvg's."""
     harness.check_results(self.row, results, FED_AVG, self.initial, _TOLERANCE)
 
 
 class _Training:
-  """A training in TFF's current context."""
+  """Training in TFF's current context."""
 
   def __init__(self, problem: _Problem, process: Any):
     self._problem = problem
@@ -229,7 +221,7 @@ class _Training:
     self._state, self._metrics = output.state, output.metrics
 
   def start_from(self, weights: Any) -> None:
-    """Continues with this model of the server."""
+    """Replaces the server's model."""
     self._state = self._process.set_model_weights(self._state, weights)
 
   @property
@@ -245,18 +237,18 @@ class _Training:
 
   @property
   def is_switched(self) -> bool:
-    """Of FedBS: whether it has become FedProx."""
+    """Whether FedBS has become FedProx."""
     correction = self._metrics['client_work']['correction']
     return bool(correction['switched_to_fedprox'])
 
 
 def check_without_effect(problem: _Problem, fed_avg: Result) -> None:
-  """Checks the ways that can be made to have FedAvg's result.
+  """Checks that variants without effect equal FedAvg.
 
   Args:
     problem: The problem.
-    fed_avg: FedAvg's result after two rounds. (In the first one, MOON has no
-      effect anyway.)
+    fed_avg: FedAvg's result after two rounds. (MOON has no effect in the first
+      round.)
 
   Raises:
     RuntimeError: If results differ.
@@ -272,21 +264,21 @@ def check_without_effect(problem: _Problem, fed_avg: Result) -> None:
 
 
 def check_first_round(problem: _Problem, results: Mapping[str, Result]) -> None:
-  """Checks the first round of ways that do not have their effect in it yet.
+  """Checks the variants that have no effect in the first round yet.
 
   Args:
     problem: The problem.
-    results: The results of the first round, by way.
+    results: The results of the first round, by variant.
 
   Raises:
     RuntimeError: If results differ.
   """
   fed_avg = results[FED_AVG]
-  # The clients of FedBS train as those of FedAvg; only their mean is another.
+  # FedBS's clients train as FedAvg's; only the weights of the mean differ.
   by_losses = Result(fed_avg.weights, results[FED_BS_BY_LOSSES].metrics)
   problem.check(
       {
-          # All control variates are 0, and all models those of the server.
+          # Control variates are 0, and previous models are the server's.
           SCAFFOLD: results[SCAFFOLD],
           MOON: results[MOON],
           FED_BS_BY_LOSSES: by_losses,
@@ -296,17 +288,17 @@ def check_first_round(problem: _Problem, results: Mapping[str, Result]) -> None:
 
 
 def check_effects(problem: _Problem, trainings: Mapping[str, _Training]):
-  """Checks that no way is FedAvg under another name.
+  """Checks that every variant differs from FedAvg.
 
   Args:
     problem: The problem.
     trainings: All trainings, after their last round.
 
   Raises:
-    RuntimeError: If one of them had FedAvg's result, or FedBS has not or should
-      not have switched.
+    RuntimeError: If a variant equals FedAvg, or FedBS switched when it should
+      not have, or the reverse.
   """
-  import numpy as np  # pylint: disable=g-import-not-at-top
+  import numpy as np
 
   def flat(weights):
     return np.concatenate([np.ravel(w) for w in weights]).astype(np.float64)
@@ -316,12 +308,12 @@ def check_effects(problem: _Problem, trainings: Mapping[str, _Training]):
   for way in WAYS[1:]:
     weights = flat(trainings[way].result.weights)
     effect = np.linalg.norm(weights - fed_avg) / change
-    # Not `<`: an effect that is not a number is none.
+    # Not `<`: NaN must fail.
     if not effect >= _MIN_EFFECT:
       raise RuntimeError(
-          f'{problem.row}: the model of {way!r} differs from that of'
-          f" {FED_AVG!r} by {effect:.1e} of the model's change; at least"
-          f' {_MIN_EFFECT} is expected.'
+          f'{problem.row}: the model of {way!r} differs from the'
+          f" model of {FED_AVG!r} by {effect:.1e} of the model's change; at"
+          f' least {_MIN_EFFECT} is expected.'
       )
   for way, is_switched in (FED_BS_BY_LOSSES, False), (FED_BS_SWITCHED, True):
     if trainings[way].is_switched != is_switched:
@@ -332,19 +324,19 @@ def check_effects(problem: _Problem, trainings: Mapping[str, _Training]):
 
 
 def time_row(row: Row, repeats: int) -> Timing:
-  """Times rounds in all ways, which take turns.
+  """Times rounds of all variants in turn.
 
   Args:
     row: The kind of round.
-    repeats: How many rounds, besides the first.
+    repeats: The number of rounds to time after the first.
 
   Returns:
     The times.
 
   Raises:
-    RuntimeError: If a way does not do what it should.
+    RuntimeError: If a variant has a wrong result.
   """
-  from tff_bn import runtime  # pylint: disable=g-import-not-at-top
+  from tff_bn import runtime
 
   problem = _Problem(row)
   times = {way: [] for way in WAYS}
@@ -353,11 +345,11 @@ def time_row(row: Row, repeats: int) -> Timing:
         way: _Training(problem, problem.build_process(way)) for way in WAYS
     }
     for round_num in range(repeats + 1):
-      # Each way follows each other one in its turn.
+      # Rotate the order, so that no variant always follows the same one.
       first = round_num % len(WAYS)
       for way in WAYS[first:] + WAYS[:first]:
         datasets = problem.client_datasets(round_num)
-        # What the others left is not cleared away at this one's expense.
+        # Collect the other variants' garbage before this one is timed.
         gc.collect()
         start = time.perf_counter()
         trainings[way].next_round(datasets)
@@ -372,11 +364,11 @@ def time_row(row: Row, repeats: int) -> Timing:
 
 
 def measure(rows: Sequence[Row], repeats: Optional[int]) -> Measurements:
-  """Measures every row in a process of its own.
+  """Measures each row in a new process.
 
   Args:
     rows: The rounds to time.
-    repeats: How many of each; `None`: as each row says.
+    repeats: The number of rounds to time; `None`: each row's default.
 
   Returns:
     The measurements.
@@ -391,13 +383,13 @@ def measure(rows: Sequence[Row], repeats: Optional[int]) -> Measurements:
 
 
 def report(measurements: Measurements) -> tuple[str, bool]:
-  """Makes the report.
+  """Writes the report.
 
   Args:
-    measurements: What was measured.
+    measurements: The measurements.
 
   Returns:
-    Markdown text, and whether all floors are met.
+    The report in Markdown, and whether all floors are met.
   """
   floors = harness.Floors()
   rows, ratio_rows, first_rows = [], [], []
@@ -423,30 +415,29 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   shapes_text = ' or '.join('×'.join(map(str, shape)) for shape in shapes)
   lines = [
       *harness.head(
-          'What corrections of drift cost', 'corrections', measurements.machine
+          'Cost of drift corrections', 'corrections', measurements.machine
       ),
       '',
       '## Seconds per round',
       '',
-      f'Clients × steps × batch size, on random images of {shapes_text} pixels,'
-      ' in ways that take turns: FedAvg; FedProx; SCAFFOLD; MOON; FedBS before'
-      ' and after it became FedProx; and FedAvg with clipped gradients and with'
-      ' warm-up. Rounds run in process, with default settings, and each way'
-      ' trains on from round to round; handing over what the clients keep is'
-      ' included. Where they have no effect, like FedProx with strength 0, the'
-      f" results are FedAvg's (to {_TOLERANCE:g} of the model's change)."
+      f'Clients × steps × batch size, on random images of {shapes_text} pixels.'
+      ' These variants take turns: FedAvg; FedProx; SCAFFOLD; MOON; FedBS'
+      ' before and after it became FedProx; and FedAvg with clipped gradients'
+      ' and with warm-up. Rounds run in process, with default settings. Each'
+      ' variant continues its training from round to round; the times include'
+      ' passing on client states. Variants without effect, such as FedProx with'
+      f" strength 0, equal FedAvg (to {_TOLERANCE:g} of the model's change)."
       ' Seconds are medians.',
       '',
       *harness.table(['Round', *WAYS, 'rounds'], rows),
       '',
-      'How much longer than FedAvg it takes: the medians (and ranges) of the'
-      ' ratios within each turn.',
+      'Ratios within each turn: median and range.',
       '',
       *harness.table(
-          ['Round', 'way', 'way / FedAvg', 'floor', 'met'], ratio_rows
+          ['Round', 'variant', 'variant / FedAvg', 'floor', 'met'], ratio_rows
       ),
       '',
-      'The first round, without the building of the processes:',
+      'The first round, without building the process:',
       '',
       *harness.table(['Round', *WAYS], first_rows),
   ]
@@ -463,9 +454,7 @@ def _parse_flags() -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  return harness.run(
-      'corrections', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
-  )
+  return harness.run('corrections', arguments, _parse_flags, measure, report)
 
 
 if __name__ == '__main__':

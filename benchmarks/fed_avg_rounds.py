@@ -12,7 +12,7 @@ _LEARNING_RATES = {'small_cnn': 0.1, 'resnet20': 0.01}
 
 
 class Row(harness.Row):
-  """A kind of round, of a model with a learning rate."""
+  """A kind of round, with the learning rate of its model."""
 
   models = tuple(_LEARNING_RATES)
 
@@ -26,13 +26,11 @@ class FedAvgRounds:
   """A row's data, model and process."""
 
   def __init__(self, row: Row):
-    # pylint: disable=g-import-not-at-top
     import tensorflow_federated as tff
 
     from tff_bn import algorithms
     from tff_bn import models
 
-    # pylint: enable=g-import-not-at-top
     self.row = row
     self.data = federated_data(row)
     self.model = harness.build_classifier(
@@ -55,16 +53,16 @@ class FedAvgRounds:
     )
 
   def client_dataset(self, client_id: str, round_num: int) -> Any:
-    """The batches of a client."""
+    """Returns a client's batches."""
     return self.data.client_dataset([client_id], **self._draw(round_num))
 
   def client_datasets(self, round_num: int) -> list[Any]:
-    """The batches of all clients."""
+    """Returns the batches of all clients."""
     return [self.client_dataset(c, round_num) for c in self.data.client_ids]
 
   def late_datasets(self, round_num: int) -> list[Any]:
-    """The same, each made when its client's turn comes."""
-    from tff_bn.training import round_data  # pylint: disable=g-import-not-at-top
+    """Returns datasets that are built when their client is computed."""
+    from tff_bn.training import round_data
 
     return [
         round_data.RoundDataset(self.data, [c], **self._draw(round_num))
@@ -84,25 +82,16 @@ class FedAvgRounds:
 
 
 def federated_data(row: Row) -> Any:
-  """The clients' data of a row.
-
-  Args:
-    row: The row.
-
-  Returns:
-    A `FederatedData`: digits for small_cnn; random images for resnet20.
-  """
-  # pylint: disable=g-import-not-at-top
+  """Returns a `FederatedData`: digits for small_cnn, else random images."""
   import numpy as np
 
   from tff_bn import data
 
-  # pylint: enable=g-import-not-at-top
   rng = np.random.default_rng([0, row.num_clients])
   num_samples = row.num_steps * row.batch_size
   if row.model == 'small_cnn':
     dataset = data.load_dataset('digits')
-    # Clients share samples: there are too few for a thousand of them.
+    # Clients share examples, because digits has too few for 1,000 clients.
     num_samples = min(num_samples, len(dataset.y_train))
     parts = [
         rng.choice(len(dataset.y_train), num_samples, replace=False)

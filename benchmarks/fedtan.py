@@ -1,30 +1,29 @@
-"""Measures what FedTAN costs.
+"""Measures the time of FedTAN.
 
-Four ways to train on the same batches take turns:
+Four variants train on the same batches in turn:
 
 *   FedAvg: a round of federated averaging.
-*   two_pass, fused: a round of FedTAN, with `moments` of this name.
-*   centralized: as many steps on the unions of the clients' batches, in one
-    `tf.function` with plain Keras and TensorFlow. Nothing of TFF or of this
-    project is in it.
+*   two_pass, fused: a round of FedTAN with this value of `moments`.
+*   centralized: the same number of steps on the unions of the clients' batches,
+    in one `tf.function` with plain Keras and TensorFlow. It contains no code of
+    TFF or this project.
 
-The rounds run in process, with default settings. All of them start from the
-same model, with datasets that are built anew. With one step, the result of
-FedTAN is that of the centralized step; a round in which it differs ends the
-program without a report. (Further steps are each client's own.) The building of
-the datasets is not timed; that of the result, as NumPy arrays, is.
+The rounds run in process, with default settings. Each round starts from the
+same model, with new datasets. With one step, FedTAN must have the result of the
+centralized step; otherwise the program ends without a report. (Further steps
+are local to each client.) The time includes the conversion of the result to
+NumPy arrays, but not the building of the datasets.
 
-The program also measures, in new processes, how long it takes to build FedTAN
-and to compute its first round, for models with more and more batch
-normalization layers, and counts what is sent. It writes a Markdown report and
-exits with 1 if a floor is not met.
+In new processes, the program also measures the time to build FedTAN and to
+compute its first round, for models with up to 55 batch normalization layers,
+and counts the traffic. It writes a Markdown report and exits with 1 if a floor
+is not met.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import gc
-import pathlib
 import statistics
 import time
 from typing import Any, Optional
@@ -35,6 +34,8 @@ import harness
 from harness import Result
 from harness import Timing
 
+flags.adopt_module_key_flags(harness)
+
 _ROWS = flags.DEFINE_list(
     'rows',
     [
@@ -43,14 +44,14 @@ _ROWS = flags.DEFINE_list(
         'resnet20:5x1x128',
         'resnet20:5x5x128',
     ],
-    'Which rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; see the report'
+    'Rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; see the report'
     ' for the models. The data are random images.',
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats',
     None,
-    'How many rounds to time in each way, after a first one. Default: the more,'
-    ' the shorter they are.',
+    'Number of rounds to time after the first one. Default: depends on the'
+    ' length of a round.',
     lower_bound=1,
 )
 _FIRST_ROUNDS = flags.DEFINE_list(
@@ -64,13 +65,8 @@ _FIRST_ROUNDS = flags.DEFINE_list(
         'resnet20:5x1x128',
         'keras_resnet50:2x1x8',
     ],
-    'Which rounds to compute in a new process, to measure how long it takes to'
-    ' build FedTAN and to compute the first round; written as --rows.',
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir',
-    str(pathlib.Path(__file__).resolve().parent / 'results'),
-    'Folder for the report, fedtan.md.',
+    'Rounds for which to measure, in a new process, the time to build FedTAN'
+    ' and to compute the first round; written as --rows.',
 )
 
 FED_AVG, TWO_PASS, FUSED, CENTRALIZED = WAYS = (
@@ -79,28 +75,28 @@ FED_AVG, TWO_PASS, FUSED, CENTRALIZED = WAYS = (
     'fused',
     'centralized',
 )
-# FedTAN's ways, named as its option.
+# FedTAN's values of `moments`.
 MOMENTS = (TWO_PASS, FUSED)
 
-# How much longer than a round of FedAvg one of FedTAN may take, and what is
-# aimed at: by model, number of clients and of steps.
+# Largest ratio of FedTAN to FedAvg, and the ratio we aim at, by model, number
+# of clients and number of steps.
 _MAX_FED_AVG_RATIO = {('resnet20', 5, 1): 1.5}
 _FED_AVG_RATIO_AIM = {('resnet20', 5, 1): 1.25}
-# Until the end of the first round: by model and number of clients.
+# Seconds until the end of the first round, by model and number of clients.
 _MAX_FIRST_SECONDS = {('resnet20', 5): 15.0, ('keras_resnet50', 2): 60.0}
-# How much longer it may take for each batch normalization layer of the larger
-# model than of the smaller one.
+# Largest ratio of the larger to the smaller model, in seconds per batch
+# normalization layer.
 _MAX_LAYER_RATIO = 1.5
 _LAYER_MODELS = ('resnet20', 'resnet56')
-# Of the model's change in a round. Where rounding decides which of two pixels
-# max pooling takes, a thousandth of it may differ. FedAvg's differs by a tenth
-# at least.
+# Relative to the model's change in a round. If rounding decides which of two
+# pixels max pooling takes, FedTAN differs by a thousandth. FedAvg differs by a
+# tenth or more.
 _TOLERANCE = 1e-2
 
 _LEARNING_RATE = 0.01
 
-# The residual networks of He et al. for small images, with 6n + 2 layers, of
-# which 6n + 1 have batch normalization.
+# Blocks per stage (n) of the residual networks of He et al. for small images:
+# 6n + 2 layers, 6n + 1 of them with batch normalization.
 _BLOCKS = {'resnet8': 1, 'resnet38': 6, 'resnet56': 9}
 _IMAGE_SHAPES = {
     'mlp3': (8, 8, 1),
@@ -119,26 +115,26 @@ class Row(harness.Row):
 
   @property
   def max_fed_avg_ratio(self) -> Optional[float]:
-    """How much longer than a round of FedAvg one of FedTAN may take."""
+    """The largest ratio of FedTAN to FedAvg, if there is a floor."""
     return _MAX_FED_AVG_RATIO.get(
         (self.model, self.num_clients, self.num_steps)
     )
 
   @property
   def fed_avg_ratio_aim(self) -> Optional[float]:
-    """How much longer it should take at most."""
+    """The ratio of FedTAN to FedAvg that we aim at."""
     return _FED_AVG_RATIO_AIM.get(
         (self.model, self.num_clients, self.num_steps)
     )
 
   @property
   def max_first_seconds(self) -> Optional[float]:
-    """How long FedTAN may take until the end of the first round."""
+    """The most seconds until the end of the first round."""
     return _MAX_FIRST_SECONDS.get((self.model, self.num_clients))
 
   @property
   def default_repeats(self) -> int:
-    """How many rounds are timed: fewer where they take long."""
+    """The number of rounds to time: fewer if they take long."""
     if _IMAGE_SHAPES[self.model] == (8, 8, 1):
       return 15
     return 7 if self.num_steps == 1 else 3
@@ -146,7 +142,7 @@ class Row(harness.Row):
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-  """What a round sends: exchanges, and megabytes of 2^20 bytes."""
+  """The traffic of a round: exchanges, and megabytes of 2^20 bytes."""
 
   exchanges: int
   megabytes: float
@@ -154,7 +150,7 @@ class Sent:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-  """A row's times and, for each federated way, what it sends."""
+  """A row's times, and the traffic of each federated variant."""
 
   timing: Timing
   sent: Mapping[str, Sent]
@@ -162,14 +158,14 @@ class Rounds:
 
 @dataclasses.dataclass(frozen=True)
 class FirstRound:
-  """How long a new process takes until FedTAN has computed a round.
+  """The time of FedTAN's first round in a new process.
 
   Attributes:
     num_layers: The number of batch normalization layers.
     build: Seconds to build the model and the process: tracing.
     first: Seconds of the first round: planning, compiling and computing.
-    second: Seconds of a second one: computing.
-    sent: What a round sends.
+    second: Seconds of the second round: computing.
+    sent: The traffic of a round.
   """
 
   num_layers: int
@@ -185,18 +181,18 @@ class FirstRound:
 
   @property
   def per_layer(self) -> float:
-    """Seconds for each batch normalization layer."""
+    """Seconds per batch normalization layer."""
     return self.total / self.num_layers
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-  """All that is reported.
+  """The measurements that a report shows.
 
   Attributes:
     machine: Lines about the machine and versions.
-    rounds: By row.
-    first_rounds: By row.
+    rounds: The times and traffic of each row.
+    first_rounds: The first rounds of each row.
   """
 
   machine: Sequence[str]
@@ -217,12 +213,10 @@ class _Problem:
 
   def build_process(self, way: str) -> Any:
     """Builds a federated algorithm."""
-    # pylint: disable=g-import-not-at-top
     import tensorflow_federated as tff
 
     from tff_bn import algorithms
 
-    # pylint: enable=g-import-not-at-top
     build = algorithms.build_fed_avg
     if way != FED_AVG:
       build = functools.partial(algorithms.build_fedtan, moments=way)
@@ -233,14 +227,14 @@ class _Problem:
     )
 
   def client_datasets(self, round_num: int) -> list[Any]:
-    """The batches of all clients, one dataset for each."""
+    """Returns a dataset of batches for each client."""
     return [
         self._dataset([client_id], round_num, self.row.batch_size)
         for client_id in self.data.client_ids
     ]
 
   def union_dataset(self, round_num: int) -> Any:
-    """The same samples, in as many batches as one client has."""
+    """Returns the unions of the clients' batches."""
     client_ids = self.data.client_ids
     return self._dataset(
         client_ids, round_num, len(client_ids) * self.row.batch_size
@@ -267,19 +261,20 @@ class _Problem:
     )
 
   def sent(self, process: Any) -> Sent:
-    """What a round sends."""
-    from tff_bn import analysis  # pylint: disable=g-import-not-at-top
+    """Returns the traffic of a round."""
+    from tff_bn import analysis
 
     traffic = analysis.computation_traffic(process.next)
     return Sent(traffic.exchanges, traffic.megabytes(self.row.num_clients))
 
   def check(self, results: Mapping[str, Result]) -> None:
-    """Raises a `RuntimeError` unless FedTAN has the centralized results."""
+    """Raises a `RuntimeError` unless FedTAN equals the centralized step."""
     if self.row.num_steps > 1:
       return
     results = {way: results[way] for way in (*MOMENTS, CENTRALIZED)}
     initial = self.model.from_model_weights(self.initial)
-    # Statistics change so much more that they would hide the others' errors.
+    # Checked apart, because statistics change more than trainable variables and
+    # would hide their errors.
     for is_trainable in (True, False):
       harness.check_results(
           self.row,
@@ -301,12 +296,10 @@ class _Problem:
 
 
 def _keras_model_fn(name: str) -> Callable[[], Any]:
-  # pylint: disable=g-import-not-at-top
   import keras
 
   from tff_bn import models
 
-  # pylint: enable=g-import-not-at-top
   if name in _BLOCKS:
     return functools.partial(_build_resnet, _BLOCKS[name])
   if name == 'keras_resnet50':
@@ -321,8 +314,8 @@ def _keras_model_fn(name: str) -> Callable[[], Any]:
 
 
 def _build_resnet(num_blocks: int) -> Any:
-  """Builds `tff_bn.models.resnet20` with another number of blocks a stage."""
-  import keras  # pylint: disable=g-import-not-at-top
+  """Builds a `tff_bn.models.resnet20` with other numbers of blocks."""
+  import keras
 
   layers = keras.layers
 
@@ -360,11 +353,9 @@ def _build_resnet(num_blocks: int) -> Any:
 
 def _build_centralized_steps(problem: _Problem) -> Callable[[Any], Result]:
   """Returns a function that trains on batches with plain TensorFlow."""
-  # pylint: disable=g-import-not-at-top
   import keras
   import tensorflow as tf
 
-  # pylint: enable=g-import-not-at-top
   keras_model = problem.model.to_keras()
   loss_fn = problem.model.loss_fn()
   (accuracy,) = problem.model.metrics_fn()
@@ -382,7 +373,7 @@ def _build_centralized_steps(problem: _Problem) -> Callable[[Any], Result]:
       for variable, gradient in zip(variables, gradients):
         variable.assign_sub(_LEARNING_RATE * gradient)
       accuracy.update_state(y, output)
-      mean_loss.update_state(loss)  # All batches are equally large.
+      mean_loss.update_state(loss)  # All batches have the same size.
 
   def train(dataset):
     keras_model.set_weights(initial)
@@ -398,19 +389,19 @@ def _build_centralized_steps(problem: _Problem) -> Callable[[Any], Result]:
 
 
 def time_row(row: Row, repeats: int) -> Rounds:
-  """Times rounds in all ways, which take turns.
+  """Times rounds of all variants in turn.
 
   Args:
     row: The kind of round.
-    repeats: How many rounds, besides the first.
+    repeats: The number of rounds to time after the first.
 
   Returns:
-    The times, and what is sent.
+    The times and the traffic.
 
   Raises:
     RuntimeError: If results differ.
   """
-  from tff_bn import runtime  # pylint: disable=g-import-not-at-top
+  from tff_bn import runtime
 
   problem = _Problem(row, harness.unlike_clients(row, _IMAGE_SHAPES[row.model]))
   centralized_steps = _build_centralized_steps(problem)
@@ -425,7 +416,7 @@ def time_row(row: Row, repeats: int) -> Rounds:
           data = problem.union_dataset(round_num)
         else:
           data = problem.client_datasets(round_num)
-        # What the others left is not cleared away at this one's expense.
+        # Collect the other variants' garbage before this one is timed.
         gc.collect()
         start = time.perf_counter()
         if way == CENTRALIZED:
@@ -442,20 +433,18 @@ def time_row(row: Row, repeats: int) -> Rounds:
 
 
 def time_first_round(row: Row) -> FirstRound:
-  """Times FedTAN's first round in this process, which should be a new one.
+  """Times FedTAN's first round. Call it in a new process.
 
   Args:
     row: The kind of round.
 
   Returns:
-    The times, without those of imports and of the data.
+    The times, without imports and the building of the data.
   """
-  # pylint: disable=g-import-not-at-top
-  from tff_bn import algorithms  # pylint: disable=unused-import
+  from tff_bn import algorithms
   from tff_bn import runtime
 
-  # pylint: enable=g-import-not-at-top
-  del algorithms  # Imported before the time is taken.
+  del algorithms  # Imported before the timing starts.
   data = harness.unlike_clients(row, _IMAGE_SHAPES[row.model])
   with runtime.in_process_runtime():
     start = time.perf_counter()
@@ -482,8 +471,8 @@ def measure(
 
   Args:
     rows: The rounds to time.
-    repeats: How many of each; `None`: as each row says.
-    first_rounds: The rounds that are computed in a new process.
+    repeats: The number of rounds to time; `None`: each row's default.
+    first_rounds: The rounds to compute in a new process.
 
   Returns:
     The measurements.
@@ -504,16 +493,16 @@ def measure(
 
 
 def report(measurements: Measurements) -> tuple[str, bool]:
-  """Makes the report.
+  """Writes the report.
 
   Args:
-    measurements: What was measured.
+    measurements: The measurements.
 
   Returns:
-    Markdown text, and whether all floors are met.
+    The report in Markdown, and whether all floors are met.
   """
   floors = harness.Floors()
-  lines = harness.head('What FedTAN costs', 'fedtan', measurements.machine)
+  lines = harness.head('Cost of FedTAN', 'fedtan', measurements.machine)
   if measurements.rounds:
     lines += _round_lines(measurements.rounds, floors)
   if measurements.first_rounds:
@@ -559,17 +548,17 @@ def _round_lines(
       '## Seconds per round',
       '',
       'Clients × steps × batch size, on random images of'
-      f' {_shapes_text(rounds)} pixels, in four ways that take turns: FedAvg;'
-      ' FedTAN with `moments` two_pass (its default) and fused; and'
-      ' centralized, as many plain steps on the unions of the batches, without'
-      ' TFF. Rounds run in process, with default settings. With one step,'
-      " FedTAN's result is that of centralized training (to"
-      f" {_TOLERANCE:g} of the model's change). Seconds are medians.",
+      f' {_shapes_text(rounds)} pixels. Four variants take turns: FedAvg;'
+      ' FedTAN with `moments` two_pass (the default) and fused; and'
+      ' centralized, the same number of plain TensorFlow steps on the unions of'
+      ' the batches.'
+      ' Rounds run in process, with default settings. With one step, FedTAN'
+      f" equals centralized training (to {_TOLERANCE:g} of the model's change)."
+      ' Seconds are medians.',
       '',
       *harness.table(['Round', *WAYS, 'rounds'], rows),
       '',
-      'How much longer FedTAN takes: the medians (and ranges) of the ratios of'
-      ' rounds that followed one another.',
+      'Ratios of successive rounds: median and range.',
       '',
       *harness.table(
           [
@@ -584,12 +573,12 @@ def _round_lines(
           ratio_rows,
       ),
       '',
-      'The first round, without the building of the processes:',
+      'The first round, without building the process:',
       '',
       *harness.table(['Round', *WAYS], first_rows),
       '',
-      'What a round sends, in MB of 2^20 bytes: what the server sends counts'
-      ' once, and what the clients send for each of them.',
+      'Traffic of a round in MB of 2^20 bytes. A broadcast counts once, uploads'
+      ' count for each client.',
       '',
       *harness.table(['Round', 'algorithm', 'exchanges', 'MB'], sent_rows),
   ]
@@ -629,9 +618,9 @@ def _first_round_lines(
       '',
       '## First round',
       '',
-      'Seconds of a new process, after imports: to build the model and FedTAN'
-      ' (two_pass), and of the first round. A second round shows how much of'
-      ' the first one is more than computing.',
+      'Seconds in a new process, after imports: building the model and FedTAN'
+      ' (two_pass), and the first round. The second round shows the time for'
+      ' computing alone.',
       '',
       *harness.table(
           [
@@ -654,7 +643,7 @@ def _first_round_lines(
 def _layer_lines(
     first_rounds: Mapping[Row, FirstRound], floors: harness.Floors
 ) -> list[str]:
-  """Compares models whose depths differ, where both were measured."""
+  """Compares the two models of different depth, if both were measured."""
   small_model, large_model = _LAYER_MODELS
   rows = []
   for row, small in first_rounds.items():
@@ -676,7 +665,7 @@ def _layer_lines(
     return []
   return [
       '',
-      'Seconds until the end of the first round, for each BN layer:',
+      'Seconds per BN layer until the end of the first round:',
       '',
       *harness.table(
           [
@@ -703,9 +692,7 @@ def _parse_flags() -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  return harness.run(
-      'fedtan', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
-  )
+  return harness.run('fedtan', arguments, _parse_flags, measure, report)
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
-"""What the benchmarks have in common: rounds to time, checks and reports.
+"""Shared parts of the benchmarks: rounds to time, checks and reports.
 
-TensorFlow is imported inside of the functions that need it. It takes seconds to
-import, and the process that starts the others has to stay small: a child's peak
-memory on Linux counts from its parent's.
+TensorFlow is imported inside the functions that need it, because the process
+that starts the others has to stay small: on Linux, a child's peak memory starts
+at its parent's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +19,13 @@ import sys
 from typing import Any, ClassVar, Self
 
 from absl import app
+from absl import flags
+
+_OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir',
+    str(pathlib.Path(__file__).resolve().parent / 'results'),
+    'Folder for the report.',
+)
 
 NUM_CLASSES = 10
 
@@ -28,11 +35,11 @@ class Row:
   """A kind of round.
 
   Attributes:
-    models: The names of the models that a benchmark knows.
+    models: The names of the benchmark's models.
     model: The model's name.
-    num_clients: How many clients take part.
-    num_steps: How many batches each of them trains on.
-    batch_size: Samples in a batch.
+    num_clients: The number of clients.
+    num_steps: The number of batches that each client trains on.
+    batch_size: The number of examples in a batch.
   """
 
   models: ClassVar[Sequence[str]] = ()
@@ -47,13 +54,13 @@ class Row:
 
     Args:
       text: The text.
-      flag: The name of the flag that it was given by.
+      flag: The flag's name, for the error message.
 
     Returns:
       The row.
 
     Raises:
-      ValueError: If it is not understood.
+      ValueError: If the text has another form.
     """
     model, _, numbers = text.partition(':')
     parts = numbers.split('x')
@@ -79,12 +86,11 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-  """Seconds of a row's rounds, by way to compute them.
+  """Seconds of a row's rounds, by variant.
 
   Attributes:
-    first: The first round, with everything that is only done once, like
-      tracing.
-    later: The later rounds, in their order.
+    first: The first round, including one-time work such as tracing.
+    later: The later rounds in order.
   """
 
   first: Mapping[str, float]
@@ -92,14 +98,14 @@ class Timing:
 
   @classmethod
   def of(cls, times: Mapping[str, Sequence[float]]) -> Self:
-    """Makes it of the seconds of all rounds, the first one included."""
+    """Returns the timing for the seconds of all rounds, including the first."""
     return cls(
         {way: seconds[0] for way, seconds in times.items()},
         {way: seconds[1:] for way, seconds in times.items()},
     )
 
   def ratios(self, numerator: str, denominator: str) -> list[float]:
-    """Of each later round, how much longer one way took than another."""
+    """Returns the ratios of two variants' times, one for each later round."""
     return [
         a / b for a, b in zip(self.later[numerator], self.later[denominator])
     ]
@@ -107,7 +113,7 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """A model after a round: arrays in some order; loss and accuracy."""
+  """The weights of a model after a round, and its loss and accuracy."""
 
   weights: Sequence[Any]
   metrics: Sequence[float]
@@ -120,15 +126,15 @@ def check_results(
     initial: Sequence[Any],
     tolerance: float,
 ) -> None:
-  """Checks that all ways to compute a round have the same results.
+  """Checks that all variants give the same result.
 
   Args:
     row: The kind of round.
-    results: By way.
-    reference: The way with which the others are compared.
+    results: The result of each variant.
+    reference: The variant that the others are compared with.
     initial: The weights before the round.
-    tolerance: How much may differ: of the model's change in the round, and in
-      the metrics.
+    tolerance: The largest difference between weights, relative to the model's
+      change in the round, and between metrics.
 
   Raises:
     RuntimeError: If results differ.
@@ -143,25 +149,22 @@ def check_results(
         abs(a - b) / max(abs(b), 1.0)
         for a, b in zip(result.metrics, expected.metrics)
     )
-    # Not `>`: an error that is not a number is one.
+    # Not `>`: NaN must fail.
     if not (error <= tolerance and metric_error <= tolerance):
       raise RuntimeError(
-          f'{row}: the results of {way!r} differ from those of {reference!r} by'
+          f'{row}: the results of {way!r} differ from {reference!r} by'
           f" {error:.1e} of the model's change in a round, and in the metrics"
           f' by {metric_error:.1e}; at most {tolerance} is allowed.'
       )
 
 
 def _norm(arrays: Iterable[Any]) -> float:
-  # Not NumPy's: this module is imported without it.
+  # Not np.linalg.norm, because this module doesn't import NumPy.
   return sum(float((a.astype('float64') ** 2).sum()) for a in arrays) ** 0.5
 
 
 def build_classifier(keras_model_fn: Callable[[], Any], element_spec: Any):
-  """Makes a `BatchNormModel` that is the same in all processes."""
-  # pylint: disable=g-import-not-at-top
-
-  # pylint: enable=g-import-not-at-top
+  """Returns a `BatchNormModel` with the same weights in all processes."""
   import keras
 
   from tff_bn import BatchNormModel
@@ -182,17 +185,15 @@ def federated_data(dataset: Any, parts: Sequence[Any]) -> Any:
 
   Args:
     dataset: The dataset.
-    parts: For each client, which samples it has.
+    parts: The indices of each client's examples.
 
   Returns:
     A `FederatedData`.
   """
-  # pylint: disable=g-import-not-at-top
   import numpy as np
 
   from tff_bn import data
 
-  # pylint: enable=g-import-not-at-top
   ids = [f'client_{number}' for number in range(len(parts))]
   none = np.zeros(0, np.int64)
   return data.FederatedData(
@@ -204,18 +205,16 @@ def unlike_clients(row: Row, image_shape: Sequence[int]) -> Any:
   """Random images; each client has its own brightness and two classes.
 
   Args:
-    row: How many clients there are, and how many images each has.
+    row: Determines the numbers of clients and of images per client.
     image_shape: The shape of an image.
 
   Returns:
     A `FederatedData`.
   """
-  # pylint: disable=g-import-not-at-top
   import numpy as np
 
   from tff_bn import data
 
-  # pylint: enable=g-import-not-at-top
   rng = np.random.default_rng([0, row.num_clients])
   num_samples = row.num_steps * row.batch_size
   shape = (num_samples, *image_shape)
@@ -231,7 +230,7 @@ def unlike_clients(row: Row, image_shape: Sequence[int]) -> Any:
 
 
 def in_new_process(function: Callable[..., Any], *args: Any) -> Any:
-  """Calls a function of a module in a process of its own."""
+  """Calls a function in a new process and returns its result."""
   with concurrent.futures.ProcessPoolExecutor(
       max_workers=1, mp_context=multiprocessing.get_context('spawn')
   ) as executor:
@@ -239,15 +238,15 @@ def in_new_process(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def describe_machine(*packages: str) -> list[str]:
-  """Describes where a benchmark runs.
+  """Describes the machine and the versions of the packages.
 
   Args:
-    *packages: Packages whose versions matter, beside those that always do.
+    *packages: Further packages whose versions the report shows.
 
   Returns:
     Lines about the machine and versions.
   """
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+  import tensorflow as tf
 
   processor = platform.processor() or platform.machine()
   with contextlib.suppress(OSError):
@@ -271,12 +270,12 @@ def describe_machine(*packages: str) -> list[str]:
 
 
 def progress(text: str) -> None:
-  """Says what is measured now."""
+  """Prints what is being measured."""
   print(text, file=sys.stderr, flush=True)
 
 
 class Floors:
-  """Says whether floors are met, and remembers whether all are."""
+  """Records whether all floors are met."""
 
   def __init__(self):
     self.are_met = True
@@ -288,7 +287,7 @@ class Floors:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-  """Lines of a table in Markdown."""
+  """Returns the lines of a Markdown table."""
   return [
       f'| {" | ".join(cells)} |'
       for cells in (header, ['---'] * len(header), *rows)
@@ -296,22 +295,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-  """The median, and the range."""
+  """Formats the median and the range of values."""
   return (
       f'{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})'
   )
 
 
 def head(title: str, name: str, machine: Sequence[str]) -> list[str]:
-  """Makes the first lines of a report.
+  """Returns the first lines of a report.
 
   Args:
     title: Its title.
-    name: The benchmark's name, that of its file.
+    name: The name of the benchmark's file, without `.py`.
     machine: Lines about the machine and versions.
-
-  Returns:
-    Lines in Markdown.
   """
   return [
       f'# {title}',
@@ -325,7 +321,6 @@ def head(title: str, name: str, machine: Sequence[str]) -> list[str]:
 def run(
     name: str,
     arguments: Sequence[str],
-    output_dir: str,
     parse_flags: Callable[[], Mapping[str, Any]],
     measure: Callable[..., Any],
     report: Callable[[Any], tuple[str, bool]],
@@ -333,17 +328,16 @@ def run(
   """Runs a benchmark: measures, prints the report and writes it.
 
   Args:
-    name: The benchmark's name, which the report's file gets.
-    arguments: What `app.run` hands to the program.
-    output_dir: The report's folder.
-    parse_flags: Makes the keyword arguments of `measure`; raises a `ValueError`
-      if a flag is wrong.
-    measure: Measures.
-    report: Makes the report of what `measure` returned: its text, and whether
-      all floors are met.
+    name: The name of the report's file, without `.md`.
+    arguments: The arguments of `main`; none may follow the program's name.
+    parse_flags: Returns the keyword arguments of `measure`; raises a
+      `ValueError` if a flag is wrong.
+    measure: Takes the measurements.
+    report: Returns the report of the measurements, and whether all floors are
+      met.
 
   Returns:
-    The program's exit code: 1 if a floor is not met.
+    The exit code: 1 if a floor is not met.
   """
   try:
     if len(arguments) > 1:
@@ -354,7 +348,7 @@ def run(
   # TensorFlow's C++ code reports missing GPU libraries as errors.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   text, are_floors_met = report(measure(**parsed))
-  path = pathlib.Path(output_dir) / f'{name}.md'
+  path = pathlib.Path(_OUTPUT_DIR.value) / f'{name}.md'
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(text, encoding='utf-8')
   print(text)

@@ -1,18 +1,17 @@
-"""Measures what it costs to compute clients by the workers of a Ray cluster.
+"""Measures the cost of computing clients on the workers of a Ray cluster.
 
-Three things are measured, on one machine:
+The program measures three things on one machine:
 
-*   Rounds of federated averaging with two workers of one core each, against the
-    in-process runtime with the same two cores. The ways take turns, and rounds
-    whose results are not the same bits end the program without a report.
-*   What a round and a client cost beside what is computed: clients that only
-    add a number to the server's state, with more and more workers. Bare Ray,
-    actors that do the same without TensorFlow or anything of this project, is
-    the floor.
-*   How long the runtime takes to start.
+*   Rounds of federated averaging with two workers of one core each, compared
+    with the in-process runtime on the same two cores. The variants take turns.
+    If results differ in any bit, the program ends without a report.
+*   The overhead of a round and of a client: clients that only add a number to
+    the server's state, with 1 to 16 workers. The floor is bare Ray, actors that
+    do the same without TensorFlow and without code of this project.
+*   The time to start the runtime.
 
-From that the report says what a hundred machines would cost. It is written in
-Markdown; the program exits with 1 if a floor is not met.
+From these figures the report estimates the overhead with a hundred machines. It
+is written in Markdown; the program exits with 1 if a floor is not met.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,6 @@ import contextlib
 import dataclasses
 import gc
 import os
-import pathlib
 import statistics
 import time
 from typing import Any
@@ -32,6 +30,8 @@ from fed_avg_rounds import Row
 import harness
 from harness import Timing
 
+flags.adopt_module_key_flags(harness)
+
 _ROWS = flags.DEFINE_list(
     'rows',
     [
@@ -40,40 +40,34 @@ _ROWS = flags.DEFINE_list(
         'resnet20:5x1x128',
         'resnet20:5x5x128',
     ],
-    'Which rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; the models are'
+    'Rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; the models are'
     ' small_cnn (on digits of 8x8 pixels) and resnet20 (on random images of'
     ' 32x32x3).',
 )
 _REPEATS = flags.DEFINE_integer(
-    'repeats', 7, 'How many rounds to time, after a first one.', lower_bound=1
+    'repeats', 7, 'Number of rounds to time after the first one.', lower_bound=1
 )
 _WORKERS = flags.DEFINE_list(
     'workers',
     ['1', '2', '4', '8', '16'],
-    'With how many workers to measure what a round and a client cost; empty:'
-    ' not.',
+    'Numbers of workers to measure the overhead with; empty: none.',
 )
 _CLIENTS = flags.DEFINE_integer(
     'clients',
     200,
-    'How many clients there are in the rounds that measure the cost of one.',
+    'Number of clients in the rounds that measure the overhead.',
     lower_bound=2,
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir',
-    str(pathlib.Path(__file__).resolve().parent / 'results'),
-    'Folder for the report, ray_runtime.md.',
 )
 
 IN_PROCESS, RAY = WAYS = ('in process', 'ray')
 OURS, BARE = ('ours', 'bare Ray')
 
 _NUM_CORES = 2
-# How much longer than in process a round may take.
+# Largest ratio of Ray to in process.
 _MAX_RATIOS = {'resnet20:5x1x128': 1.2}
-# How many float32 numbers the server's state has, and what a client returns.
+# Numbers of float32 values in the server's state and in a client's result.
 _STATE_SIZES = (10, 250_000)
-# How many calls wait at an actor of bare Ray, as in `ray_clients`.
+# Calls in flight per actor of bare Ray, as in `ray_clients`.
 _CALLS_PER_WORKER = 2
 
 _NUM_MACHINES = 100
@@ -82,14 +76,15 @@ _NETWORK_BYTES_PER_SECOND = 1.25e9  # 10 Gbit/s
 
 @dataclasses.dataclass(frozen=True)
 class Overhead:
-  """What clients cost that compute next to nothing.
+  """The overhead of clients that compute next to nothing.
 
   Attributes:
-    num_workers: How many workers there are.
-    state_size: How many numbers the state has.
-    round_seconds: A round of one client, by way.
-    client_seconds: Each further client of a round, by way.
-    program_seconds: The program's own processor time for each further client.
+    num_workers: The number of workers.
+    state_size: The number of values in the state.
+    round_seconds: The time of a round of one client, by variant.
+    client_seconds: The time for each further client, by variant.
+    program_seconds: The CPU time of the program's process for each further
+      client, by variant.
   """
 
   num_workers: int
@@ -101,13 +96,13 @@ class Overhead:
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-  """All that is reported.
+  """The measurements that a report shows.
 
   Attributes:
     machine: Lines about the machine and versions.
-    timings: By row.
-    start_seconds: How long the runtime took to start, by number of workers.
-    overheads: By number of workers and size of the state.
+    timings: The times of each row.
+    start_seconds: The time to start the runtime, by number of workers.
+    overheads: For each number of workers and size of the state.
   """
 
   machine: Sequence[str]
@@ -117,11 +112,11 @@ class Measurements:
 
 
 def time_row(row: Row, repeats: int) -> Timing:
-  """Times rounds in both ways, which take turns.
+  """Times rounds of both variants in turn.
 
   Args:
     row: The kind of round.
-    repeats: How many rounds, besides the first.
+    repeats: The number of rounds to time after the first.
 
   Returns:
     The times.
@@ -130,12 +125,10 @@ def time_row(row: Row, repeats: int) -> Timing:
     RuntimeError: If results differ in any bit.
   """
   _use_few_cores()
-  # pylint: disable=g-import-not-at-top
   import tensorflow_federated as tff
 
   from tff_bn import runtime
 
-  # pylint: enable=g-import-not-at-top
   problem = fed_avg_rounds.FedAvgRounds(row)
   times = {way: [] for way in WAYS}
   with contextlib.ExitStack() as stack:
@@ -152,7 +145,7 @@ def time_row(row: Row, repeats: int) -> Timing:
       results = {}
       for way in WAYS:
         datasets = problem.late_datasets(round_num)
-        # What the other left is not cleared away at this one's expense.
+        # Collect the other variant's garbage before this one is timed.
         gc.collect()
         tff.framework.set_default_context(contexts[way])
         start = time.perf_counter()
@@ -163,11 +156,11 @@ def time_row(row: Row, repeats: int) -> Timing:
 
 
 def check_same_bits(row: Row, results: Mapping[str, harness.Result]) -> None:
-  """Checks the results of a round.
+  """Checks that the results of a round are equal to the bit.
 
   Args:
     row: The kind of round.
-    results: By way.
+    results: The result of each variant.
 
   Raises:
     RuntimeError: If they differ.
@@ -181,7 +174,7 @@ def check_same_bits(row: Row, results: Mapping[str, harness.Result]) -> None:
 
 
 def _use_few_cores() -> None:
-  """Leaves this process, and those that it starts, two cores."""
+  """Restricts this process and its children to two cores."""
   cores = sorted(os.sched_getaffinity(0))[:_NUM_CORES]
   os.sched_setaffinity(0, cores)
 
@@ -189,22 +182,21 @@ def _use_few_cores() -> None:
 def measure_overheads(
     num_workers: int, num_clients: int, repeats: int
 ) -> tuple[float, list[Overhead]]:
-  """Measures what workers cost beside what they compute.
+  """Measures the overhead of workers.
 
   Args:
-    num_workers: How many workers there are.
-    num_clients: How many clients there are in a round, against one in another.
-    repeats: How many rounds to time.
+    num_workers: The number of workers.
+    num_clients: The number of clients in a large round, which is compared with
+      a round of one client.
+    repeats: The number of rounds to time.
 
   Returns:
-    How many seconds the runtime took to start; what the clients cost.
+    The seconds to start the runtime, and the overheads.
   """
-  # pylint: disable=g-import-not-at-top
   import numpy as np
 
   from tff_bn import runtime
 
-  # pylint: enable=g-import-not-at-top
   start = time.perf_counter()
   with runtime.ray_runtime('local', num_workers=num_workers, cpus_per_worker=1):
     start_seconds = time.perf_counter() - start
@@ -230,7 +222,7 @@ def _per_further_client(
     ways: Iterable[str],
     num_clients: int,
 ) -> dict[str, float]:
-  """What a round takes longer for each client after the first one, by way."""
+  """Returns the time for each client after the first one, by variant."""
   return {
       way: (seconds[way, num_clients] - seconds[way, 1]) / (num_clients - 1)
       for way in ways
@@ -243,13 +235,13 @@ def _time_rounds(
     num_clients: int,
     repeats: int,
 ) -> tuple[dict[tuple[str, int], float], dict[tuple[str, int], float]]:
-  """Returns medians of seconds, and of the program's processor time."""
+  """Returns median seconds, and median CPU times of the program."""
   seconds, program_seconds = {}, {}
   for number in (1, num_clients):
     values = [float(client) for client in range(number)]
     expected = state * number + sum(values)
     times = {way: [] for way in ways}
-    # The first rounds, with tracing on each worker, are not counted.
+    # The first round is not counted, because each worker traces in it.
     for repeat in range(-1, repeats):
       for way, compute in ways.items():
         gc.collect()
@@ -268,12 +260,10 @@ def _time_rounds(
 
 
 def _our_round(size: int) -> Callable[[Any, Sequence[float]], Any]:
-  """A round of TFF: the sum of what the clients make of the state."""
-  # pylint: disable=g-import-not-at-top
+  """Returns a TFF round that sums state + value over the clients."""
   import numpy as np
   import tensorflow_federated as tff
 
-  # pylint: enable=g-import-not-at-top
   state_type = tff.TensorType(np.float32, [size])
 
   @tff.tensorflow.computation(state_type, np.float32)
@@ -292,8 +282,8 @@ def _our_round(size: int) -> Callable[[Any, Sequence[float]], Any]:
 
 
 def _bare_round(num_workers: int) -> Callable[[Any, Sequence[float]], Any]:
-  """The same with Ray alone."""
-  import ray  # pylint: disable=g-import-not-at-top
+  """Returns the same round written with Ray only."""
+  import ray
 
   # Sent to the actors by value, because it is defined in a function.
   class Adder:
@@ -328,9 +318,9 @@ def measure(
 
   Args:
     rows: The rounds to time.
-    repeats: How many of each.
-    numbers_of_workers: With how many workers overheads are measured.
-    num_clients: With how many clients they are measured.
+    repeats: The number of rounds to time.
+    numbers_of_workers: The numbers of workers to measure overheads with.
+    num_clients: The number of clients to measure overheads with.
 
   Returns:
     The measurements.
@@ -355,17 +345,17 @@ def measure(
 
 
 def report(measurements: Measurements) -> tuple[str, bool]:
-  """Makes the report.
+  """Writes the report.
 
   Args:
-    measurements: What was measured.
+    measurements: The measurements.
 
   Returns:
-    Markdown text, and whether all floors are met.
+    The report in Markdown, and whether all floors are met.
   """
   floors = harness.Floors()
   lines = harness.head(
-      'What clients on Ray cost', 'ray_runtime', measurements.machine
+      'Cost of clients on Ray', 'ray_runtime', measurements.machine
   )
   if measurements.timings:
     lines += _time_lines(measurements.timings, floors)
@@ -396,9 +386,9 @@ def _time_lines(
       '## Seconds per round',
       '',
       'Federated averaging, clients × steps × batch size, in process with two'
-      ' cores and with two workers of one core each. The results are the same'
-      ' to the bit. Seconds are medians. A ratio is that of two successive'
-      ' rounds; the table has the median and the range of these ratios.',
+      ' cores and on two workers of one core each. The results are equal to the'
+      ' bit. Seconds are medians. Ratios compare successive rounds; the table'
+      ' shows their median and range.',
       '',
       *harness.table(
           ['Round', *WAYS, 'ray / in process', 'floor', 'met', 'rounds'], rows
@@ -434,12 +424,12 @@ def _overhead_lines(measurements: Measurements) -> list[str]:
   ]
   return [
       '',
-      '## What a round and a client cost',
+      '## Overhead',
       '',
-      "Clients that add a number to the server's state, and whose results are"
-      ' added up. All workers share the cores of this machine. In milliseconds,'
-      ' medians: a round of one client; each further client; the processor time'
-      " of the program, without the workers', for each further client.",
+      "Clients add a number to the server's state, and the server sums their"
+      ' results. All workers share the cores of this machine. Medians in'
+      ' milliseconds: a round of one client; each further client; the CPU time'
+      " of the program's process for each further client.",
       '',
       *harness.table(
           [
@@ -452,7 +442,8 @@ def _overhead_lines(measurements: Measurements) -> list[str]:
           rows,
       ),
       '',
-      'Seconds to start the cluster and the workers, which import TensorFlow:',
+      'Seconds to start the cluster and the workers, including the import of'
+      ' TensorFlow:',
       '',
       *harness.table(['Workers', 'seconds'], starts),
   ]
@@ -479,22 +470,22 @@ def _paper_lines(overheads: Sequence[Overhead]) -> list[str]:
     )
   return [
       '',
-      f'## On paper: {_NUM_MACHINES} machines',
+      f'## Estimate for {_NUM_MACHINES} machines',
       '',
-      'Not measured. Clients are computed at the machines, but each passes'
-      ' through the program: its processor time for a client (above, with the'
-      ' most workers) and its network (10 Gbit/s) limit how many clients it'
-      ' gives away and adds up in a second. Machines with one worker each wait'
-      ' for the program only if a client takes less than the third column says.'
-      ' The state goes to each machine once a round.',
+      'Estimated, not measured. The program assigns every client to a machine'
+      ' and adds its result. Its CPU time per client (above, with the most'
+      ' workers) and its network (10 Gbit/s) limit the number of clients per'
+      ' second. Machines with one worker each wait for the program only if a'
+      ' client takes less than the time in the third column. The state is sent'
+      ' to each machine once a round.',
       '',
       *harness.table(
           [
               'State',
               'clients per second',
-              'seconds of a client that keep all machines busy',
+              'seconds per client that keep all machines busy',
               'milliseconds to send the state',
-              'seconds of the program for a round of 1,000 clients',
+              'CPU seconds of the program for a round of 1,000 clients',
           ],
           rows,
       ),
@@ -522,9 +513,7 @@ def _parse_flags() -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  return harness.run(
-      'ray_runtime', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
-  )
+  return harness.run('ray_runtime', arguments, _parse_flags, measure, report)
 
 
 if __name__ == '__main__':

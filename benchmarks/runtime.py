@@ -1,29 +1,27 @@
-"""Measures what the in-process runtime costs.
+"""Measures the time and memory of the in-process runtime.
 
-Three ways to compute the same rounds of federated averaging take turns:
+Three variants compute the same rounds of federated averaging in turn:
 
-*   native: TFF's own runtime, in its worker process.
+*   native: TFF's runtime, in its worker process.
 *   in process: this project's runtime with its default settings.
-*   bare: a Python loop over the clients around one `tf.function` that trains a
-    client with plain Keras and TensorFlow and adds its update up. Nothing of
-    TFF or of this project is in it, so it is what the computation itself takes
-    if clients are computed one after another.
+*   bare: a Python loop over the clients that calls one `tf.function`, which
+    trains a client with plain Keras and TensorFlow and adds its update to the
+    sum. It contains no code of TFF or this project, so it shows the cost of the
+    computation itself.
 
-All of them start each round from the same model, with datasets that are built
-anew for it, and a round whose results differ ends the program without a report.
-The building of the datasets is not timed; that of the result, as NumPy arrays,
-is.
+Each round starts from the same model, with new datasets. The time includes the
+conversion of the result to NumPy arrays, but not the building of the datasets.
+If results differ, the program ends without a report.
 
-The program also measures by how much the peak memory of a round grows with the
-number of clients, and how long `tff-bn-train` takes to finish its first round.
-It writes a Markdown report and exits with 1 if a floor is not met.
+The program also measures how the peak memory of a round grows with the number
+of clients, and the time until `tff-bn-train` has finished its first round. It
+writes a Markdown report and exits with 1 if a floor is not met.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import gc
-import pathlib
 import resource
 import statistics
 import subprocess
@@ -39,6 +37,8 @@ import harness
 from harness import Result
 from harness import Timing
 
+flags.adopt_module_key_flags(harness)
+
 _ROWS = flags.DEFINE_list(
     'rows',
     [
@@ -47,57 +47,51 @@ _ROWS = flags.DEFINE_list(
         'small_cnn:1000x5x32',
         'resnet20:5x5x128',
     ],
-    'Which rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; the models are'
+    'Rounds to time, each as MODEL:CLIENTSxSTEPSxBATCH; the models are'
     ' small_cnn (on digits of 8x8 pixels) and resnet20 (on random images of'
     ' 32x32x3).',
 )
 _REPEATS = flags.DEFINE_integer(
     'repeats',
     None,
-    'How many rounds to time in each way, after a first one. Default: the more,'
-    ' the shorter they are.',
+    'Number of rounds to time after the first one. Default: depends on the'
+    ' length of a round.',
     lower_bound=1,
 )
 _MEMORY_CLIENTS = flags.DEFINE_list(
     'memory_clients',
     ['10', '1000'],
-    'The two numbers of clients whose peak memory is compared; empty: none.',
+    'Two numbers of clients to compare the peak memory for; empty: none.',
 )
 _STARTS = flags.DEFINE_integer(
     'starts',
     3,
-    'How many times to start tff-bn-train.',
+    'Number of times to start tff-bn-train.',
     lower_bound=0,
-)
-_OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir',
-    str(pathlib.Path(__file__).resolve().parent / 'results'),
-    'Folder for the report, runtime.md.',
 )
 
 NATIVE, IN_PROCESS, BARE = WAYS = ('native', 'in process', 'bare')
 
-# How much longer than the bare loop a round may take in process: by model and
-# number of clients.
+# Largest ratio of in process to bare, by model and number of clients.
 _MAX_BARE_RATIO = {('resnet20', 5): 0.9, ('small_cnn', 100): 1.3}
 _MAX_MEMORY_RATIO = 1.3
 _MAX_STARTUP_SECONDS = 15.0
-# Of the model's change in a round. Keras's own batch normalization rounds in
-# another way, and from a client's second step on ReLU and pooling amplify that.
+# Relative to the model's change in a round. Keras's batch normalization rounds
+# differently, and ReLU and pooling amplify this from the second step on.
 _TOLERANCE = 1e-2
 
 
 class Row(fed_avg_rounds.Row):
-  """A kind of round, with what it may cost."""
+  """A kind of round, with its floor."""
 
   @property
   def max_bare_ratio(self) -> Optional[float]:
-    """How much longer than the bare loop it may take in process."""
+    """The largest ratio of in process to bare, if there is a floor."""
     return _MAX_BARE_RATIO.get((self.model, self.num_clients))
 
   @property
   def default_repeats(self) -> int:
-    """How many rounds are timed: fewer where they take long."""
+    """The number of rounds to time: fewer if they take long."""
     if self.model == 'resnet20':
       return 5
     if self.num_clients >= 1000:
@@ -114,18 +108,18 @@ class Memory:
 
   @property
   def ratio(self) -> float:
-    """Peak with most clients over that with fewest."""
+    """The peak with most clients divided by the peak with fewest."""
     return self.peaks[max(self.peaks)] / self.peaks[min(self.peaks)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-  """All that is reported.
+  """The measurements that a report shows.
 
   Attributes:
     machine: Lines about the machine and versions.
-    timings: By row.
-    memory: One entry for each way to give datasets.
+    timings: The times of each row.
+    memory: One entry for each kind of datasets.
     startup: Seconds until the end of the first round of `tff-bn-train`, one
       for each start.
   """
@@ -140,7 +134,7 @@ def _build_bare_round(
     problem: fed_avg_rounds.FedAvgRounds,
 ) -> Callable[[Sequence[Any]], Result]:
   """Returns a function that computes a round with plain TensorFlow."""
-  import tensorflow as tf  # pylint: disable=g-import-not-at-top
+  import tensorflow as tf
 
   keras_model = problem.model.to_keras()
   loss_fn = problem.model.loss_fn()
@@ -203,11 +197,11 @@ def _build_bare_round(
 
 
 def time_row(row: Row, repeats: int) -> Timing:
-  """Times rounds in all ways, which take turns.
+  """Times rounds of all variants in turn.
 
   Args:
     row: The kind of round.
-    repeats: How many rounds, besides the first.
+    repeats: The number of rounds to time after the first.
 
   Returns:
     The times.
@@ -215,12 +209,10 @@ def time_row(row: Row, repeats: int) -> Timing:
   Raises:
     RuntimeError: If results differ.
   """
-  # pylint: disable=g-import-not-at-top
   import tensorflow_federated as tff
 
   from tff_bn import runtime
 
-  # pylint: enable=g-import-not-at-top
   problem = fed_avg_rounds.FedAvgRounds(row)
   bare_round = _build_bare_round(problem)
   times = {way: [] for way in WAYS}
@@ -234,7 +226,7 @@ def time_row(row: Row, repeats: int) -> Timing:
       results = {}
       for way in WAYS:
         datasets = problem.client_datasets(round_num)
-        # What the others left is not cleared away at this one's expense.
+        # Collect the other variants' garbage before this one is timed.
         gc.collect()
         start = time.perf_counter()
         if way == BARE:
@@ -248,17 +240,17 @@ def time_row(row: Row, repeats: int) -> Timing:
 
 
 def peak_memory(row: Row, is_shared: bool) -> float:
-  """Computes a round in process.
+  """Measures the peak memory of a round that is computed in process.
 
   Args:
     row: The kind of round.
-    is_shared: Whether all clients have the same dataset. Otherwise each has
-      its own, which is built when its turn comes.
+    is_shared: Whether all clients have the same dataset. Otherwise each
+      client's dataset is built when the client is computed.
 
   Returns:
-    This process's peak memory until then, in megabytes.
+    The peak memory of this process in megabytes.
   """
-  from tff_bn import runtime  # pylint: disable=g-import-not-at-top
+  from tff_bn import runtime
 
   problem = fed_avg_rounds.FedAvgRounds(row)
   client_ids = problem.data.client_ids
@@ -274,7 +266,7 @@ def peak_memory(row: Row, is_shared: bool) -> float:
 
 
 def _startup_seconds() -> float:
-  """Seconds until `tff-bn-train` has finished its first round."""
+  """Returns the seconds that `tff-bn-train` takes for its first round."""
   lines, seconds = [], None
   with tempfile.TemporaryDirectory() as folder:
     start = time.perf_counter()
@@ -315,10 +307,9 @@ def measure(
 
   Args:
     rows: The rounds to time.
-    repeats: How many of each; `None`: as each row says.
-    memory_clients: The numbers of clients whose peak memory is compared; if
-      empty, it is not measured.
-    starts: How many times to start `tff-bn-train`.
+    repeats: The number of rounds to time; `None`: each row's default.
+    memory_clients: The numbers of clients to compare the peak memory for.
+    starts: The number of times to start `tff-bn-train`.
 
   Returns:
     The measurements.
@@ -332,8 +323,8 @@ def measure(
   memory = []
   if memory_clients:
     for datasets, is_shared in (
-        ("each client's, built when its turn comes", False),
-        ('the same one for all clients', True),
+        ('one for each client, built when it is computed', False),
+        ('one for all clients', True),
     ):
       harness.progress(f'Measuring memory; datasets: {datasets} ...')
       peaks = {
@@ -353,17 +344,17 @@ def measure(
 
 
 def report(measurements: Measurements) -> tuple[str, bool]:
-  """Makes the report.
+  """Writes the report.
 
   Args:
-    measurements: What was measured.
+    measurements: The measurements.
 
   Returns:
-    Markdown text, and whether all floors are met.
+    The report in Markdown, and whether all floors are met.
   """
   floors = harness.Floors()
   lines = harness.head(
-      'What the in-process runtime costs', 'runtime', measurements.machine
+      'Cost of the in-process runtime', 'runtime', measurements.machine
   )
   if measurements.timings:
     lines += _time_lines(measurements.timings, floors)
@@ -402,13 +393,12 @@ def _time_lines(
       '',
       '## Seconds per round',
       '',
-      'Federated averaging, clients × steps × batch size, in three ways that'
-      " take turns: TFF's native runtime, in process, and a bare loop over"
-      ' clients around one `tf.function`, with the same results (to'
-      f" {_TOLERANCE:g} of the model's change). The datasets are built anew for"
-      ' each round, before the time is taken. Seconds are medians; ratios are'
-      ' the medians (and ranges) of those of rounds that followed one'
-      ' another.',
+      'Federated averaging, clients × steps × batch size. Three variants take'
+      " turns: TFF's native runtime, in process, and a bare loop over the"
+      ' clients that calls one `tf.function`. Their results agree (to'
+      f" {_TOLERANCE:g} of the model's change). The time does not include the"
+      ' building of the datasets. Seconds are medians. Ratios compare'
+      ' successive rounds; the table shows their median and range.',
       '',
       *harness.table(
           [
@@ -425,7 +415,7 @@ def _time_lines(
           rows,
       ),
       '',
-      'The first round, with tracing, and with the start of the native'
+      'The first round, including tracing and the start of the native'
       " runtime's worker process:",
       '',
       *harness.table(['Round', *WAYS], first_rows),
@@ -440,7 +430,7 @@ def _memory_lines(
       '',
       '## Peak memory',
       '',
-      'Of a process that computes one round of small_cnn in process, in MB.',
+      'Peak memory in MB of a process that computes one round of small_cnn.',
       '',
       *harness.table(
           [
@@ -516,9 +506,7 @@ def _parse_flags() -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
   """Measures, prints and writes the report."""
-  return harness.run(
-      'runtime', arguments, _OUTPUT_DIR.value, _parse_flags, measure, report
-  )
+  return harness.run('runtime', arguments, _parse_flags, measure, report)
 
 
 if __name__ == '__main__':

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs the project and everything it needs into .venv, with the newest of
-# Python 3.11, 3.12 and 3.13 that is found. Does nothing where that is done
-# already; set PYTHON to choose the interpreter. Further files of requirements
-# may be given, which are installed besides.
+# Installs the project and its requirements into .venv, with the newest Python
+# that it finds: 3.13, 3.12 or 3.11. Does nothing if .venv is up to date. Set
+# PYTHON to choose the interpreter. Arguments are further requirements files to
+# install.
 
 set -eu
 CDPATH='' cd -- "$(dirname -- "$0")/.."
@@ -10,12 +10,12 @@ CDPATH='' cd -- "$(dirname -- "$0")/.."
 venv=.venv
 stamp=$venv/installed
 
-# What would make pip or Python look or install elsewhere than in .venv.
+# Settings that would make pip or Python look or install outside .venv.
 unset PYTHONHOME PYTHONPATH PIP_PREFIX PIP_TARGET
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# Prints the version of the interpreter $1, such as 3.11; fails where it does
-# not run (pyenv, for one, has commands for versions that are not selected).
+# Prints the version of the interpreter $1, such as 3.11. Fails if it does not
+# run (for example, pyenv has commands for versions that are not selected).
 version_of() {
   "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' \
       2>/dev/null </dev/null
@@ -28,12 +28,12 @@ is_supported() {
   esac
 }
 
-# Sets python to the first usable interpreter; exits where there is none.
+# Sets python to the first usable interpreter; exits if there is none.
 find_python() {
   rejected=
   for python in "${PYTHON:-}" python3.13 python3.12 python3.11 python3 \
       python; do
-    # Not given, or had already: PYTHON may be one of the others.
+    # Skip an empty PYTHON, and one that was already tried.
     case ";$rejected;  " in
       *"; $python "*) continue ;;
     esac
@@ -62,8 +62,8 @@ EOF
   exit 1
 }
 
-# What an installation depends on: the version of Python, what is installed,
-# and the place, because .venv holds absolute paths.
+# Prints a checksum of everything that the installation depends on: Python's
+# version, the requirements, and the folder, because .venv holds absolute paths.
 fingerprint() {
   {
     echo "$1"
@@ -77,7 +77,7 @@ is_up_to_date() {
   [ -f "$stamp" ] || return 1
   installed=$(version_of "$venv/bin/python") || return 1
   [ "$(cat "$stamp")" = "$(fingerprint "$installed")" ] || return 1
-  # An interpreter of the user's choice counts, if it can be used at all.
+  # A usable interpreter that the user chose must be the installed one.
   if [ -n "${PYTHON:-}" ] && version=$(version_of "$PYTHON") &&
       is_supported "$version"; then
     [ "$version" = "$installed" ]
@@ -90,14 +90,14 @@ install() {
       --ignore-requires-python "$@"
 }
 
-install_besides() {
+install_files() {
   for file; do
     install -r "$file"
   done
 }
 
 if is_up_to_date; then
-  install_besides "$@"
+  install_files "$@"
   exit 0
 fi
 find_python
@@ -105,14 +105,14 @@ echo "Setting up $venv with Python $version: about 3.2 GB of packages," \
     'which takes a few minutes.'
 trap '[ $? = 0 ] ||
   echo "The set-up failed; the next run starts it afresh." >&2' EXIT
-# Removed first and written last, so that an interrupted installation is not
-# taken for a whole one.
+# Removed first and written last, so that an interrupted installation does not
+# count as complete.
 rm -f -- "$stamp"
 "$python" -m venv --clear "$venv"
-# Some packages are built here: with the pinned setuptools, not with the newest.
+# Some packages are built here, with the pinned setuptools.
 grep -E '^(setuptools|wheel)==' requirements.txt >"$venv/build-requirements.txt"
 install -r "$venv/build-requirements.txt"
 install --no-build-isolation -r requirements.txt
 install --no-build-isolation --editable .
 fingerprint "$version" >"$stamp"
-install_besides "$@"
+install_files "$@"
