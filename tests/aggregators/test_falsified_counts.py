@@ -185,7 +185,7 @@ def test_too_few_clients_are_an_error_if_nobody_abstains():
 # The attacks.
 
 
-@pytest.mark.parametrize('count', [3.4e38, -149, np.nan])
+@pytest.mark.parametrize('count', [3.4e38, np.nan])
 def test_an_attack_with_falsified_counts(count):
   attack = attacks.FalsifiedCounts(attacks.SignFlipping(), count)
   attacked = aggregators.Attacked(_nnm_median(), attack, num_attackers=3)

@@ -744,7 +744,7 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
     ('runtime', 'sent', 'code'),
     [
         ('in_process', signal.SIGINT, 130),
-        ('in_process', signal.SIGTERM, 143),
+        pytest.param('in_process', signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param('in_process', signal.SIGKILL, -9, marks=pytest.mark.slow),
         pytest.param('native', signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param('ray', signal.SIGINT, 130, marks=pytest.mark.slow),
