@@ -260,6 +260,7 @@ def test_residual_network_is_that_of_the_package():
     )
 
 
+@pytest.mark.slow
 def test_rounds_are_checked_before_they_are_reported(monkeypatch):
   build_process = benchmark._Problem.build_process
   monkeypatch.setattr(
