@@ -104,7 +104,6 @@ def _centralised_step(model, weights, batches, shares=None):
     batches: The clients' batches.
     shares: How much the loss of each client counts. Default: the loss is that
       of the union, where every example counts alike.
-    weight_decay: Factor of the weights in the gradient.
 
   Returns:
     The loss, and the weights after the step.
