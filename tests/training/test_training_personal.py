@@ -124,7 +124,6 @@ def test_round_0_is_evaluated_with_the_clients_own_models(fake_model, tmp_path):
 
 
 def test_resumed_run_equals_an_uninterrupted_one(fake_model, tmp_path):
-
   def train(name, rounds):
     config = dataclasses.replace(_FAKE_CONFIG, rounds=rounds)
     return _train_fake(
