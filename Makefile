@@ -15,12 +15,15 @@ compare: setup
 	.venv/bin/tff-bn-compare $(ARGS)
 
 # TensorFlow's own messages would follow pytest's last lines, with the counts.
+# Files run in alphabetical order: sorted by their number of tests, the longest
+# one could come last and occupy a single worker.
 test:
 	@sh scripts/setup.sh requirements-ray.txt
 	@style=0; \
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \
 	TF_CPP_MIN_LOG_LEVEL=3 \
-	.venv/bin/python -m pytest -n 2 --dist=loadfile $(ARGS) || exit; \
+	.venv/bin/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder \
+	$(ARGS) || exit; \
 	[ $$style = 0 ] || echo 'The style checks found something: see the top.'; \
 	exit $$style

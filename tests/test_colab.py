@@ -6,7 +6,6 @@ import sys
 import types
 
 from IPython.core import interactiveshell
-import nbclient
 import nbformat
 import pytest
 
@@ -47,25 +46,18 @@ def test_first_cell_installs_the_package_in_colab(path, monkeypatch):
   ]
 
 
-def test_fedavg_and_fedbn_on_digits(tmp_path):
+def test_fedavg_and_fedbn_on_digits(capsys):
   (path,) = (p for p in _NOTEBOOKS if p.stem == 'fedavg_and_fedbn_on_digits')
-  notebook = nbformat.read(path, as_version=4)
-  client = nbclient.NotebookClient(
-      notebook,
-      timeout=300,
-      kernel_name='python3',
-      resources={'metadata': {'path': str(tmp_path)}},
-  )
-  client.execute()
+  shell = interactiveshell.InteractiveShell()
+  for cell in nbformat.read(path, as_version=4).cells:
+    if cell['cell_type'] == 'code':
+      source = cell['source'].replace('ROUNDS = 20 ', 'ROUNDS = 10 ')
+      shell.run_cell(source).raise_error()
 
-  text = '\n'.join(
-      output.get('text', '')
-      for cell in notebook.cells
-      for output in cell.get('outputs', ())
-  )
   accuracy = {
       name: float(percent)
-      for name, percent in re.findall(r'(FedAvg|FedBN): ([\d.]+)%', text)
+      for name, percent in re.findall(
+          r'(FedAvg|FedBN): ([\d.]+)% after 10 rounds', capsys.readouterr().out
+      )
   }
-  # After 20 rounds some 72 and 87 %.
-  assert accuracy['FedBN'] > accuracy['FedAvg'] + 5
+  assert accuracy['FedBN'] > accuracy['FedAvg'] + 3

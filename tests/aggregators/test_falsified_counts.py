@@ -57,42 +57,40 @@ def _aggregate(process, clients):
 
 
 @pytest.mark.parametrize('name', _FACTORIES)
-@pytest.mark.parametrize('count', [3.4e38, 1e20, 1.0, 1e-3, 0.0, -149.0, -1e38])
-def test_counts_hardly_change_the_statistics(name, count):
+def test_counts_hardly_change_the_statistics(name):
   """Three of ten clients falsify nothing but their counts."""
   honest = [_client(seed) for seed in range(10)]
+
+  def check(process, counts, expected, rtol):
+    for count in counts:
+      found = _aggregate(
+          process, [_with_count(c, count) for c in honest[:3]] + honest[3:]
+      )
+      for a, b in zip(found, expected, strict=True):
+        assert 7 * 32 <= a.count <= 37 * 64
+        np.testing.assert_allclose(a.mean, b.mean, rtol=1e-6)
+        np.testing.assert_allclose(a.variance, b.variance, rtol=rtol)
+
   process = _FACTORIES[name](_nnm_median()).create(_MOMENTS_TYPE)
-  expected = _aggregate(process, honest)
-  if count <= 0:
-    # These take no part.
-    others = _FACTORIES[name](aggregators.CoordinateMedian(num_byzantine=3))
-    found = _aggregate(
-        others.create(_MOMENTS_TYPE),
-        [_with_count(c, count) for c in honest[:3]] + honest[3:],
-    )
-    expected = _aggregate(others.create(_MOMENTS_TYPE), honest[3:])
-    rtol = 1e-6
-  else:
-    found = _aggregate(
-        process, [_with_count(c, count) for c in honest[:3]] + honest[3:]
-    )
-    # N/(N-1) is all that the number of values N has an influence on.
-    rtol = 5e-3
-  for a, b in zip(found, expected):
-    assert 7 * 32 <= a.count <= 37 * 64
-    np.testing.assert_allclose(a.mean, b.mean, rtol=1e-6)
-    np.testing.assert_allclose(a.variance, b.variance, rtol=rtol)
+  # N/(N-1) is all that the number of values N has an influence on.
+  counts = (3.4e38, 1e20, 1.0, 1e-3)
+  check(process, counts, _aggregate(process, honest), 5e-3)
+  # Clients without values take no part.
+  rule = aggregators.CoordinateMedian(num_byzantine=3)
+  process = _FACTORIES[name](rule).create(_MOMENTS_TYPE)
+  counts = (0.0, -149.0, -1e38)
+  check(process, counts, _aggregate(process, honest[3:]), 1e-6)
 
 
 @pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])
-@pytest.mark.parametrize('total', [1.0, 1.0000001, 1.5, 0.5, 2.0])
-def test_few_values_do_not_make_the_variance_explode(rule, total):
-  clients = [_with_count(_client(seed), total / 3) for seed in range(3)]
+def test_few_values_do_not_make_the_variance_explode(rule):
   process = _FACTORIES['fbn'](rule).create(_MOMENTS_TYPE)
-  for layer in _aggregate(process, clients):
-    # 5 is the largest variance, and the means are a few units apart.
-    assert np.all(layer.variance >= 4)
-    assert np.all(layer.variance < 5 + 2 / _BETA * 10)
+  for total in (1.0, 1.0000001, 1.5, 0.5, 2.0):
+    clients = [_with_count(_client(seed), total / 3) for seed in range(3)]
+    for layer in _aggregate(process, clients):
+      # 5 is the largest variance, and the means are a few units apart.
+      assert np.all(layer.variance >= 4)
+      assert np.all(layer.variance < 5 + 2 / _BETA * 10)
 
 
 _RULES = {
@@ -119,20 +117,20 @@ def _updates(num_clients):
 
 
 @pytest.mark.parametrize('name', _RULES)
-@pytest.mark.parametrize('weight', [0.0, -1.0])
-def test_attackers_that_abstain_do_not_stop_a_round(name, weight):
+def test_attackers_that_abstain_do_not_stop_a_round(name):
   process = _RULES[name].create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
   updates = _updates(10).astype(np.float32)
-  output = process.next(
-      process.initialize(),
-      list(updates),
-      [np.float32(weight)] * 3 + [np.float32(1)] * 7,
-  )
   honest = updates[3:]
-  if name != 'centered_clipping':
-    assert np.all(output.result >= honest.min(axis=0) - 1e-6)
-    assert np.all(output.result <= honest.max(axis=0) + 1e-6)
-  assert output.measurements['num_dropped'] == 0
+  for weight in (0, -1):
+    output = process.next(
+        process.initialize(),
+        list(updates),
+        [np.float32(weight)] * 3 + [np.float32(1)] * 7,
+    )
+    if name != 'centered_clipping':
+      assert np.all(output.result >= honest.min(axis=0) - 1e-6)
+      assert np.all(output.result <= honest.max(axis=0) + 1e-6)
+    assert output.measurements['num_dropped'] == 0
 
 
 def test_how_many_that_abstain_are_taken_for_attackers():
@@ -185,7 +183,7 @@ def test_too_few_clients_are_an_error_if_nobody_abstains():
 # The attacks.
 
 
-@pytest.mark.parametrize('count', [3.4e38, 7, 0, -149, np.nan, np.inf])
+@pytest.mark.parametrize('count', [3.4e38, np.nan])
 def test_an_attack_with_falsified_counts(count):
   attack = attacks.FalsifiedCounts(attacks.SignFlipping(), count)
   attacked = aggregators.Attacked(_nnm_median(), attack, num_attackers=3)
@@ -211,7 +209,7 @@ def test_an_attack_with_falsified_counts(count):
 
 
 @pytest.mark.parametrize(
-    ('count', 'num_left'), [(1e30, 7), (0, 4), (-5, 4), (np.nan, 4)]
+    ('count', 'num_left'), [(1e30, 7), (0, 4), (np.nan, 4)]
 )
 def test_an_attack_with_falsified_weights(count, num_left):
   attack = attacks.FalsifiedCounts(attacks.FallOfEmpires(3.0), count)

@@ -259,36 +259,36 @@ def test_rules_replace_the_mean(name, rule, aggregate):
 
 
 @pytest.mark.parametrize('name', _NAMES)
-@pytest.mark.parametrize('bad', [1e30, -1e30, np.nan, np.inf])
-def test_a_rule_withstands_attackers_in_float32(name, bad):
+def test_a_rule_withstands_attackers_in_float32(name):
   honest = _clients(7, dtype=np.float32)
-  attackers = [
-      [
-          aggregators.layer_moments(
-              layer.count,
-              np.full_like(layer.mean, bad),
-              np.full_like(layer.variance, bad),
-          )
-          for layer in client
-      ]
-      for client in honest[:3]
-  ]
   rule = aggregators.NearestNeighborMixing(
       aggregators.CoordinateMedian(num_byzantine=3), num_byzantine=3
   )
   process = _factory(name, rule).create(_sizes_type(dtype=np.float32))
-  output = process.next(process.initialize(), attackers + honest)
-  dropped = 0 if np.isfinite(bad) else 3
-  assert output.measurements['num_dropped'] == dropped
-  for i, layer in enumerate(output.result):
-    means = _stack(honest, i, 'mean')
-    variances = _stack(honest, i, 'variance')
-    assert np.all(layer.mean >= means.min(0))
-    assert np.all(layer.mean <= means.max(0))
-    assert np.all(layer.variance >= variances.min(0))
-    spread = np.ptp(means, axis=0) ** 2
-    factor = _factors(layer.count)[name]
-    assert np.all(layer.variance <= variances.max(0) + factor * spread)
+  for bad in (1e30, -1e30, np.nan, np.inf):
+    attackers = [
+        [
+            aggregators.layer_moments(
+                layer.count,
+                np.full_like(layer.mean, bad),
+                np.full_like(layer.variance, bad),
+            )
+            for layer in client
+        ]
+        for client in honest[:3]
+    ]
+    output = process.next(process.initialize(), attackers + honest)
+    dropped = 0 if np.isfinite(bad) else 3
+    assert output.measurements['num_dropped'] == dropped
+    for i, layer in enumerate(output.result):
+      means = _stack(honest, i, 'mean')
+      variances = _stack(honest, i, 'variance')
+      assert np.all(layer.mean >= means.min(0))
+      assert np.all(layer.mean <= means.max(0))
+      assert np.all(layer.variance >= variances.min(0))
+      spread = np.ptp(means, axis=0) ** 2
+      factor = _factors(layer.count)[name]
+      assert np.all(layer.variance <= variances.max(0) + factor * spread)
 
 
 @pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])

@@ -153,15 +153,6 @@ def mobile_net_v2():
   )
 
 
-def resnet50():
-  return keras.applications.ResNet50(
-      weights=None,
-      input_shape=(32, 32, 3),
-      classes=10,
-      classifier_activation=None,
-  )
-
-
 def two_branches():
   inputs = Input((4,))
   x = _block(inputs)
@@ -658,5 +649,4 @@ CASES: dict[str, Case] = {
 LARGE_CASES: dict[str, Case] = {
     'resnet20': Case(resnet20, _IMAGE),
     'mobile_net_v2': Case(mobile_net_v2, Values((32, 32, 3))),
-    'resnet50': Case(resnet50, Values((32, 32, 3))),
 }

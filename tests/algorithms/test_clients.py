@@ -28,8 +28,10 @@ def _assert_equal(found, expected):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
-@pytest.mark.parametrize('bad_client', ['nan', 'empty'])
+@pytest.mark.parametrize(
+    ('bad_client', 'weighting'),
+    [('nan', 'uniform'), ('empty', 'num_examples')],
+)
 def test_a_bad_client_has_no_weight(toy, weighting, bad_client):
   model = toy.model()
   process = algorithms.build_fed_avg(
@@ -52,35 +54,6 @@ def test_a_bad_client_has_no_weight(toy, weighting, bad_client):
   assert metrics['num_dropped_clients'] == (bad_client == 'nan')
   for name, value in expected.metrics['client_work']['train'].items():
     np.testing.assert_allclose(metrics['train'][name], value, rtol=1e-12)
-
-
-def test_without_any_good_client_the_server_keeps_its_model(toy):
-  model = toy.model()
-  process = algorithms.build_fed_avg(model, _SGD(0.1))
-  state = process.next(process.initialize(), [toy.dataset(16, 1)]).state
-
-  output = process.next(state, [_poisoned(toy), _poisoned(toy)])
-
-  _assert_equal(
-      _values(model, process, output.state), _values(model, process, state)
-  )
-  assert output.metrics['client_work']['num_dropped_clients'] == 2
-  assert output.metrics['client_work']['train']['num_examples'] == 0
-
-
-def test_a_diverging_client_keeps_its_local_variables(toy):
-  model = toy.model()
-  process = algorithms.build_fed_bn(model, _SGD(0.1))
-  state = process.initialize()
-  new = process.initialize_client(state)
-  client = process.next(state, [new], [toy.dataset(16, 1)]).client_states[0]
-
-  output = process.next(
-      state, [client, new], [_poisoned(toy), toy.dataset(8, 1)]
-  )
-
-  _assert_equal(output.client_states[0].values(), client.values())
-  assert np.any(output.client_states[1]['scale_2'] != new['scale_2'])
 
 
 def test_centralized_refuses_more_than_one_dataset(toy):
@@ -209,18 +182,19 @@ def _with_dropout(toy):
 def test_dropout_depends_only_on_seed_round_and_data(toy):
   model = _with_dropout(toy)
 
-  def loss(seed, num_rounds, data_seed=0):
+  def losses(seed):
     process = algorithms.build_fed_avg(model, _SGD(0.0), seed=seed)
     state = process.initialize()
-    for _ in range(num_rounds):
-      output = process.next(state, [toy.dataset(16, data_seed)])
+    found = []
+    for _ in range(2):
+      output = process.next(state, [toy.dataset(16, 0)])
       state = output.state
-    return output.metrics['client_work']['train']['loss']
+      found.append(output.metrics['client_work']['train']['loss'])
+    return found
 
-  assert loss(seed=0, num_rounds=1) == loss(seed=0, num_rounds=1)
-  assert loss(seed=0, num_rounds=2) == loss(seed=0, num_rounds=2)
-  losses = {loss(0, 1), loss(0, 2), loss(1, 1), loss(1, 2)}
-  assert len(losses) == 4
+  first = losses(seed=0)
+  assert losses(seed=0) == first
+  assert len({*first, *losses(seed=1)}) == 4
 
 
 def test_clients_with_other_data_drop_other_units(toy):

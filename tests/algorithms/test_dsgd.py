@@ -26,8 +26,9 @@ def _found(toy, process, num_rounds):
   return process.get_model_weights(state)
 
 
-@pytest.mark.parametrize('uniform', [False, True])
-@pytest.mark.parametrize('clients_have_momentum', [False, True])
+@pytest.mark.parametrize(
+    ('uniform', 'clients_have_momentum'), [(False, True), (True, False)]
+)
 def test_equals_numpy(toy, uniform, clients_have_momentum):
   """Momentum of the mean gradient, or the mean of the clients' momentums."""
   rates = (0.1, 0.1, 0.05, 0.033)

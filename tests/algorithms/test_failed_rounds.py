@@ -126,8 +126,14 @@ def _changed(found, expected):
 @pytest.mark.parametrize(
     ('name', 'weighting'),
     [
-        *((name, 'num_examples') for name in _ALGORITHMS),
+        ('fbn', 'num_examples'),
+        ('fed_bn', 'num_examples'),
+        ('scaffold', 'num_examples'),
         ('fed_avg', 'uniform'),
+        *(
+            pytest.param(name, 'num_examples', marks=pytest.mark.slow)
+            for name in ('fedtan', 'fixbn', 'fed_bs')
+        ),
     ],
 )
 def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
@@ -162,7 +168,6 @@ def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
     [
         *((name, 'adam') for name in _ALGORITHMS),
         ('fed_avg', 'momentum'),
-        ('fed_bn', 'momentum'),
     ],
 )
 def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):

@@ -52,9 +52,9 @@ def _assert_equal(found, expected, rtol=1e-12, atol=1e-12):
     np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize('sizes', [(8, 8, 8), (8, 3, 7, 1)])
-def test_fifty_rounds_equal_centralized_training_on_the_union(toy, sizes):
-  """Compares weights and running statistics, also for unequal batches."""
+def test_fifty_rounds_equal_centralized_training_on_the_union(toy):
+  """Weights, and running statistics to 1e-12, also with unequal batches."""
+  sizes = (8, 3, 7, 1)
   model = toy.model()
   process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1)
   expected = model.from_model_weights(model.initial_weights)

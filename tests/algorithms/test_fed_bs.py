@@ -30,12 +30,11 @@ _assert_close = functools.partial(
 class _Truth:
   """FedBS in NumPy."""
 
-  def __init__(self, model, epsilon, local=(), uniform=False):
+  def __init__(self, model, epsilon, local=()):
     weights = model.from_model_weights(model.initial_weights)
     self.models = [list(weights) for _ in _SIZES]
     self.shared = [i for i in range(len(weights)) if i not in local]
     self.epsilon = epsilon
-    self.uniform = uniform
     self.switched = False
     self.std = None
     self.loss = None
@@ -52,9 +51,7 @@ class _Truth:
       )
     models, counts, loss_sums = zip(*results)
     losses = np.array(loss_sums) / counts
-    shares = losses
-    if self.switched:
-      shares = np.ones(3) if self.uniform else np.array(counts)
+    shares = np.array(counts) if self.switched else losses
     mean = reference.average_models(models, shares)
     if server_step is not None:
       server_step(self.models[0], mean)
@@ -97,10 +94,9 @@ def _check_rounds(toy, model, process, truth, rounds):
 _DIFFERENT, _ALIKE = (0, 1, 2), (4, 10, 16)
 
 
-@pytest.mark.parametrize('weighting', ['num_examples', 'uniform'])
-def test_weights_are_the_losses(toy, weighting):
+def test_weights_are_the_losses(toy):
   model = toy.model()
-  process = _build(model, client_weighting=weighting, client_weight_decay=0.01)
+  process = _build(model, client_weighting='uniform', client_weight_decay=0.01)
   assert isinstance(process, tff.learning.templates.LearningProcess)
   kwargs = {'weight_decay': 0.01}
   _check_rounds(
@@ -122,8 +118,7 @@ def _stds(toy, rounds):
   return stds
 
 
-@pytest.mark.parametrize('uniform', [False, True])
-def test_it_becomes_fed_prox_once_and_for_good(toy, uniform):
+def test_it_becomes_fed_prox_once_and_for_good(toy):
   rounds = [_DIFFERENT, _DIFFERENT, _ALIKE, _DIFFERENT, _DIFFERENT]
   stds = _stds(toy, rounds)
   # Just above the deviation of the round that must trigger the switch, but
@@ -132,12 +127,8 @@ def test_it_becomes_fed_prox_once_and_for_good(toy, uniform):
   assert np.sqrt(1.5) * stds[2] > epsilon
   assert 2 * epsilon < min(stds[:2] + stds[3:])
   model = toy.model()
-  process = _build(
-      model,
-      epsilon,
-      client_weighting='uniform' if uniform else 'num_examples',
-  )
-  truth = _Truth(model, epsilon, uniform=uniform)
+  process = _build(model, epsilon)
+  truth = _Truth(model, epsilon)
   _check_rounds(toy, model, process, truth, [(seeds, {}) for seeds in rounds])
   assert truth.switched
   assert truth.std > epsilon
@@ -275,27 +266,17 @@ def test_one_client_has_no_deviation(toy):
   assert correction['switched_to_fedprox'] == 1
 
 
-@pytest.mark.parametrize(
-    ('name', 'local'),
-    [
-        ('fed_bn', reference.AFFINE + reference.STATISTICS),
-        ('silo_bn', reference.STATISTICS),
-        ('local_affine', reference.AFFINE),
-    ],
-)
-def test_local_variables_stay(toy, name, local):
+def test_local_variables_stay(toy):
   model = toy.model()
   # It switches in the first round, so both phases occur.
   epsilon = 100.0
-  process = _build(
-      model, epsilon, build_process=getattr(algorithms, f'build_{name}')
-  )
+  process = _build(model, epsilon, build_process=algorithms.build_fed_bn)
   assert isinstance(process, StatefulLearningProcess)
   _check_rounds(
       toy,
       model,
       process,
-      _Truth(model, epsilon, local),
+      _Truth(model, epsilon, reference.AFFINE + reference.STATISTICS),
       [(_DIFFERENT, {})] * 3,
   )
 

@@ -124,11 +124,10 @@ def _accuracies(data, model, processes, *, rounds, local_steps):
   }
 
 
-@pytest.mark.parametrize('moments', ['two_pass', 'fused'])
-def test_whole_trajectory_equals_centralized_training(data, moments):
+def test_whole_trajectory_is_that_of_centralized_training(data):
   model = _model(data, 'small_cnn', 'float64')
-  rounds = [_client_batches(data, r, dtype=np.float64) for r in range(1, 16)]
-  fedtan = algorithms.build_fedtan(model, _SGD, local_steps=1, moments=moments)
+  rounds = [_client_batches(data, r, dtype=np.float64) for r in range(1, 11)]
+  fedtan = algorithms.build_fedtan(model, _SGD, local_steps=1, moments='fused')
   centralized = algorithms.build_centralized(model, _SGD)
   for actual, expected in zip(
       _train(fedtan, rounds), _train(centralized, rounds, union=True)
@@ -158,6 +157,7 @@ def test_one_step_ends_as_centralized_training_and_fed_avg_does_not(data):
   assert accuracies['fed_avg'][-1] < centralized[-1] - 10
 
 
+@pytest.mark.slow
 def test_order_of_the_algorithms_with_five_steps(data):
   model = _model(data, 'mlp3')
 

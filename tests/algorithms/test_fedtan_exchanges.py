@@ -85,8 +85,10 @@ def _num_uploads(monkeypatch):
   return passes
 
 
-@pytest.mark.parametrize('moments', ['two_pass', 'fused'])
-@pytest.mark.parametrize('name', _CASES)
+@pytest.mark.parametrize(
+    ('name', 'moments'),
+    [*((name, 'two_pass') for name in _CASES), ('chain', 'fused')],
+)
 def test_exchanges(name, moments, in_process_runtime, num_uploads):
   body, forward, backward = _CASES[name]
   process = algorithms.build_fedtan(

@@ -41,9 +41,8 @@ def _both_kinds_of_gradients(toy):
   assert max(norms) > 1.5 * _CLIP_NORM
 
 
-@pytest.mark.parametrize('jit_compile', [False, True])
-def test_rounds_equal_numpy(toy, jit_compile):
-  """Compares training with momentum and weight decay, which is not clipped."""
+def test_rounds_equal_numpy(toy):
+  """With momentum and weight decay, which is not clipped."""
   model = toy.model()
   process = algorithms.build_fed_avg(
       model,
@@ -51,7 +50,6 @@ def test_rounds_equal_numpy(toy, jit_compile):
       local_epochs=2,
       client_weight_decay=0.3,
       client_gradient_clip_norm=_CLIP_NORM,
-      jit_compile=jit_compile,
   )
   training = client_rounds.run(process, client_rounds.datasets(toy, _SIZES), 3)
   expected = _initial(model)
@@ -199,8 +197,9 @@ def test_the_truth_for_fedtan_is_the_gradient_of_the_mean_loss(toy):
       np.testing.assert_allclose(found, truth, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize('local_steps', [1, 3])
-@pytest.mark.parametrize('clip_norm', [0.2, _CLIP_NORM])
+@pytest.mark.parametrize(
+    ('local_steps', 'clip_norm'), [(1, 0.2), (3, _CLIP_NORM)]
+)
 def test_fedtan_clips_each_clients_gradient_in_the_first_step_too(
     toy, local_steps, clip_norm
 ):
@@ -240,7 +239,12 @@ def test_fedtan_clips_each_clients_gradient_in_the_first_step_too(
 
 
 @pytest.mark.parametrize(
-    'name', ['fed_avg', 'fbn', 'fedtan', 'centralized', 'dsgd']
+    'name',
+    [
+        'fed_avg',
+        pytest.param('fedtan', marks=pytest.mark.slow),
+        pytest.param('dsgd', marks=pytest.mark.slow),
+    ],
 )
 def test_short_gradients_stay_the_same_to_the_bit(toy, name):
   train = functools.partial(client_rounds.weights_after_two_rounds, toy, name)

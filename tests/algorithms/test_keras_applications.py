@@ -1,7 +1,8 @@
 """Compares rounds of keras.applications models with Keras's own training.
 
-test_fedtan_equivalence.py tests FedTAN with MobileNetV2 and ResNet50. Dropout
-is off here, because the rounds would drop other values than the comparison.
+FedTAN with MobileNetV2 is in test_fedtan_equivalence.py. Dropout
+layers drop nothing here: they would drop other values in the rounds than in the
+comparison.
 """
 
 import functools
@@ -149,7 +150,7 @@ def _assert_same_step(name, found, expected):
   """Asserts equal changes of variables, relative to the whole change.
 
   Small batches make the gradients of the first layers large and sensitive to
-  rounding: up to 2 % of them in ResNet50.
+  rounding.
   """
   model = _keras_model(name)
   before = model.get_weights()
@@ -166,14 +167,6 @@ def _assert_same_step(name, found, expected):
     assert change > 0
     error = np.linalg.norm(np.concatenate(errors)) / change
     assert error <= (0.1 if trainable else 1e-3), error
-
-
-@pytest.mark.parametrize('name', ['EfficientNetB0'])
-def test_fed_avg_is_the_mean_of_keras_steps(name):
-  found, _ = _round(name, algorithms.build_fed_avg)
-
-  steps = [_step(name, batch) for batch in _batches()]
-  _assert_same_step(name, found, _mean(steps))
 
 
 @pytest.mark.parametrize('name', ['MobileNetV2'])
@@ -206,7 +199,7 @@ def test_fedtan_is_a_keras_step_on_the_union(name):
   _assert_same_step(name, found, _step(name, _union()))
 
 
-@pytest.mark.parametrize('name', ['EfficientNetB0'])
+@pytest.mark.parametrize('name', ['MobileNetV2'])
 def test_fbn_is_a_step_on_the_union_by_running_statistics(name):
   found, _ = _round(name, algorithms.build_fbn)
 

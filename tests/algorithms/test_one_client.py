@@ -9,12 +9,20 @@ from tff_bn import algorithms
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
-_STATELESS = ['fed_avg', 'centralized']
 _STATEFUL = ['fed_bn', 'silo_bn', 'local_affine', 'single']
 
 
-@pytest.mark.parametrize('name', _STATELESS + _STATEFUL)
-@pytest.mark.parametrize('problem', ['toy', 'toy_images'])
+@pytest.mark.parametrize(
+    ('name', 'problem'),
+    [
+        ('fed_avg', 'toy_images'),
+        ('centralized', 'toy'),
+        ('fed_bn', 'toy_images'),
+        pytest.param('silo_bn', 'toy', marks=pytest.mark.slow),
+        pytest.param('local_affine', 'toy', marks=pytest.mark.slow),
+        pytest.param('single', 'toy', marks=pytest.mark.slow),
+    ],
+)
 def test_equals_keras_fit(name, problem, request):
   problem = request.getfixturevalue(problem)
   problem.dtype = 'float32'

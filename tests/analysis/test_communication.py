@@ -43,7 +43,10 @@ def _resnet20(normalization='batch'):
 # with group normalization.
 @pytest.mark.parametrize(
     ('normalization', 'num_values', 'megabytes'),
-    [('batch', 271_098, '6.2049'), ('group2', 269_722, '6.1734')],
+    [
+        ('batch', 271_098, '6.2049'),
+        pytest.param('group2', 269_722, '6.1734', marks=pytest.mark.slow),
+    ],
 )
 def test_numbers_of_the_paper(normalization, num_values, megabytes):
   process = algorithms.build_fed_avg(_resnet20(normalization), _sgd())
@@ -54,6 +57,7 @@ def test_numbers_of_the_paper(normalization, num_values, megabytes):
   assert f'{traffic.megabytes(5):.4f}' == megabytes
 
 
+@pytest.mark.slow
 def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
   model = _resnet20()
   fed_avg = algorithms.build_fed_avg(model, _sgd())

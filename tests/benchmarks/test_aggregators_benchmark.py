@@ -94,6 +94,7 @@ def test_rise_of_memory():
   assert benchmark.rise_of_memory(lambda: None) < 50
 
 
+@pytest.mark.slow
 def test_memory_of_a_rule():
   # In a new process, because this one has memory that it has used before.
   code = f"""
@@ -109,6 +110,7 @@ print(aggregators.memory_of_rule('NNM', 10, 2**20))
   assert 20 < float(result.stdout.split()[-1]) < 400
 
 
+@pytest.mark.slow
 def test_program(tmp_path):
   returncode, printed, text = benchmark_files.run(
       'aggregators',

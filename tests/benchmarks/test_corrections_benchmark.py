@@ -129,10 +129,15 @@ def test_clients_differ(problem):
     'way, arguments',
     [
         ('FedProx', {'proximal_strength': 20.0}),
-        ('MOON', {'contrastive_weight': 9.0}),
-        ('FedBS switched', {'proximal_strength': 20.0}),
-        ('clipped', {'client_gradient_clip_norm': 0.1}),
-        ('warm-up', {'client_warmup_steps': 2}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ('MOON', {'contrastive_weight': 9.0}),
+                ('FedBS switched', {'proximal_strength': 20.0}),
+                ('clipped', {'client_gradient_clip_norm': 0.1}),
+                ('warm-up', {'client_warmup_steps': 2}),
+            )
+        ),
     ],
 )
 def test_effect_that_should_not_be_is_found(

@@ -120,7 +120,9 @@ def test_different_results_are_not_reported():
     check(changed, 1.1)
 
 
-@pytest.mark.parametrize('is_shared', [False, True])
+@pytest.mark.parametrize(
+    'is_shared', [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_memory_of_a_round(is_shared):
   row = benchmark.Row('small_cnn', 2, 1, 4)
   # TensorFlow alone takes some, and nobody has a terabyte.
@@ -145,6 +147,7 @@ def _workers():
   return {child.pid for child in children if child.name() == 'worker_binary'}
 
 
+@pytest.mark.slow
 def test_time_row_ends_the_worker():
   before = _workers()
   timing = benchmark.time_row(benchmark.Row('small_cnn', 1, 1, 2), 2)

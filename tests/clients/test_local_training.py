@@ -119,7 +119,7 @@ class TestFloat16:
   @pytest.mark.parametrize(
       ('gradient', 'num_skipped'),
       # 2^15 times the gradient must be less than 65,520.
-      [(1.5, 0), (3.0, 1), (5.0, 2), (-9.0, 3), (30.0, 4)],
+      [(1.5, 0), (3.0, 1), (30.0, 4)],
   )
   def test_scale_is_halved_until_gradients_fit(self, gradient, num_skipped):
     batch = _column(1.0), _column(gradient)
@@ -134,11 +134,10 @@ class TestFloat16:
           result['values'][0], [[1 - (6 - num_skipped) * gradient]], rtol=1e-3
       )
 
-  @pytest.mark.parametrize('jit_compile', [False, True])
   @pytest.mark.parametrize(
-      ('x_factor', 'label_factor'),
-      # Gradients, outputs or a loss that overflow.
-      [(1.0, 1e30), (1e6, 1.0), (1.0, np.inf)],
+      ('x_factor', 'label_factor', 'jit_compile'),
+      # Gradients that overflow; outputs that do; a loss that does.
+      [(1.0, 1e30, False), (1e6, 1.0, True), (1.0, np.inf, False)],
       ids=['gradient', 'output', 'loss'],
   )
   def test_skipped_batch_leaves_nothing_behind(
@@ -210,9 +209,9 @@ class TestFloat16:
     weights = process.get_model_weights(output.state)
     np.testing.assert_allclose(weights.trainable[0], [[1 - 2]], rtol=1e-3)
 
-  @pytest.mark.parametrize('jit_compile', [False, True])
   @pytest.mark.parametrize(
-      ('gradient', 'num_skipped'), [(0.5, 0), (1.5, 0), (-9.0, 3), (30.0, 4)]
+      ('gradient', 'num_skipped', 'jit_compile'),
+      [(0.5, 0, False), (1.5, 0, True), (-9.0, 3, False)],
   )
   def test_gradient_is_clipped_without_the_scale(
       self, gradient, num_skipped, jit_compile
@@ -289,8 +288,7 @@ class TestMixedPrecision:
     assert result['loss_sum'] == 1.25
 
   @pytest.mark.usefixtures('in_process_runtime')
-  @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
-  def test_rounds_are_close_to_float32(self, policy, toy_images):
+  def test_rounds_are_near_those_in_float32(self, toy_images):
     def model(name):
       def keras_model_fn():
         return keras.Sequential(
@@ -317,7 +315,7 @@ class TestMixedPrecision:
       return output.metrics, process.get_client_model_weights(state, clients[0])
 
     datasets = [toy_images.dataset(21, seed) for seed in range(2)]
-    exact, result = train(model('float32')), train(model(policy))
+    exact, result = train(model('float32')), train(model('mixed_float16'))
 
     train_metrics = result[0]['client_work']['train']
     assert train_metrics['num_examples'] == 42
@@ -337,11 +335,7 @@ class TestJitCompile:
   @pytest.mark.usefixtures('in_process_runtime')
   @pytest.mark.parametrize(
       'build',
-      [
-          algorithms.build_fed_avg,
-          algorithms.build_fed_bn,
-          algorithms.build_centralized,
-      ],
+      [algorithms.build_fed_bn, algorithms.build_centralized],
   )
   def test_result_is_the_same_as_without_xla(self, build, toy_images):
     model = toy_images.model()
@@ -380,7 +374,6 @@ class TestJitCompile:
       [
           (algorithms.build_fed_avg, False),
           (algorithms.build_fed_avg, True),
-          (algorithms.build_fed_bn, True),
           (algorithms.build_centralized, True),
       ],
   )
@@ -405,8 +398,6 @@ class TestJitCompile:
     )
     state = process.initialize()
     arguments = [state, [toy.dataset(8, 0)]]
-    if build is algorithms.build_fed_bn:
-      arguments.insert(1, [process.initialize_client(state)])
     if jit_compile:
       with pytest.raises(tf.errors.InvalidArgumentError, match='XLA'):
         process.next(*arguments)
@@ -426,8 +417,9 @@ class TestJitCompile:
     def train(seed):
       return _train(model, batches, seed=seed, jit_compile=True)['values'][0]
 
-    np.testing.assert_array_equal(train(1), train(1))
-    assert (train(1) != train(2)).any()
+    first = train(1)
+    np.testing.assert_array_equal(train(1), first)
+    assert (train(2) != first).any()
 
 
 def _numpy(structure):

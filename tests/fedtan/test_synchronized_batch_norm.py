@@ -1,6 +1,5 @@
 """Tests of batch normalization with the statistics of all clients."""
 
-
 import keras
 import numpy as np
 import pytest

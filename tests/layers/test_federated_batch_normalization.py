@@ -368,47 +368,50 @@ _DISTRIBUTED = """
 
     # Replicas of different sizes, means and deviations; one without any data.
     rng = np.random.default_rng(0)
-    for sizes in [(5, 3), (4, 0), (0, 0)]:
-      for arguments in [dict(), dict(axis=1)]:
-        parts = [
-            rng.normal(10 * i, 1 + i, (n, 2, 3)) for i, n in enumerate(sizes)
-        ]
-        masks = [rng.integers(0, 2, (n, 2)).astype(bool) for n in sizes]
-        for masked in (False, True):
-          with strategy.scope():
-            layer = FederatedBatchNormalization(
-                momentum=0.75, dtype='float64', **arguments
-            )
-            layer.build([None, 2, 3])
-          alone = FederatedBatchNormalization(
-              momentum=0.75, dtype='float64', **arguments
-          )
-          alone.build([None, 2, 3])
+    for sizes, arguments, masked in [
+        ((5, 3), dict(axis=1), False),
+        ((5, 3), dict(), True),
+        ((4, 0), dict(), True),
+        ((0, 0), dict(), False),
+    ]:
+      parts = [
+          rng.normal(10 * i, 1 + i, (n, 2, 3)) for i, n in enumerate(sizes)
+      ]
+      masks = [rng.integers(0, 2, (n, 2)).astype(bool) for n in sizes]
+      with strategy.scope():
+        layer = FederatedBatchNormalization(
+            momentum=0.75, dtype='float64', **arguments
+        )
+        layer.build([None, 2, 3])
+      alone = FederatedBatchNormalization(
+          momentum=0.75, dtype='float64', **arguments
+      )
+      alone.build([None, 2, 3])
 
-          def call(layer, x, mask):
-            return layer(x, training=True, mask=mask if masked else None)
+      def call(layer, x, mask):
+        return layer(x, training=True, mask=mask if masked else None)
 
-          def values(arrays):
-            return strategy.experimental_distribute_values_from_function(
-                lambda c: tf.constant(arrays[c.replica_id_in_sync_group])
-            )
+      def values(arrays):
+        return strategy.experimental_distribute_values_from_function(
+            lambda c: tf.constant(arrays[c.replica_id_in_sync_group])
+        )
 
-          @tf.function
-          def step(x, mask):
-            return strategy.run(call, (layer, x, mask))
+      @tf.function
+      def step(x, mask):
+        return strategy.run(call, (layer, x, mask))
 
-          for _ in range(2):
-            outputs = step(values(parts), values(masks))
-            expected = call(
-                alone, np.concatenate(parts), np.concatenate(masks)
-            )
-            np.testing.assert_allclose(
-                np.concatenate(strategy.experimental_local_results(outputs)),
-                expected, rtol=1e-12, atol=1e-12,
-            )
-          for found, wanted in zip(layer.weights, alone.weights):
-            for value in strategy.experimental_local_results(found):
-              np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-12)
+      for _ in range(2):
+        outputs = step(values(parts), values(masks))
+        expected = call(
+            alone, np.concatenate(parts), np.concatenate(masks)
+        )
+        np.testing.assert_allclose(
+            np.concatenate(strategy.experimental_local_results(outputs)),
+            expected, rtol=1e-12, atol=1e-12,
+        )
+      for found, wanted in zip(layer.weights, alone.weights):
+        for value in strategy.experimental_local_results(found):
+          np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-12)
 
     # Keras's own loop: batches of 8, the last one has 3 examples.
     def build():

@@ -177,8 +177,13 @@ def test_groups_that_do_not_divide_the_channels():
 
 class TestPrecision:
 
-  @pytest.mark.parametrize('precision', ['mixed_bfloat16', 'mixed_float16'])
-  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  @pytest.mark.parametrize(
+      ('name', 'precision'),
+      [
+          *((name, 'mixed_float16') for name in models.MODEL_NAMES),
+          ('small_cnn', 'mixed_bfloat16'),
+      ],
+  )
   def test_layers_compute_in_16_bits_but_logits_and_variables_have_32(
       self, name, precision
   ):

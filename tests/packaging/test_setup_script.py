@@ -367,7 +367,7 @@ class TestMakefile:
         _RAY.format('python3.13'),
         'python3.13: -m ruff check .',
         'python3.13: -m pyink --check .',
-        'python3.13: -m pytest -n 2 --dist=loadfile',
+        'python3.13: -m pytest -n 2 --dist=loadfile --no-loadscope-reorder',
     ]
 
   @pytest.mark.parametrize('tool', ['ruff', 'pyink', 'pytest'])

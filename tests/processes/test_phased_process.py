@@ -51,7 +51,12 @@ def phased(processes):
   return build_phased_process([(_TWO_ROUNDS, first), (None, second)])
 
 
-@pytest.fixture(params=['in_process_runtime', 'native_runtime'])
+@pytest.fixture(
+    params=[
+        'in_process_runtime',
+        pytest.param('native_runtime', marks=pytest.mark.slow),
+    ]
+)
 def any_runtime(request):
   return request.getfixturevalue(request.param)
 

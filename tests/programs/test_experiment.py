@@ -57,42 +57,24 @@ def _hparams(optimizer):
   return dict(optimizer.get_hparams(optimizer.initialize(spec)))
 
 
+_CONTROL_VARIATES = {
+    f'control_variate_{role}' for role in ('kernel', 'scale', 'shift')
+}
+
+
 @pytest.mark.parametrize(
     ('name', 'local'),
     [
-        ('centralized', None),
-        ('fedavg', None),
         ('fedbn', {'scale', 'shift', 'moving_mean', 'moving_variance'}),
-        ('silobn', {'moving_mean', 'moving_variance'}),
         ('local_affine', {'scale', 'shift'}),
-        ('fedtan', None),
-        ('fedtan_forward_only', None),
-        ('fedtan_ii', None),
-        ('fbn', None),
-        ('fixbn', None),
-        ('dsgd', None),
         (
             'single',
             {'kernel', 'scale', 'shift', 'moving_mean', 'moving_variance'},
         ),
-        ('fedprox', None),
-        ('fedbs', None),
         ('silobn+fedprox', {'moving_mean', 'moving_variance'}),
         ('fbn+fedbs', None),
-        (
-            'scaffold',
-            {
-                f'control_variate_{role}'
-                for role in ('kernel', 'scale', 'shift')
-            },
-        ),
-        (
-            'fixbn+scaffold',
-            {
-                f'control_variate_{role}'
-                for role in ('kernel', 'scale', 'shift')
-            },
-        ),
+        ('scaffold', _CONTROL_VARIATES),
+        ('fixbn+scaffold', _CONTROL_VARIATES),
         (
             'fedbn+moon',
             {'scale', 'shift', 'moving_mean', 'moving_variance'}
@@ -101,7 +83,7 @@ def _hparams(optimizer):
         ('fedtan+fedprox', None),
     ],
 )
-def test_registry_names_the_right_algorithm(name, local):
+def test_name_decides_what_clients_keep(name, local):
   assert registry.find(name).name == name
   settings = _settings(f'--algorithm={name}', '--model=mlp3', '--local_steps=1')
   model = experiment.build_model(settings, _data())
@@ -112,6 +94,28 @@ def test_registry_names_the_right_algorithm(name, local):
   client_state = process.initialize_client.type_signature.result
   names = [n for n, _ in tff.structure.iter_elements(client_state)]
   assert {n.rsplit('_', 1)[0] for n in names} == local
+
+
+@pytest.mark.parametrize(
+    ('name', 'builder_name'),
+    [
+        ('centralized', 'build_centralized'),
+        ('fedavg', 'build_fed_avg'),
+        ('silobn', 'build_silo_bn'),
+        ('fedtan', 'build_fedtan'),
+        ('fedtan_forward_only', 'build_fedtan'),
+        ('fedtan_ii', 'build_fedtan_ii'),
+        ('fbn', 'build_fbn'),
+        ('fixbn', 'build_fixbn'),
+        ('dsgd', 'build_dsgd'),
+        ('fedprox', 'build_fed_prox'),
+        ('fedbs', 'build_fed_bs'),
+    ],
+)
+def test_registry_names_the_right_builder(name, builder_name, monkeypatch):
+  algorithm = registry.find(name)
+  assert (algorithm.correction or algorithm).builder_name == builder_name
+  _built(monkeypatch, f'--algorithm={name}', '--local_steps=1')
 
 
 def test_registry_has_all_algorithms():

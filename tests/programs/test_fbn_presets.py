@@ -84,12 +84,7 @@ def test_false_statistics_break_fbn_without_a_defense(accuracy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'attack, rule',
-    [
-        ('sf', 'nnm+median'),
-        ('foe', 'nnm+trimmed_mean'),
-        ('alie', 'nnm+median'),
-    ],
+    'attack, rule', [('foe', 'nnm+trimmed_mean'), ('alie', 'nnm+median')]
 )
 def test_a_defense_is_as_good_as_no_attack(accuracy, attack, rule):
   found = accuracy(
@@ -104,7 +99,7 @@ def test_a_defense_is_as_good_as_no_attack(accuracy, attack, rule):
 
 @pytest.mark.slow
 def test_flipped_means_harm_a_deep_network(accuracy):
-  arguments = ('--algorithm=fbn', '--rounds=50')
+  arguments = ('--algorithm=fbn', '--rounds=40')
   attack = ('--attack=sf', *_ATTACKERS)
   attacked = accuracy('fbn_digits_resnet', *arguments, *attack)
   defended = accuracy(

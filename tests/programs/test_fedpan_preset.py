@@ -27,7 +27,7 @@ def test_strong_encodings_keep_hidden_layers_together(tmp_path):
     arguments = [
         f'--flagfile={_PRESET}',
         '--algorithms=fedavg',
-        '--seeds=0,1',
+        '--seeds=0',
         '--rounds=1',
         *pan,
         f'--output_dir={folders[name]}',
@@ -36,14 +36,13 @@ def test_strong_encodings_keep_hidden_layers_together(tmp_path):
   arguments = [
       'weight_divergence',
       f'--run={folders["off"]},{folders["on"]}',
-      '--num_rounds=10',
+      '--num_rounds=5',
       f'--output_dir={tmp_path / "result"}',
   ]
   assert analyze.run(arguments) == 0
   found = {
-      (row['run'], int(row['seed']), row['layer']): float(row['divergence'])
+      (row['run'], row['layer']): float(row['divergence'])
       for row in csv_rows.read(tmp_path / 'result' / 'weight_divergence.csv')
   }
-  for seed in range(2):
-    for layer in ('hidden', 'norm'):
-      assert found['on', seed, layer] < 0.99 * found['off', seed, layer]
+  for layer in ('hidden', 'norm'):
+    assert found['on', layer] < 0.99 * found['off', layer]

@@ -160,7 +160,6 @@ def fedtan_comparison(tmp_path_factory):
       '--seeds=0',
       '--sync_rounds=2',
       *_SMALL,
-      '--model=small_cnn',
       '--batch_size=8',
       f'--output_dir={folder}',
   ]
@@ -183,12 +182,12 @@ def test_exchanges_of_fedtan(fedtan_comparison):
       algorithm: [int(row['exchanges']) for row in rows[algorithm]]
       for algorithm in rows
   }
-  # small_cnn has three layers: two exchanges for the statistics of each and one
-  # for their gradients, and one for the model.
+  # mlp3 has one layer: two exchanges for its statistics and one for their
+  # gradients, and one for the model.
   assert exchanges == {
-      'fedtan': [0, 10, 20, 30],
-      'fedtan_forward_only': [0, 7, 14, 21],
-      'fedtan_ii': [0, 10, 20, 21],
+      'fedtan': [0, 4, 8, 12],
+      'fedtan_forward_only': [0, 3, 6, 9],
+      'fedtan_ii': [0, 4, 8, 9],
       'fedavg': [0, 1, 2, 3],
   }
 
@@ -199,9 +198,9 @@ def test_megabytes_of_fedtan(fedtan_comparison):
       algorithm: [float(row['megabytes']) for row in rows[algorithm]]
       for algorithm in rows
   }
-  # Mean and variance of 16, 32 and 32 channels, of 4 bytes each: five clients
-  # send them, and get those of all, and as much for the gradients.
-  statistics = 2 * (16 + 32 + 32) * 4 * (1 + 5) / 2**20
+  # Mean and variance of 30 neurons, of 4 bytes each: five clients send them and
+  # get the global ones, and as much for the gradients.
+  statistics = 2 * 30 * 4 * (1 + 5) / 2**20
   fedavg = megabytes['fedavg'][1]
   assert megabytes['fedtan'][1] == pytest.approx(fedavg + 2 * statistics)
   assert megabytes['fedtan_forward_only'][1] == pytest.approx(
@@ -291,7 +290,6 @@ def test_fused_moments_save_an_exchange(tmp_path):
   arguments = ['--algorithm=fedtan', '--moments=fused', *_SMALL, '--rounds=1']
   assert train.run([*arguments, f'--output_dir={tmp_path}']) == 0
   rows = csv_rows.read(tmp_path / 'metrics.csv')
-  # mlp3 has one layer.
   assert [row['exchanges'] for row in rows] == ['0', '3']
 
 
@@ -443,7 +441,7 @@ def test_runtime_that_is_impossible(
 
 def test_run_is_continued_wherever_it_is_computed(tmp_path):
   flags = []
-  for runtime in (['--runtime=native'], [], ['--client_devices=cpu:0']):
+  for runtime in (['--runtime=native'], ['--client_devices=cpu:0']):
     folder = tmp_path / str(len(flags))
     arguments = [*_SMALL, *runtime, f'--output_dir={folder}']
     assert train.run(arguments) == 0
@@ -454,7 +452,7 @@ def test_run_is_continued_wherever_it_is_computed(tmp_path):
     if len(flags) == 1:
       expected = losses
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
-  assert flags[0] == flags[1] == flags[2]
+  assert flags[0] == flags[1]
   assert '--rounds=3' in flags[0]
   # A finished run is read by the other runtime.
   assert train.run([*_SMALL, '--runtime=native', f'--output_dir={folder}']) == 0
@@ -552,13 +550,13 @@ def test_bad_input(arguments, words, tmp_path, monkeypatch, capsys):
 
 def test_run_with_position_encodings(tmp_path, capsys):
   losses = []
-  for number, pan in enumerate(['--pan=off', '--pan=add', '--pan=multiply']):
+  for number, pan in enumerate(['--pan=add', '--pan=multiply']):
     folder = tmp_path / str(number)
     arguments = [*_SMALL, '--algorithm=fedbn', pan, f'--output_dir={folder}']
     assert train.run(arguments) == 0
     losses.append(csv_rows.read(folder / 'metrics.csv')[-1]['test_loss'])
     assert evaluate.run([f'--run={folder}']) == 0
-  assert len(set(losses)) == 3
+  assert losses[0] != losses[1]
   assert 'whole test set' in capsys.readouterr().out
 
 
@@ -746,12 +744,10 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
     ('runtime', 'sent', 'code'),
     [
         ('in_process', signal.SIGINT, 130),
-        ('in_process', signal.SIGTERM, 143),
-        ('in_process', signal.SIGKILL, -9),
-        pytest.param('native', signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param('in_process', signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param('in_process', signal.SIGKILL, -9, marks=pytest.mark.slow),
         pytest.param('native', signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param('ray', signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param('ray', signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param('ray', signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )

@@ -28,7 +28,6 @@ FLAGS = (
     '--batch_size=8',
     '--client_learning_rate=0.5',
 )
-NUM_TEST = 360
 
 
 class Result(NamedTuple):

@@ -63,12 +63,31 @@ def _datasets(problem, name=''):
   return [problem.dataset(size, seed) for seed, size in enumerate(sizes)]
 
 
-@pytest.mark.parametrize('name', _BUILDERS)
-@pytest.mark.parametrize('problem', ['toy', 'toy_images'])
+# Their rounds are different computations; the others' differ in less.
+_QUICK = (
+    'build_centralized',
+    'build_fed_avg',
+    'build_fed_bn',
+    'build_fedtan',
+    'build_fbn',
+    'build_fixbn',
+    'build_scaffold',
+    'build_dsgd',
+)
+_ON_IMAGES = ('build_fed_avg', 'build_fbn', 'build_silo_bn', 'build_moon')
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow)
+        for n in _BUILDERS
+    ],
+)
 def test_algorithm_of_this_package(
-    name, problem, request, in_process_context, native_context
+    name, toy, toy_images, in_process_context, native_context
 ):
-  problem = request.getfixturevalue(problem)
+  problem = toy_images if name in _ON_IMAGES else toy
   # SCAFFOLD refuses momentum.
   momentum = None if name == 'build_scaffold' else 0.5
   process = getattr(algorithms, name)(
@@ -133,7 +152,15 @@ def tff_problem(toy):
   return toy
 
 
-@pytest.mark.parametrize('name', _TFF_ALGORITHMS)
+@pytest.mark.parametrize(
+    'name',
+    [
+        pytest.param(n, marks=pytest.mark.slow)
+        if n in ('unweighted_fed_avg', 'weighted_fed_prox')
+        else n
+        for n in _TFF_ALGORITHMS
+    ],
+)
 def test_algorithm_of_tff(
     name, tff_problem, in_process_context, native_context
 ):

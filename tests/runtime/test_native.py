@@ -325,7 +325,14 @@ def _ends(pid):
   return not _is_running(pid)
 
 
-@pytest.mark.parametrize('mode', ['default_context', 'never_left', 'ended'])
+@pytest.mark.parametrize(
+    'mode',
+    [
+        'never_left',
+        pytest.param('default_context', marks=pytest.mark.slow),
+        pytest.param('ended', marks=pytest.mark.slow),
+    ],
+)
 def test_interpreter_exit(mode):
   process = _start(mode)
   # Returns after all processes, the worker too, have closed the output.
@@ -341,8 +348,12 @@ def test_interpreter_exit(mode):
     ('signum', 'returncode'),
     [
         (signal.SIGINT, -signal.SIGINT),
-        (signal.SIGTERM, 128 + signal.SIGTERM),
-        (signal.SIGKILL, -signal.SIGKILL),
+        pytest.param(
+            *(signal.SIGTERM, 128 + signal.SIGTERM), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *(signal.SIGKILL, -signal.SIGKILL), marks=pytest.mark.slow
+        ),
     ],
     ids=['SIGINT', 'SIGTERM', 'SIGKILL'],
 )

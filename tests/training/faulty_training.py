@@ -1,9 +1,11 @@
-"""Trains again and again, each time with another fault of the disk.
+"""Trains many times, each time with another disk fault.
 
-Run as a program under LD_PRELOAD=file_faults.so, with a folder and a JSON list
-of `[name, kind, number, count]`, see file_faults.c. Each training is in a child
-process, so that imports are made once. Prints a JSON object for each: its exit
-status, what it said, and how many operations it made.
+Run it as a program under LD_PRELOAD=file_faults.so, with a folder and a JSON
+list of `[kind, count, step]`. The program trains without faults, then with
+`count` successive faults from each `step`th file operation on, and each time
+again without faults. file_faults.c lists the kinds. Every training runs in a
+child process, so that TensorFlow is imported once. The program prints JSON
+objects with the exit status, the error message and the number of operations.
 """
 
 import ctypes
@@ -53,9 +55,14 @@ def in_child(run_dir, kind, number, count):
 
 
 def main(folder, faults):
-  for name, *fault in json.loads(faults):
-    result = in_child(os.path.join(folder, name), *fault)
-    print(json.dumps(dict(result, name=name)), flush=True)
+  whole = in_child(os.path.join(folder, 'whole'), 0, 1, 1)
+  print(json.dumps(whole), flush=True)
+  for kind, count, step in json.loads(faults):
+    for number in range(1 + step // 2, whole['operations'], step):
+      run_dir = os.path.join(folder, f'{kind} {count} {number}')
+      pair = [in_child(run_dir, kind, number, count)]
+      pair.append(in_child(run_dir, 0, 1, 1))
+      print(json.dumps(dict(run_dir=run_dir, kind=kind, pair=pair)), flush=True)
 
 
 if __name__ == '__main__':

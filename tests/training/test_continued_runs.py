@@ -51,7 +51,12 @@ def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
 
 class TestSettings:
 
-  @training_fakes.both_kinds
+  @pytest.fixture(scope='class')
+  def finished(self, model, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp('finished')
+    _train(model, run_dir, stateful=True)
+    return run_dir
+
   @pytest.mark.parametrize(
       ('changes', 'message'),
       [
@@ -67,15 +72,14 @@ class TestSettings:
           (dict(max_evaluation_clients=1), r'max_evaluation_clients'),
       ],
   )
-  def test_changed_settings_are_errors(
-      self, model, tmp_path, stateful, changes, message
+  def test_other_settings_are_refused_by_name(
+      self, model, finished, changes, message
   ):
-    _train(model, tmp_path, stateful)
-    before = training_fakes.files(tmp_path)
+    before = training_fakes.files(finished)
     other = dataclasses.replace(_CONFIG, rounds=6, **changes)
     with pytest.raises(ValueError, match=f'a run that differs in .*{message}'):
-      _train(model, tmp_path, stateful, other)
-    assert training_fakes.files(tmp_path) == before
+      _train(model, finished, True, other)
+    assert training_fakes.files(finished) == before
 
   def test_settings_of_the_caller(self, model, tmp_path):
     _train(model, tmp_path, settings=dict(client_learning_rate='0.1'))
@@ -147,14 +151,13 @@ class TestData:
     prints = {d.fingerprint() for d in [data, *others]}
     assert len(prints) == len(others) + 1
 
-  @training_fakes.both_kinds
-  def test_other_data_is_an_error(self, model, tmp_path, stateful):
-    _train(model, tmp_path, stateful)
+  def test_other_data_is_refused(self, model, tmp_path):
+    _train(model, tmp_path)
     other = training_fakes.FakeData()
     other.fingerprint = lambda: 'other'
     before = training_fakes.files(tmp_path)
     with pytest.raises(ValueError, match="differs in the clients' data"):
-      _train(model, tmp_path, stateful, data=other)
+      _train(model, tmp_path, data=other)
     assert training_fakes.files(tmp_path) == before
 
   @pytest.mark.parametrize('bad', [3, None, b'a', ('a',)])
@@ -286,8 +289,9 @@ class TestFinalModel:
 
     monkeypatch.setattr(training_fakes.FakeProcess, '_update', update)
 
-  @pytest.mark.parametrize('name', ['kernel', 'statistics'])
-  @pytest.mark.parametrize('value', [np.nan, np.inf])
+  @pytest.mark.parametrize(
+      ('name', 'value'), [('kernel', np.nan), ('statistics', np.inf)]
+  )
   def test_weights_that_are_not_finite(
       self, model, tmp_path, monkeypatch, name, value
   ):
@@ -323,15 +327,20 @@ class TestFinalModel:
     assert np.isnan(result.rows[-1]['test_loss'])
     assert (tmp_path / 'model/model.keras').exists()
 
-  @training_fakes.both_kinds
   @pytest.mark.parametrize(
-      'file', ['model.keras', 'weights.npz', 'manifest.json']
+      ('file', 'damage'),
+      [
+          ('model.keras', 'cut'),
+          ('model.keras', 'remove'),
+          ('weights.npz', 'change'),
+          ('manifest.json', 'cut'),
+          ('manifest.json', 'remove'),
+      ],
   )
-  @pytest.mark.parametrize('damage', ['cut', 'change', 'remove'])
   def test_damaged_files_are_written_again(
-      self, model, tmp_path, stateful, file, damage, warnings
+      self, model, tmp_path, file, damage, warnings
   ):
-    _train(model, tmp_path, stateful)
+    _train(model, tmp_path)
     weights = saved_models.SavedModels(tmp_path / 'model').weights(model)
     path = tmp_path / 'model' / file
     data = bytearray(path.read_bytes())
@@ -345,7 +354,7 @@ class TestFinalModel:
         path.unlink()
     assert not training.is_finished(tmp_path)
 
-    _train(model, tmp_path, stateful)
+    _train(model, tmp_path)
 
     assert any('written again' in text for text in warnings)
     assert training.is_finished(tmp_path)

@@ -5,6 +5,7 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import io
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import threading
 import time
 import zipfile
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -59,13 +61,29 @@ def _weights_bits(path):
   return [w.tobytes() for w in keras_model.get_weights()]
 
 
+def _saved_weights(path):
+  """The weights in a model's file; to load the model would take longer."""
+  found = {}
+
+  def add(name, item):
+    if isinstance(item, h5py.Dataset):
+      found[name] = item[()].tobytes()
+
+  with zipfile.ZipFile(path) as archive:
+    content = io.BytesIO(archive.read('model.weights.h5'))
+  with h5py.File(content) as file:
+    file.visititems(add)
+  assert len(found) == 8
+  return found
+
+
 def _snapshot(run_dir):
   """Returns the results, which must not depend on interruptions."""
   models = sorted((run_dir / 'model').rglob('*.keras'))
   assert models
   return (
       (run_dir / 'metrics.csv').read_bytes(),
-      {p.relative_to(run_dir).as_posix(): _weights_bits(p) for p in models},
+      {p.relative_to(run_dir).as_posix(): _saved_weights(p) for p in models},
   )
 
 
@@ -552,8 +570,10 @@ class TestResume:
       assert path.stat().st_mtime_ns == modified
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
-  @training_fakes.both_kinds
-  @pytest.mark.parametrize('fail_in_round', [1, 4, 7])
+  @pytest.mark.parametrize(
+      ('stateful', 'fail_in_round'),
+      [(False, 1), (True, 1), (False, 4), (True, 7)],
+  )
   def test_interrupted_run_continues_after_its_last_checkpoint(
       self, model, tmp_path, stateful, fail_in_round, uninterrupted
   ):
@@ -572,8 +592,7 @@ class TestResume:
     assert result.resumed_from == fail_in_round - 1
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
-  @training_fakes.both_kinds
-  def test_death_after_every_write(self, model, tmp_path, stateful):
+  def test_death_after_every_write(self, model, tmp_path):
     config = dataclasses.replace(_CONFIG, rounds=3, evaluate_every=2)
     run_dir = tmp_path / 'run'
     copies = []
@@ -592,18 +611,14 @@ class TestResume:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
       _call_after_every_write(monkeypatch, copy)
-      _train(model, run_dir, stateful, config)
-    assert len(copies) > (40 if stateful else 20)
+      _train(model, run_dir, True, config)
+    assert len(copies) > 40
 
-    for path in copies:
-      _train(model, path, stateful, config)
+    # Writes that follow each other leave the same, but for one file.
+    for path in copies[1::2]:
+      _train(model, path, True, config)
 
-      assert (path / 'metrics.csv').read_bytes() == (
-          run_dir / 'metrics.csv'
-      ).read_bytes()
       assert not list(path.rglob('*.part'))
-    # Loading models takes most of the time.
-    for path in copies[2::9]:
       assert _snapshot(path) == _snapshot(run_dir)
 
   @training_fakes.both_kinds
@@ -729,9 +744,16 @@ def _remove_folder(path):
 
 class TestDamagedCheckpoints:
 
-  @pytest.mark.parametrize('file', ['state.npz', 'manifest.json'])
   @pytest.mark.parametrize(
-      'damage', [_truncate, _empty, _remove, _flip_bits, _remove_folder]
+      ('file', 'damage'),
+      [
+          ('state.npz', _truncate),
+          ('state.npz', _flip_bits),
+          ('state.npz', _remove),
+          ('manifest.json', _empty),
+          ('manifest.json', _flip_bits),
+          ('manifest.json', _remove_folder),
+      ],
   )
   def test_previous_checkpoint_is_used(
       self, model, tmp_path, damage, file, uninterrupted, caplog
@@ -747,9 +769,8 @@ class TestDamagedCheckpoints:
     assert _snapshot(tmp_path) == uninterrupted[True]
     assert (tmp_path / 'checkpoints/unusable_round_7').exists()
 
-  @training_fakes.both_kinds
-  def test_nothing_changes_if_all_are_damaged(self, model, tmp_path, stateful):
-    _train(model, tmp_path, stateful)
+  def test_nothing_is_lost_if_all_are_damaged(self, model, tmp_path):
+    _train(model, tmp_path, stateful=True)
     saved = sorted(os.listdir(tmp_path / 'checkpoints'))
     assert saved == ['round_4', 'round_6', 'round_7']
     for name in saved:
@@ -757,24 +778,25 @@ class TestDamagedCheckpoints:
     before = training_fakes.files(tmp_path)
 
     with pytest.raises(ValueError, match='No checkpoint .* another folder'):
-      _train(model, tmp_path, stateful)
+      _train(model, tmp_path, stateful=True)
 
     assert training_fakes.files(tmp_path) == before
 
-  @training_fakes.both_kinds
-  def test_missing_checkpoints_are_an_error(self, model, tmp_path, stateful):
-    _train(model, tmp_path, stateful)
+  def test_lost_checkpoints_are_no_new_start(self, model, tmp_path):
+    _train(model, tmp_path)
     shutil.rmtree(tmp_path / 'checkpoints')
     before = training_fakes.files(tmp_path)
 
     with pytest.raises(ValueError, match='none of its checkpoints'):
-      _train(model, tmp_path, stateful)
+      _train(model, tmp_path)
 
     assert training_fakes.files(tmp_path) == before
 
-  @training_fakes.both_kinds
-  @pytest.mark.parametrize('suffix', ['state.npz', 'manifest.json', 'metrics'])
-  def test_unreadable_files_are_kept(
+  @pytest.mark.parametrize(
+      ('suffix', 'stateful'),
+      [('state.npz', True), ('manifest.json', False), ('metrics', True)],
+  )
+  def test_files_that_can_not_be_read_now_are_kept(
       self, model, tmp_path, stateful, suffix, uninterrupted, monkeypatch
   ):
     """A file that can't be read at present may be intact."""

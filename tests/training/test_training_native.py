@@ -90,20 +90,19 @@ def test_saved_model_has_the_final_weights(
   assert training_fakes.snapshot(tmp_path) == uninterrupted[1]
 
 
-@pytest.mark.parametrize('rounds', [1, 5])
 def test_resumed_run_equals_an_uninterrupted_one(
-    train, uninterrupted, rounds, tmp_path
+    train, uninterrupted, tmp_path
 ):
-  train(tmp_path, dataclasses.replace(_CONFIG, rounds=rounds))
+  train(tmp_path, dataclasses.replace(_CONFIG, rounds=5))
 
   result = train(tmp_path)
 
-  assert result.resumed_from == rounds
+  assert result.resumed_from == 5
   assert training_fakes.snapshot(tmp_path) == uninterrupted[1]
   assert result.rows == uninterrupted[0].rows
 
 
-@pytest.mark.parametrize('algorithm', ['fed_bn', 'scaffold'], indirect=True)
+@pytest.mark.parametrize('algorithm', ['fed_bn'], indirect=True)
 def test_killed_program(algorithm, train, uninterrupted, tmp_path):
   workers = training_example.train_and_kill(tmp_path, algorithm)
   assert list(workers) == ['worker_binary']

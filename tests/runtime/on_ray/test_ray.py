@@ -25,12 +25,37 @@ def two_expected():
     return repr(ray_example.two_passes(_VALUES))
 
 
+def _processes():
+  """The processes of the cluster, which this process has started."""
+  return [
+      process
+      for process in psutil.Process().children(recursive=True)
+      if process.name() != 'worker_binary'  # TFF's own runtime.
+  ]
+
+
 @pytest.fixture(scope='module')
 def context():
-  """Two workers, which tests must leave running."""
+  """Two workers; all processes end with the context."""
   context = ray_contexts.make()
   yield context
+  processes = _processes()
   context.close()
+  _, alive = psutil.wait_procs(processes, timeout=30)
+  assert not alive
+
+
+def test_the_cluster_listens_on_loopback_only(context):
+  del context
+  processes = _processes()
+  assert {'raylet', 'gcs_server'} <= {process.name() for process in processes}
+  found = {
+      connection.laddr.ip
+      for process in [psutil.Process(), *processes]
+      for connection in process.net_connections('tcp')
+      if connection.status == psutil.CONN_LISTEN
+  }
+  assert found <= {'127.0.0.1', '::ffff:127.0.0.1'}
 
 
 class TestSameBits:
@@ -176,18 +201,14 @@ class TestLosses:
     assert not psutil.pid_exists(hung)
 
   @pytest.mark.slow
-  @pytest.mark.parametrize('signal_number', [signal.SIGKILL, signal.SIGSTOP])
-  @pytest.mark.usefixtures('quick_to_notice')
-  def test_lost_between_two_passes(
-      self, context, two_expected, monkeypatch, signal_number
-  ):
+  def test_lost_between_two_passes(self, context, two_expected, monkeypatch):
     lost = []
     compute = ray_clients.RayClients.compute
 
     def lose_one_first(self, number):
       if number == 1 and not lost:
         lost.append(ray_contexts.pids(context)[0])
-        os.kill(lost[0], signal_number)
+        os.kill(lost[0], signal.SIGKILL)
       yield from compute(self, number)
 
     monkeypatch.setattr(ray_clients.RayClients, 'compute', lose_one_first)

@@ -11,7 +11,6 @@ import tempfile
 import portpicker
 import psutil
 import pytest
-import ray_contexts
 
 _SCRIPT = pathlib.Path(__file__).parents[3] / 'scripts' / 'ray_certificates.sh'
 _RAY = str(pathlib.Path(sys.executable).with_name('ray'))
@@ -145,31 +144,3 @@ def test_only_the_right_credentials_are_accepted(cluster, address, folders):
   for name, output in found.items():
     assert output.startswith('refused: No Ray cluster can be used at'), name
     assert cluster in output and 'RAY_USE_TLS' in output
-
-
-def _listening(processes):
-  return {
-      connection.laddr.ip
-      for process in processes
-      for connection in process.net_connections('tcp')
-      if connection.status == psutil.CONN_LISTEN
-  }
-
-
-def test_local_cluster_listens_on_loopback_only():
-  this = psutil.Process()
-  children_before = this.children(recursive=True)
-  before = _listening([this])
-  context = ray_contexts.make(num_workers=1)
-  children = [
-      child
-      for child in this.children(recursive=True)
-      if child not in children_before
-  ]
-  names = ' '.join(process.name() for process in children)
-  found = _listening([this, *children]) - before
-  context.close()
-  assert 'raylet' in names and 'gcs_server' in names
-  assert found <= {'127.0.0.1', '::ffff:127.0.0.1'}
-  _, alive = psutil.wait_procs(children, timeout=30)
-  assert not alive

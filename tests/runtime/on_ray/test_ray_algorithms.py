@@ -1,7 +1,0 @@
-"""Repeats the in-process runtime's tests on Ray."""
-
-import pytest
-from ray_contexts import in_process_context  # noqa: F401
-from test_in_process_algorithms import *  # noqa: F403
-
-pytestmark = pytest.mark.slow
