@@ -238,7 +238,7 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
     missing = dependencies.missing_module(error.name or str(error))
     missing.__cause__ = error
     return _fail(program, missing, FAILED, verbosity)
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     return _fail(program, error, FAILED, verbosity)
 
 

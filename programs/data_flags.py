@@ -146,7 +146,7 @@ class DataFlags(flag_groups.Flags):
 
   def load(self) -> 'tff_bn_data.Dataset':
     """Loads the dataset; a ValueError says why it can't be used."""
-    from tff_bn import data  # pylint: disable=g-import-not-at-top
+    from tff_bn import data
 
     image_size = None
     if self.image_size is not None:
@@ -159,7 +159,7 @@ class DataFlags(flag_groups.Flags):
       self, dataset: 'tff_bn_data.Dataset', seed: int
   ) -> 'tff_bn_data.FederatedData':
     """Splits the dataset; a ValueError says why that is impossible."""
-    from tff_bn import data  # pylint: disable=g-import-not-at-top
+    from tff_bn import data
 
     return data.split_dataset(
         dataset, self.split, self.num_clients, seed, **self.arguments(DataFlags)

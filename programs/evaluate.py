@@ -87,12 +87,10 @@ def _evaluate(
   """Evaluates a run and writes the results into a folder."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
   from tff_bn.programs import experiment
   from tff_bn.programs import model_evaluation
   from tff_bn.programs import report
 
-  # pylint: enable=g-import-not-at-top
   with cli.checking_input():
     saved, model = experiment.load_models(settings, run)
     if reestimates_statistics and not model.has_batch_norm:

@@ -149,7 +149,7 @@ class ModelFlags(flag_groups.Flags):
       self, input_shape: tuple[int, ...], num_classes: int
   ) -> 'Callable[[], keras.Model]':
     """Returns a function that builds untrained models for such samples."""
-    from tff_bn import models  # pylint: disable=g-import-not-at-top
+    from tff_bn import models
 
     if model_names.is_other_model(self.model):
       import_from_working_folder()

@@ -146,7 +146,7 @@ class Algorithm:
 
   def builder(self) -> Callable[..., Any]:
     """Returns the builder of the process; imports TensorFlow Federated."""
-    from tff_bn import algorithms  # pylint: disable=g-import-not-at-top
+    from tff_bn import algorithms
 
     builder = functools.partial(
         getattr(algorithms, self.builder_name), **self.arguments

@@ -380,7 +380,7 @@ class RobustnessFlags(flag_groups.Flags):
     Returns:
       The rule; None for the mean of honest clients.
     """
-    from tff_bn import aggregators  # pylint: disable=g-import-not-at-top
+    from tff_bn import aggregators
 
     name = getattr(self, f'{target}_aggregator')
     attack_class = None

@@ -120,7 +120,7 @@ class RuntimeFlags(flag_groups.Flags):
       RuntimeError: If no worker is left.
     """
     # Imported late: it takes seconds.
-    from tff_bn import runtime  # pylint: disable=g-import-not-at-top
+    from tff_bn import runtime
 
     with contextlib.ExitStack() as stack:
       if self.runtime == 'native':

@@ -52,7 +52,7 @@ class ServerFlags(flag_groups.Flags):
       self,
   ) -> 'Optional[tff.learning.optimizers.Optimizer]':
     """Builds the optimizer; None if the algorithm has none."""
-    import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
+    import tensorflow_federated as tff
 
     rate = self.server_learning_rate
     match self.server_optimizer:

@@ -64,12 +64,10 @@ def _train(
   """Trains one model in a folder that is claimed."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
   from tff_bn.programs import experiment
   from tff_bn.programs import plots
   from tff_bn.programs import report
 
-  # pylint: enable=g-import-not-at-top
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       stack.enter_context(runtime.enter())

@@ -164,7 +164,7 @@ class TrainingFlags(flag_groups.Flags):
 
   def build_client_optimizer(self) -> 'tff.learning.optimizers.Optimizer':
     """Builds the optimizer of the clients' training."""
-    import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
+    import tensorflow_federated as tff
 
     return tff.learning.optimizers.build_sgdm(
         self.client_learning_rate, self.client_momentum or None
@@ -181,7 +181,7 @@ class TrainingFlags(flag_groups.Flags):
     Returns:
       The function; None if the learning rate is constant.
     """
-    import tensorflow as tf  # pylint: disable=g-import-not-at-top
+    import tensorflow as tf
 
     schedules = list(more)
     if self.client_learning_rate_schedule is not None:

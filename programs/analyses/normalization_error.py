@@ -92,12 +92,10 @@ def _measure(
 ) -> None:
   """Measures, and writes the results into a claimed folder."""
   # Imported late because it takes long, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
   from tff_bn.analysis import normalization_error
   from tff_bn.programs.analyses import normalization_error_report
   from tff_bn.programs.analyses import output
 
-  # pylint: enable=g-import-not-at-top
   settings = normalization_error.Settings(
       num_clients=flags.num_clients,
       points_per_client=flags.points_per_client,

@@ -30,7 +30,7 @@ def test_package_has_all_names_in_all():
   for name in tff_bn_data.__all__:
     assert getattr(tff_bn_data, name) is not None
   with pytest.raises(AttributeError, match='nothing'):
-    tff_bn_data.nothing  # pylint: disable=pointless-statement  # noqa: B018
+    tff_bn_data.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_package_members_exist():
   for name in models.__all__:
     assert getattr(models, name) is not None
   with pytest.raises(AttributeError, match='nothing'):
-    models.nothing  # pylint: disable=pointless-statement  # noqa: B018
+    models.nothing  # noqa: B018
 
 
 def test_every_call_builds_a_new_model():

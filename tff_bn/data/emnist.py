@@ -29,7 +29,7 @@ def load_emnist(data_dir: Optional[str] = None) -> dataset_lib.Dataset:
     ValueError: If the data is missing and can't be downloaded.
   """
   # The import takes seconds, and only this dataset needs it.
-  import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
+  import tensorflow_federated as tff
 
   try:
     train, test = tff.simulation.datasets.emnist.load_data(cache_dir=data_dir)
@@ -51,7 +51,7 @@ def load_emnist_synthetic() -> dataset_lib.Dataset:
     ten images, one of each class. The test data equals the training data.
   """
   # The import takes seconds, and only this dataset needs it.
-  import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
+  import tensorflow_federated as tff
 
   client_data = tff.simulation.datasets.emnist.get_synthetic()
   return _to_dataset('emnist_synthetic', client_data, client_data)

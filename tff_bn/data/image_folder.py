@@ -32,7 +32,7 @@ def load_image_folder(
       training images.
   """
   # The import takes seconds, and only these datasets need it.
-  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+  import tensorflow_datasets as tfds
 
   path = os.path.expanduser(name.removeprefix(names.FOLDER_PREFIX))
   if not os.path.isdir(path):

@@ -38,7 +38,7 @@ def load_tfds(
       with labels in these splits.
   """
   # The import takes seconds, and only these datasets need it.
-  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+  import tensorflow_datasets as tfds
 
   source = f'dataset={name}'
   tfds_name = name.removeprefix(names.TFDS_PREFIX)
@@ -85,7 +85,7 @@ def read_builder(
     ValueError: If the builder has no training or test data, or if the data is
       not images of one size with labels.
   """
-  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+  import tensorflow_datasets as tfds
 
   source = f'dataset={name}'
   info = builder.info

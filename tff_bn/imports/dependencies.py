@@ -52,7 +52,7 @@ def require_tff() -> None:
   # protobuf's TypeError, NumPy's ValueError.
   try:
     importlib.import_module('tensorflow_federated')
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     reason = ' '.join(str(error).split())
     raise ImportError(
         f'{_NEEDED} TensorFlow Federated, which is installed but cannot be '

@@ -29,7 +29,7 @@ class TffFinder:
     if name != 'tensorflow_federated':
       return None
     try:
-      from tff_bn.imports import tff_stand_ins  # pylint: disable=g-import-not-at-top
+      from tff_bn.imports import tff_stand_ins
     except ImportError:
       # The package was deleted, but `tff_bn.pth` was not.
       return None

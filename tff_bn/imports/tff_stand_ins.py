@@ -205,7 +205,7 @@ def stop_watching_workers() -> None:
   for stub in _stubs:
     # If TFF renames these private members, the error is printed, no more.
     with contextlib.suppress(AttributeError):
-      stub._channel._unsubscribe_all()  # pylint: disable=protected-access
+      stub._channel._unsubscribe_all()
 
 
 def _kill_workers() -> None:

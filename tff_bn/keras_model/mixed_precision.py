@@ -40,7 +40,7 @@ def to_float32(outputs: Any) -> Any:
     # Keras's losses and metrics read the mask of an output from here.
     mask = getattr(output, '_keras_mask', None)
     if mask is not None:
-      result._keras_mask = mask  # pylint: disable=protected-access
+      result._keras_mask = mask
     return result
 
   return tf.nest.map_structure(cast, outputs)

@@ -160,7 +160,7 @@ class CheckpointFolder:
       with np.load(io.BytesIO(data), allow_pickle=False) as npz:
         arrays = [npz[f'array_{i}'] for i in range(len(npz.files))]
     # The class of the error depends on the damage.
-    except Exception as error:  # pylint: disable=broad-except
+    except Exception as error:
       raise manifests.DamagedError(f'{path} is damaged.') from error
     if arrays_checksum(arrays) != manifest['arrays']:
       raise manifests.DamagedError(f'{path} was changed.')

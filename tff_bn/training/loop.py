@@ -262,7 +262,7 @@ class _Run:
     try:
       return self._checkpoints.save_latest()
     # The run can continue from the previous checkpoint.
-    except Exception as error:  # pylint: disable=broad-except
+    except Exception as error:
       logging.warning('The last round could not be saved: %s', error)
       return None
 

@@ -60,7 +60,7 @@ def read(folder: pathlib.Path, known_format: int) -> dict[str, Any]:
     is_intact = manifest.pop(_CHECKSUM) == checksum(manifest)
     found_format = manifest['format']
   # The class of the error depends on the damage.
-  except Exception as error:  # pylint: disable=broad-except
+  except Exception as error:
     raise DamagedError(f'{path} is damaged.') from error
   if found_format != known_format:
     raise ValueError(

@@ -242,7 +242,7 @@ class SavedModels:
     try:
       with np.load(io.BytesIO(data), allow_pickle=False) as npz:
         return {key: npz[key] for key in npz.files}
-    except Exception as error:  # pylint: disable=broad-except
+    except Exception as error:
       raise manifests.DamagedError(
           f'{self._folder / name} is damaged.'
       ) from error

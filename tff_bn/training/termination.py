@@ -12,7 +12,7 @@ import threading
 from typing import Any, Optional
 
 
-class Terminated(KeyboardInterrupt):  # pylint: disable=g-bad-exception-name
+class Terminated(KeyboardInterrupt):
   """The program got SIGTERM. Code that handles Ctrl-C handles it too."""
 
 

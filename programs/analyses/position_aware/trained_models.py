@@ -265,12 +265,10 @@ def _analyze(
   """Analyzes runs and writes the report into a folder."""
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
   from tff_bn import runtime
   from tff_bn.programs.analyses import output
   from tff_bn.programs.analyses.position_aware import analyzed_run
 
-  # pylint: enable=g-import-not-at-top
   module = importlib.import_module(
       f'tff_bn.programs.analyses.position_aware.{name}'
   )

@@ -149,7 +149,7 @@ def _checked_address(address: str) -> str:
   except grpc.FutureTimeoutError as error:
     reason = f'no answer within {_ANSWER_SECONDS} s'
     raise _unusable(place, reason) from error
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     raise _unusable(place, str(error)) from error
   return found
 
@@ -168,7 +168,7 @@ def _connection(address: str, is_lost: threading.Event) -> Iterator[None]:
   try:
     with _same_signal_handler():
       ray.init(address=address, **_QUIET)
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     ray.shutdown()
     raise _unusable(address, str(error)) from error
   try:
@@ -192,7 +192,7 @@ def _watched(is_lost: threading.Event) -> Iterator[None]:
   Yields:
     Nothing.
   """
-  node = ray._private.worker._global_node  # pylint: disable=protected-access
+  node = ray._private.worker._global_node
   with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(node.plasma_store_socket_name)
     is_over = threading.Event()
@@ -234,7 +234,7 @@ def _local_connections() -> Iterator[None]:
   # By default, that cluster asks for a token.
   if _AUTH_VARIABLE not in os.environ:
     os.environ[_AUTH_VARIABLE] = 'token'
-    ray._raylet.Config.initialize('')  # pylint: disable=protected-access
+    ray._raylet.Config.initialize('')
   enabled = ray_constants.ENABLE_RAY_CLUSTER
   ray_constants.ENABLE_RAY_CLUSTER = False
   try:

@@ -49,7 +49,6 @@ class RayContext(plan_context.PlanContext):
     self._forgotten: list[int] = []
     try:
       # Most users don't need Ray.
-      # pylint: disable=g-import-not-at-top
       import ray
 
       from tff_bn.runtime.on_ray import ray_clients
@@ -57,7 +56,6 @@ class RayContext(plan_context.PlanContext):
       from tff_bn.runtime.on_ray import ray_workers
       from tff_bn.runtime.on_ray import transport
 
-      # pylint: enable=g-import-not-at-top
     except ModuleNotFoundError as error:
       raise ImportError(_MISSING) from error
     self._put = ray.put

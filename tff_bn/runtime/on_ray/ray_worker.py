@@ -179,5 +179,5 @@ def _answer(check: Callable[[], Any]) -> Any:
   try:
     return check()
   # A check can fail in any way; the program reports the error.
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     return f'{type(error).__name__}: {error}'
