@@ -1,8 +1,7 @@
 """A client's work in a round of FedTAN, stage by stage."""
 
-import collections
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +24,26 @@ from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
+
+
+class _FirstStep(NamedTuple):
+  """The result of the synchronized step, all tensors.
+
+  Attributes:
+    gradients: The gradients of the trainable variables.
+    others: The values of the other variables after the step.
+    loss: The loss of the batch, a float scalar.
+    metric_sums: The accumulators of each Keras metric.
+    num_examples: The number of examples, an int64 scalar.
+    exchanged: The norm of the exchanged moments, a float32 scalar.
+  """
+
+  gradients: tuple[tf.Tensor, ...]
+  others: list[tf.Tensor]
+  loss: tf.Tensor
+  metric_sums: list[list[tf.Tensor]]
+  num_examples: tf.Tensor
+  exchanged: tf.Tensor
 
 
 class FedTanWork(client_work.ClientWork):
@@ -76,7 +95,7 @@ class FedTanWork(client_work.ClientWork):
       gradients = dense_gradients(tape, loss, keras_model.trainable_weights)
       for metric in metrics:
         metric.update_state(y, output)
-      return collections.OrderedDict(
+      return _FirstStep(
           gradients=gradients,
           others=[tf.identity(v) for v in keras_model.non_trainable_weights],
           loss=loss,
@@ -188,7 +207,7 @@ class FedTanWork(client_work.ClientWork):
 
   def _finish(
       self,
-      first: Mapping[str, Any],
+      first: _FirstStep,
       takes_part: tf.Tensor,
       state: Any,
       weights: ModelWeights,
@@ -202,24 +221,22 @@ class FedTanWork(client_work.ClientWork):
     optimizer_state, trainable = training.apply_gradients(
         start.optimizer_state,
         tuple(old.trainable),
-        first['gradients'],
+        first.gradients,
         tf.zeros([], tf.int64),
     )
-    found = first['num_examples'] > 0
+    found = first.num_examples > 0
     values = numerics.where(
         found,
-        model.from_model_weights((trainable, first['others'])),
+        model.from_model_weights((trainable, first.others)),
         before,
     )
-    loss_sum = first['loss'] * tf.cast(
-        first['num_examples'], first['loss'].dtype
-    )
+    loss_sum = first.loss * tf.cast(first.num_examples, first.loss.dtype)
     loss_sum = tf.cast(loss_sum, trainable[0].dtype)
     result = LocalResult(
         values,
-        first['num_examples'],
+        first.num_examples,
         numerics.where_or_zero(found, loss_sum),
-        numerics.where_or_zero(found, first['metric_sums']),
+        numerics.where_or_zero(found, first.metric_sums),
         optimizer_state,
         tf.ones([], tf.int64),
     )
@@ -247,7 +264,7 @@ class FedTanWork(client_work.ClientWork):
       )
     # A client without data has no first step that could fail.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
-    return self.report(start, result, sound=sound, exchanged=first['exchanged'])
+    return self.report(start, result, sound=sound, exchanged=first.exchanged)
 
 
 def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
