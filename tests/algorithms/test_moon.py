@@ -193,6 +193,7 @@ def test_rounds_equal_numpy(toy, kind):
   )
 
 
+@pytest.mark.slow
 def test_first_round_is_fed_avgs(toy):
   """The loss is constant as long as the previous model is the server's."""
   model = toy.model()
@@ -273,6 +274,7 @@ def test_fbn_equals_numpy(toy):
   truth.check(model, training)
 
 
+@pytest.mark.slow
 def test_fixbn_equals_numpy(toy):
   model = toy.model()
   process = _build(model, build_process=algorithms.build_fixbn, fixbn_rounds=2)
@@ -359,6 +361,7 @@ def test_other_kinds_of_models(toy, keras_model_fn, feature_layer):
   _check_rounds(toy, model, process, _Truth(toy, model), [((0, 1, 2), {})] * 3)
 
 
+@pytest.mark.slow
 def test_feature_layer_by_name():
   """The output of the last layer, too, if one wants it."""
   problem = linear_models.Linear('bn_dense')
@@ -416,6 +419,7 @@ def test_features_of_images_are_flattened(toy_images):
     )
 
 
+@pytest.mark.slow
 def test_float16(toy):
   """Features of 16 bits are compared in float32."""
   toy.dtype = 'float32'
@@ -446,6 +450,7 @@ def test_float16(toy):
   _assert_close(*results, rtol=0, atol=0.05)
 
 
+@pytest.mark.slow
 def test_dropout_is_in_the_trained_model_only(toy):
   """And depends on nothing but the seed."""
 
