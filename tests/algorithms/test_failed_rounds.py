@@ -26,15 +26,6 @@ _REQUIRED = {
     'fed_bs': dict(epsilon=1e-9),
     'fixbn': dict(fixbn_rounds=3),
 }
-_ALGORITHMS = [
-    'fed_avg',
-    'fbn',
-    'fedtan',
-    'fixbn',
-    'fed_bs',
-    'fed_bn',
-    'scaffold',
-]
 
 
 def _poisoned(toy, seed=0):

@@ -66,13 +66,7 @@ _CONTROL_VARIATES = {
     ('name', 'local'),
     [
         ('fedbn', {'scale', 'shift', 'moving_mean', 'moving_variance'}),
-        ('local_affine', {'scale', 'shift'}),
-        (
-            'single',
-            {'kernel', 'scale', 'shift', 'moving_mean', 'moving_variance'},
-        ),
         ('silobn+fedprox', {'moving_mean', 'moving_variance'}),
-        ('fbn+fedbs', None),
         ('scaffold', _CONTROL_VARIATES),
         ('fixbn+scaffold', _CONTROL_VARIATES),
         (

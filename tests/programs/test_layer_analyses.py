@@ -105,6 +105,7 @@ def test_weight_divergence(comparison, divergence, algorithm, seed):
   assert min(expected.values()) > 1e-3
 
 
+@pytest.mark.slow
 def test_clients_that_took_no_part_have_encodings_of_their_own(tmp_path):
   flags = (*tiny_runs.FLAGS, '--pan=add', '--pan_personal_share=0.5')
   folders = {number: tmp_path / str(number) for number in (2, 4)}
@@ -203,6 +204,7 @@ def test_a_run_alone(fedavg, divergence, tmp_path, capsys):
   assert metrics[0]['test_accuracy'] != metrics[-1]['test_accuracy']
 
 
+@pytest.mark.slow
 def test_the_round_after_the_last_one_counts(fedavg, tmp_path):
   run = tiny_runs.with_flags(
       fedavg, tmp_path / 'run', client_learning_rate_schedule='2:0.25,3:0'
@@ -213,6 +215,7 @@ def test_the_round_after_the_last_one_counts(fedavg, tmp_path):
   assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_all_steps_and_the_momentum_count(fedavg, tmp_path):
   run = tiny_runs.with_flags(
       fedavg,
@@ -236,7 +239,13 @@ def test_all_steps_and_the_momentum_count(fedavg, tmp_path):
 
 @pytest.mark.parametrize(
     'flags',
-    [{}, dict(local_steps=None, local_epochs=1, batch_size=200)],
+    [
+        {},
+        pytest.param(
+            dict(local_steps=None, local_epochs=1, batch_size=200),
+            marks=pytest.mark.slow,
+        ),
+    ],
     ids=['steps', 'epochs'],
 )
 def test_more_rounds(fedavg, tmp_path, flags):
@@ -311,6 +320,7 @@ def test_clients_that_are_drawn(fedavg, tmp_path):
   assert len(drawn) > 1
 
 
+@pytest.mark.slow
 def test_as_many_clients_as_in_a_round(fedavg, tmp_path):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run', clients_per_round=2)
   found = _values(
@@ -438,6 +448,7 @@ def _positions(x, data):
   return same.argmax(axis=1)
 
 
+@pytest.mark.slow
 def test_examples_that_are_drawn(comparison, tmp_path, monkeypatch):
   runs = [comparison / 'runs' / f'fedavg-seed{seed}' for seed in _SEEDS]
   matched = _spy(monkeypatch, 'match_layers')
