@@ -22,8 +22,9 @@ test:
 	@style=0; \
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \
+	sh scripts/check_types.sh || style=1; \
 	TF_CPP_MIN_LOG_LEVEL=3 \
 	.venv/bin/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder \
 	$(ARGS) || exit; \
-	[ $$style = 0 ] || echo 'The style checks found something: see the top.'; \
+	[ $$style = 0 ] || echo 'The style and type checks found something: see the top.'; \
 	exit $$style

@@ -1,4 +1,4 @@
-"""Mean and variance of a batch, as batch normalization needs them."""
+"""The moments of a batch: the count, mean and variance of each channel."""
 
 import math
 from typing import Any, NamedTuple, Optional
@@ -7,13 +7,16 @@ import keras
 from keras import ops
 
 
-class BatchMoments(NamedTuple):
-  """The number of values in a batch, their mean and their variance.
+class Moments(NamedTuple):
+  """The count, mean and variance of the values of one layer.
+
+  The fields are tensors or arrays; in TFF types, they are types.
 
   Attributes:
-    count: The number of values of a channel.
-    mean: The mean of each channel.
-    variance: The biased variance of each channel.
+    count: The number of values of a channel, or another weight: a scalar.
+      Moments with count 0 are ignored.
+    mean: The mean of each channel, `[channels]`.
+    variance: The biased variance of each channel, `[channels]`.
   """
 
   count: Any
@@ -23,40 +26,42 @@ class BatchMoments(NamedTuple):
 
 def batch_moments(
     inputs: Any, axis: int = -1, mask: Optional[Any] = None
-) -> BatchMoments:
-  """Computes the mean and the biased variance of each channel of a batch.
+) -> Moments:
+  """Computes the count, mean and biased variance of each channel of a batch.
 
-  The variance is the mean of the squared deviations from the mean, so no digits
-  cancel where the mean is large against the deviation. No gradient flows
+  The variance is the mean of the squared deviations from the mean, so it stays
+  accurate where the mean is much larger than the deviation. No gradient flows
   through the results.
 
   Args:
     inputs: A tensor of known rank, at least 1.
     axis: The axis of the channels, as in `keras.layers.BatchNormalization`.
-    mask: Which values count: a tensor of zeros and ones or bools. As in Keras,
-      it is broadcast to the inputs after an axis of size 1 is appended to it.
-      An example is `[batch, time]` for inputs `[batch, time, channels]`.
-      Excluded values may be anything, even NaN. Default: all values count.
+    mask: Zeros and ones or bools, true for the values to include. As in Keras,
+      an axis of size 1 is appended to the mask and the result is broadcast to
+      the inputs: for example, `[batch, time]` for inputs `[batch, time,
+      channels]`. Excluded values may be anything, even NaN. Default: all values
+      are included.
 
   Returns:
-    `BatchMoments` of tensors, in float64 for float64 inputs and in float32 for
-    all others. `mean` and `variance` have the shape `[channels]`, `count` is a
-    scalar. Only if a mask differs between channels, which takes an `axis` other
-    than the last, `count` has the shape `[channels]`, too. Without any values
-    all of them are 0.
+    Moments in float64 for float64 inputs and in float32 for all others. If the
+    mask differs between channels, which requires an `axis` other than the last,
+    `count` has the shape `[channels]`. Without any values all moments are 0.
 
   Raises:
     ValueError: If the rank is unknown, or `axis` does not fit it.
   """
   inputs = ops.convert_to_tensor(inputs)
-  dtype = _dtype_of_moments(inputs)
+  is_float64 = keras.backend.standardize_dtype(inputs.dtype) == 'float64'
+  dtype = 'float64' if is_float64 else 'float32'
   values = ops.stop_gradient(ops.cast(inputs, dtype))
   rank = _rank(values)
   axis = _positive_axis(axis, rank)
   reduced = [i for i in range(rank) if i != axis]
   if mask is None:
     included = None
-    count = _size(values, reduced, dtype)
+    # In a graph, sizes may be unknown.
+    shape = ops.shape(values)
+    count = ops.convert_to_tensor(math.prod(shape[i] for i in reduced), dtype)
   else:
     included = ops.expand_dims(ops.cast(mask, 'bool'), -1)
     count = _num_included(included, values, axis, reduced, dtype)
@@ -64,37 +69,37 @@ def batch_moments(
   def mean_of(terms):
     if included is not None:
       terms = ops.where(included, terms, ops.zeros_like(terms))
-    # TensorFlow's fused kernels of batch normalization would be faster, but XLA
-    # compiles them to E[x²] − E[x]², which cancels digits.
+    # TensorFlow's fused batch normalization kernels would be faster, but XLA
+    # compiles them to E[x²] − E[x]², which loses precision.
     return ops.divide_no_nan(_sum(terms, reduced), count)
 
   mean = mean_of(values)
   variance = mean_of(ops.square(values - mean))
-  return BatchMoments(
+  return Moments(
       ops.reshape(count, [-1]) if len(count.shape) else count,
       ops.reshape(mean, [-1]),
       ops.reshape(variance, [-1]),
   )
 
 
-def merge_moments(a: BatchMoments, b: BatchMoments) -> BatchMoments:
-  """Computes the moments of two batches together: the law of total variance.
+def merge_moments(a: Moments, b: Moments) -> Moments:
+  """Computes the moments of the union of two sets of values.
 
-  The formula is the one of Chan et al., Updating Formulae and a Pairwise
-  Algorithm for Computing Sample Variances, 1979. It does not cancel digits.
+  This is the law of total variance, in the numerically stable form of Chan et
+  al., Updating Formulae and a Pairwise Algorithm for Computing Sample
+  Variances, 1979.
 
   Args:
-    a: The count, mean and variance of one batch.
-    b: The moments of another batch, with the same shapes and dtype.
+    a: The moments of one set: tensors or arrays.
+    b: The moments of a disjoint set, with the same shapes and dtype.
 
   Returns:
-    The moments of all values. Moments with count 0 change nothing.
+    The moments of all values.
   """
-  a, b = BatchMoments(*a), BatchMoments(*b)
   count = a.count + b.count
   share = ops.divide_no_nan(b.count, count)
   difference = b.mean - a.mean
-  return BatchMoments(
+  return Moments(
       count,
       a.mean + share * difference,
       (1 - share) * a.variance
@@ -103,13 +108,8 @@ def merge_moments(a: BatchMoments, b: BatchMoments) -> BatchMoments:
   )
 
 
-def _dtype_of_moments(inputs: Any) -> str:
-  is_float64 = keras.backend.standardize_dtype(inputs.dtype) == 'float64'
-  return 'float64' if is_float64 else 'float32'
-
-
 def _rank(values: Any) -> int:
-  """The rank of a tensor, 0 if TensorFlow does not know it."""
+  """Returns the rank of a tensor, or 0 if TensorFlow does not know it."""
   try:
     return len(values.shape)
   except ValueError:
@@ -117,7 +117,7 @@ def _rank(values: Any) -> int:
 
 
 def _positive_axis(axis: int, rank: int) -> int:
-  """The axis, counted from the first."""
+  """Returns the axis counted from the front."""
   if not rank:
     raise ValueError('inputs must have a known rank of at least 1.')
   if not -rank <= axis < rank:
@@ -128,16 +128,10 @@ def _positive_axis(axis: int, rank: int) -> int:
   return axis % rank
 
 
-def _size(values: Any, axes: list[int], dtype: str) -> Any:
-  """The product of the sizes of some axes, which may be unknown in a graph."""
-  shape = ops.shape(values)
-  return ops.convert_to_tensor(math.prod(shape[i] for i in axes), dtype)
-
-
 def _num_included(
     included: Any, values: Any, axis: int, reduced: list[int], dtype: str
 ) -> Any:
-  """The number of values that count: a scalar if all channels have the same."""
+  """Counts the values in the mask: one scalar if all channels share it."""
   shape = list(ops.shape(values))
   rank = _rank(included)
   sizes = [1] * (len(shape) - rank) + list(included.shape) if rank else []
@@ -149,5 +143,5 @@ def _num_included(
 
 
 def _sum(values: Any, axes: list[int]) -> Any:
-  # PyTorch takes an empty list for all axes.
+  # PyTorch would sum over all axes for an empty list.
   return ops.sum(values, axis=axes, keepdims=True) if axes else values

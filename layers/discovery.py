@@ -6,27 +6,27 @@ BATCH_NORM_CLASSES = (keras.layers.BatchNormalization,)
 
 
 def is_batch_norm(layer: keras.Layer) -> bool:
-  """Returns whether a layer normalizes by the statistics of its batch.
+  """Returns whether a layer is a batch normalization layer.
 
-  The layer's class decides, never its name. Subclasses count; a wrapper around
-  a batch normalization layer does not (see `batch_norm_layers`).
+  The class decides, never the name.
 
   Args:
     layer: A Keras layer.
 
   Returns:
-    `True` for `keras.layers.BatchNormalization` and its subclasses.
+    `True` for `keras.layers.BatchNormalization` and its subclasses, `False` for
+    wrappers around them (see `batch_norm_layers`).
   """
   return isinstance(layer, BATCH_NORM_CLASSES)
 
 
 def all_layers(model: keras.Layer) -> list[keras.Layer]:
-  """Finds a model and all layers inside, however deep they are nested.
+  """Returns a model and all layers nested in it.
 
   Args:
-    model: A Keras model or layer. Nested models, wrappers such as
-      `TimeDistributed`, and attributes of subclassed models and layers, lists
-      and dictionaries included, are searched.
+    model: A Keras model or layer. The search includes nested models, wrappers
+      such as `TimeDistributed`, and attributes of subclassed models and layers,
+      also in lists and dictionaries.
 
   Returns:
     The model, then the distinct layers inside. A layer that is called several
@@ -38,13 +38,12 @@ def all_layers(model: keras.Layer) -> list[keras.Layer]:
 
 
 def batch_norm_layers(model: keras.Layer) -> list[keras.Layer]:
-  """Finds all batch normalization layers, however deep they are nested.
+  """Returns all batch normalization layers nested in a model.
 
   Args:
-    model: A Keras model or layer, searched as by `all_layers`.
+    model: A Keras model or layer; see `all_layers`.
 
   Returns:
-    The distinct layers, in no particular order. A layer that is called several
-    times occurs once.
+    The distinct layers, in no particular order.
   """
   return [layer for layer in all_layers(model) if is_batch_norm(layer)]

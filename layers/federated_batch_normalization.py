@@ -11,52 +11,48 @@ from tff_bn.layers import batch_moments
 
 @keras.saving.register_keras_serializable(package='tff_bn')
 class FederatedBatchNormalization(keras.layers.BatchNormalization):
-  """Layer that normalizes its inputs by its moving statistics, always.
+  """Layer that always normalizes its inputs by its moving statistics.
 
-  A drop-in for `keras.layers.BatchNormalization`, with the same arguments,
-  configuration and weights. What one example becomes does not depend on the
-  other examples of its batch, so it does not depend on how the data is split
-  over clients either, as long as they have the same moving statistics.
+  A drop-in replacement for `keras.layers.BatchNormalization`, with the same
+  arguments, configuration and weights. The output for one example does not
+  depend on the other examples of the batch. So it does not depend on how the
+  data is split over clients, if all clients have the same moving statistics.
 
-  Importantly, the layer works differently during training and during
-  inference only in that training updates its statistics.
+  Training and inference differ only in the update of the statistics.
 
   **During training** (i.e. when using `fit()` or when calling the layer/model
   with the argument `training=True`), the layer returns
   `gamma * (batch - moving_mean) / sqrt(moving_variance + epsilon) + beta`, with
-  the moving statistics as they were before this batch. They are constants: no
-  gradient flows through them. Afterwards they are updated with the moments of
-  the batch, where `K` is the number of values of a channel (batch size × height
-  × width):
+  the moving statistics before this batch. No gradient flows through them. Then
+  the layer updates them with the moments of the batch, where `K` is the number
+  of values of a channel (batch size × height × width):
 
   - `moving_mean = moving_mean * momentum + mean(batch) * (1 - momentum)`
   - `moving_variance = moving_variance * momentum
     + var(batch) * K / (K - 1) * (1 - momentum)`
 
-  The variance is the unbiased one, as in the paper; Keras's layer stores the
-  biased one. With `K = 1` the factor is 1. An empty batch, or one that a mask
-  excludes altogether, leaves the statistics as they are. The moments are
-  computed in float32 at least, whatever the dtype of the inputs.
+  The layer stores the unbiased variance, as in the paper; Keras's layer stores
+  the biased variance. With `K = 1` the factor is 1. An empty or fully masked
+  batch does not change the statistics. The moments are computed in float64 for
+  float64 inputs, otherwise in float32.
 
   **During inference** (i.e. when using `evaluate()` or `predict()` or when
   calling the layer/model with the argument `training=False`), and always if
-  the layer has `trainable = False`, it is Keras's layer: it returns the same,
-  and its statistics stay as they are.
+  the layer has `trainable = False`, it behaves like Keras's layer.
 
-  The moving statistics start as 0 and 1, so at first the layer trains without
-  normalizing, and with the default momentum of 0.99 it takes about 100 steps
-  until they are near those of the data. A smaller momentum (the paper has 0.9),
-  or statistics taken from a trained model, shorten this.
+  The moving statistics start at 0 and 1, so at first the layer does not
+  normalize. With the default momentum of 0.99, they approach the statistics of
+  the data after about 100 steps. A smaller momentum (0.9 in the paper) or the
+  statistics of a trained model shorten this phase.
 
   Weights can be copied from and to Keras's layer with `set_weights`. They
   cannot be loaded from a `.weights.h5` file of a model with Keras's layer,
-  because Keras keeps the classes of the layers in it. Load such a file into the
-  original model and convert that with `tff_bn.convert_batch_norm`.
+  because such a file contains the layers' classes. Load the file into the
+  original model and convert the model with `tff_bn.convert_batch_norm`.
 
   The layer works with every backend of Keras, but PyTorch cannot train it with
-  `jit_compile=True`. Within a `tf.distribute` strategy, the statistics are
-  updated with the moments of the batches of all replicas together, as if one
-  device had seen them.
+  `jit_compile=True`. In a `tf.distribute` strategy, the statistics are updated
+  with the pooled moments of all replicas.
 
   Args:
     axis: Integer, the axis that should be normalized (typically the features
@@ -77,8 +73,7 @@ class FederatedBatchNormalization(keras.layers.BatchNormalization):
     gamma_constraint: Optional constraint for the gamma weight.
     synchronized: Has no effect: the statistics of replicas are always pooled.
       As in Keras's layer, True needs the TensorFlow backend.
-    **kwargs: As for Keras's layer: `trainable`, `name` and `dtype`. `renorm` is
-      refused.
+    **kwargs: The arguments `trainable`, `name` and `dtype` of Keras layers.
 
   Call arguments:
     inputs: Input tensor.
@@ -86,7 +81,7 @@ class FederatedBatchNormalization(keras.layers.BatchNormalization):
       statistics.
     mask: Binary tensor that, with an axis appended, can be broadcast to the
       inputs, such as `[batch, time]` for inputs `[batch, time, channels]`. The
-      moments are computed from the positions where it is true; all positions
+      moments are computed from the positions where it is true. All positions
       are normalized.
 
   Input shape:
@@ -100,8 +95,8 @@ class FederatedBatchNormalization(keras.layers.BatchNormalization):
 
   Reference:
     - Guerraoui et al., Overcoming the Challenges of Batch Normalization in
-      Federated Learning, 2024, Algorithm 2. Alone, the layer is the algorithm
-      of one client.
+      Federated Learning, 2024, Algorithm 2. The layer is the algorithm for one
+      client.
   """
 
   def __init__(
@@ -124,9 +119,9 @@ class FederatedBatchNormalization(keras.layers.BatchNormalization):
   ):
     if kwargs.get('renorm'):
       raise ValueError(
-          f'renorm={kwargs["renorm"]} is about normalizing by the statistics of'
-          ' the batch, which FederatedBatchNormalization does not do; leave it'
-          ' out.'
+          f'renorm={kwargs["renorm"]} is not supported, because'
+          ' FederatedBatchNormalization does not normalize by the statistics of'
+          ' the batch; leave it out.'
       )
     if not isinstance(axis, (int, np.integer)):
       raise ValueError(f'axis={axis!r} must be one integer.')
@@ -159,12 +154,12 @@ class FederatedBatchNormalization(keras.layers.BatchNormalization):
     Args:
       inputs: The input.
       training: Whether to update the statistics.
-      mask: Which values count for the statistics.
+      mask: Which values to include in the statistics.
 
     Returns:
       The output, of the same shape and in the layer's compute dtype.
     """
-    # Keras's own inference reads the statistics before they are written.
+    # This reads the statistics before they are updated.
     outputs = super().call(inputs, training=False, mask=mask)
     if training and self.trainable:
       self._update_statistics(inputs, mask)
@@ -187,8 +182,8 @@ class FederatedBatchNormalization(keras.layers.BatchNormalization):
 
 
 def _of_all_replicas(
-    moments: batch_moments.BatchMoments,
-) -> batch_moments.BatchMoments:
+    moments: batch_moments.Moments,
+) -> batch_moments.Moments:
   """Pools the moments of all replicas of a `tf.distribute` strategy."""
   if keras.backend.backend() != 'tensorflow':
     return moments
@@ -205,6 +200,6 @@ def _of_all_replicas(
   spread = replica.all_reduce(
       tf.distribute.ReduceOp.SUM, moments.count * deviation
   )
-  return batch_moments.BatchMoments(
+  return batch_moments.Moments(
       count, mean, tf.math.divide_no_nan(spread, count)
   )

@@ -18,7 +18,7 @@ DEFAULT_AMPLITUDE = {'add': 0.05, 'multiply': 0.1}
 
 @keras.saving.register_keras_serializable(package='tff_bn')
 class PositionEncoding(keras.layers.Layer):
-  """Layer that adds to each unit, or multiplies it by, a value of its position.
+  """Layer that adds a value to each unit, or multiplies it, by its position.
 
   With J units along `axis`, unit j of 0 to J - 1 becomes (equations 2 to 5 of
   the paper, without the activation)
@@ -26,32 +26,32 @@ class PositionEncoding(keras.layers.Layer):
   - `mode='add'`: `x_j + amplitude * sin(2π period (j + offset) / J)`
   - `mode='multiply'`: `x_j * (1 + amplitude * sin(2π period (j + offset) / J))`
 
-  Nothing of it is trained. A network of position-aware neurons is not the same
-  after its units have been permuted, so that clients of federated learning do
-  not permute theirs. It belongs after the normalization of a hidden layer and
-  before its activation, see `tff_bn.add_position_encodings`.
+  The encodings are not trained. Permuting the units of a network of
+  position-aware neurons changes its function, which keeps the clients of
+  federated learning from permuting their units. The layer belongs after the
+  normalization of a hidden layer and before its activation; see
+  `tff_bn.add_position_encodings`.
 
-  With `amplitude=0` or `period=0` the layer is off: outputs are its inputs, and
-  so are gradients, to the bit.
+  With `amplitude=0` or `period=0` the layer is off: it returns its inputs and
+  passes gradients through unchanged.
 
-  The clients of federated learning can have encodings of their own, or share a
-  part of them only. For the last `personal_share` of the units, the sine is
-  `sin(2π (period (j + offset) / J + personal_phase))`. The phase is a weight, a
-  float32 scalar that is not trained. It starts as 0, which changes no encoding.
-  The algorithms of `tff_bn` keep it with the client, see
-  `tff_bn.StatefulLearningProcess.personalize`.
+  Clients can have personal encodings for some or all units. For the last
+  `personal_share` of the units, the sine is
+  `sin(2π (period (j + offset) / J + personal_phase))`. The phase is a
+  non-trainable float32 scalar weight, initially 0. The algorithms of `tff_bn`
+  keep it on the client; see `tff_bn.StatefulLearningProcess.personalize`.
 
   Args:
     mode: `'add'` or `'multiply'`.
-    amplitude: A, at least 0. Default: the paper's, 0.05 to add and 0.1 to
-      multiply. From 1 on, units can vanish in mode `'multiply'`.
-    period: T, how many periods of the sine the units span; at least 0.
+    amplitude: A, at least 0, and less than 1 with `mode='multiply'`. Default:
+      0.05 to add and 0.1 to multiply, as in the paper.
+    period: T, the number of periods of the sine over all units, at least 0.
     axis: The axis of the units or channels, as in
       `keras.layers.BatchNormalization`.
-    offset: By how many units the encodings are moved.
-    personal_share: The share of the units, from 0 to 1, whose encodings are a
-      client's own. With J units it is the last `round(personal_share * J)`. If
-      these are none, or the layer is off, there is no weight.
+    offset: The number of units by which the encodings are shifted.
+    personal_share: The share of units with personal encodings, from 0 to 1: the
+      last `round(personal_share * J)` units. If there are none, or the layer is
+      off, the layer has no weight.
     **kwargs: Other arguments of a layer, such as `name` and `dtype`.
 
   Input shape: Any shape whose `axis` has a static size.
@@ -59,7 +59,7 @@ class PositionEncoding(keras.layers.Layer):
   Output shape: The input's.
 
   Raises:
-    ValueError: If an argument is not allowed. The message names it.
+    ValueError: If an argument is not allowed.
   """
 
   def __init__(
@@ -109,31 +109,31 @@ class PositionEncoding(keras.layers.Layer):
 
   @property
   def is_on(self) -> bool:
-    """Whether units at different positions get different values."""
+    """Whether the layer changes its inputs."""
     return self.amplitude > 0 and self.period > 0
 
   def num_personal(self, num_units: int) -> int:
-    """How many units, the last ones, have encodings that are a client's own.
+    """Returns the number of units with personal encodings.
 
     Args:
       num_units: J.
 
     Returns:
-      Their number; 0 if the layer is off.
+      The number; 0 if the layer is off.
     """
     return round(self.personal_share * num_units) if self.is_on else 0
 
   def encodings(
       self, num_units: int, personal_phase: float = 0.0
   ) -> np.ndarray:
-    """What units are added to or multiplied by.
+    """Computes the values that are added to or multiply the units.
 
     Args:
       num_units: J.
-      personal_phase: The phase of the personal ones among them, in turns.
+      personal_phase: The phase of the personal encodings, in turns.
 
     Returns:
-      A float64 vector e of J elements.
+      A float64 vector of J elements.
     """
     angles = self._angles(num_units)
     first_personal = num_units - self.num_personal(num_units)
@@ -141,18 +141,18 @@ class PositionEncoding(keras.layers.Layer):
     return (self.mode == 'multiply') + self.amplitude * np.sin(angles)
 
   def _angles(self, num_units: int) -> np.ndarray:
-    """The angles whose sines are the encodings that all clients share."""
+    """Returns the angles of the encodings without a personal phase."""
     positions = np.arange(num_units) + self.offset
     return 2 * np.pi * self.period * positions / num_units
 
   def build(self, input_shape: Any) -> None:
-    """Checks the axis, and makes the personal phase if there is one.
+    """Checks the axis and creates the personal phase if needed.
 
     Args:
       input_shape: The input's shape.
 
     Raises:
-      ValueError: If there is no such axis, or its size is unknown.
+      ValueError: If the axis does not exist or its size is unknown.
     """
     rank = len(input_shape)
     if not -rank <= self.axis < rank:
@@ -168,7 +168,7 @@ class PositionEncoding(keras.layers.Layer):
           f' axis={self.axis} of inputs of shape {tuple(input_shape)} has none.'
       )
     if self.num_personal(num_units):
-      # 16 bits would be too few for it, whatever the layer computes in.
+      # 16 bits would be too inaccurate, for any compute dtype.
       self.personal_phase = self.add_weight(
           shape=(),
           initializer='zeros',
@@ -198,21 +198,21 @@ class PositionEncoding(keras.layers.Layer):
     return inputs + encodings if self.mode == 'add' else inputs * encodings
 
   def _own_encodings(self, num_units: int) -> Any:
-    """The encodings with the personal phase.
+    """Computes the encodings with the personal phase.
 
     Args:
       num_units: J.
 
     Returns:
-      A tensor of J elements, in float64 where the backend has it. JAX has
-      float32 only, unless `jax_enable_x64` is set.
+      A tensor of J elements, in float64 if the backend supports it (JAX only
+      with `jax_enable_x64`).
     """
     shared = ops.convert_to_tensor(self.encodings(num_units))
     if self.personal_phase is None:
       return shared
-    # sin(a + b) = sin(a) + sin(a) (cos(b) - 1) + cos(a) sin(b). Without a
-    # phase, and for units that are not personal, the encodings are the shared
-    # ones to the bit.
+    # sin(a + b) = sin(a) + sin(a) (cos(b) - 1) + cos(a) sin(b). With phase 0,
+    # and for units that are not personal, this equals the shared encodings
+    # exactly.
     angles = self._angles(num_units)
     is_personal = np.arange(num_units) >= (
         num_units - self.num_personal(num_units)
@@ -229,7 +229,7 @@ class PositionEncoding(keras.layers.Layer):
     return input_shape
 
   def get_config(self) -> dict[str, Any]:
-    """The arguments from which `from_config` makes the same layer."""
+    """Returns the arguments for `from_config`."""
     return {
         **super().get_config(),
         'mode': self.mode,

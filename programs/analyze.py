@@ -1,10 +1,9 @@
-"""`tff-bn-analyze`: experiments that explain rather than train.
+"""`tff-bn-analyze`: analyses of algorithms and of finished runs.
 
-Each analysis is a program of its own, with its own flags; `ANALYSES` lists
-them.
+Each analysis is a program with its own flags; `ANALYSES` lists them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import sys
 import textwrap
 from typing import Optional
@@ -15,15 +14,15 @@ from tff_bn.programs.analyses import normalization_error
 from tff_bn.programs.analyses.position_aware import trained_models
 
 NAME = 'tff-bn-analyze'
-# Name on the command line -> the program that the rest of it is for.
-ANALYSES: Mapping[str, cli.Program] = {
+# Name on the command line -> the program for the other arguments.
+ANALYSES: dict[str, cli.Program] = {
     normalization_error.NAME: normalization_error.PROGRAM,
     **trained_models.PROGRAMS,
 }
 
 
 def help_text() -> str:
-  """What `--help` prints without the name of an analysis."""
+  """Returns the text that `--help` prints without the name of an analysis."""
   blocks = [
       f'usage: {NAME} ANALYSIS [--flag=value ...]',
       textwrap.fill(

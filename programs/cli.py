@@ -1,8 +1,8 @@
-"""What the programs' command lines have in common: parsing, help, exit codes.
+"""The programs' command lines: parsing, help, errors and exit codes.
 
-A program exits with 0 when it has done its work, 2 when it was asked for
-something that it cannot do (found before any work is done), 1 when the work
-failed, 130 after Ctrl-C, and 143 after SIGTERM. Errors are one paragraph on the
+Exit codes: 0 for success; 2 for a request that the program cannot fulfil, which
+is found before any work is done; 1 if the work failed; 130 after Ctrl-C; 143
+after SIGTERM. Errors are one paragraph on the
 standard error stream; `--verbosity=1` adds the traceback.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import copy
 import dataclasses
-import enum
 import os
 import sys
 import textwrap
@@ -26,6 +25,8 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import flag_groups
 from tff_bn.programs import import_messages
 from tff_bn.programs import parsers
+from tff_bn.programs.parsed_flags import ParsedFlags
+from tff_bn.programs.parsed_flags import Source
 from tff_bn.training import termination
 
 OK = 0
@@ -45,12 +46,12 @@ _MAX_MESSAGE_LENGTH = 1500
 
 
 class UsageError(Exception):
-  """The program was asked for something that it cannot do."""
+  """The program cannot fulfil a request."""
 
 
 @contextlib.contextmanager
 def checking_input() -> Iterator[None]:
-  """Turns the errors that wrong input causes into a `UsageError`."""
+  """Raises errors that wrong input causes as a `UsageError`."""
   try:
     yield
   except (
@@ -65,40 +66,13 @@ def checking_input() -> Iterator[None]:
     raise UsageError(_message(error)) from error
 
 
-class Source(enum.IntEnum):
-  """Where a flag's value comes from; the greater overrules the smaller."""
-
-  DEFAULT = 0
-  FLAGFILE = 1
-  COMMAND_LINE = 2
-
-
-class ParsedFlags:
-  """The values of a program's flags, as attributes."""
-
-  def __init__(self, values: flags.FlagValues, sources: dict[str, Source]):
-    self._values = values
-    self._sources = sources
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._values, name)
-
-  def source(self, name: str) -> Source:
-    """Where the value of a flag comes from."""
-    return self._sources[name]
-
-  def defines(self, name: str) -> bool:
-    """Whether the program has a flag of this name."""
-    return name in self._sources
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
   """An absl program.
 
   Attributes:
     name: The command's name.
-    description: What it does, in one paragraph.
+    description: Its purpose, in one paragraph.
     examples: Command lines, for `--help`.
     define_flags: Defines the program's flags and returns their groups.
     main: Does the work.
@@ -161,20 +135,20 @@ def parse(
 
 
 def _without_flagfiles(arguments: Sequence[str]) -> list[str]:
-  """Leaves out `--flagfile=FILE` and `--flagfile FILE`."""
+  """Returns the arguments without `--flagfile=FILE` or `--flagfile FILE`."""
   kept = []
-  arguments = iter(arguments)
-  for argument in arguments:
+  remaining = iter(arguments)
+  for argument in remaining:
     name, equals, _ = argument.partition('=')
     if name not in ('--flagfile', '-flagfile'):
       kept.append(argument)
     elif not equals:
-      next(arguments, None)
+      next(remaining, None)
   return kept
 
 
 def help_text(program: Program) -> str:
-  """What `--help` prints."""
+  """Returns the text that `--help` prints."""
   values = flags.FlagValues()
   groups = program.define_flags(values)
   blocks = [
@@ -264,17 +238,17 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
     missing = dependencies.missing_module(error.name or str(error))
     missing.__cause__ = error
     return _fail(program, missing, FAILED, verbosity)
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     return _fail(program, error, FAILED, verbosity)
 
 
-def _set_verbosity(verbosity: int):
-  """Quietens the libraries; to be called before TensorFlow is imported."""
+def _set_verbosity(verbosity: int) -> None:
+  """Sets how much libraries log; call it before TensorFlow is imported."""
   logging.set_verbosity(verbosity)
   if verbosity < 1:
     # TensorFlow's C++ code reports missing GPU libraries as errors.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    # It reads the variable too late for what it prints first.
+    # TensorFlow prints its first messages before it reads the variable.
     import_messages.hide()
     for category in (DeprecationWarning, FutureWarning):
       warnings.filterwarnings('ignore', category=category)
@@ -293,7 +267,7 @@ def _fail(
 
 
 def _message(error: Exception) -> str:
-  """The error's message as one paragraph."""
+  """Returns the error's message as one paragraph."""
   message = ' '.join(str(error).split())
   if len(message) > _MAX_MESSAGE_LENGTH:
     message = message[:_MAX_MESSAGE_LENGTH] + ' …'

@@ -10,14 +10,17 @@ from absl import flags as absl_flags
 
 from tff_bn.common import files
 from tff_bn.imports import dependencies
+from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
-from tff_bn.programs import defaults
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
+
+_OUTPUT_DIR = 'runs/compare'
 
 
 def define_flags(
@@ -25,29 +28,25 @@ def define_flags(
 ) -> tuple[flag_groups.FlagGroup, ...]:
   """Defines the program's flags."""
   return (
-      flag_groups.define_algorithms_flag(values),
-      flag_groups.define_data_flags(values),
-      flag_groups.define_model_flags(values),
-      flag_groups.define_training_flags(values),
-      flag_groups.define_server_flags(values),
-      flag_groups.define_robustness_flags(values),
-      flag_groups.define_seeds_flag(values),
-      flag_groups.define_runtime_flags(values),
-      flag_groups.define_output_flags(values, defaults.COMPARE_OUTPUT_DIR),
+      algorithm_flags.ComparisonFlags.define(values),
+      *settings_lib.define_shared_flags(values),
+      run_flags.RunsFlags.define(values),
+      runtime_flags.RuntimeFlags.define(values),
+      run_flags.OutputFlags.define(values, output_dir=_OUTPUT_DIR),
   )
 
 
 def comparison_flags(
     flags: cli.ParsedFlags, runs: Sequence[settings_lib.RunSettings]
 ) -> dict[str, str]:
-  """The flags that define a comparison.
+  """Returns the flags that define a comparison.
 
   Args:
     flags: The program's flags.
     runs: The settings of all its runs.
 
   Returns:
-    The flags' texts by name: the comparison's own, and those of any run.
+    The flags' texts by name: the flags of the comparison and of its runs.
   """
   texts = {
       name: parsers.to_text(getattr(flags, name))
@@ -63,7 +62,7 @@ def comparison_flags(
 
 
 def main(flags: cli.ParsedFlags) -> None:
-  """Trains all algorithms with all seeds and writes what came of it.
+  """Trains all algorithms with all seeds and writes the results.
 
   Args:
     flags: The program's flags.
@@ -71,7 +70,8 @@ def main(flags: cli.ParsedFlags) -> None:
   folder = pathlib.Path(flags.output_dir).expanduser()
   with cli.checking_input():
     settings_lib.check(flags)
-    runtime = runtime_flags.resolve(flags)
+    runtime_flags.RuntimeFlags.check(flags)
+    runtime = runtime_flags.RuntimeFlags.read(flags)
     runs = [
         settings_lib.resolve(flags, algorithm, seed)
         for seed in flags.seeds
@@ -84,7 +84,7 @@ def main(flags: cli.ParsedFlags) -> None:
   ]
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
-      # From the first check to the last file, nobody else writes into them.
+      # From the first check to the last file, no other program writes there.
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, texts, overwrite=flags.overwrite)
       for run, subfolder in zip(runs, folders):
@@ -97,19 +97,18 @@ def main(flags: cli.ParsedFlags) -> None:
 def _compare(
     flags: cli.ParsedFlags,
     runs: Sequence[settings_lib.RunSettings],
-    runtime: runtime_flags.RuntimeSettings,
+    runtime: runtime_flags.RuntimeFlags,
     folder: pathlib.Path,
     folders: Sequence[pathlib.Path],
     texts: Mapping[str, str],
-):
-  """Trains in folders that are claimed, and writes what came of it."""
+) -> None:
+  """Trains in folders that are claimed, and writes the results."""
   dependencies.require_tff()
-  # Imported late: it takes seconds, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
+  # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import experiment
+  from tff_bn.programs import plots
   from tff_bn.programs import report
 
-  # pylint: enable=g-import-not-at-top
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       stack.enter_context(runtime.enter())
@@ -139,7 +138,7 @@ def _compare(
   table = report.results_markdown(results, num_averaged)
   files.replace(folder / run_folder.RESULTS_CSV, report.results_csv(results))
   files.replace(folder / run_folder.RESULTS_MARKDOWN, table)
-  report.save_figures(
+  plots.save_figures(
       folder / run_folder.PLOTS,
       finished,
       jobs[0].data.label_distribution(),
@@ -160,8 +159,8 @@ def _compare(
         for failure in failures
     ]
     raise RuntimeError(
-        f'{len(failures)} of {len(jobs)} runs failed, as said above; of these'
-        f' the table has what they came to: {", ".join(names)}.'
+        f'{len(failures)} of {len(jobs)} runs failed, see the errors above; the'
+        f' table has their last results: {", ".join(names)}.'
     )
 
 
@@ -169,11 +168,11 @@ PROGRAM = cli.Program(
     name='tff-bn-compare',
     description=(
         'Trains several federated algorithms on the same simulated clients,'
-        ' once with each seed, and writes a table and plots of how they did.'
+        ' once with each seed, and writes a table and plots of the results.'
         ' The same command continues a comparison that was stopped, without'
         ' repeating runs that are finished. Without flags it compares'
-        ' algorithms on handwritten digits, of which each client has a few'
-        ' classes only.'
+        ' algorithms on handwritten digits; each client has only a few of the'
+        ' classes.'
     ),
     examples=(
         'tff-bn-compare',

@@ -11,8 +11,10 @@ from absl import flags as absl_flags
 from tff_bn.common import files
 from tff_bn.imports import dependencies
 from tff_bn.programs import cli
+from tff_bn.programs import data_flags
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
@@ -23,8 +25,8 @@ def define_flags(
 ) -> tuple[flag_groups.FlagGroup, ...]:
   """Defines the program's flags."""
   return (
-      flag_groups.define_evaluation_flags(values),
-      flag_groups.define_data_flags(values, inherited="the run's"),
+      run_flags.EvaluationFlags.define(values),
+      data_flags.DataFlags.define(values, inherited="the run's"),
   )
 
 
@@ -38,22 +40,21 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
     The settings.
 
   Raises:
-    ValueError: If `--run` isn't the folder of a run, or the data flags don't
-      fit it.
+    ValueError: If `--run` isn't the folder of a run, or the data flags
+      contradict its flags.
   """
   if flags.run is None:
-    raise ValueError('--run=FOLDER is missing: which run is to be evaluated?')
+    raise ValueError('--run=FOLDER is missing: the run to be evaluated.')
   folder = pathlib.Path(flags.run).expanduser()
   if finished_run.is_comparison(finished_run.check(folder)):
     raise ValueError(
         f'--run={folder} is a comparison; choose one of the runs in'
         f' {folder / run_folder.RUNS}.'
     )
-  data_group = flag_groups.define_data_flags(absl_flags.FlagValues())
   given = [
-      f'--{name}={getattr(flags, name)}'
-      for name in data_group.names
-      if flags.source(name) != cli.Source.DEFAULT
+      flags.text(name)
+      for name in data_flags.DataFlags.specs()
+      if flags.is_given(name)
   ]
   return finished_run.read_settings(folder, given)
 
@@ -72,7 +73,7 @@ def main(flags: cli.ParsedFlags) -> None:
       if flags.output_dir is not None:
         folder = pathlib.Path(flags.output_dir).expanduser()
       run_folder.check_writable(folder)
-      # Nobody may write into it meanwhile.
+      # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
     _evaluate(settings, run, folder, flags.reestimate_statistics)
 
@@ -82,16 +83,14 @@ def _evaluate(
     run: pathlib.Path,
     folder: pathlib.Path,
     reestimates_statistics: bool,
-):
+) -> None:
   """Evaluates a run and writes the results into a folder."""
   dependencies.require_tff()
-  # Imported late: it takes seconds, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
+  # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import experiment
   from tff_bn.programs import model_evaluation
   from tff_bn.programs import report
 
-  # pylint: enable=g-import-not-at-top
   with cli.checking_input():
     saved, model = experiment.load_models(settings, run)
     if reestimates_statistics and not model.has_batch_norm:
@@ -99,14 +98,11 @@ def _evaluate(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
           ' no batch normalization.'
       )
-    data = experiment.split_dataset(settings, experiment.load_dataset(settings))
-    keras_model = model_evaluation.compiled_model(
-        saved.weights(model), model, data
-    )
+    data = experiment.split_dataset(settings, settings.load())
+    model_evaluation.check_data(saved, model, data)
   results = model_evaluation.evaluate_run(
       saved,
       model,
-      keras_model,
       data,
       reestimation_batch_size=(
           settings.batch_size if reestimates_statistics else None
@@ -124,7 +120,7 @@ PROGRAM = cli.Program(
     description=(
         'Evaluates the model of a finished run: the global model on the test'
         " set, and on each client's own test data the model that this client"
-        ' uses. The data is that of the run unless flags say otherwise.'
+        ' uses. The data is the data of the run unless flags change it.'
     ),
     examples=(
         'tff-bn-evaluate --run=runs/train',

@@ -1,4 +1,4 @@
-"""Data, model and process of a run, built from its settings.
+"""Builds the data, the model and the process of a run from its settings.
 
 Importing this module imports TensorFlow Federated, so programs do it after they
 have checked their flags.
@@ -7,146 +7,101 @@ have checked their flags.
 from collections.abc import Callable, Sequence
 import dataclasses
 import importlib.util
-import os
 import pathlib
 import sys
-import types
 from typing import Any, NamedTuple, Optional
 
 import keras
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
-from tff_bn import models
 from tff_bn import training
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.models import names as model_names
 from tff_bn.processes import stateful_process
-from tff_bn.programs import aggregation
-from tff_bn.programs import parsers
+from tff_bn.programs import algorithm_flags
+from tff_bn.programs import data_flags
+from tff_bn.programs import model_flags
 from tff_bn.programs import registry
+from tff_bn.programs import robustness_flags
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
+from tff_bn.programs import training_flags
 from tff_bn.training import folder_lock
 from tff_bn.training import round_data
 from tff_bn.training import saved_models
 
-# Reddi et al. 2021 (FedOpt) recommend this adaptivity.
-_SERVER_EPSILON = 1e-3
-
-
-# Settings that are arguments of those builders that know them.
-_ARGUMENTS = {
-    'moments': 'moments',
-    'sync_rounds': 'sync_rounds',
-    'fixbn_rounds': 'fixbn_rounds',
-    'pooled': 'pooled',
-    'proximal_strength': 'proximal_strength',
-    'fedbs_epsilon': 'epsilon',
-    'moon_weight': 'contrastive_weight',
-    'moon_temperature': 'temperature',
-    'moon_feature_layer': 'feature_layer',
-}
-
-
-def load_dataset(settings: settings_lib.RunSettings) -> tff_bn_data.Dataset:
-  """Loads the dataset.
-
-  Args:
-    settings: The run's settings.
-
-  Returns:
-    The dataset.
-
-  Raises:
-    ValueError: If the dataset can't be used.
-  """
-  image_size = None
-  if settings.image_size is not None:
-    image_size = parsers.parse_image_size(settings.image_size)
-  return tff_bn_data.load_dataset(
-      settings.dataset, data_dir=settings.data_dir, image_size=image_size
-  )
+# Builders of the metrics that metrics.csv has for training and evaluation.
+METRICS: list[Callable[[], keras.metrics.Metric]] = [
+    lambda: keras.metrics.SparseCategoricalAccuracy(name='accuracy')
+]
 
 
 def split_dataset(
     settings: settings_lib.RunSettings, dataset: tff_bn_data.Dataset
 ) -> tff_bn_data.FederatedData:
-  """Splits the dataset over the clients.
-
-  Args:
-    settings: The run's settings.
-    dataset: The dataset.
-
-  Returns:
-    The clients' data.
-
-  Raises:
-    ValueError: If the dataset can't be split so.
-  """
-  data = tff_bn_data.split_dataset(
-      dataset,
-      settings.split,
-      settings.num_clients,
-      settings.seed,
-      classes_per_client=settings.classes_per_client,
-      dirichlet_alpha=settings.dirichlet_alpha,
-      gamma=settings.gamma,
-      imbalance=settings.imbalance,
-  )
-  if (
-      settings.clients_per_round is not None
-      and settings.clients_per_round > len(data.client_ids)
-  ):
-    raise ValueError(
-        f'--clients_per_round={settings.clients_per_round} asks for more'
-        f' clients than the {len(data.client_ids)} that there are; use at most'
-        f' {len(data.client_ids)}.'
-    )
-  if settings.attack == 'label_flip':
-    data = tff_bn_data.with_flipped_labels(data, settings.num_attackers)
-  return dataclasses.replace(data, recipe=DataRecipe.of(settings))
+  """Splits the dataset of a run; a ValueError says why it is impossible."""
+  return DataRecipe.of(settings).split(dataset)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataRecipe:
-  """Makes data of flags, see `tff_bn.data.FederatedData.recipe`.
+  """Makes the data of a run, see `tff_bn.data.FederatedData.recipe`.
 
   Attributes:
-    settings: Those settings of a run on which its data depends.
+    data: The flags of the dataset and its split.
+    seed: The run's seed.
+    clients_per_round: The number of clients of a round; None: all.
+    num_flipping: The number of clients whose labels are falsified.
   """
 
-  settings: tuple[tuple[str, Any], ...]
+  data: data_flags.DataFlags
+  seed: int
+  clients_per_round: Optional[int]
+  num_flipping: int
 
   @classmethod
   def of(cls, settings: settings_lib.RunSettings) -> 'DataRecipe':
-    """The recipe of the data of a run."""
+    """Returns the recipe of the data of a run."""
+    flips_labels = (
+        settings.attack is not None
+        and not robustness_flags.falsifies_values(settings.attack)
+    )
     return cls(
-        tuple(
-            (name, getattr(settings, name)) for name in settings_lib.DATA_FIELDS
-        )
+        settings.part(data_flags.DataFlags),
+        settings.seed,
+        settings.clients_per_round,
+        (settings.num_attackers or 0) if flips_labels else 0,
     )
 
   def __call__(self) -> tff_bn_data.FederatedData:
-    """Makes the data.
+    """Makes the data; a ValueError says why that is impossible here."""
+    return self.split(self.data.load())
 
-    Returns:
-      The data.
-
-    Raises:
-      ValueError: If the dataset can't be used on this machine.
-    """
-    settings = types.SimpleNamespace(**dict(self.settings))
-    return split_dataset(settings, load_dataset(settings))
+  def split(self, dataset: tff_bn_data.Dataset) -> tff_bn_data.FederatedData:
+    """Splits the dataset, see `split_dataset`."""
+    data = self.data.split_over_clients(dataset, self.seed)
+    num_clients = len(data.client_ids)
+    if (
+        self.clients_per_round is not None
+        and self.clients_per_round > num_clients
+    ):
+      raise ValueError(
+          f'--clients_per_round={self.clients_per_round} asks for more clients'
+          f' than the {num_clients} that exist; use at most {num_clients}.'
+      )
+    if self.num_flipping:
+      data = tff_bn_data.with_flipped_labels(data, self.num_flipping)
+    return dataclasses.replace(data, recipe=self)
 
 
 def build_model(
     settings: settings_lib.RunSettings, data: tff_bn_data.FederatedData
 ) -> BatchNormModel:
-  """Builds the model; its initial weights depend on `--seed` alone.
+  """Builds the model, whose initial weights depend on `--seed` alone.
 
   Args:
     settings: The run's settings.
@@ -163,20 +118,7 @@ def _build_model(
     input_shape: tuple[int, ...],
     num_classes: int,
 ) -> BatchNormModel:
-  if model_names.is_other_model(settings.model):
-    _import_from_working_folder()
-  keras_model_fn = models.build_model_fn(
-      settings.model,
-      input_shape,
-      num_classes,
-      settings.normalization,
-      settings.precision,
-      settings.batch_norm_momentum,
-      settings.pan,
-      settings.pan_amplitude,
-      settings.pan_period,
-      settings.pan_personal_share or 0.0,
-  )
+  keras_model_fn = settings.build_model_fn(input_shape, num_classes)
   # Keras's initializers draw from the global generators.
   keras.utils.set_random_seed(settings.seed)
   return BatchNormModel(
@@ -188,17 +130,8 @@ def _build_model(
       loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
           from_logits=True
       ),
-      metrics_fn=lambda: [
-          keras.metrics.SparseCategoricalAccuracy(name='accuracy')
-      ],
+      metrics_fn=lambda: [build_metric() for build_metric in METRICS],
   )
-
-
-def _import_from_working_folder():
-  """As with `python -m`: a module in the working folder can be imported."""
-  folder = os.getcwd()
-  if folder not in sys.path:
-    sys.path.insert(0, folder)
 
 
 def load_models(
@@ -206,22 +139,22 @@ def load_models(
 ) -> tuple[saved_models.SavedModels, BatchNormModel]:
   """Opens the models of a finished run.
 
-  No code of the run's folder is run, because the run may be somebody else's:
-  the model is built from the flags, and its weights are plain arrays.
+  The run may be somebody else's, so no code in its folder is executed: the
+  model is built from the flags, and its weights are plain arrays.
 
   Args:
     settings: The run's settings.
     folder: The run's folder.
 
   Returns:
-    The saved weights, all of them intact, and the model that they are for.
+    The saved weights, whose checksums are right, and the model.
 
   Raises:
     ValueError: If a file is damaged or missing, or the model's function is in
       the run's folder.
   """
   if model_names.is_other_model(settings.model):
-    _import_from_working_folder()
+    model_flags.import_from_working_folder()
     _check_is_elsewhere(settings.model, folder)
   saved = saved_models.SavedModels(folder / run_folder.MODEL)
   saved.check()
@@ -233,25 +166,25 @@ def load_models(
   return saved, model
 
 
-def _check_is_elsewhere(model_name: str, folder: pathlib.Path):
+def _check_is_elsewhere(model_name: str, folder: pathlib.Path) -> None:
   """Checks that a user's model is not code in a run's folder."""
   package = model_name.partition(':')[0].partition('.')[0]
   spec = importlib.util.find_spec(package)
   if spec is None:
-    return  # It will be said that there is no such module.
+    return  # Building the model reports that the module doesn't exist.
   places = [*(spec.submodule_search_locations or ()), spec.origin]
   for place in places:
     if place and folder.resolve() in pathlib.Path(place).resolve().parents:
       raise ValueError(
           f'--model={model_name} of the run is code in its own folder {folder},'
-          " which is not run, because the run may be somebody else's. If you"
-          ' trust it, move the module to another folder.'
+          " which is not executed, because the run may be somebody else's. If"
+          ' you trust it, move the module to another folder.'
       )
 
 
 def build_process(
     settings: settings_lib.RunSettings, model: BatchNormModel, num_clients: int
-) -> Any:
+) -> stateful_process.Process:
   """Builds the algorithm's process.
 
   Args:
@@ -260,34 +193,49 @@ def build_process(
     num_clients: The number of all clients.
 
   Returns:
-    A `LearningProcess`, or a `StatefulLearningProcess` if the algorithm's
-    clients keep something.
+    The process; clients keep a state if it is a `StatefulLearningProcess`.
 
   Raises:
     ValueError: If the algorithm can't train this model.
   """
-  arguments = _local_training_arguments(settings)
-  if settings.client_weighting is not None:
-    arguments['client_weighting'] = settings.client_weighting
-  if settings.server_optimizer is not None:
-    arguments['server_optimizer'] = _server_optimizer(settings)
-  if settings.model_aggregator is not None:
-    arguments['model_aggregator'] = aggregation.build_rule(settings, 'model')
-  rule = aggregation.build_rule(settings, 'statistics')
-  if rule is not None:
-    arguments['statistics_aggregator'] = rule
-  if settings.statistics is not None:
-    arguments['statistics_aggregator'] = {
-        'naive': aggregators.NaiveMomentsFactory,
-        'pooled': aggregators.PooledMomentsFactory,
-    }[settings.statistics](rule)
-  for flag, name in _ARGUMENTS.items():
-    if getattr(settings, flag) is not None:
-      arguments[name] = getattr(settings, flag)
   algorithm = registry.find(settings.algorithm)
-  if algorithm.needs_num_clients:
-    arguments['num_clients'] = num_clients
-  return algorithm.builder()(model, _client_optimizer(settings), **arguments)
+  # Builders have no argument for what their algorithm lacks.
+  choices = {
+      'client_weighting': settings.client_weighting,
+      'server_optimizer': settings.build_server_optimizer(),
+      'statistics_aggregator': _statistics_aggregator(settings),
+      'num_clients': num_clients if algorithm.needs_num_clients else None,
+  }
+  arguments = {
+      **_local_training_arguments(settings, algorithm),
+      **settings.arguments(algorithm_flags.AlgorithmOptions),
+      **{name: value for name, value in choices.items() if value is not None},
+  }
+  if settings.model_aggregator is not None:
+    arguments['model_aggregator'] = _rule(settings, 'model')
+  return algorithm.builder()(
+      model, settings.build_client_optimizer(), **arguments
+  )
+
+
+def _rule(
+    settings: settings_lib.RunSettings, target: str
+) -> Optional[aggregators.Rule]:
+  """Builds the rule for 'model' or 'statistics'; None: a weighted mean."""
+  # The number of clients of a round, if it is known.
+  num_clients = settings.clients_per_round or settings.num_clients
+  return settings.build_rule(target, settings.seed, num_clients)
+
+
+def _statistics_aggregator(settings: settings_lib.RunSettings) -> Any:
+  """Builds the aggregator of the BN statistics; None: the builder's own."""
+  rule = _rule(settings, 'statistics')
+  match settings.statistics:
+    case 'naive':
+      return aggregators.NaiveMomentsFactory(rule)
+    case 'pooled':
+      return aggregators.PooledMomentsFactory(rule)
+  return rule
 
 
 def build_local_training(
@@ -295,7 +243,7 @@ def build_local_training(
 ) -> stateful_process.StatefulLearningProcess:
   """Builds the clients' local training of a run, without any averaging.
 
-  What the algorithm itself does in it, such as a correction of the clients'
+  What the algorithm itself adds to it, such as a correction of the clients'
   drift, is left out.
 
   Args:
@@ -307,107 +255,41 @@ def build_local_training(
   """
   return algorithms.build_single(
       model,
-      _client_optimizer(settings),
-      **_local_training_arguments(settings),
-  )
-
-
-def _client_optimizer(
-    settings: settings_lib.RunSettings,
-) -> tff.learning.optimizers.Optimizer:
-  return tff.learning.optimizers.build_sgdm(
-      settings.client_learning_rate, settings.client_momentum or None
+      settings.build_client_optimizer(),
+      **_local_training_arguments(settings, registry.find(settings.algorithm)),
   )
 
 
 def _local_training_arguments(
-    settings: settings_lib.RunSettings,
+    settings: settings_lib.RunSettings, algorithm: registry.Algorithm
 ) -> dict[str, Any]:
-  """The arguments of all builders."""
+  """Returns the arguments that the builders of all algorithms take."""
+  later_rates = []
+  if algorithm.later_rate is not None and algorithm.first_phase is not None:
+    num_rounds = getattr(settings, algorithm.first_phase)
+    factor = getattr(settings, algorithm.later_rate)
+    later_rates.append(((num_rounds + 1, factor),))
   # The clients' datasets are as long as --local_steps or --local_epochs says,
   # so that the process goes through them once. That there is a single step lets
   # some algorithms do without the code for more.
   return dict(
-      local_steps=settings.local_steps,
-      client_weight_decay=settings.client_weight_decay,
-      client_learning_rate_schedule=_learning_rate_schedule(settings),
-      client_warmup_steps=settings.client_warmup_steps,
-      client_gradient_clip_norm=settings.client_gradient_clip_norm,
-      seed=settings.seed,
-      jit_compile=settings.jit_compile,
-  )
-
-
-def _learning_rate_schedule(
-    settings: settings_lib.RunSettings,
-) -> Optional[Callable[[tf.Tensor], tf.Tensor]]:
-  """The learning rate as a function of the number of finished rounds."""
-  changes = []
-  if settings.client_learning_rate_schedule is not None:
-    changes.append(
-        # Rounds count from 1, so round `start` is the one after start - 1.
-        [
-            (start - 1, factor)
-            for start, factor in parsers.parse_schedule(
-                settings.client_learning_rate_schedule
-            )
-        ]
-    )
-  if settings.after_sync_factor is not None:
-    changes.append([(settings.sync_rounds, settings.after_sync_factor)])
-  if not changes:
-    return None
-
-  def learning_rate(num_finished_rounds):
-    rate = settings.client_learning_rate
-    for schedule in changes:
-      factor = 1.0
-      for start, later_factor in schedule:
-        factor = tf.where(num_finished_rounds >= start, later_factor, factor)
-      rate *= factor
-    return rate
-
-  return learning_rate
-
-
-def _server_optimizer(
-    settings: settings_lib.RunSettings,
-) -> tff.learning.optimizers.Optimizer:
-  learning_rate = settings.server_learning_rate
-  match settings.server_optimizer:
-    case 'sgd':
-      return tff.learning.optimizers.build_sgdm(learning_rate)
-    case 'sgdm':
-      return tff.learning.optimizers.build_sgdm(
-          learning_rate, settings.server_momentum
-      )
-    case 'adam':
-      return tff.learning.optimizers.build_adam(
-          learning_rate, epsilon=_SERVER_EPSILON
-      )
-    case 'yogi':
-      return tff.learning.optimizers.build_yogi(
-          learning_rate, epsilon=_SERVER_EPSILON
-      )
-  raise ValueError(
-      f'--server_optimizer={settings.server_optimizer} is unknown.'
+      settings.arguments(training_flags.TrainingFlags, run_flags.RunFlags),
+      client_learning_rate_schedule=settings.build_learning_rate_schedule(
+          *later_rates
+      ),
   )
 
 
 def training_config(
     settings: settings_lib.RunSettings,
 ) -> training.TrainingConfig:
-  """The training loop's part of the settings."""
+  """Returns the settings of the training loop."""
+  names = {field.name for field in dataclasses.fields(training.TrainingConfig)}
   return training.TrainingConfig(
-      rounds=settings.rounds,
-      clients_per_round=settings.clients_per_round,
-      batch_size=settings.batch_size,
-      local_steps=settings.local_steps,
-      local_epochs=settings.local_epochs,
-      seed=settings.seed,
-      evaluate_every=settings.evaluate_every,
-      checkpoint_every=settings.checkpoint_every,
-      max_failed_rounds=settings.max_failed_rounds,
+      **{
+          name: getattr(settings, name)
+          for name in names & set(settings.specs())
+      }
   )
 
 
@@ -427,7 +309,7 @@ class Job:
   folder: pathlib.Path
   data: tff_bn_data.FederatedData
   model: BatchNormModel
-  process: Any
+  process: Optional[stateful_process.Process]
 
 
 def prepare(
@@ -436,22 +318,22 @@ def prepare(
     *,
     skip_finished: bool,
 ) -> list[Job]:
-  """Builds all that runs on one dataset need.
+  """Builds the data, models and processes of runs on one dataset.
 
   Args:
-    runs: The runs' settings; those with the same seed get the same split and
+    runs: The runs' settings; runs with the same seed get the same split and
       initial weights.
     folders: The runs' folders.
-    skip_finished: Whether to take the files of a run that is finished as they
-      are, instead of checking its last checkpoint.
+    skip_finished: Whether to skip finished runs, instead of checking their last
+      checkpoints.
 
   Returns:
     The jobs, in the same order.
 
   Raises:
-    ValueError: If a run can't be made as its settings say.
+    ValueError: If the data, a model or a process can't be built.
   """
-  dataset = load_dataset(runs[0])
+  dataset = runs[0].load()
   made = {}
   jobs = []
   for settings, folder in zip(runs, folders, strict=True):
@@ -469,7 +351,7 @@ def prepare(
 
 
 def describe_data(job: Job) -> str:
-  """The data and its split in a few words, for titles."""
+  """Describes the data and its split in a few words, for titles."""
   num_clients = len(job.data.client_ids)
   clients = 'client' if num_clients == 1 else 'clients'
   return (
@@ -479,7 +361,7 @@ def describe_data(job: Job) -> str:
 
 
 class Failure(NamedTuple):
-  """A run that did not come to a model that can be used."""
+  """A run that ended without a usable model."""
 
   job: Job
   error: training.TrainingFailedError
@@ -488,13 +370,13 @@ class Failure(NamedTuple):
 def train(jobs: Sequence[Job]) -> list[Failure]:
   """Trains, or continues to train, runs one after another.
 
-  To be called inside of a runtime, see `runtime_flags.RuntimeSettings.enter`.
+  Call it inside of a runtime, see `runtime_flags.RuntimeFlags.enter`.
 
   Args:
     jobs: The runs.
 
   Returns:
-    The runs that failed; the others go on in spite of them.
+    The runs that failed; a failure does not stop the other runs.
   """
   failures = []
   for job in jobs:
@@ -517,12 +399,13 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
       failures.append(Failure(job, error))
       if len(jobs) > 1:
         print(error, file=sys.stderr, flush=True)
-    if len(jobs) > 1:  # While the others go on.
+    if len(jobs) > 1:  # The next runs may take long.
       folder_lock.let_others_read(job.folder)
   return failures
 
 
-def _train(job: Job):
+def _train(job: Job) -> None:
+  assert job.process is not None  # Finished runs are skipped.
   algorithm = registry.find(job.settings.algorithm)
   training.train(
       job.process,

@@ -1,15 +1,17 @@
-"""What the programs' figures have in common."""
+"""Colours, axes and files of the programs' figures."""
 
 from collections.abc import Mapping
-import os
 import pathlib
+from typing import Any
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
 from matplotlib.backends import backend_agg
 
-# Okabe and Ito's colours, which colour-blind people can tell apart; the yellow
-# is left out because it is too light for lines on white.
+from tff_bn.common import files
+
+# Okabe and Ito's colours, which colour-blind people can distinguish; without
+# their yellow, which is too light for lines on white.
 COLOURS = (
     '#0072B2',
     '#D55E00',
@@ -24,7 +26,7 @@ _DPI = 150
 
 
 def new_figure(width: float, height: float) -> figure.Figure:
-  """A figure that doesn't depend on pyplot's state or on a display.
+  """Creates a figure that needs neither pyplot's state nor a display.
 
   Args:
     width: The width in inches.
@@ -41,14 +43,14 @@ def new_figure(width: float, height: float) -> figure.Figure:
 
 
 def tidy(axes: mpl_axes.Axes) -> None:
-  """Gives axes a light grid, and no frame at the top and the right."""
+  """Adds a light grid and removes the frame at the top and the right."""
   axes.grid(alpha=0.3)
   axes.spines[['top', 'right']].set_visible(False)
 
 
 def add_legend(drawing: figure.Figure) -> None:
   """Adds one legend for all axes, outside of them."""
-  handles = {}
+  handles: dict[Any, Any] = {}
   for axes in drawing.axes:
     lines, labels = axes.get_legend_handles_labels()
     handles.update(zip(labels, lines))
@@ -61,14 +63,13 @@ def add_legend(drawing: figure.Figure) -> None:
 
 
 def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:
-  """Saves figures as PNG files, which are never there in part.
+  """Saves figures as PNG files; a file appears only when it is complete.
 
   Args:
-    folder: The folder for the files; it is made if needed.
+    folder: The folder for the files; it is created if needed.
     drawings: The figures by the files' names, without `.png`.
   """
   folder.mkdir(exist_ok=True)
   for name, drawing in drawings.items():
-    temporary = folder / f'.{name}.png.part'
-    drawing.savefig(temporary, format='png')
-    os.replace(temporary, folder / f'{name}.png')
+    with files.replacing(folder / f'{name}.png') as temporary:
+      drawing.savefig(temporary, format='png')

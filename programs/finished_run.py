@@ -1,4 +1,4 @@
-"""Reads the settings of a run that has come to its end."""
+"""Reads the settings of a finished run."""
 
 from collections.abc import Sequence
 import pathlib
@@ -24,14 +24,14 @@ def check(folder: pathlib.Path) -> dict[str, str]:
   texts = run_folder.read_flags(folder)
   if not is_comparison(texts) and not run_folder.is_finished(folder):
     raise ValueError(
-        f'--run={folder} is not finished; the command that began it goes on'
-        ' with it.'
+        f'--run={folder} is not finished; the command that started it continues'
+        ' it.'
     )
   return texts
 
 
 def is_comparison(texts: dict[str, str]) -> bool:
-  """Whether a folder with these flags has several runs."""
+  """Whether these are the flags of a comparison, with several runs."""
   return 'algorithms' in texts
 
 
@@ -42,13 +42,13 @@ def read_settings(
 
   Args:
     folder: The run's folder.
-    overruling: Flags, `--name=value`, that take the place of the run's.
+    overruling: Flags, `--name=value`, that replace flags of the run.
 
   Returns:
     The settings.
 
   Raises:
-    ValueError: If the flags don't go together.
+    ValueError: If the flags contradict one another.
   """
   run_flags = cli.parse(
       train.define_flags,

@@ -1,9 +1,9 @@
-"""Hides what TensorFlow's C++ code prints while TensorFlow is imported.
+"""Hides the messages of TensorFlow's C++ code while TensorFlow is imported.
 
 TensorFlow 2.21 writes some lines of information to the standard error stream,
 whatever `TF_CPP_MIN_LOG_LEVEL` is: that oneDNN is on, that there is no GPU.
-Only lines of this kind are removed. All others appear at once. A child process
-filters them, so that they appear even if TensorFlow aborts this process.
+Only such lines are removed; all others appear at once. A child process filters
+them, so that errors appear even if TensorFlow aborts this process.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from typing import Optional
 
 from tff_bn.imports import import_hooks
 
-# Lines of the severity I, for information; the line that comes before the first
-# one; and the second line of one of them.
+# Lines of the severity I, for information; the line before the first one; and
+# the second line of one of them.
 _PATTERN = (
     '^I[0-9]{4} [0-9:.]+ '
     '|^WARNING: All log messages before absl::InitializeLog\\(\\)'
@@ -50,7 +50,7 @@ class _TensorFlowFinder:
 
 @contextlib.contextmanager
 def _filtered_standard_error() -> Iterator[None]:
-  """Removes the messages from what any code writes to the error stream."""
+  """Removes the messages from the standard error stream, for all code."""
   try:
     unfiltered = os.dup(2)
   except OSError:  # It is closed.
@@ -69,6 +69,7 @@ def _filtered_standard_error() -> Iterator[None]:
     os.close(unfiltered)
     yield
     return
+  assert process.stdin is not None  # It is a pipe.
   _flush()
   os.dup2(process.stdin.fileno(), 2)
   process.stdin.close()
@@ -78,12 +79,12 @@ def _filtered_standard_error() -> Iterator[None]:
     _flush()
     os.dup2(unfiltered, 2)
     os.close(unfiltered)
-    # It ends with its input, unless a child process has kept that open.
+    # grep ends with its input, unless a child process keeps the input open.
     with contextlib.suppress(subprocess.TimeoutExpired):
       process.wait(_END_TIMEOUT_SECONDS)
 
 
 def _flush() -> None:
-  """Writes what Python has buffered for the error stream."""
+  """Flushes Python's buffer of the error stream."""
   if sys.stderr is not None:
     sys.stderr.flush()

@@ -1,13 +1,10 @@
-"""Evaluates the models that a run has saved, with Keras."""
+"""Evaluates the models that a run has saved."""
 
 from typing import Optional
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
-from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs import report
@@ -17,59 +14,42 @@ from tff_bn.training import saved_models
 _BATCH_SIZE = 256
 
 
-def compiled_model(
-    weights: ModelWeights,
+def check_data(
+    saved: saved_models.SavedModels,
     model: BatchNormModel,
     data: tff_bn_data.FederatedData,
-) -> keras.Model:
-  """Builds a Keras model and checks that it can be evaluated on this data.
+) -> None:
+  """Checks that the models of a run can be evaluated on this data.
 
   Args:
-    weights: Its weights.
-    model: The model.
+    saved: The run's models.
+    model: The model with which the run was trained.
     data: The data.
 
-  Returns:
-    The model, compiled for cross-entropy of logits and accuracy.
-
   Raises:
-    ValueError: If the data has another shape or more classes than the model.
+    ValueError: If the data has another shape or more classes than the model, or
+      if the saved weights do not fit the model.
   """
-  keras_model = model.to_keras(weights)
+  keras_model = model.to_keras(saved.weights(model))
   shape = data.dataset.input_shape
   try:
     logits = keras_model(tf.zeros((1, *shape)), training=False)
   # Keras raises errors of many kinds.
   except Exception as error:
     raise ValueError(
-        f'--dataset={data.dataset.name} has samples of shape {shape}, for which'
-        ' the model of the run is not made.'
+        f'--dataset={data.dataset.name} has samples of shape {shape}, which the'
+        ' model of the run does not take.'
     ) from error
   if logits.shape[-1] < data.num_classes:
     raise ValueError(
         f'--dataset={data.dataset.name} has {data.num_classes} classes, but the'
-        f' model of the run knows only {logits.shape[-1]}.'
+        f' model of the run has only {logits.shape[-1]} outputs.'
     )
-  keras_model.compile(
-      loss=_loss,
-      metrics=[keras.metrics.SparseCategoricalAccuracy(name='accuracy')],
-      # On GPUs, Keras would compile it again for every size of a batch.
-      jit_compile=False,
-  )
-  return keras_model
-
-
-def _loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-  """Cross-entropy, in float32 whatever the model's --precision was."""
-  return keras.losses.sparse_categorical_crossentropy(
-      labels, mixed_precision.to_float32(logits), from_logits=True
-  )
 
 
 def evaluate_run(
     saved: saved_models.SavedModels,
     model: BatchNormModel,
-    keras_model: keras.Model,
     data: tff_bn_data.FederatedData,
     *,
     reestimation_batch_size: Optional[int],
@@ -78,62 +58,57 @@ def evaluate_run(
 
   Args:
     saved: The run's models.
-    model: The model that they are of.
-    keras_model: What `compiled_model` returned. Its weights change: there is
-      one Keras model for all, because compiling takes long.
+    model: The model with which the run was trained.
     data: The data.
     reestimation_batch_size: If given, BN statistics are computed again from
-      training data, in batches of this size: the global model's from all data,
-      a client's own model's from that client's.
+      training data, in batches of this size: for the global model from all
+      data, for a client's own model from the client's data.
 
   Returns:
     First the global model on the whole test set, then each client's model on
-    the client's own test data: its own, or if it has none the global one.
+    the client's own test data. A client without an own model uses the global
+    model.
   """
+  evaluator = evaluation.Evaluator(model)
 
-  def values(client_id, training_ids):
+  def read(client_id: Optional[str]) -> ModelWeights:
     weights = saved.weights(model, client_id)
-    if reestimation_batch_size is not None:
-      weights = evaluation.reestimate_batch_norm_statistics(
-          model,
-          weights,
-          data.client_dataset(
-              training_ids,
-              seed=0,
-              round_num=0,
-              batch_size=reestimation_batch_size,
-              local_epochs=1,
-          ),
-      )
-    return [np.asarray(value) for value in model.from_model_weights(weights)]
+    if reestimation_batch_size is None:
+      return weights
+    return evaluation.reestimate_batch_norm_statistics(
+        model,
+        weights,
+        data.client_dataset(
+            data.client_ids if client_id is None else [client_id],
+            seed=0,
+            round_num=0,
+            batch_size=reestimation_batch_size,
+            local_epochs=1,
+        ),
+    )
 
-  global_values = values(None, data.client_ids)
-  keras_model.set_weights(global_values)
+  def evaluate(
+      kind: str, client_id: str, weights: ModelWeights, dataset: tf.data.Dataset
+  ) -> report.Evaluation:
+    metrics = evaluator.evaluate(weights, dataset)
+    num_examples = metrics['num_examples']
+    if not num_examples:
+      return report.Evaluation(kind, client_id, 0, None, None)
+    return report.Evaluation(
+        kind, client_id, num_examples, metrics['accuracy'], metrics['loss']
+    )
+
+  global_weights = read(None)
   test_dataset = data.test_dataset(_BATCH_SIZE)
-  results = [_evaluate('global', '', keras_model, test_dataset)]
+  results = [evaluate('global', '', global_weights, test_dataset)]
   for client_id in data.client_ids:
     has_own = client_id in saved.client_ids
-    keras_model.set_weights(
-        values(client_id, [client_id]) if has_own else global_values
-    )
     results.append(
-        _evaluate(
+        evaluate(
             'own' if has_own else 'global',
             client_id,
-            keras_model,
+            read(client_id) if has_own else global_weights,
             data.client_test_dataset(client_id, _BATCH_SIZE),
         )
     )
   return results
-
-
-def _evaluate(
-    which: str, client_id: str, model: keras.Model, dataset: tf.data.Dataset
-) -> report.Evaluation:
-  num_examples = sum(len(y) for _, y in dataset)
-  if not num_examples:
-    return report.Evaluation(which, client_id, 0, None, None)
-  metrics = model.evaluate(dataset, verbose=0, return_dict=True)
-  return report.Evaluation(
-      which, client_id, num_examples, metrics['accuracy'], metrics['loss']
-  )

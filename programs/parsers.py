@@ -1,6 +1,6 @@
-"""Parsers of flag values that say what is allowed when a value is not."""
+"""Parsers of flag values, whose errors say which values are allowed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 import math
 import re
 from typing import Any, Optional
@@ -74,19 +74,19 @@ class ChoiceParser(flags.ArgumentParser):
   """Parses one of the given names.
 
   Attributes:
-    known: The names.
-    other: What else is allowed, in words for the error message, or None.
-    is_other: Says of a string that is none of `known` whether it is such.
+    known: The names; entries of a registry that are added later are known too.
+    other: Other allowed values, in words for the error message, or None.
+    is_other: Whether a string is one of the other allowed values.
   """
 
   def __init__(
       self,
-      known: Sequence[str],
+      known: Collection[str],
       other: Optional[str] = None,
       is_other: Callable[[str], bool] = lambda argument: False,
   ):
     super().__init__()
-    self.known = tuple(known)
+    self.known = known
     self.other = other
     self.is_other = is_other
 
@@ -102,17 +102,17 @@ class ChoiceParser(flags.ArgumentParser):
 
 
 class ChainParser(flags.ArgumentParser):
-  """Parses a name behind wrappers of it, joined by +, such as nnm+median.
+  """Parses wrappers and a name, joined by +, such as nnm+median.
 
   Attributes:
     wrappers: The names of the wrappers.
-    known: The names of what can be wrapped.
+    known: The names that can be wrapped.
   """
 
-  def __init__(self, wrappers: Sequence[str], known: Sequence[str]):
+  def __init__(self, wrappers: Collection[str], known: Collection[str]):
     super().__init__()
-    self.wrappers = tuple(wrappers)
-    self.known = tuple(known)
+    self.wrappers = wrappers
+    self.known = known
 
   def parse(self, argument: str) -> str:
     """Returns the text; raises a ValueError if it isn't allowed."""
@@ -125,7 +125,7 @@ class ChainParser(flags.ArgumentParser):
         raise ValueError(
             f'must be one of {", ".join(self.known)}, or behind a wrapper of'
             f' {", ".join(self.wrappers)}, as in'
-            f' {self.wrappers[0]}+{self.known[1]}.'
+            f' {next(iter(self.wrappers))}+{list(self.known)[1]}.'
             f'{spelling.suggestion(name, allowed)}'
         )
     return argument
@@ -168,7 +168,7 @@ def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
     Pairs (round, factor), rounds increasing.
 
   Raises:
-    ValueError: If the text isn't such a schedule.
+    ValueError: If the text isn't a schedule.
   """
   schedule = []
   for item in text.split(','):
@@ -199,10 +199,10 @@ def parse_image_size(text: str) -> tuple[int, int]:
 
 
 class CheckedTextParser(flags.ArgumentParser):
-  """Keeps the text that `check` accepts.
+  """Accepts a text that passes a check.
 
   Attributes:
-    check: Raises a ValueError that says what is allowed.
+    check: Raises a ValueError that says which texts are allowed.
   """
 
   def __init__(self, check: Callable[[str], Any]):
@@ -225,10 +225,10 @@ def to_text(value: Any) -> str:
 
 
 def name_flags(text: str, names: Iterable[str]) -> str:
-  """Makes flags of the parameters that a text of the library names.
+  """Replaces the parameters in a text of the library by flags.
 
   Args:
-    text: The text, where a parameter is followed by `=`, or between backquotes.
+    text: The text, where parameters are followed by `=` or in backquotes.
     names: The names of the flags.
 
   Returns:

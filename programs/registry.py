@@ -1,9 +1,9 @@
 """The algorithms by name: what `--algorithm` and `--algorithms` choose from.
 
-An algorithm says what is done with batch normalization (`ALGORITHMS`), or what
-is done against the drift of the clients' models (`CORRECTIONS`), or both:
-`fedbn+fedprox`. To add one, add an entry. Nothing here imports TensorFlow: a
-builder is looked up when it is needed.
+`ALGORITHMS` decide how batch normalization is treated, `CORRECTIONS` counteract
+the drift of the clients' models; a name such as `fedbn+fedprox` combines both.
+An entry declares everything that the programs know about an algorithm. Nothing
+here imports TensorFlow: a builder is looked up when it is needed.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,29 +13,17 @@ from typing import Any, Optional
 
 from tff_bn.common import spelling
 
-# Flags that are not for every algorithm; an entry names those it understands.
-_MEAN = (
-    'client_weighting',
-    'model_aggregator',
-    'num_byzantine',
-    'clipping_radius',
-    'bucket_size',
-    'attack',
-    'attack_target',
-    'attack_strength',
-    'num_attackers',
-)
-_SERVER = _MEAN + (
-    'server_optimizer',
-    'server_learning_rate',
-    'server_momentum',
-)
+# Features of algorithms that several flags need: the server averages what the
+# clients send; it has an optimizer.
+MEAN = 'mean'
+SERVER_OPTIMIZER = 'server_optimizer'
+
+_SERVER = (MEAN, SERVER_OPTIMIZER)
 _STATISTICS = ('statistics', 'statistics_aggregator')
 _FEDTAN = _SERVER + _STATISTICS + ('moments',)
 
-
-# Why corrections of the clients' drift can't be combined with an algorithm.
-_NOTHING_SHARED = 'its clients share nothing that they could drift apart in'
+# Why an algorithm can't be combined with corrections of the clients' drift.
+_NOTHING_SHARED = 'its clients share nothing, so there is no common model'
 _ONE_MODEL = 'it trains one model on all data, so no clients drift apart'
 _ONE_STEP = (
     'its clients make one step in a round, from the same model, so they do not'
@@ -43,8 +31,8 @@ _ONE_STEP = (
 )
 _FIRST_STEP = (
     'the first step of its rounds has the gradient of the mean loss of all'
-    ' clients, which other losses, gradients or weights of single clients would'
-    ' undo'
+    ' clients; a correction would change the losses, gradients or weights of'
+    ' single clients'
 )
 
 
@@ -56,10 +44,10 @@ class Correction:
     name: The name behind the `+`; alone, it stands for `fedavg+` and the name.
     description: What it does, in a few words.
     builder_name: The function in `tff_bn.algorithms` that builds its process.
-    keeps_weights: Whether the server's mean can weight clients as
-      `--client_weighting` and `--model_aggregator` say.
+    keeps_weights: Whether the server weights clients by `--client_weighting`
+      and `--model_aggregator`; otherwise the correction weights them.
     needs_plain_sgd: Whether clients must train with SGD without momentum.
-    needs_num_clients: Whether its builder has to know the number of clients.
+    needs_num_clients: Whether its builder needs the number of clients.
     flags: The flags that have an effect on it but not on all algorithms.
   """
 
@@ -76,40 +64,32 @@ CORRECTIONS = {
     correction.name: correction
     for correction in (
         Correction(
-            name='fedprox',
-            description=(
-                "local training stays near to the server's model (see"
-                ' --proximal_strength)'
-            ),
-            builder_name='build_fed_prox',
+            'fedprox',
+            "local training stays near to the server's model (see"
+            ' --proximal_strength)',
+            'build_fed_prox',
             flags=('proximal_strength',),
         ),
         Correction(
-            name='scaffold',
-            description=(
-                'gradients are corrected by control variates, which clients and'
-                ' server keep'
-            ),
-            builder_name='build_scaffold',
+            'scaffold',
+            'gradients are corrected by control variates, which clients and'
+            ' server keep',
+            'build_scaffold',
             needs_plain_sgd=True,
             needs_num_clients=True,
         ),
         Correction(
-            name='moon',
-            description=(
-                "features stay near to those of the server's model, and away"
-                " from those of the client's last one"
-            ),
-            builder_name='build_moon',
+            'moon',
+            "features stay near to the features of the server's model, and"
+            " away from the features of the client's previous model",
+            'build_moon',
             flags=('moon_weight', 'moon_temperature', 'moon_feature_layer'),
         ),
         Correction(
-            name='fedbs',
-            description=(
-                'clients count by their losses; once these are alike (see'
-                ' --fedbs_epsilon), it is fedprox'
-            ),
-            builder_name='build_fed_bs',
+            'fedbs',
+            'clients are weighted by their losses; once the losses are'
+            ' similar (see --fedbs_epsilon), it is fedprox',
+            'build_fed_bs',
             keeps_weights=False,
             flags=('fedbs_epsilon', 'proximal_strength'),
         ),
@@ -128,16 +108,20 @@ class Algorithm:
     arguments: Keyword arguments that the builder always gets.
     trains_on_union: Whether one model is trained on the union of the sampled
       clients' data.
-    trains_in_float16: Whether it can scale the loss, as float16 needs it.
-    trains_personal_models: Whether clients can have position encodings of their
-      own.
-    local_steps: The only number of local steps that it can make, if it is not
-      free.
+    trains_in_float16: Whether it scales the loss, which float16 needs.
+    trains_personal_models: Whether clients can have personal position
+      encodings.
+    keeps_optimizer: Whether the state of the optimizer lasts for the whole
+      training; otherwise it is new in each round.
+    local_steps: The number of local steps, if only one number is possible.
     first_phase: The flag with the number of rounds after which it fixes the BN
       statistics, if it does.
-    impossible: Why which corrections can't be combined with it, by name.
-    correction: The correction that it is combined with.
-    flags: The flags that have an effect on this algorithm but not on all.
+    later_rate: The flag with the factor of the learning rate after these
+      rounds, if it has one.
+    impossible: For each correction that can't be combined with it, the reason.
+    correction: The correction with which it is combined.
+    flags: The flags that have an effect on this algorithm but not on all, and
+      the features `MEAN` and `SERVER_OPTIMIZER`, which stand for several flags.
   """
 
   name: str
@@ -147,20 +131,22 @@ class Algorithm:
   trains_on_union: bool = False
   trains_in_float16: bool = True
   trains_personal_models: bool = True
+  keeps_optimizer: bool = False
   local_steps: Optional[int] = None
   first_phase: Optional[str] = None
+  later_rate: Optional[str] = None
   impossible: Mapping[str, str] = dataclasses.field(default_factory=dict)
   correction: Optional[Correction] = None
   flags: tuple[str, ...] = ()
 
   @property
   def needs_num_clients(self) -> bool:
-    """Whether its builder has to know the number of clients."""
+    """Whether its builder needs the number of clients."""
     return self.correction is not None and self.correction.needs_num_clients
 
   def builder(self) -> Callable[..., Any]:
-    """The function that builds the process; imports TensorFlow Federated."""
-    from tff_bn import algorithms  # pylint: disable=g-import-not-at-top
+    """Returns the builder of the process; imports TensorFlow Federated."""
+    from tff_bn import algorithms
 
     builder = functools.partial(
         getattr(algorithms, self.builder_name), **self.arguments
@@ -172,17 +158,17 @@ class Algorithm:
     )
 
   def with_correction(self, correction: Correction, name: str) -> 'Algorithm':
-    """The algorithm with a correction.
+    """Combines the algorithm with a correction.
 
     Args:
       correction: The correction.
-      name: The name of both together.
+      name: The name of the combination.
 
     Returns:
       The combination.
 
     Raises:
-      ValueError: If it makes no sense.
+      ValueError: If the correction can't be combined with it.
     """
     if correction.name in self.impossible:
       raise ValueError(
@@ -197,133 +183,129 @@ class Algorithm:
     )
 
 
-_FEDTAN_IMPOSSIBLE = {
-    name: _FIRST_STEP for name in CORRECTIONS if name != 'fedprox'
-}
+_FEDTAN_NEEDS: dict[str, Any] = dict(
+    trains_in_float16=False,
+    trains_personal_models=False,
+    impossible={name: _FIRST_STEP for name in CORRECTIONS if name != 'fedprox'},
+)
 
 ALGORITHMS = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm(
-            name='centralized',
-            description='one model, trained on the union of the data',
-            builder_name='build_centralized',
+            'centralized',
+            'one model, trained on the union of the data',
+            'build_centralized',
             trains_on_union=True,
+            keeps_optimizer=True,
             trains_personal_models=False,
             impossible=dict.fromkeys(CORRECTIONS, _ONE_MODEL),
         ),
         Algorithm(
-            name='fedavg',
-            description=(
-                'averages every variable, the BN statistics too (see'
-                ' --statistics)'
-            ),
-            builder_name='build_fed_avg',
+            'fedavg',
+            'averages every variable, the BN statistics too (see'
+            ' --statistics)',
+            'build_fed_avg',
             flags=_SERVER + _STATISTICS,
         ),
         Algorithm(
-            name='fedbn',
-            description='all BN variables stay with the client',
-            builder_name='build_fed_bn',
+            'fedbn',
+            'all BN variables stay with the client',
+            'build_fed_bn',
             flags=_SERVER,
         ),
         Algorithm(
-            name='silobn',
-            description=(
-                'BN statistics stay with the client, scale and shift are'
-                ' averaged'
-            ),
-            builder_name='build_silo_bn',
+            'silobn',
+            'BN statistics stay with the client, scale and shift are'
+            ' averaged',
+            'build_silo_bn',
             flags=_SERVER,
         ),
         Algorithm(
-            name='local_affine',
-            description=(
-                'BN scale and shift stay with the client, statistics are'
-                ' averaged'
-            ),
-            builder_name='build_local_affine',
+            'local_affine',
+            'BN scale and shift stay with the client, statistics are'
+            ' averaged',
+            'build_local_affine',
             flags=_SERVER + _STATISTICS,
         ),
         Algorithm(
-            name='fedtan',
-            description=(
-                'in the first local step of a round, the BN statistics and'
-                ' their gradients are those of all clients'
-            ),
-            builder_name='build_fedtan',
-            trains_in_float16=False,
-            trains_personal_models=False,
-            impossible=_FEDTAN_IMPOSSIBLE,
+            'fedtan',
+            'the first local step of a round uses the BN statistics of all'
+            ' clients together, and their gradients',
+            'build_fedtan',
             flags=_FEDTAN,
+            **_FEDTAN_NEEDS,
         ),
         Algorithm(
-            name='fedtan_forward_only',
-            description='fedtan without the exchange of the gradients',
-            builder_name='build_fedtan',
+            'fedtan_forward_only',
+            'fedtan without the exchange of the gradients',
+            'build_fedtan',
             arguments={'synchronize': 'forward'},
-            trains_in_float16=False,
-            trains_personal_models=False,
-            impossible=_FEDTAN_IMPOSSIBLE,
             flags=_FEDTAN,
+            **_FEDTAN_NEEDS,
         ),
         Algorithm(
-            name='fedtan_ii',
-            description=(
-                'fedtan for --sync_rounds rounds; then the BN statistics are'
-                ' fixed and everything else is averaged'
-            ),
-            builder_name='build_fedtan_ii',
+            'fedtan_ii',
+            'fedtan for --sync_rounds rounds; then the BN statistics are'
+            ' fixed and everything else is averaged',
+            'build_fedtan_ii',
             first_phase='sync_rounds',
-            trains_in_float16=False,
-            trains_personal_models=False,
-            impossible=_FEDTAN_IMPOSSIBLE,
+            later_rate='after_sync_factor',
             flags=_FEDTAN + ('sync_rounds', 'after_sync_factor'),
+            **_FEDTAN_NEEDS,
         ),
         Algorithm(
-            name='fbn',
-            description=(
-                'normalizes with the shared running statistics, which are'
-                " corrected for the clients' differences (see --pooled)"
-            ),
-            builder_name='build_fbn',
+            'fbn',
+            'normalizes with the shared running statistics, which are'
+            " corrected for the clients' differences (see --pooled)",
+            'build_fbn',
             flags=_SERVER + ('statistics_aggregator', 'pooled'),
         ),
         Algorithm(
-            name='fixbn',
-            description=(
-                'fedavg for --fixbn_rounds rounds; then the BN statistics are'
-                ' fixed and everything else is averaged'
-            ),
-            builder_name='build_fixbn',
+            'fixbn',
+            'fedavg for --fixbn_rounds rounds; then the BN statistics are'
+            ' fixed and everything else is averaged',
+            'build_fixbn',
             first_phase='fixbn_rounds',
             flags=_SERVER + _STATISTICS + ('fixbn_rounds',),
         ),
         Algorithm(
-            name='dsgd',
-            description=(
-                "one step in each round with the mean of the clients'"
-                ' gradients; the momentum lasts (needs --local_steps=1)'
-            ),
-            builder_name='build_dsgd',
-            flags=_MEAN + _STATISTICS,
+            'dsgd',
+            "one step in each round with the mean of the clients'"
+            ' gradients; the momentum lasts (needs --local_steps=1)',
+            'build_dsgd',
+            flags=(MEAN, *_STATISTICS),
             impossible=dict.fromkeys(CORRECTIONS, _ONE_STEP),
+            keeps_optimizer=True,
             local_steps=1,
         ),
         Algorithm(
-            name='single',
-            description='each client trains alone, nothing is sent',
-            builder_name='build_single',
+            'single',
+            'each client trains alone, nothing is sent',
+            'build_single',
             impossible=dict.fromkeys(CORRECTIONS, _NOTHING_SHARED),
         ),
     )
 }
 
-_DEFAULT_BASE = 'fedavg'
+# The algorithm that is trained, and the ones that are compared, by default. A
+# correction alone corrects the former.
+DEFAULT = 'fedavg'
+COMPARED = (
+    'centralized',
+    'fedavg',
+    'fedbn',
+    'silobn',
+    'fedtan',
+    'fedtan_forward_only',
+    'fedtan_ii',
+    'fbn',
+    'fixbn',
+)
 
 
 def find(name: str) -> Algorithm:
-  """Finds what `--algorithm` names.
+  """Finds the algorithm that `--algorithm` names.
 
   Args:
     name: An algorithm, a correction, or both, joined by `+`.
@@ -336,7 +318,7 @@ def find(name: str) -> Algorithm:
   """
   if name in ALGORITHMS:
     return ALGORITHMS[name]
-  parts = [_DEFAULT_BASE, name] if name in CORRECTIONS else name.split('+')
+  parts = [DEFAULT, name] if name in CORRECTIONS else name.split('+')
   known = (*ALGORITHMS, *CORRECTIONS)
   for part in parts:
     if part not in known:
@@ -354,8 +336,8 @@ def find(name: str) -> Algorithm:
   if len(parts) - len(corrections) > 1:
     others = [part for part in parts if part not in corrections]
     raise ValueError(
-        f'{" and ".join(others)} both say what is done with batch'
-        ' normalization; choose one of them.'
+        f'{" and ".join(others)} both decide how batch normalization is'
+        ' treated; choose one of them.'
     )
   if parts[0] in CORRECTIONS:
     raise ValueError(
@@ -364,10 +346,10 @@ def find(name: str) -> Algorithm:
   return ALGORITHMS[parts[0]].with_correction(CORRECTIONS[parts[1]], name)
 
 
-def known_flags() -> dict[str, list[str]]:
-  """The flags that are not for every algorithm, and whom each is for."""
-  users = {}
-  for entry in (*ALGORITHMS.values(), *CORRECTIONS.values()):
-    for flag in entry.flags:
-      users.setdefault(flag, []).append(entry.name)
-  return users
+def users(flag: str) -> list[str]:
+  """Returns the algorithms and corrections with this flag or feature."""
+  entries: list[Algorithm | Correction] = [
+      *ALGORITHMS.values(),
+      *CORRECTIONS.values(),
+  ]
+  return [entry.name for entry in entries if flag in entry.flags]

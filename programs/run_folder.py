@@ -1,8 +1,7 @@
 """The folder of a run: its flags, and whether a program may write into it.
 
-A folder that has a `flags.txt` holds a run. The file is the first thing that is
-written and the last that is removed, so a folder never holds parts of a run
-without saying of which.
+A folder with a `flags.txt` holds a run. This file is written first and removed
+last, so the flags are known for every part of a run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from tff_bn.training import folder_lock
 
 FLAGS_FILE = 'flags.txt'
 METRICS = 'metrics.csv'
-# In it, the final model, and the models of clients that have their own.
+# Holds the final model, and the personal models of clients.
 MODEL = 'model'
 MODEL_FILE = 'model.keras'
 CLIENTS = 'clients'
@@ -42,7 +41,7 @@ RUN_ANALYSES = (
 )
 # Removed by the next program that writes into the folder.
 _TEMPORARY = '.temporary'
-# What programs write besides flags.txt. Nothing else is ever removed.
+# The files besides flags.txt. Nothing else is ever removed.
 _ENTRIES = (
     METRICS,
     'logdir',
@@ -96,24 +95,24 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
 
 
 def is_finished(folder: pathlib.Path) -> bool:
-  """Whether a folder holds a run that has come to its end."""
-  # The model is the last thing that training writes.
+  """Whether a folder holds a finished run."""
+  # Training writes the model last.
   return all((folder / name).exists() for name in (FLAGS_FILE, METRICS, MODEL))
 
 
 @contextlib.contextmanager
 def claim(folder: pathlib.Path) -> Iterator[None]:
-  """Makes a folder if there is none, and holds its lock for a `with` block.
+  """Creates a folder if needed, and holds its lock for a `with` block.
 
   Args:
     folder: The folder that `--output_dir` names.
 
   Yields:
-    Nothing. If nothing was written until the end, a new folder is removed.
+    Nothing. If the new folder is empty at the end, it is removed.
 
   Raises:
-    ValueError: If the folder can't be made or written, or a run is in progress
-      there.
+    ValueError: If the folder can't be created or written, or a run is in
+      progress there.
   """
   check_writable(folder)
   missing = []
@@ -136,7 +135,7 @@ def temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
   """Keeps this process's temporary files in a run's folder.
 
   TensorFlow writes some, which would stay in the system's folder if the program
-  is killed. Here the next program that writes into the run removes them.
+  is killed. In a run's folder, the next program that writes there removes them.
 
   Args:
     folder: The folder, claimed.
@@ -147,7 +146,7 @@ def temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
   path = folder / _TEMPORARY
   _remove_entry(path)
   path.mkdir()
-  # The second one is for child processes.
+  # Child processes read the variable.
   before = tempfile.tempdir, os.environ.get('TMPDIR')
   tempfile.tempdir = os.environ['TMPDIR'] = os.fspath(path.absolute())
   try:
@@ -161,14 +160,14 @@ def temporary_files_in(folder: pathlib.Path) -> Iterator[None]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def check_writable(folder: pathlib.Path):
-  """Checks that a folder can be written, or made; writes nothing.
+def check_writable(folder: pathlib.Path) -> None:
+  """Checks that a folder can be created and written, without writing.
 
   Args:
     folder: The folder that `--output_dir` names.
 
   Raises:
-    ValueError: If it can't.
+    ValueError: If it can't be created or written.
   """
   existing = folder.absolute()
   while not os.path.lexists(existing):
@@ -183,7 +182,9 @@ def check_writable(folder: pathlib.Path):
     )
 
 
-def check(folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool):
+def check(
+    folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool
+) -> None:
   """Checks that a run with these flags may be written into a folder.
 
   Writes nothing.
@@ -194,16 +195,16 @@ def check(folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool):
     overwrite: Whether a run in the folder may be removed.
 
   Raises:
-    ValueError: If the folder holds files of the programs' names that belong to
-      no run, or a run with other flags that may not be removed.
+    ValueError: If the folder holds files with the programs' names but no run,
+      or a run with other flags that may not be removed.
   """
   if not (folder / FLAGS_FILE).exists():
     strangers = [name for name in (*_ENTRIES, RUNS) if (folder / name).exists()]
     if strangers:
       raise ValueError(
           f'--output_dir={folder} holds {", ".join(strangers)} but no'
-          f' {FLAGS_FILE}, so it is not the folder of a run; nothing in it is'
-          ' touched. Choose another folder.'
+          f' {FLAGS_FILE}, so it is not the folder of a run and nothing in it'
+          ' is touched. Choose another folder.'
       )
     return
   if overwrite:
@@ -232,10 +233,8 @@ def begin(
     flags: Mapping[str, str],
     *,
     overwrite: bool,
-):
-  """Makes a folder the folder of a run with these flags.
-
-  To be called after `check`.
+) -> None:
+  """Writes the flags of a run into its folder, after `check`.
 
   Args:
     folder: The folder, claimed.
@@ -255,15 +254,15 @@ def begin(
   )
 
 
-def remove(folder: pathlib.Path):
+def remove(folder: pathlib.Path) -> None:
   """Removes the run that a folder holds, and nothing else.
 
   Args:
     folder: The folder, claimed.
 
   Raises:
-    ValueError: If one of the runs of a comparison is in progress; then nothing
-      is removed.
+    ValueError: If a run of the comparison is in progress; then nothing is
+      removed.
   """
   if not (folder / FLAGS_FILE).exists():
     return
@@ -281,18 +280,18 @@ def remove(folder: pathlib.Path):
     _remove_if_empty(runs)
   for name in _ENTRIES:
     _remove_entry(folder / name)
-    # What was being written when a program was killed.
+    # A file that a killed program has not finished.
     _remove_entry(folder / f'.{name}.part')
   (folder / FLAGS_FILE).unlink()
 
 
-def _remove_entry(path: pathlib.Path):
+def _remove_entry(path: pathlib.Path) -> None:
   if path.is_dir() and not path.is_symlink():
     shutil.rmtree(path)
   else:
     path.unlink(missing_ok=True)
 
 
-def _remove_if_empty(folder: pathlib.Path):
+def _remove_if_empty(folder: pathlib.Path) -> None:
   if folder.is_dir() and not any(folder.iterdir()):
     folder.rmdir()

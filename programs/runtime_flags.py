@@ -9,25 +9,103 @@ import contextlib
 import dataclasses
 from typing import Any, Optional
 
-from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
-from tff_bn.programs import settings
+from tff_bn.programs.flag_groups import OWN_NAME
+from tff_bn.programs.flag_groups import flag
+from tff_bn.programs.parsed_flags import ParsedFlags
+
+RUNTIMES = {
+    'in_process': "this program's own TensorFlow, on its CPU or GPUs",
+    'ray': 'workers of a Ray cluster, on one or several machines',
+    'native': "TensorFlow Federated's worker process, on the CPU",
+}
+
+
+def _ray_flag(*arguments: Any, argument: str = OWN_NAME, **options: Any) -> Any:
+  """Declares an argument of `tff_bn.runtime.ray_runtime`."""
+  return flag(
+      *arguments,
+      **options,
+      conditions=(flag_groups.only_for('runtime', 'ray'),),
+      argument=argument,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
-class RuntimeSettings:
-  """The flags of the group 'Runtime'.
+class RuntimeFlags(flag_groups.Flags):
+  """The runtime, and the devices or machines that it uses."""
 
-  Attributes:
-    runtime: The value of `--runtime`.
-    client_devices: The TensorFlow devices for the clients; None: the default.
-    ray: The arguments of `tff_bn.runtime.ray_runtime`.
-  """
+  TITLE = 'Runtime'
 
-  runtime: str
-  client_devices: Optional[tuple[str, ...]]
-  ray: dict[str, Any]
+  runtime: str = flag(
+      parsers.ChoiceParser(RUNTIMES),
+      'What runs the federated computations:\n' + flag_groups.listing(RUNTIMES),
+      'in_process',
+  )
+  client_devices: Optional[tuple[str, ...]] = flag(
+      parsers.TupleParser(flag_groups.TEXT),
+      'TensorFlow devices on which clients are computed, separated by commas,'
+      ' such as GPU:0,GPU:1. Only with --runtime=in_process',
+      default_text='all GPUs, or the CPU if there is none',
+      conditions=(
+          flag_groups.Condition(
+              'runtime',
+              lambda flags: flags.runtime == 'in_process',
+              'is only for --runtime=in_process: workers choose their own'
+              ' devices',
+          ),
+      ),
+  )
+  ray_address: Optional[str] = _ray_flag(
+      flag_groups.TEXT,
+      'The Ray cluster. auto or HOST:PORT: a cluster to which this machine'
+      ' belongs; local: a cluster of this machine alone, which ends with the'
+      ' program. This and the following flags are only for --runtime=ray',
+      'local',
+      argument='address',
+  )
+  num_workers: Optional[int] = _ray_flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of processes that compute clients',
+      default_text='as many as the cluster has room for, also when machines'
+      ' join',
+  )
+  cpus_per_worker: Optional[int] = _ray_flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of cores that Ray reserves for a worker',
+      default_text="1 with a GPU, else half of this machine's",
+  )
+  gpus_per_worker: Optional[float] = _ray_flag(
+      flag_groups.SHARE,
+      'Number of GPUs that Ray reserves for a worker; with 0.5 two workers'
+      ' share one',
+      default_text='1 if the cluster has GPUs, else 0',
+  )
+  client_timeout: Optional[float] = _ray_flag(
+      flag_groups.POSITIVE,
+      'Seconds after which a client is given to a second worker too; the first'
+      ' result is used',
+      default_text='none',
+  )
+  worker_timeout: Optional[float] = _ray_flag(
+      flag_groups.POSITIVE,
+      'Seconds without any worker after which the program ends; the same'
+      ' command continues from the last checkpoint',
+      300.0,
+  )
+
+  @classmethod
+  def check(cls, flags: ParsedFlags) -> None:
+    """See `Flags.check`."""
+    super().check(flags)
+    # Never overruled: it changes the results.
+    if flags.runtime == 'native' and flags.jit_compile:
+      raise ValueError(
+          '--jit_compile is only for --runtime=in_process and --runtime=ray,'
+          " because TFF's worker process, which has no XLA compiler, would"
+          ' ignore it.'
+      )
 
   @contextlib.contextmanager
   def enter(self) -> Iterator[None]:
@@ -42,14 +120,14 @@ class RuntimeSettings:
       RuntimeError: If no worker is left.
     """
     # Imported late: it takes seconds.
-    from tff_bn import runtime  # pylint: disable=g-import-not-at-top
+    from tff_bn import runtime
 
     with contextlib.ExitStack() as stack:
       if self.runtime == 'native':
         stack.enter_context(runtime.native_runtime())
       elif self.runtime == 'ray':
         with _naming('runtime', self.runtime):
-          stack.enter_context(runtime.ray_runtime(**self.ray))
+          stack.enter_context(runtime.ray_runtime(**self.arguments()))
       else:
         with _naming('client_devices', self.client_devices):
           stack.enter_context(
@@ -72,46 +150,3 @@ def _naming(name: str, value: Any) -> Iterator[None]:
     raise ValueError(
         f'--{name}={parsers.to_text(value)} is impossible. {error}'
     ) from error
-
-
-def resolve(flags: cli.ParsedFlags) -> RuntimeSettings:
-  """Checks the flags against one another.
-
-  Args:
-    flags: The flags of `tff-bn-train` or `tff-bn-compare`.
-
-  Returns:
-    The settings.
-
-  Raises:
-    ValueError: If flags contradict one another.
-  """
-  if flags.runtime != 'in_process':
-    settings.refuse_unless_overruled(
-        flags,
-        'client_devices',
-        'runtime',
-        'is only for --runtime=in_process: workers choose their own devices',
-    )
-  if flags.runtime != 'ray':
-    for name in flag_groups.RAY_FLAGS:
-      settings.refuse_unless_overruled(
-          flags, name, 'runtime', 'is only for --runtime=ray'
-      )
-  # Never overruled: it is a part of what is computed.
-  if flags.runtime == 'native' and flags.jit_compile:
-    raise ValueError(
-        '--jit_compile is only for --runtime=in_process and --runtime=ray,'
-        " because TFF's worker process, which has no XLA compiler, would"
-        ' ignore it.'
-    )
-  is_ray = flags.runtime == 'ray'
-  return RuntimeSettings(
-      flags.runtime,
-      flags.client_devices if flags.runtime == 'in_process' else None,
-      {
-          argument: getattr(flags, name)
-          for name, argument in flag_groups.RAY_FLAGS.items()
-          if is_ray
-      },
-  )

@@ -1,42 +1,27 @@
 """Tables as CSV and as Markdown."""
 
 from collections.abc import Sequence
-import csv
-import io
 from typing import Any
+
+from tff_bn.common import csv_files
 
 
 def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-  """The text of a CSV file.
-
-  Args:
-    columns: The columns' names.
-    rows: The rows. Floats are written with 8 digits.
-
-  Returns:
-    The text, with a line for the names and one for each row.
-  """
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(columns)
-  writer.writerows(
-      [f'{cell:.8g}' if isinstance(cell, float) else cell for cell in row]
-      for row in rows
-  )
-  return text.getvalue()
+  """Returns the text of a CSV file, with floats rounded to 8 digits."""
+  return csv_files.to_csv(columns, rows, digits=8)
 
 
 def markdown(cells: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-  """A table in Markdown whose source is aligned too: numbers to the right.
+  """Returns a Markdown table with aligned source, numbers to the right.
 
   Args:
-    cells: The rows, the first of which has the columns' titles.
-    notes: Sentences for a list below it.
+    cells: The rows; the first row has the columns' titles.
+    notes: Sentences for a list below the table.
 
   Returns:
     The text.
   """
-  # A rule has at least three characters.
+  # The line below the titles needs at least three characters.
   widths = [max(3, *(len(cell) for cell in column)) for column in zip(*cells)]
   rule = ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]]
   lines = [

@@ -9,12 +9,15 @@ from typing import Optional
 from absl import flags as absl_flags
 
 from tff_bn.imports import dependencies
+from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
-from tff_bn.programs import defaults
 from tff_bn.programs import flag_groups
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
+
+_OUTPUT_DIR = 'runs/train'
 
 
 def define_flags(
@@ -22,15 +25,11 @@ def define_flags(
 ) -> tuple[flag_groups.FlagGroup, ...]:
   """Defines the program's flags."""
   return (
-      flag_groups.define_algorithm_flag(values),
-      flag_groups.define_data_flags(values),
-      flag_groups.define_model_flags(values),
-      flag_groups.define_training_flags(values),
-      flag_groups.define_server_flags(values),
-      flag_groups.define_robustness_flags(values),
-      flag_groups.define_seed_flag(values),
-      flag_groups.define_runtime_flags(values),
-      flag_groups.define_output_flags(values, defaults.TRAIN_OUTPUT_DIR),
+      algorithm_flags.AlgorithmFlags.define(values),
+      *settings_lib.define_shared_flags(values),
+      run_flags.RunFlags.define(values),
+      runtime_flags.RuntimeFlags.define(values),
+      run_flags.OutputFlags.define(values, output_dir=_OUTPUT_DIR),
   )
 
 
@@ -43,11 +42,12 @@ def main(flags: cli.ParsedFlags) -> None:
   folder = pathlib.Path(flags.output_dir).expanduser()
   with cli.checking_input():
     settings_lib.check(flags)
-    runtime = runtime_flags.resolve(flags)
+    runtime_flags.RuntimeFlags.check(flags)
+    runtime = runtime_flags.RuntimeFlags.read(flags)
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
-      # From the first check to the last file, nobody else writes into it.
+      # From the first check to the last file, no other program writes into it.
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
     stack.enter_context(run_folder.temporary_files_in(folder))
@@ -56,19 +56,18 @@ def main(flags: cli.ParsedFlags) -> None:
 
 def _train(
     settings: settings_lib.RunSettings,
-    runtime: runtime_flags.RuntimeSettings,
+    runtime: runtime_flags.RuntimeFlags,
     folder: pathlib.Path,
     *,
     overwrite: bool,
-):
+) -> None:
   """Trains one model in a folder that is claimed."""
   dependencies.require_tff()
-  # Imported late: it takes seconds, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
+  # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import experiment
+  from tff_bn.programs import plots
   from tff_bn.programs import report
 
-  # pylint: enable=g-import-not-at-top
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       stack.enter_context(runtime.enter())
@@ -79,7 +78,7 @@ def _train(
     failures = experiment.train([job])
   if failures:
     raise failures[0].error
-  report.save_figures(
+  plots.save_figures(
       folder / run_folder.PLOTS,
       [report.read_run(settings.algorithm, settings.seed, folder)],
       job.data.label_distribution(),

@@ -9,6 +9,7 @@ from tff_bn.common import files
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 
 NAME = 'normalization_error'
@@ -23,7 +24,7 @@ def define_flags(
   """Defines the program's flags."""
   return (
       _define_experiment_flags(values),
-      flag_groups.define_output_flags(values, OUTPUT_DIR),
+      run_flags.OutputFlags.define(values, output_dir=OUTPUT_DIR),
   )
 
 
@@ -36,13 +37,13 @@ def _define_experiment_flags(
       parsers.TupleParser(parsers.NumberParser(float, minimum=0, maximum=1)),
       "Heterogeneity levels, separated by commas: the share of each client's"
       ' points that is drawn at random from all classes; the rest is sorted by'
-      ' class, so that with 0 each client has one class',
+      ' class. With 0, each client has one class',
       _GAMMAS,
   )
   define(
       'rounds',
       parsers.NumberParser(int, minimum=1),
-      'Number of rounds; each client has fresh points in each',
+      'Number of rounds; each client has new points in each round',
       100,
   )
   define(
@@ -54,7 +55,7 @@ def _define_experiment_flags(
   define(
       'points_per_client',
       parsers.NumberParser(int, minimum=2),
-      'Points that each client has in a round',
+      'Number of points of a client in a round',
       30,
   )
   define(
@@ -66,18 +67,14 @@ def _define_experiment_flags(
   define(
       'seed',
       parsers.NumberParser(int, minimum=0, maximum=2**32 - 1),
-      'Decides the points and which client has them',
+      'Random seed of the points and their split over the clients',
       0,
   )
   return define.group('Experiment')
 
 
 def main(flags: cli.ParsedFlags) -> None:
-  """Runs the experiment and writes its tables and plots.
-
-  Args:
-    flags: The flags.
-  """
+  """Runs the experiment and writes its tables and plots."""
   folder = pathlib.Path(flags.output_dir).expanduser()
   experiment = _define_experiment_flags(absl_flags.FlagValues())
   texts = {
@@ -93,13 +90,12 @@ def main(flags: cli.ParsedFlags) -> None:
 def _measure(
     flags: cli.ParsedFlags, folder: pathlib.Path, texts: dict[str, str]
 ) -> None:
-  """Measures, and writes the results into a folder that is claimed."""
-  # Imported late: it takes long, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
+  """Measures, and writes the results into a claimed folder."""
+  # Imported late because it takes long, and wrong flags are found without it.
   from tff_bn.analysis import normalization_error
-  from tff_bn.programs.analyses import normalization_error_report as report
+  from tff_bn.programs.analyses import normalization_error_report
+  from tff_bn.programs.analyses import output
 
-  # pylint: enable=g-import-not-at-top
   settings = normalization_error.Settings(
       num_clients=flags.num_clients,
       points_per_client=flags.points_per_client,
@@ -108,37 +104,26 @@ def _measure(
       seed=flags.seed,
   )
   results = normalization_error.run_levels(settings, sorted(flags.gammas))
-  table = report.results_markdown(results)
-  run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
-  files.replace(
-      folder / run_folder.NORMALIZATION_ERROR_CSV, report.results_csv(results)
-  )
-  files.replace(
-      folder / run_folder.NORMALIZATION_ERROR_BY_ROUND_CSV,
-      report.rounds_csv(results),
-  )
-  files.replace(folder / run_folder.NORMALIZATION_ERROR_MARKDOWN, table)
-  report.save_figures(
-      folder / run_folder.PLOTS,
+  report = normalization_error_report.report(
       results,
       f'{settings.num_clients} clients, {settings.points_per_client} points'
       f' each, β = {settings.beta:g}',
   )
-  print(table)
-  print(
-      f'Table: {folder / run_folder.NORMALIZATION_ERROR_MARKDOWN},'
-      f' {folder / run_folder.NORMALIZATION_ERROR_CSV}'
+  run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
+  files.replace(
+      folder / run_folder.NORMALIZATION_ERROR_BY_ROUND_CSV,
+      normalization_error_report.rounds_csv(results),
   )
-  print(f'Plots: {folder / run_folder.PLOTS}')
+  output.write(folder, NAME, report)
 
 
 PROGRAM = cli.Program(
     name=f'tff-bn-analyze {NAME}',
     description=(
-        'Measures how far naive BN, FixBN and FBN are from centralized batch'
-        ' normalization when clients have different data: the distance between'
-        ' normalized points of ten Gaussian classes in the plane, without any'
-        ' training (figures 1 and 2 of the FBN paper).'
+        'Measures how much naive BN, FixBN and FBN differ from centralized'
+        ' batch normalization if clients have different data: the distance'
+        ' between normalized points of ten Gaussian classes in the plane,'
+        ' without training (figures 1 and 2 of the FBN paper).'
     ),
     examples=(
         f'tff-bn-analyze {NAME}',

@@ -1,7 +1,6 @@
-"""Tables and plots of the normalization error experiment."""
+"""Tables and figures of the normalization error experiment."""
 
 from collections.abc import Sequence
-import pathlib
 
 import matplotlib
 from matplotlib import figure
@@ -10,47 +9,43 @@ from tff_bn.analysis import normalization_error
 from tff_bn.analysis.normalization_error import Result
 from tff_bn.programs import figures
 from tff_bn.programs import tables
+from tff_bn.programs.analyses import output
 
-# Of Okabe and Ito's colours, which colour-blind people can tell apart.
+# From Okabe and Ito's palette for colour-blind readers.
 _COLOURS = dict(naive='#D55E00', fixbn='#0072B2', fbn='#009E73')
 _MARKERS = dict(naive='s', fixbn='^', fbn='o')
 
 
-def results_csv(results: Sequence[Result]) -> str:
-  """A line for each heterogeneity level and algorithm.
+def report(results: Sequence[Result], title: str) -> output.Report:
+  """Makes the tables and figures of the experiment.
 
   Args:
-    results: The levels.
+    results: The heterogeneity levels.
+    title: The title of the figures.
 
   Returns:
-    The text of a CSV file with the columns gamma, algorithm, mean_error (over
-    all rounds) and final_error (of the last round).
+    The report. Its figure of points is of the most heterogeneous level.
   """
-  return tables.csv_text(
-      ('gamma', 'algorithm', 'mean_error', 'final_error'),
-      [
-          (
-              result.gamma,
-              algorithm,
-              float(result.mean_error(algorithm)),
-              float(result.final_error(algorithm)),
-          )
-          for result in results
-          for algorithm in result.errors
-      ],
+  rows = [
+      (x.gamma, name, x.mean_error(name), x.final_error(name))
+      for x in results
+      for name in x.errors
+  ]
+  most_heterogeneous = min(results, key=lambda result: result.gamma)
+  return output.Report(
+      tables.csv_text(
+          ('gamma', 'algorithm', 'mean_error', 'final_error'), rows
+      ),
+      results_markdown(results),
+      dict(
+          normalization_error=error_figure(results, title),
+          normalized_points=points_figure(most_heterogeneous, title),
+      ),
   )
 
 
 def rounds_csv(results: Sequence[Result]) -> str:
-  """A line for each heterogeneity level, algorithm and round.
-
-  Args:
-    results: The levels.
-
-  Returns:
-    The text of a CSV file with the columns gamma, algorithm, round (from 1) and
-    error.
-  """
+  """Returns a CSV table of the errors by level, algorithm and round."""
   return tables.csv_text(
       ('gamma', 'algorithm', 'round', 'error'),
       [
@@ -63,14 +58,10 @@ def rounds_csv(results: Sequence[Result]) -> str:
 
 
 def results_markdown(results: Sequence[Result]) -> str:
-  """A table of the errors, and what they are.
+  """Makes a Markdown table of the errors with a row for each level.
 
-  Args:
-    results: The levels.
-
-  Returns:
-    Markdown: a line for each level, a column for each algorithm's mean error
-    over all rounds and for its error in the last one.
+  The columns are each algorithm's mean error over all rounds, and its error in
+  the last round.
   """
   algorithms = list(results[0].errors)
   titles = ['γ', *algorithms, *(f'{name}, last' for name in algorithms)]
@@ -81,24 +72,24 @@ def results_markdown(results: Sequence[Result]) -> str:
     lines.append([f'{result.gamma:g}', *(f'{error:.4f}' for error in errors)])
   first = results[0].errors['fbn']
   notes = [
-      'Mean Euclidean distance between points as the algorithm normalizes them'
-      ' and as batch normalization with the statistics of all clients together'
-      f' does: over all {first.size} rounds, and in the last round.',
+      'Mean Euclidean distance between points normalized by the algorithm and'
+      ' by batch normalization with the statistics of all clients together:'
+      f' over all {first.size} rounds, and in the last round.',
       *(
           f'{name}: {normalization_error.ALGORITHMS[name]}.'
           for name in algorithms
       ),
-      "γ is the share of each client's points that is drawn at random; with 0"
+      "γ is the share of each client's points that is drawn at random. With 0,"
       ' each client has one class.',
-      "fbn's running statistics start with mean 0 and variance 1, which has"
-      f' nothing to do with γ: its error in the first round is {first[0]:.4f},'
+      "fbn's running statistics start with mean 0 and variance 1 for every γ."
+      f' The error in the first round is {first[0]:.4f},'
       f' {first[0] / first.sum():.0%} of the sum over all rounds.',
   ]
   return tables.markdown(lines, notes)
 
 
 def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
-  """Draws errors against heterogeneity, as figure 2c.
+  """Draws errors against heterogeneity, as in figure 2c.
 
   Args:
     results: The levels.
@@ -106,7 +97,7 @@ def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
 
   Returns:
     A figure with a panel for the mean over all rounds and one for the last
-    round; the levels have equal distances, the most heterogeneous at the right.
+    round. The levels are equidistant, with the most heterogeneous on the right.
   """
   results = sorted(results, key=lambda result: -result.gamma)
   drawing = figures.new_figure(width=9.5, height=4.0)
@@ -137,15 +128,15 @@ def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
 
 
 def points_figure(result: Result, title: str) -> figure.Figure:
-  """Draws the last round's points, as figures 1, 2a and 2b.
+  """Draws the last round's points, as in figures 1, 2a and 2b.
 
   Args:
     result: One heterogeneity level.
     title: The title.
 
   Returns:
-    A figure with panels for the points themselves and for what centralized
-    batch normalization and the algorithms make of them, coloured by client.
+    A figure with panels for the points before normalization, and after
+    centralized batch normalization and each algorithm, coloured by client.
   """
   last_round = result.last_round
   panels = {
@@ -172,21 +163,3 @@ def points_figure(result: Result, title: str) -> figure.Figure:
       f' client; grey: centralized ({title}, γ = {result.gamma:g})'
   )
   return drawing
-
-
-def save_figures(folder: pathlib.Path, results: Sequence[Result], title: str):
-  """Saves the figures as PNG files, which are never there in part.
-
-  Args:
-    folder: The folder for the files; it is made if needed.
-    results: The levels; the points are those of the most heterogeneous one.
-    title: The figures' title.
-  """
-  most_heterogeneous = min(results, key=lambda result: result.gamma)
-  figures.save(
-      folder,
-      dict(
-          normalization_error=error_figure(results, title),
-          normalized_points=points_figure(most_heterogeneous, title),
-      ),
-  )

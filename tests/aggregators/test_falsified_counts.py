@@ -47,9 +47,7 @@ def _client(seed, count=32.0):
 
 def _with_count(client, count):
   return [
-      aggregators.layer_moments(
-          np.float32(count), layer['mean'], layer['variance']
-      )
+      aggregators.layer_moments(np.float32(count), layer.mean, layer.variance)
       for layer in client
   ]
 
@@ -69,9 +67,9 @@ def test_counts_hardly_change_the_statistics(name):
           process, [_with_count(c, count) for c in honest[:3]] + honest[3:]
       )
       for a, b in zip(found, expected, strict=True):
-        assert 7 * 32 <= a['count'] <= 37 * 64
-        np.testing.assert_allclose(a['mean'], b['mean'], rtol=1e-6)
-        np.testing.assert_allclose(a['variance'], b['variance'], rtol=rtol)
+        assert 7 * 32 <= a.count <= 37 * 64
+        np.testing.assert_allclose(a.mean, b.mean, rtol=1e-6)
+        np.testing.assert_allclose(a.variance, b.variance, rtol=rtol)
 
   process = _FACTORIES[name](_nnm_median()).create(_MOMENTS_TYPE)
   # N/(N-1) is all that the number of values N has an influence on.
@@ -91,8 +89,8 @@ def test_few_values_do_not_make_the_variance_explode(rule):
     clients = [_with_count(_client(seed), total / 3) for seed in range(3)]
     for layer in _aggregate(process, clients):
       # 5 is the largest variance, and the means are a few units apart.
-      assert np.all(layer['variance'] >= 4)
-      assert np.all(layer['variance'] < 5 + 2 / _BETA * 10)
+      assert np.all(layer.variance >= 4)
+      assert np.all(layer.variance < 5 + 2 / _BETA * 10)
 
 
 _RULES = {
@@ -193,20 +191,20 @@ def test_an_attack_with_falsified_counts(count):
   process = _FACTORIES['fbn'](attacked).create(_MOMENTS_TYPE)
   found = _aggregate(process, clients)
 
-  means = [np.stack([c[i]['mean'] for c in clients[3:]]) for i in range(2)]
+  means = [np.stack([c[i].mean for c in clients[3:]]) for i in range(2)]
   sent = [
       [
           aggregators.layer_moments(
               np.float32(count),
               -means[i].mean(axis=0),
-              np.stack([c[i]['variance'] for c in clients[3:]]).mean(axis=0),
+              np.stack([c[i].variance for c in clients[3:]]).mean(axis=0),
           )
           for i in range(2)
       ]
   ] * 3
   plain = _FACTORIES['fbn'](_nnm_median()).create(_MOMENTS_TYPE)
   for a, b in zip(found, _aggregate(plain, sent + clients[3:])):
-    for x, y in zip(a.values(), b.values(), strict=True):
+    for x, y in zip(a, b, strict=True):
       np.testing.assert_allclose(x, y, rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Tests of gathering values, and of rules as TFF aggregators."""
+"""Gathering of vectors, and rules as TFF aggregators."""
 
 import collections
 
@@ -9,7 +9,6 @@ import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
 from tff_bn import aggregators
-from tff_bn import runtime
 from tff_bn.aggregators import gathering
 
 _VECTOR = tff.TensorType(np.float32, [3])
@@ -37,7 +36,7 @@ def _rows(n):
   return np.arange(3 * n, dtype=np.float32).reshape([n, 3])
 
 
-def test_type_of_what_is_gathered():
+def test_gathered_type():
   expected = tff.FederatedType(gathering.gathered_type(_VECTOR), tff.SERVER)
   assert _gather.type_signature.result == expected
   assert str(expected) == (
@@ -46,7 +45,7 @@ def test_type_of_what_is_gathered():
 
 
 @pytest.mark.parametrize('n', [1, 2, 3, 8, 13, 130])
-def test_rows_are_in_the_order_of_the_clients(any_runtime, n):
+def test_rows_are_in_the_clients_order(any_runtime, n):
   result = _gather(list(_rows(n)), [True] * n)
   np.testing.assert_array_equal(result['values'], _rows(n))
   assert result['num_dropped'] == 0
@@ -57,7 +56,7 @@ def test_more_clients_than_levels(in_process_runtime):
   np.testing.assert_array_equal(result['values'], _rows(1200))
 
 
-def test_who_is_left_out(any_runtime):
+def test_clients_that_are_left_out(any_runtime):
   rows = _rows(8)
   rows[1, 2] = np.nan
   rows[4] = np.inf
@@ -74,7 +73,7 @@ def test_who_is_left_out(any_runtime):
   assert result['num_abstained'] == 8
 
 
-def test_groups_of_clients_are_merged_in_their_order(in_process_runtime):
+def test_merge_keeps_the_order(in_process_runtime):
   zero, accumulate, merge, report = gathering._accumulator(_VECTOR)
 
   def total(rows):
@@ -94,8 +93,8 @@ def test_groups_of_clients_are_merged_in_their_order(in_process_runtime):
   assert result['num_dropped'] == 2
 
 
-def test_rows_are_seldom_copied(in_process_runtime):
-  # A row is copied when the level that it is in is carried on.
+def test_rows_are_copied_log_n_times(in_process_runtime):
+  # A row is copied when its level is carried on.
   zero, accumulate, _, _ = gathering._accumulator(_VECTOR)
 
   total, copied = zero(), 0
@@ -116,7 +115,7 @@ class _Weights:
 
 _STRUCTURE = tff.to_type(
     collections.OrderedDict(
-        # Not in the order of the alphabet.
+        # Not in alphabetical order.
         z=_Weights(
             second=tff.TensorType(np.float32, [2, 3]),
             first=(tff.TensorType(np.float64), tff.TensorType(np.float16, [2])),
@@ -139,7 +138,7 @@ def _structure(rng):
   )
 
 
-def test_structures_keep_their_form(any_runtime):
+def test_structures_are_preserved(any_runtime):
   process = aggregators.CoordinateMedian(1).create(_STRUCTURE)
   assert not process.is_weighted
   clients = [_structure(np.random.default_rng(i)) for i in range(5)]
@@ -182,11 +181,11 @@ def test_a_single_tensor(in_process_runtime, dtype, shape, expected):
   assert np.asarray(output.result).dtype == dtype
 
 
-def test_distances_are_those_of_the_whole_structure(in_process_runtime):
+def test_distances_are_over_the_whole_structure(in_process_runtime):
   process = aggregators.Krum(0).create(
       tff.to_type([tff.TensorType(np.float64), tff.TensorType(np.float64)])
   )
-  # By either number alone, another client is in the middle.
+  # Either number alone would select another client.
   clients = [[0.0, 9.0], [1.0, 0.0], [2.0, 1.0], [9.0, 2.0]]
   assert process.next(process.initialize(), clients).result == [2.0, 1.0]
 
@@ -203,12 +202,12 @@ def test_distances_are_those_of_the_whole_structure(in_process_runtime):
         (tff.SequenceType(np.float32), r'float32\*'),
     ],
 )
-def test_what_is_no_structure_of_floats(value_type, name):
+def test_types_that_are_not_allowed(value_type, name):
   with pytest.raises(TypeError, match=f'TrimmedMean.*floats.*{name}'):
     aggregators.TrimmedMean(1).create(value_type)
 
 
-def test_who_takes_part(any_runtime):
+def test_participation_by_weight(any_runtime):
   process = aggregators.TrimmedMean(1).create_participating(
       tff.TensorType(np.float32), tff.TensorType(np.float32)
   )
@@ -218,14 +217,14 @@ def test_who_takes_part(any_runtime):
   output = process.next(process.initialize(), values, weights)
   assert output.result == 3
   assert output.measurements['num_dropped'] == 0
-  # The client that is dropped is the attacker that is tolerated.
+  # The dropped client counts as the tolerated attacker.
   weights[-1] = 1.0
   output = process.next(process.initialize(), values, weights)
   assert output.measurements['num_dropped'] == 1
   np.testing.assert_allclose(output.result, (1 + 2 + 4 + 16) / 4)
   output = process.next(process.initialize(), values, [0.0] * 7)
   assert output.result == 0
-  # A weight that is NaN is of a client that was dropped.
+  # A client with weight NaN was dropped.
   weights[2], weights[-1] = np.nan, 0.0
   output = process.next(process.initialize(), values, weights)
   assert output.measurements['num_dropped'] == 1
@@ -265,13 +264,7 @@ def test_too_few_clients_in_the_round(any_runtime):
   process.next(process.initialize(), list(_rows(7)))
 
 
-def test_too_few_clients_are_found_when_it_is_created():
-  # The outer rule knows how many there are, not the inner one.
-  with pytest.raises(ValueError, match='Krum of 6 clients'):
-    aggregators.NearestNeighborMixing(aggregators.Krum(2), 2, num_clients=6)
-
-
-def test_state_goes_on_from_round_to_round(any_runtime):
+def test_state_lasts_over_rounds(any_runtime):
   process = aggregators.Bucketing(aggregators.CenteredClipping(1.0), 2).create(
       tff.TensorType(np.float32, [1])
   )
@@ -284,7 +277,7 @@ def test_state_goes_on_from_round_to_round(any_runtime):
     state = output.state
 
 
-def test_both_runtimes_have_the_same_result(in_process_context, native_context):
+def test_runtimes_agree(in_process_context, native_context):
   process = aggregators.Bucketing(
       aggregators.NearestNeighborMixing(aggregators.TrimmedMean(2), 2), 2
   ).create(_STRUCTURE)
@@ -311,28 +304,21 @@ def test_both_runtimes_have_the_same_result(in_process_context, native_context):
     ],
     ids=['zeroing', 'clipping', 'differential privacy'],
 )
-def test_inside_of_tffs_wrappers(in_process_runtime, wrap):
+def test_inside_tff_wrappers(in_process_runtime, wrap):
   process = wrap(aggregators.CoordinateMedian()).create(
       tff.to_type([tff.TensorType(np.float32, [2])])
   )
   clients = [[np.array(x, np.float32)] for x in ([1, 2], [3, 4], [80, 900])]
   (result,) = process.next(process.initialize(), clients).result
-  # The last one becomes 0, or shorter than the length 100.
+  # The last value is zeroed, or clipped to length 100.
   expected = (
       [1, 2] if 'zeroed_count' in str(process.next.type_signature) else [3, 4]
   )
   np.testing.assert_allclose(result, expected)
 
 
-def test_a_process_runs_in_a_context_of_its_own():
-  with runtime.in_process_runtime():
-    process = aggregators.Mean().create(_VECTOR)
-    output = process.next(process.initialize(), list(_rows(2)))
-  np.testing.assert_array_equal(output.result, _rows(2).mean(axis=0))
-
-
-def test_rules_that_know_the_number_of_clients(any_runtime):
-  """Sorting is unrolled then; here one client is missing."""
+def test_rules_with_num_clients(any_runtime):
+  """Sorting is unrolled; one of 9 clients is missing."""
   rng = np.random.default_rng(0)
   values = rng.normal(size=(8, 5))
   value_type = tff.TensorType(np.float64, [5])

@@ -26,13 +26,11 @@ _RULES = {
     ('name', 'dtype', 'scale'),
     [
         *((name, np.float32, 1e38) for name in _RULES),
-        # These compute no distances, whose squares overflow in float64.
+        # Rules without distances, whose squares would overflow in float64.
         *((n, np.float64, 5e307) for n in ('mean', 'trimmed_mean', 'mea_med')),
     ],
 )
-def test_the_aggregate_is_scaled_as_the_values_are(
-    name, dtype, scale, num_clients
-):
+def test_aggregate_scales_with_the_values(name, dtype, scale, num_clients):
   rule = _RULES[name]
   rng = np.random.default_rng(num_clients)
   values = rng.uniform(2, 3, (num_clients, 6)).astype(dtype)
@@ -44,9 +42,9 @@ def test_the_aggregate_is_scaled_as_the_values_are(
 
   found = aggregate(values * dtype(scale))
   assert np.all(np.isfinite(found))
-  if name == 'centered_clipping':  # It is moved by its radius at most.
+  if name == 'centered_clipping':  # The radius limits the result.
     return
-  if name == 'bucketing+mean':  # Other bits make other buckets.
+  if name == 'bucketing+mean':  # Scaled values are in other buckets.
     expected, rtol = values.mean(axis=0), 0.2
   else:
     expected, rtol = aggregate(values), 2e-6
@@ -65,7 +63,7 @@ def test_the_aggregate_is_scaled_as_the_values_are(
     ids=['naive', 'pooled', 'fbn'],
 )
 def test_moments(factory, num_clients):
-  """The means are finite, and so are all variances that can be."""
+  """The means are finite, and all variances whose true value is finite."""
   process = factory.create(tff.to_type([aggregators.layer_moments_type(3)]))
   means = np.float32([[3e38, -3e38, 1], [-3e38, 3e38, 2]] * 3)[:num_clients]
   clients = [
@@ -74,8 +72,8 @@ def test_moments(factory, num_clients):
   ]
   (found,) = process.next(process.initialize(), clients).result
   expected = means.astype(np.float64).mean(axis=0)
-  np.testing.assert_allclose(found['mean'], expected, rtol=1e-5, atol=1e32)
-  is_finite = np.isfinite(found['variance'])
+  np.testing.assert_allclose(found.mean, expected, rtol=1e-5, atol=1e32)
+  is_finite = np.isfinite(found.variance)
   is_naive = isinstance(factory, aggregators.NaiveMomentsFactory)
   assert np.all(is_finite) == (is_naive or num_clients == 1)
   assert is_finite[2]

@@ -1,4 +1,4 @@
-"""Tests of the mean weighted by losses."""
+"""The mean weighted by losses, against NumPy."""
 
 import collections
 
@@ -75,7 +75,7 @@ def test_without_any_loss_the_mean_is_0(process):
   np.testing.assert_array_equal(output.result['b'][0], 0)
 
 
-def test_a_given_factory_gets_the_weights_and_keeps_its_state():
+def test_inner_factory_gets_the_weights_and_keeps_its_state():
   clipping = tff.aggregators.clipping_factory(
       tff.aggregators.PrivateQuantileEstimationProcess.no_noise(1.0, 0.5, 0.5),
       tff.aggregators.MeanFactory(),
@@ -108,7 +108,7 @@ def test_a_given_factory_gets_the_weights_and_keeps_its_state():
     ],
     ids=['mean', 'median', 'class'],
 )
-def test_a_factory_without_weights_is_refused(factory):
+def test_factories_without_weights_are_an_error(factory):
   with pytest.raises(
       TypeError,
       match=f'must take weights, here losses.*{type(factory).__name__}',
@@ -117,8 +117,8 @@ def test_a_factory_without_weights_is_refused(factory):
 
 
 @pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
-def test_the_smallest_weight_does_not_count_beside_losses(dtype):
-  """Not even of many clients."""
+def test_smallest_weight_is_negligible(dtype):
+  """Even 1000 clients without a loss are negligible."""
   from tff_bn.aggregators import loss_weighted
 
   weights = [

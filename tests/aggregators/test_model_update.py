@@ -1,4 +1,4 @@
-"""Tests of aggregating each part of an update in its own way."""
+"""Aggregation of each part of an update with its own aggregator."""
 
 import collections
 
@@ -45,14 +45,14 @@ def test_default_parts():
   output = process.next(process.initialize(), _CLIENTS, [1.0, 3.0])
 
   np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
-  np.testing.assert_allclose(output.result['statistics'][0]['mean'], [3])
-  np.testing.assert_allclose(output.result['statistics'][0]['variance'], [4])
+  np.testing.assert_allclose(output.result['statistics'][0].mean, [3])
+  np.testing.assert_allclose(output.result['statistics'][0].variance, [4])
   np.testing.assert_allclose(output.result['other_state'][0], 25)
   assert list(output.measurements) == ['trainable', 'statistics', 'other_state']
   assert output.result['num_participants'] == 2
 
 
-def test_an_unweighted_aggregator_sees_no_weights_and_keeps_its_state():
+def test_unweighted_aggregator_ignores_weights_and_keeps_its_state():
   clipping = tff.aggregators.clipping_factory(
       tff.aggregators.PrivateQuantileEstimationProcess.no_noise(1.0, 0.5, 0.5),
       tff.aggregators.UnweightedMeanFactory(),
@@ -111,7 +111,7 @@ def test_missing_parts_are_left_out():
   ]
 
 
-def test_weight_nan_is_of_a_dropped_client():
+def test_dropped_client_with_weight_nan():
   """A mean ignores it; a rule counts it as one of the attackers."""
   bad = _update([9.0, 9.0], 9.0, 9.0, 9.0, count=np.nan)
   mean = aggregators.ModelUpdateFactory(
@@ -119,7 +119,7 @@ def test_weight_nan_is_of_a_dropped_client():
   ).create(_TYPE, tff.TensorType(np.float32))
   output = mean.next(mean.initialize(), [*_CLIENTS, bad], [1.0, 3.0, np.nan])
   np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
-  np.testing.assert_allclose(output.result['statistics'][0]['mean'], [3])
+  np.testing.assert_allclose(output.result['statistics'][0].mean, [3])
   np.testing.assert_allclose(output.result['other_state'][0], 25)
   assert output.result['num_participants'] == 2
 
@@ -128,7 +128,7 @@ def test_weight_nan_is_of_a_dropped_client():
   ).create(_TYPE, tff.TensorType(np.float32))
   output = rule.next(rule.initialize(), [*_CLIENTS, bad], [1.0, 1.0, np.nan])
   assert output.measurements['trainable']['num_dropped'] == 1
-  # The one that is tolerated is gone, so nothing is trimmed.
+  # The dropped client is the tolerated attacker, so nothing is trimmed.
   np.testing.assert_allclose(output.result['trainable'][0], [3, 4])
 
 

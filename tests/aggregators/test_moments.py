@@ -1,4 +1,6 @@
-"""Tests of the aggregators of batch normalization statistics."""
+"""The aggregators of batch normalization statistics, against NumPy."""
+
+import collections
 
 import hypothesis
 import hypothesis.strategies as st
@@ -41,7 +43,7 @@ def _moments_of(x):
     offset=st.floats(-1e6, 1e6),
     seed=st.integers(0, 2**31),
 )
-def test_pooled_is_the_moments_of_the_union(pooled, sizes, offset, seed):
+def test_pooled_equals_moments_of_the_union(pooled, sizes, offset, seed):
   rng = np.random.default_rng(seed)
   data = [
       rng.normal(offset + rng.normal(0, 5), rng.uniform(0, 3), (size, 2))
@@ -51,33 +53,25 @@ def test_pooled_is_the_moments_of_the_union(pooled, sizes, offset, seed):
 
   (result,) = _aggregate(pooled, [[_moments_of(x)] for x in data])
 
-  assert result['count'] == len(union)
-  np.testing.assert_allclose(result['mean'], union.mean(0), rtol=1e-12)
-  # Rounding of the mean itself limits the variance.
+  assert result.count == len(union)
+  np.testing.assert_allclose(result.mean, union.mean(0), rtol=1e-12)
+  # Rounding of the mean limits the accuracy of the variance.
   np.testing.assert_allclose(
-      result['variance'], union.var(0), rtol=1e-9, atol=1e-9
+      result.variance, union.var(0), rtol=1e-9, atol=1e-9
   )
 
 
-def test_naive_is_the_weighted_mean_of_both(naive):
+def test_pooled_adds_the_spread_of_the_means(naive, pooled):
   clients = [
       [aggregators.layer_moments(1.0, np.array([0.0, 4]), np.array([1.0, 1]))],
       [aggregators.layer_moments(3.0, np.array([8.0, 0]), np.array([5.0, 1]))],
   ]
-  (result,) = _aggregate(naive, clients)
-  assert result['count'] == 4
-  np.testing.assert_allclose(result['mean'], [6, 1], rtol=1e-15)
-  np.testing.assert_allclose(result['variance'], [4, 1], rtol=1e-15)
-
-
-def test_pooled_adds_the_spread_of_the_means(pooled):
-  clients = [
-      [aggregators.layer_moments(1.0, np.array([0.0, 4]), np.array([1.0, 1]))],
-      [aggregators.layer_moments(3.0, np.array([8.0, 0]), np.array([5.0, 1]))],
-  ]
-  (result,) = _aggregate(pooled, clients)
-  # 4 + (1·36 + 3·4)/4 and 1 + (1·9 + 3·1)/4.
-  np.testing.assert_allclose(result['variance'], [16, 4], rtol=1e-15)
+  # The spread is (1·36 + 3·4)/4 and (1·9 + 3·1)/4.
+  for process, variance in ((naive, [4, 1]), (pooled, [16, 4])):
+    (result,) = _aggregate(process, clients)
+    assert result.count == 4
+    np.testing.assert_allclose(result.mean, [6, 1], rtol=1e-15)
+    np.testing.assert_allclose(result.variance, variance, rtol=1e-15)
 
 
 @pytest.mark.parametrize('name', ['naive', 'pooled'])
@@ -88,17 +82,17 @@ def test_moments_with_count_zero_are_ignored(name, request):
       0.0, np.array([1e9, 1e9]), np.array([1e9, 1e9])
   )
   (result,) = _aggregate(process, [[empty], [real], [empty]])
-  assert result['count'] == 2
-  np.testing.assert_allclose(result['mean'], [3, 4])
-  np.testing.assert_allclose(result['variance'], [5, 6])
+  assert result.count == 2
+  np.testing.assert_allclose(result.mean, [3, 4])
+  np.testing.assert_allclose(result.variance, [5, 6])
 
   (nothing,) = _aggregate(process, [[empty], [empty]])
-  assert nothing['count'] == 0
-  np.testing.assert_array_equal(nothing['mean'], [0, 0])
-  np.testing.assert_array_equal(nothing['variance'], [0, 0])
+  assert nothing.count == 0
+  np.testing.assert_array_equal(nothing.mean, [0, 0])
+  np.testing.assert_array_equal(nothing.variance, [0, 0])
 
 
-def test_pooled_keeps_its_digits_in_float32_where_squares_would_cancel():
+def test_pooled_does_not_cancel_in_float32():
   process = aggregators.PooledMomentsFactory().create(_type(1, np.float32))
   rng = np.random.default_rng(0)
   data = [rng.normal(3000, 0.5, (64, 2)) for _ in range(8)]
@@ -114,34 +108,36 @@ def test_pooled_keeps_its_digits_in_float32_where_squares_would_cancel():
   ]
   (result,) = _aggregate(process, clients)
   np.testing.assert_allclose(
-      result['variance'], np.concatenate(data).var(0), rtol=1e-3
+      result.variance, np.concatenate(data).var(0), rtol=1e-3
   )
-
-
-def test_each_layer_has_its_own_counts():
-  process = aggregators.PooledMomentsFactory().create(_type(2))
-  rng = np.random.default_rng(1)
-  data = [
-      [rng.normal(size=(n, 2)) for n in sizes] for sizes in ((3, 5), (7, 2))
-  ]
-  result = _aggregate(
-      process, [[_moments_of(layer) for layer in client] for client in data]
-  )
-  for i, found in enumerate(result):
-    union = np.concatenate([client[i] for client in data])
-    assert found['count'] == len(union)
-    np.testing.assert_allclose(found['variance'], union.var(0), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
     'factory',
     [aggregators.NaiveMomentsFactory, aggregators.PooledMomentsFactory],
 )
-def test_anything_but_moments_is_refused(factory):
+def test_other_types_are_an_error(factory):
   vector = tff.TensorType(np.float32, [2])
   for wrong in (vector, tff.to_type([vector]), tff.to_type([(vector, vector)])):
     with pytest.raises(TypeError, match='a list of <count, mean, variance>'):
       factory().create(wrong)
+
+
+@pytest.mark.parametrize('rule', [None, aggregators.Mean()])
+def test_moments_in_another_container(rule):
+  value_type = [
+      collections.OrderedDict(
+          count=np.float64, mean=(np.float64, [2]), variance=(np.float64, [2])
+      )
+  ]
+  process = aggregators.PooledMomentsFactory(rule).create(
+      tff.to_type(value_type)
+  )
+  client = _moments_of(np.array([[1.0, 2], [3, 6]]))
+  (result,) = _aggregate(process, [[client._asdict()], [client]])
+  assert isinstance(result, type(client))
+  np.testing.assert_allclose(result.mean, [2, 4])
+  np.testing.assert_allclose(result.variance, [1, 4])
 
 
 _BETA = 0.25
@@ -170,7 +166,7 @@ def _sizes_type(sizes=(2, 3), dtype=np.float64):
 
 
 def _stack(clients, layer, name):
-  return np.stack([client[layer][name] for client in clients])
+  return np.stack([getattr(client[layer], name) for client in clients])
 
 
 def _factors(count):
@@ -200,10 +196,10 @@ def test_weighted_means_and_a_factor_of_the_spread(name):
     variance = (counts * _stack(clients, layer, 'variance')).sum(0)
     spread = (counts * (means - mean) ** 2).sum(0) / counts.sum()
     factor = _factors(counts.sum())[name]
-    assert found['count'] == counts.sum()
-    np.testing.assert_allclose(found['mean'], mean, rtol=1e-12)
+    assert found.count == counts.sum()
+    np.testing.assert_allclose(found.mean, mean, rtol=1e-12)
     np.testing.assert_allclose(
-        found['variance'],
+        found.variance,
         variance / counts.sum() + factor * spread,
         rtol=1e-12,
     )
@@ -222,7 +218,7 @@ def _robust_truth(clients, factor_name, aggregate):
   result, start = [], 0
   for i in layers:
     count = _stack(clients, i, 'count').sum()
-    size = clients[0][i]['mean'].size
+    size = clients[0][i].mean.size
     part = slice(start, start + size)
     start += size
     factor = _factors(count)[factor_name]
@@ -251,14 +247,14 @@ def _nearest_neighbor_median(x, f=2):
     ],
     ids=['mean', 'median', 'nnm+median'],
 )
-def test_a_rule_in_place_of_the_mean(name, rule, aggregate):
+def test_rules_replace_the_mean(name, rule, aggregate):
   clients = _clients(7)
   process = _factory(name, rule).create(_sizes_type())
   found = _aggregate(process, clients)
   for layer, truth in zip(
       found, _robust_truth(clients, name, aggregate), strict=True
   ):
-    for value, expected in zip(layer.values(), truth, strict=True):
+    for value, expected in zip(layer, truth, strict=True):
       np.testing.assert_allclose(value, expected, rtol=1e-12)
 
 
@@ -273,9 +269,9 @@ def test_a_rule_withstands_attackers_in_float32(name):
     attackers = [
         [
             aggregators.layer_moments(
-                layer['count'],
-                np.full_like(layer['mean'], bad),
-                np.full_like(layer['variance'], bad),
+                layer.count,
+                np.full_like(layer.mean, bad),
+                np.full_like(layer.variance, bad),
             )
             for layer in client
         ]
@@ -287,23 +283,23 @@ def test_a_rule_withstands_attackers_in_float32(name):
     for i, layer in enumerate(output.result):
       means = _stack(honest, i, 'mean')
       variances = _stack(honest, i, 'variance')
-      assert np.all(layer['mean'] >= means.min(0))
-      assert np.all(layer['mean'] <= means.max(0))
-      assert np.all(layer['variance'] >= variances.min(0))
+      assert np.all(layer.mean >= means.min(0))
+      assert np.all(layer.mean <= means.max(0))
+      assert np.all(layer.variance >= variances.min(0))
       spread = np.ptp(means, axis=0) ** 2
-      factor = _factors(layer['count'])[name]
-      assert np.all(layer['variance'] <= variances.max(0) + factor * spread)
+      factor = _factors(layer.count)[name]
+      assert np.all(layer.variance <= variances.max(0) + factor * spread)
 
 
 @pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])
-def test_clients_without_values_are_ignored_and_dropped_ones_counted(rule):
+def test_empty_clients_are_ignored_and_dropped_clients_counted(rule):
   clients = _clients(5)
   nothing = [
-      aggregators.layer_moments(0.0, layer['mean'] + 1e3, layer['variance'])
+      aggregators.layer_moments(0.0, layer.mean + 1e3, layer.variance)
       for layer in clients[0]
   ]
   dropped = [
-      aggregators.layer_moments(np.nan, layer['mean'] + 1e3, layer['variance'])
+      aggregators.layer_moments(np.nan, layer.mean + 1e3, layer.variance)
       for layer in clients[0]
   ]
   process = _factory('FbnMomentsFactory', rule).create(_sizes_type())
@@ -312,16 +308,16 @@ def test_clients_without_values_are_ignored_and_dropped_ones_counted(rule):
       process.initialize(), [nothing, *clients[:2], dropped, *clients[2:]]
   )
   for layer, truth in zip(output.result, expected):
-    for value, other in zip(layer.values(), truth.values()):
+    for value, other in zip(layer, truth):
       np.testing.assert_allclose(value, other, rtol=1e-14)
   if rule is not None:
     assert output.measurements['num_dropped'] == 1
   nobody = _aggregate(process, [nothing, dropped])
-  assert all(layer['count'] == 0 for layer in nobody)
-  assert all(np.all(layer['mean'] == 0) for layer in nobody)
+  assert all(layer.count == 0 for layer in nobody)
+  assert all(np.all(layer.mean == 0) for layer in nobody)
 
 
-def test_an_attack_is_made_once_and_flips_the_means_alone():
+def test_attack_is_applied_once_and_flips_only_the_means():
   clients = _clients(7)
   rule = aggregators.Attacked(
       aggregators.Mean(), aggregators.SignFlipping(), num_attackers=3
@@ -339,9 +335,7 @@ def test_an_attack_is_made_once_and_flips_the_means_alone():
     )
   attacked = [
       [
-          aggregators.layer_moments(
-              own['count'], fake['mean'], fake['variance']
-          )
+          aggregators.layer_moments(own.count, fake.mean, fake.variance)
           for own, fake in zip(client, sent)
       ]
       for client in clients[:3]
@@ -350,7 +344,7 @@ def test_an_attack_is_made_once_and_flips_the_means_alone():
       attacked + honest, 'FbnMomentsFactory', lambda x: x.mean(0)
   )
   for layer, expected in zip(_aggregate(process, clients), truth):
-    for value, other in zip(layer.values(), expected, strict=True):
+    for value, other in zip(layer, expected, strict=True):
       np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
@@ -361,11 +355,11 @@ def test_attackers_cannot_make_a_variance_negative():
   )
   process = _factory('NaiveMomentsFactory', rule).create(_sizes_type())
   for layer in _aggregate(process, clients):
-    np.testing.assert_array_equal(layer['variance'], 0 * layer['variance'])
-    assert np.all(layer['mean'] < 0)
+    np.testing.assert_array_equal(layer.variance, 0 * layer.variance)
+    assert np.all(layer.mean < 0)
 
 
-def test_a_rules_state_lasts():
+def test_state_of_the_rule_lasts():
   """Centered clipping starts from its last result."""
   clients = _clients(5)
   process = _factory(
@@ -374,19 +368,19 @@ def test_a_rules_state_lasts():
   first = process.next(process.initialize(), clients)
   second = process.next(first.state, clients)
   lengths = [
-      np.linalg.norm(np.concatenate([layer['mean'] for layer in output.result]))
+      np.linalg.norm(np.concatenate([layer.mean for layer in output.result]))
       for output in (first, second)
   ]
   assert lengths[0] <= 0.5
   assert lengths[1] > lengths[0] + 0.1
 
 
-def test_without_pooling_clients_count_alike():
+def test_without_pooling_clients_have_the_same_weight():
   clients = _clients(4)
   process = _factory('FbnMomentsFactory', pooled=False).create(_sizes_type())
   truth = _robust_truth(clients, 'FbnMomentsFactory', lambda x: x.mean(0))
   for layer, expected in zip(_aggregate(process, clients), truth):
-    for value, other in zip(layer.values(), expected, strict=True):
+    for value, other in zip(layer, expected, strict=True):
       np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
@@ -400,25 +394,25 @@ def test_each_layer_has_its_own_momentum():
   for i, (layer, with_spread, without) in enumerate(
       zip(*(_aggregate(p, clients) for p in (process, pooled, naive)))
   ):
-    spread = with_spread['variance'] - without['variance']
+    spread = with_spread.variance - without.variance
     np.testing.assert_allclose(
-        layer['variance'], without['variance'] + (2, 4)[i] * spread, rtol=1e-12
+        layer.variance, without.variance + (2, 4)[i] * spread, rtol=1e-12
     )
 
 
 @pytest.mark.parametrize('momentum', [1.0, -0.1, [0.5, 1.5]])
-def test_a_momentum_that_is_none_is_refused(momentum):
+def test_momentum_out_of_range_is_an_error(momentum):
   with pytest.raises(ValueError, match='momentum=.* less than 1'):
     aggregators.FbnMomentsFactory(momentum)
 
 
-def test_as_many_momentums_as_layers():
+def test_wrong_number_of_momentums_is_an_error():
   factory = aggregators.FbnMomentsFactory([0.5, 0.5, 0.5])
   with pytest.raises(ValueError, match='momentum has 3 values, .* 2 layers'):
     factory.create(_sizes_type())
 
 
 @pytest.mark.parametrize('name', _NAMES)
-def test_only_rules_stand_in_for_the_mean(name):
+def test_rule_of_another_class_is_an_error(name):
   with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
     _factory(name, tff.aggregators.UnweightedMeanFactory())

@@ -1,4 +1,4 @@
-"""The weighted mean against NumPy's, and where sums would overflow."""
+"""The weighted mean against NumPy, also where sums would overflow."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_the_type():
 
 @pytest.mark.parametrize('dtype', [np.float32, np.float64])
 @pytest.mark.parametrize('num_clients', [1, 2, 7, 40])
-def test_it_is_numpys(dtype, num_clients):
+def test_equals_numpy(dtype, num_clients):
   rng = np.random.default_rng(num_clients)
   values = rng.normal(1, 3, (num_clients, 4, 2)).astype(dtype)
   weights = rng.integers(1, 100, num_clients).astype(np.float32)
@@ -45,7 +45,7 @@ def test_it_is_numpys(dtype, num_clients):
   )
 
 
-def test_one_client_is_the_mean_to_the_bit():
+def test_mean_of_one_client_is_exact():
   value = np.random.default_rng(0).normal(size=5).astype(np.float32)
   np.testing.assert_array_equal(_mean([value], [np.float32(7)]), value)
 
@@ -106,7 +106,7 @@ def test_the_mean_of_large_values_does_not_overflow(dtype, large):
 
 @pytest.mark.parametrize('weight', [0, -3, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize('value', [2.0, np.nan, np.inf])
-def test_a_client_without_a_proper_weight_has_no_influence(weight, value):
+def test_clients_without_a_valid_weight_are_ignored(weight, value):
   values = [np.float32([v]) for v in (value, 1, value, 5, value)]
   weights = [np.float32(w) for w in (weight, 3, weight, 1, weight)]
   np.testing.assert_allclose(_mean(values, weights), [2])

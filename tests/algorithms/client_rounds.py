@@ -1,4 +1,4 @@
-"""The data of several clients, and rounds with what the clients keep."""
+"""Several clients' data and rounds with client states."""
 
 import numpy as np
 import numpy_reference as reference
@@ -10,7 +10,7 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 def datasets(problem, sizes, seeds=None):
-  """A dataset of each client; seeds: 0, 1, …, or these."""
+  """Returns a dataset for each client; default seeds: 0, 1, …."""
   seeds = range(len(sizes)) if seeds is None else seeds
   return [
       problem.dataset(size, seed)
@@ -19,7 +19,7 @@ def datasets(problem, sizes, seeds=None):
 
 
 def batches(problem, sizes, seeds=None):
-  """The batches of each client of `datasets`, as NumPy arrays."""
+  """Returns the clients' batches of `datasets` as NumPy arrays."""
   seeds = range(len(sizes)) if seeds is None else seeds
   return [
       reference.split(*problem.arrays(size, seed))
@@ -28,7 +28,7 @@ def batches(problem, sizes, seeds=None):
 
 
 def datasets_without_update(problem):
-  """Those of a client without data, and of one that diverges."""
+  """Returns datasets of a client without data and of one that diverges."""
   x, y = problem.arrays(16, 5)
   x[9] = np.nan  # In the second batch, after a good step.
   return [
@@ -38,12 +38,12 @@ def datasets_without_update(problem):
 
 
 class Training:
-  """The server's state and those of all clients, as the rounds leave them.
+  """Runs rounds and keeps the states of the server and of all clients.
 
   Attributes:
     process: The process, of either kind.
     state: The server's state.
-    clients: The state of each client; none if clients keep nothing.
+    clients: The state of each client; empty if clients keep no state.
   """
 
   def __init__(self, process, num_clients):
@@ -56,11 +56,11 @@ class Training:
       ]
 
   def next_round(self, data, sampled=None):
-    """Makes a round.
+    """Runs a round.
 
     Args:
       data: A dataset for each client.
-      sampled: The positions of those who take part; of all, by default.
+      sampled: The positions of the clients that take part. Default: all.
 
     Returns:
       The metrics.
@@ -78,11 +78,11 @@ class Training:
     return output.metrics
 
   def weights(self, model):
-    """Those of the server's model."""
+    """Returns the weights of the server's model."""
     return model.from_model_weights(self.process.get_model_weights(self.state))
 
   def client_weights(self, model):
-    """Those of the model of each client that keeps a state."""
+    """Returns the weights of each client's model, if clients keep a state."""
     return [
         model.from_model_weights(
             self.process.get_client_model_weights(self.state, client)
@@ -91,8 +91,19 @@ class Training:
     ]
 
 
+def assert_same(found, expected):
+  """Asserts that nested structures of arrays are equal to the bit."""
+  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def assert_close(found, expected, rtol=1e-10, atol=1e-12):
+  """Asserts that lists of arrays are close."""
+  for value, truth in zip(found, expected, strict=True):
+    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
+
+
 def run(process, data, num_rounds):
-  """The training after rounds of all clients."""
+  """Returns the training after `num_rounds` rounds of all clients."""
   training = Training(process, len(data))
   for _ in range(num_rounds):
     training.next_round(data)
@@ -100,7 +111,7 @@ def run(process, data, num_rounds):
 
 
 def weights_after_two_rounds(problem, name, **options):
-  """What an algorithm makes of the problem's model, with momentum."""
+  """Returns the model's weights after two rounds of an algorithm."""
   model = problem.model()
   process = getattr(algorithms, f'build_{name}')(
       model, tff.learning.optimizers.build_sgdm(0.1, 0.5), **options

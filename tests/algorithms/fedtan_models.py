@@ -1,7 +1,7 @@
 """Models with batch normalization in every position that Keras allows.
 
-Each `Case` is a small model and the data for it, in the dtype that Keras's
-`floatx` and dtype policy have when it is built.
+Each `Case` is a small model with its data, in the dtype of Keras's `floatx` and
+dtype policy at the time it is built.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ NUM_CLASSES = 3
 
 
 def cross_entropy() -> keras.losses.Loss:
-  """The mean cross-entropy of logits."""
+  """Returns the mean cross-entropy of logits."""
   return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -47,7 +47,7 @@ class Values:
     return keras.config.floatx()
 
   def draw(self, rng: np.random.Generator, client: int, size: int):
-    """Clients have different means, deviations, frequencies and lengths."""
+    """Draws data; means, deviations, frequencies, lengths differ by client."""
     shape = (size, *self.shape)
     if self.kind == 'tokens':
       numbers = rng.integers(1, 5 + 2 * (client % 3), shape)
@@ -78,7 +78,7 @@ class Case:
   loss_fn: Callable[[], Any] = cross_entropy
 
   def model(self) -> BatchNormModel:
-    """The federated model, the same at each call."""
+    """Returns the federated model, the same at each call."""
     keras.utils.set_random_seed(1)
     x_spec = tf.nest.map_structure(
         lambda v: tf.TensorSpec((None, *v.shape), v.dtype), self.inputs
@@ -87,16 +87,16 @@ class Case:
     return BatchNormModel(self.build, (x_spec, y_spec), self.loss_fn)
 
   def batch(self, client: int, size: int) -> tuple[Any, np.ndarray]:
-    """A batch of a client, the same at each call."""
+    """Returns a client's batch, the same at each call."""
     rng = np.random.default_rng([client, size])
     x = tf.nest.map_structure(lambda v: v.draw(rng, client, size), self.inputs)
-    # No two clients have the same share of the classes.
+    # The shares of the classes differ between clients.
     y = rng.choice(NUM_CLASSES, size, p=np.roll([0.6, 0.3, 0.1], client))
     return x, y.astype(np.int32)
 
 
 def shaken_weights(model: BatchNormModel, seed: int = 0):
-  """Weights in which no scale is 1, and no shift and no statistic is 0."""
+  """Returns weights with no scale 1 and no shift or statistic 0."""
   rng = np.random.default_rng(seed)
   values = model.from_model_weights(model.initial_weights)
   shaken = []
@@ -122,7 +122,7 @@ def _logits(x: Any) -> tf.Tensor:
 
 
 def in_default_dtype(model: keras.Model) -> keras.Model:
-  """A copy whose layers all have the default dtype, also the last one."""
+  """Returns a copy in which every layer has the default dtype."""
 
   def clone(layer):
     config = layer.get_config()
@@ -198,7 +198,7 @@ def nested_several_outputs():
 
 
 class InInference(layers.Layer):
-  """Calls another layer in inference mode, also in training."""
+  """Calls another layer in inference mode, even in training."""
 
   def __init__(self, layer: keras.layers.Layer, **kwargs: Any):
     super().__init__(**kwargs)
@@ -224,7 +224,7 @@ def nested_frozen():
 
 
 def live_in_frozen():
-  # Its statistics are those of the batch, but its weights stay as they are.
+  # It normalizes with the batch's statistics, but its weights do not change.
   inner_inputs = Input((4,))
   inner = Model(inner_inputs, _block(inner_inputs), name='inner')
   inner.trainable = False
@@ -252,7 +252,7 @@ def shared_in_parallel():
 
 
 def called_from_another_model():
-  # The layer has a call that is no part of the model.
+  # The layer has a call outside the model.
   norm = layers.BatchNormalization()
   inputs, other = Input((4,)), Input((5,))
   norm(layers.Dense(5)(other))
@@ -303,19 +303,19 @@ def dict_inputs():
 def list_inputs():
   a, b, c = Input((4,)), Input((3,)), Input((2,))
   x = layers.Concatenate()([_block(b), _norm(a)])
-  # One input is needed in the last stage only.
+  # Only the last stage needs one of the inputs.
   return Model([a, b, c], _logits(layers.Concatenate()([_norm(x), c])))
 
 
 class TwoHeads(keras.losses.Loss):
-  """Cross-entropy of logits, plus the squared error of a number."""
+  """Returns the cross-entropy of logits plus a number's squared error."""
 
   def call(self, y_true, y_pred):
     if isinstance(y_pred, dict):
       logits, number = y_pred['logits'], y_pred['number']
     else:
       logits, number = y_pred
-    labels = tf.cast(y_true, tf.int32)  # Keras makes them floats.
+    labels = tf.cast(y_true, tf.int32)  # Keras converts them to floats.
     entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     target = tf.cast(y_true, number.dtype)
     return entropy + 0.5 * tf.square(target - number[:, 0])
@@ -418,7 +418,7 @@ def inference_call():
 
 
 def both_modes():
-  # The statistics of one call are used by the other.
+  # One call uses the statistics of the other.
   norm = layers.BatchNormalization(momentum=0.5)
   inputs = Input((4,))
   x = layers.Dense(5)(inputs)
@@ -440,7 +440,7 @@ def synchronized():
 
 
 class RenamedNorm(layers.BatchNormalization):
-  """A subclass that computes the same."""
+  """A subclass with the same computation."""
 
 
 def subclass():
@@ -480,7 +480,7 @@ def embedding():
 
 
 class DenseBlock(layers.Layer):
-  """A layer of the user's that has batch normalization inside."""
+  """A custom layer with batch normalization inside."""
 
   def __init__(self, units: int, **kwargs: Any):
     super().__init__(**kwargs)
@@ -543,7 +543,7 @@ def operations():
 
 
 class ScaleBy(layers.Layer):
-  """Multiplies by a second tensor, given by keyword."""
+  """Multiplies by a second tensor, which is a keyword argument."""
 
   def call(self, inputs, scale=None, factor=1.0):
     return inputs * scale * factor
@@ -566,7 +566,7 @@ def attention():
 
 
 class CallCounter(layers.Layer):
-  """Counts its calls in training, and mixes the number into the outputs."""
+  """Counts its calls in training and adds the number to the outputs."""
 
   def build(self, input_shape):
     self.count = self.add_weight((), trainable=False, name='count')

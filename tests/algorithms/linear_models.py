@@ -8,7 +8,7 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 
 
 class Linear:
-  """A linear model with batch normalization, and the mean squared error."""
+  """A linear model with batch normalization and the mean squared error."""
 
   def __init__(self, kind):
     self.kind = kind

@@ -1,10 +1,10 @@
-"""Federated averaging of three small models; in NumPy, float64.
+"""Federated averaging of three small models in NumPy, in float64.
 
-Written from the papers' formulas alone, without TensorFlow, as a truth to
-compare with. The weights are in Keras's order. For dense, batch norm, ReLU,
-dense: hidden kernel and bias, γ, β, moving mean and variance, output kernel and
-bias. The two linear models have the mean squared error as loss, and `None`
-among their gradients where the statistics are.
+Independent of TensorFlow and written from the papers' formulas, as the truth
+that tests compare with. Weights are in Keras's order. For dense, batch norm,
+ReLU, dense: hidden kernel and bias, γ, β, moving mean and variance, output
+kernel and bias. The loss of the two linear models is the mean squared error.
+Gradients are `None` at the positions of the statistics.
 """
 
 import numpy as np
@@ -18,12 +18,12 @@ _EPSILON = 2**-10
 def gradients(
     weights, x, y, fixed=False, feature_gradient=None, rows=slice(None)
 ):
-  """The mean cross-entropy, its gradients, and the batch's statistics.
+  """Returns the mean cross-entropy, its gradients, and the batch's statistics.
 
-  With `fixed` it normalizes by the running statistics, which are constants.
-  `feature_gradient` maps the features to the gradient of what is added to the
-  loss; the features are the output of the hidden layer. The gradients are those
-  with respect to the weights as these rows of x use them.
+  With `fixed`, the model normalizes with the running statistics as constants.
+  `feature_gradient` maps the features (the hidden layer's output) to the
+  gradient of a term that is added to the loss. The gradients come from `rows`
+  of x only.
   """
   w1, b1, gamma, beta, running_mean, running_variance, w2, b2 = weights
   n = len(x)
@@ -63,14 +63,14 @@ def gradients(
 
 
 def features(weights, x):
-  """The output of the hidden layer in inference mode."""
+  """Returns the hidden layer's output in inference mode."""
   w1, b1, gamma, beta, mean, variance, _, _ = weights
   normalized = (x @ w1 + b1 - mean) / np.sqrt(variance + _EPSILON)
   return np.maximum(normalized * gamma + beta, 0)
 
 
 def gradients_bn_dense(weights, x, y, fixed=False, feature_gradient=None):
-  """As `gradients`, of batch norm and dense; features: the normalized ones."""
+  """Like `gradients`, for batch norm and dense; features: normalized."""
   gamma, beta, running_mean, running_variance, w, b = weights
   mean, variance = x.mean(0), x.var(0)
   used = (running_mean, running_variance) if fixed else (mean, variance)
@@ -86,13 +86,13 @@ def gradients_bn_dense(weights, x, y, fixed=False, feature_gradient=None):
 
 
 def features_bn_dense(weights, x):
-  """The output of batch norm in inference mode."""
+  """Returns the output of batch norm in inference mode."""
   gamma, beta, mean, variance, _, _ = weights
   return (x - mean) / np.sqrt(variance + _EPSILON) * gamma + beta
 
 
 def gradients_dense_bn(weights, x, y, fixed=False, feature_gradient=None):
-  """As `gradients`, of dense and batch norm; features: the dense layer's."""
+  """Like `gradients`, for dense and batch norm; features: the dense layer's."""
   w, b, gamma, beta, running_mean, running_variance = weights
   z = x @ w + b
   mean, variance = z.mean(0), z.var(0)
@@ -112,7 +112,7 @@ def gradients_dense_bn(weights, x, y, fixed=False, feature_gradient=None):
 
 
 def features_dense_bn(weights, x):
-  """The output of the dense layer."""
+  """Returns the output of the dense layer."""
   return x @ weights[0] + weights[1]
 
 
@@ -130,12 +130,13 @@ def train(
     extra=None,
     feature_gradient=None,
 ):
-  """Local training: new weights, number of examples, sum of the losses.
+  """Trains locally; returns weights, number of examples, sum of the losses.
 
-  The learning rate may be a list, one for each step. `extra` maps the weights
-  to what is added to the gradients, `feature_gradient` maps x to a
-  `feature_gradient` of `gradients`. With `fixed` the running statistics stay;
-  `seen` is a list that gets the size, mean and variance of each batch.
+  `learning_rate` may be a list with a rate for each step. `extra` maps the
+  weights to a term that is added to the gradients, and `feature_gradient` maps
+  x to a `feature_gradient` of `gradients`. With `fixed`, the running statistics
+  do not change. `seen` is a list to which the size, mean and variance of each
+  batch are appended.
   """
   weights = [w.copy() for w in weights]
   velocity = [np.zeros_like(w) for w in weights]
@@ -167,7 +168,7 @@ def train(
 
 
 def proximal(anchor, strength, positions):
-  """The gradient of FedProx's term, an `extra` of `train`."""
+  """Returns the gradient of FedProx's term, an `extra` of `train`."""
   return lambda weights: [
       strength * (w - a) if i in positions else 0.0
       for i, (w, a) in enumerate(zip(weights, anchor))
@@ -175,7 +176,7 @@ def proximal(anchor, strength, positions):
 
 
 def contrast(z, z_global, z_previous, temperature):
-  """MOON's loss and its gradient with respect to z, the mean over the rows."""
+  """Returns MOON's mean loss over the rows and its gradient by z."""
 
   def norm(v):
     return np.sqrt(np.maximum((v**2).sum(1, keepdims=True), 1e-12))
@@ -194,24 +195,24 @@ def contrast(z, z_global, z_previous, temperature):
 
 
 def average(values, counts):
-  """The mean of arrays, weighted by counts."""
+  """Returns the mean of arrays, weighted by counts."""
   return sum(c * v for c, v in zip(counts, values)) / sum(counts)
 
 
 def average_models(models, counts):
-  """The mean of each weight."""
+  """Returns the mean of each weight."""
   return [average(values, counts) for values in zip(*models, strict=True)]
 
 
 def pool(means, variances, counts):
-  """The law of total variance."""
+  """Combines moments by the law of total variance."""
   mean = average(means, counts)
   second = average([v + m**2 for m, v in zip(means, variances)], counts)
   return mean, second - mean**2
 
 
 def fbn_statistics(before, seen, beta=0.25):
-  """FBN's running mean and variance after a round, from all `seen` by it."""
+  """Returns FBN's running statistics after a round with the moments `seen`."""
   counts, means, variances = zip(*seen)
   mean, variance = pool(means, variances, counts)
   n = sum(counts)
@@ -222,7 +223,7 @@ def fbn_statistics(before, seen, beta=0.25):
 
 
 def fbn_round(truth, **kwargs):
-  """Lets a truth with a `round` and the clients' `models` make one of FBN."""
+  """Runs a round of a truth and replaces the statistics by FBN's."""
   seen, before = [], list(truth.models[0])
   truth.round(fixed=True, seen=seen, **kwargs)
   statistics = fbn_statistics(before, seen)
@@ -231,7 +232,7 @@ def fbn_round(truth, **kwargs):
 
 
 def split(x, y, batch_size=8):
-  """The batches that `tf.data` makes."""
+  """Returns the batches that `tf.data` makes."""
   return [
       (x[i : i + batch_size], y[i : i + batch_size])
       for i in range(0, len(x), batch_size)

@@ -1,11 +1,11 @@
-"""Local training with clipped gradients and a rate for each step, in NumPy."""
+"""Local training in NumPy with clipped gradients and a rate for each step."""
 
 import numpy as np
 import numpy_reference as reference
 
 
 def clip(grads, clip_norm):
-  """Scales all gradients so that together they are no longer than a norm."""
+  """Scales gradients to a global norm of at most `clip_norm`."""
   norm = np.sqrt(sum((g**2).sum() for g in grads if g is not None))
   factor = min(1.0, clip_norm / norm)
   return [None if g is None else factor * g for g in grads]
@@ -27,10 +27,10 @@ def train(
     weights: As in `numpy_reference`.
     batches: The batches.
     rates: The learning rate, or one for each batch.
-    momentum: Of SGD.
-    weight_decay: Is added to clipped gradients.
-    clip_norm: The largest norm of all gradients of a batch together.
-    bn_momentum: Of the running statistics.
+    momentum: SGD's momentum.
+    weight_decay: λ of the L2 decay, added after clipping.
+    clip_norm: The largest global norm of a batch's gradients.
+    bn_momentum: The momentum of the running statistics.
 
   Returns:
     The new weights.

@@ -1,4 +1,4 @@
-"""Tests of unusual clients: without data, diverging, with odd variables."""
+"""Tests of clients without data, diverging clients, and unusual variables."""
 
 import keras
 import numpy as np
@@ -179,7 +179,7 @@ def _with_dropout(toy):
   return toy.model(keras_model_fn)
 
 
-def test_dropout_depends_on_seed_round_and_data_alone(toy):
+def test_dropout_depends_only_on_seed_round_and_data(toy):
   model = _with_dropout(toy)
 
   def losses(seed):
@@ -222,7 +222,7 @@ def test_clients_with_other_data_drop_other_units(toy):
   assert loss(1.0) != loss(2.0)
 
 
-def test_regularization_counts(toy):
+def test_regularization_is_part_of_the_loss(toy):
   def model_with(regularizer):
     return toy.model(
         lambda: keras.Sequential(

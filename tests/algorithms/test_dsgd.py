@@ -30,7 +30,7 @@ def _found(toy, process, num_rounds):
     ('uniform', 'clients_have_momentum'), [(False, True), (True, False)]
 )
 def test_equals_numpy(toy, uniform, clients_have_momentum):
-  """Momentum of the mean, or the mean of each client's own momentum."""
+  """Momentum of the mean gradient, or the mean of the clients' momentums."""
   rates = (0.1, 0.1, 0.05, 0.033)
   momentum, decay, bn_momentum = 0.5, 0.01, 0.75
   model = toy.model()
@@ -48,7 +48,7 @@ def test_equals_numpy(toy, uniform, clients_have_momentum):
   for number, rate in enumerate(rates):
     counts, statistics, gradients = [], [], []
     for i, size in enumerate(_SIZES):
-      # Of two batches only the first.
+      # Only the first of two batches.
       x, y = (part[:8] for part in toy.arrays(2 * size, 10 * number + i))
       counts.append(1 if uniform else len(x))
       _, grads, mean, variance = reference.gradients(weights, x, y)
@@ -125,12 +125,12 @@ def test_a_rule_sees_gradients(toy):
         dict(server_optimizer=_SGD(1.0)),
     ],
 )
-def test_what_would_be_another_algorithm_is_refused(toy, options):
+def test_options_of_other_algorithms_are_refused(toy, options):
   (name,) = options
   with pytest.raises(ValueError, match=f'{name} must'):
     algorithms.build_dsgd(toy.model(), _SGD(0.1), **options)
 
 
-def test_what_is_no_optimizer_is_refused(toy):
+def test_other_optimizer_types_are_refused(toy):
   with pytest.raises(TypeError, match='client_optimizer must be'):
     algorithms.build_dsgd(toy.model(), keras.optimizers.SGD(0.1))

@@ -1,6 +1,6 @@
-"""Tests of rounds in which clients are dropped, or all of them are.
+"""Tests of rounds in which some or all clients are dropped.
 
-What a round without any client must not change is compared to the bit.
+A round without clients must leave the states unchanged to the bit.
 """
 
 import collections
@@ -43,7 +43,7 @@ def _good(toy):
 
 
 def _metrics(output):
-  """What a round says about its clients and about the server's step."""
+  """Returns a round's metrics about its clients and the server's step."""
   return {**output.metrics['client_work'], **output.metrics['finalizer']}
 
 
@@ -89,7 +89,7 @@ class _Run:
 
   @property
   def lasting(self):
-    """All that a round without clients leaves as it is."""
+    """Returns everything that a round without clients must not change."""
     work = collections.OrderedDict(self.state.client_work)
     del work['round_num']
     return [
@@ -130,7 +130,7 @@ def _changed(found, expected):
 def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
   options = dict(client_weighting=weighting)
   if name == 'scaffold':
-    # A client that is dropped is still one of all clients.
+    # A dropped client still counts for N.
     options['num_clients'] = 4
   found = _Run(toy, name, **options)
   expected = _Run(toy, name, **options)
@@ -171,7 +171,7 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
   run = _Run(toy, name, server_optimizer=_SERVER_OPTIMIZERS[server_optimizer])
   assert run.next(_good(toy))['failed_rounds'] == 0
   assert run.next(_good(toy))['failed_rounds'] == 0
-  # The optimizer would go on by itself.
+  # An optimizer with momentum would continue.
   accumulators = [
       leaf for leaf in tf.nest.flatten(run.state.finalizer) if np.ndim(leaf)
   ]
@@ -202,8 +202,8 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
     assert metrics['train']['num_examples'] == 0
     _assert_same(run.lasting, before)
 
-  # Goes on as if these rounds had not been; but in FixBN the number of the
-  # round decides what is done.
+  # Training continues as if these rounds had not happened, except in FixBN,
+  # whose phase depends on the number of the round.
   assert run.next(_good(toy))['failed_rounds'] == 0
   assert _changed(run.weights, without_failures.weights)
   if name != 'fixbn':
@@ -212,7 +212,7 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
     _assert_same(run.state.finalizer, without_failures.state.finalizer)
 
 
-def test_one_good_client_is_no_failure(toy):
+def test_one_good_client_is_enough(toy):
   run = _Run(toy, 'fed_avg')
   before = run.weights
   metrics = run.next([_poisoned(toy), _empty(toy), toy.dataset(8, 1)])
@@ -266,7 +266,7 @@ def test_centralized_keeps_its_model_and_its_momentum(toy):
 
 
 def test_a_client_that_diverges_in_its_second_step_is_dropped(toy):
-  """Its first step, which was good, is not sent either."""
+  """Its first step was good, but is not sent either."""
   run = _Run(toy, 'fedtan', local_steps=2)
   other = _Run(toy, 'fedtan', local_steps=2)
   bad = toy.dataset(8, 0).concatenate(_poisoned(toy, 4))
@@ -277,7 +277,7 @@ def test_a_client_that_diverges_in_its_second_step_is_dropped(toy):
 
 
 class _Careless(drift_correction.DriftCorrection):
-  """What it keeps is the mean over the steps, also without any step."""
+  """The layer keeps the mean over its steps, which is NaN without steps."""
 
   def bind(self, model, weights, client_optimizer):
     del model, weights, client_optimizer
@@ -296,7 +296,7 @@ class _Careless(drift_correction.DriftCorrection):
     return Bound()
 
 
-def test_a_client_without_data_is_not_dropped_for_what_it_does_not_keep(toy):
+def test_a_discarded_state_does_not_drop_a_client_without_data(toy):
   run = _Run(toy, 'fed_avg', drift_correction=_Careless())
   metrics = run.next([*_good(toy), _empty(toy), _poisoned(toy)])
   assert metrics['num_dropped_clients'] == 1

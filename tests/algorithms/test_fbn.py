@@ -1,4 +1,4 @@
-"""Tests of FBN: what it trains equals training on the union of the data."""
+"""Tests of FBN: it equals training on the union of the data."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ from tff_bn.layers import FederatedBatchNormalization
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _SGD = tff.learning.optimizers.build_sgdm
-_BETA = 0.25  # Of the toy model.
+_BETA = 0.25  # The toy model's.
 
 
 def _weights(model, process, state):
@@ -23,7 +23,7 @@ def _weights(model, process, state):
 
 
 def _train(model, process, rounds):
-  """The weights after rounds, each a list of the clients' datasets."""
+  """Returns the weights after rounds, each a list of the clients' datasets."""
   state = process.initialize()
   for data in rounds:
     state = process.next(state, data).state
@@ -35,7 +35,7 @@ def _unbiased(n):
 
 
 def _step(weights, x, y, learning_rate=0.1):
-  """A step of centralized training that normalizes as FBN does."""
+  """Makes a step of centralized training with FBN's normalization."""
   _, grads, mean, variance = reference.gradients(weights, x, y, fixed=True)
   new = [
       w if g is None else w - learning_rate * g for w, g in zip(weights, grads)
@@ -82,7 +82,7 @@ def test_paper_and_pooled_are_the_same_for_equal_sizes(toy, pooled):
   _assert_equal(found, expected)
 
 
-def test_without_pooling_clients_count_alike(toy):
+def test_without_pooling_clients_have_equal_weights(toy):
   """Algorithm 2 of the paper, line by line, with unequal sizes."""
   model = toy.model()
   process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1, pooled=False)
@@ -151,7 +151,7 @@ def test_one_client_equals_the_keras_layer(images, toy, toy_images):
 
   keras_model = keras.models.clone_model(keras_model, clone_function=federated)
   keras_model.set_weights(model.to_keras().get_weights())
-  # Keras's learning rate is a float32, whatever the weights are.
+  # Keras's learning rate is float32 for all weights.
   keras_model.compile(keras.optimizers.SGD(0.125), loss=model.loss_fn())
   data = [problem.dataset(8, seed) for seed in range(5)]
   for dataset in data:
@@ -190,7 +190,7 @@ def test_batch_normalization_of_either_class_is_trained_alike(toy):
 
 
 class _Poisoned:
-  """A dataset whose samples are not finite."""
+  """Returns a dataset with samples that are not finite."""
 
   @staticmethod
   def of(toy, size, seed):
@@ -217,7 +217,7 @@ def test_with_no_usable_client_the_model_stays(toy):
   _assert_equal(after, before, rtol=0, atol=0)
 
 
-def test_a_rule_stands_in_for_the_means_of_the_statistics(toy):
+def test_a_rule_replaces_the_means_of_the_statistics(toy):
   """R' = Agg(r), S' = Agg(s) + N/((N-1) β) Agg((r - R')²)."""
   model = toy.model()
   process = algorithms.build_fbn(
@@ -247,7 +247,7 @@ def test_a_rule_stands_in_for_the_means_of_the_statistics(toy):
   np.testing.assert_allclose(found[reference.VARIANCE], variance, rtol=1e-12)
 
 
-def test_a_round_is_one_exchange_of_what_fedavg_sends(toy):
+def test_a_round_has_the_exchange_of_fedavg(toy):
   model = toy.model()
   traffic = [
       analysis.ProcessTraffic(build(model, _SGD(0.1), local_steps=1)).until(
@@ -270,8 +270,8 @@ def test_a_model_without_batch_normalization_is_refused(toy):
     algorithms.build_fbn(model, _SGD(0.1))
 
 
-def test_what_is_no_rule_is_refused(toy):
-  with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
+def test_other_statistics_aggregators_are_refused(toy):
+  with pytest.raises(TypeError, match='FBN must be a tff_bn.aggregators.Rule'):
     algorithms.build_fbn(
         toy.model(),
         _SGD(0.1),

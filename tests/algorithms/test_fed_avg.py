@@ -1,4 +1,4 @@
-"""Tests of FedAvg with statistics."""
+"""Tests of FedAvg with averaged statistics."""
 
 import keras
 import numpy as np
@@ -74,7 +74,7 @@ def test_rounds_equal_numpy_in_float64(toy, pooled, uniform):
 
 
 def test_image_statistics_are_biased(toy_images):
-  """As Keras's; TensorFlow's fused operation gives K/(K-1) times as much."""
+  """Keras's are biased, too; TensorFlow's fused operation adds K/(K-1)."""
   model = toy_images.model()
   process = algorithms.build_fed_avg(model, _SGD(0.0))
   state = process.initialize()
@@ -158,7 +158,7 @@ def test_steps_and_epochs(toy, kwargs, num_batches):
     np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
 
-def test_learning_rate_schedule_goes_by_finished_rounds(toy):
+def test_learning_rate_schedule_depends_on_finished_rounds(toy):
   model = toy.model()
   process = algorithms.build_fed_avg(
       model,

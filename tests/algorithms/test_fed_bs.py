@@ -1,5 +1,7 @@
 """Tests of FedBS."""
 
+import functools
+
 import client_rounds
 import keras
 import numpy as np
@@ -10,8 +12,6 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn.keras_model import partition
-from tff_bn.processes import averaging
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -20,6 +20,11 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _STRENGTH = 0.7
 _NEVER = 1e-6
+_assert_same = client_rounds.assert_same
+# The clients' weights and their sum are float32.
+_assert_close = functools.partial(
+    client_rounds.assert_close, rtol=1e-6, atol=1e-8
+)
 
 
 class _Truth:
@@ -35,7 +40,7 @@ class _Truth:
     self.loss = None
 
   def round(self, data, server_step=None, **kwargs):
-    """One round with these batches of all clients."""
+    """Runs one round with these batches of all clients."""
     results = []
     for before, batches in zip(self.models, data):
       extra = None
@@ -57,16 +62,6 @@ class _Truth:
     self.std = np.std(losses)
     self.loss = sum(loss_sums) / sum(counts)
     self.switched = self.switched or self.std < self.epsilon
-
-
-# Clients' weights and their sum are float32.
-def _assert_close(found, expected, rtol=1e-6, atol=1e-8):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
-
-
-def _assert_same(found, expected):
-  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 def _build(model, epsilon=_NEVER, **options):
@@ -114,7 +109,7 @@ def test_weights_are_the_losses(toy):
 
 
 def _stds(toy, rounds):
-  """The standard deviations as long as it is not FedProx."""
+  """Returns the standard deviations before the switch to FedProx."""
   truth = _Truth(toy.model(), 0.0)
   stds = []
   for seeds in rounds:
@@ -126,8 +121,8 @@ def _stds(toy, rounds):
 def test_it_becomes_fed_prox_once_and_for_good(toy):
   rounds = [_DIFFERENT, _DIFFERENT, _ALIKE, _DIFFERENT, _DIFFERENT]
   stds = _stds(toy, rounds)
-  # Just above that of the round in which it must happen: it would not happen
-  # with Bessel's correction.
+  # Just above the deviation of the round that must trigger the switch, but
+  # below the deviation with Bessel's correction.
   epsilon = 1.1 * stds[2]
   assert np.sqrt(1.5) * stds[2] > epsilon
   assert 2 * epsilon < min(stds[:2] + stds[3:])
@@ -140,7 +135,7 @@ def test_it_becomes_fed_prox_once_and_for_good(toy):
 
 
 def test_epsilon_is_a_strict_bound(toy):
-  """No switch if the deviation is a little larger."""
+  """A slightly larger deviation does not trigger the switch."""
   (std,) = _stds(toy, [_DIFFERENT])
   for factor, switched in ((0.99, 0), (1.01, 1)):
     process = _build(toy.model(), std * factor)
@@ -229,7 +224,7 @@ def _bad_datasets(toy):
 
 @pytest.mark.parametrize('switched', [False, True])
 def test_clients_without_a_finite_loss_do_not_count(toy, switched):
-  """Neither in the mean nor in the standard deviation."""
+  """They count neither in the mean nor in the standard deviation."""
   model = toy.model()
   process = _build(model, 100.0 if switched else _NEVER)
   data = client_rounds.datasets(toy, _SIZES)
@@ -251,7 +246,7 @@ def test_clients_without_a_finite_loss_do_not_count(toy, switched):
 
 
 def test_without_any_loss_nothing_changes(toy):
-  """Nor is that a reason to become FedProx."""
+  """It does not trigger the switch either."""
   model = toy.model()
   process = _build(model, 100.0)
   state = process.initialize()
@@ -273,7 +268,7 @@ def test_one_client_has_no_deviation(toy):
 
 def test_local_variables_stay(toy):
   model = toy.model()
-  # It switches in the first round already, so both kinds are there.
+  # It switches in the first round, so both phases occur.
   epsilon = 100.0
   process = _build(model, epsilon, build_process=algorithms.build_fed_bn)
   assert isinstance(process, StatefulLearningProcess)
@@ -286,8 +281,8 @@ def test_local_variables_stay(toy):
   )
 
 
-def test_fbns_statistics_are_those_of_all_values(toy):
-  """Whatever the losses."""
+def test_fbns_statistics_describe_all_values(toy):
+  """They do not depend on the losses."""
   model = toy.model()
   epsilon = 100.0
   process = _build(model, epsilon, build_process=algorithms.build_fbn)
@@ -305,7 +300,7 @@ def test_fbns_statistics_are_those_of_all_values(toy):
   _check_rounds(toy, model, process, truth, [(_DIFFERENT, kwargs)] * 3)
 
 
-def test_fixbn_goes_on_with_what_has_happened(toy):
+def test_fixbns_second_phase_keeps_the_state(toy):
   model = toy.model()
   epsilon = 100.0
   process = _build(
@@ -321,7 +316,7 @@ def test_fixbn_goes_on_with_what_has_happened(toy):
 
 
 def test_server_optimizer(toy):
-  """Adam takes the steps; statistics are assigned all the same."""
+  """Adam makes the steps, but statistics are assigned."""
   model = toy.model()
   process = _build(
       model,
@@ -351,7 +346,7 @@ def test_server_optimizer(toy):
 
 
 def test_a_weighted_model_aggregator(toy):
-  """It gets the losses as weights."""
+  """It receives the losses as weights."""
   model = toy.model()
   process = _build(
       model,
@@ -423,13 +418,3 @@ def test_an_aggregator_without_weights_is_refused(toy, factory):
 def test_algorithms_without_drift_refuse_it(toy, build):
   with pytest.raises(ValueError, match='has no effect in'):
     _build(toy.model(), build_process=build)
-
-
-def test_something_trainable_must_be_shared(toy):
-  with pytest.raises(ValueError, match='FedBS keeps .* is shared'):
-    averaging.build_partitioned(
-        toy.model(),
-        partition.SINGLE,
-        _SGD(0.1),
-        drift_correction=algorithms.FedBs(0.1, 0.1),
-    )

@@ -5,7 +5,6 @@ import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
@@ -17,22 +16,15 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _STRENGTH = 0.7
+_assert_same = client_rounds.assert_same
+_assert_close = client_rounds.assert_close
 
 
 def _run(model, process, rounds):
-  """The server's and the clients' weights after rounds, and all metrics."""
+  """Returns the server's and the clients' weights, and all rounds' metrics."""
   training = client_rounds.Training(process, len(rounds[0]))
   metrics = [training.next_round(data) for data in rounds]
   return training.weights(model), training.client_weights(model), metrics
-
-
-def _assert_same(found, expected):
-  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
-
-
-def _assert_close(found, expected):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
 
 def _build(model, optimizer=None, strength=_STRENGTH, **options):
@@ -46,7 +38,7 @@ def _rounds(problem, num_rounds, sizes=_SIZES):
 
 
 def _numpy_round(weights, clients, **kwargs):
-  """FedProx in NumPy: the new weights, and the mean of the losses."""
+  """Runs FedProx in NumPy; returns the new weights and the mean loss."""
   proximal = reference.proximal(weights, _STRENGTH, range(len(weights)))
   results = [
       reference.train(weights, batches, 0.1, extra=proximal, **kwargs)
@@ -89,7 +81,7 @@ def test_rounds_equal_numpy(toy):
         momentum=0.5,
         weight_decay=0.01,
     )
-    # The metrics have the model's loss, without the proximal term.
+    # The loss in the metrics does not include the proximal term.
     losses.append(loss)
 
   found, _, metrics = _run(model, process, _rounds(toy, 3))
@@ -196,15 +188,27 @@ def test_the_strength_is_checked(toy, value):
     algorithms.build_fed_prox(toy.model(), _SGD(0.1), proximal_strength=value)
 
 
-def test_something_trainable_must_be_shared(toy):
-  correction = algorithms.FedProx(0.1)
-  with pytest.raises(ValueError, match='FedProx keeps .* is shared'):
+@pytest.mark.parametrize(
+    'correction',
+    [
+        algorithms.FedBs(0.1, 0.1),
+        algorithms.FedProx(0.1),
+        algorithms.Moon(),
+        algorithms.Scaffold(),
+    ],
+)
+def test_corrections_need_a_shared_trainable_variable(toy, correction):
+  with pytest.raises(ValueError, match='keeps .* is shared'):
     averaging.build_partitioned(
         toy.model(),
         partition.SINGLE,
         _SGD(0.1),
         drift_correction=correction,
     )
+
+
+def test_a_shared_affine_variable_is_enough(toy):
+  correction = algorithms.FedProx(0.1)
 
   def only_norm():
     inputs = keras.Input((4,), dtype='float64')
@@ -267,11 +271,11 @@ def test_one_step_of_fedtan_has_no_proximal_term(toy):
 
 
 def _fedtan_round(weights, clients):
-  """One synchronized step, then local steps with a proximal term."""
+  """Makes one synchronized step, then local steps with a proximal term."""
   union = [np.concatenate(parts) for parts in zip(*(own[0] for own in clients))]
   models = []
   for number, own in enumerate(clients):
-    # The client's part of the gradient of the mean loss on the union.
+    # The client's share of the gradient of the mean loss on the union.
     _, grads, mean, variance = reference.gradients(
         weights, *union, rows=slice(8 * number, 8 * number + 8)
     )
@@ -286,7 +290,7 @@ def _fedtan_round(weights, clients):
             first,
             own[1:],
             0.1,
-            # Near to the server's model, not to that after the first step.
+            # The anchor is the server's model, not the first step's result.
             extra=reference.proximal(weights, _STRENGTH, range(8)),
         )[0]
     )

@@ -1,7 +1,7 @@
-"""Tests that FedTAN trains on handwritten digits as centralized training does.
+"""Tests that FedTAN trains on handwritten digits like centralized training.
 
-Five clients have two of the ten classes each, so that the statistics of their
-batches differ from each other and from those of all.
+Each of five clients has two of the ten classes, so the statistics of their
+batches differ from each other and from the global statistics.
 """
 
 import keras
@@ -36,7 +36,7 @@ def fixture_data():
 
 
 def _model(data, name, dtype='float32'):
-  """A model of `tff_bn.models`, with all layers in the given dtype."""
+  """Returns a model of `tff_bn.models` with all layers in the given dtype."""
   build = models.build_model_fn(
       name, data.dataset.input_shape, data.num_classes
   )
@@ -65,7 +65,7 @@ def _model(data, name, dtype='float32'):
 
 
 def _client_batches(data, round_num, local_steps=1, dtype=np.float32):
-  """Each client's batches of a round, as arrays."""
+  """Returns each client's batches of a round, as arrays."""
   return [
       [
           (x.astype(dtype), y)
@@ -87,7 +87,7 @@ def _dataset(batches):
 
 
 def _union(client_batches):
-  """One client with the batches of all: the first ones as one batch, etc."""
+  """Returns one client with the unions of the clients' n-th batches."""
   return [
       tuple(np.concatenate(arrays) for arrays in zip(*batches, strict=True))
       for batches in zip(*client_batches, strict=True)
@@ -106,7 +106,7 @@ def _train(process, rounds, *, union=False):
 
 
 def _accuracies(data, model, processes, *, rounds, local_steps):
-  """Percent of the test set after each tenth round, for each process."""
+  """Returns each process's test accuracy in % after each tenth round."""
   evaluator = evaluation.Evaluator(model)
   test = data.test_dataset(512)
   rounds = [

@@ -1,10 +1,10 @@
-"""Tests that FedTAN's first step is centralised training's, in float64.
+"""Tests that FedTAN's first step equals centralised training, in float64.
 
-The truth is an ordinary Keras model that takes one step of SGD on the union of
-the clients' first batches. What has no centralised equal (several local steps,
-local gradients of the statistics, a client's own update) is compared with
-`_reference_round` below: a network with two batch normalization layers, written
-out in TensorFlow, in which each client has weights of its own, so that
+The truth is an ordinary Keras model that makes one step of SGD on the union of
+the clients' first batches. Rounds without a centralised equivalent (several
+local steps, local gradients of the statistics, a single client's update) are
+compared with `_reference_round` below: a network with two batch normalization
+layers, written in TensorFlow, in which each client has its own weights, so that
 automatic differentiation finds each client's gradient.
 """
 
@@ -29,7 +29,7 @@ Model = keras.Model
 
 pytestmark = pytest.mark.usefixtures('one_client_at_a_time', 'float64')
 
-# A power of 2, so that a division by it adds no error of its own.
+# A power of 2, so that dividing by it is exact.
 _RATE = 0.5
 _SGD = tff.learning.optimizers.build_sgdm
 _TOLERANCE = 1e-10
@@ -47,7 +47,7 @@ def fixture_context():
 
 @pytest.fixture(name='one_client_at_a_time')
 def fixture_one_client_at_a_time(context):
-  """This process's runtime; for several clients at a time it imports more."""
+  """Returns the in-process runtime with one client at a time."""
   before = tff.framework.get_context_stack().current
   tff.framework.set_default_context(context)
   yield
@@ -91,7 +91,7 @@ def _two_norms_model():
 
 
 def _union(batches):
-  """One batch of `(x, y)` of several."""
+  """Concatenates several batches of `(x, y)`."""
   return tf.nest.map_structure(lambda *parts: np.concatenate(parts), *batches)
 
 
@@ -137,7 +137,7 @@ def _centralised_step(model, weights, batches, shares=None):
 
 
 def _gradients(before, after):
-  """The gradients by which one step of SGD came from `before` to `after`."""
+  """Returns the gradients of the SGD step from `before` to `after`."""
   return [
       (np.asarray(b) - np.asarray(a)) / _RATE
       for b, a in zip(before.trainable, after.trainable)
@@ -145,9 +145,9 @@ def _gradients(before, after):
 
 
 def _largest_error(found, expected):
-  """The largest error, relative to the largest value of the same tensor.
+  """Returns the largest error, relative to the largest value of its tensor.
 
-  A tensor that is zero but for rounding (the gradient of a bias in front of a
+  A tensor that is zero except for rounding (the gradient of a bias before a
   batch normalization layer) is compared with the largest of all values.
   """
   found, expected = list(found), list(expected)
@@ -164,7 +164,7 @@ def _largest_error(found, expected):
 
 
 def _assert_equal_weights(before, found, expected, tolerance=_TOLERANCE):
-  """Asserts that two steps from the same weights came to the same weights."""
+  """Asserts that two steps from the same weights have the same result."""
   error = _largest_error(
       _gradients(before, found), _gradients(before, expected)
   )
@@ -180,7 +180,7 @@ def _assert_equal_weights(before, found, expected, tolerance=_TOLERANCE):
 
 
 def _dataset(*batches):
-  """A client's dataset of these batches."""
+  """Returns a client's dataset of these batches."""
   return functools.reduce(
       tf.data.Dataset.concatenate,
       [
@@ -192,7 +192,7 @@ def _dataset(*batches):
 
 @functools.lru_cache(maxsize=8)
 def _process(model, optimizer=None, local_steps=1, **options):
-  """FedTAN; the last ones are kept, since it takes seconds to build one."""
+  """Builds FedTAN; cached, because building takes seconds."""
   process = algorithms.build_fedtan(
       model, optimizer or _SGD(_RATE), local_steps=local_steps, **options
   )
@@ -215,7 +215,7 @@ def _check_case(case, moments, sizes=(6, 6, 6), shares=None, **options):
   model = _two_norms_model() if case is _TWO_NORMS else case.model()
   weights = fedtan_models.shaken_weights(model)
   batches = [case.batch(client, size) for client, size in enumerate(sizes)]
-  # Of several batches, one step takes the first.
+  # One step takes the first of several batches.
   datasets = [
       _dataset(batch, case.batch(client + 3, len(batch[1])))
       for client, batch in enumerate(batches)
@@ -301,7 +301,7 @@ def test_a_step_is_the_centralised_step(name):
   _check_case(fedtan_models.CASES[name], 'fused')
 
 
-# Clients with as many examples have as many values, where nothing is masked.
+# Without masks, equal numbers of examples give equal numbers of values.
 @pytest.mark.parametrize(
     'name',
     [
@@ -345,7 +345,7 @@ def test_in_the_native_runtime(native_runtime):
     ],
 )
 def test_unequal_batches_weighted_by_examples(name, moments):
-  # Without masks, numbers of values are in proportion to those of examples.
+  # Without masks, numbers of values are proportional to numbers of examples.
   _check_case(fedtan_models.CASES[name], moments, (7, 2, 4))
 
 
@@ -366,7 +366,7 @@ def test_equal_batches_weighted_uniformly():
 
 
 def test_unequal_batches_weighted_uniformly():
-  # The statistics are those of the union; each client's loss counts alike.
+  # The statistics of the union, and equal weights of the clients' losses.
   _check_case(
       _TWO_NORMS,
       'fused',
@@ -376,7 +376,7 @@ def test_unequal_batches_weighted_uniformly():
   )
 
 
-# Which clients count.
+# Clients that are left out.
 
 _NAN = np.float64('nan')
 
@@ -506,13 +506,13 @@ def test_server_optimizer():
   state = {}
   for _ in range(3):
     _, stepped = _centralised_step(model, expected, batches)
-    # The server's gradient is the difference that the step makes.
+    # The server's gradient is the change by the step.
     differences = [b - a for b, a in zip(expected.trainable, stepped.trainable)]
     expected = tff.learning.models.ModelWeights(
         _server_adam(expected.trainable, differences, state),
         stepped.non_trainable,
     )
-  # Adam's hyperparameters are float32 where TFF cannot make them float64.
+  # Adam's hyperparameters are float32 if TFF cannot make them float64.
   for f, e in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
     np.testing.assert_allclose(f, e, rtol=1e-6, atol=1e-6)
 
@@ -528,7 +528,7 @@ def test_learning_rate_schedule():
       num_rounds=2,
       client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.0, _RATE),
   )
-  # In the first round the statistics alone change.
+  # In the first round only the statistics change.
   _, first = _centralised_step(model, weights, batches)
   before = tff.learning.models.ModelWeights(
       weights.trainable, first.non_trainable
@@ -537,24 +537,23 @@ def test_learning_rate_schedule():
   _assert_equal_weights(before, found, expected)
 
 
-# Two batch normalization layers, written out.
+# A reference with two batch normalization layers.
 
 # Positions in Keras's order of the weights: kernel, bias, γ, β, mean, variance;
-# the same of the second layer; kernel, bias.
+# the same for the second layer; kernel, bias.
 _STATISTICS = ((4, 5), (10, 11))
 _TRAINABLE = (0, 1, 2, 3, 6, 7, 8, 9, 12, 13)
 
 
 def _normalize(xs, shares, forward_only):
-  """Normalizes each client's values by the moments of all.
+  """Normalizes each client's values with the moments of all clients.
 
   Args:
     xs: Each client's values.
-    shares: How much each client counts; they sum to 1.
+    shares: The clients' weights, with sum 1.
     forward_only: Whether the gradient with respect to the moments stays local.
-      Then a client's moments are a function of its own values alone: the values
-      of the moments are the global ones, but the derivatives those of its own
-      mean, and of its own variance about the constant global mean.
+      Then the moments have the global values, but the derivatives of the
+      client's mean, and of its variance about the constant global mean.
 
   Returns:
     The normalized values, and the global mean and variance.
@@ -578,17 +577,17 @@ def _normalize(xs, shares, forward_only):
 def _synchronized_gradients(
     values, batches, loss_shares, value_shares, forward_only=False
 ):
-  """Each client's gradient of the joint loss, and the layers' moments.
+  """Returns the clients' gradients of the joint loss, and the layers' moments.
 
-  The joint loss is Σ share_i F_i. As each client has weights of its own here,
-  which only happen to be equal, the derivative with respect to them, divided by
-  share_i, is the client's part: the weighted mean of the parts is the gradient.
+  The joint loss is Σ share_i F_i. Each client has its own copy of the weights.
+  The derivative with respect to the copy, divided by share_i, is the client's
+  part of the gradient: the weighted mean of the parts is the gradient.
 
   Args:
     values: The weights, in Keras's order.
     batches: The clients' batches.
-    loss_shares: How much each client's loss counts; they sum to 1.
-    value_shares: How much each client's values count in the moments.
+    loss_shares: The weights of the clients' losses, with sum 1.
+    value_shares: The weights of the clients' values in the moments.
     forward_only: See `_normalize`.
 
   Returns:
@@ -631,14 +630,14 @@ def _reference_round(
     forward_only=False,
     clip_norm=np.inf,
 ):
-  """One round of FedTAN.
+  """Runs one round of FedTAN.
 
   Args:
     model: The model, for the local steps.
     weights: The weights before the round.
     clients: For each client a list of batches, of the same size.
-    momentum: The client optimizer's.
-    weight_decay: Factor of the weights in the gradient.
+    momentum: The client optimizer's momentum.
+    weight_decay: λ of the L2 decay.
     weighting: The clients' weights.
     moments: Whether the statistics are weighted as the clients (`two_pass`) or
       by the number of values (`fused`).
@@ -676,7 +675,7 @@ def _reference_round(
     for positions, moment in zip(_STATISTICS, layer_moments):
       for i, value in zip(positions, moment):
         values[i] = _KERAS_MOMENTUM * values[i] + (1 - _KERAS_MOMENTUM) * value
-    # From here on, the client is alone.
+    # The further steps are local.
     for x, y in batches[1:]:
       keras_model = model.to_keras(model.to_model_weights(values))
       with tf.GradientTape() as tape:
@@ -825,7 +824,7 @@ def test_several_local_steps_with_everything():
     ],
 )
 def test_unequal_clients(moments, weighting, forward_only):
-  # Each client's own gradient shows after its second step.
+  # Each client's gradient affects the result after its second step.
   _check_reference(
       (7, 2, 4),
       2,
@@ -948,8 +947,8 @@ def test_dropout_of_each_client():
   weights = model.initial_weights
   rng = np.random.default_rng(0)
   y = np.zeros(16, np.int32)
-  # But for the last digits the clients' samples are ones, so that the mean
-  # after dropout is that of the mask.
+  # Except for the last digits, the samples are ones, so the mean after
+  # dropout is the mean of the mask.
   datasets = [
       _dataset((1 + 1e-9 * rng.normal(size=(16, 4)), y)) for _ in range(2)
   ]
@@ -1032,11 +1031,11 @@ def test_image_statistics_in_float32(moments, toy_images):
   assert error < 1e-3
 
 
-# What cannot be split.
+# Models that cannot be split.
 
 
 class _NormInControlFlow(layers.Layer):
-  """Calls batch normalization inside a function of TensorFlow's."""
+  """Calls batch normalization inside a TensorFlow function."""
 
   def __init__(self, kind, **kwargs):
     super().__init__(**kwargs)
@@ -1083,7 +1082,7 @@ class _NormCell(layers.Layer):
 
 
 class _OwnNorm(layers.BatchNormalization):
-  """Batch normalization that computes something else."""
+  """Batch normalization with another computation."""
 
   def call(self, inputs, training=None, mask=None):
     return 2 * super().call(inputs, training=training, mask=mask)
@@ -1102,7 +1101,7 @@ class _Subclassed(keras.Model):
 
 
 def _around(layer_fn, shape=(4,)):
-  """A function that returns a model with the layer in it."""
+  """Returns a function that builds a model with the layer."""
 
   def build():
     inputs = Input(shape)
@@ -1140,7 +1139,7 @@ _CANNOT_BE_SPLIT = {
 
 
 @pytest.mark.parametrize('name', list(_CANNOT_BE_SPLIT))
-def test_what_cannot_be_split_is_named(name):
+def test_errors_name_the_layer_that_cannot_be_split(name):
   model = _CANNOT_BE_SPLIT[name].model()
   with pytest.raises(ValueError, match='culprit'):
     algorithms.build_fedtan(model, _SGD(_RATE))

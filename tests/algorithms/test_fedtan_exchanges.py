@@ -1,4 +1,4 @@
-"""The exchanges of FedTAN: as many as counted, as few as the graph allows."""
+"""Tests that FedTAN makes as few exchanges as the graph allows."""
 
 import keras
 import numpy as np
@@ -33,12 +33,12 @@ def _called_twice(x):
 
 
 def _first(x):
-  """No gradient is needed of what comes before the layer."""
+  """Needs no gradient of the layers before batch normalization."""
   return _layers.BatchNormalization()(x)
 
 
-# The number of layers one after the other, and of those with something
-# trainable before them.
+# The number of layers in a chain, and of those with a trainable variable
+# before them.
 _CASES = {
     'chain': (_chain, 2, 2),
     'branches': (_branches, 2, 2),
@@ -61,7 +61,7 @@ def _model(body):
 
 @pytest.fixture(name='num_uploads')
 def _num_uploads(monkeypatch):
-  """In how many passes of the last computation clients' values were added."""
+  """Returns the number of exchanges in the last computation."""
   passes = []
   compute_totals = execution.Execution._compute_totals
 
@@ -116,7 +116,7 @@ def test_exchanges(name, moments, in_process_runtime, num_uploads):
   num_uploads.clear()
   process.next(state, datasets)
   expected = (2 if moments == 'two_pass' else 1) * forward + backward + 1
-  # Each of the three clients, in each of the exchanges.
+  # Three clients send in each exchange.
   assert [n for n in num_uploads if n] == [3] * expected
   assert analysis.computation_traffic(process.next).exchanges == expected
 

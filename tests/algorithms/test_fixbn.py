@@ -17,7 +17,7 @@ _SIZES = (20, 7, 33)
 
 
 def _states(process, toy, num_rounds):
-  """The states after each round, the initial one first."""
+  """Returns the initial state and the states after each round."""
   states = [process.initialize()]
   for _ in range(num_rounds):
     data = [toy.dataset(size, seed) for seed, size in enumerate(_SIZES)]

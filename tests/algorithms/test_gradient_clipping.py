@@ -15,17 +15,13 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)
-# Some gradients of these problems are longer, others are not.
+# Longer than some gradients of these problems, shorter than others.
 _CLIP_NORM = 0.7
+_assert_close = client_rounds.assert_close
 
 
 def _initial(model):
   return model.from_model_weights(model.initial_weights)
-
-
-def _assert_close(found, expected, rtol=1e-10):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=1e-12)
 
 
 def _mean(results, counts=_SIZES):
@@ -34,14 +30,14 @@ def _mean(results, counts=_SIZES):
 
 @pytest.fixture(autouse=True)
 def _both_kinds_of_gradients(toy):
-  """Makes sure that the norm lies between those of the gradients."""
+  """Checks that the norm lies between the gradients' norms."""
   model = toy.model()
   norms = []
   for x, y in sum(client_rounds.batches(toy, _SIZES), []):
     grads = reference.gradients(_initial(model), x, y)[1]
     norms.append(np.sqrt(sum((g**2).sum() for g in grads if g is not None)))
   assert min(norms) < _CLIP_NORM < max(norms)
-  # Each variable for itself would not be too long everywhere.
+  # Clipping each variable separately would give another result.
   assert max(norms) > 1.5 * _CLIP_NORM
 
 
@@ -74,8 +70,8 @@ def test_rounds_equal_numpy(toy):
   _assert_close(training.weights(model), expected)
 
 
-def test_the_norm_is_that_of_local_variables_too(toy):
-  """A client of FedBN clips what it shares and what it keeps together."""
+def test_the_norm_includes_local_variables(toy):
+  """A client of FedBN clips shared and local variables together."""
   model = toy.model()
   process = algorithms.build_fed_bn(
       model, _SGD(0.1), client_gradient_clip_norm=_CLIP_NORM
@@ -128,7 +124,7 @@ def test_dsgd_clips_each_clients_gradient(toy):
   velocity = [0.0] * len(expected)
   counts = [8, 7, 8]
   for _ in range(3):
-    # With learning rate 1, what a step subtracts is the gradient.
+    # With learning rate 1, a step subtracts the gradient.
     results = [
         numpy_steps.train(
             expected, batches[:1], 1, weight_decay=0.3, clip_norm=clip_norm
@@ -145,10 +141,10 @@ def test_dsgd_clips_each_clients_gradient(toy):
 
 
 def _synchronized_gradients(weights, batches, shares):
-  """Each client's gradients in FedTAN's first step, and the statistics.
+  """Returns the clients' gradients in FedTAN's first step, and the statistics.
 
-  A client's gradient is that of its own loss, in which the gradients with
-  respect to the common mean and variance are those of the mean of the losses.
+  A client's gradient is the gradient of its loss, except that the gradients
+  with respect to the global mean and variance come from the mean loss.
   """
   w1, b1, gamma, beta, _, _, w2, b2 = weights
   zs = [x @ w1 + b1 for x, _ in batches]
@@ -184,7 +180,7 @@ def _synchronized_gradients(weights, batches, shares):
 
 
 def test_the_truth_for_fedtan_is_the_gradient_of_the_mean_loss(toy):
-  """The clients' mean is the gradient on the union of the batches."""
+  """The mean over the clients is the gradient on the union of the batches."""
   model = toy.model()
   weights = _initial(model)
   batches = [batches[0] for batches in client_rounds.batches(toy, _SIZES)]
@@ -247,7 +243,7 @@ def test_fedtan_clips_each_clients_gradient_in_the_first_step_too(
 def test_short_gradients_stay_the_same_to_the_bit(toy, name):
   train = functools.partial(client_rounds.weights_after_two_rounds, toy, name)
   expected = train()
-  # 49 · (1 / 49), as TensorFlow's own function has it, is not 1.
+  # TensorFlow's function computes 49 · (1 / 49), which is not 1.
   assert 49 * (1 / 49) != 1
   for value, truth in zip(train(client_gradient_clip_norm=49), expected):
     np.testing.assert_array_equal(value, truth)
@@ -255,8 +251,8 @@ def test_short_gradients_stay_the_same_to_the_bit(toy, name):
   assert any(np.any(a != b) for a, b in zip(changed, expected))
 
 
-def test_a_gradient_of_0_is_no_failure(toy):
-  """Its norm is 0, by which nothing must be divided."""
+def test_a_gradient_of_0_is_allowed(toy):
+  """Its norm is 0, so nothing may be divided by it."""
   toy.loss = lambda: lambda y_true, y_pred: 0.0 * y_pred[0, 0]
   model = toy.model()
   process = algorithms.build_fed_avg(

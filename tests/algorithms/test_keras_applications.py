@@ -1,4 +1,4 @@
-"""Rounds of models of keras.applications, against Keras's own training.
+"""Compares rounds of keras.applications models with Keras's own training.
 
 FedTAN with MobileNetV2 is in test_fedtan_equivalence.py. Dropout
 layers drop nothing here: they would drop other values in the rounds than in the
@@ -53,13 +53,13 @@ def _new_keras_model(name):
 
 @functools.cache
 def _initial(name):
-  """A model, which takes long to build, and its weights."""
+  """A model, which is slow to build, and its weights."""
   model = _new_keras_model(name)
   return model, model.get_weights()
 
 
 def _keras_model(name):
-  """The one model of that name, with its initial weights again."""
+  """Returns the shared model of that name with its initial weights."""
   model, weights = _initial(name)
   model.set_weights(weights)
   return model
@@ -70,7 +70,7 @@ def _loss():
 
 
 def _batches():
-  """The clients' batches: images of different brightness."""
+  """Returns the clients' batches, images of different brightness."""
   rng = np.random.default_rng(2)
   return [
       (
@@ -84,12 +84,12 @@ def _batches():
 
 
 def _union():
-  """The batches of all clients in one."""
+  """Returns the union of the clients' batches."""
   return tuple(np.concatenate(parts) for parts in zip(*_batches()))
 
 
 def _step(name, batch):
-  """The variables after a step of Keras's own training, in Keras's order."""
+  """Returns the variables after a step of Keras's training, in its order."""
   model = _keras_model(name)
   model.compile(keras.optimizers.SGD(_RATE), _loss(), jit_compile=False)
   model.train_on_batch(*batch)
@@ -97,12 +97,12 @@ def _step(name, batch):
 
 
 def _mean(steps):
-  """The mean of the clients' variables, weighted by examples."""
+  """Returns the mean of the clients' variables, weighted by examples."""
   return [np.average(parts, axis=0, weights=_SHARES) for parts in zip(*steps)]
 
 
 def _fbn_step(name, batch):
-  """A step that normalizes by the moving statistics, and their update."""
+  """Makes a step that normalizes with the moving statistics; updates them."""
   model = _keras_model(name)
   layers = batch_norm_layers(model)
   inputs = keras.Model(model.input, [layer.input for layer in layers])
@@ -123,7 +123,7 @@ def _fbn_step(name, batch):
 
 
 def _round(name, build, is_stateful=False):
-  """The variables after a round, and each client's own model."""
+  """Returns the variables after a round, and each client's model."""
   model = BatchNormModel(lambda: _new_keras_model(name), _INPUT_SPEC, _loss)
   process = build(model, tff.learning.optimizers.build_sgdm(_RATE))
   datasets = [
@@ -147,7 +147,7 @@ def _round(name, build, is_stateful=False):
 
 
 def _assert_same_step(name, found, expected):
-  """Asserts that variables changed alike, relative to the whole change.
+  """Asserts equal changes of variables, relative to the whole change.
 
   Small batches make the gradients of the first layers large and sensitive to
   rounding.

@@ -1,8 +1,8 @@
-"""Clients that are left out of a round, with the float32 models of the zoo.
+"""Tests of clients that are left out of a round, with float32 models.
 
-A round with a client whose data is not finite, or that has none, must be the
-round without that client. In float32, TensorFlow fuses convolutions, batch
-normalization and ReLU, and the fused ReLU makes 0 of NaN.
+A round with a client that has no data, or data that are not finite, must equal
+the round without it. In float32, TensorFlow fuses convolutions, batch
+normalization and ReLU, and the fused ReLU turns NaN into 0.
 """
 
 import functools
@@ -21,7 +21,7 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 _SGD = tff.learning.optimizers.build_sgdm
 _SHAPE = (8, 8, 1)
 _NUM_CLASSES = 4
-# Each reads a client's data in its own way.
+# These algorithms read a client's data in different ways.
 _BUILDERS = {
     'fed_avg': algorithms.build_fed_avg,
     'fed_bn': algorithms.build_fed_bn,
@@ -33,14 +33,14 @@ _BUILDERS = {
     'fedtan_forward': functools.partial(
         algorithms.build_fedtan, synchronize='forward'
     ),
-    # The second round of these two normalizes with fixed statistics.
+    # In their second round, these two normalize with fixed statistics.
     'fedtan_ii': functools.partial(algorithms.build_fedtan_ii, sync_rounds=1),
     'fixbn': functools.partial(algorithms.build_fixbn, fixbn_rounds=1),
     'fbn': algorithms.build_fbn,
     'fed_prox': functools.partial(
         algorithms.build_fed_prox, proximal_strength=0.1
     ),
-    # By default it counts all clients of a round, whether left out or not.
+    # The default counts clients that are left out, too.
     'scaffold': functools.partial(algorithms.build_scaffold, num_clients=4),
     'moon': algorithms.build_moon,
     'fed_bs': functools.partial(algorithms.build_fed_bs, epsilon=1e-9),
@@ -73,7 +73,7 @@ def _dataset(x, y, batch_size=4):
 
 
 def _left_out(kind):
-  """The dataset of a client that must not count."""
+  """Returns the dataset of a client that must be left out."""
   x, y = _arrays(7, 8)
   match kind:
     case 'nan':
@@ -90,7 +90,7 @@ def _left_out(kind):
 
 
 def _values(training, model):
-  """All that two trainings are compared by."""
+  """Returns everything that two trainings are compared by."""
   return tf.nest.flatten([training.weights(model), training.clients])
 
 
@@ -100,7 +100,7 @@ def _assert_close(found, expected, message=''):
 
 
 def _check(name, model_name, kinds=_KINDS, learning_rate=0.05):
-  """Compares two rounds with clients that are left out to those without."""
+  """Compares two rounds with and without clients that must be left out."""
   model = _model(model_name)
   process = _BUILDERS[name](model, _SGD(learning_rate), local_steps=None)
   # The last client has a single example.
@@ -164,7 +164,7 @@ def test_fedtan_in_the_native_runtime():
   _check('fedtan', 'small_cnn')
 
 
-# In this runtime, algorithms differ in the kinds of their states alone.
+# In this runtime, only the kind of the state differs between algorithms.
 @pytest.mark.slow
 @pytest.mark.usefixtures('native_runtime')
 @pytest.mark.parametrize('name', ['fed_avg', 'fbn', 'scaffold', 'fixbn'])
@@ -195,7 +195,7 @@ def test_an_empty_batch_between_others_changes_nothing(name):
     np.testing.assert_array_equal(a, b)
 
 
-# A model with two inputs, with batch normalization on the way of both.
+# A model with two inputs, each with batch normalization.
 
 _TWO_INPUTS_SPEC = (
     (tf.TensorSpec((None, 6, 6, 1)), tf.TensorSpec((None, 5))),

@@ -1,5 +1,7 @@
 """Tests of MOON."""
 
+import functools
+
 import client_rounds
 import keras
 import linear_models
@@ -10,8 +12,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
-from tff_bn.keras_model import partition
-from tff_bn.processes import averaging
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -19,6 +19,10 @@ _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _WEIGHT = 3.0
 _TEMPERATURE = 0.4
+_assert_same = client_rounds.assert_same
+_assert_close = functools.partial(
+    client_rounds.assert_close, rtol=1e-9, atol=1e-11
+)
 _MODELS = {
     'toy': (reference.gradients, reference.features),
     'bn_dense': (reference.gradients_bn_dense, reference.features_bn_dense),
@@ -38,7 +42,7 @@ class _Truth:
     self.data = client_rounds.batches(problem, _SIZES)
 
   def round(self, sampled=(0, 1, 2), server_rate=1.0, **kwargs):
-    """One round of these clients; returns the mean of the losses."""
+    """Runs one round of these clients; returns the mean loss."""
     results = []
     for k in sampled:
       before = self.models[k]
@@ -67,7 +71,7 @@ class _Truth:
     mean = reference.average_models(models, counts)
     old = self.models[sampled[0]]
     for i in range(len(mean)):
-      # Weights in whose place there are statistics do not move as the others.
+      # Statistics do not move like the other weights.
       rate = 1.0 if i in reference.STATISTICS else server_rate
       mean[i] = old[i] + rate * (mean[i] - old[i])
     for k, after in zip(sampled, models):
@@ -89,15 +93,6 @@ class _Truth:
       )
 
 
-def _assert_close(found, expected, rtol=1e-9, atol=1e-11):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
-
-
-def _assert_same(found, expected):
-  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
-
-
 def _build(model, weight=_WEIGHT, **options):
   return algorithms.build_moon(
       model,
@@ -109,7 +104,7 @@ def _build(model, weight=_WEIGHT, **options):
 
 
 def _run(problem, process, num_rounds, sizes=_SIZES):
-  """The server's model after rounds, the clients' states and all metrics."""
+  """Returns the server's model, the clients' states and all rounds' metrics."""
   training = client_rounds.Training(process, len(sizes))
   data = client_rounds.datasets(problem, sizes)
   metrics = [
@@ -129,7 +124,7 @@ def _check_rounds(problem, model, process, truth, rounds):
   for sampled, kwargs in rounds:
     loss = truth.round(sampled, **kwargs)
     metrics = training.next_round(data, sampled)['client_work']
-    # The metrics have the model's loss, without the contrastive one.
+    # The loss in the metrics does not include the contrastive loss.
     np.testing.assert_allclose(metrics['train']['loss'], loss, rtol=1e-9)
   truth.check(model, training)
 
@@ -170,7 +165,7 @@ def test_weight_0_is_fed_avg_to_the_bit(toy):
     ],
 )
 def test_rounds_equal_numpy(toy, kind):
-  """The second client misses one round, and contrasts with an older model."""
+  """The second client misses a round, so its previous model is older."""
   problem = toy if kind == 'toy' else linear_models.Linear(kind)
   model = problem.model()
   process = _build(
@@ -194,7 +189,7 @@ def test_rounds_equal_numpy(toy, kind):
 
 
 @pytest.mark.slow
-def test_first_round_is_fed_avgs(toy):
+def test_first_round_equals_fed_avg(toy):
   """The loss is constant as long as the previous model is the server's."""
   model = toy.model()
   process = _build(model)
@@ -225,8 +220,8 @@ def test_a_new_client_starts_from_the_servers_model(toy):
     np.testing.assert_array_equal(new[f'previous_{variable.name}'], value)
 
 
-def test_the_state_has_what_the_client_trained(toy):
-  """Not the server's mean, nor what its optimizer makes of it."""
+def test_the_state_is_the_clients_trained_model(toy):
+  """It is neither the server's mean nor its optimizer's result."""
   model = toy.model()
   process = _build(model, server_optimizer=_SGD(0.5))
   _check_rounds(
@@ -309,11 +304,7 @@ def test_clients_without_an_update_keep_their_model(toy):
 
 
 def _nested_model():
-  """The toy model, with the hidden layers and the head in models of their own.
-
-  Returns:
-    The model.
-  """
+  """Returns the toy model with hidden layers and head as nested models."""
   layers, dtype = keras.layers, 'float64'
   body = keras.Sequential(
       [
@@ -363,7 +354,7 @@ def test_other_kinds_of_models(toy, keras_model_fn, feature_layer):
 
 @pytest.mark.slow
 def test_feature_layer_by_name():
-  """The output of the last layer, too, if one wants it."""
+  """It may be the last layer, too."""
   problem = linear_models.Linear('bn_dense')
   model = problem.model()
   default, _, _ = _run(problem, _build(model), 2)
@@ -374,7 +365,7 @@ def test_feature_layer_by_name():
 
 
 def test_features_of_images_are_flattened(toy_images):
-  """Otherwise each pixel would have a direction of its own."""
+  """Otherwise each pixel would have its own direction."""
   features = []
 
   def keras_model_fn():
@@ -384,7 +375,7 @@ def test_features_of_images_are_flattened(toy_images):
   process = _build(model, feature_layer='norm')
   _, clients, _ = _run(toy_images, process, 1, sizes=(6, 6))
   state = process.initialize()
-  # One step from the server's model that is not the client's previous one.
+  # One step from a server's model other than the client's previous model.
   output = process.next(
       state, clients[:1], [toy_images.dataset(6, 0, batch_size=6)]
   )
@@ -421,7 +412,7 @@ def test_features_of_images_are_flattened(toy_images):
 
 @pytest.mark.slow
 def test_float16(toy):
-  """Features of 16 bits are compared in float32."""
+  """16-bit features are compared in float32."""
   toy.dtype = 'float32'
 
   def keras_model_fn(policy):
@@ -439,7 +430,7 @@ def test_float16(toy):
   results = []
   for policy in ('mixed_float16', 'float32'):
     model = toy.model(lambda policy=policy: keras_model_fn(policy))
-    # No batch of one example, whose normalized features would be next to 0.
+    # A batch of one example would have normalized features close to 0.
     weights, clients, metrics = _run(toy, _build(model), 3, sizes=(16, 24, 8))
     tf.nest.map_structure(
         lambda value: np.testing.assert_array_equal(np.isfinite(value), True),
@@ -452,7 +443,7 @@ def test_float16(toy):
 
 @pytest.mark.slow
 def test_dropout_is_in_the_trained_model_only(toy):
-  """And depends on nothing but the seed."""
+  """It depends only on the seed."""
 
   def keras_model_fn():
     layers, dtype = keras.layers, 'float64'
@@ -472,7 +463,7 @@ def test_dropout_is_in_the_trained_model_only(toy):
   _assert_same(again, first)
   other, _, _ = _run(toy, _build(model, seed=1), 2)
   assert np.any(other.trainable[0] != first.trainable[0])
-  # As long as the frozen models are the same, their features are, too.
+  # Equal frozen models have equal features.
   found, _, _ = _run(toy, process, 1)
   expected, _, _ = _run(toy, algorithms.build_fed_avg(model, _SGD(0.1)), 1)
   _assert_close(found.trainable, expected.trainable)
@@ -514,16 +505,6 @@ def test_the_weight_is_checked(value):
 def test_the_temperature_is_checked(value):
   with pytest.raises(ValueError, match='temperature=.* greater than 0'):
     algorithms.Moon(temperature=value)
-
-
-def test_something_trainable_must_be_shared(toy):
-  with pytest.raises(ValueError, match='MOON keeps .* is shared'):
-    averaging.build_partitioned(
-        toy.model(),
-        partition.SINGLE,
-        _SGD(0.1),
-        drift_correction=algorithms.Moon(),
-    )
 
 
 def test_the_papers_values_are_the_defaults():

@@ -1,4 +1,4 @@
-"""With one client, every algorithm is plain Keras training."""
+"""Tests that every algorithm equals plain Keras training with one client."""
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ def test_equals_keras_fit(name, problem, request):
 
   keras_model.compile(keras.optimizers.SGD(0.05, 0.9), problem.loss())
   for _ in range(2):
-    if name != 'centralized':  # A federated client's momentum starts anew.
+    if name != 'centralized':  # A federated client's momentum starts afresh.
       keras_model.compile(keras.optimizers.SGD(0.05, 0.9), problem.loss())
     history = keras_model.fit(dataset, epochs=2, shuffle=False, verbose=0)
     if client is None:

@@ -1,4 +1,4 @@
-"""Tests of position encodings that are a client's own, in all algorithms."""
+"""Tests of personal position encodings in all algorithms."""
 
 import collections
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _SGD = tff.learning.optimizers.build_sgdm
 _SIZES = (20, 7, 13)  # Unequal, with short last batches.
-# Of the weights of dense, batch norm, encoding, ReLU, dense.
+# Positions in the weights of dense, batch norm, encoding, ReLU, dense.
 _PHASE = 6
 
 _BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
@@ -58,7 +58,7 @@ def _model(toy, share=0.5, mode='add', amplitude=0.4, **kwargs):
 
 
 def _deep_model(shared=False):
-  """With two phases, and no batch normalization."""
+  """Returns a model with two phases and no batch normalization."""
 
   def keras_model_fn():
     model = keras.Sequential(
@@ -89,7 +89,7 @@ def _first_clients(process, state, num=3):
 
 
 def _phases(client_states):
-  """One row for each client."""
+  """Returns one row for each client."""
   return np.array(
       [
           [v for n, v in state.items() if n.startswith('personal_phase_')]
@@ -105,7 +105,7 @@ def _build(name, model, **kwargs):
 
 
 def _encodings(num_units, num_personal, phase, mode, amplitude):
-  """The sines unit by unit, in float64."""
+  """Computes the sines unit by unit, in float64."""
   values = []
   for j in range(num_units):
     turns = j / num_units
@@ -116,7 +116,7 @@ def _encodings(num_units, num_personal, phase, mode, amplitude):
 
 
 def _gradients_with(encodings, mode):
-  """The gradients of the model with encodings, by that of another model.
+  """Computes the gradients of the model with encodings from another model's.
 
   After batch normalization, an encoding that is added is a part of the shift;
   one that is multiplied by scales both the scale and the shift.
@@ -194,7 +194,7 @@ def test_rounds_of_fed_avg_equal_numpy_in_float64(
 
 
 def _names_at_server(type_spec, is_at_server=False):
-  """The names of all that a type places at the server."""
+  """Yields the names of all values that a type places at the server."""
   if isinstance(type_spec, tff.FunctionType):
     yield from _names_at_server(type_spec.parameter)
     yield from _names_at_server(type_spec.result)
@@ -220,8 +220,8 @@ def test_every_algorithm_trains_or_refuses(toy, name):
   model = _model(toy)
   if name in _REFUSING:
     message = (
-        f'^{_REFUSING[name]} is impossible with position encodings that are a'
-        " client's own, as in the layers hidden_position of the model"
+        f'^{_REFUSING[name]} is impossible with personal position encodings, as'
+        ' in the layers hidden_position of the model'
     )
     with pytest.raises(ValueError, match=message):
       _build(name, model)
@@ -234,7 +234,7 @@ def test_every_algorithm_trains_or_refuses(toy, name):
   local = [n for n, _ in tff.structure.iter_elements(client_type)]
   assert local.count(f'personal_phase_{_PHASE}') == 1
   names = set(_names_at_server(process.next.type_signature))
-  # FedBN and others name what is shared.
+  # FedBN and others have the names of shared variables in the type.
   assert name == 'build_single' or 'kernel_0' in names
   assert not any('personal_phase' in n for n in names)
 
@@ -242,7 +242,7 @@ def test_every_algorithm_trains_or_refuses(toy, name):
   clients = _first_clients(process, state)
   before = _phases(clients)
   assert len(np.unique(before)) == 3
-  for _ in range(2):  # In FixBN the second round is of another kind.
+  for _ in range(2):  # FixBN's second round belongs to its second phase.
     output = process.next(state, clients, _datasets(toy))
     state, clients = output.state, output.client_states
   assert output.metrics['client_work']['num_dropped_clients'] == 0
@@ -260,7 +260,7 @@ def test_every_algorithm_trains_or_refuses(toy, name):
 
 
 @pytest.mark.parametrize('name', ['build_fed_avg', 'build_fbn'])
-def test_what_is_sent_is_what_is_sent_without_them(toy, name):
+def test_clients_send_the_same_as_without_encodings(toy, name):
   sent = []
   for share in (0.0, 0.5):
     process = _build(name, _model(toy, share))
@@ -274,7 +274,7 @@ def test_what_is_sent_is_what_is_sent_without_them(toy, name):
 
 
 def test_all_encodings_are_shared_by_default(toy):
-  """Such a process keeps nothing with the clients."""
+  """Such a process has no client states."""
   shared = _model(toy, 0.0)
   default = toy.model(
       lambda: tff_bn.add_position_encodings(toy.keras_model(), 'add', 0.4)
@@ -296,7 +296,7 @@ def test_all_encodings_are_shared_by_default(toy):
   for part, other, own in zip(*weights, found, strict=True):
     for a, b, c in zip(part, other, own, strict=True):
       np.testing.assert_array_equal(a, b)
-      # TensorFlow adds encodings that are constants to beta first.
+      # TensorFlow first adds constant encodings to beta.
       np.testing.assert_allclose(a, c, rtol=1e-13, atol=1e-15)
 
 
@@ -322,12 +322,12 @@ def test_combinations(toy, build, base):
   np.testing.assert_array_equal(_phases(clients), expected)
   output = process.next(state, clients, _datasets(toy))
   np.testing.assert_array_equal(_phases(output.client_states), expected)
-  # What else a client keeps is trained as ever.
+  # The rest of a client's state is trained as usual.
   assert set(output.client_states[0]) == set(clients[0])
 
 
 def test_moon_compares_models_with_the_clients_encodings(toy):
-  """Rounds equal those in NumPy."""
+  """Rounds equal rounds in NumPy."""
   model = _model(toy, 1.0, 'multiply', 0.9)
   process = algorithms.build_moon(
       model, _SGD(0.1), contrastive_weight=0.7, temperature=0.4
@@ -372,7 +372,7 @@ def test_moon_compares_models_with_the_clients_encodings(toy):
     np.testing.assert_allclose(value, truth, rtol=1e-9, atol=1e-11)
 
 
-def test_phases_are_drawn_by_seed_client_and_layer_alone():
+def test_phases_depend_only_on_seed_client_and_layer():
   model = _deep_model()
 
   def draw(seed, numbers, build=algorithms.build_fed_avg):
@@ -385,7 +385,7 @@ def test_phases_are_drawn_by_seed_client_and_layer_alone():
   phases = draw(3, range(200))
   assert phases.dtype == np.float32
   assert phases.shape == (200, 2)
-  # In order and not, before and after others.
+  # The order of the clients does not matter.
   np.testing.assert_array_equal(draw(3, [5, 199, 5, 0]), phases[[5, 199, 5, 0]])
   np.testing.assert_array_equal(
       draw(3, [1], algorithms.build_single), phases[[1]]

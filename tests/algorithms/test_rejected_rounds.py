@@ -1,4 +1,4 @@
-"""The server does not adopt a result that is not finite."""
+"""Tests that the server rejects a result that is not finite."""
 
 import functools
 
@@ -28,7 +28,7 @@ _BUILDERS = {
 
 
 def _server_values(training):
-  """The model and the optimizer's state at the server."""
+  """Returns the model and the optimizer's state at the server."""
   state = training.state
   return tf.nest.flatten(
       [state.global_model_weights, state.finalizer['optimizer']]
@@ -41,7 +41,7 @@ def _assert_same(found, expected):
 
 
 class _Overflowing(tff.aggregators.WeightedAggregationFactory):
-  """A mean that is infinite in the rounds that it is told."""
+  """A mean that is infinite in the given rounds."""
 
   def __init__(self, rounds):
     self._rounds = rounds

@@ -11,8 +11,6 @@ import tensorflow_federated as tff
 from tff_bn import BatchNormModel
 from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn.keras_model import partition
-from tff_bn.processes import averaging
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
@@ -21,10 +19,12 @@ _OPTIMIZERS = tff.learning.optimizers
 _SGD = _OPTIMIZERS.build_sgdm
 _SIZES = (20, 7, 33)  # Unequal, with short last batches.
 _TRAINABLE = (0, 1, 2, 3, 6, 7)
+_assert_same = client_rounds.assert_same
+_assert_close = client_rounds.assert_close
 
 
 def _control_variates(model, state, positions=_TRAINABLE):
-  """Those in a client's state, or in the server's state of the correction."""
+  """Returns the control variates in a client's or the correction's state."""
   return [
       state[f'control_variate_{model.variables[i].name}'] for i in positions
   ]
@@ -32,15 +32,6 @@ def _control_variates(model, state, positions=_TRAINABLE):
 
 def _server_state(state):
   return state.client_work['correction']
-
-
-def _assert_close(found, expected, rtol=1e-10, atol=1e-12):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
-
-
-def _assert_same(found, expected):
-  tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 class _Truth:
@@ -51,7 +42,7 @@ class _Truth:
     self.sizes = sizes
     self.batches = client_rounds.batches(problem, sizes)
     self.models = [list(weights) for _ in sizes]
-    self.shared = shared  # The trainable ones.
+    self.shared = shared  # The trainable weights.
     self.local = local
     self.server_variates = [np.zeros_like(weights[i]) for i in shared]
     self.client_variates = [self.server_variates for _ in sizes]
@@ -66,7 +57,7 @@ class _Truth:
       rates=None,
       **kwargs,
   ):
-    """One round of these clients; `rates` are those of all."""
+    """Runs one round of these clients; `rates` are the rates of all clients."""
     counts, models, changes = [], [], []
     for k in sampled:
       before = self.models[k]
@@ -172,7 +163,7 @@ def test_rounds_equal_numpy(toy):
 
 
 def test_learning_rate_schedule(toy):
-  """A step's rate is the schedule's, not the optimizer's."""
+  """The schedule's rate counts, not the optimizer's."""
   model = toy.model()
   process = algorithms.build_scaffold(
       model,
@@ -205,7 +196,9 @@ def test_partial_participation(toy):
 
 
 @pytest.mark.parametrize('num_clients', [None, 10])
-def test_clients_without_an_update_keep_what_they_have(toy, num_clients):
+def test_clients_without_an_update_keep_their_control_variates(
+    toy, num_clients
+):
   model = toy.model()
   process = algorithms.build_scaffold(
       model,
@@ -224,7 +217,7 @@ def test_clients_without_an_update_keep_what_they_have(toy, num_clients):
       data[:2] + client_rounds.datasets_without_update(toy)
   )
 
-  # Four clients are there, and two of them have changed.
+  # Two of four clients have changed.
   truth.round(range(2), all_clients=num_clients or 4)
   truth.check(model, training)
   for k in (2, 3):
@@ -304,7 +297,7 @@ class _Quadratics:
     return [2 * x.T @ x / len(x) for x, _ in self.data]
 
   def optimum(self, uniform):
-    """The minimum of the weighted mean of the clients' losses."""
+    """Returns the minimizer of the weighted mean of the clients' losses."""
     shares = self.client_weights(uniform)
     hessian = sum(a * h for a, h in zip(shares, self.hessians()))
     right = sum(
@@ -313,7 +306,7 @@ class _Quadratics:
     return np.linalg.solve(hessian, right)
 
   def fed_avg_fixed_point(self, uniform):
-    """Where the mean of what K local steps change is 0."""
+    """Returns the point at which the mean change of K local steps is 0."""
     left, right = 0, 0
     for share, hessian, (x, y) in zip(
         self.client_weights(uniform), self.hessians(), self.data
@@ -401,7 +394,7 @@ def test_what_is_local_has_no_control_variate(toy):
 
 
 def _leaves(value_type):
-  """The names of all leaves, with those of what they are in."""
+  """Yields the full names of all leaves."""
   found = []
   if isinstance(value_type, tff.FederatedType):
     value_type = value_type.member
@@ -481,7 +474,7 @@ def test_frozen_layers_have_no_control_variates(toy):
       model, _SGD(0.1), client_weighting='uniform'
   )
   shared = [0, 1, 6, 7]
-  # As a frozen layer of Keras: in inference mode, with γ and β as they are.
+  # A frozen Keras layer: in inference mode, with fixed γ and β.
   frozen = {
       'fixed': True,
       'gradients_fn': lambda *args, **kwargs: _without_affine(
@@ -501,7 +494,7 @@ def _without_affine(result):
 
 
 def test_the_correction_is_not_clipped(toy):
-  """Only the batch's gradient is."""
+  """Only the batch's gradient is clipped."""
   model = toy.model()
   clip_norm = 0.05
   process = algorithms.build_scaffold(
@@ -542,7 +535,7 @@ def test_a_robust_rule_aggregates_control_variates_too(toy):
   for _ in range(2):
     before, old_clients = training.state, training.clients
     training.next_round(data)
-  # Clients without an update do not count in the median.
+  # The median ignores clients without an update.
   changes = [
       np.subtract(_control_variates(model, new)[0], old)
       for new, old in zip(
@@ -560,7 +553,7 @@ def test_a_robust_rule_aggregates_control_variates_too(toy):
 
 
 def test_a_dropped_client_sends_nothing(toy):
-  """As one without data, also to an aggregator that does not see weights."""
+  """It equals a client without data, also for an unweighted aggregator."""
   process = algorithms.build_scaffold(
       toy.model(),
       _SGD(0.1),
@@ -602,7 +595,7 @@ def test_num_clients_is_checked(value):
     algorithms.Scaffold(value)
 
 
-def test_more_clients_than_there_are(toy):
+def test_too_many_clients_in_a_round_are_refused(toy):
   process = algorithms.build_scaffold(toy.model(), _SGD(0.1), num_clients=2)
   state = process.initialize()
   new = process.initialize_client(state)
@@ -610,16 +603,6 @@ def test_more_clients_than_there_are(toy):
   process.next(state, [new] * 2, data[:2])
   with pytest.raises(Exception, match='SCAFFOLD got num_clients=2, but'):
     process.next(state, [new] * 3, data)
-
-
-def test_something_trainable_must_be_shared(toy):
-  with pytest.raises(ValueError, match='SCAFFOLD keeps .* is shared'):
-    averaging.build_partitioned(
-        toy.model(),
-        partition.SINGLE,
-        _SGD(0.1),
-        drift_correction=algorithms.Scaffold(),
-    )
 
 
 @pytest.mark.slow

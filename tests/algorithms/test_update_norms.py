@@ -1,4 +1,4 @@
-"""How large clients' updates are, compared with each other."""
+"""Tests of the comparison of the clients' update norms."""
 
 import collections
 import functools
@@ -48,11 +48,11 @@ def _client(trainable, statistics, exchanged=0.0):
     ('clients', 'ratio', 'client'),
     [
         ([(1, 1), (2, 1), (3, 1)], 1.5, 2),
-        # Of an even number, the median is the mean of the two in the middle.
+        # For an even number, the median is the mean of the two middle values.
         ([(1, 1), (2, 1), (4, 1), (30, 1)], 10, 3),
         ([(1, 5), (1, 1), (1, 1)], 5, 0),
         ([(1, 1, 2), (1, 1, 40), (1, 1, 2)], 20, 1),
-        # Clients that do not count, in front and between.
+        # Clients without weight, in front and between.
         ([(_NAN, _NAN), (1, 1), (_NAN, _NAN), (9, 1), (1, 1)], 9, 3),
         ([(4, 0)], 1, 0),
         ([(1, 1), (np.inf, 1), (1, 1)], np.inf, 1),
@@ -70,7 +70,7 @@ def test_comparison(clients, ratio, client):
     assert result['max_update_norm_client'] == client
 
 
-def test_norms_are_numpys(toy):
+def test_norms_equal_numpy(toy):
   model = toy.model()
   data = client_rounds.datasets(toy, (16, 9, 20))
   process = algorithms.build_fed_avg(model, _SGD(0.1))
@@ -97,7 +97,7 @@ def test_norms_are_numpys(toy):
   assert metrics['max_update_norm_client'] == ratios.max(axis=1).argmax()
 
 
-def test_nothing_is_compared_where_nothing_is_sent(toy):
+def test_no_comparison_without_shared_variables(toy):
   process = algorithms.build_single(toy.model(), _SGD(0.1))
   data = client_rounds.datasets(toy, (16, 9))
   metrics = client_rounds.Training(process, 2).next_round(data)['client_work']

@@ -16,11 +16,12 @@ from tff_bn import algorithms
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 _SGD = tff.learning.optimizers.build_sgdm
-_SIZES = (20, 7, 33)  # 3 batches, 1 and 5.
+_SIZES = (20, 7, 33)  # 3, 1 and 5 batches.
+_assert_close = client_rounds.assert_close
 
 
 def _rates(num, warmup_steps, rate=0.1):
-  """The rates of an optimizer's first steps."""
+  """Returns the rates of an optimizer's first steps."""
   return [rate * min(1.0, n / warmup_steps) for n in range(1, num + 1)]
 
 
@@ -30,11 +31,6 @@ def _weights(model, process, state):
 
 def _initial(model):
   return model.from_model_weights(model.initial_weights)
-
-
-def _assert_close(found, expected, rtol=1e-10, atol=1e-12):
-  for value, truth in zip(found, expected, strict=True):
-    np.testing.assert_allclose(value, truth, rtol=rtol, atol=atol)
 
 
 def _check(
@@ -71,7 +67,7 @@ def _check(
 
 
 def _check_with_momentum(toy, build, rounds, warmup_steps, **options):
-  """Checks an algorithm that makes these local steps, or epochs."""
+  """Checks an algorithm with these local steps or epochs."""
   model = toy.model()
   process = build(
       model, _SGD(0.1, 0.5), client_warmup_steps=warmup_steps, **options
@@ -148,7 +144,7 @@ def test_learning_rate_that_was_set_is_multiplied(toy):
       momentum=0.25,
       state=state,
   )
-  # The rate of the last steps is no new base.
+  # The rate of the last steps does not become the base rate.
   assert process.get_hparams(state)['client_work']['learning_rate'] == 0.3
 
 
@@ -263,15 +259,15 @@ def test_adam_is_warmed_up(toy):
     before = _weights(model, process, state)
     state = process.next(state, [toy.dataset(8, 0)]).state
     after = _weights(model, process, state)
-    # Of the output's bias, whose gradient is not 0.
+    # The output's bias, whose gradient is not 0.
     np.testing.assert_allclose(
         np.abs(after[-1] - before[-1]), 0.1 / 4, rtol=1e-5
     )
 
 
-@pytest.mark.parametrize('name', ['fed_avg', 'dsgd'])
 @pytest.mark.slow
-def test_0_is_no_warmup_and_1_is_none_either(toy, name):
+@pytest.mark.parametrize('name', ['fed_avg', 'dsgd'])
+def test_0_and_1_are_no_warmup(toy, name):
   train = functools.partial(client_rounds.weights_after_two_rounds, toy, name)
   expected = train()
   for warmup_steps in (0, np.int64(1)):

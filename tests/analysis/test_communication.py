@@ -1,4 +1,4 @@
-"""Tests for the count of what algorithms send."""
+"""The traffic of algorithms against the FedTAN paper and by hand."""
 
 import collections
 import types
@@ -16,7 +16,7 @@ from tff_bn import runtime
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Role
 from tff_bn.processes import phased_process
-from tff_bn.runtime import plan_context
+from tff_bn.runtime import plan as plan_lib
 
 _DOWN, _UP = analysis.Direction.DOWN, analysis.Direction.UP
 
@@ -68,8 +68,8 @@ def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
   assert one['exchanges'] == 3 * 19 + 1
   assert f'{one["megabytes"]:.4f}' == '6.2679'
   assert f'{100 * (1 - 1 / one["exchanges"]):.2f}' == '98.28'
-  # FedTAN-II: the extra part of what 10,000 rounds send. The paper calculates
-  # with megabytes that it has rounded.
+  # FedTAN-II: the additional share of the traffic of 10,000 rounds. The paper
+  # computes it from rounded megabytes.
   base = analysis.ProcessTraffic(fed_avg).until(1, 5)
   rounded = round(base['megabytes'], 4)
   for sync_rounds, exchanges, megabytes in (
@@ -93,8 +93,8 @@ def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
     )
     extra = sync_rounds * (round(one['megabytes'], 4) - rounded)
     assert f'{100 * extra / (10_000 * rounded + extra):.4f}' == megabytes
-  # Statistics and parameters leave the clients, and nothing else: no
-  # activations, whose first size is unknown, and no labels.
+  # Only statistics and parameters leave the clients: no activations, whose
+  # first size is unknown, and no labels.
   expected = collections.Counter(v.shape for v in model.variables)
   for variable in model.variables:
     if variable.role is Role.MOVING_MEAN:
@@ -113,7 +113,7 @@ def test_one_multicast_down_and_every_upload():
 
 
 class _AUC(keras.metrics.AUC):
-  """Its state is four vectors, which only the metrics need."""
+  """An AUC of binary logits; its state of four vectors is only for metrics."""
 
   def update_state(self, y_true, y_pred, sample_weight=None):
     super().update_state(y_true, tf.sigmoid(y_pred[:, 1]), sample_weight)
@@ -161,7 +161,7 @@ def test_shared_variables_go_both_ways(model, build, num_bytes):
   assert traffic == analysis.Traffic(1, num_bytes, num_bytes)
 
 
-def test_nothing_shared_nothing_sent(model):
+def test_no_traffic_without_shared_variables(model):
   traffic = analysis.computation_traffic(
       algorithms.build_single(model, _sgd()).next
   )
@@ -171,7 +171,7 @@ def test_nothing_shared_nothing_sent(model):
 
 
 class _CastFactory(tff.aggregators.UnweightedAggregationFactory):
-  """The sum of what clients send in another dtype."""
+  """Sums the clients' values, which they send in another dtype."""
 
   def __init__(self, dtype):
     self._dtype = dtype
@@ -240,204 +240,10 @@ def test_neither_data_nor_labels_leave_the_clients(model):
   # The AUC has four counts at each of 200 thresholds.
   for_metrics = [m.shape for m in uploads if m.metrics_only]
   assert for_metrics.count((200,)) == 4
-  # All that is no scalar, for the state.
+  # Tensors for the state.
   assert collections.Counter(
       m.shape for m in uploads if not m.metrics_only and not m.is_scalar
   ) == collections.Counter([(3, 5), (5,), (5,), (5,), (5,), (5,), (5, 2), (2,)])
-
-
-def _tensor(dtype, *shape):
-  return tff.TensorType(dtype, shape)
-
-
-_WEIGHTS = _tensor(np.float32, 10)
-_STATISTIC = _tensor(np.float64, 3)
-_COUNTS = _tensor(np.int32, 100)
-_VALUES = _tensor(np.float32, 100)
-_SCALAR = _tensor(np.float32)
-
-
-def _function(result_type, *parameter_types):
-  """Some function: what it sends is all that matters."""
-
-  def zeros():
-    return tf.zeros(result_type.shape, result_type.dtype.type)
-
-  if not parameter_types:
-    return tff.tensorflow.computation(zeros)
-  return tff.tensorflow.computation(
-      lambda _: zeros(),
-      parameter_types[0]
-      if len(parameter_types) == 1
-      else tff.to_type(parameter_types),
-  )
-
-
-def _map(result_type, *values):
-  """Some function of federated values at one place."""
-  function = _function(result_type, *(v.type_signature.member for v in values))
-  return tff.federated_map(function, values[0] if len(values) == 1 else values)
-
-
-def _next(function, state_type, data_type):
-  """The `next` of a process of a function to state and metrics."""
-
-  @tff.federated_computation(
-      tff.FederatedType(state_type, tff.SERVER),
-      tff.FederatedType(data_type, tff.CLIENTS),
-  )
-  def next_fn(state, data):
-    return tff.learning.templates.LearningProcessOutput(*function(state, data))
-
-  return next_fn
-
-
-def _sum(result_type, *values):
-  return tff.federated_sum(_map(result_type, *values))
-
-
-def test_exchanges_that_build_on_each_other():
-  def next_fn(state, data):
-    at_clients = tff.federated_broadcast(state)
-    first = _sum(_STATISTIC, at_clients, data)
-    second = _sum(_WEIGHTS, at_clients, tff.federated_broadcast(first), data)
-    third = _sum(_COUNTS, tff.federated_broadcast(second), data)
-    return second, third
-
-  computation = _next(next_fn, _WEIGHTS, _SCALAR)
-
-  assert analysis.messages(computation) == [
-      analysis.Message(1, _DOWN, tf.float32, (10,), metrics_only=False),
-      analysis.Message(1, _UP, tf.float64, (3,), metrics_only=False),
-      analysis.Message(2, _DOWN, tf.float64, (3,), metrics_only=False),
-      analysis.Message(2, _UP, tf.float32, (10,), metrics_only=False),
-      analysis.Message(3, _DOWN, tf.float32, (10,), metrics_only=True),
-      analysis.Message(3, _UP, tf.int32, (100,), metrics_only=True),
-  ]
-  # The state goes down once, though clients use it twice.
-  assert analysis.computation_traffic(computation) == analysis.Traffic(
-      exchanges=2, download_bytes=40 + 24, upload_bytes=24 + 40
-  )
-
-
-def test_metrics_that_need_a_value_before_the_state_does():
-  def next_fn(state, data):
-    at_clients = tff.federated_broadcast(state)
-    metrics = _sum(_COUNTS, at_clients)
-    first = _sum(_STATISTIC, data)
-    second = _sum(_WEIGHTS, at_clients, tff.federated_broadcast(first))
-    return second, metrics
-
-  computation = _next(next_fn, _WEIGHTS, _SCALAR)
-
-  assert analysis.messages(computation)[0] == analysis.Message(
-      1, _DOWN, tf.float32, (10,), metrics_only=False
-  )
-  assert analysis.computation_traffic(computation) == analysis.Traffic(
-      exchanges=2, download_bytes=40 + 24, upload_bytes=24 + 40
-  )
-
-
-def test_value_that_is_added_up_again():
-  def next_fn(state, data):
-    first = tff.federated_sum(data)
-    in_same_exchange = tff.federated_max(data)
-    is_small = tff.federated_broadcast(_map(_STATISTIC, first))
-    again = tff.federated_mean(data, weight=_map(_SCALAR, is_small))
-    del state
-    return _map(_WEIGHTS, in_same_exchange, first, again), first
-
-  computation = _next(next_fn, _WEIGHTS, _VALUES)
-
-  traffic = analysis.computation_traffic(computation)
-
-  assert traffic.exchanges == 2
-  assert traffic.download_bytes == 24
-  assert traffic.upload_bytes == 2 * 400
-
-
-def test_value_that_metrics_and_then_the_state_need():
-  def next_fn(state, data):
-    del state
-    total = tff.federated_broadcast(_sum(_STATISTIC, data))
-    both = tff.federated_sum(
-        tff.federated_zip((data, _map(_WEIGHTS, total, data)))
-    )
-    return _map(_WEIGHTS, both), tff.federated_sum(data)
-
-  messages = analysis.messages(_next(next_fn, _WEIGHTS, _VALUES))
-
-  assert [
-      (m.exchange, m.metrics_only) for m in messages if m.shape == (100,)
-  ] == [(1, True), (2, False)]
-
-
-def test_clients_hand_back_what_they_got():
-  computation = _next(
-      lambda state, data: (
-          tff.federated_sum(tff.federated_broadcast(state)),
-          tff.federated_sum(data),
-      ),
-      _WEIGHTS,
-      _COUNTS,
-  )
-
-  assert analysis.computation_traffic(computation) == analysis.Traffic(
-      1, 40, 40
-  )
-
-
-def test_what_clients_keep_is_sent_too():
-  @tff.federated_computation(
-      tff.FederatedType(_WEIGHTS, tff.SERVER),
-      tff.FederatedType(_STATISTIC, tff.CLIENTS),
-      tff.FederatedType(_SCALAR, tff.CLIENTS),
-  )
-  def next_fn(state, client_states, data):
-    total = tff.federated_sum(client_states)
-    return collections.OrderedDict(
-        state=state,
-        client_states=tff.federated_broadcast(total),
-        metrics=tff.federated_sum(data),
-    )
-
-  assert analysis.computation_traffic(next_fn) == analysis.Traffic(1, 24, 24)
-
-
-@pytest.mark.parametrize(
-    ('type_spec', 'shape'),
-    [
-        (tff.TensorType(np.float32, [None, 3]), r'\(None, 3\)'),
-        (tff.TensorType(np.str_), r'string and shape \(\)'),
-    ],
-    ids=['unknown size', 'string'],
-)
-def test_unknown_number_of_bytes(type_spec, shape):
-  zero = _function(_SCALAR)
-  add = _function(_SCALAR, _SCALAR, type_spec)
-  same = _function(_SCALAR, _SCALAR)
-
-  def count(value):
-    return tff.federated_aggregate(value, zero(), add, add_totals, same)
-
-  add_totals = _function(_SCALAR, _SCALAR, _SCALAR)
-  for_state = _next(
-      lambda state, data: (_map(_WEIGHTS, state, count(data)), state),
-      _WEIGHTS,
-      type_spec,
-  )
-  for_metrics = _next(
-      lambda state, data: (state, count(data)),
-      _WEIGHTS,
-      type_spec,
-  )
-
-  with pytest.raises(ValueError, match=shape):
-    analysis.computation_traffic(for_state)
-  assert analysis.computation_traffic(for_metrics) == analysis.Traffic(0, 0, 0)
-  # What it is can still be seen.
-  (message,) = analysis.messages(for_state)
-  assert message.direction is _UP and not message.is_scalar
 
 
 def test_only_computations_can_be_counted(model):
@@ -468,14 +274,14 @@ def test_traffic_of_phases(phased):
       [0]
       + [(rest + 4 * 42 * size) / 2**20 for size in (2, 2, 2, 8, 8, 2, 2, 2)]
   )
-  # Not in the order of the rounds: a run can be continued.
+  # In any order, because a run can be continued.
   for round_num in (6, 0, 3, 4, 2, 8, 5):
     costs = traffic.until(round_num, num_clients=4)
     assert costs['exchanges'] == round_num
     assert costs['megabytes'] == pytest.approx(megabytes[round_num])
 
 
-def test_a_phase_is_counted_once_and_late(phased, monkeypatch):
+def test_phases_are_counted_once_and_lazily(phased, monkeypatch):
   counted = []
   original = analysis.communication.computation_traffic
 
@@ -496,15 +302,15 @@ def test_a_phase_is_counted_once_and_late(phased, monkeypatch):
   assert counted[0] is first and counted[1] is second
 
 
-def test_the_contexts_plan_is_used(model, monkeypatch):
+def test_plan_of_the_context_is_used(model, monkeypatch):
   made = []
-  original = plan_context.make_plan
+  original = plan_lib.Plan
 
   def make_plan(*arguments):
     made.append(arguments)
     return original(*arguments)
 
-  monkeypatch.setattr(plan_context, 'make_plan', make_plan)
+  monkeypatch.setattr(plan_lib, 'Plan', make_plan)
   process = algorithms.build_fed_avg(model, _sgd())
   with runtime.in_process_runtime():
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Tests for the distance between federated and centralized normalization."""
+"""The error of federated normalization against theory and the paper."""
 
 import math
 import subprocess
@@ -10,16 +10,18 @@ import pytest
 from tff_bn.analysis import normalization_error
 from tff_bn.analysis.normalization_error import Settings
 
-# Classes of variance 1 on a circle of radius 10: half its square is added to
-# the variance of each coordinate of the union.
+# The variance of each coordinate of the union: 1 for each class, plus half the
+# squared radius 10 of the circle of centres.
 _TOTAL_VARIANCE = 51.0
 _GAMMAS = (0.0, 0.01, 0.1, 0.3, 0.5, 1.0)
-_PLAN = Settings()
+_SETTINGS = Settings()
 
 
 @pytest.fixture(scope='module')
 def results():
-  return {gamma: normalization_error.run(_PLAN, gamma) for gamma in (*_GAMMAS,)}
+  return {
+      gamma: normalization_error.run(_SETTINGS, gamma) for gamma in (*_GAMMAS,)
+  }
 
 
 def _mean_square_distance(a, b):
@@ -31,7 +33,7 @@ def _all_points(settings, gamma, round_num):
   return points.reshape(-1, 2)
 
 
-def test_fbns_statistics_are_those_of_centralized_batch_normalization():
+def test_fbn_statistics_equal_centralized_batch_normalization():
   settings = Settings(num_clients=7, points_per_client=9, beta=0.3, rounds=50)
   running = dict.fromkeys(
       ('fbn', 'fixbn'), normalization_error.INITIAL_STATISTICS
@@ -54,7 +56,7 @@ def test_fbns_statistics_are_those_of_centralized_batch_normalization():
     np.testing.assert_allclose(running['fbn'].variance, variance, rtol=1e-12)
 
 
-def test_fixbns_statistics_are_means_of_the_clients():
+def test_fixbn_statistics_are_means_over_clients():
   settings = Settings(num_clients=5, points_per_client=8, beta=0.2, rounds=7)
   assert settings.fixbn_rounds == 4
   running = dict.fromkeys(
@@ -84,7 +86,7 @@ def test_fixbns_statistics_are_means_of_the_clients():
 
 
 def test_centralized_and_naive_normalization():
-  result = normalization_error.run(_PLAN, 0.3)
+  result = normalization_error.run(_SETTINGS, 0.3)
   last = result.last_round
   union = last.centralized.reshape(-1, 2)
   np.testing.assert_allclose(union.mean(axis=0), 0, atol=1e-12)
@@ -110,10 +112,10 @@ def test_first_round_of_fbn_does_not_normalize():
 
 
 def test_closed_forms_of_many_points():
-  """The mean squares, for statistics that are those of the distributions.
+  """With many points, batch statistics are close to the distributions' moments.
 
   A point is μ + z, with |μ| = 10 and z from N(0, I). Centralized normalization
-  divides it by √51, that of its own client leaves z, FixBN's leaves all.
+  divides it by √51, naive normalization returns z, and FixBN the point.
   """
   settings = Settings(points_per_client=20_000, beta=1.0, rounds=2)
   last = normalization_error.run(settings, 0).last_round
@@ -137,22 +139,22 @@ def test_figure_2c(results):
     assert final_errors == sorted(final_errors, reverse=True)
     assert errors[0] > 5 * errors[-1]
     assert errors[0] > 5 * fbn[0]
-  # But for the first rounds, FBN is close to centralized.
+  # After the first rounds, FBN is close to centralized normalization.
   assert results[0.0].errors['fbn'][50:].mean() < 0.03
   assert results[0.0].errors['fbn'][0] > 5
 
 
-def test_alike_clients(results):
+def test_identical_distributions(results):
   iid, extreme = results[1.0], results[0.0]
   # Statistics of 30 points instead of 300.
   assert iid.mean_error('naive') < 0.25 < 1.5 < extreme.mean_error('naive')
-  # Its statistics are right if the clients are alike.
+  # FixBN is right if the clients have the same distribution.
   assert iid.errors['fixbn'][50:].mean() < 0.03
   assert extreme.errors['fixbn'][50:].mean() > 8
 
 
 def test_separability_at_extreme_heterogeneity(results):
-  """Figures 1 and 2: the nearest class centre is the own one, but for naive."""
+  """Figures 1 and 2: only naive normalization mixes the classes."""
   last = results[0.0].last_round
 
   def share_at_own_centre(points):
@@ -168,7 +170,7 @@ def test_separability_at_extreme_heterogeneity(results):
 
 @pytest.mark.parametrize('gamma', _GAMMAS)
 def test_points_have_the_heterogeneity(gamma):
-  points, classes = normalization_error.draw_points(_PLAN, gamma, 3)
+  points, classes = normalization_error.draw_points(_SETTINGS, gamma, 3)
   assert points.shape == (10, 30, 2)
   np.testing.assert_array_equal(np.bincount(classes.ravel()), [30] * 10)
   angles = 2 * np.pi * classes / 10
@@ -181,7 +183,7 @@ def test_clients_have_their_own_class_and_others():
   def own_shares(gamma):
     return [
         (
-            normalization_error.draw_points(_PLAN, gamma, n)[1]
+            normalization_error.draw_points(_SETTINGS, gamma, n)[1]
             == np.arange(10)[:, np.newaxis]
         ).mean()
         for n in range(50)
@@ -189,8 +191,9 @@ def test_clients_have_their_own_class_and_others():
 
   assert own_shares(0) == [1] * 50
   for gamma in _GAMMAS[1:]:
-    # Chance adds a tenth of what is drawn at random. Chunks of a pool whose
-    # classes are not equally many reach into the neighbours' classes.
+    # A tenth of the random points are of the client's class by chance. The
+    # chunks may contain points of the neighbours' classes, because the classes
+    # in the pool have different sizes.
     expected = 1 - gamma + gamma / 10
     assert expected - 0.1 < np.mean(own_shares(gamma)) < expected + 0.01
 
@@ -198,28 +201,32 @@ def test_clients_have_their_own_class_and_others():
 def test_only_the_distribution_over_clients_depends_on_gamma():
   for round_num in (0, 1):
     unions = [
-        np.sort(_all_points(_PLAN, gamma, round_num), axis=0)
+        np.sort(_all_points(_SETTINGS, gamma, round_num), axis=0)
         for gamma in (0, 0.5, 1)
     ]
     np.testing.assert_array_equal(unions[0], unions[1])
     np.testing.assert_array_equal(unions[0], unions[2])
 
 
-def test_points_are_fresh_in_each_round_and_depend_on_the_seed():
-  first = _all_points(_PLAN, 0.5, 0)
-  np.testing.assert_array_equal(first, _all_points(_PLAN, 0.5, 0))
-  assert not np.isin(first, _all_points(_PLAN, 0.5, 1)).any()
+def test_points_depend_on_round_and_seed():
+  first = _all_points(_SETTINGS, 0.5, 0)
+  np.testing.assert_array_equal(first, _all_points(_SETTINGS, 0.5, 0))
+  assert not np.isin(first, _all_points(_SETTINGS, 0.5, 1)).any()
   assert not np.isin(first, _all_points(Settings(seed=1), 0.5, 0)).any()
-  # Who gets which point is drawn anew too.
+  # The distribution over the clients also differs.
   first, *others = [
       normalization_error.draw_points(settings, 1, round_num)[1].tolist()
-      for settings, round_num in ((_PLAN, 0), (_PLAN, 1), (Settings(seed=1), 0))
+      for settings, round_num in (
+          (_SETTINGS, 0),
+          (_SETTINGS, 1),
+          (Settings(seed=1), 0),
+      )
   ]
   assert first not in others
 
 
 def test_all_levels_in_order(results):
-  levels = normalization_error.run_levels(_PLAN, [0.5, 0])
+  levels = normalization_error.run_levels(_SETTINGS, [0.5, 0])
   assert [level.gamma for level in levels] == [0.5, 0]
   for level in levels:
     for name, errors in results[level.gamma].errors.items():
@@ -248,7 +255,7 @@ def test_wrong_settings(name, value):
 
 def test_wrong_gamma():
   with pytest.raises(ValueError, match='gamma=1.5 '):
-    normalization_error.run(_PLAN, 1.5)
+    normalization_error.run(_SETTINGS, 1.5)
 
 
 def test_needs_no_tensorflow():

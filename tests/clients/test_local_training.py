@@ -1,4 +1,4 @@
-"""Tests of the training loop; in 16 bits, and compiled by XLA."""
+"""Tests of the training loop, in 16 bits and compiled by XLA."""
 
 import keras
 import numpy as np
@@ -37,13 +37,13 @@ def _train(model, batches, optimizer=None, values=None, **options):
         dataset,
         training.initial_optimizer_state(),
         tf.constant(0),
-    ).__dict__
+    )._asdict()
 
   return tf.nest.map_structure(lambda tensor: tensor.numpy(), train())
 
 
 class Product(keras.losses.Loss):
-  """The mean of label · output, whose gradient by the output is known."""
+  """Returns the mean of label · output, whose gradient is the label."""
 
   def call(self, y_true, y_pred):
     return tf.reduce_mean(y_true * y_pred, axis=-1)
@@ -125,7 +125,7 @@ class TestFloat16:
     batch = _column(1.0), _column(gradient)
     model = _slope_model('mixed_float16')
 
-    # Twice, because the scale starts anew with each call.
+    # Twice, because the scale starts afresh with each call.
     for _ in range(2):
       result = _train(model, [batch] * 6)
 
@@ -205,7 +205,7 @@ class TestFloat16:
     assert metrics['num_clients'] == 2
     assert metrics['num_dropped_clients'] == 0
     assert metrics['train']['num_examples'] == 2
-    # A client all of whose steps were skipped has no weight in the mean.
+    # A client without any remaining step has no weight in the mean.
     weights = process.get_model_weights(output.state)
     np.testing.assert_allclose(weights.trainable[0], [[1 - 2]], rtol=1e-3)
 
@@ -223,7 +223,7 @@ class TestFloat16:
         jit_compile=jit_compile,
     )
 
-    # What overflows is skipped, and not cut down to the norm.
+    # A gradient that overflows is skipped, not clipped.
     assert result['num_examples'] == 6 - num_skipped
     step = np.clip(gradient, -1, 1)
     np.testing.assert_allclose(
@@ -281,7 +281,7 @@ class TestMixedPrecision:
     np.testing.assert_allclose(result['values'][0], [[-1e30]], rtol=1e-2)
 
   @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
-  def test_training_starts_with_the_values_that_are_given(self, policy):
+  def test_training_starts_with_the_given_values(self, policy):
     batch = _column(1.0), _column(0.25)
     result = _train(_slope_model(policy), [batch], values=[[[5.0]]])
     np.testing.assert_array_equal(result['values'][0], [[4.75]])
@@ -337,7 +337,7 @@ class TestJitCompile:
       'build',
       [algorithms.build_fed_bn, algorithms.build_centralized],
   )
-  def test_result_is_that_without_it(self, build, toy_images):
+  def test_result_is_the_same_as_without_xla(self, build, toy_images):
     model = toy_images.model()
     # 21 examples in batches of 8: the last one is smaller.
     datasets = [toy_images.dataset(21, seed) for seed in range(3)]
@@ -380,7 +380,7 @@ class TestJitCompile:
   def test_xla_is_used_if_asked_for(self, build, jit_compile, toy):
 
     class Text(keras.layers.Layer):
-      """Does what XLA has no operation for."""
+      """Uses an operation that XLA lacks."""
 
       def call(self, inputs):
         zero = tf.strings.to_number(tf.strings.as_string(0.0 * inputs))

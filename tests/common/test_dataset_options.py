@@ -1,4 +1,4 @@
-"""Tests where tf.data's optimizer is turned off, and that nothing else is."""
+"""Tests when tf.data's optimizer is turned off."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_functions_may_run_in_parallel(transform):
         'autotune.enabled',
     ],
 )
-def test_what_a_dataset_asks_for_is_kept(name, value):
+def test_a_datasets_own_choice_is_kept(name, value):
   options = tf.data.Options()
   group, _, option = name.partition('.')
   setattr(getattr(options, group), option, value)

@@ -1,4 +1,4 @@
-"""Tests of the two ways in which batches are put together."""
+"""Tests of both implementations of batches."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What data is accepted, and in which form it is kept."""
+"""Tests of the checks and conversions of a dataset's arrays."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ HUGE[5, 0] = 1e300
         ({'x_test': floats(2, 4, 5, 3)}, 'only one of .*uint8'),
         (
             {'x_test': np.zeros((2, 4, 5, 1), np.uint8)},
-            r'\(4, 5, 3\), those of x_test \(4, 5, 1\)',
+            r'\(4, 5, 3\), but x_test has \(4, 5, 1\)',
         ),
         ({'y_train': np.zeros(5, int)}, 'x_train has 6 .*y_train has 5'),
         ({'y_test': np.zeros(3, int)}, 'x_test has 2 .*y_test has 3'),
@@ -122,7 +122,7 @@ HUGE[5, 0] = 1e300
         ),
     ],
 )
-def test_refuses(changes, message):
+def test_invalid_arrays_are_errors(changes, message):
   with pytest.raises(ValueError, match=message) as error:
     create(**changes)
   assert str(error.value).startswith('dataset=mine.npz')

@@ -35,7 +35,7 @@ class TestDigits:
     assert (digits.x_train.min(), digits.x_train.max()) == (0, 1)
     assert digits.num_classes == 10
 
-  def test_is_all_of_scikit_learns_digits_once(self, digits):
+  def test_each_digit_of_scikit_learn_occurs_once(self, digits):
     original = datasets.load_digits()
     ours = np.column_stack(
         [
@@ -48,7 +48,7 @@ class TestDigits:
     assert len({tuple(row) for row in theirs}) == 1797
     assert {tuple(row) for row in ours} == {tuple(row) for row in theirs}
 
-  def test_classes_have_the_same_share_of_both(self, digits):
+  def test_split_is_stratified(self, digits):
     train, test = np.bincount(digits.y_train), np.bincount(digits.y_test)
     np.testing.assert_allclose(test / (train + test), 0.2, atol=0.005)
 
@@ -88,10 +88,10 @@ class TestDomains:
       assert x.min() >= 0
       assert x.max() <= 1
 
-  def test_each_image_is_one_digit_changed_as_its_domain_says(
+  def test_each_image_is_one_digit_in_the_style_of_its_domain(
       self, digits, domains
   ):
-    """So no digit is in two domains, or in training and test data."""
+    """This also shows that no digit occurs in two domains."""
     kernel = np.exp(-(np.arange(-3, 4) ** 2) / (2 * 0.7**2))
     kernel = np.outer(kernel, kernel) / kernel.sum() ** 2
     for x, changed, domain in (
@@ -127,7 +127,7 @@ class TestDomains:
     accuracy = classifier.score(flat(domains.x_test), domains.domain_test)
     assert accuracy > 0.95
 
-  def test_labels_can_be_recognised_within_a_domain_better_than_across(
+  def test_labels_are_recognized_better_within_a_domain_than_across(
       self, domains
   ):
     accuracy = np.empty((5, 5))

@@ -1,4 +1,4 @@
-"""EMNIST: its synthetic form, and what is said when there is no network."""
+"""Tests of EMNIST, with synthetic data and without a network."""
 
 import collections
 
@@ -11,7 +11,7 @@ from tff_bn.data import emnist
 
 
 def client_data(writers):
-  """Data of named writers in EMNIST's form: (pixel value, label) pairs."""
+  """Returns data in EMNIST's format from (pixel value, label) pairs."""
   return tff.simulation.datasets.TestClientData(
       {
           writer: collections.OrderedDict(
@@ -46,9 +46,9 @@ def test_synthetic():
     )
 
 
-def test_writers_are_those_of_the_client_data(monkeypatch, tmp_path):
+def test_writers_are_the_clients_of_the_original_data(monkeypatch, tmp_path):
   train = client_data({'ann': [(0.5, 1)], 'bob': [(0.25, 2), (0.75, 3)]})
-  # Another order, to see that writers are known by name.
+  # In another order, because writers are matched by name.
   test = client_data({'bob': [(1, 3)], 'ann': [(0.125, 1), (0, 1)]})
   asked = []
 

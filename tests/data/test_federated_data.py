@@ -1,4 +1,4 @@
-"""Splitting a dataset, and the batches that clients get."""
+"""Tests of split datasets and the clients' batches."""
 
 import math
 
@@ -11,7 +11,7 @@ from tff_bn.data import dataset as dataset_lib
 
 
 def make_dataset(dtype=np.float32, num_train=97, num_test=40, **groups):
-  """A dataset whose samples are their own positions."""
+  """Returns a dataset in which each sample is its position."""
   return dataset_lib.create_dataset(
       'numbers',
       np.arange(num_train, dtype=dtype)[:, np.newaxis],
@@ -103,7 +103,7 @@ class TestClientDataset:
     assert len(orders) == local_epochs
 
   @pytest.mark.parametrize('amount', [{'local_steps': 5}, {'local_epochs': 2}])
-  def test_is_a_function_of_its_arguments(self, amount):
+  def test_order_depends_only_on_the_arguments(self, amount):
     def order(clients=(0,), split_seed=0, **changes):
       data = split(seed=split_seed)
       batches = data.client_dataset(
@@ -118,7 +118,7 @@ class TestClientDataset:
     assert order() == first
     assert order(seed=4) != first
     assert order(round_num=8) != first
-    # The same places among the client's own samples would be no new order.
+    # Two clients use different orders of their samples.
     data = split()
     ranks = [
         np.searchsorted(data.train_indices[f'client_{n}'], order((n,)))[:30]
@@ -213,17 +213,17 @@ class TestClientDataset:
   @pytest.mark.parametrize(
       'arguments,message',
       [
-          ({}, 'one of local_steps and local_epochs'),
-          ({'local_steps': 1, 'local_epochs': 1}, 'one of local_steps'),
+          ({}, 'local_steps=None and local_epochs=None: give exactly'),
+          ({'local_steps': 1, 'local_epochs': 1}, 'give exactly one'),
           ({'local_steps': 0}, 'local_steps=0'),
           ({'local_epochs': 0}, 'local_epochs=0'),
           ({'local_steps': 1, 'batch_size': 0}, 'batch_size=0'),
           ({'local_steps': 1, 'seed': -1}, 'seed=-1'),
           ({'local_steps': 1, 'client_ids': ['nobody']}, "no client 'nobody'"),
-          ({'local_steps': 1, 'client_ids': []}, 'at least one client'),
+          ({'local_steps': 1, 'client_ids': []}, 'client_ids is empty'),
       ],
   )
-  def test_refuses(self, arguments, message):
+  def test_invalid_arguments_are_errors(self, arguments, message):
     data = split()
     with pytest.raises(ValueError, match=message):
       data.client_dataset(
@@ -259,7 +259,7 @@ class TestTestDatasets:
     assert batches.element_spec == data.element_spec
     assert not list(batches)
 
-  def test_refuses_unknown_client_and_batch_size(self):
+  def test_unknown_client_and_invalid_batch_size(self):
     data = split()
     with pytest.raises(ValueError, match="no client 'nobody'"):
       data.client_test_dataset('nobody', 5)
@@ -279,7 +279,7 @@ LABEL_SPLITS = {
 class TestSplitDataset:
 
   @pytest.mark.parametrize('name', LABEL_SPLITS)
-  def test_test_data_has_the_training_labels_distribution(self, name):
+  def test_test_data_has_the_label_distribution_of_training_data(self, name):
     dataset = make_dataset(num_train=400, num_test=400)
     data = split(dataset, name, 4, **LABEL_SPLITS[name])
     counts = data.label_distribution()
@@ -295,7 +295,7 @@ class TestSplitDataset:
     assert len(np.unique(chosen)) == len(chosen) == 400
 
   @pytest.mark.parametrize('name', LABEL_SPLITS)
-  def test_depends_on_the_seed_alone(self, name):
+  def test_split_depends_only_on_the_seed(self, name):
     first, same, other = (
         split(split_name=name, seed=seed, **LABEL_SPLITS[name])
         for seed in (0, 0, 1)
@@ -316,10 +316,10 @@ class TestSplitDataset:
       assert counts.tolist() == [(labels == c).sum() for c in range(4)]
     assert data.num_classes == 4
 
-  def test_five_clients_unless_said_otherwise(self):
-    assert len(split(num_clients=None).client_ids) == 5
+  def test_default_number_of_clients(self):
+    assert len(split(num_clients=None).client_ids) == 10
 
-  def test_no_clients_are_refused(self):
+  def test_zero_clients(self):
     with pytest.raises(ValueError, match='num_clients=0 is too small'):
       split(num_clients=0)
 
@@ -367,14 +367,14 @@ class TestDomains:
     return make_dataset(
         num_train=120,
         num_test=60,
-        # Of the four classes, two are in each domain.
+        # Each domain has two of the four classes.
         domain_train=(np.arange(120) % 4 // 2).astype(np.int32),
         domain_test=(np.arange(60) % 4 // 2).astype(np.int32),
         domain_names=('day', 'night'),
     )
 
   @pytest.mark.parametrize('num_clients', [None, 2])
-  def test_clients_are_called_after_their_domain(self, dataset, num_clients):
+  def test_client_ids_are_domains(self, dataset, num_clients):
     data = split(dataset, 'domains', num_clients)
     assert data.client_ids == ('day', 'night')
     np.testing.assert_array_equal(

@@ -88,7 +88,7 @@ def test_sizes_that_differ_need_image_size(tmp_path, images):
 
 def test_sizes_of_training_and_test_images_that_differ(tmp_path):
   write(tmp_path, {'train/a/x': image(4, 4), 'test/a/x': image(5, 4)})
-  check_refused(tmp_path, r'\(4, 4, 3\), those of x_test \(5, 4, 3\)')
+  check_refused(tmp_path, r'\(4, 4, 3\), but x_test has \(5, 4, 3\)')
 
 
 def test_no_such_folder(tmp_path):
@@ -112,4 +112,4 @@ def test_class_without_images(tmp_path, images):
 def test_file_that_is_no_image(tmp_path, images):
   write(tmp_path, images)
   (tmp_path / 'train/cat/broken.png').write_bytes(b'no image')
-  check_refused(tmp_path, 'the split train can not be read')
+  check_refused(tmp_path, 'the split train cannot be read')

@@ -69,7 +69,7 @@ def test_test_labels_are_not_flipped():
   np.testing.assert_array_equal(flipped.dataset.y_test, np.arange(20) % 5)
 
 
-def test_label_distribution_is_that_of_the_training():
+def test_label_distribution_counts_flipped_labels():
   data = _split()
   flipped = tff_bn_data.with_flipped_labels(data, 3)
   counts = data.label_distribution()
@@ -79,7 +79,7 @@ def test_label_distribution_is_that_of_the_training():
   )
 
 
-def test_workers_can_not_make_the_data_without_the_attack():
+def test_flipped_data_has_no_recipe():
   data = dataclasses.replace(_split(), recipe='{}')
   flipped = tff_bn_data.with_flipped_labels(data, 1)
   assert flipped.recipe is None
@@ -110,7 +110,9 @@ def test_shared_samples_are_an_error():
   indices = {'a': np.array([0, 3]), 'b': np.array([1, 3]), 'c': np.array([2])}
   none = {name: np.array([], int) for name in indices}
   data = federated.FederatedData(_split().dataset, indices, none)
-  with pytest.raises(ValueError, match='1 of the samples.*position 3'):
+  with pytest.raises(
+      ValueError, match='1 samples of the attackers.*position 3'
+  ):
     tff_bn_data.with_flipped_labels(data, 1)
   # Among attackers it does not matter, and each label is flipped once.
   flipped = tff_bn_data.with_flipped_labels(data, 2)

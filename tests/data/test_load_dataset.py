@@ -1,4 +1,4 @@
-"""Loading by name, resizing, and the weight of imports."""
+"""Tests of loading by name, resizing and lazy imports."""
 
 import subprocess
 import sys
@@ -26,11 +26,11 @@ assert 'tensorflow_datasets' not in sys.modules
   subprocess.run([sys.executable, '-c', code], check=True)
 
 
-def test_package_has_what_it_lists():
+def test_package_has_all_names_in_all():
   for name in tff_bn_data.__all__:
     assert getattr(tff_bn_data, name) is not None
   with pytest.raises(AttributeError, match='nothing'):
-    tff_bn_data.nothing  # pylint: disable=pointless-statement  # noqa: B018
+    tff_bn_data.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_damaged_array(tmp_path):
   content = bytearray(path.read_bytes())
   content[300] ^= 255
   path.write_bytes(content)
-  check_refused(path, 'x_train can not be read')
+  check_refused(path, 'x_train cannot be read')
 
 
 def test_single_array(tmp_path):
@@ -93,7 +93,7 @@ def test_missing_arrays(tmp_path):
 def test_objects_are_never_unpickled(tmp_path):
   path = tmp_path / 'mine.npz'
   np.savez(path, **{**ARRAYS, 'y_test': np.array([2, 'a'], object)})
-  check_refused(path, 'y_test can not be read')
+  check_refused(path, 'y_test cannot be read')
 
 
 def test_wrong_lengths(tmp_path):

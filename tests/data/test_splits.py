@@ -44,7 +44,7 @@ def differ(a, b):
 
 
 # Every split with an argument of each kind, as a function of (labels,
-# num_clients, seed); those that cover all samples.
+# num_clients, seed), if it covers all samples.
 COVERING = {
     'iid': lambda y, n, s: splits.split_iid(len(y), n, s),
     'dirichlet': lambda y, n, s: splits.split_by_dirichlet(y, n, 0.3, s),
@@ -65,7 +65,7 @@ class TestEverySplit:
   @pytest.mark.parametrize('name', COVERING)
   @settings(max_examples=30, deadline=None)
   @given(data=labels_and_clients(), seed=st.integers(0, 2**40))
-  def test_is_disjoint_cover_and_depends_on_the_seed_alone(
+  def test_is_a_disjoint_cover_and_depends_only_on_the_seed(
       self, name, data, seed
   ):
     labels, num_clients = data
@@ -231,7 +231,7 @@ class TestDirichlet:
     variance = mean * (1 - mean) / (num_clients * alpha + 1)
     np.testing.assert_allclose(shares.mean(axis=1), mean, atol=0.03)
     np.testing.assert_allclose(shares.var(), variance, rtol=0.06)
-    # What one class's shares are says nothing about the next one's.
+    # The shares of different classes are independent.
     assert abs(np.corrcoef(shares[0, 1:], shares[0, :-1])[0, 1]) < 0.1
 
   @pytest.mark.parametrize('alpha', [1e-12, 1e-3, 1e6])
@@ -335,7 +335,9 @@ class TestDomains:
     return labels, domains, parts
 
   @pytest.mark.parametrize('num_clients', [3, 6, 12])
-  def test_clients_of_a_domain_are_alike(self, num_clients):
+  def test_clients_of_a_domain_have_equal_label_distributions(
+      self, num_clients
+  ):
     labels, domains, parts = self.split(num_clients)
     assert_cover(parts, 300)
     counts = label_counts(parts, labels, 4)

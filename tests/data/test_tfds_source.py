@@ -114,15 +114,15 @@ def test_no_images_with_labels(tmp_path):
   examples = [{'image': np.zeros(2, np.float32), 'label': 0}]
   splits = {'train': examples, 'test': examples}
   store(tmp_path, 'vectors', splits, features)
-  check_refused(tmp_path, 'no dataset of images', 'tfds:vectors')
+  check_refused(tmp_path, 'not a dataset of images', 'tfds:vectors')
   store(tmp_path, 'unsupervised', GRAY, keys=None)
-  check_refused(tmp_path, 'no dataset of images', 'tfds:unsupervised')
+  check_refused(tmp_path, 'not a dataset of images', 'tfds:unsupervised')
 
 
 def test_unknown_name(tmp_path):
   check_refused(
       tmp_path,
-      r"no dataset 'fashion_mnst'.*Did you mean fashion_mnist\?",
+      r"has a dataset 'fashion_mnst'.*Did you mean fashion_mnist\?",
       'tfds:fashion_mnst',
   )
 

@@ -1,4 +1,4 @@
-"""A function in stages computes what it computes as a whole."""
+"""Tests of functions in stages."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ _VECTOR = tf.TensorSpec([None], tf.float64)
 
 
 def _run(staged, values, *args, answer, seed=(1, 2)):
-  """Calls all stages; `answer` makes answers of (stage, kind, value)."""
+  """Calls all stages; `answer` maps (stage, kind, value) to an answer."""
 
   @tf.function(autograph=False)
   def start(values, args):
@@ -46,7 +46,7 @@ def _double(stage, kind, value):
 
 
 def _pass_on(ask):
-  """An identity with a question in each direction."""
+  """Returns an identity function that asks a question in each direction."""
 
   @tf.custom_gradient
   def pass_on(h):
@@ -56,7 +56,7 @@ def _pass_on(ask):
 
 
 def _operations(staged, op_type):
-  """In which stages an operation occurs."""
+  """Returns the stages in which an operation occurs."""
   return [
       number
       for number, stage in enumerate(staged._stages)
@@ -110,7 +110,7 @@ def test_independent_questions_are_asked_together():
   assert result == left + right + 2 * (left + right)
 
 
-def test_answers_go_to_their_questions():
+def test_answers_match_their_questions():
   def fn(ask, x):
     answers = [ask(number, x[number]) for number in range(3)]
     return tf.stack(answers)
@@ -125,7 +125,7 @@ def test_answers_go_to_their_questions():
   np.testing.assert_equal(result, [1.0, 12.0, 23.0])
 
 
-def test_an_answer_that_nothing_needs_is_not_asked_for():
+def test_questions_without_use_are_not_asked():
   def fn(ask, x):
     ask('unused', ask('only for the unused', tf.reduce_sum(x)))
     return ask('used', x[0])
@@ -135,7 +135,7 @@ def test_an_answer_that_nothing_needs_is_not_asked_for():
 
 
 def test_gradient_across_questions_computes_nothing_twice():
-  """In the form of a synchronized layer: a question in each direction."""
+  """As in a synchronized layer, with a question in each direction."""
   weight = tf.Variable(np.array([[1.0, -2.0], [0.5, 3.0]]))
 
   def fn(ask, x):
@@ -187,7 +187,7 @@ def test_variables_are_read_and_written_in_the_order_of_the_code():
   result = _run(staged, [np.float64(5.0)], np.array([7.0]), answer=_double)
   before, between = 5.0, 2 * 35.0
   assert result == (before, between, 2 * (2 * between) + before, 10 - 140.0)
-  # The variables themselves did not change.
+  # The variables did not change.
   assert variable.numpy() == 3.0
   assert counter.numpy() == 10.0
 
@@ -209,7 +209,7 @@ def test_operations_that_take_a_variable():
 
 
 def test_a_loop_between_questions():
-  """What a loop keeps for its gradient can't be sent: it is made again."""
+  """Tensors that a loop keeps for its gradient are computed again."""
   weight = tf.Variable(np.float64(0.9))
 
   def fn(ask, x):
@@ -238,7 +238,7 @@ def test_a_loop_between_questions():
 
 
 def test_a_variable_that_a_loop_writes():
-  """Its value is carried over, with what made it."""
+  """The later stage gets the variable's value after the loop."""
   variable = tf.Variable(np.float64(1.0))
 
   def fn(ask, x):
@@ -288,7 +288,7 @@ def test_random_numbers_depend_on_the_seed_alone_and_are_drawn_once(new_layer):
 
 @pytest.mark.parametrize('new_layer', random_layers.KINDS)
 def test_random_numbers_for_an_answer(new_layer):
-  """How many are drawn is known only after the question."""
+  """The number of draws is known only after the question."""
   layer = new_layer()
   layer(tf.ones([1, 3]))
 
@@ -306,7 +306,7 @@ def test_random_numbers_for_an_answer(new_layer):
   assert np.any(other != found)
 
 
-def test_random_numbers_in_a_loop_can_not_be_drawn_again():
+def test_random_numbers_in_a_loop_are_an_error():
   weight = tf.Variable(np.float64(0.9))
 
   def fn(ask, x):
@@ -331,13 +331,11 @@ def test_a_question_in_a_condition_is_an_error():
   def fn(ask, x):
     return tf.cond(x[0] > 0, lambda: ask('q', x[0]), lambda: x[0])
 
-  with pytest.raises(ValueError, match='inside of a loop, a condition'):
+  with pytest.raises(ValueError, match='inside a loop, a condition'):
     staged_function.StagedFunction(fn, [], _VECTOR)
 
 
-def test_stages_are_linear_in_the_questions():
-  """What is carried over does not grow with the length of the chain."""
-
+def test_carried_tensors_do_not_grow_with_the_questions():
   def carried(length):
     def fn(ask, x):
       for number in range(length):

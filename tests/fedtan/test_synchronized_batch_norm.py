@@ -1,6 +1,4 @@
-"""Synchronized layers against Keras's own on the union of the batches."""
-
-import collections
+"""Tests of batch normalization with the statistics of all clients."""
 
 import keras
 import numpy as np
@@ -10,6 +8,7 @@ import tensorflow as tf
 from tff_bn.fedtan import synchronized_batch_norm
 from tff_bn.fedtan.synchronized_batch_norm import Answer
 from tff_bn.keras_model import batch_norm_calls
+from tff_bn.layers.batch_moments import Moments
 
 _LAYERS = {
     'images': ([6, 5, 4, 3], dict()),
@@ -38,10 +37,10 @@ def _layer(shape, arguments):
 
 
 def _alone(kind, value, sound):
-  """The answers that a single client gets."""
+  """Answers for a single client."""
   assert sound
   if kind is Answer.POOLED_MOMENTS:
-    assert list(value) == ['count', 'mean', 'variance']
+    assert isinstance(value, Moments)
   return value
 
 
@@ -81,7 +80,7 @@ def _assert_close(found, expected, rtol):
 @pytest.mark.parametrize('fused_moments', [False, True])
 @pytest.mark.parametrize('synchronize_backward', [False, True])
 @pytest.mark.parametrize('name', _LAYERS)
-def test_a_single_client_does_what_keras_does(
+def test_a_single_client_computes_the_same_as_keras(
     name, fused_moments, synchronize_backward
 ):
   shape, arguments = _LAYERS[name]
@@ -115,31 +114,29 @@ def test_a_mask(fused_moments):
   _assert_close(found, expected, 1e-12)
 
 
-def test_what_two_clients_send():
-  """The closed forms of the module's docstring, for one of two clients."""
+def test_messages_of_one_of_two_clients():
+  """They follow the closed forms in the module's docstring."""
   rng = np.random.default_rng(3)
   x, cotangent = rng.normal(3, 2, [5, 2]), rng.normal(1, 1, [5, 2])
   mean, variance = np.array([1.0, 2.0]), np.array([3.0, 0.5])
-  other = dict(count=7.0, mean=mean, variance=variance)
+  other = Moments(7.0, mean, variance)
   other_sums = dict(scale=np.array([0.3, -2.0]), shift=np.array([1.0, 5.0]))
   layer = _layer([5, 2], dict(dtype='float64'))
   gamma, beta = layer.gamma.numpy(), layer.beta.numpy()
   asked = []
 
   count = 5 + 7.0
-  mean = (5 * x.mean(0) + 7 * other['mean']) / count
+  mean = (5 * x.mean(0) + 7 * other.mean) / count
   variance = (
       5 * (x.var(0) + (x.mean(0) - mean) ** 2)
-      + 7 * (other['variance'] + (other['mean'] - mean) ** 2)
+      + 7 * (other.variance + (other.mean - mean) ** 2)
   ) / count
 
   def ask(kind, value, sound):
     assert sound
     asked.append((kind, value))
     if kind is Answer.POOLED_MOMENTS:
-      return collections.OrderedDict(
-          count=tf.constant(count, tf.float64), mean=mean, variance=variance
-      )
+      return Moments(tf.constant(count, tf.float64), mean, variance)
     return {name: value[name] + other_sums[name] for name in value}
 
   weight = 5.0
@@ -149,14 +146,14 @@ def test_what_two_clients_send():
   normalized = (x - mean) * r
   (kind, sent), (backward, sums) = asked
   assert (kind, backward) == (Answer.POOLED_MOMENTS, Answer.SUM)
-  assert sent['count'] == 5
-  np.testing.assert_allclose(sent['mean'], x.mean(0), rtol=1e-12)
-  np.testing.assert_allclose(sent['variance'], x.var(0), rtol=1e-12)
+  assert sent.count == 5
+  np.testing.assert_allclose(sent.mean, x.mean(0), rtol=1e-12)
+  np.testing.assert_allclose(sent.variance, x.var(0), rtol=1e-12)
   np.testing.assert_allclose(output, gamma * normalized + beta, rtol=1e-12)
   shift, scale = cotangent.sum(0), (cotangent * normalized).sum(0)
   np.testing.assert_allclose(sums['shift'], weight * shift, rtol=1e-12)
   np.testing.assert_allclose(sums['scale'], weight * scale, rtol=1e-12)
-  # The paper's form, by the gradients with respect to the statistics.
+  # The form in the paper, with the gradients of the statistics.
   shift_sum = weight * shift + other_sums['shift']
   scale_sum = weight * scale + other_sums['scale']
   to_mean = -gamma * r * shift_sum
@@ -168,14 +165,14 @@ def test_what_two_clients_send():
 
 
 def _sound_questions(x, cotangent, shape, fused_moments=False):
-  """Whether each question of a client with these numbers is sound."""
+  """Returns whether each question of a client with these values is sound."""
   layer = _layer(shape, {})
   found = []
 
   def ask(kind, value, sound):
     del kind
     found.append(bool(sound))
-    # The others' values are finite.
+    # As if the values of other clients were finite.
     return tf.nest.map_structure(tf.ones_like, value)
 
   with _synchronized(layer, ask, fused_moments=fused_moments):
@@ -194,15 +191,13 @@ def _sound_questions(x, cotangent, shape, fused_moments=False):
     [
         np.nan,
         np.inf,
-        # Its square overflows, and with it the variance about any mean of many.
+        # Its square overflows, so the variance does, too.
         3e19,
-        # Neither it nor its square do, but sums over many clients would.
+        # Only sums over many clients would overflow.
         1e19,
     ],
 )
-def test_statistics_that_nobody_can_use_are_not_sound(
-    value, shape, fused_moments
-):
+def test_useless_statistics_are_not_sound(value, shape, fused_moments):
   found = _sound_questions(value, 1.0, shape, fused_moments)
   assert not found[0]
   assert all(_sound_questions(1e12, 1.0, shape, fused_moments))
@@ -210,13 +205,13 @@ def test_statistics_that_nobody_can_use_are_not_sound(
 
 @pytest.mark.parametrize('shape', [[4, 2], [4, 3, 3, 2]])
 @pytest.mark.parametrize('value', [np.nan, np.inf, 1e38])
-def test_gradients_that_nobody_can_use_are_not_sound(value, shape):
+def test_useless_gradients_are_not_sound(value, shape):
   *forward, backward = _sound_questions(1.0, value, shape)
   assert all(forward)
   assert not backward
 
 
-def test_without_any_data_the_running_statistics_stay():
+def test_running_statistics_stay_without_data():
   layer = _layer([4, 2], {})
   before = [v.numpy() for v in layer.non_trainable_weights]
 

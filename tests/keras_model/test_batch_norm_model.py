@@ -22,6 +22,11 @@ def _model(keras_model_fn, input_spec=_SPEC, metrics_fn=None):
   )
 
 
+def _sequential(make_layers):
+  """A model of the layers that `make_layers` returns."""
+  return _model(lambda: keras.Sequential([keras.Input((4,)), *make_layers()]))
+
+
 def _roles(model):
   return [(v.role.value, v.trainable, v.frozen) for v in model.variables]
 
@@ -36,15 +41,12 @@ _FROZEN_NORM = [(role, False, True) for role, _, _ in _NORM]
 
 
 def test_roles_of_a_sequential_model():
-  model = _model(
-      lambda: keras.Sequential(
-          [
-              keras.Input((4,)),
-              layers.Dense(3, name='bn'),
-              layers.BatchNormalization(name='dense'),
-              layers.LayerNormalization(),
-          ]
-      )
+  model = _sequential(
+      lambda: [
+          layers.Dense(3, name='bn'),
+          layers.BatchNormalization(name='dense'),
+          layers.LayerNormalization(),
+      ]
   )
   kernel = ('kernel', True, False)
   assert _roles(model) == [kernel, kernel, *_NORM, kernel, kernel]
@@ -57,15 +59,12 @@ def test_roles_of_a_sequential_model():
 
 
 def test_scale_and_shift_are_found_by_attribute_not_position():
-  model = _model(
-      lambda: keras.Sequential(
-          [
-              keras.Input((4,)),
-              layers.BatchNormalization(scale=False),
-              layers.BatchNormalization(center=False),
-              layers.Dense(2),
-          ]
-      )
+  model = _sequential(
+      lambda: [
+          layers.BatchNormalization(scale=False),
+          layers.BatchNormalization(center=False),
+          layers.Dense(2),
+      ]
   )
   assert [v.role.value for v in model.variables[:6]] == [
       'shift',
@@ -75,33 +74,23 @@ def test_scale_and_shift_are_found_by_attribute_not_position():
       'moving_mean',
       'moving_variance',
   ]
-  assert [v.batch_norm for v in model.variables] == [
-      0,
-      0,
-      0,
-      1,
-      1,
-      1,
-      None,
-      None,
-  ]
+  numbers = [v.batch_norm for v in model.variables]
+  assert numbers == [*[0] * 3, *[1] * 3, None, None]
 
 
 @pytest.mark.parametrize('policy', ['mixed_bfloat16', 'mixed_float16'])
 def test_mixed_precision_changes_no_variable(policy, tmp_path):
-  def keras_model_fn(dtype):
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(3, dtype=dtype, name='a'),
-            layers.BatchNormalization(dtype=dtype, name='b'),
-            layers.Dense(2, dtype=dtype, name='c'),
-        ]
-    )
+  def make_layers(dtype):
+    return [
+        layers.Dense(3, dtype=dtype, name='a'),
+        layers.BatchNormalization(dtype=dtype, name='b'),
+        layers.Dense(2, dtype=dtype, name='c'),
+    ]
 
-  model = _model(lambda: keras_model_fn(policy))
+  model = _sequential(lambda: make_layers(policy))
 
-  assert model.variables == _model(lambda: keras_model_fn('float32')).variables
+  float32_model = _sequential(lambda: make_layers('float32'))
+  assert model.variables == float32_model.variables
   model.to_keras().save(tmp_path / 'model.keras')
   weights = model.from_keras(keras.models.load_model(tmp_path / 'model.keras'))
   for loaded, initial in zip(
@@ -114,26 +103,19 @@ def test_mixed_precision_changes_no_variable(policy, tmp_path):
 
 
 def test_frozen_layers_keep_their_roles():
-  def keras_model_fn():
+  def make_layers():
     inner = keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(4),
-            layers.BatchNormalization(),
-        ]
+        [keras.Input((4,)), layers.Dense(4), layers.BatchNormalization()]
     )
     inner.trainable = False
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.BatchNormalization(trainable=False),
-            inner,
-            layers.BatchNormalization(),
-            layers.Dense(2),
-        ]
-    )
+    return [
+        layers.BatchNormalization(trainable=False),
+        inner,
+        layers.BatchNormalization(),
+        layers.Dense(2),
+    ]
 
-  model = _model(keras_model_fn)
+  model = _sequential(make_layers)
   other = ('other_state', False, False)
   kernel = ('kernel', True, False)
   assert sorted(_roles(model)) == sorted(
@@ -189,31 +171,18 @@ def test_a_model_without_input_shape_is_built_from_the_spec(keras_model_fn):
     np.testing.assert_array_equal(found, value)
 
 
-def test_other_state_is_what_is_neither_trained_nor_a_statistic():
-  def keras_model_fn():
-    normalization = layers.Normalization()
-    normalization.build((None, 4))
-    return keras.Sequential([keras.Input((4,)), normalization, layers.Dense(2)])
-
-  model = _model(keras_model_fn)
+def test_other_state_is_neither_trained_nor_a_statistic():
+  model = _sequential(lambda: [layers.Normalization(), layers.Dense(2)])
   assert [v.role for v in model.variables][:3] == [Role.OTHER_STATE] * 3
   assert model.variables[2].dtype == tf.int64  # Keras's counter.
   assert not model.has_batch_norm
 
 
 def test_weights_go_to_keras_and_back():
-  def keras_model_fn():
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(4),
-            layers.BatchNormalization(),
-            layers.Dense(2),
-        ]
-    )
-
-  model = _model(keras_model_fn)
-  keras_model = keras_model_fn()
+  model = _sequential(
+      lambda: [layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]
+  )
+  keras_model = model.keras_model_fn()
   x = np.random.default_rng(0).normal(3, 2, (16, 4)).astype(np.float32)
   keras_model(x, training=True)  # Moves the statistics.
 
@@ -230,13 +199,13 @@ def test_weights_go_to_keras_and_back():
   ):
     for value, variable in zip(list_of_weights, variables):
       np.testing.assert_array_equal(value, variable.numpy())
-  # TFF's own way works, too.
-  other = keras_model_fn()
+  # TFF's method works, too.
+  other = model.keras_model_fn()
   weights.assign_weights_to(other)
   np.testing.assert_array_equal(other(x), keras_model(x))
 
 
-def test_initial_weights_are_those_of_the_function():
+def test_initial_weights_come_from_the_function():
   kernel = np.arange(8.0, dtype=np.float32).reshape(4, 2)
 
   def pretrained():
@@ -251,8 +220,8 @@ def test_initial_weights_are_those_of_the_function():
   np.testing.assert_array_equal(model.to_keras().get_weights()[0], kernel)
 
 
-def test_weights_that_do_not_fit_are_refused():
-  model = _model(lambda: keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
+def test_weights_of_another_model_are_an_error():
+  model = _sequential(lambda: [layers.Dense(2)])
   with pytest.raises(ValueError, match='weights has 1 trainable and 0 other'):
     model.to_keras(([np.zeros((4, 2))], []))
   wider = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
@@ -287,12 +256,12 @@ def _norm_free():
         ),
     ],
 )
-def test_bad_arguments_are_refused(arguments, error, message):
+def test_bad_arguments_are_errors(arguments, error, message):
   with pytest.raises(error, match=message):
     _model(**arguments)
 
 
-def test_a_function_that_returns_the_same_model_twice_is_refused():
+def test_a_function_that_returns_the_same_model_twice_is_an_error():
   keras_model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
   model = _model(lambda: keras_model)
   with pytest.raises(ValueError, match='same model at two calls'):
@@ -329,15 +298,11 @@ def test_roles_of_personal_position_encodings():
 
 
 def test_shared_position_encodings_are_not_personal():
-  def keras_model_fn():
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(3),
-            PositionEncoding(),
-            PositionEncoding(amplitude=0, personal_share=1),
-        ]
-    )
-
-  roles = {info.role for info in _model(keras_model_fn).variables}
-  assert roles == {Role.KERNEL}
+  model = _sequential(
+      lambda: [
+          layers.Dense(3),
+          PositionEncoding(),
+          PositionEncoding(amplitude=0, personal_share=1),
+      ]
+  )
+  assert {info.role for info in model.variables} == {Role.KERNEL}

@@ -1,4 +1,4 @@
-"""Converted models are the same models with other normalization layers."""
+"""Tests of converting the batch normalization layers of Keras models."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ _TARGETS = ('federated', 'batch', 'synchronized')
 
 
 def _kind(layer):
-  """The target that a layer belongs to."""
+  """The value of `to` for the class of a layer."""
   if type(layer) is layers.FederatedBatchNormalization:
     assert not layer.synchronized
     return 'federated'
@@ -96,7 +96,7 @@ def _nested():
       keras_layers.TimeDistributed(keras_layers.BatchNormalization(name='deep'))
   )(x[:, :, None])[:, :, 0]
   x = without(keras_layers.GlobalAveragePooling1D()(x))
-  # Layers that are also called outside of what contains them.
+  # Layers that are also called outside their model or wrapper.
   return keras.Model(inputs, bare(inner(x)), name='outer')
 
 
@@ -134,7 +134,7 @@ def _norms(model):
 
 @pytest.mark.parametrize('to', _TARGETS)
 @_parametrize
-def test_converts_every_layer_and_keeps_all_else(build, data, to):
+def test_converts_every_layer_and_keeps_the_rest(build, data, to):
   model = _randomize(build())
   before = model.get_weights()
   expected = model(data())
@@ -183,23 +183,6 @@ def test_there_and_back(build, data, to):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_federated_layers_normalize_by_their_statistics():
-  model = _randomize(_sequential())
-  converted = tff_bn.convert_batch_norm(model)
-  x = _random(8, 6, 6, 2)
-  _assert_same_outputs(converted(x, training=True), model(x))
-  for name, layer in _norms(converted).items():
-    assert np.abs(layer.moving_mean - _norms(model)[name].moving_mean).min() > 0
-
-
-def test_converting_what_is_already_converted_copies_it():
-  model = _randomize(_sequential())
-  copy = tff_bn.convert_batch_norm(model, 'batch')
-  assert copy is not model
-  _assert_same_weights(copy, model)
-  assert not {id(v) for v in copy.weights} & {id(v) for v in model.weights}
-
-
 def test_shared_layers_stay_shared():
   converted = tff_bn.convert_batch_norm(_randomize(_nested()))
   norms = layers.batch_norm_layers(converted)
@@ -227,7 +210,7 @@ def test_trainable_flags_are_kept(to):
     assert (a.name, a.trainable) == (b.name, b.trainable)
   assert len(converted.trainable_weights) == len(model.trainable_weights)
 
-  # What has been converted is converted back with its flags.
+  # The flags survive the way back.
   back = tff_bn.convert_batch_norm(converted, 'batch')
   _assert_same_weights(back, model)
 
@@ -259,17 +242,10 @@ def test_dtype_policies_are_kept(to):
   np.testing.assert_array_equal(converted(_random(6, 4)), model(_random(6, 4)))
 
 
-@pytest.mark.parametrize('to', ['federated', 'batch'])
-def test_converts_keras_synchronized_layers(to):
-  model = keras.Sequential(
-      [
-          keras.Input([4, 4, 2]),
-          keras_layers.BatchNormalization(synchronized=True),
-          keras_layers.BatchNormalization(),
-      ]
-  )
-  converted = tff_bn.convert_batch_norm(_randomize(model), to)
-  assert _kinds(converted) == {to}
+def test_converts_keras_synchronized_layers():
+  model = _one(keras_layers.BatchNormalization(synchronized=True))
+  converted = tff_bn.convert_batch_norm(_randomize(model))
+  assert _kinds(converted) == {'federated'}
   _assert_same_weights(converted, model)
 
 
@@ -292,7 +268,7 @@ def test_the_new_model_is_not_compiled():
 
 
 @pytest.mark.parametrize('first', ['dense', 'nested', 'embedding'])
-def test_sequential_model_without_input_that_has_been_called(first):
+def test_called_sequential_model_without_input(first):
   norm = keras_layers.BatchNormalization(name='first_norm')
   layer, x = {
       'dense': (keras_layers.Dense(3), _random(2, 4)),
@@ -313,7 +289,7 @@ def test_sequential_model_without_input_that_has_been_called(first):
     _assert_same_outputs(converted(batch), model(batch))
 
 
-def test_sequential_model_that_has_not_been_built():
+def test_unbuilt_sequential_model():
   model = keras.Sequential(
       [keras_layers.Dense(3), keras_layers.BatchNormalization()]
   )
@@ -325,7 +301,7 @@ def test_sequential_model_that_has_not_been_built():
   assert not converted.layers[0].trainable
 
 
-def test_what_preprocessing_layers_have_learned_is_copied():
+def test_state_of_preprocessing_layers_is_copied():
   words = keras.Input([], dtype=tf.string)
   numbers = keras.Input([1])
   lookup = keras_layers.StringLookup(output_mode='one_hot')
@@ -343,7 +319,7 @@ def test_what_preprocessing_layers_have_learned_is_copied():
 
 
 class _Block(keras_layers.Layer):
-  """Has no batch normalization, but layers of its own."""
+  """Contains layers, but no batch normalization."""
 
   def __init__(self, **kwargs):
     super().__init__(**kwargs)
@@ -367,7 +343,7 @@ def test_layers_with_layers_inside():
 
 
 class _WithDefaults(keras_layers.BatchNormalization):
-  """As many projects have it."""
+  """Changes a default, as in many projects."""
 
   def __init__(self, momentum=0.9, **kwargs):
     super().__init__(momentum=momentum, **kwargs)
@@ -468,7 +444,7 @@ class _Branch(keras_layers.Layer):
 
 
 class _Inner(keras_layers.Layer):
-  """Cannot be copied, but whoever makes it can."""
+  """Has no configuration, unlike the layer that creates it."""
 
   def __init__(self, norm, **kwargs):
     super().__init__(**kwargs)
@@ -503,7 +479,7 @@ class _Subclassed(keras.Model):
 
 
 def _with_own_layers():
-  """Layers of classes that make their own batch normalization."""
+  """Custom layers that create batch normalization."""
   inputs = keras.Input([4])
   branch = _Branch(4, name='first_branch')
   x = branch(_Outer(name='outer')(branch(inputs)))
@@ -512,7 +488,7 @@ def _with_own_layers():
 
 @pytest.mark.parametrize('kind', ['layers', 'model', 'nested'])
 @pytest.mark.parametrize('to', ['federated', 'synchronized'])
-def test_layers_and_models_that_make_their_own_norms(tmp_path, kind, to):
+def test_custom_layers_and_models(tmp_path, kind, to):
   data = _random(8, 4)
   if kind == 'layers':
     model = _with_own_layers()
@@ -542,7 +518,7 @@ def test_layers_and_models_that_make_their_own_norms(tmp_path, kind, to):
   )
   for a, b in pairs:
     assert a.trainable == b.trainable
-    # A `Sequential` that is called makes an input layer with a new name.
+    # A called `Sequential` creates an input layer with a new name.
     assert a.name == b.name or isinstance(b, keras_layers.InputLayer)
     if layers.is_batch_norm(b):
       assert a.get_config() == {
@@ -556,8 +532,8 @@ def test_layers_and_models_that_make_their_own_norms(tmp_path, kind, to):
   for a, b in zip(back.get_weights(), model.get_weights(), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
-  # Keras finds all variables of the copy. Of layers that make their own layers,
-  # its `.keras` files have the configuration, not the class of the latter.
+  # Keras finds all variables of the copy. A `.keras` file would not store the
+  # class of the layers inside custom layers.
   file = tmp_path / 'model.weights.h5'
   converted.save_weights(file)
   before = [w.copy() for w in converted.get_weights()]
@@ -574,7 +550,7 @@ def test_layers_and_models_that_make_their_own_norms(tmp_path, kind, to):
     assert has_changed == (i != 0), i
 
 
-def test_subclassed_model_that_has_not_been_built():
+def test_unbuilt_subclassed_model():
   converted = tff_bn.convert_batch_norm(_Subclassed(name='unbuilt'))
   assert _kinds(converted) == {'federated'}
   assert not converted.built
@@ -598,7 +574,7 @@ class _Holder:
 
 
 class _UsedBehindTheScenes(keras_layers.Layer):
-  """Calls its layer by a reference that Keras does not know."""
+  """Calls its layer through an object that Keras does not track."""
 
   def __init__(self, **kwargs):
     super().__init__(**kwargs)
@@ -638,7 +614,7 @@ def test_norms_that_cannot_be_replaced_are_an_error(layer_class):
   with pytest.raises(
       ValueError,
       match=(
-          r"'has_norm' .* makes .*'hidden_norm' itself.* attribute in the"
+          r"'has_norm' .* creates .*'hidden_norm' in a.* attribute in the"
           f' `__init__` of {layer_class.__name__}'
       ),
   ):
@@ -647,7 +623,7 @@ def test_norms_that_cannot_be_replaced_are_an_error(layer_class):
 
 def test_norms_in_wrappers_that_cannot_be_replaced_are_an_error():
   layer = keras_layers.TimeDistributed(_MadeInBuild(name='has_norm'))
-  with pytest.raises(ValueError, match="'has_norm' .* makes .*'hidden_norm'"):
+  with pytest.raises(ValueError, match="'has_norm' .* creates .*'hidden_norm'"):
     tff_bn.convert_batch_norm(_one(layer))
 
 
@@ -728,8 +704,8 @@ class _OwnConfig(keras_layers.BatchNormalization):
 @pytest.mark.parametrize(
     ('layer', 'message'),
     [
-        (_OwnCall(name='n'), r'computes in its own way \(call\)'),
-        (_OwnConfig(name='n'), r'an argument of its own, strength=1\.0'),
+        (_OwnCall(name='n'), 'whose method call may change'),
+        (_OwnConfig(name='n'), r'additional argument strength=1\.0'),
         (keras_layers.BatchNormalization(renorm=True, name='n'), 'renorm=True'),
     ],
 )
@@ -739,7 +715,7 @@ def test_layers_that_cannot_be_converted(layer, message):
 
 
 class _Tied(keras_layers.Layer):
-  """Uses the weights of another layer of the model."""
+  """Shares the weights of another layer in the model."""
 
   def __init__(self, other=None, **kwargs):
     super().__init__(**kwargs)
@@ -752,7 +728,7 @@ class _Tied(keras_layers.Layer):
     return self.other(x)
 
 
-def test_weights_shared_behind_the_scenes_are_an_error():
+def test_weights_shared_outside_the_graph_are_an_error():
   dense = keras_layers.Dense(3)
   model = keras.Sequential(
       [

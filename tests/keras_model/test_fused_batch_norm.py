@@ -1,4 +1,4 @@
-"""Fused operations give what Keras's batch normalization gives."""
+"""Fused operations compute the same as Keras's batch normalization."""
 
 import keras
 import numpy as np
@@ -38,13 +38,13 @@ def _step(layer, x, call):
   return output, gradients, statistics
 
 
-def _assert_same_step(layer, x, training_call, training, rtol=2e-5, atol=2e-5):
+def _assert_same_step(layer, x, training_call, training, tolerance=2e-5):
   expected = _step(layer, x, lambda x: layer(x, training=training))
   found = _step(layer, x, lambda x: training_call(layer, x, None))
   for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
     assert a.dtype == b.dtype
     a, b = (np.asarray(tf.cast(value, tf.float64)) for value in (a, b))
-    np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -52,48 +52,44 @@ def _assert_same_step(layer, x, training_call, training, rtol=2e-5, atol=2e-5):
     [
         {},
         {'axis': 3},
+        {'axis': 1},
         {'scale': False},
         {'center': False},
         {'epsilon': 1e-6},
         {'epsilon': 0.5},
         {'synchronized': True},
+        {'renorm': True},
     ],
     ids=str,
 )
-def test_training_is_that_of_keras(options):
+def test_training_equals_keras(options):
   layer = _layer((None, 5, 4, 3), **options)
   x = _images(6, 5, 4, 3)
   _assert_same_step(layer, x, fused_batch_norm.training, True)
 
 
 @pytest.mark.parametrize('shape', [(7, 3), (4, 5, 3), (2, 3, 4, 5, 3)])
-def test_training_on_what_are_no_images(shape):
+def test_training_without_images(shape):
   layer = _layer((None, *shape[1:]))
   _assert_same_step(layer, _images(*shape), fused_batch_norm.training, True)
 
 
-def test_training_with_the_channels_first():
-  layer = _layer((None, 3, 5, 4), axis=1)
-  x = _images(6, 3, 5, 4)
-  _assert_same_step(layer, x, fused_batch_norm.training, True)
-
-
-@pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
-def test_training_in_16_bits(dtype):
-  layer = _layer((None, 5, 4, 3), dtype=f'mixed_{dtype}')
+@pytest.mark.parametrize(
+    ('dtype', 'policy', 'tolerance'),
+    [
+        ('float16', 'mixed_float16', 2e-2),
+        ('bfloat16', 'mixed_bfloat16', 1.2e-1),
+        ('float64', 'float64', 1e-14),
+    ],
+)
+def test_training_in_other_dtypes(dtype, policy, tolerance):
+  layer = _layer((None, 5, 4, 3), dtype=policy)
   x = _images(6, 5, 4, 3, dtype=dtype)
-  digits = {'float16': 2e-2, 'bfloat16': 1.2e-1}[dtype]
-  _assert_same_step(layer, x, fused_batch_norm.training, True, digits, digits)
-
-
-def test_training_in_float64_is_exact():
-  layer = _layer((None, 5, 4, 3), dtype='float64')
-  x = _images(6, 5, 4, 3, dtype='float64')
-  _assert_same_step(layer, x, fused_batch_norm.training, True, 1e-14, 1e-14)
+  _assert_same_step(layer, x, fused_batch_norm.training, True, tolerance)
 
 
 def test_no_digits_cancel():
-  """The variance of values that are large against their deviation."""
+  """The variance is exact for a mean much larger than the deviation."""
   layer = _layer((None, 8, 8, 2))
   x = _RNG.normal(size=(16, 8, 8, 2)) + 1000.0
   x = x.astype(np.float32)
@@ -123,7 +119,7 @@ def test_no_gradient_flows_through_moments():
   assert tape.gradient(target, x) is None
 
 
-def test_inference_is_that_of_keras():
+def test_inference_equals_keras():
   layer = _layer((None, 5, 4, 3))
   x = _images(6, 5, 4, 3)
   _assert_same_step(layer, x, fused_batch_norm.inference, False)
@@ -143,16 +139,16 @@ def test_inference_uses_and_keeps_the_running_statistics():
     np.testing.assert_array_equal(a, b)
 
 
-def _operations(layer, shape, mask=None, dtype='float32'):
+def _is_fused(layer):
   function = tf.function(
-      lambda x: fused_batch_norm.training(layer, x, mask)
-  ).get_concrete_function(tf.TensorSpec(shape, dtype))
-  return {op.type for op in function.graph.get_operations()}
+      lambda x: fused_batch_norm.training(layer, x, None)
+  ).get_concrete_function(tf.TensorSpec((None, 5, 4, 3)))
+  operations = {op.type for op in function.graph.get_operations()}
+  return 'FusedBatchNormV3' in operations
 
 
-def test_fused_operations_are_used_where_they_can_be():
-  layer = _layer((None, 5, 4, 3))
-  assert 'FusedBatchNormV3' in _operations(layer, (None, 5, 4, 3))
+def test_fused_operations_are_used_for_images():
+  assert _is_fused(_layer((None, 5, 4, 3)))
 
 
 class _OwnMoments(keras.layers.BatchNormalization):
@@ -163,7 +159,7 @@ class _OwnMoments(keras.layers.BatchNormalization):
 
 
 class _Renamed(keras.layers.BatchNormalization):
-  """Computes what Keras's layer computes."""
+  """Computes the same as Keras's layer."""
 
 
 @pytest.mark.parametrize('layer_class', [_OwnMoments, _Renamed])
@@ -172,14 +168,7 @@ def test_subclasses(layer_class):
   layer.build((None, 5, 4, 3))
   x = _images(6, 5, 4, 3)
   _assert_same_step(layer, x, fused_batch_norm.training, True)
-  is_fused = 'FusedBatchNormV3' in _operations(layer, (None, 5, 4, 3))
-  assert is_fused == (layer_class is _Renamed)
-
-
-def test_renormalization_is_left_to_keras():
-  layer = _layer((None, 5, 4, 3), renorm=True)
-  x = _images(6, 5, 4, 3)
-  _assert_same_step(layer, x, fused_batch_norm.training, True)
+  assert _is_fused(layer) == (layer_class is _Renamed)
 
 
 def test_masks_are_left_to_keras():

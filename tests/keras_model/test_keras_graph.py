@@ -1,4 +1,4 @@
-"""Tests for `tff_bn.keras_model.keras_graph`."""
+"""Tests of the graph of calls in a functional model."""
 
 import keras
 
@@ -33,9 +33,9 @@ def _branches():
   return keras.Model(inputs, [d, c]), shared
 
 
-def test_a_call_comes_after_all_that_it_needs():
+def test_a_call_comes_after_the_calls_that_it_needs():
   model, _ = _branches()
-  # The shared layer is called twice; what is used twice is called once.
+  # The shared layer is called twice. A result used twice is computed once.
   assert _names(model) == ['shared', 'relu', 'shared', 'subtract', 'add']
   known = {id(tensor) for tensor in model.inputs}
   for call in keras_graph.calls(model):
@@ -44,11 +44,11 @@ def test_a_call_comes_after_all_that_it_needs():
   assert {id(tensor) for tensor in model.outputs} <= known
 
 
-def test_calls_that_are_not_part_of_the_model_are_left_out():
+def test_calls_outside_the_model_are_left_out():
   model, shared = _branches()
   shared(keras.Input((4,)))
   assert _names(model) == ['shared', 'relu', 'shared', 'subtract', 'add']
-  # A part of it, from the middle to the middle.
+  # A part of the model, from the middle to the end.
   a, b = keras_graph.calls(model)[-1].inputs[1:]
   part = keras.Model([a, b], model.outputs[1])
   assert _names(part) == ['subtract']
@@ -82,7 +82,7 @@ def test_functions_and_operators_are_calls_of_operations():
   assert calls[2].outputs == [z]
 
 
-def test_arguments_are_those_of_the_call():
+def test_arguments_of_a_call():
   query, value = keras.Input((3, 4)), keras.Input((5, 4))
   attention = _LAYERS.MultiHeadAttention(2, 2)
   outputs = attention(query, value=value, training=False)

@@ -1,4 +1,4 @@
-"""Tests of watching what a layer of a model computes."""
+"""Tests of recording the output of a layer."""
 
 import keras
 import numpy as np
@@ -28,7 +28,7 @@ def _functional():
 
 
 def _hidden(model, layer=None):
-  """What comes out of ReLU, by hand."""
+  """The output of ReLU, by hand."""
   layer = layer or model.get_layer('hidden')
   kernel, bias = (value.numpy() for value in layer.weights)
   return np.maximum(_X @ kernel + bias, 0)
@@ -46,7 +46,7 @@ def test_by_name():
   _assert_close(_features(model, 'logits'), model(_X))
 
 
-def test_the_default_is_what_the_last_layer_with_weights_gets():
+def test_the_default_is_the_input_of_the_last_layer_with_weights():
   model = _functional()
   _assert_close(_features(model), _hidden(model))
 
@@ -64,15 +64,6 @@ def _with_end(*layers):
 
 def _with_input():
   return keras.Sequential([keras.Input((4,)), *_functional().layers[1:]])
-
-
-def _with_input_shape():
-  return keras.Sequential(
-      [
-          _LAYERS.Dense(5, input_shape=(4,), activation='relu', name='hidden'),
-          _LAYERS.Dense(3),
-      ]
-  )
 
 
 def _sequential():
@@ -118,7 +109,6 @@ def _model_without_weights_at_the_end():
     'build',
     [
         _with_input,
-        _with_input_shape,
         _built,
         _called,
         _nested_head,
@@ -146,12 +136,12 @@ def test_batch_norm_as_the_last_layer():
 
 
 def test_a_merge_after_the_last_layer_with_weights():
-  """The part of the output with weights is one of several."""
+  """The output combines tensors with and without weights."""
   inputs = keras.Input((4,))
   x = _LAYERS.Dense(4, name='hidden')(inputs)
   model = keras.Model(inputs, _LAYERS.Add()([x, inputs]), name='merged')
   with pytest.raises(
-      ValueError, match="'merged' has no one last .* 2 tensors.*feature_layer"
+      ValueError, match="'merged' has no single .* 2 tensors.*feature_layer"
   ):
     LayerFeatures(model)
   assert _features(model, 'hidden').shape == (6, 4)
@@ -161,7 +151,7 @@ def test_several_outputs():
   inputs = keras.Input((4,))
   x = _LAYERS.Dense(4, name='hidden')(inputs)
   model = keras.Model(inputs, [_LAYERS.Dense(2)(x), _LAYERS.Dense(3)(x)])
-  with pytest.raises(ValueError, match='made of 2 tensors.*feature_layer'):
+  with pytest.raises(ValueError, match='combines 2 tensors.*feature_layer'):
     LayerFeatures(model)
 
 
@@ -206,7 +196,7 @@ def test_nested_models_and_wrappers_are_searched():
   _assert_close(_features(model, inner.name), _hidden(model, hidden))
 
 
-def test_of_a_layer_that_is_called_twice_the_last_call_counts():
+def test_the_last_of_two_calls_counts():
   inputs = keras.Input((4,))
   shared = _LAYERS.Dense(4, name='shared')
   model = keras.Model(inputs, _LAYERS.Dense(2)(shared(shared(inputs))))
@@ -214,7 +204,7 @@ def test_of_a_layer_that_is_called_twice_the_last_call_counts():
 
 
 class _Subclassed(keras.Model):
-  """A model of a layer with control flow over tensors."""
+  """A model with a layer that has control flow over tensors."""
 
   def __init__(self):
     super().__init__(name='subclassed')
@@ -285,26 +275,18 @@ def test_gradients_flow_through_the_features():
   )
 
 
-def test_the_call_is_restored():
+def test_the_value_is_recorded_only_in_the_context():
   model = _functional()
-  layer = model.get_layer('relu')
   features = LayerFeatures(model, 'relu')
-  assert 'call' not in vars(layer)
   with features.watched():
-    assert 'call' in vars(layer)
     model(_X)
-  assert 'call' not in vars(layer)
   first = features.value
   model(_X + 1)
   assert features.value is first
 
-  with pytest.raises(RuntimeError, match='stop'), features.watched():
-    raise RuntimeError('stop')
-  assert 'call' not in vars(layer)
-
 
 def test_a_replaced_call_is_used_and_stays():
-  """As when local training replaces what batch normalization does."""
+  """As in local training, which replaces calls of batch normalization."""
   inputs = keras.Input((4,))
   x = _LAYERS.BatchNormalization(name='norm')(inputs)
   model = keras.Model(inputs, _LAYERS.Dense(3)(x))
@@ -324,11 +306,10 @@ def test_a_model_that_does_not_call_the_layer():
   features = LayerFeatures(model, 'relu')
   with features.watched():
     model(_X)
-  # What was there before does not count.
+  # The value of an earlier call does not count.
   message = "feature_layer: .*'relu'.*NoneType"
   with pytest.raises(ValueError, match=message), features.watched():
     pass
-  assert 'call' not in vars(model.get_layer('relu'))
 
 
 def test_a_layer_with_several_outputs():
@@ -337,15 +318,15 @@ def test_a_layer_with_several_outputs():
   outputs = _LAYERS.Dense(3)(_LAYERS.Concatenate()([x, state]))
   model = keras.Model(inputs, outputs)
   features = LayerFeatures(model, 'gru')
-  message = "'gru'.* no features that are one tensor"
+  message = "must give one tensor as the features of the layer 'gru'"
   with pytest.raises(ValueError, match=message), features.watched():
     model(_X[..., np.newaxis])
-  # The default has one.
+  # The default is a single tensor.
   assert _features(model, x=_X[..., np.newaxis]).shape == (6, 4)
 
 
 def test_nothing_is_tracked():
-  """The model gets no variables or layers of its own."""
+  """The model gets no further layers."""
   model = _functional()
   before = len(discovery.all_layers(model))
   features = LayerFeatures(model)

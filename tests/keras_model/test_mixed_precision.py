@@ -1,4 +1,4 @@
-"""Tests for what makes training in 16 bits exact where it has to be."""
+"""Tests of training in 16 bits."""
 
 import keras
 import numpy as np
@@ -9,7 +9,7 @@ from tff_bn.common import numerics
 from tff_bn.keras_model import mixed_precision
 
 
-def test_loss_scale_changes_as_that_of_keras():
+def test_loss_scale_changes_as_in_keras():
   bad, good = np.float32('nan'), np.float32(1.0)
   steps = [bad, good, bad, *[good] * 2500, bad, *[good] * 2001, *[bad] * 20]
   optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0))
@@ -28,7 +28,7 @@ def test_loss_scale_changes_as_that_of_keras():
     apply(tf.constant(gradient))
     scale = after_step(scale, tf.constant([gradient]))
     ours.append(float(scale.scale))
-    # Keras's goes on towards 0, which nothing can be divided by.
+    # Keras's scale approaches 0, by which gradients can't be divided.
     expected.append(max(float(optimizer.dynamic_scale), 1.0))
 
   assert ours == expected
@@ -40,7 +40,7 @@ def test_loss_scale_stays_finite():
   assert float(scale.after_step(tf.constant(True)).scale) == 2.0**127
 
 
-def test_only_outputs_of_16_bits_are_cast():
+def test_only_16_bit_outputs_are_cast():
   outputs = {
       name: tf.constant([1, 2], name)
       for name in ('float16', 'bfloat16', 'float32', 'float64', 'int32')
@@ -65,7 +65,7 @@ def test_mask_survives_the_cast():
           layers.Activation('linear', dtype='mixed_bfloat16'),
       ]
   )
-  # The second and third steps of the first sequence, the last of the other.
+  # Steps of zeros are masked: two in the first sequence, one in the second.
   x = tf.constant([[[1.0], [0.0], [0.0]], [[2.0], [3.0], [0.0]]])
   output = mixed_precision.to_float32(model(x))
 

@@ -22,7 +22,7 @@ _STATISTICS = {Role.MOVING_MEAN, Role.MOVING_VARIANCE}
 def test_named_partition_keeps_the_roles_of_its_paper(name, local):
   found = getattr(partition, name.upper())
   assert found.name == name
-  # The phases of personal encodings are local in any case.
+  # The phases of personal encodings are always local.
   local = local | {Role.PERSONAL_PHASE}
   assert {role for role in Role if found.is_local(role)} == local
 

@@ -1,4 +1,4 @@
-"""Tests of functions of variables as pure functions."""
+"""Tests of pure functions from functions that use variables."""
 
 import keras
 import numpy as np
@@ -31,7 +31,7 @@ def test_computes_with_the_given_values_and_changes_nothing():
   @tff.tensorflow.computation(np.float32)
   def compute(start):
     value = tf.stack([start, 2 * start])
-    # Two calls in one graph have variables of their own.
+    # Two calls in one graph have separate variables.
     return add([value], tf.constant([10.0, 20.0])), add([value], value)
 
   first, second = compute(3.0)
@@ -41,7 +41,7 @@ def test_computes_with_the_given_values_and_changes_nothing():
   np.testing.assert_array_equal(variable, [1, 2])
 
 
-def test_other_variables_start_every_call_as_they_were_when_traced():
+def test_other_variables_start_every_call_with_their_traced_values():
   metric = keras.metrics.Mean()
   metric.update_state([4.0])
 
@@ -98,7 +98,7 @@ def test_random_layers_depend_on_the_seed_alone(new_layer):
   assert set(np.unique(first)) == {0.0, 2.0}
 
 
-def test_lookup_tables_are_refused():
+def test_lookup_tables_are_an_error():
   lookup = keras.layers.StringLookup(vocabulary=['a', 'b'])
   with pytest.raises(ValueError, match='apply it in the dataset instead'):
     StatelessFunction(lookup, [], tf.TensorSpec([None], tf.string))

@@ -24,7 +24,7 @@ _FOUND = {}
 
 
 def _keep(name, values):
-  """Adds numbers to what is printed."""
+  """Adds numbers to the printed result."""
   assert name not in _FOUND, name
   values = [np.asarray(ops.convert_to_numpy(x), 'float64') for x in values]
   assert all(np.isfinite(x).all() for x in values), name

@@ -1,4 +1,4 @@
-"""All backends of Keras compute the same."""
+"""The layers on several backends of Keras."""
 
 import json
 import os
@@ -17,7 +17,7 @@ _BACKENDS = ('tensorflow', 'jax')
     'models', [['functional'], pytest.param([], marks=pytest.mark.slow)]
 )
 def test_backends_agree(models):
-  # One process each, for the imports take seconds.
+  # The processes run in parallel, because the imports take seconds.
   processes = [
       subprocess.Popen(
           [sys.executable, _EXAMPLE, *models],

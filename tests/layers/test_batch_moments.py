@@ -1,4 +1,4 @@
-"""Moments of batches against NumPy, in all shapes, and where digits cancel."""
+"""Moments of batches against NumPy, also where digits could cancel."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def _random(shape, seed=0):
 
 
 def _reference(x, axis, weights=None):
-  """Loops over the channels."""
+  """Computes count, mean and variance in a loop over the channels."""
   if weights is None:
     weights = np.ones(1)
   included = np.moveaxis(np.broadcast_to(weights, x.shape) > 0, axis, 0)
@@ -59,7 +59,7 @@ def test_equals_numpy(shape, axis, compiled):
 
 
 @pytest.mark.parametrize(('shape', 'axis'), _SHAPES_AND_AXES)
-def test_has_the_shape_of_keras_statistics(shape, axis):
+def test_shape_equals_keras_statistics(shape, axis):
   layer = keras.layers.BatchNormalization(axis=axis)
   layer.build(shape)
   found = batch_moments.batch_moments(_random(shape), axis)
@@ -78,7 +78,7 @@ def test_has_the_shape_of_keras_statistics(shape, axis):
         ([4, 7, 3], 1, [4, 7], False),
     ],
 )
-def test_masked_values_are_left_out(shape, axis, mask_shape, scalar):
+def test_masked_values_are_excluded(shape, axis, mask_shape, scalar):
   x = _random(shape)
   mask = np.random.default_rng(1).integers(0, 2, mask_shape).astype(bool)
   count, mean, variance = _reference(x, axis, mask[..., None])
@@ -106,7 +106,7 @@ def test_masks_agree_with_keras(axis):
   np.testing.assert_allclose(found.variance, layer.moving_variance, rtol=1e-7)
 
 
-def test_what_a_mask_excludes_may_be_anything():
+def test_excluded_values_may_be_anything():
   x = _random([4, 7, 3])
   mask = np.ones([4, 7])
   mask[1, 2] = 0
@@ -135,7 +135,7 @@ def test_large_mean_does_not_cancel(shape, axis, compiled):
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
-def test_sixteen_bits_are_computed_in_float32(dtype):
+def test_16_bit_inputs_are_computed_in_float32(dtype):
   # The sum and the squares exceed float16.
   x = tf.cast(_random([40, 30, 3]) * 1000, dtype)
   _, mean, variance = _reference(tf.cast(x, tf.float64).numpy(), -1)
@@ -225,7 +225,7 @@ def test_unknown_rank_is_an_error():
     function.get_concrete_function()
 
 
-def test_merged_moments_are_those_of_all_values():
+def test_merged_moments_equal_moments_of_all_values():
   x = np.concatenate([_random([20, 3]), _random([7, 3], 1) + 5])
   for first in (0, 1, 13, 27):
     merged = batch_moments.merge_moments(
@@ -237,7 +237,7 @@ def test_merged_moments_are_those_of_all_values():
     np.testing.assert_allclose(merged.variance, x.var(0), rtol=1e-12)
 
 
-def test_merging_what_is_empty():
+def test_merging_empty_batches():
   empty = batch_moments.batch_moments(np.zeros([0, 3]))
   for each in batch_moments.merge_moments(empty, empty):
     np.testing.assert_array_equal(each, np.zeros(each.shape))
@@ -248,7 +248,7 @@ def test_merging_does_not_cancel():
   merged = batch_moments.batch_moments(x[:100])
   for i in range(100, 600, 100):
     merged = batch_moments.merge_moments(
-        merged, tuple(batch_moments.batch_moments(x[i : i + 100]))
+        merged, batch_moments.batch_moments(x[i : i + 100])
     )
   variance = x.astype(np.float64).var(0)
   np.testing.assert_allclose(merged.variance, variance, rtol=1e-3)

@@ -1,4 +1,4 @@
-"""Tests of finding batch normalization layers."""
+"""Finding batch normalization layers."""
 
 import importlib
 
@@ -18,7 +18,7 @@ keras_layers = keras.layers
         type('OwnNorm', (keras_layers.BatchNormalization,), {}),
     ],
 )
-def test_every_batch_norm_class_counts(layer_class):
+def test_batch_norm_classes(layer_class):
   assert layers.is_batch_norm(layer_class())
 
 
@@ -31,7 +31,7 @@ def test_every_batch_norm_class_counts(layer_class):
         keras_layers.Normalization(),
     ],
 )
-def test_no_other_class_counts_whatever_its_name(layer):
+def test_other_classes_whatever_their_name(layer):
   assert not layers.is_batch_norm(layer)
 
 
@@ -82,7 +82,7 @@ def test_finds_layers_in_nested_models_wrappers_and_attributes():
   ]
 
 
-def test_a_layer_alone_is_found():
+def test_single_layer():
   layer = keras_layers.BatchNormalization()
   assert layers.batch_norm_layers(layer) == [layer]
 

@@ -1,4 +1,4 @@
-"""Tests of the position encodings of units."""
+"""The position encodings of units against the paper's equations."""
 
 import keras
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bn.layers import PositionEncoding
-from tff_bn.programs import defaults
+from tff_bn.programs import model_flags
 
 
 def _values(shape, dtype=np.float64):
@@ -14,7 +14,7 @@ def _values(shape, dtype=np.float64):
 
 
 def _expected(x, mode, amplitude, period, axis, offset=0.0):
-  """Equations 2 to 5 of the paper, unit by unit."""
+  """Computes equations 2 to 5 of the paper, unit by unit."""
   result = np.moveaxis(x, axis, 0).copy()
   num_units = len(result)
   for j in range(num_units):
@@ -49,7 +49,7 @@ def test_values_of_any_rank_and_axis(mode, shape, axis):
   assert not layer.weights
 
 
-def test_offset_moves_the_encodings():
+def test_offset_shifts_the_encodings():
   x = np.zeros([1, 8])
   layer = PositionEncoding('add', 1.0, offset=2, dtype='float64')
   plain = PositionEncoding('add', 1.0, dtype='float64')
@@ -62,12 +62,12 @@ def test_offset_moves_the_encodings():
   )
 
 
-def test_defaults_are_the_papers():
-  for mode, amplitude in defaults.PAN_AMPLITUDE.items():
+def test_defaults_equal_the_paper():
+  for mode, amplitude in model_flags.PAN_AMPLITUDES.items():
     layer = PositionEncoding(mode)
     assert layer.amplitude == amplitude
-    assert layer.period == defaults.PAN_PERIOD
-  assert defaults.PAN_AMPLITUDE == {'add': 0.05, 'multiply': 0.1}
+    assert layer.period == model_flags.ModelFlags.specs()['pan_period'].default
+  assert model_flags.PAN_AMPLITUDES == {'add': 0.05, 'multiply': 0.1}
   assert PositionEncoding().mode == 'add'
   x = _values([2, 4])
   np.testing.assert_allclose(
@@ -79,8 +79,8 @@ def test_defaults_are_the_papers():
 
 @pytest.mark.parametrize('mode', ['add', 'multiply'])
 @pytest.mark.parametrize(('amplitude', 'period'), [(0, 1), (0.5, 0), (0, 0)])
-def test_off_is_the_identity_to_the_bit(mode, amplitude, period):
-  # Negative zeros, too, which adding a zero would change.
+def test_off_is_exactly_the_identity(mode, amplitude, period):
+  # Adding 0 would change a negative zero.
   x = tf.constant([[-0.0, 1e-40, 3.0, np.inf]])
   layer = PositionEncoding(mode, amplitude, period, offset=0.3)
   assert not layer.is_on
@@ -140,7 +140,7 @@ def test_saved_model_and_dynamic_batch(tmp_path):
     np.testing.assert_array_equal(loaded(x), model(x))
 
 
-def test_masks_go_through():
+def test_masks_are_passed_on():
   model = keras.Sequential([keras.layers.Masking(), PositionEncoding('add')])
   assert model(np.ones([2, 3, 4], np.float32))._keras_mask is not None
 
@@ -210,7 +210,7 @@ class TestPersonalEncodings:
 
   @pytest.mark.parametrize('dtype', ['float32', 'mixed_float16'])
   @pytest.mark.parametrize('mode', ['add', 'multiply'])
-  def test_shared_ones_are_the_same_to_the_bit(self, mode, dtype):
+  def test_shared_encodings_are_exactly_the_same(self, mode, dtype):
     x = _values((5, 9), np.float32)
     layer = PositionEncoding(
         mode, 0.3, 1.7, offset=0.1, personal_share=0.4, dtype=dtype
@@ -230,7 +230,7 @@ class TestPersonalEncodings:
     expected = layer(x).numpy()
     layer.personal_phase.assign(1)
     np.testing.assert_allclose(layer(x), expected, rtol=1e-14)
-    # Half a turn is the opposite.
+    # Half a turn flips the sign.
     layer.personal_phase.assign(0.5)
     np.testing.assert_allclose(layer(x), 2 * x - expected, rtol=1e-13)
 
@@ -243,7 +243,7 @@ class TestPersonalEncodings:
           dict(personal_share=1, period=0),
       ],
   )
-  def test_there_is_no_weight_without_them(self, arguments):
+  def test_no_weight_without_personal_units(self, arguments):
     layer = PositionEncoding('multiply', **arguments)
     x = _values((2, 4), np.float32)
     expected = PositionEncoding('multiply', layer.amplitude, layer.period)(x)

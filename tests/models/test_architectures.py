@@ -1,4 +1,4 @@
-"""The models against what the papers say of them."""
+"""The models against the papers."""
 
 import collections
 import functools
@@ -40,12 +40,12 @@ def num_values(variables):
 
 
 def num_layers(model):
-  """Number of layers of each class, by the class's name."""
+  """Counts the layers by class name."""
   return collections.Counter(type(layer).__name__ for layer in model.layers)
 
 
 def order_of(model, *kinds):
-  """The classes of the layers that are of `kinds`, in the model's order."""
+  """Returns the class names of the layers of `kinds`, in the model's order."""
   names = [type(layer).__name__ for layer in model.layers]
   return [name for name in names if name in kinds]
 
@@ -78,7 +78,7 @@ class TestEveryModel:
         'vgg13': 10,
         'resnet20_wide': 19,
     }
-    # Its dense layer has none, and a ReLU makes biases useful.
+    # Its dense layer has no normalization; layers before a ReLU have biases.
     not_normalized = 1 if name == 'fbn_cnn' else 0
     for other in (
         'BatchNormalization',

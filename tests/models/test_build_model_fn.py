@@ -1,4 +1,4 @@
-"""Models by name, and functions of the user's."""
+"""Models by name and by users' functions."""
 
 import subprocess
 import sys
@@ -115,11 +115,11 @@ def test_names_need_no_tensorflow():
   subprocess.run([sys.executable, '-c', code], check=True)
 
 
-def test_package_has_what_it_lists():
+def test_package_members_exist():
   for name in models.__all__:
     assert getattr(models, name) is not None
   with pytest.raises(AttributeError, match='nothing'):
-    models.nothing  # pylint: disable=pointless-statement  # noqa: B018
+    models.nothing  # noqa: B018
 
 
 def test_every_call_builds_a_new_model():
@@ -151,7 +151,7 @@ def test_other_models():
         ('resnet20', (32, 32), 4),
     ],
 )
-def test_samples_that_are_too_small_or_no_images(name, input_shape, size):
+def test_samples_that_are_too_small_or_not_images(name, input_shape, size):
   shape = ', '.join(map(str, input_shape))
   check_refused(name, rf'at least {size}x{size} pixels.*\({shape}', input_shape)
 
@@ -205,7 +205,7 @@ class TestPrecision:
     assert {layer.dtype_policy.name for layer in model.layers} == {'float32'}
 
   @pytest.mark.parametrize('function', ['dense', 'subclassed', 'lazy'])
-  def test_user_models_have_it_too(self, function):
+  def test_precision_of_user_models(self, function):
     model = models.build_model_fn(
         f'user_models:{function}', (4,), 10, precision='mixed_bfloat16'
     )()
@@ -217,7 +217,7 @@ class TestPrecision:
     assert dense.kernel.dtype == 'float32'
 
   @pytest.mark.parametrize('function', ['dense', 'fails', 'for_vectors'])
-  def test_other_models_of_the_process_do_not_have_it(self, function):
+  def test_other_models_keep_the_default_precision(self, function):
     try:
       models.build_model_fn(
           f'user_models:{function}', (4,), 10, precision='mixed_float16'
@@ -235,7 +235,7 @@ class TestPrecision:
 
   @pytest.mark.parametrize('name', ['small_cnn', 'user_models:dense'])
   @pytest.mark.parametrize('precision', ['mixed_bfloat16', 'mixed_float16'])
-  def test_saved_model_keeps_it(self, name, precision, tmp_path):
+  def test_saved_model_keeps_the_precision(self, name, precision, tmp_path):
     model = models.build_model_fn(name, (8, 8, 1), 10, precision=precision)()
     model.save(tmp_path / 'model.keras')
     loaded = keras.models.load_model(tmp_path / 'model.keras')
@@ -258,11 +258,11 @@ class TestUserModel:
     assert model(np.zeros((2, 4, 4, 1), np.float32)).shape == (2, 7)
 
   @pytest.mark.parametrize('function', ['with_normalization', 'with_keywords'])
-  def test_gets_the_normalization_if_it_takes_it(self, function):
+  def test_gets_the_normalization_if_it_has_the_parameter(self, function):
     model = models.build_model_fn(f'user_models:{function}', (4,), 7, 'mine')()
     assert model.name == 'mine'
 
-  def test_normalization_that_it_does_not_take(self):
+  def test_normalization_without_the_parameter_is_an_error(self):
     check_refused(
         'user_models:dense',
         'normalization=layer has no effect on model=user_models:dense',
@@ -296,5 +296,5 @@ class TestUserModel:
           ),
       ],
   )
-  def test_refuses(self, name, message):
+  def test_wrong_functions(self, name, message):
     check_refused(name, message)

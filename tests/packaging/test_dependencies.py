@@ -1,4 +1,4 @@
-"""Tests of the checks before TensorFlow Federated is imported."""
+"""Tests of the checks before the import of TensorFlow Federated."""
 
 import importlib.machinery
 import runpy
@@ -20,7 +20,7 @@ def _module(name: str, version: str) -> types.ModuleType:
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, types.ModuleType]:
-  """Modules without content, imported, in versions that work."""
+  """Installs empty modules with supported versions."""
   modules = {
       'tensorflow': _module('tensorflow', '2.21.0'),
       'keras': _module('keras', '3.15.1'),
@@ -49,7 +49,7 @@ def _message() -> str:
         ('tensorflow_federated', '0.87.0'),
     ],
 )
-def test_versions_that_work(
+def test_supported_versions(
     installed: dict[str, types.ModuleType], name: str, version: str
 ):
   installed[name].__version__ = version
@@ -67,7 +67,7 @@ def test_versions_that_work(
         ('tensorflow_federated', '0.89.0', 'TensorFlow Federated 0.87'),
     ],
 )
-def test_other_version_is_an_error(
+def test_unsupported_version_is_an_error(
     installed: dict[str, types.ModuleType],
     name: str,
     version: str,
@@ -79,7 +79,7 @@ def test_other_version_is_an_error(
   assert 'tensorflow-federated==0.87.0' in message
 
 
-def test_version_of_what_is_not_imported_is_checked(
+def test_version_of_an_unimported_package_is_checked(
     monkeypatch: pytest.MonkeyPatch,
 ):
   monkeypatch.delitem(sys.modules, 'tensorflow')
@@ -96,18 +96,18 @@ def test_keras_2_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str):
 
 
 @pytest.mark.parametrize('value', ['', '0', 'false'])
-def test_keras_2_that_is_not_asked_for(
+def test_keras_2_variable_can_be_false(
     monkeypatch: pytest.MonkeyPatch, value: str
 ):
   monkeypatch.setenv('TF_USE_LEGACY_KERAS', value)
   dependencies.require_tff()
 
 
-def test_other_backend_is_an_error_before_anything_is_imported(
+def test_backend_variable_is_checked_before_keras_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ):
   monkeypatch.setenv('KERAS_BACKEND', 'jax')
-  # Keras is imported, with TensorFlow: the variable came later.
+  # Keras is already imported with TensorFlow's backend.
   dependencies.require_tff()
   monkeypatch.delitem(sys.modules, 'keras')
   message = _message()

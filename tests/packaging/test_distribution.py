@@ -23,13 +23,13 @@ _FOLDERS = {
     'layers': 'tff_bn/layers',
     'programs': 'tff_bn/programs',
 }
-# What the second command installs.
+# The packages that need `pip install --no-deps`.
 _PINNED = {pin.partition('==')[0] for pin in dependencies.PINNED_PACKAGES}
 
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-  """A wheel of the working tree with one more package and preset in it."""
+  """A wheel of the working tree with a new package and a new preset."""
   source = tmp_path_factory.mktemp('source')
   for folder in (*_FOLDERS, 'tests'):
     shutil.copytree(
@@ -89,7 +89,7 @@ def test_installed_version_is_the_packages():
   assert importlib.metadata.version('tff_bn') == tff_bn.__version__
 
 
-def test_console_scripts_lead_to_functions(wheel: zipfile.ZipFile):
+def test_console_scripts_are_functions(wheel: zipfile.ZipFile):
   entry_points = configparser.ConfigParser(delimiters='=')
   entry_points.read_string(_information(wheel, 'entry_points.txt'))
   scripts = dict(entry_points['console_scripts'])
@@ -137,7 +137,7 @@ def test_plain_install_needs_keras_and_numpy_only(wheel: zipfile.ZipFile):
   assert not _PINNED & {need.name for need in needs}
 
 
-def test_versions_are_those_that_are_checked(wheel: zipfile.ZipFile):
+def test_versions_match_the_checks(wheel: zipfile.ZipFile):
   metadata = _information(wheel, 'METADATA')
   oldest, newest = dependencies.TENSORFLOW_VERSIONS
   after = (newest[0], newest[1] + 1)
@@ -148,7 +148,7 @@ def test_versions_are_those_that_are_checked(wheel: zipfile.ZipFile):
 
 
 def test_start_up_file_installs_the_import_hook(wheel: zipfile.ZipFile):
-  """And imports nothing: Python runs it whenever it starts."""
+  """The file imports nothing else, because Python runs it at each start."""
   code = """
       import sys
       before = set(sys.modules)

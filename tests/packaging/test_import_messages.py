@@ -1,4 +1,4 @@
-"""Tests that the programs hide TensorFlow's first messages, and no others."""
+"""Tests that the programs hide only TensorFlow's start-up messages."""
 
 import os
 import pathlib
@@ -25,7 +25,7 @@ print('said by Python', file=sys.stderr, end='')
 def _import_tensorflow(
     folder: pathlib.Path, source: str, after: str = ''
 ) -> subprocess.CompletedProcess[str]:
-  """Imports a package of this name in a process that hides its messages."""
+  """Imports a fake `tensorflow` in a process that hides its messages."""
   package = folder / 'tensorflow'
   package.mkdir()
   (package / '__init__.py').write_text(textwrap.dedent(source))

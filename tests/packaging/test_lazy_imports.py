@@ -10,7 +10,7 @@ import pytest
 
 import tff_bn
 
-# Makes the packages named on the command line look as if not installed.
+# Hides the packages named on the command line from imports.
 _HIDE = """
 import importlib.abc
 import sys
@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Hider())
 
 
 def _run(code: str, *hidden: str, path: str = '', **variables: str) -> str:
-  """Runs `code` in a new interpreter and returns what it prints."""
+  """Runs `code` in a new interpreter and returns its output."""
   result = subprocess.run(
       [sys.executable, '-c', _HIDE + textwrap.dedent(code), *hidden],
       env={**os.environ, 'PYTHONPATH': path, **variables},
@@ -65,12 +65,12 @@ def test_layers_need_only_keras():
       print(sorted(set(sys.argv[1:]) & set(sys.modules)))
   """
   assert _run(code, *others, KERAS_BACKEND='jax') == '[]\n'
-  # With TensorFlow, not even where it could.
+  # With TensorFlow installed, the layers import no TensorFlow Federated.
   shown = _run(code.replace('sys.argv[1:]', "['tensorflow_federated']"))
   assert shown == '[]\n'
 
 
-# Every way in which a user meets the parts that need TensorFlow Federated.
+# All kinds of imports that need TensorFlow Federated.
 _NEEDS_TFF = """
     def attempt(statement):
       try:
@@ -129,7 +129,7 @@ def test_broken_tff_says_why_and_what_to_run(
   assert found == cause
 
 
-def test_names_are_listed_and_there():
+def test_public_names_exist():
   for name in tff_bn.__all__:
     assert name in dir(tff_bn)
     value = getattr(tff_bn, name)
@@ -139,7 +139,7 @@ def test_names_are_listed_and_there():
 def test_every_public_part_is_listed():
   root = pathlib.Path(tff_bn.__file__).parent
   packages = {path.parent.name for path in root.glob('*/__init__.py')}
-  # What the public parts are made of.
+  # Internal packages.
   packages -= {'clients', 'common', 'fedtan', 'imports', 'keras_model'}
   packages -= {'processes'}
   assert packages | {'layers', 'programs'} <= set(tff_bn.__all__)

@@ -1,4 +1,4 @@
-"""Tests of the requirements: pinned, complete, and nothing superfluous."""
+"""Tests that the requirements are pinned, complete and necessary."""
 
 import importlib.metadata
 import pathlib
@@ -19,8 +19,7 @@ _FILES = (
     'requirements-ray.txt',
 )
 
-# What the project uses itself, beside the distribution's own requirements: to
-# build and install, to test, and to run the notebooks.
+# The project's tools to build, install, test and run the notebooks.
 _TOOLS = (
     'hypothesis',
     'ipykernel',
@@ -34,7 +33,7 @@ _TOOLS = (
     'wheel',
 )
 
-# They ask for versions of 2023, but work with others.
+# These ask for versions of 2023, but work with later ones.
 _OUTDATED_METADATA = frozenset(
     [
         'tensorflow-federated',
@@ -43,13 +42,13 @@ _OUTDATED_METADATA = frozenset(
     ]
 )
 
-# What a distribution asks for, but nothing that the project uses imports.
+# Requirements of distributions that nothing in the project imports.
 _NEVER_IMPORTED = {
     'dp-accounting': {'mpmath'},
     'etils': {'einops'},
     'tensorflow': {'google-pasta', 'libclang'},
     'tensorflow-datasets': {'array-record', 'pyarrow', 'simple-parsing'},
-    # tff_bn/tff_stand_ins.py takes its place.
+    # tff_bn/imports/tff_stand_ins.py replaces it.
     'tensorflow-federated': {'google-vizier'},
     'tensorflow-privacy': {'tensorflow-estimator', 'tensorflow-probability'},
 }
@@ -61,7 +60,7 @@ def _lines(file: str = 'requirements.txt') -> list[str]:
 
 
 def _pins(python_version: str) -> dict[str, str]:
-  """The version of each distribution that one Python gets."""
+  """Returns the version of each distribution for a version of Python."""
   pins = {}
   for line in _lines():
     requirement = requirements.Requirement(line)
@@ -96,7 +95,7 @@ class TestFile:
 
 
 @pytest.mark.parametrize('python_version', ['3.11', '3.12', '3.13'])
-def test_versions_known_to_work(python_version: str):
+def test_main_versions(python_version: str):
   pins = _pins(python_version)
   assert pins['tensorflow'].startswith('2.21.')
   assert pins['keras'].startswith('3.')
@@ -104,15 +103,15 @@ def test_versions_known_to_work(python_version: str):
 
 
 def test_error_message_has_the_same_pins():
-  """It names what pip installs with --no-deps only."""
+  """The message names the packages that need `pip install --no-deps`."""
   assert set(dependencies.PINNED_PACKAGES) <= set(_lines())
   names = {pin.partition('==')[0] for pin in dependencies.PINNED_PACKAGES}
   assert names >= _OUTDATED_METADATA
 
 
 def _needs(name: str, extras: frozenset[str]) -> list[requirements.Requirement]:
-  """What an installed distribution asks for, on this Python."""
-  # Not from sys.path, where an old build's metadata may lie in the repository.
+  """Returns the requirements of an installed distribution on this Python."""
+  # Not from sys.path: the repository may contain the metadata of an old build.
   path = [sysconfig.get_path('purelib'), sysconfig.get_path('platlib')]
   distribution, *_ = importlib.metadata.distributions(name=name, path=path)
   needs = []
@@ -126,7 +125,7 @@ def _needs(name: str, extras: frozenset[str]) -> list[requirements.Requirement]:
 
 
 def test_pins_are_complete_consistent_and_needed():
-  """Walks through the metadata of everything that is installed here."""
+  """Follows the requirements in the metadata of installed distributions."""
   pins = _pins(markers.default_environment()['python_version'])
   todo = [
       (name.partition('==')[0], frozenset())
@@ -154,7 +153,7 @@ def test_pins_are_complete_consistent_and_needed():
   assert not superfluous
 
 
-def test_ray_is_complete_and_nothing_more():
+def test_pins_for_ray_are_complete_and_needed():
   pins = {
       **_pins(markers.default_environment()['python_version']),
       **dict(line.split('==') for line in _lines('requirements-ray.txt')),
@@ -173,7 +172,7 @@ def test_ray_is_complete_and_nothing_more():
   assert added <= seen
 
 
-def test_cuda_is_what_tensorflow_asks_for():
+def test_pins_for_cuda_match_tensorflow():
   needs = {
       utils.canonicalize_name(need.name): need.specifier
       for need in _needs('tensorflow', frozenset({'and-cuda'}))

@@ -1,4 +1,4 @@
-"""Tests of scripts/setup.sh and the Makefile, with interpreters made of sh."""
+"""Tests of scripts/setup.sh and the Makefile with fake Python interpreters."""
 
 import pathlib
 import shutil
@@ -8,7 +8,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
-# What the script may use beside an interpreter.
+# The commands that the script may use besides Python.
 _TOOLS = (
     'bash',
     'cat',
@@ -22,8 +22,8 @@ _TOOLS = (
     'sh',
 )
 
-# Says which version it is, makes a copy of itself where it is asked for a
-# virtual environment or to install the project, and notes what it is asked for.
+# A fake interpreter. It prints its version, copies itself to create a virtual
+# environment or a console script, and records its other calls.
 _INTERPRETER = """#!/bin/sh
 case "$*" in
   *version_info*) echo {version} ;;
@@ -63,7 +63,7 @@ _RAY = (
 
 
 class Machine:
-  """A machine with a copy of the set-up, and the interpreters one gives it."""
+  """A machine with a copy of the set-up and with fake interpreters."""
 
   def __init__(self, folder: pathlib.Path):
     self.folder = folder
@@ -121,7 +121,7 @@ class Machine:
     )
 
   def calls(self) -> list[str]:
-    """What was asked of interpreters since the last call of this method."""
+    """Returns the calls of interpreters since the last call of this method."""
     if not self._calls.exists():
       return []
     lines = self._calls.read_text().splitlines()
@@ -134,7 +134,16 @@ def machine(tmp_path: pathlib.Path) -> Machine:
   return Machine(tmp_path)
 
 
-def _whole_installation(name: str) -> list[str]:
+@pytest.fixture
+def ready(machine: Machine) -> Machine:
+  """A machine that is set up."""
+  machine.add('python3.13', '3.13')
+  machine.run()
+  machine.calls()
+  return machine
+
+
+def _installation(name: str) -> list[str]:
   return [each.format(name) for each in (_NEW, *_INSTALLS)]
 
 
@@ -187,21 +196,21 @@ def test_takes_the_first_usable_python(
       machine.add_script(name, '#!/bin/sh\nexit 127\n')
   result = machine.run()
   assert result.returncode == 0, result.stderr
-  assert machine.calls() == _whole_installation(chosen)
+  assert machine.calls() == _installation(chosen)
 
 
 def test_python_without_venv_is_skipped(machine: Machine):
   machine.add('python3.13', '3.13', venv=False)
   machine.add('python3', '3.12')
   assert machine.run().returncode == 0
-  assert machine.calls() == _whole_installation('python3')
+  assert machine.calls() == _installation('python3')
 
 
 def test_takes_the_python_that_is_named(machine: Machine):
   machine.add('python3.13', '3.13')
   named = machine.add('mine', '3.12', folder='else where')
   assert machine.run(PYTHON=str(named)).returncode == 0
-  assert machine.calls() == _whole_installation('mine')
+  assert machine.calls() == _installation('mine')
 
 
 @pytest.mark.parametrize(
@@ -216,10 +225,10 @@ def test_unusable_named_python_is_reported(
   result = machine.run(PYTHON='mine')
   assert result.returncode == 0
   assert f'PYTHON=mine {reason}' in result.stderr
-  assert machine.calls() == _whole_installation('python3.13')
+  assert machine.calls() == _installation('python3.13')
 
 
-def test_no_python_is_reported_twice(machine: Machine):
+def test_each_python_is_reported_once(machine: Machine):
   machine.add('python3', '3.14')
   error = machine.run(PYTHON='python3').stderr.splitlines()[-1]
   assert error.count('python3 is Python 3.14') == 1
@@ -231,8 +240,8 @@ def test_second_run_does_nothing(machine: Machine):
   machine.add('python3.13', '3.13')
   first = machine.run()
   assert 'Python 3.13' in first.stdout
-  assert machine.calls() == _whole_installation('python3.13')
-  # Nor does it look for an interpreter: another environment may be active.
+  assert machine.calls() == _installation('python3.13')
+  # It looks for no interpreter: another environment may be active.
   machine.add('python3.13', '3.14')
   for environment in ({}, {'PYTHON': 'python3.13'}, {'PYTHON': 'no_such'}):
     second = machine.run(**environment)
@@ -243,46 +252,34 @@ def test_second_run_does_nothing(machine: Machine):
 @pytest.mark.parametrize(
     'file', ['requirements.txt', 'setup.py', 'tff_bn/imports/tff_imports.py']
 )
-def test_changed_file_installs_again(machine: Machine, file: str):
-  machine.add('python3.13', '3.13')
-  machine.run()
-  machine.calls()
-  with (machine.project / file).open('a') as changed:
+def test_changed_file_installs_again(ready: Machine, file: str):
+  with (ready.project / file).open('a') as changed:
     changed.write('# changed\n')
-  machine.run()
-  assert machine.calls() == _whole_installation('python3.13')
-  machine.run()
-  assert not machine.calls()
+  ready.run()
+  assert ready.calls() == _installation('python3.13')
+  ready.run()
+  assert not ready.calls()
 
 
-def test_moved_project_installs_again(machine: Machine):
-  machine.add('python3.13', '3.13')
-  machine.run()
-  machine.calls()
-  machine.project = machine.project.rename(machine.folder / 'moved')
-  machine.run()
-  assert machine.calls() == _whole_installation('python3.13')
+def test_moved_project_installs_again(ready: Machine):
+  ready.project = ready.project.rename(ready.folder / 'moved')
+  ready.run()
+  assert ready.calls() == _installation('python3.13')
 
 
-def test_broken_environment_is_rebuilt(machine: Machine):
-  machine.add('python3.13', '3.13')
-  machine.run()
-  machine.calls()
-  (machine.project / '.venv' / 'bin' / 'python').unlink()
-  machine.run()
-  assert machine.calls() == _whole_installation('python3.13')
+def test_broken_environment_is_rebuilt(ready: Machine):
+  (ready.project / '.venv' / 'bin' / 'python').unlink()
+  ready.run()
+  assert ready.calls() == _installation('python3.13')
 
 
-def test_other_named_version_rebuilds(machine: Machine):
-  machine.add('python3.13', '3.13')
-  machine.run()
-  machine.calls()
-  machine.add('python3.12', '3.12')
-  machine.run(PYTHON='python3.12')
-  assert machine.calls() == _whole_installation('python3.12')
-  # And stays, without being named again.
-  machine.run()
-  assert not machine.calls()
+def test_other_named_version_rebuilds(ready: Machine):
+  ready.add('python3.12', '3.12')
+  ready.run(PYTHON='python3.12')
+  assert ready.calls() == _installation('python3.12')
+  # The environment stays if the interpreter is not named again.
+  ready.run()
+  assert not ready.calls()
 
 
 @pytest.mark.parametrize(
@@ -293,29 +290,29 @@ def test_other_named_version_rebuilds(machine: Machine):
         (2, '* --editable .'),
     ],
 )
-def test_failed_installation_is_done_again(
+def test_failed_installation_is_repeated(
     machine: Machine, step: int, failing: str
 ):
   machine.add('python3.13', '3.13')
   result = machine.run(FAIL=failing)
   assert result.returncode == 7
   assert 'The set-up failed' in result.stderr
-  assert machine.calls() == _whole_installation('python3.13')[: step + 2]
+  assert machine.calls() == _installation('python3.13')[: step + 2]
   assert machine.run().returncode == 0
-  assert machine.calls() == _whole_installation('python3.13')
+  assert machine.calls() == _installation('python3.13')
 
 
-def test_failed_rebuild_is_done_again(machine: Machine):
+def test_failed_rebuild_is_repeated(machine: Machine):
   machine.add('python3.13', '3.13')
   machine.run()
   (machine.project / 'requirements.txt').write_text('setuptools==1\nwheel==1')
   machine.calls()
   assert machine.run(FAIL='*-r requirements.txt').returncode == 7
   machine.calls()
-  # Back to what was installed before the attempt.
+  # Back to the requirements before the failed attempt.
   shutil.copy(_ROOT / 'requirements.txt', machine.project)
   assert machine.run().returncode == 0
-  assert machine.calls() == _whole_installation('python3.13')
+  assert machine.calls() == _installation('python3.13')
 
 
 def test_failed_environment_is_an_error(machine: Machine):
@@ -328,7 +325,7 @@ def test_failed_environment_is_an_error(machine: Machine):
 def test_foreign_paths_do_not_reach_pip(machine: Machine):
   machine.add('python3.13', '3.13')
   machine.run(PYTHONPATH='/a', PYTHONHOME='/b', PIP_TARGET='/c')
-  assert machine.calls() == _whole_installation('python3.13')
+  assert machine.calls() == _installation('python3.13')
 
 
 def test_pinned_build_tools_come_first(machine: Machine):
@@ -347,20 +344,12 @@ class TestMakefile:
     if not shutil.which('make'):
       pytest.skip('make is not installed')
 
-  @pytest.fixture
-  def ready(self, machine: Machine) -> Machine:
-    """A machine where the set-up is done."""
-    machine.add('python3.13', '3.13')
-    machine.run()
-    machine.calls()
-    return machine
-
   def test_compare_sets_up_and_compares(self, machine: Machine):
     machine.add('python3.13', '3.13')
     result = machine.run('make', 'compare')
     assert result.returncode == 0, result.stderr
     assert machine.calls() == [
-        *_whole_installation('python3.13'),
+        *_installation('python3.13'),
         'python3.13: ',
     ]
 
@@ -393,6 +382,6 @@ class TestMakefile:
     result = machine.run('.ci/run')
     assert result.returncode == 0, result.stderr
     calls = machine.calls()
-    assert calls[:4] == _whole_installation('python3.13')
+    assert calls[:4] == _installation('python3.13')
     assert calls[4] == _RAY.format('python3.13')
     assert calls[-1].startswith('python3.13: -m pytest')

@@ -1,4 +1,4 @@
-"""Tests of the import of TensorFlow Federated, in every order."""
+"""Tests of the import of TensorFlow Federated."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ import pytest
 from tff_bn.imports import tff_stand_ins
 
 _PACKAGE = 'tensorflow_federated'
-# Uses TFF's own context, as users do that know nothing of ours.
+# Uses TFF's default context.
 _COMPUTE = """
 import numpy as np
 import psutil
@@ -85,13 +85,13 @@ def test_unused_context_ends_quietly_and_stand_ins_are_gone():
     assert line not in result.stderr
   *stand_ins, found = result.stdout.split()
   assert found == 'None'
-  # The parts of it that were imported are real ones.
+  # Its imported parts are real modules.
   assert set(stand_ins) <= {'tensorflow_model_optimization'}
 
 
 @pytest.fixture
 def fake_tff(tmp_path: pathlib.Path) -> pathlib.Path:
-  """A package of TensorFlow Federated's name, which imports what that does."""
+  """A fake TensorFlow Federated that imports the same modules."""
   _write(
       tmp_path,
       f'{_PACKAGE}/__init__',
@@ -102,7 +102,7 @@ def fake_tff(tmp_path: pathlib.Path) -> pathlib.Path:
   )
   _write(tmp_path, 'jax/lib/__init__')
   _write(tmp_path, 'jax/__init__')
-  # What its atexit function uses.
+  # The atexit function uses these modules.
   context = f'{_PACKAGE}/python/core/impl/context_stack'
   stack = 'class context_stack:\n  set_default_context = print\n'
   _write(tmp_path, f'{context}/context_stack_impl', stack)
@@ -131,11 +131,11 @@ def _output(code: str, folder: pathlib.Path) -> list[str]:
 
 
 def test_use_of_a_stand_in_is_an_error(fake_tff: pathlib.Path):
-  # As long as no vizier is installed here.
+  # The test needs an environment without vizier.
   assert importlib.util.find_spec('vizier') is None
   code = """
       import typing
-      typing.Optional[tff.clients.Study]  # An annotation is no use.
+      typing.Optional[tff.clients.Study]  # Annotations are allowed.
       for name in ('clients', 'estimator', 'xla_client'):
         try:
           getattr(tff, name).Study.from_id(1)
@@ -143,7 +143,7 @@ def test_use_of_a_stand_in_is_an_error(fake_tff: pathlib.Path):
           print(error)
   """
   clients, estimator, xla_client = _output(code, fake_tff)
-  assert 'vizier.service.clients.Study.from_id is not there' in clients
+  assert 'vizier.service.clients.Study.from_id is missing' in clients
   assert 'pip install google-vizier' in clients
   assert 'no estimators since 2.16' in estimator
   assert 'older versions of JAX' in xla_client
@@ -163,7 +163,7 @@ def test_stand_ins_are_not_imported_afterwards(fake_tff: pathlib.Path):
   assert _output(code, fake_tff) == ['set()', 'False', 'vizier']
 
 
-def test_stand_ins_are_not_there_before(fake_tff: pathlib.Path):
+def test_stand_ins_do_not_exist_before(fake_tff: pathlib.Path):
   code = """
       import tff_bn
       import importlib.util
@@ -222,7 +222,7 @@ def test_hook_finds_nothing_else():
 
 
 def test_start_up_survives_a_deleted_package(fake_tff: pathlib.Path):
-  """The hook finds nothing; Python's own finders go on."""
+  """The hook finds nothing, and Python's own finders continue."""
   _write(fake_tff, f'{_PACKAGE}/__init__', "print('imported')")
   source = pathlib.Path(tff_stand_ins.__file__).with_name('tff_imports.py')
   code = f"""

@@ -10,7 +10,7 @@ from tff_bn.position_aware import divergence
 _LAYERS = keras.layers
 
 
-def test_by_hand():
+def test_literal_values():
   # The means are (0, 0) and 4; the distances 5 and 5, and 1, 1, 2.
   assert divergence.weight_divergence(
       [[np.array([3.0, 4.0])], [np.array([-3.0, -4.0])]]
@@ -21,7 +21,7 @@ def test_by_hand():
   ]
 
 
-def test_each_variable_in_its_order():
+def test_variables_keep_their_order():
   rng = np.random.default_rng(0)
   clients = [
       [rng.normal(size=(3, 3, 2, 4)), rng.normal(size=4), rng.normal(size=5)]
@@ -56,15 +56,17 @@ def test_one_client_is_an_error():
 
 def test_other_numbers_of_weights_are_an_error():
   one, two = [np.zeros(2)], [np.zeros(2)] * 2
-  with pytest.raises(ValueError, match=r'clients\[2\] has 1 .*clients\[0\] 2'):
+  with pytest.raises(
+      ValueError, match=r'clients\[2\] has 1 .*clients\[0\] has 2'
+  ):
     divergence.weight_divergence([two, two, one])
 
 
 def test_other_shapes_are_an_error():
-  # They could be broadcast.
+  # NumPy could broadcast these shapes.
   clients = [[np.zeros(1), np.zeros((1, 2))], [np.zeros(1), np.zeros((2, 1))]]
   with pytest.raises(
-      ValueError, match=r'clients\[1\]\[1\] .*\(2, 1\).*\[0\]\[1\] \(1, 2\)'
+      ValueError, match=r'clients\[1\]\[1\] .*\(2, 1\).*\[0\]\[1\] has \(1, 2\)'
   ):
     divergence.weight_divergence(clients)
 
@@ -130,7 +132,7 @@ def test_names_of_models_in_nested_models():
 
 
 def test_names_of_the_first_model():
-  """Keras numbers the names that it gives."""
+  """Keras numbers default names, so they differ between models."""
   models = [_model(0), _model(1)]
   renamed = [models[0], _model(1, prefix='other_')]
   found = divergence.weight_divergence_by_layer(renamed)
@@ -167,7 +169,7 @@ def test_other_architectures_are_an_error():
   ):
     divergence.weight_divergence_by_layer([_model(0), _model(0, units=6)])
   with pytest.raises(
-      ValueError, match=r'models\[1\] .* has 2 layers .*models\[0\] .* 3;'
+      ValueError, match=r'models\[1\] .* has 2 layers .*models\[0\] .* has 3;'
   ):
     divergence.weight_divergence_by_layer([_model(0), _model(0, frozen=True)])
 

@@ -16,13 +16,13 @@ from tff_bn.position_aware import tied_units
 
 _LAYERS = keras.layers
 _RNG = np.random.default_rng(0)
-# More examples than are taken at once.
+# More examples than one batch.
 _X = _RNG.normal(size=(150, 6)).astype(np.float32)
 _IMAGES = _RNG.normal(size=(20, 8, 8, 1)).astype(np.float32)
 
 
 def _with_random_weights(model, seed=0):
-  """Also those that Keras begins with zeros and ones."""
+  """Also randomizes weights that Keras initializes with 0 and 1."""
   rng = np.random.default_rng(seed)
   model.set_weights(
       [
@@ -47,7 +47,7 @@ def _perceptron(seed=0, units=7, normalized=True, activation='relu'):
 
 
 def _flattened(seed=0, data_format='channels_last'):
-  """Each channel has several inputs of the dense layer, normalized before."""
+  """Each channel has several normalized inputs of the dense layer."""
   inputs = keras.Input((8, 8, 1))
   x = _LAYERS.Conv2D(5, 3, strides=3, activation='relu', name='conv')(inputs)
   x = _LAYERS.Flatten(data_format)(x)
@@ -70,7 +70,7 @@ def _nested(seed=0):
 
 
 def _operations(seed=0):
-  """With an operator and functions of `keras.ops`."""
+  """Calls an operator and functions of `keras.ops`."""
   inputs = keras.Input((8, 8, 1))
   x = keras.ops.relu(_LAYERS.Conv2D(6, 3, name='first')(inputs))
   x = x + _LAYERS.Conv2D(6, 3, padding='same', name='second')(x)
@@ -78,22 +78,6 @@ def _operations(seed=0):
   return _with_random_weights(
       keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
   )
-
-
-def _mlp4():
-  return _with_random_weights(models.build_mlp4((8, 8, 1), 10))
-
-
-def _small_cnn():
-  return _with_random_weights(models.build_small_cnn((8, 8, 1), 10))
-
-
-def _small_cnn_without_normalization():
-  return _with_random_weights(models.build_small_cnn((8, 8, 1), 10, 'none'))
-
-
-def _resnet20():
-  return _with_random_weights(models.build_resnet20((8, 8, 1), 10))
 
 
 def _random_permutations(model, seed=1):
@@ -112,20 +96,24 @@ def _assert_same_weights(found, expected):
 
 
 @pytest.mark.parametrize(
-    'build',
+    ('build', 'arguments'),
     [
-        _flattened,
-        _nested,
-        _operations,
-        _mlp4,
-        _small_cnn,
-        _small_cnn_without_normalization,
-        _resnet20,
+        (_flattened, []),
+        (_nested, []),
+        (_operations, []),
+        *(
+            (models.build_model_fn, [name, (8, 8, 1), 10, normalization])
+            for name, normalization in (
+                *(('mlp4', 'batch'), ('resnet20', 'batch')),
+                *(('small_cnn', 'batch'), ('small_cnn', 'none')),
+            )
+        ),
     ],
-    ids=lambda build: build.__name__.strip('_'),
 )
-def test_a_permuted_copy_is_recovered(build):
-  model = build()
+def test_a_permuted_copy_is_recovered(build, arguments):
+  model = build(*arguments)
+  if arguments:
+    model = _with_random_weights(model())
   permuted = permutation.permute_units(model, _random_permutations(model))
   *changed, last_bias_changed = (
       np.any(a != b)
@@ -139,14 +127,14 @@ def test_a_permuted_copy_is_recovered(build):
   for coefficient in (0, 0.3, 0.5, 1):
     between = fusion.interpolate(model, aligned, coefficient)
     np.testing.assert_array_equal(between(_IMAGES, training=False), expected)
-  # The models that were given are as they were.
+  # The arguments don't change.
   _assert_same_weights(
       permuted, permutation.permute_units(model, _random_permutations(model))
   )
 
 
 def _by_hand(model, x):
-  """The values of both hidden layers that are compared."""
+  """Computes the activations of both hidden layers in NumPy."""
   w1, b1, gamma, beta, mean, variance, w2, b2 = (
       w.numpy().astype(np.float64)
       for name in ('first', 'norm', 'second')
@@ -159,7 +147,7 @@ def _by_hand(model, x):
 @pytest.mark.parametrize('normalized', [False, True])
 def test_channels_on_the_first_axis(normalized, monkeypatch):
   call = layer_outputs.call
-  # Without oneDNN, TensorFlow computes it on CPUs in a graph only.
+  # Without oneDNN, TensorFlow supports this on CPUs only in graphs.
   monkeypatch.setattr(
       layer_outputs,
       'call',
@@ -179,7 +167,7 @@ def test_channels_on_the_first_axis(normalized, monkeypatch):
 
 
 def _best(costs):
-  """The cheapest permutation, of all."""
+  """Finds the cheapest permutation by trying all."""
   units = np.arange(len(costs))
   return min(
       itertools.permutations(units),
@@ -188,14 +176,13 @@ def _best(costs):
 
 
 def _distances(a, b):
-  """Of all columns of a matrix from all those of another."""
+  """Returns the distances between all columns of two matrices."""
   return np.linalg.norm(a[:, :, np.newaxis] - b[:, np.newaxis], axis=0)
 
 
 def test_the_best_permutations_of_another_model():
-  """After the normalization; without one, after the layer."""
   a, b = _perceptron(seed=1), _perceptron(seed=2)
-  # The first batch is not like all.
+  # The first batch is not typical.
   x = np.concatenate([np.repeat(_X[:1], 128, axis=0), 3 * _X])
   hidden_a, hidden_b = (_by_hand(model, x) for model in (a, b))
   permutations = {
@@ -205,12 +192,12 @@ def test_the_best_permutations_of_another_model():
   expected = permutation.permute_units(b, permutations)
   aligned = fusion.align(a, b, x)
   _assert_same_weights(aligned, expected)
-  # What is aligned is not changed by aligning it again.
+  # Aligning again changes nothing.
   _assert_same_weights(fusion.align(a, aligned, x), expected)
   np.testing.assert_allclose(
       aligned(_X, training=False), b(_X, training=False), rtol=1e-4, atol=1e-4
   )
-  # Not the same as without permutations, or by less than all examples.
+  # Without permutations, or with fewer examples, the result differs.
   for other in (b, fusion.align(a, b, x[:128]), fusion.align(a, b, x[256:])):
     assert any(
         np.any(old != new)
@@ -219,7 +206,7 @@ def test_the_best_permutations_of_another_model():
 
 
 def _residual(seed):
-  """Units of two layers that are added, of different scales."""
+  """Adds the units of two layers of different scales."""
   inputs = keras.Input((6,))
   first = _LAYERS.Dense(6, name='first')(inputs)
   second = _LAYERS.Dense(6, name='second')(_LAYERS.Activation('tanh')(first))
@@ -246,7 +233,7 @@ def test_units_that_are_added_are_permuted_together():
   _assert_same_weights(fusion.align(a, b, _X), expected)
 
 
-def test_all_inputs_that_a_channel_has_after_flatten():
+def test_flattened_channels_count_at_all_pixels():
   a, b = _flattened(1), _flattened(2)
   channels = []
   for model in (a, b):
@@ -294,33 +281,19 @@ def test_units_that_compute_the_same_stay_where_they_are():
   _assert_same_weights(aligned, expected)
 
 
-def test_other_sizes_are_an_error():
-  a, b = _perceptron(), _perceptron(units=8)
-  for function in (fusion.align, fusion.interpolate):
-    with pytest.raises(
-        ValueError, match=r"'first/kernel.*\[6, 7\].*\[6, 8\].*architecture"
-    ):
-      function(a, b, _X if function is fusion.align else 0.5)
-
-
-def test_other_numbers_of_weights_are_an_error():
-  a, b = _perceptron(), _perceptron(normalized=False)
-  for function in (fusion.align, fusion.interpolate):
-    with pytest.raises(ValueError, match='has 10 weights, .* 6; .*architec'):
-      function(a, b, _X if function is fusion.align else 0.5)
-
-
-def test_other_connections_are_an_error():
-  """All weights are of the same shapes."""
-  built = []
-  for is_residual in (False, True):
-    inputs = keras.Input((6,))
-    first = _LAYERS.Dense(6)(inputs)
-    x = _LAYERS.Dense(6)(first)
-    x = _LAYERS.Add()([first, x]) if is_residual else x
-    built.append(keras.Model(inputs, _LAYERS.Dense(3)(x), name='model'))
-  with pytest.raises(ValueError, match='different groups of hidden units'):
-    fusion.align(*built, _X)
+@pytest.mark.parametrize(
+    ('other', 'message'),
+    [
+        (dict(units=8), r"'first/kernel.*\[6, 7\].*\[6, 8\].*architecture"),
+        (dict(normalized=False), 'has 10 weights, .* has 6; .*architecture'),
+    ],
+)
+def test_other_architectures_are_an_error(other, message):
+  a, b = _perceptron(), _perceptron(**other)
+  with pytest.raises(ValueError, match=message):
+    fusion.align(a, b, _X)
+  with pytest.raises(ValueError, match=message):
+    fusion.interpolate(a, b, 0.5)
 
 
 def test_another_order_of_the_inputs_after_flatten_is_an_error():
@@ -354,11 +327,6 @@ def test_layers_of_the_same_name_are_an_error():
     fusion.align(model, model, _X)
 
 
-def test_no_examples_are_an_error():
-  with pytest.raises(ValueError, match='x has no examples'):
-    fusion.align(_perceptron(), _perceptron(), _X[:0])
-
-
 def test_activations_that_are_not_finite_are_an_error():
   model = _perceptron()
   kernel, bias = model.get_layer('second').get_weights()
@@ -368,7 +336,7 @@ def test_activations_that_are_not_finite_are_an_error():
     fusion.align(_perceptron(), model, _X)
 
 
-def test_interpolation_is_that_of_all_weights():
+def test_all_weights_are_interpolated():
   a, b = _perceptron(seed=1), _perceptron(seed=2)
   before = a.get_weights(), b.get_weights()
   found = fusion.interpolate(a, b, 0.25)
@@ -379,35 +347,24 @@ def test_interpolation_is_that_of_all_weights():
   for model, weights in zip((a, b), before):
     for now, was in zip(model.get_weights(), weights):
       np.testing.assert_array_equal(now, was)
-  # A new model, whose weights are its own.
+  # The new model has its own weights.
   found.set_weights([0 * w for w in found.get_weights()])
   assert np.any(a.get_weights()[0])
 
 
-def test_interpolation_ends_at_the_models():
+def test_interpolation_is_exact_at_the_ends_and_between_equal_weights():
   a, b = _perceptron(seed=1), _perceptron(seed=2)
   _assert_same_weights(fusion.interpolate(a, b, 0), a)
   _assert_same_weights(fusion.interpolate(a, b, 1), b)
-
-
-def test_interpolation_between_equal_weights_is_exact():
-  model = _perceptron()
   for coefficient in np.linspace(0, 1, 11):
-    found = fusion.interpolate(model, model, coefficient)
-    _assert_same_weights(found, model)
+    _assert_same_weights(fusion.interpolate(a, a, coefficient), a)
 
 
 def test_interpolation_keeps_whole_numbers():
   class Counter(_LAYERS.Layer):
 
     def build(self, input_shape):
-      self.count = self.add_weight(
-          shape=(),
-          initializer='zeros',
-          dtype='int64',
-          trainable=False,
-          name='count',
-      )
+      self.count = self.add_weight(dtype='int64', trainable=False)
 
     def call(self, inputs):
       return inputs + 0 * keras.ops.cast(self.count, inputs.dtype)
@@ -458,7 +415,7 @@ def test_interpolation_of_bfloat16():
 
 
 class _TwoNormalizations(_LAYERS.Layer):
-  """A layer with two others in it, of which one can be frozen."""
+  """A layer with two inner layers, one of which can be frozen."""
 
   def __init__(self, **kwargs):
     super().__init__(**kwargs)
@@ -487,7 +444,7 @@ def test_interpolation_keeps_frozen_layers():
 
 
 @pytest.mark.parametrize('coefficient', [-0.1, 1.1, np.nan])
-def test_a_coefficient_outside_is_an_error(coefficient):
+def test_an_invalid_coefficient_is_an_error(coefficient):
   model = _perceptron()
   with pytest.raises(ValueError, match=f'^coefficient={coefficient} must'):
     fusion.interpolate(model, model, coefficient)

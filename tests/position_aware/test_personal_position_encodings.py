@@ -10,7 +10,7 @@ from tff_bn.layers import PositionEncoding
 from tff_bn.layers import discovery
 
 _layers = keras.layers
-# The sizes of their hidden layers.
+# Input shapes, and the sizes of hidden layers.
 _UNITS = {
     'mlp4': ((8, 8, 1), [1024] * 3),
     'resnet20': ((8, 8, 3), [16] * 7 + [32] * 6 + [64] * 6),
@@ -85,7 +85,7 @@ def test_copies_keep_the_phases(tmp_path):
     }
 
 
-def test_share_that_is_not_allowed():
+def test_an_invalid_share_is_an_error():
   model = _model('mlp4')
   with pytest.raises(ValueError, match='personal_share=2 must be'):
     tff_bn.add_position_encodings(model, personal_share=2)

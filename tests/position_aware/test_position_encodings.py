@@ -13,7 +13,7 @@ from tff_bn.layers import PositionEncoding
 from tff_bn.layers import all_layers
 
 _layers = keras.layers
-# Layers with units but the last.
+# The number of layers with units, except the last.
 _NUM_ENCODINGS = {
     'small_cnn': 3,
     'mlp3': 1,
@@ -48,9 +48,7 @@ def _outputs_and_gradients(model, x, training):
         ('small_cnn', 'group2'),
     ],
 )
-def test_models_that_are_switched_off_are_the_same_to_the_bit(
-    name, normalization
-):
+def test_encodings_without_effect_keep_all_bits(name, normalization):
   # The dropout of fbn_cnn is random in training.
   modes = [False] if name == 'fbn_cnn' else [False, True]
   model = random_models.build(name, normalization)
@@ -106,7 +104,7 @@ def test_encodings_come_after_normalizations_and_before_activations(name, mode):
   assert np.abs(on(x) - model(x)).max() > 1e-4
 
 
-def test_values_of_a_model():
+def test_outputs_of_a_model():
   """Against NumPy, with batch normalization in inference mode."""
   model = random_models.build('mlp3')
   on = tff_bn.add_position_encodings(model, 'multiply', 0.5, 1.0)
@@ -196,7 +194,7 @@ def test_channels_first():
   assert encoding.axis == 1
 
 
-def test_the_given_model_stays_as_it_is():
+def test_the_given_model_does_not_change():
   model = random_models.build('small_cnn')
   before = model.get_weights()
   on = tff_bn.add_position_encodings(model, 'multiply')
@@ -226,12 +224,12 @@ def test_dtype_policies():
   assert on(random_models.inputs(model, 4)).dtype == tf.float32
 
 
-def test_what_can_not_be_encoded():
+def test_invalid_models_and_arguments():
   with pytest.raises(TypeError, match='must be a keras.Model, but is a D'):
     tff_bn.add_position_encodings(_layers.Dense(3))
-  with pytest.raises(ValueError, match="'mine' is no functional model"):
+  with pytest.raises(ValueError, match="'mine' is not a functional model"):
     tff_bn.add_position_encodings(random_models.Subclassed())
-  with pytest.raises(ValueError, match='is no functional model'):
+  with pytest.raises(ValueError, match='is not a functional model'):
     tff_bn.add_position_encodings(keras.Sequential([_layers.Dense(2)]))
   only_outputs = keras.Sequential([keras.Input((3,)), _layers.Dense(2)])
   with pytest.raises(ValueError, match='has no hidden layer'):

@@ -1,4 +1,4 @@
-"""Tests of the algorithms that keep variables with the client."""
+"""Tests of the algorithms with local variables."""
 
 import collections
 
@@ -31,7 +31,7 @@ def _build(name, model, **kwargs):
 
 
 def _names(struct_type):
-  """The names of all leaves in a type."""
+  """Yields the names of all leaves in a type."""
   names = []
   if isinstance(struct_type, (tff.FederatedType, tff.SequenceType)):
     return []
@@ -41,7 +41,7 @@ def _names(struct_type):
 
 
 @pytest.mark.parametrize('name', _LOCAL)
-def test_the_type_shows_what_is_local(toy, name):
+def test_the_type_shows_local_variables(toy, name):
   model = toy.model()
   process = _build(name, model)
   assert isinstance(process, StatefulLearningProcess)
@@ -108,7 +108,7 @@ def test_rounds_equal_numpy_in_float64(toy, name, uniform):
 
 
 @pytest.mark.parametrize('name', ['fed_bn', 'single'])
-def test_learning_rate_schedule_goes_by_finished_rounds(toy, name):
+def test_learning_rate_schedule_depends_on_finished_rounds(toy, name):
   model = toy.model()
   process = getattr(algorithms, f'build_{name}')(
       model,

@@ -1,9 +1,10 @@
-"""Tests for processes that change their algorithm at given rounds."""
+"""Tests of processes that change their algorithm at given rounds."""
 
 import asyncio
 import collections
 import dataclasses
 
+import client_rounds
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,7 +13,7 @@ import training_fakes
 
 from tff_bn import algorithms
 from tff_bn import training
-from tff_bn.clients import client_work
+from tff_bn.clients.local_training_work import FixedStatisticsWork
 from tff_bn.processes import averaging
 from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation
@@ -21,6 +22,7 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.processes.stateful_process import StatefulProcessOutput
 
 _TWO_ROUNDS = 2
+_assert_same = client_rounds.assert_same
 
 
 @pytest.fixture(scope='module')
@@ -39,7 +41,7 @@ def _build(model, local_steps, **options):
 
 @pytest.fixture(scope='module')
 def processes(model):
-  """With one step and with three steps on each client."""
+  """Returns processes with one and with three local steps."""
   return _build(model, 1), _build(model, 3)
 
 
@@ -60,7 +62,7 @@ def any_runtime(request):
 
 
 def _data():
-  """Two clients with three batches of eight examples."""
+  """Returns two clients with three batches of eight examples."""
   return [
       training_fakes.FakeData().client_dataset(
           [client_id], seed=0, round_num=1, batch_size=8, local_steps=3
@@ -69,12 +71,8 @@ def _data():
   ]
 
 
-def _assert_same(a, b):
-  tf.nest.map_structure(np.testing.assert_array_equal, a, b)
-
-
 def _expected_states(processes, data):
-  """What two separate processes do, one after the other."""
+  """Runs two separate processes one after the other."""
   first, second = processes
   states = [first.initialize()]
   for process in (first, first, second, second):
@@ -82,7 +80,7 @@ def _expected_states(processes, data):
   return states
 
 
-def test_rounds_are_those_of_their_phase(any_runtime, processes, phased):
+def test_rounds_equal_the_rounds_of_their_phase(any_runtime, processes, phased):
   data = _data()
   state = phased.initialize()
   for number, expected in enumerate(_expected_states(processes, data)):
@@ -93,12 +91,14 @@ def test_rounds_are_those_of_their_phase(any_runtime, processes, phased):
     state = output.state
 
 
-def test_a_state_decides_alone(in_process_runtime, processes, phased):
+def test_only_the_state_selects_the_phase(
+    in_process_runtime, processes, phased
+):
   data = _data()
   states = _expected_states(processes, data)
   for number in (3, 0, 2, 1):
     _assert_same(phased.next(states[number], data).state, states[number + 1])
-  # By name, as TFF's computations take them too.
+  # By name, which TFF's computations accept, too.
   name, _ = tff.structure.to_elements(phased.next.type_signature.parameter)[1]
   output = phased.next(state=states[2], **{name: data})
   _assert_same(output.state, states[3])
@@ -106,7 +106,7 @@ def test_a_state_decides_alone(in_process_runtime, processes, phased):
 
 @pytest.fixture(name='event_loop')
 def _event_loop():
-  """TFF's loop needs one, which other tests may have taken from the thread."""
+  """Sets an event loop for TFF's loop; other tests may have removed it."""
   loop = asyncio.new_event_loop()
   asyncio.set_event_loop(loop)
   yield
@@ -154,11 +154,11 @@ def test_training_is_resumed_in_its_phase(
   assert [row['exchanges'] for row in result.rows] == [0, 1, 2, 3, 4, 5]
 
 
-def test_metrics_have_what_each_phase_sends(
+def test_metrics_describe_each_phases_messages(
     in_process_runtime, model, tmp_path
 ):
   class ZeroFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Clients send nothing of what this aggregates."""
+    """An aggregator to which clients send nothing."""
 
     def create(self, value_type):
       @tff.tensorflow.computation
@@ -182,7 +182,7 @@ def test_metrics_have_what_each_phase_sends(
       return tff.templates.AggregationProcess(initialize, next_fn)
 
   class SumFactory(ZeroFactory):
-    """Clients send all."""
+    """An aggregator to which clients send everything."""
 
     def create(self, value_type):
       return tff.aggregators.SumFactory().create(value_type)
@@ -199,7 +199,7 @@ def test_metrics_have_what_each_phase_sends(
 
   trainable = 4 * (3 * 4 + 4 + 2 * 4 + 4 * 2 + 2)
   statistics = 4 * 2 * 4
-  # All goes down once; four clients send.
+  # The server sends everything once, and four clients send.
   first = trainable + 5 * statistics
   second = first + 4 * trainable
   assert [row['megabytes'] * 2**20 for row in result.rows] == pytest.approx(
@@ -239,9 +239,9 @@ def test_phases_follow_each_other(processes):
   ] == [0, 1, 1, 1, 2, 2, 2]
 
 
-def test_not_inside_of_another_computation(phased):
+def test_not_inside_another_computation(phased):
   parameter = phased.next.type_signature.parameter
-  with pytest.raises(TypeError, match=r'round_num.* inside of another'):
+  with pytest.raises(TypeError, match=r'round_num.* inside another'):
 
     @tff.federated_computation(*parameter)
     def _(state, data):
@@ -249,7 +249,7 @@ def test_not_inside_of_another_computation(phased):
 
 
 @pytest.mark.parametrize('arguments', [[], [3], [None, []]])
-def test_what_is_no_state(phased, arguments):
+def test_other_values_than_states(phased, arguments):
   with pytest.raises(TypeError, match='round_num'):
     phased.next(*arguments)
 
@@ -281,7 +281,7 @@ def test_processes_of_different_types(model, processes):
 
 
 def _with_next(process, other_metrics=False, other_data=False):
-  """The same state, but other data or metrics."""
+  """Builds processes with the same state but other data or metrics."""
   state_type, data_type = process.next.type_signature.parameter
   if other_data:
     data_type = tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
@@ -334,7 +334,7 @@ def test_state_without_a_number_of_rounds():
 _SGD = tff.learning.optimizers.build_sgdm
 
 
-# A model that was built before TFF has built one of Keras's is of no use.
+# TFF must have built a Keras model before this model is built.
 @pytest.fixture(scope='module')
 def new_model():
   return training_fakes.build_model()
@@ -354,11 +354,11 @@ def fixbn(new_model, options):
 
 @pytest.fixture(scope='module')
 def stages(new_model, options):
-  """The processes of both phases."""
+  """Returns the processes of both phases."""
   fixed = averaging.build_shared(
       new_model,
       _SGD(0.1),
-      build_work=client_work.FixedStatisticsWork,
+      build_work=FixedStatisticsWork,
       **options,
   )
   return algorithms.build_fed_avg(new_model, _SGD(0.1), **options), fixed
@@ -368,7 +368,7 @@ class TestClientStates:
   """FixBN with SCAFFOLD: clients keep control variates in both phases."""
 
   def _rounds(self, processes, data):
-    """The states of the server and of the clients after each round."""
+    """Returns the states of the server and of the clients after each round."""
     state = processes[0].initialize()
     clients = [processes[0].initialize_client(state) for _ in data]
     states = [(state, clients)]
@@ -449,7 +449,7 @@ class TestClientStates:
 
 
 def _with_client_states(process, client_type):
-  """The same states at the server, data and metrics; other client states."""
+  """A process that differs only in its client states."""
   state_type, data_type = process.next.type_signature.parameter
   client_type = tff.to_type(client_type)
 

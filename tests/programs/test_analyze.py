@@ -106,7 +106,7 @@ def test_markdown(results):
   assert cells[3][6] == f'{results[1].final_error("fbn"):.4f}'
   notes = '\n'.join(lines[4:])
   assert 'over all 6 rounds' in notes
-  # What the running statistics' start does is said.
+  # The share of the initial running statistics in the error.
   first = results[0].errors['fbn']
   assert f'{first[0]:.4f}, {100 * first[0] / first.sum():.0f}%' in notes
 
@@ -151,14 +151,12 @@ def test_points_figure(results):
     for client, drawn in enumerate(clients):
       assert (drawn.get_offsets() == points[client]).all()
     colours.add(tuple(tuple(drawn.get_facecolor()[0]) for drawn in clients))
-  # A client has its colour in all panels, and no other client has it.
+  # Each client has one colour in all panels, different from all others.
   (by_client,) = colours
   assert len(set(by_client)) == 4
 
 
-def test_points_are_those_of_the_most_heterogeneous_level(
-    tmp_path, results, monkeypatch
-):
+def test_points_of_the_most_heterogeneous_level(results, monkeypatch):
   drawn = []
   original = normalization_error_report.points_figure
 
@@ -169,14 +167,14 @@ def test_points_are_those_of_the_most_heterogeneous_level(
   monkeypatch.setattr(
       normalization_error_report, 'points_figure', points_figure
   )
-  normalization_error_report.save_figures(tmp_path, results[::-1], '')
+  normalization_error_report.report(results[::-1], '')
   assert drawn == [0]
 
 
 def test_a_folder_is_written_again_with_the_same_flags_only(tmp_path, capsys):
   assert _run(tmp_path, '--gammas=0.5') == 0
   first = _files(tmp_path)
-  # As after a program that was stopped.
+  # As after an interrupted program.
   (tmp_path / 'normalization_error.csv').unlink()
   (tmp_path / 'plots' / 'normalized_points.png').unlink()
   capsys.readouterr()
@@ -191,7 +189,7 @@ def test_a_folder_is_written_again_with_the_same_flags_only(tmp_path, capsys):
   assert b'--gammas=0.3\n' in second['flags.txt']
 
 
-def test_nothing_of_others_is_touched(tmp_path, capsys):
+def test_other_files_stay(tmp_path, capsys):
   (tmp_path / 'metrics.csv').write_text('mine')
   assert _run(tmp_path) == 2
   assert '--output_dir=' in capsys.readouterr().err
@@ -275,7 +273,7 @@ def test_help_of_an_analysis(name, capsys):
 
 
 @pytest.mark.parametrize('name', analyze.ANALYSES)
-def test_examples_are_right(name):
+def test_examples_are_parsed(name):
   program = analyze.ANALYSES[name]
   for example in program.examples:
     command, analysis, *arguments = example.split()
@@ -283,7 +281,7 @@ def test_examples_are_right(name):
     cli.parse(program.define_flags, arguments)
 
 
-def test_defaults_are_the_papers():
+def test_defaults_of_the_paper():
   program = analyze.ANALYSES['normalization_error']
   flags = cli.parse(program.define_flags, [])
   settings = normalization_error.Settings()

@@ -14,6 +14,7 @@ from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import run_flags
 from tff_bn.programs import train
 
 _PROGRAMS = [train.PROGRAM, compare.PROGRAM, evaluate.PROGRAM]
@@ -31,7 +32,7 @@ def _program(main):
     )
     return (
         flag_groups.FlagGroup('First', ('rounds',)),
-        flag_groups.define_output_flags(values, 'out'),
+        run_flags.OutputFlags.define(values, output_dir='out'),
     )
 
   return cli.Program(

@@ -7,8 +7,8 @@ import pytest
 
 from tff_bn.programs import cli
 from tff_bn.programs import compare
-from tff_bn.programs import defaults
 from tff_bn.programs import train
+from tff_bn.programs import training_flags
 from tff_bn.training import rounds
 
 _SMALL = (
@@ -174,7 +174,8 @@ def test_run_with_fewer_failed_rounds_goes_on(tmp_path, monkeypatch):
       logging, 'warning', lambda *args: warnings.append(args[0] % args[1:])
   )
   arguments = [*_SMALL, '--client_learning_rate_schedule=3:0', '--rounds=4']
-  assert defaults.MAX_FAILED_ROUNDS > 2
+  specs = training_flags.TrainingFlags.specs()
+  assert specs['max_failed_rounds'].default > 2
   assert (
       train.run([*arguments, _TOO_LARGE, f'--output_dir={tmp_path}']) == cli.OK
   )

@@ -27,7 +27,7 @@ def _settings(*arguments):
 
 def _data(*arguments):
   settings = _settings(*arguments)
-  return experiment.split_dataset(settings, experiment.load_dataset(settings))
+  return experiment.split_dataset(settings, settings.load())
 
 
 def _built(monkeypatch, *arguments):
@@ -478,7 +478,7 @@ def test_local_steps_reach_the_process(monkeypatch, algorithm):
   options = _built(
       monkeypatch, f'--algorithm={algorithm}', '--local_epochs=3'
   ).options
-  assert options['local_steps'] is None
+  assert 'local_steps' not in options
   assert 'local_epochs' not in options
 
 
@@ -568,7 +568,7 @@ def test_personal_position_encodings_reach_the_model_and_the_process():
 
 def test_options_of_local_training(monkeypatch):
   options = _built(monkeypatch).options
-  assert options['client_gradient_clip_norm'] is None
+  assert 'client_gradient_clip_norm' not in options
   assert options['client_warmup_steps'] == 0
   options = _built(
       monkeypatch,

@@ -1,6 +1,6 @@
 """Tests of the analyses that train clients: divergence, matching, preference.
 
-The clients' training is done by hand, with Keras and a gradient tape.
+The expected training is written with Keras and a gradient tape.
 """
 
 import itertools
@@ -43,7 +43,7 @@ def fedbn(comparison):
 
 
 def _clients(run, clients=None, seed=0, rate=0.5):
-  """The clients' models after a step in the second round."""
+  """Returns the clients' models after a step in the second round."""
   data = tiny_runs.split(seed)
   models = {}
   for client in clients or data.client_ids:
@@ -54,24 +54,7 @@ def _clients(run, clients=None, seed=0, rate=0.5):
 
 
 def _divergence(models):
-  """By layer: the mean distance of the trainable weights from their mean."""
-  found = {}
-  for layer in _LAYERS:
-    vectors = np.array(
-        [
-            np.concatenate(
-                [
-                    w.numpy().ravel()
-                    for w in model.get_layer(layer).trainable_weights
-                ]
-            )
-            for model in models
-        ],
-        np.float64,
-    )
-    distances = np.sqrt(((vectors - vectors.mean(0)) ** 2).sum(1))
-    found[layer] = distances.mean()
-  return found
+  return position_aware.weight_divergence_by_layer(list(models))
 
 
 def _values(rows, column, **which):
@@ -80,11 +63,6 @@ def _values(rows, column, **which):
       for row in rows
       if which.items() <= row.items()
   }
-
-
-def _cells(markdown):
-  lines = [line for line in markdown.splitlines() if line.startswith('|')]
-  return [[c.strip() for c in line.strip('|').split('|')] for line in lines]
 
 
 @pytest.fixture(scope='module')
@@ -101,12 +79,12 @@ def test_weight_divergence(comparison, divergence, algorithm, seed):
   )
   assert list(found) == list(_LAYERS)
   assert found == pytest.approx(expected, rel=1e-4)
-  # Every client has a batch of its own.
+  # The clients have different batches.
   assert min(expected.values()) > 1e-3
 
 
 @pytest.mark.slow
-def test_clients_that_took_no_part_have_encodings_of_their_own(tmp_path):
+def test_new_clients_have_personal_phases(tmp_path):
   flags = (*tiny_runs.FLAGS, '--pan=add', '--pan_personal_share=0.5')
   folders = {number: tmp_path / str(number) for number in (2, 4)}
   for number, folder in folders.items():
@@ -115,7 +93,7 @@ def test_clients_that_took_no_part_have_encodings_of_their_own(tmp_path):
   (run,) = analyzed_run.load(trained_models.named_runs((str(folders[2]),)))
   phases = {}
   for client in run.data.client_ids:
-    # The run in which all take part says what is drawn for each.
+    # In the other run, all clients take part, so all phases are saved.
     expected = tiny_runs.load(folders[4], client).get_layer('hidden_position')
     phases[client] = expected.personal_phase.numpy()
     model = run.model.to_keras(run.client_weights(client))
@@ -131,29 +109,32 @@ def test_clients_that_took_no_part_have_encodings_of_their_own(tmp_path):
     assert found == phases[client]
 
 
-def test_clients_of_fedbn_have_models_of_their_own(fedbn):
-  """Else the test above would not notice where they start."""
+def test_clients_of_fedbn_start_from_different_models(fedbn):
+  """Otherwise the test above would not notice wrong starts."""
   data = tiny_runs.split()
   start = _divergence([tiny_runs.load(fedbn, c) for c in data.client_ids])
   assert start['norm'] > 1e-3
   assert start['hidden'] == start['logits'] == 0
 
 
-def test_tables_of_weight_divergence(comparison, divergence):
+def test_table_and_figure_of_weight_divergence(comparison, divergence):
   rows = divergence.rows
   assert list(rows[0]) == ['run', 'seed', 'layer', 'divergence']
   assert len(rows) == 2 * 2 * 3
-  cells = _cells(divergence.markdown)
+  cells = tiny_runs.cells(divergence.markdown)
   assert cells[0] == ['Layer', 'cmp fedavg', 'cmp fedbn']
   for line, layer in zip(cells[2:], _LAYERS, strict=True):
-    assert line[0] == layer
-    for cell, name in zip(line[1:], cells[0][1:], strict=True):
-      values = [
-          _values(rows, 'divergence', run=name, seed=str(seed))[layer]
-          for seed in _SEEDS
-      ]
-      mean, spread = np.mean(values), np.std(values, ddof=1)
-      assert cell == f'{mean:.4f} ± {spread:.4f}'
+    values = [
+        _values(rows, 'divergence', run='cmp fedbn', seed=str(seed))[layer]
+        for seed in _SEEDS
+    ]
+    mean, spread = np.mean(values), np.std(values, ddof=1)
+    assert (line[0], line[2]) == (layer, f'{mean:.4f} ± {spread:.4f}')
+  (axes,) = divergence.drawings['weight_divergence'].axes
+  bars = [c for c in axes.containers if hasattr(c, 'patches')]
+  assert [container.get_label() for container in bars] == cells[0][1:]
+  # The last mean of the table.
+  assert bars[-1][-1].get_height() == pytest.approx(mean, rel=1e-6)
   for algorithm in ('fedavg', 'fedbn'):
     accuracies = []
     for seed in _SEEDS:
@@ -165,23 +146,6 @@ def test_tables_of_weight_divergence(comparison, divergence):
         f' {np.std(accuracies, ddof=1):.2f} over 2 seeds.'
     ) in divergence.markdown
     assert accuracies[0] != accuracies[1]
-
-
-def test_figure_of_weight_divergence(divergence):
-  assert divergence.drawings.keys() == {'weight_divergence'}
-  (axes,) = divergence.drawings['weight_divergence'].axes
-  bars = [c for c in axes.containers if hasattr(c, 'patches')]
-  for container, name in zip(bars, ('cmp fedavg', 'cmp fedbn'), strict=True):
-    assert container.get_label() == name
-    for bar, layer in zip(container, _LAYERS, strict=True):
-      values = [
-          _values(divergence.rows, 'divergence', run=name, seed=seed)[layer]
-          for seed in '01'
-      ]
-      assert bar.get_height() == pytest.approx(np.mean(values), rel=1e-6)
-    assert container.errorbar is not None
-  labels = [label.get_text() for label in axes.get_xticklabels()]
-  assert labels == list(_LAYERS)
 
 
 def test_a_run_alone(fedavg, divergence, tmp_path, capsys):
@@ -200,12 +164,12 @@ def test_a_run_alone(fedavg, divergence, tmp_path, capsys):
   accuracy = 100 * float(metrics[-1]['test_accuracy'])
   note = f'Test accuracy of fedavg-seed0: {accuracy:.2f} %.'
   assert note in result.markdown
-  # The run has ended in another place than it began.
+  # The run changes the accuracy.
   assert metrics[0]['test_accuracy'] != metrics[-1]['test_accuracy']
 
 
 @pytest.mark.slow
-def test_the_round_after_the_last_one_counts(fedavg, tmp_path):
+def test_learning_rate_of_the_round_after_the_last(fedavg, tmp_path):
   run = tiny_runs.with_flags(
       fedavg, tmp_path / 'run', client_learning_rate_schedule='2:0.25,3:0'
   )
@@ -216,7 +180,7 @@ def test_the_round_after_the_last_one_counts(fedavg, tmp_path):
 
 
 @pytest.mark.slow
-def test_all_steps_and_the_momentum_count(fedavg, tmp_path):
+def test_epochs_and_momentum(fedavg, tmp_path):
   run = tiny_runs.with_flags(
       fedavg,
       tmp_path / 'run',
@@ -249,7 +213,7 @@ def test_all_steps_and_the_momentum_count(fedavg, tmp_path):
     ids=['steps', 'epochs'],
 )
 def test_more_rounds(fedavg, tmp_path, flags):
-  """Between two of them, FedAvg weights clients by their examples."""
+  """Between two rounds, FedAvg weights clients by their examples."""
   flags = dict(flags, client_learning_rate=0.1)
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run', **flags)
   result = tiny_runs.analyze('weight_divergence', run, '--num_rounds=3')
@@ -286,7 +250,7 @@ def test_more_rounds(fedavg, tmp_path, flags):
   assert 'in each of the 3 rounds' in result.markdown
 
 
-def test_more_rounds_of_clients_with_their_own_models(
+def test_clients_with_their_own_models_train_one_round(
     comparison, fedbn, capsys
 ):
   before = sorted(comparison.rglob('*'))
@@ -297,7 +261,7 @@ def test_more_rounds_of_clients_with_their_own_models(
 
 
 def test_clients_that_are_drawn(fedavg, tmp_path):
-  """They are those of the other analyses with the same seed."""
+  """All analyses draw the same clients with the same seed."""
   drawn = set()
   for seed in (0, 1):
     flags = ('--num_clients=2', f'--seed={seed}')
@@ -321,7 +285,7 @@ def test_clients_that_are_drawn(fedavg, tmp_path):
 
 
 @pytest.mark.slow
-def test_as_many_clients_as_in_a_round(fedavg, tmp_path):
+def test_default_number_of_clients(fedavg, tmp_path):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run', clients_per_round=2)
   found = _values(
       tiny_runs.analyze('weight_divergence', run).rows, 'divergence'
@@ -393,23 +357,16 @@ def test_layers_before_and_after(
   assert [tuple(row.values())[:-1] for row in result.rows] == [
       row[:-1] for row in expected
   ]
-  # A unit in 30 may be matched otherwise because of rounding.
+  # Rounding may change the match of one unit in 30.
   shares = [float(row[column]) for row in result.rows]
   truth = [row[-1] for row in expected]
   assert np.mean(np.isclose(shares, truth, atol=1e-6)) > 0.8
   np.testing.assert_allclose(shares, truth, atol=0.11)
   assert min(truth) < 0.9
-  cells = _cells(result.markdown)
+  cells = tiny_runs.cells(result.markdown)
   assert cells[0] == ['Layer', *(run.name for run in runs)]
-  for line, layer in zip(cells[2:], layers, strict=True):
-    for cell, run in zip(line[1:], runs, strict=True):
-      values = [
-          float(row[column])
-          for row in result.rows
-          if (row['run'], row['layer']) == (run.name, layer)
-      ]
-      assert len(values) == 4
-      assert cell == f'{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}'
+  assert [line[0] for line in cells[2:]] == list(layers)
+  assert re.fullmatch(r'[01]\.\d{3} ± 0\.\d{3}', cells[2][1])
   # Each unit is drawn for the first client of both runs.
   assert result.drawings.keys() == {name, f'{name}_units'}
   titles = [axes.get_title() for axes in result.drawings[f'{name}_units'].axes]
@@ -420,7 +377,7 @@ def test_layers_before_and_after(
 
 
 @pytest.mark.parametrize('name', ['matching', 'preference'])
-def test_hidden_layers_of_one_client_are_the_default(fedavg, tmp_path, name):
+def test_default_layers_and_client(fedavg, tmp_path, name):
   result = tiny_runs.analyze(name, fedavg, folder=tmp_path)
   (row,) = result.rows
   assert row['layer'] == 'relu'
@@ -442,7 +399,7 @@ def _spy(monkeypatch, name):
 
 
 def _positions(x, data):
-  """Which test examples these are; of equal ones the first."""
+  """Returns the positions in the test set; the first among equal examples."""
   same = (data.dataset.x_test[None] == x[:, None]).all(axis=(2, 3, 4))
   assert same.any(axis=1).all()
   return same.argmax(axis=1)
@@ -452,27 +409,28 @@ def _positions(x, data):
 def test_examples_that_are_drawn(comparison, tmp_path, monkeypatch):
   runs = [comparison / 'runs' / f'fedavg-seed{seed}' for seed in _SEEDS]
   matched = _spy(monkeypatch, 'match_layers')
-  preferred = _spy(monkeypatch, 'preference_vectors')
+  preferred = _spy(monkeypatch, 'preference_vectors_by_layer')
   for name, seed in (('matching', 0), ('matching', 1), ('preference', 0)):
     arguments = ('--num_examples=20', f'--seed={seed}')
     tiny_runs.analyze(name, runs, *arguments, folder=tmp_path)
   data = tiny_runs.split()
   positions = [_positions(call[3], data) for call in matched]
-  # The same ones for both runs.
+  # Both runs have the same examples.
   assert list(positions[0]) == list(positions[1])
   assert list(positions[2]) == list(positions[3])
   assert set(positions[0]) != set(positions[2])
   for call, chosen in zip(matched, positions, strict=True):
     assert len(call[3]) == 20
     assert len(set(chosen)) >= 19
-    # From all of the test set.
+    # The examples are from the whole test set.
     assert chosen.max() > 200
+  assert len(preferred) == 4
   for _, _, x, y in preferred:
     assert list(_positions(x, data)) == list(positions[0])
     np.testing.assert_array_equal(y, data.dataset.y_test[positions[0]])
 
 
-def test_all_examples_if_there_are_fewer(fedavg, tmp_path, monkeypatch):
+def test_num_examples_may_exceed_the_test_set(fedavg, tmp_path, monkeypatch):
   calls = _spy(monkeypatch, 'match_layers')
   tiny_runs.analyze('matching', fedavg, '--num_examples=1000', folder=tmp_path)
   ((_, _, _, x),) = calls

@@ -814,7 +814,7 @@ def test_signal_ends_everything_and_the_same_command_goes_on(
     case signal.SIGTERM:
       assert last == (
           f'tff-bn-train: terminated. Round {saved} is saved; the same command'
-          ' goes on from there.'
+          ' continues from there.'
       )
   if sent == signal.SIGKILL:
     assert saved == 0  # No other round was due.
@@ -933,9 +933,7 @@ def test_damaged_models_are_noticed_and_repaired(tmp_path, capsys):
     if name != 'metrics.csv':
       capsys.readouterr()
       assert evaluate.run([f'--run={run}']) == 2
-      assert f'{path} is not as the run has written it' in (
-          capsys.readouterr().err
-      )
+      assert f'{path} was changed after the run' in (capsys.readouterr().err)
       path.unlink()
       assert evaluate.run([f'--run={run}']) == 2
       assert f'{path} is missing' in capsys.readouterr().err

@@ -58,8 +58,8 @@ def test_every_combination_is_made_or_refused(name, correction):
         ('fedprox+fedbn', 'correction last: fedbn+fedprox.'),
         ('fedprox+scaffold', 'choose one of them'),
         ('fedbn+fedprox+moon', 'fedprox and moon are both corrections'),
-        ('fedbn+fbn', 'fedbn and fbn both say what is done with batch'),
-        ('fedbn+fbn+moon', 'fedbn and fbn both say what is done with batch'),
+        ('fedbn+fbn', 'fedbn and fbn both decide how batch norm'),
+        ('fedbn+fbn+moon', 'fedbn and fbn both decide how batch norm'),
     ],
 )
 def test_names_that_are_refused(name, message):
@@ -76,7 +76,6 @@ def test_refused_on_the_command_line(capsys):
 
 
 def test_flags_and_their_users():
-  flags = registry.known_flags()
-  assert flags['proximal_strength'] == ['fedprox', 'fedbs']
-  assert flags['moon_temperature'] == ['moon']
-  assert flags['pooled'] == ['fbn']
+  assert registry.users('proximal_strength') == ['fedprox', 'fedbs']
+  assert registry.users('moon_temperature') == ['moon']
+  assert registry.users('pooled') == ['fbn']

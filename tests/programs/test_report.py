@@ -1,44 +1,13 @@
-"""Tests for tables and plots."""
+"""Tests for tables."""
 
 import csv
 import io
 
-import matplotlib.image
+import example_runs
 import numpy as np
 import pytest
 
 from tff_bn.programs import report
-
-# Two seeds of an algorithm with a global model and one seed of an algorithm
-# whose clients have their own models.
-_RUNS = [
-    report.Run(
-        'fedavg',
-        0,
-        [
-            dict(round=1, test_accuracy=0.1, test_loss=9.0, exchanges=1),
-            dict(round=2, test_accuracy=0.5, test_loss=2.0, exchanges=2),
-            dict(round=3, test_accuracy=0.7, test_loss=1.0, exchanges=3),
-        ],
-    ),
-    report.Run(
-        'fedavg',
-        1,
-        [
-            dict(round=1, test_accuracy=0.3, test_loss=9.0, exchanges=1),
-            dict(round=2, test_accuracy=0.7, test_loss=3.0, exchanges=2),
-            dict(round=3, test_accuracy=0.9, test_loss=2.0, exchanges=3),
-        ],
-    ),
-    report.Run(
-        'fedbn',
-        0,
-        [
-            dict(round=1, client_test_accuracy=0.25),
-            dict(round=3, client_test_accuracy=0.75, client_test_loss=0.5),
-        ],
-    ),
-]
 
 
 def test_read_metrics_leaves_out_what_is_missing():
@@ -50,7 +19,7 @@ def test_read_metrics_leaves_out_what_is_missing():
 
 
 def test_result_averages_the_last_rounds():
-  result = report.result(_RUNS[0], 2)
+  result = report.result(example_runs.RUNS[0], 2)
   assert result == {
       'algorithm': 'fedavg',
       'seed': 0,
@@ -59,22 +28,22 @@ def test_result_averages_the_last_rounds():
       'rounds': 3,
       'exchanges': 3,
   }
-  assert report.result(_RUNS[0], 1)['test_accuracy'] == 0.7
+  assert report.result(example_runs.RUNS[0], 1)['test_accuracy'] == 0.7
   # More rounds than there are: all of them.
-  assert report.result(_RUNS[0], 9)['test_loss'] == 4.0
+  assert report.result(example_runs.RUNS[0], 9)['test_loss'] == 4.0
   # A column that not every round has.
-  assert report.result(_RUNS[2], 2)['client_test_loss'] == 0.5
+  assert report.result(example_runs.RUNS[2], 2)['client_test_loss'] == 0.5
 
 
 def test_the_untrained_model_is_not_averaged():
   untrained = dict(round=0, test_accuracy=0.1)
-  run = report.Run('fedavg', 0, [untrained, *_RUNS[0].rows])
-  assert report.last_rows(run, 9) == _RUNS[0].rows
-  assert report.result(run, 9) == report.result(_RUNS[0], 9)
+  run = report.Run('fedavg', 0, [untrained, *example_runs.RUNS[0].rows])
+  assert report.last_rows(run, 9) == example_runs.RUNS[0].rows
+  assert report.result(run, 9) == report.result(example_runs.RUNS[0], 9)
 
 
 def test_results_csv():
-  results = [report.result(run, 1) for run in _RUNS]
+  results = [report.result(run, 1) for run in example_runs.RUNS]
   rows = list(csv.DictReader(io.StringIO(report.results_csv(results))))
   assert [(row['algorithm'], row['seed']) for row in rows] == [
       ('fedavg', '0'),
@@ -88,7 +57,7 @@ def test_results_csv():
 
 
 def test_results_markdown():
-  results = [report.result(run, 1) for run in _RUNS]
+  results = [report.result(run, 1) for run in example_runs.RUNS]
   lines = report.results_markdown(results, 1).splitlines()
   cells = [
       [cell.strip() for cell in line.strip('|').split('|')]
@@ -122,208 +91,3 @@ def test_table_of_runs_of_which_one_diverged(loss):
   ]
   table = report.results_markdown([report.result(r, 1) for r in runs], 1)
   assert f'{loss} ± nan' in table
-
-
-def test_mean_and_deviation():
-  rounds, mean, deviation = report.mean_and_deviation(
-      _RUNS[:2], 'test_accuracy'
-  )
-  np.testing.assert_array_equal(rounds, [1, 2, 3])
-  np.testing.assert_allclose(mean, [0.2, 0.6, 0.8])
-  np.testing.assert_allclose(deviation, np.full(3, 0.02**0.5))
-
-
-def test_mean_leaves_out_what_is_not_finite():
-  runs = [
-      report.Run('a', 0, [dict(round=1, x=1.0), dict(round=2, x=np.inf)]),
-      report.Run('a', 1, [dict(round=1, x=np.nan), dict(round=3, x=4.0)]),
-  ]
-  rounds, mean, deviation = report.mean_and_deviation(runs, 'x')
-  np.testing.assert_array_equal(rounds, [1, 3])
-  np.testing.assert_array_equal(mean, [1, 4])
-  np.testing.assert_array_equal(deviation, [0, 0])
-
-
-def _lines(axes):
-  return {line.get_label(): line.get_xydata() for line in axes.get_lines()}
-
-
-def test_accuracy_figure():
-  drawing = report.accuracy_figure(_RUNS, 'my title')
-  assert drawing.get_suptitle() == 'my title'
-  global_axes, client_axes = drawing.axes
-  np.testing.assert_allclose(
-      _lines(global_axes)['fedavg'], [[1, 0.2], [2, 0.6], [3, 0.8]]
-  )
-  assert list(_lines(client_axes)) == ['fedbn']
-  assert global_axes.get_xlabel() == 'Round'
-  assert global_axes.get_ylabel() == 'Accuracy'
-  bottom, top = global_axes.get_ylim()
-  assert bottom == 0 and 1 < top < 1.1
-  (legend,) = drawing.legends
-  assert [text.get_text() for text in legend.get_texts()] == [
-      'fedavg',
-      'fedbn',
-  ]
-  (band,) = global_axes.collections
-  edges = band.get_paths()[0].vertices
-  half_width = 0.02**0.5
-  assert edges[:, 1].min() == pytest.approx(0.2 - half_width)
-  assert edges[:, 1].max() == pytest.approx(0.8 + half_width)
-
-
-def _run_with_costs(algorithm, seed, megabytes, accuracies=(0.25, 0.5, 0.75)):
-  """Rounds 0, 10 and 20, each of which sends so many megabytes."""
-  return report.Run(
-      algorithm,
-      seed,
-      [
-          dict(
-              round=round_num,
-              test_accuracy=accuracy,
-              test_loss=1.0,
-              exchanges=2 * round_num * (megabytes > 0),
-              megabytes=megabytes * round_num,
-          )
-          for round_num, accuracy in zip((0, 10, 20), accuracies)
-      ],
-  )
-
-
-def test_accuracy_against_what_was_sent():
-  runs = [
-      _run_with_costs('fedavg', 0, 0.5),
-      _run_with_costs('fedavg', 1, 0.5, (0.25, 0.25, 0.25)),
-      _run_with_costs('fedtan', 0, 5.0),
-  ]
-  (axes,) = report.accuracy_figure(runs, 'my title', 'megabytes').axes
-  lines = _lines(axes)
-  np.testing.assert_allclose(
-      lines['fedavg'], [[0, 0.25], [5, 0.375], [10, 0.5]]
-  )
-  np.testing.assert_allclose(
-      lines['fedtan'], [[0, 0.25], [50, 0.5], [100, 0.75]]
-  )
-  assert axes.get_xlabel() == 'MB sent'
-  assert axes.get_xscale() == 'linear'
-  (axes,) = report.accuracy_figure(runs, '', 'exchanges').axes
-  assert 'Exchanges' in axes.get_xlabel()
-  np.testing.assert_allclose(_lines(axes)['fedtan'][:, 0], [0, 20, 40])
-
-
-@pytest.mark.parametrize(
-    ('ratio', 'scale'), [(19.5, 'linear'), (20.5, 'log'), (1 / 20.5, 'log')]
-)
-def test_costs_of_different_size_have_a_logarithmic_axis(ratio, scale):
-  runs = [
-      _run_with_costs('single', 0, 0.0),
-      _run_with_costs('fedavg', 0, 1.0),
-      _run_with_costs('fedtan', 0, ratio),
-  ]
-  (axes,) = report.accuracy_figure(runs, '', 'megabytes').axes
-  assert axes.get_xscale() == scale
-  # Where nothing has been sent is nowhere on a logarithmic axis.
-  first = 0 if scale == 'linear' else 10
-  assert _lines(axes)['fedavg'][0, 0] == first
-  assert report.accuracy_figure(runs, '').axes[0].get_xscale() == 'linear'
-
-
-def test_what_sends_nothing_is_a_horizontal_line():
-  runs = [
-      _run_with_costs('single', 0, 0.0),
-      _run_with_costs('fedavg', 0, 1.0),
-      # Of a process whose costs are unknown.
-      report.Run('other', 0, [dict(round=20, test_accuracy=0.9)]),
-  ]
-  drawing = report.accuracy_figure(runs, '', 'megabytes')
-  lines = _lines(drawing.axes[0])
-  assert set(lines) == {'single (sends nothing)', 'fedavg'}
-  left, right = lines['single (sends nothing)']
-  assert left[0] < right[0]
-  assert left[1] == right[1] == 0.75
-  (legend,) = drawing.legends
-  assert [text.get_text() for text in legend.get_texts()] == list(lines)
-
-
-def test_algorithm_has_the_same_colour_in_every_panel():
-  rows = {
-      'fedavg': dict(round=1, train_loss=1.0),
-      'fedbn': dict(round=1, train_loss=1.0, test_loss=2.0),
-      'single': dict(round=1, train_loss=1.0, test_loss=2.0),
-  }
-  drawing = report.loss_figure(
-      [report.Run(name, 0, [row]) for name, row in rows.items()], ''
-  )
-  training, test = (
-      {line.get_label(): line.get_color() for line in axes.get_lines()}
-      for axes in drawing.axes
-  )
-  assert len(set(training.values())) == 3
-  assert test == {name: training[name] for name in ('fedbn', 'single')}
-
-
-def test_a_single_algorithm_needs_no_legend():
-  drawing = report.loss_figure(_RUNS[:1], '')
-  assert not drawing.legends
-  (axes,) = drawing.axes
-  assert axes.get_yscale() == 'log'
-
-
-def test_label_distribution_figure():
-  counts = np.array([[7, 0, 2], [0, 5, 0]])
-  drawing = report.label_distribution_figure(counts, ['ann', 'bob'], 'labels')
-  axes = drawing.axes[0]
-  np.testing.assert_array_equal(axes.images[0].get_array(), counts)
-  assert [label.get_text() for label in axes.get_yticklabels()] == [
-      'ann',
-      'bob',
-  ]
-  assert {(t.get_position(), t.get_text()) for t in axes.texts} == {
-      ((0, 0), '7'),
-      ((2, 0), '2'),
-      ((1, 1), '5'),
-  }
-  assert axes.get_xlabel() == 'Class'
-  assert axes.get_ylabel() == 'Client'
-
-
-def test_label_distribution_of_many_clients_is_not_cluttered():
-  counts = np.ones((500, 62), int)
-  names = [f'writer {i}' for i in range(500)]
-  axes = report.label_distribution_figure(counts, names, '').axes[0]
-  assert not axes.texts
-  assert len(axes.get_yticklabels()) < 50
-
-
-@pytest.mark.parametrize(
-    ('runs', 'by_costs'),
-    [
-        (_RUNS, ['exchanges']),
-        (
-            [_run_with_costs('fedavg', 0, 1.0), _run_with_costs('a', 0, 2.0)],
-            ['exchanges', 'megabytes'],
-        ),
-        ([_run_with_costs('fedavg', seed, 1.0) for seed in (0, 1)], []),
-        (
-            [_run_with_costs('a', 0, 0.0), _run_with_costs('b', 0, 0.0)],
-            [],
-        ),
-    ],
-    ids=['some columns', 'a comparison', 'one algorithm', 'nothing sent'],
-)
-def test_save_figures(tmp_path, runs, by_costs):
-  folder = tmp_path / 'plots'
-  counts = np.array([[7, 0], [0, 5]])
-  for _ in range(2):  # Also over those of an earlier time.
-    report.save_figures(folder, runs, counts, ['a', 'b'], 'title')
-  images = {path.name: path for path in folder.iterdir()}
-  assert images.keys() == {
-      'accuracy.png',
-      'loss.png',
-      'label_distribution.png',
-      *(f'accuracy_by_{name}.png' for name in by_costs),
-  }
-  for path in images.values():
-    pixels = matplotlib.image.imread(path)
-    assert min(pixels.shape[:2]) > 250
-    assert pixels[..., :3].std() > 0.01  # Something is drawn.

@@ -14,7 +14,9 @@ from tff_bn.programs import train
 
 
 def _resolve(*arguments):
-  return runtime_flags.resolve(cli.parse(train.define_flags, arguments))
+  flags = cli.parse(train.define_flags, arguments)
+  runtime_flags.RuntimeFlags.check(flags)
+  return runtime_flags.RuntimeFlags.read(flags)
 
 
 def _current():
@@ -23,7 +25,9 @@ def _current():
 
 def test_in_process_is_the_default():
   settings = _resolve()
-  assert settings == runtime_flags.RuntimeSettings('in_process', None, {})
+  assert settings.runtime == 'in_process'
+  assert settings.client_devices is None
+  assert not settings.arguments()
   before = _current()
   with settings.enter():
     assert isinstance(_current(), runtime.InProcessContext)
@@ -66,7 +70,8 @@ def test_command_line_overrules_devices_of_a_flagfile(tmp_path):
   path = tmp_path / 'flags'
   path.write_text('--client_devices=GPU:0\n')
   settings = _resolve(f'--flagfile={path}', '--runtime=native')
-  assert settings == runtime_flags.RuntimeSettings('native', None, {})
+  assert settings.runtime == 'native'
+  assert settings.client_devices is None
 
 
 def test_jit_compile_of_a_flagfile_is_not_overruled(tmp_path):
@@ -119,14 +124,7 @@ def test_ray_flags_are_handed_on(monkeypatch):
   with _resolve('--runtime=ray', *arguments).enter():
     pass
   assert calls == [
-      dict(
-          address='local',
-          num_workers=None,
-          cpus_per_worker=None,
-          gpus_per_worker=None,
-          client_timeout=None,
-          worker_timeout=300.0,
-      ),
+      dict(address='local', worker_timeout=300.0),
       dict(
           address='10.0.0.5:6379',
           num_workers=3,

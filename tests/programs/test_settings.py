@@ -8,9 +8,8 @@ import pytest
 
 from tff_bn.programs import cli
 from tff_bn.programs import compare
-from tff_bn.programs import defaults
-from tff_bn.programs import flag_groups
 from tff_bn.programs import registry
+from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings
 from tff_bn.programs import train
 
@@ -30,18 +29,18 @@ def test_every_flag_that_defines_a_run_is_a_setting():
   names = {name for group in groups for name in group.names}
   fields = {field.name for field in dataclasses.fields(settings.RunSettings)}
   # These say where a run is computed and written, not what it is.
-  others = {'output_dir', 'overwrite', 'verbosity', 'runtime', 'client_devices'}
-  others |= set(flag_groups.RAY_FLAGS)
+  others = {'output_dir', 'overwrite', 'verbosity'}
+  others |= set(runtime_flags.RuntimeFlags.specs())
   assert names - others == fields
 
 
 def test_defaults():
   resolved = _resolve()
   assert resolved.algorithm == 'fedavg'
-  assert resolved.local_steps == defaults.LOCAL_STEPS
+  assert resolved.local_steps == 5
   assert resolved.local_epochs is None
   assert resolved.split == 'classes'
-  assert resolved.classes_per_client == defaults.CLASSES_PER_CLIENT
+  assert resolved.classes_per_client == 1
   assert resolved.gamma is None
   assert resolved.statistics == 'naive'
   assert resolved.moments is None
@@ -179,8 +178,8 @@ def test_paths_do_not_depend_on_the_working_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ('arguments', 'num_clients'),
     [
-        ([], defaults.NUM_CLIENTS),
-        (['--split=iid'], defaults.NUM_CLIENTS),
+        ([], 10),
+        (['--split=iid'], 10),
         (['--split=domains'], None),
         (['--split=natural'], None),
         (['--split=domains', '--num_clients=10'], 10),
@@ -272,7 +271,7 @@ def test_fixbn_rounds(arguments, fixbn_rounds):
         ('fbn+moon', dict(moon_weight=1.0, moon_temperature=0.5)),
         (
             'fedbn+fedbs',
-            dict(proximal_strength=0.001, fedbs_epsilon=defaults.FEDBS_EPSILON),
+            dict(proximal_strength=0.001, fedbs_epsilon=0.01),
         ),
     ],
 )
@@ -321,7 +320,7 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
   if algorithm == 'centralized' or algorithm.startswith('fedtan'):
     message = (
         f'--pan_personal_share=0.5 is impossible with --algorithm={algorithm}:'
-        f' {algorithm} cannot give clients encodings of their own. Use 0, or'
+        f' {algorithm} cannot give clients personal encodings. Use 0, or'
         ' fedavg, fedbn, silobn, local_affine, fbn, fixbn, dsgd, single.'
     )
     with pytest.raises(ValueError, match=f'^{re.escape(message)}$'):
@@ -477,8 +476,8 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         ),
         (
             ['--algorithm=fedbs', '--model_aggregator=median'],
-            '--model_aggregator=median is impossible with fedbs, whose clients'
-            ' count by their losses',
+            '--model_aggregator=median is impossible with fedbs, which weights'
+            ' the clients by their losses',
         ),
         (
             ['--algorithm=fedbs', '--attack=sf', '--num_attackers=2'],
@@ -656,7 +655,7 @@ def test_command_line_overrules_what_a_flagfile_made_necessary(tmp_path, order):
   arguments = [f'--flagfile={path}', '--local_epochs=2'][::order]
   resolved = _resolve(*arguments, '--split=dirichlet', '--algorithm=fedbn')
   assert resolved.gamma is None
-  assert resolved.dirichlet_alpha == defaults.DIRICHLET_ALPHA
+  assert resolved.dirichlet_alpha == 0.5
   assert resolved.local_steps is None
   assert resolved.local_epochs == 2
   assert resolved.statistics is None

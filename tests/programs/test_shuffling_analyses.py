@@ -1,16 +1,14 @@
-"""Tests of permutations, the shuffle test, kept shares, and fusion."""
+"""Tests of the analyses of permutations: shuffle errors and kept shares."""
 
 import re
 
 import numpy as np
 import pytest
 import random_models
-import tensorflow as tf
 import tiny_runs
 
 from tff_bn import models
 from tff_bn import position_aware
-from tff_bn.data import federated
 from tff_bn.position_aware import position_encodings
 from tff_bn.programs import train
 from tff_bn.programs.analyses.position_aware import shuffle_test
@@ -33,18 +31,13 @@ def encoded(tmp_path_factory):
 
 
 def _without_encodings(run):
-  """The run's weights in a model that never had encodings."""
+  """Puts the run's weights into a model without encodings."""
   trained = tiny_runs.load(run)
   model = models.build_model_fn('mlp3', (8, 8, 1), 10)()
   for layer in model.layers:
     if layer.weights:
       layer.set_weights(trained.get_layer(layer.name).get_weights())
   return model
-
-
-def _cells(markdown):
-  lines = [line for line in markdown.splitlines() if line.startswith('|')]
-  return [[c.strip() for c in line.strip('|').split('|')] for line in lines]
 
 
 @pytest.fixture(scope='module')
@@ -62,7 +55,7 @@ def permuted(plain, encoded, tmp_path_factory):
 def test_permutation(plain, encoded, permuted):
   columns = ['run', 'seed', 'group', 'units', 'weights', 'kept_share']
   assert list(permuted.rows[0]) == columns
-  # Of the hidden layer, its batch normalization, and the output layer.
+  # The weights of the hidden layer, its normalization, and the output layer.
   assert [list(row.values())[:5] for row in permuted.rows] == [
       [run.name, '0', 'hidden', '30', '6'] for run in (plain, encoded)
   ]
@@ -79,16 +72,7 @@ def test_permutation(plain, encoded, permuted):
     assert axes.get_title() == f'hidden [{kept:.3f}]'
 
     model = tiny_runs.load(run)
-    after = tiny_runs.load(run)
-    for name, axis in (('hidden', -1), ('norm', 0), ('logits', 0)):
-      layer = after.get_layer(name)
-      layer.set_weights(
-          [
-              # The output layer's bias does not belong to hidden units.
-              w if w.shape == (10,) else np.take(w, p, axis)
-              for w in layer.get_weights()
-          ]
-      )
+    after = position_aware.permute_units(model, {'hidden': p})
     x = tiny_runs.split().dataset.x_test
     difference = np.abs(after(x).numpy() - model(x).numpy()).max(axis=1)
     found = re.search(
@@ -100,7 +84,7 @@ def test_permutation(plain, encoded, permuted):
       # The 20 examples are some of these.
       assert np.isclose(difference, changes[-1], rtol=0.06).any()
   assert changes[0] < 1e-5 < 1e-2 < changes[1]
-  cells = _cells(permuted.markdown)
+  cells = tiny_runs.cells(permuted.markdown)
   assert cells[0] == ['Units of', 'Run', 'Seed', 'Units', 'Weights', 'Kept']
   assert [line[:5] for line in cells[2:]] == [
       ['hidden', run.name, '0', '30', '6'] for run in (plain, encoded)
@@ -154,8 +138,8 @@ def test_shuffle_errors(plain, encoded, shuffled):
       assert error > 1e-3
 
 
-def test_tables_and_figure_of_shuffle_errors(shuffled):
-  cells = _cells(shuffled.markdown)
+def test_table_of_shuffle_errors(shuffled):
+  cells = tiny_runs.cells(shuffled.markdown)
   assert cells[0] == ['Encodings', 'T', 'A', 'plain', 'encoded']
   words = {'multiply': 'multiplicative', 'add': 'additive'}
   by_run = [[r for r in shuffled.rows if r['run'] == n] for n in cells[0][3:]]
@@ -170,36 +154,10 @@ def test_tables_and_figure_of_shuffle_errors(shuffled):
       assert float(cell) == pytest.approx(float(row['error']), rel=1e-2)
   assert 'P_sf = 0.3;' in shuffled.markdown
   assert 'at most 500 test examples and 2 permutations' in shuffled.markdown
-
   assert shuffled.drawings.keys() == {'shuffle_test'}
-  panels = shuffled.drawings['shuffle_test'].axes
-  assert [axes.get_title() for axes in panels] == [
-      *('plain: multiplicative', 'plain: T = 2'),
-      *('encoded: multiplicative', 'encoded: T = 2'),
-  ]
-  for number, axes in enumerate(panels):
-    lines = {
-        'T = 2': ('multiply', '2'),
-        'T = 1': ('multiply', '1'),
-    }
-    if number % 2:
-      lines = {'multiplicative': ('multiply', '2'), 'additive': ('add', '2')}
-    assert [x.get_label() for x in axes.get_lines()] == list(lines)
-    for line, (mode, period) in zip(axes.get_lines(), lines.values()):
-      assert list(line.get_xdata()) == [0, 0.1, 0.4]
-      np.testing.assert_allclose(
-          line.get_ydata(),
-          [
-              float(row['error'])
-              for row in by_run[number // 2]
-              if (row['mode'], row['period']) == (mode, period)
-          ],
-          rtol=1e-6,
-      )
 
 
-def test_examples_of_the_shuffle_test(plain, tmp_path):
-  """The mean is over as many examples as asked for; the seed draws them."""
+def test_number_of_examples_of_the_shuffle_test(plain, tmp_path):
   arguments = ['--amplitudes=0.3', '--periods=1', '--repeats=1']
   found = [
       float(
@@ -218,7 +176,7 @@ def test_examples_of_the_shuffle_test(plain, tmp_path):
   errors = np.linalg.norm(changed(x) - model(x), axis=1) / 10
   assert found[1] == pytest.approx(errors.mean(), rel=1e-4)
   assert found[0] != pytest.approx(found[1], rel=1e-3)
-  # Each of them is of the test set.
+  # The examples are in the test set.
   assert errors.min() <= found[0] <= errors.max()
 
 
@@ -238,34 +196,11 @@ def test_without_encodings(name, pan):
   found = shuffle_test.without_encodings(model)
   np.testing.assert_allclose(found(x, training=False), expected, rtol=1e-5)
   assert not np.allclose(model(x, training=False), expected, rtol=1e-2)
-  # The copy's weights are its own, and can be permuted.
+  # The copy has its own weights, which can be permuted.
   shuffled = position_aware.shuffle_units(found, 1.0, 0)
   np.testing.assert_allclose(shuffled(x, training=False), expected, rtol=1e-3)
   found.set_weights([0 * w for w in found.get_weights()])
   assert not np.allclose(model(x, training=False), 0)
-
-
-def _simulated(num_units, probability, rng):
-  """Algorithm 1 on a list."""
-  units = list(range(num_units))
-  for row in range(num_units - 1):
-    if rng.random() < probability:
-      other = int(rng.integers(row + 1, num_units))
-      units[row], units[other] = units[other], units[row]
-  return units
-
-
-def _simulated_share(num_units, probability, num_shuffles=1, num_steps=1):
-  rng = np.random.default_rng(99)
-  shares = []
-  for _ in range(250):
-    units = list(range(num_units))
-    for _ in range(num_steps):
-      if rng.random() < num_shuffles / num_steps:
-        chosen = _simulated(num_units, probability, rng)
-        units = [units[i] for i in chosen]
-    shares.append(np.mean([i == u for i, u in enumerate(units)]))
-  return np.mean(shares)
 
 
 def test_kept_shares(tmp_path):
@@ -277,7 +212,7 @@ def test_kept_shares(tmp_path):
       '--shuffle_probability=0.5',
       '--num_shuffles=2,0.5',
       '--num_steps=2',
-      '--repeats=300',
+      '--repeats=30',
       folder=tmp_path,
   )
   columns = ['num_units', 'shuffle_probability', 'num_shuffles', 'num_steps']
@@ -294,20 +229,18 @@ def test_kept_shares(tmp_path):
   shares = {}
   for key, row in zip(keys, result.rows):
     size, probability, num_shuffles, num_steps = key
-    share = float(row['kept_share'])
-    shares[key] = share
-    expected = _simulated_share(
+    shares[key] = float(row['kept_share'])
+    training = dict(num_shuffles=float(num_shuffles or 0), num_steps=2)
+    expected = position_aware.mean_kept_share(
         int(size),
         float(probability),
-        float(num_shuffles or 1),
-        int(num_steps or 1),
+        repeats=30,
+        **(training if num_steps else {}),
     )
-    # It is random how often the units are permuted, if it is not in all steps.
-    tolerance = 0.08 if num_shuffles == '0.5' else 0.02
-    assert share == pytest.approx(expected, abs=tolerance)
+    assert shares[key] == pytest.approx(expected, rel=1e-6)
   assert shares['40', '0', '', ''] == 1
   # Tables.
-  cells = _cells(result.markdown)
+  cells = tiny_runs.cells(result.markdown)
   assert cells[0] == ['P_sf', 'R_kept, 40 units', 'R_kept, 90 units']
   assert [line[0] for line in cells[2:5]] == ['0', '0.2', '0.7']
   assert cells[4][2] == f'{shares["90", "0.7", "", ""]:.3f}'
@@ -315,7 +248,7 @@ def test_kept_shares(tmp_path):
   assert [line[0] for line in cells[7:]] == ['0.5', '2']
   assert cells[8][1] == f'{shares["40", "0.5", "2", "2"]:.3f}'
   assert 'P_sf = 0.5.' in result.markdown
-  assert 'so many steps: 2.' in result.markdown
+  assert 'Number of local steps: 2.' in result.markdown
   # The figure.
   left, right = result.drawings['kept_share'].axes
   for axes, points in (
@@ -332,7 +265,7 @@ def test_kept_shares(tmp_path):
 
 
 def test_defaults_of_kept_share(tmp_path):
-  """Those of figure 2 of the paper, which says 0.80 to 0.86 for 0.1."""
+  """The paper reports 0.80 to 0.86 for P_sf = 0.1 in figure 2."""
   result = tiny_runs.analyze('kept_share', None, '--repeats=5', folder=tmp_path)
   assert {row['num_units'] for row in result.rows} == {'1024'}
   first = {
@@ -364,231 +297,7 @@ def test_units_and_steps_of_a_run(plain, tmp_path):
     assert {row['num_units'] for row in result.rows} == {'30'}
     training = [row for row in result.rows if row['num_steps']]
     assert {row['num_steps'] for row in training} == {str(num_steps)}
-    # As many of the defaults as these steps allow.
+    # The default values of N_sf up to the number of steps.
     assert max(float(row['num_shuffles']) for row in training) == (
         {1: 1, 3: 2, 5: 5}[num_steps]
     )
-
-
-class _Fusion:
-  """What a fusion works with, seen from outside."""
-
-  def __init__(self, monkeypatch):
-    self.models = None
-    self.x = None
-    self.halves = []
-    self.batches = []
-    self.lengths = []
-    align = position_aware.align
-    client_dataset = federated.FederatedData.client_dataset
-
-    def spied_align(first, second, x):
-      # The models themselves, as they are before anything is done to them.
-      self.models, self.x = (first, second), x
-      return align(first, second, x)
-
-    def spied_dataset(data, client_ids, **length):
-      dataset = client_dataset(data, client_ids, **length)
-      if len(client_ids) == 1:
-        self.halves.append(data.train_indices[client_ids[0]])
-        self.batches.append(list(dataset))
-        self.lengths.append(length)
-      return dataset
-
-    monkeypatch.setattr(position_aware, 'align', spied_align)
-    monkeypatch.setattr(
-        federated.FederatedData, 'client_dataset', spied_dataset
-    )
-
-
-_FUSION = ('--epochs=2', '--coefficients=1,0,0.3', '--num_examples=50')
-
-
-def _fuse(run, monkeypatch, *arguments, folder):
-  seen = _Fusion(monkeypatch)
-  result = tiny_runs.analyze('fusion', run, *arguments, folder=folder)
-  return seen, result
-
-
-def _expected_fusion(seen, coefficients, change=lambda model: model):
-  data = tiny_runs.split()
-  first, second = seen.models
-  others = dict(
-      average=second, transport=position_aware.align(first, second, seen.x)
-  )
-  return {
-      (method, coefficient): tiny_runs.evaluate(
-          change(position_aware.interpolate(first, other, coefficient)), data
-      )
-      for method, other in others.items()
-      for coefficient in coefficients
-  }
-
-
-def _fusion_values(rows, name):
-  return {
-      (row['method'], float(row['coefficient'])): (
-          float(row['accuracy']),
-          float(row['loss']),
-      )
-      for row in rows
-      if row['run'] == name
-  }
-
-
-def _assert_same_results(found, expected):
-  assert list(found) == list(expected)
-  for key, (accuracy, loss) in expected.items():
-    # An example may be on the border of two classes.
-    assert found[key][0] == pytest.approx(accuracy, abs=1.5 / 360)
-    assert found[key][1] == pytest.approx(loss, rel=1e-4)
-
-
-def test_fusion(plain, tmp_path, monkeypatch):
-  run = tiny_runs.with_flags(plain, tmp_path / 'plain', client_momentum=0.5)
-  with monkeypatch.context() as context:
-    seen, result = _fuse(run, context, *_FUSION, folder=tmp_path / 'out')
-  columns = ['run', 'seed', 'method', 'coefficient', 'accuracy', 'loss']
-  assert list(result.rows[0]) == columns
-  found = _fusion_values(result.rows, 'plain')
-  _assert_same_results(found, _expected_fusion(seen, (0, 0.3, 1)))
-  # The ends are the models themselves; permuting units doesn't change one.
-  assert found['average', 0] == found['transport', 0]
-  accuracy, loss = found['average', 1]
-  assert found['transport', 1][0] == pytest.approx(accuracy, abs=1.5 / 360)
-  assert found['transport', 1][1] == pytest.approx(loss, rel=1e-4)
-  # Between them it matters.
-  assert found['average', 0.3][1] != pytest.approx(found['transport', 0.3][1])
-
-  # The models are from two halves of the data, and from initial weights that
-  # they have, all but exactly, after steps of no length.
-  run = tiny_runs.with_flags(
-      plain, tmp_path / 'start', client_learning_rate=1e-30
-  )
-  with monkeypatch.context() as context:
-    start, _ = _fuse(run, context, *_FUSION, folder=tmp_path / 'out2')
-  for seen_fusion in (start, seen):
-    halves = seen_fusion.halves
-    assert [len(half) for half in halves] == [719, 718]
-    assert sorted(np.concatenate(halves)) == list(range(1437))
-    # By chance, not by position.
-    assert np.ptp(halves[0]) > 1400
-  for length in seen.lengths:
-    assert length['local_epochs'] == 2
-    assert length['batch_size'] == 8
-    assert length.get('local_steps') is None
-  assert len(seen.x) == 50
-  kernels = []
-  for initial, batches in zip(start.models, seen.batches, strict=True):
-    assert len(batches) == 2 * 90
-    kernels.append(initial.get_layer('hidden').kernel.numpy())
-    # Glorot's uniform initializer.
-    assert np.abs(kernels[-1]).max() <= np.sqrt(6 / (64 + 30))
-    assert kernels[-1].std() == pytest.approx(np.sqrt(2 / (64 + 30)), rel=0.1)
-  assert np.abs(kernels[0] - kernels[1]).max() > 0.1
-
-
-@pytest.mark.slow
-def test_halves_are_trained_as_clients(plain, tmp_path, monkeypatch):
-  """With one epoch of few batches, so that rounding can't grow."""
-  flags = dict(batch_size=300, client_momentum=0.5)
-  models_of = []
-  for rate in (1e-30, 0.05):
-    run = tiny_runs.with_flags(
-        plain, tmp_path / str(rate), client_learning_rate=rate, **flags
-    )
-    with monkeypatch.context() as context:
-      seen, _ = _fuse(
-          run, context, '--epochs=1', '--coefficients=0', folder=tmp_path / 'x'
-      )
-    models_of.append(seen.models)
-  for initial, trained, batches in zip(*models_of, seen.batches, strict=True):
-    assert len(batches) == 3
-    norm = initial.get_layer('norm')
-    norm.moving_mean.assign(tf.zeros_like(norm.moving_mean))
-    norm.moving_variance.assign(tf.ones_like(norm.moving_variance))
-    tiny_runs.train(initial, batches, 0.05, 0.5)
-    for weight, expected in zip(
-        trained.get_weights(), initial.get_weights(), strict=True
-    ):
-      np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_seed_of_a_fusion(plain, tmp_path, monkeypatch):
-  found = []
-  for seed in (0, 1, 1):
-    with monkeypatch.context() as context:
-      seen, result = _fuse(
-          plain,
-          context,
-          '--epochs=1',
-          '--coefficients=0,1',
-          f'--seed={seed}',
-          folder=tmp_path,
-      )
-    found.append((seen.halves[0].tolist(), result.rows))
-  assert found[0][0] != found[1][0]
-  assert found[0][1] != found[1][1]
-  assert found[1] == found[2]
-
-
-def _with_statistics_of_all_data(model):
-  x = tiny_runs.split().dataset.x_train
-  z = model.get_layer('hidden')(x.reshape(len(x), -1)).numpy().astype(float)
-  norm = model.get_layer('norm')
-  norm.moving_mean.assign(z.mean(axis=0))
-  norm.moving_variance.assign(z.var(axis=0))
-  return model
-
-
-def test_fusion_with_new_statistics(plain, tmp_path, monkeypatch):
-  arguments = (*_FUSION[1:], '--epochs=1')
-  with monkeypatch.context() as context:
-    seen, result = _fuse(
-        plain,
-        context,
-        *arguments,
-        '--reestimate_statistics',
-        folder=tmp_path / 'new',
-    )
-  expected = _expected_fusion(seen, (0, 0.3, 1), _with_statistics_of_all_data)
-  _assert_same_results(_fusion_values(result.rows, 'plain'), expected)
-  old = _expected_fusion(seen, (0, 0.3, 1))
-  assert expected['average', 0.3][1] != pytest.approx(old['average', 0.3][1])
-  assert 'computed anew for each model' in result.markdown
-
-
-def test_tables_and_figure_of_fusion(plain, encoded, tmp_path):
-  result = tiny_runs.analyze(
-      'fusion',
-      [plain, encoded],
-      '--epochs=1',
-      '--coefficients=0.5,0',
-      folder=tmp_path,
-  )
-  cells = _cells(result.markdown)
-  assert cells[0] == [
-      'μ',
-      *('plain: average', 'plain: optimal transport'),
-      *('encoded: average', 'encoded: optimal transport'),
-  ]
-  (axes,) = result.drawings['fusion'].axes
-  assert [line.get_label() for line in axes.get_lines()] == cells[0][1:]
-  columns = [
-      (name, method)
-      for name in ('plain', 'encoded')
-      for method in ('average', 'transport')
-  ]
-  for number, (name, method) in enumerate(columns):
-    values = _fusion_values(result.rows, name)
-    accuracies = [values[method, coefficient][0] for coefficient in (0, 0.5)]
-    assert [line[0] for line in cells[2:]] == ['0', '0.5']
-    assert [line[1 + number] for line in cells[2:]] == [
-        f'{100 * accuracy:.1f}' for accuracy in accuracies
-    ]
-    line = axes.get_lines()[number]
-    assert list(line.get_xdata()) == [0, 0.5]
-    np.testing.assert_allclose(line.get_ydata(), accuracies, rtol=1e-6)
-  assert 'for 1 epoch, each' in result.markdown
-  assert 'interpolated as the weights' in result.markdown

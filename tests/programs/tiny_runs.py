@@ -1,4 +1,4 @@
-"""Tiny runs, what analyses find in them, and the same training by hand."""
+"""Tiny runs, the results of analyses, and the same training in Keras."""
 
 import shutil
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from tff_bn.programs import figures
 from tff_bn.programs import run_folder
 from tff_bn.training import saved_models
 
-# What all runs of tests have in common.
+# The common flags of all runs.
 FLAGS = (
     '--dataset=digits',
     '--model=mlp3',
@@ -31,7 +31,7 @@ FLAGS = (
 
 
 class Result(NamedTuple):
-  """What an analysis has written.
+  """The files of an analysis.
 
   Attributes:
     rows: The rows of its CSV file.
@@ -47,7 +47,7 @@ class Result(NamedTuple):
 
 
 def analyze(name, run, *arguments, folder=None):
-  """Analyzes a run, a list of them, or none; keeps the figures."""
+  """Analyzes a run, a list of runs, or none, and returns the results."""
   runs = [run] if hasattr(run, 'exists') else run
   drawings = {}
   save = figures.save
@@ -75,8 +75,14 @@ def analyze(name, run, *arguments, folder=None):
   )
 
 
+def cells(markdown):
+  """Returns the rows of the tables in a Markdown text."""
+  lines = [line for line in markdown.splitlines() if line.startswith('|')]
+  return [[c.strip() for c in line.strip('|').split('|')] for line in lines]
+
+
 def with_flags(run, folder, **flags):
-  """Copies a run as if it had had other flags; None leaves one out."""
+  """Copies a run and changes its flags; None removes a flag."""
   shutil.copytree(run, folder)
   texts = {**run_folder.read_flags(run), **flags}
   files.replace(
@@ -87,7 +93,7 @@ def with_flags(run, folder, **flags):
 
 
 def split(seed=0, num_clients=4):
-  """The data of a run."""
+  """Returns the data of a run."""
   return tff_bn_data.split_dataset(
       tff_bn_data.load_dataset('digits'),
       'dirichlet',
@@ -98,7 +104,7 @@ def split(seed=0, num_clients=4):
 
 
 def load(run, client=None):
-  """The global model of a run, or a client's own."""
+  """Loads the global model of a run, or the model of a client."""
   name = 'model.keras'
   if client is not None:
     name = f'clients/{saved_models.client_file_stem(client)}.keras'
@@ -106,7 +112,7 @@ def load(run, client=None):
 
 
 def batches(data, client, *, seed=0, round_num=2, batch_size=8, **length):
-  """A client's batches in a round; the default is that after the run's."""
+  """Returns a client's batches in a round, by default after the run's."""
   return list(
       data.client_dataset(
           [client],
@@ -119,7 +125,7 @@ def batches(data, client, *, seed=0, round_num=2, batch_size=8, **length):
 
 
 def train(model, client_batches, rate, momentum=0.0):
-  """Plain SGD, as Polyak's momentum has it; changes the model."""
+  """Trains a model with SGD and Polyak's momentum."""
   loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   velocity = [0.0] * len(model.trainable_variables)
   for x, y in client_batches:
@@ -138,7 +144,7 @@ def train(model, client_batches, rate, momentum=0.0):
 
 
 def evaluate(model, data):
-  """Accuracy and loss on the test data, in NumPy."""
+  """Computes accuracy and loss on the test data in NumPy."""
   logits = model(data.dataset.x_test, training=False).numpy().astype(float)
   logits -= logits.max(axis=1, keepdims=True)
   log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Compares results of TFF computations, to the Python types they consist of."""
+"""Comparisons of the results of TFF computations, with their Python types."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,23 +13,17 @@ def invoke(context, computation, *args):
 
 
 def as_plain(value):
-  """Makes datasets in a result lists of their elements."""
-  if isinstance(value, tf.data.Dataset):
-    return list(value.as_numpy_iterator())
-  if isinstance(value, dict):
-    return type(value)((k, as_plain(v)) for k, v in value.items())
-  if isinstance(value, tuple) and hasattr(value, '_fields'):
-    return type(value)(*map(as_plain, value))
-  if isinstance(value, (list, tuple)):
-    return type(value)(map(as_plain, value))
-  if hasattr(value, '__attrs_attrs__'):
-    names = [a.name for a in value.__attrs_attrs__]
-    return type(value)(**{n: as_plain(getattr(value, n)) for n in names})
-  return value
+  """Replaces the datasets in a result by lists of their elements."""
+
+  def convert(leaf):
+    is_dataset = isinstance(leaf, tf.data.Dataset)
+    return list(leaf.as_numpy_iterator()) if is_dataset else leaf
+
+  return tf.nest.map_structure(convert, value)
 
 
 def leaves(value):
-  """The numbers, arrays and datasets in a result, in their order."""
+  """Returns the numbers, arrays and datasets in a result, in their order."""
   struct = tff.structure.from_container((value,), recursive=True)
   return tff.structure.flatten(struct)
 
@@ -39,13 +33,14 @@ def assert_equal(found, expected, rtol=0.0, same_leaf_types=False, path=''):
 
   Args:
     found: A result.
-    expected: What it must be.
-    rtol: The tolerance, relative to an array's largest number or to 1,
-      whatever is larger. Numbers in a shorter dtype than what was computed
-      with may differ by rounding in theirs, too.
-    same_leaf_types: Whether leaves must be of the same Python and NumPy types.
-    path: Where in the result this is.
+    expected: The expected result; an array may be given as a list.
+    rtol: The tolerance relative to an array's largest number or to 1, whichever
+      is larger; at least the precision of the array's dtype.
+    same_leaf_types: Whether leaves must have the same Python and NumPy types.
+    path: The place of this part in the result.
   """
+  if isinstance(found, np.ndarray) and isinstance(expected, list):
+    expected = np.asarray(expected)
   if isinstance(expected, (dict, list, tuple)) or hasattr(
       expected, '__attrs_attrs__'
   ):

@@ -1,6 +1,6 @@
-"""What needs a process of its own: memory, and two logical devices.
+"""Measurements of memory and on two logical devices in a separate process.
 
-Run as a program, this prints its measurements as one line of JSON.
+Run as a program, this prints the measurements as one line of JSON.
 """
 
 import gc
@@ -25,7 +25,7 @@ def _clients(type_spec):
 
 
 def build_round():
-  """Sums whose order shows in the last bits, over three exchanges."""
+  """Builds three exchanges with sums whose last bits depend on the order."""
 
   @tff.tensorflow.computation(
       tff.SequenceType(tff.TensorType(np.float32, [None, 3]))
@@ -65,7 +65,7 @@ def round_data(num_clients=11):
 
 
 def digest(context, comp):
-  """A hash of all bits of the result."""
+  """Returns a hash of all bits of the result."""
   mean, total, last = context.invoke(comp, round_data())
   return hashlib.sha256(
       b''.join(a.tobytes() for a in (mean, total, *last))
@@ -73,7 +73,7 @@ def digest(context, comp):
 
 
 def _digests():
-  """Digests of the same round, and who computed the clients."""
+  """Returns digests of the same round, and the devices of its clients."""
   comp = build_round()
   digests, devices = [], []
   for kwargs in [
@@ -91,7 +91,7 @@ def _digests():
 
 
 def _devices_of_clients(context):
-  """The numbers of the devices that computed each of four clients."""
+  """Returns for each of four clients the number of its device."""
   add = tff.tensorflow.computation(lambda x, y: x + y, np.float32, np.float32)
   comp = tff.federated_computation(
       lambda x: tff.federated_map(add, (x, x)), _clients(np.float32)
@@ -118,7 +118,7 @@ def _peak():
 
 
 def _peaks():
-  """Peaks in MB, after more and more clients with 8 MB each."""
+  """Returns the peak memory in MB after 8 and 80 clients with 8 MB each."""
   vector = tff.TensorType(np.float32, [_VECTOR_SIZE])
 
   @tff.tensorflow.computation(np.float32)
@@ -144,7 +144,7 @@ def _peaks():
 
 
 def _variables():
-  """The resident memory in MB, before and after 300 calls with 4 MB each."""
+  """Returns the memory in MB before and after 300 calls with 4 MB each."""
 
   @tff.tensorflow.computation(np.float32)
   def assign(x):
@@ -183,7 +183,7 @@ def _long_computation(number):
 
 
 def _runtimes():
-  """The resident memory in MB, after 2 and after 9 runtimes, one by one."""
+  """Returns the memory in MB after two and after nine consecutive runtimes."""
   sizes = []
   for number in range(9):
     with runtime.in_process_runtime():
@@ -199,7 +199,7 @@ def main():
   tf.config.set_logical_device_configuration(
       cpu, [tf.config.LogicalDeviceConfiguration()] * 2
   )
-  # The peak only rises, so what needs the least memory comes first.
+  # The peak never falls, so the measurements with the least memory come first.
   results = dict(
       **_digests(),
       runtimes=_runtimes(),

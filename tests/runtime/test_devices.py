@@ -26,20 +26,20 @@ def test_unknown_names_are_refused(name):
 
 
 @pytest.mark.parametrize('names', [[], ['CPU:0', '/device:CPU:0']])
-def test_client_devices_are_at_least_one_and_different(names):
+def test_client_devices_must_be_distinct_and_not_empty(names):
   with pytest.raises(ValueError, match='at least one device.* only once'):
     runtime.InProcessContext(client_devices=names)
 
 
 @pytest.mark.parametrize('number', [0, -1])
-def test_number_of_clients_at_a_time(number):
+def test_max_concurrent_clients_must_be_positive(number):
   with pytest.raises(ValueError, match=f'={number} must be at least 1'):
     runtime.InProcessContext(max_concurrent_clients=number)
 
 
 @pytest.fixture
 def three_gpus(monkeypatch):
-  """Here is none, so the list is made up."""
+  """Pretends that this machine has three GPUs."""
   gpus = [tf.config.LogicalDevice(f'/device:GPU:{i}', 'GPU') for i in range(3)]
   cpu = tf.config.LogicalDevice('/device:CPU:0', 'CPU')
   monkeypatch.setattr(
@@ -63,12 +63,12 @@ def three_gpus(monkeypatch):
 )
 def test_threads_of_each_device(names, number, expected):
   found = devices.find_devices(names, number)
-  assert [device.lanes.number for device in found] == expected
+  assert [device.num_threads for device in found] == expected
   assert [device.name for device in found] == [
       _CPU.replace('CPU:0', name) for name in names[: len(expected)]
   ]
   for device in found:
-    device.lanes.close()
+    device.close()
 
 
 @pytest.mark.usefixtures('three_gpus')

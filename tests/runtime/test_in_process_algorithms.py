@@ -1,4 +1,4 @@
-"""Learning algorithms compute the same in this process as in TFF's runtime."""
+"""Tests that algorithms compute the same in process as in TFF's runtime."""
 
 import comparison
 import numpy as np
@@ -15,7 +15,7 @@ _RTOL = {'float32': 1e-5, 'float64': 1e-12}
 
 # Every algorithm of the package.
 _BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
-# Arguments that have no default.
+# Arguments without defaults.
 _REQUIRED = {
     'build_fed_bs': dict(epsilon=1.0),
     'build_fedtan_ii': dict(sync_rounds=1),
@@ -24,7 +24,7 @@ _REQUIRED = {
 
 
 def _train(context, process, datasets, num_rounds=2):
-  """Returns all that a process returns; last a client's weights, twice."""
+  """Returns all outputs; the last two are the weights before and after."""
   is_stateful = isinstance(process, StatefulLearningProcess)
 
   def weights():
@@ -52,7 +52,7 @@ def _train(context, process, datasets, num_rounds=2):
 
 
 def _assert_trained(outputs):
-  """What doesn't train would be the same everywhere."""
+  """Without training, all runtimes would agree trivially."""
   before, after = (comparison.leaves(o.trainable) for o in outputs[-2:])
   assert all(np.all(np.isfinite(value)) for value in after)
   assert any(np.any(a != b) for a, b in zip(before, after))
@@ -112,32 +112,32 @@ _TFF_ALGORITHMS = {
     'weighted_fed_avg': lambda: _LEARNING.build_weighted_fed_avg(
         tff_models.VariableModel, _SGD(0.1)
     ),
-    'functional_fed_avg': lambda: _LEARNING.build_weighted_fed_avg(
-        tff_models.build_functional_model(),
+    'fed_adam': lambda: _LEARNING.build_weighted_fed_avg(
+        tff_models.VariableModel,
         _SGD(0.1),
         tff.learning.optimizers.build_adam(0.01),
         loop_implementation=_ITERATOR,
     ),
     'unweighted_fed_avg': lambda: _LEARNING.build_unweighted_fed_avg(
-        tff_models.build_functional_model(),
+        tff_models.VariableModel,
         _SGD(0.1),
         loop_implementation=_ITERATOR,
     ),
     'weighted_fed_prox': lambda: _LEARNING.build_weighted_fed_prox(
-        tff_models.build_functional_model(),
+        tff_models.VariableModel,
         proximal_strength=0.5,
         client_optimizer_fn=_SGD(0.1),
     ),
     'fed_sgd': lambda: _LEARNING.build_fed_sgd(
-        tff_models.build_functional_model(), _SGD(0.1)
+        tff_models.VariableModel, _SGD(0.1)
     ),
     'robust_aggregator': lambda: _LEARNING.build_weighted_fed_avg(
-        tff_models.build_functional_model(),
+        tff_models.VariableModel,
         _SGD(0.1),
         model_aggregator=tff.learning.robust_aggregator(),
     ),
     'differential_privacy': lambda: _LEARNING.build_unweighted_fed_avg(
-        tff_models.build_functional_model(),
+        tff_models.VariableModel,
         _SGD(0.1),
         model_aggregator=_fixed_clipping(),
     ),
@@ -203,11 +203,11 @@ def test_evaluation_of_tff(tff_problem, in_process_context, native_context):
 
 @pytest.mark.slow
 def test_compression(tff_problem, in_process_context):
-  """Random rounding moves weights a little from where they would be."""
+  """Random rounding changes the weights only a little."""
 
   def weights(**kwargs):
     process = _LEARNING.build_weighted_fed_avg(
-        tff_models.build_functional_model(), _SGD(0.1), **kwargs
+        tff_models.VariableModel, _SGD(0.1), **kwargs
     )
     outputs = _train(in_process_context, process, _datasets(tff_problem), 1)
     _assert_trained(outputs)

@@ -1,8 +1,9 @@
-"""What arguments the in-process runtime accepts, and how it refuses others."""
+"""Tests of the arguments that the in-process runtime accepts and refuses."""
 
 import collections
 
 import attrs
+import cases
 import comparison
 import numpy as np
 import pytest
@@ -30,10 +31,6 @@ _TUPLE = tff.to_type((np.int32, np.float32))
 _EMPTY = tff.StructType([])
 
 
-def _clients(member):
-  return tff.FederatedType(member, tff.CLIENTS)
-
-
 def _slices(value):
   return tf.data.Dataset.from_tensor_slices(value)
 
@@ -45,7 +42,7 @@ def _identity(type_spec):
 
 
 _ROW_VALUE = _OD(z=1, a=2.0)
-# Types, what is given, and what it means if that differs.
+# Types, and values (or functions that return them) for an argument.
 _ACCEPTED_BY_NATIVE = [
     (_BOOL, True),
     (_BOOL, np.bool_(True)),
@@ -97,10 +94,10 @@ _ACCEPTED_BY_NATIVE = [
     (_TUPLE, _ROW_VALUE),
     (_EMPTY, ()),
     (_EMPTY, {}),
-    (_clients(_INT), [1, 2]),
-    (_clients(_ROW), [_ROW_VALUE, (3, 4.0)]),
+    (cases.clients(_INT), [1, 2]),
+    (cases.clients(_ROW), [_ROW_VALUE, (3, 4.0)]),
     (tff.FederatedType(_INT, tff.SERVER), 1),
-    (tff.to_type(_OD(b=_clients(_INT), a=_INT)), _OD(b=[1], a=2)),
+    (tff.to_type(_OD(b=cases.clients(_INT), a=_INT)), _OD(b=[1], a=2)),
     (tff.SequenceType(_INT), lambda: _slices([1, 2])),
     (tff.SequenceType(_INT), lambda: _slices([1]).repeat()),
     (tff.SequenceType(_INT), [1, 2]),
@@ -112,7 +109,7 @@ _ACCEPTED_BY_NATIVE = [
     (tff.SequenceType(_ROW), [(1, 2.0)]),
     (tff.SequenceType(_ROW), [_Point(1, 2.0)]),
     (tff.SequenceType(_ROW), []),
-    # In alphabetical order, there is only one order.
+    # Elements in alphabetical order have the same order everywhere.
     (
         tff.SequenceType(_SORTED),
         lambda: _slices(collections.namedtuple('P', 'a z')([1], [2])),
@@ -126,7 +123,7 @@ _ACCEPTED_BY_NATIVE = [
     (tff.SequenceType(_ANY_VECTOR), lambda: _slices([1.0, 2.0, 3.0]).batch(2)),
     (tff.SequenceType(_ANY_VECTOR), [[1.0, 2.0], [3.0]]),
     (
-        _clients(tff.SequenceType(_INT)),
+        cases.clients(tff.SequenceType(_INT)),
         lambda: [_slices([1]), [2, 3], _slices([4, 5, 6]).take(0)],
     ),
 ]
@@ -137,7 +134,7 @@ def _given(value):
 
 
 @pytest.mark.parametrize(('type_spec', 'value'), _ACCEPTED_BY_NATIVE)
-def test_what_native_accepts_means_the_same(
+def test_accepts_what_native_accepts(
     type_spec, value, in_process_context, native_context
 ):
   comp = _identity(type_spec)
@@ -157,7 +154,7 @@ def test_what_native_accepts_means_the_same(
         (_STRING, 'é', 'é'.encode()),
         (_ROW, dict(a=2.0, z=1), _ROW_VALUE),
         (_ROW, _Struct([('a', 2.0), ('z', 1)]), _ROW_VALUE),
-        (_clients(_INT), (1, 2), [1, 2]),
+        (cases.clients(_INT), (1, 2), [1, 2]),
         (tff.FederatedType(_INT, tff.CLIENTS, True), 1, 1),
         (tff.SequenceType(_INT), (1, 2), [1, 2]),
         (
@@ -215,19 +212,19 @@ _REFUSED = [
     (_ROW, _OD(z=1, a='x'), r"argument\.a must be of type float32, but is 'x'"),
     (_TUPLE, (1.5, 2.0), r'argument\[0\] must be of type int32, but is 1\.5'),
     # Other clients.
-    (_clients(_INT), 1, 'must be a list with one value for each client'),
-    (_clients(_INT), np.int32([1, 2]), 'must be a list .* is a ndarray'),
-    (_clients(_INT), {'a': 1}, 'must be a list .* is a dict'),
-    (_clients(_INT), None, 'must be a list'),
+    (cases.clients(_INT), 1, 'must be a list with one value for each client'),
+    (cases.clients(_INT), np.int32([1, 2]), 'must be a list .* is a ndarray'),
+    (cases.clients(_INT), {'a': 1}, 'must be a list .* is a dict'),
+    (cases.clients(_INT), None, 'must be a list'),
     (
-        _clients(_ROW),
+        cases.clients(_ROW),
         [_ROW_VALUE, _OD(z=1.5, a=2.0)],
         r'argument\[1\]\.z must be of type int32, but is 1\.5',
     ),
     (
-        tff.to_type(_OD(y=_clients(_INT), x=_OD(b=_clients(_FLOAT)))),
+        tff.to_type(_OD(y=cases.clients(_INT), x=_OD(b=cases.clients(_FLOAT)))),
         _OD(y=[1, 2], x=_OD(b=[1.0])),
-        r'argument\.x\.b has values of 1 clients, but others have values of 2',
+        r'x\.b has values of 1 clients, but other parts have values of 2',
     ),
     (tff.FederatedType(_INT, tff.SERVER), [1], r'has the shape \[1\]'),
     (
@@ -259,7 +256,7 @@ _REFUSED = [
         lambda: _slices(_OD(z=[1])),
         'of type <z=int32,a=float32>, but .* <z=int32>',
     ),
-    # In these, `tf.data` keeps z before a, which it would find after a.
+    # `tf.data` keeps z before a in these elements, but sorts an OrderedDict.
     (
         tff.SequenceType(_ROW),
         lambda: _slices(_Point([1], [2.0])),
@@ -276,7 +273,7 @@ _REFUSED = [
         r'use a collections\.OrderedDict',
     ),
     (
-        _clients(tff.SequenceType(_INT)),
+        cases.clients(tff.SequenceType(_INT)),
         lambda: [_slices([1]), _slices([1.0])],
         r'argument\[1\] must be a dataset with elements of type int32',
     ),
@@ -289,34 +286,34 @@ def test_refusal_names_the_part(type_spec, value, message, in_process_context):
     in_process_context.invoke(_identity(type_spec), _given(value))
 
 
-def test_nothing_is_computed_before_all_is_checked(in_process_context):
-  class Dataset(runtime.ClientDataset):
-    element_spec = tf.TensorSpec([], tf.int32)
+class _Unbuilt(runtime.ClientDataset):
+  """A dataset that must not be built."""
 
-    def build(self, worker):
-      raise AssertionError
+  element_spec = None  # `__init__` sets it.
 
+  def __init__(self, dtype):
+    self.element_spec = tf.TensorSpec([], dtype)
+
+  def build(self):
+    raise AssertionError
+
+
+def test_checks_all_arguments_before_building_datasets(in_process_context):
   comp = _identity(
-      tff.to_type([_clients(tff.SequenceType(_INT)), _clients(_INT)])
+      tff.to_type([cases.clients(tff.SequenceType(_INT)), cases.clients(_INT)])
   )
   with pytest.raises(TypeError, match=r'argument\[1\]\[1\] must be of type'):
-    in_process_context.invoke(comp, [[Dataset(), Dataset()], [1, 'x']])
+    in_process_context.invoke(comp, [[_Unbuilt(tf.int32)] * 2, [1, 'x']])
 
 
 def test_the_spec_of_a_client_dataset_is_checked(in_process_context):
-  class Dataset(runtime.ClientDataset):
-    element_spec = tf.TensorSpec([], tf.float32)
-
-    def build(self, worker):
-      raise AssertionError
-
-  comp = _identity(_clients(tff.SequenceType(_INT)))
+  comp = _identity(cases.clients(tff.SequenceType(_INT)))
   with pytest.raises(TypeError, match='its elements are of type float32'):
-    in_process_context.invoke(comp, [Dataset()])
+    in_process_context.invoke(comp, [_Unbuilt(tf.float32)])
 
 
 def test_the_caller_may_change_an_array_after_the_call(in_process_context):
-  """And before it changes a result."""
+  """Changing the argument must not change the result."""
   array = np.zeros([3], np.float32)
   comp = _identity(tff.TensorType(np.float32, [3]))
   found = in_process_context.invoke(comp, array)

@@ -1,15 +1,16 @@
-"""Secure sums: plain sums, with a warning."""
+"""Tests of secure sums, which are simulated by plain sums with a warning."""
 
 import threading
 import warnings
 
+import cases
 import comparison
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.runtime import plan_context
+from tff_bn.runtime import interpreter
 
 _INT = tff.TensorType(np.int32)
 _VECTOR = tff.TensorType(np.float32, [3])
@@ -22,18 +23,14 @@ _VALUES = [
 pytestmark = pytest.mark.filterwarnings('ignore:Secure aggregation:UserWarning')
 
 
-def _clients(member):
-  return tff.FederatedType(member, tff.CLIENTS)
-
-
 def _invoke_native(context, comp, *args):
-  """Computes the simulation that TFF's own test runtime computes."""
+  """Simulates secure sums as TFF's own test runtime does."""
   simulated = tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
   return comparison.invoke(context, simulated, *args)
 
 
 def test_sums(in_process_context, native_context):
-  @tff.federated_computation(_clients(_INT))
+  @tff.federated_computation(cases.clients(_INT))
   def comp(x):
     return (
         tff.federated_secure_sum(x, 10),
@@ -46,8 +43,8 @@ def test_sums(in_process_context, native_context):
   comparison.assert_equal(found, expected, same_leaf_types=True)
 
 
-def test_too_large_a_number_is_refused(in_process_context):
-  @tff.federated_computation(_clients(_INT))
+def test_too_large_numbers_are_refused(in_process_context):
+  @tff.federated_computation(cases.clients(_INT))
   def comp(x):
     return tff.federated_secure_sum(x, 10)
 
@@ -63,7 +60,7 @@ def test_select(in_process_context):
     return tf.gather(table, key)
 
   @tff.federated_computation(
-      _clients(tff.TensorType(np.int32, [2])),
+      cases.clients(tff.TensorType(np.int32, [2])),
       tff.FederatedType(_INT, tff.SERVER),
       tff.FederatedType(table_type, tff.SERVER),
   )
@@ -144,12 +141,14 @@ def _messages(function):
 
 
 def test_one_warning(in_process_context, monkeypatch):
-  monkeypatch.setattr(plan_context, '_warned_of_insecurity', threading.Event())
+  monkeypatch.setattr(interpreter, '_warned_of_insecurity', threading.Event())
 
   def build(intrinsic):
-    return tff.federated_computation(lambda x: intrinsic(x, 10), _clients(_INT))
+    return tff.federated_computation(
+        lambda x: intrinsic(x, 10), cases.clients(_INT)
+    )
 
-  plain = tff.federated_computation(tff.federated_sum, _clients(_INT))
+  plain = tff.federated_computation(tff.federated_sum, cases.clients(_INT))
   first = build(tff.federated_secure_sum)
   second = build(tff.federated_secure_sum_bitwidth)
 

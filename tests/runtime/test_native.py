@@ -1,4 +1,4 @@
-"""Tests that TFF's worker process works, and never outlives its use."""
+"""Tests that TFF's worker process works and always ends."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ def _sum(values):
 
 @pytest.fixture
 def workers():
-  """Returns the workers that were started since, and checks that they end."""
+  """Returns a function that lists new workers; checks that they end."""
 
   def running():
     return {
@@ -51,7 +51,7 @@ def workers():
         and child.status() != psutil.STATUS_ZOMBIE
     }
 
-  # Other tests may have one.
+  # Other tests may have started workers.
   before = running()
   yield lambda: list(running() - before)
   assert running() == before
@@ -92,9 +92,9 @@ def test_running_computation_ends_with_the_block(workers):
     thread.start()
     while not workers():
       time.sleep(0.01)
-    time.sleep(0.2)  # Into the computation.
+    time.sleep(0.2)  # The computation begins.
 
-  # The interpreter would abort if it ended while this thread is at work.
+  # The interpreter would abort if it ended while this thread computes.
   started = set(threading.enumerate()) - set(threads_before)
   assert 'tff-native' not in [thread.name for thread in started]
   assert ended.wait(timeout=60)
@@ -128,7 +128,7 @@ def test_other_threads_can_use_the_context_and_end(workers):
       tff.framework.set_default_context(context)
       results.append(_seven())
 
-    # The worker is started from a thread that ends: it must not end with it.
+    # The worker must survive the thread that starts it.
     for _ in range(2):
       thread = threading.Thread(target=compute)
       thread.start()
@@ -149,7 +149,7 @@ def test_signal_handler_is_restored():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_signal_handler_of_somebody_else_stays():
+def test_other_signal_handler_stays():
   def handler(signum, frame):
     del signum, frame
 
@@ -162,7 +162,7 @@ def test_signal_handler_of_somebody_else_stays():
     signal.signal(signal.SIGTERM, before)
 
 
-def test_dead_worker_is_an_error_and_not_an_endless_retry(workers):
+def test_dead_worker_raises_an_error(workers):
   with runtime.native_runtime():
     _seven()
     (worker,) = workers()
@@ -172,12 +172,12 @@ def test_dead_worker_is_an_error_and_not_an_endless_retry(workers):
       _seven()
 
 
-def test_values_that_go_after_their_worker_are_no_errors(monkeypatch):
+def test_values_can_outlive_their_worker(monkeypatch):
   ignored = []
   monkeypatch.setattr(sys, 'unraisablehook', ignored.append)
   worker = native._Worker()
   executor = worker.create_executor({})
-  # TFF tells the worker about so many at once.
+  # TFF disposes of this many values in one request.
   values = [
       asyncio.run(executor.create_value(1, tff.TensorType(np.int32)))
       for _ in range(100)
@@ -190,7 +190,7 @@ def test_values_that_go_after_their_worker_are_no_errors(monkeypatch):
   assert not ignored
 
 
-def test_ctrl_c_before_a_computation_begins_leaves_no_coroutine(monkeypatch):
+def test_ctrl_c_leaves_no_coroutine(monkeypatch):
   def interrupt(*unused_args):
     raise KeyboardInterrupt
 
@@ -198,7 +198,7 @@ def test_ctrl_c_before_a_computation_begins_leaves_no_coroutine(monkeypatch):
     _seven()
     with monkeypatch.context() as patch, warnings.catch_warnings():
       warnings.simplefilter('error')
-      patch.setattr(context._loop, 'call_soon_threadsafe', interrupt)
+      patch.setattr(context._loop._loop, 'call_soon_threadsafe', interrupt)
       ignored = []
       patch.setattr(sys, 'unraisablehook', ignored.append)
       with pytest.raises(KeyboardInterrupt):
@@ -251,7 +251,7 @@ if sys.argv[1] == 'default_context':
   seven()
   print_worker()
 elif sys.argv[1] == 'never_left':
-  block = runtime.native_runtime()  # Without a name it would end here.
+  block = runtime.native_runtime()  # Without a name, the block would end here.
   block.__enter__()
   seven()
   print_worker()
@@ -284,7 +284,7 @@ def _start(mode, program=_PROGRAM):
   )
 
 
-def test_takes_another_port_where_one_is_taken_meanwhile(monkeypatch):
+def test_taken_port_is_replaced(monkeypatch):
   with socket.create_server(('localhost', 0)) as taken:
     ports = [taken.getsockname()[1], portpicker.pick_unused_port()]
     monkeypatch.setattr(portpicker, 'pick_unused_port', lambda: ports.pop(0))
@@ -294,9 +294,8 @@ def test_takes_another_port_where_one_is_taken_meanwhile(monkeypatch):
 
 
 @pytest.mark.parametrize('parent', ['alive', 'dead'])
-def test_worker_of_a_parent_that_died_meanwhile_does_not_start(parent):
-  # The process that is given as the parent of one that was started too late is
-  # not its parent any more.
+def test_worker_does_not_start_after_its_parent_died(parent):
+  # A dead parent is simulated by the id of another process.
   pid = os.getpid() if parent == 'alive' else os.getppid()
 
   result = subprocess.run(
@@ -318,6 +317,14 @@ def _is_running(pid):
     return False
 
 
+def _ends(pid):
+  """Waits for the kernel to kill a worker; returns whether it has ended."""
+  deadline = time.monotonic() + 30
+  while _is_running(pid) and time.monotonic() < deadline:
+    time.sleep(0.01)
+  return not _is_running(pid)
+
+
 @pytest.mark.parametrize(
     'mode',
     [
@@ -328,7 +335,7 @@ def _is_running(pid):
 )
 def test_interpreter_exit(mode):
   process = _start(mode)
-  # Returns when the output is closed: the worker has let go of it too.
+  # Returns after all processes, the worker too, have closed the output.
   output, error = process.communicate()
 
   assert process.returncode == 0
@@ -355,21 +362,17 @@ def test_signal_during_a_computation(signum, returncode):
   try:
     pid = int(process.stdout.readline())
     assert _is_running(pid)
-    time.sleep(0.2)  # Into the computation.
+    time.sleep(0.2)  # The computation begins.
     os.kill(process.pid, signum)
     _, error = process.communicate(timeout=120)
   finally:
     process.kill()
 
   assert process.returncode == returncode
-  if signum == signal.SIGKILL:
-    # The kernel ends the worker a moment after its parent.
-    deadline = time.monotonic() + 30
-    while _is_running(pid) and time.monotonic() < deadline:
-      time.sleep(0.01)
-  else:
+  if signum != signal.SIGKILL:
     assert 'Exception ignored' not in error
-  assert not _is_running(pid)
+    assert not _is_running(pid)
+  assert _ends(pid)
 
 
 def test_kill_while_the_worker_is_starting():
@@ -385,8 +388,4 @@ def test_kill_while_the_worker_is_starting():
     process.communicate()
 
   # The launcher, which becomes the worker.
-  for child in children:
-    deadline = time.monotonic() + 30
-    while _is_running(child.pid) and time.monotonic() < deadline:
-      time.sleep(0.01)
-    assert not _is_running(child.pid)
+  assert all(_ends(child.pid) for child in children)

@@ -1,11 +1,11 @@
-"""Tests of how a computation is cut into functions."""
+"""Tests of plans and their stages."""
 
 import concurrent.futures
 import itertools
 import threading
 import time
 
-import numpy as np
+import cases
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -14,22 +14,6 @@ from tff_bn.runtime import graph_cache
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_stage
 from tff_bn.runtime import symbols
-
-_FLOAT = tff.TensorType(np.float32)
-
-
-def _clients(member):
-  return tff.FederatedType(member, tff.CLIENTS)
-
-
-@tff.tensorflow.computation(_FLOAT, _FLOAT)
-def _add(x, y):
-  return x + y
-
-
-@tff.tensorflow.computation(_FLOAT)
-def _double(x):
-  return 2 * x
 
 
 def _plan(comp, graphs=None):
@@ -41,16 +25,18 @@ def _has_work(stage):
 
 
 def test_federated_averaging_is_one_pass():
-  """And what the server does at the end."""
+  """A second pass contains only the server's last step."""
 
   @tff.federated_computation(
-      tff.FederatedType(_FLOAT, tff.SERVER), _clients(_FLOAT), _clients(_FLOAT)
+      tff.FederatedType(cases.FLOAT, tff.SERVER),
+      cases.clients(cases.FLOAT),
+      cases.clients(cases.FLOAT),
   )
   def comp(state, data, weights):
-    model = tff.federated_broadcast(tff.federated_map(_double, state))
-    update = tff.federated_map(_add, (model, data))
+    model = tff.federated_broadcast(tff.federated_map(cases.double, state))
+    update = tff.federated_map(cases.add, (model, data))
     mean = tff.federated_mean(update, weights)
-    new_state = tff.federated_map(_add, (state, mean))
+    new_state = tff.federated_map(cases.add, (state, mean))
     return new_state, tff.federated_sum(weights), tff.federated_sum(data)
 
   plan = _plan(comp)
@@ -67,12 +53,12 @@ def test_federated_averaging_is_one_pass():
 
 
 def test_passes_are_as_few_as_possible():
-  @tff.federated_computation(_clients(_FLOAT))
+  @tff.federated_computation(cases.clients(cases.FLOAT))
   def comp(x):
     # Two sums that don't depend on each other, and two that do.
     first = tff.federated_sum(x)
-    second = tff.federated_sum(tff.federated_map(_double, x))
-    shifted = tff.federated_map(_add, (x, tff.federated_broadcast(first)))
+    second = tff.federated_sum(tff.federated_map(cases.double, x))
+    shifted = tff.federated_map(cases.add, (x, tff.federated_broadcast(first)))
     third = tff.federated_sum(shifted)
     return first, second, third
 
@@ -84,11 +70,11 @@ def test_passes_are_as_few_as_possible():
   assert not second.kept
 
 
-def test_what_nobody_uses_is_not_computed():
-  @tff.federated_computation(_clients(_FLOAT), _FLOAT)
+def test_unused_values_are_not_computed():
+  @tff.federated_computation(cases.clients(cases.FLOAT), cases.FLOAT)
   def comp(x, y):
-    tff.federated_sum(tff.federated_map(_double, x))
-    return tff.federated_map(_double, x), y
+    tff.federated_sum(tff.federated_map(cases.double, x))
+    return tff.federated_map(cases.double, x), y
 
   (only,) = _plan(comp).passes
   assert not only.totals
@@ -96,8 +82,8 @@ def test_what_nobody_uses_is_not_computed():
   assert len(only.clients.outputs) == 1
 
 
-def test_values_of_the_server_are_computed_once():
-  """Not by each client again, and not twice."""
+def test_server_computes_broadcast_values_once():
+  """Neither the server nor the clients repeat the computation."""
   calls = []
 
   class Cache(graph_cache.GraphCache):
@@ -112,13 +98,13 @@ def test_values_of_the_server_are_computed_once():
       return call
 
   @tff.federated_computation(
-      tff.FederatedType(_FLOAT, tff.SERVER), _clients(_FLOAT)
+      tff.FederatedType(cases.FLOAT, tff.SERVER), cases.clients(cases.FLOAT)
   )
   def comp(x, y):
-    at_clients = tff.federated_broadcast(tff.federated_map(_double, x))
+    at_clients = tff.federated_broadcast(tff.federated_map(cases.double, x))
     return (
-        tff.federated_map(_add, (at_clients, y)),
-        tff.federated_map(_add, (y, at_clients)),
+        tff.federated_map(cases.add, (at_clients, y)),
+        tff.federated_map(cases.add, (y, at_clients)),
     )
 
   plan = _plan(comp, Cache())
@@ -136,55 +122,13 @@ def test_values_of_the_server_are_computed_once():
   assert len(calls) == 3
 
 
-def test_equal_graphs_are_one():
-  graphs = graph_cache.GraphCache()
-
-  def build(constant):
-    return tff.tensorflow.computation(lambda x: x + constant, _FLOAT)
-
-  first, second, other = (
-      graphs.get(build(c).to_building_block()) for c in (1.0, 1.0, 2.0)
-  )
-  assert first is second
-  assert other is not first
-  assert [float(g([tf.constant(1.0)])[0]) for g in (first, other)] == [2, 3]
-
-
-def test_accumulators_have_the_type_of_the_accumulation():
-  """Zero's shape may be narrower."""
-  vector = tff.TensorType(np.float32, [None])
-
-  @tff.tensorflow.computation(vector, _FLOAT)
-  def append(xs, x):
-    return tf.concat([xs, [x]], 0)
-
-  @tff.tensorflow.computation(vector, vector)
-  def merge(xs, _):
-    return xs
-
-  @tff.tensorflow.computation(vector)
-  def report(xs):
-    return tf.size(xs)
-
-  @tff.federated_computation(_clients(_FLOAT))
-  def comp(x):
-    zero = tff.tensorflow.computation(lambda: tf.zeros([0]))()
-    return tff.federated_aggregate(x, zero, append, merge, report)
-
-  first, _ = _plan(comp).passes
-  (zero,), (total,) = first.zero, first.totals
-  assert zero.spec.shape.as_list() == [0]
-  assert total.spec.shape.as_list() == [None]
-  assert total.spec.dtype == tf.float32
-
-
-def test_inner_names_end_with_their_block():
-  """TFF's compiler makes all names different; a block may come without it."""
+def test_names_are_local_to_their_block():
+  """TFF's compiler makes names unique; an uncompiled block can reuse them."""
   framework = tff.framework
-  x = framework.Reference('x', _FLOAT)
-  doubled = framework.Call(_double.to_building_block(), x)
+  x = framework.Reference('x', cases.FLOAT)
+  doubled = framework.Call(cases.double.to_building_block(), x)
   inner = framework.Block([('x', doubled), ('x', doubled)], x)
-  block = framework.Lambda('x', _FLOAT, framework.Struct([x, inner, x]))
+  block = framework.Lambda('x', cases.FLOAT, framework.Struct([x, inner, x]))
 
   plan = _plan(framework.ConcreteComputation.from_building_block(block))
   first, four_times, last = plan.results
@@ -194,8 +138,8 @@ def test_inner_names_end_with_their_block():
   assert only.server([tf.constant(3.0)], '/device:CPU:0')[0] == 12
 
 
-def test_first_call_runs_alone_and_all_others_together():
-  """TensorFlow would compile the function once for each call."""
+def test_first_call_runs_alone_and_later_calls_concurrently():
+  """TensorFlow would compile the function for each concurrent first call."""
   numbers = itertools.count()
   inside = []
   inside_at_first = []
@@ -205,15 +149,15 @@ def test_first_call_runs_alone_and_all_others_together():
     number = next(numbers)
     inside.append(number)
     if number == 0:
-      # Time for others to come in, if they can.
+      # Give other calls the time to enter, if they can.
       time.sleep(0.5)
       inside_at_first.extend(inside)
     else:
-      # Two calls run at the same time, or this fails.
+      # This fails unless two calls run concurrently.
       barrier.wait(timeout=60)
     return x + 1
 
-  leaves = [symbols.Leaf(None, _FLOAT) for _ in range(2)]
+  leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
   stage = plan_stage.Stage(
       leaves[:1],
       leaves[1:],
@@ -225,7 +169,7 @@ def test_first_call_runs_alone_and_all_others_together():
     return output.numpy()
 
   with concurrent.futures.ThreadPoolExecutor(3) as pool:
-    # The two calls that waited for the first, then two later ones.
+    # Two calls wait for the first one; then two later calls.
     assert list(pool.map(call, [1.0, 2.0, 3.0])) == [2.0, 3.0, 4.0]
     assert list(pool.map(call, [1.0, 2.0])) == [2.0, 3.0]
   assert inside_at_first == [0]
@@ -233,7 +177,7 @@ def test_first_call_runs_alone_and_all_others_together():
 
 @pytest.mark.parametrize('has_loop', [True, False])
 def test_functions_with_loops_are_optimized(monkeypatch, has_loop):
-  """Grappler takes longer than the others' calls do."""
+  """Without loops, Grappler takes more time than it saves."""
   configs = []
   call = tf.raw_ops.StatefulPartitionedCall
 
@@ -251,7 +195,7 @@ def test_functions_with_loops_are_optimized(monkeypatch, has_loop):
       return tf.while_loop(lambda x: x < 5, lambda x: x + 1, [x])[0]
     return tf.maximum(x, 5)
 
-  leaves = [symbols.Leaf(None, _FLOAT) for _ in range(2)]
+  leaves = [symbols.Leaf(None, cases.FLOAT) for _ in range(2)]
   stage = plan_stage.Stage(
       leaves[:1], leaves[1:], lambda tensors: [up_to_five(tensors[0])]
   )

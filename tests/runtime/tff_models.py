@@ -1,7 +1,7 @@
-"""A network as TFF's learning algorithms take it, in plain TensorFlow.
+"""A network in plain TensorFlow for TFF's learning algorithms.
 
-TFF's own adapters, such as `tff.learning.models.from_keras_model`, know the
-models of Keras 2 only.
+TFF's own adapters, such as `tff.learning.models.from_keras_model`, support only
+models of Keras 2.
 """
 
 import collections
@@ -51,50 +51,12 @@ def _finalize(total_and_count):
   return tf.math.divide_no_nan(total, count)
 
 
-def build_functional_model():
-  """Builds a `tff.learning.models.FunctionalModel` with accuracy."""
-
-  @tf.function
-  def predict(model_weights, x, training):
-    del training  # It makes no difference.
-    return compute_logits(model_weights[0], x)
-
-  def loss(output, labels, sample_weight=None):
-    del sample_weight  # There is none.
-    return compute_loss(output, labels)
-
-  @tf.function
-  def initialize_metrics():
-    return collections.OrderedDict(accuracy=(0.0, 0.0))
-
-  @tf.function
-  def update_metrics(state, labels, batch_output, sample_weight=None):
-    del sample_weight  # There is none.
-    total, count = state['accuracy']
-    total += _num_correct(batch_output.predictions, labels)
-    return collections.OrderedDict(
-        accuracy=(total, count + _num_examples(labels))
-    )
-
-  @tf.function
-  def finalize_metrics(state):
-    return collections.OrderedDict(accuracy=_finalize(state['accuracy']))
-
-  return tff.learning.models.FunctionalModel(
-      initial_weights=(tuple(build_weights()), ()),
-      predict_on_batch_fn=predict,
-      loss_fn=loss,
-      metrics_fns=(initialize_metrics, update_metrics, finalize_metrics),
-      input_spec=_INPUT_SPEC,
-  )
-
-
 class VariableModel(tff.learning.models.VariableModel):
-  """The same network with variables, and with the metrics of a Keras model."""
+  """The network with variables and with metrics as in Keras."""
 
   input_spec = _INPUT_SPEC
   non_trainable_variables = ()
-  trainable_variables = ()  # Set in `__init__`; TFF's class wants an attribute.
+  trainable_variables = ()  # `__init__` sets it; TFF needs a class attribute.
   local_variables = ()  # Likewise.
 
   def __init__(self):

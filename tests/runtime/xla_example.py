@@ -1,4 +1,4 @@
-"""A computation of another kind than TensorFlow's."""
+"""A computation that TensorFlow does not run."""
 
 import copy
 
@@ -7,7 +7,7 @@ import tensorflow_federated as tff
 
 
 def build_xla_computation():
-  """Builds what `tff.jax.computation` returns, which needs an older JAX."""
+  """Builds a computation like `tff.jax.computation`, which needs old JAX."""
 
   @tff.tensorflow.computation(np.float32)
   def comp(x):

@@ -39,7 +39,7 @@ def in_child(run_dir, kind, number, count):
     try:
       model = training_fakes.build_model()
       training_fakes.train(model, run_dir, CONFIG, stateful=True)
-    except Exception as error:  # pylint: disable=broad-except
+    except Exception as error:
       text = f'{type(error).__name__}: {error}'
       traceback.print_exc()
     made = faults.file_faults_count()

@@ -1,4 +1,4 @@
-"""A run is continued as the same run only, and ends with models that work."""
+"""Tests of the identity of continued runs, and of the final models."""
 
 import collections
 import dataclasses
@@ -88,7 +88,7 @@ class TestSettings:
     ):
       _train(model, tmp_path, settings=dict(client_learning_rate='0.2'))
 
-  def test_what_may_change(self, model, tmp_path):
+  def test_settings_that_may_change(self, model, tmp_path):
     _train(model, tmp_path, stateful=True)
     config = dataclasses.replace(
         _CONFIG, rounds=5, checkpoint_every=3, max_failed_rounds=1
@@ -101,7 +101,7 @@ class TestSettings:
     with pytest.raises(ValueError, match='train_on_union'):
       _train(model, tmp_path, train_on_union=True)
 
-  def test_a_run_without_a_checkpoint_may_begin_again(
+  def test_run_without_a_checkpoint_may_start_again(
       self, model, tmp_path, monkeypatch
   ):
     with monkeypatch.context() as context:
@@ -161,7 +161,7 @@ class TestData:
     assert training_fakes.files(tmp_path) == before
 
   @pytest.mark.parametrize('bad', [3, None, b'a', ('a',)])
-  def test_ids_that_are_no_strings_are_refused(self, model, tmp_path, bad):
+  def test_ids_must_be_strings(self, model, tmp_path, bad):
     data = training_fakes.FakeData()
     data.client_ids = ('anna', bad)
     with pytest.raises(TypeError, match='client ids are strings'):
@@ -173,7 +173,7 @@ class TestData:
           whole, train_indices={bad: np.arange(3)}, test_indices={}
       )
 
-  def test_ids_that_no_file_can_hold_are_refused(self):
+  def test_ids_must_be_valid_unicode(self):
     with pytest.raises(ValueError, match='cannot be encoded as UTF-8'):
       self._data(train_indices={'\ud800': np.arange(3)})
 
@@ -251,7 +251,7 @@ class TestProcess:
     )
     assert train(model=other).resumed_from == 1
 
-  def test_code_that_has_changed_is_no_error_but_said(
+  def test_changed_code_gives_a_warning(
       self, model, tmp_path, warnings, monkeypatch
   ):
     _train(model, tmp_path)
@@ -262,7 +262,7 @@ class TestProcess:
     _train(model, tmp_path)
     (text,) = [t for t in warnings if 'another version' in t]
     change = f'keras {keras.__version__} → 3.0.0'
-    assert f'begun with another version: {change}' in text
+    assert f'started with another version: {change}' in text
 
 
 class TestFinalModel:
@@ -296,20 +296,20 @@ class TestFinalModel:
       self, model, tmp_path, monkeypatch, name, value
   ):
     self._spoil(monkeypatch, name, value)
-    for _ in range(2):  # Also when it is asked for again.
+    for _ in range(2):  # The second call fails too.
       with pytest.raises(
           training.UnusableModelError, match='weights are not finite'
       ):
         _train(model, tmp_path)
       assert not (tmp_path / 'model').exists()
-    # The last good state is there, whatever was saved after it.
+    # The last finite state is kept.
     assert sorted(p.name for p in (tmp_path / 'checkpoints').iterdir()) == [
         'round_0',
         'round_2',
         'round_4',
     ]
 
-  def test_finite_weights_with_a_loss_that_is_not(
+  def test_finite_weights_with_an_infinite_loss(
       self, model, tmp_path, monkeypatch
   ):
     self._spoil(monkeypatch, 'kernel', 1e38)
@@ -319,7 +319,7 @@ class TestFinalModel:
       _train(model, tmp_path)
     assert not (tmp_path / 'model').exists()
 
-  def test_no_test_data_is_no_failure(self, model, tmp_path):
+  def test_run_without_test_data(self, model, tmp_path):
     data = training_fakes.FakeData()
     empty = data.test_dataset(4).take(0)
     data.test_dataset = lambda batch_size: empty
@@ -400,7 +400,7 @@ class TestFinalModel:
 
 class TestSavedModels:
 
-  def test_weights_are_those_of_the_clients(self, model, tmp_path):
+  def test_weights_of_the_clients(self, model, tmp_path):
     result = _train(model, tmp_path, stateful=True)
     saved = saved_models.SavedModels(tmp_path / 'model')
     saved.check()
@@ -412,7 +412,7 @@ class TestSavedModels:
       found = saved.weights(model, client_id)
       for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
         np.testing.assert_array_equal(a, b)
-      # What is shared is not written again.
+      # Shared variables are not stored again.
       with np.load(tmp_path / f'model/clients/{stem}.npz') as arrays:
         assert set(arrays.files) <= {'moving_mean_4', 'moving_variance_5'}
     for a, b in zip(
@@ -421,7 +421,7 @@ class TestSavedModels:
     ):
       np.testing.assert_array_equal(a, b)
 
-  def test_weights_of_another_model_are_refused(self, model, tmp_path):
+  def test_weights_of_another_model_are_an_error(self, model, tmp_path):
     _train(model, tmp_path)
     other = BatchNormModel(
         lambda: keras.Sequential(
@@ -433,7 +433,7 @@ class TestSavedModels:
     with pytest.raises(ValueError, match='kernel_0 is .*but should be'):
       saved_models.SavedModels(tmp_path / 'model').weights(other)
 
-  def test_pickles_are_refused(self, model, tmp_path):
+  def test_pickles_are_an_error(self, model, tmp_path):
     _train(model, tmp_path)
     path = tmp_path / 'model/weights.npz'
 
@@ -444,7 +444,7 @@ class TestSavedModels:
 
     np.savez(path, kernel_0=np.array([Evil()], dtype=object))
     saved = saved_models.SavedModels(tmp_path / 'model')
-    # As if whoever made the folder had put in its checksum, too.
+    # An attacker would store the matching checksum.
     saved._files.update(saved_models._checksums(tmp_path / 'model'))
     with pytest.raises(manifests.DamagedError, match='weights.npz'):
       saved.weights(model)

@@ -46,6 +46,25 @@ def _dense_model():
   )
 
 
+def _build_sequential(layers_fn, shape=(_FEATURES,)):
+  """Builds a model of some layers and a dense layer of logits."""
+  return _build(
+      lambda: keras.Sequential(
+          [
+              keras.layers.Input(shape),
+              *layers_fn(),
+              keras.layers.Dense(_CLASSES),
+          ]
+      ),
+      shape,
+  )
+
+
+@pytest.fixture(scope='module')
+def model():
+  return _build(_dense_model)
+
+
 def _random_weights(model, seed):
   rng = np.random.default_rng([seed])
   return model.to_model_weights(
@@ -68,7 +87,7 @@ def _batches(examples, batch_size):
 
 
 def _dense_predictions(weights, x):
-  """What the model of `_dense_model` predicts, in float64."""
+  """Returns the predictions of `_dense_model` in float64."""
   kernel_1, bias_1, gamma, beta, kernel_2, bias_2 = (
       np.asarray(v, np.float64) for v in weights.trainable
   )
@@ -89,10 +108,9 @@ def _dense_metrics(weights, x, y):
 
 class TestEvaluator:
 
-  def test_mean_is_over_examples_not_over_batches(self):
-    model = _build(_dense_model)
+  def test_mean_is_over_examples_not_over_batches(self, model):
     weights = _random_weights(model, 0)
-    # A last batch of one example, which a mean over batches counts tenfold.
+    # A mean over batches would weight the last example tenfold.
     x, y = _examples(11)
 
     result = evaluation.Evaluator(model).evaluate(weights, _batches((x, y), 10))
@@ -103,8 +121,7 @@ class TestEvaluator:
     np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
     assert result['num_examples'] == 11
 
-  def test_evaluations_do_not_influence_each_other(self):
-    model = _build(_dense_model)
+  def test_evaluations_do_not_influence_each_other(self, model):
     evaluator = evaluation.Evaluator(model)
     data = _batches(_examples(20), 8)
     first = evaluator.evaluate(_random_weights(model, 1), data)
@@ -159,9 +176,7 @@ class TestEvaluator:
     assert result['loss'] == pytest.approx(losses.mean(), rel=1e-6)
     assert result['accuracy'] == pytest.approx((logits.argmax(1) == y).mean())
 
-  def test_no_examples(self):
-    model = _build(_dense_model)
-
+  def test_no_examples(self, model):
     result = evaluation.Evaluator(model).evaluate(
         model.initial_weights, _batches(_examples(0), 4)
     )
@@ -170,8 +185,7 @@ class TestEvaluator:
     assert np.isnan(result['loss'])
     assert np.isnan(result['accuracy'])
 
-  def test_works_after_tff_has_traced_the_model(self):
-    model = _build(_dense_model)
+  def test_works_after_tff_has_traced_the_model(self, model):
     evaluator = evaluation.Evaluator(model)
 
     @tff.tensorflow.computation
@@ -187,8 +201,7 @@ class TestEvaluator:
         result['loss'], _dense_metrics(weights, x, y)[0], rtol=1e-5
     )
 
-  def test_clients_count_the_same_and_those_without_data_not(self):
-    model = _build(_dense_model)
+  def test_clients_with_data_have_equal_weights(self, model):
     weights = {c: _random_weights(model, i) for i, c in enumerate('abc')}
     data = {'a': _examples(2, 1), 'b': _examples(30, 2), 'c': _examples(0)}
 
@@ -204,12 +217,11 @@ class TestEvaluator:
     )
     assert result['num_examples'] == 32
 
-  def test_no_client_has_data(self):
-    model = _build(_dense_model)
-
+  def test_no_client_has_data(self, model):
     assert (
         evaluation.Evaluator(model).evaluate_clients(
-            {'a': model.initial_weights}, lambda _: _batches(_examples(0), 8)
+            {'a': model.initial_weights},
+            lambda _: _batches(_examples(0), 8),
         )
         is None
     )
@@ -226,17 +238,10 @@ class TestReestimateBatchNormStatistics:
 
   def test_first_layer_gets_the_moments_of_the_data(self):
     # 4-D input, so Keras uses its fused kernel, which has another variance.
-    def keras_model_fn():
-      return keras.Sequential(
-          [
-              keras.layers.Input([2, 2, 3]),
-              keras.layers.BatchNormalization(),
-              keras.layers.Flatten(),
-              keras.layers.Dense(_CLASSES),
-          ]
-      )
-
-    model = _build(keras_model_fn, (2, 2, 3))
+    model = _build_sequential(
+        lambda: [keras.layers.BatchNormalization(), keras.layers.Flatten()],
+        (2, 2, 3),
+    )
     weights = _random_weights(model, 0)
     # Means far from zero, and different in every batch.
     x, y = _examples(11, shape=(2, 2, 3))
@@ -254,19 +259,14 @@ class TestReestimateBatchNormStatistics:
       np.testing.assert_array_equal(new, old)
 
   def test_later_layers_see_batch_statistics_and_no_dropout(self):
-    def keras_model_fn():
-      return keras.Sequential(
-          [
-              keras.layers.Input([_FEATURES]),
-              keras.layers.BatchNormalization(),
-              keras.layers.Dropout(0.5),
-              keras.layers.Dense(5),
-              keras.layers.BatchNormalization(),
-              keras.layers.Dense(_CLASSES),
-          ]
-      )
-
-    model = _build(keras_model_fn)
+    model = _build_sequential(
+        lambda: [
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(5),
+            keras.layers.BatchNormalization(),
+        ]
+    )
     weights = _random_weights(model, 0)
     x, y = _examples(10)
 
@@ -321,16 +321,9 @@ class TestReestimateBatchNormStatistics:
     )
 
   def test_mixed_precision(self):
-    def keras_model_fn():
-      return keras.Sequential(
-          [
-              keras.layers.Input([_FEATURES]),
-              keras.layers.BatchNormalization(dtype='mixed_bfloat16'),
-              keras.layers.Dense(_CLASSES),
-          ]
-      )
-
-    model = _build(keras_model_fn)
+    model = _build_sequential(
+        lambda: [keras.layers.BatchNormalization(dtype='mixed_bfloat16')]
+    )
     x, y = _examples(50)
 
     result = evaluation.reestimate_batch_norm_statistics(
@@ -366,18 +359,14 @@ class TestReestimateBatchNormStatistics:
     )
 
   def test_masked_inputs_do_not_count(self):
-    def keras_model_fn():
-      return keras.Sequential(
-          [
-              keras.layers.Input([4, 2]),
-              keras.layers.Masking(0.0),
-              keras.layers.BatchNormalization(),
-              keras.layers.Flatten(),
-              keras.layers.Dense(_CLASSES),
-          ]
-      )
-
-    model = _build(keras_model_fn, (4, 2))
+    model = _build_sequential(
+        lambda: [
+            keras.layers.Masking(0.0),
+            keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+        ],
+        (4, 2),
+    )
     x, y = _examples(6, shape=(4, 2))
     x[::2, 2:] = 0.0
 
@@ -390,17 +379,12 @@ class TestReestimateBatchNormStatistics:
     np.testing.assert_allclose(result.non_trainable[1], kept.var(0), rtol=1e-5)
 
   def test_frozen_layer_keeps_its_statistics(self):
-    def keras_model_fn():
-      return keras.Sequential(
-          [
-              keras.layers.Input([_FEATURES]),
-              keras.layers.BatchNormalization(trainable=False),
-              keras.layers.BatchNormalization(),
-              keras.layers.Dense(_CLASSES),
-          ]
-      )
-
-    model = _build(keras_model_fn)
+    model = _build_sequential(
+        lambda: [
+            keras.layers.BatchNormalization(trainable=False),
+            keras.layers.BatchNormalization(),
+        ]
+    )
     weights = _random_weights(model, 0)
     x, y = _examples(8)
 
@@ -418,9 +402,7 @@ class TestReestimateBatchNormStatistics:
         result.non_trainable[4], normalized.mean(0), rtol=1e-5
     )
 
-  def test_empty_dataset(self):
-    model = _build(_dense_model)
-
+  def test_empty_dataset(self, model):
     with pytest.raises(ValueError, match='empty'):
       evaluation.reestimate_batch_norm_statistics(
           model, model.initial_weights, _batches(_examples(0), 4)
@@ -429,8 +411,7 @@ class TestReestimateBatchNormStatistics:
 
 class TestMergeClientWeights:
 
-  def test_means_and_pooled_variance(self):
-    model = _build(_dense_model)
+  def test_means_and_pooled_variance(self, model):
     clients = [_random_weights(model, seed) for seed in range(3)]
 
     merged = evaluation.merge_client_weights(model, iter(clients))
@@ -448,8 +429,7 @@ class TestMergeClientWeights:
     )
     np.testing.assert_allclose(merged.non_trainable[1], pooled, rtol=1e-5)
 
-  def test_equal_values_stay_equal_to_the_bit(self):
-    model = _build(_dense_model)
+  def test_equal_values_stay_equal_to_the_bit(self, model):
     weights = _random_weights(model, 3)
 
     merged = evaluation.merge_client_weights(model, [weights] * 7)
@@ -491,18 +471,10 @@ class TestMergeClientWeights:
     assert merged.non_trainable[0] == 5
     assert merged.non_trainable[0].dtype == np.int64
 
-  def test_personal_phases_are_the_untrained_models(self):
-    def keras_model_fn():
-      return keras.Sequential(
-          [
-              keras.layers.Input([_FEATURES]),
-              keras.layers.Dense(5),
-              PositionEncoding(personal_share=0.5),
-              keras.layers.Dense(_CLASSES),
-          ]
-      )
-
-    model = _build(keras_model_fn)
+  def test_personal_phases_get_their_initial_values(self):
+    model = _build_sequential(
+        lambda: [keras.layers.Dense(5), PositionEncoding(personal_share=0.5)]
+    )
     clients = []
     for phase in (0.25, 0.5):
       clients.append(_random_weights(model, 0))
@@ -517,6 +489,6 @@ class TestMergeClientWeights:
     keras_model = model.to_keras(clients[1])
     assert keras_model.layers[1].personal_phase.numpy() == 0.5
 
-  def test_no_clients(self):
-    with pytest.raises(ValueError, match='no client'):
-      evaluation.merge_client_weights(_build(_dense_model), [])
+  def test_no_clients(self, model):
+    with pytest.raises(ValueError, match='weights is empty'):
+      evaluation.merge_client_weights(model, [])

@@ -1,4 +1,4 @@
-"""Tests of what a run says about its rounds."""
+"""Tests for `tff_bn.training.metrics_log`."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tff_bn.training import metrics_log
     # The other clients can be without data.
     [(3, 1, True), (2, 4, True), (2, 0, False), (0, 0, False)],
 )
-def test_warns_of_a_round_without_any_client(
+def test_warns_of_a_round_without_clients(
     tmp_path, caplog, num_dropped, failed_rounds, warns
 ):
   log = metrics_log.MetricsLog(

@@ -1,4 +1,4 @@
-"""Tests that a client's data is the same wherever it is made."""
+"""Tests that a client's data is the same in every process."""
 
 import dataclasses
 import pickle
@@ -34,7 +34,7 @@ def _data(recipe=None, dtype=np.float32, shift=0, num_samples=30):
 
 @dataclasses.dataclass(frozen=True)
 class _Recipe:
-  """Makes data, and notes that it does."""
+  """Loads data and records it."""
 
   name: str
   shift: int = 0
@@ -51,12 +51,12 @@ _made = []
 def made():
   """The recipes that were used."""
   _made.clear()
-  round_data._make.cache_clear()
+  round_data._load.cache_clear()
   return _made
 
 
 class _Context(runtime.RayContext):
-  """One whose only worker is this process."""
+  """A context whose only worker is this process."""
 
   def __init__(self):
     self.checked = []
@@ -94,7 +94,7 @@ def _expected(data, client_ids, draw=_DRAW):
 @pytest.mark.parametrize(
     'draw', [_DRAW, dict(seed=3, round_num=2, batch_size=4, local_epochs=2)]
 )
-def test_batches_are_those_of_the_data(dtype, client_ids, draw):
+def test_batches_equal_the_client_dataset(dtype, client_ids, draw):
   data = _data(dtype=dtype)
   dataset = round_data.RoundDataset(data, client_ids, **draw)
   expected = _expected(data, client_ids, draw)
@@ -121,7 +121,7 @@ def test_small_batches_are_not_optimized(client_ids):
     assert options.autotune.enabled is False
 
 
-def test_data_of_a_recipe_is_made_once_and_not_sent(made):
+def test_data_of_a_recipe_is_loaded_once_and_not_sent(made):
   data = _data(_Recipe('mine'))
   for round_num in range(3):
     draw = {**_DRAW, 'round_num': round_num}
@@ -162,9 +162,9 @@ def test_function_is_traced_once():
   assert round_data._traced_gather.cache_info().misses == traced
 
 
-def test_workers_are_asked_for_the_data_of_a_recipe(made, context):
+def test_workers_must_load_the_same_data_from_a_recipe(made, context):
   round_data.check_workers(_data())
-  assert not context.checked  # They get this data.
+  assert not context.checked  # The workers get this data.
   data = _data(_Recipe('mine'))
   round_data.check_workers(data)
   other = _data(_Recipe('other', shift=1))
@@ -175,7 +175,7 @@ def test_workers_are_asked_for_the_data_of_a_recipe(made, context):
   assert made == [_Recipe('mine'), _Recipe('other', 1)]
 
 
-def test_without_workers_nothing_is_made(made):
+def test_without_workers_nothing_is_loaded(made):
   round_data.check_workers(_data(_Recipe('mine')))
   assert not made
 

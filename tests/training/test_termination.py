@@ -1,4 +1,4 @@
-"""Tests that a program ends on a signal, and not halfway."""
+"""Tests that a program ends cleanly on a signal."""
 
 import signal
 import threading
@@ -47,7 +47,7 @@ def test_the_end_is_deferred(sent, expected):
   assert done == ['inner', 'outer']
 
 
-def test_the_end_is_allowed_where_it_was_deferred():
+def test_the_end_is_allowed_inside_a_deferring_block():
   done = []
 
   def program():
@@ -64,7 +64,7 @@ def test_the_end_is_allowed_where_it_was_deferred():
   assert done == ['allowed', 'deferred']
 
 
-def test_a_signal_ends_what_is_allowed_and_no_more():
+def test_a_signal_ends_only_the_allowed_block():
   done = []
 
   def program():
@@ -103,7 +103,7 @@ def test_an_error_is_not_replaced():
 
 
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-def test_an_end_that_python_ignored_comes_at_the_next_check():
+def test_an_exception_that_python_ignored_is_raised_again():
   done = []
 
   class Finalized:
@@ -124,7 +124,7 @@ def test_an_end_that_python_ignored_comes_at_the_next_check():
   assert done == ['ignored', 'deferred']
 
 
-def test_everything_is_as_before_afterwards():
+def test_signal_handlers_are_restored():
   before = [signal.getsignal(sent) for sent, _ in _SIGNALS]
   with pytest.raises(KeyboardInterrupt):
     _run(lambda: signal.raise_signal(signal.SIGINT))

@@ -36,7 +36,6 @@ from tff_bn.training import evaluation
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
 from tff_bn.training import saved_models
-from tff_bn.training import sqlite_client_state_store
 
 _CONFIG = training.TrainingConfig(
     rounds=7,
@@ -79,7 +78,7 @@ def _saved_weights(path):
 
 
 def _snapshot(run_dir):
-  """What must not depend on how often a run was stopped."""
+  """Returns the results, which must not depend on interruptions."""
   models = sorted((run_dir / 'model').rglob('*.keras'))
   assert models
   return (
@@ -123,7 +122,7 @@ class TestConfig:
           (dict(seed=2**32), 'seed=4294967296'),
       ],
   )
-  def test_what_makes_no_sense_is_refused(self, changes, message):
+  def test_invalid_settings_are_errors(self, changes, message):
     with pytest.raises(ValueError, match=message):
       dataclasses.replace(_CONFIG, **changes)
 
@@ -134,7 +133,7 @@ class TestConfig:
       _train(model, tmp_path / 'run', config=config)
     assert not (tmp_path / 'run').exists()
 
-  def test_union_of_clients_that_keep_something(self, model, tmp_path):
+  def test_union_of_clients_with_states(self, model, tmp_path):
     with pytest.raises(ValueError, match='train_on_union'):
       _train(model, tmp_path, stateful=True, train_on_union=True)
 
@@ -221,7 +220,7 @@ class TestMetrics:
         'num_dropped_clients,rejected_rounds,max_update_norm_ratio,'
         'exchanges,megabytes'
     )
-    # Every third round, the initial model, and the last round.
+    # The initial model, every third round and the last round.
     assert [line.split(',')[0] for line in lines] == ['0', '3', '6', '7']
     assert lines[0].split(',')[1:3] == ['', '']
     assert [row['round'] for row in result.rows] == [0, 3, 6, 7]
@@ -315,7 +314,7 @@ class TestMetrics:
     assert {len(clients) for clients in evaluated} == {2}
     assert len(set(evaluated)) == 1
 
-  def test_only_sampled_clients_have_a_model_of_their_own(
+  def test_only_sampled_clients_are_evaluated(
       self, model, tmp_path, monkeypatch
   ):
     evaluated = []
@@ -336,7 +335,7 @@ class TestMetrics:
         training_fakes.build_process(model, True), model, data, config, tmp_path
     )
 
-    # Round 0: all; round 1: twice the one that was sampled.
+    # Round 0: all clients; round 1: twice the sampled client.
     sampled = data.calls[0]['client_ids']
     assert evaluated == [training_fakes.CLIENT_IDS, sampled, sampled]
 
@@ -364,7 +363,7 @@ class TestMetrics:
     assert {row['exchanges'] for row in result.rows} == {0}
     assert {row['megabytes'] for row in result.rows} == {0}
 
-  def test_costs_that_can_not_be_counted(self, model, tmp_path, caplog):
+  def test_unknown_costs(self, model, tmp_path, caplog):
     # The process is Python, not TFF.
     result = _train(model, tmp_path)
 
@@ -476,7 +475,7 @@ class TestClientStates:
 
   def _states(self, run_dir, config, model):
     _train(model, run_dir, True, config)
-    with sqlite_client_state_store.SqliteClientStateStore(
+    with client_state_store.ClientStateStore(
         run_dir / 'client_states.sqlite'
     ) as store:
       return {c: store.get(c) for c in store.client_ids()}
@@ -510,11 +509,11 @@ class TestClientStates:
     assert sum(int(state['rounds']) for state in states.values()) == 14
 
 
-# Everything through which a run changes its folder.
+# All functions that change a run's folder.
 _WRITES = (
-    (sqlite_client_state_store.SqliteClientStateStore, 'put_many'),
-    (sqlite_client_state_store.SqliteClientStateStore, 'commit'),
-    (sqlite_client_state_store.SqliteClientStateStore, 'prune'),
+    (client_state_store.ClientStateStore, 'put_many'),
+    (client_state_store.ClientStateStore, 'commit'),
+    (client_state_store.ClientStateStore, 'prune'),
     (keras.Model, 'save'),
     (np, 'savez'),
     (os, 'replace'),
@@ -589,7 +588,7 @@ class TestResume:
 
     result = _train(model, tmp_path, stateful)
 
-    # The last round was saved before the end, though it was not due.
+    # The last round was saved although no checkpoint was due.
     assert result.resumed_from == fail_in_round - 1
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
@@ -601,7 +600,7 @@ class TestResume:
     is_copying = False
 
     def copy():
-      # What a process that is killed now leaves.
+      # The files that a killed process would leave.
       nonlocal is_copying
       if is_copying or not run_dir.exists():
         return
@@ -629,7 +628,7 @@ class TestResume:
 
     assert _run_rounds(model, tmp_path, stateful) == [5, 6, 7]
 
-    # Round 4, which was the last one, has no row any more.
+    # Round 4 is no longer the last round and has no row.
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
   def test_fewer_rounds_later(self, model, tmp_path):
@@ -646,7 +645,7 @@ class TestResume:
 
     assert _snapshot(tmp_path) == uninterrupted[True]
 
-  # The last line without its end, in part, and gone but for one cell.
+  # The last line without a newline, truncated, and with a single cell.
   @pytest.mark.parametrize('cut', [1, 20, -1])
   def test_torn_last_line_of_the_metrics(
       self, model, tmp_path, cut, uninterrupted
@@ -692,7 +691,7 @@ class TestResume:
       _train(model, tmp_path)
     assert path.read_text() == 'round,mine\n1,2\n'
 
-  def test_other_models_checkpoints_are_refused(self, model, tmp_path):
+  def test_checkpoints_of_another_model_are_an_error(self, model, tmp_path):
     _train(model, tmp_path)
     other = training_fakes.FakeStatelessProcess(model)
     other.initialize = lambda: dict(x=np.zeros([3]))
@@ -702,7 +701,7 @@ class TestResume:
       training.train(other, model, training_fakes.FakeData(), _CONFIG, tmp_path)
     assert training_fakes.files(tmp_path) == before
 
-  def test_run_in_progress_is_refused(self, model, tmp_path):
+  def test_run_in_progress_is_an_error(self, model, tmp_path):
     process = training_fakes.build_process(model, False)
     errors = []
 
@@ -756,7 +755,7 @@ class TestDamagedCheckpoints:
           ('manifest.json', _remove_folder),
       ],
   )
-  def test_previous_one_is_used(
+  def test_previous_checkpoint_is_used(
       self, model, tmp_path, damage, file, uninterrupted, caplog
   ):
     _train(model, tmp_path, stateful=True)
@@ -800,7 +799,7 @@ class TestDamagedCheckpoints:
   def test_files_that_can_not_be_read_now_are_kept(
       self, model, tmp_path, stateful, suffix, uninterrupted, monkeypatch
   ):
-    """A read error says nothing about what is on the disk."""
+    """A file that can't be read at present may be intact."""
     _train(model, tmp_path, stateful)
     before = training_fakes.files(tmp_path)
     read_bytes = pathlib.Path.read_bytes
@@ -819,7 +818,7 @@ class TestDamagedCheckpoints:
     assert _run_rounds(model, tmp_path, stateful) == []
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
-  def test_folder_with_the_characters_of_patterns(
+  def test_special_characters_in_the_folders_name(
       self, model, tmp_path, uninterrupted
   ):
     run_dir = tmp_path / 'lr[0.1]*?{a,b}'
@@ -828,7 +827,7 @@ class TestDamagedCheckpoints:
     assert _run_rounds(model, run_dir, True) == [5, 6, 7]
     assert _snapshot(run_dir) == uninterrupted[True]
 
-  def test_an_older_format_is_refused(self, model, tmp_path):
+  def test_older_format_is_an_error(self, model, tmp_path):
     checkpoint = tmp_path / 'checkpoints/round_4'
     checkpoint.mkdir(parents=True)
     (checkpoint / 'saved_model.pb').write_bytes(b'graph')
@@ -837,7 +836,7 @@ class TestDamagedCheckpoints:
       _train(model, tmp_path)
     assert (checkpoint / 'saved_model.pb').read_bytes() == b'graph'
 
-  def test_a_newer_format_is_refused(self, model, tmp_path):
+  def test_newer_format_is_an_error(self, model, tmp_path):
     _train(model, tmp_path)
     path = tmp_path / 'checkpoints/round_7/manifest.json'
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
@@ -845,7 +844,9 @@ class TestDamagedCheckpoints:
     with pytest.raises(ValueError, match='has the format 2'):
       _train(model, tmp_path)
 
-  def test_half_written_one_is_removed(self, model, tmp_path, uninterrupted):
+  def test_incomplete_checkpoint_is_removed(
+      self, model, tmp_path, uninterrupted
+  ):
     _train(model, tmp_path, config=dataclasses.replace(_CONFIG, rounds=4))
     folder = tmp_path / 'checkpoints'
     shutil.copytree(folder / 'round_4', folder / '.round_6.part')
@@ -976,7 +977,7 @@ class TestServerAndClientsTogether:
         for name in os.listdir(tmp_path / 'checkpoints')
     )
     assert kept == [15, 18, 20]
-    with sqlite_client_state_store.SqliteClientStateStore(
+    with client_state_store.ClientStateStore(
         tmp_path / 'client_states.sqlite'
     ) as store:
       for round_num in kept:
@@ -998,7 +999,7 @@ class TestServerAndClientsTogether:
 
 @pytest.fixture
 def interruptible():
-  """Ctrl-C raises KeyboardInterrupt, also where it is ignored (`nohup`)."""
+  """Makes Ctrl-C raise KeyboardInterrupt, even under `nohup`."""
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   yield
   signal.signal(signal.SIGINT, before)
@@ -1015,7 +1016,7 @@ class TestEventLoops:
     assert result.rows[-1]['round'] == 7
     assert _snapshot(tmp_path) == uninterrupted[True]
     for path in (tmp_path / 'model').rglob('*.keras'):
-      assert zipfile.is_zipfile(path)  # And not HDF5.
+      assert zipfile.is_zipfile(path)  # Not HDF5.
 
   @pytest.mark.usefixtures('interruptible')
   def test_interrupt_inside_a_running_event_loop(self, model, tmp_path):
@@ -1043,7 +1044,7 @@ class TestEventLoops:
 
     assert 3 <= len(process.rounds) < 2_000
 
-  def test_callers_event_loop_stays(self, model, tmp_path):
+  def test_event_loop_of_the_caller_is_kept(self, model, tmp_path):
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -1139,7 +1140,7 @@ def _manager(folder, last_round=7, every=3, **kwargs):
 class TestCheckpointManager:
 
   @pytest.mark.parametrize('version', [0, 3, 6, 7])
-  def test_due_rounds_are_saved_and_others_not(self, tmp_path, version):
+  def test_only_due_rounds_are_saved(self, tmp_path, version):
     manager = _manager(tmp_path)
     for round_num in range(version + 1):
       asyncio.run(manager.save([np.int32(round_num)], round_num))
@@ -1154,22 +1155,22 @@ class TestCheckpointManager:
     assert isinstance(state[0], np.int32)
 
   def _saved(self, folder, states, **kwargs):
-    """The rounds that are kept when each round is saved."""
+    """Saves all rounds, and returns the rounds whose checkpoints are kept."""
     manager = _manager(folder, last_round=100, every=1, **kwargs)
     for round_num, state in enumerate(states):
       asyncio.run(manager.save([np.int32(state)], round_num))
     return asyncio.run(manager.get_versions())
 
-  def test_the_last_one_that_clients_could_train_is_kept(self, tmp_path):
-    # The number of failed rounds: after round 5 all fail, so the model of round
-    # 5 is not usable; the checkpoint of round 4 is the last usable one.
+  def test_last_usable_checkpoint_is_kept(self, tmp_path):
+    # All rounds after round 5 fail, so the model of round 5 is not usable. The
+    # last usable checkpoint is that of round 4.
     failed = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
     kept = self._saved(
         tmp_path, failed, failed_rounds=lambda state: int(state[0])
     )
     assert kept == [4, 8, 9, 10]
 
-  def test_the_last_finite_one_is_kept(self, tmp_path):
+  def test_last_finite_checkpoint_is_kept(self, tmp_path):
     is_finite = [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
     kept = self._saved(
         tmp_path, is_finite, is_finite=lambda state: bool(state[0])

@@ -1,21 +1,19 @@
 """Tests the training loop with real algorithms in TFF's native runtime."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import psutil
 import pytest
 import training_example
+import training_fakes
 
 from tff_bn import runtime
 from tff_bn import training
 from tff_bn.training import client_state_codec
+from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
-from tff_bn.training import sqlite_client_state_store
 
 _CONFIG = training_example.CONFIG
 
@@ -49,18 +47,7 @@ def train(model, data, algorithm):
 def uninterrupted(train, tmp_path_factory):
   run_dir = tmp_path_factory.mktemp('uninterrupted')
   result = train(run_dir)
-  return result, _snapshot(run_dir)
-
-
-def _snapshot(run_dir):
-  models = {
-      path.relative_to(run_dir).as_posix(): [
-          w.tobytes() for w in keras.models.load_model(path).get_weights()
-      ]
-      for path in (run_dir / 'model').rglob('*.keras')
-  }
-  assert models
-  return (run_dir / 'metrics.csv').read_bytes(), models
+  return result, training_fakes.snapshot(run_dir)
 
 
 def _assert_bits(found, expected):
@@ -70,7 +57,7 @@ def _assert_bits(found, expected):
 
 
 def _client_states(run_dir):
-  with sqlite_client_state_store.SqliteClientStateStore(
+  with client_state_store.ClientStateStore(
       run_dir / 'client_states.sqlite'
   ) as store:
     return {
@@ -89,7 +76,7 @@ def test_it_learns(uninterrupted):
   assert result.rows[-1]['num_dropped_clients'] == 0
 
 
-def test_saved_model_is_what_the_process_returns(
+def test_saved_model_has_the_final_weights(
     train, uninterrupted, model, data, tmp_path
 ):
   result = train(tmp_path)
@@ -100,7 +87,7 @@ def test_saved_model_is_what_the_process_returns(
       loaded(x, training=False),
       model.to_keras(result.model_weights)(x, training=False),
   )
-  assert _snapshot(tmp_path) == uninterrupted[1]
+  assert training_fakes.snapshot(tmp_path) == uninterrupted[1]
 
 
 def test_resumed_run_equals_an_uninterrupted_one(
@@ -111,41 +98,25 @@ def test_resumed_run_equals_an_uninterrupted_one(
   result = train(tmp_path)
 
   assert result.resumed_from == 5
-  assert _snapshot(tmp_path) == uninterrupted[1]
+  assert training_fakes.snapshot(tmp_path) == uninterrupted[1]
   assert result.rows == uninterrupted[0].rows
 
 
 @pytest.mark.parametrize('algorithm', ['fed_bn'], indirect=True)
 def test_killed_program(algorithm, train, uninterrupted, tmp_path):
-  process = subprocess.Popen(
-      [
-          *(sys.executable, training_example.__file__),
-          *(os.fspath(tmp_path), algorithm),
-      ],
-      stderr=subprocess.PIPE,
-      text=True,
-  )
-  try:
-    for line in process.stderr:
-      if line.startswith('round 3/'):
-        break
-    workers = psutil.Process(process.pid).children()
-    assert [worker.name() for worker in workers] == ['worker_binary']
-  finally:
-    process.kill()
-    process.wait()
-    process.stderr.close()
+  workers = training_example.train_and_kill(tmp_path, algorithm)
+  assert list(workers) == ['worker_binary']
 
   result = train(tmp_path)
 
   assert result.resumed_from in (2, 4, 6)
-  assert _snapshot(tmp_path) == uninterrupted[1]
-  for worker in workers:
+  assert training_fakes.snapshot(tmp_path) == uninterrupted[1]
+  for worker in workers.values():
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize('algorithm', ['scaffold'], indirect=True)
-def test_control_variates_are_kept_but_are_no_model(
+def test_control_variates_are_stored_but_are_not_models(
     algorithm, uninterrupted, train, model, data, tmp_path
 ):
   del algorithm
@@ -169,7 +140,7 @@ def test_control_variates_are_kept_but_are_no_model(
       'num_dropped_clients,rejected_rounds,max_update_norm_ratio,'
       'exchanges,megabytes'
   )
-  # All test metrics are the server's model's.
+  # All clients are evaluated with the server's model.
   evaluator = evaluation.Evaluator(model)
   expected = evaluator.evaluate(result.model_weights, data.test_dataset(100))
   per_client = [
@@ -187,7 +158,7 @@ def test_control_variates_are_kept_but_are_no_model(
         np.mean([metrics[name] for metrics in per_client]),
         rtol=1e-6,
     )
-  with sqlite_client_state_store.SqliteClientStateStore(
+  with client_state_store.ClientStateStore(
       tmp_path / 'client_states.sqlite'
   ) as store:
     states = [store.get(client_id) for client_id in store.client_ids()]

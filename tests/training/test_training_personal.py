@@ -2,9 +2,6 @@
 
 import collections
 import dataclasses
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -15,9 +12,9 @@ import training_fakes
 
 from tff_bn import training
 from tff_bn.keras_model.partition import Role
+from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
 from tff_bn.training import saved_models
-from tff_bn.training import sqlite_client_state_store
 
 _CONFIG = training_example.CONFIG
 _FAKE_CONFIG = training.TrainingConfig(
@@ -31,7 +28,7 @@ _FAKE_CONFIG = training.TrainingConfig(
 
 
 class _PersonalProcess(training_fakes.FakeStatefulProcess):
-  """The clients' moving means start with their numbers."""
+  """Adds the clients' numbers to their initial moving means."""
 
   has_personal_state = True
 
@@ -52,7 +49,7 @@ class _PersonalProcess(training_fakes.FakeStatefulProcess):
 
 
 class _RecordingProcess(_PersonalProcess):
-  """Knows the states that clients of a round come with."""
+  """Records the initial states of new clients."""
 
   def __init__(self, model):
     super().__init__(model)
@@ -76,9 +73,7 @@ def _train_fake(process, model, run_dir, config=_FAKE_CONFIG):
   )
 
 
-def test_new_clients_get_what_is_their_own_by_their_position(
-    fake_model, tmp_path
-):
+def test_new_clients_are_personalized_by_their_position(fake_model, tmp_path):
   process = _RecordingProcess(fake_model)
   data = training_fakes.FakeData()
   training.train(process, fake_model, data, _FAKE_CONFIG, tmp_path)
@@ -103,7 +98,7 @@ def test_round_0_is_evaluated_with_the_clients_own_models(fake_model, tmp_path):
   row = _train_fake(process, fake_model, tmp_path, config).rows[0]
 
   chosen = process.personalized[:2]
-  assert chosen == [0, 2]  # As the seed says.
+  assert chosen == [0, 2]  # Determined by the seed.
   data = training_fakes.FakeData()
   evaluator = evaluation.Evaluator(fake_model)
   tests, own_tests = [], []
@@ -136,23 +131,12 @@ def test_resumed_run_equals_an_uninterrupted_one(fake_model, tmp_path):
 
   assert result.resumed_from == 4
   assert result.rows == expected.rows
-  assert _snapshot(tmp_path / 'stopped') == _snapshot(
-      tmp_path / 'uninterrupted'
-  )
+  assert training_fakes.snapshot(
+      tmp_path / 'stopped'
+  ) == training_fakes.snapshot(tmp_path / 'uninterrupted')
 
 
-def _snapshot(run_dir):
-  models = {
-      path.relative_to(run_dir).as_posix(): [
-          w.tobytes() for w in keras.models.load_model(path).get_weights()
-      ]
-      for path in (run_dir / 'model').rglob('*.keras')
-  }
-  assert len(models) == 5
-  return (run_dir / 'metrics.csv').read_bytes(), models
-
-
-# With real clients: FedAvg, whose clients keep their phases alone.
+# The tests below use FedAvg, whose clients store only their phases.
 
 
 @pytest.fixture(scope='module')
@@ -185,7 +169,7 @@ def uninterrupted(train, tmp_path_factory):
 
 
 def _phases(run_dir):
-  with sqlite_client_state_store.SqliteClientStateStore(
+  with client_state_store.ClientStateStore(
       run_dir / 'client_states.sqlite'
   ) as store:
     states = {c: store.get(c) for c in store.client_ids()}
@@ -194,7 +178,7 @@ def _phases(run_dir):
 
 
 def _drawn(data):
-  """What the clients' numbers and the builder's seed, 0, say."""
+  """Returns the phases that belong to the builder's seed 0."""
   return {
       client_id: np.random.default_rng([0, number, 0x70686173]).random(
           dtype=np.float32
@@ -209,7 +193,7 @@ def test_clients_keep_their_phases(uninterrupted, data):
 
 
 def test_models(uninterrupted, model, data):
-  """The clients' models differ in the phase alone."""
+  """The clients' models differ only in the phase."""
   result, run_dir = uninterrupted
   (position,) = [
       i for i, v in enumerate(model.variables) if v.role is Role.PERSONAL_PHASE
@@ -269,24 +253,11 @@ def test_phases_do_not_depend_on_when_clients_are_sampled(
 
 @pytest.mark.slow
 def test_killed_program(train, uninterrupted, tmp_path):
-  process = subprocess.Popen(
-      [
-          *(sys.executable, training_example.__file__),
-          *(os.fspath(tmp_path), 'fed_avg', '0.5'),
-      ],
-      stderr=subprocess.PIPE,
-      text=True,
-  )
-  try:
-    for line in process.stderr:
-      if line.startswith('round 3/'):
-        break
-  finally:
-    process.kill()
-    process.wait()
-    process.stderr.close()
+  training_example.train_and_kill(tmp_path, 'fed_avg', '0.5')
 
   result = train(tmp_path)
 
   assert result.resumed_from in (2, 4, 6)
-  assert _snapshot(tmp_path) == _snapshot(uninterrupted[1])
+  assert training_fakes.snapshot(tmp_path) == training_fakes.snapshot(
+      uninterrupted[1]
+  )

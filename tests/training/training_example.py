@@ -4,9 +4,12 @@ Run as a program, this trains with the algorithm of its second argument in the
 folder of its first; the third is the share of personal position encodings.
 """
 
+import os
+import subprocess
 import sys
 
 import keras
+import psutil
 import tensorflow_federated as tff
 
 import tff_bn
@@ -73,6 +76,25 @@ def build_process(algorithm, model):
   return BUILDERS[algorithm](
       model, tff.learning.optimizers.build_sgdm(0.1, momentum)
   )
+
+
+def train_and_kill(run_dir, *arguments):
+  """Trains in a process that is killed in round 3; returns its children."""
+  process = subprocess.Popen(
+      [sys.executable, __file__, os.fspath(run_dir), *arguments],
+      stderr=subprocess.PIPE,
+      text=True,
+  )
+  try:
+    for line in process.stderr:
+      if line.startswith('round 3/'):
+        break
+    children = psutil.Process(process.pid).children()
+    return {child.name(): child for child in children}
+  finally:
+    process.kill()
+    process.wait()
+    process.stderr.close()
 
 
 def main(run_dir, algorithm, personal_share='0'):

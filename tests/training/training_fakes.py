@@ -21,14 +21,14 @@ from tff_bn.processes.stateful_process import StatefulProcessOutput
 
 _FEATURES = 3
 CLIENT_IDS = ('anna', 'bert/..', 'ça', 'dora')
-# For tests of processes without and with client states.
+# Parametrizes a test with processes without and with client states.
 both_kinds = pytest.mark.parametrize(
     'stateful', [False, True], ids=['stateless', 'stateful']
 )
 
 
 def build_model():
-  # The same weights in every process.
+  # The same initial weights in every process of the operating system.
   initializer = keras.initializers.GlorotUniform(seed=0)
   return BatchNormModel(
       lambda: keras.Sequential(
@@ -122,7 +122,7 @@ def _metrics(num_clients, total):
 
 
 class FakeProcess:
-  """A process whose clients keep nothing."""
+  """A process whose clients have no states."""
 
   def __init__(self, model, fail_in_round=None):
     self._model = model
@@ -149,7 +149,7 @@ class FakeProcess:
     total = np.sum(means, axis=0, dtype=np.float32)
     kernel, *rest = state['weights'].trainable
     new_state = collections.OrderedDict(state)
-    # Every value depends on all rounds so far, by rounding too.
+    # Every value depends on all rounds so far and their order.
     new_state['weights'] = ModelWeights(
         [kernel * np.float32(0.9) + total[:, np.newaxis] / 7, *rest],
         list(state['weights'].non_trainable),
@@ -162,7 +162,7 @@ class FakeProcess:
 
 
 class FakeOutput:
-  """TFF's `LearningProcessOutput` has these names."""
+  """Has the attributes of TFF's `LearningProcessOutput`."""
 
   def __init__(self, state, metrics):
     self.state = state
@@ -176,7 +176,7 @@ class FakeStatelessProcess(FakeProcess):
 
 
 class FakeStatefulProcess(FakeProcess, StatefulLearningProcess):
-  """A process whose clients keep the moving statistics and a counter."""
+  """A process whose clients' states are moving statistics and a counter."""
 
   has_client_models = True
 
@@ -229,6 +229,18 @@ def train(model, run_dir, config, stateful=False, data=None, **kwargs):
       run_dir,
       **kwargs,
   )
+
+
+def snapshot(run_dir):
+  """Returns the results of a run, which must not depend on interruptions."""
+  models = {
+      path.relative_to(run_dir).as_posix(): [
+          w.tobytes() for w in keras.models.load_model(path).get_weights()
+      ]
+      for path in (run_dir / 'model').rglob('*.keras')
+  }
+  assert models
+  return (run_dir / 'metrics.csv').read_bytes(), models
 
 
 def files(folder):

@@ -1,7 +1,7 @@
 """Aggregators of model updates and of batch normalization statistics.
 
-All of them are `tff.aggregators` factories. A `Rule` needs the values of all
-clients at once; the attacks are for simulations.
+All aggregators are `tff.aggregators` factories. A `Rule` needs the values of
+all clients at once. The attacks are for simulations.
 """
 
 from tff_bn.imports import dependencies

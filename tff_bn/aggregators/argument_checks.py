@@ -1,22 +1,16 @@
-"""Checks of the arguments of rules and attacks."""
+"""Checks of the arguments of rules and attacks.
+
+Each check takes the object whose argument is checked (`owner`), the argument's
+name and its value, and raises a `ValueError` that names all three.
+"""
 
 import math
 import numbers
 from typing import Any
 
 
-def check_count(owner: Any, name: str, value: Any, least: int) -> None:
-  """Checks that an argument is an integer.
-
-  Args:
-    owner: The object whose argument it is.
-    name: The argument's name.
-    value: Its value.
-    least: The least value allowed.
-
-  Raises:
-    ValueError: If it is not an integer, or less.
-  """
+def check_count(owner: object, name: str, value: Any, least: int) -> None:
+  """Checks that `value` is an integer of at least `least`."""
   if (
       isinstance(value, bool)
       or not isinstance(value, numbers.Integral)
@@ -28,22 +22,21 @@ def check_count(owner: Any, name: str, value: Any, least: int) -> None:
     )
 
 
-def check_positive(owner: Any, name: str, value: Any) -> None:
-  """Checks that an argument is a positive number.
+def check_finite(owner: object, name: str, value: Any) -> None:
+  """Checks that `value` is a finite number."""
+  if not _is_number(value) or not math.isfinite(value):
+    raise ValueError(
+        f'{name}={value!r} of {type(owner).__name__} must be a finite number.'
+    )
 
-  Args:
-    owner: The object whose argument it is.
-    name: The argument's name.
-    value: Its value.
 
-  Raises:
-    ValueError: If it is not positive and finite.
-  """
-  if (
-      isinstance(value, bool)
-      or not isinstance(value, numbers.Real)
-      or not 0 < value < math.inf
-  ):
+def check_positive(owner: object, name: str, value: Any) -> None:
+  """Checks that `value` is a finite number greater than 0."""
+  if not _is_number(value) or not 0 < value < math.inf:
     raise ValueError(
         f'{name}={value!r} of {type(owner).__name__} must be a positive number.'
     )
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, numbers.Real) and not isinstance(value, bool)

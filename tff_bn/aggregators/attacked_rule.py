@@ -1,7 +1,7 @@
-"""A rule, some of whose clients attack."""
+"""A rule that simulates attacks by some of its clients."""
 
 import collections
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -12,11 +12,11 @@ from tff_bn.aggregators import robust_rule
 
 
 class Attacked(robust_rule.Rule):
-  """A rule some of whose clients are attackers; for simulations.
+  """Replaces some clients' values by an attack, then applies a rule.
 
-  The first clients of the round are the attackers: what they would send is
-  replaced by what the attack says, and then the rule aggregates. Clients that
-  don't take part, or whose own values are not finite, are neither.
+  This is for simulations. The first clients of the round are the attackers.
+  Clients that don't take part, or whose own values are not finite, are neither
+  attackers nor honest.
 
   Attributes:
     rule: The rule.
@@ -35,12 +35,12 @@ class Attacked(robust_rule.Rule):
     """Initializes the rule.
 
     Args:
-      rule: The rule that aggregates what clients and attackers send. What it
-        tolerates need not be the number of attackers.
-      attack: What the attackers send.
+      rule: The rule that aggregates the values of clients and attackers. It may
+        tolerate fewer attackers than there are.
+      attack: The attack.
       num_attackers: The number of attackers, at least 1.
-      num_clients: How many clients take part in a round, attackers included, if
-        that is known. Default: the rule's.
+      num_clients: The number of clients in a round, attackers included.
+        Default: the rule's.
 
     Raises:
       TypeError: If `rule` is no rule, or `attack` no attack.
@@ -48,7 +48,7 @@ class Attacked(robust_rule.Rule):
         client.
     """
     robust_rule.check_rule(self, rule)
-    check_attack(self, attack)
+    attacks.check_attack(self, attack)
     argument_checks.check_count(self, 'num_attackers', num_attackers, 1)
     self.rule = rule
     self.attack = attack
@@ -58,11 +58,11 @@ class Attacked(robust_rule.Rule):
     super().__init__(rule.num_byzantine, num_clients=num_clients)
 
   def min_clients(self, num_byzantine):
-    """The rule's."""
+    """See the base class."""
     return self.rule.min_clients(num_byzantine)
 
   def needed_clients(self, num_dropped):
-    """The rule's."""
+    """See the base class."""
     return self.rule.needed_clients(num_dropped)
 
   def check_num_clients(self, num_clients):
@@ -75,16 +75,16 @@ class Attacked(robust_rule.Rule):
     self.rule.check_num_clients(num_clients)
 
   def initial_state(self, size, dtype):
-    """The number of the round, and the rule's state."""
+    """See the base class: the number of the round and the rule's state."""
     return collections.OrderedDict(
         round_num=tf.zeros([], tf.int32),
         rule=self.rule.initial_state(size, dtype),
     )
 
   def aggregate(self, values, num_dropped, state):
-    """See the base class; the values are those before the attack."""
+    """See the base class; `values` are the values before the attack."""
     sent = self.corrupt(values, state['round_num'], num_dropped=num_dropped)
-    # Every client that is left has a weight greater than 0.
+    # Clients with weight 0 were left out before.
     weights = tf.ones([tf.shape(values)[0], 1], values.dtype)
     weights = self.corrupt_counts(weights)
     result, rule_state = self.rule.aggregate_gathered(
@@ -103,7 +103,7 @@ class Attacked(robust_rule.Rule):
         one client in a row: floats of shape `[n, k]`.
 
     Returns:
-      What they send, `[n, k]`.
+      The counts or weights that the server receives, `[n, k]`.
     """
     if self.attack.count is None:
       return counts
@@ -121,21 +121,20 @@ class Attacked(robust_rule.Rule):
       is_mean: Optional[np.ndarray] = None,
       num_dropped: tf.types.experimental.TensorLike = 0,
   ) -> tf.Tensor:
-    """Replaces the first rows by what the attackers send.
+    """Replaces the values of the attackers.
 
     Args:
-      values: What the clients would send, one in a row: finite floats of shape
-        `[n, d]`.
+      values: The clients' values before the attack, one client in a row: finite
+        floats of shape `[n, d]`.
       round_num: The number of the round, an int32 scalar.
       is_mean: See `Attack.values`.
-      num_dropped: How many clients were left out because their values were not
-        finite; an int32 scalar.
+      num_dropped: The number of clients that were left out because their values
+        were not finite, an int32 scalar.
 
     Returns:
-      What they send, `[n, d]`: finite too. If there are not more rows than
-      attackers because clients were left out, the attackers have nobody to look
-      at, and the values stay as they are. Else there are too few clients: to
-      compute it raises a `tf.errors.InvalidArgumentError`.
+      The values that the server receives: finite floats of shape `[n, d]`.
+      Without an honest client, `values` if clients were dropped. Otherwise the
+      computation raises a `tf.errors.InvalidArgumentError`.
     """
     num_clients = tf.shape(values)[0]
     is_attacked = num_clients > self.num_attackers
@@ -143,8 +142,8 @@ class Attacked(robust_rule.Rule):
         is_attacked | tf.equal(num_clients, 0) | (num_dropped > 0),
         [
             f'With num_attackers={self.num_attackers} there must be an honest'
-            ' client with finite values, but attackers included there are only'
-            ' so many clients:',
+            ' client with finite values, but the number of clients, attackers'
+            ' included, is only:',
             num_clients,
         ],
     )
@@ -157,13 +156,3 @@ class Attacked(robust_rule.Rule):
 
     sent = tf.cond(is_attacked, attacked, lambda: values)
     return tf.ensure_shape(sent, values.shape)
-
-
-def check_attack(owner: Any, attack: Any) -> None:
-  """Raises a `TypeError` if an argument of `owner` is no attack."""
-  if not isinstance(attack, attacks.Attack):
-    raise TypeError(
-        f'{type(owner).__name__} needs an attack, but was given {attack!r}; use'
-        ' one of SignFlipping, FallOfEmpires, InnerProductManipulation,'
-        ' ALittleIsEnough, Mimic, GaussianNoise, FalsifiedCounts.'
-    )

@@ -1,29 +1,29 @@
 """Attacks on what clients send: models, statistics, or any other vectors.
 
-The attackers are omniscient: they see what all honest clients send in the round
-and agree on what they send instead, as in the papers that the classes name. An
-`Attack` says what that is; `Attacked` puts it before an aggregation rule.
+The attackers are omniscient, as in the cited papers: they see what all honest
+clients send in the round and collude. An `Attack` computes the attackers'
+vectors; `Attacked` applies it before an aggregation rule.
 """
 
 import abc
 import math
 import numbers
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_bn.aggregators import argument_checks
-from tff_bn.aggregators import attacked_rule
 from tff_bn.aggregators import robust_rule
 
 
 class Attack(abc.ABC):
-  """What attackers send.
+  """Computes the vectors that attackers send.
 
   Attributes:
-    count: What they send as their weight, and with statistics as the number of
-      values of each layer. `None`: the true ones.
+    count: The weight that the attackers send; with batch normalization
+      statistics, also the number of values of each layer. `None`: the true
+      weight and numbers.
   """
 
   count: Optional[float] = None
@@ -36,32 +36,49 @@ class Attack(abc.ABC):
       round_num: tf.Tensor,
       is_mean: Optional[np.ndarray] = None,
   ) -> tf.Tensor:
-    """Computes what the attackers send in a round.
+    """Computes the attackers' vectors of a round.
 
-    It does not depend on the order of the honest clients.
+    The result does not depend on the order of the honest clients.
 
     Args:
-      honest: What the honest clients send, one in a row: floats of shape
-        `[h, d]`. `h` may be unknown when a computation is traced, but there is
-        at least one.
+      honest: The honest clients' vectors, one client in a row: floats of shape
+        `[h, d]` with h ≥ 1. `h` may be unknown at tracing time.
       num_attackers: The number of attackers.
       round_num: The number of the round, an int32 scalar.
-      is_mean: For batch normalization statistics, which columns are means of
-        channels, the others being variances: booleans of shape `[d]`. None if
-        the rows are no statistics.
+      is_mean: For batch normalization statistics, a bool for each column: true
+        for a mean, false for a variance; shape `[d]`. `None` for other values.
 
     Returns:
-      What each attacker sends, `[num_attackers, d]` of the dtype of `honest`.
+      The attackers' vectors, `[num_attackers, d]` of the dtype of `honest`.
     """
 
 
-class SignFlipping(Attack):
+class _SharedVector(Attack):
+  """An attack in which all attackers send the same vector."""
+
+  def values(self, honest, num_attackers, round_num, is_mean=None):
+    """See the base class."""
+    del round_num
+    vector = self._vector(honest, num_attackers, is_mean)
+    return tf.repeat(vector[tf.newaxis], num_attackers, axis=0)
+
+  @abc.abstractmethod
+  def _vector(
+      self,
+      honest: tf.Tensor,
+      num_attackers: int,
+      is_mean: Optional[np.ndarray],
+  ) -> tf.Tensor:
+    """Computes the vector, of shape `[d]`; see `values`."""
+
+
+class SignFlipping(_SharedVector):
   """Sends the opposite of the honest mean ("SF").
 
-  With `H` the honest clients, each attacker sends `-mean(H)`. Of batch
-  normalization statistics, only the means' sign is flipped; the variances are
-  those of `mean(H)`, because a negative variance would give the attackers away
-  (Guerraoui et al. 2024, section 5).
+  With `H` the honest clients, each attacker sends `-mean(H)`. For batch
+  normalization statistics, only the sign of the means is flipped, because a
+  negative variance would give the attackers away (Guerraoui et al. 2024,
+  section 5).
 
   Example: for the honest rows [1, 2] and [3, 6], attackers send [-2, -4]; they
   send [-2, 4] if the second column is a variance.
@@ -71,18 +88,16 @@ class SignFlipping(Attack):
     Descent, ICLR 2021.
   """
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num
+  def _vector(self, honest, num_attackers, is_mean):
     mean = tf.math.reduce_mean(honest, axis=0)
     flipped = -mean
     if is_mean is not None:
       flipped = tf.where(is_mean, flipped, mean)
-    return _same_for_all(flipped, num_attackers)
+    return flipped
 
 
-class FallOfEmpires(Attack):
-  """Sends a multiple of the honest mean that points the other way ("FOE").
+class FallOfEmpires(_SharedVector):
+  """Sends a negative multiple of the honest mean ("FOE").
 
   With `H` the honest clients, each attacker sends `(1 - factor) mean(H)`. A
   factor greater than 1 reverses the direction.
@@ -100,27 +115,24 @@ class FallOfEmpires(Attack):
     """Initializes the attack.
 
     Args:
-      factor: What is subtracted from the honest mean, in honest means.
+      factor: How many times the honest mean is subtracted from itself.
 
     Raises:
       ValueError: If the factor is not a finite number.
     """
-    _check_finite(self, 'factor', factor)
+    argument_checks.check_finite(self, 'factor', factor)
     self.factor = factor
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num, is_mean
-    mean = tf.math.reduce_mean(honest, axis=0)
-    return _same_for_all((1 - self.factor) * mean, num_attackers)
+  def _vector(self, honest, num_attackers, is_mean):
+    return (1 - self.factor) * tf.math.reduce_mean(honest, axis=0)
 
 
-class InnerProductManipulation(Attack):
+class InnerProductManipulation(_SharedVector):
   """Makes the inner product of the aggregate and the honest mean negative.
 
   With `H` the honest clients, each attacker sends `-epsilon mean(H)` ("IPM"). A
-  small epsilon hides from rules that look for outliers, a large one moves the
-  mean of all clients.
+  small epsilon hides from rules that look for outliers; a large epsilon moves
+  the mean of all clients.
 
   Example: for the honest rows [1, 2] and [3, 6] and epsilon 0.5, attackers send
   [-1, -2].
@@ -134,7 +146,8 @@ class InnerProductManipulation(Attack):
     """Initializes the attack.
 
     Args:
-      epsilon: The size of what attackers send, in honest means; positive.
+      epsilon: The length of the sent vector relative to the honest mean;
+        positive.
 
     Raises:
       ValueError: If epsilon is not a finite positive number.
@@ -142,26 +155,22 @@ class InnerProductManipulation(Attack):
     argument_checks.check_positive(self, 'epsilon', epsilon)
     self.epsilon = epsilon
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num, is_mean
-    mean = tf.math.reduce_mean(honest, axis=0)
-    return _same_for_all(-self.epsilon * mean, num_attackers)
+  def _vector(self, honest, num_attackers, is_mean):
+    return -self.epsilon * tf.math.reduce_mean(honest, axis=0)
 
 
-class ALittleIsEnough(Attack):
+class ALittleIsEnough(_SharedVector):
   """Shifts each coordinate by a few standard deviations ("ALIE").
 
-  With `H` the honest clients, each attacker sends `mean(H) + z std(H)`, where
-  both are taken for each coordinate and the standard deviation is the
-  population's. The default of `z` is the largest shift for which, if the
-  coordinates were normal, enough honest clients would be further from the mean
-  than the attackers to make these, together with them, a majority: of n
-  clients with f attackers, `s = ⌊n/2 + 1⌋ - f` honest ones, so that
-  `z = Φ⁻¹((n - f - s) / (n - f))`.
+  With `H` the honest clients, each attacker sends `mean(H) + z std(H)`, with
+  the mean and the population standard deviation of each coordinate. To have a
+  majority of n clients, f attackers need s more clients: `s = ⌊n/2 + 1⌋ - f`.
+  By default `z = Φ⁻¹((n - f - s) / (n - f))`, the largest
+  shift for which, with normal coordinates, s honest clients are further from
+  the mean than the attackers.
 
   Example: for the honest rows [1, 2] and [3, 6] and 0.5 deviations, attackers
-  send [2.5, 5]. Of 10 clients 3 are attackers: s = 3, z = Φ⁻¹(4/7) = 0.18.
+  send [2.5, 5]. With n = 10 and f = 3, s = 3 and z = Φ⁻¹(4/7) = 0.18.
 
   Reference:
     Baruch et al., A Little Is Enough: Circumventing Defenses for Distributed
@@ -172,20 +181,18 @@ class ALittleIsEnough(Attack):
     """Initializes the attack.
 
     Args:
-      deviations: The shift `z` in standard deviations; None: the default. It
-        exists for at least three clients of which at most half are attackers;
-        a round with others is an error.
+      deviations: The shift `z` in standard deviations. The default needs at
+        least 3 clients of which at most half are attackers; other rounds raise
+        an error.
 
     Raises:
       ValueError: If `deviations` is not a finite number.
     """
     if deviations is not None:
-      _check_finite(self, 'deviations', deviations)
+      argument_checks.check_finite(self, 'deviations', deviations)
     self.deviations = deviations
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num, is_mean
+  def _vector(self, honest, num_attackers, is_mean):
     mean = tf.math.reduce_mean(honest, axis=0)
     deviation = tf.math.reduce_std(honest, axis=0)
     if self.deviations is None:
@@ -193,13 +200,13 @@ class ALittleIsEnough(Attack):
       shift = tf.cast(shift, honest.dtype)
     else:
       shift = self.deviations
-    return _same_for_all(mean + shift * deviation, num_attackers)
+    return mean + shift * deviation
 
   def _default_deviations(
       self, num_honest: tf.Tensor, num_attackers: int
   ) -> tf.Tensor:
     num_clients = num_honest + num_attackers
-    # n - f - s, where ⌊n/2 + 1⌋ = f + s are a majority.
+    # n - f - s, where f + s = ⌊n/2 + 1⌋.
     num_nearer = num_clients - (num_clients // 2 + 1)
     check = tf.debugging.Assert(
         (num_nearer >= 1) & (num_nearer < num_honest),
@@ -217,17 +224,17 @@ class ALittleIsEnough(Attack):
     )
 
 
-class Mimic(Attack):
-  """Sends what one honest client sends, for it to weigh more than the others.
+class Mimic(_SharedVector):
+  """Sends a copy of one honest client's value, which gives it more weight.
 
-  All attackers copy the honest client that is furthest out along the direction
-  in which the honest clients differ most: with `u` the first left singular
-  vector of the honest rows less their mean, the client i with the greatest
-  |u_i|. Of two equally far on opposite sides, they copy the one on the side to
-  which the direction's greatest coordinate points. Nothing that they send is
-  unusual, but where clients' data differ, a rule that selects clients is drawn
-  towards that client. The paper estimates the direction over the first rounds
-  and then keeps to one client; here each round is taken for itself.
+  All attackers copy the honest client that is furthest along the direction in
+  which the honest clients differ most: with `u` the first left singular vector
+  of the honest rows minus their mean, the client i with the greatest |u_i|. If
+  two clients are equally far on opposite sides, the sign of the direction's
+  greatest coordinate decides. The copies are not outliers, but if the clients'
+  data differ, they bias rules that select clients. The paper estimates the
+  direction over the first rounds and then copies one client; here each round is
+  treated separately.
 
   Example: for the honest rows [0, 0], [1, 0] and [5, 1], attackers send [5, 1].
 
@@ -236,15 +243,13 @@ class Mimic(Attack):
     Bucketing, ICLR 2022, section 3.2 and appendix B.
   """
 
-  def values(self, honest, num_attackers, round_num, is_mean=None):
-    """See the base class."""
-    del round_num, is_mean
+  def _vector(self, honest, num_attackers, is_mean):
     centred = honest - tf.math.reduce_mean(honest, axis=0)
-    # The direction doesn't depend on the scale, but squares may overflow.
+    # Squares may overflow, and the direction does not depend on the scale.
     centred = tf.math.divide_no_nan(
         centred, tf.math.reduce_max(tf.math.abs(centred))
     )
-    # As many rows and columns as clients, not as coordinates.
+    # The Gram matrix of the clients is smaller than the covariance matrix.
     _, vectors = tf.linalg.eigh(
         tf.linalg.matmul(centred, centred, transpose_b=True)
     )
@@ -255,20 +260,20 @@ class Mimic(Attack):
         tf.gather(direction, tf.math.argmax(tf.math.abs(direction)))
     )
     distances = tf.math.abs(projections)
-    # Rounding must not decide between the two sides.
+    # Rounding errors must not decide between the two sides.
     tolerance = math.sqrt(np.finfo(honest.dtype.as_numpy_dtype).eps)
     is_furthest = distances >= (1 - tolerance) * tf.math.reduce_max(distances)
     mimicked = tf.math.argmax(
         tf.where(is_furthest, projections, -tf.ones_like(projections))
     )
-    return _same_for_all(tf.gather(honest, mimicked), num_attackers)
+    return tf.gather(honest, mimicked)
 
 
 class GaussianNoise(Attack):
   """Sends independent draws from a normal distribution.
 
-  Each coordinate of each attacker is drawn from `N(0, stddev²)`: a failure
-  rather than a plan, and the weakest attack for its size.
+  Each coordinate of each attacker is drawn from `N(0, stddev²)`. This simulates
+  failures rather than a coordinated attack.
 
   Reference:
     Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant
@@ -280,8 +285,7 @@ class GaussianNoise(Attack):
 
     Args:
       stddev: The standard deviation, positive.
-      seed: Decides the noise, together with the number of the round; not
-        negative.
+      seed: The seed of the noise, at least 0. Each round has different noise.
 
     Raises:
       ValueError: If `stddev` is not a finite positive number, or the seed is
@@ -306,13 +310,12 @@ class GaussianNoise(Attack):
 
 
 class FalsifiedCounts(Attack):
-  """Another attack, with a falsified weight and falsified counts.
+  """Combines another attack with a falsified weight and falsified counts.
 
-  What attackers send as statistics comes with the number of values that they
-  describe, and an update with the client's weight. Rules count clients alike,
-  so a count or weight greater than 0 gains nothing. With 0 or less, attackers
-  abstain, see `tff_bn.aggregators.Rule`; with NaN or an infinity they are
-  dropped.
+  Clients send a weight with each update, and the number of values with the
+  statistics of each layer. Rules give all clients the same weight, so positive
+  weights and counts have no effect. With 0 or less, the attackers abstain (see
+  `tff_bn.aggregators.Rule`); with NaN or an infinity, they are dropped.
 
   Attributes:
     attack: The other attack.
@@ -323,17 +326,16 @@ class FalsifiedCounts(Attack):
     """Initializes the attack.
 
     Args:
-      attack: What attackers send besides.
-      count: What they send as their weight, and as the number of values of each
-        layer. Any number.
+      attack: The other attack.
+      count: The weight, and the number of values of each layer. Any number.
 
     Raises:
       TypeError: If `attack` is no attack, or `count` no number.
     """
-    attacked_rule.check_attack(self, attack)
+    check_attack(self, attack)
     if isinstance(count, bool) or not isinstance(count, numbers.Real):
       raise TypeError(f'count={count!r} of FalsifiedCounts must be a number.')
-    self.attack = attack
+    self.attack: Attack = attack
     self.count = float(count)
 
   def values(self, honest, num_attackers, round_num, is_mean=None):
@@ -341,23 +343,18 @@ class FalsifiedCounts(Attack):
     return self.attack.values(honest, num_attackers, round_num, is_mean)
 
 
-def _same_for_all(vector: tf.Tensor, num_attackers: int) -> tf.Tensor:
-  return tf.repeat(vector[tf.newaxis], num_attackers, axis=0)
-
-
 def finite(values: tf.Tensor) -> tf.Tensor:
-  """Puts the greatest number where there is none, and for what exceeds it."""
+  """Replaces infinities and NaN by the greatest finite numbers."""
   greatest = values.dtype.max
   values = tf.where(tf.math.is_nan(values), greatest, values)
   return tf.clip_by_value(values, -greatest, greatest)
 
 
-def _check_finite(owner: Any, name: str, value: Any):
-  if (
-      isinstance(value, bool)
-      or not isinstance(value, numbers.Real)
-      or not math.isfinite(value)
-  ):
-    raise ValueError(
-        f'{name}={value!r} of {type(owner).__name__} must be a finite number.'
+def check_attack(owner: object, attack: object) -> None:
+  """Raises a `TypeError` if the argument `attack` of `owner` is no attack."""
+  if not isinstance(attack, Attack):
+    raise TypeError(
+        f'{type(owner).__name__} needs an attack, but was given {attack!r}; use'
+        ' one of SignFlipping, FallOfEmpires, InnerProductManipulation,'
+        ' ALittleIsEnough, Mimic, GaussianNoise, FalsifiedCounts.'
     )

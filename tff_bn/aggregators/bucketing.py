@@ -1,4 +1,4 @@
-"""Bucketing: a step before any robust rule.
+"""Bucketing, a step before a robust rule.
 
 Reference:
   Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets via
@@ -20,15 +20,15 @@ _BLOCK_COLUMNS = 2**13
 class Bucketing(robust_rule.CheckedRule):
   """Aggregates the means of random buckets of clients.
 
-  The clients' values are shuffled and put into buckets of `bucket_size` values,
-  the last of which may have fewer; then a rule aggregates the means of the ⌈n /
-  bucket_size⌉ buckets. They differ less than the values do. But one attacker in
-  a bucket is enough to make it one, so that the rule has to tolerate as many
+  The clients' values are shuffled and split into ⌈n / bucket_size⌉ buckets of
+  `bucket_size` values (the last may have fewer). Then a rule aggregates the
+  means of the buckets. The means differ less than the values, but one attacker
+  corrupts a whole bucket, so the rule has to tolerate the same number of
   attackers among fewer values.
 
-  The shuffling depends on the seed, the number of the round and the values, not
-  on the clients' order: values are sorted by a random hash of their bits. Equal
-  values, as attackers may send, are shuffled like any others.
+  The values are shuffled by sorting them by a random hash of their bits. The
+  result depends on the seed, the number of the round and the values, but not on
+  the clients' order. Equal values, which attackers may send, are shuffled, too.
 
   Example: with buckets of 2, the rows [0], [2] and [9] may become [4.5] and
   [2], of the buckets {[0], [9]} and {[2]}.
@@ -45,16 +45,16 @@ class Bucketing(robust_rule.CheckedRule):
     """Initializes the rule.
 
     Args:
-      rule: The rule that aggregates the buckets' means. The number of attackers
-        to tolerate is its `num_byzantine`.
-      bucket_size: How many values make a bucket (s).
+      rule: The rule that aggregates the buckets' means, with the number of
+        attackers to tolerate.
+      bucket_size: The number of values in a bucket (s).
       seed: The seed of the shuffling.
-      num_clients: How many clients take part in a round, if that is known.
+      num_clients: The largest number of clients in a round, if known.
 
     Raises:
       TypeError: If `rule` is no rule.
-      ValueError: If `bucket_size` is not positive, or the rule can't tolerate
-        so many attackers among the buckets.
+      ValueError: If `bucket_size` is not positive, or the buckets are too few
+        for the rule.
     """
     robust_rule.check_rule(self, rule)
     argument_checks.check_count(self, 'bucket_size', bucket_size, 1)
@@ -65,7 +65,7 @@ class Bucketing(robust_rule.CheckedRule):
     super().__init__(rule.num_byzantine, num_clients=num_clients)
 
   def needed_clients(self, num_dropped):
-    """As many as make the buckets that the rule needs."""
+    """See the base class: enough clients to fill the buckets of the rule."""
     num_buckets = self.rule.needed_clients(num_dropped)
     return (num_buckets - 1) * self.bucket_size + 1
 
@@ -77,13 +77,13 @@ class Bucketing(robust_rule.CheckedRule):
       self.rule.check_num_clients(num_buckets)
     except ValueError as error:
       raise ValueError(
-          f'bucket_size={self.bucket_size} makes of {num_clients} clients'
-          f' only {num_buckets} buckets, each of which counts as a client:'
+          f'bucket_size={self.bucket_size} splits {num_clients} clients into'
+          f' only {num_buckets} buckets, which the rule counts as clients:'
           f' {error}'
       ) from error
 
   def initial_state(self, size, dtype):
-    """The number of the round, and the rule's state."""
+    """See the base class: the number of the round and the rule's state."""
     return collections.OrderedDict(
         round_num=tf.zeros([], tf.int32),
         rule=self.rule.initial_state(size, dtype),
@@ -95,7 +95,7 @@ class Bucketing(robust_rule.CheckedRule):
     round_num = state['round_num']
     num_rows = tf.shape(values)[0]
     num_buckets = -(-num_rows // self.bucket_size)
-    # Positions in the order of the hashes.
+    # The rank of each row's hash.
     position = tf.argsort(tf.argsort(self._hashes(values, round_num)))
     members = tf.one_hot(
         position // self.bucket_size, num_buckets, axis=0, dtype=tf.float64
@@ -109,7 +109,7 @@ class Bucketing(robust_rule.CheckedRule):
     )
 
   def _hashes(self, values: tf.Tensor, round_num: tf.Tensor) -> tf.Tensor:
-    """For each row a random number that depends on nothing but its bits."""
+    """Returns a random number for each row that depends only on its bits."""
     size = values.shape[1]
     num_rows = tf.shape(values)[0]
     words = values.dtype.size // 4
@@ -130,7 +130,7 @@ class Bucketing(robust_rule.CheckedRule):
       bits = tf.reshape(bits, [num_rows, -1, words])
       return i + 1, total + tf.reduce_sum(bits * weights[columns], axis=[1, 2])
 
-    # A sum of the bits with random weights, modulo 2^32.
+    # The sum of the bits with random weights, modulo 2^32.
     hashes = tf.while_loop(
         lambda i, _: i < -(-size // _BLOCK_COLUMNS),
         add,
@@ -138,7 +138,7 @@ class Bucketing(robust_rule.CheckedRule):
         shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
         parallel_iterations=1,
     )[1]
-    # The first, second, ... of equal rows get different numbers.
+    # Equal rows get different numbers.
     is_same = tf.cast(tf.equal(hashes[:, tf.newaxis], hashes), tf.int32)
     occurrence = tf.reduce_sum(tf.linalg.band_part(is_same, -1, 0), axis=1) - 1
     return hashes + tf.gather(random([num_rows], 1), occurrence)

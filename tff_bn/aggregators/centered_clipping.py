@@ -15,15 +15,15 @@ from tff_bn.aggregators import robust_rule
 
 
 class CenteredClipping(robust_rule.CheckedRule):
-  """Moves the last aggregate by the mean of clipped differences from it.
+  """Moves the previous aggregate by the mean of clipped differences from it.
 
-  With v the aggregate of the round before, 0 in the first round, and τ the
-  radius:
+  With v the aggregate of the previous round (0 in the first round) and τ the
+  radius, each iteration computes
 
     v ← v + Σ_i (x_i - v) min(1, τ / ‖x_i - v‖) / n,
 
-  once or several times; Euclidean lengths are those of the whole structure. So
-  each client moves the aggregate by at most τ / n.
+  with Euclidean lengths over the whole structure. So each client moves the
+  aggregate by at most τ / n.
 
   Example: with τ = 1, the rows [0, 0] and [3, 4] in the first round have the
   aggregate [0.3, 0.4].
@@ -41,14 +41,14 @@ class CenteredClipping(robust_rule.CheckedRule):
 
     Args:
       radius: The length at which differences are clipped (τ).
-      num_iterations: How often the aggregate is moved in a round.
-      num_byzantine: The number of attackers to tolerate (f). The result does
-        not depend on it; it is only checked that it is less than half.
-      num_clients: How many clients take part in a round, if that is known.
+      num_iterations: The number of iterations in a round.
+      num_byzantine: The number of attackers to tolerate (f), less than half of
+        the clients. It does not change the result.
+      num_clients: The largest number of clients in a round, if known.
 
     Raises:
-      ValueError: If so many attackers can't be tolerated, or another argument
-        is not positive.
+      ValueError: If `num_byzantine` is too large, or another argument is not
+        positive.
     """
     super().__init__(num_byzantine, num_clients=num_clients)
     argument_checks.check_positive(self, 'radius', radius)
@@ -57,7 +57,7 @@ class CenteredClipping(robust_rule.CheckedRule):
     self.num_iterations = num_iterations
 
   def initial_state(self, size, dtype):
-    """The first center, 0."""
+    """See the base class: the first center, 0."""
     return tf.zeros([size], dtype)
 
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
@@ -67,7 +67,7 @@ class CenteredClipping(robust_rule.CheckedRule):
     num_rows = tf.cast(tf.shape(values)[0], tf.float64)
     for _ in range(self.num_iterations):
       lengths = tf.sqrt(distances.squared_lengths(values, center))
-      # A length of 0 is not clipped.
+      # The maximum avoids a division by 0.
       shares = self.radius / tf.maximum(lengths, self.radius)
       center = distances.move(values, center, shares / num_rows)
     center = tf.cast(center, values.dtype)

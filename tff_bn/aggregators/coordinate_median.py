@@ -14,11 +14,11 @@ from tff_bn.aggregators import robust_rule
 
 
 class CoordinateMedian(robust_rule.CheckedRule):
-  """The median of the clients' values, in each coordinate by itself.
+  """The median of the clients' values in each coordinate.
 
-  `median(x)_j` is the value in the middle of x_1j, ..., x_nj; for an even n,
-  the mean of the two in the middle. As long as less than half of the clients
-  are attackers, it is in the range of the honest clients' values.
+  `median(x)_j` is the middle value of x_1j, ..., x_nj; for an even n, the mean
+  of the two middle values. If less than half of the clients are attackers, it
+  lies in the range of the honest clients' values.
 
   Example: the median of the rows [1, 2], [3, 4] and [8, 0] is [3, 2].
   """
@@ -29,12 +29,12 @@ class CoordinateMedian(robust_rule.CheckedRule):
     """Initializes the rule.
 
     Args:
-      num_byzantine: The number of attackers to tolerate (f). The median does
-        not depend on it; it is only checked that it is less than half.
-      num_clients: How many clients take part in a round, if that is known.
+      num_byzantine: The number of attackers to tolerate (f), less than half of
+        the clients. It does not change the result.
+      num_clients: The largest number of clients in a round, if known.
 
     Raises:
-      ValueError: If so many attackers can't be tolerated.
+      ValueError: If `num_byzantine` is too large.
     """
     super().__init__(num_byzantine, num_clients=num_clients)
 
@@ -44,7 +44,7 @@ class CoordinateMedian(robust_rule.CheckedRule):
     num_rows = tf.shape(values)[0]
     ranks = tf.range(num_rows)
     low, high = order_statistics.median_ranks(num_rows)
-    # One below the median, its own, and one above it.
+    # One group below the median, one above, and one for each median rank.
     groups = tf.where(
         ranks < low, num_rows, tf.where(ranks > high, num_rows + 1, ranks)
     )

@@ -1,9 +1,9 @@
 """Distances between the rows of a matrix, and combinations of its rows.
 
-Attackers can send anything that is finite. In float32 the square of 1e30 is
-infinite already, and where rows have much in common, as statistics do from
-round to round, the difference of their squares has no digits left. So distances
-are computed in float64, from a row in the middle, where that is necessary.
+Attackers can send any finite values. In float32, the square of 1e30 overflows,
+and if the rows are similar, as statistics of consecutive rounds are, the
+difference of their squares cancels. Where necessary, distances are therefore
+computed in float64, with the differences of the rows from a central row.
 """
 
 from collections.abc import Callable
@@ -13,21 +13,21 @@ import tensorflow as tf
 
 from tff_bn.common import numerics
 
-# How many columns at a time are cast to float64.
+# The number of columns that are cast to float64 at a time.
 _BLOCK_COLUMNS = 2**13
-# The squares of so many of them can be added in float64 without overflow.
+# Entries are clipped here, so that sums of squares do not overflow in float64.
 _LARGEST = 1e140
-# Half of the squared distances from a row have to be at least this share of its
-# squared length, or their digits cancel.
+# If half of a row's squared distances are below this share of its squared
+# length, their digits may have canceled.
 _MIN_SHARE = 1 / 64
 
 
 def squared_distances(values: tf.Tensor) -> tf.Tensor:
-  """The squared Euclidean distances between rows.
+  """Computes the squared Euclidean distances between rows.
 
-  They take one matrix product in the dtype of the values. Only if that
-  overflows or underflows, or if too many digits cancel, they are computed again
-  as `exact_squared_distances`.
+  This takes one matrix product in the dtype of the values. If the product
+  overflows or underflows, or if too many digits cancel, the result is
+  `exact_squared_distances`.
 
   Args:
     values: Finite floats of shape `[n, d]`, with n ≥ 1.
@@ -51,20 +51,20 @@ def squared_distances(values: tf.Tensor) -> tf.Tensor:
 
 
 def exact_squared_distances(values: tf.Tensor) -> tf.Tensor:
-  """The same as `squared_distances`, always in float64."""
+  """Computes the same as `squared_distances`, always in float64."""
   return from_products(middle_products(values)[0])
 
 
 def middle_products(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """The inner products of the rows' differences from a row in the middle.
+  """Computes the inner products of the rows' differences from a central row.
 
   Args:
     values: Finite floats of shape `[n, d]`, with n ≥ 1.
 
   Returns:
-    The products, float64 of shape `[n, n]`; and the row in the middle, float64
-    of shape `[d]`: the one with the smallest ball around it that has more than
-    half of the rows in it, so no outlier.
+    The products, float64 of shape `[n, n]`, and the central row, float64 of
+    shape `[d]`. It is the row with the smallest ball around it that contains
+    more than half of the rows, so it is no outlier.
   """
   products = tf.matmul(values, values, transpose_b=True)
   return _centered_products(
@@ -73,7 +73,7 @@ def middle_products(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def squared_lengths(values: tf.Tensor, center: tf.Tensor) -> tf.Tensor:
-  """The squared distances of rows from a point.
+  """Computes the squared distances of rows from a point.
 
   Args:
     values: Finite floats of shape `[n, d]`.
@@ -118,19 +118,19 @@ def move(values: tf.Tensor, center: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def mix(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-  """Weighted means of rows.
+  """Computes weighted means of rows.
 
   Args:
     values: Finite floats of shape `[n, d]`.
-    weights: For each mean, the weight of each row, float64 of shape `[m, n]`,
-      not negative, with a sum of 1.
+    weights: The weights of the rows in each mean, float64 of shape `[m, n]`,
+      nonnegative, with a sum of 1 for each mean.
 
   Returns:
     Finite floats of shape `[m, d]`.
   """
   mixed = tf.matmul(tf.cast(weights, values.dtype), values)
-  # Rounding can take the means of the largest numbers over the edge. The sum of
-  # a row is a cheap way to see it.
+  # Rounding can make means of the largest numbers infinite. The sums of the
+  # rows are a cheap check.
   sums = tf.linalg.matvec(mixed, tf.ones([values.shape[1]], values.dtype))
   return tf.cond(
       tf.reduce_all(tf.math.is_finite(sums)),
@@ -140,7 +140,7 @@ def mix(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def mean(values: tf.Tensor) -> tf.Tensor:
-  """The mean of rows.
+  """Computes the mean of rows.
 
   Args:
     values: Finite floats of shape `[n, d]`, with n ≥ 1.
@@ -160,28 +160,29 @@ def mean(values: tf.Tensor) -> tf.Tensor:
 
 
 def nearest(squared: tf.Tensor, num_nearest: tf.Tensor) -> tf.Tensor:
-  """Which entries of each row are the smallest ones.
+  """Marks the smallest entries of each row.
 
   Args:
     squared: Squared distances, `[n, n]`.
-    num_nearest: How many to choose in each row. Of equal ones, the first are.
+    num_nearest: The number of entries to mark in each row. Of equal entries,
+      the first are marked.
 
   Returns:
     Booleans of shape `[n, n]`.
   """
   order = tf.argsort(squared, axis=1, stable=True)
-  # The inverse of a permutation is what sorts it.
+  # `argsort` of a permutation is its inverse: the rank of each entry.
   return tf.argsort(order, axis=1) < num_nearest
 
 
 def _centered_products(
     values: tf.Tensor, approximate: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """`middle_products`, given approximate squared distances."""
+  """Computes `middle_products`, given approximate squared distances."""
   radii = squared_radii(approximate)
   middle = tf.argmin(radii)
   center = tf.cast(tf.gather(values, middle), tf.float64)
-  # If even the smallest ball is infinite, nothing is known.
+  # If even the smallest ball is infinite, there is no known central row.
   is_known = tf.math.is_finite(tf.gather(radii, middle))
   center = tf.where(is_known, center, tf.zeros_like(center))
   products = _sum_over_blocks(
@@ -194,7 +195,7 @@ def _centered_products(
 
 
 def squared_radii(squared: tf.Tensor) -> tf.Tensor:
-  """The squared radius of the ball round each row with more than half of all.
+  """Computes the squared radius of a ball around each row with most rows in it.
 
   Args:
     squared: Squared distances, `[n, n]`.
@@ -207,13 +208,14 @@ def squared_radii(squared: tf.Tensor) -> tf.Tensor:
 
 
 def from_products(products: tf.Tensor) -> tf.Tensor:
-  """Squared distances of rows from their inner products.
+  """Computes squared distances of rows from their inner products.
 
   Args:
     products: The inner products, `[n, n]`.
 
   Returns:
-    Shape `[n, n]`; infinite where products overflowed, 0 on the diagonal.
+    Distances of shape `[n, n]`; infinite where products overflowed, 0 on the
+    diagonal.
   """
   lengths = tf.linalg.diag_part(products)
   squared = lengths[:, tf.newaxis] + lengths - 2 * products
@@ -228,7 +230,7 @@ def _num_blocks(values: tf.Tensor) -> int:
 
 
 def _block(values: tf.Tensor, center: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-  """Some columns of the rows' differences from a point, in float64."""
+  """Returns a block of columns of the rows' differences from a point."""
   columns = slice(i * _BLOCK_COLUMNS, (i + 1) * _BLOCK_COLUMNS)
   x = tf.cast(values[:, columns], tf.float64) - center[columns]
   return tf.clip_by_value(x, -_LARGEST, _LARGEST)
@@ -240,7 +242,7 @@ def _sum_over_blocks(
     function: Callable[[tf.Tensor], tf.Tensor],
     shape: list[Any],
 ) -> tf.Tensor:
-  """Adds up a function's results for all blocks of columns."""
+  """Sums a function of each block of columns."""
   num_blocks = _num_blocks(values)
   num_rows = tf.shape(values)[0]
   return tf.while_loop(
@@ -248,6 +250,6 @@ def _sum_over_blocks(
       lambda i, total: (i + 1, total + function(_block(values, center, i))),
       (0, tf.zeros([num_rows] * len(shape), tf.float64)),
       shape_invariants=(tf.TensorShape([]), tf.TensorShape(shape)),
-      # One block in memory at a time.
+      # Limits the memory to one block.
       parallel_iterations=1,
   )[1]

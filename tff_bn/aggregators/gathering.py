@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# Level i holds no or 2^i rows, the last one any number.
+# Level i holds 0 or 2^i rows, the last level any number.
 _NUM_LEVELS = 10
 _COUNT_TYPES = collections.OrderedDict(
     num_dropped=tff.TensorType(np.int32), num_abstained=tff.TensorType(np.int32)
@@ -14,14 +14,7 @@ _COUNT_TYPES = collections.OrderedDict(
 
 
 def gathered_type(vector_type: tff.TensorType) -> tff.StructType:
-  """The type of what `gather` returns, without its placement.
-
-  Args:
-    vector_type: The type of a client's vector, `float[d]`.
-
-  Returns:
-    `<values=float[?,d],num_dropped=int32,num_abstained=int32>`.
-  """
+  """Returns the type of the result of `gather` for vectors of a type."""
   return tff.to_type(
       collections.OrderedDict(values=_matrix_type(vector_type), **_COUNT_TYPES)
   )
@@ -30,21 +23,20 @@ def gathered_type(vector_type: tff.TensorType) -> tff.StructType:
 def gather(vectors: tff.Value, participates: tff.Value) -> tff.Value:
   """Gathers the clients' vectors at the server.
 
-  To be called in a `tff.federated_computation`. With n clients, each row is
-  copied about log₂ n times: the rows are kept in matrices of 1, 2, 4, ... rows,
-  as the digits of a binary counter, and two matrices of the same size become
-  one of the next.
+  To be called in a `tff.federated_computation`. The rows are kept in matrices
+  of 1, 2, 4, ... rows, like the digits of a binary counter: two matrices of the
+  same size are merged. So with n clients, each row is copied about log₂ n
+  times.
 
   Args:
-    vectors: One vector a client, `{float[d]}@CLIENTS`.
-    participates: Whether the client's vector is wanted, `{bool}@CLIENTS`.
+    vectors: One vector per client, `{float[d]}@CLIENTS`.
+    participates: Whether to include the client's vector, `{bool}@CLIENTS`.
 
   Returns:
-    `<values=float[?,d],num_dropped=int32,num_abstained=int32>@SERVER`: the
-    vectors in the clients' order as rows, without those of clients that don't
-    participate, and without those that are not finite, in which there is a NaN
-    or an infinity; `num_dropped` is the number of the latter, `num_abstained`
-    that of clients that don't participate.
+    `<values=float[?,d],num_dropped=int32,num_abstained=int32>@SERVER`. The rows
+    of `values` are the finite vectors of the participating clients, in the
+    clients' order. `num_dropped` is the number of participating clients with a
+    NaN or an infinity, `num_abstained` the number of other clients.
   """
   zero, accumulate, merge, report = _accumulator(vectors.type_signature.member)
   return tff.federated_aggregate(
@@ -59,7 +51,7 @@ def gather(vectors: tff.Value, participates: tff.Value) -> tff.Value:
 def _accumulator(
     vector_type: tff.TensorType,
 ) -> tuple[tff.Computation, ...]:
-  """Computations for a `tff.federated_aggregate` that gathers vectors."""
+  """Returns the arguments of a `tff.federated_aggregate` over vectors."""
   (size,) = vector_type.shape
   dtype = tf.as_dtype(vector_type.dtype)
   total_type = tff.to_type(
@@ -121,7 +113,7 @@ def _matrix_type(vector_type: tff.TensorType) -> tff.TensorType:
 
 
 def _no_rows(size: int, dtype: tf.DType) -> tf.Tensor:
-  # TFF wants a zero of an unknown number of rows, as the later totals are.
+  # TFF needs a zero with an unknown number of rows, like the later totals.
   return tf.compat.v1.placeholder_with_default(
       tf.zeros([0, size], dtype), [None, size]
   )
@@ -132,12 +124,12 @@ def _with_shape(levels: list[tf.Tensor], size: int) -> list[tf.Tensor]:
 
 
 def _append(levels: list[tf.Tensor], row: tf.Tensor) -> list[tf.Tensor]:
-  """Adds a row as 1 is added to a binary number: the levels are its digits."""
+  """Adds a row, like adding 1 to a binary number whose digits are levels."""
   last = len(levels) - 1
 
   def carry_to(level):
     def branch():
-      # The last level is never carried on, so what it has stays in it.
+      # The last level keeps its rows; there is no level to carry them to.
       merged = levels[: level + (level == last)]
       rows = tf.concat([*reversed(merged), row], axis=0)
       nothing = rows[:0]

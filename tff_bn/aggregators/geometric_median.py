@@ -18,17 +18,18 @@ class GeometricMedian(robust_rule.CheckedRule):
   """The point with the least sum of distances to the clients' values.
 
   `argmin_z Σ_i ‖x_i - z‖`, with Euclidean distances over the whole structure,
-  by the smoothed Weiszfeld algorithm: from a mean of values in the middle on,
+  computed by the smoothed Weiszfeld algorithm. Starting from the mean of
+  central values, it iterates
 
     z ← Σ_i w_i x_i / Σ_i w_i with w_i = 1 / max(ν, ‖x_i - z‖).
 
-  The point is always a mean of the values, with weights that need nothing but
-  the values' inner products, so iterations cost the same for all sizes of
-  values.
+  z is always a weighted mean of the values, and the weights depend only on the
+  values' inner products, so the cost of an iteration does not depend on the
+  size of the values.
 
-  As long as less than half of the clients are attackers, it is near the honest
-  clients' values: not further from any point than 2 (n - f) / (n - 2f) times
-  the furthest of them.
+  If less than half of the clients are attackers, the distance of the result
+  from any point is at most 2 (n - f) / (n - 2f) times the distance of the
+  furthest honest value.
 
   Example: the geometric median of the rows [0, 0], [1, 0], [0, 1] and [100,
   100] is about [0.5, 0.5].
@@ -46,19 +47,18 @@ class GeometricMedian(robust_rule.CheckedRule):
     """Initializes the rule.
 
     Args:
-      num_byzantine: The number of attackers to tolerate (f). The geometric
-        median does not depend on it; it is only checked that it is less than
-        half.
-      smoothing: The smallest distance that is told from 0 (ν). This and the
-        tolerance are relative to the radius of a ball that contains more than
-        half of the values.
-      tolerance: The iteration ends when the point moves by less.
-      max_iterations: The iteration ends after so many steps at the latest.
-      num_clients: How many clients take part in a round, if that is known.
+      num_byzantine: The number of attackers to tolerate (f), less than half of
+        the clients. It does not change the result.
+      smoothing: The lower bound ν of distances, relative to the radius of a
+        ball that contains more than half of the values.
+      tolerance: The iteration ends when the point moves by less, relative to
+        the same radius.
+      max_iterations: The largest number of iterations.
+      num_clients: The largest number of clients in a round, if known.
 
     Raises:
-      ValueError: If so many attackers can't be tolerated, or another argument
-        is not positive.
+      ValueError: If `num_byzantine` is too large, or another argument is not
+        positive.
     """
     super().__init__(num_byzantine, num_clients=num_clients)
     argument_checks.check_positive(self, 'smoothing', smoothing)
@@ -79,7 +79,7 @@ class GeometricMedian(robust_rule.CheckedRule):
     )
 
   def _weights(self, products: tf.Tensor) -> tf.Tensor:
-    """The weights of the rows, from the products of their differences."""
+    """Computes the rows' weights from the products of their differences."""
     lengths = tf.linalg.diag_part(products)
     radius = tf.sort(lengths)[tf.size(lengths) // 2]
     smallest = self.smoothing**2 * radius
@@ -93,7 +93,7 @@ class GeometricMedian(robust_rule.CheckedRule):
       moved = tf.tensordot(change, tf.linalg.matvec(products, change), 1)
       return k + 1, new, moved
 
-    # Where most values are the same, that is the median.
+    # If most values are equal (radius 0), this start is the median.
     is_near = tf.cast(lengths <= radius, products.dtype)
     return tf.while_loop(
         lambda k, _, moved: (radius > 0)

@@ -15,30 +15,31 @@ from tff_bn.aggregators import robust_rule
 
 
 class _KrumScores(robust_rule.CheckedRule):
-  """What both rules have in common."""
+  """The scores of both rules."""
 
   def min_clients(self, num_byzantine: Any) -> Any:
     """See the base class: 2f + 3."""
     return 2 * num_byzantine + 3
 
   def _best(self, values: tf.Tensor, num_byzantine: tf.Tensor) -> tf.Tensor:
-    """The rows' numbers, those with the lowest scores first."""
+    """Returns the rows' numbers, the lowest scores first."""
     squared = tf.sort(distances.exact_squared_distances(values), axis=1)
-    # The first one is the distance from itself.
+    # The first column has the distances of the rows from themselves.
     num_near = tf.shape(values)[0] - num_byzantine - 2
     scores = tf.reduce_sum(squared[:, 1 : num_near + 1], axis=1)
     return tf.argsort(scores, stable=True)
 
 
 class Krum(_KrumScores):
-  """The value of the client whose nearest neighbours are nearest.
+  """The value of the client that is nearest to its nearest neighbours.
 
   A client's score is the sum of its squared Euclidean distances, over the whole
-  structure, to the n - f - 2 other clients that are nearest to it:
+  structure, to the n - f - 2 clients nearest to it:
 
     `krum(x) = x_i with i = argmin_i Σ_{j near i} ‖x_i - x_j‖²`.
 
-  Of clients with the same score, the first is chosen. It needs 2f + 3 clients.
+  Of clients with the same score, the first is chosen. Krum needs 2f + 3
+  clients.
 
   Example: with f = 0, Krum of the rows [0], [1], [3] and [9] looks at the two
   nearest neighbours of each: the scores are 10, 5, 13 and 100, the result [1].
@@ -68,13 +69,13 @@ class MultiKrum(_KrumScores):
 
     Args:
       num_byzantine: The number of attackers to tolerate (f).
-      num_selected: How many values are averaged (m), at most n - f. Default: n
-        - f.
-      num_clients: How many clients take part in a round, if that is known.
+      num_selected: The number of averaged values (m), at most n - f. Default:
+        n - f.
+      num_clients: The largest number of clients in a round, if known.
 
     Raises:
-      ValueError: If so many attackers can't be tolerated, or `num_selected` is
-        not a number of clients.
+      ValueError: If `num_byzantine` is too large, or `num_selected` is not
+        positive.
     """
     if num_selected is not None:
       argument_checks.check_count(self, 'num_selected', num_selected, 1)
@@ -82,7 +83,7 @@ class MultiKrum(_KrumScores):
     super().__init__(num_byzantine, num_clients=num_clients)
 
   def min_clients(self, num_byzantine: Any) -> Any:
-    """See the base class: 2f + 3, and so many that n - f can be selected."""
+    """See the base class: max(2f + 3, f + m)."""
     needed = super().min_clients(num_byzantine)
     if self.num_selected is None:
       return needed

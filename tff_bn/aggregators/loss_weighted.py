@@ -1,4 +1,4 @@
-"""The mean of the clients, weighted by their losses.
+"""The mean of the clients' values, weighted by the clients' losses.
 
 Janati Idrissi, Berrada, Noubir, FedBS: Learning on Non-IID Data in Federated
 Learning using Batch Normalization, ICTAI 2021.
@@ -11,20 +11,20 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import weighted_mean
 
-# So small that it does not count beside any other loss, but sums of it do.
+# Negligible beside any other loss, but not 0.
 _SMALLEST_WEIGHT = 1e-20
 
 
 def loss_weight(loss: tf.Tensor) -> tf.Tensor:
-  """A client's weight in proportion to its loss.
+  """Returns a client's weight, proportional to its loss.
 
   Args:
     loss: A float scalar.
 
   Returns:
-    The loss, but 0 if it is not finite, and next to nothing if it is 0 or less:
-    beside clients with a loss, such clients do not count; if all are such, they
-    count alike.
+    The loss; 0 if it is not finite; 1e-20 if it is 0 or less. So clients
+    without a loss are negligible, but if no client has one, all have the same
+    weight.
   """
   return tf.where(
       tf.math.is_finite(loss),
@@ -34,9 +34,9 @@ def loss_weight(loss: tf.Tensor) -> tf.Tensor:
 
 
 class LossWeightedFactory(tff.aggregators.WeightedAggregationFactory):
-  """Aggregates with weights W_k = F_k / Σ F_k, of the clients' losses F_k.
+  """Aggregates with the weights W_k = F_k / Σ F_k of the clients' losses F_k.
 
-  The weights that clients give are their losses, see `loss_weight`.
+  The process takes the losses as weights; see `loss_weight`.
   """
 
   def __init__(
@@ -48,10 +48,11 @@ class LossWeightedFactory(tff.aggregators.WeightedAggregationFactory):
     """Initializes the factory.
 
     Args:
-      weighted_factory: What gets the weights. Default: the mean.
+      weighted_factory: The factory that aggregates with these weights. Default:
+        `WeightedMeanFactory()`.
 
     Raises:
-      TypeError: If it takes no weights.
+      TypeError: If `weighted_factory` takes no weights.
     """
     if weighted_factory is None:
       weighted_factory = weighted_mean.WeightedMeanFactory()

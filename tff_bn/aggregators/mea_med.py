@@ -13,9 +13,9 @@ from tff_bn.aggregators import robust_rule
 class MeaMed(robust_rule.CheckedRule):
   """The mean of the n - f values nearest to the median, for each coordinate.
 
-  Of two values at the same distance from the median, the smaller one is taken.
-  Nothing that is further from the median than all honest clients is ever
-  averaged in.
+  Of two values at the same distance from the median, the smaller one counts as
+  nearer. A value that is further from the median than all honest values is
+  never included.
 
   Example: with f = 1, the values 0, 3, 4, 5 and 100 of a coordinate have the
   median 4, and the mean (0 + 3 + 4 + 5) / 4 = 3.
@@ -29,7 +29,7 @@ class MeaMed(robust_rule.CheckedRule):
     scale = order_statistics.scale_for_sums(num_kept, values.dtype)
     ranks = tf.range(num_rows)
     low, high = order_statistics.median_ranks(num_rows)
-    # Those that are always near enough, below and above the median.
+    # Ranks whose values are always included need no order.
     is_below = (ranks >= num_byzantine) & (ranks < low)
     is_above = (ranks > high) & (ranks < num_kept)
     groups = tf.where(
@@ -39,9 +39,9 @@ class MeaMed(robust_rule.CheckedRule):
     def mean_near_median(rows):
       median = order_statistics.median_of(rows)
 
-      # What is nearest are neighbours in the order. To move on from the n - f
-      # smallest values by one rank is to exchange the smallest one for the next
-      # one: as long as that is nearer.
+      # The nearest values have consecutive ranks. Starting from the n - f
+      # smallest values, each step replaces the smallest value by the next
+      # larger one if that is nearer.
       def add_nearer(k, total):
         below, above = rows.read(k), rows.read(k + num_kept)
         is_nearer = above - median < median - below

@@ -1,4 +1,4 @@
-"""The mean of the clients' values: what robust rules are compared with."""
+"""The mean of the clients' values, the baseline of robust rules."""
 
 from typing import Optional
 
@@ -9,8 +9,8 @@ from tff_bn.aggregators import robust_rule
 class Mean(robust_rule.CheckedRule):
   """The mean of all clients' values, each with the same weight.
 
-  `mean(x)_j = Σ_i x_ij / n`. It tolerates no attacker: a single one can move it
-  anywhere. Only values that are not finite are left out.
+  `mean(x)_j = Σ_i x_ij / n`. It tolerates no attackers: a single attacker can
+  move it anywhere. Only values that are not finite are left out.
 
   Example: the mean of the rows [1, 2], [3, 4] and [8, 0] is [4, 2].
   """
@@ -19,10 +19,10 @@ class Mean(robust_rule.CheckedRule):
     """Initializes the rule.
 
     Args:
-      num_clients: How many clients take part in a round, if that is known.
+      num_clients: The largest number of clients in a round, if known.
 
     Raises:
-      ValueError: If the argument is no number of clients.
+      ValueError: If `num_clients` is not positive.
     """
     super().__init__(0, num_clients=num_clients)
 

@@ -1,11 +1,11 @@
-"""Aggregates each part of a client's update with the aggregator that fits it.
+"""Aggregates each part of a client's update with its own aggregator.
 
 An update is an `OrderedDict` of parts, each a structure of tensors:
 
 *   `trainable`: differences of the trainable variables (before minus after).
 *   `statistics`: a list of moments, see `tff_bn.aggregators.moments`.
 *   `other_state`: differences of all other variables (before minus after).
-*   What an algorithm adds, by names of its own.
+*   Parts that an algorithm adds, under other names.
 """
 
 import collections
@@ -23,14 +23,15 @@ AggregationFactory = Union[
 
 
 def _zip(parts: collections.OrderedDict[str, tff.Value]) -> tff.Value:
-  # TFF cannot zip nothing: a process in which nothing is shared has no parts.
+  # TFF cannot zip an empty structure. An update without shared variables has no
+  # parts.
   if not parts:
     return tff.federated_value(parts, tff.SERVER)
   return tff.federated_zip(parts)
 
 
 def _not_nan(weight: tff.Value) -> tff.Value:
-  """The weights that count: those of dropped clients become 0."""
+  """Replaces the weight NaN of dropped clients by 0."""
 
   @tff.tensorflow.computation(weight.type_signature.member)
   def not_nan(value):
@@ -50,11 +51,12 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     """Initializes the factory.
 
     Args:
-      model_aggregator: For all parts but the statistics. An unweighted factory
-        ignores the clients' weights, but a `tff_bn.aggregators.Rule` leaves out
-        clients with weight 0, and those that were dropped.
-      statistics_aggregator: For the batch normalization statistics: a factory
-        over lists of moments.
+      model_aggregator: The aggregator of all parts except the statistics. An
+        unweighted factory ignores the clients' weights, but a
+        `tff_bn.aggregators.Rule` leaves out dropped clients and clients with
+        weight 0.
+      statistics_aggregator: The aggregator of batch normalization statistics: a
+        factory for lists of moments.
     """
     self._model_aggregator = model_aggregator
     self._statistics_aggregator = statistics_aggregator
@@ -77,10 +79,10 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
         client was dropped.
 
     Returns:
-      A weighted process whose state and measurements are `OrderedDict`s with
-      an entry for each part of the update. So is its result, which also has
-      `num_participants`, the number of clients with weight, and `num_dropped`,
-      the number of clients with weight NaN.
+      A weighted process whose state, measurements and result are
+      `OrderedDict`s with an entry for each part of the update. The result also
+      has `num_participants`, the number of clients with a positive weight, and
+      `num_dropped`, the number of clients with weight NaN.
     """
     processes = collections.OrderedDict()
     for part, part_type in tff.structure.iter_elements(value_type):
@@ -116,11 +118,11 @@ class ModelUpdateFactory(tff.aggregators.WeightedAggregationFactory):
     def next_fn(state, value, weight):
       outputs = collections.OrderedDict()
       for part, process in processes.items():
-        args = ()
+        args = []
         if isinstance(self._factory(part), robust_rule.Rule):
-          args = (weight,)
+          args = [weight]
         elif process.is_weighted:
-          args = (_not_nan(weight),)
+          args = [_not_nan(weight)]
         outputs[part] = process.next(state[part], value[part], *args)
       state, result, measurements = (
           collections.OrderedDict(

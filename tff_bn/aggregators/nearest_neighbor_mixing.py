@@ -1,4 +1,4 @@
-"""Nearest neighbor mixing: a step before any robust rule.
+"""Nearest neighbor mixing, a step before a robust rule.
 
 Reference:
   Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under
@@ -14,12 +14,12 @@ from tff_bn.aggregators import robust_rule
 
 
 class NearestNeighborMixing(robust_rule.CheckedRule):
-  """Replaces each value by the mean of the n - f nearest ones ("NNM").
+  """Replaces each value by the mean of its n - f nearest values ("NNM").
 
-  `y_i = Σ_{j near i} x_j / (n - f)`, the value itself included, nearest in
-  Euclidean distance over the whole structure; then a rule aggregates the y_i.
-  Honest clients become more alike, so that the rule works better where they
-  have different data. Of values at the same distance, the first is chosen.
+  `y_i = Σ_{j near i} x_j / (n - f)`, with x_i itself among the nearest, and
+  Euclidean distances over the whole structure. Then a rule aggregates the y_i.
+  Mixing makes honest clients more similar, which helps the rule if their data
+  differ. Of values at the same distance, the first is chosen.
 
   Example: with f = 1, the rows [0], [2] and [9] become [1], [1] and [5.5].
   """
@@ -34,20 +34,20 @@ class NearestNeighborMixing(robust_rule.CheckedRule):
     """Initializes the rule.
 
     Args:
-      rule: The rule that aggregates what is mixed.
+      rule: The rule that aggregates the mixed values.
       num_byzantine: The number of attackers to tolerate (f).
-      num_clients: How many clients take part in a round, if that is known.
+      num_clients: The largest number of clients in a round, if known.
 
     Raises:
       TypeError: If `rule` is no rule.
-      ValueError: If so many attackers can't be tolerated, here or by the rule.
+      ValueError: If `num_byzantine` is too large, here or for the rule.
     """
     robust_rule.check_rule(self, rule)
     self.rule = rule
     super().__init__(num_byzantine, num_clients=num_clients)
 
   def needed_clients(self, num_dropped):
-    """What this step and the rule need."""
+    """See the base class: enough for this step and for the rule."""
     own = super().needed_clients(num_dropped)
     inner = self.rule.needed_clients(num_dropped)
     if isinstance(num_dropped, tf.Tensor):
@@ -60,7 +60,7 @@ class NearestNeighborMixing(robust_rule.CheckedRule):
     self.rule.check_num_clients(num_clients)
 
   def initial_state(self, size, dtype):
-    """The rule's."""
+    """See the base class."""
     return self.rule.initial_state(size, dtype)
 
   def aggregate_some(self, values, num_byzantine, num_dropped, state):

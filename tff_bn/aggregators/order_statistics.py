@@ -1,10 +1,9 @@
-"""Order statistics over the rows of a matrix, for each column by itself.
+"""Order statistics of each column of a matrix, by sorting networks.
 
-TensorFlow sorts one row after another, in a loop over single numbers. A sorting
-network does the same to all columns at once: it is a fixed sequence of
-comparators, each of which exchanges two rows where they are out of order, with
-one minimum and one maximum of whole rows. This is ten times faster, and uses
-only operations that any TensorFlow runtime has.
+A sorting network is a fixed sequence of comparators. Each comparator orders two
+rows in all columns at once, by one minimum and one maximum of whole rows. For
+up to 100 rows this is 4 to 7 times as fast as `tf.sort` or `tf.math.top_k`,
+which sort one column after another; for 1000 rows, 2 to 4 times.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +12,15 @@ from typing import Optional
 
 import tensorflow as tf
 
-# If there can be so many rows at most, each comparator gets operations of its
-# own in the graph, which is twice as fast as a loop over them. The graph of
-# more would take seconds to build.
+# Up to this number of rows, the graph has separate operations for each
+# comparator, which is twice as fast as a loop over the comparators. For more
+# rows it would take seconds to build the graph.
 _MOST_UNROLLED_ROWS = 128
-# Columns are processed in blocks whose rows are so large: large enough to hide
-# what a TensorFlow operation costs, small enough for the processor's cache.
+# The size of a row in a block of columns: large enough to hide the overhead of
+# TensorFlow operations, small enough for the processor's cache.
 _ROW_BYTES = 3 * 2**17
 _UNROLLED_ROW_BYTES = 2**17
-# Comparators in one iteration of the loop, which may run at the same time.
+# The number of comparators in one iteration of the loop; they run in parallel.
 _UNROLL = 4
 
 
@@ -31,20 +30,19 @@ def map_ordered(
     statistic: Callable[[tf.TensorArray], tf.Tensor],
     most_rows: Optional[int] = None,
 ) -> tf.Tensor:
-  """Computes a statistic of the values in each column, in ascending order.
+  """Computes a statistic of the sorted values of each column.
 
   Args:
     values: Floats of shape `[n, d]`, with n ≥ 1; no NaN.
-    groups: For each rank, the number of its group, int32 of shape `[n]`. The
-      values whose ranks are in one group may come in any order; so the fewer
-      groups there are, the less has to be done.
-    statistic: A function from n rows, of which row k has the values of rank k
-      of some of the columns, to one row.
-    most_rows: How large n can be, if that is known. It need not be given where
-      n is known when the computation is traced.
+    groups: The group of each rank, int32 of shape `[n]`. Values whose ranks
+      are in the same group may come in any order, so fewer groups need less
+      work.
+    statistic: Maps n rows, where row k has the values of rank k of a block of
+      columns, to one row.
+    most_rows: The largest possible n. Default: unknown, unless n is static.
 
   Returns:
-    The statistic's rows for all columns, `[d]`.
+    The statistic of all columns, `[d]`.
   """
   size = values.shape[1]
   most_rows = values.shape[0] if values.shape[0] is not None else most_rows
@@ -75,7 +73,7 @@ def map_ordered(
               element_shape=[None],
           ),
       ),
-      # One after another: the cache is for one block.
+      # The processor's cache has room for one block.
       parallel_iterations=1,
   )
   return tf.ensure_shape(results.concat(), [size])
@@ -84,7 +82,7 @@ def map_ordered(
 def sum_of_ranks(
     rows: tf.TensorArray, start: tf.Tensor, stop: tf.Tensor, scale: tf.Tensor
 ) -> tf.Tensor:
-  """Adds up rows, each multiplied by a scale.
+  """Computes the scaled sum of the rows in a range of ranks.
 
   Args:
     rows: The rows in ascending order.
@@ -103,36 +101,36 @@ def sum_of_ranks(
 
 
 def scale_for_sums(count: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-  """A scale with which finite rows can be added up without overflow.
+  """Returns a scale with which finite rows can be summed without overflow.
 
   Args:
-    count: How many rows are added up, an int32 scalar.
+    count: The number of rows, an int32 scalar.
     dtype: The rows' dtype.
 
   Returns:
-    A power of 2, by which numbers are multiplied without loss of digits, of at
-    most 1 / count.
+    The largest power of 2 that is at most 1 / count. Scaling by a power of 2
+    does not round.
   """
   powers = tf.bitwise.left_shift(1, tf.range(30))
-  # The first power that is at least `count`.
+  # The smallest power that is at least `count`.
   exponent = tf.reduce_sum(tf.cast(powers < count, tf.int32))
   return 1 / tf.cast(tf.bitwise.left_shift(1, exponent), dtype)
 
 
 def median_of(rows: tf.TensorArray) -> tf.Tensor:
-  """The median, of rows in ascending order."""
+  """Returns the median of rows in ascending order."""
   low, high = median_ranks(rows.size())
-  # Halves can be added without overflow.
+  # The sum of halves does not overflow.
   return rows.read(low) / 2 + rows.read(high) / 2
 
 
 def median_ranks(num_rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """The two ranks, perhaps the same one, whose mean is the median."""
+  """Returns the two ranks, possibly equal, whose mean is the median."""
   return (num_rows - 1) // 2, num_rows // 2
 
 
 def _order(values: tf.Tensor, comparators: tf.Tensor) -> tf.TensorArray:
-  """Sends the rows through comparators."""
+  """Sorts the rows by the given comparators."""
   rows = tf.TensorArray(
       values.dtype,
       size=tf.shape(values)[0],
@@ -158,7 +156,7 @@ def _order(values: tf.Tensor, comparators: tf.Tensor) -> tf.TensorArray:
 
 
 def _order_unrolled(values: tf.Tensor, most_rows: int) -> tf.TensorArray:
-  """Sorts the rows; those that are missing from `most_rows` would be last."""
+  """Sorts the rows by the network for `most_rows` rows."""
   num_rows = tf.shape(values)[0]
   missing = most_rows - num_rows
   rows = values
@@ -178,7 +176,7 @@ def _order_unrolled(values: tf.Tensor, most_rows: int) -> tf.TensorArray:
 
 @functools.cache
 def _all_comparators(num_rows: int) -> Sequence[tuple[int, int]]:
-  """The comparators that sort a known number of rows, see `_comparators`."""
+  """Returns the comparators for a static number of rows; see `_comparators`."""
   largest = 1
   while 2 * largest < num_rows:
     largest *= 2
@@ -200,15 +198,15 @@ def _all_comparators(num_rows: int) -> Sequence[tuple[int, int]]:
 
 
 def _comparators(groups: tf.Tensor) -> tf.Tensor:
-  """Batcher's merge exchange, without what is not needed for the groups.
+  """Returns the comparators of Batcher's merge exchange that `groups` need.
 
-  The network has (log₂ n)(log₂ n + 1) / 2 layers. In each, the comparators have
-  no row in common, so they can be applied at the same time.
+  The network has (log₂ n)(log₂ n + 1) / 2 layers. The comparators of a layer
+  have no row in common, so they can run in parallel.
 
-  Going through them from the last to the first, we know for each row in which
-  group it will end. A comparator whose two rows end in the same group can be
-  left out. Before one that is needed, its two rows may come in any order: they
-  are a group of their own.
+  From the last layer to the first, the function tracks the group in which each
+  row will end. A comparator whose rows end in the same group is not needed.
+  Before a needed comparator, the order of its two rows does not matter, so they
+  form a new group.
 
   Reference:
     Knuth, The Art of Computer Programming, volume 3, algorithm 5.2.2M.
@@ -217,18 +215,18 @@ def _comparators(groups: tf.Tensor) -> tf.Tensor:
     groups: The group of each rank, int32 of shape `[n]`.
 
   Returns:
-    Pairs of row numbers, the first one for the smaller value: int32 of shape
-    `[?, 2]`. Those of each layer are a multiple of `_UNROLL`.
+    Pairs of row numbers, the first for the smaller value: int32 of shape
+    `[?, 2]`. Each layer is padded to a multiple of `_UNROLL` pairs.
   """
   num_rows = tf.size(groups)
   powers = tf.bitwise.left_shift(1, tf.range(30))
   # The largest power of 2 that is less than the number of rows.
   largest = tf.reduce_max(tf.where(powers < num_rows, powers, 1))
 
-  # Knuth's algorithm backwards. He goes on from p to p / 2; for each p, from
-  # the layer with the distance d = p and the remainder r = 0, to those with
-  # r = p and d = q - p for q from the largest power of 2 down to 2p. The former
-  # is here q = p.
+  # Knuth's algorithm backwards. In his order, p is halved after each stage. A
+  # stage begins with the layer of distance d = p and remainder r = 0 (here
+  # q = p). Then come the layers with r = p and d = q - p, for q from the
+  # largest power of 2 down to 2p.
   def layer(p, q, groups, comparators):
     is_first = tf.equal(q, p)
     distance = tf.where(is_first, p, q - p)
@@ -248,7 +246,7 @@ def _comparators(groups: tf.Tensor) -> tf.Tensor:
         tf.concat([low, low + distance], axis=0)[:, tf.newaxis],
         tf.concat([new_groups, new_groups], axis=0),
     )
-    # A comparator may be applied twice.
+    # Pads by repeating the last comparator, which changes nothing.
     num_padded = -(-num_needed // _UNROLL) * _UNROLL
     low = tf.gather(low, tf.minimum(tf.range(num_padded), num_needed - 1))
     return (

@@ -1,10 +1,11 @@
-"""Robust rules as factories: what they have in common."""
+"""The base classes of robust aggregation rules."""
 
 import abc
 import collections
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -15,22 +16,21 @@ from tff_bn.common import numerics
 
 
 class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
-  """A way to aggregate the clients' values that needs all of them at once.
+  """Aggregates the clients' values by a rule that needs all of them at once.
 
-  It is an ordinary TFF aggregation factory, for any structure of floats, which
-  is aggregated as one vector. It can also be applied to a matrix with
-  `aggregate`.
+  A rule is an ordinary TFF aggregation factory for any structure of floats,
+  which it aggregates as one vector. `aggregate` applies it to a matrix.
 
   A client whose value is not finite is left out, and counts as one of the
-  attackers that the rule tolerates. A client with weight 0 abstains: it is left
-  out, too, because it may just have no data. Attackers can abstain as well. So
-  if the other clients are too few for the rule, abstaining clients count as
-  attackers, but no more of them than necessary.
+  tolerated attackers. A client with weight 0 abstains: it is left out as well,
+  but may simply have no data. Since attackers can abstain, too, abstaining
+  clients count as attackers if the rule needs more clients than are left, but
+  only as many as necessary.
 
   Attributes:
-    num_byzantine: The number of attackers that are tolerated (f), among them
-      clients whose values were not finite.
-    num_clients: How many clients take part in a round (n), or None.
+    num_byzantine: The number of tolerated attackers (f), including clients
+      whose values were not finite.
+    num_clients: The number of clients in a round (n), or `None`.
   """
 
   def __init__(self, num_byzantine: int, *, num_clients: Optional[int] = None):
@@ -38,13 +38,13 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
 
     Args:
       num_byzantine: The number of attackers to tolerate (f).
-      num_clients: How many clients will take part in a round, at most. If it is
-        given, it is checked at once that the rule can tolerate so many
-        attackers among them; if not, in the round. Rules that sort are twice as
-        fast if they know it.
+      num_clients: The largest number of clients in a round. If given, the
+        constructor checks that they are enough for `num_byzantine`; otherwise
+        each round does. Rules that sort are twice as fast if they know it.
 
     Raises:
-      ValueError: If `num_byzantine` is not a number of clients, or too large.
+      ValueError: If `num_byzantine` is negative, or too large for
+        `num_clients`.
     """
     argument_checks.check_count(self, 'num_byzantine', num_byzantine, 0)
     if num_clients is not None:
@@ -55,7 +55,7 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       self.check_num_clients(num_clients)
 
   def min_clients(self, num_byzantine: Any) -> Any:
-    """How many clients the rule needs, to tolerate so many attackers.
+    """Returns the number of clients needed to tolerate `num_byzantine`.
 
     Args:
       num_byzantine: The number of attackers, an integer or a tensor.
@@ -66,11 +66,11 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     return 2 * num_byzantine + 1
 
   def needed_clients(self, num_dropped: Any) -> Any:
-    """How many clients the rule needs when some attackers are already known.
+    """Returns the number of clients needed when some attackers were dropped.
 
     Args:
-      num_dropped: How many clients were left out as attackers, an integer or a
-        tensor.
+      num_dropped: The number of clients that were left out as attackers, an
+        integer or a tensor.
 
     Returns:
       The least number of other clients; of the same type.
@@ -84,7 +84,7 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       num_dropped: tf.Tensor,
       num_abstained: tf.Tensor,
   ) -> tf.Tensor:
-    """How many of the clients that abstain have to be taken for attackers.
+    """Returns how many abstaining clients count as attackers.
 
     Args:
       num_rows: The number of clients that are left.
@@ -92,8 +92,8 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       num_abstained: The number of clients that abstained.
 
     Returns:
-      The smallest number with which the clients that are left are enough, or
-      else `num_abstained`; an int32 scalar.
+      The smallest number for which the rule has enough clients left, or
+      `num_abstained` if there is none; an int32 scalar.
     """
     presumed = tf.zeros([], tf.int32)
     for number in range(self.num_byzantine):
@@ -102,13 +102,13 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     return tf.minimum(presumed, num_abstained)
 
   def check_num_clients(self, num_clients: int) -> None:
-    """Checks that a number of clients is enough.
+    """Checks that the rule tolerates `num_byzantine` of `num_clients`.
 
     Args:
       num_clients: The number of clients, attackers included.
 
     Raises:
-      ValueError: If the rule can't tolerate `num_byzantine` among them.
+      ValueError: If the rule needs more clients.
     """
     needed = self.min_clients(self.num_byzantine)
     if num_clients >= needed:
@@ -119,23 +119,22 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
         for f in range(self.num_byzantine)
         if self.min_clients(f) <= num_clients
     ]
-    advice = f' or num_byzantine of at most {possible[-1]},' if possible else ''
+    advice = f' num_byzantine of at most {possible[-1]},' if possible else ''
     raise ValueError(
         f'num_byzantine={self.num_byzantine} is too large for {name} of'
-        f' {num_clients} clients: it needs at least {needed} clients'
-        f' then; use as many,{advice or " or another rule."}'
-        + (' or another rule.' if advice else '')
+        f' {num_clients} clients; use at least {needed} clients,{advice} or'
+        ' another rule.'
     )
 
   def initial_state(self, size: int, dtype: tf.DType) -> Any:
-    """What the rule knows before the first round.
+    """Returns the rule's state before the first round.
 
     Args:
       size: The number of columns, d.
       dtype: The dtype of the values.
 
     Returns:
-      A structure of tensors; `()` for a rule that keeps nothing.
+      A structure of tensors; `()` for a rule without a state.
     """
     del size, dtype
     return ()
@@ -147,12 +146,11 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     """Aggregates the rows of a matrix.
 
     Args:
-      values: What the clients sent, one in a row: finite floats of shape `[n,
-        d]`. n may be unknown when a computation is traced.
-      num_dropped: How many clients were left out because their values were not
-        finite; an int32 scalar. Each of them counts as one of the attackers
-        that are tolerated.
-      state: What the rule returned in the round before, or `initial_state`.
+      values: The clients' values, one client in a row: finite floats of shape
+        `[n, d]`. n may be unknown at tracing time.
+      num_dropped: The number of clients that were left out because their values
+        were not finite, an int32 scalar. They count as attackers.
+      state: The state after the previous round, or `initial_state`.
 
     Returns:
       The aggregate, of shape `[d]`, and the new state. The aggregate of no rows
@@ -162,15 +160,15 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   def aggregate_gathered(
       self, gathered: Mapping[str, tf.Tensor], state: Any
   ) -> tuple[tf.Tensor, Any]:
-    """Aggregates what `gather` returned.
+    """Aggregates the result of `gathering.gather`.
 
     Args:
-      gathered: The clients' values, and the numbers of those left out.
+      gathered: The clients' values, and the numbers of clients left out.
       state: See `aggregate`.
 
     Returns:
-      The aggregate and the new state. A state that is not finite would spoil
-      all later rounds; the old one is kept then.
+      The aggregate and the new state. If the new state is not finite, which
+      would spoil all later rounds, the old state.
     """
     values, num_dropped = gathered['values'], gathered['num_dropped']
     presumed = self.presumed_attackers(
@@ -185,29 +183,42 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     """Creates the aggregation process.
 
     Args:
-      value_type: The type of a client's value: a float tensor, or any structure
-        of them, of known shapes.
+      value_type: The type of a client's value: a float tensor or a structure of
+        float tensors, with static shapes.
 
     Returns:
       An unweighted process: `<S@SERVER, {V}@CLIENTS> -> <state=S@SERVER,
       result=V@SERVER, measurements=<num_dropped=int32>@SERVER>`.
 
     Raises:
-      TypeError: If the value is anything else.
-      ValueError: If `num_clients` is known, and too small.
+      TypeError: If `value_type` is any other type.
     """
-    return self._create(value_type, None)
+    process = self.create_participating(value_type, tff.TensorType(np.int32))
+
+    @tff.tensorflow.computation
+    def one():
+      return tf.constant(1)
+
+    @tff.federated_computation(
+        process.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      weight = tff.federated_eval(one, tff.CLIENTS)
+      return process.next(state, value, weight)
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
 
   def create_participating(
       self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    """Creates a process for clients of which some don't take part.
+    """Creates a weighted process, whose weights say which clients take part.
 
     Args:
-      value_type: As of `create`.
+      value_type: See `create`.
       weight_type: The type of a client's weight, a number. A client with weight
-        0 (or less) abstains; one with weight NaN was dropped, as if its value
-        were not finite; otherwise weights make no difference.
+        0 or less abstains; a client with weight NaN is dropped, as if its value
+        were not finite. Other weights have no effect.
 
     Returns:
       A weighted process: `<S@SERVER, {V}@CLIENTS, {W}@CLIENTS> ->
@@ -215,41 +226,25 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       measurements=<num_dropped=int32>@SERVER>`.
 
     Raises:
-      TypeError: If the value is no structure of floats.
-      ValueError: If `num_clients` is known, and too small.
+      TypeError: See `create`.
     """
-    return self._create(value_type, weight_type)
-
-  def _create(
-      self, value_type: tff.Type, weight_type: Optional[tff.Type]
-  ) -> tff.templates.AggregationProcess:
     layout = vector_layout.VectorLayout(type(self).__name__, value_type)
 
     @tff.tensorflow.computation
     def initial_state():
       return self.initial_state(layout.size, layout.dtype)
 
-    state_type = initial_state.type_signature.result
-    if weight_type is None:
-
-      @tff.tensorflow.computation(layout.value_type)
-      def to_vector(value):
-        return layout.to_vector(value), True
-
-    else:
-
-      @tff.tensorflow.computation(layout.value_type, weight_type)
-      def to_vector(value, weight):
-        vector = layout.to_vector(value)
-        if weight.dtype.is_floating:
-          lost = tf.constant(float('nan'), vector.dtype)
-          vector = tf.where(tf.math.is_nan(weight), lost, vector)
-        return vector, takes_part(weight)
-
-    vector_type = to_vector.type_signature.result[0]
+    @tff.tensorflow.computation(layout.value_type, weight_type)
+    def to_vector(value, weight):
+      vector = layout.to_vector(value)
+      if weight.dtype.is_floating:
+        lost = tf.constant(float('nan'), vector.dtype)
+        vector = tf.where(tf.math.is_nan(weight), lost, vector)
+      return vector, takes_part(weight)
 
     @tff.tensorflow.computation(
-        gathering.gathered_type(vector_type), state_type
+        gathering.gathered_type(to_vector.type_signature.result[0]),
+        initial_state.type_signature.result,
     )
     def aggregate(gathered, state):
       result, new_state = self.aggregate_gathered(gathered, state)
@@ -259,8 +254,13 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     def initialize():
       return tff.federated_eval(initial_state, tff.SERVER)
 
-    def run(state, client_value):
-      vectors = tff.federated_map(to_vector, client_value)
+    @tff.federated_computation(
+        initialize.type_signature.result,
+        tff.FederatedType(layout.value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      vectors = tff.federated_map(to_vector, (value, weight))
       gathered = gathering.gather(vectors[0], vectors[1])
       result = tff.federated_map(aggregate, (gathered, state))
       return tff.templates.MeasuredProcessOutput(
@@ -271,45 +271,17 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
           ),
       )
 
-    state_at_server = initialize.type_signature.result
-    value_at_clients = tff.FederatedType(layout.value_type, tff.CLIENTS)
-    if weight_type is None:
-
-      @tff.federated_computation(state_at_server, value_at_clients)
-      def next_fn(state, value):
-        return run(state, value)
-
-    else:
-
-      @tff.federated_computation(
-          state_at_server,
-          value_at_clients,
-          tff.FederatedType(weight_type, tff.CLIENTS),
-      )
-      def next_fn(state, value, weight):
-        return run(state, (value, weight))
-
     return tff.templates.AggregationProcess(initialize, next_fn)
 
 
 class CheckedRule(Rule):
-  """A rule that checks in the round that enough clients are left.
-
-  Subclasses say how to aggregate then.
-  """
+  """A rule that checks in each round that enough clients are left."""
 
   def aggregate(self, values, num_dropped, state):
     """See the base class.
 
-    Args:
-      values: The clients' values.
-      num_dropped: How many clients were left out.
-      state: The state.
-
-    Returns:
-      The aggregate and the new state. To compute them raises a
-      `tf.errors.InvalidArgumentError` if fewer clients are left than
-      `min_clients` of the attackers that are still to be tolerated.
+    The computation raises a `tf.errors.InvalidArgumentError` if fewer clients
+    are left than `needed_clients`.
     """
     num_byzantine = tf.maximum(self.num_byzantine - num_dropped, 0)
     num_clients = tf.shape(values)[0]
@@ -358,33 +330,26 @@ class CheckedRule(Rule):
       num_dropped: tf.Tensor,
       state: Any,
   ) -> tuple[tf.Tensor, Any]:
-    """Aggregates rows of which there is one at least, and enough.
+    """Aggregates at least one row, and enough rows for `num_byzantine`.
 
-    Args:
-      values: As for `aggregate`.
-      num_byzantine: How many attackers are to be tolerated among the rows: an
-        int32 scalar.
-      num_dropped: As for `aggregate`.
-      state: As for `aggregate`.
-
-    Returns:
-      As `aggregate`.
+    This is `aggregate` after its checks. `num_byzantine` is the number of
+    attackers to tolerate among the rows, an int32 scalar.
     """
 
 
 def without_abstaining(
     counts: tf.Tensor, values: tf.Tensor, num_dropped: tf.Tensor
 ) -> collections.OrderedDict[str, tf.Tensor]:
-  """Leaves out the rows of clients that do not take part, as `gather` does.
+  """Leaves out the rows of clients that do not take part.
 
   Args:
     counts: The clients' weights or counts, one client in a row: `[n, k]`.
-    values: Their values, finite, `[n, d]`.
-    num_dropped: How many clients were left out before.
+    values: The clients' values, finite, `[n, d]`.
+    num_dropped: The number of clients that were dropped before.
 
   Returns:
-    As `gather`: clients whose counts are not finite are dropped, those without
-    a count greater than 0 abstain.
+    The same as `gathering.gather`. Clients with counts that are not finite are
+    dropped; clients without a positive count abstain.
   """
   is_finite = tf.reduce_all(tf.math.is_finite(counts), axis=1)
   is_wanted = tf.reduce_any(takes_part(counts), axis=1)
@@ -402,40 +367,33 @@ def without_abstaining(
 
 
 def takes_part(weight: tf.Tensor) -> tf.Tensor:
-  """Whether a client with this weight takes part; NaN: it was dropped."""
+  """Returns whether a client takes part; also true for NaN (dropped)."""
   if not weight.dtype.is_floating:
     return weight > 0
-  # Not `not weight <= 0`, which TensorFlow's optimizer turns into `weight > 0`.
+  # TensorFlow's optimizer would turn `not weight <= 0` into `weight > 0`.
   return tf.logical_or(weight > 0, tf.math.is_nan(weight))
 
 
 def after_checks(
     values: tf.Tensor, *checks: Optional[tf.Operation]
 ) -> tf.Tensor:
-  """The values, which can't be had unless all assertions hold.
+  """Makes a tensor depend on assertions.
+
+  Some runtimes trace without automatic control dependencies.
 
   Args:
-    values: The values.
-    *checks: What `tf.debugging.Assert` returned: no operation if the check is
-      done at once.
+    values: The tensor.
+    *checks: The results of `tf.debugging.Assert`: `None` in eager mode.
 
   Returns:
-    The values. Some runtimes trace without automatic control dependencies.
+    The same tensor.
   """
   with tf.control_dependencies([c for c in checks if c is not None]):
     return tf.identity(values)
 
 
-def check_rule(owner: Any, rule: Any) -> None:
-  """Checks that an argument is a rule.
-
-  Args:
-    owner: The object whose argument `rule` it is.
-    rule: The argument.
-
-  Raises:
-    TypeError: If it is anything else.
-  """
+def check_rule(owner: object, rule: object) -> None:
+  """Raises a `TypeError` if the argument `rule` of `owner` is no rule."""
   if not isinstance(rule, Rule):
     raise TypeError(
         f'{type(owner).__name__} needs a rule that aggregates a matrix, but'

@@ -12,11 +12,11 @@ from tff_bn.aggregators import robust_rule
 
 
 class TrimmedMean(robust_rule.CheckedRule):
-  """The mean without the f smallest and the f largest, for each coordinate.
+  """The mean of each coordinate without the f smallest and f largest values.
 
   With x_(1)j ≤ ... ≤ x_(n)j the values in ascending order,
-  `trimmed_mean(x)_j = Σ_{f < k ≤ n-f} x_(k)j / (n - 2f)`. It is in the range of
-  the honest clients' values.
+  `trimmed_mean(x)_j = Σ_{f < k ≤ n-f} x_(k)j / (n - 2f)`. It lies in the range
+  of the honest clients' values.
 
   Example: with f = 1, the trimmed mean of the rows [1, 2], [3, 4], [8, 0] and
   [5, 9] is [4, 3].

@@ -1,4 +1,4 @@
-"""A structure of tensors as one vector."""
+"""Conversion of structures of tensors to vectors and back."""
 
 import math
 from typing import Any
@@ -8,23 +8,24 @@ import tensorflow_federated as tff
 
 
 class VectorLayout:
-  """How a structure of floats is laid out as one vector, in its own order.
+  """Converts a structure of floats to one vector and back.
 
   Attributes:
     value_type: The structure's type.
-    dtype: The vector's dtype: float64 if any tensor has it, else float32.
-    size: The vector's number of entries.
+    dtype: The vector's dtype: float64 if any tensor is float64, else float32.
+    size: The number of entries of the vector.
   """
 
   def __init__(self, name: str, value_type: Any):
-    """Lays out a structure.
+    """Initializes the layout.
 
     Args:
-      name: Who needs it, for the error message.
-      value_type: The structure's type, or what `tff.to_type` makes it of.
+      name: The name of the aggregator, for the error message.
+      value_type: The structure's type, or an argument of `tff.to_type`.
 
     Raises:
-      TypeError: If it is no structure of floats of known shapes.
+      TypeError: If `value_type` is not a structure of floats with static
+        shapes.
     """
     self.value_type = tff.to_type(value_type)
     # `tff.structure` keeps the order of dictionaries; `tf.nest` sorts keys.
@@ -47,7 +48,7 @@ class VectorLayout:
     self.dtype = tf.float64 if tf.float64 in dtypes else tf.float32
 
   def to_vector(self, value: Any) -> tf.Tensor:
-    """Makes one vector of a structure."""
+    """Returns a structure as a vector."""
     tensors = [value]
     if isinstance(self.value_type, tff.StructType):
       tensors = tff.structure.flatten(
@@ -59,7 +60,7 @@ class VectorLayout:
     )
 
   def from_vector(self, vector: tf.Tensor) -> Any:
-    """Gives the parts of a vector their places, shapes and dtypes."""
+    """Returns a vector as a structure."""
     parts = iter(tf.split(vector, self._sizes) if self._sizes else [])
     return tff.types.structure_from_tensor_type_tree(
         lambda t: tf.cast(tf.reshape(next(parts), t.shape), t.dtype),
@@ -68,7 +69,7 @@ class VectorLayout:
 
 
 def _leaves(value_type: tff.Type, path: str = '') -> list[tuple[str, tff.Type]]:
-  """The paths and types of all that is no structure."""
+  """Returns the paths and types of the leaves."""
   if not isinstance(value_type, tff.StructType):
     return [(path, value_type)]
   found = []

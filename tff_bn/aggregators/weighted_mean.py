@@ -1,4 +1,4 @@
-"""The weighted mean of the clients' values, without overflow in between."""
+"""The weighted mean of the clients' values, without intermediate overflow."""
 
 import collections
 
@@ -9,14 +9,14 @@ import tensorflow_federated as tff
 class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
   """Averages values: `Σ weight_i value_i / Σ weight_i`.
 
-  `tff.aggregators.MeanFactory` adds up `weight_i value_i`, which overflows in
-  float32 when a client with 1000 examples sends a value of 1e36. Here each next
-  client moves the mean of the clients before it: `(1 - share) mean + share
-  value`, with `share = weight / Σ weights so far`. So the result is finite if
-  all values are. Weights are added up in float64.
+  `tff.aggregators.MeanFactory` sums `weight_i value_i`, which overflows in
+  float32 if a client with 1000 examples sends a value of 1e36. This factory
+  updates a running mean instead: `(1 - share) mean + share value`, with
+  `share = weight / Σ weights so far`. So the result is finite if all values
+  are. The weights are summed in float64.
 
-  A client whose weight is not a positive finite number has no influence,
-  whatever its value. Without any other client the result is 0.
+  A client whose weight is not positive and finite is ignored, whatever its
+  value. If all clients are ignored, the result is 0.
   """
 
   def create(
@@ -25,8 +25,8 @@ class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     """Creates the aggregation process.
 
     Args:
-      value_type: The type of a client's value: a structure of float tensors of
-        known shapes.
+      value_type: The type of a client's value: a structure of float tensors
+        with static shapes.
       weight_type: The type of a client's weight, a number.
 
     Returns:
@@ -91,7 +91,7 @@ class WeightedMeanFactory(tff.aggregators.WeightedAggregationFactory):
 def _combine(
     a: collections.OrderedDict, b: collections.OrderedDict
 ) -> collections.OrderedDict:
-  """The mean of two weighted means, and its weight."""
+  """Combines two weighted means."""
   weight = a['weight'] + b['weight']
   share = tf.math.divide_no_nan(b['weight'], weight)
   has_weight = b['weight'] > 0

@@ -1,71 +1,58 @@
 """Centralized training: one model on the union of the clients' data.
 
-The reference that federated algorithms are measured against.
+The reference for measuring federated algorithms.
 """
 
 import collections
-from collections.abc import Callable
-from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
+from typing_extensions import Unpack
 
-from tff_bn.clients.client_work import ClientWork
-from tff_bn.clients.local_training import LocalTraining
+from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import finalizer
 from tff_bn.processes import requirements
+from tff_bn.processes.options import LocalTrainingOptions
+
+__all__ = ['build_centralized']
+
+_State = tff.learning.templates.LearningAlgorithmState
 
 
 def build_centralized(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
-    local_steps: Optional[int] = None,
-    local_epochs: int = 1,
-    client_weight_decay: float = 0.0,
-    client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]] = None,
-    client_warmup_steps: int = 0,
-    client_gradient_clip_norm: Optional[float] = None,
     drift_correction: None = None,
-    seed: int = 0,
-    jit_compile: bool = False,
+    **options: Unpack[LocalTrainingOptions],
 ) -> tff.learning.templates.LearningProcess:
   """Builds ordinary training, in the form of a federated process.
 
-  `next` takes exactly one dataset: the union of the clients' data. Unlike in a
-  federated algorithm, the optimizer's state lasts from round to round.
+  `next` takes exactly one dataset, the union of the clients' data. Unlike in a
+  federated algorithm, the optimizer's state lasts from round to round, and
+  `client_warmup_steps` counts from the start of the training.
 
   Args:
     model: The model, with or without batch normalization.
     client_optimizer: The optimizer.
-    local_steps: How many batches to take from the front of the dataset in a
-      round. Default: all.
-    local_epochs: How many times to go through the dataset in a round, before
-      `local_steps` cuts it off.
-    client_weight_decay: λ of the coupled L2 decay.
-    client_learning_rate_schedule: Maps the number of finished rounds (an int32
-      scalar tensor) to the learning rate. Default: constant.
-    client_warmup_steps: Over how many steps the learning rate rises linearly at
-      the start of the training: in step n it is multiplied by
-      min(1, n / client_warmup_steps).
-    client_gradient_clip_norm: The largest global norm of a batch's gradient; a
-      longer one is scaled down to it. Default: any.
-    drift_correction: Must be `None`, see below.
-    seed: Determines dropout and other random layers.
-    jit_compile: Whether XLA compiles the steps.
+    drift_correction: Must be `None`: a single model cannot drift apart.
+    **options: `local_steps`, `local_epochs`, `client_weight_decay`,
+      `client_learning_rate_schedule`, `client_warmup_steps`,
+      `client_gradient_clip_norm`, `seed`, `jit_compile`: see
+      `tff_bn.algorithms.Options`. There are no others.
 
   Returns:
     A `tff.learning.templates.LearningProcess`.
 
   Raises:
     TypeError: If the optimizer has the wrong type.
-    ValueError: If an argument has a value that is not allowed; or there is a
-      `drift_correction`: one model does not drift apart; or the model has
-      position encodings that are a client's own.
+    ValueError: If an option has a value that is not allowed, `drift_correction`
+      is given, or the model has personal position encodings.
   """
   requirements.check_all_shared(
       'centralized training', model, 'it trains one model on all data'
@@ -76,32 +63,25 @@ def build_centralized(
         ' with centralized training: there is one model, so there are no'
         ' clients that drift apart.'
     )
-  training = LocalTraining(
+  weights = SharedWeights(model, FEDAVG)
+  work = LocalTrainingWork(
       model,
       LocalTrainingConfig(
-          client_optimizer,
-          local_steps=local_steps,
-          local_epochs=local_epochs,
-          client_weight_decay=client_weight_decay,
-          client_learning_rate_schedule=client_learning_rate_schedule,
-          client_warmup_steps=client_warmup_steps,
-          client_gradient_clip_norm=client_gradient_clip_norm,
-          seed=seed,
-          jit_compile=jit_compile,
+          client_optimizer, client_weighting='num_examples', **options
       ),
+      weights,
+      BoundCorrection(),
   )
-  weights = SharedWeights(model, FEDAVG)
-  work = ClientWork(model, training, weights, 'num_examples')
   initial = model.from_model_weights(model.initial_weights)
 
   @tff.tensorflow.computation
   def initial_state():
-    return tff.learning.templates.LearningAlgorithmState(
+    return _State(
         global_model_weights=weights.shared([tf.constant(v) for v in initial]),
         distributor=(),
         client_work=collections.OrderedDict(
             work.initial_state(),
-            optimizer=training.initial_optimizer_state(),
+            optimizer=work.initial_optimizer_state(),
             num_steps=tf.zeros([], tf.int64),
         ),
         aggregator=(),
@@ -113,6 +93,33 @@ def build_centralized(
   @tff.federated_computation
   def initialize():
     return tff.federated_eval(initial_state, tff.SERVER)
+
+  @tff.tensorflow.computation(state_type)
+  def get_model_weights(state):
+    return state.global_model_weights
+
+  @tff.tensorflow.computation(state_type, state_type.global_model_weights)
+  def set_model_weights(state, model_weights):
+    return _State(
+        global_model_weights=model_weights,
+        distributor=(),
+        client_work=state.client_work,
+        aggregator=(),
+        finalizer=state.finalizer,
+    )
+
+  return tff.learning.templates.LearningProcess(
+      initialize,
+      _build_next(work, weights, state_type),
+      get_model_weights,
+      set_model_weights,
+  )
+
+
+def _build_next(
+    work: LocalTrainingWork, weights: SharedWeights, state_type: tff.Type
+) -> tff.Computation:
+  """Builds the computation of a round."""
 
   @tff.tensorflow.computation(state_type, work.data_type)
   def train(state, dataset):
@@ -142,49 +149,10 @@ def build_centralized(
   def round_counts(state):
     return state.finalizer
 
-  result_type = train.type_signature.result
-
-  @tff.tensorflow.computation(
-      work.state_type,
-      state_type.finalizer,
-      result_type['weights'],
-      result_type['optimizer'],
-      result_type['num_steps'],
-      result_type['report']['clients'],
-  )
-  def finish(
-      client_work, counts, new_weights, optimizer_state, num_steps, clients
-  ):
-    check = tf.debugging.assert_equal(
-        clients['num_clients'],
-        1,
-        message=(
-            'Centralized training takes exactly one dataset, the union of the'
-            " clients' data."
-        ),
-    )
-    with tf.control_dependencies([check]):
-      client_work = tf.nest.map_structure(tf.identity, client_work)
-    return tff.learning.templates.LearningAlgorithmState(
-        global_model_weights=new_weights,
-        distributor=(),
-        client_work=collections.OrderedDict(
-            client_work, optimizer=optimizer_state, num_steps=num_steps
-        ),
-        aggregator=(),
-        # The client has already rejected a result that is not finite.
-        finalizer=finalizer.count_round(
-            counts,
-            dict(
-                num_dropped=clients['num_dropped_clients'],
-                num_participants=clients['num_participants'],
-            ),
-            tf.constant(False),
-        ),
-    )
+  finish = _build_finish(work, state_type, train.type_signature.result)
 
   @tff.federated_computation(
-      initialize.type_signature.result,
+      tff.FederatedType(state_type, tff.SERVER),
       tff.FederatedType(work.data_type, tff.CLIENTS),
   )
   def next_fn(state, data):
@@ -215,20 +183,51 @@ def build_centralized(
     )
     return tff.learning.templates.LearningProcessOutput(new_state, metrics)
 
-  @tff.tensorflow.computation(state_type)
-  def get_model_weights(state):
-    return state.global_model_weights
+  return next_fn
 
-  @tff.tensorflow.computation(state_type, state_type.global_model_weights)
-  def set_model_weights(state, model_weights):
-    return tff.learning.templates.LearningAlgorithmState(
-        global_model_weights=model_weights,
+
+def _build_finish(
+    work: LocalTrainingWork, state_type: tff.Type, result_type: tff.Type
+) -> tff.Computation:
+  """Builds the computation of the state after a round."""
+
+  @tff.tensorflow.computation(
+      work.state_type,
+      state_type.finalizer,
+      result_type['weights'],
+      result_type['optimizer'],
+      result_type['num_steps'],
+      result_type['report']['clients'],
+  )
+  def finish(
+      client_work, counts, new_weights, optimizer_state, num_steps, clients
+  ):
+    check = tf.debugging.assert_equal(
+        clients['num_clients'],
+        1,
+        message=(
+            'Centralized training takes exactly one dataset, the union of the'
+            " clients' data."
+        ),
+    )
+    with tf.control_dependencies([check]):
+      client_work = tf.nest.map_structure(tf.identity, client_work)
+    return _State(
+        global_model_weights=new_weights,
         distributor=(),
-        client_work=state.client_work,
+        client_work=collections.OrderedDict(
+            client_work, optimizer=optimizer_state, num_steps=num_steps
+        ),
         aggregator=(),
-        finalizer=state.finalizer,
+        # The client has already rejected a result that is not finite.
+        finalizer=finalizer.count_round(
+            counts,
+            dict(
+                num_dropped=clients['num_dropped_clients'],
+                num_participants=clients['num_participants'],
+            ),
+            tf.constant(False),
+        ),
     )
 
-  return tff.learning.templates.LearningProcess(
-      initialize, next_fn, get_model_weights, set_model_weights
-  )
+  return finish

@@ -17,7 +17,7 @@ from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes.stateful_process import Process
 
-_LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
+__all__ = ['build_dsgd']
 
 
 def build_dsgd(
@@ -29,39 +29,40 @@ def build_dsgd(
     client_warmup_steps: int = 0,
     **options: Any,
 ) -> Process:
-  """Builds DSGD.
+  """Builds DSGD, which makes one step with the mean gradient in each round.
 
-  In each round every client computes the gradient of its first batch, and
-  `client_optimizer` makes one step with the mean of the gradients. Unlike in
-  FedAvg its state lasts from round to round. With momentum this is the same as
-  if each client had a momentum of its own, as long as all clients take part in
-  each round: the mean of their momentums is the momentum of their mean. So no
-  client has to keep one. A robust `model_aggregator` sees gradients.
+  In each round, every client computes the gradient of its first batch, and
+  `client_optimizer` makes one step with the mean of the gradients at the
+  server. Unlike in FedAvg, the optimizer's state lasts from round to round. If
+  all clients take part in each round, this equals momentum at each client,
+  because the mean of the clients' momentums is the momentum of the mean
+  gradient. So clients keep no state. A robust `model_aggregator` receives
+  gradients.
 
-  TFF's SGD adds gradients up, `v ← μ v + g`. A momentum that averages them,
-  `v ← μ v + (1-μ) g`, is the same with 1-μ times the learning rate: FBN's
-  paper, with 0.1 and μ = 0.99, is `build_sgdm(0.001, 0.99)`.
+  TFF's SGD accumulates gradients, `v ← μ v + g`. A momentum that averages them,
+  `v ← μ v + (1-μ) g`, is the same with the learning rate times 1-μ. FBN's
+  paper, with 0.1 and μ = 0.99, uses `build_sgdm(0.001, 0.99)`.
 
   Args:
     model: The model.
     client_optimizer: The optimizer that makes the steps.
-    build_process: What is done with batch normalization: a builder of this
-      package for which all variables are shared, such as
-      `tff_bn.algorithms.build_fbn`. Default: `build_fed_avg`, each client
-      normalizes with the statistics of its batch.
+    build_process: The builder that says how batch normalization is treated:
+      one of `tff_bn.algorithms` that shares all variables, such as
+      `build_fbn`. Default: `build_fed_avg`, in which clients normalize with the
+      statistics of their batches.
     client_learning_rate_schedule: Maps the number of finished steps (an int32
-      scalar tensor) to the learning rate. A round is a step, unless no client
-      was left in it. Default: constant.
-    client_warmup_steps: Over how many steps the learning rate rises linearly at
-      the start of the training.
-    **options: `client_weighting`, `client_weight_decay`,
-      `client_gradient_clip_norm` (of each client's gradient),
-      `model_aggregator`, `statistics_aggregator`, `seed`, `jit_compile`, see
-      `tff_bn.algorithms.Options`; and arguments of `build_process`.
+      scalar tensor) to the learning rate. A round counts as a step unless no
+      client is left in it. Default: the rate of `client_optimizer`.
+    client_warmup_steps: The number of steps at the start of the training over
+      which the learning rate rises linearly.
+    **options: See `tff_bn.algorithms.Options`; and arguments of
+      `build_process`. `local_steps` and `local_epochs` are 1, and
+      `server_optimizer` and `drift_correction` must not be given.
+      `client_gradient_clip_norm` clips each client's gradient.
 
   Returns:
     A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
-    clients have position encodings of their own.
+    the model has personal position encodings.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
@@ -90,7 +91,7 @@ def build_dsgd(
   if client_learning_rate_schedule is not None or client_warmup_steps:
     dtype = model.keras_model.trainable_weights[0].dtype
     constant_rate = optimizers.default_hyperparameters(client_optimizer)[
-        _LEARNING_RATE
+        optimizers.LEARNING_RATE
     ]
 
     def learning_rate(num_steps):

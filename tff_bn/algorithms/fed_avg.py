@@ -1,4 +1,4 @@
-"""Federated Averaging with batch normalization statistics that are averaged.
+"""Federated Averaging that averages batch normalization statistics, too.
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from
 Decentralized Data, AISTATS 2017; with a server optimizer: Reddi et al.,
@@ -15,6 +15,8 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
+
+__all__ = ['build_fed_avg']
 
 
 def build_fed_avg(
@@ -40,18 +42,14 @@ def build_fed_avg(
 
   Args:
     model: The model, with or without batch normalization.
-    client_optimizer: The optimizer of local training; it starts anew in each
-      round.
-    **options: `server_optimizer`, `local_steps`, `local_epochs`,
-      `client_weighting`, `client_weight_decay`,
-      `client_learning_rate_schedule`, `model_aggregator`,
-      `statistics_aggregator`, `seed`, `jit_compile`: see
-      `tff_bn.algorithms.Options`.
+    client_optimizer: The optimizer of local training. Its state starts afresh
+      in each round.
+    **options: See `tff_bn.algorithms.Options`.
 
   Returns:
     A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
-    clients keep something, for `drift_correction` or as position encodings of
-    their own.
+    clients keep a state, for `drift_correction` or for personal position
+    encodings.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.

@@ -13,21 +13,24 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['build_fed_bn']
+
 
 def build_fed_bn(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     **options: Unpack[Options],
 ) -> StatefulLearningProcess:
-  """Builds FedBN: scale, shift, running mean and variance are local.
+  """Builds FedBN, which keeps scale, shift, running mean and variance local.
 
-  All other variables are averaged as in FedAvg. A client that is seen for the
-  first time starts from the model's initial values.
+  All other variables are averaged as in FedAvg. The local variables of a new
+  client start from the model's initial values.
 
   Args:
     model: The model, with batch normalization.
     client_optimizer: The optimizer of local training.
-    **options: See `tff_bn.algorithms.Options`.
+    **options: See `tff_bn.algorithms.Options`. `statistics_aggregator` has no
+      effect, because no running statistics are sent.
 
   Returns:
     A process whose client state holds the client's batch normalization
@@ -35,7 +38,7 @@ def build_fed_bn(
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
-    ValueError: If the model has no batch normalization, or an option has a
-      value that is not allowed.
+    ValueError: If an option has a value that is not allowed, or the model has
+      no batch normalization.
   """
   return averaging.build_partitioned(model, FEDBN, client_optimizer, **options)

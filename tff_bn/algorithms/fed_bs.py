@@ -1,30 +1,32 @@
-"""FedBS: clients count by their losses, until these are alike.
+"""FedBS: weights clients by their losses until the losses are similar.
 
 Janati Idrissi, Berrada, Noubir, FedBS: Learning on Non-IID Data in Federated
 Learning using Batch Normalization, ICTAI 2021, algorithm 1.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 import dataclasses
 from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from typing_extensions import Unpack
 
 from tff_bn.aggregators import loss_weighted
 from tff_bn.algorithms import fed_avg
 from tff_bn.algorithms import fed_prox
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
+from tff_bn.clients.drift_correction import Tensors
+from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
-from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 
-# Of a difference of squares in float64, relative to them.
+__all__ = ['FedBs', 'build_fed_bs']
+
+# Relative rounding error of a float64 difference of squares.
 _ROUNDING = 1e-14
 
 
@@ -38,52 +40,51 @@ def build_fed_bs(
     model_aggregator: Optional[
         tff.aggregators.WeightedAggregationFactory
     ] = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Process:
-  """Builds FedBS.
+  """Builds FedBS, which weights clients by their losses, then becomes FedProx.
 
-  In a round, client k counts in proportion to its training loss F_k, the mean
-  over the examples of the round: W_k = F_k / Σ F_k. That holds for all that is
-  averaged, running statistics too (but FBN's statistics are those of all
-  clients' values, whatever their weights). Clients without a finite loss do not
-  count. When the standard deviation of the losses, over the clients of the
-  round and without Bessel's correction, is less than `epsilon`, FedBS becomes
-  FedProx from the next round on, for good: weights by `client_weighting`, and
-  the proximal term.
+  The weight of client k is W_k = F_k / Σ F_k, where F_k is its training loss,
+  the mean over the examples of the round. The server uses these weights for
+  everything that it averages, running statistics included (except FBN's, which
+  describe all clients' values regardless of weights). A client without a finite
+  loss has weight 0.
+
+  FedBS becomes FedProx for good after the first round in which the standard
+  deviation of the clients' losses (without Bessel's correction) is less than
+  `epsilon`. From the next round on, it uses `client_weighting` and the proximal
+  term.
 
   The metrics have an entry `correction` with `loss_std` and
-  `switched_to_fedprox`: 1 from the round on after which it is FedProx.
+  `switched_to_fedprox`, which is 1 from the round on that triggers the switch.
 
   Args:
     model: The model.
-    client_optimizer: The client optimizer.
+    client_optimizer: The optimizer of local training.
     epsilon: ε, greater than 0.
     proximal_strength: μ of FedProx, see `tff_bn.algorithms.FedProx`.
-    build_process: What is done with batch normalization: another builder of
-      this package, such as `tff_bn.algorithms.build_fed_bn`. Default:
-      `build_fed_avg`.
+    build_process: The builder that says how batch normalization is treated,
+      such as `tff_bn.algorithms.build_fed_bn`. Default: `build_fed_avg`.
     model_aggregator: A weighted factory. Default: the mean.
     **options: See `tff_bn.algorithms.Options`; and arguments of
-      `build_process`.
+      `build_process`. `drift_correction` must not be given.
 
   Returns:
     A process of the kind that `build_process` returns.
 
   Raises:
-    TypeError: If an optimizer or aggregator has the wrong type;
-      `model_aggregator` must take weights.
+    TypeError: If an optimizer or aggregator has the wrong type, or
+      `model_aggregator` takes no weights.
     ValueError: If an option has a value that is not allowed, or `build_process`
-      can't be combined with FedBS.
+      cannot be combined with FedBS.
   """
-  if not isinstance(
+  checks.check_type(
+      'model_aggregator',
       model_aggregator,
       (tff.aggregators.WeightedAggregationFactory, type(None)),
-  ):
-    raise TypeError(
-        'model_aggregator must take weights, which are losses in FedBS, as'
-        ' tff.aggregators.MeanFactory does, but is a'
-        f' {type(model_aggregator).__name__}.'
-    )
+      'take weights, which are losses in FedBS, as'
+      ' tff.aggregators.MeanFactory does',
+  )
   return averaging.build_corrected(
       build_process,
       model,
@@ -140,36 +141,33 @@ class _BoundFedBs(drift_correction.BoundCorrection):
     self.variables = [self._switched, *self._term.variables]
 
   def initial_server_state(self) -> State:
-    """FedBS starts with weights by losses."""
+    """Returns the state before the switch."""
     return collections.OrderedDict(switched=tf.constant(False))
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
-    """Whether there is a proximal term, and its variables."""
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
+    """Returns the factor of the proximal term, and the term's values."""
     return [
         tf.cast(server_state['switched'], self._switched.dtype),
         *self._term.start(before, server_state, client_state),
     ]
 
   def penalty(self, x: Any) -> tf.Tensor:
-    """The proximal term, once it is FedProx."""
+    """Returns the proximal term; 0 before the switch."""
     penalty = self._term.penalty(x)
     return tf.cast(self._switched, penalty.dtype) * penalty
 
   def client_weight(
-      self, server_state: Mapping[str, Any], weight: tf.Tensor, loss: tf.Tensor
+      self, server_state: State, weight: tf.Tensor, loss: tf.Tensor
   ) -> tf.Tensor:
-    """F_k; 0 without a loss, so that the client takes no part."""
+    """Returns F_k before the switch; 0 for a client without a loss."""
     by_loss = loss_weighted.loss_weight(tf.cast(loss, weight.dtype))
     return tf.where(server_state['switched'], weight, by_loss)
 
   def sums(self, loss: tf.Tensor) -> State:
-    """Number, sum and sum of squares of the finite losses."""
-    # With fewer bits, the difference of the sums would have none left.
+    """Returns number, sum and sum of squares of the finite losses."""
+    # The variance is a difference of sums and needs float64's precision.
     loss = tf.cast(loss, tf.float64)
     found = tf.math.is_finite(loss)
     loss = tf.where(found, loss, tf.zeros_like(loss))
@@ -179,22 +177,19 @@ class _BoundFedBs(drift_correction.BoundCorrection):
         squared_losses=tf.math.square(loss),
     )
 
-  def _loss_std(self, total: Mapping[str, Any]) -> tf.Tensor:
-    """The standard deviation; NaN without any loss."""
+  def _loss_std(self, total: State) -> tf.Tensor:
+    """Computes the standard deviation of the losses; NaN without any."""
     number = tf.cast(total['num_losses'], tf.float64)
     mean = total['losses'] / number
     variance = total['squared_losses'] / number - tf.math.square(mean)
-    # What is left of equal losses is rounding. NaN stays.
+    # Equal losses leave only rounding errors. NaN stays NaN.
     is_rounding = variance < _ROUNDING * tf.math.square(mean)
     return tf.sqrt(tf.where(is_rounding, tf.zeros_like(variance), variance))
 
   def next_server_state(
-      self,
-      server_state: Mapping[str, Any],
-      total: Mapping[str, Any],
-      aggregated: Mapping[str, Any],
+      self, server_state: State, total: State, aggregated: State
   ) -> State:
-    """Whether it is FedProx from now on."""
+    """Returns whether the next round is one of FedProx."""
     del aggregated
     return collections.OrderedDict(
         switched=tf.logical_or(
@@ -203,10 +198,8 @@ class _BoundFedBs(drift_correction.BoundCorrection):
         )
     )
 
-  def metrics(
-      self, server_state: Mapping[str, Any], total: Mapping[str, Any]
-  ) -> State:
-    """Whether it is FedProx from now on, and the losses' spread."""
+  def metrics(self, server_state: State, total: State) -> State:
+    """Returns whether the next round is one of FedProx, and the losses' std."""
     return collections.OrderedDict(
         switched_to_fedprox=tf.cast(server_state['switched'], tf.int32),
         loss_std=tf.cast(self._loss_std(total), tf.float32),

@@ -4,25 +4,27 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, Federated Optimization in
 Heterogeneous Networks, MLSys 2020.
 
 `tff.learning.algorithms.build_weighted_fed_prox` trains with the same term, but
-sends trainable variables only, and can't be combined with what this package
-does with batch normalization.
+sends only trainable variables and cannot be combined with this package's
+treatments of batch normalization.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from typing_extensions import Unpack
 
 from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
+from tff_bn.clients.drift_correction import State
+from tff_bn.clients.drift_correction import Tensors
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
-from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
+
+__all__ = ['FedProx', 'build_fed_prox']
 
 
 def build_fed_prox(
@@ -31,19 +33,18 @@ def build_fed_prox(
     *,
     proximal_strength: float = 1e-3,
     build_process: Callable[..., Process] = fed_avg.build_fed_avg,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Process:
-  """Builds FedProx.
+  """Builds FedProx, which keeps local models near the server's model.
 
   Args:
     model: The model.
-    client_optimizer: The client optimizer.
+    client_optimizer: The optimizer of local training.
     proximal_strength: μ, see `FedProx`.
-    build_process: What is done with batch normalization: another builder of
-      this package, such as `tff_bn.algorithms.build_fed_bn`. Default:
-      `build_fed_avg`.
+    build_process: The builder that says how batch normalization is treated,
+      such as `tff_bn.algorithms.build_fed_bn`. Default: `build_fed_avg`.
     **options: See `tff_bn.algorithms.Options`; and arguments of
-      `build_process`.
+      `build_process`. `drift_correction` must not be given.
 
   Returns:
     A process of the kind that `build_process` returns.
@@ -51,7 +52,7 @@ def build_fed_prox(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, or `build_process`
-      can't be combined with FedProx.
+      cannot be combined with FedProx.
   """
   return averaging.build_corrected(
       build_process,
@@ -66,8 +67,9 @@ def build_fed_prox(
 class FedProx(drift_correction.DriftCorrection):
   """Adds μ/2 ‖w - w_t‖² to the loss of each batch (equation 2 of the paper).
 
-  w are the shared trainable variables and w_t the server's values of them.
-  Those that stay with the client have no value at the server to stay near to.
+  w are the shared trainable variables, and w_t are the server's values at the
+  start of the round. Local variables are not penalized, because the server has
+  no values for them.
 
   Attributes:
     proximal_strength: μ, at least 0.
@@ -106,11 +108,11 @@ class ProximalTerm(drift_correction.BoundCorrection):
       weights: SharedWeights,
       proximal_strength: float,
   ):
-    """Makes the variables.
+    """Creates a variable for each value of w_t.
 
     Args:
       model: The model.
-      weights: Which of its variables are shared.
+      weights: The shared variables.
       proximal_strength: μ.
 
     Raises:
@@ -127,17 +129,14 @@ class ProximalTerm(drift_correction.BoundCorrection):
     self.variables = self._anchors
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
-    """The server's values of the shared trainable variables."""
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
+    """Returns w_t."""
     del server_state, client_state
     return [before[p] for p in self._positions]
 
   def penalty(self, x: Any) -> tf.Tensor:
-    """μ/2 ‖w - w_t‖²."""
+    """Returns μ/2 ‖w - w_t‖²."""
     del x
     squares = [
         tf.reduce_sum(tf.math.squared_difference(variable, anchor))

@@ -1,4 +1,4 @@
-"""FixBN: batch normalization whose statistics are fixed after some rounds.
+"""FixBN: batch normalization with statistics that are fixed after some rounds.
 
 Zhong, Chen, Chao, Making Batch Normalization Great in Federated Deep Learning,
 arXiv:2303.06530.
@@ -7,13 +7,16 @@ arXiv:2303.06530.
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.clients import client_work
+from tff_bn.clients.local_training_work import FixedStatisticsWork
+from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import averaging
 from tff_bn.processes import phased_process
 from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
+
+__all__ = ['build_fixbn']
 
 
 def build_fixbn(
@@ -23,37 +26,36 @@ def build_fixbn(
     fixbn_rounds: int,
     **options: Unpack[Options],
 ) -> Process:
-  """Builds FixBN.
+  """Builds FixBN: FedAvg, then FedAvg with fixed running statistics.
 
-  In the first `fixbn_rounds` rounds it is FedAvg: clients normalize with the
-  statistics of their batches, and the server averages the running statistics.
-  From then on the clients normalize with the server's running statistics, which
-  stay as they are; all other variables, scale and shift too, are trained and
-  averaged as before.
+  In the first `fixbn_rounds` rounds, clients normalize with the statistics of
+  their batches, and the server averages the running statistics. From then on,
+  clients normalize with the server's running statistics, which no longer
+  change. All other variables, scale and shift included, are still trained and
+  averaged.
 
-  The running variance of the first phase is a mean of the clients' variances.
-  It lacks the spread between the clients, as FedAvg's, unless
-  `statistics_aggregator` is `tff_bn.aggregators.PooledMomentsFactory()`.
+  As in FedAvg, the running variance of the first phase is the mean of the
+  clients' variances, without the spread between the clients' means.
+  `statistics_aggregator=tff_bn.aggregators.PooledMomentsFactory()` adds it.
 
   Args:
     model: The model.
     client_optimizer: The client optimizer.
-    fixbn_rounds: The number of rounds before the statistics are fixed, at
-      least 1.
+    fixbn_rounds: The number of rounds of the first phase, at least 1.
     **options: See `tff_bn.algorithms.Options`.
 
   Returns:
     A `tff.learning.templates.LearningProcess`; a `StatefulLearningProcess` if
-    clients keep something, for `drift_correction` or as position encodings of
-    their own. Its `next` runs the one or the other computation, see
+    clients keep a state, for `drift_correction` or for personal position
+    encodings. Its `next` runs the computation of the current phase, see
     `tff_bn.processes.phased_process`.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
-    ValueError: If an option has a value that is not allowed; or the model has
-      no batch normalization layer that is trained.
+    ValueError: If an option has a value that is not allowed, or the model has
+      no trainable batch normalization layer.
   """
-  requirements.check_positive_integer('fixbn_rounds', fixbn_rounds)
+  checks.check_whole_number('fixbn_rounds', fixbn_rounds)
   requirements.trained_batch_norm_layers('FixBN', model)
   return phased_process.build_phased_process(
       [
@@ -66,7 +68,7 @@ def build_fixbn(
               averaging.build_shared(
                   model,
                   client_optimizer,
-                  build_work=client_work.FixedStatisticsWork,
+                  build_work=FixedStatisticsWork,
                   **options,
               ),
           ),

@@ -13,13 +13,15 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['build_local_affine']
+
 
 def build_local_affine(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     **options: Unpack[Options],
 ) -> StatefulLearningProcess:
-  """Builds averaging with local scale and shift.
+  """Builds federated averaging that keeps scale and shift local.
 
   All other variables, running statistics included, are averaged as in FedAvg.
 
@@ -33,8 +35,8 @@ def build_local_affine(
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
-    ValueError: If the model has no such variables, or an option has a value
-      that is not allowed.
+    ValueError: If an option has a value that is not allowed, or the model has
+      no such variables.
   """
   return averaging.build_partitioned(
       model, LOCAL_AFFINE, client_optimizer, **options

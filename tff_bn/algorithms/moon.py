@@ -4,25 +4,26 @@ Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from typing_extensions import Unpack
 
 from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
+from tff_bn.clients.drift_correction import Tensors
 from tff_bn.keras_model import layer_features
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
-from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+
+__all__ = ['Moon', 'build_moon']
 
 
 def build_moon(
@@ -33,30 +34,30 @@ def build_moon(
     temperature: float = 0.5,
     feature_layer: Optional[str] = None,
     build_process: Callable[..., Process] = fed_avg.build_fed_avg,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> StatefulLearningProcess:
-  """Builds MOON.
+  """Builds MOON, which trains with a model-contrastive loss.
 
   Args:
     model: The model.
-    client_optimizer: The client optimizer.
+    client_optimizer: The optimizer of local training.
     contrastive_weight: μ, see `Moon`.
     temperature: τ, see `Moon`.
-    feature_layer: The name of the layer whose output is contrasted, see `Moon`.
-    build_process: What is done with batch normalization: another builder of
-      this package, such as `tff_bn.algorithms.build_fed_bn`. Default:
-      `build_fed_avg`.
+    feature_layer: The name of the layer whose output is compared, see `Moon`.
+    build_process: The builder that says how batch normalization is treated,
+      such as `tff_bn.algorithms.build_fed_bn`. Default: `build_fed_avg`.
     **options: See `tff_bn.algorithms.Options`; and arguments of
-      `build_process`.
+      `build_process`. `drift_correction` must not be given.
 
   Returns:
-    A process whose client state holds what the client has shared last.
+    A process whose client state holds the shared variables of the client's
+    last model.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, the model has no
-      such layer or no hidden one, or `build_process` can't be combined with
-      MOON.
+      layer `feature_layer` or no hidden layer, or `build_process` cannot be
+      combined with MOON.
   """
   return averaging.build_corrected(
       build_process,
@@ -69,29 +70,29 @@ def build_moon(
 
 @dataclasses.dataclass(frozen=True)
 class Moon(drift_correction.DriftCorrection):
-  """Adds μ times the model-contrastive loss to that of each batch.
+  """Adds μ times the model-contrastive loss to the loss of each batch.
 
-  With the features z of an input in the model that is trained, z_glob of it in
-  the model at the start of the round and z_prev in the client's model at the
-  end of its last round (equation 3 of the paper), it is the mean over the batch
-  of
+  The model-contrastive loss (equation 3 of the paper) is the mean over the
+  batch of
 
       -log( exp(sim(z, z_glob)/τ)
             / (exp(sim(z, z_glob)/τ) + exp(sim(z, z_prev)/τ)) )
 
-  with the cosine similarity sim. The two other models are in inference mode and
-  have no gradient. Local variables are the client's own in all three.
+  with the cosine similarity sim and the features of an input in three models: z
+  in the trained model, z_glob in the model at the start of the round, and
+  z_prev in the client's model at the end of its last round. The last two models
+  are in inference mode and have no gradient. All three use the client's local
+  variables.
 
-  Features are the output of a layer, flattened. A client that is seen for the
-  first time has no model of its own yet; it takes the server's, which makes the
-  loss constant. A client without data, or that is dropped, keeps the model it
-  has.
+  Features are the flattened output of a layer. A new client has no previous
+  model; it uses the server's, which makes the loss constant. A client without
+  data, or that is dropped, keeps its previous model.
 
   Attributes:
     contrastive_weight: μ, at least 0.
     temperature: τ, greater than 0.
-    feature_layer: The name of the layer; nested models are searched. Default:
-      the last hidden one, whose output is the input of the last layer with
+    feature_layer: The name of the layer, also in nested models. Default: the
+      last hidden layer, whose output is the input of the last layer with
       weights.
   """
 
@@ -149,17 +150,14 @@ class _Contrast(drift_correction.BoundCorrection):
         for name, position in zip(self._names, self._positions, strict=True)
     )
 
-  def initial_client_state(self, values: Sequence[tf.Tensor]) -> State:
-    """The server's values."""
+  def initial_client_state(self, values: Tensors) -> State:
+    """Returns the server's model as the previous one."""
     return self._named(values)
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
-    """The variables of the model of this round and of the client's last one."""
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
+    """Returns the variables of the round's and of the previous model."""
     del server_state
     previous = list(before)
     for name, position in zip(self._names, self._positions, strict=True):
@@ -168,12 +166,12 @@ class _Contrast(drift_correction.BoundCorrection):
 
   @contextlib.contextmanager
   def watching(self) -> Iterator[None]:
-    """Keeps the features of the model that is trained."""
+    """Records the features of the trained model."""
     with self._features.watched():
       yield
 
   def penalty(self, x: Any) -> tf.Tensor:
-    """μ times the mean contrastive loss of a batch."""
+    """Computes μ times the mean contrastive loss of a batch."""
     z = _directions(self._features.value)
     of_global, of_previous = (
         tf.reduce_sum(z * _directions(tf.stop_gradient(z_frozen)), axis=1)
@@ -193,19 +191,19 @@ class _Contrast(drift_correction.BoundCorrection):
 
   def finish(
       self,
-      started: Sequence[tf.Tensor],
-      before: Sequence[tf.Tensor],
-      after: Sequence[tf.Tensor],
-      collected: Sequence[tf.Tensor],
-      client_state: Mapping[str, Any],
+      started: Tensors,
+      before: Tensors,
+      after: Tensors,
+      collected: Tensors,
+      client_state: State,
   ) -> tuple[State, State]:
-    """The client's model is the previous one of its next round."""
+    """Keeps the trained model as the previous one of the next round."""
     del started, before, collected, client_state
     return self._named(after), collections.OrderedDict()
 
 
 def _directions(features: tf.Tensor) -> tf.Tensor:
-  """One unit vector for each example; 0 for 0."""
+  """Scales each example's features to a unit vector; 0 stays 0."""
   features = tf.reshape(features, [tf.shape(features)[0], -1])
   if features.dtype != tf.float64:
     features = tf.cast(features, tf.float32)

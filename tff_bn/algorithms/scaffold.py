@@ -5,27 +5,27 @@ Averaging for Federated Learning, ICML 2020, algorithm 1 with option II.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from typing_extensions import Unpack
 
 from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
+from tff_bn.clients.drift_correction import Tensors
+from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
-from tff_bn.processes import requirements
-from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
-_LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
+__all__ = ['Scaffold', 'build_scaffold']
+
 _PART = 'control_variates'
 
 
@@ -35,20 +35,19 @@ def build_scaffold(
     *,
     num_clients: Optional[int] = None,
     build_process: Callable[..., Process] = fed_avg.build_fed_avg,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> StatefulLearningProcess:
-  """Builds SCAFFOLD.
+  """Builds SCAFFOLD, which corrects gradients by control variates.
 
   Args:
     model: The model.
-    client_optimizer: The client optimizer: SGD without momentum.
+    client_optimizer: The optimizer of local training, SGD without momentum.
     num_clients: N, the number of all clients, see `Scaffold`.
-    build_process: What is done with batch normalization: another builder of
-      this package, such as `tff_bn.algorithms.build_fbn`. Default:
-      `build_fed_avg`.
+    build_process: The builder that says how batch normalization is treated,
+      such as `tff_bn.algorithms.build_fbn`. Default: `build_fed_avg`.
     **options: See `tff_bn.algorithms.Options`; and arguments of
       `build_process`. `server_optimizer=build_sgdm(η_g)` is the paper's global
-      learning rate.
+      learning rate. `drift_correction` must not be given.
 
   Returns:
     A process whose client state holds the client's control variates.
@@ -56,7 +55,8 @@ def build_scaffold(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, the client
-      optimizer is another, or `build_process` can't be combined with SCAFFOLD.
+      optimizer is not plain SGD, or `build_process` cannot be combined with
+      SCAFFOLD.
   """
   return averaging.build_corrected(
       build_process,
@@ -71,35 +71,35 @@ def build_scaffold(
 class Scaffold(drift_correction.DriftCorrection):
   """Corrects each gradient by the server's and the client's control variates.
 
-  A client's steps are y ← y - η (g(y) - c_i + c). After its K steps from x,
+  A client's steps are y ← y - η (g(y) - c_i + c). After K steps from x, it sets
 
       c_i' = c_i - c + (x - y) / (K η)
 
-  (option II), and the server's c ← c + |S|/N · mean_S(c_i' - c_i) for the
-  clients S of the round. With a learning rate that changes within a round, K η
-  is the sum of the rates. All control variates start from 0; a client without
-  data, or that is dropped, keeps its own.
+  (option II). With the clients S of the round, the server sets
+  c ← c + |S|/N · mean_S(c_i' - c_i). If the learning rate changes within a
+  round, K η is the sum of the rates. All control variates start from 0. A
+  client without data, or that is dropped, keeps its control variate.
 
-  The mean over the clients is the one of the model, `model_aggregator`, with
-  the same weights, so that c stays the mean of all c_i. With `client_weighting=
-  'uniform'` it is the paper's. With weights by examples it is exact if all
-  clients take part or have the same number; with an aggregator that takes no
-  weights and is no `tff_bn.aggregators.Rule`, if no client is without data or
-  dropped.
+  mean_S is `model_aggregator` with the weights of the model's update, so that c
+  stays the mean of all c_i. With `client_weighting='uniform'` it is the paper's
+  mean. With weights by the number of examples, c is exact if all clients take
+  part or have the same number of examples. With an aggregator that takes no
+  weights and is no `tff_bn.aggregators.Rule`, c is exact if no client is
+  dropped or without data.
 
-  There are control variates for the shared trainable variables; what stays with
-  the client does not drift from anything.
+  Only shared trainable variables have control variates, because local variables
+  cannot drift apart.
 
   Attributes:
-    num_clients: N, the number of all clients. Default: all clients take part in
-      each round, or at least are among its clients.
+    num_clients: N, the number of all clients. Default: the number of clients of
+      the round.
   """
 
   num_clients: Optional[int] = None
 
   def __post_init__(self):
     if self.num_clients is not None:
-      requirements.check_positive_integer('num_clients', self.num_clients)
+      checks.check_whole_number('num_clients', self.num_clients)
 
   def bind(
       self,
@@ -109,14 +109,13 @@ class Scaffold(drift_correction.DriftCorrection):
   ) -> drift_correction.BoundCorrection:
     """See the base class."""
     hparams = optimizers.default_hyperparameters(client_optimizer)
-    if list(hparams) != [_LEARNING_RATE]:
+    if list(hparams) != [optimizers.LEARNING_RATE]:
       raise ValueError(
-          'SCAFFOLD computes the mean gradient of a client from what its steps'
-          ' change, so client_optimizer must be plain SGD,'
+          'SCAFFOLD computes the mean gradient of a client from the change of'
+          ' its model, so client_optimizer must be plain SGD,'
           ' tff.learning.optimizers.build_sgdm(learning_rate), but is a'
           f' {type(client_optimizer).__name__} with the hyperparameters'
-          f' {list(hparams)}. (For a schedule there is'
-          ' client_learning_rate_schedule.)'
+          f' {list(hparams)}. (client_learning_rate_schedule sets a schedule.)'
       )
     return _ControlVariates(model, weights, self.num_clients)
 
@@ -155,22 +154,19 @@ class _ControlVariates(drift_correction.BoundCorrection):
   def _named(self, values: Sequence[Any]) -> State:
     return collections.OrderedDict(zip(self._names, values, strict=True))
 
-  def initial_client_state(self, values: Sequence[tf.Tensor]) -> State:
-    """A client starts with c_i = 0."""
+  def initial_client_state(self, values: Tensors) -> State:
+    """Returns c_i = 0."""
     del values
     return self._named(self._zeros())
 
   def initial_server_state(self) -> State:
-    """The server starts with c = 0."""
+    """Returns c = 0."""
     return self._named(self._zeros())
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
-    """No step yet, and c - c_i."""
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
+    """Returns the sum of the learning rates so far, 0, and c - c_i."""
     del before
     return [
         tf.zeros([], self._rate_sum.dtype),
@@ -180,7 +176,7 @@ class _ControlVariates(drift_correction.BoundCorrection):
   def correct(
       self, gradients: tuple[tf.Tensor, ...], learning_rate: Optional[Any]
   ) -> tuple[tf.Tensor, ...]:
-    """Makes g - c_i + c of g."""
+    """Returns g - c_i + c."""
     self._rate_sum.assign_add(tf.cast(learning_rate, self._rate_sum.dtype))
     correction_of = dict(zip(self._trained, self._corrections))
     return tuple(
@@ -192,13 +188,13 @@ class _ControlVariates(drift_correction.BoundCorrection):
 
   def finish(
       self,
-      started: Sequence[tf.Tensor],
-      before: Sequence[tf.Tensor],
-      after: Sequence[tf.Tensor],
-      collected: Sequence[tf.Tensor],
-      client_state: Mapping[str, Any],
+      started: Tensors,
+      before: Tensors,
+      after: Tensors,
+      collected: Tensors,
+      client_state: State,
   ) -> tuple[State, State]:
-    """The client keeps c_i' and sends c_i' - c_i."""
+    """Returns c_i', which the client keeps, and c_i' - c_i, which it sends."""
     (rate_sum,) = collected
     _, *corrections = started
     kept, sent = [], []
@@ -207,19 +203,16 @@ class _ControlVariates(drift_correction.BoundCorrection):
     ):
       old = client_state[name]
       mean_gradient = (before[position] - after[position]) / rate_sum
-      # Steps of length 0 say nothing.
+      # Steps with learning rate 0 say nothing about the gradient.
       new = tf.where(rate_sum > 0, mean_gradient - correction, old)
       kept.append(new)
       sent.append(new - old)
     return self._named(kept), collections.OrderedDict({_PART: sent})
 
   def next_server_state(
-      self,
-      server_state: Mapping[str, Any],
-      total: Mapping[str, Any],
-      aggregated: Mapping[str, Any],
+      self, server_state: State, total: State, aggregated: State
   ) -> State:
-    """The new c."""
+    """Returns the new c."""
     num_clients = total['num_clients']
     checks = []
     if self._num_clients is not None:

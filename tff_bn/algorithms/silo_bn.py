@@ -13,27 +13,30 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['build_silo_bn']
+
 
 def build_silo_bn(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     **options: Unpack[Options],
 ) -> StatefulLearningProcess:
-  """Builds SiloBN: running mean and variance are local.
+  """Builds SiloBN, which keeps running mean and variance local.
 
   All other variables, scale and shift included, are averaged as in FedAvg.
 
   Args:
     model: The model, with batch normalization.
     client_optimizer: The optimizer of local training.
-    **options: See `tff_bn.algorithms.Options`.
+    **options: See `tff_bn.algorithms.Options`. `statistics_aggregator` has no
+      effect, because no running statistics are sent.
 
   Returns:
     A process whose client state holds the client's running statistics.
 
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
-    ValueError: If the model has no batch normalization, or an option has a
-      value that is not allowed.
+    ValueError: If an option has a value that is not allowed, or the model has
+      no batch normalization.
   """
   return averaging.build_partitioned(model, SILOBN, client_optimizer, **options)

@@ -12,29 +12,33 @@ from tff_bn.processes import averaging
 from tff_bn.processes.options import Options
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
+__all__ = ['build_single']
+
 
 def build_single(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     **options: Unpack[Options],
 ) -> StatefulLearningProcess:
-  """Builds training in which no variable is ever sent.
+  """Builds training in which each client trains alone and sends no variable.
 
   The server sees the training metrics only.
 
   Args:
     model: The model, with or without batch normalization.
-    client_optimizer: The optimizer of local training; it starts anew in each
-      round.
-    **options: See `tff_bn.algorithms.Options`; those of the server and
-      `drift_correction` have no effect and are refused.
+    client_optimizer: The optimizer of local training. Its state starts afresh
+      in each round.
+    **options: See `tff_bn.algorithms.Options`. `server_optimizer`,
+      `model_aggregator`, `statistics_aggregator` and `drift_correction` would
+      have no effect and must not be given; `client_weighting` has none.
 
   Returns:
     A process whose client state holds the client's whole model.
 
   Raises:
     TypeError: If the optimizer has the wrong type.
-    ValueError: If an option has a value that is not allowed.
+    ValueError: If an option is given that must not be, or has a value that is
+      not allowed.
   """
   for name in (
       'drift_correction',

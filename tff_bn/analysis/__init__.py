@@ -1,12 +1,9 @@
-"""Measurements of what training sends, and of normalization.
+"""Measurements of the traffic of training and of normalization errors.
 
-Parts that need TensorFlow Federated are imported when they are first used.
+Members that need TensorFlow Federated are imported when they are first used.
 """
 
-from typing import Any
-
 from tff_bn.analysis import normalization_error
-from tff_bn.imports import dependencies
 from tff_bn.imports import lazy
 
 # Name -> the module of this package in which it is defined.
@@ -19,20 +16,6 @@ _WITH_TFF = {
     'messages': 'communication',
 }
 
-__all__ = [
-    'Direction',
-    'Message',
-    'ProcessTraffic',
-    'Traffic',
-    'computation_traffic',
-    'messages',
-    'normalization_error',
-]
+__all__ = ['normalization_error', *_WITH_TFF]
 
-_load, __dir__ = lazy.attach(__name__, _WITH_TFF)
-
-
-def __getattr__(name: str) -> Any:
-  if name in _WITH_TFF:
-    dependencies.require_tff()
-  return _load(name)
+__getattr__, __dir__ = lazy.attach(__name__, _WITH_TFF, needs_tff=_WITH_TFF)

@@ -1,12 +1,13 @@
-"""Counts what an algorithm sends.
+"""Measures the traffic of an algorithm.
 
-As in the FedTAN paper (section 5.3): the server's message to its clients is one
-multicast, which is counted once; every client's answer is counted.
+As in the FedTAN paper (section 5.3), a message from the server to all clients
+is a multicast, which counts once; the messages of all clients count.
 
-All numbers come from the TFF computation of a round itself, by following how
-its results depend on each other, so they hold for any algorithm and aggregator.
+All numbers are derived from the dependencies in the TFF computation of a round,
+so they hold for any algorithm and aggregator.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import enum
 import math
@@ -27,7 +28,7 @@ _MEGABYTE = 2**20
 
 
 class Direction(enum.Enum):
-  """Where a message goes."""
+  """The direction of a message."""
 
   DOWN = 'down'  # From the server to all clients.
   UP = 'up'  # From each client to the server.
@@ -35,15 +36,16 @@ class Direction(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-  """A tensor that is sent.
+  """A tensor sent between the server and the clients.
 
   Attributes:
-    exchange: In which exchange of the round, from 1.
-    direction: From the server to all clients, or from each of them to it.
+    exchange: The exchange of the round in which it is sent, from 1.
+    direction: From the server to all clients, or from each client to the
+      server.
     dtype: The tensor's dtype.
-    shape: The tensor's shape; `None` for a size, or for a whole shape, that is
-      not known before the computation runs.
-    metrics_only: Whether nothing but the round's metrics depends on it.
+    shape: The tensor's shape. A size, or the whole shape, is `None` if it is
+      unknown before the computation runs.
+    metrics_only: Whether only the round's metrics depend on the tensor.
   """
 
   exchange: int
@@ -54,24 +56,25 @@ class Message:
 
   @property
   def num_bytes(self) -> int:
-    """The size of the tensor.
+    """The size of the tensor in bytes.
 
     Raises:
-      ValueError: If the types do not say it.
+      ValueError: If the dtype or the shape does not determine the size.
     """
+    sizes = [size for size in self.shape or () if size is not None]
     if self.shape is None or None in self.shape or not self._is_number:
       shape = 'unknown shape' if self.shape is None else f'shape {self.shape}'
       raise ValueError(
           f'A tensor of dtype {self.dtype.name} and {shape} is sent'
-          f' {self.direction.value}, whose bytes can not be counted; an'
-          ' algorithm or aggregator must send numbers in tensors of static'
-          ' shapes for that.'
+          f' {self.direction.value}, so the bytes cannot be counted; use an'
+          ' algorithm and aggregators that send numbers in tensors of static'
+          ' shapes.'
       )
-    return math.prod(self.shape) * self.dtype.size
+    return math.prod(sizes) * self.dtype.size
 
   @property
   def is_scalar(self) -> bool:
-    """Whether it is one number; a string can be a whole compressed model."""
+    """Whether the tensor is one number (a string may be a whole model)."""
     return self.shape == () and self._is_number
 
   @property
@@ -87,13 +90,13 @@ class Message:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """What one round of an algorithm sends.
+  """The traffic of one round of an algorithm.
 
   Attributes:
-    exchanges: How often all clients and the server exchange messages: one
-      exchange goes down and up.
-    download_bytes: What the server sends to every client.
-    upload_bytes: What one client sends.
+    exchanges: The number of exchanges of messages between the server and the
+      clients; an exchange goes down and up.
+    download_bytes: The bytes that the server sends to every client.
+    upload_bytes: The bytes that one client sends.
   """
 
   exchanges: int
@@ -101,31 +104,34 @@ class Traffic:
   upload_bytes: int
 
   def megabytes(self, num_clients: int) -> float:
-    """All that is sent in a round.
+    """Returns the traffic of a round: one multicast and all uploads.
 
     Args:
       num_clients: The number of clients that take part.
 
     Returns:
-      Megabytes of 2^20 bytes: one multicast down, and every client's upload.
+      Megabytes of 2^20 bytes.
     """
     num_bytes = self.download_bytes + num_clients * self.upload_bytes
     return num_bytes / _MEGABYTE
 
 
 def messages(next_computation: tff.Computation) -> list[Message]:
-  """Lists the tensors that a round sends, those for metrics too.
+  """Lists the tensors that a round sends, including metrics.
 
   Args:
-    next_computation: The `next` of a learning process, of either kind.
+    next_computation: The `next` of a `LearningProcess` or
+      `StatefulLearningProcess`.
 
   Returns:
-    The messages, by exchange. The server sends a value once, when a client
-    needs it first; a client sends a value in each exchange that adds it up.
-    A value of which `federated_select` takes parts counts as sent as a whole.
+    The messages in the order of their exchanges. The server sends a value once,
+    when a client first needs it; a client sends a value in each exchange that
+    aggregates it. A value that `federated_select` slices counts as a whole.
   """
   plan = _plan(next_computation)
-  for_metrics, for_state, for_clients = [], [], []
+  for_metrics: list[symbols.Leaf] = []
+  for_state: list[symbols.Leaf] = []
+  for_clients: list[symbols.Leaf] = []
   results = iter(plan.results)
   result_type = next_computation.type_signature.result
   for name, element in _elements(result_type):
@@ -154,7 +160,7 @@ def messages(next_computation: tff.Computation) -> list[Message]:
 
 
 def _key(transfer: plan_lib.Transfer) -> tuple[Any, ...]:
-  """Tells a transfer from others, however many results are asked for."""
+  """Returns a key of the transfer that does not depend on the results."""
   if transfer.sender is symbols.Location.SERVER:
     return (transfer.leaf,)  # Metrics may need it earlier than the state does.
   return (transfer.leaf, transfer.pass_number)
@@ -163,14 +169,14 @@ def _key(transfer: plan_lib.Transfer) -> tuple[Any, ...]:
 def _plan(computation: tff.Computation) -> plan_lib.Plan:
   if not isinstance(computation, tff.framework.ConcreteComputation):
     raise ValueError(
-        f'What a {type(computation).__name__} sends can not be counted, only'
-        ' what one computation of TFF does; give those of a phased process one'
-        ' by one, or the whole process to ProcessTraffic.'
+        f'The traffic of a {type(computation).__name__} cannot be counted; pass'
+        ' a TFF computation, such as one phase of a phased process, or pass the'
+        ' whole process to ProcessTraffic.'
     )
   context = tff.framework.get_context_stack().current
   if isinstance(context, plan_context.PlanContext):
     return context.plan(computation)  # It may have one already.
-  return plan_context.make_plan(computation, graph_cache.GraphCache())
+  return plan_lib.Plan(computation, graph_cache.GraphCache())
 
 
 def _elements(result_type: tff.Type) -> list[tuple[Optional[str], tff.Type]]:
@@ -199,25 +205,23 @@ def _shape(spec: tf.TensorSpec) -> Optional[tuple[Optional[int], ...]]:
 
 
 def computation_traffic(next_computation: tff.Computation) -> Traffic:
-  """Counts what one round sends.
+  """Counts the exchanges and bytes of one round.
 
-  What only the round's metrics depend on is not counted. Scalars are not
-  counted either, as in the FedTAN paper: weights of clients, numbers of
-  examples, the number of the round, the learning rate. So a scalar variable of
-  the model is missing from the count, too, and an exchange of nothing but
-  scalars is none.
+  As in the FedTAN paper, scalars are not counted: clients' weights, numbers of
+  examples, the number of the round, the learning rate, but also scalar
+  variables of the model. An exchange of scalars only does not count. Tensors
+  for the round's metrics are not counted either.
 
   Args:
-    next_computation: The `next` of a learning process, of either kind.
+    next_computation: The `next` of a `LearningProcess` or
+      `StatefulLearningProcess`.
 
   Returns:
-    The exchanges in which clients send something for the server's or the
-    clients' new state, and the bytes of all tensors that are sent for these
-    states.
+    The exchanges in which clients send tensors for the new state of the server
+    or the clients, and the bytes of all tensors sent for these states.
 
   Raises:
-    ValueError: If the size of something that is sent is known only when the
-      computation runs.
+    ValueError: If the size of a tensor is unknown before the computation runs.
   """
   counted = [
       m
@@ -234,15 +238,15 @@ def computation_traffic(next_computation: tff.Computation) -> Traffic:
 
 
 class ProcessTraffic:
-  """What all rounds of a process send; counted when it is asked for."""
+  """Counts the traffic of all rounds of a process."""
 
   def __init__(self, process: Process):
-    """Initializes the count.
+    """Initializes the counter.
 
     Args:
-      process: The process, also one with phases.
+      process: The process, possibly with phases.
     """
-    self._phases = [Phase(None, process.next)]
+    self._phases: Sequence[Phase] = [Phase(None, process.next)]
     if isinstance(process.next, PhasedComputation):
       self._phases = process.next.phases
     self._traffic: dict[int, Traffic] = {}  # By phase.
@@ -250,7 +254,7 @@ class ProcessTraffic:
   def until(
       self, round_num: int, num_clients: int
   ) -> dict[str, Union[int, float]]:
-    """Counts what was sent in all rounds so far.
+    """Counts the traffic of all rounds so far.
 
     Args:
       round_num: The number of finished rounds.
@@ -261,7 +265,7 @@ class ProcessTraffic:
       client's uploads).
 
     Raises:
-      ValueError: If it can't be counted, see `computation_traffic`.
+      ValueError: See `computation_traffic`.
     """
     exchanges, megabytes = 0, 0.0
     for number, phase in enumerate(self._phases):
@@ -270,8 +274,7 @@ class ProcessTraffic:
         num_rounds = min(round_num, phase.num_rounds)
       if num_rounds == 0:
         break
-      # A phase is counted once: to follow a large model's computation takes
-      # seconds.
+      # The analysis of a large model's computation takes seconds.
       if number not in self._traffic:
         self._traffic[number] = computation_traffic(phase.computation)
       traffic = self._traffic[number]

@@ -1,19 +1,18 @@
-"""How far federated normalization is from the centralized one.
+"""Measures the error of federated against centralized normalization.
 
 The experiment of figures 1 and 2 in Guerraoui et al. 2024, "Overcoming the
 Challenges of Batch Normalization in Federated Learning" (FBN). Points in the
-plane are normalized by one batch normalization layer without scale and shift:
-class i of n is `N(10 (cos 2πi/n, sin 2πi/n), I)`, and in each round each of the
-n clients has a fresh batch of the same size. What an algorithm makes of the
-points is compared with batch normalization on the union of the batches.
+plane are normalized by one batch normalization layer without scale and shift.
+Class i of n is `N(10 (cos 2πi/n, sin 2πi/n), I)`. In each round, each of the n
+clients has a new batch of the same size. The points normalized by an algorithm
+are compared with batch normalization on the union of the batches.
 
-Heterogeneity is γ-similarity, as in the paper's section 4 ("Modeling
-heterogeneity"), applied to the points of each round: there are as many of each
-class as a client has points; a share γ of all of them is drawn at random and
-dealt to the clients evenly, the others are sorted by class and cut into one
-chunk for each client. With γ = 0, client i has class i and nothing else; with
-γ = 1 all clients have the same distribution. All γ have the same points, so
-that nothing but their distribution over the clients makes the difference.
+The heterogeneity is γ-similarity, as in the paper's section 4 ("Modeling
+heterogeneity"), applied to the points of each round: each class has as many
+points as a client. A random share γ of all points is distributed evenly over
+the clients; the other points are sorted by class and cut into one chunk per
+client. With γ = 0, client i has only class i; with γ = 1, all clients have the
+same distribution. The points are the same for all γ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tff_bn.common import seeding
 from tff_bn.data import splits
 
 RADIUS = 10.0
 # The stability constant of PyTorch's layer, which the paper's experiments use.
 EPSILON = 1e-5
 
-# Name -> how it normalizes.
+# Name -> description.
 ALGORITHMS = {
     'naive': "with the statistics of the client's own batch",
     'fixbn': (
@@ -44,14 +44,15 @@ ALGORITHMS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """The experiment; the defaults are the paper's.
+  """The settings of the experiment; the defaults are the paper's.
 
   Attributes:
     num_clients: The number n of clients, and of classes.
     points_per_client: The number of points in a client's batch, at least 2.
-    beta: The share β in (0, 1] of a round's statistics in the running ones.
+    beta: The weight β of a round's statistics in the update of the running
+      statistics, in (0, 1].
     rounds: The number of rounds.
-    seed: Decides the points and who gets them; not negative.
+    seed: The seed of the points and their distribution, at least 0.
 
   Raises:
     ValueError: If a number is out of its range.
@@ -87,25 +88,25 @@ class Settings:
 
 
 class Statistics(NamedTuple):
-  """Means and variances over points, of shape `[..., 2]`."""
+  """The mean and variance of points, each of shape `[..., 2]`."""
 
   mean: np.ndarray
   variance: np.ndarray
 
 
-# What running statistics are before the first round.
+# The running statistics before the first round.
 INITIAL_STATISTICS = Statistics(np.zeros(2), np.ones(2))
 
 
 class Round(NamedTuple):
-  """What happens in one round.
+  """The data and results of one round.
 
   Attributes:
     points: The clients' batches, `[num_clients, points_per_client, 2]`.
     classes: The points' classes, `[num_clients, points_per_client]`.
-    centralized: The points as normalized by their union's statistics.
-    normalized: For each algorithm, the points as it normalizes them.
-    running: For each algorithm that has them, the running statistics after the
+    centralized: The points normalized by the statistics of their union.
+    normalized: The points normalized by each algorithm.
+    running: The running statistics of each algorithm that has them, after the
       round.
   """
 
@@ -118,13 +119,13 @@ class Round(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Result:
-  """What came of one heterogeneity level.
+  """The results for one level of heterogeneity.
 
   Attributes:
     gamma: The γ-similarity.
-    errors: For each algorithm and round, the mean Euclidean distance between
-      the points as the algorithm and as centralized batch normalization
-      normalizes them: `[rounds]`.
+    errors: For each algorithm, the mean Euclidean distance between the points
+      normalized by the algorithm and by centralized batch normalization, in
+      each round: `[rounds]`.
     last_round: The last round.
   """
 
@@ -133,11 +134,11 @@ class Result:
   last_round: Round
 
   def mean_error(self, algorithm: str) -> float:
-    """The mean error over all rounds, as in figure 2c."""
+    """Returns the mean error over all rounds, as in figure 2c."""
     return float(self.errors[algorithm].mean())
 
   def final_error(self, algorithm: str) -> float:
-    """The error of the last round."""
+    """Returns the error of the last round."""
     return float(self.errors[algorithm][-1])
 
 
@@ -147,9 +148,9 @@ def draw_points(
   """Draws the clients' batches of a round.
 
   Args:
-    settings: The experiment.
+    settings: The settings.
     gamma: The γ-similarity in [0, 1].
-    round_num: The round, not negative.
+    round_num: The number of the round, at least 0.
 
   Returns:
     The points, `[num_clients, points_per_client, 2]`, and their classes,
@@ -159,8 +160,10 @@ def draw_points(
     ValueError: If gamma is outside [0, 1].
   """
   num_clients = settings.num_clients
-  rng = np.random.default_rng([settings.seed, round_num])
-  classes = np.repeat(np.arange(num_clients), settings.points_per_client)
+  rng = seeding.generator(None, settings.seed, round_num)
+  classes: np.ndarray = np.repeat(
+      np.arange(num_clients), settings.points_per_client
+  )
   angles = 2 * np.pi * classes / num_clients
   centres = RADIUS * np.stack([np.cos(angles), np.sin(angles)], axis=1)
   points = centres + rng.standard_normal(centres.shape)
@@ -174,18 +177,17 @@ def draw_points(
 
 
 def batch_statistics(points: np.ndarray) -> Statistics:
-  """Means and biased variances of batches of shape `[..., points, 2]`."""
+  """Computes the statistics of batches of shape `[..., points, 2]`."""
   return Statistics(points.mean(axis=-2), points.var(axis=-2))
 
 
 def normalize(points: np.ndarray, statistics: Statistics) -> np.ndarray:
-  """Normalizes points `[..., 2]` with statistics of a shape like theirs."""
-  mean, variance = statistics
-  return (points - mean) / np.sqrt(variance + EPSILON)
+  """Normalizes points `[..., 2]` by statistics that broadcast to them."""
+  return (points - statistics.mean) / np.sqrt(statistics.variance + EPSILON)
 
 
 def normalize_locally(points: np.ndarray) -> np.ndarray:
-  """Normalizes each client's batch with its own statistics."""
+  """Normalizes each client's batch by the batch's statistics."""
   mean, variance = batch_statistics(points)
   return normalize(
       points, Statistics(mean[:, np.newaxis], variance[:, np.newaxis])
@@ -193,22 +195,22 @@ def normalize_locally(points: np.ndarray) -> np.ndarray:
 
 
 def normalize_centrally(points: np.ndarray) -> np.ndarray:
-  """Normalizes all clients' batches with the statistics of their union."""
+  """Normalizes all clients' batches by the statistics of their union."""
   return normalize(points, batch_statistics(points.reshape(-1, 2)))
 
 
 def update_naive(
     running: Statistics, points: np.ndarray, beta: float
 ) -> Statistics:
-  """The means of the running statistics that the clients would have.
+  """Averages the clients' running statistics of Algorithm 1.
 
   Args:
     running: The shared running statistics, `[2]`.
     points: The clients' batches, `[num_clients, points_per_client, 2]`.
-    beta: The share of the batches' statistics.
+    beta: The weight β of the batches' statistics.
 
   Returns:
-    The new running statistics, `[2]`: those of Algorithm 1, averaged.
+    The new running statistics, `[2]`.
   """
   size = points.shape[1]
   mean, variance = batch_statistics(points)
@@ -222,16 +224,18 @@ def update_naive(
 def update_fbn(
     running: Statistics, points: np.ndarray, beta: float
 ) -> Statistics:
-  """Algorithm 2, lines 4 to 10.
+  """Updates FBN's running statistics: Algorithm 2, lines 4 to 10.
+
+  They equal the running statistics of centralized batch normalization on the
+  union of the batches.
 
   Args:
     running: The shared running statistics, `[2]`.
     points: The clients' batches, `[num_clients, points_per_client, 2]`.
-    beta: The share of the batches' statistics.
+    beta: The weight β of the batches' statistics.
 
   Returns:
-    The new running statistics, `[2]`: those of centralized batch normalization
-    on the union of the batches.
+    The new running statistics, `[2]`.
   """
   size = points.shape[0] * points.shape[1]
   unbiased = size / (size - 1)
@@ -252,13 +256,13 @@ def run_round(
     round_num: int,
     running: Mapping[str, Statistics],
 ) -> Round:
-  """Normalizes one round's points with all algorithms.
+  """Normalizes the points of one round by all algorithms.
 
   Args:
-    settings: The experiment.
+    settings: The settings.
     gamma: The γ-similarity in [0, 1].
-    round_num: The round, from 0.
-    running: The running statistics before the round: a `Round`'s.
+    round_num: The number of the round, from 0.
+    running: The running statistics before the round; see `Round`.
 
   Returns:
     The round.
@@ -284,10 +288,10 @@ def run_round(
 
 
 def run(settings: Settings, gamma: float) -> Result:
-  """Runs the experiment at one heterogeneity level.
+  """Runs the experiment at one level of heterogeneity.
 
   Args:
-    settings: The experiment.
+    settings: The settings.
     gamma: The γ-similarity in [0, 1].
 
   Returns:
@@ -297,7 +301,9 @@ def run(settings: Settings, gamma: float) -> Result:
     ValueError: If gamma is outside [0, 1].
   """
   errors = {algorithm: np.empty(settings.rounds) for algorithm in ALGORITHMS}
-  running = dict(fixbn=INITIAL_STATISTICS, fbn=INITIAL_STATISTICS)
+  running: Mapping[str, Statistics] = dict(
+      fixbn=INITIAL_STATISTICS, fbn=INITIAL_STATISTICS
+  )
   for round_num in range(settings.rounds):
     this_round = run_round(settings, gamma, round_num, running)
     running = this_round.running
@@ -308,5 +314,5 @@ def run(settings: Settings, gamma: float) -> Result:
 
 
 def run_levels(settings: Settings, gammas: Sequence[float]) -> list[Result]:
-  """Runs the experiment at several heterogeneity levels; see `run`."""
+  """Runs the experiment at several levels of heterogeneity; see `run`."""
   return [run(settings, gamma) for gamma in gammas]

@@ -1,1 +1,1 @@
-"""What a client does in a round: local training, drift corrections, moments."""
+"""A client's work in a round: local training, drift corrections, moments."""

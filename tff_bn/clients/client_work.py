@@ -1,52 +1,58 @@
-"""Client work: local training as a part of TFF's learning templates."""
+"""A client's work in a round, and its role in TFF's learning templates."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import moments
 from tff_bn.clients import update_norms
-from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
-from tff_bn.clients.local_training import LocalTraining
-from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
-from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.layers.batch_moments import Moments
 
-# What the clients do in a round, see `ClientWork.build_client_update`.
+# See `ClientWork.build_client_update`.
 ClientUpdate = Callable[
     [tff.Value, tff.Value, tff.Value], tuple[tff.Value, tff.Value]
 ]
 
-CLIENT_WEIGHTINGS = ('num_examples', 'uniform')
 
+class RoundStart(NamedTuple):
+  """A client's values before it trains.
 
-def check_client_weighting(client_weighting: str) -> None:
-  """Raises a `ValueError` if the weighting is unknown."""
-  if client_weighting not in CLIENT_WEIGHTINGS:
-    raise ValueError(
-        f'client_weighting={client_weighting!r} must be one of'
-        f' {", ".join(map(repr, CLIENT_WEIGHTINGS))}.'
-    )
+  Attributes:
+    work_state: The server's state for the clients, of `ClientWork.state_type`.
+    client_state: The client's local variables and the drift correction's state.
+    values: The values of all variables, in the order of `model.variables`.
+    correction: The values of the drift correction's variables.
+    optimizer_state: The optimizer's state.
+  """
+
+  work_state: Mapping[str, Any]
+  client_state: Mapping[str, Any]
+  values: list[tf.Tensor]
+  correction: Sequence[tf.Tensor]
+  optimizer_state: Any
 
 
 class ClientWork:
-  """Local training of one client, and what the server gets of it.
+  """A client's part of a round, and its report to the server.
+
+  Subclasses say how a client trains: they implement `build_client_update`.
 
   Attributes:
-    state_type: The type of the part of the server's state that clients need:
-      the number of finished rounds, the optimizer's hyperparameters, the state
-      of the correction of the clients' drift.
-    correction: What is done against the clients' drift.
-    data_type: The type of a client's dataset.
+    correction: The correction of the clients' drift.
+    data_type: The TFF type of a client's dataset.
+    initial_state: The `tff.Computation` that makes the server's state for the
+      clients: the number of finished rounds, the optimizer's hyperparameters
+      and the state of the drift correction.
+    state_type: The type of this state.
   """
 
   def __init__(
@@ -54,23 +60,16 @@ class ClientWork:
       model: BatchNormModel,
       training: LocalStep,
       weights: SharedWeights,
-      client_weighting: str,
   ):
     """Initializes the work.
 
     Args:
       model: The model.
-      training: How clients train: a `LocalTraining`, or what a subclass needs.
-      weights: Which variables are shared.
-      client_weighting: `'num_examples'` or `'uniform'`.
-
-    Raises:
-      ValueError: If `client_weighting` is unknown.
+      training: The local training, or its optimizer step.
+      weights: The shared variables.
     """
-    check_client_weighting(client_weighting)
     self._training = training
     self._weights = weights
-    self._uniform = client_weighting == 'uniform'
     self.correction = training.correction
     hparams = training.default_hparams
 
@@ -88,89 +87,82 @@ class ClientWork:
         tff.types.tensorflow_to_type(model.input_spec)
     )
 
-  def run(
+  def build_client_update(self) -> ClientUpdate:
+    """Builds the clients' part of a round in which all variables are shared.
+
+    Returns:
+      A function, for use in a `tff.federated_computation`, of the state, the
+      shared weights and the data, all placed at the clients. It returns
+      `tff.learning.templates.ClientResult`s and the reports of `report`.
+    """
+    raise NotImplementedError
+
+  def start(
       self,
-      state: Any,
+      state: Mapping[str, Any],
       shared: ModelWeights,
       client_state: Mapping[str, Any],
-      dataset: tf.data.Dataset,
       optimizer_state: Optional[Any] = None,
-      num_steps: Any = 0,
-  ) -> collections.OrderedDict[str, Any]:
-    """Trains one client; to be called inside a `tff.tensorflow.computation`.
-
-    A client whose update or loss is not finite is dropped: its weight is NaN,
-    which all aggregators of `ModelUpdateFactory` understand, its state stays as
-    it was, and it is counted. A client without data has weight 0.
+  ) -> RoundStart:
+    """Prepares a client for a round, inside a `tff.tensorflow.computation`.
 
     Args:
       state: Of type `state_type`.
       shared: The shared weights.
-      client_state: The client's local variables, and what the correction keeps.
-      dataset: The client's dataset.
-      optimizer_state: The optimizer's state at the start. Default: a new one.
-      num_steps: How many steps the optimizer has made before.
+      client_state: The client's local variables and the drift correction's
+        state.
+      optimizer_state: The optimizer's state. Default: a new one.
 
     Returns:
-      An `OrderedDict` of `update`, `update_weight`, `client_state` (the new
-      one), `values` (all new values), `optimizer_state`, `num_steps` and
-      `report` (what the metrics are made of).
+      The values that training starts from.
     """
-    before = self._weights.merge(shared, client_state)
-    optimizer_state = self._start_optimizer(state, optimizer_state)
-    started = self.correction.start(before, state['correction'], client_state)
-    result = self._training.train(
-        before,
-        dataset,
-        optimizer_state,
-        state['round_num'],
-        started,
-        num_steps,
-    )
-    return self.report(
-        state, client_state, before, started, optimizer_state, result
-    )
-
-  def _start_optimizer(
-      self, state: Any, optimizer_state: Optional[Any] = None
-  ) -> Any:
-    """The optimizer's state before the first step of a round."""
+    values = self._weights.merge(shared, client_state)
     if optimizer_state is None:
       optimizer_state = self._training.set_hparams(
           self._training.initial_optimizer_state(), state['hparams']
       )
-    return self._training.set_learning_rate(optimizer_state, state['round_num'])
+    return RoundStart(
+        work_state=state,
+        client_state=client_state,
+        values=values,
+        correction=self.correction.start(
+            values, state['correction'], client_state
+        ),
+        optimizer_state=self._training.set_learning_rate(
+            optimizer_state, state['round_num']
+        ),
+    )
 
   def report(
       self,
-      state: Any,
-      client_state: Mapping[str, Any],
-      before: list[tf.Tensor],
-      started: Sequence[tf.Tensor],
-      optimizer_state: Any,
+      start: RoundStart,
       result: LocalResult,
+      *,
       sound: Optional[tf.Tensor] = None,
       exchanged: Any = 0.0,
   ) -> collections.OrderedDict[str, Any]:
-    """Makes what `run` returns of the result of local training.
+    """Turns the result of local training into a client's update and new state.
+
+    A client whose update or loss is not finite is dropped: its weight is NaN,
+    which all aggregators of `ModelUpdateFactory` understand, it keeps its old
+    state, and it is counted. A client without data has weight 0.
 
     Args:
-      state: Of type `state_type`.
-      client_state: The client's state before it.
-      before: The values of all variables before it.
-      started: The values of the correction's variables before it.
-      optimizer_state: The optimizer's state before it.
-      result: The result.
-      sound: Whether the result may be used even if all its numbers are finite,
-        a bool scalar. Default: yes.
-      exchanged: The norm of what was exchanged before, see
-        `tff_bn.clients.update_norms.norms`.
+      start: The values before training.
+      result: The result of training.
+      sound: A bool scalar; if false, the client is dropped even if all numbers
+        are finite. Default: true.
+      exchanged: The norm of the values that the client sent earlier in the
+        round, see `tff_bn.clients.update_norms.norms`.
 
     Returns:
-      See `run`.
+      An `OrderedDict` of `update`, `update_weight`, `client_state` (the new
+      one), `values` (the new values of all variables), `optimizer_state`,
+      `num_steps` and `report` (sums for the metrics).
     """
+    before, client_state = start.values, start.client_state
     kept, sent = self.correction.finish(
-        started, before, result.values, result.corrected, client_state
+        start.correction, before, result.values, result.corrected, client_state
     )
     keep = numerics.all_finite(
         [
@@ -190,7 +182,7 @@ class ClientWork:
     loss_sum = numerics.where_or_zero(keep, result.loss_sum)
     loss = loss_sum / tf.cast(num_examples, loss_sum.dtype)
     weight = self.correction.client_weight(
-        state['correction'], self.client_weight(num_examples), loss
+        start.work_state['correction'], self.client_weight(num_examples), loss
     )
     weight = tf.where(keep, weight, tf.constant(np.nan, weight.dtype))
     update = self._weights.update(
@@ -213,7 +205,7 @@ class ClientWork:
         client_state=new_client_state,
         values=after,
         optimizer_state=numerics.where(
-            keep, result.optimizer_state, optimizer_state
+            keep, result.optimizer_state, start.optimizer_state
         ),
         num_steps=result.num_steps,
         report=collections.OrderedDict(
@@ -233,8 +225,8 @@ class ClientWork:
     )
 
   def client_weight(self, num_examples: tf.Tensor) -> tf.Tensor:
-    """A client's weight among the clients, float32; 0 without examples."""
-    if self._uniform:
+    """Returns a client's weight, a float32 scalar; 0 without examples."""
+    if self._training.config.client_weighting == 'uniform':
       num_examples = num_examples > 0
     return tf.cast(num_examples, tf.float32)
 
@@ -243,8 +235,11 @@ class ClientWork:
       after: Sequence[tf.Tensor],
       weight: tf.Tensor,
       result: LocalResult,
-  ) -> list[moments.Moments]:
-    """What a client sends of its batch normalization statistics.
+  ) -> list[Moments]:
+    """Returns the batch normalization statistics that a client sends.
+
+    Here they are the client's running statistics with its weight. With weight 0
+    the server keeps its own.
 
     Args:
       after: The values of all variables after local training.
@@ -252,12 +247,11 @@ class ClientWork:
       result: The result of local training.
 
     Returns:
-      One entry for each pair of shared running statistics: here the client's
-      running statistics with its weight. Weight 0 keeps the server's.
+      One entry for each pair of shared running statistics.
     """
     del result
     return [
-        moments.layer_moments(
+        Moments(
             tf.cast(weight, after[mean].dtype), after[mean], after[variance]
         )
         for mean, variance in self._weights.statistics
@@ -266,21 +260,21 @@ class ClientWork:
   def finish_round(
       self, state: tff.Value, report: tff.Value, aggregated: Any = ()
   ) -> tuple[tff.Value, tff.Value]:
-    """Ends a round; for use in a `tff.federated_computation`.
+    """Ends a round, in a `tff.federated_computation`.
 
     Args:
       state: Of type `state_type`, placed at the server.
       report: The clients' `report`, placed at the clients.
-      aggregated: The aggregate of the clients' updates at the server, if the
-        correction needs it.
+      aggregated: The aggregated update at the server, if the drift correction
+        needs it.
 
     Returns:
       The next state and the round's metrics, at the server. The metrics are
-      `train`, `num_clients`, `num_dropped_clients`, `num_participants` (clients
-      with weight), what `tff_bn.clients.update_norms.compare` returns, and
-      `correction`.
+      `train`, `num_clients`, `num_dropped_clients`, `num_participants` (the
+      number of clients with weight), the result of
+      `tff_bn.clients.update_norms.compare`, and `correction`.
     """
-    # Apart, as the next state depends on these sums only.
+    # Summed apart from the metrics: the next state needs only these sums.
     clients = tff.federated_sum(report['clients'])
     if not isinstance(aggregated, tff.Value):
       aggregated = tff.federated_value(aggregated, tff.SERVER)
@@ -330,23 +324,6 @@ class ClientWork:
         metrics, (new_state, clients, training, norms)
     )
 
-  def build_client_update(self) -> ClientUpdate:
-    """Builds what the clients do in a round; all variables are shared.
-
-    Returns:
-      A function, for use in a `tff.federated_computation`, of the state, the
-      shared weights and the data, all placed at the clients. It returns
-      `tff.learning.templates.ClientResult`s and the reports of `run`.
-    """
-
-    @tff.tensorflow.computation(
-        self.state_type, self._weights.weights_type(), self.data_type
-    )
-    def client_update(state, weights, dataset):
-      return self._result_and_report(self.run(state, weights, {}, dataset))
-
-    return lambda *args: tff.federated_map(client_update, args)
-
   def _result_and_report(
       self, result: Mapping[str, Any]
   ) -> tuple[tff.learning.templates.ClientResult, Any]:
@@ -358,7 +335,7 @@ class ClientWork:
     )
 
   def build_process(self) -> tff.learning.templates.ClientWorkProcess:
-    """The work as one role of `tff.learning.templates`; all is shared."""
+    """Builds the client work of TFF's templates; all variables are shared."""
     hparams_type = self.state_type['hparams']
     weights_type = self._weights.weights_type()
 
@@ -394,44 +371,3 @@ class ClientWork:
         get_hparams_fn=get_hparams,
         set_hparams_fn=set_hparams,
     )
-
-
-class FixedStatisticsWork(ClientWork):
-  """Local training that uses and keeps the running statistics."""
-
-  def __init__(
-      self,
-      model: BatchNormModel,
-      config: LocalTrainingConfig,
-      weights: SharedWeights,
-      client_weighting: str,
-      correction: BoundCorrection,
-  ):
-    """Traces local training.
-
-    Args:
-      model: The model.
-      config: How to train.
-      weights: Which variables are shared.
-      client_weighting: `'num_examples'` or `'uniform'`.
-      correction: What is done against the clients' drift.
-
-    Raises:
-      ValueError: If `client_weighting` is unknown.
-    """
-    training = LocalTraining(
-        model,
-        config,
-        batch_norm_call=fused_batch_norm.inference,
-        correction=correction,
-    )
-    super().__init__(model, training, weights, client_weighting)
-
-  def statistics(
-      self,
-      after: Sequence[tf.Tensor],
-      weight: tf.Tensor,
-      result: LocalResult,
-  ) -> list[moments.Moments]:
-    """Weight 0: not even rounding changes the server's statistics."""
-    return super().statistics(after, tf.zeros_like(weight), result)

@@ -1,11 +1,11 @@
-"""What local training does against the drift of the clients' models.
+"""Corrections of the drift of the clients' models during local training.
 
-Clients with different data pull their models apart between two exchanges. A
-`DriftCorrection` changes what a client minimizes, or its gradients, or what it
-counts for at the server: see `tff_bn.algorithms.FedProx`, `Scaffold`, `Moon`
-and `FedBs`. It has no part in what is done with batch normalization, nor in
-which variables are shared, so it goes with every builder of
-`tff_bn.algorithms` for which it makes sense.
+Clients with different data train their models apart between two exchanges. A
+`DriftCorrection` changes a client's loss, its gradients, or its weight at the
+server; examples are `FedProx`, `Scaffold`, `Moon` and `FedBs` in
+`tff_bn.algorithms`. It depends neither on the treatment of batch normalization
+nor on the choice of shared variables, so most builders of `tff_bn.algorithms`
+accept any correction.
 """
 
 import abc
@@ -20,19 +20,21 @@ import tensorflow_federated as tff
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 
-# Tensors by name.
-State = collections.OrderedDict[str, Any]
+Tensors = Sequence[tf.Tensor]
+# Tensors by name; to be returned as an `OrderedDict`, as TFF needs it.
+State = Mapping[str, Any]
 
 
 class BoundCorrection:
-  """A correction for one model, as local training and the server use it.
+  """A correction for one model, used by local training and the server.
 
-  This one corrects nothing; subclasses override what they need.
+  This base class corrects nothing. Subclasses override the methods that they
+  need.
 
   Attributes:
-    variables: TensorFlow variables, besides those of the model, that training
-      steps read. A client sets them at the start of a round, see `start`.
-    collecting: Those among them whose last values `finish` needs.
+    variables: TensorFlow variables outside the model that training steps read.
+      A client sets them at the start of a round, see `start`.
+    collecting: The subset of `variables` whose last values `finish` needs.
   """
 
   variables: Sequence[tf.Variable] = ()
@@ -41,17 +43,17 @@ class BoundCorrection:
   # In the computation of a training step.
 
   def watching(self) -> contextlib.AbstractContextManager[None]:
-    """Lasts while the model is called in a training step."""
+    """Returns a context that wraps the model's call in a training step."""
     return contextlib.nullcontext()
 
   def penalty(self, x: Any) -> Optional[tf.Tensor]:
-    """What is added to the loss of a batch.
+    """Computes a term that is added to the loss of a batch.
 
     Args:
       x: The model's input.
 
     Returns:
-      A float scalar, or `None`. The loss in the metrics is without it.
+      A float scalar, or `None`. The loss in the metrics does not include it.
     """
     del x
     return None
@@ -59,12 +61,12 @@ class BoundCorrection:
   def correct(
       self, gradients: tuple[tf.Tensor, ...], learning_rate: Optional[Any]
   ) -> tuple[tf.Tensor, ...]:
-    """Corrects the gradients, just before the optimizer gets them.
+    """Corrects the gradients just before the optimizer's step.
 
     Args:
-      gradients: Those of the trainable variables, clipped and with weight
-        decay.
-      learning_rate: The step's; `None` if the optimizer has none.
+      gradients: The gradients of the trainable variables, after clipping and
+        weight decay.
+      learning_rate: The step's learning rate; `None` if the optimizer has none.
 
     Returns:
       The corrected gradients.
@@ -74,30 +76,27 @@ class BoundCorrection:
 
   # In the computations of a client, before and after its training.
 
-  def initial_client_state(self, values: Sequence[tf.Tensor]) -> State:
-    """What a client keeps that is seen for the first time.
+  def initial_client_state(self, values: Tensors) -> State:
+    """Returns the initial state of a new client.
 
     Args:
       values: The values of the model's variables that the client starts with.
 
     Returns:
-      Tensors by name; the names are none of the model's variables.
+      Tensors by name. The names must differ from those of model variables.
     """
     del values
     return collections.OrderedDict()
 
   def start(
-      self,
-      before: Sequence[tf.Tensor],
-      server_state: Mapping[str, Any],
-      client_state: Mapping[str, Any],
-  ) -> Sequence[tf.Tensor]:
-    """The values of `variables` at the start of a round.
+      self, before: Tensors, server_state: State, client_state: State
+  ) -> Tensors:
+    """Returns the values of `variables` at the start of a round.
 
     Args:
       before: The values of the model's variables, in their order.
       server_state: The server's state of the correction.
-      client_state: The client's state, with its local variables.
+      client_state: The client's state, including its local variables.
 
     Returns:
       One value for each variable.
@@ -107,16 +106,16 @@ class BoundCorrection:
 
   def finish(
       self,
-      started: Sequence[tf.Tensor],
-      before: Sequence[tf.Tensor],
-      after: Sequence[tf.Tensor],
-      collected: Sequence[tf.Tensor],
-      client_state: Mapping[str, Any],
+      started: Tensors,
+      before: Tensors,
+      after: Tensors,
+      collected: Tensors,
+      client_state: State,
   ) -> tuple[State, State]:
-    """What a client keeps and sends after its training.
+    """Returns a client's new state and additional update after its training.
 
-    What it returns for a client that is dropped, or has no data, is replaced:
-    the client keeps what it has, and sends zeros.
+    The result is ignored for a client that is dropped or has no data: it keeps
+    its old state and sends zeros.
 
     Args:
       started: What `start` returned.
@@ -126,22 +125,21 @@ class BoundCorrection:
       client_state: The client's state before.
 
     Returns:
-      The client's new state, as `initial_client_state`; and parts of its
-      update, besides those of the model, see
-      `tff_bn.aggregators.model_update`.
+      The client's new state, as in `initial_client_state`, and additional parts
+      of its update, see `tff_bn.aggregators.model_update`.
     """
     del started, before, after, collected, client_state
     return collections.OrderedDict(), collections.OrderedDict()
 
   def client_weight(
-      self, server_state: Mapping[str, Any], weight: tf.Tensor, loss: tf.Tensor
+      self, server_state: State, weight: tf.Tensor, loss: tf.Tensor
   ) -> tf.Tensor:
-    """A client's weight in the mean of the clients.
+    """Returns a client's weight in the mean over the clients.
 
     Args:
       server_state: The server's state of the correction.
-      weight: The weight by the number of examples, or 1; float32 scalar.
-      loss: The mean loss of the round's examples; NaN without any.
+      weight: The weight without correction, a float32 scalar.
+      loss: The mean loss of the round's examples; NaN without examples.
 
     Returns:
       A float32 scalar.
@@ -150,7 +148,7 @@ class BoundCorrection:
     return weight
 
   def sums(self, loss: tf.Tensor) -> State:
-    """What the server gets the sum of, over all clients.
+    """Returns the client's terms of sums that the server receives.
 
     Args:
       loss: The mean loss of the round's examples; NaN if the client is dropped
@@ -165,23 +163,19 @@ class BoundCorrection:
   # In the computations of the server.
 
   def initial_server_state(self) -> State:
-    """What the server keeps, and sends to the clients of each round."""
+    """Returns the initial server state, which is sent to clients each round."""
     return collections.OrderedDict()
 
   def next_server_state(
-      self,
-      server_state: Mapping[str, Any],
-      total: Mapping[str, Any],
-      aggregated: Mapping[str, Any],
+      self, server_state: State, total: State, aggregated: State
   ) -> State:
-    """What the server keeps after a round.
+    """Returns the server's state after a round.
 
     Args:
-      server_state: What it kept before.
-      total: The sums of `sums`, and `num_clients`, `num_participants`: the
-        numbers of clients in the round, and of those with weight.
-      aggregated: The aggregated parts of the clients' updates that `finish`
-        returned.
+      server_state: The server's state before.
+      total: The sums over all clients of `sums`, of `num_clients` (the clients
+        in the round) and of `num_participants` (those with weight).
+      aggregated: The aggregated updates, with the parts that `finish` returned.
 
     Returns:
       The new state.
@@ -189,13 +183,11 @@ class BoundCorrection:
     del total, aggregated
     return collections.OrderedDict(server_state)
 
-  def metrics(
-      self, server_state: Mapping[str, Any], total: Mapping[str, Any]
-  ) -> State:
-    """The correction's metrics of a round.
+  def metrics(self, server_state: State, total: State) -> State:
+    """Returns the correction's metrics of a round.
 
     Args:
-      server_state: What the server keeps after the round.
+      server_state: The server's state after the round.
       total: See `next_server_state`.
 
     Returns:
@@ -206,7 +198,7 @@ class BoundCorrection:
 
 
 class DriftCorrection(abc.ABC):
-  """A way to correct the clients' drift, for any model."""
+  """A correction of the clients' drift, for any model."""
 
   @abc.abstractmethod
   def bind(
@@ -215,38 +207,35 @@ class DriftCorrection(abc.ABC):
       weights: SharedWeights,
       client_optimizer: tff.learning.optimizers.Optimizer,
   ) -> BoundCorrection:
-    """Prepares the correction for a model.
+    """Binds the correction to a model.
 
     Args:
       model: The model.
-      weights: Which of its variables are shared. Only these are corrected:
-        clients do not drift apart in what is their own.
+      weights: The shared variables. Only these are corrected, because local
+        variables cannot drift apart.
       client_optimizer: The optimizer of local training.
 
     Returns:
       The bound correction.
 
     Raises:
-      ValueError: If it makes no sense for them.
+      ValueError: If the correction cannot be applied to them.
     """
 
 
 def check_shares(
     model: BatchNormModel, weights: SharedWeights, name: str
 ) -> None:
-  """Checks that clients share what they could drift apart in.
+  """Raises a `ValueError` if clients share no trainable variable.
 
   Args:
     model: The model.
-    weights: Which of its variables are shared.
+    weights: The shared variables.
     name: The correction's name.
-
-  Raises:
-    ValueError: If no trainable variable is shared.
   """
   if not weights.trainable:
     raise ValueError(
-        f'{name} keeps clients from drifting apart in what they share, but no'
+        f'{name} keeps shared variables from drifting apart, but no'
         f' trainable variable of the model {model.keras_model.name!r} is'
         ' shared.'
     )

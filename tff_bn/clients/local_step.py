@@ -1,9 +1,8 @@
-"""One step of a client's optimizer, and what goes with it."""
+"""One step of a client's optimizer, with its metrics and random seeds."""
 
 import collections
 from collections.abc import Callable, Sequence
-import dataclasses
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import keras
 import numpy as np
@@ -19,33 +18,32 @@ from tff_bn.keras_model.stateless_function import fingerprint
 
 
 def warmup_factor(step: tf.Tensor, warmup_steps: int, dtype: Any) -> tf.Tensor:
-  """The factor of the learning rate in an optimizer's first steps.
+  """Computes the factor of the learning rate in an optimizer's first steps.
 
   Args:
-    step: An integer scalar, how many steps were made before.
-    warmup_steps: Over how many steps it rises to 1.
+    step: An integer scalar, the number of steps made before.
+    warmup_steps: The number of steps over which the factor rises to 1.
     dtype: The factor's dtype.
 
   Returns:
     min(1, (step + 1) / warmup_steps), a scalar.
   """
-  # As integers, because float32 has no large ones.
+  # In integers, because float32 cannot represent large ones.
   made = tf.minimum(step + 1, warmup_steps)
   return tf.cast(made, dtype) / tf.constant(warmup_steps, dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class LocalResult:
-  """What local training returns, all tensors.
+class LocalResult(NamedTuple):
+  """The result of local training, all tensors.
 
   Attributes:
     values: The new values, in the order of `model.variables`.
-    num_examples: int64 scalar, how many examples were trained on. An example
+    num_examples: int64 scalar, the number of examples trained on. An example
       counts once for each epoch.
-    loss_sum: float scalar, sum over the examples of their batch's loss.
+    loss_sum: float scalar, the sum over the examples of their batch's loss.
     metric_sums: The accumulators of each Keras metric.
     optimizer_state: The optimizer's last state.
-    num_steps: int64 scalar, how many steps it has made since its first one.
+    num_steps: int64 scalar, the number of steps since the optimizer's start.
     collected: The last values of `collecting`, see `LocalTraining`.
     corrected: The last values of the correction's `collecting`.
   """
@@ -66,7 +64,7 @@ def output_and_loss(
     x: Any,
     y: Any,
 ) -> tuple[Any, tf.Tensor]:
-  """Computes a model in training mode and its loss.
+  """Computes a model's output in training mode and its loss.
 
   Args:
     keras_model: The model.
@@ -75,8 +73,8 @@ def output_and_loss(
     y: The labels.
 
   Returns:
-    The output, in float32 if it has 16 bits; and the loss with the losses of
-    the model's layers (regularization).
+    The output, in float32 if the model computes in 16 bits, and the loss
+    including the losses of the model's layers (regularization).
 
   Raises:
     ValueError: If `loss_fn` does not average.
@@ -96,11 +94,12 @@ def output_and_loss(
 def _clipped(
     gradients: tuple[tf.Tensor, ...], clip_norm: float
 ) -> tuple[tf.Tensor, ...]:
-  """Scales gradients down to a global norm."""
+  """Scales gradients down to a global norm of at most `clip_norm`."""
   norm = tf.linalg.global_norm(gradients)
-  # Unlike with `tf.clip_by_global_norm`, short ones stay the same to the bit.
+  # Unlike `tf.clip_by_global_norm`, this leaves short gradients unchanged to
+  # the bit.
   factor = tf.minimum(tf.ones([], norm.dtype), clip_norm / norm)
-  # One whose norm overflows must not become 0 silently.
+  # A gradient whose norm overflows becomes NaN and is rejected, instead of 0.
   factor = tf.where(tf.math.is_finite(norm), factor, norm - norm)
   return tuple(g * factor for g in gradients)
 
@@ -110,10 +109,10 @@ def dense_gradients(
     loss: tf.Tensor,
     variables: Sequence[keras.Variable],
 ) -> tuple[tf.Tensor, ...]:
-  """The gradients as tensors; 0 if the loss does not depend on a variable."""
+  """Returns gradients as tensors; 0 for variables that the loss ignores."""
   gradients = tape.gradient(
       loss,
-      # TensorFlow cannot make zeros for a variable of Keras.
+      # TensorFlow cannot make zeros for a Keras variable.
       [v.value for v in variables],
       unconnected_gradients=tf.UnconnectedGradients.ZERO,
   )
@@ -124,8 +123,8 @@ class LocalStep:
   """The optimizer, the metrics and the random seeds of local training.
 
   Attributes:
-    config: How to train.
-    correction: What is done against the clients' drift.
+    config: The settings of local training.
+    correction: The correction of the clients' drift.
     metrics: The Keras metrics.
   """
 
@@ -139,8 +138,8 @@ class LocalStep:
 
     Args:
       model: The model.
-      config: How to train.
-      correction: What is done against the clients' drift. Default: nothing.
+      config: The settings of local training.
+      correction: The correction of the clients' drift. Default: none.
     """
     self.config = config
     self.correction = BoundCorrection() if correction is None else correction
@@ -154,7 +153,7 @@ class LocalStep:
     )
     self.metrics = list(model.metrics_fn())
     for metric in self.metrics:
-      # Some metrics make their accumulators at the first update.
+      # Some metrics create their accumulators only when they are first used.
       metric.reset_state()
     self._metric_names = [metric.name for metric in self.metrics]
     self._metric_results = [
@@ -164,7 +163,7 @@ class LocalStep:
 
   @property
   def default_hparams(self) -> collections.OrderedDict[str, Any]:
-    """The client optimizer's hyperparameters."""
+    """The client optimizer's hyperparameters, by name."""
     return collections.OrderedDict(
         (name, np.asarray(value, self._hparams_dtype.as_numpy_dtype))
         for name, value in optimizers.default_hyperparameters(
@@ -173,7 +172,7 @@ class LocalStep:
     )
 
   def initial_optimizer_state(self) -> Any:
-    """A new state of the optimizer, a structure of tensors."""
+    """Returns a new state of the optimizer, a structure of tensors."""
     return optimizers.initialize_optimizer(
         self.config.client_optimizer, self._specs, self._hparams_dtype
     )
@@ -191,14 +190,11 @@ class LocalStep:
   def set_learning_rate(
       self, optimizer_state: Any, round_num: tf.Tensor
   ) -> Any:
-    """Returns the optimizer's state with the schedule's learning rate.
+    """Returns the optimizer's state with the schedule's learning rate, if any.
 
     Args:
       optimizer_state: The optimizer's state.
       round_num: int32 scalar, the number of finished rounds.
-
-    Returns:
-      The state, changed only if there is a schedule.
     """
     schedule = self.config.client_learning_rate_schedule
     if schedule is None:
@@ -220,8 +216,8 @@ class LocalStep:
     Args:
       optimizer_state: The optimizer's state.
       weights: The trainable weights.
-      gradients: Their gradients, neither clipped nor with weight decay.
-      num_steps: int64 scalar, how many steps the optimizer has made before.
+      gradients: Their gradients, before clipping and weight decay.
+      num_steps: int64 scalar, the number of steps made before.
 
     Returns:
       The new state and the new weights.
@@ -258,10 +254,10 @@ class LocalStep:
     return self.set_hparams(new_state, hparams), new_weights
 
   def seed(self, batch: Any, round_num: tf.Tensor) -> tf.Tensor:
-    """Makes the seed of a client's random layers.
+    """Computes the seed of a client's random layers.
 
     Args:
-      batch: The client's first batch, by which clients differ.
+      batch: The client's first batch; it makes the seeds of clients differ.
       round_num: int32 scalar, the number of finished rounds.
 
     Returns:
@@ -292,7 +288,7 @@ class LocalStep:
       num_examples: Sum of the clients' `num_examples`.
 
     Returns:
-      `loss` (mean over the examples; NaN if there are none), one entry for each
+      `loss` (mean over the examples; NaN without examples), one entry for each
       Keras metric, and `num_examples`.
     """
     result = collections.OrderedDict(

@@ -1,7 +1,7 @@
-"""Local training: what one client does with a model and its data in a round."""
+"""Local training: a client's optimizer steps in a round."""
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -21,6 +21,15 @@ from tff_bn.keras_model.stateless_function import StatelessFunction
 from tff_bn.keras_model.stateless_function import fingerprint
 
 
+class _Step(NamedTuple):
+  """The result of one step, apart from the assigned variables."""
+
+  optimizer_state: Any
+  num_steps: tf.Tensor
+  batch_size: tf.Tensor
+  loss_sum: tf.Tensor
+
+
 class LocalTraining(LocalStep):
   """Trains a model on one client's dataset, inside a TFF computation."""
 
@@ -38,114 +47,127 @@ class LocalTraining(LocalStep):
 
     Args:
       model: The model.
-      config: How to train.
-      batch_norm_call: What batch normalization layers do. Default: what Keras's
-        do in training, faster.
-      collecting: Variables outside of the model in which `batch_norm_call`
-        collects something. They start each round with their present values.
-      skipped_steps: How many of the steps are made elsewhere, before `train`.
-      correction: What is done against the clients' drift. Default: nothing.
+      config: The settings of local training.
+      batch_norm_call: Computes a batch normalization layer in training.
+        Default: a faster equivalent of Keras's.
+      collecting: Variables outside the model that `batch_norm_call` assigns.
+        They start each round with their present values.
+      skipped_steps: The number of batches at the front to leave out, because
+        their steps are made elsewhere.
+      correction: The correction of the clients' drift. Default: none.
     """
     super().__init__(model, config, correction)
-    correction = self.correction
-    metrics = self.metrics
-    keras_model = model.keras_model
-    trainable = keras_model.trainable_weights
-    dtype = trainable[0].dtype
-    loss_fn = model.loss_fn()
-    scales_loss = mixed_precision.computes_in_float16(keras_model)
-    others = [*keras_model.non_trainable_weights, *collecting]
-
-    def step(x, y, optimizer_state, loss_scale, num_steps):
-      state_before = [tf.identity(v) for v in others] if scales_loss else []
-      with tf.GradientTape() as tape:
-        with correction.watching():
-          output, loss = output_and_loss(keras_model, loss_fn, x, y)
-        target, penalty = loss, correction.penalty(x)
-        if penalty is not None:
-          target += tf.cast(penalty, target.dtype)
-        if scales_loss:
-          target = loss_scale.scale_loss(target)
-      gradients = dense_gradients(tape, target, trainable)
-      if scales_loss:
-        gradients = loss_scale.unscale(gradients)
-
-      def update():
-        new_state, weights = self.apply_gradients(
-            optimizer_state,
-            tuple(tf.convert_to_tensor(v) for v in trainable),
-            gradients,
-            num_steps,
-        )
-        for variable, weight in zip(trainable, weights):
-          variable.assign(weight)
-        for metric in metrics:
-          metric.update_state(y, output)
-        batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
-        loss_sum = tf.cast(loss, dtype) * tf.cast(batch_size, dtype)
-        return new_state, batch_size, loss_sum, num_steps + 1
-
-      def skip():
-        # As if there had been no such batch: where float16 overflowed, running
-        # statistics and the loss can be infinite, too.
-        for variable, value in zip(others, state_before):
-          variable.assign(value)
-        return (
-            optimizer_state,
-            tf.zeros([], tf.int64),
-            tf.zeros([], dtype),
-            num_steps,
-        )
-
-      if not scales_loss:
-        return *update(), loss_scale
-      finite = numerics.all_finite([loss, *gradients])
-      return *tf.cond(finite, update, skip), loss_scale.after_step(finite)
-
-    if config.jit_compile:
-      # Not the whole loop: XLA has no datasets.
-      step = tf.function(step, jit_compile=True)
-
-    def train(dataset, optimizer_state, num_steps):
-      num_examples = tf.zeros([], tf.int64)
-      loss_sum = tf.zeros([], dtype)
-      loss_scale = mixed_precision.LossScale.initial() if scales_loss else ()
-      dataset = dataset.repeat(config.local_epochs)
-      if config.local_steps is not None:
-        dataset = dataset.take(config.local_steps)
-      if skipped_steps:
-        dataset = dataset.skip(skipped_steps)
-      # An iterator, since `for batch in dataset` becomes `Dataset.reduce`,
-      # which instantiates its function anew at each call.
-      for x, y in iter(dataset):
-        # The kernels of convolutions cannot compute an empty batch.
-        if tf.shape(tf.nest.flatten(y)[0])[0] > 0:
-          optimizer_state, batch_size, batch_loss, num_steps, loss_scale = step(
-              x, y, optimizer_state, loss_scale, num_steps
-          )
-          num_examples += batch_size
-          loss_sum += batch_loss
-      return (
-          [tf.identity(v) for v in keras_model.weights],
-          num_examples,
-          loss_sum,
-          [[tf.identity(v) for v in metric.variables] for metric in metrics],
-          optimizer_state,
-          num_steps,
-          [tf.identity(v) for v in collecting],
-          [tf.identity(v) for v in correction.collecting],
-      )
-
-    with batch_norm_calls.replaced(keras_model, batch_norm_call):
+    self._keras_model = model.keras_model
+    self._loss_fn = model.loss_fn()
+    self._collecting = collecting
+    self._skipped_steps = skipped_steps
+    self._scales_loss = mixed_precision.computes_in_float16(model.keras_model)
+    self._make_step = (
+        # Not the whole loop: XLA has no datasets.
+        tf.function(self._step, jit_compile=True)
+        if config.jit_compile
+        else self._step
+    )
+    with batch_norm_calls.replaced(model.keras_model, batch_norm_call):
       self._train = StatelessFunction(
-          train,
-          [*keras_model.weights, *correction.variables],
+          self._loop,
+          [*model.keras_model.weights, *self.correction.variables],
           tf.data.DatasetSpec(model.input_spec),
           tf.nest.map_structure(
               tf.TensorSpec.from_tensor, self.initial_optimizer_state()
           ),
           tf.TensorSpec([], tf.int64),
       )
+
+  def _step(self, x, y, optimizer_state, loss_scale, num_steps):
+    """Makes one step, unless float16 overflows."""
+    keras_model, scales_loss = self._keras_model, self._scales_loss
+    trainable = keras_model.trainable_weights
+    dtype = trainable[0].dtype
+    others = [*keras_model.non_trainable_weights, *self._collecting]
+    state_before = [tf.identity(v) for v in others] if scales_loss else []
+    with tf.GradientTape() as tape:
+      with self.correction.watching():
+        output, loss = output_and_loss(keras_model, self._loss_fn, x, y)
+      target, penalty = loss, self.correction.penalty(x)
+      if penalty is not None:
+        target += tf.cast(penalty, target.dtype)
+      if scales_loss:
+        target = loss_scale.scale_loss(target)
+    gradients = dense_gradients(tape, target, trainable)
+    if scales_loss:
+      gradients = loss_scale.unscale(gradients)
+
+    def update():
+      new_state, weights = self.apply_gradients(
+          optimizer_state,
+          tuple(tf.convert_to_tensor(v) for v in trainable),
+          gradients,
+          num_steps,
+      )
+      for variable, weight in zip(trainable, weights):
+        variable.assign(weight)
+      for metric in self.metrics:
+        metric.update_state(y, output)
+      batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
+      loss_sum = tf.cast(loss, dtype) * tf.cast(batch_size, dtype)
+      return _Step(new_state, num_steps + 1, batch_size, loss_sum)
+
+    def skip():
+      # As if there had been no such batch: running statistics and the loss can
+      # be infinite, too, where float16 overflowed.
+      for variable, value in zip(others, state_before):
+        variable.assign(value)
+      return _Step(
+          optimizer_state,
+          num_steps,
+          tf.zeros([], tf.int64),
+          tf.zeros([], dtype),
+      )
+
+    if not scales_loss:
+      return update(), loss_scale
+    finite = numerics.all_finite([loss, *gradients])
+    return tf.cond(finite, update, skip), loss_scale.after_step(finite)
+
+  def _loop(self, dataset, optimizer_state, num_steps):
+    """Makes the steps of a round."""
+    keras_model, config = self._keras_model, self.config
+    num_examples = tf.zeros([], tf.int64)
+    loss_sum = tf.zeros([], keras_model.trainable_weights[0].dtype)
+    loss_scale = (
+        mixed_precision.LossScale.initial() if self._scales_loss else ()
+    )
+    dataset = dataset.repeat(config.local_epochs)
+    if config.local_steps is not None:
+      dataset = dataset.take(config.local_steps)
+    if self._skipped_steps:
+      dataset = dataset.skip(self._skipped_steps)
+    # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
+    # instantiates its function again at each call.
+    for x, y in iter(dataset):
+      # The kernels of convolutions cannot compute an empty batch.
+      if tf.shape(tf.nest.flatten(y)[0])[0] > 0:
+        step, loss_scale = self._make_step(
+            x, y, optimizer_state, loss_scale, num_steps
+        )
+        optimizer_state = step.optimizer_state
+        num_steps = step.num_steps
+        num_examples += step.batch_size
+        loss_sum += step.loss_sum
+    return LocalResult(
+        values=[tf.identity(v) for v in keras_model.weights],
+        num_examples=num_examples,
+        loss_sum=loss_sum,
+        metric_sums=[
+            [tf.identity(v) for v in metric.variables]
+            for metric in self.metrics
+        ],
+        optimizer_state=optimizer_state,
+        num_steps=num_steps,
+        collected=[tf.identity(v) for v in self._collecting],
+        corrected=[tf.identity(v) for v in self.correction.collecting],
+    )
 
   def train(
       self,
@@ -156,15 +178,15 @@ class LocalTraining(LocalStep):
       correction_values: Sequence[tf.Tensor] = (),
       num_steps: Any = 0,
   ) -> LocalResult:
-    """Trains; to be called inside a `tff.tensorflow.computation`.
+    """Trains a client, inside a `tff.tensorflow.computation`.
 
     Args:
       values: The values of all variables, in the order of `model.variables`.
       dataset: The client's dataset of batches. Empty batches are skipped.
-      optimizer_state: See `initial_optimizer_state`.
+      optimizer_state: The optimizer's state.
       round_num: int32 scalar, the number of finished rounds.
       correction_values: The values of the correction's `variables`.
-      num_steps: How many steps the optimizer has made before.
+      num_steps: The number of steps that the optimizer has made before.
 
     Returns:
       The result.
@@ -175,12 +197,10 @@ class LocalTraining(LocalStep):
           tf.zeros([], tf.int64), lambda _, batch: fingerprint(batch)
       )
       seed = self._seed(salt, round_num)
-    return LocalResult(
-        *self._train(
-            [*values, *correction_values],
-            dataset,
-            optimizer_state,
-            tf.cast(num_steps, tf.int64),
-            seed=seed,
-        )
+    return self._train(
+        [*values, *correction_values],
+        dataset,
+        optimizer_state,
+        tf.cast(num_steps, tf.int64),
+        seed=seed,
     )

@@ -1,4 +1,4 @@
-"""The moments of what batch normalization layers see in local training."""
+"""Collects the moments of batch normalization layers in local training."""
 
 from collections.abc import Sequence
 from typing import Optional
@@ -6,7 +6,6 @@ from typing import Optional
 import keras
 import tensorflow as tf
 
-from tff_bn.aggregators import moments
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.layers import batch_moments
 
@@ -14,23 +13,23 @@ from tff_bn.layers import batch_moments
 class MomentsCollector:
   """Normalizes with the running statistics and collects moments.
 
-  An object is a `batch_norm_calls.TrainingCall`. It merges the moments of all
-  batches that each layer sees, and of all calls if a layer is called several
-  times in a model. No gradient flows through any statistic.
+  An object is a `batch_norm_calls.TrainingCall`. For each layer it merges the
+  moments of the inputs of all batches and calls. No gradient flows through the
+  statistics.
 
   Attributes:
-    variables: What was collected: for each layer the number of values, the mean
-      and the biased variance.
+    variables: The collected moments: for each layer the number of values, the
+      mean and the biased variance.
   """
 
   def __init__(
       self, moving_means: Sequence[keras.Variable], jit_compile: bool = False
   ):
-    """Makes the variables.
+    """Creates the variables.
 
     Args:
-      moving_means: The running means of the layers that are trained.
-      jit_compile: Whether XLA compiles what uses the collector.
+      moving_means: The running means of the trainable layers.
+      jit_compile: Whether XLA compiles the training step.
     """
     self._jit_compile = jit_compile
     self._positions = {
@@ -39,7 +38,7 @@ class MomentsCollector:
     self.variables = [
         tf.Variable(tf.zeros(shape, variable.dtype), trainable=False)
         for variable in moving_means
-        for shape in ([], variable.shape, variable.shape)
+        for shape in ((), variable.shape, variable.shape)
     ]
 
   def __call__(
@@ -48,7 +47,7 @@ class MomentsCollector:
       inputs: tf.Tensor,
       mask: Optional[tf.Tensor],
   ) -> tf.Tensor:
-    """Computes a layer."""
+    """Computes a layer's output with its running statistics."""
     variables = self._select(
         self.variables, self._positions[id(layer.moving_mean)]
     )
@@ -62,10 +61,8 @@ class MomentsCollector:
           ' differs between channels, so they have different numbers of values.'
       )
     merged = batch_moments.merge_moments(
-        batch_moments.BatchMoments(*map(tf.convert_to_tensor, variables)),
-        batch_moments.BatchMoments(
-            *(tf.cast(x, variables[0].dtype) for x in seen)
-        ),
+        batch_moments.Moments(*map(tf.convert_to_tensor, variables)),
+        batch_moments.Moments(*(tf.cast(x, variables[0].dtype) for x in seen)),
     )
     for variable, value in zip(variables, merged):
       variable.assign(value)
@@ -74,14 +71,13 @@ class MomentsCollector:
   def _select(self, values: Sequence, position: int) -> Sequence:
     return values[3 * position : 3 * position + 3]
 
-  def moments(self, layer: int, values: Sequence[tf.Tensor]) -> moments.Moments:
-    """The moments that a layer collected.
+  def moments(
+      self, layer: int, values: Sequence[tf.Tensor]
+  ) -> batch_moments.Moments:
+    """Returns the moments that a layer collected.
 
     Args:
-      layer: The position of its running mean.
+      layer: The layer's position in `moving_means`.
       values: The values of `variables`.
-
-    Returns:
-      The layer's moments.
     """
-    return moments.layer_moments(*self._select(values, layer))
+    return batch_moments.Moments(*self._select(values, layer))

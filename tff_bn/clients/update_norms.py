@@ -1,9 +1,9 @@
-"""How large a client's update is, compared with the other clients' updates.
+"""Compares the sizes of the clients' updates.
 
 A mean has no defence against a client whose numbers are finite but far from all
-others, for instance because its images are not scaled. Training goes on, and
-nobody is told why the model is bad. So each client reports how far its update
-moves the model and the statistics, and the server compares.
+others, for instance because its images are not scaled. Training then goes on
+with a bad model and without a warning. So each client reports the norm of its
+update, and the server compares the norms.
 """
 
 import collections
@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# Changes of weights, changes of statistics, and values of exchanges within the
-# round are of different sizes, so each is compared by itself.
+# Changes of weights, changes of statistics, and values exchanged within the
+# round have different scales, so each part is compared separately.
 _PARTS = ('trainable', 'statistics', 'exchanged')
 
 
@@ -25,26 +25,26 @@ def norms(
     exchanged: tf.Tensor,
     counts: tf.Tensor,
 ) -> collections.OrderedDict[str, tf.Tensor]:
-  """The Euclidean norms of a client's update.
+  """Computes the Euclidean norms of a client's update.
 
   Args:
-    update: What the client sends, see `tff_bn.aggregators.ModelUpdateFactory`.
-    statistics_before: The running means and variances that the server has, one
-      pair for each entry of `update['statistics']`.
-    exchanged: The norm of the values that it sent in other exchanges of the
-      round, a float scalar; 0 if there are none.
-    counts: Whether the client counts among the others, a bool scalar.
+    update: The client's update, see `tff_bn.aggregators.ModelUpdateFactory`.
+    statistics_before: The server's running means and variances, one pair for
+      each entry of `update['statistics']`.
+    exchanged: The norm of the values that the client sent in other exchanges of
+      the round, a float scalar; 0 if there are none.
+    counts: Whether the client has weight, a bool scalar.
 
   Returns:
     The norms of the changes of the trainable variables, of the changes of the
-    running statistics, and of what was exchanged: float32 scalars, NaN if the
-    client does not count.
+    running statistics, and of the exchanged values: float32 scalars, NaN if the
+    client has no weight.
   """
   changes = []
   for layer, (mean, variance) in zip(
       update.get('statistics', ()), statistics_before
   ):
-    changes += [layer['mean'] - mean, layer['variance'] - variance]
+    changes += [layer.mean - mean, layer.variance - variance]
   found = (
       _norm(tf.nest.flatten(update.get('trainable', ()))),
       _norm(changes),
@@ -63,22 +63,22 @@ def _norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def compare(client_norms: tff.Value) -> tff.Value:
-  """Finds the largest update; for use in a `tff.federated_computation`.
+  """Finds the largest update, in a `tff.federated_computation`.
 
   Args:
-    client_norms: What `norms` returned, placed at the clients.
+    client_norms: The clients' `norms`, placed at the clients.
 
   Returns:
-    At the server, `max_update_norm_ratio`, a float32 scalar: the largest ratio
-    of a client's norm to the median norm, of the part for which it is largest;
-    NaN if the median norms are 0. And `max_update_norm_client`, an int32
-    scalar: which client of the round it is, counted from 0.
+    At the server: `max_update_norm_ratio`, a float32 scalar, the largest ratio
+    of a client's norm to the median norm, over clients and parts; NaN if the
+    median norms are 0. And `max_update_norm_client`, an int32 scalar, the
+    position of that client in the round.
   """
   matrix_type = tff.TensorType(np.float32, [None, len(_PARTS)])
 
   @tff.tensorflow.computation
   def no_norms():
-    # TFF wants a zero of an unknown number of rows, as later totals have.
+    # TFF needs a zero with an unknown number of rows, like the later totals.
     return tf.compat.v1.placeholder_with_default(
         tf.zeros([0, len(_PARTS)]), [None, len(_PARTS)]
     )
@@ -101,9 +101,9 @@ def compare(client_norms: tff.Value) -> tff.Value:
 
 
 def _largest_ratio(rows: tf.Tensor) -> collections.OrderedDict[str, tf.Tensor]:
-  """What `compare` returns, of norms in the order of the clients."""
+  """Computes the result of `compare` from the rows of all clients' norms."""
   counts = tf.logical_not(tf.math.is_nan(rows))
-  # Clients that do not count come last.
+  # Clients without weight come last.
   ascending = tf.sort(tf.where(counts, rows, np.inf), axis=0)
   ranks = tf.range(tf.shape(rows)[0])[:, tf.newaxis]
   number = tf.reduce_sum(tf.cast(counts, tf.int32), axis=0)
@@ -116,7 +116,7 @@ def _largest_ratio(rows: tf.Tensor) -> collections.OrderedDict[str, tf.Tensor]:
       tf.reduce_sum(tf.cast(is_middle, tf.float32), axis=0),
   )
   ratios = tf.where(tf.logical_and(counts, median > 0), rows / median, -1.0)
-  # With a row in front, so that there is one.
+  # The additional row makes `argmax` defined without clients.
   by_client = tf.concat([[-1.0], tf.reduce_max(ratios, axis=1)], axis=0)
   largest = tf.argmax(by_client, output_type=tf.int32)
   ratio = tf.gather(by_client, largest)

@@ -1,22 +1,15 @@
 """Clients' datasets without tf.data's optimizer.
 
-For each iterator, which here is for each client in each round, tf.data writes
-the dataset out as a graph, rewrites it, and starts threads that tune it. Of
-small batches in memory, this takes longer than all the rest.
+For each iterator, that is for each client in each round, tf.data exports the
+dataset as a graph, rewrites it and starts threads that tune it. For small
+batches in memory, this takes longer than the rest of the round.
 """
 
 import tensorflow as tf
 
 
 def without_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Turns off tf.data's optimizer.
-
-  Args:
-    dataset: A dataset that has no options.
-
-  Returns:
-    A dataset with the same elements.
-  """
+  """Returns a dataset without options with tf.data's optimizer turned off."""
   options = tf.data.Options()
   options.experimental_optimization.apply_default_optimizations = False
   options.autotune.enabled = False
@@ -24,14 +17,14 @@ def without_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def without_useless_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Turns off tf.data's optimizer where it can't make a dataset faster.
+  """Turns off tf.data's optimizer where it cannot make a dataset faster.
 
   Args:
     dataset: A dataset.
 
   Returns:
-    The dataset itself, if it calls functions, which the optimizer may run in
-    parallel, or if its options say whether it is to be optimized. Else a
+    The dataset itself if it calls functions, which the optimizer may run in
+    parallel, or if its options already configure the optimizer. Otherwise a
     dataset with the same elements, see `without_optimizer`.
   """
   options = dataset.options()

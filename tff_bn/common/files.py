@@ -1,15 +1,16 @@
-"""Files that are never there in part, and survive a loss of power."""
+"""Writes files and folders in one step, even if the power fails."""
 
 from collections.abc import Iterator
 import contextlib
 import os
 import pathlib
+import shutil
 from typing import Union
 
 
 @contextlib.contextmanager
 def naming(path: Union[str, os.PathLike[str]]) -> Iterator[None]:
-  """Adds a path to `OSError`s without one, as a full disk raises them.
+  """Adds a path to `OSError`s without one, which a full disk raises.
 
   Args:
     path: The file or folder that is being read or written.
@@ -22,46 +23,69 @@ def naming(path: Union[str, os.PathLike[str]]) -> Iterator[None]:
   except OSError as error:
     if error.filename is not None:
       raise
-    if error.errno is None:  # As h5py raises them.
+    if error.errno is None:  # h5py raises such errors.
       raise OSError(f'{os.fspath(path)}: {error}') from error
     raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
-def replace(path: pathlib.Path, content: Union[str, bytes]) -> None:
-  """Writes a file; whoever reads it finds the old content or the new one.
+def temporary_path(path: pathlib.Path) -> pathlib.Path:
+  """Returns the path under which `replacing` writes a file or folder."""
+  return path.with_name(f'.{path.name}.part')
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Replaces a file, or creates a folder, at the end of a `with` block.
 
   Args:
-    path: The file; its folder must exist.
-    content: The new content; text is written as UTF-8.
+    path: The file, or a folder that does not exist. A reader finds the old
+      content until the block ends, and then the new content.
+
+  Yields:
+    The temporary path at which the block writes the file or folder.
 
   Raises:
-    OSError: If it can't be written; the old file stays then.
+    OSError: If something can't be written. The old file stays.
+  """
+  temporary = temporary_path(path)
+  with naming(path):
+    try:
+      if temporary.is_dir():  # A killed program has left it.
+        shutil.rmtree(temporary)
+      yield temporary
+      for entry in (*temporary.rglob('*'), temporary):
+        _sync(entry)
+      os.replace(temporary, path)
+    except OSError:
+      with contextlib.suppress(OSError):
+        if temporary.is_dir():
+          shutil.rmtree(temporary)
+        else:
+          temporary.unlink(missing_ok=True)
+      raise
+  _sync(path.parent)
+
+
+def replace(path: pathlib.Path, content: Union[str, bytes]) -> None:
+  """Writes a file. A reader finds either the old or the new content.
+
+  Args:
+    path: The file. Its folder must exist.
+    content: The new content. Text is written as UTF-8.
+
+  Raises:
+    OSError: If the file can't be written. The old file stays.
   """
   if isinstance(content, str):
     content = content.encode()
-  temporary = path.with_name(f'.{path.name}.part')
+  with replacing(path) as temporary:
+    temporary.write_bytes(content)
+
+
+def _sync(path: pathlib.Path) -> None:
+  """Waits until a file, or the list of a folder's entries, is on the disk."""
   with naming(path):
-    try:
-      with open(temporary, 'wb') as file:
-        file.write(content)
-        sync(file)
-      os.replace(temporary, path)
-    except OSError:
-      temporary.unlink(missing_ok=True)
-      raise
-    sync_folder(path.parent)
-
-
-def sync(file) -> None:
-  """Waits until an open file is on the disk."""
-  file.flush()
-  os.fsync(file.fileno())
-
-
-def sync_folder(folder: pathlib.Path) -> None:
-  """Waits until the names in a folder are on the disk."""
-  with naming(folder):
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
       os.fsync(descriptor)
     finally:

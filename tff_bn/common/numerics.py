@@ -1,4 +1,4 @@
-"""Checks of numbers that are needed in several places."""
+"""Functions of nested structures of tensors."""
 
 from typing import Any
 
@@ -6,14 +6,11 @@ import tensorflow as tf
 
 
 def all_finite(tensors: Any) -> tf.Tensor:
-  """Whether all numbers are finite.
+  """Returns whether all numbers are finite, a bool scalar.
 
   Args:
-    tensors: A nested structure of tensors. Tensors that do not hold floats
-      count as finite.
-
-  Returns:
-    A bool scalar; true if there is no tensor.
+    tensors: A nested structure of tensors. Tensors without floats, and an empty
+      structure, count as finite.
   """
   checks = [
       tf.reduce_all(tf.math.is_finite(tensor))
@@ -24,28 +21,23 @@ def all_finite(tensors: Any) -> tf.Tensor:
 
 
 def where(condition: tf.Tensor, a: Any, b: Any) -> Any:
-  """Selects between two nested structures.
+  """Selects the nested structure `a` if the condition is true, else `b`.
+
+  Unlike arithmetic, this ignores NaN and infinity in the other structure.
 
   Args:
     condition: A bool scalar.
     a: A nested structure of tensors.
     b: A structure of the same form, shapes and dtypes.
-
-  Returns:
-    `a` if the condition is true, else `b`. Unlike with arithmetic, numbers of
-    the other structure that are not finite have no influence.
   """
   return tf.nest.map_structure(lambda x, y: tf.where(condition, x, y), a, b)
 
 
 def where_or_zero(condition: tf.Tensor, values: Any) -> Any:
-  """Selects a nested structure, or zeros.
+  """Returns a nested structure if the condition is true, else zeros.
 
   Args:
     condition: A bool scalar.
     values: A nested structure of tensors.
-
-  Returns:
-    `values` if the condition is true, else zeros of the same shapes and dtypes.
   """
   return where(condition, values, tf.nest.map_structure(tf.zeros_like, values))

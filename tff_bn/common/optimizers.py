@@ -1,4 +1,4 @@
-"""What clients and the server both need of TFF's optimizers."""
+"""Functions of TFF's optimizers, for clients and the server."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 def default_hyperparameters(
     optimizer: tff.learning.optimizers.Optimizer,
 ) -> Any:
-  """The hyperparameters that an optimizer starts with, by name."""
+  """Returns the hyperparameters that an optimizer starts with, by name."""
   spec = tf.TensorSpec([], tf.float32)
   return optimizer.get_hparams(optimizer.initialize(spec))
 
@@ -20,11 +20,11 @@ def default_hyperparameters(
 def hyperparameter_dtype(
     optimizer: tff.learning.optimizers.Optimizer, specs: Any
 ) -> tf.DType:
-  """Finds the dtype that an optimizer's hyperparameters must have.
+  """Returns the dtype that an optimizer's hyperparameters must have.
 
-  TFF's optimizers keep hyperparameters as Python floats. As part of a state
-  these become float32 tensors, which do not go with float64 weights in some
-  optimizers (SGD with momentum), while others (Yogi) work with float32 only.
+  TFF's optimizers keep hyperparameters as Python floats, which become float32
+  tensors in a state. With float64 weights, some optimizers (SGD with momentum)
+  need float64 hyperparameters, while others (Yogi) need float32.
 
   Args:
     optimizer: The optimizer.
@@ -54,12 +54,12 @@ def check_hyperparameters(
   """Checks that an optimizer's hyperparameters are finite.
 
   Args:
-    name: The name of the argument that the optimizer was.
+    name: The name of the argument with the optimizer.
     optimizer: The optimizer.
     dtype: The hyperparameters' dtype, see `hyperparameter_dtype`.
 
   Raises:
-    ValueError: If one is not, as 1e300 in float32.
+    ValueError: If one is not finite, such as 1e300 in float32.
   """
   for hparam, value in default_hyperparameters(optimizer).items():
     with np.errstate(over='ignore'):
@@ -73,15 +73,12 @@ def check_hyperparameters(
 def initialize_optimizer(
     optimizer: tff.learning.optimizers.Optimizer, specs: Any, dtype: tf.DType
 ) -> Any:
-  """Initializes an optimizer, with all hyperparameters as tensors.
+  """Returns an optimizer's initial state, with hyperparameters as tensors.
 
   Args:
     optimizer: The optimizer.
     specs: The `tf.TensorSpec`s of the weights.
     dtype: The hyperparameters' dtype, see `hyperparameter_dtype`.
-
-  Returns:
-    The optimizer's state, all tensors.
   """
   return tf.nest.map_structure(
       lambda x: x if tf.is_tensor(x) else tf.constant(x, dtype),

@@ -1,17 +1,17 @@
 """Datasets, and how they are split over clients.
 
 `load_dataset` loads a dataset by name, `split_dataset` splits it over clients.
-The parts that need TensorFlow are imported when they are first used, so that
-`tff_bn.data.names` can be read without it.
+The parts that need TensorFlow are imported on first use, so that
+`tff_bn.data.names` can be imported without it.
 """
 
 from tff_bn.data import names
 from tff_bn.data.names import DATASET_NAMES
-from tff_bn.data.names import SPLIT_NAMES
 from tff_bn.imports import lazy
 
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
+    'SPLIT_NAMES': 'splits',
     'Dataset': 'dataset',
     'FederatedData': 'federated',
     'flip_labels': 'label_flipping',
@@ -20,16 +20,6 @@ _MEMBERS = {
     'with_flipped_labels': 'label_flipping',
 }
 
-__all__ = [
-    'DATASET_NAMES',
-    'SPLIT_NAMES',
-    'Dataset',
-    'FederatedData',
-    'flip_labels',
-    'load_dataset',
-    'names',
-    'split_dataset',
-    'with_flipped_labels',
-]
+__all__ = ['DATASET_NAMES', 'SPLIT_NAMES', 'names', *_MEMBERS]
 
 __getattr__, __dir__ = lazy.attach(__name__, _MEMBERS)

@@ -1,7 +1,8 @@
-"""Batches of samples of a dataset, and the order in which they come."""
+"""Batches of a dataset's samples, in a given order."""
 
 from collections.abc import Sequence
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -9,20 +10,37 @@ import tensorflow as tf
 from tff_bn.common import dataset_options
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Batches:
-  """Which samples are in which batch.
+class GatherOrder(NamedTuple):
+  """Batches as ranges of a list of samples.
 
   Attributes:
-    passes: Positions of samples; a batch never reaches over the end of a pass.
-    batch_size: Samples in a batch; the last of each pass may have fewer.
+    samples: The positions of the samples that occur, each once (int64).
+    positions: Positions in `samples` (int32).
+    starts: Where in `positions` each batch starts (int64).
+    stops: Where in `positions` each batch stops (int64).
+  """
+
+  samples: np.ndarray
+  positions: np.ndarray
+  starts: np.ndarray
+  stops: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batches:
+  """The samples of each batch.
+
+  Attributes:
+    passes: The positions of the samples. A batch ends where its pass ends.
+    batch_size: The number of samples in a batch. The last batch of a pass may
+      be smaller.
   """
 
   passes: Sequence[np.ndarray]
   batch_size: int
 
   def dataset(self, x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
-    """The batches.
+    """Builds a dataset of the batches.
 
     Args:
       x: All samples, uint8 or float32.
@@ -30,10 +48,10 @@ class Batches:
 
     Returns:
       Batches of `x` as float32 (uint8 is scaled to [0, 1]) and `y`. The dataset
-      holds the samples that occur in it, each once, and no others.
+      stores only the samples that occur in it, each once.
     """
-    samples, *order = self.gather_order()
-    if len(samples) == len(order[0]):
+    order = self.gather_order()
+    if len(order.samples) == len(order.positions):
       # No sample occurs twice. Without a function to trace, such a dataset is
       # built twenty times as fast as the one below.
       chosen = np.concatenate(self.passes)
@@ -42,17 +60,12 @@ class Batches:
       if x.dtype == np.uint8:
         dataset = dataset.map(_scale)
       return dataset_options.without_optimizer(dataset)
-    return gather(tf.constant(x[samples]), tf.constant(y[samples]), *order)
+    return gather(
+        tf.constant(x[order.samples]), tf.constant(y[order.samples]), *order[1:]
+    )
 
-  def gather_order(
-      self,
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The batches as ranges of a list of positions, for `gather`.
-
-    Returns:
-      The samples that occur, each once (int64); positions in these (int32); and
-      where in this list each batch starts and where it stops (int64).
-    """
+  def gather_order(self) -> GatherOrder:
+    """Returns the batches in the form that `gather` takes."""
     order = np.concatenate(self.passes)
     samples, positions = np.unique(order, return_inverse=True)
     ends = np.cumsum([len(indices) for indices in self.passes])
@@ -63,8 +76,8 @@ class Batches:
         ]
     )
     # A batch ends where the next one begins.
-    stops = np.append(starts[1:], len(order))
-    return samples, positions.astype(np.int32), starts, stops
+    stops: np.ndarray = np.append(starts[1:], len(order))
+    return GatherOrder(samples, positions.astype(np.int32), starts, stops)
 
 
 def gather(
@@ -74,14 +87,14 @@ def gather(
     starts: tf.Tensor,
     stops: tf.Tensor,
 ) -> tf.data.Dataset:
-  """Puts batches together, without a copy of samples that occur again.
+  """Builds a dataset of batches that stores each sample once.
 
   Args:
     x: Samples, uint8 or float32.
     y: Their classes.
-    positions: int32, positions in `x` and `y`.
-    starts: int64, where in `positions` each batch starts.
-    stops: int64, where it stops.
+    positions: Positions in `x` and `y` (int32).
+    starts: Where in `positions` each batch starts (int64).
+    stops: Where in `positions` each batch stops (int64).
 
   Returns:
     Batches of `x` as float32 (uint8 is scaled to [0, 1]) and `y`.
@@ -97,7 +110,7 @@ def gather(
 
 
 def _scale(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Scales uint8 to [0, 1]; leaves float32 as it is."""
+  """Scales uint8 to [0, 1]; keeps float32."""
   if x.dtype == tf.uint8:
     x = tf.cast(x, tf.float32) / 255
   return x, y

@@ -1,9 +1,9 @@
-"""A classification dataset in memory, and the checks that it passes."""
+"""A classification dataset in memory, and the checks of its arrays."""
 
 import dataclasses
 import functools
 import hashlib
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -13,15 +13,14 @@ class Dataset:
   """A dataset for classification: arrays in memory.
 
   Attributes:
-    name: The dataset's name, as `load_dataset` takes it.
-    x_train: Training samples. Images have the shape `[n, height, width,
-      channels]`, vectors `[n, features]`. The dtype is either float32, used as
-      it is, or uint8, which stands for value / 255 and becomes that when
-      batches are made.
+    name: The dataset's name for `load_dataset`.
+    x_train: Training samples: images `[n, height, width, channels]` or vectors
+      `[n, features]`. float32 values are used unchanged; uint8 values are
+      divided by 255 when batches are built.
     y_train: The classes of the training samples, int32 of shape `[n]`.
     x_test: Test samples, like `x_train`.
     y_test: The classes of the test samples, like `y_train`.
-    num_classes: Number of classes: labels are in `0..num_classes - 1`.
+    num_classes: The number of classes. Labels are in `0..num_classes - 1`.
     domain_train: For data of several domains, each training sample's position
       in `domain_names`, int32 of shape `[n]`.
     domain_test: The same for the test samples.
@@ -51,7 +50,7 @@ class Dataset:
     return self.x_train.shape[1:]
 
   def fingerprint(self) -> str:
-    """A number in hexadecimal digits that depends on all samples and labels."""
+    """Returns a hexadecimal hash of all samples and labels."""
     return self._fingerprint
 
   @functools.cached_property
@@ -70,26 +69,26 @@ def create_dataset(
     x_test: np.ndarray,
     y_test: np.ndarray,
     num_classes: Optional[int] = None,
-    **groups,
+    **groups: Any,
 ) -> Dataset:
-  """Checks arrays and brings them to the form that `Dataset` describes.
+  """Builds a `Dataset` from arrays and checks them.
 
   Args:
-    name: The dataset's name, as `load_dataset` takes it; errors begin with it.
+    name: The dataset's name for `load_dataset`, which errors name.
     x_train: Training samples: uint8 or floating point, of shape `[n, height,
       width, channels]`, `[n, height, width]` (one channel) or `[n, features]`.
     y_train: Their classes: integers of shape `[n]` or `[n, 1]`.
     x_test: Test samples, like `x_train`.
     y_test: Their classes.
-    num_classes: Number of classes; None: as many as `y_train` has, counted
-      from 0 to its greatest label.
-    **groups: `Dataset`'s attributes about domains and writers.
+    num_classes: The number of classes. Default: 1 more than the largest label
+      in `y_train`.
+    **groups: The attributes of `Dataset` about domains and writers.
 
   Returns:
     The dataset.
 
   Raises:
-    ValueError: If the arrays are not as said; the message names the dataset.
+    ValueError: If an array has another dtype, shape or content.
   """
   source = f'dataset={name}'
   x_train = _check_samples(source, 'x_train', x_train)
@@ -103,7 +102,7 @@ def create_dataset(
   if x_train.shape[1:] != x_test.shape[1:]:
     raise ValueError(
         f'{source}: the samples of x_train have the shape {x_train.shape[1:]},'
-        f' those of x_test {x_test.shape[1:]}; they must be the same.'
+        f' but x_test has {x_test.shape[1:]}; they must be the same.'
     )
   y_train = _check_labels(source, 'train', y_train, len(x_train))
   y_test = _check_labels(source, 'test', y_test, len(x_test))
@@ -127,7 +126,7 @@ def create_dataset(
 
 
 def _enumerate(labels: np.ndarray, most: int = 10) -> str:
-  """The labels, or the first of them, separated by commas."""
+  """Returns the first labels, separated by commas."""
   more = ', …' if len(labels) > most else ''
   return ', '.join(str(label) for label in labels[:most]) + more
 
@@ -184,7 +183,7 @@ def _check_labels(
   if len(y) != num_samples:
     raise ValueError(
         f'{source}: x_{split} has {num_samples} samples but {array_name} has'
-        f' {len(y)} labels; they must be equally many.'
+        f' {len(y)} labels; give one label for each sample.'
     )
   if y.min() < 0:
     raise ValueError(
@@ -193,7 +192,7 @@ def _check_labels(
     )
   if y.max() > np.iinfo(np.int32).max:
     raise ValueError(
-        f'{source}: {array_name} has the label {y.max()}; labels count the'
-        ' classes from 0.'
+        f'{source}: {array_name} has the label {y.max()}; labels must be'
+        ' less than 2^31.'
     )
   return y.astype(np.int32)

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: real data that needs no network."""
+"""scikit-learn's handwritten digits: real data without a download."""
 
 import numpy as np
 from sklearn import datasets
@@ -8,16 +8,16 @@ from tff_bn.data import dataset as dataset_lib
 
 _TEST_SIZE = 360
 _SPLIT_SEED = 0
-# The images count the ink in 4x4 blocks of pixels, so they go from 0 to 16.
+# A value counts the black pixels in a 4x4 block.
 _LARGEST_VALUE = 16
 
 
 def load_digits() -> dataset_lib.Dataset:
-  """Loads the digits with a fixed division into training and test data.
+  """Loads the digits with a fixed split into training and test data.
 
   Returns:
     1,437 training and 360 test images of shape `[8, 8, 1]`, float32 in [0, 1],
-    of 10 classes; each class has the same share of both.
+    of 10 classes, stratified by class.
   """
   digits = datasets.load_digits()
   x_train, x_test, y_train, y_test = model_selection.train_test_split(

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 from scipy import ndimage
 
+from tff_bn.common import seeding
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import digits
 from tff_bn.data import splits
@@ -18,27 +19,27 @@ _SEED = 0
 
 
 def _plain(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  del rng  # Nothing random in it.
+  del rng  # Unused.
   return x
 
 
 def _inverted(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  del rng  # Nothing random in it.
+  del rng  # Unused.
   return 1 - x
 
 
 def _low_contrast(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  del rng  # Nothing random in it.
+  del rng  # Unused.
   return 0.4 + 0.2 * x
 
 
 def _noisy_background(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  # Full ink stays as it is; the less ink, the more of the noise is seen.
+  # The darker a pixel is, the less noise it gets.
   return x + (1 - x) * rng.uniform(0, 0.7, x.shape)
 
 
 def _blurred_shifted(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  del rng  # Nothing random in it.
+  del rng  # Unused.
   blurred = ndimage.gaussian_filter(x, (0, 0.7, 0.7, 0), mode='constant')
   shifted = np.zeros_like(blurred)
   # One pixel down and to the right.
@@ -62,11 +63,11 @@ def load_digits_domains() -> dataset_lib.Dataset:
   Returns:
     The data of `digits.load_digits`, divided into five domains of the same size
     and label distribution (up to one sample): plain; inverted; low contrast
-    (0.4 to 0.6); noisy background; blurred and shifted by one pixel. An image
-    belongs to one domain only.
+    (0.4 to 0.6); noisy background; blurred and shifted by one pixel. Each image
+    belongs to one domain.
   """
   plain = digits.load_digits()
-  rng = np.random.default_rng(_SEED)
+  rng = seeding.generator(None, _SEED)
   x_train, domain_train = _to_domains(plain.x_train, plain.y_train, rng)
   x_test, domain_test = _to_domains(plain.x_test, plain.y_test, rng)
   return dataclasses.replace(
@@ -83,9 +84,9 @@ def load_digits_domains() -> dataset_lib.Dataset:
 def _to_domains(
     x: np.ndarray, y: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Deals images to the domains; returns them changed, and their domains."""
+  """Returns each image as one of the domains shows it, and its domain."""
   changed = np.empty_like(x)
-  domain = np.empty(len(x), np.int32)
+  domain: np.ndarray = np.empty(len(x), np.int32)
   parts = splits.deal_by_label(y, len(_DOMAINS), rng)
   for number, (indices, change) in enumerate(zip(parts, _DOMAINS.values())):
     changed[indices] = change(x[indices], rng)

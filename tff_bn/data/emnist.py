@@ -11,34 +11,34 @@ import tensorflow as tf
 from tff_bn.data import dataset as dataset_lib
 
 _NUM_CLASSES = 10
-# Images that are read at a time.
-_BATCH = 1024
+_READ_BATCH_SIZE = 1024
 
 
 def load_emnist(data_dir: Optional[str] = None) -> dataset_lib.Dataset:
-  """Loads the digits of EMNIST; downloads them if it has to.
+  """Loads the digits of EMNIST and downloads them if necessary.
 
   Args:
-    data_dir: Folder for the downloaded file; None: TensorFlow Federated's own.
+    data_dir: The folder for the downloaded file. Default: TensorFlow
+      Federated's own.
 
   Returns:
     341,873 training and 40,832 test images of shape `[28, 28, 1]`, float32 in
     [0, 1] (1.1 GB), by 3,383 writers.
 
   Raises:
-    ValueError: If the data is not there and can't be downloaded.
+    ValueError: If the data is missing and can't be downloaded.
   """
-  # Takes seconds, and only this dataset needs it.
-  import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
+  # The import takes seconds, and only this dataset needs it.
+  import tensorflow_federated as tff
 
   try:
     train, test = tff.simulation.datasets.emnist.load_data(cache_dir=data_dir)
-  # No network, no space, a damaged file: each kind raises something else.
+  # The class depends on the cause: no network, a full disk, a damaged file.
   except Exception as error:
     raise ValueError(
-        f'dataset=emnist could not be downloaded ({error}). Run this once'
-        ' with data_dir=FOLDER where there is a network, and pass a copy of'
-        ' this folder as `data_dir`.'
+        f'dataset=emnist could not be downloaded ({error}). Load it once with'
+        ' data_dir=FOLDER on a machine with a network, and pass a copy of this'
+        ' folder as `data_dir`.'
     ) from error
   return _to_dataset('emnist', train, test)
 
@@ -47,18 +47,18 @@ def load_emnist_synthetic() -> dataset_lib.Dataset:
   """Loads TensorFlow Federated's stand-in for EMNIST.
 
   Returns:
-    20 images in the form of `load_emnist`'s: each of two writers has the same
-    ten, one of each class. The test data is the training data once more.
+    20 images in the format of `load_emnist`. Each of two writers has the same
+    ten images, one of each class. The test data equals the training data.
   """
-  # Takes seconds, and only this dataset needs it.
-  import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
+  # The import takes seconds, and only this dataset needs it.
+  import tensorflow_federated as tff
 
   client_data = tff.simulation.datasets.emnist.get_synthetic()
   return _to_dataset('emnist_synthetic', client_data, client_data)
 
 
 def _to_dataset(name: str, train: Any, test: Any) -> dataset_lib.Dataset:
-  """A dataset from two `tff.simulation.datasets.ClientData`."""
+  """Builds a dataset from two `tff.simulation.datasets.ClientData`."""
   writer_names = tuple(train.client_ids)
   x_train, y_train, writer_train = _read(train, writer_names)
   x_test, y_test, writer_test = _read(test, writer_names)
@@ -78,19 +78,19 @@ def _to_dataset(name: str, train: Any, test: Any) -> dataset_lib.Dataset:
 def _read(
     client_data: Any, writer_names: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Reads images, labels and writers of all clients, one after another."""
+  """Reads the images, labels and writers of all clients."""
 
   def read_writer(number, writer_name):
     return client_data.serializable_dataset_fn(writer_name).map(
         lambda example: (example['pixels'], example['label'], number)
     )
 
-  # One pipeline over all writers: setting up thousands takes minutes.
-  numbers = np.arange(len(writer_names), dtype=np.int32)
+  # One pipeline over all writers: building thousands takes minutes.
+  numbers: np.ndarray = np.arange(len(writer_names), dtype=np.int32)
   batches = (
       tf.data.Dataset.from_tensor_slices((numbers, list(writer_names)))
       .flat_map(read_writer)
-      .batch(_BATCH)
+      .batch(_READ_BATCH_SIZE)
   )
   x, y, writer = zip(*batches.as_numpy_iterator())
   return np.concatenate(x), np.concatenate(y), np.concatenate(writer)

@@ -1,4 +1,4 @@
-"""A dataset that is split over clients, and the batches they train on."""
+"""A dataset split over clients, and the batches that they train on."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -9,9 +9,9 @@ from typing import Optional, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import seeding
 from tff_bn.data import batches
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import seeding
 
 
 def check_client_ids(client_ids: Iterable[str]) -> None:
@@ -22,7 +22,7 @@ def check_client_ids(client_ids: Iterable[str]) -> None:
 
   Raises:
     TypeError: If an id is not a string.
-    ValueError: If an id is not a text that can be written to a file.
+    ValueError: If an id can't be encoded as UTF-8.
   """
   for client_id in client_ids:
     if not isinstance(client_id, str):
@@ -39,31 +39,31 @@ def check_client_ids(client_ids: Iterable[str]) -> None:
 
 
 class Recipe(Protocol):
-  """A function that can be pickled, and that equals others that do the same."""
+  """A picklable function that loads data. Equal recipes load equal data."""
 
   def __call__(self) -> 'FederatedData':
-    """Makes the data."""
+    """Loads the data."""
 
   def __hash__(self) -> int:
-    """Returns the same number for functions that do the same."""
+    """Returns the same number for equal recipes."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FederatedData:
-  """A dataset and which of its samples each client has.
+  """A dataset and the positions of each client's samples.
 
   Attributes:
     dataset: The dataset.
     train_indices: Client id -> positions of its samples in the training data,
       at least one. The order of the ids is the order of the clients.
-    test_indices: Client id -> positions in the test data of the samples on
-      which a model of its own is evaluated; none, one or more.
-    recipe: Makes the same data in another process, on whatever machine. `None`:
-      the data itself is sent there.
+    test_indices: Client id -> positions of its samples in the test data,
+      possibly none.
+    recipe: Loads the same data in another process, possibly on another machine.
+      Without a recipe, the data itself is sent there.
 
   Raises:
     TypeError: If a client's id is not a string.
-    ValueError: If a client's id is not a text that can be written to a file.
+    ValueError: If a client's id can't be encoded as UTF-8.
   """
 
   dataset: dataset_lib.Dataset
@@ -81,7 +81,7 @@ class FederatedData:
 
   @property
   def num_classes(self) -> int:
-    """Number of classes of the dataset."""
+    """The number of classes of the dataset."""
     return self.dataset.num_classes
 
   @property
@@ -102,29 +102,30 @@ class FederatedData:
       local_steps: Optional[int] = None,
       local_epochs: Optional[int] = None,
   ) -> tf.data.Dataset:
-    """The batches on which a client, or several as one, trains in a round.
+    """Builds the dataset on which a client trains in a round.
 
     The same arguments give the same batches in the same order. The dataset
-    holds the samples that occur in it, each once, and no others.
+    stores only the samples that occur in it, each once.
 
     Args:
-      client_ids: The client; several stand for the union of their samples.
-      seed: Decides the order of the samples, together with the clients and the
-        round.
+      client_ids: The client. Several clients are treated as one that has the
+        union of their samples.
+      seed: Determines the order of the samples, together with the clients and
+        the round.
       round_num: The round, not negative.
-      batch_size: Samples in a batch.
-      local_steps: The dataset has exactly so many full batches; the samples are
-        shuffled anew after each pass over them.
-      local_epochs: The dataset has so many passes over the samples, each
-        shuffled anew; the last batch of each pass may be smaller. Exactly one
-        of `local_steps` and `local_epochs` is given.
+      batch_size: The number of samples in a batch.
+      local_steps: The number of full batches. The samples are shuffled again
+        for each pass over them.
+      local_epochs: The number of passes over the samples, each shuffled again.
+        The last batch of a pass may be smaller. Give either `local_steps` or
+        `local_epochs`.
 
     Returns:
       A dataset of batches of the type `element_spec`.
 
     Raises:
-      ValueError: If there is no such client, if a number is less than 1, or if
-        not exactly one of `local_steps` and `local_epochs` is given.
+      ValueError: If a client is unknown, if a number is less than 1, or unless
+        exactly one of `local_steps` and `local_epochs` is given.
     """
     return self.client_batches(
         client_ids,
@@ -145,79 +146,67 @@ class FederatedData:
       local_steps: Optional[int] = None,
       local_epochs: Optional[int] = None,
   ) -> batches.Batches:
-    """Which samples the batches of `client_dataset` consist of.
+    """Returns the positions of the samples in each batch of `client_dataset`.
 
-    Args:
-      client_ids: See `client_dataset`.
-      seed: See `client_dataset`.
-      round_num: See `client_dataset`.
-      batch_size: See `client_dataset`.
-      local_steps: See `client_dataset`.
-      local_epochs: See `client_dataset`.
-
-    Returns:
-      The positions of the samples in the training data.
-
-    Raises:
-      ValueError: As `client_dataset`.
+    The arguments and errors are the same as for `client_dataset`.
     """
-    if (local_steps is None) == (local_epochs is None):
-      raise ValueError('Give one of local_steps and local_epochs.')
     _check_positive('batch_size', batch_size)
     if not client_ids:
-      raise ValueError('client_batches needs at least one client.')
+      raise ValueError('client_ids is empty; give at least one client.')
     clients = [self._client_number(client_id) for client_id in client_ids]
     samples = np.concatenate(
         [self.train_indices[client_id] for client_id in client_ids]
     )
     rng = seeding.generator(seeding.Stream.BATCHES, seed, round_num, *clients)
-    if local_epochs is not None:
+    if local_epochs is not None and local_steps is None:
       _check_positive('local_epochs', local_epochs)
       passes = [rng.permutation(samples) for _ in range(local_epochs)]
-    else:
+    elif local_steps is not None and local_epochs is None:
       _check_positive('local_steps', local_steps)
       length = local_steps * batch_size
       order = np.concatenate(
           [rng.permutation(samples) for _ in range(-(-length // len(samples)))]
       )
       passes = [order[:length]]
+    else:
+      raise ValueError(
+          f'local_steps={local_steps} and local_epochs={local_epochs}: give'
+          ' exactly one of the two.'
+      )
     return batches.Batches(passes, batch_size)
 
   def test_dataset(self, batch_size: int) -> tf.data.Dataset:
-    """The whole test data in its order, in batches of type `element_spec`.
+    """Builds a dataset of the whole test data in its order.
 
     Args:
-      batch_size: Samples in a batch; the last may have fewer.
+      batch_size: The number of samples in a batch. The last may be smaller.
 
     Returns:
-      The batches.
+      A dataset of batches of the type `element_spec`.
     """
     return self._test_batches(np.arange(len(self.dataset.y_test)), batch_size)
 
   def client_test_dataset(
       self, client_id: str, batch_size: int
   ) -> tf.data.Dataset:
-    """A client's own test data, in batches of the type `element_spec`.
+    """Builds a dataset of a client's own test data.
 
     Args:
       client_id: The client.
-      batch_size: Samples in a batch; the last may have fewer.
+      batch_size: The number of samples in a batch. The last may be smaller.
 
     Returns:
-      The batches; none if the client has no test data.
+      A dataset of batches of the type `element_spec`, empty if the client has
+      no test data.
 
     Raises:
-      ValueError: If there is no such client.
+      ValueError: If the client is unknown.
     """
     self._client_number(client_id)
     return self._test_batches(self.test_indices[client_id], batch_size)
 
   def fingerprint(self) -> str:
-    """A number in hexadecimal digits that depends on all data.
-
-    Returns:
-      The same for the same samples, clients and order of both.
-    """
+    """Returns a hexadecimal hash of all samples, clients and their order."""
     return self._fingerprint
 
   @functools.cached_property
@@ -231,7 +220,7 @@ class FederatedData:
     return digest.hexdigest()
 
   def label_distribution(self) -> np.ndarray:
-    """How many training samples of each class each client has.
+    """Counts each client's training samples of each class.
 
     Returns:
       Integers of shape `[num_clients, num_classes]`.
@@ -260,7 +249,15 @@ class FederatedData:
 def label_counts(
     dataset: dataset_lib.Dataset, parts: Iterable[np.ndarray]
 ) -> np.ndarray:
-  """Training samples of each part and class: `[num_parts, num_classes]`."""
+  """Counts the training samples of each part and class.
+
+  Args:
+    dataset: The dataset.
+    parts: The positions of each part's samples in the training data.
+
+  Returns:
+    Integers of shape `[num_parts, num_classes]`.
+  """
   return np.stack(
       [
           np.bincount(dataset.y_train[indices], minlength=dataset.num_classes)
@@ -269,6 +266,6 @@ def label_counts(
   )
 
 
-def _check_positive(parameter: str, number: int):
+def _check_positive(parameter: str, number: int) -> None:
   if number < 1:
     raise ValueError(f'{parameter}={number} is too small; use at least 1.')

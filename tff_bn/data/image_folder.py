@@ -16,23 +16,23 @@ def load_image_folder(
   """Loads the images in `PATH/train/LABEL/` and `PATH/test/LABEL/`.
 
   The classes are the folders `LABEL` in alphabetical order. Images are PNG or
-  JPEG files, read as red, green and blue: `[n, height, width, 3]`, uint8.
-  Without a folder `test`, `validation` is taken.
+  JPEG files, read as RGB: `[n, height, width, 3]`, uint8. If there is no folder
+  `test`, the folder `validation` is used.
 
   Args:
     name: `folder:PATH`.
-    image_size: Height and width that images are resized to; None: as they are.
+    image_size: The height and width to resize images to. Default: no resizing.
 
   Returns:
     The dataset.
 
   Raises:
-    ValueError: If there are no such folders, if a file is no image, if the
-      images have different sizes and `image_size` is None, or if a class has
-      test images only.
+    ValueError: If a folder is missing, if a file is no image, if the images
+      have different sizes and `image_size` is None, or if a class has no
+      training images.
   """
-  # Takes seconds, and only these datasets need it.
-  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+  # The import takes seconds, and only these datasets need it.
+  import tensorflow_datasets as tfds
 
   path = os.path.expanduser(name.removeprefix(names.FOLDER_PREFIX))
   if not os.path.isdir(path):

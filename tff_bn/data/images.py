@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-# Images that are resized at a time, so that their float copies stay small.
+# Resizing in chunks keeps the float copies small.
 _CHUNK = 1024
 
 
@@ -13,10 +13,10 @@ def resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
   Args:
     images: Images of shape `[n, height, width, channels]` or `[height, width,
       channels]`, uint8 or float32.
-    image_size: Height and width that they get.
+    image_size: The new height and width.
 
   Returns:
-    The images of the new size, of the same dtype.
+    The resized images, of the same dtype.
   """
   resized = tf.image.resize(images, image_size, antialias=True)
   if images.dtype.is_integer:
@@ -25,7 +25,7 @@ def resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
 
 
 def resize_array(x: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
-  """Does what `resize` does with an array of many images."""
+  """Resizes an array of many images as `resize` does."""
   return np.concatenate(
       [
           resize(tf.constant(x[start : start + _CHUNK]), image_size).numpy()

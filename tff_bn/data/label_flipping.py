@@ -1,7 +1,7 @@
-"""Label flipping: clients whose training labels are wrong on purpose.
+"""Label flipping: attackers whose training labels are wrong on purpose.
 
-Unlike the attacks of `tff_bn.aggregators.attacks`, the attackers train and send
-what the algorithm asks for, on poisoned data.
+Unlike in the attacks of `tff_bn.aggregators.attacks`, the attackers follow the
+algorithm; only their data is poisoned.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from tff_bn.data import federated
 
 
 def flip_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
-  """Exchanges the first class with the last, the second with the last but one.
+  """Replaces each label y by `num_classes - 1 - y`.
 
   Reference:
     Allen-Zhu et al., Byzantine-Resilient Non-Convex Stochastic Gradient
@@ -20,10 +20,10 @@ def flip_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
   Args:
     labels: Classes, integers in `0..num_classes - 1`.
-    num_classes: Number of classes.
+    num_classes: The number of classes.
 
   Returns:
-    `num_classes - 1 - labels`, of the same shape and dtype.
+    The flipped labels, of the same shape and dtype.
   """
   return (num_classes - 1 - labels).astype(labels.dtype)
 
@@ -33,21 +33,20 @@ def with_flipped_labels(
 ) -> federated.FederatedData:
   """Flips the training labels of the first clients.
 
-  Test labels stay as they are, the clients' own ones too; `label_distribution`
-  counts the labels that clients train on, the flipped ones.
+  Test labels do not change. `label_distribution` counts the flipped labels.
 
   Args:
     data: The clients' data.
-    num_clients: How many clients are attackers: the first of
+    num_clients: The number of attackers, which are the first clients of
       `data.client_ids`.
 
   Returns:
-    Other data, without a recipe: that of `data` would make labels that are not
-    flipped.
+    The data with flipped labels. It has no recipe, because the recipe of `data`
+    does not flip labels.
 
   Raises:
-    ValueError: If `num_clients` is negative or more than there are, or if an
-      attacker has a sample that a client with correct labels has too.
+    ValueError: If `num_clients` is negative or larger than the number of
+      clients, or if an attacker shares a sample with another client.
   """
   client_ids = data.client_ids
   if not 0 <= num_clients <= len(client_ids):
@@ -66,10 +65,9 @@ def with_flipped_labels(
   shared = np.intersect1d(flipped, correct)
   if shared.size:
     raise ValueError(
-        f'num_attackers={num_clients}: {shared.size} of the samples whose'
-        ' labels would be flipped belong to other clients too, the first at'
-        f' position {shared[0]}; flipping labels needs clients that share no'
-        ' samples.'
+        f'num_attackers={num_clients}: {shared.size} samples of the attackers'
+        ' belong to other clients too, the first at position'
+        f' {shared[0]}; flipping labels needs clients that share no samples.'
     )
   dataset = data.dataset
   labels = dataset.y_train.copy()

@@ -24,17 +24,17 @@ def load_dataset(
   """Loads a dataset into memory and checks it.
 
   Args:
-    name: One of `names.DATASET_NAMES`, or as `names.OTHER_DATASETS` says.
-    data_dir: Folder of the datasets that are downloaded (`tfds:` and `emnist`);
-      None: the folder that their libraries choose.
-    image_size: Height and width that images are resized to; None: as they are.
+    name: One of `names.DATASET_NAMES`, or a name described by
+      `names.OTHER_DATASETS`.
+    data_dir: The folder for downloaded datasets (`tfds:` and `emnist`).
+      Default: the folder that their libraries choose.
+    image_size: The height and width to resize images to. Default: no resizing.
 
   Returns:
     The dataset.
 
   Raises:
-    ValueError: If the name is unknown or the data can't be used; one paragraph
-      that says what is wrong and what is allowed.
+    ValueError: If the name is unknown or the data can't be used.
   """
   if image_size is not None and min(image_size) < 1:
     raise ValueError(

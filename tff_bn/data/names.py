@@ -1,4 +1,4 @@
-"""Names of the datasets and splits; importing this imports no TensorFlow."""
+"""Names of the datasets; importing this imports no TensorFlow."""
 
 # Name -> what the dataset is.
 DATASET_NAMES = {
@@ -9,14 +9,14 @@ DATASET_NAMES = {
     ),
     'emnist': (
         "TensorFlow Federated's EMNIST: digits of 3,383 writers, 28x28 pixels"
-        ' (downloaded when it is first used)'
+        ' (downloaded on first use)'
     ),
     'emnist_synthetic': (
-        'ten images in the form of emnist for each of two writers (offline)'
+        'ten images in the format of emnist for each of two writers (offline)'
     ),
 }
 
-# How a dataset that is not in `DATASET_NAMES` is named.
+# The form of all other names of datasets.
 OTHER_DATASETS = (
     'tfds:NAME (TensorFlow Datasets), npz:PATH or a path that ends in .npz (a'
     ' NumPy archive with x_train, y_train, x_test and y_test), or folder:PATH'
@@ -28,32 +28,9 @@ NPZ_PREFIX = 'npz:'
 NPZ_SUFFIX = '.npz'
 FOLDER_PREFIX = 'folder:'
 
-# Name -> how the training data is split over the clients.
-SPLIT_NAMES = {
-    'iid': 'evenly at random',
-    'classes': (
-        '`classes_per_client` consecutive classes for each client, the same'
-        ' number of samples for all (FedTAN, Appendix D)'
-    ),
-    'dirichlet': (
-        'shares of each class drawn from a Dirichlet distribution with'
-        ' concentration `dirichlet_alpha`'
-    ),
-    'gamma': (
-        "a share `gamma` of each client's data at random, the rest sorted by"
-        ' class (gamma-similarity)'
-    ),
-    'domains': 'each client has data of one domain (feature shift)',
-    'unbalanced': (
-        'at random, sizes log-normal with standard deviation `imbalance` of'
-        ' their logarithm'
-    ),
-    'natural': 'each client is a writer of the dataset',
-}
-
 
 def is_other_dataset(name: str) -> bool:
-  """Whether `name` names a dataset in one of the ways of `OTHER_DATASETS`."""
+  """Whether a name has one of the forms of `OTHER_DATASETS`."""
   return name.startswith(
       (TFDS_PREFIX, NPZ_PREFIX, FOLDER_PREFIX)
   ) or name.endswith(NPZ_SUFFIX)

@@ -21,15 +21,15 @@ def load_npz(name: str) -> dataset_lib.Dataset:
     The dataset.
 
   Raises:
-    ValueError: If there is no such file, if it lacks one of the four arrays, or
-      if they make no dataset.
+    ValueError: If the file or one of its four arrays is missing, or if the
+      arrays do not form a dataset.
   """
   source = f'dataset={name}'
   path = os.path.expanduser(name.removeprefix(names.NPZ_PREFIX))
   if not os.path.isfile(path):
     raise ValueError(f'{source}: there is no file {path!r}.')
   try:
-    # Never unpickle: a dataset must not be able to run code.
+    # Unpickling could run code.
     archive = np.load(path, allow_pickle=False)
   except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
     raise ValueError(
@@ -47,8 +47,10 @@ def load_npz(name: str) -> dataset_lib.Dataset:
           f'{source}: {path!r} lacks {", ".join(missing)}; it needs the arrays'
           f' {", ".join(_ARRAYS)}, but has {", ".join(archive) or "none"}.'
       )
-    arrays = {array: _read(source, archive, array) for array in _ARRAYS}
-  return dataset_lib.create_dataset(name, **arrays)
+    x_train, y_train, x_test, y_test = (
+        _read(source, archive, array) for array in _ARRAYS
+    )
+  return dataset_lib.create_dataset(name, x_train, y_train, x_test, y_test)
 
 
 def _read(source: str, archive: np.lib.npyio.NpzFile, array: str) -> np.ndarray:
@@ -57,5 +59,5 @@ def _read(source: str, archive: np.lib.npyio.NpzFile, array: str) -> np.ndarray:
   # A damaged member, or one with Python objects.
   except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
     raise ValueError(
-        f'{source}: {array} can not be read ({error}); store arrays of numbers.'
+        f'{source}: {array} cannot be read ({error}); store arrays of numbers.'
     ) from error

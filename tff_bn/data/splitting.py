@@ -1,18 +1,17 @@
 """Splits a dataset over clients."""
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Optional, TypeVar
 
 import numpy as np
 
+from tff_bn.common import seeding
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
-from tff_bn.data import names
-from tff_bn.data import seeding
 from tff_bn.data import splits
 
-_DEFAULT_NUM_CLIENTS = 5
+_Number = TypeVar('_Number', int, float)
 
 
 def split_dataset(
@@ -20,83 +19,67 @@ def split_dataset(
     split: str,
     num_clients: Optional[int],
     seed: int,
-    *,
-    classes_per_client: Optional[int] = None,
-    dirichlet_alpha: Optional[float] = None,
-    gamma: Optional[float] = None,
-    imbalance: Optional[float] = None,
+    **parameters: Optional[float],
 ) -> federated.FederatedData:
   """Splits a dataset over clients.
 
-  The functions of `tff_bn.data.splits` say what each split does to the training
-  data. The test data is split so that each client's test data has the label
-  distribution of its training data; with `domains` it is of its domain, with
-  `natural` it is the writer's own.
+  `tff_bn.data.splits` documents each split of the training data. The test data
+  of each client has the label distribution of its training data. With `domains`
+  it is of the client's domain, with `natural` it is the writer's own.
 
   Args:
     dataset: The dataset.
-    split: One of `names.SPLIT_NAMES`.
-    num_clients: Number of clients. None: with `domains` one for each
-      domain, with `natural` one for each writer, otherwise 5.
-    seed: Decides every random choice.
-    classes_per_client: For `classes`; other splits ignore it.
-    dirichlet_alpha: For `dirichlet`; other splits ignore it.
-    gamma: For `gamma`; other splits ignore it.
-    imbalance: For `unbalanced`; other splits ignore it.
+    split: A key of `splits.SPLITS`.
+    num_clients: The number of clients. Default: one for each domain with
+      `domains`, one for each writer with `natural`, otherwise
+      `splits.DEFAULT_NUM_CLIENTS`.
+    seed: The seed of all random choices.
+    **parameters: `classes_per_client` for `classes`, `dirichlet_alpha` for
+      `dirichlet`, `gamma` for `gamma`, `imbalance` for `unbalanced`. Other
+      splits ignore them.
 
   Returns:
-    The split data. Clients are called `client_0`, ...; with `domains` after
-    their domain, with `natural` after their writer.
+    The split data. The clients' ids are `client_0`, ...; with `domains` they
+    are names of domains, with `natural` names of writers.
 
   Raises:
-    ValueError: If the split is unknown, lacks its argument, or can't be made of
-      this dataset; the message names the argument.
+    ValueError: If the split is unknown, lacks its argument, or does not suit
+      the dataset.
   """
-  if split not in names.SPLIT_NAMES:
+  if split not in splits.SPLITS:
     raise ValueError(
         f'split={split} is unknown; the splits are'
-        f' {", ".join(names.SPLIT_NAMES)}.'
-        f'{spelling.suggestion(split, names.SPLIT_NAMES)}'
+        f' {", ".join(splits.SPLITS)}.'
+        f'{spelling.suggestion(split, splits.SPLITS)}'
     )
-  labels = dataset.y_train
-  if split == 'domains':
-    return _split_by_domain(dataset, num_clients, seed)
-  if split == 'natural':
-    return _split_by_writer(dataset, num_clients, seed)
-  if num_clients is None:
-    num_clients = _DEFAULT_NUM_CLIENTS
-  splits.check_num_clients(
-      num_clients, len(labels), f'training samples in {dataset.name}'
+  unknown = set(parameters).difference(
+      entry.parameter for entry in splits.SPLITS.values()
   )
-  match split:
-    case 'iid':
-      parts = splits.split_iid(len(labels), num_clients, seed)
-    case 'classes':
-      parts = splits.split_by_classes(
-          labels,
-          dataset.num_classes,
-          num_clients,
-          _required(split, 'classes_per_client', classes_per_client),
-          seed,
-      )
-    case 'dirichlet':
-      parts = splits.split_by_dirichlet(
-          labels,
-          num_clients,
-          _required(split, 'dirichlet_alpha', dirichlet_alpha),
-          seed,
-      )
-    case 'gamma':
-      parts = splits.split_by_gamma_similarity(
-          labels, num_clients, _required(split, 'gamma', gamma), seed
-      )
-    case 'unbalanced':
-      parts = splits.split_unbalanced(
-          len(labels),
-          num_clients,
-          _required(split, 'imbalance', imbalance),
-          seed,
-      )
+  if unknown:
+    raise TypeError(
+        'split_dataset() got an unexpected keyword argument'
+        f' {min(unknown)!r}'
+    )
+  entry = splits.SPLITS[split]
+  if entry.make is None:
+    split_by_origin = {
+        'domains': _split_by_domain,
+        'natural': _split_by_writer,
+    }[split]
+    return split_by_origin(dataset, num_clients, seed)
+  if num_clients is None:
+    num_clients = splits.DEFAULT_NUM_CLIENTS
+  splits.check_num_clients(
+      num_clients, len(dataset.y_train), f'training samples in {dataset.name}'
+  )
+  value = None
+  if entry.parameter is not None:
+    value = parameters.get(entry.parameter)
+    if value is None:
+      raise ValueError(f'split={split} needs `{entry.parameter}`.')
+  parts = entry.make(
+      dataset.y_train, dataset.num_classes, num_clients, seed, value
+  )
   digits = len(str(num_clients - 1))
   client_ids = [f'client_{n:0{digits}}' for n in range(num_clients)]
   test_parts = splits.split_in_proportion(
@@ -110,10 +93,10 @@ def split_dataset(
 def _split_by_domain(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Splits so that each client has one domain."""
+  """Gives each client data of one domain."""
   if dataset.domain_train is None:
     raise ValueError(
-        f'split=domains needs a dataset of several domains, but'
+        'split=domains needs a dataset with several domains, but'
         f' dataset={dataset.name} has none; use dataset=digits_domains, or'
         ' another split.'
     )
@@ -130,30 +113,30 @@ def _split_by_domain(
   )
   counts = federated.label_counts(dataset, parts)
   rng = seeding.generator(seeding.Stream.TEST_SETS, seed)
-  test_parts = [None] * num_clients
+  by_domain = []
   for domain in range(num_domains):
     members = np.flatnonzero(dataset.domain_test == domain)
-    test_parts[domain::num_domains] = [
-        members[indices]
-        for indices in splits.split_in_proportion(
-            counts[domain::num_domains], dataset.y_test[members], rng
-        )
-    ]
+    dealt = splits.split_in_proportion(
+        counts[domain::num_domains], dataset.y_test[members], rng
+    )
+    by_domain.append([members[indices] for indices in dealt])
   client_ids = [
       dataset.domain_names[n % num_domains]
       + (f'_{n // num_domains}' if num_clients > num_domains else '')
       for n in range(num_clients)
   ]
-  return _federated_data(dataset, client_ids, parts, test_parts)
+  return _federated_data(
+      dataset, client_ids, parts, splits.interleave(by_domain)
+  )
 
 
 def _split_by_writer(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Splits so that each client is a writer."""
+  """Gives each client the data of one writer."""
   if dataset.writer_train is None:
     raise ValueError(
-        f'split=natural needs a dataset with writers, but'
+        'split=natural needs a dataset with writers, but'
         f' dataset={dataset.name} has none; use dataset=emnist, or another'
         ' split.'
     )
@@ -183,9 +166,3 @@ def _federated_data(
       dict(zip(client_ids, parts)),
       dict(zip(client_ids, test_parts)),
   )
-
-
-def _required(split: str, parameter: str, value: Optional[float]) -> float:
-  if value is None:
-    raise ValueError(f'split={split} needs `{parameter}`.')
-  return value

@@ -20,23 +20,25 @@ def load_tfds(
     data_dir: Optional[str] = None,
     image_size: Optional[tuple[int, int]] = None,
 ) -> dataset_lib.Dataset:
-  """Loads a dataset of images and labels; downloads it if it has to.
+  """Loads a dataset of images and labels and downloads it if necessary.
 
   Args:
-    name: `tfds:` and the name that TensorFlow Datasets knows, for example
+    name: `tfds:` and the name in TensorFlow Datasets, for example
       `tfds:cifar10` or `tfds:domainnet/real`.
-    data_dir: Folder of the prepared datasets; None: TensorFlow Datasets' own.
-    image_size: Height and width that images are resized to; None: as they are.
+    data_dir: The folder of the prepared datasets. Default: TensorFlow Datasets'
+      own.
+    image_size: The height and width to resize images to. Default: no resizing.
 
   Returns:
-    The dataset: its splits `train`, and `test` or else `validation`.
+    The dataset. Its test data is the split `test`, or `validation` if there is
+    no `test`.
 
   Raises:
-    ValueError: If the dataset is unknown, is neither prepared nor can be
-      downloaded, or has no images with labels in these splits.
+    ValueError: If the dataset is unknown, can't be downloaded, or has no images
+      with labels in these splits.
   """
-  # Takes seconds, and only these datasets need it.
-  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+  # The import takes seconds, and only these datasets need it.
+  import tensorflow_datasets as tfds
 
   source = f'dataset={name}'
   tfds_name = name.removeprefix(names.TFDS_PREFIX)
@@ -45,21 +47,21 @@ def load_tfds(
   except tfds.core.DatasetNotFoundError as error:
     known = tfds.list_builders(with_community_datasets=False)
     raise ValueError(
-        f'{source}: TensorFlow Datasets has no dataset {tfds_name!r}, nor is'
-        f' there one in {_data_dir_text(data_dir)}.'
+        f'{source}: neither TensorFlow Datasets nor'
+        f' {_data_dir_text(data_dir)} has a dataset {tfds_name!r}.'
         f'{spelling.suggestion(tfds_name, known)}'
     ) from error
-  # A wrong version or configuration: each kind raises something else.
+  # The class depends on the cause: a wrong version, a wrong configuration.
   except Exception as error:
     raise ValueError(f'{source}: {_first_line(error)}') from error
   if not builder.is_prepared():
     try:
       builder.download_and_prepare()
-    # Whatever goes wrong in any of some hundred downloads.
+    # Each of the hundreds of datasets has its own download code and errors.
     except Exception as error:
       raise ValueError(
           f'{source} is not prepared in {builder.data_path} and could not be'
-          f' downloaded ({_first_line(error)}). Prepare it where there is a'
+          f' downloaded ({_first_line(error)}). Prepare it on a machine with a'
           f' network, by `tfds build {tfds_name} --data_dir=FOLDER`, and pass'
           ' this folder as `data_dir`.'
       ) from error
@@ -72,18 +74,18 @@ def read_builder(
   """Reads the data of a prepared builder.
 
   Args:
-    name: The dataset's name, as `load_dataset` takes it.
+    name: The dataset's name for `load_dataset`.
     builder: A `tfds.core.DatasetBuilder`.
-    image_size: Height and width that images are resized to; None: as they are.
+    image_size: The height and width to resize images to. Default: no resizing.
 
   Returns:
     The dataset.
 
   Raises:
-    ValueError: If the builder has no training or test data, or others than
-      images of one size with labels.
+    ValueError: If the builder has no training or test data, or if the data is
+      not images of one size with labels.
   """
-  import tensorflow_datasets as tfds  # pylint: disable=g-import-not-at-top
+  import tensorflow_datasets as tfds
 
   source = f'dataset={name}'
   info = builder.info
@@ -94,8 +96,7 @@ def read_builder(
       or not isinstance(kinds[1], tfds.features.ClassLabel)
   ):
     raise ValueError(
-        f'{source} is no dataset of images with one label each; only such'
-        ' datasets can be used.'
+        f'{source} is not a dataset of images with one label each.'
     )
   test = next((split for split in _TEST if split in info.splits), None)
   if _TRAIN not in info.splits or test is None:
@@ -116,13 +117,14 @@ def _read_split(
     split: str,
     image_size: Optional[tuple[int, int]],
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Reads images and labels of one split."""
+  """Reads the images and labels of one split."""
   examples = builder.as_dataset(split=split, as_supervised=True)
   if image_size is not None:
     examples = examples.map(
         lambda image, label: (images.resize(image, image_size), label)
     )
-  x, y = [], []
+  x: list[np.ndarray] = []
+  y: list[int] = []
   try:
     for image, label in examples.as_numpy_iterator():
       if x and image.shape != x[0].shape:
@@ -136,7 +138,7 @@ def _read_split(
       y.append(label)
   except tf.errors.OpError as error:
     raise ValueError(
-        f'{source}: the split {split} can not be read'
+        f'{source}: the split {split} cannot be read'
         f' ({_first_line(error.message)}).'
     ) from error
   if not x:

@@ -1,15 +1,17 @@
-"""The graph of a traced function, cut at its questions."""
+"""The data flow of a traced function, with a stage for each operation."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, Union
 
 import tensorflow as tf
 
+from tff_bn.fedtan.function_library import FunctionLibrary
+from tff_bn.fedtan.questions import Request
 from tff_bn.keras_model import stateless_function
 
-# These operations don't change the variable that they take.
+# Operations that take a variable without changing it.
 _READING = frozenset(
     [
         'ReadVariableOp',
@@ -19,98 +21,69 @@ _READING = frozenset(
         'VariableShape',
     ]
 )
-# These make a variable's new value of the old one and another one.
+# Operations that change a variable, and how they compute its new value.
 _UPDATING = {'AssignAddVariableOp': 'AddV2', 'AssignSubVariableOp': 'Sub'}
-# These draw random numbers from a state that is not a variable.
-_DRAWING = ('Random', 'TruncatedNormal', 'ParameterizedTrunc', 'Multinomial')
-# Makes each variable of a stage its own within a computation.
-_variable_numbers = itertools.count()
 
+# The kinds of sources, which are the first part of a source's name.
+ARGUMENT, VALUE, SEED, GENERATOR = 'argument', 'value', 'seed', 'generator'
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-  """What is asked at the end of a stage.
-
-  Attributes:
-    kind: What the caller of `Ask` gave.
-    value: What is sent, a nested structure of `tf.TensorSpec`s. The answer has
-      the same structure and types.
-  """
-
-  kind: Hashable
-  value: Any
-
-
-class Asked(NamedTuple):
-  """What a caller of `Ask` gave, as a stage returns it.
-
-  Attributes:
-    value: The values that are sent.
-    sound: A bool scalar, whether they may be used.
-  """
-
-  value: Any
-  sound: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Request:
-  """A question while the function is traced; `answer` are placeholders."""
-
-  kind: Hashable
-  value: Any
-  sound: tf.Tensor
-  answer: Any
-
-  @property
-  def tensors(self) -> list[tf.Tensor]:
-    """All that the stage returns for the question."""
-    return [*tf.nest.flatten(self.value), self.sound]
-
-  def asked(self) -> Question:
-    """Returns what the caller of the staged function learns of it."""
-    return Question(
-        self.kind, tf.nest.map_structure(tf.TensorSpec.from_tensor, self.value)
-    )
+_CapturedVariable = Union[
+    stateless_function.GivenVariable,
+    stateless_function.OtherVariable,
+    stateless_function.RandomState,
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-  """A value that a stage is given: an argument, a variable, an answer."""
+  """A value given from outside: an argument, a variable's value, an answer."""
 
   level: int
   spec: tf.TensorSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class _Node:
+class Node:
   """An operation of the graph.
 
   Attributes:
     definition: The operation, without inputs.
-    inputs: Names of tensors.
-    first: Names of nodes that have to run before, in the same stage.
-    level: The stage.
-    specs: Of the outputs.
-    can_be_repeated: Whether it gives the same result each time.
-    is_repeated: Whether it is rather computed again than carried over. So are
-      those that depend on nothing but variables: they are cheap.
+    inputs: The names of the input tensors.
+    control_inputs: The names of nodes of the same stage that must run before.
+    level: The first stage that can compute the operation.
+    specs: The specs of the outputs.
+    is_repeatable: Whether the operation gives the same result each time.
+    is_recomputed: Whether to recompute the outputs in a later stage instead of
+      carrying them over. True for repeatable operations that depend only on
+      values of variables, because these are cheap.
   """
 
   definition: tf.compat.v1.NodeDef
   inputs: tuple[str, ...]
-  first: tuple[str, ...]
+  control_inputs: tuple[str, ...]
   level: int
   specs: tuple[tf.TensorSpec, ...]
-  can_be_repeated: bool
-  is_repeated: bool
+  is_repeatable: bool
+  is_recomputed: bool
 
-
-ARGUMENT, VALUE, SEED, GENERATOR = 'argument', 'value', 'seed', 'generator'
+  def dependencies(self) -> list[str]:
+    """Returns the names of the tensors and nodes that must come before."""
+    return [*self.inputs, *(f'{name}:0' for name in self.control_inputs)]
 
 
 class DataFlow:
-  """A traced graph without side effects: each value has one origin."""
+  """A traced graph without side effects.
+
+  Tensors are known by their names in the traced graph. Reads and assignments of
+  variables disappear: `resolve` maps each read to the tensor with the value.
+
+  The level of a tensor is the first stage that can compute it: an answer has
+  the level after the level of its question.
+
+  Attributes:
+    library: The functions of the graph.
+    versions: The graph's versions, as in a `GraphDef`.
+  """
 
   def __init__(
       self,
@@ -118,181 +91,177 @@ class DataFlow:
       variables: Sequence[stateless_function.Variable],
       requests: Sequence[Request],
   ):
+    """Analyzes a graph.
+
+    Args:
+      function: The traced function.
+      variables: The variables whose values the caller gives.
+      requests: The questions, in the order in which they are asked.
+    """
     graph = function.graph
-    self._graph_def = graph.as_graph_def()
-    self._definitions = {node.name: node for node in self._graph_def.node}
-    self._library = {
-        function.signature.name: function
-        for function in self._graph_def.library.function
-    }
+    graph_def = graph.as_graph_def()
+    self.library = FunctionLibrary(graph_def)
+    self.versions = graph_def.versions
+    self._definitions = {node.name: node for node in graph_def.node}
     self._sources: dict[str, _Source] = {}
-    self._nodes: dict[str, _Node] = {}
-    self._same: dict[str, str] = {}  # From names of tensors to their origin's.
-    self._current: dict[str, str] = {}  # The values of variables.
-    self._variables: dict[str, stateless_function.Capture] = {}
+    self._nodes: dict[str, Node] = {}
+    self._variables: dict[str, _CapturedVariable] = {}  # By handle.
+    self._current: dict[str, str] = {}  # From handles to current values.
+    self._aliases: dict[str, str] = {}
     self._random_numbers = itertools.count()
     self._requests: dict[str, Request] = {}  # By the names of the answers.
-    self._levels: dict[Request, int] = {}  # Of the answers.
+    self._answer_levels: dict[Request, int] = {}
     for request in requests:
       for placeholder in tf.nest.flatten(request.answer):
         self._requests[placeholder.name] = request
     num_args = len(graph.inputs) - len(function.captured_inputs)
     for number, tensor in enumerate(graph.inputs[:num_args]):
-      self._same[tensor.name] = self._source(
-          f'{ARGUMENT}/{number}', tf.TensorSpec(tensor.shape, tensor.dtype)
+      self._aliases[tensor.name] = self._add_source(
+          f'{ARGUMENT}/{number}', _spec_of(tensor)
       )
     captures = stateless_function.captures(function, variables)
     for tensor, capture in zip(graph.inputs[num_args:], captures, strict=True):
-      self._capture(tensor.name, capture)
+      self._add_capture(tensor.name, capture)
     for op in _in_order(graph.get_operations()):
-      if op.outputs and op.outputs[0].name in self._requests:
-        self._answer(op.outputs[0])
-      elif not op.outputs or not self._is_known(op.outputs[0].name):
-        self._operation(op)
+      name = op.outputs[0].name if op.outputs else None
+      if name in self._requests:
+        self._add_answer(op.outputs[0])
+      elif name not in self._aliases and name not in self._variables:
+        self._add_operation(op)
 
-  def _is_known(self, name: str) -> bool:
-    return name in self._same or name in self._variables
-
-  def _source(self, name: str, spec: tf.TensorSpec, level: int = 0) -> str:
+  def _add_source(self, name: str, spec: tf.TensorSpec, level: int = 0) -> str:
     self._sources.setdefault(name, _Source(level, spec))
     return name
 
-  def _capture(self, name: str, capture: stateless_function.Capture):
-    match capture:
-      case stateless_function.Constant(value):
-        self._same[name] = self._constant(name, value)
-        return
-      case stateless_function.GivenVariable(variable, index):
-        self._current[name] = self._source(
-            f'{VALUE}/{index}', tf.TensorSpec(variable.shape, variable.dtype)
-        )
-      case stateless_function.OtherVariable(_, initial):
-        self._current[name] = self._constant(name, initial)
-      case stateless_function.RandomState(variable) if capture.is_seed:
-        self._current[name] = self._source(
-            f'{SEED}/{next(self._random_numbers)}',
-            tf.TensorSpec(variable.shape, variable.dtype),
-        )
+  def _add_capture(
+      self, name: str, capture: stateless_function.Capture
+  ) -> None:
+    if isinstance(capture, stateless_function.Constant):
+      self._aliases[name] = self._add_constant(name, capture.value)
+      return
     self._variables[name] = capture
+    spec = _spec_of(capture.variable)
+    match capture:
+      case stateless_function.GivenVariable(_, index):
+        self._current[name] = self._add_source(f'{VALUE}/{index}', spec)
+      case stateless_function.OtherVariable(_, initial):
+        self._current[name] = self._add_constant(name, initial)
+      case stateless_function.RandomState() if capture.is_seed:
+        number = next(self._random_numbers)
+        self._current[name] = self._add_source(f'{SEED}/{number}', spec)
 
-  def _constant(self, name: str, value: Any) -> str:
+  def _add_constant(self, name: str, value: Any) -> str:
     with tf.Graph().as_default():
       op = tf.constant(value).op
-    return self._add(
-        f'tff_bn.constant/{_node_of(name)}', op.node_def, (), specs=_specs(op)
+    return self._add_node(
+        f'tff_bn.constant/{node_of(name)}', op.node_def, (), specs=_specs(op)
     )
 
-  def _add(
+  def _add_node(
       self,
       name: str,
       definition: tf.compat.v1.NodeDef,
       inputs: Sequence[str],
       *,
-      first: Sequence[str] = (),
+      control_inputs: Sequence[str] = (),
       specs: Sequence[tf.TensorSpec],
-      can_be_repeated: bool = True,
+      is_repeatable: bool = True,
   ) -> str:
     """Adds a node and returns the name of its first output."""
     new = tf.compat.v1.NodeDef()
     new.CopyFrom(definition)
     new.name = name
     del new.input[:]
-    # Where a stage runs is for the runtime to say.
+    # The runtime chooses the device.
     new.device = ''
     new.attr.pop('_class', None)
-    levels = [self.level(i) for i in inputs]
-    levels += [self._nodes[f].level for f in first]
-    self._nodes[name] = _Node(
-        new,
-        tuple(inputs),
-        tuple(first),
-        max(levels, default=0),
-        tuple(specs),
-        can_be_repeated,
-        can_be_repeated
-        and all(self._is_repeated(i) for i in inputs)
-        and all(self._nodes[f].is_repeated for f in first),
+    before = [self._nodes[n] for n in control_inputs]
+    levels = [self.level(n) for n in inputs]
+    self._nodes[name] = Node(
+        definition=new,
+        inputs=tuple(inputs),
+        control_inputs=tuple(control_inputs),
+        level=max([*levels, *(node.level for node in before)], default=0),
+        specs=tuple(specs),
+        is_repeatable=is_repeatable,
+        is_recomputed=is_repeatable
+        and all(self._is_recomputed(n) for n in inputs)
+        and all(node.is_recomputed for node in before),
     )
     return f'{name}:0'
 
-  def _answer(self, placeholder: tf.Tensor):
+  def _add_answer(self, placeholder: tf.Tensor) -> None:
     request = self._requests[placeholder.name]
     level = 1 + max(self.level(name) for name in self.sent(request))
-    self._levels[request] = level
-    spec = tf.TensorSpec(placeholder.shape, placeholder.dtype)
-    self._source(placeholder.name, spec, level)
+    self._answer_levels[request] = level
+    self._add_source(placeholder.name, _spec_of(placeholder), level)
 
-  def _operation(self, op: tf.Operation):
-    handles = [i.name for i in op.inputs if i.dtype == tf.resource]
-    handles = [self.resolve(name) for name in handles]
-    handles = [name for name in handles if name in self._variables]
+  def _add_operation(self, op: tf.Operation) -> None:
+    resources = [
+        self.resolve(tensor.name)
+        for tensor in op.inputs
+        if tensor.dtype == tf.resource
+    ]
+    handles = [name for name in resources if name in self._variables]
     definition = self._definitions[op.name]
     if not handles:
-      inputs = [self.resolve(i.name) for i in op.inputs]
-      self._add(
+      self._add_node(
           op.name,
           definition,
-          inputs,
+          [self.resolve(tensor.name) for tensor in op.inputs],
           specs=_specs(op),
-          can_be_repeated=not op.op_def.is_stateful,
+          is_repeatable=not op.op_def.is_stateful,
       )
       return
     handle = handles[0]
     if op.type == 'Identity':
-      self._same[op.outputs[0].name] = handle
+      self._aliases[op.outputs[0].name] = handle
     elif op.type == 'ReadVariableOp' and not self._is_generator(handle):
-      self._same[op.outputs[0].name] = self._current[handle]
+      self._aliases[op.outputs[0].name] = self._current[handle]
     elif op.type == 'AssignVariableOp':
       self._current[handle] = self.resolve(op.inputs[1].name)
     elif op.type in _UPDATING:
       node = tf.compat.v1.NodeDef(op=_UPDATING[op.type])
       node.attr['T'].CopyFrom(definition.attr['dtype'])
       old, change = self._current[handle], self.resolve(op.inputs[1].name)
-      self._current[handle] = self._add(
-          op.name, node, [old, change], specs=[self._spec(old)]
+      self._current[handle] = self._add_node(
+          op.name, node, [old, change], specs=[self.spec(old)]
       )
     else:
-      self._with_own_variables(op)
+      self._add_operation_with_new_variables(op)
 
-  def _with_own_variables(self, op: tf.Operation):
-    """Adds an operation that gets variables of its own with their values."""
-    own = {}
+  def _add_operation_with_new_variables(self, op: tf.Operation) -> None:
+    """Adds an operation, with a new variable for each one that it takes."""
+    new_handles: dict[str, str] = {}
     inputs = []
     for tensor in op.inputs:
       name = self.resolve(tensor.name)
-      capture = self._variables.get(name)
-      if capture is not None and name not in own:
-        value = self._current.get(name)
-        if self._is_generator(name):
-          # Each draw has a state of its own.
-          value = self._source(
-              f'{GENERATOR}/{next(self._random_numbers)}',
-              tf.TensorSpec([3], tf.int64),
-          )
-        own[name] = self._own_variable(
-            f'{op.name}/variable_{len(own)}', capture.variable, value
+      if name in self._variables and name not in new_handles:
+        new_handles[name] = self._add_variable(
+            f'{op.name}/variable_{len(new_handles)}', name
         )
-      inputs.append(own.get(name, name))
-    self._add(
+      inputs.append(new_handles.get(name, name))
+    definition = self._definitions[op.name]
+    self._add_node(
         op.name,
-        self._definitions[op.name],
+        definition,
         inputs,
         specs=_specs(op),
-        # It starts with the same values each time.
-        can_be_repeated=not self._draws(self._definitions[op.name]),
+        # Its variables have the same values at each execution.
+        is_repeatable=not self.library.draws_random_numbers(definition),
     )
     if op.type in _READING:
       return
-    for name, handle in own.items():
-      variable = self._variables[name].variable
+    for name, handle in new_handles.items():
+      spec = _spec_of(self._variables[name].variable)
       node = tf.compat.v1.NodeDef(op='ReadVariableOp')
-      node.attr['dtype'].type = variable.dtype.as_datatype_enum
-      self._current[name] = self._add(
-          f'{_node_of(handle)}/after',
+      node.attr['dtype'].type = spec.dtype.as_datatype_enum
+      self._current[name] = self._add_node(
+          f'{node_of(handle)}/after',
           node,
           [handle],
-          first=[op.name],
-          specs=[tf.TensorSpec(variable.shape, variable.dtype)],
+          control_inputs=[op.name],
+          specs=[spec],
       )
 
   def _is_generator(self, handle: str) -> bool:
@@ -303,67 +272,90 @@ class DataFlow:
         and not capture.is_seed
     )
 
-  def _own_variable(self, name: str, variable: tf.Variable, value: str) -> str:
-    """Adds a variable with a value, and returns the name of its handle."""
+  def _add_variable(self, name: str, old_handle: str) -> str:
+    """Adds a variable with a captured one's value and returns its handle."""
+    variable = self._variables[old_handle].variable
+    if self._is_generator(old_handle):
+      # Each draw has a state of its own.
+      value = self._add_source(
+          f'{GENERATOR}/{next(self._random_numbers)}', _spec_of(variable)
+      )
+    else:
+      value = self._current[old_handle]
     dtype = variable.dtype.as_datatype_enum
     new = tf.compat.v1.NodeDef(op='VarHandleOp')
     new.attr['dtype'].type = dtype
     new.attr['shape'].shape.CopyFrom(variable.shape.as_proto())
-    spec = tf.TensorSpec([], tf.resource)
-    handle = self._add(name, new, (), specs=[spec])
+    specs = [tf.TensorSpec([], tf.resource)]
+    handle = self._add_node(name, new, (), specs=specs)
     assign = tf.compat.v1.NodeDef(op='AssignVariableOp')
     assign.attr['dtype'].type = dtype
-    self._add(f'{name}/assign', assign, [handle, value], specs=())
-    # Not the operation itself waits for the assignment: a loop hands the handle
-    # on, and TensorFlow may see that it need not wait for the loop.
+    self._add_node(f'{name}/assign', assign, [handle, value], specs=())
+    # An identity waits for the assignment, not the operation itself: a loop
+    # only passes the handle on, and TensorFlow may drop its control inputs.
     identity = tf.compat.v1.NodeDef(op='Identity')
     identity.attr['T'].type = tf.resource.as_datatype_enum
-    return self._add(
+    return self._add_node(
         f'{name}/assigned',
         identity,
         [handle],
-        first=[f'{name}/assign'],
-        specs=[spec],
+        control_inputs=[f'{name}/assign'],
+        specs=specs,
     )
 
   def resolve(self, name: str) -> str:
-    """The name of the tensor that a tensor of the traced graph is."""
+    """Returns the name of the source or output that equals a tensor."""
     if name in self._variables or name in self._requests:
       return name
-    return self._same.get(name, name)
+    return self._aliases.get(name, name)
 
   def sent(self, request: Request) -> list[str]:
-    """The names of the tensors of a question."""
+    """Returns the names of the tensors that a question sends."""
     return [self.resolve(t.name) for t in request.tensors]
 
+  def is_source(self, name: str) -> bool:
+    """Whether a tensor is given from outside."""
+    return name in self._sources
+
+  def node(self, name: str) -> Node:
+    """Returns the node that computes a tensor, which must not be a source."""
+    return self._nodes[node_of(name)]
+
   def level(self, name: str) -> int:
-    """The stage in which a tensor is there."""
+    """Returns the first stage that knows or can compute a tensor."""
     if name in self._sources:
       return self._sources[name].level
-    return self._nodes[_node_of(name)].level
+    return self.node(name).level
 
-  def _is_repeated(self, name: str) -> bool:
-    if name in self._sources:
-      return name.startswith(VALUE)
-    return self._nodes[_node_of(name)].is_repeated
-
-  def _spec(self, name: str) -> tf.TensorSpec:
+  def spec(self, name: str) -> tf.TensorSpec:
+    """Returns the spec of a tensor."""
     if name in self._sources:
       return self._sources[name].spec
-    return self._nodes[_node_of(name)].specs[int(name.rpartition(':')[2])]
+    return self.node(name).specs[int(name.rpartition(':')[2])]
 
-  def _can_be_carried(self, name: str) -> bool:
+  def _is_recomputed(self, name: str) -> bool:
+    if name in self._sources:
+      return name.startswith(VALUE)
+    return self.node(name).is_recomputed
+
+  def can_be_carried(self, name: str) -> bool:
+    """Whether a later stage gets a tensor from the stage that computes it."""
     if name in self._sources:
       return True
-    node = self._nodes[_node_of(name)]
-    if node.is_repeated or not node.specs:
-      return False  # What has no output, an assignment, goes with its variable.
-    return self._spec(name).dtype not in (tf.resource, tf.variant)
+    node = self.node(name)
+    if node.is_recomputed or not node.specs:
+      return False  # An assignment has no output and stays with its variable.
+    return self.spec(name).dtype not in (tf.resource, tf.variant)
 
-  def needed_requests(
-      self, outputs: Iterable[str]
-  ) -> list[tuple[int, Request]]:
-    """The questions whose answers are needed, each with its answer's stage."""
+  def needed_requests(self, outputs: Iterable[str]) -> Mapping[Request, int]:
+    """Finds the questions whose answers some tensors depend on.
+
+    Args:
+      outputs: The names of the tensors.
+
+    Returns:
+      The level of the answer for each question, in the order of asking.
+    """
     needed = set()
     seen = set()
     stack = list(outputs)
@@ -374,176 +366,26 @@ class DataFlow:
         if request not in needed:
           needed.add(request)
           stack += self.sent(request)
-      elif name not in self._sources and _node_of(name) not in seen:
-        seen.add(_node_of(name))
-        node = self._nodes[_node_of(name)]
-        stack += [*node.inputs, *(f'{first}:0' for first in node.first)]
-    # In the order in which they were asked.
-    return [
-        (n, request) for request, n in self._levels.items() if request in needed
-    ]
-
-  def stage(
-      self,
-      number: int,
-      results: Sequence[str],
-      carried_on: Mapping[int, Sequence[str]],
-      jit_compile: bool,
-  ) -> 'Stage':
-    """Collects all that a stage computes.
-
-    Args:
-      number: The stage.
-      results: Names of tensors that it returns.
-      carried_on: Names of tensors that it returns for each later stage.
-      jit_compile: Whether XLA compiles it, if it can.
-
-    Returns:
-      The stage.
-    """
-    nodes, carried, sources = {}, {}, {}
-    wanted = [*results, *itertools.chain(*carried_on.values())]
-    stack = list(wanted)
-    while stack:
-      name = stack.pop()
-      if self.level(name) < number and self._can_be_carried(name):
-        carried[name] = None
-      elif name in self._sources:
-        sources[name] = None
-      elif _node_of(name) not in nodes:
-        node = self._nodes[_node_of(name)]
-        if node.level < number and not node.can_be_repeated:
-          raise ValueError(
-              f'The operation {_node_of(name)!r} ({node.definition.op}) would'
-              ' have to be computed once more in the backward pass, but need'
-              ' not give the same result again, for instance because it draws'
-              ' random numbers in a loop.'
-          )
-        nodes[_node_of(name)] = node
-        stack += [*node.inputs, *(f'{first}:0' for first in node.first)]
-    return Stage(
-        graph_def=self._to_graph_def(nodes, {**carried, **sources}),
-        sources=tuple(sources),
-        carried=tuple(carried),
-        results=tuple(results),
-        specs={name: self._spec(name) for name in wanted},
-        # XLA makes no variables.
-        jit_compile=jit_compile
-        and all(n.definition.op != 'VarHandleOp' for n in nodes.values()),
-        carried_on={k: tuple(names) for k, names in carried_on.items()},
-    )
-
-  def _to_graph_def(
-      self, nodes: Mapping[str, _Node], given: Iterable[str]
-  ) -> tf.compat.v1.GraphDef:
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.versions.CopyFrom(self._graph_def.versions)
-    inputs = {name: _given_name(n) for n, name in enumerate(given)}
-    for node in nodes.values():
-      definition = graph_def.node.add()
-      definition.CopyFrom(node.definition)
-      definition.input.extend(inputs.get(i, i) for i in node.inputs)
-      definition.input.extend(f'^{first}' for first in node.first)
-      if definition.op == 'VarHandleOp':
-        shared_name = f'stage_variable_{next(_variable_numbers)}'
-        definition.attr['shared_name'].s = shared_name.encode()
-    self._add_functions(graph_def)
-    return graph_def
-
-  def _add_functions(self, graph_def: tf.compat.v1.GraphDef):
-    """Adds the functions that a graph's operations call."""
-    added = self._functions(graph_def.node)
-    for function in added.values():
-      graph_def.library.function.add().CopyFrom(function)
-    for gradient in self._graph_def.library.gradient:
-      if gradient.function_name in added:
-        graph_def.library.gradient.add().CopyFrom(gradient)
-
-  def _functions(self, nodes: Iterable[tf.compat.v1.NodeDef]) -> dict[str, Any]:
-    """All functions that operations call, and that these call, by name."""
-    found = {}
-    stack = list(_called_functions(nodes))
-    while stack:
-      name = stack.pop()
-      if name in self._library and name not in found:
-        found[name] = self._library[name]
-        stack += _called_functions(found[name].node_def)
-    return found
-
-  def _draws(self, definition: tf.compat.v1.NodeDef) -> bool:
-    """Whether an operation draws random numbers inside of a function."""
-    return any(
-        node.op.startswith(_DRAWING)
-        for function in self._functions([definition]).values()
-        for node in function.node_def
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-  """A part of the graph; all are names of tensors.
-
-  Attributes:
-    graph_def: Its operations, whose inputs may be what it is given.
-    sources: What is given from outside: arguments, variables, answers.
-    carried: What is given by earlier stages.
-    results: What it returns.
-    carried_on: What it returns for each later stage.
-    specs: Of all that it returns.
-    jit_compile: Whether XLA compiles it.
-  """
-
-  graph_def: tf.compat.v1.GraphDef
-  sources: tuple[str, ...]
-  carried: tuple[str, ...]
-  results: tuple[str, ...]
-  carried_on: Mapping[int, tuple[str, ...]]
-  specs: Mapping[str, tf.TensorSpec]
-  jit_compile: bool
-
-  def __call__(
-      self, given: Mapping[str, tf.Tensor]
-  ) -> tuple[list[tf.Tensor], dict[int, list[tf.Tensor]]]:
-    """Computes the stage.
-
-    Args:
-      given: The tensors that it needs, by name.
-
-    Returns:
-      What is sent or returned, and what is carried to later stages, by stage.
-    """
-    tensors = {name: given[name] for name in (*self.carried, *self.sources)}
-    wanted = [name for name in self.specs if name not in tensors]
-    used = {i for node in self.graph_def.node for i in node.input}
-
-    def compute(*given):
-      inputs = {_given_name(n): tensor for n, tensor in enumerate(given)}
-      return tf.graph_util.import_graph_def(
-          self.graph_def,
-          # What is only passed on is in none of the operations.
-          input_map={name: inputs[name] for name in used & inputs.keys()},
-          return_elements=wanted,
-          name='stage',
-      )
-
-    if self.jit_compile:
-      compute = tf.function(compute, jit_compile=True, autograph=False)
-    computed = compute(*tensors.values())
-    tensors.update(zip(wanted, computed))
-    for name, spec in self.specs.items():
-      # More is known than TensorFlow infers of a part of the graph.
-      tensors[name].set_shape(spec.shape)
-    return [tensors[name] for name in self.results], {
-        number: [tensors[name] for name in names]
-        for number, names in self.carried_on.items()
+      elif name not in self._sources and node_of(name) not in seen:
+        seen.add(node_of(name))
+        stack += self.node(name).dependencies()
+    return {
+        request: level
+        for request, level in self._answer_levels.items()
+        if request in needed
     }
 
 
+def node_of(tensor_name: str) -> str:
+  """Returns the name of the node in a tensor's name."""
+  return tensor_name.rpartition(':')[0]
+
+
 def _in_order(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
-  """Yields each operation after those that make its inputs."""
+  """Yields each operation after the operations that compute its inputs."""
   seen = set()
   for operation in operations:
-    # The gradient of a loop gives the loop inputs that are made after it.
+    # The gradient of a loop makes inputs of the loop after the loop itself.
     stack = [operation]
     while stack:
       op = stack[-1]
@@ -557,25 +399,9 @@ def _in_order(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
         yield op
 
 
-def _given_name(number: int) -> str:
-  return f'tff_bn.given_{number}:0'
-
-
-def _node_of(tensor_name: str) -> str:
-  return tensor_name.rpartition(':')[0]
-
-
 def _specs(op: tf.Operation) -> list[tf.TensorSpec]:
-  return [tf.TensorSpec(output.shape, output.dtype) for output in op.outputs]
+  return [_spec_of(output) for output in op.outputs]
 
 
-def _called_functions(
-    nodes: Iterable[tf.compat.v1.NodeDef],
-) -> Iterable[str]:
-  for node in nodes:
-    yield node.op  # A function may be called by its name.
-    for attribute in node.attr.values():
-      if attribute.HasField('func'):
-        yield attribute.func.name
-      for function in attribute.list.func:
-        yield function.name
+def _spec_of(value: Union[tf.Tensor, tf.Variable]) -> tf.TensorSpec:
+  return tf.TensorSpec(value.shape, value.dtype)

@@ -1,7 +1,7 @@
-"""What clients and server send each other in one exchange of FedTAN."""
+"""The messages of clients and server in one exchange of FedTAN."""
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import operator
 from typing import Any
 
@@ -10,11 +10,12 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import moments_factories
 from tff_bn.common import numerics
-from tff_bn.fedtan import data_flow
+from tff_bn.fedtan.questions import Asked
+from tff_bn.fedtan.questions import Question
 from tff_bn.fedtan.synchronized_batch_norm import Answer
 
-# A client may keep something for each of many later stages. If it was one list,
-# all of it would occur in the type of each selection from it; so it is a tree.
+# A client can keep tensors for many later stages. They are a tree, because all
+# elements of a list would occur in the type of each selection from it.
 _BRANCHES = 8
 
 
@@ -26,7 +27,7 @@ def _branches(targets: Sequence[int]) -> list[Sequence[int]]:
 def _pack(
     targets: Sequence[int], carried: Mapping[int, Any]
 ) -> collections.OrderedDict[str, Any]:
-  """Makes a tree of what is carried over to each stage."""
+  """Makes a tree of the tensors for each later stage."""
   return collections.OrderedDict(
       (
           f'until_{branch[-1]}',
@@ -41,17 +42,14 @@ def unpack(
     tree: Any,
     select: Callable[[Any, str], Any] = operator.getitem,
 ) -> dict[int, Any]:
-  """The inverse of `_pack`.
+  """Returns the tensors for each later stage from a tree, or their types.
 
   Args:
-    targets: The stages.
-    tree: The tree, or its type.
+    targets: The later stages.
+    tree: The tree that `_pack` made, or its type.
     select: Selects a branch of the tree.
-
-  Returns:
-    What is carried over to each stage, or its type.
   """
-  carried = {}
+  carried: dict[int, Any] = {}
   for branch in _branches(targets):
     key = f'until_{branch[-1]}'
     if len(branch) == 1:
@@ -62,7 +60,7 @@ def unpack(
 
 
 def select(tree: tff.Value, key: str) -> tff.Value:
-  """Selects as `tree[key]`, but only once, however often it is used."""
+  """Selects `tree[key]` once, however often the result is used."""
 
   @tff.federated_computation(tree.type_signature.member)
   def select(member):
@@ -72,45 +70,36 @@ def select(tree: tff.Value, key: str) -> tff.Value:
 
 
 def message(
-    questions: Sequence[data_flow.Question],
-    asked: Sequence[data_flow.Asked],
+    questions: Sequence[Question[Answer]],
+    asked: Sequence[Asked],
     carried: Mapping[int, Sequence[tf.Tensor]],
     took_part: tf.Tensor,
 ) -> collections.OrderedDict[str, Any]:
-  """What a client's stage returns.
+  """Builds the result of a client's stage.
 
   Args:
     questions: The questions at the end of the stage.
-    asked: What the client asks.
-    carried: What stays with it for each later stage.
-    took_part: Whether it took part in the exchange before, or may take part in
-      the first one; a bool scalar.
+    asked: The values to send for each question.
+    carried: The tensors that the client keeps for each later stage.
+    took_part: A bool scalar, whether the client took part in the exchange
+      before, or may take part in the first one.
 
   Returns:
-    What it sends, zeros if it does not take part; whether it takes part; and
-    what stays with it.
+    The values to send, zeros if the client does not take part; whether it takes
+    part; and the tensors that it keeps.
   """
   takes_part = tf.reduce_all([took_part, *(one.sound for one in asked)])
   values = numerics.where_or_zero(takes_part, [one.value for one in asked])
+  sent: collections.OrderedDict[str, list[Any]] = collections.OrderedDict()
+  for question, value in zip(questions, values, strict=True):
+    sent.setdefault(question.kind.name, []).append(value)
   return collections.OrderedDict(
-      sent=_by_kind(questions, values),
-      takes_part=takes_part,
-      **_pack(sorted(carried), carried),
+      sent=sent, takes_part=takes_part, **_pack(sorted(carried), carried)
   )
 
 
-def _by_kind(
-    questions: Sequence[data_flow.Question], values: Sequence[Any]
-) -> collections.OrderedDict[str, list[Any]]:
-  sent = collections.OrderedDict()
-  for question, value in zip(questions, values, strict=True):
-    sent.setdefault(question.kind.name, []).append(value)
-  return sent
-
-
 def in_order(
-    questions: Sequence[data_flow.Question],
-    answers: Mapping[str, Sequence[Any]],
+    questions: Iterable[Question[Answer]], answers: Mapping[str, Sequence[Any]]
 ) -> list[Any]:
   """Returns answers, which are given by kind, in the order of the questions."""
   iterators = {kind: iter(answers[kind]) for kind in answers}
@@ -118,22 +107,28 @@ def in_order(
 
 
 class Exchange:
-  """From what the clients send to what all of them get."""
+  """Combines the values that clients send, and broadcasts the answers.
+
+  Attributes:
+    answers_type: The type of the answers, which is the type of a message's
+      `sent`.
+  """
 
   def __init__(self, sent_type: tff.Type):
-    self._pool = None
     self.answers_type = sent_type
-    for kind, part_type in tff.structure.iter_elements(sent_type):
-      if kind == Answer.POOLED_MOMENTS.name:
-        self._pool = moments_factories.PooledMomentsFactory().create(part_type)
+    self._pools = {
+        kind: moments_factories.PooledMomentsFactory().create(part_type)
+        for kind, part_type in tff.structure.iter_elements(sent_type)
+        if kind == Answer.POOLED_MOMENTS.name
+    }
 
   def __call__(self, sent: tff.Value) -> tff.Value:
-    """In a `tff.federated_computation`: from CLIENTS to CLIENTS."""
+    """Maps values at CLIENTS to answers at CLIENTS, for use in TFF code."""
     answers = collections.OrderedDict()
     for kind, _ in tff.structure.iter_elements(self.answers_type):
-      if kind == Answer.POOLED_MOMENTS.name:
-        pooled = self._pool.next(self._pool.initialize(), sent[kind])
-        answers[kind] = pooled.result
+      if kind in self._pools:
+        pool = self._pools[kind]
+        answers[kind] = pool.next(pool.initialize(), sent[kind]).result
       else:
         answers[kind] = tff.federated_sum(sent[kind])
     return tff.federated_broadcast(tff.federated_zip(answers))

@@ -1,4 +1,4 @@
-"""Which models FedTAN can train."""
+"""Checks that FedTAN can train a model."""
 
 import keras
 
@@ -7,23 +7,23 @@ from tff_bn.keras_model import keras_copy
 from tff_bn.keras_model import mixed_precision
 from tff_bn.layers import discovery
 
-# Layers that may call others in a loop.
+# Layers that may call other layers in a loop.
 _LOOPS = (keras.layers.Wrapper, keras.layers.Bidirectional, keras.layers.RNN)
 
 
 def check_model(model: keras.Model) -> None:
-  """Checks that batch normalization can be synchronized in a model.
+  """Checks that FedTAN can synchronize batch normalization in a model.
 
   Args:
     model: The model.
 
   Raises:
-    ValueError: If there is nothing to synchronize, or a layer can't be. The
-      message names the layer and says what to do.
+    ValueError: If no layer is trainable batch normalization, or a layer can't
+      be synchronized. The message names the layer and gives advice.
   """
   layers = discovery.batch_norm_layers(model)
   if not any(layer.trainable for layer in layers):
-    found = 'none that is trained' if layers else 'none'
+    found = 'no trainable one' if layers else 'none'
     raise ValueError(
         'FedTAN synchronizes batch normalization layers, but the model'
         f' {model.name!r} has {found}. Use a model with batch normalization, or'
@@ -35,29 +35,29 @@ def check_model(model: keras.Model) -> None:
     _check_container(layer)
   if mixed_precision.computes_in_float16(model):
     raise ValueError(
-        f'FedTAN cannot scale the loss of the model {model.name!r}, which'
-        ' computes in float16, from one exchange to the next. Use'
+        f'FedTAN cannot train the model {model.name!r}, which computes in'
+        ' float16, because it cannot scale the loss across exchanges. Use'
         ' mixed_bfloat16 or float32.'
     )
 
 
-def _check_layer(layer: keras.layers.Layer):
+def _check_layer(layer: keras.layers.BatchNormalization) -> None:
   name = f'The batch normalization layer {layer.name!r}'
   if layer.renorm:
     raise ValueError(
-        f'{name} has renorm=True, with which FedTAN cannot synchronize it. Use'
+        f'{name} has renorm=True, which FedTAN cannot synchronize. Use'
         ' keras.layers.BatchNormalization with renorm=False.'
     )
   own = fused_batch_norm.own_method(layer)
   if own:
     raise ValueError(
-        f'{name} is a {type(layer).__name__}, which computes in its own way'
-        f' ({own}), so FedTAN does not know what to synchronize. Use'
+        f'{name} is a {type(layer).__name__}, whose method {own} may change the'
+        ' computation, so FedTAN cannot synchronize it. Use'
         ' keras.layers.BatchNormalization.'
     )
 
 
-def _check_container(container: keras.layers.Layer):
+def _check_container(container: keras.layers.Layer) -> None:
   if discovery.is_batch_norm(container):
     return
   inside = [
@@ -84,10 +84,10 @@ def _check_container(container: keras.layers.Layer):
 def inside_of_control_flow(
     container: keras.layers.Layer, layer: keras.layers.Layer
 ) -> ValueError:
-  """Makes the error for a layer that another one may call in a loop."""
+  """Returns the error for a layer that another layer may call in a loop."""
   return ValueError(
-      f'The batch normalization layer {layer.name!r} is inside of the layer'
+      f'The batch normalization layer {layer.name!r} is inside the layer'
       f' {container.name!r} ({type(container).__name__}), which may call it in'
-      ' a loop, a condition or a function of its own, where FedTAN cannot stop'
-      ' for an exchange. Call the layer in the functional model itself.'
+      ' a loop, a condition or a function, where FedTAN cannot stop for an'
+      ' exchange. Call the layer in the functional model itself.'
   )

@@ -1,28 +1,33 @@
 """A function that waits for answers from outside, cut into stages.
 
-Synchronized batch normalization stops at every layer: a client sends what it
-knows of its batch and goes on with the answer, in the forward and again in the
-backward pass. TFF has no way to wait inside of a client's TensorFlow code. So
-the function is traced as a whole, forward and backward pass in one graph, and
-the graph is cut: a stage is all that can be computed with the answers that are
-there. What a later stage needs of an earlier one is carried over, and nothing
-is computed twice.
+Synchronized batch normalization stops at every layer: a client sends statistics
+of its batch and continues with the answer, in the forward and again in the
+backward pass. TFF has no way to wait inside a client's TensorFlow code. So the
+whole function is traced, forward and backward pass in one graph, and the graph
+is cut: a stage is everything that can be computed with the answers so far.
+Later stages get the values that they need from earlier stages, so that nothing
+expensive is computed twice.
 
 Questions that do not depend on each other's answers, as in parallel branches of
 a model, are asked at the same time. So the number of stages is the depth of the
-graph in questions, not their number. Questions whose answers nothing needs are
-not asked at all.
+graph in questions, not their number. Questions whose answers are not needed are
+not asked.
 
 The stages are free of side effects: variables become inputs and outputs.
 """
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Generic, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tff_bn.fedtan import data_flow
+from tff_bn.fedtan import stage as stage_lib
+from tff_bn.fedtan.questions import Asked
+from tff_bn.fedtan.questions import Kind
+from tff_bn.fedtan.questions import Question
+from tff_bn.fedtan.questions import Request
 from tff_bn.keras_model import stateless_function
 
 # Asks a question: takes its kind, a nested structure of tensors, and a bool
@@ -31,11 +36,24 @@ from tff_bn.keras_model import stateless_function
 Ask = Callable[..., Any]
 
 
-class StagedFunction:
+class StageOutput(NamedTuple):
+  """The output of one stage.
+
+  Attributes:
+    result: The values to send, a list of `Asked` in the order of the stage's
+      `questions`; in the last stage, the result of the function.
+    carried: The tensors for each later stage.
+  """
+
+  result: Any
+  carried: Mapping[int, list[tf.Tensor]]
+
+
+class StagedFunction(Generic[Kind]):
   """A traced function in stages, to be called inside TFF computations.
 
   Attributes:
-    questions: For each stage but the last, the questions at its end.
+    questions: The questions at the end of each stage but the last.
     is_random: Whether the function draws random numbers, and so needs a seed.
   """
 
@@ -49,26 +67,27 @@ class StagedFunction:
     """Traces and cuts the function.
 
     Args:
-      fn: The function of an `Ask` and the arguments. May read and assign any
-        variable; should return the values of those that the caller wants back.
+      fn: The function of an `Ask` and the arguments. It may read and assign any
+        variable, and should return the values that the caller wants back.
       variables: The variables whose values the caller gives. Others start with
         the value that they have now.
       *specs: `tf.TensorSpec`s, or nested structures of them, of the arguments.
       jit_compile: Whether XLA compiles the stages.
 
     Raises:
-      ValueError: If a question is asked inside of a loop, a condition or a
+      ValueError: If a question is asked inside a loop, a condition or a
         function, or the function uses a resource other than a variable.
     """
-    requests = []
+    requests: list[Request[Kind]] = []
 
     def ask(kind, value, sound=True):
+      # Before the placeholders, because the graph is analyzed in this order.
       value = tf.nest.map_structure(tf.identity, value)
       sound = tf.identity(sound)
       answer = tf.nest.map_structure(
           lambda v: tf.compat.v1.placeholder(v.dtype, v.shape), value
       )
-      requests.append(data_flow.Request(kind, value, sound, answer))
+      requests.append(Request(kind, value, sound, answer))
       return answer
 
     @tf.function
@@ -85,22 +104,21 @@ class StagedFunction:
         for tensor in request.tensors
     ):
       raise ValueError(
-          'A question is asked inside of a loop, a condition or a function.'
+          'A question is asked inside a loop, a condition or a function.'
       )
-    flow = data_flow.DataFlow(function, variables, requests)
+    self._flow = data_flow.DataFlow(function, variables, requests)
     self._structure = function.structured_outputs
-    outputs = [flow.resolve(tensor.name) for tensor in graph.outputs]
-    needed = flow.needed_requests(outputs)
-    last = max((level for level, _ in needed), default=0)
-    self._requests = [
-        [request for level, request in needed if level == number + 1]
-        for number in range(last)
+    outputs = [self._flow.resolve(tensor.name) for tensor in graph.outputs]
+    needed = self._flow.needed_requests(outputs)
+    self._requests: list[list[Request[Kind]]] = [
+        [] for _ in range(max(needed.values(), default=0))
     ]
-    self.questions = tuple(
-        tuple(request.asked() for request in at_end)
+    for request, level in needed.items():
+      self._requests[level - 1].append(request)
+    self.questions: tuple[tuple[Question[Kind], ...], ...] = tuple(
+        tuple(request.question() for request in at_end)
         for at_end in self._requests
     )
-    self._flow = flow
     self._stages = self._cut(outputs, jit_compile)
     self.is_random = any(
         name.startswith((data_flow.SEED, data_flow.GENERATOR))
@@ -113,35 +131,36 @@ class StagedFunction:
     return len(self._stages)
 
   def sources_of(self, number: int) -> list[int]:
-    """The numbers of the stages from which a stage carries something over."""
+    """Returns the earlier stages whose tensors a stage needs."""
     return sorted(
         {self._flow.level(name) for name in self._stages[number].carried}
     )
 
   def targets_of(self, number: int) -> list[int]:
-    """The numbers of the stages for which a stage returns something."""
+    """Returns the later stages that need tensors of a stage."""
     return sorted(self._stages[number].carried_on)
 
   def _cut(
       self, outputs: Sequence[str], jit_compile: bool
-  ) -> list['data_flow.Stage']:
-    flow = self._flow
+  ) -> list[stage_lib.Stage]:
     stages = []
-    # From the last one back: what a stage returns is what later ones need.
-    wanted = collections.defaultdict(dict)
+    # From the last stage back, because later stages say what they need.
+    wanted: dict[int, dict[int, list[str]]] = collections.defaultdict(dict)
+    results = list(outputs)
     for number in reversed(range(len(self._requests) + 1)):
-      if number == len(self._requests):
-        results = list(outputs)
-      else:
+      stage = stage_lib.cut_stage(
+          self._flow, number, results, wanted[number], jit_compile
+      )
+      for name in stage.carried:
+        by_target = wanted[self._flow.level(name)]
+        by_target.setdefault(number, []).append(name)
+      stages.append(stage)
+      if number:
         results = [
             name
-            for request in self._requests[number]
-            for name in flow.sent(request)
+            for request in self._requests[number - 1]
+            for name in self._flow.sent(request)
         ]
-      stage = flow.stage(number, results, wanted[number], jit_compile)
-      for name in stage.carried:
-        wanted[flow.level(name)].setdefault(number, []).append(name)
-      stages.append(stage)
     return stages[::-1]
 
   def start(
@@ -149,24 +168,25 @@ class StagedFunction:
       values: Sequence[tf.Tensor],
       *args: Any,
       seed: Optional[tf.Tensor] = None,
-  ) -> tuple[Union[list[data_flow.Asked], Any], Mapping[int, list[tf.Tensor]]]:
+  ) -> StageOutput:
     """Calls the first stage inside a graph.
 
     Args:
       values: The values that `variables` have at the start.
       *args: The arguments, of the traced types.
-      seed: An int64 vector of 2 elements: the numbers that determine all random
-        draws. Needed if `is_random`.
+      seed: An int64 vector of 2 elements that determines all random draws.
+        Needed if `is_random`.
 
     Returns:
-      See `proceed`.
+      The output of the stage.
     """
+    flat_args = tf.nest.flatten(args)
     given = {}
     for name in self._stages[0].sources:
-      kind, number = name.split('/')
-      number = int(number)
+      kind, _, digits = name.partition('/')
+      number = int(digits)
       if kind == data_flow.ARGUMENT:
-        given[name] = tf.nest.flatten(args)[number]
+        given[name] = flat_args[number]
       elif kind == data_flow.VALUE:
         given[name] = values[number]
       elif kind == data_flow.SEED:
@@ -180,18 +200,17 @@ class StagedFunction:
       number: int,
       answers: Sequence[Any],
       carried: Mapping[int, Sequence[tf.Tensor]],
-  ) -> tuple[Union[list[data_flow.Asked], Any], Mapping[int, list[tf.Tensor]]]:
+  ) -> StageOutput:
     """Calls a stage after the first inside a graph.
 
     Args:
-      number: The stage.
+      number: The number of the stage.
       answers: The answers to `questions[number - 1]`.
-      carried: For each of `sources_of(number)`, what that stage returned for
-        this one.
+      carried: The tensors that each of `sources_of(number)` returned for this
+        stage.
 
     Returns:
-      What is asked in `questions[number]`, or what the function returns if it
-      is the last stage; and what it carries over to each later stage.
+      The output of the stage.
     """
     stage = self._stages[number]
     given = {}
@@ -207,17 +226,19 @@ class StagedFunction:
       given.update(zip(names, carried[source], strict=True))
     return self._call(number, given)
 
-  def _call(
-      self, number: int, given: Mapping[str, tf.Tensor]
-  ) -> tuple[Any, Mapping[int, list[tf.Tensor]]]:
-    results, carried = self._stages[number](given)
+  def _call(self, number: int, given: Mapping[str, tf.Tensor]) -> StageOutput:
+    tensors, carried = self._stages[number](given)
     if number == len(self._requests):
-      return tf.nest.pack_sequence_as(self._structure, results), carried
-    results = iter(results)
-    return [
-        data_flow.Asked(
-            tf.nest.map_structure(lambda _: next(results), request.value),
-            next(results),
-        )
-        for request in self._requests[number]
-    ], carried
+      result = tf.nest.pack_sequence_as(self._structure, tensors)
+      return StageOutput(result, carried)
+    remaining = iter(tensors)
+    return StageOutput(
+        [
+            Asked(
+                tf.nest.map_structure(lambda _: next(remaining), request.value),
+                next(remaining),
+            )
+            for request in self._requests[number]
+        ],
+        carried,
+    )

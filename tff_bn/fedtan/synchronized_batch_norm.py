@@ -4,15 +4,15 @@ The layer-wise exchanges of FedTAN: Wang, Shi, Chang, Why Batch Normalization
 Damage Federated Learning on Non-IID Data?, arXiv:2301.02982, section 5 and
 algorithms 2 and 3.
 
-With a layer's input x of K values a channel, the clients' mean m and variance
-v, r = 1/√(v + ε), x̂ = (x − m)·r, scale γ and shift ζ, and the cotangent dy of
-the output, the gradients with respect to the statistics have closed forms:
+Let x be a layer's input, m and v the mean and variance over all clients,
+r = 1/√(v + ε), x̂ = (x − m)·r, γ the scale, ζ the shift, and dy the cotangent
+of the output. The gradients with respect to the statistics have closed forms:
 
   ∂F/∂m = −γ·r·dζ  and  ∂F/∂v = −γ·r²·dγ/2,  with dζ = Σ dy and dγ = Σ dy·x̂.
 
-So the clients send the layer's own dζ and dγ instead, and no pass over the data
-is needed but the passes of TensorFlow's fused operations. With the sums Dζ and
-Dγ over all clients the cotangent of the input is
+So the clients send dζ and dγ, the gradients of the layer's own variables, and
+TensorFlow's fused operations make the only passes over the data. With the sums
+Dζ and Dγ over all clients, the cotangent of the input is
 
   dx = γ·r·(dy − q·(Dζ + x̂·Dγ)),
 
@@ -27,34 +27,34 @@ from typing import Optional
 import keras
 import tensorflow as tf
 
-from tff_bn.aggregators import moments
 from tff_bn.common import numerics
-from tff_bn.fedtan import batch_norm_kernels
 from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import staged_function
+from tff_bn.fedtan.batch_norm_kernels import Kernels
+from tff_bn.fedtan.batch_norm_kernels import Statistics
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.layers import discovery
 
-# A client whose values are so large that the sum over this many clients like it
-# overflows is left out: it would make the answer useless for all others.
+# A client is left out if the sum over this many clients with its values would
+# overflow, because the answer would be useless for all others.
 _MOST_CLIENTS = 2.0**10
 
 
 class Answer(enum.Enum):
-  """What clients get for what they send."""
+  """The kinds of questions: how the server combines the clients' values."""
 
   SUM = 'the sum over all clients'
   POOLED_MOMENTS = 'the moments of all clients together'
 
 
 class SynchronizedBatchNorm:
-  """Computes batch normalization layers by asking all clients.
+  """Computes batch normalization layers with the statistics of all clients.
 
   An object is a `tff_bn.keras_model.batch_norm_calls.TrainingCall`.
 
   Attributes:
-    squared_norm: The sum over all calls and channels of the second moments of
-      the client's own values, a float32 scalar.
+    squared_norm: The sum of the second moments of the client's own values over
+      all calls and channels, a float32 scalar.
   """
 
   def __init__(
@@ -70,15 +70,17 @@ class SynchronizedBatchNorm:
 
     Args:
       model: The model, for error messages.
-      ask: Asks a question of a kind of `Answer`. It must replace the values of
-        a client without data by zeros, and from the first question that is not
-        sound on those of the client that asked it.
-      client_weight: float scalar, the client's weight in the loss.
-      fused_moments: Whether mean and variance go together, weighted by the
-        number of values; else the mean goes first and then the variance about
-        the answer, weighted by `client_weight`.
-      synchronize_backward: Whether the gradients with respect to the statistics
-        are those of all clients; else each client takes its own.
+      ask: Asks a question whose kind is an `Answer`. It must replace the values
+        of a client by zeros if the client has no data, or from its first
+        unsound question on.
+      client_weight: The client's weight in the loss, a float scalar.
+      fused_moments: If true, one exchange combines means and variances,
+        weighted by the numbers of values. If false, a first exchange averages
+        the means, and a second one the variances about this average, both
+        weighted by `client_weight`.
+      synchronize_backward: If true, the gradients with respect to the
+        statistics are sums over all clients. If false, each client uses its
+        own.
     """
     self.squared_norm = tf.zeros([], tf.float32)
     self._model = model
@@ -90,7 +92,7 @@ class SynchronizedBatchNorm:
 
   def __call__(
       self,
-      layer: keras.layers.Layer,
+      layer: keras.layers.BatchNormalization,
       inputs: tf.Tensor,
       mask: Optional[tf.Tensor],
   ) -> tf.Tensor:
@@ -103,7 +105,7 @@ class SynchronizedBatchNorm:
           and any(x is layer for x in discovery.all_layers(container))
       ]
       raise model_checks.inside_of_control_flow(containers[-1], layer)
-    kernels = batch_norm_kernels.kernels_for(layer, inputs, mask)
+    kernels = Kernels(layer, inputs, mask)
     statistics = self._statistics(kernels)
     _update_moving_statistics(layer, statistics)
     output = self._normalize(
@@ -112,34 +114,22 @@ class SynchronizedBatchNorm:
     output.set_shape(inputs.shape)
     return tf.cast(output, layer.compute_dtype)
 
-  def _statistics(
-      self, kernels: 'batch_norm_kernels.Kernels'
-  ) -> batch_norm_kernels.Statistics:
-    """The statistics of all clients, in the paper's algorithm 2.
-
-    Args:
-      kernels: The layer's input.
-
-    Returns:
-      The statistics.
-    """
-    count, mean, variance = kernels.moments()
+  def _statistics(self, kernels: Kernels) -> Statistics:
+    """Exchanges the statistics of all clients, as the paper's algorithm 2."""
+    seen = kernels.moments()
+    count, mean, variance = seen
     weight = tf.cast(self._client_weight, mean.dtype)
     second_moment = variance + tf.math.square(mean)
     self.squared_norm += tf.cast(tf.reduce_sum(second_moment), tf.float32)
     sound = _can_be_summed(tf.maximum(weight, count) * second_moment)
     if self._fused_moments:
-      pooled = self._ask(
-          Answer.POOLED_MOMENTS,
-          moments.layer_moments(count, mean, variance),
-          sound,
-      )
+      pooled = self._ask(Answer.POOLED_MOMENTS, seen, sound)
       return kernels.as_keras(
-          batch_norm_kernels.Statistics(
-              pooled['mean'],
-              pooled['variance'],
-              pooled['count'],
-              tf.math.reciprocal_no_nan(pooled['count']),
+          Statistics(
+              pooled.mean,
+              pooled.variance,
+              pooled.count,
+              tf.math.reciprocal_no_nan(pooled.count),
           )
       )
     total = self._ask(
@@ -154,7 +144,7 @@ class SynchronizedBatchNorm:
         Answer.SUM, weight * deviation, _can_be_summed(weight * deviation)
     )
     return kernels.as_keras(
-        batch_norm_kernels.Statistics(
+        Statistics(
             global_mean,
             tf.math.divide_no_nan(sum_of_deviations, total['weight']),
             total['count'],
@@ -164,16 +154,16 @@ class SynchronizedBatchNorm:
 
   def _normalize(
       self,
-      kernels: 'batch_norm_kernels.Kernels',
-      statistics: batch_norm_kernels.Statistics,
+      kernels: Kernels,
+      statistics: Statistics,
       gamma: tf.Tensor,
       beta: tf.Tensor,
   ) -> tf.Tensor:
-    """Normalizes; the gradient is that of the paper's algorithm 3."""
+    """Normalizes with the gradient of the paper's algorithm 3."""
 
     @tf.custom_gradient
     def normalize(inputs, gamma, beta):
-      del inputs  # Only so that it gets a gradient.
+      del inputs  # An argument only to get a gradient.
 
       def gradient(cotangent):
         direct, scale_gradient, shift_gradient = kernels.gradients(
@@ -184,7 +174,7 @@ class SynchronizedBatchNorm:
         )
         r = tf.math.rsqrt(statistics.variance + kernels.epsilon)
         if statistics.deficit is not None:
-          # The deviations from such a mean don't add up to 0.
+          # The deviations from this mean don't add up to 0.
           shift_sum -= r * statistics.mean * statistics.deficit * scale_sum
         factor *= -gamma * r
         return (
@@ -202,14 +192,14 @@ class SynchronizedBatchNorm:
 
   def _sums(
       self,
-      kernels: 'batch_norm_kernels.Kernels',
+      kernels: Kernels,
       scale_gradient: tf.Tensor,
       shift_gradient: tf.Tensor,
-      statistics: batch_norm_kernels.Statistics,
+      statistics: Statistics,
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Dγ, Dζ and q."""
+    """Returns Dγ, Dζ and q."""
     if not self._synchronize_backward:
-      # As if the client's own values made the statistics.
+      # The gradient of statistics of the client's own values only.
       return (
           scale_gradient,
           shift_gradient,
@@ -228,12 +218,12 @@ class SynchronizedBatchNorm:
 
 
 def _can_be_summed(*values: tf.Tensor) -> tf.Tensor:
-  """Whether values are finite, and their sums over clients, too."""
+  """Whether values are finite and small enough to be summed over clients."""
   return numerics.all_finite([value * _MOST_CLIENTS for value in values])
 
 
 def _update_moving_statistics(
-    layer: keras.layers.Layer, statistics: batch_norm_kernels.Statistics
+    layer: keras.layers.BatchNormalization, statistics: Statistics
 ) -> None:
   """Updates the moving mean and variance as Keras does, if there are values."""
   for variable, value in (

@@ -1,4 +1,4 @@
-"""FedTAN's work of a client, stage by stage."""
+"""A client's work in a round of FedTAN, stage by stage."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,8 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.fedtan import exchange
 from tff_bn.fedtan import staged_function
-from tff_bn.fedtan import synchronized_batch_norm
+from tff_bn.fedtan.synchronized_batch_norm import Answer
+from tff_bn.fedtan.synchronized_batch_norm import SynchronizedBatchNorm
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -27,14 +28,13 @@ from tff_bn.keras_model.shared_weights import SharedWeights
 
 
 class FedTanWork(client_work.ClientWork):
-  """A client's work: the synchronized step, then ordinary local training."""
+  """The work of a client: a synchronized step, then ordinary local training."""
 
   def __init__(
       self,
       model: BatchNormModel,
       config: LocalTrainingConfig,
       weights: SharedWeights,
-      client_weighting: str,
       correction: BoundCorrection,
       *,
       fused_moments: bool,
@@ -47,7 +47,7 @@ class FedTanWork(client_work.ClientWork):
             model, config, skipped_steps=1, correction=correction
         )
     )
-    super().__init__(model, training, weights, client_weighting)
+    super().__init__(model, training, weights)
     self._model = model
     self._first_step = self._trace_first_step(
         fused_moments, synchronize_backward
@@ -55,13 +55,13 @@ class FedTanWork(client_work.ClientWork):
 
   def _trace_first_step(
       self, fused_moments: bool, synchronize_backward: bool
-  ) -> staged_function.StagedFunction:
+  ) -> staged_function.StagedFunction[Answer]:
     keras_model = self._model.keras_model
     loss_fn = self._model.loss_fn()
     metrics = self._training.metrics
 
     def first_step(ask, x, y, num_examples):
-      synchronized = synchronized_batch_norm.SynchronizedBatchNorm(
+      synchronized = SynchronizedBatchNorm(
           keras_model,
           ask,
           self.client_weight(num_examples),
@@ -96,7 +96,7 @@ class FedTanWork(client_work.ClientWork):
     )
 
   def build_client_update(self) -> client_work.ClientUpdate:
-    """Builds what the clients do in a round, with all exchanges."""
+    """Builds the clients' part of a round, with all exchanges."""
     first_step = self._first_step
     weights_type = self._weights.weights_type()
 
@@ -106,7 +106,7 @@ class FedTanWork(client_work.ClientWork):
       takes_part = tf.logical_and(num_examples > 0, numerics.all_finite(batch))
       seed = None
       if first_step.is_random:
-        # Not the seed of the further steps.
+        # Differs from the seed of the further steps.
         seed = tf.bitwise.invert(self._training.seed(batch, state['round_num']))
       return exchange.message(
           first_step.questions[0],
@@ -121,7 +121,6 @@ class FedTanWork(client_work.ClientWork):
     last = first_step.num_stages - 1
     targets = [first_step.targets_of(number) for number in range(last)]
     for number in range(1, last + 1):
-      sources = first_step.sources_of(number)
       exchanges.append(
           exchange.Exchange(computations[-1].type_signature.result['sent'])
       )
@@ -129,11 +128,11 @@ class FedTanWork(client_work.ClientWork):
           exchange.unpack(
               targets[source], computations[source].type_signature.result
           )[number]
-          for source in sources
+          for source in first_step.sources_of(number)
       ]
-      answers_type = exchanges[-1].answers_type
-      build = self._build_stage if number < last else self._build_last_stage
-      computations.append(build(number, sources, answers_type, carried_types))
+      computations.append(
+          self._build_stage(number, exchanges[-1].answers_type, carried_types)
+      )
 
     def update_clients(state, weights, data):
       result = tff.federated_map(start, (state, weights, data))
@@ -159,58 +158,33 @@ class FedTanWork(client_work.ClientWork):
   def _build_stage(
       self,
       number: int,
-      sources: Sequence[int],
       answers_type: tff.Type,
       carried_types: Sequence[tff.Type],
   ) -> tff.Computation:
+    """Builds a stage after the first; the last one ends the client's round."""
     first_step = self._first_step
+    is_last = number == first_step.num_stages - 1
+    types = [answers_type, np.bool_, *carried_types]
+    if is_last:
+      types += [self.state_type, self._weights.weights_type(), self.data_type]
 
-    @tff.tensorflow.computation([answers_type, np.bool_, *carried_types])
+    @tff.tensorflow.computation(types)
     def stage(arguments):
-      answers, takes_part, *carried = arguments
-      return exchange.message(
-          first_step.questions[number],
-          *first_step.proceed(
-              number,
-              exchange.in_order(first_step.questions[number - 1], answers),
-              dict(zip(sources, carried)),
-          ),
-          takes_part,
+      answers, takes_part, *others = arguments
+      output = first_step.proceed(
+          number,
+          exchange.in_order(first_step.questions[number - 1], answers),
+          dict(zip(first_step.sources_of(number), others)),
+      )
+      if not is_last:
+        return exchange.message(
+            first_step.questions[number], *output, takes_part
+        )
+      return self._result_and_report(
+          self._finish(output.result, takes_part, *others[-3:])
       )
 
     return stage
-
-  def _build_last_stage(
-      self,
-      number: int,
-      sources: Sequence[int],
-      answers_type: tff.Type,
-      carried_types: Sequence[tff.Type],
-  ) -> tff.Computation:
-    first_step = self._first_step
-
-    @tff.tensorflow.computation(
-        [
-            answers_type,
-            np.bool_,
-            *carried_types,
-            self.state_type,
-            self._weights.weights_type(),
-            self.data_type,
-        ]
-    )
-    def finish(arguments):
-      answers, takes_part, *carried, state, weights, dataset = arguments
-      result, _ = first_step.proceed(
-          number,
-          exchange.in_order(first_step.questions[number - 1], answers),
-          dict(zip(sources, carried)),
-      )
-      return self._result_and_report(
-          self._finish(result, takes_part, state, weights, dataset)
-      )
-
-    return finish
 
   def _finish(
       self,
@@ -220,14 +194,13 @@ class FedTanWork(client_work.ClientWork):
       weights: ModelWeights,
       dataset: tf.data.Dataset,
   ) -> Mapping[str, Any]:
-    """Makes the first step with the gradient, and the other steps."""
-    before = self._weights.merge(weights, {})
+    """Applies the gradient of the first step and trains the further steps."""
     model, training = self._model, self._training
-    start = self._start_optimizer(state)
+    start = self.start(state, weights, {})
+    before = start.values
     old = model.to_model_weights(before)
-    started = self.correction.start(before, state['correction'], {})
     optimizer_state, trainable = training.apply_gradients(
-        start,
+        start.optimizer_state,
         tuple(old.trainable),
         first['gradients'],
         tf.zeros([], tf.int64),
@@ -250,34 +223,35 @@ class FedTanWork(client_work.ClientWork):
         optimizer_state,
         tf.ones([], tf.int64),
     )
-    if training.config.local_steps != 1:
+    if isinstance(training, LocalTraining):
       rest = training.train(
           values,
           dataset,
           optimizer_state,
           state['round_num'],
-          started,
+          start.correction,
           result.num_steps,
+      )
+      num_examples, loss_sum, metric_sums = tf.nest.map_structure(
+          tf.add,
+          (result.num_examples, result.loss_sum, result.metric_sums),
+          (rest.num_examples, rest.loss_sum, rest.metric_sums),
       )
       result = LocalResult(
           rest.values,
-          *tf.nest.map_structure(
-              tf.add,
-              (result.num_examples, result.loss_sum, result.metric_sums),
-              (rest.num_examples, rest.loss_sum, rest.metric_sums),
-          ),
+          num_examples,
+          loss_sum,
+          metric_sums,
           rest.optimizer_state,
           rest.num_steps,
       )
-    # A client without data has no first step, so nothing can be wrong with it.
+    # A client without data has no first step that could fail.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
-    return self.report(
-        state, {}, before, started, start, result, sound, first['exchanged']
-    )
+    return self.report(start, result, sound=sound, exchanged=first['exchanged'])
 
 
 def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
-  """The first batch and its number of examples.
+  """Returns the first batch and its number of examples.
 
   Args:
     dataset: A client's dataset.
@@ -285,14 +259,14 @@ def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
 
   Returns:
     The batch and its size, an int64 scalar. If there is no batch, or the first
-    one is empty, the batch is one example of zeros, because the kernels of
-    convolutions cannot compute an empty batch, and the size is 0.
+    one is empty, the size is 0 and the batch is one example of zeros, because
+    the kernels of convolutions cannot compute an empty batch.
   """
   example = tf.nest.map_structure(
       lambda s: tf.zeros([dimension or 1 for dimension in s.shape], s.dtype),
       spec,
   )
-  # As a default, because only an iterator could ask whether there is a batch.
+  # A default batch, because only an iterator could tell whether there is one.
   batches = tf.data.Dataset.zip(
       (dataset.take(1), tf.data.Dataset.from_tensors(True))
   ).concatenate(tf.data.Dataset.from_tensors((example, False)))

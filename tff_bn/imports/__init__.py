@@ -1,1 +1,1 @@
-"""What Python imports: dependencies, TFF on today's Python, parts on demand."""
+"""Import hooks, version checks and lazy imports."""

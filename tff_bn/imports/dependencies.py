@@ -1,4 +1,4 @@
-"""Checks of what the federated parts of the package need."""
+"""Checks that the requirements of the federated parts are installed."""
 
 import importlib
 import importlib.metadata
@@ -7,13 +7,13 @@ import os
 import sys
 from typing import Optional
 
-# The versions that work together. setup.py has them, too: pip installs what is
-# in its range, but other packages, or a later `pip install`, may change it.
+# The versions that work together, as in setup.py. Another package or a later
+# `pip install` may have replaced the versions that setup.py asked for.
 TENSORFLOW_VERSIONS = ((2, 19), (2, 21))
 OLDEST_KERAS_VERSION = (3, 10)
 _TFF_VERSION = (0, 87)
 
-# What only `pip install --no-deps` installs: their metadata asks for the
+# These need `pip install --no-deps`: their metadata pins dependencies to
 # versions of 2023.
 PINNED_PACKAGES = (
     'tensorflow-federated==0.87.0',
@@ -27,21 +27,20 @@ _ADVICE = (
     'then `pip install --no-deps --ignore-requires-python '
     f'{" ".join(PINNED_PACKAGES)}`.'
 )
-# How TensorFlow reads its variables.
+# The values that TensorFlow reads as true.
 _TRUE = ('1', 'true', 'True')
 
 
 def require_tff() -> None:
-  """Checks that TensorFlow Federated can be imported, and imports it.
+  """Imports TensorFlow Federated after checking its requirements.
 
-  Parts of the package that need TensorFlow Federated call this before they
-  import it.
+  Modules that need TensorFlow Federated call this before they import it.
 
   Raises:
-    ImportError: If TensorFlow Federated, TensorFlow or Keras is not installed,
-      or in a version that does not work; if Keras has another backend than
-      TensorFlow; or if the import fails. The message says what was found and
-      what to do.
+    ImportError: If TensorFlow Federated is not installed or can't be imported,
+      if the version of TensorFlow, Keras or TensorFlow Federated is
+      unsupported, or if Keras's backend is not TensorFlow. The message says
+      what was found and how to fix it.
   """
   if not _is_installed('tensorflow_federated'):
     raise ImportError(
@@ -49,11 +48,11 @@ def require_tff() -> None:
     )
   _check_variables()
   _check_versions()
-  # A mismatched dependency fails with whatever it meets first: an
-  # AttributeError, a TypeError of protobuf, a ValueError of NumPy.
+  # Mismatched dependencies raise errors of many types: AttributeError,
+  # protobuf's TypeError, NumPy's ValueError.
   try:
     importlib.import_module('tensorflow_federated')
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     reason = ' '.join(str(error).split())
     raise ImportError(
         f'{_NEEDED} TensorFlow Federated, which is installed but cannot be '
@@ -63,13 +62,10 @@ def require_tff() -> None:
 
 
 def missing_module(name: str) -> ImportError:
-  """The error that a program reports if a package is not installed.
+  """Returns an error that says how to install a missing module.
 
   Args:
     name: The name of the module that was not found.
-
-  Returns:
-    The error; its message says what to run.
   """
   return ImportError(f'{name} is not installed. {_ADVICE}')
 
@@ -82,7 +78,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _check_variables() -> None:
-  """Checks the environment variables, before anything reads them."""
+  """Checks Keras's environment variables before Keras reads them."""
   legacy = os.environ.get('TF_USE_LEGACY_KERAS')
   if legacy in _TRUE:
     raise ImportError(
@@ -90,7 +86,7 @@ def _check_variables() -> None:
         ' Unset this environment variable.'
     )
   backend = os.environ.get('KERAS_BACKEND')
-  # Once Keras is imported, the variable does not matter.
+  # After Keras is imported, the variable has no effect.
   if 'keras' not in sys.modules and backend not in (None, '', 'tensorflow'):
     raise ImportError(
         f"{_NEEDED} Keras's TensorFlow backend, but KERAS_BACKEND={backend}."
@@ -99,7 +95,7 @@ def _check_variables() -> None:
 
 
 def _check_backend() -> None:
-  """Checks the backend that Keras was imported with."""
+  """Checks the backend of the imported Keras."""
   backend = importlib.import_module('keras').backend.backend()
   if backend != 'tensorflow':
     raise ImportError(
@@ -124,7 +120,7 @@ def _check_versions() -> None:
 
 
 def _version(module: str, *distributions: str) -> Optional[str]:
-  """The version that is imported, or else the one that is installed."""
+  """Returns the imported version, else the installed one, else `None`."""
   if version := getattr(sys.modules.get(module), '__version__', None):
     return version
   for distribution in distributions:
@@ -132,7 +128,7 @@ def _version(module: str, *distributions: str) -> Optional[str]:
       return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
       pass
-  # Installed in another way, or missing: then its import says so.
+  # Installed without metadata, or missing: then the import itself fails.
   return None
 
 

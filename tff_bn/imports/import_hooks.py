@@ -1,4 +1,4 @@
-"""Runs the code of a module within a context manager, when it is imported."""
+"""Enters a context manager while a module is imported."""
 
 from collections.abc import Callable
 import contextlib
@@ -11,15 +11,15 @@ from typing import Any, Optional
 def find_within(
     name: str, context: Callable[[], contextlib.AbstractContextManager[Any]]
 ) -> Optional[importlib.machinery.ModuleSpec]:
-  """Finds a module; importing it enters a context and leaves it afterwards.
+  """Returns the spec of a module whose code runs within a context manager.
 
   Args:
     name: The module's name, without dots.
-    context: Makes the context manager.
+    context: Creates the context manager.
 
   Returns:
-    What Python's own finder returns, with another loader; `None` if there is no
-    such module.
+    The spec that Python's own finder returns, with a loader that enters the
+    context, or `None` if there is no such module.
   """
   spec = importlib.machinery.PathFinder.find_spec(name)
   if spec is not None and spec.loader is not None:
@@ -28,7 +28,7 @@ def find_within(
 
 
 class _Loader(importlib.abc.Loader):
-  """Loads a module with its own loader, but within a context manager."""
+  """Runs another loader within a context manager."""
 
   def __init__(
       self,
@@ -46,7 +46,9 @@ class _Loader(importlib.abc.Loader):
 
   def exec_module(self, module: types.ModuleType) -> None:
     """See the base class."""
-    # What others find is a module like any other.
-    module.__spec__.loader = module.__loader__ = self._loader
+    # Other code must see an ordinary module with its ordinary loader.
+    module.__loader__ = self._loader
+    if module.__spec__ is not None:
+      module.__spec__.loader = self._loader
     with self._context():
       self._loader.exec_module(module)

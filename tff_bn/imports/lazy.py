@@ -1,30 +1,35 @@
-"""Packages that import their parts when they are first used."""
+"""Packages that import their parts on first use (PEP 562)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import importlib
 import sys
 from typing import Any
 
 
 def attach(
-    package: str, members: Mapping[str, str]
+    package: str, members: Mapping[str, str], needs_tff: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-  """Makes the module functions that load a package's parts on demand.
+  """Returns the `__getattr__` and `__dir__` of a lazily imported package.
 
   Args:
     package: The package's name.
-    members: Which submodule each public name is in.
-
-  Returns:
-    The package's `__getattr__` and `__dir__`.
+    members: The submodule of each public name. A name that ends its submodule's
+      path stands for the submodule.
+    needs_tff: The names that raise a helpful `ImportError` if TensorFlow
+      Federated is missing.
   """
 
   def __getattr__(name: str) -> Any:
     if name not in members:
       raise AttributeError(f'module {package!r} has no attribute {name!r}')
+    if name in needs_tff:
+      from tff_bn.imports import dependencies
+
+      dependencies.require_tff()
     module = importlib.import_module(f'{package}.{members[name]}')
-    value = getattr(module, name)
-    # Kept, so that this function is asked once for each name.
+    is_module = members[name].split('.')[-1] == name
+    value = module if is_module else getattr(module, name)
+    # Python calls `__getattr__` only for names that the module lacks.
     setattr(sys.modules[package], name, value)
     return value
 

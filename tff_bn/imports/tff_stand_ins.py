@@ -1,19 +1,19 @@
 """Lets TensorFlow Federated be imported with today's TensorFlow and Python.
 
-TensorFlow Federated 0.87 imports modules that it needs for single functions, or
-not at all, and that cannot be imported with today's TensorFlow:
+TensorFlow Federated 0.87 imports the following modules, although it needs them
+for a few functions at most. With today's TensorFlow they can't be imported:
 
 - Estimators, for `tensorflow_privacy`. TensorFlow dropped them after 2.15.
 - `tensorflow_model_optimization`, which imports Keras 2. TensorFlow Federated
-  uses its encodings of tensors only, and they don't need Keras.
+  uses only its tensor encodings, which don't need Keras.
 - `tensorflow_probability`, for the noise of the distributed discrete Gaussian
   mechanism. It needs Keras 2, too.
-- `vizier`, a client of a service that tunes hyperparameters.
+- `vizier`, a client of a hyperparameter tuning service.
 - `jax.lib.xla_client`, for `tff.jax`. JAX dropped it.
 
-While TensorFlow Federated is imported, and only then, stand-ins take the place
-of those that cannot be imported. Using a name of a stand-in raises an
-`ImportError` that says what to install.
+While TensorFlow Federated is being imported, stand-ins replace the modules that
+can't be imported. Calling anything from a stand-in raises an `ImportError` that
+says what to install.
 """
 
 import atexit
@@ -32,18 +32,18 @@ import weakref
 from tff_bn.imports import import_hooks
 
 _TFF = 'tensorflow_federated'
-# The name of the processes in which its own runtime computes.
+# The process name of the workers of TFF's own runtime.
 _WORKER = 'worker_binary'
 _ALWAYS_MISSING = (
     'tensorflow_estimator',
     'tensorflow_privacy.privacy.estimators',
-    # Asked for only where JAX itself does not have it.
+    # The stand-in's finder is asked only if JAX lacks this module.
     'jax.lib.xla_client',
 )
 _ENCODINGS = 'tensorflow_model_optimization'
-# What the whole of it needs.
+# Importing the whole of `tensorflow_model_optimization` needs these.
 _NEEDED_BY_ENCODINGS = ('tf_keras', 'distutils')
-# What is imported if all that is named here is installed.
+# These are imported for real if all modules named here are installed.
 _OPTIONAL = {
     'tensorflow_probability': ('tensorflow_probability', 'tf_keras'),
     'vizier': ('vizier',),
@@ -51,17 +51,17 @@ _OPTIONAL = {
 
 _REASONS = {
     'tensorflow_estimator': 'TensorFlow has no estimators since 2.16.',
-    'jax': 'It is a part of older versions of JAX only.',
+    'jax': 'Only older versions of JAX have it.',
     'tensorflow_privacy': (
         'It needs estimators, which TensorFlow does not have since 2.16.'
     ),
     _ENCODINGS: (
-        'It needs Keras 2; for TensorFlow Federated, only its encodings of'
-        ' tensors were imported. To use the rest, install tf_keras and'
+        'It needs Keras 2; only its tensor encodings, which TensorFlow'
+        ' Federated uses, were imported. To use the rest, install tf_keras and'
         ' setuptools.'
     ),
     'tensorflow_probability': (
-        'It, or tf_keras, is not installed: pip install tensorflow-probability'
+        'It or tf_keras is not installed: pip install tensorflow-probability'
         ' tf_keras.'
     ),
     'vizier': 'It is not installed: pip install google-vizier.',
@@ -69,28 +69,27 @@ _REASONS = {
 
 
 def find_spec(name: str) -> Optional[importlib.machinery.ModuleSpec]:
-  """Finds TensorFlow Federated; stand-ins are there while it is loaded.
+  """Returns the spec of TensorFlow Federated, to be loaded with stand-ins.
 
   Args:
-    name: TensorFlow Federated's name.
+    name: `tensorflow_federated`.
 
   Returns:
-    What Python's own finder returns, with another loader; `None` if TensorFlow
-    Federated is not installed.
+    The module's spec, or `None` if TensorFlow Federated is not installed.
   """
   return import_hooks.find_within(name, _answering)
 
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-  """Puts stand-ins in place until TensorFlow Federated is imported."""
+  """Installs the stand-ins for a `with` block."""
   finder = _StandInFinder()
   sys.meta_path.insert(0, finder)
   try:
     yield
   finally:
     sys.meta_path.remove(finder)
-    # Not for others that ask whether these are installed.
+    # Other code must not take the stand-ins for installed modules.
     for name in finder.names:
       stand_in = sys.modules.pop(name, None)
       parent, _, child = name.rpartition('.')
@@ -104,7 +103,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
   """Finds stand-ins for modules that can't be imported.
 
   Attributes:
-    names: The names of those that were asked for.
+    names: The names of the stand-ins imported so far.
   """
 
   def __init__(self):
@@ -146,7 +145,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _StandIn(types.ModuleType):
-  """A module whose names can be read, for annotations, but not be used."""
+  """A module whose names can appear in annotations, but can't be called."""
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith('__'):
@@ -155,7 +154,7 @@ class _StandIn(types.ModuleType):
 
 
 class _Missing(type):
-  """The type of all that a stand-in has: classes that can't be called."""
+  """The metaclass of a stand-in's names: classes that can't be called."""
 
   def __getattr__(cls, name: str) -> Any:
     if name.startswith('__'):
@@ -168,7 +167,7 @@ class _Missing(type):
     del args, kwargs
     package = cls.__module__.partition('.')[0]
     raise ImportError(
-        f'{cls.__module__}.{cls.__name__} is not there. {_REASONS[package]}'
+        f'{cls.__module__}.{cls.__name__} is missing. {_REASONS[package]}'
     )
 
 
@@ -181,14 +180,14 @@ _stubs: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _remember_stubs() -> None:
-  """Notes the connections to workers that are made from now on."""
+  """Makes new connections to workers add themselves to `_stubs`."""
   stub_class = importlib.import_module(
       f'{_TFF}.python.core.impl.executors.remote_executor_grpc_stub'
   ).RemoteExecutorGrpcStub
   initialize = stub_class.__init__
 
-  # Searching for the stubs when Python exits, by the garbage collector, ends in
-  # a segmentation fault after some large models were traced.
+  # Finding the stubs with `gc` when Python exits causes a segmentation fault
+  # after tracing some large models.
   @functools.wraps(initialize)
   def initialize_and_remember(self: Any, *args: Any, **kwargs: Any) -> None:
     initialize(self, *args, **kwargs)
@@ -198,23 +197,22 @@ def _remember_stubs() -> None:
 
 
 def stop_watching_workers() -> None:
-  """Ends the watch that is kept over the connections to workers.
+  """Stops watching the connections to workers.
 
-  For when Python exits: gRPC would start a thread when a worker ends, and from
-  Python 3.12 on that prints an error.
+  Call this when Python exits: when a worker ends, gRPC would start a thread,
+  which prints an error from Python 3.12 on.
   """
   for stub in _stubs:
-    # These names are private; without them the error is only printed.
+    # If TFF renames these private members, the error is printed, no more.
     with contextlib.suppress(AttributeError):
-      stub._channel._unsubscribe_all()  # pylint: disable=protected-access
+      stub._channel._unsubscribe_all()
 
 
 def _kill_workers() -> None:
   """Kills this process's workers.
 
-  TensorFlow Federated sends them a SIGINT and waits. They never end if they
-  ignore it, as children of a program do that a script has started in the
-  background.
+  TensorFlow Federated sends them a SIGINT and waits. If a script started the
+  program in the background, the workers ignore SIGINT and never end.
   """
   psutil = importlib.import_module('psutil')
   for process in psutil.Process().children():
@@ -224,10 +222,10 @@ def _kill_workers() -> None:
 
 
 def _end_default_context() -> None:
-  """Ends TensorFlow Federated's default context, and its worker process.
+  """Ends TensorFlow Federated's default context and its worker process.
 
-  Left alone it ends when the modules that it uses are gone: that prints an
-  error, and leaves the worker running.
+  Otherwise the context would end after the modules that it uses, print an error
+  and leave the worker running.
   """
   stop_watching_workers()
   _kill_workers()

@@ -1,4 +1,4 @@
-"""The versions of what has an influence on the bits of a result."""
+"""Versions of the software that affects the bits of a result."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ _PACKAGES = ('tensorflow', 'keras', 'tensorflow-federated', 'numpy')
 
 @functools.cache
 def versions() -> dict[str, str]:
-  """The versions of the code by name, with a checksum of this package's."""
+  """Returns versions by package name, with a checksum of this package."""
   found = {'tff_bn': tff_bn.__version__, 'python': platform.python_version()}
   for name in _PACKAGES:
     try:
@@ -26,10 +26,10 @@ def versions() -> dict[str, str]:
 
 
 def _source_checksum() -> str:
-  # `layers` and `programs` may be in other folders.
+  # `layers` and `programs` may lie outside the folder of `tff_bn`.
   digest = hashlib.sha256()
   for package in ('tff_bn', 'tff_bn.layers', 'tff_bn.programs'):
-    folder = pathlib.Path(importlib.import_module(package).__file__).parent
+    folder = pathlib.Path(importlib.import_module(package).__path__[0])
     for path in sorted(folder.rglob('*.py')):
       digest.update(f'{package}/{path.relative_to(folder)}'.encode())
       digest.update(path.read_bytes())

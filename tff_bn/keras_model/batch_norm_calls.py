@@ -1,4 +1,4 @@
-"""Calls of batch normalization layers, replaced while a model is traced."""
+"""Replaces the training calls of a model's batch normalization layers."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -7,55 +7,64 @@ from typing import Any, Optional
 import keras
 import tensorflow as tf
 
+from tff_bn.keras_model import layer_calls
 from tff_bn.layers import discovery
 
-# What computes a layer in training: the layer, its input and its mask.
+# Computes the output of a batch normalization layer in training, from the
+# layer, its input in the layer's compute dtype, and its mask or `None`.
 TrainingCall = Callable[
-    [keras.layers.Layer, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
+    [keras.layers.BatchNormalization, tf.Tensor, Optional[tf.Tensor]], tf.Tensor
 ]
 
 
 @contextlib.contextmanager
-def replaced(model: keras.Model, training_call: TrainingCall) -> Iterator[None]:
-  """Replaces what the batch normalization layers of a model do in training.
+def replaced(
+    model: keras.Model,
+    training_call: TrainingCall,
+    *,
+    in_inference: bool = False,
+) -> Iterator[None]:
+  """Replaces the training calls of batch normalization layers in a context.
 
-  Calls in inference mode, and layers with `trainable=False`, which Keras always
-  runs in inference mode, stay as they are.
+  Layers with `trainable=False`, which Keras always runs in inference mode, stay
+  as they are.
 
   Args:
     model: The model. Nested models and wrappers are searched.
-    training_call: Returns a layer's output, given the layer, its input in the
-      layer's compute dtype and the mask or `None`.
+    training_call: The function that computes each layer instead.
+    in_inference: Whether to replace calls in inference mode, too.
 
   Yields:
-    Nothing; while the context lasts, the calls are replaced.
+    Nothing.
   """
-  layers = discovery.batch_norm_layers(model)
-  for layer in layers:
-    # Keras looks the method up in the object; its own `__setattr__` would track
-    # the function.
-    object.__setattr__(layer, 'call', _call(layer, training_call))
-  try:
+  with contextlib.ExitStack() as stack:
+    for layer in discovery.batch_norm_layers(model):
+      stack.enter_context(
+          layer_calls.replaced_call(
+              layer, _call(layer, training_call, in_inference)
+          )
+      )
     yield
-  finally:
-    for layer in layers:
-      object.__delattr__(layer, 'call')
 
 
 def _call(
-    layer: keras.layers.Layer, training_call: TrainingCall
+    layer: keras.layers.BatchNormalization,
+    training_call: TrainingCall,
+    in_inference: bool,
 ) -> Callable[..., tf.Tensor]:
   original = layer.call
 
   @tf.autograph.experimental.do_not_convert
-  def call(inputs: tf.Tensor, training: Any = None, mask: Any = None):
+  def call(
+      inputs: tf.Tensor, training: Any = None, mask: Optional[tf.Tensor] = None
+  ) -> tf.Tensor:
     is_training = tf.get_static_value(training)
     if is_training is None and training is not None:
       raise ValueError(
           f'The batch normalization layer {layer.name!r} is called with a'
           ' tensor for `training`; give True, False or nothing.'
       )
-    if not layer.trainable or not is_training:
+    if not layer.trainable or not (is_training or in_inference):
       return original(inputs, training=training, mask=mask)
     return training_call(layer, inputs, mask)
 

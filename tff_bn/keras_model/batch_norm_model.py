@@ -1,8 +1,8 @@
-"""A Keras model as data: its variables, their roles, their initial values."""
+"""A Keras model as data: variables with their roles and initial values."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, Optional
+from typing import Any, Optional, TypeAlias
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
 
-ModelWeights = tff.learning.models.ModelWeights
+ModelWeights: TypeAlias = tff.learning.models.ModelWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,17 +22,17 @@ class VariableInfo:
 
   Attributes:
     name: The role and the position in Keras's `model.weights`, such as
-      `moving_mean_3`. Unlike Keras's own names it is unique, and the same in
-      every process.
-    role: What the variable does in its layer.
-    trainable: Whether the optimizer changes it.
-    layer: Keras's name of the layer, for messages.
+      `moving_mean_3`. Unlike Keras's names, it is unique in the model and the
+      same in every process.
+    role: The role in the layer.
+    trainable: Whether the optimizer changes the variable.
+    layer: Keras's name of the layer, for error messages.
     shape: The shape.
     dtype: The dtype.
-    batch_norm: The number of the batch normalization layer that it belongs to,
-      counted in the order of the variables; `None` outside of such layers.
-    frozen: Whether that layer has `trainable=False`. Keras runs it in inference
-      mode, so none of its variables ever changes.
+    batch_norm: The number of the variable's batch normalization layer, in the
+      order of the variables; `None` for other layers.
+    frozen: Whether this batch normalization layer has `trainable=False`. Keras
+      runs it in inference mode, so its variables never change.
   """
 
   name: str
@@ -46,7 +46,7 @@ class VariableInfo:
 
   @property
   def is_statistic(self) -> bool:
-    """Whether it is a running statistic that training changes."""
+    """Whether the variable is a running statistic that training changes."""
     return not self.frozen and self.role in (
         Role.MOVING_MEAN,
         Role.MOVING_VARIANCE,
@@ -59,15 +59,14 @@ class VariableInfo:
 
 
 class BatchNormModel:
-  """What the algorithms of this package train: a Keras model as data.
+  """A Keras model as data, which the algorithms of this package train.
 
-  The model is built once and kept as a blueprint, which is never trained
-  itself. The weights that an algorithm returns are turned back into an
-  ordinary Keras model by `to_keras`.
+  The model is built once and kept as a blueprint that never changes. `to_keras`
+  turns the weights that an algorithm returns into an ordinary Keras model.
 
-  Layers may have one of Keras's mixed dtype policies: their variables are
-  float32 all the same, the loss and the metrics are computed in float32, and
-  the loss is scaled if a layer computes in float16.
+  Layers may have one of Keras's mixed dtype policies. Their variables, the loss
+  and the metrics are float32, and the loss is scaled if a layer computes in
+  float16.
 
   Example:
   ```
@@ -92,9 +91,9 @@ class BatchNormModel:
     """Builds the model once, with its initial weights.
 
     Args:
-      keras_model_fn: A function without arguments that returns a new, untrained
-        or pretrained, `keras.Model` at each call. Functional, Sequential and
-        subclassed models work.
+      keras_model_fn: A function without arguments that returns a new
+        `keras.Model` at each call, untrained or pretrained. Functional,
+        Sequential and subclassed models work.
       input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`.
       loss_fn: A function without arguments that returns a Keras loss, which
         averages over the batch.
@@ -103,8 +102,9 @@ class BatchNormModel:
 
     Raises:
       TypeError: If `keras_model_fn` does not return a `keras.Model`.
-      ValueError: If `input_spec` is not a pair, the model is the same object at
-        two calls, or has nothing to train, or two metrics have the same name.
+      ValueError: If `input_spec` is not a pair, two calls return the same model
+        object, the model has no trainable variable, or two metrics have the
+        same name.
     """
     if not isinstance(input_spec, (tuple, list)) or len(input_spec) != 2:
       raise ValueError(
@@ -119,6 +119,14 @@ class BatchNormModel:
     if not self.keras_model.trainable_weights:
       raise ValueError('The model of keras_model_fn has no trainable variable.')
     self.variables = _describe_variables(self.keras_model)
+    position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
+    self._trainable_positions, self._non_trainable_positions = (
+        [position_of[id(v)] for v in weights]
+        for weights in (
+            self.keras_model.trainable_weights,
+            self.keras_model.non_trainable_weights,
+        )
+    )
     self._initial = [v.numpy() for v in self.keras_model.weights]
     names = [metric.name for metric in self.metrics_fn()]
     if (
@@ -127,8 +135,8 @@ class BatchNormModel:
         or len(set(names)) < len(names)
     ):
       raise ValueError(
-          f'metrics_fn returns metrics named {names}; the names must differ'
-          " from each other and from 'loss' and 'num_examples'."
+          f'metrics_fn returns metrics named {names}; the names must be unique'
+          " and differ from 'loss' and 'num_examples'."
       )
 
   def _new_keras_model(self) -> keras.Model:
@@ -141,8 +149,7 @@ class BatchNormModel:
     if model is getattr(self, 'keras_model', None):
       raise ValueError(
           'keras_model_fn returned the same model at two calls; it must build a'
-          ' new one at each call (keras.models.clone_model copies an'
-          ' existing one).'
+          ' new one at each call. keras.models.clone_model copies a model.'
       )
     if not model.built or not model.weights:
       sample = tf.nest.map_structure(
@@ -154,7 +161,7 @@ class BatchNormModel:
 
   @property
   def has_batch_norm(self) -> bool:
-    """Whether any layer is a batch normalization layer."""
+    """Whether the model has a batch normalization layer."""
     return any(v.role is Role.MOVING_MEAN for v in self.variables)
 
   @property
@@ -163,7 +170,7 @@ class BatchNormModel:
     return self.to_model_weights(self._initial)
 
   def to_model_weights(self, values: Sequence[Any]) -> ModelWeights:
-    """Sorts values that are in the order of `variables` into `ModelWeights`.
+    """Converts values from the order of `variables` to `ModelWeights`.
 
     Args:
       values: One value for each variable.
@@ -179,13 +186,13 @@ class BatchNormModel:
     )
 
   def from_model_weights(self, weights: ModelWeights) -> list[Any]:
-    """The inverse of `to_model_weights`.
+    """Converts `ModelWeights` to a list in the order of `variables`.
 
     Args:
-      weights: Values for all variables of the model.
+      weights: The values of all variables.
 
     Returns:
-      A list in the order of `variables`.
+      The list, the inverse of `to_model_weights`.
 
     Raises:
       ValueError: If the number of values is wrong.
@@ -200,38 +207,23 @@ class BatchNormModel:
           f' other values, but the model has {len(self._trainable_positions)}'
           f' and {len(self._non_trainable_positions)}.'
       )
-    values = [None] * len(self.variables)
-    for position, value in zip(self._trainable_positions, trainable):
-      values[position] = value
-    for position, value in zip(self._non_trainable_positions, non_trainable):
-      values[position] = value
-    return values
-
-  @property
-  def _trainable_positions(self) -> list[int]:
-    return self._positions(self.keras_model.trainable_weights)
-
-  @property
-  def _non_trainable_positions(self) -> list[int]:
-    return self._positions(self.keras_model.non_trainable_weights)
-
-  def _positions(self, subset: Sequence[keras.Variable]) -> list[int]:
-    position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
-    return [position_of[id(v)] for v in subset]
+    positions = [*self._trainable_positions, *self._non_trainable_positions]
+    values = dict(zip(positions, [*trainable, *non_trainable]))
+    return [values[position] for position in range(len(self.variables))]
 
   def to_keras(self, weights: Optional[ModelWeights] = None) -> keras.Model:
-    """Makes an ordinary Keras model of federated weights.
+    """Builds an ordinary Keras model with given weights.
 
     Args:
-      weights: What `process.get_model_weights` returned. Default: the initial
-        weights.
+      weights: Weights, as `process.get_model_weights` returns them. Default:
+        the initial weights.
 
     Returns:
-      A new model of `keras_model_fn` with these weights. `model.save` stores
-      it, and it loads without this package (unless it uses its layers).
+      A new model of `keras_model_fn` with these weights. A model saved by
+      `model.save` loads without this package, unless it uses layers of it.
 
     Raises:
-      ValueError: If the weights do not fit the model.
+      ValueError: If the number of weights is wrong.
     """
     values = (
         self._initial if weights is None else self.from_model_weights(weights)
@@ -241,11 +233,11 @@ class BatchNormModel:
     return model
 
   def from_keras(self, keras_model: keras.Model) -> ModelWeights:
-    """Takes the weights out of a Keras model of the same architecture.
+    """Returns the weights of a Keras model with the same architecture.
 
     Args:
-      keras_model: A model with the same variables as those of `keras_model_fn`,
-        for instance one that was pretrained centrally.
+      keras_model: A model with the same variables as the models of
+        `keras_model_fn`, for example a pretrained one.
 
     Returns:
       Its weights, for `process.set_model_weights`.
@@ -260,8 +252,8 @@ class BatchNormModel:
     expected = [(v.role, v.trainable, v.shape) for v in self.variables]
     if found != expected:
       raise ValueError(
-          f'keras_model {keras_model.name!r} has other variables than the model'
-          ' of keras_model_fn: ' + _first_difference(found, expected)
+          f'The variables of keras_model {keras_model.name!r} differ from the'
+          ' model of keras_model_fn: ' + _first_difference(found, expected)
       )
     return self.to_model_weights([v.numpy() for v in keras_model.weights])
 
@@ -280,8 +272,8 @@ def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> str:
 
 def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
   """Describes each of `model.weights`, in that order."""
-  # All by `id`.
-  roles = {}
+  # Keyed by the `id` of variables or layers.
+  roles: dict[int, tuple[Role, keras.layers.BatchNormalization]] = {}
   phases = set()
   for layer in discovery.all_layers(model):
     if discovery.is_batch_norm(layer):
@@ -294,9 +286,9 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
         if variable is not None:
           roles[id(variable)] = (role, layer)
     elif isinstance(layer, PositionEncoding):
-      phases.add(id(layer.personal_phase))  # Of `None`, if it has none.
+      phases.add(id(layer.personal_phase))  # Can be `None`.
   trainable = {id(v) for v in model.trainable_weights}
-  numbers = {}
+  numbers: dict[int, int] = {}
   infos = []
   for position, variable in enumerate(model.weights):
     if id(variable) in phases:
@@ -324,6 +316,6 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
 
 
 def _layer_name(variable: keras.Variable) -> str:
-  """The name of the layer that made a variable."""
+  """Returns the name of the layer that made a variable."""
   path = variable.path.split('/')
   return path[-2] if len(path) > 1 else variable.name

@@ -11,16 +11,15 @@ from tff_bn.layers import discovery
 from tff_bn.layers import federated_batch_normalization
 
 _FEDERATED = federated_batch_normalization.FederatedBatchNormalization
-# The class for each value of `to`, and the value of its argument
-# `synchronized`.
+# For each value of `to`, the class and its argument `synchronized`.
 _TARGETS = {
     'federated': (_FEDERATED, False),
     'batch': (keras.layers.BatchNormalization, False),
     'synchronized': (keras.layers.BatchNormalization, True),
 }
 _KNOWN_CLASSES = (_FEDERATED, *discovery.BATCH_NORM_CLASSES)
-# A subclass that has more methods than these, or a longer configuration, is a
-# layer of another kind.
+# A subclass with other methods or more arguments is not plain batch
+# normalization.
 _HARMLESS_METHODS = frozenset(['__init__', 'get_config', 'from_config'])
 _CONFIG = frozenset(
     ['name', 'trainable', 'dtype']
@@ -31,17 +30,17 @@ _CONFIG = frozenset(
 def convert_batch_norm(
     model: keras.Model, to: str = 'federated'
 ) -> keras.Model:
-  """Copies a model, with all batch normalization layers of another class.
+  """Copies a model and changes the class of its batch normalization layers.
 
-  Architecture, names, weights, `trainable` flags and dtype policies are kept.
-  Nested models, shared layers, and layers in wrappers such as
-  `keras.layers.TimeDistributed` are converted, too. The given model stays as
-  it is; the weights of the new one are copies.
+  The architecture, names, weights, `trainable` flags and dtype policies are
+  kept. Nested models, shared layers, and layers in wrappers such as
+  `keras.layers.TimeDistributed` are converted, too. The given model does not
+  change, and the new model has its own weights.
 
-  Layers and models of your own classes may contain batch normalization layers
-  as attributes, or in lists, tuples and dictionaries. Their class must create
-  them in `__init__` and must have a configuration (`get_config`), as for saving
-  the model.
+  Custom layers and models may contain batch normalization layers as attributes,
+  or in lists, tuples and dictionaries. Their class must create these layers in
+  `__init__` and must have a configuration (`get_config`), as for saving the
+  model.
 
   The new model is not compiled.
 
@@ -59,8 +58,8 @@ def convert_batch_norm(
     to: `'federated'` for `tff_bn.layers.FederatedBatchNormalization`,
       `'batch'` for `keras.layers.BatchNormalization`, or `'synchronized'` for
       `keras.layers.BatchNormalization(synchronized=True)`, whose replicas in a
-      `tf.distribute` strategy share their batch statistics. The last one needs
-      the TensorFlow backend.
+      `tf.distribute` strategy share their batch statistics. `'synchronized'`
+      needs the TensorFlow backend.
 
   Returns:
     The new model.
@@ -68,8 +67,8 @@ def convert_batch_norm(
   Raises:
     TypeError: If `model` is not a Keras model.
     ValueError: If `to` is unknown, the model has no batch normalization, or
-      it, or a layer of it, can't be converted. The message names the layer and
-      says what to do.
+      the model or a layer can't be converted. The message names the layer and
+      gives advice.
   """
   if to not in _TARGETS:
     raise ValueError(
@@ -95,30 +94,41 @@ def convert_batch_norm(
     keras_copy.build(new_model, model.get_build_config())
   copy.check()
   if len(new_model.weights) < len(model.weights):
-    if keras_copy.is_functional(model) and not keras_copy.is_connected(model):
-      raise ValueError(
-          f'The model {model.name!r} has been called, but is not connected to'
-          ' an input, so its copy cannot be built. Begin it with a keras.Input,'
-          ' or build it as a functional model, keras.Model(inputs, outputs).'
-      )
-    raise ValueError(
-        f'The model {model.name!r} has {len(model.weights)} weights, but its'
-        f' copy {len(new_model.weights)}, because Keras could not build all'
-        ' layers of the copy. A layer of your own class must make the layers'
-        ' inside in its `__init__` and call them as its attributes.'
-    )
+    raise ValueError(_missing_weights_error(model, new_model))
   copy.set_state(model)
   if len(new_model.weights) != len(model.weights):
     raise ValueError(
-        f'The model {model.name!r} has {len(model.weights)} weights, but its'
-        f' copy {len(new_model.weights)}, because layers that are copied one'
-        ' by one share weights. Build the model with the layers that you want.'
+        _num_weights_error(model, new_model)
+        + ' layers share weights that their copies do not share. Build the'
+        ' model with the layers that you want.'
     )
   return new_model
 
 
+def _missing_weights_error(model: keras.Model, copy: keras.Model) -> str:
+  if keras_copy.is_functional(model) and not keras_copy.is_connected(model):
+    return (
+        f'The model {model.name!r} has been called, but is not connected to an'
+        ' input, so its copy cannot be built. Start it with a keras.Input, or'
+        ' build it as a functional model, keras.Model(inputs, outputs).'
+    )
+  return (
+      _num_weights_error(model, copy)
+      + ' Keras could not build all layers of the copy. A custom layer must'
+      ' create the layers inside it in its `__init__` and call them as its'
+      ' attributes.'
+  )
+
+
+def _num_weights_error(model: keras.Model, copy: keras.Model) -> str:
+  return (
+      f'The model {model.name!r} has {len(model.weights)} weights, but its copy'
+      f' {len(copy.weights)}, because'
+  )
+
+
 class _Conversion(keras_copy.Copy):
-  """Copies layers; those of batch normalization become others."""
+  """Copies layers and replaces the batch normalization layers."""
 
   def __init__(
       self, batch_norm_class: type[keras.Layer], is_synchronized: bool
@@ -126,15 +136,15 @@ class _Conversion(keras_copy.Copy):
     super().__init__()
     self._batch_norm_class = batch_norm_class
     self._is_synchronized = is_synchronized
-    # Batch normalization layers that have been replaced before they were built,
-    # and the layers that had made them.
+    # Batch normalization layers that were replaced before they were built, with
+    # the layers that created them.
     self._replaced: list[tuple[keras.Layer, keras.Layer]] = []
 
   def check(self) -> None:
-    """Checks that no layer uses a layer that has been replaced.
+    """Checks that no layer uses a replaced layer.
 
     Raises:
-      ValueError: If one does. The message names it.
+      ValueError: If a layer does. The message names it.
     """
     for layer, parent in self._replaced:
       if layer.built:
@@ -173,13 +183,13 @@ class _Conversion(keras_copy.Copy):
     return copy
 
   def _replace_inside(self, layer: keras.Layer, copy: keras.Layer) -> None:
-    """Replaces batch normalization layers that a layer has as attributes.
+    """Replaces batch normalization layers in the attributes of a copy.
 
     Args:
-      layer: The layer.
-      copy: A copy of it, with the layers that its constructor has made.
+      layer: The original layer.
+      copy: Its copy, with the layers that its constructor created.
     """
-    # PyTorch keeps modules apart from other attributes.
+    # PyTorch stores modules apart from other attributes.
     names = [*vars(layer), *vars(layer).get('_modules', ())]
     for name in names:
       old, new = (getattr(x, name, None) for x in (layer, copy))
@@ -188,16 +198,12 @@ class _Conversion(keras_copy.Copy):
         setattr(copy, name, replacement)
 
   def _replacement(self, old: Any, new: Any, parent: keras.Layer) -> Any:
-    """Finds what takes the place of a value in a copy.
+    """Returns the value of an attribute of a copy, with layers replaced.
 
     Args:
-      old: A value in the original layer.
-      new: The corresponding value in the copy. A list or dictionary is changed
-        in place.
+      old: The value in the original layer.
+      new: The value in the copy. A list or dictionary is changed in place.
       parent: The copy.
-
-    Returns:
-      The value to use in the copy.
     """
     if isinstance(old, keras.Layer):
       if not discovery.batch_norm_layers(old):
@@ -209,15 +215,15 @@ class _Conversion(keras_copy.Copy):
       return self._replacement_of_layer(old, new, parent)
     if type(old) is not type(new):
       return new
-    # Keras wraps the lists and dictionaries in which it finds layers.
+    # Keras wraps lists and dictionaries that contain layers.
     if isinstance(old, list) and hasattr(old, 'tracker'):
-      for i, values in enumerate(zip(old, new)):
-        new[i] = self._replacement(*values, parent)
+      for i, (old_item, new_item) in enumerate(zip(old, new)):
+        new[i] = self._replacement(old_item, new_item, parent)
     elif isinstance(old, dict) and hasattr(old, 'tracker'):
       for key in old.keys() & new.keys():
         new[key] = self._replacement(old[key], new[key], parent)
     elif isinstance(old, tuple):
-      values = [self._replacement(*x, parent) for x in zip(old, new)]
+      values = [self._replacement(x, y, parent) for x, y in zip(old, new)]
       if any(x is not y for x, y in zip(values, new)):
         is_named = hasattr(old, '_fields')
         return type(new)(*values) if is_named else type(new)(values)
@@ -233,7 +239,7 @@ class _Conversion(keras_copy.Copy):
         and not discovery.is_batch_norm(old)
         and not keras_copy.is_functional(old)
     ):
-      # This needs no configuration.
+      # No configuration is needed.
       self._replace_inside(old, new)
       self._copies[id(old)] = old, new
       return new
@@ -243,13 +249,13 @@ class _Conversion(keras_copy.Copy):
         and keras_copy.is_functional(old)
         and not keras_copy.is_connected(new)
     ):
-      # It is connected to an input when it is called, so that its weights have
-      # the same paths.
+      # Its first call connects it to an input, so that its weights get the same
+      # paths.
       self._copies[id(old)] = old, self._new_sequential(old, False)
     replacement = self.layer(old)
     if replacement is not new:
-      # Keras keeps a layer that was an attribute. In the same place, because
-      # the order of the layers is the order of the weights.
+      # Keras still tracks the old attribute. The replacement takes its place,
+      # because the order of the layers is the order of the weights.
       tracker = parent._tracker
       if tracker.is_in_store('layers', replacement):
         tracker.untrack(new)
@@ -281,14 +287,14 @@ class _Conversion(keras_copy.Copy):
       )
       if own:
         raise ValueError(
-            f'{name} is a {type(layer).__name__}, which computes in its own way'
-            f' ({own[0]}), so it cannot be converted. {instead}'
+            f'{name} is a {type(layer).__name__}, whose method {own[0]} may'
+            f' change the computation, so it cannot be converted. {instead}'
         )
     config = layer.get_config()
     added = sorted(config.keys() - _CONFIG)
     if added:
       raise ValueError(
-          f'{name} is a {type(layer).__name__} with an argument of its own,'
+          f'{name} is a {type(layer).__name__} with the additional argument'
           f' {added[0]}={config[added[0]]!r}, so it cannot be converted.'
           f' {instead}'
       )
@@ -300,8 +306,8 @@ class _Conversion(keras_copy.Copy):
 def _own_norm_error(layer: keras.Layer, norm: keras.Layer) -> str:
   kind = type(layer).__name__
   return (
-      f'The {keras_copy.noun(layer)} {layer.name!r} ({kind}) makes the batch'
-      f' normalization layer {norm.name!r} itself, so it cannot be replaced.'
+      f'The {keras_copy.noun(layer)} {layer.name!r} ({kind}) creates the batch'
+      f' normalization layer {norm.name!r} in a way that prevents replacing it.'
       f' Make it an attribute in the `__init__` of {kind}, call it in a'
-      f' functional model, or change {kind} to make the layer that you want.'
+      f' functional model, or change {kind} to create the layer that you want.'
   )

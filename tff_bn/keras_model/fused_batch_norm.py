@@ -1,55 +1,47 @@
-"""Keras's batch normalization, computed by TensorFlow's fused operations.
+"""Keras's batch normalization with TensorFlow's fused operations.
 
-Keras 3 computes batch normalization of plain operations, each of which goes
-through memory once more. For images with the channels last, TensorFlow has
-operations that do all of it in one or two passes, forward and backward. Here
-they give the numbers that Keras's layer gives, up to rounding.
+Keras 3 computes batch normalization with plain operations, each of which makes
+another pass over memory. For images with the channels last, TensorFlow has
+fused operations that make one or two passes, forward and backward. The
+functions here return the same numbers as Keras's layer, up to rounding.
 """
 
-from typing import Any, Optional
+from typing import Optional
 
 import keras
 import tensorflow as tf
 
-from tff_bn.layers.batch_moments import BatchMoments
+from tff_bn.layers.batch_moments import Moments
 
-# With one of these, a subclass of Keras's layer computes something else.
-COMPUTING_METHODS = frozenset(
+# A subclass of Keras's layer with one of these methods may compute something
+# else.
+_COMPUTING_METHODS = frozenset(
     ['__call__', 'call', '_moments', '_renorm_correction_and_moments']
 )
 
 
 def own_method(layer: keras.layers.BatchNormalization) -> Optional[str]:
-  """Finds what a subclass of Keras's layer computes in its own way.
+  """Returns the name of a method with which a subclass may differ from Keras.
 
-  Args:
-    layer: The layer.
-
-  Returns:
-    The name of a method that replaces one of Keras's; `None` if the layer
-    computes what Keras's does.
+  Returns `None` if the layer computes the same as Keras's.
   """
   for parent in type(layer).__mro__:
     if parent is keras.layers.BatchNormalization:
       return None
-    own = sorted(COMPUTING_METHODS & vars(parent).keys())
+    own = sorted(_COMPUTING_METHODS & vars(parent).keys())
     if own:
       return own[0]
-  raise TypeError(f'{layer!r} is no batch normalization layer.')
+  raise TypeError(f'{layer!r} is not a batch normalization layer.')
 
 
 def applies(
-    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
+    layer: keras.layers.BatchNormalization,
+    inputs: tf.Tensor,
+    mask: Optional[tf.Tensor],
 ) -> bool:
-  """Whether the operations can compute a layer.
+  """Returns whether the fused operations can compute a layer.
 
-  Args:
-    layer: The layer.
-    inputs: Its input.
-    mask: Its mask or `None`.
-
-  Returns:
-    `True` for images with the channels last and no mask, in float32 or 16 bits.
+  They can for images with the channels last and no mask, in float32 or 16 bits.
   """
   return (
       inputs.shape.rank == 4
@@ -63,7 +55,7 @@ def applies(
 def affine_weights(
     layer: keras.layers.BatchNormalization,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """γ and β of a layer; 1 and 0 if it has none."""
+  """Returns γ and β of a layer, or 1 and 0 if it has none."""
   mean = layer.moving_mean
   gamma = (
       tf.ones(mean.shape, mean.dtype) if layer.gamma is None else layer.gamma
@@ -72,22 +64,23 @@ def affine_weights(
   return tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)
 
 
-def _num_values(inputs: tf.Tensor) -> tf.Tensor:
-  """The number of values of a channel, in float32."""
+def num_values(inputs: tf.Tensor) -> tf.Tensor:
+  """Returns the number of values in each channel of images, as a float32."""
   return tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), tf.float32)
 
 
-def moments(inputs: tf.Tensor) -> BatchMoments:
-  """The moments of images, through which no gradient flows.
+def moments(inputs: tf.Tensor) -> Moments:
+  """Computes the moments of images as `batch_moments` does, but faster.
 
-  XLA compiles the operation to E[x²] − E[x]², which cancels digits where the
-  mean is large against the deviation.
+  No gradient flows through the results. XLA compiles the operation to
+  E[x²] − E[x]², which loses digits if the mean is much larger than the standard
+  deviation.
 
   Args:
     inputs: Images, `[batch, height, width, channels]`.
 
   Returns:
-    What `tff_bn.layers.batch_moments.batch_moments` returns, faster.
+    See `tff_bn.layers.batch_moments.batch_moments`.
   """
   one = tf.ones(inputs.shape[-1:])
   zero = tf.zeros_like(one)
@@ -100,12 +93,12 @@ def moments(inputs: tf.Tensor) -> BatchMoments:
       epsilon=1.0,
       is_training=True,
   )
-  count = _num_values(inputs)
+  count = num_values(inputs)
   # The operation returns the unbiased variance.
   bias = tf.math.divide_no_nan(
       tf.maximum(count - 1, tf.ones_like(count)), count
   )
-  return BatchMoments(count, result.batch_mean, result.batch_variance * bias)
+  return Moments(count, result.batch_mean, result.batch_variance * bias)
 
 
 def normalize_by(
@@ -120,11 +113,11 @@ def normalize_by(
 
   Args:
     inputs: Images, `[batch, height, width, channels]`.
-    gamma: γ, one float32 for each channel.
-    beta: β, likewise.
-    mean: The mean, likewise.
-    variance: The biased variance, likewise.
-    epsilon: What is added to the variance.
+    gamma: γ, a float32 vector with one value for each channel.
+    beta: β, a vector like `gamma`.
+    mean: The mean, a vector like `gamma`.
+    variance: The biased variance, a vector like `gamma`.
+    epsilon: The constant added to the variance.
 
   Returns:
     The normalized images, in the inputs' dtype.
@@ -145,16 +138,7 @@ def training(
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """A `batch_norm_calls.TrainingCall` that computes what Keras does.
-
-  Args:
-    layer: The layer.
-    inputs: Its input.
-    mask: Its mask or `None`.
-
-  Returns:
-    The output.
-  """
+  """Computes a layer as Keras does in training; a `TrainingCall`."""
   if (
       layer.renorm
       or layer.synchronized
@@ -175,11 +159,11 @@ def training(
       is_training=True,
   )
   layer.moving_mean.assign(result.batch_mean)
-  # The operation adds the unbiased variance of the N values, Keras the biased
-  # one, which is (N - 1) / N times that.
+  # The operation adds the unbiased variance of the N values. Keras adds the
+  # biased variance, which is (N - 1) / N times as large.
   added = result.batch_variance - layer.momentum * old_variance
   layer.moving_variance.assign(
-      result.batch_variance - added / _num_values(inputs)
+      result.batch_variance - added / num_values(inputs)
   )
   return tf.cast(result.y, layer.compute_dtype)
 
@@ -189,16 +173,7 @@ def inference(
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """A `TrainingCall` that normalizes with the running statistics.
-
-  Args:
-    layer: The layer.
-    inputs: Its input.
-    mask: Its mask or `None`, which has no influence.
-
-  Returns:
-    The output. The running statistics stay as they are.
-  """
+  """Normalizes by the running statistics and keeps them; a `TrainingCall`."""
   if own_method(layer) or not applies(layer, inputs, None):
     return type(layer).call(layer, inputs, training=False, mask=mask)
   outputs = normalize_by(

@@ -1,4 +1,4 @@
-"""Copies of Keras models in which some layers are other ones."""
+"""Copies of Keras models with some layers replaced."""
 
 import abc
 import copy as copy_lib
@@ -18,35 +18,21 @@ _Functional = keras_functional.Functional
 
 
 def is_functional(layer: keras.Layer) -> bool:
-  """Whether a layer is a functional or `Sequential` model.
-
-  Args:
-    layer: The layer.
-
-  Returns:
-    `False` for other layers and for models with a `call` of their own.
-  """
+  """Returns whether a layer is a functional model without its own `call`."""
   return isinstance(layer, (_Functional, keras.Sequential)) and type(
       layer
   ).call in (_Functional.call, keras.Sequential.call)
 
 
 class Copy(abc.ABC):
-  """Copies layers; the same layer becomes the same copy wherever it is met."""
+  """Copies layers. A layer that occurs several times has one copy."""
 
   def __init__(self):
-    # By `id`; the layers are kept, so that no other one gets it.
+    # Keyed by `id`. Keeping the originals prevents that an `id` is reused.
     self._copies: dict[int, tuple[Any, Any]] = {}
 
   def layer(self, layer: keras.Layer) -> keras.Layer:
-    """Returns the copy of a layer or model, without its weights.
-
-    Args:
-      layer: A layer or model, or another `keras.Operation`.
-
-    Returns:
-      The copy.
-    """
+    """Returns the copy of a layer, model or operation, without its weights."""
     if id(layer) not in self._copies:
       is_layer = isinstance(layer, keras.Layer)
       new = self._new(layer) if is_layer else _copy_operation(layer)
@@ -83,17 +69,13 @@ class Copy(abc.ABC):
     return model_class(layers, name=model.name)
 
   def set_state(self, layer: keras.Layer) -> None:
-    """Gives the copy of a layer, and the copies of all inside, its state.
-
-    Args:
-      layer: The layer, whose copy has been built.
-    """
+    """Gives a layer's state, and the states inside, to the built copies."""
     copy = self._copies[id(layer)][1]
-    # Sets all layers inside, which then get their own flags.
+    # Also sets the flags of the layers inside, which then get their own.
     copy.trainable = layer.trainable
     if is_functional(layer):
       for child in layer.layers:
-        # Input layers are made with the model.
+        # Input layers are created with the model.
         if not isinstance(child, keras.layers.InputLayer):
           self.set_state(child)
       return
@@ -101,7 +83,7 @@ class Copy(abc.ABC):
 
 
 class PlainCopy(Copy):
-  """Copies layers as they are."""
+  """Copies layers without replacing any."""
 
   def _new(self, layer: keras.Layer) -> keras.Layer:
     if is_functional(layer):
@@ -112,12 +94,7 @@ class PlainCopy(Copy):
 def from_config(layer: keras.Layer) -> keras.Layer:
   """Copies a layer from its configuration, without its weights.
 
-  Args:
-    layer: The layer.
-
-  Returns:
-    The copy. Layers that its constructor makes have the names of the original
-    ones.
+  Layers that the constructor makes get the names of the original ones.
   """
   copy = type(layer).from_config(layer.get_config())
   _set_names_inside(layer, copy)
@@ -125,14 +102,7 @@ def from_config(layer: keras.Layer) -> keras.Layer:
 
 
 def new_inputs(model: keras.Model) -> dict[int, keras.KerasTensor]:
-  """Makes inputs for the copy of a functional model.
-
-  Args:
-    model: The model.
-
-  Returns:
-    The new input for each input of the model, by the `id` of the latter.
-  """
+  """Returns new inputs for the copy of a model, by the `id` of the old ones."""
   return {id(x): _new_input_layer(x).output for x in model.inputs}
 
 
@@ -144,13 +114,13 @@ def new_ends(
   Args:
     model: The model.
     tensors: The tensor of the copy for each tensor of the model, by the `id` of
-      the latter.
+      the old one.
 
   Returns:
-    The inputs and the outputs, in the structures of the model's.
+    The inputs and the outputs, structured as in the model.
   """
   if isinstance(model, keras.Sequential):
-    # Its `input` is that of its first call.
+    # Its `input` is the input of its first call.
     ends = model.inputs[0], model.outputs[0]
   else:
     ends = model.input, model.output
@@ -166,35 +136,35 @@ def _new_input_layer(tensor: keras.KerasTensor) -> keras.layers.InputLayer:
 
 
 def _copy_operation(operation: keras.Operation) -> keras.Operation:
-  # Not every operation has a configuration. Calls are recorded in two lists.
+  # Not every operation has a configuration. The copy has no calls yet.
   copy = copy_lib.copy(operation)
   copy._inbound_nodes, copy._outbound_nodes = [], []
   return copy
 
 
 def build(model: keras.Model, config: Any) -> None:
-  """Builds a model with its own `call`."""
-  # The scope is part of the paths of weights.
+  """Builds a model that has its own `call`."""
+  # The scope becomes part of the weights' paths.
   with keras.name_scope(model.name):
     model.build_from_config(config)
   if not model.built and config and 'input_shape' in config:
-    # Keras has built the layers inside only.
+    # Keras has only built the layers inside.
     model.build(config['input_shape'])
 
 
 def _children(layer: keras.Layer) -> list[keras.Layer]:
-  """The layers that a layer has itself, without those inside them."""
+  """Returns the layers directly inside a layer."""
   children = layer._flatten_layers(include_self=False, recursive=False)
-  # A `Sequential` model has one when it is built.
+  # A `Sequential` model gets an input layer when it is built.
   return [x for x in children if not isinstance(x, keras.layers.InputLayer)]
 
 
 def _set_names_inside(old: keras.Layer, new: keras.Layer) -> None:
-  """Gives the layers inside an unbuilt copy the names of the original ones."""
+  """Gives the layers inside an unbuilt copy their original names."""
   pairs = list(zip(_children(old), _children(new)))
   if all(_is_alike(*pair) for pair in pairs):
     for a, b in pairs:
-      # The paths of the weights get the name when the layer is built.
+      # Building the layer copies its name to the weights' paths.
       if not b.built:
         b.name = a.name
         _set_names_inside(a, b)
@@ -209,9 +179,9 @@ def _set_state_inside(old: keras.Layer, new: keras.Layer) -> None:
   """Copies the state of a layer and of all layers inside."""
   new.trainable = old.trainable
   if old.built:
-    variables = {}
+    variables: dict[str, Any] = {}
     old.save_own_variables(variables)
-    # A JAX array that two models have is deleted when one of them is trained.
+    # Training a model deletes its JAX arrays, so the copy needs its own.
     new.load_own_variables(
         {key: ops.convert_to_numpy(x) for key, x in variables.items()}
     )
@@ -224,10 +194,10 @@ def _set_state_inside(old: keras.Layer, new: keras.Layer) -> None:
 
 
 def is_connected(model: keras.Model) -> bool:
-  """Whether a functional or `Sequential` model has inputs and outputs."""
+  """Returns whether a functional or `Sequential` model has inputs."""
   return bool(getattr(model, 'inputs', None))
 
 
 def noun(layer: keras.Layer) -> str:
-  """What a layer is called in messages."""
+  """Returns the noun for a layer in messages."""
   return 'model' if isinstance(layer, keras.Model) else 'layer'

@@ -1,4 +1,4 @@
-"""Walks through functional Keras models."""
+"""The graph of calls in a functional Keras model."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,12 +13,12 @@ class Call:
   """One call of a layer in a functional model.
 
   Attributes:
-    layer: The layer. For a function of `keras.ops`, and for operators such as
-      `x * 2`, it is a `keras.Operation`, which has a `name`, but no weights.
+    layer: The layer. Functions of `keras.ops` and operators such as `x * 2` are
+      calls of a `keras.Operation`, which has a `name` but no weights.
     inputs: The symbolic tensors among the arguments, in order.
     args: The positional arguments, with symbolic tensors inside.
     kwargs: The keyword arguments, with symbolic tensors inside.
-    outputs: The symbolic tensors that the call returns.
+    outputs: The symbolic tensors that the call returned.
   """
 
   layer: Union[keras.Layer, keras.Operation]
@@ -28,20 +28,22 @@ class Call:
   outputs: list[keras.KerasTensor]
 
   def repeat(
-      self, layer: Any, tensors: Mapping[int, Any]
+      self,
+      layer: Union[keras.Layer, keras.Operation],
+      tensors: Mapping[int, keras.KerasTensor],
   ) -> list[keras.KerasTensor]:
-    """Calls a layer in the same way with other tensors.
+    """Repeats the call with another layer and other tensors.
 
     Args:
-      layer: The layer.
-      tensors: The tensor to use for each input, by the `id` of the input.
+      layer: The layer to call.
+      tensors: The new tensor for each input, by the `id` of the input.
 
     Returns:
       The tensors that the layer returns.
     """
 
     def replaced(value):
-      # Arguments can be other things than tensors of the model.
+      # Arguments can also be constants.
       return tensors.get(id(value), value)
 
     return tree.flatten(
@@ -53,7 +55,7 @@ class Call:
 
 
 def calls(model: keras.Model) -> list[Call]:
-  """Lists the calls of layers in a functional model, in an order to run them.
+  """Lists the calls of layers in a functional model, inputs before outputs.
 
   Args:
     model: A functional model, or a `Sequential` that is connected to an input.
@@ -63,7 +65,7 @@ def calls(model: keras.Model) -> list[Call]:
   """
   known = {id(tensor) for tensor in model.inputs}
   seen = set()
-  found = []
+  found: list[Call] = []
   stack = [(tensor, False) for tensor in reversed(model.outputs)]
   while stack:
     tensor, is_done = stack.pop()
@@ -81,19 +83,15 @@ def calls(model: keras.Model) -> list[Call]:
 
 
 def producer(tensor: keras.KerasTensor) -> Call:
-  """Finds the call that returned a symbolic tensor.
+  """Returns the call that returned a symbolic tensor.
 
-  Args:
-    tensor: A tensor of a functional model.
-
-  Returns:
-    The call. For a `keras.Input`, it is the one of its `InputLayer`.
+  A `keras.Input` comes from a call of its `InputLayer`.
   """
   return _call(_node(tensor))
 
 
 def _node(tensor: keras.KerasTensor) -> Any:
-  # Keras has no public way from a tensor to the call.
+  # Keras has no public access to the call of a tensor.
   operation, node_index, _ = tensor._keras_history
   return operation._inbound_nodes[node_index]
 

@@ -1,4 +1,4 @@
-"""The features that a layer of a Keras model computes."""
+"""The features of a layer in a Keras model."""
 
 from collections.abc import Iterator
 import contextlib
@@ -8,18 +8,18 @@ import keras
 import tensorflow as tf
 
 from tff_bn.keras_model import keras_graph
+from tff_bn.keras_model import layer_calls
 from tff_bn.layers import discovery
 
 
 class LayerFeatures:
-  """Keeps what a layer computes while its model is called.
+  """Records the output of one layer during calls of its model.
 
   Unlike a model that ends at the layer, this works with nested and subclassed
   models, too, and computes the model only once for the features and the output.
 
   Attributes:
-    value: The features at the last call, a tensor. If the layer was called
-      several times, those of its last call.
+    value: The features of the layer's last call, a tensor.
   """
 
   def __init__(
@@ -33,13 +33,13 @@ class LayerFeatures:
 
     Args:
       model: The model.
-      name: The name of the layer whose output is wanted; nested models and
-        wrappers are searched. Default: the last hidden one, whose output is the
-        input of the last layer with weights.
-      argument: What the user's argument for `name` is called, for messages.
+      name: The name of the layer; nested models and wrappers are searched.
+        Default: the last hidden layer, whose output is the input of the last
+        layer with weights.
+      argument: The name of the user's argument, for error messages.
 
     Raises:
-      ValueError: If there is no such layer, or several.
+      ValueError: If there is no such layer, or more than one.
     """
     self._argument = argument
     self.value: Optional[tf.Tensor] = None
@@ -52,39 +52,30 @@ class LayerFeatures:
 
   @contextlib.contextmanager
   def watched(self) -> Iterator[None]:
-    """While the context lasts, a call of the model sets `value`.
+    """Makes calls of the model set `value` while the context lasts.
 
     Yields:
       Nothing.
 
     Raises:
-      ValueError: If the model was called, but not this layer.
+      ValueError: If no call of the layer gave a single tensor.
     """
     self.value = None
     layer = self._layer
     original = layer.call
 
-    def call(inputs: Any, *args: Any, **kwargs: Any):
+    def call(inputs: Any, *args: Any, **kwargs: Any) -> Any:
       outputs = original(inputs, *args, **kwargs)
       self.value = inputs if self._takes_input else outputs
       return outputs
 
-    # Keras looks the method up in the object; its own `__setattr__` would track
-    # the function.
-    replaced = layer.__dict__.get('call')
-    object.__setattr__(layer, 'call', call)
-    try:
+    with layer_calls.replaced_call(layer, call):
       yield
-    finally:
-      if replaced is None:
-        object.__delattr__(layer, 'call')
-      else:
-        object.__setattr__(layer, 'call', replaced)
     if not tf.is_tensor(self.value):
       raise ValueError(
-          f'{self._argument}: the layer {layer.name!r} of the model'
-          f' {self._model.name!r} has no features that are one tensor in a call'
-          f' of the model, but {type(self.value).__name__}.'
+          f'{self._argument}: a call of the model {self._model.name!r} must'
+          f' give one tensor as the features of the layer {layer.name!r}, but'
+          f' gave {type(self.value).__name__}.'
       )
 
 
@@ -99,14 +90,14 @@ def _layer_by_name(
   if len(found) == 1:
     return found[0]
   raise ValueError(
-      f'{argument}={name!r} is the name of {len(found)} layers of the model'
-      f' {model.name!r}; it must be that of one. Its layers, some of which may'
-      f' have others in them, are {", ".join(x.name for x in model.layers)}.'
+      f'{argument}={name!r} is the name of {len(found)} layers in the model'
+      f' {model.name!r}; it must name exactly one. The layers at the top level'
+      f' are {", ".join(x.name for x in model.layers)}.'
   )
 
 
 def _last_hidden(model: keras.Model, argument: str) -> keras.layers.Layer:
-  """The last layer with weights; its input is the last hidden one's output."""
+  """Finds the last layer with weights, which follows the last hidden layer."""
   layer = _output_layer(model, argument)
   if {id(v) for v in model.weights} == {id(v) for v in layer.weights}:
     raise ValueError(
@@ -118,7 +109,7 @@ def _last_hidden(model: keras.Model, argument: str) -> keras.layers.Layer:
 
 def _output_layer(model: keras.Model, argument: str) -> keras.layers.Layer:
   advice = (
-      f'Give {argument}, the name of the layer whose output the features are.'
+      f'Set {argument} to the name of the layer that computes the features.'
   )
   outputs = getattr(model, 'outputs', None)
   if not outputs:
@@ -129,14 +120,14 @@ def _output_layer(model: keras.Model, argument: str) -> keras.layers.Layer:
   while True:
     if len(outputs) != 1:
       raise ValueError(
-          f'{argument}: the model {model.name!r} has no one last hidden'
-          f' layer: its output is made of {len(outputs)} tensors. {advice}'
+          f'{argument}: the model {model.name!r} has no single last hidden'
+          f' layer: its output combines {len(outputs)} tensors. {advice}'
       )
     call = keras_graph.producer(outputs[0])
     layer = call.layer
     if isinstance(layer, keras.Model) and layer.weights:
       return _output_layer(layer, argument)
-    # Operations that are no layers have no weights.
+    # Operations other than layers have no weights.
     if getattr(layer, 'weights', None) or not call.inputs:
       return layer
     outputs = call.inputs

@@ -1,9 +1,9 @@
 """Training with layers that compute in 16 bits.
 
 Keras's mixed dtype policies let layers compute in bfloat16 or float16, while
-their variables stay float32. What is here keeps the rest exact: losses and
-metrics are computed in float32, and the loss is scaled where float16, whose
-smallest numbers are about 6e-8, would make gradients vanish.
+their variables stay float32. The functions here keep the rest exact: losses and
+metrics are computed in float32, and the loss is scaled so that gradients do not
+vanish in float16, whose smallest number is about 6e-8.
 
 Micikevicius et al., Mixed Precision Training, ICLR 2018.
 """
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tff_bn.layers import discovery
 
-# As `keras.optimizers.LossScaleOptimizer`, but for the smallest one.
+# As in `keras.optimizers.LossScaleOptimizer`, except for the smallest scale.
 _INITIAL_SCALE = 2.0**15
 _SMALLEST_SCALE = 1.0
 _FACTOR = 2.0
@@ -24,51 +24,45 @@ _GROWTH_STEPS = 2000
 
 
 def to_float32(outputs: Any) -> Any:
-  """Casts a model's outputs, if they have 16 bits, for losses and metrics.
+  """Casts float16 and bfloat16 outputs to float32, for losses and metrics.
 
   Args:
     outputs: A nested structure of tensors.
 
   Returns:
-    The structure, with float32 in place of float16 and bfloat16.
+    The same structure. Other dtypes and the masks of outputs are kept.
   """
 
   def cast(output):
     if output.dtype not in (tf.float16, tf.bfloat16):
       return output
     result = tf.cast(output, tf.float32)
-    # Where Keras's losses and metrics look for the mask of a model's output.
+    # Keras's losses and metrics read the mask of an output from here.
     mask = getattr(output, '_keras_mask', None)
     if mask is not None:
-      result._keras_mask = mask  # pylint: disable=protected-access
+      result._keras_mask = mask
     return result
 
   return tf.nest.map_structure(cast, outputs)
 
 
 def computes_in_float16(model: keras.Model) -> bool:
-  """Whether any layer of a model computes in float16.
-
-  Args:
-    model: The model. Nested models and wrappers are searched.
-
-  Returns:
-    Whether its loss has to be scaled.
-  """
+  """Returns whether a layer computes in float16, so the loss must be scaled."""
   return any(
       layer.compute_dtype == 'float16' for layer in discovery.all_layers(model)
   )
 
 
 class LossScale(NamedTuple):
-  """A factor for the loss that adapts to what float16 can represent.
+  """A factor for the loss that adapts to the range of float16.
 
-  It is halved after a step with gradients that are not finite, and doubled
-  after 2000 good steps one after another, as Keras's `LossScaleOptimizer` does.
+  As in Keras's `LossScaleOptimizer`, a step with gradients that are not finite
+  halves the factor, and 2000 finite steps in a row double it.
 
   Attributes:
-    scale: float32 scalar, the factor.
-    good_steps: int32 scalar, the number of good steps since it changed.
+    scale: The factor, a float32 scalar.
+    good_steps: The number of finite steps since the last change, an int32
+      scalar.
   """
 
   scale: tf.Tensor
@@ -76,7 +70,7 @@ class LossScale(NamedTuple):
 
   @classmethod
   def initial(cls) -> 'LossScale':
-    """The factor at the start of training: 2^15."""
+    """Returns the factor at the start of training, 2^15."""
     return cls(tf.constant(_INITIAL_SCALE), tf.constant(0))
 
   def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
@@ -88,14 +82,7 @@ class LossScale(NamedTuple):
     return tuple(g / tf.cast(self.scale, g.dtype) for g in gradients)
 
   def after_step(self, finite: tf.Tensor) -> 'LossScale':
-    """The factor for the next step.
-
-    Args:
-      finite: bool scalar, whether the step was a good one.
-
-    Returns:
-      The factor.
-    """
+    """Returns the factor after a step whose gradients were finite, or not."""
     good_steps = tf.where(finite, self.good_steps + 1, 0)
     grows = good_steps >= _GROWTH_STEPS
     scale = tf.where(
@@ -103,6 +90,6 @@ class LossScale(NamedTuple):
         tf.where(grows, self.scale * _FACTOR, self.scale),
         tf.maximum(self.scale / _FACTOR, _SMALLEST_SCALE),
     )
-    # Not beyond float32.
+    # The scale must not overflow float32.
     scale = tf.where(tf.math.is_finite(scale), scale, self.scale)
     return LossScale(scale, tf.where(grows, 0, good_steps))

@@ -1,7 +1,8 @@
-"""Which variables of a model are shared, and which stay with the client.
+"""Partitions of a model's variables into shared and local ones.
 
-A variable's *role* says what it does in its layer. A `Partition` keeps some
-roles with the client; all others are aggregated by the server.
+A variable's *role* says what it does in its layer. A `Partition` lists the
+roles that are local, which stay with the client. The server aggregates all
+others.
 
 | partition | scale, shift | moving mean, variance | source |
 | --- | --- | --- | --- |
@@ -9,7 +10,7 @@ roles with the client; all others are aggregated by the server.
 | `FEDBN` | local | local | Li et al., FedBN, ICLR 2021 |
 | `SILOBN` | shared | local | Andreux et al., SiloBN, DART 2020 |
 | `LOCAL_AFFINE` | local | shared | Mills et al., IEEE TPDS 2022 |
-| `SINGLE` | everything is local, nothing is sent | | FedBN, section 5.1 |
+| `SINGLE` | local, like all other variables | local | FedBN, section 5.1 |
 
 With every partition, the phases of personal position encodings are local.
 """
@@ -19,7 +20,7 @@ import enum
 
 
 class Role(enum.Enum):
-  """What a variable does in its layer."""
+  """The role of a variable in its layer."""
 
   KERNEL = 'kernel'
   """A trainable variable outside of batch normalization."""
@@ -37,7 +38,7 @@ class Role(enum.Enum):
   """The running variance of a batch normalization layer."""
 
   PERSONAL_PHASE = 'personal_phase'
-  """What makes position encodings a client's own; always local."""
+  """The phase of a personal position encoding; always local."""
 
   OTHER_STATE = 'other_state'
   """Any other non-trainable variable."""
@@ -53,9 +54,9 @@ class Partition:
 
   Attributes:
     name: The name of the method that the partition comes from.
-    local: The roles that stay with the client, besides `PERSONAL_PHASE`, which
-      always does. The moving mean and variance describe one distribution, so
-      they are both local or both shared.
+    local: The local roles. `PERSONAL_PHASE` is always local. The moving mean
+      and variance describe one distribution, so both are local or both are
+      shared.
   """
 
   name: str
@@ -66,12 +67,12 @@ class Partition:
       raise ValueError(
           f'Partition {self.name!r} keeps'
           f' {next(iter(self.local & _STATISTICS)).value} local and shares the'
-          ' other running statistic; moving_mean and moving_variance belong'
-          ' together: put both into `local` or neither.'
+          ' other running statistic; put both moving_mean and moving_variance'
+          ' into `local`, or neither.'
       )
 
   def is_local(self, role: Role) -> bool:
-    """Returns whether variables of this role stay with the client."""
+    """Returns whether variables of a role stay with the client."""
     return role in self.local or role is Role.PERSONAL_PHASE
 
 

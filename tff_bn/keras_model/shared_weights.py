@@ -1,4 +1,4 @@
-"""The weights that server and clients share, and how an update changes them."""
+"""The weights that server and clients share, and their updates."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -7,34 +7,24 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import moments
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
-from tff_bn.keras_model.batch_norm_model import VariableInfo
 from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.partition import Role
+from tff_bn.layers.batch_moments import Moments
 
-# Makes a new running variance of the number of the layer, the old one and the
-# aggregated moments.
-RunningVariance = Callable[[int, tf.Tensor, moments.Moments], tf.Tensor]
-
-
-def named(
-    infos: Sequence[VariableInfo], values: Sequence[Any]
-) -> collections.OrderedDict[str, Any]:
-  """Returns an `OrderedDict` from the variables' names to the values."""
-  return collections.OrderedDict(
-      (info.name, value) for info, value in zip(infos, values, strict=True)
-  )
+# Computes a new running variance from the number of the layer, the old running
+# variance and the aggregated moments.
+RunningVariance = Callable[[int, tf.Tensor, Moments], tf.Tensor]
 
 
 class SharedWeights:
   """Splits a model's variables into shared and local ones.
 
-  If everything is shared, the shared weights are `ModelWeights` of lists in
-  Keras's order, as everywhere in TFF. Else they are `ModelWeights` of
-  `OrderedDict`s keyed by the variables' names, so that a type signature shows
-  which variables they are.
+  If all variables are shared, the shared weights are `ModelWeights` of lists in
+  Keras's order, as everywhere in TFF. Otherwise they are `ModelWeights` of
+  `OrderedDict`s keyed by the variables' names, so that a type signature names
+  the shared variables.
   """
 
   def __init__(self, model: BatchNormModel, partition: Partition):
@@ -42,11 +32,10 @@ class SharedWeights:
 
     Args:
       model: The model.
-      partition: Which roles are local.
+      partition: The local roles.
 
     Raises:
-      ValueError: If the partition keeps batch normalization variables local and
-        the model has none.
+      ValueError: If the model has no variable with a local role.
     """
     self._model = model
     variables = model.variables
@@ -87,32 +76,37 @@ class SharedWeights:
   def _structured(self, positions: Sequence[int], values: Sequence[Any]) -> Any:
     if not self._local:
       return [values[p] for p in positions]
-    infos = [self._model.variables[p] for p in positions]
-    return named(infos, [values[p] for p in positions])
+    return self._named(positions, values)
+
+  def _named(
+      self, positions: Sequence[int], values: Sequence[Any]
+  ) -> collections.OrderedDict[str, Any]:
+    return collections.OrderedDict(
+        (self._model.variables[p].name, values[p]) for p in positions
+    )
 
   def shared(self, values: Sequence[Any]) -> ModelWeights:
-    """Selects the shared ones of values in the order of `model.variables`."""
+    """Selects the shared values from values in the order of `variables`."""
     return ModelWeights(
         trainable=self._structured(self._trainable, values),
         non_trainable=self._structured(self._non_trainable, values),
     )
 
   def local(self, values: Sequence[Any]) -> collections.OrderedDict[str, Any]:
-    """Selects the local ones, keyed by the variables' names."""
-    infos = [self._model.variables[p] for p in self._local]
-    return named(infos, [values[p] for p in self._local])
+    """Selects the local values, keyed by the variables' names."""
+    return self._named(self._local, values)
 
   def merge(self, shared: ModelWeights, local: Mapping[str, Any]) -> list[Any]:
     """Puts shared and local values into the order of `model.variables`.
 
     Args:
       shared: The shared values.
-      local: The local values by name; may have other entries, too.
+      local: The local values by name. Other entries are ignored.
 
     Returns:
       All values.
     """
-    values = [None] * len(self._model.variables)
+    values: list[Any] = [None] * len(self._model.variables)
     for positions, part in (
         (self._trainable, shared.trainable),
         (self._non_trainable, shared.non_trainable),
@@ -127,23 +121,29 @@ class SharedWeights:
       self,
       before: Sequence[tf.Tensor],
       after: Sequence[tf.Tensor],
-      statistics: Sequence[moments.Moments],
+      statistics: Sequence[Moments],
   ) -> collections.OrderedDict[str, Any]:
-    """What a client sends, see `tff_bn.aggregators.model_update`.
+    """Computes a client's update, see `tff_bn.aggregators.model_update`.
 
     Args:
       before: The values before local training, in the order of
         `model.variables`.
-      after: The values after it.
-      statistics: The moments that it sends, one entry for each pair of shared
+      after: The values after local training.
+      statistics: The client's moments, one entry for each pair of shared
         running statistics.
 
     Returns:
-      An `OrderedDict` with the parts `trainable`, `statistics`, `other_state`,
-      without the empty ones.
+      An `OrderedDict` with the parts `trainable`, `statistics` and
+      `other_state`, without empty parts.
     """
-    differences = [b - a for b, a in _float_pairs(before, after)]
-    parts = collections.OrderedDict()
+    differences = [
+        # Integers such as counters are averaged as float64.
+        b - a
+        if a.dtype.is_floating
+        else tf.cast(b, tf.float64) - tf.cast(a, tf.float64)
+        for b, a in zip(before, after, strict=True)
+    ]
+    parts: collections.OrderedDict[str, Any] = collections.OrderedDict()
     if self._trainable:
       parts['trainable'] = self._structured(self._trainable, differences)
     if self._statistics:
@@ -154,21 +154,21 @@ class SharedWeights:
 
   @property
   def statistics(self) -> Sequence[tuple[int, int]]:
-    """Where `model.variables` has the shared running means and variances."""
+    """The positions of the shared running means and variances, in pairs."""
     return self._statistics
 
   @property
   def positions(self) -> Sequence[int]:
-    """Where `model.variables` has the shared variables."""
+    """The positions of the shared variables in `model.variables`."""
     return sorted([*self._trainable, *self._non_trainable])
 
   @property
   def trainable(self) -> Sequence[int]:
-    """Where `model.variables` has the shared trainable variables."""
+    """The positions of the shared trainable variables."""
     return self._trainable
 
   def trainable_specs(self) -> Any:
-    """The `tf.TensorSpec`s of the shared trainable variables."""
+    """Returns the `tf.TensorSpec`s of the shared trainable variables."""
     specs = [tf.TensorSpec(v.shape, v.dtype) for v in self._model.variables]
     return self._structured(self._trainable, specs)
 
@@ -179,17 +179,17 @@ class SharedWeights:
       update: Mapping[str, Any],
       running_variance: Optional[RunningVariance] = None,
   ) -> ModelWeights:
-    """The shared weights after a round.
+    """Computes the shared weights after a round.
 
-    Statistics are assigned: they never go through the server optimizer, which
-    could make a variance negative.
+    Statistics are assigned, because the server optimizer could make a variance
+    negative.
 
     Args:
       weights: The shared weights before the round.
       trainable: The new trainable weights.
       update: The aggregated update.
-      running_variance: What the running variances become. Default: the
-        aggregated ones.
+      running_variance: Computes the new running variances. Default: the
+        aggregated variances.
 
     Returns:
       The new shared weights.
@@ -204,12 +204,14 @@ class SharedWeights:
     for number, ((mean, variance), layer) in enumerate(
         zip(self._statistics, update.get('statistics', ()), strict=True)
     ):
-      new_variance = layer['variance']
+      # A user's aggregator may return them in another container.
+      layer = Moments(*_values(layer))
+      new_variance = layer.variance
       if running_variance is not None:
         new_variance = running_variance(number, old[variance], layer)
-      # Without any client there is nothing to assign.
-      found = layer['count'] > 0
-      new[mean] = tf.where(found, layer['mean'], old[mean])
+      # The count is 0 if no client took part.
+      found = layer.count > 0
+      new[mean] = tf.where(found, layer.mean, old[mean])
       new[variance] = tf.where(found, new_variance, old[variance])
     for position, difference in zip(
         self._other_state, update.get('other_state', ()), strict=True
@@ -220,7 +222,7 @@ class SharedWeights:
     return self.shared(new)
 
   def weights_type(self) -> tff.Type:
-    """The TFF type of the shared weights."""
+    """Returns the TFF type of the shared weights."""
     types = [
         tff.TensorType(v.dtype.as_numpy_dtype, v.shape)
         for v in self._model.variables
@@ -229,17 +231,5 @@ class SharedWeights:
 
 
 def _values(part: Any) -> list[Any]:
-  # Not `tf.nest.flatten`, which sorts by key.
+  # `tf.nest.flatten` would sort by key.
   return list(part.values() if isinstance(part, Mapping) else part)
-
-
-def _float_pairs(
-    before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]
-) -> list[tuple[tf.Tensor, tf.Tensor]]:
-  """Casts what cannot be averaged (counters) to float64."""
-  return [
-      (b, a)
-      if a.dtype.is_floating
-      else (tf.cast(b, tf.float64), tf.cast(a, tf.float64))
-      for b, a in zip(before, after, strict=True)
-  ]

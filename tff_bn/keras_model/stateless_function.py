@@ -1,13 +1,13 @@
 """Keras code with variables as a pure function for TFF computations.
 
-TFF serializes TensorFlow graphs, and a graph may not refer to a variable of
-the Python process. TFF's own way is to build the Keras model once more inside
-each computation, in a TensorFlow 1 graph, where Keras 3 has no variables.
+TFF serializes TensorFlow graphs, and a graph may not refer to a variable of the
+Python process. TFF's learning library therefore builds the Keras model again
+inside each computation, in a TensorFlow 1 graph, where Keras 3 has no
+variables.
 
-Here a function is instead traced once, eagerly, as any `tf.function`. Each
-time it is called inside a computation, the traced function is called with
-fresh variables in place of those that it captured. The model is traced only
-once, however many computations use it, and is never changed.
+Here, a function is traced once, as any `tf.function`. Each call inside a
+computation calls the traced function with new variables in place of the
+captured ones. The model is traced once for all computations and never changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ import tensorflow as tf
 
 Variable = Union[keras.Variable, tf.Variable]
 
-# Makes each call's variables its own within a computation.
+# Gives the variables of each call names that are unique in a computation.
 _variable_numbers = itertools.count()
-# Parts of the names of variables that are states of random number generators:
-# of a `keras.random.SeedGenerator` (a seed and a counter), which layers draw
-# from, and of a `tf.random.Generator` (with Philox, two counters and a key).
-# They are told by name because a layer may use generators that are not its own.
+# Parts of the names of generators' states, with their shapes. Layers draw from
+# a `keras.random.SeedGenerator` (a seed and a counter) or a
+# `tf.random.Generator` (two counters and a key of Philox). The name identifies
+# the state, because a generator need not belong to a layer.
 _SEED, _GENERATOR = 'seed_generator_state', 'StateVar'
 _RANDOM_STATES = {_SEED: [2], _GENERATOR: [3]}
 
@@ -71,7 +71,7 @@ class GivenVariable:
 
 @dataclasses.dataclass(frozen=True)
 class OtherVariable:
-  """A captured variable that starts every call with the value `initial`."""
+  """A captured variable that has the value `initial` before every call."""
 
   variable: tf.Variable
   initial: np.ndarray
@@ -86,7 +86,7 @@ class RandomState:
 
   @property
   def is_seed(self) -> bool:
-    """Whether it is a seed and a counter, which draws only read and assign."""
+    """Whether the state is a Keras seed, which draws only read and assign."""
     return _SEED in self.variable.name
 
 
@@ -97,7 +97,7 @@ def captures(
     function: tf.types.experimental.ConcreteFunction,
     variables: Sequence[Variable],
 ) -> list[Capture]:
-  """Says what each of a function's captured inputs is.
+  """Classifies the captured inputs of a function.
 
   Args:
     function: A traced function.
@@ -109,11 +109,11 @@ def captures(
   Raises:
     ValueError: If the function uses a resource other than a variable.
   """
-  # By handle, because Keras's variables are not TensorFlow's but have one.
+  # By handle, which Keras's variables share with TensorFlow's.
   index_of = {id(v.handle): i for i, v in enumerate(variables)}
   variable_of = {id(v.handle): v for v in function.graph.variables}
   num_random_states = 0
-  found = []
+  found: list[Capture] = []
   for captured in function.captured_inputs:
     variable = variable_of.get(id(captured))
     if variable is None:
@@ -135,11 +135,11 @@ def captures(
 
 
 def seed_state(seed: tf.Tensor, number: int) -> tf.Tensor:
-  """Makes the state of a `keras.random.SeedGenerator` of a seed.
+  """Returns the state of `keras.random.SeedGenerator` number `number`.
 
   Args:
     seed: An int64 vector of 2 elements.
-    number: The generator's number; another one draws other random numbers.
+    number: The number of the generator in the function.
 
   Returns:
     The state, an int64 vector of 2 elements.
@@ -148,15 +148,7 @@ def seed_state(seed: tf.Tensor, number: int) -> tf.Tensor:
 
 
 def generator_state(seed: tf.Tensor, number: int) -> tf.Tensor:
-  """Makes the state of a `tf.random.Generator` of a seed.
-
-  Args:
-    seed: An int64 vector of 2 elements.
-    number: The generator's number; another one draws other random numbers.
-
-  Returns:
-    The state, an int64 vector of 3 elements.
-  """
+  """Returns the state of a `tf.random.Generator`, see `seed_state`."""
   return tf.stack([np.int64(0), np.int64(0), _key(seed, number)])
 
 
@@ -171,12 +163,12 @@ def _key(seed: tf.Tensor, number: int) -> tf.Tensor:
 
 
 class StatelessFunction:
-  """A function that reads and assigns variables, made a pure function.
+  """Turns a function that uses variables into a pure function.
 
-  Captured variables that are not among `variables` start every call with the
-  value that they had when the function was traced (the accumulators of Keras
-  metrics), except the states of random number generators, which start from the
-  call's `seed`.
+  Captured variables that are not among `variables`, such as the accumulators of
+  Keras metrics, start every call with the value that they had when the function
+  was traced. The states of random number generators start from the `seed` of
+  the call.
   """
 
   def __init__(
@@ -188,8 +180,8 @@ class StatelessFunction:
     """Traces the function.
 
     Args:
-      fn: The function. May read and assign any variable; should return the
-        values of those that the caller wants back.
+      fn: The function. It may read and assign any variable, and should return
+        the values that the caller wants back.
       variables: The variables whose values the caller gives at each call.
       *specs: `tf.TypeSpec`s, or nested structures of them, of the arguments.
 
@@ -217,11 +209,11 @@ class StatelessFunction:
     Args:
       values: The values that `variables` have when the function starts.
       *args: The arguments, of the traced types.
-      seed: An int64 vector of 2 elements: the numbers that determine all random
-        draws. Needed if `is_random`.
+      seed: An int64 vector of 2 elements that determines all random draws.
+        Needed if `is_random`.
 
     Returns:
-      What the function returns.
+      The result of the function.
     """
     inputs, assignments = [], []
     for captured in self._captures:
@@ -236,8 +228,8 @@ class StatelessFunction:
         case RandomState(variable, number):
           make_state = seed_state if captured.is_seed else generator_state
           value = make_state(seed, number)
-      # No `tf.Variable`: it would need an initializer, which costs a runtime
-      # a second pass over the graph.
+      # A `tf.Variable` would need an initializer, which costs a runtime another
+      # pass over the graph.
       handle = tf.raw_ops.VarHandleOp(
           dtype=variable.dtype,
           shape=variable.shape,

@@ -1,7 +1,7 @@
-"""Model architectures, by name or by a function of the user's.
+"""Model architectures, built by name or by a user's function.
 
-Keras is imported when a model is first asked for, so that
-`tff_bn.models.names` can be read without it.
+`tff_bn.models.names` can be imported without Keras, which is imported when a
+model is first used.
 """
 
 from tff_bn.imports import lazy
@@ -29,16 +29,8 @@ __all__ = [
     'NORMALIZATION_NAMES',
     'PAN_NAMES',
     'PRECISION_NAMES',
-    'build_digits_cnn',
-    'build_fbn_cnn',
-    'build_mlp3',
-    'build_mlp4',
-    'build_model_fn',
-    'build_resnet20',
-    'build_resnet20_wide',
-    'build_small_cnn',
-    'build_vgg',
     'names',
+    *_MEMBERS,
 ]
 
 __getattr__, __dir__ = lazy.attach(__name__, _MEMBERS)

@@ -1,4 +1,4 @@
-"""Builds models by name, with checks that a user's mistake ends at."""
+"""Builds models by name and checks them."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -29,8 +29,8 @@ _NO_ENCODINGS = 'off'
 _KERAS_PREFIX = 'Exception encountered when calling'
 
 # Name -> the function that builds the model, and the smallest height and width
-# of its images; None: not only images.
-_MODELS = {
+# of its images; `None` if samples of any shape are allowed.
+_MODELS: dict[str, tuple[Callable[..., keras.Model], Optional[int]]] = {
     'small_cnn': (small_cnn.build_small_cnn, 4),
     'mlp3': (mlp3.build_mlp3, None),
     'digits_cnn': (digits_cnn.build_digits_cnn, 4),
@@ -58,39 +58,84 @@ def build_model_fn(
 ) -> Callable[[], keras.Model]:
   """Returns a function that builds untrained models.
 
-  A model is built here once, so that errors are found before any work starts.
+  A model is built here once to find errors early.
 
   Args:
-    name: One of `names.MODEL_NAMES`, or `package.module:function` for a
-      function of the user's. It is called as `function(input_shape,
-      num_classes)`, with `normalization=...` too if it has such a parameter,
-      and returns a model with logits as output.
+    name: One of `names.MODEL_NAMES`, or `package.module:function` for a user's
+      function. It is called as `function(input_shape, num_classes)`, and with
+      `normalization=...` if it has such a parameter, and returns a model with
+      logits as output.
     input_shape: The shape of one sample.
     num_classes: Number of classes.
     normalization: One of `names.NORMALIZATION_NAMES`, or `group<N>`. A user's
-      function may give it a meaning of its own.
-    precision: One of `names.PRECISION_NAMES`: Keras's dtype policy for layers
-      that don't have one of their own.
+      function may accept other values.
+    precision: One of `names.PRECISION_NAMES`: the default dtype policy of the
+      layers.
     batch_norm_momentum: The momentum of the running statistics of all batch
-      normalization layers. Default: the layers' own.
-    pan: `'add'` or `'multiply'` for position encodings in all hidden layers, as
-      by `tff_bn.add_position_encodings`; `'off'` for none.
-    pan_amplitude: Their amplitude. Default: 0.05 to add, 0.1 to multiply.
-    pan_period: Their period.
-    pan_personal_share: The share of the units of each hidden layer whose
-      encodings are a client's own, see `tff_bn.layers.PositionEncoding`.
+      normalization layers. Default: the model's momentum.
+    pan: `'add'` or `'multiply'` for position encodings in all hidden layers
+      (see `tff_bn.add_position_encodings`), `'off'` for none.
+    pan_amplitude: The amplitude of the encodings. Default: 0.05 to add, 0.1 to
+      multiply.
+    pan_period: The period of the encodings.
+    pan_personal_share: The share of the units of each hidden layer with
+      personal encodings; see `tff_bn.layers.PositionEncoding`.
 
   Returns:
     A function without arguments that returns a new `keras.Model`.
 
   Raises:
-    ValueError: If there is no such model, or if it doesn't fit the data or the
-      normalization; the message names the flag.
+    ValueError: If the model is unknown or does not fit the data or another
+      argument.
   """
+  input_shape = tuple(input_shape)
+  build = _builder(name, input_shape, num_classes, normalization)
+  if precision not in names.PRECISION_NAMES:
+    raise ValueError(
+        f'precision={precision} is unknown; use'
+        f' {", ".join(names.PRECISION_NAMES)}.'
+        f'{spelling.suggestion(precision, names.PRECISION_NAMES)}'
+    )
+  encodings = dict(
+      amplitude=pan_amplitude,
+      period=pan_period,
+      personal_share=pan_personal_share,
+  )
+
+  def model_fn() -> keras.Model:
+    with _dtype_policy(precision):
+      model = build()
+      if isinstance(model, keras.Model) and not model.built:
+        # Some models create layers in `build`, at their first call.
+        _call_once(model, input_shape)
+    if batch_norm_momentum is not None:
+      _set_momentum(name, model, batch_norm_momentum)
+    if pan != _NO_ENCODINGS:
+      model = _with_encodings(name, model, pan, **encodings)
+    return model
+
+  if name in _MODELS:
+    # This checks whether groups divide the channels.
+    model_fn()
+  else:
+    with _dtype_policy(precision):
+      _check_user_model(name, build, input_shape, num_classes)
+    if batch_norm_momentum is not None or pan != _NO_ENCODINGS:
+      model_fn()
+  return model_fn
+
+
+def _builder(
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str,
+) -> Callable[[], keras.Model]:
+  """Returns a function that builds the model in float32, without encodings."""
   if name in _MODELS:
     build, smallest = _MODELS[name]
     normalization_lib.check_normalization(normalization)
-    _check_input_shape(name, tuple(input_shape), smallest)
+    _check_input_shape(name, input_shape, smallest)
     arguments = {'normalization': normalization}
   elif names.is_other_model(name):
     build = _import_function(name)
@@ -101,47 +146,7 @@ def build_model_fn(
         f' {", ".join(names.MODEL_NAMES)}, and {names.OTHER_MODELS}.'
         f'{spelling.suggestion(name, names.MODEL_NAMES)}'
     )
-
-  if precision not in names.PRECISION_NAMES:
-    raise ValueError(
-        f'precision={precision} is unknown; use'
-        f' {", ".join(names.PRECISION_NAMES)}.'
-        f'{spelling.suggestion(precision, names.PRECISION_NAMES)}'
-    )
-
-  def model_fn() -> keras.Model:
-    with _dtype_policy(precision):
-      model = build(tuple(input_shape), num_classes, **arguments)
-      if isinstance(model, keras.Model) and not model.built:
-        # A model may make layers in its `build`, at its first call.
-        _call_once(model, tuple(input_shape))
-    if batch_norm_momentum is not None:
-      _set_momentum(name, model, batch_norm_momentum)
-    if pan != _NO_ENCODINGS:
-      model = _with_encodings(
-          name,
-          model,
-          pan,
-          amplitude=pan_amplitude,
-          period=pan_period,
-          personal_share=pan_personal_share,
-      )
-    return model
-
-  if name in _MODELS:
-    # They fit by construction; groups that don't divide the channels don't.
-    model_fn()
-  else:
-    with _dtype_policy(precision):
-      _check_user_model(
-          name,
-          lambda: build(tuple(input_shape), num_classes, **arguments),
-          tuple(input_shape),
-          num_classes,
-      )
-    if batch_norm_momentum is not None or pan != _NO_ENCODINGS:
-      model_fn()
-  return model_fn
+  return functools.partial(build, input_shape, num_classes, **arguments)
 
 
 def _with_encodings(
@@ -158,7 +163,7 @@ def _with_encodings(
     ) from error
 
 
-def _set_momentum(name: str, model: keras.Model, momentum: float):
+def _set_momentum(name: str, model: keras.Model, momentum: float) -> None:
   layers = discovery.batch_norm_layers(model)
   if not layers:
     raise ValueError(
@@ -171,7 +176,7 @@ def _set_momentum(name: str, model: keras.Model, momentum: float):
 
 @contextlib.contextmanager
 def _dtype_policy(name: str) -> Iterator[None]:
-  """Makes a dtype policy Keras's default for a `with` block."""
+  """Sets Keras's default dtype policy in a `with` block."""
   previous = keras.config.dtype_policy()
   keras.config.set_dtype_policy(name)
   try:
@@ -181,14 +186,14 @@ def _dtype_policy(name: str) -> Iterator[None]:
 
 
 def _call_once(model: keras.Model, input_shape: tuple[int, ...]) -> Any:
-  """What a model returns for a batch of two samples."""
+  """Calls a model with a batch of two samples."""
   return model(keras.ops.zeros((2, *input_shape)), training=False)
 
 
 def _check_input_shape(
     name: str, input_shape: tuple[int, ...], smallest: Optional[int]
-):
-  """Checks that one of our models can take samples of this shape."""
+) -> None:
+  """Checks that a model accepts samples of this shape."""
   if smallest is None:
     return
   if len(input_shape) != 3 or min(input_shape[:2]) < smallest:
@@ -205,12 +210,12 @@ def _import_function(name: str) -> Callable[..., Any]:
   module_name, _, function_name = name.partition(':')
   try:
     module = importlib.import_module(module_name)
-  # Whatever the user's module raises.
+  # The user's module may raise anything.
   except Exception as error:
     raise ValueError(
         f'model={name}: the module {module_name!r} can not be imported'
-        f' ({_brief(error)}). If it is a file of yours, add its'
-        ' folder to the environment variable PYTHONPATH.'
+        f' ({_brief(error)}). To import your own file, add its folder to the'
+        ' environment variable PYTHONPATH.'
     ) from error
   function = getattr(module, function_name, None)
   if not callable(function):
@@ -222,10 +227,10 @@ def _import_function(name: str) -> Callable[..., Any]:
 
 
 def _brief(error: Exception) -> str:
-  """The kind of an exception and the first line of its message."""
+  """Returns the class of an exception and the first line of its message."""
   lines = re.sub('\x1b\\[[0-9]*m', '', str(error)).split('\n')
   lines = [line.strip() for line in lines if line.strip()] or ['']
-  # Keras says in the first line only which layer raised it.
+  # Keras's first line names only the layer.
   num_lines = 2 if lines[0].startswith(_KERAS_PREFIX) else 1
   return f'{type(error).__name__}: {" ".join(lines[:num_lines])}'
 
@@ -233,7 +238,7 @@ def _brief(error: Exception) -> str:
 def _normalization_argument(
     name: str, function: Callable[..., Any], normalization: str
 ) -> dict[str, str]:
-  """The keyword argument for a user's function, if it takes it."""
+  """Returns the argument `normalization` if the user's function has it."""
   parameters = inspect.signature(function).parameters.values()
   if any(
       parameter.kind is parameter.VAR_KEYWORD
@@ -254,12 +259,12 @@ def _check_user_model(
     model_fn: Callable[[], Any],
     input_shape: tuple[int, ...],
     num_classes: int,
-):
+) -> None:
   """Checks that a user's function returns a model for this data."""
   call = f'its function, called with {input_shape} and {num_classes},'
   try:
     model = model_fn()
-  # Whatever the user's function raises.
+  # The user's function may raise anything.
   except Exception as error:
     raise ValueError(
         f'model={name}: {call} failed ({_brief(error)}).'
@@ -270,7 +275,7 @@ def _check_user_model(
         ' keras.Model.'
     )
   try:
-    # The only way to know the output of a subclassed model.
+    # A subclassed model has no output shape before it is called.
     logits = _call_once(model, input_shape)
   except Exception as error:
     raise ValueError(

@@ -13,16 +13,16 @@ def build_digits_cnn(
     num_classes: int,
     normalization: str = 'batch',
 ) -> keras.Model:
-  """Builds the network.
+  """Builds the network of the FedBN paper.
 
-  5x5 convolutions with 64, 64 and 128 channels, the first two followed by 2x2
-  max pooling, then dense layers with 2048 and 512 units and the logits.
-  Normalization and ReLU come after each of them but the last.
+  It has 5x5 convolutions with 64, 64 and 128 channels, the first two followed
+  by 2x2 max pooling, then dense layers with 2048 and 512 units, and the logits.
+  Normalization and ReLU follow each layer except the last.
 
   Args:
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
     num_classes: Number of classes.
-    normalization: The normalization after each layer but the last.
+    normalization: The normalization after each layer except the last.
 
   Returns:
     An untrained functional model with logits as output.
@@ -44,6 +44,6 @@ def build_digits_cnn(
     x = layers.Dense(units, use_bias=use_bias, name=f'dense_{number}')(x)
     x = normalization_lib.normalize(x, normalization, f'dense_norm_{number}')
     x = layers.ReLU(name=f'dense_relu_{number}')(x)
-  # The loss needs them in float32, whatever the other layers compute in.
+  # In mixed precision, the loss needs float32 logits.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return keras.Model(inputs, outputs, name='digits_cnn')

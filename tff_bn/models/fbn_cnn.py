@@ -15,12 +15,12 @@ def build_fbn_cnn(
     num_classes: int,
     normalization: str = 'batch',
 ) -> keras.Model:
-  """Builds the network.
+  """Builds the network of the FBN paper.
 
-  Twice two 3x3 convolutions, 2x2 max pooling and dropout of a quarter, with 64
-  channels, then 128; then a dense layer of 128 units with ReLU, and the logits.
-  The normalization comes *after* the ReLU of each convolution, so its inputs
-  have means that are far from 0.
+  It has two blocks with 64 and 128 channels, then a dense layer of 128 units
+  with ReLU, and the logits. A block has two 3x3 convolutions, 2x2 max pooling
+  and dropout with rate 0.25. The normalization comes *after* the ReLU of each
+  convolution, so its inputs have means far from 0.
 
   Args:
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
@@ -45,6 +45,6 @@ def build_fbn_cnn(
   x = layers.Flatten(name='flatten')(x)
   x = layers.Dense(_DENSE_UNITS, name='dense')(x)
   x = layers.ReLU(name='dense_relu')(x)
-  # The loss needs them in float32, whatever the other layers compute in.
+  # In mixed precision, the loss needs float32 logits.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return keras.Model(inputs, outputs, name='fbn_cnn')

@@ -12,7 +12,9 @@ def build_mlp3(
     num_classes: int,
     normalization: str = 'batch',
 ) -> keras.Model:
-  """Builds the network: a hidden layer of 30 neurons, normalization and ReLU.
+  """Builds a perceptron with a hidden layer of 30 units.
+
+  Normalization and ReLU follow the hidden layer.
 
   Args:
     input_shape: The shape of a sample: an image, which is flattened, or a
@@ -33,6 +35,6 @@ def build_mlp3(
   )(x)
   x = normalization_lib.normalize(x, normalization, 'norm')
   x = layers.ReLU(name='relu')(x)
-  # The loss needs them in float32, whatever the other layers compute in.
+  # In mixed precision, the loss needs float32 logits.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return keras.Model(inputs, outputs, name='mlp3')

@@ -15,9 +15,10 @@ def build_mlp4(
     num_classes: int,
     normalization: str = 'batch',
 ) -> keras.Model:
-  """Builds the network: three times dense, normalization and ReLU; dense.
+  """Builds a perceptron with three hidden layers of 1024 units.
 
-  The paper has no normalization in it.
+  Normalization and ReLU follow each hidden layer. The paper's network has no
+  normalization.
 
   Args:
     input_shape: The shape of a sample: an image, which is flattened, or a
@@ -40,6 +41,6 @@ def build_mlp4(
     )(x)
     x = normalization_lib.normalize(x, normalization, f'norm_{number}')
     x = layers.ReLU(name=f'relu_{number}')(x)
-  # The loss needs them in float32, whatever the other layers compute in.
+  # In mixed precision, the loss needs float32 logits.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return keras.Model(inputs, outputs, name='mlp4')

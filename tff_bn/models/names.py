@@ -1,8 +1,8 @@
-"""Names of models and normalizations; importing this imports no Keras."""
+"""Names of models and normalizations; this module does not import Keras."""
 
 import re
 
-# Name -> what the model is.
+# Name -> description.
 MODEL_NAMES = {
     'small_cnn': '3 convolutions of 16, 32 and 32 channels; for small images',
     'mlp3': 'one hidden layer of 30 neurons (FedTAN)',
@@ -22,17 +22,17 @@ MODEL_NAMES = {
     'resnet20_wide': 'ResNet-20 with 64, 128 and 256 channels (FedPAN)',
 }
 
-# How a model that is not in `MODEL_NAMES` is named.
+# The names of models that are not in `MODEL_NAMES`.
 OTHER_MODELS = 'a function of yours as package.module:function'
 
-# Name -> what the normalization is.
+# Name -> description.
 NORMALIZATION_NAMES = {
     'batch': 'batch normalization',
     'layer': 'layer normalization over the channels',
     'none': 'no normalization',
 }
 
-# Name -> what the layers compute in; a dtype policy of Keras.
+# Name of a dtype policy of Keras -> description.
 PRECISION_NAMES = {
     'float32': 'everything in float32',
     'mixed_bfloat16': 'layers compute in bfloat16; variables are float32',
@@ -41,28 +41,28 @@ PRECISION_NAMES = {
     ),
 }
 
-# Name -> what position encodings do to the units of the hidden layers (FedPAN).
+# Mode of the position encodings in hidden layers (FedPAN) -> description.
 PAN_NAMES = {
     'off': 'nothing',
     'add': 'each unit plus the encoding of its position',
     'multiply': 'each unit times the encoding of its position',
 }
 
-# How a normalization that is not in `NORMALIZATION_NAMES` is named.
+# The names of normalizations that are not in `NORMALIZATION_NAMES`.
 OTHER_NORMALIZATIONS = 'group<N>: group normalization with N groups'
 
 
 def is_other_model(name: str) -> bool:
-  """Whether `name` has the form that `OTHER_MODELS` describes."""
+  """Returns whether `name` has the form described by `OTHER_MODELS`."""
   return ':' in name
 
 
 def num_groups(normalization: str) -> int:
-  """The N of `group<N>`; 0 if the normalization is another one."""
+  """Returns the N of `group<N>`; 0 for any other normalization."""
   match = re.fullmatch(r'group([1-9][0-9]*)', normalization)
   return int(match[1]) if match else 0
 
 
 def is_other_normalization(name: str) -> bool:
-  """Whether `name` has the form that `OTHER_NORMALIZATIONS` describes."""
+  """Returns whether `name` has the form described by `OTHER_NORMALIZATIONS`."""
   return num_groups(name) > 0

@@ -1,24 +1,17 @@
-"""Normalization layers, by name."""
+"""Normalization layers by name."""
 
 import keras
 
 from tff_bn.common import spelling
 from tff_bn.models import names
 
-# The papers' (PyTorch's defaults): running = 0.9 * running + 0.1 * batch.
+# The papers' values (PyTorch's defaults): running = 0.9 running + 0.1 batch.
 _MOMENTUM = 0.9
 _EPSILON = 1e-5
 
 
-def check_normalization(normalization: str):
-  """Checks a name.
-
-  Args:
-    normalization: One of `names.NORMALIZATION_NAMES`, or `group<N>`.
-
-  Raises:
-    ValueError: If it is neither.
-  """
+def check_normalization(normalization: str) -> None:
+  """Raises a `ValueError` if there is no normalization of this name."""
   if (
       normalization not in names.NORMALIZATION_NAMES
       and not names.is_other_normalization(normalization)
@@ -32,13 +25,13 @@ def check_normalization(normalization: str):
 
 
 def needs_bias(normalization: str) -> bool:
-  """Whether the layer before the normalization should have a bias.
+  """Returns whether the layer before the normalization should have a bias.
 
   Args:
-    normalization: A name that `normalize` knows.
+    normalization: See `normalize`.
 
   Returns:
-    False if the normalization adds a shift of its own.
+    `False` if the normalization layer has a shift, which makes it redundant.
   """
   return normalization == 'none'
 
@@ -46,7 +39,7 @@ def needs_bias(normalization: str) -> bool:
 def normalize(
     inputs: keras.KerasTensor, normalization: str, name: str
 ) -> keras.KerasTensor:
-  """Applies a normalization layer of Keras.
+  """Applies a Keras normalization layer.
 
   Args:
     inputs: A tensor of shape `[batch, ..., channels]`.
@@ -74,10 +67,9 @@ def normalize(
       channels = inputs.shape[-1]
       if channels % groups:
         raise ValueError(
-            f'normalization={normalization} makes {groups} groups of'
-            f' channels, but {groups} does not divide the {channels} channels'
-            f' at layer {name}; use a number of groups that divides the'
-            ' channels of every layer.'
+            f'normalization={normalization} is impossible: {groups} does not'
+            f' divide the {channels} channels at layer {name}; use a number of'
+            ' groups that divides the channels of every layer.'
         )
       layer = keras.layers.GroupNormalization(
           groups=groups, epsilon=_EPSILON, name=name

@@ -1,8 +1,8 @@
-"""ResNet-20 for small images, as in the FedTAN and the FedPAN paper.
+"""ResNet-20 for small images, as in the FedTAN and FedPAN papers.
 
-Deep Residual Learning for Image Recognition, He et al., CVPR 2016
-(https://arxiv.org/abs/1512.03385), section 4.2, with shortcuts of option A:
-where a stage begins, the identity is subsampled and padded with zero channels.
+He et al., Deep Residual Learning for Image Recognition, CVPR 2016
+(https://arxiv.org/abs/1512.03385), section 4.2, with shortcuts of option A: at
+the start of a stage, the identity is subsampled and padded with zero channels.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ def build_resnet20(
     num_classes: int,
     normalization: str = 'batch',
 ) -> keras.Model:
-  """Builds the network.
+  """Builds ResNet-20.
 
-  A convolution, three stages of three blocks of two convolutions with 16, 32
-  and 64 channels, the mean over the image, and a dense layer; normalization
-  comes after each convolution, before the ReLU.
+  The network has a convolution, three stages with 16, 32 and 64 channels,
+  global average pooling and a dense layer. Each stage has three blocks of two
+  convolutions. Each convolution is followed by normalization and ReLU.
 
   Args:
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
@@ -45,9 +45,9 @@ def build_resnet20_wide(
     num_classes: int,
     normalization: str = 'batch',
 ) -> keras.Model:
-  """Builds the network of the FedPAN paper (appendix B).
+  """Builds the wide ResNet-20 of the FedPAN paper (appendix B).
 
-  `build_resnet20` with stages of 64, 128 and 256 channels.
+  It is `build_resnet20` with stages of 64, 128 and 256 channels.
 
   Args:
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
@@ -89,7 +89,7 @@ def _build(
   outputs = layers.Dense(
       num_classes,
       kernel_initializer='he_normal',
-      # The loss needs them in float32, whatever the other layers compute in.
+      # In mixed precision, the loss needs float32 logits.
       dtype='float32',
       name='logits',
   )(x)
@@ -103,7 +103,7 @@ def _convolve(
     normalization: str,
     name: str,
 ) -> keras.KerasTensor:
-  """A 3x3 convolution and its normalization."""
+  """Applies a 3x3 convolution and a normalization."""
   x = keras.layers.Conv2D(
       channels,
       3,
@@ -119,14 +119,13 @@ def _convolve(
 def _subsample_and_pad(
     inputs: keras.KerasTensor, channels: int, strides: int, name: str
 ) -> keras.KerasTensor:
-  """The shortcut of option A: every other pixel, and channels of zeros."""
-  # Pooling over single pixels takes every other one.
+  """Applies the shortcut of option A."""
+  # Pooling over single pixels with strides of 2 selects every other pixel.
   x = keras.layers.AveragePooling2D(
       pool_size=1, strides=strides, name=f'{name}_subsample'
   )(inputs)
   padding = (channels - inputs.shape[-1]) // 2
-  # The last two axes are height and width to `channels_first`; here they are
-  # width and channels. So no layer of our own is needed to pad the channels.
+  # `channels_first` pads the last two axes, which are width and channels here.
   return keras.layers.ZeroPadding2D(
       ((0, 0), (padding, padding)),
       data_format='channels_first',

@@ -1,4 +1,4 @@
-"""A small convolutional network, for the 8x8 digits and other small images."""
+"""A small convolutional network for the 8x8 digits and other small images."""
 
 import keras
 
@@ -12,10 +12,10 @@ def build_small_cnn(
     num_classes: int,
     normalization: str = 'batch',
 ) -> keras.Model:
-  """Builds the network.
+  """Builds a small convolutional network.
 
-  Three times a 3x3 convolution, normalization and ReLU, with 2x2 max pooling in
-  between; then the mean over the image, and a dense layer.
+  It has three 3x3 convolutions, each followed by normalization and ReLU, with
+  2x2 max pooling in between, then global average pooling and a dense layer.
 
   Args:
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
@@ -38,6 +38,6 @@ def build_small_cnn(
     x = normalization_lib.normalize(x, normalization, f'norm_{number}')
     x = layers.ReLU(name=f'relu_{number}')(x)
   x = layers.GlobalAveragePooling2D(name='mean')(x)
-  # The loss needs them in float32, whatever the other layers compute in.
+  # In mixed precision, the loss needs float32 logits.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return keras.Model(inputs, outputs, name='small_cnn')

@@ -46,13 +46,13 @@ def build_vgg(
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
     num_classes: Number of classes.
     normalization: The normalization after each convolution and hidden dense
-      layer, before the ReLU. The paper has none by default.
+      layer, before the ReLU. The paper's networks have none by default.
 
   Returns:
     An untrained functional model with logits as output.
 
   Raises:
-    ValueError: If there is no such network.
+    ValueError: If `name` is unknown.
   """
   if name not in _ARCHITECTURES:
     raise ValueError(
@@ -67,7 +67,7 @@ def build_vgg(
   for channels in convolutions:
     if channels == 'M':
       num_pools += 1
-      # Padded, so that images smaller than 32x32 are not used up.
+      # The padding allows images smaller than 32x32.
       x = layers.MaxPooling2D(padding='same', name=f'pool_{num_pools}')(x)
       continue
     num_convolutions += 1
@@ -93,6 +93,6 @@ def build_vgg(
     )(x)
     x = normalization_lib.normalize(x, normalization, f'dense_norm_{number}')
     x = layers.ReLU(name=f'dense_relu_{number}')(x)
-  # The loss needs them in float32, whatever the other layers compute in.
+  # In mixed precision, the loss needs float32 logits.
   outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
   return keras.Model(inputs, outputs, name=name)

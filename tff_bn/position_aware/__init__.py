@@ -1,7 +1,7 @@
-"""Position-aware neurons, and what the units of layers have to do with it.
+"""Position-aware neurons, and analyses of the units of layers.
 
-Parts are imported when they are first used: `add_position_encodings` needs
-Keras only, all others TensorFlow, too.
+Members are imported when they are first used. `add_position_encodings` needs
+only Keras, the others TensorFlow, too.
 """
 
 from tff_bn.imports import lazy
@@ -9,8 +9,8 @@ from tff_bn.imports import lazy
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
     'Match': 'matching',
-    'UnitGroup': 'tied_units',
-    'UnitOccurrence': 'tied_units',
+    'UnitGroup': 'unit_slots',
+    'UnitOccurrence': 'unit_slots',
     'add_position_encodings': 'position_encodings',
     'agreeing_share': 'preference',
     'align': 'fusion',

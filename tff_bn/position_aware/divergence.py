@@ -1,4 +1,4 @@
-"""How far the clients' weights are from each other.
+"""Measures how far the clients' weights diverge.
 
 Weight divergence (Zhao et al., Federated Learning with Non-IID Data, 2018) as
 in section 5.2 of Li et al., Federated Learning with Position-Aware Neurons,
@@ -6,7 +6,7 @@ CVPR 2022: with the weights W_k of clients k of S and their mean W̄,
 
   `1/|S| Σ_k ‖W_k − W̄‖₂`,
 
-which is smaller where the units at the same positions do the same work.
+which is smaller if units at the same position have the same function.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,33 +16,33 @@ import numpy as np
 
 
 def weight_divergence(clients: Sequence[Sequence[np.ndarray]]) -> list[float]:
-  """The divergence of each variable.
+  """Computes the weight divergence of each variable.
 
   Args:
-    clients: Each client's weights, in the same order, such as those of
+    clients: The weights of each client in the same order, for example from
       `model.get_weights()`.
 
   Returns:
-    For each variable the mean distance of the clients' values from their mean,
-    as Euclidean (Frobenius) norms in float64.
+    For each variable the mean Euclidean (Frobenius) distance of the clients'
+    values from their mean, computed in float64.
 
   Raises:
-    ValueError: If there are fewer than two clients, or their weights are of
-      different numbers or shapes.
+    ValueError: If there are fewer than two clients, or the numbers or shapes of
+      their weights differ.
   """
   clients = [[np.asarray(value) for value in weights] for weights in clients]
   _check_number(len(clients), 'clients')
   for number, weights in enumerate(clients):
     if len(weights) != len(clients[0]):
       raise ValueError(
-          f'clients[{number}] has {len(weights)} weights, but clients[0]'
-          f' {len(clients[0])}; all must have the same.'
+          f'clients[{number}] has {len(weights)} weights, but clients[0] has'
+          f' {len(clients[0])}; all must have the same number.'
       )
     for index, (value, first) in enumerate(zip(weights, clients[0])):
       if value.shape != first.shape:
         raise ValueError(
             f'clients[{number}][{index}] has the shape {value.shape}, but'
-            f' clients[0][{index}] {first.shape}; all must have the same.'
+            f' clients[0][{index}] has {first.shape}; they must be the same.'
         )
   return [_divergence(values) for values in zip(*clients)]
 
@@ -50,23 +50,22 @@ def weight_divergence(clients: Sequence[Sequence[np.ndarray]]) -> list[float]:
 def weight_divergence_by_layer(
     models: Sequence[keras.Model],
 ) -> dict[str, float]:
-  """The divergence of each layer's trainable weights.
+  """Computes the weight divergence of each layer's trainable weights.
 
-  The weights of a layer are taken as one vector. Nested models are searched for
-  their layers; a layer that has others in it in another way, such as a wrapper,
-  counts as one.
+  The weights of a layer form one vector. The layers of nested models are
+  separate layers; a wrapper, such as `TimeDistributed`, counts as one layer.
 
   Args:
     models: The clients' models. The names of their layers may differ.
 
   Returns:
-    The divergence by the name of the first model's layer, after the names of
-    the nested models that it is in and `/`. Layers without trainable weights
+    The divergence by the name of the layer in the first model, with the names
+    of nested models as prefix (`inner/dense`). Layers without trainable weights
     are left out.
 
   Raises:
     ValueError: If there are fewer than two models, their architectures differ,
-      or two layers would have the same name.
+      or two layers have the same name.
   """
   _check_number(len(models), 'models')
   layers = [list(_trainable_layers(model)) for model in models]
@@ -74,15 +73,15 @@ def weight_divergence_by_layer(
     if len(found) != len(layers[0]):
       raise ValueError(
           f'models[{number}] ({models[number].name!r}) has {len(found)} layers'
-          f' with trainable weights, but models[0] ({models[0].name!r})'
+          f' with trainable weights, but models[0] ({models[0].name!r}) has'
           f' {len(layers[0])}; all must have the same architecture.'
       )
     for (name, weights), (first_name, first) in zip(found, layers[0]):
       shapes, first_shapes = _shapes(weights), _shapes(first)
       if shapes != first_shapes:
         raise ValueError(
-            f'The trainable weights of layer {name!r} of models[{number}] have'
-            f' the shapes {shapes}, but those of {first_name!r} of models[0]'
+            f'The layer {name!r} of models[{number}] has trainable weights of'
+            f' the shapes {shapes}, but {first_name!r} of models[0] has'
             f' {first_shapes}; all must have the same architecture.'
         )
   divergences = {}
@@ -90,8 +89,8 @@ def weight_divergence_by_layer(
     name = same_layer[0][0]
     if name in divergences:
       raise ValueError(
-          f'models[0] ({models[0].name!r}) has several layers of the name'
-          f' {name!r}; give them different ones.'
+          f'models[0] ({models[0].name!r}) has several layers with the name'
+          f' {name!r}; give them different names.'
       )
     divergences[name] = _divergence(
         [_as_vector(weights) for _, weights in same_layer]
@@ -100,34 +99,33 @@ def weight_divergence_by_layer(
 
 
 def _divergence(values: Sequence[np.ndarray]) -> float:
-  values = np.stack([np.ravel(value).astype(np.float64) for value in values])
-  return float(np.linalg.norm(values - values.mean(axis=0), axis=1).mean())
+  vectors = np.stack([np.ravel(value).astype(np.float64) for value in values])
+  return float(np.linalg.norm(vectors - vectors.mean(axis=0), axis=1).mean())
 
 
 def _trainable_layers(
     model: keras.Model,
 ) -> Iterator[tuple[str, list[keras.Variable]]]:
-  """The names and the trainable weights of the layers that have any."""
+  """Yields the names and trainable weights of the layers that have any."""
   seen = set()
-
-  def find(parent: keras.Model, prefix: str):
-    for layer in parent.layers:
-      # A nested model's layers may be used outside of it, too.
-      if id(layer) in seen:
-        continue
-      seen.add(id(layer))
-      if isinstance(layer, keras.Model):
-        yield from find(layer, f'{prefix}{layer.name}/')
-      elif layer.trainable_weights:
-        yield prefix + layer.name, layer.trainable_weights
-
-  return find(model, '')
+  stack = [(layer, '') for layer in reversed(model.layers)]
+  while stack:
+    layer, prefix = stack.pop()
+    # Layers of a nested model may be used outside of it, too.
+    if id(layer) in seen:
+      continue
+    seen.add(id(layer))
+    if isinstance(layer, keras.Model):
+      prefix += f'{layer.name}/'
+      stack += [(inner, prefix) for inner in reversed(layer.layers)]
+    elif layer.trainable_weights:
+      yield prefix + layer.name, layer.trainable_weights
 
 
 def _check_number(number: int, what: str) -> None:
   if number < 2:
     raise ValueError(
-        f'{what} has {number} elements; weights diverge between at least 2.'
+        f'{what} has {number} elements; weight divergence needs at least 2.'
     )
 
 

@@ -2,9 +2,9 @@
 
 "Optimal Transport for Model Fusion", appendix F.2 of Li et al., Federated
 Learning with Position-Aware Neurons, CVPR 2022, after Singh and Jaggi, Model
-Fusion via Optimal Transport, NeurIPS 2020. All units have the same mass, and
-both models as many of them, so that an optimal transport plan is a permutation:
-an assignment problem, which is solved exactly.
+Fusion via Optimal Transport, NeurIPS 2020. Both models have the same number of
+units, all of the same mass, so an optimal transport plan is a permutation. This
+is an assignment problem, which is solved exactly.
 """
 
 from collections.abc import Sequence
@@ -21,36 +21,37 @@ from tff_bn.position_aware import layer_outputs
 from tff_bn.position_aware import matching
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import tied_units
+from tff_bn.position_aware import unit_slots
 
 
 def align(model_a: keras.Model, model_b: keras.Model, x: Any) -> keras.Model:
-  """Permutes the hidden units of a model so that they fit those of another.
+  """Permutes the hidden units of `model_b` to match the units of `model_a`.
 
-  Each group of units (see `tied_units.unit_groups`) is permuted so that the
-  sum of the distances between the activations of units at the same positions is
-  the smallest one. The activations of a unit, for all examples and at all
-  positions of an image, are the outputs of the normalization of its layer; if
-  it has none, of the dense or convolutional layer itself. Units that are added
+  Each group of units (see `tied_units.unit_groups`) gets the permutation with
+  the least sum of distances between the activations of units at the same
+  position. The activations of a unit, for all examples and at all positions of
+  an image, are the outputs of its layer's normalization, or of the dense or
+  convolutional layer itself if no normalization follows. Units that are added
   to each other, as in residual blocks, are permuted together and have the
-  activations of all of their layers.
+  activations of all their layers.
 
-  What `model_b` computes stays the same, unless it has position encodings,
-  which stay where they are; its activations are taken before any permutation.
-  Of a layer that is called several times, the last call counts.
+  The outputs of `model_b` don't change, unless it has position encodings, which
+  stay where they are. The activations are computed before any permutation. If a
+  model calls a layer several times, the last call counts.
 
   Args:
-    model_a: A model that `tied_units.unit_groups` understands.
-    model_b: Another one of the same architecture.
-    x: Examples that both are given.
+    model_a: A model that `tied_units.unit_groups` supports.
+    model_b: A model of the same architecture.
+    x: Examples for both models, `[examples, ...]`.
 
   Returns:
-    A copy of `model_b`, with units permuted. It is not compiled.
+    A copy of `model_b` with its units permuted. It is not compiled.
 
   Raises:
-    TypeError: If one is not a Keras model.
-    ValueError: If one is not supported, or has several layers of a name in
-      nested models; their architectures differ; there are no hidden units, or
-      no examples; or activations are not finite.
+    TypeError: If an argument is not a Keras model.
+    ValueError: If a model is not supported, has no hidden units, or has several
+      layers of one name in nested models; if the architectures differ; or if
+      there are no examples, or activations are not finite.
   """
   models = model_a, model_b
   groups = [tied_units.unit_groups(model) for model in models]
@@ -64,7 +65,7 @@ def align(model_a: keras.Model, model_b: keras.Model, x: Any) -> keras.Model:
     )
   if not groups[0]:
     raise ValueError(
-        f'The model {model_a.name!r} has no hidden units that could be aligned.'
+        f'The model {model_a.name!r} has no hidden units that can be aligned.'
     )
   costs = _costs(models, groups, x)
   return permutation.permute_units(
@@ -79,22 +80,19 @@ def align(model_a: keras.Model, model_b: keras.Model, x: Any) -> keras.Model:
 def interpolate(
     model_a: keras.Model, model_b: keras.Model, coefficient: float
 ) -> keras.Model:
-  """Builds the model between two others.
+  """Interpolates between the weights of two models, `(1 − μ) A + μ B`.
 
-  Its weights, moving statistics too, are `(1 − μ) A + μ B`. Those that are not
-  real numbers, such as the states of random generators, are those of `model_a`;
-  so are the phases of position encodings that are a client's own, between which
-  there is nothing, and the layers' `trainable` flags, which should be the same
-  in both.
+  Moving statistics are interpolated, too. Weights that are not floats, such as
+  counters, personal phases of position encodings, and the layers' `trainable`
+  flags are taken from `model_a`.
 
   Args:
     model_a: A functional or `Sequential` model.
-    model_b: Another one of the same architecture.
+    model_b: A model of the same architecture.
     coefficient: μ, from 0 for `model_a` to 1 for `model_b`.
 
   Returns:
-    A model of the same architecture, with weights of its own. It is not
-    compiled.
+    A new model of the same architecture. It is not compiled.
 
   Raises:
     ValueError: If the coefficient is not in [0, 1], or the architectures
@@ -114,13 +112,13 @@ def interpolate(
   ):
     is_real = keras.backend.is_float_dtype(variable.dtype)
     if is_real and id(variable) not in phases:
-      # In float64, so that between equal numbers there is no other one.
+      # In float64, so that equal numbers stay exactly equal.
       a, b, dtype = a.astype(np.float64), b.astype(np.float64), a.dtype
       a = ((1 - coefficient) * a + coefficient * b).astype(dtype)
     weights.append(a)
   copy = keras_copy.PlainCopy()
   model = copy.layer(model_a)
-  # With the `trainable` flags.
+  # This sets the `trainable` flags.
   copy.set_state(model_a)
   model.set_weights(weights)
   return model
@@ -132,7 +130,8 @@ class _Source(NamedTuple):
   Attributes:
     layer_name: Its name.
     axis: The axis of the units in its outputs.
-    positions: Row i has the positions on that axis that belong to unit i.
+    positions: The positions of the units on that axis,
+      `int64[units, positions per unit]`.
   """
 
   layer_name: str
@@ -142,10 +141,10 @@ class _Source(NamedTuple):
 
 def _costs(
     models: Sequence[keras.Model],
-    groups: Sequence[Sequence[tied_units.UnitGroup]],
+    groups: Sequence[Sequence[unit_slots.UnitGroup]],
     x: Any,
 ) -> list[np.ndarray]:
-  """The distances of two models' units, a matrix for each group."""
+  """Computes a matrix of distances between two models' units for each group."""
   sources = [
       [_sources(model, group) for group in of_model]
       for model, of_model in zip(models, groups)
@@ -167,15 +166,16 @@ def _costs(
   return [np.sqrt(square) for square in squares]
 
 
-def _sources(model: keras.Model, group: tied_units.UnitGroup) -> list[_Source]:
-  """The layers whose outputs are compared, in the order of their weights."""
+def _sources(model: keras.Model, group: unit_slots.UnitGroup) -> list[_Source]:
+  """Finds the layers whose outputs are compared, in the order of weights."""
   layers = {
       id(weight): layer
       for layer in discovery.all_layers(model)
       if not keras_copy.is_functional(layer)
       for weight in layer.weights
   }
-  linear, normalizations = {}, {}
+  linear: dict[str, _Source] = {}
+  normalizations: dict[str, _Source] = {}
   for occurrence in group.occurrences:
     weight = model.weights[occurrence.weight]
     layer = layers[id(weight)]
@@ -187,34 +187,32 @@ def _sources(model: keras.Model, group: tied_units.UnitGroup) -> list[_Source]:
       channels_first = getattr(layer, 'data_format', '') == 'channels_first'
       found, axis = linear, 1 if channels_first else -1
     else:
-      # Inputs of the layer, or its bias.
+      # The inputs of a layer, or a bias.
       continue
     found[layer.name] = _Source(layer.name, axis, occurrence.positions)
-  # What comes before a normalization can be of any scale: independently trained
-  # models fit each other less well by it.
+  # Before a normalization, activations have any scale, so that units of
+  # independently trained models match less well.
   return list((normalizations or linear).values())
 
 
 def _activations(
     model: keras.Model, sources: Sequence[Sequence[_Source]], x: Any
 ) -> list[list[np.ndarray]]:
-  """For each group, of each source, a row of activations for each unit."""
-  names = {source.layer_name for of_group in sources for source in of_group}
-  names = sorted(names)
+  """Computes `float64[units, activations]` for each group and source."""
+  names = sorted({source.layer_name for group in sources for source in group})
   tensors, _ = layer_outputs.call(model, names, x)
   values = {name: value.numpy() for name, value in zip(names, tensors)}
-  activations = []
-  for of_group in sources:
-    activations.append([])
-    for name, axis, positions in of_group:
-      of_layer = layer_outputs.units_first(values[name], axis, name)
-      rows = of_layer[positions].reshape(len(positions), -1)
-      activations[-1].append(rows.astype(np.float64))
-  return activations
+
+  def rows(source: _Source) -> np.ndarray:
+    name, axis, positions = source
+    of_layer = layer_outputs.units_first(values[name], axis, name)
+    return of_layer[positions].reshape(len(positions), -1).astype(np.float64)
+
+  return [[rows(source) for source in of_group] for of_group in sources]
 
 
-def _places(group: tied_units.UnitGroup) -> list[tuple[int, int, list]]:
-  """Where the units of a group occur, to be compared."""
+def _places(group: unit_slots.UnitGroup) -> list[tuple[int, int, list]]:
+  """Returns the occurrences of a group's units in a form to compare."""
   return [(o.weight, o.axis, o.positions.tolist()) for o in group.occurrences]
 
 
@@ -225,12 +223,12 @@ def _check_same_architecture(
   if len(a) != len(b):
     raise ValueError(
         f'The model {model_a.name!r} has {len(a)} weights, but'
-        f' {model_b.name!r} {len(b)}; they must have the same architecture.'
+        f' {model_b.name!r} has {len(b)}; they must have the same architecture.'
     )
   for shape_a, shape_b, weight in zip(a, b, model_a.weights):
     if shape_a != shape_b:
       raise ValueError(
-          f'The weight {weight.path!r} of the model {model_a.name!r} has the'
-          f' shape {shape_a}, but that of {model_b.name!r} {shape_b}; they must'
+          f'The weight {weight.path!r} has the shape {shape_a} in the model'
+          f' {model_a.name!r}, but {shape_b} in {model_b.name!r}; they must'
           ' have the same architecture.'
       )

@@ -1,4 +1,4 @@
-"""What layers of a model compute for many examples."""
+"""Computes the outputs of a model's layers, batch by batch."""
 
 from collections.abc import Iterable, Iterator
 import contextlib
@@ -13,7 +13,7 @@ from tff_bn.keras_model import keras_graph
 from tff_bn.keras_model import layer_features
 
 _BATCH_SIZE = 128
-# Activations that are layers of their own class.
+# Activation functions that are classes of layers.
 _ACTIVATIONS = (
     keras.layers.ReLU,
     keras.layers.LeakyReLU,
@@ -25,24 +25,24 @@ _ACTIVATIONS = (
 def hidden_layers(model: keras.Model) -> list[str]:
   """Finds the layers that compute the activations of hidden units.
 
-  These are activation layers, and layers with an activation of their own, that
-  another layer with weights comes after; in a model without any such, its
-  dense and convolutional layers but for the last one. Functions of `keras.ops`
-  are not layers, so a model that applies its activations in this way has none.
+  These are activation layers, and layers with an `activation` argument, that
+  are followed by a layer with weights. If the model has none of these, they are
+  its dense and convolutional layers except the last one. Activation functions
+  of `keras.ops` are not layers and don't count.
 
   Args:
     model: A functional or `Sequential` Keras model; nested ones are searched.
 
   Returns:
-    The layers' names, in the order in which they are first called.
+    The layers' names in the order of their first calls.
 
   Raises:
-    ValueError: If the model is no functional one, or has no hidden layer.
+    ValueError: If the model is not functional, or has no hidden layer.
   """
   if not keras_copy.is_functional(model) or not getattr(model, 'outputs', None):
     raise ValueError(
-        f'The model {model.name!r} is no functional model that is connected to'
-        ' an input, so its hidden layers can not be found; name them.'
+        f'The model {model.name!r} is not a functional model with inputs, so'
+        ' its hidden layers cannot be found; name them.'
     )
   layers = list(dict.fromkeys(_called_layers(model)))
   last = max((i for i, x in enumerate(layers) if x.weights), default=0)
@@ -71,13 +71,13 @@ def _is_activation(layer: keras.Layer) -> bool:
 
 
 def batches(x: Any) -> Iterator[slice]:
-  """Cuts examples into parts that a model can take at once.
+  """Splits examples into batches.
 
   Args:
-    x: The examples, an array or a tensor.
+    x: The examples, an array or a tensor `[examples, ...]`.
 
   Yields:
-    Slices of `x` that cover it.
+    The slice of each batch in `x`.
 
   Raises:
     ValueError: If there are no examples.
@@ -91,20 +91,20 @@ def batches(x: Any) -> Iterator[slice]:
 def call(
     model: keras.Model, layer_names: Iterable[str], x: Any
 ) -> tuple[list[tf.Tensor], Any]:
-  """Calls a model in inference mode.
+  """Calls a model in inference mode and returns the outputs of its layers.
 
   Args:
     model: The model.
     layer_names: The names of layers; nested models are searched.
-    x: A batch of examples.
+    x: A batch of examples, `[examples, ...]`.
 
   Returns:
-    What the layers compute, of a layer that is called several times in the last
-    call; and the model's outputs.
+    The output of each layer, and the model's outputs. If the model calls a
+    layer several times, the last call counts.
 
   Raises:
-    ValueError: If there is no such layer or several, or it does not compute one
-      tensor in a call of the model.
+    ValueError: If there is no such layer or several, or its output is not one
+      tensor.
   """
   features = [
       layer_features.LayerFeatures(model, name, argument='layer_name')
@@ -118,23 +118,24 @@ def call(
 
 
 def units_first(values: np.ndarray, axis: int, layer_name: str) -> np.ndarray:
-  """Brings what a layer computes into a matrix.
+  """Reshapes the output of a layer into a matrix with a row for each unit.
 
   Args:
-    values: The values, `[examples, ...]`.
+    values: The output, `[examples, ...]`.
     axis: The axis of the units.
-    layer_name: The layer, for messages.
+    layer_name: The layer's name, for messages.
 
   Returns:
     The values, `[units, examples * positions]`.
 
   Raises:
-    ValueError: If there is no such axis, or it is the one of the examples.
+    ValueError: If the axis does not exist, or is the axis of the examples.
   """
   rank = values.ndim
   if not -rank <= axis < rank or axis % rank == 0:
     raise ValueError(
-        f'axis={axis} is no axis of units of layer_name={layer_name!r}, whose'
-        f' outputs have the shape {values.shape}; the first is the examples.'
+        f'axis={axis} is not an axis of units of layer_name={layer_name!r},'
+        f' whose outputs have the shape {values.shape}; the first axis has the'
+        ' examples.'
     )
   return np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)

@@ -1,31 +1,34 @@
-"""The shuffle test: what permuting a model's hidden units does to its outputs.
+"""Permutes the hidden units of models, and measures the effect on the outputs.
 
-Hidden units that trade places, with all weights that belong to them, leave what
-a model computes as it is, and what is averaged with another model's weights
-not. Position encodings (`tff_bn.layers.PositionEncoding`) stay where they are,
-so a model that has them computes something else afterwards.
+If hidden units trade places together with all their weights, the outputs of a
+model don't change, but its average with another model does. Position encodings
+(`tff_bn.layers.PositionEncoding`) don't move with the units, so the outputs of
+a position-aware model do change: this is the shuffle test.
 
 Li, Xu, Song, Li, Wang, Shao, Federated Learning with Position-Aware Neurons,
 CVPR 2022, sections 3 and 5.1, 5.2; appendix A.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Optional
 
 import keras
 from keras import tree
 import numpy as np
+import numpy.typing as npt
 
+from tff_bn.common import seeding
 from tff_bn.position_aware import tied_units
+from tff_bn.position_aware import unit_slots
 
 
 def random_permutation(
     num_units: int, shuffle_probability: float, rng: np.random.Generator
 ) -> np.ndarray:
-  """Draws a permutation (Generate-Permutation-Matrix of algorithm 1).
+  """Draws a random permutation (Generate-Permutation-Matrix of algorithm 1).
 
-  From the first row of the identity matrix to the last, each is swapped with
-  a random one of those below it with probability `shuffle_probability`.
+  From the first row of the identity matrix to the last, each row is swapped
+  with a random row below it with probability `shuffle_probability`.
 
   Args:
     num_units: J, the number of units.
@@ -33,11 +36,12 @@ def random_permutation(
     rng: The source of randomness.
 
   Returns:
-    The matrix as a vector p of `int64`: row j has its one in column `p[j]`. So
-    unit j becomes what unit `p[j]` was.
+    The matrix as an index vector p, `int64[num_units]`: row j has its one in
+    column `p[j]`, so position j gets the old unit `p[j]`.
 
   Raises:
-    ValueError: If there is no unit, or the probability is not in [0, 1].
+    ValueError: If `num_units` is less than 1, or the probability is not in
+      [0, 1].
   """
   _check_shuffle(num_units, shuffle_probability)
   permutation = np.arange(num_units)
@@ -50,16 +54,16 @@ def random_permutation(
 
 
 def random_permutations(
-    groups: Iterable[tied_units.UnitGroup],
+    groups: Iterable[unit_slots.UnitGroup],
     shuffle_probability: float,
     seed: int,
 ) -> dict[str, np.ndarray]:
-  """Draws a permutation for each group of units.
+  """Draws a random permutation for each group of units.
 
   Args:
     groups: The groups, see `unit_groups`.
     shuffle_probability: P_sf, see `random_permutation`.
-    seed: The seed of the draws.
+    seed: The random seed.
 
   Returns:
     The permutations by the groups' names, for `permute_units`.
@@ -67,28 +71,33 @@ def random_permutations(
   Raises:
     ValueError: If the probability is not in [0, 1].
   """
-  rng = np.random.default_rng(seed)
+  rng = seeding.generator(None, seed)
   return {
       group.name: random_permutation(group.size, shuffle_probability, rng)
       for group in groups
   }
 
 
-def kept_share(permutation: Sequence[int]) -> float:
-  """Returns the share of units that a permutation leaves where they are.
+def kept_share(permutation: npt.ArrayLike) -> float:
+  """Computes the share of units that a permutation leaves where they are.
 
   Args:
-    permutation: The vector of a permutation, see `random_permutation`.
+    permutation: An index vector, see `random_permutation`.
 
   Returns:
-    R_kept, the mean of the diagonal of the permutation's matrix.
+    R_kept, the mean of the diagonal of the permutation matrix.
 
   Raises:
-    ValueError: If it is not a permutation, or has no element.
+    ValueError: If it is not a permutation, or is empty.
   """
-  permutation = np.asarray(permutation)
-  _check_permutation(permutation, max(permutation.size, 1), 'permutation')
-  return float(np.mean(permutation == np.arange(permutation.size)))
+  return share_in_place(permutation, 'permutation')
+
+
+def share_in_place(permutation: npt.ArrayLike, name: str) -> float:
+  """Computes the share of `p[i] == i` in an index vector p named `name`."""
+  indices = np.asarray(permutation)
+  _check_permutation(indices, max(indices.size, 1), name)
+  return float(np.mean(indices == np.arange(indices.size)))
 
 
 def mean_kept_share(
@@ -100,22 +109,23 @@ def mean_kept_share(
     repeats: int = 10,
     seed: int = 0,
 ) -> float:
-  """Returns how many units stay in place, in the mean over random draws.
+  """Estimates the mean share of units that random permutations keep in place.
 
-  Of one permutation; or, with `num_shuffles` and `num_steps`, of those of a
-  client's local training (algorithm 2): in each local step the units are
-  permuted with probability `num_shuffles / num_steps`, one time after another.
+  Without `num_steps`, each draw is one permutation. With `num_shuffles` and
+  `num_steps`, it is the product of the permutations in a client's local
+  training (algorithm 2), where each step permutes the units with probability
+  `num_shuffles / num_steps`.
 
   Args:
     num_units: J, the number of units of a layer.
     shuffle_probability: P_sf.
-    num_shuffles: N_sf, how often the units are permuted on average.
+    num_shuffles: N_sf, the mean number of permutations in local training.
     num_steps: The number of local steps.
-    repeats: Over how many draws to take the mean.
-    seed: The seed of the draws.
+    repeats: The number of draws.
+    seed: The random seed.
 
   Returns:
-    The mean of R_kept.
+    The mean of R_kept over the draws.
 
   Raises:
     ValueError: If an argument is not allowed. The message names it.
@@ -128,7 +138,7 @@ def mean_kept_share(
         f'num_shuffles={num_shuffles} and num_steps={num_steps}: give both, or'
         ' neither for one permutation.'
     )
-  if num_steps is None:
+  if num_shuffles is None or num_steps is None:
     num_shuffles = num_steps = 1
   if num_steps < 1:
     raise ValueError(f'num_steps={num_steps} must be at least 1.')
@@ -137,12 +147,12 @@ def mean_kept_share(
         f'num_shuffles={num_shuffles} must be between 0 and'
         f' num_steps={num_steps}: a step permutes the units at most once.'
     )
-  rng = np.random.default_rng(seed)
+  rng = seeding.generator(None, seed)
   shares = []
   for _ in range(repeats):
     permutation = np.arange(num_units)
     for _ in range(np.sum(rng.random(num_steps) < num_shuffles / num_steps)):
-      # The newest one's matrix times that of all before.
+      # The newest matrix times the product of all before.
       newest = random_permutation(num_units, shuffle_probability, rng)
       permutation = permutation[newest]
     shares.append(kept_share(permutation))
@@ -150,39 +160,40 @@ def mean_kept_share(
 
 
 def permute_units(
-    model: keras.Model, permutations: Mapping[str, Sequence[int]]
+    model: keras.Model, permutations: Mapping[str, npt.ArrayLike]
 ) -> keras.Model:
-  """Copies a model, with hidden units permuted.
+  """Copies a model with its hidden units permuted.
 
-  All weights of a unit go with it: in kernels of its own and of the layers
-  after it, biases, scales and shifts, moving statistics. Position encodings
-  stay where they are.
+  A unit moves with all its weights: in the kernels that compute and use it,
+  biases, scales, shifts and moving statistics. Position encodings stay where
+  they are.
 
   Args:
-    model: A model that `unit_groups` understands.
-    permutations: For names of groups the permutation p of their units: unit j
-      becomes what unit `p[j]` was. Groups that are left out stay as they are.
+    model: A model that `unit_groups` supports.
+    permutations: The permutation p for each group's name: position j gets the
+      old unit `p[j]`. Groups that are left out are not permuted.
 
   Returns:
-    The new model, with weights of its own. It is not compiled.
+    The new model, which shares no weights with `model`. It is not compiled.
 
   Raises:
     TypeError: If `model` is not a Keras model.
-    ValueError: If the model is not supported; a group does not exist; or what
-      is given for it is no permutation of its units.
+    ValueError: If the model is not supported, a group does not exist, or a
+      vector is not a permutation of the group's units.
   """
   groups = {group.name: group for group in tied_units.unit_groups(model)}
   unknown = [name for name in permutations if name not in groups]
   if unknown:
     raise ValueError(
-        f'The model {model.name!r} has no group of units {unknown[0]!r}; its'
-        f' groups are {", ".join(map(repr, groups)) or "none"}.'
+        f'permutations has the group {unknown[0]!r}, but the model'
+        f' {model.name!r} has the groups'
+        f' {", ".join(map(repr, groups)) or "none"}.'
     )
   weights = model.get_weights()
-  for name, permutation in permutations.items():
-    permutation = np.asarray(permutation)
+  for name, values in permutations.items():
+    permutation = np.asarray(values)
     _check_permutation(
-        permutation, groups[name].size, f'The permutation of {name!r}'
+        permutation, groups[name].size, f'permutations[{name!r}]'
     )
     for occurrence in groups[name].occurrences:
       weight, axis = weights[occurrence.weight], occurrence.axis
@@ -197,25 +208,25 @@ def permute_units(
 def shuffle_units(
     model: keras.Model, shuffle_probability: float, seed: int
 ) -> keras.Model:
-  """Copies a model, with its hidden units permuted at random (algorithm 1).
+  """Copies a model with its hidden units permuted at random (algorithm 1).
 
   Args:
-    model: A model that `unit_groups` understands.
+    model: A model that `unit_groups` supports.
     shuffle_probability: P_sf, see `random_permutation`.
-    seed: The seed of the permutations, of which each group has its own.
+    seed: The random seed of the permutations; each group has another one.
 
   Returns:
     The new model, see `permute_units`.
 
   Raises:
     TypeError: If `model` is not a Keras model.
-    ValueError: If the model is not supported, or has no units to permute; or
-      if the probability is not in [0, 1].
+    ValueError: If the model is not supported, has no units to permute, or the
+      probability is not in [0, 1].
   """
   groups = tied_units.unit_groups(model)
   if not groups:
     raise ValueError(
-        f'The model {model.name!r} has no hidden units that could be permuted.'
+        f'The model {model.name!r} has no hidden units that can be permuted.'
     )
   return permute_units(
       model, random_permutations(groups, shuffle_probability, seed)
@@ -230,37 +241,37 @@ def shuffle_error(
 ) -> float:
   """Measures how much permuting the hidden units changes the outputs.
 
-  That is `‖h_sf - h‖₂ / J` (equation 8), with h a sample's J outputs of the
-  model and h_sf those of `shuffle_units`, both in inference mode. It is 0, up
-  to rounding, where units don't know their positions.
+  The error of an example is `‖h_sf - h‖₂ / J` (equation 8), with the J outputs
+  h of the model and h_sf of `shuffle_units`, both in inference mode. It is 0,
+  up to rounding, if the model has no position encodings.
 
   Args:
-    model: A model that `unit_groups` understands, with one output.
-    x: A batch of inputs.
+    model: A model with one output that `unit_groups` supports.
+    x: A batch of examples, `[examples, ...]`.
     shuffle_probability: P_sf, see `random_permutation`.
-    seed: The seed of the permutations.
+    seed: The random seed of the permutations.
 
   Returns:
-    The mean over the samples.
+    The mean error over the examples.
 
   Raises:
     TypeError: If `model` is not a Keras model.
-    ValueError: If the model is not supported, or has several outputs or no
-      units to permute; or if the probability is not in [0, 1].
+    ValueError: If the model is not supported, has several outputs or no units
+      to permute, or the probability is not in [0, 1].
   """
   shuffled = shuffle_units(model, shuffle_probability, seed)
   return output_change(*(outputs(m, x) for m in (model, shuffled)))
 
 
 def outputs(model: keras.Model, x: Any) -> np.ndarray:
-  """Computes the one output of a model, in inference mode.
+  """Computes the outputs of a model for the shuffle error, in inference mode.
 
   Args:
     model: A model with one output.
-    x: A batch of inputs.
+    x: A batch of examples, `[examples, ...]`.
 
   Returns:
-    The output in float64, `[samples, outputs]`.
+    The output, flattened to `float64[examples, J]`.
 
   Raises:
     ValueError: If the model has several outputs.
@@ -269,18 +280,18 @@ def outputs(model: keras.Model, x: Any) -> np.ndarray:
   if len(found) != 1:
     raise ValueError(
         f'The model {model.name!r} has {len(found)} outputs; the shuffle error'
-        ' is for models with one.'
+        ' is defined for one.'
     )
   values = keras.ops.convert_to_numpy(keras.ops.cast(found[0], 'float64'))
   return values.reshape(len(values), -1)
 
 
 def output_change(before: np.ndarray, after: np.ndarray) -> float:
-  """The mean over samples of `‖after - before‖₂ / J` (equation 8).
+  """Computes the mean over examples of `‖after - before‖₂ / J` (equation 8).
 
   Args:
-    before: What `outputs` returned, `[samples, J]`.
-    after: Another model's, of the same shape.
+    before: The outputs of a model, `[examples, J]`.
+    after: The outputs of another model, of the same shape.
 
   Returns:
     The mean.
@@ -306,5 +317,5 @@ def _check_permutation(permutation: np.ndarray, size: int, name: str) -> None:
   ):
     raise ValueError(
         f'{name} must have each of the numbers 0 to {size - 1} once, but is'
-        f' {permutation}.'
+        f' {permutation.tolist()}.'
     )

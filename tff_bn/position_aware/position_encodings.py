@@ -1,11 +1,12 @@
-"""Puts position encodings into existing Keras models.
+"""Adds position encodings to existing Keras models.
 
 Li, Xu, Song, Li, Wang, Shao, Federated Learning with Position-Aware Neurons,
 CVPR 2022.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any, Optional
 
 import keras
@@ -16,7 +17,7 @@ from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
 
 _layers = keras.layers
-# Layers whose outputs are units or channels with weights of their own.
+# Layers whose outputs are units or channels with their own weights.
 _WITH_UNITS = (
     _layers.Dense,
     _layers.Conv1D,
@@ -47,17 +48,17 @@ def add_position_encodings(
     offset: float = 0.0,
     personal_share: float = 0.0,
 ) -> keras.Model:
-  """Copies a model, with a position encoding in each hidden layer.
+  """Copies a model and adds a position encoding to each hidden layer.
 
   A hidden layer is a dense or convolutional layer that another one follows.
-  Its encoding follows its normalization, if there is one, and precedes its
+  Its encoding comes after its normalization, if there is one, and before its
   activation. The activation of a layer with `activation=...` becomes a separate
-  layer. The branches of a residual block are encoded before they are
-  added. Nested models are searched; a layer that is called several times has
-  one encoding.
+  layer. The branches of a residual block are encoded before the addition.
+  Nested models are searched. A layer that is called several times has one
+  encoding.
 
-  Weights, names, `trainable` flags and dtype policies are kept. The given model
-  stays as it is; the weights of the new one are copies.
+  The copy keeps weights, names, `trainable` flags and dtype policies. The given
+  model doesn't change.
 
   Example:
   ```
@@ -67,42 +68,41 @@ def add_position_encodings(
   Args:
     model: A functional or `Sequential` Keras model.
     mode: `'add'` or `'multiply'`, see `tff_bn.layers.PositionEncoding`.
-    amplitude: A. Default: 0.05 to add, 0.1 to multiply.
-    period: T.
-    offset: By how many units the encodings are moved.
-    personal_share: The share of the units of each hidden layer, the last ones,
-      whose encodings are a client's own in federated learning, see
+    amplitude: The amplitude A. Default: 0.05 for `'add'`, 0.1 for `'multiply'`.
+    period: The period T.
+    offset: The shift of the encodings in units.
+    personal_share: The share of units at the end of each hidden layer whose
+      encodings are personal in federated learning, see
       `tff_bn.layers.PositionEncoding`.
 
   Returns:
-    The new model, a functional one. It is not compiled.
+    The new functional model. It is not compiled.
 
   Raises:
     TypeError: If `model` is not a Keras model.
-    ValueError: If an argument is not allowed, the model is not functional, or
-      it has no hidden layer.
+    ValueError: If an argument is not allowed, or the model is not functional or
+      has no hidden layer.
   """
   if not isinstance(model, keras.Model):
     raise TypeError(
         f'model must be a keras.Model, but is a {type(model).__name__}.'
     )
-  settings = dict(
+  new_encoding = functools.partial(
+      PositionEncoding,
       mode=mode,
       amplitude=amplitude,
       period=period,
       offset=offset,
       personal_share=personal_share,
   )
-  # Raises an error if an argument is not allowed.
-  PositionEncoding(**settings)
+  new_encoding()  # Raises an error if an argument is not allowed.
   if not keras_copy.is_functional(model) or not getattr(model, 'outputs', None):
     raise ValueError(
-        f'The model {model.name!r} is no functional model that is connected to'
-        ' an input, so its hidden layers cannot be found. Build it as'
-        ' keras.Model(inputs, outputs), or call'
-        ' tff_bn.layers.PositionEncoding in it.'
+        f'The model {model.name!r} is not a functional model with inputs, so'
+        ' its hidden layers cannot be found. Build it as keras.Model(inputs,'
+        ' outputs), or call tff_bn.layers.PositionEncoding in it.'
     )
-  copy = _CopyWithEncodings(settings)
+  copy = _CopyWithEncodings(new_encoding)
   new_model = copy.layer(model)
   if not copy.encoded:
     raise ValueError(
@@ -114,18 +114,18 @@ def add_position_encodings(
 
 
 class _CopyWithEncodings(keras_copy.Copy):
-  """Copies layers; functional models get encodings.
+  """Copies layers and adds encodings to functional models.
 
   Attributes:
-    encoded: The encodings, by the `id` of the layer whose units they are for.
+    encoded: The encoding of each hidden layer, by the layer's `id`.
   """
 
-  def __init__(self, settings: dict[str, Any]):
+  def __init__(self, new_encoding: Callable[..., PositionEncoding]):
     super().__init__()
-    self._settings = settings
+    self._new_encoding = new_encoding
     self.encoded: dict[int, PositionEncoding] = {}
     self._activations: dict[int, keras.Layer] = {}
-    # The `id`s of hidden layers, and of nested models before layers with units.
+    # The `id`s of layers and nested models that layers with units follow.
     self._before_units: set[int] = set()
 
   def _new(self, layer: keras.Layer) -> keras.Layer:
@@ -138,7 +138,7 @@ class _CopyWithEncodings(keras_copy.Copy):
     return keras_copy.from_config(layer)
 
   def _fused_activation(self, layer: keras.Layer) -> Optional[Any]:
-    """The activation of a hidden layer, if it is no layer of its own."""
+    """Returns the `activation` of a hidden layer, None if it is linear."""
     if not self._is_hidden(layer):
       return None
     activation = getattr(layer, 'activation', None)
@@ -150,13 +150,13 @@ class _CopyWithEncodings(keras_copy.Copy):
 
   def _new_functional(self, model: keras.Model) -> keras.Model:
     calls = keras_graph.calls(model)
-    # By the `id` of a tensor, the calls that take it.
+    # By the `id` of a tensor: the calls that take it.
     followers = collections.defaultdict(list)
     for call in calls:
       for tensor_id in {id(tensor) for tensor in call.inputs}:
         followers[tensor_id].append(call)
     self._find_hidden_layers(model, calls, followers)
-    # By the `id` of the call of a normalization, the layer that it follows.
+    # By the `id` of a normalization's call: the hidden layer before it.
     normalized = {}
     for call in calls:
       after = [x for tensor in call.outputs for x in followers[id(tensor)]]
@@ -171,10 +171,9 @@ class _CopyWithEncodings(keras_copy.Copy):
     tensors = keras_copy.new_inputs(model)
     for call in calls:
       outputs = call.repeat(self.layer(call.layer), tensors)
-      has_own = (
-          self._is_hidden(call.layer) and id(call.layer) not in encoded_later
-      )
-      encoded = call.layer if has_own else normalized.get(id(call))
+      encoded = normalized.get(id(call))
+      if self._is_hidden(call.layer) and id(call.layer) not in encoded_later:
+        encoded = call.layer
       if encoded is not None:
         outputs = [self._encoding(encoded)(x) for x in outputs]
       if self._fused_activation(call.layer) is not None:
@@ -191,7 +190,8 @@ class _CopyWithEncodings(keras_copy.Copy):
   ) -> None:
     """Finds layers and nested models that layers with units follow."""
     ends = {id(tensor) for tensor in model.outputs}
-    before_units = {}
+    # By the `id` of a call.
+    before_units: dict[int, bool] = {}
     for call in reversed(calls):
       outputs = {id(tensor) for tensor in call.outputs}
       before_units[id(call)] = (
@@ -207,8 +207,7 @@ class _CopyWithEncodings(keras_copy.Copy):
   def _encoding(self, layer: keras.Layer) -> PositionEncoding:
     if id(layer) not in self.encoded:
       channels_first = getattr(layer, 'data_format', None) == 'channels_first'
-      self.encoded[id(layer)] = PositionEncoding(
-          **self._settings,
+      self.encoded[id(layer)] = self._new_encoding(
           axis=1 if channels_first else -1,
           name=f'{layer.name}_position',
           dtype=layer.dtype_policy,

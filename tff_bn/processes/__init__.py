@@ -1,1 +1,1 @@
-"""Learning processes: how they are composed, and what the server does."""
+"""Learning processes: their composition and the server's step."""

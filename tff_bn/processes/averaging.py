@@ -1,26 +1,23 @@
-"""Federated averaging of those variables that a partition shares.
+"""Federated averaging of the variables that a partition shares.
 
-FedAvg, FedBN, SiloBN, local affine and single differ in the partition alone.
+FedAvg, FedBN, SiloBN, local affine and single differ only in the partition.
 """
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.aggregators import model_update
-from tff_bn.aggregators import moments_factories
-from tff_bn.aggregators import robust_rule
-from tff_bn.aggregators import weighted_mean
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
-from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.local_training_work import LocalTrainingWork
+from tff_bn.common import seeding
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
@@ -30,145 +27,47 @@ from tff_bn.keras_model.shared_weights import RunningVariance
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import finalizer
 from tff_bn.processes.options import Options
+from tff_bn.processes.options import ProcessConfig
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.processes.stateful_process import StatefulProcessOutput
 
 LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
 
-# Keeps these draws apart from others with the same seed.
-_PERSONAL_PHASES_STREAM = 0x70686173
 
+class BuildWork(Protocol):
+  """Builds the clients' work in a round."""
 
-def _check_aggregators(
-    model_aggregator: model_update.AggregationFactory,
-    statistics_aggregator: tff.aggregators.UnweightedAggregationFactory,
-    client_weighting: str,
-) -> None:
-  """Raises an error if the aggregators cannot do what is asked."""
-  if not isinstance(
-      model_aggregator,
-      (
-          tff.aggregators.WeightedAggregationFactory,
-          tff.aggregators.UnweightedAggregationFactory,
-      ),
-  ):
-    raise TypeError(
-        'model_aggregator must be a tff.aggregators factory, but is a'
-        f' {type(model_aggregator).__name__}.'
-    )
-  if client_weighting != 'uniform' and not isinstance(
-      model_aggregator, tff.aggregators.WeightedAggregationFactory
-  ):
-    raise ValueError(
-        f'model_aggregator {type(model_aggregator).__name__} takes no weights,'
-        f" so client_weighting={client_weighting!r} must be 'uniform'."
-    )
-  if not isinstance(
-      statistics_aggregator, tff.aggregators.UnweightedAggregationFactory
-  ):
-    raise TypeError(
-        'statistics_aggregator must be an unweighted factory over moments, such'
-        ' as tff_bn.aggregators.PooledMomentsFactory(), but is a'
-        f' {type(statistics_aggregator).__name__}.'
-    )
-
-
-def _check_drift_correction(drift_correction: DriftCorrection) -> None:
-  if not isinstance(drift_correction, DriftCorrection):
-    raise TypeError(
-        'drift_correction must be a DriftCorrection, such as'
-        ' tff_bn.algorithms.FedProx(0.001), but is a'
-        f' {type(drift_correction).__name__}.'
-    )
-
-
-def local_training_work(
-    model: BatchNormModel,
-    config: LocalTrainingConfig,
-    weights: SharedWeights,
-    client_weighting: str,
-    correction: BoundCorrection,
-) -> ClientWork:
-  """Builds the clients' work of ordinary local training.
-
-  Args:
-    model: The model.
-    config: How to train.
-    weights: Which variables are shared.
-    client_weighting: `'num_examples'` or `'uniform'`.
-    correction: What is done against the clients' drift.
-
-  Returns:
-    The work.
-  """
-  training = LocalTraining(model, config, correction=correction)
-  return ClientWork(model, training, weights, client_weighting)
+  def __call__(  # noqa: D102
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      weights: SharedWeights,
+      correction: BoundCorrection,
+  ) -> ClientWork:
+    ...
 
 
 class _Parts:
-  """What the stateless and the stateful process have in common."""
+  """The parts that the stateless and the stateful process share."""
 
   def __init__(
       self,
       model: BatchNormModel,
       partition: Partition,
-      client_optimizer: tff.learning.optimizers.Optimizer,
-      *,
-      build_work: Callable[..., ClientWork] = local_training_work,
+      config: ProcessConfig,
+      build_work: BuildWork = LocalTrainingWork,
       running_variance: Optional[RunningVariance] = None,
-      server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None,
-      local_steps: Optional[int] = None,
-      local_epochs: int = 1,
-      client_weighting: str = 'num_examples',
-      client_weight_decay: float = 0.0,
-      client_learning_rate_schedule: Optional[
-          Callable[[tf.Tensor], Any]
-      ] = None,
-      client_warmup_steps: int = 0,
-      client_gradient_clip_norm: Optional[float] = None,
-      drift_correction: Optional[DriftCorrection] = None,
-      model_aggregator: Optional[model_update.AggregationFactory] = None,
-      statistics_aggregator: Optional[
-          tff.aggregators.UnweightedAggregationFactory
-      ] = None,
-      seed: int = 0,
-      jit_compile: bool = False,
   ):
-    if model_aggregator is None:
-      model_aggregator = weighted_mean.WeightedMeanFactory()
-    if statistics_aggregator is None:
-      statistics_aggregator = moments_factories.NaiveMomentsFactory()
-    if isinstance(statistics_aggregator, robust_rule.Rule):
-      statistics_aggregator = moments_factories.NaiveMomentsFactory(
-          statistics_aggregator
-      )
-    _check_aggregators(
-        model_aggregator, statistics_aggregator, client_weighting
-    )
-    config = LocalTrainingConfig(
-        client_optimizer,
-        local_steps=local_steps,
-        local_epochs=local_epochs,
-        client_weight_decay=client_weight_decay,
-        client_learning_rate_schedule=client_learning_rate_schedule,
-        client_warmup_steps=client_warmup_steps,
-        client_gradient_clip_norm=client_gradient_clip_norm,
-        seed=seed,
-        jit_compile=jit_compile,
-    )
+    self.model = model
     self.weights = SharedWeights(model, partition)
     correction = BoundCorrection()
-    if drift_correction is not None:
-      _check_drift_correction(drift_correction)
-      correction = drift_correction.bind(model, self.weights, client_optimizer)
-    self.work = build_work(
-        model, config, self.weights, client_weighting, correction
-    )
-    self._aggregator_factory = model_update.ModelUpdateFactory(
-        model_aggregator, statistics_aggregator
-    )
-    self._server_optimizer = server_optimizer
+    if config.drift_correction is not None:
+      correction = config.drift_correction.bind(
+          model, self.weights, config.client_optimizer
+      )
+    self.work = build_work(model, config, self.weights, correction)
+    self._config = config
     self._running_variance = running_variance
     initial = model.from_model_weights(model.initial_weights)
 
@@ -177,7 +76,6 @@ class _Parts:
       return self.weights.shared([tf.constant(value) for value in initial])
 
     self.initial = initial
-    self._seed = seed
     self._personal_names = [
         v.name for v in model.variables if v.role is Role.PERSONAL_PHASE
     ]
@@ -190,15 +88,15 @@ class _Parts:
   def initial_client_state(
       self, shared: ModelWeights
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """What a client keeps that is seen for the first time.
+    """Returns the initial state of a new client.
 
     Args:
-      shared: The shared weights that the server has now.
+      shared: The server's shared weights.
 
     Returns:
-      Its local variables and what the correction keeps, by name.
+      The client's local variables and the drift correction's state, by name.
     """
-    # Of the local variables the server only knows the initial values.
+    # The server knows only the initial values of local variables.
     state = self.weights.local([tf.constant(value) for value in self.initial])
     values = self.weights.merge(shared, state)
     state.update(self.work.correction.initial_client_state(values))
@@ -208,16 +106,18 @@ class _Parts:
   def personalize_fn(
       self,
   ) -> Optional[Callable[[Mapping[str, Any], int], Mapping[str, Any]]]:
-    """See `StatefulLearningProcess`; `None` if nothing is personal."""
+    """See `StatefulLearningProcess`; `None` without personal phases."""
     return self._personalize if self._personal_names else None
 
   def _personalize(
       self, client_state: Mapping[str, Any], client_number: int
   ) -> collections.OrderedDict[str, Any]:
     """Draws the phases of a client's position encodings."""
-    rng = np.random.default_rng(
-        # Seeds of NumPy are not negative.
-        [self._seed % 2**64, client_number, _PERSONAL_PHASES_STREAM]
+    # NumPy takes no negative seeds.
+    rng = seeding.generator(
+        seeding.Stream.PERSONAL_PHASES,
+        self._config.seed % 2**64,
+        client_number,
     )
     phases = rng.random(len(self._personal_names), np.float32)
     return collections.OrderedDict(
@@ -229,11 +129,12 @@ class _Parts:
       tff.learning.templates.FinalizerProcess,
   ]:
     """Builds the aggregator and the finalizer for a client's update."""
-    aggregator = self._aggregator_factory.create(update_type, weight_type)
+    factory = self._config.update_factory()
+    aggregator = factory.create(update_type, weight_type)
     return aggregator, finalizer.build_finalizer(
         self.weights,
         aggregator.next.type_signature.result.result.member,
-        self._server_optimizer,
+        self._config.server_optimizer,
         self._running_variance,
     )
 
@@ -242,37 +143,31 @@ def build_shared(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
-    build_work: Callable[..., ClientWork] = local_training_work,
+    build_work: BuildWork = LocalTrainingWork,
     running_variance: Optional[RunningVariance] = None,
     **options: Unpack[Options],
 ) -> Process:
-  """Builds the averaging of all variables but what is personal in any case.
+  """Builds a process that averages every variable except personal phases.
+
+  Personal phases of position encodings are always local.
 
   Args:
     model: The model.
     client_optimizer: The client optimizer.
-    build_work: Makes the clients' work of the model, the
-      `LocalTrainingConfig`, the `SharedWeights`, the client weighting and the
-      `BoundCorrection`.
-    running_variance: What the running variances become, see
+    build_work: Builds the clients' work. Default: ordinary local training.
+    running_variance: Computes the new running variances, see
       `SharedWeights.apply`. Default: the aggregated ones.
     **options: See `Options`.
 
   Returns:
-    A `LearningProcess`; a `StatefulLearningProcess` if clients keep something:
-    for `drift_correction`, or position encodings of their own.
+    A `LearningProcess`; a `StatefulLearningProcess` if clients keep a state,
+    for `drift_correction` or for personal position encodings.
   """
-  parts = _Parts(
-      model,
-      FEDAVG,
-      client_optimizer,
-      build_work=build_work,
-      running_variance=running_variance,
-      **options,
+  config = ProcessConfig(client_optimizer, **options)
+  parts = _Parts(model, FEDAVG, config, build_work, running_variance)
+  return (
+      _build_stateful(parts) if parts.client_type else _build_stateless(parts)
   )
-  if parts.client_type:
-    return _build_stateful(model, parts)
-  return _build_stateless(parts)
 
 
 def build_corrected(
@@ -282,7 +177,7 @@ def build_corrected(
     correction: DriftCorrection,
     **options: Any,
 ) -> Process:
-  """Builds another algorithm with a correction of the clients' drift.
+  """Builds the process of another algorithm with a drift correction.
 
   Args:
     build_process: The other algorithm's builder.
@@ -295,13 +190,14 @@ def build_corrected(
     The process.
 
   Raises:
-    ValueError: If the other algorithm can't be corrected, or has a correction.
+    ValueError: If the other algorithm cannot be corrected, or `options` have a
+      second correction.
   """
   other = options.pop('drift_correction', None)
   if other is not None:
     raise ValueError(
         f'{type(correction).__name__} and {type(other).__name__} are both'
-        " corrections of the clients' drift, of which there can be one only."
+        " corrections of the clients' drift; a process can have only one."
     )
   return build_process(
       model, client_optimizer, drift_correction=correction, **options
@@ -314,7 +210,7 @@ def build_partitioned(
     client_optimizer: tff.learning.optimizers.Optimizer,
     **options: Unpack[Options],
 ) -> StatefulLearningProcess:
-  """Builds the averaging of the shared variables; the others are client state.
+  """Builds a process that averages shared variables and keeps others local.
 
   Args:
     model: The model.
@@ -325,11 +221,10 @@ def build_partitioned(
   Returns:
     The process. A client's state is an `OrderedDict` from the names of the
     local variables (`model.variables[i].name`) to their values, and from other
-    names to what it keeps for `drift_correction`.
+    names to the state of `drift_correction`.
   """
-  return _build_stateful(
-      model, _Parts(model, partition, client_optimizer, **options)
-  )
+  config = ProcessConfig(client_optimizer, **options)
+  return _build_stateful(_Parts(model, partition, config))
 
 
 def _build_stateless(parts: _Parts) -> tff.learning.templates.LearningProcess:
@@ -347,10 +242,10 @@ def _build_stateless(parts: _Parts) -> tff.learning.templates.LearningProcess:
   )
 
 
-def _build_stateful(
-    model: BatchNormModel, parts: _Parts
-) -> StatefulLearningProcess:
-  weights, work = parts.weights, parts.work
+def _build_stateful(parts: _Parts) -> StatefulLearningProcess:
+  model, weights, work = parts.model, parts.weights, parts.work
+  if not isinstance(work, LocalTrainingWork):
+    raise TypeError(f'{type(work).__name__} supports no client states.')
   client_type = parts.client_type
 
   @tff.tensorflow.computation(
@@ -383,6 +278,36 @@ def _build_stateful(
   @tff.tensorflow.computation(state_type.member)
   def initialize_client(state):
     return parts.initial_client_state(state.global_model_weights)
+
+  initial_local = weights.local(parts.initial)
+
+  def get_client_model_weights(state, client_state):
+    return model.to_model_weights(
+        weights.merge(state.global_model_weights, client_state)
+    )
+
+  return StatefulLearningProcess(
+      initialize,
+      initialize_client,
+      _build_stateful_next(work, client_update, aggregator, final, state_type),
+      get_model_weights_fn=lambda state: get_client_model_weights(
+          state, initial_local
+      ),
+      get_client_model_weights_fn=get_client_model_weights,
+      has_client_models=bool(initial_local),
+      personalize_fn=parts.personalize_fn,
+  )
+
+
+def _build_stateful_next(
+    work: ClientWork,
+    client_update: tff.Computation,
+    aggregator: tff.templates.AggregationProcess,
+    final: tff.learning.templates.FinalizerProcess,
+    state_type: tff.FederatedType,
+) -> tff.Computation:
+  """Builds a round: the clients' work, the aggregation, the server's step."""
+  client_type = client_update.type_signature.parameter[2]
 
   @tff.federated_computation(
       state_type,
@@ -428,21 +353,4 @@ def _build_stateful(
         ),
     )
 
-  initial_local = weights.local(parts.initial)
-
-  def get_client_model_weights(state, client_state):
-    return model.to_model_weights(
-        weights.merge(state.global_model_weights, client_state)
-    )
-
-  return StatefulLearningProcess(
-      initialize,
-      initialize_client,
-      next_fn,
-      get_model_weights_fn=lambda state: get_client_model_weights(
-          state, initial_local
-      ),
-      get_client_model_weights_fn=get_client_model_weights,
-      has_client_models=bool(initial_local),
-      personalize_fn=parts.personalize_fn,
-  )
+  return next_fn

@@ -7,6 +7,7 @@ from typing import Any, Optional
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import checks
 from tff_bn.common import numerics
 from tff_bn.common import optimizers
 from tff_bn.keras_model.shared_weights import RunningVariance
@@ -14,7 +15,7 @@ from tff_bn.keras_model.shared_weights import SharedWeights
 
 
 def initial_round_counts() -> collections.OrderedDict[str, tf.Tensor]:
-  """The counts of rounds before the first one, see `build_finalizer`."""
+  """Returns the initial counts of rounds, see `build_finalizer`."""
   return collections.OrderedDict(
       failed_rounds=tf.zeros([], tf.int32),
       rejected_rounds=tf.zeros([], tf.int32),
@@ -26,20 +27,17 @@ def count_round(
     update: Mapping[str, Any],
     is_rejected: tf.Tensor,
 ) -> collections.OrderedDict[str, tf.Tensor]:
-  """Counts a round, see `build_finalizer`.
+  """Returns the counts of rounds after a round, see `build_finalizer`.
 
   Args:
     counts: The counts before the round.
-    update: Has the numbers of clients with weight, `num_participants`, and of
-      dropped clients, `num_dropped`.
-    is_rejected: Whether the server did not adopt the result of the round.
-
-  Returns:
-    The counts after the round.
+    update: Has `num_participants`, the number of clients with weight, and
+      `num_dropped`, the number of dropped clients.
+    is_rejected: Whether the server rejected the result of the round.
   """
   nobody_left = tf.logical_and(
       update['num_dropped'] > 0,
-      # Not `==`, which compares objects where TFF traces.
+      # Not `==`, which compares objects while TFF traces.
       tf.equal(update['num_participants'], 0),
   )
   failed = tf.logical_or(nobody_left, is_rejected)
@@ -60,16 +58,18 @@ def build_finalizer(
 
   The aggregated difference of the trainable variables is the server
   optimizer's gradient (Reddi et al., FedOpt, ICLR 2021, algorithm 1). Running
-  statistics are assigned instead: a server optimizer could make a variance
-  negative. Without any client, all stays as it is; an optimizer with momentum
-  would else go on. All stays as it is, too, if what the server would adopt is
-  not finite: the model, the statistics, or the optimizer's state.
+  statistics are assigned, because a server optimizer could make a variance
+  negative. Nothing changes in a round without clients (otherwise an optimizer
+  with momentum would continue) or if the new model, statistics or optimizer
+  state is not finite.
 
-  The process's state, and with it its measurements, counts two things:
-  `failed_rounds`, how many rounds in a row, up to this one, changed nothing
-  because clients were dropped and none was left, or because the result was not
-  finite; and `rejected_rounds`, in how many rounds so far the result was not
-  finite.
+  The process's state and its measurements have two counts:
+
+  *   `failed_rounds`: the number of consecutive rounds, up to this one, that
+      failed because clients were dropped and none was left, or because the
+      result was not finite.
+  *   `rejected_rounds`: the number of rounds so far with a result that was not
+      finite.
 
   Args:
     weights: The shared weights.
@@ -77,8 +77,8 @@ def build_finalizer(
       `tff_bn.aggregators.ModelUpdateFactory`.
     server_optimizer: The server optimizer. Default: SGD with learning rate 1,
       which makes the aggregate the new model.
-    running_variance: What the running variances become. Default: the aggregated
-      ones.
+    running_variance: Computes the new running variances, see
+      `SharedWeights.apply`. Default: the aggregated ones.
 
   Returns:
     A `tff.learning.templates.FinalizerProcess`.
@@ -89,12 +89,13 @@ def build_finalizer(
   """
   if server_optimizer is None:
     server_optimizer = tff.learning.optimizers.build_sgdm(1.0)
-  if not isinstance(server_optimizer, tff.learning.optimizers.Optimizer):
-    raise TypeError(
-        'server_optimizer must be a tff.learning.optimizers.Optimizer, such as'
-        ' tff.learning.optimizers.build_adam(0.01), but is a'
-        f' {type(server_optimizer).__name__}.'
-    )
+  checks.check_type(
+      'server_optimizer',
+      server_optimizer,
+      tff.learning.optimizers.Optimizer,
+      'be a tff.learning.optimizers.Optimizer, such as'
+      ' tff.learning.optimizers.build_adam(0.01)',
+  )
   weights_type = weights.weights_type()
   specs = weights.trainable_specs()
   dtype = optimizers.hyperparameter_dtype(server_optimizer, specs)
@@ -115,28 +116,9 @@ def build_finalizer(
   def initialize():
     return tff.federated_eval(initial_state, tff.SERVER)
 
-  @tff.tensorflow.computation(state_type, weights_type, update_type)
-  def step(state, weights_before, update):
-    before = (state['optimizer'], weights_before.trainable)
-    after = before
-    if 'trainable' in update:
-      after = numerics.where(
-          update['num_participants'] > 0,
-          server_optimizer.next(*before, update['trainable']),
-          before,
-      )
-    optimizer_state, trainable = after
-    weights_after = weights.apply(
-        weights_before, trainable, update, running_variance
-    )
-    is_finite = numerics.all_finite([optimizer_state, weights_after])
-    new_state = collections.OrderedDict(
-        optimizer=numerics.where(
-            is_finite, optimizer_state, state['optimizer']
-        ),
-        **count_round(state, update, tf.logical_not(is_finite)),
-    )
-    return new_state, numerics.where(is_finite, weights_after, weights_before)
+  step = _build_step(
+      weights, server_optimizer, running_variance, state_type, update_type
+  )
 
   @tff.federated_computation(
       initialize.type_signature.result,
@@ -172,3 +154,38 @@ def build_finalizer(
       get_hparams_fn=get_hparams,
       set_hparams_fn=set_hparams,
   )
+
+
+def _build_step(
+    weights: SharedWeights,
+    server_optimizer: tff.learning.optimizers.Optimizer,
+    running_variance: Optional[RunningVariance],
+    state_type: tff.Type,
+    update_type: tff.Type,
+) -> tff.Computation:
+  """Builds the computation of the finalizer's new state and weights."""
+
+  @tff.tensorflow.computation(state_type, weights.weights_type(), update_type)
+  def step(state, weights_before, update):
+    before = (state['optimizer'], weights_before.trainable)
+    after = before
+    if 'trainable' in update:
+      after = numerics.where(
+          update['num_participants'] > 0,
+          server_optimizer.next(*before, update['trainable']),
+          before,
+      )
+    optimizer_state, trainable = after
+    weights_after = weights.apply(
+        weights_before, trainable, update, running_variance
+    )
+    is_finite = numerics.all_finite([optimizer_state, weights_after])
+    new_state = collections.OrderedDict(
+        optimizer=numerics.where(
+            is_finite, optimizer_state, state['optimizer']
+        ),
+        **count_round(state, update, tf.logical_not(is_finite)),
+    )
+    return new_state, numerics.where(is_finite, weights_after, weights_before)
+
+  return step

@@ -1,65 +1,139 @@
-"""The keyword arguments of all builders."""
+"""The keyword arguments of all builders, with their defaults and checks."""
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any, Optional, TypedDict
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.aggregators import model_update
+from tff_bn.aggregators import moments_factories
+from tff_bn.aggregators import robust_rule
+from tff_bn.aggregators import weighted_mean
 from tff_bn.clients.drift_correction import DriftCorrection
+from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.common import checks
 
 
-class Options(TypedDict, total=False):
-  """The keyword arguments of all builders.
+class LocalTrainingOptions(TypedDict, total=False):
+  """The options about local training; `Options` documents them."""
 
-  Attributes:
-    server_optimizer: The optimizer that applies the averaged update of the
-      trainable variables at the server. Default: SGD with learning rate 1: the
-      average is the new model.
-    local_steps: How many batches each client takes from the front of its
-      dataset in a round. Default `None`: all.
-    local_epochs: How many times each client goes through its dataset before
-      `local_steps` cuts it off. Default: 1.
-    client_weighting: `'num_examples'` (default): clients count by the number of
-      examples that they trained on; `'uniform'`: all clients count alike.
-    client_weight_decay: λ of the coupled L2 decay, which adds λ times the
-      variable to the gradient of every trainable variable. Default: 0.
-    client_learning_rate_schedule: Maps the number of finished rounds (an int32
-      scalar tensor) to the client's learning rate. Default: constant.
-    client_warmup_steps: Over how many local steps the client's learning rate
-      rises linearly at the start of each round, see
-      `tff_bn.clients.local_training_config.LocalTrainingConfig`. Default: 0.
-    client_gradient_clip_norm: The largest global norm of a batch's gradient; a
-      longer one is scaled down to it. Default: any.
-    drift_correction: What clients do against drifting apart, a
-      `tff_bn.clients.drift_correction.DriftCorrection`, such as
-      `tff_bn.algorithms.FedProx(0.001)`. Default: nothing.
-    model_aggregator: A `tff.aggregators` factory for all that clients send but
-      the running statistics: the updates of the trainable variables and of
-      other state, control variates. Default: the weighted mean.
-    statistics_aggregator: An unweighted factory over moments for the running
-      statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`; or a
-      `tff_bn.aggregators.Rule` in place of the naive mean. Default: the naive
-      mean.
-    seed: Determines dropout and other random layers, together with the round
-      and the client's data; and the phases of personal position encodings,
-      together with the client's number, see
-      `tff_bn.StatefulLearningProcess.personalize`. Default: 0.
-    jit_compile: Whether XLA compiles the clients' steps; see
-      `tff_bn.clients.local_training_config.LocalTrainingConfig`. Default: no.
-  """
-
-  server_optimizer: Optional[tff.learning.optimizers.Optimizer]
   local_steps: Optional[int]
   local_epochs: int
-  client_weighting: str
   client_weight_decay: float
   client_learning_rate_schedule: Optional[Callable[[tf.Tensor], Any]]
   client_warmup_steps: int
   client_gradient_clip_norm: Optional[float]
+  seed: int
+  jit_compile: bool
+
+
+class Options(LocalTrainingOptions, total=False):
+  """The keyword arguments of all builders.
+
+  Attributes:
+    server_optimizer: The optimizer that applies the averaged update of the
+      trainable variables at the server. Default: SGD with learning rate 1, so
+      the average is the new model.
+    local_steps: The number of batches that each client takes from the front of
+      its dataset in a round, after `local_epochs` repetitions. Default `None`:
+      all.
+    local_epochs: The number of passes of each client over its dataset in a
+      round. Default: 1.
+    client_weighting: `'num_examples'` (default) weights clients by the number
+      of examples that they trained on, `'uniform'` weights them equally.
+    client_weight_decay: λ of the coupled L2 decay, which adds λ times the
+      variable to the gradient of every trainable variable. Default: 0.
+    client_learning_rate_schedule: Maps the number of finished rounds (an int32
+      scalar tensor) to the client's learning rate. Default: the rate of the
+      client optimizer.
+    client_warmup_steps: The number of local steps at the start of each round
+      over which the client's learning rate rises linearly: step n, counted from
+      1, multiplies it by min(1, n / client_warmup_steps). Default: 0.
+    client_gradient_clip_norm: The largest global norm of a batch's gradient. A
+      longer gradient is scaled down to it, before weight decay. Default `None`:
+      no clipping.
+    drift_correction: Keeps the clients' models from drifting apart, such as
+      `tff_bn.algorithms.FedProx(0.001)`, see `tff_bn.drift_correction`.
+      Default: none.
+    model_aggregator: A `tff.aggregators` factory for everything that clients
+      send except running statistics: the updates of trainable variables, of
+      other state and of the drift correction. Default: the weighted mean.
+    statistics_aggregator: An unweighted factory over moments for the running
+      statistics, such as `tff_bn.aggregators.PooledMomentsFactory()`; or a
+      `tff_bn.aggregators.Rule` that replaces the mean. Default: the naive mean
+      of the means and of the variances.
+    seed: Determines dropout and other random layers, together with the round
+      and the client's first batch. Determines also the phases of personal
+      position encodings, together with the client's number, see
+      `tff_bn.StatefulLearningProcess.personalize`. Default: 0.
+    jit_compile: Whether XLA compiles the clients' steps. Results then differ in
+      the last bits. TFF's native runtime has no XLA compiler and ignores it.
+      Default: false.
+  """
+
+  server_optimizer: Optional[tff.learning.optimizers.Optimizer]
+  client_weighting: str
   drift_correction: Optional[DriftCorrection]
   model_aggregator: Optional[model_update.AggregationFactory]
   statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
-  seed: int
-  jit_compile: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessConfig(LocalTrainingConfig):
+  """The options of a process, checked and with their defaults.
+
+  Attributes:
+    client_optimizer: The optimizer of local training.
+    others: See `Options`.
+  """
+
+  server_optimizer: Optional[tff.learning.optimizers.Optimizer] = None
+  drift_correction: Optional[DriftCorrection] = None
+  model_aggregator: Optional[model_update.AggregationFactory] = None
+  statistics_aggregator: Optional[
+      tff.aggregators.UnweightedAggregationFactory
+  ] = None
+
+  def __post_init__(self):
+    super().__post_init__()
+    weighted = tff.aggregators.WeightedAggregationFactory
+    unweighted = tff.aggregators.UnweightedAggregationFactory
+    checks.check_type(
+        'model_aggregator',
+        self.model_aggregator,
+        (weighted, unweighted, type(None)),
+        'be a tff.aggregators factory',
+    )
+    if self.client_weighting != 'uniform' and not isinstance(
+        self.model_aggregator, (weighted, type(None))
+    ):
+      raise ValueError(
+          f'model_aggregator {type(self.model_aggregator).__name__} takes no'
+          f' weights, so client_weighting={self.client_weighting!r} must be'
+          " 'uniform'."
+      )
+    checks.check_type(
+        'statistics_aggregator',
+        self.statistics_aggregator,
+        (unweighted, type(None)),
+        'be an unweighted factory over moments, such as'
+        ' tff_bn.aggregators.PooledMomentsFactory()',
+    )
+    checks.check_type(
+        'drift_correction',
+        self.drift_correction,
+        (DriftCorrection, type(None)),
+        'be a DriftCorrection, such as tff_bn.algorithms.FedProx(0.001)',
+    )
+
+  def update_factory(self) -> model_update.ModelUpdateFactory:
+    """Returns the factory that aggregates the clients' updates."""
+    model = self.model_aggregator
+    if model is None:
+      model = weighted_mean.WeightedMeanFactory()
+    statistics = self.statistics_aggregator
+    if statistics is None or isinstance(statistics, robust_rule.Rule):
+      statistics = moments_factories.NaiveMomentsFactory(statistics)
+    return model_update.ModelUpdateFactory(model, statistics)

@@ -1,9 +1,9 @@
 """A learning process that changes its algorithm at given rounds.
 
-TFF has no conditionals between federated operations: one computation that holds
-the exchanges of two algorithms always makes both. So each phase has a
-computation of its own, and the program that runs the rounds chooses between
-them by the number of the round, which is a part of the state.
+TFF has no conditionals between federated operations: a computation with the
+exchanges of two algorithms always makes both. So each phase has its own
+computation, and `PhasedComputation` chooses one by the number of the round,
+which is a part of the state.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,12 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 class Phase(NamedTuple):
-  """A part of the training.
+  """A phase of the training.
 
   Attributes:
-    num_rounds: The number of its rounds; `None` if it lasts for ever.
-    computation: What a round does.
+    num_rounds: The number of rounds; `None` for the last phase, which does not
+      end.
+    computation: The computation of a round.
   """
 
   num_rounds: Optional[int]
@@ -31,11 +32,11 @@ class Phase(NamedTuple):
 
 
 class PhasedComputation(tff.Computation):
-  """The `next` of several algorithms, each for some rounds.
+  """Runs the `next` of several algorithms, each for a number of rounds.
 
   It chooses by the number of finished rounds in the state,
-  `state.client_work['round_num']`, so it needs a state with values. It can not
-  be a part of another computation.
+  `state.client_work['round_num']`, so it needs a state with values and cannot
+  be part of another computation.
 
   Attributes:
     phases: The phases.
@@ -45,35 +46,28 @@ class PhasedComputation(tff.Computation):
     """Initializes the computation; see `build_phased_process` for checks.
 
     Args:
-      phases: The phases, of which the last one lasts for ever. Their
-        computations have the same type.
+      phases: The phases, with computations of the same type. The last one does
+        not end.
     """
     self.phases = tuple(phases)
 
   @property
   @override
   def type_signature(self) -> tff.FunctionType:
-    """The type of each phase's computation."""
+    """The type of all phases' computations."""
     return self.phases[0].computation.type_signature
 
   def phase_after(self, round_num: int) -> Phase:
-    """Returns the phase of a round.
-
-    Args:
-      round_num: The number of rounds that are finished before it.
-
-    Returns:
-      The phase.
-    """
-    for phase in self.phases[:-1]:
-      if round_num < phase.num_rounds:
-        return phase
+    """Returns the phase of the round after `round_num` finished rounds."""
+    for phase in self.phases:
+      if phase.num_rounds is None or round_num < phase.num_rounds:
+        break
       round_num -= phase.num_rounds
-    return self.phases[-1]
+    return phase
 
   @override
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Runs a round of the phase that the state is in.
+    """Runs a round of the state's phase.
 
     Args:
       *args: The state and the clients' data.
@@ -83,19 +77,19 @@ class PhasedComputation(tff.Computation):
       The result of the phase's computation.
 
     Raises:
-      TypeError: If the state has no number of finished rounds, as it is while
-        another computation is being traced.
+      TypeError: If the state has no number of finished rounds, such as while
+        another computation is traced.
     """
     state_name, _ = tff.structure.to_elements(self.type_signature.parameter)[0]
-    state = args[0] if args else kwargs.get(state_name)
+    state: Any = args[0] if args else kwargs.get(state_name)
     try:
       round_num = operator.index(state.client_work['round_num'])
     except (AttributeError, KeyError, TypeError) as error:
       raise TypeError(
-          "The next of a phased process reads client_work['round_num'] of the"
-          f' state, to know what to do, but got a {type(state).__name__} in'
-          ' which it is no number. It can not be called inside of another'
-          ' computation or with values that are not there yet.'
+          "The next of a phased process chooses its phase by the state's"
+          " client_work['round_num'], but got a"
+          f' {type(state).__name__} without this number. It cannot be called'
+          ' inside another computation or with a state that has no values yet.'
       ) from error
     return self.phase_after(round_num).computation(*args, **kwargs)
 
@@ -107,25 +101,25 @@ class PhasedComputation(tff.Computation):
 def build_phased_process(
     phases: Sequence[tuple[Optional[int], Process]],
 ) -> Process:
-  """Builds a process that goes through several algorithms.
+  """Builds a process that runs several algorithms one after the other.
 
-  All of them go on with the same states. They start with the first one's
-  initial states, and clients' states are made their own, and model weights and
-  hyperparameters got and set, as the first one does it.
+  Each algorithm continues with the states of the one before. The first
+  algorithm initializes states, personalizes clients, and gets and sets model
+  weights and hyperparameters.
 
   Args:
     phases: For each algorithm the number of its rounds, `None` for the last,
-      and its process. The processes have the same types, and a state with the
-      number of finished rounds, `client_work['round_num']`, as all processes of
-      `tff_bn.algorithms` have.
+      and its process. The processes must have the same types, and a state with
+      the number of finished rounds, `client_work['round_num']`, as all
+      processes of `tff_bn.algorithms` have.
 
   Returns:
     The process; its `next` is a `PhasedComputation`.
 
   Raises:
     TypeError: If the processes' types differ, or the state has no such number.
-    ValueError: If there are no phases, or the numbers of rounds are not as they
-      should be.
+    ValueError: If there are no phases, a number of rounds is less than 1, or
+      the last one is not `None`.
   """
   if not phases:
     raise ValueError('phases is empty; give at least one process.')
@@ -136,7 +130,7 @@ def build_phased_process(
   ):
     raise ValueError(
         f'phases have the numbers of rounds {num_rounds}; each must be at least'
-        ' 1, and the last one None: it lasts for ever.'
+        ' 1, and the last one must be None (no end).'
     )
   processes = [process for _, process in phases]
   first = processes[0]
@@ -151,8 +145,8 @@ def build_phased_process(
           or not type_spec.is_equivalent_to(expected)
       ):
         raise TypeError(
-            f'The {name} of phase {number} must be of the same type as that of'
-            f' phase 1, {expected}, but is {type_spec}.'
+            f'The {name} of phase {number} must have the same type as in phase'
+            f' 1, {expected}, but has {type_spec}.'
         )
   next_fn = PhasedComputation([Phase(n, p.next) for n, p in phases])
   if isinstance(first, StatefulLearningProcess):
@@ -193,7 +187,7 @@ def _check_state_type(state_type: tff.Type) -> None:
 
 
 def _types(process: Process) -> dict[str, tff.Type]:
-  """The types of the states, of the clients' data and of the metrics."""
+  """Returns the types of states, client data and metrics."""
   signature = process.next.type_signature
   state_type, *client_state_types, data_type = signature.parameter
   types = {'state': state_type}

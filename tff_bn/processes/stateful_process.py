@@ -1,13 +1,12 @@
-"""A learning process whose clients keep something from round to round.
+"""A learning process whose clients keep a state from round to round.
 
-`tff.learning.templates.LearningProcess` takes (server state, client data) and
-returns server state and metrics: a client's state could ride along on the way
-in but not on the way out. A `StatefulLearningProcess` has it in both. Its type
-says what is private: a local variable occurs in the client's state `C` and in
-nothing that is placed at the server.
+A `tff.learning.templates.LearningProcess` returns only the server's state and
+metrics. A `StatefulLearningProcess` also takes and returns a state for each
+client. Its type shows what is private: a local variable occurs in the client's
+state `C` and in no value that is placed at the server.
 
-A client that is seen for the first time gets the state that `initialize_client`
-makes, which is the same for all, and then what is its own by `personalize`.
+A new client gets the state of `initialize_client`, which is the same for all
+clients, and then its personal values by `personalize`.
 """
 
 from collections.abc import Callable
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow_federated as tff
 
-ModelWeights = tff.learning.models.ModelWeights
+from tff_bn.keras_model.batch_norm_model import ModelWeights
 
 
 class StatefulProcessOutput(NamedTuple):
-  """What a round returns.
+  """The result of a round.
 
   Attributes:
     state: The server's state.
@@ -38,7 +37,7 @@ class StatefulLearningProcess:
   Attributes:
     initialize: The `tff.Computation` `( -> S@SERVER)`.
     initialize_client: The `tff.Computation` `(S -> C)` that makes the state of
-      a client that is seen for the first time; `personalize` makes it its own.
+      a new client; `personalize` adds the client's personal values.
     next: The `tff.Computation` `(<S@SERVER, {C}@CLIENTS, {D*}@CLIENTS> ->
       <state=S@SERVER, client_states={C}@CLIENTS, metrics=M@SERVER>)`.
     has_client_models: Whether clients use models that differ from the server's.
@@ -63,15 +62,14 @@ class StatefulLearningProcess:
       initialize: See the class.
       initialize_client: See the class.
       next_fn: See the class, `next`.
-      get_model_weights_fn: Makes the server's model of `S`.
-      get_client_model_weights_fn: Makes a client's model of `S` and its `C`.
+      get_model_weights_fn: Returns the server's model, given `S`.
+      get_client_model_weights_fn: Returns a client's model, given `S` and `C`.
       has_client_models: See the class.
-      personalize_fn: Makes the state of `initialize_client` and the client's
-        number the client's own, see `personalize`. Default: all clients start
-        with the same state.
+      personalize_fn: See `personalize`. Default: all clients start with the
+        same state.
 
     Raises:
-      TypeError: If the types do not fit together.
+      TypeError: If the types do not match.
     """
     state_type = initialize.type_signature.result
     if (
@@ -131,34 +129,34 @@ class StatefulLearningProcess:
     return self._personalize_fn is not None
 
   def personalize(self, client_state: Any, client_number: int) -> Any:
-    """Gives a client that is seen for the first time what is its own.
+    """Returns a new client's state with its personal values.
 
-    A program that runs the rounds itself calls this once for each client:
+    Personal values are the phases of personal position encodings. Training
+    never changes them. They depend only on the client's number and on the
+    arguments of the process's builder. A program that runs the rounds itself
+    calls this once for each client:
     ```
     client_states = [
         process.personalize(process.initialize_client(state), number)
         for number in range(num_clients)
     ]
     ```
-    Without it, all clients start alike, with the server's model. What is given
-    depends on the number and on what the process was built with alone, not on
-    when it is given. Where clients have position encodings of their own, it is
-    their phases, which training never changes.
+    Without it, all clients start with the server's model.
 
     Args:
-      client_state: What `initialize_client` returned.
+      client_state: The result of `initialize_client`.
       client_number: The client's number, at least 0, the same in each run. It
-        is no secret: with the seed it says what the client gets.
+        is no secret: with the seed it determines the personal values.
 
     Returns:
-      The client's state; the given one if nothing is personal.
+      The client's state; unchanged if the process has no personal values.
     """
     if self._personalize_fn is None:
       return client_state
     return self._personalize_fn(client_state, client_number)
 
   def get_model_weights(self, state: Any) -> ModelWeights:
-    """The server's model; local variables have their initial values.
+    """Returns the server's model, with initial values of local variables.
 
     Args:
       state: The server's state.
@@ -171,7 +169,7 @@ class StatefulLearningProcess:
   def get_client_model_weights(
       self, state: Any, client_state: Any
   ) -> ModelWeights:
-    """The model that one client uses.
+    """Returns a client's model.
 
     Args:
       state: The server's state.
@@ -183,5 +181,5 @@ class StatefulLearningProcess:
     return self._get_client_model_weights_fn(state, client_state)
 
 
-# An algorithm, of either kind.
+# A learning process of either kind.
 Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]

@@ -1,4 +1,4 @@
-"""Where TFF computations run."""
+"""Runtimes that execute TFF computations."""
 
 from tff_bn.imports import dependencies
 

@@ -1,4 +1,4 @@
-"""The arguments and results of TFF computations as Python values."""
+"""Conversions between Python values and the leaves of TFF computations."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
@@ -16,12 +16,13 @@ from tff_bn.runtime import element_structure
 
 @dataclasses.dataclass
 class Argument:
-  """An argument, checked and flattened, but not yet on any device.
+  """A checked and flattened argument, not yet on any device.
 
   Attributes:
-    server: The leaves at the server, or the same for all clients, depth first.
+    server: The leaves that are at the server or equal for all clients, depth
+      first.
     clients: For each client the leaves of its values, depth first; `None` if
-      nothing in the argument differs between clients.
+      the argument has no values that differ between clients.
   """
 
   server: list[Any]
@@ -32,15 +33,15 @@ def flatten_argument(value: Any, type_spec: tff.Type) -> Argument:
   """Checks an argument and flattens it.
 
   Args:
-    value: What the computation was called with.
-    type_spec: The type of its parameter.
+    value: The value that the caller gave.
+    type_spec: The type of the computation's parameter.
 
   Returns:
     The argument.
 
   Raises:
-    TypeError: If the value is not of the type.
-    ValueError: If there are different numbers of clients.
+    TypeError: If the value does not have the type.
+    ValueError: If parts of the value are for different numbers of clients.
   """
   argument = Argument([], None)
   _flatten(value, type_spec, 'argument', argument)
@@ -63,7 +64,7 @@ def _flatten(
       argument.clients = [[] for _ in value]
     if len(value) != len(argument.clients):
       raise ValueError(
-          f'The {name} has values of {len(value)} clients, but others have'
+          f'The {name} has values of {len(value)} clients, but other parts have'
           f' values of {len(argument.clients)}.'
       )
     for number, (leaves, member) in enumerate(zip(argument.clients, value)):
@@ -75,16 +76,19 @@ def _flatten(
     argument.server += _leaves(value, type_spec, name)
 
 
+def _type_error(name: str, type_spec: tff.Type, problem: str) -> TypeError:
+  return TypeError(f'The {name} must be of type {type_spec}, but {problem}.')
+
+
 def _elements(
     value: Any, type_spec: tff.StructType, name: str
 ) -> Iterator[tuple[tff.Type, Any, str]]:
-  """The elements' types, values and names."""
+  """Yields the type, the value and the name of each element."""
   try:
     struct = tff.structure.from_container(value)
   except TypeError as error:
-    raise TypeError(
-        f'The {name} must be of type {type_spec}, but is a'
-        f' {type(value).__name__}.'
+    raise _type_error(
+        name, type_spec, f'is a {type(value).__name__}'
     ) from error
   elements = tff.structure.to_elements(type_spec)
   given = tff.structure.name_list_with_nones(struct)
@@ -116,11 +120,14 @@ def _leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
     return [_sequence(value, type_spec, name)]
   if isinstance(type_spec, tff.TensorType):
     return [_tensor(value, type_spec, name)]
-  raise TypeError(f'The {name} can not be given: its type is {type_spec}.')
+  raise TypeError(
+      f'The {name} has the type {type_spec}, but only tensors, datasets and'
+      ' structures of them can be given.'
+  )
 
 
 def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
-  """A NumPy array or a tensor."""
+  """Checks a value and returns it as a NumPy array or a tensor."""
   dtype = tf.as_dtype(type_spec.dtype)
   if isinstance(value, tf.Variable):
     value = value.read_value()
@@ -130,33 +137,24 @@ def _tensor(value: Any, type_spec: tff.TensorType, name: str) -> Any:
     given = tf.as_dtype(value.dtype)
     if given != dtype:
       if not _is_part_of(given, dtype):
-        raise TypeError(
-            f'The {name} must be of type {type_spec}, but is {given.name}.'
-        )
+        raise _type_error(name, type_spec, f'is {given.name}')
       value = np.asarray(value, dtype.as_numpy_dtype)
   else:
     try:
       converted = np.asarray(tf.convert_to_tensor(value, dtype))
       fits = dtype == tf.string or _has_same_range(converted, value)
     except (TypeError, ValueError) as error:
-      raise TypeError(
-          f'The {name} must be of type {type_spec}, but is {value!r}.'
-      ) from error
+      raise _type_error(name, type_spec, f'is {value!r}') from error
     if not fits:
-      raise TypeError(
-          f'The {name} must be of type {type_spec}, which has no {value!r}.'
-      )
+      raise _type_error(name, type_spec, f'{value!r} is out of range')
     value = converted
   if not tf.TensorShape(type_spec.shape).is_compatible_with(value.shape):
-    raise TypeError(
-        f'The {name} must be of type {type_spec}, but has the shape'
-        f' {list(value.shape)}.'
-    )
+    raise _type_error(name, type_spec, f'has the shape {list(value.shape)}')
   return value
 
 
 def _is_part_of(dtype: tf.DType, other: tf.DType) -> bool:
-  """Whether the other dtype is of the same kind and has all of its values."""
+  """Returns whether `other` has the same kind and all values of `dtype`."""
   kinds = [
       (d.is_bool, d.is_integer, d.is_floating, d.is_complex)
       for d in (dtype, other)
@@ -167,16 +165,20 @@ def _is_part_of(dtype: tf.DType, other: tf.DType) -> bool:
 
 
 def _has_same_range(converted: np.ndarray, value: Any) -> bool:
-  """Whether no number was too large for the dtype that it was made."""
+  """Returns whether all numbers were small enough for the new dtype."""
   if converted.dtype.kind in 'iu':
     return np.array_equal(converted, np.asarray(value))
   return np.array_equal(np.isfinite(converted), np.isfinite(value))
 
 
 def _sequence(value: Any, type_spec: tff.SequenceType, name: str) -> Any:
-  """A `tf.data.Dataset` or a `ClientDataset`."""
+  """Checks a value and returns a `tf.data.Dataset` or a `ClientDataset`."""
   if isinstance(value, (list, tuple)):
-    value = _dataset_of_list(value, type_spec.element, name)
+    rows = [
+        _leaves(element, type_spec.element, f'{name}[{number}]')
+        for number, element in enumerate(value)
+    ]
+    value = dataset_of_rows(rows, type_spec.element)
   if not isinstance(value, (tf.data.Dataset, client_dataset.ClientDataset)):
     raise TypeError(
         f'The {name} must be a tf.data.Dataset or a list, but is a'
@@ -193,15 +195,14 @@ def _sequence(value: Any, type_spec: tff.SequenceType, name: str) -> Any:
   ):
     raise TypeError(
         f'The {name} must be a dataset with elements of type'
-        f' {type_spec.element}, but yields them in a Python container whose'
-        ' elements TensorFlow keeps in another order; use a'
-        ' collections.OrderedDict.'
+        f' {type_spec.element}, but yields them in a Python container that'
+        ' TensorFlow flattens in another order; use a collections.OrderedDict.'
     )
   return value
 
 
 def _leaf_order(spec: Any) -> list[int]:
-  """The places, within a dataset's tensors, of its elements' leaves."""
+  """Returns the positions of an element's leaves in a dataset's tensors."""
   places = range(len(tf.nest.flatten(spec)))
   return tff.structure.flatten(
       tff.structure.from_container(
@@ -210,27 +211,14 @@ def _leaf_order(spec: Any) -> list[int]:
   )
 
 
-def _dataset_of_list(
-    elements: Sequence[Any], element_type: tff.Type, name: str
-) -> tf.data.Dataset:
-  rows = [
-      _leaves(element, element_type, f'{name}[{number}]')
-      for number, element in enumerate(elements)
-  ]
-  return dataset_of_rows(rows, element_type)
-
-
 def dataset_of_rows(
     rows: Sequence[Sequence[Any]], element_type: tff.Type
 ) -> tf.data.Dataset:
-  """Makes a dataset of its elements.
+  """Builds a dataset from its elements.
 
   Args:
     rows: For each element the arrays of its leaves, depth first.
     element_type: The type of the elements.
-
-  Returns:
-    The dataset.
   """
   if not rows:
     specs = map(
@@ -244,7 +232,7 @@ def dataset_of_rows(
     return _dataset_of_columns(empty, element_type)
   # The last batch of a list is often smaller than the others.
   parts = [
-      # `tf.stack` would make a list of 64-bit numbers one of 32 bits.
+      # Not `tf.stack`, which converts a list of 64-bit numbers to 32 bits.
       _dataset_of_columns([np.stack(c) for c in zip(*part)], element_type)
       for _, part in itertools.groupby(
           rows, lambda row: [np.shape(leaf) for leaf in row]
@@ -262,7 +250,7 @@ def _dataset_of_columns(
 
 
 def to_python(leaf: Any, type_spec: tff.Type) -> Any:
-  """Makes the tensor of a leaf a value for the caller.
+  """Converts the tensor of a leaf to a value for the caller.
 
   Args:
     leaf: The tensor.
@@ -283,15 +271,15 @@ def build_result(
     server_value: Callable[[Any], Any],
     client_values: Callable[[Any], list[Any]],
 ) -> Any:
-  """Gives a result the form that TFF's users know.
+  """Builds the Python value that TFF returns for a result.
 
   Args:
     type_spec: The result's type.
-    leaves: Its leaves, depth first.
+    leaves: The result's leaves, depth first.
     num_clients: The number of clients.
-    server_value: Returns the value of a leaf that is at the server, or the same
-      for all clients.
-    client_values: Returns the values of a leaf, one for each client.
+    server_value: Returns the value of a leaf that is at the server or equal for
+      all clients.
+    client_values: Returns each client's value of a leaf.
 
   Returns:
     The result.

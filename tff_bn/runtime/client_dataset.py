@@ -1,4 +1,4 @@
-"""Clients' datasets, made where they are used."""
+"""Client datasets that are built in the process that uses them."""
 
 import abc
 from typing import Any
@@ -10,38 +10,28 @@ from tff_bn.runtime import devices
 
 
 class ClientDataset(abc.ABC):
-  """What the runtimes of this package accept in place of a `tf.data.Dataset`.
+  """A client's data that a runtime turns into a `tf.data.Dataset` when needed.
 
-  It is made when its client's turn has come, and dropped after that, in the
-  process in which the client is computed. With Ray, that is another process,
-  and maybe another machine: the object is pickled. NumPy arrays of 10 kB or
-  more that it has are sent to each machine once, not each time, and are
-  read-only there; so nobody may change them later.
+  The runtimes of this package accept it in place of a `tf.data.Dataset`. They
+  build the dataset just before the client is computed, in the process that
+  computes it, and free it afterwards. With Ray, this process may be on another
+  machine, so the object must be picklable. Its NumPy arrays of 10 kB or more
+  are sent to each machine only once and are read-only there; don't change them
+  after the first use.
   """
 
   @property
   @abc.abstractmethod
   def element_spec(self) -> Any:
-    """The spec of the dataset's elements, as of a `tf.data.Dataset`."""
+    """The dataset's `element_spec`, as a `tf.data.Dataset` has it."""
 
   @abc.abstractmethod
   def build(self) -> tf.Tensor:
-    """Makes the dataset.
-
-    Returns:
-      The dataset's variant tensor, see `to_variant`.
-    """
+    """Builds the dataset and returns its variant tensor, see `to_variant`."""
 
 
 def to_variant(dataset: tf.data.Dataset) -> tf.Tensor:
-  """Makes a dataset the variant tensor that computations get.
-
-  Args:
-    dataset: The dataset.
-
-  Returns:
-    The tensor, on the CPU of this process.
-  """
+  """Returns the variant tensor, on the CPU, that a computation takes."""
   with tf.device(devices.HOST):
     return tf.data.experimental.to_variant(
         dataset_options.without_useless_optimizer(dataset)

@@ -1,4 +1,4 @@
-"""What one device computes for clients."""
+"""The clients' part of a computation on one device."""
 
 from collections.abc import Mapping, Sequence
 import threading
@@ -13,9 +13,9 @@ from tff_bn.runtime import symbols
 
 
 class ClientPart:
-  """The clients' part of one invocation of a plan, on one device.
+  """Computes clients of one invocation of a plan on one device.
 
-  Several threads may use it at the same time, for different clients.
+  Several threads may use it concurrently for different clients.
   """
 
   def __init__(
@@ -29,8 +29,8 @@ class ClientPart:
     Args:
       plan: The plan.
       device: The full name of the device.
-      server: The server's values, tensors or arrays; at least those that the
-        passes so far need. Each is copied to the device when it is first used.
+      server: The server's tensors or arrays by leaf, with at least the values
+        that the passes so far need. Each is copied to the device on first use.
     """
     self._plan = plan
     self._device = device
@@ -39,7 +39,7 @@ class ClientPart:
     self._lock = threading.Lock()
 
   def begin(self, values: Sequence[Any]) -> dict[symbols.Leaf, tf.Tensor]:
-    """Makes a client's part of the argument tensors on the device.
+    """Copies a client's values to the device.
 
     Args:
       values: The values, in the order of the plan's `client_inputs`.
@@ -55,10 +55,10 @@ class ClientPart:
   def compute(
       self, tensors: dict[symbols.Leaf, tf.Tensor], number: int
   ) -> None:
-    """Adds to a client's tensors what it computes in a pass.
+    """Computes a client's part of a pass and adds its outputs to `tensors`.
 
     Args:
-      tensors: Its tensors after the pass before.
+      tensors: The client's tensors after the previous pass.
       number: The number of the pass.
     """
     stage = self._plan.passes[number].clients
@@ -70,7 +70,7 @@ class ClientPart:
     tensors.update(zip(stage.outputs, outputs))
 
   def _copy(self, leaf: symbols.Leaf) -> tf.Tensor:
-    """The server's tensor of a leaf, on the device."""
+    """Returns the server's tensor of a leaf, on this device."""
     with self._lock:
       if leaf not in self._copies:
         value = self._server[leaf]
@@ -81,14 +81,14 @@ class ClientPart:
 
 
 def to_tensor(value: Any, device: str) -> tf.Tensor:
-  """Makes a part of an argument a tensor on a device.
+  """Copies a value to a device.
 
   Args:
     value: An array, a tensor, a `tf.data.Dataset` or a `ClientDataset`.
-    device: The full name of the device; datasets are on the CPU.
+    device: The full name of the device; datasets are always on the CPU.
 
   Returns:
-    The tensor.
+    The tensor; for a dataset, its variant tensor.
   """
   if isinstance(value, client_dataset.ClientDataset):
     return value.build()

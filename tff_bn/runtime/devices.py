@@ -1,29 +1,28 @@
-"""The devices of this process on which clients and server are computed."""
+"""The devices of this process that compute the clients and the server."""
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
-import dataclasses
+import contextlib
 import math
-from typing import Any, Optional
+from typing import Optional, TypeVar
 
 import tensorflow as tf
 
-# The CPU of this process, by a name that holds in any `tf.device` block.
+_Result = TypeVar('_Result')
+
+# The full name of this process's CPU, which is valid in any `tf.device` block.
 HOST = '/job:localhost/replica:0/task:0/device:CPU:0'
 
 # On a CPU, one client's input pipeline and small operations leave cores idle.
-LANES_OF_A_CPU = 2
-_LANES_OF_A_GPU = 1
+_CLIENTS_PER_CPU = 2
+_CLIENTS_PER_GPU = 1
 
 
 def full_name(device: str) -> str:
-  """The full name of a device of this process.
+  """Returns the full name of a device of this process, with job and task.
 
   Args:
     device: A name such as `'GPU:1'`.
-
-  Returns:
-    Its name in TensorFlow, with job and task.
 
   Raises:
     ValueError: If there is no such device.
@@ -46,78 +45,65 @@ def full_name(device: str) -> str:
   raise ValueError(f'There is no device {device!r}; the devices are {names}.')
 
 
-class Lanes:
-  """Threads in which the clients of one device are computed.
+class Device:
+  """A device that computes clients, each in a thread.
 
   Attributes:
-    number: How many clients are computed at the same time.
+    name: The device's full name in TensorFlow.
+    num_threads: The number of clients that it computes concurrently.
   """
 
-  def __init__(self, number: int):
-    """Starts no thread yet.
-
-    Args:
-      number: How many clients are computed at the same time.
-    """
-    self.number = number
+  def __init__(self, name: str, num_threads: int):
+    self.name = name
+    self.num_threads = num_threads
     self._pool = concurrent.futures.ThreadPoolExecutor(
-        number, thread_name_prefix='tff-bn-clients'
+        num_threads, thread_name_prefix='tff-bn-clients'
     )
 
-  def submit(self, function: Callable[[], Any]) -> concurrent.futures.Future:
+  def submit(
+      self, function: Callable[[], _Result]
+  ) -> concurrent.futures.Future[_Result]:
     """Calls a function in one of the threads.
 
     Args:
       function: The function.
 
     Returns:
-      The future of what it returns.
+      The future of the function's result.
 
     Raises:
-      tf.errors.UnavailableError: If the threads have ended, because the runtime
-        was left.
+      tf.errors.UnavailableError: If the threads have ended because the runtime
+        was closed.
     """
     try:
       return self._pool.submit(function)
     except RuntimeError as error:
       raise tf.errors.UnavailableError(
-          None, None, 'The runtime was left; enter it again.'
+          None, None, 'The runtime is closed; create a new one.'
       ) from error
 
   def close(self) -> None:
-    """Ends the threads once they have done what they are at."""
+    """Ends the threads after the clients that are being computed."""
     # Waits: TensorFlow must not end while a thread that has used it ends.
     self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Device:
-  """A device on which clients are computed.
-
-  Attributes:
-    name: Its full name in TensorFlow.
-    lanes: Its threads.
-  """
-
-  name: str
-  lanes: Lanes
 
 
 def find_devices(
     names: Optional[Sequence[str]], max_concurrent_clients: Optional[int]
 ) -> list[Device]:
-  """Finds devices, and gives them the threads that compute their clients.
+  """Finds the devices that compute clients.
 
   Args:
-    names: Their names. Default: all GPUs, or the CPU if there is none.
-    max_concurrent_clients: How many clients are computed at the same time, on
-      all devices together. Default: one on a GPU, two on a CPU.
+    names: The devices' names. Default: all GPUs, or the CPU if there is none.
+    max_concurrent_clients: The number of clients computed concurrently on all
+      devices together. Default: one for each GPU, two for each CPU.
 
   Returns:
-    The devices; not all, if fewer clients are to be computed at the same time.
+    The first `max_concurrent_clients` devices, or all if there are fewer.
 
   Raises:
-    ValueError: If there is no such device.
+    ValueError: If a device does not exist or is named twice, or if `names` is
+      empty.
   """
   if names is None:
     gpus = tf.config.list_logical_devices('GPU')
@@ -125,8 +111,8 @@ def find_devices(
   full = [full_name(name) for name in names]
   if not full or len(set(full)) < len(full):
     raise ValueError(
-        f'client_devices={list(names)} must name at least one device, and'
-        ' each only once.'
+        f'client_devices={list(names)} must name at least one device, and each'
+        ' device only once.'
     )
   if max_concurrent_clients is not None:
     full = full[:max_concurrent_clients]
@@ -135,8 +121,15 @@ def find_devices(
     if max_concurrent_clients is not None:
       number = math.ceil(max_concurrent_clients / len(full))
     elif tf.DeviceSpec.from_string(name).device_type == 'CPU':
-      number = LANES_OF_A_CPU
+      number = _CLIENTS_PER_CPU
     else:
-      number = _LANES_OF_A_GPU
-    devices.append(Device(name, Lanes(number)))
+      number = _CLIENTS_PER_GPU
+    devices.append(Device(name, number))
   return devices
+
+
+def share_gpus() -> None:
+  """Keeps this process from reserving all memory of the GPUs it uses."""
+  for gpu in tf.config.list_physical_devices('GPU'):
+    with contextlib.suppress(RuntimeError):  # The GPU is in use already.
+      tf.config.experimental.set_memory_growth(gpu, True)

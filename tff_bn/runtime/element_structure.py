@@ -1,7 +1,7 @@
-"""TFF's types of tensors and datasets in terms of TensorFlow."""
+"""Conversions between TFF's types and TensorFlow's structures."""
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -9,7 +9,7 @@ import tensorflow_federated as tff
 
 
 def leaf_types(type_spec: tff.Type) -> list[tff.Type]:
-  """The tensor and sequence types that a type consists of, depth first."""
+  """Returns the tensor and sequence types inside a type, depth first."""
   if isinstance(type_spec, tff.StructType):
     return [
         leaf
@@ -20,14 +20,15 @@ def leaf_types(type_spec: tff.Type) -> list[tff.Type]:
 
 
 def unflatten(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
-  """Makes leaves, depth first, a structure as TFF uses it.
+  """Builds nested `tff.structure.Struct`s from leaves.
 
   Args:
     type_spec: The structure's type.
-    leaves: The leaves; as many are taken as the type has.
+    leaves: An iterator over the leaves, depth first, which may have more leaves
+      than the type.
 
   Returns:
-    Nested `tff.structure.Struct`s, or a leaf.
+    The structure, or the leaf if the type is not a `tff.StructType`.
   """
   if not isinstance(type_spec, tff.StructType):
     return next(leaves)
@@ -40,39 +41,40 @@ def unflatten(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
 
 
 def tensor_spec(type_spec: tff.Type) -> tf.TensorSpec:
-  """The spec of the tensor of a leaf; a dataset is its variant tensor."""
+  """Returns the spec of a leaf's tensor; a dataset is its variant tensor."""
   if isinstance(type_spec, tff.SequenceType):
     return tf.TensorSpec([], tf.variant)
   return tf.TensorSpec(type_spec.shape, tf.as_dtype(type_spec.dtype))
 
 
-def pack(type_spec: tff.Type, leaves: Sequence[Any]) -> Any:
-  """Makes leaves, depth first, a structure as `tf.data` uses it.
+def pack(type_spec: tff.Type, leaves: Iterable[Any]) -> Any:
+  """Builds a structure for `tf.data` from leaves.
 
   Args:
     type_spec: The structure's type.
-    leaves: The leaves.
+    leaves: The leaves, depth first.
 
   Returns:
     Nested `OrderedDict`s (where elements have names) and tuples.
   """
-  return _pack(type_spec, iter(leaves))
+  remaining = iter(leaves)
 
+  def build(type_spec):
+    if not isinstance(type_spec, tff.StructType):
+      return next(remaining)
+    elements = [
+        (name, build(element))
+        for name, element in tff.structure.iter_elements(type_spec)
+    ]
+    if elements and elements[0][0] is not None:
+      return collections.OrderedDict(elements)
+    return tuple(value for _, value in elements)
 
-def _pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
-  if not isinstance(type_spec, tff.StructType):
-    return next(leaves)
-  elements = [
-      (name, _pack(element, leaves))
-      for name, element in tff.structure.iter_elements(type_spec)
-  ]
-  if elements and elements[0][0] is not None:
-    return collections.OrderedDict(elements)
-  return tuple(value for _, value in elements)
+  return build(type_spec)
 
 
 def unpack(type_spec: tff.Type, element: Any) -> list[Any]:
-  """The leaves, depth first, of a structure as `tf.data` uses it."""
+  """Returns the leaves, depth first, of a structure of `tf.data`."""
   if not isinstance(type_spec, tff.StructType):
     return [element]
   return [
@@ -96,7 +98,7 @@ def map_dataset(
     dataset: The dataset.
     element_type: The type of its elements.
     result_type: The type of the new elements.
-    function: Makes the leaves of a new element of those of an element.
+    function: Maps the leaves of an element to the leaves of a new element.
 
   Returns:
     The dataset of the new elements.
@@ -104,7 +106,7 @@ def map_dataset(
   is_tuple = isinstance(dataset.element_spec, tuple)
 
   def call(*parts):
-    # `tf.data` hands over the parts of a tuple, but a dictionary as it is.
+    # `tf.data` passes a tuple's parts as arguments, but a dictionary whole.
     element = parts if is_tuple else parts[0]
     return pack(result_type, function(unpack(element_type, element)))
 
@@ -117,14 +119,14 @@ def reduce_dataset(
     initial: Sequence[tf.Tensor],
     function: Callable[[list[tf.Tensor]], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-  """Reduces a dataset.
+  """Reduces a dataset's elements to a state.
 
   Args:
     dataset: The dataset.
     element_type: The type of its elements.
     initial: The leaves of the state before the first element.
-    function: Makes the leaves of the new state of those of the old one,
-      followed by those of an element.
+    function: Maps the concatenated leaves of the state and of an element to the
+      leaves of the next state.
 
   Returns:
     The leaves of the last state.
@@ -137,10 +139,10 @@ def reduce_dataset(
 
 
 def spec(element_type: tff.Type) -> Any:
-  """The spec of a dataset's elements."""
+  """Returns the spec of a dataset's elements."""
   return pack(element_type, [tensor_spec(t) for t in leaf_types(element_type)])
 
 
 def from_variant(variant: tf.Tensor, element_type: tff.Type) -> tf.data.Dataset:
-  """The dataset of a variant tensor."""
+  """Returns the dataset that a variant tensor holds."""
   return tf.data.experimental.from_variant(variant, spec(element_type))

@@ -1,81 +1,75 @@
-"""Runs plans: the server's part, and the adding up of what clients compute."""
+"""Runs plans: the server's part and the aggregation of client values."""
 
 import abc
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 import contextlib
+import dataclasses
 from typing import Any, Optional
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
-from tff_bn.runtime import client_part
 from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
 
 class Clients(abc.ABC):
-  """The clients of one invocation of a plan, wherever they are computed."""
+  """The clients of one invocation of a plan."""
 
   @abc.abstractmethod
   def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
-    """Computes all clients' part of a pass.
+    """Computes all clients' part of a pass, after all passes before it.
 
     Args:
-      number: The number of the pass; all passes before it have been computed.
+      number: The number of the pass.
 
     Yields:
-      What each client adds to the totals, in the order of the clients: the
-      arrays or tensors of those leaves among the pass's `folded` that the
-      clients have.
+      For each client, in order, the values to aggregate: the arrays or tensors
+      of the leaves in the pass's `folded` that are placed at clients.
     """
 
   @abc.abstractmethod
   def results(self, leaf: symbols.Leaf) -> list[Any]:
-    """The values, as TFF's users know them, of a leaf that is a result.
+    """Returns each client's value of a leaf as a result for the caller.
 
     Args:
-      leaf: The leaf.
-
-    Returns:
-      The value of each client.
+      leaf: A leaf of the computation's result.
     """
 
 
-# Makes the clients of their values, in the order of the plan's `client_inputs`,
-# and of the server's tensors, to which those of each pass are added in time.
-ClientsFn = Callable[
-    [Sequence[Sequence[Any]], Mapping[symbols.Leaf, Any]], Clients
-]
+@dataclasses.dataclass(frozen=True)
+class Invocation:
+  """A computation with the values of its argument.
+
+  Attributes:
+    computation: The computation.
+    plan: The computation's plan.
+    values: For each client its values, in the order of `plan.client_inputs`.
+    server: The server's tensors by leaf; `Execution` adds the tensors of each
+      pass.
+  """
+
+  computation: tff.framework.ConcreteComputation
+  plan: plan_lib.Plan
+  values: Sequence[Sequence[Any]]
+  server: dict[symbols.Leaf, Any]
 
 
 class Execution:
-  """One invocation of a plan."""
+  """Runs the passes of an invocation, with the server's part on one device."""
 
   def __init__(
       self,
-      plan: plan_lib.Plan,
-      argument: arguments.Argument,
-      clients_fn: ClientsFn,
+      invocation: Invocation,
+      clients: Optional[Clients],
       server_device: str,
   ):
-    """Initializes the invocation.
-
-    Args:
-      plan: The plan.
-      argument: The argument.
-      clients_fn: Makes the clients.
-      server_device: The full name of the server's device.
-    """
-    self._plan = plan
-    self._num_clients = len(argument.clients or ())
+    self._plan = invocation.plan
+    self._num_clients = len(invocation.values)
+    self._server = invocation.server
+    self._clients = clients
     self._server_device = server_device
-    self._server = {
-        leaf: client_part.to_tensor(value, server_device)
-        for leaf, value in zip(plan.server_inputs, argument.server, strict=True)
-    }
-    self._clients: Optional[Clients] = None
-    if self._num_clients:
-      self._clients = clients_fn(argument.clients, self._server)
 
   def run(self) -> None:
     """Computes all passes."""
@@ -89,17 +83,17 @@ class Execution:
       self._server.update(zip(part.totals, totals))
 
   def server_result(self, leaf: symbols.Leaf) -> Any:
-    """The value of a leaf that is at the server."""
+    """Returns the server's value of a leaf."""
     return arguments.to_python(self._server[leaf], leaf.type)
 
   def client_results(self, leaf: symbols.Leaf) -> list[Any]:
-    """The values of a leaf, one for each client."""
+    """Returns each client's value of a leaf."""
     if leaf in self._server:
       return [self.server_result(leaf) for _ in range(self._num_clients)]
     return self._clients.results(leaf) if self._clients else []
 
   def _compute_totals(self, number: int) -> list[tf.Tensor]:
-    """Computes all clients' part of a pass and folds it."""
+    """Computes all clients' part of a pass and aggregates their values."""
     part = self._plan.passes[number]
     totals = [self._server[leaf] for leaf in part.zero]
     if not self._clients:
@@ -109,11 +103,11 @@ class Execution:
     captured = [self._server[leaf] for leaf in part.captured]
     with contextlib.closing(self._clients.compute(number)) as computed:
       for values in computed:
-        values = iter(values)
+        remaining = iter(values)
         folded = [
             self._server[leaf]
             if leaf in self._server
-            else self._to_server(next(values))
+            else self._to_server(next(remaining))
             for leaf in part.folded
         ]
         totals = part.fold([*totals, *folded, *captured], self._server_device)

@@ -1,4 +1,4 @@
-"""TensorFlow computations, imported once."""
+"""A cache of imported TensorFlow computations."""
 
 import functools
 import hashlib
@@ -13,18 +13,32 @@ from tff_bn.runtime import imported_graph
 
 
 class GraphCache:
-  """Imported graphs by their content, as long as somebody uses them.
+  """Weak references to imported graphs, by the hash of their content.
 
-  Computations that share a TensorFlow computation share its function.
+  Computations that contain the same TensorFlow graph share its function.
   """
 
   def __init__(self):
     self._lock = threading.Lock()
-    self._graphs = weakref.WeakValueDictionary()
+    self._graphs: weakref.WeakValueDictionary[bytes, _Graph] = (
+        weakref.WeakValueDictionary()
+    )
 
   def get(self, computation: tff.framework.CompiledComputation) -> '_Graph':
-    """Returns the graph of a TensorFlow computation."""
-    imported_graph.check_is_tensorflow(computation)
+    """Returns the function of a TensorFlow computation.
+
+    Args:
+      computation: The computation.
+
+    Raises:
+      NotImplementedError: If it is not a computation of TensorFlow.
+    """
+    kind = computation.proto.WhichOneof('computation')
+    if kind != 'tensorflow':
+      raise NotImplementedError(
+          f'A computation of kind {kind!r} can not run in process; only a'
+          ' tff.tensorflow.computation can.'
+      )
     proto = computation.proto.tensorflow
     key = hashlib.sha256(proto.SerializeToString(deterministic=True)).digest()
     with self._lock:
@@ -35,7 +49,7 @@ class GraphCache:
 
 
 class _Graph:
-  """A TensorFlow computation, imported at its first use."""
+  """The function of a TensorFlow computation, imported on its first call."""
 
   def __init__(self, proto: Any):
     self._proto = proto

@@ -1,17 +1,16 @@
-"""TensorFlow graphs of TFF computations, made functions of this process."""
+"""Imports the TensorFlow graphs of TFF computations as functions."""
 
 from collections.abc import Iterator, Sequence
 import itertools
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-# The name that makes a `VarHandleOp` create a variable of its own each time it
-# runs (`ResourceHandle::ANONYMOUS_NAME` in TensorFlow). A client's variables
-# then belong to one call, and concurrent calls can't see each other's.
+# With this name, a `VarHandleOp` creates a new variable each time it runs
+# (`ResourceHandle::ANONYMOUS_NAME` in TensorFlow), so that concurrent calls
+# don't share variables.
 _ANONYMOUS = b'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
-# The same for lookup tables, which have operations of their own for it.
+# For lookup tables, separate operations do the same.
 _ANONYMOUS_TABLES = {
     'HashTableV2': 'AnonymousHashTable',
     'MutableHashTableV2': 'AnonymousMutableHashTable',
@@ -21,19 +20,16 @@ _ANONYMOUS_TABLES = {
 _SHARING_ATTRIBUTES = ('container', 'shared_name', 'use_node_name_sharing')
 _RESOURCES = frozenset(['VarHandleOp', *_ANONYMOUS_TABLES.values()])
 
-# TensorFlow has one name space for all functions of a process, and graphs from
-# different computations reuse names.
+# All functions of a process share one namespace in TensorFlow, but the graphs
+# of different computations reuse names.
 _import_numbers = itertools.count()
 
 
 def tensor_names(binding: Any) -> list[str]:
-  """Names of a binding's tensors, depth first.
+  """Returns the names of a binding's tensors, depth first.
 
   Args:
     binding: The `TensorFlow.Binding` of a computation's parameter or result.
-
-  Returns:
-    The names.
   """
   match binding.WhichOneof('binding'):
     case 'tensor':
@@ -52,15 +48,15 @@ def tensor_names(binding: Any) -> list[str]:
 def import_graph(
     computation: Any,
 ) -> tf.types.experimental.ConcreteFunction:
-  """Makes the graph of a TFF computation a function from tensors to tensors.
+  """Imports the graph of a TFF computation as a TensorFlow function.
 
   Args:
     computation: The `tensorflow` field of the computation's proto.
 
   Returns:
-    A function of the tensors of the parameter that returns the list of the
-    tensors of the result, both depth first. A dataset is its variant tensor.
-    Its variables and tables are new in each call.
+    A function from the parameter's tensors to the list of the result's tensors,
+    both depth first, where a dataset is its variant tensor. Each call creates
+    new variables and tables.
   """
   parameters = tensor_names(computation.parameter)
   results = tensor_names(computation.result)
@@ -72,7 +68,7 @@ def import_graph(
     _make_private(node)
   if computation.initialize_op:
     _initialize_first(graph_def, computation.initialize_op)
-  # Keras leaves placeholders behind that nobody feeds.
+  # Keras leaves unused placeholders behind, which nothing feeds.
   kept = _ancestors(graph_def, results)
   unused = [n for n, node in enumerate(graph_def.node) if node.name not in kept]
   for position in reversed(unused):
@@ -113,16 +109,17 @@ def import_graph(
 
 
 def _node_name(name: str) -> str:
-  """The node of a tensor's or control input's name."""
+  """Returns the name of the node of a tensor or control input."""
   return name.lstrip('^').split(':')[0]
 
 
 def _ancestors(
     graph_def: tf.compat.v1.GraphDef, names: Sequence[str]
 ) -> set[str]:
-  """The nodes of tensors, and all nodes that they depend on."""
+  """Returns the nodes of tensors and all nodes that they depend on."""
   nodes = {node.name: node for node in graph_def.node}
-  found, stack = set(), [_node_name(name) for name in names]
+  found: set[str] = set()
+  stack = [_node_name(name) for name in names]
   while stack:
     name = stack.pop()
     if name not in found:
@@ -174,7 +171,7 @@ def _rename_functions(graph_def: tf.compat.v1.GraphDef, suffix: str) -> None:
 
 
 def _make_private(node: Any) -> None:
-  """Makes what an operation creates belong to one call."""
+  """Makes an operation create new variables or tables in each call."""
   if node.op == 'VarHandleOp':
     node.attr['shared_name'].s = _ANONYMOUS
   elif node.op in _ANONYMOUS_TABLES:
@@ -190,28 +187,11 @@ def _initialize_first(
   """Makes the users of variables and tables wait for their initialization."""
   nodes = {node.name: node for node in graph_def.node}
   initializing = _ancestors(graph_def, [initialize_op])
-  # Only these: a control input at every node prevents fusions, and TensorFlow's
-  # oneDNN layout pass aborts the process at some of them.
+  # Control inputs at all nodes would prevent fusions, and TensorFlow's oneDNN
+  # layout pass would abort the process at some nodes.
   resources = {n for n in initializing if nodes[n].op in _RESOURCES}
   for node in graph_def.node:
     if node.name not in initializing and any(
         _node_name(i) in resources for i in node.input
     ):
       node.input.append(f'^{_node_name(initialize_op)}')
-
-
-def check_is_tensorflow(computation: tff.framework.CompiledComputation) -> None:
-  """Checks that a compiled computation is one of TensorFlow.
-
-  Args:
-    computation: The computation.
-
-  Raises:
-    NotImplementedError: If it is not.
-  """
-  kind = computation.proto.WhichOneof('computation')
-  if kind != 'tensorflow':
-    raise NotImplementedError(
-        f'A computation of kind {kind!r} can not run in process; only those of'
-        ' tff.tensorflow.computation can.'
-    )

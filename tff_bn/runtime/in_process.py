@@ -1,32 +1,31 @@
-"""TFF contexts that compute in this process, with ordinary TensorFlow.
+"""TFF contexts that run computations in this process.
 
-TFF's own runtime computes in a child process that has no GPU. The contexts here
-run any TFF computation in the Python process itself, on the devices that
-TensorFlow sees there.
+TFF's own runtime runs computations in a child process without GPUs. These
+contexts run any TFF computation in the Python process itself, on its TensorFlow
+devices.
 
-Clients are computed several at a time and added up one after another in their
-order, so results don't depend on the number of threads or devices, and a
-client's values are dropped when they have been added.
+Several clients are computed concurrently, but aggregated one by one in their
+order. Results therefore don't depend on the number of threads or devices. A
+client's values are freed after they are aggregated.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 from typing import Any, Optional
 
 import tensorflow_federated as tff
 
 from tff_bn.runtime import devices as devices_lib
+from tff_bn.runtime import execution
 from tff_bn.runtime import local_clients
-from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import plan_context
-from tff_bn.runtime import symbols
 
 
 class InProcessContext(plan_context.PlanContext):
   """Runs TFF computations with this process's TensorFlow.
 
-  It may be used by several threads at the same time.
+  Several threads may use the context concurrently.
   """
 
   def __init__(
@@ -39,12 +38,12 @@ class InProcessContext(plan_context.PlanContext):
 
     Args:
       client_devices: The TensorFlow devices for the clients, such as
-        `['GPU:0', 'GPU:1']`; client i is computed on device i modulo their
-        number. Default: all GPUs, or the CPU if there is none.
-      server_device: The device for what the server computes. Default: the
-        clients' if they have only one, else the CPU.
-      max_concurrent_clients: How many clients are computed at the same time, on
-        all devices together. Default: one on a GPU, two on a CPU.
+        `['GPU:0', 'GPU:1']`; client i runs on device i modulo their number.
+        Default: all GPUs, or the CPU if there is none.
+      server_device: The device for the server's part. Default: the clients'
+        device if there is only one, else the CPU.
+      max_concurrent_clients: The number of clients computed concurrently on
+        all devices together. Default: one for each GPU, two for each CPU.
 
     Raises:
       ValueError: If there is no such device, or `max_concurrent_clients` is
@@ -63,35 +62,32 @@ class InProcessContext(plan_context.PlanContext):
     super().__init__(devices_lib.full_name(server_device))
 
   def clients(
-      self,
-      comp: tff.framework.ConcreteComputation,
-      plan: plan_lib.Plan,
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
+      self, invocation: execution.Invocation
   ) -> contextlib.AbstractContextManager[local_clients.LocalClients]:
     """See the base class."""
     return contextlib.nullcontext(
-        local_clients.LocalClients(plan, self._devices, values, server)
+        local_clients.LocalClients(invocation, self._devices)
     )
 
   def close(self) -> None:
     """Ends the context's threads and frees memory."""
     for device in self._devices:
-      device.lanes.close()
+      device.close()
     super().close()
 
 
 class AsyncInProcessContext(tff.framework.AsyncContext):
-  """The same for asynchronous callers, such as `tff.program`.
+  """Runs TFF computations in this process for asynchronous callers.
 
-  For `tff.program.NativeFederatedContext(AsyncInProcessContext())`.
+  Use it with `tff.program`, as
+  `tff.program.NativeFederatedContext(AsyncInProcessContext())`.
   """
 
   def __init__(self, **kwargs: Any):
     """Initializes the context.
 
     Args:
-      **kwargs: As for `InProcessContext`.
+      **kwargs: The arguments of `InProcessContext`.
     """
     super().__init__()
     self._context = InProcessContext(**kwargs)
@@ -108,15 +104,15 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
 
 
 def set_default_in_process_context(**kwargs: Any) -> InProcessContext:
-  """Makes TFF computations run in this process, from now on.
+  """Makes an `InProcessContext` the calling thread's default context.
 
-  The default context of TFF belongs to one thread. To run computations in
-  another one, call `tff.framework.set_default_context` there with what this
-  returns.
+  Each thread has its own default context in TFF. To run computations in another
+  thread, pass the returned context to `tff.framework.set_default_context` in
+  that thread.
 
   Args:
-    **kwargs: As for `InProcessContext`: `client_devices`, `server_device`,
-      `max_concurrent_clients`.
+    **kwargs: The arguments of `InProcessContext`: `client_devices`,
+      `server_device`, `max_concurrent_clients`.
 
   Returns:
     The context.
@@ -131,8 +127,8 @@ def in_process_runtime(**kwargs: Any) -> Iterator[InProcessContext]:
   """Runs TFF computations in this process for a `with` block.
 
   Args:
-    **kwargs: As for `InProcessContext`: `client_devices`, `server_device`,
-      `max_concurrent_clients`.
+    **kwargs: The arguments of `InProcessContext`: `client_devices`,
+      `server_device`, `max_concurrent_clients`.
 
   Yields:
     The context, installed as the calling thread's default.

@@ -1,13 +1,15 @@
-"""Evaluates a TFF computation with symbols in place of tensors.
+"""Evaluates TFF computations with symbols in place of tensors.
 
-That resolves all lambdas, blocks, selections and structures, and leaves a graph
-of operations on tensors, see `symbols`.
+The evaluation resolves all lambdas, blocks, selections and structures. The
+result is a graph of operations on tensors, see `symbols`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import itertools
+import threading
 from typing import Any
+import warnings
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -16,45 +18,21 @@ from tff_bn.runtime import element_structure
 from tff_bn.runtime import graph_cache
 from tff_bn.runtime import symbols
 
-
-def intrinsics(proto: Any) -> Iterator[str]:
-  """Yields the names of the intrinsics in a serialized computation.
-
-  Args:
-    proto: The computation.
-
-  Yields:
-    Their names; those that occur several times, several times.
-  """
-  match proto.WhichOneof('computation'):
-    case 'intrinsic':
-      yield proto.intrinsic.uri
-    case 'selection':
-      yield from intrinsics(proto.selection.source)
-    case 'struct':
-      for element in proto.struct.element:
-        yield from intrinsics(element.value)
-    case 'call':
-      yield from intrinsics(proto.call.function)
-      if proto.call.HasField('argument'):
-        yield from intrinsics(proto.call.argument)
-    case 'lambda':
-      yield from intrinsics(getattr(proto, 'lambda').result)
-    case 'block':
-      for local in proto.block.local:
-        yield from intrinsics(local.value)
-      yield from intrinsics(proto.block.result)
+_SECURE_INTRINSICS = frozenset(
+    [
+        'federated_secure_modular_sum',
+        'federated_secure_select',
+        'federated_secure_sum',
+        'federated_secure_sum_bitwidth',
+    ]
+)
+_warned_of_insecurity = threading.Event()
 
 
 class Interpreter:
   """Evaluates TFF's computations with symbols."""
 
   def __init__(self, graphs: graph_cache.GraphCache):
-    """Initializes the interpreter.
-
-    Args:
-      graphs: Where imported graphs are found.
-    """
     self._graphs = graphs
     self._location = symbols.Location.SERVER
 
@@ -70,12 +48,12 @@ class Interpreter:
     """Evaluates a computation.
 
     Args:
-      proto: Its serialized form, which TFF has in any case. The types of most
-        of its parts are not needed, and to build them takes the most time.
-      environment: The values of the names that occur in it.
+      proto: The computation's proto. TFF's building blocks would be slower:
+        they build the types of all parts, most of which are not needed.
+      environment: The values of the names in the computation.
 
     Returns:
-      Its value.
+      The computation's value: a tree of symbols or a function between trees.
     """
     match proto.WhichOneof('computation'):
       case 'reference':
@@ -126,6 +104,14 @@ class Interpreter:
     if intrinsic is not None:
       return lambda argument: intrinsic(argument, proto.type)
     block = tff.framework.ComputationBuildingBlock.from_proto(proto)
+    if uri in _SECURE_INTRINSICS:
+      _warn_of_insecurity()
+      comp = tff.backends.test.replace_secure_intrinsics_with_bodies(
+          tff.framework.ConcreteComputation.from_building_block(block)
+      )
+      return self.evaluate(
+          tff.framework.ConcreteComputation.get_proto(comp), {}
+      )
     body, is_reduced = tff.tensorflow.replace_intrinsics_with_bodies(block)
     if not is_reduced:
       raise NotImplementedError(
@@ -150,7 +136,7 @@ class Interpreter:
       inputs: Sequence[symbols.Leaf],
       result_type: tff.Type,
   ) -> symbols.Tree:
-    """An operation at the place where the evaluation is."""
+    """Creates an operation at the current location; returns its outputs."""
     node = symbols.Operation(
         trace, self._location, inputs, element_structure.leaf_types(result_type)
     )
@@ -178,9 +164,9 @@ class Interpreter:
   def _inner_function(
       self, function: Callable[[Any], symbols.Tree], argument_type: tff.Type
   ) -> symbols.InnerFunction:
-    """Evaluates a function for itself."""
+    """Evaluates a function with new symbols as its arguments."""
     first = symbols.Node.next_number()
-    inputs = []
+    inputs: list[symbols.Leaf] = []
     argument = symbols.new_inputs(argument_type, self._location, inputs)
     outputs = symbols.flatten(function(argument))
     captured = symbols.unique(
@@ -197,16 +183,15 @@ class Interpreter:
     )
     return symbols.InnerFunction(tuple(inputs), captured, tuple(outputs))
 
-  # Intrinsics. Each gets its argument and its serialized type. A federated
-  # value is the tree of what the server, or each client, has: its leaves say
-  # where they are, and what is at the server reaches clients wherever they use
-  # it.
+  # Intrinsics. Each method takes the intrinsic's argument and serialized type.
+  # A federated value is the tree of the server's or of one client's values.
+  # Each leaf knows its location, and clients can use all leaves of the server.
 
   def _federated_apply(self, argument: Any, _: Any) -> symbols.Tree:
     function, value = argument
     return function(value)
 
-  # Computed once, for all clients.
+  # The server computes the result once for all clients.
   _federated_map_all_equal = _federated_apply
 
   def _federated_map(self, argument: Any, _: Any) -> symbols.Tree:
@@ -334,3 +319,14 @@ class Interpreter:
       )
 
     return self._operation(trace, [argument], type_signature.result)
+
+
+def _warn_of_insecurity() -> None:
+  if _warned_of_insecurity.is_set():
+    return
+  _warned_of_insecurity.set()
+  warnings.warn(
+      'Secure aggregation is simulated here: the sums are right, but computed'
+      ' without cryptography.',
+      stacklevel=2,
+  )

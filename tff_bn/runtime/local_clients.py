@@ -1,8 +1,9 @@
-"""Computes clients in threads of this process."""
+"""Clients that threads of this process compute."""
 
 import collections
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 import concurrent.futures
+import functools
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -11,42 +12,32 @@ from tff_bn.runtime import arguments
 from tff_bn.runtime import client_part
 from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
-from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 
-# How many clients per lane may be computed before their turn to be added up.
+# The number of clients per thread that may wait to be aggregated.
 _CLIENTS_AHEAD = 2
 
 
 class LocalClients(execution.Clients):
-  """Client i is computed on device i modulo the number of devices."""
+  """Computes client i on device i modulo the number of devices."""
 
   def __init__(
       self,
-      plan: plan_lib.Plan,
+      invocation: execution.Invocation,
       devices: Sequence[devices_lib.Device],
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
   ):
-    """Initializes the clients.
-
-    Args:
-      plan: The plan.
-      devices: The devices.
-      values: The clients' values, in the order of the plan's `client_inputs`.
-      server: The server's tensors, to which those of each pass are added.
-    """
-    self._plan = plan
+    self._plan = invocation.plan
+    self._values = invocation.values
     self._devices = devices
-    self._values = values
     self._parts = [
-        client_part.ClientPart(plan, device.name, server) for device in devices
+        client_part.ClientPart(invocation.plan, device.name, invocation.server)
+        for device in devices
     ]
-    # Of each client, what later passes need; `None`: nothing is computed yet.
-    self._kept: list[Optional[dict[symbols.Leaf, tf.Tensor]]] = [None] * len(
-        values
-    )
-    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in values]
+    # Each client's tensors for later passes; `None` before the first pass.
+    self._kept: list[Optional[dict[symbols.Leaf, tf.Tensor]]] = [
+        None for _ in self._values
+    ]
+    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in self._values]
 
   def results(self, leaf: symbols.Leaf) -> list[Any]:
     """See the base class."""
@@ -55,21 +46,21 @@ class LocalClients(execution.Clients):
   def compute(self, number: int) -> Generator[Sequence[Any], None, None]:
     """See the base class."""
     clients = range(len(self._values))
-    num_lanes = sum(device.lanes.number for device in self._devices)
-    if num_lanes == 1 or len(clients) == 1:
+    num_threads = sum(device.num_threads for device in self._devices)
+    if num_threads == 1 or len(clients) == 1:
       for client in clients:
         yield self._compute(client, number)
       return
-    running = collections.deque()
+    running: collections.deque[concurrent.futures.Future[list[tf.Tensor]]] = (
+        collections.deque()
+    )
     try:
       for client in clients:
-        if len(running) >= _CLIENTS_AHEAD * num_lanes:
+        if len(running) >= _CLIENTS_AHEAD * num_threads:
           yield running.popleft().result()
         device = self._devices[client % len(self._devices)]
         running.append(
-            device.lanes.submit(
-                lambda client=client: self._compute(client, number)
-            )
+            device.submit(functools.partial(self._compute, client, number))
         )
       while running:
         yield running.popleft().result()
@@ -79,7 +70,7 @@ class LocalClients(execution.Clients):
       concurrent.futures.wait(running)
 
   def _compute(self, client: int, number: int) -> list[tf.Tensor]:
-    """Computes one client's part of a pass; returns what is to be folded."""
+    """Computes a client's part of a pass; returns the values to aggregate."""
     part = self._parts[client % len(self._parts)]
     tensors = self._kept[client]
     if tensors is None:

@@ -1,19 +1,19 @@
-"""TensorFlow Federated's own runtime, with a worker that never outlives us.
+"""TensorFlow Federated's own runtime, with a worker that ends with its parent.
 
-TFF executes computations in a child process, its `worker_binary`. Left alone
-that child survives the Python process that started it, keeps its standard
+TFF runs computations in a child process, its `worker_binary`. If TFF starts
+this process itself, the worker survives the Python process, keeps its standard
 output open (so that `program | tail` hangs) and prints an error while the
-interpreter shuts down. This module starts the same binary itself and connects
-TFF to it with the public parts of `tff.framework`, so that the child
+interpreter shuts down. This module starts the same binary and connects TFF to
+it with the public parts of `tff.framework`. The worker then
 
-*   ends when the `with native_runtime():` block ends, for whatever reason,
-*   is killed by the kernel (Linux) when the Python process dies without a
-    chance to clean up, `kill -9` included.
+*   ends with the `with native_runtime():` block, even after an error,
+*   is killed by the kernel (Linux) if the Python process dies without cleaning
+    up, for example after `kill -9`.
 """
 
 import asyncio
 import atexit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import concurrent.futures
 import contextlib
 import os
@@ -35,23 +35,24 @@ _WORKER_NAME = 'worker_binary'
 _WORKER_PATH = os.path.join(
     os.path.dirname(os.path.abspath(tff.__file__)), 'data', _WORKER_NAME
 )
-_LEFT = "TFF's native runtime was left; enter `native_runtime()` again."
+_ENDED = "TFF's native runtime has ended; enter `native_runtime()` again."
+_NOT_STARTED = "TFF's worker process did not start."
 _START_TIMEOUT_SECONDS = 120.0
 _START_ATTEMPTS = 3
 _END_TIMEOUT_SECONDS = 5.0
 
-_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # As TFF's own channel.
+_MAX_MESSAGE_BYTES = 2 * 1000 * 1000 * 1000  # As in TFF's own channel.
 _CHANNEL_OPTIONS = (
     ('grpc.max_message_length', _MAX_MESSAGE_BYTES),
     ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
     ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
-    # The worker is on this machine: a proxy would only be in the way.
+    # The worker runs on this machine, so no proxy is needed.
     ('grpc.enable_http_proxy', 0),
 )
 
-# Runs in a new interpreter that then becomes the worker: it asks the kernel to
-# kill it when its parent dies. `prctl(PR_SET_PDEATHSIG)` survives the `exec`.
-# A `preexec_fn` would do the same, but is unsafe in a process with threads.
+# A new interpreter runs this and then becomes the worker. It asks the kernel to
+# kill it when its parent dies; `prctl(PR_SET_PDEATHSIG)` survives the `exec`.
+# A `preexec_fn` could do the same, but is unsafe in a process with threads.
 _LAUNCHER = """
 import os, signal, sys
 if sys.platform.startswith('linux'):
@@ -64,16 +65,16 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class _Stub(tff.framework.RemoteExecutorGrpcStub):
-  """A connection to a worker whose values end with it."""
+  """A connection to a worker, which may end before the values it holds."""
 
   def dispose(self, request: Any) -> None:
-    # Called when a value is garbage-collected, where an error can't be handled.
+    # TFF calls this during garbage collection, where errors are not handled.
     with contextlib.suppress(tff.framework.RetryableError):
       super().dispose(request)
 
 
 class _Worker:
-  """One `worker_binary` process, started at the first use."""
+  """A `worker_binary` process, started on first use."""
 
   def __init__(self):
     self._lock = threading.Lock()
@@ -84,25 +85,20 @@ class _Worker:
   def create_executor(
       self, cardinalities: tff.framework.CardinalitiesType
   ) -> tff.framework.RemoteExecutor:
-    """Returns an executor for so many clients, starting the worker if needed.
-
-    Args:
-      cardinalities: The number of clients.
-
-    Returns:
-      A `tff.framework.RemoteExecutor`.
+    """Returns an executor, after starting the worker if necessary.
 
     Raises:
       RuntimeError: If the worker does not start, died, or was ended.
     """
     with self._lock:
       # TFF retries calls whose connection broke. Starting another worker then
-      # would undo `end`, or repeat what killed the first one (mostly memory).
+      # would undo `end`, or fail for the same reason (mostly lack of memory).
       if self._ended:
-        raise RuntimeError(_LEFT)
-      if self._process is None:
-        self._start()
-      status = self._process.poll()
+        raise RuntimeError(_ENDED)
+      process = self._process
+      if process is None:
+        process = self._start()
+      status = process.poll()
     if status is not None:
       raise RuntimeError(
           f"TFF's worker process ended with status {status}"
@@ -113,7 +109,7 @@ class _Worker:
     executor.set_cardinalities(cardinalities)
     return executor
 
-  def _start(self) -> None:
+  def _start(self) -> subprocess.Popen[bytes]:
     """Starts the process and waits until it answers."""
     if not os.path.isfile(_WORKER_PATH):
       raise RuntimeError(
@@ -122,26 +118,28 @@ class _Worker:
     # Another program can take a port between its choice and its use.
     for _ in range(_START_ATTEMPTS):
       port = portpicker.pick_unused_port()
-      self._start_at(port)
-      if self._ended or self._is_listening(port):
+      process = self._start_at(port)
+      if self._ended or _is_listening(process, port):
         break
     else:
-      raise RuntimeError("TFF's worker process did not start.")
+      raise RuntimeError(_NOT_STARTED)
     channel = grpc.insecure_channel(f'localhost:{port}', _CHANNEL_OPTIONS)
-    # The stub would watch the connection in a thread that can't be stopped;
-    # nothing here asks for what it learns.
+    # The stub would watch the connection in a thread that can't be stopped, and
+    # nothing here needs the connection's state.
     channel.subscribe = lambda callback, try_to_connect=None: None
     self._stub = _Stub(channel)
+    return process
 
-  def _start_at(self, port: int) -> None:
+  def _start_at(self, port: int) -> subprocess.Popen[bytes]:
     """Starts the process."""
     command = [
         *(sys.executable, '-I', '-S', '-c', _LAUNCHER, str(os.getpid())),
         *(_WORKER_PATH, f'--port={port}'),
         '--max_concurrent_computation_calls=-1',
     ]
-    started = threading.Event()
-    errors = []
+    started: concurrent.futures.Future[subprocess.Popen[bytes]] = (
+        concurrent.futures.Future()
+    )
 
     # The kernel sends the parent-death signal when the *thread* that started
     # the child ends. This thread ends after the child.
@@ -151,51 +149,85 @@ class _Worker:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            # Ctrl-C goes to the whole process group; the worker has to live
-            # until the program has put its things in order.
+            # Ctrl-C goes to the whole process group, but the worker has to live
+            # until the program has cleaned up.
             start_new_session=True,
         )
-      except OSError as e:
-        errors.append(e)
-      started.set()
-      if self._process is not None:
-        self._process.wait()
+      except OSError as error:
+        started.set_exception(error)
+        return
+      started.set_result(self._process)
+      self._process.wait()
 
     threading.Thread(target=keep, name='tff-worker', daemon=True).start()
-    started.wait()
-    if errors:
-      raise RuntimeError("TFF's worker process did not start.") from errors[0]
-
-  def _is_listening(self, port: int) -> bool:
-    """Waits for the process; whether it came so far that it can be used."""
-    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
-    while self._process.poll() is None and time.monotonic() < deadline:
-      # Not by connecting to the port: another program may be listening there.
-      with contextlib.suppress(psutil.Error):
-        connections = psutil.Process(self._process.pid).net_connections('tcp')
-        if any(
-            c.status == psutil.CONN_LISTEN and c.laddr.port == port
-            for c in connections
-        ):
-          return True
-      time.sleep(0.02)
-    self._process.kill()
-    return False
+    try:
+      return started.result()
+    except OSError as error:
+      raise RuntimeError(_NOT_STARTED) from error
 
   def end(self) -> None:
-    """Kills the process and waits for its end; nothing can start it again."""
-    # Before the lock: a thread that holds it may be waiting for the process.
+    """Kills the process for good and waits for its end."""
+    # First without the lock, whose holder may be waiting for the process.
     self._ended = True
     if self._process is not None:
       self._process.kill()
     with self._lock:
-      if self._process is not None:  # Also one that was starting just now.
+      if self._process is not None:  # It may have started in the meantime.
         self._process.kill()
         self._process.wait()
 
 
+def _is_listening(process: subprocess.Popen[bytes], port: int) -> bool:
+  """Waits until a process listens on a port; kills it if it takes too long."""
+  deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+  while process.poll() is None and time.monotonic() < deadline:
+    # Don't connect to the port: another program may be listening there.
+    with contextlib.suppress(psutil.Error):
+      connections = psutil.Process(process.pid).net_connections('tcp')
+      if any(
+          c.status == psutil.CONN_LISTEN and c.laddr.port == port
+          for c in connections
+      ):
+        return True
+    time.sleep(0.02)
+  process.kill()
+  return False
+
+
+class _EventLoop:
+  """An event loop that runs in a thread."""
+
+  def __init__(self):
+    started: concurrent.futures.Future[asyncio.AbstractEventLoop] = (
+        concurrent.futures.Future()
+    )
+
+    async def serve():
+      self._closed = asyncio.Event()
+      started.set_result(asyncio.get_running_loop())
+      await self._closed.wait()
+
+    self._thread = threading.Thread(
+        target=lambda: asyncio.run(serve()), name='tff-native', daemon=True
+    )
+    self._thread.start()
+    self._loop = started.result()
+
+  def call(self, function: Callable[..., None], *args: Any) -> None:
+    """Calls a function in the event loop."""
+    if not self._thread.is_alive():
+      raise RuntimeError(_ENDED)
+    self._loop.call_soon_threadsafe(function, *args)
+
+  def close(self) -> None:
+    """Ends the thread."""
+    if self._thread.is_alive():
+      self._loop.call_soon_threadsafe(self._closed.set)
+      self._thread.join(_END_TIMEOUT_SECONDS)
+
+
 class _NativeContext(tff.framework.SyncContext):
-  """As TFF's `create_sync_local_cpp_execution_context`, but can be closed."""
+  """TFF's `create_sync_local_cpp_execution_context` with a `close` method."""
 
   def __init__(self):
     self._worker = _Worker()
@@ -208,32 +240,23 @@ class _NativeContext(tff.framework.SyncContext):
         transform_result=tff.tensorflow.transform_result,
     )
     self._lock = threading.Lock()
-    self._thread: Optional[threading.Thread] = None
-    self._loop: Optional[asyncio.AbstractEventLoop] = None
-    self._closed: Optional[asyncio.Event] = None
+    self._loop: Optional[_EventLoop] = None
 
   def invoke(self, comp: Any, arg: Any) -> Any:
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     with self._lock:
-      if self._thread is None:
-        self._start_thread()
-      if not self._thread.is_alive():
-        raise RuntimeError(_LEFT)
-      future = concurrent.futures.Future()
-      self._loop.call_soon_threadsafe(self._begin, future, comp, arg)
+      if self._loop is None:
+        self._loop = _EventLoop()
+      self._loop.call(self._begin, future, comp, arg)
     return future.result()
 
   def _begin(
       self, future: concurrent.futures.Future[Any], comp: Any, arg: Any
   ) -> None:
-    """Starts a computation, in the event loop.
+    """Starts a computation in the event loop.
 
-    The coroutine is made here: Ctrl-C can't come between, in this thread, and
-    leave one that nobody awaits.
-
-    Args:
-      future: Gets the result.
-      comp: The computation.
-      arg: Its argument.
+    This thread creates the coroutine because Ctrl-C can't interrupt this thread
+    and leave a coroutine that nothing awaits.
     """
 
     def finish(task: asyncio.Task[Any]) -> None:
@@ -244,36 +267,19 @@ class _NativeContext(tff.framework.SyncContext):
       else:
         future.set_result(task.result())
 
-    task = self._loop.create_task(self._async_context.invoke(comp, arg))
+    task = asyncio.create_task(self._async_context.invoke(comp, arg))
     task.add_done_callback(finish)
 
-  def _start_thread(self) -> None:
-    """Starts an event loop, in which the asynchronous context works."""
-    started = threading.Event()
-
-    async def serve():
-      self._loop = asyncio.get_running_loop()
-      self._closed = asyncio.Event()
-      started.set()
-      await self._closed.wait()
-
-    self._thread = threading.Thread(
-        target=lambda: asyncio.run(serve()), name='tff-native', daemon=True
-    )
-    self._thread.start()
-    started.wait()
-
   def close(self) -> None:
-    """Ends the worker, and what is being computed."""
+    """Ends the worker and all running computations."""
     self._worker.end()
-    # The thread must not be in the middle of something when the interpreter
-    # ends: if it is inside of C++ code, the process aborts.
-    if self._thread is not None and self._thread.is_alive():
-      self._loop.call_soon_threadsafe(self._closed.set)
-      self._thread.join(_END_TIMEOUT_SECONDS)
+    # If the thread is inside of C++ code when the interpreter ends, the process
+    # aborts.
+    if self._loop is not None:
+      self._loop.close()
 
 
-# The `native_runtime` blocks that are open, by their contexts.
+# The open `native_runtime` blocks by their contexts.
 _blocks: dict[_NativeContext, contextlib.ExitStack] = {}
 _owner_pid = os.getpid()
 
@@ -281,8 +287,7 @@ _owner_pid = os.getpid()
 @contextlib.contextmanager
 def _sigterm_as_exit() -> Iterator[None]:
   """Turns SIGTERM into `SystemExit`, so that `finally` blocks run."""
-  # Python lets only the main thread set handlers; a handler that somebody else
-  # has set stays.
+  # Only the main thread can set handlers. Keep a handler that other code set.
   if (
       threading.current_thread() is not threading.main_thread()
       or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
@@ -305,13 +310,13 @@ def _sigterm_as_exit() -> Iterator[None]:
 def native_runtime() -> Iterator[tff.framework.SyncContext]:
   """Runs TFF computations in TFF's C++ worker process for a `with` block.
 
-  The worker starts with the first computation that is invoked and ends with
-  the block: at its normal end, at an exception, at Ctrl-C, at SIGTERM (which
-  becomes a `SystemExit`), and at the latest with this process, however it ends.
+  The worker starts with the first computation and ends with the block, also
+  after an exception, Ctrl-C or SIGTERM (which raises `SystemExit`). It ends at
+  the latest with this process, even if this process is killed.
 
-  The default context of TFF belongs to one thread. To run computations in
-  another one, call `tff.framework.set_default_context` there with what this
-  yields.
+  Each thread has its own default context in TFF. To run computations in another
+  thread, pass the context to `tff.framework.set_default_context` in that
+  thread.
 
   Yields:
     The TFF execution context, installed as the calling thread's default.
@@ -323,20 +328,19 @@ def native_runtime() -> Iterator[tff.framework.SyncContext]:
     block.callback(context.close)
     previous = tff.framework.get_context_stack().current
     block.callback(tff.framework.set_default_context, previous)
-    del previous  # What never leaves the block must not keep it.
+    del previous  # If the block never ends, this frame must not keep it alive.
     block.enter_context(_sigterm_as_exit())
     tff.framework.set_default_context(context)
     yield context
 
 
 def end_worker_processes() -> None:
-  """Ends every TFF worker process that this process has started.
+  """Ends all TFF worker processes that this process has started.
 
-  That is those of `native_runtime` blocks that are still open, and those that
-  TFF's own default context has started. A context whose worker was ended
-  here fails at its next computation.
+  These are the workers of open `native_runtime` blocks and of TFF's own default
+  context. A context fails at its next computation after its worker has ended.
   """
-  if os.getpid() != _owner_pid:  # A fork has no part in its parent's workers.
+  if os.getpid() != _owner_pid:  # A fork must not end its parent's workers.
     return
   for context in list(_blocks):
     context.close()
@@ -348,8 +352,8 @@ def end_worker_processes() -> None:
   for child in children:
     with contextlib.suppress(psutil.NoSuchProcess):
       child.kill()
-  # Not `child.wait()`: that would reap the process, and TFF, which has started
-  # it, signals its number later, when it may be another process's.
+  # Not `child.wait()`, which would reap the process: TFF sends a signal to its
+  # process id later, which another process could have by then.
   deadline = time.monotonic() + _END_TIMEOUT_SECONDS
   while any(_is_running(c) for c in children) and time.monotonic() < deadline:
     time.sleep(0.01)
@@ -370,11 +374,11 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 def _end_at_exit() -> None:
-  """Ends the workers, and blocks never left, while modules can still be used.
+  """Ends the workers and the open blocks while modules can still be used.
 
-  TFF's own default context ends in `tff_stand_ins`.
+  `tff_stand_ins` ends TFF's own default context.
   """
-  # First: TFF's own context must not notice that its worker ends.
+  # TFF's own context must not notice that its worker ends.
   tff_stand_ins.stop_watching_workers()
   end_worker_processes()
   if os.getpid() == _owner_pid:

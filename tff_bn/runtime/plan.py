@@ -1,27 +1,26 @@
-"""What a TFF computation does, as a plan of TensorFlow functions.
+"""Plans: TFF computations as sequences of TensorFlow functions.
 
-A computation is evaluated once with symbols in place of tensors (see
-`interpreter`), which leaves a graph of operations on tensors, each of which is
-at the server or at the clients. The only way from the clients to the server is
-a fold: `federated_aggregate`, to which TFF reduces all sums and means.
+`interpreter` evaluates a computation once with symbols in place of tensors. The
+result is a graph of TensorFlow operations at the server and at the clients.
+Values go from the clients to the server only through folds, that is, through
+`federated_aggregate`, to which TFF reduces all sums and means.
 
-The plan cuts the graph at the folds. Its pass p has three parts, each of which
-becomes one TensorFlow function:
+The plan cuts the graph at the folds into passes. Each pass consists of three
+TensorFlow functions:
 
-1.  `server`: what the server can compute from its values and from the folds of
-    earlier passes.
-2.  `clients`: what a client can compute from its values and the server's.
-3.  `fold`: adds one client's values to the accumulators of all folds for which
-    they are complete.
+1.  `server` computes the server's operations that need no later fold.
+2.  `clients` computes a client's operations from its values and the server's.
+3.  `fold` adds a client's values to the accumulators of the folds.
 
-So a round of federated averaging is one function call and one addition for each
-client, and a client's values can be dropped once they are added.
+A round of federated averaging thus takes one call of `clients` and one of
+`fold` for each client, whose values can then be freed.
 """
 
 import collections
 from collections.abc import Iterable, Sequence
 import dataclasses
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.runtime import graph_cache
@@ -32,17 +31,18 @@ from tff_bn.runtime import symbols
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-  """One way from the server to the clients and back.
+  """One exchange between the server and the clients.
 
   Attributes:
-    server: What the server computes first.
-    received: The server's leaves that clients need from this pass on.
-    clients: What each client computes then.
-    folded: The clients' leaves that are added up.
+    server: The server's function, which is called first.
+    received: The server's leaves that clients use in this pass for the first
+      time.
+    clients: The function of each client, which is called next.
+    folded: The clients' leaves that are aggregated.
     zero: The leaves of the accumulators before the first client.
-    fold: Takes the accumulators, `folded` and `captured`, and returns the new
-      accumulators.
-    captured: The server's leaves that the accumulation uses.
+    fold: The function from the accumulators, `folded` and `captured` to the
+      next accumulators.
+    captured: The server's leaves that `fold` uses.
     totals: The leaves of the accumulators after the last client.
     kept: The clients' leaves that later passes need.
     results: The clients' leaves that are results of the computation.
@@ -62,12 +62,12 @@ class Pass:
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-  """A leaf that is sent.
+  """A value that the server sends to all clients, or each client to the server.
 
   Attributes:
-    pass_number: The pass in which it is sent, from 0.
-    sender: The server, which sends to all clients, or each of the clients.
-    leaf: The leaf.
+    pass_number: The number of the pass, from 0.
+    sender: The sender.
+    leaf: The leaf of the value.
   """
 
   pass_number: int
@@ -76,11 +76,11 @@ class Transfer:
 
 
 class Plan:
-  """What a computation does.
+  """The passes that compute a TFF computation.
 
   Attributes:
-    server_inputs: The leaves of the argument that are at the server, or the
-      same for all clients, depth first.
+    server_inputs: The leaves of the argument that are at the server or equal
+      for all clients, depth first.
     client_inputs: The leaves of the argument that differ between clients, depth
       first.
     passes: The passes, at least one.
@@ -92,14 +92,14 @@ class Plan:
       computation: tff.framework.ConcreteComputation,
       graphs: graph_cache.GraphCache,
   ):
-    """Makes a plan.
+    """Plans a computation.
 
     Args:
       computation: The computation.
-      graphs: Where imported graphs are found.
+      graphs: The cache for the computation's graphs.
     """
-    self.server_inputs = []
-    self.client_inputs = []
+    self.server_inputs: list[symbols.Leaf] = []
+    self.client_inputs: list[symbols.Leaf] = []
     proto = tff.framework.ConcreteComputation.get_proto(computation)
     function = interpreter.Interpreter(graphs).evaluate(proto, {})
     type_signature = computation.type_signature
@@ -115,15 +115,15 @@ class Plan:
       results: Iterable[symbols.Leaf],
       client_results: Iterable[symbols.Leaf] = (),
   ) -> list[Transfer]:
-    """What the server and the clients send each other for certain results.
+    """Returns the values that must be sent to compute certain results.
 
     Args:
       results: Leaves of the result.
-      client_results: Further ones, which clients get.
+      client_results: Further leaves of the result, which clients receive.
 
     Returns:
-      The transfers in their order. A client sends a value once in each pass in
-      which it is added up; the server sends a value once.
+      The transfers in their order. A client sends a value once in each pass
+      that aggregates it; the server sends a value once.
     """
     client_results = tuple(client_results)
     received = [(leaf.node.level, leaf) for leaf in client_results]
@@ -132,10 +132,10 @@ class Plan:
       if isinstance(node, symbols.Fold):
         values = [(node.level - 1, leaf) for leaf in node.values]
         sent += values
-        received += values  # A client may hand back what it got.
+        received += values  # A client may return the server's values.
       elif node.location is symbols.Location.CLIENTS:
         received += [(node.level, leaf) for leaf in node.inputs]
-    first_use = {}
+    first_use: dict[symbols.Leaf, int] = {}
     for number, leaf in received:
       if leaf.node.location is symbols.Location.SERVER:
         first_use[leaf] = min(number, first_use.get(leaf, number))
@@ -150,7 +150,7 @@ class Plan:
     return sorted([*down, *up], key=lambda transfer: transfer.pass_number)
 
   def _argument(self, type_spec: tff.Type) -> symbols.Tree:
-    """The symbols of an argument."""
+    """Creates the symbols of an argument of the computation."""
     location, leaves = symbols.Location.SERVER, self.server_inputs
     if isinstance(type_spec, tff.FederatedType):
       if type_spec.placement is tff.CLIENTS and not type_spec.all_equal:
@@ -169,21 +169,21 @@ class Plan:
     operations = collections.defaultdict(list)  # By pass and location.
     folds = collections.defaultdict(list)  # By pass.
     users = collections.defaultdict(set)  # The nodes that need a leaf.
-    last_pass = {}  # In which a leaf of the clients is needed.
+    last_pass: dict[symbols.Leaf, int] = {}  # By leaf of the clients.
     for node in symbols.nodes_between((), self.results):
       number = node.level
       if isinstance(node, symbols.Operation):
         operations[number, node.location].append(node)
       elif isinstance(node, symbols.Fold):
-        number -= 1  # It is computed in the pass before its result is there.
+        number -= 1  # The pass before the one that can use the result.
         folds[number].append(node)
       for leaf in node.inputs:
         users[leaf].add(node)
         if leaf.node.location is symbols.Location.CLIENTS:
           last_pass[leaf] = max(number, last_pass.get(leaf, 0))
     results = frozenset(self.results)
-    kept = frozenset()
-    received = set()
+    kept: frozenset[symbols.Leaf] = frozenset()
+    received: set[symbols.Leaf] = set()
     passes = []
     for number in range(1 + max((n for n, _ in operations), default=0)):
       server, clients = (
@@ -229,12 +229,12 @@ class Plan:
 
 
 def _stage(
-    operations: Sequence[symbols.Node],
+    operations: Sequence[symbols.Operation],
     users: dict[symbols.Leaf, set[symbols.Node]],
     results: frozenset[symbols.Leaf],
 ) -> plan_stage.Stage:
-  """One function of several operations."""
-  inside = set(operations)
+  """Joins operations into one function."""
+  inside: set[symbols.Node] = set(operations)
   outputs = [
       leaf
       for node in operations
@@ -259,13 +259,13 @@ def _fold_stage(
     folded: Sequence[symbols.Leaf],
     captured: Sequence[symbols.Leaf],
 ) -> plan_stage.Stage:
-  """One function that adds a client's values to several accumulators."""
+  """Joins folds into one function that adds a client's values to them."""
   totals = [leaf for fold in folds for leaf in fold.outputs]
 
   def body(tensors):
     accumulators, rest = tensors[: len(totals)], tensors[len(totals) :]
     given = dict(zip([*folded, *captured], rest))
-    results = []
+    results: list[tf.Tensor] = []
     for fold in folds:
       start = len(results)
       results += fold.accumulate(

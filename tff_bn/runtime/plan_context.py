@@ -1,48 +1,37 @@
-"""What contexts that run TFF computations by plans have in common."""
+"""The base class of the TFF contexts that run plans."""
 
 import abc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 import concurrent.futures
 import contextlib
 import threading
 from typing import Any, TypeVar
-import warnings
 import weakref
 
 import tensorflow as tf
 
-# As Keras does; TensorFlow has no public name for it.
+# TensorFlow has no public name for this module; Keras imports it, too.
 from tensorflow.python.eager import context as eager_context
 import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
+from tff_bn.runtime import client_part
 from tff_bn.runtime import execution
 from tff_bn.runtime import graph_cache
-from tff_bn.runtime import interpreter
 from tff_bn.runtime import plan as plan_lib
-from tff_bn.runtime import symbols
-
-_SECURE_INTRINSICS = frozenset(
-    [
-        'federated_secure_modular_sum',
-        'federated_secure_select',
-        'federated_secure_sum',
-        'federated_secure_sum_bitwidth',
-    ]
-)
 
 
 class PlanContext(tff.framework.SyncContext, abc.ABC):
-  """Runs TFF computations: the server's part in this process.
+  """Runs TFF computations, with the server's part in this process.
 
-  It may be used by several threads at the same time.
+  Several threads may use the context concurrently.
   """
 
   def __init__(self, server_device: str):
     """Initializes the context.
 
     Args:
-      server_device: The full name of the device for what the server computes.
+      server_device: The full name of the device for the server's part.
     """
     super().__init__()
     self._server_device = server_device
@@ -52,29 +41,19 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
 
   @abc.abstractmethod
   def clients(
-      self,
-      comp: tff.framework.ConcreteComputation,
-      plan: plan_lib.Plan,
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
+      self, invocation: execution.Invocation
   ) -> contextlib.AbstractContextManager[execution.Clients]:
-    """Makes the clients of one invocation, at least one.
+    """Returns a context manager that creates and frees an invocation's clients.
 
     Args:
-      comp: The computation.
-      plan: Its plan.
-      values: The clients' values, in the order of the plan's `client_inputs`.
-      server: The server's tensors, to which those of each pass are added.
-
-    Returns:
-      A context manager that frees what the clients hold.
+      invocation: An invocation with at least one client.
     """
 
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Runs a computation; TFF calls this."""
     if tf.executing_eagerly():
       return self._invoke(comp, arg)
-    # The caller is building a graph; a new thread is not.
+    # The caller is building a graph, but a new thread executes eagerly.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
       return thread.submit(self._invoke, comp, arg).result()
 
@@ -84,46 +63,46 @@ class PlanContext(tff.framework.SyncContext, abc.ABC):
     if type_signature.parameter is not None:
       argument = arguments.flatten_argument(arg, type_signature.parameter)
     plan = self.plan(comp)
+    server = {
+        leaf: client_part.to_tensor(value, self._server_device)
+        for leaf, value in zip(plan.server_inputs, argument.server, strict=True)
+    }
+    invocation = execution.Invocation(
+        comp, plan, argument.clients or [], server
+    )
     with contextlib.ExitStack() as stack:
-      done = execution.Execution(
-          plan,
-          argument,
-          lambda values, server: stack.enter_context(
-              self.clients(comp, plan, values, server)
-          ),
-          self._server_device,
-      )
+      clients = None
+      if invocation.values:
+        clients = stack.enter_context(self.clients(invocation))
+      done = execution.Execution(invocation, clients, self._server_device)
       done.run()
       return arguments.build_result(
           type_signature.result,
           plan.results,
-          len(argument.clients or ()),
+          len(invocation.values),
           done.server_result,
           done.client_results,
       )
 
   def plan(self, comp: tff.framework.ConcreteComputation) -> plan_lib.Plan:
-    """What the context does to run a computation; it is made only once.
+    """Returns the plan of a computation, which is made only once.
 
     Args:
       comp: The computation.
-
-    Returns:
-      Its plan.
     """
-    # By identity: to compare computations would mean to serialize them.
+    # The key is the identity: comparing computations would serialize them.
     key = id(comp)
     with self._lock:
       plan = self._plans.get(key)
       if plan is None:
-        plan = self._plans[key] = make_plan(comp, self._graphs)
+        plan = self._plans[key] = plan_lib.Plan(comp, self._graphs)
         weakref.finalize(comp, self._plans.pop, key, None)
       return plan
 
   def close(self) -> None:
-    """Frees memory; to be called when the context is used no more."""
-    # TensorFlow keeps whatever it has compiled, also of functions that are
-    # gone. What is still needed is compiled again.
+    """Frees memory; call this after the last use of the context."""
+    # TensorFlow keeps all compiled kernels, even for deleted functions. It
+    # compiles a kernel again if something still needs it.
     eager_context.context().clear_kernel_cache()
 
 
@@ -135,7 +114,7 @@ def installed(context: _Context) -> Iterator[_Context]:
   """Makes a context the calling thread's default for a `with` block.
 
   Args:
-    context: The context; it is closed at the end.
+    context: The context, which is closed at the end of the block.
 
   Yields:
     The context.
@@ -147,50 +126,3 @@ def installed(context: _Context) -> Iterator[_Context]:
   finally:
     tff.framework.set_default_context(previous)
     context.close()
-
-
-def make_plan(
-    comp: tff.framework.ConcreteComputation, graphs: graph_cache.GraphCache
-) -> plan_lib.Plan:
-  """Makes a plan of a computation.
-
-  Args:
-    comp: The computation.
-    graphs: Where imported graphs are found.
-
-  Returns:
-    The plan.
-  """
-  return plan_lib.Plan(without_secure_sums(comp), graphs)
-
-
-def without_secure_sums(
-    comp: tff.framework.ConcreteComputation,
-) -> tff.framework.ConcreteComputation:
-  """Replaces secure sums by ordinary ones, and warns of that once.
-
-  Args:
-    comp: The computation.
-
-  Returns:
-    A computation that computes the same; itself, if it has no secure sums.
-  """
-  proto = tff.framework.ConcreteComputation.get_proto(comp)
-  if _SECURE_INTRINSICS.isdisjoint(interpreter.intrinsics(proto)):
-    return comp
-  _warn_of_insecurity()
-  return tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
-
-
-_warned_of_insecurity = threading.Event()
-
-
-def _warn_of_insecurity() -> None:
-  if _warned_of_insecurity.is_set():
-    return
-  _warned_of_insecurity.set()
-  warnings.warn(
-      'Secure aggregation is simulated here: the sums are right, but computed'
-      ' without cryptography.',
-      stacklevel=2,
-  )

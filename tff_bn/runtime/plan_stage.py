@@ -1,4 +1,4 @@
-"""A part of a plan that is one TensorFlow function."""
+"""Stages of a plan: TensorFlow functions traced on first use."""
 
 from collections.abc import Callable, Sequence
 import itertools
@@ -13,28 +13,21 @@ from tff_bn.runtime import symbols
 _tracing_lock = threading.RLock()
 
 
-def _without_grappler() -> bytes:
-  """Makes a serialized `ConfigProto` that turns Grappler off."""
-  config = tf.compat.v1.ConfigProto()
-  config.graph_options.rewrite_options.disable_meta_optimizer = True
-  return config.SerializeToString()
-
-
-_WITH_GRAPPLER, _WITHOUT_GRAPPLER = b'', _without_grappler()
+# Serialized `ConfigProto`s, with and without TensorFlow's graph optimizer.
+_WITH_GRAPPLER = b''
+_WITHOUT_GRAPPLER = tf.compat.v1.ConfigProto(
+    graph_options=tf.compat.v1.GraphOptions(
+        rewrite_options={'disable_meta_optimizer': True}
+    )
+).SerializeToString()
 
 
 def _config(function: Any) -> bytes:
-  """Chooses the configuration of a function's calls on a CPU.
+  """Returns the serialized `ConfigProto` for a function's calls on a CPU.
 
   Grappler, TensorFlow's graph optimizer, takes a large part of the time of a
-  function's first call. Later calls make up for that if the function repeats
-  its operations, as local training does.
-
-  Args:
-    function: A traced function.
-
-  Returns:
-    A serialized `ConfigProto`: Grappler is on if the function has a loop.
+  function's first call. That pays off if the function repeats its operations,
+  as local training does, so Grappler is on for functions with a loop.
   """
   graph = function.graph.as_graph_def()
   nodes = itertools.chain(
@@ -45,11 +38,11 @@ def _config(function: Any) -> bytes:
 
 
 class Stage:
-  """A TensorFlow function of a plan, traced at its first use.
+  """A TensorFlow function of a plan, traced on its first call.
 
   Attributes:
-    inputs: The leaves that it takes.
-    outputs: The leaves that it returns.
+    inputs: The leaves of the function's arguments.
+    outputs: The leaves of its results.
   """
 
   def __init__(
@@ -58,35 +51,26 @@ class Stage:
       outputs: Sequence[symbols.Leaf],
       body: Callable[[list[tf.Tensor]], list[tf.Tensor]],
   ):
-    """Initializes the stage.
-
-    Args:
-      inputs: The leaves that it takes.
-      outputs: The leaves that it returns.
-      body: Makes the tensors of the outputs of those of the inputs.
-    """
+    """Initializes the stage; `body` maps input tensors to output tensors."""
     self.inputs = tuple(inputs)
     self.outputs = tuple(outputs)
     self._body = body
     self._dtypes = [leaf.spec.dtype for leaf in self.outputs]
     self._function: Any = None
     self._cpu_config = _WITH_GRAPPLER
-    # The CPU devices for which TensorFlow has compiled the function, and a lock
-    # for each device on which the first call may still be running.
+    # The CPU devices for which TensorFlow has compiled the function, and for
+    # each device a lock that is held during the first call.
     self._compiled: set[str] = set()
     self._first_calls: dict[str, threading.Lock] = {}
 
   def __call__(
       self, tensors: Sequence[tf.Tensor], device: str
   ) -> list[tf.Tensor]:
-    """Computes the outputs.
+    """Computes the output tensors.
 
     Args:
-      tensors: The tensors of the inputs.
-      device: Where.
-
-    Returns:
-      The tensors of the outputs.
+      tensors: The input tensors.
+      device: The full name of the device that computes them.
     """
     if not self.outputs:
       return []
@@ -101,8 +85,8 @@ class Stage:
       if tf.DeviceSpec.from_string(device).device_type != 'CPU':
         return function(*tensors)
       if device not in self._compiled:
-        # TensorFlow compiles a function during its first call, and again for
-        # each thread that calls it before that is done.
+        # TensorFlow compiles a function during its first call, and once more
+        # for each thread that calls it before the compilation ends.
         with self._first_calls.setdefault(device, threading.Lock()):
           if device not in self._compiled:
             outputs = self._call_on_cpu(function, tensors)
@@ -113,9 +97,9 @@ class Stage:
   def _call_on_cpu(
       self, function: Any, tensors: Sequence[tf.Tensor]
   ) -> list[tf.Tensor]:
-    # Without the function's Python signature, to check which takes longer than
-    # to add up a small model. Not on a GPU, to which everything that an
-    # operation takes is copied, and a dataset can't be.
+    # Calling the operation skips the check of the Python signature, which takes
+    # longer than aggregating a small model. On a GPU the operation would copy
+    # all its inputs to the device, which is impossible for datasets.
     return tf.raw_ops.StatefulPartitionedCall(
         args=list(tensors),
         Tout=self._dtypes,
@@ -124,8 +108,8 @@ class Stage:
     )
 
   def _compute(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    # What TensorFlow knows to be a shape must not be the result of a function
-    # that is called as an operation.
+    # A function that is called as an operation must not return a tensor that
+    # TensorFlow knows to be a shape.
     return [
         tf.raw_ops.DeepCopy(x=result) if result.dtype == tf.int32 else result
         for result in self._body(tensors)

@@ -1,7 +1,6 @@
-"""Symbols that stand for tensors while a computation is evaluated.
+"""The graph of tensors and operations in a TFF computation.
 
-The symbols and the operations between them are a graph: a `Leaf` is a tensor, a
-`Node` produces leaves from other leaves.
+A `Leaf` is a symbol for a tensor; a `Node` computes leaves from other leaves.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,14 +16,14 @@ from tff_bn.runtime import element_structure
 
 
 class Location(enum.Enum):
-  """Where an operation takes place."""
+  """The place where an operation runs."""
 
   SERVER = 'server'
   CLIENTS = 'clients'
 
 
 class Leaf:
-  """The symbol of one tensor, or of one dataset."""
+  """A symbol for a tensor or a dataset."""
 
   __slots__ = ('node', 'type')
 
@@ -34,7 +33,7 @@ class Leaf:
 
   @property
   def spec(self) -> tf.TensorSpec:
-    """The tensor's dtype and shape; a dataset is its variant tensor."""
+    """The tensor's spec; a dataset is its variant tensor."""
     return element_structure.tensor_spec(self.type)
 
 
@@ -43,14 +42,14 @@ Tree = Union[Leaf, tff.structure.Struct, Callable[[Any], Any]]
 
 
 class Node:
-  """Something that produces leaves.
+  """An operation, an input or another source of leaves.
 
   Attributes:
-    number: Greater than the number of all nodes that it depends on.
-    location: Where its leaves are.
-    level: The pass in which they are computed.
-    inputs: The leaves that it depends on.
-    outputs: Its leaves.
+    number: A number greater than those of all nodes that this one depends on.
+    location: The place of the node's leaves.
+    level: The number of the pass that computes the leaves.
+    inputs: The leaves that the node depends on.
+    outputs: The node's leaves.
   """
 
   _numbers = itertools.count()
@@ -64,27 +63,27 @@ class Node:
     self.number = self.next_number()
     self.location = location
     self.inputs = tuple(inputs)
-    self.level = max((leaf.node.level for leaf in self.inputs), default=0)
+    self.level: int = max((leaf.node.level for leaf in self.inputs), default=0)
     self.outputs = tuple(Leaf(self, t) for t in output_types)
 
   @classmethod
   def next_number(cls) -> int:
-    """A number greater than those of all nodes so far."""
+    """Returns a number greater than those of all previous nodes."""
     return next(cls._numbers)
 
 
 class Input(Node):
-  """A part of the argument, or of the argument of an inner function."""
+  """A part of the argument of the computation or of an inner function."""
 
   def __init__(self, location: Location, type_spec: tff.Type):
     super().__init__(location, (), [type_spec])
 
 
 class Operation(Node):
-  """A call of TensorFlow.
+  """An operation of TensorFlow.
 
   Attributes:
-    trace: Makes the tensors of the outputs of those of the inputs.
+    trace: Computes the output tensors from the input tensors.
   """
 
   def __init__(
@@ -104,7 +103,8 @@ class Fold(Node):
   Attributes:
     values: The clients' values.
     zero: The accumulator before the first client.
-    accumulate: Makes the new accumulator of the old one and a client's values.
+    accumulate: Maps the accumulator and a client's values to the next
+      accumulator.
   """
 
   def __init__(
@@ -117,10 +117,10 @@ class Fold(Node):
     super().__init__(
         Location.SERVER,
         [*values, *zero, *accumulate.captured],
-        # Not those of `zero`: an accumulator may grow.
+        # Not the types of `zero`: an accumulator may grow.
         total_types,
     )
-    # The values of all clients have to be there before anybody can use it.
+    # The result is available only after the pass that computes the values.
     self.level += 1
     self.values = tuple(values)
     self.zero = tuple(zero)
@@ -129,12 +129,12 @@ class Fold(Node):
 
 @dataclasses.dataclass(frozen=True)
 class InnerFunction:
-  """A function that TFF hands to an intrinsic, such as an accumulation.
+  """A function that is an argument of an intrinsic, such as an accumulation.
 
   Attributes:
-    inputs: The leaves that stand for its arguments.
-    captured: Leaves from outside that it uses.
-    outputs: Its results.
+    inputs: The leaves of the function's arguments.
+    captured: The leaves from outside that the function uses.
+    outputs: The leaves of its results.
   """
 
   inputs: tuple[Leaf, ...]
@@ -144,24 +144,24 @@ class InnerFunction:
   def __call__(
       self, arguments: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]
   ) -> list[tf.Tensor]:
-    """Returns the tensors of `outputs`."""
+    """Computes the tensors of `outputs`."""
     tensors = dict(zip(self.inputs, arguments))
     tensors.update(zip(self.captured, captured))
     return compute(self.outputs, tensors)
 
 
 def nodes_between(known: Iterable[Leaf], outputs: Iterable[Leaf]) -> list[Node]:
-  """Finds the nodes that compute leaves from others.
+  """Finds the nodes that compute `outputs` from `known` leaves.
 
   Args:
-    known: The leaves that are known.
-    outputs: The leaves that are to be computed.
+    known: The leaves whose nodes are not needed.
+    outputs: The leaves to compute.
 
   Returns:
-    The nodes, each after those on which it depends.
+    The nodes in topological order.
   """
   known = set(known)
-  nodes = {}
+  nodes: dict[int, Node] = {}
   stack = [leaf for leaf in outputs if leaf not in known]
   while stack:
     node = stack.pop().node
@@ -174,17 +174,18 @@ def nodes_between(known: Iterable[Leaf], outputs: Iterable[Leaf]) -> list[Node]:
 def compute(
     outputs: Sequence[Leaf], tensors: dict[Leaf, tf.Tensor]
 ) -> list[tf.Tensor]:
-  """Computes leaves from others.
+  """Computes leaves by running the operations before them.
 
   Args:
-    outputs: The leaves that are to be computed.
-    tensors: The tensors of leaves that are known.
+    outputs: The leaves to compute.
+    tensors: The tensors of known leaves, with all inputs and folds among them.
 
   Returns:
     The tensors of `outputs`.
   """
   tensors = dict(tensors)
   for node in nodes_between(tensors, outputs):
+    assert isinstance(node, Operation), node
     results = node.trace([tensors[leaf] for leaf in node.inputs])
     tensors.update(zip(node.outputs, results, strict=True))
   return [tensors[leaf] for leaf in outputs]
@@ -196,21 +197,21 @@ def flatten(tree: Tree) -> list[Leaf]:
     return [tree]
   if isinstance(tree, tff.structure.Struct):
     return [leaf for part in tree for leaf in flatten(part)]
-  raise NotImplementedError('A function is no value that TensorFlow can use.')
+  raise NotImplementedError('TensorFlow can not take a function as a value.')
 
 
 def new_inputs(
     type_spec: tff.Type, location: Location, leaves: list[Leaf]
 ) -> Tree:
-  """Makes symbols of a value that is given.
+  """Creates the symbols of an argument.
 
   Args:
-    type_spec: The value's type.
-    location: Where it is.
-    leaves: A list to which the symbols are appended.
+    type_spec: The argument's type.
+    location: The argument's place.
+    leaves: A list to which the new leaves are appended.
 
   Returns:
-    The tree of the symbols.
+    The tree of the new leaves.
   """
   new = [
       Input(location, leaf_type).outputs[0]
@@ -221,5 +222,5 @@ def new_inputs(
 
 
 def unique(leaves: Iterable[Leaf]) -> tuple[Leaf, ...]:
-  """Leaves out what occurs again."""
+  """Returns the leaves in their order without duplicates."""
   return tuple(dict.fromkeys(leaves))

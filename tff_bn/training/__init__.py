@@ -1,6 +1,6 @@
-"""The training loop, and what a run writes: see `loop`.
+"""The training loop and the files of a run, see `loop`.
 
-The names below are imported when they are first used.
+The names below are imported on first use.
 """
 
 from tff_bn.imports import lazy

@@ -2,9 +2,9 @@
 
 A checkpoint is a folder `round_N` with two files:
 
-*   `state.npz`: the arrays, as `numpy.savez` writes them. No pickles, no code.
-*   `manifest.json`: the version of this format, the round, a checksum of the
-    arrays, one of the manifest itself, and what else is given.
+*   `state.npz`: the arrays, written by `numpy.savez`, without pickles.
+*   `manifest.json`: the version of this format, the round, checksums of the
+    arrays and of the manifest itself, and further entries.
 
 The folder appears when it is complete.
 """
@@ -27,12 +27,12 @@ FORMAT = 1
 
 _STATE = 'state.npz'
 _FINISHED_NAME = re.compile(r'round_(0|[1-9][0-9]*)')
-# What was being written or removed when the program ended.
+# A folder that a program was writing or removing when it was killed.
 _UNFINISHED_NAME = re.compile(r'\.round_[0-9]+\.part')
 
 
 def arrays_checksum(arrays: Sequence[np.ndarray]) -> str:
-  """Returns a number in hexadecimal digits that depends on every bit."""
+  """Returns a hexadecimal checksum of every bit, the dtypes and the shapes."""
   digest = hashlib.sha256()
   for array in arrays:
     digest.update(f'{array.dtype.str}{array.shape}'.encode())
@@ -41,10 +41,10 @@ def arrays_checksum(arrays: Sequence[np.ndarray]) -> str:
 
 
 class CheckpointFolder:
-  """A folder of checkpoints, one for each of some rounds."""
+  """A folder of checkpoints of rounds."""
 
   def __init__(self, path: pathlib.Path):
-    """Initializes the folder; creates nothing.
+    """Initializes the object and writes nothing.
 
     Args:
       path: The folder; it need not exist.
@@ -54,11 +54,8 @@ class CheckpointFolder:
   def _path(self, round_num: int) -> pathlib.Path:
     return self.path / f'round_{round_num}'
 
-  def _unfinished_path(self, round_num: int) -> pathlib.Path:
-    return self.path / f'.round_{round_num}.part'
-
   def _names(self) -> list[str]:
-    # Unlike a pattern, this takes any character in the folder's name.
+    # `glob` would interpret special characters in the folder's name.
     try:
       return os.listdir(self.path)
     except FileNotFoundError:
@@ -70,7 +67,7 @@ class CheckpointFolder:
     return sorted(int(match[1]) for match in matches if match)
 
   def remove_unfinished(self) -> None:
-    """Removes what a program that was killed has left half written."""
+    """Removes the incomplete checkpoints of a program that was killed."""
     for name in self._names():
       if _UNFINISHED_NAME.fullmatch(name):
         shutil.rmtree(self.path / name)
@@ -86,38 +83,28 @@ class CheckpointFolder:
     Args:
       round_num: The round.
       arrays: The arrays, of numbers or booleans.
-      manifest: What the manifest holds besides, as JSON can express it.
+      manifest: Further entries of the manifest, as JSON can express them.
 
     Raises:
-      TypeError: If an array holds something else.
-      OSError: If the checkpoint can't be written; nothing is left of it then.
+      TypeError: If an array has another dtype.
+      OSError: If the checkpoint can't be written. Then no part of it remains.
     """
     for array in arrays:
       if array.dtype.kind not in 'biufc':
         raise TypeError(
             f'A checkpoint holds numeric arrays, not {array.dtype}.'
         )
+    named: dict[str, Any] = {f'array_{i}': a for i, a in enumerate(arrays)}
     manifest = {
         'format': FORMAT,
         'round': round_num,
         'arrays': arrays_checksum(arrays),
         **manifest,
     }
-    path, unfinished = self._path(round_num), self._unfinished_path(round_num)
-    with files.naming(path):
-      try:
-        if unfinished.exists():
-          shutil.rmtree(unfinished)
-        unfinished.mkdir(parents=True)
-        with open(unfinished / _STATE, 'wb') as file:
-          np.savez(file, **{f'array_{i}': a for i, a in enumerate(arrays)})
-          files.sync(file)
-        manifests.write(unfinished, manifest)
-        os.rename(unfinished, path)
-      except OSError:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-      files.sync_folder(self.path)
+    with files.replacing(self._path(round_num)) as unfinished:
+      unfinished.mkdir(parents=True)
+      np.savez(unfinished / _STATE, **named)
+      manifests.write(unfinished, manifest)
 
   def read_manifest(self, round_num: int) -> dict[str, Any]:
     """Reads and checks a checkpoint's manifest.
@@ -139,12 +126,14 @@ class CheckpointFolder:
     except manifests.DamagedError as error:
       if (path / 'saved_model.pb').exists():
         raise ValueError(
-            f'{path} was written by an earlier version of tff_bn, whose format'
-            ' this one does not know; start the run over in another folder.'
+            f'{path} has the format of an earlier version of tff_bn, which this'
+            ' version cannot read; start the run over in another folder.'
         ) from error
       raise
     if manifest['round'] != round_num:
-      raise manifests.DamagedError(f'{path} is of round {manifest["round"]}.')
+      raise manifests.DamagedError(
+          f'{path} holds the checkpoint of round {manifest["round"]}.'
+      )
     return manifest
 
   def read(self, round_num: int) -> tuple[list[np.ndarray], dict[str, Any]]:
@@ -154,7 +143,7 @@ class CheckpointFolder:
       round_num: The round.
 
     Returns:
-      The arrays, and the manifest.
+      The arrays and the manifest.
 
     Raises:
       DamagedError: If the checkpoint is damaged.
@@ -170,21 +159,21 @@ class CheckpointFolder:
     try:
       with np.load(io.BytesIO(data), allow_pickle=False) as npz:
         arrays = [npz[f'array_{i}'] for i in range(len(npz.files))]
-    # What is wrong with damaged data depends on what is damaged.
-    except Exception as error:  # pylint: disable=broad-except
+    # The class of the error depends on the damage.
+    except Exception as error:
       raise manifests.DamagedError(f'{path} is damaged.') from error
     if arrays_checksum(arrays) != manifest['arrays']:
       raise manifests.DamagedError(f'{path} was changed.')
     return arrays, manifest
 
   def remove(self, round_num: int) -> None:
-    """Removes a checkpoint; one that is removed in part is not seen."""
-    unfinished = self._unfinished_path(round_num)
+    """Removes a checkpoint, which disappears in one step."""
+    unfinished = files.temporary_path(self._path(round_num))
     os.rename(self._path(round_num), unfinished)
     shutil.rmtree(unfinished)
 
   def set_aside(self, round_num: int) -> pathlib.Path:
-    """Renames a checkpoint, so that its round can be saved again.
+    """Renames a checkpoint so that its round can be saved again.
 
     Args:
       round_num: The round.

@@ -1,6 +1,5 @@
-"""Checkpoints of a run that survive being killed, and being damaged."""
+"""Checkpoints of a run, robust to kills and to damaged files."""
 
-import collections
 from collections.abc import Callable, Mapping
 import pathlib
 from typing import Any, Optional
@@ -23,14 +22,14 @@ _NUM_KEPT = 3
 
 
 def check_run(folder: pathlib.Path, identity: RunIdentity) -> None:
-  """Checks that a folder of checkpoints, if it has any, is of a certain run.
+  """Checks that the checkpoints in a folder belong to a run.
 
   Args:
     folder: The folder; it need not exist.
     identity: The run.
 
   Raises:
-    ValueError: If the checkpoints are of another run, or of another format.
+    ValueError: If the checkpoints belong to another run or have another format.
     OSError: If they can't be read at present.
   """
   files = checkpoint_files.CheckpointFolder(folder)
@@ -56,19 +55,19 @@ def _check_run(
 
 
 class CheckpointManager(tff.program.ProgramStateManager):
-  """Saves the server's state every few rounds, with all that goes with it.
+  """Saves the server's state every few rounds, and loads the newest checkpoint.
 
-  *   The manifest of a checkpoint says which run it is of, and holds the rows
-      of `metrics.csv` up to its round and a checksum of the clients' states.
-      Only a checkpoint that fits is used.
-  *   A checkpoint that is damaged is set aside with a warning, and the one
-      before it is used. If none is left, or a file can't be read at present,
-      there is an error, and nothing is changed.
+  *   The manifest of a checkpoint identifies the run, and contains the rows of
+      `metrics.csv` up to its round and a checksum of the clients' states. A
+      checkpoint is used only if it belongs to the run and to these states.
+  *   A damaged checkpoint is set aside with a warning, and the one before it is
+      used. If none is left, or a file can't be read at present, loading raises
+      an error and changes nothing.
   *   The clients' states are committed before the server's state is published.
-      At loading, states of later rounds are forgotten.
-  *   `save` may be called at every round; it saves when a checkpoint is due.
-  *   The last three checkpoints are kept. So is the last one from which clients
-      have been able to train, and the last one with a finite model.
+      Loading forgets states of later rounds.
+  *   `save` may be called in every round; it saves when a checkpoint is due.
+  *   The manager keeps the last three checkpoints, the last one from which
+      clients were able to train, and the last one with a finite model.
   """
 
   def __init__(
@@ -83,17 +82,17 @@ class CheckpointManager(tff.program.ProgramStateManager):
       failed_rounds: Callable[[Any], int] = lambda state: 0,
       is_finite: Callable[[Any], bool] = lambda state: True,
   ):
-    """Initializes the manager; creates nothing.
+    """Initializes the manager and writes nothing.
 
     Args:
-      folder: Where the checkpoints are.
+      folder: The folder of the checkpoints.
       every: The number of rounds between two checkpoints.
       last_round: The run's last round, which always has a checkpoint.
-      identity: Which run it is.
+      identity: The identity of the run.
       log: The run's metrics.
       store: The clients' states, if clients have any.
-      failed_rounds: How many rounds in a row, up to a state, changed nothing.
-      is_finite: Whether a state's model is finite.
+      failed_rounds: Returns the number of failed rounds in a row up to a state.
+      is_finite: Returns whether a state's model is finite.
     """
     self._files = checkpoint_files.CheckpointFolder(folder)
     self._every = every
@@ -104,13 +103,13 @@ class CheckpointManager(tff.program.ProgramStateManager):
     self._failed_rounds = failed_rounds
     self._is_finite = is_finite
     self._resumed_from: Optional[int] = None
-    # The last state that `save` got, and the last round that was saved.
+    # The last state that was given to `save`, with its round.
     self._latest: Optional[tuple[Any, int]] = None
     self._saved_round: Optional[int] = None
 
   @property
   def resumed_from(self) -> Optional[int]:
-    """The round that `load_latest` loaded; `None` if there was none."""
+    """The round that `load_latest` loaded; `None` if it loaded none."""
     return self._resumed_from
 
   @override
@@ -129,8 +128,8 @@ class CheckpointManager(tff.program.ProgramStateManager):
       The server's state, with NumPy leaves.
 
     Raises:
-      DamagedError: If it is damaged.
-      ValueError: If it is the checkpoint of another run.
+      DamagedError: If the checkpoint is damaged.
+      ValueError: If it belongs to another run.
     """
     state, _ = self._load(version, structure)
     return state
@@ -146,14 +145,14 @@ class CheckpointManager(tff.program.ProgramStateManager):
           f'{self._files.path} holds checkpoints of a run with another model or'
           ' algorithm; use another folder for this run.'
       )
-    # Indexing with () makes NumPy scalars, as TFF returns them, of arrays
-    # without dimensions.
+    # Indexing with () turns arrays without dimensions into NumPy scalars, which
+    # TFF returns too.
     state = tf.nest.pack_sequence_as(structure, [leaf[()] for leaf in leaves])
     return state, manifest
 
   @override
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
-    """Loads the newest usable checkpoint, and forgets what came after it.
+    """Loads the newest usable checkpoint, and forgets all later states.
 
     Args:
       structure: A state of the same structure, dtypes and shapes.
@@ -179,7 +178,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
           f' {rounds[-1]} that the run in {self._files.path.parent} has; use at'
           ' least as many, or another folder.'
       )
-    unusable = collections.OrderedDict()
+    unusable: dict[int, Exception] = {}
     for version in reversed(rounds):
       try:
         state, manifest = self._load(version, structure)
@@ -191,7 +190,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
         unusable[version] = error
         continue
       if version == 0 and unusable:
-        break  # To begin again with the first round is to start over.
+        break  # The run would start over unnoticed.
       self._resume(version, manifest, unusable)
       return state, version
     reasons = [f'round {number}: {error}' for number, error in unusable.items()]
@@ -202,9 +201,9 @@ class CheckpointManager(tff.program.ProgramStateManager):
     )
 
   def _check_has_not_begun(self) -> None:
-    """Checks that there is no sign of checkpoints that are gone."""
-    # The first row is written just before the first checkpoint, and the states
-    # of a round are committed just before it is published.
+    """Raises a `ValueError` if the run had checkpoints that are missing now."""
+    # Before the first checkpoint, only the row of round 0 is written and only
+    # the states of round 0 are committed.
     has_states = self._store is not None and self._store.committed_round
     if has_states or self._log.has_rows_after(0):
       raise ValueError(
@@ -231,14 +230,14 @@ class CheckpointManager(tff.program.ProgramStateManager):
       manifest: dict[str, Any],
       unusable: Mapping[int, Exception],
   ) -> None:
-    # First, because it may find that a file can't be read.
+    # First, because this may raise an error, and then nothing may be changed.
     self._log.restore(manifest['metrics'])
     for number, error in unusable.items():
       self._set_aside(number, error)
     for change in changed_versions(manifest):
       logging.warning(
-          'The run was begun with another version: %s. The results may differ'
-          ' from those of an uninterrupted run.',
+          'The run was started with another version: %s. The results may differ'
+          ' from the results of an uninterrupted run.',
           change,
       )
     if self._store is not None:
@@ -249,7 +248,7 @@ class CheckpointManager(tff.program.ProgramStateManager):
   def _set_aside(self, version: int, error: Exception) -> None:
     target = self._files.set_aside(version)
     logging.warning(
-        'The checkpoint of round %d cannot be used (%s): it is kept as %s, and'
+        'The checkpoint of round %d cannot be used (%s). It is kept as %s, and'
         ' the one before it is used.',
         version,
         error,
@@ -269,14 +268,15 @@ class CheckpointManager(tff.program.ProgramStateManager):
       self._save(program_state, version)
 
   def save_latest(self) -> Optional[int]:
-    """Saves the last round, whether a checkpoint is due or not.
+    """Saves the last round, even if no checkpoint is due.
 
     Returns:
-      The last round that is saved now; `None` if there is none.
+      The last saved round; `None` if there is none.
     """
     if self._latest is not None:
       state, version = self._latest
-      # A client may have gone on already, and its last state is gone then.
+      # If a client has already trained in the next round, its state of this
+      # round is no longer stored.
       has_states = (
           self._store is None or (self._store.newest_round or 0) <= version
       )
@@ -292,8 +292,8 @@ class CheckpointManager(tff.program.ProgramStateManager):
         'metrics': self._log.rows_until(version),
         'finite': self._is_finite(state),
     }
-    # A run that is killed between the two goes on from the checkpoint before
-    # and forgets these states of the clients.
+    # A run that is killed between the two steps continues from the checkpoint
+    # before and forgets these states of the clients.
     if self._store is not None:
       self._store.commit(version)
       manifest['client_states'] = self._store.checksum(version)
@@ -302,10 +302,10 @@ class CheckpointManager(tff.program.ProgramStateManager):
     self._prune(version, self._failed_rounds(state), manifest['finite'])
 
   def _prune(self, newest: int, num_failed: int, is_finite: bool) -> None:
-    """Removes the checkpoints that are not needed any more."""
+    """Removes the checkpoints that are no longer needed."""
     rounds = self._files.rounds()
     kept = set(rounds[-_NUM_KEPT:])
-    # In the round after it, clients trained.
+    # Clients trained in the round after the last of these.
     proven = [r for r in rounds if r < newest - num_failed]
     kept.update(proven[-1:])
     if not is_finite:

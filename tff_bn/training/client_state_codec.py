@@ -1,4 +1,4 @@
-"""What a client keeps, as bytes."""
+"""Encodes a client's state as bytes."""
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,13 @@ import numpy as np
 ClientState = Union[
     np.ndarray, Mapping[str, 'ClientState'], Sequence['ClientState']
 ]
-_LENGTH_BYTES = 4  # Of the header's length.
+# The size of the header's length.
+_LENGTH_BYTES = 4
 CHECKSUM_BYTES = 16
 
 
 class CorruptStateError(ValueError):
-  """Bytes are not what `encode_state` returned."""
+  """The bytes were not returned by `encode_state`."""
 
 
 def encode_state(state: Any, owner: str = '') -> bytes:
@@ -24,11 +25,11 @@ def encode_state(state: Any, owner: str = '') -> bytes:
 
   Args:
     state: Nested dictionaries with string keys, lists and tuples of NumPy
-      arrays, or of what `np.asarray` turns into numeric arrays.
-    owner: Whose state it is. The bytes can be decoded for this owner only.
+      arrays, or of values that `np.asarray` turns into numeric arrays.
+    owner: The owner of the state. Only this owner can decode the bytes.
 
   Returns:
-    Bytes for `decode_state`.
+    The bytes.
 
   Raises:
     TypeError: If a leaf is not numeric, or a key is not a string.
@@ -53,13 +54,8 @@ def encode_state(state: Any, owner: str = '') -> bytes:
     return [array.dtype.str, list(array.shape)]
 
   header = json.dumps(describe(state), separators=(',', ':')).encode()
-  body = b''.join(
-      [
-          len(header).to_bytes(_LENGTH_BYTES, 'little'),
-          header,
-          *leaves,
-      ]
-  )
+  length = len(header).to_bytes(_LENGTH_BYTES, 'little')
+  body = b''.join([length, header, *leaves])
   return _checksum(body, owner) + body
 
 
@@ -72,8 +68,8 @@ def _checksum(body: bytes, owner: str) -> bytes:
 
 
 def check_checksum(data: bytes, owner: str) -> bytes:
-  """Returns the body of encoded bytes; raises a `CorruptStateError`."""
-  if not isinstance(data, bytes):  # A BLOB column accepts other types.
+  """Returns the body of encoded bytes, or raises a `CorruptStateError`."""
+  if not isinstance(data, bytes):  # SQLite's BLOB columns accept other types.
     raise CorruptStateError('The state is not binary.')
   checksum, body = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
   if len(body) < _LENGTH_BYTES or _checksum(body, owner) != checksum:
@@ -82,18 +78,18 @@ def check_checksum(data: bytes, owner: str) -> bytes:
 
 
 def decode_state(data: bytes, owner: str = '') -> Any:
-  """Decodes what `encode_state` returned.
+  """Decodes a state that `encode_state` encoded.
 
   Args:
     data: The bytes.
-    owner: Whose state it is.
+    owner: The owner of the state.
 
   Returns:
-    The structure: ordered dictionaries, lists and tuples of new arrays.
+    Ordered dictionaries, lists and tuples of new arrays.
 
   Raises:
-    CorruptStateError: If the bytes were changed or cut, or are the state of
-      another owner.
+    CorruptStateError: If the bytes were changed or cut, or belong to another
+      owner.
   """
   body = check_checksum(data, owner)
   start = _LENGTH_BYTES
@@ -119,12 +115,12 @@ def decode_state(data: bytes, owner: str = '') -> Any:
 
 
 def owner(run: str, client_id: str, round_num: int) -> str:
-  """Names to whom a state belongs, for its checksum."""
+  """Returns the owner of a client's state after a round, for its checksum."""
   return json.dumps([run, client_id, round_num])
 
 
 def checksum_of(rows: Iterable[tuple[str, int, bytes]]) -> str:
-  """A checksum of clients, rounds and the checksums of their states."""
+  """Returns a checksum of clients, rounds and the checksums of their states."""
   digest = hashlib.sha256()
   for client_id, round_num, checksum in rows:
     digest.update(json.dumps([client_id, round_num, checksum.hex()]).encode())

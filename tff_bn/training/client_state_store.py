@@ -1,68 +1,174 @@
-"""What clients keep between rounds, by client id and round.
+"""The clients' states between rounds, in an SQLite file.
 
-A client's state is a nested dictionary (lists and tuples are fine too) of NumPy
-arrays. It is stored bit for bit, with dtypes and shapes.
+A client's state is a nested structure (dictionaries, lists, tuples) of NumPy
+arrays, stored bit for bit with dtypes and shapes.
 
-A store goes together with checkpoints of the server's state. Versions are
-written with `put_many` and become durable with `commit`, which is called
-*before* the server's checkpoint of that round is published. A run that
-continues from a checkpoint calls `forget_after` with its round. So a server's
-checkpoint and the clients' states of its round become visible together or not
-at all: states without their checkpoint are forgotten, and a checkpoint without
-its states is recognised by the states' `checksum`.
+The store belongs to checkpoints of the server's state. `put_many` writes states
+and `commit` makes them durable *before* the server's checkpoint of that round
+is published. A run that continues from a checkpoint calls `forget_after` with
+its round. So states without their checkpoint are forgotten, and a checkpoint
+without its states is recognized by the states' `checksum`.
 """
 
-import abc
-from collections.abc import Iterable, Mapping
-from typing import Optional
-
-from typing_extensions import override
+from collections.abc import Iterator, Mapping
+import os
+import sqlite3
+from typing import Any, Optional, Union
 
 from tff_bn.training import client_state_codec
+
+# Written to the database's header, to recognize other SQLite files.
+_APPLICATION_ID = 0x7446424E
+_FORMAT = 2
+_BUSY_SECONDS = 1.0
 
 
 class ClientStateStoreError(RuntimeError):
   """The stored client states can't be read or written."""
 
 
-class ClientStateStore(abc.ABC):
-  """The clients' states, by client id and round.
+class ClientStateStore:
+  """A store of the clients' states, by client id and round.
 
-  The version of round r is what the client kept after round r. A client that
-  was not sampled in a round has no version of it: its newest older one holds.
+  The version of round r is the client's state after round r. A client that was
+  not sampled in a round has no version of it; its newest older version applies.
+  The store keeps all versions of committed rounds until `prune`, and of the
+  rounds since the last `commit` only the newest version of each client.
 
-  Only the versions of committed rounds are kept apart; of the rounds since the
-  last `commit` a client has one version, the newest.
+  Committed states survive the death of the process and of the machine. SQLite
+  rolls back uncommitted changes when it opens the file. Only one process at a
+  time can use a file.
   """
 
-  @property
-  @abc.abstractmethod
-  def committed_round(self) -> Optional[int]:
-    """The round of the last `commit`; `None` before the first."""
-
-  @property
-  @abc.abstractmethod
-  def newest_round(self) -> Optional[int]:
-    """The newest round of all states; `None` if there are none."""
-
-  @abc.abstractmethod
-  def checksum(self, round_num: int, *, verify: bool = False) -> str:
-    """A checksum of all that clients kept after a round.
+  def __init__(
+      self, path: Union[str, os.PathLike[str]], run: Optional[str] = None
+  ):
+    """Opens or creates the file.
 
     Args:
-      round_num: The round.
-      verify: Whether to read every state and to check it.
-
-    Returns:
-      A number in hexadecimal digits. It depends on which clients have a state,
-      of which round it is, and on every bit of it.
+      path: The file.
+      run: The checksum of the run that the states belong to. Default: accept
+        the states of any run.
 
     Raises:
-      CorruptStateError: If a state is damaged, and `verify` is set.
-      ClientStateStoreError: If the states can't be read.
+      ClientStateStoreError: If the file is damaged, is no file of this class,
+        belongs to another run, or is in use by another process.
     """
+    self._path = os.fspath(path)
+    self._run = run or ''
+    try:
+      # With isolation_level=None the module begins no transactions itself.
+      self._connection = sqlite3.connect(
+          self._path, timeout=_BUSY_SECONDS, isolation_level=None
+      )
+    except sqlite3.Error as e:
+      raise self._error(e) from e
+    try:
+      # Holds the file's lock from the first transaction to `close`.
+      self._execute('PRAGMA locking_mode=EXCLUSIVE')
+      self._execute('PRAGMA synchronous=FULL')
+      self._execute('BEGIN EXCLUSIVE')
+      self._create_or_check(run)
+      self._execute('COMMIT')
+    except BaseException:
+      self._connection.close()
+      raise
 
-  @abc.abstractmethod
+  def _create_or_check(self, run: Optional[str]) -> None:
+    application_id = self._select_one('PRAGMA application_id')
+    if application_id == 0 and not self._select_one(
+        'SELECT count(*) FROM sqlite_master'
+    ):
+      self._execute(f'PRAGMA application_id={_APPLICATION_ID}')
+      self._execute(
+          'CREATE TABLE states (client_id TEXT NOT NULL, round INTEGER NOT'
+          ' NULL, state BLOB NOT NULL, PRIMARY KEY (client_id, round))'
+      )
+      self._execute('CREATE TABLE committed (round INTEGER NOT NULL)')
+      self._execute('CREATE TABLE run (checksum TEXT NOT NULL)')
+      self._execute('INSERT INTO run VALUES (?)', self._run)
+      self._execute(f'PRAGMA user_version={_FORMAT}')
+      return
+    if application_id != _APPLICATION_ID:
+      raise ClientStateStoreError(
+          f'{self._path} is an SQLite file, but does not hold client states;'
+          ' remove it or use another folder.'
+      )
+    if self._select_one('PRAGMA user_version') != _FORMAT:
+      raise ClientStateStoreError(
+          f'{self._path} has the format of another version of tff_bn, which'
+          ' this version cannot read; start the run over in another folder.'
+      )
+    found = self._select_one('SELECT checksum FROM run')
+    if run in (None, found):
+      self._run = found
+      return
+    if self.committed_round:
+      raise ClientStateStoreError(
+          f'{self._path} holds the client states of a run with other settings,'
+          ' data or another model; use another folder.'
+      )
+    # That run has no finished round.
+    self._execute('DELETE FROM states')
+    self._execute('UPDATE run SET checksum = ?', self._run)
+
+  def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+    try:
+      return self._connection.execute(statement, values)
+    except sqlite3.Error as e:
+      raise self._error(e) from e
+
+  def _select_one(self, statement: str) -> Any:
+    ((value,),) = self._execute(statement).fetchall()
+    return value
+
+  def _error(self, error: sqlite3.Error) -> ClientStateStoreError:
+    text = str(error)
+    subject = f"{self._path}, which holds the clients' states,"
+    if 'locked' in text:
+      return ClientStateStoreError(
+          f'{self._path} is in use by another process; wait for its end or use'
+          ' another folder.'
+      )
+    if 'disk is full' in text:
+      return ClientStateStoreError(
+          f'{subject} cannot be written: no space is left on the disk. Free'
+          ' some space and run the same command again; it continues from the'
+          ' last checkpoint.'
+      )
+    damages = ('malformed', 'not a database', 'Could not decode')
+    if any(damage in text for damage in damages):
+      return ClientStateStoreError(
+          f'{subject} is damaged ({text}). Put back an intact copy of the run,'
+          ' or start it over in another folder.'
+      )
+    return ClientStateStoreError(
+        f'{subject} cannot be read or written at present ({text}). Nothing was'
+        ' removed. When the file is accessible again, the same command'
+        ' continues from the last checkpoint.'
+    )
+
+  def _damaged(self, client_id: str) -> str:
+    return (
+        f'The state of client {client_id!r} in {self._path} is damaged, or is'
+        " another client's. Put back an intact copy of the run, or start it"
+        ' over in another folder.'
+    )
+
+  def _begin(self) -> None:
+    if not self._connection.in_transaction:
+      self._execute('BEGIN EXCLUSIVE')
+
+  @property
+  def committed_round(self) -> Optional[int]:
+    """The round of the last `commit`; `None` before the first."""
+    return self._select_one('SELECT max(round) FROM committed')
+
+  @property
+  def newest_round(self) -> Optional[int]:
+    """The newest round of all states; `None` if there are no states."""
+    return self._select_one('SELECT max(round) FROM states')
+
   def get(
       self, client_id: str, round_num: Optional[int] = None
   ) -> Optional[client_state_codec.ClientState]:
@@ -70,7 +176,7 @@ class ClientStateStore(abc.ABC):
 
     Args:
       client_id: The client.
-      round_num: If given, newer versions than of this round are ignored.
+      round_num: If given, versions of later rounds are ignored.
 
     Returns:
       A new copy of the state, or `None` if there is none.
@@ -78,31 +184,120 @@ class ClientStateStore(abc.ABC):
     Raises:
       ClientStateStoreError: If the stored state is damaged.
     """
+    rows = self._execute(
+        'SELECT round, state FROM states WHERE client_id = ?1 AND'
+        ' (?2 IS NULL OR round <= ?2) ORDER BY round DESC LIMIT 1',
+        client_id,
+        round_num,
+    ).fetchall()
+    if not rows:
+      return None
+    ((found_round, data),) = rows
+    try:
+      return client_state_codec.decode_state(
+          data, client_state_codec.owner(self._run, client_id, found_round)
+      )
+    except client_state_codec.CorruptStateError as e:
+      raise ClientStateStoreError(self._damaged(client_id)) from e
 
-  @abc.abstractmethod
+  def checksum(self, round_num: int, *, verify: bool = False) -> str:
+    """Returns a hexadecimal checksum of the clients' states after a round.
+
+    Args:
+      round_num: The round.
+      verify: Whether to read and check every state.
+
+    Returns:
+      A checksum of all clients with a state, the rounds of their states, and
+      every bit of them.
+
+    Raises:
+      CorruptStateError: If a state is damaged, and `verify` is set.
+      ClientStateStoreError: If the states can't be read.
+    """
+    state = 'state'
+    if not verify:
+      state = f'substr(state, 1, {client_state_codec.CHECKSUM_BYTES})'
+    rows = self._execute(
+        f'SELECT client_id, round, {state} FROM states AS newest WHERE round ='
+        ' (SELECT max(round) FROM states WHERE client_id = newest.client_id AND'
+        ' round <= ?) ORDER BY client_id',
+        round_num,
+    )
+
+    def checked() -> Iterator[tuple[str, int, bytes]]:
+      # A generator keeps only one state in memory.
+      for client_id, state_round, data in rows:
+        if verify:
+          try:
+            client_state_codec.check_checksum(
+                data,
+                client_state_codec.owner(self._run, client_id, state_round),
+            )
+          except client_state_codec.CorruptStateError as error:
+            raise client_state_codec.CorruptStateError(
+                self._damaged(client_id)
+            ) from error
+        yield client_id, state_round, data[: client_state_codec.CHECKSUM_BYTES]
+
+    try:
+      return client_state_codec.checksum_of(checked())
+    except sqlite3.Error as error:
+      raise self._error(error) from error
+
   def put_many(
       self, round_num: int, states: Mapping[str, client_state_codec.ClientState]
   ) -> None:
-    """Stores what clients keep after a round.
+    """Stores the clients' states after a round.
 
     Args:
-      round_num: The round; greater than that of the last `commit`.
+      round_num: The round, later than the last committed round.
       states: The states by client id.
 
     Raises:
       ValueError: If the round was already committed.
       TypeError: If a state is not a structure of numeric arrays.
     """
+    committed = self.committed_round
+    if committed is not None and round_num <= committed:
+      raise ValueError(
+          f'round_num={round_num} is not later than round {committed}, whose'
+          ' client states were committed already.'
+      )
+    encoded = {
+        client_id: client_state_codec.encode_state(
+            state, client_state_codec.owner(self._run, client_id, round_num)
+        )
+        for client_id, state in states.items()
+    }
+    # One transaction until `commit`. If the process dies before that, SQLite
+    # rolls it back.
+    self._begin()
+    for client_id, data in encoded.items():
+      self._execute(
+          'DELETE FROM states WHERE client_id = ? AND round > ?',
+          client_id,
+          -1 if committed is None else committed,
+      )
+      self._execute(
+          'INSERT INTO states VALUES (?, ?, ?)', client_id, round_num, data
+      )
 
-  @abc.abstractmethod
   def commit(self, round_num: int) -> None:
-    """Makes everything that was put durable, as the states of this round.
+    """Makes all stored states durable, as the states of this round.
 
     Args:
-      round_num: The round, at least that of everything that was put.
+      round_num: The round of the newest stored states, or a later one.
     """
+    self._begin()
+    self._set_committed_round(round_num)
+    self._execute('COMMIT')
 
-  @abc.abstractmethod
+  def _set_committed_round(self, round_num: Optional[int]) -> None:
+    self._execute('DELETE FROM committed')
+    if round_num is not None:
+      self._execute('INSERT INTO committed VALUES (?)', round_num)
+
   def forget_after(self, round_num: int) -> None:
     """Drops all versions of later rounds, durably.
 
@@ -110,145 +305,48 @@ class ClientStateStore(abc.ABC):
       round_num: The round of the checkpoint from which a run continues; -1
         drops everything.
     """
+    self._begin()
+    self._execute('DELETE FROM states WHERE round > ?', round_num)
+    committed = self.committed_round
+    if committed is not None:
+      self._set_committed_round(
+          min(committed, round_num) if round_num >= 0 else None
+      )
+    self._execute('COMMIT')
 
-  @abc.abstractmethod
   def prune(self, oldest_kept_round: int) -> None:
     """Drops the versions that no kept checkpoint needs.
 
     Every client keeps its newest version of at most `oldest_kept_round`, and
-    everything newer.
+    all newer versions.
 
     Args:
       oldest_kept_round: The round of the oldest checkpoint that is kept.
     """
+    # If the transaction of the next `commit` is open, pruning must not make its
+    # states durable.
+    in_transaction = self._connection.in_transaction
+    self._begin()
+    self._execute(
+        'DELETE FROM states WHERE round < (SELECT max(newer.round) FROM states'
+        ' AS newer WHERE newer.client_id = states.client_id AND newer.round <='
+        ' ?)',
+        oldest_kept_round,
+    )
+    if not in_transaction:
+      self._execute('COMMIT')
 
-  @abc.abstractmethod
   def client_ids(self) -> tuple[str, ...]:
     """Returns the ids of the clients that have a state, sorted."""
+    rows = self._execute('SELECT DISTINCT client_id FROM states').fetchall()
+    return tuple(sorted(client_id for (client_id,) in rows))
 
-  @abc.abstractmethod
   def close(self) -> None:
-    """Closes the store; what was put after the last `commit` is lost."""
+    """Closes the store and drops all changes since the last `commit`."""
+    self._connection.close()
 
   def __enter__(self) -> 'ClientStateStore':
     return self
 
   def __exit__(self, *exc_info: object) -> None:
     self.close()
-
-
-class MemoryClientStateStore(ClientStateStore):
-  """A store that ends with the process."""
-
-  def __init__(self, run: str = ''):
-    """Makes an empty store.
-
-    Args:
-      run: Which run it belongs to.
-    """
-    self._run = run
-    self._committed_round: Optional[int] = None
-    self._versions: dict[str, dict[int, bytes]] = {}
-
-  @property
-  @override
-  def committed_round(self) -> Optional[int]:
-    return self._committed_round
-
-  @override
-  def get(
-      self, client_id: str, round_num: Optional[int] = None
-  ) -> Optional[client_state_codec.ClientState]:
-    versions = self._versions.get(client_id, {})
-    rounds = [r for r in versions if round_num is None or r <= round_num]
-    if not rounds:
-      return None
-    newest = max(rounds)
-    return client_state_codec.decode_state(
-        versions[newest], client_state_codec.owner(self._run, client_id, newest)
-    )
-
-  @property
-  @override
-  def newest_round(self) -> Optional[int]:
-    return max((r for v in self._versions.values() for r in v), default=None)
-
-  @override
-  def checksum(self, round_num: int, *, verify: bool = False) -> str:
-    rows = []
-    for client_id, versions in sorted(self._versions.items()):
-      rounds = [r for r in versions if r <= round_num]
-      if rounds:
-        data = versions[max(rounds)]
-        if verify:
-          client_state_codec.check_checksum(
-              data, client_state_codec.owner(self._run, client_id, max(rounds))
-          )
-        rows.append(
-            (client_id, max(rounds), data[: client_state_codec.CHECKSUM_BYTES])
-        )
-    return client_state_codec.checksum_of(rows)
-
-  @override
-  def put_many(
-      self, round_num: int, states: Mapping[str, client_state_codec.ClientState]
-  ) -> None:
-    check_not_committed(round_num, self._committed_round)
-    encoded = {
-        key: client_state_codec.encode_state(
-            value, client_state_codec.owner(self._run, key, round_num)
-        )
-        for key, value in states.items()
-    }
-    for client_id, data in encoded.items():
-      versions = self._versions.setdefault(client_id, {})
-      for r in _newer_than(versions, self._committed_round):
-        del versions[r]
-      versions[round_num] = data
-
-  @override
-  def commit(self, round_num: int) -> None:
-    self._committed_round = round_num
-
-  @override
-  def forget_after(self, round_num: int) -> None:
-    for client_id, versions in list(self._versions.items()):
-      for r in _newer_than(versions, round_num):
-        del versions[r]
-      if not versions:
-        del self._versions[client_id]
-    self._committed_round = least(self._committed_round, round_num)
-
-  @override
-  def prune(self, oldest_kept_round: int) -> None:
-    for versions in self._versions.values():
-      for r in sorted(r for r in versions if r <= oldest_kept_round)[:-1]:
-        del versions[r]
-
-  @override
-  def client_ids(self) -> tuple[str, ...]:
-    return tuple(sorted(self._versions))
-
-  @override
-  def close(self) -> None:
-    pass
-
-
-def _newer_than(rounds: Iterable[int], round_num: Optional[int]) -> list[int]:
-  return [r for r in rounds if round_num is None or r > round_num]
-
-
-def least(committed: Optional[int], round_num: int) -> Optional[int]:
-  """The last committed round after the later ones were forgotten."""
-  if committed is None or round_num < 0:
-    return None
-  return min(committed, round_num)
-
-
-def check_not_committed(round_num: int, committed: Optional[int]) -> None:
-  """Raises a `ValueError` if a round is committed already."""
-  if committed is not None and round_num <= committed:
-    raise ValueError(
-        f'Client states of round {round_num} come after those of round'
-        f' {committed} were committed.'
-    )

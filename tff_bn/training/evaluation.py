@@ -8,18 +8,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_bn.aggregators import moments
+from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
+from tff_bn.layers import batch_moments
 from tff_bn.layers import discovery
+
+# `loss`, the metrics by name, and `num_examples`.
+Metrics = collections.OrderedDict[str, Any]
 
 
 class Evaluator:
   """Evaluates weights on datasets, in inference mode.
 
-  The Keras model is built and traced once; only weights are exchanged then.
+  The Keras model is built and traced once and then used for all weights.
   """
 
   def __init__(self, model: BatchNormModel):
@@ -55,7 +59,7 @@ class Evaluator:
 
   def evaluate(
       self, weights: ModelWeights, dataset: tf.data.Dataset
-  ) -> collections.OrderedDict[str, Any]:
+  ) -> Metrics:
     """Evaluates weights on a dataset.
 
     Args:
@@ -93,7 +97,7 @@ class Evaluator:
       self,
       weights: Mapping[str, ModelWeights],
       dataset_fn: Callable[[str], tf.data.Dataset],
-  ) -> Optional[collections.OrderedDict[str, Any]]:
+  ) -> Optional[Metrics]:
     """Evaluates each client's weights, and averages over the clients.
 
     Args:
@@ -101,18 +105,18 @@ class Evaluator:
       dataset_fn: Returns the data on which a client's weights are evaluated.
 
     Returns:
-      As `evaluate`, but the loss and the metrics are means over the clients
-      that have data, each of which counts the same, and `num_examples` is the
-      sum. `None` if no client has data.
+      The same entries as `evaluate`. The loss and the metrics are unweighted
+      means over the clients that have data, and `num_examples` is the sum.
+      `None` if no client has data.
     """
-    results = [
+    evaluated = (
         self.evaluate(client_weights, dataset_fn(client_id))
         for client_id, client_weights in weights.items()
-    ]
-    results = [result for result in results if result['num_examples']]
+    )
+    results = [result for result in evaluated if result['num_examples']]
     if not results:
       return None
-    means = collections.OrderedDict(
+    means: Metrics = collections.OrderedDict(
         (name, float(np.mean([result[name] for result in results])))
         for name in ('loss', *self.metric_names)
     )
@@ -121,45 +125,45 @@ class Evaluator:
 
 
 class _Union:
-  """The moments of all that was added, in float64."""
+  """The moments of the union of sets of values, in float64."""
 
-  def __init__(self):
-    self.moments: Optional[moments.Moments] = None
+  def __init__(self) -> None:
+    self._moments: Optional[batch_moments.Moments] = None
 
   def add(self, count: int, mean: np.ndarray, variance: np.ndarray) -> None:
-    added = moments.layer_moments(np.float64(count), mean, variance)
-    if self.moments is not None:
-      added = moments.merge(self.moments, added)
-    self.moments = added
+    added = batch_moments.Moments(np.float64(count), mean, variance)
+    if self._moments is not None:
+      added = batch_moments.merge_moments(self._moments, added)
+    self._moments = added
 
-  @property
-  def mean(self) -> np.ndarray:
-    return np.asarray(self.moments['mean'])
-
-  @property
-  def variance(self) -> np.ndarray:
-    return np.asarray(self.moments['variance'])
+  def mean_and_variance(self) -> tuple[np.ndarray, np.ndarray]:
+    if self._moments is None:
+      raise ValueError(
+          'Batch normalization statistics can only be computed from data, but'
+          ' the dataset is empty.'
+      )
+    return (
+        np.asarray(self._moments.mean),
+        np.asarray(self._moments.variance),
+    )
 
 
 def reestimate_batch_norm_statistics(
     model: BatchNormModel, weights: ModelWeights, dataset: tf.data.Dataset
 ) -> ModelWeights:
-  """Computes the running statistics of all BN layers anew, from data.
+  """Computes the running statistics of all BN layers again, from data.
 
-  This gives a model to a client that took no part in training (FedBN, appendix
-  G): start from `merge_client_weights` and use the client's own data, of which
-  no labels are needed.
+  FedBN (appendix G) does so for a client that took no part in training: start
+  from `merge_client_weights` and use the client's own data, without labels.
 
-  There is one forward pass over the data, in which every BN layer normalizes
-  with the statistics of the batch, as in training, and every other layer is in
-  inference mode (dropout is off). A layer's running mean and variance become
-  the mean and the *biased* variance of its inputs over all batches, pooled with
-  the batches' sizes (law of total variance), in float64. Old running statistics
-  have no influence. Since the layers before it see one batch at a time, use
-  batches as large as in training.
+  In one forward pass over the data, every BN layer normalizes with the
+  statistics of the batch, and every other layer is in inference mode (without
+  dropout). A layer's running mean and variance become the mean and the *biased*
+  variance of its inputs over all batches, pooled in float64 by the law of total
+  variance. The old running statistics have no influence. As in training, the
+  statistics of a batch depend on its size, so use batches as large as there.
 
-  BN layers with `trainable=False` keep their statistics and use them, as Keras
-  does in training.
+  BN layers with `trainable=False` keep and use their statistics, as in Keras.
 
   Args:
     model: The model.
@@ -173,51 +177,31 @@ def reestimate_batch_norm_statistics(
     ValueError: If the dataset is empty.
   """
   keras_model = model.to_keras(weights)
-  layers = [
-      layer
+  unions = {
+      layer: _Union()
       for layer in discovery.batch_norm_layers(keras_model)
       if layer.trainable
-  ]
-  unions = [_Union() for _ in layers]
-  for layer, union in zip(layers, unions):
-    _record_inputs(layer, union)
-  for x, _ in dataset:
-    keras_model(x, training=False)
-  for layer, union in zip(layers, unions):
-    if union.moments is None:
-      raise ValueError(
-          'Batch normalization statistics can only be computed from data, but'
-          ' the dataset is empty.'
-      )
-    layer.moving_mean.assign(union.mean)
-    layer.moving_variance.assign(union.variance)
-  return model.from_keras(keras_model)
-
-
-def _record_inputs(layer: keras.layers.Layer, union: _Union) -> None:
-  """Makes a BN layer add its inputs to `union` and use batch statistics."""
-  # Overriding `call` of this one object, which nobody else uses, works inside
-  # nested models and wrappers, where no functional sub-model could be cut out.
-  original_call = layer.call
+  }
 
   def call(
-      inputs: tf.Tensor,
-      training: Optional[bool] = None,
-      mask: Optional[tf.Tensor] = None,
+      layer: keras.layers.Layer, inputs: tf.Tensor, mask: Optional[tf.Tensor]
   ) -> tf.Tensor:
-    del training  # Unused.
-    values = inputs.numpy().astype(np.float64)
-    values = np.moveaxis(values, layer.axis, -1)
+    values = np.moveaxis(inputs.numpy().astype(np.float64), layer.axis, -1)
     if mask is None:
       values = values.reshape([-1, values.shape[-1]])
     else:
       values = values[mask.numpy()]
-    union.add(len(values), values.mean(axis=0), values.var(axis=0))
-    if mask is None:
-      return original_call(inputs, training=True)
-    return original_call(inputs, training=True, mask=mask)
+    unions[layer].add(len(values), values.mean(axis=0), values.var(axis=0))
+    return type(layer).call(layer, inputs, training=True, mask=mask)
 
-  layer.call = call
+  with batch_norm_calls.replaced(keras_model, call, in_inference=True):
+    for x, _ in dataset:
+      keras_model(x, training=False)
+  for layer, union in unions.items():
+    mean, variance = union.mean_and_variance()
+    layer.moving_mean.assign(mean)
+    layer.moving_variance.assign(variance)
+  return model.from_keras(keras_model)
 
 
 def merge_client_weights(
@@ -225,17 +209,22 @@ def merge_client_weights(
 ) -> ModelWeights:
   """Merges the clients' models into one.
 
-  Shared variables are equal at all clients and stay as they are. Local ones are
-  averaged, each client counting the same, but running variances are pooled: by
-  the law of total variance, a merged variance is the mean of the clients'
-  variances plus the variance of their means. The phases of personal position
-  encodings, whose mean says nothing, are those of the untrained model. What is
-  no number to average (integers) is the first client's. FedBN (appendix G)
-  starts from this model for a client that took no part in training.
+  Shared variables are equal at all clients and keep their values. Local
+  variables are averaged without weights, except for these:
+
+  *   Running variances are pooled by the law of total variance: the mean of the
+      clients' variances plus the variance of their means.
+  *   The phases of personal position encodings get their initial values,
+      because a mean of phases has no meaning.
+  *   Integers are the first client's.
+
+  FedBN (appendix G) starts from this model for a client that took no part in
+  training.
 
   Args:
     model: The model.
-    weights: The clients' weights, at least one; only one at a time is needed.
+    weights: The clients' weights, at least one. Only one client's weights are
+      in memory at a time.
 
   Returns:
     The merged weights.
@@ -243,30 +232,28 @@ def merge_client_weights(
   Raises:
     ValueError: If there is no client.
   """
-  means = None
-  first = None
+  first: list[np.ndarray] = []
+  unions: list[_Union] = []
   for client_weights in weights:
-    values = model.from_model_weights(client_weights)
-    if means is None:
-      first = [np.asarray(value) for value in values]
-      means = [_Union() for _ in values]
-    for variable_means, value in zip(means, values):
-      value = np.asarray(value).astype(np.float64)
-      variable_means.add(1, value, np.zeros_like(value))
-  if means is None:
-    raise ValueError('There is no client whose model could be merged.')
-
+    values = [np.asarray(v) for v in model.from_model_weights(client_weights)]
+    if not unions:
+      first, unions = values, [_Union() for _ in values]
+    for union, value in zip(unions, values):
+      value = value.astype(np.float64)
+      union.add(1, value, np.zeros_like(value))
+  if not unions:
+    raise ValueError('weights is empty; at least one client is needed.')
+  means, variances = zip(*(union.mean_and_variance() for union in unions))
   between = {
-      info.batch_norm: variable_means.variance
-      for info, variable_means in zip(model.variables, means)
+      info.batch_norm: variance
+      for info, variance in zip(model.variables, variances)
       if info.role is Role.MOVING_MEAN
   }
   merged = []
   initial = model.from_model_weights(model.initial_weights)
-  for info, variable_means, value, initial_value in zip(
+  for info, mean, value, initial_value in zip(
       model.variables, means, first, initial
   ):
-    mean = variable_means.mean
     if info.role is Role.PERSONAL_PHASE:
       merged.append(initial_value)
     elif value.dtype.kind != 'f':

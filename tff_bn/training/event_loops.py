@@ -1,4 +1,4 @@
-"""Runs an event loop wherever the caller is, also inside another one."""
+"""Runs an event loop, even inside of another one."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ _Result = TypeVar('_Result')
 def call_outside_of_event_loops(
     fn: Callable[[threading.Event], _Result],
 ) -> _Result:
-  """Calls a function that runs an event loop, from wherever this is called.
+  """Calls a function that runs an event loop, in another thread if necessary.
 
   Args:
-    fn: The function. It gets an event that is set when it should stop.
+    fn: The function. Its argument is an event that is set when it should stop.
 
   Returns:
-    What the function returns.
+    The result of the function.
   """
   stop = threading.Event()
   try:
@@ -31,11 +31,12 @@ def call_outside_of_event_loops(
     with _own_event_loop():
       return fn(stop)
 
-  # An event loop can't be run inside another one of the same thread.
+  # A thread can't run an event loop inside of another one.
   context = tff.framework.get_context_stack().current
 
   def call_in_thread() -> _Result:
-    tff.framework.set_default_context(context)  # It belongs to the thread.
+    # The default context belongs to the thread.
+    tff.framework.set_default_context(context)
     with _own_event_loop():
       return fn(stop)
 
@@ -44,14 +45,14 @@ def call_outside_of_event_loops(
     try:
       return future.result()
     except BaseException:
-      # Ctrl-C reaches this thread only; the other one stops after its round.
+      # Only this thread gets Ctrl-C. The other one stops after its round.
       stop.set()
       raise
 
 
 @contextlib.contextmanager
 def _own_event_loop() -> Iterator[None]:
-  """Gives the thread an event loop, in which TFF's training loop works."""
+  """Gives the thread a new event loop, which TFF's training loop needs."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)
     try:
@@ -63,7 +64,7 @@ def _own_event_loop() -> Iterator[None]:
   try:
     yield
   finally:
-    # After Ctrl-C a checkpoint may still be being written.
+    # After Ctrl-C, the writing of a checkpoint may still be in progress.
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
       task.cancel()

@@ -1,4 +1,4 @@
-"""The models that a finished run has, and whether it is finished."""
+"""The final models of a run, and whether the run is finished."""
 
 from collections.abc import Iterable
 import hashlib
@@ -32,11 +32,11 @@ class FinalModels:
     self._run = run
 
   def remove(self) -> None:
-    """Removes the models, before other ones can come to be."""
+    """Removes the models, because the run will have other final models."""
     saved_models.remove(self._model_dir)
 
   def are_saved(self) -> bool:
-    """Whether the models of this run are saved already, and intact."""
+    """Whether the models of this run are already saved and intact."""
     if not self._model_dir.exists():
       return False
     try:
@@ -44,7 +44,7 @@ class FinalModels:
       models.check()
     except manifests.DamagedError as error:
       logging.warning(
-          '%s The models are written again, from the last checkpoint.', error
+          '%s The models are written again from the last checkpoint.', error
       )
       return False
     return models.manifest['run'] == self._run
@@ -58,18 +58,20 @@ class FinalModels:
       round_num: int,
       num_classes: Optional[int],
   ) -> None:
-    """Saves the models; the folder appears when it is complete.
+    """Saves the models. The folder appears when it is complete.
 
     Args:
       model: The model.
       weights: The weights of the global model.
-      client_weights: The ids and weights of clients with models of their own.
+      client_weights: The ids and weights of the clients that have own models.
       round_num: The number of the last round.
       num_classes: The number of classes, if it is known.
     """
-    writer = saved_models.Writer(
+    saved_models.write(
         self._model_dir,
         model,
+        weights,
+        client_weights,
         dict(
             run=self._run,
             round=round_num,
@@ -79,20 +81,16 @@ class FinalModels:
             num_classes=num_classes,
         ),
     )
-    writer.write_global(weights)
-    for client_id, own_weights in client_weights:
-      writer.write_client(client_id, own_weights)
-    writer.publish()
 
 
 def is_finished(run_dir: pathlib.Path) -> bool:
-  """Whether a folder has a run that has come to its end, and is intact.
+  """Whether a folder holds a finished run that was not changed since.
 
   Args:
     run_dir: The run's folder.
 
   Returns:
-    Whether its metrics and its models are those that `train` has written.
+    Whether `train` has written all metrics and models that are there now.
 
   Raises:
     OSError: If a file can't be read at present.
@@ -114,6 +112,6 @@ def _metrics_checksum(run_dir: pathlib.Path) -> Optional[str]:
 
 
 def _input_shape(model: BatchNormModel) -> Optional[list[int]]:
-  """The shape of a sample; `None` if it has several parts."""
+  """Returns the shape of a sample; `None` if it has several parts."""
   spec = model.input_spec[0]
   return list(spec.shape[1:]) if isinstance(spec, tf.TensorSpec) else None

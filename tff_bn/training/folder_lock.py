@@ -1,4 +1,4 @@
-"""Keeps two programs from writing into the same folder."""
+"""Locks that keep two programs from writing into the same folder."""
 
 from collections.abc import Iterator
 import contextlib
@@ -6,17 +6,17 @@ import contextvars
 import dataclasses
 import fcntl
 import os
-from typing import Union
+from typing import Optional, Union
 
 
 @dataclasses.dataclass(eq=False)
 class _Claim:
-  """A folder that is locked for code which will use it.
+  """A locked folder, which `hold` may use.
 
   Attributes:
     path: The folder.
     descriptor: The open folder, which holds the lock.
-    is_used: Whether that code is running.
+    is_used: Whether `hold` uses it at present.
   """
 
   path: str
@@ -31,7 +31,7 @@ _claims: contextvars.ContextVar[tuple[_Claim, ...]] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def claim(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
-  """Locks a folder for code inside of the `with` block, which uses `hold`.
+  """Locks a folder, so that only code in the `with` block can `hold` it.
 
   The system releases the lock if the process dies.
 
@@ -42,8 +42,8 @@ def claim(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
     Nothing.
 
   Raises:
-    ValueError: If the folder is locked elsewhere.
-    OSError: If there is no such folder.
+    ValueError: If the folder is already locked.
+    OSError: If the folder does not exist.
   """
   with _locked(folder, fcntl.LOCK_EX) as descriptor:
     new = _Claim(os.path.realpath(folder), descriptor)
@@ -55,19 +55,19 @@ def claim(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
 
 
 def is_claimed(folder: Union[str, os.PathLike[str]]) -> bool:
-  """Whether a folder is claimed by the code that calls this."""
+  """Whether the caller is inside of `claim` for a folder."""
   return _claim_of(folder) is not None
 
 
 def let_others_read(folder: Union[str, os.PathLike[str]]) -> None:
-  """Lets others lock a claimed folder for reading from now on.
+  """Lets other programs lock a claimed folder for reading.
 
   Args:
-    folder: The folder, into which nothing more will be written.
+    folder: The folder. The caller will write nothing more into it.
   """
   claimed = _claim_of(folder)
   if claimed is not None:
-    with contextlib.suppress(OSError):  # Where there are no locks.
+    with contextlib.suppress(OSError):  # Some file systems have no locks.
       fcntl.flock(claimed.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
@@ -75,19 +75,19 @@ def let_others_read(folder: Union[str, os.PathLike[str]]) -> None:
 def hold(
     folder: Union[str, os.PathLike[str]], *, shared: bool = False
 ) -> Iterator[None]:
-  """Locks a folder for the `with` block, or uses a folder that is claimed.
+  """Locks a folder for the `with` block, or uses a claimed folder.
 
   Args:
     folder: The folder of a run.
-    shared: Whether others may lock it, too, as long as all of them share it:
-      for reading.
+    shared: Whether others may hold the folder at the same time if they set
+      `shared` too. Used for reading.
 
   Yields:
     Nothing.
 
   Raises:
-    ValueError: If the folder is locked, or the claimed folder used, elsewhere.
-    OSError: If there is no such folder.
+    ValueError: If the folder is already locked, or claimed and in use.
+    OSError: If the folder does not exist.
   """
   claimed = _claim_of(folder)
   if claimed is None:
@@ -103,7 +103,7 @@ def hold(
     claimed.is_used = False
 
 
-def _claim_of(folder: Union[str, os.PathLike[str]]) -> Union[_Claim, None]:
+def _claim_of(folder: Union[str, os.PathLike[str]]) -> Optional[_Claim]:
   path = os.path.realpath(folder)
   return next((c for c in _claims.get() if c.path == path), None)
 
@@ -116,7 +116,7 @@ def _locked(
   try:
     yield descriptor
   finally:
-    os.close(descriptor)  # And with it the lock.
+    os.close(descriptor)  # Releases the lock.
 
 
 def _lock(folder: Union[str, os.PathLike[str]], operation: int) -> int:
@@ -125,7 +125,7 @@ def _lock(folder: Union[str, os.PathLike[str]], operation: int) -> int:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
       fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-      # Another program may have removed the folder, and made a new one.
+      # Another program may have replaced the folder meanwhile.
       if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
         return descriptor
     except BlockingIOError:

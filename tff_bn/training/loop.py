@@ -1,4 +1,4 @@
-"""The training loop: sampling, checkpoints, resume, metrics, the final model.
+"""The training loop: sampling, checkpoints, metrics and the final model.
 
 A run has a folder:
 
@@ -7,13 +7,13 @@ A run has a folder:
 | `metrics.csv` | one row for every evaluated round |
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
-| `client_states.sqlite` | what the clients keep, if they keep anything |
+| `client_states.sqlite` | the clients' states, if they have any |
 | `model/` | the final models, see `tff_bn.training.saved_models` |
 
-Calling `train` again with the same arguments continues a run that was stopped,
-in whatever way and at whatever moment, and ends with the same metrics and
-weights as a run that was not. For that, everything random depends on the seed
-and the number of the round alone.
+A run can be stopped or killed at any moment. Calling `train` again with the
+same arguments continues it and gives the same metrics and weights as an
+uninterrupted run, because all random choices depend only on the seed and the
+number of the round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,7 @@ from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from typing_extensions import Unpack
 
 from tff_bn import runtime
 from tff_bn.analysis import communication
@@ -48,7 +49,6 @@ from tff_bn.training import round_data
 from tff_bn.training import round_evaluation
 from tff_bn.training import rounds
 from tff_bn.training import run_identity
-from tff_bn.training import sqlite_client_state_store
 from tff_bn.training import termination
 from tff_bn.training.training_config import MAY_CHANGE
 from tff_bn.training.training_config import TrainingConfig
@@ -66,79 +66,77 @@ def train(
     train_on_union: bool = False,
     settings: Mapping[str, str] = types.MappingProxyType({}),
 ) -> TrainingResult:
-  """Trains, or continues or just reads a run that its folder already holds.
+  """Trains a model, or continues the run in the folder if it is not finished.
 
   `metrics.csv` has these columns. `NAME` is `loss` or the name of one of the
   model's metrics.
 
   *   `round`: the number of finished rounds; 0 is the initial model.
-  *   `train_NAME`: what the clients reported in that round alone, on the data
-      that they trained on; empty for round 0.
-  *   `test_NAME`: on the central test set. For an algorithm whose clients keep
-      something (a `StatefulLearningProcess`) it is the mean over the clients
-      that were sampled at least once, each with its own model. In round 0 it is
-      the initial model, which they share; if they have position encodings of
-      their own, the mean over the clients, each with its initial model.
+  *   `train_NAME`: on the data on which the clients trained in that round;
+      empty for round 0.
+  *   `test_NAME`: on the central test set. If the clients have own models, it
+      is the mean over the clients that were sampled at least once. In round 0
+      it is the value of the initial model or, if clients have personal position
+      encodings, the mean over the clients.
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
   *   `num_clients`, `num_dropped_clients`: in that round.
-  *   `rejected_rounds`: in how many rounds so far the server kept its model,
-      because the new one was not finite.
+  *   `rejected_rounds`: the number of rounds so far in which the server kept
+      its model because the new one was not finite.
   *   `max_update_norm_ratio`: the largest norm of a client's update in that
       round, divided by the median norm, see `tff_bn.clients.update_norms`.
   *   `exchanges`, `megabytes`: in all rounds so far, see
-      `tff_bn.analysis.ProcessTraffic`; empty if it can't be counted.
-  *   What a correction of the clients' drift adds, in that round.
+      `tff_bn.analysis.ProcessTraffic`; empty if they can't be counted.
+  *   The metrics of a correction of the clients' drift, in that round.
 
-  Both kinds of means are over at most `config.max_evaluation_clients` clients.
+  Means are over at most `config.max_evaluation_clients` clients.
 
   TFF's computations run in the default context of the calling thread, for which
-  `tff_bn.runtime` has context managers. Inside a running event loop, as in a
-  notebook, the work is done in another thread.
+  `tff_bn.runtime` has context managers. If the thread already runs an event
+  loop, as in a notebook, `train` works in another thread.
 
   Args:
-    process: The algorithm. It should train once through all that it gets
-      (`local_epochs=1`), because the datasets that it gets consist of the
-      configured number of steps or epochs.
+    process: The algorithm. Build it with `local_epochs=1`, because the datasets
+      already contain the configured number of steps or epochs.
     model: The model with which the process was built.
     data: The clients' data, a `tff_bn.data.FederatedData`. A client's position
       in its `client_ids` is its number for `process.personalize`.
     config: The settings.
-    run_dir: The run's folder; it need not exist. A folder that holds a run must
-      hold the run of these arguments; `config.rounds` may have grown.
-    train_on_union: Whether the process gets one client with the data of all
-      sampled clients, in batches that are as many times as large; then nothing
-      counts as sent.
-    settings: What else the results depend on, by name: a run is continued only
-      with the same settings. The arguments need not be repeated.
+    run_dir: The run's folder, which need not exist. If it holds a run, the
+      arguments must be the same as before; `config.rounds` may have grown.
+    train_on_union: Whether the process gets a single client with the data of
+      all sampled clients. Its batch size is multiplied by their number. The
+      exchanges and megabytes are then 0.
+    settings: Further settings on which the results depend, by name. A run is
+      continued only with the same settings.
 
   Returns:
     The results.
 
   Raises:
     TooManyFailedRoundsError: If `config.max_failed_rounds` rounds in a row
-      failed. The folder then holds the rounds up to there, but no model.
+      failed. The folder then holds these rounds, but no model.
     UnusableModelError: If the final model or its loss on the test data is not
       finite. The folder then holds all rounds, but no model.
     TypeError: If a client's id is not a string.
-    ValueError: If the arguments contradict each other or the folder, or what
-      the folder holds is damaged.
+    ValueError: If the arguments contradict each other or the folder, or the
+      folder is damaged.
     OSError: If a file can't be read or written at present.
     ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
-    WorkersLostError: If no worker is left, see `tff_bn.runtime.ray_runtime`;
-      the finished rounds are saved.
+    WorkersLostError: If no worker is left, see `tff_bn.runtime.ray_runtime`.
+      The finished rounds are saved.
   """
   federated.check_client_ids(data.client_ids)
   num_clients = len(data.client_ids)
   if (config.clients_per_round or 0) > num_clients:
     raise ValueError(
         f'clients_per_round={config.clients_per_round} asks for more clients'
-        f' than the {num_clients} that there are; use at most {num_clients}.'
+        f' than the {num_clients} in the data; use at most {num_clients}.'
     )
   if train_on_union and isinstance(process, StatefulLearningProcess):
     raise ValueError(
-        'train_on_union makes one client of all, but the clients of this'
-        ' algorithm keep something of their own.'
+        'train_on_union=True merges all clients into one, but the clients of'
+        ' this algorithm have own states; use train_on_union=False.'
     )
   run_dir = pathlib.Path(run_dir)
   run_dir.mkdir(parents=True, exist_ok=True)
@@ -147,7 +145,14 @@ def train(
     with contextlib.ExitStack() as stack:
       stack.enter_context(folder_lock.hold(run_dir))
       run = _Run(
-          process, model, data, config, run_dir, train_on_union, settings, stack
+          process,
+          model,
+          data,
+          config,
+          run_dir=run_dir,
+          train_on_union=train_on_union,
+          settings=settings,
+          stack=stack,
       )
       return run.train(stop)
 
@@ -163,6 +168,7 @@ class _Run:
       model: BatchNormModel,
       data: federated.FederatedData,
       config: TrainingConfig,
+      *,
       run_dir: pathlib.Path,
       train_on_union: bool,
       settings: Mapping[str, str],
@@ -174,11 +180,11 @@ class _Run:
     self._config = config
     self._train_on_union = train_on_union
     context = tff.framework.get_context_stack().current
-    # Such a context makes datasets itself, where and when they are used.
-    self._makes_datasets = isinstance(
+    # Such a context builds datasets where and when they are used.
+    self._builds_datasets = isinstance(
         context, runtime.PlanContext
     ) and isinstance(data, federated.FederatedData)
-    # `None` once it has turned out that it can't be counted.
+    # `None` after the traffic could not be counted.
     self._traffic: Optional[communication.ProcessTraffic] = (
         communication.ProcessTraffic(process)
     )
@@ -202,7 +208,7 @@ class _Run:
     self._store: Optional[client_state_store.ClientStateStore] = None
     if isinstance(process, StatefulLearningProcess):
       self._store = stack.enter_context(
-          sqlite_client_state_store.SqliteClientStateStore(
+          client_state_store.ClientStateStore(
               run_dir / 'client_states.sqlite', self._identity.checksum
           )
       )
@@ -236,15 +242,15 @@ class _Run:
   def train(self, stop: threading.Event) -> TrainingResult:
     """Runs the remaining rounds."""
     try:
-      # Only while clients are computed, the program can be ended, so that a
-      # round is recorded completely or not at all.
+      # Signals end the program only while clients are computed, so that a round
+      # is recorded completely or not at all.
       with termination.deferred():
         return self._train(stop)
     except KeyboardInterrupt as error:
       saved = self._save_latest()
       if isinstance(error, termination.Terminated) and saved is not None:
         raise termination.Terminated(
-            f'Round {saved} is saved; the same command goes on from there.'
+            f'Round {saved} is saved; the same command continues from there.'
         ) from error
       raise
     except runtime.WorkersLostError:
@@ -252,11 +258,11 @@ class _Run:
       raise
 
   def _save_latest(self) -> Optional[int]:
-    """Saves the last round before the program ends; returns it."""
+    """Saves the last round before the program ends, and returns its number."""
     try:
       return self._checkpoints.save_latest()
-    # The checkpoint before is good enough.
-    except Exception as error:  # pylint: disable=broad-except
+    # The run can continue from the previous checkpoint.
+    except Exception as error:
       logging.warning('The last round could not be saved: %s', error)
       return None
 
@@ -266,7 +272,7 @@ class _Run:
         raise KeyboardInterrupt
       with termination.allowed():
         pass
-      # From here on there is another final model to come.
+      # A new round changes the final model.
       self._models.remove()
       return self._round_data(round_num)
 
@@ -278,10 +284,10 @@ class _Run:
         training_selection_fn=select,
         total_rounds=self._config.rounds,
         evaluation_fn=self._evaluation.evaluate,
-        # It has what it needs besides the round.
+        # The evaluation needs only the number of the round.
         evaluation_selection_fn=lambda round_num: round_num,
-        # The evaluation and the checkpoints decide themselves, because the last
-        # round counts too.
+        # The evaluation and the checkpoints skip rounds themselves, because
+        # TFF's loop does not always include the last round.
         rounds_per_evaluation=1,
         program_state_manager=self._checkpoints,
         rounds_per_saving_program_state=1,
@@ -291,13 +297,10 @@ class _Run:
     weights = self._evaluation.final_weights(state)
     self._check_usable(weights)
     if not self._models.are_saved():
-      own_weights = ()
-      if self._evaluation.has_client_models:
-        own_weights = self._evaluation.client_weights(state)
       self._models.save(
           self._model,
           weights,
-          own_weights,
+          self._evaluation.client_weights(state),
           round_num=self._config.rounds,
           num_classes=getattr(self._data, 'num_classes', None),
       )
@@ -312,7 +315,7 @@ class _Run:
   def _num_sampled(self) -> int:
     return self._config.clients_per_round or len(self._data.client_ids)
 
-  def _costs_until(self, round_num: int) -> metrics_log.Row:
+  def _costs_until(self, round_num: int) -> Mapping[str, Union[int, float]]:
     if self._train_on_union:
       return dict(exchanges=0, megabytes=0.0)
     if self._traffic is None:
@@ -328,17 +331,16 @@ class _Run:
 
   def _round_data(self, round_num: int) -> rounds.RoundData:
     all_ids = tuple(self._data.client_ids)
-    numbers = range(len(all_ids))
+    numbers: Sequence[int] = range(len(all_ids))
     if self._num_sampled < len(numbers):
-      # In the order of the data, so that the order of clients, on which sums
-      # of floats depend, does not change from round to round.
+      # Sums of floats depend on the order of the clients, so it is always the
+      # order of the data.
       numbers = sorted(self._sample_fn(round_num, self._num_sampled))
     ids = tuple(all_ids[number] for number in numbers)
     batch_size = self._config.batch_size
+    groups: list[tuple[str, ...]] = [(client_id,) for client_id in ids]
     if self._train_on_union:
       groups, batch_size = [ids], batch_size * len(ids)
-    else:
-      groups = [[client_id] for client_id in ids]
     datasets = [
         self._make_dataset(
             group,
@@ -353,14 +355,14 @@ class _Run:
     return rounds.RoundData(round_num, ids, numbers, datasets)
 
   def _make_dataset(
-      self, client_ids: Sequence[str], **draw: Optional[int]
+      self, client_ids: Sequence[str], **draw: Unpack[round_data.Draw]
   ) -> Union[tf.data.Dataset, runtime.ClientDataset]:
-    if self._makes_datasets:
+    if self._builds_datasets:
       return round_data.RoundDataset(self._data, client_ids, **draw)
     return self._data.client_dataset(client_ids, **draw)
 
   def _check_usable(self, weights: ModelWeights) -> None:
-    """Raises an error if the final model is of no use."""
+    """Raises an error if the final model or its loss is not finite."""
     rows = self._log.rows
     if not _is_finite(weights):
       reason = 'its weights are not finite'
@@ -380,7 +382,7 @@ class _Run:
 
 
 def _is_finite(weights: ModelWeights) -> bool:
-  """Whether all floating-point numbers of a model are finite."""
+  """Whether all floats of a model are finite."""
   arrays = (np.asarray(value) for value in tf.nest.flatten(weights))
   return all(
       np.all(np.isfinite(array)) for array in arrays if array.dtype.kind == 'f'
@@ -392,7 +394,7 @@ def _is_broken(loss: Optional[float]) -> bool:
 
 
 def _correction_names(process: Process) -> Sequence[str]:
-  """The names of the metrics that a correction of the clients' drift adds."""
+  """Returns the names of the metrics of a correction of the clients' drift."""
   try:
     metrics_type = process.next.type_signature.result.metrics.member
     correction_type = metrics_type['client_work']['correction']

@@ -1,4 +1,4 @@
-"""Manifests: JSON files that notice when they were changed."""
+"""Manifests: JSON files with a checksum that reveals changes."""
 
 from collections.abc import Mapping
 import hashlib
@@ -6,18 +6,16 @@ import json
 import pathlib
 from typing import Any
 
-from tff_bn.common import files
-
 FILE_NAME = 'manifest.json'
 _CHECKSUM = 'checksum'
 
 
 class DamagedError(ValueError):
-  """A file is missing, or not as it was written."""
+  """A file is missing or was changed."""
 
 
 def checksum(value: Any) -> str:
-  """Returns a number in hexadecimal digits of what JSON can express."""
+  """Returns a hexadecimal checksum of a value that JSON can express."""
   text = json.dumps(value, sort_keys=True, separators=(',', ':'))
   return hashlib.sha256(text.encode()).hexdigest()
 
@@ -27,14 +25,14 @@ def write(folder: pathlib.Path, manifest: Mapping[str, Any]) -> None:
 
   Args:
     folder: The folder.
-    manifest: What it holds, as JSON can express it; `format` is the version of
+    manifest: The content, as JSON can express it. `format` is the version of
       the folder's format.
 
   Raises:
     OSError: If it can't be written.
   """
   text = json.dumps({**manifest, _CHECKSUM: checksum(manifest)}, indent=1)
-  files.replace(folder / FILE_NAME, text + '\n')
+  (folder / FILE_NAME).write_text(text + '\n', encoding='utf-8')
 
 
 def read(folder: pathlib.Path, known_format: int) -> dict[str, Any]:
@@ -42,10 +40,10 @@ def read(folder: pathlib.Path, known_format: int) -> dict[str, Any]:
 
   Args:
     folder: The folder.
-    known_format: The format that it should have.
+    known_format: The expected version of the folder's format.
 
   Returns:
-    What `write` got.
+    The content that was given to `write`.
 
   Raises:
     DamagedError: If the manifest is damaged or missing.
@@ -61,13 +59,13 @@ def read(folder: pathlib.Path, known_format: int) -> dict[str, Any]:
     manifest = json.loads(text)
     is_intact = manifest.pop(_CHECKSUM) == checksum(manifest)
     found_format = manifest['format']
-  # What is wrong with damaged text depends on what is damaged.
-  except Exception as error:  # pylint: disable=broad-except
+  # The class of the error depends on the damage.
+  except Exception as error:
     raise DamagedError(f'{path} is damaged.') from error
   if found_format != known_format:
     raise ValueError(
         f'{folder} has the format {found_format}, but this version of tff_bn'
-        f' knows the format {known_format} only.'
+        f' reads only the format {known_format}.'
     )
   if not is_intact:
     raise DamagedError(f'{path} was changed.')

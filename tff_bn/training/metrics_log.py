@@ -1,8 +1,6 @@
 """A run's metrics: `metrics.csv`, TensorBoard, and progress on the terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
-import csv
-import io
 import math
 import os
 import pathlib
@@ -16,6 +14,7 @@ import tensorflow_federated as tff
 import tqdm
 from typing_extensions import override
 
+from tff_bn.common import csv_files
 from tff_bn.common import files
 
 Row = dict[str, Union[int, float, None]]
@@ -23,7 +22,7 @@ Row = dict[str, Union[int, float, None]]
 _TRAIN = 'train_'
 _TEST = 'test_'
 _CLIENT_TEST = 'client_test_'
-_EVALUATION = 'evaluation/'  # How TFF's training loop marks such metrics.
+_EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 
 
 def column_names(
@@ -33,14 +32,14 @@ def column_names(
 
   Args:
     metric_names: The names of the model's metrics, such as `accuracy`.
-    correction_names: The names of the metrics that a correction of the clients'
-      drift adds.
+    correction_names: The names of the metrics of a correction of the clients'
+      drift.
 
   Returns:
     `round`; `loss` and the metrics, each with the prefixes `train_`, `test_`
     and `client_test_`; `num_clients`, `num_dropped_clients`,
-    `rejected_rounds`, `max_update_norm_ratio`, `exchanges`, `megabytes`; those
-    that a correction adds.
+    `rejected_rounds`, `max_update_norm_ratio`, `exchanges`, `megabytes`; the
+    metrics of a correction.
   """
   measured = ('loss', *metric_names)
   return (
@@ -57,30 +56,21 @@ def column_names(
 
 
 def to_csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
-  """The text of `metrics.csv`.
+  """Returns the text of `metrics.csv`."""
+  return csv_files.to_csv(columns, ([row[c] for c in columns] for row in rows))
 
-  Args:
-    columns: The columns.
-    rows: The rows. Numbers are written so that reading gives the same bits.
 
-  Returns:
-    The text, one line for the columns and one for each row.
-  """
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(columns)
-  for row in rows:
-    writer.writerow(['' if row[c] is None else repr(row[c]) for c in columns])
-  return text.getvalue()
+def _round_of(row: Row) -> int:
+  return int(row['round'] or 0)
 
 
 class MetricsLog(tff.program.ReleaseManager):
-  """Turns what a training loop releases into rows, and shows them.
+  """Writes the metrics that a training loop releases, and shows progress.
 
   Losses and metrics are rounded to seven digits.
 
-  A run that goes on from a checkpoint takes over the checkpoint's rows, see
-  `restore`; `metrics.csv` itself is written only.
+  A run that continues from a checkpoint takes over the rows of the checkpoint,
+  see `restore`, and not the rows of `metrics.csv`.
   """
 
   def __init__(
@@ -91,18 +81,19 @@ class MetricsLog(tff.program.ReleaseManager):
       correction_names: Sequence[str] = (),
       is_due: Callable[[int], bool],
       num_rounds: int,
-      costs_fn: Callable[[int], Row],
+      costs_fn: Callable[[int], Mapping[str, Union[int, float]]],
   ):
-    """Initializes the log; reads and writes nothing.
+    """Initializes the log, and reads and writes nothing.
 
     Args:
       run_dir: The run's folder.
       metric_names: The names of the model's metrics.
-      correction_names: Those of a correction of the clients' drift.
-      is_due: Whether a round has a row.
+      correction_names: The names of the metrics of a correction of the clients'
+        drift.
+      is_due: Returns whether a round has a row.
       num_rounds: The number of rounds.
-      costs_fn: What was sent up to a round: `exchanges` and `megabytes`, or
-        nothing if that is unknown.
+      costs_fn: Returns the `exchanges` and `megabytes` up to a round, or an
+        empty mapping if they are unknown.
     """
     self._path = run_dir / 'metrics.csv'
     self._logdir = run_dir / 'logdir'
@@ -116,13 +107,14 @@ class MetricsLog(tff.program.ReleaseManager):
     self._bar: Optional[tqdm.tqdm] = None
 
   def has_rows_after(self, round_num: int) -> bool:
-    """Whether `metrics.csv` has, or once had, a row of a later round.
+    """Whether `metrics.csv` has rows of later rounds, or is damaged.
 
     Args:
       round_num: The round.
 
     Returns:
-      Whether it has one; true if the file is damaged.
+      Whether the file exists and a row does not start with the number of an
+      earlier round or of this one.
     """
     try:
       lines = self._path.read_bytes().splitlines()
@@ -132,19 +124,20 @@ class MetricsLog(tff.program.ReleaseManager):
     return not all(r.isdigit() and int(r) <= round_num for r in rounds)
 
   def rows_until(self, round_num: int) -> list[Row]:
-    """The rows up to a round, for `restore`."""
-    return [row for row in self.rows if row['round'] <= round_num]
+    """Returns the rows up to a round, for `restore`."""
+    return [row for row in self.rows if _round_of(row) <= round_num]
 
   def restore(self, rows: Sequence[Row]) -> None:
-    """Goes on after rows that were written before.
+    """Continues after the rows of a checkpoint.
 
     `metrics.csv` is written again if it is missing or does not begin with them.
 
     Args:
-      rows: What `rows_until` returned.
+      rows: The result of `rows_until`.
     """
-    # The last round of a run that is to have more rounds may have a row more.
-    self.rows = [dict(row) for row in rows if self._is_due(row['round'])]
+    # If the number of rounds has grown, the row of the former last round may no
+    # longer be due.
+    self.rows = [dict(row) for row in rows if self._is_due(_round_of(row))]
     text = to_csv(self._columns, rows).encode()
     try:
       found = self._path.read_bytes()
@@ -160,26 +153,27 @@ class MetricsLog(tff.program.ReleaseManager):
 
   @override
   async def release(self, value: Mapping[str, Any], key: int) -> None:
-    """Shows that a round is done, and adds its row if it has one.
+    """Shows that a round is finished, and adds its row if it has one.
 
     Args:
-      value: The round's metrics: those of training under `client_work`, those
-        of evaluation under the columns' names with the prefix `evaluation/`.
+      value: The round's metrics. The metrics of training are in `client_work`,
+        and the names of evaluation metrics are columns with the prefix
+        `evaluation/`.
       key: The round.
     """
     if self._summary_writer is None:
-      self._open(key)
+      self._summary_writer = self._open(key)
     self._warn(value, key)
     row = self._row(value, key) if self._is_due(key) else None
     if row is not None:
       self.rows.append(row)
       files.replace(self._path, to_csv(self._columns, self.rows))
     seconds = value.get(tff.simulation.TRAINING_TIME_KEY)
-    self._write_summary(key, row, seconds)
+    self._write_summary(self._summary_writer, key, row, seconds)
     self._show(key, row)
 
   def _warn(self, value: Mapping[str, Any], round_num: int) -> None:
-    """Warns if a round has not changed the model."""
+    """Warns if the round failed."""
     if not _part(value, 'finalizer').get('failed_rounds', 0):
       return
     if _part(value, 'client_work').get('num_participants', 0):
@@ -197,7 +191,7 @@ class MetricsLog(tff.program.ReleaseManager):
       )
 
   def _row(self, value: Mapping[str, Any], round_num: int) -> Row:
-    row = dict.fromkeys(self._columns)
+    row: Row = dict.fromkeys(self._columns)
     row['round'] = round_num
     client_work = _part(value, 'client_work')
     for name, number in client_work.get('train', {}).items():
@@ -222,10 +216,7 @@ class MetricsLog(tff.program.ReleaseManager):
         row[name] = _rounded(number)
     return row
 
-  def _open(self, first_round: int) -> None:
-    self._summary_writer = tf.summary.create_file_writer(
-        os.fspath(self._logdir)
-    )
+  def _open(self, first_round: int) -> tf.summary.SummaryWriter:
     num_done = max(first_round - 1, 0)
     if num_done:
       print(f'continuing after round {num_done}', file=sys.stderr)
@@ -233,18 +224,23 @@ class MetricsLog(tff.program.ReleaseManager):
       self._bar = tqdm.tqdm(
           total=self._num_rounds, initial=num_done, unit='round'
       )
+    return tf.summary.create_file_writer(os.fspath(self._logdir))
 
   def _write_summary(
-      self, round_num: int, row: Optional[Row], seconds: Optional[float]
+      self,
+      writer: tf.summary.SummaryWriter,
+      round_num: int,
+      row: Optional[Row],
+      seconds: Optional[float],
   ) -> None:
-    with self._summary_writer.as_default(step=round_num):
+    with writer.as_default(step=round_num):
       if seconds is not None:
         tf.summary.scalar('round/seconds', seconds)
       for name, number in (row or {}).items():
         if number is not None and name != 'round':
           tf.summary.scalar(_summary_tag(name), number)
     if row is not None:
-      self._summary_writer.flush()
+      writer.flush()
 
   def _show(self, round_num: int, row: Optional[Row]) -> None:
     shown = ''
@@ -270,7 +266,7 @@ class MetricsLog(tff.program.ReleaseManager):
     if self._summary_writer is not None:
       try:
         self._summary_writer.close()
-      # Not to hide the error that ends the run.
+      # Raising it would hide the error that ends the run.
       except tf.errors.OpError as error:
         logging.warning(
             'The files for TensorBoard in %s are incomplete: %s',
@@ -282,19 +278,19 @@ class MetricsLog(tff.program.ReleaseManager):
 
 
 def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-  """The metrics of a part of the round; none before round 1."""
+  """Returns the metrics of a part of the round; none before round 1."""
   part = value.get(name)
-  # Processes of other packages may have no such metrics.
+  # Processes of other packages may lack these metrics.
   return part if isinstance(part, Mapping) else {}
 
 
 def _rounded(number: Any) -> float:
-  """Drops the digits that a float32 does not have."""
+  """Rounds to the seven digits of a float32."""
   return float(f'{float(number):.7g}')
 
 
 def _summary_tag(column: str) -> str:
-  """TensorBoard groups by what is before the slash."""
+  """Returns a column's tag, which TensorBoard groups by the part before `/`."""
   for prefix in (_CLIENT_TEST, _TRAIN, _TEST):
     if column.startswith(prefix):
       return f'{prefix[:-1]}/{column.removeprefix(prefix)}'

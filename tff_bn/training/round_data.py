@@ -1,40 +1,52 @@
-"""What a client trains on in a round, made where it is used."""
+"""The data of a client in a round, built where it is used."""
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any, Optional
+from typing import Any, NotRequired, Optional, TypedDict
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from typing_extensions import Unpack
 
 from tff_bn import runtime
 from tff_bn.data import batches as batches_lib
 from tff_bn.data import federated
 
-# A process keeps the data of so many recipes.
+# The number of recipes whose data a process keeps in memory.
 _NUM_RECIPES = 4
 
 
-class RoundDataset(runtime.ClientDataset):
-  """The batches of `FederatedData.client_dataset`, made when they are needed.
+class Draw(TypedDict):
+  """The arguments of `FederatedData.client_dataset` other than the clients."""
 
-  Another process makes them itself, if the data has a recipe; only the recipe,
-  the client and the round are sent. Else all training data is sent to each
-  machine once; later only the positions of the samples are.
+  seed: int
+  round_num: int
+  batch_size: int
+  local_steps: NotRequired[Optional[int]]
+  local_epochs: NotRequired[Optional[int]]
+
+
+class RoundDataset(runtime.ClientDataset):
+  """The batches of `FederatedData.client_dataset`, built when they are needed.
+
+  If the data has a recipe, only the recipe, the client and the round are sent
+  to another process, which builds the batches itself. Otherwise all training
+  data is sent to each machine once, and after that only positions of samples.
   """
 
   def __init__(
       self,
       data: federated.FederatedData,
       client_ids: Sequence[str],
-      **draw: Optional[int],
+      **draw: Unpack[Draw],
   ):
     """Initializes the dataset.
 
     Args:
       data: The clients' data.
-      client_ids: The client; several stand for the union of their samples.
+      client_ids: The client. Several clients are treated as one that has the
+        union of their samples.
       **draw: The other arguments of `FederatedData.client_dataset`.
     """
     self._data = data
@@ -51,7 +63,7 @@ class RoundDataset(runtime.ClientDataset):
     return self._gathered().build()
 
   def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Pickles no data that can be made, or that is sent already."""
+    """Avoids pickling data that a recipe loads or that was already sent."""
     if self._data.recipe is not None:
       return _from_recipe, (self._data.recipe, self._client_ids, self._draw)
     gathered = self._gathered()
@@ -71,13 +83,13 @@ class RoundDataset(runtime.ClientDataset):
 
 
 class _Gathered(runtime.ClientDataset):
-  """Batches of some of all samples."""
+  """Batches of a given order of samples."""
 
   def __init__(
       self,
       x: np.ndarray,
       y: np.ndarray,
-      order: Sequence[np.ndarray],
+      order: batches_lib.GatherOrder,
       element_spec: Any,
   ):
     self.x = x
@@ -92,13 +104,13 @@ class _Gathered(runtime.ClientDataset):
 
   def build(self) -> tf.Tensor:
     """See `tff_bn.runtime.ClientDataset`."""
-    samples, *order = self.order
+    samples = self.order.samples
     gather = _traced_gather(self.x.dtype.name, self.x.shape[1:])
     with tf.device(runtime.HOST):
       return gather(
           *(
               tf.identity(array)
-              for array in (self.x[samples], self.y[samples], *order)
+              for array in (self.x[samples], self.y[samples], *self.order[1:])
           )
       )
 
@@ -106,21 +118,21 @@ class _Gathered(runtime.ClientDataset):
 def _from_recipe(
     recipe: federated.Recipe,
     client_ids: Sequence[str],
-    draw: dict[str, Optional[int]],
+    draw: Draw,
 ) -> RoundDataset:
-  return RoundDataset(_make(recipe), client_ids, **draw)
+  return RoundDataset(_load(recipe), client_ids, **draw)
 
 
 @functools.lru_cache(maxsize=_NUM_RECIPES)
-def _make(recipe: federated.Recipe) -> federated.FederatedData:
+def _load(recipe: federated.Recipe) -> federated.FederatedData:
   return recipe()
 
 
 @functools.lru_cache
 def _traced_gather(dtype: str, shape: tuple[int, ...]) -> Callable[..., Any]:
-  """`batches.gather`, traced once, as a function that returns the variant."""
+  """Returns `batches.gather` as a traced function that returns the variant."""
 
-  def gather(*arrays):
+  def gather(*arrays: tf.Tensor) -> tf.Tensor:
     return tf.data.experimental.to_variant(batches_lib.gather(*arrays))
 
   with tf.device(runtime.HOST):
@@ -134,19 +146,19 @@ def _traced_gather(dtype: str, shape: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def _fingerprint(recipe: federated.Recipe) -> str:
-  return _make(recipe).fingerprint()
+  return _load(recipe).fingerprint()
 
 
 def check_workers(data: federated.FederatedData) -> None:
-  """Checks that workers that make the data themselves make the same.
+  """Checks that Ray workers load the same data from the data's recipe.
 
-  They are the workers of the thread's default context, if it has any.
+  The workers are those of the thread's default context, if it has any.
 
   Args:
     data: The clients' data.
 
   Raises:
-    ValueError: If a worker has other data, or can't make it.
+    ValueError: If a worker has different data, or can't load it.
   """
   context = tff.framework.get_context_stack().current
   if data.recipe is None or not isinstance(context, runtime.RayContext):

@@ -1,11 +1,11 @@
-"""Which models are evaluated in a run, on what, and in which rounds."""
+"""Evaluates the models of a run, of the server or of the clients."""
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+import dataclasses
 from typing import Any, Optional
 
-import numpy as np
-
+from tff_bn.common import seeding
 from tff_bn.data.federated import FederatedData
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -16,8 +16,25 @@ from tff_bn.training import evaluation
 from tff_bn.training.training_config import TrainingConfig
 
 _BATCH_SIZE = 256
-# Keeps this draw apart from others with the same seed.
-_EVALUATION_CLIENTS_STREAM = 0x6576616C
+
+
+@dataclasses.dataclass(frozen=True)
+class _ClientModels:
+  """The clients' own models.
+
+  Attributes:
+    process: The algorithm.
+    store: The states of the clients that were sampled at least once.
+  """
+
+  process: StatefulLearningProcess
+  store: client_state_store.ClientStateStore
+
+  def weights(self, state: Any, client_id: str) -> ModelWeights:
+    """Returns the weights of a client that was sampled at least once."""
+    return self.process.get_client_model_weights(
+        state, self.store.get(client_id)
+    )
 
 
 class RoundEvaluation:
@@ -25,7 +42,6 @@ class RoundEvaluation:
 
   Attributes:
     test_dataset: The central test set.
-    has_client_models: Whether each client has a model of its own.
     metric_names: The names of the model's metrics.
   """
 
@@ -44,19 +60,21 @@ class RoundEvaluation:
       model: The model.
       data: The clients' data.
       config: The settings.
-      store: What the clients keep; `None` if they keep nothing.
+      store: The clients' states; `None` if they have none.
     """
     self._process = process
     self._model = model
     self._data = data
     self._config = config
-    self._store = store
+    self._client_models: Optional[_ClientModels] = None
+    if (
+        store is not None
+        and isinstance(process, StatefulLearningProcess)
+        and process.has_client_models
+    ):
+      self._client_models = _ClientModels(process, store)
     self._evaluator = evaluation.Evaluator(model)
     self.test_dataset = data.test_dataset(_BATCH_SIZE)
-    self.has_client_models = (
-        isinstance(process, StatefulLearningProcess)
-        and process.has_client_models
-    )
     self.metric_names = self._evaluator.metric_names
 
   def is_due(self, round_num: int) -> bool:
@@ -78,26 +96,17 @@ class RoundEvaluation:
     Returns:
       The columns of `metrics.csv` that come from evaluation.
     """
-    columns = collections.OrderedDict()
+    columns: collections.OrderedDict[str, float] = collections.OrderedDict()
     if not self.is_due(round_num):
       return columns
-    if not self.has_client_models:
-      clients = self._evaluation_clients(self._data.client_ids)
-      server_weights = self._process.get_model_weights(state)
-      weights = dict.fromkeys(clients, server_weights)
-      test = self._evaluator.evaluate(server_weights, self.test_dataset)
-    elif self._store.client_ids() or self._process.has_personal_state:
-      weights = self._own_weights(state)
+    weights, shared = self._evaluated_weights(state)
+    test: Optional[evaluation.Metrics]
+    if shared is not None:
+      test = self._evaluator.evaluate(shared, self.test_dataset)
+    else:
       test = self._evaluator.evaluate_clients(
           weights, lambda client_id: self.test_dataset
       )
-    else:
-      initial = self._process.get_client_model_weights(
-          state, self._process.initialize_client(state)
-      )
-      clients = self._evaluation_clients(self._data.client_ids)
-      weights = dict.fromkeys(clients, initial)
-      test = self._evaluator.evaluate(initial, self.test_dataset)
     client_test = self._evaluator.evaluate_clients(
         weights,
         lambda client_id: self._data.client_test_dataset(
@@ -110,16 +119,53 @@ class RoundEvaluation:
           columns[f'{prefix}{name}'] = result[name]
     return columns
 
+  def _evaluated_weights(
+      self, state: Any
+  ) -> tuple[dict[str, ModelWeights], Optional[ModelWeights]]:
+    """Returns the weights by client, and the weights that all share, if any."""
+    models = self._client_models
+    if models is not None and (sampled := models.store.client_ids()):
+      clients = self._evaluation_clients(sampled)
+      return {c: models.weights(state, c) for c in clients}, None
+    clients = self._evaluation_clients(self._data.client_ids)
+    if models is None:
+      shared = self._process.get_model_weights(state)
+      return dict.fromkeys(clients, shared), shared
+    process = models.process
+    initial = process.initialize_client(state)
+    if not process.has_personal_state:
+      shared = process.get_client_model_weights(state, initial)
+      return dict.fromkeys(clients, shared), shared
+    own = {
+        client_id: process.get_client_model_weights(
+            state, process.personalize(initial, number)
+        )
+        for number, client_id in enumerate(self._data.client_ids)
+        if client_id in clients
+    }
+    return own, None
+
+  def _evaluation_clients(self, candidates: Collection[str]) -> Sequence[str]:
+    """Chooses clients. The same candidates give the same choice."""
+    ids = tuple(self._data.client_ids)
+    order = seeding.generator(
+        seeding.Stream.EVALUATION_CLIENTS, self._config.seed
+    ).permutation(len(ids))
+    among = set(candidates)
+    chosen = [ids[i] for i in order if ids[i] in among]
+    return sorted(chosen[: self._config.max_evaluation_clients], key=ids.index)
+
   def final_weights(self, state: Any) -> ModelWeights:
-    """Makes the weights of the final model.
+    """Returns the weights of the final model.
 
     Args:
       state: The server's final state.
 
     Returns:
-      The server's weights, or those that are merged from the clients' models.
+      The server's weights. If the clients have own models, the weights that are
+      merged from these.
     """
-    if not self.has_client_models:
+    if self._client_models is None:
       return self._process.get_model_weights(state)
     return evaluation.merge_client_weights(
         self._model,
@@ -127,49 +173,16 @@ class RoundEvaluation:
     )
 
   def client_weights(self, state: Any) -> Iterator[tuple[str, ModelWeights]]:
-    """Makes the weights of the clients' own models, one after another.
+    """Yields the weights of the clients' own models, one after another.
 
     Args:
       state: The server's state.
 
     Yields:
-      The id and the weights of each client that has been sampled.
+      The id and the weights of each client that was sampled at least once, if
+      the clients have own models.
     """
-    for client_id in self._store.client_ids():
-      yield client_id, self._weights_of(state, client_id)
-
-  def _own_weights(self, state: Any) -> dict[str, ModelWeights]:
-    """The weights of the clients that are evaluated, by client."""
-    if self._store.client_ids():
-      clients = self._evaluation_clients(self._store.client_ids())
-      return {c: self._weights_of(state, c) for c in clients}
-    # Before the first round; the chosen ones of all clients.
-    initial = self._process.initialize_client(state)
-    clients = self._evaluation_clients(self._data.client_ids)
-    number_of = {c: n for n, c in enumerate(self._data.client_ids)}
-    return {
-        c: self._process.get_client_model_weights(
-            state, self._process.personalize(initial, number_of[c])
-        )
-        for c in clients
-    }
-
-  def _evaluation_clients(self, candidates: Sequence[str]) -> list[str]:
-    """Chooses clients; the same ones as long as the candidates are the same."""
-    ids = tuple(self._data.client_ids)
-    candidates = set(candidates)
-    order = np.random.default_rng(
-        [self._config.seed, _EVALUATION_CLIENTS_STREAM]
-    ).permutation(len(ids))
-    chosen = {
-        ids[i]
-        for i in [i for i in order if ids[i] in candidates][
-            : self._config.max_evaluation_clients
-        ]
-    }
-    return [client_id for client_id in ids if client_id in chosen]
-
-  def _weights_of(self, state: Any, client_id: str) -> ModelWeights:
-    return self._process.get_client_model_weights(
-        state, self._store.get(client_id)
-    )
+    models = self._client_models
+    if models is not None:
+      for client_id in models.store.client_ids():
+        yield client_id, models.weights(state, client_id)

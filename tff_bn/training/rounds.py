@@ -1,4 +1,4 @@
-"""Both kinds of process, round by round, for TFF's training loop."""
+"""Runs the rounds of both kinds of process, for TFF's training loop."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -19,13 +19,13 @@ _LARGE_NORM_RATIO = 10
 
 @dataclasses.dataclass(frozen=True)
 class RoundData:
-  """What the clients of a round train on.
+  """The data of the clients of a round.
 
   Attributes:
     round_num: The number of the round.
     client_ids: The sampled clients.
-    client_numbers: Which clients of all they are.
-    datasets: What the process gets for each of them, or for all together.
+    client_numbers: Their positions among all clients.
+    datasets: The process's dataset for each client, or one for all together.
   """
 
   round_num: int
@@ -38,10 +38,10 @@ def failed_rounds(state: Any) -> int:
   """Counts the rounds in a row, up to a state, that changed nothing.
 
   Args:
-    state: The state of a process; of another package's, it counts none.
+    state: The state of a process.
 
   Returns:
-    The number.
+    The number; 0 for a process of another package.
   """
   try:
     return int(state.finalizer['failed_rounds'])
@@ -62,9 +62,9 @@ class IterativeProcess:
 
     Args:
       process: The process.
-      store: What its clients keep; `None` if they keep nothing.
-      max_failed_rounds: After this number of failed rounds in a row `next` and
-        `check` raise an error.
+      store: The clients' states; `None` if they have none.
+      max_failed_rounds: The number of failed rounds in a row after which `next`
+        and `check` raise an error.
     """
     self._process = process
     self._store = store
@@ -76,19 +76,19 @@ class IterativeProcess:
     return self._process.initialize()
 
   def next(self, state: Any, data: RoundData) -> tuple[Any, Any]:
-    """Runs a round, and stores the new states of its clients.
+    """Runs a round and stores the new states of its clients.
 
     Args:
       state: The server's state.
-      data: What the clients train on.
+      data: The data of the round.
 
     Returns:
-      The server's new state, and the metrics.
+      The server's new state and the metrics.
 
     Raises:
       TooManyFailedRoundsError: See `check`.
     """
-    # Of a state that was loaded, too: such a run stays stopped.
+    # The state may come from a checkpoint of a run that was stopped.
     self.check(state)
     if self._store is None:
       with termination.allowed():
@@ -111,7 +111,7 @@ class IterativeProcess:
     return output.state, output.metrics
 
   def _report_large_update(self, metrics: Any, data: RoundData) -> None:
-    """Says which client's update is far larger than the others', once each."""
+    """Warns once of each client whose update is far larger than the others'."""
     try:
       ratio = metrics['client_work']['max_update_norm_ratio']
       position = metrics['client_work']['max_update_norm_client']
@@ -125,9 +125,9 @@ class IterativeProcess:
     self._reported_clients.add(client_id)
     logging.warning(
         'Round %d: the update of client %s (number %d) is %.3g times as large'
-        ' as the median update. It may decide the mean by itself; is its data'
-        ' scaled as that of the others? Robust aggregators of the'
-        ' model and of the statistics bound its influence.',
+        ' as the median update, so it may dominate the mean. Is its data scaled'
+        " like the other clients' data? Robust aggregators of the model and of"
+        ' the statistics bound its influence.',
         data.round_num,
         client_id,
         data.client_numbers[position],
@@ -135,7 +135,7 @@ class IterativeProcess:
     )
 
   def check(self, state: Any) -> None:
-    """Checks that not too many rounds in a row have failed.
+    """Raises an error if too many rounds in a row have failed.
 
     Args:
       state: The server's state.
@@ -147,10 +147,9 @@ class IterativeProcess:
     if num_failed >= self._max_failed_rounds:
       raise TooManyFailedRoundsError(
           f'stopped after round {state.client_work["round_num"]}: in the last'
-          f' {num_failed} rounds no client was left, because the loss or the'
-          " update of every client was not finite, or the server's new model"
-          ' was not finite. The model is as it was before. A smaller'
-          ' learning rate of the clients, or clipping gradients, may help;'
-          f' max_failed_rounds={self._max_failed_rounds} is the number of such'
-          ' rounds that is allowed.'
+          f' {num_failed} rounds the loss or the update of every client, or'
+          " the server's new model, was not finite. The model is the same as"
+          ' before these rounds. A smaller learning rate of the clients or'
+          ' clipping gradients may help; max_failed_rounds='
+          f'{self._max_failed_rounds} sets the number of such rounds.'
       )

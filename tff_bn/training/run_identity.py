@@ -1,4 +1,4 @@
-"""What a run is, so that it is not continued as another one."""
+"""The identity of a run, which must be the same when it is continued."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -16,15 +16,15 @@ from tff_bn.training import manifests
 
 @dataclasses.dataclass(frozen=True)
 class RunIdentity:
-  """What the results of a run depend on.
+  """The inputs on which the results of a run depend.
 
   Attributes:
-    settings: The settings by name, as JSON can express them. Not among them is
-      what may change when a run is continued, such as the number of rounds.
+    settings: The settings by name, as JSON can express them. Settings that may
+      change when a run is continued, such as `rounds`, are left out.
     data: The fingerprint of the clients' data.
     process: A checksum of the process's types, and one of the server's initial
-      state without the model: hyperparameters, optimizers and aggregators. What
-      else a process computes can't be seen.
+      state without the model: hyperparameters, optimizers and aggregators.
+      Other differences between processes are not detected.
   """
 
   settings: Mapping[str, Any]
@@ -33,17 +33,17 @@ class RunIdentity:
 
   @functools.cached_property
   def checksum(self) -> str:
-    """A number in hexadecimal digits, the same for the same run."""
+    """A hexadecimal checksum of the identity."""
     return manifests.checksum(dataclasses.asdict(self))
 
   def differences(self, manifest: Mapping[str, Any]) -> list[str]:
-    """What differs from the run that wrote a manifest.
+    """Describes the differences from the run that wrote a manifest.
 
     Args:
       manifest: A manifest with the entries of `to_manifest`.
 
     Returns:
-      Descriptions, none if it is the same run.
+      Descriptions; empty if it is the same run.
     """
     other = manifest['run']
     found = [
@@ -63,7 +63,7 @@ class RunIdentity:
     return found
 
   def to_manifest(self) -> dict[str, Any]:
-    """What a checkpoint's manifest says about the run."""
+    """Returns the entries of a checkpoint's manifest that identify the run."""
     return {'run': dataclasses.asdict(self), 'versions': versions.versions()}
 
 
@@ -76,14 +76,14 @@ def describe_process(process: Any, initial_state: Any) -> dict[str, str]:
 
   Args:
     process: A process of either kind.
-    initial_state: What its `initialize` returned.
+    initial_state: The result of its `initialize`.
 
   Returns:
     The checksums `types` and `initial`.
   """
   types = str(getattr(process.next, 'type_signature', type(process).__name__))
-  # The initial model is left out: where its weights are drawn without a seed,
-  # they are others each time, and a run that is continued does not use them.
+  # Without the initial model: weights drawn without a seed differ each time,
+  # and a continued run does not use them.
   parts = [
       getattr(initial_state, name, ())
       for name in ('distributor', 'client_work', 'aggregator', 'finalizer')
@@ -96,10 +96,10 @@ def describe_process(process: Any, initial_state: Any) -> dict[str, str]:
 
 
 def changed_versions(manifest: Mapping[str, Any]) -> Sequence[str]:
-  """Which code has changed since a manifest was written."""
-  then, now = manifest['versions'], versions.versions()
+  """Describes the changes of the code since a manifest was written."""
+  then = manifest['versions']
   return [
-      f'{name} {then.get(name)[:12]} → {now.get(name)[:12]}'
-      for name in now
-      if then.get(name) != now[name]
+      f'{name} {then.get(name, "unknown")[:12]} → {version[:12]}'
+      for name, version in versions.versions().items()
+      if then.get(name) != version
   ]

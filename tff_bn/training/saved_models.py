@@ -1,4 +1,4 @@
-"""The models that a run ends with, as a folder.
+"""The final models of a run, as a folder.
 
 | entry | content |
 | --- | --- |
@@ -6,20 +6,20 @@
 | `weights.npz` | its weights, plain arrays by the variables' names |
 | `clients/NAME.keras` | a client's own model, for plain Keras |
 | `clients/NAME.npz` | its weights, if they differ from the global model's |
-| `manifest.json` | which client has which NAME; checksums of all files |
+| `manifest.json` | the NAME of each client; checksums of all files |
 
-The folder appears when it is complete. What is read here are the arrays alone:
-a Keras file can hold code, which loading it would run.
+The folder appears when it is complete. This module reads only the arrays,
+because loading a Keras file can run code that it contains.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 import functools
 import hashlib
 import io
-import os
 import pathlib
 import re
 import shutil
+import types
 from typing import Any, Optional
 
 import keras
@@ -37,121 +37,97 @@ _WEIGHTS = 'weights.npz'
 _CLIENTS = 'clients'
 # Long enough that no two clients of a run get the same name.
 _HASH_DIGITS = 16
-# So short that every file system takes it.
+# Short enough for every file system.
 _MAX_READABLE = 40
 
 
 def client_file_stem(client_id: str) -> str:
-  """The name of a client's files, without their endings.
+  """Returns the name of a client's files, without their endings.
 
   Args:
     client_id: The client.
 
   Returns:
-    A name that every file system takes, whatever the id: what it can show of
-    the id, and a hash of it.
+    A name that is valid in every file system: the id without special
+    characters, and a hash of the id.
   """
   readable = re.sub('[^A-Za-z0-9_-]+', '_', client_id)[:_MAX_READABLE]
   digest = hashlib.sha256(client_id.encode()).hexdigest()
   return f'{readable}-{digest[:_HASH_DIGITS]}'
 
 
-class Writer:
-  """Writes the models of a run."""
+def write(
+    folder: pathlib.Path,
+    model: BatchNormModel,
+    weights: ModelWeights,
+    client_weights: Iterable[tuple[str, ModelWeights]] = (),
+    description: Mapping[str, Any] = types.MappingProxyType({}),
+) -> None:
+  """Writes the models of a run and replaces the folder.
 
-  def __init__(
-      self,
-      folder: pathlib.Path,
-      model: BatchNormModel,
-      description: Mapping[str, Any],
-  ):
-    """Initializes the writer.
+  Args:
+    folder: The folder of the models.
+    model: The model.
+    weights: The weights of the global model.
+    client_weights: The ids and weights of the clients that have own models.
+    description: Further entries of the manifest, as JSON can express them.
 
-    Args:
-      folder: The folder of the models; replaced by `publish`.
-      model: The model.
-      description: What the manifest holds besides, as JSON can express it.
-    """
-    self._folder = folder
-    self._model = model
-    self._description = dict(description)
-    self._clients: dict[str, str] = {}
-    self._global_values: list[np.ndarray] = []
-    self._keras_model: Optional[keras.Model] = None
-
-  @property
-  def _unfinished(self) -> pathlib.Path:
-    return self._folder.with_name(f'.{self._folder.name}.part')
-
-  def write_global(self, weights: ModelWeights) -> None:
-    """Writes the global model.
-
-    Args:
-      weights: Its weights.
-    """
-    remove(self._folder)
-    self._unfinished.mkdir(parents=True)
-    self._global_values = self._values(weights)
-    self._keras_model = self._model.to_keras(weights)
-    self._save('', _KERAS_MODEL, _WEIGHTS, dict(enumerate(self._global_values)))
-
-  def write_client(self, client_id: str, weights: ModelWeights) -> None:
-    """Writes a client's own model, after the global one.
-
-    Args:
-      client_id: The client.
-      weights: Its weights.
-    """
-    (self._unfinished / _CLIENTS).mkdir(exist_ok=True)
-    stem = client_file_stem(client_id)
-    self._clients[client_id] = stem
-    values = self._values(weights)
-    # One Keras model for all, because building one takes long.
-    self._keras_model.set_weights(values)
-    own = {
-        position: value
-        for position, value in enumerate(values)
-        if value.tobytes() != self._global_values[position].tobytes()
-    }
-    self._save(_CLIENTS, f'{stem}.keras', f'{stem}.npz', own)
-
-  def publish(self) -> None:
-    """Makes the folder appear."""
+  Raises:
+    OSError: If a file can't be written.
+  """
+  remove(folder)
+  with files.replacing(folder) as unfinished:
+    unfinished.mkdir(parents=True)
+    global_values = _values(model, weights)
+    # One Keras model for all weights, because building it takes long.
+    keras_model = model.to_keras(weights)
+    _save_keras(keras_model, unfinished / _KERAS_MODEL)
+    _save_arrays(model, dict(enumerate(global_values)), unfinished / _WEIGHTS)
+    clients = {}
+    for client_id, own_weights in client_weights:
+      (unfinished / _CLIENTS).mkdir(exist_ok=True)
+      clients[client_id] = stem = client_file_stem(client_id)
+      values = _values(model, own_weights)
+      keras_model.set_weights(values)
+      _save_keras(keras_model, unfinished / _CLIENTS / f'{stem}.keras')
+      own = {
+          position: value
+          for position, value in enumerate(values)
+          if value.tobytes() != global_values[position].tobytes()
+      }
+      _save_arrays(model, own, unfinished / _CLIENTS / f'{stem}.npz')
     manifest = {
         'format': FORMAT,
-        **self._description,
-        'clients': self._clients,
-        'files': dict(_checksums(self._unfinished)),
+        **description,
+        'clients': clients,
+        'files': dict(_checksums(unfinished)),
     }
-    manifests.write(self._unfinished, manifest)
-    os.replace(self._unfinished, self._folder)
-    files.sync_folder(self._folder.parent)
+    manifests.write(unfinished, manifest)
 
-  def _values(self, weights: ModelWeights) -> list[np.ndarray]:
-    return [np.asarray(v) for v in self._model.from_model_weights(weights)]
 
-  def _save(
-      self,
-      subfolder: str,
-      keras_name: str,
-      arrays_name: str,
-      values: Mapping[int, np.ndarray],
-  ) -> None:
-    folder = self._unfinished / subfolder
-    with files.naming(folder / keras_name):
-      self._keras_model.save(folder / keras_name)
-      with open(folder / keras_name, 'rb') as file:
-        os.fsync(file.fileno())
-    arrays = {self._model.variables[p].name: v for p, v in values.items()}
-    path = folder / arrays_name
-    with files.naming(path), open(path, 'wb') as file:
-      np.savez(file, **arrays)
-      files.sync(file)
+def _values(model: BatchNormModel, weights: ModelWeights) -> list[np.ndarray]:
+  return [np.asarray(v) for v in model.from_model_weights(weights)]
+
+
+def _save_keras(keras_model: keras.Model, path: pathlib.Path) -> None:
+  with files.naming(path):
+    keras_model.save(path)
+
+
+def _save_arrays(
+    model: BatchNormModel, values: Mapping[int, np.ndarray], path: pathlib.Path
+) -> None:
+  arrays: dict[str, Any] = {
+      model.variables[position].name: value
+      for position, value in values.items()
+  }
+  with files.naming(path):
+    np.savez(path, **arrays)
 
 
 def remove(folder: pathlib.Path) -> None:
-  """Removes a folder of models, also one that was not finished."""
-  for path in (folder, folder.with_name(f'.{folder.name}.part')):
+  """Removes a folder of models, complete or not."""
+  for path in (folder, files.temporary_path(folder)):
     if path.exists():
       shutil.rmtree(path)
 
@@ -167,7 +143,7 @@ class SavedModels:
   """Reads the models of a run.
 
   Attributes:
-    manifest: What `manifest.json` holds.
+    manifest: The content of `manifest.json`.
   """
 
   def __init__(self, folder: pathlib.Path):
@@ -196,7 +172,7 @@ class SavedModels:
 
   @property
   def client_ids(self) -> Collection[str]:
-    """The clients that have models of their own."""
+    """The clients that have own models."""
     return self._clients.keys()
 
   def check(self) -> None:
@@ -210,16 +186,13 @@ class SavedModels:
       self._read(name)
 
   def _read(self, name: str) -> bytes:
+    path = self._folder / name
     try:
-      data = (self._folder / name).read_bytes()
+      data = path.read_bytes()
     except FileNotFoundError as error:
-      raise manifests.DamagedError(
-          f'{self._folder / name} is missing.'
-      ) from error
+      raise manifests.DamagedError(f'{path} is missing.') from error
     if hashlib.sha256(data).hexdigest() != self._files.get(name):
-      raise manifests.DamagedError(
-          f'{self._folder / name} is not as the run has written it.'
-      )
+      raise manifests.DamagedError(f'{path} was changed after the run.')
     return data
 
   def weights(
@@ -228,8 +201,8 @@ class SavedModels:
     """Reads the weights of a model.
 
     Args:
-      model: The model, built as the run has built it.
-      client_id: The client whose own model it is. Default: the global model.
+      model: The model, built as in the run.
+      client_id: The client whose own model to read. Default: the global model.
 
     Returns:
       The weights.
@@ -254,7 +227,7 @@ class SavedModels:
       )
       raise ValueError(
           f'{self._folder / name} does not have the weights of the model that'
-          f' the flags of the run describe: {wrong} is'
+          f' the settings of the run describe: {wrong} is'
           f' {found.get(wrong, "missing")}, but should be'
           f' {expected.get(wrong, "missing")}.'
       )
@@ -269,26 +242,7 @@ class SavedModels:
     try:
       with np.load(io.BytesIO(data), allow_pickle=False) as npz:
         return {key: npz[key] for key in npz.files}
-    except Exception as error:  # pylint: disable=broad-except
+    except Exception as error:
       raise manifests.DamagedError(
           f'{self._folder / name} is damaged.'
       ) from error
-
-
-def is_intact(folder: pathlib.Path) -> bool:
-  """Whether a folder has the models of a run, none of them damaged.
-
-  Args:
-    folder: The folder; it need not exist.
-
-  Returns:
-    Whether it has.
-
-  Raises:
-    OSError: If a file can't be read at present.
-  """
-  try:
-    SavedModels(folder).check()
-  except ValueError:
-    return False
-  return True

@@ -1,8 +1,8 @@
-"""Ending a program on Ctrl-C or SIGTERM in order, not halfway.
+"""Ends a program cleanly on Ctrl-C or SIGTERM.
 
-A program that is asked to end, by Ctrl-C, `kill`, a batch system or a
-container, raises an exception in its main thread. Code that must not stop
-halfway runs inside of `deferred`, and the exception comes at its end.
+Ctrl-C, `kill`, a batch system or a container asks a program to end by a signal,
+which raises an exception in the main thread. Inside of `deferred`, the
+exception is raised only at the end of the block.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ import threading
 from typing import Any, Optional
 
 
-class Terminated(KeyboardInterrupt):  # pylint: disable=g-bad-exception-name
-  """The program got SIGTERM; handled wherever Ctrl-C is."""
+class Terminated(KeyboardInterrupt):
+  """The program got SIGTERM. Code that handles Ctrl-C handles it too."""
 
 
 class _State:
@@ -23,7 +23,7 @@ class _State:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-  """Defers the end to that of a `with` block; blocks may be nested."""
+  """Defers the end of the program to the end of the outermost `with` block."""
   _State.num_deferring += 1
   try:
     yield
@@ -34,7 +34,7 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
-  """Allows the end for a `with` block inside of one that defers it."""
+  """Allows the end of the program in a `with` block inside of `deferred`."""
   num_deferring, _State.num_deferring = _State.num_deferring, 0
   try:
     check()
@@ -44,22 +44,21 @@ def allowed() -> Iterator[None]:
 
 
 def check() -> None:
-  """Ends the program if it was asked to, and may end here.
+  """Raises an exception if a signal came, unless the end is deferred.
 
   Raises:
     KeyboardInterrupt: After Ctrl-C.
     Terminated: After SIGTERM.
   """
-  # The request stays: Python ignores an exception that a signal raises inside
-  # of a weak reference's callback or `__del__`, and then the next check ends
-  # the program.
+  # The request is not cleared: Python ignores exceptions inside of a weak
+  # reference's callback or `__del__`, and then the next check raises again.
   if _State.requested is not None and not _State.num_deferring:
     raise _State.requested
 
 
 @contextlib.contextmanager
 def on_signals() -> Iterator[None]:
-  """Handles Ctrl-C and SIGTERM so for a `with` block of the main thread."""
+  """Handles Ctrl-C and SIGTERM in a `with` block of the main thread."""
   if threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -70,7 +69,7 @@ def on_signals() -> Iterator[None]:
     _State.requested = (
         Terminated if signal_number == signal.SIGTERM else KeyboardInterrupt
     )
-    if is_repeated:  # Whoever asks twice does not want to wait.
+    if is_repeated:  # The second request does not wait.
       _State.num_deferring = 0
     check()
 

@@ -1,4 +1,4 @@
-"""How long and on what to train, and how it may end."""
+"""The settings and the results of training."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -7,13 +7,13 @@ from typing import Any, Optional
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import metrics_log
 
-# Settings with which a run may be continued, whatever they were before.
+# Settings that may change when a run is continued.
 MAY_CHANGE = ('rounds', 'checkpoint_every', 'max_failed_rounds')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-  """How long and on what to train.
+  """The settings of training.
 
   Attributes:
     rounds: The number of rounds.
@@ -21,19 +21,18 @@ class TrainingConfig:
       replacement, for every round. Default: all.
     batch_size: The number of examples in a client's batch.
     local_steps: The number of batches on which a client trains in a round.
-    local_epochs: The number of passes over its data instead; exactly one of the
-      two is set.
-    seed: What the sampling of clients and of batches depends on.
+    local_epochs: The number of passes over a client's data in a round. Exactly
+      one of `local_steps` and `local_epochs` is set.
+    seed: The seed of the sampling of clients and of batches.
     evaluate_every: The number of rounds between two evaluations. The initial
-      model and the last round's are evaluated in any case.
+      model and the model of the last round are always evaluated.
     checkpoint_every: The number of rounds between two checkpoints. The last
-      round has one in any case.
-    max_failed_rounds: After this number of rounds in a row that changed nothing
-      `train` raises an error: clients were dropped and none was left, or the
+      round always has one.
+    max_failed_rounds: The number of failed rounds in a row after which `train`
+      raises an error. A round fails if all its clients were dropped, or if the
       server's new model was not finite.
-    max_evaluation_clients: The most clients whose own models, or on whose own
-      data, models are evaluated. If there are more, these are chosen by the
-      seed.
+    max_evaluation_clients: The largest number of clients in a mean over
+      clients. If there are more, the seed determines a choice.
   """
 
   rounds: int
@@ -67,11 +66,11 @@ class TrainingConfig:
 
 
 class TrainingFailedError(RuntimeError):
-  """The run has not come to a model that can be used."""
+  """The run has no usable model."""
 
 
 class TooManyFailedRoundsError(TrainingFailedError):
-  """Some rounds in a row have changed nothing."""
+  """Too many rounds in a row failed."""
 
 
 class UnusableModelError(TrainingFailedError):
@@ -80,7 +79,7 @@ class UnusableModelError(TrainingFailedError):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-  """What a run ends with.
+  """The results of a run.
 
   Attributes:
     rows: The rows of `metrics.csv`, oldest first, as dictionaries by column.
@@ -88,7 +87,7 @@ class TrainingResult:
     state: The server's final state.
     model_weights: The weights of `model/model.keras`.
     resumed_from: The round after which this call continued the run; `None` if
-      it started it.
+      it started the run.
   """
 
   rows: Sequence[metrics_log.Row]

@@ -1,1 +1,1 @@
-"""Analyses of position-aware neurons: what the units of trained models do."""
+"""Analyses of position-aware neurons in finished runs."""

@@ -1,4 +1,4 @@
-"""A finished run as the analyses need it: its data, its models, more training.
+"""Finished runs for the analyses: data, models and further training.
 
 Importing this module imports TensorFlow Federated.
 """
@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tff_bn import data as tff_bn_data
+from tff_bn.common import seeding
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import SINGLE
@@ -28,10 +29,6 @@ from tff_bn.programs import settings as settings_lib
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
-# Keep these draws apart from others with the same seed.
-_EXAMPLES_STREAM = 0x6578616D
-_CLIENTS_STREAM = 0x636C6965
-_HALVES_STREAM = 0x68616C66
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +36,14 @@ class AnalyzedRun:
   """A finished run.
 
   Attributes:
-    name: What the run is called in tables and figures; the runs of a comparison
-      that differ in the seed alone have the same name.
-    folder: Its folder.
+    name: The run's name in tables and figures. The runs of a comparison that
+      differ only in the seed have the same name.
+    folder: The run's folder.
     settings: Its settings.
     data: Its data.
     model: Its model.
     weights: The weights of its global model.
-    saved: Its models.
+    saved: Its saved models.
   """
 
   name: str
@@ -69,13 +66,13 @@ class AnalyzedRun:
 
   @functools.cached_property
   def test_accuracy(self) -> float:
-    """The accuracy that the run ended with, from its metrics.csv."""
+    """The final accuracy in the run's metrics.csv."""
     run = report.read_run(self.settings.algorithm, self.seed, self.folder)
     return run.rows[-1]['test_accuracy']
 
   @property
   def has_client_models(self) -> bool:
-    """Whether clients have models of their own."""
+    """Whether clients have their own models."""
     return bool(self.saved.client_ids)
 
   @functools.cached_property
@@ -84,10 +81,10 @@ class AnalyzedRun:
     return experiment.build_local_training(self.settings, self.model)
 
   def client_weights(self, client_id: str) -> ModelWeights:
-    """The weights that a client begins a round with."""
+    """Returns the weights with which a client begins a round."""
     if client_id in self.saved.client_ids:
       return self.saved.weights(self.model, client_id)
-    # It has not taken part yet, but may have position encodings of its own.
+    # The client has not taken part yet, but may have a personal phase.
     client_state = self.local_training.personalize(
         self.client_state(self.weights), self.data.client_ids.index(client_id)
     )
@@ -96,7 +93,7 @@ class AnalyzedRun:
   def client_state(
       self, weights: ModelWeights
   ) -> collections.OrderedDict[str, Any]:
-    """The state of `local_training` with these weights."""
+    """Returns the state of `local_training` with these weights."""
     values = self.model.from_model_weights(weights)
     return SharedWeights(self.model, SINGLE).local(values)
 
@@ -106,16 +103,16 @@ class AnalyzedRun:
     """Draws examples of the central test set.
 
     Args:
-      num_examples: How many; all if there are fewer.
-      seed: Which ones.
+      num_examples: The number of examples; all if there are fewer.
+      seed: The random seed.
 
     Returns:
-      x, float32 `[examples, ...]`, and y, int32 `[examples]`.
+      x, `float32[examples, ...]`, and y, `int32[examples]`.
     """
     batches = list(self.data.test_dataset(_BATCH_SIZE))
     x, y = (np.concatenate(parts) for parts in zip(*batches))
     if num_examples < len(x):
-      rng = np.random.default_rng([seed, _EXAMPLES_STREAM])
+      rng = seeding.generator(seeding.Stream.ANALYZED_EXAMPLES, seed)
       chosen = np.sort(rng.choice(len(x), num_examples, replace=False))
       x, y = x[chosen], y[chosen]
     return x, y
@@ -126,29 +123,22 @@ class AnalyzedRun:
     Raises:
       ValueError: If they can't, or the model has several outputs.
     """
-    try:
-      has_units = bool(tied_units.unit_groups(self.keras_model))
-      permutation.outputs(self.keras_model, self.test_examples(1, 0)[0])
-    except ValueError as error:
-      raise ValueError(f'--run={self.folder}: {error}') from error
-    if not has_units:
-      raise ValueError(
-          f'--run={self.folder}: its model has no hidden units that could be'
-          ' permuted.'
-      )
+    permutation.outputs(self.keras_model, self.test_examples(1, 0)[0])
+    if not tied_units.unit_groups(self.keras_model):
+      raise ValueError('the model has no hidden units that can be permuted.')
 
   def draw_clients(self, num_clients: Optional[int], seed: int) -> list[str]:
     """Draws clients.
 
     Args:
-      num_clients: How many. Default: as many as take part in a round.
-      seed: Which ones.
+      num_clients: The number of clients. Default: the number in a round.
+      seed: The random seed.
 
     Returns:
       Their ids, in the order of the data.
 
     Raises:
-      ValueError: If there are not so many.
+      ValueError: If the data has fewer clients.
     """
     ids = self.data.client_ids
     if num_clients is None:
@@ -156,25 +146,25 @@ class AnalyzedRun:
     if num_clients > len(ids):
       raise ValueError(
           f'--num_clients={num_clients} is more than the {len(ids)} clients of'
-          f' --run={self.folder}.'
+          ' the run.'
       )
-    rng = np.random.default_rng([seed, _CLIENTS_STREAM])
+    rng = seeding.generator(seeding.Stream.ANALYZED_CLIENTS, seed)
     chosen = rng.choice(len(ids), num_clients, replace=False)
     return [ids[position] for position in sorted(chosen)]
 
   def train_clients(self, client_ids: Sequence[str]) -> list[ModelWeights]:
-    """Trains as clients would in the round after the run's last one.
+    """Trains clients for the round after the run's last one.
 
-    With the run's optimizer, learning rate, batches and steps or epochs, but
-    without what its algorithm does besides ordinary training, such as a
-    correction of the clients' drift.
+    This is ordinary training with the run's optimizer, learning rate, batches
+    and steps or epochs, without additions of the run's algorithm such as drift
+    correction.
 
     Args:
-      client_ids: The clients. Each starts from the run's global model, or its
-        own if it has one.
+      client_ids: The clients. Each starts from its own model if it has one,
+        else from the run's global model.
 
     Returns:
-      The weights of each client after it.
+      The weights of each client after its training.
 
     Raises:
       RuntimeError: If a client's training diverges.
@@ -185,40 +175,39 @@ class AnalyzedRun:
   def train_rounds(
       self, client_ids: Sequence[str], num_rounds: int
   ) -> Iterator[list[ModelWeights]]:
-    """Trains as `train_clients`, and goes on for more rounds.
+    """Trains like `train_clients` for several rounds.
 
-    Between two rounds, FedAvg makes one model of the clients'.
+    Between two rounds, FedAvg averages the clients' models.
 
     Args:
       client_ids: The clients.
       num_rounds: The number of rounds.
 
     Yields:
-      In each round, the weights of each client after it.
+      The weights of each client after its training in a round.
 
     Raises:
       RuntimeError: If a client's training diverges.
     """
     settings = self.settings
-    # How many examples a client trains on. With steps it is the same for all.
-    are_alike = settings.client_weighting == 'uniform' or settings.local_steps
+    # With local steps, all clients train on the same number of examples.
+    is_uniform = settings.client_weighting == 'uniform' or settings.local_steps
     counts = [
-        1 if are_alike else len(self.data.train_indices[client_id])
+        1 if is_uniform else len(self.data.train_indices[client_id])
         for client_id in client_ids
     ]
     starts = {
         client_id: self.client_weights(client_id) for client_id in client_ids
     }
-    rounds = _LocalRounds(self, settings.rounds)
-    for _ in range(num_rounds):
-      trained = rounds.next_round(starts)
+    for round_num in range(settings.rounds, settings.rounds + num_rounds):
+      trained = self._train_round(starts, round_num)
       yield trained
       starts = dict(zip(client_ids, self._averaged(trained, counts)))
 
   def _averaged(
       self, trained: Sequence[ModelWeights], counts: Sequence[int]
   ) -> list[ModelWeights]:
-    """What each client gets when FedAvg has averaged their weights."""
+    """Averages the clients' float weights, except personal phases."""
     clients = [self.model.from_model_weights(weights) for weights in trained]
     for position, info in enumerate(self.model.variables):
       if info.dtype.is_floating and info.role is not Role.PERSONAL_PHASE:
@@ -231,20 +220,20 @@ class AnalyzedRun:
   def train_halves(self, num_epochs: int, seed: int) -> list[ModelWeights]:
     """Trains two models independently, each on a half of the training data.
 
-    They differ in their initial weights, too. The learning rate and the batch
-    size are those of the clients' local training.
+    The models have different initial weights. The learning rate and the batch
+    size are the same as in the clients' local training.
 
     Args:
-      num_epochs: How many times to go through the half.
-      seed: Determines the halves and the initial weights.
+      num_epochs: The number of epochs.
+      seed: The random seed of the halves and the initial weights.
 
     Returns:
-      The weights of both.
+      The weights of both models.
 
     Raises:
-      RuntimeError: If the training of one diverges.
+      RuntimeError: If the training of a model diverges.
     """
-    rng = np.random.default_rng([seed, _HALVES_STREAM])
+    rng = seeding.generator(seeding.Stream.ANALYZED_HALVES, seed)
     samples = np.concatenate(list(self.data.train_indices.values()))
     halves = np.array_split(rng.permutation(samples), 2)
     starts = {}
@@ -266,50 +255,24 @@ class AnalyzedRun:
             recipe=None,
         ),
     )
-    rounds = _LocalRounds(on_halves, 0)
-    return rounds.next_round(starts)
+    return on_halves._train_round(starts, 0)
 
-
-class _LocalRounds:
-  """Local training, one round after another."""
-
-  def __init__(self, run: AnalyzedRun, num_finished: int):
-    """Builds the training.
-
-    Args:
-      run: Whose settings, model and data are used.
-      num_finished: The number of rounds that were before.
-    """
-    self._run = run
-    self._num_finished = num_finished
-    self._process = run.local_training
-    self._state = self._process.initialize()
-    self._state.client_work['round_num'] = np.int32(num_finished)
-
-  def next_round(
-      self, starts: Mapping[str, ModelWeights]
+  def _train_round(
+      self, starts: Mapping[str, ModelWeights], num_finished: int
   ) -> list[ModelWeights]:
-    """Trains each client.
-
-    Args:
-      starts: The weights with which the clients begin, by client.
-
-    Returns:
-      The weights of each client after it.
-
-    Raises:
-      RuntimeError: If a client's training diverges.
-    """
-    self._num_finished += 1
-    run, settings = self._run, self._run.settings
-    output = self._process.next(
-        self._state,
-        [run.client_state(weights) for weights in starts.values()],
+    """Trains clients with these initial weights after `num_finished` rounds."""
+    settings, process = self.settings, self.local_training
+    # The clients' training uses only the round's number from the state.
+    state = process.initialize()
+    state.client_work['round_num'] = np.int32(num_finished)
+    output = process.next(
+        state,
+        [self.client_state(weights) for weights in starts.values()],
         [
-            run.data.client_dataset(
+            self.data.client_dataset(
                 [client_id],
                 seed=settings.seed,
-                round_num=self._num_finished,
+                round_num=num_finished + 1,
                 batch_size=settings.batch_size,
                 local_steps=settings.local_steps,
                 local_epochs=settings.local_epochs,
@@ -317,15 +280,14 @@ class _LocalRounds:
             for client_id in starts
         ],
     )
-    self._state = output.state
     num_dropped = int(output.metrics['client_work']['num_dropped_clients'])
     if num_dropped:
       raise RuntimeError(
           f'the local training of {num_dropped} of {len(starts)} clients of'
-          f' --run={run.folder} diverged: a loss or a weight is not finite.'
+          f' --run={self.folder} diverged: a loss or a weight is not finite.'
       )
     return [
-        self._process.get_client_model_weights(self._state, client_state)
+        process.get_client_model_weights(output.state, client_state)
         for client_state in output.client_states
     ]
 
@@ -336,21 +298,21 @@ def load(
   """Loads finished runs.
 
   Args:
-    named_runs: Each run's name and settings by its folder.
+    named_runs: The name and the settings of each run, by its folder.
 
   Returns:
-    The runs, in the same order.
+    The runs in the same order.
 
   Raises:
-    ValueError: If the data or a model of one can't be loaded.
+    ValueError: If the data or a model of a run can't be loaded.
   """
-  # Runs that are compared are most often on the same dataset.
-  datasets = {}
+  # Most compared runs have the same dataset.
+  datasets: dict[tuple, tff_bn_data.Dataset] = {}
   runs = []
   for folder, (name, settings) in named_runs.items():
     key = (settings.dataset, settings.data_dir, settings.image_size)
     if key not in datasets:
-      datasets[key] = experiment.load_dataset(settings)
+      datasets[key] = settings.load()
     data = experiment.split_dataset(settings, datasets[key])
     saved, model = experiment.load_models(settings, folder)
     runs.append(

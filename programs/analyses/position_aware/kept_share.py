@@ -1,150 +1,134 @@
-"""How many units random permutations leave where they are.
+"""Simulations of the share of units that random permutations keep in place.
 
 Figures 2 and 5 of Li et al., Federated Learning with Position-Aware Neurons,
 CVPR 2022.
 """
 
 from collections.abc import Mapping, Sequence
+import functools
 import math
 
 from matplotlib import figure
 import numpy as np
+from typing_extensions import override
 
 from tff_bn import position_aware
-from tff_bn.programs import cli
 from tff_bn.programs import figures
 from tff_bn.programs import tables
-from tff_bn.programs.analyses.position_aware import analyzed_run
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import report
+from tff_bn.programs.analyses.position_aware import run_analysis
 
 _DEFAULT_NUM_UNITS = (1024,)
 _DEFAULT_NUM_STEPS = 100
 _DEFAULT_NUM_SHUFFLES = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_COLUMNS = (
+    *('num_units', 'shuffle_probability', 'num_shuffles', 'num_steps'),
+    'kept_share',
+)
 
 
-def analyze(
-    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
-) -> report.Report:
-  """Simulates random permutations.
+class Analysis(run_analysis.RunAnalysis):
+  """Simulates random permutations, with the sizes of a run if there is one."""
 
-  Args:
-    runs: None, or one run for the numbers of units and of local steps.
-    flags: The program's flags.
-
-  Returns:
-    The shares of units that are kept.
-  """
-  sizes = _num_units(runs, flags)
-  num_steps = _num_steps(runs, flags)
-  by_probability, by_shuffles = {}, {}
-  for size in sizes:
-    for probability in flags.shuffle_probabilities:
-      by_probability[size, probability] = position_aware.mean_kept_share(
-          size, probability, repeats=flags.repeats, seed=flags.seed
+  @override
+  def check(self) -> None:
+    if len(self.runs) > 1:
+      raise ValueError(
+          f'--run names {len(self.runs)} runs; kept_share takes at most one,'
+          ' for the numbers of units and local steps.'
       )
-    for num_shuffles in _num_shuffles(flags, num_steps):
-      by_shuffles[size, num_shuffles] = position_aware.mean_kept_share(
-          size,
-          flags.shuffle_probability,
-          num_shuffles=num_shuffles,
-          num_steps=num_steps,
-          repeats=flags.repeats,
-          seed=flags.seed,
+    if not self._num_units:
+      raise ValueError(
+          f'--run={self.runs[0].folder}: the model has no hidden units that can'
+          ' be permuted; give --num_units.'
       )
-  rows = [
-      (size, probability, '', '', share)
-      for (size, probability), share in by_probability.items()
-  ] + [
-      (size, flags.shuffle_probability, num_shuffles, num_steps, share)
-      for (size, num_shuffles), share in by_shuffles.items()
-  ]
-  return report.Report(
-      tables.csv_text(
-          (
-              *('num_units', 'shuffle_probability', 'num_shuffles'),
-              *('num_steps', 'kept_share'),
-          ),
-          rows,
-      ),
-      '\n'.join(
-          [
-              _markdown('P_sf', by_probability, ['Of one permutation.']),
-              _markdown(
-                  'N_sf',
-                  by_shuffles,
-                  [
-                      'Of local training with so many steps:'
-                      f' {num_steps}. In each, units are permuted with'
-                      f' probability N_sf/{num_steps} and'
-                      f' P_sf = {flags.shuffle_probability:g}.',
-                      'Share of units that are where they were in the end, mean'
-                      f' over {flags.repeats} simulations.',
-                  ],
-              ),
-          ]
-      ),
-      dict(kept_share=kept_figure(by_probability, by_shuffles)),
-  )
+    largest = max(self._num_shuffles)
+    if largest > self._num_steps:
+      raise ValueError(
+          f'--num_shuffles has {largest:g}, but there are {self._num_steps}'
+          ' local steps (--num_steps), each of which permutes units at most'
+          ' once.'
+      )
 
+  @functools.cached_property
+  def _num_units(self) -> Sequence[int]:
+    if self.flags.num_units is not None:
+      return self.flags.num_units
+    if not self.runs:
+      return _DEFAULT_NUM_UNITS
+    try:
+      groups = position_aware.unit_groups(self.runs[0].keras_model)
+    except ValueError as error:
+      raise ValueError(f'--num_units must be given: {error}') from error
+    return sorted({group.size for group in groups})
 
-def check(
-    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
-) -> None:
-  """Raises a `ValueError` if what the flags ask for is impossible."""
-  if len(runs) > 1:
-    raise ValueError(
-        f'--run names {len(runs)} runs; the numbers of units and local steps'
-        ' can be those of one only.'
+  @functools.cached_property
+  def _num_steps(self) -> int:
+    if self.flags.num_steps is not None:
+      return self.flags.num_steps
+    if not self.runs:
+      return _DEFAULT_NUM_STEPS
+    settings = self.runs[0].settings
+    if settings.local_steps is not None:
+      return settings.local_steps
+    assert settings.local_epochs is not None  # One of both is given.
+    # r_k = E N_k / B, with the mean over the clients.
+    indices = self.runs[0].data.train_indices.values()
+    mean_size = float(np.mean([len(of_client) for of_client in indices]))
+    return math.ceil(settings.local_epochs * mean_size / settings.batch_size)
+
+  @functools.cached_property
+  def _num_shuffles(self) -> Sequence[float]:
+    if self.flags.num_shuffles is not None:
+      return self.flags.num_shuffles
+    return [n for n in _DEFAULT_NUM_SHUFFLES if n <= self._num_steps]
+
+  @override
+  def analyze(self) -> output.Report:
+    flags, num_steps = self.flags, self._num_steps
+    draws = dict(repeats=flags.repeats, seed=flags.seed)
+    # By the number of units and P_sf or N_sf.
+    by_probability = {
+        (size, probability): position_aware.mean_kept_share(
+            size, probability, **draws
+        )
+        for size in self._num_units
+        for probability in flags.shuffle_probabilities
+    }
+    by_shuffles = {
+        (size, num_shuffles): position_aware.mean_kept_share(
+            size,
+            flags.shuffle_probability,
+            num_shuffles=num_shuffles,
+            num_steps=num_steps,
+            **draws,
+        )
+        for size in self._num_units
+        for num_shuffles in self._num_shuffles
+    }
+    rows: list[tuple] = [
+        (size, probability, '', '', share)
+        for (size, probability), share in by_probability.items()
+    ]
+    rows += [
+        (size, flags.shuffle_probability, num_shuffles, num_steps, share)
+        for (size, num_shuffles), share in by_shuffles.items()
+    ]
+    notes = [
+        f'Number of local steps: {num_steps}. Each permutes the units with'
+        f' probability N_sf/{num_steps} and'
+        f' P_sf = {flags.shuffle_probability:g}.',
+        'Share of units that are in place at the end, mean over'
+        f' {flags.repeats} simulations.',
+    ]
+    return output.Report(
+        tables.csv_text(_COLUMNS, rows),
+        _markdown('P_sf', by_probability, ['One permutation.'])
+        + '\n'
+        + _markdown('N_sf', by_shuffles, notes),
+        dict(kept_share=kept_figure(by_probability, by_shuffles)),
     )
-  if not _num_units(runs, flags):
-    raise ValueError(
-        f'--run={runs[0].folder}: its model has no hidden units that could be'
-        ' permuted; give --num_units.'
-    )
-  num_steps = _num_steps(runs, flags)
-  largest = max(_num_shuffles(flags, num_steps))
-  if largest > num_steps:
-    raise ValueError(
-        f'--num_shuffles has {largest:g}, but there are {num_steps} local steps'
-        ' (--num_steps), of which each permutes units at most once.'
-    )
-
-
-def _num_units(
-    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
-) -> Sequence[int]:
-  if flags.num_units is not None:
-    return flags.num_units
-  if not runs:
-    return _DEFAULT_NUM_UNITS
-  try:
-    groups = position_aware.unit_groups(runs[0].keras_model)
-  except ValueError as error:
-    raise ValueError(f'--num_units must be given: {error}') from error
-  return sorted({group.size for group in groups})
-
-
-def _num_steps(
-    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
-) -> int:
-  if flags.num_steps is not None:
-    return flags.num_steps
-  if not runs:
-    return _DEFAULT_NUM_STEPS
-  settings = runs[0].settings
-  if settings.local_steps is not None:
-    return settings.local_steps
-  sizes = [len(samples) for samples in runs[0].data.train_indices.values()]
-  # r_k = E N_k / B, with the mean over the clients.
-  return math.ceil(
-      settings.local_epochs * float(np.mean(sizes)) / settings.batch_size
-  )
-
-
-def _num_shuffles(flags: cli.ParsedFlags, num_steps: int) -> Sequence[float]:
-  if flags.num_shuffles is not None:
-    return flags.num_shuffles
-  return [number for number in _DEFAULT_NUM_SHUFFLES if number <= num_steps]
 
 
 def kept_figure(
@@ -178,14 +162,12 @@ def kept_figure(
 
 
 def _markdown(
-    title: str,
-    shares: Mapping[tuple[int, float], float],
-    notes: Sequence[str],
+    title: str, shares: Mapping[tuple[int, float], float], notes: Sequence[str]
 ) -> str:
-  sizes = list(dict.fromkeys(size for size, _ in shares))
-  cells = [[title, *(f'R_kept, {size} units' for size in sizes)]]
-  for value in sorted({value for _, value in shares}):
-    cells.append(
-        [f'{value:g}', *(f'{shares[size, value]:.3f}' for size in sizes)]
-    )
-  return tables.markdown(cells, notes)
+  points = [
+      ((f'{value:g}',), f'R_kept, {size} units', share)
+      for (size, value), share in sorted(
+          shares.items(), key=lambda item: item[0][1]
+      )
+  ]
+  return report.means_markdown([title], points, '.3f', notes)

@@ -1,61 +1,87 @@
-"""What the analyses of trained models write: tables and figures."""
+"""Tables and figures of the analyses of finished runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
-import dataclasses
-from typing import Any, Optional
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Optional, TypeVar
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
 
+from tff_bn.position_aware import permutation
 from tff_bn.programs import figures
 from tff_bn.programs import tables
 
-# Of so many layers of a model, from the last one, each unit is drawn.
-NUM_SHOWN = 4
+# Draw individual units for at most this many layers, counted from the output.
+_NUM_SHOWN = 4
+_Result = TypeVar('_Result')
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-  """What an analysis has found.
-
-  Attributes:
-    csv: The text of its CSV file: every number.
-    markdown: The text of its Markdown file: a table for people.
-    drawings: Its figures, by the names of their files.
-  """
-
-  csv: str
-  markdown: str
-  drawings: Mapping[str, figure.Figure]
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerValue:
-  """A number that belongs to a layer of a run's model.
-
-  Attributes:
-    run: The run's name.
-    seed: The run's seed.
-    client: The client whose model is compared; '' for all together.
-    layer: The layer's name.
-    units: The number of the layer's units; '' if that doesn't matter.
-    value: The number.
-  """
+class LayerValue(NamedTuple):
+  """A measured value of a layer of a run."""
 
   run: str
-  seed: int
-  client: str
   layer: str
-  units: int | str
   value: float
 
 
-def records_csv(records: Sequence[Any]) -> str:
-  """The text of a CSV file of dataclasses of one kind, a line for each."""
-  columns = [field.name for field in dataclasses.fields(records[0])]
-  return tables.csv_text(columns, [dataclasses.astuple(r) for r in records])
+def means_markdown(
+    titles: Sequence[str],
+    points: Iterable[tuple[Sequence[str], str, float]],
+    spec: str,
+    notes: Sequence[str],
+    with_deviation: bool = False,
+) -> str:
+  """Makes a table of means.
+
+  Args:
+    titles: The titles of the first columns.
+    points: For each value, the texts of the first columns and the title of the
+      value's column. Values with the same texts and title become their mean.
+      Rows and columns are in the order of their first values.
+    spec: The format specification of a mean.
+    notes: Sentences below the table.
+    with_deviation: Whether to add standard deviations to the means.
+
+  Returns:
+    Markdown.
+  """
+  values: dict[tuple[str, ...], dict[str, list[float]]] = {}
+  columns: dict[str, None] = {}
+  for texts, column, value in points:
+    values.setdefault(tuple(texts), {}).setdefault(column, []).append(value)
+    columns[column] = None
+  has_deviation = False
+  cells = [[*titles, *columns]]
+  for row, by_column in values.items():
+    cells.append(list(row))
+    for column in columns:
+      same = by_column.get(column, [])
+      text = f'{np.mean(same):{spec}}' if same else '–'
+      if with_deviation and len(same) > 1:
+        has_deviation = True
+        text += f' ± {np.std(same, ddof=1):{spec}}'
+      cells[-1].append(text)
+  if has_deviation:
+    notes = [*notes, 'Mean ± standard deviation over seeds and clients.']
+  return tables.markdown(cells, notes)
+
+
+def layer_markdown(
+    values: Sequence[LayerValue], spec: str, notes: Sequence[str]
+) -> str:
+  """Makes a table with a row for each layer and a column for each run.
+
+  Args:
+    values: The values. Their means and standard deviations are shown.
+    spec: The format specification of a number.
+    notes: Sentences below the table.
+
+  Returns:
+    Markdown.
+  """
+  points = [((v.layer,), v.run, v.value) for v in values]
+  return means_markdown(('Layer',), points, spec, notes, with_deviation=True)
 
 
 def draw_means(
@@ -69,11 +95,11 @@ def draw_means(
   """Draws a line through the mean of y for each x.
 
   Args:
-    axes: Where.
+    axes: The axes to draw on.
     points: Pairs of x and y.
     label: The line's label.
-    number: The line's number, which decides its colour.
-    linestyle: How it is drawn. Default: the number decides.
+    number: The line's number, which determines its colour.
+    linestyle: The line's style. Default: determined by the number.
   """
   by_x: dict[float, list[float]] = {}
   for x, y in points:
@@ -89,83 +115,38 @@ def draw_means(
   )
 
 
-def layer_csv(rows: Sequence[LayerValue], column: str) -> str:
-  """A line for each number.
-
-  Args:
-    rows: The numbers.
-    column: What the numbers are called.
-
-  Returns:
-    The text of a CSV file. Columns that are empty in all lines are left out.
-  """
-  names = {field.name: field.name for field in dataclasses.fields(LayerValue)}
-  names['value'] = column
-  values = {
-      name: [getattr(row, field) for row in rows]
-      for field, name in names.items()
-  }
-  values = {k: v for k, v in values.items() if any(x != '' for x in v)}
-  return tables.csv_text(list(values), list(zip(*values.values())))
-
-
-def layer_markdown(
-    rows: Sequence[LayerValue], digits: int, notes: Sequence[str]
-) -> str:
-  """A line for each layer and a column for each run.
-
-  Args:
-    rows: The numbers. Those of several seeds and clients become their mean and
-      standard deviation.
-    digits: How many digits after the point.
-    notes: Sentences for below the table.
-
-  Returns:
-    Markdown.
-  """
-  names = _names(rows)
-  cells = [['Layer', *names]]
-  for layer in _layers(rows):
-    cells.append([layer])
-    for name in names:
-      values = _values(rows, name, layer)
-      text = f'{np.mean(values):.{digits}f}' if values else '–'
-      if len(values) > 1:
-        text += f' ± {np.std(values, ddof=1):.{digits}f}'
-      cells[-1].append(text)
-  if any(len(_values(rows, n, x)) > 1 for n in names for x in _layers(rows)):
-    notes = [*notes, 'Mean ± standard deviation over seeds and clients.']
-  return tables.markdown(cells, notes)
-
-
 def layer_figure(
-    rows: Sequence[LayerValue], label: str, title: str
+    values: Sequence[LayerValue], label: str, title: str
 ) -> figure.Figure:
-  """Draws bars: a group for each layer, in it one for each run.
+  """Draws a group of bars for each layer, with one bar for each run.
 
   Args:
-    rows: The numbers. Those of several seeds and clients become their mean,
-      with their standard deviation as error bar.
-    label: What the numbers are.
+    values: The values. The height of a bar is the mean over seeds and clients,
+      its error bar the standard deviation.
+    label: The label of the y axis.
     title: The title.
 
   Returns:
     The figure.
   """
-  names, layers = _names(rows), _layers(rows)
+  names = list(dict.fromkeys(v.run for v in values))
+  layers = list(dict.fromkeys(v.layer for v in values))
   drawing = figures.new_figure(
       width=min(16.0, 5.0 + 0.25 * len(layers) * (1 + len(names))), height=4.5
   )
   axes = drawing.subplots()
   width = 0.8 / len(names)
   for number, name in enumerate(names):
-    values = [_values(rows, name, layer) for layer in layers]
+    by_layer = [
+        [v.value for v in values if (v.run, v.layer) == (name, layer)]
+        for layer in layers
+    ]
     axes.bar(
         np.arange(len(layers)) + (number - (len(names) - 1) / 2) * width,
-        [np.mean(v) if v else np.nan for v in values],
+        [np.mean(same) if same else np.nan for same in by_layer],
         width,
-        yerr=[np.std(v, ddof=1) if len(v) > 1 else 0 for v in values]
-        if any(len(v) > 1 for v in values)
+        yerr=[np.std(x, ddof=1) if len(x) > 1 else 0 for x in by_layer]
+        if any(len(same) > 1 for same in by_layer)
         else None,
         color=figures.COLOURS[number % len(figures.COLOURS)],
         error_kw=dict(ecolor='#404040', capsize=2, linewidth=1),
@@ -186,13 +167,7 @@ def layer_figure(
 def panels(
     num_rows: int, num_columns: int, *, width: float, height: float
 ) -> tuple[figure.Figure, np.ndarray]:
-  """Makes a figure of panels.
-
-  Args:
-    num_rows: The number of rows.
-    num_columns: The number of columns.
-    width: A panel's width in inches.
-    height: A panel's height in inches.
+  """Makes a figure of panels of the given size in inches.
 
   Returns:
     The figure and its axes, `[num_rows, num_columns]`.
@@ -203,63 +178,80 @@ def panels(
   return drawing, drawing.subplots(num_rows, num_columns, squeeze=False)
 
 
-def matrices_figure(
-    permutations: Mapping[tuple[str, str], np.ndarray],
-    shares: Mapping[tuple[str, str], float],
+def units_figure(
+    results: Mapping[str, Mapping[str, _Result]],
+    draw: Callable[[mpl_axes.Axes, _Result], None],
+    share: Callable[[_Result], float],
+    *,
+    x_label: str,
+    y_label: str,
+    title: str,
+    width: float,
+    height: float,
+) -> figure.Figure:
+  """Draws the units of the last few layers of each run.
+
+  Args:
+    results: The result of each layer, by run.
+    draw: Draws a result.
+    share: Computes the share of units that the title of a panel has in
+      brackets.
+    x_label: The label of the x axes.
+    y_label: The label of the y axes, below the run's name.
+    title: The title.
+    width: The width of a panel in inches.
+    height: The height of a panel in inches.
+
+  Returns:
+    A figure with a row for each run and a column for each layer.
+  """
+  shown = {
+      run: list(of_run.items())[-_NUM_SHOWN:] for run, of_run in results.items()
+  }
+  drawing, all_axes = panels(
+      len(shown), max(map(len, shown.values())), width=width, height=height
+  )
+  for (run, of_run), row in zip(shown.items(), all_axes):
+    for axes, (layer, result) in zip(row, of_run):
+      draw(axes, result)
+      axes.set_title(f'{layer} [{share(result):.3f}]', fontsize='small')
+      axes.set_xlabel(x_label, fontsize='small')
+      axes.tick_params(labelsize='small')
+    for axes in row[len(of_run) :]:
+      axes.set_axis_off()
+    row[0].set_ylabel(f'{run}\n{y_label}'.strip())
+  drawing.suptitle(title)
+  return drawing
+
+
+def permutations_figure(
+    permutations: Mapping[str, Mapping[str, np.ndarray]],
     *,
     x_label: str,
     y_label: str,
     title: str,
 ) -> figure.Figure:
-  """Draws permutation matrices, with a dot for each one in them.
+  """Draws permutation matrices as dots, see `units_figure`.
 
-  Args:
-    permutations: Index vectors, by run and layer.
-    shares: For each a share of its units.
-    x_label: What the positions in the vectors are.
-    y_label: What the numbers in them are.
-    title: The title.
-
-  Returns:
-    A figure with a row for each run and a column for each layer; the share is
-    in brackets.
+  The titles of the panels have the shares of units that stay in place.
   """
-  names = list(dict.fromkeys(name for name, _ in permutations))
-  drawing, all_axes = panels(
-      len(names),
-      max(sum(name == run for run, _ in permutations) for name in names),
+  return units_figure(
+      permutations,
+      _draw_permutation,
+      permutation.kept_share,
+      x_label=x_label,
+      y_label=y_label,
+      title=title,
       width=2.6,
       height=2.8,
   )
-  for name, row in zip(names, all_axes):
-    of_run = {k: v for k, v in permutations.items() if k[0] == name}
-    for axes, (key, permutation) in zip(row, of_run.items()):
-      size = permutation.size
-      axes.scatter(
-          np.arange(size), permutation, s=max(1, 300 / size), c='#0072B2'
-      )
-      axes.set_title(f'{key[1]} [{shares[key]:.3f}]', fontsize='small')
-      axes.set_xlim(-0.5, size - 0.5)
-      axes.set_ylim(size - 0.5, -0.5)
-      axes.set_aspect('equal')
-      for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(ticker.MaxNLocator(nbins=4, integer=True))
-      axes.set_xlabel(x_label, fontsize='small')
-      axes.tick_params(labelsize='small')
-    for axes in row[len(of_run) :]:
-      axes.set_axis_off()
-    row[0].set_ylabel(f'{name}\n{y_label}')
-  drawing.suptitle(title)
-  return drawing
 
 
-def _names(rows: Sequence[LayerValue]) -> list[str]:
-  return list(dict.fromkeys(row.run for row in rows))
-
-
-def _layers(rows: Sequence[LayerValue]) -> list[str]:
-  return list(dict.fromkeys(row.layer for row in rows))
-
-
-def _values(rows: Sequence[LayerValue], run: str, layer: str) -> list[float]:
-  return [row.value for row in rows if (row.run, row.layer) == (run, layer)]
+def _draw_permutation(axes: mpl_axes.Axes, indices: np.ndarray) -> None:
+  size = indices.size
+  axes.scatter(np.arange(size), indices, s=max(1, 300 / size), c='#0072B2')
+  axes.set_xlim(-0.5, size - 0.5)
+  axes.set_ylim(size - 0.5, -0.5)
+  axes.set_aspect('equal')
+  for axis in (axes.xaxis, axes.yaxis):
+    axis.set_major_locator(ticker.MaxNLocator(nbins=4, integer=True))

@@ -5,37 +5,30 @@ Figure 3 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
 """
 
 from collections.abc import Sequence
-import dataclasses
+from typing import NamedTuple
 
 import keras
+from matplotlib import axes as mpl_axes
 from matplotlib import figure
 import numpy as np
+from typing_extensions import override
 
 from tff_bn.keras_model import keras_copy
 from tff_bn.layers import position_encoding
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import position_encodings
-from tff_bn.programs import cli
 from tff_bn.programs import figures
 from tff_bn.programs import tables
+from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
 from tff_bn.programs.analyses.position_aware import report
+from tff_bn.programs.analyses.position_aware import run_analysis
 
 _MODES = {'multiply': 'multiplicative', 'add': 'additive'}
 
 
-@dataclasses.dataclass(frozen=True)
-class Error:
-  """A shuffle error.
-
-  Attributes:
-    run: The run's name.
-    seed: The run's seed.
-    mode: The encodings' mode.
-    amplitude: Their amplitude A.
-    period: Their period T.
-    error: The mean error over the permutations.
-  """
+class Error(NamedTuple):
+  """The shuffle error with a kind of encodings, the mean over permutations."""
 
   run: str
   seed: int
@@ -45,29 +38,59 @@ class Error:
   error: float
 
 
-def analyze(
-    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
-) -> report.Report:
-  """Measures what permuting units changes, with encodings of many amplitudes.
+class Analysis(run_analysis.RunAnalysis):
+  """Measures the shuffle error with encodings of many amplitudes."""
 
-  Args:
-    runs: The runs.
-    flags: The program's flags.
+  @override
+  def check_run(self, run: analyzed_run.AnalyzedRun) -> None:
+    run.check_units()
+    plain = without_encodings(run.keras_model)
+    position_encodings.add_position_encodings(plain)
 
-  Returns:
-    The shuffle errors.
-  """
-  errors = []
-  for run in runs:
+  @override
+  def analyze(self) -> output.Report:
+    flags = self.flags
+    errors = [error for run in self.runs for error in self._measure(run)]
+    table = report.means_markdown(
+        ['Encodings', 'T', 'A'],
+        [
+            (
+                (_MODES[e.mode], f'{e.period:g}', f'{e.amplitude:g}'),
+                e.run,
+                e.error,
+            )
+            for e in errors
+        ],
+        '.3g',
+        [
+            'Shuffle error: norm of the change of the outputs, divided by their'
+            ' number, if the hidden units are permuted with P_sf ='
+            f' {flags.shuffle_probability:g}; mean over at most'
+            f' {flags.num_examples} test examples and {flags.repeats}'
+            ' permutations.',
+            'With A = 0 the model is not position-aware, and the error is'
+            ' rounding.',
+        ],
+    )
+    title = f'Shuffle error, P_sf = {flags.shuffle_probability:g}'
+    return output.Report(
+        tables.csv_text(Error._fields, errors),
+        table,
+        dict(shuffle_test=error_figure(errors, title)),
+    )
+
+  def _measure(self, run: analyzed_run.AnalyzedRun) -> list[Error]:
+    flags = self.flags
     x, _ = run.test_examples(flags.num_examples, flags.seed)
     plain = without_encodings(run.keras_model)
-    # Encodings stay where they are, so the same permuted weights are for all.
+    # Encodings don't move with units, so all share the same permuted weights.
     permuted = [
         permutation.shuffle_units(
             plain, flags.shuffle_probability, flags.seed + repeat
         ).get_weights()
         for repeat in range(flags.repeats)
     ]
+    errors = []
     for mode in _MODES:
       for period in flags.periods:
         for amplitude in sorted(flags.amplitudes):
@@ -80,47 +103,15 @@ def analyze(
             model.set_weights(weights)
             after = permutation.outputs(model, x)
             values.append(permutation.output_change(before, after))
+          error = float(np.mean(values))
           errors.append(
-              Error(
-                  *(run.name, run.seed, mode),
-                  *(amplitude, period, float(np.mean(values))),
-              )
+              Error(run.name, run.seed, mode, amplitude, period, error)
           )
-  return report.Report(
-      report.records_csv(errors),
-      _markdown(errors, flags),
-      dict(
-          shuffle_test=error_figure(
-              errors,
-              f'Shuffle error, P_sf = {flags.shuffle_probability:g}',
-          )
-      ),
-  )
-
-
-def check(
-    runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
-) -> None:
-  """Raises a `ValueError` if a run's model can't be shuffled."""
-  del flags  # Unused.
-  for run in runs:
-    run.check_units()
-    try:
-      plain = without_encodings(run.keras_model)
-      position_encodings.add_position_encodings(plain)
-    except ValueError as error:
-      raise ValueError(f'--run={run.folder}: {error}') from error
+    return errors
 
 
 def without_encodings(model: keras.Model) -> keras.Model:
-  """Copies a model, without its position encodings.
-
-  Args:
-    model: A functional model.
-
-  Returns:
-    The new model, with the same weights.
-  """
+  """Copies a functional model without its position encodings."""
   copy = _WithoutEncodings()
   plain = copy.layer(model)
   copy.set_state(model)
@@ -128,7 +119,7 @@ def without_encodings(model: keras.Model) -> keras.Model:
 
 
 class _WithoutEncodings(keras_copy.PlainCopy):
-  """Copies layers; position encodings become layers that do nothing."""
+  """Copies layers, and replaces position encodings by identity layers."""
 
   def _new(self, layer: keras.layers.Layer) -> keras.layers.Layer:
     if isinstance(layer, position_encoding.PositionEncoding):
@@ -136,7 +127,7 @@ class _WithoutEncodings(keras_copy.PlainCopy):
     return super()._new(layer)
 
   def set_state(self, layer: keras.layers.Layer) -> None:
-    # A client's own phase has no meaning for other encodings.
+    # Identity layers have no personal phase.
     if not isinstance(layer, position_encoding.PositionEncoding):
       super().set_state(layer)
 
@@ -145,33 +136,31 @@ def error_figure(errors: Sequence[Error], title: str) -> figure.Figure:
   """Draws errors against amplitudes.
 
   Args:
-    errors: The errors. Those of several seeds become their mean.
+    errors: The errors; the lines are means over seeds.
     title: The title.
 
   Returns:
-    A figure with a row for each run: at the left the multiplicative encodings
-    with all periods, at the right both modes with the first period.
+    A figure with a row for each run: multiplicative encodings with all periods
+    on the left, both modes with the first period on the right.
   """
   names = list(dict.fromkeys(error.run for error in errors))
   periods = list(dict.fromkeys(error.period for error in errors))
   drawing, all_axes = report.panels(len(names), 2, width=4.2, height=3.4)
+
+  def draw(axes: mpl_axes.Axes, mode: str, period: float, label: str) -> None:
+    points = [
+        (e.amplitude, e.error)
+        for e in errors
+        if (e.run, e.mode, e.period) == (name, mode, period)
+    ]
+    report.draw_means(axes, points, label=label, number=len(axes.get_lines()))
+
   for name, (left, right) in zip(names, all_axes):
-    of_run = [error for error in errors if error.run == name]
-    for number, period in enumerate(periods):
-      report.draw_means(
-          left,
-          _points(of_run, 'multiply', period),
-          label=f'T = {period:g}',
-          number=number,
-      )
+    for period in periods:
+      draw(left, 'multiply', period, f'T = {period:g}')
     left.set_title(f'{name}: multiplicative', fontsize='medium')
-    for number, (mode, words) in enumerate(_MODES.items()):
-      report.draw_means(
-          right,
-          _points(of_run, mode, periods[0]),
-          label=words,
-          number=number,
-      )
+    for mode, words in _MODES.items():
+      draw(right, mode, periods[0], words)
     right.set_title(f'{name}: T = {periods[0]:g}', fontsize='medium')
     left.set_ylabel('Error per output')
     for axes in (left, right):
@@ -181,42 +170,3 @@ def error_figure(errors: Sequence[Error], title: str) -> figure.Figure:
       figures.tidy(axes)
   drawing.suptitle(title)
   return drawing
-
-
-def _points(
-    errors: Sequence[Error], mode: str, period: float
-) -> list[tuple[float, float]]:
-  return [
-      (e.amplitude, e.error)
-      for e in errors
-      if (e.mode, e.period) == (mode, period)
-  ]
-
-
-def _markdown(errors: Sequence[Error], flags: cli.ParsedFlags) -> str:
-  names = list(dict.fromkeys(error.run for error in errors))
-  cells = [['Encodings', 'T', 'A', *names]]
-  for mode, words in _MODES.items():
-    for period in flags.periods:
-      for amplitude in sorted(flags.amplitudes):
-        cells.append([words, f'{period:g}', f'{amplitude:g}'])
-        for name in names:
-          values = [
-              e.error
-              for e in errors
-              if (e.run, e.mode, e.period, e.amplitude)
-              == (name, mode, period, amplitude)
-          ]
-          cells[-1].append(f'{np.mean(values):.3g}')
-  return tables.markdown(
-      cells,
-      [
-          'Shuffle error: norm of the change of the outputs, divided by their'
-          ' number, when hidden units are permuted with P_sf ='
-          f' {flags.shuffle_probability:g}; mean over at most'
-          f' {flags.num_examples} test examples and {flags.repeats}'
-          ' permutations.',
-          'With A = 0 the model is not position-aware, so that the error is'
-          ' rounding.',
-      ],
-  )

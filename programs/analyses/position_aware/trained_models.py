@@ -1,4 +1,4 @@
-"""The analyses of finished runs: their flags, and what they have in common."""
+"""The analyses of finished runs: flags, loading of runs, and output."""
 
 from collections.abc import Callable, Mapping
 import contextlib
@@ -8,12 +8,12 @@ import pathlib
 
 from absl import flags as absl_flags
 
-from tff_bn.common import files
 from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
@@ -28,44 +28,35 @@ def _define_run(define: flag_groups.Definer, default_text: str) -> None:
       'run',
       parsers.TupleParser(absl_flags.ArgumentParser()),
       'Folders of finished runs, separated by commas: the --output_dir of'
-      ' tff-bn-train or of tff-bn-compare, whose runs with several seeds are'
-      ' taken together',
+      ' tff-bn-train or tff-bn-compare. The seeds of a comparison are averaged',
       default_text=default_text,
   )
 
 
-def _define_seed(define: flag_groups.Definer, decides: str) -> None:
+def _define_seed(define: flag_groups.Definer, purpose: str) -> None:
   define(
       'seed',
       parsers.NumberParser(int, minimum=0, maximum=2**32 - 1),
-      f'Decides {decides}',
+      f'Random seed of {purpose}',
       0,
   )
 
 
 def _define_num_examples(define: flag_groups.Definer) -> None:
-  define(
-      'num_examples',
-      _COUNT,
-      'How many examples of the test set, at most, the models are given',
-      500,
-  )
+  define('num_examples', _COUNT, 'Maximum number of test examples', 500)
 
 
 def _define_shuffle_probability(define: flag_groups.Definer) -> None:
   define(
       'shuffle_probability',
       _SHARE,
-      'P_sf, the probability with which each unit is swapped with a random one'
-      ' of those after it',
+      'P_sf, the probability that a unit is swapped with a random one after it',
       0.1,
   )
 
 
 def _define_repeats(define: flag_groups.Definer, default: int) -> None:
-  define(
-      'repeats', _COUNT, 'Over how many random draws the mean is taken', default
-  )
+  define('repeats', _COUNT, 'Number of random draws for the mean', default)
 
 
 def _define_shuffle_test(define: flag_groups.Definer) -> None:
@@ -104,23 +95,23 @@ def _define_kept_share(define: flag_groups.Definer) -> None:
   define(
       'num_shuffles',
       parsers.TupleParser(_NOT_NEGATIVE),
-      'Values of N_sf: how often units are permuted in local training, on'
-      ' average, separated by commas',
-      default_text='those of 0,0.1,0.2,0.5,1,2,5,10 that --num_steps allows',
+      'Values of N_sf, the mean number of permutations in local training,'
+      ' separated by commas',
+      default_text='0,0.1,0.2,0.5,1,2,5,10 up to --num_steps',
   )
   define(
       'num_steps',
       _COUNT,
       'Number of steps of local training',
-      default_text="the run's, the mean over its clients; 100 without a run",
+      default_text="the mean over the run's clients; 100 without a run",
   )
   define(
       'num_units',
       parsers.TupleParser(_COUNT),
       'Numbers of units of a layer, separated by commas',
-      default_text="those of the run's model; 1024 without a run",
+      default_text="the sizes of the run's layers; 1024 without a run",
   )
-  # How often local training permutes units is random, too.
+  # The number of permutations is random, too.
   _define_repeats(define, 200)
   _define_seed(define, 'the permutations')
 
@@ -130,16 +121,16 @@ def _define_weight_divergence(define: flag_groups.Definer) -> None:
       'num_clients',
       parsers.NumberParser(int, minimum=2),
       'Number of clients that are drawn and trained',
-      default_text='as many as take part in a round of the run',
+      default_text='the number in a round of the run',
   )
   define(
       'num_rounds',
       _COUNT,
-      'Over how many rounds the mean is taken; between two of them, FedAvg'
-      " makes one model of the clients'",
+      'Number of rounds for the mean; between two rounds, FedAvg averages the'
+      " clients' models",
       1,
   )
-  _define_seed(define, 'which clients are drawn')
+  _define_seed(define, 'the draw of clients')
 
 
 def _define_layers(define: flag_groups.Definer) -> None:
@@ -150,20 +141,17 @@ def _define_layers(define: flag_groups.Definer) -> None:
       default_text='the activations of all hidden layers',
   )
   define(
-      'num_clients',
-      _COUNT,
-      'Number of clients that are drawn and trained',
-      1,
+      'num_clients', _COUNT, 'Number of clients that are drawn and trained', 1
   )
   _define_num_examples(define)
-  _define_seed(define, 'which clients and examples are drawn')
+  _define_seed(define, 'the draws of clients and examples')
 
 
 def _define_fusion(define: flag_groups.Definer) -> None:
   define(
       'epochs',
       _COUNT,
-      'How many times each model goes through its half of the training data',
+      'Number of epochs of each model on its half of the training data',
       20,
   )
   define(
@@ -174,7 +162,7 @@ def _define_fusion(define: flag_groups.Definer) -> None:
   )
   define.boolean(
       'reestimate_statistics',
-      'Computes the BN statistics of each model anew before its evaluation, by'
+      'Recomputes the BN statistics of each model before its evaluation, by'
       ' forward passes over the training data',
   )
   _define_num_examples(define)
@@ -192,30 +180,29 @@ def _define_flags(
   define_own(own)
   return (
       own.group('Analysis'),
-      flag_groups.define_analysis_output_flags(values, name),
+      run_flags.define_analysis_output_flags(values, name),
   )
 
 
 def named_runs(
     paths: tuple[str, ...],
 ) -> dict[pathlib.Path, tuple[str, settings_lib.RunSettings]]:
-  """Reads the settings of runs, and names them.
+  """Names runs and reads their settings.
 
   Args:
     paths: Folders of finished runs and of comparisons.
 
   Returns:
-    For each run's folder its name and its settings. A run is called after its
-    folder; the runs of a comparison after its folder and the algorithm, if
-    there are several.
+    The name and the settings of each run, by its folder. The name of a run is
+    the name of its folder. In a comparison it is the name of the comparison's
+    folder, and the algorithm if there are several.
 
   Raises:
-    ValueError: If a folder holds no run, or one that is not finished; or if a
-      run is named twice.
+    ValueError: If a folder has no finished run, or a run is given twice.
   """
   folders = [pathlib.Path(path).expanduser() for path in paths]
   _check_different(folders)
-  found = {}
+  found: dict[pathlib.Path, tuple[str, settings_lib.RunSettings]] = {}
   for folder, name in zip(folders, _short_names(folders)):
     texts = finished_run.check(folder)
     if not finished_run.is_comparison(texts):
@@ -243,7 +230,7 @@ def _check_different(folders: list[pathlib.Path]) -> None:
 
 
 def _short_names(folders: list[pathlib.Path]) -> list[str]:
-  """The ends of the paths that tell them from each other."""
+  """Returns the shortest ends of the paths that are different."""
   paths = [folder.resolve().parts for folder in folders]
   names = []
   for parts in paths:
@@ -259,12 +246,12 @@ def _main(name: str, needs_run: bool, flags: cli.ParsedFlags) -> None:
     with cli.checking_input():
       if flags.run is None and needs_run:
         raise ValueError(
-            '--run=FOLDER is missing: which run is to be analyzed?'
+            '--run=FOLDER is missing; give the folder of a finished run.'
         )
       named = named_runs(flags.run or ())
       folder = _output_folder(name, flags)
       run_folder.check_writable(folder)
-      for run in named:  # Nobody may write into them meanwhile.
+      for run in named:  # No other program may write into them meanwhile.
         stack.enter_context(folder_lock.hold(run, shared=True))
     _analyze(name, named, folder, flags)
 
@@ -278,28 +265,19 @@ def _analyze(
   """Analyzes runs and writes the report into a folder."""
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
-  # pylint: disable=g-import-not-at-top
   from tff_bn import runtime
-  from tff_bn.programs import figures
+  from tff_bn.programs.analyses import output
   from tff_bn.programs.analyses.position_aware import analyzed_run
 
-  # pylint: enable=g-import-not-at-top
   module = importlib.import_module(
       f'tff_bn.programs.analyses.position_aware.{name}'
   )
   with runtime.in_process_runtime():
     with cli.checking_input():
-      runs = analyzed_run.load(named)
-      module.check(runs, flags)
-    report = module.analyze(runs, flags)
-  folder.mkdir(parents=True, exist_ok=True)
-  files.replace(folder / f'{name}.csv', report.csv)
-  files.replace(folder / f'{name}.md', report.markdown)
-  figures.save(folder / run_folder.PLOTS, report.drawings)
-  print(report.markdown)
-  print(f'Table: {folder / name}.md, {folder / name}.csv')
-  for drawing in report.drawings:
-    print(f'Plot:  {folder / run_folder.PLOTS / drawing}.png')
+      analysis = module.Analysis(analyzed_run.load(named), flags)
+      analysis.check()
+    report = analysis.analyze()
+  output.write(folder, name, report)
 
 
 def _output_folder(name: str, flags: cli.ParsedFlags) -> pathlib.Path:
@@ -326,10 +304,7 @@ def _program(
           for example in examples
       ),
       define_flags=functools.partial(
-          _define_flags,
-          name=name,
-          define_own=define_own,
-          needs_run=needs_run,
+          _define_flags, name=name, define_own=define_own, needs_run=needs_run
       ),
       main=functools.partial(_main, name, needs_run),
   )
@@ -338,26 +313,26 @@ def _program(
 PROGRAMS = {
     'permutation': _program(
         'permutation',
-        'Permutes the hidden units of models at random, those that are tied'
-        ' together, as by residual additions, together; shows how many stay'
-        ' where they are and how much the outputs change',
+        'Permutes the hidden units of models at random; units that are added'
+        ' to each other, as in residual blocks, are permuted together. Shows'
+        ' how many units stay in place and how much the outputs change',
         'algorithm 1 and figure 2',
         _define_permutation,
         '--run=runs/train --shuffle_probability=0.5',
     ),
     'shuffle_test': _program(
         'shuffle_test',
-        'Permutes the hidden units of models, with position encodings of many'
-        ' amplitudes in place of their own, and measures how much the outputs'
-        ' change',
+        'Replaces the position encodings of models by encodings of many'
+        ' amplitudes, permutes the hidden units, and measures how much the'
+        ' outputs change',
         'figure 3',
         _define_shuffle_test,
         '--run=runs/train',
     ),
     'kept_share': _program(
         'kept_share',
-        'Simulates how many units random permutations leave where they are, of'
-        ' one permutation and of those in local training',
+        'Simulates the share of units that stay in place after one random'
+        ' permutation, and after the permutations of local training',
         'figures 2 and 5',
         _define_kept_share,
         '',
@@ -366,34 +341,34 @@ PROGRAMS = {
     ),
     'weight_divergence': _program(
         'weight_divergence',
-        'Trains clients for the round after the last one of a run, or for more'
-        ' rounds, and measures how far the weights of each layer diverge',
+        'Trains clients for one or more rounds after the last one of a run, and'
+        ' measures how far the weights of each layer diverge',
         'figure 6',
         _define_weight_divergence,
         '--run=runs/pan_off,runs/pan_on --output_dir=runs/divergence',
     ),
     'matching': _program(
         'matching',
-        'Trains a client for the round after the last one of a run, and matches'
-        ' the units before and after it by their activations: the more units'
-        ' stay where they are, the better averaging works',
+        'Trains a client for one round after the last one of a run, and matches'
+        ' the units before and after it by their activations. The more units'
+        ' stay in place, the better averaging works',
         'figure 7',
         _define_layers,
         '--run=runs/pan_off,runs/pan_on --output_dir=runs/matching',
     ),
     'preference': _program(
         'preference',
-        'Trains a client for the round after the last one of a run, and'
-        ' compares which classes the units contribute to most before and after'
-        ' it',
+        'Trains a client for one round after the last one of a run, and'
+        ' compares the classes to which the units contribute most before and'
+        ' after it',
         'figure 8',
         _define_layers,
         '--run=runs/train --num_clients=5',
     ),
     'fusion': _program(
         'fusion',
-        'Trains two models with the settings of a run, independently, each on a'
-        ' half of its data, and evaluates models between them, without and with'
+        'Trains two models independently with the settings of a run, each on a'
+        ' half of its data, and evaluates models between them, with and without'
         ' aligning their units by optimal transport',
         'appendix F.2',
         _define_fusion,

@@ -1,4 +1,4 @@
-"""What the tests of Ray need."""
+"""Fixtures for the tests of Ray."""
 
 import pytest
 import ray_example
@@ -8,20 +8,20 @@ from tff_bn import runtime
 
 @pytest.fixture(scope='module')
 def fed_bn():
-  """A process whose clients keep something."""
+  """A process with client states."""
   return ray_example.build('build_fed_bn')
 
 
 @pytest.fixture(scope='module')
 def expected(fed_bn):
-  """What comes of its rounds in process."""
+  """The result of its rounds in process."""
   with runtime.in_process_runtime():
     return ray_example.rounds(fed_bn, ray_example.traps())
 
 
 @pytest.fixture
 def trap(tmp_path):
-  """A file; who removes it is trapped."""
+  """The file that arms a trap, see `ray_example.Trap`."""
   path = tmp_path / 'trap'
   path.touch()
   return path
@@ -29,7 +29,7 @@ def trap(tmp_path):
 
 @pytest.fixture
 def quick_to_notice(monkeypatch):
-  """Workers that hang are noticed sooner."""
+  """Makes the program notice hanging workers sooner."""
   from tff_bn.runtime.on_ray import ray_workers
 
   monkeypatch.setattr(ray_workers, '_QUIET_SECONDS', 0.5)

@@ -10,7 +10,7 @@ from tff_bn.runtime.on_ray import ray_options
 
 
 def options(**changes) -> ray_options.RayOptions:
-  """Two workers on this machine, if nothing else is said."""
+  """Returns options; the default is two workers on this machine."""
   defaults = {
       'address': 'local',
       'num_workers': 2,
@@ -23,20 +23,20 @@ def options(**changes) -> ray_options.RayOptions:
 
 
 def make(**changes) -> runtime.RayContext:
-  """Makes a context that is not yet the default one."""
+  """Returns a new context, without making it the default one."""
   return ray_context.RayContext(options(**changes))
 
 
 @pytest.fixture(scope='module')
 def in_process_context():
-  """Takes the place of the in-process runtime in the tests of that one."""
+  """Replaces the in-process runtime in its own tests."""
   context = make()
   yield context
   context.close()
 
 
 def pids(context):
-  """The process ids of the workers that are ready."""
+  """Returns the process ids of the ready workers."""
   return [
       int(re.search(r'process (\d+)', worker.place).group(1))
       for worker in context._workers.ready
@@ -44,7 +44,7 @@ def pids(context):
 
 
 def wait_for(context, number):
-  """Waits until so many workers are ready."""
+  """Waits until at least a number of workers are ready."""
   with context._workers.lock:
     context._workers.grow()
     while len(context._workers.ready) < number:

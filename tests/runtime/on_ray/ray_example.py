@@ -1,4 +1,4 @@
-"""Computations and datasets for tests of Ray; workers import this module."""
+"""Computations and datasets for the tests of Ray, which workers import."""
 
 import contextlib
 import os
@@ -55,7 +55,7 @@ def build(name):
 
 
 def arrays(client):
-  """A client's samples and labels; each has another number of them."""
+  """Returns a client's samples and labels, whose number differs by client."""
   rng = np.random.default_rng(client)
   num_examples = 20 + 7 * client
   x = rng.normal(client, 1, (num_examples, *_SHAPE)).astype(np.float32)
@@ -63,16 +63,17 @@ def arrays(client):
 
 
 class Trap(runtime.ClientDataset):
-  """A client's dataset; making it does something, once, to its process."""
+  """A client's dataset that, once, stops or signals the process building it."""
 
   def __init__(self, client, path=None, signal_number=None, seconds=0):
     """Initializes the dataset.
 
     Args:
       client: The number of the client.
-      path: A file; only who removes it is trapped. `None`: nobody is.
-      signal_number: What the process gets; `None`: it sleeps.
-      seconds: How long it sleeps.
+      path: The file that arms the trap: the process that removes it is trapped.
+        Default: the trap is never armed.
+      signal_number: The signal that the process gets. Default: it sleeps.
+      seconds: The seconds to sleep.
     """
     self._client = client
     self._path = path
@@ -94,12 +95,12 @@ class Trap(runtime.ClientDataset):
 
 
 def plain_dataset(client):
-  """The same without a trap."""
+  """Returns a client's dataset without a trap."""
   return tf.data.Dataset.from_tensor_slices(arrays(client)).batch(8)
 
 
 def rounds(process, datasets_of_round, num_rounds=3):
-  """The bits of what comes out of some rounds."""
+  """Runs rounds; returns the bits of the weights and the client states."""
   state = process.initialize()
   is_stateful = hasattr(process, 'initialize_client')
   clients = []
@@ -118,7 +119,7 @@ def rounds(process, datasets_of_round, num_rounds=3):
 
 
 def traps(path=None, client=3, round_num=1, **what):
-  """For `rounds`: one client of one round is trapped."""
+  """Returns datasets for `rounds`, with a trap for one client in one round."""
 
   def datasets_of_round(number):
     return [
@@ -141,7 +142,7 @@ def _sine(value):
 
 @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
 def two_passes(values):
-  """What the clients have in the first pass they need in the second."""
+  """Clients need a value of the first pass in the second one."""
   first = tff.federated_map(_sine, values)
   mean = tff.federated_broadcast(tff.federated_mean(first))
   second = tff.federated_map(_subtract, (first, mean))
@@ -160,7 +161,7 @@ def _add(state, value):
     tff.FederatedType(np.float32, tff.CLIENTS),
 )
 def add_to_state(state, values):
-  """The sum of what clients make of a state of 1 MB."""
+  """Each client adds a number to a state of 1 MB; returns their sum."""
   at_clients = tff.federated_broadcast(state)
   return tff.federated_sum(tff.federated_map(_add, (at_clients, values)))
 
@@ -181,5 +182,5 @@ def _count(dataset):
     tff.FederatedType(_count.type_signature.parameter, tff.CLIENTS)
 )
 def num_examples(datasets):
-  """How many examples the clients have."""
+  """Returns the total number of examples."""
   return tff.federated_sum(tff.federated_map(_count, datasets))

@@ -1,11 +1,12 @@
-"""A Ray cluster of several nodes on this machine, in a process of its own.
+"""A Ray cluster of several nodes on this machine, in a separate process.
 
-Ray's own test cluster must not be started where TensorFlow has threads. A line
-of the standard input is a command, whose answer is one line of JSON:
+Ray's test cluster must not start in a process in which TensorFlow has threads.
+The process reads commands from its standard input, one a line, and answers each
+with a line of JSON:
 
-*   `add NUM_CPUS`: starts a node; the answer is the address and the ids of its
-    processes, the raylet first. Workers are children of the raylet.
-*   `remove N`: ends the Nth node at once, without a farewell.
+*   `add NUM_CPUS` starts a node; the answer is the cluster's address and the id
+    of the node's raylet, the parent process of its workers.
+*   `remove N` kills node N.
 
 The cluster ends with the standard input.
 """
@@ -19,10 +20,10 @@ import sys
 
 
 class Nodes:
-  """The cluster, for tests."""
+  """The cluster, as tests see it."""
 
   def __init__(self):
-    # Ray notices sooner that a node is gone.
+    # Ray notices the loss of a node sooner.
     quick = {
         'RAY_health_check_initial_delay_ms': '0',
         'RAY_health_check_period_ms': '500',
@@ -42,8 +43,8 @@ class Nodes:
 
   def add(self, num_cpus):
     """Starts a node; the first one is the head."""
-    self.address, self._latest = self._ask(f'add {num_cpus}')
-    self.raylets.append(self._latest[0])
+    self.address, raylet = self._ask(f'add {num_cpus}')
+    self.raylets.append(raylet)
 
   def remove(self, number):
     """Kills a node."""
@@ -89,16 +90,8 @@ def _main():
               object_store_memory=100 * 2**20,
           )
       )
-      processes = nodes[-1].all_processes
-      answer = [
-          cluster.address,
-          [
-              info[0].process.pid
-              for kind, info in sorted(
-                  processes.items(), key=lambda item: item[0] != 'raylet'
-              )
-          ],
-      ]
+      (raylet,) = nodes[-1].all_processes['raylet']
+      answer = [cluster.address, raylet.process.pid]
     else:
       cluster.remove_node(nodes[int(number)], allow_graceful=False)
       answer = None

@@ -1,4 +1,4 @@
-"""Clients on Ray: the same bits as in process, whatever happens to workers."""
+"""Tests that Ray computes the same bits as in process and survives losses."""
 
 import os
 import pickle
@@ -85,7 +85,7 @@ class TestSameBits:
     assert repr(ray_example.two_passes(_VALUES)) == two_expected
 
 
-class TestWhatTravels:
+class TestTransfers:
 
   @pytest.fixture(autouse=True)
   def use(self, context):
@@ -94,7 +94,7 @@ class TestWhatTravels:
 
   @pytest.fixture
   def stored(self, context, monkeypatch):
-    """What is put into Ray's object store, as numbers of bytes."""
+    """The sizes in bytes of the values put into Ray's object store."""
     import ray
 
     sizes = []
@@ -123,7 +123,7 @@ class TestWhatTravels:
     monkeypatch.setattr(ray_workers.Workers, 'call', record)
     return tasks
 
-  def test_state_goes_once_a_round(self, stored, sent):
+  def test_state_is_stored_once_a_round(self, stored, sent):
     size = ray_example.STATE_SIZE
     ray_example.add_to_state(np.zeros(size, np.float32), [0.0])  # Traces.
     stored.clear()
@@ -137,7 +137,7 @@ class TestWhatTravels:
     assert len(sent) == 40
     assert all(np.size(task.inputs) == 1 for task in sent)
 
-  def test_datasets_of_python_go_once(self, stored, sent):
+  def test_datasets_are_stored_once(self, stored, sent):
     arrays = [np.zeros((1000 + c, 4, 4, 1), np.float32) for c in range(3)]
     datasets = [
         tf.data.Dataset.from_tensor_slices((x, np.zeros(len(x), np.int32)))
@@ -168,12 +168,12 @@ class TestWhatTravels:
     total = ray_example.num_examples(datasets)
     assert not trap.exists()
     assert total == sum(len(ray_example.arrays(c)[1]) for c in range(40))
-    # While the fourth client sleeps, not all others are computed.
+    # While the fourth client sleeps, only a few others are computed.
     assert 1 < max(waiting) <= 4
 
 
 class TestLosses:
-  """One worker more or less changes nothing."""
+  """Lost workers don't change the results."""
 
   @pytest.fixture(autouse=True)
   def use(self, context):
@@ -185,7 +185,7 @@ class TestLosses:
     datasets = ray_example.traps(trap, signal_number=signal.SIGKILL)
     assert ray_example.rounds(fed_bn, datasets) == expected
     assert not trap.exists()
-    # Ray starts it again, and it is used again.
+    # Ray restarts it, and the program uses it again.
     ray_contexts.wait_for(context, 2)
     assert len(set(ray_contexts.pids(context)) - set(before)) == 1
     assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
@@ -224,7 +224,7 @@ class TestLosses:
     assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
 
   @pytest.mark.slow
-  def test_client_that_ends_all_of_its_workers_ends_the_round(
+  def test_client_that_kills_its_workers_ends_the_round(
       self, context, monkeypatch
   ):
     monkeypatch.setattr(ray_clients, '_MAX_LOSSES', 2)

@@ -1,4 +1,4 @@
-"""Tests that only workers are used on which results are the same."""
+"""Tests that workers with different results are not used."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def test_worker_with_other_versions(monkeypatch):
 
 
 @pytest.mark.usefixtures('cluster')
-def test_worker_that_answers_otherwise():
+def test_worker_with_another_answer():
   context = _make(num_workers=1)
   context.check_workers('the name', _name, 'a')
   with pytest.raises(
@@ -99,6 +99,6 @@ def test_cluster_without_room_is_refused_at_once():
 
 
 @pytest.mark.usefixtures('cluster')
-def test_another_cluster_than_the_one_in_use():
+def test_second_cluster_is_refused():
   with pytest.raises(ValueError, match="address='10.0.0.5:1'.*already"):
     ray_contexts.make(address='10.0.0.5:1')

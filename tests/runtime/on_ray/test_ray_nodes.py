@@ -1,4 +1,4 @@
-"""Tests on a Ray cluster of several nodes: they end, hang and join."""
+"""Tests on a Ray cluster whose nodes end, hang and join."""
 
 import signal
 import time
@@ -49,7 +49,7 @@ def _wait_for_nodes(number):
 
 
 def _rounds(fed_bn, event):
-  """Something happens to the second node in the second round."""
+  """Runs three rounds and calls `event` before the second one."""
 
   def datasets_of_round(number):
     if number == 1:
@@ -60,9 +60,7 @@ def _rounds(fed_bn, event):
 
 
 @pytest.mark.usefixtures('quick_to_notice')
-def test_node_hangs_is_killed_and_another_one_joins(
-    context, nodes, fed_bn, expected
-):
+def test_nodes_hang_end_and_join(context, nodes, fed_bn, expected):
   assert len(ray_contexts.pids(context)) == 2
   second = _tree(nodes.raylets[1])
 
@@ -73,7 +71,7 @@ def test_node_hangs_is_killed_and_another_one_joins(
   assert _rounds(fed_bn, stop) == expected
   _wait_for_nodes(1)
   assert len(ray_contexts.pids(context)) == 1
-  # Ray has given it up, so it ends as soon as it can.
+  # Ray has given up the node, which ends as soon as it continues.
   for process in second:
     process.send_signal(signal.SIGCONT)
   while not all(map(_has_ended, second)):

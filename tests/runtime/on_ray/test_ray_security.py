@@ -1,4 +1,4 @@
-"""Tests that a Ray cluster lets in who has the credentials, and nobody else."""
+"""Tests that a Ray cluster accepts only programs with the credentials."""
 
 import os
 import pathlib
@@ -35,13 +35,13 @@ except ValueError as error:
 
 
 def _environment(folder, name, token):
-  """What a process of the cluster, or a program, has in its environment."""
+  """Returns the environment of a process of the cluster or of a program."""
   environment = {
       key: value
       for key, value in os.environ.items()
       if not key.startswith('RAY_')
   }
-  environment['HOME'] = str(folder)  # Another one's token may be at home.
+  environment['HOME'] = str(folder)  # The home folder may contain a token.
   environment['TF_CPP_MIN_LOG_LEVEL'] = '3'
   environment['RAY_USAGE_STATS_ENABLED'] = '0'
   if token is not None:
@@ -71,7 +71,7 @@ def address():
 
 @pytest.fixture(scope='module')
 def folders(address, tmp_path_factory):
-  """The certificates of the cluster, and those of somebody else."""
+  """The certificates of the cluster and of another authority."""
   folder = tmp_path_factory.mktemp('certificates')
   return [_certificates(folder / name, address) for name in ('ours', 'other')]
 
@@ -113,7 +113,7 @@ def cluster(address, folders):
 
 
 @pytest.mark.slow
-def test_only_the_right_credentials_let_a_program_in(cluster, address, folders):
+def test_only_the_right_credentials_are_accepted(cluster, address, folders):
   ours, other = folders
   environments = {
       'right': _environment(ours, address, _TOKEN),

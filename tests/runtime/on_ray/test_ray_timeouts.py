@@ -1,4 +1,4 @@
-"""Tests of what happens on Ray when something takes too long, or all ends."""
+"""Tests of slow clients, missing workers and the end of the cluster on Ray."""
 
 import dataclasses
 import os
@@ -17,9 +17,7 @@ from tff_bn import runtime
 pytestmark = pytest.mark.slow
 
 
-def test_client_that_takes_too_long_is_computed_elsewhere(
-    fed_bn, expected, trap
-):
+def test_slow_client_is_computed_elsewhere(fed_bn, expected, trap):
   context = ray_contexts.make(client_timeout=2.0)
   with contexts.default(context):
     ray_example.rounds(fed_bn, ray_example.traps())  # Traces everything.
@@ -27,7 +25,7 @@ def test_client_that_takes_too_long_is_computed_elsewhere(
     datasets = ray_example.traps(trap, seconds=600)
     found = ray_example.rounds(fed_bn, datasets)
     seconds = time.monotonic() - began
-    # The worker that sleeps lives, and gets nothing to do.
+    # The sleeping worker still exists, but gets no clients.
     assert len(ray_contexts.pids(context)) == 2
     assert ray_example.rounds(fed_bn, ray_example.traps()) == expected
   context.close()
@@ -35,7 +33,7 @@ def test_client_that_takes_too_long_is_computed_elsewhere(
   assert seconds < 60
 
 
-def test_without_any_worker_the_round_ends_after_a_while(fed_bn):
+def test_round_without_workers_ends(fed_bn):
   context = ray_contexts.make(num_workers=1)
   workers = context._workers
   workers._options = dataclasses.replace(workers._options, worker_timeout=0.5)
@@ -48,7 +46,7 @@ def test_without_any_worker_the_round_ends_after_a_while(fed_bn):
   context.close()
 
 
-# Ray would end the process of the tests.
+# Ray would end the test process.
 _PROGRAM = """
 import time
 
@@ -79,5 +77,5 @@ def test_end_of_the_cluster_is_an_error():
       check=False,
   )
   assert "Ray's process on this machine has ended." in result.stderr
-  # Ray has something to say, too.
+  # Ray prints a message, too.
   assert "has ended, and with it the connection" in result.stdout

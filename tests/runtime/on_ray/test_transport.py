@@ -1,4 +1,4 @@
-"""Tests of what is sent to other processes, without any."""
+"""Tests of the serialization for other processes."""
 
 import pickle
 
@@ -15,7 +15,7 @@ _SMALL = np.arange(5.0)
 
 
 class _Store:
-  """Ray's object store, in this process."""
+  """A fake of Ray's object store."""
 
   def __init__(self):
     self.arrays = []
@@ -29,7 +29,7 @@ class _Store:
 
 
 class _Slices(runtime.ClientDataset):
-  """A client's dataset of two arrays."""
+  """A dataset that holds two arrays."""
 
   def __init__(self, x, y):
     self.x = x
@@ -55,7 +55,7 @@ def sender(store):
 
 
 def _received(store, packed):
-  """What comes out in another process."""
+  """Returns the value as another process unpacks it."""
   return transport.unpack(pickle.loads(pickle.dumps(packed)), store.get)
 
 
@@ -76,8 +76,8 @@ def test_large_arrays_are_stored_once(store, sender):
     np.testing.assert_array_equal(received.y, _SMALL)
 
 
-def test_array_that_is_gone_is_not_taken_for_its_successor(store, sender):
-  # Another array may well be where it was in memory.
+def test_deleted_array_is_not_mistaken_for_a_new_one(store, sender):
+  # A new array may have the address of a deleted one.
   for number in range(20):
     array = np.full(5000, float(number))
     received = _received(store, sender.pack(_Slices(array, _SMALL)))
@@ -85,14 +85,14 @@ def test_array_that_is_gone_is_not_taken_for_its_successor(store, sender):
     del array, received
 
 
-def test_arrays_of_objects_are_sent_as_they_are(store, sender):
+def test_arrays_of_objects_are_not_stored(store, sender):
   array = np.array(['a'] * 5000, dtype=object)
   received = _received(store, sender.pack(_Slices(array, _SMALL)))
   assert not store.arrays
   assert received.x.tolist() == array.tolist()
 
 
-def test_dataset_is_sent_once(store, sender):
+def test_dataset_is_stored_once(store, sender):
   dataset = tf.data.Dataset.from_tensor_slices(_LARGE).map(lambda x: 2 * x)
   parcels = [sender.pack(dataset) for _ in range(3)]
   assert len(store.arrays) == 1
@@ -100,7 +100,7 @@ def test_dataset_is_sent_once(store, sender):
     assert _elements(_received(store, parcel)) == (2 * _LARGE).tolist()
 
 
-def test_values_that_are_no_datasets(sender):
+def test_tensors_and_other_values(sender):
   packed = sender.pack(tf.constant([1.0, 2.0]))
   assert isinstance(packed, np.ndarray)
   assert transport.unpack(packed, None) is packed
@@ -122,6 +122,6 @@ def test_values_that_are_no_datasets(sender):
     ],
     ids=['generator', 'numpy', 'python'],
 )
-def test_dataset_that_needs_this_process(sender, dataset):
+def test_dataset_with_a_python_function_is_refused(sender, dataset):
   with pytest.raises(ValueError, match='calls a Python function.*this process'):
     sender.pack(dataset)

@@ -1,1 +1,1 @@
-"""Clients that are computed by the workers of a Ray cluster."""
+"""A runtime whose clients run on the workers of a Ray cluster."""

@@ -1,12 +1,12 @@
-"""Computes clients by the workers of a Ray cluster.
+"""Clients that the workers of a Ray cluster compute.
 
-Which worker computes a client depends on who is free, and on who is lost. But
-the clients' values are added up here in the order of the clients, so that the
-results don't depend on it.
+Free workers take the next clients, and other workers repeat the clients of a
+lost worker. The clients' values are aggregated here in the order of the
+clients, so the results don't depend on which worker computed which client.
 """
 
 import collections
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 import heapq
 from typing import Any, Optional
 
@@ -17,18 +17,17 @@ import tensorflow_federated as tff
 
 from tff_bn.runtime import arguments
 from tff_bn.runtime import execution
-from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import ray_options
 from tff_bn.runtime.on_ray import ray_worker
 from tff_bn.runtime.on_ray import ray_workers
 from tff_bn.runtime.on_ray import transport
 
-# How many clients per worker may be computed before their turn to be added up.
+# The number of clients per worker that may wait to be aggregated.
 _CLIENTS_AHEAD = 2
-# A second client waits at a worker, so that the worker does not have to wait.
+# While a worker computes a client, the next client already waits there.
 _CALLS_PER_WORKER = 2
-# A client that was being computed so often when its worker ended may be why.
+# After this many lost workers, the client that they computed may be the cause.
 _MAX_LOSSES = 5
 
 
@@ -37,45 +36,41 @@ class RayClients(execution.Clients):
 
   def __init__(
       self,
+      invocation: execution.Invocation,
+      number: int,
+      computation: tuple[int, ray.ObjectRef],
       workers: ray_workers.Workers,
       sender: transport.Sender,
-      plan: plan_lib.Plan,
-      computation: tuple[int, ray.ObjectRef],
-      invocation: int,
-      values: Sequence[Sequence[Any]],
-      server: Mapping[symbols.Leaf, Any],
   ):
     """Initializes the clients.
 
     Args:
+      invocation: The invocation.
+      number: The number of the invocation.
+      computation: The number of its computation, and Ray's reference to the
+        computation's proto.
       workers: The workers.
-      sender: Prepares the clients' values.
-      plan: The plan.
-      computation: The number of its computation, and where it is in Ray's
-        object store.
-      invocation: The number of the invocation.
-      values: The clients' values, in the order of the plan's `client_inputs`.
-      server: The server's tensors, to which those of each pass are added.
+      sender: The sender that packs the clients' values.
     """
+    self._plan = invocation.plan
+    self._values = invocation.values
+    self._server = invocation.server
+    self._number = number
+    self._computation = computation
     self._workers = workers
     self._sender = sender
-    self._plan = plan
-    self._computation = computation
-    self._invocation = invocation
-    self._values = values
-    self._server = server
-    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in values]
-    # By pass, where the server's values are.
+    self._results: list[dict[symbols.Leaf, Any]] = [{} for _ in self._values]
+    # By pass, the reference to the server's values.
     self._received: dict[int, Sequence[ray.ObjectRef]] = {}
-    # By client, who has computed the passes before, and in which life.
+    # By client, the worker that has computed the previous passes, and its life.
     self._homes: dict[int, tuple[ray_workers.RemoteWorker, int]] = {}
-    self._losses = collections.Counter()
+    self._losses: collections.Counter[int] = collections.Counter()
     self._pass_number = -1
-    # The client whose turn it is to be added up.
+    # The next client to aggregate.
     self._next = 0
-    # The clients of the pass that are to be given to a worker, lowest first;
-    # and the answers of those that are computed, but not yet added up.
+    # A heap of the clients of the pass that wait for a worker.
     self._queue: list[int] = []
+    # The clients that are computed, but not yet aggregated.
     self._answers: dict[int, ray_workers.Call] = {}
 
   def results(self, leaf: symbols.Leaf) -> list[Any]:
@@ -110,7 +105,7 @@ class RayClients(execution.Clients):
       return
     client = call.task.client
     if call.error is None and not call.is_done:
-      # The worker has started again, and knows nothing of the client.
+      # The worker has restarted and has lost the client's values.
       self._homes.pop(client, None)
       heapq.heappush(self._queue, client)
       return
@@ -126,9 +121,9 @@ class RayClients(execution.Clients):
     if self._losses[client] == _MAX_LOSSES:
       raise ray_options.WorkersLostError(
           f'{_MAX_LOSSES} workers were lost while they computed client number'
-          f' {client}. Maybe it needs more memory than there is.'
+          f' {client}. It may need more memory than a worker has.'
       )
-    if not call.is_late:  # Else it is computed again already.
+    if not call.is_late:  # A late call's client is in the queue already.
       heapq.heappush(self._queue, client)
 
   def on_delay(self, call: ray_workers.Call) -> None:
@@ -138,7 +133,7 @@ class RayClients(execution.Clients):
       heapq.heappush(self._queue, call.task.client)
 
   def _is_wanted(self, call: ray_workers.Call) -> bool:
-    """Whether what comes of a call is still needed."""
+    """Returns whether the result of a call is still needed."""
     return call.task.pass_number == self._pass_number and self._is_missing(
         call.task.client
     )
@@ -147,7 +142,7 @@ class RayClients(execution.Clients):
     return client >= self._next and client not in self._answers
 
   def _fetch(self, client: int) -> Sequence[Any]:
-    """Returns what a client adds to the totals, when it is there."""
+    """Waits for a client; returns its values to aggregate."""
     while True:
       self._assign()
       call = self._answers.pop(client, None)
@@ -159,14 +154,14 @@ class RayClients(execution.Clients):
       try:
         folded, results = ray.get(call.values)
       except ray.exceptions.RayError:
-        # The machine that had them was lost.
+        # The machine that had the values was lost.
         self._homes.pop(client, None)
         heapq.heappush(self._queue, client)
         continue
       part = self._plan.passes[self._pass_number]
       for leaf, value in zip(part.results, results, strict=True):
         if isinstance(value, np.ndarray):
-          value = value.copy()  # Ray's object store is not for what is kept.
+          value = value.copy()  # Frees the value in Ray's object store.
         self._results[client][leaf] = value
       leaves = [leaf for leaf in part.folded if leaf not in self._server]
       return [
@@ -175,9 +170,9 @@ class RayClients(execution.Clients):
       ]
 
   def _assign(self) -> None:
-    """Gives clients to workers that have room."""
+    """Gives the next clients to workers that have room."""
     ready = [w for w in self._workers.ready if not w.is_late]
-    # As long as there is work for all, the next client waits at a worker.
+    # Let clients wait at workers only while there is work for all workers.
     room = _CALLS_PER_WORKER if len(self._queue) > len(ready) else 1
     horizon = self._next + _CLIENTS_AHEAD * max(1, len(ready))
     left = []
@@ -186,7 +181,7 @@ class RayClients(execution.Clients):
         break
       client = heapq.heappop(self._queue)
       if not self._is_missing(client):
-        continue  # Somebody who was late has delivered it.
+        continue  # A late worker has delivered it.
       worker = self._choose(client, ready, room)
       if worker is None:
         left.append(client)
@@ -201,7 +196,7 @@ class RayClients(execution.Clients):
       ready: Sequence[ray_workers.RemoteWorker],
       room: int,
   ) -> Optional[ray_workers.RemoteWorker]:
-    """Chooses the worker of a client."""
+    """Returns the worker for a client, or `None` if no worker has room."""
     home = self._home(client)
     if home is not None:
       ready = [home]
@@ -209,7 +204,7 @@ class RayClients(execution.Clients):
     return min(free, key=lambda worker: len(worker.calls), default=None)
 
   def _home(self, client: int) -> Optional[ray_workers.RemoteWorker]:
-    """The worker that has computed the passes before, if it is there."""
+    """Returns the ready worker that has a client's previous passes."""
     worker, life = self._homes.get(client, (None, 0))
     if worker is None or not worker.is_ready or worker.life != life:
       return None
@@ -226,7 +221,7 @@ class RayClients(execution.Clients):
     return ray_worker.Task(
         computation=computation,
         source=(source,),
-        invocation=self._invocation,
+        invocation=self._number,
         pass_number=number,
         client=client,
         received=received,

@@ -24,43 +24,44 @@ from tff_bn.runtime.on_ray import ray_options
 
 _LOCAL_CLUSTER = pathlib.Path(__file__).with_name('ray_local_cluster.py')
 _LOCAL_ENVIRONMENT = {
-    # Ray takes loopback for the machine's other address, unless it believes
-    # that it is on a system on which it has no clusters.
+    # Without this, Ray replaces the loopback address by the machine's other
+    # address.
     'RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER': '0',
-    # It would report its use to its makers.
+    # Don't send usage statistics to Ray's makers.
     'RAY_USAGE_STATS_ENABLED': '0',
 }
 _AUTH_VARIABLE = 'RAY_AUTH_MODE'
 _END_SECONDS = 30
 _ANSWER_SECONDS = 20
 _CREDENTIALS_HINT = (
-    'Does the cluster run, and are RAY_USE_TLS, the certificates, RAY_AUTH_MODE'
-    ' and the token the same here and there?'
+    'Check that the cluster runs, and that RAY_USE_TLS, the certificates,'
+    ' RAY_AUTH_MODE and the token are the same here and there.'
 )
-# What this package says better.
+# The messages of this package are clearer than Ray's.
 _QUIET = dict(log_to_driver=False, logging_level=python_logging.ERROR)
 
 
 @contextlib.contextmanager
 def connected(options: ray_options.RayOptions) -> Iterator[threading.Event]:
-  """Connects to the cluster for a `with` block.
+  """Connects to a cluster, or starts one, for a `with` block.
 
   Args:
-    options: What was asked for.
+    options: The options.
 
   Yields:
-    What is set when Ray's process on this machine has ended.
+    An event that is set when Ray's process on this machine has ended.
 
   Raises:
-    ValueError: If there is no such cluster, or it does not let this process in.
+    ValueError: If there is no such cluster, or it refuses this process.
   """
   is_lost = threading.Event()
   with contextlib.ExitStack() as stack:
     if ray.is_initialized():
       if options.address is not None:
         raise ValueError(
-            f'address={options.address!r}: this process is connected to a Ray'
-            ' cluster already. Leave the address out to use that one.'
+            f'address={options.address!r} can not be used: this process is'
+            ' connected to a Ray cluster already. Leave out the address to use'
+            ' that cluster.'
         )
       stack.enter_context(_watched(is_lost))
     elif options.address in (None, ray_options.LOCAL):
@@ -75,18 +76,18 @@ def connected(options: ray_options.RayOptions) -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
-  """Starts a cluster of this machine, which others can't reach.
+  """Starts a cluster that only this machine can reach.
 
   Args:
-    options: What was asked for.
+    options: The options.
 
   Yields:
-    Its address.
+    The cluster's address.
   """
   num_cpus = len(os.sched_getaffinity(0))
   if options.num_workers is not None:
     cpus = options.cpus_per_worker or ray_options.default_cpus_per_worker()
-    # More workers than cores only take turns.
+    # Ray may start more workers than there are cores; they take turns.
     num_cpus = max(num_cpus, options.num_workers * cpus)
   with tempfile.TemporaryFile('w+') as errors:
     process = subprocess.Popen(
@@ -98,16 +99,17 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
         env={
             **os.environ,
             **_LOCAL_ENVIRONMENT,
-            # Workers can import what this program can.
+            # Workers can import the same modules as this program.
             'PYTHONPATH': os.pathsep.join(map(os.path.abspath, sys.path)),
         },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        # A Ctrl-C is for this program, which then ends the cluster.
+        # Ctrl-C goes to this program, which then ends the cluster.
         start_new_session=True,
     )
+    assert process.stdin and process.stdout
     try:
       address = process.stdout.readline().strip()
       if not address:
@@ -126,15 +128,12 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
 
 
 def _checked_address(address: str) -> str:
-  """Finds a cluster, and checks that it answers.
+  """Checks that a cluster answers, and returns its host and port.
 
-  Ray itself waits without an end where TLS and no TLS meet.
+  Ray itself would wait forever if only one side uses TLS.
 
   Args:
-    address: Where the cluster is, or 'auto'.
-
-  Returns:
-    Its host and port.
+    address: The cluster's address or 'auto'.
 
   Raises:
     ValueError: If there is no cluster, or it refuses this process's
@@ -148,23 +147,15 @@ def _checked_address(address: str) -> str:
     with grpc_utils.init_grpc_channel(found) as channel:
       grpc.channel_ready_future(channel).result(_ANSWER_SECONDS)
   except grpc.FutureTimeoutError as error:
-    reason = f'none has answered for {_ANSWER_SECONDS} s'
+    reason = f'no answer within {_ANSWER_SECONDS} s'
     raise _unusable(place, reason) from error
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     raise _unusable(place, str(error)) from error
   return found
 
 
 def _unusable(address: str, reason: str) -> ValueError:
-  """Says that there is no cluster.
-
-  Args:
-    address: Where it should be.
-    reason: Why not, as Ray says it.
-
-  Returns:
-    The error for the user.
-  """
+  """Returns the error for a cluster that can't be used, with Ray's reason."""
   reason = ' '.join(reason.split())
   return ValueError(
       f'No Ray cluster can be used at {address}: {reason.rstrip(".")}.'
@@ -177,14 +168,14 @@ def _connection(address: str, is_lost: threading.Event) -> Iterator[None]:
   try:
     with _same_signal_handler():
       ray.init(address=address, **_QUIET)
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  except Exception as error:
     ray.shutdown()
     raise _unusable(address, str(error)) from error
   try:
     with _watched(is_lost):
       yield
   finally:
-    # Ray would wait for what is lost, and then end this process.
+    # If the cluster is lost, Ray would wait for it and then end this process.
     if not is_lost.is_set():
       ray.shutdown()
 
@@ -193,22 +184,22 @@ def _connection(address: str, is_lost: threading.Event) -> Iterator[None]:
 def _watched(is_lost: threading.Event) -> Iterator[None]:
   """Watches whether Ray's process on this machine, the raylet, ends.
 
-  As soon as Ray notices that, it ends the program without a word.
+  When Ray notices the end of the raylet, it ends the program without a message.
 
   Args:
-    is_lost: What is set then.
+    is_lost: The event that is set when the raylet has ended.
 
   Yields:
     Nothing.
   """
-  node = ray._private.worker._global_node  # pylint: disable=protected-access
+  node = ray._private.worker._global_node
   with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(node.plasma_store_socket_name)
     is_over = threading.Event()
 
     def watch():
       with contextlib.suppress(OSError):
-        connection.recv(1)  # Nothing comes but the end.
+        connection.recv(1)  # Returns when the connection ends.
       if not is_over.is_set():
         is_lost.set()
         logging.error("Ray's process on this machine has ended.")
@@ -226,7 +217,7 @@ def _watched(is_lost: threading.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _same_signal_handler() -> Iterator[None]:
-  """Keeps the signal handler that Ray replaces."""
+  """Restores the SIGTERM handler that Ray replaces."""
   if threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -239,11 +230,11 @@ def _same_signal_handler() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _local_connections() -> Iterator[None]:
-  """Lets this process connect to what `_local_cluster` has started."""
-  # Such a cluster asks for a token, if nothing else is said.
+  """Lets this process connect to the cluster of `_local_cluster`."""
+  # By default, that cluster asks for a token.
   if _AUTH_VARIABLE not in os.environ:
     os.environ[_AUTH_VARIABLE] = 'token'
-    ray._raylet.Config.initialize('')  # pylint: disable=protected-access
+    ray._raylet.Config.initialize('')
   enabled = ray_constants.ENABLE_RAY_CLUSTER
   ray_constants.ENABLE_RAY_CLUSTER = False
   try:

@@ -1,10 +1,9 @@
-"""A Ray cluster of this machine, started by a process of its own.
+"""A program that runs a Ray cluster on this machine.
 
-`ray_cluster` runs this file as a program. Ray can't start a cluster safely from
-a process in which TensorFlow or gRPC have threads, and the processes that it
-would start there outlive a program that is killed. This one ends the cluster,
-and removes its files, as soon as its standard input is closed, for whatever
-reason.
+`ray_cluster` runs this file in a separate process: Ray can't start a cluster
+safely from a process in which TensorFlow or gRPC have threads, and its
+processes would survive if that process is killed. This program ends the cluster
+and removes its files when its standard input is closed.
 """
 
 import json
@@ -17,19 +16,19 @@ from typing import Any
 import ray
 
 _LOOPBACK = '127.0.0.1'
-# Not where TMPDIR says: the paths of Ray's sockets, which are far down in it,
-# may have about a hundred characters.
+# Not TMPDIR: the paths of Ray's sockets, deep inside of this folder, must have
+# at most about a hundred characters.
 _TEMPORARY_FOLDER = '/tmp'
 
 
 def serve(options: dict[str, Any]) -> None:
-  """Serves until the standard input ends.
+  """Runs a cluster until the standard input ends.
 
   Args:
     options: Arguments of `ray.init`.
 
   Raises:
-    RuntimeError: If the cluster would not listen on loopback only.
+    RuntimeError: If the cluster does not listen on loopback only.
   """
   folder = tempfile.mkdtemp(prefix='tff_bn_', dir=_TEMPORARY_FOLDER)
   try:
@@ -47,8 +46,8 @@ def serve(options: dict[str, Any]) -> None:
       if addresses != {_LOOPBACK}:
         raise RuntimeError(
             f'Ray {ray.__version__} listens on {", ".join(addresses)}, where'
-            ' others can reach it, although it was told to use loopback. Use'
-            ' another version of Ray, or start a cluster yourself.'
+            ' other machines can reach it, although it should use loopback'
+            ' only. Use another version of Ray, or start a cluster yourself.'
         )
       print(ray.get_runtime_context().gcs_address, flush=True)
       sys.stdin.read()

@@ -1,4 +1,4 @@
-"""What a Ray runtime is asked for. Importing this module imports no Ray."""
+"""The options of the Ray runtime. This module does not import Ray."""
 
 import dataclasses
 import math
@@ -11,12 +11,12 @@ LOCAL = 'local'
 
 
 class WorkersLostError(RuntimeError):
-  """No worker is left that can go on with a computation."""
+  """Raised if no worker is left to continue a computation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RayOptions:
-  """The arguments of `tff_bn.runtime.ray_runtime`, see there."""
+  """The arguments of `tff_bn.runtime.ray_runtime`, which documents them."""
 
   address: Optional[str]
   num_workers: Optional[int]
@@ -28,18 +28,18 @@ class RayOptions:
   def __post_init__(self):
     if self.address is not None and not self.address:
       raise ValueError(
-          "address='' is not understood; it must be 'local', 'auto' or"
+          "address='' is not an address; it must be 'local', 'auto' or"
           " 'HOST:PORT'."
       )
-    for name, lowest in (('num_workers', 1), ('cpus_per_worker', 1)):
+    for name in ('num_workers', 'cpus_per_worker'):
       value = getattr(self, name)
-      if value is not None and value < lowest:
-        raise ValueError(f'{name}={value} must be at least {lowest}.')
+      if value is not None and value < 1:
+        raise ValueError(f'{name}={value} must be at least 1.')
     gpus = self.gpus_per_worker
     if gpus is not None and not 0 <= gpus <= 1:
       raise ValueError(
           f'gpus_per_worker={gpus} must be from 0 to 1: a worker computes on'
-          ' one device, and several may share one.'
+          ' one device, and several workers may share a GPU.'
       )
     for name in ('client_timeout', 'worker_timeout'):
       value = getattr(self, name)
@@ -47,13 +47,10 @@ class RayOptions:
         raise ValueError(f'{name}={value} must be more than 0 seconds.')
 
   def for_cluster(self, num_gpus: float) -> 'RayOptions':
-    """Replaces what depends on the cluster.
+    """Returns the options with the numbers of CPUs and GPUs filled in.
 
     Args:
-      num_gpus: The number of GPUs of the cluster.
-
-    Returns:
-      Options with numbers of CPUs and GPUs.
+      num_gpus: The number of the cluster's GPUs.
     """
     gpus = self.gpus_per_worker
     if gpus is None:
@@ -65,20 +62,20 @@ class RayOptions:
 
   @property
   def needs(self) -> dict[str, float]:
-    """What a worker takes of the resources of its machine, by Ray's names."""
+    """The resources of a worker by Ray's names."""
     needs = {'CPU': self.cpus_per_worker, 'GPU': self.gpus_per_worker}
     return {name: number for name, number in needs.items() if number}
 
   def describe_needs(self) -> str:
-    """The same in words."""
+    """Returns the resources of a worker in words."""
     needs = [f'{number:g} {name}' for name, number in self.needs.items()]
     return f'a worker needs {" and ".join(needs)}'
 
 
 def num_threads() -> int:
-  """The number of threads of an operation of TensorFlow on this CPU.
+  """Returns the number of threads of a TensorFlow operation on this CPU.
 
-  The bits of its results depend on it.
+  The bits of the results depend on this number.
   """
   configured = tf.config.threading.get_intra_op_parallelism_threads()
   from_environment = os.environ.get('TF_NUM_INTRAOP_THREADS', '')
@@ -88,5 +85,5 @@ def num_threads() -> int:
 
 
 def default_cpus_per_worker() -> int:
-  """As in one process, two clients are computed at a time on a machine."""
+  """Returns half the threads: as in process, two clients run concurrently."""
   return math.ceil(num_threads() / 2)

@@ -1,4 +1,4 @@
-"""A worker: the process, on whatever machine, in which Ray computes clients."""
+"""The Ray actor that computes clients in a worker process."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -18,25 +18,25 @@ from tff_bn.runtime import plan as plan_lib
 from tff_bn.runtime import symbols
 from tff_bn.runtime.on_ray import transport
 
-# Beside the thread that computes, one answers whether the process is alive.
+# Another thread than the computing one answers whether the process is alive.
 CONCURRENCY_GROUPS = {'health': 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """What a worker is to compute.
+  """A client's part of a pass, which a worker computes.
 
   Attributes:
     computation: The number of the computation.
-    source: What finds its proto in Ray's object store; in a list, so that it is
-      fetched only when it is needed.
+    source: The reference to the computation's proto in Ray's object store; Ray
+      fetches references inside of a sequence only on demand.
     invocation: The number of the computation's invocation.
     pass_number: The number of the pass.
     client: The number of the client.
-    received: For passes, what finds the server's values in the object store:
-      those of this pass; of all up to this one, if there are `inputs`.
-    inputs: The client's part of the argument. `None`: the worker has computed
-      the passes before for this client.
+    received: By pass, the reference to the server's values: for this pass, and
+      with `inputs` for all passes before it.
+    inputs: The client's part of the argument; `None` if the worker has computed
+      the previous passes of this client.
   """
 
   computation: int
@@ -50,13 +50,12 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """What a worker says about itself.
+  """A worker's description of itself.
 
   Attributes:
-    place: Its machine and process, for messages.
-    versions: See `tff_bn.imports.versions`.
-    answers: What the functions of its program's checks returned, or the errors
-      that they raised as texts.
+    place: The worker's machine and process, for messages.
+    versions: The worker's `tff_bn.imports.versions`.
+    answers: The results of the program's checks, or their errors as texts.
   """
 
   place: str
@@ -65,13 +64,13 @@ class Description:
 
 
 class _Invocation:
-  """What a worker has of an invocation."""
+  """A worker's values of an invocation."""
 
   def __init__(self, plan: plan_lib.Plan, device: str):
     self.plan = plan
-    self.server = {}
+    self.server: dict[symbols.Leaf, Any] = {}
     self.part = client_part.ClientPart(plan, device, self.server)
-    # By client, what later passes need.
+    # By client, the tensors that later passes need.
     self.kept: dict[int, dict[symbols.Leaf, tf.Tensor]] = {}
 
 
@@ -84,23 +83,14 @@ class Worker:
     Args:
       device_type: `'CPU'` or `'GPU'`.
     """
-    for gpu in tf.config.list_physical_devices('GPU'):
-      # The GPU may be shared with other workers, or with the program.
-      tf.config.experimental.set_memory_growth(gpu, True)
+    devices.share_gpus()
     self._device = devices.full_name(f'{device_type}:0')
     self._graphs = graph_cache.GraphCache()
     self._plans: dict[int, plan_lib.Plan] = {}
     self._invocations: dict[int, _Invocation] = {}
 
   def describe(self, checks: Sequence[Callable[[], Any]]) -> Description:
-    """Describes the worker.
-
-    Args:
-      checks: Functions whose results the program compares with its own.
-
-    Returns:
-      The description.
-    """
+    """Describes the worker and calls the program's checks."""
     return Description(
         f'{platform.node()} (process {os.getpid()})',
         versions.versions(),
@@ -109,7 +99,7 @@ class Worker:
 
   @ray.method(concurrency_group='health')
   def is_alive(self) -> bool:
-    """Whether the process works."""
+    """Returns `True`; the program notices if no answer comes."""
     return True
 
   @ray.method(num_returns=2)
@@ -122,50 +112,43 @@ class Worker:
       task: The task.
 
     Returns:
-      Whether it could be done: not, if the worker does not know the passes
-      before. And, for the server, the arrays of the clients' leaves among
-      `folded`, and those of `results`.
+      Whether the worker could compute the task, which it can't if it does not
+      have the values of the previous passes; and the arrays of the pass's
+      `folded`, without the server's leaves, and of its `results`.
     """
     invocation = self._invocation(task)
     tensors = invocation.kept.pop(task.client, None)
-    if task.inputs is None and tensors is None:
-      return False, None
-    for number, stored in task.received.items():
-      self._receive(invocation, number, stored)
-    numbers = [task.pass_number]
+    first = task.pass_number
     if task.inputs is not None:
       values = [transport.unpack(value, ray.get) for value in task.inputs]
       tensors = invocation.part.begin(values)
-      numbers = range(task.pass_number + 1)
+      first = 0
+    elif tensors is None:
+      return False, None
+    for number, stored in task.received.items():
+      self._receive(invocation, number, stored)
     try:
-      for number in numbers:
+      for number in range(first, task.pass_number + 1):
         invocation.part.compute(tensors, number)
     except tf.errors.OpError as error:
-      # What else it holds can't be sent.
+      # The error's node and operation can't be sent.
       raise type(error)(None, None, error.message) from None
     part = invocation.plan.passes[task.pass_number]
     folded = [leaf for leaf in part.folded if leaf in tensors]
-    values = tuple(
-        transport.to_arrays(leaves, [tensors[leaf] for leaf in leaves])
-        for leaves in (folded, part.results)
-    )
     invocation.kept[task.client] = {leaf: tensors[leaf] for leaf in part.kept}
-    return True, values
+    return True, (
+        transport.to_arrays(folded, [tensors[leaf] for leaf in folded]),
+        transport.to_arrays(
+            part.results, [tensors[leaf] for leaf in part.results]
+        ),
+    )
 
   def release(self, invocation: int) -> None:
-    """Drops what the worker has of an invocation.
-
-    Args:
-      invocation: Its number.
-    """
+    """Frees the values of an invocation, given by its number."""
     self._invocations.pop(invocation, None)
 
   def forget(self, computations: Sequence[int]) -> None:
-    """Drops the plans of computations.
-
-    Args:
-      computations: Their numbers.
-    """
+    """Frees the plans of computations, given by their numbers."""
     for computation in computations:
       self._plans.pop(computation, None)
 
@@ -195,6 +178,6 @@ class Worker:
 def _answer(check: Callable[[], Any]) -> Any:
   try:
     return check()
-  # The data may be missing in any way; the program says what is wrong.
-  except Exception as error:  # pylint: disable=broad-exception-caught
+  # A check can fail in any way; the program reports the error.
+  except Exception as error:
     return f'{type(error).__name__}: {error}'

@@ -1,8 +1,8 @@
-"""The workers of a Ray cluster, as the program sees them.
+"""The program's view of the workers of a Ray cluster.
 
-Ray starts them, finds them room on the machines, and starts them again, here or
-elsewhere, when they or their machines end. What is left to do here is to know
-who is there, and to end a process that hangs, which Ray does not notice.
+Ray places workers on machines and restarts them, there or elsewhere, after they
+or their machines end. This module keeps track of the ready workers and ends
+workers that hang, which Ray does not notice.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,44 +20,44 @@ from tff_bn.imports import versions
 from tff_bn.runtime.on_ray import ray_options
 from tff_bn.runtime.on_ray import ray_worker
 
-# A worker that has not been heard of for so long is asked for a sign of life.
+# After this time without an answer, a worker is asked for a sign of life.
 _QUIET_SECONDS = 10.0
-# If none comes for so long, it is taken to hang.
+# Without a sign of life for this time, a worker counts as hanging.
 _HANG_SECONDS = 30.0
-# How often it is looked who is late.
+# The time between two checks for late or hanging workers.
 _POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
-# What TensorFlow reads from the environment should be the same everywhere.
+# TensorFlow's environment variables must be the same on all workers.
 _ENVIRONMENT_PREFIXES = ('TF_', 'XLA_')
 
 
 class CallOwner(Protocol):
-  """Who lets workers compute clients."""
+  """The object that makes calls and handles their outcome."""
 
   def on_answer(self, call: 'Call') -> None:
-    """A call has an answer; `is_done` or `error` is set."""
+    """Handles an answer; `call.is_done` or `call.error` is set."""
 
   def on_loss(self, call: 'Call', was_running: bool) -> None:
-    """A call was lost with its worker, while it was running or waiting."""
+    """Handles the loss of a running or waiting call with its worker."""
 
   def on_delay(self, call: 'Call') -> None:
-    """A call takes longer than `client_timeout`; it goes on."""
+    """Handles a call that takes longer than `client_timeout`, but goes on."""
 
 
 @dataclasses.dataclass(eq=False)
 class Call:
-  """A client that a worker computes, or that waits there for its turn.
+  """A task that runs or waits on a worker.
 
   Attributes:
-    owner: Who is told what comes of it.
-    task: What is to be computed.
+    owner: The object that handles the outcome.
+    task: The task.
     worker: The worker.
     life: The worker's life in which the call was made.
-    status: Ray's reference to whether the worker could do it.
+    status: Ray's reference to a bool: whether the worker could compute it.
     values: Ray's reference to the values.
-    is_late: Whether it takes longer than `client_timeout`.
-    is_done: Whether the values are there.
-    error: What the computation raised.
+    is_late: Whether the call takes longer than `client_timeout`.
+    is_done: Whether the values are computed.
+    error: The error that the computation raised.
   """
 
   owner: CallOwner
@@ -68,24 +68,27 @@ class Call:
   values: ray.ObjectRef
   is_late: bool = False
   is_done: bool = False
-  error: Optional[Exception] = None
+  error: Optional[ray.exceptions.RayTaskError] = None
 
 
 @dataclasses.dataclass(eq=False)
 class RemoteWorker:
-  """A worker.
+  """A worker, as the program sees it.
+
+  Times are seconds of `time.monotonic`.
 
   Attributes:
     actor: Ray's handle.
-    place: Its machine and process, for messages; once it has started.
-    is_ready: Whether it computes clients.
-    life: How often it was lost so far.
-    calls: Its calls, the running one first.
-    starting: Ray's reference to its description, while it starts.
-    question: Ray's reference to the sign of life that it was asked for.
-    asked_at: When it was asked.
-    heard_at: When the last sign of life came, or a call began after a pause.
-    call_began_at: When the running call began.
+    place: The worker's machine and process, for messages.
+    is_ready: Whether the worker can compute clients.
+    life: The number of times that the worker was lost.
+    calls: The worker's calls, the running one first.
+    starting: Ray's reference to the worker's description, while it starts.
+    question: Ray's reference to an expected sign of life.
+    asked_at: The time when the sign of life was asked for.
+    heard_at: The time of the last sign of life, or of the first call after a
+      pause.
+    call_began_at: The time when the running call began.
   """
 
   actor: Any
@@ -101,18 +104,18 @@ class RemoteWorker:
 
   @property
   def is_late(self) -> bool:
-    """Whether one of its calls takes longer than `client_timeout`."""
+    """Whether a call takes longer than `client_timeout`."""
     return any(call.is_late for call in self.calls)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Check:
-  """Something that has to be the same everywhere.
+  """A function whose result must be the same on all workers.
 
   Attributes:
-    what: What it is, in words.
-    question: Called by each worker.
-    expected: What it has to return.
+    what: A description of the result, for messages.
+    question: The function.
+    expected: The result that it must return.
   """
 
   what: str
@@ -121,29 +124,29 @@ class _Check:
 
 
 class Workers:
-  """All workers.
+  """All workers of a runtime.
 
   Attributes:
-    lock: For who uses them, one thread at a time.
+    lock: The lock that a thread holds while it uses the workers.
   """
 
   def __init__(self, options: ray_options.RayOptions, is_lost: threading.Event):
-    """Starts workers, and waits until they are there.
+    """Starts workers and waits for them.
 
     Args:
-      options: What was asked for.
-      is_lost: What is set when the cluster can't be reached any more.
+      options: The options.
+      is_lost: The event that is set when the cluster can't be reached any more.
 
     Raises:
-      ValueError: If there is no room for a worker, or one can't be used.
-      WorkersLostError: If no worker comes within `worker_timeout`.
+      ValueError: If there is no room for a worker, or a worker can't be used.
+      WorkersLostError: If no worker starts within `worker_timeout`.
     """
     self.lock = threading.Lock()
     self._options = options
     self._is_lost = is_lost
     self._workers: list[RemoteWorker] = []
     self._checks: list[_Check] = []
-    # What keeps workers from being used.
+    # The reasons why workers are not used.
     self._refusals: list[str] = []
     self._nobody_since: Optional[float] = None
     self._looked_at = time.monotonic()
@@ -168,17 +171,13 @@ class Workers:
 
   def close(self) -> None:
     """Ends all workers."""
-    # What can't be reached any more may let Ray wait.
+    # Ray could wait forever for a lost cluster.
     if not self._is_lost.is_set():
       for worker in self._workers:
         ray.kill(worker.actor)
 
   def check_cluster(self) -> None:
-    """Checks that the cluster can be reached.
-
-    Raises:
-      WorkersLostError: If not.
-    """
+    """Raises a `WorkersLostError` if the cluster can't be reached."""
     if self._is_lost.is_set():
       raise ray_options.WorkersLostError(
           "Ray's process on this machine has ended, and with it the connection"
@@ -187,14 +186,14 @@ class Workers:
 
   @property
   def ready(self) -> list[RemoteWorker]:
-    """The workers that compute clients."""
+    """The workers that can compute clients."""
     return [worker for worker in self._workers if worker.is_ready]
 
   def grow(self) -> None:
-    """Starts workers for which there is room now.
+    """Starts the workers for which there is room now.
 
-    If a number of workers was asked for, Ray has known of all of them from the
-    start, and starts each when there is room.
+    With a given number of workers, this creates all of them at once, and Ray
+    starts each when there is room.
     """
     wanted = self._options.num_workers or max(1, self._num_places())
     while len(self._workers) < wanted:
@@ -208,17 +207,7 @@ class Workers:
   def add_check(
       self, what: str, question: Callable[[], Any], expected: Any
   ) -> None:
-    """Compares workers, also those to come, with this program.
-
-    Args:
-      what: What is compared, in words.
-      question: Called by each worker.
-      expected: What it has to return.
-
-    Raises:
-      ValueError: If a worker that is there returns something else.
-      WorkersLostError: If no worker is there any more.
-    """
+    """Adds a check for all workers, see `RayContext.check_workers`."""
     self._checks.append(_Check(what, question, expected))
     ready = self.ready
     for worker in ready:
@@ -228,12 +217,12 @@ class Workers:
   def call(
       self, owner: CallOwner, worker: RemoteWorker, task: ray_worker.Task
   ) -> None:
-    """Lets a worker compute a client.
+    """Sends a task to a worker.
 
     Args:
-      owner: Who is told what comes of it, while it calls `wait`.
+      owner: The object that handles the outcome while it calls `wait`.
       worker: The worker.
-      task: What it is to compute.
+      task: The task.
     """
     status, values = worker.actor.compute.remote(task)
     if not worker.calls:
@@ -241,7 +230,7 @@ class Workers:
     worker.calls.append(Call(owner, task, worker, worker.life, status, values))
 
   def wait(self) -> None:
-    """Waits until something has happened, and tells the owners of calls.
+    """Waits for the next event and lets the owners of calls handle it.
 
     Raises:
       WorkersLostError: If there was no worker for `worker_timeout`, or the
@@ -257,7 +246,7 @@ class Workers:
         handlers[worker.question] = self._on_sign_of_life, worker
       for call in worker.calls:
         calls[call.status] = self._on_call, call
-    # Ray looks for one that is done in this order.
+    # Ray checks the references in this order.
     handlers.update(calls)
     done, _ = ray.wait(list(handlers), timeout=_POLL_SECONDS, fetch_local=False)
     for reference in done:
@@ -267,18 +256,18 @@ class Workers:
       self._look_for_silence()
 
   def release(self, invocation: int) -> None:
-    """Lets all workers drop what they have of an invocation."""
+    """Lets all workers free the values of an invocation."""
     if not self._is_lost.is_set():
       for worker in self.ready:
         worker.actor.release.remote(invocation)
 
   def forget(self, computations: Sequence[int]) -> None:
-    """Lets all workers drop the plans of computations."""
+    """Lets all workers free the plans of computations."""
     for worker in self.ready:
       worker.actor.forget.remote(computations)
 
   def _num_places(self) -> int:
-    """For how many workers the cluster has room, all in all."""
+    """Returns the number of workers that fit into the whole cluster."""
     resources = ray.cluster_resources()
     return int(
         min(
@@ -315,7 +304,7 @@ class Workers:
       raise self._nobody()
 
   def _start(self, worker: RemoteWorker) -> None:
-    """Asks a worker for its description, which it sends when it is there."""
+    """Asks a worker for its description, which it sends when it has started."""
     worker.is_ready = False
     worker.question = None
     worker.starting = worker.actor.describe.remote(
@@ -327,7 +316,7 @@ class Workers:
     try:
       description = ray.get(reference)
     except ray.exceptions.ActorUnavailableError:
-      time.sleep(_PAUSE_SECONDS)  # It may not take calls yet.
+      time.sleep(_PAUSE_SECONDS)  # The worker takes no calls yet.
       self._start(worker)
       return
     except ray.exceptions.RayError as error:
@@ -349,7 +338,7 @@ class Workers:
     self._refusals.append(reason)
 
   def _differences(self, description: ray_worker.Description) -> list[str]:
-    """What a worker has that is other than here."""
+    """Returns the differences between a worker and this program, in words."""
     expected = versions.versions()
     found = [
         f'its {name} is {version}, here it is {expected.get(name)}'
@@ -386,9 +375,9 @@ class Workers:
     worker.heard_at = time.monotonic()
 
   def _lose(self, worker: RemoteWorker, reason: str) -> None:
-    """Gives up what a worker had to do, and waits for its next life."""
+    """Gives up a worker's calls and waits for its restart."""
     logging.warning(
-        'The worker %s was lost; its clients are computed again. %s',
+        'The worker %s was lost; other workers repeat its clients. %s',
         worker.place,
         ' '.join(reason.split()),
     )
@@ -415,22 +404,22 @@ class Workers:
         worker.asked_at = now
 
   def _check_it_answers(self, worker: RemoteWorker) -> None:
-    """Ends a worker that hangs."""
+    """Restarts a worker, unless its answer came in the meantime."""
     answered, _ = ray.wait([worker.question], timeout=0)
-    if answered:  # While this program was busy.
+    if answered:
       self._on_sign_of_life(worker)
       return
-    ray.kill(worker.actor, no_restart=False)  # Ray starts it again.
+    ray.kill(worker.actor, no_restart=False)
     self._lose(worker, 'It did not answer.')
 
   def _note_delay(self, worker: RemoteWorker) -> None:
-    """Lets others compute the clients of a worker that takes too long."""
+    """Lets other workers compute the clients of a late worker, too."""
     for call in worker.calls:
       if not call.is_late:
         call.is_late = True
         logging.warning(
             'Client number %d takes more than %g seconds on the worker %s;'
-            ' another one computes it, too.',
+            ' another worker computes it, too.',
             call.task.client,
             self._options.client_timeout,
             worker.place,
@@ -450,7 +439,7 @@ class Workers:
 
   def _nobody(self) -> ray_options.WorkersLostError:
     reasons = [
-        'No worker of the Ray cluster is there'
+        'The Ray cluster has no worker'
         f' (worker_timeout={self._options.worker_timeout:g} seconds);'
         f' {self._options.describe_needs()}.',
         *self._refusals,

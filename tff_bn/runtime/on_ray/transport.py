@@ -1,8 +1,8 @@
-"""Makes values such that they can be sent to other processes.
+"""Serializes values for other processes.
 
-Tensors become NumPy arrays, and datasets become the graphs that make them, with
-their data. What many messages have in common, such as all training data, is not
-put into each of them: it is put once into a store that all processes can read.
+Tensors become NumPy arrays; datasets become the graphs that produce them, with
+their data. Large arrays, such as the training data, are not part of each
+message: they are put once into a store that all processes can read.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,19 +24,19 @@ from tff_bn.runtime import devices
 from tff_bn.runtime import element_structure
 from tff_bn.runtime import symbols
 
-# Arrays of this size and more are stored instead of sent.
+# Arrays of at least this size are stored instead of sent.
 _LARGE_BYTES = 10_000
-# They call a Python function of the process in which the dataset was made.
+# These call a Python function of the process that created the dataset.
 _PYTHON_OPS = frozenset(['EagerPyFunc', 'PyFunc', 'PyFuncStateless'])
 
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-  """A dataset on its way.
+  """A serialized `ClientDataset`.
 
   Attributes:
-    data: The pickled object, without its large arrays.
-    stored: Where these are.
+    data: The pickled object without its large arrays.
+    stored: The references to its large arrays in the store.
   """
 
   data: bytes
@@ -44,30 +44,32 @@ class Parcel:
 
 
 class Sender:
-  """Prepares what is sent."""
+  """Packs values for other processes."""
 
   def __init__(self, put: Callable[[np.ndarray], Any]):
     """Initializes the sender.
 
     Args:
-      put: Puts an array into the store; returns what finds it there again.
+      put: Puts an array into the store and returns a reference to it.
     """
     self._put = put
     self._lock = threading.Lock()
     self._stored: dict[int, Any] = {}
-    self._datasets = weakref.WeakKeyDictionary()
+    self._datasets: weakref.WeakKeyDictionary[
+        tf.data.Dataset, _GraphDataset
+    ] = weakref.WeakKeyDictionary()
 
   def pack(self, value: Any) -> Any:
-    """Prepares a part of an argument.
+    """Packs a part of an argument for `unpack`.
 
     Args:
       value: An array, a tensor, a `tf.data.Dataset` or a `ClientDataset`.
 
     Returns:
-      What `unpack` takes.
+      An array or a `Parcel`.
 
     Raises:
-      ValueError: If a dataset needs this process.
+      ValueError: If a dataset calls a Python function.
     """
     if isinstance(value, tf.data.Dataset):
       value = self._as_graph(value)
@@ -100,15 +102,15 @@ class Sender:
 
 
 class _Pickler(cloudpickle.Pickler):
-  """Leaves large arrays out."""
+  """Replaces large arrays by positions in `stored`."""
 
   def __init__(self, file: io.BytesIO, store: Callable[[np.ndarray], Any]):
     super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-    self.stored = []
+    self.stored: list[Any] = []
     self._store = store
 
   def persistent_id(self, obj: Any) -> Optional[int]:
-    """Returns the position of what stands for a large array."""
+    """Stores a large array and returns its position."""
     if not isinstance(obj, np.ndarray) or obj.dtype.hasobject:
       return None
     if obj.nbytes < _LARGE_BYTES:
@@ -118,7 +120,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-  """Puts large arrays in again."""
+  """Replaces positions by large arrays."""
 
   def __init__(self, file: io.BytesIO, arrays: Sequence[np.ndarray]):
     super().__init__(file)
@@ -135,8 +137,8 @@ def unpack(
   """Reverses `Sender.pack`.
 
   Args:
-    value: What it returned.
-    get: Returns arrays from the store.
+    value: The packed value.
+    get: Returns the arrays of references to the store.
 
   Returns:
     An array or a `ClientDataset`.
@@ -148,7 +150,7 @@ def unpack(
 
 
 class _GraphDataset(client_dataset.ClientDataset):
-  """A `tf.data.Dataset`, as the graph that makes it."""
+  """A `tf.data.Dataset` as the graph that produces it."""
 
   def __init__(self, graph: np.ndarray, element_spec: Any):
     self._graph = graph
@@ -165,10 +167,10 @@ class _GraphDataset(client_dataset.ClientDataset):
 
 
 def dataset_to_array(variant: tf.Tensor) -> np.ndarray:
-  """Writes a dataset, with its data, as the graph that makes it.
+  """Serializes the graph that produces a dataset, with its data.
 
   Args:
-    variant: Its variant tensor.
+    variant: The dataset's variant tensor.
 
   Returns:
     The serialized graph, as uint8.
@@ -187,9 +189,9 @@ def dataset_to_array(variant: tf.Tensor) -> np.ndarray:
   if any(node.op in _PYTHON_OPS for node in nodes):
     raise ValueError(
         'A dataset calls a Python function (tf.data.Dataset.from_generator,'
-        ' tf.numpy_function or tf.py_function), which exists in this process'
-        ' only, so that it can not be sent to a worker. Make it of arrays, or'
-        ' write a tff_bn.runtime.ClientDataset.'
+        ' tf.numpy_function or tf.py_function), which exists only in this'
+        ' process and can not be sent to a worker. Build the dataset from'
+        ' arrays, or write a tff_bn.runtime.ClientDataset.'
     )
   return np.frombuffer(text, np.uint8)
 
@@ -200,28 +202,18 @@ def variant_from_array(graph: np.ndarray) -> tf.Tensor:
     return tf.raw_ops.DatasetFromGraph(graph_def=graph.tobytes())
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows:
-  """The elements of a dataset that can't be written as a graph.
-
-  Attributes:
-    rows: For each element the arrays of its leaves, depth first.
-  """
-
-  rows: list[list[Any]]
-
-
 def to_arrays(
     leaves: Iterable[symbols.Leaf], tensors: Iterable[tf.Tensor]
 ) -> list[Any]:
-  """Makes tensors arrays.
+  """Converts tensors to values that can be pickled.
 
   Args:
-    leaves: Their leaves.
+    leaves: The tensors' leaves.
     tensors: The tensors.
 
   Returns:
-    The arrays; for a dataset, something else that can be pickled.
+    NumPy arrays. A dataset whose graph can't be serialized is the list of its
+    elements, each as the list of its leaves' arrays, depth first.
   """
   return [
       _from_variant(tensor, leaf.type.element)
@@ -233,18 +225,16 @@ def to_arrays(
 
 def _from_variant(
     variant: tf.Tensor, element_type: tff.Type
-) -> np.ndarray | _Rows:
+) -> np.ndarray | list[list[Any]]:
   try:
     return dataset_to_array(variant)
   except tf.errors.FailedPreconditionError:
-    # It uses a table of the function that made it, and that has ended.
+    # The dataset uses a table of the function that created it.
     dataset = element_structure.from_variant(variant, element_type)
-    return _Rows(
-        [
-            [leaf.numpy() for leaf in element_structure.unpack(element_type, e)]
-            for e in dataset
-        ]
-    )
+    return [
+        [leaf.numpy() for leaf in element_structure.unpack(element_type, e)]
+        for e in dataset
+    ]
 
 
 def from_array(leaf: symbols.Leaf, array: Any) -> Any:
@@ -252,15 +242,15 @@ def from_array(leaf: symbols.Leaf, array: Any) -> Any:
 
   Args:
     leaf: The leaf.
-    array: What stands for it.
+    array: The leaf's value from `to_arrays`.
 
   Returns:
     The array, or a dataset's variant tensor.
   """
   if not isinstance(leaf.type, tff.SequenceType):
     return array
-  if isinstance(array, _Rows):
+  if isinstance(array, list):
     return client_dataset.to_variant(
-        arguments.dataset_of_rows(array.rows, leaf.type.element)
+        arguments.dataset_of_rows(array, leaf.type.element)
     )
   return variant_from_array(array)

@@ -1,11 +1,13 @@
-"""Tests for `tff_bn.position_aware.hidden_layers`."""
+"""Tests of finding hidden layers, and of the outputs of layers."""
 
 import keras
+import numpy as np
 import pytest
 import random_models
 import tensorflow as tf
 
 from tff_bn import position_aware
+from tff_bn.position_aware import layer_outputs
 
 _LAYERS = keras.layers
 
@@ -40,7 +42,7 @@ def test_models_of_the_package(name, expected):
 
 
 @pytest.mark.parametrize('name', ['digits_cnn', 'fbn_cnn', 'vgg9'])
-def test_as_many_as_layers_with_a_kernel_but_the_last(name):
+def test_each_layer_with_a_kernel_but_the_last_is_hidden(name):
   model = random_models.build(name)
   kernels = [layer for layer in model.layers if hasattr(layer, 'kernel')]
   found = position_aware.hidden_layers(model)
@@ -49,7 +51,7 @@ def test_as_many_as_layers_with_a_kernel_but_the_last(name):
     assert isinstance(model.get_layer(layer_name), _LAYERS.ReLU)
 
 
-def test_fused_activations_and_those_of_their_own_class():
+def test_fused_and_separate_activations():
   model = _functional(
       _LAYERS.Dense(3, activation='relu', name='fused'),
       _LAYERS.Dense(3, name='without'),
@@ -69,7 +71,7 @@ def test_fused_activations_and_those_of_their_own_class():
   ]
 
 
-def test_what_comes_after_the_last_weights_is_not_hidden():
+def test_layers_after_the_last_weights_are_not_hidden():
   model = _functional(
       _LAYERS.Dense(3, name='hidden'),
       _LAYERS.ReLU(name='relu'),
@@ -87,15 +89,14 @@ def test_models_without_activations():
       _LAYERS.Flatten(name='flatten'),
       _LAYERS.Dense(3, name='dense'),
       _LAYERS.Dense(2, name='logits'),
-      # It comes after the last weights.
       _LAYERS.ReLU(name='relu'),
       shape=(2, 2, 1),
   )
   assert position_aware.hidden_layers(model) == ['conv', 'dense']
 
 
-def test_the_order_is_that_of_the_calls():
-  # Keras lists layers by depth, those of the shorter branch late.
+def test_layers_are_in_the_order_of_calls():
+  # Keras lists layers by depth, so layers of the shorter branch come late.
   inputs = keras.Input((4,))
   second = _LAYERS.ReLU(name='second')
   x = _LAYERS.Dense(4, activation='relu', name='first')(inputs)
@@ -122,7 +123,7 @@ def test_nested_models():
       inner, _LAYERS.ReLU(name='relu_2'), _LAYERS.Dense(2, name='logits')
   )
   assert position_aware.hidden_layers(model) == ['relu_1', 'deep', 'relu_2']
-  # The last weights may be those of a nested model, too.
+  # The last layer with weights may be in a nested model.
   model = _functional(_LAYERS.Dense(4, activation='relu', name='first'), inner)
   assert position_aware.hidden_layers(model) == ['first', 'relu_1', 'deep']
 
@@ -135,22 +136,12 @@ def test_functions_are_not_layers():
   assert position_aware.hidden_layers(model) == ['first', 'second']
 
 
-class _Subclassed(keras.Model):
-
-  def __init__(self):
-    super().__init__()
-    self.hidden = _LAYERS.Dense(3, activation='relu')
-
-  def call(self, x):
-    return self.hidden(x)
-
-
 def test_models_that_are_not_functional():
-  model = _Subclassed()
+  model = random_models.Subclassed()
   model(tf.zeros((1, 4)))
   unconnected = keras.Sequential([_LAYERS.Dense(3), _LAYERS.Dense(2)])
   for wrong in (model, unconnected):
-    with pytest.raises(ValueError, match='no functional model') as error:
+    with pytest.raises(ValueError, match='not a functional model') as error:
       position_aware.hidden_layers(wrong)
     assert repr(wrong.name) in str(error.value)
 
@@ -167,3 +158,41 @@ def test_models_that_are_not_functional():
 def test_models_without_hidden_layers(layers):
   with pytest.raises(ValueError, match='has no hidden layer'):
     position_aware.hidden_layers(_functional(*layers))
+
+
+def test_outputs_of_layers_in_a_nested_model():
+  inner = _functional(
+      _LAYERS.Dense(3, name='hidden'), _LAYERS.ReLU(name='relu')
+  )
+  model = _functional(inner, _LAYERS.Dense(2, name='logits'))
+  x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+  (relu, hidden), logits = layer_outputs.call(model, ['relu', 'hidden'], x)
+  np.testing.assert_array_equal(relu, inner(x))
+  np.testing.assert_array_equal(relu, np.maximum(hidden, 0))
+  np.testing.assert_array_equal(logits, model(x))
+
+
+def test_batches_cover_the_examples_in_order():
+  x = np.arange(300)
+  parts = [x[part] for part in layer_outputs.batches(tf.constant(x))]
+  assert len(parts) > 1
+  np.testing.assert_array_equal(np.concatenate(parts), x)
+  with pytest.raises(ValueError, match='x has no examples'):
+    list(layer_outputs.batches(x[:0]))
+
+
+def test_layers_without_outputs_are_an_error():
+  model = _functional(_LAYERS.Dense(2, name='logits'))
+  with pytest.raises(ValueError, match="^layer_name='nowhere' .* 0 layers"):
+    layer_outputs.call(model, ['nowhere'], np.zeros((1, 4)))
+  name = model.layers[0].name
+  with pytest.raises(ValueError, match=f"^layer_name: the layer '{name}'"):
+    layer_outputs.call(model, [name], np.zeros((1, 4)))
+
+
+@pytest.mark.parametrize('axis', [0, 2, -2, -3])
+def test_an_axis_without_units_is_an_error(axis):
+  with pytest.raises(
+      ValueError, match=rf"axis={axis} .*'norm'.*\(5, 6\).* examples"
+  ):
+    layer_outputs.units_first(np.zeros((5, 6)), axis, 'norm')

@@ -1,4 +1,4 @@
-"""Tests that the library does not speak the command line."""
+"""Tests that the library's messages name no command-line flags."""
 
 import ast
 import pathlib
@@ -11,7 +11,7 @@ from tff_bn.programs import compare
 from tff_bn.programs import train
 
 _ROOT = pathlib.Path(tff_bn.__file__).parent
-# A flag of another program.
+# A command of another program with flags.
 _OTHER = re.compile('`tfds build [^`]*`')
 
 

@@ -1,0 +1,45 @@
+"""The base class of analyses of finished runs."""
+
+import abc
+from collections.abc import Sequence
+
+from tff_bn.programs import cli
+from tff_bn.programs.analyses import output
+from tff_bn.programs.analyses.position_aware import analyzed_run
+
+
+class RunAnalysis(abc.ABC):
+  """An analysis of finished runs: what it needs, measures and reports.
+
+  The module of each analysis has a subclass of the name `Analysis`.
+
+  Attributes:
+    runs: The runs.
+    flags: The program's flags.
+  """
+
+  def __init__(
+      self, runs: Sequence[analyzed_run.AnalyzedRun], flags: cli.ParsedFlags
+  ):
+    self.runs = runs
+    self.flags = flags
+
+  def check(self) -> None:
+    """Checks that the flags can be used with the runs.
+
+    Raises:
+      ValueError: If they can't. The message names the run or the flag.
+    """
+    for run in self.runs:
+      try:
+        self.check_run(run)
+      except ValueError as error:
+        raise ValueError(f'--run={run.folder}: {error}') from error
+
+  def check_run(self, run: analyzed_run.AnalyzedRun) -> None:
+    """Raises a `ValueError` if the flags cannot be used with a run."""
+    del run  # By default, every run is allowed.
+
+  @abc.abstractmethod
+  def analyze(self) -> output.Report:
+    """Measures, and reports the results."""

@@ -1,0 +1,166 @@
+"""The flags of the dataset and of its split over the clients."""
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any, Optional
+
+from absl import flags as absl_flags
+
+from tff_bn.data import names as data_names
+from tff_bn.data import splits
+from tff_bn.programs import flag_groups
+from tff_bn.programs import parsers
+from tff_bn.programs.flag_groups import flag
+from tff_bn.programs.parsed_flags import ParsedFlags
+
+if TYPE_CHECKING:
+  from tff_bn import data as tff_bn_data
+
+_NUM_CLIENTS = 10
+
+
+def _absolute(path: str) -> str:
+  """Makes a path absolute, so that flags.txt is valid in any working folder."""
+  return os.path.abspath(os.path.expanduser(path))
+
+
+def _absolute_dataset(dataset: str) -> str:
+  for prefix in (data_names.NPZ_PREFIX, data_names.FOLDER_PREFIX):
+    if dataset.startswith(prefix):
+      return prefix + _absolute(dataset.removeprefix(prefix))
+  if dataset in data_names.DATASET_NAMES or dataset.startswith(
+      data_names.TFDS_PREFIX
+  ):
+    return dataset
+  return _absolute(dataset)
+
+
+def num_clients(flags: ParsedFlags) -> Optional[int]:
+  """Returns the number of clients; None: the data decides it."""
+  if flags.num_clients is None and not splits.SPLITS[flags.split].client:
+    return _NUM_CLIENTS
+  return flags.num_clients
+
+
+def _explain_splits() -> str:
+  parameters = [
+      split.parameter for split in splits.SPLITS.values() if split.parameter
+  ]
+  return (
+      'How the training data is split over the clients:\n'
+      + parsers.name_flags(flag_groups.listing(splits.SPLITS), parameters)
+  )
+
+
+def _split_flag(
+    parser: absl_flags.ArgumentParser,
+    explanation: str,
+    default: float,
+    split: str,
+) -> Any:
+  """Declares the parameter of a split."""
+  return flag(
+      parser,
+      explanation,
+      default,
+      conditions=(flag_groups.only_for('split', split),),
+      argument=flag_groups.OWN_NAME,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFlags(flag_groups.Flags):
+  """The dataset and its split over the clients."""
+
+  TITLE = 'Data'
+
+  dataset: str = flag(
+      parsers.ChoiceParser(
+          data_names.DATASET_NAMES,
+          data_names.OTHER_DATASETS,
+          data_names.is_other_dataset,
+      ),
+      'The data:\n'
+      + flag_groups.listing(data_names.DATASET_NAMES)
+      + f'or {data_names.OTHER_DATASETS}',
+      'digits',
+      convert=_absolute_dataset,
+  )
+  data_dir: Optional[str] = flag(
+      flag_groups.TEXT,
+      'Folder from which datasets that are not built in are read, and to which'
+      ' they are downloaded',
+      default_text="the dataset library's own",
+      convert=_absolute,
+  )
+  image_size: Optional[str] = flag(
+      parsers.CheckedTextParser(parsers.parse_image_size),
+      'HEIGHTxWIDTH in pixels to which images are resized, for example 32x32',
+      default_text="the images' own size",
+  )
+  split: str = flag(
+      parsers.ChoiceParser(splits.SPLITS), _explain_splits, 'classes'
+  )
+  num_clients: Optional[int] = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of clients',
+      compute=num_clients,
+      default_text='; '.join(
+          [
+              f'{_NUM_CLIENTS}',
+              ', '.join(
+                  f'one for each {split.client} with --split={name}'
+                  for name, split in splits.SPLITS.items()
+                  if split.client
+              ),
+          ]
+      ),
+  )
+  classes_per_client: Optional[int] = _split_flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of classes that each client has with --split=classes',
+      1,
+      'classes',
+  )
+  dirichlet_alpha: Optional[float] = _split_flag(
+      flag_groups.POSITIVE,
+      'Concentration for --split=dirichlet: the smaller it is, the more the'
+      " clients' labels differ",
+      0.5,
+      'dirichlet',
+  )
+  gamma: Optional[float] = _split_flag(
+      flag_groups.SHARE,
+      "Share of each client's data that is drawn at random with --split=gamma:"
+      ' 1 gives all clients the same distribution, 0 sorts the data by class',
+      0.1,
+      'gamma',
+  )
+  imbalance: Optional[float] = _split_flag(
+      flag_groups.NOT_NEGATIVE,
+      "How much the clients' sizes differ with --split=unbalanced: the standard"
+      ' deviation of their logarithm',
+      1.0,
+      'unbalanced',
+  )
+
+  def load(self) -> 'tff_bn_data.Dataset':
+    """Loads the dataset; a ValueError says why it can't be used."""
+    from tff_bn import data
+
+    image_size = None
+    if self.image_size is not None:
+      image_size = parsers.parse_image_size(self.image_size)
+    return data.load_dataset(
+        self.dataset, data_dir=self.data_dir, image_size=image_size
+    )
+
+  def split_over_clients(
+      self, dataset: 'tff_bn_data.Dataset', seed: int
+  ) -> 'tff_bn_data.FederatedData':
+    """Splits the dataset; a ValueError says why that is impossible."""
+    from tff_bn import data
+
+    return data.split_dataset(
+        dataset, self.split, self.num_clients, seed, **self.arguments(DataFlags)
+    )

@@ -1,0 +1,289 @@
+"""Plots of finished runs: accuracy, losses and the clients' labels."""
+
+from collections.abc import Mapping, Sequence
+import math
+import pathlib
+import statistics
+from typing import Any
+
+from matplotlib import axes as mpl_axes
+from matplotlib import figure
+from matplotlib import ticker
+import numpy as np
+
+from tff_bn.programs import figures
+from tff_bn.programs import report
+from tff_bn.programs.report import Run
+
+_MAX_CELLS_WITH_NUMBERS = 300
+_MAX_NAMED_CLIENTS = 40
+# Runs share a linear axis if the totals that they have sent differ by at most
+# this factor.
+_MAX_LINEAR_RATIO = 20
+_TEST_PANEL = 'Whole test set'
+_CLIENT_PANEL = "Clients' own test data"
+_AXES = {
+    'round': 'Round',
+    'exchanges': 'Exchanges between server and clients',
+    'megabytes': 'MB sent',
+}
+
+
+def accuracy_figure(
+    runs: Sequence[Run], title: str, against: str = 'round'
+) -> figure.Figure:
+  """Draws accuracy against rounds, or against the communication in them.
+
+  Args:
+    runs: The runs; the runs of an algorithm become one line.
+    title: The title.
+    against: The column of the horizontal axis: `round`, `exchanges` or
+      `megabytes`.
+
+  Returns:
+    A figure with a panel for the whole test set and, if a run has it, one for
+    the clients' own test data. A line is the mean over the seeds, the band
+    around it one standard deviation. Against communication, an algorithm that
+    sends nothing is a horizontal line at its last value.
+  """
+  drawing = _curves(
+      runs,
+      {'test_accuracy': _TEST_PANEL, 'client_test_accuracy': _CLIENT_PANEL},
+      title,
+      against,
+  )
+  for axes in drawing.axes:
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
+  drawing.axes[0].set_ylabel('Accuracy')
+  return drawing
+
+
+def loss_figure(runs: Sequence[Run], title: str) -> figure.Figure:
+  """Draws losses against rounds, like `accuracy_figure`."""
+  drawing = _curves(
+      runs,
+      {
+          'train_loss': 'Training',
+          'test_loss': _TEST_PANEL,
+          'client_test_loss': _CLIENT_PANEL,
+      },
+      title,
+  )
+  for axes in drawing.axes:
+    # With wrong BN statistics, losses differ by orders of magnitude.
+    axes.set_yscale('log')
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+  drawing.axes[0].set_ylabel('Loss (cross-entropy)')
+  return drawing
+
+
+def _curves(
+    runs: Sequence[Run],
+    panels: Mapping[str, str],
+    title: str,
+    against: str = 'round',
+) -> figure.Figure:
+  """Draws a panel for each column that a run has."""
+  columns = [
+      column
+      for column in panels
+      if any(column in row for run in runs for row in run.rows)
+  ]
+  drawing = figures.new_figure(width=1.5 + 4.0 * len(columns), height=4.0)
+  all_axes = drawing.subplots(
+      1, len(columns), sharex=True, sharey=True, squeeze=False
+  )[0]
+  algorithms = list(dict.fromkeys(run.algorithm for run in runs))
+  for axes, column in zip(all_axes, columns):
+    axes.set_title(panels[column], fontsize='medium')
+    axes.set_xlabel(_AXES[against])
+    if _needs_logarithm(runs, against):
+      axes.set_xscale('log')
+      axes.xaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
+    else:
+      axes.xaxis.set_major_locator(
+          ticker.MaxNLocator(nbins=6, integer=against != 'megabytes')
+      )
+    for index, algorithm in enumerate(algorithms):
+      _draw_curve(
+          axes,
+          [run for run in runs if run.algorithm == algorithm],
+          column,
+          against,
+          label=algorithm,
+          color=figures.COLOURS[index % len(figures.COLOURS)],
+          linestyle=figures.DASHES[index % len(figures.DASHES)],
+      )
+    figures.tidy(axes)
+  if len(algorithms) > 1:
+    figures.add_legend(drawing)
+  drawing.suptitle(title)
+  return drawing
+
+
+def _draw_curve(
+    axes: mpl_axes.Axes,
+    runs: Sequence[Run],
+    column: str,
+    against: str,
+    label: str,
+    **style: Any,
+) -> None:
+  """Draws the runs of one algorithm."""
+  rounds, mean, deviation = mean_and_deviation(runs, column)
+  costs = {
+      int(row['round']): row[against]
+      for run in runs
+      for row in run.rows
+      if against in row
+  }
+  x = np.array([costs.get(number, math.nan) for number in rounds])
+  if against != 'round' and x.size and not x.any():
+    axes.axhline(
+        float(mean[-1]),
+        linewidth=1.8,
+        label=f'{label} (sends nothing)',
+        **style,
+    )
+    return
+  # A logarithmic axis has no place for the untrained model.
+  shown = x > 0 if axes.get_xscale() == 'log' else np.isfinite(x)
+  x, mean, deviation = x[shown], mean[shown], deviation[shown]
+  if not x.size:
+    return
+  axes.plot(
+      x,
+      mean,
+      linewidth=1.8,
+      marker='o' if x.size == 1 else None,
+      label=label,
+      **style,
+  )
+  axes.fill_between(
+      x,
+      mean - deviation,
+      mean + deviation,
+      color=style['color'],
+      alpha=0.18,
+      linewidth=0,
+  )
+
+
+def _totals(runs: Sequence[Run], column: str) -> list[float]:
+  """Returns the totals of the runs that send anything."""
+  totals = [run.rows[-1].get(column, 0) for run in runs]
+  return [total for total in totals if total > 0]
+
+
+def _needs_logarithm(runs: Sequence[Run], against: str) -> bool:
+  """Whether a common linear axis would hide some of the runs."""
+  if against == 'round':
+    return False
+  totals = _totals(runs, against)
+  return bool(totals) and max(totals) > _MAX_LINEAR_RATIO * min(totals)
+
+
+def mean_and_deviation(
+    runs: Sequence[Run], column: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Computes a column's mean and standard deviation over runs, by round.
+
+  Args:
+    runs: Runs with different seeds.
+    column: The column.
+
+  Returns:
+    The rounds in which any run has a finite value, the mean, and the sample
+    standard deviation (0 for one value); arrays of one length.
+  """
+  values: dict[int, list[float]] = {}
+  for run in runs:
+    for row in run.rows:
+      if math.isfinite(row.get(column, math.nan)):
+        values.setdefault(int(row['round']), []).append(row[column])
+  rounds = sorted(values)
+  mean = [statistics.fmean(values[r]) for r in rounds]
+  deviation = [
+      statistics.stdev(values[r]) if len(values[r]) > 1 else 0.0 for r in rounds
+  ]
+  return np.array(rounds), np.array(mean), np.array(deviation)
+
+
+def label_distribution_figure(
+    counts: np.ndarray, client_ids: Sequence[str], title: str
+) -> figure.Figure:
+  """Draws the number of examples of each class and client.
+
+  Args:
+    counts: Examples by client and class, shape [clients, classes].
+    client_ids: The clients' names.
+    title: The title.
+
+  Returns:
+    A figure: a grid of clients and classes, darker for more examples.
+  """
+  num_clients, num_classes = counts.shape
+  drawing = figures.new_figure(
+      width=min(14.0, 3.0 + 0.5 * num_classes),
+      height=min(12.0, 1.8 + 0.4 * num_clients),
+  )
+  axes = drawing.subplots()
+  image = axes.imshow(
+      counts, cmap='Blues', aspect='auto', interpolation='nearest', vmin=0
+  )
+  if num_clients * num_classes <= _MAX_CELLS_WITH_NUMBERS:
+    for (client, label), count in np.ndenumerate(counts):
+      if count:
+        axes.text(
+            label,
+            client,
+            str(count),
+            ha='center',
+            va='center',
+            fontsize='small',
+            color='white' if count > 0.6 * counts.max() else 'black',
+        )
+  if num_clients <= _MAX_NAMED_CLIENTS:
+    axes.set_yticks(range(num_clients), client_ids)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=20, integer=True))
+  axes.set_xlabel('Class')
+  axes.set_ylabel('Client')
+  drawing.colorbar(image, ax=axes, label='Training examples')
+  drawing.suptitle(title)
+  return drawing
+
+
+def save_figures(
+    folder: pathlib.Path,
+    runs: Sequence[Run],
+    label_counts: np.ndarray,
+    client_ids: Sequence[str],
+    title: str,
+) -> None:
+  """Saves the figures of finished runs as PNG files.
+
+  Accuracy against communication is drawn for comparisons only: a single
+  algorithm sends the same amount in every round, unless it has phases.
+
+  Args:
+    folder: The folder for the files; it is created if needed.
+    runs: The runs.
+    label_counts: Examples by client and class, shape [clients, classes].
+    client_ids: The clients' names.
+    title: The figures' title.
+  """
+  drawings = dict(
+      accuracy=accuracy_figure(runs, title),
+      loss=loss_figure(runs, title),
+      label_distribution=label_distribution_figure(
+          label_counts, client_ids, f'{title}, seed {runs[0].seed}'
+      ),
+  )
+  if len({run.algorithm for run in runs}) > 1:
+    for column in report.LAST_COLUMNS:
+      if _totals(runs, column):
+        drawings[f'accuracy_by_{column}'] = accuracy_figure(runs, title, column)
+  figures.save(folder, drawings)

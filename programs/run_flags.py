@@ -1,0 +1,151 @@
+"""The flags of a run's seed, evaluations, checkpoints and files."""
+
+import dataclasses
+from typing import Optional
+
+from absl import flags as absl_flags
+
+from tff_bn.programs import flag_groups
+from tff_bn.programs import parsers
+from tff_bn.programs import run_folder
+from tff_bn.programs.flag_groups import OWN_NAME
+from tff_bn.programs.flag_groups import flag
+
+
+@dataclasses.dataclass(frozen=True)
+class _Intervals(flag_groups.Flags):
+  """How often a run is evaluated and saved."""
+
+  evaluate_every: int = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of rounds from one evaluation to the next; the initial and the'
+      ' final model are always evaluated',
+      5,
+  )
+  checkpoint_every: int = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of rounds from one checkpoint to the next. The same command'
+      ' continues a run that was stopped from its last checkpoint',
+      10,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seed(flag_groups.Flags):
+  """The seed of a run."""
+
+  seed: int = flag(
+      flag_groups.SEED,
+      'Decides every random choice: split, initial weights, sampled clients,'
+      ' order of the batches',
+      0,
+      argument=OWN_NAME,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seeds(flag_groups.Flags):
+  """The seeds of a comparison."""
+
+  seeds: tuple[int, ...] = flag(
+      parsers.TupleParser(flag_groups.SEED),
+      'Seeds, separated by commas. Each algorithm is trained once with each'
+      ' seed; with the same seed all have the same split, initial weights and'
+      ' sampled clients',
+      (0, 1),
+  )
+
+
+# The fields of a dataclass begin with those of its last base.
+@dataclasses.dataclass(frozen=True)
+class RunFlags(_Intervals, _Seed):
+  """The seed of a run, and how often it is evaluated and saved."""
+
+  TITLE = 'Run'
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsFlags(_Intervals, _Seeds):
+  """The seeds of a comparison, and how often its runs are evaluated."""
+
+  TITLE = 'Runs'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verbosity(flag_groups.Flags):
+  """How much is logged."""
+
+  verbosity: int = flag(
+      parsers.NumberParser(int, minimum=-1, maximum=1),
+      'How much is logged: -1 warnings, 0 also information, 1 everything, with'
+      ' the tracebacks of errors',
+      -1,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Output(flag_groups.Flags):
+  """Where the files of a program go that claims its folder."""
+
+  output_dir: str = flag(
+      flag_groups.TEXT,
+      'Folder for all files. If it holds a run with the same flags, that run is'
+      ' continued (an analysis is repeated); a run with other flags is never'
+      ' touched',
+  )
+  overwrite: bool = flag(
+      None, 'Removes the run in --output_dir and starts from scratch', False
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputFlags(_Verbosity, _Output):
+  """Where a run's files go, and what is logged."""
+
+  TITLE = 'Output'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Evaluation(flag_groups.Flags):
+  """Which run is evaluated, and how."""
+
+  run: Optional[str] = flag(
+      flag_groups.TEXT,
+      'Folder of the finished run: the --output_dir of tff-bn-train, or a'
+      ' folder in the runs/ of a comparison',
+      default_text='none, it must be given',
+  )
+  reestimate_statistics: bool = flag(
+      None,
+      'Computes the BN statistics again before the evaluation, by forward'
+      ' passes over the training data',
+      False,
+  )
+  output_dir: Optional[str] = flag(
+      flag_groups.TEXT,
+      f'Folder for {run_folder.EVALUATION}',
+      default_text="the run's",
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationFlags(_Verbosity, _Evaluation):
+  """Which run is evaluated, how, and where the result goes."""
+
+  TITLE = 'Evaluation'
+
+
+def define_analysis_output_flags(
+    values: absl_flags.FlagValues, name: str
+) -> flag_groups.FlagGroup:
+  """Defines where the result of an analysis of runs goes."""
+  define = flag_groups.Definer(values)
+  define(
+      'output_dir',
+      flag_groups.TEXT,
+      f'Folder for {name}.csv, {name}.md and plots/',
+      default_text=f"the run's, if there is one; else runs/{name}",
+  )
+  for flag_name, spec in _Verbosity.specs().items():
+    spec.define(define, flag_name, spec.default)
+  return define.group(OutputFlags.TITLE)

@@ -1,0 +1,206 @@
+"""The flags of the rounds and of the clients' training."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import TYPE_CHECKING, Any, Optional
+
+from tff_bn.programs import flag_groups
+from tff_bn.programs import parsers
+from tff_bn.programs import registry
+from tff_bn.programs import robustness_flags
+from tff_bn.programs.flag_groups import OWN_NAME
+from tff_bn.programs.flag_groups import flag
+from tff_bn.programs.parsed_flags import ParsedFlags
+
+if TYPE_CHECKING:
+  import tensorflow as tf
+  import tensorflow_federated as tff
+
+_LOCAL_STEPS = 5
+_CLIENT_WEIGHTING = 'num_examples'
+# Pairs (first round, factor of the learning rate), rounds increasing.
+Schedule = tuple[tuple[int, float], ...]
+
+
+def _overrules(flags: ParsedFlags, name: str, other: str) -> bool:
+  """Whether a flag is given and overrules another one that excludes it."""
+  return getattr(flags, name) is not None and (
+      getattr(flags, other) is None or flags.source(name) > flags.source(other)
+  )
+
+
+def _default_weighting(flags: ParsedFlags) -> str:
+  if robustness_flags.takes_no_weights(flags):
+    return 'uniform'
+  return _CLIENT_WEIGHTING
+
+
+def _algorithms_with_one_optimizer() -> str:
+  return ' and '.join(
+      name
+      for name, algorithm in registry.ALGORITHMS.items()
+      if algorithm.keeps_optimizer
+  )
+
+
+def describe_local_training(flags: ParsedFlags) -> str:
+  """Returns the flag that sets how long clients train in a round."""
+  if flags.local_epochs is not None:
+    return flags.text('local_epochs')
+  return f'--local_steps={flags.local_steps or _LOCAL_STEPS}'
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingFlags(flag_groups.Flags):
+  """The rounds, and the clients' training in each of them."""
+
+  TITLE = 'Training'
+
+  rounds: int = flag(flag_groups.POSITIVE_INTEGER, 'Number of rounds', 60)
+  clients_per_round: Optional[int] = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of clients that are sampled for each round',
+      default_text='all',
+  )
+  local_steps: Optional[int] = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of batches on which a client trains in a round',
+      compute=lambda flags: _LOCAL_STEPS,
+      default_text=f'{_LOCAL_STEPS}, unless --local_epochs is given',
+      ignored=lambda flags: _overrules(flags, 'local_epochs', 'local_steps'),
+      argument=OWN_NAME,
+  )
+  local_epochs: Optional[int] = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of passes over its data that a client makes in a round, instead'
+      ' of --local_steps',
+      default_text='none',
+      ignored=lambda flags: _overrules(flags, 'local_steps', 'local_epochs'),
+  )
+  batch_size: int = flag(
+      flag_groups.POSITIVE_INTEGER, 'Number of examples in a batch', 32
+  )
+  client_learning_rate: float = flag(
+      flag_groups.POSITIVE, "Learning rate of the clients' SGD", 0.1
+  )
+  client_learning_rate_schedule: Optional[str] = flag(
+      parsers.CheckedTextParser(parsers.parse_schedule),
+      'Factors of --client_learning_rate as ROUND:FACTOR,...: 60:0.1,80:0.01'
+      ' means 0.1 times --client_learning_rate from round 60 on and 0.01 times'
+      ' from round 80 on',
+      default_text='always 1',
+  )
+  client_momentum: float = flag(
+      flag_groups.MOMENTUM,
+      lambda: (
+          "Momentum of the clients' SGD. It starts from zero in each round,"
+          f' except with {_algorithms_with_one_optimizer()}'
+      ),
+      0.0,
+  )
+  client_weight_decay: float = flag(
+      flag_groups.NOT_NEGATIVE,
+      'Coupled L2 decay: this factor times the weights is added to the'
+      ' gradients',
+      0.0,
+      argument=OWN_NAME,
+  )
+  client_gradient_clip_norm: Optional[float] = flag(
+      flag_groups.POSITIVE,
+      "Largest global norm of a batch's gradient in the clients' training; a"
+      ' longer gradient is scaled down to it, before weight decay',
+      default_text='any',
+      argument=OWN_NAME,
+  )
+  client_warmup_steps: int = flag(
+      parsers.NumberParser(int, minimum=0),
+      lambda: (
+          "Number of steps over which the clients' learning rate rises linearly"
+          ' at the start of each round, where their optimizers start; with'
+          f' {_algorithms_with_one_optimizer()}, at the start of the training'
+      ),
+      0,
+      argument=OWN_NAME,
+  )
+  client_weighting: Optional[str] = flag(
+      parsers.ChoiceParser(('num_examples', 'uniform')),
+      "Weights of the clients in the server's mean: num_examples that they"
+      ' trained on in the round, or uniform',
+      compute=_default_weighting,
+      default_text=(
+          f'{_CLIENT_WEIGHTING}; uniform with another'
+          ' --model_aggregator than the mean, or an attack on the model'
+      ),
+      feature=registry.MEAN,
+  )
+  max_failed_rounds: int = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'The run stops after this number of consecutive rounds in which every'
+      ' client was dropped because its loss or its update was not finite',
+      10,
+  )
+  jit_compile: bool = flag(
+      None,
+      "Compiles the clients' steps with XLA, which changes results in the last"
+      ' bits. For GPUs: on the CPU it was measured to be 3 to 6 times slower.'
+      ' Only with --runtime=in_process',
+      False,
+      argument=OWN_NAME,
+  )
+
+  @classmethod
+  def check(cls, flags: ParsedFlags) -> None:
+    """See `Flags.check`."""
+    super().check(flags)
+    if (
+        flags.local_steps is not None
+        and flags.local_epochs is not None
+        and flags.source('local_steps') == flags.source('local_epochs')
+    ):
+      raise ValueError(
+          f'{flags.text("local_steps")} and {flags.text("local_epochs")}'
+          ' exclude each other; give one of them.'
+      )
+
+  def build_client_optimizer(self) -> 'tff.learning.optimizers.Optimizer':
+    """Builds the optimizer of the clients' training."""
+    import tensorflow_federated as tff
+
+    return tff.learning.optimizers.build_sgdm(
+        self.client_learning_rate, self.client_momentum or None
+    )
+
+  def build_learning_rate_schedule(
+      self, *more: Schedule
+  ) -> 'Optional[Callable[[tf.Tensor], tf.Tensor]]':
+    """Builds the clients' learning rate as a function of finished rounds.
+
+    Args:
+      *more: Further factors of the learning rate.
+
+    Returns:
+      The function; None if the learning rate is constant.
+    """
+    import tensorflow as tf
+
+    schedules = list(more)
+    if self.client_learning_rate_schedule is not None:
+      schedules.insert(
+          0, parsers.parse_schedule(self.client_learning_rate_schedule)
+      )
+    if not schedules:
+      return None
+
+    def learning_rate(num_finished_rounds: tf.Tensor) -> Any:
+      rate: Any = self.client_learning_rate
+      for schedule in schedules:
+        factor: Any = 1.0
+        for start, later_factor in schedule:
+          # Rounds count from 1: round `start` follows start - 1 finished ones.
+          factor = tf.where(
+              num_finished_rounds >= start - 1, later_factor, factor
+          )
+        rate *= factor
+      return rate
+
+    return learning_rate

@@ -1,0 +1,233 @@
+"""Rules with attackers among the clients."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn.aggregators import attacked_rule
+from tff_bn.aggregators import attacks
+from tff_bn.aggregators import robust_rule
+
+_DTYPES = (np.float32, np.float64)
+
+
+def _honest(num_honest=7, size=11, dtype=np.float64, seed=0):
+  rng = np.random.default_rng([seed, num_honest, size])
+  return (3 + rng.normal(size=(num_honest, size)) ** 3).astype(dtype)
+
+
+class _CountingMean(robust_rule.Rule):
+  """The mean; its state counts the rows of all rounds."""
+
+  def initial_state(self, size, dtype):
+    return collections.OrderedDict(num_rows=tf.zeros([], tf.int32))
+
+  def aggregate(self, values, num_dropped, state):
+    num_rows = tf.shape(values)[0]
+    mean = tf.math.divide_no_nan(
+        tf.reduce_sum(values, axis=0), tf.cast(num_rows, values.dtype)
+    )
+    return mean, collections.OrderedDict(num_rows=state['num_rows'] + num_rows)
+
+
+def _attacked(num_attackers=2, attack=None, **arguments):
+  return attacked_rule.Attacked(
+      _CountingMean(0),
+      attack or attacks.FallOfEmpires(3.0),
+      num_attackers,
+      **arguments,
+  )
+
+
+def _process(rule, size=3, dtype=np.float32):
+  return rule.create(tff.TensorType(dtype, [size]))
+
+
+@pytest.mark.parametrize('dtype', _DTYPES)
+def test_attackers_are_the_first_clients(in_process_runtime, dtype):
+  clients = _honest(6, 3, dtype)
+  process = _process(_attacked(), dtype=dtype)
+
+  state = process.initialize()
+  for round_num in range(3):
+    assert state['round_num'] == round_num
+    assert state['rule']['num_rows'] == 6 * round_num
+    output = process.next(state, list(clients))
+    state = output.state
+    sent = [-2 * clients[2:].mean(axis=0)] * 2
+    np.testing.assert_allclose(
+        output.result, np.mean([*sent, *clients[2:]], axis=0), rtol=1e-5
+    )
+  assert list(state) == ['round_num', 'rule']
+  assert output.measurements == {'num_dropped': 0}
+
+
+def test_structures_are_attacked_as_one_vector(in_process_runtime):
+  rng = np.random.default_rng(0)
+  clients = [
+      collections.OrderedDict(
+          w=rng.normal(size=(2, 2)).astype(np.float32),
+          b=[rng.normal(size=1).astype(np.float32)],
+      )
+      for _ in range(5)
+  ]
+  vectors = [np.r_[c['w'].ravel(), c['b'][0]] for c in clients]
+  attacked = _attacked(1, attacks.ALittleIsEnough(2.0))
+  process = attacked.create(
+      collections.OrderedDict(
+          w=tff.TensorType(np.float32, [2, 2]),
+          b=[tff.TensorType(np.float32, [1])],
+      )
+  )
+  result = process.next(process.initialize(), clients).result
+  honest = np.array(vectors[1:], np.float64)
+  sent = honest.mean(axis=0) + 2 * honest.std(axis=0)
+  expected = (honest.sum(axis=0) + sent) / 5
+  np.testing.assert_allclose(result['w'].ravel(), expected[:4], rtol=1e-5)
+  np.testing.assert_allclose(result['b'][0], expected[4:], rtol=1e-5)
+
+
+def test_noise_differs_between_rounds(in_process_runtime):
+  process = _process(_attacked(1, attacks.GaussianNoise(1.0, seed=5)))
+  state, results = process.initialize(), []
+  for _ in range(2):
+    output = process.next(state, list(np.zeros([2, 3], np.float32)))
+    state = output.state
+    results.append(output.result)
+  again = process.next(process.initialize(), list(np.zeros([2, 3], np.float32)))
+  np.testing.assert_array_equal(again.result, results[0])
+  assert (results[0] != results[1]).all()
+
+
+def test_dropped_clients_are_no_attackers(in_process_runtime):
+  clients = _honest(5, 3, np.float32)
+  clients[1] = np.nan
+  process = _process(_attacked())
+  output = process.next(process.initialize(), list(clients))
+  # Clients 0 and 2 are the attackers.
+  np.testing.assert_allclose(
+      output.result, -0.5 * clients[3:].mean(axis=0), rtol=1e-5
+  )
+  assert output.measurements == {'num_dropped': 1}
+
+
+def test_corrupt_keeps_the_honest_rows():
+  values = _honest(7)
+  is_mean = np.arange(11) % 2 == 0
+  attacked = _attacked(3, attacks.SignFlipping())
+  corrupted = attacked.corrupt(values, tf.constant(0), is_mean).numpy()
+  np.testing.assert_array_equal(corrupted[3:], values[3:])
+  mean = values[3:].mean(axis=0)
+  np.testing.assert_allclose(
+      corrupted[:3], [np.where(is_mean, -mean, mean)] * 3
+  )
+
+
+def test_corrupt_passes_the_round_number():
+  attack = attacks.GaussianNoise(1.0, seed=1)
+  values = _honest(3)
+  corrupted = _attacked(1, attack).corrupt(values, tf.constant(4))
+  np.testing.assert_array_equal(corrupted[:1], attack.values(values, 1, 4))
+
+
+@pytest.mark.parametrize('dtype', _DTYPES)
+@pytest.mark.parametrize(
+    'attack',
+    [
+        attacks.InnerProductManipulation(1e9),
+        attacks.ALittleIsEnough(-1e9),
+        attacks.SignFlipping(),
+    ],
+)
+def test_attacks_are_clipped_to_finite_values(attack, dtype):
+  largest = np.finfo(dtype).max
+  values = np.array([[1, 1], [1, 1], [1, -1]], dtype) * largest
+  sent = _attacked(1, attack).corrupt(values, tf.constant(0)).numpy()
+  assert np.isfinite(sent).all()
+  assert abs(sent[0]).max() > largest / 10
+
+
+def test_without_clients_there_are_no_attackers(in_process_runtime):
+  for attack in (attacks.Mimic(), attacks.ALittleIsEnough()):
+    corrupted = _attacked(2, attack).corrupt(tf.zeros([0, 4]), tf.constant(0))
+    assert corrupted.shape == (0, 4)
+  process = _process(_attacked(2, attacks.Mimic()))
+  output = process.next(
+      process.initialize(), [np.full(3, np.nan, np.float32)] * 4
+  )
+  np.testing.assert_array_equal(output.result, [0, 0, 0])
+  assert output.measurements == {'num_dropped': 4}
+
+
+@pytest.mark.parametrize('num_clients', [1, 2])
+def test_no_honest_client_is_an_error_in_the_round(
+    in_process_runtime, num_clients
+):
+  values = _honest(num_clients, 3, np.float32)
+  with pytest.raises(tf.errors.InvalidArgumentError, match='num_attackers=2'):
+    _attacked().corrupt(values, tf.constant(0))
+  process = _process(_attacked())
+  with pytest.raises(Exception, match='num_attackers=2 there must be'):
+    process.next(process.initialize(), list(values))
+
+
+def test_alie_without_a_default_is_an_error_in_the_round(in_process_runtime):
+  process = _process(_attacked(2, attacks.ALittleIsEnough()))
+  with pytest.raises(Exception, match='at most half are attackers'):
+    process.next(process.initialize(), list(_honest(3, 3, np.float32)))
+
+
+@pytest.mark.parametrize('num_clients', [1, 2])
+def test_no_honest_client_is_an_error_in_the_constructor(num_clients):
+  message = f'num_attackers=2 leaves none of {num_clients} clients honest'
+  with pytest.raises(ValueError, match=message):
+    _attacked(num_clients=num_clients)
+  with pytest.raises(ValueError, match=message):
+    attacked_rule.Attacked(
+        _CountingMean(0, num_clients=num_clients), attacks.SignFlipping(), 2
+    )
+  with pytest.raises(ValueError, match=message):
+    _attacked().check_num_clients(num_clients)
+
+
+def test_attacked_has_the_requirements_of_its_rule():
+  rule = _CountingMean(2, num_clients=7)
+  attacked = attacked_rule.Attacked(rule, attacks.SignFlipping(), 3)
+  assert attacked.num_byzantine == 2
+  assert attacked.num_clients == 7
+  assert attacked.min_clients(2) == 5
+  attacked.check_num_clients(5)
+  with pytest.raises(ValueError, match='num_byzantine=2 is too large'):
+    attacked.check_num_clients(4)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'error', 'message'),
+    [
+        ((None, attacks.Mimic(), 1), TypeError, 'Attacked needs a rule'),
+        ((_CountingMean(0), 'sf', 1), TypeError, "attack, .* given 'sf'"),
+        (
+            (_CountingMean(0), attacks.Mimic(), 0),
+            ValueError,
+            'num_attackers=0 of Attacked',
+        ),
+    ],
+)
+def test_wrong_arguments_of_attacked(arguments, error, message):
+  with pytest.raises(error, match=message):
+    attacked_rule.Attacked(*arguments)
+
+
+def test_round_without_honest_clients_after_all_diverged():
+  """The values stay as they are if all honest clients were dropped."""
+  values = np.arange(8.0).reshape(2, 4)
+  result, state = _attacked(2).aggregate(
+      tf.constant(values),
+      tf.constant(3),
+      _attacked(2).initial_state(4, tf.float64),
+  )
+  np.testing.assert_allclose(result, values.mean(0))
+  assert state['round_num'] == 1

@@ -1,0 +1,152 @@
+"""Tests that one entry in a registry is enough to add a part.
+
+The examples are those of CONTRIBUTING.md.
+"""
+
+import dataclasses
+import pathlib
+from typing import Optional
+
+import csv_rows
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tff_bn import aggregators
+from tff_bn import algorithms
+from tff_bn.aggregators import robust_rule
+from tff_bn.data import splits
+from tff_bn.programs import analyze
+from tff_bn.programs import cli
+from tff_bn.programs import experiment
+from tff_bn.programs import finished_run
+from tff_bn.programs import flag_groups
+from tff_bn.programs import registry
+from tff_bn.programs import robustness_flags
+from tff_bn.programs import run_flags
+from tff_bn.programs import settings
+from tff_bn.programs import train
+from tff_bn.programs import training_flags
+
+
+class _Midrange(robust_rule.CheckedRule):
+  """The mean of the largest and the smallest value."""
+
+  def aggregate_some(self, values, num_byzantine, num_dropped, state):
+    del num_byzantine, num_dropped
+    largest, smallest = tf.reduce_max(values, 0), tf.reduce_min(values, 0)
+    return (largest + smallest) / 2, state
+
+
+@dataclasses.dataclass(frozen=True)
+class _TrainingFlags(training_flags.TrainingFlags):
+  client_dropout: Optional[float] = flag_groups.flag(
+      flag_groups.SHARE,
+      'Share of the inputs that clients drop',
+      default_text='none',
+      argument=flag_groups.OWN_NAME,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _RunSettings(_TrainingFlags, settings.RunSettings):
+  pass
+
+
+def _split_by_parity(labels, num_classes, num_clients, seed, value):
+  del num_classes, seed, value
+  return np.array_split(np.argsort(labels % 2, kind='stable'), num_clients)
+
+
+def _print_label_shares(flags):
+  run_settings = finished_run.read_settings(pathlib.Path(flags.run))
+  data = experiment.split_dataset(run_settings, run_settings.load())
+  counts = data.label_distribution()
+  print('Even labels:', *(counts[:, ::2].sum(axis=1) / counts.sum(axis=1)))
+
+
+_ANALYSIS = cli.Program(
+    'tff-bn-analyze label_shares',
+    'Prints the share of even labels of each client.',
+    (),
+    lambda values: (run_flags.EvaluationFlags.define(values),),
+    _print_label_shares,
+)
+_NAMES = [
+    '--algorithm=fed_new',
+    '--split=parity',
+    '--model_aggregator=midrange',
+]
+
+
+def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
+  dropout = []
+
+  def build(model, client_optimizer, *, client_dropout=None, **options):
+    dropout.append(client_dropout)
+    assert type(options['model_aggregator']) is _Midrange
+    return algorithms.build_fed_avg(model, client_optimizer, **options)
+
+  arguments = [
+      *_NAMES,
+      '--client_dropout=0.25',
+      '--model=mlp3',
+      '--num_clients=2',
+      '--rounds=1',
+      '--local_steps=1',
+      f'--output_dir={tmp_path / "run"}',
+  ]
+  with monkeypatch.context() as added:
+    added.setattr(algorithms, 'build_fed_new', build, raising=False)
+    added.setitem(
+        registry.ALGORITHMS,
+        'fed_new',
+        registry.Algorithm(
+            name='fed_new',
+            description='a new algorithm',
+            builder_name='build_fed_new',
+            flags=registry.ALGORITHMS['fedavg'].flags,
+        ),
+    )
+    added.setattr(aggregators, 'Midrange', _Midrange, raising=False)
+    added.setitem(
+        robustness_flags.RULES,
+        'midrange',
+        robustness_flags.Rule('the middle of the range', 'Midrange'),
+    )
+    added.setitem(
+        splits.SPLITS, 'parity', splits.Split('by parity', _split_by_parity)
+    )
+    added.setattr(training_flags, 'TrainingFlags', _TrainingFlags)
+    added.setattr(settings, 'RunSettings', _RunSettings)
+    added.setattr(
+        experiment,
+        'METRICS',
+        [
+            *experiment.METRICS,
+            lambda: keras.metrics.SparseTopKCategoricalAccuracy(3, name='top3'),
+        ],
+    )
+    added.setitem(analyze.ANALYSES, 'label_shares', _ANALYSIS)
+
+    help_text = cli.help_text(train.PROGRAM)
+    assert 'fed_new: a new algorithm' in help_text
+    assert 'midrange: the middle of the range' in help_text
+    assert 'parity: by parity' in help_text
+    assert '--client_dropout\n      Share of the inputs' in help_text
+
+    assert train.run(arguments) == cli.OK
+    assert dropout == [0.25]
+    assert '--client_dropout=0.25\n' in (
+        tmp_path / 'run' / 'flags.txt'
+    ).read_text(encoding='utf-8')
+    last = csv_rows.read(tmp_path / 'run' / 'metrics.csv')[-1]
+    for prefix in ('train', 'test', 'client_test'):
+      assert float(last[f'{prefix}_top3']) >= float(last[f'{prefix}_accuracy'])
+
+    assert analyze.run(['label_shares', f'--run={tmp_path / "run"}']) == cli.OK
+    first, second = capsys.readouterr().out.split('Even labels: ')[1].split()
+    assert float(first) > 0.9 and float(second) < 0.1
+
+  for argument in [*_NAMES, '--client_dropout=0.25']:
+    assert train.run([argument]) == cli.USAGE_ERROR
