@@ -14,7 +14,12 @@ from tff_bn.aggregators import gathering
 _VECTOR = tff.TensorType(np.float32, [3])
 
 
-@pytest.fixture(params=['in_process_runtime', 'native_runtime'])
+@pytest.fixture(
+    params=[
+        'in_process_runtime',
+        pytest.param('native_runtime', marks=pytest.mark.slow),
+    ]
+)
 def any_runtime(request):
   return request.getfixturevalue(request.param)
 

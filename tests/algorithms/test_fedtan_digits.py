@@ -137,6 +137,7 @@ def test_whole_trajectory_is_that_of_centralized_training(data):
       np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_one_step_ends_as_centralized_training_and_fed_avg_does_not(data):
   model = _model(data, 'mlp3')
   accuracies = _accuracies(

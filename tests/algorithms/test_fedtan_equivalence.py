@@ -234,7 +234,9 @@ def _check_case(case, moments, sizes=(6, 6, 6), shares=None, **options):
 # Tests of the truth itself.
 
 
-@pytest.mark.parametrize('name', ['regularizers', 'stateful'])
+@pytest.mark.parametrize(
+    'name', ['stateful', pytest.param('regularizers', marks=pytest.mark.slow)]
+)
 def test_fed_avg_of_one_client_is_the_centralised_step(name):
   case = fedtan_models.CASES[name]
   model = case.model()
@@ -272,12 +274,10 @@ def test_fed_avg_of_several_clients_is_not():
 _QUICK = frozenset(
     [
         'nested',
-        'nested_frozen',
         'shared_in_parallel',
         'norm_first',
         'dict_inputs',
         'dict_outputs',
-        'conv3d',
         'axis_1_images',
         'regularizers',
         'frozen',
@@ -310,7 +310,7 @@ def test_a_step_is_the_centralised_step(name):
         _slow('conv3d'),
         'options',
         _slow('regularizers'),
-        'both_modes',
+        _slow('both_modes'),
         _slow('synchronized'),
         _slow('stateful'),
     ],
@@ -914,7 +914,7 @@ def test_clients_with_fewer_batches_than_steps():
   weights = fedtan_models.shaken_weights(model)
   batches = [_TWO_NORMS.batch(client, 6) for client in range(2)]
   found, metrics = _run(
-      model, weights, [_dataset(batch) for batch in batches], local_steps=5
+      model, weights, [_dataset(batch) for batch in batches], local_steps=2
   )
   _, expected = _centralised_step(model, weights, batches)
   _assert_equal_weights(weights, found, expected)

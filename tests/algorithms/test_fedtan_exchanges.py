@@ -87,7 +87,15 @@ def _num_uploads(monkeypatch):
 
 @pytest.mark.parametrize(
     ('name', 'moments'),
-    [*((name, 'two_pass') for name in _CASES), ('chain', 'fused')],
+    [
+        ('chain', 'fused'),
+        ('chain', 'two_pass'),
+        *(
+            pytest.param(name, 'two_pass', marks=pytest.mark.slow)
+            for name in _CASES
+            if name != 'chain'
+        ),
+    ],
 )
 def test_exchanges(name, moments, in_process_runtime, num_uploads):
   body, forward, backward = _CASES[name]

@@ -238,14 +238,8 @@ def test_fedtan_clips_each_clients_gradient_in_the_first_step_too(
   _assert_close(training.weights(model), expected)
 
 
-@pytest.mark.parametrize(
-    'name',
-    [
-        'fed_avg',
-        pytest.param('fedtan', marks=pytest.mark.slow),
-        pytest.param('dsgd', marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize('name', ['fed_avg', 'fedtan', 'dsgd'])
+@pytest.mark.slow
 def test_short_gradients_stay_the_same_to_the_bit(toy, name):
   train = functools.partial(client_rounds.weights_after_two_rounds, toy, name)
   expected = train()

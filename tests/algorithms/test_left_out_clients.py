@@ -127,7 +127,7 @@ def _check(name, model_name, kinds=_KINDS, learning_rate=0.05):
 
 
 # The others train their clients as one of these does.
-_QUICK = ('fed_avg', 'fed_bn', 'fedtan', 'fedtan_fused', 'fbn', 'moon', 'dsgd')
+_QUICK = ('fed_avg', 'fed_bn', 'fedtan_fused', 'fbn')
 
 
 @pytest.mark.usefixtures('in_process_runtime')
@@ -173,7 +173,14 @@ def test_in_the_native_runtime(name):
 
 
 @pytest.mark.usefixtures('in_process_runtime')
-@pytest.mark.parametrize('name', ['fed_avg', 'fedtan', 'fbn'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'fedtan',
+        pytest.param('fed_avg', marks=pytest.mark.slow),
+        pytest.param('fbn', marks=pytest.mark.slow),
+    ],
+)
 def test_an_empty_batch_between_others_changes_nothing(name):
   model = _model('small_cnn')
   x, y = _arrays(0, 8)
@@ -227,7 +234,9 @@ def _two_inputs(seed):
 
 
 @pytest.mark.usefixtures('in_process_runtime')
-@pytest.mark.parametrize('moments', ['two_pass', 'fused'])
+@pytest.mark.parametrize(
+    'moments', ['fused', pytest.param('two_pass', marks=pytest.mark.slow)]
+)
 def test_fedtan_leaves_a_client_out_of_the_exchanges_of_all_branches(moments):
   model = _two_inputs_model()
   process = algorithms.build_fedtan(model, _SGD(0.05), moments=moments)
@@ -248,7 +257,14 @@ def test_fedtan_leaves_a_client_out_of_the_exchanges_of_all_branches(moments):
 
 
 @pytest.mark.usefixtures('in_process_runtime')
-@pytest.mark.parametrize('name', ['fedtan', 'fedtan_fused', 'fedtan_forward'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'fedtan',
+        pytest.param('fedtan_fused', marks=pytest.mark.slow),
+        pytest.param('fedtan_forward', marks=pytest.mark.slow),
+    ],
+)
 def test_fedtan_leaves_out_a_client_whose_numbers_are_too_large(name):
   model = _model('small_cnn')
   process = _BUILDERS[name](model, _SGD(0.05))

@@ -188,6 +188,7 @@ def test_rounds_equal_numpy(toy, kind):
   )
 
 
+@pytest.mark.slow
 def test_first_round_equals_fed_avg(toy):
   """The loss is constant as long as the previous model is the server's."""
   model = toy.model()
@@ -268,6 +269,7 @@ def test_fbn_equals_numpy(toy):
   truth.check(model, training)
 
 
+@pytest.mark.slow
 def test_fixbn_equals_numpy(toy):
   model = toy.model()
   process = _build(model, build_process=algorithms.build_fixbn, fixbn_rounds=2)
@@ -350,6 +352,7 @@ def test_other_kinds_of_models(toy, keras_model_fn, feature_layer):
   _check_rounds(toy, model, process, _Truth(toy, model), [((0, 1, 2), {})] * 3)
 
 
+@pytest.mark.slow
 def test_feature_layer_by_name():
   """It may be the last layer, too."""
   problem = linear_models.Linear('bn_dense')
@@ -407,6 +410,7 @@ def test_features_of_images_are_flattened(toy_images):
     )
 
 
+@pytest.mark.slow
 def test_float16(toy):
   """16-bit features are compared in float32."""
   toy.dtype = 'float32'
@@ -437,6 +441,7 @@ def test_float16(toy):
   _assert_close(*results, rtol=0, atol=0.05)
 
 
+@pytest.mark.slow
 def test_dropout_is_in_the_trained_model_only(toy):
   """It depends only on the seed."""
 

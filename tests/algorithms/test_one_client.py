@@ -16,7 +16,7 @@ _STATEFUL = ['fed_bn', 'silo_bn', 'local_affine', 'single']
     ('name', 'problem'),
     [
         ('fed_avg', 'toy_images'),
-        ('centralized', 'toy'),
+        pytest.param('centralized', 'toy', marks=pytest.mark.slow),
         ('fed_bn', 'toy_images'),
         pytest.param('silo_bn', 'toy', marks=pytest.mark.slow),
         pytest.param('local_affine', 'toy', marks=pytest.mark.slow),

@@ -32,7 +32,15 @@ _REFUSING = {
 }
 # They keep phases as others do.
 _ALIKE = frozenset(
-    ['build_local_affine', 'build_silo_bn', 'build_fed_prox', 'build_fed_bs']
+    [
+        'build_local_affine',
+        'build_silo_bn',
+        'build_fed_prox',
+        'build_fed_bs',
+        'build_fixbn',
+        'build_moon',
+        'build_dsgd',
+    ]
 )
 _REQUIRED = {
     'build_fed_bs': dict(epsilon=1.0),
@@ -295,7 +303,11 @@ def test_all_encodings_are_shared_by_default(toy):
 @pytest.mark.parametrize(
     ('build', 'base'),
     [
-        (algorithms.build_moon, algorithms.build_fed_bn),
+        pytest.param(
+            algorithms.build_moon,
+            algorithms.build_fed_bn,
+            marks=pytest.mark.slow,
+        ),
         (algorithms.build_scaffold, algorithms.build_fbn),
     ],
 )

@@ -84,7 +84,7 @@ class _Overflowing(tff.aggregators.WeightedAggregationFactory):
     'name',
     [
         n
-        if n in ('fed_avg', 'fed_bn', 'fbn', 'dsgd')
+        if n in ('fed_avg', 'fed_bn')
         else pytest.param(n, marks=pytest.mark.slow)
         for n in _BUILDERS
     ],

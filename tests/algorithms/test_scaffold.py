@@ -118,6 +118,7 @@ def _check_rounds(toy, model, process, truth, rounds):
   return training
 
 
+@pytest.mark.slow
 def test_first_round_is_fed_avgs(toy):
   model = toy.model()
   options = {'client_weighting': 'num_examples', 'local_epochs': 2}
@@ -236,6 +237,7 @@ def test_without_any_update_nothing_changes(toy):
   _assert_same(training.state.global_model_weights, state.global_model_weights)
 
 
+@pytest.mark.slow
 def test_learning_rate_0_keeps_the_control_variates(toy):
   model = toy.model()
   process = algorithms.build_scaffold(
@@ -441,6 +443,7 @@ def test_fbn_with_control_variates_equals_numpy(toy):
   truth.check(model, training)
 
 
+@pytest.mark.slow
 def test_fixbn_keeps_the_control_variates_in_its_second_phase(toy):
   model = toy.model()
   process = algorithms.build_scaffold(
@@ -517,6 +520,7 @@ def test_the_correction_is_not_clipped(toy):
   )
 
 
+@pytest.mark.slow
 def test_a_robust_rule_aggregates_control_variates_too(toy):
   model = toy.model()
   process = algorithms.build_scaffold(
@@ -601,6 +605,7 @@ def test_too_many_clients_in_a_round_are_refused(toy):
     process.next(state, [new] * 3, data)
 
 
+@pytest.mark.slow
 def test_float32_images(toy_images):
   """Control variates have the dtype of the variables; XLA can compile it."""
   model = toy_images.model()

@@ -117,7 +117,7 @@ _BUILDERS = {
     [
         ('fed_avg', 3),
         ('fedtan_fused', 1),
-        ('fbn', 1),
+        pytest.param('fbn', 1, marks=pytest.mark.slow),
         pytest.param('fedtan', 3, marks=pytest.mark.slow),
     ],
 )

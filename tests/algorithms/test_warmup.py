@@ -90,6 +90,7 @@ def test_every_round_has_a_warmup(toy):
   )
 
 
+@pytest.mark.slow
 def test_warmup_of_whole_epochs(toy):
   _check_with_momentum(
       toy,
@@ -121,6 +122,7 @@ def test_schedule_of_rounds_is_multiplied(toy):
   )
 
 
+@pytest.mark.slow
 def test_learning_rate_that_was_set_is_multiplied(toy):
   model = toy.model()
   process = algorithms.build_fed_avg(
@@ -183,6 +185,7 @@ def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy):
   _assert_close(_weights(model, process, state), expected)
 
 
+@pytest.mark.slow
 def test_centralized_with_local_steps_and_a_schedule(toy):
   model = toy.model()
   rates = (0.25, 0.125, 0.5, 0.0625)
@@ -241,6 +244,7 @@ def test_rounds_of_dsgd_are_steps(toy):
     _assert_close(_weights(model, process, state), expected, 1e-6, 1e-8)
 
 
+@pytest.mark.slow
 def test_adam_is_warmed_up(toy):
   """The first steps of Adam are as long as the learning rate."""
   model = toy.model()
@@ -261,9 +265,8 @@ def test_adam_is_warmed_up(toy):
     )
 
 
-@pytest.mark.parametrize(
-    'name', ['fed_avg', pytest.param('dsgd', marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['fed_avg', 'dsgd'])
 def test_0_and_1_are_no_warmup(toy, name):
   train = functools.partial(client_rounds.weights_after_two_rounds, toy, name)
   expected = train()

@@ -404,6 +404,7 @@ class TestJitCompile:
     else:
       process.next(*arguments)
 
+  @pytest.mark.slow
   def test_dropout_repeats(self, toy):
     def keras_model_fn():
       inputs = keras.Input([4], dtype='float64')

@@ -661,7 +661,7 @@ def test_layer_without_configuration_is_an_error():
     'name',
     [
         'MobileNetV2',
-        'EfficientNetB0',
+        pytest.param('EfficientNetB0', marks=pytest.mark.slow),
         pytest.param('ResNet50', marks=pytest.mark.slow),
     ],
 )

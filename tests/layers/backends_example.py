@@ -1,6 +1,7 @@
 """Trains, converts and saves models; run with several backends of Keras.
 
-Prints the numbers that it found, so that another process can compare them.
+Prints the numbers that it found, so that another process can compare them. The
+arguments name the models; without any, all are checked.
 """
 
 import json
@@ -274,7 +275,7 @@ def _check_layers():
     assert float(found.count) == 600
 
 
-def main():
+def main(*names):
   forbidden = {'tensorflow_federated'}
   if keras.backend.backend() != 'tensorflow':
     forbidden.add('tensorflow')
@@ -283,7 +284,7 @@ def main():
   assert not forbidden & set(sys.modules), forbidden & set(sys.modules)
   _check_layers()
   with tempfile.TemporaryDirectory() as folder:
-    for name in _MODELS:
+    for name in names or _MODELS:
       _check_model(name, folder)
   for policy in ('mixed_bfloat16', 'mixed_float16'):
     _check_mixed_precision(policy)
@@ -299,4 +300,4 @@ def main():
 
 
 if __name__ == '__main__':
-  main()
+  main(*sys.argv[1:])

@@ -7,16 +7,20 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 _EXAMPLE = pathlib.Path(__file__).with_name('backends_example.py')
 _BACKENDS = ('tensorflow', 'jax')
 
 
-def test_backends_agree():
+@pytest.mark.parametrize(
+    'models', [['functional'], pytest.param([], marks=pytest.mark.slow)]
+)
+def test_backends_agree(models):
   # The processes run in parallel, because the imports take seconds.
   processes = [
       subprocess.Popen(
-          [sys.executable, _EXAMPLE],
+          [sys.executable, _EXAMPLE, *models],
           env={
               **os.environ,
               'KERAS_BACKEND': backend,
@@ -37,7 +41,7 @@ def test_backends_agree():
     assert result['backend'] == backend
     results.append(result['found'])
   expected, found = results
-  assert len(expected) > 30
+  assert len(expected) > (15 if models else 25)
   assert list(found) == list(expected)
   for name, wanted in expected.items():
     for a, b in zip(found[name], wanted, strict=True):

@@ -103,14 +103,12 @@ class TestEveryModel:
         assert layer.momentum == 0.9
         assert layer.epsilon == 1e-5
 
+  @pytest.mark.slow
   def test_saved_models_give_the_same_predictions_without_this_package(
       self, tmp_path
   ):
     rng = np.random.default_rng(0)
     expected = {}
-    for name in models.MODEL_NAMES:
-      for layer in build(name).layers:
-        assert type(layer).__module__.startswith('keras.')
     for name, normalization in [
         *((name, 'batch') for name in _DIFFERENT),
         ('small_cnn', 'none'),
@@ -164,6 +162,9 @@ assert not any(name.startswith('tff_bn') for name in sys.modules)
   @pytest.mark.parametrize('name', models.MODEL_NAMES)
   def test_output_is_logits(self, name):
     model = build(name)
+    # A saved model opens without this package.
+    for layer in model.layers:
+      assert type(layer).__module__.startswith('keras.')
     assert model.output_shape == (None, 10)
     assert model.layers[-1].activation is keras.activations.linear
 

@@ -95,6 +95,7 @@ def test_fedbs_switches_once_when_the_losses_are_alike(fedbs):
   assert [row['switched_to_fedprox'] for row in rows] == list(expected)
 
 
+@pytest.mark.slow
 def test_fedbs_goes_on_after_a_crash(fedbs, fedbs_arguments, tmp_path, capsys):
   arguments = [*fedbs_arguments, f'--output_dir={tmp_path}']
   with pytest.MonkeyPatch.context() as monkeypatch:
@@ -130,7 +131,9 @@ def test_clients_keep_their_states_over_a_crash(tmp_path):
 _TOO_LARGE = '--client_learning_rate=1e38'
 
 
-@pytest.mark.parametrize('algorithm', ['fedavg', 'fbn+moon'])
+@pytest.mark.parametrize(
+    'algorithm', ['fedavg', pytest.param('fbn+moon', marks=pytest.mark.slow)]
+)
 def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
   arguments = [
       f'--algorithm={algorithm}',
@@ -185,6 +188,7 @@ def test_run_with_fewer_failed_rounds_goes_on(tmp_path, monkeypatch):
   assert dropped == ['0', '4', '4', '0', '0']
 
 
+@pytest.mark.slow
 def test_comparison_goes_on_when_a_run_stops(tmp_path, capsys):
   arguments = [
       '--algorithms=centralized,fedbn',

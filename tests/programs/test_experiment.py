@@ -66,13 +66,7 @@ _CONTROL_VARIATES = {
     ('name', 'local'),
     [
         ('fedbn', {'scale', 'shift', 'moving_mean', 'moving_variance'}),
-        ('local_affine', {'scale', 'shift'}),
-        (
-            'single',
-            {'kernel', 'scale', 'shift', 'moving_mean', 'moving_variance'},
-        ),
         ('silobn+fedprox', {'moving_mean', 'moving_variance'}),
-        ('fbn+fedbs', None),
         ('scaffold', _CONTROL_VARIATES),
         ('fixbn+scaffold', _CONTROL_VARIATES),
         (
@@ -101,7 +95,10 @@ def test_name_decides_what_clients_keep(name, local):
     [
         ('centralized', 'build_centralized'),
         ('fedavg', 'build_fed_avg'),
+        ('fedbn', 'build_fed_bn'),
         ('silobn', 'build_silo_bn'),
+        ('local_affine', 'build_local_affine'),
+        ('single', 'build_single'),
         ('fedtan', 'build_fedtan'),
         ('fedtan_forward_only', 'build_fedtan'),
         ('fedtan_ii', 'build_fedtan_ii'),

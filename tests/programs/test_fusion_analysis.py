@@ -135,6 +135,7 @@ def test_fusion(plain, tmp_path, monkeypatch):
   assert np.abs(kernels[0] - kernels[1]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_halves_are_trained_as_clients(plain, tmp_path, monkeypatch):
   """One epoch of few batches keeps rounding errors small."""
   flags = dict(batch_size=300, client_momentum=0.5)
@@ -160,6 +161,7 @@ def test_halves_are_trained_as_clients(plain, tmp_path, monkeypatch):
       np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_seed_of_a_fusion(plain, tmp_path, monkeypatch):
   found = []
   for seed in (0, 1, 1):

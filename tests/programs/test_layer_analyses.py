@@ -83,6 +83,7 @@ def test_weight_divergence(comparison, divergence, algorithm, seed):
   assert min(expected.values()) > 1e-3
 
 
+@pytest.mark.slow
 def test_new_clients_have_personal_phases(tmp_path):
   flags = (*tiny_runs.FLAGS, '--pan=add', '--pan_personal_share=0.5')
   folders = {number: tmp_path / str(number) for number in (2, 4)}
@@ -167,6 +168,7 @@ def test_a_run_alone(fedavg, divergence, tmp_path, capsys):
   assert metrics[0]['test_accuracy'] != metrics[-1]['test_accuracy']
 
 
+@pytest.mark.slow
 def test_learning_rate_of_the_round_after_the_last(fedavg, tmp_path):
   run = tiny_runs.with_flags(
       fedavg, tmp_path / 'run', client_learning_rate_schedule='2:0.25,3:0'
@@ -177,6 +179,7 @@ def test_learning_rate_of_the_round_after_the_last(fedavg, tmp_path):
   assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_epochs_and_momentum(fedavg, tmp_path):
   run = tiny_runs.with_flags(
       fedavg,
@@ -200,7 +203,13 @@ def test_epochs_and_momentum(fedavg, tmp_path):
 
 @pytest.mark.parametrize(
     'flags',
-    [{}, dict(local_steps=None, local_epochs=1, batch_size=200)],
+    [
+        {},
+        pytest.param(
+            dict(local_steps=None, local_epochs=1, batch_size=200),
+            marks=pytest.mark.slow,
+        ),
+    ],
     ids=['steps', 'epochs'],
 )
 def test_more_rounds(fedavg, tmp_path, flags):
@@ -275,6 +284,7 @@ def test_clients_that_are_drawn(fedavg, tmp_path):
   assert len(drawn) > 1
 
 
+@pytest.mark.slow
 def test_default_number_of_clients(fedavg, tmp_path):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run', clients_per_round=2)
   found = _values(
@@ -395,6 +405,7 @@ def _positions(x, data):
   return same.argmax(axis=1)
 
 
+@pytest.mark.slow
 def test_examples_that_are_drawn(comparison, tmp_path, monkeypatch):
   runs = [comparison / 'runs' / f'fedavg-seed{seed}' for seed in _SEEDS]
   matched = _spy(monkeypatch, 'match_layers')

@@ -286,6 +286,7 @@ def test_model_opens_without_this_package_and_tensorflow(
   )
 
 
+@pytest.mark.slow
 def test_fused_moments_save_an_exchange(tmp_path):
   arguments = ['--algorithm=fedtan', '--moments=fused', *_SMALL, '--rounds=1']
   assert train.run([*arguments, f'--output_dir={tmp_path}']) == 0
@@ -942,6 +943,7 @@ def test_damaged_models_are_noticed_and_repaired(tmp_path, capsys):
       assert path.read_bytes() == content
 
 
+@pytest.mark.slow
 def test_finished_runs_of_a_comparison_can_be_read(tmp_path, monkeypatch):
   """While the others are in progress."""
   arguments = ['--algorithms=fedavg,single', '--seeds=0', *_SMALL]

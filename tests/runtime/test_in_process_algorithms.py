@@ -65,14 +65,12 @@ def _datasets(problem, name=''):
 
 # Their rounds are different computations; the others' differ in less.
 _QUICK = (
-    'build_centralized',
     'build_fed_avg',
     'build_fed_bn',
     'build_fedtan',
     'build_fbn',
     'build_fixbn',
     'build_scaffold',
-    'build_dsgd',
 )
 _ON_IMAGES = ('build_fed_avg', 'build_fbn', 'build_silo_bn', 'build_moon')
 
@@ -156,7 +154,7 @@ def tff_problem(toy):
     'name',
     [
         pytest.param(n, marks=pytest.mark.slow)
-        if n in ('unweighted_fed_avg', 'weighted_fed_prox')
+        if n not in ('weighted_fed_avg', 'fed_sgd', 'robust_aggregator')
         else n
         for n in _TFF_ALGORITHMS
     ],
@@ -203,6 +201,7 @@ def test_evaluation_of_tff(tff_problem, in_process_context, native_context):
   assert metrics['num_examples'] == sum(_SIZES)
 
 
+@pytest.mark.slow
 def test_compression(tff_problem, in_process_context):
   """Random rounding changes the weights only a little."""
 
