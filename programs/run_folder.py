@@ -281,7 +281,7 @@ def remove(folder: pathlib.Path) -> None:
   for name in _ENTRIES:
     _remove_entry(folder / name)
     # A file that a killed program has not finished.
-    _remove_entry(folder / f'.{name}.part')
+    _remove_entry(files.temporary_path(folder / name))
   (folder / FLAGS_FILE).unlink()
 
 

@@ -413,13 +413,14 @@ class Split:
   """A way to split the training data over the clients.
 
   Attributes:
-    description: The way, in a few words; a parameter is between backquotes.
+    description: A short description, with the parameter between backquotes.
     make: Returns each client's indices from the labels, the number of classes,
-      the number of clients, the seed and the parameter (or None). None: the
-      dataset says which sample belongs to which client.
+      the number of clients, the seed and the parameter (or None). `None` if the
+      dataset determines the clients of its samples.
     parameter: The name of the parameter of `split_dataset` that the split
       needs, if any.
-    client: What a client is, if the dataset decides how many there are.
+    client: The noun for a client if the dataset determines the number of
+      clients, such as 'writer'.
   """
 
   description: str
