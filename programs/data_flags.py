@@ -16,8 +16,6 @@ from tff_bn.programs.parsed_flags import ParsedFlags
 if TYPE_CHECKING:
   from tff_bn import data as tff_bn_data
 
-_NUM_CLIENTS = 10
-
 
 def _absolute(path: str) -> str:
   """Makes a path absolute, so that flags.txt is valid in any working folder."""
@@ -38,7 +36,7 @@ def _absolute_dataset(dataset: str) -> str:
 def num_clients(flags: ParsedFlags) -> Optional[int]:
   """Returns the number of clients; None: the data decides it."""
   if flags.num_clients is None and not splits.SPLITS[flags.split].client:
-    return _NUM_CLIENTS
+    return splits.DEFAULT_NUM_CLIENTS
   return flags.num_clients
 
 
@@ -107,7 +105,7 @@ class DataFlags(flag_groups.Flags):
       compute=num_clients,
       default_text='; '.join(
           [
-              f'{_NUM_CLIENTS}',
+              f'{splits.DEFAULT_NUM_CLIENTS}',
               ', '.join(
                   f'one for each {split.client} with --split={name}'
                   for name, split in splits.SPLITS.items()
