@@ -1,7 +1,7 @@
 """Splits a dataset over clients."""
 
 from collections.abc import Sequence
-from typing import Optional, TypeVar
+from typing import Optional
 
 import numpy as np
 
@@ -10,8 +10,6 @@ from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 from tff_bn.data import splits
-
-_Number = TypeVar('_Number', int, float)
 
 
 def split_dataset(
