@@ -490,7 +490,7 @@ def test_a_model_without_a_hidden_layer(toy):
 
 def test_a_subclassed_model_needs_a_name(toy):
   with pytest.raises(
-      ValueError, match='neither functional nor .* Give feature_layer'
+      ValueError, match='neither functional nor .* Set feature_layer'
   ):
     _build(toy.model(_Subclassed))
 

@@ -296,7 +296,7 @@ from tff_bn.programs import analyze
 assert analyze.run(['--help']) == 0
 assert analyze.run(['normalization_error', '--help']) == 0
 assert analyze.run(['normalization_error', '--beta=2']) == 2
-for name in ('tensorflow', 'numpy', 'matplotlib'):
+for name in ('tensorflow', 'matplotlib'):
   assert name not in sys.modules, name
 folder = {str(tmp_path / 'out')!r}
 arguments = ['normalization_error', '--rounds=2', f'--output_dir={{folder}}']

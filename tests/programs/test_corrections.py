@@ -146,7 +146,7 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
   ]
   assert train.run(arguments) == cli.FAILED
   error = capsys.readouterr().err
-  assert 'stopped after round 3: in the last 3 rounds no client' in error
+  assert 'stopped after round 3: in the last 3 rounds the loss' in error
   assert '--max_failed_rounds=3' in error
   rows = csv_rows.read(tmp_path / 'metrics.csv')
   assert [row['round'] for row in rows] == ['0', '1', '2', '3']

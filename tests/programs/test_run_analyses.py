@@ -279,8 +279,8 @@ def user_models(tmp_path_factory):
   """Trains models that are not functional, or have no hidden layer."""
   folder = tmp_path_factory.mktemp('runs')
   for name in ('subclassed', 'dense', 'linear'):
-    arguments = [f'--model=unusual_models:{name}']
-    arguments += [*tiny_runs.FLAGS, f'--output_dir={folder / name}']
+    arguments = [*tiny_runs.FLAGS, f'--model=unusual_models:{name}']
+    arguments.append(f'--output_dir={folder / name}')
     assert train.run(arguments) == 0
   return folder
 

@@ -76,7 +76,7 @@ def test_permutation(plain, encoded, permuted):
     x = tiny_runs.split().dataset.x_test
     difference = np.abs(after(x).numpy() - model(x).numpy()).max(axis=1)
     found = re.search(
-        rf'{run.name}, seed 0: .* at most (\S+),', permuted.markdown
+        rf'{run.name}, seed 0: .* at most (\S+);', permuted.markdown
     )
     changes.append(float(found[1]))
     assert changes[-1] <= max(difference.max(), 1e-5) * 1.05
