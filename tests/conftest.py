@@ -4,6 +4,8 @@ Fixtures import Keras and TensorFlow, so that the process that starts pytest's
 workers need not.
 """
 
+import gc
+
 import contexts
 import pytest
 
@@ -20,6 +22,12 @@ def pytest_collection_modifyitems(config, items):
   for item in items:
     if item.get_closest_marker('slow'):
       item.add_marker(pytest.mark.skip(reason='slow; run with --slow'))
+
+
+def pytest_collection_finish():
+  # The garbage collector need not search the imported modules.
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture(scope='session')

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import training
+from tff_bn.common import dataset_options
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.processes.stateful_process import StatefulLearningProcess
@@ -65,7 +66,9 @@ class FakeData:
     rng = np.random.default_rng(seed)
     x = rng.normal(1.0, 2.0, [num_examples, _FEATURES]).astype(np.float32)
     y = rng.integers(0, 2, [num_examples]).astype(np.int32)
-    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+    return dataset_options.without_optimizer(
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+    )
 
   def client_dataset(
       self,
