@@ -50,3 +50,9 @@ def test_means_of_the_largest_numbers_are_finite():
   mixed = distances.mix(tf.constant(x, tf.float32), tf.constant(weights))
   assert np.all(np.isfinite(mixed))
   assert mixed.dtype == tf.float32
+
+
+def test_mean_is_right_where_the_sum_overflows():
+  largest = np.finfo(np.float32).max
+  mean = distances.mean(tf.constant([[largest], [largest], [-largest]]))
+  np.testing.assert_allclose(mean, [largest / 3], rtol=1e-6)
