@@ -21,7 +21,6 @@ program writes a Markdown report and exits with 1 if a floor is not met.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import gc
-import statistics
 import time
 from typing import Any, Optional, Self
 
@@ -397,18 +396,21 @@ def report(measurements: Measurements) -> tuple[str, bool]:
     rows.append(
         [
             str(row),
-            *(f'{statistics.median(timing.later[way]):.3f}' for way in WAYS),
+            *timing.median_cells(WAYS),
             str(len(timing.later[FED_AVG])),
         ]
     )
-    first_rows.append([str(row), *(f'{timing.first[way]:.2f}' for way in WAYS)])
+    first_rows.append([str(row), *timing.first_cells(WAYS)])
     for way in WAYS[1:]:
       ratios = timing.ratios(way, FED_AVG)
-      limit, floor_cells = row.max_ratio(way), ['–', '–']
-      if limit is not None:
-        is_met = statistics.median(ratios) <= limit
-        floor_cells = [f'≤ {limit:.2f}', floors.check(is_met)]
-      ratio_rows.append([str(row), way, harness.spread(ratios), *floor_cells])
+      ratio_rows.append(
+          [
+              str(row),
+              way,
+              harness.spread(ratios),
+              *floors.ratio_cells(ratios, row.max_ratio(way)),
+          ]
+      )
   shapes = dict.fromkeys(
       _IMAGE_SHAPES[row.model] for row in measurements.timings
   )

@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import gc
-import statistics
 import time
 from typing import Any, Optional
 
@@ -520,24 +519,21 @@ def _round_lines(
     rows.append(
         [
             str(row),
-            *(f'{statistics.median(timing.later[way]):.3f}' for way in WAYS),
+            *timing.median_cells(WAYS),
             str(len(timing.later[FED_AVG])),
         ]
     )
-    first_rows.append([str(row), *(f'{timing.first[way]:.2f}' for way in WAYS)])
+    first_rows.append([str(row), *timing.first_cells(WAYS)])
     for moments in MOMENTS:
       ratios = timing.ratios(moments, FED_AVG)
-      aim, limit = row.fed_avg_ratio_aim, row.max_fed_avg_ratio
-      floor_cells = ['–', '–', '–']
-      if limit is not None:
-        is_met = statistics.median(ratios) <= limit
-        floor_cells = [f'{aim:.2f}', f'≤ {limit:.2f}', floors.check(is_met)]
+      aim = row.fed_avg_ratio_aim
       ratio_rows.append(
           [
               str(row),
               moments,
               harness.spread(ratios),
-              *floor_cells,
+              '–' if aim is None else f'{aim:.2f}',
+              *floors.ratio_cells(ratios, row.max_fed_avg_ratio),
               harness.spread(timing.ratios(moments, CENTRALIZED)),
           ]
       )

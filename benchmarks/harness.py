@@ -16,7 +16,7 @@ import pathlib
 import platform
 import statistics
 import sys
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Optional, Self
 
 from absl import app
 from absl import flags
@@ -109,6 +109,14 @@ class Timing:
     return [
         a / b for a, b in zip(self.later[numerator], self.later[denominator])
     ]
+
+  def first_cells(self, ways: Sequence[str]) -> list[str]:
+    """Formats the seconds of the variants' first rounds."""
+    return [f'{self.first[way]:.2f}' for way in ways]
+
+  def median_cells(self, ways: Sequence[str]) -> list[str]:
+    """Formats the median seconds of the variants' later rounds."""
+    return [f'{statistics.median(self.later[way]):.3f}' for way in ways]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +292,15 @@ class Floors:
     """Returns the table's cell for a floor."""
     self.are_met = self.are_met and is_met
     return 'yes' if is_met else '**no**'
+
+  def ratio_cells(
+      self, ratios: Sequence[float], limit: Optional[float]
+  ) -> list[str]:
+    """Returns the cells for the largest median ratio; `None`: no floor."""
+    if limit is None:
+      return ['–', '–']
+    is_met = statistics.median(ratios) <= limit
+    return [f'≤ {limit:.2f}', self.check(is_met)]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -372,15 +372,16 @@ def _time_lines(
   limits = {Row.parse(text): limit for text, limit in _MAX_RATIOS.items()}
   for row, timing in timings.items():
     ratios = timing.ratios(RAY, IN_PROCESS)
-    limit, cells = limits.get(row), ['–', '–']
-    if limit is not None:
-      is_met = statistics.median(ratios) <= limit
-      cells = [f'≤ {limit:.2f}', floors.check(is_met)]
-    medians = [f'{statistics.median(timing.later[way]):.3f}' for way in WAYS]
     rows.append(
-        [str(row), *medians, harness.spread(ratios), *cells, str(len(ratios))]
+        [
+            str(row),
+            *timing.median_cells(WAYS),
+            harness.spread(ratios),
+            *floors.ratio_cells(ratios, limits.get(row)),
+            str(len(ratios)),
+        ]
     )
-    first_rows.append([str(row), *(f'{timing.first[way]:.2f}' for way in WAYS)])
+    first_rows.append([str(row), *timing.first_cells(WAYS)])
   return [
       '',
       '## Seconds per round',

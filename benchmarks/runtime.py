@@ -372,23 +372,19 @@ def _time_lines(
   for row, timing in timings.items():
     bare_ratios = timing.ratios(IN_PROCESS, BARE)
     native_ratios = timing.ratios(IN_PROCESS, NATIVE)
-    limit, bare_cells = row.max_bare_ratio, ['–', '–']
-    if limit is not None:
-      is_met = statistics.median(bare_ratios) <= limit
-      bare_cells = [f'≤ {limit:.2f}', floors.check(is_met)]
     rows.append(
         [
             str(row),
-            *(f'{statistics.median(timing.later[way]):.3f}' for way in WAYS),
+            *timing.median_cells(WAYS),
             harness.spread(bare_ratios),
-            *bare_cells,
+            *floors.ratio_cells(bare_ratios, row.max_bare_ratio),
             harness.spread(native_ratios),
             '< 1',
             floors.check(statistics.median(native_ratios) < 1),
             str(len(bare_ratios)),
         ]
     )
-    first_rows.append([str(row), *(f'{timing.first[way]:.2f}' for way in WAYS)])
+    first_rows.append([str(row), *timing.first_cells(WAYS)])
   return [
       '',
       '## Seconds per round',

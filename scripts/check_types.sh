@@ -7,6 +7,7 @@ CDPATH='' cd -- "$(dirname -- "$0")/.."
 
 lib=build/types
 rm -rf -- "$lib"
+mkdir -p -- "$lib"
 .venv/bin/python setup.py -q build_py --build-lib "$lib" 2>/dev/null
 cd "$lib"
 exec ../../.venv/bin/python -m mypy --config-file ../../pyproject.toml \

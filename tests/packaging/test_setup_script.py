@@ -75,6 +75,7 @@ class Machine:
       if path := shutil.which(tool):
         (self._bin / tool).symlink_to(path)
     for file in (
+        'scripts/check_types.sh',
         'scripts/setup.sh',
         'requirements.txt',
         'setup.py',
@@ -367,15 +368,18 @@ class TestMakefile:
         _RAY.format('python3.13'),
         'python3.13: -m ruff check .',
         'python3.13: -m pyink --check .',
+        'python3.13: setup.py -q build_py --build-lib build/types',
+        'python3.13: -m mypy --config-file ../../pyproject.toml --cache-dir'
+        ' ../types_cache --package tff_bn',
         'python3.13: -m pytest -n 2 --dist=loadfile --no-loadscope-reorder',
     ]
 
-  @pytest.mark.parametrize('tool', ['ruff', 'pyink', 'pytest'])
+  @pytest.mark.parametrize('tool', ['ruff', 'pyink', 'mypy', 'pytest'])
   @pytest.mark.parametrize('command', ['make test', '.ci/run'])
   def test_any_failure_fails(self, ready: Machine, tool: str, command: str):
     result = ready.run(*command.split(), FAIL=f'-m {tool}*')
     assert result.returncode != 0
-    assert len(ready.calls()) == 4
+    assert len(ready.calls()) == 6
 
   def test_ci_sets_up_and_tests(self, machine: Machine):
     machine.add('python3.13', '3.13')
