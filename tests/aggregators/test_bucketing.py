@@ -4,18 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+import rule_calls
 import tensorflow as tf
 
 from tff_bn import aggregators
-
-
-def _aggregate(rule, values, num_dropped=0, state=None):
-  if state is None:
-    state = rule.initial_state(values.shape[1], tf.as_dtype(values.dtype))
-  result, state = rule.aggregate(
-      tf.constant(values), tf.constant(num_dropped), state
-  )
-  return result.numpy(), state
 
 
 class _Observed(aggregators.Rule):
@@ -37,7 +29,9 @@ def _buckets(n, bucket_size, seed=0, round_num=0, order=None):
   state = rule.initial_state(2, tf.float64)
   state['round_num'] += round_num
   x = np.array([[2.0**i, 1 / (1 + i)] for i in range(n)])
-  _, after = _aggregate(rule, x if order is None else x[order], state=state)
+  _, after = rule_calls.aggregate(
+      rule, x if order is None else x[order], state=state
+  )
   assert after['round_num'] == round_num + 1
   found = set()
   for mean, _ in observed.rows:
@@ -88,7 +82,7 @@ def test_buckets_do_not_depend_on_the_similarity_of_values(are_equal):
   for round_num in range(60):
     state = rule.initial_state(1, tf.float32)
     state['round_num'] += round_num
-    _aggregate(rule, x, state=state)
+    rule_calls.aggregate(rule, x, state=state)
     apart += np.all(np.abs(observed.rows - 1.5) < 0.1)
   assert 28 <= apart <= 52  # Expected: 40.
 
@@ -97,7 +91,9 @@ def test_buckets_keep_the_rules_state():
   rule = aggregators.Bucketing(aggregators.CenteredClipping(1.0), 2)
   state = None
   for length in (1, 2, 3):
-    result, state = _aggregate(rule, np.full((4, 2), 5.0), state=state)
+    result, state = rule_calls.aggregate(
+        rule, np.full((4, 2), 5.0), state=state
+    )
     np.testing.assert_allclose(result, np.full(2, length / np.sqrt(2)))
     np.testing.assert_allclose(state['rule'], result)
 
@@ -110,6 +106,6 @@ def test_buckets_count_as_clients():
     aggregators.Bucketing(aggregators.TrimmedMean(2), 2, num_clients=8)
   rule = aggregators.Bucketing(aggregators.TrimmedMean(2), 2)
   assert rule.num_byzantine == 2
-  _aggregate(rule, np.zeros((9, 2)))
+  rule_calls.aggregate(rule, np.zeros((9, 2)))
   with pytest.raises(tf.errors.InvalidArgumentError, match='TrimmedMean'):
-    _aggregate(rule, np.zeros((8, 2)))
+    rule_calls.aggregate(rule, np.zeros((8, 2)))

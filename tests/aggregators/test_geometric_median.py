@@ -2,19 +2,10 @@
 
 import numpy as np
 import pytest
+import rule_calls
 import scipy.optimize
-import tensorflow as tf
 
 from tff_bn import aggregators
-
-
-def _aggregate(rule, values, num_dropped=0, state=None):
-  if state is None:
-    state = rule.initial_state(values.shape[1], tf.as_dtype(values.dtype))
-  result, state = rule.aggregate(
-      tf.constant(values), tf.constant(num_dropped), state
-  )
-  return result.numpy(), state
 
 
 def _objective(z, x):
@@ -28,7 +19,7 @@ def test_geometric_median_has_the_least_sum_of_distances(n, scale):
   for seed in range(3):
     rng = np.random.default_rng([n, seed])
     x = rng.normal(size=(n, 3)) * [1, 2, 5] + rng.normal(size=3)
-    result, _ = _aggregate(rule, scale * x)
+    result, _ = rule_calls.aggregate(rule, scale * x)
     result /= scale
     found = scipy.optimize.minimize(
         _objective, np.median(x, axis=0), (x,), tol=1e-12
@@ -45,13 +36,15 @@ def test_geometric_median_may_be_one_of_the_values():
   rule = aggregators.GeometricMedian()
   # On a line, it is the median.
   line = np.array([0, 1, 2, 10, 1000])[:, np.newaxis] * np.array([[3, 4]])
-  result, _ = _aggregate(rule, line.astype(np.float64))
+  result, _ = rule_calls.aggregate(rule, line.astype(np.float64))
   np.testing.assert_allclose(result, [6, 8], atol=1e-4)
   # Most values are the same.
   same = np.array([[1, 2]] * 4 + [[5, 5], [7, 0], [1e20, 3]], np.float32)
-  np.testing.assert_array_equal(_aggregate(rule, same)[0], [1, 2])
+  np.testing.assert_array_equal(rule_calls.aggregate(rule, same)[0], [1, 2])
   alone = np.array([[1.5, 2.5]])
-  np.testing.assert_array_equal(_aggregate(rule, alone)[0], [1.5, 2.5])
+  np.testing.assert_array_equal(
+      rule_calls.aggregate(rule, alone)[0], [1.5, 2.5]
+  )
 
 
 def test_geometric_median_of_far_attackers():
@@ -60,7 +53,7 @@ def test_geometric_median_of_far_attackers():
   honest = rng.normal(size=(7, 2))
   for size in (1e6, 1e30):
     x = np.concatenate([honest, size * np.array([[1, 0], [0, 1]])])
-    result, _ = _aggregate(aggregators.GeometricMedian(2), x)
+    result, _ = rule_calls.aggregate(aggregators.GeometricMedian(2), x)
     pull = np.array([1, 1])
     lengths = np.linalg.norm(honest - result, axis=1, keepdims=True)
     gradient = ((honest - result) / lengths).sum(axis=0) + pull
@@ -69,8 +62,12 @@ def test_geometric_median_of_far_attackers():
 
 def test_geometric_median_stops():
   x = np.random.default_rng(0).normal(size=(9, 3))
-  exact, _ = _aggregate(aggregators.GeometricMedian(), x)
-  once, _ = _aggregate(aggregators.GeometricMedian(max_iterations=1), x)
-  rough, _ = _aggregate(aggregators.GeometricMedian(tolerance=1e-3), x)
+  exact, _ = rule_calls.aggregate(aggregators.GeometricMedian(), x)
+  once, _ = rule_calls.aggregate(
+      aggregators.GeometricMedian(max_iterations=1), x
+  )
+  rough, _ = rule_calls.aggregate(
+      aggregators.GeometricMedian(tolerance=1e-3), x
+  )
   assert np.abs(once - exact).max() > 1e-3
   assert 1e-8 < np.abs(rough - exact).max() < 1e-2

@@ -5,21 +5,13 @@ import itertools
 
 import numpy as np
 import pytest
+import rule_calls
 import tensorflow as tf
 
 from tff_bn import aggregators
 from tff_bn.aggregators import order_statistics
 
 _MAX_BYZANTINE = 4
-
-
-def _aggregate(rule, values, num_dropped=0, state=None):
-  if state is None:
-    state = rule.initial_state(values.shape[1], tf.as_dtype(values.dtype))
-  result, state = rule.aggregate(
-      tf.constant(values), tf.constant(num_dropped), state
-  )
-  return result.numpy(), state
 
 
 @functools.cache
@@ -172,7 +164,7 @@ def test_eager_and_traced_are_the_same(name):
   rule = _ALL_RULES[name]
   for n, num_dropped in ((19, 0), (24, 2), (3, 4), (0, 1)):
     x = np.random.default_rng(n).normal(size=(n, 6))
-    eager, _ = _aggregate(rule, x, num_dropped)
+    eager, _ = rule_calls.aggregate(rule, x, num_dropped)
     np.testing.assert_allclose(
         _traced(name, 'float64')(x, num_dropped), eager, rtol=1e-9, atol=1e-12
     )
@@ -229,27 +221,31 @@ def test_result_scales_with_the_values(name):
     rule = aggregators.CenteredClipping(1e60)
   rng = np.random.default_rng(0)
   x = rng.normal(size=(19, 6)).astype(np.float32)
-  expected, _ = _aggregate(rule, x)
+  expected, _ = rule_calls.aggregate(rule, x)
   for exponent in (-80, 80):
     if 'bucketing' in name:  # Scaled values have other hashes.
       continue
     # Scaling by a power of 2 does not round.
     scaled = np.ldexp(x, exponent)
-    result, _ = _aggregate(rule, scaled)
+    result, _ = rule_calls.aggregate(rule, scaled)
     np.testing.assert_allclose(np.ldexp(result, -exponent), expected, rtol=2e-6)
 
 
 def test_mean_has_no_defence():
   honest = np.random.default_rng(0).normal(size=(9, 3))
   x = np.concatenate([honest, np.full((1, 3), 1e30)])
-  np.testing.assert_allclose(_aggregate(aggregators.Mean(), x)[0], 1e29)
+  np.testing.assert_allclose(
+      rule_calls.aggregate(aggregators.Mean(), x)[0], 1e29
+  )
 
 
 @pytest.mark.parametrize('name', _ALL_RULES)
 def test_no_rows(name):
   rule = _ALL_RULES[name]
   state = rule.initial_state(4, tf.float32)
-  result, after = _aggregate(rule, np.zeros((0, 4), np.float32), 2, state)
+  result, after = rule_calls.aggregate(
+      rule, np.zeros((0, 4), np.float32), 2, state
+  )
   np.testing.assert_array_equal(result, np.zeros(4))
   assert result.dtype == np.float32
   tf.nest.map_structure(np.testing.assert_array_equal, after, state)
@@ -260,14 +256,16 @@ def test_centered_clipping_continues_from_the_last_result():
   center, state = np.zeros(4), None
   for seed in range(4):
     x = np.random.default_rng(seed).normal(1.0, 1.0, size=(6, 4))
-    result, state = _aggregate(rule, x, state=state)
+    result, state = rule_calls.aggregate(rule, x, state=state)
     center = _clipped(x, center, 0.5, 2)
     np.testing.assert_allclose(result, center, rtol=1e-12)
     np.testing.assert_array_equal(state, result)
 
 
 def test_centered_clipping_of_the_center_itself():
-  result, _ = _aggregate(aggregators.CenteredClipping(1.0), np.zeros((3, 2)))
+  result, _ = rule_calls.aggregate(
+      aggregators.CenteredClipping(1.0), np.zeros((3, 2))
+  )
   np.testing.assert_array_equal(result, [0, 0])
 
 
@@ -275,7 +273,7 @@ def test_dropped_clients_are_byzantine():
   x = np.sort(np.random.default_rng(0).normal(size=(5, 3)), axis=0)
   rule = aggregators.TrimmedMean(2)
   for num_dropped, f in ((0, 2), (1, 1), (2, 0), (3, 0), (9, 0)):
-    result, _ = _aggregate(rule, x, num_dropped)
+    result, _ = rule_calls.aggregate(rule, x, num_dropped)
     np.testing.assert_allclose(result, x[f : 5 - f].mean(axis=0))
 
 
@@ -306,7 +304,7 @@ def test_too_few_clients(name):
     create(f, needed)
     rule = create(f, None)
     x = np.random.default_rng(f).normal(size=(needed, 3))
-    _aggregate(rule, x)
+    rule_calls.aggregate(rule, x)
     if needed == 1:
       continue
     with pytest.raises(
@@ -314,12 +312,12 @@ def test_too_few_clients(name):
     ):
       create(f, needed - 1)
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
-      _aggregate(rule, x[1:])
+      rule_calls.aggregate(rule, x[1:])
     for part in (f'num_byzantine={f}', f'\n{needed}\n', f'\n{needed - 1}\n'):
       assert part in str(error.value)
     if f:
       # A dropped client is one of the attackers.
-      _aggregate(rule, x[1:], num_dropped=1)
+      rule_calls.aggregate(rule, x[1:], num_dropped=1)
 
 
 def test_error_message_says_what_is_allowed():
@@ -336,7 +334,7 @@ def test_multi_krum_needs_enough_clients_to_select():
   with pytest.raises(ValueError, match='at least 11'):
     aggregators.MultiKrum(2, 9, num_clients=10)
   with pytest.raises(tf.errors.InvalidArgumentError, match='MultiKrum'):
-    _aggregate(aggregators.MultiKrum(2, 9), np.zeros((10, 2)))
+    rule_calls.aggregate(aggregators.MultiKrum(2, 9), np.zeros((10, 2)))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +386,7 @@ def test_more_clients_than_num_clients_are_an_error():
   with pytest.raises(
       tf.errors.InvalidArgumentError, match='was made for num_clients=4'
   ):
-    _aggregate(rule, np.zeros((5, 2)))
+    rule_calls.aggregate(rule, np.zeros((5, 2)))
 
 
 @pytest.mark.parametrize('most_unrolled', [0, 128])
@@ -400,7 +398,7 @@ def test_columns_are_processed_in_blocks(name, most_unrolled, monkeypatch):
   rule, expected = _RULES[name]
   for num_columns in (7, 8, 9, 50):
     x = np.random.default_rng(num_columns).normal(size=(11, num_columns))
-    result, _ = _aggregate(rule, x)
+    result, _ = rule_calls.aggregate(rule, x)
     np.testing.assert_allclose(result, expected(x, _M), rtol=1e-12)
 
 

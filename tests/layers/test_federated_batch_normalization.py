@@ -9,6 +9,7 @@ import textwrap
 import keras
 import numpy as np
 import pytest
+import random_values
 import tensorflow as tf
 
 from tff_bn import layers
@@ -38,20 +39,10 @@ _parametrize = pytest.mark.parametrize(
 )
 
 
-def _random(shape, seed=0):
-  return np.random.default_rng(seed).normal(2, 3, shape)
-
-
-def _randomize(layer, seed=1):
-  rng = np.random.default_rng(seed)
-  for variable in layer.weights:
-    variable.assign(rng.uniform(0.5, 2, variable.shape))
-
-
 def _layer(shape, seed=1, **arguments):
   layer = FederatedBatchNormalization(**arguments)
   layer.build([None, *shape[1:]])
-  _randomize(layer, seed)
+  random_values.randomize(layer, seed)
   return layer
 
 
@@ -122,7 +113,7 @@ def test_steps_equal_numpy(shape, arguments, mode):
   if mode == 'compiled':
     step = tf.function(step, jit_compile=True)
   for seed in range(4):
-    x = _random(shape, seed)
+    x = random_values.inputs(shape, seed)
     reference.check(step(tf.constant(x)), reference.step(x))
 
 
@@ -131,7 +122,7 @@ def test_float32_equals_numpy(shape, arguments):
   layer = _layer(shape, momentum=0.7, **arguments)
   reference = _Reference(layer, len(shape))
   for seed in range(3):
-    x = _random(shape, seed)
+    x = random_values.inputs(shape, seed)
     expected = reference.step(x.astype(np.float32).astype(np.float64))
     reference.check(layer(x, training=True), expected, 1e-5)
 
@@ -152,14 +143,14 @@ def test_masks_equal_numpy(shape, mask_shape, arguments):
   layer = _layer(shape, momentum=0.7, dtype='float64', **arguments)
   reference = _Reference(layer, len(shape))
   for seed in range(3):
-    x = _random(shape, seed)
+    x = random_values.inputs(shape, seed)
     mask = np.random.default_rng(seed).integers(0, 2, mask_shape).astype(bool)
     output = layer(x, training=True, mask=tf.constant(mask))
     reference.check(output, reference.step(x, mask[..., None]))
 
 
 def test_mask_of_a_masking_layer_is_used():
-  x = _random([4, 7, 3])
+  x = random_values.inputs([4, 7, 3])
   x[1:, 4:] = 0
   layer = FederatedBatchNormalization(momentum=0.0, dtype='float64')
   model = keras.Sequential(
@@ -185,7 +176,7 @@ def test_inference_and_frozen_layers_equal_keras(shape, arguments, dtype):
   keras = KerasLayer(dtype=dtype, **arguments)
   keras.build([None, *shape[1:]])
   keras.set_weights(ours.get_weights())
-  x = tf.constant(_random(shape), dtype)
+  x = tf.constant(random_values.inputs(shape), dtype)
   expected = keras(x, training=False)
   before = ours.get_weights()
   np.testing.assert_array_equal(ours(x, training=False), expected)
@@ -205,8 +196,8 @@ def test_inference_and_frozen_layers_equal_keras(shape, arguments, dtype):
 def test_statistics_are_constants_for_gradients(shape, arguments):
   layer = _layer(shape, momentum=0.7, dtype='float64', **arguments)
   reference = _Reference(layer, len(shape))
-  x = tf.Variable(_random(shape))
-  dy = _random(shape, 5)
+  x = tf.Variable(random_values.inputs(shape))
+  dy = random_values.inputs(shape, 5)
   with tf.GradientTape() as tape:
     target = tf.reduce_sum(layer(x, training=True) * dy)
   gradients = tape.gradient(target, [x, *layer.trainable_weights])
@@ -237,7 +228,11 @@ def test_empty_batch_changes_nothing(compiled):
 def test_everything_masked_changes_nothing():
   layer = _layer([4, 7, 3])
   before = layer.get_weights()
-  layer(_random([4, 7, 3]), training=True, mask=tf.zeros([4, 7], tf.bool))
+  layer(
+      random_values.inputs([4, 7, 3]),
+      training=True,
+      mask=tf.zeros([4, 7], tf.bool),
+  )
   for found, wanted in zip(layer.get_weights(), before):
     np.testing.assert_array_equal(found, wanted)
 
@@ -248,7 +243,7 @@ def test_mixed_precision(policy, shape):
   layer = _layer(shape, momentum=0.7, dtype=policy)
   reference = _Reference(layer, len(shape))
   for seed in range(3):
-    x = tf.cast(_random(shape, seed), layer.compute_dtype)
+    x = tf.cast(random_values.inputs(shape, seed), layer.compute_dtype)
     output = layer(x, training=True)
     expected = reference.step(tf.cast(x, tf.float64).numpy())
     assert output.dtype == layer.compute_dtype
@@ -321,7 +316,7 @@ def test_wrong_arguments(arguments, message):
 def test_mask_of_another_rank_is_an_error():
   layer = _layer([4, 7, 3])
   with pytest.raises(ValueError, match='mask'):
-    layer(_random([4, 7, 3]), training=True, mask=np.ones([4]))
+    layer(random_values.inputs([4, 7, 3]), training=True, mask=np.ones([4]))
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])

@@ -3,22 +3,13 @@
 import keras
 import numpy as np
 import pytest
+import random_values
 import tensorflow as tf
 
 from tff_bn.fedtan import model_checks
 from tff_bn.layers import FederatedBatchNormalization
 
 KerasLayer = keras.layers.BatchNormalization
-
-
-def _random(shape, seed=0):
-  return np.random.default_rng(seed).normal(2, 3, shape)
-
-
-def _randomize(layer, seed=1):
-  rng = np.random.default_rng(seed)
-  for variable in layer.weights:
-    variable.assign(rng.uniform(0.5, 2, variable.shape))
 
 
 def _model(layer_class=FederatedBatchNormalization, **arguments):
@@ -33,7 +24,7 @@ def _model(layer_class=FederatedBatchNormalization, **arguments):
 
 
 def _data(n=24):
-  x = _random([n, 8, 8, 1]).astype(np.float32)
+  x = random_values.inputs([n, 8, 8, 1]).astype(np.float32)
   return x, (np.arange(n) % 3).astype(np.int32)
 
 
@@ -108,7 +99,7 @@ def test_saved_models_are_loaded_without_custom_objects(tmp_path, file):
 
 def test_weights_of_layers_are_saved_and_loaded(tmp_path):
   model, other = _model(), _model()
-  _randomize(model)
+  random_values.randomize(model)
   model.save_weights(tmp_path / 'model.weights.h5')
   other.load_weights(tmp_path / 'model.weights.h5')
   for found, wanted in zip(other.get_weights(), model.get_weights()):
@@ -147,7 +138,7 @@ def test_weights_are_copied_to_and_from_keras_layers(tmp_path, to_keras):
   source, target = _model(), _model(KerasLayer)
   if not to_keras:
     source, target = target, source
-  _randomize(source)
+  random_values.randomize(source)
   source.save(tmp_path / 'model.h5')
   target.load_weights(tmp_path / 'model.h5')
   for found, wanted in zip(target.get_weights(), source.get_weights()):
