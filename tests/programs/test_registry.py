@@ -1,9 +1,12 @@
 """Tests for the names that `--algorithm` takes."""
 
+import inspect
 import re
 
 import pytest
 
+from tff_bn import algorithms
+from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import registry
 from tff_bn.programs import train
@@ -79,3 +82,17 @@ def test_flags_and_their_users():
   assert registry.users('proximal_strength') == ['fedprox', 'fedbs']
   assert registry.users('moon_temperature') == ['moon']
   assert registry.users('pooled') == ['fbn']
+
+
+def test_flags_have_the_builders_defaults():
+  compared = set()
+  specs = algorithm_flags.AlgorithmOptions.specs()
+  for entry in (*registry.ALGORITHMS.values(), *registry.CORRECTIONS.values()):
+    builder = getattr(algorithms, entry.builder_name)
+    parameters = inspect.signature(builder).parameters
+    for name in entry.flags:
+      parameter = parameters.get(name in specs and specs[name].argument)
+      if parameter is not None and parameter.default is not parameter.empty:
+        assert parameter.default == specs[name].default, (entry.name, name)
+        compared.add(name)
+  assert {'moments', 'pooled', 'proximal_strength', 'moon_weight'} <= compared
