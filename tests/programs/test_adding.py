@@ -53,9 +53,9 @@ class _RunSettings(_TrainingFlags, settings.RunSettings):
   pass
 
 
-def _split_by_parity(labels, num_classes, num_clients, seed, value):
-  del num_classes, seed, value
-  return np.array_split(np.argsort(labels % 2, kind='stable'), num_clients)
+def _split_by_parity(task):
+  order = np.argsort(task.labels % 2, kind='stable')
+  return np.array_split(order, task.num_clients)
 
 
 def _print_label_shares(flags):

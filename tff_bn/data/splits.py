@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import heapq
 import math
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -408,15 +408,32 @@ def _sorted(parts: list[np.ndarray]) -> list[np.ndarray]:
   return [np.sort(part) for part in parts]
 
 
+class SplitTask(NamedTuple):
+  """The arguments of a split.
+
+  Attributes:
+    labels: The samples' classes, integers of shape `[n]`.
+    num_classes: The number of classes.
+    num_clients: The number of clients.
+    seed: The seed of all random choices.
+    value: The split's parameter, or `None`.
+  """
+
+  labels: np.ndarray
+  num_classes: int
+  num_clients: int
+  seed: int
+  value: Any
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
   """A way to split the training data over the clients.
 
   Attributes:
     description: A short description, with the parameter between backquotes.
-    make: Returns each client's indices from the labels, the number of classes,
-      the number of clients, the seed and the parameter (or None). `None` if the
-      dataset determines the clients of its samples.
+    make: Returns each client's indices. `None` if the dataset determines the
+      clients of its samples.
     parameter: The name of the parameter of `split_dataset` that the split
       needs, if any.
     client: The noun for a client if the dataset determines the number of
@@ -424,9 +441,7 @@ class Split:
   """
 
   description: str
-  make: Optional[
-      Callable[[np.ndarray, int, int, int, Any], list[np.ndarray]]
-  ] = None
+  make: Optional[Callable[[SplitTask], list[np.ndarray]]] = None
   parameter: Optional[str] = None
   client: Optional[str] = None
 
@@ -435,31 +450,33 @@ class Split:
 SPLITS: dict[str, Split] = {
     'iid': Split(
         'evenly at random',
-        lambda labels, _, num_clients, seed, __: split_iid(
-            len(labels), num_clients, seed
-        ),
+        lambda task: split_iid(len(task.labels), task.num_clients, task.seed),
     ),
     'classes': Split(
         '`classes_per_client` consecutive classes for each client, the same'
         ' number of samples for all (FedTAN, Appendix D)',
-        lambda labels, num_classes, num_clients, seed, value: split_by_classes(
-            labels, num_classes, num_clients, value, seed
+        lambda task: split_by_classes(
+            task.labels,
+            task.num_classes,
+            task.num_clients,
+            task.value,
+            task.seed,
         ),
         parameter='classes_per_client',
     ),
     'dirichlet': Split(
         'shares of each class drawn from a Dirichlet distribution with'
         ' concentration `dirichlet_alpha`',
-        lambda labels, _, num_clients, seed, value: split_by_dirichlet(
-            labels, num_clients, value, seed
+        lambda task: split_by_dirichlet(
+            task.labels, task.num_clients, task.value, task.seed
         ),
         parameter='dirichlet_alpha',
     ),
     'gamma': Split(
         "a share `gamma` of each client's data at random, the rest sorted by"
         ' class (gamma-similarity)',
-        lambda labels, _, num_clients, seed, value: split_by_gamma_similarity(
-            labels, num_clients, value, seed
+        lambda task: split_by_gamma_similarity(
+            task.labels, task.num_clients, task.value, task.seed
         ),
         parameter='gamma',
     ),
@@ -469,8 +486,8 @@ SPLITS: dict[str, Split] = {
     'unbalanced': Split(
         'at random, sizes log-normal with standard deviation `imbalance` of'
         ' their logarithm',
-        lambda labels, _, num_clients, seed, value: split_unbalanced(
-            len(labels), num_clients, value, seed
+        lambda task: split_unbalanced(
+            len(task.labels), task.num_clients, task.value, task.seed
         ),
         parameter='imbalance',
     ),

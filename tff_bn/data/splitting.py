@@ -77,7 +77,9 @@ def split_dataset(
     if value is None:
       raise ValueError(f'split={split} needs `{entry.parameter}`.')
   parts = entry.make(
-      dataset.y_train, dataset.num_classes, num_clients, seed, value
+      splits.SplitTask(
+          dataset.y_train, dataset.num_classes, num_clients, seed, value
+      )
   )
   digits = len(str(num_clients - 1))
   client_ids = [f'client_{n:0{digits}}' for n in range(num_clients)]
