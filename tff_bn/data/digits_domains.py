@@ -13,7 +13,7 @@ from scipy import ndimage
 from tff_bn.common import seeding
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import digits
-from tff_bn.data import splits
+from tff_bn.data import label_shares
 
 _SEED = 0
 
@@ -87,7 +87,7 @@ def _to_domains(
   """Returns each image as one of the domains shows it, and its domain."""
   changed = np.empty_like(x)
   domain: np.ndarray = np.empty(len(x), np.int32)
-  parts = splits.deal_by_label(y, len(_DOMAINS), rng)
+  parts = label_shares.deal_by_label(y, len(_DOMAINS), rng)
   for number, (indices, change) in enumerate(zip(parts, _DOMAINS.values())):
     changed[indices] = change(x[indices], rng)
     domain[indices] = number

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tff_bn.common import seeding
+from tff_bn.data import label_shares
 
 # The number of clients, unless the dataset determines it.
 DEFAULT_NUM_CLIENTS = 10
@@ -274,7 +275,7 @@ def split_by_domain(
   by_domain = []
   for domain in range(num_domains):
     members = np.flatnonzero(domains == domain)
-    dealt = deal_by_label(labels[members], per_domain, rng)
+    dealt = label_shares.deal_by_label(labels[members], per_domain, rng)
     by_domain.append([members[indices] for indices in dealt])
   return _sorted(interleave(by_domain))
 
@@ -317,7 +318,9 @@ def split_unbalanced(
   normal = rng.standard_normal(num_clients)
   # Relative to the largest, so that the exponential does not overflow.
   weights = np.exp(imbalance * (normal - normal.max()))
-  sizes: np.ndarray = 1 + _apportion(num_samples - num_clients, weights, rng)
+  sizes: np.ndarray = 1 + label_shares.apportion(
+      num_samples - num_clients, weights, rng
+  )
   order = rng.permutation(num_samples)
   return _sorted(np.split(order, np.cumsum(sizes)[:-1]))
 
@@ -349,59 +352,6 @@ def split_by_writer(
       np.searchsorted(writers[order], np.stack([chosen, chosen + 1], axis=1))
   )
   return [order[start:end] for start, end in bounds]
-
-
-def deal_by_label(
-    labels: np.ndarray, num_parts: int, rng: np.random.Generator
-) -> list[np.ndarray]:
-  """Splits samples into parts with the same size and label distribution.
-
-  Args:
-    labels: The samples' classes, integers of shape `[n]`.
-    num_parts: The number of parts.
-    rng: Determines which samples of a class a part gets.
-
-  Returns:
-    Each part's indices. Sizes differ by at most 1, in each class too.
-  """
-  shuffled = rng.permutation(len(labels))
-  order = shuffled[np.argsort(labels[shuffled], kind='stable')]
-  return _sorted([order[part::num_parts] for part in range(num_parts)])
-
-
-def split_in_proportion(
-    counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator
-) -> list[np.ndarray]:
-  """Splits samples so that clients get the label distribution of their counts.
-
-  Args:
-    counts: The number of samples of each class that each client already has,
-      integers of shape `[num_clients, num_classes]`.
-    labels: The classes of the samples to split, integers of shape `[n]`.
-    rng: Determines each client's samples.
-
-  Returns:
-    Each client's indices. Classes of which no client has a sample are left out.
-  """
-  parts: list[list[np.ndarray]] = [[] for _ in counts]
-  for label in np.flatnonzero(counts.sum(axis=0)):
-    pool = rng.permutation(np.flatnonzero(labels == label))
-    sizes = _apportion(len(pool), counts[:, label], rng)
-    for part, samples in zip(parts, np.split(pool, np.cumsum(sizes)[:-1])):
-      part.append(samples)
-  return _sorted([np.concatenate(part) for part in parts])
-
-
-def _apportion(
-    total: int, weights: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-  """Rounds shares of `total` proportional to `weights`, keeping their sum."""
-  exact = total * (weights / weights.sum())
-  sizes = np.floor(exact).astype(int)
-  # The largest remainders are rounded up, equal ones in random order.
-  order = np.lexsort((rng.random(len(weights)), sizes - exact))
-  sizes[order[: total - sizes.sum()]] += 1
-  return sizes
 
 
 def _sorted(parts: list[np.ndarray]) -> list[np.ndarray]:

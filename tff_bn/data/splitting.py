@@ -9,6 +9,7 @@ from tff_bn.common import seeding
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
+from tff_bn.data import label_shares
 from tff_bn.data import splits
 
 
@@ -83,7 +84,7 @@ def split_dataset(
   )
   digits = len(str(num_clients - 1))
   client_ids = [f'client_{n:0{digits}}' for n in range(num_clients)]
-  test_parts = splits.split_in_proportion(
+  test_parts = label_shares.split_in_proportion(
       federated.label_counts(dataset, parts),
       dataset.y_test,
       seeding.generator(seeding.Stream.TEST_SETS, seed),
@@ -117,7 +118,7 @@ def _split_by_domain(
   by_domain = []
   for domain in range(num_domains):
     members = np.flatnonzero(dataset.domain_test == domain)
-    dealt = splits.split_in_proportion(
+    dealt = label_shares.split_in_proportion(
         counts[domain::num_domains], dataset.y_test[members], rng
     )
     by_domain.append([members[indices] for indices in dealt])
