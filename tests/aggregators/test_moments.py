@@ -205,6 +205,18 @@ def test_weighted_means_and_a_factor_of_the_spread(name):
     )
 
 
+def test_the_factor_of_two_values():
+  clients = [
+      [aggregators.layer_moments(1.0, np.array([mean]), np.array([1.0]))]
+      for mean in (0.0, 2.0)
+  ]
+  value_type = tff.to_type([aggregators.layer_moments_type(1, np.float64)])
+  process = aggregators.FbnMomentsFactory(0.5).create(value_type)
+  (found,) = _aggregate(process, clients)
+  # The variance of the means is 1, N/(N-1) is 2 and β is 0.5.
+  np.testing.assert_allclose(found.variance, [1 + 2 / 0.5])
+
+
 def _robust_truth(clients, factor_name, aggregate):
   """R' = Agg(r), S' = Agg(s) + c Agg((r - R')²) on all layers as one vector."""
   layers = range(len(clients[0]))
