@@ -49,13 +49,15 @@ def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
   return training_fakes.train(model, run_dir, config, stateful, **kwargs)
 
 
-class TestSettings:
+@pytest.fixture(scope='module')
+def finished(model, tmp_path_factory):
+  """The folder of a finished run, which tests must leave as it is."""
+  run_dir = tmp_path_factory.mktemp('finished')
+  _train(model, run_dir, stateful=True)
+  return run_dir
 
-  @pytest.fixture(scope='class')
-  def finished(self, model, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp('finished')
-    _train(model, run_dir, stateful=True)
-    return run_dir
+
+class TestSettings:
 
   @pytest.mark.parametrize(
       ('changes', 'message'),
