@@ -134,7 +134,7 @@ def check_results(
     initial: Sequence[Any],
     tolerance: float,
 ) -> None:
-  """Checks that all variants give the same result.
+  """Checks that the results of all variants agree.
 
   Args:
     row: The kind of round.

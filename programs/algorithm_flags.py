@@ -166,7 +166,7 @@ class _Algorithms(flag_groups.Flags):
   )
 
 
-# The fields of a dataclass begin with those of its last base.
+# A dataclass has the fields of its last base first.
 @dataclasses.dataclass(frozen=True)
 class AlgorithmFlags(AlgorithmOptions, _Algorithm):
   """The algorithm of a run and its options."""

@@ -56,7 +56,7 @@ class _Seeds(flag_groups.Flags):
   )
 
 
-# The fields of a dataclass begin with those of its last base.
+# A dataclass has the fields of its last base first.
 @dataclasses.dataclass(frozen=True)
 class RunFlags(_Intervals, _Seed):
   """The seed of a run, and how often it is evaluated and saved."""

@@ -24,7 +24,7 @@ from tff_bn.programs.parsed_flags import ParsedFlags
 _Group = TypeVar('_Group', bound=flag_groups.Flags)
 
 
-# The fields begin with those of the last base; flags.txt has their order.
+# A dataclass has the fields of its last base first. flags.txt keeps this order.
 @dataclasses.dataclass(frozen=True)
 class RunSettings(
     run_flags.RunFlags,

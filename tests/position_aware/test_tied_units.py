@@ -156,7 +156,7 @@ def test_group_normalization_permutes_within_its_groups():
         ('norm/beta', 0): rows,
         ('logits/kernel', 0): rows,
     }
-  # One group of all units, and groups of one unit, treat all units alike.
+  # A single group, or one group per unit, treats all units equally.
   for normalization in ('group1', 'group30'):
     assert _sizes(random_models.build('mlp3', normalization)) == {'hidden': 30}
 

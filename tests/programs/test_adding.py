@@ -1,6 +1,6 @@
 """Tests that one entry in a registry is enough to add a part.
 
-The examples are those of CONTRIBUTING.md.
+CONTRIBUTING.md explains the same examples.
 """
 
 import dataclasses

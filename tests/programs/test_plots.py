@@ -58,7 +58,7 @@ def test_accuracy_figure():
 
 
 def _run_with_costs(algorithm, seed, megabytes, accuracies=(0.25, 0.5, 0.75)):
-  """Rounds 0, 10 and 20, each of which sends so many megabytes."""
+  """Returns a run with rounds 0, 10 and 20, which send this many megabytes."""
   return report.Run(
       algorithm,
       seed,
@@ -199,7 +199,7 @@ def test_label_distribution_of_many_clients_is_not_cluttered():
 def test_save_figures(tmp_path, runs, by_costs):
   folder = tmp_path / 'plots'
   counts = np.array([[7, 0], [0, 5]])
-  for _ in range(2):  # Also over those of an earlier time.
+  for _ in range(2):  # The second time overwrites the files.
     plots.save_figures(folder, runs, counts, ['a', 'b'], 'title')
   images = {path.name: path for path in folder.iterdir()}
   assert images.keys() == {

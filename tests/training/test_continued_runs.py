@@ -21,14 +21,7 @@ from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
 
-_CONFIG = training.TrainingConfig(
-    rounds=4,
-    batch_size=4,
-    local_steps=2,
-    clients_per_round=2,
-    evaluate_every=2,
-    checkpoint_every=2,
-)
+_CONFIG = dataclasses.replace(training_fakes.CONFIG, rounds=4, evaluate_every=2)
 
 
 @pytest.fixture(scope='module')

@@ -37,14 +37,7 @@ from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
 from tff_bn.training import saved_models
 
-_CONFIG = training.TrainingConfig(
-    rounds=7,
-    batch_size=4,
-    local_steps=2,
-    clients_per_round=2,
-    evaluate_every=3,
-    checkpoint_every=2,
-)
+_CONFIG = training_fakes.CONFIG
 
 
 @pytest.fixture(scope='module')
@@ -207,6 +200,22 @@ class TestSampling:
       assert call['local_epochs'] == 2
 
 
+@pytest.fixture
+def evaluated(monkeypatch):
+  """The ids of the clients of each evaluation, in a list."""
+  ids = []
+  original = evaluation.Evaluator.evaluate_clients
+
+  def evaluate_clients(self, weights, dataset_fn):
+    ids.append(tuple(weights))
+    return original(self, weights, dataset_fn)
+
+  monkeypatch.setattr(
+      evaluation.Evaluator, 'evaluate_clients', evaluate_clients
+  )
+  return ids
+
+
 class TestMetrics:
 
   @training_fakes.both_kinds
@@ -294,18 +303,8 @@ class TestMetrics:
 
   @training_fakes.both_kinds
   def test_number_of_evaluated_clients_is_bounded(
-      self, model, tmp_path, stateful, monkeypatch
+      self, model, tmp_path, stateful, evaluated
   ):
-    evaluated = []
-    original = evaluation.Evaluator.evaluate_clients
-
-    def evaluate_clients(self, weights, dataset_fn):
-      evaluated.append(tuple(weights))
-      return original(self, weights, dataset_fn)
-
-    monkeypatch.setattr(
-        evaluation.Evaluator, 'evaluate_clients', evaluate_clients
-    )
     config = dataclasses.replace(
         _CONFIG, clients_per_round=None, max_evaluation_clients=2, rounds=4
     )
@@ -314,19 +313,7 @@ class TestMetrics:
     assert {len(clients) for clients in evaluated} == {2}
     assert len(set(evaluated)) == 1
 
-  def test_only_sampled_clients_are_evaluated(
-      self, model, tmp_path, monkeypatch
-  ):
-    evaluated = []
-    original = evaluation.Evaluator.evaluate_clients
-
-    def evaluate_clients(self, weights, dataset_fn):
-      evaluated.append(tuple(weights))
-      return original(self, weights, dataset_fn)
-
-    monkeypatch.setattr(
-        evaluation.Evaluator, 'evaluate_clients', evaluate_clients
-    )
+  def test_only_sampled_clients_are_evaluated(self, model, tmp_path, evaluated):
     config = dataclasses.replace(
         _CONFIG, clients_per_round=1, rounds=1, evaluate_every=1
     )
@@ -1163,7 +1150,7 @@ class TestCheckpointManager:
 
   def test_last_usable_checkpoint_is_kept(self, tmp_path):
     # All rounds after round 5 fail, so the model of round 5 is not usable. The
-    # last usable checkpoint is that of round 4.
+    # last usable checkpoint is from round 4.
     failed = [0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5]
     kept = self._saved(
         tmp_path, failed, failed_rounds=lambda state: int(state[0])

@@ -17,14 +17,7 @@ from tff_bn.training import evaluation
 from tff_bn.training import saved_models
 
 _CONFIG = training_example.CONFIG
-_FAKE_CONFIG = training.TrainingConfig(
-    rounds=7,
-    batch_size=4,
-    local_steps=2,
-    clients_per_round=2,
-    evaluate_every=3,
-    checkpoint_every=2,
-)
+_FAKE_CONFIG = training_fakes.CONFIG
 
 
 class _PersonalProcess(training_fakes.FakeStatefulProcess):

@@ -22,6 +22,14 @@ from tff_bn.processes.stateful_process import StatefulProcessOutput
 
 _FEATURES = 3
 CLIENT_IDS = ('anna', 'bert/..', 'ça', 'dora')
+CONFIG = training.TrainingConfig(
+    rounds=7,
+    batch_size=4,
+    local_steps=2,
+    clients_per_round=2,
+    evaluate_every=3,
+    checkpoint_every=2,
+)
 # Parametrizes a test with processes without and with client states.
 both_kinds = pytest.mark.parametrize(
     'stateful', [False, True], ids=['stateless', 'stateful']

@@ -48,6 +48,34 @@ def gather(vectors: tff.Value, participates: tff.Value) -> tff.Value:
   )
 
 
+def aggregate(
+    vectors: tff.Value, rule: tff.Computation, state: tff.Value
+) -> tff.templates.MeasuredProcessOutput:
+  """Gathers the clients' vectors and aggregates them at the server.
+
+  To be called in a `tff.federated_computation`.
+
+  Args:
+    vectors: A vector per client, and whether to include it,
+      `{<float[d],bool>}@CLIENTS`.
+    rule: Computes the result and the new state from the result of `gather` and
+      the state.
+    state: The rule's state, at the server.
+
+  Returns:
+    The new state, the result and the measurement `num_dropped`.
+  """
+  gathered = gather(vectors[0], vectors[1])
+  result = tff.federated_map(rule, (gathered, state))
+  return tff.templates.MeasuredProcessOutput(
+      result[1],
+      result[0],
+      tff.federated_zip(
+          collections.OrderedDict(num_dropped=gathered['num_dropped'])
+      ),
+  )
+
+
 def _accumulator(
     vector_type: tff.TensorType,
 ) -> tuple[tff.Computation, ...]:

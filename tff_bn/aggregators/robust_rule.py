@@ -261,15 +261,7 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
     )
     def next_fn(state, value, weight):
       vectors = tff.federated_map(to_vector, (value, weight))
-      gathered = gathering.gather(vectors[0], vectors[1])
-      result = tff.federated_map(aggregate, (gathered, state))
-      return tff.templates.MeasuredProcessOutput(
-          result[1],
-          result[0],
-          tff.federated_zip(
-              collections.OrderedDict(num_dropped=gathered['num_dropped'])
-          ),
-      )
+      return gathering.aggregate(vectors, aggregate, state)
 
     return tff.templates.AggregationProcess(initialize, next_fn)
 
