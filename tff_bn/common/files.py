@@ -45,7 +45,8 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     The temporary path at which the block writes the file or folder.
 
   Raises:
-    OSError: If something can't be written. The old file stays.
+    OSError: If something can't be written. After this and any other error, the
+      old file stays.
   """
   temporary = temporary_path(path)
   with naming(path):
@@ -56,7 +57,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
       for entry in (*temporary.rglob('*'), temporary):
         _sync(entry)
       os.replace(temporary, path)
-    except OSError:
+    except BaseException:
       with contextlib.suppress(OSError):
         if temporary.is_dir():
           shutil.rmtree(temporary)

@@ -1,7 +1,7 @@
 """Evaluates models, and re-estimates and merges their BN statistics."""
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import keras
@@ -204,6 +204,66 @@ def reestimate_batch_norm_statistics(
   return model.from_keras(keras_model)
 
 
+class _ClientMoments:
+  """The moments of the clients' values in float64, one client after another.
+
+  Values that are the same array at all clients, as shared variables are, take
+  no time.
+
+  Attributes:
+    first: The values of the first client.
+  """
+
+  def __init__(self, values: Sequence[Any]):
+    """Starts with the values of the first client, one for each variable."""
+    self.first = values
+    self._count = 1
+    # The moments of the values that are not always the same array, one behind
+    # the other.
+    self._mean = self._variance = np.zeros([0])
+    self._slices: dict[int, slice] = {}
+
+  def add(self, values: Sequence[Any]) -> None:
+    """Adds the values of another client."""
+    for position, (first, value) in enumerate(zip(self.first, values)):
+      if value is not first and position not in self._slices:
+        start = self._mean.size
+        self._mean = np.append(self._mean, _flat(first))
+        self._variance = np.append(self._variance, np.zeros(np.size(first)))
+        self._slices[position] = slice(start, self._mean.size)
+    self._count += 1
+    if not self._slices:
+      return
+    difference = (
+        np.concatenate([_flat(values[position]) for position in self._slices])
+        - self._mean
+    )
+    # As in `batch_moments.merge_moments`.
+    share = 1 / self._count
+    self._mean = self._mean + share * difference
+    self._variance = (1 - share) * (
+        self._variance + share * np.square(difference)
+    )
+
+  def mean(self, position: int) -> np.ndarray:
+    """Returns the mean of a variable."""
+    first = np.asarray(self.first[position])
+    if position not in self._slices:
+      return first.astype(np.float64)
+    return self._mean[self._slices[position]].reshape(first.shape)
+
+  def variance(self, position: int) -> np.ndarray:
+    """Returns the biased variance of a variable."""
+    shape = np.shape(self.first[position])
+    if position not in self._slices:
+      return np.zeros(shape)
+    return self._variance[self._slices[position]].reshape(shape)
+
+
+def _flat(value: Any) -> np.ndarray:
+  return np.asarray(value).astype(np.float64).ravel()
+
+
 def merge_client_weights(
     model: BatchNormModel, weights: Iterable[ModelWeights]
 ) -> ModelWeights:
@@ -232,34 +292,57 @@ def merge_client_weights(
   Raises:
     ValueError: If there is no client.
   """
-  first: list[np.ndarray] = []
-  unions: list[_Union] = []
+  moments: Optional[_ClientMoments] = None
   for client_weights in weights:
-    values = [np.asarray(v) for v in model.from_model_weights(client_weights)]
-    if not unions:
-      first, unions = values, [_Union() for _ in values]
-    for union, value in zip(unions, values):
-      value = value.astype(np.float64)
-      union.add(1, value, np.zeros_like(value))
-  if not unions:
+    values = model.from_model_weights(client_weights)
+    if moments is None:
+      moments = _ClientMoments(values)
+    else:
+      moments.add(values)
+  if moments is None:
     raise ValueError('weights is empty; at least one client is needed.')
-  means, variances = zip(*(union.mean_and_variance() for union in unions))
   between = {
-      info.batch_norm: variance
-      for info, variance in zip(model.variables, variances)
+      info.batch_norm: moments.variance(position)
+      for position, info in enumerate(model.variables)
       if info.role is Role.MOVING_MEAN
   }
   merged = []
   initial = model.from_model_weights(model.initial_weights)
-  for info, mean, value, initial_value in zip(
-      model.variables, means, first, initial
+  for position, (info, initial_value) in enumerate(
+      zip(model.variables, initial)
   ):
+    value = np.asarray(moments.first[position])
     if info.role is Role.PERSONAL_PHASE:
-      merged.append(initial_value)
-    elif value.dtype.kind != 'f':
-      merged.append(value)
-    elif info.role is Role.MOVING_VARIANCE:
-      merged.append((mean + between[info.batch_norm]).astype(value.dtype))
-    else:
-      merged.append(mean.astype(value.dtype))
+      value = initial_value
+    elif value.dtype.kind == 'f':
+      mean = moments.mean(position)
+      if info.role is Role.MOVING_VARIANCE:
+        mean = mean + between[info.batch_norm]
+      value = mean.astype(value.dtype)
+    merged.append(value)
   return model.to_model_weights(merged)
+
+
+def with_phases(
+    model: BatchNormModel, weights: ModelWeights, own: ModelWeights
+) -> ModelWeights:
+  """Gives a model the phases of a client's personal position encodings.
+
+  Args:
+    model: The model.
+    weights: The weights of the model.
+    own: Weights with the client's phases.
+
+  Returns:
+    The weights with the client's phases.
+  """
+  return model.to_model_weights(
+      [
+          own_value if info.role is Role.PERSONAL_PHASE else value
+          for info, value, own_value in zip(
+              model.variables,
+              model.from_model_weights(weights),
+              model.from_model_weights(own),
+          )
+      ]
+  )
