@@ -119,8 +119,8 @@ class DataFlags(flag_groups.Flags):
   samples_per_client: Optional[int] = _split_flag(
       flag_groups.POSITIVE_INTEGER,
       'Number of training samples that each client draws with --split=iid,'
-      ' independently of the other clients. Clients then share samples, so there'
-      ' may be more clients than samples',
+      ' independently of the other clients. Clients then share samples, so that'
+      ' there may be more clients than samples',
       None,
       'iid',
       'none, the clients divide the training data among themselves',

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
-from tff_bn.training import manifests
 from tff_bn.training import saved_models
 
 _FOLDER = 'model'

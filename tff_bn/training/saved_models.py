@@ -6,7 +6,7 @@
 | `weights.npz` | its weights, plain arrays by the variables' names |
 | `clients.npy` | what differs in the clients' own models: one record for each |
 | `clients/NAME.keras` | clients' own models for plain Keras, if wanted |
-| `manifest.json` | the clients in the order of their records; the NAME of each client; checksums of all files |
+| `manifest.json` | the clients, by record; each NAME; checksums of all files |
 
 `clients.npy` is a structured array of NumPy. The fields of a record are arrays
 by the variables' names. All other variables have the values of `weights.npz`.
@@ -91,18 +91,21 @@ def writing(
     OSError: If a file can't be written.
   """
   remove(folder)
-  with files.replacing(folder) as unfinished, contextlib.ExitStack() as stack:
+  with files.replacing(folder) as unfinished:
     unfinished.mkdir(parents=True)
-    writer = Writer(
-        unfinished,
-        model,
-        server_weights,
-        num_clients,
-        saves_keras_clients,
-        stack,
-    )
-    yield writer
-    stack.close()
+    path = unfinished / _RECORDS
+    with files.naming(path), open(path, 'wb') as records:
+      writer = Writer(
+          unfinished,
+          model,
+          server_weights,
+          num_clients,
+          saves_keras_clients,
+          records,
+      )
+      yield writer
+    if not path.stat().st_size:  # No client has own variables.
+      path.unlink()
     manifests.write(
         unfinished,
         {
@@ -124,7 +127,7 @@ class Writer:
       server_weights: ModelWeights,
       num_clients: int,
       saves_keras_clients: bool,
-      stack: contextlib.ExitStack,
+      records: BinaryIO,
   ):
     """Initializes the writer.
 
@@ -134,20 +137,19 @@ class Writer:
       server_weights: See `writing`.
       num_clients: See `writing`.
       saves_keras_clients: See `writing`.
-      stack: Closes the files.
+      records: The file of the clients' records, empty.
     """
     self._folder = folder
     self._model = model
     self._server_values = model.from_model_weights(server_weights)
     self._num_clients = num_clients
     self._saves_keras_clients = saves_keras_clients
-    self._stack = stack
+    self._records = records
     self._client_ids: list[str] = []
     self._stems: dict[str, str] = {}
     # The positions of the clients' own variables, once they are known.
     self._own: Optional[Sequence[int]] = None
-    self._records: Optional[BinaryIO] = None
-    self._record = np.zeros(())
+    self._record = np.zeros((), [])
 
   def add_client(self, client_id: str, weights: ModelWeights) -> None:
     """Writes the own variables of a client.
@@ -163,17 +165,15 @@ class Writer:
     own = self._own_positions(values)
     if self._own is None:
       self._own = own
-      self._open_records(values)
+      self._begin_records(values)
     elif own != self._own:
       raise ValueError(
           f'The own variables of client {client_id!r} are {self._names(own)},'
           f' but another client has {self._names(self._own)}.'
       )
-    if self._records is not None:
-      for position in own:
-        self._record[self._model.variables[position].name] = values[position]
-      with files.naming(self._folder / _RECORDS):
-        self._records.write(self._record.tobytes())
+    for position in own:
+      self._record[self._model.variables[position].name] = values[position]
+    self._records.write(self._record.tobytes())
     self._client_ids.append(client_id)
     if self._saves_keras_clients:
       self.add_keras_client(client_id, weights)
@@ -194,20 +194,15 @@ class Writer:
     names = [self._model.variables[position].name for position in positions]
     return ', '.join(names) or 'none'
 
-  def _open_records(self, values: Sequence[Any]) -> None:
+  def _begin_records(self, values: Sequence[Any]) -> None:
     """Writes the header of the records."""
-    assert self._own is not None
     fields: list[Any] = []
-    for position in self._own:
+    for position in self._own or ():
       value = np.asarray(values[position])
       name = self._model.variables[position].name
       fields.append((name, value.dtype, value.shape))
-    if not fields:
-      return
-    self._record = np.zeros((), fields)
-    path = self._folder / _RECORDS
-    with files.naming(path):
-      self._records = self._stack.enter_context(open(path, 'wb'))
+    if fields:
+      self._record = np.zeros((), fields)
       np.lib.format.write_array_header_2_0(
           self._records,
           dict(
@@ -222,11 +217,11 @@ class Writer:
     self._stems[client_id] = stem = client_file_stem(client_id)
     path = self._folder / _CLIENTS / f'{stem}.keras'
     path.parent.mkdir(exist_ok=True)
-    save_keras(self._keras_model(weights), path)
+    _save_keras(self._keras_model(weights), path)
 
   def add_global(self, weights: ModelWeights) -> None:
     """Saves the global model."""
-    save_keras(self._keras_model(weights), self._folder / _KERAS_MODEL)
+    _save_keras(self._keras_model(weights), self._folder / _KERAS_MODEL)
     values = self._model.from_model_weights(weights)
     arrays: dict[str, Any] = {
         info.name: np.asarray(value)
@@ -251,10 +246,30 @@ class Writer:
     return {'clients': self._client_ids, 'keras_clients': self._stems}
 
 
-def save_keras(keras_model: keras.Model, path: pathlib.Path) -> None:
+def _save_keras(keras_model: keras.Model, path: pathlib.Path) -> None:
   """Saves a Keras model; an `OSError` names the path."""
   with files.naming(path):
     keras_model.save(path)
+
+
+def export(
+    model: BatchNormModel, weights: ModelWeights, path: pathlib.Path
+) -> None:
+  """Saves a model for plain Keras, in one step.
+
+  Args:
+    model: The model.
+    weights: Its weights.
+    path: The file, which ends with `.keras`. Its folder is created if needed.
+
+  Raises:
+    OSError: If the file can't be written. An old file stays.
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  # Keras needs the ending.
+  unfinished = path.with_name(f'.part.{path.name}')
+  with files.replacing(path, unfinished):
+    _save_keras(model.to_keras(weights), unfinished)
 
 
 def remove(folder: pathlib.Path) -> None:

@@ -66,8 +66,8 @@ class TrainingConfig:
         )
     if self.save_client_models not in names.SAVE_CLIENT_MODELS:
       raise ValueError(
-          f'save_client_models={self.save_client_models} is not allowed; it must'
-          f' be one of {", ".join(names.SAVE_CLIENT_MODELS)}.'
+          f'save_client_models={self.save_client_models} is not allowed; it'
+          f' must be one of {", ".join(names.SAVE_CLIENT_MODELS)}.'
       )
     if not 0 <= self.seed < 2**32:
       raise ValueError(
