@@ -35,7 +35,6 @@ from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
-from tff_bn.training import saved_models
 
 _CONFIG = training_fakes.CONFIG
 
@@ -579,7 +578,9 @@ class TestResume:
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
   def test_death_after_every_write(self, model, tmp_path):
-    config = dataclasses.replace(_CONFIG, rounds=3, evaluate_every=2)
+    config = dataclasses.replace(
+        _CONFIG, rounds=3, evaluate_every=2, save_client_models='all'
+    )
     run_dir = tmp_path / 'run'
     copies = []
     copytree = shutil.copytree

@@ -74,7 +74,7 @@ class FederatedData:
   def __post_init__(self):
     check_client_ids(self.train_indices)
 
-  @property
+  @functools.cached_property
   def client_ids(self) -> tuple[str, ...]:
     """The ids of all clients."""
     return tuple(self.train_indices)
