@@ -177,7 +177,7 @@ class TestClientDataset:
     import tensorflow_federated as tff
 
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (60, 40, 50), dtype=np.uint8)
+    x = rng.integers(0, 256, (60, 80, 100), dtype=np.uint8)
     dataset = dataset_lib.create_dataset(
         'images', x, np.arange(60) % 2, x[:2], np.arange(2)
     )
@@ -190,7 +190,7 @@ class TestClientDataset:
     ]
     batch_type = tff.SequenceType(
         (
-            tff.TensorType(np.float32, [None, 40, 50, 1]),
+            tff.TensorType(np.float32, [None, 80, 100, 1]),
             tff.TensorType(np.int32, [None]),
         )
     )
@@ -207,8 +207,8 @@ class TestClientDataset:
         federated_total(clients), 5 * x.sum(dtype=np.float64) / 255, rtol=1e-5
     )
     serialized, _ = tff.framework.serialize_value(clients[0], batch_type)
-    # 30 images of 2,000 bytes; five passes of float32 would be 20 times more.
-    assert serialized.ByteSize() < 1.5 * 30 * 2000
+    # 30 images of 8,000 bytes; five passes of float32 would be 20 times more.
+    assert serialized.ByteSize() < 1.5 * 30 * 8000
 
   @pytest.mark.parametrize(
       'arguments,message',

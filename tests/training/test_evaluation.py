@@ -1,5 +1,7 @@
 """Tests for evaluation, re-estimation and merging of models."""
 
+from unittest import mock
+
 import keras
 import numpy as np
 import pytest
@@ -133,6 +135,26 @@ class TestEvaluator:
 
     assert again == first
 
+  def test_changed_arrays_are_noticed(self, model):
+    evaluator = evaluation.Evaluator(model)
+    weights = _random_weights(model, 1)
+    data = _batches(_examples(20), 8)
+    evaluator.evaluate(weights, data)
+    for value in weights.trainable:
+      value /= 2
+    result = evaluator.evaluate(weights, data)
+    loss, _ = _dense_metrics(weights, *_examples(20))
+    np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
+
+  def test_batches_of_known_size(self, model):
+    weights = _random_weights(model, 1)
+    data = tf.data.Dataset.from_tensor_slices(_examples(20)).batch(
+        5, drop_remainder=True
+    )
+    result = evaluation.Evaluator(model).evaluate(weights, data)
+    loss, _ = _dense_metrics(weights, *_examples(20))
+    np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
+
   def test_loss_without_reduction(self):
     model = BatchNormModel(
         _dense_model,
@@ -218,6 +240,22 @@ class TestEvaluator:
         result['accuracy'], (accuracy_a + accuracy_b) / 2, rtol=1e-6
     )
     assert result['num_examples'] == 32
+
+  def test_shared_weights_are_converted_once(self, model):
+    shared, own = (_random_weights(model, i) for i in range(2))
+    evaluator = evaluation.Evaluator(model)
+    data = _batches(_examples(7), 8)
+    with mock.patch.object(
+        model, 'from_model_weights', wraps=model.from_model_weights
+    ) as conversion:
+      result = evaluator.evaluate_clients(
+          dict(a=shared, b=shared, c=own, d=shared), lambda _: data
+      )
+    assert conversion.call_count == 3
+    losses = [_dense_metrics(w, *_examples(7))[0] for w in (shared, own)]
+    np.testing.assert_allclose(
+        result['loss'], np.average(losses, weights=[3, 1]), rtol=1e-5
+    )
 
   def test_no_client_has_data(self, model):
     assert (

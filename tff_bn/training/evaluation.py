@@ -37,20 +37,43 @@ class Evaluator:
     self._keras_model = model.to_keras()
     self._loss = model.loss_fn()
     self._metrics = list(model.metrics_fn())
-    self._step = tf.function(
-        self._evaluate_batch, input_signature=model.input_spec
+    for metric in self._metrics:
+      # Some metrics create their accumulators only when they are first used.
+      metric.reset_state()
+    self._evaluate = tf.function(
+        self._evaluate_all,
+        input_signature=[
+            [
+                tf.TensorSpec(v.shape, v.dtype)
+                for v in self._keras_model.weights
+            ],
+            tf.data.DatasetSpec(model.input_spec),
+        ],
     )
 
-  def _evaluate_batch(self, x: Any, y: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    predictions = mixed_precision.to_float32(
-        self._keras_model(x, training=False)
-    )
+  def _evaluate_all(
+      self, values: list[tf.Tensor], dataset: tf.data.Dataset
+  ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """Returns the sum of the losses, the number of examples and the metrics."""
+    for variable, value in zip(self._keras_model.weights, values):
+      variable.assign(value)
     for metric in self._metrics:
-      metric.update_state(y, predictions)
-    return (
-        tf.reduce_mean(self._loss(y, predictions)),
-        tf.shape(tf.nest.flatten(y)[0])[0],
-    )
+      metric.reset_state()
+    loss_sum, num_examples = tf.zeros([], tf.float64), tf.zeros([], tf.int64)
+    # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
+    # instantiates its function again at each call.
+    for x, y in iter(dataset):
+      predictions = mixed_precision.to_float32(
+          self._keras_model(x, training=False)
+      )
+      for metric in self._metrics:
+        metric.update_state(y, predictions)
+      loss = tf.reduce_mean(self._loss(y, predictions))
+      # The last batch may be smaller, so batches are weighted by their size.
+      size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
+      loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
+      num_examples += size
+    return loss_sum, num_examples, [m.result() for m in self._metrics]
 
   @property
   def metric_names(self) -> tuple[str, ...]:
@@ -71,24 +94,23 @@ class Evaluator:
       (floats); `num_examples` (an int). Without examples the loss and the
       metrics are NaN.
     """
-    self._keras_model.set_weights(
-        [np.asarray(v) for v in self._model.from_model_weights(weights)]
-    )
-    for metric in self._metrics:
-      metric.reset_state()
-    loss_sum, num_examples = 0.0, 0
-    for x, y in dataset:
-      # The last batch may be smaller, so batches are weighted by their size.
-      loss, size = self._step(x, y)
-      loss_sum += float(loss) * int(size)
-      num_examples += int(size)
+    return self._evaluate_tensors(self._tensors(weights), dataset)
+
+  def _tensors(self, weights: ModelWeights) -> list[tf.Tensor]:
+    return [
+        tf.convert_to_tensor(np.asarray(v))
+        for v in self._model.from_model_weights(weights)
+    ]
+
+  def _evaluate_tensors(
+      self, tensors: list[tf.Tensor], dataset: tf.data.Dataset
+  ) -> Metrics:
+    loss_sum, count, metrics = self._evaluate(tensors, dataset)
+    num_examples = int(count)
     if not num_examples:
       values = [float('nan')] * (1 + len(self._metrics))
     else:
-      values = [
-          loss_sum / num_examples,
-          *(float(metric.result()) for metric in self._metrics),
-      ]
+      values = [float(loss_sum) / num_examples, *map(float, metrics)]
     result = collections.OrderedDict(zip(('loss', *self.metric_names), values))
     result['num_examples'] = num_examples
     return result
@@ -109,11 +131,15 @@ class Evaluator:
       means over the clients that have data, and `num_examples` is the sum.
       `None` if no client has data.
     """
-    evaluated = (
-        self.evaluate(client_weights, dataset_fn(client_id))
-        for client_id, client_weights in weights.items()
-    )
-    results = [result for result in evaluated if result['num_examples']]
+    results = []
+    previous = None
+    for client_id, client_weights in weights.items():
+      # Clients may share their weights, whose conversion takes longer than
+      # evaluating a small model.
+      if client_weights is not previous:
+        tensors, previous = self._tensors(client_weights), client_weights
+      results.append(self._evaluate_tensors(tensors, dataset_fn(client_id)))
+    results = [result for result in results if result['num_examples']]
     if not results:
       return None
     means: Metrics = collections.OrderedDict(
