@@ -21,6 +21,8 @@ from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
 
 _MAX_NAMED_CLIENTS = 6
+# The file has all rows.
+_MAX_PRINTED_ROWS = 100
 
 
 def define_flags(
@@ -122,7 +124,9 @@ def _evaluate(
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / run_folder.EVALUATION
   files.replace(path, report.evaluation_csv(results))
-  print(report.evaluation_table(results))
+  print(report.evaluation_table(results[:_MAX_PRINTED_ROWS]))
+  if len(results) > _MAX_PRINTED_ROWS:
+    print(f'\n… and {len(results) - _MAX_PRINTED_ROWS} more rows in the table.')
   print(f'\nTable: {path}')
 
 

@@ -45,6 +45,8 @@ class _ClientModels(flag_groups.Flags):
           ' later:\n' + flag_groups.listing(training_names.SAVE_CLIENT_MODELS)
       ),
       'none',
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda choice: None if choice == 'none' else choice,
       feature=registry.CLIENT_MODELS,
   )
 

@@ -14,6 +14,7 @@ from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import run_folder
 from tff_bn.programs import train
+from tff_bn.training import manifests
 from tff_bn.training import saved_models
 
 # More clients than training samples, of which one takes part.
@@ -68,7 +69,7 @@ def _files(folder):
 
 def test_run_without_keras_models_of_clients(run):
   assert not (run / 'model/clients').exists()
-  assert '--save_client_models=none\n' in (run / 'flags.txt').read_text()
+  assert 'save_client_models' not in (run / 'flags.txt').read_text()
 
 
 def test_exported_models(run, sampled, tmp_path, capsys):
@@ -184,6 +185,21 @@ def test_changed_records_are_noticed(run, sampled, tmp_path, change, capsys):
   assert evaluate.run([f'--run={copy}', f'--export_client={sampled}']) == 2
   assert 'clients.npy' in capsys.readouterr().err
   assert _files(copy) == before
+
+
+def test_models_of_an_earlier_version(run, sampled, tmp_path, capsys):
+  copy = shutil.copytree(run, tmp_path / 'run')
+  manifest = manifests.read(copy / 'model', saved_models.FORMAT)
+  manifests.write(copy / 'model', {**manifest, 'format': 1})
+  arguments = [f'--run={copy}', f'--export_client={sampled}']
+  assert evaluate.run(arguments) == 2
+  error = ' '.join(capsys.readouterr().err.split())
+  assert 'has the format 1' in error
+  assert 'command of the run writes its models again' in error
+
+  _train(copy)
+  assert evaluate.run(arguments) == 0
+  _assert_same(_exported(copy, sampled), tiny_runs.load(run, sampled))
 
 
 def test_evaluation_reads_the_records(run, sampled, tmp_path):

@@ -700,11 +700,12 @@ def test_flag_for_some_of_the_compared_algorithms():
     ('arguments', 'expected'),
     [
         ([], None),
-        (['--algorithm=fedtan'], None),
-        (['--algorithm=fedbn'], 'none'),
-        (['--algorithm=fedbn+moon'], 'none'),
+        (['--algorithm=fedbn'], None),
+        (['--algorithm=fedbn', '--save_client_models=none'], None),
+        (['--algorithm=fedbn+moon', '--save_client_models=all'], 'all'),
+        (['--algorithm=silobn', '--save_client_models=all'], 'all'),
+        (['--algorithm=local_affine', '--save_client_models=all'], 'all'),
         (['--algorithm=single', '--save_client_models=all'], 'all'),
-        (['--pan=add', '--pan_personal_share=0.5'], 'none'),
         (
             [
                 '--algorithm=fbn',
@@ -714,7 +715,6 @@ def test_flag_for_some_of_the_compared_algorithms():
             ],
             'sampled',
         ),
-        (['--pan=add'], None),
     ],
 )
 def test_whose_clients_have_own_models(arguments, expected):

@@ -149,7 +149,7 @@ class Writer:
     self._stems: dict[str, str] = {}
     # The positions of the clients' own variables, once they are known.
     self._own: Optional[Sequence[int]] = None
-    self._record = np.zeros((), [])
+    self._record: np.ndarray = np.zeros((), [])
 
   def add_client(self, client_id: str, weights: ModelWeights) -> None:
     """Writes the own variables of a client.
@@ -320,6 +320,10 @@ class SavedModels:
           f'{error} Without it, as in runs of earlier versions of tff_bn, the'
           ' models cannot be read.'
       ) from error
+    except ValueError as error:
+      raise ValueError(
+          f'{error} The command of the run writes its models again.'
+      ) from error
     self._numbers: dict[str, int] = {
         client_id: n for n, client_id in enumerate(self.manifest['clients'])
     }
@@ -375,7 +379,7 @@ class SavedModels:
       name = _RECORDS
       record = self._records[self._numbers[client_id]]
       values.update(
-          {field: np.array(record[field]) for field in record.dtype.names}
+          {field: np.array(record[field]) for field in record.dtype.names or ()}
       )
     found = {n: (v.shape, v.dtype) for n, v in values.items()}
     expected = {
