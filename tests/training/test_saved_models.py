@@ -239,6 +239,30 @@ def test_a_model_without_use_leaves_nothing(model, tmp_path, monkeypatch):
   assert not list(tmp_path.glob('.*'))
 
 
+def test_interrupted_while_models_are_saved(model, tmp_path, monkeypatch):
+  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+  _train(model, whole, save_client_models='all')
+  save, paths = keras.Model.save, []
+
+  def interrupt(self, path):
+    paths.append(path)
+    if len(paths) == 3:
+      raise KeyboardInterrupt
+    save(self, path)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(keras.Model, 'save', interrupt)
+    with pytest.raises(KeyboardInterrupt):
+      _train(model, stopped, save_client_models='all')
+  assert not (stopped / 'model').exists()
+  assert not list(stopped.glob('.*'))
+
+  result = _train(model, stopped, save_client_models='all')
+
+  assert result.resumed_from == 1
+  assert training_fakes.snapshot(stopped) == training_fakes.snapshot(whole)
+
+
 def test_export(model, tmp_path, monkeypatch):
   path = tmp_path / 'new/client.keras'
   weights = model.initial_weights

@@ -406,6 +406,11 @@ class SplitTask(NamedTuple):
   value: Any
 
 
+# Draws the indices of each client, given the number of samples, the number of
+# clients, the number of samples of a client, and a generator.
+Draw = Callable[[int, int, int, np.random.Generator], list[np.ndarray]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
   """A way to split the training data over the clients.
@@ -416,9 +421,9 @@ class Split:
       clients of its samples.
     parameter: The name of the parameter of `split_dataset` that the split
       needs, if any.
-    draw: Draws the indices of clients that share samples, given the number of
-      samples, the number of clients, the parameter and a generator. A split
-      with this function needs its parameter only for that.
+    draw: Draws the indices of clients that share samples. A split with this
+      function needs its parameter, the number of samples of a client, only for
+      that.
     client: The noun for a client if the dataset determines the number of
       clients, such as 'writer'.
   """
@@ -426,9 +431,7 @@ class Split:
   description: str
   make: Optional[Callable[[SplitTask], list[np.ndarray]]] = None
   parameter: Optional[str] = None
-  draw: Optional[
-      Callable[[int, int, int, np.random.Generator], list[np.ndarray]]
-  ] = None
+  draw: Optional[Draw] = None
   client: Optional[str] = None
 
 

@@ -81,7 +81,9 @@ def split_dataset(
     if value is None and entry.draw is None:
       raise ValueError(f'split={split} needs `{entry.parameter}`.')
   if entry.draw is not None and value is not None:
-    parts, test_parts = _draw(dataset, entry, num_clients, seed, int(value))
+    parts, test_parts = _draw(
+        dataset, entry.draw, num_clients, int(value), seed
+    )
   else:
     splits.check_num_clients(
         num_clients, len(dataset.y_train), f'training samples in {dataset.name}'
@@ -103,28 +105,25 @@ def split_dataset(
 
 def _draw(
     dataset: dataset_lib.Dataset,
-    entry: splits.Split,
+    draw: splits.Draw,
     num_clients: int,
-    seed: int,
     samples_per_client: int,
+    seed: int,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Draws the training and test samples of clients that share samples."""
-  assert entry.draw is not None
   if num_clients < 1:
     raise ValueError(f'num_clients={num_clients} is too small; use at least 1.')
   num_train, num_test = len(dataset.y_train), len(dataset.y_test)
   if not 1 <= samples_per_client <= num_train:
     raise ValueError(
-        f'{entry.parameter}={samples_per_client} must be between 1 and the'
+        f'samples_per_client={samples_per_client} must be between 1 and the'
         f' {num_train} training samples in {dataset.name}.'
     )
   test_samples_per_client = max(
       1, round(samples_per_client * num_test / num_train)
   )
   parts, test_parts = (
-      entry.draw(
-          num_samples, num_clients, number, seeding.generator(stream, seed)
-      )
+      draw(num_samples, num_clients, number, seeding.generator(stream, seed))
       for stream, num_samples, number in (
           (seeding.Stream.SPLIT, num_train, samples_per_client),
           (seeding.Stream.TEST_SETS, num_test, test_samples_per_client),

@@ -35,10 +35,13 @@ class FinalModels:
     """Removes the models, because the run will have other final models."""
     saved_models.remove(self._model_dir)
 
-  def find(self, save_client_models: str) -> Optional[saved_models.SavedModels]:
+  def find(
+      self, round_num: int, save_client_models: str
+  ) -> Optional[saved_models.SavedModels]:
     """Finds the models of this run, if they are already saved and intact.
 
     Args:
+      round_num: The number of the last round.
       save_client_models: See `TrainingConfig`.
 
     Returns:
@@ -54,10 +57,12 @@ class FinalModels:
           '%s The models are written again from the last checkpoint.', error
       )
       return None
-    expected = {'run': self._run, 'save_client_models': save_client_models}
-    if expected.items() <= models.manifest.items():
-      return models
-    return None
+    expected = dict(
+        run=self._run, round=round_num, save_client_models=save_client_models
+    )
+    if any(models.manifest[name] != value for name, value in expected.items()):
+      return None
+    return models
 
   @contextlib.contextmanager
   def writing(

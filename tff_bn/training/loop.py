@@ -304,7 +304,7 @@ class _Run:
   def _final_weights(self, state: Any) -> ModelWeights:
     """Returns the weights of the final model, which is saved then."""
     config = self._config
-    saved = self._models.find(config.save_client_models)
+    saved = self._models.find(config.rounds, config.save_client_models)
     if saved is not None:
       return saved.weights(self._model)
     # The last round is saved, and many models take long.
