@@ -1,6 +1,5 @@
 """Tests of clients' models on demand: `tff-bn-evaluate --export_client`."""
 
-import json
 import os
 import shutil
 
@@ -202,20 +201,19 @@ def test_models_of_an_earlier_version(run, sampled, tmp_path, capsys):
   _assert_same(_exported(copy, sampled), tiny_runs.load(run, sampled))
 
 
-def test_evaluation_reads_the_records(run, sampled, tmp_path):
-  """Of a run with few clients, because all are evaluated."""
-  folder = _train(tmp_path / 'run', '--num_clients=3')
-  assert evaluate.run([f'--run={folder}']) == 0
-  kinds = {
-      row['client']: row['model']
-      for row in csv_rows.read(folder / 'evaluation.csv')[1:]
-  }
-  manifest = json.loads((folder / 'model/manifest.json').read_bytes())
-  (own,) = manifest['clients']
-  assert kinds == {
-      f'client_{n}': 'own' if f'client_{n}' == own else 'global'
-      for n in range(3)
-  }
+def test_evaluation_of_many_clients(run, sampled, tmp_path, capsys):
+  capsys.readouterr()
+  assert evaluate.run([f'--run={run}', f'--output_dir={tmp_path}']) == 0
+  rows = csv_rows.read(tmp_path / 'evaluation.csv')
+  assert [row['client'] for row in rows[1:]] == [
+      f'client_{n:04}' for n in range(2000)
+  ]
+  assert {row['client'] for row in rows if row['model'] == 'own'} == {sampled}
+  assert {row['num_examples'] for row in rows[1:]} == {'3'}
+  # The terminal gets the first rows.
+  output = capsys.readouterr().out
+  assert output.count('\n| client_') == 99
+  assert '… and 1901 more rows in the table.' in output
 
 
 def test_personal_phases(tmp_path):
