@@ -1,6 +1,7 @@
 """Stages of a plan: TensorFlow functions traced on first use."""
 
 from collections.abc import Callable, Sequence
+import functools
 import threading
 from typing import Any
 
@@ -20,6 +21,11 @@ _WITHOUT_GRAPPLER = tf.compat.v1.ConfigProto(
         rewrite_options={'disable_meta_optimizer': True}
     )
 ).SerializeToString()
+
+
+@functools.lru_cache
+def _is_cpu(device: str) -> bool:
+  return tf.DeviceSpec.from_string(device).device_type == 'CPU'
 
 
 class Stage:
@@ -64,7 +70,7 @@ class Stage:
           self._function = self._trace()
     function = self._function
     with tf.device(device):
-      if tf.DeviceSpec.from_string(device).device_type != 'CPU':
+      if not _is_cpu(device):
         return function(*tensors)
       if device not in self._compiled:
         # TensorFlow compiles a function during its first call, and once more
