@@ -60,6 +60,12 @@ class FedAvgRounds:
     """Returns the batches of all clients."""
     return [self.client_dataset(c, round_num) for c in self.data.client_ids]
 
+  def client_arrays(self, round_num: int) -> list[list[Any]]:
+    """Returns the batches of all clients as NumPy arrays."""
+    return [
+        list(d.as_numpy_iterator()) for d in self.client_datasets(round_num)
+    ]
+
   def late_datasets(self, round_num: int) -> list[Any]:
     """Returns datasets that are built when their client is computed."""
     from tff_bn.training import round_data

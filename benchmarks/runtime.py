@@ -4,14 +4,15 @@ Three variants compute the same rounds of federated averaging in turn:
 
 *   native: TFF's runtime, in its worker process.
 *   in process: this project's runtime with its default settings.
-*   bare: a Python loop over the clients that calls one `tf.function`, which
-    trains a client with plain Keras and TensorFlow and adds its update to the
-    sum. It contains no code of TFF or this project, so it shows the cost of the
+*   bare: a Python loop over the clients and their batches, NumPy arrays, that
+    calls one `tf.function` for each step of plain Keras and TensorFlow. It
+    contains no code of TFF or this project, so it shows the cost of the
     computation itself.
 
-Each round starts from the same model, with new datasets. The time includes the
-conversion of the result to NumPy arrays, but not the building of the datasets.
-If results differ, the program ends without a report.
+Each round starts from the same model, with new batches. The time includes the
+conversion of the result to NumPy arrays. In process, it also includes the
+choice of the batches, as in `tff-bn-train`; the other two get their datasets
+and arrays ready. If results differ, the program ends without a report.
 
 The program also measures how the peak memory of a round grows with the number
 of clients, and the time until `tff-bn-train` has finished its first round. It
@@ -43,6 +44,7 @@ _ROWS = flags.DEFINE_list(
     'rows',
     [
         'small_cnn:10x5x32',
+        'small_cnn:100x1x2',
         'small_cnn:100x5x32',
         'small_cnn:1000x5x32',
         'resnet20:5x5x128',
@@ -72,8 +74,13 @@ _STARTS = flags.DEFINE_integer(
 
 NATIVE, IN_PROCESS, BARE = WAYS = ('native', 'in process', 'bare')
 
-# Largest ratio of in process to bare, by model and number of clients.
-_MAX_BARE_RATIO = {('resnet20', 5): 0.9, ('small_cnn', 100): 1.3}
+# Largest ratio of in process to bare, by model, clients, steps and batch size.
+_MAX_BARE_RATIO = {
+    ('small_cnn', 10, 5, 32): 1.05,
+    ('small_cnn', 100, 1, 2): 1.2,
+    ('small_cnn', 100, 5, 32): 1.05,
+    ('resnet20', 5, 5, 128): 1.0,
+}
 _MAX_MEMORY_RATIO = 1.3
 _MAX_STARTUP_SECONDS = 15.0
 # Relative to the model's change in a round. Keras's batch normalization rounds
@@ -87,7 +94,7 @@ class Row(fed_avg_rounds.Row):
   @property
   def max_bare_ratio(self) -> Optional[float]:
     """The largest ratio of in process to bare, if there is a floor."""
-    return _MAX_BARE_RATIO.get((self.model, self.num_clients))
+    return _MAX_BARE_RATIO.get(dataclasses.astuple(self))
 
   @property
   def default_repeats(self) -> int:
@@ -134,6 +141,7 @@ def _build_bare_round(
     problem: fed_avg_rounds.FedAvgRounds,
 ) -> Callable[[Sequence[Any]], Result]:
   """Returns a function that computes a round with plain TensorFlow."""
+  import numpy as np
   import tensorflow as tf
 
   keras_model = problem.model.to_keras()
@@ -141,56 +149,35 @@ def _build_bare_round(
   (accuracy,) = problem.model.metrics_fn()
   variables = keras_model.weights
   trainable = keras_model.trainable_weights
-  is_trainable = [any(v is t for t in trainable) for v in variables]
-  server = [tf.Variable(v) for v in variables]
-  totals = [tf.Variable(tf.zeros_like(v)) for v in variables]
-  total_weight = tf.Variable(0.0)
-  total_loss = tf.Variable(0.0)
 
-  @tf.function
-  def add_client(dataset):
-    for variable, value in zip(variables, server):
-      variable.assign(value)
-    num_examples = tf.constant(0)
-    for x, y in iter(dataset):
-      with tf.GradientTape() as tape:
-        output = keras_model(x, training=True)
-        loss = loss_fn(y, output)
-      gradients = tape.gradient(loss, trainable)
-      for variable, gradient in zip(trainable, gradients):
-        variable.assign_sub(problem.row.learning_rate * gradient)
-      accuracy.update_state(y, output)
-      batch_size = tf.shape(y)[0]
-      num_examples += batch_size
-      total_loss.assign_add(loss * tf.cast(batch_size, tf.float32))
-    weight = tf.cast(num_examples, tf.float32)
-    total_weight.assign_add(weight)
-    for total, variable, value, is_difference in zip(
-        totals, variables, server, is_trainable
-    ):
-      if is_difference:
-        total.assign_add(weight * (value - variable))
-      else:
-        total.assign_add(weight * variable)
+  @tf.function(reduce_retracing=True)
+  def step(x, y):
+    with tf.GradientTape() as tape:
+      output = keras_model(x, training=True)
+      loss = loss_fn(y, output)
+    gradients = tape.gradient(loss, trainable)
+    for variable, gradient in zip(trainable, gradients):
+      variable.assign_sub(problem.row.learning_rate * gradient)
+    accuracy.update_state(y, output)
+    return loss
 
-  def compute_round(datasets):
-    for variable, value in zip(server, problem.initial):
-      variable.assign(value)
-    for total in (*totals, total_weight, total_loss):
-      total.assign(tf.zeros_like(total))
+  def compute_round(clients):
+    totals = [np.zeros_like(value) for value in problem.initial]
+    total_examples, total_loss = 0, 0.0
     accuracy.reset_state()
-    for dataset in datasets:
-      add_client(dataset)
-    weight = total_weight.numpy()
-    means = [total.numpy() / weight for total in totals]
+    for batches in clients:
+      for variable, value in zip(variables, problem.initial):
+        variable.assign(value)
+      num_examples = 0
+      for x, y in batches:
+        total_loss += float(step(x, y)) * len(y)
+        num_examples += len(y)
+      for total, variable in zip(totals, variables):
+        total += num_examples * variable.numpy()
+      total_examples += num_examples
     return Result(
-        [
-            value - mean if is_difference else mean
-            for value, mean, is_difference in zip(
-                problem.initial, means, is_trainable
-            )
-        ],
-        [total_loss.numpy() / weight, accuracy.result().numpy()],
+        [total / total_examples for total in totals],
+        [total_loss / total_examples, accuracy.result().numpy()],
     )
 
   return compute_round
@@ -215,6 +202,11 @@ def time_row(row: Row, repeats: int) -> Timing:
 
   problem = fed_avg_rounds.FedAvgRounds(row)
   bare_round = _build_bare_round(problem)
+  get_data = {
+      NATIVE: problem.client_datasets,
+      IN_PROCESS: problem.late_datasets,
+      BARE: problem.client_arrays,
+  }
   times = {way: [] for way in WAYS}
   with contextlib.ExitStack() as stack:
     contexts = {
@@ -225,15 +217,15 @@ def time_row(row: Row, repeats: int) -> Timing:
     for round_num in range(repeats + 1):
       results = {}
       for way in WAYS:
-        datasets = problem.client_datasets(round_num)
+        clients = get_data[way](round_num)
         # Collect the other variants' garbage before this one is timed.
         gc.collect()
         start = time.perf_counter()
         if way == BARE:
-          results[way] = bare_round(datasets)
+          results[way] = bare_round(clients)
         else:
           tff.framework.set_default_context(contexts[way])
-          results[way] = problem.compute(state, datasets)
+          results[way] = problem.compute(state, clients)
         times[way].append(time.perf_counter() - start)
       harness.check_results(row, results, BARE, problem.initial, _TOLERANCE)
   return Timing.of(times)
@@ -391,10 +383,11 @@ def _time_lines(
       '',
       'Federated averaging, clients × steps × batch size. Three variants take'
       " turns: TFF's native runtime, in process, and a bare loop over the"
-      ' clients that calls one `tf.function`. Their results agree (to'
-      f" {_TOLERANCE:g} of the model's change). The time does not include the"
-      ' building of the datasets. Seconds are medians. Ratios compare'
-      ' successive rounds; the table shows their median and range.',
+      ' clients and their NumPy batches that calls one `tf.function` for each'
+      f" step. Their results agree (to {_TOLERANCE:g} of the model's change)."
+      ' In process, the time includes the choice of the batches. Seconds are'
+      ' medians. Ratios compare successive rounds; the table shows their median'
+      ' and range.',
       '',
       *harness.table(
           [

@@ -24,8 +24,9 @@ def _measurements(**changes):
               [2.0, 3.0, 4.0], [1.0, 2.0, 2.0], [1.0, 1.0, 2.0]
           ),
           benchmark.Row('small_cnn', 10, 5, 32): _timing(
-              [2.0, 2.0], [1.0, 1.0], [0.1, 0.1]
+              [2.0, 2.0], [1.0, 1.0], [1.0, 1.0]
           ),
+          benchmark.Row('small_cnn', 1000, 5, 32): _timing([2.0], [1.0], [0.1]),
           benchmark.Row('resnet20', 5, 5, 128): _timing([2.0], [0.9], [1.0]),
       },
       [benchmark.Memory('lazy', {10: 500.0, 1000: 600.0})],
@@ -41,11 +42,12 @@ def test_report_has_medians_of_paired_ratios():
   # The median of 1/1, 2/1 and 2/2, which isn't that of the seconds, 2/1.
   assert times[1] == (
       ['small_cnn, 100 clients × 5 × 32', '3.000', '2.000', '1.000']
-      + ['1.00 (1.00–2.00)', '≤ 1.30', 'yes']
+      + ['1.00 (1.00–2.00)', '≤ 1.05', 'yes']
       + ['0.50 (0.50–0.67)', '< 1', 'yes', '3']
   )
-  assert times[2][5:7] == ['–', '–']
-  assert times[3][5:7] == ['≤ 0.90', 'yes']
+  assert times[2][5:7] == ['≤ 1.05', 'yes']
+  assert times[3][5:7] == ['–', '–']
+  assert times[4][5:7] == ['≤ 1.00', 'yes']
   assert first[1][1:] == ['9.00'] * 3
   assert memory[1:] == [['lazy', '500', '600', '1.20', '≤ 1.30', 'yes']]
   assert startup[1:] == [['10.00 (9.00–30.00)', '≤ 15', 'yes']]
@@ -59,14 +61,21 @@ def test_report_has_medians_of_paired_ratios():
         {
             'timings': {
                 benchmark.Row('small_cnn', 100, 5, 32): _timing(
-                    [9.0], [1.31], [1.0]
+                    [9.0], [1.06], [1.0]
                 )
             }
         },
         {
             'timings': {
                 benchmark.Row('resnet20', 5, 5, 128): _timing(
-                    [9.0], [0.91], [1.0]
+                    [9.0], [1.01], [1.0]
+                )
+            }
+        },
+        {
+            'timings': {
+                benchmark.Row('small_cnn', 100, 1, 2): _timing(
+                    [9.0], [1.21], [1.0]
                 )
             }
         },
@@ -78,7 +87,7 @@ def test_report_has_medians_of_paired_ratios():
             }
         },
     ],
-    ids=['memory', 'startup', 'small_cnn', 'resnet20', 'native'],
+    ids=['memory', 'startup', 'small_cnn', 'resnet20', 'one step', 'native'],
 )
 def test_report_says_which_floor_is_missed(changes):
   text, are_floors_met = benchmark.report(_measurements(**changes))
