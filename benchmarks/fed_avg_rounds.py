@@ -62,8 +62,11 @@ class FedAvgRounds:
 
   def client_arrays(self, round_num: int) -> list[list[Any]]:
     """Returns the batches of all clients as NumPy arrays."""
+    import numpy as np
+
     return [
-        list(d.as_numpy_iterator()) for d in self.client_datasets(round_num)
+        [(np.array(x), np.array(y)) for x, y in dataset]
+        for dataset in self.client_datasets(round_num)
     ]
 
   def late_datasets(self, round_num: int) -> list[Any]:

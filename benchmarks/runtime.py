@@ -1,6 +1,6 @@
 """Measures the time and memory of the in-process runtime.
 
-Three variants compute the same rounds of federated averaging in turn:
+These variants compute the same rounds of federated averaging in turn:
 
 *   native: TFF's runtime, in its worker process.
 *   in process: this project's runtime with its default settings.
@@ -8,11 +8,12 @@ Three variants compute the same rounds of federated averaging in turn:
     calls one `tf.function` for each step of plain Keras and TensorFlow. It
     contains no code of TFF or this project, so it shows the cost of the
     computation itself.
+*   PyTorch, if it is installed: the same loop with plain PyTorch.
 
 Each round starts from the same model, with new batches. The time includes the
 conversion of the result to NumPy arrays. In process, it also includes the
-choice of the batches, as in `tff-bn-train`; the other two get their datasets
-and arrays ready. If results differ, the program ends without a report.
+choice of the batches, as in `tff-bn-train`; the others get their datasets or
+arrays ready. If results differ, the program ends without a report.
 
 The program also measures how the peak memory of a round grows with the number
 of clients, and the time until `tff-bn-train` has finished its first round. It
@@ -37,6 +38,7 @@ import fed_avg_rounds
 import harness
 from harness import Result
 from harness import Timing
+import pytorch_loop
 
 flags.adopt_module_key_flags(harness)
 
@@ -73,6 +75,7 @@ _STARTS = flags.DEFINE_integer(
 )
 
 NATIVE, IN_PROCESS, BARE = WAYS = ('native', 'in process', 'bare')
+PYTORCH = 'PyTorch'
 
 # Largest ratio of in process to bare, by model, clients, steps and batch size.
 _MAX_BARE_RATIO = {
@@ -201,13 +204,16 @@ def time_row(row: Row, repeats: int) -> Timing:
   from tff_bn import runtime
 
   problem = fed_avg_rounds.FedAvgRounds(row)
-  bare_round = _build_bare_round(problem)
   get_data = {
       NATIVE: problem.client_datasets,
       IN_PROCESS: problem.late_datasets,
       BARE: problem.client_arrays,
   }
-  times = {way: [] for way in WAYS}
+  loops = {BARE: _build_bare_round(problem)}
+  if pytorch_loop.is_installed():
+    loops[PYTORCH] = pytorch_loop.build_round(problem)
+    get_data[PYTORCH] = problem.client_arrays
+  times = {way: [] for way in get_data}
   with contextlib.ExitStack() as stack:
     contexts = {
         NATIVE: stack.enter_context(runtime.native_runtime()),
@@ -216,17 +222,22 @@ def time_row(row: Row, repeats: int) -> Timing:
     state = problem.process.initialize()
     for round_num in range(repeats + 1):
       results = {}
-      for way in WAYS:
+      for way in get_data:
         clients = get_data[way](round_num)
         # Collect the other variants' garbage before this one is timed.
         gc.collect()
         start = time.perf_counter()
-        if way == BARE:
-          results[way] = bare_round(clients)
+        if way in loops:
+          results[way] = loops[way](clients)
         else:
           tff.framework.set_default_context(contexts[way])
           results[way] = problem.compute(state, clients)
         times[way].append(time.perf_counter() - start)
+      if PYTORCH in results:
+        # Its weights have another layout, but its loss must be the same.
+        results[PYTORCH] = Result(
+            results[BARE].weights, results[PYTORCH].metrics
+        )
       harness.check_results(row, results, BARE, problem.initial, _TOLERANCE)
   return Timing.of(times)
 
@@ -361,29 +372,35 @@ def _time_lines(
     timings: Mapping[Row, Timing], floors: harness.Floors
 ) -> list[str]:
   rows, first_rows = [], []
+  ways = tuple(next(iter(timings.values())).later)
+  peers = [way for way in ways if way not in WAYS]
   for row, timing in timings.items():
     bare_ratios = timing.ratios(IN_PROCESS, BARE)
     native_ratios = timing.ratios(IN_PROCESS, NATIVE)
     rows.append(
         [
             str(row),
-            *timing.median_cells(WAYS),
+            *timing.median_cells(ways),
             harness.spread(bare_ratios),
             *floors.ratio_cells(bare_ratios, row.max_bare_ratio),
             harness.spread(native_ratios),
             '< 1',
             floors.check(statistics.median(native_ratios) < 1),
+            *(
+                harness.spread(timing.ratios(IN_PROCESS, peer))
+                for peer in peers
+            ),
             str(len(bare_ratios)),
         ]
     )
-    first_rows.append([str(row), *timing.first_cells(WAYS)])
+    first_rows.append([str(row), *timing.first_cells(ways)])
   return [
       '',
       '## Seconds per round',
       '',
-      'Federated averaging, clients × steps × batch size. Three variants take'
-      " turns: TFF's native runtime, in process, and a bare loop over the"
-      ' clients and their NumPy batches that calls one `tf.function` for each'
+      "Federated averaging, clients × steps × batch size. TFF's native runtime,"
+      ' in process, and a bare loop over the clients and their NumPy batches'
+      ' take turns. The bare loop calls one `tf.function` for each'
       f" step. Their results agree (to {_TOLERANCE:g} of the model's change)."
       ' In process, the time includes the choice of the batches. Seconds are'
       ' medians. Ratios compare successive rounds; the table shows their median'
@@ -392,13 +409,14 @@ def _time_lines(
       *harness.table(
           [
               'Round',
-              *WAYS,
+              *ways,
               'in process / bare',
               'floor',
               'met',
               'in process / native',
               'floor',
               'met',
+              *(f'in process / {peer}' for peer in peers),
               'rounds',
           ],
           rows,
@@ -407,7 +425,7 @@ def _time_lines(
       'The first round, including tracing and the start of the native'
       " runtime's worker process:",
       '',
-      *harness.table(['Round', *WAYS], first_rows),
+      *harness.table(['Round', *ways], first_rows),
   ]
 
 

@@ -53,6 +53,25 @@ def test_report_has_medians_of_paired_ratios():
   assert startup[1:] == [['10.00 (9.00–30.00)', '≤ 15', 'yes']]
 
 
+def test_report_with_pytorch():
+  times = {
+      'native': [2.0, 2.0],
+      'in process': [1.0, 1.0],
+      'bare': [1.0, 1.0],
+      'PyTorch': [0.5, 2.0],
+  }
+  row = benchmark.Row('small_cnn', 10, 5, 32)
+  text, are_floors_met = benchmark.report(
+      _measurements(timings={row: benchmark.Timing.of(times)})
+  )
+  assert are_floors_met
+  times, first, *_ = benchmark_files.tables(text)
+  assert times[0][1:5] == ['native', 'in process', 'bare', 'PyTorch']
+  assert times[0][-2] == 'in process / PyTorch'
+  assert times[1][-2] == '0.50 (0.50–0.50)'
+  assert first[1][4] == '0.50'
+
+
 @pytest.mark.parametrize(
     'changes',
     [
