@@ -63,17 +63,22 @@ class Evaluator:
     # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
     # instantiates its function again at each call.
     for x, y in iter(dataset):
-      predictions = mixed_precision.to_float32(
-          self._keras_model(x, training=False)
-      )
-      for metric in self._metrics:
-        metric.update_state(y, predictions)
-      loss = tf.reduce_mean(self._loss(y, predictions))
+      loss = self._evaluate_batch(x, y)
       # The last batch may be smaller, so batches are weighted by their size.
       size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
       loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
       num_examples += size
     return loss_sum, num_examples, [m.result() for m in self._metrics]
+
+  @tf.autograph.experimental.do_not_convert
+  def _evaluate_batch(self, x: Any, y: Any) -> tf.Tensor:
+    """Updates the metrics and returns the loss."""
+    predictions = mixed_precision.to_float32(
+        self._keras_model(x, training=False)
+    )
+    for metric in self._metrics:
+      metric.update_state(y, predictions)
+    return tf.reduce_mean(self._loss(y, predictions))
 
   @property
   def metric_names(self) -> tuple[str, ...]:
