@@ -122,8 +122,9 @@ class GeometricMedian(robust_rule.CheckedRule):
       moved = tf.tensordot(new - weights, new_moments - moments, 1)
       return k + 1, new, new_moments, moved
 
-    # If most values are equal (radius 0), this start is the median.
-    is_near = tf.cast(lengths <= radius, products.dtype)
+    # If most values are equal (radius 0), this start is the median. Rounding
+    # must not decide which of several equal values are near.
+    is_near = tf.cast(lengths <= 1.001 * radius, products.dtype)
     start = is_near / tf.reduce_sum(is_near)
     _, weights, moments, _ = tf.while_loop(
         lambda k, _, __, moved: (radius > 0)
