@@ -219,7 +219,14 @@ def _num_bits(num_rows: int) -> int:
 def _padded(values: tf.Tensor, num_rows: int) -> tf.Tensor:
   """Appends infinite rows up to a number of rows."""
   missing = num_rows - tf.shape(values)[0]
-  padded = tf.pad(values, [[0, missing], [0, 0]], constant_values=float('inf'))
+  padded = tf.cond(
+      missing > 0,
+      lambda: tf.pad(
+          values, [[0, missing], [0, 0]], constant_values=float('inf')
+      ),
+      # Without a copy.
+      lambda: values,
+  )
   return tf.ensure_shape(padded, [num_rows, values.shape[1]])
 
 
