@@ -29,11 +29,11 @@ def squared_distances(values: tf.Tensor) -> tf.Tensor:
   """Computes the squared Euclidean distances between rows.
 
   This takes one matrix product in the dtype of the values. If the product
-  overflows or underflows, or if too many digits cancel, the result is
-  `exact_squared_distances`. Otherwise a float32 distance is wrong by about
-  1e-6, relative to the radius of a ball around one of its two rows that
-  contains more than half of the rows. (At most 6e-5, if this radius is a
-  quarter of the row's length.)
+  overflows or underflows, or if too many digits cancel, the distances are
+  computed in float64. Otherwise a squared distance of float32 rows is wrong by
+  about 1e-6 times the squared lengths of the two rows. These are at most 16
+  times the squared radius of a ball around the row that contains more than half
+  of the rows.
 
   Args:
     values: Finite floats of shape `[n, d]`, with n ≥ 1.
@@ -48,11 +48,6 @@ def squared_distances(values: tf.Tensor) -> tf.Tensor:
       lambda: approximate,
       lambda: from_products(_centered_products(values, approximate)[0]),
   )
-
-
-def exact_squared_distances(values: tf.Tensor) -> tf.Tensor:
-  """Computes the same as `squared_distances`, always in float64."""
-  return from_products(middle_products(values)[0])
 
 
 def medoid_products(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -29,7 +29,8 @@ class GeometricMedian(robust_rule.CheckedRule):
 
   z is always a weighted mean of the values, and the weights depend only on the
   values' inner products, so the cost of an iteration does not depend on the
-  size of the values.
+  size of the values. The products of float32 values are computed in float32,
+  unless too many digits would cancel.
 
   If less than half of the clients are attackers, the distance of the result
   from any point is at most 2 (n - f) / (n - 2f) times the distance of the

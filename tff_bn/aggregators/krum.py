@@ -38,8 +38,9 @@ class Krum(_KrumScores):
 
     `krum(x) = x_i with i = argmin_i Σ_{j near i} ‖x_i - x_j‖²`.
 
-  Of clients with the same score, the first is chosen. Krum needs 2f + 3
-  clients.
+  Of clients with the same score, the first is chosen. Scores of float32 values
+  are rounded to about 6 digits, so clients whose scores differ by less count as
+  the same. Krum needs 2f + 3 clients.
 
   Example: with f = 0, Krum of the rows [0], [1], [3] and [9] looks at the two
   nearest neighbours of each: the scores are 10, 5, 13 and 100, the result [1].
