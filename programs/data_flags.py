@@ -53,14 +53,16 @@ def _explain_splits() -> str:
 def _split_flag(
     parser: absl_flags.ArgumentParser,
     explanation: str,
-    default: float,
+    default: Optional[float],
     split: str,
+    default_text: Optional[str] = None,
 ) -> Any:
   """Declares the parameter of a split."""
   return flag(
       parser,
       explanation,
       default,
+      default_text=default_text,
       conditions=(flag_groups.only_for('split', split),),
       argument=flag_groups.OWN_NAME,
   )
@@ -113,6 +115,15 @@ class DataFlags(flag_groups.Flags):
               ),
           ]
       ),
+  )
+  samples_per_client: Optional[int] = _split_flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of training samples that each client draws with --split=iid,'
+      ' independently of the other clients. Clients then share samples, so that'
+      ' there may be more clients than samples',
+      None,
+      'iid',
+      'none, the clients divide the training data among themselves',
   )
   classes_per_client: Optional[int] = _split_flag(
       flag_groups.POSITIVE_INTEGER,

@@ -9,6 +9,7 @@ from typing import Optional
 from absl import flags as absl_flags
 
 from tff_bn.common import files
+from tff_bn.common import spelling
 from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import data_flags
@@ -18,6 +19,10 @@ from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
+
+_MAX_NAMED_CLIENTS = 6
+# The file has all rows.
+_MAX_PRINTED_ROWS = 100
 
 
 def define_flags(
@@ -51,11 +56,16 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
         f'--run={folder} is a comparison; choose one of the runs in'
         f' {folder / run_folder.RUNS}.'
     )
-  given = [
-      flags.text(name)
-      for name in data_flags.DataFlags.specs()
-      if flags.is_given(name)
-  ]
+  given = []
+  for name in ('reestimate_statistics', *data_flags.DataFlags.specs()):
+    if flags.export_client is not None:
+      flags.refuse_unless_overruled(
+          name,
+          'export_client',
+          'has no effect with --export_client, which evaluates nothing',
+      )
+    elif name != 'reestimate_statistics' and flags.is_given(name):
+      given.append(flags.text(name))
   return finished_run.read_settings(folder, given)
 
 
@@ -75,7 +85,10 @@ def main(flags: cli.ParsedFlags) -> None:
       run_folder.check_writable(folder)
       # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
-    _evaluate(settings, run, folder, flags.reestimate_statistics)
+    if flags.export_client is not None:
+      _export(settings, run, folder, flags.export_client)
+    else:
+      _evaluate(settings, run, folder, flags.reestimate_statistics)
 
 
 def _evaluate(
@@ -111,8 +124,67 @@ def _evaluate(
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / run_folder.EVALUATION
   files.replace(path, report.evaluation_csv(results))
-  print(report.evaluation_table(results))
+  print(report.evaluation_table(results[:_MAX_PRINTED_ROWS]))
+  if len(results) > _MAX_PRINTED_ROWS:
+    print(f'\n… and {len(results) - _MAX_PRINTED_ROWS} more rows in the table.')
   print(f'\nTable: {path}')
+
+
+def _export(
+    settings: settings_lib.RunSettings,
+    run: pathlib.Path,
+    folder: pathlib.Path,
+    client_ids: Sequence[str],
+) -> None:
+  """Writes the models of clients as Keras files into a folder."""
+  dependencies.require_tff()
+  from tff_bn.programs import experiment
+  from tff_bn.training import saved_models
+
+  numbers = dict.fromkeys(client_ids, 0)
+  with cli.checking_input():
+    saved, model = experiment.load_models(settings, run)
+    if not saved.client_ids:
+      raise ValueError(
+          f'--export_client={",".join(client_ids)} has no effect: the clients'
+          f' of --run={run} have no own models. All use'
+          f' {run / run_folder.MODEL / run_folder.MODEL_FILE}.'
+      )
+    new = [c for c in client_ids if c not in saved.client_ids]
+    # The data need not be there for clients that took part.
+    if new:
+      data = experiment.split_dataset(settings, settings.load())
+      for client_id in new:
+        _check_client(client_id, data.client_ids)
+        numbers[client_id] = data.client_number(client_id)
+  for client_id, number in numbers.items():
+    weights = experiment.client_weights(
+        settings, saved, model, client_id, number
+    )
+    path = (
+        folder
+        / run_folder.EXPORTED
+        / f'{saved_models.client_file_stem(client_id)}.keras'
+    )
+    saved_models.export(model, weights, path)
+    note = ''
+    if client_id in new:
+      note = ' (took no part in a round, so it uses the global model)'
+    print(f"{client_id}{note}: keras.models.load_model('{path}')")
+
+
+def _check_client(client_id: str, known: Sequence[str]) -> None:
+  """Checks that a run has a client."""
+  if client_id in known:
+    return
+  named = known
+  if len(known) > _MAX_NAMED_CLIENTS:
+    named = [*known[: _MAX_NAMED_CLIENTS - 2], '…', known[-1]]
+  raise ValueError(
+      f'--export_client={client_id}: the run has no such client. Its number of'
+      f' clients is {len(known)}: {", ".join(named)}.'
+      f'{spelling.suggestion(client_id, known)}'
+  )
 
 
 PROGRAM = cli.Program(
@@ -120,12 +192,14 @@ PROGRAM = cli.Program(
     description=(
         'Evaluates the model of a finished run: the global model on the test'
         " set, and on each client's own test data the model that this client"
-        ' uses. The data is the data of the run unless flags change it.'
+        ' uses. The data is the data of the run unless flags change it. With'
+        " --export_client, writes clients' models as Keras files instead."
     ),
     examples=(
         'tff-bn-evaluate --run=runs/train',
         'tff-bn-evaluate --run=runs/compare/runs/fedavg-seed0'
         ' --reestimate_statistics',
+        'tff-bn-evaluate --run=runs/fedbn --export_client=client_3,client_7',
     ),
     define_flags=define_flags,
     main=main,

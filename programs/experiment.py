@@ -19,7 +19,9 @@ from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import training
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.models import names as model_names
+from tff_bn.processes import personal_phases
 from tff_bn.processes import stateful_process
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import data_flags
@@ -166,6 +168,38 @@ def load_models(
   return saved, model
 
 
+def client_weights(
+    settings: settings_lib.RunSettings,
+    saved: saved_models.SavedModels,
+    model: BatchNormModel,
+    client_id: str,
+    client_number: int,
+) -> ModelWeights:
+  """Returns the weights of the model that a client uses after a run.
+
+  Args:
+    settings: The run's settings.
+    saved: The run's models.
+    model: The model.
+    client_id: The client.
+    client_number: Its position among all clients.
+
+  Returns:
+    The client's own weights. For a client that took no part in a round: the
+    global model's weights, with the client's personal phases.
+  """
+  if client_id in saved.client_ids:
+    return saved.weights(model, client_id)
+  phases = personal_phases.draw(model, settings.seed, client_number)
+  values = model.from_model_weights(saved.weights(model))
+  return model.to_model_weights(
+      [
+          phases.get(info.name, value)
+          for info, value in zip(model.variables, values)
+      ]
+  )
+
+
 def _check_is_elsewhere(model_name: str, folder: pathlib.Path) -> None:
   """Checks that a user's model is not code in a run's folder."""
   package = model_name.partition(':')[0].partition('.')[0]
@@ -289,6 +323,8 @@ def training_config(
       **{
           name: getattr(settings, name)
           for name in names & set(settings.specs())
+          # The flag has no effect on the algorithm.
+          if getattr(settings, name) is not None
       }
   )
 

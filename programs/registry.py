@@ -14,9 +14,10 @@ from typing import Any, Optional
 from tff_bn.common import spelling
 
 # Features of algorithms that several flags need: the server averages what the
-# clients send; it has an optimizer.
+# clients send; it has an optimizer; clients have own models.
 MEAN = 'mean'
 SERVER_OPTIMIZER = 'server_optimizer'
+CLIENT_MODELS = 'client_models'
 
 _SERVER = (MEAN, SERVER_OPTIMIZER)
 _STATISTICS = ('statistics', 'statistics_aggregator')
@@ -121,7 +122,8 @@ class Algorithm:
     impossible: For each correction that can't be combined with it, the reason.
     correction: The correction with which it is combined.
     flags: The flags that have an effect on this algorithm but not on all, and
-      the features `MEAN` and `SERVER_OPTIMIZER`, which stand for several flags.
+      the features `MEAN`, `SERVER_OPTIMIZER` and `CLIENT_MODELS`, which stand
+      for flags.
   """
 
   name: str
@@ -212,21 +214,21 @@ ALGORITHMS = {
             'fedbn',
             'all BN variables stay with the client',
             'build_fed_bn',
-            flags=_SERVER,
+            flags=_SERVER + (CLIENT_MODELS,),
         ),
         Algorithm(
             'silobn',
             'BN statistics stay with the client, scale and shift are'
             ' averaged',
             'build_silo_bn',
-            flags=_SERVER,
+            flags=_SERVER + (CLIENT_MODELS,),
         ),
         Algorithm(
             'local_affine',
             'BN scale and shift stay with the client, statistics are'
             ' averaged',
             'build_local_affine',
-            flags=_SERVER + _STATISTICS,
+            flags=_SERVER + _STATISTICS + (CLIENT_MODELS,),
         ),
         Algorithm(
             'fedtan',
@@ -283,6 +285,7 @@ ALGORITHMS = {
             'single',
             'each client trains alone, nothing is sent',
             'build_single',
+            flags=(CLIENT_MODELS,),
             impossible=dict.fromkeys(CORRECTIONS, _NOTHING_SHARED),
         ),
     )

@@ -7,9 +7,11 @@ from absl import flags as absl_flags
 
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import registry
 from tff_bn.programs import run_folder
 from tff_bn.programs.flag_groups import OWN_NAME
 from tff_bn.programs.flag_groups import flag
+from tff_bn.training import names as training_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +29,25 @@ class _Intervals(flag_groups.Flags):
       'Number of rounds from one checkpoint to the next. The same command'
       ' continues a run that was stopped from its last checkpoint',
       10,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _ClientModels(flag_groups.Flags):
+  """What is saved of the clients' models."""
+
+  save_client_models: Optional[str] = flag(
+      parsers.ChoiceParser(training_names.SAVE_CLIENT_MODELS),
+      lambda: (
+          'Whose own models are saved as Keras files at the end, with'
+          f' {", ".join(registry.users(registry.CLIENT_MODELS))} or'
+          ' --pan_personal_share; tff-bn-evaluate --export_client also does it'
+          ' later:\n' + flag_groups.listing(training_names.SAVE_CLIENT_MODELS)
+      ),
+      'none',
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda choice: None if choice == 'none' else choice,
+      feature=registry.CLIENT_MODELS,
   )
 
 
@@ -58,14 +79,14 @@ class _Seeds(flag_groups.Flags):
 
 # A dataclass has the fields of its last base first.
 @dataclasses.dataclass(frozen=True)
-class RunFlags(_Intervals, _Seed):
+class RunFlags(_ClientModels, _Intervals, _Seed):
   """The seed of a run, and how often it is evaluated and saved."""
 
   TITLE = 'Run'
 
 
 @dataclasses.dataclass(frozen=True)
-class RunsFlags(_Intervals, _Seeds):
+class RunsFlags(_ClientModels, _Intervals, _Seeds):
   """The seeds of a comparison, and how often its runs are evaluated."""
 
   TITLE = 'Runs'
@@ -121,9 +142,16 @@ class _Evaluation(flag_groups.Flags):
       ' passes over the training data',
       False,
   )
+  export_client: Optional[tuple[str, ...]] = flag(
+      parsers.TupleParser(flag_groups.TEXT),
+      'Ids of clients, separated by commas. The program writes the models that'
+      f' these clients use as Keras files in {run_folder.EXPORTED}/, and'
+      ' evaluates nothing',
+      default_text='none',
+  )
   output_dir: Optional[str] = flag(
       flag_groups.TEXT,
-      f'Folder for {run_folder.EVALUATION}',
+      f'Folder for {run_folder.EVALUATION} and {run_folder.EXPORTED}/',
       default_text="the run's",
   )
 

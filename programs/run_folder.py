@@ -19,7 +19,11 @@ METRICS = 'metrics.csv'
 # Holds the final model, and the personal models of clients.
 MODEL = 'model'
 MODEL_FILE = 'model.keras'
+# Which of the clients' models a run has saved: their arrays, and Keras files.
+CLIENTS_ARRAYS = 'clients.npy'
 CLIENTS = 'clients'
+# Holds the Keras files of clients that were exported after the run.
+EXPORTED = 'exported_clients'
 PLOTS = 'plots'
 # Holds one folder for each run of a comparison.
 RUNS = 'runs'
@@ -55,6 +59,7 @@ _ENTRIES = (
     RESULTS_CSV,
     RESULTS_MARKDOWN,
     EVALUATION,
+    EXPORTED,
     NORMALIZATION_ERROR_CSV,
     NORMALIZATION_ERROR_BY_ROUND_CSV,
     NORMALIZATION_ERROR_MARKDOWN,

@@ -117,6 +117,15 @@ def check(flags: ParsedFlags) -> None:
     )
 
 
+def _understood(
+    flags: ParsedFlags, algorithm: registry.Algorithm
+) -> Sequence[str]:
+  """Returns the flags and features that have an effect on an algorithm."""
+  if model_flags.has_personal_encodings(flags):
+    return (*algorithm.flags, registry.CLIENT_MODELS)
+  return algorithm.flags
+
+
 def _check_features(
     flags: ParsedFlags, algorithms: Sequence[registry.Algorithm]
 ) -> None:
@@ -124,7 +133,8 @@ def _check_features(
   selector = _selector(flags)
   for name, spec in sorted(RunSettings.specs().items()):
     if spec.feature is not None and not any(
-        spec.feature in algorithm.flags for algorithm in algorithms
+        spec.feature in _understood(flags, algorithm)
+        for algorithm in algorithms
     ):
       flags.refuse_unless_overruled(
           name,
@@ -257,7 +267,7 @@ def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   Returns:
     The settings of this run.
   """
-  understood = registry.find(algorithm).flags
+  understood = _understood(flags, registry.find(algorithm))
   without_effect = [
       name
       for name, spec in RunSettings.specs().items()

@@ -85,11 +85,17 @@ def _train(
       job.data.client_ids,
       f'{settings.algorithm}: {experiment.describe_data(job)}',
   )
-  model = folder / run_folder.MODEL / run_folder.MODEL_FILE
-  clients = folder / run_folder.MODEL / run_folder.CLIENTS
-  print(f"Model:   keras.models.load_model('{model}')")
-  if clients.exists():
-    print(f"         and the clients' own models in {clients}")
+  models = folder / run_folder.MODEL
+  print(f"Model:   keras.models.load_model('{models / run_folder.MODEL_FILE}')")
+  if (models / run_folder.CLIENTS).exists():
+    print(
+        f"         and the clients' own models in {models / run_folder.CLIENTS}"
+    )
+  elif (models / run_folder.CLIENTS_ARRAYS).exists():
+    print(
+        "         and a client's own model by tff-bn-evaluate"
+        f' --run={folder} --export_client=ID'
+    )
   print(f'Metrics: {folder / run_folder.METRICS}')
   print(f'Plots:   {folder / run_folder.PLOTS}')
 

@@ -50,19 +50,34 @@ def test_in_process_runtime_does_not_optimize():
   assert _elements(used) == _elements(dataset)
 
 
+def _half(a, b):
+  return a / 2, b
+
+
 @pytest.mark.parametrize(
     'transform',
     [
-        lambda x: x.map(lambda a, b: (a / 2, b)),
-        lambda x: x.map(lambda a, b: (a / 2, b)).cache().prefetch(1),
+        lambda x: x.repeat(6).map(_half),
+        lambda x: x.map(_half).repeat(),
+        lambda x: x.repeat(6).map(_half).cache().prefetch(1),
         lambda x: x.filter(lambda a, b: True),
-        lambda x: tf.data.Dataset.zip(_batches(), x.map(lambda a, b: a)),
+        lambda x: tf.data.Dataset.zip(
+            x.repeat(6), x.repeat(6).map(lambda a, b: a)
+        ),
         lambda x: tf.data.Dataset.range(2).interleave(lambda _: x),
     ],
 )
-def test_functions_may_run_in_parallel(transform):
+def test_functions_of_long_datasets_may_run_in_parallel(transform):
   dataset = transform(_batches())
   assert dataset_options.without_useless_optimizer(dataset) is dataset
+
+
+@pytest.mark.parametrize('num_batches, is_optimized', [(16, False), (17, None)])
+def test_functions_of_few_batches_are_not_tuned(num_batches, is_optimized):
+  dataset = _batches().repeat().take(num_batches).map(_half)
+  result = dataset_options.without_useless_optimizer(dataset)
+  assert _is_optimized(result) == (is_optimized, is_optimized)
+  assert _elements(result) == _elements(dataset)
 
 
 @pytest.mark.parametrize('value', [True, False])

@@ -177,7 +177,7 @@ class TestClientDataset:
     import tensorflow_federated as tff
 
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (60, 40, 50), dtype=np.uint8)
+    x = rng.integers(0, 256, (60, 80, 100), dtype=np.uint8)
     dataset = dataset_lib.create_dataset(
         'images', x, np.arange(60) % 2, x[:2], np.arange(2)
     )
@@ -190,7 +190,7 @@ class TestClientDataset:
     ]
     batch_type = tff.SequenceType(
         (
-            tff.TensorType(np.float32, [None, 40, 50, 1]),
+            tff.TensorType(np.float32, [None, 80, 100, 1]),
             tff.TensorType(np.int32, [None]),
         )
     )
@@ -207,8 +207,8 @@ class TestClientDataset:
         federated_total(clients), 5 * x.sum(dtype=np.float64) / 255, rtol=1e-5
     )
     serialized, _ = tff.framework.serialize_value(clients[0], batch_type)
-    # 30 images of 2,000 bytes; five passes of float32 would be 20 times more.
-    assert serialized.ByteSize() < 1.5 * 30 * 2000
+    # 30 images of 8,000 bytes; five passes of float32 would be 20 times more.
+    assert serialized.ByteSize() < 1.5 * 30 * 8000
 
   @pytest.mark.parametrize(
       'arguments,message',
@@ -358,6 +358,70 @@ class TestSplitDataset:
         ),
     ):
       split(num_clients=98)
+
+
+class TestSharedSamples:
+
+  def test_more_clients_than_samples(self):
+    data = split(num_clients=500, samples_per_client=12)
+    assert len(data.client_ids) == 500
+    assert data.client_ids[-1] == 'client_499'
+    for indices_of, num_samples, number in (
+        (data.train_indices, 97, 12),
+        (data.test_indices, 40, 5),  # 12 · 40 / 97 is 4.9.
+    ):
+      for indices in indices_of.values():
+        assert len(np.unique(indices)) == len(indices) == number
+      together = np.concatenate(list(indices_of.values()))
+      np.testing.assert_array_equal(np.unique(together), np.arange(num_samples))
+
+  def test_each_client_has_test_data(self):
+    data = split(num_clients=3, samples_per_client=1)
+    assert {len(part) for part in data.test_indices.values()} == {1}
+
+  def test_all_samples(self):
+    data = split(num_clients=3, samples_per_client=97)
+    for client in data.client_ids:
+      np.testing.assert_array_equal(data.train_indices[client], np.arange(97))
+      np.testing.assert_array_equal(data.test_indices[client], np.arange(40))
+
+  def test_depends_only_on_the_seed(self):
+    first, same, other = (
+        split(num_clients=200, samples_per_client=7, seed=seed)
+        for seed in (0, 0, 1)
+    )
+    assert first.fingerprint() == same.fingerprint() != other.fingerprint()
+
+  def test_training_and_test_samples_are_drawn_independently(self):
+    dataset = make_dataset(num_test=97)
+    data = split(dataset, num_clients=20, samples_per_client=12)
+    for client in data.client_ids:
+      assert set(data.train_indices[client]) != set(data.test_indices[client])
+
+  @pytest.mark.parametrize('samples_per_client', [0, -1, 98])
+  def test_impossible_numbers(self, samples_per_client):
+    with pytest.raises(
+        ValueError,
+        match=(
+            f'samples_per_client={samples_per_client} must be between 1 and the'
+            ' 97 training samples in numbers'
+        ),
+    ):
+      split(num_clients=3, samples_per_client=samples_per_client)
+
+  def test_no_clients(self):
+    with pytest.raises(ValueError, match='num_clients=0 is too small'):
+      split(num_clients=0, samples_per_client=3)
+
+  def test_other_splits_do_not_share(self):
+    with pytest.raises(ValueError, match='num_clients=98 asks for more'):
+      split(split_name='gamma', num_clients=98, gamma=0.5, samples_per_client=3)
+
+  def test_numbers_of_clients(self):
+    data = split(num_clients=500, samples_per_client=12)
+    assert data.client_number('client_007') == 7
+    with pytest.raises(ValueError, match="no client 'client_7'"):
+      data.client_number('client_7')
 
 
 class TestDomains:

@@ -116,6 +116,39 @@ class TestIid:
     np.testing.assert_allclose(means, 499.5, atol=50)
 
 
+class TestDrawIid:
+
+  def _draw(self, num_samples, num_clients, samples_per_client, seed=0):
+    rng = np.random.default_rng(seed)
+    return splits.draw_iid(num_samples, num_clients, samples_per_client, rng)
+
+  @settings(max_examples=30, deadline=None)
+  @given(data=st.data(), num_samples=st.integers(1, 40))
+  def test_samples_of_a_client_are_different(self, data, num_samples):
+    samples_per_client = data.draw(st.integers(1, num_samples))
+    num_clients = data.draw(st.integers(1, 100))
+    parts = self._draw(num_samples, num_clients, samples_per_client)
+    assert len(parts) == num_clients
+    for part in parts:
+      assert part.shape == (samples_per_client,)
+      assert (np.diff(part) > 0).all()
+      assert part[0] >= 0
+      assert part[-1] < num_samples
+
+  def test_depends_on_the_seed_and_not_on_the_number_of_clients(self):
+    parts = self._draw(50, 3, 8)
+    assert_equal_parts(parts, self._draw(50, 3, 8))
+    assert_equal_parts(parts, self._draw(50, 9, 8)[:3])
+    assert differ(parts, self._draw(50, 3, 8, seed=1))
+
+  def test_all_pairs_of_samples_are_equally_likely(self):
+    parts = np.array(self._draw(5, 20_000, 2))
+    pairs, counts = np.unique(parts, axis=0, return_counts=True)
+    assert len(pairs) == 10
+    # Five standard deviations of a binomial distribution.
+    np.testing.assert_allclose(counts, 2000, atol=5 * 2000**0.5)
+
+
 class TestClasses:
 
   @pytest.mark.parametrize('classes_per_client', APPENDIX_D)

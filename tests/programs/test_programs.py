@@ -925,8 +925,7 @@ def test_damaged_models_are_noticed_and_repaired(tmp_path, capsys):
   arguments += [f'--output_dir={tmp_path}']
   assert compare.run(arguments) == 0
   run = tmp_path / 'runs' / 'fedbn-seed0'
-  stem = saved_models.client_file_stem('client_1')
-  for name in ('model.keras', f'clients/{stem}.npz', 'metrics.csv'):
+  for name in ('model.keras', 'clients.npy', 'metrics.csv'):
     path = (run if name == 'metrics.csv' else run / 'model') / name
     content = path.read_bytes()
     path.write_bytes(content[:-9])

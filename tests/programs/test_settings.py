@@ -105,13 +105,14 @@ def test_every_value_reaches_its_setting():
       seed=17,
       evaluate_every=3,
       checkpoint_every=4,
+      save_client_models='all',
   )
   resolved = _resolve(*(f'--{name}={value}' for name, value in given.items()))
   no_effect = ('local_steps', 'classes_per_client', 'gamma', 'imbalance')
   no_effect += ('moments', 'sync_rounds', 'after_sync_factor')
   no_effect += ('fixbn_rounds', 'pooled', 'proximal_strength')
   no_effect += ('fedbs_epsilon', 'moon_weight', 'moon_temperature')
-  no_effect += ('moon_feature_layer',)
+  no_effect += ('moon_feature_layer', 'samples_per_client')
   expected = dict(given, **dict.fromkeys(no_effect))
   assert dataclasses.asdict(resolved) == expected
 
@@ -423,6 +424,29 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             ['--split=iid', '--classes_per_client=2'],
             '--classes_per_client=2 is only for --split=classes',
         ),
+        (
+            ['--samples_per_client=20'],
+            '--samples_per_client=20 is only for --split=iid',
+        ),
+        (
+            ['--save_client_models=all'],
+            '--save_client_models=all has no effect with --algorithm=fedavg; it'
+            ' is for fedbn, silobn, local_affine, single',
+        ),
+        (
+            ['--algorithm=scaffold', '--save_client_models=sampled'],
+            '--save_client_models=sampled has no effect with'
+            ' --algorithm=scaffold',
+        ),
+        (
+            [
+                '--pan=add',
+                '--pan_personal_share=0.5',
+                '--pan_period=0',
+                '--save_client_models=none',
+            ],
+            '--pan_personal_share=0.5 has no effect',
+        ),
         (['--dirichlet_alpha=1'], '--dirichlet_alpha=1.0 is only for'),
         (['--imbalance=1'], '--imbalance=1.0 is only for --split=unbalanced'),
         (['--gamma=0.5'], '--gamma=0.5 is only for --split=gamma'),
@@ -670,6 +694,49 @@ def test_flag_for_some_of_the_compared_algorithms():
   settings.check(flags)
   assert settings.resolve(flags, 'fedavg', 0).statistics == 'pooled'
   assert settings.resolve(flags, 'fedbn', 0).statistics is None
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        ([], None),
+        (['--algorithm=fedbn'], None),
+        (['--algorithm=fedbn', '--save_client_models=none'], None),
+        (['--algorithm=fedbn+moon', '--save_client_models=all'], 'all'),
+        (['--algorithm=silobn', '--save_client_models=all'], 'all'),
+        (['--algorithm=local_affine', '--save_client_models=all'], 'all'),
+        (['--algorithm=single', '--save_client_models=all'], 'all'),
+        (
+            [
+                '--algorithm=fbn',
+                '--pan=add',
+                '--pan_personal_share=0.5',
+                '--save_client_models=sampled',
+            ],
+            'sampled',
+        ),
+    ],
+)
+def test_whose_clients_have_own_models(arguments, expected):
+  assert _resolve(*arguments).save_client_models == expected
+
+
+def test_client_models_of_some_of_the_compared_algorithms():
+  flags = _compare_flags(
+      '--algorithms=fedavg,fedbn', '--save_client_models=sampled'
+  )
+  settings.check(flags)
+  assert settings.resolve(flags, 'fedavg', 0).save_client_models is None
+  assert settings.resolve(flags, 'fedbn', 0).save_client_models == 'sampled'
+
+
+def test_clients_that_share_samples():
+  assert _resolve('--split=iid').samples_per_client is None
+  resolved = _resolve(
+      '--split=iid', '--samples_per_client=20', '--num_clients=100000'
+  )
+  assert resolved.samples_per_client == 20
+  assert resolved.num_clients == 100_000
 
 
 def test_flag_for_none_of_the_compared_algorithms():

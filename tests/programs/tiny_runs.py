@@ -1,5 +1,6 @@
 """Tiny runs, the results of analyses, and the same training in Keras."""
 
+import json
 import shutil
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from tff_bn.common import files
 from tff_bn.programs import analyze as analyze_program
 from tff_bn.programs import figures
 from tff_bn.programs import run_folder
-from tff_bn.training import saved_models
 
 # The common flags of all runs.
 FLAGS = (
@@ -105,10 +105,15 @@ def split(seed=0, num_clients=4):
 
 def load(run, client=None):
   """Loads the global model of a run, or the model of a client."""
-  name = 'model.keras'
+  model = keras.models.load_model(run / 'model/model.keras', compile=False)
   if client is not None:
-    name = f'clients/{saved_models.client_file_stem(client)}.keras'
-  return keras.models.load_model(run / 'model' / name, compile=False)
+    manifest = json.loads((run / 'model/manifest.json').read_bytes())
+    records = np.load(run / 'model/clients.npy')
+    record = records[manifest['clients'].index(client)]
+    for name in records.dtype.names:
+      # A name ends with the position.
+      model.weights[int(name.rpartition('_')[2])].assign(record[name])
+  return model
 
 
 def batches(data, client, *, seed=0, round_num=2, batch_size=8, **length):

@@ -176,8 +176,8 @@ def test_first_call_runs_alone_and_later_calls_concurrently():
 
 
 @pytest.mark.parametrize('has_loop', [True, False])
-def test_functions_with_loops_are_optimized(monkeypatch, has_loop):
-  """Without loops, Grappler takes more time than it saves."""
+def test_functions_are_not_optimized(monkeypatch, has_loop):
+  """On a CPU, Grappler takes more time than it saves."""
   configs = []
   call = tf.raw_ops.StatefulPartitionedCall
 
@@ -205,4 +205,4 @@ def test_functions_with_loops_are_optimized(monkeypatch, has_loop):
   off = [
       c.graph_options.rewrite_options.disable_meta_optimizer for c in configs
   ]
-  assert off == [not has_loop] * 2
+  assert off == [True, True]

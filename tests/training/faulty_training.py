@@ -25,6 +25,7 @@ CONFIG = training.TrainingConfig(
     clients_per_round=2,
     evaluate_every=2,
     checkpoint_every=1,
+    save_client_models='all',
 )
 
 

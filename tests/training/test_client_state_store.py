@@ -1,6 +1,7 @@
 """Tests for the store of client states."""
 
 import collections
+import contextlib
 import os
 import signal
 import sqlite3
@@ -108,6 +109,35 @@ def test_get_returns_the_newest_version_up_to_a_round(store):
       *(None, 2, 2, 5, 5, 9, 9)
   ]
   assert store.get('b') is None
+
+
+def test_newest_states_of_all_clients(store):
+  for round_num, clients in ((2, 'bA'), (5, 'ca'), (9, 'b')):
+    store.put_many(round_num, {c: _state(round_num) for c in clients})
+    store.commit(round_num)
+
+  found = [(client_id, _value(state)) for client_id, state in store.newest()]
+
+  assert found == [('A', 2), ('a', 5), ('b', 9), ('c', 5)]
+  for client_id, state in store.newest():
+    _assert_same_bits(state, store.get(client_id))
+
+
+def test_newest_states_are_checked(path):
+  with ClientStateStore(path) as store:
+    store.put_many(1, {'a': _state(1), 'b': _state(1)})
+    store.commit(1)
+  with contextlib.closing(sqlite3.connect(path)) as connection:
+    connection.execute(
+        "UPDATE states SET state = zeroblob(60) WHERE client_id = 'b'"
+    )
+    connection.commit()
+
+  with (
+      ClientStateStore(path) as store,
+      pytest.raises(ClientStateStoreError, match="client 'b' in .* is damaged"),
+  ):
+    list(store.newest())
 
 
 def test_between_commits_only_the_newest_version_is_kept(store):

@@ -359,14 +359,37 @@ class TestFinalModel:
       np.testing.assert_array_equal(a, b)
 
   def test_a_clients_damaged_model_is_written_again(self, model, tmp_path):
-    _train(model, tmp_path, stateful=True)
-    for path in list((tmp_path / 'model/clients').iterdir()):
+    config = dataclasses.replace(_CONFIG, save_client_models='sampled')
+    _train(model, tmp_path, True, config)
+    folder = tmp_path / 'model'
+    for path in [folder / 'clients.npy', *(folder / 'clients').iterdir()]:
       content = path.read_bytes()
-      path.unlink()
-      assert not training.is_finished(tmp_path)
-      _train(model, tmp_path, stateful=True)
-      if path.suffix == '.npz':
-        assert path.read_bytes() == content
+      for damaged in (None, content[:-1], content[:-1] + b'x'):
+        path.unlink()
+        if damaged is not None:
+          path.write_bytes(damaged)
+        assert not training.is_finished(tmp_path)
+        with pytest.raises(manifests.DamagedError, match=path.name):
+          saved_models.SavedModels(folder).check()
+        _train(model, tmp_path, True, config)
+        assert training.is_finished(tmp_path)
+        if path.suffix == '.npy':
+          assert path.read_bytes() == content
+
+  def test_models_of_an_earlier_version_are_written_again(
+      self, model, tmp_path, warnings
+  ):
+    _train(model, tmp_path, stateful=True)
+    folder = tmp_path / 'model'
+    manifest = manifests.read(folder, saved_models.FORMAT)
+    manifests.write(folder, {**manifest, 'format': 1})
+    assert not training.is_finished(tmp_path)
+
+    _train(model, tmp_path, stateful=True)
+
+    assert any('format 1' in t and 'written again' in t for t in warnings)
+    again = manifests.read(folder, saved_models.FORMAT)
+    assert again['clients'] == manifest['clients']
 
   def test_changed_metrics_are_not_finished(self, model, tmp_path):
     _train(model, tmp_path)
@@ -391,59 +414,6 @@ class TestFinalModel:
         saved.trainable[0], result.model_weights.trainable[0]
     )
     assert training_fakes.files(tmp_path / 'b/model') == other
-
-
-class TestSavedModels:
-
-  def test_weights_of_the_clients(self, model, tmp_path):
-    result = _train(model, tmp_path, stateful=True)
-    saved = saved_models.SavedModels(tmp_path / 'model')
-    saved.check()
-    for client_id in saved.client_ids:
-      stem = saved_models.client_file_stem(client_id)
-      expected = model.from_keras(
-          keras.models.load_model(tmp_path / f'model/clients/{stem}.keras')
-      )
-      found = saved.weights(model, client_id)
-      for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
-        np.testing.assert_array_equal(a, b)
-      # Shared variables are not stored again.
-      with np.load(tmp_path / f'model/clients/{stem}.npz') as arrays:
-        assert set(arrays.files) <= {'moving_mean_4', 'moving_variance_5'}
-    for a, b in zip(
-        tf.nest.flatten(saved.weights(model)),
-        tf.nest.flatten(result.model_weights),
-    ):
-      np.testing.assert_array_equal(a, b)
-
-  def test_weights_of_another_model_are_an_error(self, model, tmp_path):
-    _train(model, tmp_path)
-    other = BatchNormModel(
-        lambda: keras.Sequential(
-            [keras.layers.Input([3]), keras.layers.Dense(2)]
-        ),
-        model.input_spec,
-        model.loss_fn,
-    )
-    with pytest.raises(ValueError, match='kernel_0 is .*but should be'):
-      saved_models.SavedModels(tmp_path / 'model').weights(other)
-
-  def test_pickles_are_an_error(self, model, tmp_path):
-    _train(model, tmp_path)
-    path = tmp_path / 'model/weights.npz'
-
-    class Evil:
-
-      def __reduce__(self):
-        return (open, (str(tmp_path / 'evil'), 'w'))
-
-    np.savez(path, kernel_0=np.array([Evil()], dtype=object))
-    saved = saved_models.SavedModels(tmp_path / 'model')
-    # An attacker would store the matching checksum.
-    saved._files.update(saved_models._checksums(tmp_path / 'model'))
-    with pytest.raises(manifests.DamagedError, match='weights.npz'):
-      saved.weights(model)
-    assert not (tmp_path / 'evil').exists()
 
 
 class _Ratios(training_fakes.FakeStatelessProcess):

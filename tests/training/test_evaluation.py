@@ -1,5 +1,7 @@
 """Tests for evaluation, re-estimation and merging of models."""
 
+from unittest import mock
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.keras_model.partition import Role
 from tff_bn.layers import PositionEncoding
 from tff_bn.training import evaluation
 
@@ -131,6 +135,26 @@ class TestEvaluator:
 
     assert again == first
 
+  def test_changed_arrays_are_noticed(self, model):
+    evaluator = evaluation.Evaluator(model)
+    weights = _random_weights(model, 1)
+    data = _batches(_examples(20), 8)
+    evaluator.evaluate(weights, data)
+    for value in weights.trainable:
+      value /= 2
+    result = evaluator.evaluate(weights, data)
+    loss, _ = _dense_metrics(weights, *_examples(20))
+    np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
+
+  def test_batches_of_known_size(self, model):
+    weights = _random_weights(model, 1)
+    data = tf.data.Dataset.from_tensor_slices(_examples(20)).batch(
+        5, drop_remainder=True
+    )
+    result = evaluation.Evaluator(model).evaluate(weights, data)
+    loss, _ = _dense_metrics(weights, *_examples(20))
+    np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
+
   def test_loss_without_reduction(self):
     model = BatchNormModel(
         _dense_model,
@@ -216,6 +240,22 @@ class TestEvaluator:
         result['accuracy'], (accuracy_a + accuracy_b) / 2, rtol=1e-6
     )
     assert result['num_examples'] == 32
+
+  def test_shared_weights_are_converted_once(self, model):
+    shared, own = (_random_weights(model, i) for i in range(2))
+    evaluator = evaluation.Evaluator(model)
+    data = _batches(_examples(7), 8)
+    with mock.patch.object(
+        model, 'from_model_weights', wraps=model.from_model_weights
+    ) as conversion:
+      result = evaluator.evaluate_clients(
+          dict(a=shared, b=shared, c=own, d=shared), lambda _: data
+      )
+    assert conversion.call_count == 3
+    losses = [_dense_metrics(w, *_examples(7))[0] for w in (shared, own)]
+    np.testing.assert_allclose(
+        result['loss'], np.average(losses, weights=[3, 1]), rtol=1e-5
+    )
 
   def test_no_client_has_data(self, model):
     assert (
@@ -439,6 +479,79 @@ class TestMergeClientWeights:
           value, _weights_by_name(model, weights)[name]
       )
 
+  @pytest.mark.parametrize('scale', [1e-12, 1.0, 1e12])
+  @pytest.mark.parametrize('offset', [0.0, 1e4])
+  def test_float64_of_many_clients(self, model, scale, offset):
+    rng = np.random.default_rng(0)
+    clients = [
+        model.to_model_weights(
+            [
+                np.float32(scale * (offset + rng.random(v.shape)))
+                for v in model.variables
+            ]
+        )
+        for _ in range(50)
+    ]
+
+    merged = _weights_by_name(
+        model, evaluation.merge_client_weights(model, clients)
+    )
+
+    by_name = [_weights_by_name(model, client) for client in clients]
+    for info in model.variables:
+      values = np.array([c[info.name] for c in by_name]).astype(np.float64)
+      expected = values.mean(axis=0)
+      if info.role is Role.MOVING_VARIANCE:
+        (mean,) = [
+            v.name for v in model.variables if v.role is Role.MOVING_MEAN
+        ]
+        means = np.array([c[mean] for c in by_name]).astype(np.float64)
+        expected += means.var(axis=0)
+      # Half a unit in the last place of a float32.
+      np.testing.assert_allclose(merged[info.name], expected, rtol=6e-8)
+
+  def test_same_arrays_are_kept_to_the_bit(self, model):
+    shared = model.initial_weights
+    shared.trainable[0] = np.full_like(shared.trainable[0], -0.0)
+    clients = [
+        ModelWeights(shared.trainable, [v + k for v in shared.non_trainable])
+        for k in range(3)
+    ]
+
+    merged = evaluation.merge_client_weights(model, clients)
+
+    for value, expected in zip(merged.trainable, shared.trainable, strict=True):
+      assert value.tobytes() == expected.tobytes()
+    mean, variance = merged.non_trainable
+    np.testing.assert_allclose(mean, 1)
+    np.testing.assert_allclose(variance, 2 + 2 / 3, rtol=1e-6)
+
+  def test_only_the_last_client_differs(self, model):
+    shared = _random_weights(model, 0)
+    other = _random_weights(model, 1)
+    copied = ModelWeights(*([v.copy() for v in part] for part in shared))
+
+    merged = evaluation.merge_client_weights(model, [shared] * 3 + [other])
+
+    expected = evaluation.merge_client_weights(
+        model, [shared, copied, shared, other]
+    )
+    for part, parts in zip(merged, expected):
+      for value, expected_value in zip(part, parts, strict=True):
+        np.testing.assert_array_equal(value, expected_value)
+    np.testing.assert_allclose(
+        merged.trainable[0],
+        (3 * shared.trainable[0] + other.trainable[0]) / 4,
+        rtol=1e-5,
+    )
+
+  def test_one_client(self, model):
+    weights = _random_weights(model, 0)
+    merged = evaluation.merge_client_weights(model, [weights])
+    for part, own in zip(merged, weights):
+      for value, expected in zip(part, own, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
   def test_integers_are_the_first_clients(self):
     class Counter(keras.layers.Layer):
 
@@ -488,6 +601,10 @@ class TestMergeClientWeights:
       np.testing.assert_array_equal(a, b)
     keras_model = model.to_keras(clients[1])
     assert keras_model.layers[1].personal_phase.numpy() == 0.5
+    own = evaluation.with_phases(model, merged, clients[1])
+    assert own.non_trainable[0] == 0.5
+    for a, b in zip(own.trainable, merged.trainable, strict=True):
+      assert a is b
 
   def test_no_clients(self, model):
     with pytest.raises(ValueError, match='weights is empty'):

@@ -153,15 +153,6 @@ def test_samples_without_a_recipe_are_stored_once():
   assert array is data.dataset.x_train
 
 
-def test_function_is_traced_once():
-  data = _data()
-  round_data.RoundDataset(data, ['a'], **_DRAW).build()
-  traced = round_data._traced_gather.cache_info().misses
-  for client_id in ('a', 'b'):
-    round_data.RoundDataset(data, [client_id], **_DRAW).build()
-  assert round_data._traced_gather.cache_info().misses == traced
-
-
 def test_workers_must_load_the_same_data_from_a_recipe(made, context):
   round_data.check_workers(_data())
   assert not context.checked  # The workers get this data.

@@ -35,7 +35,6 @@ from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
-from tff_bn.training import saved_models
 
 _CONFIG = training_fakes.CONFIG
 
@@ -279,9 +278,9 @@ class TestMetrics:
     evaluator = evaluation.Evaluator(model)
     test, client_test = [], []
     for client_id in training_fakes.CLIENT_IDS:
-      stem = saved_models.client_file_stem(client_id)
-      path = tmp_path / f'model/clients/{stem}.keras'
-      weights = model.from_keras(keras.models.load_model(path))
+      weights = model.from_keras(
+          training_fakes.load_client(tmp_path, client_id)
+      )
       test.append(evaluator.evaluate(weights, data.test_dataset(3)))
       client_test.append(
           evaluator.evaluate(weights, data.client_test_dataset(client_id, 3))
@@ -432,10 +431,9 @@ class TestFinalModel:
   def test_clients_models_and_their_merger(self, model, tmp_path):
     result = _train(model, tmp_path, stateful=True)
 
-    folder = tmp_path / 'model/clients'
     clients = [
-        model.from_keras(keras.models.load_model(path))
-        for path in folder.glob('*.keras')
+        model.from_keras(training_fakes.load_client(tmp_path, client_id))
+        for client_id in training_fakes.CLIENT_IDS
     ]
     assert len(clients) == len(training_fakes.CLIENT_IDS)
     merged = model.from_keras(
@@ -580,7 +578,9 @@ class TestResume:
     assert _snapshot(tmp_path) == uninterrupted[stateful]
 
   def test_death_after_every_write(self, model, tmp_path):
-    config = dataclasses.replace(_CONFIG, rounds=3, evaluate_every=2)
+    config = dataclasses.replace(
+        _CONFIG, rounds=3, evaluate_every=2, save_client_models='all'
+    )
     run_dir = tmp_path / 'run'
     copies = []
     copytree = shutil.copytree

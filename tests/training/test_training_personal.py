@@ -14,7 +14,6 @@ from tff_bn import training
 from tff_bn.keras_model.partition import Role
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
-from tff_bn.training import saved_models
 
 _CONFIG = training_example.CONFIG
 _FAKE_CONFIG = training_fakes.CONFIG
@@ -197,9 +196,7 @@ def test_models(uninterrupted, model, data):
   drawn = _drawn(data)
   assert len(drawn) == 4
   for client_id, phase in drawn.items():
-    stem = saved_models.client_file_stem(client_id)
-    path = run_dir / 'model' / 'clients' / f'{stem}.keras'
-    own = keras.models.load_model(path)
+    own = training_fakes.load_client(run_dir, client_id)
     (encoding,) = [
         layer for layer in own.layers if hasattr(layer, 'personal_phase')
     ]
@@ -217,9 +214,7 @@ def test_metrics_are_those_of_the_saved_models(uninterrupted, data):
   result, run_dir = uninterrupted
   losses = []
   for client_id in data.client_ids:
-    stem = saved_models.client_file_stem(client_id)
-    path = run_dir / 'model' / 'clients' / f'{stem}.keras'
-    own = keras.models.load_model(path)
+    own = training_fakes.load_client(run_dir, client_id)
     logits = own(data.dataset.x_test, training=False)
     losses.append(
         np.mean(

@@ -251,7 +251,24 @@ def snapshot(run_dir):
       for path in (run_dir / 'model').rglob('*.keras')
   }
   assert models
-  return (run_dir / 'metrics.csv').read_bytes(), models
+  path = run_dir / 'model/clients.npy'
+  clients = path.read_bytes() if path.exists() else None
+  return (run_dir / 'metrics.csv').read_bytes(), models, clients
+
+
+def load_client(run_dir, client_id):
+  """Loads a client's own model, as a user with Keras and NumPy can do it."""
+  manifest = json.loads((run_dir / 'model/manifest.json').read_bytes())
+  records = np.load(run_dir / 'model/clients.npy', mmap_mode='r')
+  assert len(records) == len(manifest['clients'])
+  record = records[manifest['clients'].index(client_id)]
+  model = keras.models.load_model(run_dir / 'model/model.keras')
+  weights = model.get_weights()
+  for name in records.dtype.names:
+    # A name ends with the position.
+    weights[int(name.rpartition('_')[2])] = np.array(record[name])
+  model.set_weights(weights)
+  return model
 
 
 def files(folder):

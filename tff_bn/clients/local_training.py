@@ -79,6 +79,7 @@ class LocalTraining(LocalStep):
           tf.TensorSpec([], tf.int64),
       )
 
+  @tf.autograph.experimental.do_not_convert
   def _step(self, x, y, optimizer_state, loss_scale, num_steps):
     """Makes one step, unless float16 overflows."""
     keras_model, scales_loss = self._keras_model, self._scales_loss

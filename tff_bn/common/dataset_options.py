@@ -7,6 +7,10 @@ batches in memory, this takes longer than the rest of the round.
 
 import tensorflow as tf
 
+# The optimizer tunes how many calls of a function run in parallel while the
+# dataset is read. In a few batches there is nothing to gain.
+_MAX_FEW_BATCHES = 16
+
 
 def without_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
   """Returns a dataset without options with tf.data's optimizer turned off."""
@@ -17,24 +21,30 @@ def without_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def without_useless_optimizer(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Turns off tf.data's optimizer where it cannot make a dataset faster.
+  """Turns off tf.data's optimizer where it costs more than it gains.
 
   Args:
     dataset: A dataset.
 
   Returns:
-    The dataset itself if it calls functions, which the optimizer may run in
-    parallel, or if its options already configure the optimizer. Otherwise a
-    dataset with the same elements, see `without_optimizer`.
+    The dataset itself if its options already configure the optimizer, or if it
+    calls functions, which the optimizer may run in parallel, and doesn't have
+    at most 16 elements for certain. Otherwise a dataset with the same elements,
+    see `without_optimizer`.
   """
   options = dataset.options()
   is_chosen = (
       options.experimental_optimization.apply_default_optimizations is not None
       or options.autotune.enabled is not None
   )
-  if is_chosen or _calls_functions(dataset):
+  if is_chosen or (_calls_functions(dataset) and not _is_short(dataset)):
     return dataset
   return without_optimizer(dataset)
+
+
+def _is_short(dataset: tf.data.Dataset) -> bool:
+  # The cardinality is negative if it is infinite or unknown.
+  return 0 <= dataset.cardinality().numpy() <= _MAX_FEW_BATCHES
 
 
 def _calls_functions(dataset: tf.data.Dataset) -> bool:

@@ -5,7 +5,7 @@ import contextlib
 import os
 import pathlib
 import shutil
-from typing import Union
+from typing import Optional, Union
 
 
 @contextlib.contextmanager
@@ -34,20 +34,26 @@ def temporary_path(path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def replacing(
+    path: pathlib.Path, temporary: Optional[pathlib.Path] = None
+) -> Iterator[pathlib.Path]:
   """Replaces a file, or creates a folder, at the end of a `with` block.
 
   Args:
     path: The file, or a folder that does not exist. A reader finds the old
       content until the block ends, and then the new content.
+    temporary: The path in the same folder at which the block writes the file or
+      folder. Default: `temporary_path(path)`.
 
   Yields:
-    The temporary path at which the block writes the file or folder.
+    The temporary path.
 
   Raises:
-    OSError: If something can't be written. The old file stays.
+    OSError: If something can't be written. After this and any other error, the
+      old file stays.
   """
-  temporary = temporary_path(path)
+  if temporary is None:
+    temporary = temporary_path(path)
   with naming(path):
     try:
       if temporary.is_dir():  # A killed program has left it.
@@ -56,7 +62,7 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
       for entry in (*temporary.rglob('*'), temporary):
         _sync(entry)
       os.replace(temporary, path)
-    except OSError:
+    except BaseException:
       with contextlib.suppress(OSError):
         if temporary.is_dir():
           shutil.rmtree(temporary)

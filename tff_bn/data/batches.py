@@ -1,29 +1,27 @@
 """Batches of a dataset's samples, in a given order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-from typing import NamedTuple
+import functools
+import math
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import dataset_options
 
+# An iterator over a dataset that calls a function takes milliseconds to make,
+# which is longer than a step of a small model. Up to this size, batches are
+# therefore copied in their order, and no function is needed.
+_MAX_COPIED_VALUES = 2**20
+_MAX_COPIED_PARTS = 16
 
-class GatherOrder(NamedTuple):
-  """Batches as ranges of a list of samples.
+# The value of uint8 that becomes 1.
+_WHITE = np.float32(255)
 
-  Attributes:
-    samples: The positions of the samples that occur, each once (int64).
-    positions: Positions in `samples` (int32).
-    starts: Where in `positions` each batch starts (int64).
-    stops: Where in `positions` each batch stops (int64).
-  """
-
-  samples: np.ndarray
-  positions: np.ndarray
-  starts: np.ndarray
-  stops: np.ndarray
+# The device of datasets.
+_HOST = 'CPU:0'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,73 +42,138 @@ class Batches:
 
     Args:
       x: All samples, uint8 or float32.
-      y: Their classes.
+      y: Their classes, int32.
 
     Returns:
       Batches of `x` as float32 (uint8 is scaled to [0, 1]) and `y`. The dataset
-      stores only the samples that occur in it, each once.
+      stores its batches if they take at most 4 MB. Otherwise it stores only
+      the samples that occur in it, each once.
     """
-    order = self.gather_order()
-    if len(order.samples) == len(order.positions):
-      # No sample occurs twice. Without a function to trace, such a dataset is
-      # built twenty times as fast as the one below.
-      chosen = np.concatenate(self.passes)
-      dataset = tf.data.Dataset.from_tensor_slices((x[chosen], y[chosen]))
-      dataset = dataset.batch(self.batch_size)
-      if x.dtype == np.uint8:
-        dataset = dataset.map(_scale)
-      return dataset_options.without_optimizer(dataset)
-    return gather(
-        tf.constant(x[order.samples]), tf.constant(y[order.samples]), *order[1:]
+    return tf.data.experimental.from_variant(
+        self.to_variant(x, y),
+        (
+            tf.TensorSpec((None, *x.shape[1:]), tf.float32),
+            tf.TensorSpec((None,), tf.int32),
+        ),
     )
 
-  def gather_order(self) -> GatherOrder:
-    """Returns the batches in the form that `gather` takes."""
-    order = np.concatenate(self.passes)
+  def to_variant(self, x: np.ndarray, y: np.ndarray) -> tf.Tensor:
+    """Returns the variant tensor of `dataset`."""
+    parts = self._parts()
+    shape = x.shape[1:]
+    num_values = sum(map(len, parts)) * math.prod(shape)
+    if num_values <= _MAX_COPIED_VALUES and len(parts) <= _MAX_COPIED_PARTS:
+      build = _traced_slices(len(parts), shape)
+      arrays = [
+          array
+          for indices in parts
+          for array in (_scaled(x[indices]), y[indices])
+      ]
+      return _call(build, np.int64(self.batch_size), *arrays)
+    order = np.concatenate(parts)
     samples, positions = np.unique(order, return_inverse=True)
-    ends = np.cumsum([len(indices) for indices in self.passes])
+    return _call(
+        _traced_gather(x.dtype.name, shape),
+        x[samples],
+        y[samples],
+        positions.astype(np.int32),
+        *self._ranges(parts),
+        _WHITE if x.dtype == np.uint8 else np.float32(1),
+    )
+
+  def _parts(self) -> list[np.ndarray]:
+    """Returns the passes, joined where no batch is smaller."""
+    joined: list[list[np.ndarray]] = [[]]
+    for indices in self.passes:
+      joined[-1].append(indices)
+      if len(indices) % self.batch_size:
+        joined.append([])
+    return [np.concatenate(part) for part in joined if part]
+
+  def _ranges(
+      self, parts: Sequence[np.ndarray]
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where in the joined parts each batch starts and stops."""
+    ends = np.cumsum([len(indices) for indices in parts])
     starts = np.concatenate(
         [
             np.arange(end - len(indices), end, self.batch_size)
-            for end, indices in zip(ends, self.passes)
+            for end, indices in zip(ends, parts)
         ]
     )
     # A batch ends where the next one begins.
-    stops: np.ndarray = np.append(starts[1:], len(order))
-    return GatherOrder(samples, positions.astype(np.int32), starts, stops)
+    return starts, np.append(starts[1:], ends[-1])
 
 
-def gather(
-    x: tf.Tensor,
-    y: tf.Tensor,
-    positions: tf.Tensor,
-    starts: tf.Tensor,
-    stops: tf.Tensor,
-) -> tf.data.Dataset:
-  """Builds a dataset of batches that stores each sample once.
-
-  Args:
-    x: Samples, uint8 or float32.
-    y: Their classes.
-    positions: Positions in `x` and `y` (int32).
-    starts: Where in `positions` each batch starts (int64).
-    stops: Where in `positions` each batch stops (int64).
-
-  Returns:
-    Batches of `x` as float32 (uint8 is scaled to [0, 1]) and `y`.
-  """
-  positions = tf.convert_to_tensor(positions)
-
-  def batch(start, stop):
-    chosen = positions[start:stop]
-    return _scale(tf.gather(x, chosen), tf.gather(y, chosen))
-
-  dataset = tf.data.Dataset.from_tensor_slices((starts, stops)).map(batch)
-  return dataset_options.without_optimizer(dataset)
-
-
-def _scale(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _scaled(x: np.ndarray) -> np.ndarray:
   """Scales uint8 to [0, 1]; keeps float32."""
-  if x.dtype == tf.uint8:
-    x = tf.cast(x, tf.float32) / 255
-  return x, y
+  return x / _WHITE if x.dtype == np.uint8 else x
+
+
+def _call(function: Callable[..., tf.Tensor], *arrays: Any) -> tf.Tensor:
+  with tf.device(_HOST):
+    return function(*map(tf.constant, arrays))
+
+
+def _trace(
+    function: Callable[..., tf.data.Dataset], *specs: tf.TensorSpec
+) -> Callable[..., tf.Tensor]:
+  """Traces a function that returns a dataset, which costs less per call."""
+
+  def build(*arrays: tf.Tensor) -> tf.Tensor:
+    dataset = dataset_options.without_optimizer(function(*arrays))
+    return tf.data.experimental.to_variant(dataset)
+
+  with tf.device(_HOST):
+    return tf.function(build, autograph=False).get_concrete_function(*specs)
+
+
+@functools.lru_cache
+def _traced_slices(
+    num_parts: int, shape: tuple[int, ...]
+) -> Callable[..., tf.Tensor]:
+  """Returns a function from a batch size and parts (x, y) to a dataset."""
+
+  def slices(batch_size, *arrays):
+    parts = [
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+        for x, y in zip(arrays[::2], arrays[1::2])
+    ]
+    return functools.reduce(lambda a, b: a.concatenate(b), parts)
+
+  part = [
+      tf.TensorSpec((None, *shape), tf.float32),
+      tf.TensorSpec((None,), tf.int32),
+  ]
+  return _trace(slices, tf.TensorSpec((), tf.int64), *(num_parts * part))
+
+
+@functools.lru_cache
+def _traced_gather(
+    dtype: str, shape: tuple[int, ...]
+) -> Callable[..., tf.Tensor]:
+  """Returns a function that gathers the samples of each batch.
+
+  Its arguments are samples and their classes, the positions of these in the
+  order in which they occur, where in this order each batch starts and stops,
+  and the number by which the samples are divided. This is no constant, because
+  TensorFlow would multiply by its inverse, which rounds differently.
+  """
+
+  def gather(x, y, positions, starts, stops, divisor):
+    def batch(start, stop):
+      chosen = positions[start:stop]
+      samples = tf.cast(tf.gather(x, chosen), tf.float32) / divisor
+      return samples, tf.gather(y, chosen)
+
+    return tf.data.Dataset.from_tensor_slices((starts, stops)).map(batch)
+
+  return _trace(
+      gather,
+      tf.TensorSpec((None, *shape), dtype),
+      tf.TensorSpec((None,), tf.int32),
+      tf.TensorSpec((None,), tf.int32),
+      tf.TensorSpec((None,), tf.int64),
+      tf.TensorSpec((None,), tf.int64),
+      tf.TensorSpec((), tf.float32),
+  )

@@ -74,7 +74,7 @@ class FederatedData:
   def __post_init__(self):
     check_client_ids(self.train_indices)
 
-  @property
+  @functools.cached_property
   def client_ids(self) -> tuple[str, ...]:
     """The ids of all clients."""
     return tuple(self.train_indices)
@@ -91,6 +91,23 @@ class FederatedData:
         tf.TensorSpec((None, *self.dataset.input_shape), tf.float32),
         tf.TensorSpec((None,), tf.int32),
     )
+
+  def client_number(self, client_id: str) -> int:
+    """Returns a client's position in `client_ids`.
+
+    Args:
+      client_id: The client.
+
+    Returns:
+      The position.
+
+    Raises:
+      ValueError: If the client is unknown.
+    """
+    try:
+      return self._client_numbers[client_id]
+    except KeyError:
+      raise ValueError(f'There is no client {client_id!r}.') from None
 
   def client_dataset(
       self,
@@ -153,7 +170,7 @@ class FederatedData:
     _check_positive('batch_size', batch_size)
     if not client_ids:
       raise ValueError('client_ids is empty; give at least one client.')
-    clients = [self._client_number(client_id) for client_id in client_ids]
+    clients = [self.client_number(client_id) for client_id in client_ids]
     samples = np.concatenate(
         [self.train_indices[client_id] for client_id in client_ids]
     )
@@ -202,7 +219,7 @@ class FederatedData:
     Raises:
       ValueError: If the client is unknown.
     """
-    self._client_number(client_id)
+    self.client_number(client_id)
     return self._test_batches(self.test_indices[client_id], batch_size)
 
   def fingerprint(self) -> str:
@@ -230,12 +247,6 @@ class FederatedData:
   @functools.cached_property
   def _client_numbers(self) -> dict[str, int]:
     return {client_id: n for n, client_id in enumerate(self.client_ids)}
-
-  def _client_number(self, client_id: str) -> int:
-    try:
-      return self._client_numbers[client_id]
-    except KeyError:
-      raise ValueError(f'There is no client {client_id!r}.') from None
 
   def _test_batches(
       self, indices: np.ndarray, batch_size: int

@@ -2,8 +2,8 @@
 
 Every function returns one array of indices for each client, in increasing
 order. The clients' indices are disjoint and cover all samples, except with
-`split_by_classes` (which equalizes the sizes) and `split_by_writer` (which may
-leave out writers).
+`split_by_classes` (which equalizes the sizes), `split_by_writer` (which may
+leave out writers) and `draw_iid` (where clients share samples).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +60,36 @@ def split_iid(
   check_num_clients(num_clients, num_samples, 'training samples')
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   return _sorted(np.array_split(rng.permutation(num_samples), num_clients))
+
+
+def draw_iid(
+    num_samples: int,
+    num_clients: int,
+    samples_per_client: int,
+    rng: np.random.Generator,
+) -> list[np.ndarray]:
+  """Draws samples for each client, independently of the other clients.
+
+  Clients share samples, so there may be more clients than samples. More clients
+  do not change the samples of the first ones.
+
+  Args:
+    num_samples: The number of samples.
+    num_clients: The number of clients.
+    samples_per_client: The number of different samples of each client.
+    rng: Determines each client's samples.
+
+  Returns:
+    Each client's indices, of shape `[samples_per_client]`.
+  """
+  return _sorted(
+      [
+          rng.choice(
+              num_samples, samples_per_client, replace=False, shuffle=False
+          )
+          for _ in range(num_clients)
+      ]
+  )
 
 
 def split_by_classes(
@@ -376,6 +406,11 @@ class SplitTask(NamedTuple):
   value: Any
 
 
+# Draws the indices of each client, given the number of samples, the number of
+# clients, the number of samples of a client, and a generator.
+Draw = Callable[[int, int, int, np.random.Generator], list[np.ndarray]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
   """A way to split the training data over the clients.
@@ -386,6 +421,9 @@ class Split:
       clients of its samples.
     parameter: The name of the parameter of `split_dataset` that the split
       needs, if any.
+    draw: Draws the indices of clients that share samples. A split with this
+      function needs its parameter, the number of samples of a client, only for
+      that.
     client: The noun for a client if the dataset determines the number of
       clients, such as 'writer'.
   """
@@ -393,14 +431,18 @@ class Split:
   description: str
   make: Optional[Callable[[SplitTask], list[np.ndarray]]] = None
   parameter: Optional[str] = None
+  draw: Optional[Draw] = None
   client: Optional[str] = None
 
 
 # The splits by name. `split_dataset` and the programs find added entries too.
 SPLITS: dict[str, Split] = {
     'iid': Split(
-        'evenly at random',
+        'evenly at random; with `samples_per_client`, each client draws its'
+        ' samples from all of them, so that clients share samples',
         lambda task: split_iid(len(task.labels), task.num_clients, task.seed),
+        parameter='samples_per_client',
+        draw=draw_iid,
     ),
     'classes': Split(
         '`classes_per_client` consecutive classes for each client, the same'

@@ -26,6 +26,11 @@ def split_dataset(
   of each client has the label distribution of its training data. With `domains`
   it is of the client's domain, with `natural` it is the writer's own.
 
+  With `iid` and `samples_per_client`, clients share training samples, and they
+  share test samples too: each client draws test samples in the same way. Their
+  number is to `samples_per_client` as the dataset's number of test samples is
+  to its number of training samples, rounded, and at least 1.
+
   Args:
     dataset: The dataset.
     split: A key of `splits.SPLITS`.
@@ -34,8 +39,9 @@ def split_dataset(
       `splits.DEFAULT_NUM_CLIENTS`.
     seed: The seed of all random choices.
     **parameters: `classes_per_client` for `classes`, `dirichlet_alpha` for
-      `dirichlet`, `gamma` for `gamma`, `imbalance` for `unbalanced`. Other
-      splits ignore them.
+      `dirichlet`, `gamma` for `gamma`, `imbalance` for `unbalanced`. Optional:
+      `samples_per_client` for `iid`, the number of training samples that each
+      client draws. Other splits ignore them.
 
   Returns:
     The split data. The clients' ids are `client_0`, ...; with `domains` they
@@ -69,27 +75,61 @@ def split_dataset(
     return split_by_origin(dataset, num_clients, seed)
   if num_clients is None:
     num_clients = splits.DEFAULT_NUM_CLIENTS
-  splits.check_num_clients(
-      num_clients, len(dataset.y_train), f'training samples in {dataset.name}'
-  )
   value = None
   if entry.parameter is not None:
     value = parameters.get(entry.parameter)
-    if value is None:
+    if value is None and entry.draw is None:
       raise ValueError(f'split={split} needs `{entry.parameter}`.')
-  parts = entry.make(
-      splits.SplitTask(
-          dataset.y_train, dataset.num_classes, num_clients, seed, value
-      )
-  )
+  if entry.draw is not None and value is not None:
+    parts, test_parts = _draw(
+        dataset, entry.draw, num_clients, int(value), seed
+    )
+  else:
+    splits.check_num_clients(
+        num_clients, len(dataset.y_train), f'training samples in {dataset.name}'
+    )
+    parts = entry.make(
+        splits.SplitTask(
+            dataset.y_train, dataset.num_classes, num_clients, seed, value
+        )
+    )
+    test_parts = label_shares.split_in_proportion(
+        federated.label_counts(dataset, parts),
+        dataset.y_test,
+        seeding.generator(seeding.Stream.TEST_SETS, seed),
+    )
   digits = len(str(num_clients - 1))
   client_ids = [f'client_{n:0{digits}}' for n in range(num_clients)]
-  test_parts = label_shares.split_in_proportion(
-      federated.label_counts(dataset, parts),
-      dataset.y_test,
-      seeding.generator(seeding.Stream.TEST_SETS, seed),
-  )
   return _federated_data(dataset, client_ids, parts, test_parts)
+
+
+def _draw(
+    dataset: dataset_lib.Dataset,
+    draw: splits.Draw,
+    num_clients: int,
+    samples_per_client: int,
+    seed: int,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Draws the training and test samples of clients that share samples."""
+  if num_clients < 1:
+    raise ValueError(f'num_clients={num_clients} is too small; use at least 1.')
+  num_train, num_test = len(dataset.y_train), len(dataset.y_test)
+  if not 1 <= samples_per_client <= num_train:
+    raise ValueError(
+        f'samples_per_client={samples_per_client} must be between 1 and the'
+        f' {num_train} training samples in {dataset.name}.'
+    )
+  test_samples_per_client = max(
+      1, round(samples_per_client * num_test / num_train)
+  )
+  parts, test_parts = (
+      draw(num_samples, num_clients, number, seeding.generator(stream, seed))
+      for stream, num_samples, number in (
+          (seeding.Stream.SPLIT, num_train, samples_per_client),
+          (seeding.Stream.TEST_SETS, num_test, test_samples_per_client),
+      )
+  )
+  return parts, test_parts
 
 
 def _split_by_domain(

@@ -90,7 +90,7 @@ class StagedFunction(Generic[Kind]):
       requests.append(Request(kind, value, sound, answer))
       return answer
 
-    @tf.function
+    @tf.function(autograph=False)
     def traced(*args):
       # TensorFlow traces a function that makes a variable a second time.
       requests.clear()

@@ -7,7 +7,6 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any, Optional, Protocol
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
@@ -17,15 +16,14 @@ from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
-from tff_bn.common import seeding
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.partition import Partition
-from tff_bn.keras_model.partition import Role
 from tff_bn.keras_model.shared_weights import RunningVariance
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import finalizer
+from tff_bn.processes import personal_phases
 from tff_bn.processes.options import Options
 from tff_bn.processes.options import ProcessConfig
 from tff_bn.processes.stateful_process import Process
@@ -76,9 +74,7 @@ class _Parts:
       return self.weights.shared([tf.constant(value) for value in initial])
 
     self.initial = initial
-    self._personal_names = [
-        v.name for v in model.variables if v.role is Role.PERSONAL_PHASE
-    ]
+    self._has_phases = bool(personal_phases.names(model))
     self.initial_weights = initial_weights
     self.weights_type = initial_weights.type_signature.result
     self.client_type = tff.tensorflow.computation(
@@ -107,22 +103,14 @@ class _Parts:
       self,
   ) -> Optional[Callable[[Mapping[str, Any], int], Mapping[str, Any]]]:
     """See `StatefulLearningProcess`; `None` without personal phases."""
-    return self._personalize if self._personal_names else None
+    return self._personalize if self._has_phases else None
 
   def _personalize(
       self, client_state: Mapping[str, Any], client_number: int
   ) -> collections.OrderedDict[str, Any]:
     """Draws the phases of a client's position encodings."""
-    # NumPy takes no negative seeds.
-    rng = seeding.generator(
-        seeding.Stream.PERSONAL_PHASES,
-        self._config.seed % 2**64,
-        client_number,
-    )
-    phases = rng.random(len(self._personal_names), np.float32)
-    return collections.OrderedDict(
-        client_state, **dict(zip(self._personal_names, phases, strict=True))
-    )
+    phases = personal_phases.draw(self.model, self._config.seed, client_number)
+    return collections.OrderedDict(client_state, **phases)
 
   def build_server(self, update_type: tff.Type, weight_type: tff.Type) -> tuple[
       tff.templates.AggregationProcess,

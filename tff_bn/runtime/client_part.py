@@ -71,6 +71,8 @@ class ClientPart:
 
   def _copy(self, leaf: symbols.Leaf) -> tf.Tensor:
     """Returns the server's tensor of a leaf, on this device."""
+    if leaf in self._copies:
+      return self._copies[leaf]
     with self._lock:
       if leaf not in self._copies:
         value = self._server[leaf]

@@ -2,8 +2,10 @@
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
+import functools
 import hashlib
 import json
+import math
 from typing import Any, Union
 
 import numpy as np
@@ -94,24 +96,29 @@ def decode_state(data: bytes, owner: str = '') -> Any:
   body = check_checksum(data, owner)
   start = _LENGTH_BYTES
   end = start + int.from_bytes(body[:_LENGTH_BYTES], 'little')
-  header = json.loads(body[start:end])
   offset = end
 
   def build(description: Any) -> Any:
     nonlocal offset
     if isinstance(description, list):
-      dtype, shape = np.dtype(description[0]), description[1]
-      count = int(np.prod(shape, dtype=np.int64))
-      array = np.frombuffer(body, dtype, count, offset).reshape(shape)
+      dtype, shape = description
+      array = np.frombuffer(body, dtype, math.prod(shape), offset)
       offset += array.nbytes
-      return array.copy()
+      return array.reshape(shape).copy()
     ((kind, items),) = description.items()
     if kind == 'dict':
       return collections.OrderedDict((key, build(item)) for key, item in items)
     built = [build(item) for item in items]
     return built if kind == 'list' else tuple(built)
 
-  return build(header)
+  return build(_parsed(body[start:end]))
+
+
+# The clients of a run have equal headers, so few are parsed.
+@functools.lru_cache(maxsize=8)
+def _parsed(header: bytes) -> Any:
+  """Returns the description that `encode_state` wrote."""
+  return json.loads(header)
 
 
 def owner(run: str, client_id: str, round_num: int) -> str:

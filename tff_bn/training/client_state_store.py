@@ -193,9 +193,43 @@ class ClientStateStore:
     if not rows:
       return None
     ((found_round, data),) = rows
+    return self._decoded(client_id, found_round, data)
+
+  def newest(self) -> Iterator[tuple[str, client_state_codec.ClientState]]:
+    """Reads all clients' newest states, with one of them in memory at a time.
+
+    The store must not be changed meanwhile.
+
+    Yields:
+      The id and a new copy of the state of each client, sorted by id.
+
+    Raises:
+      ClientStateStoreError: If a stored state is damaged, or can't be read.
+    """
+    for client_id, found_round, data in self._newest('state'):
+      yield client_id, self._decoded(client_id, found_round, data)
+
+  def _newest(
+      self, column: str, round_num: Optional[int] = None
+  ) -> Iterator[tuple[str, int, Any]]:
+    """Yields the id, round and a column of each client's newest state."""
+    rows = self._execute(
+        f'SELECT client_id, round, {column} FROM states AS newest WHERE round ='
+        ' (SELECT max(round) FROM states WHERE client_id = newest.client_id AND'
+        ' (?1 IS NULL OR round <= ?1)) ORDER BY client_id',
+        round_num,
+    )
+    try:
+      yield from rows
+    except sqlite3.Error as error:
+      raise self._error(error) from error
+
+  def _decoded(
+      self, client_id: str, round_num: int, data: bytes
+  ) -> client_state_codec.ClientState:
     try:
       return client_state_codec.decode_state(
-          data, client_state_codec.owner(self._run, client_id, found_round)
+          data, client_state_codec.owner(self._run, client_id, round_num)
       )
     except client_state_codec.CorruptStateError as e:
       raise ClientStateStoreError(self._damaged(client_id)) from e
@@ -218,16 +252,10 @@ class ClientStateStore:
     state = 'state'
     if not verify:
       state = f'substr(state, 1, {client_state_codec.CHECKSUM_BYTES})'
-    rows = self._execute(
-        f'SELECT client_id, round, {state} FROM states AS newest WHERE round ='
-        ' (SELECT max(round) FROM states WHERE client_id = newest.client_id AND'
-        ' round <= ?) ORDER BY client_id',
-        round_num,
-    )
 
     def checked() -> Iterator[tuple[str, int, bytes]]:
       # A generator keeps only one state in memory.
-      for client_id, state_round, data in rows:
+      for client_id, state_round, data in self._newest(state, round_num):
         if verify:
           try:
             client_state_codec.check_checksum(
@@ -240,10 +268,7 @@ class ClientStateStore:
             ) from error
         yield client_id, state_round, data[: client_state_codec.CHECKSUM_BYTES]
 
-    try:
-      return client_state_codec.checksum_of(checked())
-    except sqlite3.Error as error:
-      raise self._error(error) from error
+    return client_state_codec.checksum_of(checked())
 
   def put_many(
       self, round_num: int, states: Mapping[str, client_state_codec.ClientState]

@@ -1,7 +1,7 @@
 """Evaluates models, and re-estimates and merges their BN statistics."""
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import keras
@@ -37,20 +37,43 @@ class Evaluator:
     self._keras_model = model.to_keras()
     self._loss = model.loss_fn()
     self._metrics = list(model.metrics_fn())
-    self._step = tf.function(
-        self._evaluate_batch, input_signature=model.input_spec
+    for metric in self._metrics:
+      # Some metrics create their accumulators only when they are first used.
+      metric.reset_state()
+    self._evaluate = tf.function(
+        self._evaluate_all,
+        input_signature=[
+            [
+                tf.TensorSpec(v.shape, v.dtype)
+                for v in self._keras_model.weights
+            ],
+            tf.data.DatasetSpec(model.input_spec),
+        ],
     )
 
-  def _evaluate_batch(self, x: Any, y: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    predictions = mixed_precision.to_float32(
-        self._keras_model(x, training=False)
-    )
+  def _evaluate_all(
+      self, values: list[tf.Tensor], dataset: tf.data.Dataset
+  ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    """Returns the sum of the losses, the number of examples and the metrics."""
+    for variable, value in zip(self._keras_model.weights, values):
+      variable.assign(value)
     for metric in self._metrics:
-      metric.update_state(y, predictions)
-    return (
-        tf.reduce_mean(self._loss(y, predictions)),
-        tf.shape(tf.nest.flatten(y)[0])[0],
-    )
+      metric.reset_state()
+    loss_sum, num_examples = tf.zeros([], tf.float64), tf.zeros([], tf.int64)
+    # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
+    # instantiates its function again at each call.
+    for x, y in iter(dataset):
+      predictions = mixed_precision.to_float32(
+          self._keras_model(x, training=False)
+      )
+      for metric in self._metrics:
+        metric.update_state(y, predictions)
+      loss = tf.reduce_mean(self._loss(y, predictions))
+      # The last batch may be smaller, so batches are weighted by their size.
+      size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
+      loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
+      num_examples += size
+    return loss_sum, num_examples, [m.result() for m in self._metrics]
 
   @property
   def metric_names(self) -> tuple[str, ...]:
@@ -71,24 +94,23 @@ class Evaluator:
       (floats); `num_examples` (an int). Without examples the loss and the
       metrics are NaN.
     """
-    self._keras_model.set_weights(
-        [np.asarray(v) for v in self._model.from_model_weights(weights)]
-    )
-    for metric in self._metrics:
-      metric.reset_state()
-    loss_sum, num_examples = 0.0, 0
-    for x, y in dataset:
-      # The last batch may be smaller, so batches are weighted by their size.
-      loss, size = self._step(x, y)
-      loss_sum += float(loss) * int(size)
-      num_examples += int(size)
+    return self._evaluate_tensors(self._tensors(weights), dataset)
+
+  def _tensors(self, weights: ModelWeights) -> list[tf.Tensor]:
+    return [
+        tf.convert_to_tensor(np.asarray(v))
+        for v in self._model.from_model_weights(weights)
+    ]
+
+  def _evaluate_tensors(
+      self, tensors: list[tf.Tensor], dataset: tf.data.Dataset
+  ) -> Metrics:
+    loss_sum, count, metrics = self._evaluate(tensors, dataset)
+    num_examples = int(count)
     if not num_examples:
       values = [float('nan')] * (1 + len(self._metrics))
     else:
-      values = [
-          loss_sum / num_examples,
-          *(float(metric.result()) for metric in self._metrics),
-      ]
+      values = [float(loss_sum) / num_examples, *map(float, metrics)]
     result = collections.OrderedDict(zip(('loss', *self.metric_names), values))
     result['num_examples'] = num_examples
     return result
@@ -109,11 +131,15 @@ class Evaluator:
       means over the clients that have data, and `num_examples` is the sum.
       `None` if no client has data.
     """
-    evaluated = (
-        self.evaluate(client_weights, dataset_fn(client_id))
-        for client_id, client_weights in weights.items()
-    )
-    results = [result for result in evaluated if result['num_examples']]
+    results = []
+    previous = None
+    for client_id, client_weights in weights.items():
+      # Clients may share their weights, whose conversion takes longer than
+      # evaluating a small model.
+      if client_weights is not previous:
+        tensors, previous = self._tensors(client_weights), client_weights
+      results.append(self._evaluate_tensors(tensors, dataset_fn(client_id)))
+    results = [result for result in results if result['num_examples']]
     if not results:
       return None
     means: Metrics = collections.OrderedDict(
@@ -204,6 +230,66 @@ def reestimate_batch_norm_statistics(
   return model.from_keras(keras_model)
 
 
+class _ClientMoments:
+  """The moments of the clients' values in float64, one client after another.
+
+  Values that are the same array at all clients, as shared variables are, take
+  no time.
+
+  Attributes:
+    first: The values of the first client.
+  """
+
+  def __init__(self, values: Sequence[Any]):
+    """Starts with the values of the first client, one for each variable."""
+    self.first = values
+    self._count = 1
+    # The moments of the values that are not always the same array, one behind
+    # the other.
+    self._mean = self._variance = np.zeros([0])
+    self._slices: dict[int, slice] = {}
+
+  def add(self, values: Sequence[Any]) -> None:
+    """Adds the values of another client."""
+    for position, (first, value) in enumerate(zip(self.first, values)):
+      if value is not first and position not in self._slices:
+        start = self._mean.size
+        self._mean = np.append(self._mean, _flat(first))
+        self._variance = np.append(self._variance, np.zeros(np.size(first)))
+        self._slices[position] = slice(start, self._mean.size)
+    self._count += 1
+    if not self._slices:
+      return
+    difference = (
+        np.concatenate([_flat(values[position]) for position in self._slices])
+        - self._mean
+    )
+    # As in `batch_moments.merge_moments`.
+    share = 1 / self._count
+    self._mean = self._mean + share * difference
+    self._variance = (1 - share) * (
+        self._variance + share * np.square(difference)
+    )
+
+  def mean(self, position: int) -> np.ndarray:
+    """Returns the mean of a variable."""
+    first = np.asarray(self.first[position])
+    if position not in self._slices:
+      return first.astype(np.float64)
+    return self._mean[self._slices[position]].reshape(first.shape)
+
+  def variance(self, position: int) -> np.ndarray:
+    """Returns the biased variance of a variable."""
+    shape = np.shape(self.first[position])
+    if position not in self._slices:
+      return np.zeros(shape)
+    return self._variance[self._slices[position]].reshape(shape)
+
+
+def _flat(value: Any) -> np.ndarray:
+  return np.asarray(value).astype(np.float64).ravel()
+
+
 def merge_client_weights(
     model: BatchNormModel, weights: Iterable[ModelWeights]
 ) -> ModelWeights:
@@ -232,34 +318,57 @@ def merge_client_weights(
   Raises:
     ValueError: If there is no client.
   """
-  first: list[np.ndarray] = []
-  unions: list[_Union] = []
+  moments: Optional[_ClientMoments] = None
   for client_weights in weights:
-    values = [np.asarray(v) for v in model.from_model_weights(client_weights)]
-    if not unions:
-      first, unions = values, [_Union() for _ in values]
-    for union, value in zip(unions, values):
-      value = value.astype(np.float64)
-      union.add(1, value, np.zeros_like(value))
-  if not unions:
+    values = model.from_model_weights(client_weights)
+    if moments is None:
+      moments = _ClientMoments(values)
+    else:
+      moments.add(values)
+  if moments is None:
     raise ValueError('weights is empty; at least one client is needed.')
-  means, variances = zip(*(union.mean_and_variance() for union in unions))
   between = {
-      info.batch_norm: variance
-      for info, variance in zip(model.variables, variances)
+      info.batch_norm: moments.variance(position)
+      for position, info in enumerate(model.variables)
       if info.role is Role.MOVING_MEAN
   }
   merged = []
   initial = model.from_model_weights(model.initial_weights)
-  for info, mean, value, initial_value in zip(
-      model.variables, means, first, initial
+  for position, (info, initial_value) in enumerate(
+      zip(model.variables, initial)
   ):
+    value = np.asarray(moments.first[position])
     if info.role is Role.PERSONAL_PHASE:
-      merged.append(initial_value)
-    elif value.dtype.kind != 'f':
-      merged.append(value)
-    elif info.role is Role.MOVING_VARIANCE:
-      merged.append((mean + between[info.batch_norm]).astype(value.dtype))
-    else:
-      merged.append(mean.astype(value.dtype))
+      value = initial_value
+    elif value.dtype.kind == 'f':
+      mean = moments.mean(position)
+      if info.role is Role.MOVING_VARIANCE:
+        mean = mean + between[info.batch_norm]
+      value = mean.astype(value.dtype)
+    merged.append(value)
   return model.to_model_weights(merged)
+
+
+def with_phases(
+    model: BatchNormModel, weights: ModelWeights, own: ModelWeights
+) -> ModelWeights:
+  """Gives a model the phases of a client's personal position encodings.
+
+  Args:
+    model: The model.
+    weights: The weights of the model.
+    own: Weights with the client's phases.
+
+  Returns:
+    The weights with the client's phases.
+  """
+  return model.to_model_weights(
+      [
+          own_value if info.role is Role.PERSONAL_PHASE else value
+          for info, value, own_value in zip(
+              model.variables,
+              model.from_model_weights(weights),
+              model.from_model_weights(own),
+          )
+      ]
+  )

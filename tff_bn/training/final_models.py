@@ -1,6 +1,7 @@
 """The final models of a run, and whether the run is finished."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
 import hashlib
 import pathlib
 from typing import Optional
@@ -11,7 +12,6 @@ import tensorflow as tf
 from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
-from tff_bn.training import manifests
 from tff_bn.training import saved_models
 
 _FOLDER = 'model'
@@ -35,43 +35,64 @@ class FinalModels:
     """Removes the models, because the run will have other final models."""
     saved_models.remove(self._model_dir)
 
-  def are_saved(self) -> bool:
-    """Whether the models of this run are already saved and intact."""
+  def find(
+      self, round_num: int, save_client_models: str
+  ) -> Optional[saved_models.SavedModels]:
+    """Finds the models of this run, if they are already saved and intact.
+
+    Args:
+      round_num: The number of the last round.
+      save_client_models: See `TrainingConfig`.
+
+    Returns:
+      The models; `None` if they have to be written.
+    """
     if not self._model_dir.exists():
-      return False
+      return None
     try:
       models = saved_models.SavedModels(self._model_dir)
       models.check()
-    except manifests.DamagedError as error:
+    except ValueError as error:
       logging.warning(
           '%s The models are written again from the last checkpoint.', error
       )
-      return False
-    return models.manifest['run'] == self._run
+      return None
+    expected = dict(
+        run=self._run, round=round_num, save_client_models=save_client_models
+    )
+    if any(models.manifest[name] != value for name, value in expected.items()):
+      return None
+    return models
 
-  def save(
+  @contextlib.contextmanager
+  def writing(
       self,
       model: BatchNormModel,
-      weights: ModelWeights,
-      client_weights: Iterable[tuple[str, ModelWeights]],
+      server_weights: ModelWeights,
+      num_clients: int,
       *,
       round_num: int,
       num_classes: Optional[int],
-  ) -> None:
-    """Saves the models. The folder appears when it is complete.
+      save_client_models: str,
+  ) -> Iterator[saved_models.Writer]:
+    """Writes the models. The folder appears when it is complete.
 
     Args:
       model: The model.
-      weights: The weights of the global model.
-      client_weights: The ids and weights of the clients that have own models.
+      server_weights: The server's weights.
+      num_clients: The number of clients that have own models.
       round_num: The number of the last round.
       num_classes: The number of classes, if it is known.
+      save_client_models: See `TrainingConfig`.
+
+    Yields:
+      The writer.
     """
-    saved_models.write(
+    with saved_models.writing(
         self._model_dir,
         model,
-        weights,
-        client_weights,
+        server_weights,
+        num_clients,
         dict(
             run=self._run,
             round=round_num,
@@ -79,8 +100,11 @@ class FinalModels:
             versions=versions.versions(),
             input_shape=_input_shape(model),
             num_classes=num_classes,
+            save_client_models=save_client_models,
         ),
-    )
+        saves_keras_clients=save_client_models != 'none',
+    ) as writer:
+      yield writer
 
 
 def is_finished(run_dir: pathlib.Path) -> bool:

@@ -24,7 +24,7 @@ import os
 import pathlib
 import threading
 import types
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from absl import logging
 import numpy as np
@@ -294,22 +294,38 @@ class _Run:
         metrics_managers=[self._log],
     )
     process.check(state)
-    weights = self._evaluation.final_weights(state)
-    self._check_usable(weights)
-    if not self._models.are_saved():
-      self._models.save(
-          self._model,
-          weights,
-          self._evaluation.client_weights(state),
-          round_num=self._config.rounds,
-          num_classes=getattr(self._data, 'num_classes', None),
-      )
     return TrainingResult(
         rows=tuple(self._log.rows),
         state=state,
-        model_weights=weights,
+        model_weights=self._final_weights(state),
         resumed_from=self._checkpoints.resumed_from,
     )
+
+  def _final_weights(self, state: Any) -> ModelWeights:
+    """Returns the weights of the final model, which is saved then."""
+    config = self._config
+    saved = self._models.find(config.rounds, config.save_client_models)
+    if saved is not None:
+      return saved.weights(self._model)
+    # The last round is saved, and many models take long.
+    with (
+        termination.allowed(),
+        self._models.writing(
+            self._model,
+            self._process.get_model_weights(state),
+            self._evaluation.num_client_models(),
+            round_num=config.rounds,
+            num_classes=getattr(self._data, 'num_classes', None),
+            save_client_models=config.save_client_models,
+        ) as writer,
+    ):
+      weights = self._evaluation.final_weights(state, writer.add_client)
+      self._check_usable(weights)
+      writer.add_global(weights)
+      if config.save_client_models == 'all':
+        for client in self._evaluation.new_client_weights(state, weights):
+          writer.add_keras_client(*client)
+    return weights
 
   @property
   def _num_sampled(self) -> int:

@@ -60,41 +60,41 @@ class RoundDataset(runtime.ClientDataset):
 
   def build(self) -> tf.Tensor:
     """See `tff_bn.runtime.ClientDataset`."""
-    return self._gathered().build()
+    return self._selected().build()
 
   def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Avoids pickling data that a recipe loads or that was already sent."""
     if self._data.recipe is not None:
       return _from_recipe, (self._data.recipe, self._client_ids, self._draw)
-    gathered = self._gathered()
-    return _Gathered, (
-        gathered.x,
-        gathered.y,
-        gathered.order,
+    selected = self._selected()
+    return _Selected, (
+        selected.x,
+        selected.y,
+        selected.batches,
         self.element_spec,
     )
 
-  def _gathered(self) -> '_Gathered':
+  def _selected(self) -> '_Selected':
     dataset = self._data.dataset
-    order = self._data.client_batches(
-        self._client_ids, **self._draw
-    ).gather_order()
-    return _Gathered(dataset.x_train, dataset.y_train, order, self.element_spec)
+    batches = self._data.client_batches(self._client_ids, **self._draw)
+    return _Selected(
+        dataset.x_train, dataset.y_train, batches, self.element_spec
+    )
 
 
-class _Gathered(runtime.ClientDataset):
-  """Batches of a given order of samples."""
+class _Selected(runtime.ClientDataset):
+  """Batches of given samples."""
 
   def __init__(
       self,
       x: np.ndarray,
       y: np.ndarray,
-      order: batches_lib.GatherOrder,
+      batches: batches_lib.Batches,
       element_spec: Any,
   ):
     self.x = x
     self.y = y
-    self.order = order
+    self.batches = batches
     self._element_spec = element_spec
 
   @property
@@ -104,15 +104,7 @@ class _Gathered(runtime.ClientDataset):
 
   def build(self) -> tf.Tensor:
     """See `tff_bn.runtime.ClientDataset`."""
-    samples = self.order.samples
-    gather = _traced_gather(self.x.dtype.name, self.x.shape[1:])
-    with tf.device(runtime.HOST):
-      return gather(
-          *(
-              tf.identity(array)
-              for array in (self.x[samples], self.y[samples], *self.order[1:])
-          )
-      )
+    return self.batches.to_variant(self.x, self.y)
 
 
 def _from_recipe(
@@ -126,23 +118,6 @@ def _from_recipe(
 @functools.lru_cache(maxsize=_NUM_RECIPES)
 def _load(recipe: federated.Recipe) -> federated.FederatedData:
   return recipe()
-
-
-@functools.lru_cache
-def _traced_gather(dtype: str, shape: tuple[int, ...]) -> Callable[..., Any]:
-  """Returns `batches.gather` as a traced function that returns the variant."""
-
-  def gather(*arrays: tf.Tensor) -> tf.Tensor:
-    return tf.data.experimental.to_variant(batches_lib.gather(*arrays))
-
-  with tf.device(runtime.HOST):
-    return tf.function(gather, autograph=False).get_concrete_function(
-        tf.TensorSpec((None, *shape), dtype),
-        tf.TensorSpec((None,), tf.int32),
-        tf.TensorSpec((None,), tf.int32),
-        tf.TensorSpec((None,), tf.int64),
-        tf.TensorSpec((None,), tf.int64),
-    )
 
 
 def _fingerprint(recipe: federated.Recipe) -> str:

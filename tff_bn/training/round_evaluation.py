@@ -1,8 +1,10 @@
 """Evaluates the models of a run, of the server or of the clients."""
 
 import collections
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 import dataclasses
+import functools
+import itertools
 from typing import Any, Optional
 
 from tff_bn.common import seeding
@@ -35,6 +37,13 @@ class _ClientModels:
     return self.process.get_client_model_weights(
         state, self.store.get(client_id)
     )
+
+  def all_weights(self, state: Any) -> Iterator[tuple[str, ModelWeights]]:
+    """Yields the id and the weights of each of these clients, sorted by id."""
+    for client_id, client_state in self.store.newest():
+      yield client_id, self.process.get_client_model_weights(
+          state, client_state
+      )
 
 
 class RoundEvaluation:
@@ -138,51 +147,89 @@ class RoundEvaluation:
       return dict.fromkeys(clients, shared), shared
     own = {
         client_id: process.get_client_model_weights(
-            state, process.personalize(initial, number)
+            state, process.personalize(initial, self._numbers[client_id])
         )
-        for number, client_id in enumerate(self._data.client_ids)
-        if client_id in clients
+        for client_id in clients
     }
     return own, None
 
   def _evaluation_clients(self, candidates: Collection[str]) -> Sequence[str]:
     """Chooses clients. The same candidates give the same choice."""
-    ids = tuple(self._data.client_ids)
-    order = seeding.generator(
-        seeding.Stream.EVALUATION_CLIENTS, self._config.seed
-    ).permutation(len(ids))
     among = set(candidates)
-    chosen = [ids[i] for i in order if ids[i] in among]
-    return sorted(chosen[: self._config.max_evaluation_clients], key=ids.index)
+    chosen = itertools.islice(
+        (client_id for client_id in self._order if client_id in among),
+        self._config.max_evaluation_clients,
+    )
+    return sorted(chosen, key=self._numbers.__getitem__)
 
-  def final_weights(self, state: Any) -> ModelWeights:
+  @functools.cached_property
+  def _numbers(self) -> dict[str, int]:
+    """The clients' positions in the data."""
+    return {client_id: n for n, client_id in enumerate(self._data.client_ids)}
+
+  @functools.cached_property
+  def _order(self) -> Sequence[str]:
+    """The clients in the order in which they are chosen."""
+    ids = tuple(self._data.client_ids)
+    rng = seeding.generator(
+        seeding.Stream.EVALUATION_CLIENTS, self._config.seed
+    )
+    return [ids[number] for number in rng.permutation(len(ids))]
+
+  def final_weights(
+      self,
+      state: Any,
+      visit: Callable[[str, ModelWeights], None] = lambda *client: None,
+  ) -> ModelWeights:
     """Returns the weights of the final model.
 
     Args:
       state: The server's final state.
+      visit: Is called with the id and the weights of each client that was
+        sampled at least once, if the clients have own models. Only one client's
+        weights are in memory at a time.
 
     Returns:
       The server's weights. If the clients have own models, the weights that are
       merged from these.
     """
-    if self._client_models is None:
+    models = self._client_models
+    if models is None:
       return self._process.get_model_weights(state)
-    return evaluation.merge_client_weights(
-        self._model,
-        (weights for _, weights in self.client_weights(state)),
-    )
 
-  def client_weights(self, state: Any) -> Iterator[tuple[str, ModelWeights]]:
-    """Yields the weights of the clients' own models, one after another.
+    def visited() -> Iterator[ModelWeights]:
+      for client_id, weights in models.all_weights(state):
+        visit(client_id, weights)
+        yield weights
+
+    return evaluation.merge_client_weights(self._model, visited())
+
+  def num_client_models(self) -> int:
+    """Returns the number of clients that `final_weights` visits."""
+    models = self._client_models
+    return 0 if models is None else len(models.store.client_ids())
+
+  def new_client_weights(
+      self, state: Any, weights: ModelWeights
+  ) -> Iterator[tuple[str, ModelWeights]]:
+    """Yields the models of the clients that were never sampled.
 
     Args:
-      state: The server's state.
+      state: The server's final state.
+      weights: The weights of the final model.
 
     Yields:
-      The id and the weights of each client that was sampled at least once, if
-      the clients have own models.
+      The id of each such client, and the weights of the final model with the
+      client's personal phases, if the clients have own models.
     """
     models = self._client_models
-    if models is not None:
-      for client_id in models.store.client_ids():
-        yield client_id, models.weights(state, client_id)
+    if models is None:
+      return
+    process, sampled = models.process, set(models.store.client_ids())
+    initial = process.initialize_client(state)
+    for number, client_id in enumerate(self._data.client_ids):
+      if client_id not in sampled:
+        own = process.get_client_model_weights(
+            state, process.personalize(initial, number)
+        )
+        yield client_id, evaluation.with_phases(self._model, weights, own)

@@ -6,9 +6,15 @@ from typing import Any, Optional
 
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import metrics_log
+from tff_bn.training import names
 
 # Settings that may change when a run is continued.
-MAY_CHANGE = ('rounds', 'checkpoint_every', 'max_failed_rounds')
+MAY_CHANGE = (
+    'rounds',
+    'checkpoint_every',
+    'max_failed_rounds',
+    'save_client_models',
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +39,8 @@ class TrainingConfig:
       server's new model was not finite.
     max_evaluation_clients: The largest number of clients in a mean over
       clients. If there are more, the seed determines a choice.
+    save_client_models: The clients whose own models are saved as Keras files at
+      the end: 'none', 'sampled' or 'all', see `names.SAVE_CLIENT_MODELS`.
   """
 
   rounds: int
@@ -45,14 +53,22 @@ class TrainingConfig:
   checkpoint_every: int = 10
   max_failed_rounds: int = 10
   max_evaluation_clients: int = 20
+  save_client_models: str = 'none'
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if field.name != 'seed' and value is not None and value < 1:
+      if field.name in ('seed', 'save_client_models') or value is None:
+        continue
+      if value < 1:
         raise ValueError(
             f'{field.name}={value} is not allowed; it must be at least 1.'
         )
+    if self.save_client_models not in names.SAVE_CLIENT_MODELS:
+      raise ValueError(
+          f'save_client_models={self.save_client_models} is not allowed; it'
+          f' must be one of {", ".join(names.SAVE_CLIENT_MODELS)}.'
+      )
     if not 0 <= self.seed < 2**32:
       raise ValueError(
           f'seed={self.seed} is not allowed; it must be from 0 to 2^32 - 1.'

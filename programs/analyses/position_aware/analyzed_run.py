@@ -82,13 +82,13 @@ class AnalyzedRun:
 
   def client_weights(self, client_id: str) -> ModelWeights:
     """Returns the weights with which a client begins a round."""
-    if client_id in self.saved.client_ids:
-      return self.saved.weights(self.model, client_id)
-    # The client has not taken part yet, but may have a personal phase.
-    client_state = self.local_training.personalize(
-        self.client_state(self.weights), self.data.client_ids.index(client_id)
+    return experiment.client_weights(
+        self.settings,
+        self.saved,
+        self.model,
+        client_id,
+        self.data.client_number(client_id),
     )
-    return self.model.to_model_weights(client_state.values())
 
   def client_state(
       self, weights: ModelWeights

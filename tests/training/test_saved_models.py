@@ -1,0 +1,313 @@
+"""Tests of the models that a run leaves, and of reading them."""
+
+import dataclasses
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import training_fakes
+
+from tff_bn import training
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.training import client_state_store
+from tff_bn.training import manifests
+from tff_bn.training import saved_models
+
+# One of the four clients takes no part.
+_CONFIG = dataclasses.replace(
+    training_fakes.CONFIG, rounds=1, clients_per_round=3, evaluate_every=1
+)
+
+
+@pytest.fixture(scope='module')
+def model():
+  return training_fakes.build_model()
+
+
+def _train(model, run_dir, process=None, **changes):
+  if process is None:
+    process = training_fakes.build_process(model, stateful=True)
+  return training.train(
+      process,
+      model,
+      training_fakes.FakeData(),
+      dataclasses.replace(_CONFIG, **changes),
+      run_dir,
+  )
+
+
+def _names(folder):
+  return sorted(os.listdir(folder))
+
+
+def _assert_same(weights, expected):
+  for a, b in zip(
+      tf.nest.flatten(weights), tf.nest.flatten(expected), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def _client_weights(run_dir, state, process):
+  """The weights of the clients that the store has, by id."""
+  path = run_dir / 'client_states.sqlite'
+  with client_state_store.ClientStateStore(path) as store:
+    return {
+        client_id: process.get_client_model_weights(state, store.get(client_id))
+        for client_id in store.client_ids()
+    }
+
+
+def test_weights_of_the_clients(model, tmp_path):
+  process = training_fakes.build_process(model, stateful=True)
+  result = _train(model, tmp_path, process)
+
+  assert _names(tmp_path / 'model') == [
+      'clients.npy',
+      'manifest.json',
+      'model.keras',
+      'weights.npz',
+  ]
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  saved.check()
+  expected = _client_weights(tmp_path, result.state, process)
+  assert list(saved.client_ids) == list(expected)
+  assert len(expected) == 3
+  for client_id, weights in expected.items():
+    _assert_same(saved.weights(model, client_id), weights)
+    found = training_fakes.load_client(tmp_path, client_id)
+    _assert_same(model.from_keras(found), weights)
+  _assert_same(saved.weights(model), result.model_weights)
+  # Shared variables are not stored again.
+  records = np.load(tmp_path / 'model/clients.npy')
+  assert records.dtype.names == ('moving_mean_4', 'moving_variance_5')
+
+
+def test_keras_models_of_sampled_clients(model, tmp_path):
+  _train(model, tmp_path, save_client_models='sampled')
+
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  assert len(saved.client_ids) == 3
+  stems = {c: saved_models.client_file_stem(c) for c in saved.client_ids}
+  assert saved.manifest['keras_clients'] == stems
+  assert _names(tmp_path / 'model/clients') == sorted(
+      f'{stem}.keras' for stem in stems.values()
+  )
+  for client_id, stem in stems.items():
+    path = tmp_path / f'model/clients/{stem}.keras'
+    own = model.from_keras(keras.models.load_model(path))
+    _assert_same(own, saved.weights(model, client_id))
+
+
+def test_keras_models_of_all_clients(model, tmp_path):
+  result = _train(model, tmp_path, save_client_models='all')
+
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  assert len(saved.client_ids) == 3
+  assert saved.manifest['keras_clients'].keys() == {*training_fakes.CLIENT_IDS}
+  for client_id, stem in saved.manifest['keras_clients'].items():
+    path = tmp_path / f'model/clients/{stem}.keras'
+    found = model.from_keras(keras.models.load_model(path))
+    if client_id in saved.client_ids:
+      _assert_same(found, saved.weights(model, client_id))
+    else:
+      _assert_same(found, result.model_weights)
+
+
+def test_other_clients_are_saved_by_the_same_run(model, tmp_path):
+  folder = tmp_path / 'model'
+  first = _train(model, tmp_path)
+  records = (folder / 'clients.npy').read_bytes()
+
+  for choice, num_files in (('sampled', 3), ('all', 4), ('none', 0)):
+    result = _train(model, tmp_path, save_client_models=choice)
+
+    assert result.resumed_from == 1
+    _assert_same(result.model_weights, first.model_weights)
+    assert len(list(folder.glob('clients/*.keras'))) == num_files
+    assert (folder / 'clients.npy').read_bytes() == records
+    assert training.is_finished(tmp_path)
+
+
+def test_a_continued_run_replaces_the_models(model, tmp_path):
+  _train(model, tmp_path, save_client_models='sampled')
+  records = (tmp_path / 'model/clients.npy').read_bytes()
+
+  result = _train(model, tmp_path, rounds=2)
+
+  assert not (tmp_path / 'model/clients').exists()
+  assert (tmp_path / 'model/clients.npy').read_bytes() != records
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  saved.check()
+  _assert_same(saved.weights(model), result.model_weights)
+
+
+@pytest.mark.parametrize('choice', ['some', '', None])
+def test_unknown_choice_of_clients(choice):
+  with pytest.raises(
+      ValueError,
+      match=f'save_client_models={choice} .* one of none, sampled, all',
+  ):
+    dataclasses.replace(_CONFIG, save_client_models=choice)
+
+
+def test_algorithm_without_client_models(model, tmp_path):
+  process = training_fakes.build_process(model, stateful=False)
+  _train(model, tmp_path, process, save_client_models='all')
+
+  assert _names(tmp_path / 'model') == [
+      'manifest.json',
+      'model.keras',
+      'weights.npz',
+  ]
+  assert not saved_models.SavedModels(tmp_path / 'model').client_ids
+
+
+class _Copying(training_fakes.FakeStatefulProcess):
+  """Returns new arrays, also of the server's variables."""
+
+  def get_client_model_weights(self, state, client_state):
+    weights = super().get_client_model_weights(state, client_state)
+    return ModelWeights(*([np.array(v) for v in part] for part in weights))
+
+
+def test_process_that_returns_new_arrays(model, tmp_path):
+  process = _Copying(model)
+  result = _train(model, tmp_path, process)
+
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  records = np.load(tmp_path / 'model/clients.npy')
+  assert list(records.dtype.names) == [v.name for v in model.variables]
+  expected = _client_weights(tmp_path, result.state, process)
+  for client_id, weights in expected.items():
+    _assert_same(saved.weights(model, client_id), weights)
+
+
+class _Sharing(training_fakes.FakeStatefulProcess):
+  """Gives all clients the server's statistics."""
+
+  def get_client_model_weights(self, state, client_state):
+    return state['weights']
+
+
+def test_process_whose_clients_share_everything(model, tmp_path):
+  result = _train(model, tmp_path, _Sharing(model))
+
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  assert len(saved.client_ids) == 3
+  for client_id in saved.client_ids:
+    _assert_same(saved.weights(model, client_id), result.model_weights)
+
+
+class _Uneven(training_fakes.FakeStatefulProcess):
+  """Every second client has an own kernel."""
+
+  num_calls = 0
+
+  def get_client_model_weights(self, state, client_state):
+    weights = super().get_client_model_weights(state, client_state)
+    self.num_calls += 1
+    if self.num_calls % 2:
+      weights.trainable[0] = weights.trainable[0] + 1
+    return weights
+
+
+def test_clients_with_different_own_variables_are_an_error(model, tmp_path):
+  with pytest.raises(ValueError, match='own variables of client'):
+    _train(model, tmp_path, _Uneven(model))
+  assert not (tmp_path / 'model').exists()
+  assert not list(tmp_path.glob('.*'))
+
+
+def test_a_model_without_use_leaves_nothing(model, tmp_path, monkeypatch):
+  encode = training_fakes.FakeStatefulProcess.get_client_model_weights
+
+  def spoiled(self, state, client_state):
+    weights = encode(self, state, client_state)
+    if self.rounds:
+      weights.non_trainable[0] = weights.non_trainable[0] * np.nan
+    return weights
+
+  monkeypatch.setattr(
+      training_fakes.FakeStatefulProcess, 'get_client_model_weights', spoiled
+  )
+  with pytest.raises(training.UnusableModelError, match='not finite'):
+    _train(model, tmp_path)
+  assert not (tmp_path / 'model').exists()
+  assert not list(tmp_path.glob('.*'))
+
+
+def test_interrupted_while_models_are_saved(model, tmp_path, monkeypatch):
+  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+  _train(model, whole, save_client_models='all')
+  save, paths = keras.Model.save, []
+
+  def interrupt(self, path):
+    paths.append(path)
+    if len(paths) == 3:
+      raise KeyboardInterrupt
+    save(self, path)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(keras.Model, 'save', interrupt)
+    with pytest.raises(KeyboardInterrupt):
+      _train(model, stopped, save_client_models='all')
+  assert not (stopped / 'model').exists()
+  assert not list(stopped.glob('.*'))
+
+  result = _train(model, stopped, save_client_models='all')
+
+  assert result.resumed_from == 1
+  assert training_fakes.snapshot(stopped) == training_fakes.snapshot(whole)
+
+
+def test_export(model, tmp_path, monkeypatch):
+  path = tmp_path / 'new/client.keras'
+  weights = model.initial_weights
+  saved_models.export(model, weights, path)
+  assert _names(path.parent) == ['client.keras']
+  _assert_same(model.from_keras(keras.models.load_model(path)), weights)
+
+  def fail(self, path):
+    path.write_bytes(b'half of it')
+    raise OSError(28, 'No space left on device')
+
+  content = path.read_bytes()
+  monkeypatch.setattr(keras.Model, 'save', fail)
+  with pytest.raises(OSError, match='No space left'):
+    saved_models.export(model, weights, path)
+  assert _names(path.parent) == ['client.keras']
+  assert path.read_bytes() == content
+
+
+def test_weights_of_another_model_are_an_error(model, tmp_path):
+  _train(model, tmp_path)
+  other = BatchNormModel(
+      lambda: keras.Sequential(
+          [keras.layers.Input([3]), keras.layers.Dense(2)]
+      ),
+      model.input_spec,
+      model.loss_fn,
+  )
+  with pytest.raises(ValueError, match='kernel_0 is .*but should be'):
+    saved_models.SavedModels(tmp_path / 'model').weights(other)
+
+
+def test_pickles_are_an_error(model, tmp_path):
+  _train(model, tmp_path)
+  path = tmp_path / 'model/weights.npz'
+
+  class Evil:
+
+    def __reduce__(self):
+      return (open, (str(tmp_path / 'evil'), 'w'))
+
+  np.savez(path, kernel_0=np.array([Evil()], dtype=object))
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  # An attacker would store the matching checksum.
+  saved._files.update(saved_models._checksums(tmp_path / 'model'))
+  with pytest.raises(manifests.DamagedError, match='weights.npz'):
+    saved.weights(model)
+  assert not (tmp_path / 'evil').exists()
