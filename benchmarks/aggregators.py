@@ -6,6 +6,9 @@ and sort of the same matrix, and with the squared distances between all rows,
 computed by one matrix product in NumPy and in TensorFlow. If a result differs
 from NumPy's, the program ends without a report.
 
+If ByzFL is installed (`pip install byzfl torch`), its rules take turns, too, of
+a NumPy array and of a PyTorch tensor. The faster of the two is compared.
+
 The memory of a rule is the increase of a new process's memory during its first
 aggregation. (TensorFlow keeps freed memory, so later aggregations show none.)
 
@@ -16,6 +19,7 @@ clients' vectors and aggregate them. It writes a Markdown report and exits with
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import importlib.util
 import statistics
 import threading
 import time
@@ -77,6 +81,14 @@ RULES = (
     'NNM + CoordinateMedian',
     'Bucketing + CoordinateMedian',
 )
+NUMPY_FORM, TORCH_FORM = FORMS = ('NumPy', 'PyTorch')
+# For more clients, only the faster form of ByzFL's rules is measured: SciPy's
+# distances and PyTorch's order statistics would take minutes.
+_MOST_CLIENTS_OF_ALL_FORMS = 10
+_DISTANCE_RULES = ('Krum', 'MultiKrum', NNM, 'NNM + CoordinateMedian')
+_ORDER_RULES = (MEDIAN, TRIMMED_MEAN, 'MeaMed', 'Bucketing + CoordinateMedian')
+# The mean is no robust rule.
+_PEER_LIMITS = {name: 1.0 for name in RULES if name != 'Mean'}
 TFF_RULES = ('Mean', MEDIAN, TRIMMED_MEAN, NNM, 'NNM + CoordinateMedian')
 
 # Largest ratio of a rule's time to a reference's time, with 100 clients.
@@ -102,6 +114,7 @@ class Measurements:
     megabytes: The memory in addition to the matrix, in 2^20 bytes, by number of
       clients and rule.
     tff: The seconds of whole aggregations, by number of clients and rule.
+      ByzFL's rules, if it is installed, are named by `peer`.
   """
 
   machine: Sequence[str]
@@ -147,6 +160,80 @@ def build_rule(name: str, num_clients: int) -> Any:
       ),
   }
   return build[name]()
+
+
+def peer(name: str, form: str) -> str:
+  """Returns the name of ByzFL's rule that computes the same as a rule."""
+  return f'ByzFL {name}, {form}'
+
+
+def is_byzfl_installed() -> bool:
+  """Returns whether ByzFL's rules can be measured."""
+  return all(importlib.util.find_spec(name) for name in ('byzfl', 'torch'))
+
+
+def peer_forms(name: str, num_clients: int, size: int) -> list[str]:
+  """Returns the forms of ByzFL's rule to measure; none without ByzFL."""
+  import psutil
+
+  if not is_byzfl_installed():
+    return []
+  forms = list(FORMS)
+  if num_clients > _MOST_CLIENTS_OF_ALL_FORMS:
+    if name in _DISTANCE_RULES:
+      forms.remove(NUMPY_FORM)
+    if name in _ORDER_RULES:
+      forms.remove(TORCH_FORM)
+  if name.startswith(NNM):
+    # ByzFL copies the neighbours of each row.
+    num_near = num_clients - num_byzantine(num_clients)
+    if 4 * num_clients * num_near * size > psutil.virtual_memory().total / 2:
+      forms = []
+  return forms
+
+
+def build_peer(name: str, num_clients: int) -> Callable[[Any], Any]:
+  """Returns ByzFL's rule with the parameters of `build_rule`.
+
+  The rules are the same, but for two: GeometricMedian iterates 3 times, where
+  ours iterates until it converges; Krum and MultiKrum count one more neighbour.
+  """
+  import tensorflow  # PyTorch must not be imported first.  # noqa: F401
+
+  import byzfl  # isort: skip
+
+  f = num_byzantine(num_clients)
+  median = byzfl.Median()
+  chains = {
+      'Mean': [byzfl.Average()],
+      MEDIAN: [median],
+      TRIMMED_MEAN: [byzfl.TrMean(f)],
+      'MeaMed': [byzfl.Meamed(f)],
+      'GeometricMedian': [byzfl.GeometricMedian()],
+      'Krum': [byzfl.Krum(f)],
+      'MultiKrum': [byzfl.MultiKrum(f)],
+      # It keeps its center, so each call needs a new one.
+      'CenteredClipping': [lambda x: byzfl.CenteredClipping(tau=1.0)(x)],
+      NNM: [byzfl.NNM(f), byzfl.Average()],
+      'NNM + CoordinateMedian': [byzfl.NNM(f), median],
+      'Bucketing + CoordinateMedian': [byzfl.Bucketing(2), median],
+  }
+
+  def aggregate(values):
+    for step in chains[name]:
+      values = step(values)
+    return values
+
+  return aggregate
+
+
+def peer_input(values: Any, form: str) -> Any:
+  """Returns a copy of a NumPy array in a form."""
+  if form == NUMPY_FORM:
+    return values.copy()
+  import torch
+
+  return torch.from_numpy(values.copy())
 
 
 def random_matrix(num_clients: int, size: int) -> Any:
@@ -254,6 +341,13 @@ def time_matrix(
   for name, function in functions.items():
     function(tensor[:0])  # One-time work is not timed.
     ways[name] = lambda function=function: function(tensor).numpy()
+  inputs = {}
+  for name in RULES:
+    for form in peer_forms(name, num_clients, size):
+      if form not in inputs:
+        inputs[form] = peer_input(values, form)
+      rule = build_peer(name, num_clients)
+      ways[peer(name, form)] = lambda rule=rule, form=form: rule(inputs[form])
   seconds = {name: [] for name in ways}
   results = {}
   for _ in range(repeats):
@@ -280,8 +374,18 @@ def memory_of_rule(name: str, num_clients: int, size: int) -> float:
 
   function = build_function(name, num_clients, size)
   tensor = tf.constant(random_matrix(num_clients, size))
-  function(tensor[:0])  # Exclude the memory for TensorFlow's first call.
+  # Exclude the memory for TensorFlow's first call.
+  build_function(name, num_clients, 10)(tensor[:, :10])
+  function(tensor[:0])
   return rise_of_memory(lambda: function(tensor).numpy())
+
+
+def memory_of_peer(name: str, form: str, num_clients: int, size: int) -> float:
+  """Returns the same as `memory_of_rule` for a rule of ByzFL."""
+  rule = build_peer(name, num_clients)
+  values = peer_input(random_matrix(num_clients, size), form)
+  rule(values[:, :10])  # Exclude the memory for the first call.
+  return rise_of_memory(lambda: rule(values))
 
 
 def rise_of_memory(function: Callable[[], Any]) -> float:
@@ -339,6 +443,21 @@ def time_tff(
   return seconds
 
 
+def time_peer_of_list(
+    name: str, form: str, num_clients: int, size: int, repeats: int
+) -> list[float]:
+  """Times ByzFL's rule of a list of vectors, which it copies to a matrix."""
+  rule = build_peer(name, num_clients)
+  vectors = list(peer_input(random_matrix(num_clients, size), form))
+  rule(vectors)
+  seconds = []
+  for _ in range(repeats):
+    start = time.perf_counter()
+    rule(vectors)
+    seconds.append(time.perf_counter() - start)
+  return seconds
+
+
 def default_repeats(num_clients: int) -> int:
   """Returns how often to time each rule: less often if it takes long."""
   return 15 if num_clients <= 10 else 7 if num_clients <= 100 else 1
@@ -376,15 +495,72 @@ def measure(
         name: harness.in_new_process(memory_of_rule, name, number, size)
         for name in RULES
     }
+    for name in RULES:
+      for form in peer_forms(name, number, size):
+        megabytes[number][peer(name, form)] = harness.in_new_process(
+            memory_of_peer, name, form, number, size
+        )
   for number in tff_clients:
     harness.progress(f'aggregations of {number} clients')
+    times = repeats or default_repeats(number)
     whole[number] = {
-        name: time_tff(name, number, size, repeats or default_repeats(number))
-        for name in TFF_RULES
+        name: time_tff(name, number, size, times) for name in TFF_RULES
     }
+    for name in TFF_RULES:
+      for form in peer_forms(name, number, size):
+        whole[number][peer(name, form)] = harness.in_new_process(
+            time_peer_of_list, name, form, number, size, times
+        )
   return Measurements(
       harness.describe_machine(), size, seconds, megabytes, whole
   )
+
+
+def best_peer(name: str, measured: Mapping[str, Any]) -> Optional[str]:
+  """Returns ByzFL's better form of a rule, or `None` if none was measured."""
+  names = [peer(name, form) for form in FORMS if peer(name, form) in measured]
+  return min(names, key=lambda key: _median(measured[key]), default=None)
+
+
+def _median(value: Any) -> float:
+  return value if isinstance(value, float) else statistics.median(value)
+
+
+def _table_of_ways(
+    ways: Sequence[str],
+    measured: Mapping[int, Mapping[str, Any]],
+    decimals: int,
+    first_rows: Sequence[Sequence[str]] = (),
+) -> list[str]:
+  """Returns a table with a column for each number of clients.
+
+  Args:
+    ways: The variants, one in a row. ByzFL's follow.
+    measured: A number, or numbers with a median, for each number of clients and
+      variant.
+    decimals: The number of decimals.
+    first_rows: Further rows, above the others.
+  """
+  rows = [*first_rows]
+  for way in ways:
+    cells = [
+        f'{_median(values[way]):.{decimals}f}' for values in measured.values()
+    ]
+    rows.append([way, *cells])
+  for way in ways:
+    best = [best_peer(way, values) for values in measured.values()]
+    if any(best):
+      rows.append(
+          [
+              f'ByzFL {way}',
+              *(
+                  f'{_median(values[key]):.{decimals}f}' if key else '–'
+                  for key, values in zip(best, measured.values())
+              ),
+          ]
+      )
+  header = ['', *(f'{number} clients' for number in measured)]
+  return harness.table(header, rows)
 
 
 def report(measurements: Measurements) -> tuple[str, bool]:
@@ -399,16 +575,37 @@ def report(measurements: Measurements) -> tuple[str, bool]:
   floors = harness.Floors()
   ways = (*NUMPY, TF_DISTANCES, *RULES)
   ratio_rows = []
+
+  def add_ratio(number, text, ratios, limit):
+    cells = floors.ratio_cells(ratios, limit)
+    ratio_rows.append([str(number), text, harness.spread(ratios), *cells])
+
   for number, seconds in measurements.seconds.items():
     for name, reference in _COMPARISONS:
       ratios = [a / b for a, b in zip(seconds[name], seconds[reference])]
       limit = None
       if number == _FLOOR_CLIENTS:
         limit = _FLOORS.get((name, reference))
-      cells = floors.ratio_cells(ratios, limit)
-      ratio_rows.append(
-          [str(number), f'{name} / {reference}', harness.spread(ratios), *cells]
-      )
+      add_ratio(number, f'{name} / {reference}', ratios, limit)
+  for number, seconds in measurements.seconds.items():
+    for name in RULES:
+      if key := best_peer(name, seconds):
+        ratios = [a / b for a, b in zip(seconds[name], seconds[key])]
+        add_ratio(number, f'{name} / {key}', ratios, _PEER_LIMITS.get(name))
+  memory_rows = []
+  for number, megabytes in measurements.megabytes.items():
+    for name in RULES:
+      if key := best_peer(name, megabytes):
+        # Less than a megabyte is noise.
+        ratio = max(megabytes[name], 1.0) / max(megabytes[key], 1.0)
+        memory_rows.append(
+            [
+                str(number),
+                f'{name} / {key}',
+                f'{ratio:.2f}',
+                *floors.ratio_cells([ratio], _PEER_LIMITS.get(name)),
+            ]
+        )
   lines = [
       *harness.head(
           'Cost of robust aggregation', 'aggregators', measurements.machine
@@ -421,23 +618,17 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       ' computed by one matrix product. NumPy uses one core, except for this'
       ' product.',
       '',
+      "ByzFL's rules, if it is installed (`pip install byzfl torch`), have the"
+      ' same parameters, and a NumPy array or a PyTorch tensor as input: the'
+      ' tables show the better form. NNM is missing where ByzFL would need more'
+      ' than half of the memory of the machine. Its GeometricMedian iterates 3'
+      ' times, ours until it converges.',
+      '',
       '## Seconds',
       '',
       'Medians. The variants take turns.',
       '',
-      *harness.table(
-          ['', *(f'{number} clients' for number in measurements.seconds)],
-          [
-              [
-                  way,
-                  *(
-                      f'{statistics.median(seconds[way]):.4f}'
-                      for seconds in measurements.seconds.values()
-                  ),
-              ]
-              for way in ways
-          ],
-      ),
+      *_table_of_ways(ways, measurements.seconds, 4),
       '',
       'Ratios of successive times: median and range.',
       '',
@@ -450,8 +641,10 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       'Increase of the memory of a new process when it aggregates, in MB of'
       ' 2^20 bytes, without the matrix itself.',
       '',
-      *harness.table(
-          ['', *(f'{number} clients' for number in measurements.megabytes)],
+      *_table_of_ways(
+          RULES,
+          measurements.megabytes,
+          0,
           [
               [
                   'the matrix',
@@ -459,38 +652,25 @@ def report(measurements: Measurements) -> tuple[str, bool]:
                       f'{4 * number * measurements.size / 2**20:.0f}'
                       for number in measurements.megabytes
                   ),
-              ],
-              *(
-                  [
-                      name,
-                      *(
-                          f'{m[name]:.0f}'
-                          for m in measurements.megabytes.values()
-                      ),
-                  ]
-                  for name in RULES
-              ),
+              ]
           ],
+      ),
+      '',
+      *(
+          harness.table(
+              ['clients', 'ratio', 'value', 'floor', 'met'], memory_rows
+          )
+          if memory_rows
+          else ['ByzFL was not installed.']
       ),
       '',
       '## Whole aggregations',
       '',
       'Median seconds of a TFF round in process, which gathers one vector from'
-      ' each client and aggregates them.',
+      " each client and aggregates them. ByzFL's rules aggregate a list of"
+      ' vectors.',
       '',
-      *harness.table(
-          ['', *(f'{number} clients' for number in measurements.tff)],
-          [
-              [
-                  name,
-                  *(
-                      f'{statistics.median(seconds[name]):.4f}'
-                      for seconds in measurements.tff.values()
-                  ),
-              ]
-              for name in TFF_RULES
-          ],
-      ),
+      *_table_of_ways(TFF_RULES, measurements.tff, 4),
   ]
   return '\n'.join(lines) + '\n', floors.are_met
 

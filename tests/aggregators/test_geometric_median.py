@@ -47,6 +47,14 @@ def test_geometric_median_may_be_one_of_the_values():
   )
 
 
+def test_geometric_median_of_float32_values_is_one_of_them():
+  # Near it, the digits of float32 products cancel.
+  direction = np.random.default_rng(0).normal(size=300)
+  x = np.outer([0, 1, 1.5, 10, 11], direction).astype(np.float32)
+  result, _ = rule_calls.aggregate(aggregators.GeometricMedian(), x)
+  np.testing.assert_allclose(result, x[2], atol=1e-5)
+
+
 def test_geometric_median_of_far_attackers():
   # The result depends on the attackers' directions, but not on their distances.
   rng = np.random.default_rng(0)

@@ -17,8 +17,7 @@ def test_sorting_networks_sort(num_rows):
     return order_statistics.map_ordered(
         values,
         tf.range(tf.shape(values)[0]),
-        lambda ordered: tf.reshape(ordered.stack(), [-1])[:5]
-        + 100 * ordered.read(num_rows - 1),
+        lambda ordered: ordered[0] + 100 * ordered[num_rows - 1],
     )
 
   expected = np.sort(values, axis=0)
@@ -29,3 +28,45 @@ def test_sorting_networks_sort(num_rows):
     np.testing.assert_array_equal(
         traced(values), expected[0] + 100 * expected[-1]
     )
+
+
+def _ordered(values, most_rows):
+  """Returns the matrix that a statistic gets."""
+  seen = []
+
+  def statistic(rows):
+    seen.append(rows.numpy())
+    return rows[0]
+
+  order_statistics.map_ordered(
+      tf.constant(values), tf.range(len(values)), statistic, most_rows
+  )
+  return seen[0]
+
+
+@pytest.mark.parametrize('most_rows', [33, 64, 100, 200, 513])
+def test_networks_of_matrices_sort(most_rows, monkeypatch):
+  """Known numbers of rows, of which some may be missing."""
+  monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', 32)
+  rng = np.random.default_rng(most_rows)
+  for num_rows in (1, most_rows // 2, most_rows):
+    for values in (
+        rng.normal(size=(num_rows, 3)),
+        rng.integers(0, 3, (num_rows, 3)),
+        np.sort(rng.normal(size=(num_rows, 3)), axis=0)[::-1],
+    ):
+      values = values.astype('float32')
+      np.testing.assert_array_equal(
+          _ordered(values, most_rows), np.sort(values, axis=0)
+      )
+
+
+def test_scaled_sum():
+  values = np.random.default_rng(0).normal(size=(7, 4))
+  np.testing.assert_allclose(
+      order_statistics.scaled_sum(
+          tf.constant(values), tf.constant(0.25, tf.float64)
+      ),
+      values.sum(axis=0) / 4,
+      rtol=1e-12,
+  )

@@ -277,6 +277,59 @@ def test_dropped_clients_are_byzantine():
     np.testing.assert_allclose(result, x[f : 5 - f].mean(axis=0))
 
 
+def _high_dimensional(offset=0.0):
+  """Returns float32 rows whose distances take float32 products."""
+  rng = np.random.default_rng(5)
+  x = offset + rng.normal(size=(24, 3000)) * np.linspace(0.9, 1.1, 24)[:, None]
+  return rng.permutation(x).astype(np.float32)
+
+
+@pytest.mark.parametrize('name', ['krum', 'multi_krum', 'nnm_mean'])
+@pytest.mark.parametrize('offset', [0.0, 2.0, 20.0, 1e3])
+def test_choice_of_float32_values_is_right(name, offset):
+  """Far from the origin, the digits of float32 products cancel."""
+  x = _high_dimensional(offset)
+  rule, expected = _RULES[name]
+  np.testing.assert_allclose(
+      rule_calls.aggregate(rule, x)[0],
+      expected(x.astype(np.float64), _M),
+      rtol=1e-6,
+      atol=1e-6,
+  )
+
+
+def test_krum_of_nearly_equal_values_far_from_the_origin():
+  """The distances are far below the rounding of float32 squares."""
+  x = np.full((9, 50), 1000, np.float32)
+  rng = np.random.default_rng(0)
+  steps = rng.integers(-3, 4, size=(9, 50)) * np.arange(1, 10)[:, None]
+  x += np.float32(2**-10) * steps[rng.permutation(9)].astype(np.float32)
+  rule, expected = aggregators.Krum(2), _RULES['krum'][1]
+  np.testing.assert_array_equal(
+      rule_calls.aggregate(rule, x)[0], expected(x.astype(np.float64), 2)
+  )
+
+
+@pytest.mark.parametrize('offset', [0.0, 2.0, 1e3])
+def test_geometric_median_of_float32_values(offset):
+  x = _high_dimensional(offset)
+  rule = _ALL_RULES['geometric_median']
+  exact, _ = rule_calls.aggregate(rule, x.astype(np.float64))
+  found, _ = rule_calls.aggregate(rule, x)
+  np.testing.assert_allclose(found, exact, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize('name', _ALL_RULES)
+def test_same_bits_each_time(name):
+  x = _high_dimensional()
+  state = _ALL_RULES[name].initial_state(3000, tf.float32)
+  first, *others = [
+      rule_calls.aggregate(_ALL_RULES[name], x, 0, state)[0] for _ in range(3)
+  ]
+  for other in others:
+    np.testing.assert_array_equal(other, first)
+
+
 _CREATE = {
     'median': lambda f, n: aggregators.CoordinateMedian(f, num_clients=n),
     'trimmed_mean': lambda f, n: aggregators.TrimmedMean(f, num_clients=n),
@@ -389,16 +442,26 @@ def test_more_clients_than_num_clients_are_an_error():
     rule_calls.aggregate(rule, np.zeros((5, 2)))
 
 
-@pytest.mark.parametrize('most_unrolled', [0, 128])
+@pytest.mark.parametrize('most_single', [0, 128])
 @pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'mea_med'])
-def test_columns_are_processed_in_blocks(name, most_unrolled, monkeypatch):
-  monkeypatch.setattr(order_statistics, '_MOST_UNROLLED_ROWS', most_unrolled)
-  monkeypatch.setattr(order_statistics, '_ROW_BYTES', 64)
-  monkeypatch.setattr(order_statistics, '_UNROLLED_ROW_BYTES', 64)
+def test_columns_are_processed_in_blocks(name, most_single, monkeypatch):
+  monkeypatch.setattr(order_statistics, '_MOST_SINGLE_ROWS', most_single)
+  monkeypatch.setattr(order_statistics, '_OPERAND_BYTES', 64)
   rule, expected = _RULES[name]
   for num_columns in (7, 8, 9, 50):
     x = np.random.default_rng(num_columns).normal(size=(11, num_columns))
     result, _ = rule_calls.aggregate(rule, x)
+    np.testing.assert_allclose(result, expected(x, _M), rtol=1e-12)
+
+
+@pytest.mark.parametrize('name', ['median', 'trimmed_mean', 'mea_med'])
+def test_many_clients(name):
+  """150 clients have a network of matrices; a few may be missing."""
+  rule, expected = _RULES[name]
+  known = type(rule)(_M, num_clients=150)
+  for num_rows in (131, 150):
+    x = np.random.default_rng(num_rows).normal(size=(num_rows, 5))
+    result, _ = rule_calls.aggregate(known, x)
     np.testing.assert_allclose(result, expected(x, _M), rtol=1e-12)
 
 
@@ -410,7 +473,7 @@ def test_result_does_not_depend_on_num_clients(
 ):
   """Up to 3 of the 12 clients are missing in the round."""
   # In blocks of 4 and 2, or 2 columns.
-  monkeypatch.setattr(order_statistics, '_UNROLLED_ROW_BYTES', 16)
+  monkeypatch.setattr(order_statistics, '_OPERAND_BYTES', 16)
   rng = np.random.default_rng(num_rows)
   values = (3 * rng.normal(size=(num_rows, 6))).astype(dtype)
   rule, truth = _RULES[name]

@@ -38,6 +38,7 @@ def test_report_has_medians_of_paired_ratios():
   )
   assert are_floors_met
   seconds, ratios, memory, whole = benchmark_files.tables(text)
+  assert 'ByzFL was not installed.' in text
   assert seconds[0] == ['', '100 clients', '1000 clients']
   assert ['CoordinateMedian', '2.0000', '2.0000'] in seconds
   assert len(seconds) == 1 + len(_WAYS)
@@ -52,6 +53,53 @@ def test_report_has_medians_of_paired_ratios():
   assert memory[1] == ['the matrix', '100', '1000']
   assert memory[2] == ['Mean', '7', '7']
   assert whole[1] == ['Mean', '0.5000']
+
+
+def test_report_compares_with_the_better_form_of_byzfl():
+  krum = {
+      'Krum': [1.0, 3.0, 2.0],
+      benchmark.peer('Krum', 'NumPy'): [9.0, 9.0, 9.0],
+      benchmark.peer('Krum', 'PyTorch'): [2.0, 2.0, 2.0],
+      'Mean': [8.0, 8.0, 8.0],
+      benchmark.peer('Mean', 'NumPy'): [2.0, 2.0, 2.0],
+  }
+  measurements = _measurements({10: _seconds(**krum)})
+  for number, (ours, numpy, torch) in {
+      100: (5.0, 7.0, 6.0),
+      1000: (5.0, 4.0, 9.0),
+  }.items():
+    measurements.megabytes[number].update(
+        {
+            'Krum': ours,
+            benchmark.peer('Krum', 'NumPy'): numpy,
+            benchmark.peer('Krum', 'PyTorch'): torch,
+        }
+    )
+  text, are_floors_met = benchmark.report(measurements)
+  assert not are_floors_met
+  seconds, ratios, memory, memory_ratios, _ = benchmark_files.tables(text)
+  assert ['ByzFL Krum', '2.0000'] in seconds
+  assert ratios[-2:] == [
+      ['10', 'Mean / ByzFL Mean, NumPy', '4.00 (4.00–4.00)', '–', '–'],
+      ['10', 'Krum / ByzFL Krum, PyTorch', '1.00 (0.50–1.50)', '≤ 1.00', 'yes'],
+  ]
+  assert ['ByzFL Krum', '6', '4'] in memory
+  assert memory_ratios[1:] == [
+      ['100', 'Krum / ByzFL Krum, PyTorch', '0.83', '≤ 1.00', 'yes'],
+      ['1000', 'Krum / ByzFL Krum, NumPy', '1.25', '≤ 1.00', '**no**'],
+  ]
+
+
+def test_forms_of_byzfl(monkeypatch):
+  monkeypatch.setattr(benchmark, 'is_byzfl_installed', lambda: True)
+  assert benchmark.peer_forms('Krum', 10, 100) == ['NumPy', 'PyTorch']
+  assert benchmark.peer_forms('Krum', 100, 100) == ['PyTorch']
+  assert benchmark.peer_forms('TrimmedMean', 100, 100) == ['NumPy']
+  assert benchmark.peer_forms('Mean', 100, 100) == ['NumPy', 'PyTorch']
+  # The neighbours of each client would need terabytes.
+  assert benchmark.peer_forms('NNM', 10_000, 10**6) == []
+  monkeypatch.setattr(benchmark, 'is_byzfl_installed', lambda: False)
+  assert benchmark.peer_forms('Krum', 10, 100) == []
 
 
 @pytest.mark.parametrize(

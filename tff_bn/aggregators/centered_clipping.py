@@ -63,6 +63,19 @@ class CenteredClipping(robust_rule.CheckedRule):
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""
     del num_byzantine, num_dropped
+    center, is_accurate = state, tf.constant(True)
+    for _ in range(self.num_iterations):
+      center, is_step_accurate = distances.clipped_mean(
+          values, center, self.radius
+      )
+      is_accurate &= is_step_accurate
+    center = tf.cond(
+        is_accurate, lambda: center, lambda: self._exact(values, state)
+    )
+    return center, center
+
+  def _exact(self, values: tf.Tensor, state: tf.Tensor) -> tf.Tensor:
+    """Computes the result in float64, for squares that overflow."""
     center = tf.cast(state, tf.float64)
     num_rows = tf.cast(tf.shape(values)[0], tf.float64)
     for _ in range(self.num_iterations):
@@ -70,5 +83,4 @@ class CenteredClipping(robust_rule.CheckedRule):
       # The maximum avoids a division by 0.
       shares = self.radius / tf.maximum(lengths, self.radius)
       center = distances.move(values, center, shares / num_rows)
-    center = tf.cast(center, values.dtype)
-    return center, center
+    return tf.cast(center, values.dtype)

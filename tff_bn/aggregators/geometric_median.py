@@ -13,6 +13,10 @@ from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
 from tff_bn.aggregators import robust_rule
 
+# If a value's squared distance from the result is below this share of the
+# values' squared radius, the result is computed in float64.
+_MIN_SHARE = 1 / 16
+
 
 class GeometricMedian(robust_rule.CheckedRule):
   """The point with the least sum of distances to the clients' values.
@@ -25,7 +29,8 @@ class GeometricMedian(robust_rule.CheckedRule):
 
   z is always a weighted mean of the values, and the weights depend only on the
   values' inner products, so the cost of an iteration does not depend on the
-  size of the values.
+  size of the values. The products of float32 values are computed in float32,
+  unless too many digits would cancel.
 
   If less than half of the clients are attackers, the distance of the result
   from any point is at most 2 (n - f) / (n - 2f) times the distance of the
@@ -71,38 +76,68 @@ class GeometricMedian(robust_rule.CheckedRule):
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
     """See the base class."""
     del num_byzantine, num_dropped
-    products, center = distances.middle_products(values)
-    weights = self._weights(products)
+    products, is_accurate = distances.medoid_products(values)
+    weights, least, radius = self._weights(products)
     return (
-        tf.cast(distances.move(values, center, weights), values.dtype),
+        tf.cond(
+            # Near one of the values, the digits of its distance cancel.
+            is_accurate & (least > _MIN_SHARE * radius),
+            lambda: distances.mix(values, weights[tf.newaxis])[0],
+            lambda: self._exact(values),
+        ),
         state,
     )
 
-  def _weights(self, products: tf.Tensor) -> tf.Tensor:
-    """Computes the rows' weights from the products of their differences."""
+  def _exact(self, values: tf.Tensor) -> tf.Tensor:
+    """Computes the result in float64."""
+    products, center = distances.middle_products(values)
+    weights, *_ = self._weights(products)
+    return tf.cast(distances.move(values, center, weights), values.dtype)
+
+  def _weights(
+      self, products: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Computes the rows' weights from the products of their differences.
+
+    Args:
+      products: The inner products of the rows' differences from a central row,
+        float64 of shape `[n, n]`.
+
+    Returns:
+      The weights, the least squared distance of a row from the result, and the
+      squared radius of a ball around the central row that contains more than
+      half of the rows.
+    """
     lengths = tf.linalg.diag_part(products)
     radius = tf.sort(lengths)[tf.size(lengths) // 2]
     smallest = self.smoothing**2 * radius
 
-    def step(k, weights, _):
-      moments = tf.linalg.matvec(products, weights)
-      squared = lengths - 2 * moments + tf.tensordot(weights, moments, 1)
+    def squared_distances(weights, moments):
+      return lengths - 2 * moments + tf.tensordot(weights, moments, 1)
+
+    def step(k, weights, moments, _):
+      squared = squared_distances(weights, moments)
       new = tf.math.rsqrt(tf.maximum(squared, smallest))
       new /= tf.reduce_sum(new)
-      change = new - weights
-      moved = tf.tensordot(change, tf.linalg.matvec(products, change), 1)
-      return k + 1, new, moved
+      new_moments = tf.linalg.matvec(products, new)
+      moved = tf.tensordot(new - weights, new_moments - moments, 1)
+      return k + 1, new, new_moments, moved
 
-    # If most values are equal (radius 0), this start is the median.
-    is_near = tf.cast(lengths <= radius, products.dtype)
-    return tf.while_loop(
-        lambda k, _, moved: (radius > 0)
+    # If most values are equal (radius 0), this start is the median. Rounding
+    # must not decide which of several equal values are near.
+    is_near = tf.cast(lengths <= 1.001 * radius, products.dtype)
+    start = is_near / tf.reduce_sum(is_near)
+    _, weights, moments, _ = tf.while_loop(
+        lambda k, _, __, moved: (radius > 0)
         & (k < self.max_iterations)
         & (moved > self.tolerance**2 * radius),
         step,
         (
             0,
-            is_near / tf.reduce_sum(is_near),
+            start,
+            tf.linalg.matvec(products, start),
             tf.constant(float('inf'), products.dtype),
         ),
-    )[1]
+    )
+    least = tf.reduce_min(squared_distances(weights, moments))
+    return weights, least, radius

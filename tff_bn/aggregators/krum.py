@@ -23,7 +23,7 @@ class _KrumScores(robust_rule.CheckedRule):
 
   def _best(self, values: tf.Tensor, num_byzantine: tf.Tensor) -> tf.Tensor:
     """Returns the rows' numbers, the lowest scores first."""
-    squared = tf.sort(distances.exact_squared_distances(values), axis=1)
+    squared = tf.sort(distances.squared_distances(values), axis=1)
     # The first column has the distances of the rows from themselves.
     num_near = tf.shape(values)[0] - num_byzantine - 2
     scores = tf.reduce_sum(squared[:, 1 : num_near + 1], axis=1)
@@ -38,8 +38,9 @@ class Krum(_KrumScores):
 
     `krum(x) = x_i with i = argmin_i Σ_{j near i} ‖x_i - x_j‖²`.
 
-  Of clients with the same score, the first is chosen. Krum needs 2f + 3
-  clients.
+  Of clients with the same score, the first is chosen. Scores of float32 values
+  are rounded to about 6 digits, so clients whose scores differ by less count as
+  the same. Krum needs 2f + 3 clients.
 
   Example: with f = 0, Krum of the rows [0], [1], [3] and [9] looks at the two
   nearest neighbours of each: the scores are 10, 5, 13 and 100, the result [1].
@@ -99,4 +100,10 @@ class MultiKrum(_KrumScores):
     if num_selected is None:
       num_selected = tf.shape(values)[0] - num_byzantine
     best = self._best(values, num_byzantine)[:num_selected]
-    return distances.mean(tf.gather(values, best)), state
+    # Weights of all rows, because copies of the selected rows need memory.
+    is_selected = tf.tensor_scatter_nd_update(
+        tf.zeros([tf.shape(values)[0]], values.dtype),
+        best[:, tf.newaxis],
+        tf.ones([num_selected], values.dtype),
+    )
+    return distances.mean_of_some(values, is_selected), state

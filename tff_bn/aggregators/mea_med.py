@@ -36,27 +36,17 @@ class MeaMed(robust_rule.CheckedRule):
         is_below, num_rows, tf.where(is_above, num_rows + 1, ranks)
     )
 
-    def mean_near_median(rows):
-      median = order_statistics.median_of(rows)
-
+    def mean_near_median(ordered):
+      median = order_statistics.median_of(ordered)
       # The nearest values have consecutive ranks. Starting from the n - f
       # smallest values, each step replaces the smallest value by the next
       # larger one if that is nearer.
-      def add_nearer(k, total):
-        below, above = rows.read(k), rows.read(k + num_kept)
-        is_nearer = above - median < median - below
-        return k + 1, total + scale * tf.where(is_nearer, above, below)
-
-      _, total = tf.while_loop(
-          lambda k, _: k < num_byzantine,
-          add_nearer,
-          (
-              0,
-              order_statistics.sum_of_ranks(
-                  rows, num_byzantine, num_kept, scale
-              ),
-          ),
-      )
+      below, above = ordered[:num_byzantine], ordered[num_kept:]
+      is_nearer = above - median < median - below
+      nearer = tf.where(is_nearer, above, below)
+      total = order_statistics.scaled_sum(
+          ordered[num_byzantine:num_kept], scale
+      ) + order_statistics.scaled_sum(nearer, scale)
       return total / (scale * tf.cast(num_kept, values.dtype))
 
     return (

@@ -19,7 +19,8 @@ class NearestNeighborMixing(robust_rule.CheckedRule):
   `y_i = Σ_{j near i} x_j / (n - f)`, with x_i itself among the nearest, and
   Euclidean distances over the whole structure. Then a rule aggregates the y_i.
   Mixing makes honest clients more similar, which helps the rule if their data
-  differ. Of values at the same distance, the first is chosen.
+  differ. Of values at the same distance, the first is chosen. Distances of
+  float32 values are rounded to about 6 digits.
 
   Example: with f = 1, the rows [0], [2] and [9] become [1], [1] and [5.5].
   """

@@ -40,7 +40,8 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       num_byzantine: The number of attackers to tolerate (f).
       num_clients: The largest number of clients in a round. If given, the
         constructor checks that they are enough for `num_byzantine`; otherwise
-        each round does. Rules that sort are twice as fast if they know it.
+        each round does. Rules that sort are several times as fast if they
+        know it.
 
     Raises:
       ValueError: If `num_byzantine` is negative, or too large for

@@ -34,7 +34,7 @@ class TrimmedMean(robust_rule.CheckedRule):
     total = order_statistics.map_ordered(
         values,
         groups,
-        lambda rows: order_statistics.sum_of_ranks(rows, start, stop, scale),
+        lambda ordered: order_statistics.scaled_sum(ordered[start:stop], scale),
         self.num_clients,
     )
     return total / (scale * tf.cast(stop - start, values.dtype)), state
