@@ -49,7 +49,7 @@ def _measurements(**changes):
       ['A machine'],
       {
           _RESNET20: _rounds(
-              [1.0, 2.0, 4.0], [1.5, 2.0, 6.0], [1.1, 2.2, 4.4], [1.0, 1.0, 2.0]
+              [1.0, 2.0, 4.0], [1.5, 2.0, 6.0], [1.1, 2.2, 4.4], [2.0, 2.0, 4.0]
           ),
           benchmark.Row('resnet20', 5, 5, 128): _rounds([1], [9], [9], [1]),
           benchmark.Row('small_cnn', 5, 1, 32): _rounds([1], [9], [9], [1]),
@@ -66,14 +66,15 @@ def test_report_has_medians_of_paired_ratios():
       text
   )
   name = 'resnet20, 5 clients × 1 × 128'
-  assert times[1] == [name, '2.000', '2.000', '2.200', '1.000', '3']
-  # The medians of 1.5, 1 and 1.5, and of 1.5, 2 and 3: not of the seconds.
+  assert times[1] == [name, '2.000', '2.000', '2.200', '2.000', '3']
+  # The medians of 1.5, 1 and 1.5, and of 0.75, 1 and 1.5: not of the seconds.
   assert ratios[1] == (
       [name, 'two_pass', '1.50 (1.00–1.50)', '1.25', '≤ 1.50', 'yes']
-      + ['2.00 (1.50–3.00)']
+      + ['1.00 (0.75–1.50)', '≤ 1.20', 'yes']
   )
   assert ratios[2][:3] == [name, 'fused', '1.10 (1.10–1.10)']
   assert ratios[3][3:6] == ['–'] * 3
+  assert ratios[3][7:] == ['–'] * 2
   assert first[1] == [name, *['9.00'] * 4]
   assert sent[1:3] == [
       [name, 'FedAvg', '1', '6.250'],
@@ -94,8 +95,9 @@ def test_report_has_medians_of_paired_ratios():
 @pytest.mark.parametrize(
     'changes',
     [
-        {'rounds': {_RESNET20: _rounds([1.0], [1.51], [1.0], [1.0])}},
-        {'rounds': {_RESNET20: _rounds([1.0], [1.0], [1.51], [1.0])}},
+        {'rounds': {_RESNET20: _rounds([1.0], [1.51], [1.0], [2.0])}},
+        {'rounds': {_RESNET20: _rounds([1.0], [1.0], [1.51], [2.0])}},
+        {'rounds': {_RESNET20: _rounds([1.0], [1.21], [1.0], [1.0])}},
         {
             'first_rounds': {
                 **_FIRST_ROUNDS,
@@ -119,7 +121,14 @@ def test_report_has_medians_of_paired_ratios():
             }
         },
     ],
-    ids=['two_pass', 'fused', 'resnet20', 'keras_resnet50', 'layers'],
+    ids=[
+        'two_pass',
+        'fused',
+        'centralized',
+        'resnet20',
+        'keras_resnet50',
+        'layers',
+    ],
 )
 def test_report_says_which_floor_is_missed(changes):
   text, are_floors_met = benchmark.report(_measurements(**changes))
