@@ -5,7 +5,7 @@ that starts the others has to stay small: on Linux, a child's peak memory starts
 at its parent's.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pathlib
 import platform
+import re
 import statistics
 import sys
 from typing import Any, ClassVar, Optional, Self
@@ -28,6 +29,11 @@ _OUTPUT_DIR = flags.DEFINE_string(
 )
 
 NUM_CLASSES = 10
+
+# The page with all floors, in the folder of the reports.
+_OVERVIEW = 'README.md'
+# A measured value, with decimals, in a table.
+_NUMBER = re.compile(r'\d+\.\d')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,6 +341,59 @@ def head(title: str, name: str, machine: Sequence[str]) -> list[str]:
   ]
 
 
+def overview(folder: pathlib.Path) -> str:
+  """Returns a page with all floors and what was measured.
+
+  Args:
+    folder: The folder of the reports.
+  """
+  rows = []
+  for path in sorted(folder.glob('*.md')):
+    if path.name != _OVERVIEW:
+      rows += [
+          [f'[{path.stem}]({path.name})', *cells] for cells in _floors_in(path)
+      ]
+  return '\n'.join(
+      [
+          '# All floors at a glance',
+          '',
+          'Written by the programs in benchmarks/ from the reports in this'
+          ' folder. Ratios are medians (and ranges) within one run.',
+          '',
+          *table(
+              ['report', 'part', 'of', 'what', 'measured', 'floor', 'met'], rows
+          ),
+          '',
+      ]
+  )
+
+
+def _floors_in(path: pathlib.Path) -> Iterator[list[str]]:
+  """Yields the cells of `overview` for each floor in a report."""
+  part, header = '', None
+  for line in path.read_text(encoding='utf-8').splitlines():
+    if not line.startswith('|'):
+      header = None
+      if line.startswith('## '):
+        part = line.removeprefix('## ')
+      continue
+    cells = [cell.strip() for cell in line.strip('|').split('|')]
+    if header is None:
+      header = cells
+      continue
+    numbers = [i for i, cell in enumerate(cells) if _NUMBER.match(cell)]
+    labels = cells[: min(numbers, default=0)]
+    for column, name in enumerate(header):
+      if name == 'floor' and cells[column][0] in '≤<':
+        yield [
+            part,
+            ', '.join(labels),
+            header[column - 1],
+            cells[column - 1],
+            *cells[column : column + 2],
+        ]
+
+
 def run(
     name: str,
     arguments: Sequence[str],
@@ -368,5 +427,6 @@ def run(
   path = pathlib.Path(_OUTPUT_DIR.value) / f'{name}.md'
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(text, encoding='utf-8')
+  (path.parent / _OVERVIEW).write_text(overview(path.parent), encoding='utf-8')
   print(text)
   return 0 if are_floors_met else 1
