@@ -63,7 +63,7 @@ def test_comparison(tmp_path):
   # Only clients that keep a part of the model have a model of their own.
   for name, has_clients in (('moon', False), ('fedbn+fedprox', True)):
     model = tmp_path / 'runs' / f'{name}-seed0' / 'model'
-    assert (model / 'clients').exists() == has_clients
+    assert (model / 'clients.npy').exists() == has_clients
 
 
 @pytest.fixture(scope='module')

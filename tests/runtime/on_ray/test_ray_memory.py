@@ -46,4 +46,6 @@ def test_a_thousand_clients():
       check=False,
   )
   assert result.returncode == 0, result.stderr
-  assert float(result.stdout.rpartition(' ')[2]) < 50  # MB
+  # Kept values would need 900 MB. The peak also depends on which threads happen
+  # to allocate: it grew by 8 to 53 MB in the same program.
+  assert float(result.stdout.rpartition(' ')[2]) < 200
