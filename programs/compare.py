@@ -111,6 +111,7 @@ def _compare(
 
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
+      experiment.divide_cores(runs)
       stack.enter_context(runtime.enter())
       # All runs are prepared before the first one starts, so that a mistake in
       # the last isn't found after hours.

@@ -5,6 +5,7 @@ have checked their flags.
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import importlib.util
 import pathlib
@@ -17,7 +18,9 @@ import tensorflow as tf
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
+from tff_bn import runtime
 from tff_bn import training
+from tff_bn.common import cores
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.models import names as model_names
@@ -346,6 +349,24 @@ class Job:
   data: tff_bn_data.FederatedData
   model: BatchNormModel
   process: Optional[stateful_process.Process]
+
+
+def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
+  """Divides the cores among the clients of a round, if TensorFlow is unused.
+
+  Args:
+    runs: The settings of all runs of the program. Training on the union of the
+      clients' data counts as one client.
+  """
+  numbers = [
+      1 if registry.find(run.algorithm).trains_on_union
+      # The data decides how many clients there are, usually many.
+      else run.clients_per_round or run.num_clients or cores.num_cores()
+      for run in runs
+  ]
+  # In a notebook, the program shares TensorFlow with the other cells.
+  with contextlib.suppress(RuntimeError):
+    runtime.divide_cores(max(numbers))
 
 
 def prepare(

@@ -74,7 +74,8 @@ class RuntimeFlags(flag_groups.Flags):
   cpus_per_worker: Optional[int] = _ray_flag(
       flag_groups.POSITIVE_INTEGER,
       'Number of cores that Ray reserves for a worker',
-      default_text="1 with a GPU, else half of this machine's",
+      default_text="1 with a GPU, else an operation's, at most half of this"
+      " machine's",
   )
   gpus_per_worker: Optional[float] = _ray_flag(
       flag_groups.SHARE,

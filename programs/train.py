@@ -70,6 +70,7 @@ def _train(
 
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
+      experiment.divide_cores([settings])
       stack.enter_context(runtime.enter())
       (job,) = experiment.prepare([settings], [folder], skip_finished=False)
       run_folder.begin(

@@ -5,9 +5,14 @@ workers need not.
 """
 
 import gc
+import os
 
 import contexts
 import pytest
+
+# All tests, and the programs that they start, compute the same bits, whichever
+# comes first. Several test processes keep the cores busy.
+os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
 
 
 def pytest_addoption(parser):

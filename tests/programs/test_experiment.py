@@ -11,6 +11,8 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
+from tff_bn import runtime
+from tff_bn.common import cores
 from tff_bn.keras_model.partition import Role
 from tff_bn.programs import cli
 from tff_bn.programs import experiment
@@ -23,6 +25,30 @@ def _settings(*arguments):
   flags = cli.parse(train.define_flags, arguments)
   settings_lib.check(flags)
   return settings_lib.resolve(flags, flags.algorithm, flags.seed)
+
+
+@pytest.mark.parametrize(
+    ('runs', 'expected'),
+    [
+        ([['--num_clients=7']], 7),
+        ([['--num_clients=7', '--clients_per_round=3']], 3),
+        ([['--algorithm=centralized', '--num_clients=7']], 1),
+        ([['--algorithm=centralized', '--num_clients=7'], []], 10),
+        ([['--dataset=digits_domains', '--split=domains']], 6),
+    ],
+)
+def test_the_clients_of_a_round_share_the_cores(monkeypatch, runs, expected):
+  numbers = []
+  monkeypatch.setattr(runtime, 'divide_cores', numbers.append)
+  monkeypatch.setattr(cores, 'num_cores', lambda: 6)
+  experiment.divide_cores([_settings(*arguments) for arguments in runs])
+  assert numbers == [expected]
+
+
+def test_cores_stay_as_they_are_if_tensorflow_is_in_use(monkeypatch):
+  monkeypatch.delenv('TF_NUM_INTRAOP_THREADS', raising=False)
+  tf.constant(0)
+  experiment.divide_cores([_settings('--num_clients=1000')])
 
 
 def _data(*arguments):

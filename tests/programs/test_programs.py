@@ -287,6 +287,37 @@ def test_model_opens_without_this_package_and_tensorflow(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    'program, algorithms',
+    [
+        ('train', '--algorithm=fedavg'),
+        ('compare', '--algorithms=centralized,fedavg'),
+    ],
+)
+def test_the_clients_of_a_round_share_the_cores(tmp_path, program, algorithms):
+  arguments = [algorithms, *_SMALL, '--rounds=1', f'--output_dir={tmp_path}']
+  code = f"""
+from tff_bn.common import cores
+from tff_bn.programs import {program}
+
+cores.num_cores = lambda: 12
+assert not {program}.run({arguments})
+print('threads:', cores.per_operation())
+"""
+  environment = dict(os.environ, CUDA_VISIBLE_DEVICES='')
+  del environment['TF_NUM_INTRAOP_THREADS']
+  completed = subprocess.run(
+      [sys.executable, '-c', code],
+      env=environment,
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+  # 12 cores for 5 clients.
+  assert completed.stdout.endswith('threads: 2\n'), completed.stderr
+
+
+@pytest.mark.slow
 def test_fused_moments_save_an_exchange(tmp_path):
   arguments = ['--algorithm=fedtan', '--moments=fused', *_SMALL, '--rounds=1']
   assert train.run([*arguments, f'--output_dir={tmp_path}']) == 0

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import runtime
+from tff_bn.common import cores
 from tff_bn.runtime import devices
 
 _CPU = '/job:localhost/replica:0/task:0/device:CPU:0'
@@ -53,7 +54,6 @@ def three_gpus(monkeypatch):
 @pytest.mark.parametrize(
     ('names', 'number', 'expected'),
     [
-        (['CPU:0'], None, [2]),
         (['GPU:0', 'GPU:1'], None, [1, 1]),
         (['GPU:0', 'GPU:1', 'GPU:2'], 2, [1, 1]),
         (['GPU:0', 'GPU:1'], 4, [2, 2]),
@@ -69,6 +69,14 @@ def test_threads_of_each_device(names, number, expected):
   ]
   for device in found:
     device.close()
+
+
+@pytest.mark.parametrize(('num_concurrent', 'expected'), [(1, 2), (5, 5)])
+def test_clients_keep_all_cores_busy(monkeypatch, num_concurrent, expected):
+  monkeypatch.setattr(cores, 'num_concurrent', lambda: num_concurrent)
+  (device,) = devices.find_devices(['CPU:0'], None)
+  assert device.num_threads == expected
+  device.close()
 
 
 @pytest.mark.usefixtures('three_gpus')

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import cores
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
@@ -154,6 +155,36 @@ class TestEvaluator:
     result = evaluation.Evaluator(model).evaluate(weights, data)
     loss, _ = _dense_metrics(weights, *_examples(20))
     np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
+
+  @pytest.mark.parametrize('num_examples', [31, 32, 57])
+  def test_concurrent_batches_change_no_bit(
+      self, model, monkeypatch, num_examples
+  ):
+    weights = _random_weights(model, 1)
+    data = _batches(_examples(num_examples), 4)
+    monkeypatch.setattr(cores, 'num_concurrent', lambda: 1)
+    expected = evaluation.Evaluator(model).evaluate(weights, data)
+    monkeypatch.setattr(cores, 'num_concurrent', lambda: 3)
+    evaluator = evaluation.Evaluator(model)
+    with mock.patch.object(
+        tf.data.Dataset, 'map', autospec=True, side_effect=tf.data.Dataset.map
+    ) as concurrent:
+      assert evaluator.evaluate(weights, data) == expected
+    concurrent.assert_called_once()
+    assert concurrent.call_args.kwargs['num_parallel_calls'] == 3
+    other = _random_weights(model, 2)
+    loss, accuracy = _dense_metrics(other, *_examples(num_examples))
+    result = evaluator.evaluate(other, data)
+    np.testing.assert_allclose(result['loss'], loss, rtol=1e-5)
+    np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
+
+  def test_a_gpu_computes_one_batch_at_a_time(self, model, monkeypatch):
+    monkeypatch.setattr(cores, 'num_concurrent', lambda: 3)
+    monkeypatch.setattr(tf.config, 'list_physical_devices', lambda _: ['GPU'])
+    evaluator = evaluation.Evaluator(model)
+    with mock.patch.object(tf.data.Dataset, 'map') as concurrent:
+      evaluator.evaluate(model.initial_weights, _batches(_examples(40), 4))
+    concurrent.assert_not_called()
 
   def test_loss_without_reduction(self):
     model = BatchNormModel(

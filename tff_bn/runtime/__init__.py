@@ -4,6 +4,7 @@ from tff_bn.imports import dependencies
 
 dependencies.require_tff()
 
+from tff_bn.common.cores import divide as divide_cores  # noqa: E402
 from tff_bn.runtime.client_dataset import ClientDataset  # noqa: E402
 from tff_bn.runtime.devices import HOST  # noqa: E402
 from tff_bn.runtime.in_process import AsyncInProcessContext  # noqa: E402
@@ -25,6 +26,7 @@ __all__ = [
     'PlanContext',
     'RayContext',
     'WorkersLostError',
+    'divide_cores',
     'end_worker_processes',
     'in_process_runtime',
     'native_runtime',

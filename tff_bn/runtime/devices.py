@@ -8,13 +8,15 @@ from typing import Optional, TypeVar
 
 import tensorflow as tf
 
+from tff_bn.common import cores
+
 _Result = TypeVar('_Result')
 
 # The full name of this process's CPU, which is valid in any `tf.device` block.
 HOST = '/job:localhost/replica:0/task:0/device:CPU:0'
 
 # On a CPU, one client's input pipeline and small operations leave cores idle.
-_CLIENTS_PER_CPU = 2
+_MIN_CLIENTS_PER_CPU = 2
 _CLIENTS_PER_GPU = 1
 
 
@@ -96,7 +98,8 @@ def find_devices(
   Args:
     names: The devices' names. Default: all GPUs, or the CPU if there is none.
     max_concurrent_clients: The number of clients computed concurrently on all
-      devices together. Default: one for each GPU, two for each CPU.
+      devices together. Default: one for each GPU; on a CPU as many as keep its
+      cores busy, at least two.
 
   Returns:
     The first `max_concurrent_clients` devices, or all if there are fewer.
@@ -121,7 +124,7 @@ def find_devices(
     if max_concurrent_clients is not None:
       number = math.ceil(max_concurrent_clients / len(full))
     elif tf.DeviceSpec.from_string(name).device_type == 'CPU':
-      number = _CLIENTS_PER_CPU
+      number = max(_MIN_CLIENTS_PER_CPU, cores.num_concurrent())
     else:
       number = _CLIENTS_PER_GPU
     devices.append(Device(name, number))

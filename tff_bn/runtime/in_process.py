@@ -43,7 +43,8 @@ class InProcessContext(plan_context.PlanContext):
       server_device: The device for the server's part. Default: the clients'
         device if there is only one, else the CPU.
       max_concurrent_clients: The number of clients computed concurrently on
-        all devices together. Default: one for each GPU, two for each CPU.
+        all devices together. Default: one for each GPU; on a CPU as many as
+        keep its cores busy (see `divide_cores`), at least two.
 
     Raises:
       ValueError: If there is no such device, or `max_concurrent_clients` is

@@ -29,6 +29,7 @@ import portpicker
 import psutil
 import tensorflow_federated as tff
 
+from tff_bn.common import cores
 from tff_bn.imports import tff_stand_ins
 
 _WORKER_NAME = 'worker_binary'
@@ -149,6 +150,11 @@ class _Worker:
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            # The bits of results depend on the number of threads.
+            env={
+                **os.environ,
+                cores.ENVIRONMENT_VARIABLE: str(cores.per_operation()),
+            },
             # Ctrl-C goes to the whole process group, but the worker has to live
             # until the program has cleaned up.
             start_new_session=True,

@@ -2,12 +2,14 @@
 
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
 from typing import Any, Optional
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import cores
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -18,6 +20,17 @@ from tff_bn.layers import discovery
 
 # `loss`, the metrics by name, and `num_examples`.
 Metrics = collections.OrderedDict[str, Any]
+
+# With fewer batches, starting the threads takes longer than they save.
+_MIN_CONCURRENT_BATCHES = 8
+
+
+def _num_concurrent() -> int:
+  """Returns the number of batches to compute at a time."""
+  # A dataset's functions run on the CPU.
+  if tf.config.list_physical_devices('GPU'):
+    return 1
+  return cores.num_concurrent()
 
 
 class Evaluator:
@@ -40,19 +53,26 @@ class Evaluator:
     for metric in self._metrics:
       # Some metrics create their accumulators only when they are first used.
       metric.reset_state()
-    self._evaluate = tf.function(
-        self._evaluate_all,
-        input_signature=[
-            [
-                tf.TensorSpec(v.shape, v.dtype)
-                for v in self._keras_model.weights
+    weights_spec = [
+        tf.TensorSpec(v.shape, v.dtype) for v in self._keras_model.weights
+    ]
+    self._predict = tf.function(self._predictions, autograph=False)
+    self._evaluate, self._evaluate_concurrently = (
+        tf.function(
+            functools.partial(self._evaluate_all, num_concurrent=number),
+            input_signature=[
+                weights_spec,
+                tf.data.DatasetSpec(model.input_spec),
             ],
-            tf.data.DatasetSpec(model.input_spec),
-        ],
+        )
+        for number in (1, _num_concurrent())
     )
 
   def _evaluate_all(
-      self, values: list[tf.Tensor], dataset: tf.data.Dataset
+      self,
+      values: list[tf.Tensor],
+      dataset: tf.data.Dataset,
+      num_concurrent: int,
   ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
     """Returns the sum of the losses, the number of examples and the metrics."""
     for variable, value in zip(self._keras_model.weights, values):
@@ -60,22 +80,29 @@ class Evaluator:
     for metric in self._metrics:
       metric.reset_state()
     loss_sum, num_examples = tf.zeros([], tf.float64), tf.zeros([], tf.int64)
+    if num_concurrent > 1:
+      dataset = dataset.map(
+          lambda x, y: (self._predict(x), y),
+          num_parallel_calls=num_concurrent,
+          deterministic=True,
+      )
     # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
     # instantiates its function again at each call.
     for x, y in iter(dataset):
-      loss = self._evaluate_batch(x, y)
+      predictions = x if num_concurrent > 1 else self._predict(x)
+      loss = self._update(y, predictions)
       # The last batch may be smaller, so batches are weighted by their size.
       size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
       loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
       num_examples += size
     return loss_sum, num_examples, [m.result() for m in self._metrics]
 
+  def _predictions(self, x: Any) -> Any:
+    return mixed_precision.to_float32(self._keras_model(x, training=False))
+
   @tf.autograph.experimental.do_not_convert
-  def _evaluate_batch(self, x: Any, y: Any) -> tf.Tensor:
+  def _update(self, y: Any, predictions: Any) -> tf.Tensor:
     """Updates the metrics and returns the loss."""
-    predictions = mixed_precision.to_float32(
-        self._keras_model(x, training=False)
-    )
     for metric in self._metrics:
       metric.update_state(y, predictions)
     return tf.reduce_mean(self._loss(y, predictions))
@@ -110,7 +137,9 @@ class Evaluator:
   def _evaluate_tensors(
       self, tensors: list[tf.Tensor], dataset: tf.data.Dataset
   ) -> Metrics:
-    loss_sum, count, metrics = self._evaluate(tensors, dataset)
+    is_long = dataset.cardinality().numpy() >= _MIN_CONCURRENT_BATCHES
+    evaluate = self._evaluate_concurrently if is_long else self._evaluate
+    loss_sum, count, metrics = evaluate(tensors, dataset)
     num_examples = int(count)
     if not num_examples:
       values = [float('nan')] * (1 + len(self._metrics))

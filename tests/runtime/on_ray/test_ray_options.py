@@ -6,7 +6,7 @@ import pytest
 import ray_contexts
 
 from tff_bn import runtime
-from tff_bn.runtime.on_ray import ray_options
+from tff_bn.common import cores
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,21 @@ def test_invalid_options_are_refused(name, value):
     ],
 )
 def test_resources_of_a_worker(monkeypatch, num_gpus, given, expected):
-  monkeypatch.setattr(ray_options, 'num_threads', lambda: 5)
+  monkeypatch.setattr(cores, 'num_cores', lambda: 5)
+  monkeypatch.setattr(cores, 'per_operation', lambda: 5)
   assert ray_contexts.options(**given).for_cluster(num_gpus).needs == expected
+
+
+@pytest.mark.parametrize(
+    ('per_operation', 'expected'), [(1, 1), (2, 2), (4, 4), (8, 4)]
+)
+def test_a_worker_has_the_cores_of_a_client(
+    monkeypatch, per_operation, expected
+):
+  monkeypatch.setattr(cores, 'num_cores', lambda: 8)
+  monkeypatch.setattr(cores, 'per_operation', lambda: per_operation)
+  options = ray_contexts.options().for_cluster(0)
+  assert options.needs == {'CPU': expected}
 
 
 def test_resources_in_words():

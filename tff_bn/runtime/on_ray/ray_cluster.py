@@ -20,6 +20,7 @@ from ray._private import grpc_utils
 from ray._private import ray_constants
 from ray._private import services
 
+from tff_bn.common import cores
 from tff_bn.runtime.on_ray import ray_options
 
 _LOCAL_CLUSTER = pathlib.Path(__file__).with_name('ray_local_cluster.py')
@@ -84,7 +85,7 @@ def _local_cluster(options: ray_options.RayOptions) -> Iterator[str]:
   Yields:
     The cluster's address.
   """
-  num_cpus = len(os.sched_getaffinity(0))
+  num_cpus = cores.num_cores()
   if options.num_workers is not None:
     cpus = options.cpus_per_worker or ray_options.default_cpus_per_worker()
     # Ray may start more workers than there are cores; they take turns.

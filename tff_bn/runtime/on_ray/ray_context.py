@@ -156,11 +156,10 @@ def ray_runtime(
     num_workers: The number of workers. Default: as many as fit into the
       cluster, also when machines join.
     cpus_per_worker: The number of cores that Ray reserves for a worker.
-      Default: 1 with a GPU, else half of this machine's cores, so that two
-      clients run concurrently on such a machine, as in process. A TensorFlow
+      Default: 1 with a GPU, else half of this machine's cores, or as many as
+      an operation uses if that is fewer (see `divide_cores`). A TensorFlow
       operation always uses as many threads as in this process, because results
-      depend on their number; the environment variable `TF_NUM_INTRAOP_THREADS`
-      sets it.
+      depend on their number.
     gpus_per_worker: The number of GPUs of a worker, from 0 to 1; with 0.5, two
       workers share a GPU. Default: 1 if the cluster has GPUs.
     client_timeout: The seconds after which a second worker computes a client,

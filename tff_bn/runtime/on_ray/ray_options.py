@@ -2,10 +2,9 @@
 
 import dataclasses
 import math
-import os
 from typing import Optional
 
-import tensorflow as tf
+from tff_bn.common import cores
 
 LOCAL = 'local'
 
@@ -72,18 +71,9 @@ class RayOptions:
     return f'a worker needs {" and ".join(needs)}'
 
 
-def num_threads() -> int:
-  """Returns the number of threads of a TensorFlow operation on this CPU.
-
-  The bits of the results depend on this number.
-  """
-  configured = tf.config.threading.get_intra_op_parallelism_threads()
-  from_environment = os.environ.get('TF_NUM_INTRAOP_THREADS', '')
-  if not configured and from_environment.isdecimal():
-    configured = int(from_environment)
-  return configured or len(os.sched_getaffinity(0))
-
-
 def default_cpus_per_worker() -> int:
-  """Returns half the threads: as in process, two clients run concurrently."""
-  return math.ceil(num_threads() / 2)
+  """Returns a client's cores if they are divided, else half of the machine's.
+
+  As in process, at least two clients are then computed at a time.
+  """
+  return min(cores.per_operation(), math.ceil(cores.num_cores() / 2))

@@ -16,6 +16,7 @@ from absl import logging
 import ray
 import ray.exceptions
 
+from tff_bn.common import cores
 from tff_bn.imports import versions
 from tff_bn.runtime.on_ray import ray_options
 from tff_bn.runtime.on_ray import ray_worker
@@ -155,7 +156,7 @@ class Workers:
         for name, value in os.environ.items()
         if name.startswith(_ENVIRONMENT_PREFIXES)
     }
-    environment['TF_NUM_INTRAOP_THREADS'] = str(ray_options.num_threads())
+    environment[cores.ENVIRONMENT_VARIABLE] = str(cores.per_operation())
     self._actor_class = ray.remote(
         num_cpus=options.cpus_per_worker,
         num_gpus=options.gpus_per_worker,
