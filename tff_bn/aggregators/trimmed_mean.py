@@ -26,14 +26,11 @@ class TrimmedMean(robust_rule.CheckedRule):
     """See the base class."""
     del num_dropped
     num_rows = tf.shape(values)[0]
-    ranks = tf.range(num_rows)
     start, stop = num_byzantine, num_rows - num_byzantine
-    is_kept = (ranks >= start) & (ranks < stop)
-    groups = tf.where(is_kept, 1, tf.where(ranks < start, 0, 2))
     scale = order_statistics.scale_for_sums(stop - start, values.dtype)
     total = order_statistics.map_ordered(
         values,
-        groups,
+        tf.stack([start, stop - 1]),
         lambda ordered: order_statistics.scaled_sum(ordered[start:stop], scale),
         self.num_clients,
     )
