@@ -42,12 +42,16 @@ class CoordinateMedian(robust_rule.CheckedRule):
     """See the base class."""
     del num_byzantine, num_dropped
     ranks = order_statistics.median_ranks(tf.shape(values)[0])
+    usual_ranks = None
+    if self.num_clients is not None:
+      usual_ranks = order_statistics.median_ranks(self.num_clients)
     return (
         order_statistics.map_ordered(
             values,
             tf.stack(ranks),
             order_statistics.median_of,
             self.num_clients,
+            usual_ranks,
         ),
         state,
     )

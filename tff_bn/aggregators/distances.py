@@ -16,7 +16,7 @@ import tensorflow as tf
 
 # The number of columns that are cast to float64 at a time.
 _BLOCK_COLUMNS = 2**13
-# The number of elements that `clipped_mean` subtracts the center from at a time.
+# The number of elements in a block of rows of `clipped_mean`.
 _BLOCK_ELEMENTS = 2**20
 # Entries are clipped here, so that sums of squares do not overflow in float64.
 _LARGEST = 1e140

@@ -6,6 +6,7 @@ several times as fast as `tf.sort` or `tf.math.top_k`, which sort one column
 after another.
 """
 
+import bisect
 from collections.abc import Callable, Sequence
 import functools
 from typing import Optional
@@ -20,6 +21,10 @@ _MOST_SINGLE_ROWS = 128
 _OPERAND_BYTES = 2**16
 # The number of blocks of columns that are sorted at the same time.
 _PARALLEL_BLOCKS = 2
+# Smaller blocks are not worth the overhead of a loop.
+_FEWEST_COLUMNS = 2**12
+# TensorFlow aligns memory to 64 bytes.
+_ALIGNED_COLUMNS = 16
 # If the number of rows is unknown, a loop runs over the comparators.
 _LOOP_ROW_BYTES = 3 * 2**17
 # The number of comparators in one iteration of that loop; they run in parallel.
@@ -31,6 +36,7 @@ def map_ordered(
     ranks: tf.Tensor,
     statistic: Callable[[tf.Tensor], tf.Tensor],
     most_rows: Optional[int] = None,
+    usual_ranks: Optional[Sequence[int]] = None,
 ) -> tf.Tensor:
   """Computes a statistic of the partitioned values of each column.
 
@@ -43,26 +49,65 @@ def map_ordered(
       columns. For each of `ranks`, the row k has the values of rank k, the rows
       above it have no larger values, and the rows below it no smaller ones.
     most_rows: The largest possible n. Default: unknown, unless n is static.
+    usual_ranks: What `ranks` usually are if n = `most_rows`. Then fewer
+      comparators can be enough.
+
+  Returns:
+    The statistic of all columns, `[d]`.
+  """
+  most_rows = values.shape[0] if values.shape[0] is not None else most_rows
+  num_rows = tf.shape(values)[0]
+  if most_rows is None:
+    comparators = _comparators(_groups(ranks, num_rows))
+    order = functools.partial(_order, comparators=comparators)
+    return _map_blocks(values, order, statistic, _LOOP_ROW_BYTES)
+  if most_rows > _MOST_SINGLE_ROWS:
+    order = functools.partial(
+        _order_in_two_levels, ranks=ranks, most_rows=most_rows
+    )
+    row_bytes = _OPERAND_BYTES >> (_num_bits(most_rows) // 2)
+    return _map_blocks(values, order, statistic, row_bytes)
+
+  def map_with(comparators):
+    order = functools.partial(
+        _order_single_rows, most_rows=most_rows, comparators=comparators
+    )
+    return _map_blocks(values, order, statistic, _OPERAND_BYTES)
+
+  all_comparators = _all_comparators(most_rows)
+  if usual_ranks is None:
+    return map_with(all_comparators)
+  return tf.cond(
+      tf.equal(num_rows, most_rows)
+      & tf.reduce_all(tf.equal(ranks, usual_ranks)),
+      lambda: map_with(_needed(all_comparators, most_rows, usual_ranks)),
+      lambda: map_with(all_comparators),
+  )
+
+
+def _map_blocks(
+    values: tf.Tensor,
+    order: Callable[[tf.Tensor], tf.Tensor],
+    statistic: Callable[[tf.Tensor], tf.Tensor],
+    row_bytes: int,
+) -> tf.Tensor:
+  """Computes a statistic of each block of columns.
+
+  Args:
+    values: See `map_ordered`.
+    order: Orders the rows of a block.
+    statistic: See `map_ordered`.
+    row_bytes: The size of a block's row.
 
   Returns:
     The statistic of all columns, `[d]`.
   """
   size = values.shape[1]
-  most_rows = values.shape[0] if values.shape[0] is not None else most_rows
-  if most_rows is None:
-    row_bytes = _LOOP_ROW_BYTES
-    order = functools.partial(
-        _order, comparators=_comparators(_groups(ranks, tf.shape(values)[0]))
-    )
-  elif most_rows <= _MOST_SINGLE_ROWS:
-    row_bytes = _OPERAND_BYTES
-    order = functools.partial(_order_single_rows, most_rows=most_rows)
-  else:
-    row_bytes = _OPERAND_BYTES >> (_num_bits(most_rows) // 2)
-    order = functools.partial(
-        _order_in_two_levels, ranks=ranks, most_rows=most_rows
-    )
+  shared = -(-size // _PARALLEL_BLOCKS)
+  # TensorFlow splits aligned rows without a copy.
+  shared = -(-shared // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
   block = max(row_bytes // values.dtype.size, 1)
+  block = min(block, max(shared, _FEWEST_COLUMNS))
   num_blocks = max(-(-size // block), 1)
   if num_blocks == 1:
     return tf.ensure_shape(statistic(order(values)), [size])
@@ -158,10 +203,14 @@ def _order(values: tf.Tensor, comparators: tf.Tensor) -> tf.Tensor:
   )[1].stack()
 
 
-def _order_single_rows(values: tf.Tensor, most_rows: int) -> tf.Tensor:
-  """Sorts the rows by the network for `most_rows` rows."""
+def _order_single_rows(
+    values: tf.Tensor,
+    most_rows: int,
+    comparators: Sequence[tuple[int, int]],
+) -> tf.Tensor:
+  """Orders the rows by comparators for `most_rows` rows."""
   rows = tf.unstack(_padded(values, most_rows))
-  _compare(rows, _all_comparators(most_rows))
+  _compare(rows, comparators)
   return tf.stack(rows)[: tf.shape(values)[0]]
 
 
@@ -315,6 +364,22 @@ def _all_comparators(num_rows: int) -> Sequence[tuple[int, int]]:
       q, remainder, distance = q // 2, p, q - p
     p //= 2
   return comparators
+
+
+def _needed(
+    comparators: Sequence[tuple[int, int]], num_rows: int, ranks: Sequence[int]
+) -> Sequence[tuple[int, int]]:
+  """Returns the comparators that ranks need; see `_comparators`."""
+  groups = [
+      bisect.bisect_left(ranks, rank) + bisect.bisect_right(ranks, rank)
+      for rank in range(num_rows)
+  ]
+  needed = []
+  for low, high in reversed(comparators):
+    if groups[low] != groups[high]:
+      needed.append((low, high))
+      groups[low] = groups[high] = num_rows + len(needed) + len(ranks)
+  return needed[::-1]
 
 
 def _groups(ranks: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:

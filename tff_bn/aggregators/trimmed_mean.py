@@ -27,11 +27,16 @@ class TrimmedMean(robust_rule.CheckedRule):
     del num_dropped
     num_rows = tf.shape(values)[0]
     start, stop = num_byzantine, num_rows - num_byzantine
+    usual_ranks = None
+    if self.num_clients is not None:
+      last = self.num_clients - 1
+      usual_ranks = (self.num_byzantine, last - self.num_byzantine)
     scale = order_statistics.scale_for_sums(stop - start, values.dtype)
     total = order_statistics.map_ordered(
         values,
         tf.stack([start, stop - 1]),
         lambda ordered: order_statistics.scaled_sum(ordered[start:stop], scale),
         self.num_clients,
+        usual_ranks,
     )
     return total / (scale * tf.cast(stop - start, values.dtype)), state
