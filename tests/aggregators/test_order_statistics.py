@@ -30,7 +30,7 @@ def test_sorting_networks_sort(num_rows):
     )
 
 
-def _ordered(values, ranks, most_rows):
+def _ordered(values, ranks, most_rows, usual_ranks=None):
   """Returns the matrix that a statistic gets, for a known number of ranks."""
   seen = []
 
@@ -39,7 +39,7 @@ def _ordered(values, ranks, most_rows):
     return rows[0]
 
   order_statistics.map_ordered(
-      tf.constant(values), tf.constant(ranks), statistic, most_rows
+      tf.constant(values), tf.constant(ranks), statistic, most_rows, usual_ranks
   )
   return seen[0]
 
@@ -97,13 +97,31 @@ def test_partition_at_ranks(most_rows, monkeypatch):
     for low in sorted({0, num_rows // 5, num_rows // 2, num_rows - 1}):
       high = max(low, num_rows - 1 - low // 2)
       for values in _some_matrices(num_rows):
-        found = _ordered(values, [low, high], most_rows)
+        found = _ordered(values, [low, high], most_rows, (low, high))
         expected = np.sort(values, axis=0)
         np.testing.assert_array_equal(np.sort(found, axis=0), expected)
         for rank in (low, high):
           np.testing.assert_array_equal(found[rank], expected[rank])
           assert np.all(found[:rank] <= found[rank])
           assert np.all(found[rank:] >= found[rank])
+
+
+def test_ranks_need_fewer_comparators(monkeypatch):
+  counts = []
+  compare = order_statistics._compare
+
+  def count(tensors, comparators):
+    counts.append(len(comparators))
+    compare(tensors, comparators)
+
+  monkeypatch.setattr(order_statistics, '_compare', count)
+  values = np.random.default_rng(0).normal(size=(20, 3))
+  _ordered(values, [4, 15], 20, (4, 15))
+  _ordered(values, [4, 14], 20, (4, 15))
+  _ordered(values, [4, 15], 20)
+  usual, *others = counts
+  assert len(set(others)) == 1
+  assert usual < others[0]
 
 
 def test_scaled_sum():

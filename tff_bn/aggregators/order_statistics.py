@@ -21,10 +21,6 @@ _MOST_SINGLE_ROWS = 128
 _OPERAND_BYTES = 2**16
 # The number of blocks of columns that are sorted at the same time.
 _PARALLEL_BLOCKS = 2
-# Smaller blocks are not worth the overhead of a loop.
-_FEWEST_COLUMNS = 2**12
-# TensorFlow aligns memory to 64 bytes.
-_ALIGNED_COLUMNS = 16
 # If the number of rows is unknown, a loop runs over the comparators.
 _LOOP_ROW_BYTES = 3 * 2**17
 # The number of comparators in one iteration of that loop; they run in parallel.
@@ -103,11 +99,7 @@ def _map_blocks(
     The statistic of all columns, `[d]`.
   """
   size = values.shape[1]
-  shared = -(-size // _PARALLEL_BLOCKS)
-  # TensorFlow splits aligned rows without a copy.
-  shared = -(-shared // _ALIGNED_COLUMNS) * _ALIGNED_COLUMNS
   block = max(row_bytes // values.dtype.size, 1)
-  block = min(block, max(shared, _FEWEST_COLUMNS))
   num_blocks = max(-(-size // block), 1)
   if num_blocks == 1:
     return tf.ensure_shape(statistic(order(values)), [size])
