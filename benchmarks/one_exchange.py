@@ -90,7 +90,7 @@ class Method:
 
 
 _UNCLIPPED = (Settings(0.1), Settings(0.3))
-_RESTARTING = dict(backward='running', backward_restart=2.0)
+_WITH_RESTART = dict(backward='running', backward_restart=1.5)
 
 METHODS = {
     CENTRALIZED: Method('build_centralized', _UNCLIPPED),
@@ -126,12 +126,12 @@ METHODS = {
             Settings(0.3, 1.0),
             Settings(1.0, 1.0),
         ),
-        _RESTARTING,
+        _WITH_RESTART,
     ),
     RECOMMENDED: Method(
         'build_fbn',
         (Settings(0.1, 3.0),),
-        _RESTARTING,
+        _WITH_RESTART,
         runs_of=RESTARTING,
         max_behind=2.0,
     ),
@@ -508,7 +508,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
       *harness.table(['method', *models], accuracy_rows),
       '',
       '`FBN, mean` and `FBN, running` are FBN with `backward`; `restart` means'
-      ' `backward_restart=2`. The last line has the same settings for all'
+      ' `backward_restart=1.5`. The last line has the same settings for all'
       ' models. A run that diverged has no accuracy. All candidates and runs'
       ' are in one_exchange.csv.',
       '',
