@@ -133,7 +133,7 @@ class AlgorithmOptions(flag_groups.Flags):
       parsers.NumberParser(float, above=1),
       'fbn: the averages of --fbn_backward start again from 0 in a channel'
       ' after a round in which the mean square of its normalized values was'
-      ' greater than this number, or less than 1 divided by it; 2 makes'
+      ' greater than this number, or less than 1 divided by it; 1.5 makes'
       ' training stable',
       default_text='they never do',
       conditions=(_HAS_AVERAGES,),
