@@ -461,7 +461,7 @@ def report(measurements: Measurements) -> tuple[str, bool]:
     The report in Markdown, and whether all floors are met.
   """
   floors = harness.Floors()
-  models = list(dict.fromkeys(run.model for run in measurements.runs))
+  models = list(dict.fromkeys(model for model, _ in measurements.traffic))
   rounds = measurements.runs[0].rounds
   accuracy_rows, setting_rows, traffic_rows, floor_rows = [], [], [], []
   for method, how in METHODS.items():
