@@ -129,6 +129,37 @@ def test_averages_restart_where_the_statistics_are_late(toy, kind, sends):
   _assert_equal(_averages(later), averages, rtol=0, atol=0)
 
 
+def test_restarts_depend_on_epsilon():
+  """The layer adds it to the variance, so x̂² is smaller than it would be."""
+  epsilon, restart = 0.5, 1.4
+
+  def keras_model():
+    norm = keras.layers.BatchNormalization(
+        momentum=0.5, epsilon=epsilon, dtype='float64'
+    )
+    dense = keras.layers.Dense(1, dtype='float64')
+    return keras.Sequential([keras.Input((3,), dtype='float64'), norm, dense])
+
+  # The mean is 0 and the variance, with Bessel's correction, is the square.
+  deviations = np.array([1.6, 1.1, 0.5])
+  signs = np.array([[1.0], [-1.0], [1.0], [-1.0]]) * np.sqrt(3 / 4)
+  data = tf.data.Dataset.from_tensors((signs * deviations, np.ones((4, 1))))
+  model = BatchNormModel(
+      keras_model,
+      data.element_spec,
+      loss_fn=lambda: keras.losses.MeanSquaredError(dtype='float64'),
+  )
+  process = _build(model, 'running', backward_restart=restart)
+  averages = _averages(process.next(process.initialize(), [data]).state)
+  square = deviations**2 / (0.5 + 0.5 * deviations**2 + epsilon)
+  described = (square < restart) & (square > 1 / restart)
+  assert described.tolist() == [True, True, False]
+  # Without epsilon, the first channel would restart.
+  assert deviations[0] ** 2 / (0.5 + 0.5 * deviations[0] ** 2) > restart
+  for average in averages:
+    np.testing.assert_array_equal(average != 0, described)
+
+
 def test_restarting_sends_nothing(toy):
   def megabytes(**options):
     process = _build(toy.model(), 'running', **options)
