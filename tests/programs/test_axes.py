@@ -26,10 +26,12 @@ def test_product_varies_the_last_axis_fastest():
 
 
 def test_the_later_axis_counts():
-  cells = axes.product([
-      _axis('rate', slow={'rate': '0.1', 'rounds': '9'}),
-      _axis('time', short={'rounds': '2'}),
-  ])
+  cells = axes.product(
+      [
+          _axis('rate', slow={'rate': '0.1', 'rounds': '9'}),
+          _axis('time', short={'rounds': '2'}),
+      ]
+  )
 
   assert [cell.flags for cell in cells] == [{'rate': '0.1', 'rounds': '2'}]
 
