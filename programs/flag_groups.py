@@ -91,6 +91,20 @@ class Definer:
     )
     self._names.append(name)
 
+  def repeated(
+      self, name: str, parser: flags.ArgumentParser, explanation: str
+  ) -> None:
+    """Defines a flag that may be given several times; its value is a list."""
+    flags.DEFINE_multi(
+        parser,
+        None,
+        name,
+        [],
+        f'{explanation} (default: none).',
+        flag_values=self.values,
+    )
+    self._names.append(name)
+
   def boolean(self, name: str, explanation: str, default: bool = False) -> None:
     """Defines a flag that is on or off."""
     flags.DEFINE_boolean(
