@@ -68,7 +68,13 @@ setuptools.setup(
     python_requires='>=3.11,<3.14',
     packages=_find_packages(),
     package_dir=_PACKAGE_DIR,
-    package_data={'tff_bn.programs': ['presets/*.flags']},
+    package_data={
+        'tff_bn.programs': [
+            'experiments/*/*.csv',
+            'experiments/*/*.toml',
+            'presets/*.flags',
+        ]
+    },
     cmdclass={'build_py': _BuildPy},
     # For tff_bn.layers, convert_batch_norm and add_position_encodings. The
     # user installs a backend for Keras.

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from typing import Optional
 
 from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import settings as settings_lib
@@ -79,7 +80,10 @@ class Comparison:
 
 
 def plan(
-    flags: ParsedFlags, axes: Sequence[axes_lib.Axis], seeds: Sequence[int]
+    flags: ParsedFlags,
+    axes: Sequence[axes_lib.Axis],
+    seeds: Sequence[int],
+    cells: Optional[Sequence[axes_lib.Cell]] = None,
 ) -> Comparison:
   """Computes the runs of a comparison, and checks all of them.
 
@@ -90,6 +94,7 @@ def plan(
     flags: The flags of `tff-bn-compare`.
     axes: What is varied; one of the axes sets `algorithm`.
     seeds: The seeds.
+    cells: The combinations of the axes' points that are run. Default: all.
 
   Returns:
     The comparison. The runs with the first seed come first; the last axis
@@ -99,7 +104,7 @@ def plan(
     ValueError: If the flags of a combination contradict one another, or a flag
       has no effect on any of the runs.
   """
-  cells = axes_lib.product(axes)
+  cells = axes_lib.product(axes) if cells is None else cells
   variants = _checked(flags, cells)
   runs: list[Run] = []
   folders: dict[settings_lib.RunSettings, str] = {}

@@ -152,7 +152,10 @@ def names(folder: pathlib.Path = FOLDER) -> list[str]:
 def _sort_key(name: str) -> list[Any]:
   paper, _, rest = name.partition('/')
   parts = rest.split('_')
-  return [paper, [(not p.isdigit(), int(p) if p.isdigit() else p) for p in parts]]
+  return [
+      paper,
+      [(not p.isdigit(), int(p) if p.isdigit() else p) for p in parts],
+  ]
 
 
 def load(
@@ -200,9 +203,7 @@ def load(
 def scales(name: str, folder: pathlib.Path = FOLDER) -> list[str]:
   """Returns the scales that an experiment has."""
   file = _read(folder / f'{name}.toml')
-  return [
-      scale for scale in SCALES if scale != DIGITS or DIGITS in file.values
-  ]
+  return [scale for scale in SCALES if scale != DIGITS or DIGITS in file.values]
 
 
 def smoke_overrides(
@@ -246,9 +247,7 @@ def _experiment(name: str, file: _Checked) -> Experiment:
   )
 
 
-def _at_digits_scale(
-    paper: Experiment, file: _Checked
-) -> Optional[Experiment]:
+def _at_digits_scale(paper: Experiment, file: _Checked) -> Optional[Experiment]:
   """Merges [digits] into the experiment, if there is one."""
   if DIGITS not in file.values:
     return None
@@ -322,9 +321,7 @@ def _assemble(
           point.label for point in axis.points if 'algorithm' not in point.flags
       ]
       if axis.name in algorithms and missing and 'algorithm' not in flags:
-        raise file.error(
-            f'axes.{axis.name}.{missing[0]}', 'sets no algorithm.'
-        )
+        raise file.error(f'axes.{axis.name}.{missing[0]}', 'sets no algorithm.')
     if show is None and not analyses:
       raise file.error(
           'show', 'must be given, unless an analysis shows the result.'
@@ -398,7 +395,9 @@ def _axes(table: _Checked) -> tuple[axes_lib.Axis, ...]:
   return tuple(axes)
 
 
-def _show(table: _Checked, axes: Sequence[axes_lib.Axis]) -> experiment_show.Show:
+def _show(
+    table: _Checked, axes: Sequence[axes_lib.Axis]
+) -> experiment_show.Show:
   """Reads the form of the paper's table or figure."""
   kind = table.text('kind')
   if kind not in experiment_show.KINDS:
@@ -492,7 +491,8 @@ def _read_paper(
         )
     labels = {name: row[name] for name in show.shown_dimensions}
     if any(
-        number.labels == labels and number.column == row.get('column', values[0])
+        number.labels == labels
+        and number.column == row.get('column', values[0])
         for number in numbers
     ):
       raise ValueError(f'{path}: line {line}: {labels} is there twice.')

@@ -1,0 +1,13 @@
+"""Tests of the papers' experiments: every file, at every scale."""
+
+import pytest
+
+from tff_bn.programs import experiment_files
+from tff_bn.programs import experiment_plan
+
+
+@pytest.mark.parametrize('name', experiment_files.names())
+def test_all_runs_of_all_scales_pass_the_checks(name):
+  plans = experiment_plan.check_all(name)
+
+  assert {'paper', 'smoke'} <= set(plans)
