@@ -14,6 +14,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import comparison
 from tff_bn.programs import experiment_files
 from tff_bn.programs import experiment_smoke
+from tff_bn.programs.analyses.position_aware import trained_models
 from tff_bn.programs.parsed_flags import ParsedFlags
 from tff_bn.programs.parsed_flags import Source
 
@@ -184,7 +185,7 @@ def _check_analysis(
           f'{place}: {analysis.name} has no flag {name} that an experiment can'
           f' set.{spelling.suggestion(name, allowed)}'
       )
-  if analysis.runs is not None and 'run' not in values:
+  if analysis.runs is not None and analysis.name not in trained_models.PROGRAMS:
     raise ValueError(f'{place}: {analysis.name} takes no runs.')
   try:
     cli.parse(

@@ -1,0 +1,297 @@
+"""An experiment as the paper's figure: curves, lines, bars or heat maps."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from matplotlib import axes as mpl_axes
+from matplotlib import figure
+from matplotlib import ticker
+import numpy as np
+
+from tff_bn.programs import experiment_numbers
+from tff_bn.programs import experiment_show
+from tff_bn.programs import figures
+from tff_bn.programs import plots
+from tff_bn.programs import report
+from tff_bn.programs.experiment_numbers import Number
+from tff_bn.programs.experiment_numbers import Numbers
+
+_PANEL_WIDTH = 4.0
+_PANEL_HEIGHT = 3.4
+_BARS_WIDTH = 0.8
+_PAPER = 'the paper'
+_LABELS = Mapping[str, str]
+
+
+def draw(
+    numbers: Numbers,
+    show: experiment_show.Show,
+    runs: Sequence[report.Run],
+    title: str,
+) -> figure.Figure:
+  """Draws an experiment in the paper's form; a table becomes bars.
+
+  Args:
+    numbers: The numbers.
+    show: The form.
+    runs: The runs with their metrics by round, for curves.
+    title: The title.
+
+  Returns:
+    The figure. The paper's numbers are dashed lines or black marks beside ours;
+    the paper's heat map is beside ours.
+  """
+  if show.kind == 'table':
+    rows, others = experiment_numbers.rows_and_columns(show)
+    show = experiment_show.Show(
+        'bars', x=others or rows, lines=rows if others else (), value=show.value
+    )
+  if show.kind == 'heat_map':
+    return _heat_maps(numbers, show, title)
+  panels = numbers.combinations(show.panels)
+  drawing, grid = _grid(len(panels), len(numbers.columns))
+  for labels, column_of_axes in zip(panels, grid.T):
+    for column, axes in zip(numbers.columns, column_of_axes):
+      by_name = dict(zip(show.panels, labels))
+      if show.kind == 'curves':
+        _curves(axes, numbers, show, runs, by_name, column)
+      else:
+        _lines_or_bars(axes, numbers, show, by_name, column)
+      axes.set_title(', '.join(labels), fontsize='medium')
+      axes.set_ylabel(experiment_numbers.title(column))
+      figures.tidy(axes)
+  figures.add_legend(drawing)
+  drawing.suptitle(title)
+  return drawing
+
+
+def _grid(num_columns: int, num_rows: int) -> tuple[figure.Figure, np.ndarray]:
+  """Returns a figure, and its panels of shape `[rows, columns]`."""
+  drawing = figures.new_figure(
+      width=2.5 + _PANEL_WIDTH * num_columns,
+      height=0.6 + _PANEL_HEIGHT * num_rows,
+  )
+  return drawing, drawing.subplots(num_rows, num_columns, squeeze=False)
+
+
+def _style(index: int) -> dict[str, str]:
+  return dict(
+      color=figures.COLOURS[index % len(figures.COLOURS)],
+      linestyle=figures.DASHES[
+          index // len(figures.COLOURS) % len(figures.DASHES)
+      ],
+  )
+
+
+def _curves(
+    axes: mpl_axes.Axes,
+    numbers: Numbers,
+    show: experiment_show.Show,
+    runs: Sequence[report.Run],
+    panel: _LABELS,
+    column: str,
+) -> None:
+  """Draws a column of metrics.csv against rounds or communication."""
+  against = show.x[0]
+  for index, line in enumerate(numbers.combinations(show.lines)):
+    wanted = {**panel, **dict(zip(show.lines, line))}
+    chosen = [
+        run
+        for run in runs
+        if all(run.labels[name] == label for name, label in wanted.items())
+    ]
+    if not chosen:
+      continue
+    rounds, mean, deviation = plots.mean_and_deviation(chosen, column)
+    costs = {
+        int(row['round']): row[against]
+        for run in chosen
+        for row in run.rows
+        if against in row
+    }
+    x = np.array([costs.get(number, np.nan) for number in rounds])
+    factor = 100 if experiment_numbers.is_accuracy(column) else 1
+    mean, deviation = factor * mean, factor * deviation
+    style = _style(index)
+    axes.plot(x, mean, label=', '.join(line), **style)
+    axes.fill_between(
+        x,
+        mean - deviation,
+        mean + deviation,
+        color=style['color'],
+        alpha=0.18,
+        linewidth=0,
+    )
+    paper = numbers.paper.get(numbers.key(wanted, column))
+    if paper is not None:
+      axes.axhline(
+          paper.mean, color=style['color'], linestyle=':', linewidth=1.0
+      )
+  if column.endswith('loss'):
+    axes.set_yscale('log')
+  axes.set_xlabel(experiment_numbers.title(against))
+
+
+def _lines_or_bars(
+    axes: mpl_axes.Axes,
+    numbers: Numbers,
+    show: experiment_show.Show,
+    panel: _LABELS,
+    column: str,
+) -> None:
+  """Draws a line, or bars of one colour, for each point of `lines`."""
+  points = numbers.combinations(show.x)
+  labels = [', '.join(point) for point in points]
+  positions, is_scale = _positions(labels)
+  is_bars = show.kind == 'bars' or len(points) == 1
+  lines = numbers.combinations(show.lines)
+  for index, line in enumerate(lines):
+    keys = [
+        numbers.key(
+            {
+                **panel,
+                **dict(zip(show.lines, line)),
+                **dict(zip(show.x, point)),
+            },
+            column,
+        )
+        for point in points
+    ]
+    ours = [numbers.ours.get(key) for key in keys]
+    paper = [numbers.paper.get(key) for key in keys]
+    style = _style(index)
+    name = ', '.join(line) or 'here'
+    if is_bars:
+      width = _BARS_WIDTH / len(lines)
+      shift = (index - (len(lines) - 1) / 2) * width
+      x = np.arange(len(points)) + shift
+      axes.bar(
+          x,
+          _means(ours),
+          width,
+          yerr=_deviations(ours),
+          label=name,
+          color=style['color'],
+          alpha=0.8,
+      )
+      _draw_paper(axes, x, paper, marker='_', color='black', linestyle='none')
+    else:
+      axes.errorbar(
+          positions,
+          _means(ours),
+          _deviations(ours),
+          marker='o',
+          label=name,
+          **style,
+      )
+      _draw_paper(
+          axes,
+          positions,
+          paper,
+          color=style['color'],
+          linestyle=':',
+          marker='x',
+      )
+  if is_bars:
+    axes.set_xticks(np.arange(len(points)), labels)
+  else:
+    if is_scale and min(positions) > 0 and max(positions) > 20 * min(positions):
+      axes.set_xscale('log')
+    axes.set_xticks(positions, labels)
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+  if max(map(len, labels), default=0) * len(labels) > 40:
+    axes.tick_params('x', rotation=30)
+  axes.set_xlabel(', '.join(show.x))
+
+
+def _draw_paper(
+    axes: mpl_axes.Axes,
+    x: np.ndarray,
+    paper: Sequence[Optional[Number]],
+    **style: Any,
+) -> None:
+  if any(number is not None for number in paper):
+    axes.plot(
+        x, _means(paper), label=_PAPER, markersize=12, linewidth=1.2, **style
+    )
+
+
+def _positions(labels: Sequence[str]) -> tuple[np.ndarray, bool]:
+  """Returns the places of labels on an axis, and whether they are numbers."""
+  try:
+    return np.array([float(label) for label in labels]), True
+  except ValueError:
+    return np.arange(len(labels)), False
+
+
+def _means(numbers: Sequence[Optional[Number]]) -> np.ndarray:
+  return np.array([np.nan if n is None else n.mean for n in numbers])
+
+
+def _deviations(numbers: Sequence[Optional[Number]]) -> np.ndarray:
+  return np.array([0 if n is None else n.deviation or 0 for n in numbers])
+
+
+def _heat_maps(
+    numbers: Numbers, show: experiment_show.Show, title: str
+) -> figure.Figure:
+  """Draws a heat map for each panel, and the paper's beside it."""
+  rows = numbers.combinations(show.rows)
+  columns = numbers.combinations(show.columns)
+  panels = numbers.combinations(show.panels)
+  sources = [('here', numbers.ours)]
+  if numbers.paper:
+    sources.append((_PAPER, numbers.paper))
+  num_rows = len(panels) * len(numbers.columns)
+  drawing, grid = _grid(len(sources), num_rows)
+  shown = [(panel, c) for panel in panels for c in numbers.columns]
+  for (panel, column), line in zip(shown, grid):
+    values = []
+    for _, source in sources:
+      keys = [
+          [
+              numbers.key(
+                  {
+                      **dict(zip(show.panels, panel)),
+                      **dict(zip(show.rows, row)),
+                      **dict(zip(show.columns, labels)),
+                  },
+                  column,
+              )
+              for labels in columns
+          ]
+          for row in rows
+      ]
+      values.append(
+          np.array([_means([source.get(k) for k in row]) for row in keys])
+      )
+    finite = [v[np.isfinite(v)] for v in values]
+    limits = np.concatenate(finite)
+    for (name, _), axes, cells in zip(sources, line, values):
+      image = axes.imshow(
+          cells,
+          cmap='viridis',
+          aspect='auto',
+          vmin=limits.min() if limits.size else 0,
+          vmax=limits.max() if limits.size else 1,
+      )
+      for (i, j), value in np.ndenumerate(cells):
+        if np.isfinite(value):
+          axes.text(
+              j,
+              i,
+              f'{value:.3g}',
+              ha='center',
+              va='center',
+              color='white' if value < limits.mean() else 'black',
+          )
+      axes.set_xticks(range(len(columns)), [', '.join(c) for c in columns])
+      axes.set_yticks(range(len(rows)), [', '.join(r) for r in rows])
+      axes.set_xlabel(', '.join(show.columns))
+      axes.set_ylabel(', '.join(show.rows))
+      axes.set_title(', '.join([*panel, name]), fontsize='medium')
+    drawing.colorbar(
+        image, ax=line.tolist(), label=experiment_numbers.title(column)
+    )
+  drawing.suptitle(title)
+  return drawing

@@ -1,0 +1,230 @@
+"""Shows the finished runs of an experiment in the paper's form."""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import csv
+import io
+import os
+import pathlib
+
+from tff_bn.common import files
+from tff_bn.programs import analyze
+from tff_bn.programs import cli
+from tff_bn.programs import comparison
+from tff_bn.programs import evaluate
+from tff_bn.programs import experiment_agreement
+from tff_bn.programs import experiment_figures
+from tff_bn.programs import experiment_files
+from tff_bn.programs import experiment_numbers
+from tff_bn.programs import experiment_plan
+from tff_bn.programs import experiment_show
+from tff_bn.programs import figures
+from tff_bn.programs import report
+from tff_bn.programs import run_folder
+from tff_bn.programs.analyses.position_aware import trained_models
+
+MARKDOWN = 'experiment.md'
+CSV = 'experiment.csv'
+PLOT = 'experiment'
+ANALYSES = 'analyses'
+_Runs = Sequence[tuple[comparison.Run, pathlib.Path]]
+
+
+def write(
+    plan: experiment_plan.Plan, folder: pathlib.Path, overruled: Sequence[str]
+) -> None:
+  """Writes and prints the result of an experiment, and runs its analyses.
+
+  Args:
+    plan: The experiment and its runs, finished.
+    folder: The comparison's folder.
+    overruled: Flags of the command in place of the experiment's, as one writes
+      them.
+  """
+  experiment = plan.experiment
+  finished = []
+  if plan.comparison is not None:
+    finished = [
+        (run, folder / run_folder.RUNS / run.folder)
+        for run in plan.comparison.runs
+        if run_folder.is_finished(folder / run_folder.RUNS / run.folder)
+    ]
+  folders = [
+      _analyze(experiment, finished, number, folder)
+      for number in range(len(experiment.analyses))
+  ]
+  lines = _heading(experiment, overruled)
+  if experiment.shown is not None:
+    lines += _show(experiment, finished, plan.flags.average_last, folder)
+  else:
+    lines += ['', f'The finding: {experiment.finding}']
+  for number, analysis in enumerate(experiment.analyses):
+    path = folders[number].relative_to(folder) / f'{analysis.name}.md'
+    lines += ['', f'Analysis {analysis.name}: [{path}]({path})']
+  files.replace(folder / MARKDOWN, '\n'.join(lines) + '\n')
+  print('\n'.join(['', *lines]))
+  print(f'\nResult: {folder / MARKDOWN}')
+
+
+def _heading(
+    experiment: experiment_files.Experiment, overruled: Sequence[str]
+) -> list[str]:
+  command = f'tff-bn-compare --experiment={experiment.name}'
+  if experiment.scale != experiment_files.PAPER:
+    command += f' --scale={experiment.scale}'
+  lines = [
+      f'# {experiment.title}',
+      '',
+      f'`{" ".join([command, *overruled])}`'
+      f' ({experiment_files.SCALES[experiment.scale]})',
+  ]
+  if overruled:
+    lines += [
+        '',
+        f"Not the experiment's own: {', '.join(overruled)}.",
+    ]
+  return lines
+
+
+def _show(
+    experiment: experiment_files.Experiment,
+    finished: _Runs,
+    average_last: int,
+    folder: pathlib.Path,
+) -> list[str]:
+  """Writes the numbers and the figure; returns the text with the table."""
+  assert experiment.shown is not None
+  show = experiment.shown
+  runs = [
+      report.Run(run.labels, run.settings.seed, report.read_rows(path))
+      for run, path in finished
+  ]
+  if experiment_show.CLIENT in show.dimensions:
+    measurements = [
+        measurement
+        for run, path in finished
+        for measurement in _by_client(run, path)
+    ]
+  else:
+    measurements = [
+        experiment_numbers.Measurement(
+            run.labels, run.seed, column, float(value)
+        )
+        for run in runs
+        for column, value in report.result(run, average_last).items()
+        if column in (show.value or show.y)
+    ]
+  numbers = experiment_numbers.collect(
+      measurements, show, experiment.axes, experiment.paper
+  )
+  files.replace(folder / CSV, experiment_numbers.to_csv(numbers))
+  figures.save(
+      folder / run_folder.PLOTS,
+      {PLOT: experiment_figures.draw(numbers, show, runs, experiment.title)},
+  )
+  return [
+      '',
+      experiment_numbers.to_markdown(numbers, show),
+      '',
+      _explain(numbers),
+      '',
+      *(
+          f'- {sentence}'
+          for sentence in experiment_agreement.sentences(numbers, experiment)
+      ),
+      '',
+      f'![The figure]({run_folder.PLOTS}/{PLOT}.png)',
+  ]
+
+
+def _explain(numbers: experiment_numbers.Numbers) -> str:
+  """Explains the numbers of the table."""
+  columns = ' and '.join(map(experiment_numbers.title, numbers.columns))
+  text = f'{columns}.'
+  counts = {number.count for number in numbers.ours.values()}
+  if max(counts, default=1) > 1:
+    text += f' Mean ± sample standard deviation over {max(counts)} seeds.'
+  if numbers.paper:
+    text += " In parentheses: the paper's number."
+  return text
+
+
+def _by_client(
+    run: comparison.Run, path: pathlib.Path
+) -> list[experiment_numbers.Measurement]:
+  """Evaluates the model that each client uses on the client's test data."""
+  evaluation = path / run_folder.EVALUATION
+  if not evaluation.exists():
+    flags = cli.parse(evaluate.define_flags, [f'--run={path}'])
+    with contextlib.redirect_stdout(io.StringIO()):
+      evaluate.main(flags)
+  with evaluation.open(encoding='utf-8') as file:
+    rows = [row for row in csv.DictReader(file) if row['client']]
+  return [
+      experiment_numbers.Measurement(
+          {**run.labels, experiment_show.CLIENT: row['client']},
+          run.settings.seed,
+          f'test_{name}',
+          float(row[name]),
+      )
+      for row in rows
+      for name in ('accuracy', 'loss')
+      if row[name]
+  ]
+
+
+def analysis_folder(
+    analyses: Sequence[experiment_files.Analysis], number: int
+) -> pathlib.Path:
+  """Returns the folder of an analysis in the comparison's folder.
+
+  Args:
+    analyses: The analyses of the experiment.
+    number: The position of the analysis.
+
+  Returns:
+    The path. The first analysis of a name has the name, the next one NAME-2.
+  """
+  name = analyses[number].name
+  before = sum(other.name == name for other in analyses[:number])
+  suffix = f'-{before + 1}' if before else ''
+  return pathlib.Path(ANALYSES) / f'{name}{suffix}'
+
+
+def _analyze(
+    experiment: experiment_files.Experiment,
+    finished: _Runs,
+    number: int,
+    folder: pathlib.Path,
+) -> pathlib.Path:
+  """Runs an analysis; returns the folder of its files."""
+  analysis = experiment.analyses[number]
+  target = folder / analysis_folder(experiment.analyses, number)
+  program = analyze.ANALYSES[analysis.name]
+  arguments = [f'--{key}={text}' for key, text in analysis.flags.items()]
+  arguments.append(f'--output_dir={os.fspath(target)}')
+  flags = cli.parse(program.define_flags, arguments)
+  print(f'\nAnalysis {target.relative_to(folder)}', flush=True)
+  if analysis.runs is None:
+    program.main(flags)
+    return target
+  named = {
+      path: (_name(experiment, analysis.runs, run.labels), run.settings)
+      for run, path in finished
+  }
+  trained_models.analyze(analysis.name, named, target, flags)
+  return target
+
+
+def _name(
+    experiment: experiment_files.Experiment,
+    axis: str,
+    labels: Mapping[str, str],
+) -> str:
+  """Returns the name of a run in an analysis, the same for all seeds."""
+  others = [
+      labels[other.name]
+      for other in experiment.axes
+      if other.name != axis and len(other.points) > 1
+  ]
+  return ', '.join([labels[axis], *others])
