@@ -1,6 +1,6 @@
 """Sentences on what agrees with a paper, computed from the numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import itertools
 import math
 from typing import Optional
