@@ -3,7 +3,7 @@
 Nothing here imports TensorFlow or touches files.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
@@ -11,10 +11,11 @@ import re
 from typing import Optional
 
 from tff_bn.programs import axes as axes_lib
+from tff_bn.programs import report
+from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs.parsed_flags import ParsedFlags
 
-_ALGORITHM = 'algorithm'
 _UNSAFE = re.compile('[^A-Za-z0-9.+=_-]')
 _MAX_NAME_LENGTH = 150
 
@@ -36,23 +37,7 @@ class Run:
   @property
   def title(self) -> str:
     """The run's name in messages."""
-    return f'{describe(self.labels)}, seed {self.settings.seed}'
-
-
-def describe(labels: Mapping[str, str]) -> str:
-  """Returns labels as one text, such as `fedavg, gamma=0.5`.
-
-  Args:
-    labels: The labels by the axes' names.
-
-  Returns:
-    The text, with the algorithm first.
-  """
-  names = sorted(labels, key=lambda name: name != _ALGORITHM)
-  return ', '.join(
-      labels[name] if name == _ALGORITHM else f'{name}={labels[name]}'
-      for name in names
-  )
+    return f'{report.describe(self.labels)}, seed {self.settings.seed}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +58,28 @@ class Comparison:
     return tuple(
         dict.fromkeys(name for axis in self.axes for name in axis.flags)
     )
+
+  def further_flags(self, run: Run) -> dict[str, str]:
+    """Returns flags of a run that differ between runs and are no axes.
+
+    Args:
+      run: The run.
+
+    Returns:
+      The flags' texts by name; empty for a flag without effect.
+    """
+    names = {axis.name for axis in self.axes}
+    texts = {
+        name: [other.settings.to_flags().get(name, '') for other in self.runs]
+        for name in self.varied_flags
+        if name not in names
+    }
+    own = run.settings.to_flags()
+    return {
+        name: own.get(name, '')
+        for name, values in texts.items()
+        if len(set(values)) > 1
+    }
 
   def trained(self) -> list[Run]:
     """Returns the runs that are trained: one for each of the settings."""
@@ -110,7 +117,9 @@ def plan(
   folders: dict[settings_lib.RunSettings, str] = {}
   for seed in seeds:
     for cell, variant in zip(cells, variants):
-      settings = settings_lib.resolve(variant, cell.flags[_ALGORITHM], seed)
+      settings = settings_lib.resolve(
+          variant, cell.flags[report.ALGORITHM], seed
+      )
       if settings not in folders:
         name = _folder_name(axes, cell, settings)
         if name in folders.values():
@@ -130,9 +139,9 @@ def _checked(
   groups: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
   keys = []
   for cell in cells:
-    others = {k: v for k, v in cell.flags.items() if k != _ALGORITHM}
+    others = {k: v for k, v in cell.flags.items() if k != report.ALGORITHM}
     keys.append(tuple(sorted(others.items())))
-    groups.setdefault(keys[-1], {})[cell.flags[_ALGORITHM]] = None
+    groups.setdefault(keys[-1], {})[cell.flags[report.ALGORITHM]] = None
   variants = {}
   for key, algorithms in groups.items():
     variant = flags.replacing(dict(key)).replacing(
@@ -178,7 +187,7 @@ def _folder_name(
           for name in point.flags
       )
   }
-  name = describe(labels).replace(', ', '-')
+  name = report.describe(labels).replace(', ', '-')
   readable = _UNSAFE.sub('_', name)[:_MAX_NAME_LENGTH]
   if readable != name:
     readable += f'-{_digest(name)}'
@@ -204,8 +213,52 @@ def flag_texts(comparison: Comparison) -> dict[str, str]:
     for name, text in run.settings.to_flags().items():
       found.setdefault(name, set()).add(text)
   return {
-      name: min(texts)
+      name: texts.pop()
       for name, texts in found.items()
       if len(texts) == 1
       and name not in (*comparison.varied_flags, 'algorithm', 'seed')
   }
+
+
+def grown_flags(
+    previous: Mapping[str, str], flags: Mapping[str, str]
+) -> Collection[str]:
+  """Returns the flags that may differ where a comparison is extended.
+
+  Args:
+    previous: The flags of a comparison.
+    flags: The flags of a new one.
+
+  Returns:
+    The names of the flags by which the new comparison has all runs of the
+    previous one and more, or the same ones with more rounds.
+  """
+  names = set(run_folder.grown_rounds(previous, flags))
+  extended = {
+      name
+      for name in ('algorithms', 'seeds', 'sweep')
+      if previous.get(name) != flags.get(name)
+      and _contains(flags.get(name), previous.get(name))
+  }
+  if extended:
+    # New runs can have more flags, and flags can have several values.
+    names |= {
+        name
+        for name in {*previous, *flags}
+        if (name in previous) != (name in flags)
+    } - {'algorithms', 'seeds', 'sweep'}
+  return names | extended
+
+
+def _contains(text: Optional[str], part: Optional[str]) -> bool:
+  """Whether the values that a flag lists contain those of another text."""
+  if text is None or part is None:
+    return False
+  lists = []
+  for lines in (text, part):
+    split = [line.rpartition('=') for line in lines.split('\n')]
+    lists.append({name: set(values.split(',')) for name, _, values in split})
+  values, required = lists
+  return values.keys() == required.keys() and all(
+      required[name] <= values[name] for name in required
+  )

@@ -6,13 +6,13 @@ from tff_bn.common import spelling
 from tff_bn.programs import axes
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import report
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs.parsed_flags import ParsedFlags
 
 SWEEP = 'sweep'
-ALGORITHM = 'algorithm'
 # The flags of a comparison in place of those of a run.
-_PLURALS = {ALGORITHM: 'algorithms', 'seed': 'seeds'}
+_PLURALS = {report.ALGORITHM: 'algorithms', 'seed': 'seeds'}
 
 
 class SweepParser(absl_flags.ArgumentParser):
@@ -114,8 +114,11 @@ def swept_axes(flags: ParsedFlags) -> list[axes.Axis]:
 def algorithm_axis(flags: ParsedFlags) -> axes.Axis:
   """Returns the axis of `--algorithms`."""
   return axes.Axis(
-      ALGORITHM,
-      tuple(axes.Point(name, {ALGORITHM: name}) for name in flags.algorithms),
+      report.ALGORITHM,
+      tuple(
+          axes.Point(name, {report.ALGORITHM: name})
+          for name in flags.algorithms
+      ),
   )
 
 

@@ -65,26 +65,33 @@ def _train(
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import experiment
+  from tff_bn.programs import jobs
   from tff_bn.programs import plots
   from tff_bn.programs import report
 
+  builder = jobs.Builder()
+  task = jobs.Task(settings, folder, settings.algorithm)
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       experiment.divide_cores([settings])
       stack.enter_context(runtime.enter())
-      (job,) = experiment.prepare([settings], [folder], skip_finished=False)
+      jobs.check(builder, [task])
       run_folder.begin(
           folder, PROGRAM.name, settings.to_flags(), overwrite=overwrite
       )
-    failures = experiment.train([job])
-  if failures:
-    raise failures[0].error
+    job = jobs.train_one(builder, task)
   plots.save_figures(
       folder / run_folder.PLOTS,
-      [report.read_run(settings.algorithm, settings.seed, folder)],
+      [
+          report.Run(
+              {report.ALGORITHM: settings.algorithm},
+              settings.seed,
+              report.read_rows(folder),
+          )
+      ],
       job.data.label_distribution(),
       job.data.client_ids,
-      f'{settings.algorithm}: {experiment.describe_data(job)}',
+      f'{settings.algorithm}: {jobs.describe_data(settings, job.data)}',
   )
   models = folder / run_folder.MODEL
   print(f"Model:   keras.models.load_model('{models / run_folder.MODEL_FILE}')")
