@@ -13,6 +13,8 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import comparison as comparison_lib
+from tff_bn.programs import experiment_flags
+from tff_bn.programs import experiment_plan
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 from tff_bn.programs import report
@@ -37,6 +39,7 @@ def define_flags(
   return (
       algorithm_flags.ComparisonFlags.define(values),
       sweeps.define_flags(values),
+      experiment_flags.define_flags(values),
       *settings_lib.define_shared_flags(values),
       run_flags.RunsFlags.define(values),
       runtime_flags.RuntimeFlags.define(values),
@@ -72,8 +75,13 @@ def comparison_flags(
   Returns:
     The flags' texts by name: the flags of the comparison and of its runs.
   """
+  named = sweeps.texts(flags)
+  if flags.experiment is not None:
+    # Its axes set the algorithms.
+    del named['algorithms']
+    named = {**experiment_flags.texts(flags), **named}
   return {
-      **sweeps.texts(flags),
+      **named,
       'average_last': parsers.to_text(flags.average_last),
       **comparison_lib.flag_texts(comparison),
   }
@@ -85,9 +93,25 @@ def main(flags: cli.ParsedFlags) -> None:
   Args:
     flags: The program's flags.
   """
-  folder = pathlib.Path(flags.output_dir).expanduser()
+  if flags.experiment == experiment_flags.LIST:
+    print(experiment_flags.list_text())
+    return
   with cli.checking_input():
-    comparison = plan(flags)
+    experiment_flags.check(flags)
+    experiment: Optional[experiment_plan.Plan] = None
+    if flags.experiment is None:
+      comparison = plan(flags)
+    else:
+      flags = experiment_flags.with_output_dir(flags)
+      experiment = experiment_plan.plan(
+          flags, flags.experiment, flags.scale, sweeps.swept_axes(flags)
+      )
+      flags = experiment.flags
+      if experiment.comparison is None:
+        _measure(experiment)
+        return
+      comparison = experiment.comparison
+    folder = pathlib.Path(flags.output_dir).expanduser()
     runtime_flags.RuntimeFlags.check(flags)
     sweeps.check_jobs(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
@@ -113,7 +137,26 @@ def main(flags: cli.ParsedFlags) -> None:
             subfolder, run.settings.to_flags(), overwrite=flags.overwrite
         )
     stack.enter_context(run_folder.temporary_files_in(folder))
-    _compare(flags, comparison, runtime, folder, folders, texts)
+    _compare(flags, comparison, experiment, runtime, folder, folders, texts)
+
+
+def _measure(experiment: experiment_plan.Plan) -> None:
+  """Runs the analyses of an experiment without runs."""
+  flags = experiment.flags
+  folder = pathlib.Path(flags.output_dir).expanduser()
+  texts = experiment_flags.texts(flags)
+  if flags.list:
+    names = [analysis.name for analysis in experiment.experiment.analyses]
+    print(f'No runs, only tff-bn-analyze {" and ".join(names)}.')
+    return
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(run_folder.claim(folder))
+    run_folder.check(folder, texts, overwrite=flags.overwrite)
+    run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
+    # Imported late, because it imports Matplotlib.
+    from tff_bn.programs import experiment_results
+
+    experiment_results.write(experiment, folder)
 
 
 def _check_folder(
@@ -150,6 +193,7 @@ def _list(
 def _compare(
     flags: cli.ParsedFlags,
     comparison: comparison_lib.Comparison,
+    planned: Optional[experiment_plan.Plan],
     runtime: runtime_flags.RuntimeFlags,
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
@@ -196,7 +240,11 @@ def _compare(
       failed = parallel.train(tasks, flags.jobs, _process_arguments(flags))
     else:
       failed = jobs.train(builder, tasks)
-  _write_results(comparison, folder, folders, flags.average_last, builder)
+  _write_results(flags, comparison, folder, folders, builder)
+  if planned is not None:
+    from tff_bn.programs import experiment_results
+
+    experiment_results.write(planned, folder)
   if failed:
     raise RuntimeError(
         f'{len(failed)} of {len(tasks)} runs failed, see the errors above; the'
@@ -224,10 +272,10 @@ def _process_arguments(flags: cli.ParsedFlags) -> list[str]:
 
 
 def _write_results(
+    flags: cli.ParsedFlags,
     comparison: comparison_lib.Comparison,
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
-    average_last: int,
     builder: 'jobs.Builder',
 ) -> None:
   """Writes the table and the plots, and prints the table."""
@@ -236,6 +284,7 @@ def _write_results(
   from tff_bn.programs import plots
   from tff_bn.programs import sweep_plots
 
+  average_last = flags.average_last
   rows = {name: report.read_rows(path) for name, path in folders.items()}
   runs = [
       report.Run(
@@ -262,14 +311,18 @@ def _write_results(
         plot_folder, runs, data.label_distribution(), data.client_ids, title
     )
   else:
-    sweep_plots.save_figures(plot_folder, runs, results, comparison.axes, title)
+    if flags.experiment is None:
+      sweep_plots.save_figures(
+          plot_folder, runs, results, comparison.axes, title
+      )
     distribution = plots.label_distribution_figure(
         data.label_distribution(),
         data.client_ids,
         f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}',
     )
     figures.save(plot_folder, {'label_distribution': distribution})
-  print(f'\n{table}')
+  if flags.experiment is None:
+    print(f'\n{table}')
   print(
       f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
       f' {folder / run_folder.RESULTS_CSV}'

@@ -88,16 +88,32 @@ def main(flags: cli.ParsedFlags) -> None:
     if flags.export_client is not None:
       _export(settings, run, folder, flags.export_client)
     else:
-      _evaluate(settings, run, folder, flags.reestimate_statistics)
+      evaluate(
+          settings,
+          run,
+          folder,
+          reestimates_statistics=flags.reestimate_statistics,
+      )
 
 
-def _evaluate(
+def evaluate(
     settings: settings_lib.RunSettings,
     run: pathlib.Path,
     folder: pathlib.Path,
+    *,
     reestimates_statistics: bool,
 ) -> None:
-  """Evaluates a run and writes the results into a folder."""
+  """Evaluates a run, and writes and prints the results.
+
+  Args:
+    settings: The run's settings.
+    run: The run's folder; no other program may write into it.
+    folder: The folder for the results.
+    reestimates_statistics: Whether BN statistics are computed again.
+
+  Raises:
+    UsageError: If the data or the model can't be loaded.
+  """
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import experiment

@@ -141,10 +141,10 @@ class _Checked:
     return tuple(values)
 
 
-def names(folder: pathlib.Path = FOLDER) -> list[str]:
+def names() -> list[str]:
   """Returns the names of all experiments, figure_4 before figure_10."""
   found = [
-      f'{path.parent.name}/{path.stem}' for path in folder.glob('*/*.toml')
+      f'{path.parent.name}/{path.stem}' for path in FOLDER.glob('*/*.toml')
   ]
   return sorted(found, key=_sort_key)
 
@@ -158,15 +158,12 @@ def _sort_key(name: str) -> list[Any]:
   ]
 
 
-def load(
-    name: str, scale: str = PAPER, folder: pathlib.Path = FOLDER
-) -> Experiment:
+def load(name: str, scale: str = PAPER) -> Experiment:
   """Reads an experiment.
 
   Args:
     name: Its name, PAPER/NAME.
     scale: `PAPER` or `DIGITS`; see `experiment_smoke` for `SMOKE`.
-    folder: The folder of the papers' folders.
 
   Returns:
     The experiment at this scale.
@@ -175,19 +172,19 @@ def load(
     ValueError: If there is no such experiment, the experiment has no such
       scale, or its files have a mistake.
   """
-  known = names(folder)
+  known = names()
   if name not in known:
     raise ValueError(
         f'--experiment={name} is not known.'
         + spelling.suggestion(name, known)
         + ' --experiment=list prints all experiments.'
     )
-  path = folder / f'{name}.toml'
+  path = FOLDER / f'{name}.toml'
   file = _read(path)
   if scale == DIGITS and DIGITS not in file.values:
     raise ValueError(
         f'--scale={DIGITS} is impossible with --experiment={name}, which has'
-        f' the scales {", ".join(scales(name, folder))} only.'
+        f' the scales {", ".join(scales(name))} only.'
     )
   at_paper_scale = _experiment(name, file)
   paper = _read_paper(path.with_suffix('.csv'), at_paper_scale)
@@ -200,25 +197,22 @@ def load(
   return experiment
 
 
-def scales(name: str, folder: pathlib.Path = FOLDER) -> list[str]:
+def scales(name: str) -> list[str]:
   """Returns the scales that an experiment has."""
-  file = _read(folder / f'{name}.toml')
+  file = _read(FOLDER / f'{name}.toml')
   return [scale for scale in SCALES if scale != DIGITS or DIGITS in file.values]
 
 
-def smoke_overrides(
-    name: str, folder: pathlib.Path = FOLDER
-) -> tuple[dict[str, str], tuple[str, ...]]:
+def smoke_overrides(name: str) -> tuple[dict[str, str], tuple[str, ...]]:
   """Returns what a file says about the smoke scale.
 
   Args:
     name: The experiment's name.
-    folder: The folder of the papers' folders.
 
   Returns:
     The flags of `[smoke.flags]`, and the flags that `without` removes.
   """
-  table = _read(folder / f'{name}.toml').table(SMOKE)
+  table = _read(FOLDER / f'{name}.toml').table(SMOKE)
   table.check_keys(_SMOKE_KEYS)
   return _flags(table.table('flags'), COMPARISON_FLAGS), table.texts('without')
 

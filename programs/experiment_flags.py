@@ -1,13 +1,13 @@
 """The flags that name an experiment of a paper."""
 
 import itertools
-import pathlib
 
 from absl import flags as absl_flags
 
 from tff_bn.programs import experiment_files
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import settings as settings_lib
 from tff_bn.programs.parsed_flags import ParsedFlags
 from tff_bn.programs.parsed_flags import Source
 
@@ -64,53 +64,47 @@ def with_output_dir(flags: ParsedFlags) -> ParsedFlags:
   return flags.replacing({_OUTPUT_DIR: folder}, Source.DEFAULT)
 
 
-def overruled(flags: ParsedFlags) -> list[str]:
+def overruled(
+    flags: ParsedFlags, experiment: experiment_files.Experiment
+) -> list[str]:
   """Returns the flags of a command that replace those of an experiment.
 
   Args:
-    flags: The flags, without those of the experiment.
+    flags: The flags of the command, without those of the experiment.
+    experiment: The experiment.
 
   Returns:
-    The flags as one writes them, without those that do not change the results.
+    The flags that have other values, as one writes them.
   """
   names = [
       name
-      for name in flags.names()
-      if flags.is_given(name) and name not in _NEUTRAL
+      for name in (
+          *settings_lib.RunSettings.specs(),
+          *experiment_files.COMPARISON_FLAGS,
+      )
+      if flags.defines(name) and flags.is_given(name)
   ]
-  return [flags.text(name) for name in names]
+  result = []
+  for name in names:
+    own = getattr(flags.without([name]), name)
+    if name in experiment.flags:
+      own = flags.parse(name, experiment.flags[name])
+    if getattr(flags, name) != own:
+      result.append(flags.text(name))
+  return result
 
 
-_NEUTRAL = (
-    'experiment',
-    'scale',
-    _OUTPUT_DIR,
-    'overwrite',
-    'verbosity',
-    'jobs',
-    'list',
-    'flagfile',
-)
-
-
-def list_text(folder: pathlib.Path = experiment_files.FOLDER) -> str:
-  """Returns the list of all experiments, by paper.
-
-  Args:
-    folder: The folder of the papers' folders.
-
-  Returns:
-    The text.
-  """
-  names = experiment_files.names(folder)
+def list_text() -> str:
+  """Returns the list of all experiments, by paper."""
+  names = experiment_files.names()
   blocks = []
   for _, group in itertools.groupby(names, lambda name: name.partition('/')[0]):
     members = list(group)
     width = max(map(len, members))
     lines = []
     for name in members:
-      experiment = experiment_files.load(name, folder=folder)
-      scales = ', '.join(experiment_files.scales(name, folder))
+      experiment = experiment_files.load(name)
+      scales = ', '.join(experiment_files.scales(name))
       lines.append(f'{name:{width}}  {experiment.title} ({scales})')
     blocks.append('\n'.join(lines))
   return '\n\n'.join(blocks)

@@ -122,16 +122,7 @@ def collect(
   """
   columns = show.value or show.y
   known = {axis.name: tuple(p.label for p in axis.points) for axis in axes}
-  known[experiment_show.CLIENT] = tuple(
-      dict.fromkeys(
-          labels[experiment_show.CLIENT]
-          for labels in (
-              *(row.labels for row in measurements),
-              *(number.labels for number in paper),
-          )
-          if experiment_show.CLIENT in labels
-      )
-  )
+  known[experiment_show.CLIENT] = _clients(measurements or paper)
   dimensions = show.shown_dimensions
   numbers = Numbers(
       dimensions, {name: known[name] for name in dimensions}, columns, {}, {}
@@ -156,6 +147,14 @@ def collect(
       if all(number.labels[name] in known[name] for name in dimensions)
   }
   return dataclasses.replace(numbers, ours=ours, paper=printed)
+
+
+def _clients(
+    labelled: Sequence[Measurement] | Sequence[experiment_show.PaperNumber],
+) -> tuple[str, ...]:
+  """Returns the clients that occur, in order."""
+  clients = [each.labels.get(experiment_show.CLIENT) for each in labelled]
+  return tuple(dict.fromkeys(client for client in clients if client))
 
 
 def _mean(values: Sequence[float]) -> Number:
@@ -217,12 +216,26 @@ def to_markdown(numbers: Numbers, show: experiment_show.Show) -> str:
       axis to the right, are the rows.
 
   Returns:
-    The table, with our number, and the paper's in parentheses.
+    The table, with our number, and the paper's in parentheses. Rows and columns
+    without numbers are left out.
   """
   row_axes, column_axes = rows_and_columns(show)
+  keys = {*numbers.ours, *numbers.paper}
+
+  def has_numbers(names: Sequence[str], labels: Sequence[str]) -> bool:
+    wanted = dict(zip(names, labels))
+    return any(
+        all(
+            label == wanted.get(name, label)
+            for name, label in zip(numbers.dimensions, key[0])
+        )
+        for key in keys
+    )
+
   columns = [
       (labels, column)
       for labels in numbers.combinations(column_axes)
+      if has_numbers(column_axes, labels)
       for column in numbers.columns
   ]
   cells = [
@@ -235,6 +248,8 @@ def to_markdown(numbers: Numbers, show: experiment_show.Show) -> str:
       ]
   ]
   for row in numbers.combinations(row_axes):
+    if not has_numbers(row_axes, row):
+      continue
     texts = []
     for labels, column in columns:
       by_name = {

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import dataclasses
-import pathlib
 from typing import Optional
 
 from absl import flags as absl_flags
@@ -13,6 +12,7 @@ from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import cli
 from tff_bn.programs import comparison
 from tff_bn.programs import experiment_files
+from tff_bn.programs import experiment_flags
 from tff_bn.programs import experiment_smoke
 from tff_bn.programs.analyses.position_aware import trained_models
 from tff_bn.programs.parsed_flags import ParsedFlags
@@ -31,20 +31,21 @@ class Plan:
     experiment: The experiment, with more axes if the command sweeps flags.
     flags: The flags of the command and of the experiment.
     comparison: The runs; None for a measurement without runs.
+    overruled: The flags of the command that replace those of the experiment, as
+      one writes them.
   """
 
   experiment: experiment_files.Experiment
   flags: ParsedFlags
   comparison: Optional[comparison.Comparison]
+  overruled: tuple[str, ...] = ()
 
 
-def load(
-    name: str, scale: str, folder: pathlib.Path = experiment_files.FOLDER
-) -> experiment_files.Experiment:
+def load(name: str, scale: str) -> experiment_files.Experiment:
   """Reads an experiment at any scale, see `experiment_files.load`."""
   if scale == experiment_files.SMOKE:
-    return experiment_smoke.load(name, folder)
-  return experiment_files.load(name, scale, folder)
+    return experiment_smoke.load(name)
+  return experiment_files.load(name, scale)
 
 
 def plan(
@@ -52,7 +53,6 @@ def plan(
     name: str,
     scale: str,
     swept: Sequence[axes_lib.Axis] = (),
-    folder: pathlib.Path = experiment_files.FOLDER,
 ) -> Plan:
   """Computes the runs of an experiment, and checks all of them.
 
@@ -64,7 +64,6 @@ def plan(
     name: The experiment's name, PAPER/NAME.
     scale: One of `experiment_files.SCALES`.
     swept: Flags that are varied in addition.
-    folder: The folder of the papers' folders.
 
   Returns:
     The plan.
@@ -73,13 +72,15 @@ def plan(
     ValueError: If the experiment's files have a mistake, or flags contradict
       one another.
   """
-  experiment = load(name, scale, folder)
+  experiment = load(name, scale)
   for analysis in experiment.analyses:
     _check_analysis(experiment, analysis)
+  overruled = tuple(experiment_flags.overruled(flags, experiment))
   if not experiment.trains:
-    if swept:
+    given = [*overruled, *(f'--sweep={axis.name}=...' for axis in swept)]
+    if given:
       raise ValueError(
-          f'--sweep is impossible with --experiment={name}, which trains'
+          f'{given[0]} has no effect with --experiment={name}, which trains'
           ' nothing.'
       )
     return Plan(experiment, flags, None)
@@ -92,7 +93,7 @@ def plan(
     axes = (axes_lib.Axis(_ALGORITHM, (point,)), *axes)
   cells = None
   if scale == experiment_files.SMOKE:
-    cells = experiment_smoke.cells(name, axes, folder)
+    cells = experiment_smoke.cells(name, axes)
   texts = {
       key: text
       for key, text in experiment.flags.items()
@@ -103,7 +104,7 @@ def plan(
     planned = comparison.plan(flags, axes, flags.seeds, cells)
   except ValueError as error:
     raise ValueError(f'--experiment={name}: {error}') from error
-  return Plan(experiment, flags, planned)
+  return Plan(experiment, flags, planned, overruled)
 
 
 def _check_given(
@@ -196,14 +197,11 @@ def _check_analysis(
     raise ValueError(f'{place}: {analysis.name}: {error}') from error
 
 
-def check_all(
-    name: str, folder: pathlib.Path = experiment_files.FOLDER
-) -> dict[str, Plan]:
+def check_all(name: str) -> dict[str, Plan]:
   """Checks an experiment at all its scales.
 
   Args:
     name: Its name, PAPER/NAME.
-    folder: The folder of the papers' folders.
 
   Returns:
     The plans by scale.
@@ -216,6 +214,5 @@ def check_all(
 
   flags = cli.parse(compare.define_flags, [])
   return {
-      scale: plan(flags, name, scale, folder=folder)
-      for scale in experiment_files.scales(name, folder)
+      scale: plan(flags, name, scale) for scale in experiment_files.scales(name)
   }

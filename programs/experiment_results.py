@@ -23,23 +23,16 @@ from tff_bn.programs import report
 from tff_bn.programs import run_folder
 from tff_bn.programs.analyses.position_aware import trained_models
 
-MARKDOWN = 'experiment.md'
-CSV = 'experiment.csv'
-PLOT = 'experiment'
-ANALYSES = 'analyses'
+_PLOT = 'experiment'
 _Runs = Sequence[tuple[comparison.Run, pathlib.Path]]
 
 
-def write(
-    plan: experiment_plan.Plan, folder: pathlib.Path, overruled: Sequence[str]
-) -> None:
+def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
   """Writes and prints the result of an experiment, and runs its analyses.
 
   Args:
     plan: The experiment and its runs, finished.
-    folder: The comparison's folder.
-    overruled: Flags of the command in place of the experiment's, as one writes
-      them.
+    folder: The comparison's folder, claimed.
   """
   experiment = plan.experiment
   finished = []
@@ -49,21 +42,25 @@ def write(
         for run in plan.comparison.runs
         if run_folder.is_finished(folder / run_folder.RUNS / run.folder)
     ]
-  folders = [
-      _analyze(experiment, finished, number, folder)
-      for number in range(len(experiment.analyses))
-  ]
-  lines = _heading(experiment, overruled)
+  lines = _heading(experiment, plan.overruled)
   if experiment.shown is not None:
     lines += _show(experiment, finished, plan.flags.average_last, folder)
   else:
     lines += ['', f'The finding: {experiment.finding}']
   for number, analysis in enumerate(experiment.analyses):
-    path = folders[number].relative_to(folder) / f'{analysis.name}.md'
+    if analysis.runs is not None and not finished:
+      lines += ['', f'Analysis {analysis.name}: no run is finished.']
+      continue
+    target = analysis_folder(experiment.analyses, number)
+    print(f'\nAnalysis {target}', flush=True)
+    _analyze(experiment, analysis, finished, folder / target)
+    path = target / f'{analysis.name}.md'
     lines += ['', f'Analysis {analysis.name}: [{path}]({path})']
-  files.replace(folder / MARKDOWN, '\n'.join(lines) + '\n')
+  files.replace(
+      folder / run_folder.EXPERIMENT_MARKDOWN, '\n'.join(lines) + '\n'
+  )
   print('\n'.join(['', *lines]))
-  print(f'\nResult: {folder / MARKDOWN}')
+  print(f'\nResult: {folder / run_folder.EXPERIMENT_MARKDOWN}')
 
 
 def _heading(
@@ -117,10 +114,12 @@ def _show(
   numbers = experiment_numbers.collect(
       measurements, show, experiment.axes, experiment.paper
   )
-  files.replace(folder / CSV, experiment_numbers.to_csv(numbers))
+  files.replace(
+      folder / run_folder.EXPERIMENT_CSV, experiment_numbers.to_csv(numbers)
+  )
   figures.save(
       folder / run_folder.PLOTS,
-      {PLOT: experiment_figures.draw(numbers, show, runs, experiment.title)},
+      {_PLOT: experiment_figures.draw(numbers, show, runs, experiment.title)},
   )
   return [
       '',
@@ -133,7 +132,7 @@ def _show(
           for sentence in experiment_agreement.sentences(numbers, experiment)
       ),
       '',
-      f'![The figure]({run_folder.PLOTS}/{PLOT}.png)',
+      f'![The figure]({run_folder.PLOTS}/{_PLOT}.png)',
   ]
 
 
@@ -155,20 +154,22 @@ def _by_client(
   """Evaluates the model that each client uses on the client's test data."""
   evaluation = path / run_folder.EVALUATION
   if not evaluation.exists():
-    flags = cli.parse(evaluate.define_flags, [f'--run={path}'])
+    # Its table has many rows.
     with contextlib.redirect_stdout(io.StringIO()):
-      evaluate.main(flags)
+      evaluate.evaluate(run.settings, path, path, reestimates_statistics=False)
   with evaluation.open(encoding='utf-8') as file:
     rows = [row for row in csv.DictReader(file) if row['client']]
   return [
       experiment_numbers.Measurement(
           {**run.labels, experiment_show.CLIENT: row['client']},
           run.settings.seed,
-          f'test_{name}',
+          f'{kind}_{name}',
           float(row[name]),
       )
       for row in rows
       for name in ('accuracy', 'loss')
+      # They are the same for one client.
+      for kind in ('test', 'client_test')
       if row[name]
   ]
 
@@ -188,32 +189,28 @@ def analysis_folder(
   name = analyses[number].name
   before = sum(other.name == name for other in analyses[:number])
   suffix = f'-{before + 1}' if before else ''
-  return pathlib.Path(ANALYSES) / f'{name}{suffix}'
+  return pathlib.Path(run_folder.ANALYSES) / f'{name}{suffix}'
 
 
 def _analyze(
     experiment: experiment_files.Experiment,
+    analysis: experiment_files.Analysis,
     finished: _Runs,
-    number: int,
     folder: pathlib.Path,
-) -> pathlib.Path:
-  """Runs an analysis; returns the folder of its files."""
-  analysis = experiment.analyses[number]
-  target = folder / analysis_folder(experiment.analyses, number)
+) -> None:
+  """Runs an analysis, which writes into a folder of its own."""
   program = analyze.ANALYSES[analysis.name]
   arguments = [f'--{key}={text}' for key, text in analysis.flags.items()]
-  arguments.append(f'--output_dir={os.fspath(target)}')
+  arguments.append(f'--output_dir={os.fspath(folder)}')
   flags = cli.parse(program.define_flags, arguments)
-  print(f'\nAnalysis {target.relative_to(folder)}', flush=True)
   if analysis.runs is None:
     program.main(flags)
-    return target
+    return
   named = {
       path: (_name(experiment, analysis.runs, run.labels), run.settings)
       for run, path in finished
   }
-  trained_models.analyze(analysis.name, named, target, flags)
-  return target
+  trained_models.analyze(analysis.name, named, folder, flags)
 
 
 def _name(

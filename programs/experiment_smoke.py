@@ -41,12 +41,17 @@ SHAPES = {
     'cinic10': ('32x32x3', 10),
     'cifar100': ('32x32x3', 100),
     'gtsrb': ('32x32x3', 43),
+    'office_caltech10': ('256x256x3', 10),
+    'domainnet': ('256x256x3', 10),
     'abide': ('5995', 2),
 }
 # Datasets that are small and offline, with groups of samples of their own.
 _KEPT = ('digits_domains', 'fedbn_synthetic', 'emnist_synthetic')
 _NUM_TRAIN = 240
 _NUM_TEST = 40
+# Of each domain.
+_DOMAIN_TRAIN = 40
+_DOMAIN_TEST = 10
 _NUM_CLIENTS = 10
 _CLIENTS_PER_ROUND = 4
 _BATCH_SIZE = 8
@@ -88,14 +93,11 @@ _ANALYSIS_AT_MOST = {
 }
 
 
-def load(
-    name: str, folder: pathlib.Path = experiment_files.FOLDER
-) -> experiment_files.Experiment:
+def load(name: str) -> experiment_files.Experiment:
   """Reads an experiment at the smoke scale.
 
   Args:
     name: Its name, PAPER/NAME.
-    folder: The folder of the papers' folders.
 
   Returns:
     The experiment. Its axes are the paper's; `cells` has the flags of the runs.
@@ -104,8 +106,8 @@ def load(
     ValueError: If its files have a mistake, or name a dataset whose shape is
       unknown.
   """
-  paper = experiment_files.load(name, folder=folder)
-  overrides, removed = experiment_files.smoke_overrides(name, folder)
+  paper = experiment_files.load(name)
+  overrides, removed = experiment_files.smoke_overrides(name)
   flags = paper.flags
   if paper.trains:
     flags = reduced(flags, overrides, removed, name)
@@ -117,23 +119,18 @@ def load(
   )
 
 
-def cells(
-    name: str,
-    axes: Sequence[axes_lib.Axis],
-    folder: pathlib.Path = experiment_files.FOLDER,
-) -> list[axes_lib.Cell]:
+def cells(name: str, axes: Sequence[axes_lib.Axis]) -> list[axes_lib.Cell]:
   """Returns the runs of an experiment at the smoke scale.
 
   Args:
     name: Its name, PAPER/NAME.
     axes: What is varied: the experiment's axes, and more.
-    folder: The folder of the papers' folders.
 
   Returns:
     As few combinations of points as have each point of each axis.
   """
-  paper = experiment_files.load(name, folder=folder)
-  overrides, removed = experiment_files.smoke_overrides(name, folder)
+  paper = experiment_files.load(name)
+  overrides, removed = experiment_files.smoke_overrides(name)
   base = reduced(paper.flags, overrides, removed, name)
   result = []
   for cell in covering(axes):
@@ -256,7 +253,10 @@ def _generated(flags: Mapping[str, str], name: str) -> str:
   shapes = [_shape(source, flags, name) for *_, source in parts]
   largest = max(shapes, key=lambda shape: _num_values(shape[0]))
   return _DOMAINS + ','.join(
-      (f'{own or _last_part(source)}=' + _source(*largest))
+      (
+          f'{own or _last_part(source)}='
+          + _source(*largest, _DOMAIN_TRAIN, _DOMAIN_TEST)
+      )
       for own, _, source in parts
   )
 
@@ -265,9 +265,15 @@ def _generated_source(dataset: str, flags: Mapping[str, str], name: str) -> str:
   return _source(*_shape(dataset, flags, name))
 
 
-def _source(shape: str, num_classes: int) -> str:
-  num_train = max(_NUM_TRAIN, 4 * num_classes)
-  return f'{_GENERATED}{shape}:{num_classes}:{num_train}:{_NUM_TEST}'
+def _source(
+    shape: str,
+    num_classes: int,
+    num_train: int = _NUM_TRAIN,
+    num_test: int = _NUM_TEST,
+) -> str:
+  num_train = max(num_train, 4 * num_classes)
+  num_test = max(num_test, num_classes)
+  return f'{_GENERATED}{shape}:{num_classes}:{num_train}:{num_test}'
 
 
 def _num_values(shape: str) -> int:

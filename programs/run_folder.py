@@ -32,6 +32,10 @@ RUNS = 'runs'
 RESULTS_CSV = 'results.csv'
 RESULTS_MARKDOWN = 'results.md'
 TIMING = 'timing.json'
+# The result of an experiment, and the folder of its analyses' folders.
+EXPERIMENT_CSV = 'experiment.csv'
+EXPERIMENT_MARKDOWN = 'experiment.md'
+ANALYSES = 'analyses'
 EVALUATION = 'evaluation.csv'
 NORMALIZATION_ERROR_CSV = 'normalization_error.csv'
 NORMALIZATION_ERROR_BY_ROUND_CSV = 'normalization_error_by_round.csv'
@@ -65,6 +69,9 @@ _ENTRIES = (
     PLOTS,
     RESULTS_CSV,
     RESULTS_MARKDOWN,
+    EXPERIMENT_CSV,
+    EXPERIMENT_MARKDOWN,
+    ANALYSES,
     TIMING,
     EVALUATION,
     EXPORTED,

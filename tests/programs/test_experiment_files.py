@@ -57,8 +57,9 @@ Good,i.i.d.,81.25,
 
 
 @pytest.fixture(name='write')
-def fixture_write(tmp_path):
-  """Writes an experiment and returns the folder of the papers."""
+def fixture_write(tmp_path, monkeypatch):
+  """Writes an experiment."""
+  monkeypatch.setattr(experiment_files, 'FOLDER', tmp_path)
 
   def write(toml=_TOML, csv=None, name='new/table_1'):
     path = tmp_path / f'{name}.toml'
@@ -66,18 +67,19 @@ def fixture_write(tmp_path):
     path.write_text(toml, encoding='utf-8')
     if csv is not None:
       path.with_suffix('.csv').write_text(csv, encoding='utf-8')
-    return tmp_path
 
   return write
 
 
-def _plan(folder, scale, *arguments, swept=()):
+def _plan(scale, *arguments, swept=()):
   flags = cli.parse(compare.define_flags, arguments)
-  return experiment_plan.plan(flags, 'new/table_1', scale, swept, folder)
+  return experiment_plan.plan(flags, 'new/table_1', scale, swept)
 
 
 def test_paper_scale(write):
-  experiment = experiment_files.load('new/table_1', folder=write(csv=_CSV))
+  write(csv=_CSV)
+
+  experiment = experiment_files.load('new/table_1')
 
   assert experiment.title == 'New, table 1: accuracy'
   assert experiment.finding == 'Good is better than bad.'
@@ -110,7 +112,9 @@ def test_paper_scale(write):
 
 
 def test_digits_scale_replaces_what_it_names(write):
-  experiment = experiment_files.load('new/table_1', 'digits', write(csv=_CSV))
+  write(csv=_CSV)
+
+  experiment = experiment_files.load('new/table_1', 'digits')
 
   assert experiment.finding == 'Good is better than bad on digits, too.'
   assert experiment.flags == {
@@ -126,7 +130,7 @@ def test_digits_scale_replaces_what_it_names(write):
 
 
 def test_digits_can_change_the_form_and_the_analyses(write):
-  folder = write(_TOML + """
+  write(_TOML + """
 [digits.show]
 value = "test_loss"
 [[digits.analyses]]
@@ -134,7 +138,7 @@ name = "matching"
 runs = "data"
 """)
 
-  experiment = experiment_files.load('new/table_1', 'digits', folder)
+  experiment = experiment_files.load('new/table_1', 'digits')
 
   assert experiment.shown.value == ('test_loss',)
   assert experiment.shown.rows == ('method',)
@@ -143,9 +147,9 @@ runs = "data"
 
 def test_names_are_in_the_order_of_their_numbers(write):
   for name in ('b/table_1', 'a/figure_10', 'a/figure_9', 'a/figure_9_left'):
-    folder = write(name=name)
+    write(name=name)
 
-  assert experiment_files.names(folder) == [
+  assert experiment_files.names() == [
       'a/figure_9',
       'a/figure_9_left',
       'a/figure_10',
@@ -154,15 +158,17 @@ def test_names_are_in_the_order_of_their_numbers(write):
 
 
 def test_a_wrong_name_gets_a_suggestion(write):
+  write()
+
   with pytest.raises(ValueError, match='Did you mean new/table_1'):
-    experiment_files.load('new/tabel_1', folder=write())
+    experiment_files.load('new/tabel_1')
 
 
 def test_a_missing_scale_is_an_error_that_says_which_there_are(write):
-  folder = write(_TOML.partition('[digits]')[0])
+  write(_TOML.partition('[digits]')[0])
 
   with pytest.raises(ValueError, match='the scales paper, smoke only'):
-    experiment_files.load('new/table_1', 'digits', folder)
+    experiment_files.load('new/table_1', 'digits')
 
 
 @pytest.mark.parametrize(
@@ -216,10 +222,10 @@ def test_a_missing_scale_is_an_error_that_says_which_there_are(write):
 )
 def test_mistakes_in_the_file(write, old, new, message):
   assert _TOML.count(old) >= 1
-  folder = write(_TOML.replace(old, new))
+  write(_TOML.replace(old, new))
 
   with pytest.raises(ValueError, match=f'(?s)table_1.toml: .*{message}'):
-    experiment_files.load('new/table_1', folder=folder)
+    experiment_files.load('new/table_1')
 
 
 @pytest.mark.parametrize(
@@ -236,38 +242,40 @@ def test_mistakes_in_the_file(write, old, new, message):
     ],
 )
 def test_mistakes_in_the_numbers(write, csv, message):
-  folder = write(csv=csv)
+  write(csv=csv)
 
   with pytest.raises(ValueError, match=f'table_1.csv: .*{message}'):
-    experiment_files.load('new/table_1', folder=folder)
+    experiment_files.load('new/table_1')
 
 
 def test_several_values_need_a_column(write):
   toml = _TOML.replace('"test_accuracy"', '["test_accuracy", "train_loss"]')
   csv = 'method,data,column,value\nBad,i.i.d.,train_loss,0.5\n'
 
-  (number,) = experiment_files.load(
-      'new/table_1', folder=write(toml, csv)
-  ).paper
+  write(toml, csv)
+
+  (number,) = experiment_files.load('new/table_1').paper
 
   assert (number.column, number.value) == ('train_loss', 0.5)
   assert number.labels == {'method': 'Bad', 'data': 'i.i.d.'}
 
 
 def test_a_measurement_has_no_runs(write):
-  folder = write(
+  write(
       'title = "T"\nfinding = "F"\n[[analyses]]\nname = "kept_share"\n'
       'flags = { repeats = 3 }\n'
   )
 
-  plans = experiment_plan.check_all('new/table_1', folder)
+  plans = experiment_plan.check_all('new/table_1')
 
   assert plans['paper'].comparison is None
   assert plans['smoke'].experiment.analyses[0].flags['repeats'] == '2'
 
 
 def test_plan_has_the_product_of_the_axes_and_the_seeds(write):
-  plan = _plan(write(), 'paper')
+  write()
+
+  plan = _plan('paper')
 
   runs = plan.comparison.runs
   assert len(runs) == 2 * 2 * 3
@@ -280,9 +288,9 @@ def test_plan_has_the_product_of_the_axes_and_the_seeds(write):
 
 
 def test_flags_of_the_command_overrule_the_experiment(write):
-  plan = _plan(
-      write(), 'paper', '--rounds=2500', '--seeds=7', '--local_steps=1'
-  )
+  write()
+
+  plan = _plan('paper', '--rounds=2500', '--seeds=7', '--local_steps=1')
 
   assert len(plan.comparison.runs) == 4
   settings = plan.comparison.runs[0].settings
@@ -299,8 +307,10 @@ def test_flags_of_the_command_overrule_the_experiment(write):
     ],
 )
 def test_flags_of_the_command_that_are_refused(write, arguments, message):
+  write()
+
   with pytest.raises(ValueError, match=message):
-    _plan(write(), 'paper', *arguments)
+    _plan('paper', *arguments)
 
 
 def test_a_swept_flag_is_one_more_axis(write):
@@ -312,7 +322,9 @@ def test_a_swept_flag_is_one_more_axis(write):
       ),
   )
 
-  plan = _plan(write(csv=_CSV), 'digits', swept=[swept])
+  write(csv=_CSV)
+
+  plan = _plan('digits', swept=[swept])
 
   assert len(plan.comparison.runs) == 2 * 2 * 3
   assert {run.settings.batch_size for run in plan.comparison.runs} == {8, 9}
@@ -324,8 +336,10 @@ def test_a_swept_flag_is_one_more_axis(write):
 def test_a_sweep_of_what_the_experiment_varies_is_refused(write, name):
   swept = axes.Axis(name, (axes.Point('iid', {'split': 'iid'}),))
 
+  write()
+
   with pytest.raises(ValueError, match='is impossible with --experiment'):
-    _plan(write(), 'paper', swept=[swept])
+    _plan('paper', swept=[swept])
 
 
 @pytest.mark.parametrize(
@@ -351,8 +365,10 @@ def test_mistakes_in_analyses(write, old, new, message):
   if 'takes' in message:
     toml = toml.replace('num_rounds = 10', 'rounds = 10')
 
+  write(toml)
+
   with pytest.raises(ValueError, match=message):
-    experiment_plan.check_all('new/table_1', write(toml))
+    experiment_plan.check_all('new/table_1')
 
 
 def test_an_algorithm_for_all_runs(write):
@@ -362,9 +378,11 @@ def test_an_algorithm_for_all_runs(write):
       '"Bad" = { pan = "add" }', '"Bad" = { pan = "off" }'
   )
 
-  plan = _plan(write(toml), 'paper')
+  write(toml)
+
+  plan = _plan('paper')
 
   assert {r.settings.algorithm for r in plan.comparison.runs} == {'fedavg'}
   assert {r.settings.pan for r in plan.comparison.runs} == {'off', 'add'}
   with pytest.raises(ValueError, match='whose algorithm is fedavg'):
-    _plan(write(toml), 'paper', '--algorithms=fbn')
+    _plan('paper', '--algorithms=fbn')

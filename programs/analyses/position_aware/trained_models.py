@@ -253,16 +253,27 @@ def _main(name: str, needs_run: bool, flags: cli.ParsedFlags) -> None:
       run_folder.check_writable(folder)
       for run in named:  # No other program may write into them meanwhile.
         stack.enter_context(folder_lock.hold(run, shared=True))
-    _analyze(name, named, folder, flags)
+    analyze(name, named, folder, flags)
 
 
-def _analyze(
+def analyze(
     name: str,
     named: Mapping[pathlib.Path, tuple[str, settings_lib.RunSettings]],
     folder: pathlib.Path,
     flags: cli.ParsedFlags,
 ) -> None:
-  """Analyzes runs and writes the report into a folder."""
+  """Analyzes runs, and writes and prints the report.
+
+  Args:
+    name: The analysis.
+    named: The name and the settings of each run, by its folder; no other
+      program may write into it. Runs with the same name differ in the seed.
+    folder: The folder for the report.
+    flags: The flags of the analysis.
+
+  Raises:
+    UsageError: If the analysis is impossible for the runs or the flags.
+  """
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   from tff_bn import runtime
