@@ -5,6 +5,7 @@ import itertools
 import math
 import pathlib
 import statistics
+import textwrap
 from typing import NamedTuple
 
 from matplotlib import axes as mpl_axes
@@ -20,6 +21,8 @@ from tff_bn.programs import report
 _ATTACK = 'attack'
 # More panels can't be read.
 _MAX_PANELS = 100
+# Characters in a line of a panel's title.
+_TITLE_WIDTH = 36
 _CURVES = {
     'test_accuracy': ('Accuracy', 'whole test set'),
     'client_test_accuracy': ('Accuracy', "clients' own test data"),
@@ -27,8 +30,8 @@ _CURVES = {
     'test_loss': ('Loss', 'whole test set'),
 }
 _MAPS = {
-    'test_accuracy': 'Accuracy on the whole test set, %',
-    'client_test_accuracy': "Accuracy on the clients' own test data, %",
+    'test_accuracy': 'Accuracy in %, whole test set',
+    'client_test_accuracy': "Accuracy in %, clients' own test data",
 }
 
 
@@ -79,7 +82,6 @@ def heat_map_figure(
     column_labels: Sequence[str],
     row_title: str,
     column_title: str,
-    value_title: str,
     title: str,
     panels_per_line: int,
     decimals: int = 1,
@@ -92,8 +94,7 @@ def heat_map_figure(
     column_labels: The labels of the columns.
     row_title: What the rows differ in.
     column_title: What the columns differ in.
-    value_title: What the values are.
-    title: The figure's title.
+    title: The figure's title, which says what the values are.
     panels_per_line: The number of panels side by side.
     decimals: The digits after the point in the cells.
 
@@ -135,9 +136,19 @@ def heat_map_figure(
       axes.tick_params(axis='x', labelrotation=30)
   drawing.supxlabel(column_title, fontsize='medium')
   drawing.supylabel(row_title, fontsize='medium')
-  drawing.colorbar(image, ax=grid, label=value_title)
-  drawing.suptitle(title)
+  drawing.colorbar(image, ax=grid)
+  drawing.suptitle(_wrapped(title, drawing), fontsize='medium')
   return drawing
+
+
+def _wrapped(title: str, drawing: figure.Figure) -> str:
+  """Breaks the lines of a title that are wider than the figure."""
+  # A character is less than 0.1 inch wide.
+  width = int(drawing.get_figwidth() / 0.1)
+  return '\n'.join(
+      textwrap.fill(line, width, break_on_hyphens=False)
+      for line in title.splitlines()
+  )
 
 
 def _write_numbers(
@@ -248,8 +259,7 @@ def _heat_map(
       column_labels=column_labels,
       row_title=rows.name,
       column_title=columns.name,
-      value_title=value_title,
-      title=f'{title}\n{", ".join(notes)}' if title else ', '.join(notes),
+      title=f'{value_title}: {", ".join(notes)}' + f'\n{title}' * bool(title),
       panels_per_line=min(len(others[-1].points), 6) if others else 1,
   )
 
@@ -286,7 +296,14 @@ def _curve_panels(
     if cell is None:
       panel.set_axis_off()
       continue
-    panel.set_title(report.describe(cell.labels), fontsize='small')
+    panel.set_title(
+        textwrap.fill(
+            report.describe(cell.labels),
+            _TITLE_WIDTH,
+            break_on_hyphens=False,
+        ),
+        fontsize='small',
+    )
     shown = [run for run in runs if cell.labels.items() <= run.labels.items()]
     groups: dict[str, list[report.Run]] = {}
     for run in shown:
@@ -312,7 +329,7 @@ def _curve_panels(
   drawing.supylabel(vertical, fontsize='medium')
   if len(lines) > 1:
     figures.add_legend(drawing)
-  drawing.suptitle(f'{title}, {data}')
+  drawing.suptitle(f'{title}, {data}' if title else data)
   return drawing
 
 

@@ -23,7 +23,7 @@ from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import experiment
+from tff_bn.programs import jobs
 from tff_bn.programs import settings
 from tff_bn.programs import train
 from tff_bn.training import folder_lock
@@ -358,13 +358,13 @@ def test_same_command_repeats_nothing(comparison, capsys):
   assert compare.run(arguments) == 0
   assert _file_times(folder / 'runs') == before
   assert (folder / 'results.csv').read_bytes() == table
-  assert capsys.readouterr().out.count('This run is finished.') == 6
+  assert capsys.readouterr().out.count(': finished\n') == 6
 
 
 @pytest.mark.parametrize(
     ('argument', 'difference'),
     [
-        ('--rounds=4', '--rounds (3, now 4)'),
+        ('--rounds=2', '--rounds (3, now 2)'),
         ('--seeds=0', '--seeds (0,1, now 0)'),
         ('--local_epochs=1', '--local_epochs (not set, now 1)'),
     ],
@@ -978,7 +978,7 @@ def test_finished_runs_of_a_comparison_can_be_read(tmp_path, monkeypatch):
   """While the others are in progress."""
   arguments = ['--algorithms=fedavg,single', '--seeds=0', *_SMALL]
   arguments += ['--rounds=1', f'--output_dir={tmp_path}']
-  train_one = experiment._train
+  train_one = jobs.train_one
   found = []
 
   def can_be_read(name):
@@ -990,11 +990,11 @@ def test_finished_runs_of_a_comparison_can_be_read(tmp_path, monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
       return pool.submit(read).exception() is None
 
-  def train_and_look(job):
+  def train_and_look(builder, task):
     names = ('fedavg-seed0', 'single-seed0')
     found.append([can_be_read(name) for name in names])
-    train_one(job)
+    train_one(builder, task)
 
-  monkeypatch.setattr(experiment, '_train', train_and_look)
+  monkeypatch.setattr(jobs, 'train_one', train_and_look)
   assert compare.run(arguments) == 0
   assert found == [[False, False], [True, False]]

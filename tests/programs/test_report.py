@@ -37,7 +37,9 @@ def test_result_averages_the_last_rounds():
 
 def test_the_untrained_model_is_not_averaged():
   untrained = dict(round=0, test_accuracy=0.1)
-  run = report.Run('fedavg', 0, [untrained, *example_runs.RUNS[0].rows])
+  run = report.Run(
+      {'algorithm': 'fedavg'}, 0, [untrained, *example_runs.RUNS[0].rows]
+  )
   assert report.last_rows(run, 9) == example_runs.RUNS[0].rows
   assert report.result(run, 9) == report.result(example_runs.RUNS[0], 9)
 
@@ -86,8 +88,16 @@ def test_results_markdown():
 @pytest.mark.parametrize('loss', [np.nan, np.inf])
 def test_table_of_runs_of_which_one_diverged(loss):
   runs = [
-      report.Run('a', 0, [dict(round=1, test_accuracy=0.5, test_loss=1.0)]),
-      report.Run('a', 1, [dict(round=1, test_accuracy=0.1, test_loss=loss)]),
+      report.Run(
+          {'algorithm': 'a'},
+          0,
+          [dict(round=1, test_accuracy=0.5, test_loss=1.0)],
+      ),
+      report.Run(
+          {'algorithm': 'a'},
+          1,
+          [dict(round=1, test_accuracy=0.1, test_loss=loss)],
+      ),
   ]
   table = report.results_markdown([report.result(r, 1) for r in runs], 1)
   assert f'{loss} ± nan' in table

@@ -47,9 +47,9 @@ def test_other_flags_are_named(tmp_path):
   )
   before = (tmp_path / 'flags.txt').read_text()
   with pytest.raises(ValueError, match='holds a run with other') as error:
-    _begin(tmp_path, {'algorithm': 'fedavg', 'rounds': '4', 'gamma': '0.5'})
+    _begin(tmp_path, {'algorithm': 'fedavg', 'rounds': '2', 'gamma': '0.5'})
   message = str(error.value)
-  assert '--rounds (3, now 4)' in message
+  assert '--rounds (3, now 2)' in message
   assert '--gamma (not set, now 0.5)' in message
   assert '--statistics (naive, now not set)' in message
   assert '--algorithm' not in message
