@@ -99,26 +99,7 @@ _AT_MOST = {
     'local_epochs': 1,
 }
 # Flags of analyses that decide how long they take.
-_ANALYSIS  # Values that take the place of others that are not 0: then experiments share
-# runs, and no client of a small dataset is without examples.
-_IF_NOT_ZERO = {
-    'client_momentum': '0.9',
-    'client_weight_decay': '0.0001',
-    'dirichlet_alpha': '1',
-    'dsgd_momentum': '0.9',
-    'gamma': '0.5',
-    'moon_temperature': '0.5',
-    'moon_weight': '1',
-    'pan_amplitude': '0.1',
-    'pan_period': '1',
-    'proximal_strength': '0.01',
-    'samples_per_client': '8',
-    'samples_per_domain': '16',
-    'server_learning_rate': '1',
-    'server_momentum': '0.9',
-    'train_share': '0.5',
-}
-_AT_MOST = {
+_ANALYSIS_AT_MOST = {
     'num_examples': 4,
     'repeats': 2,
     'num_rounds': 1,
