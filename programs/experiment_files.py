@@ -438,8 +438,6 @@ def _analysis(table: _Checked, axes: Sequence[axes_lib.Axis]) -> Analysis:
     runs = table.text('runs')
     if runs not in [axis.name for axis in axes]:
       raise table.error('runs', f'is {runs!r}, which is no axis.')
-  elif axes:
-    raise table.error('runs', 'must name the axis whose points are compared.')
   own = table.table('flags')
   return Analysis(
       name,
