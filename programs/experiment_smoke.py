@@ -91,6 +91,7 @@ _IF_NOT_ZERO = {
     'samples_per_domain': '16',
     'server_learning_rate': '1',
     'server_momentum': '0.9',
+    'shuffle_times': '0.5',
     'train_share': '0.5',
 }
 _AT_MOST = {
