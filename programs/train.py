@@ -69,17 +69,15 @@ def _train(
   from tff_bn.programs import plots
   from tff_bn.programs import report
 
-  builder = jobs.Builder()
-  task = jobs.Task(settings, folder, settings.algorithm)
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       experiment.divide_cores([settings])
       stack.enter_context(runtime.enter())
-      jobs.check(builder, [task])
+      job = jobs.Builder().build(settings, folder)
       run_folder.begin(
           folder, PROGRAM.name, settings.to_flags(), overwrite=overwrite
       )
-    job = jobs.train_one(builder, task)
+    jobs.train_one(job)
   plots.save_figures(
       folder / run_folder.PLOTS,
       [
