@@ -295,7 +295,12 @@ def check(
 
 
 def _was(text: str | None) -> str:
-  return 'not set' if text is None else ' '.join(text.split('\n'))
+  if text is None:
+    return 'not set'
+  # A quote tells FLAG=VALUE apart from a flag of the program.
+  return ' '.join(
+      f"'{line}'" if '=' in line else line for line in text.split('\n')
+  )
 
 
 def begin(

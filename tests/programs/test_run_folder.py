@@ -50,7 +50,9 @@ def test_flag_that_is_given_several_times(tmp_path):
       in (tmp_path / 'flags.txt').read_text()
   )
   assert run_folder.read_flags(tmp_path) == flags
-  with pytest.raises(ValueError, match='--sweep .gamma=0,1 rounds=3, now x.'):
+  with pytest.raises(
+      ValueError, match=r"--sweep \('gamma=0,1' 'rounds=3', now x\)"
+  ):
     _begin(tmp_path, {**flags, 'sweep': 'x'})
 
 

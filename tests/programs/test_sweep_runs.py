@@ -11,7 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
+from tff_bn.programs import cli
 from tff_bn.programs import compare
+from tff_bn.programs import run_folder
+from tff_bn.programs import run_process
+from tff_bn.programs import run_timing
+from tff_bn.programs import settings
 from tff_bn.programs import train
 
 _SMALL = (
@@ -86,7 +91,7 @@ def test_sweep_grows(tmp_path, capfd):
       '--sweep=local_steps=1,2'
   ]
   assert compare.run(few) == 2
-  assert '--sweep (local_steps=1,2,3, now local_steps=1,2)' in (
+  assert "--sweep ('local_steps=1,2,3', now 'local_steps=1,2')" in (
       capfd.readouterr().err
   )
 
@@ -197,6 +202,7 @@ def test_ctrl_c_ends_all_processes(tmp_path):
   assert max(rounds) % 10
 
 
+@pytest.mark.slow
 def test_run_without_a_usable_model(tmp_path, capfd):
   arguments = ['--algorithms=fedavg', '--seeds=0', '--rounds=1', *_SMALL]
   arguments += ['--local_steps=1', '--client_learning_rate=1e23', '--jobs=2']
@@ -205,3 +211,38 @@ def test_run_without_a_usable_model(tmp_path, capfd):
   assert '[1/1] The final model is of no use' in captured.err
   assert '1 of 1 runs failed, see the errors above' in captured.err
   assert os.path.exists(tmp_path / 'run' / 'results.csv')
+
+
+@pytest.mark.parametrize(
+    ('rate', 'code'), [('0.1', None), ('1e23', run_process.TRAINING_FAILED)]
+)
+def test_process_of_a_run(tmp_path, monkeypatch, capfd, rate, code):
+  """In this process, with a lock that another one claims."""
+  flags = cli.parse(
+      train.define_flags,
+      [
+          *_SMALL,
+          '--rounds=1',
+          '--local_steps=1',
+          f'--client_learning_rate={rate}',
+      ],
+  )
+  texts = settings.resolve(flags, 'fedavg', 0).to_flags()
+  run_folder.begin(tmp_path, 'x', texts, overwrite=False)
+  watched = []
+  monkeypatch.setattr(run_process, 'end_with_parent', lambda: watched.append(1))
+  descriptor = os.open(tmp_path, os.O_RDONLY)
+  arguments = [f'--output_dir={tmp_path}', f'--lock={descriptor}']
+  if code is None:
+    assert run_process.run(arguments) == 0
+    assert (tmp_path / 'model').exists()
+    timing = run_timing.read(tmp_path)
+    assert timing.rounds == 1 and timing.seconds > 0
+  else:
+    with pytest.raises(SystemExit) as error:
+      run_process.run(arguments)
+    assert error.value.code == code
+    assert 'The final model is of no use' in capfd.readouterr().err
+  assert watched == [1]
+  with pytest.raises(OSError, match='Bad file descriptor'):
+    os.fstat(descriptor)
