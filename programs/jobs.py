@@ -151,20 +151,22 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
 
   Args:
     builder: Builds the runs.
-    tasks: The runs. A process is built for one seed only.
+    tasks: The runs; finished ones are skipped. A process is built for one seed
+      only.
 
   Raises:
     ValueError: If the data, a model or a process can't be built.
   """
   by_dataset: dict[data_flags.DataFlags, list[Task]] = {}
   for task in tasks:
-    by_dataset.setdefault(dataset_key(task.settings), []).append(task)
+    if not task.is_finished:
+      by_dataset.setdefault(dataset_key(task.settings), []).append(task)
   built = set()
   for group in by_dataset.values():
     for task in group:
       builder.data(task.settings)
       without_seed = dataclasses.replace(task.settings, seed=0)
-      if not task.is_finished and without_seed not in built:
+      if without_seed not in built:
         builder.build(task.settings, task.folder)
         built.add(without_seed)
 

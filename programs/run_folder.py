@@ -144,6 +144,31 @@ def allow_claims(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, highest))
 
 
+def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
+  """Whether a folder holds a finished run that was not changed since.
+
+  This imports TensorFlow.
+
+  Args:
+    folder: The folder.
+    flags: The flags of the run.
+
+  Returns:
+    Whether the run in the folder has these flags, and all its metrics and
+    models are there.
+
+  Raises:
+    OSError: If a file can't be read at present.
+  """
+  from tff_bn import training
+
+  return (
+      (folder / FLAGS_FILE).exists()
+      and read_flags(folder) == flags
+      and training.is_finished(folder)
+  )
+
+
 @contextlib.contextmanager
 def claim(folder: pathlib.Path) -> Iterator[None]:
   """Creates a folder if needed, and holds its lock for a `with` block.

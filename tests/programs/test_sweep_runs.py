@@ -13,6 +13,7 @@ import pytest
 
 from tff_bn.programs import cli
 from tff_bn.programs import compare
+from tff_bn.programs import jobs
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_process
 from tff_bn.programs import run_timing
@@ -96,7 +97,7 @@ def test_sweep_grows(tmp_path, capfd):
   )
 
 
-def test_rounds_grow(tmp_path):
+def test_rounds_grow(tmp_path, monkeypatch, capsys):
   arguments = ['--algorithm=fedbn', *_SMALL, '--local_steps=1']
   arguments += ['--evaluate_every=2', '--output_dir']
   grown, direct = tmp_path / 'grown', tmp_path / 'direct'
@@ -107,6 +108,19 @@ def test_rounds_grow(tmp_path):
   rows = csv_rows.read(grown / 'metrics.csv')
   # The former last round is not due any more.
   assert [row['round'] for row in rows] == ['0', '2', '3']
+
+  # A finished run says so, and builds nothing.
+  monkeypatch.setattr(jobs, 'Builder', None)
+  capsys.readouterr()
+  assert train.run([*arguments, str(grown), '--rounds=3']) == 0
+  printed = capsys.readouterr().out
+  assert printed.startswith('This run is finished.\nModel:   keras.models')
+  # A run that lacks a plot or a model is not.
+  for change in ('plots/label_distribution.png', 'model/weights.npz'):
+    (grown / change).rename(tmp_path / 'backup')
+    assert train.run([*arguments, str(grown), '--rounds=3']) == 2
+    assert "'NoneType' object is not callable" in capsys.readouterr().err
+    (tmp_path / 'backup').rename(grown / change)
 
 
 def _start(arguments, errors):
