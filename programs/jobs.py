@@ -90,7 +90,9 @@ class Builder:
     self._dataset: Optional[tuple[Any, tff_bn_data.Dataset]] = None
     self._split: Optional[_Split] = None
 
-  def data(self, settings: settings_lib.RunSettings) -> Any:
+  def data(
+      self, settings: settings_lib.RunSettings
+  ) -> tff_bn_data.FederatedData:
     """Returns the data of a run; a ValueError says why that is impossible."""
     return self._split_of(settings).data
 
@@ -140,10 +142,10 @@ class Builder:
 def dataset_key(settings: settings_lib.RunSettings) -> data_flags.DataFlags:
   """Returns the data flags without those that only decide the split."""
   parameters = [split.parameter for split in splits.SPLITS.values()]
-  names = ('split', 'num_clients', *filter(None, parameters))
-  return dataclasses.replace(
-      settings.part(data_flags.DataFlags), **dict.fromkeys(names)
+  changes: dict[str, Any] = dict.fromkeys(
+      ('split', 'num_clients', *filter(None, parameters))
   )
+  return dataclasses.replace(settings.part(data_flags.DataFlags), **changes)
 
 
 def check(builder: Builder, tasks: Iterable[Task]) -> None:

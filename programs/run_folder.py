@@ -97,7 +97,7 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
     ) from error
   except UnicodeDecodeError as error:
     raise ValueError(f'{path} is damaged: it is not a text file.') from error
-  flags = {}
+  flags: dict[str, str] = {}
   for line in lines:
     if not line or line.startswith('#'):
       continue
