@@ -60,8 +60,8 @@ def mean_over_seeds(
     names: The names of the labels that tell the cells apart.
     column: The column.
     worst_of: Names of further labels. The value of a cell is the smallest of
-      the means that these labels tell apart, as in ByzFL's benchmark
-      (https://byzfl.epfl.ch) for attacks.
+      the means that these labels tell apart, as for attacks in ByzFL's
+      benchmark (https://byzfl.epfl.ch).
 
   Returns:
     The values by the cells' labels. Cells without values, and with values that
@@ -114,12 +114,11 @@ def heat_map_figure(
   finite = np.concatenate([panel.values.ravel() for panel in panels])
   finite = finite[np.isfinite(finite)]
   lowest, highest = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
-  image = None
   for axes, panel in itertools.zip_longest(grid.flat, panels):
     if panel is None:
       axes.set_axis_off()
       continue
-    image = axes.imshow(
+    axes.imshow(
         panel.values,
         cmap='viridis',
         aspect='auto',
@@ -136,7 +135,7 @@ def heat_map_figure(
       axes.tick_params(axis='x', labelrotation=30)
   drawing.supxlabel(column_title, fontsize='medium')
   drawing.supylabel(row_title, fontsize='medium')
-  drawing.colorbar(image, ax=grid)
+  drawing.colorbar(grid.flat[0].images[0], ax=grid)
   drawing.suptitle(_wrapped(title, drawing), fontsize='medium')
   return drawing
 
@@ -319,12 +318,14 @@ def _curve_panels(
           **figures.line_style(index),
       )
     figures.tidy(panel)
+  # The other panels share its axes.
+  first: mpl_axes.Axes = grid.flat[0]
   vertical, data = _CURVES[column]
   if vertical == 'Accuracy':
-    grid[0, 0].set_ylim(0, 1.02)
-    grid[0, 0].yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
+    first.set_ylim(0, 1.02)
+    first.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
   else:
-    grid[0, 0].set_yscale('log')
+    first.set_yscale('log')
   drawing.supxlabel('Round', fontsize='medium')
   drawing.supylabel(vertical, fontsize='medium')
   if len(lines) > 1:
