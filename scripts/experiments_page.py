@@ -34,6 +34,7 @@ _PAPERS = {
 # The number of training examples, by the last part of a dataset's name.
 _NUM_TRAIN = {
     'mnist': 60_000,
+    'fashion_mnist': 60_000,
     'femnist': 671_585,
     'svhn_cropped': 73_257,
     'cifar10': 50_000,
@@ -88,7 +89,10 @@ def _datasets(name: str) -> list[str]:
   for text in texts:
     if text is not None:
       for part in text.removeprefix('domains:').split(','):
-        sources.append(part.rpartition('=')[2])
+        kind, colon, rest = part.rpartition('=')[2].partition(':')
+        # The domains of a dataset are in one folder.
+        folder, slash, _ = rest.partition('/')
+        sources.append(kind + colon + (f'{folder}/*' if slash else rest))
   return list(dict.fromkeys(sources))
 
 
@@ -179,7 +183,10 @@ def _hours(
     if examples is None or key not in seconds:
       return '–'
     total += examples * seconds[key]
-  return f'{total / GPU_FACTOR / 3600:.2g}'
+  hours = total / GPU_FACTOR / 3600
+  if hours < 0.1:
+    return 'less than 0.1'
+  return f'{hours:.1f}' if hours < 10 else f'{hours:.0f}'
 
 
 def _result_path(name: str) -> pathlib.Path:
@@ -234,7 +241,8 @@ def page() -> str:
           [
               ['dataset', 'how to get it'],
               *([f'`{data}`', _how_to_get(data)] for data in sorted(datasets)),
-          ]
+          ],
+          num_labels=2,
       )
   )
   for paper, group in itertools.groupby(
@@ -242,7 +250,8 @@ def page() -> str:
   ):
     blocks.append(f'\n## {_PAPERS.get(paper, paper)}\n')
     titles = ['--experiment=', 'shows', 'data', 'runs', 'GPU hours', 'digits']
-    blocks.append(tables.markdown([titles, *_rows(list(group))]))
+    rows = [titles, *_rows(list(group))]
+    blocks.append(tables.markdown(rows, num_labels=3))
   finished = [name for name in names if _result_path(name).exists()]
   if finished:
     blocks.append('\n## Results at the digits scale\n')

@@ -35,7 +35,7 @@ finding = "Good."
 dataset = "digits"
 num_clients = 10
 clients_per_round = 4
-rounds = 1000
+rounds = 100000
 local_steps = 5
 batch_size = 16
 model = "mlp3"
@@ -79,8 +79,8 @@ def _row(text):
 
 
 def test_row_of_an_experiment(page):
-  # 4 runs of 1000 rounds, 4 clients, 5 steps and 16 examples.
-  hours = 4 * 1000 * 4 * 5 * 16 * 0.001 / 50 / 3600
+  # 4 runs of 100,000 rounds, 4 clients, 5 steps and 16 examples.
+  hours = 4 * 100_000 * 4 * 5 * 16 * 0.001 / 50 / 3600
   text = page()
 
   assert _row(text) == [
@@ -88,7 +88,7 @@ def test_row_of_an_experiment(page):
       'FedTAN, table 1: accuracy',
       '`digits`',
       '4',
-      f'{hours:.2g}',
+      f'{hours:.1f}',
       'not run',
   ]
   assert '| `digits` | part of scikit-learn |' in text
@@ -129,6 +129,28 @@ def test_number_of_examples(script, flags, expected):
     setattr(Settings, name, value)
 
   assert script.num_examples(Settings) == expected
+
+
+@pytest.mark.parametrize(
+    'rounds, expected', [(10, 'less than 0.1'), (5_000_000, '36')]
+)
+def test_hours_are_rounded(page, rounds, expected):
+  toml = _TOML.replace('rounds = 100000', f'rounds = {rounds}')
+
+  assert _row(page(toml))[4] == expected
+
+
+def test_domains_of_a_dataset_are_one(page):
+  toml = _TOML.replace(
+      'dataset = "digits"',
+      'dataset = "npz:abide/nyu.npz"\nmodel = "mlp3"',
+      1,
+  ).replace('model = "mlp3"\nseeds', 'seeds')
+
+  text = page(toml)
+
+  assert _row(text)[2] == '`npz:abide/*`'
+  assert '| `npz:abide/*` | a file that you put into the working' in text
 
 
 def test_result_of_the_digits_scale(page):
