@@ -85,6 +85,7 @@ def _curves(
 ) -> None:
   """Draws a column of metrics.csv against rounds or communication."""
   against = show.x[0]
+  is_accuracy = experiment_numbers.is_accuracy(column)
   for index, line in enumerate(numbers.combinations(show.lines)):
     wanted = {**panel, **dict(zip(show.lines, line))}
     chosen = [
@@ -94,32 +95,17 @@ def _curves(
     ]
     if not chosen:
       continue
-    rounds, mean, deviation = plots.mean_and_deviation(chosen, column)
-    costs = {
-        int(row['round']): row[against]
-        for run in chosen
-        for row in run.rows
-        if against in row
-    }
-    x = np.array([costs.get(number, np.nan) for number in rounds])
-    factor = 100 if experiment_numbers.is_accuracy(column) else 1
-    mean, deviation = factor * mean, factor * deviation
-    style: dict[str, Any] = figures.line_style(index)
-    axes.plot(x, mean, label=', '.join(line), **style)
-    axes.fill_between(
-        x,
-        mean - deviation,
-        mean + deviation,
-        color=style['color'],
-        alpha=0.18,
-        linewidth=0,
+    style = figures.line_style(index)
+    plots.draw_curve(
+        axes, chosen, column, against, label=', '.join(line), **style
     )
     paper = numbers.paper.get(numbers.key(wanted, column))
     if paper is not None:
-      axes.axhline(
-          paper.mean, color=style['color'], linestyle=':', linewidth=1.0
-      )
-  if column.endswith('loss'):
+      value = paper.mean / 100 if is_accuracy else paper.mean
+      axes.axhline(value, color=style['color'], linestyle=':', linewidth=1.0)
+  if is_accuracy:
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, symbol=''))
+  elif column.endswith('loss'):
     axes.set_yscale('log')
   axes.set_xlabel(experiment_numbers.title(against))
 

@@ -203,28 +203,35 @@ def test_curves_are_means_over_seeds(tmp_path, against):
       np.arange(4) * (3.0 if against == 'megabytes' else 1),
   )
   np.testing.assert_allclose(
-      first.lines[0].get_ydata(), 100 * (0.1 * np.arange(4) + 0.1)
+      first.lines[0].get_ydata(), 0.1 * np.arange(4) + 0.1
   )
   assert first.get_xlabel() == against.capitalize()
+  assert first.get_ylabel() == 'Test accuracy, %'
+  assert first.yaxis.get_major_formatter()(0.25).startswith('25')
   assert [len(axes.lines) for axes in drawing.axes] == [2, 1, 2, 1]
   # Rows are metrics, columns are panels.
   assert drawing.axes[2].get_yscale() == 'log'
   assert drawing.axes[1].get_title() == 'skew'
 
 
-def test_the_papers_final_numbers_are_lines_across_curves(tmp_path):
+@pytest.mark.parametrize(
+    'column, factor', [('test_loss', 1), ('test_accuracy', 100)]
+)
+def test_the_papers_final_numbers_are_lines_across_curves(
+    tmp_path, column, factor
+):
   show = experiment_show.Show(
-      'curves', x=('round',), y=('test_loss',), lines=('method',)
+      'curves', x=('round',), y=(column,), lines=('method',)
   )
   runs = [
       report.Run(
-          {'method': 'b'}, 0, [{'round': r, 'test_loss': 1.0} for r in (0, 1)]
+          {'method': 'b'}, 0, [{'round': r, column: 1.0} for r in (0, 1)]
       )
   ]
 
   (axes,) = _draw(show, tmp_path, runs).axes
 
-  assert (
-      axes.lines[1].get_ydata()[0] == _value({'method': 'b'}, 'test_loss') + 1
+  assert axes.lines[1].get_ydata()[0] == pytest.approx(
+      (_value({'method': 'b'}, column) + 1) / factor
   )
   assert axes.lines[1].get_color() == axes.lines[0].get_color()
