@@ -1,6 +1,8 @@
 """Tests for building runs one after another."""
 
+import gc
 import pathlib
+import weakref
 
 import pytest
 
@@ -135,3 +137,45 @@ def test_describe_data(varied, words):
   (settings,) = _runs('--algorithms=fedavg')
   data = jobs.Builder().data(settings)
   assert jobs.describe_data(settings, data, varied) == words
+
+
+class _Job:
+  """A run that is built."""
+
+  def __init__(self, settings):
+    self.settings = settings
+    self.itself = self
+
+
+class _Builder:
+  """Makes objects that refer to themselves, as Keras's models do."""
+
+  def __init__(self):
+    self.references = []
+
+  def data(self, settings):
+    return settings
+
+  def build(self, settings, folder):
+    # Nothing is left of the previous one.
+    assert not any(reference() for reference in self.references)
+    job = _Job(settings)
+    self.references.append(weakref.ref(job))
+    return job
+
+
+def test_runs_leave_nothing_behind(monkeypatch, tmp_path):
+  tasks = _tasks('--algorithms=fedavg,fbn', '--sweep=local_steps=1,2')
+  trained = []
+  monkeypatch.setattr(
+      jobs, 'train_one', lambda job: trained.append(job.settings)
+  )
+  builder = _Builder()
+  gc.disable()
+  try:
+    jobs.check(builder, tasks)
+    assert jobs.train(builder, tasks) == []
+  finally:
+    gc.enable()
+  assert trained == [task.settings for task in tasks]
+  assert len(builder.references) == 8
