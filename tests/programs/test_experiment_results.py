@@ -1,10 +1,13 @@
 """Tests that run an experiment with the program, and look at its files."""
 
+from typing import NamedTuple
+
 import csv_rows
 import pytest
 import tiny_runs
 
 from tff_bn.programs import compare
+from tff_bn.programs import comparison
 from tff_bn.programs import experiment_files
 from tff_bn.programs import experiment_results
 
@@ -265,6 +268,28 @@ def test_numbers_of_clients_are_those_of_an_evaluation(folder, tmp_path):
       if (row['client'], row['scheme']) == ('inverted', 'Pooling')
   ]
   assert float(row['mean']) == pytest.approx(100 * float(evaluated['inverted']))
+
+
+def test_held_out_clients_are_shown(tmp_path):
+  (tmp_path / 'held_out.csv').write_text(
+      'client,statistics,num_examples,accuracy,loss\n'
+      'a,averaged,4,0.25,1.5\na,reestimated,4,0.5,1.25\nb,averaged,0,,\n'
+  )
+  run = comparison.Run({'scheme': 'x'}, _Settings(3), 'x-seed3')
+
+  measured = experiment_results.by_client(
+      run, tmp_path, ['held_out_averaged_accuracy', 'held_out_reestimated_loss']
+  )
+
+  labels = {'scheme': 'x', 'client': 'a'}
+  assert measured == [
+      (labels, 3, 'held_out_averaged_accuracy', 0.25),
+      (labels, 3, 'held_out_reestimated_loss', 1.25),
+  ]
+
+
+class _Settings(NamedTuple):
+  seed: int
 
 
 def test_folders_of_analyses():
