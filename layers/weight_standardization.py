@@ -16,9 +16,7 @@ _EPSILON = 1e-4
 class _Standardized(keras.layers.Layer):
   """Adds the gain and the standardization to a layer with a kernel."""
 
-  def __init__(
-      self, *args: Any, gain_initializer: Any = None, **kwargs: Any
-  ):
+  def __init__(self, *args: Any, gain_initializer: Any = None, **kwargs: Any):
     super().__init__(*args, **kwargs)
     self.gain_initializer = (
         keras.initializers.Constant(RELU_GAIN)

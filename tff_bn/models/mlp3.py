@@ -28,13 +28,8 @@ def build_mlp3(
   layers = keras.layers
   inputs = keras.Input(input_shape, name='input')
   x = layers.Flatten(name='flatten')(inputs)
-  x = layers.Dense(
-      _HIDDEN,
-      use_bias=normalization_lib.needs_bias(normalization),
-      name='hidden',
-  )(x)
+  x = normalization_lib.dense(x, _HIDDEN, normalization, name='hidden')
   x = normalization_lib.normalize(x, normalization, 'norm')
   x = layers.ReLU(name='relu')(x)
-  # In mixed precision, the loss needs float32 logits.
-  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
+  outputs = normalization_lib.logits(x, num_classes, normalization)
   return keras.Model(inputs, outputs, name='mlp3')
