@@ -6,8 +6,8 @@ from typing import Any
 import keras
 from keras import ops
 
-# The smallest squared length by which features are divided.
-_EPSILON = 1e-12
+# Features with a smaller squared length are treated as zero.
+_SMALLEST = 1e-30
 
 
 @keras.saving.register_keras_serializable(package='tff_bn')
@@ -17,9 +17,9 @@ class FeatureNormalization(keras.layers.Layer):
   For `d` features, the layer returns
   `sqrt(d) * inputs / sqrt(sum(inputs**2))`, with the sum over the features of
   one example. It has no weights and is the same during training and inference.
-  The zero vector stays zero. It belongs between the last hidden layer and the
-  dense layer that computes the logits. There, it keeps clients that lack some
-  classes from growing the features of the others.
+  The zero vector stays zero and gets no gradient. The layer belongs between the
+  last hidden layer and the dense layer that computes the logits. There, it
+  keeps clients that lack some classes from growing the features of the others.
 
   The length is computed in float64 for float64 inputs, otherwise in float32.
   The layer works with every backend of Keras.
@@ -62,9 +62,11 @@ class FeatureNormalization(keras.layers.Layer):
         inputs, keras.backend.result_type(inputs.dtype, 'float32')
     )
     squares = ops.sum(ops.square(values), axis=self.axis, keepdims=True)
-    length = ops.sqrt(ops.maximum(squares, _EPSILON))
+    is_zero = squares < _SMALLEST
+    length = ops.sqrt(ops.where(is_zero, ops.ones_like(squares), squares))
     scale = math.sqrt(inputs.shape[self.axis]) / length
-    return ops.cast(values * scale, self.compute_dtype)
+    outputs = ops.where(is_zero, ops.zeros_like(values), values * scale)
+    return ops.cast(outputs, self.compute_dtype)
 
   def compute_output_shape(self, input_shape: Any) -> Any:
     """Returns the input's shape."""

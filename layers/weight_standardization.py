@@ -65,6 +65,14 @@ class _Standardized(keras.layers.Layer):
     squares = ops.sum(ops.square(deviations), axis=axes, keepdims=True)
     return deviations * gain / ops.sqrt(ops.maximum(squares, _EPSILON))
 
+  def save_own_variables(self, store: Any) -> None:
+    """Saves the weights; Keras's method would leave out the gain."""
+    keras.layers.Layer.save_own_variables(self, store)
+
+  def load_own_variables(self, store: Any) -> None:
+    """Loads the weights; Keras's method would leave out the gain."""
+    keras.layers.Layer.load_own_variables(self, store)
+
   def get_config(self) -> dict[str, Any]:
     """Returns the arguments for `from_config`."""
     return {
