@@ -112,14 +112,15 @@ def test_layers_before_a_normalization(normalization, use_bias):
 
 def test_logits():
   x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
-  inputs = keras.Input((4,), dtype='float32')
-  outputs = [
-      normalization_lib.logits(
-          inputs, 3, normalization, kernel_initializer='ones'
-      )
+  plain, normalized = (
+      keras.Model(
+          inputs := keras.Input((4,)),
+          normalization_lib.logits(
+              inputs, 3, normalization, kernel_initializer='ones'
+          ),
+      )(x)
       for normalization in ('batch', 'feature')
-  ]
-  plain, normalized = keras.Model(inputs, outputs)(x)
+  )
   sums = np.repeat(x.sum(1, keepdims=True), 3, axis=1)
   np.testing.assert_allclose(plain, sums, rtol=1e-5, atol=1e-5)
   lengths = np.linalg.norm(x, axis=1, keepdims=True)
