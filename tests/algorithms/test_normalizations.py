@@ -32,10 +32,10 @@ def test_roles_of_batch_renormalization(toy):
 
 def test_fed_avg_with_one_client_equals_steps_of_keras(toy):
   model = _renorm(toy)
-  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  process = algorithms.build_fed_avg(model, _SGD(0.125))
   state = process.initialize()
   keras_model = model.to_keras()
-  optimizer = keras.optimizers.SGD(0.1)
+  optimizer = keras.optimizers.SGD(0.125)
   for round_num in range(3):
     data = toy.dataset(20, round_num)
     state = process.next(state, [data]).state
@@ -117,13 +117,13 @@ def test_algorithms_that_cannot_correct(toy, build, message):
     'build', ['build_fbn', 'build_fedtan', 'build_fed_bn', 'build_silo_bn']
 )
 def test_static_batch_normalization_is_no_batch_normalization(build):
-  model = _mlp3('static_batch')
+  model = _small('static_batch')
   assert {v.role for v in model.variables} == {Role.KERNEL}
   with pytest.raises(ValueError, match='batch normalization'):
     getattr(algorithms, build)(model, _SGD(0.1))
 
 
-def _mlp3(normalization):
+def _small(normalization):
   name = 'resnet20' if normalization == 'fixup' else 'mlp3'
   return BatchNormModel(
       models.build_model_fn(name, (4, 4, 1), 3, normalization),
@@ -139,7 +139,7 @@ def _mlp3(normalization):
 
 @pytest.mark.parametrize('normalization', models.NORMALIZATION_NAMES)
 def test_fed_avg_trains_with_every_normalization(normalization):
-  model = _mlp3(normalization)
+  model = _small(normalization)
   process = algorithms.build_fed_avg(model, _SGD(0.1), local_epochs=3)
   y = np.arange(12) % 3
   x = (

@@ -111,7 +111,8 @@ _TABLE_3 = {'FedTAN': 6.2679, 'FedAvg+BN': 6.2049, 'FedAvg+GN': 6.1734}
     ('scheme', 'than', 'percent'),
     [
         ('FedTAN', 'FedAvg+BN', '1.02'),
-        ('FedTAN', 'FedAvg+GN', '1.52'),
+        # The paper prints 1.52, the percentage of FedAvg+BN.
+        ('FedTAN', 'FedAvg+GN', '1.53'),
         ('FedAvg+BN', 'FedAvg+GN', '0.51'),
         ('FedAvg+GN', 'FedAvg+BN', '-0.51'),
     ],
@@ -137,7 +138,8 @@ def test_table_4(sync_rounds, gigabytes, rounds, bits):
   extra = sync_rounds * (_TABLE_3['FedTAN'] - _TABLE_3['FedAvg+BN'])
   # Three for each of 19 layers, besides the exchange of the model.
   exchanges = 3 * 19 * sync_rounds
-  assert f'{(base + extra) / 1024:.4f}' == gigabytes
+  # The first row is 60.65625, rounded up.
+  assert f'{(base + extra) / 1024 + 1e-9:.4f}' == gigabytes
   assert f'{100 * exchanges / (10_000 + exchanges):.2f}' == rounds
   assert f'{100 * extra / (base + extra):.4f}' == bits
 
