@@ -26,7 +26,7 @@ SHAPES = {
     'vgg11': (32, 32, 3),
     'vgg13': (32, 32, 3),
     'resnet20_wide': (32, 32, 3),
-    'alexnet_bn': (63, 63, 3),
+    'alexnet_bn': (95, 95, 3),
     'abide_mlp': (5995,),
 }
 # A model of each kind: the others are made by the same functions.
@@ -574,20 +574,26 @@ class TestAlexnet:
     kernel[2, 2, 0, 0] = 1
     try:
       convolution.kernel.assign(kernel)
-      x = np.random.default_rng(0).normal(size=(1, 63, 63, 3)).astype('f')
+      x = np.random.default_rng(0).normal(size=(1, 95, 95, 3)).astype('f')
       found = keras.Model(model.input, convolution.output)(x)
     finally:
       convolution.kernel.assign(before)
     # Two pixels of padding: offset 2 of the kernel is the pixel itself.
-    np.testing.assert_array_equal(found[0, :, :, 0], x[0, :60:4, :60:4, 0])
+    np.testing.assert_array_equal(found[0, :, :, 0], x[0, :92:4, :92:4, 0])
 
-  def test_pooling_of_the_last_map(self):
-    """7x7 pixels to 6x6: means of neighbors, as AdaptiveAvgPool2d."""
+  @pytest.mark.parametrize('size', [2, 4, 6, 7, 13])
+  def test_pooling_of_the_last_map(self, size):
+    """As PyTorch's AdaptiveAvgPool2d: means over windows that may overlap."""
     pool = build('alexnet_bn').get_layer('mean')
-    x = np.random.default_rng(0).normal(size=(1, 7, 7, 2)).astype('f')
-    pairs = (x[:, :-1] + x[:, 1:]) / 2
+    spec = tf.TensorSpec((None, size, size, 2))
+    x = np.random.default_rng(0).normal(size=(3, size, size, 2)).astype('f')
+    found = tf.function(pool.call, input_signature=[spec])(x)
+    windows = [(i * size // 6, -(-(i + 1) * size // 6)) for i in range(6)]
+    expected = [
+        [x[:, a:b, c:d].mean((1, 2)) for c, d in windows] for a, b in windows
+    ]
     np.testing.assert_allclose(
-        pool(x), (pairs[:, :, :-1] + pairs[:, :, 1:]) / 2, rtol=1e-5, atol=1e-6
+        found, np.moveaxis(expected, 2, 0), rtol=1e-5, atol=1e-6
     )
 
 

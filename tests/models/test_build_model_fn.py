@@ -149,7 +149,7 @@ def test_other_models():
         ('digits_cnn', (8, 3, 1), 4),
         ('resnet20', (3, 3, 3), 4),
         ('resnet20', (32, 32), 4),
-        ('alexnet_bn', (62, 256, 3), 63),
+        ('alexnet_bn', (94, 256, 3), 95),
     ],
 )
 def test_samples_that_are_too_small_or_not_images(name, input_shape, size):
@@ -159,7 +159,7 @@ def test_samples_that_are_too_small_or_not_images(name, input_shape, size):
 
 @pytest.mark.parametrize(
     ('name', 'size'),
-    [('small_cnn', 4), ('digits_cnn', 4), ('resnet20', 4), ('alexnet_bn', 63)],
+    [('small_cnn', 4), ('digits_cnn', 4), ('resnet20', 4), ('alexnet_bn', 95)],
 )
 def test_smallest_images(name, size):
   model = models.build_model_fn(name, (size, size, 1), 10)()
@@ -216,7 +216,7 @@ class TestPrecision:
   def test_layers_compute_in_16_bits_but_logits_and_variables_have_32(
       self, name, precision
   ):
-    shape = (63, 63, 1) if name == 'alexnet_bn' else (8, 8, 1)
+    shape = (95, 95, 1) if name == 'alexnet_bn' else (8, 8, 1)
     model = models.build_model_fn(name, shape, 10, precision=precision)()
     for layer in model.layers[1:-1]:
       assert layer.dtype_policy.name == precision

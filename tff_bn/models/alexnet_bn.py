@@ -32,7 +32,7 @@ def build_alexnet_bn(
   there is no dropout. All padding is symmetric, as in PyTorch.
 
   Args:
-    input_shape: Height, width and channels of the images; at least 63x63
+    input_shape: Height, width and channels of the images; at least 95x95
       pixels. The paper's images are 256x256x3.
     num_classes: Number of classes.
     normalization: The normalization after each layer except the last.

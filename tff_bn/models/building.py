@@ -43,7 +43,7 @@ _MODELS: dict[str, tuple[Callable[..., keras.Model], Optional[int]]] = {
     'vgg11': (functools.partial(vgg.build_vgg, 'vgg11'), 4),
     'vgg13': (functools.partial(vgg.build_vgg, 'vgg13'), 4),
     'resnet20_wide': (resnet20.build_resnet20_wide, 4),
-    'alexnet_bn': (alexnet_bn.build_alexnet_bn, 63),
+    'alexnet_bn': (alexnet_bn.build_alexnet_bn, 95),
     'abide_mlp': (abide_mlp.build_abide_mlp, None),
 }
 
