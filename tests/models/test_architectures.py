@@ -176,6 +176,90 @@ assert not any(name.startswith('tff_bn') for name in sys.modules)
     assert model.layers[-1].activation is keras.activations.linear
 
 
+@pytest.mark.parametrize(
+    ('name', 'input_shape', 'kernels', 'biases', 'channels', 'expected'),
+    [
+        ('mlp3', (28, 28, 1), 784 * 30 + 30 * 10, 10, 30, 23_950),
+        (
+            'digits_cnn',
+            (28, 28, 3),
+            25 * (3 * 64 + 64 * 64 + 64 * 128)
+            + 6272 * 2048
+            + 2048 * 512
+            + 512 * 10,
+            10,
+            64 + 64 + 128 + 2048 + 512,
+            14_222_026,
+        ),
+        (
+            'fbn_cnn',
+            (32, 32, 3),
+            9 * (3 * 64 + 64 * 64 + 64 * 128 + 128 * 128)
+            + 8192 * 128
+            + 128 * 10,
+            64 + 64 + 128 + 128 + 128 + 10,
+            64 + 64 + 128 + 128,
+            1_311_690,
+        ),
+        (
+            'mlp4',
+            (28, 28, 1),
+            784 * 1024 + 2 * 1024**2 + 1024 * 10,
+            10,
+            3 * 1024,
+            2_922_506,
+        ),
+        (
+            'vgg9',
+            (32, 32, 3),
+            9 * (3 * 32 + 32 * 64 + 64 * 128 + 128**2 + 128 * 256 + 256**2)
+            + 4096 * 512
+            + 512**2
+            + 512 * 10,
+            10,
+            32 + 64 + 128 + 128 + 256 + 256 + 512 + 512,
+            3_497_194,
+        ),
+        (
+            'vgg11',
+            (32, 32, 3),
+            9 * (3 * 64 + 64 * 128 + 128 * 256 + 256**2)
+            + 9 * (256 * 512 + 3 * 512**2)
+            + 512 * 10,
+            10,
+            64 + 128 + 2 * 256 + 4 * 512,
+            9_233_866,
+        ),
+        (
+            'vgg13',
+            (32, 32, 3),
+            9 * (3 * 64 + 64**2 + 64 * 128 + 128**2 + 128 * 256 + 256**2)
+            + 9 * (256 * 512 + 3 * 512**2)
+            + 512 * 10,
+            10,
+            2 * (64 + 128 + 256) + 4 * 512,
+            9_418_954,
+        ),
+        (
+            'resnet20_wide',
+            (32, 32, 3),
+            9 * (3 * 64 + 6 * 64**2 + 64 * 128 + 5 * 128**2)
+            + 9 * (128 * 256 + 5 * 256**2)
+            + 256 * 10,
+            10,
+            7 * 64 + 6 * 128 + 6 * 256,
+            4_291_530,
+        ),
+    ],
+)
+def test_values_with_batch_normalization(
+    name, input_shape, kernels, biases, channels, expected
+):
+  """The table in docs/data_and_models.md."""
+  found = build(name, input_shape=input_shape).count_params()
+  assert found == kernels + biases + 4 * channels == expected
+
+
 class TestAlternatives:
   """What stands in the place of batch normalization."""
 

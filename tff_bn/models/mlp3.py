@@ -23,7 +23,10 @@ def build_mlp3(
     normalization: The normalization after the hidden layer.
 
   Returns:
-    An untrained functional model with logits as output.
+    An untrained functional model with logits as output. With batch
+    normalization, 784 inputs and ten classes it has 23,950 values, 60 of them
+    moving means and variances. Table 5 of the paper counts 23,920: a bias of
+    the hidden layer, which is redundant, and no statistics.
   """
   layers = keras.layers
   inputs = keras.Input(input_shape, name='input')
