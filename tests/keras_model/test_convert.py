@@ -165,6 +165,7 @@ def test_converts_every_layer_and_keeps_the_rest(build, data, to):
     assert layer.get_config() == {
         **old[name].get_config(),
         'synchronized': to == 'synchronized',
+        **_LIMITS.get(to, {}),
     }
   _assert_same_weights(converted, model)
   _assert_same_outputs(converted(data()), expected)

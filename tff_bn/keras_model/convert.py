@@ -315,10 +315,9 @@ class _Conversion(keras_copy.Copy):
             f' change the computation, so it cannot be converted. {instead}'
         )
     config = layer.get_config()
-    kept = {}
+    limits: dict[str, Any] = {}
     if isinstance(layer, _RENORM):
-      own = {key: config.pop(key) for key in _RENORM_CONFIG}
-      kept = own if self._batch_norm_class is _RENORM else {}
+      limits = {key: config.pop(key) for key in _RENORM_CONFIG}
     added = sorted(config.keys() - _CONFIG)
     if added:
       raise ValueError(
@@ -326,9 +325,10 @@ class _Conversion(keras_copy.Copy):
           f' {added[0]}={config[added[0]]!r}, so it cannot be converted.'
           f' {instead}'
       )
-    return self._batch_norm_class.from_config(
-        {**config, **kept, 'synchronized': self._is_synchronized}
-    )
+    config['synchronized'] = self._is_synchronized
+    if self._batch_norm_class is _RENORM:
+      config.update(limits)
+    return self._batch_norm_class.from_config(config)
 
 
 def _own_norm_error(layer: keras.Layer, norm: keras.Layer) -> str:

@@ -64,7 +64,7 @@ def build_vgg(
   x = inputs
   num_convolutions = num_pools = 0
   for channels in convolutions:
-    if channels == 'M':
+    if isinstance(channels, str):
       num_pools += 1
       # The padding allows images smaller than 32x32.
       x = layers.MaxPooling2D(padding='same', name=f'pool_{num_pools}')(x)
