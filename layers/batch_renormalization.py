@@ -103,45 +103,16 @@ class BatchRenormalization(
 
   def __init__(
       self,
-      axis=-1,
-      momentum=0.99,
-      epsilon=1e-3,
-      center=True,
-      scale=True,
-      beta_initializer='zeros',
-      gamma_initializer='ones',
-      moving_mean_initializer='zeros',
-      moving_variance_initializer='ones',
-      beta_regularizer=None,
-      gamma_regularizer=None,
-      beta_constraint=None,
-      gamma_constraint=None,
-      synchronized=False,
-      r_max=3.0,
-      d_max=5.0,
-      **kwargs,
+      *args: Any,
+      r_max: float = 3.0,
+      d_max: float = 5.0,
+      **kwargs: Any,
   ):
     if not 1 <= r_max < math.inf:
       raise ValueError(f'r_max={r_max} must be a number, at least 1.')
     if not 0 <= d_max < math.inf:
       raise ValueError(f'd_max={d_max} must be a number, at least 0.')
-    super().__init__(
-        axis,
-        momentum,
-        epsilon,
-        center,
-        scale,
-        beta_initializer,
-        gamma_initializer,
-        moving_mean_initializer,
-        moving_variance_initializer,
-        beta_regularizer,
-        gamma_regularizer,
-        beta_constraint,
-        gamma_constraint,
-        synchronized,
-        **kwargs,
-    )
+    super().__init__(*args, **kwargs)
     self.r_max = float(r_max)
     self.d_max = float(d_max)
 
