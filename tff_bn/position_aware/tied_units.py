@@ -68,11 +68,7 @@ _MERGES = (
     _layers.Maximum,
     _layers.Minimum,
 )
-_POOLINGS = (
-    _layers.MaxPooling2D,
-    _layers.AveragePooling2D,
-    _layers.AdaptiveAveragePooling2D,
-)
+_POOLINGS = (_layers.MaxPooling2D, _layers.AveragePooling2D)
 _GLOBAL_POOLINGS = (_layers.GlobalMaxPooling2D, _layers.GlobalAveragePooling2D)
 # Elementwise functions and kinds of softmax.
 _ACTIVATION_NAMES = (
