@@ -176,6 +176,20 @@ def test_unclipped_output_is_normalized_by_the_moving_statistics():
   np.testing.assert_allclose(layer(x, training=True), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize('mean', [-100.0, 100.0])
+@pytest.mark.parametrize('variance', [1e-4, 1e4])
+def test_limits_on_both_sides(mean, variance):
+  layer = BatchRenormalization(dtype='float64', epsilon=1e-9)
+  layer.build([None, 1])
+  layer.moving_mean.assign([mean])
+  layer.moving_variance.assign([variance])
+  # The batch has mean 0 and variance 1.
+  output = layer(np.array([[-1.0], [1.0]]), training=True)
+  r = 3 if variance < 1 else 1 / 3
+  d = np.clip(-mean / np.sqrt(variance), -5, 5)
+  np.testing.assert_allclose(output, [[d - r], [d + r]], rtol=1e-6)
+
+
 def test_without_corrections_training_equals_keras():
   ours = _layer([6, 5, 4, 3], dtype='float64', r_max=1, d_max=0, momentum=0.7)
   theirs = KerasLayer(dtype='float64', momentum=0.7)
