@@ -178,9 +178,11 @@ def _heat_maps(
   for (rows, columns, worst_of), (column, value_title) in itertools.product(
       _pairs(axes), _MAPS.items()
   ):
-    if not any(column in result for result in results):
-      continue
     others = [a for a in axes if a not in (rows, columns, *worst_of)]
+    if _num_cells(others) > _MAX_PANELS or not any(
+        column in result for result in results
+    ):
+      continue
     name = f'heat_map_{rows.name}_{columns.name}'
     if column != 'test_accuracy':
       name += '_clients'
@@ -188,6 +190,11 @@ def _heat_maps(
         results, rows, columns, others, worst_of, column, value_title, title
     )
   return drawings
+
+
+def _num_cells(axes: Sequence[axes_lib.Axis]) -> int:
+  """Returns the number of combinations of points."""
+  return math.prod(len(axis.points) for axis in axes)
 
 
 def _pairs(
@@ -352,7 +359,7 @@ def save_figures(
   """
   drawings = _heat_maps(results, axes, title)
   swept = [axis for axis in axes if axis.name != report.ALGORITHM]
-  if math.prod(len(axis.points) for axis in swept) <= _MAX_PANELS:
+  if _num_cells(swept) <= _MAX_PANELS:
     for column in _CURVES:
       if any(column in row for run in runs for row in run.rows):
         drawings[column] = _curve_panels(runs, axes, column, title)

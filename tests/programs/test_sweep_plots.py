@@ -283,3 +283,13 @@ def test_too_many_curves_are_left_out(tmp_path, monkeypatch):
   runs = _runs(axes, lambda labels, seed: 0.5, seeds=(0,))
   drawings = _drawings(axes, runs, tmp_path, monkeypatch)
   assert list(drawings) == ['heat_map_algorithm_rounds']
+
+
+def test_too_many_heat_maps_are_left_out(tmp_path, monkeypatch):
+  axes = [_axis('rounds', *map(str, range(1, 102))), _GAMMA, _STEPS]
+  runs = _runs(axes, lambda labels, seed: 0.5, seeds=(0,))
+  drawings = _drawings(axes, runs, tmp_path, monkeypatch)
+  assert list(drawings) == [
+      'heat_map_rounds_gamma',
+      'heat_map_rounds_local_steps',
+  ]
