@@ -52,6 +52,8 @@ _NUM_TEST = 40
 # Of each domain.
 _DOMAIN_TRAIN = 40
 _DOMAIN_TEST = 10
+# Pixels; at least what alexnet_bn needs.
+_MAX_SIDE = 96
 _NUM_CLIENTS = 5
 # Robust rules need many honest clients.
 _NUM_CLIENTS_WITH_ATTACKERS = 10
@@ -272,7 +274,7 @@ def _generated(flags: Mapping[str, str], name: str) -> str:
   sources = dataset.removeprefix(_DOMAINS).split(',')
   parts = [source.rpartition('=') for source in sources]
   # The domains have one shape.
-  shapes = [_shape(source, flags, name) for *_, source in parts]
+  shapes = [find_shape(source, flags, name) for *_, source in parts]
   largest = max(shapes, key=lambda shape: _num_values(shape[0]))
   return _DOMAINS + ','.join(
       (
@@ -284,7 +286,7 @@ def _generated(flags: Mapping[str, str], name: str) -> str:
 
 
 def _generated_source(dataset: str, flags: Mapping[str, str], name: str) -> str:
-  return _source(*_shape(dataset, flags, name))
+  return _source(*find_shape(dataset, flags, name))
 
 
 def _source(
@@ -295,7 +297,7 @@ def _source(
 ) -> str:
   num_train = max(num_train, 4 * num_classes)
   num_test = max(num_test, num_classes)
-  return f'{_GENERATED}{shape}:{num_classes}:{num_train}:{num_test}'
+  return f'{_GENERATED}{_smaller(shape)}:{num_classes}:{num_train}:{num_test}'
 
 
 def _num_values(shape: str) -> int:
@@ -316,10 +318,22 @@ def _last_part(dataset: str) -> str:
   return pathlib.PurePath(dataset).name.removesuffix(data_names.NPZ_SUFFIX)
 
 
-def _shape(
+def find_shape(
     dataset: str, flags: Mapping[str, str], name: str
 ) -> tuple[str, int]:
-  """Returns the shape and the number of classes of a dataset."""
+  """Returns the shape and the number of classes of a dataset.
+
+  Args:
+    dataset: The dataset, not several domains.
+    flags: The flags of a run, of which `image_size` decides the shape.
+    name: The experiment's name, for errors.
+
+  Returns:
+    The shape as HxWxC, and the number of classes.
+
+  Raises:
+    ValueError: If they are unknown.
+  """
   found: Optional[tuple[str, int]] = None
   if dataset.startswith(_GENERATED):
     first, second, *_ = dataset.removeprefix(_GENERATED).split(':')
@@ -342,6 +356,14 @@ def _shape(
     height, width = parsers.parse_image_size(flags['image_size'])
     shape = f'{height}x{width}x{shape.rpartition("x")[2]}'
   return shape, num_classes
+
+
+def _smaller(shape: str) -> str:
+  """Returns a shape with smaller images, if they are large."""
+  sides = [int(side) for side in shape.split('x')]
+  if len(sides) > 1:
+    sides = [min(side, _MAX_SIDE) for side in sides]
+  return 'x'.join(map(str, sides))
 
 
 def _reduced_analysis(

@@ -147,15 +147,14 @@ def model_and_shape(
     name: str, settings: settings_lib.RunSettings
 ) -> tuple[str, str, int]:
   """Returns the model, the shape and the classes that a run has."""
-  flags = {
-      'dataset': settings.dataset.removeprefix('domains:').partition(',')[0]
-  }
-  flags['dataset'] = flags['dataset'].rpartition('=')[2]
+  source = settings.dataset.removeprefix('domains:').partition(',')[0]
+  flags = {}
   if settings.image_size is not None:
     flags['image_size'] = settings.image_size
-  reduced = experiment_smoke.reduced(flags, {}, (), name)
-  _, shape, num_classes, *_ = reduced['dataset'].split(':')
-  return settings.model, shape, int(num_classes)
+  shape, num_classes = experiment_smoke.find_shape(
+      source.rpartition('=')[2], flags, name
+  )
+  return settings.model, shape, num_classes
 
 
 def read_seconds() -> dict[tuple[str, str], float]:

@@ -69,6 +69,12 @@ def test_image_size_decides_the_shape():
   assert not {'image_size', 'data_dir'} & set(flags)
 
 
+def test_large_images_become_smaller():
+  flags = _reduced(dataset='folder:domainnet/real')
+
+  assert flags['dataset'] == 'generated:96x96x3:10:240:40'
+
+
 def test_an_unknown_shape_is_an_error_that_says_what_to_do():
   with pytest.raises(ValueError, match=r"'tfds:new' of new/table_1 is unknown"):
     _reduced(dataset='tfds:new')

@@ -1,5 +1,7 @@
 """Runs the experiments of all papers but FedPAN at the smoke scale."""
 
+import shutil
+
 import pytest
 import smoke_runs
 
@@ -8,7 +10,10 @@ from tff_bn.programs import run_folder
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-  return smoke_runs.SmokeRuns(tmp_path_factory.mktemp('smoke'))
+  folder = tmp_path_factory.mktemp('smoke')
+  yield smoke_runs.SmokeRuns(folder)
+  # The models of all runs take gigabytes.
+  shutil.rmtree(folder)
 
 
 @pytest.mark.slow
