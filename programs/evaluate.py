@@ -20,7 +20,6 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
 
-_MAX_NAMED_CLIENTS = 6
 # The file has all rows.
 _MAX_PRINTED_ROWS = 100
 
@@ -177,12 +176,9 @@ def _check_client(client_id: str, known: Sequence[str]) -> None:
   """Checks that a run has a client."""
   if client_id in known:
     return
-  named = known
-  if len(known) > _MAX_NAMED_CLIENTS:
-    named = [*known[: _MAX_NAMED_CLIENTS - 2], '…', known[-1]]
   raise ValueError(
       f'--export_client={client_id}: the run has no such client. Its number of'
-      f' clients is {len(known)}: {", ".join(named)}.'
+      f' clients is {len(known)}: {spelling.name_some(known)}.'
       f'{spelling.suggestion(client_id, known)}'
   )
 

@@ -84,6 +84,7 @@ def evaluate_run(
             round_num=0,
             batch_size=reestimation_batch_size,
             local_epochs=1,
+            augment=False,
         ),
     )
 

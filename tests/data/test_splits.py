@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tff_bn.data import dirichlet
 from tff_bn.data import splits
 
 # FedTAN, Appendix D: which of ten classes five clients have.
@@ -47,7 +48,10 @@ def differ(a, b):
 # num_clients, seed), if it covers all samples.
 COVERING = {
     'iid': lambda y, n, s: splits.split_iid(len(y), n, s),
-    'dirichlet': lambda y, n, s: splits.split_by_dirichlet(y, n, 0.3, s),
+    'dirichlet': lambda y, n, s: dirichlet.split_by_dirichlet(y, n, 0.3, s),
+    'dirichlet by client': lambda y, n, s: dirichlet.split_by_client_dirichlet(
+        y, 5, n, 0.3, s
+    ),
     'gamma': lambda y, n, s: splits.split_by_gamma_similarity(y, n, 0.4, s),
     'unbalanced': lambda y, n, s: splits.split_unbalanced(len(y), n, 1.5, s),
 }
@@ -249,66 +253,6 @@ class TestClasses:
   def test_refuses_class_without_samples(self):
     with pytest.raises(ValueError, match='class 1 to 1 clients.* 0 training'):
       splits.split_by_classes(np.array([0, 0, 2, 2]), 3, 3, 1, 0)
-
-
-class TestDirichlet:
-
-  @pytest.mark.parametrize('alpha', [0.05, 0.5, 5.0])
-  def test_shares_have_mean_and_variance_of_the_distribution(self, alpha):
-    num_classes, per_class, num_clients = 1500, 100, 8
-    labels = np.repeat(np.arange(num_classes), per_class)
-    parts = splits.split_by_dirichlet(labels, num_clients, alpha, seed=0)
-    shares = label_counts(parts, labels, num_classes) / per_class
-    # A client's share of a class is Beta(α, (n-1)α).
-    mean = 1 / num_clients
-    variance = mean * (1 - mean) / (num_clients * alpha + 1)
-    np.testing.assert_allclose(shares.mean(axis=1), mean, atol=0.03)
-    np.testing.assert_allclose(shares.var(), variance, rtol=0.06)
-    # The shares of different classes are independent.
-    assert abs(np.corrcoef(shares[0, 1:], shares[0, :-1])[0, 1]) < 0.1
-
-  @pytest.mark.parametrize('alpha', [1e-12, 1e-3, 1e6])
-  def test_extreme_concentrations(self, alpha):
-    labels = np.repeat(np.arange(40), 100)
-    parts = splits.split_by_dirichlet(labels, 4, alpha, seed=0)
-    shares = label_counts(parts, labels, 40) / 100
-    if alpha < 1:
-      assert (shares.max(axis=0) > 0.98).all()
-    else:
-      np.testing.assert_allclose(shares, 0.25, atol=0.011)
-
-  def test_every_client_gets_a_sample_of_the_largest(self):
-    # One class that goes to one client; the others get one sample each.
-    parts = splits.split_by_dirichlet(np.zeros(50, int), 10, 1e-9, seed=0)
-    assert sorted(len(part) for part in parts) == [1] * 9 + [41]
-    assert_cover(parts, 50)
-
-  def test_empty_clients_take_from_the_largest_of_the_moment(self):
-    sizes = [0, 7, 0, 9, 0, 0, 9, 1, 0, 0, 0]
-    labels = np.repeat(np.arange(35), 1)
-    shares = np.zeros(len(sizes))
-    with pytest.MonkeyPatch.context() as monkeypatch:
-      # Each class goes to the next client that still lacks samples.
-      owners = iter(np.repeat(np.arange(len(sizes)), sizes))
-
-      def draw(alpha, size, rng):
-        del alpha, size, rng
-        share = shares.copy()
-        share[next(owners)] = 1
-        return share
-
-      monkeypatch.setattr(splits, '_dirichlet', draw)
-      parts = splits.split_by_dirichlet(
-          labels[: sum(sizes)], len(sizes), 1.0, seed=0
-      )
-    # The first of the largest gives first: 3, 6, 3, 6, then 1 (7), 3 (7), 6.
-    assert [len(part) for part in parts] == [1, 6, 1, 6, 1, 1, 6, 1, 1, 1, 1]
-    assert_cover(parts, sum(sizes))
-
-  @pytest.mark.parametrize('alpha', [0, -1.0, np.inf, np.nan])
-  def test_refuses_bad_concentration(self, alpha):
-    with pytest.raises(ValueError, match='dirichlet_alpha=.*greater than 0'):
-      splits.split_by_dirichlet(np.zeros(9, int), 2, alpha, 0)
 
 
 class TestGammaSimilarity:
