@@ -106,6 +106,7 @@ def _compare(
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import experiment
+  from tff_bn.programs import held_out
   from tff_bn.programs import plots
   from tff_bn.programs import report
 
@@ -147,6 +148,10 @@ def _compare(
       experiment.describe_data(jobs[0]),
   )
   print(f'\n{table}')
+  held_out.write_comparison(
+      folder,
+      [(job.settings.algorithm, job.settings.seed, job.folder) for job in jobs],
+  )
   print(
       f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
       f' {folder / run_folder.RESULTS_CSV}'

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import pathlib
 import sys
 from typing import Optional
@@ -55,6 +56,11 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
         f'--run={folder} is a comparison; choose one of the runs in'
         f' {folder / run_folder.RUNS}.'
     )
+  if flags.is_given('pixel_scaling'):
+    raise ValueError(
+        f'{flags.text("pixel_scaling")} cannot be changed after the training;'
+        " the run's scaling is used for all data."
+    )
   given = []
   for name in ('reestimate_statistics', *data_flags.DataFlags.specs()):
     if flags.export_client is not None:
@@ -65,7 +71,11 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
       )
     elif name != 'reestimate_statistics' and flags.is_given(name):
       given.append(flags.text(name))
-  return finished_run.read_settings(folder, given)
+  settings = finished_run.read_settings(folder, given)
+  # Other data has other clients.
+  if given:
+    settings = dataclasses.replace(settings, held_out_clients=None)
+  return settings
 
 
 def main(flags: cli.ParsedFlags) -> None:
@@ -110,7 +120,12 @@ def _evaluate(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
           ' no batch normalization.'
       )
-    data = experiment.split_dataset(settings, settings.load())
+    data = model_evaluation.scale_as_in_training(
+        saved,
+        experiment.split_dataset(
+            dataclasses.replace(settings, pixel_scaling=None), settings.load()
+        ),
+    )
     model_evaluation.check_data(saved, model, data)
   results = model_evaluation.evaluate_run(
       saved,

@@ -30,6 +30,8 @@ from tff_bn.processes import personal_phases
 from tff_bn.processes import stateful_process
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import data_flags
+from tff_bn.programs import held_out
+from tff_bn.programs import held_out_flags
 from tff_bn.programs import model_flags
 from tff_bn.programs import registry
 from tff_bn.programs import robustness_flags
@@ -64,12 +66,16 @@ class DataRecipe:
     seed: The run's seed.
     clients_per_round: The number of clients of a round; None: all.
     num_flipping: The number of clients whose labels are falsified.
+    augment: How images are augmented in training; None: not.
+    held_out_clients: The clients that take no part in training; None: none.
   """
 
   data: data_flags.DataFlags
   seed: int
   clients_per_round: Optional[int]
   num_flipping: int
+  augment: Optional[str]
+  held_out_clients: Optional[tuple[str, ...]]
 
   @classmethod
   def of(cls, settings: settings_lib.RunSettings) -> 'DataRecipe':
@@ -83,6 +89,8 @@ class DataRecipe:
         settings.seed,
         settings.clients_per_round,
         (settings.num_attackers or 0) if flips_labels else 0,
+        settings.augment,
+        settings.held_out_clients,
     )
 
   def __call__(self) -> tff_bn_data.FederatedData:
@@ -91,7 +99,18 @@ class DataRecipe:
 
   def split(self, dataset: tff_bn_data.Dataset) -> tff_bn_data.FederatedData:
     """Splits the dataset, see `split_dataset`."""
+    return self.split_and_hold_out(dataset).training
+
+  def split_and_hold_out(self, dataset: tff_bn_data.Dataset) -> 'SplitData':
+    """Splits the dataset; a ValueError says why it is impossible."""
     data = self.data.split_over_clients(dataset, self.seed)
+    held_out = None
+    if self.held_out_clients is not None:
+      data, held_out = data.hold_out(self.held_out_clients)
+    if self.data.pixel_scaling is not None:
+      data = data.scaled(self.data.pixel_scaling)
+      if held_out is not None:
+        held_out = held_out.with_scaling(data.dataset.scaling)
     num_clients = len(data.client_ids)
     if (
         self.clients_per_round is not None
@@ -103,7 +122,22 @@ class DataRecipe:
       )
     if self.num_flipping:
       data = tff_bn_data.with_flipped_labels(data, self.num_flipping)
-    return dataclasses.replace(data, recipe=self)
+    data = dataclasses.replace(
+        data, recipe=self, augmentation=self.augment or 'none'
+    )
+    return SplitData(data, held_out)
+
+
+class SplitData(NamedTuple):
+  """The data of a run.
+
+  Attributes:
+    training: The data of the clients that take part in training.
+    held_out: The data of the clients that do not; None: there are none.
+  """
+
+  training: tff_bn_data.FederatedData
+  held_out: Optional[tff_bn_data.FederatedData]
 
 
 def build_model(
@@ -291,7 +325,9 @@ def _rule(
 ) -> Optional[aggregators.Rule]:
   """Builds the rule for 'model' or 'statistics'; None: a weighted mean."""
   # The number of clients of a round, if it is known.
-  num_clients = settings.clients_per_round or settings.num_clients
+  num_clients = settings.clients_per_round or (
+      held_out_flags.num_training_clients(settings)
+  )
   return settings.build_rule(target, settings.seed, num_clients)
 
 
@@ -373,6 +409,7 @@ class Job:
     data: The clients' data.
     model: The model with its initial weights.
     process: The algorithm's process; None if the run is finished and skipped.
+    held_out: The data of the clients that are tested after the training.
   """
 
   settings: settings_lib.RunSettings
@@ -380,6 +417,7 @@ class Job:
   data: tff_bn_data.FederatedData
   model: BatchNormModel
   process: Optional[stateful_process.Process]
+  held_out: Optional[tff_bn_data.FederatedData] = None
 
 
 def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
@@ -392,7 +430,9 @@ def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
   numbers = [
       1 if registry.find(run.algorithm).trains_on_union
       # The data decides how many clients there are, usually many.
-      else run.clients_per_round or run.num_clients or cores.num_cores()
+      else run.clients_per_round
+      or held_out_flags.num_training_clients(run)
+      or cores.num_cores()
       for run in runs
   ]
   # In a notebook, the program shares TensorFlow with the other cells.
@@ -423,25 +463,25 @@ def prepare(
   """
   dataset = runs[0].load()
   made: dict[
-      DataRecipe,
-      tuple[tff_bn_data.FederatedData, dict[Optional[str], BatchNormModel]],
+      DataRecipe, tuple[SplitData, dict[Optional[str], BatchNormModel]]
   ] = {}
   jobs = []
   for settings, folder in zip(runs, folders, strict=True):
     recipe = DataRecipe.of(settings)
     if recipe not in made:
-      data = split_dataset(settings, dataset)
-      round_data.check_workers(data)
-      made[recipe] = data, {}
-    data, models = made[recipe]
+      split = recipe.split_and_hold_out(dataset)
+      round_data.check_workers(split.training)
+      made[recipe] = split, {}
+    (data, held_out_data), models = made[recipe]
     batch_norm = registry.find(settings.algorithm).batch_norm
     if batch_norm not in models:
       models[batch_norm] = build_model(settings, data)
     model = models[batch_norm]
+    held_out.check_model(settings, model)
     process = None
     if not (skip_finished and training.is_finished(folder)):
       process = build_process(settings, model, len(data.client_ids))
-    jobs.append(Job(settings, folder, data, model, process))
+    jobs.append(Job(settings, folder, data, model, process, held_out_data))
   return jobs
 
 
@@ -487,9 +527,14 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
       )
     if job.process is None:
       print('This run is finished.', flush=True)
+      # It may have been stopped before the test.
+      if job.held_out is not None and not held_out.is_tested(job.folder):
+        _test_held_out(job)
       continue
     try:
       _train(job)
+      if job.held_out is not None:
+        _test_held_out(job)
     except training.TrainingFailedError as error:
       failures.append(Failure(job, error))
       if len(jobs) > 1:
@@ -497,6 +542,11 @@ def train(jobs: Sequence[Job]) -> list[Failure]:
     if len(jobs) > 1:  # The next runs may take long.
       folder_lock.let_others_read(job.folder)
   return failures
+
+
+def _test_held_out(job: Job) -> None:
+  assert job.held_out is not None
+  held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
 
 
 def _train(job: Job) -> None:

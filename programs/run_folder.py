@@ -30,6 +30,9 @@ RUNS = 'runs'
 RESULTS_CSV = 'results.csv'
 RESULTS_MARKDOWN = 'results.md'
 EVALUATION = 'evaluation.csv'
+# The tests on clients that took no part in training.
+HELD_OUT_CSV = 'held_out.csv'
+HELD_OUT_MARKDOWN = 'held_out.md'
 NORMALIZATION_ERROR_CSV = 'normalization_error.csv'
 NORMALIZATION_ERROR_BY_ROUND_CSV = 'normalization_error_by_round.csv'
 NORMALIZATION_ERROR_MARKDOWN = 'normalization_error.md'
@@ -59,6 +62,8 @@ _ENTRIES = (
     RESULTS_CSV,
     RESULTS_MARKDOWN,
     EVALUATION,
+    HELD_OUT_CSV,
+    HELD_OUT_MARKDOWN,
     EXPORTED,
     NORMALIZATION_ERROR_CSV,
     NORMALIZATION_ERROR_BY_ROUND_CSV,
