@@ -68,6 +68,8 @@ _ENTRIES = (
     NORMALIZATION_ERROR_CSV,
     NORMALIZATION_ERROR_BY_ROUND_CSV,
     NORMALIZATION_ERROR_MARKDOWN,
+    'fedbn_toy.csv',
+    'fedbn_toy.md',
     *(f'{name}{ending}' for name in RUN_ANALYSES for ending in ('.csv', '.md')),
 )
 

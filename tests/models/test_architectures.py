@@ -23,6 +23,7 @@ SHAPES = {
     'vgg11': (32, 32, 3),
     'vgg13': (32, 32, 3),
     'resnet20_wide': (32, 32, 3),
+    'fedbn_two_layer': (10,),
 }
 # A model of each kind: the others are made by the same functions.
 _DIFFERENT = ('small_cnn', 'mlp3', 'fbn_cnn', 'resnet20', 'vgg9')
@@ -77,6 +78,7 @@ class TestEveryModel:
         'vgg11': 8,
         'vgg13': 10,
         'resnet20_wide': 19,
+        'fedbn_two_layer': 1,
     }
     # Its dense layer has no normalization; layers before a ReLU have biases.
     not_normalized = 1 if name == 'fbn_cnn' else 0

@@ -14,6 +14,7 @@ from tff_bn.common import spelling
 from tff_bn.layers import discovery
 from tff_bn.models import digits_cnn
 from tff_bn.models import fbn_cnn
+from tff_bn.models import fedbn_two_layer
 from tff_bn.models import mlp3
 from tff_bn.models import mlp4
 from tff_bn.models import names
@@ -41,6 +42,7 @@ _MODELS: dict[str, tuple[Callable[..., keras.Model], Optional[int]]] = {
     'vgg11': (functools.partial(vgg.build_vgg, 'vgg11'), 4),
     'vgg13': (functools.partial(vgg.build_vgg, 'vgg13'), 4),
     'resnet20_wide': (resnet20.build_resnet20_wide, 4),
+    'fedbn_two_layer': (fedbn_two_layer.build_fedbn_two_layer, None),
 }
 
 
