@@ -104,7 +104,7 @@ def surface_figure(result: fedbn_toy.Result) -> figure.Figure:
   Returns:
     A figure with the local and the averaged models as points.
   """
-  drawing = figures.new_figure(width=6.5, height=4.6)
+  drawing = figures.new_figure(width=9.0, height=4.6)
   axes = drawing.subplots()
   surface = result.surface
   colours = axes.pcolormesh(

@@ -6,6 +6,7 @@ import math
 import numpy as np
 
 from tff_bn.common import seeding
+from tff_bn.data import label_shares
 from tff_bn.data import split_checks
 
 
@@ -66,12 +67,12 @@ def split_by_client_dirichlet(
 
   Client k has the label distribution p_k, drawn from Dir(α, ..., α) over the
   classes, and all clients have the same size (FedPAN, appendix A; FBN, appendix
-  C.2). The clients choose in random order: the numbers of a client's samples of
-  each class are multinomial with p_k. If a class has too few samples left, the
-  client takes them all, and its missing samples are drawn again from p_k,
-  restricted to the classes that have samples left. If p_k is 0 for all of
-  these, they are drawn in proportion to what is left of each class. So the last
-  clients are less like their p_k than the first ones.
+  C.2). The clients choose in random order: the number of a client's samples of
+  each class is proportional to p_k, up to rounding. If a class has too few
+  samples left, the client takes them all, and its missing samples are divided
+  in proportion to p_k among the classes that have samples left. If p_k is 0 for
+  all of these, they are divided in proportion to what is left of each class. So
+  the last clients are less like their p_k than the first ones.
 
   Args:
     labels: The samples' classes, integers of shape `[n]`.
@@ -105,8 +106,8 @@ def split_by_client_dirichlet(
       weights = np.where(left > 0, shares, 0)
       if not weights.any():
         weights = left
-      drawn = rng.multinomial(missing, weights / weights.sum())
-      taken = np.minimum(drawn, left)
+      wanted = label_shares.apportion(missing, weights, rng)
+      taken = np.minimum(wanted, left)
       left = left - taken
       missing -= taken.sum()
     parts[client] = np.concatenate(
