@@ -16,6 +16,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import data_flags
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
+from tff_bn.programs import held_out_flags
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
@@ -71,11 +72,9 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
       )
     elif name != 'reestimate_statistics' and flags.is_given(name):
       given.append(flags.text(name))
-  settings = finished_run.read_settings(folder, given)
   # Other data has other clients.
-  if given:
-    settings = dataclasses.replace(settings, held_out_clients=None)
-  return settings
+  without = held_out_flags.HeldOutFlags.specs() if given else ()
+  return finished_run.read_settings(folder, given, without)
 
 
 def main(flags: cli.ParsedFlags) -> None:
