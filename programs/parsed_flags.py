@@ -56,7 +56,7 @@ class ParsedFlags:
 
   def without(self, names: Collection[str]) -> 'ParsedFlags':
     """Returns the flags as if these were not given."""
-    return ParsedFlags(self._values, self._sources, names)
+    return ParsedFlags(self._values, self._sources, (*self._ignored, *names))
 
   def text(self, name: str) -> str:
     """Returns a flag as one writes it, such as `--rounds=60`."""

@@ -204,6 +204,24 @@ class TestMlp3:
     assert model.count_params() == 5 * 30 + 4 * 30 + 30 * 3 + 3
 
 
+class TestFedBnTwoLayer:
+
+  def test_hidden_layer_of_100_neurons(self):
+    model = build('fedbn_two_layer', num_classes=2)
+    assert [w.shape for w in model.trainable_weights] == [
+        (10, 100), (100,), (100,), (100, 2), (2,),
+    ]  # fmt: skip
+    assert order_of(model, 'Dense', 'BatchNormalization', 'ReLU') == [
+        'Dense', 'BatchNormalization', 'ReLU', 'Dense',
+    ]  # fmt: skip
+
+  def test_hidden_weights_are_normal(self):
+    model = build('fedbn_two_layer', 'none', input_shape=(400,))
+    kernel, bias = model.get_layer('hidden').get_weights()
+    np.testing.assert_allclose(kernel.std(), 1, atol=0.02)
+    np.testing.assert_allclose(bias.std(), 1, atol=0.3)
+
+
 class TestFbnCnn:
 
   def test_table_1(self):

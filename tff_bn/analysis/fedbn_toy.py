@@ -241,7 +241,8 @@ def run(settings: Settings) -> Result:
   surface = Surface(
       grid,
       scale_grid,
-      squared_loss(clients[0], grid, scale_grid[:, np.newaxis]),
+      # Row by row, because each point has a value for each weight.
+      np.stack([squared_loss(clients[0], grid, s) for s in scale_grid]),
   )
   ones = np.ones_like(scales)
   choices = (

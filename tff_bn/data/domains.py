@@ -1,7 +1,6 @@
 """Several datasets side by side, as the domains of one dataset."""
 
 from collections.abc import Callable, Mapping
-import functools
 
 import numpy as np
 
@@ -107,5 +106,4 @@ def _with_same_channels(
 def _coloured(dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
   if dataset.input_shape[2:] != (_GREY,):
     return dataset
-  repeat = functools.partial(np.repeat, repeats=_COLOUR, axis=-1)
-  return dataset.replace_samples(repeat)
+  return dataset.replace_samples(lambda x: np.repeat(x, _COLOUR, axis=-1))
