@@ -1,25 +1,11 @@
 """Splits with a Dirichlet distribution against their definitions."""
 
 import numpy as np
+import parts as parts_lib
 import pytest
 
 from tff_bn import data as tff_bn_data
 from tff_bn.data import dirichlet
-
-
-def label_counts(parts, labels, num_classes):
-  return np.array(
-      [np.bincount(labels[part], minlength=num_classes) for part in parts]
-  )
-
-
-def assert_cover(parts, num_samples):
-  """Every sample is in exactly one part, and each part is increasing."""
-  np.testing.assert_array_equal(
-      np.sort(np.concatenate(parts)), np.arange(num_samples)
-  )
-  for part in parts:
-    assert (np.diff(part) > 0).all()
 
 
 class TestDirichlet:
@@ -29,7 +15,7 @@ class TestDirichlet:
     num_classes, per_class, num_clients = 1500, 100, 8
     labels = np.repeat(np.arange(num_classes), per_class)
     parts = dirichlet.split_by_dirichlet(labels, num_clients, alpha, seed=0)
-    shares = label_counts(parts, labels, num_classes) / per_class
+    shares = parts_lib.label_counts(parts, labels, num_classes) / per_class
     # A client's share of a class is Beta(α, (n-1)α).
     mean = 1 / num_clients
     variance = mean * (1 - mean) / (num_clients * alpha + 1)
@@ -42,7 +28,7 @@ class TestDirichlet:
   def test_extreme_concentrations(self, alpha):
     labels = np.repeat(np.arange(40), 100)
     parts = dirichlet.split_by_dirichlet(labels, 4, alpha, seed=0)
-    shares = label_counts(parts, labels, 40) / 100
+    shares = parts_lib.label_counts(parts, labels, 40) / 100
     if alpha < 1:
       assert (shares.max(axis=0) > 0.98).all()
     else:
@@ -52,7 +38,7 @@ class TestDirichlet:
     # One class that goes to one client; the others get one sample each.
     parts = dirichlet.split_by_dirichlet(np.zeros(50, int), 10, 1e-9, seed=0)
     assert sorted(len(part) for part in parts) == [1] * 9 + [41]
-    assert_cover(parts, 50)
+    parts_lib.assert_cover(parts, 50)
 
   def test_empty_clients_take_from_the_largest_of_the_moment(self):
     sizes = [0, 7, 0, 9, 0, 0, 9, 1, 0, 0, 0]
@@ -74,7 +60,7 @@ class TestDirichlet:
       )
     # The first of the largest gives first: 3, 6, 3, 6, then 1 (7), 3 (7), 6.
     assert [len(part) for part in parts] == [1, 6, 1, 6, 1, 1, 6, 1, 1, 1, 1]
-    assert_cover(parts, sum(sizes))
+    parts_lib.assert_cover(parts, sum(sizes))
 
   @pytest.mark.parametrize('alpha', [0, -1.0, np.inf, np.nan])
   def test_refuses_bad_concentration(self, alpha):
@@ -88,7 +74,7 @@ class TestClientDirichlet:
   def test_sizes_are_equal(self, alpha):
     labels = np.random.default_rng(0).integers(0, 10, 1003)
     parts = dirichlet.split_by_client_dirichlet(labels, 10, 8, alpha, 0)
-    assert_cover(parts, 1003)
+    parts_lib.assert_cover(parts, 1003)
     assert sorted(map(len, parts)) == [125] * 5 + [126] * 3
 
   def test_shares_are_the_draws_while_no_class_runs_out(self, monkeypatch):
@@ -102,7 +88,7 @@ class TestClientDirichlet:
     monkeypatch.setattr(dirichlet, '_dirichlet', record)
     labels = np.repeat(np.arange(5), 800)
     parts = dirichlet.split_by_client_dirichlet(labels, 5, 40, 1.0, 0)
-    counts = label_counts(parts, labels, 5)
+    counts = parts_lib.label_counts(parts, labels, 5)
     assert len(draws) == 40
     order = []
     # The first ones take at most 700 of 800.
@@ -119,7 +105,7 @@ class TestClientDirichlet:
     def split(*sizes):
       labels = np.repeat(np.arange(4), sizes)
       parts = dirichlet.split_by_client_dirichlet(labels, 4, 2, 1.0, 0)
-      counts = label_counts(parts, labels, 4).tolist()
+      counts = parts_lib.label_counts(parts, labels, 4).tolist()
       return sorted(counts, reverse=True)
 
     assert split(100, 700, 600, 600) == [
@@ -134,7 +120,7 @@ class TestClientDirichlet:
     monkeypatch.setattr(dirichlet, '_dirichlet', lambda *_: shares)
     labels = np.repeat(np.arange(3), [10, 600, 200])
     parts = dirichlet.split_by_client_dirichlet(labels, 3, 2, 1.0, 0)
-    counts = label_counts(parts, labels, 3).tolist()
+    counts = parts_lib.label_counts(parts, labels, 3).tolist()
     # 395 samples as 600 to 200, and the rest.
     assert sorted(counts) == [[0, 304, 101], [10, 296, 99]]
 
@@ -142,9 +128,9 @@ class TestClientDirichlet:
   def test_extreme_concentrations(self, alpha):
     labels = np.repeat(np.arange(40), 100)
     parts = dirichlet.split_by_client_dirichlet(labels, 40, 4, alpha, seed=0)
-    assert_cover(parts, 4000)
+    parts_lib.assert_cover(parts, 4000)
     if alpha > 1:
-      counts = label_counts(parts, labels, 40)
+      counts = parts_lib.label_counts(parts, labels, 40)
       np.testing.assert_allclose(counts / 100, 0.25, atol=0.021)
 
   def test_samples_of_a_class_are_shuffled(self):
@@ -155,7 +141,7 @@ class TestClientDirichlet:
   def test_clients_differ(self):
     labels = np.repeat(np.arange(10), 1000)
     parts = dirichlet.split_by_client_dirichlet(labels, 10, 10, 0.1, 0)
-    shares = label_counts(parts, labels, 10) / 1000
+    shares = parts_lib.label_counts(parts, labels, 10) / 1000
     assert np.median(shares.max(axis=1)) > 0.5
 
   @pytest.mark.parametrize('alpha', [0, -1.0, np.inf, np.nan])

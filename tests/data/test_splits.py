@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
+import parts as parts_lib
 import pytest
 
 from tff_bn.data import dirichlet
@@ -17,21 +18,6 @@ APPENDIX_D = {
     8: ['1111111100', '0011111111', '1100111111', '1111001111', '1111110011'],
     10: ['1111111111'] * 5,
 }
-
-
-def label_counts(parts, labels, num_classes):
-  return np.array(
-      [np.bincount(labels[part], minlength=num_classes) for part in parts]
-  )
-
-
-def assert_cover(parts, num_samples):
-  """Every sample is in exactly one part, and each part is increasing."""
-  np.testing.assert_array_equal(
-      np.sort(np.concatenate(parts)), np.arange(num_samples)
-  )
-  for part in parts:
-    assert (np.diff(part) > 0).all()
 
 
 def assert_equal_parts(a, b):
@@ -75,7 +61,7 @@ class TestEverySplit:
     labels, num_clients = data
     parts = COVERING[name](labels, num_clients, seed)
     assert len(parts) == num_clients
-    assert_cover(parts, len(labels))
+    parts_lib.assert_cover(parts, len(labels))
     assert all(part.size for part in parts)
     np.random.seed(0)
     assert_equal_parts(parts, COVERING[name](labels, num_clients, seed))
@@ -159,7 +145,7 @@ class TestClasses:
   def test_appendix_d(self, classes_per_client):
     labels = np.random.default_rng(0).permutation(np.arange(1200) % 10)
     parts = splits.split_by_classes(labels, 10, 5, classes_per_client, seed=0)
-    counts = label_counts(parts, labels, 10)
+    counts = parts_lib.label_counts(parts, labels, 10)
     shares = counts / counts.sum(axis=1, keepdims=True)
     expected = [[int(c) for c in row] for row in APPENDIX_D[classes_per_client]]
     np.testing.assert_allclose(
@@ -167,7 +153,7 @@ class TestClasses:
     )
     # All clients have the same size, and every class is fully used.
     assert set(counts.sum(axis=1)) == {1200 // 5}
-    assert_cover(parts, 1200)
+    parts_lib.assert_cover(parts, 1200)
 
   @settings(max_examples=30, deadline=None)
   @given(
@@ -192,7 +178,7 @@ class TestClasses:
     )
     chosen = np.concatenate(parts)
     assert len(np.unique(chosen)) == len(chosen)
-    counts = label_counts(parts, labels, num_classes)
+    counts = parts_lib.label_counts(parts, labels, num_classes)
     assert ((counts > 0).sum(axis=1) == per_client).all()
     assert len(np.unique(counts[counts > 0])) == 1
 
@@ -201,12 +187,13 @@ class TestClasses:
     # Each class has two of the three clients, so class 1 gives 7 // 2 each.
     parts = splits.split_by_classes(labels, 3, 3, 2, seed=0)
     np.testing.assert_array_equal(
-        label_counts(parts, labels, 3), [[3, 3, 0], [3, 0, 3], [0, 3, 3]]
+        parts_lib.label_counts(parts, labels, 3),
+        [[3, 3, 0], [3, 0, 3], [0, 3, 3]],
     )
 
   def test_one_class_per_client_gives_all_classes(self):
     labels = np.repeat(np.arange(10), 6)
-    counts = label_counts(
+    counts = parts_lib.label_counts(
         splits.split_by_classes(labels, 10, 12, 1, seed=0), labels, 10
     )
     # Clients 10 and 11 share the classes of clients 0 and 1.
@@ -222,7 +209,7 @@ class TestClasses:
   def test_twenty_of_a_hundred_classes_are_disjoint_for_five_clients(self):
     labels = np.repeat(np.arange(100), 5)
     parts = splits.split_by_classes(labels, 100, 5, 20, seed=0)
-    assert_cover(parts, 500)
+    parts_lib.assert_cover(parts, 500)
     for client, part in enumerate(parts):
       assert set(labels[part]) == set(range(20 * client, 20 * client + 20))
 
@@ -269,27 +256,27 @@ class TestGammaSimilarity:
     parts = splits.split_by_gamma_similarity(labels, num_clients, gamma, 0)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-    assert_cover(parts, num_samples)
+    parts_lib.assert_cover(parts, num_samples)
 
   def test_zero_is_sorted_by_label(self):
     labels = np.random.default_rng(0).permutation(np.arange(1000) % 10)
     parts = splits.split_by_gamma_similarity(labels, 10, 0.0, seed=0)
     np.testing.assert_array_equal(
-        label_counts(parts, labels, 10), 100 * np.eye(10)
+        parts_lib.label_counts(parts, labels, 10), 100 * np.eye(10)
     )
 
   def test_one_is_iid(self):
     labels = np.arange(10_000) % 10
     parts = splits.split_by_gamma_similarity(labels, 5, 1.0, seed=0)
     # Mean 200, standard deviation 12.
-    counts = label_counts(parts, labels, 10)
+    counts = parts_lib.label_counts(parts, labels, 10)
     np.testing.assert_allclose(counts, 200, atol=60)
     assert np.ptp(counts) > 0
 
   def test_gamma_is_the_share_that_is_random(self):
     labels = np.arange(20_000) % 10
     parts = splits.split_by_gamma_similarity(labels, 10, 0.3, seed=0)
-    counts = label_counts(parts, labels, 10)
+    counts = parts_lib.label_counts(parts, labels, 10)
     # 600 of each client's 2,000 samples are random, a tenth of these of its
     # own class; the borders of the chunks move by some tens.
     np.testing.assert_allclose(np.diag(counts), 1400 + 60, atol=100)
@@ -316,8 +303,8 @@ class TestDomains:
       self, num_clients
   ):
     labels, domains, parts = self.split(num_clients)
-    assert_cover(parts, 300)
-    counts = label_counts(parts, labels, 4)
+    parts_lib.assert_cover(parts, 300)
+    counts = parts_lib.label_counts(parts, labels, 4)
     for client, part in enumerate(parts):
       assert set(domains[part]) == {client % 3}
     for domain in range(3):
