@@ -29,12 +29,11 @@ from tff_bn.models import names as model_names
 from tff_bn.processes import personal_phases
 from tff_bn.processes import stateful_process
 from tff_bn.programs import algorithm_flags
-from tff_bn.programs import data_flags
 from tff_bn.programs import held_out
 from tff_bn.programs import held_out_flags
 from tff_bn.programs import model_flags
 from tff_bn.programs import registry
-from tff_bn.programs import robustness_flags
+from tff_bn.programs import run_data
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import server_flags
@@ -54,90 +53,7 @@ def split_dataset(
     settings: settings_lib.RunSettings, dataset: tff_bn_data.Dataset
 ) -> tff_bn_data.FederatedData:
   """Splits the dataset of a run; a ValueError says why it is impossible."""
-  return DataRecipe.of(settings).split(dataset)
-
-
-@dataclasses.dataclass(frozen=True)
-class DataRecipe:
-  """Makes the data of a run, see `tff_bn.data.FederatedData.recipe`.
-
-  Attributes:
-    data: The flags of the dataset and its split.
-    seed: The run's seed.
-    clients_per_round: The number of clients of a round; None: all.
-    num_flipping: The number of clients whose labels are falsified.
-    augment: How images are augmented in training; None: not.
-    held_out_clients: The clients that take no part in training; None: none.
-  """
-
-  data: data_flags.DataFlags
-  seed: int
-  clients_per_round: Optional[int]
-  num_flipping: int
-  augment: Optional[str]
-  held_out_clients: Optional[tuple[str, ...]]
-
-  @classmethod
-  def of(cls, settings: settings_lib.RunSettings) -> 'DataRecipe':
-    """Returns the recipe of the data of a run."""
-    flips_labels = (
-        settings.attack is not None
-        and not robustness_flags.falsifies_values(settings.attack)
-    )
-    return cls(
-        settings.part(data_flags.DataFlags),
-        settings.seed,
-        settings.clients_per_round,
-        (settings.num_attackers or 0) if flips_labels else 0,
-        settings.augment,
-        settings.held_out_clients,
-    )
-
-  def __call__(self) -> tff_bn_data.FederatedData:
-    """Makes the data; a ValueError says why that is impossible here."""
-    return self.split(self.data.load())
-
-  def split(self, dataset: tff_bn_data.Dataset) -> tff_bn_data.FederatedData:
-    """Splits the dataset, see `split_dataset`."""
-    return self.split_and_hold_out(dataset).training
-
-  def split_and_hold_out(self, dataset: tff_bn_data.Dataset) -> 'SplitData':
-    """Splits the dataset; a ValueError says why it is impossible."""
-    data = self.data.split_over_clients(dataset, self.seed)
-    held_out = None
-    if self.held_out_clients is not None:
-      data, held_out = data.hold_out(self.held_out_clients)
-    if self.data.pixel_scaling is not None:
-      data = data.scaled(self.data.pixel_scaling)
-      if held_out is not None:
-        held_out = held_out.with_scaling(data.dataset.scaling)
-    num_clients = len(data.client_ids)
-    if (
-        self.clients_per_round is not None
-        and self.clients_per_round > num_clients
-    ):
-      raise ValueError(
-          f'--clients_per_round={self.clients_per_round} asks for more clients'
-          f' than the {num_clients} that exist; use at most {num_clients}.'
-      )
-    if self.num_flipping:
-      data = tff_bn_data.with_flipped_labels(data, self.num_flipping)
-    data = dataclasses.replace(
-        data, recipe=self, augmentation=self.augment or 'none'
-    )
-    return SplitData(data, held_out)
-
-
-class SplitData(NamedTuple):
-  """The data of a run.
-
-  Attributes:
-    training: The data of the clients that take part in training.
-    held_out: The data of the clients that do not; None: there are none.
-  """
-
-  training: tff_bn_data.FederatedData
-  held_out: Optional[tff_bn_data.FederatedData]
+  return run_data.DataRecipe.of(settings).split(dataset)
 
 
 def build_model(
@@ -463,11 +379,12 @@ def prepare(
   """
   dataset = runs[0].load()
   made: dict[
-      DataRecipe, tuple[SplitData, dict[Optional[str], BatchNormModel]]
+      run_data.DataRecipe,
+      tuple[run_data.SplitData, dict[Optional[str], BatchNormModel]],
   ] = {}
   jobs = []
   for settings, folder in zip(runs, folders, strict=True):
-    recipe = DataRecipe.of(settings)
+    recipe = run_data.DataRecipe.of(settings)
     if recipe not in made:
       split = recipe.split_and_hold_out(dataset)
       round_data.check_workers(split.training)

@@ -17,6 +17,7 @@ from tff_bn.keras_model.partition import Role
 from tff_bn.programs import cli
 from tff_bn.programs import experiment
 from tff_bn.programs import registry
+from tff_bn.programs import run_data
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
 
@@ -772,7 +773,7 @@ def test_held_out_clients_are_not_in_the_data(monkeypatch):
       *('--num_attackers=1', '--pixel_scaling=standardized'),
   )
   settings = _settings(*arguments, '--held_out_clients=client_0,client_3')
-  recipe = experiment.DataRecipe.of(settings)
+  recipe = run_data.DataRecipe.of(settings)
   everything = _data(*arguments[:2])
   training, held_out = recipe.split_and_hold_out(settings.load())
   assert training.client_ids == ('client_1', 'client_2', 'client_4')
