@@ -34,15 +34,15 @@ def build_fedbn_two_layer(
   normal = keras.initializers.RandomNormal
   inputs = keras.Input(input_shape, name='input')
   x = layers.Flatten(name='flatten')(inputs)
-  x = layers.Dense(
+  x = normalization_lib.dense(
+      x,
       _HIDDEN,
-      use_bias=normalization_lib.needs_bias(normalization),
+      normalization,
       kernel_initializer=normal(stddev=1.0),
       bias_initializer=normal(stddev=1.0),
       name='hidden',
-  )(x)
+  )
   x = normalization_lib.normalize(x, normalization, 'norm')
   x = layers.ReLU(name='relu')(x)
-  # In mixed precision, the loss needs float32 logits.
-  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
+  outputs = normalization_lib.logits(x, num_classes, normalization)
   return keras.Model(inputs, outputs, name='fedbn_two_layer')

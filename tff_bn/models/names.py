@@ -24,15 +24,38 @@ MODEL_NAMES = {
         'one hidden layer of 100 neurons, for fedbn_synthetic (FedBN, appendix'
         ' F)'
     ),
+    'alexnet_bn': (
+        'AlexNet: 5 convolutions of 64 to 384 channels and 3 dense layers'
+        ' (FedBN, table 9)'
+    ),
+    'abide_mlp': '2 hidden layers of 16 neurons (FedBN, section 5.2)',
 }
 
 # The names of models that are not in `MODEL_NAMES`.
 OTHER_MODELS = 'a function of yours as package.module:function'
 
+# The models that can have the normalization `fixup`.
+FIXUP_MODELS = ('resnet20', 'resnet20_wide')
+
 # Name -> description.
 NORMALIZATION_NAMES = {
     'batch': 'batch normalization',
     'layer': 'layer normalization over the channels',
+    'batch_renorm': (
+        'batch renormalization: corrects the batch to the running statistics'
+    ),
+    'static_batch': (
+        'batch normalization without running statistics (HeteroFL): evaluation'
+        ' uses the batch, too'
+    ),
+    'weight_standardization': (
+        'standardized weights instead of normalization layers (FedWon)'
+    ),
+    'fixup': (
+        'Fixup initialization instead of normalization; only for '
+        + ' and '.join(FIXUP_MODELS)
+    ),
+    'feature': 'only the features before the last layer (FN)',
     'none': 'no normalization',
 }
 
