@@ -10,6 +10,7 @@ from typing import Optional
 
 from tff_bn.common import spelling
 from tff_bn.programs import cli
+from tff_bn.programs.analyses import fedbn_toy
 from tff_bn.programs.analyses import normalization_error
 from tff_bn.programs.analyses.position_aware import trained_models
 
@@ -17,6 +18,7 @@ NAME = 'tff-bn-analyze'
 # Name on the command line -> the program for the other arguments.
 ANALYSES: dict[str, cli.Program] = {
     normalization_error.NAME: normalization_error.PROGRAM,
+    fedbn_toy.NAME: fedbn_toy.PROGRAM,
     **trained_models.PROGRAMS,
 }
 

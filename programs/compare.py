@@ -269,6 +269,7 @@ def _write_results(
 ) -> None:
   """Writes the table and the plots, and prints the table."""
   from tff_bn.programs import figures
+  from tff_bn.programs import held_out
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
   from tff_bn.programs import sweep_plots
@@ -312,6 +313,17 @@ def _write_results(
     figures.save(plot_folder, {'label_distribution': distribution})
   if flags.experiment is None:
     print(f'\n{table}')
+  held_out.write_comparison(
+      folder,
+      [
+          (
+              comparison_lib.describe(run.labels),
+              run.settings.seed,
+              folders[run.folder],
+          )
+          for run in comparison.runs
+      ],
+  )
   print(
       f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
       f' {folder / run_folder.RESULTS_CSV}'

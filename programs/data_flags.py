@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from absl import flags as absl_flags
 
 from tff_bn.data import names as data_names
+from tff_bn.data import scaling
 from tff_bn.data import splits
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
@@ -23,14 +24,42 @@ def _absolute(path: str) -> str:
 
 
 def _absolute_dataset(dataset: str) -> str:
+  return data_names.map_sources(dataset, _absolute_source)
+
+
+def _absolute_source(dataset: str) -> str:
   for prefix in (data_names.NPZ_PREFIX, data_names.FOLDER_PREFIX):
     if dataset.startswith(prefix):
       return prefix + _absolute(dataset.removeprefix(prefix))
   if dataset in data_names.DATASET_NAMES or dataset.startswith(
-      data_names.TFDS_PREFIX
+      (data_names.TFDS_PREFIX, data_names.GENERATED_PREFIX)
   ):
     return dataset
   return _absolute(dataset)
+
+
+class _DatasetParser(parsers.ChoiceParser):
+  """Parses the name of a dataset, and of the datasets of its domains."""
+
+  def __init__(self) -> None:
+    super().__init__(
+        data_names.DATASET_NAMES,
+        data_names.OTHER_DATASETS,
+        data_names.is_other_dataset,
+    )
+
+  def parse(self, argument: str) -> str:
+    """Returns the name; raises a ValueError if it isn't allowed."""
+    super().parse(argument)
+    if argument.startswith(data_names.GENERATED_PREFIX):
+      data_names.parse_generated(argument)
+    if argument.startswith(data_names.DOMAINS_PREFIX):
+      for domain, source in data_names.parse_domains(argument).items():
+        try:
+          self.parse(source)
+        except ValueError as error:
+          raise ValueError(f'the domain {domain!r}: {error}') from error
+    return argument
 
 
 def num_clients(flags: ParsedFlags) -> Optional[int]:
@@ -75,11 +104,7 @@ class DataFlags(flag_groups.Flags):
   TITLE = 'Data'
 
   dataset: str = flag(
-      parsers.ChoiceParser(
-          data_names.DATASET_NAMES,
-          data_names.OTHER_DATASETS,
-          data_names.is_other_dataset,
-      ),
+      _DatasetParser(),
       'The data:\n'
       + flag_groups.listing(data_names.DATASET_NAMES)
       + f'or {data_names.OTHER_DATASETS}',
@@ -97,6 +122,29 @@ class DataFlags(flag_groups.Flags):
       parsers.CheckedTextParser(parsers.parse_image_size),
       'HEIGHTxWIDTH in pixels to which images are resized, for example 32x32',
       default_text="the images' own size",
+  )
+  pixel_scaling: Optional[str] = flag(
+      parsers.ChoiceParser(scaling.PIXEL_SCALINGS),
+      'What the pixels of images become before they enter the model:\n'
+      + flag_groups.listing(scaling.PIXEL_SCALINGS),
+      'unit',
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda name: None if name == 'unit' else name,
+  )
+  train_share: Optional[float] = flag(
+      parsers.NumberParser(float, above=0, maximum=1),
+      'Share of the training samples that is used, of each domain if the data'
+      ' has domains; drawn at random',
+      1.0,
+      convert=lambda share: None if share == 1 else share,
+      argument=flag_groups.OWN_NAME,
+  )
+  samples_per_domain: Optional[int] = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Largest number of training samples of each domain that is used; drawn at'
+      ' random',
+      default_text='no limit',
+      argument=flag_groups.OWN_NAME,
   )
   split: str = flag(
       parsers.ChoiceParser(splits.SPLITS), _explain_splits, 'classes'
@@ -138,6 +186,15 @@ class DataFlags(flag_groups.Flags):
       0.5,
       'dirichlet',
   )
+  dirichlet_by: Optional[str] = flag(
+      parsers.ChoiceParser(splits.SPLITS['dirichlet'].variants),
+      'What --split=dirichlet draws:\n'
+      + flag_groups.listing(splits.SPLITS['dirichlet'].variants),
+      'class',
+      conditions=(flag_groups.only_for('split', 'dirichlet'),),
+      convert=lambda name: None if name == 'class' else name,
+      argument=flag_groups.OWN_NAME,
+  )
   gamma: Optional[float] = _split_flag(
       flag_groups.SHARE,
       "Share of each client's data that is drawn at random with --split=gamma:"
@@ -170,6 +227,13 @@ class DataFlags(flag_groups.Flags):
     """Splits the dataset; a ValueError says why that is impossible."""
     from tff_bn import data
 
+    arguments = self.arguments(DataFlags)
+    used = data.draw_training_samples(
+        dataset,
+        seed,
+        train_share=arguments.pop('train_share', None),
+        samples_per_domain=arguments.pop('samples_per_domain', None),
+    )
     return data.split_dataset(
-        dataset, self.split, self.num_clients, seed, **self.arguments(DataFlags)
+        used, self.split, self.num_clients, seed, **arguments
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import pathlib
 import sys
 from typing import Optional
@@ -15,12 +16,12 @@ from tff_bn.programs import cli
 from tff_bn.programs import data_flags
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
+from tff_bn.programs import held_out_flags
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
 
-_MAX_NAMED_CLIENTS = 6
 # The file has all rows.
 _MAX_PRINTED_ROWS = 100
 
@@ -56,6 +57,11 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
         f'--run={folder} is a comparison; choose one of the runs in'
         f' {folder / run_folder.RUNS}.'
     )
+  if flags.is_given('pixel_scaling'):
+    raise ValueError(
+        f'{flags.text("pixel_scaling")} cannot be changed after the training;'
+        " the run's scaling is used for all data."
+    )
   given = []
   for name in ('reestimate_statistics', *data_flags.DataFlags.specs()):
     if flags.export_client is not None:
@@ -66,7 +72,9 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
       )
     elif name != 'reestimate_statistics' and flags.is_given(name):
       given.append(flags.text(name))
-  return finished_run.read_settings(folder, given)
+  # Other data has other clients.
+  without = held_out_flags.HeldOutFlags.specs() if given else ()
+  return finished_run.read_settings(folder, given, without)
 
 
 def main(flags: cli.ParsedFlags) -> None:
@@ -127,7 +135,12 @@ def evaluate(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
           ' no batch normalization.'
       )
-    data = experiment.split_dataset(settings, settings.load())
+    data = model_evaluation.scale_as_in_training(
+        saved,
+        experiment.split_dataset(
+            dataclasses.replace(settings, pixel_scaling=None), settings.load()
+        ),
+    )
     model_evaluation.check_data(saved, model, data)
   results = model_evaluation.evaluate_run(
       saved,
@@ -193,12 +206,9 @@ def _check_client(client_id: str, known: Sequence[str]) -> None:
   """Checks that a run has a client."""
   if client_id in known:
     return
-  named = known
-  if len(known) > _MAX_NAMED_CLIENTS:
-    named = [*known[: _MAX_NAMED_CLIENTS - 2], '…', known[-1]]
   raise ValueError(
       f'--export_client={client_id}: the run has no such client. Its number of'
-      f' clients is {len(known)}: {", ".join(named)}.'
+      f' clients is {len(known)}: {spelling.name_some(known)}.'
       f'{spelling.suggestion(client_id, known)}'
   )
 

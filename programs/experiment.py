@@ -28,10 +28,10 @@ from tff_bn.models import names as model_names
 from tff_bn.processes import personal_phases
 from tff_bn.processes import stateful_process
 from tff_bn.programs import algorithm_flags
-from tff_bn.programs import data_flags
+from tff_bn.programs import held_out_flags
 from tff_bn.programs import model_flags
 from tff_bn.programs import registry
-from tff_bn.programs import robustness_flags
+from tff_bn.programs import run_data
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import server_flags
@@ -49,58 +49,7 @@ def split_dataset(
     settings: settings_lib.RunSettings, dataset: tff_bn_data.Dataset
 ) -> tff_bn_data.FederatedData:
   """Splits the dataset of a run; a ValueError says why it is impossible."""
-  return DataRecipe.of(settings).split(dataset)
-
-
-@dataclasses.dataclass(frozen=True)
-class DataRecipe:
-  """Makes the data of a run, see `tff_bn.data.FederatedData.recipe`.
-
-  Attributes:
-    data: The flags of the dataset and its split.
-    seed: The run's seed.
-    clients_per_round: The number of clients of a round; None: all.
-    num_flipping: The number of clients whose labels are falsified.
-  """
-
-  data: data_flags.DataFlags
-  seed: int
-  clients_per_round: Optional[int]
-  num_flipping: int
-
-  @classmethod
-  def of(cls, settings: settings_lib.RunSettings) -> 'DataRecipe':
-    """Returns the recipe of the data of a run."""
-    flips_labels = (
-        settings.attack is not None
-        and not robustness_flags.falsifies_values(settings.attack)
-    )
-    return cls(
-        settings.part(data_flags.DataFlags),
-        settings.seed,
-        settings.clients_per_round,
-        (settings.num_attackers or 0) if flips_labels else 0,
-    )
-
-  def __call__(self) -> tff_bn_data.FederatedData:
-    """Makes the data; a ValueError says why that is impossible here."""
-    return self.split(self.data.load())
-
-  def split(self, dataset: tff_bn_data.Dataset) -> tff_bn_data.FederatedData:
-    """Splits the dataset, see `split_dataset`."""
-    data = self.data.split_over_clients(dataset, self.seed)
-    num_clients = len(data.client_ids)
-    if (
-        self.clients_per_round is not None
-        and self.clients_per_round > num_clients
-    ):
-      raise ValueError(
-          f'--clients_per_round={self.clients_per_round} asks for more clients'
-          f' than the {num_clients} that exist; use at most {num_clients}.'
-      )
-    if self.num_flipping:
-      data = tff_bn_data.with_flipped_labels(data, self.num_flipping)
-    return dataclasses.replace(data, recipe=self)
+  return run_data.DataRecipe.of(settings).split(dataset)
 
 
 def build_model(
@@ -288,7 +237,9 @@ def _rule(
 ) -> Optional[aggregators.Rule]:
   """Builds the rule for 'model' or 'statistics'; None: a weighted mean."""
   # The number of clients of a round, if it is known.
-  num_clients = settings.clients_per_round or settings.num_clients
+  num_clients = settings.clients_per_round or (
+      held_out_flags.num_training_clients(settings)
+  )
   return settings.build_rule(target, settings.seed, num_clients)
 
 
@@ -370,7 +321,9 @@ def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
   numbers = [
       1 if registry.find(run.algorithm).trains_on_union
       # The data decides how many clients there are, usually many.
-      else run.clients_per_round or run.num_clients or cores.num_cores()
+      else run.clients_per_round
+      or held_out_flags.num_training_clients(run)
+      or cores.num_cores()
       for run in runs
   ]
   # In a notebook, the program shares TensorFlow with the other cells.

@@ -1,6 +1,6 @@
 """Reads the settings of a finished run."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import pathlib
 
 from tff_bn.programs import cli
@@ -36,13 +36,16 @@ def is_comparison(texts: dict[str, str]) -> bool:
 
 
 def read_settings(
-    folder: pathlib.Path, overruling: Sequence[str] = ()
+    folder: pathlib.Path,
+    overruling: Sequence[str] = (),
+    without: Collection[str] = (),
 ) -> settings_lib.RunSettings:
   """Reads the settings of a finished run.
 
   Args:
     folder: The run's folder.
     overruling: Flags, `--name=value`, that replace flags of the run.
+    without: The names of flags of the run that are left out.
 
   Returns:
     The settings.
@@ -54,5 +57,6 @@ def read_settings(
       train.define_flags,
       [f'--flagfile={folder / run_folder.FLAGS_FILE}', *overruling],
   )
+  run_flags = run_flags.without(without)
   settings_lib.check(run_flags)
   return settings_lib.resolve(run_flags, run_flags.algorithm, run_flags.seed)

@@ -19,8 +19,11 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs import data_flags
 from tff_bn.programs import experiment
+from tff_bn.programs import held_out
 from tff_bn.programs import model_flags
 from tff_bn.programs import registry
+from tff_bn.programs import run_data
+from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
@@ -55,6 +58,7 @@ class Job:
     model: The model with its initial weights.
     process: The algorithm's process.
     build_seconds: How long it took to build all this.
+    held_out: The data of the clients that are tested after the training.
   """
 
   settings: settings_lib.RunSettings
@@ -63,6 +67,7 @@ class Job:
   model: BatchNormModel
   process: stateful_process.Process
   build_seconds: float
+  held_out: Optional[tff_bn_data.FederatedData] = None
 
 
 class _Split(NamedTuple):
@@ -71,11 +76,13 @@ class _Split(NamedTuple):
   Attributes:
     recipe: What made the data.
     data: The data.
+    held_out: The data of the clients that take no part in training.
     models: For each kind of BN layers, the flags of the model and the model.
   """
 
-  recipe: experiment.DataRecipe
+  recipe: run_data.DataRecipe
   data: tff_bn_data.FederatedData
+  held_out: Optional[tff_bn_data.FederatedData]
   models: dict[Optional[str], tuple[model_flags.ModelFlags, BatchNormModel]]
 
 
@@ -120,23 +127,26 @@ class Builder:
     if model is None or built_flags != flags:
       model = experiment.build_model(settings, split.data)
       split.models[batch_norm] = flags, model
+    held_out.check_model(settings, model)
     process = experiment.build_process(
         settings, model, len(split.data.client_ids)
     )
     seconds = time.monotonic() - start
-    return Job(settings, folder, split.data, model, process, seconds)
+    return Job(
+        settings, folder, split.data, model, process, seconds, split.held_out
+    )
 
   def _split_of(self, settings: settings_lib.RunSettings) -> _Split:
-    recipe = experiment.DataRecipe.of(settings)
+    recipe = run_data.DataRecipe.of(settings)
     if self._split is None or self._split.recipe != recipe:
       self._split = None  # Frees its memory.
       key = dataset_key(settings)
       if self._dataset is None or self._dataset[0] != key:
         self._dataset = None
         self._dataset = key, settings.load()
-      data = recipe.split(self._dataset[1])
-      round_data.check_workers(data)
-      self._split = _Split(recipe, data, {})
+      data = recipe.split_and_hold_out(self._dataset[1])
+      round_data.check_workers(data.training)
+      self._split = _Split(recipe, data.training, data.held_out, {})
     return self._split
 
 
@@ -249,12 +259,16 @@ def announce_finished(tasks: Sequence[Task]) -> None:
 def train_one(job: Job) -> None:
   """Trains a run, or continues it, and records how long that took.
 
+  Then it tests the clients that the run holds out.
+
   Args:
     job: The run.
 
   Raises:
     TrainingFailedError: If the run has no usable model.
   """
+  # A run that continues has other results.
+  (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
   result = training.train(
       job.process,
@@ -273,3 +287,5 @@ def train_one(job: Job) -> None:
   num_rounds = job.settings.rounds - (result.resumed_from or 0)
   if num_rounds:
     run_timing.write(job.folder, seconds, num_rounds)
+  if job.held_out is not None:
+    held_out.test_clients(job.settings, job.model, job.held_out, job.folder)

@@ -5,6 +5,7 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn.data import scaling
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs import report
@@ -12,6 +13,21 @@ from tff_bn.training import evaluation
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
+
+
+def scale_as_in_training(
+    saved: saved_models.SavedModels, data: tff_bn_data.FederatedData
+) -> tff_bn_data.FederatedData:
+  """Returns data with the scaling of the pixels that a run was trained with.
+
+  Args:
+    saved: The run's models.
+    data: The data.
+  """
+  numbers = saved.manifest.get('pixel_scaling')
+  if numbers is None:
+    return data
+  return data.with_scaling(scaling.Scaling.from_json(numbers))
 
 
 def check_data(
@@ -30,6 +46,14 @@ def check_data(
     ValueError: If the data has another shape or more classes than the model, or
       if the saved weights do not fit the model.
   """
+  channels = data.dataset.input_shape[-1]
+  if data.dataset.scaling is not None and channels != len(
+      data.dataset.scaling.mean
+  ):
+    raise ValueError(
+        f'--dataset={data.dataset.name} has {channels} channels, but the run'
+        f' scales {len(data.dataset.scaling.mean)} channels.'
+    )
   keras_model = model.to_keras(saved.weights(model))
   shape = data.dataset.input_shape
   try:
@@ -84,6 +108,7 @@ def evaluate_run(
             round_num=0,
             batch_size=reestimation_batch_size,
             local_epochs=1,
+            augment=False,
         ),
     )
 

@@ -71,7 +71,11 @@ class ParsedFlags:
   def without(self, names: Collection[str]) -> 'ParsedFlags':
     """Returns the flags as if these were not given."""
     return ParsedFlags(
-        self._values, self._sources, names, self._replaced, self.refusals
+        self._values,
+        self._sources,
+        (*self._ignored, *names),
+        self._replaced,
+        self.refusals,
     )
 
   def replacing(

@@ -30,8 +30,10 @@ _FBN = (
 )
 _DSGD = (MEAN, 'server_clip_norm', 'dsgd_momentum')
 
+# Why an algorithm can't be combined with corrections of the clients' drift, nor
+# be tested on clients that did not train.
+NOTHING_SHARED = 'its clients share nothing, so there is no common model'
 # Why an algorithm can't be combined with corrections of the clients' drift.
-_NOTHING_SHARED = 'its clients share nothing, so there is no common model'
 _ONE_MODEL = 'it trains one model on all data, so no clients drift apart'
 _ONE_STEP = (
     'its clients make one step in a round, from the same model, so they do not'
@@ -124,6 +126,7 @@ class Algorithm:
       encodings.
     batch_norm: The class to which the model's BN layers are converted, a value
       of `to` of `tff_bn.convert_batch_norm`, if it needs one.
+    has_shared_model: Whether there is a model for clients that did not train.
     keeps_optimizer: Whether the state of the optimizer lasts for the whole
       training; otherwise it is new in each round.
     local_steps: The number of local steps, if only one number is possible.
@@ -147,6 +150,7 @@ class Algorithm:
   trains_in_float16: bool = True
   trains_personal_models: bool = True
   batch_norm: Optional[str] = None
+  has_shared_model: bool = True
   keeps_optimizer: bool = False
   local_steps: Optional[int] = None
   first_phase: Optional[str] = None
@@ -333,8 +337,9 @@ ALGORITHMS = {
             'single',
             'each client trains alone, nothing is sent',
             'build_single',
+            has_shared_model=False,
             flags=(CLIENT_MODELS,),
-            impossible=dict.fromkeys(CORRECTIONS, _NOTHING_SHARED),
+            impossible=dict.fromkeys(CORRECTIONS, NOTHING_SHARED),
         ),
     )
 }

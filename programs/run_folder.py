@@ -37,6 +37,9 @@ EXPERIMENT_CSV = 'experiment.csv'
 EXPERIMENT_MARKDOWN = 'experiment.md'
 ANALYSES = 'analyses'
 EVALUATION = 'evaluation.csv'
+# The tests on clients that took no part in training.
+HELD_OUT_CSV = 'held_out.csv'
+HELD_OUT_MARKDOWN = 'held_out.md'
 NORMALIZATION_ERROR_CSV = 'normalization_error.csv'
 NORMALIZATION_ERROR_BY_ROUND_CSV = 'normalization_error_by_round.csv'
 NORMALIZATION_ERROR_MARKDOWN = 'normalization_error.md'
@@ -74,10 +77,14 @@ _ENTRIES = (
     ANALYSES,
     TIMING,
     EVALUATION,
+    HELD_OUT_CSV,
+    HELD_OUT_MARKDOWN,
     EXPORTED,
     NORMALIZATION_ERROR_CSV,
     NORMALIZATION_ERROR_BY_ROUND_CSV,
     NORMALIZATION_ERROR_MARKDOWN,
+    'fedbn_toy.csv',
+    'fedbn_toy.md',
     *(f'{name}{ending}' for name in RUN_ANALYSES for ending in ('.csv', '.md')),
 )
 
@@ -161,8 +168,8 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
     flags: The flags of the run.
 
   Returns:
-    Whether the run in the folder has these flags, and all its metrics and
-    models are there.
+    Whether the run in the folder has these flags, all its metrics and models
+    are there, and the clients that it holds out are tested.
 
   Raises:
     OSError: If a file can't be read at present.
@@ -173,6 +180,7 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
       (folder / FLAGS_FILE).exists()
       and read_flags(folder) == flags
       and training.is_finished(folder)
+      and ('held_out_clients' not in flags or (folder / HELD_OUT_CSV).exists())
   )
 
 

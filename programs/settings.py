@@ -12,6 +12,7 @@ from absl import flags as absl_flags
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import data_flags
 from tff_bn.programs import flag_groups
+from tff_bn.programs import held_out_flags
 from tff_bn.programs import model_flags
 from tff_bn.programs import parsers
 from tff_bn.programs import registry
@@ -31,6 +32,7 @@ class RunSettings(
     server_flags.ServerFlags,
     training_flags.TrainingFlags,
     model_flags.ModelFlags,
+    held_out_flags.HeldOutFlags,
     data_flags.DataFlags,
     robustness_flags.RobustnessFlags,
     algorithm_flags.AlgorithmFlags,
@@ -59,6 +61,7 @@ def define_shared_flags(
   """Defines the flags that have the same meaning for all runs."""
   return (
       data_flags.DataFlags.define(values),
+      held_out_flags.HeldOutFlags.define(values),
       model_flags.ModelFlags.define(values),
       training_flags.TrainingFlags.define(values),
       server_flags.ServerFlags.define(values),
@@ -90,6 +93,7 @@ def check(flags: ParsedFlags) -> None:
   """
   for group in (
       data_flags.DataFlags,
+      held_out_flags.HeldOutFlags,
       server_flags.ServerFlags,
       model_flags.ModelFlags,
   ):
@@ -106,15 +110,20 @@ def check(flags: ParsedFlags) -> None:
     _check_robustness(flags, algorithms)
   for algorithm in algorithms:
     _check_correction(flags, algorithm)
-  num_clients = data_flags.num_clients(flags)
+  held_out_flags.check_algorithms(flags, algorithms)
+  num_clients = held_out_flags.num_training_clients(flags)
   if (
       flags.clients_per_round is not None
       and num_clients is not None
       and flags.clients_per_round > num_clients
   ):
+    without = ''
+    if flags.held_out_clients is not None:
+      without = f' without {flags.text("held_out_clients")}'
     raise ValueError(
         f'--clients_per_round={flags.clients_per_round} asks for more clients'
-        f' than --num_clients={num_clients}; use at most {num_clients}.'
+        f' than --num_clients={data_flags.num_clients(flags)}{without}; use at'
+        f' most {num_clients}.'
     )
 
 
@@ -280,7 +289,9 @@ def _check_robustness(
         '--attack_target=statistics has no effect with'
         f' {flags.text(_selector(flags))}, whose clients send no BN statistics.'
     )
-  num_clients = flags.clients_per_round or data_flags.num_clients(flags)
+  num_clients = flags.clients_per_round or (
+      held_out_flags.num_training_clients(flags)
+  )
   if num_clients is not None:
     if (
         flags.num_byzantine is not None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 from typing import TYPE_CHECKING, Any, Optional
 
+from tff_bn.data import augmentation
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 from tff_bn.programs import registry
@@ -129,6 +130,14 @@ class TrainingFlags(flag_groups.Flags):
       ),
       0,
       argument=OWN_NAME,
+  )
+  augment: Optional[str] = flag(
+      parsers.ChoiceParser(augmentation.AUGMENTATIONS),
+      'What is done to the images of each training batch, at random:\n'
+      + flag_groups.listing(augmentation.AUGMENTATIONS),
+      'none',
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda name: None if name == 'none' else name,
   )
   client_weighting: Optional[str] = flag(
       parsers.ChoiceParser(('num_examples', 'uniform')),

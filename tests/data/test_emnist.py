@@ -7,7 +7,6 @@ import pytest
 import tensorflow_federated as tff
 
 from tff_bn import data as tff_bn_data
-from tff_bn.data import emnist
 
 
 def client_data(writers):
@@ -46,36 +45,46 @@ def test_synthetic():
     )
 
 
-def test_writers_are_the_clients_of_the_original_data(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    'name, only_digits, num_classes',
+    [('emnist', True, 10), ('femnist', False, 62)],
+)
+def test_writers_are_the_clients_of_the_original_data(
+    monkeypatch, tmp_path, name, only_digits, num_classes
+):
   train = client_data({'ann': [(0.5, 1)], 'bob': [(0.25, 2), (0.75, 3)]})
   # In another order, because writers are matched by name.
   test = client_data({'bob': [(1, 3)], 'ann': [(0.125, 1), (0, 1)]})
   asked = []
 
-  def load_data(cache_dir):
-    asked.append(cache_dir)
+  def load_data(only_digits, cache_dir):
+    asked.append((only_digits, cache_dir))
     return train, test
 
   monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load_data)
   monkeypatch.setenv('HOME', str(tmp_path))
-  dataset = tff_bn_data.load_dataset('emnist', data_dir='~/data')
-  assert asked == [str(tmp_path / 'data')]
+  dataset = tff_bn_data.load_dataset(name, data_dir='~/data')
+  assert asked == [(only_digits, str(tmp_path / 'data'))]
+  assert dataset.name == name
   assert dataset.writer_names == ('ann', 'bob')
   np.testing.assert_array_equal(dataset.writer_train, [0, 1, 1])
   np.testing.assert_array_equal(dataset.y_train, [1, 2, 3])
   np.testing.assert_array_equal(dataset.x_train[:, 3, 4, 0], [0.5, 0.25, 0.75])
   np.testing.assert_array_equal(dataset.writer_test, [0, 0, 1])
   np.testing.assert_array_equal(dataset.x_test[:, 3, 4, 0], [0.125, 0, 1])
-  assert dataset.num_classes == 10
+  assert dataset.num_classes == num_classes
+  data = tff_bn_data.split_dataset(dataset, 'natural', None, 0)
+  assert data.client_ids == ('ann', 'bob')
 
 
-def test_no_network(monkeypatch):
-  def load_data(cache_dir):
+@pytest.mark.parametrize('name', ['emnist', 'femnist'])
+def test_no_network(monkeypatch, name):
+  def load_data(only_digits, cache_dir):
     raise OSError('no route to host')
 
   monkeypatch.setattr(tff.simulation.datasets.emnist, 'load_data', load_data)
   with pytest.raises(
       ValueError,
-      match=r'dataset=emnist could not .*\(no route to host\).*`data_dir`',
+      match=rf'dataset={name} could not .*\(no route to host\).*`data_dir`',
   ):
-    emnist.load_emnist()
+    tff_bn_data.load_dataset(name)

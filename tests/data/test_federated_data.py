@@ -1,5 +1,6 @@
 """Tests of split datasets and the clients' batches."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn.common import seeding
+from tff_bn.data import augmentation
 from tff_bn.data import dataset as dataset_lib
 
 
@@ -422,6 +425,124 @@ class TestSharedSamples:
     assert data.client_number('client_007') == 7
     with pytest.raises(ValueError, match="no client 'client_7'"):
       data.client_number('client_7')
+
+
+class TestHoldOut:
+
+  def test_clients_are_separated(self):
+    data = split(num_clients=4)
+    training, held_out = data.hold_out(['client_3', 'client_1'])
+    assert training.client_ids == ('client_0', 'client_2')
+    assert held_out.client_ids == ('client_1', 'client_3')
+    for part in (training, held_out):
+      assert part.dataset is data.dataset
+      for client_id in part.client_ids:
+        for of in ('train_indices', 'test_indices'):
+          np.testing.assert_array_equal(
+              getattr(part, of)[client_id], getattr(data, of)[client_id]
+          )
+      assert part.test_indices.keys() == part.train_indices.keys()
+
+  def test_unknown_client(self):
+    with pytest.raises(
+        ValueError,
+        match=(
+            'held_out_clients=client_1,clint_2: there is no client clint_2. The'
+            ' 9 clients are client_0, client_1, client_2, client_3, …,'
+            r' client_8\. Did you mean client_2\?'
+        ),
+    ):
+      split(num_clients=9).hold_out(['client_1', 'clint_2'])
+
+  def test_all_clients(self):
+    with pytest.raises(
+        ValueError, match='held_out_clients=client_0,client_1 leaves no client'
+    ):
+      split(num_clients=2).hold_out(['client_0', 'client_1'])
+
+
+class TestAugmentation:
+
+  @pytest.fixture
+  def data(self):
+    dataset = tff_bn_data.load_dataset('generated:6x5x1:4:40')
+    return dataclasses.replace(
+        split(dataset, num_clients=2), augmentation='flip_crop'
+    )
+
+  def _images(self, data, client_ids=('client_0',), **changes):
+    arguments = {**ARGUMENTS, 'local_steps': 3, **changes}
+    dataset = data.client_dataset(client_ids, **arguments)
+    return np.concatenate([x for x, _ in dataset.as_numpy_iterator()])
+
+  def test_draws_depend_on_seed_round_client_and_batch(self, data):
+    plain = dataclasses.replace(data, augmentation='none')
+    images = self._images(data)
+    assert (images != self._images(plain)).any(axis=(1, 2, 3)).mean() > 0.9
+    np.testing.assert_array_equal(images, self._images(data))
+    for changes in (
+        {},
+        dict(seed=4),
+        dict(round_num=8),
+        dict(client_ids=('client_1',)),
+        dict(client_ids=('client_0', 'client_1')),
+    ):
+      arguments = {**ARGUMENTS, 'local_steps': 3, **changes}
+      client_ids = arguments.pop('client_ids', ('client_0',))
+      batches = data.client_batches(client_ids, **arguments)
+      clients = [data.client_number(c) for c in client_ids]
+      expected = augmentation.draw_transforms(
+          'flip_crop',
+          30,
+          (6, 5, 1),
+          seeding.generator(
+              seeding.Stream.AUGMENTATION,
+              arguments['seed'],
+              arguments['round_num'],
+              *clients,
+          ),
+      )
+      np.testing.assert_array_equal(batches.transforms, expected)
+      if changes:
+        first = data.client_batches(['client_0'], **ARGUMENTS, local_steps=3)
+        assert (batches.transforms != first.transforms).any()
+    # No two batches have the same draws.
+    transforms = expected.reshape(3, -1)
+    assert len(np.unique(transforms, axis=0)) == 3
+
+  def test_order_of_the_samples_stays_the_same(self, data):
+    plain = dataclasses.replace(data, augmentation='none')
+    a, b = (
+        d.client_batches(['client_0'], **ARGUMENTS, local_epochs=2)
+        for d in (data, plain)
+    )
+    np.testing.assert_array_equal(a.passes, b.passes)
+    assert len(a.transforms) == 40
+    assert b.transforms is None
+
+  def test_evaluation_has_the_images_themselves(self, data):
+    plain = dataclasses.replace(data, augmentation='none')
+    np.testing.assert_array_equal(
+        self._images(data, augment=False), self._images(plain)
+    )
+    for of in (
+        lambda d: d.test_dataset(100),
+        lambda d: d.client_test_dataset('client_1', 100),
+    ):
+      ((a, _),), ((b, _),) = (list(of(d)) for d in (data, plain))
+      np.testing.assert_array_equal(a, b)
+
+  def test_is_part_of_the_fingerprint(self, data):
+    prints = {
+        dataclasses.replace(data, augmentation=name).fingerprint()
+        for name in ('none', 'flip_crop', 'flip_rotate')
+    }
+    assert len(prints) == 3
+    assert split(data.dataset, num_clients=2).fingerprint() in prints
+
+  def test_is_for_images(self):
+    with pytest.raises(ValueError, match='augment=flip_crop is for images'):
+      dataclasses.replace(split(), augmentation='flip_crop')
 
 
 class TestDomains:

@@ -4,8 +4,10 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 import numpy as np
+import parts as parts_lib
 import pytest
 
+from tff_bn.data import dirichlet
 from tff_bn.data import splits
 
 # FedTAN, Appendix D: which of ten classes five clients have.
@@ -16,21 +18,6 @@ APPENDIX_D = {
     8: ['1111111100', '0011111111', '1100111111', '1111001111', '1111110011'],
     10: ['1111111111'] * 5,
 }
-
-
-def label_counts(parts, labels, num_classes):
-  return np.array(
-      [np.bincount(labels[part], minlength=num_classes) for part in parts]
-  )
-
-
-def assert_cover(parts, num_samples):
-  """Every sample is in exactly one part, and each part is increasing."""
-  np.testing.assert_array_equal(
-      np.sort(np.concatenate(parts)), np.arange(num_samples)
-  )
-  for part in parts:
-    assert (np.diff(part) > 0).all()
 
 
 def assert_equal_parts(a, b):
@@ -47,7 +34,10 @@ def differ(a, b):
 # num_clients, seed), if it covers all samples.
 COVERING = {
     'iid': lambda y, n, s: splits.split_iid(len(y), n, s),
-    'dirichlet': lambda y, n, s: splits.split_by_dirichlet(y, n, 0.3, s),
+    'dirichlet': lambda y, n, s: dirichlet.split_by_dirichlet(y, n, 0.3, s),
+    'dirichlet by client': lambda y, n, s: dirichlet.split_by_client_dirichlet(
+        y, 5, n, 0.3, s
+    ),
     'gamma': lambda y, n, s: splits.split_by_gamma_similarity(y, n, 0.4, s),
     'unbalanced': lambda y, n, s: splits.split_unbalanced(len(y), n, 1.5, s),
 }
@@ -71,7 +61,7 @@ class TestEverySplit:
     labels, num_clients = data
     parts = COVERING[name](labels, num_clients, seed)
     assert len(parts) == num_clients
-    assert_cover(parts, len(labels))
+    parts_lib.assert_cover(parts, len(labels))
     assert all(part.size for part in parts)
     np.random.seed(0)
     assert_equal_parts(parts, COVERING[name](labels, num_clients, seed))
@@ -155,7 +145,7 @@ class TestClasses:
   def test_appendix_d(self, classes_per_client):
     labels = np.random.default_rng(0).permutation(np.arange(1200) % 10)
     parts = splits.split_by_classes(labels, 10, 5, classes_per_client, seed=0)
-    counts = label_counts(parts, labels, 10)
+    counts = parts_lib.label_counts(parts, labels, 10)
     shares = counts / counts.sum(axis=1, keepdims=True)
     expected = [[int(c) for c in row] for row in APPENDIX_D[classes_per_client]]
     np.testing.assert_allclose(
@@ -163,7 +153,7 @@ class TestClasses:
     )
     # All clients have the same size, and every class is fully used.
     assert set(counts.sum(axis=1)) == {1200 // 5}
-    assert_cover(parts, 1200)
+    parts_lib.assert_cover(parts, 1200)
 
   @settings(max_examples=30, deadline=None)
   @given(
@@ -188,7 +178,7 @@ class TestClasses:
     )
     chosen = np.concatenate(parts)
     assert len(np.unique(chosen)) == len(chosen)
-    counts = label_counts(parts, labels, num_classes)
+    counts = parts_lib.label_counts(parts, labels, num_classes)
     assert ((counts > 0).sum(axis=1) == per_client).all()
     assert len(np.unique(counts[counts > 0])) == 1
 
@@ -197,12 +187,13 @@ class TestClasses:
     # Each class has two of the three clients, so class 1 gives 7 // 2 each.
     parts = splits.split_by_classes(labels, 3, 3, 2, seed=0)
     np.testing.assert_array_equal(
-        label_counts(parts, labels, 3), [[3, 3, 0], [3, 0, 3], [0, 3, 3]]
+        parts_lib.label_counts(parts, labels, 3),
+        [[3, 3, 0], [3, 0, 3], [0, 3, 3]],
     )
 
   def test_one_class_per_client_gives_all_classes(self):
     labels = np.repeat(np.arange(10), 6)
-    counts = label_counts(
+    counts = parts_lib.label_counts(
         splits.split_by_classes(labels, 10, 12, 1, seed=0), labels, 10
     )
     # Clients 10 and 11 share the classes of clients 0 and 1.
@@ -218,7 +209,7 @@ class TestClasses:
   def test_twenty_of_a_hundred_classes_are_disjoint_for_five_clients(self):
     labels = np.repeat(np.arange(100), 5)
     parts = splits.split_by_classes(labels, 100, 5, 20, seed=0)
-    assert_cover(parts, 500)
+    parts_lib.assert_cover(parts, 500)
     for client, part in enumerate(parts):
       assert set(labels[part]) == set(range(20 * client, 20 * client + 20))
 
@@ -251,66 +242,6 @@ class TestClasses:
       splits.split_by_classes(np.array([0, 0, 2, 2]), 3, 3, 1, 0)
 
 
-class TestDirichlet:
-
-  @pytest.mark.parametrize('alpha', [0.05, 0.5, 5.0])
-  def test_shares_have_mean_and_variance_of_the_distribution(self, alpha):
-    num_classes, per_class, num_clients = 1500, 100, 8
-    labels = np.repeat(np.arange(num_classes), per_class)
-    parts = splits.split_by_dirichlet(labels, num_clients, alpha, seed=0)
-    shares = label_counts(parts, labels, num_classes) / per_class
-    # A client's share of a class is Beta(α, (n-1)α).
-    mean = 1 / num_clients
-    variance = mean * (1 - mean) / (num_clients * alpha + 1)
-    np.testing.assert_allclose(shares.mean(axis=1), mean, atol=0.03)
-    np.testing.assert_allclose(shares.var(), variance, rtol=0.06)
-    # The shares of different classes are independent.
-    assert abs(np.corrcoef(shares[0, 1:], shares[0, :-1])[0, 1]) < 0.1
-
-  @pytest.mark.parametrize('alpha', [1e-12, 1e-3, 1e6])
-  def test_extreme_concentrations(self, alpha):
-    labels = np.repeat(np.arange(40), 100)
-    parts = splits.split_by_dirichlet(labels, 4, alpha, seed=0)
-    shares = label_counts(parts, labels, 40) / 100
-    if alpha < 1:
-      assert (shares.max(axis=0) > 0.98).all()
-    else:
-      np.testing.assert_allclose(shares, 0.25, atol=0.011)
-
-  def test_every_client_gets_a_sample_of_the_largest(self):
-    # One class that goes to one client; the others get one sample each.
-    parts = splits.split_by_dirichlet(np.zeros(50, int), 10, 1e-9, seed=0)
-    assert sorted(len(part) for part in parts) == [1] * 9 + [41]
-    assert_cover(parts, 50)
-
-  def test_empty_clients_take_from_the_largest_of_the_moment(self):
-    sizes = [0, 7, 0, 9, 0, 0, 9, 1, 0, 0, 0]
-    labels = np.repeat(np.arange(35), 1)
-    shares = np.zeros(len(sizes))
-    with pytest.MonkeyPatch.context() as monkeypatch:
-      # Each class goes to the next client that still lacks samples.
-      owners = iter(np.repeat(np.arange(len(sizes)), sizes))
-
-      def draw(alpha, size, rng):
-        del alpha, size, rng
-        share = shares.copy()
-        share[next(owners)] = 1
-        return share
-
-      monkeypatch.setattr(splits, '_dirichlet', draw)
-      parts = splits.split_by_dirichlet(
-          labels[: sum(sizes)], len(sizes), 1.0, seed=0
-      )
-    # The first of the largest gives first: 3, 6, 3, 6, then 1 (7), 3 (7), 6.
-    assert [len(part) for part in parts] == [1, 6, 1, 6, 1, 1, 6, 1, 1, 1, 1]
-    assert_cover(parts, sum(sizes))
-
-  @pytest.mark.parametrize('alpha', [0, -1.0, np.inf, np.nan])
-  def test_refuses_bad_concentration(self, alpha):
-    with pytest.raises(ValueError, match='dirichlet_alpha=.*greater than 0'):
-      splits.split_by_dirichlet(np.zeros(9, int), 2, alpha, 0)
-
-
 class TestGammaSimilarity:
 
   @settings(max_examples=40, deadline=None)
@@ -325,27 +256,27 @@ class TestGammaSimilarity:
     parts = splits.split_by_gamma_similarity(labels, num_clients, gamma, 0)
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-    assert_cover(parts, num_samples)
+    parts_lib.assert_cover(parts, num_samples)
 
   def test_zero_is_sorted_by_label(self):
     labels = np.random.default_rng(0).permutation(np.arange(1000) % 10)
     parts = splits.split_by_gamma_similarity(labels, 10, 0.0, seed=0)
     np.testing.assert_array_equal(
-        label_counts(parts, labels, 10), 100 * np.eye(10)
+        parts_lib.label_counts(parts, labels, 10), 100 * np.eye(10)
     )
 
   def test_one_is_iid(self):
     labels = np.arange(10_000) % 10
     parts = splits.split_by_gamma_similarity(labels, 5, 1.0, seed=0)
     # Mean 200, standard deviation 12.
-    counts = label_counts(parts, labels, 10)
+    counts = parts_lib.label_counts(parts, labels, 10)
     np.testing.assert_allclose(counts, 200, atol=60)
     assert np.ptp(counts) > 0
 
   def test_gamma_is_the_share_that_is_random(self):
     labels = np.arange(20_000) % 10
     parts = splits.split_by_gamma_similarity(labels, 10, 0.3, seed=0)
-    counts = label_counts(parts, labels, 10)
+    counts = parts_lib.label_counts(parts, labels, 10)
     # 600 of each client's 2,000 samples are random, a tenth of these of its
     # own class; the borders of the chunks move by some tens.
     np.testing.assert_allclose(np.diag(counts), 1400 + 60, atol=100)
@@ -372,8 +303,8 @@ class TestDomains:
       self, num_clients
   ):
     labels, domains, parts = self.split(num_clients)
-    assert_cover(parts, 300)
-    counts = label_counts(parts, labels, 4)
+    parts_lib.assert_cover(parts, 300)
+    counts = parts_lib.label_counts(parts, labels, 4)
     for client, part in enumerate(parts):
       assert set(domains[part]) == {client % 3}
     for domain in range(3):

@@ -26,6 +26,7 @@ SHAPES = {
     'vgg11': (32, 32, 3),
     'vgg13': (32, 32, 3),
     'resnet20_wide': (32, 32, 3),
+    'fedbn_two_layer': (10,),
     'alexnet_bn': (95, 95, 3),
     'abide_mlp': (5995,),
 }
@@ -82,6 +83,7 @@ class TestEveryModel:
         'vgg11': 8,
         'vgg13': 10,
         'resnet20_wide': 19,
+        'fedbn_two_layer': 1,
         'alexnet_bn': 7,
         'abide_mlp': 2,
     }
@@ -374,6 +376,24 @@ class TestMlp3:
   def test_takes_vectors(self):
     model = build('mlp3', input_shape=(5,), num_classes=3)
     assert model.count_params() == 5 * 30 + 4 * 30 + 30 * 3 + 3
+
+
+class TestFedBnTwoLayer:
+
+  def test_hidden_layer_of_100_neurons(self):
+    model = build('fedbn_two_layer', num_classes=2)
+    assert [w.shape for w in model.trainable_weights] == [
+        (10, 100), (100,), (100,), (100, 2), (2,),
+    ]  # fmt: skip
+    assert order_of(model, 'Dense', 'BatchNormalization', 'ReLU') == [
+        'Dense', 'BatchNormalization', 'ReLU', 'Dense',
+    ]  # fmt: skip
+
+  def test_hidden_weights_are_normal(self):
+    model = build('fedbn_two_layer', 'none', input_shape=(400,))
+    kernel, bias = model.get_layer('hidden').get_weights()
+    np.testing.assert_allclose(kernel.std(), 1, atol=0.02)
+    np.testing.assert_allclose(bias.std(), 1, atol=0.3)
 
 
 class TestFbnCnn:

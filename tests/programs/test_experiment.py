@@ -18,6 +18,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import experiment
 from tff_bn.programs import jobs
 from tff_bn.programs import registry
+from tff_bn.programs import run_data
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
 
@@ -172,6 +173,8 @@ def test_split_settings_reach_the_data():
   unequal = sizes('--split=unbalanced', '--imbalance=3')
   assert max(unequal) > 5 * min(unequal)
   assert np.ptp(sizes('--split=unbalanced', '--imbalance=0')) <= 1
+  by_client = sizes('--split=dirichlet', '--dirichlet_by=client')
+  assert np.ptp(by_client) <= 1 < np.ptp(sizes('--split=dirichlet'))
   few = _data('--split=dirichlet', '--dirichlet_alpha=0.01')
   many = _data('--split=dirichlet', '--dirichlet_alpha=100')
   assert (few.label_distribution() == 0).mean() > 0.5
@@ -180,6 +183,13 @@ def test_split_settings_reach_the_data():
   assert (_data('--split=gamma', '--gamma=0').label_distribution() == 0).any()
   resized = _data('--image_size=10x12')
   assert resized.dataset.input_shape == (10, 12, 1)
+  part = _data('--split=iid', '--train_share=0.25')
+  assert len(part.dataset.y_train) == round(0.25 * 1437)
+  few_of_each = _data(
+      *('--split=domains', '--dataset=digits_domains'),
+      *('--samples_per_domain=7', '--num_clients=5'),
+  )
+  assert [len(i) for i in few_of_each.train_indices.values()] == 5 * [7]
   domains = _data('--split=domains', '--dataset=digits_domains')
   assert 'inverted' in domains.client_ids
 
@@ -733,3 +743,83 @@ def test_training_config():
   assert config.seed == 5
   assert config.evaluate_every == 7
   assert config.checkpoint_every == 6
+
+
+def test_settings_of_the_pixels_reach_the_data():
+  data = _data('--split=iid')
+  assert data.dataset.scaling is None
+  assert data.augmentation == 'none'
+  data = _data('--pixel_scaling=symmetric', '--augment=flip_rotate')
+  np.testing.assert_array_equal(data.dataset.scaling.mean, [0.5])
+  assert data.augmentation == 'flip_rotate'
+  # Workers make the same data.
+  again = data.recipe()
+  assert again.augmentation == 'flip_rotate'
+  assert again.fingerprint() == data.fingerprint()
+
+
+def test_seed_decides_which_part_is_used():
+  a, b, c = (
+      _data('--split=iid', '--train_share=0.1', f'--seed={seed}').dataset
+      for seed in (3, 3, 4)
+  )
+  np.testing.assert_array_equal(a.x_train, b.x_train)
+  assert (a.x_train != c.x_train).any()
+
+
+def test_held_out_clients_are_not_in_the_data(monkeypatch):
+  arguments = (
+      *('--split=iid', '--num_clients=5', '--attack=label_flip'),
+      *('--num_attackers=1', '--pixel_scaling=standardized'),
+  )
+  settings = _settings(*arguments, '--held_out_clients=client_0,client_3')
+  recipe = run_data.DataRecipe.of(settings)
+  everything = _data(*arguments[:2])
+  training, held_out = recipe.split_and_hold_out(settings.load())
+  assert training.client_ids == ('client_1', 'client_2', 'client_4')
+  assert held_out.client_ids == ('client_0', 'client_3')
+  assert held_out.dataset.scaling is training.dataset.scaling
+  used = np.concatenate(list(training.train_indices.values()))
+  np.testing.assert_allclose(
+      training.dataset.scaling.mean[0],
+      everything.dataset.x_train[used].mean(),
+      rtol=1e-5,
+  )
+  # The first client that trains is the attacker.
+  labels = everything.dataset.y_train
+  flipped = np.flatnonzero(training.dataset.y_train != labels)
+  assert set(flipped) <= set(everything.train_indices['client_1'])
+  np.testing.assert_array_equal(held_out.dataset.y_train, labels)
+  assert recipe().fingerprint() == training.fingerprint()
+  # Rules count the clients that train.
+  numbers = []
+  monkeypatch.setattr(
+      settings_lib.RunSettings,
+      'build_rule',
+      lambda self, target, seed, num_clients: numbers.append(num_clients),
+  )
+  experiment._rule(settings, 'model')
+  assert numbers == [3]
+
+
+def test_unknown_held_out_client():
+  with pytest.raises(
+      ValueError,
+      match='held_out_clients=client_7: there is no client client_7. The 5 cl',
+  ):
+    _data('--num_clients=5', '--split=iid', '--held_out_clients=client_7')
+
+
+def test_held_out_clients_need_batch_normalization(tmp_path):
+  settings = _settings(
+      *('--held_out_clients=client_1', '--normalization=layer'),
+      '--model=mlp3',
+  )
+  with pytest.raises(
+      ValueError,
+      match=(
+          '--held_out_clients=client_1 tests BN statistics, but --model=mlp3'
+          ' with --normalization=layer has no batch'
+      ),
+  ):
+    experiment.prepare([settings], [tmp_path], skip_finished=False)

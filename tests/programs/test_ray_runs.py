@@ -61,6 +61,9 @@ def test_a_robust_rule_and_local_models(tmp_path):
         '--algorithm=silobn',
         '--model_aggregator=median',
         '--clients_per_round=5',
+        '--augment=flip_rotate',
+        '--pixel_scaling=standardized',
+        '--train_share=0.5',
         f'--output_dir={tmp_path / name}',
     ]
     assert train.run(arguments) == 0

@@ -8,6 +8,7 @@ import pytest
 
 from tff_bn.programs import cli
 from tff_bn.programs import compare
+from tff_bn.programs import parsers
 from tff_bn.programs import registry
 from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings
@@ -75,8 +76,14 @@ def test_every_value_reaches_its_setting():
       dataset='digits_domains',
       data_dir='/data',
       image_size='9x8',
+      pixel_scaling='standardized',
+      train_share=0.5,
+      samples_per_domain=20,
       split='dirichlet',
       num_clients=7,
+      dirichlet_by='client',
+      held_out_clients=('client_1',),
+      held_out_prior=8.0,
       dirichlet_alpha=0.25,
       model='mlp3',
       normalization='none',
@@ -98,6 +105,7 @@ def test_every_value_reaches_its_setting():
       client_warmup_rounds=20,
       client_warmup_steps=30,
       max_failed_rounds=5,
+      augment='flip_crop',
       client_weighting='uniform',
       jit_compile=True,
       server_optimizer='sgdm',
@@ -109,7 +117,9 @@ def test_every_value_reaches_its_setting():
       checkpoint_every=4,
       save_client_models='all',
   )
-  resolved = _resolve(*(f'--{name}={value}' for name, value in given.items()))
+  resolved = _resolve(
+      *(f'--{name}={parsers.to_text(value)}' for name, value in given.items())
+  )
   no_effect = ('local_steps', 'classes_per_client', 'gamma', 'imbalance')
   no_effect += ('moments', 'sync_rounds', 'after_sync_factor')
   no_effect += ('fixbn_rounds', 'pooled', 'fbn_backward', 'dsgd_momentum')
@@ -164,6 +174,10 @@ def test_every_value_reaches_its_setting():
         ['--algorithm=dsgd', '--local_steps=1', '--client_warmup_steps=5'],
         ['--client_gradient_clip_norm=0.5', '--max_failed_rounds=1'],
         ['--attack=label_flip', '--num_attackers=3'],
+        ['--held_out_clients=client_1,client_2', '--augment=flip_rotate'],
+        ['--dataset=domains:a=npz:x y.npz,digits', '--split=domains'],
+        ['--train_share=0.25', '--pixel_scaling=symmetric'],
+        ['--split=dirichlet', '--dirichlet_by=client'],
         ['--attack=alie', '--num_attackers=3', '--attack_target=statistics'],
     ],
 )
@@ -527,6 +541,40 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         (['--dirichlet_alpha=1'], '--dirichlet_alpha=1.0 is only for'),
         (['--imbalance=1'], '--imbalance=1.0 is only for --split=unbalanced'),
         (['--gamma=0.5'], '--gamma=0.5 is only for --split=gamma'),
+        (
+            ['--dirichlet_by=client'],
+            '--dirichlet_by=client is only for --split=dirichlet',
+        ),
+        (
+            ['--held_out_prior=4'],
+            '--held_out_prior=4.0 has no effect without --held_out_clients',
+        ),
+        (
+            ['--num_clients=2', '--held_out_clients=client_1,client_0'],
+            '--held_out_clients=client_1,client_0 leaves none of the 2 clients',
+        ),
+        (
+            ['--algorithm=single', '--held_out_clients=client_1'],
+            '--held_out_clients=client_1 is impossible with single: its clients'
+            ' share nothing, so there is no common model for other clients.',
+        ),
+        (
+            [
+                '--held_out_clients=client_1',
+                '--num_clients=4',
+                '--clients_per_round=4',
+            ],
+            '--clients_per_round=4 asks for more clients than --num_clients=4'
+            ' without --held_out_clients=client_1; use at most 3',
+        ),
+        (
+            [
+                '--held_out_clients=client_1,client_2',
+                '--attack=sf',
+                '--num_attackers=8',
+            ],
+            '--num_attackers=8 must be less than the 8 clients of a round.',
+        ),
         (
             ['--server_momentum=0.5'],
             '--server_momentum=0.5 is only for --server_optimizer=sgdm',

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import data as tff_bn_data
 from tff_bn import runtime
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
@@ -104,6 +105,24 @@ def test_batches_equal_the_client_dataset(dtype, client_ids, draw):
   there = pickle.loads(pickle.dumps(dataset))
   assert there.element_spec == data.element_spec
   assert _batches(there.build(), data) == expected
+
+
+@pytest.mark.parametrize('augmentation', ['flip_crop', 'flip_rotate'])
+@pytest.mark.parametrize('augment', [True, False])
+def test_augmented_and_scaled_batches_are_the_same(augmentation, augment):
+  dataset = tff_bn_data.load_dataset('generated:6x5x2:3:30')
+  data = tff_bn_data.split_dataset(dataset, 'iid', 2, 0)
+  data = dataclasses.replace(
+      data.scaled('standardized'), augmentation=augmentation
+  )
+  draw = dict(_DRAW, augment=augment)
+  own = round_data.RoundDataset(data, ['client_1'], **draw)
+  expected = _expected(data, ['client_1'], draw)
+  there = pickle.loads(pickle.dumps(own))
+  assert _batches(own.build(), data) == expected
+  assert _batches(there.build(), data) == expected
+  plain = dataclasses.replace(data, augmentation='none')
+  assert (expected == _expected(plain, ['client_1'])) == (not augment)
 
 
 @pytest.mark.parametrize('client_ids', [['a'], ['b', 'a']])

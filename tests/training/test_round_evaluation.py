@@ -78,6 +78,8 @@ def test_evaluations_and_the_final_model_use_the_evaluation_state(
           batch_size=_FAKE_CONFIG.batch_size,
           local_steps=None,
           local_epochs=1,
+          # Statistics are those of the images themselves.
+          augment=False,
       )
       for round_num in rounds
       for client_id in data.client_ids

@@ -181,6 +181,7 @@ class TestSampling:
             batch_size=4,
             local_steps=2,
             local_epochs=None,
+            augment=True,
         )
         for client_id in training_fakes.CLIENT_IDS
     ]

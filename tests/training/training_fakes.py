@@ -90,6 +90,7 @@ class FakeData:
       batch_size,
       local_steps=None,
       local_epochs=None,
+      augment=True,
   ):
     self.calls.append(
         dict(
@@ -99,6 +100,7 @@ class FakeData:
             batch_size=batch_size,
             local_steps=local_steps,
             local_epochs=local_epochs,
+            augment=augment,
         )
     )
     numbers = [CLIENT_IDS.index(client_id) for client_id in client_ids]

@@ -1,8 +1,9 @@
-"""Measurements of the traffic of training and of normalization errors.
+"""Measurements: traffic, normalization errors, and FedBN's toy example.
 
 Members that need TensorFlow Federated are imported when they are first used.
 """
 
+from tff_bn.analysis import fedbn_toy
 from tff_bn.analysis import normalization_error
 from tff_bn.imports import lazy
 
@@ -16,6 +17,6 @@ _WITH_TFF = {
     'messages': 'communication',
 }
 
-__all__ = ['normalization_error', *_WITH_TFF]
+__all__ = ['fedbn_toy', 'normalization_error', *_WITH_TFF]
 
 __getattr__, __dir__ = lazy.attach(__name__, _WITH_TFF, needs_tff=_WITH_TFF)

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import dataset_options
+from tff_bn.data import scaling as scaling_lib
 
 # An iterator over a dataset that calls a function takes milliseconds to make,
 # which is longer than a step of a small model. Up to this size, batches are
@@ -32,53 +33,83 @@ class Batches:
     passes: The positions of the samples. A batch ends where its pass ends.
     batch_size: The number of samples in a batch. The last batch of a pass may
       be smaller.
+    transforms: The transform of each image of all passes, of shape `[n, 2, 3]`,
+      see `tff_bn.data.augmentation`; `None`: images stay as they are.
   """
 
   passes: Sequence[np.ndarray]
   batch_size: int
+  transforms: Optional[np.ndarray] = None
 
-  def dataset(self, x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
+  def dataset(
+      self,
+      x: np.ndarray,
+      y: np.ndarray,
+      scaling: Optional[scaling_lib.Scaling] = None,
+  ) -> tf.data.Dataset:
     """Builds a dataset of the batches.
 
     Args:
       x: All samples, uint8 or float32.
       y: Their classes, int32.
+      scaling: How images are scaled after they were transformed. Default: not.
 
     Returns:
-      Batches of `x` as float32 (uint8 is scaled to [0, 1]) and `y`. The dataset
-      stores its batches if they take at most 4 MB. Otherwise it stores only
-      the samples that occur in it, each once.
+      Batches of `x` as float32 (uint8 is scaled to [0, 1] first) and `y`. The
+      dataset stores its batches if they take at most 4 MB and are not
+      transformed. Otherwise it stores only the samples that occur in it, each
+      once.
     """
     return tf.data.experimental.from_variant(
-        self.to_variant(x, y),
+        self.to_variant(x, y, scaling),
         (
             tf.TensorSpec((None, *x.shape[1:]), tf.float32),
             tf.TensorSpec((None,), tf.int32),
         ),
     )
 
-  def to_variant(self, x: np.ndarray, y: np.ndarray) -> tf.Tensor:
+  def to_variant(
+      self,
+      x: np.ndarray,
+      y: np.ndarray,
+      scaling: Optional[scaling_lib.Scaling] = None,
+  ) -> tf.Tensor:
     """Returns the variant tensor of `dataset`."""
     parts = self._parts()
     shape = x.shape[1:]
     num_values = sum(map(len, parts)) * math.prod(shape)
-    if num_values <= _MAX_COPIED_VALUES and len(parts) <= _MAX_COPIED_PARTS:
+    if (
+        self.transforms is None
+        and num_values <= _MAX_COPIED_VALUES
+        and len(parts) <= _MAX_COPIED_PARTS
+    ):
       build = _traced_slices(len(parts), shape)
       arrays = [
           array
           for indices in parts
-          for array in (_scaled(x[indices]), y[indices])
+          for array in (_scaled(x[indices], scaling), y[indices])
       ]
       return _call(build, np.int64(self.batch_size), *arrays)
     order = np.concatenate(parts)
     samples, positions = np.unique(order, return_inverse=True)
+    options = []
+    if self.transforms is not None:
+      options.append(_eight_numbers(self.transforms))
+    if scaling is not None:
+      options += [scaling.mean, scaling.deviation]
     return _call(
-        _traced_gather(x.dtype.name, shape),
+        _traced_gather(
+            x.dtype.name,
+            shape,
+            is_transformed=self.transforms is not None,
+            is_scaled=scaling is not None,
+        ),
         x[samples],
         y[samples],
         positions.astype(np.int32),
         *self._ranges(parts),
         _WHITE if x.dtype == np.uint8 else np.float32(1),
+        *options,
     )
 
   def _parts(self) -> list[np.ndarray]:
@@ -105,9 +136,18 @@ class Batches:
     return starts, np.append(starts[1:], ends[-1])
 
 
-def _scaled(x: np.ndarray) -> np.ndarray:
-  """Scales uint8 to [0, 1]; keeps float32."""
-  return x / _WHITE if x.dtype == np.uint8 else x
+def _scaled(
+    x: np.ndarray, scaling: Optional[scaling_lib.Scaling]
+) -> np.ndarray:
+  """Scales uint8 to [0, 1], and scales this, or float32, further."""
+  x = x / _WHITE if x.dtype == np.uint8 else x
+  return x if scaling is None else (x - scaling.mean) / scaling.deviation
+
+
+def _eight_numbers(transforms: np.ndarray) -> np.ndarray:
+  """Returns transforms as TensorFlow's kernel takes them."""
+  # The last two numbers are the denominator of a projective transform.
+  return np.pad(transforms.reshape([-1, 6]), ((0, 0), (0, 2)))
 
 
 def _call(function: Callable[..., tf.Tensor], *arrays: Any) -> tf.Tensor:
@@ -150,24 +190,43 @@ def _traced_slices(
 
 @functools.lru_cache
 def _traced_gather(
-    dtype: str, shape: tuple[int, ...]
+    dtype: str, shape: tuple[int, ...], *, is_transformed: bool, is_scaled: bool
 ) -> Callable[..., tf.Tensor]:
   """Returns a function that gathers the samples of each batch.
 
   Its arguments are samples and their classes, the positions of these in the
   order in which they occur, where in this order each batch starts and stops,
   and the number by which the samples are divided. This is no constant, because
-  TensorFlow would multiply by its inverse, which rounds differently.
+  TensorFlow would multiply by its inverse, which rounds differently. Optional
+  arguments are the transforms of the samples, in the order in which they occur,
+  and the mean and the deviation of each channel.
   """
 
-  def gather(x, y, positions, starts, stops, divisor):
+  def gather(x, y, positions, starts, stops, divisor, *options):
     def batch(start, stop):
       chosen = positions[start:stop]
       samples = tf.cast(tf.gather(x, chosen), tf.float32) / divisor
+      if is_transformed:
+        samples = tf.raw_ops.ImageProjectiveTransformV3(
+            images=samples,
+            transforms=options[0][start:stop],
+            output_shape=shape[:2],
+            fill_value=0.0,
+            interpolation='NEAREST',
+            fill_mode='CONSTANT',
+        )
+      if is_scaled:
+        mean, deviation = options[-2:]
+        samples = (samples - mean) / deviation
       return samples, tf.gather(y, chosen)
 
     return tf.data.Dataset.from_tensor_slices((starts, stops)).map(batch)
 
+  options = []
+  if is_transformed:
+    options.append(tf.TensorSpec((None, 8), tf.float32))
+  if is_scaled:
+    options += 2 * [tf.TensorSpec(shape[-1:], tf.float32)]
   return _trace(
       gather,
       tf.TensorSpec((None, *shape), dtype),
@@ -176,4 +235,5 @@ def _traced_gather(
       tf.TensorSpec((None,), tf.int64),
       tf.TensorSpec((None,), tf.int64),
       tf.TensorSpec((), tf.float32),
+      *options,
   )

@@ -1,11 +1,14 @@
 """A classification dataset in memory, and the checks of its arrays."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import hashlib
 from typing import Any, Optional
 
 import numpy as np
+
+from tff_bn.data import scaling as scaling_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -15,8 +18,8 @@ class Dataset:
   Attributes:
     name: The dataset's name for `load_dataset`.
     x_train: Training samples: images `[n, height, width, channels]` or vectors
-      `[n, features]`. float32 values are used unchanged; uint8 values are
-      divided by 255 when batches are built.
+      `[n, features]`. uint8 values are divided by 255 when batches are built;
+      float32 values are used unchanged. After that, `scaling` is applied.
     y_train: The classes of the training samples, int32 of shape `[n]`.
     x_test: Test samples, like `x_train`.
     y_test: The classes of the test samples, like `y_train`.
@@ -29,6 +32,7 @@ class Dataset:
       in `writer_names`, int32 of shape `[n]`.
     writer_test: The same for the test samples.
     writer_names: The names of the natural clients.
+    scaling: How the pixels are scaled when batches are built; `None`: not.
   """
 
   name: str
@@ -43,11 +47,43 @@ class Dataset:
   writer_train: Optional[np.ndarray] = None
   writer_test: Optional[np.ndarray] = None
   writer_names: tuple[str, ...] = ()
+  scaling: Optional[scaling_lib.Scaling] = None
 
   @property
   def input_shape(self) -> tuple[int, ...]:
     """The shape of one sample."""
     return self.x_train.shape[1:]
+
+  def replace_samples(
+      self, change: Callable[[np.ndarray], np.ndarray]
+  ) -> 'Dataset':
+    """Returns the dataset with changed training and test samples.
+
+    Args:
+      change: Returns the changed samples, in the same order.
+    """
+    return dataclasses.replace(
+        self, x_train=change(self.x_train), x_test=change(self.x_test)
+    )
+
+  def with_training_samples(self, indices: np.ndarray) -> 'Dataset':
+    """Returns the dataset with only some of the training samples.
+
+    Args:
+      indices: Their positions.
+    """
+    arrays = {
+        name: getattr(self, name)
+        for name in ('x_train', 'y_train', 'domain_train', 'writer_train')
+    }
+    return dataclasses.replace(
+        self,
+        **{
+            name: array[indices]
+            for name, array in arrays.items()
+            if array is not None
+        },
+    )
 
   def fingerprint(self) -> str:
     """Returns a hexadecimal hash of all samples and labels."""
@@ -59,6 +95,8 @@ class Dataset:
     for array in (self.x_train, self.y_train, self.x_test, self.y_test):
       digest.update(f'{array.dtype.str}{array.shape}'.encode())
       digest.update(np.ascontiguousarray(array))
+    if self.scaling is not None:
+      digest.update(f'scaling {self.scaling.to_json()}'.encode())
     return digest.hexdigest()
 
 

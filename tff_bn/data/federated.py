@@ -10,8 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import seeding
+from tff_bn.common import spelling
+from tff_bn.data import augmentation as augmentation_lib
 from tff_bn.data import batches
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import scaling as scaling_lib
 
 
 def check_client_ids(client_ids: Iterable[str]) -> None:
@@ -60,19 +63,26 @@ class FederatedData:
       possibly none.
     recipe: Loads the same data in another process, possibly on another machine.
       Without a recipe, the data itself is sent there.
+    augmentation: How training images are changed at random, a key of
+      `tff_bn.data.augmentation.AUGMENTATIONS`.
 
   Raises:
     TypeError: If a client's id is not a string.
-    ValueError: If a client's id can't be encoded as UTF-8.
+    ValueError: If a client's id can't be encoded as UTF-8, or if the
+      augmentation is unknown or impossible.
   """
 
   dataset: dataset_lib.Dataset
   train_indices: Mapping[str, np.ndarray]
   test_indices: Mapping[str, np.ndarray]
   recipe: Optional[Recipe] = None
+  augmentation: str = 'none'
 
   def __post_init__(self):
     check_client_ids(self.train_indices)
+    augmentation_lib.check_augmentation(
+        self.augmentation, self.dataset.name, self.dataset.input_shape
+    )
 
   @functools.cached_property
   def client_ids(self) -> tuple[str, ...]:
@@ -118,6 +128,7 @@ class FederatedData:
       batch_size: int,
       local_steps: Optional[int] = None,
       local_epochs: Optional[int] = None,
+      augment: bool = True,
   ) -> tf.data.Dataset:
     """Builds the dataset on which a client trains in a round.
 
@@ -127,8 +138,8 @@ class FederatedData:
     Args:
       client_ids: The client. Several clients are treated as one that has the
         union of their samples.
-      seed: Determines the order of the samples, together with the clients and
-        the round.
+      seed: Determines the order of the samples and their augmentation, together
+        with the clients and the round.
       round_num: The round, not negative.
       batch_size: The number of samples in a batch.
       local_steps: The number of full batches. The samples are shuffled again
@@ -136,6 +147,7 @@ class FederatedData:
       local_epochs: The number of passes over the samples, each shuffled again.
         The last batch of a pass may be smaller. Give either `local_steps` or
         `local_epochs`.
+      augment: Whether images are augmented as `augmentation` says.
 
     Returns:
       A dataset of batches of the type `element_spec`.
@@ -151,7 +163,8 @@ class FederatedData:
         batch_size=batch_size,
         local_steps=local_steps,
         local_epochs=local_epochs,
-    ).dataset(self.dataset.x_train, self.dataset.y_train)
+        augment=augment,
+    ).dataset(self.dataset.x_train, self.dataset.y_train, self.dataset.scaling)
 
   def client_batches(
       self,
@@ -162,8 +175,9 @@ class FederatedData:
       batch_size: int,
       local_steps: Optional[int] = None,
       local_epochs: Optional[int] = None,
+      augment: bool = True,
   ) -> batches.Batches:
-    """Returns the positions of the samples in each batch of `client_dataset`.
+    """Returns the batches of `client_dataset`, without the samples.
 
     The arguments and errors are the same as for `client_dataset`.
     """
@@ -190,7 +204,84 @@ class FederatedData:
           f'local_steps={local_steps} and local_epochs={local_epochs}: give'
           ' exactly one of the two.'
       )
-    return batches.Batches(passes, batch_size)
+    transforms = None
+    if augment:
+      transforms = augmentation_lib.draw_transforms(
+          self.augmentation,
+          sum(map(len, passes)),
+          self.dataset.input_shape,
+          seeding.generator(
+              seeding.Stream.AUGMENTATION, seed, round_num, *clients
+          ),
+      )
+    return batches.Batches(passes, batch_size, transforms)
+
+  def hold_out(
+      self, client_ids: Sequence[str]
+  ) -> tuple['FederatedData', 'FederatedData']:
+    """Separates clients from the others.
+
+    Args:
+      client_ids: The clients.
+
+    Returns:
+      The data of the other clients, and the data of these clients, both in the
+      old order and without a recipe. The dataset remains the same.
+
+    Raises:
+      ValueError: If a client is unknown, or no other client is left.
+    """
+    unknown = [c for c in client_ids if c not in self._client_numbers]
+    if unknown:
+      raise ValueError(
+          f'held_out_clients={",".join(client_ids)}: there is no client'
+          f' {unknown[0]}. The {len(self.client_ids)} clients are'
+          f' {spelling.name_some(self.client_ids)}.'
+          f'{spelling.suggestion(unknown[0], self.client_ids)}'
+      )
+    held_out = set(client_ids)
+    if len(held_out) == len(self.client_ids):
+      raise ValueError(
+          f'held_out_clients={",".join(client_ids)} leaves no client for'
+          ' training.'
+      )
+
+    def only(are_held_out: bool) -> 'FederatedData':
+      kept = [c for c in self.client_ids if (c in held_out) is are_held_out]
+      return dataclasses.replace(
+          self,
+          train_indices={c: self.train_indices[c] for c in kept},
+          test_indices={c: self.test_indices[c] for c in kept},
+          recipe=None,
+      )
+
+    return only(False), only(True)
+
+  def scaled(self, name: str) -> 'FederatedData':
+    """Returns the data with scaled pixels.
+
+    Args:
+      name: A key of `tff_bn.data.scaling.PIXEL_SCALINGS`. `standardized` takes
+        its means and deviations from the training images of these clients.
+
+    Returns:
+      The data, with the same recipe.
+
+    Raises:
+      ValueError: See `tff_bn.data.scaling.pixel_scaling`.
+    """
+    used = np.unique(np.concatenate(list(self.train_indices.values())))
+    return self.with_scaling(
+        scaling_lib.pixel_scaling(name, self.dataset, used)
+    )
+
+  def with_scaling(
+      self, scaling: Optional[scaling_lib.Scaling]
+  ) -> 'FederatedData':
+    """Returns the data with another scaling of its pixels."""
+    return dataclasses.replace(
+        self, dataset=dataclasses.replace(self.dataset, scaling=scaling)
+    )
 
   def test_dataset(self, batch_size: int) -> tf.data.Dataset:
     """Builds a dataset of the whole test data in its order.
@@ -234,6 +325,8 @@ class FederatedData:
         name = client_id.encode()
         digest.update(f'{len(name)},{len(indices)};'.encode() + name)
         digest.update(np.ascontiguousarray(indices, np.int64))
+    if self.augmentation != 'none':
+      digest.update(self.augmentation.encode())
     return digest.hexdigest()
 
   def label_distribution(self) -> np.ndarray:
@@ -253,7 +346,7 @@ class FederatedData:
   ) -> tf.data.Dataset:
     _check_positive('batch_size', batch_size)
     return batches.Batches([indices], batch_size).dataset(
-        self.dataset.x_test, self.dataset.y_test
+        self.dataset.x_test, self.dataset.y_test, self.dataset.scaling
     )
 
 

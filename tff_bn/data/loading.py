@@ -1,6 +1,6 @@
 """Loads a dataset by its name."""
 
-import dataclasses
+import functools
 import os
 from typing import Optional
 
@@ -8,7 +8,10 @@ from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import digits
 from tff_bn.data import digits_domains
+from tff_bn.data import domains
 from tff_bn.data import emnist
+from tff_bn.data import fedbn_synthetic
+from tff_bn.data import generated
 from tff_bn.data import image_folder
 from tff_bn.data import images
 from tff_bn.data import names
@@ -26,7 +29,8 @@ def load_dataset(
   Args:
     name: One of `names.DATASET_NAMES`, or a name described by
       `names.OTHER_DATASETS`.
-    data_dir: The folder for downloaded datasets (`tfds:` and `emnist`).
+    data_dir: The folder for downloaded datasets (`tfds:`, `emnist`
+      and `femnist`).
       Default: the folder that their libraries choose.
     image_size: The height and width to resize images to. Default: no resizing.
 
@@ -51,10 +55,8 @@ def load_dataset(
         f'image_size={image_size[0]}x{image_size[1]} is for images, but'
         f' dataset={name} has vectors of {dataset.input_shape[0]} features.'
     )
-  return dataclasses.replace(
-      dataset,
-      x_train=images.resize_array(dataset.x_train, image_size),
-      x_test=images.resize_array(dataset.x_test, image_size),
+  return dataset.replace_samples(
+      functools.partial(images.resize_array, image_size=image_size)
   )
 
 
@@ -63,6 +65,15 @@ def _load(
 ) -> dataset_lib.Dataset:
   if name.startswith(names.TFDS_PREFIX):
     return tfds_source.load_tfds(name, data_dir, image_size)
+  if name.startswith(names.DOMAINS_PREFIX):
+    return domains.load_domains(
+        name,
+        functools.partial(
+            load_dataset, data_dir=data_dir, image_size=image_size
+        ),
+    )
+  if name.startswith(names.GENERATED_PREFIX):
+    return generated.load_generated(name)
   if name.startswith(names.FOLDER_PREFIX):
     return image_folder.load_image_folder(name, image_size)
   if names.is_other_dataset(name):
@@ -72,10 +83,12 @@ def _load(
       return digits.load_digits()
     case 'digits_domains':
       return digits_domains.load_digits_domains()
-    case 'emnist':
-      return emnist.load_emnist(data_dir)
+    case 'emnist' | 'femnist':
+      return emnist.load_emnist(data_dir, name)
     case 'emnist_synthetic':
       return emnist.load_emnist_synthetic()
+    case 'fedbn_synthetic':
+      return fedbn_synthetic.load_fedbn_synthetic()
   raise ValueError(
       f'dataset={name} is unknown; the datasets are'
       f' {", ".join(names.DATASET_NAMES)}, and {names.OTHER_DATASETS}.'

@@ -8,37 +8,18 @@ leave out writers) and `draw_iid` (where clients share samples).
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import heapq
 import math
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from tff_bn.common import seeding
+from tff_bn.data import dirichlet
 from tff_bn.data import label_shares
+from tff_bn.data import split_checks
 
 # The number of clients, unless the dataset determines it.
 DEFAULT_NUM_CLIENTS = 10
-
-
-def check_num_clients(num_clients: int, most: int, what: str) -> None:
-  """Checks the number of clients.
-
-  Args:
-    num_clients: The number of clients.
-    most: The largest possible number.
-    what: The noun that `most` counts in the error, such as 'writers in emnist'.
-
-  Raises:
-    ValueError: If the number is less than 1 or more than `most`.
-  """
-  if num_clients < 1:
-    raise ValueError(f'num_clients={num_clients} is too small; use at least 1.')
-  if num_clients > most:
-    raise ValueError(
-        f'num_clients={num_clients} asks for more clients than the {most}'
-        f' {what}; use at most {most}.'
-    )
 
 
 def split_iid(
@@ -57,7 +38,7 @@ def split_iid(
   Raises:
     ValueError: If there are no clients, or more clients than samples.
   """
-  check_num_clients(num_clients, num_samples, 'training samples')
+  split_checks.check_num_clients(num_clients, num_samples, 'training samples')
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   return _sorted(np.array_split(rng.permutation(num_samples), num_clients))
 
@@ -122,7 +103,7 @@ def split_by_classes(
     ValueError: If `classes_per_client` is not in 1..`num_classes`, or if a
       class has fewer samples than clients.
   """
-  check_num_clients(num_clients, len(labels), 'training samples')
+  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
   if not 1 <= classes_per_client <= num_classes:
     raise ValueError(
         f'classes_per_client={classes_per_client} must be between 1 and the'
@@ -156,68 +137,6 @@ def split_by_classes(
   return _sorted([np.concatenate(part) for part in parts])
 
 
-def split_by_dirichlet(
-    labels: np.ndarray, num_clients: int, alpha: float, seed: int
-) -> list[np.ndarray]:
-  """Splits each class in proportions drawn from a Dirichlet distribution.
-
-  The clients' shares of each class are drawn from Dir(α, ..., α). With a small
-  α, few clients have most of a class; with a large α, all have similar shares.
-  A client without samples gets one from the client that has the most.
-
-  Args:
-    labels: The samples' classes, integers of shape `[n]`.
-    num_clients: The number of clients.
-    alpha: The concentration α > 0.
-    seed: Determines the shares and each client's samples.
-
-  Returns:
-    Each client's indices, at least one.
-
-  Raises:
-    ValueError: If α is not positive or not finite, if there are no clients, or
-      more clients than samples.
-  """
-  check_num_clients(num_clients, len(labels), 'training samples')
-  if not (alpha > 0 and math.isfinite(alpha)):
-    raise ValueError(
-        f'dirichlet_alpha={alpha} must be a finite number greater than 0.'
-    )
-  rng = seeding.generator(seeding.Stream.SPLIT, seed)
-  shares: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-  for label in np.unique(labels):
-    pool = rng.permutation(np.flatnonzero(labels == label))
-    cumulative = np.cumsum(_dirichlet(alpha, num_clients, rng))
-    cuts = np.round(cumulative[:-1] * len(pool)).astype(int)
-    for share, samples in zip(shares, np.split(pool, cuts)):
-      share.append(samples)
-  parts = [np.concatenate(share) for share in shares]
-  # The largest part comes first; of equal parts, the first client's.
-  by_size = [(-part.size, client) for client, part in enumerate(parts)]
-  heapq.heapify(by_size)
-  for client, part in enumerate(parts):
-    if not part.size:
-      _, largest = by_size[0]
-      taken = rng.integers(parts[largest].size)
-      parts[client] = parts[largest][taken : taken + 1]
-      parts[largest] = np.delete(parts[largest], taken)
-      heapq.heapreplace(by_size, (-parts[largest].size, largest))
-  return _sorted(parts)
-
-
-def _dirichlet(alpha: float, size: int, rng: np.random.Generator) -> np.ndarray:
-  """Draws from Dir(alpha, ..., alpha) for any positive alpha.
-
-  NumPy's function hangs if alpha is 1e-12. This one uses logarithms: G·U^(1/α)
-  has the distribution Gamma(α) if G has Gamma(α + 1) and U is uniform
-  (Marsaglia and Tsang 2000).
-  """
-  log_gamma = np.log(rng.standard_gamma(alpha + 1, size))
-  log_gamma += np.log1p(-rng.random(size)) / alpha
-  shares = np.exp(log_gamma - log_gamma.max())
-  return shares / shares.sum()
-
-
 def split_by_gamma_similarity(
     labels: np.ndarray, num_clients: int, gamma: float, seed: int
 ) -> list[np.ndarray]:
@@ -240,7 +159,7 @@ def split_by_gamma_similarity(
     ValueError: If γ is outside [0, 1], if there are no clients, or more clients
       than samples.
   """
-  check_num_clients(num_clients, len(labels), 'training samples')
+  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
   if not 0 <= gamma <= 1:
     raise ValueError(f'gamma={gamma} must be between 0 and 1.')
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
@@ -286,7 +205,7 @@ def split_by_domain(
     ValueError: If the number of clients is not a multiple of the number of
       domains, or if a domain has more clients than samples.
   """
-  check_num_clients(num_clients, len(labels), 'training samples')
+  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
   if num_clients % num_domains:
     raise ValueError(
         f'num_clients={num_clients} is not a multiple of the {num_domains}'
@@ -339,7 +258,7 @@ def split_unbalanced(
     ValueError: If the imbalance is negative or not finite, if there are no
       clients, or more clients than samples.
   """
-  check_num_clients(num_clients, num_samples, 'training samples')
+  split_checks.check_num_clients(num_clients, num_samples, 'training samples')
   if not (imbalance >= 0 and math.isfinite(imbalance)):
     raise ValueError(
         f'imbalance={imbalance} must be a finite number, at least 0.'
@@ -373,7 +292,7 @@ def split_by_writer(
     ValueError: If there are no clients, or more clients than writers.
   """
   present = np.unique(writers)
-  check_num_clients(num_clients, len(present), 'writers')
+  split_checks.check_num_clients(num_clients, len(present), 'writers')
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   chosen = np.sort(rng.choice(present, num_clients, replace=False))
   # One sort for all writers is faster than a pass over the data for each.
@@ -397,6 +316,7 @@ class SplitTask(NamedTuple):
     num_clients: The number of clients.
     seed: The seed of all random choices.
     value: The split's parameter, or `None`.
+    variant: The split's variant, or `None` for its first one.
   """
 
   labels: np.ndarray
@@ -404,6 +324,17 @@ class SplitTask(NamedTuple):
   num_clients: int
   seed: int
   value: Any
+  variant: Optional[str] = None
+
+
+def _make_dirichlet(task: SplitTask) -> list[np.ndarray]:
+  if task.variant == 'client':
+    return dirichlet.split_by_client_dirichlet(
+        task.labels, task.num_classes, task.num_clients, task.value, task.seed
+    )
+  return dirichlet.split_by_dirichlet(
+      task.labels, task.num_clients, task.value, task.seed
+  )
 
 
 # Draws the indices of each client, given the number of samples, the number of
@@ -426,6 +357,10 @@ class Split:
       that.
     client: The noun for a client if the dataset determines the number of
       clients, such as 'writer'.
+    variant: The name of the parameter of `split_dataset` that chooses among the
+      variants of the split, if it has several.
+    variants: The values of this parameter with their descriptions, the default
+      first.
   """
 
   description: str
@@ -433,6 +368,8 @@ class Split:
   parameter: Optional[str] = None
   draw: Optional[Draw] = None
   client: Optional[str] = None
+  variant: Optional[str] = None
+  variants: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 # The splits by name. `split_dataset` and the programs find added entries too.
@@ -457,12 +394,15 @@ SPLITS: dict[str, Split] = {
         parameter='classes_per_client',
     ),
     'dirichlet': Split(
-        'shares of each class drawn from a Dirichlet distribution with'
-        ' concentration `dirichlet_alpha`',
-        lambda task: split_by_dirichlet(
-            task.labels, task.num_clients, task.value, task.seed
-        ),
+        'shares drawn from a Dirichlet distribution with concentration'
+        ' `dirichlet_alpha`, see `dirichlet_by`',
+        _make_dirichlet,
         parameter='dirichlet_alpha',
+        variant='dirichlet_by',
+        variants={
+            'class': 'how each class spreads over the clients; sizes differ',
+            'client': 'the label distribution of each client; equal sizes',
+        },
     ),
     'gamma': Split(
         "a share `gamma` of each client's data at random, the rest sorted by"

@@ -1,7 +1,7 @@
 """Splits a dataset over clients."""
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 from tff_bn.data import label_shares
+from tff_bn.data import split_checks
 from tff_bn.data import splits
 
 
@@ -18,7 +19,7 @@ def split_dataset(
     split: str,
     num_clients: Optional[int],
     seed: int,
-    **parameters: Optional[float],
+    **parameters: Any,
 ) -> federated.FederatedData:
   """Splits a dataset over clients.
 
@@ -41,7 +42,8 @@ def split_dataset(
     **parameters: `classes_per_client` for `classes`, `dirichlet_alpha` for
       `dirichlet`, `gamma` for `gamma`, `imbalance` for `unbalanced`. Optional:
       `samples_per_client` for `iid`, the number of training samples that each
-      client draws. Other splits ignore them.
+      client draws, and `dirichlet_by` for `dirichlet`, `class` (default) or
+      `client`. Other splits ignore them.
 
   Returns:
     The split data. The clients' ids are `client_0`, ...; with `domains` they
@@ -59,7 +61,7 @@ def split_dataset(
         f'{spelling.suggestion(split, splits.SPLITS)}'
     )
   unknown = set(parameters).difference(
-      entry.parameter for entry in splits.SPLITS.values()
+      *((entry.parameter, entry.variant) for entry in splits.SPLITS.values())
   )
   if unknown:
     raise TypeError(
@@ -80,17 +82,30 @@ def split_dataset(
     value = parameters.get(entry.parameter)
     if value is None and entry.draw is None:
       raise ValueError(f'split={split} needs `{entry.parameter}`.')
+  variant = None
+  if entry.variant is not None:
+    variant = parameters.get(entry.variant)
+    if variant is not None and variant not in entry.variants:
+      raise ValueError(
+          f'{entry.variant}={variant} is unknown; use one of'
+          f' {", ".join(entry.variants)}.'
+      )
   if entry.draw is not None and value is not None:
     parts, test_parts = _draw(
         dataset, entry.draw, num_clients, int(value), seed
     )
   else:
-    splits.check_num_clients(
+    split_checks.check_num_clients(
         num_clients, len(dataset.y_train), f'training samples in {dataset.name}'
     )
     parts = entry.make(
         splits.SplitTask(
-            dataset.y_train, dataset.num_classes, num_clients, seed, value
+            dataset.y_train,
+            dataset.num_classes,
+            num_clients,
+            seed,
+            value,
+            variant,
         )
     )
     test_parts = label_shares.split_in_proportion(
@@ -139,13 +154,13 @@ def _split_by_domain(
   if dataset.domain_train is None:
     raise ValueError(
         'split=domains needs a dataset with several domains, but'
-        f' dataset={dataset.name} has none; use dataset=digits_domains, or'
-        ' another split.'
+        f' dataset={dataset.name} has none; use dataset=digits_domains or'
+        ' dataset=domains:NAME=DATASET,NAME=DATASET, or another split.'
     )
   num_domains = len(dataset.domain_names)
   if num_clients is None:
     num_clients = num_domains
-  splits.check_num_clients(
+  split_checks.check_num_clients(
       num_clients,
       len(dataset.y_train),
       f'training samples in {dataset.name}',
@@ -179,13 +194,13 @@ def _split_by_writer(
   if dataset.writer_train is None:
     raise ValueError(
         'split=natural needs a dataset with writers, but'
-        f' dataset={dataset.name} has none; use dataset=emnist, or another'
-        ' split.'
+        f' dataset={dataset.name} has none; use dataset=emnist or'
+        ' dataset=femnist, or another split.'
     )
   num_writers = len(np.unique(dataset.writer_train))
   if num_clients is None:
     num_clients = num_writers
-  splits.check_num_clients(
+  split_checks.check_num_clients(
       num_clients, num_writers, f'writers in {dataset.name}'
   )
   parts = splits.split_by_writer(dataset.writer_train, num_clients, seed)

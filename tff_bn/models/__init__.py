@@ -17,6 +17,7 @@ _MEMBERS = {
     'build_alexnet_bn': 'alexnet_bn',
     'build_digits_cnn': 'digits_cnn',
     'build_fbn_cnn': 'fbn_cnn',
+    'build_fedbn_two_layer': 'fedbn_two_layer',
     'build_mlp3': 'mlp3',
     'build_mlp4': 'mlp4',
     'build_model_fn': 'building',

@@ -16,6 +16,7 @@ from tff_bn.models import abide_mlp
 from tff_bn.models import alexnet_bn
 from tff_bn.models import digits_cnn
 from tff_bn.models import fbn_cnn
+from tff_bn.models import fedbn_two_layer
 from tff_bn.models import mlp3
 from tff_bn.models import mlp4
 from tff_bn.models import names
@@ -43,6 +44,7 @@ _MODELS: dict[str, tuple[Callable[..., keras.Model], Optional[int]]] = {
     'vgg11': (functools.partial(vgg.build_vgg, 'vgg11'), 4),
     'vgg13': (functools.partial(vgg.build_vgg, 'vgg13'), 4),
     'resnet20_wide': (resnet20.build_resnet20_wide, 4),
+    'fedbn_two_layer': (fedbn_two_layer.build_fedbn_two_layer, None),
     'alexnet_bn': (alexnet_bn.build_alexnet_bn, 95),
     'abide_mlp': (abide_mlp.build_abide_mlp, None),
 }

@@ -20,6 +20,10 @@ MODEL_NAMES = {
     'vgg11': '8 convolutions of 64 to 512 channels and 1 dense layer (FedPAN)',
     'vgg13': '10 convolutions of 64 to 512 channels, 1 dense layer (FedPAN)',
     'resnet20_wide': 'ResNet-20 with 64, 128 and 256 channels (FedPAN)',
+    'fedbn_two_layer': (
+        'one hidden layer of 100 neurons, for fedbn_synthetic (FedBN, appendix'
+        ' F)'
+    ),
     'alexnet_bn': (
         'AlexNet: 5 convolutions of 64 to 384 channels and 3 dense layers'
         ' (FedBN, table 9)'

@@ -9,6 +9,7 @@ from typing import Optional
 from absl import logging
 import tensorflow as tf
 
+from tff_bn.data import scaling
 from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -74,6 +75,7 @@ class FinalModels:
       round_num: int,
       num_classes: Optional[int],
       save_client_models: str,
+      pixel_scaling: Optional[scaling.Scaling] = None,
   ) -> Iterator[saved_models.Writer]:
     """Writes the models. The folder appears when it is complete.
 
@@ -84,6 +86,7 @@ class FinalModels:
       round_num: The number of the last round.
       num_classes: The number of classes, if it is known.
       save_client_models: See `TrainingConfig`.
+      pixel_scaling: How the pixels of the training data were scaled, if at all.
 
     Yields:
       The writer.
@@ -101,6 +104,11 @@ class FinalModels:
             input_shape=_input_shape(model),
             num_classes=num_classes,
             save_client_models=save_client_models,
+            **(
+                {}
+                if pixel_scaling is None
+                else dict(pixel_scaling=pixel_scaling.to_json())
+            ),
         ),
         saves_keras_clients=save_client_models != 'none',
     ) as writer:

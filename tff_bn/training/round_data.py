@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from tff_bn import runtime
 from tff_bn.data import batches as batches_lib
 from tff_bn.data import federated
+from tff_bn.data import scaling as scaling_lib
 
 # The number of recipes whose data a process keeps in memory.
 _NUM_RECIPES = 4
@@ -25,6 +26,7 @@ class Draw(TypedDict):
   batch_size: int
   local_steps: NotRequired[Optional[int]]
   local_epochs: NotRequired[Optional[int]]
+  augment: NotRequired[bool]
 
 
 class RoundDataset(runtime.ClientDataset):
@@ -71,6 +73,7 @@ class RoundDataset(runtime.ClientDataset):
         selected.x,
         selected.y,
         selected.batches,
+        selected.scaling,
         self.element_spec,
     )
 
@@ -78,7 +81,11 @@ class RoundDataset(runtime.ClientDataset):
     dataset = self._data.dataset
     batches = self._data.client_batches(self._client_ids, **self._draw)
     return _Selected(
-        dataset.x_train, dataset.y_train, batches, self.element_spec
+        dataset.x_train,
+        dataset.y_train,
+        batches,
+        dataset.scaling,
+        self.element_spec,
     )
 
 
@@ -90,11 +97,13 @@ class _Selected(runtime.ClientDataset):
       x: np.ndarray,
       y: np.ndarray,
       batches: batches_lib.Batches,
+      scaling: Optional[scaling_lib.Scaling],
       element_spec: Any,
   ):
     self.x = x
     self.y = y
     self.batches = batches
+    self.scaling = scaling
     self._element_spec = element_spec
 
   @property
@@ -104,7 +113,7 @@ class _Selected(runtime.ClientDataset):
 
   def build(self) -> tf.Tensor:
     """See `tff_bn.runtime.ClientDataset`."""
-    return self.batches.to_variant(self.x, self.y)
+    return self.batches.to_variant(self.x, self.y, self.scaling)
 
 
 def _from_recipe(

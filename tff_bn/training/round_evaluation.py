@@ -166,6 +166,7 @@ class RoundEvaluation:
               round_num=round_num,
               batch_size=self._config.batch_size,
               local_epochs=1,
+              augment=False,
           )
           for client_id in clients
       ]

@@ -101,6 +101,7 @@ class Analysis(run_analysis.RunAnalysis):
         round_num=0,
         batch_size=run.settings.batch_size,
         local_epochs=1,
+        augment=False,
     )
     return evaluation.reestimate_batch_norm_statistics(
         run.model, weights, training_data

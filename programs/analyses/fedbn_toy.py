@@ -1,0 +1,105 @@
+"""`tff-bn-analyze fedbn_toy`: FedBN's figures 1 and 2."""
+
+import contextlib
+import pathlib
+from typing import TYPE_CHECKING
+
+from absl import flags as absl_flags
+
+from tff_bn.programs import cli
+from tff_bn.programs import flag_groups
+from tff_bn.programs import parsers
+from tff_bn.programs import run_flags
+from tff_bn.programs import run_folder
+
+if TYPE_CHECKING:
+  from tff_bn.analysis import fedbn_toy
+
+NAME = 'fedbn_toy'
+OUTPUT_DIR = f'runs/{NAME}'
+
+
+def define_flags(
+    values: absl_flags.FlagValues,
+) -> tuple[flag_groups.FlagGroup, ...]:
+  """Defines the program's flags."""
+  return (
+      _define_example_flags(values),
+      run_flags.OutputFlags.define(values, output_dir=OUTPUT_DIR),
+  )
+
+
+def _define_example_flags(
+    values: absl_flags.FlagValues,
+) -> flag_groups.FlagGroup:
+  define = flag_groups.Definer(values)
+  define(
+      'deviations',
+      parsers.TupleParser(flag_groups.POSITIVE),
+      "Standard deviations of the clients' inputs, separated by commas",
+      (0.5, 2.0),
+  )
+  define('weight', flag_groups.POSITIVE, 'Weight of the labels', 2.0)
+  define(
+      'noise',
+      flag_groups.NOT_NEGATIVE,
+      "Standard deviation of the labels' noise",
+      0.1,
+  )
+  define(
+      'num_points',
+      parsers.NumberParser(int, minimum=2),
+      'Number of points of a client',
+      1000,
+  )
+  define('seed', flag_groups.SEED, 'Random seed of the points', 0)
+  return define.group('Example')
+
+
+def main(flags: cli.ParsedFlags) -> None:
+  """Computes the example and writes its table and plots."""
+  folder = pathlib.Path(flags.output_dir).expanduser()
+  example = _define_example_flags(absl_flags.FlagValues())
+  texts = {
+      name: parsers.to_text(getattr(flags, name)) for name in example.names
+  }
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      settings = _settings(flags, example)
+      stack.enter_context(run_folder.claim(folder))
+      run_folder.check(folder, texts, overwrite=flags.overwrite)
+    # Imported late because it takes long.
+    from tff_bn.analysis import fedbn_toy
+    from tff_bn.programs.analyses import fedbn_toy_report
+    from tff_bn.programs.analyses import output
+
+    report = fedbn_toy_report.report(fedbn_toy.run(settings), settings)
+    run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
+    output.write(folder, NAME, report)
+
+
+def _settings(
+    flags: cli.ParsedFlags, example: flag_groups.FlagGroup
+) -> 'fedbn_toy.Settings':
+  from tff_bn.analysis import fedbn_toy
+
+  return fedbn_toy.Settings(
+      **{name: getattr(flags, name) for name in example.names}
+  )
+
+
+PROGRAM = cli.Program(
+    name=f'tff-bn-analyze {NAME}',
+    description=(
+        'Shows why local batch normalization lets clients with different'
+        ' features average their models: the losses of the model cos(w x) for'
+        ' two clients whose inputs have different variances, with and without'
+        ' normalization (the toy example of the FedBN paper, figures 1 and 2).'
+    ),
+    examples=(
+        f'tff-bn-analyze {NAME}',
+        f'tff-bn-analyze {NAME} --deviations=1,1.5,3 --output_dir=runs/three',
+    ),
+    define_flags=define_flags,
+    main=main,
+)

@@ -1,0 +1,92 @@
+"""Tests of the names of datasets."""
+
+import pytest
+
+from tff_bn.data import names
+
+
+@pytest.mark.parametrize(
+    'name, expected',
+    [
+        ('generated:4x5x3:7', ((4, 5, 3), 7, 200, 100)),
+        ('generated:12:2', ((12,), 2, 200, 100)),
+        ('generated:12:2:30', ((12,), 2, 30, 100)),
+        ('generated:12:2:30:9', ((12,), 2, 30, 9)),
+        # At least one example of each class.
+        ('generated:12:1000', ((12,), 1000, 1000, 1000)),
+    ],
+)
+def test_generated(name, expected):
+  assert names.parse_generated(name) == expected
+
+
+@pytest.mark.parametrize(
+    'name, message',
+    [
+        ('generated:', 'must be generated:SHAPE:CLASSES'),
+        ('generated:4x5:2', 'must be generated:SHAPE:CLASSES'),
+        ('generated:4x5x3', 'must be generated:SHAPE:CLASSES'),
+        ('generated:4:2:a', 'must be generated:SHAPE:CLASSES'),
+        ('generated:4:2:8:8:8', 'must be generated:SHAPE:CLASSES'),
+        ('generated:0:2', 'sizes of at least 1'),
+        ('generated:4x0x3:2', 'sizes of at least 1'),
+        ('generated:4:1', 'at least 2 classes'),
+        ('generated:4:2:8:0', 'sizes of at least 1'),
+        ('generated:4:5:4', '4 training examples of 5 classes'),
+    ],
+)
+def test_wrong_generated(name, message):
+  with pytest.raises(ValueError, match=f'dataset={name} .*{message}'):
+    names.parse_generated(name)
+
+
+@pytest.mark.parametrize(
+    'name, expected',
+    [
+        (
+            'domains:a=tfds:mnist,b=npz:/x/y.npz',
+            {'a': 'tfds:mnist', 'b': 'npz:/x/y.npz'},
+        ),
+        (
+            'domains:tfds:svhn_cropped,npz:/x/y.npz,/x/z.npz,folder:/data/art/,'
+            'digits,generated:4:2',
+            {
+                'svhn_cropped': 'tfds:svhn_cropped',
+                'y': 'npz:/x/y.npz',
+                'z': '/x/z.npz',
+                'art': 'folder:/data/art/',
+                'digits': 'digits',
+                'generated:4:2': 'generated:4:2',
+            },
+        ),
+        # A name has no slash.
+        (
+            'domains:/a=b/c.npz,two=digits',
+            {'c': '/a=b/c.npz', 'two': 'digits'},
+        ),
+    ],
+)
+def test_domains(name, expected):
+  assert names.parse_domains(name) == expected
+  assert list(names.parse_domains(name)) == list(expected)
+
+
+@pytest.mark.parametrize(
+    'name, message',
+    [
+        ('domains:', 'has no dataset'),
+        ('domains:a=,b=digits', "the domain 'a' has no dataset"),
+        ('domains:digits', 'a single domain; .* digits without'),
+        ('domains:digits,digits', "two domains 'digits'; name them"),
+        ('domains:a=digits,a=emnist', "two domains 'a'"),
+        ('domains:a=digits,b=domains:c=digits', "the domain 'b' is a list"),
+    ],
+)
+def test_wrong_domains(name, message):
+  with pytest.raises(ValueError, match=f'dataset={name}.*{message}'):
+    names.parse_domains(name)
+
+
+def test_map_sources():
+  assert names.map_sources('digits', str.upper) == 'DIGITS'
+  assert names.map_sources('domains:x=a,b', str.upper) == 'domains:x=A,b=B'

@@ -1,0 +1,139 @@
+"""Tests of the flags of the data."""
+
+import re
+
+import numpy as np
+import pytest
+
+from tff_bn.programs import cli
+from tff_bn.programs import settings
+from tff_bn.programs import train
+
+
+def _flags(*arguments):
+  return cli.parse(train.define_flags, arguments)
+
+
+def _texts(*arguments):
+  flags = _flags(*arguments)
+  settings.check(flags)
+  return settings.resolve(flags, flags.algorithm, 0).to_flags()
+
+
+def test_defaults_are_not_in_the_file_of_flags():
+  names = (
+      *('pixel_scaling', 'train_share', 'samples_per_domain', 'dirichlet_by'),
+      *('augment', 'held_out_clients', 'held_out_prior'),
+  )
+  # Runs from before these flags can be continued.
+  assert not set(names) & _texts('--split=dirichlet').keys()
+  given = _texts(
+      *('--pixel_scaling=unit', '--train_share=1', '--dirichlet_by=class'),
+      *('--augment=none', '--split=dirichlet'),
+  )
+  assert given == _texts('--split=dirichlet')
+
+
+def test_paths_of_domains_do_not_depend_on_the_working_folder(
+    tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  texts = _texts(
+      '--dataset=domains:a=x/y.npz,npz:b.npz,folder:c,tfds:mnist,digits,'
+      'r=generated:4x4x1:10'
+  )
+  assert texts['dataset'] == (
+      f'domains:a={tmp_path}/x/y.npz,b=npz:{tmp_path}/b.npz,'
+      f'c=folder:{tmp_path}/c,mnist=tfds:mnist,digits=digits,'
+      'r=generated:4x4x1:10'
+  )
+  # Written to a file and read again, they stay the same.
+  again = _texts(f'--dataset={texts["dataset"]}')
+  assert again == texts
+
+
+@pytest.mark.parametrize(
+    'dataset, message',
+    [
+        ('domains:a=digits,b=digitts', r"the domain 'b': must be one of .*Did"),
+        ('domains:a=digits', 'has a single domain'),
+        ('domains:a=digits,b=domains:c=digits,d=digits', "'b' is a list of"),
+        ('domains:a=digits,b=generated:4', r"the domain 'b': .*must be gen"),
+        ('generated:4:1', 'at least 2 classes'),
+    ],
+)
+def test_wrong_datasets(dataset, message):
+  with pytest.raises(cli.UsageError, match=f'--dataset={dataset}.*{message}'):
+    _flags(f'--dataset={dataset}')
+
+
+@pytest.mark.parametrize(
+    'flag, message',
+    [
+        ('--train_share=0', 'greater than 0'),
+        ('--train_share=1.5', 'at most 1'),
+        ('--samples_per_domain=0', 'at least 1'),
+        ('--dirichlet_by=label', 'one of class, client'),
+        ('--pixel_scaling=none', 'one of unit, symmetric, standardized'),
+        ('--augment=flip', 'one of none, flip_crop, flip_rotate'),
+        ('--held_out_prior=0', 'greater than 0'),
+        ('--held_out_clients=a,a', 'a is in the list twice'),
+    ],
+)
+def test_wrong_values(flag, message):
+  with pytest.raises(cli.UsageError, match=message):
+    _flags('--split=dirichlet', flag)
+
+
+def _errors(capsys, folder, *arguments):
+  assert train.run([*arguments, f'--output_dir={folder}']) == 2
+  return capsys.readouterr().err
+
+
+def test_errors_name_the_flags(tmp_path, capsys):
+  vectors = '--dataset=generated:5:10'
+  for arguments, message in (
+      (
+          [vectors, '--model=mlp3', '--augment=flip_crop'],
+          '--augment=flip_crop is for images, but --dataset=generated:5:10',
+      ),
+      (
+          [vectors, '--model=mlp3', '--pixel_scaling=symmetric'],
+          '--pixel_scaling=symmetric is for images',
+      ),
+      (['--train_share=1e-6'], '--train_share=1e-06 leaves none of the 1437'),
+      (
+          ['--samples_per_domain=9'],
+          '--samples_per_domain=9 needs a dataset with domains',
+      ),
+      (
+          ['--held_out_clients=client_77'],
+          '--held_out_clients=client_77: there is no client client_77',
+      ),
+      (
+          ['--dataset=domains:a=digits,b=generated:9x8x1:10'],
+          'have different shapes (a: 8x8x1, b: 9x8x1); pass --image_size=',
+      ),
+      (
+          ['--dataset=domains:a=digits,b=generated:8x8x1:9'],
+          'different numbers of classes (a: 10, b: 9)',
+      ),
+  ):
+    assert re.search(
+        re.escape(message),
+        _errors(capsys, tmp_path / 'run', '--rounds=1', *arguments),
+    )
+
+
+def test_npz_domains_train(tmp_path):
+  x = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), np.uint8)
+  y = np.arange(40) % 10
+  np.savez(tmp_path / 'rgb.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  arguments = [
+      f'--dataset=domains:{tmp_path}/rgb.npz,grey=digits',
+      *('--image_size=6x6', '--split=domains', '--num_clients=4'),
+      *('--samples_per_domain=30', '--model=mlp3', '--rounds=1'),
+      *('--local_steps=1', '--batch_size=4', '--algorithm=fedbn'),
+      f'--output_dir={tmp_path / "run"}',
+  ]
+  assert train.run(arguments) == 0

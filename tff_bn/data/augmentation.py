@@ -1,0 +1,116 @@
+"""Random changes of training images, drawn with NumPy.
+
+An augmented image has the size of the image. The pixel (row, column) of it is
+the pixel of the image at the nearest position to `A (column, row, 1)`, or 0 if
+that is outside of the image. `A` is the 2x3 matrix of the image's transform.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+_PADDING = 4
+_MAX_DEGREES = 30.0
+
+
+def _flips(num_images: int, width: int, rng: np.random.Generator) -> np.ndarray:
+  """Returns transforms that flip half of the images horizontally."""
+  transforms = np.tile(np.eye(2, 3), (num_images, 1, 1))
+  transforms[rng.random(num_images) < 0.5, 0] = [-1, 0, width - 1]
+  return transforms
+
+
+def _flip_crop(
+    num_images: int, shape: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray:
+  transforms = _flips(num_images, shape[1], rng)
+  shifts = rng.integers(-_PADDING, _PADDING, (num_images, 2), endpoint=True)
+  transforms[:, :, 2] += shifts
+  return transforms
+
+
+def _flip_rotate(
+    num_images: int, shape: tuple[int, ...], rng: np.random.Generator
+) -> np.ndarray:
+  height, width = shape[:2]
+  flips = _flips(num_images, width, rng)
+  angles = np.deg2rad(rng.uniform(-_MAX_DEGREES, _MAX_DEGREES, num_images))
+  cos, sin = np.cos(angles), np.sin(angles)
+  rotations = np.stack(
+      [np.stack([cos, -sin], axis=1), np.stack([sin, cos], axis=1)], axis=1
+  )
+  center = np.array([(width - 1) / 2, (height - 1) / 2])
+  # Positions are rotated about the center first and then flipped.
+  shifts = center - rotations @ center
+  return np.concatenate(
+      [
+          flips[:, :, :2] @ rotations,
+          flips[:, :, :2] @ shifts[:, :, np.newaxis] + flips[:, :, 2:],
+      ],
+      axis=2,
+  )
+
+
+# Name -> what it does to each image.
+AUGMENTATIONS = {
+    'none': 'nothing',
+    'flip_crop': (
+        'a horizontal flip with probability 1/2, and a random crop of the image'
+        ' with a black border of 4 pixels, as in the code of FedTAN and FedPAN'
+        ' for CIFAR'
+    ),
+    'flip_rotate': (
+        'a horizontal flip with probability 1/2, and a rotation by up to 30'
+        " degrees with a black border, as in FedBN's code for Office-Caltech10"
+        ' and DomainNet'
+    ),
+}
+
+# Draws transforms, given the number of images, their shape, and a generator.
+_DRAWS: dict[
+    str, Callable[[int, tuple[int, ...], np.random.Generator], np.ndarray]
+] = {'flip_crop': _flip_crop, 'flip_rotate': _flip_rotate}
+
+
+def check_augmentation(name: str, source: str, shape: tuple[int, ...]) -> None:
+  """Checks that an augmentation is possible.
+
+  Args:
+    name: The name of the augmentation.
+    source: The name of the dataset.
+    shape: The shape of a sample.
+
+  Raises:
+    ValueError: If the name is unknown, or the samples are no images.
+  """
+  if name not in AUGMENTATIONS:
+    raise ValueError(
+        f'augment={name} is unknown; use one of {", ".join(AUGMENTATIONS)}.'
+    )
+  if name in _DRAWS and len(shape) != 3:
+    raise ValueError(
+        f'augment={name} is for images, but dataset={source} has vectors of'
+        f' {shape[0]} features.'
+    )
+
+
+def draw_transforms(
+    name: str,
+    num_images: int,
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+) -> np.ndarray | None:
+  """Draws a transform for each image.
+
+  Args:
+    name: A key of `AUGMENTATIONS`.
+    num_images: The number of images.
+    shape: Their shape `[height, width, channels]`.
+    rng: Determines the transforms.
+
+  Returns:
+    The matrices as float32 of shape `[num_images, 2, 3]`; `None` for `none`.
+  """
+  if name not in _DRAWS:
+    return None
+  return _DRAWS[name](num_images, shape, rng).astype(np.float32)

@@ -1,0 +1,136 @@
+"""Splits of samples over clients with label distributions from a Dirichlet."""
+
+import heapq
+import math
+
+import numpy as np
+
+from tff_bn.common import seeding
+from tff_bn.data import label_shares
+from tff_bn.data import split_checks
+
+
+def split_by_dirichlet(
+    labels: np.ndarray, num_clients: int, alpha: float, seed: int
+) -> list[np.ndarray]:
+  """Splits each class in proportions drawn from a Dirichlet distribution.
+
+  The clients' shares of each class are drawn from Dir(α, ..., α). With a small
+  α, few clients have most of a class; with a large α, all have similar shares.
+  A client without samples gets one from the client that has the most.
+
+  Args:
+    labels: The samples' classes, integers of shape `[n]`.
+    num_clients: The number of clients.
+    alpha: The concentration α > 0.
+    seed: Determines the shares and each client's samples.
+
+  Returns:
+    Each client's indices, at least one.
+
+  Raises:
+    ValueError: If α is not positive or not finite, if there are no clients, or
+      more clients than samples.
+  """
+  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
+  _check_concentration(alpha)
+  rng = seeding.generator(seeding.Stream.SPLIT, seed)
+  shares: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+  for label in np.unique(labels):
+    pool = rng.permutation(np.flatnonzero(labels == label))
+    cumulative = np.cumsum(_dirichlet(alpha, num_clients, rng))
+    cuts = np.round(cumulative[:-1] * len(pool)).astype(int)
+    for share, samples in zip(shares, np.split(pool, cuts)):
+      share.append(samples)
+  parts = [np.concatenate(share) for share in shares]
+  # The largest part comes first; of equal parts, the first client's.
+  by_size = [(-part.size, client) for client, part in enumerate(parts)]
+  heapq.heapify(by_size)
+  for client, part in enumerate(parts):
+    if not part.size:
+      _, largest = by_size[0]
+      taken = rng.integers(parts[largest].size)
+      parts[client] = parts[largest][taken : taken + 1]
+      parts[largest] = np.delete(parts[largest], taken)
+      heapq.heapreplace(by_size, (-parts[largest].size, largest))
+  return [np.sort(part) for part in parts]
+
+
+def split_by_client_dirichlet(
+    labels: np.ndarray,
+    num_classes: int,
+    num_clients: int,
+    alpha: float,
+    seed: int,
+) -> list[np.ndarray]:
+  """Draws a label distribution for each client from a Dirichlet distribution.
+
+  Client k has the label distribution p_k, drawn from Dir(α, ..., α) over the
+  classes, and all clients have the same size (FedPAN, appendix A; FBN, appendix
+  C.2). The clients choose in random order: the number of a client's samples of
+  each class is proportional to p_k, up to rounding. If a class has too few
+  samples left, the client takes them all, and its missing samples are divided
+  in proportion to p_k among the classes that have samples left. If p_k is 0 for
+  all of these, they are divided in proportion to what is left of each class. So
+  the last clients are less like their p_k than the first ones.
+
+  Args:
+    labels: The samples' classes, integers of shape `[n]`.
+    num_classes: The number of classes.
+    num_clients: The number of clients.
+    alpha: The concentration α > 0.
+    seed: Determines the distributions and each client's samples.
+
+  Returns:
+    Each client's indices; sizes differ by at most 1.
+
+  Raises:
+    ValueError: If α is not positive or not finite, if there are no clients, or
+      more clients than samples.
+  """
+  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
+  _check_concentration(alpha)
+  rng = seeding.generator(seeding.Stream.SPLIT, seed)
+  pools = [
+      rng.permutation(np.flatnonzero(labels == label))
+      for label in range(num_classes)
+  ]
+  left = np.array([len(pool) for pool in pools])
+  small, larger = divmod(len(labels), num_clients)
+  parts: list[np.ndarray] = [np.array([], int)] * num_clients
+  for client in rng.permutation(num_clients):
+    shares = _dirichlet(alpha, num_classes, rng)
+    before = left
+    missing = small + (client < larger)
+    while missing:
+      weights = np.where(left > 0, shares, 0)
+      if not weights.any():
+        weights = left
+      wanted = label_shares.apportion(missing, weights, rng)
+      taken = np.minimum(wanted, left)
+      left = left - taken
+      missing -= taken.sum()
+    parts[client] = np.concatenate(
+        [pool[after:end] for pool, after, end in zip(pools, left, before)]
+    )
+  return [np.sort(part) for part in parts]
+
+
+def _check_concentration(alpha: float) -> None:
+  if not (alpha > 0 and math.isfinite(alpha)):
+    raise ValueError(
+        f'dirichlet_alpha={alpha} must be a finite number greater than 0.'
+    )
+
+
+def _dirichlet(alpha: float, size: int, rng: np.random.Generator) -> np.ndarray:
+  """Draws from Dir(alpha, ..., alpha) for any positive alpha.
+
+  NumPy's function hangs if alpha is 1e-12. This one uses logarithms: G·U^(1/α)
+  has the distribution Gamma(α) if G has Gamma(α + 1) and U is uniform
+  (Marsaglia and Tsang 2000).
+  """
+  log_gamma = np.log(rng.standard_gamma(alpha + 1, size))
+  log_gamma += np.log1p(-rng.random(size)) / alpha
+  shares = np.exp(log_gamma - log_gamma.max())
+  return shares / shares.sum()

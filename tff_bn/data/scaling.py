@@ -1,0 +1,127 @@
+"""Scales the pixels of images."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Optional, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+  from tff_bn.data import dataset as dataset_lib
+
+# Name -> what the pixels become. Images of type uint8 are scaled to [0, 1]
+# first.
+PIXEL_SCALINGS = {
+    'unit': 'values in [0, 1]; floats are used as they are',
+    'symmetric': 'values in [-1, 1]',
+    'standardized': (
+        'minus the mean of the channel, divided by its standard deviation, over'
+        " the training clients' data"
+    ),
+}
+
+# Reading in chunks keeps the float copies small.
+_CHUNK = 1024
+_WHITE = 255
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaling:
+  """Subtracts a mean from each channel and divides it by a deviation.
+
+  Attributes:
+    mean: The mean of each channel, float32 of shape `[channels]`.
+    deviation: The standard deviation, in the same form.
+  """
+
+  mean: np.ndarray
+  deviation: np.ndarray
+
+  def to_json(self) -> dict[str, list[float]]:
+    """Returns the exact numbers, for a file."""
+    return {
+        'mean': self.mean.astype(float).tolist(),
+        'deviation': self.deviation.astype(float).tolist(),
+    }
+
+  @classmethod
+  def from_json(cls, numbers: dict[str, Any]) -> Self:
+    """Reads what `to_json` returned."""
+    return cls(
+        np.array(numbers['mean'], np.float32),
+        np.array(numbers['deviation'], np.float32),
+    )
+
+
+def pixel_scaling(
+    name: str, dataset: 'dataset_lib.Dataset', indices: np.ndarray
+) -> Optional[Scaling]:
+  """Computes a scaling.
+
+  Args:
+    name: A key of `PIXEL_SCALINGS`.
+    dataset: The dataset.
+    indices: The positions of the training images from which `standardized`
+      takes its means and deviations.
+
+  Returns:
+    The scaling; `None` for `unit`.
+
+  Raises:
+    ValueError: If the name is unknown, if the dataset has no images, if floats
+      are outside of [0, 1] with `symmetric`, or if a channel is constant with
+      `standardized`.
+  """
+  if name not in PIXEL_SCALINGS:
+    raise ValueError(
+        f'pixel_scaling={name} is unknown; use one of'
+        f' {", ".join(PIXEL_SCALINGS)}.'
+    )
+  if name == 'unit':
+    return None
+  shape = dataset.input_shape
+  if len(shape) != 3:
+    raise ValueError(
+        f'pixel_scaling={name} is for images, but dataset={dataset.name} has'
+        f' vectors of {shape[0]} features.'
+    )
+  if name == 'symmetric':
+    _check_unit(dataset)
+    half = np.full(shape[-1:], 0.5, np.float32)
+    return Scaling(half, half)
+  mean, deviation = _moments(dataset.x_train, indices)
+  constant = np.flatnonzero(deviation == 0)
+  if constant.size:
+    raise ValueError(
+        f'pixel_scaling={name}: channel {constant[0]} of the training images of'
+        f' {dataset.name} is constant, so it has no standard deviation.'
+    )
+  return Scaling(mean.astype(np.float32), deviation.astype(np.float32))
+
+
+def _check_unit(dataset: 'dataset_lib.Dataset') -> None:
+  for x in (dataset.x_train, dataset.x_test):
+    if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
+      raise ValueError(
+          'pixel_scaling=symmetric needs values between 0 and 1, but'
+          f' dataset={dataset.name} has values from {x.min():g} to'
+          f' {x.max():g}.'
+      )
+
+
+def _moments(
+    x: np.ndarray, indices: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the mean and the standard deviation of each channel."""
+  axes = tuple(range(x.ndim - 1))
+  chunks = np.array_split(indices, -(-len(indices) // _CHUNK))
+  factor = 1 / _WHITE if x.dtype == np.uint8 else 1
+
+  def mean(center: Any, power: int) -> np.ndarray:
+    sums = [
+        np.sum((x[chunk] * factor - center) ** power, axes, np.float64)
+        for chunk in chunks
+    ]
+    return np.sum(sums, 0) / (len(indices) * np.prod(x.shape[1:-1]))
+
+  center = mean(0, 1)
+  return center, np.sqrt(mean(center, 2))
