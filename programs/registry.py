@@ -54,6 +54,7 @@ class Correction:
     builder_name: The function in `tff_bn.algorithms` that builds its process.
     keeps_weights: Whether the server weights clients by `--client_weighting`
       and `--model_aggregator`; otherwise the correction weights them.
+    client_weighting: Its default of `--client_weighting`, if it has its own.
     needs_plain_sgd: Whether clients must train with SGD without momentum.
     needs_num_clients: Whether its builder needs the number of clients.
     flags: The flags that have an effect on it but not on all algorithms.
@@ -63,6 +64,7 @@ class Correction:
   description: str
   builder_name: str
   keeps_weights: bool = True
+  client_weighting: Optional[str] = None
   needs_plain_sgd: bool = False
   needs_num_clients: bool = False
   flags: tuple[str, ...] = ()
@@ -83,6 +85,7 @@ CORRECTIONS = {
             'gradients are corrected by control variates, which clients and'
             ' server keep',
             'build_scaffold',
+            client_weighting='uniform',
             needs_plain_sgd=True,
             needs_num_clients=True,
         ),
@@ -156,6 +159,11 @@ class Algorithm:
   flags: tuple[str, ...] = ()
 
   @property
+  def client_weighting(self) -> Optional[str]:
+    """Its default of `--client_weighting`, if it has its own."""
+    return self.correction and self.correction.client_weighting
+
+  @property
   def needs_num_clients(self) -> bool:
     """Whether its builder needs the number of clients."""
     return self.correction is not None and self.correction.needs_num_clients
@@ -225,6 +233,7 @@ ALGORITHMS = {
             trains_on_union=True,
             keeps_optimizer=True,
             trains_personal_models=False,
+            flags=('dsgd_momentum',),
             impossible=dict.fromkeys(CORRECTIONS, _ONE_MODEL),
         ),
         Algorithm(

@@ -219,10 +219,13 @@ def _check_dsgd_momentum(
   """Checks the flags that the momentum of DSGD's clients excludes."""
   momentum = flags.text('dsgd_momentum')
   if flags.client_momentum:
+    reason = 'the first is the momentum of each client, the second of the mean'
+    if algorithm.trains_on_union:
+      reason = 'the first is an average, the second a sum'
     raise ValueError(
         f'{momentum} and --client_momentum={flags.client_momentum:g} exclude'
-        f' each other with {algorithm.name}: the first is the momentum of each'
-        ' client, the second of the mean of the gradients. Give one of them.'
+        f' each other with {algorithm.name}: {reason} of the gradients. Give'
+        ' one of them.'
     )
   if 'fbn_backward' in algorithm.flags and flags.fbn_backward != 'none':
     raise ValueError(
@@ -327,9 +330,13 @@ def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   ]
   if not _moves_statistics_by_momentum(entry):
     without_effect.append('batch_norm_momentum')
+  known = {}
+  if entry.client_weighting is not None and flags.client_weighting is None:
+    known['client_weighting'] = entry.client_weighting
   return RunSettings.read(
       flags.without(without_effect),
       understood,
       algorithm=algorithm,
       seed=seed,
+      **known,
   )

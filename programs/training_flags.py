@@ -136,7 +136,7 @@ class TrainingFlags(flag_groups.Flags):
       ' trained on in the round, or uniform',
       compute=_default_weighting,
       default_text=(
-          f'{_CLIENT_WEIGHTING}; uniform with another'
+          f'{_CLIENT_WEIGHTING}; uniform with scaffold, with another'
           ' --model_aggregator than the mean, or an attack on the model'
       ),
       feature=registry.MEAN,

@@ -307,6 +307,72 @@ def test_mean_of_momentums_is_the_servers_momentum(toy, options):
     )
 
 
+def test_equals_centralized_training_with_the_same_momentum(toy):
+  """With the mean, clients of equal size, and no batch normalization."""
+
+  def keras_model():
+    layers = keras.layers
+    inputs = keras.Input((4,), dtype='float64')
+    x = layers.Dense(5, activation='tanh', dtype='float64')(inputs)
+    return keras.Model(inputs, layers.Dense(3, dtype='float64')(x))
+
+  model = toy.model(keras_model)
+  rates = (0.5, 0.25, 0.125, 0.5)
+  options = dict(
+      momentum=_MOMENTUM,
+      client_weight_decay=0.01,
+      client_learning_rate_schedule=lambda n: tf.gather((*rates, 0.0), n),
+  )
+  dsgd = client_rounds.Training(
+      algorithms.build_dsgd(
+          model, _SGD(0.1), client_weighting='uniform', **options
+      ),
+      3,
+  )
+  centralized = client_rounds.Training(
+      algorithms.build_centralized(model, _SGD(0.1), local_steps=1, **options),
+      1,
+  )
+  truth = model.from_model_weights(model.initial_weights)
+  velocity = [np.zeros_like(w) for w in truth]
+  for number, rate in enumerate(rates):
+    batches = [_batch(toy, 8, 10 * number + k) for k in range(3)]
+    x, y = (np.concatenate(parts) for parts in zip(*batches))
+    # The learning rate is outside of the momentum: a drop acts at once.
+    gradients = _gradients_without_batch_norm(truth, x, y)
+    velocity = [
+        _MOMENTUM * v + (1 - _MOMENTUM) * (g + 0.01 * w)
+        for v, g, w in zip(velocity, gradients, truth)
+    ]
+    truth = [w - rate * v for w, v in zip(truth, velocity)]
+    dsgd.next_round(
+        [tf.data.Dataset.from_tensors(batch) for batch in batches]
+    )
+    centralized.next_round([tf.data.Dataset.from_tensors((x, y))])
+    client_rounds.assert_close(centralized.weights(model), truth)
+    client_rounds.assert_close(dsgd.weights(model), truth)
+
+
+def _gradients_without_batch_norm(weights, x, y):
+  kernel, bias, last_kernel, last_bias = weights
+  hidden = np.tanh(x @ kernel + bias)
+  logits = hidden @ last_kernel + last_bias
+  shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+  shares /= shares.sum(axis=1, keepdims=True)
+  d_logits = (shares - np.eye(3)[y]) / len(x)
+  d_hidden = d_logits @ last_kernel.T * (1 - hidden**2)
+  return [
+      *(x.T @ d_hidden, d_hidden.sum(axis=0)),
+      *(hidden.T @ d_logits, d_logits.sum(axis=0)),
+  ]
+
+
+@pytest.mark.parametrize('momentum', [1.0, -0.1, float('nan')])
+def test_momentum_of_centralized_training_is_checked(toy, momentum):
+  with pytest.raises(ValueError, match='momentum must be at least 0 and less'):
+    algorithms.build_centralized(toy.model(), _SGD(0.1), momentum=momentum)
+
+
 @pytest.mark.parametrize('fbn', [False, True])
 def test_a_rule_sees_momentums_and_attackers(toy, fbn):
   """The first of five clients sends minus the others' mean momentum."""

@@ -381,6 +381,23 @@ def test_scaffold_finds_the_optimum_that_fed_avg_misses(uniform):
     )
 
 
+def test_clients_have_equal_weights_by_default(toy):
+  model = toy.model()
+  data = client_rounds.datasets(toy, _SIZES)
+  found = [
+      client_rounds.run(
+          algorithms.build_scaffold(model, _SGD(0.1), **options), data, 2
+      ).weights(model)
+      for options in (
+          {},
+          {'client_weighting': 'uniform'},
+          {'client_weighting': 'num_examples'},
+      )
+  ]
+  client_rounds.assert_same(found[0], found[1])
+  assert np.abs(found[0][0] - found[2][0]).max() > 1e-4
+
+
 _LOCAL = reference.AFFINE + reference.STATISTICS
 
 

@@ -148,6 +148,7 @@ def test_every_value_reaches_its_setting():
         ['--algorithm=hbn', '--hbn_statistics_rate=1'],
         ['--algorithm=dsgd', '--local_steps=1', '--client_momentum=0.9'],
         ['--algorithm=dsgd', '--local_steps=1', '--dsgd_momentum=0.99'],
+        ['--algorithm=centralized', '--dsgd_momentum=0.99'],
         ['--algorithm=dsgd_fbn', '--local_steps=1', '--fbn_backward=mean'],
         ['--algorithm=dsgd_fixbn', '--local_steps=1', '--fixbn_rounds=8']
         + ['--dsgd_momentum=0', '--model_aggregator=median'],
@@ -438,6 +439,22 @@ def test_rules_count_clients_alike(arguments, weighting):
   assert _resolve(*arguments).client_weighting == weighting
 
 
+@pytest.mark.parametrize(
+    ('algorithm', 'weighting'),
+    [
+        ('scaffold', 'uniform'),
+        ('fbn+scaffold', 'uniform'),
+        ('fbn+fedprox', 'num_examples'),
+    ],
+)
+def test_scaffold_counts_clients_alike_by_default(algorithm, weighting):
+  argument = f'--algorithm={algorithm}'
+  assert _resolve(argument).client_weighting == weighting
+  for given in ('uniform', 'num_examples'):
+    resolved = _resolve(argument, f'--client_weighting={given}')
+    assert resolved.client_weighting == given
+
+
 def test_there_are_as_many_attackers_as_the_server_withstands():
   arguments = ['--attack=sf', '--model_aggregator=median', '--num_byzantine=3']
   assert _resolve(*arguments).num_attackers == 3
@@ -639,7 +656,7 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         (
             ['--algorithm=fbn', '--dsgd_momentum=0.9'],
             '--dsgd_momentum=0.9 has no effect with --algorithm=fbn; it is for'
-            ' dsgd, dsgd_fbn, dsgd_fixbn.',
+            ' centralized, dsgd, dsgd_fbn, dsgd_fixbn.',
         ),
         (
             ['--algorithm=dsgd', '--local_steps=1', '--client_momentum=0.9']
@@ -647,6 +664,13 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             '--dsgd_momentum=0.99 and --client_momentum=0.9 exclude each other'
             ' with dsgd: the first is the momentum of each client, the second'
             ' of the mean of the gradients. Give one of them.',
+        ),
+        (
+            ['--algorithm=centralized', '--client_momentum=0.9']
+            + ['--dsgd_momentum=0.99'],
+            '--dsgd_momentum=0.99 and --client_momentum=0.9 exclude each other'
+            ' with centralized: the first is an average, the second a sum of'
+            ' the gradients. Give one of them.',
         ),
         (
             ['--algorithm=dsgd_fbn', '--local_steps=1', '--fbn_backward=mean']

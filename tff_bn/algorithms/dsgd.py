@@ -69,7 +69,8 @@ def build_dsgd(
   momentum at the server is the same, and clients keep no state: the mean of the
   clients' momentums is the momentum of the mean gradient. TFF's SGD accumulates
   gradients, `v ← μ v + g`, so its learning rate is 1-μ times that of a momentum
-  that averages them. The example then has `build_sgdm(0.001, 0.99)`.
+  that averages them. The example then has `build_sgdm(0.001, 0.99)`. Centralized
+  training with this momentum is `build_centralized(..., momentum=0.99)`.
 
   Args:
     model: The model.
@@ -162,11 +163,7 @@ class _ClientMomentum(drift_correction.DriftCorrection):
   momentum: float
 
   def __post_init__(self):
-    if not 0 <= self.momentum < 1:
-      raise ValueError(
-          'momentum must be at least 0 and less than 1, but is'
-          f' {self.momentum}.'
-      )
+    optimizers.check_averaging_momentum(self.momentum)
 
   def bind(
       self,
@@ -218,11 +215,9 @@ class _BoundMomentum(drift_correction.BoundCorrection):
     """Returns the new momentum."""
     del learning_rate
     for variable, gradient in zip(self.variables, gradients, strict=True):
-      old_share, new_share = (
-          tf.constant(share, gradient.dtype)
-          for share in (self._momentum, 1 - self._momentum)
+      variable.assign(
+          optimizers.averaged(variable, gradient, self._momentum)
       )
-      variable.assign(old_share * variable + new_share * gradient)
     return tuple(tf.convert_to_tensor(v) for v in self.variables)
 
   def finish(
