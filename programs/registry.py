@@ -129,6 +129,7 @@ class Algorithm:
       of `to` of `tff_bn.convert_batch_norm`, if it needs one.
     keeps_optimizer: Whether the state of the optimizer lasts for the whole
       training; otherwise it is new in each round.
+    needs_sgd: Whether `--client_optimizer` must be SGD.
     local_steps: The number of local steps, if only one number is possible.
     first_phase: The flag with the number of rounds after which it fixes the BN
       statistics, if it does.
@@ -151,6 +152,7 @@ class Algorithm:
   trains_personal_models: bool = True
   batch_norm: Optional[str] = None
   keeps_optimizer: bool = False
+  needs_sgd: bool = False
   local_steps: Optional[int] = None
   first_phase: Optional[str] = None
   later_rate: Optional[str] = None
@@ -219,6 +221,7 @@ _FEDTAN_NEEDS: dict[str, Any] = dict(
 )
 _DSGD_NEEDS: dict[str, Any] = dict(
     keeps_optimizer=True,
+    needs_sgd=True,
     local_steps=1,
     impossible=dict.fromkeys(CORRECTIONS, _ONE_STEP),
 )

@@ -209,6 +209,11 @@ def _check_needs(flags: ParsedFlags, algorithm: registry.Algorithm) -> None:
         f'{algorithm.name} needs --local_steps={algorithm.local_steps}, but got'
         f' {training_flags.describe_local_training(flags)}.'
     )
+  if algorithm.needs_sgd and flags.client_optimizer != 'sgd':
+    raise ValueError(
+        f'{flags.text("client_optimizer")} is impossible with {algorithm.name},'
+        ' whose steps are steps of SGD with the mean gradient; use sgd.'
+    )
   if 'dsgd_momentum' in algorithm.flags and flags.dsgd_momentum is not None:
     _check_dsgd_momentum(flags, algorithm)
 
@@ -248,12 +253,17 @@ def _check_correction(
         f'--fbn_backward={flags.fbn_backward} is impossible with'
         f" {algorithm.name}: both correct the gradients of the clients' steps."
     )
-  if correction.needs_plain_sgd and flags.client_momentum:
-    raise ValueError(
-        f'--client_momentum={flags.client_momentum:g} is impossible with'
-        f' {algorithm.name}, which computes the mean gradient of a client from'
-        ' the change by its steps of plain SGD; use 0.'
+  if correction.needs_plain_sgd:
+    reason = (
+        f'is impossible with {algorithm.name}, which computes the mean gradient'
+        ' of a client from the change by its steps of plain SGD'
     )
+    if flags.client_optimizer != 'sgd':
+      raise ValueError(f'{flags.text("client_optimizer")} {reason}; use sgd.')
+    if flags.client_momentum:
+      raise ValueError(
+          f'--client_momentum={flags.client_momentum:g} {reason}; use 0.'
+      )
   if not correction.keeps_weights and robustness_flags.takes_no_weights(flags):
     raise ValueError(
         f'--model_aggregator={flags.model_aggregator}'

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
   import tensorflow_federated as tff
 
 _LOCAL_STEPS = 5
+# The clients' optimizers with their default learning rates. FedPAN has Adam's.
+_LEARNING_RATES = {'sgd': 0.1, 'adam': 3e-4}
 _CLIENT_WEIGHTING = 'num_examples'
 # Pairs (first round, factor of the learning rate), rounds increasing.
 Schedule = tuple[tuple[int, float], ...]
@@ -81,8 +83,24 @@ class TrainingFlags(flag_groups.Flags):
   batch_size: int = flag(
       flag_groups.POSITIVE_INTEGER, 'Number of examples in a batch', 32
   )
+  client_optimizer: Optional[str] = flag(
+      parsers.ChoiceParser(_LEARNING_RATES),
+      lambda: (
+          "Optimizer of the clients' training, sgd or adam (β1 = 0.9, β2 ="
+          ' 0.999). It starts afresh in each round, except with'
+          f' {_algorithms_with_one_optimizer()}'
+      ),
+      'sgd',
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda name: None if name == 'sgd' else name,
+  )
   client_learning_rate: float = flag(
-      flag_groups.POSITIVE, "Learning rate of the clients' SGD", 0.1
+      flag_groups.POSITIVE,
+      'Learning rate of --client_optimizer',
+      compute=lambda flags: _LEARNING_RATES[flags.client_optimizer],
+      default_text=', '.join(
+          f'{rate:g} for {name}' for name, rate in _LEARNING_RATES.items()
+      ),
   )
   client_learning_rate_schedule: Optional[str] = flag(
       parsers.CheckedTextParser(parsers.parse_schedule),
@@ -91,13 +109,14 @@ class TrainingFlags(flag_groups.Flags):
       ' from round 80 on',
       default_text='always 1',
   )
-  client_momentum: float = flag(
+  client_momentum: Optional[float] = flag(
       flag_groups.MOMENTUM,
       lambda: (
-          "Momentum of the clients' SGD. It starts from zero in each round,"
-          f' except with {_algorithms_with_one_optimizer()}'
+          'Momentum of --client_optimizer=sgd. It starts from zero in each'
+          f' round, except with {_algorithms_with_one_optimizer()}'
       ),
       0.0,
+      conditions=(flag_groups.only_for('client_optimizer', 'sgd'),),
   )
   client_weight_decay: float = flag(
       flag_groups.NOT_NEGATIVE,
@@ -174,8 +193,11 @@ class TrainingFlags(flag_groups.Flags):
     """Builds the optimizer of the clients' training."""
     import tensorflow_federated as tff
 
+    rate = self.client_learning_rate
+    if self.client_optimizer == 'adam':
+      return tff.learning.optimizers.build_adam(rate)
     return tff.learning.optimizers.build_sgdm(
-        self.client_learning_rate, self.client_momentum or None
+        rate, self.client_momentum or None
     )
 
   def build_learning_rate_schedule(

@@ -4,6 +4,7 @@ import client_rounds
 import keras
 import numpy as np
 import numpy_reference as reference
+import plain_model
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -309,14 +310,7 @@ def test_mean_of_momentums_is_the_servers_momentum(toy, options):
 
 def test_equals_centralized_training_with_the_same_momentum(toy):
   """With the mean, clients of equal size, and no batch normalization."""
-
-  def keras_model():
-    layers = keras.layers
-    inputs = keras.Input((4,), dtype='float64')
-    x = layers.Dense(5, activation='tanh', dtype='float64')(inputs)
-    return keras.Model(inputs, layers.Dense(3, dtype='float64')(x))
-
-  model = toy.model(keras_model)
+  model = toy.model(plain_model.keras_model)
   rates = (0.5, 0.25, 0.125, 0.5)
   options = dict(
       momentum=_MOMENTUM,
@@ -339,7 +333,7 @@ def test_equals_centralized_training_with_the_same_momentum(toy):
     batches = [_batch(toy, 8, 10 * number + k) for k in range(3)]
     x, y = (np.concatenate(parts) for parts in zip(*batches))
     # The learning rate is outside of the momentum: a drop acts at once.
-    gradients = _gradients_without_batch_norm(truth, x, y)
+    gradients = plain_model.gradients(truth, x, y)
     velocity = [
         _MOMENTUM * v + (1 - _MOMENTUM) * (g + 0.01 * w)
         for v, g, w in zip(velocity, gradients, truth)
@@ -351,20 +345,6 @@ def test_equals_centralized_training_with_the_same_momentum(toy):
     centralized.next_round([tf.data.Dataset.from_tensors((x, y))])
     client_rounds.assert_close(centralized.weights(model), truth)
     client_rounds.assert_close(dsgd.weights(model), truth)
-
-
-def _gradients_without_batch_norm(weights, x, y):
-  kernel, bias, last_kernel, last_bias = weights
-  hidden = np.tanh(x @ kernel + bias)
-  logits = hidden @ last_kernel + last_bias
-  shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-  shares /= shares.sum(axis=1, keepdims=True)
-  d_logits = (shares - np.eye(3)[y]) / len(x)
-  d_hidden = d_logits @ last_kernel.T * (1 - hidden**2)
-  return [
-      *(x.T @ d_hidden, d_hidden.sum(axis=0)),
-      *(hidden.T @ d_logits, d_logits.sum(axis=0)),
-  ]
 
 
 @pytest.mark.parametrize('momentum', [1.0, -0.1, float('nan')])

@@ -117,7 +117,7 @@ def test_every_value_reaches_its_setting():
   no_effect += ('proximal_strength',)
   no_effect += ('fedbs_epsilon', 'moon_weight', 'moon_temperature')
   no_effect += ('moon_feature_layer', 'samples_per_client')
-  no_effect += ('clipping_norm', 'trusted_client')
+  no_effect += ('clipping_norm', 'trusted_client', 'client_optimizer')
   expected = dict(given, **dict.fromkeys(no_effect))
   assert dataclasses.asdict(resolved) == expected
 
@@ -455,6 +455,17 @@ def test_scaffold_counts_clients_alike_by_default(algorithm, weighting):
     assert resolved.client_weighting == given
 
 
+def test_sgd_is_not_in_flags_txt():
+  resolved = _resolve('--client_optimizer=sgd')
+  assert resolved.client_optimizer is None
+  assert resolved.client_learning_rate == 0.1
+  assert resolved == _resolve()
+  resolved = _resolve('--client_optimizer=adam')
+  assert resolved.to_flags()['client_optimizer'] == 'adam'
+  assert resolved.client_learning_rate == 3e-4
+  assert resolved.client_momentum is None
+
+
 def test_there_are_as_many_attackers_as_the_server_withstands():
   arguments = ['--attack=sf', '--model_aggregator=median', '--num_byzantine=3']
   assert _resolve(*arguments).num_attackers == 3
@@ -664,6 +675,22 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             '--dsgd_momentum=0.99 and --client_momentum=0.9 exclude each other'
             ' with dsgd: the first is the momentum of each client, the second'
             ' of the mean of the gradients. Give one of them.',
+        ),
+        (
+            ['--client_optimizer=adam', '--client_momentum=0.9'],
+            '--client_momentum=0.9 is only for --client_optimizer=sgd',
+        ),
+        (
+            ['--algorithm=dsgd_fbn', '--local_steps=1']
+            + ['--client_optimizer=adam'],
+            '--client_optimizer=adam is impossible with dsgd_fbn, whose steps'
+            ' are steps of SGD with the mean gradient; use sgd.',
+        ),
+        (
+            ['--algorithm=fbn+scaffold', '--client_optimizer=adam'],
+            '--client_optimizer=adam is impossible with fbn+scaffold, which'
+            ' computes the mean gradient of a client from the change by its'
+            ' steps of plain SGD; use sgd.',
         ),
         (
             ['--algorithm=centralized', '--client_momentum=0.9']
