@@ -196,7 +196,7 @@ class AlgorithmOptions(flag_groups.Flags):
   moon_feature_layer: Optional[str] = _option(
       flag_groups.TEXT,
       'Name of the layer of the model whose output moon contrasts',
-      default_text='the last hidden layer',
+      default_text='the last hidden layer, which is --moon_projection if given',
       argument='feature_layer',
   )
 

@@ -116,7 +116,7 @@ def test_every_value_reaches_its_setting():
   no_effect += ('fbn_backward_restart', 'hbn_statistics_rate')
   no_effect += ('proximal_strength',)
   no_effect += ('fedbs_epsilon', 'moon_weight', 'moon_temperature')
-  no_effect += ('moon_feature_layer', 'samples_per_client')
+  no_effect += ('moon_feature_layer', 'moon_projection', 'samples_per_client')
   no_effect += ('clipping_norm', 'trusted_client', 'client_optimizer')
   expected = dict(given, **dict.fromkeys(no_effect))
   assert dataclasses.asdict(resolved) == expected
