@@ -129,6 +129,8 @@ class Algorithm:
       of `to` of `tff_bn.convert_batch_norm`, if it needs one.
     keeps_optimizer: Whether the state of the optimizer lasts for the whole
       training; otherwise it is new in each round.
+    needs_same_units: Whether all clients must have their hidden units in the
+      same order.
     needs_sgd: Whether `--client_optimizer` must be SGD.
     local_steps: The number of local steps, if only one number is possible.
     first_phase: The flag with the number of rounds after which it fixes the BN
@@ -152,6 +154,7 @@ class Algorithm:
   trains_personal_models: bool = True
   batch_norm: Optional[str] = None
   keeps_optimizer: bool = False
+  needs_same_units: bool = False
   needs_sgd: bool = False
   local_steps: Optional[int] = None
   first_phase: Optional[str] = None
@@ -215,12 +218,14 @@ class Algorithm:
 
 
 _FEDTAN_NEEDS: dict[str, Any] = dict(
+    needs_same_units=True,
     trains_in_float16=False,
     trains_personal_models=False,
     impossible={name: _FIRST_STEP for name in CORRECTIONS if name != 'fedprox'},
 )
 _DSGD_NEEDS: dict[str, Any] = dict(
     keeps_optimizer=True,
+    needs_same_units=True,
     needs_sgd=True,
     local_steps=1,
     impossible=dict.fromkeys(CORRECTIONS, _ONE_STEP),

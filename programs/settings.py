@@ -209,6 +209,12 @@ def _check_needs(flags: ParsedFlags, algorithm: registry.Algorithm) -> None:
         f'{algorithm.name} needs --local_steps={algorithm.local_steps}, but got'
         f' {training_flags.describe_local_training(flags)}.'
     )
+  if algorithm.needs_same_units and flags.shuffle_times:
+    raise ValueError(
+        f'--shuffle_times={flags.shuffle_times:g} is impossible with'
+        f' {algorithm.name}, which needs the gradients of all clients for the'
+        ' same units; use 0.'
+    )
   if algorithm.needs_sgd and flags.client_optimizer != 'sgd':
     raise ValueError(
         f'{flags.text("client_optimizer")} is impossible with {algorithm.name},'

@@ -149,6 +149,31 @@ class TrainingFlags(flag_groups.Flags):
       0,
       argument=OWN_NAME,
   )
+  shuffle_times: Optional[float] = flag(
+      flag_groups.NOT_NEGATIVE,
+      'N_sf, the mean number of times that each client permutes the hidden units'
+      ' of its model at random in a round, at most the number of its steps: for'
+      ' measuring how much it matters for averaging that units are aligned'
+      ' (FedPAN, algorithm 2)',
+      0.0,
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda times: times or None,
+      argument=OWN_NAME,
+  )
+  shuffle_probability: Optional[float] = flag(
+      flag_groups.SHARE,
+      'P_sf of the permutations of --shuffle_times: the probability that a unit'
+      ' is swapped with a random one after it',
+      0.1,
+      conditions=(
+          flag_groups.Condition(
+              'shuffle_times',
+              lambda flags: bool(flags.shuffle_times),
+              'has no effect with --shuffle_times=0',
+          ),
+      ),
+      argument=OWN_NAME,
+  )
   client_weighting: Optional[str] = flag(
       parsers.ChoiceParser(('num_examples', 'uniform')),
       "Weights of the clients in the server's mean: num_examples that they"
@@ -187,6 +212,15 @@ class TrainingFlags(flag_groups.Flags):
       raise ValueError(
           f'{flags.text("local_steps")} and {flags.text("local_epochs")}'
           ' exclude each other; give one of them.'
+      )
+    num_steps = flags.local_steps or _LOCAL_STEPS
+    uses_steps = flags.local_epochs is None or _overrules(
+        flags, 'local_steps', 'local_epochs'
+    )
+    if uses_steps and flags.shuffle_times > num_steps:
+      raise ValueError(
+          f'--shuffle_times={flags.shuffle_times:g} must be at most'
+          f' --local_steps={num_steps}: a step permutes the units at most once.'
       )
 
   def build_client_optimizer(self) -> 'tff.learning.optimizers.Optimizer':

@@ -118,6 +118,7 @@ def test_every_value_reaches_its_setting():
   no_effect += ('fedbs_epsilon', 'moon_weight', 'moon_temperature')
   no_effect += ('moon_feature_layer', 'moon_projection', 'samples_per_client')
   no_effect += ('clipping_norm', 'trusted_client', 'client_optimizer')
+  no_effect += ('shuffle_times', 'shuffle_probability')
   expected = dict(given, **dict.fromkeys(no_effect))
   assert dataclasses.asdict(resolved) == expected
 
@@ -455,6 +456,16 @@ def test_scaffold_counts_clients_alike_by_default(algorithm, weighting):
     assert resolved.client_weighting == given
 
 
+def test_shuffles_are_in_flags_txt_if_there_are_some():
+  assert _resolve('--shuffle_times=0') == _resolve()
+  assert not any('shuffle' in name for name in _resolve().to_flags())
+  resolved = _resolve('--shuffle_times=0.2')
+  assert resolved.shuffle_times == 0.2
+  assert resolved.to_flags()['shuffle_probability'] == '0.1'
+  # With epochs, the number of steps depends on the client.
+  assert _resolve('--local_epochs=1', '--shuffle_times=8').shuffle_times == 8
+
+
 def test_sgd_is_not_in_flags_txt():
   resolved = _resolve('--client_optimizer=sgd')
   assert resolved.client_optimizer is None
@@ -675,6 +686,24 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             '--dsgd_momentum=0.99 and --client_momentum=0.9 exclude each other'
             ' with dsgd: the first is the momentum of each client, the second'
             ' of the mean of the gradients. Give one of them.',
+        ),
+        (
+            ['--shuffle_times=6'],
+            '--shuffle_times=6 must be at most --local_steps=5: a step permutes'
+            ' the units at most once.',
+        ),
+        (
+            ['--shuffle_probability=0.2'],
+            '--shuffle_probability=0.2 has no effect with --shuffle_times=0',
+        ),
+        (
+            ['--algorithm=fedtan+fedprox', '--shuffle_times=0.5'],
+            '--shuffle_times=0.5 is impossible with fedtan+fedprox, which needs'
+            ' the gradients of all clients for the same units; use 0.',
+        ),
+        (
+            ['--algorithm=dsgd', '--local_steps=1', '--shuffle_times=0.5'],
+            '--shuffle_times=0.5 is impossible with dsgd',
         ),
         (
             ['--client_optimizer=adam', '--client_momentum=0.9'],

@@ -24,6 +24,7 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import requirements
 from tff_bn.processes.stateful_process import Process
 
 __all__ = ['build_dsgd']
@@ -117,6 +118,7 @@ def build_dsgd(
         'drift_correction has no effect in DSGD: clients make one step in a'
         ' round, from the same model, so they do not drift apart.'
     )
+  requirements.check_no_shuffles('DSGD', options)
   if momentum is not None:
     options['drift_correction'] = _ClientMomentum(momentum)
   # Checks the arguments that do not reach local training.

@@ -116,6 +116,7 @@ def build_fedtan(
       ' statistics and their gradients of one model',
   )
   model_checks.check_model(model.keras_model)
+  requirements.check_no_shuffles('FedTAN', options)
   correction = options.get('drift_correction')
   if not isinstance(correction, (fed_prox.FedProx, type(None))):
     raise ValueError(
