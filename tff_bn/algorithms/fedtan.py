@@ -21,6 +21,7 @@ import functools
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.aggregators import weighted_mean
 from tff_bn.algorithms import fed_prox
 from tff_bn.clients.local_training_work import FixedStatisticsWork
 from tff_bn.common import checks
@@ -133,6 +134,10 @@ def build_fedtan(
           work.FedTanWork,
           fused_moments=moments == 'fused',
           synchronize_backward=synchronize == 'forward_and_backward',
+          models_are_averaged=isinstance(
+              options.get('model_aggregator'),
+              (weighted_mean.WeightedMeanFactory, type(None)),
+          ),
       ),
       **options,
   )
