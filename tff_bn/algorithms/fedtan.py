@@ -12,7 +12,7 @@ the gradient of centralized training on the union of the clients' batches. The
 other local steps are ordinary ones.
 
 A client sends only statistics, sums of gradients of scale and shift, and, at
-the end of the round, its model.
+the end of the round, its model, without what the server knows already.
 """
 
 from collections.abc import Sequence
@@ -65,6 +65,16 @@ def build_fedtan(
   exchange. With D layers in a chain, a round has 3D + 1 exchanges with
   `moments='two_pass'` and 2D + 1 with `'fused'`, and one less if no trainable
   variable comes before the first layer.
+
+  With `moments='fused'`, `local_steps=1`, SGD without gradient clipping, and the
+  mean as `model_aggregator`, the sums of the backward pass are the mean
+  gradients of scale and shift. So the server computes the new scales and
+  shifts, and clients leave them out of the models that they send: they send as
+  much as without the backward exchanges. Where a scale or a shift has another
+  gradient, for instance because it is regularized or its layer is called
+  twice, it is sent. A client that is dropped later in the round has then
+  already contributed to the scales and shifts of the layers for which it
+  answered.
 
   In the first step, running statistics are updated with the global mean and the
   biased global variance.
