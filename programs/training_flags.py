@@ -151,10 +151,10 @@ class TrainingFlags(flag_groups.Flags):
   )
   shuffle_times: Optional[float] = flag(
       flag_groups.NOT_NEGATIVE,
-      'N_sf, the mean number of times that each client permutes the hidden units'
-      ' of its model at random in a round, at most the number of its steps: for'
-      ' measuring how much it matters for averaging that units are aligned'
-      ' (FedPAN, algorithm 2)',
+      'N_sf, the mean number of times that each client permutes the hidden'
+      ' units of its model at random in a round, at most the number of its'
+      ' steps: for measuring how much it matters for averaging that units are'
+      ' aligned (FedPAN, algorithm 2)',
       0.0,
       # Not in flags.txt, so that runs from before this flag can be continued.
       convert=lambda times: times or None,

@@ -5,7 +5,6 @@ import numpy as np
 import numpy_reference as reference
 import plain_model
 import pytest
-import tensorflow as tf
 
 from tff_bn import algorithms
 from tff_bn.programs import cli

@@ -339,9 +339,7 @@ def test_equals_centralized_training_with_the_same_momentum(toy):
         for v, g, w in zip(velocity, gradients, truth)
     ]
     truth = [w - rate * v for w, v in zip(truth, velocity)]
-    dsgd.next_round(
-        [tf.data.Dataset.from_tensors(batch) for batch in batches]
-    )
+    dsgd.next_round([tf.data.Dataset.from_tensors(batch) for batch in batches])
     centralized.next_round([tf.data.Dataset.from_tensors((x, y))])
     client_rounds.assert_close(centralized.weights(model), truth)
     client_rounds.assert_close(dsgd.weights(model), truth)

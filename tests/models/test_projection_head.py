@@ -85,7 +85,11 @@ def test_outputs_equal_numpy(build):
 
 def test_encodings_and_precision():
   model = models.build_model_fn(
-      'mlp3', _SHAPE, 10, precision='mixed_bfloat16', pan='add',
+      'mlp3',
+      _SHAPE,
+      10,
+      precision='mixed_bfloat16',
+      pan='add',
       moon_projection=7,
   )()
   assert model.get_layer('projection').compute_dtype == 'bfloat16'
@@ -117,7 +121,9 @@ class _Subclassed(keras.Model):
     ('build', 'message'),
     [
         (
-            lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]),
+            lambda: keras.Sequential(
+                [keras.Input((4,)), keras.layers.Dense(2)]
+            ),
             'projection head: the model .* has no hidden layer',
         ),
         (_shared, 'the last layer .* is called several times; a proj'),

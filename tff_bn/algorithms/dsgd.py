@@ -70,8 +70,9 @@ def build_dsgd(
   momentum at the server is the same, and clients keep no state: the mean of the
   clients' momentums is the momentum of the mean gradient. TFF's SGD accumulates
   gradients, `v ← μ v + g`, so its learning rate is 1-μ times that of a momentum
-  that averages them. The example then has `build_sgdm(0.001, 0.99)`. Centralized
-  training with this momentum is `build_centralized(..., momentum=0.99)`.
+  that averages them. The example then has `build_sgdm(0.001, 0.99)`.
+  Centralized training with this momentum is
+  `build_centralized(..., momentum=0.99)`.
 
   Args:
     model: The model.
@@ -217,9 +218,7 @@ class _BoundMomentum(drift_correction.BoundCorrection):
     """Returns the new momentum."""
     del learning_rate
     for variable, gradient in zip(self.variables, gradients, strict=True):
-      variable.assign(
-          optimizers.averaged(variable, gradient, self._momentum)
-      )
+      variable.assign(optimizers.averaged(variable, gradient, self._momentum))
     return tuple(tf.convert_to_tensor(v) for v in self.variables)
 
   def finish(

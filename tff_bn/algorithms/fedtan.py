@@ -66,11 +66,11 @@ def build_fedtan(
   `moments='two_pass'` and 2D + 1 with `'fused'`, and one less if no trainable
   variable comes before the first layer.
 
-  With `moments='fused'`, `local_steps=1`, SGD without gradient clipping, and the
-  mean as `model_aggregator`, the sums of the backward pass are the mean
-  gradients of scale and shift. So the server computes the new scales and
-  shifts, and clients leave them out of the models that they send: they send as
-  much as without the backward exchanges. Where a scale or a shift has another
+  With `moments='fused'`, `local_steps=1`, SGD without gradient clipping, and
+  the mean as `model_aggregator`, the server knows the mean gradients of scale
+  and shift from the backward pass. So it computes the new scales and shifts,
+  and clients leave them out of the models that they send: they send as much as
+  without the backward exchanges. Where a scale or a shift has another
   gradient, for instance because it is regularized or its layer is called
   twice, it is sent. A client that is dropped later in the round has then
   already contributed to the scales and shifts of the layers for which it

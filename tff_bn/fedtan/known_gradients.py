@@ -6,7 +6,6 @@ is a step of SGD, the server can compute the mean change of these variables, so
 clients leave them out of their updates.
 """
 
-import collections
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -115,9 +114,7 @@ def mean_change(
   return tf.where(weight > 0, change, tf.zeros_like(change))
 
 
-def left_out(
-    values: Iterable[Any], places: Mapping[int, Place]
-) -> list[Any]:
+def left_out(values: Iterable[Any], places: Mapping[int, Place]) -> list[Any]:
   """Returns the values of the variables that the server does not know."""
   return [v for position, v in enumerate(values) if position not in places]
 

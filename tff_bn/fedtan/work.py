@@ -354,7 +354,6 @@ class FedTanWork(client_work.ClientWork):
     return reported
 
 
-
 def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
   """Returns the first batch and its number of examples.
 

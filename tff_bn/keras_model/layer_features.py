@@ -45,9 +45,7 @@ class LayerFeatures:
     self.value: Optional[tf.Tensor] = None
     self._model = model
     if name is None:
-      advice = (
-          f'Set {argument} to the name of the layer that computes the features.'
-      )
+      advice = f' Set {argument} to the name of the layer that computes the features.'
       self._layer = layer_after_features(model, argument, advice)
       self._takes_input = True
     else:
@@ -108,7 +106,7 @@ def layer_after_features(
   Args:
     model: The model.
     argument: What needs the layer, for error messages.
-    advice: What to do if the layer is unknown, a sentence for error messages.
+    advice: What to do if the layer is unknown: the end of error messages.
 
   Returns:
     The layer, also in nested models.
@@ -132,13 +130,13 @@ def _output_layer(
   if not outputs:
     raise ValueError(
         f'{argument}: the model {model.name!r} is neither functional nor'
-        f' Sequential, so its last hidden layer is unknown. {advice}'.strip()
+        f' Sequential, so its last hidden layer is unknown.{advice}'
     )
   while True:
     if len(outputs) != 1:
       raise ValueError(
           f'{argument}: the model {model.name!r} has no single last hidden'
-          f' layer: its output combines {len(outputs)} tensors. {advice}'.strip()
+          f' layer: its output combines {len(outputs)} tensors.{advice}'
       )
     call = keras_graph.producer(outputs[0])
     layer = call.layer

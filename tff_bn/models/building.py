@@ -173,9 +173,7 @@ def _with_encodings(
     ) from error
 
 
-def _with_projection(
-    name: str, model: keras.Model, units: int
-) -> keras.Model:
+def _with_projection(name: str, model: keras.Model, units: int) -> keras.Model:
   try:
     return projection_head.add_projection_head(model, units)
   except ValueError as error:

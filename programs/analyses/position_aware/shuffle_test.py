@@ -1,7 +1,7 @@
 """The shuffle test of the models of finished runs.
 
-Figures 3 and 4 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
-2022.
+Figures 3 and 4 of Li et al., Federated Learning with Position-Aware Neurons,
+CVPR 2022.
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,9 @@ class Analysis(run_analysis.RunAnalysis):
     rows: list[tuple] = [
         (*e[:5], flags.shuffle_probability, e.error, '') for e in errors
     ]
-    rows += [(a.run, a.seed, '', '', '', *a[2:4], a.accuracy) for a in accuracies]
+    rows += [
+        (a.run, a.seed, '', '', '', *a[2:4], a.accuracy) for a in accuracies
+    ]
     return output.Report(
         tables.csv_text(_COLUMNS, rows),
         table + '\n' + shuffled_accuracy.markdown(accuracies),
