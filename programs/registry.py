@@ -166,7 +166,7 @@ class Algorithm:
   @property
   def client_weighting(self) -> Optional[str]:
     """Its default of `--client_weighting`, if it has its own."""
-    return self.correction and self.correction.client_weighting
+    return self.correction.client_weighting if self.correction else None
 
   @property
   def needs_num_clients(self) -> bool:

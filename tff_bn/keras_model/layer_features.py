@@ -45,7 +45,10 @@ class LayerFeatures:
     self.value: Optional[tf.Tensor] = None
     self._model = model
     if name is None:
-      advice = f' Set {argument} to the name of the layer that computes the features.'
+      advice = (
+          f' Set {argument} to the name of the layer that computes the'
+          ' features.'
+      )
       self._layer = layer_after_features(model, argument, advice)
       self._takes_input = True
     else:
