@@ -236,6 +236,33 @@ def test_clients_are_permuted_independently():
   np.testing.assert_allclose(weights[0][0].sum(), weights[1][0].sum(), 1e-6)
 
 
+@pytest.mark.usefixtures('in_process_runtime')
+def test_a_continued_training_has_the_same_permutations():
+  model = _model(_linear_hidden)
+  data = [_dataset(8, client) for client in range(2)]
+
+  def build():
+    return algorithms.build_fed_avg(
+        model, _SGD(0.1), shuffle_times=1.0, shuffle_probability=1.0, seed=3
+    )
+
+  at_once, stopped, continued = build(), build(), build()
+  first = at_once.next(at_once.initialize(), data).state
+  expected = at_once.get_model_weights(at_once.next(first, data).state)
+  state = stopped.next(stopped.initialize(), data).state
+  found = continued.get_model_weights(continued.next(state, data).state)
+  tf.nest.map_structure(
+      np.testing.assert_array_equal, found.trainable, expected.trainable
+  )
+
+
+def _linear_hidden():
+  inputs = keras.Input((6, 6, 1), dtype='float64')
+  x = keras.layers.Flatten(dtype='float64')(inputs)
+  x = keras.layers.Dense(9, dtype='float64')(x)
+  return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
+
+
 def _unknown():
   inputs = keras.Input((6, 6, 1), dtype='float64')
   x = keras.layers.Flatten(dtype='float64')(inputs)
