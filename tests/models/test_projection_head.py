@@ -20,9 +20,18 @@ def _features(model, x):
   return features.value.numpy(), logits.numpy()
 
 
-@pytest.mark.parametrize('name', list(names.MODEL_NAMES))
+@pytest.mark.parametrize(
+    'name',
+    [
+        # It has 57 million weights.
+        pytest.param(name, marks=pytest.mark.slow)
+        if name == 'alexnet_bn'
+        else name
+        for name in names.MODEL_NAMES
+    ],
+)
 def test_every_model(name):
-  shape = (32, 32, 3) if name == 'alexnet_bn' else _SHAPE
+  shape = (95, 95, 3) if name == 'alexnet_bn' else _SHAPE
   plain = models.build_model_fn(name, shape, 10)()
   model = models.build_model_fn(name, shape, 10, moon_projection=7)()
   last = plain.layers[-1]
