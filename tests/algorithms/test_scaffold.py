@@ -160,6 +160,7 @@ def test_rounds_equal_numpy(toy):
       model,
       _SGD(0.1),
       server_optimizer=_SGD(0.5),
+      client_weighting='num_examples',
       client_weight_decay=0.01,
       client_warmup_steps=4,
   )
@@ -471,7 +472,10 @@ def test_the_type_shows_that_local_variables_stay(toy):
 def test_fbn_with_control_variates_equals_numpy(toy):
   model = toy.model()
   process = algorithms.build_scaffold(
-      model, _SGD(0.1), build_process=algorithms.build_fbn
+      model,
+      _SGD(0.1),
+      build_process=algorithms.build_fbn,
+      client_weighting='num_examples',
   )
   truth = _Truth(toy, model, _SIZES)
   training = client_rounds.Training(process, len(_SIZES))
