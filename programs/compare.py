@@ -1,10 +1,10 @@
-"""`tff-bn-compare`: trains several algorithms on the same data."""
+"""`tff-bn-compare`: trains several algorithms, and sweeps flags."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
 import pathlib
 import sys
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from absl import flags as absl_flags
 
@@ -12,13 +12,20 @@ from tff_bn.common import files
 from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
+from tff_bn.programs import comparison as comparison_lib
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
+from tff_bn.programs import report
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
+from tff_bn.programs import run_list
 from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
+from tff_bn.programs import sweeps
 from tff_bn.programs import train
+
+if TYPE_CHECKING:
+  from tff_bn.programs import jobs
 
 _OUTPUT_DIR = 'runs/compare'
 
@@ -29,6 +36,7 @@ def define_flags(
   """Defines the program's flags."""
   return (
       algorithm_flags.ComparisonFlags.define(values),
+      sweeps.define_flags(values),
       *settings_lib.define_shared_flags(values),
       run_flags.RunsFlags.define(values),
       runtime_flags.RuntimeFlags.define(values),
@@ -36,28 +44,38 @@ def define_flags(
   )
 
 
+def plan(flags: cli.ParsedFlags) -> comparison_lib.Comparison:
+  """Returns the runs that the flags ask for, all checked.
+
+  Args:
+    flags: The program's flags.
+
+  Returns:
+    The comparison.
+
+  Raises:
+    ValueError: If flags contradict one another.
+  """
+  axes = [*sweeps.swept_axes(flags), sweeps.algorithm_axis(flags)]
+  return comparison_lib.plan(flags, axes, flags.seeds)
+
+
 def comparison_flags(
-    flags: cli.ParsedFlags, runs: Sequence[settings_lib.RunSettings]
+    flags: cli.ParsedFlags, comparison: comparison_lib.Comparison
 ) -> dict[str, str]:
   """Returns the flags that define a comparison.
 
   Args:
     flags: The program's flags.
-    runs: The settings of all its runs.
+    comparison: Its runs.
 
   Returns:
     The flags' texts by name: the flags of the comparison and of its runs.
   """
-  texts = {
-      name: parsers.to_text(getattr(flags, name))
-      for name in ('algorithms', 'seeds', 'average_last')
-  }
-  for settings in runs:
-    texts.update(settings.to_flags())
   return {
-      name: text
-      for name, text in texts.items()
-      if name not in ('algorithm', 'seed')
+      **sweeps.texts(flags),
+      'average_last': parsers.to_text(flags.average_last),
+      **comparison_lib.flag_texts(comparison),
   }
 
 
@@ -69,116 +87,203 @@ def main(flags: cli.ParsedFlags) -> None:
   """
   folder = pathlib.Path(flags.output_dir).expanduser()
   with cli.checking_input():
-    settings_lib.check(flags)
+    comparison = plan(flags)
     runtime_flags.RuntimeFlags.check(flags)
+    sweeps.check_jobs(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
-    runs = [
-        settings_lib.resolve(flags, algorithm, seed)
-        for seed in flags.seeds
-        for algorithm in flags.algorithms
-    ]
-    texts = comparison_flags(flags, runs)
-  folders = [
-      folder / run_folder.RUNS / f'{run.algorithm}-seed{run.seed}'
-      for run in runs
-  ]
+    texts = comparison_flags(flags, comparison)
+  folders = {
+      run.folder: folder / run_folder.RUNS / run.folder
+      for run in comparison.runs
+  }
+  if flags.list:
+    with cli.checking_input():
+      print(_list(flags, comparison, folder, folders, texts))
+    return
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
+      run_folder.allow_claims(len(folders))
       # From the first check to the last file, no other program writes there.
       stack.enter_context(run_folder.claim(folder))
-      run_folder.check(folder, texts, overwrite=flags.overwrite)
-      for run, subfolder in zip(runs, folders):
+      _check_folder(flags, folder, texts)
+      for run in comparison.trained():
+        subfolder = folders[run.folder]
         stack.enter_context(run_folder.claim(subfolder))
-        run_folder.check(subfolder, run.to_flags(), overwrite=flags.overwrite)
+        run_folder.check(
+            subfolder, run.settings.to_flags(), overwrite=flags.overwrite
+        )
     stack.enter_context(run_folder.temporary_files_in(folder))
-    _compare(flags, runs, runtime, folder, folders, texts)
+    _compare(flags, comparison, runtime, folder, folders, texts)
+
+
+def _check_folder(
+    flags: cli.ParsedFlags, folder: pathlib.Path, texts: Mapping[str, str]
+) -> None:
+  """Checks that the comparison may be written, or extended, in a folder."""
+  run_folder.check(
+      folder,
+      texts,
+      overwrite=flags.overwrite,
+      grown=comparison_lib.grown_flags,
+  )
+
+
+def _list(
+    flags: cli.ParsedFlags,
+    comparison: comparison_lib.Comparison,
+    folder: pathlib.Path,
+    folders: Mapping[str, pathlib.Path],
+    texts: Mapping[str, str],
+) -> str:
+  """Lists the runs and writes nothing."""
+  _check_folder(flags, folder, texts)
+  listed = []
+  for run in comparison.trained():
+    subfolder = folders[run.folder]
+    run_folder.check(
+        subfolder, run.settings.to_flags(), overwrite=flags.overwrite
+    )
+    listed.append(run_list.look(run, subfolder, overwrite=flags.overwrite))
+  return run_list.text(listed, flags.jobs)
 
 
 def _compare(
     flags: cli.ParsedFlags,
-    runs: Sequence[settings_lib.RunSettings],
+    comparison: comparison_lib.Comparison,
     runtime: runtime_flags.RuntimeFlags,
     folder: pathlib.Path,
-    folders: Sequence[pathlib.Path],
+    folders: Mapping[str, pathlib.Path],
     texts: Mapping[str, str],
 ) -> None:
   """Trains in folders that are claimed, and writes the results."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import experiment
-  from tff_bn.programs import plots
-  from tff_bn.programs import report
+  from tff_bn.programs import jobs
+  from tff_bn.programs import parallel
+  from tff_bn.runtime import devices
 
+  runs = comparison.trained()
+  builder = jobs.Builder()
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
-      experiment.divide_cores(runs)
+      experiment.divide_cores([run.settings for run in runs])
+      if flags.jobs > 1:
+        devices.share_gpus()
       stack.enter_context(runtime.enter())
-      # All runs are prepared before the first one starts, so that a mistake in
+      tasks = [
+          jobs.Task(
+              run.settings,
+              folders[run.folder],
+              run.title,
+              not flags.overwrite
+              and run_folder.is_complete(
+                  folders[run.folder], run.settings.to_flags()
+              ),
+          )
+          for run in runs
+      ]
+      # All runs are checked before the first one starts, so that a mistake in
       # the last isn't found after hours.
-      jobs = experiment.prepare(
-          runs, folders, skip_finished=not flags.overwrite
-      )
+      jobs.check(builder, tasks)
       run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
-      for job in jobs:
+      for task in tasks:
         run_folder.begin(
-            job.folder,
+            task.folder,
             train.PROGRAM.name,
-            job.settings.to_flags(),
+            task.settings.to_flags(),
             overwrite=flags.overwrite,
         )
-    failures = experiment.train(jobs)
-  finished = [
-      report.read_run(job.settings.algorithm, job.settings.seed, job.folder)
-      for job in jobs
+    if flags.jobs > 1:
+      failed = parallel.train(tasks, flags.jobs, _process_arguments(flags))
+    else:
+      failed = jobs.train(builder, tasks)
+  _write_results(comparison, folder, folders, flags.average_last, builder)
+  if failed:
+    raise RuntimeError(
+        f'{len(failed)} of {len(tasks)} runs failed, see the errors above; the'
+        f' table has their last results: {"; ".join(t.title for t in failed)}.'
+    )
+
+
+def _process_arguments(flags: cli.ParsedFlags) -> list[str]:
+  """Returns the flags that tell another process how to run."""
+  names = ('verbosity', *runtime_flags.RuntimeFlags.specs())
+  return [flags.text(name) for name in names if flags.is_given(name)]
+
+
+def _write_results(
+    comparison: comparison_lib.Comparison,
+    folder: pathlib.Path,
+    folders: Mapping[str, pathlib.Path],
+    average_last: int,
+    builder: 'jobs.Builder',
+) -> None:
+  """Writes the table and the plots, and prints the table."""
+  from tff_bn.programs import figures
+  from tff_bn.programs import jobs
+  from tff_bn.programs import plots
+  from tff_bn.programs import sweep_plots
+
+  rows = {name: report.read_rows(path) for name, path in folders.items()}
+  runs = [
+      report.Run(
+          run.labels,
+          run.settings.seed,
+          rows[run.folder],
+          comparison.further_flags(run),
+      )
+      for run in comparison.runs
   ]
-  results = [report.result(run, flags.average_last) for run in finished]
+  results = [report.result(run, average_last) for run in runs]
   # A short run has fewer evaluated rounds.
-  num_averaged = max(
-      len(report.last_rows(run, flags.average_last)) for run in finished
-  )
-  table = report.results_markdown(results, num_averaged)
+  num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
+  names = [axis.name for axis in comparison.axes]
+  table = report.results_markdown(results, num_averaged, names)
   files.replace(folder / run_folder.RESULTS_CSV, report.results_csv(results))
   files.replace(folder / run_folder.RESULTS_MARKDOWN, table)
-  plots.save_figures(
-      folder / run_folder.PLOTS,
-      finished,
-      jobs[0].data.label_distribution(),
-      jobs[0].data.client_ids,
-      experiment.describe_data(jobs[0]),
-  )
+  first = comparison.runs[0].settings
+  data = builder.data(first)
+  title = jobs.describe_data(first, data, comparison.varied_flags)
+  plot_folder = folder / run_folder.PLOTS
+  if names == [report.ALGORITHM]:
+    plots.save_figures(
+        plot_folder, runs, data.label_distribution(), data.client_ids, title
+    )
+  else:
+    sweep_plots.save_figures(plot_folder, runs, results, comparison.axes, title)
+    distribution = plots.label_distribution_figure(
+        data.label_distribution(),
+        data.client_ids,
+        f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}',
+    )
+    figures.save(plot_folder, {'label_distribution': distribution})
   print(f'\n{table}')
   print(
       f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
       f' {folder / run_folder.RESULTS_CSV}'
   )
-  print(f'Plots: {folder / run_folder.PLOTS}')
+  print(f'Plots: {plot_folder}')
   print(f'Runs:  {folder / run_folder.RUNS}')
-  if failures:
-    names = [
-        f'{failure.job.settings.algorithm} with seed'
-        f' {failure.job.settings.seed}'
-        for failure in failures
-    ]
-    raise RuntimeError(
-        f'{len(failures)} of {len(jobs)} runs failed, see the errors above; the'
-        f' table has their last results: {", ".join(names)}.'
-    )
 
 
 PROGRAM = cli.Program(
     name='tff-bn-compare',
     description=(
         'Trains several federated algorithms on the same simulated clients,'
-        ' once with each seed, and writes a table and plots of the results.'
-        ' The same command continues a comparison that was stopped, without'
-        ' repeating runs that are finished. Without flags it compares'
-        ' algorithms on handwritten digits; each client has only a few of the'
-        ' classes.'
+        ' once with each seed and each value of swept flags, and writes a table'
+        ' and plots of the results. The same command continues a comparison'
+        ' that was stopped, without repeating runs that are finished; with'
+        ' more algorithms, seeds or swept values, it adds them. Without flags'
+        ' it compares algorithms on handwritten digits; each client has only a'
+        ' few of the classes.'
     ),
     examples=(
         'tff-bn-compare',
         'tff-bn-compare --algorithms=fedavg,fedbn,single --seeds=0,1,2'
         ' --dataset=digits_domains --split=domains',
+        'tff-bn-compare --algorithms=fedavg,fbn --sweep=local_steps=1,5'
+        ' --sweep=gamma=0,0.1,1 --split=gamma --jobs=2 --output_dir=runs/sweep',
     ),
     define_flags=define_flags,
     main=main,

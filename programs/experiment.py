@@ -10,8 +10,7 @@ import dataclasses
 import functools
 import importlib.util
 import pathlib
-import sys
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import keras
 import tensorflow as tf
@@ -38,8 +37,6 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import server_flags
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import training_flags
-from tff_bn.training import folder_lock
-from tff_bn.training import round_data
 from tff_bn.training import saved_models
 
 # Builders of the metrics that metrics.csv has for training and evaluation.
@@ -366,25 +363,6 @@ def training_config(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """A run that is ready to start.
-
-  Attributes:
-    settings: The run's settings.
-    folder: The run's folder.
-    data: The clients' data.
-    model: The model with its initial weights.
-    process: The algorithm's process; None if the run is finished and skipped.
-  """
-
-  settings: settings_lib.RunSettings
-  folder: pathlib.Path
-  data: tff_bn_data.FederatedData
-  model: BatchNormModel
-  process: Optional[stateful_process.Process]
-
-
 def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
   """Divides the cores among the clients of a round, if TensorFlow is unused.
 
@@ -401,120 +379,3 @@ def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
   # In a notebook, the program shares TensorFlow with the other cells.
   with contextlib.suppress(RuntimeError):
     runtime.divide_cores(max(numbers))
-
-
-def prepare(
-    runs: Sequence[settings_lib.RunSettings],
-    folders: Sequence[pathlib.Path],
-    *,
-    skip_finished: bool,
-) -> list[Job]:
-  """Builds the data, models and processes of runs on one dataset.
-
-  Args:
-    runs: The runs' settings; runs with the same seed get the same split and
-      initial weights.
-    folders: The runs' folders.
-    skip_finished: Whether to skip finished runs, instead of checking their last
-      checkpoints.
-
-  Returns:
-    The jobs, in the same order.
-
-  Raises:
-    ValueError: If the data, a model or a process can't be built.
-  """
-  dataset = runs[0].load()
-  made: dict[
-      DataRecipe,
-      tuple[tff_bn_data.FederatedData, dict[Optional[str], BatchNormModel]],
-  ] = {}
-  jobs = []
-  for settings, folder in zip(runs, folders, strict=True):
-    recipe = DataRecipe.of(settings)
-    if recipe not in made:
-      data = split_dataset(settings, dataset)
-      round_data.check_workers(data)
-      made[recipe] = data, {}
-    data, models = made[recipe]
-    batch_norm = registry.find(settings.algorithm).batch_norm
-    if batch_norm not in models:
-      models[batch_norm] = build_model(settings, data)
-    model = models[batch_norm]
-    process = None
-    if not (skip_finished and training.is_finished(folder)):
-      process = build_process(settings, model, len(data.client_ids))
-    jobs.append(Job(settings, folder, data, model, process))
-  return jobs
-
-
-def describe_data(job: Job) -> str:
-  """Describes the data and its split in a few words, for titles."""
-  num_clients = len(job.data.client_ids)
-  clients = 'client' if num_clients == 1 else 'clients'
-  return (
-      f'{job.settings.dataset}, {num_clients} {clients},'
-      f' --split={job.settings.split}'
-  )
-
-
-class Failure(NamedTuple):
-  """A run that ended without a usable model."""
-
-  job: Job
-  error: training.TrainingFailedError
-
-
-def train(jobs: Sequence[Job]) -> list[Failure]:
-  """Trains, or continues to train, runs one after another.
-
-  Call it inside of a runtime, see `runtime_flags.RuntimeFlags.enter`.
-
-  Args:
-    jobs: The runs.
-
-  Returns:
-    The runs that failed; a failure does not stop the other runs.
-  """
-  failures = []
-  for job in jobs:
-    if job.process is None:
-      folder_lock.let_others_read(job.folder)
-  for number, job in enumerate(jobs, start=1):
-    settings = job.settings
-    if len(jobs) > 1:
-      print(
-          f'[{number}/{len(jobs)}] {settings.algorithm}, seed'
-          f' {settings.seed}',
-          flush=True,
-      )
-    if job.process is None:
-      print('This run is finished.', flush=True)
-      continue
-    try:
-      _train(job)
-    except training.TrainingFailedError as error:
-      failures.append(Failure(job, error))
-      if len(jobs) > 1:
-        print(error, file=sys.stderr, flush=True)
-    if len(jobs) > 1:  # The next runs may take long.
-      folder_lock.let_others_read(job.folder)
-  return failures
-
-
-def _train(job: Job) -> None:
-  assert job.process is not None  # Finished runs are skipped.
-  algorithm = registry.find(job.settings.algorithm)
-  training.train(
-      job.process,
-      job.model,
-      job.data,
-      training_config(job.settings),
-      job.folder,
-      train_on_union=algorithm.trains_on_union,
-      settings={
-          name: text
-          for name, text in job.settings.to_flags().items()
-          if name not in training.MAY_CHANGE
-      },
-  )

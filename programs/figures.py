@@ -42,6 +42,21 @@ def new_figure(width: float, height: float) -> figure.Figure:
   return drawing
 
 
+def line_style(index: int) -> dict[str, str]:
+  """Returns the colour and the dashes of a line.
+
+  Args:
+    index: The line's position in the legend.
+
+  Returns:
+    Arguments of `plot`; the same for the first 28 lines only if the index is.
+  """
+  return dict(
+      color=COLOURS[index % len(COLOURS)],
+      linestyle=DASHES[index % len(DASHES)],
+  )
+
+
 def tidy(axes: mpl_axes.Axes) -> None:
   """Adds a light grid and removes the frame at the top and the right."""
   axes.grid(alpha=0.3)

@@ -32,7 +32,7 @@ def check(folder: pathlib.Path) -> dict[str, str]:
 
 def is_comparison(texts: dict[str, str]) -> bool:
   """Whether these are the flags of a comparison, with several runs."""
-  return 'algorithms' in texts
+  return 'seeds' in texts
 
 
 def read_settings(

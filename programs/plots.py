@@ -35,7 +35,7 @@ def accuracy_figure(
   """Draws accuracy against rounds, or against the communication in them.
 
   Args:
-    runs: The runs; the runs of an algorithm become one line.
+    runs: The runs; those that differ only in the seed become one line.
     title: The title.
     against: The column of the horizontal axis: `round`, `exchanges` or
       `megabytes`.
@@ -96,7 +96,7 @@ def _curves(
   all_axes = drawing.subplots(
       1, len(columns), sharex=True, sharey=True, squeeze=False
   )[0]
-  algorithms = list(dict.fromkeys(run.algorithm for run in runs))
+  names = list(dict.fromkeys(run.name for run in runs))
   for axes, column in zip(all_axes, columns):
     axes.set_title(panels[column], fontsize='medium')
     axes.set_xlabel(_AXES[against])
@@ -107,24 +107,23 @@ def _curves(
       axes.xaxis.set_major_locator(
           ticker.MaxNLocator(nbins=6, integer=against != 'megabytes')
       )
-    for index, algorithm in enumerate(algorithms):
-      _draw_curve(
+    for index, name in enumerate(names):
+      draw_curve(
           axes,
-          [run for run in runs if run.algorithm == algorithm],
+          [run for run in runs if run.name == name],
           column,
           against,
-          label=algorithm,
-          color=figures.COLOURS[index % len(figures.COLOURS)],
-          linestyle=figures.DASHES[index % len(figures.DASHES)],
+          label=name,
+          **figures.line_style(index),
       )
     figures.tidy(axes)
-  if len(algorithms) > 1:
+  if len(names) > 1:
     figures.add_legend(drawing)
   drawing.suptitle(title)
   return drawing
 
 
-def _draw_curve(
+def draw_curve(
     axes: mpl_axes.Axes,
     runs: Sequence[Run],
     column: str,
@@ -132,7 +131,16 @@ def _draw_curve(
     label: str,
     **style: Any,
 ) -> None:
-  """Draws the runs of one algorithm."""
+  """Draws a line for the mean of runs, and a band of one standard deviation.
+
+  Args:
+    axes: Where to draw.
+    runs: Runs that differ only in the seed.
+    column: The column of metrics.csv.
+    against: The column of the horizontal axis.
+    label: The name in the legend.
+    **style: The line's style.
+  """
   rounds, mean, deviation = mean_and_deviation(runs, column)
   costs = {
       int(row['round']): row[against]
@@ -282,7 +290,7 @@ def save_figures(
           label_counts, client_ids, f'{title}, seed {runs[0].seed}'
       ),
   )
-  if len({run.algorithm for run in runs}) > 1:
+  if len({run.name for run in runs}) > 1:
     for column in report.LAST_COLUMNS:
       if _totals(runs, column):
         drawings[f'accuracy_by_{column}'] = accuracy_figure(runs, title, column)

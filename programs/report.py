@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
 import io
+import itertools
 import pathlib
 import statistics
 from typing import Optional
@@ -19,6 +20,9 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import tables
 
 Row = Mapping[str, float]
+# A row of results.csv.
+Result = Mapping[str, str | float]
+ALGORITHM = 'algorithm'
 
 # Columns of metrics.csv that results.csv averages over the last evaluated
 # rounds, and columns whose last value it gives.
@@ -30,7 +34,9 @@ _AVERAGED = (
     'train_loss',
 )
 LAST_COLUMNS = {'exchanges': int, 'megabytes': float}
-RESULT_COLUMNS = ('algorithm', 'seed', *_AVERAGED, 'rounds', *LAST_COLUMNS)
+# What every run has besides its labels and flags.
+_SEED = 'seed'
+_METRICS = (*_AVERAGED, 'rounds', *LAST_COLUMNS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +44,38 @@ class Run:
   """A finished run.
 
   Attributes:
-    algorithm: The algorithm's name.
+    labels: The labels of the run by the names of what a comparison varies, such
+      as `algorithm`.
     seed: The run's seed.
     rows: The rows of its metrics.csv.
+    flags: Texts of further flags that differ between the runs, by name.
   """
 
-  algorithm: str
+  labels: Mapping[str, str]
   seed: int
   rows: Sequence[Row]
+  flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  @property
+  def name(self) -> str:
+    """The name of the run in legends, which is the same for all seeds."""
+    return describe(self.labels)
+
+
+def describe(labels: Mapping[str, str]) -> str:
+  """Returns labels as one text, such as `fedavg, gamma=0.5`.
+
+  Args:
+    labels: The labels by the names of what is varied.
+
+  Returns:
+    The text, with the algorithm first.
+  """
+  names = sorted(labels, key=lambda name: name != ALGORITHM)
+  return ', '.join(
+      labels[name] if name == ALGORITHM else f'{name}={labels[name]}'
+      for name in names
+  )
 
 
 def read_metrics(text: str) -> list[dict[str, float]]:
@@ -56,10 +86,9 @@ def read_metrics(text: str) -> list[dict[str, float]]:
   ]
 
 
-def read_run(algorithm: str, seed: int, folder: pathlib.Path) -> Run:
+def read_rows(folder: pathlib.Path) -> list[dict[str, float]]:
   """Reads the metrics of a run from its folder."""
-  text = (folder / run_folder.METRICS).read_text(encoding='utf-8')
-  return Run(algorithm, seed, read_metrics(text))
+  return read_metrics((folder / run_folder.METRICS).read_text(encoding='utf-8'))
 
 
 def last_rows(run: Run, average_last: int) -> Sequence[Row]:
@@ -75,7 +104,7 @@ def last_rows(run: Run, average_last: int) -> Sequence[Row]:
   return [row for row in run.rows if row['round'] > 0][-average_last:]
 
 
-def result(run: Run, average_last: int) -> dict[str, str | float]:
+def result(run: Run, average_last: int) -> Result:
   """Returns the row of results.csv for a run.
 
   Args:
@@ -84,11 +113,12 @@ def result(run: Run, average_last: int) -> dict[str, str | float]:
       over which accuracies and losses are averaged.
 
   Returns:
-    A value for each of `RESULT_COLUMNS` that the run has.
+    The labels, the flags and the seed, and the metrics that the run has.
   """
   values: dict[str, str | float] = {
-      'algorithm': run.algorithm,
-      'seed': run.seed,
+      **run.labels,
+      **run.flags,
+      _SEED: run.seed,
   }
   for column in _AVERAGED:
     last = [
@@ -97,19 +127,42 @@ def result(run: Run, average_last: int) -> dict[str, str | float]:
     if last:
       # No more digits than metrics.csv has.
       values[column] = float(f'{statistics.fmean(last):.8g}')
-  values['rounds'] = int(run.rows[-1]['round'])
+  # The number of rounds can be swept.
+  values.setdefault('rounds', int(run.rows[-1]['round']))
   for column, number_type in LAST_COLUMNS.items():
     if column in run.rows[-1]:
       values[column] = number_type(run.rows[-1][column])
   return values
 
 
-def results_csv(results: Sequence[Mapping[str, str | float]]) -> str:
+def results_csv(results: Sequence[Result]) -> str:
   """Returns the text of results.csv for rows that `result` returned."""
+  found = dict.fromkeys(itertools.chain.from_iterable(results))
+  described = [name for name in found if name not in (_SEED, *_METRICS)]
+  # The algorithm first.
+  described.sort(key=lambda name: name != ALGORITHM)
+  columns = (*described, _SEED, *_METRICS)
   return csv_files.to_csv(
-      RESULT_COLUMNS,
-      ([row.get(column) for column in RESULT_COLUMNS] for row in results),
+      columns, ([row.get(column) for column in columns] for row in results)
   )
+
+
+def by_labels(
+    results: Sequence[Result], names: Sequence[str]
+) -> dict[tuple[str, ...], list[Result]]:
+  """Groups rows of results.csv, usually those that differ only in the seed.
+
+  Args:
+    results: The rows.
+    names: The names of labels.
+
+  Returns:
+    The rows by the values of these labels, in the order of the first ones.
+  """
+  groups: dict[tuple[str, ...], list[Result]] = {}
+  for row in results:
+    groups.setdefault(tuple(str(row[name]) for name in names), []).append(row)
+  return groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,28 +226,32 @@ _TABLE_COLUMNS = (
 
 
 def results_markdown(
-    results: Sequence[Mapping[str, str | float]], average_last: int
+    results: Sequence[Result],
+    average_last: int,
+    varied: Sequence[str] = (ALGORITHM,),
 ) -> str:
   """Returns the text of results.md.
 
   Args:
     results: Rows that `result` returned.
     average_last: The number of evaluated rounds over which they average.
+    varied: The names of the labels.
 
   Returns:
-    A table with a line for each algorithm, and the meaning of its columns.
+    A table with a line for each combination of labels, and the meaning of its
+    columns.
   """
   columns = [
       column
       for column in _TABLE_COLUMNS
       if any(column.name in row for row in results)
   ]
-  cells = [['Algorithm'] + [column.title for column in columns]]
-  algorithms = list(dict.fromkeys(str(row['algorithm']) for row in results))
-  for algorithm in algorithms:
-    rows = [row for row in results if row['algorithm'] == algorithm]
+  varied = sorted(varied, key=lambda name: name != ALGORITHM)
+  titles = ['Algorithm' if name == ALGORITHM else name for name in varied]
+  cells = [titles + [column.title for column in columns]]
+  for labels, rows in by_labels(results, varied).items():
     cells.append(
-        [algorithm]
+        [*labels]
         + [
             _mean_and_deviation(
                 [float(row[column.name]) for row in rows if column.name in row],
@@ -218,7 +275,7 @@ def results_markdown(
       f'Accuracies and losses are {over_rounds}; {over_seeds}.',
       *(f'{column.title}: {column.explanation}.' for column in columns),
   ]
-  return tables.markdown(cells, notes)
+  return tables.markdown(cells, notes, len(varied))
 
 
 def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:

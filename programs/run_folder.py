@@ -4,10 +4,12 @@ A folder with a `flags.txt` holds a run. This file is written first and removed
 last, so the flags are known for every part of a run.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 import contextlib
 import os
 import pathlib
+import re
+import resource
 import shutil
 import tempfile
 
@@ -29,6 +31,7 @@ PLOTS = 'plots'
 RUNS = 'runs'
 RESULTS_CSV = 'results.csv'
 RESULTS_MARKDOWN = 'results.md'
+TIMING = 'timing.json'
 EVALUATION = 'evaluation.csv'
 NORMALIZATION_ERROR_CSV = 'normalization_error.csv'
 NORMALIZATION_ERROR_BY_ROUND_CSV = 'normalization_error_by_round.csv'
@@ -45,11 +48,15 @@ RUN_ANALYSES = (
 )
 # Removed by the next program that writes into the folder.
 _TEMPORARY = '.temporary'
+# The number of files that a program opens besides the claimed folders.
+_NUM_OTHER_FILES = 1000
+_CHECKPOINTS = 'checkpoints'
+_CHECKPOINT_NAME = re.compile('round_([0-9]+)')
 # The files besides flags.txt. Nothing else is ever removed.
 _ENTRIES = (
     METRICS,
     'logdir',
-    'checkpoints',
+    _CHECKPOINTS,
     'client_states.sqlite',
     'client_states.sqlite-journal',
     'client_states.sqlite-shm',
@@ -58,6 +65,7 @@ _ENTRIES = (
     PLOTS,
     RESULTS_CSV,
     RESULTS_MARKDOWN,
+    TIMING,
     EVALUATION,
     EXPORTED,
     NORMALIZATION_ERROR_CSV,
@@ -74,7 +82,8 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
     folder: The folder.
 
   Returns:
-    The flags' texts by name.
+    The flags' texts by name. The text of a flag that is given several times has
+    a line for each.
 
   Raises:
     ValueError: If the folder holds no run, or its flags can't be read.
@@ -88,14 +97,15 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
     ) from error
   except UnicodeDecodeError as error:
     raise ValueError(f'{path} is damaged: it is not a text file.') from error
-  flags = {}
+  flags: dict[str, str] = {}
   for line in lines:
     if not line or line.startswith('#'):
       continue
     name, equals, text = line.partition('=')
     if not name.startswith('--') or not equals:
       raise ValueError(f'{path} is damaged: {line!r} is not a flag.')
-    flags[name.removeprefix('--')] = text
+    name = name.removeprefix('--')
+    flags[name] = f'{flags[name]}\n{text}' if name in flags else text
   return flags
 
 
@@ -103,6 +113,60 @@ def is_finished(folder: pathlib.Path) -> bool:
   """Whether a folder holds a finished run."""
   # Training writes the model last.
   return all((folder / name).exists() for name in (FLAGS_FILE, METRICS, MODEL))
+
+
+def saved_round(folder: pathlib.Path) -> int:
+  """Returns the round after which a run would be continued; 0 if there is none.
+
+  Args:
+    folder: The run's folder.
+
+  Returns:
+    The round of the last checkpoint.
+  """
+  try:
+    names = os.listdir(folder / _CHECKPOINTS)
+  except OSError:
+    return 0
+  matches = filter(None, map(_CHECKPOINT_NAME.fullmatch, names))
+  return max((int(match[1]) for match in matches), default=0)
+
+
+def allow_claims(number: int) -> None:
+  """Lets this process open as many files as claims of folders need.
+
+  Args:
+    number: The number of folders. Each claim keeps one open.
+  """
+  limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+  needed = number + _NUM_OTHER_FILES
+  if limit < needed <= highest:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, highest))
+
+
+def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
+  """Whether a folder holds a finished run that was not changed since.
+
+  This imports TensorFlow.
+
+  Args:
+    folder: The folder.
+    flags: The flags of the run.
+
+  Returns:
+    Whether the run in the folder has these flags, and all its metrics and
+    models are there.
+
+  Raises:
+    OSError: If a file can't be read at present.
+  """
+  from tff_bn import training
+
+  return (
+      (folder / FLAGS_FILE).exists()
+      and read_flags(folder) == flags
+      and training.is_finished(folder)
+  )
 
 
 @contextlib.contextmanager
@@ -187,17 +251,43 @@ def check_writable(folder: pathlib.Path) -> None:
     )
 
 
+def grown_rounds(
+    previous: Mapping[str, str], flags: Mapping[str, str]
+) -> Collection[str]:
+  """Returns `rounds` if a run is to be continued for more rounds.
+
+  Args:
+    previous: The flags of the run.
+    flags: Its new flags.
+
+  Returns:
+    The names of flags whose values may differ.
+  """
+  before, after = previous.get('rounds', ''), flags.get('rounds', '')
+  if before.isdecimal() and after.isdecimal() and int(before) <= int(after):
+    return ('rounds',)
+  return ()
+
+
 def check(
-    folder: pathlib.Path, flags: Mapping[str, str], *, overwrite: bool
+    folder: pathlib.Path,
+    flags: Mapping[str, str],
+    *,
+    overwrite: bool,
+    grown: Callable[
+        [Mapping[str, str], Mapping[str, str]], Collection[str]
+    ] = grown_rounds,
 ) -> None:
   """Checks that a run with these flags may be written into a folder.
 
   Writes nothing.
 
   Args:
-    folder: The folder, claimed.
+    folder: The folder; claimed, if the caller writes into it.
     flags: The texts of the flags that define the run, by name.
     overwrite: Whether a run in the folder may be removed.
+    grown: Returns the names of the flags that may differ, given the flags of
+      the run that the folder holds and the new ones.
 
   Raises:
     ValueError: If the folder holds files with the programs' names but no run,
@@ -215,10 +305,11 @@ def check(
   if overwrite:
     return
   previous = read_flags(folder)
+  may_differ = grown(previous, flags)
   differences = [
       f'--{name} ({_was(previous.get(name))}, now {_was(flags.get(name))})'
       for name in dict.fromkeys((*flags, *previous))
-      if previous.get(name) != flags.get(name)
+      if previous.get(name) != flags.get(name) and name not in may_differ
   ]
   if differences:
     raise ValueError(
@@ -229,7 +320,12 @@ def check(
 
 
 def _was(text: str | None) -> str:
-  return 'not set' if text is None else text
+  if text is None:
+    return 'not set'
+  # A quote tells FLAG=VALUE apart from a flag of the program.
+  return ' '.join(
+      f"'{line}'" if '=' in line else line for line in text.split('\n')
+  )
 
 
 def begin(
@@ -241,6 +337,8 @@ def begin(
 ) -> None:
   """Writes the flags of a run into its folder, after `check`.
 
+  If the run has grown, it is no longer finished.
+
   Args:
     folder: The folder, claimed.
     program: The program's name, for the first line of the file.
@@ -250,13 +348,17 @@ def begin(
   if overwrite:
     remove(folder)
   path = folder / FLAGS_FILE
-  if path.exists():
-    return
-  files.replace(
-      path,
-      f'# {program} --flagfile={FLAGS_FILE} --output_dir=...\n'
-      + ''.join(f'--{name}={text}\n' for name, text in flags.items()),
+  text = f'# {program} --flagfile={FLAGS_FILE} --output_dir=...\n' + ''.join(
+      f'--{name}={line}\n'
+      for name, lines in flags.items()
+      for line in lines.split('\n')
   )
+  if path.exists():
+    if read_flags(folder) == flags:
+      return
+    # The run has grown, so its model is no longer the final one.
+    _remove_entry(folder / MODEL)
+  files.replace(path, text)
 
 
 def remove(folder: pathlib.Path) -> None:

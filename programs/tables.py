@@ -11,24 +11,30 @@ def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
   return csv_files.to_csv(columns, rows, digits=8)
 
 
-def markdown(cells: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+def markdown(
+    cells: Sequence[Sequence[str]],
+    notes: Sequence[str] = (),
+    num_labels: int = 1,
+) -> str:
   """Returns a Markdown table with aligned source, numbers to the right.
 
   Args:
     cells: The rows; the first row has the columns' titles.
     notes: Sentences for a list below the table.
+    num_labels: The number of columns, from the left, that hold no numbers.
 
   Returns:
     The text.
   """
   # The line below the titles needs at least three characters.
   widths = [max(3, *(len(cell) for cell in column)) for column in zip(*cells)]
-  rule = ['-' * widths[0]] + ['-' * (width - 1) + ':' for width in widths[1:]]
+  rule = ['-' * width for width in widths[:num_labels]]
+  rule += ['-' * (width - 1) + ':' for width in widths[num_labels:]]
   lines = [
       '| '
       + ' | '.join(
-          [row[0].ljust(widths[0])]
-          + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:])]
+          cell.ljust(width) if number < num_labels else cell.rjust(width)
+          for number, (cell, width) in enumerate(zip(row, widths))
       )
       + ' |'
       for row in (cells[0], rule, *cells[1:])

@@ -6,7 +6,7 @@ from tff_bn.programs import report
 # whose clients have their own models.
 RUNS = [
     report.Run(
-        'fedavg',
+        {'algorithm': 'fedavg'},
         0,
         [
             dict(round=1, test_accuracy=0.1, test_loss=9.0, exchanges=1),
@@ -15,7 +15,7 @@ RUNS = [
         ],
     ),
     report.Run(
-        'fedavg',
+        {'algorithm': 'fedavg'},
         1,
         [
             dict(round=1, test_accuracy=0.3, test_loss=9.0, exchanges=1),
@@ -24,7 +24,7 @@ RUNS = [
         ],
     ),
     report.Run(
-        'fedbn',
+        {'algorithm': 'fedbn'},
         0,
         [
             dict(round=1, client_test_accuracy=0.25),

@@ -16,6 +16,7 @@ from tff_bn.common import cores
 from tff_bn.keras_model.partition import Role
 from tff_bn.programs import cli
 from tff_bn.programs import experiment
+from tff_bn.programs import jobs
 from tff_bn.programs import registry
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
@@ -537,10 +538,9 @@ def test_runs_with_and_without_attackers_have_their_own_data(tmp_path):
       _settings(*arguments),
       _settings('--model=mlp3', '--algorithm=single'),
   ]
-  jobs = experiment.prepare(
-      runs, [tmp_path / 'a', tmp_path / 'b'], skip_finished=True
-  )
-  assert np.any(jobs[0].data.dataset.y_train != jobs[1].data.dataset.y_train)
+  builder = jobs.Builder()
+  attacked, single = (builder.build(run, tmp_path).data for run in runs)
+  assert np.any(attacked.dataset.y_train != single.dataset.y_train)
 
 
 @pytest.mark.parametrize('algorithm', list(registry.ALGORITHMS))

@@ -9,7 +9,7 @@ from tff_bn.layers import batch_norm_layers
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import experiment
+from tff_bn.programs import jobs
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
 
@@ -31,17 +31,16 @@ def _settings(*arguments):
 @pytest.mark.parametrize('model', ['mlp3', 'small_cnn', 'resnet20'])
 def test_model_has_hybrid_layers_and_the_same_weights(model, tmp_path):
   """Runs of one comparison share the data, but not the model."""
-  jobs = experiment.prepare(
-      [
-          _settings(f'--model={model}', f'--algorithm={name}')
-          for name in ('fedavg', 'hbn', 'fbn')
-      ],
-      [tmp_path / name for name in 'abc'],
-      skip_finished=True,
-  )
-  fedavg, hbn, fbn = (job.model for job in jobs)
+  builder = jobs.Builder()
+  built = [
+      builder.build(
+          _settings(f'--model={model}', f'--algorithm={name}'), tmp_path
+      )
+      for name in ('fedavg', 'hbn', 'fbn')
+  ]
+  fedavg, hbn, fbn = (job.model for job in built)
   assert fbn is fedavg
-  assert jobs[1].data is jobs[0].data
+  assert built[1].data is built[0].data
   layers = batch_norm_layers(hbn.keras_model)
   assert {type(layer) for layer in layers} == {HybridBatchNormalization}
   weights = [
@@ -50,7 +49,7 @@ def test_model_has_hybrid_layers_and_the_same_weights(model, tmp_path):
           for v in job.model.keras_model.weights
           if v.name != 'mixing'
       }
-      for job in jobs[:2]
+      for job in built[:2]
   ]
   assert weights[0].keys() == weights[1].keys()
   for path, value in weights[0].items():
@@ -73,11 +72,7 @@ def test_model_has_hybrid_layers_and_the_same_weights(model, tmp_path):
 )
 def test_models_without_batch_normalization(tmp_path, arguments, message):
   with pytest.raises(ValueError, match=message):
-    experiment.prepare(
-        [_settings('--algorithm=hbn', *arguments)],
-        [tmp_path],
-        skip_finished=False,
-    )
+    jobs.Builder().build(_settings('--algorithm=hbn', *arguments), tmp_path)
 
 
 def test_training_and_evaluation(tmp_path):

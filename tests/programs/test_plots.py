@@ -20,8 +20,12 @@ def test_mean_and_deviation():
 
 def test_mean_leaves_out_what_is_not_finite():
   runs = [
-      report.Run('a', 0, [dict(round=1, x=1.0), dict(round=2, x=np.inf)]),
-      report.Run('a', 1, [dict(round=1, x=np.nan), dict(round=3, x=4.0)]),
+      report.Run(
+          {'algorithm': 'a'}, 0, [dict(round=1, x=1.0), dict(round=2, x=np.inf)]
+      ),
+      report.Run(
+          {'algorithm': 'a'}, 1, [dict(round=1, x=np.nan), dict(round=3, x=4.0)]
+      ),
   ]
   rounds, mean, deviation = plots.mean_and_deviation(runs, 'x')
   np.testing.assert_array_equal(rounds, [1, 3])
@@ -60,7 +64,7 @@ def test_accuracy_figure():
 def _run_with_costs(algorithm, seed, megabytes, accuracies=(0.25, 0.5, 0.75)):
   """Returns a run with rounds 0, 10 and 20, which send this many megabytes."""
   return report.Run(
-      algorithm,
+      {'algorithm': algorithm},
       seed,
       [
           dict(
@@ -118,7 +122,9 @@ def test_what_sends_nothing_is_a_horizontal_line():
       _run_with_costs('single', 0, 0.0),
       _run_with_costs('fedavg', 0, 1.0),
       # Of a process whose costs are unknown.
-      report.Run('other', 0, [dict(round=20, test_accuracy=0.9)]),
+      report.Run(
+          {'algorithm': 'other'}, 0, [dict(round=20, test_accuracy=0.9)]
+      ),
   ]
   drawing = plots.accuracy_figure(runs, '', 'megabytes')
   lines = _lines(drawing.axes[0])
@@ -137,7 +143,8 @@ def test_algorithm_has_the_same_colour_in_every_panel():
       'single': dict(round=1, train_loss=1.0, test_loss=2.0),
   }
   drawing = plots.loss_figure(
-      [report.Run(name, 0, [row]) for name, row in rows.items()], ''
+      [report.Run({'algorithm': name}, 0, [row]) for name, row in rows.items()],
+      '',
   )
   training, test = (
       {line.get_label(): line.get_color() for line in axes.get_lines()}

@@ -23,7 +23,7 @@ from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import experiment
+from tff_bn.programs import jobs
 from tff_bn.programs import settings
 from tff_bn.programs import train
 from tff_bn.training import folder_lock
@@ -358,13 +358,13 @@ def test_same_command_repeats_nothing(comparison, capsys):
   assert compare.run(arguments) == 0
   assert _file_times(folder / 'runs') == before
   assert (folder / 'results.csv').read_bytes() == table
-  assert capsys.readouterr().out.count('This run is finished.') == 6
+  assert capsys.readouterr().out.count(': finished\n') == 6
 
 
 @pytest.mark.parametrize(
     ('argument', 'difference'),
     [
-        ('--rounds=4', '--rounds (3, now 4)'),
+        ('--rounds=2', '--rounds (3, now 2)'),
         ('--seeds=0', '--seeds (0,1, now 0)'),
         ('--local_epochs=1', '--local_epochs (not set, now 1)'),
     ],
@@ -383,14 +383,14 @@ def test_comparison_with_a_run_of_other_flags_is_refused(comparison, capsys):
   folder, arguments, _ = comparison
   flags = folder / 'runs' / 'fedavg-seed1' / 'flags.txt'
   text = flags.read_text(encoding='utf-8')
-  flags.write_text(text.replace('--rounds=3', '--rounds=2'), encoding='utf-8')
+  flags.write_text(text.replace('--rounds=3', '--rounds=4'), encoding='utf-8')
   try:
     assert compare.run(arguments) == 2
   finally:
     flags.write_text(text, encoding='utf-8')
   error = capsys.readouterr().err
   assert 'fedavg-seed1' in error
-  assert '--rounds (2, now 3)' in error
+  assert '--rounds (4, now 3)' in error
 
 
 def test_run_is_repeated_by_its_flags(comparison, tmp_path, capsys):
@@ -981,7 +981,7 @@ def test_finished_runs_of_a_comparison_can_be_read(tmp_path, monkeypatch):
   """While the others are in progress."""
   arguments = ['--algorithms=fedavg,single', '--seeds=0', *_SMALL]
   arguments += ['--rounds=1', f'--output_dir={tmp_path}']
-  train_one = experiment._train
+  train_one = jobs.train_one
   found = []
 
   def can_be_read(name):
@@ -998,6 +998,6 @@ def test_finished_runs_of_a_comparison_can_be_read(tmp_path, monkeypatch):
     found.append([can_be_read(name) for name in names])
     train_one(job)
 
-  monkeypatch.setattr(experiment, '_train', train_and_look)
+  monkeypatch.setattr(jobs, 'train_one', train_and_look)
   assert compare.run(arguments) == 0
   assert found == [[False, False], [True, False]]

@@ -972,16 +972,10 @@ def test_float16_of_some_of_the_compared_algorithms():
 
 def test_flags_of_a_comparison():
   flags = _compare_flags('--algorithms=centralized,fedavg', '--seeds=3,4')
-  runs = [
-      settings.resolve(flags, algorithm, seed)
-      for seed in flags.seeds
-      for algorithm in flags.algorithms
-  ]
-  texts = compare.comparison_flags(flags, runs)
+  texts = compare.comparison_flags(flags, compare.plan(flags))
   assert texts['algorithms'] == 'centralized,fedavg'
   assert texts['seeds'] == '3,4'
   assert texts['statistics'] == 'naive'
   assert 'algorithm' not in texts and 'seed' not in texts
   again = _compare_flags(*(f'--{name}={text}' for name, text in texts.items()))
-  settings.check(again)
-  assert compare.comparison_flags(again, runs) == texts
+  assert compare.comparison_flags(again, compare.plan(again)) == texts

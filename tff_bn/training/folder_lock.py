@@ -54,6 +54,49 @@ def claim(folder: Union[str, os.PathLike[str]]) -> Iterator[None]:
       _claims.reset(token)
 
 
+@contextlib.contextmanager
+def inherit(
+    folder: Union[str, os.PathLike[str]], descriptor: int
+) -> Iterator[None]:
+  """Uses the lock of a folder that the parent process claims.
+
+  Args:
+    folder: The folder.
+    descriptor: The result of `descriptor` in the parent process, which this
+      process has inherited. It is closed at the end.
+
+  Yields:
+    Nothing; code in the `with` block can `hold` the folder.
+  """
+  token = _claims.set(
+      (*_claims.get(), _Claim(os.path.realpath(folder), descriptor))
+  )
+  try:
+    yield
+  finally:
+    _claims.reset(token)
+    os.close(descriptor)  # The parent process still holds the lock.
+
+
+def descriptor(folder: Union[str, os.PathLike[str]]) -> int:
+  """Returns the open file that holds the lock of a claimed folder.
+
+  Args:
+    folder: The folder.
+
+  Returns:
+    The file's descriptor. A child process that inherits it can `inherit` the
+    lock.
+
+  Raises:
+    ValueError: If the caller is not inside of `claim` for the folder.
+  """
+  claimed = _claim_of(folder)
+  if claimed is None:
+    raise ValueError(f'{folder} is not claimed.')
+  return claimed.descriptor
+
+
 def is_claimed(folder: Union[str, os.PathLike[str]]) -> bool:
   """Whether the caller is inside of `claim` for a folder."""
   return _claim_of(folder) is not None

@@ -67,8 +67,7 @@ class AnalyzedRun:
   @functools.cached_property
   def test_accuracy(self) -> float:
     """The final accuracy in the run's metrics.csv."""
-    run = report.read_run(self.settings.algorithm, self.seed, self.folder)
-    return run.rows[-1]['test_accuracy']
+    return report.read_rows(self.folder)[-1]['test_accuracy']
 
   @property
   def has_client_models(self) -> bool:

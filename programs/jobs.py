@@ -1,0 +1,275 @@
+"""Builds runs, one after another, and trains them.
+
+Importing this module imports TensorFlow Federated, so programs do it after they
+have checked their flags.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+import dataclasses
+import gc
+import pathlib
+import sys
+import time
+from typing import Any, NamedTuple, Optional
+
+from tff_bn import data as tff_bn_data
+from tff_bn import training
+from tff_bn.data import splits
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.processes import stateful_process
+from tff_bn.programs import data_flags
+from tff_bn.programs import experiment
+from tff_bn.programs import model_flags
+from tff_bn.programs import registry
+from tff_bn.programs import run_timing
+from tff_bn.programs import settings as settings_lib
+from tff_bn.training import folder_lock
+from tff_bn.training import round_data
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A run that is to be trained.
+
+  Attributes:
+    settings: The run's settings.
+    folder: The run's folder, with its `flags.txt`.
+    title: Its name in messages.
+    is_finished: Whether it is trained already.
+  """
+
+  settings: settings_lib.RunSettings
+  folder: pathlib.Path
+  title: str
+  is_finished: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A run that is ready to start.
+
+  Attributes:
+    settings: The run's settings.
+    folder: The run's folder.
+    data: The clients' data.
+    model: The model with its initial weights.
+    process: The algorithm's process.
+    build_seconds: How long it took to build all this.
+  """
+
+  settings: settings_lib.RunSettings
+  folder: pathlib.Path
+  data: tff_bn_data.FederatedData
+  model: BatchNormModel
+  process: stateful_process.Process
+  build_seconds: float
+
+
+class _Split(NamedTuple):
+  """The data of some runs, and the models that were built for it.
+
+  Attributes:
+    recipe: What made the data.
+    data: The data.
+    models: For each kind of BN layers, the flags of the model and the model.
+  """
+
+  recipe: experiment.DataRecipe
+  data: tff_bn_data.FederatedData
+  models: dict[Optional[str], tuple[model_flags.ModelFlags, BatchNormModel]]
+
+
+class Builder:
+  """Builds runs one after another.
+
+  It keeps the dataset, its split and the models of the previous run, which the
+  next one often shares. Runs with the same seed get the same split and initial
+  weights.
+  """
+
+  def __init__(self) -> None:
+    self._dataset: Optional[tuple[Any, tff_bn_data.Dataset]] = None
+    self._split: Optional[_Split] = None
+
+  def data(
+      self, settings: settings_lib.RunSettings
+  ) -> tff_bn_data.FederatedData:
+    """Returns the data of a run; a ValueError says why that is impossible."""
+    return self._split_of(settings).data
+
+  def build(
+      self, settings: settings_lib.RunSettings, folder: pathlib.Path
+  ) -> Job:
+    """Builds a run.
+
+    Args:
+      settings: The run's settings.
+      folder: The run's folder.
+
+    Returns:
+      The run.
+
+    Raises:
+      ValueError: If the data, the model or the process can't be built.
+    """
+    start = time.monotonic()
+    split = self._split_of(settings)
+    flags = settings.part(model_flags.ModelFlags)
+    batch_norm = registry.find(settings.algorithm).batch_norm
+    built_flags, model = split.models.get(batch_norm, (None, None))
+    if model is None or built_flags != flags:
+      model = experiment.build_model(settings, split.data)
+      split.models[batch_norm] = flags, model
+    process = experiment.build_process(
+        settings, model, len(split.data.client_ids)
+    )
+    seconds = time.monotonic() - start
+    return Job(settings, folder, split.data, model, process, seconds)
+
+  def _split_of(self, settings: settings_lib.RunSettings) -> _Split:
+    recipe = experiment.DataRecipe.of(settings)
+    if self._split is None or self._split.recipe != recipe:
+      self._split = None  # Frees its memory.
+      key = dataset_key(settings)
+      if self._dataset is None or self._dataset[0] != key:
+        self._dataset = None
+        self._dataset = key, settings.load()
+      data = recipe.split(self._dataset[1])
+      round_data.check_workers(data)
+      self._split = _Split(recipe, data, {})
+    return self._split
+
+
+def dataset_key(settings: settings_lib.RunSettings) -> data_flags.DataFlags:
+  """Returns the data flags without those that only decide the split."""
+  parameters = [split.parameter for split in splits.SPLITS.values()]
+  changes: dict[str, Any] = dict.fromkeys(
+      ('split', 'num_clients', *filter(None, parameters))
+  )
+  return dataclasses.replace(settings.part(data_flags.DataFlags), **changes)
+
+
+def check(builder: Builder, tasks: Iterable[Task]) -> None:
+  """Builds all runs, to find mistakes before the first one starts.
+
+  Args:
+    builder: Builds the runs.
+    tasks: The runs; finished ones are skipped. A process is built for one seed
+      only.
+
+  Raises:
+    ValueError: If the data, a model or a process can't be built.
+  """
+  by_dataset: dict[data_flags.DataFlags, list[Task]] = {}
+  for task in tasks:
+    if not task.is_finished:
+      by_dataset.setdefault(dataset_key(task.settings), []).append(task)
+  built = set()
+  for group in by_dataset.values():
+    for task in group:
+      builder.data(task.settings)
+      without_seed = dataclasses.replace(task.settings, seed=0)
+      if without_seed not in built:
+        builder.build(task.settings, task.folder)
+        built.add(without_seed)
+        _free_memory()
+
+
+def describe_data(
+    settings: settings_lib.RunSettings,
+    data: tff_bn_data.FederatedData,
+    varied: Collection[str] = (),
+) -> str:
+  """Describes the data and its split in a few words, for titles.
+
+  Args:
+    settings: The settings of a run.
+    data: Its data.
+    varied: Names of flags that have other values in other runs.
+
+  Returns:
+    The words, without what the flags vary.
+  """
+  num_clients = len(data.client_ids)
+  words = {
+      'dataset': settings.dataset,
+      'num_clients': f'{num_clients} client{"s" if num_clients > 1 else ""}',
+      'split': f'--split={settings.split}',
+  }
+  if {'dataset', 'split'} & set(varied):
+    del words['num_clients']
+  return ', '.join(text for name, text in words.items() if name not in varied)
+
+
+def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
+  """Trains, or continues to train, runs one after another.
+
+  Call it inside of a runtime, see `runtime_flags.RuntimeFlags.enter`.
+
+  Args:
+    builder: Builds the runs.
+    tasks: The runs; finished ones are skipped.
+
+  Returns:
+    The runs that failed; a failure does not stop the other runs.
+  """
+  failures = []
+  announce_finished(tasks)
+  for number, task in enumerate(tasks, start=1):
+    if task.is_finished:
+      continue
+    print(f'[{number}/{len(tasks)}] {task.title}', flush=True)
+    try:
+      train_one(builder.build(task.settings, task.folder))
+    except training.TrainingFailedError as error:
+      failures.append(task)
+      print(error, file=sys.stderr, flush=True)
+    folder_lock.let_others_read(task.folder)  # The next runs may take long.
+    _free_memory()
+  return failures
+
+
+def _free_memory() -> None:
+  """Frees what a run leaves behind, before the next one.
+
+  Models and TensorFlow's functions refer to each other. Python would find them
+  after many runs only, which is more than 100 MB for each run of a small model.
+  """
+  gc.collect()
+
+
+def announce_finished(tasks: Sequence[Task]) -> None:
+  """Lets other programs read the finished runs, and says which there are."""
+  for number, task in enumerate(tasks, start=1):
+    if task.is_finished:
+      folder_lock.let_others_read(task.folder)
+      print(f'[{number}/{len(tasks)}] {task.title}: finished', flush=True)
+
+
+def train_one(job: Job) -> None:
+  """Trains a run, or continues it, and records how long that took.
+
+  Args:
+    job: The run.
+
+  Raises:
+    TrainingFailedError: If the run has no usable model.
+  """
+  start = time.monotonic()
+  result = training.train(
+      job.process,
+      job.model,
+      job.data,
+      experiment.training_config(job.settings),
+      job.folder,
+      train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+      settings={
+          name: text
+          for name, text in job.settings.to_flags().items()
+          if name not in training.MAY_CHANGE
+      },
+  )
+  seconds = job.build_seconds + time.monotonic() - start
+  num_rounds = job.settings.rounds - (result.resumed_from or 0)
+  if num_rounds:
+    run_timing.write(job.folder, seconds, num_rounds)

@@ -1,0 +1,105 @@
+"""A process of `tff-bn-compare --jobs`: trains one run of a comparison.
+
+The run's settings are in the flags.txt of its folder. Other processes are
+started by `tff_bn.programs.parallel` only.
+"""
+
+from collections.abc import Sequence
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+from typing import Optional
+
+from absl import flags as absl_flags
+
+from tff_bn.imports import dependencies
+from tff_bn.programs import cli
+from tff_bn.programs import finished_run
+from tff_bn.programs import flag_groups
+from tff_bn.programs import parsers
+from tff_bn.programs import run_flags
+from tff_bn.programs import runtime_flags
+from tff_bn.training import folder_lock
+
+# The exit code if the run has no usable model; the message is printed.
+TRAINING_FAILED = 3
+# After this time, a process that should end is killed.
+_PATIENCE_SECONDS = 30
+
+
+def define_flags(
+    values: absl_flags.FlagValues,
+) -> tuple[flag_groups.FlagGroup, ...]:
+  """Defines the program's flags."""
+  define = flag_groups.Definer(values)
+  define(
+      'lock',
+      parsers.NumberParser(int, minimum=0),
+      'Descriptor of the open folder that holds the lock of the parent process',
+  )
+  return (
+      define.group('Process'),
+      runtime_flags.RuntimeFlags.define(values),
+      run_flags.OutputFlags.define(values, output_dir=''),
+  )
+
+
+def end_with_parent() -> None:
+  """Ends this process when its standard input is closed."""
+
+  def watch() -> None:
+    # Nothing is ever written to it.
+    os.read(sys.stdin.fileno(), 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_PATIENCE_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+  threading.Thread(target=watch, daemon=True).start()
+
+
+def main(flags: cli.ParsedFlags) -> None:
+  """Trains the run.
+
+  Args:
+    flags: The program's flags.
+
+  Raises:
+    SystemExit: If the run has no usable model.
+  """
+  end_with_parent()
+  folder = pathlib.Path(flags.output_dir)
+  settings = finished_run.read_settings(folder)
+  runtime = runtime_flags.RuntimeFlags.read(flags)
+  dependencies.require_tff()
+  from tff_bn import training
+  from tff_bn.programs import jobs
+  from tff_bn.runtime import devices
+
+  devices.share_gpus()
+  with folder_lock.inherit(folder, flags.lock), runtime.enter():
+    try:
+      jobs.train_one(jobs.Builder().build(settings, folder))
+    except training.TrainingFailedError as error:
+      print(error, file=sys.stderr, flush=True)
+      sys.exit(TRAINING_FAILED)
+
+
+PROGRAM = cli.Program(
+    name='tff-bn-compare',
+    description='Trains one run of a comparison.',
+    examples=(),
+    define_flags=define_flags,
+    main=main,
+)
+
+
+def run(arguments: Optional[Sequence[str]] = None) -> int:
+  """Runs the program; returns its exit code."""
+  return cli.run(PROGRAM, arguments)
+
+
+if __name__ == '__main__':
+  sys.exit(run())
