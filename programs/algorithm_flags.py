@@ -50,6 +50,14 @@ def _explain_algorithms() -> str:
   )
 
 
+def _dsgd_algorithms() -> list[str]:
+  return [
+      name
+      for name in registry.users('dsgd_momentum')
+      if not registry.find(name).trains_on_union
+  ]
+
+
 def _option(
     parser: Any, explanation: Any, default: Any = None, **options: Any
 ) -> Any:
@@ -151,10 +159,11 @@ class AlgorithmOptions(flag_groups.Flags):
       flag_groups.MOMENTUM,
       lambda: (
           f'μ of the momentum m ← μ m + (1-μ) g that every client keeps in'
-          f' {", ".join(registry.users("dsgd_momentum"))} and sends in place of'
+          f' {", ".join(_dsgd_algorithms())} and sends in place of'
           ' its gradient g, so that --model_aggregator gets momentums. Without'
           ' it, clients send gradients, and --client_momentum is the momentum'
-          ' of the server, v ← μ v + g'
+          ' of the server, v ← μ v + g. In centralized, the same momentum of'
+          ' the one model'
       ),
       default_text='none',
       argument='momentum',
@@ -187,7 +196,7 @@ class AlgorithmOptions(flag_groups.Flags):
   moon_feature_layer: Optional[str] = _option(
       flag_groups.TEXT,
       'Name of the layer of the model whose output moon contrasts',
-      default_text='the last hidden layer',
+      default_text='the last hidden layer, which is --moon_projection if given',
       argument='feature_layer',
   )
 

@@ -317,7 +317,7 @@ def _write_results(
       folder,
       [
           (
-              comparison_lib.describe(run.labels),
+              report.describe(run.labels),
               run.settings.seed,
               folders[run.folder],
           )

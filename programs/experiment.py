@@ -260,7 +260,7 @@ def build_local_training(
   """Builds the clients' local training of a run, without any averaging.
 
   What the algorithm itself adds to it, such as a correction of the clients'
-  drift, is left out.
+  drift, is left out, and so are random permutations of units.
 
   Args:
     settings: The run's settings.
@@ -269,6 +269,9 @@ def build_local_training(
   Returns:
     The process, see `tff_bn.algorithms.build_single`.
   """
+  settings = dataclasses.replace(
+      settings, shuffle_times=None, shuffle_probability=None
+  )
   return algorithms.build_single(
       model,
       settings.build_client_optimizer(),

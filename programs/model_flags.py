@@ -130,6 +130,16 @@ class ModelFlags(flag_groups.Flags):
       ignored=_are_switched_off,
   )
 
+  moon_projection: Optional[int] = flag(
+      flag_groups.POSITIVE_INTEGER,
+      "Number of outputs of MOON's projection head, 256 in its paper: a dense"
+      ' layer, ReLU and a dense layer before the last layer of the model. For'
+      ' all algorithms, so that a comparison trains the same model; moon'
+      ' contrasts its outputs',
+      default_text='no head',
+      argument=flag_groups.OWN_NAME,
+  )
+
   @classmethod
   def check(cls, flags: ParsedFlags) -> None:
     """See `Flags.check`."""

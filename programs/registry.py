@@ -56,6 +56,7 @@ class Correction:
     builder_name: The function in `tff_bn.algorithms` that builds its process.
     keeps_weights: Whether the server weights clients by `--client_weighting`
       and `--model_aggregator`; otherwise the correction weights them.
+    client_weighting: Its default of `--client_weighting`, if it has its own.
     needs_plain_sgd: Whether clients must train with SGD without momentum.
     needs_num_clients: Whether its builder needs the number of clients.
     flags: The flags that have an effect on it but not on all algorithms.
@@ -65,6 +66,7 @@ class Correction:
   description: str
   builder_name: str
   keeps_weights: bool = True
+  client_weighting: Optional[str] = None
   needs_plain_sgd: bool = False
   needs_num_clients: bool = False
   flags: tuple[str, ...] = ()
@@ -85,6 +87,7 @@ CORRECTIONS = {
             'gradients are corrected by control variates, which clients and'
             ' server keep',
             'build_scaffold',
+            client_weighting='uniform',
             needs_plain_sgd=True,
             needs_num_clients=True,
         ),
@@ -129,6 +132,9 @@ class Algorithm:
     has_shared_model: Whether there is a model for clients that did not train.
     keeps_optimizer: Whether the state of the optimizer lasts for the whole
       training; otherwise it is new in each round.
+    needs_same_units: Whether all clients must have their hidden units in the
+      same order.
+    needs_sgd: Whether `--client_optimizer` must be SGD.
     local_steps: The number of local steps, if only one number is possible.
     first_phase: The flag with the number of rounds after which it fixes the BN
       statistics, if it does.
@@ -152,12 +158,19 @@ class Algorithm:
   batch_norm: Optional[str] = None
   has_shared_model: bool = True
   keeps_optimizer: bool = False
+  needs_same_units: bool = False
+  needs_sgd: bool = False
   local_steps: Optional[int] = None
   first_phase: Optional[str] = None
   later_rate: Optional[str] = None
   impossible: Mapping[str, str] = dataclasses.field(default_factory=dict)
   correction: Optional[Correction] = None
   flags: tuple[str, ...] = ()
+
+  @property
+  def client_weighting(self) -> Optional[str]:
+    """Its default of `--client_weighting`, if it has its own."""
+    return self.correction.client_weighting if self.correction else None
 
   @property
   def needs_num_clients(self) -> bool:
@@ -209,12 +222,15 @@ class Algorithm:
 
 
 _FEDTAN_NEEDS: dict[str, Any] = dict(
+    needs_same_units=True,
     trains_in_float16=False,
     trains_personal_models=False,
     impossible={name: _FIRST_STEP for name in CORRECTIONS if name != 'fedprox'},
 )
 _DSGD_NEEDS: dict[str, Any] = dict(
     keeps_optimizer=True,
+    needs_same_units=True,
+    needs_sgd=True,
     local_steps=1,
     impossible=dict.fromkeys(CORRECTIONS, _ONE_STEP),
 )
@@ -229,6 +245,7 @@ ALGORITHMS = {
             trains_on_union=True,
             keeps_optimizer=True,
             trains_personal_models=False,
+            flags=('dsgd_momentum',),
             impossible=dict.fromkeys(CORRECTIONS, _ONE_MODEL),
         ),
         Algorithm(

@@ -224,6 +224,17 @@ def _check_needs(flags: ParsedFlags, algorithm: registry.Algorithm) -> None:
         f'{algorithm.name} needs --local_steps={algorithm.local_steps}, but got'
         f' {training_flags.describe_local_training(flags)}.'
     )
+  if algorithm.needs_same_units and flags.shuffle_times:
+    raise ValueError(
+        f'--shuffle_times={flags.shuffle_times:g} is impossible with'
+        f' {algorithm.name}, which needs the gradients of all clients for the'
+        ' same units; use 0.'
+    )
+  if algorithm.needs_sgd and flags.client_optimizer != 'sgd':
+    raise ValueError(
+        f'{flags.text("client_optimizer")} is impossible with {algorithm.name},'
+        ' whose steps are steps of SGD with the mean gradient; use sgd.'
+    )
   if 'dsgd_momentum' in algorithm.flags and flags.dsgd_momentum is not None:
     _check_dsgd_momentum(flags, algorithm)
 
@@ -234,10 +245,13 @@ def _check_dsgd_momentum(
   """Checks the flags that the momentum of DSGD's clients excludes."""
   momentum = flags.text('dsgd_momentum')
   if flags.client_momentum:
+    reason = 'the first is the momentum of each client, the second of the mean'
+    if algorithm.trains_on_union:
+      reason = 'the first is an average, the second a sum'
     raise ValueError(
         f'{momentum} and --client_momentum={flags.client_momentum:g} exclude'
-        f' each other with {algorithm.name}: the first is the momentum of each'
-        ' client, the second of the mean of the gradients. Give one of them.'
+        f' each other with {algorithm.name}: {reason} of the gradients. Give'
+        ' one of them.'
     )
   if 'fbn_backward' in algorithm.flags and flags.fbn_backward != 'none':
     raise ValueError(
@@ -260,12 +274,17 @@ def _check_correction(
         f'--fbn_backward={flags.fbn_backward} is impossible with'
         f" {algorithm.name}: both correct the gradients of the clients' steps."
     )
-  if correction.needs_plain_sgd and flags.client_momentum:
-    raise ValueError(
-        f'--client_momentum={flags.client_momentum:g} is impossible with'
-        f' {algorithm.name}, which computes the mean gradient of a client from'
-        ' the change by its steps of plain SGD; use 0.'
+  if correction.needs_plain_sgd:
+    reason = (
+        f'is impossible with {algorithm.name}, which computes the mean gradient'
+        ' of a client from the change by its steps of plain SGD'
     )
+    if flags.client_optimizer != 'sgd':
+      raise ValueError(f'{flags.text("client_optimizer")} {reason}; use sgd.')
+    if flags.client_momentum:
+      raise ValueError(
+          f'--client_momentum={flags.client_momentum:g} {reason}; use 0.'
+      )
   if not correction.keeps_weights and robustness_flags.takes_no_weights(flags):
     raise ValueError(
         f'--model_aggregator={flags.model_aggregator}'
@@ -344,9 +363,13 @@ def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   ]
   if not _moves_statistics_by_momentum(entry):
     without_effect.append('batch_norm_momentum')
+  known = {}
+  if entry.client_weighting is not None and flags.client_weighting is None:
+    known['client_weighting'] = entry.client_weighting
   return RunSettings.read(
       flags.without(without_effect),
       understood,
       algorithm=algorithm,
       seed=seed,
+      **known,
   )

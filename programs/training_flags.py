@@ -18,6 +18,8 @@ if TYPE_CHECKING:
   import tensorflow_federated as tff
 
 _LOCAL_STEPS = 5
+# The clients' optimizers with their default learning rates. FedPAN has Adam's.
+_LEARNING_RATES = {'sgd': 0.1, 'adam': 3e-4}
 _CLIENT_WEIGHTING = 'num_examples'
 # Pairs (first round, factor of the learning rate), rounds increasing.
 Schedule = tuple[tuple[int, float], ...]
@@ -82,8 +84,24 @@ class TrainingFlags(flag_groups.Flags):
   batch_size: int = flag(
       flag_groups.POSITIVE_INTEGER, 'Number of examples in a batch', 32
   )
+  client_optimizer: Optional[str] = flag(
+      parsers.ChoiceParser(_LEARNING_RATES),
+      lambda: (
+          "Optimizer of the clients' training, sgd or adam (β1 = 0.9, β2 ="
+          ' 0.999). It starts afresh in each round, except with'
+          f' {_algorithms_with_one_optimizer()}'
+      ),
+      'sgd',
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda name: None if name == 'sgd' else name,
+  )
   client_learning_rate: float = flag(
-      flag_groups.POSITIVE, "Learning rate of the clients' SGD", 0.1
+      flag_groups.POSITIVE,
+      'Learning rate of --client_optimizer',
+      compute=lambda flags: _LEARNING_RATES[flags.client_optimizer],
+      default_text=', '.join(
+          f'{rate:g} for {name}' for name, rate in _LEARNING_RATES.items()
+      ),
   )
   client_learning_rate_schedule: Optional[str] = flag(
       parsers.CheckedTextParser(parsers.parse_schedule),
@@ -92,13 +110,14 @@ class TrainingFlags(flag_groups.Flags):
       ' from round 80 on',
       default_text='always 1',
   )
-  client_momentum: float = flag(
+  client_momentum: Optional[float] = flag(
       flag_groups.MOMENTUM,
       lambda: (
-          "Momentum of the clients' SGD. It starts from zero in each round,"
-          f' except with {_algorithms_with_one_optimizer()}'
+          'Momentum of --client_optimizer=sgd. It starts from zero in each'
+          f' round, except with {_algorithms_with_one_optimizer()}'
       ),
       0.0,
+      conditions=(flag_groups.only_for('client_optimizer', 'sgd'),),
   )
   client_weight_decay: float = flag(
       flag_groups.NOT_NEGATIVE,
@@ -139,13 +158,38 @@ class TrainingFlags(flag_groups.Flags):
       # Not in flags.txt, so that runs from before this flag can be continued.
       convert=lambda name: None if name == 'none' else name,
   )
+  shuffle_times: Optional[float] = flag(
+      flag_groups.NOT_NEGATIVE,
+      'N_sf, the mean number of times that each client permutes the hidden'
+      ' units of its model at random in a round, at most the number of its'
+      ' steps: for measuring how much it matters for averaging that units are'
+      ' aligned (FedPAN, algorithm 2)',
+      0.0,
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda times: times or None,
+      argument=OWN_NAME,
+  )
+  shuffle_probability: Optional[float] = flag(
+      flag_groups.SHARE,
+      'P_sf of the permutations of --shuffle_times: the probability that a unit'
+      ' is swapped with a random one after it',
+      0.1,
+      conditions=(
+          flag_groups.Condition(
+              'shuffle_times',
+              lambda flags: bool(flags.shuffle_times),
+              'has no effect with --shuffle_times=0',
+          ),
+      ),
+      argument=OWN_NAME,
+  )
   client_weighting: Optional[str] = flag(
       parsers.ChoiceParser(('num_examples', 'uniform')),
       "Weights of the clients in the server's mean: num_examples that they"
       ' trained on in the round, or uniform',
       compute=_default_weighting,
       default_text=(
-          f'{_CLIENT_WEIGHTING}; uniform with another'
+          f'{_CLIENT_WEIGHTING}; uniform with scaffold, with another'
           ' --model_aggregator than the mean, or an attack on the model'
       ),
       feature=registry.MEAN,
@@ -178,13 +222,25 @@ class TrainingFlags(flag_groups.Flags):
           f'{flags.text("local_steps")} and {flags.text("local_epochs")}'
           ' exclude each other; give one of them.'
       )
+    num_steps = flags.local_steps or _LOCAL_STEPS
+    uses_steps = flags.local_epochs is None or _overrules(
+        flags, 'local_steps', 'local_epochs'
+    )
+    if uses_steps and flags.shuffle_times > num_steps:
+      raise ValueError(
+          f'--shuffle_times={flags.shuffle_times:g} must be at most'
+          f' --local_steps={num_steps}: a step permutes the units at most once.'
+      )
 
   def build_client_optimizer(self) -> 'tff.learning.optimizers.Optimizer':
     """Builds the optimizer of the clients' training."""
     import tensorflow_federated as tff
 
+    rate = self.client_learning_rate
+    if self.client_optimizer == 'adam':
+      return tff.learning.optimizers.build_adam(rate)
     return tff.learning.optimizers.build_sgdm(
-        self.client_learning_rate, self.client_momentum or None
+        rate, self.client_momentum or None
     )
 
   def build_learning_rate_schedule(

@@ -4,6 +4,7 @@ import client_rounds
 import keras
 import numpy as np
 import numpy_reference as reference
+import plain_model
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -305,6 +306,49 @@ def test_mean_of_momentums_is_the_servers_momentum(toy, options):
     client_rounds.assert_close(
         *(training.weights(model) for training in trainings), rtol=1e-6
     )
+
+
+def test_equals_centralized_training_with_the_same_momentum(toy):
+  """With the mean, clients of equal size, and no batch normalization."""
+  model = toy.model(plain_model.keras_model)
+  rates = (0.5, 0.25, 0.125, 0.5)
+  options = dict(
+      momentum=_MOMENTUM,
+      client_weight_decay=0.01,
+      client_learning_rate_schedule=lambda n: tf.gather((*rates, 0.0), n),
+  )
+  dsgd = client_rounds.Training(
+      algorithms.build_dsgd(
+          model, _SGD(0.1), client_weighting='uniform', **options
+      ),
+      3,
+  )
+  centralized = client_rounds.Training(
+      algorithms.build_centralized(model, _SGD(0.1), local_steps=1, **options),
+      1,
+  )
+  truth = model.from_model_weights(model.initial_weights)
+  velocity = [np.zeros_like(w) for w in truth]
+  for number, rate in enumerate(rates):
+    batches = [_batch(toy, 8, 10 * number + k) for k in range(3)]
+    x, y = (np.concatenate(parts) for parts in zip(*batches))
+    # The learning rate is outside of the momentum: a drop acts at once.
+    gradients = plain_model.gradients(truth, x, y)
+    velocity = [
+        _MOMENTUM * v + (1 - _MOMENTUM) * (g + 0.01 * w)
+        for v, g, w in zip(velocity, gradients, truth)
+    ]
+    truth = [w - rate * v for w, v in zip(truth, velocity)]
+    dsgd.next_round([tf.data.Dataset.from_tensors(batch) for batch in batches])
+    centralized.next_round([tf.data.Dataset.from_tensors((x, y))])
+    client_rounds.assert_close(centralized.weights(model), truth)
+    client_rounds.assert_close(dsgd.weights(model), truth)
+
+
+@pytest.mark.parametrize('momentum', [1.0, -0.1, float('nan')])
+def test_momentum_of_centralized_training_is_checked(toy, momentum):
+  with pytest.raises(ValueError, match='momentum must be at least 0 and less'):
+    algorithms.build_centralized(toy.model(), _SGD(0.1), momentum=momentum)
 
 
 @pytest.mark.parametrize('fbn', [False, True])

@@ -160,6 +160,7 @@ def test_rounds_equal_numpy(toy):
       model,
       _SGD(0.1),
       server_optimizer=_SGD(0.5),
+      client_weighting='num_examples',
       client_weight_decay=0.01,
       client_warmup_steps=4,
   )
@@ -381,6 +382,23 @@ def test_scaffold_finds_the_optimum_that_fed_avg_misses(uniform):
     )
 
 
+def test_clients_have_equal_weights_by_default(toy):
+  model = toy.model()
+  data = client_rounds.datasets(toy, _SIZES)
+  found = [
+      client_rounds.run(
+          algorithms.build_scaffold(model, _SGD(0.1), **options), data, 2
+      ).weights(model)
+      for options in (
+          {},
+          {'client_weighting': 'uniform'},
+          {'client_weighting': 'num_examples'},
+      )
+  ]
+  client_rounds.assert_same(found[0], found[1])
+  assert np.abs(found[0][0] - found[2][0]).max() > 1e-4
+
+
 _LOCAL = reference.AFFINE + reference.STATISTICS
 
 
@@ -454,7 +472,10 @@ def test_the_type_shows_that_local_variables_stay(toy):
 def test_fbn_with_control_variates_equals_numpy(toy):
   model = toy.model()
   process = algorithms.build_scaffold(
-      model, _SGD(0.1), build_process=algorithms.build_fbn
+      model,
+      _SGD(0.1),
+      build_process=algorithms.build_fbn,
+      client_weighting='num_examples',
   )
   truth = _Truth(toy, model, _SIZES)
   training = client_rounds.Training(process, len(_SIZES))

@@ -822,4 +822,22 @@ def test_held_out_clients_need_batch_normalization(tmp_path):
           ' with --normalization=layer has no batch'
       ),
   ):
-    experiment.prepare([settings], [tmp_path], skip_finished=False)
+    jobs.Builder().build(settings, tmp_path)
+
+
+def test_momentum_of_centralized_training(monkeypatch):
+  call = _built(monkeypatch, '--algorithm=centralized', '--dsgd_momentum=0.9')
+  assert call.options['momentum'] == 0.9
+
+
+def test_adam_and_shuffles_reach_the_builder(monkeypatch):
+  call = _built(monkeypatch, '--client_optimizer=adam', '--shuffle_times=0.5')
+  assert _hparams(call.client_optimizer)['beta_2'] == 0.999
+  assert call.options['shuffle_times'] == 0.5
+  assert call.options['shuffle_probability'] == 0.1
+
+
+def test_projection_head_reaches_the_model():
+  settings = _settings('--model=mlp3', '--moon_projection=7')
+  model = experiment.build_model(settings, _data())
+  assert model.keras_model.get_layer('projection').units == 7

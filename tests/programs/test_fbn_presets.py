@@ -99,7 +99,7 @@ def test_a_defense_is_as_good_as_no_attack(accuracy, attack, rule):
 
 @pytest.mark.slow
 def test_flipped_means_harm_a_deep_network(accuracy):
-  arguments = ('--algorithm=fbn', '--rounds=40')
+  arguments = ('--algorithm=dsgd_fbn', '--rounds=40')
   attack = ('--attack=sf', *_ATTACKERS)
   attacked = accuracy('fbn_digits_resnet', *arguments, *attack)
   defended = accuracy(

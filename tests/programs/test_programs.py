@@ -634,9 +634,12 @@ def test_users_own_model(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize('preset', sorted(_PRESETS.glob('*.flags')))
 def test_presets_are_right(preset):
-  for program in (train.PROGRAM, compare.PROGRAM):
-    flags = cli.parse(program.define_flags, [f'--flagfile={preset}'])
-    settings.check(flags)
+  arguments = [f'--flagfile={preset}']
+  flags = cli.parse(compare.PROGRAM.define_flags, arguments)
+  settings.check(flags)
+  if flags.dsgd_momentum is not None:  # fedavg has no such momentum.
+    arguments.append('--algorithm=dsgd_fbn')
+  settings.check(cli.parse(train.PROGRAM.define_flags, arguments))
 
 
 def _evaluation(folder):

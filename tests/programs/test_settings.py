@@ -126,8 +126,9 @@ def test_every_value_reaches_its_setting():
   no_effect += ('fbn_backward_restart', 'hbn_statistics_rate')
   no_effect += ('proximal_strength',)
   no_effect += ('fedbs_epsilon', 'moon_weight', 'moon_temperature')
-  no_effect += ('moon_feature_layer', 'samples_per_client')
-  no_effect += ('clipping_norm', 'trusted_client')
+  no_effect += ('moon_feature_layer', 'moon_projection', 'samples_per_client')
+  no_effect += ('clipping_norm', 'trusted_client', 'client_optimizer')
+  no_effect += ('shuffle_times', 'shuffle_probability')
   expected = dict(given, **dict.fromkeys(no_effect))
   assert dataclasses.asdict(resolved) == expected
 
@@ -158,6 +159,7 @@ def test_every_value_reaches_its_setting():
         ['--algorithm=hbn', '--hbn_statistics_rate=1'],
         ['--algorithm=dsgd', '--local_steps=1', '--client_momentum=0.9'],
         ['--algorithm=dsgd', '--local_steps=1', '--dsgd_momentum=0.99'],
+        ['--algorithm=centralized', '--dsgd_momentum=0.99'],
         ['--algorithm=dsgd_fbn', '--local_steps=1', '--fbn_backward=mean'],
         ['--algorithm=dsgd_fixbn', '--local_steps=1', '--fixbn_rounds=8']
         + ['--dsgd_momentum=0', '--model_aggregator=median'],
@@ -463,6 +465,43 @@ def test_rules_count_clients_alike(arguments, weighting):
   assert _resolve(*arguments).client_weighting == weighting
 
 
+@pytest.mark.parametrize(
+    ('algorithm', 'weighting'),
+    [
+        ('scaffold', 'uniform'),
+        ('fbn+scaffold', 'uniform'),
+        ('fbn+fedprox', 'num_examples'),
+    ],
+)
+def test_scaffold_counts_clients_alike_by_default(algorithm, weighting):
+  argument = f'--algorithm={algorithm}'
+  assert _resolve(argument).client_weighting == weighting
+  for given in ('uniform', 'num_examples'):
+    resolved = _resolve(argument, f'--client_weighting={given}')
+    assert resolved.client_weighting == given
+
+
+def test_shuffles_are_in_flags_txt_if_there_are_some():
+  assert _resolve('--shuffle_times=0') == _resolve()
+  assert not any('shuffle' in name for name in _resolve().to_flags())
+  resolved = _resolve('--shuffle_times=0.2')
+  assert resolved.shuffle_times == 0.2
+  assert resolved.to_flags()['shuffle_probability'] == '0.1'
+  # With epochs, the number of steps depends on the client.
+  assert _resolve('--local_epochs=1', '--shuffle_times=8').shuffle_times == 8
+
+
+def test_sgd_is_not_in_flags_txt():
+  resolved = _resolve('--client_optimizer=sgd')
+  assert resolved.client_optimizer is None
+  assert resolved.client_learning_rate == 0.1
+  assert resolved == _resolve()
+  resolved = _resolve('--client_optimizer=adam')
+  assert resolved.to_flags()['client_optimizer'] == 'adam'
+  assert resolved.client_learning_rate == 3e-4
+  assert resolved.client_momentum is None
+
+
 def test_there_are_as_many_attackers_as_the_server_withstands():
   arguments = ['--attack=sf', '--model_aggregator=median', '--num_byzantine=3']
   assert _resolve(*arguments).num_attackers == 3
@@ -698,7 +737,7 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         (
             ['--algorithm=fbn', '--dsgd_momentum=0.9'],
             '--dsgd_momentum=0.9 has no effect with --algorithm=fbn; it is for'
-            ' dsgd, dsgd_fbn, dsgd_fixbn.',
+            ' centralized, dsgd, dsgd_fbn, dsgd_fixbn.',
         ),
         (
             ['--algorithm=dsgd', '--local_steps=1', '--client_momentum=0.9']
@@ -706,6 +745,47 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             '--dsgd_momentum=0.99 and --client_momentum=0.9 exclude each other'
             ' with dsgd: the first is the momentum of each client, the second'
             ' of the mean of the gradients. Give one of them.',
+        ),
+        (
+            ['--shuffle_times=6'],
+            '--shuffle_times=6 must be at most --local_steps=5: a step permutes'
+            ' the units at most once.',
+        ),
+        (
+            ['--shuffle_probability=0.2'],
+            '--shuffle_probability=0.2 has no effect with --shuffle_times=0',
+        ),
+        (
+            ['--algorithm=fedtan+fedprox', '--shuffle_times=0.5'],
+            '--shuffle_times=0.5 is impossible with fedtan+fedprox, which needs'
+            ' the gradients of all clients for the same units; use 0.',
+        ),
+        (
+            ['--algorithm=dsgd', '--local_steps=1', '--shuffle_times=0.5'],
+            '--shuffle_times=0.5 is impossible with dsgd',
+        ),
+        (
+            ['--client_optimizer=adam', '--client_momentum=0.9'],
+            '--client_momentum=0.9 is only for --client_optimizer=sgd',
+        ),
+        (
+            ['--algorithm=dsgd_fbn', '--local_steps=1']
+            + ['--client_optimizer=adam'],
+            '--client_optimizer=adam is impossible with dsgd_fbn, whose steps'
+            ' are steps of SGD with the mean gradient; use sgd.',
+        ),
+        (
+            ['--algorithm=fbn+scaffold', '--client_optimizer=adam'],
+            '--client_optimizer=adam is impossible with fbn+scaffold, which'
+            ' computes the mean gradient of a client from the change by its'
+            ' steps of plain SGD; use sgd.',
+        ),
+        (
+            ['--algorithm=centralized', '--client_momentum=0.9']
+            + ['--dsgd_momentum=0.99'],
+            '--dsgd_momentum=0.99 and --client_momentum=0.9 exclude each other'
+            ' with centralized: the first is an average, the second a sum of'
+            ' the gradients. Give one of them.',
         ),
         (
             ['--algorithm=dsgd_fbn', '--local_steps=1', '--fbn_backward=mean']

@@ -102,6 +102,7 @@ def shuffled(plain, encoded, tmp_path_factory):
       '--repeats=2',
       '--seed=5',
       '--shuffle_probability=0.3',
+      '--shuffle_probabilities=0.9,0',
       folder=tmp_path_factory.mktemp('shuffled'),
   )
 
@@ -123,13 +124,15 @@ def test_shuffle_errors(plain, encoded, shuffled):
                   for seed in (5, 6)
               ]
           )
-          key = (run.name, '0', mode, str(amplitude), str(period))
+          key = (run.name, '0', mode, str(amplitude), str(period), '0.3')
           expected.append((key, error))
-  columns = ['run', 'seed', 'mode', 'amplitude', 'period', 'error']
+  columns = ['run', 'seed', 'mode', 'amplitude', 'period']
+  columns += ['shuffle_probability', 'error', 'accuracy']
   assert list(shuffled.rows[0]) == columns
-  for row, (key, error) in zip(shuffled.rows, expected, strict=True):
-    *found, value = row.values()
-    assert tuple(found) == key
+  rows = [row for row in shuffled.rows if row['mode']]
+  for row, (key, error) in zip(rows, expected, strict=True):
+    *found, value, accuracy = row.values()
+    assert tuple(found) == key and not accuracy
     if key[3] == '0':
       # Rounding; logits are about 1.
       assert float(value) < 2e-7
@@ -142,8 +145,11 @@ def test_table_of_shuffle_errors(shuffled):
   cells = tiny_runs.cells(shuffled.markdown)
   assert cells[0] == ['Encodings', 'T', 'A', 'plain', 'encoded']
   words = {'multiply': 'multiplicative', 'add': 'additive'}
-  by_run = [[r for r in shuffled.rows if r['run'] == n] for n in cells[0][3:]]
-  for line, *rows in zip(cells[2:], *by_run, strict=True):
+  by_run = [
+      [r for r in shuffled.rows if r['mode'] and r['run'] == n]
+      for n in cells[0][3:]
+  ]
+  for line, *rows in zip(cells[2:-4], *by_run, strict=True):
     first = rows[0]
     assert line[:3] == [
         words[first['mode']],
@@ -154,7 +160,67 @@ def test_table_of_shuffle_errors(shuffled):
       assert float(cell) == pytest.approx(float(row['error']), rel=1e-2)
   assert 'P_sf = 0.3;' in shuffled.markdown
   assert 'at most 500 test examples and 2 permutations' in shuffled.markdown
-  assert shuffled.drawings.keys() == {'shuffle_test'}
+  assert shuffled.drawings.keys() == {'shuffle_test', 'shuffled_accuracy'}
+
+
+def test_accuracy_after_shuffling(plain, encoded, shuffled):
+  data = tiny_runs.split().dataset
+  x, y = data.x_test, data.y_test  # Fewer than 500.
+  found = {
+      (row['run'], row['shuffle_probability']): row
+      for row in shuffled.rows
+      if not row['mode']
+  }
+  (axes,) = shuffled.drawings['shuffled_accuracy'].axes
+  cells = tiny_runs.cells(shuffled.markdown)[-4:]
+  assert cells[0] == ['P_sf', 'plain', 'encoded']
+  assert len(found) == 4
+  for column, (run, line) in enumerate(
+      zip((plain, encoded), axes.get_lines(), strict=True), start=1
+  ):
+    model = tiny_runs.load(run)
+    assert line.get_label() == run.name
+    for number, probability in enumerate(('0', '0.9')):
+      row = found[run.name, probability]
+      accuracies, errors = [], []
+      for seed in (5, 6):
+        changed = position_aware.shuffle_units(model, float(probability), seed)
+        accuracies.append(np.mean(np.argmax(changed(x), axis=1) == y))
+        difference = changed(x).numpy() - model(x).numpy()
+        errors.append(np.mean(np.linalg.norm(difference, axis=1)) / 10)
+      accuracy = np.mean(accuracies)
+      assert float(row['accuracy']) == pytest.approx(accuracy, abs=1e-6)
+      assert float(row['error']) == pytest.approx(
+          np.mean(errors), rel=1e-3, abs=1e-6
+      )
+      assert line.get_ydata()[number] == pytest.approx(100 * accuracy, abs=1e-3)
+      assert cells[2 + number][column] == f'{100 * accuracy:.1f}'
+  # Without encodings, permutations change nothing.
+  assert found['plain', '0']['accuracy'] == found['plain', '0.9']['accuracy']
+  encoded_rows = (found['encoded', p]['accuracy'] for p in ('0', '0.9'))
+  assert len(set(encoded_rows)) == 2
+
+
+def test_gaussian_inputs(plain, tmp_path):
+  result = tiny_runs.analyze(
+      'shuffle_test',
+      plain,
+      *('--inputs=gaussian', '--amplitudes=0.75', '--periods=1'),
+      *('--repeats=1', '--num_examples=4000', '--shuffle_probabilities=0'),
+      folder=tmp_path,
+  )
+  model = position_encodings.add_position_encodings(
+      tiny_runs.load(plain), 'multiply', 0.75, 1
+  )
+  # The error of independent inputs from the same distribution.
+  x = np.random.default_rng(9).standard_normal((4000, 8, 8, 1))
+  expected = position_aware.shuffle_error(model, x, 0.1, 0)
+  assert float(result.rows[0]['error']) == pytest.approx(expected, rel=0.05)
+  test_error = position_aware.shuffle_error(
+      model, tiny_runs.split().dataset.x_test, 0.1, 0
+  )
+  assert expected != pytest.approx(test_error, rel=0.2)
+  assert '4000 random inputs' in result.markdown
 
 
 def test_number_of_examples_of_the_shuffle_test(plain, tmp_path):
@@ -198,7 +264,9 @@ def test_without_encodings(name, pan):
   assert not np.allclose(model(x, training=False), expected, rtol=1e-2)
   # The copy has its own weights, which can be permuted.
   shuffled = position_aware.shuffle_units(found, 1.0, 0)
-  np.testing.assert_allclose(shuffled(x, training=False), expected, rtol=1e-3)
+  np.testing.assert_allclose(
+      shuffled(x, training=False), expected, rtol=1e-3, atol=1e-5
+  )
   found.set_weights([0 * w for w in found.get_weights()])
   assert not np.allclose(model(x, training=False), 0)
 

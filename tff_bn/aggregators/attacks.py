@@ -176,7 +176,10 @@ class ALittleIsEnough(_SharedVector):
   """Shifts each coordinate by a few standard deviations ("ALIE").
 
   With `H` the honest clients, each attacker sends `mean(H) + z std(H)`, with
-  the mean and the population standard deviation of each coordinate. To have a
+  the mean and the population standard deviation of each coordinate: the root of
+  the mean squared deviation from the mean. (The paper does not say which
+  standard deviation it means. ByzFL takes the sample's, which is
+  `√(h / (h - 1))` times as large for h honest clients.) To have a
   majority of n clients, f attackers need s more clients: `s = ⌊n/2 + 1⌋ - f`.
   By default `z = Φ⁻¹((n - f - s) / (n - f))`, the largest
   shift for which, with normal coordinates, s honest clients are further from

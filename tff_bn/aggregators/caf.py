@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tff_bn.aggregators import distances
 from tff_bn.aggregators import robust_rule
+from tff_bn.aggregators import scatter
 
 
 class CovarianceBoundAgnosticFilter(robust_rule.CheckedRule):
@@ -72,21 +73,7 @@ def _weights(products: tf.Tensor, num_byzantine: tf.Tensor) -> tf.Tensor:
 
   def step(weights, best, least):
     shares = weights / tf.reduce_sum(weights)
-    with_mean = tf.linalg.matvec(products, shares)
-    centered = (
-        products
-        - with_mean
-        - with_mean[:, tf.newaxis]
-        + tf.reduce_sum(shares * with_mean)
-    )
-    # This matrix has the nonzero eigenvalues of the covariance matrix. Its
-    # eigenvector u gives v = Σ √share_i u_i (x_i - μ), up to the length.
-    roots = tf.sqrt(shares)
-    eigenvalues, vectors = tf.linalg.eigh(
-        roots * centered * roots[:, tf.newaxis]
-    )
-    largest = eigenvalues[-1]
-    projections = tf.linalg.matvec(centered, roots * vectors[:, -1])
+    largest, projections = scatter.main_direction(products, shares)
     projections = tf.where(weights > 0, tf.abs(projections), 0.0)
     most = tf.reduce_max(projections)
     relative = tf.math.divide_no_nan(projections, most)
@@ -102,14 +89,11 @@ def _weights(products: tf.Tensor, num_byzantine: tf.Tensor) -> tf.Tensor:
     )
 
   ones = tf.ones([num_rows], products.dtype)
+  infinity = tf.constant(float('inf'), products.dtype)
   _, best, _ = tf.while_loop(
       lambda weights, *_: tf.reduce_sum(weights) > least_sum,
       step,
-      (
-          ones,
-          ones / tf.cast(num_rows, products.dtype),
-          tf.constant(float('inf'), products.dtype),
-      ),
+      (ones, ones / tf.reduce_sum(ones), infinity),
       maximum_iterations=tf.maximum(2 * num_byzantine, 1),
   )
   return best

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import attacks
+from tff_bn.aggregators import line_search
 
 
 class _OptimizedAttack(attacks.Attack):
@@ -75,44 +76,10 @@ class _OptimizedAttack(attacks.Attack):
       error = tf.cast(result, tf.float64) - tf.cast(mean, tf.float64)
       return tf.norm(error)
 
-    return vectors(self._maximize(damage))
-
-  def _maximize(self, function: attacks.Defense) -> tf.Tensor:
-    """Searches for a nonnegative number with a large value of a function.
-
-    From 0, steps are tried and doubled while the value increases. After that,
-    each step from the best number is followed by a shorter one.
-
-    Args:
-      function: Maps a float64 scalar to a float64 scalar.
-
-    Returns:
-      The best number that was tried, a float64 scalar.
-    """
-
-    def try_step(best, highest, step, is_growing):
-      value = function(best + step)
-      is_better = value > highest
-      is_growing &= is_better
-      return (
-          tf.where(is_better, best + step, best),
-          tf.where(is_better, value, highest),
-          step * tf.where(is_growing, tf.constant(2.0, tf.float64), self.ratio),
-          is_growing,
-      )
-
-    start = tf.zeros([], tf.float64)
-    return tf.while_loop(
-        lambda *_: True,
-        try_step,
-        (
-            start,
-            function(start),
-            tf.constant(self.first_step, tf.float64),
-            tf.constant(True),
-        ),
-        maximum_iterations=self.num_evaluations - 1,
-    )[0]
+    strength = line_search.maximize(
+        damage, self.num_evaluations, self.first_step, self.ratio
+    )
+    return vectors(strength)
 
 
 class OptimizedALittleIsEnough(_OptimizedAttack):

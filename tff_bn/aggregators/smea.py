@@ -11,13 +11,12 @@ import tensorflow as tf
 
 from tff_bn.aggregators import distances
 from tff_bn.aggregators import robust_rule
+from tff_bn.aggregators import scatter
 from tff_bn.aggregators import subsets
 
 # The largest number of subsets times n³, the cost of the eigenvalues of a
 # matrix.
 _LARGEST_COST = 10**10
-# The number of matrix elements whose eigenvalues are computed at a time.
-_BLOCK_ELEMENTS = 2**20
 # Eigenvalues that differ by less, relative to the smallest, count as equal.
 _TOLERANCE = 1e-9
 
@@ -85,22 +84,8 @@ class SmallestMaximumEigenvalueAveraging(robust_rule.CheckedRule):
         lambda: products,
         lambda: distances.middle_products(values)[0],
     )
-    block = tf.cast(
-        tf.maximum(_BLOCK_ELEMENTS // (num_rows * num_rows), 1), tf.int64
-    )
-
-    def compute(start, eigenvalues):
-      ranks = tf.range(start, tf.minimum(start + block, num_sets))
-      found = _largest_eigenvalues(
-          products, subsets.subsets_of_ranks(counts, num_byzantine, ranks)
-      )
-      return start + block, tf.concat([eigenvalues, found], axis=0)
-
-    _, eigenvalues = tf.while_loop(
-        lambda start, _: start < num_sets,
-        compute,
-        (tf.zeros([], tf.int64), tf.zeros([0], tf.float64)),
-        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None])),
+    eigenvalues = scatter.largest_eigenvalues_of_all(
+        products, counts, num_byzantine
     )
     is_least = eigenvalues <= (1 + _TOLERANCE) * tf.reduce_min(eigenvalues)
     first = tf.argmax(tf.cast(is_least, tf.int32))
@@ -111,33 +96,3 @@ class SmallestMaximumEigenvalueAveraging(robust_rule.CheckedRule):
         distances.mean_of_some(values, tf.cast(included, values.dtype)),
         state,
     )
-
-
-def _largest_eigenvalues(
-    products: tf.Tensor, is_inside: tf.Tensor
-) -> tf.Tensor:
-  """Computes the largest eigenvalue of the scatter matrix of each subset.
-
-  Args:
-    products: The inner products of the rows' differences from some point,
-      float64 of shape `[n, n]`.
-    is_inside: The rows in each subset, booleans of shape `[m, n]`.
-
-  Returns:
-    float64 of shape `[m]`.
-  """
-  included = tf.cast(is_inside, tf.float64)
-  size = tf.reduce_sum(included, axis=1, keepdims=True)
-  with_mean = tf.matmul(included, products) / size
-  mean_with_mean = tf.reduce_sum(included * with_mean, 1, keepdims=True) / size
-  # The Gram matrix of the differences from the subset's mean has the same
-  # nonzero eigenvalues as the scatter matrix.
-  centered = (
-      products
-      - with_mean[:, tf.newaxis]
-      - with_mean[:, :, tf.newaxis]
-      + mean_with_mean[:, tf.newaxis]
-  )
-  are_both = is_inside[:, tf.newaxis] & is_inside[:, :, tf.newaxis]
-  centered = tf.where(are_both, centered, tf.zeros_like(centered))
-  return tf.reduce_max(tf.linalg.eigvalsh(centered), axis=1)

@@ -4,6 +4,7 @@ The reference for measuring federated algorithms.
 """
 
 import collections
+from typing import Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -12,6 +13,7 @@ from typing_extensions import Unpack
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
+from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -28,6 +30,7 @@ def build_centralized(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
     *,
+    momentum: Optional[float] = None,
     drift_correction: None = None,
     **options: Unpack[LocalTrainingOptions],
 ) -> tff.learning.templates.LearningProcess:
@@ -40,6 +43,10 @@ def build_centralized(
   Args:
     model: The model, with or without batch normalization.
     client_optimizer: The optimizer.
+    momentum: μ of a momentum m ← μ m + (1-μ) g that replaces each gradient g,
+      at least 0 and less than 1: the centralized counterpart of
+      `build_dsgd(..., momentum=μ)`. Default `None`: the optimizer gets the
+      gradients. `client_gradient_clip_norm` and `client_weight_decay` act on g.
     drift_correction: Must be `None`: a single model cannot drift apart.
     **options: `local_steps`, `local_epochs`, `client_weight_decay`,
       `client_learning_rate_schedule`, `client_warmup_rounds`,
@@ -63,6 +70,8 @@ def build_centralized(
         ' with centralized training: there is one model, so there are no'
         ' clients that drift apart.'
     )
+  if momentum is not None:
+    client_optimizer = optimizers.AveragedGradients(client_optimizer, momentum)
   weights = SharedWeights(model, FEDAVG)
   work = LocalTrainingWork(
       model,

@@ -24,6 +24,7 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import requirements
 from tff_bn.processes.stateful_process import Process
 
 __all__ = ['build_dsgd']
@@ -70,6 +71,8 @@ def build_dsgd(
   clients' momentums is the momentum of the mean gradient. TFF's SGD accumulates
   gradients, `v ← μ v + g`, so its learning rate is 1-μ times that of a momentum
   that averages them. The example then has `build_sgdm(0.001, 0.99)`.
+  Centralized training with this momentum is
+  `build_centralized(..., momentum=0.99)`.
 
   Args:
     model: The model.
@@ -116,6 +119,7 @@ def build_dsgd(
         'drift_correction has no effect in DSGD: clients make one step in a'
         ' round, from the same model, so they do not drift apart.'
     )
+  requirements.check_no_shuffles('DSGD', options)
   if momentum is not None:
     options['drift_correction'] = _ClientMomentum(momentum)
   # Checks the arguments that do not reach local training.
@@ -162,11 +166,7 @@ class _ClientMomentum(drift_correction.DriftCorrection):
   momentum: float
 
   def __post_init__(self):
-    if not 0 <= self.momentum < 1:
-      raise ValueError(
-          'momentum must be at least 0 and less than 1, but is'
-          f' {self.momentum}.'
-      )
+    optimizers.check_averaging_momentum(self.momentum)
 
   def bind(
       self,
@@ -218,11 +218,7 @@ class _BoundMomentum(drift_correction.BoundCorrection):
     """Returns the new momentum."""
     del learning_rate
     for variable, gradient in zip(self.variables, gradients, strict=True):
-      old_share, new_share = (
-          tf.constant(share, gradient.dtype)
-          for share in (self._momentum, 1 - self._momentum)
-      )
-      variable.assign(old_share * variable + new_share * gradient)
+      variable.assign(optimizers.averaged(variable, gradient, self._momentum))
     return tuple(tf.convert_to_tensor(v) for v in self.variables)
 
   def finish(

@@ -48,7 +48,8 @@ def build_scaffold(
       such as `tff_bn.algorithms.build_fbn`. Default: `build_fed_avg`.
     **options: See `tff_bn.algorithms.Options`; and arguments of
       `build_process`. `server_optimizer=build_sgdm(η_g)` is the paper's global
-      learning rate. `drift_correction` must not be given.
+      learning rate. Unlike in other builders, `client_weighting` is `'uniform'`
+      by default, as in the paper. `drift_correction` must not be given.
 
   Returns:
     A process whose client state holds the client's control variates. Where
@@ -61,6 +62,7 @@ def build_scaffold(
       optimizer is not plain SGD, or `build_process` cannot be combined with
       SCAFFOLD.
   """
+  options.setdefault('client_weighting', 'uniform')
   return averaging.build_corrected(
       build_process,
       model,

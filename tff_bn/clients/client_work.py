@@ -21,6 +21,10 @@ from tff_bn.layers.batch_moments import Moments
 ClientUpdate = Callable[
     [tff.Value, tff.Value, tff.Value], tuple[tff.Value, tff.Value]
 ]
+# See `ClientWork.build_partial_update`.
+PartialUpdate = Callable[
+    [tff.Value, tff.Value, tff.Value], tuple[Any, Sequence[tff.Value]]
+]
 
 
 class RoundStart(NamedTuple):
@@ -96,6 +100,46 @@ class ClientWork:
       `tff.learning.templates.ClientResult`s and the reports of `report`.
     """
     raise NotImplementedError
+
+  @property
+  def completes_update(self) -> bool:
+    """Whether clients leave out a part of their update, which the server knows.
+
+    The parts of the round are then `build_partial_update`, the aggregation, and
+    `complete_update`.
+    """
+    return False
+
+  def build_partial_update(self) -> PartialUpdate:
+    """Builds the clients' part of a round in which they leave something out.
+
+    Returns:
+      A function as from `build_client_update`. It returns what that one
+      returns, and the values at the server that `complete_update` needs.
+    """
+    update_clients = self.build_client_update()
+    return lambda *args: (update_clients(*args), [])
+
+  def complete_update(
+      self,
+      state: Mapping[str, Any],
+      weights: ModelWeights,
+      update: Mapping[str, Any],
+      known: Sequence[Any],
+  ) -> collections.OrderedDict[str, Any]:
+    """Completes the aggregated update, inside a `tff.tensorflow.computation`.
+
+    Args:
+      state: Of type `state_type`.
+      weights: The shared weights before the round.
+      update: The aggregated update.
+      known: The values of `build_partial_update`.
+
+    Returns:
+      The update with all parts.
+    """
+    del state, weights, known
+    return collections.OrderedDict(update)
 
   def start(
       self,

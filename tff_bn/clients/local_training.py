@@ -11,6 +11,7 @@ from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_step import dense_gradients
 from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.unit_shuffle import UnitShuffle
 from tff_bn.common import numerics
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
@@ -60,6 +61,11 @@ class LocalTraining(LocalStep):
     self._loss_fn = model.loss_fn()
     self._collecting = collecting
     self._skipped_steps = skipped_steps
+    self._unit_shuffle = None
+    if config.shuffle_times:
+      self._unit_shuffle = UnitShuffle(
+          model, config.shuffle_times, config.shuffle_probability
+      )
     self._scales_loss = mixed_precision.computes_in_float16(model.keras_model)
     self._make_step = (
         # Not the whole loop: XLA has no datasets.
@@ -76,6 +82,7 @@ class LocalTraining(LocalStep):
               tf.TensorSpec.from_tensor, self.initial_optimizer_state()
           ),
           tf.TensorSpec([], tf.int64),
+          *([tf.TensorSpec([2], tf.int64)] if self._unit_shuffle else []),
       )
 
   @tf.autograph.experimental.do_not_convert
@@ -130,7 +137,7 @@ class LocalTraining(LocalStep):
     finite = numerics.all_finite([loss, *gradients])
     return tf.cond(finite, update, skip), loss_scale.after_step(finite)
 
-  def _loop(self, dataset, optimizer_state, num_steps):
+  def _loop(self, dataset, optimizer_state, num_steps, shuffle_seed=None):
     """Makes the steps of a round."""
     keras_model = self._keras_model
     num_examples = tf.zeros([], tf.int64)
@@ -141,6 +148,9 @@ class LocalTraining(LocalStep):
     dataset = self.config.batches(dataset)
     if self._skipped_steps:
       dataset = dataset.skip(self._skipped_steps)
+    batch_num = tf.zeros([], tf.int64)
+    if self._unit_shuffle is not None:
+      num_batches = _num_batches(dataset)
     # An iterator, since `for batch in dataset` becomes `Dataset.reduce`, which
     # instantiates its function again at each call.
     for x, y in iter(dataset):
@@ -153,6 +163,11 @@ class LocalTraining(LocalStep):
         num_steps = step.num_steps
         num_examples += step.batch_size
         loss_sum += step.loss_sum
+        if self._unit_shuffle is not None:
+          optimizer_state = self._unit_shuffle.after_step(
+              optimizer_state, shuffle_seed, batch_num, num_batches
+          )
+          batch_num += 1
     return LocalResult(
         values=[tf.identity(v) for v in keras_model.weights],
         num_examples=num_examples,
@@ -190,12 +205,22 @@ class LocalTraining(LocalStep):
       The result.
     """
     seed = None
-    if self._train.is_random:
+    if self._train.is_random or self._unit_shuffle is not None:
       seed = self.seed_of(dataset, round_num)
     return self._train(
         [*values, *correction_values],
         dataset,
         optimizer_state,
         tf.cast(num_steps, tf.int64),
+        *([seed] if self._unit_shuffle else []),
         seed=seed,
     )
+
+
+def _num_batches(dataset: tf.data.Dataset) -> tf.Tensor:
+  """Counts the batches that are not empty, an int64 scalar."""
+  return dataset.reduce(
+      tf.zeros([], tf.int64),
+      lambda count, batch: count
+      + tf.cast(tf.shape(tf.nest.flatten(batch[1])[0])[0] > 0, tf.int64),
+  )

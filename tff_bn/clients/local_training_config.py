@@ -28,6 +28,8 @@ class LocalTrainingConfig:
   client_warmup_rounds: int = 0
   client_warmup_steps: int = 0
   client_gradient_clip_norm: Optional[float] = None
+  shuffle_times: float = 0.0
+  shuffle_probability: float = 0.1
   client_weighting: str = 'num_examples'
   seed: int = 0
   jit_compile: bool = False
@@ -61,6 +63,7 @@ class LocalTrainingConfig:
       raise ValueError(
           f'client_gradient_clip_norm={clip_norm} must be greater than 0.'
       )
+    self._check_shuffles()
     if self.client_weighting not in ('num_examples', 'uniform'):
       raise ValueError(
           f'client_weighting={self.client_weighting!r} must be one of'
@@ -82,3 +85,21 @@ class LocalTrainingConfig:
             f' {type(self.client_optimizer).__name__} has'
             f' {list(hyperparameters)}.'
         )
+
+  def _check_shuffles(self):
+    """Checks how often units are permuted."""
+    if not 0 <= self.shuffle_times < float('inf'):
+      raise ValueError(
+          f'shuffle_times={self.shuffle_times} must be a number, at least 0.'
+      )
+    if self.local_steps is not None and self.shuffle_times > self.local_steps:
+      raise ValueError(
+          f'shuffle_times={self.shuffle_times:g} must be at most'
+          f' local_steps={self.local_steps}: a step permutes the units at most'
+          ' once.'
+      )
+    if not 0 <= self.shuffle_probability <= 1:
+      raise ValueError(
+          f'shuffle_probability={self.shuffle_probability} must be between 0'
+          ' and 1.'
+      )

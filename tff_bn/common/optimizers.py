@@ -1,5 +1,6 @@
 """Functions of TFF's optimizers, for clients and the server."""
 
+import collections
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,85 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
+
+
+class AveragedGradients(tff.learning.optimizers.Optimizer):
+  """Makes the steps of an optimizer with a running average of the gradients.
+
+  The average starts from 0, and each step moves it to the new gradient g:
+
+      m ← μ m + (1-μ) g.
+
+  Hyperparameters such as the learning rate act on the average. So with SGD, a
+  new learning rate has its full effect at once.
+  """
+
+  def __init__(
+      self, optimizer: tff.learning.optimizers.Optimizer, momentum: float
+  ):
+    """Initializes the optimizer.
+
+    Args:
+      optimizer: The optimizer that makes the steps.
+      momentum: μ, at least 0 and less than 1.
+
+    Raises:
+      ValueError: If the momentum is not allowed.
+    """
+    check_averaging_momentum(momentum)
+    self._optimizer = optimizer
+    self._momentum = momentum
+
+  def initialize(self, specs: Any) -> Any:
+    """See the base class."""
+    return collections.OrderedDict(
+        optimizer=self._optimizer.initialize(specs),
+        average=tf.nest.map_structure(
+            lambda spec: tf.zeros(spec.shape, spec.dtype), specs
+        ),
+    )
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """See the base class."""
+    average = tf.nest.map_structure(
+        lambda old, gradient: averaged(old, gradient, self._momentum),
+        state['average'],
+        gradients,
+    )
+    new_state, new_weights = self._optimizer.next(
+        state['optimizer'], weights, average
+    )
+    return (
+        collections.OrderedDict(optimizer=new_state, average=average),
+        new_weights,
+    )
+
+  def get_hparams(self, state: Any) -> Any:
+    """See the base class."""
+    return self._optimizer.get_hparams(state['optimizer'])
+
+  def set_hparams(self, state: Any, hparams: Any) -> Any:
+    """See the base class."""
+    return collections.OrderedDict(
+        state,
+        optimizer=self._optimizer.set_hparams(state['optimizer'], hparams),
+    )
+
+
+def averaged(old: Any, gradient: tf.Tensor, momentum: float) -> tf.Tensor:
+  """Returns μ m + (1-μ) g, for the average m and the gradient g."""
+  old_share, new_share = (
+      tf.constant(share, gradient.dtype) for share in (momentum, 1 - momentum)
+  )
+  return old_share * old + new_share * gradient
+
+
+def check_averaging_momentum(momentum: float) -> None:
+  """Raises a `ValueError` if the momentum cannot average gradients."""
+  if not 0 <= momentum < 1:
+    raise ValueError(
+        f'momentum must be at least 0 and less than 1, but is {momentum}.'
+    )
 
 
 def default_hyperparameters(

@@ -107,7 +107,7 @@ def in_order(
 
 
 class Exchange:
-  """Combines the values that clients send, and broadcasts the answers.
+  """Combines the values that clients send to the answers.
 
   Attributes:
     answers_type: The type of the answers, which is the type of a message's
@@ -123,7 +123,7 @@ class Exchange:
     }
 
   def __call__(self, sent: tff.Value) -> tff.Value:
-    """Maps values at CLIENTS to answers at CLIENTS, for use in TFF code."""
+    """Maps values at CLIENTS to answers at SERVER, for use in TFF code."""
     answers = collections.OrderedDict()
     for kind, _ in tff.structure.iter_elements(self.answers_type):
       if kind in self._pools:
@@ -131,4 +131,4 @@ class Exchange:
         answers[kind] = pool.next(pool.initialize(), sent[kind]).result
       else:
         answers[kind] = tff.federated_sum(sent[kind])
-    return tff.federated_broadcast(tff.federated_zip(answers))
+    return tff.federated_zip(answers)

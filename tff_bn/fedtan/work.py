@@ -1,5 +1,6 @@
 """A client's work in a round of FedTAN, stage by stage."""
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.fedtan import exchange
+from tff_bn.fedtan import known_gradients
 from tff_bn.fedtan import staged_function
 from tff_bn.fedtan.synchronized_batch_norm import Answer
+from tff_bn.fedtan.synchronized_batch_norm import GradientSums
 from tff_bn.fedtan.synchronized_batch_norm import SynchronizedBatchNorm
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -58,7 +61,21 @@ class FedTanWork(client_work.ClientWork):
       *,
       fused_moments: bool,
       synchronize_backward: bool,
+      models_are_averaged: bool,
   ):
+    """Traces the first step and the further ones.
+
+    Args:
+      model: The model.
+      config: The settings of local training.
+      weights: The shared variables.
+      correction: The correction of the clients' drift.
+      fused_moments: See `SynchronizedBatchNorm`.
+      synchronize_backward: See `SynchronizedBatchNorm`.
+      models_are_averaged: Whether the server takes the weighted mean of the
+        clients' changes. With `fused_moments`, clients can then leave out
+        changes that the server knows.
+    """
     training = (
         LocalStep(model, config, correction)
         if config.local_steps == 1
@@ -68,24 +85,40 @@ class FedTanWork(client_work.ClientWork):
     )
     super().__init__(model, training, weights)
     self._model = model
+    leaves_out = (
+        fused_moments
+        and synchronize_backward
+        and models_are_averaged
+        and known_gradients.determine_changes(config)
+    )
+    # By the positions of trainable variables that clients leave out.
+    self._places: dict[int, known_gradients.Place] = {}
     self._first_step = self._trace_first_step(
-        fused_moments, synchronize_backward
+        fused_moments, synchronize_backward, leaves_out
     )
 
+  @property
+  def completes_update(self) -> bool:
+    """See the base class."""
+    return bool(self._places)
+
   def _trace_first_step(
-      self, fused_moments: bool, synchronize_backward: bool
+      self, fused_moments: bool, synchronize_backward: bool, leaves_out: bool
   ) -> staged_function.StagedFunction[Answer]:
     keras_model = self._model.keras_model
     loss_fn = self._model.loss_fn()
     metrics = self._training.metrics
+    traced: tuple[Sequence[tf.Tensor], Sequence[GradientSums]] = (), ()
 
     def first_step(ask, x, y, num_examples):
+      nonlocal traced
       synchronized = SynchronizedBatchNorm(
           keras_model,
           ask,
           self.client_weight(num_examples),
           fused_moments=fused_moments,
           synchronize_backward=synchronize_backward,
+          sum_weights=leaves_out,
       )
       with (
           batch_norm_calls.replaced(keras_model, synchronized),
@@ -93,6 +126,7 @@ class FedTanWork(client_work.ClientWork):
       ):
         output, loss = output_and_loss(keras_model, loss_fn, x, y)
       gradients = dense_gradients(tape, loss, keras_model.trainable_weights)
+      traced = gradients, synchronized.gradient_sums
       for metric in metrics:
         metric.update_state(y, output)
       return _FirstStep(
@@ -106,16 +140,25 @@ class FedTanWork(client_work.ClientWork):
           exchanged=tf.sqrt(synchronized.squared_norm),
       )
 
-    return staged_function.StagedFunction(
-        first_step,
-        keras_model.weights,
-        *self._model.input_spec,
-        tf.TensorSpec([], tf.int64),
-        jit_compile=self._training.config.jit_compile,
+    function: staged_function.StagedFunction[Answer] = (
+        staged_function.StagedFunction(
+            first_step,
+            keras_model.weights,
+            *self._model.input_spec,
+            tf.TensorSpec([], tf.int64),
+            jit_compile=self._training.config.jit_compile,
+        )
     )
+    self._places = known_gradients.find(*traced, function)
+    return function
 
   def build_client_update(self) -> client_work.ClientUpdate:
     """Builds the clients' part of a round, with all exchanges."""
+    update_clients = self.build_partial_update()
+    return lambda *args: update_clients(*args)[0]
+
+  def build_partial_update(self) -> client_work.PartialUpdate:
+    """See the base class."""
     first_step = self._first_step
     weights_type = self._weights.weights_type()
 
@@ -153,15 +196,21 @@ class FedTanWork(client_work.ClientWork):
           self._build_stage(number, exchanges[-1].answers_type, carried_types)
       )
 
+    kept_stages = self._stages_to_keep()
+
     def update_clients(state, weights, data):
       result = tff.federated_map(start, (state, weights, data))
       carried = []
+      known = []
       for number in range(1, last + 1):
         carried.append(
             exchange.unpack(targets[number - 1], result, exchange.select)
         )
+        answers = exchanges[number - 1](result['sent'])
+        if number in kept_stages:
+          known.append(answers)
         arguments = [
-            exchanges[number - 1](result['sent']),
+            tff.federated_broadcast(answers),
             result['takes_part'],
             *(carried[s][number] for s in first_step.sources_of(number)),
         ]
@@ -170,9 +219,40 @@ class FedTanWork(client_work.ClientWork):
         result = tff.federated_map(
             computations[number], tff.federated_zip(arguments)
         )
-      return result
+      return result, known
 
     return update_clients
+
+  def _stages_to_keep(self) -> list[int]:
+    """Returns the stages whose answers `complete_update` needs."""
+    return sorted({place.stage for place in self._places.values()})
+
+  def complete_update(
+      self,
+      state: Mapping[str, Any],
+      weights: ModelWeights,
+      update: Mapping[str, Any],
+      known: Sequence[Any],
+  ) -> collections.OrderedDict[str, Any]:
+    """See the base class."""
+    learning_rate: Any = self._training.first_learning_rate(
+        state['hparams'], state['round_num']
+    )
+    answers = {
+        number: exchange.in_order(self._first_step.questions[number - 1], given)
+        for number, given in zip(self._stages_to_keep(), known, strict=True)
+    }
+    changes = {}
+    for position, place in self._places.items():
+      changes[position] = known_gradients.mean_change(
+          answers[place.stage][place.question],
+          place.name,
+          weights.trainable[position],
+          learning_rate,
+          self._training.config.client_weight_decay,
+      )
+    trainable = known_gradients.completed(update['trainable'], changes)
+    return collections.OrderedDict(update, trainable=trainable)
 
   def _build_stage(
       self,
@@ -264,7 +344,14 @@ class FedTanWork(client_work.ClientWork):
       )
     # A client without data has no first step that could fail.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
-    return self.report(start, result, sound=sound, exchanged=first.exchanged)
+    reported = self.report(
+        start, result, sound=sound, exchanged=first.exchanged
+    )
+    update = reported['update']
+    update['trainable'] = known_gradients.left_out(
+        update['trainable'], self._places
+    )
+    return reported
 
 
 def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:

@@ -45,7 +45,12 @@ class LayerFeatures:
     self.value: Optional[tf.Tensor] = None
     self._model = model
     if name is None:
-      self._layer, self._takes_input = _last_hidden(model, argument), True
+      advice = (
+          f' Set {argument} to the name of the layer that computes the'
+          ' features.'
+      )
+      self._layer = layer_after_features(model, argument, advice)
+      self._takes_input = True
     else:
       self._layer = _layer_by_name(model, name, argument)
       self._takes_input = False
@@ -96,9 +101,23 @@ def _layer_by_name(
   )
 
 
-def _last_hidden(model: keras.Model, argument: str) -> keras.layers.Layer:
-  """Finds the last layer with weights, which follows the last hidden layer."""
-  layer = _output_layer(model, argument)
+def layer_after_features(
+    model: keras.Model, argument: str, advice: str = ''
+) -> keras.layers.Layer:
+  """Finds the last layer with weights, which follows the last hidden layer.
+
+  Args:
+    model: The model.
+    argument: What needs the layer, for error messages.
+    advice: What to do if the layer is unknown: the end of error messages.
+
+  Returns:
+    The layer, also in nested models.
+
+  Raises:
+    ValueError: If there is no single such layer, or no hidden layer before it.
+  """
+  layer = _output_layer(model, argument, advice)
   if {id(v) for v in model.weights} == {id(v) for v in layer.weights}:
     raise ValueError(
         f'{argument}: the model {model.name!r} has no hidden layer, only'
@@ -107,26 +126,25 @@ def _last_hidden(model: keras.Model, argument: str) -> keras.layers.Layer:
   return layer
 
 
-def _output_layer(model: keras.Model, argument: str) -> keras.layers.Layer:
-  advice = (
-      f'Set {argument} to the name of the layer that computes the features.'
-  )
+def _output_layer(
+    model: keras.Model, argument: str, advice: str
+) -> keras.layers.Layer:
   outputs = getattr(model, 'outputs', None)
   if not outputs:
     raise ValueError(
         f'{argument}: the model {model.name!r} is neither functional nor'
-        f' Sequential, so its last hidden layer is unknown. {advice}'
+        f' Sequential, so its last hidden layer is unknown.{advice}'
     )
   while True:
     if len(outputs) != 1:
       raise ValueError(
           f'{argument}: the model {model.name!r} has no single last hidden'
-          f' layer: its output combines {len(outputs)} tensors. {advice}'
+          f' layer: its output combines {len(outputs)} tensors.{advice}'
       )
     call = keras_graph.producer(outputs[0])
     layer = call.layer
     if isinstance(layer, keras.Model) and layer.weights:
-      return _output_layer(layer, argument)
+      return _output_layer(layer, argument, advice)
     # Operations other than layers have no weights.
     if getattr(layer, 'weights', None) or not call.inputs:
       return layer

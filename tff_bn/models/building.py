@@ -21,6 +21,7 @@ from tff_bn.models import mlp3
 from tff_bn.models import mlp4
 from tff_bn.models import names
 from tff_bn.models import normalization as normalization_lib
+from tff_bn.models import projection_head
 from tff_bn.models import resnet20
 from tff_bn.models import small_cnn
 from tff_bn.models import vgg
@@ -61,6 +62,7 @@ def build_model_fn(
     pan_amplitude: Optional[float] = None,
     pan_period: float = 1.0,
     pan_personal_share: float = 0.0,
+    moon_projection: Optional[int] = None,
 ) -> Callable[[], keras.Model]:
   """Returns a function that builds untrained models.
 
@@ -86,6 +88,8 @@ def build_model_fn(
     pan_period: The period of the encodings.
     pan_personal_share: The share of the units of each hidden layer with
       personal encodings; see `tff_bn.layers.PositionEncoding`.
+    moon_projection: The number of outputs of MOON's projection head, two dense
+      layers before the last layer. Default: no head.
 
   Returns:
     A function without arguments that returns a new `keras.Model`.
@@ -114,6 +118,8 @@ def build_model_fn(
       if isinstance(model, keras.Model) and not model.built:
         # Some models create layers in `build`, at their first call.
         _call_once(model, input_shape)
+      if moon_projection is not None:
+        model = _with_projection(name, model, moon_projection)
     if batch_norm_momentum is not None:
       _set_momentum(name, model, batch_norm_momentum)
     if pan != _NO_ENCODINGS:
@@ -126,7 +132,11 @@ def build_model_fn(
   else:
     with _dtype_policy(precision):
       _check_user_model(name, build, input_shape, num_classes)
-    if batch_norm_momentum is not None or pan != _NO_ENCODINGS:
+    if (
+        batch_norm_momentum is not None
+        or pan != _NO_ENCODINGS
+        or moon_projection is not None
+    ):
       model_fn()
   return model_fn
 
@@ -171,6 +181,15 @@ def _with_encodings(
   except ValueError as error:
     raise ValueError(
         f'pan={pan} is impossible with model={name}: {error}'
+    ) from error
+
+
+def _with_projection(name: str, model: keras.Model, units: int) -> keras.Model:
+  try:
+    return projection_head.add_projection_head(model, units)
+  except ValueError as error:
+    raise ValueError(
+        f'moon_projection={units} is impossible with model={name}: {error}'
     ) from error
 
 

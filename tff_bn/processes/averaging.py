@@ -4,8 +4,9 @@ FedAvg, FedBN, SiloBN, local affine and single differ only in the partition.
 """
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any, Optional, Protocol
 
 import tensorflow as tf
@@ -34,6 +35,9 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.processes.stateful_process import StatefulProcessOutput
 
 LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
+# Builds the computation that completes an aggregated update of the given type,
+# see `ClientWork.complete_update`.
+_BuildCompletion = Callable[[tff.Type], tff.Computation]
 
 
 class BuildWork(Protocol):
@@ -128,16 +132,24 @@ class _Parts:
     phases = personal_phases.draw(self.model, self._config.seed, client_number)
     return collections.OrderedDict(client_state, **phases)
 
-  def build_server(self, update_type: tff.Type, weight_type: tff.Type) -> tuple[
+  def build_server(
+      self,
+      update_type: tff.Type,
+      weight_type: tff.Type,
+      build_completion: Optional[_BuildCompletion] = None,
+  ) -> tuple[
       tff.templates.AggregationProcess,
       tff.learning.templates.FinalizerProcess,
   ]:
     """Builds the aggregator and the finalizer for a client's update."""
     factory = self._config.update_factory()
     aggregator = factory.create(update_type, weight_type)
+    aggregated_type = aggregator.next.type_signature.result.result.member
+    if build_completion is not None:
+      aggregated_type = build_completion(aggregated_type).type_signature.result
     return aggregator, finalizer.build_finalizer(
         self.weights,
-        aggregator.next.type_signature.result.result.member,
+        aggregated_type,
         self._config.server_optimizer,
         self._move_statistics,
         self._config.server_clip_norm,
@@ -181,7 +193,7 @@ def build_shared(
   parts = build_parts(config)
   if parts.client_type:
     return _build_stateful(parts)
-  if parts.work.correction.needs_aggregated:
+  if parts.work.correction.needs_aggregated or parts.work.completes_update:
     return _build_with_feedback(parts)
   return _build_stateless(parts)
 
@@ -290,12 +302,13 @@ def _build_stateless(parts: _Parts) -> tff.learning.templates.LearningProcess:
 def _build_with_feedback(
     parts: _Parts,
 ) -> tff.learning.templates.LearningProcess:
-  """Builds a process whose correction needs the aggregated update.
+  """Builds a process whose server does more with the aggregated update.
 
-  TFF's templates don't pass the aggregated update to the client work.
+  TFF's templates pass it to the finalizer only. Here the drift correction may
+  need it, and the client work may complete it.
   """
   work = parts.work
-  update_clients = work.build_client_update()
+  update_clients = work.build_partial_update()
 
   @tff.federated_computation(
       tff.FederatedType(work.state_type, tff.CLIENTS),
@@ -303,12 +316,18 @@ def _build_with_feedback(
       tff.FederatedType(work.data_type, tff.CLIENTS),
   )
   def client_results(state, shared, data):
-    result, report = update_clients(state, shared, data)
-    return result, report
+    (result, report), known = update_clients(state, shared, data)
+    return result, report, *known
 
   result_type = client_results.type_signature.result[0].member
+  build_completion = None
+  if work.completes_update:
+    known_types = [t.member for t in client_results.type_signature.result[2:]]
+    build_completion = functools.partial(
+        _build_completion, work, parts.weights_type, known_types
+    )
   aggregator, final = parts.build_server(
-      result_type.update, result_type.update_weight
+      result_type.update, result_type.update_weight, build_completion
   )
   initialize = _build_initialize(parts, aggregator, final)
   state_type = initialize.type_signature.result
@@ -317,11 +336,25 @@ def _build_with_feedback(
       state_type, tff.FederatedType(work.data_type, tff.CLIENTS)
   )
   def next_fn(state, data):
-    result, report = update_clients(
+    (result, report), known = update_clients(
         tff.federated_broadcast(state.client_work),
         tff.federated_broadcast(state.global_model_weights),
         data,
     )
+
+    def complete(update):
+      if build_completion is None:
+        return update
+      return tff.federated_map(
+          build_completion(update.type_signature.member),
+          (
+              state.client_work,
+              state.global_model_weights,
+              update,
+              tff.federated_zip(known),
+          ),
+      )
+
     return tff.learning.templates.LearningProcessOutput(
         *_server_round(
             work,
@@ -330,6 +363,7 @@ def _build_with_feedback(
             state,
             (result.update, result.update_weight),
             report,
+            complete,
         )
     )
 
@@ -367,6 +401,23 @@ def _build_with_feedback(
       get_hparams_fn=get_hparams,
       set_hparams_fn=set_hparams,
   )
+
+
+def _build_completion(
+    work: ClientWork,
+    weights_type: tff.Type,
+    known_types: Sequence[tff.Type],
+    update_type: tff.Type,
+) -> tff.Computation:
+  """Builds the computation of `ClientWork.complete_update`."""
+
+  @tff.tensorflow.computation(
+      work.state_type, weights_type, update_type, list(known_types)
+  )
+  def complete(state, weights, update, known):
+    return work.complete_update(state, weights, update, known)
+
+  return complete
 
 
 def _build_initialize(
@@ -503,17 +554,25 @@ def _server_round(
     state: tff.Value,
     update_and_weight: tuple[tff.Value, tff.Value],
     report: tff.Value,
+    complete: Callable[[tff.Value], tff.Value] = lambda update: update,
 ) -> tuple[tff.Value, tff.Value]:
   """Aggregates, makes the server's step and ends the round.
+
+  Args:
+    work: The clients' work.
+    aggregator: The aggregator of the clients' updates.
+    final: The server's step.
+    state: The server's state.
+    update_and_weight: The clients' updates and weights.
+    report: The clients' reports.
+    complete: Completes the aggregated update. Default: it is complete.
 
   Returns:
     The next state and the round's metrics, at the server.
   """
   aggregated = aggregator.next(state.aggregator, *update_and_weight)
-  finalized = final.next(
-      state.finalizer, state.global_model_weights, aggregated.result
-  )
-  update = aggregated.result
+  update = complete(aggregated.result)
+  finalized = final.next(state.finalizer, state.global_model_weights, update)
   if work.correction.needs_aggregated:
     weights_type = finalized.result.type_signature.member
 
@@ -542,6 +601,8 @@ def _server_round(
   )
   metrics = tff.federated_zip(
       collections.OrderedDict(
+          # As in the metrics of TFF's templates.
+          distributor=tff.federated_value((), tff.SERVER),
           client_work=work_metrics,
           aggregator=aggregated.measurements,
           finalizer=finalized.measurements,

@@ -28,6 +28,8 @@ class LocalTrainingOptions(TypedDict, total=False):
   client_warmup_rounds: int
   client_warmup_steps: int
   client_gradient_clip_norm: Optional[float]
+  shuffle_times: float
+  shuffle_probability: float
   seed: int
   jit_compile: bool
 
@@ -65,6 +67,13 @@ class Options(LocalTrainingOptions, total=False):
     client_gradient_clip_norm: The largest global norm of a batch's gradient. A
       longer gradient is scaled down to it, before weight decay. Default `None`:
       no clipping.
+    shuffle_times: N_sf, the mean number of times that a client permutes the
+      hidden units of its model at random in a round, at most the number of its
+      steps: it makes averaging worse, and is for measuring how much alignment
+      matters (FedPAN, algorithm 2). Each of a client's r steps permutes them
+      with probability N_sf / r (always, if that is more than 1). Default: 0.
+    shuffle_probability: P_sf of these permutations, see
+      `tff_bn.position_aware.random_permutation`. Default: 0.1.
     drift_correction: Keeps the clients' models from drifting apart, such as
       `tff_bn.algorithms.FedProx(0.001)`, see `tff_bn.drift_correction`.
       Default: none.

@@ -1,5 +1,8 @@
 """Checks that a model fits an algorithm."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import keras
 
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -24,6 +27,21 @@ def check_all_shared(
         f" the layers {', '.join(layers)} of the model"
         f' {model.keras_model.name!r}: {reason}. Use personal_share=0, or'
         ' fedavg.'
+    )
+
+
+def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
+  """Raises a `ValueError` if clients are to permute their hidden units.
+
+  Args:
+    algorithm: The name of the algorithm, for the message.
+    options: See `tff_bn.algorithms.Options`.
+  """
+  if options.get('shuffle_times'):
+    raise ValueError(
+        f'shuffle_times={options["shuffle_times"]:g} is impossible with'
+        f' {algorithm}, which needs the gradients of all clients for the same'
+        ' units; use 0.'
     )
 
 

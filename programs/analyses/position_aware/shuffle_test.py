@@ -1,7 +1,7 @@
 """The shuffle test of the models of finished runs.
 
-Figure 3 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
-2022.
+Figures 3 and 4 of Li et al., Federated Learning with Position-Aware Neurons,
+CVPR 2022.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from matplotlib import figure
 import numpy as np
 from typing_extensions import override
 
+from tff_bn.common import seeding
 from tff_bn.keras_model import keras_copy
 from tff_bn.layers import position_encoding
 from tff_bn.position_aware import permutation
@@ -23,7 +24,12 @@ from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
 from tff_bn.programs.analyses.position_aware import report
 from tff_bn.programs.analyses.position_aware import run_analysis
+from tff_bn.programs.analyses.position_aware import shuffled_accuracy
 
+_COLUMNS = (
+    *('run', 'seed', 'mode', 'amplitude', 'period'),
+    *('shuffle_probability', 'error', 'accuracy'),
+)
 _MODES = {'multiply': 'multiplicative', 'add': 'additive'}
 
 
@@ -39,7 +45,7 @@ class Error(NamedTuple):
 
 
 class Analysis(run_analysis.RunAnalysis):
-  """Measures the shuffle error with encodings of many amplitudes."""
+  """Measures shuffle errors with many encodings, and accuracies."""
 
   @override
   def check_run(self, run: analyzed_run.AnalyzedRun) -> None:
@@ -50,6 +56,17 @@ class Analysis(run_analysis.RunAnalysis):
   @override
   def analyze(self) -> output.Report:
     flags = self.flags
+    accuracies = [
+        accuracy
+        for run in self.runs
+        for accuracy in shuffled_accuracy.measure(
+            run,
+            flags.shuffle_probabilities,
+            num_examples=flags.num_examples,
+            repeats=flags.repeats,
+            seed=flags.seed,
+        )
+    ]
     errors = [error for run in self.runs for error in self._measure(run)]
     table = report.means_markdown(
         ['Encodings', 'T', 'A'],
@@ -65,23 +82,47 @@ class Analysis(run_analysis.RunAnalysis):
         [
             'Shuffle error: norm of the change of the outputs, divided by their'
             ' number, if the hidden units are permuted with P_sf ='
-            f' {flags.shuffle_probability:g}; mean over at most'
-            f' {flags.num_examples} test examples and {flags.repeats}'
-            ' permutations.',
+            f' {flags.shuffle_probability:g}; mean over {self._inputs()} and'
+            f' {flags.repeats} permutations.',
             'With A = 0 the model is not position-aware, and the error is'
             ' rounding.',
         ],
     )
     title = f'Shuffle error, P_sf = {flags.shuffle_probability:g}'
+    rows: list[tuple] = [
+        (*e[:5], flags.shuffle_probability, e.error, '') for e in errors
+    ]
+    rows += [
+        (a.run, a.seed, '', '', '', *a[2:4], a.accuracy) for a in accuracies
+    ]
     return output.Report(
-        tables.csv_text(Error._fields, errors),
-        table,
-        dict(shuffle_test=error_figure(errors, title)),
+        tables.csv_text(_COLUMNS, rows),
+        table + '\n' + shuffled_accuracy.markdown(accuracies),
+        dict(
+            shuffle_test=error_figure(errors, title),
+            shuffled_accuracy=shuffled_accuracy.accuracy_figure(accuracies),
+        ),
+    )
+
+  def _inputs(self) -> str:
+    flags = self.flags
+    if flags.inputs == 'gaussian':
+      return f'{flags.num_examples} random inputs, all values from N(0, 1),'
+    return f'at most {flags.num_examples} test examples'
+
+  def _draw_inputs(self, run: analyzed_run.AnalyzedRun) -> np.ndarray:
+    flags = self.flags
+    x, _ = run.test_examples(flags.num_examples, flags.seed)
+    if flags.inputs == 'test':
+      return x
+    rng = seeding.generator(seeding.Stream.ANALYZED_INPUTS, flags.seed)
+    return rng.standard_normal(
+        (flags.num_examples, *x.shape[1:]), dtype=np.float32
     )
 
   def _measure(self, run: analyzed_run.AnalyzedRun) -> list[Error]:
     flags = self.flags
-    x, _ = run.test_examples(flags.num_examples, flags.seed)
+    x = self._draw_inputs(run)
     plain = without_encodings(run.keras_model)
     # Encodings don't move with units, so all share the same permuted weights.
     permuted = [

@@ -67,13 +67,28 @@ def _define_shuffle_test(define: flag_groups.Definer) -> None:
       'amplitudes',
       parsers.TupleParser(parsers.NumberParser(float, minimum=0, below=1)),
       'Amplitudes A of the position encodings, separated by commas',
-      (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5),
+      (0.0, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75),
   )
   define(
       'periods',
       parsers.TupleParser(_NOT_NEGATIVE),
       'Periods T of the position encodings, separated by commas',
       (1.0, 2.0, 4.0),
+  )
+  define(
+      'inputs',
+      parsers.ChoiceParser(('test', 'gaussian')),
+      'Inputs for which the change of the outputs is measured: test examples,'
+      ' or as many random ones from the standard normal distribution, as in'
+      ' figure 3',
+      'test',
+  )
+  define(
+      'shuffle_probabilities',
+      parsers.TupleParser(_SHARE),
+      'Values of P_sf for the accuracy on test examples after permuting the'
+      ' units of each model with its own encodings, separated by commas',
+      (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
   )
   _define_num_examples(define)
   _define_repeats(define, 10)
@@ -337,10 +352,12 @@ PROGRAMS = {
         'shuffle_test',
         'Replaces the position encodings of models by encodings of many'
         ' amplitudes, permutes the hidden units, and measures how much the'
-        ' outputs change',
-        'figure 3',
+        ' outputs change. Also permutes the units of each model with its own'
+        ' encodings, and measures the accuracy',
+        'figures 3 and 4',
         _define_shuffle_test,
         '--run=runs/train',
+        '--run=runs/pan_off,runs/pan_on --inputs=gaussian',
     ),
     'kept_share': _program(
         'kept_share',
