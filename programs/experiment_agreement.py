@@ -27,12 +27,9 @@ def sentences(
     Sentences: the finding, the order of the rows in each column, and at the
     paper's scale the largest difference.
   """
+  result = findings(experiment)
   if experiment.scale == experiment_files.SMOKE:
-    return [
-        'These numbers mean nothing: the data is random, and each run has two'
-        ' rounds. They show that all parts of the experiment work.'
-    ]
-  result = [f'The finding: {experiment.finding}']
+    return result
   assert experiment.shown is not None
   for name, ours, paper in columns(numbers, experiment.shown):
     result.append(_order(name, ours, paper))
@@ -52,6 +49,19 @@ def sentences(
         "The paper's numbers are of other data and models, so only the order"
         ' can be compared.'
     )
+  return result
+
+
+def findings(experiment: experiment_files.Experiment) -> list[str]:
+  """Returns what the paper concludes, and what is found at another scale."""
+  if experiment.scale == experiment_files.SMOKE:
+    return [
+        'These numbers mean nothing: the data is random, and each run has two'
+        ' rounds. They show that all parts of the experiment work.'
+    ]
+  result = [f"The paper's finding: {experiment.finding}"]
+  if experiment.found is not None:
+    result.append(f'At this scale: {experiment.found}')
   return result
 
 

@@ -61,8 +61,8 @@ class Experiment:
     name: PAPER/NAME.
     scale: One of `SCALES`.
     title: The paper, its table or figure, and what that shows.
-    finding: What the paper concludes from it, or at another scale, what is
-      found there.
+    finding: What the paper concludes from it.
+    found: What is found at this scale, if the file says it.
     flags: The texts of the flags that all runs share, by name.
     axes: What the runs differ in.
     shown: The paper's table or figure; None: the analyses show the result.
@@ -74,6 +74,7 @@ class Experiment:
   scale: str
   title: str
   finding: str
+  found: Optional[str]
   flags: Mapping[str, str]
   axes: tuple[axes_lib.Axis, ...]
   shown: Optional[experiment_show.Show]
@@ -233,6 +234,7 @@ def _experiment(name: str, file: _Checked) -> Experiment:
       scale=PAPER,
       title=file.text('title'),
       finding=file.text('finding'),
+      found=None,
       flags=_flags(file.table('flags'), COMPARISON_FLAGS),
       axes=_axes(file.table('axes')),
       show=file.table('show') if 'show' in file.values else None,
@@ -247,9 +249,6 @@ def _at_digits_scale(paper: Experiment, file: _Checked) -> Optional[Experiment]:
     return None
   digits = file.table(DIGITS)
   digits.check_keys(_DIGITS_KEYS)
-  finding = paper.finding
-  if 'finding' in digits.values:
-    finding = digits.text('finding')
   own_axes = {axis.name: axis for axis in _axes(digits.table('axes'))}
   for axis_name in own_axes:
     if axis_name not in [axis.name for axis in paper.axes]:
@@ -273,7 +272,8 @@ def _at_digits_scale(paper: Experiment, file: _Checked) -> Optional[Experiment]:
       name=paper.name,
       scale=DIGITS,
       title=paper.title,
-      finding=finding,
+      finding=paper.finding,
+      found=digits.text('finding') if 'finding' in digits.values else None,
       flags={**flags, **_flags(digits.table('flags'), COMPARISON_FLAGS)},
       axes=tuple(own_axes.get(axis.name, axis) for axis in paper.axes),
       show=show,

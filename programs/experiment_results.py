@@ -46,7 +46,7 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
   if experiment.shown is not None:
     lines += _show(experiment, finished, plan.flags.average_last, folder)
   else:
-    lines += ['', f'The finding: {experiment.finding}']
+    lines += ['', *experiment_agreement.findings(experiment)]
   for number, analysis in enumerate(experiment.analyses):
     if analysis.runs is not None and not finished:
       lines += ['', f'Analysis {analysis.name}: no run is finished.']

@@ -52,10 +52,11 @@ _NUM_TEST = 40
 # Of each domain.
 _DOMAIN_TRAIN = 40
 _DOMAIN_TEST = 10
-_NUM_CLIENTS = 10
+_NUM_CLIENTS = 5
+# Robust rules need many honest clients.
+_NUM_CLIENTS_WITH_ATTACKERS = 10
 _CLIENTS_PER_ROUND = 4
 _BATCH_SIZE = 8
-_MIN_SHARE = 0.25
 # Flags that depend on the real data or on the number of rounds, and flags whose
 # values make no difference to what runs.
 _DROPPED = (
@@ -73,12 +74,29 @@ _FIXED = {
     # Large steps may make a loss infinite, which ends a run.
     'client_learning_rate': '0.01',
 }
+# Values that take the place of others that are not 0: then experiments share
+# runs, and no client of a small dataset is without examples.
+_IF_NOT_ZERO = {
+    'client_momentum': '0.9',
+    'client_weight_decay': '0.0001',
+    'dirichlet_alpha': '1',
+    'dsgd_momentum': '0.9',
+    'gamma': '0.5',
+    'moon_temperature': '0.5',
+    'moon_weight': '1',
+    'pan_amplitude': '0.1',
+    'pan_period': '1',
+    'proximal_strength': '0.01',
+    'samples_per_client': '8',
+    'samples_per_domain': '16',
+    'server_learning_rate': '1',
+    'server_momentum': '0.9',
+    'train_share': '0.5',
+}
 _AT_MOST = {
     'batch_size': _BATCH_SIZE,
     'local_steps': 1,
     'local_epochs': 1,
-    'samples_per_client': _BATCH_SIZE,
-    'samples_per_domain': 2 * _BATCH_SIZE,
 }
 # Flags of analyses that decide how long they take.
 _ANALYSIS_AT_MOST = {
@@ -198,8 +216,9 @@ def reduced(
   for key, most in _AT_MOST.items():
     if key in result:
       result[key] = str(min(int(result[key]), most))
-  if 'train_share' in result:
-    result['train_share'] = str(max(float(result['train_share']), _MIN_SHARE))
+  for key, text in _IF_NOT_ZERO.items():
+    if key in result and float(result[key]):
+      result[key] = text
   # A first phase of some rounds must end before the last round.
   for algorithm in registry.ALGORITHMS.values():
     if algorithm.first_phase in result:
@@ -216,18 +235,20 @@ def reduced(
 def _reduce_clients(flags: dict[str, str]) -> None:
   """Reduces the numbers of clients so that they still fit each other."""
   num_clients = int(flags.get('num_clients', splits.DEFAULT_NUM_CLIENTS))
+  most, most_in_round = _NUM_CLIENTS, _CLIENTS_PER_ROUND
+  if 'num_byzantine' in flags or 'num_attackers' in flags:
+    most = most_in_round = _NUM_CLIENTS_WITH_ATTACKERS
   if 'num_clients' in flags:
-    num_clients = min(num_clients, _NUM_CLIENTS)
+    num_clients = min(num_clients, most)
     num_domains = _num_domains(flags.get('dataset', ''))
     if flags.get('split') == 'domains' and num_domains:
       num_clients = max(num_clients // num_domains, 1) * num_domains
     flags['num_clients'] = str(num_clients)
   if 'clients_per_round' in flags:
-    # Robust rules need many honest clients.
-    most = num_clients if 'num_byzantine' in flags else _CLIENTS_PER_ROUND
-    number = min(int(flags['clients_per_round']), num_clients, most)
-    flags['clients_per_round'] = str(number)
-    num_clients = number
+    num_clients = min(
+        int(flags['clients_per_round']), num_clients, most_in_round
+    )
+    flags['clients_per_round'] = str(num_clients)
   for key in ('num_byzantine', 'num_attackers'):
     if key in flags:
       most = max((num_clients - 1) // 2, 1)

@@ -83,6 +83,7 @@ def test_paper_scale(write):
 
   assert experiment.title == 'New, table 1: accuracy'
   assert experiment.finding == 'Good is better than bad.'
+  assert experiment.found is None
   assert experiment.flags == {
       'dataset': 'tfds:cifar10',
       'rounds': '3000',
@@ -116,7 +117,8 @@ def test_digits_scale_replaces_what_it_names(write):
 
   experiment = experiment_files.load('new/table_1', 'digits')
 
-  assert experiment.finding == 'Good is better than bad on digits, too.'
+  assert experiment.finding == 'Good is better than bad.'
+  assert experiment.found == 'Good is better than bad on digits, too.'
   assert experiment.flags == {
       'dataset': 'digits',
       'rounds': '20',

@@ -49,7 +49,16 @@ def _printed(column='test_accuracy', **by_labels):
 
 def _experiment(paper=(), scale='paper', shown=_TABLE):
   return experiment_files.Experiment(
-      'new/table_1', scale, 'New', 'A is best.', {}, _AXES, shown, (), paper
+      'new/table_1',
+      scale,
+      'New',
+      'A is best.',
+      'A is best here.' if scale == 'digits' else None,
+      {},
+      _AXES,
+      shown,
+      (),
+      paper,
   )
 
 
@@ -174,7 +183,7 @@ def test_the_same_order_and_the_largest_difference():
   )
 
   assert sentences == [
-      'The finding: A is best.',
+      "The paper's finding: A is best.",
       "iid, Test accuracy, %: the order is the paper's.",
       "skewed, Test accuracy, %: the order is the paper's.",
       'The largest difference from the paper is 10 points (a, iid: 90.00, in'
@@ -189,12 +198,13 @@ def test_pairs_that_are_swapped():
       'digits',
   )
 
-  assert sentences[1] == (
+  assert sentences[1] == 'At this scale: A is best here.'
+  assert sentences[2] == (
       "iid, Test accuracy, %: the order is not the paper's: b is above a by 20"
       ' (in the paper, below it by 5).'
   )
-  assert 'only the order can be compared' in sentences[2]
-  assert len(sentences) == 3
+  assert 'only the order can be compared' in sentences[3]
+  assert len(sentences) == 4
 
 
 @pytest.mark.parametrize(
@@ -255,7 +265,7 @@ def test_without_numbers_of_the_paper_the_order_is_ours():
   )
 
   assert sentences == [
-      'The finding: A is best.',
+      "The paper's finding: A is best.",
       'iid, Test accuracy, %: b 70 > a 50.',
       'Without a finite number: iid, c, Test accuracy, %.',
   ]
