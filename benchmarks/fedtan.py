@@ -320,11 +320,13 @@ def _build_resnet(num_blocks: int) -> Any:
   layers = keras.layers
 
   def convolve(x, channels, strides):
+    if strides > 1:
+      x = layers.ZeroPadding2D(1)(x)
     x = layers.Conv2D(
         channels,
         3,
         strides=strides,
-        padding='same',
+        padding='same' if strides == 1 else 'valid',
         use_bias=False,
         kernel_initializer='he_normal',
     )(x)

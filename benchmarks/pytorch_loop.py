@@ -72,10 +72,7 @@ def _build_model(name: str, input_shape: Sequence[int]) -> Any:
 
   def convolve(inputs, outputs, stride=1):
     return [
-        # For images with an even number of pixels and a stride of 2, padding
-        # 'same' of Keras pads only the end.
-        nn.ZeroPad2d((0, 1, 0, 1) if stride == 2 else 1),
-        nn.Conv2d(inputs, outputs, 3, stride, bias=False),
+        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
         nn.BatchNorm2d(outputs, eps=1e-5, momentum=0.1),
     ]
 

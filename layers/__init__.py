@@ -13,19 +13,33 @@ if int(keras.__version__.split('.')[0]) < 3:
   )
 
 # The check comes first, because the modules cannot be imported with Keras 2.
+from tff_bn.layers.batch_renormalization import BatchRenormalization
 from tff_bn.layers.discovery import all_layers
 from tff_bn.layers.discovery import batch_norm_layers
 from tff_bn.layers.discovery import is_batch_norm
+from tff_bn.layers.feature_normalization import FeatureNormalization
 from tff_bn.layers.federated_batch_normalization import (
     FederatedBatchNormalization,
 )
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.layers.position_encoding import PositionEncoding
+from tff_bn.layers.scalars import ScalarBias
+from tff_bn.layers.scalars import ScalarMultiplier
+from tff_bn.layers.static_batch_normalization import StaticBatchNormalization
+from tff_bn.layers.weight_standardization import WeightStandardizedConv2D
+from tff_bn.layers.weight_standardization import WeightStandardizedDense
 
 __all__ = [
+    'BatchRenormalization',
+    'FeatureNormalization',
     'FederatedBatchNormalization',
     'HybridBatchNormalization',
     'PositionEncoding',
+    'ScalarBias',
+    'ScalarMultiplier',
+    'StaticBatchNormalization',
+    'WeightStandardizedConv2D',
+    'WeightStandardizedDense',
     'all_layers',
     'batch_norm_layers',
     'is_batch_norm',

@@ -5,7 +5,6 @@ from typing import Any, Optional
 import keras
 from keras import ops
 
-from tff_bn.layers import batch_moments
 from tff_bn.layers import single_axis_batch_normalization
 
 
@@ -132,14 +131,8 @@ class HybridBatchNormalization(
     """
     if not (training and self.trainable):
       return super().call(inputs, training=False, mask=mask)
-    if mask is not None and len(mask.shape) != len(inputs.shape) - 1:
-      raise ValueError(
-          f'mask has the shape {tuple(mask.shape)}, but must have one axis less'
-          f' than the inputs, whose shape is {tuple(inputs.shape)}.'
-      )
-    # As in Keras's layer, 16 bits would be too inaccurate.
-    dtype = keras.backend.result_type(inputs.dtype, 'float32')
-    inputs = ops.cast(inputs, dtype)
+    inputs = self._as_computed(inputs)
+    dtype = inputs.dtype
     outputs = ops.batch_normalization(
         inputs,
         *self._mixed_statistics(inputs, mask, dtype),
@@ -151,14 +144,10 @@ class HybridBatchNormalization(
     return ops.cast(outputs, self.compute_dtype)
 
   def _mixed_statistics(
-      self, inputs: Any, mask: Optional[Any], dtype: str
+      self, inputs: Any, mask: Optional[Any], dtype: Any
   ) -> tuple[Any, Any]:
     """Returns the mean and the variance of each channel."""
-    batch = batch_moments.batch_moments(
-        inputs, self.axis, mask, differentiable=True
-    )
-    if self.synchronized:
-      batch = batch_moments.of_all_replicas(batch)
+    batch = self._differentiable_moments(inputs, mask)
     share = ops.sigmoid(ops.cast(self.mixing, dtype))
     share = ops.where(batch.count > 0, share, ops.zeros_like(share))
     mean, variance = (

@@ -1,7 +1,12 @@
 """The base class of this package's batch normalization layers."""
 
+from typing import Any, Optional
+
 import keras
+from keras import ops
 import numpy as np
+
+from tff_bn.layers import batch_moments
 
 
 class SingleAxisBatchNormalization(keras.layers.BatchNormalization):
@@ -58,3 +63,36 @@ class SingleAxisBatchNormalization(keras.layers.BatchNormalization):
         synchronized=synchronized,
         **kwargs,
     )
+
+  def _as_computed(self, inputs: Any) -> Any:
+    """Casts inputs in 16 bits to float32, as Keras's layer does."""
+    dtype = keras.backend.result_type(inputs.dtype, 'float32')
+    return ops.cast(inputs, dtype)
+
+  def _differentiable_moments(
+      self, inputs: Any, mask: Optional[Any]
+  ) -> batch_moments.Moments:
+    """Computes the moments of a batch, through which gradients flow.
+
+    Args:
+      inputs: The input.
+      mask: Which values to include.
+
+    Returns:
+      The moments; of all replicas of a `tf.distribute` strategy if the layer is
+      synchronized.
+
+    Raises:
+      ValueError: If the mask has the wrong rank.
+    """
+    if mask is not None and len(mask.shape) != len(inputs.shape) - 1:
+      raise ValueError(
+          f'mask has the shape {tuple(mask.shape)}, but must have one axis less'
+          f' than the inputs, whose shape is {tuple(inputs.shape)}.'
+      )
+    batch = batch_moments.batch_moments(
+        inputs, self.axis, mask, differentiable=True
+    )
+    if self.synchronized:
+      batch = batch_moments.of_all_replicas(batch)
+    return batch

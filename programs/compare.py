@@ -221,7 +221,9 @@ def _compare(
               folders[run.folder],
               run.title,
               not flags.overwrite
-              and _is_finished(folders[run.folder], run.settings),
+              and run_folder.is_complete(
+                  folders[run.folder], run.settings.to_flags()
+              ),
           )
           for run in runs
       ]
@@ -250,19 +252,6 @@ def _compare(
         f'{len(failed)} of {len(tasks)} runs failed, see the errors above; the'
         f' table has their last results: {"; ".join(t.title for t in failed)}.'
     )
-
-
-def _is_finished(
-    folder: pathlib.Path, settings: settings_lib.RunSettings
-) -> bool:
-  """Whether a folder holds this run, with all its rounds."""
-  from tff_bn import training
-
-  return (
-      (folder / run_folder.FLAGS_FILE).exists()
-      and run_folder.read_flags(folder) == settings.to_flags()
-      and training.is_finished(folder)
-  )
 
 
 def _process_arguments(flags: cli.ParsedFlags) -> list[str]:

@@ -83,7 +83,10 @@ class Comparison:
 
   def trained(self) -> list[Run]:
     """Returns the runs that are trained: one for each of the settings."""
-    return list({run.folder: run for run in reversed(self.runs)}.values())[::-1]
+    trained: dict[str, Run] = {}
+    for run in self.runs:
+      trained.setdefault(run.folder, run)
+    return list(trained.values())
 
 
 def plan(

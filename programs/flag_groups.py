@@ -95,14 +95,9 @@ class Definer:
       self, name: str, parser: flags.ArgumentParser, explanation: str
   ) -> None:
     """Defines a flag that may be given several times; its value is a list."""
-    flags.DEFINE_multi(
-        parser,
-        None,
-        name,
-        [],
-        f'{explanation} (default: none).',
-        flag_values=self.values,
-    )
+    flags.DEFINE_multi(parser, None, name, [], '', flag_values=self.values)
+    # absl would add a line of its own.
+    self.values[name].help = f'{explanation} (default: none).'
     self._names.append(name)
 
   def boolean(self, name: str, explanation: str, default: bool = False) -> None:

@@ -6,6 +6,7 @@ have checked their flags.
 
 from collections.abc import Collection, Iterable, Sequence
 import dataclasses
+import gc
 import pathlib
 import sys
 import time
@@ -53,6 +54,7 @@ class Job:
     data: The clients' data.
     model: The model with its initial weights.
     process: The algorithm's process.
+    build_seconds: How long it took to build all this.
   """
 
   settings: settings_lib.RunSettings
@@ -60,6 +62,7 @@ class Job:
   data: tff_bn_data.FederatedData
   model: BatchNormModel
   process: stateful_process.Process
+  build_seconds: float
 
 
 class _Split(NamedTuple):
@@ -88,7 +91,9 @@ class Builder:
     self._dataset: Optional[tuple[Any, tff_bn_data.Dataset]] = None
     self._split: Optional[_Split] = None
 
-  def data(self, settings: settings_lib.RunSettings) -> Any:
+  def data(
+      self, settings: settings_lib.RunSettings
+  ) -> tff_bn_data.FederatedData:
     """Returns the data of a run; a ValueError says why that is impossible."""
     return self._split_of(settings).data
 
@@ -107,6 +112,7 @@ class Builder:
     Raises:
       ValueError: If the data, the model or the process can't be built.
     """
+    start = time.monotonic()
     split = self._split_of(settings)
     flags = settings.part(model_flags.ModelFlags)
     batch_norm = registry.find(settings.algorithm).batch_norm
@@ -117,7 +123,8 @@ class Builder:
     process = experiment.build_process(
         settings, model, len(split.data.client_ids)
     )
-    return Job(settings, folder, split.data, model, process)
+    seconds = time.monotonic() - start
+    return Job(settings, folder, split.data, model, process, seconds)
 
   def _split_of(self, settings: settings_lib.RunSettings) -> _Split:
     recipe = experiment.DataRecipe.of(settings)
@@ -136,10 +143,10 @@ class Builder:
 def dataset_key(settings: settings_lib.RunSettings) -> data_flags.DataFlags:
   """Returns the data flags without those that only decide the split."""
   parameters = [split.parameter for split in splits.SPLITS.values()]
-  names = ('split', 'num_clients', *filter(None, parameters))
-  return dataclasses.replace(
-      settings.part(data_flags.DataFlags), **dict.fromkeys(names)
+  changes: dict[str, Any] = dict.fromkeys(
+      ('split', 'num_clients', *filter(None, parameters))
   )
+  return dataclasses.replace(settings.part(data_flags.DataFlags), **changes)
 
 
 def check(builder: Builder, tasks: Iterable[Task]) -> None:
@@ -147,22 +154,25 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
 
   Args:
     builder: Builds the runs.
-    tasks: The runs. A process is built for one seed only.
+    tasks: The runs; finished ones are skipped. A process is built for one seed
+      only.
 
   Raises:
     ValueError: If the data, a model or a process can't be built.
   """
   by_dataset: dict[data_flags.DataFlags, list[Task]] = {}
   for task in tasks:
-    by_dataset.setdefault(dataset_key(task.settings), []).append(task)
+    if not task.is_finished:
+      by_dataset.setdefault(dataset_key(task.settings), []).append(task)
   built = set()
   for group in by_dataset.values():
     for task in group:
       builder.data(task.settings)
       without_seed = dataclasses.replace(task.settings, seed=0)
-      if not task.is_finished and without_seed not in built:
+      if without_seed not in built:
         builder.build(task.settings, task.folder)
         built.add(without_seed)
+        _free_memory()
 
 
 def describe_data(
@@ -210,12 +220,22 @@ def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
       continue
     print(f'[{number}/{len(tasks)}] {task.title}', flush=True)
     try:
-      train_one(builder, task)
+      train_one(builder.build(task.settings, task.folder))
     except training.TrainingFailedError as error:
       failures.append(task)
       print(error, file=sys.stderr, flush=True)
     folder_lock.let_others_read(task.folder)  # The next runs may take long.
+    _free_memory()
   return failures
+
+
+def _free_memory() -> None:
+  """Frees what a run leaves behind, before the next one.
+
+  Models and TensorFlow's functions refer to each other. Python would find them
+  after many runs only, which is more than 100 MB for each run of a small model.
+  """
+  gc.collect()
 
 
 def announce_finished(tasks: Sequence[Task]) -> None:
@@ -226,21 +246,16 @@ def announce_finished(tasks: Sequence[Task]) -> None:
       print(f'[{number}/{len(tasks)}] {task.title}: finished', flush=True)
 
 
-def train_one(builder: Builder, task: Task) -> Job:
+def train_one(job: Job) -> None:
   """Trains a run, or continues it, and records how long that took.
 
   Args:
-    builder: Builds the run.
-    task: The run.
-
-  Returns:
-    The run.
+    job: The run.
 
   Raises:
     TrainingFailedError: If the run has no usable model.
   """
   start = time.monotonic()
-  job = builder.build(task.settings, task.folder)
   result = training.train(
       job.process,
       job.model,
@@ -254,7 +269,7 @@ def train_one(builder: Builder, task: Task) -> Job:
           if name not in training.MAY_CHANGE
       },
   )
+  seconds = job.build_seconds + time.monotonic() - start
   num_rounds = job.settings.rounds - (result.resumed_from or 0)
   if num_rounds:
-    run_timing.write(job.folder, time.monotonic() - start, num_rounds)
-  return job
+    run_timing.write(job.folder, seconds, num_rounds)

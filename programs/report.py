@@ -127,7 +127,8 @@ def result(run: Run, average_last: int) -> Result:
     if last:
       # No more digits than metrics.csv has.
       values[column] = float(f'{statistics.fmean(last):.8g}')
-  values['rounds'] = int(run.rows[-1]['round'])
+  # The number of rounds can be swept.
+  values.setdefault('rounds', int(run.rows[-1]['round']))
   for column, number_type in LAST_COLUMNS.items():
     if column in run.rows[-1]:
       values[column] = number_type(run.rows[-1][column])

@@ -104,7 +104,7 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
     ) from error
   except UnicodeDecodeError as error:
     raise ValueError(f'{path} is damaged: it is not a text file.') from error
-  flags = {}
+  flags: dict[str, str] = {}
   for line in lines:
     if not line or line.startswith('#'):
       continue
@@ -149,6 +149,31 @@ def allow_claims(number: int) -> None:
   needed = number + _NUM_OTHER_FILES
   if limit < needed <= highest:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, highest))
+
+
+def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
+  """Whether a folder holds a finished run that was not changed since.
+
+  This imports TensorFlow.
+
+  Args:
+    folder: The folder.
+    flags: The flags of the run.
+
+  Returns:
+    Whether the run in the folder has these flags, and all its metrics and
+    models are there.
+
+  Raises:
+    OSError: If a file can't be read at present.
+  """
+  from tff_bn import training
+
+  return (
+      (folder / FLAGS_FILE).exists()
+      and read_flags(folder) == flags
+      and training.is_finished(folder)
+  )
 
 
 @contextlib.contextmanager
@@ -302,7 +327,12 @@ def check(
 
 
 def _was(text: str | None) -> str:
-  return 'not set' if text is None else ' '.join(text.split('\n'))
+  if text is None:
+    return 'not set'
+  # A quote tells FLAG=VALUE apart from a flag of the program.
+  return ' '.join(
+      f"'{line}'" if '=' in line else line for line in text.split('\n')
+  )
 
 
 def begin(

@@ -81,7 +81,7 @@ def main(flags: cli.ParsedFlags) -> None:
   devices.share_gpus()
   with folder_lock.inherit(folder, flags.lock), runtime.enter():
     try:
-      jobs.train_one(jobs.Builder(), jobs.Task(settings, folder, ''))
+      jobs.train_one(jobs.Builder().build(settings, folder))
     except training.TrainingFailedError as error:
       print(error, file=sys.stderr, flush=True)
       sys.exit(TRAINING_FAILED)

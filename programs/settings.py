@@ -190,7 +190,13 @@ def _moves_statistics_by_momentum(algorithm: registry.Algorithm) -> bool:
 
 
 def _check_needs(flags: ParsedFlags, algorithm: registry.Algorithm) -> None:
-  """Checks what an algorithm needs of the flags of the training."""
+  """Checks what an algorithm needs of the other flags."""
+  if algorithm.batch_norm is not None and flags.normalization == 'batch_renorm':
+    raise ValueError(
+        f'--normalization=batch_renorm is impossible with {algorithm.name},'
+        ' which has its own batch normalization layers; use'
+        ' --normalization=batch.'
+    )
   if algorithm.first_phase is not None:
     num_rounds = getattr(flags, algorithm.first_phase)
     if num_rounds is None and flags.rounds == 1:

@@ -60,8 +60,8 @@ def mean_over_seeds(
     names: The names of the labels that tell the cells apart.
     column: The column.
     worst_of: Names of further labels. The value of a cell is the smallest of
-      the means that these labels tell apart, as in ByzFL's benchmark
-      (https://byzfl.epfl.ch) for attacks.
+      the means that these labels tell apart, as for attacks in ByzFL's
+      benchmark (https://byzfl.epfl.ch).
 
   Returns:
     The values by the cells' labels. Cells without values, and with values that
@@ -114,12 +114,11 @@ def heat_map_figure(
   finite = np.concatenate([panel.values.ravel() for panel in panels])
   finite = finite[np.isfinite(finite)]
   lowest, highest = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
-  image = None
   for axes, panel in itertools.zip_longest(grid.flat, panels):
     if panel is None:
       axes.set_axis_off()
       continue
-    image = axes.imshow(
+    axes.imshow(
         panel.values,
         cmap='viridis',
         aspect='auto',
@@ -136,7 +135,7 @@ def heat_map_figure(
       axes.tick_params(axis='x', labelrotation=30)
   drawing.supxlabel(column_title, fontsize='medium')
   drawing.supylabel(row_title, fontsize='medium')
-  drawing.colorbar(image, ax=grid)
+  drawing.colorbar(grid.flat[0].images[0], ax=grid)
   drawing.suptitle(_wrapped(title, drawing), fontsize='medium')
   return drawing
 
@@ -179,9 +178,11 @@ def _heat_maps(
   for (rows, columns, worst_of), (column, value_title) in itertools.product(
       _pairs(axes), _MAPS.items()
   ):
-    if not any(column in result for result in results):
-      continue
     others = [a for a in axes if a not in (rows, columns, *worst_of)]
+    if _num_cells(others) > _MAX_PANELS or not any(
+        column in result for result in results
+    ):
+      continue
     name = f'heat_map_{rows.name}_{columns.name}'
     if column != 'test_accuracy':
       name += '_clients'
@@ -189,6 +190,11 @@ def _heat_maps(
         results, rows, columns, others, worst_of, column, value_title, title
     )
   return drawings
+
+
+def _num_cells(axes: Sequence[axes_lib.Axis]) -> int:
+  """Returns the number of combinations of points."""
+  return math.prod(len(axis.points) for axis in axes)
 
 
 def _pairs(
@@ -319,12 +325,14 @@ def _curve_panels(
           **figures.line_style(index),
       )
     figures.tidy(panel)
+  # The other panels share its axes.
+  first: mpl_axes.Axes = grid.flat[0]
   vertical, data = _CURVES[column]
   if vertical == 'Accuracy':
-    grid[0, 0].set_ylim(0, 1.02)
-    grid[0, 0].yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
+    first.set_ylim(0, 1.02)
+    first.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
   else:
-    grid[0, 0].set_yscale('log')
+    first.set_yscale('log')
   drawing.supxlabel('Round', fontsize='medium')
   drawing.supylabel(vertical, fontsize='medium')
   if len(lines) > 1:
@@ -351,7 +359,7 @@ def save_figures(
   """
   drawings = _heat_maps(results, axes, title)
   swept = [axis for axis in axes if axis.name != report.ALGORITHM]
-  if math.prod(len(axis.points) for axis in swept) <= _MAX_PANELS:
+  if _num_cells(swept) <= _MAX_PANELS:
     for column in _CURVES:
       if any(column in row for run in runs for row in run.rows):
         drawings[column] = _curve_panels(runs, axes, column, title)

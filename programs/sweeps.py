@@ -25,7 +25,9 @@ class SweepParser(absl_flags.ArgumentParser):
     name, equals, text = argument.partition('=')
     name = name.strip().removeprefix('--')
     if not equals:
-      raise ValueError('must be FLAG=VALUE,VALUE,..., for example gamma=0,0.5.')
+      raise ValueError(
+          f'must be FLAG=VALUE,VALUE,..., for example --{SWEEP}=gamma=0,0.5.'
+      )
     specs = settings_lib.RunSettings.specs()
     if name in _PLURALS:
       raise ValueError(

@@ -18,6 +18,8 @@ from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
 
 _OUTPUT_DIR = 'runs/train'
+# The plots are complete with it.
+_LAST_PLOT = 'label_distribution'
 
 
 def define_flags(
@@ -63,36 +65,16 @@ def _train(
 ) -> None:
   """Trains one model in a folder that is claimed."""
   dependencies.require_tff()
-  # Imported late: this takes seconds, and wrong flags are found without it.
-  from tff_bn.programs import experiment
-  from tff_bn.programs import jobs
-  from tff_bn.programs import plots
-  from tff_bn.programs import report
-
-  builder = jobs.Builder()
-  task = jobs.Task(settings, folder, settings.algorithm)
-  with contextlib.ExitStack() as stack:
-    with cli.checking_input():
-      experiment.divide_cores([settings])
-      stack.enter_context(runtime.enter())
-      jobs.check(builder, [task])
-      run_folder.begin(
-          folder, PROGRAM.name, settings.to_flags(), overwrite=overwrite
-      )
-    job = jobs.train_one(builder, task)
-  plots.save_figures(
-      folder / run_folder.PLOTS,
-      [
-          report.Run(
-              {report.ALGORITHM: settings.algorithm},
-              settings.seed,
-              report.read_rows(folder),
-          )
-      ],
-      job.data.label_distribution(),
-      job.data.client_ids,
-      f'{settings.algorithm}: {jobs.describe_data(settings, job.data)}',
-  )
+  with cli.checking_input():
+    is_finished = (
+        not overwrite
+        and run_folder.is_complete(folder, settings.to_flags())
+        and (folder / run_folder.PLOTS / f'{_LAST_PLOT}.png').exists()
+    )
+  if is_finished:
+    print('This run is finished.')
+  else:
+    _train_and_plot(settings, runtime, folder, overwrite=overwrite)
   models = folder / run_folder.MODEL
   print(f"Model:   keras.models.load_model('{models / run_folder.MODEL_FILE}')")
   if (models / run_folder.CLIENTS).exists():
@@ -106,6 +88,43 @@ def _train(
     )
   print(f'Metrics: {folder / run_folder.METRICS}')
   print(f'Plots:   {folder / run_folder.PLOTS}')
+
+
+def _train_and_plot(
+    settings: settings_lib.RunSettings,
+    runtime: runtime_flags.RuntimeFlags,
+    folder: pathlib.Path,
+    *,
+    overwrite: bool,
+) -> None:
+  """Trains one model and draws its metrics."""
+  # Imported late: this takes seconds, and wrong flags are found without it.
+  from tff_bn.programs import experiment
+  from tff_bn.programs import jobs
+  from tff_bn.programs import plots
+  from tff_bn.programs import report
+
+  with contextlib.ExitStack() as stack:
+    with cli.checking_input():
+      experiment.divide_cores([settings])
+      stack.enter_context(runtime.enter())
+      job = jobs.Builder().build(settings, folder)
+      run_folder.begin(
+          folder, PROGRAM.name, settings.to_flags(), overwrite=overwrite
+      )
+    jobs.train_one(job)
+  run = report.Run(
+      {report.ALGORITHM: settings.algorithm},
+      settings.seed,
+      report.read_rows(folder),
+  )
+  plots.save_figures(
+      folder / run_folder.PLOTS,
+      [run],
+      job.data.label_distribution(),
+      job.data.client_ids,
+      f'{settings.algorithm}: {jobs.describe_data(settings, job.data)}',
+  )
 
 
 PROGRAM = cli.Program(

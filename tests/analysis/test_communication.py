@@ -104,6 +104,89 @@ def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
   assert sizes == expected
 
 
+_TABLE_3 = {'FedTAN': 6.2679, 'FedAvg+BN': 6.2049, 'FedAvg+GN': 6.1734}
+
+
+@pytest.mark.parametrize(
+    ('scheme', 'than', 'percent'),
+    [
+        ('FedTAN', 'FedAvg+BN', '1.02'),
+        # The paper prints 1.52, the percentage of FedAvg+BN.
+        ('FedTAN', 'FedAvg+GN', '1.53'),
+        ('FedAvg+BN', 'FedAvg+GN', '0.51'),
+        ('FedAvg+GN', 'FedAvg+BN', '-0.51'),
+    ],
+)
+def test_percentages_of_table_3(scheme, than, percent):
+  """FedTAN's paper computes them from the printed megabytes."""
+  found = _TABLE_3[scheme] / _TABLE_3[than] - 1
+  assert f'{100 * found:.2f}' == percent
+
+
+@pytest.mark.parametrize(
+    ('sync_rounds', 'gigabytes', 'rounds', 'bits'),
+    [
+        (1000, '60.6563', '85.07', '0.1014'),
+        (2000, '60.7178', '91.94', '0.2027'),
+        (4000, '60.8408', '95.80', '0.4045'),
+        (10_000, '61.2100', '98.28', '1.0051'),
+    ],
+)
+def test_table_4(sync_rounds, gigabytes, rounds, bits):
+  """10,000 rounds with ResNet-20, from the printed megabytes."""
+  base = 10_000 * _TABLE_3['FedAvg+BN']
+  extra = sync_rounds * (_TABLE_3['FedTAN'] - _TABLE_3['FedAvg+BN'])
+  # Three for each of 19 layers, besides the exchange of the model.
+  exchanges = 3 * 19 * sync_rounds
+  # The first row is 60.65625, rounded up.
+  assert f'{(base + extra) / 1024 + 1e-9:.4f}' == gigabytes
+  assert f'{100 * exchanges / (10_000 + exchanges):.2f}' == rounds
+  assert f'{100 * extra / (base + extra):.4f}' == bits
+
+
+def test_table_5():
+  """500 rounds of a perceptron on MNIST (appendix H).
+
+  The paper's gigabytes are gigabits. They belong to 23,920 values: the trained
+  values of 784-30-10 with a bias before batch normalization, without running
+  statistics. Our `mlp3` has statistics, but not this redundant bias. The last
+  row's gigabits are without the exchanges of the layers, unlike its percentage.
+  """
+  model = BatchNormModel(
+      models.build_model_fn('mlp3', (28, 28, 1), 10),
+      input_spec=(
+          tf.TensorSpec([None, 28, 28, 1], tf.float32),
+          tf.TensorSpec([None], tf.int32),
+      ),
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True
+      ),
+  )
+  fed_avg, fedtan = (
+      analysis.computation_traffic(build(model, _sgd()).next)
+      for build in (algorithms.build_fed_avg, algorithms.build_fedtan)
+  )
+  assert fed_avg.download_bytes == 4 * 23_950
+  extra_exchanges = fedtan.exchanges - fed_avg.exchanges
+  extra = fedtan.megabytes(5) - fed_avg.megabytes(5)
+  num_values = 784 * 30 + 30 + 2 * 30 + 30 * 10 + 10
+  assert num_values == 23_920
+  base = 500 * analysis.Traffic(1, 4 * num_values, 4 * num_values).megabytes(5)
+  for sync_rounds, gigabits, rounds, bits in (
+      (10, '2.1388', '5.66', '0.0100'),
+      (50, '2.1397', '23.08', '0.0501'),
+      (100, '2.1408', '37.50', '0.1002'),
+      (500, None, '75.00', '0.4992'),
+  ):
+    total = base + sync_rounds * extra
+    if gigabits is not None:
+      assert f'{8 * total / 1024:.4f}' == gigabits
+    exchanges = sync_rounds * extra_exchanges
+    assert f'{100 * exchanges / (500 + exchanges):.2f}' == rounds
+    assert f'{100 * sync_rounds * extra / total:.4f}' == bits
+  assert f'{8 * base / 1024:.4f}' == '2.1386'
+
+
 def test_one_multicast_down_and_every_upload():
   traffic = analysis.Traffic(
       exchanges=3, download_bytes=2**20, upload_bytes=2**19

@@ -9,7 +9,10 @@ import tff_bn
 from tff_bn import layers
 
 keras_layers = keras.layers
-_TARGETS = ('federated', 'batch', 'synchronized', 'hybrid')
+_TARGETS = ('federated', 'batch', 'synchronized', 'hybrid', 'batch_renorm')
+
+# The arguments that only this class has.
+_LIMITS = {'batch_renorm': dict(r_max=3.0, d_max=5.0)}
 
 
 def _kind(layer):
@@ -19,6 +22,8 @@ def _kind(layer):
     return 'federated'
   if type(layer) is layers.HybridBatchNormalization:
     return 'hybrid'
+  if type(layer) is layers.BatchRenormalization:
+    return 'batch_renorm'
   assert type(layer) is keras_layers.BatchNormalization
   return 'synchronized' if layer.synchronized else 'batch'
 
@@ -160,6 +165,7 @@ def test_converts_every_layer_and_keeps_the_rest(build, data, to):
     assert layer.get_config() == {
         **old[name].get_config(),
         'synchronized': to == 'synchronized',
+        **_LIMITS.get(to, {}),
     }
   _assert_same_weights(converted, model)
   _assert_same_outputs(converted(data()), expected)
@@ -170,7 +176,7 @@ def test_converts_every_layer_and_keeps_the_rest(build, data, to):
   _assert_same_outputs(model(data()), expected)
 
 
-@pytest.mark.parametrize('to', ['federated', 'synchronized', 'hybrid'])
+@pytest.mark.parametrize('to', [to for to in _TARGETS if to != 'batch'])
 @_parametrize
 def test_there_and_back(build, data, to):
   model = _randomize(build())
@@ -393,6 +399,23 @@ def test_shares_of_hybrid_layers():
   _assert_same_weights(federated, hybrid)
 
 
+def test_limits_of_batch_renormalization():
+  model = keras.Sequential(
+      [keras.Input([4]), layers.BatchRenormalization(r_max=1.5, d_max=0.5)]
+  )
+  again = tff_bn.convert_batch_norm(_randomize(model), 'batch_renorm')
+  (layer,) = layers.batch_norm_layers(again)
+  assert (layer.r_max, layer.d_max) == (1.5, 0.5)
+  _assert_same_weights(again, model)
+  for to in ('federated', 'batch', 'hybrid'):
+    other = tff_bn.convert_batch_norm(model, to)
+    assert _kinds(other) == {to}
+    _assert_same_outputs(other(_random(5, 4)), model(_random(5, 4)))
+  back = tff_bn.convert_batch_norm(other, 'batch_renorm')
+  (layer,) = layers.batch_norm_layers(back)
+  assert (layer.r_max, layer.d_max) == (3, 5)
+
+
 def _one(layer):
   return keras.Sequential([keras.Input([4, 3]), layer])
 
@@ -401,7 +424,8 @@ def _one(layer):
 def test_unknown_target_is_an_error(to):
   with pytest.raises(
       ValueError,
-      match="to=.*; use one of 'federated', 'batch', 'synchronized', 'hybrid'",
+      match="to=.*; use one of 'federated', 'batch', 'synchronized', 'hybrid',"
+      " 'batch_renorm'",
   ):
     tff_bn.convert_batch_norm(_sequential(), to)
 
@@ -509,7 +533,9 @@ def _with_own_layers():
 
 
 @pytest.mark.parametrize('kind', ['layers', 'model', 'nested'])
-@pytest.mark.parametrize('to', ['federated', 'synchronized', 'hybrid'])
+@pytest.mark.parametrize(
+    'to', ['federated', 'synchronized', 'hybrid', 'batch_renorm']
+)
 def test_custom_layers_and_models(tmp_path, kind, to):
   data = _random(8, 4)
   if kind == 'layers':
@@ -546,6 +572,7 @@ def test_custom_layers_and_models(tmp_path, kind, to):
       assert a.get_config() == {
           **b.get_config(),
           'synchronized': to == 'synchronized',
+          **_LIMITS.get(to, {}),
       }
   _assert_same_outputs(converted(data), model(data))
   back = tff_bn.convert_batch_norm(converted, 'batch')

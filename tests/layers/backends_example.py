@@ -13,8 +13,15 @@ from keras import ops
 import numpy as np
 
 import tff_bn
+from tff_bn.layers import BatchRenormalization
+from tff_bn.layers import FeatureNormalization
 from tff_bn.layers import FederatedBatchNormalization
 from tff_bn.layers import PositionEncoding
+from tff_bn.layers import ScalarBias
+from tff_bn.layers import ScalarMultiplier
+from tff_bn.layers import StaticBatchNormalization
+from tff_bn.layers import WeightStandardizedConv2D
+from tff_bn.layers import WeightStandardizedDense
 from tff_bn.layers import all_layers
 from tff_bn.layers import batch_moments
 from tff_bn.layers import batch_norm_layers
@@ -102,6 +109,27 @@ def _sequential():
   )
 
 
+def _alternatives():
+  """The layers that replace batch normalization."""
+  return keras.Sequential(
+      [
+          keras.Input((6, 6, 2)),
+          WeightStandardizedConv2D(4, 3),
+          BatchRenormalization(momentum=0.5, r_max=1.2),
+          _LAYERS.ReLU(),
+          _LAYERS.Conv2D(4, 3),
+          StaticBatchNormalization(),
+          ScalarBias(),
+          ScalarMultiplier(),
+          _LAYERS.Flatten(),
+          WeightStandardizedDense(5, activation='tanh'),
+          FeatureNormalization(),
+          _LAYERS.Dense(1),
+      ],
+      name='alternatives',
+  )
+
+
 def _functional():
   """Two inputs, a mask, operators, a shared layer, a nested model, a block."""
   a, b = keras.Input((5, 4), name='a'), keras.Input((3,), name='b')
@@ -126,6 +154,7 @@ _MODELS = {
     'sequential': (_sequential, _random(19, 6, 6, 2)),
     'functional': (_functional, {'a': _random(19, 5, 4), 'b': _random(19, 3)}),
     'subclassed': (Subclassed, _random(19, 4)),
+    'alternatives': (_alternatives, _random(19, 6, 6, 2)),
 }
 _MODELS['functional'][1]['a'][::3, 3:] = 0
 
@@ -180,7 +209,7 @@ def _check_model(name, folder):
   for same in (loaded, other):
     _check_same(same, model, x)
 
-  for to in ('federated', 'batch'):
+  for to in ('federated', 'batch', 'batch_renorm'):
     converted = tff_bn.convert_batch_norm(model, to)
     kinds = {type(layer).__name__ for layer in batch_norm_layers(converted)}
     assert len(kinds) == 1, kinds
@@ -253,7 +282,14 @@ def _check_mixed_precision(policy):
       assert layer.compute_dtype == policy.removeprefix('mixed_')
 
 
+def _check_alternatives():
+  model = _randomize(_alternatives())
+  x = _random(19, 6, 6, 2)
+  _keep('alternatives', [model(x, training=True), model(x), *model.weights])
+
+
 def _check_layers():
+  _check_alternatives()
   x = _random(4, 7, 3)
   mask = np.arange(28).reshape(4, 7) % 3 > 0
   for axis in (-1, 1):

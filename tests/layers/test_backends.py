@@ -14,7 +14,8 @@ _BACKENDS = ('tensorflow', 'jax')
 
 
 @pytest.mark.parametrize(
-    'models', [['functional'], pytest.param([], marks=pytest.mark.slow)]
+    'models',
+    [['functional', 'alternatives'], pytest.param([], marks=pytest.mark.slow)],
 )
 def test_backends_agree(models):
   # The processes run in parallel, because the imports take seconds.

@@ -8,9 +8,12 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tff_bn import layers
 from tff_bn import models
 from tff_bn.keras_model import keras_graph
+from tff_bn.models import names
 
 SHAPES = {
     'small_cnn': (8, 8, 1),
@@ -23,6 +26,8 @@ SHAPES = {
     'vgg11': (32, 32, 3),
     'vgg13': (32, 32, 3),
     'resnet20_wide': (32, 32, 3),
+    'alexnet_bn': (95, 95, 3),
+    'abide_mlp': (5995,),
 }
 # A model of each kind: the others are made by the same functions.
 _DIFFERENT = ('small_cnn', 'mlp3', 'fbn_cnn', 'resnet20', 'vgg9')
@@ -46,8 +51,8 @@ def num_layers(model):
 
 def order_of(model, *kinds):
   """Returns the class names of the layers of `kinds`, in the model's order."""
-  names = [type(layer).__name__ for layer in model.layers]
-  return [name for name in names if name in kinds]
+  found = [type(layer).__name__ for layer in model.layers]
+  return [name for name in found if name in kinds]
 
 
 class TestEveryModel:
@@ -65,7 +70,7 @@ class TestEveryModel:
       self, name, normalization, kind
   ):
     model = build(name, normalization)
-    layers = num_layers(model)
+    found = num_layers(model)
     expected = {
         'small_cnn': 3,
         'mlp3': 1,
@@ -77,6 +82,8 @@ class TestEveryModel:
         'vgg11': 8,
         'vgg13': 10,
         'resnet20_wide': 19,
+        'alexnet_bn': 7,
+        'abide_mlp': 2,
     }
     # Its dense layer has no normalization; layers before a ReLU have biases.
     not_normalized = 1 if name == 'fbn_cnn' else 0
@@ -85,10 +92,10 @@ class TestEveryModel:
         'LayerNormalization',
         'GroupNormalization',
     ):
-      assert layers[other] == (expected[name] if other == kind else 0)
+      assert found[other] == (expected[name] if other == kind else 0)
     weighted = expected[name] + not_normalized
-    assert layers['Conv2D'] + layers['Dense'] == weighted + 1
-    assert layers['ReLU'] == weighted
+    assert found['Conv2D'] + found['Dense'] == weighted + 1
+    assert found['ReLU'] == weighted
     for layer in model.layers:
       # A bias before a normalization would be one parameter too many.
       if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense)):
@@ -149,9 +156,9 @@ assert not any(name.startswith('tff_bn') for name in sys.modules)
       keras.utils.set_random_seed(seed)
       builds.append(model_fn())
     first, second = builds
-    names = [layer.name for layer in first.layers]
-    assert names == [layer.name for layer in second.layers]
-    assert len(set(names)) == len(names)
+    in_order = [layer.name for layer in first.layers]
+    assert in_order == [layer.name for layer in second.layers]
+    assert len(set(in_order)) == len(in_order)
     assert first.name == second.name == name
     kernels = [model.get_weights()[0] for model in (*builds, build(name))]
     np.testing.assert_array_equal(kernels[0], kernels[1])
@@ -167,6 +174,173 @@ assert not any(name.startswith('tff_bn') for name in sys.modules)
       assert type(layer).__module__.startswith('keras.')
     assert model.output_shape == (None, 10)
     assert model.layers[-1].activation is keras.activations.linear
+
+
+@pytest.mark.parametrize(
+    ('name', 'input_shape', 'kernels', 'biases', 'channels', 'expected'),
+    [
+        ('mlp3', (28, 28, 1), 784 * 30 + 30 * 10, 10, 30, 23_950),
+        (
+            'digits_cnn',
+            (28, 28, 3),
+            25 * (3 * 64 + 64 * 64 + 64 * 128)
+            + 6272 * 2048
+            + 2048 * 512
+            + 512 * 10,
+            10,
+            64 + 64 + 128 + 2048 + 512,
+            14_222_026,
+        ),
+        (
+            'fbn_cnn',
+            (32, 32, 3),
+            9 * (3 * 64 + 64 * 64 + 64 * 128 + 128 * 128)
+            + 8192 * 128
+            + 128 * 10,
+            64 + 64 + 128 + 128 + 128 + 10,
+            64 + 64 + 128 + 128,
+            1_311_690,
+        ),
+        (
+            'mlp4',
+            (28, 28, 1),
+            784 * 1024 + 2 * 1024**2 + 1024 * 10,
+            10,
+            3 * 1024,
+            2_922_506,
+        ),
+        (
+            'vgg9',
+            (32, 32, 3),
+            9 * (3 * 32 + 32 * 64 + 64 * 128 + 128**2 + 128 * 256 + 256**2)
+            + 4096 * 512
+            + 512**2
+            + 512 * 10,
+            10,
+            32 + 64 + 128 + 128 + 256 + 256 + 512 + 512,
+            3_497_194,
+        ),
+        (
+            'vgg11',
+            (32, 32, 3),
+            9 * (3 * 64 + 64 * 128 + 128 * 256 + 256**2)
+            + 9 * (256 * 512 + 3 * 512**2)
+            + 512 * 10,
+            10,
+            64 + 128 + 2 * 256 + 4 * 512,
+            9_233_866,
+        ),
+        (
+            'vgg13',
+            (32, 32, 3),
+            9 * (3 * 64 + 64**2 + 64 * 128 + 128**2 + 128 * 256 + 256**2)
+            + 9 * (256 * 512 + 3 * 512**2)
+            + 512 * 10,
+            10,
+            2 * (64 + 128 + 256) + 4 * 512,
+            9_418_954,
+        ),
+        (
+            'resnet20_wide',
+            (32, 32, 3),
+            9 * (3 * 64 + 6 * 64**2 + 64 * 128 + 5 * 128**2)
+            + 9 * (128 * 256 + 5 * 256**2)
+            + 256 * 10,
+            10,
+            7 * 64 + 6 * 128 + 6 * 256,
+            4_291_530,
+        ),
+    ],
+)
+def test_values_with_batch_normalization(
+    name, input_shape, kernels, biases, channels, expected
+):
+  """The table in docs/data_and_models.md."""
+  found = build(name, input_shape=input_shape).count_params()
+  assert found == kernels + biases + 4 * channels == expected
+
+
+class TestAlternatives:
+  """What stands in the place of batch normalization."""
+
+  @pytest.mark.parametrize(
+      ('normalization', 'kind'),
+      [
+          ('batch_renorm', layers.BatchRenormalization),
+          ('static_batch', layers.StaticBatchNormalization),
+      ],
+  )
+  @pytest.mark.parametrize('name', _DIFFERENT)
+  def test_normalization_layers(self, name, normalization, kind):
+    model, expected = build(name, normalization), build(name)
+    names = [x.name for x in expected.layers]
+    assert [x.name for x in model.layers] == names
+    for layer, other in zip(model.layers, expected.layers, strict=True):
+      if isinstance(other, keras.layers.BatchNormalization):
+        assert type(layer) is kind
+        assert layer.epsilon == 1e-5
+        if normalization == 'batch_renorm':
+          assert (layer.momentum, layer.r_max, layer.d_max) == (0.9, 3, 5)
+      else:
+        assert type(layer) is type(other)
+        assert layer.get_config() == other.get_config()
+    num = 4 if normalization == 'batch_renorm' else 2
+    assert len(model.weights) == len(expected.weights) - (4 - num) * len(
+        layers.batch_norm_layers(expected)
+    )
+
+  @pytest.mark.parametrize('name', _DIFFERENT)
+  def test_weight_standardization(self, name):
+    model, expected = build(name, 'weight_standardization'), build(name, 'none')
+    kinds = {
+        'Conv2D': layers.WeightStandardizedConv2D,
+        'Dense': layers.WeightStandardizedDense,
+    }
+    for layer, other in zip(model.layers, expected.layers, strict=True):
+      kind = kinds.get(type(other).__name__, type(other))
+      assert type(layer) is (type(other) if other.name == 'logits' else kind)
+      assert layer.name == other.name
+      config = layer.get_config()
+      assert other.get_config().items() <= config.items()
+
+  @pytest.mark.parametrize('name', _DIFFERENT)
+  def test_feature_normalization(self, name):
+    model, expected = build(name, 'feature'), build(name, 'none')
+    kinds = [type(x) for x in expected.layers]
+    kinds.insert(-1, layers.FeatureNormalization)
+    assert [type(x) for x in model.layers] == kinds
+    assert model.count_params() == expected.count_params()
+    x = np.random.default_rng(0).uniform(size=(3, *SHAPES[name]))
+    features = keras.Model(model.input, model.layers[-1].input)(x)
+    size = features.shape[-1]
+    np.testing.assert_allclose(
+        np.linalg.norm(features, axis=1), np.full(3, size**0.5), rtol=1e-5
+    )
+
+  @pytest.mark.parametrize(
+      'name', [n for n in models.MODEL_NAMES if n not in names.FIXUP_MODELS]
+  )
+  def test_fixup_is_only_for_residual_networks(self, name):
+    with pytest.raises(
+        ValueError,
+        match=f'=fixup is impossible with model={name}; .*'
+        'model=resnet20 or resnet20_wide',
+    ):
+      models.build_model_fn(name, SHAPES[name], 10, 'fixup')
+
+  @pytest.mark.parametrize('name', ['small_cnn', 'mlp3', 'resnet20'])
+  @pytest.mark.parametrize(
+      'normalization',
+      [n for n in models.NORMALIZATION_NAMES if n != 'fixup'],
+  )
+  def test_all_weights_get_a_gradient(self, name, normalization):
+    model = models.build_model_fn(name, SHAPES[name], 10, normalization)()
+    x = np.random.default_rng(0).normal(size=(8, *SHAPES[name])).astype('f')
+    with tf.GradientTape() as tape:
+      loss = tf.reduce_mean(model(x, training=True) ** 2)
+    for gradient in tape.gradient(loss, model.trainable_weights):
+      assert np.isfinite(gradient).all()
+      assert np.any(gradient)
 
 
 class TestSmallCnn:
@@ -241,8 +415,7 @@ class TestDigitsCnn:
 
   def test_table_3(self):
     model = build('digits_cnn', input_shape=(28, 28, 3))
-    layers = num_layers(model)
-    assert layers['MaxPooling2D'] == 2
+    assert num_layers(model)['MaxPooling2D'] == 2
     convolutions = [
         layer
         for layer in model.layers
@@ -294,11 +467,12 @@ class TestResnet20:
     assert build('resnet20', 'group2').count_params() == 269_722
 
   def test_layers(self):
-    layers = num_layers(build('resnet20'))
-    assert layers['Conv2D'] == 19
-    assert layers['BatchNormalization'] == 19
-    assert layers['Add'] == 9
-    assert layers['ZeroPadding2D'] == 2
+    found = num_layers(build('resnet20'))
+    assert found['Conv2D'] == 19
+    assert found['BatchNormalization'] == 19
+    assert found['Add'] == 9
+    # Two shortcuts, and before the two strided convolutions.
+    assert found['ZeroPadding2D'] == 4
 
   def test_stages_halve_the_image(self):
     model = build('resnet20')
@@ -341,12 +515,184 @@ class TestResnet20:
     before = model.get_layer('stage_2_block_1_relu_2').output
     assert any(tensor is before for tensor in add.input)
 
+  @pytest.mark.parametrize('size', [32, 9])
+  def test_strided_kernels_are_centered_at_pixels_of_the_shortcut(self, size):
+    model = models.build_model_fn('resnet20', (size, size, 3), 10)()
+    convolution = model.get_layer('stage_2_block_1_1_conv')
+    before = model.get_layer('stage_1_block_3_relu_2').output
+    outputs = keras.Model(model.input, [before, convolution.output])
+    # A kernel that selects its center.
+    kernel = np.zeros(convolution.kernel.shape)
+    kernel[1, 1, np.arange(16), np.arange(16)] = 1
+    convolution.kernel.assign(kernel)
+    x = np.random.default_rng(0).normal(size=(2, size, size, 3)).astype('f')
+    inputs, centers = outputs(x)
+    np.testing.assert_array_equal(centers[..., :16], inputs[:, ::2, ::2])
+    # And one that selects the pixel above and to the left: zeros at the edges.
+    convolution.kernel.assign(np.roll(kernel, (-1, -1), (0, 1)))
+    _, corners = outputs(x)
+    padded = np.pad(inputs, ((0, 0), (1, 0), (1, 0), (0, 0)))
+    np.testing.assert_array_equal(
+        corners[..., :16], padded[:, :size:2, :size:2]
+    )
+
   def test_kernels_are_he_normal(self):
     model = build('resnet20')
     kernel = model.get_layer('stage_3_block_2_1_conv').kernel.numpy()
     np.testing.assert_allclose(
         kernel.std(), np.sqrt(2 / (3 * 3 * 64)), rtol=0.05
     )
+
+
+class TestFixup:
+  """ResNet-20 with Fixup initialization, section 3 of its paper."""
+
+  def test_values(self):
+    # Kernels and the last bias, 4 biases and a multiplier in each of 9 blocks,
+    # and 2 more biases.
+    kernels = 269_722 - 2 * 688
+    assert build('resnet20', 'fixup').count_params() == kernels + 9 * 5 + 2
+
+  def test_branches_and_logits_start_at_zero(self):
+    model = models.build_model_fn('resnet20', (32, 32, 3), 10, 'fixup')()
+    x = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype('f')
+    np.testing.assert_array_equal(model(x), np.zeros((2, 10)))
+    for stage in (1, 2, 3):
+      for block in (1, 2, 3):
+        add = model.get_layer(f'stage_{stage}_block_{block}_add')
+        branch, shortcut = keras.Model(model.input, add.input)(x)
+        np.testing.assert_array_equal(branch, np.zeros(shortcut.shape))
+        assert np.ptp(shortcut) > 0
+
+  def test_first_convolutions_are_scaled_down(self):
+    model = build('resnet20_wide', 'fixup')
+    # L^(-1/(2m-2)) with L = 9 branches of m = 2 convolutions.
+    for stage, channels in ((1, 64), (2, 128), (3, 256)):
+      kernel = model.get_layer(f'stage_{stage}_block_2_1_conv').kernel
+      expected = np.sqrt(2 / (9 * channels)) * 9 ** (-1 / 2)
+      assert np.std(kernel) == pytest.approx(expected, rel=0.02)
+    assert np.std(model.get_layer('stem_conv').kernel) == pytest.approx(
+        np.sqrt(2 / 27), rel=0.1
+    )
+
+  def test_order(self):
+    model = build('resnet20', 'fixup')
+    kinds = [
+        type(x).__name__
+        for x in model.layers
+        if x.name.startswith(('stem', 'stage_1_block_1', 'mean'))
+    ]
+    assert kinds == [
+        *('Conv2D', 'ScalarBias', 'ReLU'),
+        *('ScalarBias', 'Conv2D', 'ScalarBias', 'ReLU'),
+        *('ScalarBias', 'Conv2D', 'ScalarMultiplier', 'ScalarBias'),
+        *('Add', 'ReLU'),
+        *('GlobalAveragePooling2D', 'ScalarBias'),
+    ]
+    assert not any(
+        x.use_bias for x in model.layers if isinstance(x, keras.layers.Conv2D)
+    )
+
+  def test_it_learns(self):
+    keras.utils.set_random_seed(0)
+    model = models.build_model_fn('resnet20', (8, 8, 1), 2, 'fixup')()
+    rng = np.random.default_rng(0)
+    y = np.arange(32) % 2
+    x = (rng.normal(size=(32, 8, 8, 1)) + 2 * y[:, None, None, None]).astype(
+        'f'
+    )
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    losses = model.fit(x, y, batch_size=32, epochs=15, verbose=0).history[
+        'loss'
+    ]
+    assert losses[0] == pytest.approx(np.log(2), abs=1e-6)
+    assert losses[-1] < 0.3
+
+
+class TestAlexnet:
+  """Table 9 of the FedBN paper."""
+
+  def test_table_9(self):
+    model = build('alexnet_bn', input_shape=(256, 256, 3))
+    assert [
+        tuple(x.kernel.shape) for x in model.layers if hasattr(x, 'kernel')
+    ] == [
+        (11, 11, 3, 64),
+        (5, 5, 64, 192),
+        (3, 3, 192, 384),
+        (3, 3, 384, 256),
+        (3, 3, 256, 256),
+        (9216, 4096),
+        (4096, 4096),
+        (4096, 10),
+    ]
+    # The sizes in PyTorch, whose padding is symmetric.
+    assert [
+        x.output.shape[1]
+        for x in model.layers
+        if x.name.startswith(('conv_relu', 'pool', 'mean'))
+    ] == [63, 31, 31, 15, 15, 15, 15, 7, 6]
+    assert order_of(
+        model, 'Conv2D', 'Dense', 'BatchNormalization', 'ReLU', 'MaxPooling2D'
+    ) == (
+        ['Conv2D', 'BatchNormalization', 'ReLU', 'MaxPooling2D'] * 2
+        + ['Conv2D', 'BatchNormalization', 'ReLU'] * 3
+        + ['MaxPooling2D']
+        + ['Dense', 'BatchNormalization', 'ReLU'] * 2
+        + ['Dense']
+    )
+    kernels = 121 * 3 * 64 + 25 * 64 * 192
+    kernels += 9 * (192 * 384 + 384 * 256 + 256 * 256)
+    kernels += 9216 * 4096 + 4096 * 4096 + 4096 * 10
+    channels = 64 + 192 + 384 + 256 + 256 + 4096 + 4096
+    assert model.count_params() == kernels + 4 * channels + 10 == 57_072_842
+
+  def test_first_kernels_are_centered_as_in_pytorch(self):
+    model = build('alexnet_bn')
+    convolution = model.get_layer('conv_1')
+    before = convolution.kernel.numpy()
+    kernel = np.zeros(before.shape)
+    kernel[2, 2, 0, 0] = 1
+    try:
+      convolution.kernel.assign(kernel)
+      x = np.random.default_rng(0).normal(size=(1, 95, 95, 3)).astype('f')
+      found = keras.Model(model.input, convolution.output)(x)
+    finally:
+      convolution.kernel.assign(before)
+    # Two pixels of padding: offset 2 of the kernel is the pixel itself.
+    np.testing.assert_array_equal(found[0, :, :, 0], x[0, :92:4, :92:4, 0])
+
+  @pytest.mark.parametrize('size', [2, 4, 6, 7, 13])
+  def test_pooling_of_the_last_map(self, size):
+    """As PyTorch's AdaptiveAvgPool2d: means over windows that may overlap."""
+    pool = build('alexnet_bn').get_layer('mean')
+    spec = tf.TensorSpec((None, size, size, 2))
+    x = np.random.default_rng(0).normal(size=(3, size, size, 2)).astype('f')
+    found = tf.function(pool.call, input_signature=[spec])(x)
+    windows = [(i * size // 6, -(-(i + 1) * size // 6)) for i in range(6)]
+    expected = [
+        [x[:, a:b, c:d].mean((1, 2)) for c, d in windows] for a, b in windows
+    ]
+    np.testing.assert_allclose(
+        found, np.moveaxis(expected, 2, 0), rtol=1e-5, atol=1e-6
+    )
+
+
+class TestAbideMlp:
+
+  def test_values(self):
+    # Section 5.2: three dense layers, two of them with 16 units and BN.
+    model = build('abide_mlp', num_classes=2)
+    expected = 5995 * 16 + 16 * 16 + 2 * 4 * 16 + 16 * 2 + 2
+    assert model.count_params() == expected == 96_338
+
+  def test_order(self):
+    assert order_of(
+        build('abide_mlp'), 'Dense', 'BatchNormalization', 'ReLU'
+    ) == ['Dense', 'BatchNormalization', 'ReLU'] * 2 + ['Dense']
 
 
 class TestFedPanModels:
@@ -369,7 +715,7 @@ class TestFedPanModels:
     model = build('resnet20_wide')
     assert num_values(model.trainable_variables) == 4_286_026
     assert num_values(model.non_trainable_variables) == 5_504
-    assert num_layers(model)['ZeroPadding2D'] == 2
+    assert num_layers(model)['ZeroPadding2D'] == 4
 
   @pytest.mark.parametrize(
       ('name', 'channels', 'dense'),

@@ -149,6 +149,7 @@ def test_other_models():
         ('digits_cnn', (8, 3, 1), 4),
         ('resnet20', (3, 3, 3), 4),
         ('resnet20', (32, 32), 4),
+        ('alexnet_bn', (94, 256, 3), 95),
     ],
 )
 def test_samples_that_are_too_small_or_not_images(name, input_shape, size):
@@ -156,9 +157,11 @@ def test_samples_that_are_too_small_or_not_images(name, input_shape, size):
   check_refused(name, rf'at least {size}x{size} pixels.*\({shape}', input_shape)
 
 
-@pytest.mark.parametrize('name', ['small_cnn', 'digits_cnn', 'resnet20'])
-def test_smallest_images(name):
-  size = 4
+@pytest.mark.parametrize(
+    ('name', 'size'),
+    [('small_cnn', 4), ('digits_cnn', 4), ('resnet20', 4), ('alexnet_bn', 95)],
+)
+def test_smallest_images(name, size):
   model = models.build_model_fn(name, (size, size, 1), 10)()
   assert model(np.zeros((1, size, size, 1), np.float32)).shape == (1, 10)
 
@@ -167,12 +170,38 @@ def test_unknown_normalization():
   check_refused('mlp3', 'normalization=bn is unknown', normalization='bn')
 
 
-def test_groups_that_do_not_divide_the_channels():
+@pytest.mark.parametrize(
+    ('name', 'groups', 'layer'),
+    [
+        ('small_cnn', 32, '16 channels at layer norm_1'),
+        # Dense layers, too.
+        ('mlp3', 8, '30 channels at layer norm;'),
+        ('abide_mlp', 32, '16 channels at layer norm_1'),
+        ('vgg9', 3, '32 channels at layer conv_norm_1'),
+    ],
+)
+def test_groups_that_do_not_divide_the_channels(name, groups, layer):
   check_refused(
-      'small_cnn',
-      'normalization=group32 .* 16 channels at layer norm_1',
-      normalization='group32',
+      name,
+      f'normalization=group{groups} is impossible.* {groups} does not divide'
+      f' the {layer}',
+      normalization=f'group{groups}',
   )
+
+
+@pytest.mark.parametrize(
+    ('name', 'channels'), [('small_cnn', 16), ('mlp3', 30), ('resnet20', 16)]
+)
+def test_all_divisors_of_the_channels_are_possible(name, channels):
+  for groups in range(1, channels + 1):
+    if channels % groups:
+      continue
+    model = models.build_model_fn(name, (8, 8, 1), 10, f'group{groups}')()
+    assert {
+        layer.groups
+        for layer in model.layers
+        if isinstance(layer, keras.layers.GroupNormalization)
+    } == {groups}
 
 
 class TestPrecision:
@@ -187,13 +216,14 @@ class TestPrecision:
   def test_layers_compute_in_16_bits_but_logits_and_variables_have_32(
       self, name, precision
   ):
-    model = models.build_model_fn(name, (8, 8, 1), 10, precision=precision)()
+    shape = (95, 95, 1) if name == 'alexnet_bn' else (8, 8, 1)
+    model = models.build_model_fn(name, shape, 10, precision=precision)()
     for layer in model.layers[1:-1]:
       assert layer.dtype_policy.name == precision
     assert model.layers[-1].name == 'logits'
     assert model.layers[-1].compute_dtype == 'float32'
     assert {v.dtype for v in model.weights} == {'float32'}
-    x = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(3, *shape)).astype(np.float32)
     logits = model(x, training=False)
     assert logits.dtype.name == 'float32'
     # The first activations have the few bits of their dtype.

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from tff_bn import layers
 from tff_bn.models import names
 from tff_bn.models import normalization as normalization_lib
 
@@ -44,8 +45,86 @@ def test_group_of_vectors():
   np.testing.assert_allclose(apply('group2', x), expected, atol=1e-4)
 
 
-def test_none():
-  np.testing.assert_array_equal(apply('none'), X)
+@pytest.mark.parametrize(
+    'normalization', ['none', 'weight_standardization', 'fixup', 'feature']
+)
+def test_no_layer(normalization):
+  np.testing.assert_array_equal(apply(normalization), X)
+
+
+def test_static_batch():
+  np.testing.assert_allclose(
+      apply('static_batch'), standardize(X, (0, 1, 2)), atol=1e-4
+  )
+
+
+def test_batch_renorm():
+  # The running statistics are 0 and 1, the batch's about 3 and 4.
+  mean, sigma = X.mean((0, 1, 2)), np.sqrt(X.var((0, 1, 2)) + 1e-5)
+  expected = (X - mean) / sigma * np.minimum(sigma, 3) + np.minimum(mean, 5)
+  np.testing.assert_allclose(apply('batch_renorm'), expected, atol=1e-4)
+
+
+_HAS_BIAS = {
+    'batch': False,
+    'batch_renorm': False,
+    'static_batch': False,
+    'layer': False,
+    'group2': False,
+    'fixup': False,
+    'weight_standardization': True,
+    'feature': True,
+    'none': True,
+}
+
+
+@pytest.mark.parametrize('use_bias', [None, True, False])
+@pytest.mark.parametrize('normalization', _HAS_BIAS)
+def test_layers_before_a_normalization(normalization, use_bias):
+  assert {*_HAS_BIAS} == {*names.NORMALIZATION_NAMES, 'group2'}
+  image, vector = keras.Input((4, 4, 3)), keras.Input((5,))
+  model = keras.Model(
+      [image, vector],
+      [
+          normalization_lib.convolve(
+              image, 6, 3, normalization, use_bias=use_bias, strides=2
+          ),
+          normalization_lib.dense(
+              vector, 7, normalization, use_bias=use_bias, name='hidden'
+          ),
+      ],
+  )
+  convolution, dense = (
+      next(x for x in model.layers if isinstance(x, kind))
+      for kind in (keras.layers.Conv2D, keras.layers.Dense)
+  )
+  assert (convolution.filters, convolution.strides) == (6, (2, 2))
+  assert (dense.units, dense.name) == (7, 'hidden')
+  is_standardized = normalization == 'weight_standardization'
+  for layer, kind in (
+      (convolution, layers.WeightStandardizedConv2D),
+      (dense, layers.WeightStandardizedDense),
+  ):
+    expected = _HAS_BIAS[normalization] if use_bias is None else use_bias
+    assert layer.use_bias == expected
+    assert isinstance(layer, kind) == is_standardized
+
+
+def test_logits():
+  x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+  plain, normalized = (
+      keras.Model(
+          inputs := keras.Input((4,)),
+          normalization_lib.logits(
+              inputs, 3, normalization, kernel_initializer='ones'
+          ),
+      )(x)
+      for normalization in ('batch', 'feature')
+  )
+  sums = np.repeat(x.sum(1, keepdims=True), 3, axis=1)
+  np.testing.assert_allclose(plain, sums, rtol=1e-5, atol=1e-5)
+  lengths = np.linalg.norm(x, axis=1, keepdims=True)
+  np.testing.assert_allclose(normalized, 2 * sums / lengths, rtol=1e-4)
 
 
 def test_groups_that_do_not_divide_the_channels():

@@ -46,6 +46,9 @@ def _outputs_and_gradients(model, x, training):
         *((name, 'batch') for name in random_models.SHAPES),
         ('mlp3', 'none'),
         ('small_cnn', 'group2'),
+        ('small_cnn', 'weight_standardization'),
+        ('mlp3', 'static_batch'),
+        ('resnet20', 'fixup'),
     ],
 )
 def test_encodings_without_effect_keep_all_bits(name, normalization):

@@ -175,6 +175,11 @@ def test_group_normalization_permutes_within_its_groups():
         ('mlp4', 'layer'),
         ('fbn_cnn', 'group2'),
         ('vgg9', 'none'),
+        ('resnet20', 'batch_renorm'),
+        ('small_cnn', 'weight_standardization'),
+        ('fbn_cnn', 'weight_standardization'),
+        ('mlp3', 'static_batch'),
+        ('mlp3', 'feature'),
     ],
 )
 def test_outputs_of_models_stay(name, normalization):
@@ -431,3 +436,13 @@ def test_unsupported_models():
   two = keras.Model(inputs, [_layers.Dense(2)(x), _layers.Dense(2)(x)])
   with pytest.raises(ValueError, match='has 2 outputs'):
     permutation.shuffle_error(two, np.ones([1, 3]), 0.1, 0)
+
+
+def test_outputs_of_fixup_stay():
+  model = random_models.build('resnet20', 'fixup')
+  assert sum(_sizes(model).values()) == _NUM_UNITS['resnet20']
+  shuffled = permutation.shuffle_units(model, 1.0, 5)
+  for weight, other in zip(model.weights, shuffled.weights, strict=True):
+    has_units = len(weight.shape) > 1
+    assert np.array_equal(weight, other) != has_units
+  _assert_same_outputs(model, shuffled)

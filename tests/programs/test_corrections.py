@@ -236,7 +236,7 @@ def test_comparison_goes_on_when_a_run_stops(tmp_path, capsys):
   assert '[2/2] fedbn, seed 0' in captured.out
   assert captured.err.count('stopped after round 1: ') == 2
   assert '2 of 2 runs failed' in captured.err
-  assert 'centralized with seed 0, fedbn with seed 0.' in captured.err
+  assert 'results: centralized, seed 0; fedbn, seed 0.' in captured.err
   results = csv_rows.read(tmp_path / 'results.csv')
   assert [row['rounds'] for row in results] == ['1', '1']
   assert results[0]['test_loss']

@@ -383,14 +383,14 @@ def test_comparison_with_a_run_of_other_flags_is_refused(comparison, capsys):
   folder, arguments, _ = comparison
   flags = folder / 'runs' / 'fedavg-seed1' / 'flags.txt'
   text = flags.read_text(encoding='utf-8')
-  flags.write_text(text.replace('--rounds=3', '--rounds=2'), encoding='utf-8')
+  flags.write_text(text.replace('--rounds=3', '--rounds=4'), encoding='utf-8')
   try:
     assert compare.run(arguments) == 2
   finally:
     flags.write_text(text, encoding='utf-8')
   error = capsys.readouterr().err
   assert 'fedavg-seed1' in error
-  assert '--rounds (2, now 3)' in error
+  assert '--rounds (4, now 3)' in error
 
 
 def test_run_is_repeated_by_its_flags(comparison, tmp_path, capsys):
@@ -990,10 +990,10 @@ def test_finished_runs_of_a_comparison_can_be_read(tmp_path, monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
       return pool.submit(read).exception() is None
 
-  def train_and_look(builder, task):
+  def train_and_look(job):
     names = ('fedavg-seed0', 'single-seed0')
     found.append([can_be_read(name) for name in names])
-    train_one(builder, task)
+    train_one(job)
 
   monkeypatch.setattr(jobs, 'train_one', train_and_look)
   assert compare.run(arguments) == 0

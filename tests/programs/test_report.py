@@ -101,3 +101,62 @@ def test_table_of_runs_of_which_one_diverged(loss):
   ]
   table = report.results_markdown([report.result(r, 1) for r in runs], 1)
   assert f'{loss} ± nan' in table
+
+
+def _swept(labels, seed, accuracy, **flags):
+  row = dict(round=3, test_accuracy=accuracy)
+  return report.result(report.Run(labels, seed, [row], flags), 1)
+
+
+def test_name_of_a_run():
+  labels = {'gamma': '0.5', 'algorithm': 'fbn', 'split': 'iid'}
+  assert report.Run(labels, 0, []).name == 'fbn, gamma=0.5, split=iid'
+  assert report.Run({'scheme': 'a b'}, 0, []).name == 'scheme=a b'
+
+
+def test_tables_of_a_sweep():
+  results = [
+      _swept({'gamma': gamma, 'algorithm': 'fbn'}, seed, accuracy)
+      for gamma, seed, accuracy in [
+          ('0', 0, 0.5),
+          ('1', 0, 0.25),
+          ('0', 1, 0.7),
+          ('1', 1, 0.25),
+      ]
+  ]
+  rows = list(csv.DictReader(io.StringIO(report.results_csv(results))))
+  assert list(rows[0])[:4] == ['algorithm', 'gamma', 'seed', 'test_accuracy']
+  assert [(r['gamma'], r['seed']) for r in rows] == [
+      ('0', '0'),
+      ('1', '0'),
+      ('0', '1'),
+      ('1', '1'),
+  ]
+  lines = report.results_markdown(results, 1, ['gamma', 'algorithm'])
+  cells = [
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in lines.splitlines()[:4]
+  ]
+  assert cells[0] == ['Algorithm', 'gamma', 'Accuracy, %', 'Rounds']
+  # Labels are to the left, numbers to the right.
+  assert [rule[-1] for rule in cells[1]] == ['-', '-', ':', ':']
+  assert cells[2] == ['fbn', '0', '60.0 ± 14.1', '3']
+  assert cells[3] == ['fbn', '1', '25.0 ± 0.0', '3']
+
+
+def test_further_flags_are_columns():
+  results = [
+      _swept({'scheme': 'A'}, 0, 0.5, algorithm='fbn', pooled=''),
+      _swept({'scheme': 'B'}, 0, 0.5, algorithm='fbn', pooled='true'),
+  ]
+  first, second = csv.DictReader(io.StringIO(report.results_csv(results)))
+  assert list(first)[:4] == ['algorithm', 'scheme', 'pooled', 'seed']
+  assert (first['pooled'], second['pooled']) == ('', 'true')
+  table = report.results_markdown(results, 1, ['scheme'])
+  assert table.startswith('| scheme | Accuracy, % |')
+
+
+def test_rounds_can_be_swept():
+  result = _swept({'rounds': '3'}, 0, 0.5)
+  assert result['rounds'] == '3'
+  assert '| 3      |' in report.results_markdown([result], 1, ['rounds'])

@@ -4,6 +4,7 @@ import concurrent.futures
 import fcntl
 import os
 import pathlib
+import resource
 import tempfile
 
 import pytest
@@ -39,6 +40,81 @@ def test_same_flags_continue(tmp_path):
   (tmp_path / 'metrics.csv').write_text('kept')
   _begin(tmp_path)
   assert (tmp_path / 'metrics.csv').read_text() == 'kept'
+
+
+def test_flag_that_is_given_several_times(tmp_path):
+  flags = {'sweep': 'gamma=0,1\nrounds=3', 'seeds': '0'}
+  _begin(tmp_path, flags)
+  assert (
+      '--sweep=gamma=0,1\n--sweep=rounds=3\n'
+      in (tmp_path / 'flags.txt').read_text()
+  )
+  assert run_folder.read_flags(tmp_path) == flags
+  with pytest.raises(
+      ValueError, match=r"--sweep \('gamma=0,1' 'rounds=3', now x\)"
+  ):
+    _begin(tmp_path, {**flags, 'sweep': 'x'})
+
+
+@pytest.mark.parametrize(
+    ('before', 'after', 'grown'),
+    [
+        ('3', '4', True),
+        ('9', '10', True),
+        ('4', '3', False),
+        (None, '3', False),
+        ('3', None, False),
+    ],
+)
+def test_rounds_may_grow(tmp_path, before, after, grown):
+  flags = {'algorithm': 'fbn'}
+  old, new = (
+      flags if rounds is None else {**flags, 'rounds': rounds}
+      for rounds in (before, after)
+  )
+  _begin(tmp_path, old)
+  (tmp_path / 'metrics.csv').write_text('kept')
+  (tmp_path / 'model').mkdir()
+  if not grown:
+    with pytest.raises(ValueError, match='--rounds'):
+      _begin(tmp_path, new)
+    assert run_folder.read_flags(tmp_path) == old
+    assert (tmp_path / 'model').exists()
+    return
+  _begin(tmp_path, new)
+  assert run_folder.read_flags(tmp_path) == new
+  assert (tmp_path / 'metrics.csv').read_text() == 'kept'
+  # The run is not finished any more.
+  assert not (tmp_path / 'model').exists()
+  with pytest.raises(ValueError, match='--algorithm .fbn, now fedbn.'):
+    _begin(tmp_path, {**new, 'algorithm': 'fedbn'})
+
+
+def test_differences_that_are_allowed(tmp_path):
+  _begin(tmp_path, {'seeds': '0', 'gamma': '0'})
+  new = {'seeds': '0,1', 'gamma': '1'}
+
+  def grown(previous, flags):
+    assert previous == {'seeds': '0', 'gamma': '0'}
+    assert flags == new
+    return ['seeds']
+
+  with pytest.raises(ValueError, match='other flags: --gamma .0, now 1.. C'):
+    run_folder.check(tmp_path, new, overwrite=False, grown=grown)
+
+
+def test_many_folders_can_be_claimed():
+  before = resource.getrlimit(resource.RLIMIT_NOFILE)
+  try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    run_folder.allow_claims(200)
+    limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert limit >= 1200
+    assert highest == before[1]
+    run_folder.allow_claims(1)  # Never less than before.
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limit
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_other_flags_are_named(tmp_path):

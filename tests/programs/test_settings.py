@@ -380,6 +380,17 @@ def test_command_line_switches_encodings_of_a_flagfile_off(tmp_path):
       assert _resolve(f'--flagfile={again}') == resolved
 
 
+@pytest.mark.parametrize('algorithm', ['hbn', 'hbn+fedprox'])
+def test_hbn_has_its_own_batch_normalization(algorithm):
+  message = (
+      f'--normalization=batch_renorm is impossible with {algorithm}, which has'
+      ' its own'
+  )
+  with pytest.raises(ValueError, match=f'^{re.escape(message)}'):
+    _resolve(f'--algorithm={algorithm}', '--normalization=batch_renorm')
+  _resolve('--algorithm=fedavg', '--normalization=batch_renorm')
+
+
 def test_flags_of_hbn(tmp_path):
   resolved = _resolve('--algorithm=hbn')
   assert resolved.hbn_statistics_rate == 0.002

@@ -330,7 +330,8 @@ class TestReestimateBatchNormStatistics:
     for new, old in zip(result.trainable, weights.trainable):
       np.testing.assert_array_equal(new, old)
 
-  def test_hybrid_layers_normalize_by_the_batches(self):
+  @pytest.mark.parametrize('to', ['hybrid', 'batch_renorm'])
+  def test_other_layers_normalize_by_the_batches(self, to):
     def layers_fn():
       return [
           keras.layers.BatchNormalization(),
@@ -339,16 +340,16 @@ class TestReestimateBatchNormStatistics:
       ]
 
     plain = _build_sequential(layers_fn)
-    hybrid = _build(
-        lambda: tff_bn.convert_batch_norm(plain.keras_model_fn(), 'hybrid')
+    other = _build(
+        lambda: tff_bn.convert_batch_norm(plain.keras_model_fn(), to)
     )
-    given = _random_weights(hybrid, 0)
+    given = _random_weights(other, 0)
     data = _batches(_examples(10), 4)
-    found = evaluation.reestimate_batch_norm_statistics(hybrid, given, data)
+    found = evaluation.reestimate_batch_norm_statistics(other, given, data)
     expected = evaluation.reestimate_batch_norm_statistics(
         plain,
         plain.from_keras(
-            tff_bn.convert_batch_norm(hybrid.to_keras(given), 'batch')
+            tff_bn.convert_batch_norm(other.to_keras(given), 'batch')
         ),
         data,
     )

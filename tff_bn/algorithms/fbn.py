@@ -28,6 +28,7 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.keras_model.shared_weights import Statistics
 from tff_bn.layers.batch_moments import Moments
+from tff_bn.layers.batch_renormalization import BatchRenormalization
 from tff_bn.processes import averaging
 from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
@@ -196,9 +197,10 @@ def build_fbn(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, or the model has
-      no trainable batch normalization layer.
+      no trainable batch normalization layer, or one of batch renormalization.
   """
   layers = requirements.trained_batch_norm_layers('FBN', model)
+  _check_classes(model, layers)
   momentum = [layer.momentum for layer in layers]
   rule = options.get('statistics_aggregator')
   if not isinstance(rule, (robust_rule.Rule, type(None))):
@@ -226,6 +228,21 @@ def build_fbn(
       move_statistics=functools.partial(_unbiased, momentum),
       **options,
   )
+
+
+def _check_classes(
+    model: BatchNormModel, layers: Sequence[keras.layers.Layer]
+) -> None:
+  """Checks that no layer is batch renormalization."""
+  for layer in layers:
+    if isinstance(layer, BatchRenormalization):
+      raise ValueError(
+          'FBN normalizes by the running statistics, so the batch'
+          f' renormalization of the layer {layer.name!r} of the model'
+          f' {model.keras_model.name!r} would have no effect. Use'
+          ' keras.layers.BatchNormalization (tff_bn.convert_batch_norm(model,'
+          " to='batch')), or fedavg."
+      )
 
 
 def _backward_statistics(

@@ -7,20 +7,25 @@ import keras
 
 from tff_bn.common import spelling
 from tff_bn.keras_model import keras_copy
+from tff_bn.layers import batch_renormalization
 from tff_bn.layers import discovery
 from tff_bn.layers import federated_batch_normalization
 from tff_bn.layers import hybrid_batch_normalization
 
 _FEDERATED = federated_batch_normalization.FederatedBatchNormalization
 _HYBRID = hybrid_batch_normalization.HybridBatchNormalization
+_RENORM = batch_renormalization.BatchRenormalization
 # For each value of `to`, the class and its argument `synchronized`.
 _TARGETS = {
     'federated': (_FEDERATED, False),
     'batch': (keras.layers.BatchNormalization, False),
     'synchronized': (keras.layers.BatchNormalization, True),
     'hybrid': (_HYBRID, False),
+    'batch_renorm': (_RENORM, False),
 }
-_KNOWN_CLASSES = (_FEDERATED, _HYBRID, *discovery.BATCH_NORM_CLASSES)
+_KNOWN_CLASSES = (_FEDERATED, _HYBRID, _RENORM, *discovery.BATCH_NORM_CLASSES)
+# The arguments that only `BatchRenormalization` has.
+_RENORM_CONFIG = ('r_max', 'd_max')
 # A subclass with other methods or more arguments is not plain batch
 # normalization.
 _HARMLESS_METHODS = frozenset(['__init__', 'get_config', 'from_config'])
@@ -37,10 +42,12 @@ def convert_batch_norm(
 
   The architecture, names, weights, `trainable` flags and dtype policies are
   kept. Only `tff_bn.layers.HybridBatchNormalization` has a weight `mixing`: it
-  starts at 0, and it is dropped if the new class does not have it. Nested
+  starts at 0, and it is dropped if the new class does not have it. So are the
+  arguments `r_max` and `d_max` of `tff_bn.layers.BatchRenormalization`. Nested
   models, shared layers, and layers in wrappers such as
   `keras.layers.TimeDistributed` are converted, too. The given model does not
-  change, and the new model has its own weights.
+  change, and the new model has its own weights. In inference mode, both models
+  compute the same.
 
   Custom layers and models may contain batch normalization layers as attributes,
   or in lists, tuples and dictionaries. Their class must create these layers in
@@ -61,7 +68,8 @@ def convert_batch_norm(
   Args:
     model: A Keras model.
     to: `'federated'` for `tff_bn.layers.FederatedBatchNormalization`,
-      `'hybrid'` for `tff_bn.layers.HybridBatchNormalization`, `'batch'` for
+      `'hybrid'` for `tff_bn.layers.HybridBatchNormalization`,
+      `'batch_renorm'` for `tff_bn.layers.BatchRenormalization`, `'batch'` for
       `keras.layers.BatchNormalization`, or `'synchronized'` for
       `keras.layers.BatchNormalization(synchronized=True)`, whose replicas in a
       `tf.distribute` strategy share their batch statistics. `'synchronized'`
@@ -307,6 +315,9 @@ class _Conversion(keras_copy.Copy):
             f' change the computation, so it cannot be converted. {instead}'
         )
     config = layer.get_config()
+    limits: dict[str, Any] = {}
+    if isinstance(layer, _RENORM):
+      limits = {key: config.pop(key) for key in _RENORM_CONFIG}
     added = sorted(config.keys() - _CONFIG)
     if added:
       raise ValueError(
@@ -314,9 +325,10 @@ class _Conversion(keras_copy.Copy):
           f' {added[0]}={config[added[0]]!r}, so it cannot be converted.'
           f' {instead}'
       )
-    return self._batch_norm_class.from_config(
-        {**config, 'synchronized': self._is_synchronized}
-    )
+    config['synchronized'] = self._is_synchronized
+    if self._batch_norm_class is _RENORM:
+      config.update(limits)
+    return self._batch_norm_class.from_config(config)
 
 
 def _own_norm_error(layer: keras.Layer, norm: keras.Layer) -> str:

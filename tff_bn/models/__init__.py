@@ -13,6 +13,8 @@ from tff_bn.models.names import PRECISION_NAMES
 
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
+    'build_abide_mlp': 'abide_mlp',
+    'build_alexnet_bn': 'alexnet_bn',
     'build_digits_cnn': 'digits_cnn',
     'build_fbn_cnn': 'fbn_cnn',
     'build_mlp3': 'mlp3',

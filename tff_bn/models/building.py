@@ -12,6 +12,8 @@ import keras
 
 from tff_bn.common import spelling
 from tff_bn.layers import discovery
+from tff_bn.models import abide_mlp
+from tff_bn.models import alexnet_bn
 from tff_bn.models import digits_cnn
 from tff_bn.models import fbn_cnn
 from tff_bn.models import mlp3
@@ -41,6 +43,8 @@ _MODELS: dict[str, tuple[Callable[..., keras.Model], Optional[int]]] = {
     'vgg11': (functools.partial(vgg.build_vgg, 'vgg11'), 4),
     'vgg13': (functools.partial(vgg.build_vgg, 'vgg13'), 4),
     'resnet20_wide': (resnet20.build_resnet20_wide, 4),
+    'alexnet_bn': (alexnet_bn.build_alexnet_bn, 95),
+    'abide_mlp': (abide_mlp.build_abide_mlp, None),
 }
 
 
@@ -135,6 +139,11 @@ def _builder(
   if name in _MODELS:
     build, smallest = _MODELS[name]
     normalization_lib.check_normalization(normalization)
+    if normalization == 'fixup' and name not in names.FIXUP_MODELS:
+      raise ValueError(
+          f'normalization=fixup is impossible with model={name}; it initializes'
+          f' residual blocks, so use model={" or ".join(names.FIXUP_MODELS)}.'
+      )
     _check_input_shape(name, input_shape, smallest)
     arguments = {'normalization': normalization}
   elif names.is_other_model(name):

@@ -28,22 +28,20 @@ def build_digits_cnn(
     An untrained functional model with logits as output.
   """
   layers = keras.layers
-  use_bias = normalization_lib.needs_bias(normalization)
   inputs = keras.Input(input_shape, name='image')
   x = inputs
   for number, channels in enumerate(_CONV_CHANNELS, start=1):
     if number > 1:
       x = layers.MaxPooling2D(name=f'pool_{number - 1}')(x)
-    x = layers.Conv2D(
-        channels, 5, padding='same', use_bias=use_bias, name=f'conv_{number}'
-    )(x)
+    x = normalization_lib.convolve(
+        x, channels, 5, normalization, padding='same', name=f'conv_{number}'
+    )
     x = normalization_lib.normalize(x, normalization, f'conv_norm_{number}')
     x = layers.ReLU(name=f'conv_relu_{number}')(x)
   x = layers.Flatten(name='flatten')(x)
   for number, units in enumerate(_DENSE_UNITS, start=1):
-    x = layers.Dense(units, use_bias=use_bias, name=f'dense_{number}')(x)
+    x = normalization_lib.dense(x, units, normalization, name=f'dense_{number}')
     x = normalization_lib.normalize(x, normalization, f'dense_norm_{number}')
     x = layers.ReLU(name=f'dense_relu_{number}')(x)
-  # In mixed precision, the loss needs float32 logits.
-  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
+  outputs = normalization_lib.logits(x, num_classes, normalization)
   return keras.Model(inputs, outputs, name='digits_cnn')

@@ -37,14 +37,23 @@ def build_fbn_cnn(
   for block, channels_of_block in enumerate(_BLOCKS, start=1):
     for channels in channels_of_block:
       number += 1
-      x = layers.Conv2D(channels, 3, padding='same', name=f'conv_{number}')(x)
+      x = normalization_lib.convolve(
+          x,
+          channels,
+          3,
+          normalization,
+          padding='same',
+          use_bias=True,
+          name=f'conv_{number}',
+      )
       x = layers.ReLU(name=f'relu_{number}')(x)
       x = normalization_lib.normalize(x, normalization, f'norm_{number}')
     x = layers.MaxPooling2D(name=f'pool_{block}')(x)
     x = layers.Dropout(_DROPOUT, name=f'dropout_{block}')(x)
   x = layers.Flatten(name='flatten')(x)
-  x = layers.Dense(_DENSE_UNITS, name='dense')(x)
+  x = normalization_lib.dense(
+      x, _DENSE_UNITS, normalization, use_bias=True, name='dense'
+  )
   x = layers.ReLU(name='dense_relu')(x)
-  # In mixed precision, the loss needs float32 logits.
-  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
+  outputs = normalization_lib.logits(x, num_classes, normalization)
   return keras.Model(inputs, outputs, name='fbn_cnn')

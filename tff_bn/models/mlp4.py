@@ -33,14 +33,14 @@ def build_mlp4(
   inputs = keras.Input(input_shape, name='input')
   x = layers.Flatten(name='flatten')(inputs)
   for number, units in enumerate(_HIDDEN, start=1):
-    x = layers.Dense(
+    x = normalization_lib.dense(
+        x,
         units,
-        use_bias=normalization_lib.needs_bias(normalization),
+        normalization,
         kernel_initializer='he_normal',
         name=f'hidden_{number}',
-    )(x)
+    )
     x = normalization_lib.normalize(x, normalization, f'norm_{number}')
     x = layers.ReLU(name=f'relu_{number}')(x)
-  # In mixed precision, the loss needs float32 logits.
-  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
+  outputs = normalization_lib.logits(x, num_classes, normalization)
   return keras.Model(inputs, outputs, name='mlp4')

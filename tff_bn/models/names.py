@@ -20,15 +20,38 @@ MODEL_NAMES = {
     'vgg11': '8 convolutions of 64 to 512 channels and 1 dense layer (FedPAN)',
     'vgg13': '10 convolutions of 64 to 512 channels, 1 dense layer (FedPAN)',
     'resnet20_wide': 'ResNet-20 with 64, 128 and 256 channels (FedPAN)',
+    'alexnet_bn': (
+        'AlexNet: 5 convolutions of 64 to 384 channels and 3 dense layers'
+        ' (FedBN, table 9)'
+    ),
+    'abide_mlp': '2 hidden layers of 16 neurons (FedBN, section 5.2)',
 }
 
 # The names of models that are not in `MODEL_NAMES`.
 OTHER_MODELS = 'a function of yours as package.module:function'
 
+# The models that can have the normalization `fixup`.
+FIXUP_MODELS = ('resnet20', 'resnet20_wide')
+
 # Name -> description.
 NORMALIZATION_NAMES = {
     'batch': 'batch normalization',
     'layer': 'layer normalization over the channels',
+    'batch_renorm': (
+        'batch renormalization: corrects the batch to the running statistics'
+    ),
+    'static_batch': (
+        'batch normalization without running statistics (HeteroFL): evaluation'
+        ' uses the batch, too'
+    ),
+    'weight_standardization': (
+        'standardized weights instead of normalization layers (FedWon)'
+    ),
+    'fixup': (
+        'Fixup initialization instead of normalization; only for '
+        + ' and '.join(FIXUP_MODELS)
+    ),
+    'feature': 'only the features before the last layer (FN)',
     'none': 'no normalization',
 }
 

@@ -1,8 +1,15 @@
-"""Normalization layers by name."""
+"""Normalization by name: normalization layers, and what replaces them."""
+
+from typing import Any, Optional
 
 import keras
 
 from tff_bn.common import spelling
+from tff_bn.layers.batch_renormalization import BatchRenormalization
+from tff_bn.layers.feature_normalization import FeatureNormalization
+from tff_bn.layers.static_batch_normalization import StaticBatchNormalization
+from tff_bn.layers.weight_standardization import WeightStandardizedConv2D
+from tff_bn.layers.weight_standardization import WeightStandardizedDense
 from tff_bn.models import names
 
 # The papers' values (PyTorch's defaults): running = 0.9 running + 0.1 batch.
@@ -24,22 +31,105 @@ def check_normalization(normalization: str) -> None:
     )
 
 
-def needs_bias(normalization: str) -> bool:
-  """Returns whether the layer before the normalization should have a bias.
+def _with_bias(normalization: str, use_bias: Optional[bool]) -> bool:
+  """Returns whether a layer before a normalization has a bias.
 
   Args:
     normalization: See `normalize`.
+    use_bias: The model's choice. Default: no bias if the shift of the
+      normalization, or the scalar biases of Fixup, make it redundant.
+  """
+  if use_bias is not None:
+    return use_bias
+  return normalization in ('none', 'weight_standardization', 'feature')
+
+
+def convolve(
+    inputs: keras.KerasTensor,
+    channels: int,
+    kernel_size: int,
+    normalization: str,
+    *,
+    use_bias: Optional[bool] = None,
+    **arguments: Any,
+) -> keras.KerasTensor:
+  """Applies a 2-D convolution that `normalize` follows.
+
+  Args:
+    inputs: Images, `[batch, height, width, channels]`.
+    channels: The number of output channels.
+    kernel_size: The height and width of the kernel.
+    normalization: See `normalize`.
+    use_bias: Whether there is a bias. Default: if nothing makes it redundant.
+    **arguments: Other arguments of `keras.layers.Conv2D`.
 
   Returns:
-    `False` if the normalization layer has a shift, which makes it redundant.
+    The convolution.
   """
-  return normalization == 'none'
+  is_standardized = normalization == 'weight_standardization'
+  kind = WeightStandardizedConv2D if is_standardized else keras.layers.Conv2D
+  use_bias = _with_bias(normalization, use_bias)
+  return kind(channels, kernel_size, use_bias=use_bias, **arguments)(inputs)
+
+
+def dense(
+    inputs: keras.KerasTensor,
+    units: int,
+    normalization: str,
+    *,
+    use_bias: Optional[bool] = None,
+    **arguments: Any,
+) -> keras.KerasTensor:
+  """Applies a hidden dense layer that `normalize` follows.
+
+  Args:
+    inputs: Vectors, `[batch, features]`.
+    units: The number of units.
+    normalization: See `normalize`.
+    use_bias: Whether there is a bias. Default: if nothing makes it redundant.
+    **arguments: Other arguments of `keras.layers.Dense`.
+
+  Returns:
+    The layer's output.
+  """
+  is_standardized = normalization == 'weight_standardization'
+  kind = WeightStandardizedDense if is_standardized else keras.layers.Dense
+  use_bias = _with_bias(normalization, use_bias)
+  return kind(units, use_bias=use_bias, **arguments)(inputs)
+
+
+def logits(
+    inputs: keras.KerasTensor,
+    num_classes: int,
+    normalization: str,
+    **arguments: Any,
+) -> keras.KerasTensor:
+  """Applies the last layer, after the feature normalization if there is one.
+
+  Args:
+    inputs: The features, `[batch, features]`.
+    num_classes: The number of classes.
+    normalization: See `normalize`.
+    **arguments: Other arguments of `keras.layers.Dense`.
+
+  Returns:
+    The logits, `[batch, num_classes]`.
+  """
+  if normalization == 'feature':
+    inputs = FeatureNormalization(name='feature_norm')(inputs)
+  return keras.layers.Dense(
+      num_classes,
+      # In mixed precision, the loss needs float32 logits.
+      dtype='float32',
+      name='logits',
+      **arguments,
+  )(inputs)
 
 
 def normalize(
     inputs: keras.KerasTensor, normalization: str, name: str
 ) -> keras.KerasTensor:
-  """Applies a Keras normalization layer.
+  """Applies a normalization layer.
 
   Args:
     inputs: A tensor of shape `[batch, ..., channels]`.
@@ -47,19 +137,26 @@ def normalize(
     name: The layer's name.
 
   Returns:
-    The normalized tensor; `inputs` itself for `none`.
+    The normalized tensor; `inputs` itself if the normalization is not a layer
+    at this place, as for `none`.
 
   Raises:
     ValueError: If the name is unknown or N doesn't divide the channels.
   """
   check_normalization(normalization)
   match normalization:
-    case 'none':
+    case 'none' | 'weight_standardization' | 'fixup' | 'feature':
       return inputs
     case 'batch':
       layer = keras.layers.BatchNormalization(
           momentum=_MOMENTUM, epsilon=_EPSILON, name=name
       )
+    case 'batch_renorm':
+      layer = BatchRenormalization(
+          momentum=_MOMENTUM, epsilon=_EPSILON, name=name
+      )
+    case 'static_batch':
+      layer = StaticBatchNormalization(epsilon=_EPSILON, name=name)
     case 'layer':
       layer = keras.layers.LayerNormalization(epsilon=_EPSILON, name=name)
     case _:

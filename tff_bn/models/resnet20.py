@@ -6,9 +6,12 @@ the start of a stage, the identity is subsampled and padded with zero channels.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
+from tff_bn.layers.scalars import ScalarBias
+from tff_bn.layers.scalars import ScalarMultiplier
 from tff_bn.models import normalization as normalization_lib
 
 _CHANNELS = (16, 32, 64)
@@ -25,7 +28,10 @@ def build_resnet20(
 
   The network has a convolution, three stages with 16, 32 and 64 channels,
   global average pooling and a dense layer. Each stage has three blocks of two
-  convolutions. Each convolution is followed by normalization and ReLU.
+  convolutions. Each convolution is followed by normalization and ReLU. With
+  `normalization='fixup'`, there are no normalization layers: each block has
+  four scalar biases and a scalar multiplier, its last convolution and the dense
+  layer start at 0, and its first convolution is scaled down.
 
   Args:
     input_shape: Height, width and channels of the images; at least 4x4 pixels.
@@ -70,8 +76,11 @@ def _build(
     stages: Sequence[int],
 ) -> keras.Model:
   layers = keras.layers
+  is_fixup = normalization == 'fixup'
   inputs = keras.Input(input_shape, name='image')
   x = _convolve(inputs, stages[0], 1, normalization, 'stem')
+  if is_fixup:
+    x = ScalarBias(name='stem_bias')(x)
   x = layers.ReLU(name='stem_relu')(x)
   for stage, channels in enumerate(stages, start=1):
     for block in range(1, _BLOCKS + 1):
@@ -80,19 +89,24 @@ def _build(
       shortcut = x
       if strides > 1:
         shortcut = _subsample_and_pad(x, channels, strides, name)
-      x = _convolve(x, channels, strides, normalization, f'{name}_1')
-      x = layers.ReLU(name=f'{name}_relu_1')(x)
-      x = _convolve(x, channels, 1, normalization, f'{name}_2')
+      if is_fixup:
+        num_blocks = _BLOCKS * len(stages)
+        x = _fixup_branch(x, channels, strides, num_blocks, name)
+      else:
+        x = _convolve(x, channels, strides, normalization, f'{name}_1')
+        x = layers.ReLU(name=f'{name}_relu_1')(x)
+        x = _convolve(x, channels, 1, normalization, f'{name}_2')
       x = layers.Add(name=f'{name}_add')([x, shortcut])
       x = layers.ReLU(name=f'{name}_relu_2')(x)
   x = layers.GlobalAveragePooling2D(name='mean')(x)
-  outputs = layers.Dense(
+  if is_fixup:
+    x = ScalarBias(name='mean_bias')(x)
+  outputs = normalization_lib.logits(
+      x,
       num_classes,
-      kernel_initializer='he_normal',
-      # In mixed precision, the loss needs float32 logits.
-      dtype='float32',
-      name='logits',
-  )(x)
+      normalization,
+      kernel_initializer='zeros' if is_fixup else 'he_normal',
+  )
   return keras.Model(inputs, outputs, name=model_name)
 
 
@@ -102,18 +116,50 @@ def _convolve(
     strides: int,
     normalization: str,
     name: str,
+    kernel_initializer: Any = 'he_normal',
 ) -> keras.KerasTensor:
   """Applies a 3x3 convolution and a normalization."""
-  x = keras.layers.Conv2D(
+  padding = 'same'
+  if strides > 1:
+    # With `same`, Keras pads an even size on one side only, and the centers of
+    # the kernels would be the pixels that the shortcut drops.
+    inputs = keras.layers.ZeroPadding2D(1, name=f'{name}_conv_pad')(inputs)
+    padding = 'valid'
+  x = normalization_lib.convolve(
+      inputs,
       channels,
       3,
+      normalization,
       strides=strides,
-      padding='same',
-      use_bias=normalization_lib.needs_bias(normalization),
-      kernel_initializer='he_normal',
+      padding=padding,
+      kernel_initializer=kernel_initializer,
       name=f'{name}_conv',
-  )(inputs)
+  )
   return normalization_lib.normalize(x, normalization, f'{name}_norm')
+
+
+def _fixup_branch(
+    x: keras.KerasTensor,
+    channels: int,
+    strides: int,
+    num_blocks: int,
+    name: str,
+) -> keras.KerasTensor:
+  """Applies the residual branch of a block with Fixup initialization.
+
+  Zhang, Dauphin, Ma, Fixup Initialization: Residual Learning Without
+  Normalization, ICLR 2019 (https://arxiv.org/abs/1901.09321), section 3.
+  """
+  # L^(-1/(2m-2)) for the L branches with m = 2 convolutions, as a variance.
+  first = keras.initializers.VarianceScaling(2 / num_blocks)
+  x = ScalarBias(name=f'{name}_bias_1')(x)
+  x = _convolve(x, channels, strides, 'fixup', f'{name}_1', first)
+  x = ScalarBias(name=f'{name}_bias_2')(x)
+  x = keras.layers.ReLU(name=f'{name}_relu_1')(x)
+  x = ScalarBias(name=f'{name}_bias_3')(x)
+  x = _convolve(x, channels, 1, 'fixup', f'{name}_2', 'zeros')
+  x = ScalarMultiplier(name=f'{name}_multiplier')(x)
+  return ScalarBias(name=f'{name}_bias_4')(x)
 
 
 def _subsample_and_pad(

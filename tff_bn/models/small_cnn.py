@@ -26,18 +26,16 @@ def build_small_cnn(
     An untrained functional model with logits as output.
   """
   layers = keras.layers
-  use_bias = normalization_lib.needs_bias(normalization)
   inputs = keras.Input(input_shape, name='image')
   x = inputs
   for number, channels in enumerate(_CHANNELS, start=1):
     if number > 1:
       x = layers.MaxPooling2D(name=f'pool_{number - 1}')(x)
-    x = layers.Conv2D(
-        channels, 3, padding='same', use_bias=use_bias, name=f'conv_{number}'
-    )(x)
+    x = normalization_lib.convolve(
+        x, channels, 3, normalization, padding='same', name=f'conv_{number}'
+    )
     x = normalization_lib.normalize(x, normalization, f'norm_{number}')
     x = layers.ReLU(name=f'relu_{number}')(x)
   x = layers.GlobalAveragePooling2D(name='mean')(x)
-  # In mixed precision, the loss needs float32 logits.
-  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
+  outputs = normalization_lib.logits(x, num_classes, normalization)
   return keras.Model(inputs, outputs, name='small_cnn')

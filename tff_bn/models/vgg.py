@@ -60,39 +60,39 @@ def build_vgg(
     )
   convolutions, dense = _ARCHITECTURES[name]
   layers = keras.layers
-  use_bias = normalization_lib.needs_bias(normalization)
   inputs = keras.Input(input_shape, name='image')
   x = inputs
   num_convolutions = num_pools = 0
   for channels in convolutions:
-    if channels == 'M':
+    if isinstance(channels, str):
       num_pools += 1
       # The padding allows images smaller than 32x32.
       x = layers.MaxPooling2D(padding='same', name=f'pool_{num_pools}')(x)
       continue
     num_convolutions += 1
-    x = layers.Conv2D(
+    x = normalization_lib.convolve(
+        x,
         channels,
         3,
+        normalization,
         padding='same',
-        use_bias=use_bias,
         kernel_initializer='he_normal',
         name=f'conv_{num_convolutions}',
-    )(x)
+    )
     x = normalization_lib.normalize(
         x, normalization, f'conv_norm_{num_convolutions}'
     )
     x = layers.ReLU(name=f'conv_relu_{num_convolutions}')(x)
   x = layers.Flatten(name='flatten')(x)
   for number, units in enumerate(dense, start=1):
-    x = layers.Dense(
+    x = normalization_lib.dense(
+        x,
         units,
-        use_bias=use_bias,
+        normalization,
         kernel_initializer='he_normal',
         name=f'dense_{number}',
-    )(x)
+    )
     x = normalization_lib.normalize(x, normalization, f'dense_norm_{number}')
     x = layers.ReLU(name=f'dense_relu_{number}')(x)
-  # In mixed precision, the loss needs float32 logits.
-  outputs = layers.Dense(num_classes, dtype='float32', name='logits')(x)
+  outputs = normalization_lib.logits(x, num_classes, normalization)
   return keras.Model(inputs, outputs, name=name)

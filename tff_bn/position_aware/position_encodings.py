@@ -15,6 +15,7 @@ from tff_bn.keras_model import keras_copy
 from tff_bn.keras_model import keras_graph
 from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
+from tff_bn.layers.static_batch_normalization import StaticBatchNormalization
 
 _layers = keras.layers
 # Layers whose outputs are units or channels with their own weights.
@@ -33,6 +34,7 @@ _WITH_UNITS = (
 )
 _NORMALIZATIONS = (
     *discovery.BATCH_NORM_CLASSES,
+    StaticBatchNormalization,
     _layers.GroupNormalization,
     _layers.LayerNormalization,
     _layers.RMSNormalization,

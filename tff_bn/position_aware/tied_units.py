@@ -16,11 +16,18 @@ import tensorflow as tf
 from tff_bn.keras_model import keras_copy
 from tff_bn.keras_model import keras_graph
 from tff_bn.layers import discovery
+from tff_bn.layers.batch_renormalization import BatchRenormalization
+from tff_bn.layers.feature_normalization import FeatureNormalization
 from tff_bn.layers.federated_batch_normalization import (
     FederatedBatchNormalization,
 )
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.layers.position_encoding import PositionEncoding
+from tff_bn.layers.scalars import ScalarBias
+from tff_bn.layers.scalars import ScalarMultiplier
+from tff_bn.layers.static_batch_normalization import StaticBatchNormalization
+from tff_bn.layers.weight_standardization import WeightStandardizedConv2D
+from tff_bn.layers.weight_standardization import WeightStandardizedDense
 from tff_bn.position_aware.unit_slots import Slots
 from tff_bn.position_aware.unit_slots import UnitGroup
 from tff_bn.position_aware.unit_slots import WeightAxis
@@ -28,13 +35,18 @@ from tff_bn.position_aware.unit_slots import WeightAxis
 _layers = keras.layers
 _BATCH_NORMS = (
     *discovery.BATCH_NORM_CLASSES,
+    BatchRenormalization,
     FederatedBatchNormalization,
     HybridBatchNormalization,
+    StaticBatchNormalization,
 )
-# Layers without weights that compute the same function for each unit, or treat
-# all units alike, such as the softmax.
+# Layers without weights of single units that compute the same function for each
+# unit, or treat all units alike, such as the softmax.
 _WITHOUT_WEIGHTS = (
+    FeatureNormalization,
     PositionEncoding,
+    ScalarBias,
+    ScalarMultiplier,
     _layers.ReLU,
     _layers.LeakyReLU,
     _layers.ELU,
@@ -93,13 +105,11 @@ _BINARY_OPERATIONS = (
     *('Subtract', 'TrueDivide'),
 )
 _SUPPORTED = (
-    'Supported are Dense, Conv2D, BatchNormalization,'
-    ' FederatedBatchNormalization, HybridBatchNormalization,'
-    " GroupNormalization, LayerNormalization, Keras's activations,"
-    ' PositionEncoding, Add and other elementwise merging layers, Flatten,'
-    ' ZeroPadding2D, 2-D pooling and global pooling, dropout, nested functional'
-    ' models, operators such as +, and elementwise functions of keras.ops, but'
-    ' not subclasses of these layers.'
+    "Supported are Dense, Conv2D, Keras's batch, group and layer normalization,"
+    " the layers of tff_bn, Keras's activations, Add and other elementwise"
+    ' merging layers, Flatten, ZeroPadding2D, 2-D pooling and global pooling,'
+    ' dropout, nested functional models, operators such as +, and elementwise'
+    ' functions of keras.ops, but not subclasses of these layers.'
 )
 _Shape = tuple[Optional[int], ...]
 
@@ -175,7 +185,9 @@ class _UnitTracer:
         _layers.InputLayer: self._keep,
         _layers.Activation: self._activation,
         _layers.Dense: self._dense,
+        WeightStandardizedDense: self._dense,
         _layers.Conv2D: self._convolution,
+        WeightStandardizedConv2D: self._convolution,
         _layers.Flatten: self._flatten,
         _layers.ZeroPadding2D: self._zero_padding,
         _layers.GroupNormalization: self._group_normalization,
@@ -275,7 +287,9 @@ class _UnitTracer:
     self._activation(layer, shape, x)
     _check_axis(layer, x, axis)
     kernel = layer.kernel
-    if {id(w) for w in layer.weights} - {id(kernel), id(layer.bias)}:
+    gain = getattr(layer, 'gain', None)  # Of standardized weights.
+    of_outputs = [w for w in (layer.bias, gain) if w is not None]
+    if {id(w) for w in layer.weights} - {id(w) for w in (kernel, *of_outputs)}:
       raise _error(
           layer,
           'it has other weights than a kernel and a bias, as after enable_lora'
@@ -285,8 +299,7 @@ class _UnitTracer:
     self._tie_weights(layer, [kernel], last - 1, x)
     if id(layer) not in self._output_slots:
       weights = self._weight_axes([kernel], last)
-      if layer.use_bias:
-        weights += self._weight_axes([layer.bias], 0)
+      weights += self._weight_axes(of_outputs, 0)
       self._output_slots[id(layer)] = self._slots.new_axis(
           kernel.shape[last], weights, layer.name
       )

@@ -18,6 +18,7 @@ from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import batch_moments
 from tff_bn.layers import discovery
+from tff_bn.layers.batch_renormalization import BatchRenormalization
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 
 # `loss`, the metrics by name, and `num_examples`.
@@ -259,7 +260,7 @@ def reestimate_batch_norm_statistics(
     else:
       values = values[mask.numpy()]
     unions[layer].add(len(values), values.mean(axis=0), values.var(axis=0))
-    if isinstance(layer, HybridBatchNormalization):
+    if isinstance(layer, (BatchRenormalization, HybridBatchNormalization)):
       return fused_batch_norm.by_batch(layer, inputs, mask)
     return type(layer).call(layer, inputs, training=True, mask=mask)
 

@@ -1,0 +1,181 @@
+"""Tests for building runs one after another."""
+
+import gc
+import pathlib
+import weakref
+
+import pytest
+
+from tff_bn.programs import cli
+from tff_bn.programs import compare
+from tff_bn.programs import experiment
+from tff_bn.programs import jobs
+
+_FOLDER = pathlib.Path('unused')
+
+
+def _runs(*arguments):
+  defaults = [
+      f'--{name}={value}'
+      for name, value in dict(model='mlp3', num_clients=4, seeds=0).items()
+      if f'--sweep={name}=' not in ' '.join(arguments)
+  ]
+  flags = cli.parse(compare.define_flags, [*defaults, *arguments])
+  return [run.settings for run in compare.plan(flags).runs]
+
+
+@pytest.fixture
+def counted(monkeypatch):
+  """The numbers of things that were built, by function."""
+  counts = {}
+
+  def count(owner, name):
+    function = getattr(owner, name)
+
+    def counting(*args, **kwargs):
+      counts[name] = counts.get(name, 0) + 1
+      return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counting)
+
+  count(experiment, 'build_model')
+  count(experiment.DataRecipe, 'split')
+  count(type(_runs()[0]), 'load')
+  monkeypatch.setattr(
+      experiment,
+      'build_process',
+      lambda settings, *_: counts.setdefault('processes', []).append(settings),
+  )
+  return counts
+
+
+def test_consecutive_runs_share_what_is_equal(counted):
+  builder = jobs.Builder()
+  for settings in _runs('--algorithms=fedavg,fbn', '--sweep=local_steps=1,2'):
+    builder.build(settings, _FOLDER)
+  assert counted.pop('processes')
+  assert counted == dict(load=1, split=1, build_model=1)
+
+
+@pytest.mark.parametrize(
+    ('sweep', 'loads', 'splits', 'models'),
+    [
+        ('dataset=digits,digits_domains', 2, 2, 2),
+        ('image_size=8x8,4x4', 2, 2, 2),
+        ('num_clients=4,5', 1, 2, 2),
+        ('split=iid,unbalanced', 1, 2, 2),
+        ('classes_per_client=1,2', 1, 2, 2),
+        ('model=mlp3,mlp4', 1, 1, 2),
+        ('batch_norm_momentum=0.9,0.99', 1, 1, 2),
+    ],
+)
+def test_what_differs_is_built_again(counted, sweep, loads, splits, models):
+  builder = jobs.Builder()
+  built = [
+      builder.build(settings, _FOLDER)
+      for settings in _runs('--algorithms=fedavg', f'--sweep={sweep}')
+  ]
+  assert len(counted.pop('processes')) == 2
+  assert counted == dict(load=loads, split=splits, build_model=models)
+  assert built[0].model is not built[1].model
+  assert (built[0].data is built[1].data) == (splits == 1)
+
+
+def test_seeds_have_own_splits_and_models(counted):
+  builder = jobs.Builder()
+  for settings in _runs('--algorithms=fedavg', '--seeds=0,1'):
+    builder.build(settings, _FOLDER)
+  del counted['processes']
+  assert counted == dict(load=1, split=2, build_model=2)
+
+
+def _tasks(*arguments, finished=()):
+  return [
+      jobs.Task(settings, _FOLDER, '', number in finished)
+      for number, settings in enumerate(_runs(*arguments))
+  ]
+
+
+def test_check_builds_every_process_once(counted):
+  tasks = _tasks(
+      '--algorithms=fedavg,fbn',
+      '--seeds=0,1,2',
+      '--sweep=dataset=digits,digits_domains',
+      '--sweep=local_steps=1,2',
+      finished=[0],
+  )
+  jobs.check(jobs.Builder(), tasks)
+  # Each dataset is loaded once, although each seed has both.
+  assert counted['load'] == 2
+  assert counted['split'] == 2 * 3
+  built = counted['processes']
+  # The finished run is not built, but with another seed.
+  assert len(built) == 2 * 2 * 2
+  assert {(s.algorithm, s.dataset, s.local_steps) for s in built} == {
+      (s.algorithm, s.dataset, s.local_steps)
+      for s in (task.settings for task in tasks)
+  }
+
+
+def test_check_finds_a_split_that_is_impossible_with_a_later_run():
+  tasks = _tasks('--algorithms=single', '--sweep=num_clients=4,4000')
+  with pytest.raises(ValueError, match='4000'):
+    jobs.check(jobs.Builder(), tasks)
+
+
+@pytest.mark.parametrize(
+    ('varied', 'words'),
+    [
+        ((), 'digits, 4 clients, --split=classes'),
+        (('rounds',), 'digits, 4 clients, --split=classes'),
+        (('split',), 'digits'),
+        (('num_clients',), 'digits, --split=classes'),
+        (('dataset',), '--split=classes'),
+    ],
+)
+def test_describe_data(varied, words):
+  (settings,) = _runs('--algorithms=fedavg')
+  data = jobs.Builder().data(settings)
+  assert jobs.describe_data(settings, data, varied) == words
+
+
+class _Job:
+  """A run that is built."""
+
+  def __init__(self, settings):
+    self.settings = settings
+    self.itself = self
+
+
+class _Builder:
+  """Makes objects that refer to themselves, as Keras's models do."""
+
+  def __init__(self):
+    self.references = []
+
+  def data(self, settings):
+    return settings
+
+  def build(self, settings, folder):
+    # Nothing is left of the previous one.
+    assert not any(reference() for reference in self.references)
+    job = _Job(settings)
+    self.references.append(weakref.ref(job))
+    return job
+
+
+def test_runs_leave_nothing_behind(monkeypatch, tmp_path):
+  tasks = _tasks('--algorithms=fedavg,fbn', '--sweep=local_steps=1,2')
+  trained = []
+  monkeypatch.setattr(
+      jobs, 'train_one', lambda job: trained.append(job.settings)
+  )
+  builder = _Builder()
+  gc.disable()
+  try:
+    jobs.check(builder, tasks)
+    assert jobs.train(builder, tasks) == []
+  finally:
+    gc.enable()
+  assert trained == [task.settings for task in tasks]
+  assert len(builder.references) == 8

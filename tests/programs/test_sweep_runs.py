@@ -1,0 +1,262 @@
+"""Tests that run sweeps: what they write, and that they go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import csv_rows
+import numpy as np
+import psutil
+import pytest
+
+from tff_bn.programs import cli
+from tff_bn.programs import compare
+from tff_bn.programs import jobs
+from tff_bn.programs import run_folder
+from tff_bn.programs import run_process
+from tff_bn.programs import run_timing
+from tff_bn.programs import settings
+from tff_bn.programs import train
+
+_SMALL = (
+    '--model=mlp3',
+    '--num_clients=3',
+    '--batch_size=8',
+    '--evaluate_every=1',
+    '--split=dirichlet',
+)
+
+
+def _contents(folder):
+  """The files of runs that are equal to the bit in every repetition."""
+  contents = {}
+  for path in sorted(folder.rglob('*')):
+    if path.name in ('flags.txt', 'metrics.csv', 'results.csv', 'results.md'):
+      contents[str(path.relative_to(folder))] = path.read_bytes()
+    elif path.name in ('weights.npz', 'clients.npy'):
+      arrays = np.load(path)
+      values = arrays if path.suffix == '.npz' else {'': arrays}
+      contents[str(path.relative_to(folder))] = {
+          name: values[name].tobytes() for name in values
+      }
+  return contents
+
+
+def test_sweep_grows(tmp_path, capfd):
+  folder = tmp_path / 'sweep'
+  arguments = ['--algorithms=fedavg', '--seeds=0', *_SMALL]
+  arguments.append(f'--output_dir={folder}')
+  assert compare.run([*arguments, '--sweep=local_steps=1,2', '--rounds=1']) == 0
+  assert {path.name for path in (folder / 'plots').iterdir()} == {
+      'heat_map_algorithm_local_steps.png',
+      'heat_map_algorithm_local_steps_clients.png',
+      'test_accuracy.png',
+      'client_test_accuracy.png',
+      'train_loss.png',
+      'test_loss.png',
+      'label_distribution.png',
+  }
+  before = _contents(folder / 'runs')
+  assert len(before) == 2 * 3
+  capfd.readouterr()
+
+  # One more value, in another process.
+  arguments += ['--sweep=local_steps=1,2,3', '--rounds=1']
+  assert compare.run([*arguments, '--list']) == 0
+  printed = capfd.readouterr().out
+  assert '3 runs: 2 finished, 0 begun, 1 new.' in printed
+  assert 'About ' in printed
+  assert compare.run([*arguments, '--jobs=2']) == 0
+  captured = capfd.readouterr()
+  assert '[1/3] fedavg, local_steps=1, seed 0: finished\n' in captured.out
+  assert '[3/3] fedavg, local_steps=3, seed 0\n' in captured.out
+  assert '[3/3] round 1/1  train_loss' in captured.err
+  after = _contents(folder / 'runs')
+  assert before.items() < after.items()
+  rows = csv_rows.read(folder / 'results.csv')
+  assert list(rows[0])[:3] == ['algorithm', 'local_steps', 'seed']
+  assert [row['local_steps'] for row in rows] == ['1', '2', '3']
+  assert '--sweep=local_steps=1,2,3\n' in (folder / 'flags.txt').read_text()
+
+  # The process has computed the same bits as this one does.
+  alone = tmp_path / 'alone'
+  new = folder / 'runs' / 'fedavg-local_steps=3-seed0'
+  flags = [f'--flagfile={new}/flags.txt', f'--output_dir={alone}']
+  assert train.run(flags) == 0
+  assert _contents(alone) == _contents(new)
+
+  # A value may not be left out.
+  few = [a for a in arguments if not a.startswith('--sweep')] + [
+      '--sweep=local_steps=1,2'
+  ]
+  assert compare.run(few) == 2
+  assert "--sweep ('local_steps=1,2,3', now 'local_steps=1,2')" in (
+      capfd.readouterr().err
+  )
+
+
+def test_rounds_grow(tmp_path, monkeypatch, capsys):
+  arguments = ['--algorithm=fedbn', *_SMALL, '--local_steps=1']
+  arguments += ['--evaluate_every=2', '--output_dir']
+  grown, direct = tmp_path / 'grown', tmp_path / 'direct'
+  assert train.run([*arguments, str(grown), '--rounds=1']) == 0
+  assert train.run([*arguments, str(grown), '--rounds=3']) == 0
+  assert train.run([*arguments, str(direct), '--rounds=3']) == 0
+  assert _contents(grown) == _contents(direct)
+  rows = csv_rows.read(grown / 'metrics.csv')
+  # The former last round is not due any more.
+  assert [row['round'] for row in rows] == ['0', '2', '3']
+
+  # A finished run says so, and builds nothing.
+  monkeypatch.setattr(jobs, 'Builder', None)
+  capsys.readouterr()
+  assert train.run([*arguments, str(grown), '--rounds=3']) == 0
+  printed = capsys.readouterr().out
+  assert printed.startswith('This run is finished.\nModel:   keras.models')
+  # A run that lacks a plot or a model is not.
+  for change in ('plots/label_distribution.png', 'model/weights.npz'):
+    (grown / change).rename(tmp_path / 'backup')
+    assert train.run([*arguments, str(grown), '--rounds=3']) == 2
+    assert "'NoneType' object is not callable" in capsys.readouterr().err
+    (tmp_path / 'backup').rename(grown / change)
+
+
+def _start(arguments, errors):
+  return subprocess.Popen(
+      [sys.executable, '-m', 'tff_bn.programs.compare', *arguments],
+      stdout=subprocess.DEVNULL,
+      stderr=errors,
+      # A shell's background jobs ignore Ctrl-C, and their children too.
+      preexec_fn=lambda: signal.signal(
+          signal.SIGINT, signal.default_int_handler
+      ),
+  )
+
+
+def _interrupt(arguments, errors, sent, until):
+  """Starts a comparison, ends it, and checks that no process is left."""
+  with open(errors, 'w+', encoding='utf-8') as file:
+    process = _start(arguments, file)
+    try:
+      deadline = time.monotonic() + 300
+      while not until(errors.read_text(encoding='utf-8')):
+        assert process.poll() is None, errors.read_text(encoding='utf-8')
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+      children = psutil.Process(process.pid).children(recursive=True)
+      assert children
+      process.send_signal(sent)
+      code = process.wait(timeout=120)
+    finally:
+      process.kill()
+  _, alive = psutil.wait_procs(children, timeout=60)
+  assert not alive
+  return code
+
+
+@pytest.mark.slow
+def test_sweep_that_is_killed_twice_gives_the_same_bits(tmp_path):
+  arguments = [
+      '--algorithms=fedavg,fedbn',
+      '--seeds=0,1',
+      '--sweep=local_steps=1,2',
+      '--sweep=dirichlet_alpha=0.1,1,10',
+      '--rounds=4',
+      '--checkpoint_every=1',
+      *_SMALL,
+  ]
+  one, many = tmp_path / 'one', tmp_path / 'many'
+  assert compare.run([*arguments, f'--output_dir={one}']) == 0
+  interrupted = [*arguments, f'--output_dir={many}', '--jobs=2']
+  errors = tmp_path / 'errors'
+  # In the middle of a run, when others are finished.
+  code = _interrupt(
+      interrupted, errors, signal.SIGKILL, lambda text: '[4/24] round 2' in text
+  )
+  assert code == -signal.SIGKILL
+  finished = list(many.glob('runs/*/model'))
+  assert 2 <= len(finished) < 24
+  times = {path: path.stat().st_mtime_ns for path in finished}
+  code = _interrupt(
+      interrupted, errors, signal.SIGTERM, lambda text: '[9/24] round 2' in text
+  )
+  assert code == 143
+  assert 'tff-bn-compare: terminated.' in errors.read_text(encoding='utf-8')
+  assert len(list(many.glob('runs/*/model'))) < 24
+  assert not (many / 'results.csv').exists()
+  assert compare.run(interrupted) == 0
+  assert {path: path.stat().st_mtime_ns for path in finished} == times
+  contents = _contents(one)
+  assert len(contents) == 3 + 24 * 3 + 12
+  assert _contents(many) == contents
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_processes(tmp_path):
+  arguments = ['--algorithms=fedavg,fedbn', '--seeds=0', '--rounds=500']
+  arguments += [*_SMALL, '--local_steps=1', f'--output_dir={tmp_path}/run']
+  errors = tmp_path / 'errors'
+  code = _interrupt(
+      [*arguments, '--jobs=2'],
+      errors,
+      signal.SIGINT,
+      lambda text: '[1/2] round 3/' in text,
+  )
+  assert code == 130
+  assert errors.read_text(encoding='utf-8').endswith(
+      'tff-bn-compare: interrupted\n'
+  )
+  # The last round of each was saved.
+  rounds = [
+      int(path.name.removeprefix('round_'))
+      for path in tmp_path.glob('run/runs/fedavg-seed0/checkpoints/*')
+  ]
+  assert max(rounds) % 10
+
+
+@pytest.mark.slow
+def test_run_without_a_usable_model(tmp_path, capfd):
+  arguments = ['--algorithms=fedavg', '--seeds=0', '--rounds=1', *_SMALL]
+  arguments += ['--local_steps=1', '--client_learning_rate=1e23', '--jobs=2']
+  assert compare.run([*arguments, f'--output_dir={tmp_path}/run']) == 1
+  captured = capfd.readouterr()
+  assert '[1/1] The final model is of no use' in captured.err
+  assert '1 of 1 runs failed, see the errors above' in captured.err
+  assert os.path.exists(tmp_path / 'run' / 'results.csv')
+
+
+@pytest.mark.parametrize(
+    ('rate', 'code'), [('0.1', None), ('1e23', run_process.TRAINING_FAILED)]
+)
+def test_process_of_a_run(tmp_path, monkeypatch, capfd, rate, code):
+  """In this process, with a lock that another one claims."""
+  flags = cli.parse(
+      train.define_flags,
+      [
+          *_SMALL,
+          '--rounds=1',
+          '--local_steps=1',
+          f'--client_learning_rate={rate}',
+      ],
+  )
+  texts = settings.resolve(flags, 'fedavg', 0).to_flags()
+  run_folder.begin(tmp_path, 'x', texts, overwrite=False)
+  watched = []
+  monkeypatch.setattr(run_process, 'end_with_parent', lambda: watched.append(1))
+  descriptor = os.open(tmp_path, os.O_RDONLY)
+  arguments = [f'--output_dir={tmp_path}', f'--lock={descriptor}']
+  if code is None:
+    assert run_process.run(arguments) == 0
+    assert (tmp_path / 'model').exists()
+    timing = run_timing.read(tmp_path)
+    assert timing.rounds == 1 and timing.seconds > 0
+  else:
+    with pytest.raises(SystemExit) as error:
+      run_process.run(arguments)
+    assert error.value.code == code
+    assert 'The final model is of no use' in capfd.readouterr().err
+  assert watched == [1]
+  with pytest.raises(OSError, match='Bad file descriptor'):
+    os.fstat(descriptor)
