@@ -337,6 +337,7 @@ PROGRAM = cli.Program(
         ' --dataset=digits_domains --split=domains',
         'tff-bn-compare --algorithms=fedavg,fbn --sweep=local_steps=1,5'
         ' --sweep=gamma=0,0.1,1 --split=gamma --jobs=2 --output_dir=runs/sweep',
+        'tff-bn-compare --experiment=fedtan/table_1 --scale=digits',
     ),
     define_flags=define_flags,
     main=main,

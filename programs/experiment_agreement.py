@@ -107,7 +107,8 @@ def _order(
     ranked = sorted(ours, key=lambda row: -ours[row].mean)
     values = ' > '.join(f'{row} {ours[row].mean:.4g}' for row in ranked)
     return f'{name}: {values}.'
-  swapped, close = [], []
+  swapped: list[str] = []
+  close: list[str] = []
   for first, second in itertools.combinations(common, 2):
     # In the paper, `higher` is not below `lower`.
     higher, lower = sorted(

@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
+from matplotlib import image as mpl_image
 from matplotlib import ticker
 import numpy as np
 
@@ -74,15 +75,6 @@ def _grid(num_columns: int, num_rows: int) -> tuple[figure.Figure, np.ndarray]:
   return drawing, drawing.subplots(num_rows, num_columns, squeeze=False)
 
 
-def _style(index: int) -> dict[str, str]:
-  return dict(
-      color=figures.COLOURS[index % len(figures.COLOURS)],
-      linestyle=figures.DASHES[
-          index // len(figures.COLOURS) % len(figures.DASHES)
-      ],
-  )
-
-
 def _curves(
     axes: mpl_axes.Axes,
     numbers: Numbers,
@@ -93,6 +85,7 @@ def _curves(
 ) -> None:
   """Draws a column of metrics.csv against rounds or communication."""
   against = show.x[0]
+  is_accuracy = experiment_numbers.is_accuracy(column)
   for index, line in enumerate(numbers.combinations(show.lines)):
     wanted = {**panel, **dict(zip(show.lines, line))}
     chosen = [
@@ -102,32 +95,17 @@ def _curves(
     ]
     if not chosen:
       continue
-    rounds, mean, deviation = plots.mean_and_deviation(chosen, column)
-    costs = {
-        int(row['round']): row[against]
-        for run in chosen
-        for row in run.rows
-        if against in row
-    }
-    x = np.array([costs.get(number, np.nan) for number in rounds])
-    factor = 100 if experiment_numbers.is_accuracy(column) else 1
-    mean, deviation = factor * mean, factor * deviation
-    style = _style(index)
-    axes.plot(x, mean, label=', '.join(line), **style)
-    axes.fill_between(
-        x,
-        mean - deviation,
-        mean + deviation,
-        color=style['color'],
-        alpha=0.18,
-        linewidth=0,
+    style = figures.line_style(index)
+    plots.draw_curve(
+        axes, chosen, column, against, label=', '.join(line), **style
     )
     paper = numbers.paper.get(numbers.key(wanted, column))
     if paper is not None:
-      axes.axhline(
-          paper.mean, color=style['color'], linestyle=':', linewidth=1.0
-      )
-  if column.endswith('loss'):
+      value = paper.mean / 100 if is_accuracy else paper.mean
+      axes.axhline(value, color=style['color'], linestyle=':', linewidth=1.0)
+  if is_accuracy:
+    axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, symbol=''))
+  elif column.endswith('loss'):
     axes.set_yscale('log')
   axes.set_xlabel(experiment_numbers.title(against))
 
@@ -159,7 +137,7 @@ def _lines_or_bars(
     ]
     ours = [numbers.ours.get(key) for key in keys]
     paper = [numbers.paper.get(key) for key in keys]
-    style = _style(index)
+    style: dict[str, Any] = figures.line_style(index)
     name = ', '.join(line) or 'here'
     if is_bars:
       width = _BARS_WIDTH / len(lines)
@@ -236,62 +214,93 @@ def _heat_maps(
     numbers: Numbers, show: experiment_show.Show, title: str
 ) -> figure.Figure:
   """Draws a heat map for each panel, and the paper's beside it."""
-  rows = numbers.combinations(show.rows)
-  columns = numbers.combinations(show.columns)
-  panels = numbers.combinations(show.panels)
-  sources = [('here', numbers.ours)]
+  sources = {'here': numbers.ours}
   if numbers.paper:
-    sources.append((_PAPER, numbers.paper))
-  num_rows = len(panels) * len(numbers.columns)
-  drawing, grid = _grid(len(sources), num_rows)
-  shown = [(panel, c) for panel in panels for c in numbers.columns]
+    sources[_PAPER] = numbers.paper
+  shown = [
+      (panel, column)
+      for panel in numbers.combinations(show.panels)
+      for column in numbers.columns
+  ]
+  drawing, grid = _grid(len(sources), len(shown))
   for (panel, column), line in zip(shown, grid):
-    values = []
-    for _, source in sources:
-      keys = [
-          [
-              numbers.key(
-                  {
-                      **dict(zip(show.panels, panel)),
-                      **dict(zip(show.rows, row)),
-                      **dict(zip(show.columns, labels)),
-                  },
-                  column,
-              )
-              for labels in columns
-          ]
-          for row in rows
-      ]
-      values.append(
-          np.array([_means([source.get(k) for k in row]) for row in keys])
-      )
-    finite = [v[np.isfinite(v)] for v in values]
-    limits = np.concatenate(finite)
-    for (name, _), axes, cells in zip(sources, line, values):
-      image = axes.imshow(
-          cells,
-          cmap='viridis',
-          aspect='auto',
-          vmin=limits.min() if limits.size else 0,
-          vmax=limits.max() if limits.size else 1,
-      )
-      for (i, j), value in np.ndenumerate(cells):
-        if np.isfinite(value):
-          axes.text(
-              j,
-              i,
-              f'{value:.3g}',
-              ha='center',
-              va='center',
-              color='white' if value < limits.mean() else 'black',
-          )
-      axes.set_xticks(range(len(columns)), [', '.join(c) for c in columns])
-      axes.set_yticks(range(len(rows)), [', '.join(r) for r in rows])
-      axes.set_xlabel(', '.join(show.columns))
-      axes.set_ylabel(', '.join(show.rows))
+    by_name = dict(zip(show.panels, panel))
+    values = [
+        _matrix(numbers, show, source, by_name, column)
+        for source in sources.values()
+    ]
+    limits = np.concatenate([v[np.isfinite(v)] for v in values])
+    for name, axes, matrix in zip(sources, line, values):
+      image = _draw_matrix(axes, matrix, limits)
+      _label_matrix(axes, numbers, show)
       axes.set_title(', '.join([*panel, name]), fontsize='medium')
     drawing.colorbar(
         image, ax=line.tolist(), label=experiment_numbers.title(column)
     )
   drawing.suptitle(title)
   return drawing
+
+
+def _matrix(
+    numbers: Numbers,
+    show: experiment_show.Show,
+    source: Mapping[experiment_numbers.Key, Number],
+    panel: _LABELS,
+    column: str,
+) -> np.ndarray:
+  """Returns the means of a heat map, of shape `[rows, columns]`."""
+  return np.array(
+      [
+          _means(
+              [
+                  source.get(
+                      numbers.key(
+                          {
+                              **panel,
+                              **dict(zip(show.rows, row)),
+                              **dict(zip(show.columns, labels)),
+                          },
+                          column,
+                      )
+                  )
+                  for labels in numbers.combinations(show.columns)
+              ]
+          )
+          for row in numbers.combinations(show.rows)
+      ]
+  )
+
+
+def _draw_matrix(
+    axes: mpl_axes.Axes, matrix: np.ndarray, limits: np.ndarray
+) -> mpl_image.AxesImage:
+  """Draws a matrix in the colours between the smallest and largest limit."""
+  image = axes.imshow(
+      matrix,
+      cmap='viridis',
+      aspect='auto',
+      vmin=limits.min() if limits.size else 0,
+      vmax=limits.max() if limits.size else 1,
+  )
+  for (row, column), value in np.ndenumerate(matrix):
+    if np.isfinite(value):
+      axes.text(
+          column,
+          row,
+          f'{value:.3g}',
+          ha='center',
+          va='center',
+          color='white' if value < limits.mean() else 'black',
+      )
+  return image
+
+
+def _label_matrix(
+    axes: mpl_axes.Axes, numbers: Numbers, show: experiment_show.Show
+) -> None:
+  columns = [', '.join(c) for c in numbers.combinations(show.columns)]
+  rows = [', '.join(r) for r in numbers.combinations(show.rows)]
+  axes.set_xticks(range(len(columns)), columns)
+  axes.set_yticks(range(len(rows)), rows)
+  axes.set_xlabel(', '.join(show.columns))
+  axes.set_ylabel(', '.join(show.rows))

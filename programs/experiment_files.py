@@ -6,20 +6,18 @@ experiment has up to three scales: the paper's own, a small one on digits that
 are available offline, and one on random data that shows that it runs.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-import csv
+from collections.abc import Mapping, Sequence
 import dataclasses
-import io
-import math
 import pathlib
-import tomllib
 from typing import Any, Optional
 
 from tff_bn.common import spelling
 from tff_bn.programs import axes as axes_lib
+from tff_bn.programs import experiment_paper
 from tff_bn.programs import experiment_show
 from tff_bn.programs import parsers
 from tff_bn.programs import settings as settings_lib
+from tff_bn.programs import toml_table
 
 FOLDER = pathlib.Path(__file__).parent / 'experiments'
 PAPER = 'paper'
@@ -91,57 +89,6 @@ class Experiment:
     return next(axis for axis in self.axes if axis.name == name)
 
 
-class _Checked:
-  """A table of a TOML file whose mistakes are reported with file and key."""
-
-  def __init__(self, path: pathlib.Path, key: str, values: Any):
-    self.path = path
-    self.key = key
-    if not isinstance(values, dict):
-      raise ValueError(f'{self._place()} must be a table of keys and values.')
-    self.values = values
-
-  def _place(self, name: str = '') -> str:
-    key = '.'.join(part for part in (self.key, name) if part)
-    return f'{self.path}: {key}' if key else f'{self.path}:'
-
-  def error(self, name: str, problem: str) -> ValueError:
-    """Returns an error about one key."""
-    return ValueError(f'{self._place(name)} {problem}')
-
-  def table(self, name: str) -> '_Checked':
-    """Returns a table in this table; empty if it is missing."""
-    key = f'{self.key}.{name}' if self.key else name
-    return _Checked(self.path, key, self.values.get(name, {}))
-
-  def check_keys(self, known: Collection[str]) -> None:
-    """Checks that all keys are known."""
-    for name in self.values:
-      if name not in known:
-        raise self.error(
-            name,
-            f'is not understood; there is {", ".join(known)}.'
-            + spelling.suggestion(name, known),
-        )
-
-  def text(self, name: str) -> str:
-    """Returns a text that must be given."""
-    value = self.values.get(name)
-    if not isinstance(value, str) or not value.strip():
-      raise self.error(name, 'must be given, as a text.')
-    return value
-
-  def texts(self, name: str) -> tuple[str, ...]:
-    """Returns a list of texts; a single text is a list of one."""
-    value = self.values.get(name, [])
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not all(
-        isinstance(element, str) for element in values
-    ):
-      raise self.error(name, 'must be a text or a list of texts.')
-    return tuple(values)
-
-
 def names() -> list[str]:
   """Returns the names of all experiments, figure_4 before figure_10."""
   found = [
@@ -181,14 +128,16 @@ def load(name: str, scale: str = PAPER) -> Experiment:
         + ' --experiment=list prints all experiments.'
     )
   path = FOLDER / f'{name}.toml'
-  file = _read(path)
+  file = toml_table.read(path)
   if scale == DIGITS and DIGITS not in file.values:
     raise ValueError(
         f'--scale={DIGITS} is impossible with --experiment={name}, which has'
         f' the scales {", ".join(scales(name))} only.'
     )
   at_paper_scale = _experiment(name, file)
-  paper = _read_paper(path.with_suffix('.csv'), at_paper_scale)
+  paper = experiment_paper.read(
+      path.with_suffix('.csv'), at_paper_scale.shown, at_paper_scale.axes
+  )
   experiment = dataclasses.replace(at_paper_scale, paper=paper)
   # A mistake is found at whatever scale the experiment is used.
   at_digits_scale = _at_digits_scale(experiment, file)
@@ -200,7 +149,7 @@ def load(name: str, scale: str = PAPER) -> Experiment:
 
 def scales(name: str) -> list[str]:
   """Returns the scales that an experiment has."""
-  file = _read(FOLDER / f'{name}.toml')
+  file = toml_table.read(FOLDER / f'{name}.toml')
   return [scale for scale in SCALES if scale != DIGITS or DIGITS in file.values]
 
 
@@ -213,20 +162,12 @@ def smoke_overrides(name: str) -> tuple[dict[str, str], tuple[str, ...]]:
   Returns:
     The flags of `[smoke.flags]`, and the flags that `without` removes.
   """
-  table = _read(FOLDER / f'{name}.toml').table(SMOKE)
+  table = toml_table.read(FOLDER / f'{name}.toml').table(SMOKE)
   table.check_keys(_SMOKE_KEYS)
   return _flags(table.table('flags'), COMPARISON_FLAGS), table.texts('without')
 
 
-def _read(path: pathlib.Path) -> _Checked:
-  try:
-    values = tomllib.loads(path.read_text(encoding='utf-8'))
-  except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-    raise ValueError(f'{path}: is no TOML file: {error}') from error
-  return _Checked(path, '', values)
-
-
-def _experiment(name: str, file: _Checked) -> Experiment:
+def _experiment(name: str, file: toml_table.Table) -> Experiment:
   """Reads the scale of the paper, without the paper's numbers."""
   file.check_keys((*_TOP_KEYS, DIGITS, SMOKE))
   return _assemble(
@@ -238,12 +179,14 @@ def _experiment(name: str, file: _Checked) -> Experiment:
       flags=_flags(file.table('flags'), COMPARISON_FLAGS),
       axes=_axes(file.table('axes')),
       show=file.table('show') if 'show' in file.values else None,
-      analyses=_tables(file, 'analyses'),
+      analyses=file.tables('analyses'),
       file=file,
   )
 
 
-def _at_digits_scale(paper: Experiment, file: _Checked) -> Optional[Experiment]:
+def _at_digits_scale(
+    paper: Experiment, file: toml_table.Table
+) -> Optional[Experiment]:
   """Merges [digits] into the experiment, if there is one."""
   if DIGITS not in file.values:
     return None
@@ -258,7 +201,7 @@ def _at_digits_scale(paper: Experiment, file: _Checked) -> Optional[Experiment]:
       )
   show = file.table('show') if 'show' in file.values else None
   if 'show' in digits.values:
-    show = _Checked(
+    show = toml_table.Table(
         file.path,
         'digits.show',
         {**file.values.get('show', {}), **digits.table('show').values},
@@ -277,8 +220,8 @@ def _at_digits_scale(paper: Experiment, file: _Checked) -> Optional[Experiment]:
       flags={**flags, **_flags(digits.table('flags'), COMPARISON_FLAGS)},
       axes=tuple(own_axes.get(axis.name, axis) for axis in paper.axes),
       show=show,
-      analyses=_tables(
-          digits if 'analyses' in digits.values else file, 'analyses'
+      analyses=(digits if 'analyses' in digits.values else file).tables(
+          'analyses'
       ),
       file=file,
       paper=paper.paper,
@@ -298,9 +241,9 @@ def without(
 def _assemble(
     *,
     axes: tuple[axes_lib.Axis, ...],
-    show: Optional[_Checked],
-    analyses: Sequence[_Checked],
-    file: _Checked,
+    show: Optional[toml_table.Table],
+    analyses: Sequence[toml_table.Table],
+    file: toml_table.Table,
     flags: Mapping[str, str],
     paper: tuple[experiment_show.PaperNumber, ...] = (),
     **fields: Any,
@@ -335,19 +278,7 @@ def _assemble(
   )
 
 
-def _tables(file: _Checked, name: str) -> list[_Checked]:
-  """Returns the tables of [[name]]."""
-  values = file.values.get(name, [])
-  if not isinstance(values, list):
-    raise file.error(name, f'must be written as [[{name}]].')
-  key = f'{file.key}.{name}' if file.key else name
-  return [
-      _Checked(file.path, f'{key}[{number}]', value)
-      for number, value in enumerate(values)
-  ]
-
-
-def _flags(table: _Checked, more: Sequence[str] = ()) -> dict[str, str]:
+def _flags(table: toml_table.Table, more: Sequence[str] = ()) -> dict[str, str]:
   """Reads flags as texts."""
   specs = settings_lib.RunSettings.specs()
   known = [name for name in specs if name != 'seed'] + list(more)
@@ -363,13 +294,13 @@ def _flags(table: _Checked, more: Sequence[str] = ()) -> dict[str, str]:
   return texts
 
 
-def _to_text(table: _Checked, name: str, value: Any) -> str:
+def _to_text(table: toml_table.Table, name: str, value: Any) -> str:
   if not isinstance(value, (str, bool, int, float)):
     raise table.error(name, 'must be a text, a number, true or false.')
   return parsers.to_text(value)
 
 
-def _axes(table: _Checked) -> tuple[axes_lib.Axis, ...]:
+def _axes(table: toml_table.Table) -> tuple[axes_lib.Axis, ...]:
   axes = []
   for name in table.values:
     points = table.table(name)
@@ -390,7 +321,7 @@ def _axes(table: _Checked) -> tuple[axes_lib.Axis, ...]:
 
 
 def _show(
-    table: _Checked, axes: Sequence[axes_lib.Axis]
+    table: toml_table.Table, axes: Sequence[axes_lib.Axis]
 ) -> experiment_show.Show:
   """Reads the form of the paper's table or figure."""
   kind = table.text('kind')
@@ -406,8 +337,8 @@ def _show(
     if name not in table.values:
       raise table.error(name, f'must be given for kind = {kind!r}.')
   fields = {name: table.texts(name) for name in table.values if name != 'kind'}
-  if kind == 'curves' and fields['x'] not in (
-      (name,) for name in experiment_show.CURVE_X
+  if kind == 'curves' and (
+      len(fields['x']) != 1 or fields['x'][0] not in experiment_show.CURVE_X
   ):
     raise table.error('x', f'must be {", ".join(experiment_show.CURVE_X)}.')
   show = experiment_show.Show(kind, **fields)
@@ -430,7 +361,9 @@ def _show(
   return show
 
 
-def _analysis(table: _Checked, axes: Sequence[axes_lib.Axis]) -> Analysis:
+def _analysis(
+    table: toml_table.Table, axes: Sequence[axes_lib.Axis]
+) -> Analysis:
   table.check_keys(_ANALYSIS_KEYS)
   name = table.text('name')
   runs = None
@@ -438,77 +371,9 @@ def _analysis(table: _Checked, axes: Sequence[axes_lib.Axis]) -> Analysis:
     runs = table.text('runs')
     if runs not in [axis.name for axis in axes]:
       raise table.error('runs', f'is {runs!r}, which is no axis.')
-  elif axes:
-    raise table.error('runs', 'must name the axis whose points are compared.')
   own = table.table('flags')
   return Analysis(
       name,
       runs,
       {key: _to_text(own, key, value) for key, value in own.values.items()},
   )
-
-
-def _read_paper(
-    path: pathlib.Path, experiment: Experiment
-) -> tuple[experiment_show.PaperNumber, ...]:
-  """Reads the numbers that the paper prints, if there is a file."""
-  if not path.exists():
-    return ()
-  if experiment.shown is None:
-    raise ValueError(f'{path}: has no effect, the experiment has no [show].')
-  show = experiment.shown
-  rows = list(csv.DictReader(io.StringIO(path.read_text(encoding='utf-8'))))
-  values = show.value or show.y
-  dimensions = list(show.shown_dimensions)
-  if len(values) > 1:
-    dimensions.append('column')
-  allowed = {
-      'column': list(values),
-      **{
-          axis.name: [point.label for point in axis.points]
-          for axis in experiment.axes
-      },
-  }
-  numbers = []
-  for line, row in enumerate(rows, start=2):
-    columns = sorted(name for name in row if name != 'deviation')
-    if columns != sorted([*dimensions, 'value']):
-      raise ValueError(
-          f'{path}: has the columns {", ".join(map(str, row))}, but must have'
-          f' {", ".join([*dimensions, "value"])}, and may have deviation.'
-      )
-    for name in dimensions:
-      if name in allowed and row[name] not in allowed[name]:
-        raise ValueError(
-            f'{path}: line {line}: {name} is {row[name]!r}, but must be one of'
-            f' {", ".join(allowed[name])}.'
-        )
-    labels = {name: row[name] for name in show.shown_dimensions}
-    if any(
-        number.labels == labels
-        and number.column == row.get('column', values[0])
-        for number in numbers
-    ):
-      raise ValueError(f'{path}: line {line}: {labels} is there twice.')
-    deviation = row.get('deviation') or None
-    numbers.append(
-        experiment_show.PaperNumber(
-            labels,
-            row.get('column', values[0]),
-            _number(path, line, row['value']),
-            None if deviation is None else _number(path, line, deviation),
-        )
-    )
-  if not numbers:
-    raise ValueError(f'{path}: has no numbers.')
-  return tuple(numbers)
-
-
-def _number(path: pathlib.Path, line: int, text: str) -> float:
-  try:
-    value = float(text)
-  except (TypeError, ValueError):
-    value = math.nan
-  if not math.isfinite(value):
-    raise ValueError(f'{path}: line {line}: {text!r} is no number.')
-  return value

@@ -186,8 +186,18 @@ def _check_analysis(
           f'{place}: {analysis.name} has no flag {name} that an experiment can'
           f' set.{spelling.suggestion(name, allowed)}'
       )
-  if analysis.runs is not None and analysis.name not in trained_models.PROGRAMS:
+  takes_runs = analysis.name in trained_models.PROGRAMS
+  if analysis.runs is not None and not takes_runs:
     raise ValueError(f'{place}: {analysis.name} takes no runs.')
+  if (
+      analysis.runs is None
+      and takes_runs
+      and analysis.name not in trained_models.WITHOUT_RUN
+  ):
+    raise ValueError(
+        f'{place}: {analysis.name} needs runs, the name of the axis whose'
+        ' points are compared.'
+    )
   try:
     cli.parse(
         known[analysis.name].define_flags,

@@ -24,6 +24,8 @@ from tff_bn.programs import run_folder
 from tff_bn.programs.analyses.position_aware import trained_models
 
 _PLOT = 'experiment'
+# The file with the results of clients that took no part in training.
+_HELD_OUT = 'held_out'
 _Runs = Sequence[tuple[comparison.Run, pathlib.Path]]
 
 
@@ -100,7 +102,7 @@ def _show(
     measurements = [
         measurement
         for run, path in finished
-        for measurement in _by_client(run, path)
+        for measurement in by_client(run, path, show.value)
     ]
   else:
     measurements = [
@@ -148,17 +150,39 @@ def _explain(numbers: experiment_numbers.Numbers) -> str:
   return text
 
 
-def _by_client(
-    run: comparison.Run, path: pathlib.Path
+def by_client(
+    run: comparison.Run, path: pathlib.Path, columns: Sequence[str]
 ) -> list[experiment_numbers.Measurement]:
-  """Evaluates the model that each client uses on the client's test data."""
-  evaluation = path / run_folder.EVALUATION
-  if not evaluation.exists():
-    # Its table has many rows.
-    with contextlib.redirect_stdout(io.StringIO()):
-      evaluate.evaluate(run.settings, path, path, reestimates_statistics=False)
-  with evaluation.open(encoding='utf-8') as file:
-    rows = [row for row in csv.DictReader(file) if row['client']]
+  """Returns the results on the clients' own test data.
+
+  Args:
+    run: The run.
+    path: Its folder.
+    columns: The columns that are shown: `client_test_accuracy` of the model
+      that each client uses, or `held_out_STATISTICS_accuracy` of clients that
+      took no part in training; in the same way, losses.
+
+  Returns:
+    The results.
+  """
+  found = []
+  if not all(column.startswith(_HELD_OUT) for column in columns):
+    evaluation = path / run_folder.EVALUATION
+    if not evaluation.exists():
+      # Its table has many rows.
+      with contextlib.redirect_stdout(io.StringIO()):
+        evaluate.evaluate(
+            run.settings, path, path, reestimates_statistics=False
+        )
+    for row in _read_csv(evaluation):
+      if row['client']:
+        # They are the same for one client.
+        found += [('test', row), ('client_test', row)]
+  held_out = path / f'{_HELD_OUT}.csv'
+  if held_out.exists():
+    found += [
+        (f'{_HELD_OUT}_{row["statistics"]}', row) for row in _read_csv(held_out)
+    ]
   return [
       experiment_numbers.Measurement(
           {**run.labels, experiment_show.CLIENT: row['client']},
@@ -166,12 +190,15 @@ def _by_client(
           f'{kind}_{name}',
           float(row[name]),
       )
-      for row in rows
+      for kind, row in found
       for name in ('accuracy', 'loss')
-      # They are the same for one client.
-      for kind in ('test', 'client_test')
-      if row[name]
+      if row[name] and f'{kind}_{name}' in columns
   ]
+
+
+def _read_csv(path: pathlib.Path) -> list[dict[str, str]]:
+  with path.open(encoding='utf-8') as file:
+    return list(csv.DictReader(file))
 
 
 def analysis_folder(

@@ -91,6 +91,7 @@ _IF_NOT_ZERO = {
     'samples_per_domain': '16',
     'server_learning_rate': '1',
     'server_momentum': '0.9',
+    'shuffle_times': '0.5',
     'train_share': '0.5',
 }
 _AT_MOST = {
@@ -321,8 +322,8 @@ def _shape(
   """Returns the shape and the number of classes of a dataset."""
   found: Optional[tuple[str, int]] = None
   if dataset.startswith(_GENERATED):
-    shape, num_classes, *_ = dataset.removeprefix(_GENERATED).split(':')
-    found = shape, int(num_classes)
+    first, second, *_ = dataset.removeprefix(_GENERATED).split(':')
+    found = first, int(second)
   else:
     # tfds:domainnet/real and folder:office_caltech10/amazon are parts of one.
     parts = re.split('[:/]', dataset.lower().removesuffix('.npz'))

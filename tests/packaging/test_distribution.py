@@ -29,7 +29,7 @@ _PINNED = {pin.partition('==')[0] for pin in dependencies.PINNED_PACKAGES}
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-  """A wheel of the working tree with a new package and a new preset."""
+  """A wheel of the working tree with a new package, preset and experiment."""
   source = tmp_path_factory.mktemp('source')
   for folder in (*_FOLDERS, 'tests'):
     shutil.copytree(
@@ -47,6 +47,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
   presets = source / 'programs' / 'presets'
   presets.mkdir(exist_ok=True)
   (presets / 'new.flags').touch()
+  experiments = source / 'programs' / 'experiments' / 'new'
+  experiments.mkdir(parents=True)
+  for name in ('table_1.toml', 'table_1.csv'):
+    (experiments / name).touch()
   target = tmp_path_factory.mktemp('wheel')
   command = [sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-index']
   command += ['--no-deps', '--no-build-isolation', '--wheel-dir', target, '.']
@@ -64,11 +68,21 @@ def _information(wheel: zipfile.ZipFile, name: str) -> str:
 
 
 def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
-  expected = {'tff_bn.pth', 'tff_bn/programs/presets/new.flags'}
+  expected = {
+      'tff_bn.pth',
+      'tff_bn/programs/presets/new.flags',
+      'tff_bn/programs/experiments/new/table_1.toml',
+      'tff_bn/programs/experiments/new/table_1.csv',
+  }
   for folder, package in _FOLDERS.items():
     expected |= {f'{package}/new/__init__.py'}
     expected |= {f'{package}/new/newer/__init__.py'}
-    for pattern in ('*.py', 'presets/*.flags'):
+    for pattern in (
+        '*.py',
+        'presets/*.flags',
+        'experiments/*/*.toml',
+        'experiments/*/*.csv',
+    ):
       expected |= {
           f'{package}/{path.relative_to(_ROOT / folder).as_posix()}'
           for path in (_ROOT / folder).rglob(pattern)

@@ -210,7 +210,6 @@ def test_a_missing_scale_is_an_error_that_says_which_there_are(write):
         ),
         ('rows = "method"', 'rows = 3', 'show.rows must be a text or a list'),
         ('runs = "method"', 'runs = "data2"', r"analyses\[0\].runs is 'data2'"),
-        ('runs = "method"', '', r'analyses\[0\].runs must name the axis'),
         (
             '["local_epochs"]',
             '["local_step"]',
@@ -354,6 +353,7 @@ def test_a_sweep_of_what_the_experiment_varies_is_refused(write, name):
             'has no flag num_round.*num_rounds',
         ),
         ('num_rounds = 10', 'run = "x"', 'has no flag run that'),
+        ('runs = "method"', '', 'weight_divergence needs runs'),
         (
             'num_rounds = 10',
             'num_rounds = 0',

@@ -18,6 +18,8 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
 
+# Analyses that do not need a run.
+WITHOUT_RUN = ('kept_share',)
 _COUNT = parsers.NumberParser(int, minimum=1)
 _SHARE = parsers.NumberParser(float, minimum=0, maximum=1)
 _NOT_NEGATIVE = parsers.NumberParser(float, minimum=0)
@@ -305,8 +307,8 @@ def _program(
     source: str,
     define_own: Callable[[flag_groups.Definer], None],
     *examples: str,
-    needs_run: bool = True,
 ) -> cli.Program:
+  needs_run = name not in WITHOUT_RUN
   return cli.Program(
       name=f'tff-bn-analyze {name}',
       description=f'{description} ({source} of the FedPAN paper).',
@@ -348,7 +350,6 @@ PROGRAMS = {
         _define_kept_share,
         '',
         '--run=runs/train --num_shuffles=0.1,0.2,0.5',
-        needs_run=False,
     ),
     'weight_divergence': _program(
         'weight_divergence',

@@ -1,0 +1,166 @@
+"""Tests of docs/experiments.md and of the script that writes it."""
+
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+
+from tff_bn.programs import experiment_files
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture(name='script')
+def fixture_script(monkeypatch):
+  path = _ROOT / 'scripts' / 'experiments_page.py'
+  spec = importlib.util.spec_from_file_location('experiments_page', path)
+  module = importlib.util.module_from_spec(spec)
+  monkeypatch.setitem(sys.modules, 'experiments_page', module)
+  spec.loader.exec_module(module)
+  return module
+
+
+def test_page_is_up_to_date(script):
+  text = script.PAGE.read_text(encoding='utf-8')
+
+  # After a change, run scripts/experiments_page.py.
+  assert text == script.page()
+
+
+_TOML = """
+title = "FedTAN, table 1: accuracy"
+finding = "Good."
+[flags]
+dataset = "digits"
+num_clients = 10
+clients_per_round = 4
+rounds = 100000
+local_steps = 5
+batch_size = 16
+model = "mlp3"
+seeds = "0,1"
+[axes.method]
+"a" = { algorithm = "fedavg" }
+"b" = { algorithm = "fedtan" }
+[show]
+kind = "table"
+rows = "method"
+value = "test_accuracy"
+[digits]
+[smoke.flags]
+dataset = "digits"
+"""
+
+
+@pytest.fixture(name='page')
+def fixture_page(script, tmp_path, monkeypatch):
+  """Writes files, and returns the page."""
+  monkeypatch.setattr(experiment_files, 'FOLDER', tmp_path)
+  monkeypatch.setattr(script, 'RESULTS', tmp_path)
+  monkeypatch.setattr(script, 'SECONDS', tmp_path / 'seconds.csv')
+  (tmp_path / 'seconds.csv').write_text(
+      'model,shape,seconds_per_example\nmlp3,8x8x1,0.001\n'
+  )
+
+  def page(toml=_TOML, result=None):
+    (tmp_path / 'fedtan').mkdir()
+    (tmp_path / 'fedtan' / 'table_1.toml').write_text(toml)
+    if result is not None:
+      (tmp_path / 'fedtan_table_1.md').write_text(result)
+    return script.page()
+
+  return page
+
+
+def _row(text):
+  (line,) = [x for x in text.splitlines() if x.startswith('| `fedtan/table_1`')]
+  return [cell.strip() for cell in line.strip('|').split('|')]
+
+
+def test_row_of_an_experiment(page):
+  # 4 runs of 100,000 rounds, 4 clients, 5 steps and 16 examples.
+  hours = 4 * 100_000 * 4 * 5 * 16 * 0.001 / 50 / 3600
+  text = page()
+
+  assert _row(text) == [
+      '`fedtan/table_1`',
+      'FedTAN, table 1: accuracy',
+      '`digits`',
+      '4',
+      f'{hours:.1f}',
+      'not run',
+  ]
+  assert '| `digits` | part of scikit-learn |' in text
+  assert '## FedTAN' in text
+
+
+def test_hours_of_epochs(page):
+  toml = _TOML.replace('local_steps = 5', 'local_epochs = 2').replace(
+      'dataset = "digits"', 'dataset = "tfds:mnist"', 1
+  )
+  toml = toml.replace('"mlp3"', '"mlp4"')
+
+  # The time of this model is not measured.
+  assert _row(page(toml))[4] == '–'
+
+
+@pytest.mark.parametrize(
+    'flags, expected',
+    [
+        (dict(local_steps=5, batch_size=16), 10 * 4 * 5 * 16),
+        (dict(local_epochs=2), 10 * 2 * 60_000 * 4 / 8),
+        (dict(local_epochs=1, samples_per_client=100), 10 * 8 * 100 * 4 / 8),
+        (dict(local_epochs=1, dataset='tfds:new'), None),
+    ],
+)
+def test_number_of_examples(script, flags, expected):
+  class Settings:
+    dataset = 'tfds:mnist'
+    num_clients = 8
+    clients_per_round = 4
+    rounds = 10
+    local_steps = None
+    local_epochs = None
+    samples_per_client = None
+    samples_per_domain = None
+
+  for name, value in flags.items():
+    setattr(Settings, name, value)
+
+  assert script.num_examples(Settings) == expected
+
+
+@pytest.mark.parametrize(
+    'rounds, expected', [(10, 'less than 0.1'), (5_000_000, '36')]
+)
+def test_hours_are_rounded(page, rounds, expected):
+  toml = _TOML.replace('rounds = 100000', f'rounds = {rounds}')
+
+  assert _row(page(toml))[4] == expected
+
+
+def test_domains_of_a_dataset_are_one(page):
+  toml = _TOML.replace(
+      'dataset = "digits"',
+      'dataset = "npz:abide/nyu.npz"\nmodel = "mlp3"',
+      1,
+  ).replace('model = "mlp3"\nseeds', 'seeds')
+
+  text = page(toml)
+
+  assert _row(text)[2] == '`npz:abide/*`'
+  assert '| `npz:abide/*` | a file that you put into the working' in text
+
+
+def test_result_of_the_digits_scale(page):
+  text = page(
+      result='# FedTAN, table 1: accuracy\n\n| method |\n\n- A sentence.\n\n'
+      '![The figure](plots/experiment.png)\n'
+  )
+
+  assert _row(text)[5] == '[result](#fedtan-table-1)'
+  end = text.partition('## Results at the digits scale')[2]
+  assert '<a name="fedtan-table-1"></a>' in end
+  assert '### FedTAN, table 1: accuracy\n| method |\n\n- A sentence.' in end
+  assert '![' not in text
