@@ -16,4 +16,4 @@ def test_all_runs_of_all_scales_pass_the_checks(name):
 def test_every_paper_is_run_at_the_smoke_scale():
   papers = {name.partition('/')[0] for name in experiment_files.names()}
 
-  assert papers <= {'fedpan', 'fedtan', 'fedbn', 'fbn', 'fedbs'}
+  assert papers <= {'fedpan', 'fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn'}

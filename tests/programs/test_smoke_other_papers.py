@@ -1,4 +1,4 @@
-"""Runs the experiments of all papers but FedPAN at the smoke scale."""
+"""Runs the experiments of all papers but FedPAN, and our own, at the smoke scale."""
 
 import shutil
 
@@ -18,7 +18,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'name', smoke_runs.names('fedtan', 'fedbn', 'fbn', 'fedbs')
+    'name', smoke_runs.names('fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn')
 )
 def test_experiment_finishes(runs, name):
   folder = runs.run(name)
