@@ -13,8 +13,6 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import comparison as comparison_lib
-from tff_bn.programs import experiment_flags
-from tff_bn.programs import experiment_plan
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 from tff_bn.programs import report
@@ -25,6 +23,8 @@ from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import sweeps
 from tff_bn.programs import train
+from tff_bn.programs.experiments import flags as experiment_flags
+from tff_bn.programs.experiments import plan as experiment_plan
 
 if TYPE_CHECKING:
   from tff_bn.programs import jobs
@@ -154,7 +154,7 @@ def _measure(experiment: experiment_plan.Plan) -> None:
     run_folder.check(folder, texts, overwrite=flags.overwrite)
     run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
     # Imported late, because it imports Matplotlib.
-    from tff_bn.programs import experiment_results
+    from tff_bn.programs.experiments import results as experiment_results
 
     experiment_results.write(experiment, folder)
 
@@ -202,16 +202,16 @@ def _compare(
   """Trains in folders that are claimed, and writes the results."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
-  from tff_bn.programs import experiment
   from tff_bn.programs import jobs
   from tff_bn.programs import parallel
+  from tff_bn.programs import run_building
   from tff_bn.runtime import devices
 
   runs = comparison.trained()
   builder = jobs.Builder()
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
-      experiment.divide_cores([run.settings for run in runs])
+      run_building.divide_cores([run.settings for run in runs])
       if flags.jobs > 1:
         devices.share_gpus()
       stack.enter_context(runtime.enter())
@@ -244,7 +244,7 @@ def _compare(
       failed = jobs.train(builder, tasks)
   _write_results(flags, comparison, folder, folders, builder)
   if planned is not None:
-    from tff_bn.programs import experiment_results
+    from tff_bn.programs.experiments import results as experiment_results
 
     experiment_results.write(planned, folder)
   if failed:

@@ -124,12 +124,12 @@ def evaluate(
   """
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
-  from tff_bn.programs import experiment
   from tff_bn.programs import model_evaluation
   from tff_bn.programs import report
+  from tff_bn.programs import run_building
 
   with cli.checking_input():
-    saved, model = experiment.load_models(settings, run)
+    saved, model = run_building.load_models(settings, run)
     if reestimates_statistics and not model.has_batch_norm:
       raise ValueError(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
@@ -137,7 +137,7 @@ def evaluate(
       )
     data = model_evaluation.scale_as_in_training(
         saved,
-        experiment.split_dataset(
+        run_building.split_dataset(
             dataclasses.replace(settings, pixel_scaling=None), settings.load()
         ),
     )
@@ -167,12 +167,12 @@ def _export(
 ) -> None:
   """Writes the models of clients as Keras files into a folder."""
   dependencies.require_tff()
-  from tff_bn.programs import experiment
+  from tff_bn.programs import run_building
   from tff_bn.training import saved_models
 
   numbers = dict.fromkeys(client_ids, 0)
   with cli.checking_input():
-    saved, model = experiment.load_models(settings, run)
+    saved, model = run_building.load_models(settings, run)
     if not saved.client_ids:
       raise ValueError(
           f'--export_client={",".join(client_ids)} has no effect: the clients'
@@ -182,12 +182,12 @@ def _export(
     new = [c for c in client_ids if c not in saved.client_ids]
     # The data need not be there for clients that took part.
     if new:
-      data = experiment.split_dataset(settings, settings.load())
+      data = run_building.split_dataset(settings, settings.load())
       for client_id in new:
         _check_client(client_id, data.client_ids)
         numbers[client_id] = data.client_number(client_id)
   for client_id, number in numbers.items():
-    weights = experiment.client_weights(
+    weights = run_building.client_weights(
         settings, saved, model, client_id, number
     )
     path = (

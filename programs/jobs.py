@@ -14,14 +14,13 @@ from typing import Any, NamedTuple, Optional
 
 from tff_bn import data as tff_bn_data
 from tff_bn import training
-from tff_bn.data import splits
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs import data_flags
-from tff_bn.programs import experiment
 from tff_bn.programs import held_out
 from tff_bn.programs import model_flags
 from tff_bn.programs import registry
+from tff_bn.programs import run_building
 from tff_bn.programs import run_data
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
@@ -125,10 +124,10 @@ class Builder:
     batch_norm = registry.find(settings.algorithm).batch_norm
     built_flags, model = split.models.get(batch_norm, (None, None))
     if model is None or built_flags != flags:
-      model = experiment.build_model(settings, split.data)
+      model = run_building.build_model(settings, split.data)
       split.models[batch_norm] = flags, model
     held_out.check_model(settings, model)
-    process = experiment.build_process(
+    process = run_building.build_process(
         settings, model, len(split.data.client_ids)
     )
     seconds = time.monotonic() - start
@@ -150,39 +149,47 @@ class Builder:
     return self._split
 
 
-def dataset_key(settings: settings_lib.RunSettings) -> data_flags.DataFlags:
-  """Returns the data flags without those that only decide the split."""
-  parameters = [split.parameter for split in splits.SPLITS.values()]
-  changes: dict[str, Any] = dict.fromkeys(
-      ('split', 'num_clients', *filter(None, parameters))
-  )
-  return dataclasses.replace(settings.part(data_flags.DataFlags), **changes)
+def dataset_key(settings: settings_lib.RunSettings) -> tuple[Any, ...]:
+  """Returns the flags that decide which dataset is loaded."""
+  return settings.dataset, settings.data_dir, settings.image_size
 
 
 def check(builder: Builder, tasks: Iterable[Task]) -> None:
-  """Builds all runs, to find mistakes before the first one starts.
+  """Builds what the runs need, to find mistakes before the first one starts.
 
   Args:
     builder: Builds the runs.
-    tasks: The runs; finished ones are skipped. A process is built for one seed
-      only.
+    tasks: The runs; finished ones are skipped. The data of each run is built.
+      Runs that differ only in the seed or in the split over as many clients
+      have the same process, which is built once.
 
   Raises:
     ValueError: If the data, a model or a process can't be built.
   """
-  by_dataset: dict[data_flags.DataFlags, list[Task]] = {}
+  by_dataset: dict[tuple[Any, ...], list[Task]] = {}
   for task in tasks:
     if not task.is_finished:
       by_dataset.setdefault(dataset_key(task.settings), []).append(task)
   built = set()
   for group in by_dataset.values():
     for task in group:
-      builder.data(task.settings)
-      without_seed = dataclasses.replace(task.settings, seed=0)
-      if without_seed not in built:
+      num_clients = len(builder.data(task.settings).client_ids)
+      process = _without_split(task.settings), num_clients
+      if process not in built:
         builder.build(task.settings, task.folder)
-        built.add(without_seed)
+        built.add(process)
         _free_memory()
+
+
+def _without_split(
+    settings: settings_lib.RunSettings,
+) -> settings_lib.RunSettings:
+  """Returns settings without the seed and the flags of the split."""
+  kept = ('dataset', 'data_dir', 'image_size', 'num_clients')
+  changes: dict[str, Any] = {
+      name: None for name in data_flags.DataFlags.specs() if name not in kept
+  }
+  return dataclasses.replace(settings, seed=0, **changes)
 
 
 def describe_data(
@@ -274,7 +281,7 @@ def train_one(job: Job) -> None:
       job.process,
       job.model,
       job.data,
-      experiment.training_config(job.settings),
+      run_building.training_config(job.settings),
       job.folder,
       train_on_union=registry.find(job.settings.algorithm).trains_on_union,
       settings={

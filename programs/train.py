@@ -99,14 +99,14 @@ def _train_and_plot(
 ) -> None:
   """Trains one model and draws its metrics."""
   # Imported late: this takes seconds, and wrong flags are found without it.
-  from tff_bn.programs import experiment
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
   from tff_bn.programs import report
+  from tff_bn.programs import run_building
 
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
-      experiment.divide_cores([settings])
+      run_building.divide_cores([settings])
       stack.enter_context(runtime.enter())
       job = jobs.Builder().build(settings, folder)
       run_folder.begin(

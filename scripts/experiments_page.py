@@ -10,11 +10,11 @@ import pathlib
 import re
 from typing import Optional
 
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_plan
-from tff_bn.programs import experiment_smoke
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import tables
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import plan as experiment_plan
+from tff_bn.programs.experiments import smoke as experiment_smoke
 
 _ROOT = pathlib.Path(__file__).parents[1]
 PAGE = _ROOT / 'docs' / 'experiments.md'

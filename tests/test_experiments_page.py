@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tff_bn.programs import experiment_files
+from tff_bn.programs.experiments import files as experiment_files
 
 _ROOT = pathlib.Path(__file__).parents[1]
 

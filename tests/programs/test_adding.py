@@ -18,11 +18,11 @@ from tff_bn.aggregators import robust_rule
 from tff_bn.data import splits
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
-from tff_bn.programs import experiment
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
 from tff_bn.programs import registry
 from tff_bn.programs import robustness_flags
+from tff_bn.programs import run_building
 from tff_bn.programs import run_flags
 from tff_bn.programs import settings
 from tff_bn.programs import train
@@ -60,7 +60,7 @@ def _split_by_parity(task):
 
 def _print_label_shares(flags):
   run_settings = finished_run.read_settings(pathlib.Path(flags.run))
-  data = experiment.split_dataset(run_settings, run_settings.load())
+  data = run_building.split_dataset(run_settings, run_settings.load())
   counts = data.label_distribution()
   print('Even labels:', *(counts[:, ::2].sum(axis=1) / counts.sum(axis=1)))
 
@@ -120,10 +120,10 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
     added.setattr(training_flags, 'TrainingFlags', _TrainingFlags)
     added.setattr(settings, 'RunSettings', _RunSettings)
     added.setattr(
-        experiment,
+        run_building,
         'METRICS',
         [
-            *experiment.METRICS,
+            *run_building.METRICS,
             lambda: keras.metrics.SparseTopKCategoricalAccuracy(3, name='top3'),
         ],
     )

@@ -2,14 +2,16 @@
 
 import gc
 import pathlib
+import types
 import weakref
 
 import pytest
 
 from tff_bn.programs import cli
 from tff_bn.programs import compare
-from tff_bn.programs import experiment
 from tff_bn.programs import jobs
+from tff_bn.programs import run_building
+from tff_bn.programs import run_data
 
 _FOLDER = pathlib.Path('unused')
 
@@ -38,11 +40,11 @@ def counted(monkeypatch):
 
     monkeypatch.setattr(owner, name, counting)
 
-  count(experiment, 'build_model')
-  count(experiment.DataRecipe, 'split')
+  count(run_building, 'build_model')
+  count(run_data.DataRecipe, 'split_and_hold_out')
   count(type(_runs()[0]), 'load')
   monkeypatch.setattr(
-      experiment,
+      run_building,
       'build_process',
       lambda settings, *_: counts.setdefault('processes', []).append(settings),
   )
@@ -54,7 +56,7 @@ def test_consecutive_runs_share_what_is_equal(counted):
   for settings in _runs('--algorithms=fedavg,fbn', '--sweep=local_steps=1,2'):
     builder.build(settings, _FOLDER)
   assert counted.pop('processes')
-  assert counted == dict(load=1, split=1, build_model=1)
+  assert counted == dict(load=1, split_and_hold_out=1, build_model=1)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,7 @@ def test_consecutive_runs_share_what_is_equal(counted):
         ('dataset=digits,digits_domains', 2, 2, 2),
         ('image_size=8x8,4x4', 2, 2, 2),
         ('num_clients=4,5', 1, 2, 2),
+        ('train_share=0.5,0.6', 1, 2, 2),
         ('split=iid,unbalanced', 1, 2, 2),
         ('classes_per_client=1,2', 1, 2, 2),
         ('model=mlp3,mlp4', 1, 1, 2),
@@ -76,7 +79,9 @@ def test_what_differs_is_built_again(counted, sweep, loads, splits, models):
       for settings in _runs('--algorithms=fedavg', f'--sweep={sweep}')
   ]
   assert len(counted.pop('processes')) == 2
-  assert counted == dict(load=loads, split=splits, build_model=models)
+  assert counted == dict(
+      load=loads, split_and_hold_out=splits, build_model=models
+  )
   assert built[0].model is not built[1].model
   assert (built[0].data is built[1].data) == (splits == 1)
 
@@ -86,7 +91,7 @@ def test_seeds_have_own_splits_and_models(counted):
   for settings in _runs('--algorithms=fedavg', '--seeds=0,1'):
     builder.build(settings, _FOLDER)
   del counted['processes']
-  assert counted == dict(load=1, split=2, build_model=2)
+  assert counted == dict(load=1, split_and_hold_out=2, build_model=2)
 
 
 def _tasks(*arguments, finished=()):
@@ -107,7 +112,7 @@ def test_check_builds_every_process_once(counted):
   jobs.check(jobs.Builder(), tasks)
   # Each dataset is loaded once, although each seed has both.
   assert counted['load'] == 2
-  assert counted['split'] == 2 * 3
+  assert counted['split_and_hold_out'] == 2 * 3
   built = counted['processes']
   # The finished run is not built, but with another seed.
   assert len(built) == 2 * 2 * 2
@@ -115,6 +120,18 @@ def test_check_builds_every_process_once(counted):
       (s.algorithm, s.dataset, s.local_steps)
       for s in (task.settings for task in tasks)
   }
+
+
+def test_check_builds_one_process_for_all_splits(counted):
+  tasks = _tasks(
+      '--algorithms=fbn',
+      '--split=gamma',
+      '--sweep=gamma=0,0.1,1',
+      '--sweep=num_clients=4,5',
+  )
+  jobs.check(jobs.Builder(), tasks)
+  assert counted['split_and_hold_out'] == 2 * 3
+  assert [s.num_clients for s in counted['processes']] == [4, 5]
 
 
 def test_check_finds_a_split_that_is_impossible_with_a_later_run():
@@ -154,7 +171,7 @@ class _Builder:
     self.references = []
 
   def data(self, settings):
-    return settings
+    return types.SimpleNamespace(client_ids=range(settings.num_clients))
 
   def build(self, settings, folder):
     # Nothing is left of the previous one.

@@ -23,8 +23,8 @@ from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import tied_units
 from tff_bn.processes.stateful_process import StatefulLearningProcess
-from tff_bn.programs import experiment
 from tff_bn.programs import report
+from tff_bn.programs import run_building
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import saved_models
 
@@ -77,11 +77,11 @@ class AnalyzedRun:
   @functools.cached_property
   def local_training(self) -> StatefulLearningProcess:
     """The clients' local training; their state has all variables by name."""
-    return experiment.build_local_training(self.settings, self.model)
+    return run_building.build_local_training(self.settings, self.model)
 
   def client_weights(self, client_id: str) -> ModelWeights:
     """Returns the weights with which a client begins a round."""
-    return experiment.client_weights(
+    return run_building.client_weights(
         self.settings,
         self.saved,
         self.model,
@@ -240,7 +240,7 @@ class AnalyzedRun:
       settings = dataclasses.replace(
           self.settings, seed=int(rng.integers(2**32))
       )
-      model = experiment.build_model(settings, self.data)
+      model = run_building.build_model(settings, self.data)
       starts[f'half {number + 1}'] = model.initial_weights
     on_halves = dataclasses.replace(
         self,
@@ -312,8 +312,8 @@ def load(
     key = (settings.dataset, settings.data_dir, settings.image_size)
     if key not in datasets:
       datasets[key] = settings.load()
-    data = experiment.split_dataset(settings, datasets[key])
-    saved, model = experiment.load_models(settings, folder)
+    data = run_building.split_dataset(settings, datasets[key])
+    saved, model = run_building.load_models(settings, folder)
     runs.append(
         AnalyzedRun(
             name, folder, settings, data, model, saved.weights(model), saved

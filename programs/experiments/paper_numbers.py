@@ -8,7 +8,7 @@ import pathlib
 from typing import Optional
 
 from tff_bn.programs import axes as axes_lib
-from tff_bn.programs import experiment_show
+from tff_bn.programs.experiments import show as experiment_show
 
 
 def read(

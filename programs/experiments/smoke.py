@@ -16,9 +16,9 @@ from tff_bn.data import names as data_names
 from tff_bn.data import splits
 from tff_bn.programs import analyze
 from tff_bn.programs import axes as axes_lib
-from tff_bn.programs import experiment_files
 from tff_bn.programs import parsers
 from tff_bn.programs import registry
+from tff_bn.programs.experiments import files as experiment_files
 
 _GENERATED = 'generated:'
 _DOMAINS = 'domains:'

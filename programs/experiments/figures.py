@@ -9,13 +9,13 @@ from matplotlib import image as mpl_image
 from matplotlib import ticker
 import numpy as np
 
-from tff_bn.programs import experiment_numbers
-from tff_bn.programs import experiment_show
 from tff_bn.programs import figures
 from tff_bn.programs import plots
 from tff_bn.programs import report
-from tff_bn.programs.experiment_numbers import Number
-from tff_bn.programs.experiment_numbers import Numbers
+from tff_bn.programs.experiments import numbers as experiment_numbers
+from tff_bn.programs.experiments import show as experiment_show
+from tff_bn.programs.experiments.numbers import Number
+from tff_bn.programs.experiments.numbers import Numbers
 
 _PANEL_WIDTH = 4.0
 _PANEL_HEIGHT = 3.4

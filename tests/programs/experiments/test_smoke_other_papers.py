@@ -1,4 +1,4 @@
-"""Runs the experiments of all papers but FedPAN, and our own, at the smoke scale."""
+"""Runs the experiments of all papers but FedPAN, at the smoke scale."""
 
 import shutil
 

@@ -11,10 +11,10 @@ from tff_bn.programs import analyze
 from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import cli
 from tff_bn.programs import comparison
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_flags
-from tff_bn.programs import experiment_smoke
 from tff_bn.programs.analyses.position_aware import trained_models
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import flags as experiment_flags
+from tff_bn.programs.experiments import smoke as experiment_smoke
 from tff_bn.programs.parsed_flags import ParsedFlags
 from tff_bn.programs.parsed_flags import Source
 

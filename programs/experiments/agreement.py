@@ -5,11 +5,11 @@ import itertools
 import math
 from typing import Optional
 
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_numbers
-from tff_bn.programs import experiment_show
-from tff_bn.programs.experiment_numbers import Number
-from tff_bn.programs.experiment_numbers import Numbers
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import numbers as experiment_numbers
+from tff_bn.programs.experiments import show as experiment_show
+from tff_bn.programs.experiments.numbers import Number
+from tff_bn.programs.experiments.numbers import Numbers
 
 _MAX_PAIRS = 5
 

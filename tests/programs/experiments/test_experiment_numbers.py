@@ -6,10 +6,10 @@ import csv_rows
 import pytest
 
 from tff_bn.programs import axes
-from tff_bn.programs import experiment_agreement
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_numbers
-from tff_bn.programs import experiment_show
+from tff_bn.programs.experiments import agreement as experiment_agreement
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import numbers as experiment_numbers
+from tff_bn.programs.experiments import show as experiment_show
 
 _TABLE = experiment_show.Show(
     'table', rows=('method',), columns=('data',), value=('test_accuracy',)

@@ -7,9 +7,9 @@ import pytest
 from tff_bn.programs import axes
 from tff_bn.programs import cli
 from tff_bn.programs import compare
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_plan
-from tff_bn.programs import experiment_show
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import plan as experiment_plan
+from tff_bn.programs.experiments import show as experiment_show
 
 _TOML = """
 title = "New, table 1: accuracy"

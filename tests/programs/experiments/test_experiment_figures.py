@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tff_bn.programs import experiment_figures
-from tff_bn.programs import experiment_numbers
-from tff_bn.programs import experiment_show
 from tff_bn.programs import figures
 from tff_bn.programs import report
+from tff_bn.programs.experiments import figures as experiment_figures
+from tff_bn.programs.experiments import numbers as experiment_numbers
+from tff_bn.programs.experiments import show as experiment_show
 
 _LABELS = {
     'method': ('a', 'b'),

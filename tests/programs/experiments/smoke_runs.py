@@ -4,9 +4,9 @@ import shutil
 
 from tff_bn.programs import cli
 from tff_bn.programs import compare
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_plan
 from tff_bn.programs import run_folder
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import plan as experiment_plan
 
 _SCALE = f'--scale={experiment_files.SMOKE}'
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_plan
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import plan as experiment_plan
 
 
 @pytest.mark.parametrize('name', experiment_files.names())

@@ -11,8 +11,8 @@ import statistics
 from typing import NamedTuple, Optional
 
 from tff_bn.programs import axes as axes_lib
-from tff_bn.programs import experiment_show
 from tff_bn.programs import tables
+from tff_bn.programs.experiments import show as experiment_show
 
 # The labels of a cell in the order of `Show.shown_dimensions`, and the column.
 Key = tuple[tuple[str, ...], str]

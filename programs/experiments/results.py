@@ -12,16 +12,16 @@ from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import comparison
 from tff_bn.programs import evaluate
-from tff_bn.programs import experiment_agreement
-from tff_bn.programs import experiment_figures
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_numbers
-from tff_bn.programs import experiment_plan
-from tff_bn.programs import experiment_show
 from tff_bn.programs import figures
 from tff_bn.programs import report
 from tff_bn.programs import run_folder
 from tff_bn.programs.analyses.position_aware import trained_models
+from tff_bn.programs.experiments import agreement as experiment_agreement
+from tff_bn.programs.experiments import figures as experiment_figures
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import numbers as experiment_numbers
+from tff_bn.programs.experiments import plan as experiment_plan
+from tff_bn.programs.experiments import show as experiment_show
 
 _PLOT = 'experiment'
 # The file with the results of clients that took no part in training.

@@ -5,9 +5,9 @@ import pytest
 from tff_bn.data import names as data_names
 from tff_bn.programs import axes
 from tff_bn.programs import data_flags
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_plan
-from tff_bn.programs import experiment_smoke
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import plan as experiment_plan
+from tff_bn.programs.experiments import smoke as experiment_smoke
 
 
 def _reduced(overrides=None, removed=(), **flags):

@@ -4,10 +4,10 @@ import itertools
 
 from absl import flags as absl_flags
 
-from tff_bn.programs import experiment_files
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 from tff_bn.programs import settings as settings_lib
+from tff_bn.programs.experiments import files as experiment_files
 from tff_bn.programs.parsed_flags import ParsedFlags
 from tff_bn.programs.parsed_flags import Source
 

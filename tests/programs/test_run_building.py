@@ -15,9 +15,9 @@ from tff_bn import runtime
 from tff_bn.common import cores
 from tff_bn.keras_model.partition import Role
 from tff_bn.programs import cli
-from tff_bn.programs import experiment
 from tff_bn.programs import jobs
 from tff_bn.programs import registry
+from tff_bn.programs import run_building
 from tff_bn.programs import run_data
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
@@ -43,19 +43,19 @@ def test_the_clients_of_a_round_share_the_cores(monkeypatch, runs, expected):
   numbers = []
   monkeypatch.setattr(runtime, 'divide_cores', numbers.append)
   monkeypatch.setattr(cores, 'num_cores', lambda: 6)
-  experiment.divide_cores([_settings(*arguments) for arguments in runs])
+  run_building.divide_cores([_settings(*arguments) for arguments in runs])
   assert numbers == [expected]
 
 
 def test_cores_stay_as_they_are_if_tensorflow_is_in_use(monkeypatch):
   monkeypatch.delenv('TF_NUM_INTRAOP_THREADS', raising=False)
   tf.constant(0)
-  experiment.divide_cores([_settings('--num_clients=1000')])
+  run_building.divide_cores([_settings('--num_clients=1000')])
 
 
 def _data(*arguments):
   settings = _settings(*arguments)
-  return experiment.split_dataset(settings, settings.load())
+  return run_building.split_dataset(settings, settings.load())
 
 
 def _built(monkeypatch, *arguments):
@@ -74,7 +74,7 @@ def _built(monkeypatch, *arguments):
   algorithm = registry.find(settings.algorithm)
   entry = algorithm.correction or algorithm
   monkeypatch.setattr(algorithms, entry.builder_name, build)
-  assert experiment.build_process(settings, 'a model', 7) == 'a process'
+  assert run_building.build_process(settings, 'a model', 7) == 'a process'
   (call,) = calls
   assert call.model == 'a model'
   return call
@@ -119,8 +119,8 @@ def test_name_decides_what_clients_keep(name, local):
   settings = _settings(
       f'--algorithm={name}', '--model=mlp3', '--local_steps=1', *arguments
   )
-  model = experiment.build_model(settings, _data())
-  process = experiment.build_process(settings, model, 10)
+  model = run_building.build_model(settings, _data())
+  process = run_building.build_process(settings, model, 10)
   if local is None:
     assert isinstance(process, tff.learning.templates.LearningProcess)
     return
@@ -207,7 +207,7 @@ def test_seed_decides_the_initial_weights():
   def weights(*arguments):
     settings = _settings('--model=mlp3', *arguments)
     tf.random.uniform([])  # Earlier draws make no difference.
-    model = experiment.build_model(settings, _data(*arguments))
+    model = run_building.build_model(settings, _data(*arguments))
     return [np.asarray(v) for v in model.initial_weights.trainable]
 
   for a, b in zip(weights('--seed=3'), weights('--seed=3')):
@@ -218,9 +218,9 @@ def test_seed_decides_the_initial_weights():
 def test_model_settings_reach_the_model():
   data = _data()
   settings = _settings('--model=mlp3')
-  assert experiment.build_model(settings, data).has_batch_norm
+  assert run_building.build_model(settings, data).has_batch_norm
   settings = _settings('--model=mlp3', '--normalization=group2')
-  model = experiment.build_model(settings, data)
+  model = run_building.build_model(settings, data)
   assert not model.has_batch_norm
   (layer,) = [
       layer
@@ -237,11 +237,11 @@ def test_model_settings_reach_the_model():
 def test_precision_reaches_the_model(precision):
   data = _data()
   settings = _settings('--model=mlp3', f'--precision={precision}')
-  model = experiment.build_model(settings, data)
+  model = run_building.build_model(settings, data)
   assert model.keras_model.get_layer('hidden').dtype_policy.name == precision
   assert {variable.dtype for variable in model.variables} == {tf.float32}
   # What is not given is float32.
-  model = experiment.build_model(_settings('--model=mlp3'), data)
+  model = run_building.build_model(_settings('--model=mlp3'), data)
   assert model.keras_model.get_layer('hidden').compute_dtype == 'float32'
 
 
@@ -644,11 +644,11 @@ def test_correction_of_an_algorithm_with_arguments(monkeypatch):
 
 def test_position_encodings_reach_the_model():
   arguments = ('--model=mlp3', '--seed=3')
-  plain = experiment.build_model(_settings(*arguments), _data())
+  plain = run_building.build_model(_settings(*arguments), _data())
   settings = _settings(
       *arguments, '--pan=multiply', '--pan_amplitude=0.5', '--pan_period=2'
   )
-  model = experiment.build_model(settings, _data())
+  model = run_building.build_model(settings, _data())
   encoding = model.keras_model.get_layer('hidden_position')
   assert (encoding.mode, encoding.amplitude, encoding.period) == (
       *('multiply', 0.5, 2),
@@ -664,10 +664,10 @@ def test_personal_position_encodings_reach_the_model_and_the_process():
   settings = _settings(
       *('--model=mlp3', '--seed=3', '--pan=add', '--pan_personal_share=0.5')
   )
-  model = experiment.build_model(settings, _data())
+  model = run_building.build_model(settings, _data())
   encoding = model.keras_model.get_layer('hidden_position')
   assert encoding.personal_share == 0.5
-  process = experiment.build_process(settings, model, 10)
+  process = run_building.build_process(settings, model, 10)
   client = process.personalize(collections.OrderedDict(), 4)
   # --seed, the client's number.
   expected = np.random.default_rng([3, 4, 0x70686173]).random(dtype=np.float32)
@@ -724,7 +724,7 @@ def test_server_optimizer(monkeypatch, arguments, expected):
 
 
 def test_training_config():
-  config = experiment.training_config(
+  config = run_building.training_config(
       _settings(
           '--rounds=11',
           '--clients_per_round=2',
@@ -798,7 +798,7 @@ def test_held_out_clients_are_not_in_the_data(monkeypatch):
       'build_rule',
       lambda self, target, seed, num_clients: numbers.append(num_clients),
   )
-  experiment._rule(settings, 'model')
+  run_building._rule(settings, 'model')
   assert numbers == [3]
 
 
@@ -839,5 +839,5 @@ def test_adam_and_shuffles_reach_the_builder(monkeypatch):
 
 def test_projection_head_reaches_the_model():
   settings = _settings('--model=mlp3', '--moon_projection=7')
-  model = experiment.build_model(settings, _data())
+  model = run_building.build_model(settings, _data())
   assert model.keras_model.get_layer('projection').units == 7

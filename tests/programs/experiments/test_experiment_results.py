@@ -8,8 +8,8 @@ import tiny_runs
 
 from tff_bn.programs import compare
 from tff_bn.programs import comparison
-from tff_bn.programs import experiment_files
-from tff_bn.programs import experiment_results
+from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.programs.experiments import results as experiment_results
 
 _TOML = """
 title = "New, table 1: accuracy in %"

@@ -13,13 +13,13 @@ from typing import Any, Optional
 
 from tff_bn.common import spelling
 from tff_bn.programs import axes as axes_lib
-from tff_bn.programs import experiment_paper
-from tff_bn.programs import experiment_show
 from tff_bn.programs import parsers
 from tff_bn.programs import settings as settings_lib
-from tff_bn.programs import toml_table
+from tff_bn.programs.experiments import paper_numbers as experiment_paper
+from tff_bn.programs.experiments import show as experiment_show
+from tff_bn.programs.experiments import toml_table
 
-FOLDER = pathlib.Path(__file__).parent / 'experiments'
+FOLDER = pathlib.Path(__file__).parent
 PAPER = 'paper'
 DIGITS = 'digits'
 SMOKE = 'smoke'

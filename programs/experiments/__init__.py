@@ -1,0 +1,1 @@
+"""The papers' experiments: their files, and what the programs do with them."""
