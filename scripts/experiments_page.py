@@ -29,7 +29,8 @@ _PAPERS = {
     'fbn': 'FBN (Guerraoui et al., arXiv:2405.14670)',
     'fedbn': 'FedBN (Li et al., ICLR 2021, arXiv:2102.07623)',
     'fedpan': 'FedPAN (Li et al., CVPR 2022)',
-    'fedbs': 'FedBS',
+    'fedbs': 'FedBS (Janati Idrissi et al., ICTAI 2021)',
+    'tff_bn': 'Our own',
 }
 # The number of training examples, by the last part of a dataset's name.
 _NUM_TRAIN = {
@@ -188,7 +189,8 @@ def _hours(
   return f'{hours:.1f}' if hours < 10 else f'{hours:.0f}'
 
 
-def _result_path(name: str) -> pathlib.Path:
+def result_path(name: str) -> pathlib.Path:
+  """Returns where the result of an experiment is kept."""
   return RESULTS / f'{name.replace("/", "_")}.md'
 
 
@@ -201,7 +203,7 @@ def _rows(names: list[str]) -> Iterator[list[str]]:
     result = '–'
     if 'digits' in plans:
       result = 'not run'
-      if _result_path(name).exists():
+      if result_path(name).exists():
         result = f'[result](#{_anchor(name)})'
     yield [
         f'`{name}`',
@@ -219,7 +221,7 @@ def _anchor(name: str) -> str:
 
 def _result(name: str) -> list[str]:
   """Returns the result at the digits scale, as a section."""
-  text = _result_path(name).read_text(encoding='utf-8')
+  text = result_path(name).read_text(encoding='utf-8')
   lines = text.splitlines()
   body = '\n'.join(
       line for line in lines[1:] if not line.startswith(('![', 'Analysis '))
@@ -251,7 +253,7 @@ def page() -> str:
     titles = ['--experiment=', 'shows', 'data', 'runs', 'GPU hours', 'digits']
     rows = [titles, *_rows(list(group))]
     blocks.append(tables.markdown(rows, num_labels=3))
-  finished = [name for name in names if _result_path(name).exists()]
+  finished = [name for name in names if result_path(name).exists()]
   if finished:
     blocks.append('\n## Results at the digits scale\n')
     for name in finished:

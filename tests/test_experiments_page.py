@@ -1,31 +1,16 @@
 """Tests of docs/experiments.md and of the script that writes it."""
 
-import importlib.util
-import pathlib
-import sys
-
+import experiments_page
 import pytest
 
 from tff_bn.programs.experiments import files as experiment_files
 
-_ROOT = pathlib.Path(__file__).parents[1]
 
-
-@pytest.fixture(name='script')
-def fixture_script(monkeypatch):
-  path = _ROOT / 'scripts' / 'experiments_page.py'
-  spec = importlib.util.spec_from_file_location('experiments_page', path)
-  module = importlib.util.module_from_spec(spec)
-  monkeypatch.setitem(sys.modules, 'experiments_page', module)
-  spec.loader.exec_module(module)
-  return module
-
-
-def test_page_is_up_to_date(script):
-  text = script.PAGE.read_text(encoding='utf-8')
+def test_page_is_up_to_date():
+  text = experiments_page.PAGE.read_text(encoding='utf-8')
 
   # After a change, run scripts/experiments_page.py.
-  assert text == script.page()
+  assert text == experiments_page.page()
 
 
 _TOML = """
@@ -54,11 +39,11 @@ dataset = "digits"
 
 
 @pytest.fixture(name='page')
-def fixture_page(script, tmp_path, monkeypatch):
+def fixture_page(tmp_path, monkeypatch):
   """Writes files, and returns the page."""
   monkeypatch.setattr(experiment_files, 'FOLDER', tmp_path)
-  monkeypatch.setattr(script, 'RESULTS', tmp_path)
-  monkeypatch.setattr(script, 'SECONDS', tmp_path / 'seconds.csv')
+  monkeypatch.setattr(experiments_page, 'RESULTS', tmp_path)
+  monkeypatch.setattr(experiments_page, 'SECONDS', tmp_path / 'seconds.csv')
   (tmp_path / 'seconds.csv').write_text(
       'model,shape,seconds_per_example\nmlp3,8x8x1,0.001\n'
   )
@@ -68,7 +53,7 @@ def fixture_page(script, tmp_path, monkeypatch):
     (tmp_path / 'fedtan' / 'table_1.toml').write_text(toml)
     if result is not None:
       (tmp_path / 'fedtan_table_1.md').write_text(result)
-    return script.page()
+    return experiments_page.page()
 
   return page
 
@@ -114,7 +99,7 @@ def test_hours_of_epochs(page):
         (dict(local_epochs=1, dataset='tfds:new'), None),
     ],
 )
-def test_number_of_examples(script, flags, expected):
+def test_number_of_examples(flags, expected):
   class Settings:
     dataset = 'tfds:mnist'
     num_clients = 8
@@ -128,7 +113,7 @@ def test_number_of_examples(script, flags, expected):
   for name, value in flags.items():
     setattr(Settings, name, value)
 
-  assert script.num_examples(Settings) == expected
+  assert experiments_page.num_examples(Settings) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,25 @@
 
 import shutil
 
+import experiment_runs
 import pytest
-import smoke_runs
+import smoke_names
 
 from tff_bn.programs import run_folder
+from tff_bn.programs.experiments import files as experiment_files
 
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
   folder = tmp_path_factory.mktemp('smoke')
-  yield smoke_runs.SmokeRuns(folder)
+  yield experiment_runs.ExperimentRuns(folder, experiment_files.SMOKE)
   # The models of all runs take gigabytes.
   shutil.rmtree(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'name', smoke_runs.names('fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn')
+    'name', smoke_names.names('fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn')
 )
 def test_experiment_finishes(runs, name):
   folder = runs.run(name)

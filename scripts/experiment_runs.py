@@ -1,0 +1,62 @@
+"""Runs experiments one after another, and their common runs once."""
+
+import pathlib
+import shutil
+
+from tff_bn.programs import cli
+from tff_bn.programs import compare
+from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
+from tff_bn.programs.experiments import plan as experiment_plan
+
+
+class ExperimentRuns:
+  """Runs experiments, and reuses the runs of earlier ones.
+
+  Attributes:
+    folder: The folder of all output; each experiment has a folder in it.
+    scale: The scale of the experiments.
+  """
+
+  def __init__(self, folder: pathlib.Path, scale: str):
+    self.folder = folder
+    self.scale = scale
+    self._finished: dict[settings_lib.RunSettings, pathlib.Path] = {}
+
+  def run(self, name: str) -> pathlib.Path:
+    """Runs an experiment, or continues it.
+
+    Args:
+      name: PAPER/NAME.
+
+    Returns:
+      Its folder.
+
+    Raises:
+      RuntimeError: If the experiment fails; the program prints the reason.
+    """
+    output = self.folder / name.replace('/', '_')
+    arguments = [
+        f'--experiment={name}',
+        f'--scale={self.scale}',
+        f'--output_dir={output}',
+    ]
+    flags = cli.parse(compare.define_flags, arguments)
+    plan = experiment_plan.plan(flags, name, self.scale)
+    runs = [] if plan.comparison is None else plan.comparison.trained()
+    known = [run for run in runs if run.settings in self._finished]
+    if known and not output.exists():
+      # As if the experiment was stopped after these runs.
+      output.mkdir(parents=True)
+      texts = compare.comparison_flags(plan.flags, plan.comparison)
+      run_folder.begin(output, compare.PROGRAM.name, texts, overwrite=False)
+      for run in known:
+        shutil.copytree(
+            self._finished[run.settings], output / run_folder.RUNS / run.folder
+        )
+    if compare.run(arguments) != cli.OK:
+      raise RuntimeError(f'--experiment={name} failed, see above.')
+    for run in runs:
+      folder = output / run_folder.RUNS / run.folder
+      self._finished[run.settings] = folder
+    return output
