@@ -98,6 +98,21 @@ def main(flags: cli.ParsedFlags) -> None:
     return
   with cli.checking_input():
     experiment_flags.check(flags)
+    parts = experiment_flags.parts(flags)
+    # A mistake in the last part is found before the first one starts.
+    for part in parts[1:]:
+      experiment_plan.plan(
+          part, part.experiment, part.scale, sweeps.swept_axes(part)
+      )
+  for part in parts:
+    if len(parts) > 1:
+      print(f'\n{part.text("experiment")}', flush=True)
+    _run(part)
+
+
+def _run(flags: cli.ParsedFlags) -> None:
+  """Runs one comparison or experiment."""
+  with cli.checking_input():
     experiment: Optional[experiment_plan.Plan] = None
     if flags.experiment is None:
       comparison = plan(flags)

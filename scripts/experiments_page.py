@@ -56,6 +56,8 @@ paper shows, with the paper's data, model, split, rounds and learning rates. It
 shows the result in the same form beside the paper's numbers: `experiment.md`,
 `experiment.csv` and `plots/experiment.png` in
 `runs/experiments/PAPER/NAME-SCALE`. `--experiment=list` prints the names.
+`--experiment=fbn/figure_3` runs all parts of a figure, here `figure_3_a` and
+`figure_3_b_c`.
 
 | flag | meaning |
 | --- | --- |

@@ -106,6 +106,22 @@ def _sort_key(name: str) -> list[Any]:
   ]
 
 
+def parts(name: str) -> list[str]:
+  """Returns the experiments that a name stands for.
+
+  Args:
+    name: PAPER/NAME, or the name of a table or figure whose parts are different
+      experiments, such as `fbn/figure_3` for `figure_3_a` and `figure_3_b_c`.
+
+  Returns:
+    The names of the experiments; the name itself if it has no parts.
+  """
+  known = names()
+  if name in known or not name[-1:].isdigit():
+    return [name]
+  return [other for other in known if other.startswith(f'{name}_')] or [name]
+
+
 def load(name: str, scale: str = PAPER) -> Experiment:
   """Reads an experiment.
 

@@ -23,7 +23,9 @@ def define_flags(values: absl_flags.FlagValues) -> flag_groups.FlagGroup:
       flag_groups.TEXT,
       'PAPER/NAME: trains what a table or a figure of a paper shows, and shows'
       ' the result in the same form. Its flags are like those of a flagfile:'
-      f' flags of the command overrule them. {LIST} prints the names',
+      f' flags of the command overrule them. {LIST} prints the names. The name'
+      ' without a letter at its end, such as fbn/figure_3, stands for all parts'
+      ' of the figure',
       default_text='none',
   )
   define(
@@ -49,6 +51,31 @@ def check(flags: ParsedFlags) -> None:
     raise ValueError(
         f'{flags.text("scale")} has no effect without --experiment.'
     )
+
+
+def parts(flags: ParsedFlags) -> list[ParsedFlags]:
+  """Returns the flags of each experiment that the flags ask for.
+
+  Args:
+    flags: The program's flags.
+
+  Returns:
+    The flags themselves, or for each part of a table or figure the flags of an
+    experiment in a folder of its own.
+  """
+  if flags.experiment is None:
+    return [flags]
+  names = experiment_files.parts(flags.experiment)
+  if len(names) == 1:
+    return [flags]
+  result = []
+  for name in names:
+    changes = {'experiment': name}
+    if flags.is_given(_OUTPUT_DIR):
+      stem = name.partition('/')[2]
+      changes[_OUTPUT_DIR] = f'{flags.output_dir}/{stem}'
+    result.append(flags.replacing(changes))
+  return result
 
 
 def texts(flags: ParsedFlags) -> dict[str, str]:

@@ -159,6 +159,65 @@ def test_names_are_in_the_order_of_their_numbers(write):
   ]
 
 
+def test_a_figure_stands_for_its_parts(write):
+  for name in ('a/figure_1_b', 'a/figure_1_a', 'a/figure_2', 'a/figure_2_c'):
+    write(name=name)
+  write(name='a/figure_10_a')
+
+  assert experiment_files.parts('a/figure_1') == [
+      'a/figure_1_a',
+      'a/figure_1_b',
+  ]
+  assert experiment_files.parts('a/figure_2') == ['a/figure_2']
+  assert experiment_files.parts('a/figure_1_b') == ['a/figure_1_b']
+  # A part of a name is not enough.
+  assert experiment_files.parts('a/figure') == ['a/figure']
+  assert experiment_files.parts('a/figure_3') == ['a/figure_3']
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'folders'),
+    [
+        (
+            ['--output_dir=out'],
+            ['out/table_1_a', 'out/table_1_b'],
+        ),
+        (
+            [],
+            [
+                'runs/experiments/new/table_1_a-digits',
+                'runs/experiments/new/table_1_b-digits',
+            ],
+        ),
+    ],
+)
+def test_all_parts_run_in_their_own_folders(
+    write, monkeypatch, arguments, folders
+):
+  for name in ('new/table_1_a', 'new/table_1_b'):
+    write(name=name)
+  listed = []
+  monkeypatch.setattr(
+      compare,
+      '_list',
+      lambda flags, comparison, folder, *_: listed.append(str(folder)),
+  )
+
+  assert not compare.run(
+      ['--experiment=new/table_1', '--scale=digits', '--list', *arguments]
+  )
+  assert listed == folders
+
+
+def test_a_mistake_in_the_last_part_is_found_first(write, monkeypatch, capsys):
+  write(name='new/table_1_a')
+  write(_TOML.replace('2000', '"many"'), name='new/table_1_b')
+  monkeypatch.setattr(compare, '_run', lambda flags: pytest.fail('It started.'))
+
+  assert compare.run(['--experiment=new/table_1']) == 2
+  assert 'many' in capsys.readouterr().err
+
+
 def test_a_wrong_name_gets_a_suggestion(write):
   write()
 
