@@ -1,10 +1,11 @@
 """Runs experiments one after another, and their common runs once."""
 
+from collections.abc import Callable
 import pathlib
 import shutil
 
 from tff_bn.programs import cli
-from tff_bn.programs import compare
+from tff_bn.programs import compare as compare_lib
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs.experiments import plan as experiment_plan
@@ -16,11 +17,18 @@ class ExperimentRuns:
   Attributes:
     folder: The folder of all output; each experiment has a folder in it.
     scale: The scale of the experiments.
+    compare: Runs `tff-bn-compare` with some arguments.
   """
 
-  def __init__(self, folder: pathlib.Path, scale: str):
+  def __init__(
+      self,
+      folder: pathlib.Path,
+      scale: str,
+      compare: Callable[[list[str]], int] = compare_lib.run,
+  ):
     self.folder = folder
     self.scale = scale
+    self.compare = compare
     self._finished: dict[settings_lib.RunSettings, pathlib.Path] = {}
 
   def run(self, name: str) -> pathlib.Path:
@@ -41,20 +49,20 @@ class ExperimentRuns:
         f'--scale={self.scale}',
         f'--output_dir={output}',
     ]
-    flags = cli.parse(compare.define_flags, arguments)
+    flags = cli.parse(compare_lib.define_flags, arguments)
     plan = experiment_plan.plan(flags, name, self.scale)
     runs = [] if plan.comparison is None else plan.comparison.trained()
     known = [run for run in runs if run.settings in self._finished]
     if known and not output.exists():
       # As if the experiment was stopped after these runs.
       output.mkdir(parents=True)
-      texts = compare.comparison_flags(plan.flags, plan.comparison)
-      run_folder.begin(output, compare.PROGRAM.name, texts, overwrite=False)
+      texts = compare_lib.comparison_flags(plan.flags, plan.comparison)
+      run_folder.begin(output, compare_lib.PROGRAM.name, texts, overwrite=False)
       for run in known:
         shutil.copytree(
             self._finished[run.settings], output / run_folder.RUNS / run.folder
         )
-    if compare.run(arguments) != cli.OK:
+    if self.compare(arguments) != cli.OK:
       raise RuntimeError(f'--experiment={name} failed, see above.')
     for run in runs:
       folder = output / run_folder.RUNS / run.folder

@@ -1,26 +1,20 @@
 """Runs the experiments of all papers but FedPAN, at the smoke scale."""
 
-import shutil
-
-import experiment_runs
 import pytest
-import smoke_names
+import smoke_runs
 
 from tff_bn.programs import run_folder
-from tff_bn.programs.experiments import files as experiment_files
 
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('smoke')
-  yield experiment_runs.ExperimentRuns(folder, experiment_files.SMOKE)
-  # The models of all runs take gigabytes.
-  shutil.rmtree(folder)
+  with smoke_runs.in_other_processes(tmp_path_factory) as runs:
+    yield runs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'name', smoke_names.names('fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn')
+    'name', smoke_runs.names('fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn')
 )
 def test_experiment_finishes(runs, name):
   folder = runs.run(name)

@@ -1,0 +1,41 @@
+"""Runs experiments at the smoke scale."""
+
+from concurrent import futures
+import contextlib
+import multiprocessing
+import shutil
+
+import experiment_runs
+
+from tff_bn.programs import compare
+from tff_bn.programs.experiments import files as experiment_files
+
+# TensorFlow does not return all the memory of a model that was trained.
+_EXPERIMENTS_IN_A_PROCESS = 8
+
+
+def names(*papers):
+  """Returns the names of the experiments of some papers."""
+  return [
+      name
+      for name in experiment_files.names()
+      if name.partition('/')[0] in papers
+  ]
+
+
+@contextlib.contextmanager
+def in_other_processes(tmp_path_factory):
+  """Yields `ExperimentRuns` whose processes end after some experiments."""
+  folder = tmp_path_factory.mktemp('smoke')
+  with futures.ProcessPoolExecutor(
+      max_workers=1,
+      mp_context=multiprocessing.get_context('spawn'),
+      max_tasks_per_child=_EXPERIMENTS_IN_A_PROCESS,
+  ) as processes:
+    yield experiment_runs.ExperimentRuns(
+        folder,
+        experiment_files.SMOKE,
+        lambda arguments: processes.submit(compare.run, arguments).result(),
+    )
+  # The models of all runs take gigabytes.
+  shutil.rmtree(folder)
