@@ -110,7 +110,7 @@ _ANALYSIS_AT_MOST = {
     'rounds': 2,
     'num_clients': 2,
     'num_units': 8,
-    'num_steps': 5,
+    'num_steps': 10,
 }
 
 

@@ -256,7 +256,7 @@ def test_lists_of_numbers_in_analyses(load):
 
   assert analysis.flags == {
       'num_units': '4,8',
-      'num_steps': '5',
+      'num_steps': '10',
       'repeats': '2',
   }
 
