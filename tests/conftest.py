@@ -23,6 +23,9 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
   if config.getoption('--slow'):
+    # Their processes need most memory, so they run before the process of the
+    # tests itself has grown.
+    items.sort(key=lambda item: 'test_smoke_' not in item.path.name)
     return
   for item in items:
     if item.get_closest_marker('slow'):
