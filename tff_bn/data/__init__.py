@@ -14,7 +14,7 @@ _MEMBERS = {
     'SPLIT_NAMES': 'splits',
     'Dataset': 'dataset',
     'FederatedData': 'federated',
-    'draw_training_samples': 'subsets',
+    'draw_training_samples': 'training_samples',
     'flip_labels': 'label_flipping',
     'load_dataset': 'loading',
     'split_dataset': 'splitting',

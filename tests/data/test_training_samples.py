@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import subsets
+from tff_bn.data import training_samples
 
 _SIZES = (40, 25, 100)
 
@@ -34,7 +34,7 @@ def domains():
 
 
 def draw(dataset, seed=0, **arguments):
-  return subsets.draw_training_samples(dataset, seed, **arguments)
+  return training_samples.draw_training_samples(dataset, seed, **arguments)
 
 
 def positions(dataset):
