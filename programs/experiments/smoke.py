@@ -59,6 +59,8 @@ _NUM_CLIENTS = 5
 _NUM_CLIENTS_WITH_ATTACKERS = 10
 _CLIENTS_PER_ROUND = 4
 _BATCH_SIZE = 8
+# AlexNet's 57 million values need gigabytes of memory for each client.
+_SMALLER_MODELS = {'alexnet_bn': 'small_cnn'}
 # Flags that depend on the real data or on the number of rounds, and flags whose
 # values make no difference to what runs.
 _DROPPED = (
@@ -213,6 +215,8 @@ def reduced(
       if key not in (*_DROPPED, *removed)
   }
   result.update(_FIXED)
+  if 'model' in result:
+    result['model'] = _SMALLER_MODELS.get(result['model'], result['model'])
   result.setdefault('batch_size', str(_BATCH_SIZE))
   if 'local_epochs' not in result:
     result.setdefault('local_steps', '1')

@@ -109,6 +109,14 @@ def test_runs_are_short():
   }
 
 
+def test_a_huge_model_becomes_smaller():
+  flags = {'dataset': 'tfds:mnist', 'model': 'alexnet_bn'}
+  assert experiment_smoke.reduced(flags, {}, (), 'a')['model'] == 'small_cnn'
+  assert 'model' not in experiment_smoke.reduced({}, {}, (), 'a')
+  flags['model'] = 'vgg9'
+  assert experiment_smoke.reduced(flags, {}, (), 'a')['model'] == 'vgg9'
+
+
 def test_defaults_are_reduced_too():
   assert _reduced()['local_steps'] == '1'
   assert _reduced()['batch_size'] == '8'
