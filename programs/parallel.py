@@ -147,9 +147,9 @@ def _forward(prefix: str, source: IO[str], target: TextIO) -> None:
 
 def _end(children: Iterable[_Child]) -> None:
   """Ends processes; each saves its last round."""
-  for child in children:
-    child.process.terminate()
   try:
+    for child in children:
+      child.process.terminate()
     for child in children:
       child.process.wait()
   finally:  # A second Ctrl-C does not wait.

@@ -208,6 +208,24 @@ def test_ctrl_c_waits_and_twice_does_not(fake, tmp_path):
       time.sleep(0.02)
 
 
+def test_second_ctrl_c_may_come_at_once():
+  def interrupted():
+    raise KeyboardInterrupt
+
+  killed = []
+  children = [
+      types.SimpleNamespace(
+          process=types.SimpleNamespace(
+              terminate=interrupted, kill=lambda n=number: killed.append(n)
+          )
+      )
+      for number in (1, 2)
+  ]
+  with pytest.raises(KeyboardInterrupt):
+    parallel._end(children)
+  assert killed == [1, 2]
+
+
 def _is_alive(pid):
   try:
     stat = pathlib.Path(f'/proc/{pid}/stat').read_text()
