@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import contextlib
+import os
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Optional
@@ -215,6 +216,10 @@ def _compare(
     texts: Mapping[str, str],
 ) -> None:
   """Trains in folders that are claimed, and writes the results."""
+  if flags.jobs > 1:
+    # What gRPC does at a fork can abort this process. A process that is started
+    # here runs another program at once, so nothing has to be done.
+    os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', 'false')
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import jobs
