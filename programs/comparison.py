@@ -202,7 +202,7 @@ def _digest(text: str) -> str:
 
 
 def flag_texts(comparison: Comparison) -> dict[str, str]:
-  """Returns the flags that all runs have in common, for `flags.txt`.
+  """Returns the common flags of all runs, for `flags.txt`.
 
   Args:
     comparison: The comparison.
@@ -254,7 +254,7 @@ def grown_flags(
 
 
 def _contains(text: Optional[str], part: Optional[str]) -> bool:
-  """Whether the values that a flag lists contain those of another text."""
+  """Whether a list of values, or of sweeps, contains another one."""
   if text is None or part is None:
     return False
   lists = []

@@ -131,16 +131,12 @@ def test_clients(
   print(f'Held-out clients: {path}', flush=True)
 
 
-def is_tested(folder: pathlib.Path) -> bool:
-  """Whether a run's folder has the results of its held-out clients."""
-  return (folder / run_folder.HELD_OUT_CSV).exists()
-
-
 def read(folder: pathlib.Path) -> list[Result]:
   """Reads the results from a run's folder; none if they are not there."""
-  if not is_tested(folder):
+  path = folder / run_folder.HELD_OUT_CSV
+  if not path.exists():
     return []
-  text = (folder / run_folder.HELD_OUT_CSV).read_text(encoding='utf-8')
+  text = path.read_text(encoding='utf-8')
   return [
       Result(
           row['client'],

@@ -61,7 +61,7 @@ class Experiment:
     title: The paper, its table or figure, and what that shows.
     finding: What the paper concludes from it.
     found: What is found at this scale, if the file says it.
-    flags: The texts of the flags that all runs share, by name.
+    flags: The texts of the common flags of all runs, by name.
     axes: What the runs differ in.
     shown: The paper's table or figure; None: the analyses show the result.
     analyses: The analyses.

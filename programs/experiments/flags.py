@@ -60,8 +60,8 @@ def parts(flags: ParsedFlags) -> list[ParsedFlags]:
     flags: The program's flags.
 
   Returns:
-    The flags themselves, or for each part of a table or figure the flags of an
-    experiment in a folder of its own.
+    The flags themselves. If the name stands for several parts, the flags of
+    each part, with its own folder.
   """
   if flags.experiment is None:
     return [flags]
@@ -94,7 +94,7 @@ def with_output_dir(flags: ParsedFlags) -> ParsedFlags:
 def overruled(
     flags: ParsedFlags, experiment: experiment_files.Experiment
 ) -> list[str]:
-  """Returns the flags of a command that replace those of an experiment.
+  """Returns the flags with which a command overrules an experiment.
 
   Args:
     flags: The flags of the command, without those of the experiment.

@@ -31,7 +31,7 @@ class Plan:
     experiment: The experiment, with more axes if the command sweeps flags.
     flags: The flags of the command and of the experiment.
     comparison: The runs; None for a measurement without runs.
-    overruled: The flags of the command that replace those of the experiment, as
+    overruled: The flags with which the command overrules the experiment, as
       one writes them.
   """
 
