@@ -26,28 +26,30 @@ def two_expected():
 
 
 def _processes():
-  """The processes of the cluster, which this process has started."""
-  return [
-      process
-      for process in psutil.Process().children(recursive=True)
-      if process.name() != 'worker_binary'  # TFF's own runtime.
-  ]
+  """Returns the processes that this one and its children have started."""
+  return set(psutil.Process().children(recursive=True))
 
 
 @pytest.fixture(scope='module')
-def context():
+def earlier():
+  """The processes of other tests: TFF's worker, a pool's resource tracker."""
+  return _processes()
+
+
+@pytest.fixture(scope='module')
+def context(earlier):
   """Two workers; all processes end with the context."""
   context = ray_contexts.make()
   yield context
-  processes = _processes()
+  processes = _processes() - earlier
   context.close()
   _, alive = psutil.wait_procs(processes, timeout=30)
   assert not alive
 
 
-def test_the_cluster_listens_on_loopback_only(context):
+def test_the_cluster_listens_on_loopback_only(earlier, context):
   del context
-  processes = _processes()
+  processes = _processes() - earlier
   assert {'raylet', 'gcs_server'} <= {process.name() for process in processes}
   found = {
       connection.laddr.ip
