@@ -133,13 +133,12 @@ def num_examples(settings: settings_lib.RunSettings) -> Optional[float]:
     steps = clients * settings.local_steps
     return float(settings.rounds * steps * settings.batch_size)
   sizes = [
-      getattr(settings, 'samples_per_domain', None)
-      or _NUM_TRAIN.get(_last_part(source))
+      settings.samples_per_domain or _NUM_TRAIN.get(_last_part(source))
       for source in sources
   ]
   if None in sizes:
     return None
-  share = getattr(settings, 'train_share', None) or 1
+  share = settings.train_share or 1
   total = sum(size for size in sizes if size is not None) * share
   if settings.samples_per_client is not None:
     total = settings.samples_per_client * num_clients

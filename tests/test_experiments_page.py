@@ -96,6 +96,7 @@ def test_hours_of_epochs(page):
         (dict(local_steps=5, batch_size=16), 10 * 4 * 5 * 16),
         (dict(local_epochs=2), 10 * 2 * 60_000 * 4 / 8),
         (dict(local_epochs=1, samples_per_client=100), 10 * 8 * 100 * 4 / 8),
+        (dict(local_epochs=1, train_share=0.1), 10 * 6000 * 4 / 8),
         (dict(local_epochs=1, dataset='tfds:new'), None),
     ],
 )
@@ -109,6 +110,7 @@ def test_number_of_examples(flags, expected):
     local_epochs = None
     samples_per_client = None
     samples_per_domain = None
+    train_share = None
 
   for name, value in flags.items():
     setattr(Settings, name, value)

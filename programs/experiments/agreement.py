@@ -57,7 +57,7 @@ def findings(experiment: experiment_files.Experiment) -> list[str]:
   if experiment.scale == experiment_files.SMOKE:
     return [
         'These numbers mean nothing: the data is random, and each run has two'
-        ' rounds. They show that all parts of the experiment work.'
+        ' rounds.'
     ]
   result = [f"The paper's finding: {experiment.finding}"]
   if experiment.found is not None:

@@ -22,8 +22,8 @@ def define_flags(values: absl_flags.FlagValues) -> flag_groups.FlagGroup:
       'experiment',
       flag_groups.TEXT,
       'PAPER/NAME: trains what a table or a figure of a paper shows, and shows'
-      ' the result in the same form. Its flags are like those of a flagfile:'
-      f' flags of the command overrule them. {LIST} prints the names. The name'
+      ' the result in the same form. Flags of the command overrule those of the'
+      f' experiment. {LIST} prints the names. The name'
       ' without a letter at its end, such as fbn/figure_3, stands for all parts'
       ' of the figure',
       default_text='none',
