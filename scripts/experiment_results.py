@@ -3,21 +3,48 @@
   python scripts/experiment_results.py FOLDER [PAPER/NAME ...]
 
 trains in FOLDER, all experiments by default, and writes
-benchmarks/results/experiments/PAPER_NAME.md for docs/experiments.md. It goes on
-with what FOLDER holds.
+benchmarks/results/experiments/PAPER_NAME.md with its plots for
+docs/experiments.md. It goes on with what FOLDER holds.
 """
 
 import pathlib
+import re
 import sys
 
 import experiment_runs
 import experiments_page
+from PIL import Image
 
 from tff_bn.common import files
 from tff_bn.programs import run_folder
 from tff_bn.programs.experiments import files as experiment_files
 
 _SCALE = experiment_files.DIGITS
+# Enough for line plots, and a third of the size of all colors.
+_NUM_COLORS = 64
+
+
+def keep(name: str, output: pathlib.Path) -> None:
+  """Keeps the result of an experiment: its text and its plots.
+
+  Args:
+    name: PAPER/NAME.
+    output: The folder of the experiment.
+  """
+  path = experiments_page.result_path(name)
+
+  def copy(link: re.Match[str]) -> str:
+    plot = output / link['plot']
+    copied = path.with_name(f'{path.stem}_{plot.name}')
+    with Image.open(plot) as image, files.replacing(copied) as temporary:
+      reduced = image.convert('RGB').quantize(_NUM_COLORS)
+      reduced.save(temporary, format='png', optimize=True)
+    return f'![{link["title"]}]({copied.name})'
+
+  text = (output / run_folder.EXPERIMENT_MARKDOWN).read_text(encoding='utf-8')
+  files.replace(
+      path, re.sub(r'!\[(?P<title>.*?)\]\((?P<plot>.*?)\)', copy, text)
+  )
 
 
 def main(arguments: list[str]) -> int:
@@ -39,8 +66,7 @@ def main(arguments: list[str]) -> int:
       print(error, flush=True)
       failed.append(name)
       continue
-    text = (output / run_folder.EXPERIMENT_MARKDOWN).read_text(encoding='utf-8')
-    files.replace(experiments_page.result_path(name), text)
+    keep(name, output)
   if failed:
     print(f'Failed: {", ".join(failed)}')
   return len(failed)

@@ -222,13 +222,17 @@ def _anchor(name: str) -> str:
 
 def _result(name: str) -> list[str]:
   """Returns the result at the digits scale, as a section."""
-  text = result_path(name).read_text(encoding='utf-8')
-  lines = text.splitlines()
-  body = '\n'.join(
-      line for line in lines[1:] if not line.startswith(('![', 'Analysis '))
-  )
-  title = lines[0].removeprefix('# ')
-  return [f'<a name="{_anchor(name)}"></a>', f'### {title}', body.strip(), '']
+  title, _, body = result_path(name).read_text(encoding='utf-8').partition('\n')
+  # Links to the plots: all of them are too much for one page.
+  folder = f'../{RESULTS.relative_to(_ROOT)}'
+  body = re.sub(r'!\[(.*)\]\((.*)\)', rf'[Plot: \1]({folder}/\2)', body)
+  body = re.sub('^## ', '#### ', body, flags=re.MULTILINE)
+  return [
+      f'<a name="{_anchor(name)}"></a>',
+      f'### {title.removeprefix("# ")}',
+      body.strip(),
+      '',
+  ]
 
 
 def page() -> str:

@@ -43,6 +43,7 @@ def fixture_page(tmp_path, monkeypatch):
   """Writes files, and returns the page."""
   monkeypatch.setattr(experiment_files, 'FOLDER', tmp_path)
   monkeypatch.setattr(experiments_page, 'RESULTS', tmp_path)
+  monkeypatch.setattr(experiments_page, '_ROOT', tmp_path.parent)
   monkeypatch.setattr(experiments_page, 'SECONDS', tmp_path / 'seconds.csv')
   (tmp_path / 'seconds.csv').write_text(
       'model,shape,seconds_per_example\nmlp3,8x8x1,0.001\n'
@@ -55,6 +56,7 @@ def fixture_page(tmp_path, monkeypatch):
       (tmp_path / 'fedtan_table_1.md').write_text(result)
     return experiments_page.page()
 
+  page.folder = tmp_path.name
   return page
 
 
@@ -143,11 +145,12 @@ def test_domains_of_a_dataset_are_one(page):
 def test_result_of_the_digits_scale(page):
   text = page(
       result='# FedTAN, table 1: accuracy\n\n| method |\n\n- A sentence.\n\n'
-      '![The figure](plots/experiment.png)\n'
+      '![The figure](fedtan_table_1_experiment.png)\n\n## Analysis a\n'
   )
 
   assert _row(text)[5] == '[result](#fedtan-table-1)'
   end = text.partition('## Results at the digits scale')[2]
   assert '<a name="fedtan-table-1"></a>' in end
   assert '### FedTAN, table 1: accuracy\n| method |\n\n- A sentence.' in end
-  assert '![' not in text
+  plot = f'../{page.folder}/fedtan_table_1_experiment.png'
+  assert f'\n[Plot: The figure]({plot})\n\n#### Analysis a\n' in end

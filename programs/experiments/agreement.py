@@ -34,7 +34,8 @@ def sentences(
   for name, ours, paper in columns(numbers, experiment.shown):
     result.append(_order(name, ours, paper))
   infinite = [
-      ', '.join([*labels, experiment_numbers.title(column)])
+      f'{numbers.describe(numbers.dimensions, labels)},'
+      f' {experiment_numbers.title(column)}'
       for (labels, column), number in numbers.ours.items()
       if math.isnan(number.mean)
   ]
@@ -91,9 +92,11 @@ def columns(
         key = numbers.key(by_name, column)
         for target, source in zip(found, (numbers.ours, numbers.paper)):
           if key in source and math.isfinite(source[key].mean):
-            target[', '.join(row)] = source[key]
+            target[numbers.describe(row_axes, row)] = source[key]
       if found[0]:
-        name = ', '.join([*labels, experiment_numbers.title(column)])
+        title = experiment_numbers.title(column)
+        panel = numbers.describe(column_axes, labels)
+        name = ', '.join(filter(None, [panel, title]))
         result.append((name, *found))
   return result
 
@@ -165,7 +168,8 @@ def largest_difference(numbers: Numbers) -> Optional[str]:
       key = max(differences, key=lambda k: differences[k])
       unit = ' points' if experiment_numbers.is_accuracy(column) else ''
       texts.append(
-          f'{differences[key]:.4g}{unit} ({", ".join(key[0])}:'
+          f'{differences[key]:.4g}{unit}'
+          f' ({numbers.describe(numbers.dimensions, key[0])}:'
           f' {numbers.ours[key].text(column)}, in the paper'
           f' {numbers.paper[key].text(column)})'
       )

@@ -21,6 +21,7 @@ _PANEL_WIDTH = 4.0
 _PANEL_HEIGHT = 3.4
 _BARS_WIDTH = 0.8
 _PAPER = 'the paper'
+_PAPER_AT_THE_END = 'the paper, at the end'
 _LABELS = Mapping[str, str]
 
 
@@ -58,7 +59,7 @@ def draw(
         _curves(axes, numbers, show, runs, by_name, column)
       else:
         _lines_or_bars(axes, numbers, show, by_name, column)
-      axes.set_title(', '.join(labels), fontsize='medium')
+      axes.set_title(numbers.describe(show.panels, labels), fontsize='medium')
       axes.set_ylabel(experiment_numbers.title(column))
       figures.tidy(axes)
   figures.add_legend(drawing)
@@ -97,12 +98,23 @@ def _curves(
       continue
     style = figures.line_style(index)
     plots.draw_curve(
-        axes, chosen, column, against, label=', '.join(line), **style
+        axes,
+        chosen,
+        column,
+        against,
+        label=numbers.describe(show.lines, line),
+        **style,
     )
     paper = numbers.paper.get(numbers.key(wanted, column))
     if paper is not None:
       value = paper.mean / 100 if is_accuracy else paper.mean
-      axes.axhline(value, color=style['color'], linestyle=':', linewidth=1.0)
+      axes.axhline(
+          value,
+          color=style['color'],
+          linestyle=':',
+          linewidth=1.0,
+          label=_PAPER_AT_THE_END,
+      )
   if is_accuracy:
     axes.yaxis.set_major_formatter(ticker.PercentFormatter(1, symbol=''))
   elif column.endswith('loss'):
@@ -138,7 +150,7 @@ def _lines_or_bars(
     ours = [numbers.ours.get(key) for key in keys]
     paper = [numbers.paper.get(key) for key in keys]
     style: dict[str, Any] = figures.line_style(index)
-    name = ', '.join(line) or 'here'
+    name = numbers.describe(show.lines, line) or 'here'
     if is_bars:
       width = _BARS_WIDTH / len(lines)
       shift = (index - (len(lines) - 1) / 2) * width
@@ -233,7 +245,8 @@ def _heat_maps(
     for name, axes, matrix in zip(sources, line, values):
       image = _draw_matrix(axes, matrix, limits)
       _label_matrix(axes, numbers, show)
-      axes.set_title(', '.join([*panel, name]), fontsize='medium')
+      labels = numbers.describe(show.panels, panel)
+      axes.set_title(', '.join(filter(None, [labels, name])), fontsize='medium')
     drawing.colorbar(
         image, ax=line.tolist(), label=experiment_numbers.title(column)
     )

@@ -86,6 +86,23 @@ class Numbers:
     """Returns the key of the number with these labels."""
     return tuple(labels[name] for name in self.dimensions), column
 
+  def describe(self, names: Sequence[str], labels: Sequence[str]) -> str:
+    """Returns labels of some axes as one text, numbers with their axis."""
+    return ', '.join(
+        f'{name} = {label}'
+        if all(map(_is_number, self.labels[name]))
+        else label
+        for name, label in zip(names, labels)
+    )
+
+
+def _is_number(label: str) -> bool:
+  try:
+    float(label)
+  except ValueError:
+    return False
+  return True
+
 
 def is_accuracy(column: str) -> bool:
   """Whether a column is shown in %."""
@@ -242,7 +259,11 @@ def to_markdown(numbers: Numbers, show: experiment_show.Show) -> str:
       [
           ', '.join(row_axes),
           *(
-              _title(labels, column, len(numbers.columns))
+              _title(
+                  numbers.describe(column_axes, labels),
+                  column,
+                  len(numbers.columns),
+              )
               for labels, column in columns
           ),
       ]
@@ -276,10 +297,10 @@ def rows_and_columns(
   return rows, tuple(n for n in show.shown_dimensions if n not in rows)
 
 
-def _title(labels: Sequence[str], column: str, num_columns: int) -> str:
+def _title(labels: str, column: str, num_columns: int) -> str:
   if labels and num_columns == 1:
-    return ', '.join(labels)
-  return ', '.join([*labels, title(column)])
+    return labels
+  return ', '.join(filter(None, [labels, title(column)]))
 
 
 def _cell(numbers: Numbers, key: Key) -> str:

@@ -56,8 +56,8 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
     target = analysis_folder(experiment.analyses, number)
     print(f'\nAnalysis {target}', flush=True)
     _analyze(experiment, analysis, finished, folder / target)
-    path = target / f'{analysis.name}.md'
-    lines += ['', f'Analysis {analysis.name}: [{path}]({path})']
+    lines += ['', f'## Analysis {target.name}', '']
+    lines += _result_of_analysis(folder, target, analysis.name)
   files.replace(
       folder / run_folder.EXPERIMENT_MARKDOWN, '\n'.join(lines) + '\n'
   )
@@ -82,6 +82,17 @@ def _heading(
         '',
         f"Not the experiment's own: {', '.join(overruled)}.",
     ]
+  return lines
+
+
+def _result_of_analysis(
+    folder: pathlib.Path, target: pathlib.Path, name: str
+) -> list[str]:
+  """Returns the text and the plots of an analysis."""
+  text = (folder / target / f'{name}.md').read_text(encoding='utf-8')
+  lines = [text.strip(), '']
+  for plot in sorted((folder / target / run_folder.PLOTS).glob('*.png')):
+    lines.append(f'![{plot.stem}]({target / run_folder.PLOTS / plot.name})')
   return lines
 
 
@@ -121,7 +132,7 @@ def _show(
   )
   figures.save(
       folder / run_folder.PLOTS,
-      {_PLOT: experiment_figures.draw(numbers, show, runs, experiment.title)},
+      {_PLOT: experiment_figures.draw(numbers, show, runs, _title(experiment))},
   )
   return [
       '',
@@ -136,6 +147,14 @@ def _show(
       '',
       f'![The figure]({run_folder.PLOTS}/{_PLOT}.png)',
   ]
+
+
+def _title(experiment: experiment_files.Experiment) -> str:
+  """Returns the title of the figure."""
+  if experiment.scale == experiment_files.PAPER:
+    return experiment.title
+  size, _, _ = experiment_files.SCALES[experiment.scale].partition(',')
+  return f'{experiment.title}\n(here: {size})'
 
 
 def _explain(numbers: experiment_numbers.Numbers) -> str:

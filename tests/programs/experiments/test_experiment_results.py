@@ -112,7 +112,7 @@ def test_report_has_table_sentences_and_files(finished):
   assert text.startswith('# New, table 1: accuracy in %\n')
   assert '--experiment=new/table_1 --scale=digits --seeds=3`' in text
   assert "Not the experiment's own: --seeds=3." in text
-  cells = tiny_runs.cells(text)
+  cells = tiny_runs.cells(text.partition('## Analysis')[0])
   assert cells[0] == ['scheme', 'i.i.d.', 'skewed']
   assert [row[0] for row in cells[2:]] == ['Averaging', 'Pooling']
   assert cells[3][2].endswith('(80.50)')
@@ -144,8 +144,9 @@ def test_analyses_compare_the_points_of_their_axis(finished):
   assert {row['num_units'] for row in kept} == {'16'}
   text = (finished / 'experiment.md').read_text(encoding='utf-8')
   for name in names:
-    path = f'analyses/{name}/{name.removesuffix("-2")}.md'
-    assert (finished / path).exists() and path in text
+    path = analyses / name / f'{name.removesuffix("-2")}.md'
+    table = path.read_text(encoding='utf-8').strip()
+    assert f'## Analysis {name}\n\n{table}\n' in text
 
 
 def test_a_finished_experiment_is_shown_again(finished, capsys):
@@ -223,7 +224,9 @@ def test_default_folder_has_the_names_of_experiment_and_scale(
   assert (output / 'analyses/kept_share/kept_share.csv').exists()
   text = (output / 'experiment.md').read_text(encoding='utf-8')
   assert "The paper's finding: They are kept." in text
-  assert 'analyses/kept_share/kept_share.md' in text
+  analysis = (output / 'analyses/kept_share/kept_share.md').read_text()
+  assert f'## Analysis kept_share\n\n{analysis.strip()}\n' in text
+  assert '(analyses/kept_share/plots/kept_share.png)' in text
   # The same command repeats it.
   assert not compare.run(arguments)
   assert compare.run([*arguments, '--rounds=3']) == 2
