@@ -28,6 +28,8 @@ SCALES = {
     DIGITS: 'handwritten digits and a small model, offline and in minutes',
     SMOKE: 'random data and two rounds, to see that everything runs',
 }
+# The folder of experiments that are not a paper's.
+_OURS = 'tff_bn'
 # Flags of a comparison that are not flags of one run.
 COMPARISON_FLAGS = ('seeds', 'average_last')
 _TOP_KEYS = ('title', 'finding', 'flags', 'axes', 'show', 'analyses')
@@ -59,7 +61,7 @@ class Experiment:
     name: PAPER/NAME.
     scale: One of `SCALES`.
     title: The paper, its table or figure, and what that shows.
-    finding: What the paper concludes from it.
+    finding: What the paper concludes from it, or this package.
     found: What is found at this scale, if the file says it.
     flags: The texts of the common flags of all runs, by name.
     axes: What the runs differ in.
@@ -83,6 +85,11 @@ class Experiment:
   def trains(self) -> bool:
     """Whether the experiment has runs, and not only a measurement."""
     return bool(self.axes or self.flags)
+
+  @property
+  def is_ours(self) -> bool:
+    """Whether it is an experiment of this package, not of a paper."""
+    return self.name.startswith(f'{_OURS}/')
 
   def axis(self, name: str) -> axes_lib.Axis:
     """Returns the axis with a name."""

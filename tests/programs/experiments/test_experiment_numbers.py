@@ -1,5 +1,6 @@
 """Tests of an experiment's numbers, table and sentences."""
 
+import dataclasses
 import math
 
 import csv_rows
@@ -268,6 +269,24 @@ def test_without_numbers_of_the_paper_the_order_is_ours():
       "The paper's finding: A is best.",
       'iid, Test accuracy, %: b 70 > a 50.',
       'Without a finite number: iid, c, Test accuracy, %.',
+  ]
+
+
+def test_names_of_axes_stand_before_their_numbers():
+  axes_ = (_axis('gamma', '0.1', '0'), _axis('data', 'iid', '2'))
+  show = experiment_show.Show(
+      'table', rows=('gamma',), columns=('data',), value=('test_accuracy',)
+  )
+  numbers = experiment_numbers.collect([], show, axes_, ())
+
+  assert numbers.describe(('gamma', 'data'), ('0', '2')) == 'gamma = 0, 2'
+
+
+def test_own_experiment_has_no_finding_of_a_paper():
+  experiment = dataclasses.replace(_experiment(()), name='tff_bn/digits')
+
+  assert experiment_agreement.findings(experiment) == [
+      'What follows: A is best.'
   ]
 
 
