@@ -192,6 +192,20 @@ def test_the_same_order_and_the_largest_difference():
   ]
 
 
+def test_traffic_is_that_of_the_model_at_every_scale():
+  shown = experiment_show.Show(
+      'table', rows=('method',), columns=('data',), value=('megabytes',)
+  )
+  sentences = _sentences(
+      _measured('megabytes', a_iid=[6.2], b_iid=[6.1]),
+      _printed('megabytes', a_iid=[6.2], b_iid=[6.1]),
+      'digits',
+      shown,
+  )
+
+  assert sentences[2:] == ["iid, Megabytes: the order is the paper's."]
+
+
 def test_pairs_that_are_swapped():
   sentences = _sentences(
       _measured(a_iid=[0.5, 0.52], b_iid=[0.7, 0.72], c_iid=[0.2, 0.2]),
