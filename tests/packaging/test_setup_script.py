@@ -56,9 +56,10 @@ _INSTALLS = tuple(
 )
 
 
-_RAY = (
+_RAY, _DOCS = (
     '{}: -m pip install --quiet --no-deps --ignore-requires-python -r'
-    ' requirements-ray.txt'
+    f' requirements-{name}.txt'
+    for name in ('ray', 'docs')
 )
 
 
@@ -338,7 +339,7 @@ def test_pinned_build_tools_come_first(machine: Machine):
 
 
 class TestMakefile:
-  """The project's two commands."""
+  """The project's commands."""
 
   @pytest.fixture(autouse=True)
   def _needs_make(self):
@@ -366,6 +367,7 @@ class TestMakefile:
     assert result.returncode == 0, result.stderr
     assert ready.calls() == [
         _RAY.format('python3.13'),
+        _DOCS.format('python3.13'),
         'python3.13: -m ruff check .',
         'python3.13: -m pyink --check .',
         'python3.13: setup.py -q build_py --build-lib build/types',
@@ -374,12 +376,23 @@ class TestMakefile:
         'python3.13: -m pytest -n 2 --dist=loadfile --no-loadscope-reorder',
     ]
 
+  def test_docs_fail_on_warnings(self, ready: Machine):
+    result = ready.run('make', 'docs')
+    assert result.returncode == 0, result.stderr
+    installs, builds = ready.calls()
+    assert installs == _DOCS.format('python3.13')
+    assert builds == (
+        'python3.13: -m sphinx --quiet --fail-on-warning --keep-going'
+        ' --conf-dir docs . build/site'
+    )
+    assert 'build/site/docs/index.html' in result.stdout
+
   @pytest.mark.parametrize('tool', ['ruff', 'pyink', 'mypy', 'pytest'])
   @pytest.mark.parametrize('command', ['make test', '.ci/run'])
   def test_any_failure_fails(self, ready: Machine, tool: str, command: str):
     result = ready.run(*command.split(), FAIL=f'-m {tool}*')
     assert result.returncode != 0
-    assert len(ready.calls()) == 6
+    assert len(ready.calls()) == 7
 
   def test_ci_sets_up_and_tests(self, machine: Machine):
     machine.add('python3.13', '3.13')
@@ -387,5 +400,8 @@ class TestMakefile:
     assert result.returncode == 0, result.stderr
     calls = machine.calls()
     assert calls[:4] == _installation('python3.13')
-    assert calls[4] == _RAY.format('python3.13')
+    assert calls[4:6] == [
+        _RAY.format('python3.13'),
+        _DOCS.format('python3.13'),
+    ]
     assert calls[-1].startswith('python3.13: -m pytest')
