@@ -56,7 +56,8 @@ _INSTALLS = tuple(
 )
 
 
-_RAY, _DOCS = (
+# `make test` installs these, too.
+_FURTHER = tuple(
     '{}: -m pip install --quiet --no-deps --ignore-requires-python -r'
     f' requirements-{name}.txt'
     for name in ('ray', 'docs')
@@ -366,8 +367,7 @@ class TestMakefile:
     result = ready.run('make', 'test', PYTHONPATH='/a')
     assert result.returncode == 0, result.stderr
     assert ready.calls() == [
-        _RAY.format('python3.13'),
-        _DOCS.format('python3.13'),
+        *(call.format('python3.13') for call in _FURTHER),
         'python3.13: -m ruff check .',
         'python3.13: -m pyink --check .',
         'python3.13: setup.py -q build_py --build-lib build/types',
@@ -380,7 +380,7 @@ class TestMakefile:
     result = ready.run('make', 'docs')
     assert result.returncode == 0, result.stderr
     installs, builds = ready.calls()
-    assert installs == _DOCS.format('python3.13')
+    assert installs == _FURTHER[-1].format('python3.13')
     assert builds == (
         'python3.13: -m sphinx --quiet --fail-on-warning --keep-going'
         ' --conf-dir docs . build/site'
@@ -400,8 +400,5 @@ class TestMakefile:
     assert result.returncode == 0, result.stderr
     calls = machine.calls()
     assert calls[:4] == _installation('python3.13')
-    assert calls[4:6] == [
-        _RAY.format('python3.13'),
-        _DOCS.format('python3.13'),
-    ]
+    assert calls[4:6] == [call.format('python3.13') for call in _FURTHER]
     assert calls[-1].startswith('python3.13: -m pytest')
