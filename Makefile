@@ -1,12 +1,13 @@
 # The project's two commands are `make compare` and `make test`. Both set up
-# .venv first if needed and pass on ARGS="--flag=value ...".
+# .venv first if needed and pass on ARGS="--flag=value ...". `make docs` builds
+# the documentation.
 
 ARGS =
 
 # Foreign paths would take precedence over the versions in .venv.
 unexport PYTHONHOME PYTHONPATH
 
-.PHONY: setup compare test
+.PHONY: setup compare test docs
 
 setup:
 	@sh scripts/setup.sh
@@ -18,7 +19,7 @@ compare: setup
 # Files run in alphabetical order: sorted by their number of tests, the longest
 # one could come last and occupy a single worker.
 test:
-	@sh scripts/setup.sh requirements-ray.txt
+	@sh scripts/setup.sh requirements-ray.txt requirements-docs.txt
 	@style=0; \
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \
@@ -28,3 +29,9 @@ test:
 	$(ARGS) || exit; \
 	[ $$style = 0 ] || echo 'The style and type checks found something: see the top.'; \
 	exit $$style
+
+docs:
+	@sh scripts/setup.sh requirements-docs.txt
+	@TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m sphinx --quiet --fail-on-warning \
+	--keep-going --conf-dir docs . build/site && \
+	echo 'The documentation is in build/site/docs/index.html.'

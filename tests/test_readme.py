@@ -8,19 +8,30 @@ import shlex
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import algorithms
+from tff_bn.data import splits
 from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
+from tff_bn.programs import registry
 from tff_bn.programs import train
 
 _ROOT = pathlib.Path(__file__).parents[1]
+_PATHS = {
+    path.name: path
+    for path in (
+        _ROOT / 'README.md',
+        _ROOT / 'CONTRIBUTING.md',
+        *sorted((_ROOT / 'docs').rglob('*.md')),
+    )
+}
 _PAGES = {
-    path.name: path.read_text(encoding='utf-8')
-    for path in (_ROOT / 'README.md', *sorted((_ROOT / 'docs').glob('*.md')))
+    page: path.read_text(encoding='utf-8') for page, path in _PATHS.items()
 }
 _PROGRAMS = {
     program.name: program
@@ -36,7 +47,15 @@ def _blocks(page, language):
 
 
 @pytest.mark.parametrize(
-    'page', [page for page in _PAGES if _blocks(page, 'python')]
+    'page',
+    [
+        page
+        for page in _PAGES
+        # CONTRIBUTING has parts of files, see tests/programs/test_adding.py;
+        # test_extensions_work runs the code of extending.md.
+        if _blocks(page, 'python')
+        and page not in ('CONTRIBUTING.md', 'extending.md')
+    ],
 )
 def test_python_code_runs(page, tmp_path, monkeypatch, toy):
   toy.dtype = 'float32'
@@ -46,17 +65,23 @@ def test_python_code_runs(page, tmp_path, monkeypatch, toy):
       dataset=dataset,
       client_datasets=[dataset, toy.dataset(30, 1)],
   )
+  if page == 'README.md':
+    namespace.clear()  # Its code is complete.
+  elif _PATHS[page].parent.name == 'algorithms':
+    namespace['model'] = toy.model()
   monkeypatch.chdir(tmp_path)
   context = tff.framework.get_context_stack().current
   try:
     for block in _blocks(page, 'python'):
-      exec(f'import keras\n{block}', namespace)
+      # The code of README has all its imports.
+      imports = '' if page == 'README.md' else 'import keras\n'
+      exec(imports + block, namespace)
   finally:
     tff.framework.set_default_context(context)
 
   if 'keras_model' in namespace:
     saved = keras.models.load_model('model.keras')
-    x, _ = toy.arrays(5, 2)
+    x = np.random.default_rng(0).normal(size=(5, *saved.input_shape[1:]))
     np.testing.assert_allclose(
         saved.predict(x, verbose=0),
         namespace['keras_model'].predict(x, verbose=0),
@@ -66,6 +91,80 @@ def test_python_code_runs(page, tmp_path, monkeypatch, toy):
     assert namespace['my_model']((8, 8, 1), 10).output_shape == (None, 10)
   if page == 'python.md':
     assert 'moving_mean_4' in namespace['output'].client_states[0]
+
+
+def test_extensions_work(monkeypatch, toy, in_process_runtime):
+  monkeypatch.setattr(splits, 'SPLITS', dict(splits.SPLITS))
+  toy.dtype = 'float32'
+  namespace = dict(model=toy.model(), dataset=toy.dataset(20, 0))
+  for block in _blocks('extending.md', 'python'):
+    assert len(block.splitlines()) < 40
+    exec(block, namespace)
+  datasets = [toy.dataset(20, 0), toy.dataset(20, 1), toy.dataset(20, 2)]
+
+  rule = namespace['Midrange'](num_byzantine=0)
+  result, _ = rule.aggregate(
+      tf.constant([[0.0, 5.0], [1.0, 1.0], [8.0, 2.0]]), tf.constant(0), ()
+  )
+  np.testing.assert_allclose(result, [4, 3])
+  process = namespace['robust_process']
+  process.next(process.initialize(), datasets)
+
+  process = namespace['shift_process']
+  state = process.initialize()
+  client = process.initialize_client(state)
+  assert list(client) == ['shift_3']
+  output = process.next(state, [client] * 3, datasets)
+  shifts = [after['shift_3'] for after in output.client_states]
+  assert not np.allclose(shifts[0], shifts[1])
+
+  digits = namespace['digits']
+  labels = [
+      digits.dataset.y_train[indices] % 2
+      for indices in digits.train_indices.values()
+  ]
+  assert not labels[0].any() and labels[-1].all()
+  assert sum(map(len, labels)) == len(digits.dataset.y_train)
+
+  # A strong correction keeps the model where it was.
+  distances = []
+  for process in (namespace['drift_process'], _corrected(namespace, 0.5)):
+    state = process.initialize()
+    before = process.get_model_weights(state).trainable
+    after = process.get_model_weights(
+        process.next(state, datasets).state
+    ).trainable
+    distances.append(sum(np.abs(a - b).sum() for a, b in zip(after, before)))
+  assert distances[1] < 0.9 * distances[0]
+
+
+def _corrected(namespace, strength):
+  """Builds the process of extending.md with another strength."""
+  return algorithms.build_fed_avg(
+      namespace['model'],
+      tff.learning.optimizers.build_sgdm(0.1),
+      local_steps=5,
+      drift_correction=namespace['AbsoluteDistance'](strength),
+  )
+
+
+def test_every_algorithm_has_a_page():
+  pages = {path.stem: path for path in (_ROOT / 'docs/algorithms').glob('*.md')}
+  overview = _PAGES['algorithms.md']
+  described = set(re.findall(r'^# |`\+?([a-z_]+)`', overview, re.M))
+  for name in (*registry.ALGORITHMS, *registry.CORRECTIONS):
+    assert name in described, name
+    (link,) = set(
+        re.findall(
+            rf'\[[^\]]*`\+?{name}`[^\]]*\]\(algorithms/(\w+)\.md\)', overview
+        )
+    )
+    assert (
+        f'`{name}`' in _PAGES[f'{link}.md']
+        or f'`+{name}`' in _PAGES[f'{link}.md']
+    )
+  linked = set(re.findall(r'\(algorithms/(\w+)\.md\)', overview))
+  assert linked == set(pages)
 
 
 def _commands():
@@ -94,6 +193,8 @@ def test_pinned_packages_are_those_of_the_package():
 
 def test_files_that_are_named_are_there():
   for page, text in _PAGES.items():
+    if page == 'CONTRIBUTING.md':
+      continue  # It names files that a contributor adds.
     for path in re.findall(
         r'(?:programs/presets|scripts|tff_bn)/[\w./]+\.\w+|'
         r'requirements[\w-]*\.txt|benchmarks/\w+\.py',
@@ -104,14 +205,15 @@ def test_files_that_are_named_are_there():
 
 def test_links_lead_somewhere():
   for page, text in _PAGES.items():
-    folder = _ROOT if page == 'README.md' else _ROOT / 'docs'
+    folder = _PATHS[page].parent
     links = re.findall(r'\]\(([^)#]+?)(#[\w-]+)?\)', text)
     assert links or page != 'README.md'
     for link, anchor in links:
       if '://' in link:
         continue
       assert (folder / link).exists(), (page, link)
-      assert not anchor, 'Pages are short: link to the whole page.'
+      if page != 'CONTRIBUTING.md':
+        assert not anchor, 'Pages are short: link to the whole page.'
 
 
 def test_readme_is_short():

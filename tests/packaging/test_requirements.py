@@ -1,5 +1,6 @@
 """Tests that the requirements are pinned, complete and necessary."""
 
+from collections.abc import Sequence
 import importlib.metadata
 import pathlib
 import re
@@ -16,8 +17,11 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _FILES = (
     'requirements.txt',
     'requirements-cuda.txt',
+    'requirements-docs.txt',
     'requirements-ray.txt',
 )
+# What builds the documentation.
+_DOCS_TOOLS = ('furo', 'myst-parser', 'sphinx')
 
 # The project's tools to build, install, test and run the notebooks.
 _TOOLS = (
@@ -154,22 +158,40 @@ def test_pins_are_complete_consistent_and_needed():
 
 
 def test_pins_for_ray_are_complete_and_needed():
+  _check_added_pins('requirements-ray.txt', [('tff-bn', 'ray')])
+
+
+def test_pins_for_docs_are_complete_and_needed():
+  _check_added_pins(
+      'requirements-docs.txt', [(name, '') for name in _DOCS_TOOLS]
+  )
+
+
+def _check_added_pins(file: str, roots: Sequence[tuple[str, str]]):
+  """Checks a file that is installed in addition to requirements.txt."""
+  added = dict(line.split('==') for line in _lines(file))
   pins = {
       **_pins(markers.default_environment()['python_version']),
-      **dict(line.split('==') for line in _lines('requirements-ray.txt')),
+      **added,
   }
-  todo, seen = ['tff-bn'], set()
+  todo, seen = list(roots), {name for name, _ in roots}
   while todo:
-    name = todo.pop()
-    extras = frozenset({'ray'} if name == 'tff-bn' else ())
-    for need in _needs(name, extras):
+    name, extra = todo.pop()
+    for need in _needs(name, frozenset({extra} if extra else ())):
       needed = utils.canonicalize_name(need.name)
       assert need.specifier.contains(pins[needed]), f'{name} needs {need}'
       if needed not in seen:
         seen.add(needed)
-        todo.append(needed)
-  added = {line.partition('==')[0] for line in _lines('requirements-ray.txt')}
-  assert added <= seen
+        todo.append((needed, ''))
+  assert added.keys() <= seen
+
+
+def test_added_files_agree():
+  pins = {}
+  for file in ('requirements-docs.txt', 'requirements-ray.txt'):
+    for line in _lines(file):
+      name, _, version = line.partition('==')
+      assert pins.setdefault(name, version) == version, name
 
 
 def test_pins_for_cuda_match_tensorflow():

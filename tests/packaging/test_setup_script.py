@@ -56,9 +56,11 @@ _INSTALLS = tuple(
 )
 
 
-_RAY = (
+# `make test` installs these, too.
+_FURTHER = tuple(
     '{}: -m pip install --quiet --no-deps --ignore-requires-python -r'
-    ' requirements-ray.txt'
+    f' requirements-{name}.txt'
+    for name in ('ray', 'docs')
 )
 
 
@@ -338,7 +340,7 @@ def test_pinned_build_tools_come_first(machine: Machine):
 
 
 class TestMakefile:
-  """The project's two commands."""
+  """The project's commands."""
 
   @pytest.fixture(autouse=True)
   def _needs_make(self):
@@ -365,7 +367,7 @@ class TestMakefile:
     result = ready.run('make', 'test', PYTHONPATH='/a')
     assert result.returncode == 0, result.stderr
     assert ready.calls() == [
-        _RAY.format('python3.13'),
+        *(call.format('python3.13') for call in _FURTHER),
         'python3.13: -m ruff check .',
         'python3.13: -m pyink --check .',
         'python3.13: setup.py -q build_py --build-lib build/types',
@@ -374,12 +376,23 @@ class TestMakefile:
         'python3.13: -m pytest -n 2 --dist=loadfile --no-loadscope-reorder',
     ]
 
+  def test_docs_fail_on_warnings(self, ready: Machine):
+    result = ready.run('make', 'docs')
+    assert result.returncode == 0, result.stderr
+    installs, builds = ready.calls()
+    assert installs == _FURTHER[-1].format('python3.13')
+    assert builds == (
+        'python3.13: -m sphinx --quiet --fail-on-warning --keep-going'
+        ' --conf-dir docs . build/site'
+    )
+    assert 'build/site/docs/index.html' in result.stdout
+
   @pytest.mark.parametrize('tool', ['ruff', 'pyink', 'mypy', 'pytest'])
   @pytest.mark.parametrize('command', ['make test', '.ci/run'])
   def test_any_failure_fails(self, ready: Machine, tool: str, command: str):
     result = ready.run(*command.split(), FAIL=f'-m {tool}*')
     assert result.returncode != 0
-    assert len(ready.calls()) == 6
+    assert len(ready.calls()) == 7
 
   def test_ci_sets_up_and_tests(self, machine: Machine):
     machine.add('python3.13', '3.13')
@@ -387,5 +400,5 @@ class TestMakefile:
     assert result.returncode == 0, result.stderr
     calls = machine.calls()
     assert calls[:4] == _installation('python3.13')
-    assert calls[4] == _RAY.format('python3.13')
+    assert calls[4:6] == [call.format('python3.13') for call in _FURTHER]
     assert calls[-1].startswith('python3.13: -m pytest')

@@ -56,15 +56,16 @@ def build_dsgd(
   noise is smaller than the noise of gradients, so attackers can hide less. A
   client that does not take part in a round, has no data, or is dropped, keeps
   its momentum. FBN's paper uses the learning rate 0.1 and μ = 0.99:
-
-      build_dsgd(
-          model,
-          tff.learning.optimizers.build_sgdm(0.1),
-          momentum=0.99,
-          build_process=tff_bn.algorithms.build_fbn,
-          client_weighting='uniform',
-          model_aggregator=tff_bn.aggregators.CoordinateMedian(),
-      )
+  ```
+  build_dsgd(
+      model,
+      tff.learning.optimizers.build_sgdm(0.1),
+      momentum=0.99,
+      build_process=tff_bn.algorithms.build_fbn,
+      client_weighting='uniform',
+      model_aggregator=tff_bn.aggregators.CoordinateMedian(),
+  )
+  ```
 
   With the mean as aggregator, equal weights, and all clients in each round,
   momentum at the server is the same, and clients keep no state: the mean of the
