@@ -25,6 +25,7 @@ _TOOLS = (
     'ipykernel',
     'mypy',
     'nbclient',
+    'playwright',
     'pyink',
     'pytest',
     'pytest-xdist',
