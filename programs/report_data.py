@@ -71,16 +71,17 @@ def data(
   styles = _styles(runs)
   series = []
   for name in names:
-    members = [
-        (run, folder) for run, folder in zip(runs, folders) if run.name == name
+    members = [run for run in runs if run.name == name]
+    own_folders = [
+        folder for run, folder in zip(runs, folders) if run.name == name
     ]
     series.append(
         {
             'name': name,
-            'labels': dict(members[0][0].labels),
+            'labels': dict(members[0].labels),
             'colour': styles[name]['color'],
             'dash': _DASHES[styles[name]['linestyle']],
-            **_curves(*zip(*members), columns),
+            **_curves(members, own_folders, columns),
         }
     )
   return {

@@ -100,7 +100,10 @@
     const x = {
       field: 'x', type: 'quantitative', title: axis.title,
       scale: axis.log ? {type: 'log', nice: false} : {nice: false, zero: false},
-      axis: {tickCount: 5, format: '~s', labelOverlap: true, grid: false},
+      axis: {
+        tickCount: 5, tickMinStep: axis.name === 'megabytes' ? 0 : 1,
+        format: '~s', labelOverlap: true, grid: false,
+      },
     };
     const scale = column.log ? {type: 'log', nice: false} : {zero: false};
     const y = (field) => ({

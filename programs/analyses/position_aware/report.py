@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, Optional, TypeVar
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
@@ -90,7 +90,7 @@ def draw_means(
     points: Iterable[tuple[float, float]],
     *,
     label: str,
-    **style: str,
+    **style: Any,
 ) -> None:
   """Draws a line through the mean of y for each x.
 
