@@ -157,7 +157,8 @@ def _library() -> str:
   # Imported late: it is large.
   import vl_convert
 
-  return vl_convert.javascript_bundle()
+  # The argument is optional, which the package's type stub misses.
+  return vl_convert.javascript_bundle()  # type: ignore[call-arg]
 
 
 def _sentence(text: str) -> str:
@@ -168,7 +169,7 @@ def _facts(page: Page) -> list[tuple[str, str]]:
   """Returns the lines of the list of what was run."""
   facts = [('Program', page.program), ('Data', page.data_title)]
   facts += [
-      (title, page.flags[name].replace('\n', '; '))
+      (title, page.flags[name].replace(',', ', ').replace('\n', '; '))
       for name, title in _FACTS.items()
       if name in page.flags
   ]
