@@ -73,6 +73,7 @@ setuptools.setup(
             'experiments/*/*.csv',
             'experiments/*/*.toml',
             'presets/*.flags',
+            'templates/*',
         ]
     },
     cmdclass={'build_py': _BuildPy},
@@ -90,6 +91,7 @@ setuptools.setup(
             'googleapis-common-protos>=1.61',
             'grpcio>=1.46',
             'jax>=0.4.34',
+            'jinja2>=3.1',
             'matplotlib>=3.7',
             'portpicker>=1.6',
             'psutil>=5.9',
@@ -101,6 +103,8 @@ setuptools.setup(
             'tensorflow-datasets>=4.9',
             'tqdm>=4.64',
             'typing-extensions>=4.5',
+            # The plots of report.html.
+            'vl-convert-python>=1.7',
         ],
         # For several machines, in addition to `federated`.
         'ray': ['cloudpickle>=2.2', 'ray>=2.60'],

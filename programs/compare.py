@@ -262,11 +262,13 @@ def _compare(
       failed = parallel.train(tasks, flags.jobs, _process_arguments(flags))
     else:
       failed = jobs.train(builder, tasks)
-  _write_results(flags, comparison, folder, folders, builder)
+  _write_results(flags, comparison, folder, folders, texts, builder)
   if planned is not None:
+    from tff_bn.programs import html_report
     from tff_bn.programs.experiments import results as experiment_results
 
     experiment_results.write(planned, folder)
+    html_report.refresh_figures(folder)
   if failed:
     raise RuntimeError(
         f'{len(failed)} of {len(tasks)} runs failed, see the errors above; the'
@@ -285,11 +287,13 @@ def _write_results(
     comparison: comparison_lib.Comparison,
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
+    texts: Mapping[str, str],
     builder: 'jobs.Builder',
 ) -> None:
-  """Writes the table and the plots, and prints the table."""
+  """Writes the table, the plots and the page, and prints the table."""
   from tff_bn.programs import figures
   from tff_bn.programs import held_out
+  from tff_bn.programs import html_report
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
   from tff_bn.programs import sweep_plots
@@ -344,6 +348,23 @@ def _write_results(
           for run in comparison.runs
       ],
   )
+  html_report.write(
+      folder,
+      html_report.Page(
+          title=f'Comparison of {html_report.name_algorithms(runs)}',
+          program=PROGRAM.name,
+          flags=texts,
+          runs=runs,
+          folders=[folders[run.folder] for run in comparison.runs],
+          results=results,
+          num_averaged=num_averaged,
+          varied=names,
+          data=data,
+          data_title=title or jobs.describe_data(first, data),
+          labels_of=comparison.runs[0].title,
+      ),
+  )
+  print(f'Page:  {folder / run_folder.REPORT}')
   print(
       f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
       f' {folder / run_folder.RESULTS_CSV}'

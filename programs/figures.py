@@ -1,14 +1,17 @@
 """Colours, axes and files of the programs' figures."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 import pathlib
-from typing import Any
+import textwrap
+from typing import Any, Optional
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
 from matplotlib.backends import backend_agg
 
 from tff_bn.common import files
+from tff_bn.programs import registry
 
 # Okabe and Ito's colours, which colour-blind people can distinguish; without
 # their yellow, which is too light for lines on white.
@@ -22,7 +25,31 @@ COLOURS = (
     '#000000',
 )
 DASHES = ('-', '--', '-.', ':')
+# An algorithm has the same colour in all figures.
+_ALGORITHM_COLOURS = {
+    'centralized': '#000000',
+    'fedavg': '#D55E00',
+    'fedbn': '#0072B2',
+    'silobn': '#56B4E9',
+    'local_affine': '#8C564B',
+    'fedtan': '#009E73',
+    'fedtan_forward_only': '#A6A000',
+    'fedtan_ii': '#B5336A',
+    'fbn': '#9457EB',
+    'fixbn': '#E377C2',
+    'hbn': '#E69F00',
+    'dsgd': '#17A2A2',
+    'dsgd_fbn': '#B9A0E8',
+    'dsgd_fixbn': '#43B843',
+    'single': '#7F7F7F',
+    'fedprox': '#C49C5A',
+    'scaffold': '#3B5BDB',
+    'moon': '#FF8A80',
+    'fedbs': '#4F7942',
+}
 _DPI = 150
+# Inches of a character of a title.
+_CHARACTER_WIDTH = 0.1
 
 
 def new_figure(width: float, height: float) -> figure.Figure:
@@ -57,6 +84,60 @@ def line_style(index: int) -> dict[str, str]:
   )
 
 
+def algorithm_style(name: str) -> Optional[dict[str, str]]:
+  """Returns the colour and the dashes of an algorithm's lines.
+
+  Args:
+    name: A name that `--algorithm` takes. A combination such as `fedbn+moon`
+      has the colour of the algorithm, and other dashes.
+
+  Returns:
+    Arguments of `plot`; `None` if there is no such algorithm.
+  """
+  base, _, correction = name.partition('+')
+  if base == registry.DEFAULT and correction:
+    base, correction = correction, ''
+  if base not in _ALGORITHM_COLOURS:
+    return None
+  dashes = list(_ALGORITHM_COLOURS).index(base)
+  if correction:
+    dashes += 1 + list(registry.CORRECTIONS).index(correction)
+  return dict(
+      color=_ALGORITHM_COLOURS[base], linestyle=DASHES[dashes % len(DASHES)]
+  )
+
+
+def line_styles(
+    names: Sequence[str], algorithms: Optional[Mapping[str, str]] = None
+) -> dict[str, dict[str, str]]:
+  """Chooses the colours and the dashes of lines.
+
+  Args:
+    names: The names of the lines, all different.
+    algorithms: The algorithms that the lines show, by name. Default: the names.
+
+  Returns:
+    Arguments of `plot` for each name. A line has its algorithm's style if it is
+    the only one of this algorithm, and an unused colour otherwise.
+  """
+  shown = {name: (algorithms or {}).get(name, name) for name in names}
+  counts = Counter(shown.values())
+  styles = {}
+  for name, algorithm in shown.items():
+    style = algorithm_style(algorithm)
+    if style is not None and counts[algorithm] == 1:
+      styles[name] = style
+  used = {style['color'] for style in styles.values()}
+  unused = [c for c in COLOURS if c not in used] or COLOURS
+  others = [name for name in names if name not in styles]
+  for index, name in enumerate(others):
+    styles[name] = dict(
+        color=unused[index % len(unused)],
+        linestyle=DASHES[index % len(DASHES)],
+    )
+  return styles
+
+
 def tidy(axes: mpl_axes.Axes) -> None:
   """Adds a light grid and removes the frame at the top and the right."""
   axes.grid(alpha=0.3)
@@ -72,8 +153,26 @@ def add_legend(drawing: figure.Figure) -> None:
   drawing.legend(
       handles.values(),
       handles.keys(),
-      loc='outside right upper',
+      loc='outside right center',
       frameon=False,
+  )
+
+
+def add_title(drawing: figure.Figure, *lines: str) -> None:
+  """Adds a title whose lines are broken where the figure ends.
+
+  Args:
+    drawing: The figure, with its final width.
+    *lines: The lines of the title; empty ones are left out.
+  """
+  width = max(20, int(drawing.get_figwidth() / _CHARACTER_WIDTH))
+  drawing.suptitle(
+      '\n'.join(
+          textwrap.fill(part, width, break_on_hyphens=False)
+          for line in lines
+          for part in line.splitlines()
+      ),
+      fontsize='large' if drawing.get_figwidth() > 6 else 'medium',
   )
 
 

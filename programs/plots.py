@@ -19,7 +19,7 @@ _MAX_CELLS_WITH_NUMBERS = 300
 _MAX_NAMED_CLIENTS = 40
 # Runs share a linear axis if the totals that they have sent differ by at most
 # this factor.
-_MAX_LINEAR_RATIO = 20
+_MAX_LINEAR_RATIO = 10
 _TEST_PANEL = 'Whole test set'
 _CLIENT_PANEL = "Clients' own test data"
 _AXES = {
@@ -97,30 +97,39 @@ def _curves(
       1, len(columns), sharex=True, sharey=True, squeeze=False
   )[0]
   names = list(dict.fromkeys(run.name for run in runs))
+  styles = figures.line_styles(names)
   for axes, column in zip(all_axes, columns):
     axes.set_title(panels[column], fontsize='medium')
     axes.set_xlabel(_AXES[against])
-    if _needs_logarithm(runs, against):
+    if needs_logarithm(runs, against):
       axes.set_xscale('log')
       axes.xaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
     else:
       axes.xaxis.set_major_locator(
           ticker.MaxNLocator(nbins=6, integer=against != 'megabytes')
       )
-    for index, name in enumerate(names):
+    for name in names:
       draw_curve(
           axes,
           [run for run in runs if run.name == name],
           column,
           against,
           label=name,
-          **figures.line_style(index),
+          **styles[name],
       )
     figures.tidy(axes)
   if len(names) > 1:
     figures.add_legend(drawing)
-  drawing.suptitle(title)
+  figures.add_title(drawing, title, band_note(runs))
   return drawing
+
+
+def band_note(runs: Sequence[Run]) -> str:
+  """Explains the bands of curves; empty if there are none."""
+  num_seeds = len({run.seed for run in runs})
+  if num_seeds == 1:
+    return ''
+  return f'line: mean over {num_seeds} seeds, band: ± one standard deviation'
 
 
 def draw_curve(
@@ -142,12 +151,7 @@ def draw_curve(
     **style: The line's style.
   """
   rounds, mean, deviation = mean_and_deviation(runs, column)
-  costs = {
-      int(row['round']): row[against]
-      for run in runs
-      for row in run.rows
-      if against in row
-  }
+  costs = costs_by_round(runs, against)
   x = np.array([costs.get(number, math.nan) for number in rounds])
   if against != 'round' and x.size and not x.any():
     axes.axhline(
@@ -180,13 +184,31 @@ def draw_curve(
   )
 
 
+def costs_by_round(runs: Sequence[Run], column: str) -> dict[int, float]:
+  """Returns the totals in a column of runs that differ only in the seed.
+
+  Args:
+    runs: The runs.
+    column: The column, such as `megabytes`.
+
+  Returns:
+    The totals by round.
+  """
+  return {
+      int(row['round']): row[column]
+      for run in runs
+      for row in run.rows
+      if column in row
+  }
+
+
 def _totals(runs: Sequence[Run], column: str) -> list[float]:
   """Returns the totals of the runs that send anything."""
   totals = [run.rows[-1].get(column, 0) for run in runs]
   return [total for total in totals if total > 0]
 
 
-def _needs_logarithm(runs: Sequence[Run], against: str) -> bool:
+def needs_logarithm(runs: Sequence[Run], against: str) -> bool:
   """Whether a common linear axis would hide some of the runs."""
   if against == 'round':
     return False
@@ -260,7 +282,7 @@ def label_distribution_figure(
   axes.set_xlabel('Class')
   axes.set_ylabel('Client')
   drawing.colorbar(image, ax=axes, label='Training examples')
-  drawing.suptitle(title)
+  figures.add_title(drawing, title)
   return drawing
 
 

@@ -241,11 +241,24 @@ def results_markdown(
     A table with a line for each combination of labels, and the meaning of its
     columns.
   """
-  columns = [
-      column
-      for column in _TABLE_COLUMNS
-      if any(column.name in row for row in results)
-  ]
+  cells = table_cells(results, varied)
+  return tables.markdown(cells, notes(results, average_last), len(varied))
+
+
+def table_cells(
+    results: Sequence[Result], varied: Sequence[str] = (ALGORITHM,)
+) -> list[list[str]]:
+  """Returns the table of means and standard deviations over the seeds.
+
+  Args:
+    results: Rows that `result` returned.
+    varied: The names of the labels.
+
+  Returns:
+    The titles, and a line for each combination of labels, which begins with
+    them.
+  """
+  columns = _columns(results)
   varied = sorted(varied, key=lambda name: name != ALGORITHM)
   titles = ['Algorithm' if name == ALGORITHM else name for name in varied]
   cells = [titles + [column.title for column in columns]]
@@ -260,6 +273,25 @@ def results_markdown(
             for column in columns
         ]
     )
+  return cells
+
+
+def _columns(results: Sequence[Result]) -> list[_TableColumn]:
+  """Returns the columns that a row has."""
+  return [
+      column
+      for column in _TABLE_COLUMNS
+      if any(column.name in row for row in results)
+  ]
+
+
+def notes(results: Sequence[Result], average_last: int) -> list[str]:
+  """Returns sentences that explain the table.
+
+  Args:
+    results: Rows that `result` returned.
+    average_last: The number of evaluated rounds over which they average.
+  """
   seeds = len({row['seed'] for row in results})
   over_seeds = (
       f'mean ± standard deviation over {seeds} seeds'
@@ -271,11 +303,13 @@ def results_markdown(
       if average_last > 1
       else 'the value of the last evaluated round'
   )
-  notes = [
+  return [
       f'Accuracies and losses are {over_rounds}; {over_seeds}.',
-      *(f'{column.title}: {column.explanation}.' for column in columns),
+      *(
+          f'{column.title}: {column.explanation}.'
+          for column in _columns(results)
+      ),
   ]
-  return tables.markdown(cells, notes, len(varied))
 
 
 def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:

@@ -18,6 +18,7 @@ from tff_bn.training import folder_lock
 
 FLAGS_FILE = 'flags.txt'
 METRICS = 'metrics.csv'
+CLIENT_METRICS = 'client_metrics.csv'
 # Holds the final model, and the personal models of clients.
 MODEL = 'model'
 MODEL_FILE = 'model.keras'
@@ -31,6 +32,7 @@ PLOTS = 'plots'
 RUNS = 'runs'
 RESULTS_CSV = 'results.csv'
 RESULTS_MARKDOWN = 'results.md'
+REPORT = 'report.html'
 TIMING = 'timing.json'
 # The result of an experiment, and the folder of its analyses' folders.
 EXPERIMENT_CSV = 'experiment.csv'
@@ -43,16 +45,17 @@ HELD_OUT_MARKDOWN = 'held_out.md'
 NORMALIZATION_ERROR_CSV = 'normalization_error.csv'
 NORMALIZATION_ERROR_BY_ROUND_CSV = 'normalization_error_by_round.csv'
 NORMALIZATION_ERROR_MARKDOWN = 'normalization_error.md'
-# Analyses of runs, each with a NAME.csv and a NAME.md, often in a run's folder.
-RUN_ANALYSES = (
-    'permutation',
-    'shuffle_test',
-    'kept_share',
-    'weight_divergence',
-    'matching',
-    'preference',
-    'fusion',
-)
+# Analyses of runs, each with a NAME.csv and a NAME.md, often in a run's folder,
+# and the names of their plots.
+RUN_ANALYSES = {
+    'permutation': ('permutation',),
+    'shuffle_test': ('shuffle_test', 'shuffled_accuracy'),
+    'kept_share': ('kept_share',),
+    'weight_divergence': ('weight_divergence',),
+    'matching': ('matching', 'matching_units'),
+    'preference': ('preference', 'preference_units'),
+    'fusion': ('fusion',),
+}
 # Removed by the next program that writes into the folder.
 _TEMPORARY = '.temporary'
 # The number of files that a program opens besides the claimed folders.
@@ -62,6 +65,7 @@ _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
 # The files besides flags.txt. Nothing else is ever removed.
 _ENTRIES = (
     METRICS,
+    CLIENT_METRICS,
     'logdir',
     _CHECKPOINTS,
     'client_states.sqlite',
@@ -72,6 +76,7 @@ _ENTRIES = (
     PLOTS,
     RESULTS_CSV,
     RESULTS_MARKDOWN,
+    REPORT,
     EXPERIMENT_CSV,
     EXPERIMENT_MARKDOWN,
     ANALYSES,

@@ -136,18 +136,8 @@ def heat_map_figure(
   drawing.supxlabel(column_title, fontsize='medium')
   drawing.supylabel(row_title, fontsize='medium')
   drawing.colorbar(grid.flat[0].images[0], ax=grid)
-  drawing.suptitle(_wrapped(title, drawing), fontsize='medium')
+  figures.add_title(drawing, title)
   return drawing
-
-
-def _wrapped(title: str, drawing: figure.Figure) -> str:
-  """Breaks the lines of a title that are wider than the figure."""
-  # A character is less than 0.1 inch wide.
-  width = int(drawing.get_figwidth() / 0.1)
-  return '\n'.join(
-      textwrap.fill(line, width, break_on_hyphens=False)
-      for line in title.splitlines()
-  )
 
 
 def _write_numbers(
@@ -297,7 +287,8 @@ def _curve_panels(
   grid = drawing.subplots(
       num_lines, num_columns, sharex=True, sharey=True, squeeze=False
   )
-  lines: dict[str, int] = {}
+  algorithms = [run.labels.get(report.ALGORITHM, '') for run in runs]
+  styles = figures.line_styles(list(dict.fromkeys(algorithms)))
   for panel, cell in itertools.zip_longest(grid.flat, cells):
     if cell is None:
       panel.set_axis_off()
@@ -315,14 +306,13 @@ def _curve_panels(
     for run in shown:
       groups.setdefault(run.labels.get(report.ALGORITHM, ''), []).append(run)
     for name, members in groups.items():
-      index = lines.setdefault(name, len(lines))
       plots.draw_curve(
           panel,
           members,
           column,
           'round',
           label=name,
-          **figures.line_style(index),
+          **styles[name],
       )
     figures.tidy(panel)
   # The other panels share its axes.
@@ -335,9 +325,11 @@ def _curve_panels(
     first.set_yscale('log')
   drawing.supxlabel('Round', fontsize='medium')
   drawing.supylabel(vertical, fontsize='medium')
-  if len(lines) > 1:
+  if len(styles) > 1:
     figures.add_legend(drawing)
-  drawing.suptitle(f'{title}, {data}' if title else data)
+  figures.add_title(
+      drawing, f'{title}, {data}' if title else data, plots.band_note(runs)
+  )
   return drawing
 
 

@@ -18,8 +18,6 @@ from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
 
 _OUTPUT_DIR = 'runs/train'
-# The plots are complete with it.
-_LAST_PLOT = 'label_distribution'
 
 
 def define_flags(
@@ -69,7 +67,7 @@ def _train(
     is_finished = (
         not overwrite
         and run_folder.is_complete(folder, settings.to_flags())
-        and (folder / run_folder.PLOTS / f'{_LAST_PLOT}.png').exists()
+        and (folder / run_folder.REPORT).exists()  # It is written last.
     )
   if is_finished:
     print('This run is finished.')
@@ -88,6 +86,7 @@ def _train(
     )
   print(f'Metrics: {folder / run_folder.METRICS}')
   print(f'Plots:   {folder / run_folder.PLOTS}')
+  print(f'Page:    {folder / run_folder.REPORT}')
 
 
 def _train_and_plot(
@@ -99,6 +98,7 @@ def _train_and_plot(
 ) -> None:
   """Trains one model and draws its metrics."""
   # Imported late: this takes seconds, and wrong flags are found without it.
+  from tff_bn.programs import html_report
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
   from tff_bn.programs import report
@@ -118,12 +118,29 @@ def _train_and_plot(
       settings.seed,
       report.read_rows(folder),
   )
+  data_title = jobs.describe_data(settings, job.data)
   plots.save_figures(
       folder / run_folder.PLOTS,
       [run],
       job.data.label_distribution(),
       job.data.client_ids,
-      f'{settings.algorithm}: {jobs.describe_data(settings, job.data)}',
+      f'{settings.algorithm}: {data_title}',
+  )
+  html_report.write(
+      folder,
+      html_report.Page(
+          title=f'Run of {settings.algorithm}',
+          program=PROGRAM.name,
+          flags=settings.to_flags(),
+          runs=[run],
+          folders=[folder],
+          results=[report.result(run, average_last=1)],
+          num_averaged=1,
+          varied=[report.ALGORITHM],
+          data=job.data,
+          data_title=data_title,
+          labels_of=f'{settings.algorithm}, seed {settings.seed}',
+      ),
   )
 
 

@@ -101,7 +101,7 @@ if is_up_to_date; then
   exit 0
 fi
 find_python
-echo "Setting up $venv with Python $version: about 3.2 GB of packages," \
+echo "Setting up $venv with Python $version: about 3.4 GB of packages," \
     'which takes a few minutes.'
 trap '[ $? = 0 ] ||
   echo "The set-up failed; the next run starts it afresh." >&2' EXIT

@@ -11,8 +11,8 @@ from tff_bn.programs import figures
 from tff_bn.programs import tables
 from tff_bn.programs.analyses import output
 
-# From Okabe and Ito's palette for colour-blind readers.
-_COLOURS = dict(naive='#D55E00', fixbn='#0072B2', fbn='#009E73')
+# Naive BN is how `fedavg` treats batch normalization.
+_STYLES = figures.line_styles(['naive', 'fixbn', 'fbn'], dict(naive='fedavg'))
 _MARKERS = dict(naive='s', fixbn='^', fbn='o')
 
 
@@ -112,7 +112,7 @@ def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
           range(len(results)),
           [getattr(result, error)(algorithm) for result in results],
           label=algorithm,
-          color=_COLOURS[algorithm],
+          color=_STYLES[algorithm]['color'],
           marker=_MARKERS[algorithm],
       )
     axes.set_yscale('log')
@@ -123,7 +123,7 @@ def error_figure(results: Sequence[Result], title: str) -> figure.Figure:
     figures.tidy(axes)
   panels[0].set_ylabel('Distance to centralized')
   figures.add_legend(drawing)
-  drawing.suptitle(f'Normalization error: {title}')
+  figures.add_title(drawing, f'Normalization error: {title}')
   return drawing
 
 
@@ -158,8 +158,9 @@ def points_figure(result: Result, title: str) -> figure.Figure:
       axes.scatter(*client_points.T, s=5, color=[colour])
     axes.set_aspect('equal', adjustable='datalim')
     axes.grid(alpha=0.3)
-  drawing.suptitle(
+  figures.add_title(
+      drawing,
       f'Points in round {len(result.errors["fbn"])}, one colour for each'
-      f' client; grey: centralized ({title}, γ = {result.gamma:g})'
+      f' client; grey: centralized ({title}, γ = {result.gamma:g})',
   )
   return drawing

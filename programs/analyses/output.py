@@ -8,6 +8,7 @@ from matplotlib import figure
 
 from tff_bn.common import files
 from tff_bn.programs import figures
+from tff_bn.programs import html_report
 from tff_bn.programs import run_folder
 
 
@@ -38,6 +39,7 @@ def write(folder: pathlib.Path, name: str, report: Report) -> None:
   files.replace(folder / f'{name}.csv', report.csv)
   files.replace(folder / f'{name}.md', report.markdown)
   figures.save(folder / run_folder.PLOTS, report.drawings)
+  html_report.refresh_figures(folder)
   print(report.markdown)
   print(f'Table: {folder / name}.md, {folder / name}.csv')
   for drawing in report.drawings:

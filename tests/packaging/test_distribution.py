@@ -82,6 +82,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
         'presets/*.flags',
         'experiments/*/*.toml',
         'experiments/*/*.csv',
+        'templates/*',
     ):
       expected |= {
           f'{package}/{path.relative_to(_ROOT / folder).as_posix()}'

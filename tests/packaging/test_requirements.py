@@ -29,6 +29,7 @@ _TOOLS = (
     'ipykernel',
     'mypy',
     'nbclient',
+    'playwright',
     'pyink',
     'pytest',
     'pytest-xdist',

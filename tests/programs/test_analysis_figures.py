@@ -47,7 +47,9 @@ def _errors(container):
 def test_layer_figure():
   drawing = report.layer_figure(_ROWS, 'my label', 'my title')
   (axes,) = drawing.axes
-  assert axes.get_title() == 'my title'
+  title, note = drawing.get_suptitle().splitlines()
+  assert title == 'my title'
+  assert note == 'error bars: ± one standard deviation'
   assert axes.get_ylabel() == 'my label'
   labels = [text.get_text() for text in axes.get_xticklabels()]
   assert labels == ['a', 'b', 'x']
@@ -72,7 +74,8 @@ def test_layer_figure():
 
 
 def test_layer_figure_of_one_run():
-  drawing = report.layer_figure(_ROWS[4:], '', '')
+  drawing = report.layer_figure(_ROWS[4:], '', 'my title')
+  assert drawing.get_suptitle() == 'my title'
   assert not drawing.legends
   # The width is limited.
   rows = [_ROWS[0]._replace(layer=f'l{i}') for i in range(200)]
@@ -189,7 +192,7 @@ def test_accuracies_of_seeds_are_averaged_in_the_figure():
   ]
   drawing = fusion.accuracy_figure(fused, 'my title')
   (axes,) = drawing.axes
-  assert axes.get_title() == 'my title'
+  assert drawing.get_suptitle() == 'my title'
   lines = {line.get_label(): line for line in axes.get_lines()}
   assert list(lines) == ['r: average', 'r: optimal transport']
   for line, expected in zip(lines.values(), (0.2, 0.6)):
@@ -198,3 +201,6 @@ def test_accuracies_of_seeds_are_averaged_in_the_figure():
   dashes = {line.get_linestyle() for line in lines.values()}
   assert len(dashes) == 2
   assert len(drawing.legends) == 1
+  # The axis shows the range of the values.
+  bottom, top = axes.get_ylim()
+  assert 0.1 < bottom < 0.2 and 0.6 < top < 0.7

@@ -1,9 +1,14 @@
 """Tests for `tff_bn.programs.figures`."""
 
+import itertools
+
+from matplotlib import colors
 import matplotlib.image
+import numpy as np
 import pytest
 
 from tff_bn.programs import figures
+from tff_bn.programs import registry
 
 
 def _drawing(width=4.0):
@@ -57,6 +62,44 @@ def test_tidy_axes():
   shown = {k for k, spine in axes.spines.items() if spine.get_visible()}
   assert shown == {'left', 'bottom'}
   assert axes.xaxis.get_gridlines()[0].get_visible()
+
+
+def test_algorithms_have_different_colours():
+  names = [*registry.ALGORITHMS, *registry.CORRECTIONS]
+  styles = figures.line_styles(names)
+  assert [styles[name] for name in names] == [
+      figures.algorithm_style(name) for name in names
+  ]
+  rgb = [colors.to_rgb(styles[name]['color']) for name in names]
+  for first, second in itertools.combinations(rgb, 2):
+    assert np.linalg.norm(np.subtract(first, second)) > 0.2
+
+
+def test_combinations_have_the_algorithms_colour_and_other_dashes():
+  style = figures.algorithm_style
+  assert style('fedavg+moon') == style('moon')
+  assert style('fedbn+fedprox')['color'] == style('fedbn')['color']
+  assert style('fedbn+fedprox')['linestyle'] != style('fedbn')['linestyle']
+  assert style('other') is None
+
+
+def test_lines_without_an_algorithm_of_their_own_differ():
+  styles = figures.line_styles(
+      ['pan off', 'pan on', 'fbn', 'other'],
+      {'pan off': 'fedavg', 'pan on': 'fedavg'},
+  )
+  assert len({style['color'] for style in styles.values()}) == 4
+  assert styles['fbn'] == figures.algorithm_style('fbn')
+
+
+@pytest.mark.parametrize('width', [3.1, 9.0])
+def test_title_fits_into_the_figure(width):
+  drawing, _ = _drawing(width)
+  figures.add_title(drawing, 'Matched units before and after training', '', 'b')
+  drawing.canvas.draw()
+  box = drawing._suptitle.get_window_extent()
+  assert 0 < box.x0 < box.x1 < drawing.bbox.width
+  assert drawing.get_suptitle().splitlines()[-1] == 'b'
 
 
 def test_colours_and_dashes_differ():

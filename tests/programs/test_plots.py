@@ -39,7 +39,9 @@ def _lines(axes):
 
 def test_accuracy_figure():
   drawing = plots.accuracy_figure(example_runs.RUNS, 'my title')
-  assert drawing.get_suptitle() == 'my title'
+  title, note = drawing.get_suptitle().splitlines()
+  assert title == 'my title'
+  assert '± one standard deviation' in note
   global_axes, client_axes = drawing.axes
   np.testing.assert_allclose(
       _lines(global_axes)['fedavg'], [[1, 0.2], [2, 0.6], [3, 0.8]]
@@ -101,7 +103,7 @@ def test_accuracy_against_what_was_sent():
 
 
 @pytest.mark.parametrize(
-    ('ratio', 'scale'), [(19.5, 'linear'), (20.5, 'log'), (1 / 20.5, 'log')]
+    ('ratio', 'scale'), [(9.5, 'linear'), (10.5, 'log'), (1 / 10.5, 'log')]
 )
 def test_costs_of_different_size_have_a_logarithmic_axis(ratio, scale):
   runs = [
@@ -152,6 +154,23 @@ def test_algorithm_has_the_same_colour_in_every_panel():
   )
   assert len(set(training.values())) == 3
   assert test == {name: training[name] for name in ('fedbn', 'single')}
+
+
+def test_algorithm_has_the_same_colour_in_every_figure():
+  runs = [_run_with_costs(name, 0, 1.0) for name in ('fedbn', 'fbn', 'fedavg')]
+
+  def colours(shown):
+    (axes,) = plots.accuracy_figure(shown, '').axes
+    return {line.get_label(): line.get_color() for line in axes.get_lines()}
+
+  assert len(set(colours(runs).values())) == 3
+  assert colours(runs[1:]).items() <= colours(runs).items()
+  assert colours(runs[::-1]) == colours(runs)
+
+
+def test_one_seed_has_no_band():
+  drawing = plots.accuracy_figure(example_runs.RUNS[:1], 'my title')
+  assert drawing.get_suptitle() == 'my title'
 
 
 def test_a_single_algorithm_needs_no_legend():

@@ -75,6 +75,7 @@ def test_comparison_has_all_files(comparison):
       'flags.txt',
       'results.csv',
       'results.md',
+      'report.html',
       'plots',
       'runs',
   }

@@ -270,7 +270,9 @@ def test_curves_have_a_panel_for_each_combination(tmp_path, monkeypatch):
   assert len(colours) == 1 and len(set(*colours)) == 2
   (legend,) = drawing.legends
   assert [t.get_text() for t in legend.get_texts()] == ['fedavg', 'fbn']
-  assert drawing.get_suptitle() == 'digits, whole test set'
+  title, note = drawing.get_suptitle().splitlines()
+  assert title == 'digits, whole test set'
+  assert note.endswith('band: ± one standard deviation')
   assert drawing.axes[0].get_ylim() == (0, 1.02)
   assert drawings['test_loss'].axes[0].get_yscale() == 'log'
   # Side by side: the values of the last swept flag.

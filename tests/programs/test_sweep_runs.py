@@ -115,8 +115,8 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
   assert train.run([*arguments, str(grown), '--rounds=3']) == 0
   printed = capsys.readouterr().out
   assert printed.startswith('This run is finished.\nModel:   keras.models')
-  # A run that lacks a plot or a model is not.
-  for change in ('plots/label_distribution.png', 'model/weights.npz'):
+  # A run that lacks its page or a model is not.
+  for change in ('report.html', 'model/weights.npz'):
     (grown / change).rename(tmp_path / 'backup')
     assert train.run([*arguments, str(grown), '--rounds=3']) == 2
     assert "'NoneType' object is not callable" in capsys.readouterr().err

@@ -64,6 +64,8 @@ def analyze(name, run, *arguments, folder=None):
   with pytest.MonkeyPatch.context() as monkeypatch:
     monkeypatch.setattr(figures, 'save', keep)
     assert analyze_program.run(arguments) == 0
+  if name in run_folder.RUN_ANALYSES:
+    assert set(drawings) == set(run_folder.RUN_ANALYSES[name])
   folder = folder or runs[0]
   for drawing in drawings:
     pixels = matplotlib.image.imread(folder / 'plots' / f'{drawing}.png')

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import csv
 import dataclasses
 import errno
 import io
@@ -204,19 +205,34 @@ class TestSampling:
 def evaluated(monkeypatch):
   """The ids of the clients of each evaluation, in a list."""
   ids = []
-  original = evaluation.Evaluator.evaluate_clients
+  original = evaluation.Evaluator.evaluate_each_client
 
-  def evaluate_clients(self, weights, dataset_fn):
+  def evaluate_each_client(self, weights, dataset_fn):
     ids.append(tuple(weights))
     return original(self, weights, dataset_fn)
 
   monkeypatch.setattr(
-      evaluation.Evaluator, 'evaluate_clients', evaluate_clients
+      evaluation.Evaluator, 'evaluate_each_client', evaluate_each_client
   )
   return ids
 
 
 class TestMetrics:
+
+  @training_fakes.both_kinds
+  def test_each_clients_results_after_the_last_round(
+      self, model, tmp_path, stateful
+  ):
+    result = _train(model, tmp_path, stateful)
+
+    with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
+      rows = list(csv.DictReader(file))
+    assert len({row['client'] for row in rows}) == len(rows) > 1
+    assert {row['round'] for row in rows} == {'7'}
+    for name in ('loss', 'accuracy'):
+      assert np.mean([float(row[name]) for row in rows]) == pytest.approx(
+          result.rows[-1][f'client_test_{name}'], rel=1e-6
+      )
 
   @training_fakes.both_kinds
   def test_rows(self, model, tmp_path, stateful):

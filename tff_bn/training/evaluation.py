@@ -169,27 +169,58 @@ class Evaluator:
       dataset_fn: Returns the data on which a client's weights are evaluated.
 
     Returns:
-      The same entries as `evaluate`. The loss and the metrics are unweighted
-      means over the clients that have data, and `num_examples` is the sum.
-      `None` if no client has data.
+      See `mean_over_clients`.
     """
-    results = []
+    return mean_over_clients(self.evaluate_each_client(weights, dataset_fn))
+
+  def evaluate_each_client(
+      self,
+      weights: Mapping[str, ModelWeights],
+      dataset_fn: Callable[[str], tf.data.Dataset],
+  ) -> dict[str, Metrics]:
+    """Evaluates each client's weights.
+
+    Args:
+      weights: The weights that each client uses, by client id.
+      dataset_fn: Returns the data on which a client's weights are evaluated.
+
+    Returns:
+      The result of `evaluate` for each client.
+    """
+    results = {}
     previous = None
     for client_id, client_weights in weights.items():
       # Clients may share their weights, whose conversion takes longer than
       # evaluating a small model.
       if client_weights is not previous:
         tensors, previous = self._tensors(client_weights), client_weights
-      results.append(self._evaluate_tensors(tensors, dataset_fn(client_id)))
-    results = [result for result in results if result['num_examples']]
-    if not results:
-      return None
-    means: Metrics = collections.OrderedDict(
-        (name, float(np.mean([result[name] for result in results])))
-        for name in ('loss', *self.metric_names)
-    )
-    means['num_examples'] = sum(result['num_examples'] for result in results)
-    return means
+      results[client_id] = self._evaluate_tensors(
+          tensors, dataset_fn(client_id)
+      )
+    return results
+
+
+def mean_over_clients(results: Mapping[str, Metrics]) -> Optional[Metrics]:
+  """Averages the results of clients.
+
+  Args:
+    results: The results of `Evaluator.evaluate` by client id.
+
+  Returns:
+    The same entries. The loss and the metrics are unweighted means over the
+    clients that have data, and `num_examples` is the sum. `None` if no client
+    has data.
+  """
+  with_data = [result for result in results.values() if result['num_examples']]
+  if not with_data:
+    return None
+  means: Metrics = collections.OrderedDict(
+      (name, float(np.mean([result[name] for result in with_data])))
+      for name in with_data[0]
+      if name != 'num_examples'
+  )
+  means['num_examples'] = sum(result['num_examples'] for result in with_data)
+  return means
 
 
 class _Union:

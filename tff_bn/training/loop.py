@@ -5,6 +5,7 @@ A run has a folder:
 | entry | content |
 | --- | --- |
 | `metrics.csv` | one row for every evaluated round |
+| `client_metrics.csv` | one row for each evaluated client, at the end |
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
 | `client_states.sqlite` | the clients' states, if they have any |
@@ -216,7 +217,7 @@ class _Run:
           )
       )
     self._evaluation = round_evaluation.RoundEvaluation(
-        process, model, data, config, self._store, self._make_dataset
+        process, model, data, config, self._store, self._make_dataset, run_dir
     )
     self._models = final_models.FinalModels(run_dir, self._identity.checksum)
     self._log = stack.enter_context(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
+import pathlib
 from typing import Any, Optional
 
 from tff_bn.common import seeding
@@ -13,6 +14,7 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.training import client_metrics
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
 from tff_bn.training import rounds
@@ -63,6 +65,7 @@ class RoundEvaluation:
       config: TrainingConfig,
       store: Optional[client_state_store.ClientStateStore],
       make_dataset: Callable[..., Any],
+      run_dir: pathlib.Path,
   ):
     """Initializes the evaluation.
 
@@ -74,7 +77,9 @@ class RoundEvaluation:
       store: The clients' states; `None` if they have none.
       make_dataset: Returns the training data of clients for a computation, with
         the arguments of `FederatedData.client_dataset`.
+      run_dir: The run's folder, for the clients' results in the last round.
     """
+    self._run_dir = run_dir
     self._process = process
     self._store = store
     self._make_dataset = make_dataset
@@ -125,12 +130,15 @@ class RoundEvaluation:
       test = self._evaluator.evaluate_clients(
           weights, lambda client_id: self.test_dataset
       )
-    client_test = self._evaluator.evaluate_clients(
+    by_client = self._evaluator.evaluate_each_client(
         weights,
         lambda client_id: self._data.client_test_dataset(
             client_id, _BATCH_SIZE
         ),
     )
+    if round_num == self._config.rounds:
+      client_metrics.write(self._run_dir, round_num, by_client)
+    client_test = evaluation.mean_over_clients(by_client)
     for prefix, result in (('test_', test), ('client_test_', client_test)):
       for name in ('loss', *self._evaluator.metric_names):
         if result is not None:

@@ -4,8 +4,8 @@ Appendix F.2 and figure 31 of Li et al., Federated Learning with Position-Aware
 Neurons, CVPR 2022.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional
 
 from matplotlib import figure
 from matplotlib import ticker
@@ -62,7 +62,7 @@ class Analysis(run_analysis.RunAnalysis):
     return output.Report(
         tables.csv_text(Fused._fields, fused),
         self._markdown(fused),
-        dict(fusion=accuracy_figure(fused, title)),
+        dict(fusion=accuracy_figure(fused, title, self.algorithms)),
     )
 
   def _fuse(self, run: analyzed_run.AnalyzedRun) -> list[Fused]:
@@ -136,20 +136,27 @@ class Analysis(run_analysis.RunAnalysis):
     )
 
 
-def accuracy_figure(fused: Sequence[Fused], title: str) -> figure.Figure:
+def accuracy_figure(
+    fused: Sequence[Fused],
+    title: str,
+    algorithms: Optional[Mapping[str, str]] = None,
+) -> figure.Figure:
   """Draws accuracy against the interpolation coefficient.
 
   Args:
     fused: The models; the lines are means over seeds.
     title: The title.
+    algorithms: The algorithm of each run, which gives its colour.
 
   Returns:
     A figure with two lines for each run.
   """
   drawing = figures.new_figure(width=9.0, height=4.2)
   axes = drawing.subplots()
-  for number, name in enumerate(dict.fromkeys(f.run for f in fused)):
-    for method, style in zip(_METHODS, ('--', '-')):
+  names = list(dict.fromkeys(f.run for f in fused))
+  styles = figures.line_styles(names, algorithms)
+  for name in names:
+    for method, linestyle in zip(_METHODS, ('--', '-')):
       report.draw_means(
           axes,
           [
@@ -158,14 +165,13 @@ def accuracy_figure(fused: Sequence[Fused], title: str) -> figure.Figure:
               if (f.run, f.method) == (name, method)
           ],
           label=f'{name}: {_METHODS[method]}',
-          number=number,
-          linestyle=style,
+          color=styles[name]['color'],
+          linestyle=linestyle,
       )
   axes.set_xlabel('μ, the share of the second model')
   axes.set_ylabel('Test accuracy')
-  axes.set_ylim(0, 1.02)
   axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
   figures.tidy(axes)
   figures.add_legend(drawing)
-  axes.set_title(title, fontsize='medium')
+  figures.add_title(drawing, title)
   return drawing

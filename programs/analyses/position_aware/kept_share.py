@@ -146,18 +146,25 @@ def kept_figure(
   """
   drawing, ((left, right),) = report.panels(1, 2, width=4.2, height=3.6)
   for axes, shares, label in (
-      (left, by_probability, 'P_sf, one permutation'),
-      (right, by_shuffles, 'N_sf, local training'),
+      (
+          left,
+          by_probability,
+          'Probability that a unit is swapped,\none permutation',
+      ),
+      (right, by_shuffles, 'Mean number of permutations,\nlocal training'),
   ):
     for number, size in enumerate(dict.fromkeys(size for size, _ in shares)):
       points = sorted((x, y) for (s, x), y in shares.items() if s == size)
-      report.draw_means(axes, points, label=f'{size} units', number=number)
+      style = figures.line_style(number)
+      report.draw_means(axes, points, label=f'{size} units', **style)
     axes.set_xlabel(label)
     axes.set_ylim(0, 1.02)
     figures.tidy(axes)
-  left.set_ylabel('R_kept')
+  left.set_ylabel('Share of units in place')
   right.legend(frameon=False, fontsize='small')
-  drawing.suptitle('Units that random permutations leave where they are')
+  figures.add_title(
+      drawing, 'Units that random permutations leave where they are'
+  )
   return drawing
 
 

@@ -104,7 +104,9 @@ class LayerAnalysis(run_analysis.RunAnalysis):
         tables.csv_text((*_Row._fields[:-1], self.column), rows),
         report.layer_markdown(values, '.3f', [note]),
         {
-            self.name: report.layer_figure(values, self.label, self.title),
+            self.name: report.layer_figure(
+                values, self.label, self.title, self.algorithms
+            ),
             f'{self.name}_units': self.draw(drawn),
         },
     )

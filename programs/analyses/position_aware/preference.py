@@ -106,7 +106,7 @@ def classes_figure(
             patches.Patch(color=colours(c), label=str(c))
             for c in range(num_classes)
         ],
-        loc='outside right upper',
+        loc='outside right center',
         frameon=False,
         title='Class',
     )

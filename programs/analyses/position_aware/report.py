@@ -1,7 +1,8 @@
 """Tables and figures of the analyses of finished runs."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, Optional, TypeVar
 
 from matplotlib import axes as mpl_axes
 from matplotlib import figure
@@ -89,8 +90,7 @@ def draw_means(
     points: Iterable[tuple[float, float]],
     *,
     label: str,
-    number: int,
-    linestyle: Optional[str] = None,
+    **style: Any,
 ) -> None:
   """Draws a line through the mean of y for each x.
 
@@ -98,8 +98,7 @@ def draw_means(
     axes: The axes to draw on.
     points: Pairs of x and y.
     label: The line's label.
-    number: The line's number, which determines its colour.
-    linestyle: The line's style. Default: determined by the number.
+    **style: The line's colour and dashes.
   """
   by_x: dict[float, list[float]] = {}
   for x, y in points:
@@ -109,14 +108,16 @@ def draw_means(
       [np.mean(values) for values in by_x.values()],
       marker='o',
       markersize=4,
-      color=figures.COLOURS[number % len(figures.COLOURS)],
-      linestyle=linestyle or figures.DASHES[number % len(figures.DASHES)],
       label=label,
+      **style,
   )
 
 
 def layer_figure(
-    values: Sequence[LayerValue], label: str, title: str
+    values: Sequence[LayerValue],
+    label: str,
+    title: str,
+    algorithms: Optional[Mapping[str, str]] = None,
 ) -> figure.Figure:
   """Draws a group of bars for each layer, with one bar for each run.
 
@@ -125,6 +126,7 @@ def layer_figure(
       its error bar the standard deviation.
     label: The label of the y axis.
     title: The title.
+    algorithms: The algorithm of each run, which gives its colour.
 
   Returns:
     The figure.
@@ -136,6 +138,7 @@ def layer_figure(
   )
   axes = drawing.subplots()
   width = 0.8 / len(names)
+  styles = figures.line_styles(names, algorithms)
   for number, name in enumerate(names):
     by_layer = [
         [v.value for v in values if (v.run, v.layer) == (name, layer)]
@@ -148,7 +151,7 @@ def layer_figure(
         yerr=[np.std(x, ddof=1) if len(x) > 1 else 0 for x in by_layer]
         if any(len(same) > 1 for same in by_layer)
         else None,
-        color=figures.COLOURS[number % len(figures.COLOURS)],
+        color=styles[name]['color'],
         error_kw=dict(ecolor='#404040', capsize=2, linewidth=1),
         label=name,
     )
@@ -160,7 +163,14 @@ def layer_figure(
   axes.set_axisbelow(True)
   if len(names) > 1:
     figures.add_legend(drawing)
-  axes.set_title(title, fontsize='medium')
+  has_bars = any(
+      count > 1 for count in Counter((v.run, v.layer) for v in values).values()
+  )
+  figures.add_title(
+      drawing,
+      title,
+      'error bars: ± one standard deviation' if has_bars else '',
+  )
   return drawing
 
 
@@ -220,7 +230,7 @@ def units_figure(
     for axes in row[len(of_run) :]:
       axes.set_axis_off()
     row[0].set_ylabel(f'{run}\n{y_label}'.strip())
-  drawing.suptitle(title)
+  figures.add_title(drawing, title)
   return drawing
 
 

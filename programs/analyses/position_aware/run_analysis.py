@@ -24,6 +24,11 @@ class RunAnalysis(abc.ABC):
     self.runs = runs
     self.flags = flags
 
+  @property
+  def algorithms(self) -> dict[str, str]:
+    """The algorithm of each run, by the run's name in tables and figures."""
+    return {run.name: run.settings.algorithm for run in self.runs}
+
   def check(self) -> None:
     """Checks that the flags can be used with the runs.
 

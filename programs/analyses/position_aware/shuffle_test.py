@@ -88,7 +88,10 @@ class Analysis(run_analysis.RunAnalysis):
             ' rounding.',
         ],
     )
-    title = f'Shuffle error, P_sf = {flags.shuffle_probability:g}'
+    title = (
+        'Shuffle error, units are swapped with probability'
+        f' {flags.shuffle_probability:g}'
+    )
     rows: list[tuple] = [
         (*e[:5], flags.shuffle_probability, e.error, '') for e in errors
     ]
@@ -100,7 +103,9 @@ class Analysis(run_analysis.RunAnalysis):
         table + '\n' + shuffled_accuracy.markdown(accuracies),
         dict(
             shuffle_test=error_figure(errors, title),
-            shuffled_accuracy=shuffled_accuracy.accuracy_figure(accuracies),
+            shuffled_accuracy=shuffled_accuracy.accuracy_figure(
+                accuracies, self.algorithms
+            ),
         ),
     )
 
@@ -194,7 +199,8 @@ def error_figure(errors: Sequence[Error], title: str) -> figure.Figure:
         for e in errors
         if (e.run, e.mode, e.period) == (name, mode, period)
     ]
-    report.draw_means(axes, points, label=label, number=len(axes.get_lines()))
+    style = figures.line_style(len(axes.get_lines()))
+    report.draw_means(axes, points, label=label, **style)
 
   for name, (left, right) in zip(names, all_axes):
     for period in periods:
@@ -209,5 +215,5 @@ def error_figure(errors: Sequence[Error], title: str) -> figure.Figure:
       axes.set_ylim(bottom=0)
       axes.legend(frameon=False, fontsize='small')
       figures.tidy(axes)
-  drawing.suptitle(title)
+  figures.add_title(drawing, title)
   return drawing

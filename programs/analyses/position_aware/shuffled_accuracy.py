@@ -4,8 +4,8 @@ Figure 4 of Li et al., Federated Learning with Position-Aware Neurons, CVPR
 2022.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Optional
 
 from matplotlib import figure
 import numpy as np
@@ -87,19 +87,32 @@ def markdown(accuracies: Sequence[Accuracy]) -> str:
   )
 
 
-def accuracy_figure(accuracies: Sequence[Accuracy]) -> figure.Figure:
-  """Draws the accuracy of each run against P_sf; lines are means over seeds."""
+def accuracy_figure(
+    accuracies: Sequence[Accuracy],
+    algorithms: Optional[Mapping[str, str]] = None,
+) -> figure.Figure:
+  """Draws the accuracy of each run against P_sf; lines are means over seeds.
+
+  Args:
+    accuracies: The accuracies.
+    algorithms: The algorithm of each run, which gives its colour.
+
+  Returns:
+    The figure.
+  """
   drawing, ((axes,),) = report.panels(1, 1, width=5, height=3.6)
-  for number, name in enumerate(dict.fromkeys(a.run for a in accuracies)):
+  names = list(dict.fromkeys(a.run for a in accuracies))
+  styles = figures.line_styles(names, algorithms)
+  for name in names:
     points = [
         (a.shuffle_probability, 100 * a.accuracy)
         for a in accuracies
         if a.run == name
     ]
-    report.draw_means(axes, points, label=name, number=number)
-  axes.set_xlabel('P_sf')
+    report.draw_means(axes, points, label=name, **styles[name])
+  axes.set_xlabel('Probability that a unit is swapped')
   axes.set_ylabel('Accuracy, %')
   axes.legend(frameon=False, fontsize='small')
   figures.tidy(axes)
-  drawing.suptitle('Accuracy after permuting hidden units')
+  figures.add_title(drawing, 'Accuracy after permuting hidden units')
   return drawing

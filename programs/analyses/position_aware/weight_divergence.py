@@ -53,7 +53,10 @@ class Analysis(run_analysis.RunAnalysis):
         report.layer_markdown(values, '.4f', self._notes()),
         dict(
             weight_divergence=report.layer_figure(
-                values, 'Mean distance from mean', 'Weight divergence by layer'
+                values,
+                'Mean distance from mean',
+                'Weight divergence by layer',
+                self.algorithms,
             )
         ),
     )
