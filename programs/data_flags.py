@@ -17,6 +17,9 @@ from tff_bn.programs.parsed_flags import ParsedFlags
 if TYPE_CHECKING:
   from tff_bn import data as tff_bn_data
 
+# The positions of all clients' samples take 8 bytes each.
+_MAX_SAMPLES = 10**8
+
 
 def _absolute(path: str) -> str:
   """Makes a path absolute, so that flags.txt is valid in any working folder."""
@@ -150,7 +153,7 @@ class DataFlags(flag_groups.Flags):
       parsers.ChoiceParser(splits.SPLITS), _explain_splits, 'classes'
   )
   num_clients: Optional[int] = flag(
-      flag_groups.POSITIVE_INTEGER,
+      flag_groups.NUM_CLIENTS,
       'Number of clients',
       compute=num_clients,
       default_text='; '.join(
@@ -209,6 +212,19 @@ class DataFlags(flag_groups.Flags):
       1.0,
       'unbalanced',
   )
+
+  @classmethod
+  def check(cls, flags: ParsedFlags) -> None:
+    """See `Flags.check`."""
+    super().check(flags)
+    if flags.split == 'iid' and flags.samples_per_client is not None:
+      number = num_clients(flags) * flags.samples_per_client
+      if number > _MAX_SAMPLES:
+        raise ValueError(
+            f'--num_clients={num_clients(flags)} with'
+            f' {flags.text("samples_per_client")} makes {number} samples of all'
+            f' clients; at most {_MAX_SAMPLES} are possible.'
+        )
 
   def load(self) -> 'tff_bn_data.Dataset':
     """Loads the dataset; a ValueError says why it can't be used."""

@@ -9,9 +9,20 @@ from absl import flags
 
 from tff_bn.common import spelling
 
+# TensorFlow computes in int32 and float32, which hold no larger numbers.
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT = 3.4e38
+# Smaller positive numbers are not normal in float32, so they may become 0.
+SMALLEST_FLOAT = 1.2e-38
+# Larger images, if they fit into memory at all, fill it in the first layer.
+_LARGEST_SIDE = 10**4
+
 
 class NumberParser(flags.ArgumentParser):
-  """Parses a finite number in a range.
+  """Parses a number in a range.
+
+  Numbers that int32 or float32 cannot hold are errors, unless the range says
+  otherwise.
 
   Attributes:
     number_type: `int` or `float`.
@@ -31,6 +42,11 @@ class NumberParser(flags.ArgumentParser):
       below: Optional[float] = None,
   ):
     super().__init__()
+    largest = LARGEST_INT if number_type is int else LARGEST_FLOAT
+    if maximum is None and below is None:
+      maximum = largest
+    if minimum is None and above is None:
+      minimum = -largest
     self.number_type = number_type
     self.minimum = minimum
     self.maximum = maximum
@@ -49,7 +65,7 @@ class NumberParser(flags.ArgumentParser):
         )
         if bound is not None
     ]
-    return f'{noun}, {" and ".join(bounds)}' if bounds else noun
+    return f'{noun}, {" and ".join(bounds)}'
 
   def parse(self, argument: Any) -> int | float:
     """Returns the number; raises a ValueError if it isn't allowed."""
@@ -67,6 +83,10 @@ class NumberParser(flags.ArgumentParser):
     )
     if not allowed:
       raise ValueError(f'must be {self._allowed()}.')
+    if self.number_type is float and 0 < abs(value) < SMALLEST_FLOAT:
+      raise ValueError(
+          f'is too small for float32; the smallest number is {SMALLEST_FLOAT}.'
+      )
     return value
 
 
@@ -182,8 +202,10 @@ def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
   starts = [start for start, _ in schedule]
   if starts[0] < 1 or any(b <= a for a, b in zip(starts, starts[1:])):
     raise ValueError('must give increasing rounds, the first at least 1.')
-  if not all(0 <= factor < math.inf for _, factor in schedule):
-    raise ValueError('must give factors that are finite and not negative.')
+  if starts[-1] > LARGEST_INT:
+    raise ValueError(f'must give rounds of at most {LARGEST_INT}.')
+  if not all(0 <= factor <= LARGEST_FLOAT for _, factor in schedule):
+    raise ValueError(f'must give factors from 0 to {LARGEST_FLOAT}.')
   return tuple(schedule)
 
 
@@ -195,6 +217,10 @@ def parse_image_size(text: str) -> tuple[int, int]:
     height = width = 0
   if height < 1 or width < 1:
     raise ValueError('must be HEIGHTxWIDTH in pixels, for example 32x32.')
+  if max(height, width) > _LARGEST_SIDE:
+    raise ValueError(
+        f'must have a height and a width of at most {_LARGEST_SIDE} pixels.'
+    )
   return height, width
 
 

@@ -48,7 +48,8 @@ def _define_example_flags(
   )
   define(
       'num_points',
-      parsers.NumberParser(int, minimum=2),
+      # Each point has a value for each weight of the grid.
+      parsers.NumberParser(int, minimum=2, maximum=10**5),
       'Number of points of a client',
       1000,
   )
