@@ -15,7 +15,7 @@ from tff_bn.programs.flag_groups import OWN_NAME
 from tff_bn.programs.flag_groups import flag
 from tff_bn.programs.parsed_flags import ParsedFlags
 
-# The largest clusters have fewer machines, and the largest machines fewer cores.
+# More than the workers and the cores of any cluster.
 _COUNT = parsers.NumberParser(int, minimum=1, maximum=10**5)
 RUNTIMES = {
     'in_process': "this program's own TensorFlow, on its CPU or GPUs",

@@ -1,5 +1,6 @@
 """Tests of the checks and conversions of a dataset's arrays."""
 
+from absl import logging
 import numpy as np
 import pytest
 
@@ -113,6 +114,21 @@ HUGE[5, 0] = 1e300
         ),
         ({'y_train': np.full(6, 2**40)}, 'y_train has the label 1099511627776'),
         (
+            {'y_train': np.zeros(6, int), 'y_test': np.zeros(2, int)},
+            'y_train has the label 0 only; .*at least two',
+        ),
+        (
+            {'y_train': np.full(6, 4), 'y_test': np.full(2, 4)},
+            'y_train has the label 4 only; .*at least two',
+        ),
+        (
+            {'y_train': GOOD['y_train'] * 100, 'y_test': np.array([0, 200])},
+            'y_train has 3 different labels from 0 to 200, which makes 201'
+            ' classes for 6 samples; number the classes from 0 to 2,.*'
+            r'np.unique\(y_train, return_inverse=True\)',
+        ),
+        ({'num_classes': 1}, 'has a single class; .*at least two'),
+        (
             {'num_classes': 2},
             r'y_train has labels outside the 2 classes 0\.\.1: 2',
         ),
@@ -127,3 +143,21 @@ def test_invalid_arrays_are_errors(changes, message):
     create(**changes)
   assert str(error.value).startswith('dataset=mine.npz')
   assert '\n' not in str(error.value)
+
+
+def test_labels_that_do_not_occur_are_named(monkeypatch):
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
+  create()
+  assert not warnings
+  labels = np.array([1, 4, 5, 1, 4, 5])
+  dataset = create(y_train=labels, y_test=labels[:2])
+  assert dataset.num_classes == 6
+  assert warnings == [
+      'dataset=mine.npz: no sample of y_train has one of the labels 0, 2, 3.'
+      ' The model gets an output for each of the 6 classes 0..5. If these'
+      ' labels are no classes, number the classes from 0 to 2, for example by'
+      ' np.unique(y_train, return_inverse=True).'
+  ]

@@ -844,7 +844,7 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
                 '--samples_per_client=1001',
             ],
             '--num_clients=100000 with --samples_per_client=1001 makes'
-            ' 100100000 samples of all clients; at most 100000000 are possible.',
+            ' 100100000 samples of all clients; at most 100000000 are',
         ),
         (['--clipping_norm=2'], '--clipping_norm=2.0 is only for clipping'),
         (['--trusted_client=1'], '--trusted_client=1 is only for monna'),
