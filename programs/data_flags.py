@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any, Optional
 
 from absl import flags as absl_flags
+from absl import logging
 
 from tff_bn.data import names as data_names
 from tff_bn.data import scaling
@@ -233,9 +234,20 @@ class DataFlags(flag_groups.Flags):
     image_size = None
     if self.image_size is not None:
       image_size = parsers.parse_image_size(self.image_size)
-    return data.load_dataset(
+    dataset = data.load_dataset(
         self.dataset, data_dir=self.data_dir, image_size=image_size
     )
+    if self.pixel_scaling is None and scaling.has_unscaled_floats(dataset):
+      logging.warning(
+          '--dataset=%s has images of floats from %g to %g, which are used as'
+          ' they are. Models train better with values near [0, 1]: store pixels'
+          ' from 0 to 255 as uint8, which are scaled, divide them by 255, or'
+          ' use --pixel_scaling=standardized.',
+          self.dataset,
+          dataset.x_train.min(),
+          dataset.x_train.max(),
+      )
+    return dataset
 
   def split_over_clients(
       self, dataset: 'tff_bn_data.Dataset', seed: int
