@@ -42,6 +42,14 @@ def _absolute_source(dataset: str) -> str:
   return _absolute(dataset)
 
 
+# They need something after them.
+_SOURCE_PREFIXES = (
+    data_names.NPZ_PREFIX,
+    data_names.FOLDER_PREFIX,
+    data_names.TFDS_PREFIX,
+)
+
+
 class _DatasetParser(parsers.ChoiceParser):
   """Parses the name of a dataset, and of the datasets of its domains."""
 
@@ -55,6 +63,18 @@ class _DatasetParser(parsers.ChoiceParser):
   def parse(self, argument: str) -> str:
     """Returns the name; raises a ValueError if it isn't allowed."""
     super().parse(argument)
+    if argument in _SOURCE_PREFIXES:
+      raise ValueError(f'must have a name or a path after {argument}')
+    try:
+      self._check(argument)
+    except ValueError as error:
+      # The flag's error names the dataset already.
+      text = str(error).removeprefix(f'dataset={argument}').lstrip(': ')
+      raise ValueError(text) from error
+    return argument
+
+  def _check(self, argument: str) -> None:
+    """Checks the parts of a name."""
     if argument.startswith(data_names.GENERATED_PREFIX):
       data_names.parse_generated(argument)
     if argument.startswith(data_names.DOMAINS_PREFIX):
@@ -63,7 +83,6 @@ class _DatasetParser(parsers.ChoiceParser):
           self.parse(source)
         except ValueError as error:
           raise ValueError(f'the domain {domain!r}: {error}') from error
-    return argument
 
 
 def num_clients(flags: ParsedFlags) -> Optional[int]:

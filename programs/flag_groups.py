@@ -32,9 +32,9 @@ EPOCHS = parsers.NumberParser(int, minimum=1, maximum=10**4)
 # Each client has an entry in several tables in memory.
 NUM_CLIENTS = parsers.NumberParser(int, minimum=1, maximum=10**6)
 # 30 years; Python cannot wait for more than 300.
-SECONDS = parsers.NumberParser(float, above=0, maximum=1e9)
+SECONDS = parsers.NumberParser(float, above=0, maximum=10**9)
 SEED = parsers.NumberParser(int, minimum=0, maximum=2**32 - 1)
-TEXT = flags.ArgumentParser()
+TEXT = parsers.TextParser()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +117,8 @@ class Definer:
         f'{explanation} (default: {"yes" if default else "no"}).',
         flag_values=self.values,
     )
+    # absl has no argument for it.
+    self.values[name].parser = parsers.BooleanParser()
     self._names.append(name)
 
   def group(self, title: str) -> FlagGroup:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 PAN_AMPLITUDES = {'add': 0.05, 'multiply': 0.1}
 # float32 has no exact phases with more periods, and sums with larger amplitudes
 # hardly depend on the units.
-PERIOD = parsers.NumberParser(float, minimum=0, maximum=1e5)
-_AMPLITUDE = parsers.NumberParser(float, minimum=0, maximum=1e5)
+PERIOD = parsers.NumberParser(float, minimum=0, maximum=10**5)
+_AMPLITUDE = parsers.NumberParser(float, minimum=0, maximum=10**5)
 # Flags that switch position encodings off where they are 0.
 _SWITCHES = ('pan_amplitude', 'pan_period')
 

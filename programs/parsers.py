@@ -6,6 +6,7 @@ import re
 from typing import Any, Optional
 
 from absl import flags
+import numpy as np
 
 from tff_bn.common import spelling
 
@@ -83,11 +84,42 @@ class NumberParser(flags.ArgumentParser):
     )
     if not allowed:
       raise ValueError(f'must be {self._allowed()}.')
-    if self.number_type is float and 0 < abs(value) < SMALLEST_FLOAT:
+    if self.number_type is float:
+      self._check_float32(value)
+    return value
+
+  def _check_float32(self, value: float) -> None:
+    """Checks that float32 does not round a number out of the range."""
+    if 0 < abs(value) < SMALLEST_FLOAT:
       raise ValueError(
           f'is too small for float32; the smallest number is {SMALLEST_FLOAT}.'
       )
-    return value
+    rounded = float(np.float32(value))
+    if rounded in (self.above, self.below):
+      raise ValueError(
+          f'is {rounded:g} in float32; it must be {self._allowed()}.'
+      )
+
+
+class TextParser(flags.ArgumentParser):
+  """Parses a text that is not empty."""
+
+  def parse(self, argument: str) -> str:
+    """Returns the text; raises a ValueError if it is empty."""
+    if not argument.strip():
+      raise ValueError('must not be empty.')
+    return argument
+
+
+class BooleanParser(flags.BooleanParser):
+  """Parses a flag that is on or off."""
+
+  def parse(self, argument: str | bool | int) -> bool:
+    """Returns the value; raises a ValueError if it isn't allowed."""
+    try:
+      return super().parse(argument)
+    except (TypeError, ValueError) as error:
+      raise ValueError('must be true or false.') from error
 
 
 class ChoiceParser(flags.ArgumentParser):
@@ -211,10 +243,8 @@ def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
 
 def parse_image_size(text: str) -> tuple[int, int]:
   """Parses `HEIGHTxWIDTH`, e.g. '32x32'."""
-  try:
-    height, width = (int(side) for side in text.lower().split('x'))
-  except ValueError:
-    height = width = 0
+  match = re.fullmatch('([0-9]+)x([0-9]+)', text.lower())
+  height, width = map(int, match.groups()) if match else (0, 0)
   if height < 1 or width < 1:
     raise ValueError('must be HEIGHTxWIDTH in pixels, for example 32x32.')
   if max(height, width) > _LARGEST_SIDE:

@@ -30,7 +30,7 @@ _UNITS = parsers.NumberParser(int, minimum=1, maximum=10**6)
 def _define_run(define: flag_groups.Definer, default_text: str) -> None:
   define(
       'run',
-      parsers.TupleParser(absl_flags.ArgumentParser()),
+      parsers.TupleParser(flag_groups.TEXT),
       'Folders of finished runs, separated by commas: the --output_dir of'
       ' tff-bn-train or tff-bn-compare. The seeds of a comparison are averaged',
       default_text=default_text,
@@ -155,7 +155,7 @@ def _define_weight_divergence(define: flag_groups.Definer) -> None:
 def _define_layers(define: flag_groups.Definer) -> None:
   define(
       'layers',
-      parsers.TupleParser(absl_flags.ArgumentParser()),
+      parsers.TupleParser(flag_groups.TEXT),
       'Names of layers of the model, separated by commas',
       default_text='the activations of all hidden layers',
   )
