@@ -135,7 +135,7 @@ class ModelFlags(flag_groups.Flags):
   )
 
   moon_projection: Optional[int] = flag(
-      # Two dense layers of this size would need 40 GB.
+      # A larger head needs gigabytes for each client.
       parsers.NumberParser(int, minimum=1, maximum=10**5),
       "Number of outputs of MOON's projection head, 256 in its paper: a dense"
       ' layer, ReLU and a dense layer before the last layer of the model. For'

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib.util
 import pathlib
+import re
 from typing import Any, Optional
 
 import keras
@@ -227,9 +228,20 @@ def build_process(
   }
   if settings.model_aggregator is not None:
     arguments['model_aggregator'] = _rule(settings, 'model')
-  return algorithm.builder()(
-      model, settings.build_client_optimizer(), **arguments
-  )
+  try:
+    return algorithm.builder()(
+        model, settings.build_client_optimizer(), **arguments
+    )
+  except ValueError as error:
+    raise ValueError(_with_flags(str(error))) from error
+
+
+def _with_flags(message: str) -> str:
+  """Replaces arguments of algorithms by their flags if the names differ."""
+  for name, spec in algorithm_flags.AlgorithmOptions.specs().items():
+    if spec.argument not in (None, name):
+      message = re.sub(rf'(?<![^ (]){spec.argument}=', f'--{name}=', message)
+  return message
 
 
 def _rule(

@@ -101,9 +101,15 @@ HUGE[5, 0] = 1e300
         ),
         ({'y_train': np.zeros(5, int)}, 'x_train has 6 .*y_train has 5'),
         ({'y_test': np.zeros(3, int)}, 'x_test has 2 .*y_test has 3'),
-        ({'y_train': np.zeros(6)}, 'y_train has the dtype float64'),
+        (
+            {'y_train': np.zeros(6)},
+            r'y_train has the dtype float64; .* y_train.astype\(int\)',
+        ),
         ({'y_train': np.zeros(6, bool)}, 'y_train has the dtype bool'),
-        ({'y_train': np.zeros((6, 3), int)}, r'y_train has the shape \(6, 3\)'),
+        (
+            {'y_train': np.zeros((6, 3), int)},
+            r'y_train has the shape \(6, 3\); .* np.argmax\(y_train, axis=1\)',
+        ),
         ({'y_train': np.array(1)}, r'y_train has the shape \(\)'),
         ({'y_train': GOOD['y_train'] - 1}, 'y_train has the negative label -1'),
         ({'y_test': np.array([-2, 0])}, 'y_test has the negative label -2'),
@@ -145,11 +151,36 @@ def test_invalid_arrays_are_errors(changes, message):
   assert '\n' not in str(error.value)
 
 
-def test_labels_that_do_not_occur_are_named(monkeypatch):
-  warnings = []
+@pytest.fixture
+def warnings(monkeypatch):
+  """The warnings that are logged."""
+  found = []
   monkeypatch.setattr(
-      logging, 'warning', lambda text, *args: warnings.append(text % args)
+      logging, 'warning', lambda text, *args: found.append(text % args)
   )
+  return found
+
+
+@pytest.mark.parametrize(
+    'shape, warns',
+    [
+        ((3, 32, 32), True),
+        ((1, 8, 8), True),
+        ((32, 32, 3), False),
+        ((3, 3, 3), False),
+        ((1, 64, 12), False),
+        ((16, 16, 16), False),
+    ],
+)
+def test_channels_first_are_warned_of(shape, warns, warnings):
+  create(x_train=floats(6, *shape), x_test=floats(2, *shape))
+  assert len(warnings) == warns
+  if warns:
+    assert 'np.moveaxis(x_train, 1, -1)' in warnings[0]
+    assert 'x'.join(map(str, shape)) in warnings[0]
+
+
+def test_labels_that_do_not_occur_are_named(warnings):
   create()
   assert not warnings
   labels = np.array([1, 4, 5, 1, 4, 5])

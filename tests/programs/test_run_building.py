@@ -612,6 +612,15 @@ def test_corrections(monkeypatch, arguments, builder_name, expected):
   assert options['build_process'].func is getattr(algorithms, builder_name)
 
 
+def test_errors_of_algorithms_name_the_flags():
+  settings = _settings(
+      '--algorithm=moon', '--model=mlp3', '--moon_feature_layer=none'
+  )
+  model = run_building.build_model(settings, _data())
+  with pytest.raises(ValueError, match="^--moon_feature_layer='none' is the n"):
+    run_building.build_process(settings, model, 7)
+
+
 @pytest.mark.parametrize(
     ('name', 'builder_name', 'expected'),
     [

@@ -144,6 +144,7 @@ def create_dataset(
         f'{source}: the samples of x_train have the shape {x_train.shape[1:]},'
         f' but x_test has {x_test.shape[1:]}; they must be the same.'
     )
+  _warn_of_channels_first(source, x_train.shape[1:])
   y_train = _check_labels(source, 'train', y_train, len(x_train))
   y_test = _check_labels(source, 'test', y_test, len(x_test))
   if num_classes is None:
@@ -241,6 +242,18 @@ def _check_samples(source: str, array_name: str, x: np.ndarray) -> np.ndarray:
   return x[..., np.newaxis] if x.ndim == 3 else x
 
 
+def _warn_of_channels_first(source: str, shape: tuple[int, ...]) -> None:
+  """Warns of square images that have their channels first."""
+  if len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2] > 3:
+    logging.warning(
+        '%s: the images have the shape %dx%dx%d, which is [height, width,'
+        ' channels]. If the channels are first, move them to the end, for'
+        ' example by np.moveaxis(x_train, 1, -1).',
+        source,
+        *shape,
+    )
+
+
 def _check_labels(
     source: str, split: str, y: np.ndarray, num_samples: int
 ) -> np.ndarray:
@@ -249,14 +262,15 @@ def _check_labels(
   if not np.issubdtype(y.dtype, np.integer):
     raise ValueError(
         f'{source}: {array_name} has the dtype {y.dtype}; labels must be'
-        ' integers, one for each sample.'
+        f' integers, one for each sample, for example {array_name}.astype(int).'
     )
   if y.ndim == 2 and y.shape[1] == 1:
     y = y[:, 0]
   if y.ndim != 1:
     raise ValueError(
         f'{source}: {array_name} has the shape {y.shape}; it must be [samples],'
-        ' one label for each sample.'
+        ' one label for each sample. For one-hot vectors, this is'
+        f' np.argmax({array_name}, axis=1).'
     )
   if len(y) != num_samples:
     raise ValueError(

@@ -320,6 +320,8 @@ def _check_user_model(
         f'model={name}: the output of the model has {given} for each sample;'
         f' it must be {num_classes} logits, one for each class.'
     )
+  if not model.trainable_variables:
+    raise ValueError(f'model={name}: the model has no trainable variables.')
   values = keras.ops.convert_to_numpy(logits).astype(np.float64)
   if (values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-2):
     raise ValueError(
