@@ -216,7 +216,7 @@ def build_process(
   choices = {
       'client_weighting': settings.client_weighting,
       'server_optimizer': settings.build_server_optimizer(),
-      'statistics_aggregator': _statistics_aggregator(settings),
+      'statistics_aggregator': _statistics_aggregator(settings, num_clients),
       'num_clients': num_clients if algorithm.needs_num_clients else None,
   }
   arguments = {
@@ -227,7 +227,7 @@ def build_process(
       **{name: value for name, value in choices.items() if value is not None},
   }
   if settings.model_aggregator is not None:
-    arguments['model_aggregator'] = _rule(settings, 'model')
+    arguments['model_aggregator'] = _rule(settings, 'model', num_clients)
   try:
     return algorithm.builder()(
         model, settings.build_client_optimizer(), **arguments
@@ -245,19 +245,23 @@ def _with_flags(message: str) -> str:
 
 
 def _rule(
-    settings: settings_lib.RunSettings, target: str
+    settings: settings_lib.RunSettings, target: str, num_clients: int
 ) -> Optional[aggregators.Rule]:
   """Builds the rule for 'model' or 'statistics'; None: a weighted mean."""
-  # The number of clients of a round, if it is known.
-  num_clients = settings.clients_per_round or (
-      held_out_flags.num_training_clients(settings)
+  num_in_round = (
+      settings.clients_per_round
+      or held_out_flags.num_training_clients(settings)
+      # The data decides it.
+      or num_clients
   )
-  return settings.build_rule(target, settings.seed, num_clients)
+  return settings.build_rule(target, settings.seed, num_in_round)
 
 
-def _statistics_aggregator(settings: settings_lib.RunSettings) -> Any:
+def _statistics_aggregator(
+    settings: settings_lib.RunSettings, num_clients: int
+) -> Any:
   """Builds the aggregator of the BN statistics; None: the builder's own."""
-  rule = _rule(settings, 'statistics')
+  rule = _rule(settings, 'statistics', num_clients)
   match settings.statistics:
     case 'naive':
       return aggregators.NaiveMomentsFactory(rule)

@@ -807,8 +807,32 @@ def test_held_out_clients_are_not_in_the_data(monkeypatch):
       'build_rule',
       lambda self, target, seed, num_clients: numbers.append(num_clients),
   )
-  run_building._rule(settings, 'model')
+  run_building._rule(settings, 'model', 9)
   assert numbers == [3]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (
+            ['--model_aggregator=median', '--num_byzantine=1'],
+            'num_byzantine=1 is too large for CoordinateMedian of 2 clients',
+        ),
+        (
+            ['--attack=sf', '--num_attackers=5'],
+            'num_attackers=5 leaves none of 2 clients honest',
+        ),
+        (
+            ['--statistics_aggregator=bucketing+median'],
+            'bucket_size=2 makes too few buckets of 2 clients',
+        ),
+    ],
+)
+def test_rules_count_the_clients_of_the_data(arguments, message):
+  settings = _settings('--split=natural', '--model=mlp3', *arguments)
+  model = run_building.build_model(settings, _data())
+  with pytest.raises(ValueError, match=message):
+    run_building.build_process(settings, model, 2)
 
 
 def test_unknown_held_out_client():
