@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any, Optional
 
 from absl import flags as absl_flags
+from absl import logging
 
 from tff_bn.data import names as data_names
 from tff_bn.data import scaling
@@ -16,6 +17,9 @@ from tff_bn.programs.parsed_flags import ParsedFlags
 
 if TYPE_CHECKING:
   from tff_bn import data as tff_bn_data
+
+# The positions of all clients' samples take 8 bytes each.
+_MAX_SAMPLES = 10**8
 
 
 def _absolute(path: str) -> str:
@@ -38,6 +42,14 @@ def _absolute_source(dataset: str) -> str:
   return _absolute(dataset)
 
 
+# They need something after them.
+_SOURCE_PREFIXES = (
+    data_names.NPZ_PREFIX,
+    data_names.FOLDER_PREFIX,
+    data_names.TFDS_PREFIX,
+)
+
+
 class _DatasetParser(parsers.ChoiceParser):
   """Parses the name of a dataset, and of the datasets of its domains."""
 
@@ -51,6 +63,18 @@ class _DatasetParser(parsers.ChoiceParser):
   def parse(self, argument: str) -> str:
     """Returns the name; raises a ValueError if it isn't allowed."""
     super().parse(argument)
+    if argument in _SOURCE_PREFIXES:
+      raise ValueError(f'must have a name or a path after {argument}')
+    try:
+      self._check(argument)
+    except ValueError as error:
+      # The flag's error names the dataset already.
+      text = str(error).removeprefix(f'dataset={argument}').lstrip(': ')
+      raise ValueError(text) from error
+    return argument
+
+  def _check(self, argument: str) -> None:
+    """Checks the parts of a name."""
     if argument.startswith(data_names.GENERATED_PREFIX):
       data_names.parse_generated(argument)
     if argument.startswith(data_names.DOMAINS_PREFIX):
@@ -59,7 +83,6 @@ class _DatasetParser(parsers.ChoiceParser):
           self.parse(source)
         except ValueError as error:
           raise ValueError(f'the domain {domain!r}: {error}') from error
-    return argument
 
 
 def num_clients(flags: ParsedFlags) -> Optional[int]:
@@ -150,7 +173,7 @@ class DataFlags(flag_groups.Flags):
       parsers.ChoiceParser(splits.SPLITS), _explain_splits, 'classes'
   )
   num_clients: Optional[int] = flag(
-      flag_groups.POSITIVE_INTEGER,
+      flag_groups.NUM_CLIENTS,
       'Number of clients',
       compute=num_clients,
       default_text='; '.join(
@@ -210,6 +233,19 @@ class DataFlags(flag_groups.Flags):
       'unbalanced',
   )
 
+  @classmethod
+  def check(cls, flags: ParsedFlags) -> None:
+    """See `Flags.check`."""
+    super().check(flags)
+    if flags.split == 'iid' and flags.samples_per_client is not None:
+      number = num_clients(flags) * flags.samples_per_client
+      if number > _MAX_SAMPLES:
+        raise ValueError(
+            f'--num_clients={num_clients(flags)} with'
+            f' {flags.text("samples_per_client")} makes {number} samples of all'
+            f' clients; at most {_MAX_SAMPLES} are possible.'
+        )
+
   def load(self) -> 'tff_bn_data.Dataset':
     """Loads the dataset; a ValueError says why it can't be used."""
     from tff_bn import data
@@ -217,9 +253,20 @@ class DataFlags(flag_groups.Flags):
     image_size = None
     if self.image_size is not None:
       image_size = parsers.parse_image_size(self.image_size)
-    return data.load_dataset(
+    dataset = data.load_dataset(
         self.dataset, data_dir=self.data_dir, image_size=image_size
     )
+    if self.pixel_scaling is None and scaling.has_unscaled_floats(dataset):
+      logging.warning(
+          '--dataset=%s has images of floats from %g to %g, which are used as'
+          ' they are. Models train better with values near [0, 1]: store pixels'
+          ' from 0 to 255 as uint8, which are scaled, divide them by 255, or'
+          ' use --pixel_scaling=standardized.',
+          self.dataset,
+          dataset.x_train.min(),
+          dataset.x_train.max(),
+      )
+    return dataset
 
   def split_over_clients(
       self, dataset: 'tff_bn_data.Dataset', seed: int

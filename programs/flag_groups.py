@@ -24,8 +24,17 @@ POSITIVE = parsers.NumberParser(float, above=0)
 NOT_NEGATIVE = parsers.NumberParser(float, minimum=0)
 SHARE = parsers.NumberParser(float, minimum=0, maximum=1)
 MOMENTUM = parsers.NumberParser(float, minimum=0, below=1)
+# A batch, the steps and the passes of a client's round are in memory at once.
+BATCH_SIZE = parsers.NumberParser(int, minimum=1, maximum=10**6)
+STEPS = parsers.NumberParser(int, minimum=1, maximum=10**6)
+MEAN_STEPS = parsers.NumberParser(float, minimum=0, maximum=STEPS.maximum)
+EPOCHS = parsers.NumberParser(int, minimum=1, maximum=10**4)
+# Each client has an entry in several tables in memory.
+NUM_CLIENTS = parsers.NumberParser(int, minimum=1, maximum=10**6)
+# 30 years; Python cannot wait for more than 300.
+SECONDS = parsers.NumberParser(float, above=0, maximum=10**9)
 SEED = parsers.NumberParser(int, minimum=0, maximum=2**32 - 1)
-TEXT = flags.ArgumentParser()
+TEXT = parsers.TextParser()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +117,8 @@ class Definer:
         f'{explanation} (default: {"yes" if default else "no"}).',
         flag_values=self.values,
     )
+    # absl has no argument for it.
+    self.values[name].parser = parsers.BooleanParser()
     self._names.append(name)
 
   def group(self, title: str) -> FlagGroup:

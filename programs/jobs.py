@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Any, NamedTuple, Optional
 
+from absl import logging
+
 from tff_bn import data as tff_bn_data
 from tff_bn import training
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -274,6 +276,7 @@ def train_one(job: Job) -> None:
   Raises:
     TrainingFailedError: If the run has no usable model.
   """
+  warn_of_small_clients(job)
   # A run that continues has other results.
   (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
@@ -296,3 +299,28 @@ def train_one(job: Job) -> None:
     run_timing.write(job.folder, seconds, num_rounds)
   if job.held_out is not None:
     held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
+
+
+def warn_of_small_clients(job: Job) -> None:
+  """Warns if batches are larger than the training data of clients.
+
+  Args:
+    job: The run.
+  """
+  settings = job.settings
+  sizes = sorted(map(len, job.data.train_indices.values()))
+  if registry.find(settings.algorithm).trains_on_union:
+    # The smallest union of the clients of a round.
+    sizes = [sum(sizes[: settings.clients_per_round])]
+  small = [size for size in sizes if size < settings.batch_size]
+  if settings.local_steps is not None and small:
+    logging.warning(
+        '--batch_size=%d is larger than the training data of %d of %d clients'
+        ' (%d to %d examples). With --local_steps, their batches repeat'
+        ' examples; use a smaller --batch_size, or --local_epochs.',
+        settings.batch_size,
+        len(small),
+        len(sizes),
+        small[0],
+        small[-1],
+    )

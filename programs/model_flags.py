@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 # The amplitudes of FedPAN's paper.
 PAN_AMPLITUDES = {'add': 0.05, 'multiply': 0.1}
+# float32 has no exact phases with more periods, and sums with larger amplitudes
+# hardly depend on the units.
+PERIOD = parsers.NumberParser(float, minimum=0, maximum=10**5)
+_AMPLITUDE = parsers.NumberParser(float, minimum=0, maximum=10**5)
 # Flags that switch position encodings off where they are 0.
 _SWITCHES = ('pan_amplitude', 'pan_period')
 
@@ -107,7 +111,7 @@ class ModelFlags(flag_groups.Flags):
       argument=flag_groups.OWN_NAME,
   )
   pan_amplitude: Optional[float] = _pan_flag(
-      flag_groups.NOT_NEGATIVE,
+      _AMPLITUDE,
       'Amplitude of the position encodings of --pan',
       compute=lambda flags: PAN_AMPLITUDES[flags.pan],
       default_text=', '.join(
@@ -116,7 +120,7 @@ class ModelFlags(flag_groups.Flags):
       ),
   )
   pan_period: Optional[float] = _pan_flag(
-      flag_groups.NOT_NEGATIVE,
+      PERIOD,
       'Number of periods of the sine that the position encodings of a layer'
       ' span',
       1.0,
@@ -131,7 +135,8 @@ class ModelFlags(flag_groups.Flags):
   )
 
   moon_projection: Optional[int] = flag(
-      flag_groups.POSITIVE_INTEGER,
+      # A larger head needs gigabytes for each client.
+      parsers.NumberParser(int, minimum=1, maximum=10**5),
       "Number of outputs of MOON's projection head, 256 in its paper: a dense"
       ' layer, ReLU and a dense layer before the last layer of the model. For'
       ' all algorithms, so that a comparison trains the same model; moon'

@@ -6,12 +6,24 @@ import re
 from typing import Any, Optional
 
 from absl import flags
+import numpy as np
 
 from tff_bn.common import spelling
 
+# TensorFlow computes in int32 and float32, which hold no larger numbers.
+LARGEST_INT = 2**31 - 1
+LARGEST_FLOAT = 3.4e38
+# Smaller positive numbers are not normal in float32, so they may become 0.
+SMALLEST_FLOAT = 1.2e-38
+# Larger images, if they fit into memory at all, fill it in the first layer.
+_LARGEST_SIDE = 10**4
+
 
 class NumberParser(flags.ArgumentParser):
-  """Parses a finite number in a range.
+  """Parses a number in a range.
+
+  Numbers that int32 or float32 cannot hold are errors, unless the range says
+  otherwise.
 
   Attributes:
     number_type: `int` or `float`.
@@ -31,6 +43,11 @@ class NumberParser(flags.ArgumentParser):
       below: Optional[float] = None,
   ):
     super().__init__()
+    largest = LARGEST_INT if number_type is int else LARGEST_FLOAT
+    if maximum is None and below is None:
+      maximum = largest
+    if minimum is None and above is None:
+      minimum = -largest
     self.number_type = number_type
     self.minimum = minimum
     self.maximum = maximum
@@ -49,7 +66,7 @@ class NumberParser(flags.ArgumentParser):
         )
         if bound is not None
     ]
-    return f'{noun}, {" and ".join(bounds)}' if bounds else noun
+    return f'{noun}, {" and ".join(bounds)}'
 
   def parse(self, argument: Any) -> int | float:
     """Returns the number; raises a ValueError if it isn't allowed."""
@@ -67,7 +84,42 @@ class NumberParser(flags.ArgumentParser):
     )
     if not allowed:
       raise ValueError(f'must be {self._allowed()}.')
+    if self.number_type is float:
+      self._check_float32(value)
     return value
+
+  def _check_float32(self, value: float) -> None:
+    """Checks that float32 does not round a number out of the range."""
+    if 0 < abs(value) < SMALLEST_FLOAT:
+      raise ValueError(
+          f'is too small for float32; the smallest number is {SMALLEST_FLOAT}.'
+      )
+    rounded = float(np.float32(value))
+    if rounded in (self.above, self.below):
+      raise ValueError(
+          f'is {rounded:g} in float32; it must be {self._allowed()}.'
+      )
+
+
+class TextParser(flags.ArgumentParser):
+  """Parses a text that is not empty."""
+
+  def parse(self, argument: str) -> str:
+    """Returns the text; raises a ValueError if it is empty."""
+    if not argument.strip():
+      raise ValueError('must not be empty.')
+    return argument
+
+
+class BooleanParser(flags.BooleanParser):
+  """Parses a flag that is on or off."""
+
+  def parse(self, argument: str | bool | int) -> bool:
+    """Returns the value; raises a ValueError if it isn't allowed."""
+    try:
+      return super().parse(argument)
+    except (TypeError, ValueError) as error:
+      raise ValueError('must be true or false.') from error
 
 
 class ChoiceParser(flags.ArgumentParser):
@@ -182,19 +234,23 @@ def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
   starts = [start for start, _ in schedule]
   if starts[0] < 1 or any(b <= a for a, b in zip(starts, starts[1:])):
     raise ValueError('must give increasing rounds, the first at least 1.')
-  if not all(0 <= factor < math.inf for _, factor in schedule):
-    raise ValueError('must give factors that are finite and not negative.')
+  if starts[-1] > LARGEST_INT:
+    raise ValueError(f'must give rounds of at most {LARGEST_INT}.')
+  if not all(0 <= factor <= LARGEST_FLOAT for _, factor in schedule):
+    raise ValueError(f'must give factors from 0 to {LARGEST_FLOAT}.')
   return tuple(schedule)
 
 
 def parse_image_size(text: str) -> tuple[int, int]:
   """Parses `HEIGHTxWIDTH`, e.g. '32x32'."""
-  try:
-    height, width = (int(side) for side in text.lower().split('x'))
-  except ValueError:
-    height = width = 0
+  match = re.fullmatch('([0-9]+)x([0-9]+)', text.lower())
+  height, width = map(int, match.groups()) if match else (0, 0)
   if height < 1 or width < 1:
     raise ValueError('must be HEIGHTxWIDTH in pixels, for example 32x32.')
+  if max(height, width) > _LARGEST_SIDE:
+    raise ValueError(
+        f'must have a height and a width of at most {_LARGEST_SIDE} pixels.'
+    )
   return height, width
 
 

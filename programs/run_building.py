@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib.util
 import pathlib
+import re
 from typing import Any, Optional
 
 import keras
@@ -215,7 +216,7 @@ def build_process(
   choices = {
       'client_weighting': settings.client_weighting,
       'server_optimizer': settings.build_server_optimizer(),
-      'statistics_aggregator': _statistics_aggregator(settings),
+      'statistics_aggregator': _statistics_aggregator(settings, num_clients),
       'num_clients': num_clients if algorithm.needs_num_clients else None,
   }
   arguments = {
@@ -226,26 +227,41 @@ def build_process(
       **{name: value for name, value in choices.items() if value is not None},
   }
   if settings.model_aggregator is not None:
-    arguments['model_aggregator'] = _rule(settings, 'model')
-  return algorithm.builder()(
-      model, settings.build_client_optimizer(), **arguments
-  )
+    arguments['model_aggregator'] = _rule(settings, 'model', num_clients)
+  try:
+    return algorithm.builder()(
+        model, settings.build_client_optimizer(), **arguments
+    )
+  except ValueError as error:
+    raise ValueError(_with_flags(str(error))) from error
+
+
+def _with_flags(message: str) -> str:
+  """Replaces arguments of algorithms by their flags if the names differ."""
+  for name, spec in algorithm_flags.AlgorithmOptions.specs().items():
+    if spec.argument not in (None, name):
+      message = re.sub(rf'(?<![^ (]){spec.argument}=', f'--{name}=', message)
+  return message
 
 
 def _rule(
-    settings: settings_lib.RunSettings, target: str
+    settings: settings_lib.RunSettings, target: str, num_clients: int
 ) -> Optional[aggregators.Rule]:
   """Builds the rule for 'model' or 'statistics'; None: a weighted mean."""
-  # The number of clients of a round, if it is known.
-  num_clients = settings.clients_per_round or (
-      held_out_flags.num_training_clients(settings)
+  num_in_round = (
+      settings.clients_per_round
+      or held_out_flags.num_training_clients(settings)
+      # The data decides it.
+      or num_clients
   )
-  return settings.build_rule(target, settings.seed, num_clients)
+  return settings.build_rule(target, settings.seed, num_in_round)
 
 
-def _statistics_aggregator(settings: settings_lib.RunSettings) -> Any:
+def _statistics_aggregator(
+    settings: settings_lib.RunSettings, num_clients: int
+) -> Any:
   """Builds the aggregator of the BN statistics; None: the builder's own."""
-  rule = _rule(settings, 'statistics')
+  rule = _rule(settings, 'statistics', num_clients)
   match settings.statistics:
     case 'naive':
       return aggregators.NaiveMomentsFactory(rule)

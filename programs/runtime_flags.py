@@ -15,6 +15,8 @@ from tff_bn.programs.flag_groups import OWN_NAME
 from tff_bn.programs.flag_groups import flag
 from tff_bn.programs.parsed_flags import ParsedFlags
 
+# More than the workers and the cores of any cluster.
+_COUNT = parsers.NumberParser(int, minimum=1, maximum=10**5)
 RUNTIMES = {
     'in_process': "this program's own TensorFlow, on its CPU or GPUs",
     'ray': 'workers of a Ray cluster, on one or several machines',
@@ -66,13 +68,13 @@ class RuntimeFlags(flag_groups.Flags):
       argument='address',
   )
   num_workers: Optional[int] = _ray_flag(
-      flag_groups.POSITIVE_INTEGER,
+      _COUNT,
       'Number of processes that compute clients',
       default_text='as many as the cluster has room for, also when machines'
       ' join',
   )
   cpus_per_worker: Optional[int] = _ray_flag(
-      flag_groups.POSITIVE_INTEGER,
+      _COUNT,
       'Number of cores that Ray reserves for a worker',
       default_text="1 with a GPU, else an operation's, at most half of this"
       " machine's",
@@ -84,13 +86,13 @@ class RuntimeFlags(flag_groups.Flags):
       default_text='1 if the cluster has GPUs, else 0',
   )
   client_timeout: Optional[float] = _ray_flag(
-      flag_groups.POSITIVE,
+      flag_groups.SECONDS,
       'Seconds after which a client is given to a second worker too; the first'
       ' result is used',
       default_text='none',
   )
   worker_timeout: Optional[float] = _ray_flag(
-      flag_groups.POSITIVE,
+      flag_groups.SECONDS,
       'Seconds without any worker after which the program ends; the same'
       ' command continues from the last checkpoint',
       300.0,

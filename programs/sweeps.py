@@ -39,7 +39,7 @@ class SweepParser(absl_flags.ArgumentParser):
           ' tff-bn-train that define a run.'
           + spelling.suggestion(name, set(specs) - set(_PLURALS))
       )
-    parser = specs[name].parser or absl_flags.BooleanParser()
+    parser = specs[name].parser or parsers.BooleanParser()
     points, values = [], []
     for label in (part.strip() for part in text.split(',')):
       try:

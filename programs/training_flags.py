@@ -21,6 +21,8 @@ _LOCAL_STEPS = 5
 # The clients' optimizers with their default learning rates. FedPAN has Adam's.
 _LEARNING_RATES = {'sgd': 0.1, 'adam': 3e-4}
 _CLIENT_WEIGHTING = 'num_examples'
+# The positions of the samples of a client's round take 8 bytes each.
+_MAX_SAMPLES = 10**7
 # Pairs (first round, factor of the learning rate), rounds increasing.
 Schedule = tuple[tuple[int, float], ...]
 
@@ -67,7 +69,7 @@ class TrainingFlags(flag_groups.Flags):
       default_text='all',
   )
   local_steps: Optional[int] = flag(
-      flag_groups.POSITIVE_INTEGER,
+      flag_groups.STEPS,
       'Number of batches on which a client trains in a round',
       compute=lambda flags: _LOCAL_STEPS,
       default_text=f'{_LOCAL_STEPS}, unless --local_epochs is given',
@@ -75,14 +77,18 @@ class TrainingFlags(flag_groups.Flags):
       argument=OWN_NAME,
   )
   local_epochs: Optional[int] = flag(
-      flag_groups.POSITIVE_INTEGER,
+      flag_groups.EPOCHS,
       'Number of passes over its data that a client makes in a round, instead'
       ' of --local_steps',
       default_text='none',
       ignored=lambda flags: _overrules(flags, 'local_steps', 'local_epochs'),
   )
   batch_size: int = flag(
-      flag_groups.POSITIVE_INTEGER, 'Number of examples in a batch', 32
+      flag_groups.BATCH_SIZE,
+      'Number of examples in a batch. With --local_steps, every batch has this'
+      ' size: a client with fewer examples repeats them in a batch. With'
+      ' --local_epochs, its batches are smaller',
+      32,
   )
   client_optimizer: Optional[str] = flag(
       parsers.ChoiceParser(_LEARNING_RATES),
@@ -159,7 +165,7 @@ class TrainingFlags(flag_groups.Flags):
       convert=lambda name: None if name == 'none' else name,
   )
   shuffle_times: Optional[float] = flag(
-      flag_groups.NOT_NEGATIVE,
+      flag_groups.MEAN_STEPS,
       'N_sf, the mean number of times that each client permutes the hidden'
       ' units of its model at random in a round, at most the number of its'
       ' steps: for measuring how much it matters for averaging that units are'
@@ -230,6 +236,12 @@ class TrainingFlags(flag_groups.Flags):
       raise ValueError(
           f'--shuffle_times={flags.shuffle_times:g} must be at most'
           f' --local_steps={num_steps}: a step permutes the units at most once.'
+      )
+    if uses_steps and num_steps * flags.batch_size > _MAX_SAMPLES:
+      raise ValueError(
+          f'--local_steps={num_steps} with --batch_size={flags.batch_size}'
+          f' makes {num_steps * flags.batch_size} examples of a client in a'
+          f' round; at most {_MAX_SAMPLES} are possible.'
       )
 
   def build_client_optimizer(self) -> 'tff.learning.optimizers.Optimizer':

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 NAME = 'fedbn_toy'
 OUTPUT_DIR = f'runs/{NAME}'
 
+# With larger numbers, cos(w x) oscillates much faster than the grid.
+_POSITIVE = parsers.NumberParser(float, above=0, maximum=1000)
+
 
 def define_flags(
     values: absl_flags.FlagValues,
@@ -35,20 +38,21 @@ def _define_example_flags(
   define = flag_groups.Definer(values)
   define(
       'deviations',
-      parsers.TupleParser(flag_groups.POSITIVE),
+      parsers.TupleParser(_POSITIVE),
       "Standard deviations of the clients' inputs, separated by commas",
       (0.5, 2.0),
   )
-  define('weight', flag_groups.POSITIVE, 'Weight of the labels', 2.0)
+  define('weight', _POSITIVE, 'Weight of the labels', 2.0)
   define(
       'noise',
-      flag_groups.NOT_NEGATIVE,
+      parsers.NumberParser(float, minimum=0, maximum=1000),
       "Standard deviation of the labels' noise",
       0.1,
   )
   define(
       'num_points',
-      parsers.NumberParser(int, minimum=2),
+      # Each point has a value for each weight of the grid.
+      parsers.NumberParser(int, minimum=2, maximum=10**5),
       'Number of points of a client',
       1000,
   )

@@ -15,6 +15,8 @@ from tff_bn.programs import run_folder
 NAME = 'normalization_error'
 OUTPUT_DIR = f'runs/{NAME}'
 
+# The points of a round are in memory at once, for each algorithm.
+_MAX_POINTS = 10**7
 _GAMMAS = (0.0, 0.01, 0.1, 0.3, 0.5, 1.0)
 
 
@@ -34,7 +36,7 @@ def _define_experiment_flags(
   define = flag_groups.Definer(values)
   define(
       'gammas',
-      parsers.TupleParser(parsers.NumberParser(float, minimum=0, maximum=1)),
+      parsers.TupleParser(flag_groups.SHARE),
       "Heterogeneity levels, separated by commas: the share of each client's"
       ' points that is drawn at random from all classes; the rest is sorted by'
       ' class. With 0, each client has one class',
@@ -42,13 +44,13 @@ def _define_experiment_flags(
   )
   define(
       'rounds',
-      parsers.NumberParser(int, minimum=1),
+      flag_groups.POSITIVE_INTEGER,
       'Number of rounds; each client has new points in each round',
       100,
   )
   define(
       'num_clients',
-      parsers.NumberParser(int, minimum=1),
+      flag_groups.NUM_CLIENTS,
       'Number of clients, and of classes',
       10,
   )
@@ -66,7 +68,7 @@ def _define_experiment_flags(
   )
   define(
       'seed',
-      parsers.NumberParser(int, minimum=0, maximum=2**32 - 1),
+      flag_groups.SEED,
       'Random seed of the points and their split over the clients',
       0,
   )
@@ -82,9 +84,21 @@ def main(flags: cli.ParsedFlags) -> None:
   }
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
+      _check(flags)
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, texts, overwrite=flags.overwrite)
     _measure(flags, folder, texts)
+
+
+def _check(flags: cli.ParsedFlags) -> None:
+  """Checks that the points of a round are not too many."""
+  num_points = flags.num_clients * flags.points_per_client
+  if num_points > _MAX_POINTS:
+    raise ValueError(
+        f'{flags.text("num_clients")} and {flags.text("points_per_client")}'
+        f' make {num_points} points in a round; at most {_MAX_POINTS} are'
+        ' possible.'
+    )
 
 
 def _measure(

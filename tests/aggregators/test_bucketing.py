@@ -109,3 +109,38 @@ def test_buckets_count_as_clients():
   rule_calls.aggregate(rule, np.zeros((9, 2)))
   with pytest.raises(tf.errors.InvalidArgumentError, match='TrimmedMean'):
     rule_calls.aggregate(rule, np.zeros((8, 2)))
+
+
+@pytest.mark.parametrize(
+    ('bucket_size', 'num_clients', 'message'),
+    [
+        (
+            100,
+            10,
+            r'makes too few .* 10 clients \(1\): .* use a size of at most 4.$',
+        ),
+        (
+            5,
+            10,
+            r'makes too few .* 10 clients \(2\): .* use a size of at most 4.$',
+        ),
+        (
+            2,
+            4,
+            r'makes too few .* 4 clients \(2\): .* use a size of at most 1.$',
+        ),
+        (1, 2, r'makes too few .* 2 clients \(2\): .* use more clients.$'),
+    ],
+)
+def test_one_or_two_buckets_are_refused(bucket_size, num_clients, message):
+  rule = aggregators.CoordinateMedian(0)
+  with pytest.raises(ValueError, match=f'^bucket_size={bucket_size} {message}'):
+    aggregators.Bucketing(rule, bucket_size, num_clients=num_clients)
+
+
+@pytest.mark.parametrize(
+    ('bucket_size', 'num_clients'), [(4, 10), (2, 5), (1, 3)]
+)
+def test_three_buckets_are_allowed(bucket_size, num_clients):
+  rule = aggregators.CoordinateMedian(0)
+  aggregators.Bucketing(rule, bucket_size, num_clients=num_clients)

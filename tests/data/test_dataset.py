@@ -1,5 +1,6 @@
 """Tests of the checks and conversions of a dataset's arrays."""
 
+from absl import logging
 import numpy as np
 import pytest
 
@@ -100,9 +101,15 @@ HUGE[5, 0] = 1e300
         ),
         ({'y_train': np.zeros(5, int)}, 'x_train has 6 .*y_train has 5'),
         ({'y_test': np.zeros(3, int)}, 'x_test has 2 .*y_test has 3'),
-        ({'y_train': np.zeros(6)}, 'y_train has the dtype float64'),
+        (
+            {'y_train': np.zeros(6)},
+            r'y_train has the dtype float64; .* y_train.astype\(int\)',
+        ),
         ({'y_train': np.zeros(6, bool)}, 'y_train has the dtype bool'),
-        ({'y_train': np.zeros((6, 3), int)}, r'y_train has the shape \(6, 3\)'),
+        (
+            {'y_train': np.zeros((6, 3), int)},
+            r'y_train has the shape \(6, 3\); .* np.argmax\(y_train, axis=1\)',
+        ),
         ({'y_train': np.array(1)}, r'y_train has the shape \(\)'),
         ({'y_train': GOOD['y_train'] - 1}, 'y_train has the negative label -1'),
         ({'y_test': np.array([-2, 0])}, 'y_test has the negative label -2'),
@@ -112,6 +119,21 @@ HUGE[5, 0] = 1e300
             'y_test has labels .*y_train: 3',
         ),
         ({'y_train': np.full(6, 2**40)}, 'y_train has the label 1099511627776'),
+        (
+            {'y_train': np.zeros(6, int), 'y_test': np.zeros(2, int)},
+            'y_train has the label 0 only; .*at least two',
+        ),
+        (
+            {'y_train': np.full(6, 4), 'y_test': np.full(2, 4)},
+            'y_train has the label 4 only; .*at least two',
+        ),
+        (
+            {'y_train': GOOD['y_train'] * 100, 'y_test': np.array([0, 200])},
+            'y_train has 3 different labels from 0 to 200, which makes 201'
+            ' classes for 6 samples; number the classes from 0 to 2,.*'
+            r'np.unique\(y_train, return_inverse=True\)',
+        ),
+        ({'num_classes': 1}, 'has a single class; .*at least two'),
         (
             {'num_classes': 2},
             r'y_train has labels outside the 2 classes 0\.\.1: 2',
@@ -127,3 +149,46 @@ def test_invalid_arrays_are_errors(changes, message):
     create(**changes)
   assert str(error.value).startswith('dataset=mine.npz')
   assert '\n' not in str(error.value)
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+  """The warnings that are logged."""
+  found = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: found.append(text % args)
+  )
+  return found
+
+
+@pytest.mark.parametrize(
+    'shape, warns',
+    [
+        ((3, 32, 32), True),
+        ((1, 8, 8), True),
+        ((32, 32, 3), False),
+        ((3, 3, 3), False),
+        ((1, 64, 12), False),
+        ((16, 16, 16), False),
+    ],
+)
+def test_channels_first_are_warned_of(shape, warns, warnings):
+  create(x_train=floats(6, *shape), x_test=floats(2, *shape))
+  assert len(warnings) == warns
+  if warns:
+    assert 'np.moveaxis(x_train, 1, -1)' in warnings[0]
+    assert 'x'.join(map(str, shape)) in warnings[0]
+
+
+def test_labels_that_do_not_occur_are_named(warnings):
+  create()
+  assert not warnings
+  labels = np.array([1, 4, 5, 1, 4, 5])
+  dataset = create(y_train=labels, y_test=labels[:2])
+  assert dataset.num_classes == 6
+  assert warnings == [
+      'dataset=mine.npz: no sample of y_train has one of the labels 0, 2, 3.'
+      ' The model gets an output for each of the 6 classes 0..5. If these'
+      ' labels are no classes, number the classes from 0 to 2, for example by'
+      ' np.unique(y_train, return_inverse=True).'
+  ]

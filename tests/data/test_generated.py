@@ -46,3 +46,13 @@ def test_can_be_learned():
 def test_is_resized():
   dataset = tff_bn_data.load_dataset('generated:8x8x1:10', image_size=(4, 6))
   assert dataset.input_shape == (4, 6, 1)
+
+
+@pytest.mark.parametrize(
+    'name', ['99999x99999x3:10', '4:1000000000000', f'{"9" * 400}:10']
+)
+def test_data_larger_than_memory(name):
+  with pytest.raises(
+      ValueError, match=f'^dataset=generated:{name} is too large: .* GB of mem'
+  ):
+    tff_bn_data.load_dataset(f'generated:{name}')

@@ -68,9 +68,9 @@ def test_classes_are_the_folders_in_order(tmp_path, images):
 
 def test_grayscale_files_have_three_equal_channels(tmp_path):
   gray = RNG.integers(0, 256, (4, 4), dtype=np.uint8)
-  write(tmp_path, {'train/a/x': gray, 'test/a/x': gray})
+  write(tmp_path, {f'{f}/x': gray for f in ('train/a', 'train/b', 'test/a')})
   dataset = load(tmp_path)
-  assert dataset.x_train.shape == (1, 4, 4, 3)
+  assert dataset.x_train.shape == (2, 4, 4, 3)
   for channel in range(3):
     np.testing.assert_array_equal(dataset.x_train[0, :, :, channel], gray)
 
@@ -88,6 +88,7 @@ def test_sizes_that_differ_need_image_size(tmp_path, images):
 
 def test_sizes_of_training_and_test_images_that_differ(tmp_path):
   write(tmp_path, {'train/a/x': image(4, 4), 'test/a/x': image(5, 4)})
+  write(tmp_path, {'train/b/x': image(4, 4)})
   check_refused(tmp_path, r'\(4, 4, 3\), but x_test has \(5, 4, 3\)')
 
 
@@ -109,7 +110,34 @@ def test_class_without_images(tmp_path, images):
   check_refused(tmp_path, 'classes without training images: bird')
 
 
+def test_empty_class_folder(tmp_path, images):
+  write(tmp_path, images)
+  (tmp_path / 'train/.ipynb_checkpoints').mkdir()
+  (tmp_path / 'test/bird').mkdir()
+  (tmp_path / 'test/bird/readme.txt').write_text('no image')
+  check_refused(
+      tmp_path,
+      'classes without training images: .ipynb_checkpoints, bird. Each folder'
+      f' in {tmp_path}/test and {tmp_path}/train is a class; add PNG or JPEG'
+      ' files to train, or remove the folders.',
+  )
+
+
+def test_single_class(tmp_path):
+  write(tmp_path, {'train/cat/a': image(), 'test/cat/b': image()})
+  check_refused(tmp_path, 'has a single class')
+
+
 def test_file_that_is_no_image(tmp_path, images):
   write(tmp_path, images)
   (tmp_path / 'train/cat/broken.png').write_bytes(b'no image')
-  check_refused(tmp_path, 'the split train cannot be read')
+  check_refused(
+      tmp_path, f'{tmp_path}/train/cat/broken.png is no readable PNG or JPEG'
+  )
+
+
+def test_damaged_image(tmp_path, images):
+  write(tmp_path, images)
+  path = tmp_path / 'test/dog/d.png'
+  path.write_bytes(path.read_bytes()[:60])
+  check_refused(tmp_path, f'{path} is no readable PNG or JPEG')

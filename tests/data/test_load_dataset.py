@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tff_bn import data as tff_bn_data
+from tff_bn.common import memory
 from tff_bn.data import names
 
 
@@ -95,6 +96,16 @@ class TestImageSize:
         ValueError, match='image_size=4x4 .* vectors of 3 features'
     ):
       tff_bn_data.load_dataset(str(path), image_size=(4, 4))
+
+  def test_refuses_images_larger_than_memory(self, monkeypatch):
+    monkeypatch.setattr(memory, 'total_bytes', lambda: 8 * 10**9)
+    # 1437 images of 2000x2000 pixels of 4 bytes.
+    message = (
+        '^image_size=2000x2000 is too large for dataset=digits: its 1437 images'
+        ' take 22 GB of memory, but this machine has 8 GB.$'
+    )
+    with pytest.raises(ValueError, match=message):
+      tff_bn_data.load_dataset('digits', image_size=(2000, 2000))
 
   def test_refuses_size_zero(self):
     with pytest.raises(ValueError, match='image_size=0x4'):

@@ -154,3 +154,23 @@ def test_unknown_name():
       ValueError, match='pixel_scaling=x is unknown; use one of'
   ):
     scaling.pixel_scaling('x', make(np.zeros((4, 2, 2, 1))), np.arange(4))
+
+
+@pytest.mark.parametrize(
+    'low, high, dtype, expected',
+    [
+        (0, 255, np.float32, True),
+        (0, 16, np.float64, True),
+        (0, 1, np.float32, False),
+        (-3, 255, np.float32, False),
+        (0, 255, np.uint8, False),
+    ],
+)
+def test_unscaled_floats(low, high, dtype, expected):
+  x = np.linspace(low, high, 240).reshape(5, 6, 8).astype(dtype)
+  assert scaling.has_unscaled_floats(make(x)) is expected
+
+
+def test_vectors_are_not_pixels():
+  x = np.linspace(0, 255, 240, dtype=np.float32).reshape(5, 48)
+  assert not scaling.has_unscaled_floats(make(x))

@@ -68,6 +68,22 @@ def layers_in_call(input_shape, num_classes):
 def one_more_class(input_shape, num_classes):
   return dense(input_shape, num_classes + 1)
 
+def frozen(input_shape, num_classes):
+  model = dense(input_shape, num_classes)
+  model.trainable = False
+  return model
+
+def softmax(input_shape, num_classes):
+  model = dense(input_shape, num_classes)
+  model.layers[-1].activation = keras.activations.softmax
+  return model
+
+def softmax_layer(input_shape, num_classes):
+  model = Subclassed(num_classes)
+  return keras.Sequential([
+      keras.Input(input_shape), model, keras.layers.Softmax()
+  ])
+
 def two_outputs(input_shape, num_classes):
   model = dense(input_shape, num_classes)
   return keras.Model(model.inputs, model.outputs * 2)
@@ -315,6 +331,9 @@ class TestUserModel:
               'user_models:one_more_class',
               r'the shape \(11,\) for each sample; it must be 10 logits',
           ),
+          ('user_models:frozen', 'has no trainable variables'),
+          ('user_models:softmax', 'probabilities, .*; remove the softmax'),
+          ('user_models:softmax_layer', 'probabilities, .*; remove the softm'),
           ('user_models:two_outputs', 'several outputs .* must be 10 logits'),
           (
               'user_models:layers_in_call',

@@ -206,6 +206,11 @@ def test_other_files_stay(tmp_path, capsys):
         ('--rounds=0', '--rounds=0: must be a whole number, at least 1'),
         ('--num_clients=0', '--num_clients=0: '),
         ('--points_per_client=1', '--points_per_client=1: '),
+        (
+            '--points_per_client=2500001',
+            '--num_clients=4 and --points_per_client=2500001 make 10000004'
+            ' points in a round; at most 10000000 are possible.',
+        ),
         ('--beta=0', '--beta=0: must be a number, '),
         ('--beta=1.1', '--beta=1.1: '),
         ('--seed=-1', '--seed=-1: '),

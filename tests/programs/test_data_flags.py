@@ -2,6 +2,7 @@
 
 import re
 
+from absl import logging
 import numpy as np
 import pytest
 
@@ -59,12 +60,19 @@ def test_paths_of_domains_do_not_depend_on_the_working_folder(
         ('domains:a=digits', 'has a single domain'),
         ('domains:a=digits,b=domains:c=digits,d=digits', "'b' is a list of"),
         ('domains:a=digits,b=generated:4', r"the domain 'b': .*must be gen"),
-        ('generated:4:1', 'at least 2 classes'),
+        ('generated:4:1', '^needs sizes .* at least 2 classes'),
+        ('domains:', "^the domain '' has no dataset"),
+        ('npz:', '^must have a name or a path after npz:$'),
+        ('folder:', '^must have a name or a path after folder:$'),
+        ('domains:a=tfds:,b=digits', "^the domain 'a': must have a name or a"),
     ],
 )
 def test_wrong_datasets(dataset, message):
-  with pytest.raises(cli.UsageError, match=f'--dataset={dataset}.*{message}'):
+  with pytest.raises(cli.UsageError) as error:
     _flags(f'--dataset={dataset}')
+  start, text = f'--dataset={dataset}: ', str(error.value)
+  assert text.startswith(start)
+  assert re.search(message, text.removeprefix(start))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +131,28 @@ def test_errors_name_the_flags(tmp_path, capsys):
         re.escape(message),
         _errors(capsys, tmp_path / 'run', '--rounds=1', *arguments),
     )
+
+
+@pytest.mark.parametrize('pixel_scaling', ['unit', 'standardized'])
+def test_unscaled_floats_are_warned_of(tmp_path, monkeypatch, pixel_scaling):
+  x = np.linspace(0, 255, 6 * 16, dtype=np.float32).reshape(6, 4, 4)
+  y = np.arange(6) % 2
+  np.savez(tmp_path / 'f.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
+  flags = _flags(
+      f'--dataset={tmp_path}/f.npz', f'--pixel_scaling={pixel_scaling}'
+  )
+  settings.resolve(flags, 'fedavg', 0).load()
+  if pixel_scaling == 'standardized':
+    assert not warnings
+  else:
+    (warning,) = warnings
+    start = f'--dataset={tmp_path}/f.npz has images of floats from 0 to 255,'
+    assert warning.startswith(start)
+    assert '--pixel_scaling=standardized' in warning
 
 
 def test_npz_domains_train(tmp_path):

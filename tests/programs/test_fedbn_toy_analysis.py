@@ -53,5 +53,5 @@ def test_more_clients(tmp_path):
 def test_wrong_flags(tmp_path, capsys):
   arguments = ['fedbn_toy', f'--output_dir={tmp_path}', '--deviations=1']
   assert analyze.run(arguments) == 2
-  assert '--deviations=(1.0,) must be at least two' in capsys.readouterr().err
+  assert '--deviations=1.0 must be at least two' in capsys.readouterr().err
   assert not list(tmp_path.iterdir())

@@ -2,9 +2,11 @@
 
 import gc
 import pathlib
+import re
 import types
 import weakref
 
+from absl import logging
 import pytest
 
 from tff_bn.programs import cli
@@ -154,6 +156,45 @@ def test_describe_data(varied, words):
   (settings,) = _runs('--algorithms=fedavg')
   data = jobs.Builder().data(settings)
   assert jobs.describe_data(settings, data, varied) == words
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        # Clients have 1437 / 4 = 359 or 360 examples.
+        (['--batch_size=359'], None),
+        (['--batch_size=400', '--local_epochs=1'], None),
+        (['--batch_size=400', '--algorithms=centralized'], None),
+        (
+            ['--batch_size=360'],
+            '360 is larger .* of 3 of 4 clients .359 to 359',
+        ),
+        (
+            ['--batch_size=400'],
+            '400 is larger .* of 4 of 4 clients .359 to 360',
+        ),
+        (
+            ['--batch_size=1000', '--algorithms=centralized']
+            + ['--clients_per_round=2'],
+            '1000 is larger .* of 1 of 1 clients .718 to 718',
+        ),
+    ],
+)
+def test_small_clients_are_warned_of(arguments, expected, monkeypatch):
+  if '--algorithms=centralized' not in arguments:
+    arguments = ['--algorithms=fedavg', *arguments]
+  (settings,) = _runs('--split=iid', *arguments)
+  job = types.SimpleNamespace(
+      settings=settings, data=jobs.Builder().data(settings)
+  )
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
+  jobs.warn_of_small_clients(job)
+  assert len(warnings) == (expected is not None)
+  for warning in warnings:
+    assert re.search(f'^--batch_size={expected}', warning)
 
 
 class _Job:

@@ -37,11 +37,50 @@ def test_number_in_range(bounds, text, value):
         (float, {}, 'nan', 'a number'),
         (float, dict(minimum=0), 'nan', 'a number'),
         (float, dict(above=0), 'inf', 'a number'),
+        (int, {}, '9' * 23, 'at least -2147483647 and at most 2147483647'),
+        (int, dict(minimum=1), '2147483648', 'at least 1 and at most 2147'),
+        (float, dict(above=0), '1e39', r'greater than 0 and at most 3.4e\+38'),
+        (float, {}, '-1e39', r'at least -3.4e\+38 and at most 3.4e\+38'),
     ],
 )
 def test_number_out_of_range(number_type, bounds, text, allowed):
   with pytest.raises(ValueError, match=f'must be .*{allowed}'):
     parsers.NumberParser(number_type, **bounds).parse(text)
+
+
+@pytest.mark.parametrize(
+    'bounds, text, message',
+    [
+        (dict(above=0), '1e-300', 'is too small for float32; the smallest'),
+        (dict(minimum=0), '1e-300', 'is too small for float32; the smallest'),
+        (
+            dict(minimum=0, below=1),
+            '0.999999999',
+            'is 1 in float32; it must be',
+        ),
+        (dict(above=1), '1.000000001', 'is 1 in float32; it must be'),
+    ],
+)
+def test_number_that_float32_rounds(bounds, text, message):
+  with pytest.raises(ValueError, match=f'^{message}'):
+    parsers.NumberParser(float, **bounds).parse(text)
+
+
+@pytest.mark.parametrize('text', ['', ' '])
+def test_text_must_not_be_empty(text):
+  assert parsers.TextParser().parse('x y') == 'x y'
+  with pytest.raises(ValueError, match='^must not be empty.$'):
+    parsers.TextParser().parse(text)
+  with pytest.raises(ValueError, match="^'': must not be empty.$"):
+    parsers.TupleParser(parsers.TextParser()).parse(f'a,{text}')
+
+
+def test_boolean():
+  assert parsers.BooleanParser().parse('true') is True
+  assert parsers.BooleanParser().parse('0') is False
+  for text in ('maybe', ''):
+    with pytest.raises(ValueError, match='^must be true or false.$'):
+      parsers.BooleanParser().parse(text)
 
 
 def test_choice():
@@ -96,7 +135,9 @@ def test_image_size():
   assert parsers.parse_image_size('32x48') == (32, 48)
 
 
-@pytest.mark.parametrize('text', ['', '32', '0x32', '32x-1', '8x8x3', 'axb'])
+@pytest.mark.parametrize(
+    'text', ['', '32', '0x32', '32x-1', '8x8x3', 'axb', '+8x8', '8_0x8']
+)
 def test_wrong_image_size(text):
   with pytest.raises(ValueError, match='HEIGHTxWIDTH'):
     parsers.parse_image_size(text)

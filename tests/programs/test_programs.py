@@ -907,7 +907,7 @@ def test_final_model_that_is_not_finite(tmp_path, capsys):
       == 2
   )
   error = capsys.readouterr().err
-  assert 'learning_rate=1e+300, which is not finite in float32' in error
+  assert '--server_learning_rate=1e300: must be a number, gr' in error
   assert not (tmp_path / 'b').exists()
 
 

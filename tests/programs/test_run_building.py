@@ -612,6 +612,15 @@ def test_corrections(monkeypatch, arguments, builder_name, expected):
   assert options['build_process'].func is getattr(algorithms, builder_name)
 
 
+def test_errors_of_algorithms_name_the_flags():
+  settings = _settings(
+      '--algorithm=moon', '--model=mlp3', '--moon_feature_layer=none'
+  )
+  model = run_building.build_model(settings, _data())
+  with pytest.raises(ValueError, match="^--moon_feature_layer='none' is the n"):
+    run_building.build_process(settings, model, 7)
+
+
 @pytest.mark.parametrize(
     ('name', 'builder_name', 'expected'),
     [
@@ -798,8 +807,32 @@ def test_held_out_clients_are_not_in_the_data(monkeypatch):
       'build_rule',
       lambda self, target, seed, num_clients: numbers.append(num_clients),
   )
-  run_building._rule(settings, 'model')
+  run_building._rule(settings, 'model', 9)
   assert numbers == [3]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (
+            ['--model_aggregator=median', '--num_byzantine=1'],
+            'num_byzantine=1 is too large for CoordinateMedian of 2 clients',
+        ),
+        (
+            ['--attack=sf', '--num_attackers=5'],
+            'num_attackers=5 leaves none of 2 clients honest',
+        ),
+        (
+            ['--statistics_aggregator=bucketing+median'],
+            'bucket_size=2 makes too few buckets of 2 clients',
+        ),
+    ],
+)
+def test_rules_count_the_clients_of_the_data(arguments, message):
+  settings = _settings('--split=natural', '--model=mlp3', *arguments)
+  model = run_building.build_model(settings, _data())
+  with pytest.raises(ValueError, match=message):
+    run_building.build_process(settings, model, 2)
 
 
 def test_unknown_held_out_client():

@@ -832,6 +832,20 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             '--clipping_radius=2.0 is only for centered_clipping',
         ),
         (['--bucket_size=2'], '--bucket_size=2 is only for bucketing'),
+        (
+            ['--batch_size=1000000', '--local_steps=11'],
+            '--local_steps=11 with --batch_size=1000000 makes 11000000 examples'
+            ' of a client in a round; at most 10000000 are possible.',
+        ),
+        (
+            [
+                '--split=iid',
+                '--num_clients=100000',
+                '--samples_per_client=1001',
+            ],
+            '--num_clients=100000 with --samples_per_client=1001 makes'
+            ' 100100000 samples of all clients; at most 100000000 are',
+        ),
         (['--clipping_norm=2'], '--clipping_norm=2.0 is only for clipping'),
         (['--trusted_client=1'], '--trusted_client=1 is only for monna'),
         (

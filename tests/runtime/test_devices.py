@@ -17,7 +17,10 @@ def test_names(name):
 
 @pytest.mark.parametrize(
     'name',
-    ['TPU:0', 'CPU:1', '/device:CPU:1', '/job:worker/task:0/device:CPU:0'],
+    [
+        *('TPU:0', 'CPU:1', '/device:CPU:1', '/job:worker/task:0/device:CPU:0'),
+        *('CPU:x', ':', '/CPU', 'CPU:-1'),
+    ],
 )
 def test_unknown_names_are_refused(name):
   with pytest.raises(ValueError, match=f'no device {name!r}; .* are CPU:0'):

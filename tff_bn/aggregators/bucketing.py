@@ -14,6 +14,9 @@ from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
 from tff_bn.aggregators import robust_rule
 
+# With one or two values, the median and most other rules are the mean.
+_MIN_BUCKETS = 3
+
 
 class Bucketing(robust_rule.CheckedRule):
   """Aggregates the means of random buckets of clients.
@@ -51,8 +54,8 @@ class Bucketing(robust_rule.CheckedRule):
 
     Raises:
       TypeError: If `rule` is no rule.
-      ValueError: If `bucket_size` is not positive, or the buckets are too few
-        for the rule.
+      ValueError: If `bucket_size` is not positive, or the buckets are fewer
+        than three or too few for the rule.
     """
     robust_rule.check_rule(self, rule)
     argument_checks.check_count(self, 'bucket_size', bucket_size, 1)
@@ -71,6 +74,15 @@ class Bucketing(robust_rule.CheckedRule):
     """See the base class."""
     super().check_num_clients(num_clients)
     num_buckets = -(-num_clients // self.bucket_size)
+    if num_buckets < _MIN_BUCKETS:
+      largest = (num_clients - 1) // (_MIN_BUCKETS - 1)
+      advice = f'a size of at most {largest}' if largest else 'more clients'
+      raise ValueError(
+          f'bucket_size={self.bucket_size} makes too few buckets of'
+          f' {num_clients} clients ({num_buckets}): with fewer than'
+          f' {_MIN_BUCKETS} buckets, most rules are the mean; use'
+          f' {advice}.'
+      )
     try:
       self.rule.check_num_clients(num_buckets)
     except ValueError as error:

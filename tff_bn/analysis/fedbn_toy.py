@@ -44,8 +44,9 @@ class Settings:
 
   def __post_init__(self):
     if len(self.deviations) < 2 or min(self.deviations) <= 0:
+      given = ','.join(map(str, self.deviations))
       raise ValueError(
-          f'deviations={self.deviations} must be at least two positive numbers.'
+          f'deviations={given} must be at least two positive numbers.'
       )
     if self.weight <= 0:
       raise ValueError(f'weight={self.weight} must be positive.')

@@ -6,6 +6,7 @@ import functools
 import hashlib
 from typing import Any, Optional
 
+from absl import logging
 import numpy as np
 
 from tff_bn.data import scaling as scaling_lib
@@ -126,7 +127,8 @@ def create_dataset(
     The dataset.
 
   Raises:
-    ValueError: If an array has another dtype, shape or content.
+    ValueError: If an array has another dtype, shape or content, or there are
+      fewer than two classes.
   """
   source = f'dataset={name}'
   x_train = _check_samples(source, 'x_train', x_train)
@@ -142,10 +144,11 @@ def create_dataset(
         f'{source}: the samples of x_train have the shape {x_train.shape[1:]},'
         f' but x_test has {x_test.shape[1:]}; they must be the same.'
     )
+  _warn_of_channels_first(source, x_train.shape[1:])
   y_train = _check_labels(source, 'train', y_train, len(x_train))
   y_test = _check_labels(source, 'test', y_test, len(x_test))
   if num_classes is None:
-    num_classes = int(y_train.max()) + 1
+    num_classes = _count_classes(source, y_train)
     unknown = np.setdiff1d(y_test, y_train)
     if unknown.size:
       raise ValueError(
@@ -153,6 +156,10 @@ def create_dataset(
           f' {_enumerate(unknown)}; remove these samples from the test data or'
           ' add such samples to the training data.'
       )
+  elif num_classes < 2:
+    raise ValueError(
+        f'{source} has a single class; a classifier needs at least two.'
+    )
   for array_name, labels in (('y_train', y_train), ('y_test', y_test)):
     unknown = np.unique(labels[labels >= num_classes])
     if unknown.size:
@@ -161,6 +168,40 @@ def create_dataset(
           f' 0..{num_classes - 1}: {_enumerate(unknown)}.'
       )
   return Dataset(name, x_train, y_train, x_test, y_test, num_classes, **groups)
+
+
+def _count_classes(source: str, labels: np.ndarray) -> int:
+  """Returns the number of classes; warns of classes without a label."""
+  present = np.unique(labels)
+  num_classes = int(present[-1]) + 1
+  if len(present) < 2:
+    raise ValueError(
+        f'{source}: y_train has the label {present[0]} only; a classifier needs'
+        ' at least two classes.'
+    )
+  advice = (
+      f'number the classes from 0 to {len(present) - 1}, for example by'
+      ' np.unique(y_train, return_inverse=True)'
+  )
+  if num_classes > len(labels):
+    raise ValueError(
+        f'{source}: y_train has {len(present)} different labels from'
+        f' {present[0]} to {present[-1]}, which makes {num_classes} classes for'
+        f' {len(labels)} samples; {advice}.'
+    )
+  missing = np.setdiff1d(np.arange(num_classes), present)
+  if missing.size:
+    logging.warning(
+        '%s: no sample of y_train has one of the labels %s. The model gets an'
+        ' output for each of the %d classes 0..%d. If these labels are no'
+        ' classes, %s.',
+        source,
+        _enumerate(missing),
+        num_classes,
+        num_classes - 1,
+        advice,
+    )
+  return num_classes
 
 
 def _enumerate(labels: np.ndarray, most: int = 10) -> str:
@@ -201,6 +242,18 @@ def _check_samples(source: str, array_name: str, x: np.ndarray) -> np.ndarray:
   return x[..., np.newaxis] if x.ndim == 3 else x
 
 
+def _warn_of_channels_first(source: str, shape: tuple[int, ...]) -> None:
+  """Warns of square images that have their channels first."""
+  if len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2] > 3:
+    logging.warning(
+        '%s: the images have the shape %dx%dx%d, which is [height, width,'
+        ' channels]. If the channels are first, move them to the end, for'
+        ' example by np.moveaxis(x_train, 1, -1).',
+        source,
+        *shape,
+    )
+
+
 def _check_labels(
     source: str, split: str, y: np.ndarray, num_samples: int
 ) -> np.ndarray:
@@ -209,14 +262,15 @@ def _check_labels(
   if not np.issubdtype(y.dtype, np.integer):
     raise ValueError(
         f'{source}: {array_name} has the dtype {y.dtype}; labels must be'
-        ' integers, one for each sample.'
+        f' integers, one for each sample, for example {array_name}.astype(int).'
     )
   if y.ndim == 2 and y.shape[1] == 1:
     y = y[:, 0]
   if y.ndim != 1:
     raise ValueError(
         f'{source}: {array_name} has the shape {y.shape}; it must be [samples],'
-        ' one label for each sample.'
+        ' one label for each sample. For one-hot vectors, this is'
+        f' np.argmax({array_name}, axis=1).'
     )
   if len(y) != num_samples:
     raise ValueError(

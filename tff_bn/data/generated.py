@@ -1,7 +1,10 @@
 """Random data of any shape, for trying out models and programs offline."""
 
+import math
+
 import numpy as np
 
+from tff_bn.common import memory
 from tff_bn.common import seeding
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import names
@@ -26,9 +29,16 @@ def load_generated(name: str) -> dataset_lib.Dataset:
     The dataset, float32.
 
   Raises:
-    ValueError: If the name has another form.
+    ValueError: If the name has another form, or the data would not fit into
+      memory.
   """
   task = names.parse_generated(name)
+  num_examples = task.num_classes + task.num_train + task.num_test
+  memory.check_fits(
+      f'dataset={name} is too large: its {num_examples} examples and prototypes'
+      ' of classes',
+      num_examples * math.prod(task.shape) * np.dtype(np.float32).itemsize,
+  )
   rng = seeding.generator(None, _SEED)
   prototypes = rng.random((task.num_classes, *task.shape), np.float32)
 

@@ -1,13 +1,16 @@
 """Datasets from folders of images."""
 
 import os
-from typing import Optional
+import pathlib
+from typing import Any, Optional
 
-import numpy as np
+import tensorflow as tf
 
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import names
 from tff_bn.data import tfds_source
+
+_SUFFIXES = ('.jpeg', '.jpg', '.png')
 
 
 def load_image_folder(
@@ -28,8 +31,8 @@ def load_image_folder(
 
   Raises:
     ValueError: If a folder is missing, if a file is no image, if the images
-      have different sizes and `image_size` is None, or if a class has no
-      training images.
+      have different sizes and `image_size` is None, if there is a single class,
+      or if a class has no training images.
   """
   # The import takes seconds, and only these datasets need it.
   import tensorflow_datasets as tfds
@@ -38,12 +41,53 @@ def load_image_folder(
   if not os.path.isdir(path):
     raise ValueError(f'dataset={name}: there is no folder {path!r}.')
   builder = tfds.folder_dataset.ImageFolder(path)
-  dataset = tfds_source.read_builder(name, builder, image_size)
-  untrained = np.setdiff1d(dataset.y_test, dataset.y_train)
-  if untrained.size:
-    label_names = builder.info.features['label'].names
-    raise ValueError(
-        f'dataset={name}: the test data has classes without training images:'
-        f' {", ".join(label_names[label] for label in untrained)}.'
+  _check_classes(name, path, builder)
+  try:
+    return tfds_source.read_builder(name, builder, image_size)
+  except ValueError as error:
+    if isinstance(error.__cause__, tf.errors.OpError):
+      _check_files(name, path)
+    raise
+
+
+def _check_classes(name: str, path: str, builder: Any) -> None:
+  """Checks that each class has training images.
+
+  Every folder in a split's folder is a class, even an empty one.
+  """
+  with_images = {file.parent.name for file in _image_files(path, 'train')}
+  untrained = [
+      label
+      for label in builder.info.features['label'].names
+      if label not in with_images
+  ]
+  # Without any training images, the error is about the split.
+  if with_images and untrained:
+    folders = ' and '.join(
+        os.path.join(path, split) for split in builder.info.splits
     )
-  return dataset
+    raise ValueError(
+        f'dataset={name} has classes without training images:'
+        f' {", ".join(untrained)}. Each folder in {folders} is a class; add PNG'
+        ' or JPEG files to train, or remove the folders.'
+    )
+
+
+def _check_files(name: str, path: str) -> None:
+  """Checks that all files are images."""
+  for file in _image_files(path, '*'):
+    try:
+      tf.io.decode_image(tf.io.read_file(str(file)), channels=3)
+    except tf.errors.OpError as error:
+      raise ValueError(
+          f'dataset={name}: {file} is no readable PNG or JPEG image; replace or'
+          ' remove it.'
+      ) from error
+
+
+def _image_files(path: str, split: str) -> list[pathlib.Path]:
+  return [
+      file
+      for file in sorted(pathlib.Path(path).glob(f'{split}/*/*'))
+      if file.suffix.lower() in _SUFFIXES
+  ]

@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import memory
+
 # Resizing in chunks keeps the float copies small.
 _CHUNK = 1024
 
@@ -22,6 +24,31 @@ def resize(images: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
   if images.dtype.is_integer:
     resized = tf.round(resized)
   return tf.cast(resized, images.dtype)
+
+
+def check_memory(
+    name: str,
+    num_images: int,
+    image_size: tuple[int, int],
+    bytes_per_pixel: int,
+) -> None:
+  """Checks that resized images fit into memory.
+
+  Args:
+    name: The dataset's name for `load_dataset`.
+    num_images: The number of images.
+    image_size: The height and width to which they are resized.
+    bytes_per_pixel: The number of bytes of a pixel.
+
+  Raises:
+    ValueError: If they don't.
+  """
+  height, width = image_size
+  memory.check_fits(
+      f'image_size={height}x{width} is too large for dataset={name}: its'
+      f' {num_images} images',
+      num_images * height * width * bytes_per_pixel,
+  )
 
 
 def resize_array(x: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:

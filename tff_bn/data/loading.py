@@ -55,6 +55,10 @@ def load_dataset(
         f'image_size={image_size[0]}x{image_size[1]} is for images, but'
         f' dataset={name} has vectors of {dataset.input_shape[0]} features.'
     )
+  for x in (dataset.x_train, dataset.x_test):
+    images.check_memory(
+        name, len(x), image_size, x.shape[-1] * x.dtype.itemsize
+    )
   return dataset.replace_samples(
       functools.partial(images.resize_array, image_size=image_size)
   )

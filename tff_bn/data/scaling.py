@@ -22,6 +22,8 @@ PIXEL_SCALINGS = {
 # Reading in chunks keeps the float copies small.
 _CHUNK = 1024
 _WHITE = 255
+# Greater than any value of images that were scaled to [0, 1] and then changed.
+_LARGE_PIXEL = 2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,6 +98,25 @@ def pixel_scaling(
         f' {dataset.name} is constant, so it has no standard deviation.'
     )
   return Scaling(mean.astype(np.float32), deviation.astype(np.float32))
+
+
+def has_unscaled_floats(dataset: 'dataset_lib.Dataset') -> bool:
+  """Whether images are floats that seem to be pixels from 0 to 255.
+
+  Args:
+    dataset: The dataset.
+
+  Returns:
+    Whether the training samples are images of floats that are not negative and
+    reach far beyond 1.
+  """
+  x = dataset.x_train
+  return bool(
+      x.dtype != np.uint8
+      and x.ndim == 4
+      and x.min() >= 0
+      and x.max() > _LARGE_PIXEL
+  )
 
 
 def _check_unit(dataset: 'dataset_lib.Dataset') -> None:

@@ -104,6 +104,10 @@ def read_builder(
         f'{source} has the splits {", ".join(info.splits) or "(none)"}; it'
         f' needs {_TRAIN}, and {" or ".join(_TEST)}.'
     )
+  if image_size is not None:
+    for split in (_TRAIN, test):
+      # Images of at least one channel of uint8.
+      images.check_memory(name, info.splits[split].num_examples, image_size, 1)
   x_train, y_train = _read_split(source, builder, _TRAIN, image_size)
   x_test, y_test = _read_split(source, builder, test, image_size)
   return dataset_lib.create_dataset(

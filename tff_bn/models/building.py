@@ -9,6 +9,7 @@ import re
 from typing import Any, Optional
 
 import keras
+import numpy as np
 
 from tff_bn.common import spelling
 from tff_bn.layers import discovery
@@ -318,4 +319,13 @@ def _check_user_model(
     raise ValueError(
         f'model={name}: the output of the model has {given} for each sample;'
         f' it must be {num_classes} logits, one for each class.'
+    )
+  if not model.trainable_variables:
+    raise ValueError(f'model={name}: the model has no trainable variables.')
+  values = keras.ops.convert_to_numpy(logits).astype(np.float64)
+  if (values >= 0).all() and np.allclose(values.sum(axis=1), 1, atol=1e-2):
+    raise ValueError(
+        f'model={name}: the outputs of the model are probabilities, whose sum'
+        ' is 1, but the loss takes logits; remove the softmax at the end of the'
+        ' model.'
     )

@@ -29,9 +29,12 @@ def full_name(device: str) -> str:
   Raises:
     ValueError: If there is no such device.
   """
-  asked = tf.DeviceSpec.from_string(
-      device if device.startswith('/') else f'/device:{device.upper()}'
-  )
+  asked = tf.DeviceSpec()  # No device.
+  # What is no name of a device is an error as well.
+  with contextlib.suppress(ValueError):
+    asked = tf.DeviceSpec.from_string(
+        device if device.startswith('/') else f'/device:{device.upper()}'
+    )
   host = tf.DeviceSpec.from_string(HOST)
   known = [
       tf.DeviceSpec.from_string(logical.name)

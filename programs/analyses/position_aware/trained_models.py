@@ -12,6 +12,7 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
+from tff_bn.programs import model_flags
 from tff_bn.programs import parsers
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
@@ -20,15 +21,16 @@ from tff_bn.training import folder_lock
 
 # Analyses that do not need a run.
 WITHOUT_RUN = ('kept_share',)
-_COUNT = parsers.NumberParser(int, minimum=1)
-_SHARE = parsers.NumberParser(float, minimum=0, maximum=1)
-_NOT_NEGATIVE = parsers.NumberParser(float, minimum=0)
+# What these numbers count is in memory at once.
+_EXAMPLES = parsers.NumberParser(int, minimum=1, maximum=10**6)
+_REPEATS = parsers.NumberParser(int, minimum=1, maximum=10**5)
+_UNITS = parsers.NumberParser(int, minimum=1, maximum=10**6)
 
 
 def _define_run(define: flag_groups.Definer, default_text: str) -> None:
   define(
       'run',
-      parsers.TupleParser(absl_flags.ArgumentParser()),
+      parsers.TupleParser(flag_groups.TEXT),
       'Folders of finished runs, separated by commas: the --output_dir of'
       ' tff-bn-train or tff-bn-compare. The seeds of a comparison are averaged',
       default_text=default_text,
@@ -38,27 +40,27 @@ def _define_run(define: flag_groups.Definer, default_text: str) -> None:
 def _define_seed(define: flag_groups.Definer, purpose: str) -> None:
   define(
       'seed',
-      parsers.NumberParser(int, minimum=0, maximum=2**32 - 1),
+      flag_groups.SEED,
       f'Random seed of {purpose}',
       0,
   )
 
 
 def _define_num_examples(define: flag_groups.Definer) -> None:
-  define('num_examples', _COUNT, 'Maximum number of test examples', 500)
+  define('num_examples', _EXAMPLES, 'Maximum number of test examples', 500)
 
 
 def _define_shuffle_probability(define: flag_groups.Definer) -> None:
   define(
       'shuffle_probability',
-      _SHARE,
+      flag_groups.SHARE,
       'P_sf, the probability that a unit is swapped with a random one after it',
       0.1,
   )
 
 
 def _define_repeats(define: flag_groups.Definer, default: int) -> None:
-  define('repeats', _COUNT, 'Number of random draws for the mean', default)
+  define('repeats', _REPEATS, 'Number of random draws for the mean', default)
 
 
 def _define_shuffle_test(define: flag_groups.Definer) -> None:
@@ -71,7 +73,7 @@ def _define_shuffle_test(define: flag_groups.Definer) -> None:
   )
   define(
       'periods',
-      parsers.TupleParser(_NOT_NEGATIVE),
+      parsers.TupleParser(model_flags.PERIOD),
       'Periods T of the position encodings, separated by commas',
       (1.0, 2.0, 4.0),
   )
@@ -85,7 +87,7 @@ def _define_shuffle_test(define: flag_groups.Definer) -> None:
   )
   define(
       'shuffle_probabilities',
-      parsers.TupleParser(_SHARE),
+      parsers.TupleParser(flag_groups.SHARE),
       'Values of P_sf for the accuracy on test examples after permuting the'
       ' units of each model with its own encodings, separated by commas',
       (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
@@ -104,27 +106,27 @@ def _define_permutation(define: flag_groups.Definer) -> None:
 def _define_kept_share(define: flag_groups.Definer) -> None:
   define(
       'shuffle_probabilities',
-      parsers.TupleParser(_SHARE),
+      parsers.TupleParser(flag_groups.SHARE),
       'Values of P_sf for a single permutation, separated by commas',
       (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
   )
   _define_shuffle_probability(define)
   define(
       'num_shuffles',
-      parsers.TupleParser(_NOT_NEGATIVE),
+      parsers.TupleParser(flag_groups.MEAN_STEPS),
       'Values of N_sf, the mean number of permutations in local training,'
       ' separated by commas',
       default_text='0,0.1,0.2,0.5,1,2,5,10 up to --num_steps',
   )
   define(
       'num_steps',
-      _COUNT,
+      flag_groups.STEPS,
       'Number of steps of local training',
       default_text="the mean over the run's clients; 100 without a run",
   )
   define(
       'num_units',
-      parsers.TupleParser(_COUNT),
+      parsers.TupleParser(_UNITS),
       'Numbers of units of a layer, separated by commas',
       default_text="the sizes of the run's layers; 1024 without a run",
   )
@@ -142,7 +144,7 @@ def _define_weight_divergence(define: flag_groups.Definer) -> None:
   )
   define(
       'num_rounds',
-      _COUNT,
+      flag_groups.POSITIVE_INTEGER,
       'Number of rounds for the mean; between two rounds, FedAvg averages the'
       " clients' models",
       1,
@@ -153,12 +155,15 @@ def _define_weight_divergence(define: flag_groups.Definer) -> None:
 def _define_layers(define: flag_groups.Definer) -> None:
   define(
       'layers',
-      parsers.TupleParser(absl_flags.ArgumentParser()),
+      parsers.TupleParser(flag_groups.TEXT),
       'Names of layers of the model, separated by commas',
       default_text='the activations of all hidden layers',
   )
   define(
-      'num_clients', _COUNT, 'Number of clients that are drawn and trained', 1
+      'num_clients',
+      flag_groups.POSITIVE_INTEGER,
+      'Number of clients that are drawn and trained',
+      1,
   )
   _define_num_examples(define)
   _define_seed(define, 'the draws of clients and examples')
@@ -167,13 +172,13 @@ def _define_layers(define: flag_groups.Definer) -> None:
 def _define_fusion(define: flag_groups.Definer) -> None:
   define(
       'epochs',
-      _COUNT,
+      flag_groups.EPOCHS,
       'Number of epochs of each model on its half of the training data',
       20,
   )
   define(
       'coefficients',
-      parsers.TupleParser(_SHARE),
+      parsers.TupleParser(flag_groups.SHARE),
       'Interpolation coefficients μ, separated by commas',
       (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
   )
