@@ -28,6 +28,14 @@ from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
 from tff_bn.training import round_data
 
+# Flags that can make updates, and so the model, not finite.
+_CAUSES = (
+    'attack',
+    'attack_strength',
+    'client_learning_rate',
+    'server_learning_rate',
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -277,7 +285,20 @@ def train_one(job: Job) -> None:
   # A run that continues has other results.
   (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
-  result = training.train(
+  try:
+    result = _train(job)
+  except training.TrainingFailedError as error:
+    raise type(error)(f'{error} {likely_causes(job.settings)}') from error
+  seconds = job.build_seconds + time.monotonic() - start
+  num_rounds = job.settings.rounds - (result.resumed_from or 0)
+  if num_rounds:
+    run_timing.write(job.folder, seconds, num_rounds)
+  if job.held_out is not None:
+    held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
+
+
+def _train(job: Job) -> training.TrainingResult:
+  return training.train(
       job.process,
       job.model,
       job.data,
@@ -290,9 +311,13 @@ def train_one(job: Job) -> None:
           if name not in training.MAY_CHANGE
       },
   )
-  seconds = job.build_seconds + time.monotonic() - start
-  num_rounds = job.settings.rounds - (result.resumed_from or 0)
-  if num_rounds:
-    run_timing.write(job.folder, seconds, num_rounds)
-  if job.held_out is not None:
-    held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
+
+
+def likely_causes(settings: settings_lib.RunSettings) -> str:
+  """Returns a sentence on the flags that can make a model not finite."""
+  texts = settings.to_flags()
+  flags = [f'--{name}={texts[name]}' for name in _CAUSES if name in texts]
+  return (
+      f'Likely causes: {", ".join(flags)}. A smaller learning rate, or'
+      ' --client_gradient_clip_norm, may help.'
+  )

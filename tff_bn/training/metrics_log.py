@@ -60,6 +60,11 @@ def to_csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
   return csv_files.to_csv(columns, ([row[c] for c in columns] for row in rows))
 
 
+def is_broken(loss: Optional[float]) -> bool:
+  """Whether a loss is known and not finite."""
+  return loss is not None and not math.isfinite(loss)
+
+
 def _round_of(row: Row) -> int:
   return int(row['round'] or 0)
 
@@ -130,6 +135,21 @@ class MetricsLog(tff.program.ReleaseManager):
     """Returns the rows up to a round, for `restore`."""
     return [row for row in self.rows if _round_of(row) <= round_num]
 
+  def not_finite_since(self) -> Optional[int]:
+    """Finds out since when the model is not finite.
+
+    Returns:
+      The first of the evaluated rounds at the end whose test loss is not
+      finite; `None` if the last one is finite, or if no test loss is, as without
+      test data.
+    """
+    since = None
+    for row in reversed(self.rows):
+      if not is_broken(row['test_loss']):
+        return since
+      since = _round_of(row)
+    return None
+
   def restore(self, rows: Sequence[Row]) -> None:
     """Continues after the rows of a checkpoint.
 
@@ -179,7 +199,14 @@ class MetricsLog(tff.program.ReleaseManager):
     """Warns if the round failed."""
     if not _part(value, 'finalizer').get('failed_rounds', 0):
       return
-    if _part(value, 'client_work').get('num_participants', 0):
+    since = self.not_finite_since()
+    if since is not None:
+      logging.warning(
+          'Round %d changed nothing: the model is not finite since round %d.',
+          round_num,
+          since,
+      )
+    elif _part(value, 'client_work').get('num_participants', 0):
       logging.warning(
           "Round %d changed nothing: the server's new model, statistics or"
           ' optimizer state were not finite, so it kept the old ones. A smaller'
