@@ -15,6 +15,7 @@ from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import comparison as comparison_lib
 from tff_bn.programs import flag_groups
+from tff_bn.programs import output_folder
 from tff_bn.programs import parsers
 from tff_bn.programs import report
 from tff_bn.programs import run_flags
@@ -127,11 +128,11 @@ def _run(flags: cli.ParsedFlags) -> None:
         _measure(experiment)
         return
       comparison = experiment.comparison
-    folder = pathlib.Path(flags.output_dir).expanduser()
     runtime_flags.RuntimeFlags.check(flags)
     sweeps.check_jobs(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
     texts = comparison_flags(flags, comparison)
+    folder = output_folder.choose(flags, texts, comparison_lib.grown_flags)
   folders = {
       run.folder: folder / run_folder.RUNS / run.folder
       for run in comparison.runs
@@ -159,8 +160,8 @@ def _run(flags: cli.ParsedFlags) -> None:
 def _measure(experiment: experiment_plan.Plan) -> None:
   """Runs the analyses of an experiment without runs."""
   flags = experiment.flags
-  folder = pathlib.Path(flags.output_dir).expanduser()
   texts = experiment_flags.texts(flags)
+  folder = output_folder.choose(flags, texts)
   if flags.list:
     names = [analysis.name for analysis in experiment.experiment.analyses]
     print(f'No runs, only tff-bn-analyze {" and ".join(names)}.')

@@ -43,7 +43,7 @@ def define_flags(
   return (
       define.group('Process'),
       runtime_flags.RuntimeFlags.define(values),
-      run_flags.OutputFlags.define(values, output_dir=''),
+      run_flags.OutputFlags.define(values),
   )
 
 

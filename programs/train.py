@@ -12,6 +12,7 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
+from tff_bn.programs import output_folder
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import runtime_flags
@@ -41,12 +42,12 @@ def main(flags: cli.ParsedFlags) -> None:
   Args:
     flags: The program's flags.
   """
-  folder = pathlib.Path(flags.output_dir).expanduser()
   with cli.checking_input():
     settings_lib.check(flags)
     runtime_flags.RuntimeFlags.check(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
+    folder = output_folder.choose(flags, settings.to_flags())
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       # From the first check to the last file, no other program writes into it.

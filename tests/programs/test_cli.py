@@ -72,7 +72,8 @@ def test_success(capsys):
         (['--rounds=x'], '--rounds=x: must be a whole number, at least 1.'),
         (['--rounds'], 'Missing value for flag --rounds'),
         (['7', '--rounds=4'], "'7' is not understood"),
-        (['--overwrite=maybe'], '--overwrite=maybe: '),
+        (['--overwrite=maybe'], '--overwrite=maybe: must be true or false.'),
+        (['--output_dir='], '--output_dir=: must be a folder.'),
         (['--flagfile=/nonexistent'], '/nonexistent'),
     ],
 )
