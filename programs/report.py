@@ -311,14 +311,6 @@ class Evaluation:
   loss: Optional[float]
 
 
-def evaluation_csv(evaluations: Sequence[Evaluation]) -> str:
-  """Returns the text of evaluation.csv."""
-  return csv_files.to_csv(
-      [field.name for field in dataclasses.fields(Evaluation)],
-      map(dataclasses.astuple, evaluations),
-  )
-
-
 def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
   """Returns the evaluations as a Markdown table."""
   cells = [['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']]

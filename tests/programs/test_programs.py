@@ -686,12 +686,21 @@ def test_evaluation_of_clients_own_models(comparison, tmp_path):
     assert mean == pytest.approx(expected, rel=1e-5)
 
 
-def test_evaluation_on_other_data(comparison, tmp_path):
+def test_evaluation_on_other_data(comparison, tmp_path, capsys):
   folder, _, _ = comparison
   run = folder / 'runs' / 'fedavg-seed0'
   arguments = [f'--run={run}', f'--output_dir={tmp_path}']
+  assert evaluate.run(arguments) == 0
+  own = csv_rows.read(tmp_path / 'evaluation.csv')
+  capsys.readouterr()
   assert evaluate.run([*arguments, '--split=iid', '--num_clients=3']) == 0
-  test, clients = _evaluation(tmp_path)
+  printed = capsys.readouterr().out
+  assert 'after 3 rounds, on --dataset=digits --split=iid' in printed
+  assert '(other evaluations in it: 1)' in printed
+  rows = csv_rows.read(tmp_path / 'evaluation.csv')
+  assert rows[: len(own)] == own
+  test, *clients = rows[len(own) :]
+  assert test['data_flags'] == '--split=iid --num_clients=3'
   assert len(clients) == 3
   last = csv_rows.read(run / 'metrics.csv')[-1]
   assert float(test['loss']) == pytest.approx(float(last['test_loss']), 1e-5)
