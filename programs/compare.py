@@ -5,11 +5,12 @@ import contextlib
 import os
 import pathlib
 import sys
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from absl import flags as absl_flags
 
 from tff_bn.common import files
+from tff_bn.common import progress
 from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
@@ -108,7 +109,7 @@ def main(flags: cli.ParsedFlags) -> None:
       )
   for part in parts:
     if len(parts) > 1:
-      print(f'\n{part.text("experiment")}', flush=True)
+      progress.say(part.text('experiment'))
     _run(part)
 
 
@@ -217,6 +218,21 @@ def _compare(
     texts: Mapping[str, str],
 ) -> None:
   """Trains in folders that are claimed, and writes the results."""
+  runs = comparison.trained()
+  with cli.checking_input():
+    finished = {
+        run.folder
+        for run in runs
+        if not flags.overwrite
+        and run_folder.is_complete(folders[run.folder], run.settings.to_flags())
+    }
+  if len(finished) == len(runs) and planned is None:
+    results = _read_results(flags, comparison, folders)
+    if _are_written(folder, texts, results):
+      progress.say(f'All {len(runs)} runs are finished.')
+      print(results.table)
+      _print_files(folder)
+      return
   if flags.jobs > 1:
     # What gRPC does at a fork can abort this process. A process that is started
     # here runs another program at once, so nothing has to be done.
@@ -228,7 +244,6 @@ def _compare(
   from tff_bn.programs import run_building
   from tff_bn.runtime import devices
 
-  runs = comparison.trained()
   builder = jobs.Builder()
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
@@ -241,10 +256,7 @@ def _compare(
               run.settings,
               folders[run.folder],
               run.title,
-              not flags.overwrite
-              and run_folder.is_complete(
-                  folders[run.folder], run.settings.to_flags()
-              ),
+              run.folder in finished,
           )
           for run in runs
       ]
@@ -281,20 +293,28 @@ def _process_arguments(flags: cli.ParsedFlags) -> list[str]:
   return [flags.text(name) for name in names if flags.is_given(name)]
 
 
-def _write_results(
+class _Results(NamedTuple):
+  """The results of the runs of a comparison.
+
+  Attributes:
+    runs: The runs with their metrics.
+    rows: The rows of results.csv.
+    csv: The text of results.csv.
+    table: The text of results.md.
+  """
+
+  runs: Sequence[report.Run]
+  rows: Sequence[report.Result]
+  csv: str
+  table: str
+
+
+def _read_results(
     flags: cli.ParsedFlags,
     comparison: comparison_lib.Comparison,
-    folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
-    builder: 'jobs.Builder',
-) -> None:
-  """Writes the table and the plots, and prints the table."""
-  from tff_bn.programs import figures
-  from tff_bn.programs import held_out
-  from tff_bn.programs import jobs
-  from tff_bn.programs import plots
-  from tff_bn.programs import sweep_plots
-
+) -> _Results:
+  """Computes the results from the metrics of the runs."""
   average_last = flags.average_last
   rows = {name: report.read_rows(path) for name, path in folders.items()}
   runs = [
@@ -310,30 +330,79 @@ def _write_results(
   # A short run has fewer evaluated rounds.
   num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
   names = [axis.name for axis in comparison.axes]
-  table = report.results_markdown(results, num_averaged, names)
-  files.replace(folder / run_folder.RESULTS_CSV, report.results_csv(results))
-  files.replace(folder / run_folder.RESULTS_MARKDOWN, table)
+  return _Results(
+      runs,
+      results,
+      report.results_csv(results),
+      report.results_markdown(results, num_averaged, names),
+  )
+
+
+def _are_written(
+    folder: pathlib.Path, texts: Mapping[str, str], results: _Results
+) -> bool:
+  """Whether the folder of a comparison has all its files, of these results."""
+  expected = {
+      run_folder.RESULTS_CSV: results.csv,
+      run_folder.RESULTS_MARKDOWN: results.table,
+  }
+  return (
+      (folder / run_folder.FLAGS_FILE).exists()
+      and run_folder.read_flags(folder) == texts
+      # Its tables would be printed, too.
+      and 'held_out_clients' not in texts
+      and (folder / run_folder.PLOTS / f'{train.LAST_PLOT}.png').exists()
+      and all(
+          (folder / name).exists()
+          and (folder / name).read_text(encoding='utf-8') == text
+          for name, text in expected.items()
+      )
+  )
+
+
+def _write_results(
+    flags: cli.ParsedFlags,
+    comparison: comparison_lib.Comparison,
+    folder: pathlib.Path,
+    folders: Mapping[str, pathlib.Path],
+    builder: 'jobs.Builder',
+) -> None:
+  """Writes the table and the plots, and prints the table."""
+  from tff_bn.programs import figures
+  from tff_bn.programs import held_out
+  from tff_bn.programs import jobs
+  from tff_bn.programs import plots
+  from tff_bn.programs import sweep_plots
+
+  names = [axis.name for axis in comparison.axes]
+  results = _read_results(flags, comparison, folders)
+  files.replace(folder / run_folder.RESULTS_CSV, results.csv)
+  files.replace(folder / run_folder.RESULTS_MARKDOWN, results.table)
   first = comparison.runs[0].settings
   data = builder.data(first)
   title = jobs.describe_data(first, data, comparison.varied_flags)
   plot_folder = folder / run_folder.PLOTS
   if names == [report.ALGORITHM]:
     plots.save_figures(
-        plot_folder, runs, data.label_distribution(), data.client_ids, title
+        plot_folder,
+        results.runs,
+        data.label_distribution(),
+        data.client_ids,
+        title,
     )
   else:
     if flags.experiment is None:
       sweep_plots.save_figures(
-          plot_folder, runs, results, comparison.axes, title
+          plot_folder, results.runs, results.rows, comparison.axes, title
       )
     distribution = plots.label_distribution_figure(
         data.label_distribution(),
         data.client_ids,
         f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}',
     )
-    figures.save(plot_folder, {'label_distribution': distribution})
+    figures.save(plot_folder, {train.LAST_PLOT: distribution})
   if flags.experiment is None:
-    print(f'\n{table}')
+    print(results.table)
   held_out.write_comparison(
       folder,
       [
@@ -345,11 +414,16 @@ def _write_results(
           for run in comparison.runs
       ],
   )
+  _print_files(folder)
+
+
+def _print_files(folder: pathlib.Path) -> None:
+  """Prints where the results are."""
   print(
       f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
       f' {folder / run_folder.RESULTS_CSV}'
   )
-  print(f'Plots: {plot_folder}')
+  print(f'Plots: {folder / run_folder.PLOTS}')
   print(f'Runs:  {folder / run_folder.RUNS}')
 
 

@@ -8,6 +8,7 @@ a flag without effect is None.
 
 from collections.abc import Callable, Container, Mapping
 import dataclasses
+import re
 from typing import Any, ClassVar, Optional, Self
 
 from absl import flags
@@ -26,6 +27,17 @@ SHARE = parsers.NumberParser(float, minimum=0, maximum=1)
 MOMENTUM = parsers.NumberParser(float, minimum=0, below=1)
 SEED = parsers.NumberParser(int, minimum=0, maximum=2**32 - 1)
 TEXT = flags.ArgumentParser()
+
+
+class _BooleanParser(flags.BooleanParser):
+  """Parses true or false, with a readable error."""
+
+  def parse(self, argument: str | bool | int) -> bool:
+    """Returns the value; raises a ValueError if it isn't allowed."""
+    try:
+      return super().parse(argument)
+    except (TypeError, ValueError) as error:
+      raise ValueError('must be true or false.') from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +120,7 @@ class Definer:
         f'{explanation} (default: {"yes" if default else "no"}).',
         flag_values=self.values,
     )
+    self.values[name].parser = _BooleanParser()
     self._names.append(name)
 
   def group(self, title: str) -> FlagGroup:
@@ -326,6 +339,24 @@ class Flags:
         if spec.argument is not None and value is not None:
           arguments[spec.argument] = value
     return arguments
+
+  def name_flags(self, text: str) -> str:
+    """Replaces the library's names of arguments in a text by the flags' names.
+
+    Args:
+      text: The text, in which `=` follows the arguments' names.
+
+    Returns:
+      The text; a name that several flags could have is kept.
+    """
+    flags_of: dict[str, list[str]] = {}
+    for name, spec in self.specs().items():
+      if spec.argument is not None and getattr(self, name) is not None:
+        flags_of.setdefault(spec.argument, []).append(name)
+    for argument, names in flags_of.items():
+      if len(names) == 1:
+        text = re.sub(rf'(?<![^ (]){argument}=', f'{names[0]}=', text)
+    return text
 
 
 def listing(items: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 
 from tff_bn import data as tff_bn_data
 from tff_bn import training
+from tff_bn.common import progress
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs import data_flags
@@ -130,14 +131,17 @@ class Builder:
     split = self._split_of(settings)
     flags = settings.part(model_flags.ModelFlags)
     batch_norm = registry.find(settings.algorithm).batch_norm
-    built_flags, model = split.models.get(batch_norm, (None, None))
-    if model is None or built_flags != flags:
-      model = run_building.build_model(settings, split.data)
-      split.models[batch_norm] = flags, model
-    held_out.check_model(settings, model)
-    process = run_building.build_process(
-        settings, model, len(split.data.client_ids)
-    )
+    with progress.saying(
+        f'Building the model {settings.model} and tracing {settings.algorithm}'
+    ):
+      built_flags, model = split.models.get(batch_norm, (None, None))
+      if model is None or built_flags != flags:
+        model = run_building.build_model(settings, split.data)
+        split.models[batch_norm] = flags, model
+      held_out.check_model(settings, model)
+      process = run_building.build_process(
+          settings, model, len(split.data.client_ids)
+      )
     seconds = time.monotonic() - start
     return Job(
         settings, folder, split.data, model, process, seconds, split.held_out
@@ -243,7 +247,7 @@ def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
   for number, task in enumerate(tasks, start=1):
     if task.is_finished:
       continue
-    print(f'[{number}/{len(tasks)}] {task.title}', flush=True)
+    progress.say(f'[{number}/{len(tasks)}] {task.title}')
     try:
       train_one(builder.build(task.settings, task.folder))
     except training.TrainingFailedError as error:
@@ -268,7 +272,7 @@ def announce_finished(tasks: Sequence[Task]) -> None:
   for number, task in enumerate(tasks, start=1):
     if task.is_finished:
       folder_lock.let_others_read(task.folder)
-      print(f'[{number}/{len(tasks)}] {task.title}: finished', flush=True)
+      progress.say(f'[{number}/{len(tasks)}] {task.title}: finished')
 
 
 def train_one(job: Job) -> None:

@@ -5,8 +5,8 @@ import itertools
 import os
 import pathlib
 import re
-import sys
 
+from tff_bn.common import progress
 from tff_bn.programs import run_folder
 from tff_bn.programs.parsed_flags import ParsedFlags
 
@@ -41,10 +41,8 @@ def choose(
     return first
   number = next(n for n in itertools.count(2) if n not in existing)
   folder = first.with_name(f'{first.name}-{number}')
-  print(
-      f'{first} holds {differences[1]}. The files of this run go to {folder}.',
-      file=sys.stderr,
-      flush=True,
+  progress.say(
+      f'{first} holds {differences[1]}. The files of this run go to {folder}.'
   )
   return folder
 

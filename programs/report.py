@@ -91,6 +91,32 @@ def read_rows(folder: pathlib.Path) -> list[dict[str, float]]:
   return read_metrics((folder / run_folder.METRICS).read_text(encoding='utf-8'))
 
 
+def describe_last(rows: Sequence[Row]) -> str:
+  """Describes the last row of a run in lines, for the end of its training.
+
+  Args:
+    rows: The rows of its metrics.csv.
+
+  Returns:
+    Its test metrics: on the whole test set and, if they are known, on the
+    clients' own test data.
+  """
+  last = rows[-1]
+  lines = [f'After {int(last["round"])} rounds:']
+  for prefix, data in (
+      ('test_', 'whole test set'),
+      ('client_test_', "clients' own test data"),
+  ):
+    metrics = [
+        f'{name.removeprefix(prefix)} {value:.4f}'
+        for name, value in last.items()
+        if name.startswith(prefix)
+    ]
+    if metrics:
+      lines.append(f'  {data + ":":24}{", ".join(metrics)}')
+  return '\n'.join(lines)
+
+
 def last_rows(run: Run, average_last: int) -> Sequence[Row]:
   """Returns the rows over which the table averages.
 

@@ -227,9 +227,12 @@ def build_process(
   }
   if settings.model_aggregator is not None:
     arguments['model_aggregator'] = _rule(settings, 'model')
-  return algorithm.builder()(
-      model, settings.build_client_optimizer(), **arguments
-  )
+  try:
+    return algorithm.builder()(
+        model, settings.build_client_optimizer(), **arguments
+    )
+  except ValueError as error:
+    raise ValueError(settings.name_flags(str(error))) from error
 
 
 def _rule(

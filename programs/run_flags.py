@@ -105,9 +105,10 @@ class _Verbosity(flag_groups.Flags):
   """How much is logged."""
 
   verbosity: int = flag(
-      parsers.NumberParser(int, minimum=-1, maximum=1),
-      'How much is logged: -1 warnings, 0 also information, 1 everything, with'
-      ' the tracebacks of errors',
+      parsers.NumberParser(int, minimum=-2, maximum=1),
+      'What is printed besides results: -2 errors only, -1 also warnings and'
+      ' the progress, 0 also information, 1 everything, with the tracebacks of'
+      ' errors',
       -1,
   )
 

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 
 from tff_bn.common import files
+from tff_bn.training import finished
 from tff_bn.training import folder_lock
 
 FLAGS_FILE = 'flags.txt'
@@ -167,8 +168,6 @@ def allow_claims(number: int) -> None:
 def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   """Whether a folder holds a finished run that was not changed since.
 
-  This imports TensorFlow.
-
   Args:
     folder: The folder.
     flags: The flags of the run.
@@ -180,12 +179,10 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   Raises:
     OSError: If a file can't be read at present.
   """
-  from tff_bn import training
-
   return (
       (folder / FLAGS_FILE).exists()
       and read_flags(folder) == flags
-      and training.is_finished(folder)
+      and finished.is_finished(folder)
       and ('held_out_clients' not in flags or (folder / HELD_OUT_CSV).exists())
   )
 

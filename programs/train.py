@@ -13,6 +13,7 @@ from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import output_folder
+from tff_bn.programs import report
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import runtime_flags
@@ -20,7 +21,7 @@ from tff_bn.programs import settings as settings_lib
 
 _OUTPUT_DIR = 'runs/train'
 # The plots are complete with it.
-_LAST_PLOT = 'label_distribution'
+LAST_PLOT = 'label_distribution'
 
 
 def define_flags(
@@ -65,17 +66,22 @@ def _train(
     overwrite: bool,
 ) -> None:
   """Trains one model in a folder that is claimed."""
-  dependencies.require_tff()
   with cli.checking_input():
     is_finished = (
         not overwrite
         and run_folder.is_complete(folder, settings.to_flags())
-        and (folder / run_folder.PLOTS / f'{_LAST_PLOT}.png').exists()
+        and (folder / run_folder.PLOTS / f'{LAST_PLOT}.png').exists()
     )
   if is_finished:
     print('This run is finished.')
   else:
     _train_and_plot(settings, runtime, folder, overwrite=overwrite)
+  _print_result(folder)
+
+
+def _print_result(folder: pathlib.Path) -> None:
+  """Prints how good the model is, and where the files are."""
+  print(report.describe_last(report.read_rows(folder)))
   models = folder / run_folder.MODEL
   print(f"Model:   keras.models.load_model('{models / run_folder.MODEL_FILE}')")
   if (models / run_folder.CLIENTS).exists():
@@ -89,6 +95,7 @@ def _train(
     )
   print(f'Metrics: {folder / run_folder.METRICS}')
   print(f'Plots:   {folder / run_folder.PLOTS}')
+  print(f'Evaluate it, also on other data: tff-bn-evaluate --run={folder}')
 
 
 def _train_and_plot(
@@ -99,10 +106,10 @@ def _train_and_plot(
     overwrite: bool,
 ) -> None:
   """Trains one model and draws its metrics."""
+  dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
-  from tff_bn.programs import report
   from tff_bn.programs import run_building
 
   with contextlib.ExitStack() as stack:

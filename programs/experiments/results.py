@@ -7,10 +7,10 @@ import dataclasses
 import io
 import os
 import pathlib
-import sys
 from typing import Any
 
 from tff_bn.common import files
+from tff_bn.common import progress
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import comparison
@@ -58,7 +58,7 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
       lines += ['', f'Analysis {analysis.name}: no run is finished.']
       continue
     target = analysis_folder(experiment.analyses, number)
-    print(f'Analysis {target}', file=sys.stderr, flush=True)
+    progress.say(f'Analysis {target}')
     _analyze(experiment, analysis, finished, folder / target)
     path = target / f'{analysis.name}.md'
     lines += ['', f'Analysis {analysis.name}: [{path}]({path})']

@@ -19,6 +19,7 @@ import tensorflow as tf
 import tiny_runs
 
 from tff_bn import data as tff_bn_data
+from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
@@ -351,14 +352,29 @@ def test_fedtan_that_is_impossible(arguments, words, tmp_path, capsys):
   assert not os.listdir(tmp_path)
 
 
-def test_same_command_repeats_nothing(comparison, capsys):
-  folder, arguments, _ = comparison
-  before = _file_times(folder / 'runs')
-  table = (folder / 'results.csv').read_bytes()
-  assert compare.run(arguments) == 0
-  assert _file_times(folder / 'runs') == before
-  assert (folder / 'results.csv').read_bytes() == table
-  assert capsys.readouterr().out.count(': finished\n') == 6
+def test_same_command_repeats_nothing(comparison, monkeypatch, capsys):
+  folder, arguments, printed = comparison
+  before = _file_times(folder)
+  with monkeypatch.context() as context:
+    # It answers without TensorFlow.
+    context.setattr(dependencies, 'require_tff', None)
+    assert compare.run(arguments) == 0
+  assert _file_times(folder) == before
+  captured = capsys.readouterr()
+  assert captured.err == 'All 6 runs are finished.\n'
+  assert captured.out == printed
+  # A file of the results that is missing or was changed is written again.
+  for name in ('results.csv', 'plots/label_distribution.png'):
+    content = (folder / name).read_bytes()
+    (folder / name).unlink()
+    assert compare.run(arguments) == 0
+    assert (folder / name).read_bytes() == content
+    assert capsys.readouterr().err.count(': finished\n') == 6
+  assert _file_times(folder / 'runs') == {
+      path: time
+      for path, time in before.items()
+      if folder / 'runs' in path.parents
+  }
 
 
 @pytest.mark.parametrize(
@@ -901,7 +917,11 @@ def test_final_model_that_is_not_finite(tmp_path, capsys):
   arguments += ['--rounds=1', f'--output_dir={tmp_path}']
   for _ in range(2):
     assert train.run(arguments) == 1
-    assert 'The final model is of no use: its loss' in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert 'The final model is not finite: its loss on the test data' in error
+    assert 'not finite since round 1. It is not saved; metrics.csv' in error
+    assert 'Likely causes: --client_learning_rate=1e+23, --server_' in error
+    assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 2
     assert not (tmp_path / 'model').exists()
   assert train.run([*arguments, '--server_learning_rate=1e300']) == 2
   assert (
