@@ -16,6 +16,7 @@ from tff_bn.programs import data_flags
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
 from tff_bn.programs import held_out_flags
+from tff_bn.programs import keras_files
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
@@ -205,7 +206,7 @@ def _export(
     note = ''
     if client_id in new:
       note = ' (took no part in a round, so it uses the global model)'
-    print(f"{client_id}{note}: keras.models.load_model('{path}')")
+    print(f'{client_id}{note}: {"; ".join(keras_files.loading_code(path))}')
 
 
 def _check_client(client_id: str, known: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
+from tff_bn.programs import keras_files
 from tff_bn.programs import output_folder
 from tff_bn.programs import report
 from tff_bn.programs import run_flags
@@ -83,7 +84,8 @@ def _print_result(folder: pathlib.Path) -> None:
   """Prints how good the model is, and where the files are."""
   print(report.describe_last(report.read_rows(folder)))
   models = folder / run_folder.MODEL
-  print(f"Model:   keras.models.load_model('{models / run_folder.MODEL_FILE}')")
+  code = keras_files.loading_code(models / run_folder.MODEL_FILE)
+  print('Model:   ' + '\n         '.join(code))
   if (models / run_folder.CLIENTS).exists():
     print(
         f"         and the clients' own models in {models / run_folder.CLIENTS}"
