@@ -178,6 +178,7 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
   Raises:
     ValueError: If the data, a model or a process can't be built.
   """
+  progress.say('Checking all runs before the first one starts …')
   by_dataset: dict[tuple[Any, ...], list[Task]] = {}
   for task in tasks:
     if not task.is_finished:

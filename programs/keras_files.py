@@ -10,6 +10,8 @@ import zipfile
 _CONFIG = 'config.json'
 _LAMBDA = '__lambda__'
 _FUNCTION = 'function'
+# The packages whose objects Keras finds itself.
+_KERAS = ('keras', 'builtins')
 
 
 class _Custom(NamedTuple):
@@ -69,7 +71,6 @@ def _custom(value: dict[str, Any]) -> _Custom | None:
   # Keras's own functions are texts.
   if module == 'builtins' and registered == _FUNCTION:
     return _Custom('', value['config'], False)
-  # Keras's own objects have no registered names.
-  if not module or not registered or module == 'builtins':
+  if not module or not registered or module.split('.')[0] in _KERAS:
     return None
   return _Custom(module, value['class_name'], '>' in registered)

@@ -33,9 +33,10 @@ def users_module(monkeypatch):
 
 
 def _model(*hidden):
-  return keras.Sequential(
-      [keras.layers.Input((4,)), *hidden, keras.layers.Dense(2)]
-  )
+  inputs = x = keras.layers.Input((4,))
+  for layer in (*hidden, keras.layers.Dense(2)):
+    x = layer(x)
+  return keras.Model(inputs, x)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """Tests of the analyses of finished runs: names, files and errors."""
 
-import re
 import subprocess
 import sys
 
 from absl import flags as absl_flags
+import printed
 import pytest
 import tiny_runs
 
@@ -291,8 +291,7 @@ def _assert_fails(capsys, folder, arguments, *words):
   before = _files(folder)
   assert analyze.run(arguments) == 2
   captured = capsys.readouterr()
-  *lines, error = captured.err.splitlines()
-  assert all(re.match(r'\[\d/\d\] Loading ', line) for line in lines)
+  error = printed.error(captured.err)
   assert error.startswith(f'tff-bn-analyze {arguments[0]}: ')
   for word in words:
     assert word in error
