@@ -102,7 +102,7 @@ def describe_last(rows: Sequence[Row]) -> str:
     clients' own test data.
   """
   last = rows[-1]
-  lines = [f'After {int(last["round"])} rounds:']
+  lines = [f'After round {int(last["round"])}:']
   for prefix, data in (
       ('test_', 'whole test set'),
       ('client_test_', "clients' own test data"),

@@ -126,7 +126,7 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
   ]
   assert printed.splitlines()[:4] == [
       'This run is finished.',
-      'After 3 rounds:',
+      'After round 3:',
       f'  whole test set:         {described[0]}',
       f"  clients' own test data: {described[1]}",
   ]
