@@ -90,11 +90,14 @@ setuptools.setup(
             'dm-tree>=0.1.8',
             'googleapis-common-protos>=1.61',
             'grpcio>=1.46',
+            # tensorflow-datasets imports it without asking for it.
+            'importlib-resources>=5.0',
             'jax>=0.4.34',
             'jinja2>=3.1',
             'matplotlib>=3.7',
             'portpicker>=1.6',
             'psutil>=5.9',
+            'requests>=2.19',
             'scikit-learn>=1.2',
             'scipy>=1.9',
             # `tf.summary` needs it.

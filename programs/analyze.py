@@ -64,6 +64,9 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
   if name in cli.HELP_FLAGS:
     print(help_text(), end='')
     return cli.OK
+  if name == cli.VERSION_FLAG:
+    cli.print_version()
+    return cli.OK
   if not name or name.startswith('-'):
     problem = 'the first argument must name an analysis:'
   else:

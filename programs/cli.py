@@ -20,9 +20,11 @@ import warnings
 from absl import flags
 from absl import logging
 
+import tff_bn
 from tff_bn.common import spelling
 from tff_bn.imports import dependencies
 from tff_bn.programs import flag_groups
+from tff_bn.programs import flagfiles
 from tff_bn.programs import import_messages
 from tff_bn.programs import parsers
 from tff_bn.programs.parsed_flags import ParsedFlags
@@ -40,6 +42,7 @@ HELP_FLAGS = frozenset(
     for dashes in ('-', '--')
     for name in ('h', 'help', 'helpshort', 'helpfull')
 )
+VERSION_FLAG = '--version'
 HELP_WIDTH = 79
 # The libraries report some errors with pages of context.
 _MAX_MESSAGE_LENGTH = 1500
@@ -104,17 +107,13 @@ def parse(
   define_flags(values)
   without_files = copy.deepcopy(values)
   try:
-    rest = values([''] + list(arguments))[1:]
-    without_files([''] + _without_flagfiles(arguments))
+    rest = values(['', *flagfiles.expand(arguments)])[1:]
+    without_files(['', *flagfiles.remove(arguments)])
   except flags.UnrecognizedFlagError as error:
     raise UsageError(
         f'--{error.flagname} is not a flag of this program.'
         + spelling.suggestion(error.flagname, list(values))
         + ' See --help.'
-    ) from error
-  except flags.CantOpenFlagFileError as error:
-    raise UsageError(
-        f'--flagfile: {str(error).removeprefix("ERROR:: ")}'
     ) from error
   except (flags.Error, ValueError) as error:
     raise UsageError(str(error).removeprefix('flag ')) from error
@@ -132,19 +131,6 @@ def parse(
     else:
       sources[name] = Source.DEFAULT
   return ParsedFlags(values, sources)
-
-
-def _without_flagfiles(arguments: Sequence[str]) -> list[str]:
-  """Returns the arguments without `--flagfile=FILE` or `--flagfile FILE`."""
-  kept = []
-  remaining = iter(arguments)
-  for argument in remaining:
-    name, equals, _ = argument.partition('=')
-    if name not in ('--flagfile', '-flagfile'):
-      kept.append(argument)
-    elif not equals:
-      next(remaining, None)
-  return kept
 
 
 def help_text(program: Program) -> str:
@@ -167,11 +153,14 @@ def help_text(program: Program) -> str:
               '  --flagfile=FILE',
               *_indented(
                   'Reads flags from FILE, one --name=value in a line, as in the'
-                  ' flags.txt of a run. Flags after it overrule it (default:'
-                  ' none).'
+                  ' flags.txt of a run. Flags after it overrule it. FILE is a'
+                  f' path, or a preset: {", ".join(flagfiles.presets())}'
+                  ' (default: none).'
               ),
               '  --help',
               *_indented('Prints this text.'),
+              '  --version',
+              *_indented('Prints the version of tff_bn.'),
           )
       )
   )
@@ -202,6 +191,11 @@ def _indented(text: str) -> list[str]:
   return lines
 
 
+def print_version() -> None:
+  """Prints the version of tff_bn."""
+  print(f'tff_bn {tff_bn.__version__}')
+
+
 def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
   """Runs a program.
 
@@ -216,6 +210,9 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
   arguments = sys.argv[1:] if arguments is None else list(arguments)
   if not HELP_FLAGS.isdisjoint(arguments):
     print(help_text(program), end='')
+    return OK
+  if VERSION_FLAG in arguments:
+    print_version()
     return OK
   verbosity = -1
   try:

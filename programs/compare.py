@@ -5,16 +5,18 @@ import contextlib
 import os
 import pathlib
 import sys
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from absl import flags as absl_flags
 
 from tff_bn.common import files
+from tff_bn.common import progress
 from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import comparison as comparison_lib
 from tff_bn.programs import flag_groups
+from tff_bn.programs import output_folder
 from tff_bn.programs import parsers
 from tff_bn.programs import report
 from tff_bn.programs import run_flags
@@ -107,7 +109,7 @@ def main(flags: cli.ParsedFlags) -> None:
       )
   for part in parts:
     if len(parts) > 1:
-      print(f'\n{part.text("experiment")}', flush=True)
+      progress.say(part.text('experiment'))
     _run(part)
 
 
@@ -127,11 +129,11 @@ def _run(flags: cli.ParsedFlags) -> None:
         _measure(experiment)
         return
       comparison = experiment.comparison
-    folder = pathlib.Path(flags.output_dir).expanduser()
     runtime_flags.RuntimeFlags.check(flags)
     sweeps.check_jobs(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
     texts = comparison_flags(flags, comparison)
+    folder = output_folder.choose(flags, texts, comparison_lib.grown_flags)
   folders = {
       run.folder: folder / run_folder.RUNS / run.folder
       for run in comparison.runs
@@ -159,8 +161,8 @@ def _run(flags: cli.ParsedFlags) -> None:
 def _measure(experiment: experiment_plan.Plan) -> None:
   """Runs the analyses of an experiment without runs."""
   flags = experiment.flags
-  folder = pathlib.Path(flags.output_dir).expanduser()
   texts = experiment_flags.texts(flags)
+  folder = output_folder.choose(flags, texts)
   if flags.list:
     names = [analysis.name for analysis in experiment.experiment.analyses]
     print(f'No runs, only tff-bn-analyze {" and ".join(names)}.')
@@ -216,6 +218,21 @@ def _compare(
     texts: Mapping[str, str],
 ) -> None:
   """Trains in folders that are claimed, and writes the results."""
+  runs = comparison.trained()
+  with cli.checking_input():
+    finished = {
+        run.folder
+        for run in runs
+        if not flags.overwrite
+        and run_folder.is_complete(folders[run.folder], run.settings.to_flags())
+    }
+  if len(finished) == len(runs) and planned is None:
+    results = _read_results(flags, comparison, folders)
+    if _are_written(folder, texts, results):
+      progress.say(f'All {len(runs)} runs are finished.')
+      print(results.table)
+      _print_files(folder)
+      return
   if flags.jobs > 1:
     # What gRPC does at a fork can abort this process. A process that is started
     # here runs another program at once, so nothing has to be done.
@@ -227,7 +244,6 @@ def _compare(
   from tff_bn.programs import run_building
   from tff_bn.runtime import devices
 
-  runs = comparison.trained()
   builder = jobs.Builder()
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
@@ -240,10 +256,7 @@ def _compare(
               run.settings,
               folders[run.folder],
               run.title,
-              not flags.overwrite
-              and run_folder.is_complete(
-                  folders[run.folder], run.settings.to_flags()
-              ),
+              run.folder in finished,
           )
           for run in runs
       ]
@@ -282,6 +295,76 @@ def _process_arguments(flags: cli.ParsedFlags) -> list[str]:
   return [flags.text(name) for name in names if flags.is_given(name)]
 
 
+class _Results(NamedTuple):
+  """The results of the runs of a comparison.
+
+  Attributes:
+    runs: The runs with their metrics.
+    rows: The rows of results.csv.
+    num_averaged: Over how many evaluated rounds they are averaged.
+    csv: The text of results.csv.
+    table: The text of results.md.
+  """
+
+  runs: Sequence[report.Run]
+  rows: Sequence[report.Result]
+  num_averaged: int
+  csv: str
+  table: str
+
+
+def _read_results(
+    flags: cli.ParsedFlags,
+    comparison: comparison_lib.Comparison,
+    folders: Mapping[str, pathlib.Path],
+) -> _Results:
+  """Computes the results from the metrics of the runs."""
+  average_last = flags.average_last
+  rows = {name: report.read_rows(path) for name, path in folders.items()}
+  runs = [
+      report.Run(
+          run.labels,
+          run.settings.seed,
+          rows[run.folder],
+          comparison.further_flags(run),
+      )
+      for run in comparison.runs
+  ]
+  results = [report.result(run, average_last) for run in runs]
+  # A short run has fewer evaluated rounds.
+  num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
+  names = [axis.name for axis in comparison.axes]
+  return _Results(
+      runs,
+      results,
+      num_averaged,
+      report.results_csv(results),
+      report.results_markdown(results, num_averaged, names),
+  )
+
+
+def _are_written(
+    folder: pathlib.Path, texts: Mapping[str, str], results: _Results
+) -> bool:
+  """Whether the folder of a comparison has all its files, of these results."""
+  expected = {
+      run_folder.RESULTS_CSV: results.csv,
+      run_folder.RESULTS_MARKDOWN: results.table,
+  }
+  return (
+      (folder / run_folder.FLAGS_FILE).exists()
+      and run_folder.read_flags(folder) == texts
+      # Its tables would be printed, too.
+      and 'held_out_clients' not in texts
+      and (folder / run_folder.REPORT).exists()  # It is written last.
+      and all(
+          (folder / name).exists()
+          and (folder / name).read_text(encoding='utf-8') == text
+          for name, text in expected.items()
+      )
+  )
+
+
 def _write_results(
     flags: cli.ParsedFlags,
     comparison: comparison_lib.Comparison,
@@ -298,36 +381,26 @@ def _write_results(
   from tff_bn.programs import plots
   from tff_bn.programs import sweep_plots
 
-  average_last = flags.average_last
-  rows = {name: report.read_rows(path) for name, path in folders.items()}
-  runs = [
-      report.Run(
-          run.labels,
-          run.settings.seed,
-          rows[run.folder],
-          comparison.further_flags(run),
-      )
-      for run in comparison.runs
-  ]
-  results = [report.result(run, average_last) for run in runs]
-  # A short run has fewer evaluated rounds.
-  num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
   names = [axis.name for axis in comparison.axes]
-  table = report.results_markdown(results, num_averaged, names)
-  files.replace(folder / run_folder.RESULTS_CSV, report.results_csv(results))
-  files.replace(folder / run_folder.RESULTS_MARKDOWN, table)
+  results = _read_results(flags, comparison, folders)
+  files.replace(folder / run_folder.RESULTS_CSV, results.csv)
+  files.replace(folder / run_folder.RESULTS_MARKDOWN, results.table)
   first = comparison.runs[0].settings
   data = builder.data(first)
   title = jobs.describe_data(first, data, comparison.varied_flags)
   plot_folder = folder / run_folder.PLOTS
   if names == [report.ALGORITHM]:
     plots.save_figures(
-        plot_folder, runs, data.label_distribution(), data.client_ids, title
+        plot_folder,
+        results.runs,
+        data.label_distribution(),
+        data.client_ids,
+        title,
     )
   else:
     if flags.experiment is None:
       sweep_plots.save_figures(
-          plot_folder, runs, results, comparison.axes, title
+          plot_folder, results.runs, results.rows, comparison.axes, title
       )
     distribution = plots.label_distribution_figure(
         data.label_distribution(),
@@ -336,7 +409,7 @@ def _write_results(
     )
     figures.save(plot_folder, {'label_distribution': distribution})
   if flags.experiment is None:
-    print(f'\n{table}')
+    print(results.table)
   held_out.write_comparison(
       folder,
       [
@@ -351,25 +424,30 @@ def _write_results(
   html_report.write(
       folder,
       html_report.Page(
-          title=f'Comparison of {html_report.name_algorithms(runs)}',
+          title=f'Comparison of {html_report.name_algorithms(results.runs)}',
           program=PROGRAM.name,
           flags=texts,
-          runs=runs,
+          runs=results.runs,
           folders=[folders[run.folder] for run in comparison.runs],
-          results=results,
-          num_averaged=num_averaged,
+          results=results.rows,
+          num_averaged=results.num_averaged,
           varied=names,
           data=data,
           data_title=title or jobs.describe_data(first, data),
           labels_of=comparison.runs[0].title,
       ),
   )
+  _print_files(folder)
+
+
+def _print_files(folder: pathlib.Path) -> None:
+  """Prints where the results are."""
   print(f'Page:  {folder / run_folder.REPORT}')
   print(
       f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
       f' {folder / run_folder.RESULTS_CSV}'
   )
-  print(f'Plots: {plot_folder}')
+  print(f'Plots: {folder / run_folder.PLOTS}')
   print(f'Runs:  {folder / run_folder.RUNS}')
 
 

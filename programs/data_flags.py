@@ -140,6 +140,13 @@ class DataFlags(flag_groups.Flags):
       ' they are downloaded',
       default_text="the dataset library's own",
       convert=_absolute,
+      conditions=(
+          flag_groups.Condition(
+              'dataset',
+              lambda flags: data_names.is_downloaded(flags.dataset),
+              'has no effect with --dataset={}, which is not downloaded',
+          ),
+      ),
   )
   image_size: Optional[str] = flag(
       parsers.CheckedTextParser(parsers.parse_image_size),

@@ -9,7 +9,6 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
-from tff_bn.common import files
 from tff_bn.common import spelling
 from tff_bn.imports import dependencies
 from tff_bn.programs import cli
@@ -17,6 +16,7 @@ from tff_bn.programs import data_flags
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
 from tff_bn.programs import held_out_flags
+from tff_bn.programs import keras_files
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
@@ -124,6 +124,7 @@ def evaluate(
   """
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
+  from tff_bn.programs import evaluation_file
   from tff_bn.programs import model_evaluation
   from tff_bn.programs import report
   from tff_bn.programs import run_building
@@ -152,11 +153,17 @@ def evaluate(
   )
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / run_folder.EVALUATION
-  files.replace(path, report.evaluation_csv(results))
+  subject = evaluation_file.Subject.of(
+      settings, run, reestimates_statistics=reestimates_statistics
+  )
+  num_others = evaluation_file.add(path, subject, results)
+  print(f'{subject.describe()}\n')
   print(report.evaluation_table(results[:_MAX_PRINTED_ROWS]))
   if len(results) > _MAX_PRINTED_ROWS:
     print(f'\n… and {len(results) - _MAX_PRINTED_ROWS} more rows in the table.')
   print(f'\nTable: {path}')
+  if num_others:
+    print(f'       (other evaluations in it: {num_others})')
 
 
 def _export(
@@ -199,7 +206,7 @@ def _export(
     note = ''
     if client_id in new:
       note = ' (took no part in a round, so it uses the global model)'
-    print(f"{client_id}{note}: keras.models.load_model('{path}')")
+    print(f'{client_id}{note}: {"; ".join(keras_files.loading_code(path))}')
 
 
 def _check_client(client_id: str, known: Sequence[str]) -> None:
@@ -218,7 +225,8 @@ PROGRAM = cli.Program(
     description=(
         'Evaluates the model of a finished run: the global model on the test'
         " set, and on each client's own test data the model that this client"
-        ' uses. The data is the data of the run unless flags change it. With'
+        ' uses. The data is the data of the run unless flags change it.'
+        f' {run_folder.EVALUATION} keeps evaluations on other data. With'
         " --export_client, writes clients' models as Keras files instead."
     ),
     examples=(

@@ -8,6 +8,7 @@ a flag without effect is None.
 
 from collections.abc import Callable, Container, Mapping
 import dataclasses
+import re
 from typing import Any, ClassVar, Optional, Self
 
 from absl import flags
@@ -337,6 +338,24 @@ class Flags:
         if spec.argument is not None and value is not None:
           arguments[spec.argument] = value
     return arguments
+
+  def name_flags(self, text: str) -> str:
+    """Replaces the library's names of arguments in a text by the flags' names.
+
+    Args:
+      text: The text, in which `=` follows the arguments' names.
+
+    Returns:
+      The text; a name that several flags could have is kept.
+    """
+    flags_of: dict[str, list[str]] = {}
+    for name, spec in self.specs().items():
+      if spec.argument is not None and getattr(self, name) is not None:
+        flags_of.setdefault(spec.argument, []).append(name)
+    for argument, names in flags_of.items():
+      if len(names) == 1:
+        text = re.sub(rf'(?<![^ (]){argument}=', f'{names[0]}=', text)
+    return text
 
 
 def listing(items: Mapping[str, Any]) -> str:

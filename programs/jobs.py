@@ -16,6 +16,7 @@ from absl import logging
 
 from tff_bn import data as tff_bn_data
 from tff_bn import training
+from tff_bn.common import progress
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs import data_flags
@@ -29,6 +30,14 @@ from tff_bn.programs import run_timing
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
 from tff_bn.training import round_data
+
+# Flags that can make updates, and so the model, not finite.
+_CAUSES = (
+    'attack',
+    'attack_strength',
+    'client_learning_rate',
+    'server_learning_rate',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,14 +133,17 @@ class Builder:
     split = self._split_of(settings)
     flags = settings.part(model_flags.ModelFlags)
     batch_norm = registry.find(settings.algorithm).batch_norm
-    built_flags, model = split.models.get(batch_norm, (None, None))
-    if model is None or built_flags != flags:
-      model = run_building.build_model(settings, split.data)
-      split.models[batch_norm] = flags, model
-    held_out.check_model(settings, model)
-    process = run_building.build_process(
-        settings, model, len(split.data.client_ids)
-    )
+    with progress.saying(
+        f'Building the model {settings.model} and tracing {settings.algorithm}'
+    ):
+      built_flags, model = split.models.get(batch_norm, (None, None))
+      if model is None or built_flags != flags:
+        model = run_building.build_model(settings, split.data)
+        split.models[batch_norm] = flags, model
+      held_out.check_model(settings, model)
+      process = run_building.build_process(
+          settings, model, len(split.data.client_ids)
+      )
     seconds = time.monotonic() - start
     return Job(
         settings, folder, split.data, model, process, seconds, split.held_out
@@ -168,6 +180,7 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
   Raises:
     ValueError: If the data, a model or a process can't be built.
   """
+  progress.say('Checking all runs before the first one starts …')
   by_dataset: dict[tuple[Any, ...], list[Task]] = {}
   for task in tasks:
     if not task.is_finished:
@@ -237,7 +250,7 @@ def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
   for number, task in enumerate(tasks, start=1):
     if task.is_finished:
       continue
-    print(f'[{number}/{len(tasks)}] {task.title}', flush=True)
+    progress.say(f'[{number}/{len(tasks)}] {task.title}')
     try:
       train_one(builder.build(task.settings, task.folder))
     except training.TrainingFailedError as error:
@@ -262,7 +275,7 @@ def announce_finished(tasks: Sequence[Task]) -> None:
   for number, task in enumerate(tasks, start=1):
     if task.is_finished:
       folder_lock.let_others_read(task.folder)
-      print(f'[{number}/{len(tasks)}] {task.title}: finished', flush=True)
+      progress.say(f'[{number}/{len(tasks)}] {task.title}: finished')
 
 
 def train_one(job: Job) -> None:
@@ -280,7 +293,20 @@ def train_one(job: Job) -> None:
   # A run that continues has other results.
   (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
-  result = training.train(
+  try:
+    result = _train(job)
+  except training.TrainingFailedError as error:
+    raise type(error)(f'{error} {likely_causes(job.settings)}') from error
+  seconds = job.build_seconds + time.monotonic() - start
+  num_rounds = job.settings.rounds - (result.resumed_from or 0)
+  if num_rounds:
+    run_timing.write(job.folder, seconds, num_rounds)
+  if job.held_out is not None:
+    held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
+
+
+def _train(job: Job) -> training.TrainingResult:
+  return training.train(
       job.process,
       job.model,
       job.data,
@@ -293,12 +319,6 @@ def train_one(job: Job) -> None:
           if name not in training.MAY_CHANGE
       },
   )
-  seconds = job.build_seconds + time.monotonic() - start
-  num_rounds = job.settings.rounds - (result.resumed_from or 0)
-  if num_rounds:
-    run_timing.write(job.folder, seconds, num_rounds)
-  if job.held_out is not None:
-    held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
 
 
 def warn_of_small_clients(job: Job) -> None:
@@ -324,3 +344,13 @@ def warn_of_small_clients(job: Job) -> None:
         small[0],
         small[-1],
     )
+
+
+def likely_causes(settings: settings_lib.RunSettings) -> str:
+  """Returns a sentence on the flags that can make a model not finite."""
+  texts = settings.to_flags()
+  flags = [f'--{name}={texts[name]}' for name in _CAUSES if name in texts]
+  return (
+      f'Likely causes: {", ".join(flags)}. A smaller learning rate, or'
+      ' --client_gradient_clip_norm, may help.'
+  )

@@ -16,6 +16,7 @@ import threading
 from typing import IO, TextIO
 
 from tff_bn.common import cores
+from tff_bn.common import progress
 from tff_bn.programs import jobs
 from tff_bn.programs import run_process
 from tff_bn.training import folder_lock
@@ -64,7 +65,7 @@ def train(
     while waiting or running:
       while waiting and len(running) < num_jobs:
         prefix, task = waiting.pop(0)
-        print(f'{prefix}{task.title}', flush=True)
+        progress.say(f'{prefix}{task.title}')
         running.append(_start(prefix, task, arguments, ended))
       child = ended.get()
       running.remove(child)

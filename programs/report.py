@@ -91,6 +91,32 @@ def read_rows(folder: pathlib.Path) -> list[dict[str, float]]:
   return read_metrics((folder / run_folder.METRICS).read_text(encoding='utf-8'))
 
 
+def describe_last(rows: Sequence[Row]) -> str:
+  """Describes the last row of a run in lines, for the end of its training.
+
+  Args:
+    rows: The rows of its metrics.csv.
+
+  Returns:
+    Its test metrics: on the whole test set and, if they are known, on the
+    clients' own test data.
+  """
+  last = rows[-1]
+  lines = [f'After round {int(last["round"])}:']
+  for prefix, data in (
+      ('test_', 'whole test set'),
+      ('client_test_', "clients' own test data"),
+  ):
+    metrics = [
+        f'{name.removeprefix(prefix)} {value:.4f}'
+        for name, value in last.items()
+        if name.startswith(prefix)
+    ]
+    if metrics:
+      lines.append(f'  {data + ":":24}{", ".join(metrics)}')
+  return '\n'.join(lines)
+
+
 def last_rows(run: Run, average_last: int) -> Sequence[Row]:
   """Returns the rows over which the table averages.
 
@@ -343,14 +369,6 @@ class Evaluation:
   num_examples: int
   accuracy: Optional[float]
   loss: Optional[float]
-
-
-def evaluation_csv(evaluations: Sequence[Evaluation]) -> str:
-  """Returns the text of evaluation.csv."""
-  return csv_files.to_csv(
-      [field.name for field in dataclasses.fields(Evaluation)],
-      map(dataclasses.astuple, evaluations),
-  )
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> str:

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import importlib.util
 import pathlib
-import re
 from typing import Any, Optional
 
 import keras
@@ -233,15 +232,7 @@ def build_process(
         model, settings.build_client_optimizer(), **arguments
     )
   except ValueError as error:
-    raise ValueError(_with_flags(str(error))) from error
-
-
-def _with_flags(message: str) -> str:
-  """Replaces arguments of algorithms by their flags if the names differ."""
-  for name, spec in algorithm_flags.AlgorithmOptions.specs().items():
-    if spec.argument not in (None, name):
-      message = re.sub(rf'(?<![^ (]){spec.argument}=', f'--{name}=', message)
-  return message
+    raise ValueError(settings.name_flags(str(error))) from error
 
 
 def _rule(

@@ -14,6 +14,14 @@ from tff_bn.programs.flag_groups import flag
 from tff_bn.training import names as training_names
 
 
+def _check_folder(text: str) -> None:
+  if not text:
+    raise ValueError('must be a folder.')
+
+
+_FOLDER = parsers.CheckedTextParser(_check_folder)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Intervals(flag_groups.Flags):
   """How often a run is evaluated and saved."""
@@ -97,9 +105,10 @@ class _Verbosity(flag_groups.Flags):
   """How much is logged."""
 
   verbosity: int = flag(
-      parsers.NumberParser(int, minimum=-1, maximum=1),
-      'How much is logged: -1 warnings, 0 also information, 1 everything, with'
-      ' the tracebacks of errors',
+      parsers.NumberParser(int, minimum=-2, maximum=1),
+      'What is printed besides results: -2 errors only, -1 also warnings and'
+      ' the progress, 0 also information, 1 everything, with the tracebacks of'
+      ' errors',
       -1,
   )
 
@@ -109,10 +118,10 @@ class _Output(flag_groups.Flags):
   """Where the files of a program go that claims its folder."""
 
   output_dir: str = flag(
-      flag_groups.TEXT,
+      _FOLDER,
       'Folder for all files. If it holds a run with the same flags, that run is'
       ' continued (an analysis is repeated); a run with other flags is never'
-      ' touched',
+      ' touched: the default is then FOLDER-2, FOLDER-3, …',
   )
   overwrite: bool = flag(
       None, 'Removes the run in --output_dir and starts from scratch', False
@@ -150,7 +159,7 @@ class _Evaluation(flag_groups.Flags):
       default_text='none',
   )
   output_dir: Optional[str] = flag(
-      flag_groups.TEXT,
+      _FOLDER,
       f'Folder for {run_folder.EVALUATION} and {run_folder.EXPORTED}/',
       default_text="the run's",
   )
@@ -170,7 +179,7 @@ def define_analysis_output_flags(
   define = flag_groups.Definer(values)
   define(
       'output_dir',
-      flag_groups.TEXT,
+      _FOLDER,
       f'Folder for {name}.csv, {name}.md and plots/',
       default_text=f"the run's, if there is one; else runs/{name}",
   )

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 
 from tff_bn.common import files
+from tff_bn.training import finished
 from tff_bn.training import folder_lock
 
 FLAGS_FILE = 'flags.txt'
@@ -56,6 +57,12 @@ RUN_ANALYSES = {
     'preference': ('preference', 'preference_units'),
     'fusion': ('fusion',),
 }
+# How many flags an error names, and how much of their values.
+_MAX_NAMED_FLAGS = 4
+_MAX_VALUE_LENGTH = 40
+# Returns the names of the flags that may differ where a run is continued, given
+# the flags of the run that a folder holds and the new ones.
+Grown = Callable[[Mapping[str, str], Mapping[str, str]], Collection[str]]
 # Removed by the next program that writes into the folder.
 _TEMPORARY = '.temporary'
 # The number of files that a program opens besides the claimed folders.
@@ -166,8 +173,6 @@ def allow_claims(number: int) -> None:
 def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   """Whether a folder holds a finished run that was not changed since.
 
-  This imports TensorFlow.
-
   Args:
     folder: The folder.
     flags: The flags of the run.
@@ -179,12 +184,10 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   Raises:
     OSError: If a file can't be read at present.
   """
-  from tff_bn import training
-
   return (
       (folder / FLAGS_FILE).exists()
       and read_flags(folder) == flags
-      and training.is_finished(folder)
+      and finished.is_finished(folder)
       and ('held_out_clients' not in flags or (folder / HELD_OUT_CSV).exists())
   )
 
@@ -209,7 +212,12 @@ def claim(folder: pathlib.Path) -> Iterator[None]:
   while not existing.exists():
     missing.append(existing)
     existing = existing.parent
-  folder.mkdir(parents=True, exist_ok=True)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+        f'--output_dir={folder} cannot be created: {error.strerror}.'
+    ) from error
   try:
     with folder_lock.claim(folder):
       yield
@@ -294,9 +302,7 @@ def check(
     flags: Mapping[str, str],
     *,
     overwrite: bool,
-    grown: Callable[
-        [Mapping[str, str], Mapping[str, str]], Collection[str]
-    ] = grown_rounds,
+    grown: Grown = grown_rounds,
 ) -> None:
   """Checks that a run with these flags may be written into a folder.
 
@@ -325,27 +331,56 @@ def check(
   if overwrite:
     return
   previous = read_flags(folder)
+  differences = describe_differences(previous, flags, grown)
+  if differences:
+    raise ValueError(
+        f'--output_dir={folder} holds a run with other flags: {differences}.'
+        ' Choose another --output_dir, or replace that run with --overwrite.'
+    )
+
+
+def describe_differences(
+    previous: Mapping[str, str],
+    flags: Mapping[str, str],
+    grown: Grown = grown_rounds,
+) -> str:
+  """Describes the flags that keep a run from being continued.
+
+  Args:
+    previous: The flags of the run that a folder holds.
+    flags: The flags of the new run.
+    grown: Returns the names of the flags that may differ, given both.
+
+  Returns:
+    Some of the flags with both values; empty if the run can be continued.
+  """
   may_differ = grown(previous, flags)
-  differences = [
-      f'--{name} ({_was(previous.get(name))}, now {_was(flags.get(name))})'
+  names = [
+      name
       for name in dict.fromkeys((*flags, *previous))
       if previous.get(name) != flags.get(name) and name not in may_differ
   ]
-  if differences:
-    raise ValueError(
-        f'--output_dir={folder} holds a run with other flags:'
-        f' {", ".join(differences)}. Choose another folder, or replace that run'
-        ' with --overwrite.'
-    )
+  # Changed values tell more than flags that follow from them.
+  names.sort(key=lambda name: not (name in previous and name in flags))
+  shown = [
+      f'--{name} ({_was(previous.get(name))}, now {_was(flags.get(name))})'
+      for name in names[:_MAX_NAMED_FLAGS]
+  ]
+  if len(names) > _MAX_NAMED_FLAGS:
+    shown.append(f'and {len(names) - _MAX_NAMED_FLAGS} more')
+  return ', '.join(shown)
 
 
 def _was(text: str | None) -> str:
   if text is None:
     return 'not set'
   # A quote tells FLAG=VALUE apart from a flag of the program.
-  return ' '.join(
+  value = ' '.join(
       f"'{line}'" if '=' in line else line for line in text.split('\n')
   )
+  if len(value) > _MAX_VALUE_LENGTH:
+    return f'{value[:_MAX_VALUE_LENGTH]}…'
+  return value
 
 
 def begin(

@@ -7,6 +7,7 @@ other ones. Importing this module imports no TensorFlow.
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import re
 from typing import Any, Optional
 
 from tff_bn.programs import flag_groups
@@ -22,6 +23,11 @@ RUNTIMES = {
     'ray': 'workers of a Ray cluster, on one or several machines',
     'native': "TensorFlow Federated's worker process, on the CPU",
 }
+
+
+def _check_device(name: str) -> None:
+  if not re.fullmatch(r'(/\S*)?\w+:[0-9]+', name):
+    raise ValueError('must be a device such as CPU:0 or GPU:1.')
 
 
 def _ray_flag(*arguments: Any, argument: str = OWN_NAME, **options: Any) -> Any:
@@ -46,7 +52,7 @@ class RuntimeFlags(flag_groups.Flags):
       'in_process',
   )
   client_devices: Optional[tuple[str, ...]] = flag(
-      parsers.TupleParser(flag_groups.TEXT),
+      parsers.TupleParser(parsers.CheckedTextParser(_check_device)),
       'TensorFlow devices on which clients are computed, separated by commas,'
       ' such as GPU:0,GPU:1. Only with --runtime=in_process',
       default_text='all GPUs, or the CPU if there is none',

@@ -12,6 +12,9 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
+from tff_bn.programs import keras_files
+from tff_bn.programs import output_folder
+from tff_bn.programs import report
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import runtime_flags
@@ -39,12 +42,12 @@ def main(flags: cli.ParsedFlags) -> None:
   Args:
     flags: The program's flags.
   """
-  folder = pathlib.Path(flags.output_dir).expanduser()
   with cli.checking_input():
     settings_lib.check(flags)
     runtime_flags.RuntimeFlags.check(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
+    folder = output_folder.choose(flags, settings.to_flags())
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       # From the first check to the last file, no other program writes into it.
@@ -62,7 +65,6 @@ def _train(
     overwrite: bool,
 ) -> None:
   """Trains one model in a folder that is claimed."""
-  dependencies.require_tff()
   with cli.checking_input():
     is_finished = (
         not overwrite
@@ -73,8 +75,15 @@ def _train(
     print('This run is finished.')
   else:
     _train_and_plot(settings, runtime, folder, overwrite=overwrite)
+  _print_result(folder)
+
+
+def _print_result(folder: pathlib.Path) -> None:
+  """Prints how good the model is, and where the files are."""
+  print(report.describe_last(report.read_rows(folder)))
   models = folder / run_folder.MODEL
-  print(f"Model:   keras.models.load_model('{models / run_folder.MODEL_FILE}')")
+  code = keras_files.loading_code(models / run_folder.MODEL_FILE)
+  print('Model:   ' + '\n         '.join(code))
   if (models / run_folder.CLIENTS).exists():
     print(
         f"         and the clients' own models in {models / run_folder.CLIENTS}"
@@ -87,6 +96,7 @@ def _train(
   print(f'Metrics: {folder / run_folder.METRICS}')
   print(f'Plots:   {folder / run_folder.PLOTS}')
   print(f'Page:    {folder / run_folder.REPORT}')
+  print(f'Evaluate it, also on other data: tff-bn-evaluate --run={folder}')
 
 
 def _train_and_plot(
@@ -97,11 +107,11 @@ def _train_and_plot(
     overwrite: bool,
 ) -> None:
   """Trains one model and draws its metrics."""
+  dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
   from tff_bn.programs import html_report
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
-  from tff_bn.programs import report
   from tff_bn.programs import run_building
 
   with contextlib.ExitStack() as stack:

@@ -1,13 +1,13 @@
 """`tff-bn-analyze fedbn_toy`: FedBN's figures 1 and 2."""
 
 import contextlib
-import pathlib
 from typing import TYPE_CHECKING
 
 from absl import flags as absl_flags
 
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
+from tff_bn.programs import output_folder
 from tff_bn.programs import parsers
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
@@ -62,7 +62,6 @@ def _define_example_flags(
 
 def main(flags: cli.ParsedFlags) -> None:
   """Computes the example and writes its table and plots."""
-  folder = pathlib.Path(flags.output_dir).expanduser()
   example = _define_example_flags(absl_flags.FlagValues())
   texts = {
       name: parsers.to_text(getattr(flags, name)) for name in example.names
@@ -70,6 +69,7 @@ def main(flags: cli.ParsedFlags) -> None:
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       settings = _settings(flags, example)
+      folder = output_folder.choose(flags, texts)
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, texts, overwrite=flags.overwrite)
     # Imported late because it takes long.

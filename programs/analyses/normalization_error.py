@@ -8,6 +8,7 @@ from absl import flags as absl_flags
 from tff_bn.common import files
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
+from tff_bn.programs import output_folder
 from tff_bn.programs import parsers
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
@@ -77,7 +78,6 @@ def _define_experiment_flags(
 
 def main(flags: cli.ParsedFlags) -> None:
   """Runs the experiment and writes its tables and plots."""
-  folder = pathlib.Path(flags.output_dir).expanduser()
   experiment = _define_experiment_flags(absl_flags.FlagValues())
   texts = {
       name: parsers.to_text(getattr(flags, name)) for name in experiment.names
@@ -85,6 +85,7 @@ def main(flags: cli.ParsedFlags) -> None:
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       _check(flags)
+      folder = output_folder.choose(flags, texts)
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, texts, overwrite=flags.overwrite)
     _measure(flags, folder, texts)

@@ -3,15 +3,19 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import csv
+import dataclasses
 import io
 import os
 import pathlib
+from typing import Any
 
 from tff_bn.common import files
+from tff_bn.common import progress
 from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import comparison
 from tff_bn.programs import evaluate
+from tff_bn.programs import evaluation_file
 from tff_bn.programs import figures
 from tff_bn.programs import report
 from tff_bn.programs import run_folder
@@ -54,7 +58,7 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
       lines += ['', f'Analysis {analysis.name}: no run is finished.']
       continue
     target = analysis_folder(experiment.analyses, number)
-    print(f'\nAnalysis {target}', flush=True)
+    progress.say(f'Analysis {target}')
     _analyze(experiment, analysis, finished, folder / target)
     lines += ['', f'## Analysis {target.name}', '']
     lines += _result_of_analysis(folder, target, analysis.name)
@@ -184,18 +188,22 @@ def by_client(
   Returns:
     The results.
   """
-  found = []
+  found: list[tuple[str, dict[str, Any]]] = []
   if not all(column.startswith(_HELD_OUT) for column in columns):
+    subject = evaluation_file.Subject.of(
+        run.settings, path, reestimates_statistics=False
+    )
     evaluation = path / run_folder.EVALUATION
-    if not evaluation.exists():
+    if subject not in evaluation_file.read(evaluation):
       # Its table has many rows.
       with contextlib.redirect_stdout(io.StringIO()):
         evaluate.evaluate(
             run.settings, path, path, reestimates_statistics=False
         )
-    for row in _read_csv(evaluation):
-      if row['client']:
+    for result in evaluation_file.read(evaluation)[subject]:
+      if result.client:
         # They are the same for one client.
+        row = dataclasses.asdict(result)
         found += [('test', row), ('client_test', row)]
   held_out = path / f'{_HELD_OUT}.csv'
   if held_out.exists():
@@ -211,7 +219,7 @@ def by_client(
       )
       for kind, row in found
       for name in ('accuracy', 'loss')
-      if row[name] and f'{kind}_{name}' in columns
+      if row[name] not in ('', None) and f'{kind}_{name}' in columns
   ]
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import requests
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
@@ -62,6 +63,27 @@ def check_refused(tmp_path, message, name='tfds:tiny'):
     load(tmp_path, name)
   assert str(error.value).startswith(f'dataset={name}')
   assert '\n' not in str(error.value)
+
+
+def test_a_host_that_cannot_be_reached_is_an_error_at_once(
+    tmp_path, monkeypatch, capsys
+):
+  asked = []
+
+  def head(url, timeout):
+    asked.append(url)
+    raise requests.ConnectionError('no route')
+
+  monkeypatch.setattr(requests, 'head', head)
+  check_refused(
+      tmp_path,
+      rf'not prepared in {tmp_path}/mnist.*\(storage.googleapis.com cannot be',
+      'tfds:mnist',
+  )
+  assert len(asked) == 1 and asked[0].endswith('.gz')
+  captured = capsys.readouterr()
+  assert not captured.out
+  assert captured.err.startswith(f'Downloading tfds:mnist to {tmp_path}/mnist')
 
 
 def test_grayscale_images(tmp_path):

@@ -9,6 +9,8 @@ from absl import flags as absl_flags
 from absl import logging
 import pytest
 
+import tff_bn
+from tff_bn.programs import analyze
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
@@ -72,8 +74,9 @@ def test_success(capsys):
         (['--rounds=x'], '--rounds=x: must be a whole number, at least 1.'),
         (['--rounds'], 'Missing value for flag --rounds'),
         (['7', '--rounds=4'], "'7' is not understood"),
-        (['--overwrite=maybe'], '--overwrite=maybe: '),
-        (['--flagfile=/nonexistent'], '/nonexistent'),
+        (['--overwrite=maybe'], '--overwrite=maybe: must be true or false.'),
+        (['--output_dir='], '--output_dir=: must be a folder.'),
+        (['--flagfile=/nonexistent'], '--flagfile=/nonexistent is neither'),
     ],
 )
 def test_wrong_flags(arguments, message, capsys):
@@ -249,12 +252,21 @@ def test_examples_are_right(program):
     cli.parse(program.define_flags, arguments)
 
 
+@pytest.mark.parametrize(
+    'run', [train.run, compare.run, evaluate.run, analyze.run]
+)
+def test_version(run, capsys):
+  assert run(['--version']) == 0
+  assert capsys.readouterr() == (f'tff_bn {tff_bn.__version__}\n', '')
+
+
 @pytest.mark.parametrize('module', ['train', 'compare', 'evaluate'])
 def test_help_and_wrong_flags_need_no_tensorflow(module):
   script = f"""
 import sys
 from tff_bn.programs import {module}
 assert {module}.run(['--help']) == 0
+assert {module}.run(['--version']) == 0
 assert {module}.run(['--num_clients=0']) == 2
 for name in ('tensorflow', 'tensorflow_federated', 'matplotlib', 'sklearn'):
   assert name not in sys.modules, name

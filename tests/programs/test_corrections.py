@@ -179,6 +179,7 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
   error = capsys.readouterr().err
   assert 'stopped after round 3: in the last 3 rounds the loss' in error
   assert '--max_failed_rounds=3' in error
+  assert 'Likely causes: --client_learning_rate=1e+38, ' in error
   rows = csv_rows.read(tmp_path / 'metrics.csv')
   assert [row['round'] for row in rows] == ['0', '1', '2', '3']
   assert [row['num_dropped_clients'] for row in rows[1:]] == ['4'] * 3
@@ -192,11 +193,28 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
   assert (tmp_path / 'metrics.csv').read_bytes() == before
 
 
-def test_run_whose_last_rounds_fail_is_no_success(tmp_path, capsys):
-  arguments = [*_SMALL, _TOO_LARGE, '--max_failed_rounds=2', '--rounds=2']
-  assert train.run([*arguments, f'--output_dir={tmp_path}']) == cli.FAILED
-  assert 'stopped after round 2' in capsys.readouterr().err
-  assert not (tmp_path / 'model').exists()
+@pytest.mark.parametrize(
+    ('max_failed_rounds', 'message'),
+    [
+        (2, 'stopped after round 2'),
+        (3, 'The final model is the initial model: all 2 rounds failed'),
+    ],
+)
+def test_run_whose_rounds_all_fail_is_no_success(
+    max_failed_rounds, message, tmp_path, capsys
+):
+  arguments = [
+      *_SMALL,
+      _TOO_LARGE,
+      f'--max_failed_rounds={max_failed_rounds}',
+      '--rounds=2',
+      f'--output_dir={tmp_path}',
+  ]
+  for _ in range(2):  # The same command comes to the same end.
+    assert train.run(arguments) == cli.FAILED
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / 'model').exists()
+    assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 3
 
 
 def test_run_with_fewer_failed_rounds_goes_on(tmp_path, monkeypatch):
@@ -233,7 +251,7 @@ def test_comparison_goes_on_when_a_run_stops(tmp_path, capsys):
   ]
   assert compare.run(arguments) == cli.FAILED
   captured = capsys.readouterr()
-  assert '[2/2] fedbn, seed 0' in captured.out
+  assert '[2/2] fedbn, seed 0' in captured.err
   assert captured.err.count('stopped after round 1: ') == 2
   assert '2 of 2 runs failed' in captured.err
   assert 'results: centralized, seed 0; fedbn, seed 0.' in captured.err

@@ -35,6 +35,33 @@ def test_defaults_are_not_in_the_file_of_flags():
   assert given == _texts('--split=dirichlet')
 
 
+@pytest.mark.parametrize(
+    ('dataset', 'is_downloaded'),
+    [
+        ('digits', False),
+        ('emnist_synthetic', False),
+        ('npz:x.npz', False),
+        ('domains:digits,a=npz:x.npz', False),
+        ('emnist', True),
+        ('femnist', True),
+        ('tfds:mnist', True),
+        ('domains:digits,a=tfds:mnist', True),
+    ],
+)
+def test_data_dir_is_for_downloaded_data(dataset, is_downloaded, tmp_path):
+  arguments = (f'--dataset={dataset}', f'--data_dir={tmp_path}')
+  if is_downloaded:
+    assert _texts(*arguments)['data_dir'] == str(tmp_path)
+    return
+  message = f'--data_dir={tmp_path} has no effect with --dataset={dataset}, '
+  with pytest.raises(ValueError, match=re.escape(message)):
+    _texts(*arguments)
+  # A flag of the command overrules a file.
+  (tmp_path / 'flags').write_text(f'--dataset=emnist\n--data_dir={tmp_path}\n')
+  overruled = _texts(f'--flagfile={tmp_path}/flags', f'--dataset={dataset}')
+  assert 'data_dir' not in overruled
+
+
 def test_paths_of_domains_do_not_depend_on_the_working_folder(
     tmp_path, monkeypatch
 ):

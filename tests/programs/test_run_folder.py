@@ -133,6 +133,18 @@ def test_other_flags_are_named(tmp_path):
   assert (tmp_path / 'flags.txt').read_text() == before
 
 
+def test_few_of_many_differences_are_named(tmp_path):
+  _begin(tmp_path, {'model': 'mlp3', **{f'f{i}': '1' for i in range(20)}})
+  new = {**{f'g{i}': '1' for i in range(20)}, 'model': 'm' * 200}
+  with pytest.raises(ValueError, match='holds a run with other') as error:
+    _begin(tmp_path, new)
+  message = str(error.value).removeprefix(f'--output_dir={tmp_path}')
+  # A changed value comes first.
+  assert '--model (mlp3, now mmm' in message.split(', --')[0]
+  assert 'and 37 more. Choose another --output_dir, or' in message
+  assert len(message) < 300
+
+
 def test_overwrite_removes_the_run_and_nothing_else(tmp_path):
   _begin(tmp_path)
   (tmp_path / 'notes.txt').write_text('mine')
@@ -208,6 +220,15 @@ def test_folder_that_is_not_writable(tmp_path, monkeypatch):
     _begin(tmp_path / 'run')
   assert refused == [(tmp_path, os.W_OK | os.X_OK)]
   assert not os.listdir(tmp_path)
+
+
+def test_folder_that_cannot_be_created():
+  # Even root can create nothing in /proc.
+  with (
+      pytest.raises(ValueError, match='--output_dir=/proc/nope cannot be cre'),
+      run_folder.claim(pathlib.Path('/proc/nope')),
+  ):
+    pass
 
 
 def test_relative_folder(tmp_path, monkeypatch):

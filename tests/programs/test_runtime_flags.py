@@ -195,3 +195,15 @@ def test_flags_that_contradict_one_another(arguments, message):
 def test_numbers_that_are_not_allowed(argument):
   with pytest.raises(cli.UsageError, match=f'{argument}: must be'):
     _resolve('--runtime=ray', argument)
+
+
+@pytest.mark.parametrize('device', ['banana', 'GPU', 'GPU:x', ''])
+def test_text_that_is_no_device(device):
+  with pytest.raises(cli.UsageError, match='be a device such as CPU:0 or GPU'):
+    _resolve(f'--client_devices={device}')
+
+
+def test_devices_with_their_full_names():
+  name = '/job:localhost/replica:0/task:0/device:GPU:1'
+  devices = _resolve(f'--client_devices={name},/GPU:0,cpu:0').client_devices
+  assert devices == (name, '/GPU:0', 'cpu:0')

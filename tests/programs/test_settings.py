@@ -73,7 +73,7 @@ def test_every_value_reaches_its_setting():
       attack_target='model',
       attack_strength=2.0,
       num_attackers=1,
-      dataset='digits_domains',
+      dataset='domains:a=digits,b=emnist',
       data_dir='/data',
       image_size='9x8',
       pixel_scaling='standardized',
@@ -140,7 +140,8 @@ def test_every_value_reaches_its_setting():
         ['--algorithm=fedbn', '--local_epochs=2', '--split=iid'],
         ['--algorithm=single', '--split=gamma', '--gamma=0.3'],
         ['--server_optimizer=yogi', '--statistics=pooled'],
-        ['--client_learning_rate=1e-5', '--data_dir=~/my data'],
+        ['--client_learning_rate=1e-5'],
+        ['--dataset=tfds:mnist', '--data_dir=~/my data'],
         ['--client_learning_rate_schedule=6:0.1,8:0.01', '--image_size=8x9'],
         ['--jit_compile', '--precision=mixed_float16'],
         ['--algorithm=fedtan', '--moments=fused'],
@@ -197,8 +198,10 @@ def test_flagfile_round_trip(tmp_path, arguments):
 def test_paths_do_not_depend_on_the_working_folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv('HOME', '/home/ann')
-  assert _resolve('--data_dir=data').data_dir == str(tmp_path / 'data')
-  assert _resolve('--data_dir=~/data').data_dir == '/home/ann/data'
+  resolved = _resolve('--dataset=tfds:mnist', '--data_dir=data')
+  assert resolved.data_dir == str(tmp_path / 'data')
+  resolved = _resolve('--dataset=tfds:mnist', '--data_dir=~/data')
+  assert resolved.data_dir == '/home/ann/data'
   assert _resolve('--dataset=digits').dataset == 'digits'
   assert _resolve('--dataset=tfds:mnist').dataset == 'tfds:mnist'
   for prefix in ('', 'npz:', 'folder:'):
@@ -1041,3 +1044,14 @@ def test_flags_of_a_comparison():
   assert 'algorithm' not in texts and 'seed' not in texts
   again = _compare_flags(*(f'--{name}={text}' for name, text in texts.items()))
   assert compare.comparison_flags(again, compare.plan(again)) == texts
+
+
+def test_arguments_of_the_library_become_flags():
+  resolved = _resolve('--algorithm=moon', '--moon_feature_layer=nope')
+  assert resolved.name_flags("feature_layer='nope' names no layer") == (
+      "moon_feature_layer='nope' names no layer"
+  )
+  # It is no argument of this algorithm.
+  assert _resolve('--algorithm=fedavg').name_flags('x (feature_layer=1)') == (
+      'x (feature_layer=1)'
+  )

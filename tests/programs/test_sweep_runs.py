@@ -11,6 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import jobs
@@ -70,8 +71,8 @@ def test_sweep_grows(tmp_path, capfd):
   assert 'About ' in printed
   assert compare.run([*arguments, '--jobs=2']) == 0
   captured = capfd.readouterr()
-  assert '[1/3] fedavg, local_steps=1, seed 0: finished\n' in captured.out
-  assert '[3/3] fedavg, local_steps=3, seed 0\n' in captured.out
+  assert '[1/3] fedavg, local_steps=1, seed 0: finished\n' in captured.err
+  assert '[3/3] fedavg, local_steps=3, seed 0\n' in captured.err
   assert '[3/3] round 1/1  train_loss' in captured.err
   after = _contents(folder / 'runs')
   assert before.items() < after.items()
@@ -111,10 +112,27 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
 
   # A finished run says so, and builds nothing.
   monkeypatch.setattr(jobs, 'Builder', None)
+  monkeypatch.setattr(dependencies, 'require_tff', None)
   capsys.readouterr()
   assert train.run([*arguments, str(grown), '--rounds=3']) == 0
   printed = capsys.readouterr().out
-  assert printed.startswith('This run is finished.\nModel:   keras.models')
+  last = csv_rows.read(grown / 'metrics.csv')[-1]
+  described = [
+      ', '.join(
+          f'{name} {float(last[f"{prefix}_{name}"]):.4f}'
+          for name in ('loss', 'accuracy')
+      )
+      for prefix in ('test', 'client_test')
+  ]
+  assert printed.splitlines()[:4] == [
+      'This run is finished.',
+      'After round 3:',
+      f'  whole test set:         {described[0]}',
+      f"  clients' own test data: {described[1]}",
+  ]
+  assert f"Model:   keras.models.load_model('{grown}/model/" in printed
+  assert f'tff-bn-evaluate --run={grown}\n' in printed
+  monkeypatch.setattr(dependencies, 'require_tff', lambda: None)
   # A run that lacks its page or a model is not.
   for change in ('report.html', 'model/weights.npz'):
     (grown / change).rename(tmp_path / 'backup')
@@ -222,7 +240,7 @@ def test_run_without_a_usable_model(tmp_path, capfd):
   arguments += ['--local_steps=1', '--client_learning_rate=1e23', '--jobs=2']
   assert compare.run([*arguments, f'--output_dir={tmp_path}/run']) == 1
   captured = capfd.readouterr()
-  assert '[1/1] The final model is of no use' in captured.err
+  assert '[1/1] The final model is not finite' in captured.err
   assert '1 of 1 runs failed, see the errors above' in captured.err
   assert os.path.exists(tmp_path / 'run' / 'results.csv')
 

@@ -1,6 +1,10 @@
 """Tests for `tff_bn.training.metrics_log`."""
 
 import asyncio
+import os
+import pty
+import re
+import termios
 
 from absl import logging
 import pytest
@@ -36,3 +40,56 @@ def test_warns_of_a_round_without_clients(
     log.close()
   assert any('Round 4 changed nothing' in m for m in caplog.messages) == warns
   assert log.rows[0]['num_dropped_clients'] == num_dropped
+
+
+def _shown_on_a_terminal(columns, tmp_path, monkeypatch):
+  """Returns what a log writes on a terminal with so many columns."""
+  terminal, other_end = pty.openpty()
+  termios.tcsetwinsize(other_end, (24, columns))
+  with open(other_end, 'w', encoding='utf-8') as stream:
+    monkeypatch.setattr('sys.stderr', stream)
+    log = metrics_log.MetricsLog(
+        tmp_path,
+        metric_names=['accuracy', 'top3'],
+        is_due=lambda round_num: round_num != 1234,
+        num_rounds=1500,
+        costs_fn=lambda round_num, _: {},
+    )
+    value = {'evaluation/test_loss': 1.5, 'evaluation/test_accuracy': 0.8125}
+    asyncio.run(log.release(value, 1233))
+    asyncio.run(log.release({}, 1234))
+    log.close()
+    monkeypatch.undo()
+    written = os.read(terminal, 10**5).decode()
+  os.close(terminal)
+  return re.split('[\r\n]+', written.strip())[-1]
+
+
+@pytest.mark.parametrize('columns', [80, 100])
+def test_bar_shows_everything(columns, tmp_path, monkeypatch):
+  bar = _shown_on_a_terminal(columns, tmp_path, monkeypatch)
+  assert len(bar) <= columns
+  assert re.fullmatch(
+      r' 82%\|.+\| 1234/1500 rounds, .*s/round, .* left, test_accuracy 0\.8125',
+      bar,
+  )
+
+
+def test_rounds_without_a_finite_loss(tmp_path):
+  log = metrics_log.MetricsLog(
+      tmp_path,
+      metric_names=[],
+      is_due=lambda round_num: True,
+      num_rounds=5,
+      costs_fn=lambda round_num, _: {},
+  )
+  for losses, since in (
+      ([], None),
+      ([1.0, float('nan'), 2.0], None),
+      ([1.0, float('nan'), 2.0, float('inf'), float('nan')], 3),
+      # Without test data there is no loss.
+      ([float('nan'), float('nan')], None),
+      ([1.0, None], None),
+  ):
+    log.rows = [dict(round=i, test_loss=x) for i, x in enumerate(losses)]
+    assert log.not_finite_since() == since

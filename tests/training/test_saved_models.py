@@ -307,7 +307,7 @@ def test_pickles_are_an_error(model, tmp_path):
   np.savez(path, kernel_0=np.array([Evil()], dtype=object))
   saved = saved_models.SavedModels(tmp_path / 'model')
   # An attacker would store the matching checksum.
-  saved._files.update(saved_models._checksums(tmp_path / 'model'))
+  saved.manifest['files'].update(saved_models._checksums(tmp_path / 'model'))
   with pytest.raises(manifests.DamagedError, match='weights.npz'):
     saved.weights(model)
   assert not (tmp_path / 'evil').exists()

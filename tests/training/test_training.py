@@ -20,6 +20,7 @@ import threading
 import time
 import zipfile
 
+from absl import logging
 import h5py
 import keras
 import numpy as np
@@ -428,6 +429,16 @@ class TestMetrics:
     error = capfd.readouterr().err
     assert '7/7' in error
     assert 'test_accuracy' in error
+
+  def test_no_progress_with_errors_only(self, model, tmp_path, capfd):
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+      _train(model, tmp_path)
+    finally:
+      logging.set_verbosity(verbosity)
+
+    assert not capfd.readouterr().err
 
 
 class TestFinalModel:

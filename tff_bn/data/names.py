@@ -63,6 +63,13 @@ def is_other_dataset(name: str) -> bool:
   ) or name.endswith(NPZ_SUFFIX)
 
 
+def is_downloaded(name: str) -> bool:
+  """Whether a dataset, or the dataset of a domain, may be downloaded."""
+  if name.startswith(DOMAINS_PREFIX):
+    return any(map(is_downloaded, parse_domains(name).values()))
+  return name.startswith(TFDS_PREFIX) or name in ('emnist', 'femnist')
+
+
 class Generated(NamedTuple):
   """What a name `generated:...` asks for.
 

@@ -1,10 +1,14 @@
 """Datasets of TensorFlow Datasets, by name."""
 
+import contextlib
+import sys
 from typing import Any, Optional
+import urllib.parse
 
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import progress
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
@@ -13,6 +17,7 @@ from tff_bn.data import names
 _TRAIN = 'train'
 # The first of these that a dataset has is the test data.
 _TEST = ('test', 'validation')
+_TIMEOUT_SECONDS = 10
 
 
 def load_tfds(
@@ -55,8 +60,12 @@ def load_tfds(
   except Exception as error:
     raise ValueError(f'{source}: {_first_line(error)}') from error
   if not builder.is_prepared():
+    progress.say(f'Downloading {name} to {builder.data_path} …')
     try:
-      builder.download_and_prepare()
+      _check_hosts(builder)
+      # Its messages are no results of a program.
+      with contextlib.redirect_stdout(sys.stderr):
+        builder.download_and_prepare()
     # Each of the hundreds of datasets has its own download code and errors.
     except Exception as error:
       raise ValueError(
@@ -66,6 +75,25 @@ def load_tfds(
           ' this folder as `data_dir`.'
       ) from error
   return read_builder(name, builder, image_size)
+
+
+def _check_hosts(builder: Any) -> None:
+  """Raises an error if a host with a dataset's files can't be reached.
+
+  TensorFlow Datasets would try again for minutes, which Ctrl-C does not end.
+  """
+  import requests  # TensorFlow Datasets downloads with it, too.
+
+  urls = {
+      urllib.parse.urlsplit(url).hostname: url
+      for url in builder.url_infos or ()
+      if url.startswith('http')
+  }
+  for host, url in urls.items():
+    try:
+      requests.head(url, timeout=_TIMEOUT_SECONDS)
+    except (requests.ConnectionError, requests.Timeout) as error:
+      raise ConnectionError(f'{host} cannot be reached') from error
 
 
 def read_builder(

@@ -29,12 +29,12 @@ def full_name(device: str) -> str:
   Raises:
     ValueError: If there is no such device.
   """
-  asked = tf.DeviceSpec()  # No device.
-  # What is no name of a device is an error as well.
-  with contextlib.suppress(ValueError):
+  try:
     asked = tf.DeviceSpec.from_string(
         device if device.startswith('/') else f'/device:{device.upper()}'
     )
+  except ValueError:
+    asked = tf.DeviceSpec()  # The error below is clearer.
   host = tf.DeviceSpec.from_string(HOST)
   known = [
       tf.DeviceSpec.from_string(logical.name)

@@ -13,7 +13,7 @@ _MEMBERS = {
     'TrainingFailedError': 'training_config',
     'TrainingResult': 'training_config',
     'UnusableModelError': 'training_config',
-    'is_finished': 'final_models',
+    'is_finished': 'finished',
     'train': 'loop',
 }
 

@@ -1,8 +1,7 @@
-"""The final models of a run, and whether the run is finished."""
+"""The final models of a run."""
 
 from collections.abc import Iterator
 import contextlib
-import hashlib
 import pathlib
 from typing import Optional
 
@@ -13,9 +12,8 @@ from tff_bn.data import scaling
 from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.training import finished
 from tff_bn.training import saved_models
-
-_FOLDER = 'model'
 
 
 class FinalModels:
@@ -29,7 +27,7 @@ class FinalModels:
       run: The checksum of the run's identity.
     """
     self._run_dir = run_dir
-    self._model_dir = run_dir / _FOLDER
+    self._model_dir = run_dir / finished.MODELS
     self._run = run
 
   def remove(self) -> None:
@@ -99,7 +97,7 @@ class FinalModels:
         dict(
             run=self._run,
             round=round_num,
-            metrics=_metrics_checksum(self._run_dir),
+            metrics=finished.metrics_checksum(self._run_dir),
             versions=versions.versions(),
             input_shape=_input_shape(model),
             num_classes=num_classes,
@@ -113,34 +111,6 @@ class FinalModels:
         saves_keras_clients=save_client_models != 'none',
     ) as writer:
       yield writer
-
-
-def is_finished(run_dir: pathlib.Path) -> bool:
-  """Whether a folder holds a finished run that was not changed since.
-
-  Args:
-    run_dir: The run's folder.
-
-  Returns:
-    Whether `train` has written all metrics and models that are there now.
-
-  Raises:
-    OSError: If a file can't be read at present.
-  """
-  try:
-    models = saved_models.SavedModels(run_dir / _FOLDER)
-    models.check()
-  except ValueError:
-    return False
-  return models.manifest['metrics'] == _metrics_checksum(run_dir)
-
-
-def _metrics_checksum(run_dir: pathlib.Path) -> Optional[str]:
-  try:
-    text = (run_dir / 'metrics.csv').read_bytes()
-  except FileNotFoundError:
-    return None
-  return hashlib.sha256(text).hexdigest()
 
 
 def _input_shape(model: BatchNormModel) -> Optional[list[int]]:

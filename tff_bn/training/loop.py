@@ -20,7 +20,6 @@ number of the round.
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
-import math
 import os
 import pathlib
 import threading
@@ -121,7 +120,8 @@ def train(
     TooManyFailedRoundsError: If `config.max_failed_rounds` rounds in a row
       failed. The folder then holds these rounds, but no model.
     UnusableModelError: If the final model or its loss on the test data is not
-      finite. The folder then holds all rounds, but no model.
+      finite, or if no round has changed the model. The folder then holds all
+      rounds, but no model.
     TypeError: If a client's id is not a string.
     ValueError: If the arguments contradict each other or the folder, or the
       folder is damaged.
@@ -298,6 +298,7 @@ class _Run:
         metrics_managers=[self._log],
     )
     process.check(state)
+    self._check_trained(state)
     return TrainingResult(
         rows=tuple(self._log.rows),
         state=state,
@@ -390,6 +391,17 @@ class _Run:
       return round_data.RoundDataset(self._data, client_ids, **draw)
     return self._data.client_dataset(client_ids, **draw)
 
+  def _check_trained(self, state: Any) -> None:
+    """Raises an error if no round has changed the model."""
+    num_rounds = self._config.rounds
+    if rounds.failed_rounds(state) >= num_rounds:
+      raise UnusableModelError(
+          f'The final model is the initial model: all {num_rounds} rounds'
+          ' failed, because the loss or the update of every client, or the'
+          " server's new model, was not finite. It is not saved; metrics.csv is"
+          ' kept.'
+      )
+
   def _check_usable(self, weights: ModelWeights) -> None:
     """Raises an error if the final model or its loss is not finite."""
     rows = self._log.rows
@@ -397,16 +409,18 @@ class _Run:
       reason = 'its weights are not finite'
     elif (
         rows
-        and _is_broken(rows[-1]['test_loss'])
+        and metrics_log.is_broken(rows[-1]['test_loss'])
         and any(self._evaluation.test_dataset)
     ):
       reason = f'its loss on the test data is {rows[-1]["test_loss"]}'
     else:
       return
+    since = self._log.not_finite_since()
+    if since is not None:
+      reason += f'. The test loss is not finite since round {since}'
     raise UnusableModelError(
-        f'The final model is of no use: {reason}. It is not saved. A smaller'
-        ' learning rate of the clients or of the server may help, or clipping'
-        ' gradients.'
+        f'The final model is not finite: {reason}. It is not saved; metrics.csv'
+        ' is kept.'
     )
 
 
@@ -416,10 +430,6 @@ def _is_finite(weights: ModelWeights) -> bool:
   return all(
       np.all(np.isfinite(array)) for array in arrays if array.dtype.kind == 'f'
   )
-
-
-def _is_broken(loss: Optional[float]) -> bool:
-  return loss is not None and not math.isfinite(loss)
 
 
 def _correction_names(process: Process) -> Sequence[str]:

@@ -16,7 +16,13 @@ from typing_extensions import override
 
 from tff_bn.common import csv_files
 from tff_bn.common import files
+from tff_bn.common import progress
 
+# What the bar shows besides itself fits in 80 columns.
+_BAR_FORMAT = (
+    '{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds, {rate_inv_fmt},'
+    ' {remaining} left{postfix}'
+)
 Row = dict[str, Union[int, float, None]]
 
 _TRAIN = 'train_'
@@ -60,6 +66,11 @@ def to_csv(columns: Sequence[str], rows: Sequence[Row]) -> str:
   return csv_files.to_csv(columns, ([row[c] for c in columns] for row in rows))
 
 
+def is_broken(loss: Optional[float]) -> bool:
+  """Whether a loss is known and not finite."""
+  return loss is not None and not math.isfinite(loss)
+
+
 def _round_of(row: Row) -> int:
   return int(row['round'] or 0)
 
@@ -101,6 +112,8 @@ class MetricsLog(tff.program.ReleaseManager):
     self._path = run_dir / 'metrics.csv'
     self._logdir = run_dir / 'logdir'
     self._columns = column_names(metric_names, correction_names)
+    # The column of the last evaluation that the bar shows.
+    self._shown_column = f'{_TEST}{[*metric_names, "loss"][0]}'
     self._correction_names = correction_names
     self._is_due = is_due
     self._num_rounds = num_rounds
@@ -129,6 +142,21 @@ class MetricsLog(tff.program.ReleaseManager):
   def rows_until(self, round_num: int) -> list[Row]:
     """Returns the rows up to a round, for `restore`."""
     return [row for row in self.rows if _round_of(row) <= round_num]
+
+  def not_finite_since(self) -> Optional[int]:
+    """Finds out since when the model is not finite.
+
+    Returns:
+      The first of the evaluated rounds at the end whose test loss is not
+      finite; `None` if the last one is finite, or if none is, as without test
+      data.
+    """
+    since = None
+    for row in reversed(self.rows):
+      if not is_broken(row['test_loss']):
+        return since
+      since = _round_of(row)
+    return None
 
   def restore(self, rows: Sequence[Row]) -> None:
     """Continues after the rows of a checkpoint.
@@ -179,7 +207,14 @@ class MetricsLog(tff.program.ReleaseManager):
     """Warns if the round failed."""
     if not _part(value, 'finalizer').get('failed_rounds', 0):
       return
-    if _part(value, 'client_work').get('num_participants', 0):
+    since = self.not_finite_since()
+    if since is not None:
+      logging.warning(
+          'Round %d changed nothing: the model is not finite since round %d.',
+          round_num,
+          since,
+      )
+    elif _part(value, 'client_work').get('num_participants', 0):
       logging.warning(
           "Round %d changed nothing: the server's new model, statistics or"
           ' optimizer state were not finite, so it kept the old ones. A smaller'
@@ -223,10 +258,14 @@ class MetricsLog(tff.program.ReleaseManager):
   def _open(self, first_round: int) -> tf.summary.SummaryWriter:
     num_done = max(first_round - 1, 0)
     if num_done:
-      print(f'continuing after round {num_done}', file=sys.stderr)
-    if sys.stderr.isatty():
+      progress.say(f'continuing after round {num_done}')
+    if progress.is_shown() and sys.stderr.isatty():
       self._bar = tqdm.tqdm(
-          total=self._num_rounds, initial=num_done, unit='round'
+          total=self._num_rounds,
+          initial=num_done,
+          unit='round',
+          bar_format=_BAR_FORMAT,
+          dynamic_ncols=True,
       )
     return tf.summary.create_file_writer(os.fspath(self._logdir))
 
@@ -247,23 +286,18 @@ class MetricsLog(tff.program.ReleaseManager):
       writer.flush()
 
   def _show(self, round_num: int, row: Optional[Row]) -> None:
-    shown = ''
-    if row is not None:
+    if self._bar is not None:
+      self._bar.update(round_num - self._bar.n)
+      number = (row or {}).get(self._shown_column)
+      if number is not None:
+        self._bar.set_postfix_str(f'{self._shown_column} {number:.4f}')
+    elif row is not None:
       shown = '  '.join(
           f'{name} {number:.4f}'
           for name, number in row.items()
           if name.startswith((_TRAIN, _TEST)) and number is not None
       )
-    if self._bar is not None:
-      self._bar.update(round_num - self._bar.n)
-      if shown:
-        self._bar.set_postfix_str(shown)
-    elif shown:
-      print(
-          f'round {round_num}/{self._num_rounds}  {shown}',
-          file=sys.stderr,
-          flush=True,
-      )
+      progress.say(f'round {round_num}/{self._num_rounds}  {shown}')
 
   def close(self) -> None:
     """Closes TensorBoard's file and the progress bar."""

@@ -31,9 +31,10 @@ from tff_bn.common import files
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
+from tff_bn.training import finished
 from tff_bn.training import manifests
 
-FORMAT = 2
+FORMAT = finished.MODELS_FORMAT
 
 _KERAS_MODEL = 'model.keras'
 _WEIGHTS = 'weights.npz'
@@ -283,13 +284,7 @@ def _checksums(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
   for path in sorted(folder.rglob('*')):
     if path.is_file() and path.name != manifests.FILE_NAME:
       name = path.relative_to(folder).as_posix()
-      yield name, _checksum(path)
-
-
-def _checksum(path: pathlib.Path) -> str:
-  # In blocks, because a file of many clients may be larger than the memory.
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
+      yield name, finished.file_checksum(path)
 
 
 class SavedModels:
@@ -311,23 +306,10 @@ class SavedModels:
       OSError: If the manifest can't be read at present.
     """
     self._folder = folder
-    try:
-      self.manifest = manifests.read(folder, FORMAT)
-    except manifests.DamagedError as error:
-      if (folder / manifests.FILE_NAME).exists():
-        raise
-      raise manifests.DamagedError(
-          f'{error} Without it, as in runs of earlier versions of tff_bn, the'
-          ' models cannot be read.'
-      ) from error
-    except ValueError as error:
-      raise ValueError(
-          f'{error} The command of the run writes its models again.'
-      ) from error
+    self.manifest = finished.read_models_manifest(folder)
     self._numbers: dict[str, int] = {
         client_id: n for n, client_id in enumerate(self.manifest['clients'])
     }
-    self._files: dict[str, str] = self.manifest['files']
 
   @property
   def client_ids(self) -> Collection[str]:
@@ -341,19 +323,8 @@ class SavedModels:
       manifests.DamagedError: If a file is damaged or missing.
       OSError: If a file can't be read at present.
     """
-    for name in self._files:
-      self._check(name)
-
-  def _check(self, name: str) -> pathlib.Path:
-    """Returns the path of a file whose checksum is right."""
-    path = self._folder / name
-    try:
-      found = _checksum(path)
-    except FileNotFoundError as error:
-      raise manifests.DamagedError(f'{path} is missing.') from error
-    if found != self._files.get(name):
-      raise manifests.DamagedError(f'{path} was changed after the run.')
-    return path
+    for name in self.manifest['files']:
+      finished.check_file(self._folder, self.manifest, name)
 
   def weights(
       self, model: BatchNormModel, client_id: Optional[str] = None
@@ -375,7 +346,7 @@ class SavedModels:
     values = dict(self._global_arrays)
     name = _WEIGHTS
     # Without own variables, the clients have the global model.
-    if client_id is not None and _RECORDS in self._files:
+    if client_id is not None and _RECORDS in self.manifest['files']:
       name = _RECORDS
       record = self._records[self._numbers[client_id]]
       values.update(
@@ -410,7 +381,7 @@ class SavedModels:
 
   @contextlib.contextmanager
   def _load(self, name: str, **options: Any) -> Iterator[Any]:
-    path = self._check(name)
+    path = finished.check_file(self._folder, self.manifest, name)
     try:
       yield np.load(
           path,

@@ -90,7 +90,7 @@ class TooManyFailedRoundsError(TrainingFailedError):
 
 
 class UnusableModelError(TrainingFailedError):
-  """The final model, or its loss, is not finite."""
+  """The final model or its loss is not finite, or no round changed it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from tff_bn import data as tff_bn_data
+from tff_bn.common import progress
 from tff_bn.common import seeding
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -308,7 +309,8 @@ def load(
   # Most compared runs have the same dataset.
   datasets: dict[tuple, tff_bn_data.Dataset] = {}
   runs = []
-  for folder, (name, settings) in named_runs.items():
+  for number, (folder, (name, settings)) in enumerate(named_runs.items(), 1):
+    progress.say(f'[{number}/{len(named_runs)}] Loading {folder} …')
     key = (settings.dataset, settings.data_dir, settings.image_size)
     if key not in datasets:
       datasets[key] = settings.load()

@@ -57,7 +57,7 @@ class Analysis(run_analysis.RunAnalysis):
 
   @override
   def analyze(self) -> output.Report:
-    fused = [result for run in self.runs for result in self._fuse(run)]
+    fused = [result for run in self.each_run() for result in self._fuse(run)]
     title = 'Models between two that were trained independently'
     return output.Report(
         tables.csv_text(Fused._fields, fused),

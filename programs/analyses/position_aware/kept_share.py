@@ -33,11 +33,6 @@ class Analysis(run_analysis.RunAnalysis):
 
   @override
   def check(self) -> None:
-    if len(self.runs) > 1:
-      raise ValueError(
-          f'--run names {len(self.runs)} runs; kept_share takes at most one,'
-          ' for the numbers of units and local steps.'
-      )
     if not self._num_units:
       raise ValueError(
           f'--run={self.runs[0].folder}: the model has no hidden units that can'

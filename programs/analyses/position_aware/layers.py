@@ -87,7 +87,7 @@ class LayerAnalysis(run_analysis.RunAnalysis):
     rows = []
     # The first client of each run's first seed.
     drawn: dict[str, dict[str, np.ndarray]] = {}
-    for run in self.runs:
+    for run in self.each_run():
       for client in self._trained_clients(run):
         results = self.measure(client, self._layer_names(run))
         drawn.setdefault(run.name, results)

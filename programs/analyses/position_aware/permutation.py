@@ -41,7 +41,7 @@ class Analysis(run_analysis.RunAnalysis):
     groups = []
     notes = []
     drawn: dict[str, dict[str, np.ndarray]] = {}
-    for run in self.runs:
+    for run in self.each_run():
       model = run.keras_model
       found = tied_units.unit_groups(model)
       permutations = permutation.random_permutations(

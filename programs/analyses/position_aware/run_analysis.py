@@ -1,8 +1,9 @@
 """The base class of analyses of finished runs."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from tff_bn.common import progress
 from tff_bn.programs import cli
 from tff_bn.programs.analyses import output
 from tff_bn.programs.analyses.position_aware import analyzed_run
@@ -44,6 +45,14 @@ class RunAnalysis(abc.ABC):
   def check_run(self, run: analyzed_run.AnalyzedRun) -> None:
     """Raises a `ValueError` if the flags cannot be used with a run."""
     del run  # By default, every run is allowed.
+
+  def each_run(self) -> Iterator[analyzed_run.AnalyzedRun]:
+    """Yields the runs, and says which one is analyzed."""
+    for number, run in enumerate(self.runs, start=1):
+      progress.say(
+          f'[{number}/{len(self.runs)}] Analyzing {run.name}, seed {run.seed} …'
+      )
+      yield run
 
   @abc.abstractmethod
   def analyze(self) -> output.Report:

@@ -58,7 +58,7 @@ class Analysis(run_analysis.RunAnalysis):
     flags = self.flags
     accuracies = [
         accuracy
-        for run in self.runs
+        for run in self.each_run()
         for accuracy in shuffled_accuracy.measure(
             run,
             flags.shuffle_probabilities,
@@ -67,7 +67,7 @@ class Analysis(run_analysis.RunAnalysis):
             seed=flags.seed,
         )
     ]
-    errors = [error for run in self.runs for error in self._measure(run)]
+    errors = [error for run in self.each_run() for error in self._measure(run)]
     table = report.means_markdown(
         ['Encodings', 'T', 'A'],
         [

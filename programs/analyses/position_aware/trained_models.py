@@ -296,6 +296,11 @@ def analyze(
   Raises:
     UsageError: If the analysis is impossible for the runs or the flags.
   """
+  if name in WITHOUT_RUN and len(named) > 1:
+    raise cli.UsageError(
+        f'--run names {len(named)} runs; {name} takes at most one, for the'
+        ' numbers of units and local steps.'
+    )
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   from tff_bn import runtime

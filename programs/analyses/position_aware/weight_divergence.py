@@ -46,7 +46,7 @@ class Analysis(run_analysis.RunAnalysis):
 
   @override
   def analyze(self) -> output.Report:
-    rows = [row for run in self.runs for row in self._measure(run)]
+    rows = [row for run in self.each_run() for row in self._measure(run)]
     values = [report.LayerValue(x.run, x.layer, x.divergence) for x in rows]
     return output.Report(
         tables.csv_text(Divergence._fields, rows),

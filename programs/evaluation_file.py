@@ -1,0 +1,154 @@
+"""`evaluation.csv`: the evaluations of runs on several datasets."""
+
+from collections.abc import Sequence
+import csv
+import dataclasses
+import io
+import pathlib
+from typing import Any, Optional
+
+from tff_bn.common import csv_files
+from tff_bn.common import files
+from tff_bn.programs import data_flags
+from tff_bn.programs import report
+from tff_bn.programs import settings as settings_lib
+
+# The values of `Subject.statistics`.
+SAVED = 'saved'
+REESTIMATED = 'reestimated'
+_RUN_SCALING = 'pixel_scaling'
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """What an evaluation is about: the first columns of evaluation.csv.
+
+  Attributes:
+    run: The run's folder.
+    rounds: The number of rounds that the run has trained.
+    dataset: The dataset.
+    data_flags: The other flags of the data and its split, as one writes them.
+    statistics: Which BN statistics are used, `saved` or `reestimated`.
+  """
+
+  run: str
+  rounds: int
+  dataset: str
+  data_flags: str
+  statistics: str
+
+  @classmethod
+  def of(
+      cls,
+      settings: settings_lib.RunSettings,
+      run: pathlib.Path,
+      *,
+      reestimates_statistics: bool,
+  ) -> 'Subject':
+    """Returns the subject of the evaluation of a run.
+
+    Args:
+      settings: The run's settings, with the flags of the data.
+      run: The run's folder.
+      reestimates_statistics: Whether BN statistics are computed again.
+    """
+    texts = settings.to_flags()
+    return cls(
+        str(run.resolve()),
+        settings.rounds,
+        texts['dataset'],
+        ' '.join(
+            f'--{name}={texts[name]}'
+            for name in data_flags.DataFlags.specs()
+            if name in texts and name not in ('dataset', _RUN_SCALING)
+        ),
+        REESTIMATED if reestimates_statistics else SAVED,
+    )
+
+  def describe(self) -> str:
+    """Returns a line for the table of the evaluation."""
+    statistics = ''
+    if self.statistics == REESTIMATED:
+      statistics = ', with BN statistics that are computed again'
+    return (
+        f'{self.run} after {self.rounds} rounds, on --dataset={self.dataset}'
+        f' {self.data_flags}{statistics}:'
+    )
+
+
+_COLUMNS = tuple(
+    field.name
+    for row in (Subject, report.Evaluation)
+    for field in dataclasses.fields(row)
+)
+_Contents = dict[Subject, list[report.Evaluation]]
+
+
+def read(path: pathlib.Path) -> _Contents:
+  """Reads the evaluations in a file.
+
+  Args:
+    path: The file.
+
+  Returns:
+    The evaluations by their subject; none if there is no such file, or if it
+    was written by an earlier version and does not say what it is about.
+  """
+  if not path.exists():
+    return {}
+  reader = csv.DictReader(io.StringIO(path.read_text(encoding='utf-8')))
+  found: _Contents = {}
+  if tuple(reader.fieldnames or ()) == _COLUMNS:
+    for row in reader:
+      subject = Subject(**_part(row, Subject, rounds=int(row['rounds'])))
+      evaluation = report.Evaluation(
+          **_part(
+              row,
+              report.Evaluation,
+              num_examples=int(row['num_examples']),
+              accuracy=_number(row['accuracy']),
+              loss=_number(row['loss']),
+          )
+      )
+      found.setdefault(subject, []).append(evaluation)
+  return found
+
+
+def add(
+    path: pathlib.Path,
+    subject: Subject,
+    evaluations: Sequence[report.Evaluation],
+) -> int:
+  """Writes evaluations into a file, which keeps evaluations of other subjects.
+
+  Args:
+    path: The file; it need not exist.
+    subject: What the evaluations are about.
+    evaluations: The evaluations.
+
+  Returns:
+    The number of other subjects in the file.
+  """
+  contents = {**read(path), subject: list(evaluations)}
+  files.replace(
+      path,
+      csv_files.to_csv(
+          _COLUMNS,
+          (
+              (*dataclasses.astuple(key), *dataclasses.astuple(evaluation))
+              for key, rows in contents.items()
+              for evaluation in rows
+          ),
+      ),
+  )
+  return len(contents) - 1
+
+
+def _part(row: dict[str, Any], cls: type, **converted: Any) -> dict[str, Any]:
+  """Returns the columns of a row that are fields of a class."""
+  names = [field.name for field in dataclasses.fields(cls)]
+  return {**{name: row[name] for name in names}, **converted}
+
+
+def _number(text: str) -> Optional[float]:
+  return float(text) if text else None

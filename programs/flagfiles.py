@@ -1,0 +1,89 @@
+"""Files of flags, `--flagfile=FILE`: their lines, and presets by name."""
+
+from collections.abc import Iterator, Sequence
+import pathlib
+
+from tff_bn.common import spelling
+
+_PRESETS = pathlib.Path(__file__).parent / 'presets'
+_SUFFIX = '.flags'
+
+
+def presets() -> list[str]:
+  """Returns the names of the presets, which `--flagfile` accepts."""
+  return sorted(path.stem for path in _PRESETS.glob(f'*{_SUFFIX}'))
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+  """Replaces `--flagfile=FILE` by the flags in the file.
+
+  Args:
+    arguments: The arguments of a program.
+
+  Returns:
+    The arguments without `--flagfile`. The flags of a file are in its place.
+
+  Raises:
+    ValueError: If a file does not exist, is not a text file, or includes
+      itself.
+  """
+  return _expand(arguments, ())
+
+
+def remove(arguments: Sequence[str]) -> list[str]:
+  """Returns the arguments without `--flagfile=FILE` or `--flagfile FILE`."""
+  return [argument for argument, is_file in _parts(arguments) if not is_file]
+
+
+def _expand(
+    arguments: Sequence[str], including: tuple[pathlib.Path, ...]
+) -> list[str]:
+  expanded = []
+  for argument, is_file in _parts(arguments):
+    if not is_file:
+      expanded.append(argument)
+      continue
+    path = _find(argument)
+    if path in including:
+      chain = ' → '.join(map(str, (*including, path)))
+      raise ValueError(f'--flagfile={argument} includes itself: {chain}.')
+    expanded += _expand(_read(argument, path), (*including, path))
+  return expanded
+
+
+def _parts(arguments: Sequence[str]) -> Iterator[tuple[str, bool]]:
+  """Yields each argument, or the name of the file, and whether it is one."""
+  remaining = iter(arguments)
+  for argument in remaining:
+    name, equals, value = argument.partition('=')
+    if name in ('--flagfile', '-flagfile'):
+      yield (value if equals else next(remaining, '')), True
+    else:
+      yield argument, False
+
+
+def _find(name: str) -> pathlib.Path:
+  """Returns the path of a file or a preset."""
+  path = pathlib.Path(name).expanduser()
+  if name and path.exists():
+    return path.resolve()
+  if name in presets():
+    return _PRESETS / f'{name}{_SUFFIX}'
+  raise ValueError(
+      f'--flagfile={name} is neither a file nor a preset; the presets are'
+      f' {", ".join(presets())}.{spelling.suggestion(name, presets())}'
+  )
+
+
+def _read(name: str, path: pathlib.Path) -> list[str]:
+  """Returns the lines of a file without comments and empty lines."""
+  try:
+    lines = path.read_text(encoding='utf-8').splitlines()
+  except UnicodeDecodeError as error:
+    raise ValueError(f'--flagfile={name} is not a text file.') from error
+  except OSError as error:
+    raise ValueError(
+        f'--flagfile={name} cannot be read: {error.strerror}.'
+    ) from error
+  stripped = map(str.strip, lines)
+  return [s for s in stripped if s and not s.startswith(('#', '//'))]

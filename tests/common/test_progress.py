@@ -1,0 +1,42 @@
+"""Tests for lines on progress."""
+
+import time
+
+from absl import logging
+import pytest
+
+from tff_bn.common import progress
+
+
+@pytest.fixture(autouse=True)
+def keep_verbosity():
+  verbosity = logging.get_verbosity()
+  yield
+  logging.set_verbosity(verbosity)
+
+
+@pytest.mark.parametrize(
+    ('level', 'is_shown'),
+    [
+        (logging.ERROR, False),
+        (logging.WARNING, True),
+        (logging.INFO, True),
+        (logging.DEBUG, True),
+    ],
+)
+def test_errors_only_show_no_progress(level, is_shown, capsys):
+  logging.set_verbosity(level)
+  progress.say('line')
+  assert capsys.readouterr() == ('', 'line\n' if is_shown else '')
+
+
+@pytest.mark.parametrize(
+    ('seconds', 'end'), [(0.2, ''), (31.2, '… took 31 s\n')]
+)
+def test_long_work_says_how_long_it_took(seconds, end, monkeypatch, capsys):
+  now = [5.0]
+  monkeypatch.setattr(time, 'monotonic', lambda: now[0])
+  with progress.saying('Building'):
+    assert capsys.readouterr().err == 'Building …\n'
+    now[0] += seconds
+  assert capsys.readouterr().err == end

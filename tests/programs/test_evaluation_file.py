@@ -1,0 +1,84 @@
+"""Tests for evaluation.csv, which says what each row is about."""
+
+import csv_rows
+import pytest
+
+from tff_bn.programs import cli
+from tff_bn.programs import evaluation_file
+from tff_bn.programs import report
+from tff_bn.programs import settings as settings_lib
+from tff_bn.programs import train
+
+
+def _subject(tmp_path, *arguments, again=False):
+  flags = cli.parse(train.define_flags, arguments)
+  settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
+  return evaluation_file.Subject.of(
+      settings, tmp_path / 'run', reestimates_statistics=again
+  )
+
+
+def test_rows_say_what_they_are_about(tmp_path):
+  path = tmp_path / 'evaluation.csv'
+  subject = _subject(
+      tmp_path,
+      '--rounds=7',
+      '--dataset=digits_domains',
+      '--split=dirichlet',
+      '--pixel_scaling=symmetric',
+  )
+  rows = [
+      report.Evaluation('global', '', 360, 0.1, 1 / 3),
+      report.Evaluation('own', 'client_0', 0, None, None),
+  ]
+
+  assert evaluation_file.add(path, subject, rows) == 0
+
+  written = csv_rows.read(path)
+  for row in written:
+    assert row['run'] == str(tmp_path / 'run')
+    assert row['rounds'] == '7'
+    assert row['dataset'] == 'digits_domains'
+    # The scaling is always that of the run.
+    assert (
+        row['data_flags']
+        == '--split=dirichlet --num_clients=10 --dirichlet_alpha=0.5'
+    )
+    assert row['statistics'] == 'saved'
+  assert [row['client'] for row in written] == ['', 'client_0']
+  assert float(written[0]['loss']) == 1 / 3
+  assert evaluation_file.read(path) == {subject: rows}
+
+
+@pytest.mark.parametrize(
+    'other',
+    [
+        dict(arguments=['--split=iid']),
+        dict(arguments=['--dataset=digits_domains']),
+        dict(arguments=['--rounds=9']),
+        dict(arguments=[], again=True),
+    ],
+)
+def test_other_evaluations_are_kept(other, tmp_path):
+  path = tmp_path / 'evaluation.csv'
+  first = _subject(tmp_path)
+  second = _subject(tmp_path, *other.pop('arguments'), **other)
+  old, new, newest = (
+      [report.Evaluation('global', '', 4, accuracy, 1.0)]
+      for accuracy in (0.25, 0.5, 0.75)
+  )
+  evaluation_file.add(path, first, old)
+  assert evaluation_file.add(path, second, new) == 1
+  # The same evaluation again replaces its rows.
+  assert evaluation_file.add(path, first, newest) == 1
+  assert evaluation_file.read(path) == {first: newest, second: new}
+
+
+def test_file_of_an_earlier_version_is_replaced(tmp_path):
+  path = tmp_path / 'evaluation.csv'
+  path.write_text('model,client,num_examples,accuracy,loss\nglobal,,4,0.5,1\n')
+  assert evaluation_file.read(path) == {}
+  rows = [report.Evaluation('global', '', 4, 0.25, 1.0)]
+  subject = _subject(tmp_path)
+  assert evaluation_file.add(path, subject, rows) == 0
+  assert evaluation_file.read(path) == {subject: rows}

@@ -1,0 +1,55 @@
+"""Tests for files of flags."""
+
+import pytest
+
+from tff_bn.programs import cli
+from tff_bn.programs import flagfiles
+from tff_bn.programs import train
+
+
+def test_a_file_is_replaced_by_its_lines(tmp_path):
+  (tmp_path / 'a').write_text(
+      f'# comment\n// too\n\n--x=1\n--flagfile={tmp_path}/b\n  --y=2  \n'
+  )
+  (tmp_path / 'b').write_text('--z=é\n', encoding='utf-8')
+  for form in ([f'--flagfile={tmp_path}/a'], ['-flagfile', f'{tmp_path}/a']):
+    arguments = ['--first', *form, '--last=3']
+    expanded = ['--first', '--x=1', '--z=é', '--y=2', '--last=3']
+    assert flagfiles.expand(arguments) == expanded
+    assert flagfiles.remove(arguments) == ['--first', '--last=3']
+  # The same file twice is no circle.
+  twice = [f'--flagfile={tmp_path}/b'] * 2
+  assert flagfiles.expand(twice) == ['--z=é'] * 2
+
+
+def test_presets_are_found_by_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert '--dataset=digits_domains' in flagfiles.expand(
+      ['--flagfile=digits_domains']
+  )
+  flags = cli.parse(train.define_flags, ['--flagfile=digits_domains'])
+  assert flags.split == 'domains'
+  assert flags.source('split') == cli.Source.FLAGFILE
+  # A file in the working folder is preferred.
+  (tmp_path / 'digits_domains').write_text('--x\n')
+  assert flagfiles.expand(['--flagfile=digits_domains']) == ['--x']
+
+
+def test_what_is_no_file(tmp_path):
+  (tmp_path / 'binary').write_bytes(b'\xff\xfe')
+  (tmp_path / 'a').write_text(f'--flagfile={tmp_path}/b')
+  (tmp_path / 'b').write_text(f'--flagfile={tmp_path}/a')
+  for name, words in (
+      ('', ['neither a file nor a preset', 'presets are digits_domains, dig']),
+      ('digit_domains', ['Did you mean digits_domains?']),
+      (f'{tmp_path}/binary', ['binary is not a text file']),
+      (f'{tmp_path}', ['cannot be read: Is a directory']),
+      (f'{tmp_path}/a', [f'includes itself: {tmp_path}/a → {tmp_path}/b → ']),
+  ):
+    for arguments in ([f'--flagfile={name}'], ['--flagfile', name]):
+      with pytest.raises(cli.UsageError) as error:
+        cli.parse(train.define_flags, arguments)
+      for word in ('--flagfile=', name, *words):
+        assert word in str(error.value)
+  with pytest.raises(ValueError, match='--flagfile= is neither'):
+    flagfiles.expand(['--flagfile'])

@@ -1,0 +1,40 @@
+"""Lines that say what long work is doing, on the standard error stream."""
+
+from collections.abc import Iterator
+import contextlib
+import sys
+import time
+
+from absl import logging
+
+# Shorter work needs no line at its end.
+_NOTEWORTHY_SECONDS = 1.0
+
+
+def is_shown() -> bool:
+  """Whether progress is shown: unless absl logs errors only."""
+  return logging.get_verbosity() >= logging.WARNING
+
+
+def say(line: str) -> None:
+  """Prints a line on progress."""
+  if is_shown():
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def saying(work: str) -> Iterator[None]:
+  """Says what a `with` block does and, if it takes long, how long it took.
+
+  Args:
+    work: What it does, such as `Building the model`.
+
+  Yields:
+    Nothing.
+  """
+  say(f'{work} …')
+  start = time.monotonic()
+  yield
+  seconds = time.monotonic() - start
+  if seconds >= _NOTEWORTHY_SECONDS:
+    say(f'… took {seconds:.0f} s')
