@@ -229,6 +229,7 @@ def results_markdown(
     results: Sequence[Result],
     average_last: int,
     varied: Sequence[str] = (ALGORITHM,),
+    sentences: Sequence[str] = (),
 ) -> str:
   """Returns the text of results.md.
 
@@ -236,10 +237,11 @@ def results_markdown(
     results: Rows that `result` returned.
     average_last: The number of evaluated rounds over which they average.
     varied: The names of the labels.
+    sentences: What the table shows.
 
   Returns:
-    A table with a line for each combination of labels, and the meaning of its
-    columns.
+    A table with a line for each combination of labels, the sentences, and the
+    meaning of the columns.
   """
   columns = [
       column
@@ -272,6 +274,7 @@ def results_markdown(
       else 'the value of the last evaluated round'
   )
   notes = [
+      *sentences,
       f'Accuracies and losses are {over_rounds}; {over_seeds}.',
       *(f'{column.title}: {column.explanation}.' for column in columns),
   ]

@@ -1,0 +1,80 @@
+"""One sentence on each row of a comparison's table, from its numbers."""
+
+from collections.abc import Mapping, Sequence
+import math
+import statistics
+
+from tff_bn.programs import registry
+from tff_bn.programs import report
+
+_REFERENCE = 'centralized'
+# Differences of accuracies, in points, that count as none and as large.
+_NO_POINTS = 0.5
+_MANY_POINTS = 5.0
+_ACCURACY = 'test_accuracy'
+_CLIENT_ACCURACY = 'client_test_accuracy'
+
+
+def describe(
+    results: Sequence[report.Result], varied: Sequence[str]
+) -> list[str]:
+  """Describes each row of a table of algorithms.
+
+  Args:
+    results: Rows of results.csv.
+    varied: The names of the table's labels.
+
+  Returns:
+    For each algorithm, what it does with batch normalization, how far it is
+    from centralized training if that is in the table, and how its clients' own
+    models differ from a common model. Nothing if other flags are swept.
+  """
+  if list(varied) != [report.ALGORITHM]:
+    return []
+  means = {
+      name: {
+          column: _mean(rows, column)
+          for column in (_ACCURACY, _CLIENT_ACCURACY, 'exchanges', 'rounds')
+      }
+      for (name,), rows in report.by_labels(results, varied).items()
+  }
+  reference = means.get(_REFERENCE, {}).get(_ACCURACY, math.nan)
+  return [_describe(name, row, reference) for name, row in means.items()]
+
+
+def _mean(rows: Sequence[report.Result], column: str) -> float:
+  """Returns a column's mean; NaN if it has no values."""
+  values = [float(row[column]) for row in rows if column in row]
+  return statistics.fmean(values) if values else math.nan
+
+
+def _describe(name: str, row: Mapping[str, float], reference: float) -> str:
+  """Describes a row: the algorithm, and what its numbers show."""
+  sentence = f'{name}: {registry.find(name).description}'
+  accuracy, own = row[_ACCURACY], row[_CLIENT_ACCURACY]
+  facts = []
+  difference = 100 * (accuracy - reference)
+  if name != _REFERENCE and math.isfinite(difference):
+    facts.append(f'{_distance(difference)}{_cost(row)}')
+  if 100 * (own - accuracy) >= _MANY_POINTS:
+    facts.append(
+        f"the clients' own models classify {own:.1%} of their own test data but"
+        f' only {accuracy:.1%} of the whole test set correctly'
+    )
+  return f'{"; ".join([sentence, *facts])}.'
+
+
+def _distance(points: float) -> str:
+  if abs(points) < _NO_POINTS:
+    return f'within half a point of {_REFERENCE}'
+  side = 'below' if points < 0 else 'above'
+  return f'{abs(points):.1f} points {side} {_REFERENCE}'
+
+
+def _cost(row: Mapping[str, float]) -> str:
+  """Returns the exchanges of a round, if they are counted."""
+  exchanges = row['exchanges'] / row['rounds']
+  if not math.isfinite(exchanges):
+    return ''
+  plural = '' if exchanges == 1 else 's'
+  return f', with {exchanges:.3g} exchange{plural} a round'
