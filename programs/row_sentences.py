@@ -38,7 +38,7 @@ def describe(
       }
       for (name,), rows in report.by_labels(results, varied).items()
   }
-  reference = means.get(_REFERENCE, {}).get(_ACCURACY, math.nan)
+  reference = means.get(_REFERENCE, {})
   return [_describe(name, row, reference) for name, row in means.items()]
 
 
@@ -48,23 +48,32 @@ def _mean(rows: Sequence[report.Result], column: str) -> float:
   return statistics.fmean(values) if values else math.nan
 
 
-def _describe(name: str, row: Mapping[str, float], reference: float) -> str:
+def _describe(
+    name: str, row: Mapping[str, float], reference: Mapping[str, float]
+) -> str:
   """Describes a row: the algorithm, and what its numbers show."""
-  sentence = f'{name}: {registry.find(name).description}'
   accuracy, own = row[_ACCURACY], row[_CLIENT_ACCURACY]
-  facts = []
-  difference = 100 * (accuracy - reference)
-  if name != _REFERENCE and math.isfinite(difference):
-    facts.append(f'{_distance(difference)}{_cost(row)}')
+  distances = {
+      column: _distance(100 * (row[column] - reference.get(column, math.nan)))
+      for column in (_ACCURACY, _CLIENT_ACCURACY)
+  }
+  facts = [f'{name}: {registry.find(name).description}']
+  if name != _REFERENCE and distances[_ACCURACY]:
+    facts.append(distances[_ACCURACY] + _cost(row))
   if 100 * (own - accuracy) >= _MANY_POINTS:
+    distance = distances[_CLIENT_ACCURACY]
     facts.append(
-        f"the clients' own models classify {own:.1%} of their own test data but"
-        f' only {accuracy:.1%} of the whole test set correctly'
+        f"the clients' own models classify {own:.1%} of their own test data"
+        f'{f", {distance}," if distance else ""} but only {accuracy:.1%} of the'
+        ' whole test set correctly'
     )
-  return f'{"; ".join([sentence, *facts])}.'
+  return f'{"; ".join(facts)}.'
 
 
 def _distance(points: float) -> str:
+  """Describes a difference; empty if it is no number."""
+  if not math.isfinite(points):
+    return ''
   if abs(points) < _NO_POINTS:
     return f'within half a point of {_REFERENCE}'
   side = 'below' if points < 0 else 'above'
@@ -72,7 +81,7 @@ def _distance(points: float) -> str:
 
 
 def _cost(row: Mapping[str, float]) -> str:
-  """Returns the exchanges of a round, if they are counted."""
+  """Describes the exchanges of a round, if they are counted."""
   exchanges = row['exchanges'] / row['rounds']
   if not math.isfinite(exchanges):
     return ''

@@ -118,7 +118,9 @@ def _percent(pattern, text):
 
 
 def test_fed_bn_in_your_keras_model(run):
-  printed = run('fed_bn_in_your_keras_model', [('ROUNDS = 20 ', 'ROUNDS = 10 ')])
+  printed = run(
+      'fed_bn_in_your_keras_model', [('ROUNDS = 20 ', 'ROUNDS = 10 ')]
+  )
 
   assert re.search(r'kernel_0 .* averaged', printed)
   assert re.search(r'moving_mean_\d+ .* stays with the client', printed)
@@ -141,7 +143,9 @@ def test_why_batch_norm_breaks(run):
 @pytest.mark.slow
 def test_fedtan_step_by_step(run):
   printed = run('fedtan_step_by_step')
-  errors = dict(re.findall(r'(\w[\w, ]+?) +relative error ([\d.e+-]+)', printed))
+  errors = dict(
+      re.findall(r'(\w[\w, ]+?) +relative error ([\d.e+-]+)', printed)
+  )
   assert float(errors['FedTAN']) < 1e-4 < 0.5 < float(errors['FedAvg'])
   assert float(errors['FedTAN, fused']) < 1e-4
   losses = dict(re.findall(r'(\w+) +loss ([\d.]+)', printed))

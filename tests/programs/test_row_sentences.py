@@ -53,6 +53,12 @@ def test_models_that_know_their_own_data_only():
   )
   assert _facts(_row('fedbn', 0.1, 1.0)) == {'fedbn': own}
   assert _facts(_row('fedbn', 0.96, 1.0)) == {'fedbn': ''}
+  facts = _facts(_row('fedbn', 0.1, 0.8), _row('centralized', 0.9, 0.74))
+  assert facts['fedbn'] == (
+      '80.0 points below centralized, with 1 exchange a round; the'
+      " clients' own models classify 80.0% of their own test data, 6.0 points"
+      ' above centralized, but only 10.0% of the whole test set correctly'
+  )
 
 
 @pytest.mark.parametrize('accuracy', [None, math.nan])
