@@ -119,7 +119,7 @@ def _percent(pattern, text):
 
 def test_fed_bn_in_your_keras_model(run):
   printed = run(
-      'fed_bn_in_your_keras_model', [('ROUNDS = 20 ', 'ROUNDS = 10 ')]
+      'fed_bn_in_your_keras_model', [('ROUNDS = 30 ', 'ROUNDS = 10 ')]
   )
 
   assert re.search(r'kernel_0 .* averaged', printed)
