@@ -316,10 +316,11 @@ def _write_results(
   # A short run has fewer evaluated rounds.
   num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
   names = [axis.name for axis in comparison.axes]
+  sentences: Sequence[str] = ()
   # The labels of experiments are not always names of algorithms.
-  sentences = (
-      row_sentences.describe(results, names) if flags.experiment is None else ()
-  )
+  if flags.experiment is None:
+    varied = [name for name in comparison.varied_flags if name not in names]
+    sentences = row_sentences.describe(results, names, varied)
   table = report.results_markdown(results, num_averaged, names, sentences)
   files.replace(folder / run_folder.RESULTS_CSV, report.results_csv(results))
   files.replace(folder / run_folder.RESULTS_MARKDOWN, table)

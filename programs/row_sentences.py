@@ -16,30 +16,44 @@ _CLIENT_ACCURACY = 'client_test_accuracy'
 
 
 def describe(
-    results: Sequence[report.Result], varied: Sequence[str]
+    results: Sequence[report.Result],
+    varied: Sequence[str],
+    flags: Sequence[str] = (),
 ) -> list[str]:
   """Describes each row of a table of algorithms.
 
   Args:
     results: Rows of results.csv.
     varied: The names of the table's labels.
+    flags: The names of further flags in which the rows can differ.
 
   Returns:
-    For each algorithm, what it does with batch normalization, how far it is
-    from centralized training if that is in the table, and how its clients' own
-    models differ from a common model. Nothing if other flags are swept.
+    For each algorithm, what it does with batch normalization, the further
+    flags, how far it is from centralized training if that is in the table, and
+    how its clients' own models differ from a common model. Nothing if other
+    flags are swept.
   """
   if list(varied) != [report.ALGORITHM]:
     return []
+  groups = report.by_labels(results, varied)
   means = {
       name: {
           column: _mean(rows, column)
           for column in (_ACCURACY, _CLIENT_ACCURACY, 'exchanges', 'rounds')
       }
-      for (name,), rows in report.by_labels(results, varied).items()
+      for (name,), rows in groups.items()
   }
   reference = means.get(_REFERENCE, {})
-  return [_describe(name, row, reference) for name, row in means.items()]
+  sentences = []
+  for (name,), (first, *_) in groups.items():
+    own = [f'--{flag}={first[flag]}' for flag in flags if first.get(flag)]
+    settings = f', with {" ".join(own)}' if own else ''
+    sentences.append(
+        f'{name}: {registry.find(name).description}{settings}'
+        + ''.join(f'; {fact}' for fact in _facts(name, means[name], reference))
+        + '.'
+    )
+  return sentences
 
 
 def _mean(rows: Sequence[report.Result], column: str) -> float:
@@ -48,16 +62,16 @@ def _mean(rows: Sequence[report.Result], column: str) -> float:
   return statistics.fmean(values) if values else math.nan
 
 
-def _describe(
+def _facts(
     name: str, row: Mapping[str, float], reference: Mapping[str, float]
-) -> str:
-  """Describes a row: the algorithm, and what its numbers show."""
+) -> list[str]:
+  """Says what the numbers of a row show."""
   accuracy, own = row[_ACCURACY], row[_CLIENT_ACCURACY]
   distances = {
       column: _distance(100 * (row[column] - reference.get(column, math.nan)))
       for column in (_ACCURACY, _CLIENT_ACCURACY)
   }
-  facts = [f'{name}: {registry.find(name).description}']
+  facts = []
   if name != _REFERENCE and distances[_ACCURACY]:
     facts.append(distances[_ACCURACY] + _cost(row))
   if 100 * (own - accuracy) >= _MANY_POINTS:
@@ -67,7 +81,7 @@ def _describe(
         f'{f", {distance}," if distance else ""} but only {accuracy:.1%} of the'
         ' whole test set correctly'
     )
-  return f'{"; ".join(facts)}.'
+  return facts
 
 
 def _distance(points: float) -> str:

@@ -78,3 +78,14 @@ def test_no_count_of_exchanges():
 def test_sweeps_have_no_sentences():
   row = dict(_row('fedavg', 0.4), gamma='0')
   assert not row_sentences.describe([row], ['gamma', 'algorithm'])
+
+
+def test_further_flags():
+  rows = [
+      {**_row('fedavg', 0.4), 'fbn_backward': '', 'server_clip_norm': ''},
+      {**_row('fbn', 0.4), 'fbn_backward': 'mean', 'server_clip_norm': '0.3'},
+  ]
+  flags = ['fbn_backward', 'server_clip_norm']
+  fedavg, fbn = row_sentences.describe(rows, ['algorithm'], flags)
+  assert 'with' not in fedavg
+  assert fbn.endswith(', with --fbn_backward=mean --server_clip_norm=0.3.')
