@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Optional
 
+from tff_bn.programs import first_look
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
 from tff_bn.programs import registry
@@ -220,8 +221,7 @@ class _Algorithms(flag_groups.Flags):
       parsers.TupleParser(_ALGORITHM),
       lambda: f'What to compare, separated by commas:\n{_explain_algorithms()}',
       registry.COMPARED,
-      # Spaces, so that the line can be wrapped.
-      default_text=', '.join(registry.COMPARED),
+      default_text=first_look.explain(),
   )
 
 

@@ -15,10 +15,12 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import comparison as comparison_lib
+from tff_bn.programs import first_look
 from tff_bn.programs import flag_groups
 from tff_bn.programs import output_folder
 from tff_bn.programs import parsers
 from tff_bn.programs import report
+from tff_bn.programs import row_sentences
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_list
@@ -62,8 +64,13 @@ def plan(flags: cli.ParsedFlags) -> comparison_lib.Comparison:
   Raises:
     ValueError: If flags contradict one another.
   """
-  axes = [*sweeps.swept_axes(flags), sweeps.algorithm_axis(flags)]
-  return comparison_lib.plan(flags, axes, flags.seeds)
+  swept = sweeps.swept_axes(flags)
+  if flags.is_given('algorithms'):
+    algorithms = sweeps.algorithm_axis(flags)
+  else:
+    flags = first_look.with_defaults(flags)
+    algorithms = first_look.algorithm_axis(flags, swept)
+  return comparison_lib.plan(flags, [*swept, algorithms], flags.seeds)
 
 
 def comparison_flags(
@@ -231,7 +238,7 @@ def _compare(
     if _are_written(folder, texts, results):
       progress.say(f'All {len(runs)} runs are finished.')
       print(results.table)
-      _print_files(folder)
+      _print_files(flags, folder)
       return
   if flags.jobs > 1:
     # What gRPC does at a fork can abort this process. A process that is started
@@ -334,12 +341,17 @@ def _read_results(
   # A short run has fewer evaluated rounds.
   num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
   names = [axis.name for axis in comparison.axes]
+  sentences: Sequence[str] = ()
+  # The labels of experiments are not always names of algorithms.
+  if flags.experiment is None:
+    varied = [name for name in comparison.varied_flags if name not in names]
+    sentences = row_sentences.describe(results, names, varied)
   return _Results(
       runs,
       results,
       num_averaged,
       report.results_csv(results),
-      report.results_markdown(results, num_averaged, names),
+      report.results_markdown(results, num_averaged, names, sentences),
   )
 
 
@@ -437,11 +449,11 @@ def _write_results(
           labels_of=comparison.runs[0].title,
       ),
   )
-  _print_files(folder)
+  _print_files(flags, folder)
 
 
-def _print_files(folder: pathlib.Path) -> None:
-  """Prints where the results are."""
+def _print_files(flags: cli.ParsedFlags, folder: pathlib.Path) -> None:
+  """Prints where the results are, and what to do next."""
   print(f'Page:  {folder / run_folder.REPORT}')
   print(
       f'Table: {folder / run_folder.RESULTS_MARKDOWN},'
@@ -449,6 +461,9 @@ def _print_files(folder: pathlib.Path) -> None:
   )
   print(f'Plots: {folder / run_folder.PLOTS}')
   print(f'Runs:  {folder / run_folder.RUNS}')
+  next_step = first_look.next_step(flags)
+  if next_step is not None:
+    print(f'Next:  {next_step}')
 
 
 PROGRAM = cli.Program(
@@ -458,12 +473,15 @@ PROGRAM = cli.Program(
         ' once with each seed and each value of swept flags, and writes a table'
         ' and plots of the results. The same command continues a comparison'
         ' that was stopped, without repeating runs that are finished; with'
-        ' more algorithms, seeds or swept values, it adds them. Without flags'
-        ' it compares algorithms on handwritten digits; each client has only a'
-        ' few of the classes.'
+        ' more algorithms, seeds or swept values, it adds them. Without'
+        ' --algorithms it is a first look: handwritten digits, ten clients of'
+        ' one class each, and one local step in a round. One sentence on each'
+        ' algorithm says how far it is from centralized training.'
     ),
     examples=(
         'tff-bn-compare',
+        'tff-bn-compare --dataset=digits_domains --split=domains'
+        ' --output_dir=runs/domains',
         'tff-bn-compare --algorithms=fedavg,fedbn,single --seeds=0,1,2'
         ' --dataset=digits_domains --split=domains',
         'tff-bn-compare --algorithms=fedavg,fbn --sweep=local_steps=1,5'

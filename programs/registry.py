@@ -364,17 +364,7 @@ ALGORITHMS = {
 # The algorithm that is trained, and the ones that are compared, by default. A
 # correction alone corrects the former.
 DEFAULT = 'fedavg'
-COMPARED = (
-    'centralized',
-    'fedavg',
-    'fedbn',
-    'silobn',
-    'fedtan',
-    'fedtan_forward_only',
-    'fedtan_ii',
-    'fbn',
-    'fixbn',
-)
+COMPARED = ('centralized', 'fedavg', 'fedtan', 'fbn', 'fedbn')
 
 
 def find(name: str) -> Algorithm:

@@ -255,6 +255,7 @@ def results_markdown(
     results: Sequence[Result],
     average_last: int,
     varied: Sequence[str] = (ALGORITHM,),
+    sentences: Sequence[str] = (),
 ) -> str:
   """Returns the text of results.md.
 
@@ -262,13 +263,15 @@ def results_markdown(
     results: Rows that `result` returned.
     average_last: The number of evaluated rounds over which they average.
     varied: The names of the labels.
+    sentences: What the table shows.
 
   Returns:
-    A table with a line for each combination of labels, and the meaning of its
-    columns.
+    A table with a line for each combination of labels, the sentences, and the
+    meaning of the columns.
   """
   cells = table_cells(results, varied)
-  return tables.markdown(cells, notes(results, average_last), len(varied))
+  explained = [*sentences, *notes(results, average_last)]
+  return tables.markdown(cells, explained, len(varied))
 
 
 def table_cells(

@@ -83,6 +83,9 @@ def test_results_markdown():
   for column in cells[0][1:]:
     assert f'- {column}: ' in notes
   assert 'last 5 evaluated rounds' in report.results_markdown(results, 5)
+  described = report.results_markdown(results, 1, sentences=['One.', 'Two.'])
+  # Below the table, before the columns' meanings.
+  assert described.splitlines()[4:8] == ['', '- One.', '- Two.', lines[5]]
 
 
 @pytest.mark.parametrize('loss', [np.nan, np.inf])

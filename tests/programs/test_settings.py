@@ -1015,7 +1015,11 @@ def test_flag_for_none_of_the_compared_algorithms():
 
 
 def test_sync_rounds_of_some_of_the_compared_algorithms():
-  flags = _compare_flags('--sync_rounds=7', '--moments=fused')
+  flags = _compare_flags(
+      '--algorithms=fedavg,fedtan,fedtan_ii',
+      '--sync_rounds=7',
+      '--moments=fused',
+  )
   settings.check(flags)
   assert settings.resolve(flags, 'fedtan_ii', 0).sync_rounds == 7
   assert settings.resolve(flags, 'fedtan', 0).sync_rounds is None
