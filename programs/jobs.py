@@ -26,6 +26,7 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
+from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import round_data
 
 
@@ -218,7 +219,11 @@ def describe_data(
   return ', '.join(text for name, text in words.items() if name not in varied)
 
 
-def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
+def train(
+    builder: Builder,
+    tasks: Sequence[Task],
+    metrics_hook: Optional[metrics_hook_lib.MetricsHook] = None,
+) -> list[Task]:
   """Trains, or continues to train, runs one after another.
 
   Call it inside of a runtime, see `runtime_flags.RuntimeFlags.enter`.
@@ -226,6 +231,7 @@ def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
   Args:
     builder: Builds the runs.
     tasks: The runs; finished ones are skipped.
+    metrics_hook: See `tff_bn.training.train`.
 
   Returns:
     The runs that failed; a failure does not stop the other runs.
@@ -237,7 +243,7 @@ def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
       continue
     print(f'[{number}/{len(tasks)}] {task.title}', flush=True)
     try:
-      train_one(builder.build(task.settings, task.folder))
+      train_one(builder.build(task.settings, task.folder), metrics_hook)
     except training.TrainingFailedError as error:
       failures.append(task)
       print(error, file=sys.stderr, flush=True)
@@ -263,15 +269,19 @@ def announce_finished(tasks: Sequence[Task]) -> None:
       print(f'[{number}/{len(tasks)}] {task.title}: finished', flush=True)
 
 
-def train_one(job: Job) -> None:
+def train_one(
+    job: Job, metrics_hook: Optional[metrics_hook_lib.MetricsHook] = None
+) -> None:
   """Trains a run, or continues it, and records how long that took.
 
   Then it tests the clients that the run holds out.
 
   Args:
     job: The run.
+    metrics_hook: See `tff_bn.training.train`.
 
   Raises:
+    MetricsHookError: If the metrics hook fails.
     TrainingFailedError: If the run has no usable model.
   """
   # A run that continues has other results.
@@ -289,6 +299,7 @@ def train_one(job: Job) -> None:
           for name, text in job.settings.to_flags().items()
           if name not in training.MAY_CHANGE
       },
+      metrics_hook=metrics_hook,
   )
   seconds = job.build_seconds + time.monotonic() - start
   num_rounds = job.settings.rounds - (result.resumed_from or 0)

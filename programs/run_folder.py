@@ -62,6 +62,7 @@ _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
 # The files besides flags.txt. Nothing else is ever removed.
 _ENTRIES = (
     METRICS,
+    'metrics_hook.json',
     'logdir',
     _CHECKPOINTS,
     'client_states.sqlite',

@@ -1,6 +1,7 @@
 """Tests that the requirements are pinned, complete and necessary."""
 
 import importlib.metadata
+import importlib.util
 import pathlib
 import re
 import sysconfig
@@ -16,6 +17,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _FILES = (
     'requirements.txt',
     'requirements-cuda.txt',
+    'requirements-logging.txt',
     'requirements-ray.txt',
 )
 
@@ -42,15 +44,23 @@ _OUTDATED_METADATA = frozenset(
     ]
 )
 
+# A distribution, and a requirement that works with another version, too.
+_WORKS_WITH_OTHERS = frozenset(
+    [('mlflow-skinny', 'cachetools'), ('databricks-sdk', 'certifi')]
+)
+
 # Requirements of distributions that nothing in the project imports.
 _NEVER_IMPORTED = {
     'dp-accounting': {'mpmath'},
+    'databricks-sdk': {'google-auth'},
     'etils': {'einops'},
+    'mlflow-skinny': {'gitpython', 'python-dotenv', 'uvicorn'},
     'tensorflow': {'google-pasta', 'libclang'},
     'tensorflow-datasets': {'array-record', 'pyarrow', 'simple-parsing'},
     # tff_bn/imports/tff_stand_ins.py replaces it.
     'tensorflow-federated': {'google-vizier'},
     'tensorflow-privacy': {'tensorflow-estimator', 'tensorflow-probability'},
+    'wandb': {'cwevals', 'opentelemetry-exporter-otlp-proto-http'},
 }
 
 
@@ -170,6 +180,31 @@ def test_pins_for_ray_are_complete_and_needed():
         todo.append(needed)
   added = {line.partition('==')[0] for line in _lines('requirements-ray.txt')}
   assert added <= seen
+
+
+def test_pins_for_logging_are_complete_and_needed():
+  file = 'requirements-logging.txt'
+  added = dict(line.split('==') for line in _lines(file))
+  pins = {
+      **_pins(markers.default_environment()['python_version']),
+      **added,
+  }
+  # Installed by `make test` only.
+  if importlib.util.find_spec('wandb') is None:
+    pytest.skip(f'{file} is not installed')
+  seen = {'mlflow-skinny', 'wandb'}
+  for name in added:
+    for need in _needs(name, frozenset()):
+      needed = utils.canonicalize_name(need.name)
+      if needed in _NEVER_IMPORTED.get(name, ()):
+        continue
+      assert needed in pins, f'{name} needs {need}, which is not pinned'
+      if (name, needed) not in _WORKS_WITH_OTHERS:
+        assert need.specifier.contains(
+            pins[needed], prereleases=True
+        ), f'{name} needs {need}, but {pins[needed]} is pinned'
+      seen.add(needed)
+  assert added.keys() <= seen
 
 
 def test_pins_for_cuda_match_tensorflow():

@@ -5,6 +5,7 @@ A run has a folder:
 | entry | content |
 | --- | --- |
 | `metrics.csv` | one row for every evaluated round |
+| `metrics_hook.json` | which rows a metrics hook has got |
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
 | `client_states.sqlite` | the clients' states, if they have any |
@@ -44,6 +45,7 @@ from tff_bn.training import client_state_store
 from tff_bn.training import event_loops
 from tff_bn.training import final_models
 from tff_bn.training import folder_lock
+from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import metrics_log
 from tff_bn.training import round_data
 from tff_bn.training import round_evaluation
@@ -65,6 +67,7 @@ def train(
     *,
     train_on_union: bool = False,
     settings: Mapping[str, str] = types.MappingProxyType({}),
+    metrics_hook: Optional[metrics_hook_lib.MetricsHook] = None,
 ) -> TrainingResult:
   """Trains a model, or continues the run in the folder if it is not finished.
 
@@ -112,6 +115,10 @@ def train(
       exchanges and megabytes are then 0.
     settings: Further settings on which the results depend, by name. A run is
       continued only with the same settings.
+    metrics_hook: Gives the rows of `metrics.csv` to a logger, such as MLflow: a
+      function that takes a `HookedRun` and returns a context manager, whose
+      value is called with each row, see `tff_bn.training.metrics_hook`. The
+      run's settings are `config` and `settings`.
 
   Returns:
     The results.
@@ -126,6 +133,8 @@ def train(
       folder is damaged.
     OSError: If a file can't be read or written at present.
     ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
+    MetricsHookError: If the metrics hook fails. The same call continues the run
+      and gives the hook the row again.
     WorkersLostError: If no worker is left, see `tff_bn.runtime.ray_runtime`.
       The finished rounds are saved.
   """
@@ -155,6 +164,7 @@ def train(
           run_dir=run_dir,
           train_on_union=train_on_union,
           settings=settings,
+          metrics_hook=metrics_hook,
           stack=stack,
       )
       return run.train(stop)
@@ -175,6 +185,7 @@ class _Run:
       run_dir: pathlib.Path,
       train_on_union: bool,
       settings: Mapping[str, str],
+      metrics_hook: Optional[metrics_hook_lib.MetricsHook],
       stack: contextlib.ExitStack,
   ):
     self._process = process
@@ -218,6 +229,9 @@ class _Run:
     self._evaluation = round_evaluation.RoundEvaluation(
         process, model, data, config, self._store, self._make_dataset
     )
+    self._hook = metrics_hook_lib.HookedRows(
+        metrics_hook, run_dir, {**settings, **dataclasses.asdict(config)}
+    )
     self._models = final_models.FinalModels(run_dir, self._identity.checksum)
     self._log = stack.enter_context(
         contextlib.closing(
@@ -228,6 +242,7 @@ class _Run:
                 is_due=self._evaluation.is_due,
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
+                on_rows=self._hook.update,
             )
         )
     )
@@ -247,7 +262,7 @@ class _Run:
     try:
       # Signals end the program only while clients are computed, so that a round
       # is recorded completely or not at all.
-      with termination.deferred():
+      with self._hook.open(), termination.deferred():
         return self._train(stop)
     except KeyboardInterrupt as error:
       saved = self._save_latest()
@@ -256,7 +271,7 @@ class _Run:
             f'Round {saved} is saved; the same command continues from there.'
         ) from error
       raise
-    except runtime.WorkersLostError:
+    except (runtime.WorkersLostError, metrics_hook_lib.MetricsHookError):
       self._save_latest()
       raise
 
