@@ -56,9 +56,11 @@ _INSTALLS = tuple(
 )
 
 
-_RAY = (
+# `make test` installs these, too.
+_FURTHER = tuple(
     '{}: -m pip install --quiet --no-deps --ignore-requires-python -r'
-    ' requirements-ray.txt'
+    f' requirements-{name}.txt'
+    for name in ('ray', 'logging')
 )
 
 
@@ -365,7 +367,7 @@ class TestMakefile:
     result = ready.run('make', 'test', PYTHONPATH='/a')
     assert result.returncode == 0, result.stderr
     assert ready.calls() == [
-        _RAY.format('python3.13'),
+        *(call.format('python3.13') for call in _FURTHER),
         'python3.13: -m ruff check .',
         'python3.13: -m pyink --check .',
         'python3.13: setup.py -q build_py --build-lib build/types',
@@ -379,7 +381,7 @@ class TestMakefile:
   def test_any_failure_fails(self, ready: Machine, tool: str, command: str):
     result = ready.run(*command.split(), FAIL=f'-m {tool}*')
     assert result.returncode != 0
-    assert len(ready.calls()) == 6
+    assert len(ready.calls()) == 7
 
   def test_ci_sets_up_and_tests(self, machine: Machine):
     machine.add('python3.13', '3.13')
@@ -387,5 +389,5 @@ class TestMakefile:
     assert result.returncode == 0, result.stderr
     calls = machine.calls()
     assert calls[:4] == _installation('python3.13')
-    assert calls[4] == _RAY.format('python3.13')
+    assert calls[4:6] == [call.format('python3.13') for call in _FURTHER]
     assert calls[-1].startswith('python3.13: -m pytest')

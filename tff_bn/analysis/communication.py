@@ -253,7 +253,15 @@ class ProcessTraffic:
 
     Args:
       process: The process, possibly with phases.
+
+    Raises:
+      TypeError: If it is no process.
     """
+    if not hasattr(process, 'next'):
+      raise TypeError(
+          'process must be a learning process, such as the result of a builder'
+          f' of tff_bn.algorithms, but is a {type(process).__name__}.'
+      )
     self._phases: Sequence[Phase] = [Phase(None, process.next)]
     if isinstance(process.next, PhasedComputation):
       self._phases = process.next.phases

@@ -1,6 +1,6 @@
 """Builds models by name and checks them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import inspect
@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import keras
 
+from tff_bn.common import checks
 from tff_bn.common import spelling
 from tff_bn.common import user_functions
 from tff_bn.layers import discovery
@@ -93,9 +94,17 @@ def build_model_fn(
     A function without arguments that returns a new `keras.Model`.
 
   Raises:
+    TypeError: If `input_shape` is no shape.
     ValueError: If the model is unknown or does not fit the data or another
       argument.
   """
+  checks.check_type(
+      'input_shape',
+      input_shape,
+      Sequence,
+      'be the shape of an example, such as (28, 28, 1)',
+  )
+  checks.check_whole_number('num_classes', num_classes)
   input_shape = tuple(input_shape)
   build = _builder(name, input_shape, num_classes, normalization)
   if precision not in names.PRECISION_NAMES:

@@ -35,6 +35,7 @@ from typing_extensions import Unpack
 
 from tff_bn import runtime
 from tff_bn.analysis import communication
+from tff_bn.common import checks
 from tff_bn.data import federated
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -128,7 +129,8 @@ def train(
       failed. The folder then holds these rounds, but no model.
     UnusableModelError: If the final model or its loss on the test data is not
       finite. The folder then holds all rounds, but no model.
-    TypeError: If a client's id is not a string.
+    TypeError: If a client's id is not a string, or an argument has the wrong
+      type.
     ValueError: If the arguments contradict each other or the folder, or the
       folder is damaged.
     OSError: If a file can't be read or written at present.
@@ -138,6 +140,7 @@ def train(
     WorkersLostError: If no worker is left, see `tff_bn.runtime.ray_runtime`.
       The finished rounds are saved.
   """
+  _check_types(model, data, config)
   federated.check_client_ids(data.client_ids)
   num_clients = len(data.client_ids)
   if (config.clients_per_round or 0) > num_clients:
@@ -170,6 +173,34 @@ def train(
       return run.train(stop)
 
   return event_loops.call_outside_of_event_loops(run)
+
+
+def _check_types(
+    model: BatchNormModel, data: federated.FederatedData, config: TrainingConfig
+) -> None:
+  """Raises an error if arguments have wrong types or do not fit."""
+  checks.check_type(
+      'model', model, BatchNormModel, 'be a tff_bn.BatchNormModel'
+  )
+  checks.check_type(
+      'config', config, TrainingConfig, 'be a tff_bn.training.TrainingConfig'
+  )
+  if not hasattr(data, 'client_ids'):
+    raise TypeError(
+        'data must be a tff_bn.data.FederatedData, such as'
+        f' tff_bn.data.split_dataset(...), but is a {type(data).__name__}.'
+    )
+  if not isinstance(data, federated.FederatedData):
+    return  # Data of the same form.
+  found, expected = map(tf.nest.flatten, (data.element_spec, model.input_spec))
+  if len(found) != len(expected) or any(
+      a.dtype != b.dtype or not b.shape.is_compatible_with(a.shape)
+      for a, b in zip(found, expected)
+  ):
+    raise ValueError(
+        f'The input_spec of the model, {model.input_spec}, does not fit the'
+        f' data, whose element_spec is {data.element_spec}.'
+    )
 
 
 class _Run:
