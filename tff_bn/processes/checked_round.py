@@ -11,8 +11,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import override
 
-LearningProcess = tff.learning.templates.LearningProcess
-
 
 class CheckedRound(tff.framework.ConcreteComputation):
   """The computation of a round, whose arguments are checked first."""
@@ -109,9 +107,11 @@ def check_arguments(next_fn: tff.Computation) -> tff.Computation:
   )
 
 
-def check_next(process: LearningProcess) -> LearningProcess:
+def check_next(
+    process: tff.learning.templates.LearningProcess,
+) -> tff.learning.templates.LearningProcess:
   """Returns a process whose `next` checks its arguments."""
-  return LearningProcess(
+  return tff.learning.templates.LearningProcess(
       process.initialize,
       check_arguments(process.next),
       process.get_model_weights,
