@@ -19,7 +19,8 @@ compare: setup
 # Files run in alphabetical order: sorted by their number of tests, the longest
 # one could come last and occupy a single worker.
 test:
-	@sh scripts/setup.sh requirements-ray.txt requirements-docs.txt
+	@sh scripts/setup.sh requirements-ray.txt requirements-logging.txt \
+	requirements-docs.txt
 	@style=0; \
 	.venv/bin/python -m ruff check . || style=1; \
 	.venv/bin/python -m pyink --check . || style=1; \

@@ -1,6 +1,7 @@
 """Batch renormalization: batch normalization corrected by moving statistics."""
 
 import math
+import numbers
 from typing import Any, Optional
 
 import keras
@@ -108,6 +109,9 @@ class BatchRenormalization(
       d_max: float = 5.0,
       **kwargs: Any,
   ):
+    for name, value in (('r_max', r_max), ('d_max', d_max)):
+      if not isinstance(value, numbers.Real):
+        raise TypeError(f'{name} must be a number, but is {value!r}.')
     if not 1 <= r_max < math.inf:
       raise ValueError(f'r_max={r_max} must be a number, at least 1.')
     if not 0 <= d_max < math.inf:

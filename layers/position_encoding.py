@@ -5,6 +5,7 @@ CVPR 2022.
 """
 
 import math
+import numbers
 from typing import Any, Optional
 
 import keras
@@ -59,6 +60,7 @@ class PositionEncoding(keras.layers.Layer):
   Output shape: The input's.
 
   Raises:
+    TypeError: If a number is none.
     ValueError: If an argument is not allowed.
   """
 
@@ -79,6 +81,14 @@ class PositionEncoding(keras.layers.Layer):
       )
     if amplitude is None:
       amplitude = DEFAULT_AMPLITUDE[mode]
+    for name, value in (
+        ('amplitude', amplitude),
+        ('period', period),
+        ('offset', offset),
+        ('personal_share', personal_share),
+    ):
+      if not isinstance(value, numbers.Real):
+        raise TypeError(f'{name} must be a number, but is {value!r}.')
     if not 0 <= amplitude < math.inf or (mode == 'multiply' and amplitude >= 1):
       raise ValueError(
           f'amplitude={amplitude} must be a number, at least 0'

@@ -17,6 +17,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import comparison as comparison_lib
 from tff_bn.programs import first_look
 from tff_bn.programs import flag_groups
+from tff_bn.programs import logging_flags
 from tff_bn.programs import output_folder
 from tff_bn.programs import parsers
 from tff_bn.programs import report
@@ -48,6 +49,7 @@ def define_flags(
       *settings_lib.define_shared_flags(values),
       run_flags.RunsFlags.define(values),
       runtime_flags.RuntimeFlags.define(values),
+      logging_flags.LoggingFlags.define(values),
       run_flags.OutputFlags.define(values, output_dir=_OUTPUT_DIR),
   )
 
@@ -257,6 +259,7 @@ def _compare(
       run_building.divide_cores([run.settings for run in runs])
       if flags.jobs > 1:
         devices.share_gpus()
+      metrics_hook = logging_flags.LoggingFlags.read(flags).load()
       stack.enter_context(runtime.enter())
       tasks = [
           jobs.Task(
@@ -281,7 +284,7 @@ def _compare(
     if flags.jobs > 1:
       failed = parallel.train(tasks, flags.jobs, _process_arguments(flags))
     else:
-      failed = jobs.train(builder, tasks)
+      failed = jobs.train(builder, tasks, metrics_hook)
   _write_results(flags, comparison, folder, folders, texts, builder)
   if planned is not None:
     from tff_bn.programs import html_report
@@ -298,7 +301,11 @@ def _compare(
 
 def _process_arguments(flags: cli.ParsedFlags) -> list[str]:
   """Returns the flags that tell another process how to run."""
-  names = ('verbosity', *runtime_flags.RuntimeFlags.specs())
+  names = (
+      'verbosity',
+      *runtime_flags.RuntimeFlags.specs(),
+      *logging_flags.LoggingFlags.specs(),
+  )
   return [flags.text(name) for name in names if flags.is_given(name)]
 
 

@@ -29,6 +29,7 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
+from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import round_data
 
 # Flags that can make updates, and so the model, not finite.
@@ -233,7 +234,11 @@ def describe_data(
   return ', '.join(text for name, text in words.items() if name not in varied)
 
 
-def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
+def train(
+    builder: Builder,
+    tasks: Sequence[Task],
+    metrics_hook: Optional[metrics_hook_lib.MetricsHook] = None,
+) -> list[Task]:
   """Trains, or continues to train, runs one after another.
 
   Call it inside of a runtime, see `runtime_flags.RuntimeFlags.enter`.
@@ -241,6 +246,7 @@ def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
   Args:
     builder: Builds the runs.
     tasks: The runs; finished ones are skipped.
+    metrics_hook: See `tff_bn.training.train`.
 
   Returns:
     The runs that failed; a failure does not stop the other runs.
@@ -252,7 +258,7 @@ def train(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
       continue
     progress.say(f'[{number}/{len(tasks)}] {task.title}')
     try:
-      train_one(builder.build(task.settings, task.folder))
+      train_one(builder.build(task.settings, task.folder), metrics_hook)
     except training.TrainingFailedError as error:
       failures.append(task)
       print(error, file=sys.stderr, flush=True)
@@ -278,15 +284,19 @@ def announce_finished(tasks: Sequence[Task]) -> None:
       progress.say(f'[{number}/{len(tasks)}] {task.title}: finished')
 
 
-def train_one(job: Job) -> None:
+def train_one(
+    job: Job, metrics_hook: Optional[metrics_hook_lib.MetricsHook] = None
+) -> None:
   """Trains a run, or continues it, and records how long that took.
 
   Then it tests the clients that the run holds out.
 
   Args:
     job: The run.
+    metrics_hook: See `tff_bn.training.train`.
 
   Raises:
+    MetricsHookError: If the metrics hook fails.
     TrainingFailedError: If the run has no usable model.
   """
   warn_of_small_clients(job)
@@ -294,7 +304,7 @@ def train_one(job: Job) -> None:
   (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
   try:
-    result = _train(job)
+    result = _train(job, metrics_hook)
   except training.TrainingFailedError as error:
     raise type(error)(f'{error} {likely_causes(job.settings)}') from error
   seconds = job.build_seconds + time.monotonic() - start
@@ -305,7 +315,9 @@ def train_one(job: Job) -> None:
     held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
 
 
-def _train(job: Job) -> training.TrainingResult:
+def _train(
+    job: Job, metrics_hook: Optional[metrics_hook_lib.MetricsHook]
+) -> training.TrainingResult:
   return training.train(
       job.process,
       job.model,
@@ -318,6 +330,7 @@ def _train(job: Job) -> training.TrainingResult:
           for name, text in job.settings.to_flags().items()
           if name not in training.MAY_CHANGE
       },
+      metrics_hook=metrics_hook,
   )
 
 

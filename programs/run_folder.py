@@ -73,6 +73,7 @@ _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
 _ENTRIES = (
     METRICS,
     CLIENT_METRICS,
+    'metrics_hook.json',
     'logdir',
     _CHECKPOINTS,
     'client_states.sqlite',

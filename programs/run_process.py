@@ -19,6 +19,7 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import finished_run
 from tff_bn.programs import flag_groups
+from tff_bn.programs import logging_flags
 from tff_bn.programs import parsers
 from tff_bn.programs import run_flags
 from tff_bn.programs import runtime_flags
@@ -43,6 +44,7 @@ def define_flags(
   return (
       define.group('Process'),
       runtime_flags.RuntimeFlags.define(values),
+      logging_flags.LoggingFlags.define(values),
       run_flags.OutputFlags.define(values),
   )
 
@@ -73,6 +75,7 @@ def main(flags: cli.ParsedFlags) -> None:
   folder = pathlib.Path(flags.output_dir)
   settings = finished_run.read_settings(folder)
   runtime = runtime_flags.RuntimeFlags.read(flags)
+  metrics_hook = logging_flags.LoggingFlags.read(flags).load()
   dependencies.require_tff()
   from tff_bn import training
   from tff_bn.programs import jobs
@@ -81,7 +84,7 @@ def main(flags: cli.ParsedFlags) -> None:
   devices.share_gpus()
   with folder_lock.inherit(folder, flags.lock), runtime.enter():
     try:
-      jobs.train_one(jobs.Builder().build(settings, folder))
+      jobs.train_one(jobs.Builder().build(settings, folder), metrics_hook)
     except training.TrainingFailedError as error:
       print(error, file=sys.stderr, flush=True)
       sys.exit(TRAINING_FAILED)

@@ -13,6 +13,7 @@ from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import keras_files
+from tff_bn.programs import logging_flags
 from tff_bn.programs import output_folder
 from tff_bn.programs import report
 from tff_bn.programs import run_flags
@@ -32,6 +33,7 @@ def define_flags(
       *settings_lib.define_shared_flags(values),
       run_flags.RunFlags.define(values),
       runtime_flags.RuntimeFlags.define(values),
+      logging_flags.LoggingFlags.define(values),
       run_flags.OutputFlags.define(values, output_dir=_OUTPUT_DIR),
   )
 
@@ -54,12 +56,14 @@ def main(flags: cli.ParsedFlags) -> None:
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
     stack.enter_context(run_folder.temporary_files_in(folder))
-    _train(settings, runtime, folder, overwrite=flags.overwrite)
+    logging = logging_flags.LoggingFlags.read(flags)
+    _train(settings, runtime, logging, folder, overwrite=flags.overwrite)
 
 
 def _train(
     settings: settings_lib.RunSettings,
     runtime: runtime_flags.RuntimeFlags,
+    logging: logging_flags.LoggingFlags,
     folder: pathlib.Path,
     *,
     overwrite: bool,
@@ -74,7 +78,7 @@ def _train(
   if is_finished:
     print('This run is finished.')
   else:
-    _train_and_plot(settings, runtime, folder, overwrite=overwrite)
+    _train_and_plot(settings, runtime, logging, folder, overwrite=overwrite)
   _print_result(folder)
 
 
@@ -102,6 +106,7 @@ def _print_result(folder: pathlib.Path) -> None:
 def _train_and_plot(
     settings: settings_lib.RunSettings,
     runtime: runtime_flags.RuntimeFlags,
+    logging: logging_flags.LoggingFlags,
     folder: pathlib.Path,
     *,
     overwrite: bool,
@@ -117,12 +122,13 @@ def _train_and_plot(
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       run_building.divide_cores([settings])
+      metrics_hook = logging.load()
       stack.enter_context(runtime.enter())
       job = jobs.Builder().build(settings, folder)
       run_folder.begin(
           folder, PROGRAM.name, settings.to_flags(), overwrite=overwrite
       )
-    jobs.train_one(job)
+    jobs.train_one(job, metrics_hook)
   run = report.Run(
       {report.ALGORITHM: settings.algorithm},
       settings.seed,

@@ -86,6 +86,37 @@ def test_exchanges_that_build_on_each_other():
   )
 
 
+def test_names_are_places_in_the_structures_of_the_senders():
+  state_type = tff.to_type(
+      collections.OrderedDict(weights=[_WEIGHTS, _WEIGHTS], rate=_SCALAR)
+  )
+
+  @tff.tensorflow.computation(state_type, _VALUES)
+  def train(state, values):
+    del state
+    mean = tf.zeros(3, tf.float64)
+    return collections.OrderedDict(
+        update=dict(mean=mean), sums=[values, values]
+    )
+
+  def next_fn(state, data):
+    sent = tff.federated_map(train, (tff.federated_broadcast(state), data))
+    return state, tff.federated_sum(sent)
+
+  messages = analysis.messages(_next(next_fn, state_type, _VALUES))
+
+  assert [m.name for m in messages if m.direction is _DOWN] == [
+      'weights[0]',
+      'weights[1]',
+      'rate',
+  ]
+  assert [m.name for m in messages if m.direction is _UP] == [
+      'update.mean',
+      'sums[0]',
+      'sums[1]',
+  ]
+
+
 def test_metrics_that_need_a_value_before_the_state_does():
   def next_fn(state, data):
     at_clients = tff.federated_broadcast(state)

@@ -13,13 +13,12 @@ layers = keras.layers
 _SPEC = (tf.TensorSpec((None, 4)), tf.TensorSpec((None,), tf.int32))
 
 
-def _model(keras_model_fn, input_spec=_SPEC, metrics_fn=None):
-  return BatchNormModel(
-      keras_model_fn,
-      input_spec,
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(True),
-      metrics_fn=metrics_fn,
-  )
+def _loss_fn():
+  return keras.losses.SparseCategoricalCrossentropy(True)
+
+
+def _model(keras_model_fn, input_spec=_SPEC, loss_fn=_loss_fn, metrics_fn=None):
+  return BatchNormModel(keras_model_fn, input_spec, loss_fn, metrics_fn)
 
 
 def _sequential(make_layers):
@@ -220,6 +219,16 @@ def test_initial_weights_come_from_the_function():
   np.testing.assert_array_equal(model.to_keras().get_weights()[0], kernel)
 
 
+def test_weights_that_are_none_are_an_error():
+  model = _model(_with_norm)
+  with pytest.raises(
+      TypeError, match=r'get_model_weights\(state\), but is a li'
+  ):
+    model.to_keras([1, 2])
+  with pytest.raises(TypeError, match='keras_model must be a keras.Model, but'):
+    model.from_keras(_with_norm)
+
+
 def test_weights_of_another_model_are_an_error():
   model = _sequential(lambda: [layers.Dense(2)])
   with pytest.raises(ValueError, match='weights has 1 trainable and 0 other'):
@@ -230,6 +239,13 @@ def test_weights_of_another_model_are_an_error():
   deeper = keras.Sequential([keras.Input((4,)), wider, layers.Dense(3)])
   with pytest.raises(ValueError, match='4 variables instead of 2'):
     model.from_keras(deeper)
+
+
+def _with_norm():
+  return keras.Sequential(
+      [keras.Input((4,)), layers.Dense(3), layers.BatchNormalization()],
+      name='with_norm',
+  )
 
 
 def _norm_free():
@@ -254,11 +270,96 @@ def _norm_free():
             ValueError,
             r"metrics named \['loss'\]",
         ),
+        (
+            dict(keras_model_fn=_with_norm()),
+            TypeError,
+            r"is the model '\w+' itself; use lambda: keras.models.clone_model",
+        ),
+        (
+            dict(keras_model_fn='resnet20'),
+            TypeError,
+            'function .* but is a str',
+        ),
+        (
+            dict(loss_fn=keras.losses.MeanSquaredError()),
+            TypeError,
+            'a MeanSquaredError itself; use lambda: keras.losses.MeanSquare',
+        ),
+        (dict(loss_fn='mse'), TypeError, 'loss_fn must be a function'),
+        (dict(loss_fn=lambda: 'mse'), TypeError, 'return a keras.losses.Loss'),
+        (
+            dict(metrics_fn=[keras.metrics.Mean('mean')]),
+            TypeError,
+            'metrics_fn must be a function .* but is a list itself; use lambda',
+        ),
+        (
+            dict(metrics_fn=keras.metrics.Mean('mean')),
+            TypeError,
+            'is a Mean itself',
+        ),
+        (
+            dict(metrics_fn=lambda: keras.metrics.Mean('mean')),
+            TypeError,
+            'return a list of keras.metrics.Metric, but is a Mean',
+        ),
+        (
+            dict(metrics_fn=lambda: ['accuracy']),
+            TypeError,
+            'list of keras.metr',
+        ),
+        (
+            dict(input_spec=tf.data.Dataset.range(3)),
+            TypeError,
+            'use dataset.element_spec',
+        ),
+        (
+            dict(input_spec=([0.0] * 4, 1)),
+            TypeError,
+            'input_spec must consist of tf.TensorSpecs',
+        ),
+        (
+            dict(input_spec=(tf.TensorSpec((4,)), tf.TensorSpec(()))),
+            ValueError,
+            r'shape \(\), without an axis .* Use dataset.batch\(',
+        ),
+        (
+            # The labels are vectors, too.
+            dict(input_spec=(tf.TensorSpec((4,)), tf.TensorSpec((3,)))),
+            ValueError,
+            r'shape \(4,\), without an axis .* Use dataset.batch\(',
+        ),
+        (
+            dict(input_spec=(tf.TensorSpec((None, 7)), _SPEC[1])),
+            ValueError,
+            r'x of shape \(None, 7\), but .* has the shape \(None, 4\)',
+        ),
     ],
 )
 def test_bad_arguments_are_errors(arguments, error, message):
   with pytest.raises(error, match=message):
-    _model(**arguments)
+    _model(**{'keras_model_fn': _with_norm, **arguments})
+
+
+@pytest.mark.parametrize('shape', [(8, 8), (8, 8, 1)])
+@pytest.mark.parametrize('input_shape', [(8, 8), (8, 8, 1)])
+def test_last_axis_of_size_1_is_optional(input_shape, shape):
+  def keras_model_fn():
+    return keras.Sequential(
+        [keras.Input(input_shape), layers.Flatten(), layers.Dense(2)]
+    )
+
+  spec = (tf.TensorSpec((None, *shape)), _SPEC[1])
+  # Keras accepts both, so do we.
+  keras_model_fn()(tf.zeros((3, *shape)))
+  assert _model(keras_model_fn, spec).input_spec == spec
+
+
+def test_repr_describes_the_model():
+  # A kernel of 4 x 3 and a bias; 3 scales and 3 shifts; 3 means and variances.
+  assert repr(_model(_with_norm)) == (
+      "<BatchNormModel 'with_norm': 21 trainable and 6 other parameters, 1"
+      ' batch normalization layers, x: float32 (None, 4), y: int32 (None,)>'
+  )
 
 
 def test_a_function_that_returns_the_same_model_twice_is_an_error():

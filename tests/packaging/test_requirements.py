@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import importlib.metadata
+import importlib.util
 import pathlib
 import re
 import sysconfig
@@ -18,6 +19,7 @@ _FILES = (
     'requirements.txt',
     'requirements-cuda.txt',
     'requirements-docs.txt',
+    'requirements-logging.txt',
     'requirements-ray.txt',
 )
 # What builds the documentation.
@@ -47,15 +49,23 @@ _OUTDATED_METADATA = frozenset(
     ]
 )
 
+# A distribution, and a requirement that works with another version, too.
+_WORKS_WITH_OTHERS = frozenset(
+    [('mlflow-skinny', 'cachetools'), ('databricks-sdk', 'certifi')]
+)
+
 # Requirements of distributions that nothing in the project imports.
 _NEVER_IMPORTED = {
     'dp-accounting': {'mpmath'},
+    'databricks-sdk': {'google-auth'},
     'etils': {'einops'},
+    'mlflow-skinny': {'gitpython', 'python-dotenv', 'uvicorn'},
     'tensorflow': {'google-pasta', 'libclang'},
     'tensorflow-datasets': {'array-record', 'pyarrow', 'simple-parsing'},
     # tff_bn/imports/tff_stand_ins.py replaces it.
     'tensorflow-federated': {'google-vizier'},
     'tensorflow-privacy': {'tensorflow-estimator', 'tensorflow-probability'},
+    'wandb': {'cwevals', 'opentelemetry-exporter-otlp-proto-http'},
 }
 
 
@@ -189,10 +199,37 @@ def _check_added_pins(file: str, roots: Sequence[tuple[str, str]]):
 
 def test_added_files_agree():
   pins = {}
-  for file in ('requirements-docs.txt', 'requirements-ray.txt'):
+  for file in _FILES:
+    if file == 'requirements.txt':
+      continue
     for line in _lines(file):
       name, _, version = line.partition('==')
       assert pins.setdefault(name, version) == version, name
+
+
+def test_pins_for_logging_are_complete_and_needed():
+  file = 'requirements-logging.txt'
+  added = dict(line.split('==') for line in _lines(file))
+  pins = {
+      **_pins(markers.default_environment()['python_version']),
+      **added,
+  }
+  # Installed by `make test` only.
+  if importlib.util.find_spec('wandb') is None:
+    pytest.skip(f'{file} is not installed')
+  seen = {'mlflow-skinny', 'wandb'}
+  for name in added:
+    for need in _needs(name, frozenset()):
+      needed = utils.canonicalize_name(need.name)
+      if needed in _NEVER_IMPORTED.get(name, ()):
+        continue
+      assert needed in pins, f'{name} needs {need}, which is not pinned'
+      if (name, needed) not in _WORKS_WITH_OTHERS:
+        assert need.specifier.contains(
+            pins[needed], prereleases=True
+        ), f'{name} needs {need}, but {pins[needed]} is pinned'
+      seen.add(needed)
+  assert added.keys() <= seen
 
 
 def test_pins_for_cuda_match_tensorflow():

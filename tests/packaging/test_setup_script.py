@@ -60,7 +60,7 @@ _INSTALLS = tuple(
 _FURTHER = tuple(
     '{}: -m pip install --quiet --no-deps --ignore-requires-python -r'
     f' requirements-{name}.txt'
-    for name in ('ray', 'docs')
+    for name in ('ray', 'logging', 'docs')
 )
 
 
@@ -392,7 +392,7 @@ class TestMakefile:
   def test_any_failure_fails(self, ready: Machine, tool: str, command: str):
     result = ready.run(*command.split(), FAIL=f'-m {tool}*')
     assert result.returncode != 0
-    assert len(ready.calls()) == 7
+    assert len(ready.calls()) == 8
 
   def test_ci_sets_up_and_tests(self, machine: Machine):
     machine.add('python3.13', '3.13')
@@ -400,5 +400,5 @@ class TestMakefile:
     assert result.returncode == 0, result.stderr
     calls = machine.calls()
     assert calls[:4] == _installation('python3.13')
-    assert calls[4:6] == [call.format('python3.13') for call in _FURTHER]
+    assert calls[4:7] == [call.format('python3.13') for call in _FURTHER]
     assert calls[-1].startswith('python3.13: -m pytest')

@@ -37,7 +37,9 @@ def test_client_devices_must_be_distinct_and_not_empty(names):
 
 @pytest.mark.parametrize('number', [0, -1])
 def test_max_concurrent_clients_must_be_positive(number):
-  with pytest.raises(ValueError, match=f'={number} must be at least 1'):
+  with pytest.raises(
+      ValueError, match=f'={number} must be a whole number, at least 1'
+  ):
     runtime.InProcessContext(max_concurrent_clients=number)
 
 

@@ -283,14 +283,14 @@ class CheckedRule(Rule):
     is_enough = tf.debugging.Assert(
         tf.logical_or(is_empty, num_clients >= needed),
         [
-            f'{type(self).__name__} with num_byzantine={self.num_byzantine}'
-            ' has to tolerate this many attackers:',
-            num_byzantine,
-            'so it needs at least this many clients with finite values:',
-            needed,
-            'but there are:',
-            num_clients,
-            'Use more clients, a smaller num_byzantine, or another rule.',
+            tf.strings.format(
+                f'{type(self).__name__} with num_byzantine={self.num_byzantine}'
+                ' has to tolerate {} attackers among the clients with finite'
+                ' values, so it needs at least {} of these clients, but there'
+                ' are {}. Use more clients in a round, a smaller num_byzantine,'
+                ' or another rule.',
+                (num_byzantine, needed, num_clients),
+            )
         ],
     )
     checks = [is_enough]
@@ -299,9 +299,12 @@ class CheckedRule(Rule):
           tf.debugging.Assert(
               num_clients <= self.num_clients,
               [
-                  f'{type(self).__name__} was made for'
-                  f' num_clients={self.num_clients}, but there are:',
-                  num_clients,
+                  tf.strings.format(
+                      f'{type(self).__name__} was made for'
+                      f' num_clients={self.num_clients}, but there are {{}}'
+                      ' clients in the round.',
+                      num_clients,
+                  )
               ],
           )
       )

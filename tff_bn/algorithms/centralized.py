@@ -17,7 +17,9 @@ from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import checked_round
 from tff_bn.processes import finalizer
+from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
 from tff_bn.processes.options import LocalTrainingOptions
 
@@ -72,6 +74,7 @@ def build_centralized(
     )
   if momentum is not None:
     client_optimizer = optimizers.AveragedGradients(client_optimizer, momentum)
+  options_lib.check_names(LocalTrainingOptions, options)
   weights = SharedWeights(model, FEDAVG)
   work = LocalTrainingWork(
       model,
@@ -119,7 +122,7 @@ def build_centralized(
 
   return tff.learning.templates.LearningProcess(
       initialize,
-      _build_next(work, weights, state_type),
+      checked_round.check_arguments(_build_next(work, weights, state_type)),
       get_model_weights,
       set_model_weights,
   )

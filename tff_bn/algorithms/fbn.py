@@ -22,6 +22,7 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
+from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -30,6 +31,7 @@ from tff_bn.keras_model.shared_weights import Statistics
 from tff_bn.layers.batch_moments import Moments
 from tff_bn.layers.batch_renormalization import BatchRenormalization
 from tff_bn.processes import averaging
+from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
 from tff_bn.processes.options import ProcessConfig
@@ -257,10 +259,12 @@ def _backward_statistics(
   if backward not in backward_statistics.KINDS:
     kinds = ', '.join(map(repr, ('none', *backward_statistics.KINDS)))
     raise ValueError(f'backward={backward!r} must be one of {kinds}.')
-  if restart is not None and not restart > 1:
-    raise ValueError(
-        f'backward_restart={restart} must be greater than 1, or None.'
-    )
+  if restart is not None:
+    checks.check_number('backward_restart', restart)
+    if not restart > 1:
+      raise ValueError(
+          f'backward_restart={restart} must be greater than 1, or None.'
+      )
   other = options.get('drift_correction')
   if other is not None:
     raise ValueError(
@@ -272,6 +276,7 @@ def _backward_statistics(
         f'backward={backward!r} is impossible in float16, where gradients are'
         ' scaled; use bfloat16 or float32.'
     )
+  options_lib.check_names(Options, options)
   config = ProcessConfig(client_optimizer, **options)
   # Then the update of γ and ζ is their gradient times the learning rate.
   is_one_gradient = (

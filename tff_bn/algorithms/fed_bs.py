@@ -108,6 +108,7 @@ class FedBs(drift_correction.DriftCorrection):
   proximal_strength: float
 
   def __post_init__(self):
+    checks.check_number('epsilon', self.epsilon)
     if not 0 < self.epsilon < float('inf'):
       raise ValueError(
           f'epsilon={self.epsilon} must be a number greater than 0.'

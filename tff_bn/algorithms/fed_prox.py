@@ -19,6 +19,7 @@ from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
 from tff_bn.clients.drift_correction import Tensors
+from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import averaging
@@ -93,6 +94,7 @@ class FedProx(drift_correction.DriftCorrection):
 
 def check_proximal_strength(proximal_strength: float) -> None:
   """Raises a `ValueError` if the strength is not allowed."""
+  checks.check_number('proximal_strength', proximal_strength)
   if not 0 <= proximal_strength < float('inf'):
     raise ValueError(
         f'proximal_strength={proximal_strength} must be a number, at least 0.'

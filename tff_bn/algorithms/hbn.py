@@ -34,6 +34,7 @@ from tff_bn.keras_model.shared_weights import Statistics
 from tff_bn.layers.batch_moments import Moments
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.processes import averaging
+from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
 from tff_bn.processes.options import Options
 from tff_bn.processes.options import ProcessConfig
@@ -132,9 +133,12 @@ def build_hbn(
     ValueError: If an option has a value that is not allowed, or the model has
       no trainable batch normalization layer, or one of another class.
   """
+  requirements.check_model(model)
+  options_lib.check_names(Options, options)
   ProcessConfig(client_optimizer, **options)  # Checks them.
   layers = requirements.trained_batch_norm_layers('HBN', model)
   _check_classes(model, layers)
+  checks.check_number('statistics_rate', statistics_rate)
   if not 0 < statistics_rate <= 1:
     raise ValueError(
         f'statistics_rate={statistics_rate} must be greater than 0 and at most'

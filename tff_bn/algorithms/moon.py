@@ -16,6 +16,7 @@ from tff_bn.algorithms import fed_avg
 from tff_bn.clients import drift_correction
 from tff_bn.clients.drift_correction import State
 from tff_bn.clients.drift_correction import Tensors
+from tff_bn.common import checks
 from tff_bn.keras_model import layer_features
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
@@ -101,6 +102,8 @@ class Moon(drift_correction.DriftCorrection):
   feature_layer: Optional[str] = None
 
   def __post_init__(self):
+    for name in ('contrastive_weight', 'temperature'):
+      checks.check_number(name, getattr(self, name))
     if not 0 <= self.contrastive_weight < float('inf'):
       raise ValueError(
           f'contrastive_weight={self.contrastive_weight} must be a number, at'

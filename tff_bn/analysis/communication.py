@@ -47,6 +47,10 @@ class Message:
     shape: The tensor's shape. A size, or the whole shape, is `None` if it is
       unknown before the computation runs.
     metrics_only: Whether only the round's metrics depend on the tensor.
+    name: Its place in the structure that the sender computed, such as
+      `update.trainable.kernel_0` (a variable of the model by name) or
+      `global_model_weights.trainable[0]` (by position); empty if it is not part
+      of a structure.
   """
 
   exchange: int
@@ -54,6 +58,7 @@ class Message:
   dtype: tf.DType
   shape: Optional[tuple[Optional[int], ...]]
   metrics_only: bool
+  name: str = ''
 
   @property
   def num_bytes(self) -> int:
@@ -155,6 +160,7 @@ def messages(next_computation: tff.Computation) -> list[Message]:
           dtype=transfer.leaf.spec.dtype,
           shape=_shape(transfer.leaf.spec),
           metrics_only=_key(transfer) not in needed,
+          name=transfer.leaf.name,
       )
       for transfer in plan.transfers([*for_state, *for_metrics], for_clients)
   ]
@@ -247,7 +253,15 @@ class ProcessTraffic:
 
     Args:
       process: The process, possibly with phases.
+
+    Raises:
+      TypeError: If it is no process.
     """
+    if not hasattr(process, 'next'):
+      raise TypeError(
+          'process must be a learning process, such as the result of a builder'
+          f' of tff_bn.algorithms, but is a {type(process).__name__}.'
+      )
     self._phases: Sequence[Phase] = [Phase(None, process.next)]
     if isinstance(process.next, PhasedComputation):
       self._phases = process.next.phases

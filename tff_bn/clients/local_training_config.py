@@ -52,8 +52,29 @@ class LocalTrainingConfig:
     if self.local_steps is not None:
       checks.check_whole_number('local_steps', self.local_steps)
     checks.check_whole_number('local_epochs', self.local_epochs)
+    if self.local_steps is not None and self.local_epochs > 1:
+      raise ValueError(
+          f'local_steps={self.local_steps} and local_epochs={self.local_epochs}'
+          ' exclude each other: give only one of them. For more steps than a'
+          ' dataset has batches, repeat the dataset (dataset.repeat()).'
+      )
     for name in ('client_warmup_rounds', 'client_warmup_steps'):
       checks.check_whole_number(name, getattr(self, name), least=0)
+    for name in (
+        'client_weight_decay',
+        'client_gradient_clip_norm',
+        'shuffle_times',
+        'shuffle_probability',
+    ):
+      if getattr(self, name) is not None:
+        checks.check_number(name, getattr(self, name))
+    checks.check_integer('seed', self.seed)
+    if self.client_learning_rate_schedule is not None:
+      checks.check_function(
+          'client_learning_rate_schedule',
+          self.client_learning_rate_schedule,
+          'maps the number of finished rounds to a learning rate',
+      )
     if not self.client_weight_decay >= 0:
       raise ValueError(
           f'client_weight_decay={self.client_weight_decay} must be at least 0.'

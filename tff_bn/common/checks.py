@@ -1,5 +1,6 @@
 """Checks of arguments."""
 
+import numbers
 from typing import Any, Union
 
 import numpy as np
@@ -22,7 +23,41 @@ def check_type(
 
 def check_whole_number(name: str, value: Any, least: int = 1) -> None:
   """Raises a `ValueError` unless an argument is a whole number from `least`."""
-  if not isinstance(value, (int, np.integer)) or value < least:
+  if (
+      isinstance(value, bool)
+      or not isinstance(value, (int, np.integer))
+      or value < least
+  ):
     raise ValueError(
-        f'{name}={value} must be a whole number, at least {least}.'
+        f'{name}={value!r} must be a whole number, at least {least}.'
+    )
+
+
+def check_integer(name: str, value: Any) -> None:
+  """Raises a `TypeError` unless an argument is an integer of 64 bits."""
+  if (
+      isinstance(value, bool)
+      or not isinstance(value, (int, np.integer))
+      or not -(2**63) <= value < 2**63
+  ):
+    raise TypeError(f'{name} must be an integer of 64 bits, but is {value!r}.')
+
+
+def check_number(name: str, value: Any) -> None:
+  """Raises a `TypeError` unless an argument is a number."""
+  if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    raise TypeError(f'{name} must be a number, but is {value!r}.')
+
+
+def check_function(name: str, value: Any, expected: str) -> None:
+  """Raises a `TypeError` unless an argument is a function.
+
+  Args:
+    name: The argument's name.
+    value: Its value.
+    expected: What it must do, for the message.
+  """
+  if not callable(value):
+    raise TypeError(
+        f'{name} must be a function that {expected}, but is {value!r}.'
     )

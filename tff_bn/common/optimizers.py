@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import checks
+
 LEARNING_RATE = tff.learning.optimizers.LEARNING_RATE_KEY
 
 
@@ -83,6 +85,7 @@ def averaged(old: Any, gradient: tf.Tensor, momentum: float) -> tf.Tensor:
 
 def check_averaging_momentum(momentum: float) -> None:
   """Raises a `ValueError` if the momentum cannot average gradients."""
+  checks.check_number('momentum', momentum)
   if not 0 <= momentum < 1:
     raise ValueError(
         f'momentum must be at least 0 and less than 1, but is {momentum}.'

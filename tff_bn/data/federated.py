@@ -9,6 +9,7 @@ from typing import Optional, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.common import checks
 from tff_bn.common import seeding
 from tff_bn.common import spelling
 from tff_bn.data import augmentation as augmentation_lib
@@ -184,6 +185,11 @@ class FederatedData:
     _check_positive('batch_size', batch_size)
     if not client_ids:
       raise ValueError('client_ids is empty; give at least one client.')
+    if isinstance(client_ids, str):
+      raise TypeError(
+          'client_ids must be a list of ids, but is a single one; use'
+          f' [{client_ids!r}].'
+      )
     clients = [self.client_number(client_id) for client_id in client_ids]
     samples = np.concatenate(
         [self.train_indices[client_id] for client_id in client_ids]
@@ -371,5 +377,6 @@ def label_counts(
 
 
 def _check_positive(parameter: str, number: int) -> None:
+  checks.check_integer(parameter, number)
   if number < 1:
     raise ValueError(f'{parameter}={number} is too small; use at least 1.')

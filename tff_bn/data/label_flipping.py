@@ -25,6 +25,7 @@ def flip_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
   Returns:
     The flipped labels, of the same shape and dtype.
   """
+  labels = np.asarray(labels)
   return (num_classes - 1 - labels).astype(labels.dtype)
 
 

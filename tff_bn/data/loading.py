@@ -4,6 +4,7 @@ import functools
 import os
 from typing import Optional
 
+from tff_bn.common import checks
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import digits
@@ -38,8 +39,10 @@ def load_dataset(
     The dataset.
 
   Raises:
+    TypeError: If the name is no string.
     ValueError: If the name is unknown or the data can't be used.
   """
+  checks.check_type('dataset', name, str, 'be the name of a dataset')
   if image_size is not None and min(image_size) < 1:
     raise ValueError(
         f'image_size={image_size[0]}x{image_size[1]}: height and width must'

@@ -5,6 +5,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from tff_bn.common import checks
 from tff_bn.common import seeding
 from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
@@ -50,24 +51,41 @@ def split_dataset(
     are names of domains, with `natural` names of writers.
 
   Raises:
-    TypeError: If no split has such a parameter.
+    TypeError: If no split has such a parameter, or an argument has the wrong
+      type.
     ValueError: If the split is unknown, lacks its argument, or does not suit
       the dataset.
   """
+  checks.check_type(
+      'dataset',
+      dataset,
+      dataset_lib.Dataset,
+      'be a tff_bn.data.Dataset, such as tff_bn.data.load_dataset(name)',
+  )
+  if num_clients is not None:
+    checks.check_integer('num_clients', num_clients)
+  checks.check_integer('seed', seed)
   if split not in splits.SPLITS:
     raise ValueError(
         f'split={split} is unknown; the splits are'
         f' {", ".join(splits.SPLITS)}.'
         f'{spelling.suggestion(split, splits.SPLITS)}'
     )
-  unknown = set(parameters).difference(
-      *((entry.parameter, entry.variant) for entry in splits.SPLITS.values())
-  )
+  known = [
+      name
+      for entry in splits.SPLITS.values()
+      for name in (entry.parameter, entry.variant)
+      if name is not None
+  ]
+  unknown = sorted(set(parameters).difference(known))
   if unknown:
     raise TypeError(
-        'split_dataset() got an unexpected keyword argument'
-        f' {min(unknown)!r}'
+        f'{unknown[0]!r} is not a parameter of a split; the parameters are'
+        f' {", ".join(known)}.'
     )
+  for name, number in parameters.items():
+    if number is not None and name != 'dirichlet_by':
+      checks.check_number(name, number)
   entry = splits.SPLITS[split]
   if entry.make is None:
     split_by_origin = {

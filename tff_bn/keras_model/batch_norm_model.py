@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import math
 from typing import Any, Optional, TypeAlias
 
 import keras
@@ -9,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.common import checks
+from tff_bn.keras_model import model_arguments
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
@@ -102,20 +105,19 @@ class BatchNormModel:
         metrics with different names. Default: none.
 
     Raises:
-      TypeError: If `keras_model_fn` does not return a `keras.Model`.
-      ValueError: If `input_spec` is not a pair, two calls return the same model
-        object, the model has no trainable variable, or two metrics have the
-        same name.
+      TypeError: If an argument is not a function that returns what it should,
+        such as a model, a loss or a list of metrics themselves.
+      ValueError: If `input_spec` is not of a batched dataset of pairs, or does
+        not fit the model's input, two calls return the same model object, the
+        model has no trainable variable, or two metrics have the same name.
     """
-    if not isinstance(input_spec, (tuple, list)) or len(input_spec) != 2:
-      raise ValueError(
-          'input_spec must be the element_spec of a batched dataset of (x, y)'
-          f' pairs, but is {input_spec!r}.'
-      )
+    model_arguments.check_model_fn(keras_model_fn)
+    self.input_spec = model_arguments.check_input_spec(input_spec)
+    model_arguments.check_loss_fn(loss_fn)
     self.keras_model_fn = keras_model_fn
-    self.input_spec = tuple(input_spec)
     self.loss_fn = loss_fn
     self.metrics_fn = metrics_fn if metrics_fn is not None else list
+    model_arguments.check_metrics_fn(self.metrics_fn)
     self.keras_model = self._new_keras_model()
     if not self.keras_model.trainable_weights:
       raise ValueError('The model of keras_model_fn has no trainable variable.')
@@ -129,16 +131,23 @@ class BatchNormModel:
         )
     )
     self._initial = [v.numpy() for v in self.keras_model.weights]
-    names = [metric.name for metric in self.metrics_fn()]
-    if (
-        'loss' in names
-        or 'num_examples' in names
-        or len(set(names)) < len(names)
-    ):
-      raise ValueError(
-          f'metrics_fn returns metrics named {names}; the names must be unique'
-          " and differ from 'loss' and 'num_examples'."
-      )
+
+  def __repr__(self) -> str:
+    layers = {v.batch_norm for v in self.variables} - {None}
+    num_trainable = sum(
+        math.prod(v.shape) for v in self.variables if v.trainable
+    )
+    num_others = sum(
+        math.prod(v.shape) for v in self.variables if not v.trainable
+    )
+    x, y = tf.nest.map_structure(
+        lambda spec: f'{spec.dtype.name} {spec.shape}', self.input_spec
+    )
+    return (
+        f'<BatchNormModel {self.keras_model.name!r}:'
+        f' {num_trainable:,} trainable and {num_others:,} other parameters,'
+        f' {len(layers)} batch normalization layers, x: {x}, y: {y}>'
+    )
 
   def _new_keras_model(self) -> keras.Model:
     model = self.keras_model_fn()
@@ -152,6 +161,7 @@ class BatchNormModel:
           'keras_model_fn returned the same model at two calls; it must build a'
           ' new one at each call. keras.models.clone_model copies a model.'
       )
+    model_arguments.check_fits(self.input_spec, model)
     if not model.built or not model.weights:
       sample = tf.nest.map_structure(
           lambda spec: tf.zeros([d or 1 for d in spec.shape], spec.dtype),
@@ -196,8 +206,15 @@ class BatchNormModel:
       The list, the inverse of `to_model_weights`.
 
     Raises:
+      TypeError: If `weights` are not `ModelWeights`.
       ValueError: If the number of values is wrong.
     """
+    if not isinstance(weights, tuple) or len(weights) != 2:
+      raise TypeError(
+          'weights must be ModelWeights, such as'
+          ' process.get_model_weights(state), but is a'
+          f' {type(weights).__name__}.'
+      )
     trainable, non_trainable = list(weights[0]), list(weights[1])
     if (len(trainable), len(non_trainable)) != (
         len(self._trainable_positions),
@@ -224,6 +241,7 @@ class BatchNormModel:
       `model.save` loads without this package, unless it uses layers of it.
 
     Raises:
+      TypeError: If `weights` are not `ModelWeights`.
       ValueError: If the number of weights is wrong.
     """
     values = (
@@ -244,8 +262,12 @@ class BatchNormModel:
       Its weights, for `process.set_model_weights`.
 
     Raises:
+      TypeError: If it is no Keras model.
       ValueError: If the variables differ.
     """
+    checks.check_type(
+        'keras_model', keras_model, keras.Model, 'be a keras.Model'
+    )
     found = [
         (info.role, info.trainable, info.shape)
         for info in _describe_variables(keras_model)

@@ -71,6 +71,13 @@ class Partition:
   local: frozenset[Role]
 
   def __post_init__(self):
+    if not isinstance(self.local, frozenset) or not all(
+        isinstance(role, Role) for role in self.local
+    ):
+      raise TypeError(
+          f'local of the partition {self.name!r} must be a frozenset of'
+          f' tff_bn.partition.Role, but is {self.local!r}.'
+      )
     if len(self.local & _STATISTICS) == 1:
       raise ValueError(
           f'Partition {self.name!r} keeps'

@@ -1,17 +1,17 @@
 """Builds models by name and checks them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
-import importlib
 import inspect
-import re
 from typing import Any, Optional
 
 import keras
 import numpy as np
 
+from tff_bn.common import checks
 from tff_bn.common import spelling
+from tff_bn.common import user_functions
 from tff_bn.layers import discovery
 from tff_bn.models import abide_mlp
 from tff_bn.models import alexnet_bn
@@ -31,7 +31,6 @@ from tff_bn.position_aware import position_encodings
 _DEFAULT_NORMALIZATION = 'batch'
 _DEFAULT_PRECISION = 'float32'
 _NO_ENCODINGS = 'off'
-_KERAS_PREFIX = 'Exception encountered when calling'
 
 # Name -> the function that builds the model, and the smallest height and width
 # of its images; `None` if samples of any shape are allowed.
@@ -96,9 +95,17 @@ def build_model_fn(
     A function without arguments that returns a new `keras.Model`.
 
   Raises:
+    TypeError: If `input_shape` is no shape.
     ValueError: If the model is unknown or does not fit the data or another
       argument.
   """
+  checks.check_type(
+      'input_shape',
+      input_shape,
+      Sequence,
+      'be the shape of an example, such as (28, 28, 1)',
+  )
+  checks.check_whole_number('num_classes', num_classes)
   input_shape = tuple(input_shape)
   build = _builder(name, input_shape, num_classes, normalization)
   if precision not in names.PRECISION_NAMES:
@@ -160,7 +167,7 @@ def _builder(
     _check_input_shape(name, input_shape, smallest)
     arguments = {'normalization': normalization}
   elif names.is_other_model(name):
-    build = _import_function(name)
+    build = user_functions.import_function('model', name)
     arguments = _normalization_argument(name, build, normalization)
   else:
     raise ValueError(
@@ -236,36 +243,6 @@ def _check_input_shape(
     )
 
 
-def _import_function(name: str) -> Callable[..., Any]:
-  """Imports `package.module:function`."""
-  module_name, _, function_name = name.partition(':')
-  try:
-    module = importlib.import_module(module_name)
-  # The user's module may raise anything.
-  except Exception as error:
-    raise ValueError(
-        f'model={name}: the module {module_name!r} can not be imported'
-        f' ({_brief(error)}). To import your own file, add its folder to the'
-        ' environment variable PYTHONPATH.'
-    ) from error
-  function = getattr(module, function_name, None)
-  if not callable(function):
-    raise ValueError(
-        f'model={name}: the module {module_name!r} has no function'
-        f' {function_name!r}.'
-    )
-  return function
-
-
-def _brief(error: Exception) -> str:
-  """Returns the class of an exception and the first line of its message."""
-  lines = re.sub('\x1b\\[[0-9]*m', '', str(error)).split('\n')
-  lines = [line.strip() for line in lines if line.strip()] or ['']
-  # Keras's first line names only the layer.
-  num_lines = 2 if lines[0].startswith(_KERAS_PREFIX) else 1
-  return f'{type(error).__name__}: {" ".join(lines[:num_lines])}'
-
-
 def _normalization_argument(
     name: str, function: Callable[..., Any], normalization: str
 ) -> dict[str, str]:
@@ -298,7 +275,7 @@ def _check_user_model(
   # The user's function may raise anything.
   except Exception as error:
     raise ValueError(
-        f'model={name}: {call} failed ({_brief(error)}).'
+        f'model={name}: {call} failed ({user_functions.brief(error)}).'
     ) from error
   if not isinstance(model, keras.Model):
     raise ValueError(
@@ -311,7 +288,7 @@ def _check_user_model(
   except Exception as error:
     raise ValueError(
         f'model={name}: the model does not take batches of samples of shape'
-        f' {input_shape} ({_brief(error)}).'
+        f' {input_shape} ({user_functions.brief(error)}).'
     ) from error
   shape = getattr(logits, 'shape', None)
   if shape != (2, num_classes):

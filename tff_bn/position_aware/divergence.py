@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 import keras
 import numpy as np
 
+from tff_bn.common import checks
+
 
 def weight_divergence(clients: Sequence[Sequence[np.ndarray]]) -> list[float]:
   """Computes the weight divergence of each variable.
@@ -64,9 +66,11 @@ def weight_divergence_by_layer(
     are left out.
 
   Raises:
+    TypeError: If `models` is no list.
     ValueError: If there are fewer than two models, their architectures differ,
       or two layers have the same name.
   """
+  checks.check_type('models', models, Sequence, 'be a list of models')
   _check_number(len(models), 'models')
   layers = [list(_trainable_layers(model)) for model in models]
   for number, found in enumerate(layers):

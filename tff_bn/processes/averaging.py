@@ -19,14 +19,18 @@ from tff_bn.clients.drift_correction import DriftCorrection
 from tff_bn.clients.drift_correction import RoundVariants
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
+from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.shared_weights import MoveStatistics
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import checked_round
 from tff_bn.processes import finalizer
+from tff_bn.processes import options as options_lib
 from tff_bn.processes import personal_phases
+from tff_bn.processes import requirements
 from tff_bn.processes import short_rounds
 from tff_bn.processes.options import Options
 from tff_bn.processes.options import ProcessConfig
@@ -180,6 +184,8 @@ def build_shared(
     A `LearningProcess`; a `StatefulLearningProcess` if clients keep a state,
     for `drift_correction` or for personal position encodings.
   """
+  requirements.check_model(model)
+  options_lib.check_names(Options, options)
   config = ProcessConfig(client_optimizer, **options)
 
   def build_parts(config):
@@ -227,6 +233,7 @@ def build_corrected(
         f'{type(correction).__name__} and {type(other).__name__} are both'
         " corrections of the clients' drift; a process can have only one."
     )
+  checks.check_function('build_process', build_process, 'builds a process')
   return build_process(
       model, client_optimizer, drift_correction=correction, **options
   )
@@ -259,6 +266,8 @@ def build_partitioned(
     local variables (`model.variables[i].name`) to their values, and from other
     names to the state of `drift_correction`.
   """
+  requirements.check_model(model)
+  options_lib.check_names(Options, options)
   config = ProcessConfig(client_optimizer, **options)
 
   def build(config):
@@ -290,12 +299,14 @@ def _build_stateless(parts: _Parts) -> tff.learning.templates.LearningProcess:
   aggregator, final = parts.build_server(
       result_type.update, result_type.update_weight
   )
-  return tff.learning.templates.compose_learning_process(
-      parts.initial_weights,
-      tff.learning.templates.build_broadcast_process(parts.weights_type),
-      client_work,
-      aggregator,
-      final,
+  return checked_round.check_next(
+      tff.learning.templates.compose_learning_process(
+          parts.initial_weights,
+          tff.learning.templates.build_broadcast_process(parts.weights_type),
+          client_work,
+          aggregator,
+          final,
+      )
   )
 
 
@@ -395,7 +406,7 @@ def _build_with_feedback(
 
   return tff.learning.templates.LearningProcess(
       initialize,
-      next_fn,
+      checked_round.check_arguments(next_fn),
       get_model_weights,
       set_model_weights,
       get_hparams_fn=get_hparams,

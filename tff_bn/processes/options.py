@@ -1,6 +1,6 @@
 """The keyword arguments of all builders, with their defaults and checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import dataclasses
 from typing import Any, Optional, TypedDict
 
@@ -16,6 +16,7 @@ from tff_bn.clients.drift_correction import RoundVariants
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import checks
 from tff_bn.common import optimizers
+from tff_bn.common import spelling
 
 
 class LocalTrainingOptions(TypedDict, total=False):
@@ -47,10 +48,9 @@ class Options(LocalTrainingOptions, total=False):
       is the mean gradient times the client's learning rate, so the result does
       not depend on how the data are split. Default `None`: no clipping.
     local_steps: The number of batches that each client takes from the front of
-      its dataset in a round, after `local_epochs` repetitions. Default `None`:
-      all.
+      its dataset in a round. Default `None`: all.
     local_epochs: The number of passes of each client over its dataset in a
-      round. Default: 1.
+      round, instead of `local_steps`. Default: 1.
     client_weighting: `'num_examples'` (default) weights clients by the number
       of examples that they trained on, `'uniform'` weights them equally.
     client_weight_decay: λ of the coupled L2 decay, which adds λ times the
@@ -101,6 +101,23 @@ class Options(LocalTrainingOptions, total=False):
   statistics_aggregator: Optional[tff.aggregators.UnweightedAggregationFactory]
 
 
+def check_names(known: type, given: Iterable[str]) -> None:
+  """Raises a `TypeError` if a keyword argument is not an option of a builder.
+
+  Args:
+    known: `Options` or `LocalTrainingOptions`.
+    given: The names of the arguments.
+  """
+  names = list(known.__annotations__)
+  for name in given:
+    if name not in names:
+      raise TypeError(
+          f'{name!r} is not an argument of this builder.'
+          f'{spelling.suggestion(name, names)} See help of the builder and of'
+          ' tff_bn.algorithms.Options.'
+      )
+
+
 @dataclasses.dataclass(frozen=True)
 class ProcessConfig(LocalTrainingConfig):
   """The options of a process, checked and with their defaults.
@@ -120,10 +137,12 @@ class ProcessConfig(LocalTrainingConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.server_clip_norm is not None and not self.server_clip_norm > 0:
-      raise ValueError(
-          f'server_clip_norm={self.server_clip_norm} must be greater than 0.'
-      )
+    if self.server_clip_norm is not None:
+      checks.check_number('server_clip_norm', self.server_clip_norm)
+      if not self.server_clip_norm > 0:
+        raise ValueError(
+            f'server_clip_norm={self.server_clip_norm} must be greater than 0.'
+        )
     weighted = tff.aggregators.WeightedAggregationFactory
     unweighted = tff.aggregators.UnweightedAggregationFactory
     checks.check_type(

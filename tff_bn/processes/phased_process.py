@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow_federated as tff
 from typing_extensions import override
 
+from tff_bn.processes import checked_round
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
@@ -82,6 +83,7 @@ class PhasedComputation(tff.Computation):
     """
     state_name, _ = tff.structure.to_elements(self.type_signature.parameter)[0]
     state: Any = args[0] if args else kwargs.get(state_name)
+    checked_round.check_state(state)
     try:
       round_num = operator.index(state.client_work['round_num'])
     except (AttributeError, KeyError, TypeError) as error:

@@ -5,9 +5,21 @@ from typing import Any
 
 import keras
 
+from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
+
+
+def check_model(model: Any) -> None:
+  """Raises a `TypeError` if the argument `model` of a builder is none."""
+  checks.check_type(
+      'model',
+      model,
+      BatchNormModel,
+      'be a tff_bn.BatchNormModel, which takes a function that returns a Keras'
+      ' model',
+  )
 
 
 def check_all_shared(
@@ -20,6 +32,7 @@ def check_all_shared(
     model: The model.
     reason: Why all clients must have the same model, for the message.
   """
+  check_model(model)
   layers = [v.layer for v in model.variables if v.role is Role.PERSONAL_PHASE]
   if layers:
     raise ValueError(
@@ -57,6 +70,7 @@ def trained_batch_norm_layers(
   Raises:
     ValueError: If there is none.
   """
+  check_model(model)
   layer_of = {
       id(layer.moving_mean): layer
       for layer in discovery.batch_norm_layers(model.keras_model)

@@ -22,6 +22,7 @@ from typing import Any, Optional
 import tensorflow_federated as tff
 from typing_extensions import override
 
+from tff_bn.processes import checked_round
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
@@ -92,6 +93,7 @@ class ShortRounds(tff.Computation):
     given = {**dict(zip(names, args)), **kwargs}
     state: Any = given.get(names[0])
     client_states: Any = given.get(names[1])
+    checked_round.check_state(state)
     try:
       next_is_short = bool(state.client_work['correction']['next_is_short'])
       num_clients = len(client_states)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Optional, Union
 import tensorflow_federated as tff
 
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.processes import checked_round
 
 
 class StatefulProcessOutput(NamedTuple):
@@ -135,7 +136,7 @@ class StatefulLearningProcess:
       )
     self.initialize = initialize
     self.initialize_client = initialize_client
-    self.next = next_fn
+    self.next = checked_round.check_arguments(next_fn)
     self.has_client_models = has_client_models
     self.evaluation_state = evaluation_state
     self._get_model_weights_fn = get_model_weights_fn
@@ -182,7 +183,11 @@ class StatefulLearningProcess:
 
     Returns:
       The weights of the whole model, as lists.
+
+    Raises:
+      TypeError: If the state is the whole output of a round.
     """
+    checked_round.check_state(state)
     return self._get_model_weights_fn(state)
 
   def get_client_model_weights(
@@ -196,7 +201,17 @@ class StatefulLearningProcess:
 
     Returns:
       The weights of the whole model, as lists.
+
+    Raises:
+      TypeError: If the server's state is the whole output of a round, or
+        `client_state` is a list of several clients' states.
     """
+    checked_round.check_state(state)
+    if isinstance(client_state, list):
+      raise TypeError(
+          'client_state must be the state of one client, but is a list of'
+          f' {len(client_state)}; give one of its entries.'
+      )
     return self._get_client_model_weights_fn(state, client_state)
 
 

@@ -108,12 +108,18 @@ def find_devices(
     The first `max_concurrent_clients` devices, or all if there are fewer.
 
   Raises:
+    TypeError: If `names` is a single name.
     ValueError: If a device does not exist or is named twice, or if `names` is
       empty.
   """
   if names is None:
     gpus = tf.config.list_logical_devices('GPU')
     names = [gpu.name for gpu in gpus] or [HOST]
+  if isinstance(names, str):
+    raise TypeError(
+        'client_devices must be a list of names, but is a single one; use'
+        f' [{names!r}].'
+    )
   full = [full_name(name) for name in names]
   if not full or len(set(full)) < len(full):
     raise ValueError(

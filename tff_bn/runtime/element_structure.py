@@ -19,6 +19,27 @@ def leaf_types(type_spec: tff.Type) -> list[tff.Type]:
   return [type_spec]
 
 
+def leaf_names(type_spec: tff.Type, prefix: str = '') -> list[str]:
+  """Returns the place of each of `leaf_types`, such as `weights.trainable[0]`.
+
+  Args:
+    type_spec: The type.
+    prefix: The name of the whole.
+  """
+  if not isinstance(type_spec, tff.StructType):
+    return [prefix]
+  names = []
+  for index, (name, element) in enumerate(
+      tff.structure.iter_elements(type_spec)
+  ):
+    if name is None:
+      place = f'{prefix}[{index}]'
+    else:
+      place = f'{prefix}.{name}' if prefix else name
+    names += leaf_names(element, place)
+  return names
+
+
 def unflatten(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
   """Builds nested `tff.structure.Struct`s from leaves.
 

@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 import tensorflow_federated as tff
 
+from tff_bn.common import checks
 from tff_bn.runtime import devices as devices_lib
 from tff_bn.runtime import execution
 from tff_bn.runtime import local_clients
@@ -50,9 +51,9 @@ class InProcessContext(plan_context.PlanContext):
       ValueError: If there is no such device, or `max_concurrent_clients` is
         less than 1.
     """
-    if max_concurrent_clients is not None and max_concurrent_clients < 1:
-      raise ValueError(
-          f'max_concurrent_clients={max_concurrent_clients} must be at least 1.'
+    if max_concurrent_clients is not None:
+      checks.check_whole_number(
+          'max_concurrent_clients', max_concurrent_clients
       )
     self._devices = devices_lib.find_devices(
         client_devices, max_concurrent_clients

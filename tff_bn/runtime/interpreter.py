@@ -137,9 +137,7 @@ class Interpreter:
       result_type: tff.Type,
   ) -> symbols.Tree:
     """Creates an operation at the current location; returns its outputs."""
-    node = symbols.Operation(
-        trace, self._location, inputs, element_structure.leaf_types(result_type)
-    )
+    node = symbols.Operation(trace, self._location, inputs, result_type)
     return element_structure.unflatten(result_type, iter(node.outputs))
 
   def _compiled(
@@ -225,7 +223,7 @@ class Interpreter:
         symbols.flatten(value),
         symbols.flatten(zero),
         self._inner_function(accumulate, accumulate_type.parameter),
-        element_structure.leaf_types(total_type),
+        total_type,
     )
     total = element_structure.unflatten(total_type, iter(fold.outputs))
     return report(total)

@@ -23,13 +23,21 @@ class Location(enum.Enum):
 
 
 class Leaf:
-  """A symbol for a tensor or a dataset."""
+  """A symbol for a tensor or a dataset.
 
-  __slots__ = ('node', 'type')
+  Attributes:
+    node: The node that computes it.
+    type: Its type.
+    name: Its place in the structure that the node computes, such as
+      `weights.trainable[0]`; empty if it is not part of a structure.
+  """
 
-  def __init__(self, node: 'Node', type_spec: tff.Type):
+  __slots__ = ('name', 'node', 'type')
+
+  def __init__(self, node: 'Node', type_spec: tff.Type, name: str = ''):
     self.node = node
     self.type = type_spec
+    self.name = name
 
   @property
   def spec(self) -> tf.TensorSpec:
@@ -58,13 +66,21 @@ class Node:
       self,
       location: Location,
       inputs: Sequence[Leaf],
-      output_types: Iterable[tff.Type],
+      output_type: tff.Type,
+      name: str = '',
   ):
     self.number = self.next_number()
     self.location = location
     self.inputs = tuple(inputs)
     self.level: int = max((leaf.node.level for leaf in self.inputs), default=0)
-    self.outputs = tuple(Leaf(self, t) for t in output_types)
+    self.outputs = tuple(
+        Leaf(self, leaf_type, name)
+        for leaf_type, name in zip(
+            element_structure.leaf_types(output_type),
+            element_structure.leaf_names(output_type, name),
+            strict=True,
+        )
+    )
 
   @classmethod
   def next_number(cls) -> int:
@@ -75,8 +91,8 @@ class Node:
 class Input(Node):
   """A part of the argument of the computation or of an inner function."""
 
-  def __init__(self, location: Location, type_spec: tff.Type):
-    super().__init__(location, (), [type_spec])
+  def __init__(self, location: Location, type_spec: tff.Type, name: str = ''):
+    super().__init__(location, (), type_spec, name)
 
 
 class Operation(Node):
@@ -91,9 +107,9 @@ class Operation(Node):
       trace: Callable[[list[tf.Tensor]], list[tf.Tensor]],
       location: Location,
       inputs: Sequence[Leaf],
-      output_types: Iterable[tff.Type],
+      output_type: tff.Type,
   ):
-    super().__init__(location, inputs, output_types)
+    super().__init__(location, inputs, output_type)
     self.trace = trace
 
 
@@ -112,13 +128,13 @@ class Fold(Node):
       values: Sequence[Leaf],
       zero: Sequence[Leaf],
       accumulate: 'InnerFunction',
-      total_types: Iterable[tff.Type],
+      total_type: tff.Type,
   ):
     super().__init__(
         Location.SERVER,
         [*values, *zero, *accumulate.captured],
-        # Not the types of `zero`: an accumulator may grow.
-        total_types,
+        # Not the type of `zero`: an accumulator may grow.
+        total_type,
     )
     # The result is available only after the pass that computes the values.
     self.level += 1
@@ -214,8 +230,12 @@ def new_inputs(
     The tree of the new leaves.
   """
   new = [
-      Input(location, leaf_type).outputs[0]
-      for leaf_type in element_structure.leaf_types(type_spec)
+      Input(location, leaf_type, name).outputs[0]
+      for leaf_type, name in zip(
+          element_structure.leaf_types(type_spec),
+          element_structure.leaf_names(type_spec),
+          strict=True,
+      )
   ]
   leaves += new
   return element_structure.unflatten(type_spec, iter(new))

@@ -7,7 +7,9 @@ from tff_bn.imports import lazy
 
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
+    'HookedRun': 'metrics_hook',
     'MAY_CHANGE': 'training_config',
+    'MetricsHookError': 'metrics_hook',
     'TooManyFailedRoundsError': 'training_config',
     'TrainingConfig': 'training_config',
     'TrainingFailedError': 'training_config',

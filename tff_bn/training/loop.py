@@ -6,6 +6,7 @@ A run has a folder:
 | --- | --- |
 | `metrics.csv` | one row for every evaluated round |
 | `client_metrics.csv` | one row for each evaluated client, at the end |
+| `metrics_hook.json` | which rows a metrics hook has got |
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
 | `client_states.sqlite` | the clients' states, if they have any |
@@ -34,6 +35,7 @@ from typing_extensions import Unpack
 
 from tff_bn import runtime
 from tff_bn.analysis import communication
+from tff_bn.common import checks
 from tff_bn.data import federated
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -44,6 +46,7 @@ from tff_bn.training import client_state_store
 from tff_bn.training import event_loops
 from tff_bn.training import final_models
 from tff_bn.training import folder_lock
+from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import metrics_log
 from tff_bn.training import round_data
 from tff_bn.training import round_evaluation
@@ -65,6 +68,7 @@ def train(
     *,
     train_on_union: bool = False,
     settings: Mapping[str, str] = types.MappingProxyType({}),
+    metrics_hook: Optional[metrics_hook_lib.MetricsHook] = None,
 ) -> TrainingResult:
   """Trains a model, or continues the run in the folder if it is not finished.
 
@@ -112,6 +116,10 @@ def train(
       exchanges and megabytes are then 0.
     settings: Further settings on which the results depend, by name. A run is
       continued only with the same settings.
+    metrics_hook: Gives the rows of `metrics.csv` to a logger, such as MLflow: a
+      function that takes a `HookedRun` and returns a context manager, whose
+      value is called with each row, see `tff_bn.training.metrics_hook`. The
+      run's settings are `config` and `settings`.
 
   Returns:
     The results.
@@ -122,14 +130,18 @@ def train(
     UnusableModelError: If the final model or its loss on the test data is not
       finite, or if no round has changed the model. The folder then holds all
       rounds, but no model.
-    TypeError: If a client's id is not a string.
+    TypeError: If a client's id is not a string, or an argument has the wrong
+      type.
     ValueError: If the arguments contradict each other or the folder, or the
       folder is damaged.
     OSError: If a file can't be read or written at present.
     ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
+    MetricsHookError: If the metrics hook fails. The same call continues the run
+      and gives the hook the row again.
     WorkersLostError: If no worker is left, see `tff_bn.runtime.ray_runtime`.
       The finished rounds are saved.
   """
+  _check_types(model, data, config)
   federated.check_client_ids(data.client_ids)
   num_clients = len(data.client_ids)
   if (config.clients_per_round or 0) > num_clients:
@@ -156,11 +168,40 @@ def train(
           run_dir=run_dir,
           train_on_union=train_on_union,
           settings=settings,
+          metrics_hook=metrics_hook,
           stack=stack,
       )
       return run.train(stop)
 
   return event_loops.call_outside_of_event_loops(run)
+
+
+def _check_types(
+    model: BatchNormModel, data: federated.FederatedData, config: TrainingConfig
+) -> None:
+  """Raises an error if arguments have wrong types or do not fit."""
+  checks.check_type(
+      'model', model, BatchNormModel, 'be a tff_bn.BatchNormModel'
+  )
+  checks.check_type(
+      'config', config, TrainingConfig, 'be a tff_bn.training.TrainingConfig'
+  )
+  if not hasattr(data, 'client_ids'):
+    raise TypeError(
+        'data must be a tff_bn.data.FederatedData, such as'
+        f' tff_bn.data.split_dataset(...), but is a {type(data).__name__}.'
+    )
+  if not isinstance(data, federated.FederatedData):
+    return  # Data of the same form.
+  found, expected = map(tf.nest.flatten, (data.element_spec, model.input_spec))
+  if len(found) != len(expected) or any(
+      a.dtype != b.dtype or not b.shape.is_compatible_with(a.shape)
+      for a, b in zip(found, expected)
+  ):
+    raise ValueError(
+        f'The input_spec of the model, {model.input_spec}, does not fit the'
+        f' data, whose element_spec is {data.element_spec}.'
+    )
 
 
 class _Run:
@@ -176,6 +217,7 @@ class _Run:
       run_dir: pathlib.Path,
       train_on_union: bool,
       settings: Mapping[str, str],
+      metrics_hook: Optional[metrics_hook_lib.MetricsHook],
       stack: contextlib.ExitStack,
   ):
     self._process = process
@@ -219,6 +261,9 @@ class _Run:
     self._evaluation = round_evaluation.RoundEvaluation(
         process, model, data, config, self._store, self._make_dataset, run_dir
     )
+    self._hook = metrics_hook_lib.HookedRows(
+        metrics_hook, run_dir, {**settings, **dataclasses.asdict(config)}
+    )
     self._models = final_models.FinalModels(run_dir, self._identity.checksum)
     self._log = stack.enter_context(
         contextlib.closing(
@@ -229,6 +274,7 @@ class _Run:
                 is_due=self._evaluation.is_due,
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
+                on_rows=self._hook.update,
             )
         )
     )
@@ -248,7 +294,7 @@ class _Run:
     try:
       # Signals end the program only while clients are computed, so that a round
       # is recorded completely or not at all.
-      with termination.deferred():
+      with self._hook.open(), termination.deferred():
         return self._train(stop)
     except KeyboardInterrupt as error:
       saved = self._save_latest()
@@ -257,7 +303,7 @@ class _Run:
             f'Round {saved} is saved; the same command continues from there.'
         ) from error
       raise
-    except runtime.WorkersLostError:
+    except (runtime.WorkersLostError, metrics_hook_lib.MetricsHookError):
       self._save_latest()
       raise
 

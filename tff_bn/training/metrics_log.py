@@ -95,6 +95,7 @@ class MetricsLog(tff.program.ReleaseManager):
       costs_fn: Callable[
           [int, Mapping[str, Any]], Mapping[str, Union[int, float]]
       ],
+      on_rows: Callable[[Sequence[Row]], None] = lambda rows: None,
   ):
     """Initializes the log, and reads and writes nothing.
 
@@ -108,6 +109,8 @@ class MetricsLog(tff.program.ReleaseManager):
       costs_fn: Returns the `exchanges` and `megabytes` up to a round, given its
         number and the metrics of the drift correction; or an empty mapping if
         they are unknown.
+      on_rows: Called with all rows when there is a new one, after it is
+        written.
     """
     self._path = run_dir / 'metrics.csv'
     self._logdir = run_dir / 'logdir'
@@ -118,6 +121,7 @@ class MetricsLog(tff.program.ReleaseManager):
     self._is_due = is_due
     self._num_rounds = num_rounds
     self._costs_fn = costs_fn
+    self._on_rows = on_rows
     self.rows: list[Row] = []
     self._summary_writer: Optional[tf.summary.SummaryWriter] = None
     self._bar: Optional[tqdm.tqdm] = None
@@ -199,6 +203,7 @@ class MetricsLog(tff.program.ReleaseManager):
     if row is not None:
       self.rows.append(row)
       files.replace(self._path, to_csv(self._columns, self.rows))
+      self._on_rows(self.rows)
     seconds = value.get(tff.simulation.TRAINING_TIME_KEY)
     self._write_summary(self._summary_writer, key, row, seconds)
     self._show(key, row)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any, Optional
 
+from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import metrics_log
 from tff_bn.training import names
@@ -60,15 +61,13 @@ class TrainingConfig:
       value = getattr(self, field.name)
       if field.name in ('seed', 'save_client_models') or value is None:
         continue
-      if value < 1:
-        raise ValueError(
-            f'{field.name}={value} is not allowed; it must be at least 1.'
-        )
+      checks.check_whole_number(field.name, value)
     if self.save_client_models not in names.SAVE_CLIENT_MODELS:
       raise ValueError(
           f'save_client_models={self.save_client_models} is not allowed; it'
           f' must be one of {", ".join(names.SAVE_CLIENT_MODELS)}.'
       )
+    checks.check_integer('seed', self.seed)
     if not 0 <= self.seed < 2**32:
       raise ValueError(
           f'seed={self.seed} is not allowed; it must be from 0 to 2^32 - 1.'

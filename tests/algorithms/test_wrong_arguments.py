@@ -1,0 +1,102 @@
+"""Tests that builders explain wrong arguments."""
+
+import inspect
+
+import keras
+import pytest
+import tensorflow_federated as tff
+
+from tff_bn import algorithms
+
+_SGD = tff.learning.optimizers.build_sgdm(0.1)
+_BUILDERS = [name for name in algorithms.__all__ if name.startswith('build_')]
+_NEEDED = {
+    'build_fed_bs': dict(epsilon=0.1),
+    'build_fedtan_ii': dict(sync_rounds=1),
+    'build_fixbn': dict(fixbn_rounds=1),
+}
+
+
+def _build(name, model, **options):
+  builder = getattr(algorithms, name)
+  return builder(model, _SGD, **_NEEDED.get(name, {}), **options)
+
+
+@pytest.mark.parametrize('name', _BUILDERS)
+def test_a_keras_model_in_place_of_a_batch_norm_model(toy, name):
+  for model in (toy.keras_model(), toy.keras_model):
+    with pytest.raises(TypeError, match='model must be a tff_bn.BatchNormMo'):
+      _build(name, model)
+
+
+@pytest.mark.parametrize('name', _BUILDERS)
+def test_misspelt_argument(toy, name):
+  model = toy.model_for(name)
+  with pytest.raises(
+      TypeError, match="'client_wait_decay' is not an.*mean client_weight_decay"
+  ):
+    _build(name, model, client_wait_decay=0.1)
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'message'),
+    [
+        (dict(local_steps=2, local_epochs=2), ValueError, 'exclude each other'),
+        (
+            dict(local_steps=True),
+            ValueError,
+            'local_steps=True must be a whole',
+        ),
+        (dict(local_steps='2'), ValueError, "local_steps='2' must be a whole"),
+        (dict(client_weight_decay='0.1'), TypeError, "but is '0.1'"),
+        (dict(client_gradient_clip_norm='1'), TypeError, 'clip_norm must be a'),
+        (
+            dict(server_clip_norm='1'),
+            TypeError,
+            'server_clip_norm must be a nu',
+        ),
+        (dict(shuffle_times='1'), TypeError, 'shuffle_times must be a number'),
+        (
+            dict(client_learning_rate_schedule=0.1),
+            TypeError,
+            'must be a function that maps the number of finished rounds',
+        ),
+        (dict(seed=None), TypeError, 'seed must be an integer .* but is None'),
+        (dict(seed=1.5), TypeError, 'seed must be an integer .* but is 1.5'),
+        (dict(seed=2**63), TypeError, 'seed must be an integer of 64 bits'),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else '',
+)
+def test_options(toy, options, error, message):
+  with pytest.raises(error, match=message):
+    _build('build_fed_avg', toy.model(), **options)
+
+
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('build_fed_prox', dict(proximal_strength='1')),
+        ('build_fed_bs', dict(epsilon='1')),
+        ('build_moon', dict(temperature='1')),
+        ('build_dsgd', dict(momentum='1')),
+        ('build_centralized', dict(momentum='1')),
+        ('build_hbn', dict(statistics_rate='1')),
+        ('build_fbn', dict(backward='mean', backward_restart='1')),
+    ],
+)
+def test_texts_in_place_of_numbers(toy, name, options):
+  builder = getattr(algorithms, name)
+  assert options.keys() <= inspect.signature(builder).parameters.keys()
+  with pytest.raises(TypeError, match="must be a number, but is '1'"):
+    builder(toy.model_for(name), _SGD, **options)
+
+
+@pytest.mark.parametrize('name', ['build_scaffold', 'build_fed_prox'])
+def test_the_name_of_a_builder_in_place_of_the_builder(toy, name):
+  with pytest.raises(TypeError, match="build_process .* but is 'fbn'"):
+    _build(name, toy.model(), build_process='fbn')
+
+
+def test_keras_optimizer(toy):
+  with pytest.raises(TypeError, match='tff.learning.optimizers.build_sgdm'):
+    algorithms.build_fed_avg(toy.model(), keras.optimizers.SGD(0.1))

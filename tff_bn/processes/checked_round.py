@@ -1,0 +1,121 @@
+"""Rounds that check what a caller gives to a process's `next`.
+
+TFF reports wrong arguments in terms of its own structures, and accepts a round
+without clients. These checks need neither the values nor the types of the
+arguments, so they take no time.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from typing_extensions import override
+
+
+class CheckedRound(tff.framework.ConcreteComputation):
+  """The computation of a round, whose arguments are checked first."""
+
+  @override
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Runs the round.
+
+    Args:
+      *args: The server's state, the clients' states if they have any, and the
+        clients' data.
+      **kwargs: The same by name.
+
+    Returns:
+      The result of the round.
+
+    Raises:
+      TypeError: If the arguments are those of another kind of process, the
+        state is the whole output of a round, or the data are no list.
+      ValueError: If there are no clients.
+    """
+    self._check(args, kwargs)
+    return super().__call__(*args, **kwargs)
+
+  def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    elements = tff.structure.to_elements(self.type_signature.parameter)
+    names = [name for name, _ in elements]
+    is_struct = (
+        len(args) == 1
+        and not kwargs
+        and isinstance(args[0], (tff.Value, tff.structure.Struct))
+    )
+    if is_struct:
+      return  # All arguments as one.
+    if len(args) + len(kwargs) != len(names):
+      raise TypeError(_wrong_number(names, len(args) + len(kwargs)))
+    given = {**dict(zip(names, args)), **kwargs}
+    check_state(given.get(names[0]))
+    for name in names[1:]:
+      value = given.get(name)
+      if isinstance(value, tf.data.Dataset):
+        raise TypeError(
+            f'{name} must be a list with one entry for each client, but is a'
+            ' single tf.data.Dataset. For one client, give [dataset].'
+        )
+      if isinstance(value, (list, tuple)) and not value:
+        raise ValueError(
+            f'{name} is empty, but a round needs at least one client.'
+        )
+
+
+def _wrong_number(names: list[str], number: int) -> str:
+  call = f"process.next({', '.join(names)})"
+  if len(names) == 2:
+    reason = 'The clients of this algorithm keep no state between rounds.'
+  else:
+    reason = (
+        'The clients of this algorithm keep a state between rounds: make the'
+        ' state of a new client with process.personalize('
+        'process.initialize_client(state), number), and take later states from'
+        ' output.client_states.'
+    )
+  return (
+      f'next of this process takes {len(names)} arguments, {call}, but got'
+      f' {number}. {reason}'
+  )
+
+
+def check_state(state: Any) -> None:
+  """Raises a `TypeError` if a state is the whole output of a round."""
+  # `tff.learning.templates.LearningProcessOutput` or `StatefulProcessOutput`.
+  if isinstance(state, tuple) and hasattr(state, 'metrics'):
+    raise TypeError(
+        f'state is a {type(state).__name__}, the whole output of a round; give'
+        ' output.state.'
+    )
+
+
+def check_arguments(next_fn: tff.Computation) -> tff.Computation:
+  """Returns the computation of a round, with checks of its arguments.
+
+  Args:
+    next_fn: The computation. One that chooses between several computations is
+      returned as it is, because these check their arguments.
+  """
+  if isinstance(next_fn, CheckedRound) or not isinstance(
+      next_fn, tff.framework.ConcreteComputation
+  ):
+    return next_fn
+  return CheckedRound(
+      computation_proto=tff.framework.ConcreteComputation.get_proto(next_fn),
+      context_stack=tff.framework.get_context_stack(),
+      annotated_type=next_fn.type_signature,
+  )
+
+
+def check_next(
+    process: tff.learning.templates.LearningProcess,
+) -> tff.learning.templates.LearningProcess:
+  """Returns a process whose `next` checks its arguments."""
+  return tff.learning.templates.LearningProcess(
+      process.initialize,
+      check_arguments(process.next),
+      process.get_model_weights,
+      process.set_model_weights,
+      get_hparams_fn=process.get_hparams,
+      set_hparams_fn=process.set_hparams,
+  )
