@@ -16,8 +16,8 @@ compare: setup
 	.venv/bin/tff-bn-compare $(ARGS)
 
 # TensorFlow's own messages would follow pytest's last lines, with the counts.
-# Files run in alphabetical order: sorted by their number of tests, the longest
-# one could come last and occupy a single worker.
+# Files run in the order of tests/conftest.py: sorted by their number of tests,
+# the longest one could come last and occupy a single worker.
 test:
 	@sh scripts/setup.sh requirements-ray.txt requirements-logging.txt \
 	requirements-docs.txt

@@ -15,17 +15,34 @@ import pytest
 os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
 
 
+# Folders of tests whose files take minutes.
+_LONG_FOLDERS = frozenset(['algorithms', 'programs', 'runtime', 'training'])
+
+
 def pytest_addoption(parser):
   parser.addoption(
       '--slow', action='store_true', help='run the tests marked as slow, too'
   )
 
 
+def _position(item):
+  """Returns when the file of a test runs, relative to others.
+
+  The files with the smallest numbers run first. The last files are short, so
+  that no worker waits long for another one.
+  """
+  # Their processes need most memory, so they run before the process of the
+  # tests itself has grown.
+  if 'test_smoke_' in item.path.name:
+    return 0
+  if _LONG_FOLDERS.intersection(part.name for part in item.path.parents):
+    return 1
+  return 2
+
+
 def pytest_collection_modifyitems(config, items):
+  items.sort(key=_position)
   if config.getoption('--slow'):
-    # Their processes need most memory, so they run before the process of the
-    # tests itself has grown.
-    items.sort(key=lambda item: 'test_smoke_' not in item.path.name)
     return
   for item in items:
     if item.get_closest_marker('slow'):

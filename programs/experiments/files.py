@@ -26,7 +26,10 @@ SMOKE = 'smoke'
 SCALES = {
     PAPER: "the paper's data, model and number of rounds",
     DIGITS: 'handwritten digits and a small model, offline and in minutes',
-    SMOKE: 'random data and two rounds, to see that everything runs',
+    SMOKE: (
+        'random 8x8 images, small models and two rounds, to see that everything'
+        ' runs'
+    ),
 }
 # The folder of experiments that are not a paper's.
 _OURS = 'tff_bn'

@@ -1,7 +1,8 @@
 """The smoke scale of an experiment: random data, two rounds, few runs.
 
 It shows that every run of the experiment starts and finishes, with the paper's
-models, algorithms, splits, rules and analyses. Its results mean nothing.
+algorithms, splits, rules and analyses. Images are small, and small models
+replace the deep ones. Its results mean nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from absl import flags as absl_flags
 
 from tff_bn.data import names as data_names
 from tff_bn.data import splits
+from tff_bn.models import names as model_names
 from tff_bn.programs import analyze
 from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import parsers
@@ -52,23 +54,39 @@ _NUM_TEST = 40
 # Of each domain.
 _DOMAIN_TRAIN = 40
 _DOMAIN_TEST = 10
-# Pixels; at least what alexnet_bn needs.
-_MAX_SIDE = 96
+_IMAGE = '8x8x1'
+_MAX_CLASSES = 10
 _NUM_CLIENTS = 5
 # Robust rules need many honest clients.
 _NUM_CLIENTS_WITH_ATTACKERS = 10
 _CLIENTS_PER_ROUND = 4
 _BATCH_SIZE = 8
-# AlexNet's 57 million values need gigabytes of memory for each client.
-_SMALLER_MODELS = {'alexnet_bn': 'small_cnn'}
-# Flags that depend on the real data or on the number of rounds, and flags whose
-# values make no difference to what runs.
+# It takes TensorFlow seconds to trace a deep model.
+_SMALL_MODELS = {
+    **dict.fromkeys(
+        (
+            *('alexnet_bn', 'digits_cnn', 'fbn_cnn', 'resnet20'),
+            *('resnet20_wide', 'vgg9', 'vgg11', 'vgg13'),
+        ),
+        'small_cnn',
+    ),
+    'mlp4': 'mlp3',
+}
+# The number of groups must divide the channels of the small model.
+_GROUP_NORMALIZATION = 'group8'
+# Flags that change images, flags that depend on the real data or on the number
+# of rounds, and flags whose values make no difference to what runs.
 _DROPPED = (
     'data_dir',
     'image_size',
+    'augment',
+    'pixel_scaling',
     'average_last',
+    'batch_norm_momentum',
+    'classes_per_client',
     'client_learning_rate_schedule',
     'client_warmup_rounds',
+    'gamma',
 )
 _FIXED = {
     'rounds': '2',
@@ -81,11 +99,12 @@ _FIXED = {
 # Values that take the place of others that are not 0: then experiments share
 # runs, and no client of a small dataset is without examples.
 _IF_NOT_ZERO = {
+    'after_sync_factor': '0.1',
     'client_momentum': '0.9',
+    'client_warmup_steps': '10',
     'client_weight_decay': '0.0001',
     'dirichlet_alpha': '1',
     'dsgd_momentum': '0.9',
-    'gamma': '0.5',
     'moon_temperature': '0.5',
     'moon_weight': '1',
     'pan_amplitude': '0.1',
@@ -103,6 +122,8 @@ _AT_MOST = {
     'local_steps': 1,
     'local_epochs': 1,
 }
+# The small models have no layers of these names.
+_ANALYSIS_DROPPED = ('layers',)
 # Flags of analyses that decide how long they take.
 _ANALYSIS_AT_MOST = {
     'num_examples': 4,
@@ -216,7 +237,9 @@ def reduced(
   }
   result.update(_FIXED)
   if 'model' in result:
-    result['model'] = _SMALLER_MODELS.get(result['model'], result['model'])
+    result['model'] = _SMALL_MODELS.get(result['model'], result['model'])
+  if model_names.num_groups(result.get('normalization', '')):
+    result['normalization'] = _GROUP_NORMALIZATION
   result.setdefault('batch_size', str(_BATCH_SIZE))
   if 'local_epochs' not in result:
     result.setdefault('local_steps', '1')
@@ -299,9 +322,10 @@ def _source(
     num_train: int = _NUM_TRAIN,
     num_test: int = _NUM_TEST,
 ) -> str:
-  num_train = max(num_train, 4 * num_classes)
-  num_test = max(num_test, num_classes)
-  return f'{_GENERATED}{_smaller(shape)}:{num_classes}:{num_train}:{num_test}'
+  num_classes = min(num_classes, _MAX_CLASSES)
+  # Vectors keep their length.
+  shape = _IMAGE if 'x' in shape else shape
+  return f'{_GENERATED}{shape}:{num_classes}:{num_train}:{num_test}'
 
 
 def _num_values(shape: str) -> int:
@@ -350,10 +374,9 @@ def find_shape(
   if found is None:
     raise ValueError(
         f'--scale={experiment_files.SMOKE}: the shape of the data'
-        f' {dataset!r} of {name} is unknown. Give random data of this shape in'
-        f' the file of the experiment: [smoke.flags] dataset ='
-        f' "{_GENERATED}32x32x3:10", or "{_DOMAINS}NAME={_GENERATED}..." for'
-        ' domains.'
+        f' {dataset!r} of {name} is unknown. Give random data in the file of'
+        f' the experiment: [smoke.flags] dataset = "{_GENERATED}{_IMAGE}:10",'
+        f' or "{_DOMAINS}NAME={_GENERATED}..." for domains.'
     )
   shape, num_classes = found
   if 'image_size' in flags:
@@ -362,21 +385,17 @@ def find_shape(
   return shape, num_classes
 
 
-def _smaller(shape: str) -> str:
-  """Returns a shape with smaller images, if they are large."""
-  sides = [int(side) for side in shape.split('x')]
-  if len(sides) > 1:
-    sides = [min(side, _MAX_SIDE) for side in sides]
-  return 'x'.join(map(str, sides))
-
-
 def _reduced_analysis(
     analysis: experiment_files.Analysis,
 ) -> experiment_files.Analysis:
   """Returns an analysis that takes seconds."""
   values = absl_flags.FlagValues()
   analyze.ANALYSES[analysis.name].define_flags(values)
-  flags = dict(analysis.flags)
+  flags = {
+      key: text
+      for key, text in analysis.flags.items()
+      if key not in _ANALYSIS_DROPPED
+  }
   for key, most in _ANALYSIS_AT_MOST.items():
     if key not in values:
       continue

@@ -132,8 +132,8 @@ def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
   if name == 'scaffold':
     # A dropped client still counts for N.
     options['num_clients'] = 4
-  found = _Run(toy, name, **options)
-  expected = _Run(toy, name, **options)
+  initial = _Run(toy, name, **options)
+  found, expected = initial.copy(), initial.copy()
   for number in range(1, 4):
     good = _good(toy)
     metrics = found.next([good[0], _poisoned(toy), *good[1:]])
@@ -147,7 +147,7 @@ def test_a_dropped_client_leaves_the_mean_of_the_others(toy, name, weighting):
     _assert_same(found.weights, expected.weights)
     _assert_same(found.state.finalizer, expected.state.finalizer)
     assert found.state.client_work['round_num'] == number
-  assert _changed(found.weights, _Run(toy, name, **options).weights)
+  assert _changed(found.weights, initial.weights)
   if found.is_stateful:
     dropped = found.client_states.pop(1)
     _assert_same(found.client_states, expected.client_states)
@@ -268,7 +268,7 @@ def test_centralized_keeps_its_model_and_its_momentum(toy):
 def test_a_client_that_diverges_in_its_second_step_is_dropped(toy):
   """Its first step was good, but is not sent either."""
   run = _Run(toy, 'fedtan', local_steps=2)
-  other = _Run(toy, 'fedtan', local_steps=2)
+  other = run.copy()
   bad = toy.dataset(8, 0).concatenate(_poisoned(toy, 4))
   metrics = run.next([bad, _poisoned(toy)])
   assert metrics['num_dropped_clients'] == 2

@@ -35,15 +35,26 @@ rows = "scheme"
 columns = "data"
 value = "test_accuracy"
 [[analyses]]
-name = "weight_divergence"
+name = "shuffle_test"
 runs = "scheme"
+[analyses.flags]
+amplitudes = 0.1
+periods = 1
+shuffle_probabilities = 0.5
+num_examples = 4
+repeats = 1
 [[analyses]]
 name = "kept_share"
 flags = { num_units = 16, repeats = 3 }
 [[analyses]]
-name = "weight_divergence"
+name = "shuffle_test"
 runs = "data"
-flags = { num_clients = 2 }
+[analyses.flags]
+amplitudes = 0.2
+periods = 1
+shuffle_probabilities = 0.5
+num_examples = 4
+repeats = 1
 [digits.flags]
 rounds = 2
 """
@@ -125,10 +136,10 @@ def test_report_has_table_sentences_and_files(finished):
 def test_analyses_compare_the_points_of_their_axis(finished):
   analyses = finished / 'analyses'
   names = sorted(path.name for path in analyses.iterdir())
-  assert names == ['kept_share', 'weight_divergence', 'weight_divergence-2']
+  assert names == ['kept_share', 'shuffle_test', 'shuffle_test-2']
 
-  first = csv_rows.read(analyses / 'weight_divergence/weight_divergence.csv')
-  second = csv_rows.read(analyses / 'weight_divergence-2/weight_divergence.csv')
+  first = csv_rows.read(analyses / 'shuffle_test/shuffle_test.csv')
+  second = csv_rows.read(analyses / 'shuffle_test-2/shuffle_test.csv')
   kept = csv_rows.read(analyses / 'kept_share/kept_share.csv')
 
   assert {row['run'] for row in first} == {
@@ -139,8 +150,9 @@ def test_analyses_compare_the_points_of_their_axis(finished):
   }
   assert {row['seed'] for row in first} == {'3'}
   assert 'i.i.d., Averaging' in {row['run'] for row in second}
-  # Two of the clients, not all.
-  assert first[0]['divergence'] != second[0]['divergence']
+  # Each has its own flags.
+  assert first[0]['amplitude'] == '0.1'
+  assert second[0]['amplitude'] == '0.2'
   assert {row['num_units'] for row in kept} == {'16'}
   text = (finished / 'experiment.md').read_text(encoding='utf-8')
   for name in names:

@@ -42,37 +42,35 @@ def test_covering_of_no_axes_is_one_run():
 @pytest.mark.parametrize(
     'dataset, expected',
     [
-        ('tfds:cifar10', 'generated:32x32x3:10:240:40'),
-        ('tfds:cifar100', 'generated:32x32x3:100:400:100'),
-        ('tfds:mnist', 'generated:28x28x1:10:240:40'),
-        ('femnist', 'generated:28x28x1:62:248:62'),
-        ('folder:data/cinic10', 'generated:32x32x3:10:240:40'),
-        ('/home/data/usps.npz', 'generated:16x16x1:10:240:40'),
+        ('tfds:cifar10', 'generated:8x8x1:10:240:40'),
+        ('tfds:cifar100', 'generated:8x8x1:10:240:40'),
+        ('tfds:mnist', 'generated:8x8x1:10:240:40'),
+        ('femnist', 'generated:8x8x1:10:240:40'),
+        ('folder:data/cinic10', 'generated:8x8x1:10:240:40'),
+        ('/home/data/usps.npz', 'generated:8x8x1:10:240:40'),
         ('npz:abide/NYU.npz', 'generated:5995:2:240:40'),
         ('generated:7:3', 'generated:7:3:240:40'),
         ('digits_domains', 'digits_domains'),
         (
             'domains:SVHN=tfds:svhn_cropped,npz:usps.npz',
-            'domains:SVHN=generated:32x32x3:10:40:10,'
-            'usps=generated:32x32x3:10:40:10',
+            'domains:SVHN=generated:8x8x1:10:40:10,'
+            'usps=generated:8x8x1:10:40:10',
         ),
     ],
 )
-def test_data_is_random_and_has_the_shape(dataset, expected):
+def test_data_is_random_and_small(dataset, expected):
   assert _reduced(dataset=dataset)['dataset'] == expected
 
 
-def test_image_size_decides_the_shape():
-  flags = _reduced(dataset='tfds:cifar10', image_size='48x40', data_dir='/data')
+def test_image_size_decides_the_shape_of_real_data_only():
+  flags = {'image_size': '48x40', 'data_dir': '/data'}
 
-  assert flags['dataset'].startswith('generated:48x40x3:10:')
-  assert not {'image_size', 'data_dir'} & set(flags)
+  shape, _ = experiment_smoke.find_shape('tfds:cifar10', flags, 'new/table_1')
+  reduced = _reduced(dataset='tfds:cifar10', **flags)
 
-
-def test_large_images_become_smaller():
-  flags = _reduced(dataset='folder:domainnet/real')
-
-  assert flags['dataset'] == 'generated:96x96x3:10:240:40'
+  assert shape == '48x40x3'
+  assert reduced['dataset'] == 'generated:8x8x1:10:240:40'
+  assert not set(flags) & set(reduced)
 
 
 def test_an_unknown_shape_is_an_error_that_says_what_to_do():
@@ -87,6 +85,8 @@ def test_runs_are_short():
   flags = _reduced(
       dataset='tfds:mnist',
       rounds='3000',
+      gamma='0.1',
+      augment='flip_crop',
       local_epochs='20',
       batch_size='64',
       client_learning_rate_schedule='1001:0.5',
@@ -96,7 +96,7 @@ def test_runs_are_short():
   )
 
   assert flags == {
-      'dataset': 'generated:28x28x1:10:240:40',
+      'dataset': 'generated:8x8x1:10:240:40',
       'rounds': '2',
       'local_epochs': '1',
       'batch_size': '8',
@@ -109,12 +109,28 @@ def test_runs_are_short():
   }
 
 
-def test_a_huge_model_becomes_smaller():
-  flags = {'dataset': 'tfds:mnist', 'model': 'alexnet_bn'}
-  assert experiment_smoke.reduced(flags, {}, (), 'a')['model'] == 'small_cnn'
-  assert 'model' not in experiment_smoke.reduced({}, {}, (), 'a')
-  flags['model'] = 'vgg9'
-  assert experiment_smoke.reduced(flags, {}, (), 'a')['model'] == 'vgg9'
+@pytest.mark.parametrize(
+    'model, expected',
+    [
+        ('alexnet_bn', 'small_cnn'),
+        ('resnet20_wide', 'small_cnn'),
+        ('vgg9', 'small_cnn'),
+        ('mlp4', 'mlp3'),
+        ('mlp3', 'mlp3'),
+        ('abide_mlp', 'abide_mlp'),
+    ],
+)
+def test_a_small_model_replaces_a_large_one(model, expected):
+  assert _reduced(model=model)['model'] == expected
+
+
+def test_no_model_remains_no_model():
+  assert 'model' not in _reduced()
+
+
+def test_groups_fit_the_channels_of_small_models():
+  assert _reduced(normalization='group32')['normalization'] == 'group8'
+  assert _reduced(normalization='layer')['normalization'] == 'layer'
 
 
 def test_defaults_are_reduced_too():
@@ -223,9 +239,9 @@ y = "test_accuracy"
 lines = "method"
 panels = "data"
 [[analyses]]
-name = "weight_divergence"
+name = "preference"
 runs = "method"
-flags = { num_clients = 7 }
+flags = { layers = "conv_relu_5", num_clients = 7 }
 """
 
 
@@ -251,7 +267,8 @@ def test_plan_covers_the_axes_with_reduced_flags(load):
 def test_analyses_are_short_also_by_default(load):
   (analysis,) = load(_TOML).experiment.analyses
 
-  assert analysis.flags == {'num_clients': '2', 'num_rounds': '1'}
+  # The small model has no such layer.
+  assert analysis.flags == {'num_clients': '2', 'num_examples': '4'}
 
 
 def test_lists_of_numbers_in_analyses(load):

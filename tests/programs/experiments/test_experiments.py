@@ -1,7 +1,10 @@
 """Tests of the papers' experiments: every file, at every scale."""
 
+import experiments_page
 import pytest
 
+from tff_bn.programs import cli
+from tff_bn.programs import compare
 from tff_bn.programs.experiments import files as experiment_files
 from tff_bn.programs.experiments import plan as experiment_plan
 
@@ -17,3 +20,30 @@ def test_every_paper_is_run_at_the_smoke_scale():
   papers = {name.partition('/')[0] for name in experiment_files.names()}
 
   assert papers <= {'fedpan', 'fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn'}
+
+
+@pytest.mark.slow
+def test_models_fit_the_data_and_have_the_layers_of_analyses():
+  """What the smoke scale leaves out: it has small images and models."""
+  cases = {}
+  flags = cli.parse(compare.define_flags, [])
+  for name in experiment_files.names():
+    plan = experiment_plan.plan(flags, name, experiment_files.PAPER)
+    for run in plan.comparison.trained() if plan.comparison else ():
+      settings = run.settings
+      try:
+        model, *data = experiments_page.model_and_shape(name, settings)
+      except ValueError:  # Nobody knows the shape of the user's data.
+        continue
+      key = model, settings.normalization, settings.pan == 'off', *data
+      _, layers = cases.setdefault(key, (settings, set()))
+      for analysis in plan.experiment.analyses:
+        layers.update(analysis.flags.get('layers', '').split(','))
+  assert {key[0] for key in cases} > {'alexnet_bn', 'resnet20', 'vgg9'}
+
+  for (*_, shape, num_classes), (settings, layers) in cases.items():
+    input_shape = tuple(map(int, shape.split('x')))
+    model = settings.build_model_fn(input_shape, num_classes)()
+
+    assert model.output_shape == (None, num_classes)
+    assert layers - {''} <= {layer.name for layer in model.layers}
