@@ -26,10 +26,7 @@ SMOKE = 'smoke'
 SCALES = {
     PAPER: "the paper's data, model and number of rounds",
     DIGITS: 'handwritten digits and a small model, offline and in minutes',
-    SMOKE: (
-        'random 8x8 images, small models and two rounds, to see that everything'
-        ' runs'
-    ),
+    SMOKE: 'random data, a small model and two rounds, to see that it runs',
 }
 # The folder of experiments that are not a paper's.
 _OURS = 'tff_bn'

@@ -1,8 +1,8 @@
 """The smoke scale of an experiment: random data, two rounds, few runs.
 
 It shows that every run of the experiment starts and finishes, with the paper's
-algorithms, splits, rules and analyses. Images are small, and small models
-replace the deep ones. Its results mean nothing.
+algorithms, splits, rules and analyses. The data has the right shape, and small
+models replace the deep ones. Its results mean nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,8 +54,7 @@ _NUM_TEST = 40
 # Of each domain.
 _DOMAIN_TRAIN = 40
 _DOMAIN_TEST = 10
-_IMAGE = '8x8x1'
-_MAX_CLASSES = 10
+_MAX_SIDE = 96  # Pixels.
 _NUM_CLIENTS = 5
 # Robust rules need many honest clients.
 _NUM_CLIENTS_WITH_ATTACKERS = 10
@@ -74,19 +73,14 @@ _SMALL_MODELS = {
 }
 # The number of groups must divide the channels of the small model.
 _GROUP_NORMALIZATION = 'group8'
-# Flags that change images, flags that depend on the real data or on the number
-# of rounds, and flags whose values make no difference to what runs.
+# Flags that depend on the real data or on the number of rounds, and flags whose
+# values make no difference to what runs.
 _DROPPED = (
     'data_dir',
     'image_size',
-    'augment',
-    'pixel_scaling',
     'average_last',
-    'batch_norm_momentum',
-    'classes_per_client',
     'client_learning_rate_schedule',
     'client_warmup_rounds',
-    'gamma',
 )
 _FIXED = {
     'rounds': '2',
@@ -105,6 +99,7 @@ _IF_NOT_ZERO = {
     'client_weight_decay': '0.0001',
     'dirichlet_alpha': '1',
     'dsgd_momentum': '0.9',
+    'gamma': '0.5',
     'moon_temperature': '0.5',
     'moon_weight': '1',
     'pan_amplitude': '0.1',
@@ -322,10 +317,9 @@ def _source(
     num_train: int = _NUM_TRAIN,
     num_test: int = _NUM_TEST,
 ) -> str:
-  num_classes = min(num_classes, _MAX_CLASSES)
-  # Vectors keep their length.
-  shape = _IMAGE if 'x' in shape else shape
-  return f'{_GENERATED}{shape}:{num_classes}:{num_train}:{num_test}'
+  num_train = max(num_train, 4 * num_classes)
+  num_test = max(num_test, num_classes)
+  return f'{_GENERATED}{_smaller(shape)}:{num_classes}:{num_train}:{num_test}'
 
 
 def _num_values(shape: str) -> int:
@@ -374,15 +368,24 @@ def find_shape(
   if found is None:
     raise ValueError(
         f'--scale={experiment_files.SMOKE}: the shape of the data'
-        f' {dataset!r} of {name} is unknown. Give random data in the file of'
-        f' the experiment: [smoke.flags] dataset = "{_GENERATED}{_IMAGE}:10",'
-        f' or "{_DOMAINS}NAME={_GENERATED}..." for domains.'
+        f' {dataset!r} of {name} is unknown. Give random data of this shape in'
+        f' the file of the experiment: [smoke.flags] dataset ='
+        f' "{_GENERATED}32x32x3:10", or "{_DOMAINS}NAME={_GENERATED}..." for'
+        ' domains.'
     )
   shape, num_classes = found
   if 'image_size' in flags:
     height, width = parsers.parse_image_size(flags['image_size'])
     shape = f'{height}x{width}x{shape.rpartition("x")[2]}'
   return shape, num_classes
+
+
+def _smaller(shape: str) -> str:
+  """Returns a shape with smaller images, if they are large."""
+  sides = [int(side) for side in shape.split('x')]
+  if len(sides) > 1:
+    sides = [min(side, _MAX_SIDE) for side in sides]
+  return 'x'.join(map(str, sides))
 
 
 def _reduced_analysis(

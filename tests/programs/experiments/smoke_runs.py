@@ -12,7 +12,7 @@ from tff_bn.programs import compare
 from tff_bn.programs.experiments import files as experiment_files
 
 # TensorFlow does not return all the memory of a model that was trained.
-_EXPERIMENTS_IN_A_PROCESS = 12
+_EXPERIMENTS_IN_A_PROCESS = 8
 
 
 def names(*papers):

@@ -42,35 +42,37 @@ def test_covering_of_no_axes_is_one_run():
 @pytest.mark.parametrize(
     'dataset, expected',
     [
-        ('tfds:cifar10', 'generated:8x8x1:10:240:40'),
-        ('tfds:cifar100', 'generated:8x8x1:10:240:40'),
-        ('tfds:mnist', 'generated:8x8x1:10:240:40'),
-        ('femnist', 'generated:8x8x1:10:240:40'),
-        ('folder:data/cinic10', 'generated:8x8x1:10:240:40'),
-        ('/home/data/usps.npz', 'generated:8x8x1:10:240:40'),
+        ('tfds:cifar10', 'generated:32x32x3:10:240:40'),
+        ('tfds:cifar100', 'generated:32x32x3:100:400:100'),
+        ('tfds:mnist', 'generated:28x28x1:10:240:40'),
+        ('femnist', 'generated:28x28x1:62:248:62'),
+        ('folder:data/cinic10', 'generated:32x32x3:10:240:40'),
+        ('/home/data/usps.npz', 'generated:16x16x1:10:240:40'),
         ('npz:abide/NYU.npz', 'generated:5995:2:240:40'),
         ('generated:7:3', 'generated:7:3:240:40'),
         ('digits_domains', 'digits_domains'),
         (
             'domains:SVHN=tfds:svhn_cropped,npz:usps.npz',
-            'domains:SVHN=generated:8x8x1:10:40:10,'
-            'usps=generated:8x8x1:10:40:10',
+            'domains:SVHN=generated:32x32x3:10:40:10,'
+            'usps=generated:32x32x3:10:40:10',
         ),
     ],
 )
-def test_data_is_random_and_small(dataset, expected):
+def test_data_is_random_and_has_the_shape(dataset, expected):
   assert _reduced(dataset=dataset)['dataset'] == expected
 
 
-def test_image_size_decides_the_shape_of_real_data_only():
-  flags = {'image_size': '48x40', 'data_dir': '/data'}
+def test_image_size_decides_the_shape():
+  flags = _reduced(dataset='tfds:cifar10', image_size='48x40', data_dir='/data')
 
-  shape, _ = experiment_smoke.find_shape('tfds:cifar10', flags, 'new/table_1')
-  reduced = _reduced(dataset='tfds:cifar10', **flags)
+  assert flags['dataset'].startswith('generated:48x40x3:10:')
+  assert not {'image_size', 'data_dir'} & set(flags)
 
-  assert shape == '48x40x3'
-  assert reduced['dataset'] == 'generated:8x8x1:10:240:40'
-  assert not set(flags) & set(reduced)
+
+def test_large_images_become_smaller():
+  flags = _reduced(dataset='folder:domainnet/real')
+
+  assert flags['dataset'] == 'generated:96x96x3:10:240:40'
 
 
 def test_an_unknown_shape_is_an_error_that_says_what_to_do():
@@ -85,8 +87,6 @@ def test_runs_are_short():
   flags = _reduced(
       dataset='tfds:mnist',
       rounds='3000',
-      gamma='0.1',
-      augment='flip_crop',
       local_epochs='20',
       batch_size='64',
       client_learning_rate_schedule='1001:0.5',
@@ -96,7 +96,7 @@ def test_runs_are_short():
   )
 
   assert flags == {
-      'dataset': 'generated:8x8x1:10:240:40',
+      'dataset': 'generated:28x28x1:10:240:40',
       'rounds': '2',
       'local_epochs': '1',
       'batch_size': '8',
