@@ -261,7 +261,7 @@ def test_a_round_has_the_exchange_of_fedavg(toy):
 def test_a_model_without_batch_normalization_is_refused(toy):
   model = BatchNormModel(
       lambda: keras.Sequential(
-          [keras.Input((5,)), keras.layers.Dense(3, name='only')]
+          [keras.Input((4,)), keras.layers.Dense(3, name='only')]
       ),
       toy.model().input_spec,
       toy.model().loss_fn,

@@ -140,7 +140,8 @@ def test_unlike_tffs_own_process_statistics_reach_the_server(toy):
     ('kwargs', 'num_batches'),
     [
         ({}, 3),
-        ({'local_steps': 4, 'local_epochs': 2}, 4),
+        ({'local_steps': 2}, 2),
+        ({'local_epochs': 2}, 6),
         ({'local_steps': 50}, 3),
     ],
 )
