@@ -19,6 +19,9 @@ from tff_bn.programs.experiments.numbers import Numbers
 
 _PANEL_WIDTH = 4.0
 _PANEL_HEIGHT = 3.4
+# Of a cell of a heat map.
+_CELL_WIDTH = 0.55
+_CELL_HEIGHT = 0.28
 _BARS_WIDTH = 0.8
 _PAPER = 'the paper'
 _PAPER_AT_THE_END = 'the paper, at the end'
@@ -67,11 +70,15 @@ def draw(
   return drawing
 
 
-def _grid(num_columns: int, num_rows: int) -> tuple[figure.Figure, np.ndarray]:
+def _grid(
+    num_columns: int,
+    num_rows: int,
+    width: float = _PANEL_WIDTH,
+    height: float = _PANEL_HEIGHT,
+) -> tuple[figure.Figure, np.ndarray]:
   """Returns a figure, and its panels of shape `[rows, columns]`."""
   drawing = figures.new_figure(
-      width=2.5 + _PANEL_WIDTH * num_columns,
-      height=0.6 + _PANEL_HEIGHT * num_rows,
+      width=2.5 + width * num_columns, height=0.6 + height * num_rows
   )
   return drawing, drawing.subplots(num_rows, num_columns, squeeze=False)
 
@@ -234,7 +241,14 @@ def _heat_maps(
       for panel in numbers.combinations(show.panels)
       for column in numbers.columns
   ]
-  drawing, grid = _grid(len(sources), len(shown))
+  num_columns = len(numbers.combinations(show.columns))
+  num_rows = len(numbers.combinations(show.rows))
+  drawing, grid = _grid(
+      len(sources),
+      len(shown),
+      max(_PANEL_WIDTH, _CELL_WIDTH * num_columns),
+      max(_PANEL_HEIGHT, _CELL_HEIGHT * num_rows),
+  )
   for (panel, column), line in zip(shown, grid):
     by_name = dict(zip(show.panels, panel))
     values = [
@@ -245,8 +259,10 @@ def _heat_maps(
     for name, axes, matrix in zip(sources, line, values):
       image = _draw_matrix(axes, matrix, limits)
       _label_matrix(axes, numbers, show)
-      labels = numbers.describe(show.panels, panel)
-      axes.set_title(', '.join(filter(None, [labels, name])), fontsize='medium')
+      titles = [numbers.describe(show.panels, panel)]
+      if numbers.paper:
+        titles.append(name)
+      axes.set_title(', '.join(filter(None, titles)), fontsize='medium')
     drawing.colorbar(
         image, ax=line.tolist(), label=experiment_numbers.title(column)
     )
@@ -315,5 +331,9 @@ def _label_matrix(
   rows = [', '.join(r) for r in numbers.combinations(show.rows)]
   axes.set_xticks(range(len(columns)), columns)
   axes.set_yticks(range(len(rows)), rows)
+  if max(map(len, columns), default=0) > 8:
+    axes.tick_params('x', rotation=40)
+    for label in axes.get_xticklabels():
+      label.set_horizontalalignment('right')
   axes.set_xlabel(', '.join(show.columns))
   axes.set_ylabel(', '.join(show.rows))

@@ -70,8 +70,14 @@ def test_success(capsys):
             ' rounds? See --help.',
         ),
         (['--xyzzy'], '--xyzzy is not a flag of this program. See --help.'),
-        (['--rounds=0'], '--rounds=0: must be a whole number, at least 1.'),
-        (['--rounds=x'], '--rounds=x: must be a whole number, at least 1.'),
+        (
+            ['--rounds=0'],
+            '--rounds=0: must be a whole number, at least 1 and at most',
+        ),
+        (
+            ['--rounds=x'],
+            '--rounds=x: must be a whole number, at least 1 and at most',
+        ),
         (['--rounds'], 'Missing value for flag --rounds'),
         (['7', '--rounds=4'], "'7' is not understood"),
         (['--overwrite=maybe'], '--overwrite=maybe: must be true or false.'),

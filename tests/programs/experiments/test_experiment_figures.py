@@ -156,7 +156,7 @@ def test_without_the_papers_numbers_there_is_one_heat_map(tmp_path):
 
   drawing = _draw(show, tmp_path, with_paper=False)
 
-  assert drawing.axes[0].get_title() == 'here'
+  assert drawing.axes[0].get_title() == ''
   texts = [text.get_text() for text in drawing.axes[0].texts]
   assert (
       texts[1] == f'{_value({"method": "a", "rate": "1"}, "test_accuracy"):.3g}'
