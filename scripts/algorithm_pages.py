@@ -1,6 +1,7 @@
-"""Writes the pictures and the tables of traffic of docs/algorithms/.
+"""Writes the pictures and the tables of docs/algorithms/.
 
-Run it after a change of what an algorithm sends. The pictures show
+Run it after a change of what an algorithm sends, and of the results on digits
+(`digits_tables`). The pictures show
 `algorithm_pictures.PICTURES`. The numbers are computed from the algorithms'
 computations by `tff_bn.analysis`.
 """
@@ -11,6 +12,7 @@ import re
 import shlex
 
 import algorithm_pictures
+import digits_tables
 
 from tff_bn import analysis
 from tff_bn.processes import phased_process
@@ -40,7 +42,8 @@ def main() -> None:
     )
   for path in sorted(PAGES.glob('*.md')):
     text = path.read_text(encoding='utf-8')
-    path.write_text(with_traffic(text), encoding='utf-8')
+    text = digits_tables.with_tables(with_traffic(text))
+    path.write_text(text, encoding='utf-8')
 
 
 def picture_path(name: str) -> pathlib.Path:

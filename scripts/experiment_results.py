@@ -1,10 +1,11 @@
-"""Runs experiments at the digits scale and keeps their results.
+"""Runs experiments and keeps their results, those of papers on digits.
 
   python scripts/experiment_results.py FOLDER [PAPER/NAME ...]
 
 trains in FOLDER, all experiments by default, and writes
 benchmarks/results/experiments/PAPER_NAME.md with its plots for
-docs/experiments.md. It goes on with what FOLDER holds.
+docs/experiments.md, and benchmarks/results/digits.md. It goes on with what
+FOLDER holds.
 """
 
 import pathlib
@@ -19,7 +20,7 @@ from tff_bn.common import files
 from tff_bn.programs import run_folder
 from tff_bn.programs.experiments import files as experiment_files
 
-_SCALE = experiment_files.DIGITS
+_SCALES = (experiment_files.DIGITS, experiment_files.PAPER)
 # Enough for line plots, and a third of the size of all colors.
 _NUM_COLORS = 64
 
@@ -41,6 +42,9 @@ def keep(name: str, output: pathlib.Path) -> None:
       reduced.save(temporary, format='png', optimize=True)
     return f'![{link["title"]}]({copied.name})'
 
+  if experiment_files.is_ours(name):
+    numbers = output / run_folder.EXPERIMENT_CSV
+    files.replace(path.with_suffix('.csv'), numbers.read_text(encoding='utf-8'))
   text = (output / run_folder.EXPERIMENT_MARKDOWN).read_text(encoding='utf-8')
   files.replace(
       path, re.sub(r'!\[(?P<title>.*?)\]\((?P<plot>.*?)\)', copy, text)
@@ -53,15 +57,19 @@ def main(arguments: list[str]) -> int:
     print(__doc__)
     return 1
   folder, *names = arguments
-  runs = experiment_runs.ExperimentRuns(pathlib.Path(folder), _SCALE)
+  runs = {
+      scale: experiment_runs.ExperimentRuns(pathlib.Path(folder), scale)
+      for scale in _SCALES
+  }
   experiments_page.RESULTS.mkdir(exist_ok=True)
   failed = []
   for name in names or experiment_files.names():
-    if _SCALE not in experiment_files.scales(name):
+    scale = experiments_page.result_scale(name)
+    if scale is None:
       continue
     print(f'\n=== {name}', flush=True)
     try:
-      output = runs.run(name)
+      output = runs[scale].run(name)
     except RuntimeError as error:
       print(error, flush=True)
       failed.append(name)

@@ -192,7 +192,17 @@ def _hours(
 
 def result_path(name: str) -> pathlib.Path:
   """Returns where the result of an experiment is kept."""
+  if experiment_files.is_ours(name):
+    return RESULTS.parent / f'{name.partition("/")[2]}.md'
   return RESULTS / f'{name.replace("/", "_")}.md'
+
+
+def result_scale(name: str) -> Optional[str]:
+  """Returns the scale of the result that is kept; None if there is none."""
+  if experiment_files.is_ours(name):
+    return experiment_files.PAPER
+  has_digits = experiment_files.DIGITS in experiment_files.scales(name)
+  return experiment_files.DIGITS if has_digits else None
 
 
 def _rows(names: list[str]) -> Iterator[list[str]]:
@@ -202,10 +212,10 @@ def _rows(names: list[str]) -> Iterator[list[str]]:
     plan = plans['paper']
     num_runs = len(plan.comparison.trained()) if plan.comparison else 0
     result = '–'
-    if 'digits' in plans:
+    if result_scale(name) is not None:
       result = 'not run'
       if result_path(name).exists():
-        result = f'[result](#{_anchor(name)})'
+        result = f'[result]({_link(name)})'
     yield [
         f'`{name}`',
         plan.experiment.title.replace('|', '\\|'),
@@ -214,6 +224,13 @@ def _rows(names: list[str]) -> Iterator[list[str]]:
         _hours(name, plan, seconds),
         result,
     ]
+
+
+def _link(name: str) -> str:
+  """Returns the link to a result; those of papers are on this page."""
+  if experiment_files.is_ours(name):
+    return f'../{result_path(name).relative_to(_ROOT)}'
+  return f'#{_anchor(name)}'
 
 
 def _anchor(name: str) -> str:
@@ -258,7 +275,11 @@ def page() -> str:
     titles = ['--experiment=', 'shows', 'data', 'runs', 'GPU hours', 'digits']
     rows = [titles, *_rows(list(group))]
     blocks.append(tables.markdown(rows, num_labels=3))
-  finished = [name for name in names if result_path(name).exists()]
+  finished = [
+      name
+      for name in names
+      if result_path(name).exists() and not experiment_files.is_ours(name)
+  ]
   if finished:
     blocks.append('\n## Results at the digits scale\n')
     for name in finished:

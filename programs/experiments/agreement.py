@@ -62,7 +62,8 @@ def findings(experiment: experiment_files.Experiment) -> list[str]:
         'These numbers mean nothing: the data is random, and each run has two'
         ' rounds.'
     ]
-  source = 'What follows' if experiment.is_ours else "The paper's finding"
+  is_ours = experiment_files.is_ours(experiment.name)
+  source = 'What follows' if is_ours else "The paper's finding"
   result = [f'{source}: {experiment.finding}']
   if experiment.found is not None:
     result.append(f'At this scale: {experiment.found}')

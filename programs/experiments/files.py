@@ -86,14 +86,14 @@ class Experiment:
     """Whether the experiment has runs, and not only a measurement."""
     return bool(self.axes or self.flags)
 
-  @property
-  def is_ours(self) -> bool:
-    """Whether it is an experiment of this package, not of a paper."""
-    return self.name.startswith(f'{_OURS}/')
-
   def axis(self, name: str) -> axes_lib.Axis:
     """Returns the axis with a name."""
     return next(axis for axis in self.axes if axis.name == name)
+
+
+def is_ours(name: str) -> bool:
+  """Whether a name is that of an experiment of this package, not of a paper."""
+  return name.startswith(f'{_OURS}/')
 
 
 def names() -> list[str]:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tff_bn.programs import html_report
-from tff_bn.programs import registry
 from tff_bn.programs import report
 from tff_bn.programs import run_timing
 
@@ -23,6 +22,10 @@ _ROUNDS = (0, 10, 20, 30)
 _AVERAGED = 2
 # Exchanges and megabytes of a round.
 _COSTS = {'centralized': (0, 0.0), 'fedtan': (23, 3.5)}
+_ALGORITHMS = (
+    *('centralized', 'fedavg', 'fedbn', 'silobn', 'fedtan'),
+    *('fedtan_forward_only', 'fedtan_ii', 'fbn', 'fixbn'),
+)
 _EVIL = '<script>window.evil = 1</script>"\''
 _CHROMIUM = shutil.which('chromium')
 _CHROMIUM_FLAGS = (
@@ -46,7 +49,7 @@ class _Data:
 def _write_run(folder, algorithm, seed):
   """Writes the files of a run that the page reads."""
   folder.mkdir(parents=True)
-  rng = np.random.default_rng([seed, registry.COMPARED.index(algorithm)])
+  rng = np.random.default_rng([seed, _ALGORITHMS.index(algorithm)])
   exchanges, megabytes = _COSTS.get(algorithm, (1, 0.25))
   lines = [
       'round,train_loss,test_loss,test_accuracy,client_test_accuracy,'
@@ -74,7 +77,7 @@ def _page(folders, results, runs, varied=(report.ALGORITHM,)):
       title='Comparison',
       program='tff-bn-compare',
       flags={
-          'algorithms': ','.join(registry.COMPARED),
+          'algorithms': ','.join(_ALGORITHMS),
           'model': _EVIL,
           'sweep': 'gamma=0,1\nrounds=1,2',
       },
@@ -108,7 +111,7 @@ def comparison(tmp_path_factory):
   folder = tmp_path_factory.mktemp('<b>a & "b"')
   runs, folders = [], []
   for seed in _SEEDS:
-    for algorithm in registry.COMPARED:
+    for algorithm in _ALGORITHMS:
       run = folder / 'runs' / f'{algorithm}-seed{seed}'
       _write_run(run, algorithm, seed)
       folders.append(run)
@@ -170,7 +173,7 @@ def _expected_table(folder):
   """Computes the table from results.csv."""
   results = csv_rows.read(folder / 'results.csv')
   table = []
-  for algorithm in registry.COMPARED:
+  for algorithm in _ALGORITHMS:
     rows = [row for row in results if row['algorithm'] == algorithm]
     assert len(rows) == len(_SEEDS)
     line = [algorithm]
@@ -424,7 +427,7 @@ def test_table_is_sorted(open_page, comparison):
     assert [float(t.split()[0]) for t in tab.texts(column)] == order
   tab.page.locator('#results th button').first.click()
   names = tab.texts('#results tbody td:first-child')
-  assert names == sorted(registry.COMPARED)
+  assert names == sorted(_ALGORITHMS)
 
 
 def test_sweep_has_filters(browser, open_page, tmp_path):
