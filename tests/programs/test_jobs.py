@@ -226,7 +226,7 @@ def test_runs_leave_nothing_behind(monkeypatch, tmp_path):
   tasks = _tasks('--algorithms=fedavg,fbn', '--sweep=local_steps=1,2')
   trained = []
   monkeypatch.setattr(
-      jobs, 'train_one', lambda job: trained.append(job.settings)
+      jobs, 'train_one', lambda job, hook: trained.append(job.settings)
   )
   builder = _Builder()
   gc.disable()

@@ -84,15 +84,17 @@ def test_output_and_arguments(fake, capfd, monkeypatch):
   assert parallel.train(tasks, 1, ['--x=7']) == []
   out, err = capfd.readouterr()
   assert out.splitlines() == [
-      '[2/3] task 2: finished',
-      '[1/3] task 1',
       '[1/3] hello',
       '[1/3] 7 3',
       '[1/3] held',
-      '[3/3] task 3',
       '[3/3] no end',
   ]
-  assert err == '[1/3] wörld\n'
+  assert err.splitlines() == [
+      '[2/3] task 2: finished',
+      '[1/3] task 1',
+      '[1/3] wörld',
+      '[3/3] task 3',
+  ]
 
 
 def test_finished_runs_can_be_read(fake):
