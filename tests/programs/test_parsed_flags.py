@@ -30,7 +30,9 @@ def test_replaced_values():
 
 def test_values_that_are_not_allowed():
   flags = _flags()
-  with pytest.raises(ValueError, match='^--rounds=0: must be .* at least 1.$'):
+  with pytest.raises(
+      ValueError, match='^--rounds=0: must be .* at least 1 and at most'
+  ):
     flags.replacing({'rounds': '0'})
   with pytest.raises(ValueError, match='^--round is not a flag'):
     flags.replacing({'round': '1'})

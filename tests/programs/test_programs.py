@@ -366,7 +366,7 @@ def test_same_command_repeats_nothing(comparison, monkeypatch, capsys):
   assert captured.err == 'All 6 runs are finished.\n'
   assert captured.out == output
   # A file of the results that is missing or was changed is written again.
-  for name in ('results.csv', 'plots/label_distribution.png'):
+  for name in ('results.csv', 'report.html'):
     content = (folder / name).read_bytes()
     (folder / name).unlink()
     assert compare.run(arguments) == 0

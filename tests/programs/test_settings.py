@@ -8,6 +8,7 @@ import pytest
 
 from tff_bn.programs import cli
 from tff_bn.programs import compare
+from tff_bn.programs import logging_flags
 from tff_bn.programs import parsers
 from tff_bn.programs import registry
 from tff_bn.programs import runtime_flags
@@ -32,6 +33,7 @@ def test_every_flag_that_defines_a_run_is_a_setting():
   # These say where a run is computed and written, not what it is.
   others = {'output_dir', 'overwrite', 'verbosity'}
   others |= set(runtime_flags.RuntimeFlags.specs())
+  others |= set(logging_flags.LoggingFlags.specs())
   assert names - others == fields
 
 
