@@ -617,7 +617,7 @@ def test_errors_of_algorithms_name_the_flags():
       '--algorithm=moon', '--model=mlp3', '--moon_feature_layer=none'
   )
   model = run_building.build_model(settings, _data())
-  with pytest.raises(ValueError, match="^--moon_feature_layer='none' is the n"):
+  with pytest.raises(ValueError, match="^moon_feature_layer='none' is the n"):
     run_building.build_process(settings, model, 7)
 
 
