@@ -76,6 +76,7 @@ class Machine:
     for tool in _TOOLS:
       if path := shutil.which(tool):
         (self._bin / tool).symlink_to(path)
+    self.add_script('chromium', '#!/bin/sh\n')
     for file in (
         'scripts/check_types.sh',
         'scripts/setup.sh',
@@ -393,6 +394,18 @@ class TestMakefile:
     result = ready.run(*command.split(), FAIL=f'-m {tool}*')
     assert result.returncode != 0
     assert len(ready.calls()) == 8
+
+  def test_ci_installs_a_browser_where_it_is_missing(self, ready: Machine):
+    browser = ready.add_script('chromium', '#!/bin/sh\n')
+    installed = ready.folder / 'installed'
+    ready.add_script('apt-get', f'#!/bin/sh\necho "$@" >> "{installed}"\n')
+    ready.run('.ci/run')
+    assert not installed.exists()
+    browser.unlink()
+    ready.run('.ci/run')
+    update, install = installed.read_text().splitlines()
+    assert update == 'update'
+    assert install.startswith('install ') and install.endswith(' chromium')
 
   def test_ci_sets_up_and_tests(self, machine: Machine):
     machine.add('python3.13', '3.13')

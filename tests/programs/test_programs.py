@@ -1022,10 +1022,10 @@ def test_finished_runs_of_a_comparison_can_be_read(tmp_path, monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
       return pool.submit(read).exception() is None
 
-  def train_and_look(job):
+  def train_and_look(job, hook):
     names = ('fedavg-seed0', 'single-seed0')
     found.append([can_be_read(name) for name in names])
-    train_one(job)
+    train_one(job, hook)
 
   monkeypatch.setattr(jobs, 'train_one', train_and_look)
   assert compare.run(arguments) == 0

@@ -274,7 +274,7 @@ def test_process_of_a_run(tmp_path, monkeypatch, capfd, rate, code):
     with pytest.raises(SystemExit) as error:
       run_process.run(arguments)
     assert error.value.code == code
-    assert 'The final model is of no use' in capfd.readouterr().err
+    assert 'The final model is not finite' in capfd.readouterr().err
   assert watched == [1]
   with pytest.raises(OSError, match='Bad file descriptor'):
     os.fstat(descriptor)
