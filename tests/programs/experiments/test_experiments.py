@@ -24,7 +24,7 @@ def test_every_paper_is_run_at_the_smoke_scale():
 
 @pytest.mark.slow
 def test_models_fit_the_data_and_have_the_layers_of_analyses():
-  """What the smoke scale leaves out: it has small images and models."""
+  """What the smoke scale leaves out: its models are small."""
   cases = {}
   flags = cli.parse(compare.define_flags, [])
   for name in experiment_files.names():
