@@ -1,6 +1,7 @@
 """Tests for `tff_bn.training.metrics_log`."""
 
 import asyncio
+import contextlib
 import os
 import pty
 import re
@@ -60,9 +61,13 @@ def _shown_on_a_terminal(columns, tmp_path, monkeypatch):
     asyncio.run(log.release({}, 1234))
     log.close()
     monkeypatch.undo()
-    written = os.read(terminal, 10**5).decode()
+  written = b''
+  # It may come in several parts; an error is the end.
+  with contextlib.suppress(OSError):
+    while part := os.read(terminal, 10**5):
+      written += part
   os.close(terminal)
-  return re.split('[\r\n]+', written.strip())[-1]
+  return re.split('[\r\n]+', written.decode().strip())[-1]
 
 
 @pytest.mark.parametrize('columns', [80, 100])
