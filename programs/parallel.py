@@ -6,6 +6,7 @@ closed then.
 """
 
 from collections.abc import Iterable, Sequence
+import contextlib
 import dataclasses
 import os
 import queue
@@ -20,6 +21,8 @@ from tff_bn.common import progress
 from tff_bn.programs import jobs
 from tff_bn.programs import run_process
 from tff_bn.training import folder_lock
+
+_WAKE_UP_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +70,7 @@ def train(
         prefix, task = waiting.pop(0)
         progress.say(f'{prefix}{task.title}')
         running.append(_start(prefix, task, arguments, ended))
-      child = ended.get()
+      child = _next(ended)
       running.remove(child)
       folder_lock.let_others_read(child.task.folder)
       code = child.process.returncode
@@ -78,6 +81,15 @@ def train(
   finally:
     _end(running)
   return failures
+
+
+def _next(ended: queue.SimpleQueue[_Child]) -> _Child:
+  """Waits for the next child that ends."""
+  while True:
+    # If another thread gets the signal of a Ctrl-C, this one handles it only
+    # when it wakes up.
+    with contextlib.suppress(queue.Empty):
+      return ended.get(timeout=_WAKE_UP_SECONDS)
 
 
 def _start(

@@ -13,6 +13,9 @@ import pytest
 # All tests, and the programs that they start, compute the same bits, whichever
 # comes first. Several test processes keep the cores busy.
 os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
+# At a fork, gRPC would start its threads again in the child, whose files are
+# closed then: their message would be among the errors of a tested program.
+os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', 'false')
 
 
 # Folders of tests whose files take minutes.
