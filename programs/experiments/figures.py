@@ -66,7 +66,7 @@ def draw(
       axes.set_ylabel(experiment_numbers.title(column))
       figures.tidy(axes)
   figures.add_legend(drawing)
-  drawing.suptitle(title)
+  drawing.suptitle(title, wrap=True)
   return drawing
 
 
@@ -266,7 +266,7 @@ def _heat_maps(
     drawing.colorbar(
         image, ax=line.tolist(), label=experiment_numbers.title(column)
     )
-  drawing.suptitle(title)
+  drawing.suptitle(title, wrap=True)
   return drawing
 
 
