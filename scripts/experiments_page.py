@@ -46,6 +46,8 @@ _NUM_TRAIN = {
     'synth_digits': 391_162,
     'mnist_m': 60_000,
 }
+# What stands before a sentence on the whole result.
+_FOUND = 'At this scale: '
 _INTRODUCTION = f"""# The papers' experiments
 
 <!-- Written by scripts/experiments_page.py: change the files of the experiments
@@ -227,29 +229,25 @@ def _rows(names: list[str]) -> Iterator[list[str]]:
 
 
 def _link(name: str) -> str:
-  """Returns the link to a result; those of papers are on this page."""
-  if experiment_files.is_ours(name):
-    return f'../{result_path(name).relative_to(_ROOT)}'
-  return f'#{_anchor(name)}'
+  """Returns the link from the page to a result."""
+  return f'../{result_path(name).relative_to(_ROOT)}'
 
 
-def _anchor(name: str) -> str:
-  return name.replace('/', '-').replace('_', '-')
-
-
-def _result(name: str) -> list[str]:
-  """Returns the result at the digits scale, as a section."""
-  title, _, body = result_path(name).read_text(encoding='utf-8').partition('\n')
-  # Links to the plots: all of them are too much for one page.
-  folder = f'../{RESULTS.relative_to(_ROOT)}'
-  body = re.sub(r'!\[(.*)\]\((.*)\)', rf'[Plot: \1]({folder}/\2)', body)
-  body = re.sub('^## ', '#### ', body, flags=re.MULTILINE)
-  return [
-      f'<a name="{_anchor(name)}"></a>',
-      f'### {title.removeprefix("# ")}',
-      body.strip(),
-      '',
+def _result(name: str) -> str:
+  """Returns what a result shows, in one line."""
+  text = result_path(name).read_text(encoding='utf-8')
+  main_part = text.partition('\n## ')[0]
+  lines = main_part.splitlines()
+  found = [line.partition(_FOUND)[2] for line in lines if _FOUND in line]
+  # Without a sentence on all, those on each column of the table.
+  computed = [
+      line.removeprefix('- ')
+      for line in lines
+      if line.startswith('- ') and not line.startswith("- The paper's")
   ]
+  sentences = ' '.join(found or computed)
+  link = f'- [`{name}`]({_link(name)})'
+  return f'{link}: {sentences}' if sentences else link
 
 
 def page() -> str:
@@ -282,8 +280,7 @@ def page() -> str:
   ]
   if finished:
     blocks.append('\n## Results at the digits scale\n')
-    for name in finished:
-      blocks += _result(name)
+    blocks += map(_result, finished)
   return '\n'.join(blocks).rstrip() + '\n'
 
 

@@ -142,15 +142,22 @@ def test_domains_of_a_dataset_are_one(page):
   assert '| `npz:abide/*` | a file that you put into the working' in text
 
 
-def test_result_of_the_digits_scale(page):
+@pytest.mark.parametrize(
+    'line, expected',
+    [
+        ('- iid: a > b.\n- skewed: b > a.', ': iid: a > b. skewed: b > a.'),
+        ('- iid: a > b.\n- At this scale: a is best.', ': a is best.'),
+        ('At this scale: a is best.', ': a is best.'),
+        ('', ''),
+    ],
+)
+def test_result_of_the_digits_scale(page, line, expected):
   text = page(
-      result='# FedTAN, table 1: accuracy\n\n| method |\n\n- A sentence.\n\n'
-      '![The figure](fedtan_table_1_experiment.png)\n\n## Analysis a\n'
+      result=f"# FedTAN, table 1\n\n| method |\n\n- The paper's finding: a.\n"
+      f'{line}\n\n## Analysis a\n\n- Not this.\n'
   )
 
-  assert _row(text)[5] == '[result](#fedtan-table-1)'
-  end = text.partition('## Results at the digits scale')[2]
-  assert '<a name="fedtan-table-1"></a>' in end
-  assert '### FedTAN, table 1: accuracy\n| method |\n\n- A sentence.' in end
-  plot = f'../{page.folder}/fedtan_table_1_experiment.png'
-  assert f'\n[Plot: The figure]({plot})\n\n#### Analysis a\n' in end
+  link = f'../{page.folder}/fedtan_table_1.md'
+  assert _row(text)[5] == f'[result]({link})'
+  end = text.partition('## Results at the digits scale\n')[2]
+  assert end == f'\n- [`fedtan/table_1`]({link}){expected}\n'
