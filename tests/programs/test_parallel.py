@@ -177,7 +177,15 @@ def test_other_errors_end_all_processes(fake, tmp_path, end, message):
   assert not (tmp_path / 'run3' / 'started').exists()
 
 
-def test_ctrl_c_waits_and_twice_does_not(fake, tmp_path):
+@pytest.fixture
+def ctrl_c():
+  """Ctrl-C raises KeyboardInterrupt; a shell's background jobs ignore it."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_waits_and_twice_does_not(fake, tmp_path, ctrl_c):
   def ignoring(number):
     return f"""
       def ignore(*_):
