@@ -5,6 +5,7 @@ Nothing here imports TensorFlow or touches files.
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -68,18 +69,18 @@ class Comparison:
     Returns:
       The flags' texts by name; empty for a flag without effect.
     """
-    names = {axis.name for axis in self.axes}
-    texts = {
-        name: [other.settings.to_flags().get(name, '') for other in self.runs]
+    texts = run.settings.to_flags()
+    return {name: texts.get(name, '') for name in self._further_names}
+
+  @functools.cached_property
+  def _further_names(self) -> tuple[str, ...]:
+    axes = {axis.name for axis in self.axes}
+    texts = [run.settings.to_flags() for run in self.runs]
+    return tuple(
+        name
         for name in self.varied_flags
-        if name not in names
-    }
-    own = run.settings.to_flags()
-    return {
-        name: own.get(name, '')
-        for name, values in texts.items()
-        if len(set(values)) > 1
-    }
+        if name not in axes and len({each.get(name, '') for each in texts}) > 1
+    )
 
   def trained(self) -> list[Run]:
     """Returns the runs that are trained: one for each of the settings."""

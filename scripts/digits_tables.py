@@ -12,7 +12,7 @@ _MARKED = re.compile(r'(<!-- digits:\n(.*?)-->\n)(.*?)(<!-- end -->)', re.S)
 _REFERENCES = ('Centralized', 'FedAvg')
 _ACCURACY = 'test_accuracy'
 # The data and the columns of the CSV file that a table shows.
-_COLUMNS = {
+COLUMNS = {
     'one class': ('one class', _ACCURACY),
     'two classes': ('two classes', _ACCURACY),
     'Dirichlet 0.1': ('Dirichlet 0.1', _ACCURACY),
@@ -45,8 +45,8 @@ def _table(schemes: Sequence[str]) -> str:
         for row in csv.DictReader(file)
     }
   lines = [
-      f'| scheme | {" | ".join(_COLUMNS)} |',
-      f'| --- |{" ---: |" * len(_COLUMNS)}',
+      f'| scheme | {" | ".join(COLUMNS)} |',
+      f'| --- |{" ---: |" * len(COLUMNS)}',
   ]
   for scheme in dict.fromkeys((*_REFERENCES, *schemes)):
     cells = [
@@ -54,7 +54,7 @@ def _table(schemes: Sequence[str]) -> str:
             f'{float(means[scheme, data, steps, column]):.1f}'
             for steps in _STEPS
         )
-        for data, column in _COLUMNS.values()
+        for data, column in COLUMNS.values()
     ]
     lines.append(f'| {scheme} | {" | ".join(cells)} |')
   return ''.join(f'{line}\n' for line in lines)
