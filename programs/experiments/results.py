@@ -75,11 +75,13 @@ def _heading(
   command = f'tff-bn-compare --experiment={experiment.name}'
   if experiment.scale != experiment_files.PAPER:
     command += f' --scale={experiment.scale}'
+  scale = f' ({experiment_files.SCALES[experiment.scale]})'
+  if experiment_files.is_ours(experiment.name):
+    scale = ''  # It is of no paper.
   lines = [
       f'# {experiment.title}',
       '',
-      f'`{" ".join([command, *overruled])}`'
-      f' ({experiment_files.SCALES[experiment.scale]})',
+      f'`{" ".join([command, *overruled])}`{scale}',
   ]
   if overruled:
     lines += [
