@@ -47,6 +47,16 @@ _BATCH = 'Local steps. BN normalizes with the statistics of the batch.'
 _AVERAGE = 'Takes the mean of everything'
 _LOCAL_STEPS = 'More local steps with the statistics of the own batch'
 
+_WITH_FIXED_STATISTICS = (
+    Down(_MODEL),
+    AtClients(
+        'Local steps. BN normalizes with the moving mean and variance,'
+        ' which no longer change.'
+    ),
+    Up(_MODEL),
+    AtServer(_AVERAGE + '. The statistics stay as they are.'),
+)
+
 # Page of docs/algorithms -> the steps of a round.
 PICTURES: Mapping[str, Sequence[Step]] = {
     'centralized': (
@@ -116,23 +126,11 @@ PICTURES: Mapping[str, Sequence[Step]] = {
     ),
     'fedtan_ii': (
         AtServer('The first --sync_rounds rounds are rounds of FedTAN. Then:'),
-        Down(_MODEL),
-        AtClients(
-            'Local steps. BN normalizes with the moving mean and variance,'
-            ' which no longer change.'
-        ),
-        Up(_MODEL),
-        AtServer(_AVERAGE + '. The statistics stay as they are.'),
+        *_WITH_FIXED_STATISTICS,
     ),
     'fixbn': (
         AtServer('The first --fixbn_rounds rounds are rounds of FedAvg. Then:'),
-        Down(_MODEL),
-        AtClients(
-            'Local steps. BN normalizes with the moving mean and variance,'
-            ' which no longer change.'
-        ),
-        Up(_MODEL),
-        AtServer(_AVERAGE + '. The statistics stay as they are.'),
+        *_WITH_FIXED_STATISTICS,
     ),
     'fbn': (
         Down(_MODEL),
