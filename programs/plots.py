@@ -18,8 +18,8 @@ from tff_bn.programs.report import Run
 _MAX_CELLS_WITH_NUMBERS = 300
 _MAX_NAMED_CLIENTS = 40
 # Runs share a linear axis if the totals that they have sent differ by at most
-# this factor.
-_MAX_LINEAR_RATIO = 10
+# this factor. Then every curve has a fifth of the axis.
+_MAX_LINEAR_RATIO = 5
 _TEST_PANEL = 'Whole test set'
 _CLIENT_PANEL = "Clients' own test data"
 _AXES = {

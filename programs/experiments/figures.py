@@ -9,6 +9,7 @@ from matplotlib import image as mpl_image
 from matplotlib import ticker
 import numpy as np
 
+from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import figures
 from tff_bn.programs import plots
 from tff_bn.programs import report
@@ -26,6 +27,7 @@ _BARS_WIDTH = 0.8
 _PAPER = 'the paper'
 _PAPER_AT_THE_END = 'the paper, at the end'
 _LABELS = Mapping[str, str]
+_Styles = Mapping[tuple[str, ...], dict[str, str]]
 
 
 def draw(
@@ -33,6 +35,7 @@ def draw(
     show: experiment_show.Show,
     runs: Sequence[report.Run],
     title: str,
+    varied: Sequence[axes_lib.Axis] = (),
 ) -> figure.Figure:
   """Draws an experiment in the paper's form; a table becomes bars.
 
@@ -41,6 +44,8 @@ def draw(
     show: The form.
     runs: The runs with their metrics by round, for curves.
     title: The title.
+    varied: The experiment's axes, which tell the algorithms of lines and bars:
+      an algorithm has the same color in all figures.
 
   Returns:
     The figure. The paper's numbers are dashed lines or black marks beside ours;
@@ -54,20 +59,45 @@ def draw(
   if show.kind == 'heat_map':
     return _heat_maps(numbers, show, title)
   panels = numbers.combinations(show.panels)
+  styles = _styles(numbers.combinations(show.lines), show.lines, varied)
   drawing, grid = _grid(len(panels), len(numbers.columns))
   for labels, column_of_axes in zip(panels, grid.T):
     for column, axes in zip(numbers.columns, column_of_axes):
       by_name = dict(zip(show.panels, labels))
       if show.kind == 'curves':
-        _curves(axes, numbers, show, runs, by_name, column)
+        _curves(axes, numbers, show, styles, runs, by_name, column)
       else:
-        _lines_or_bars(axes, numbers, show, by_name, column)
+        _lines_or_bars(axes, numbers, show, styles, by_name, column)
       axes.set_title(numbers.describe(show.panels, labels), fontsize='medium')
       axes.set_ylabel(experiment_numbers.title(column))
       figures.tidy(axes)
   figures.add_legend(drawing)
   drawing.suptitle(title, wrap=True)
   return drawing
+
+
+def _styles(
+    lines: Sequence[tuple[str, ...]],
+    names: Sequence[str],
+    varied: Sequence[axes_lib.Axis],
+) -> _Styles:
+  """Returns the colors and dashes of lines by their labels on the axes."""
+  algorithms = {
+      (axis.name, point.label): point.flags[report.ALGORITHM]
+      for axis in varied
+      for point in axis.points
+      if report.ALGORITHM in point.flags
+  }
+  styles = figures.line_styles(
+      list(map(str, lines)),
+      {
+          str(line): algorithms[pair]
+          for line in lines
+          for pair in zip(names, line)
+          if pair in algorithms
+      },
+  )
+  return {line: styles[str(line)] for line in lines}
 
 
 def _grid(
@@ -87,6 +117,7 @@ def _curves(
     axes: mpl_axes.Axes,
     numbers: Numbers,
     show: experiment_show.Show,
+    styles: _Styles,
     runs: Sequence[report.Run],
     panel: _LABELS,
     column: str,
@@ -94,7 +125,7 @@ def _curves(
   """Draws a column of metrics.csv against rounds or communication."""
   against = show.x[0]
   is_accuracy = experiment_numbers.is_accuracy(column)
-  for index, line in enumerate(numbers.combinations(show.lines)):
+  for line in numbers.combinations(show.lines):
     wanted = {**panel, **dict(zip(show.lines, line))}
     chosen = [
         run
@@ -103,7 +134,7 @@ def _curves(
     ]
     if not chosen:
       continue
-    style = figures.line_style(index)
+    style = styles[line]
     plots.draw_curve(
         axes,
         chosen,
@@ -133,6 +164,7 @@ def _lines_or_bars(
     axes: mpl_axes.Axes,
     numbers: Numbers,
     show: experiment_show.Show,
+    styles: _Styles,
     panel: _LABELS,
     column: str,
 ) -> None:
@@ -156,7 +188,7 @@ def _lines_or_bars(
     ]
     ours = [numbers.ours.get(key) for key in keys]
     paper = [numbers.paper.get(key) for key in keys]
-    style: dict[str, Any] = figures.line_style(index)
+    style: dict[str, Any] = styles[line]
     name = numbers.describe(show.lines, line) or 'here'
     if is_bars:
       width = _BARS_WIDTH / len(lines)

@@ -138,7 +138,11 @@ def _show(
   )
   figures.save(
       folder / run_folder.PLOTS,
-      {_PLOT: experiment_figures.draw(numbers, show, runs, _title(experiment))},
+      {
+          _PLOT: experiment_figures.draw(
+              numbers, show, runs, _title(experiment), experiment.axes
+          )
+      },
   )
   return [
       '',

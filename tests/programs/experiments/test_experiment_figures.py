@@ -1,8 +1,10 @@
 """Tests of the figures of experiments: what is drawn, from made-up numbers."""
 
+from matplotlib import colors as mpl_colors
 import numpy as np
 import pytest
 
+from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import figures
 from tff_bn.programs import report
 from tff_bn.programs.experiments import figures as experiment_figures
@@ -102,6 +104,36 @@ def test_bars_stand_beside_each_other(tmp_path):
   )
   paper = [line for line in axes.lines if line.get_label() == 'the paper']
   np.testing.assert_allclose(paper[0].get_xdata(), [-0.2, 0.8])
+
+
+def test_an_algorithm_has_its_color():
+  show = experiment_show.Show(
+      'bars', x=('data',), lines=('rate', 'method'), value=('test_accuracy',)
+  )
+  varied = [
+      axes_lib.Axis(
+          'method',
+          (
+              axes_lib.Point('a', {'algorithm': 'fedtan'}),
+              axes_lib.Point('b', {'algorithm': 'fedavg'}),
+          ),
+      ),
+      axes_lib.Axis('rate', (axes_lib.Point('0.1', {'batch_size': '1'}),)),
+  ]
+  labels = {'rate': ('0.1',), 'method': ('a', 'b'), 'data': ('iid',)}
+  numbers = experiment_numbers.Numbers(
+      show.shown_dimensions, labels, ('test_accuracy',), {}, {}
+  )
+
+  drawing = experiment_figures.draw(numbers, show, (), 'The title', varied)
+
+  legend = drawing.legends[0]
+  assert [
+      mpl_colors.to_hex(patch.get_facecolor()) for patch in legend.get_patches()
+  ] == [
+      figures.algorithm_style(name)['color'].lower()
+      for name in ('fedtan', 'fedavg')
+  ]
 
 
 def test_a_table_becomes_bars_of_its_rows(tmp_path):
