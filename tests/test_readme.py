@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
@@ -19,6 +20,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import registry
+from tff_bn.programs import robustness_flags
 from tff_bn.programs import train
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -95,8 +97,15 @@ def test_python_code_runs(page, tmp_path, monkeypatch, toy):
     assert 'moving_mean_4' in namespace['output'].client_states[0]
 
 
-def test_extensions_work(monkeypatch, toy, in_process_runtime):
-  monkeypatch.setattr(splits, 'SPLITS', dict(splits.SPLITS))
+def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
+  # The page's code sets these; afterwards they are gone.
+  monkeypatch.setitem(splits.SPLITS, 'parity', None)
+  monkeypatch.setitem(robustness_flags.RULES, 'midrange', None)
+  monkeypatch.setitem(registry.ALGORITHMS, 'local_shift', None)
+  monkeypatch.setitem(registry.CORRECTIONS, 'absolute', None)
+  monkeypatch.setattr(aggregators, 'Midrange', None, raising=False)
+  for name in ('build_local_shift', 'build_absolute'):
+    monkeypatch.setattr(algorithms, name, None, raising=False)
   toy.dtype = 'float32'
   namespace = dict(model=toy.model(), dataset=toy.dataset(20, 0))
   for block in _blocks('extending.md', 'python'):
@@ -138,6 +147,21 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime):
     ).trainable
     distances.append(sum(np.abs(a - b).sum() for a, b in zip(after, before)))
   assert distances[1] < 0.9 * distances[0]
+
+  # All parts take part in a comparison.
+  arguments = [
+      '--algorithms=fedavg,local_shift+absolute',
+      '--split=parity',
+      '--num_clients=3',
+      '--model_aggregator=midrange',
+      '--model=mlp3',
+      '--rounds=1',
+      '--seeds=0',
+      f'--output_dir={tmp_path}',
+  ]
+  assert compare.run(arguments) == cli.OK
+  table = (tmp_path / 'results.md').read_text(encoding='utf-8')
+  assert '| local_shift+absolute' in table
 
 
 def _corrected(namespace, strength):
