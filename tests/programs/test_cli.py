@@ -81,7 +81,8 @@ def test_success(capsys):
         (['--rounds'], 'Missing value for flag --rounds'),
         (['7', '--rounds=4'], "'7' is not understood"),
         (['--overwrite=maybe'], '--overwrite=maybe: must be true or false.'),
-        (['--output_dir='], '--output_dir=: must be a folder.'),
+        (['--output_dir='], '--output_dir=: must not be empty.'),
+        (['--output_dir', '--rounds=4'], '--output_dir=--rounds=4: must not'),
         (['--flagfile=/nonexistent'], '--flagfile=/nonexistent is neither'),
     ],
 )
