@@ -117,15 +117,17 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
   """
   path = folder / FLAGS_FILE
   try:
-    lines = path.read_text(encoding='utf-8').splitlines()
+    content = path.read_text(encoding='utf-8')
   except (FileNotFoundError, NotADirectoryError) as error:
     raise ValueError(
         f'{folder} holds no run: it has no {FLAGS_FILE}.'
     ) from error
   except UnicodeDecodeError as error:
     raise ValueError(f'{path} is damaged: it is not a text file.') from error
+  if not content.endswith('\n'):
+    raise ValueError(f'{path} is damaged: its end is missing.')
   flags: dict[str, str] = {}
-  for line in lines:
+  for line in content.splitlines():
     if not line or line.startswith('#'):
       continue
     name, equals, text = line.partition('=')

@@ -242,7 +242,10 @@ def test_no_run(tmp_path):
     run_folder.read_flags(tmp_path / 'missing')
 
 
-@pytest.mark.parametrize('content', [b'\xff\xfe\x00', b'hello\n', b'--a\n'])
+@pytest.mark.parametrize(
+    'content',
+    [b'\xff\xfe\x00', b'hello\n', b'--a\n', b'', b'--a=1\n--rounds=1'],
+)
 def test_damaged_flags(tmp_path, content):
   (tmp_path / 'flags.txt').write_bytes(content)
   with pytest.raises(ValueError, match='is damaged'):
