@@ -383,7 +383,7 @@ def _are_written(
       and (folder / run_folder.REPORT).exists()  # It is written last.
       and all(
           (folder / name).exists()
-          and (folder / name).read_text(encoding='utf-8') == text
+          and (folder / name).read_bytes() == text.encode()
           for name, text in expected.items()
       )
   )

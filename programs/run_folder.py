@@ -196,6 +196,39 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
+def created(folder: pathlib.Path) -> Iterator[None]:
+  """Creates a folder if needed, for a `with` block that writes into it.
+
+  Args:
+    folder: The folder that `--output_dir` names.
+
+  Yields:
+    Nothing. If the new folder is empty at the end, it is removed.
+
+  Raises:
+    ValueError: If the folder can't be created or written.
+  """
+  check_writable(folder)
+  missing = []
+  existing = folder.absolute()
+  while not os.path.lexists(existing):
+    missing.append(existing)
+    existing = existing.parent
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+        f'--output_dir={folder} cannot be created: {error.strerror}.'
+    ) from error
+  try:
+    yield
+  finally:
+    for path in missing:
+      with contextlib.suppress(OSError):  # It is not empty, or gone.
+        path.rmdir()
+
+
+@contextlib.contextmanager
 def claim(folder: pathlib.Path) -> Iterator[None]:
   """Creates a folder if needed, and holds its lock for a `with` block.
 
@@ -209,25 +242,8 @@ def claim(folder: pathlib.Path) -> Iterator[None]:
     ValueError: If the folder can't be created or written, or a run is in
       progress there.
   """
-  check_writable(folder)
-  missing = []
-  existing = folder.absolute()
-  while not existing.exists():
-    missing.append(existing)
-    existing = existing.parent
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise ValueError(
-        f'--output_dir={folder} cannot be created: {error.strerror}.'
-    ) from error
-  try:
-    with folder_lock.claim(folder):
-      yield
-  finally:
-    for path in missing:
-      with contextlib.suppress(OSError):  # It is not empty, or gone.
-        path.rmdir()
+  with created(folder), folder_lock.claim(folder):
+    yield
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Tests for what the programs' command lines have in common."""
 
+import errno
 import os
 import re
 import subprocess
@@ -112,6 +113,7 @@ def test_wrong_flag_in_a_flagfile(tmp_path, capsys):
         ValueError('--x=1 is\n  wrong'),
         FileNotFoundError('--x=1 is wrong'),
         TypeError('--x=1 is wrong'),
+        OSError(errno.ENAMETOOLONG, '--x=1 is wrong'),
     ],
 )
 def test_input_that_main_finds_wrong(error, capsys):

@@ -222,11 +222,20 @@ def test_folder_that_is_not_writable(tmp_path, monkeypatch):
   assert not os.listdir(tmp_path)
 
 
-def test_folder_that_cannot_be_created():
-  # Even root can create nothing in /proc.
+@pytest.mark.parametrize(
+    'name',
+    [
+        # Even root can create nothing in /proc.
+        '/proc/nope',
+        # Names have at most 255 bytes.
+        300 * 'x',
+    ],
+)
+def test_folder_that_cannot_be_created(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
   with (
-      pytest.raises(ValueError, match='--output_dir=/proc/nope cannot be cre'),
-      run_folder.claim(pathlib.Path('/proc/nope')),
+      pytest.raises(ValueError, match=f'--output_dir={name} cannot be created'),
+      run_folder.claim(pathlib.Path(name)),
   ):
     pass
 
