@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import copy
 import dataclasses
+import errno
 import os
 import sys
 import textwrap
@@ -66,6 +67,10 @@ def checking_input() -> Iterator[None]:
       IsADirectoryError,
       PermissionError,
   ) as error:
+    raise UsageError(_message(error)) from error
+  except OSError as error:
+    if error.errno != errno.ENAMETOOLONG:
+      raise
     raise UsageError(_message(error)) from error
 
 

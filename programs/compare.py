@@ -20,6 +20,7 @@ from tff_bn.programs import flag_groups
 from tff_bn.programs import logging_flags
 from tff_bn.programs import output_folder
 from tff_bn.programs import parsers
+from tff_bn.programs import repeated_warnings
 from tff_bn.programs import report
 from tff_bn.programs import row_sentences
 from tff_bn.programs import run_flags
@@ -254,7 +255,9 @@ def _compare(
   from tff_bn.runtime import devices
 
   builder = jobs.Builder()
+  warnings_once = repeated_warnings.WarningsOnce()
   with contextlib.ExitStack() as stack:
+    stack.enter_context(warnings_once.installed())
     with cli.checking_input():
       run_building.divide_cores([run.settings for run in runs])
       if flags.jobs > 1:
@@ -282,7 +285,9 @@ def _compare(
             overwrite=flags.overwrite,
         )
     if flags.jobs > 1:
-      failed = parallel.train(tasks, flags.jobs, _process_arguments(flags))
+      failed = parallel.train(
+          tasks, flags.jobs, _process_arguments(flags), warnings_once.shows
+      )
     else:
       failed = jobs.train(builder, tasks, metrics_hook)
   _write_results(flags, comparison, folder, folders, texts, builder)
@@ -378,7 +383,7 @@ def _are_written(
       and (folder / run_folder.REPORT).exists()  # It is written last.
       and all(
           (folder / name).exists()
-          and (folder / name).read_text(encoding='utf-8') == text
+          and (folder / name).read_bytes() == text.encode()
           for name, text in expected.items()
       )
   )

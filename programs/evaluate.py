@@ -90,7 +90,7 @@ def main(flags: cli.ParsedFlags) -> None:
       folder = run
       if flags.output_dir is not None:
         folder = pathlib.Path(flags.output_dir).expanduser()
-      run_folder.check_writable(folder)
+      stack.enter_context(run_folder.created(folder))
       # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
     if flags.export_client is not None:
@@ -129,7 +129,9 @@ def evaluate(
   from tff_bn.programs import report
   from tff_bn.programs import run_building
 
+  path = folder / run_folder.EVALUATION
   with cli.checking_input():
+    evaluation_file.read(path)  # A damaged file is found before the work.
     saved, model = run_building.load_models(settings, run)
     if reestimates_statistics and not model.has_batch_norm:
       raise ValueError(
@@ -152,7 +154,6 @@ def evaluate(
       ),
   )
   folder.mkdir(parents=True, exist_ok=True)
-  path = folder / run_folder.EVALUATION
   subject = evaluation_file.Subject.of(
       settings, run, reestimates_statistics=reestimates_statistics
   )

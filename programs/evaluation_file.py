@@ -93,10 +93,23 @@ def read(path: pathlib.Path) -> _Contents:
   Returns:
     The evaluations by their subject; none if there is no such file, or if it
     was written by an earlier version and does not say what it is about.
+
+  Raises:
+    ValueError: If the file can't be read.
   """
   if not path.exists():
     return {}
-  reader = csv.DictReader(io.StringIO(path.read_text(encoding='utf-8')))
+  try:
+    return _parse(path.read_text(encoding='utf-8'))
+  except (ValueError, TypeError, csv.Error) as error:
+    raise ValueError(
+        f'{path} is damaged; move it to another folder.'
+    ) from error
+
+
+def _parse(text: str) -> _Contents:
+  """Returns the evaluations by their subject."""
+  reader = csv.DictReader(io.StringIO(text))
   found: _Contents = {}
   if tuple(reader.fieldnames or ()) == _COLUMNS:
     for row in reader:

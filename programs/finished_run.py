@@ -21,6 +21,10 @@ def check(folder: pathlib.Path) -> dict[str, str]:
   Raises:
     ValueError: If it holds no run, or one that is not finished.
   """
+  if not (folder / run_folder.FLAGS_FILE).is_file():
+    raise ValueError(
+        f'--run={folder} holds no run: it has no {run_folder.FLAGS_FILE}.'
+    )
   texts = run_folder.read_flags(folder)
   if not is_comparison(texts) and not run_folder.is_finished(folder):
     raise ValueError(

@@ -78,7 +78,8 @@ def _find(name: str) -> pathlib.Path:
 def _read(name: str, path: pathlib.Path) -> list[str]:
   """Returns the lines of a file without comments and empty lines."""
   try:
-    lines = path.read_text(encoding='utf-8').splitlines()
+    # Editors on Windows begin a file with a byte-order mark.
+    lines = path.read_text(encoding='utf-8-sig').splitlines()
   except UnicodeDecodeError as error:
     raise ValueError(f'--flagfile={name} is not a text file.') from error
   except OSError as error:

@@ -172,11 +172,13 @@ def dataset_key(settings: settings_lib.RunSettings) -> tuple[Any, ...]:
 def check(builder: Builder, tasks: Iterable[Task]) -> None:
   """Builds what the runs need, to find mistakes before the first one starts.
 
+  The data of each run and the models are built first, because processes take
+  much longer. Runs that differ only in the seed or in the split over as many
+  clients have the same process, which is built once.
+
   Args:
     builder: Builds the runs.
-    tasks: The runs; finished ones are skipped. The data of each run is built.
-      Runs that differ only in the seed or in the split over as many clients
-      have the same process, which is built once.
+    tasks: The runs; finished ones are skipped.
 
   Raises:
     ValueError: If the data, a model or a process can't be built.
@@ -186,15 +188,45 @@ def check(builder: Builder, tasks: Iterable[Task]) -> None:
   for task in tasks:
     if not task.is_finished:
       by_dataset.setdefault(dataset_key(task.settings), []).append(task)
-  built = set()
+  processes = []
   for group in by_dataset.values():
+    processes.append(_check_data(builder, group))
+    # If all runs have the same model, the first process checks it at once.
+    if len(by_dataset) > 1 or len(set(map(_model_flags, group))) > 1:
+      _check_models(builder, group)
+  # The dataset of the last group is still in memory.
+  for group in reversed(processes):
     for task in group:
-      num_clients = len(builder.data(task.settings).client_ids)
-      process = _without_split(task.settings), num_clients
-      if process not in built:
-        builder.build(task.settings, task.folder)
-        built.add(process)
-        _free_memory()
+      builder.build(task.settings, task.folder)
+      _free_memory()
+
+
+def _check_data(builder: Builder, tasks: Sequence[Task]) -> list[Task]:
+  """Checks the data of runs with the same dataset.
+
+  Args:
+    builder: Builds the data.
+    tasks: The runs.
+
+  Returns:
+    For each of the processes, the first of the runs that needs it.
+  """
+  processes: dict[tuple[Any, ...], Task] = {}
+  for task in tasks:
+    num_clients = len(builder.data(task.settings).client_ids)
+    processes.setdefault((_without_split(task.settings), num_clients), task)
+  return list(processes.values())
+
+
+def _check_models(builder: Builder, tasks: Sequence[Task]) -> None:
+  """Checks the models of runs with the same dataset."""
+  for task in {_model_flags(task): task for task in tasks}.values():
+    run_building.build_model(task.settings, builder.data(task.settings))
+    _free_memory()
+
+
+def _model_flags(task: Task) -> model_flags.ModelFlags:
+  return task.settings.part(model_flags.ModelFlags)
 
 
 def _without_split(

@@ -5,7 +5,7 @@ They end when it ends, even if it is killed, because their standard input is
 closed then.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import contextlib
 import dataclasses
 import os
@@ -39,7 +39,10 @@ class _Child:
 
 
 def train(
-    tasks: Sequence[jobs.Task], num_jobs: int, arguments: Sequence[str]
+    tasks: Sequence[jobs.Task],
+    num_jobs: int,
+    arguments: Sequence[str],
+    shows: Callable[[str], bool],
 ) -> list[jobs.Task]:
   """Trains runs, with the same results as `jobs.train`.
 
@@ -48,6 +51,8 @@ def train(
       skipped.
     num_jobs: The number of runs at a time.
     arguments: Further arguments of `run_process`: where and how it runs.
+    shows: Whether to show a line that a process writes to its standard error
+      stream.
 
   Returns:
     The runs that failed; a failure does not stop the other runs.
@@ -69,7 +74,7 @@ def train(
       while waiting and len(running) < num_jobs:
         prefix, task = waiting.pop(0)
         progress.say(f'{prefix}{task.title}')
-        running.append(_start(prefix, task, arguments, ended))
+        running.append(_start(prefix, task, arguments, shows, ended))
       child = _next(ended)
       running.remove(child)
       folder_lock.let_others_read(child.task.folder)
@@ -96,6 +101,7 @@ def _start(
     prefix: str,
     task: jobs.Task,
     arguments: Sequence[str],
+    shows: Callable[[str], bool],
     ended: 'queue.SimpleQueue[_Child]',
 ) -> _Child:
   """Starts a process, whose end is put into the queue."""
@@ -128,8 +134,8 @@ def _start(
   threads = [
       threading.Thread(target=_forward, args=(prefix, *streams))
       for streams in (
-          (process.stdout, sys.stdout),
-          (process.stderr, sys.stderr),
+          (process.stdout, sys.stdout, lambda line: True),
+          (process.stderr, sys.stderr, shows),
       )
   ]
 
@@ -145,13 +151,18 @@ def _start(
   return child
 
 
-def _forward(prefix: str, source: IO[str], target: TextIO) -> None:
-  """Writes the lines of a process, with a prefix."""
+def _forward(
+    prefix: str,
+    source: IO[str],
+    target: TextIO,
+    shows: Callable[[str], bool],
+) -> None:
+  """Writes the lines of a process that are shown, with a prefix."""
   is_open = True
   # If nobody reads the lines, they are still taken from the process.
   for line in source:
     try:
-      if is_open:
+      if is_open and shows(line):
         target.write(f'{prefix}{line}')
         target.flush()
     except (OSError, ValueError):

@@ -102,12 +102,20 @@ class NumberParser(flags.ArgumentParser):
 
 
 class TextParser(flags.ArgumentParser):
-  """Parses a text that is not empty."""
+  """Parses a text that is not empty.
+
+  A text that begins with two dashes is an error: absl takes the next flag as
+  the value of a flag that has none.
+  """
 
   def parse(self, argument: str) -> str:
-    """Returns the text; raises a ValueError if it is empty."""
+    """Returns the text; raises a ValueError if it isn't allowed."""
     if not argument.strip():
       raise ValueError('must not be empty.')
+    if argument.startswith('--'):
+      raise ValueError('must not begin with --; is the value missing?')
+    if '\0' in argument:
+      raise ValueError('must not contain a null character.')
     return argument
 
 

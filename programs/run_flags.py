@@ -14,14 +14,6 @@ from tff_bn.programs.flag_groups import flag
 from tff_bn.training import names as training_names
 
 
-def _check_folder(text: str) -> None:
-  if not text:
-    raise ValueError('must be a folder.')
-
-
-_FOLDER = parsers.CheckedTextParser(_check_folder)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Intervals(flag_groups.Flags):
   """How often a run is evaluated and saved."""
@@ -118,7 +110,7 @@ class _Output(flag_groups.Flags):
   """Where the files of a program go that claims its folder."""
 
   output_dir: str = flag(
-      _FOLDER,
+      flag_groups.TEXT,
       'Folder for all files. If it holds a run with the same flags, that run is'
       ' continued (an analysis is repeated); a run with other flags is never'
       ' touched: the default is then FOLDER-2, FOLDER-3, …',
@@ -159,7 +151,7 @@ class _Evaluation(flag_groups.Flags):
       default_text='none',
   )
   output_dir: Optional[str] = flag(
-      _FOLDER,
+      flag_groups.TEXT,
       f'Folder for {run_folder.EVALUATION} and {run_folder.EXPORTED}/',
       default_text="the run's",
   )
@@ -179,7 +171,7 @@ def define_analysis_output_flags(
   define = flag_groups.Definer(values)
   define(
       'output_dir',
-      _FOLDER,
+      flag_groups.TEXT,
       f'Folder for {name}.csv, {name}.md and plots/',
       default_text=f"the run's, if there is one; else runs/{name}",
   )

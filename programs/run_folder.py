@@ -117,15 +117,17 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
   """
   path = folder / FLAGS_FILE
   try:
-    lines = path.read_text(encoding='utf-8').splitlines()
+    content = path.read_text(encoding='utf-8')
   except (FileNotFoundError, NotADirectoryError) as error:
     raise ValueError(
         f'{folder} holds no run: it has no {FLAGS_FILE}.'
     ) from error
   except UnicodeDecodeError as error:
     raise ValueError(f'{path} is damaged: it is not a text file.') from error
+  if not content.endswith('\n'):
+    raise ValueError(f'{path} is damaged: its end is missing.')
   flags: dict[str, str] = {}
-  for line in lines:
+  for line in content.splitlines():
     if not line or line.startswith('#'):
       continue
     name, equals, text = line.partition('=')
@@ -194,6 +196,39 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
 
 
 @contextlib.contextmanager
+def created(folder: pathlib.Path) -> Iterator[None]:
+  """Creates a folder if needed, for a `with` block that writes into it.
+
+  Args:
+    folder: The folder that `--output_dir` names.
+
+  Yields:
+    Nothing. If the new folder is empty at the end, it is removed.
+
+  Raises:
+    ValueError: If the folder can't be created or written.
+  """
+  check_writable(folder)
+  missing = []
+  existing = folder.absolute()
+  while not os.path.lexists(existing):
+    missing.append(existing)
+    existing = existing.parent
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    raise ValueError(
+        f'--output_dir={folder} cannot be created: {error.strerror}.'
+    ) from error
+  try:
+    yield
+  finally:
+    for path in missing:
+      with contextlib.suppress(OSError):  # It is not empty, or gone.
+        path.rmdir()
+
+
+@contextlib.contextmanager
 def claim(folder: pathlib.Path) -> Iterator[None]:
   """Creates a folder if needed, and holds its lock for a `with` block.
 
@@ -207,25 +242,8 @@ def claim(folder: pathlib.Path) -> Iterator[None]:
     ValueError: If the folder can't be created or written, or a run is in
       progress there.
   """
-  check_writable(folder)
-  missing = []
-  existing = folder.absolute()
-  while not existing.exists():
-    missing.append(existing)
-    existing = existing.parent
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise ValueError(
-        f'--output_dir={folder} cannot be created: {error.strerror}.'
-    ) from error
-  try:
-    with folder_lock.claim(folder):
-      yield
-  finally:
-    for path in missing:
-      with contextlib.suppress(OSError):  # It is not empty, or gone.
-        path.rmdir()
+  with created(folder), folder_lock.claim(folder):
+    yield
 
 
 @contextlib.contextmanager

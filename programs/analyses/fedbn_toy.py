@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags as absl_flags
 
+from tff_bn.common import progress
 from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import output_folder
@@ -51,8 +52,8 @@ def _define_example_flags(
   )
   define(
       'num_points',
-      # Each point has a value for each weight of the grid.
-      parsers.NumberParser(int, minimum=2, maximum=10**5),
+      # Each of the 40,000 losses of the surface takes all points.
+      parsers.NumberParser(int, minimum=2, maximum=10**4),
       'Number of points of a client',
       1000,
   )
@@ -77,7 +78,11 @@ def main(flags: cli.ParsedFlags) -> None:
     from tff_bn.programs.analyses import fedbn_toy_report
     from tff_bn.programs.analyses import output
 
-    report = fedbn_toy_report.report(fedbn_toy.run(settings), settings)
+    with progress.saying(
+        f'Computing the losses of {len(settings.deviations)} clients'
+    ):
+      result = fedbn_toy.run(settings)
+    report = fedbn_toy_report.report(result, settings)
     run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
     output.write(folder, NAME, report)
 

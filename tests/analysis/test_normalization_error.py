@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -251,6 +252,19 @@ def test_all_levels_in_order(results):
 def test_wrong_settings(name, value):
   with pytest.raises(ValueError, match=f'{name}={value} '):
     Settings(**{name: value})
+
+
+def test_long_work_shows_progress(monkeypatch, capsys):
+  now = [0.0]
+  monkeypatch.setattr(
+      time, 'monotonic', lambda: now.append(now[-1] + 3) or now[-1]
+  )
+  normalization_error.run_levels(Settings(rounds=4), [0.5, 1.0])
+  assert capsys.readouterr().err.splitlines() == [
+      'γ = 0.5: round 2 of 4',
+      'level 1 of 2',
+      'γ = 1: round 2 of 4',
+  ]
 
 
 def test_wrong_gamma():

@@ -98,6 +98,9 @@ def layer(input_shape, num_classes):
 def fails(input_shape, num_classes):
   raise RuntimeError('no such\\nluck')
 
+def ends(input_shape, num_classes):
+  raise SystemExit(0)
+
 def too_few(input_shape):
   return None
 
@@ -320,12 +323,13 @@ class TestUserModel:
       [
           ('user_missing:f', "'user_missing' can not be imported.*PYTHONPATH"),
           ('user_broken:f', "ModuleNotFoundError: .*'no_such_package'"),
-          (':f', 'can not be imported'),
+          (':f', 'must have the form package.module:function'),
           ('user_models:missing', "has no function 'missing'"),
           ('user_models:constant', "has no function 'constant'"),
-          ('user_models:', "has no function ''"),
+          ('user_models:', 'must have the form package.module:function'),
           ('user_models:layer', 'returned Dense, not a keras.Model'),
           ('user_models:fails', r'failed \(RuntimeError: no such\)'),
+          ('user_models:ends', r'failed \(SystemExit: 0\)'),
           ('user_models:too_few', r'failed \(TypeError: '),
           (
               'user_models:one_more_class',

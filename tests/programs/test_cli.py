@@ -1,5 +1,6 @@
 """Tests for what the programs' command lines have in common."""
 
+import errno
 import os
 import re
 import subprocess
@@ -81,7 +82,8 @@ def test_success(capsys):
         (['--rounds'], 'Missing value for flag --rounds'),
         (['7', '--rounds=4'], "'7' is not understood"),
         (['--overwrite=maybe'], '--overwrite=maybe: must be true or false.'),
-        (['--output_dir='], '--output_dir=: must be a folder.'),
+        (['--output_dir='], '--output_dir=: must not be empty.'),
+        (['--output_dir', '--rounds=4'], '--output_dir=--rounds=4: must not'),
         (['--flagfile=/nonexistent'], '--flagfile=/nonexistent is neither'),
     ],
 )
@@ -111,6 +113,7 @@ def test_wrong_flag_in_a_flagfile(tmp_path, capsys):
         ValueError('--x=1 is\n  wrong'),
         FileNotFoundError('--x=1 is wrong'),
         TypeError('--x=1 is wrong'),
+        OSError(errno.ENAMETOOLONG, '--x=1 is wrong'),
     ],
 )
 def test_input_that_main_finds_wrong(error, capsys):

@@ -74,6 +74,21 @@ def test_other_evaluations_are_kept(other, tmp_path):
   assert evaluation_file.read(path) == {first: newest, second: new}
 
 
+@pytest.mark.parametrize('damage', [b'\xff\xfe', b'a,b,c', b'a,b\x00\n'])
+def test_damaged_file(damage, tmp_path):
+  path = tmp_path / 'evaluation.csv'
+  subject = _subject(tmp_path)
+  rows = [report.Evaluation('global', '', 360, 0.1, 0.3)]
+  evaluation_file.add(path, subject, rows)
+  content = path.read_bytes() + damage
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match='evaluation.csv is damaged'):
+    evaluation_file.read(path)
+  with pytest.raises(ValueError, match='evaluation.csv is damaged'):
+    evaluation_file.add(path, subject, rows)
+  assert path.read_bytes() == content
+
+
 def test_file_of_an_earlier_version_is_replaced(tmp_path):
   path = tmp_path / 'evaluation.csv'
   path.write_text('model,client,num_examples,accuracy,loss\nglobal,,4,0.5,1\n')

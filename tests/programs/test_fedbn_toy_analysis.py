@@ -50,6 +50,12 @@ def test_more_clients(tmp_path):
   assert {row['client'] for row in result.rows} == {'1', '2', '3'}
 
 
+def test_too_many_points(tmp_path, capsys):
+  arguments = ['fedbn_toy', f'--output_dir={tmp_path}', '--num_points=10001']
+  assert analyze.run(arguments) == 2
+  assert 'at most 10000.' in capsys.readouterr().err
+
+
 def test_wrong_flags(tmp_path, capsys):
   arguments = ['fedbn_toy', f'--output_dir={tmp_path}', '--deviations=1']
   assert analyze.run(arguments) == 2

@@ -22,6 +22,13 @@ def test_a_file_is_replaced_by_its_lines(tmp_path):
   assert flagfiles.expand(twice) == ['--z=é'] * 2
 
 
+def test_a_file_from_windows(tmp_path):
+  path = tmp_path / 'x.flags'
+  path.write_bytes(b'\xef\xbb\xbf--rounds=3\r\n--seed=1\r\n')
+  expanded = flagfiles.expand([f'--flagfile={path}'])
+  assert expanded == ['--rounds=3', '--seed=1']
+
+
 def test_presets_are_found_by_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert '--dataset=digits_domains' in flagfiles.expand(

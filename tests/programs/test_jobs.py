@@ -112,9 +112,9 @@ def test_check_builds_every_process_once(counted):
       finished=[0],
   )
   jobs.check(jobs.Builder(), tasks)
-  # Each dataset is loaded once, although each seed has both.
-  assert counted['load'] == 2
-  assert counted['split_and_hold_out'] == 2 * 3
+  # Although each seed has both datasets, each is loaded only once to check it,
+  # and the first one again to build its processes.
+  assert counted['load'] == 3
   built = counted['processes']
   # The finished run is not built, but with another seed.
   assert len(built) == 2 * 2 * 2
@@ -132,8 +132,26 @@ def test_check_builds_one_process_for_all_splits(counted):
       '--sweep=num_clients=4,5',
   )
   jobs.check(jobs.Builder(), tasks)
-  assert counted['split_and_hold_out'] == 2 * 3
+  # All splits, and those of the two processes again.
+  assert counted['split_and_hold_out'] == 2 * 3 + 2
   assert [s.num_clients for s in counted['processes']] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    'sweep', ['dataset=digits,npz:nope.npz', 'model=mlp3,nomodule:f']
+)
+def test_check_builds_no_process_if_later_data_or_models_are_wrong(
+    counted, sweep
+):
+  tasks = _tasks('--algorithms=fedavg,fbn', f'--sweep={sweep}')
+  with pytest.raises(ValueError, match='nope.npz|nomodule'):
+    jobs.check(jobs.Builder(), tasks)
+  assert 'processes' not in counted
+
+
+def test_check_builds_a_common_model_once(counted):
+  jobs.check(jobs.Builder(), _tasks('--algorithms=fedavg', '--seeds=0,1'))
+  assert counted['build_model'] == 1
 
 
 def test_check_finds_a_split_that_is_impossible_with_a_later_run():

@@ -33,6 +33,11 @@ time.sleep(60)
 """
 
 
+def _shows_all(line):
+  del line
+  return True
+
+
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
   """Makes tasks whose processes run scripts, in claimed folders."""
@@ -71,6 +76,7 @@ def test_output_and_arguments(fake, capfd, monkeypatch):
       """
       print('hello')
       print('wörld', file=sys.stderr)
+      print('no', file=sys.stderr)
       print(arguments['x'], os.environ['TF_NUM_INTRAOP_THREADS'])
       from tff_bn.training import folder_lock
       with folder_lock.inherit(folder, int(arguments['lock'])):
@@ -81,7 +87,7 @@ def test_output_and_arguments(fake, capfd, monkeypatch):
       'print("no end", end="")',
       finished=[2],
   )
-  assert parallel.train(tasks, 1, ['--x=7']) == []
+  assert parallel.train(tasks, 1, ['--x=7'], lambda line: line != 'no\n') == []
   out, err = capfd.readouterr()
   assert out.splitlines() == [
       '[1/3] hello',
@@ -99,7 +105,7 @@ def test_output_and_arguments(fake, capfd, monkeypatch):
 
 def test_finished_runs_can_be_read(fake):
   tasks = fake('pass', 'pass', finished=[2])
-  parallel.train(tasks, 2, [])
+  parallel.train(tasks, 2, [], _shows_all)
   for task in tasks:
     # As another program would.
     code = f"""
@@ -117,7 +123,7 @@ def test_number_of_processes_at_a_time(fake, tmp_path, num_jobs):
       time.sleep(0.4)
       print('-', end='', file=log, flush=True)
       """
-  parallel.train(fake(*[script] * 5), num_jobs, [])
+  parallel.train(fake(*[script] * 5), num_jobs, [], _shows_all)
   running, most = 0, 0
   for sign in (tmp_path / 'log').read_text():
     running += 1 if sign == '+' else -1
@@ -130,7 +136,7 @@ def test_run_without_a_usable_model_does_not_stop_the_others(fake, tmp_path):
       'print("bad", file=sys.stderr); sys.exit(3)',
       '(folder / "done").write_text("")',
   )
-  assert parallel.train(tasks, 1, []) == [tasks[0]]
+  assert parallel.train(tasks, 1, [], _shows_all) == [tasks[0]]
   assert (tmp_path / 'run2' / 'done').exists()
 
 
@@ -172,7 +178,7 @@ def test_other_errors_end_all_processes(fake, tmp_path, end, message):
       _WAIT,
   )
   with pytest.raises(RuntimeError, match=message):
-    parallel.train(tasks, 2, [])
+    parallel.train(tasks, 2, [], _shows_all)
   assert (tmp_path / 'run1' / 'stopped').exists()
   assert not (tmp_path / 'run3' / 'started').exists()
 
@@ -208,7 +214,7 @@ def test_ctrl_c_waits_and_twice_does_not(fake, tmp_path, ctrl_c):
   thread = threading.Thread(target=interrupt)
   thread.start()
   with pytest.raises(KeyboardInterrupt):
-    parallel.train(tasks, 2, [])
+    parallel.train(tasks, 2, [], _shows_all)
   thread.join()
   for number in (1, 2):
     pid = int((tmp_path / f'run{number}' / 'pid').read_text())

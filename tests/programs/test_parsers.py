@@ -75,6 +75,18 @@ def test_text_must_not_be_empty(text):
     parsers.TupleParser(parsers.TextParser()).parse(f'a,{text}')
 
 
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('--rounds=3', 'must not begin with --'),
+        ('a\0b', 'must not contain a null'),
+    ],
+)
+def test_wrong_text(text, message):
+  with pytest.raises(ValueError, match=f'^{message}'):
+    parsers.TextParser().parse(text)
+
+
 def test_boolean():
   assert parsers.BooleanParser().parse('true') is True
   assert parsers.BooleanParser().parse('0') is False

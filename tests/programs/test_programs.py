@@ -366,9 +366,13 @@ def test_same_command_repeats_nothing(comparison, monkeypatch, capsys):
   assert captured.err == 'All 6 runs are finished.\n'
   assert captured.out == output
   # A file of the results that is missing or was changed is written again.
-  for name in ('results.csv', 'report.html'):
+  for name, damage in (
+      ('results.csv', pathlib.Path.unlink),
+      ('results.md', lambda path: path.write_bytes(b'\xff\xfe')),
+      ('report.html', pathlib.Path.unlink),
+  ):
     content = (folder / name).read_bytes()
-    (folder / name).unlink()
+    damage(folder / name)
     assert compare.run(arguments) == 0
     assert (folder / name).read_bytes() == content
     assert capsys.readouterr().err.count(': finished\n') == 6
@@ -787,6 +791,10 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
       ([f'--run={tmp_path}'], 'holds no run'),
       ([f'--run={folder}'], 'is a comparison'),
       ([f'--run={unfinished}'], 'is not finished'),
+      (
+          [f'--run={run}', '--output_dir=/proc/nope'],
+          '--output_dir=/proc/nope cannot be created',
+      ),
       ([f'--run={run}', '--gamma=0.5'], '--gamma=0.5 is only for'),
       (
           [f'--run={run}', f'--dataset={tmp_path}/flat.npz', '--split=iid'],

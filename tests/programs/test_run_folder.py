@@ -222,11 +222,20 @@ def test_folder_that_is_not_writable(tmp_path, monkeypatch):
   assert not os.listdir(tmp_path)
 
 
-def test_folder_that_cannot_be_created():
-  # Even root can create nothing in /proc.
+@pytest.mark.parametrize(
+    'name',
+    [
+        # Even root can create nothing in /proc.
+        '/proc/nope',
+        # Names have at most 255 bytes.
+        300 * 'x',
+    ],
+)
+def test_folder_that_cannot_be_created(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
   with (
-      pytest.raises(ValueError, match='--output_dir=/proc/nope cannot be cre'),
-      run_folder.claim(pathlib.Path('/proc/nope')),
+      pytest.raises(ValueError, match=f'--output_dir={name} cannot be created'),
+      run_folder.claim(pathlib.Path(name)),
   ):
     pass
 
@@ -242,7 +251,10 @@ def test_no_run(tmp_path):
     run_folder.read_flags(tmp_path / 'missing')
 
 
-@pytest.mark.parametrize('content', [b'\xff\xfe\x00', b'hello\n', b'--a\n'])
+@pytest.mark.parametrize(
+    'content',
+    [b'\xff\xfe\x00', b'hello\n', b'--a\n', b'', b'--a=1\n--rounds=1'],
+)
 def test_damaged_flags(tmp_path, content):
   (tmp_path / 'flags.txt').write_bytes(content)
   with pytest.raises(ValueError, match='is damaged'):

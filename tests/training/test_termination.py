@@ -1,6 +1,7 @@
 """Tests that a program ends cleanly on a signal."""
 
 import signal
+import sys
 import threading
 
 import pytest
@@ -102,8 +103,17 @@ def test_an_error_is_not_replaced():
     _run(program)
 
 
-@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-def test_an_exception_that_python_ignored_is_raised_again():
+@pytest.fixture
+def ignored(monkeypatch):
+  """The types of the exceptions that Python prints because it ignores them."""
+  types = []
+  monkeypatch.setattr(
+      sys, 'unraisablehook', lambda ignored: types.append(ignored.exc_type)
+  )
+  return types
+
+
+def test_an_exception_that_python_ignored_is_raised_again(ignored):
   done = []
 
   class Finalized:
@@ -122,6 +132,24 @@ def test_an_exception_that_python_ignored_is_raised_again():
   with pytest.raises(termination.Terminated):
     _run(program)
   assert done == ['ignored', 'deferred']
+  assert not ignored
+
+
+def test_other_ignored_exceptions_are_printed(ignored):
+  hook = sys.unraisablehook
+
+  class Finalized:
+
+    def __del__(self):
+      raise ZeroDivisionError
+
+  def program():
+    finalized = Finalized()
+    del finalized
+
+  _run(program)
+  assert ignored == [ZeroDivisionError]
+  assert sys.unraisablehook is hook
 
 
 def test_signal_handlers_are_restored():

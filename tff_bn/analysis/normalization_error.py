@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tff_bn.common import progress
 from tff_bn.common import seeding
 from tff_bn.data import splits
 
@@ -304,7 +305,7 @@ def run(settings: Settings, gamma: float) -> Result:
   running: Mapping[str, Statistics] = dict(
       fixbn=INITIAL_STATISTICS, fbn=INITIAL_STATISTICS
   )
-  for round_num in range(settings.rounds):
+  for round_num in progress.counting(settings.rounds, f'γ = {gamma:g}: round'):
     this_round = run_round(settings, gamma, round_num, running)
     running = this_round.running
     for algorithm, normalized in this_round.normalized.items():
@@ -315,4 +316,7 @@ def run(settings: Settings, gamma: float) -> Result:
 
 def run_levels(settings: Settings, gammas: Sequence[float]) -> list[Result]:
   """Runs the experiment at several levels of heterogeneity; see `run`."""
-  return [run(settings, gamma) for gamma in gammas]
+  return [
+      run(settings, gammas[number])
+      for number in progress.counting(len(gammas), 'level')
+  ]

@@ -9,6 +9,8 @@ from absl import logging
 
 # Shorter work needs no line at its end.
 _NOTEWORTHY_SECONDS = 1.0
+# How often steps are counted.
+_STEP_SECONDS = 5.0
 
 
 def is_shown() -> bool:
@@ -20,6 +22,25 @@ def say(line: str) -> None:
   """Prints a line on progress."""
   if is_shown():
     print(line, file=sys.stderr, flush=True)
+
+
+def counting(number: int, work: str) -> Iterator[int]:
+  """Counts the steps of a work and, if it takes long, says how far it is.
+
+  Args:
+    number: The number of steps.
+    work: What they do, such as `gamma=0.1: round`.
+
+  Yields:
+    The numbers from 0 to `number` - 1.
+  """
+  said = time.monotonic()
+  for step in range(number):
+    yield step
+    now = time.monotonic()
+    if now - said >= _STEP_SECONDS and step + 1 < number:
+      say(f'{work} {step + 1} of {number}')
+      said = now
 
 
 @contextlib.contextmanager

@@ -22,10 +22,14 @@ def import_function(parameter: str, name: str) -> Callable[..., Any]:
     ValueError: If it can't be imported.
   """
   module_name, _, function_name = name.partition(':')
+  if not module_name or not function_name:
+    raise ValueError(
+        f'{parameter}={name} must have the form package.module:function.'
+    )
   try:
     module = importlib.import_module(module_name)
-  # The user's module may raise anything.
-  except Exception as error:
+  # The user's module may raise anything. A script may end the program.
+  except (Exception, SystemExit) as error:
     raise ValueError(
         f'{parameter}={name}: the module {module_name!r} can not be imported'
         f' ({brief(error)}). To import your own file, add its folder to the'
@@ -40,7 +44,7 @@ def import_function(parameter: str, name: str) -> Callable[..., Any]:
   return function
 
 
-def brief(error: Exception) -> str:
+def brief(error: BaseException) -> str:
   """Returns the class of an exception and the first line of its message."""
   lines = re.sub('\x1b\\[[0-9]*m', '', str(error)).split('\n')
   lines = [line.strip() for line in lines if line.strip()] or ['']

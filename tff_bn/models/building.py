@@ -272,8 +272,8 @@ def _check_user_model(
   call = f'its function, called with {input_shape} and {num_classes},'
   try:
     model = model_fn()
-  # The user's function may raise anything.
-  except Exception as error:
+  # The user's function may raise anything, or end the program.
+  except (Exception, SystemExit) as error:
     raise ValueError(
         f'model={name}: {call} failed ({user_functions.brief(error)}).'
     ) from error

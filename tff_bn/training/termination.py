@@ -8,6 +8,7 @@ exception is raised only at the end of the block.
 from collections.abc import Iterator
 import contextlib
 import signal
+import sys
 import threading
 from typing import Any, Optional
 
@@ -73,6 +74,12 @@ def on_signals() -> Iterator[None]:
       _State.num_deferring = 0
     check()
 
+  def hide_request(unraisable: Any) -> None:
+    # Python would print a traceback, although a later check raises again.
+    if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+      previous_hook(unraisable)
+
+  previous_hook, sys.unraisablehook = sys.unraisablehook, hide_request
   previous = {
       number: signal.signal(number, handle)
       for number in (signal.SIGINT, signal.SIGTERM)
@@ -82,5 +89,6 @@ def on_signals() -> Iterator[None]:
   finally:
     for number, handler in previous.items():
       signal.signal(number, handler)
+    sys.unraisablehook = previous_hook
     _State.requested = None
     _State.num_deferring = 0

@@ -272,7 +272,7 @@ def _main(name: str, needs_run: bool, flags: cli.ParsedFlags) -> None:
         )
       named = named_runs(flags.run or ())
       folder = _output_folder(name, flags)
-      run_folder.check_writable(folder)
+      stack.enter_context(run_folder.created(folder))
       for run in named:  # No other program may write into them meanwhile.
         stack.enter_context(folder_lock.hold(run, shared=True))
     analyze(name, named, folder, flags)
