@@ -229,13 +229,11 @@ def run(program: Program, arguments: Optional[Sequence[str]] = None) -> int:
     return OK
   except UsageError as error:
     return _fail(program, error, USAGE_ERROR, verbosity)
-  except termination.Terminated as error:
-    message = f'terminated. {error}'.strip()
-    print(f'{program.name}: {message}', file=sys.stderr)
-    return TERMINATED
-  except KeyboardInterrupt:
-    print(f'{program.name}: interrupted', file=sys.stderr)
-    return INTERRUPTED
+  except KeyboardInterrupt as error:
+    is_terminated = isinstance(error, termination.Terminated)
+    ended = 'terminated' if is_terminated else 'interrupted'
+    print(f'{program.name}: {ended}. {error}'.rstrip(), file=sys.stderr)
+    return TERMINATED if is_terminated else INTERRUPTED
   except ModuleNotFoundError as error:
     missing = dependencies.missing_module(error.name or str(error))
     missing.__cause__ = error

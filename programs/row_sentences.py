@@ -28,10 +28,10 @@ def describe(
     flags: The names of further flags in which the rows can differ.
 
   Returns:
-    For each algorithm, what it does with batch normalization, the further
-    flags, how far it is from centralized training if that is in the table, and
-    how its clients' own models differ from a common model. Nothing if other
-    flags are swept.
+    For each algorithm, what it does with batch normalization and against the
+    drift of the clients' models, the further flags, how far it is from
+    centralized training if that is in the table, and how its clients' own
+    models differ from a common model. Nothing if other flags are swept.
   """
   if list(varied) != [report.ALGORITHM]:
     return []
@@ -48,8 +48,12 @@ def describe(
   for (name,), (first, *_) in groups.items():
     own = [f'--{flag}={first[flag]}' for flag in flags if first.get(flag)]
     settings = f', with {" ".join(own)}' if own else ''
+    algorithm = registry.find(name)
+    what = algorithm.description
+    if algorithm.correction is not None:
+      what += f'; {algorithm.correction.description}'
     sentences.append(
-        f'{name}: {registry.find(name).description}{settings}'
+        f'{name}: {what}{settings}'
         + ''.join(f'; {fact}' for fact in _facts(name, means[name], reference))
         + '.'
     )

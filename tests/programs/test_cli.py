@@ -191,7 +191,7 @@ def test_interrupt(capsys):
   def main(flags):
     raise KeyboardInterrupt
 
-  assert _run(main, [], capsys) == (130, '', 'tff-bn-test: interrupted\n')
+  assert _run(main, [], capsys) == (130, '', 'tff-bn-test: interrupted.\n')
 
 
 def test_exit_passes(capsys):

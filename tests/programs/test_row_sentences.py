@@ -89,3 +89,13 @@ def test_further_flags():
   fedavg, fbn = row_sentences.describe(rows, ['algorithm'], flags)
   assert 'with' not in fedavg
   assert fbn.endswith(', with --fbn_backward=mean --server_clip_norm=0.3.')
+
+
+def test_a_correction_is_described():
+  (sentence,) = row_sentences.describe(
+      [_row('fedbn+fedprox', 0.5)], ['algorithm']
+  )
+  assert sentence == (
+      f"fedbn+fedprox: {registry.find('fedbn').description};"
+      f" {registry.CORRECTIONS['fedprox'].description}."
+  )

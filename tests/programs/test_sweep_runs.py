@@ -224,7 +224,7 @@ def test_ctrl_c_ends_all_processes(tmp_path):
   )
   assert code == 130
   assert errors.read_text(encoding='utf-8').endswith(
-      'tff-bn-compare: interrupted\n'
+      'tff-bn-compare: interrupted.\n'
   )
   # The last round of each was saved.
   rounds = [

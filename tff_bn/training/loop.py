@@ -298,11 +298,11 @@ class _Run:
         return self._train(stop)
     except KeyboardInterrupt as error:
       saved = self._save_latest()
-      if isinstance(error, termination.Terminated) and saved is not None:
-        raise termination.Terminated(
-            f'Round {saved} is saved; the same command continues from there.'
-        ) from error
-      raise
+      if saved is None:
+        raise
+      raise type(error)(
+          f'Round {saved} is saved; the same command continues from there.'
+      ) from error
     except (runtime.WorkersLostError, metrics_hook_lib.MetricsHookError):
       self._save_latest()
       raise
