@@ -51,9 +51,11 @@ def test_content_is_on_the_disk_before_it_appears(tmp_path, monkeypatch):
 
 
 def test_errors_name_the_file():
-  with pytest.raises(OSError, match='^file: unable to write$'):
-    with files.naming('file'):
-      raise OSError('unable to write')  # As h5py does.
+  with (
+      pytest.raises(OSError, match='^file: unable to write$'),
+      files.naming('file'),
+  ):
+    raise OSError('unable to write')  # As h5py does.
 
 
 def test_folder_appears_when_it_is_complete(tmp_path):

@@ -185,9 +185,11 @@ def test_wrong_hooks(model, tmp_path, hook, error, message):
 def test_record_without_the_rows(content, tmp_path):
   (tmp_path / metrics_hook.FILE).write_text(content)
   rows = metrics_hook.HookedRows(_Hook(), tmp_path, {})
-  with pytest.raises(ValueError, match='metrics_hook.json is damaged'):
-    with rows.open():
-      pass
+  with (
+      pytest.raises(ValueError, match='metrics_hook.json is damaged'),
+      rows.open(),
+  ):
+    pass
 
 
 def test_a_hook_cannot_change_the_rows(tmp_path):
