@@ -99,9 +99,9 @@ def test_other_lines_have_no_colour_of_an_algorithm():
 
 
 def test_title_is_not_broken_within_words():
-  drawing, _ = _drawing(3.1)
-  figures.add_title(drawing, ' '.join(['--output-dir=a'] * 9))
-  assert drawing.get_suptitle().split() == ['--output-dir=a'] * 9
+  drawing, _ = _drawing(3.1)  # 31 characters wide.
+  figures.add_title(drawing, ' '.join(['a-long-word'] * 9))
+  assert drawing.get_suptitle().split() == ['a-long-word'] * 9
 
 
 @pytest.mark.parametrize('width', [3.1, 9.0])
