@@ -41,12 +41,12 @@ _CHROMIUM_FLAGS = (
 
 
 class _Data:
-  """Clients of one class each."""
+  """Clients of one class each, and one example of the next class."""
 
   client_ids = [f'client_{number}' for number in range(9)] + [_EVIL]
 
   def label_distribution(self):
-    return np.diag(np.arange(1, 11))
+    return np.diag(np.arange(1, 11)) + np.eye(10, k=1, dtype=int)
 
 
 def _write_run(folder, algorithm, seed):
@@ -289,6 +289,10 @@ def test_numbers_of_the_plots(comparison):
     np.testing.assert_allclose(
         found['deviation'], np.std(values, 0, ddof=1), rtol=1e-5
     )
+  assert data['labels'] == {
+      'clients': _Data.client_ids,
+      'counts': _Data().label_distribution().tolist(),
+  }
   # There is no loss in training before the first round.
   assert series['values']['train_loss']['mean'][0] is None
   assert series['round'] == list(_ROUNDS)
@@ -584,7 +588,12 @@ def test_plots_in_a_browser(open_page, comparison, width, scheme):
   assert tab.page.locator(_LINES).first.get_attribute('stroke') == (
       '#000000' if scheme == 'light' else '#f2f2f2'
   )
-  empty = tab.page.locator('[data-kind=labels] .mark-rect path').nth(1)
+  _, second, empty = (
+      tab.page.locator('[data-kind=labels] .mark-rect path').nth(number)
+      for number in range(3)
+  )
+  label = second.get_attribute('aria-label')
+  assert label == 'Class: 1; Client: client_0; Examples: 1'
   assert empty.get_attribute('fill') == (
       'rgb(242, 245, 250)' if scheme == 'light' else 'rgb(34, 36, 42)'
   )
