@@ -271,6 +271,16 @@ def _norm_free():
             r"metrics named \['loss'\]",
         ),
         (
+            dict(metrics_fn=lambda: [keras.metrics.Mean('a') for _ in 'ab']),
+            ValueError,
+            r"metrics named \['a', 'a'\]; the names must be unique",
+        ),
+        (
+            dict(input_spec=(*_SPEC, _SPEC[1])),
+            ValueError,
+            r'input_spec must be the element_spec .* of \(x, y\) pairs',
+        ),
+        (
             dict(keras_model_fn=_with_norm()),
             TypeError,
             r"is the model '\w+' itself; use lambda: keras.models.clone_model",

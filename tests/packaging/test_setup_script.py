@@ -36,7 +36,11 @@ case "$*" in
     ;;
   *)
     echo "{name}: $*" >>"$CALLS"
-    [ -z "$PYTHONPATH$PYTHONHOME$PIP_TARGET" ] || echo 'path!' >>"$CALLS"
+    [ -z "$PYTHONPATH$PYTHONHOME$PIP_PREFIX$PIP_TARGET" ] ||
+      echo 'path!' >>"$CALLS"
+    case "$*" in
+      '-m pip '*) [ "$PIP_USER" = 0 ] || echo 'user!' >>"$CALLS" ;;
+    esac
     case "$*" in
       ${{FAIL:-none}}) exit 7 ;;
       *--editable*) cp "$0" .venv/bin/tff-bn-compare ;;
@@ -187,6 +191,7 @@ def test_says_why_each_python_is_unusable(machine: Machine):
         ({'python3.11': '3.11', 'python3': '3.13'}, 'python3.11'),
         ({'python3': '3.14', 'python': '3.12'}, 'python'),
         ({'python3': '3.1', 'python': '3.13'}, 'python'),
+        ({'python3': '3.10', 'python': '3.11'}, 'python'),
         ({'python3.13': None, 'python3': '3.12'}, 'python3'),
     ],
 )
@@ -328,7 +333,13 @@ def test_failed_environment_is_an_error(machine: Machine):
 
 def test_foreign_paths_do_not_reach_pip(machine: Machine):
   machine.add('python3.13', '3.13')
-  machine.run(PYTHONPATH='/a', PYTHONHOME='/b', PIP_TARGET='/c')
+  machine.run(
+      PYTHONPATH='/a',
+      PYTHONHOME='/b',
+      PIP_TARGET='/c',
+      PIP_PREFIX='/d',
+      PIP_USER='1',
+  )
   assert machine.calls() == _installation('python3.13')
 
 

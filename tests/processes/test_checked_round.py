@@ -57,9 +57,10 @@ def test_wrong_arguments_of_each_kind_of_process(call):
     call.next(output, *call.others)
   for empty in range(len(call.others)):
     others = list(call.others)
-    others[empty] = []
-    with pytest.raises(ValueError, match='at least one client'):
-      call.next(call.state, *others)
+    for nobody in ([], ()):
+      others[empty] = nobody
+      with pytest.raises(ValueError, match='at least one client'):
+        call.next(call.state, *others)
   with pytest.raises(TypeError, match='single tf.data.Dataset'):
     call.next(call.state, *call.others[:-1], call.data[0])
 
@@ -103,6 +104,14 @@ def test_next_can_be_part_of_another_computation(fed_avg):
       found.metrics['client_work']['train']['loss'],
       expected.metrics['client_work']['train']['loss'],
   )
+
+
+def test_hyperparameters_can_be_set(fed_avg):
+  process = fed_avg.process
+  hparams = process.get_hparams(fed_avg.state)
+  hparams['finalizer']['learning_rate'] = 0.5
+  state = process.set_hparams(fed_avg.state, hparams)
+  assert process.get_hparams(state)['finalizer']['learning_rate'] == 0.5
 
 
 def test_weights_of_the_output_of_a_round(fed_bn):

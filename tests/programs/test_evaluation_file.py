@@ -50,6 +50,21 @@ def test_rows_say_what_they_are_about(tmp_path):
   assert evaluation_file.read(path) == {subject: rows}
 
 
+def test_the_folder_may_be_written_in_any_way(tmp_path):
+  (tmp_path / 'a').mkdir()
+  assert _subject(tmp_path / 'a' / '..') == _subject(tmp_path)
+
+
+def test_title_says_which_statistics_are_used(tmp_path):
+  saved = _subject(tmp_path, '--rounds=7', '--split=iid').describe()
+  assert saved == (
+      f'{tmp_path}/run after 7 rounds, on --dataset=digits --split=iid'
+      ' --num_clients=10:'
+  )
+  again = _subject(tmp_path, '--rounds=7', '--split=iid', again=True).describe()
+  assert again == f'{saved[:-1]}, with BN statistics that are computed again:'
+
+
 @pytest.mark.parametrize(
     'other',
     [

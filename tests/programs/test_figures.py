@@ -92,6 +92,18 @@ def test_lines_without_an_algorithm_of_their_own_differ():
   assert styles['fbn'] == figures.algorithm_style('fbn')
 
 
+def test_other_lines_have_no_colour_of_an_algorithm():
+  algorithms = ['fedbn', 'fedavg', 'fedtan']
+  styles = figures.line_styles(['other', 'another', *algorithms])
+  assert len({style['color'] for style in styles.values()}) == 5
+
+
+def test_title_is_not_broken_within_words():
+  drawing, _ = _drawing(3.1)  # 31 characters wide.
+  figures.add_title(drawing, ' '.join(['a-long-word'] * 9))
+  assert drawing.get_suptitle().split() == ['a-long-word'] * 9
+
+
 @pytest.mark.parametrize('width', [3.1, 9.0])
 def test_title_fits_into_the_figure(width):
   drawing, _ = _drawing(width)

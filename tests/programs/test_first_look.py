@@ -64,5 +64,7 @@ def test_next_step_has_the_programs_flags():
   flags = cli.parse(compare.define_flags, ['--rounds=3'])
   command, _, _ = first_look.next_step(flags).partition('\n')
   flags = cli.parse(compare.define_flags, command.split()[1:])
-  assert flags.dataset == 'digits_domains'
-  assert first_look.next_step(flags) is None
+  assert (flags.dataset, flags.split) == ('digits_domains', 'domains')
+  for flag in ('--dataset=digits', '--split=iid', '--algorithms=fbn'):
+    flags = cli.parse(compare.define_flags, [flag])
+    assert first_look.next_step(flags) is None

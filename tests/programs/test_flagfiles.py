@@ -42,6 +42,12 @@ def test_presets_are_found_by_name(tmp_path, monkeypatch):
   assert flagfiles.expand(['--flagfile=digits_domains']) == ['--x']
 
 
+def test_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'a').write_text('--x=1\n')
+  assert flagfiles.expand(['--flagfile=~/a']) == ['--x=1']
+
+
 def test_what_is_no_file(tmp_path):
   (tmp_path / 'binary').write_bytes(b'\xff\xfe')
   (tmp_path / 'a').write_text(f'--flagfile={tmp_path}/b')

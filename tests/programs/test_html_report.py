@@ -1,10 +1,12 @@
 """Tests of `report.html`, in a browser where there is one."""
 
 import html.parser
+import json
 import math
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import urllib.parse
 
@@ -15,6 +17,7 @@ import pytest
 
 from tff_bn.programs import html_report
 from tff_bn.programs import report
+from tff_bn.programs import report_data
 from tff_bn.programs import run_timing
 
 _SEEDS = (0, 1, 2)
@@ -38,12 +41,12 @@ _CHROMIUM_FLAGS = (
 
 
 class _Data:
-  """Clients of one class each."""
+  """Clients of one class each, and one example of the next class."""
 
   client_ids = [f'client_{number}' for number in range(9)] + [_EVIL]
 
   def label_distribution(self):
-    return np.diag(np.arange(1, 11))
+    return np.diag(np.arange(1, 11)) + np.eye(10, k=1, dtype=int)
 
 
 def _write_run(folder, algorithm, seed):
@@ -69,7 +72,7 @@ def _write_run(folder, algorithm, seed):
           for client, accuracy in enumerate(rng.uniform(0.2, 1, 9))
       )
   )
-  run_timing.write(folder, 15.0, 30)
+  run_timing.write(folder, 15.0 + 3 * seed, 30)
 
 
 def _page(folders, results, runs, varied=(report.ALGORITHM,)):
@@ -79,6 +82,7 @@ def _page(folders, results, runs, varied=(report.ALGORITHM,)):
       flags={
           'algorithms': ','.join(_ALGORITHMS),
           'model': _EVIL,
+          'batch_size': '32',
           'sweep': 'gamma=0,1\nrounds=1,2',
       },
       runs=runs,
@@ -132,8 +136,12 @@ class _Parser(html.parser.HTMLParser):
     self.tables = {}
     self.links = []
     self.loaded = []
+    self.images = []
     self.preformatted = []
+    self.texts = {}
+    self.data = ''
     self._table = None
+    self._is_json = False
     self._path = []
 
   def handle_starttag(self, tag, attrs):
@@ -148,15 +156,23 @@ class _Parser(html.parser.HTMLParser):
       self.links.append(attributes['href'])
     elif tag == 'pre':
       self.preformatted.append('')
+    elif tag == 'img':
+      self.images.append(attributes['alt'])
     if tag == 'link' or 'src' in attributes:
       self.loaded.append(attributes.get('src', 'link'))
+    self._is_json = attributes.get('type') == 'application/json'
     self._path.append(tag)
 
   def handle_endtag(self, tag):
+    self._is_json = False
     while self._path and self._path.pop() != tag:
       pass
 
   def handle_data(self, data):
+    if self._path and self._path[-1] in ('dt', 'dd', 'li', 'p'):
+      self.texts.setdefault(self._path[-1], []).append(data)
+    if self._is_json:
+      self.data += data
     if 'pre' in self._path:
       self.preformatted[-1] += data
     elif {'td', 'th'} & set(self._path):
@@ -212,11 +228,200 @@ def test_each_run_has_its_numbers_and_files(comparison):
         ('Loss', 'test_loss', 1, 2),
     ):
       assert cells[title] == f'{factor * float(result[column]):.{digits}f}'
-    assert cells['Seconds per round'] == '0.5'
+    assert float(cells['Seconds per round']) == 0.5 + 0.1 * int(result['seed'])
     assert cells['Files'].split() == ['folder', 'metrics', 'flags']
   assert len(page.links) == 3 * 27
   for link in page.links:
     assert (comparison / urllib.parse.unquote(link)).exists()
+
+
+def test_page_says_what_was_run(comparison):
+  texts = _parse(comparison).texts
+  assert dict(zip(texts['dt'], texts['dd'], strict=True)) == {
+      'Program': 'tff-bn-compare',
+      'Data': 'digits, 10 clients',
+      'Algorithms': ', '.join(_ALGORITHMS),
+      'Sweep': 'gamma=0, 1; rounds=1, 2',
+      'Model': _EVIL,
+      'Batch size': '32',
+      'Versions': (
+          'tff_bn 0.5, tensorflow-federated 1.5, tensorflow 2.5, keras 3.5,'
+          ' python 4.5'
+      ),
+  }
+  flags = dict(_parse(comparison).tables[None])
+  assert flags['--batch_size'] == '32'
+
+
+def test_page_explains_its_numbers(comparison):
+  texts = _parse(comparison).texts
+  assert texts['li'][0] == (
+      'Accuracies and losses are the mean over the last 2 evaluated rounds;'
+      ' mean ± standard deviation over 3 seeds.'
+  )
+  (band,) = (text for text in texts['p'] if 'band' in text)
+  assert band.startswith(
+      'Line: mean over 3 seeds, band: ± one standard deviation.'
+  )
+  assert any('clients of all seeds, at most 20' in text for text in texts['p'])
+  # The labels differ from seed to seed.
+  assert 'fedavg, seed 0' in texts['p']
+
+
+def test_nothing_can_be_loaded(comparison):
+  text = (comparison / 'report.html').read_text(encoding='utf-8')
+  assert "content=\"default-src 'none'; img-src data:;" in text
+
+
+def test_numbers_of_the_plots(comparison):
+  data = json.loads(_parse(comparison).data)
+  assert [series['name'] for series in data['series']] == list(_ALGORITHMS)
+  series = data['series'][_ALGORITHMS.index('fedtan')]
+  runs = [
+      csv_rows.read(comparison / f'runs/fedtan-seed{seed}/metrics.csv')
+      for seed in _SEEDS
+  ]
+  for column in ('test_accuracy', 'client_test_accuracy', 'test_loss'):
+    values = [[float(row[column]) for row in rows] for rows in runs]
+    found = series['values'][column]
+    # They have 6 digits.
+    np.testing.assert_allclose(found['mean'], np.mean(values, 0), rtol=1e-5)
+    np.testing.assert_allclose(
+        found['deviation'], np.std(values, 0, ddof=1), rtol=1e-5
+    )
+  assert data['labels'] == {
+      'clients': _Data.client_ids,
+      'counts': _Data().label_distribution().tolist(),
+  }
+  # There is no loss in training before the first round.
+  assert series['values']['train_loss']['mean'][0] is None
+  assert series['round'] == list(_ROUNDS)
+  assert series['exchanges'] == [23 * number for number in _ROUNDS]
+  assert series['megabytes'] == [3.5 * number for number in _ROUNDS]
+  assert series['seconds'] == [0.6 * number for number in _ROUNDS]
+  assert {axis['name']: axis['log'] for axis in data['axes']} == {
+      'round': False,
+      'exchanges': True,
+      'megabytes': True,
+      'seconds': False,
+  }
+  assert [
+      (c['name'], c['title'], c['unit'], c['format'], c['log'])
+      for c in data['columns']
+  ] == [
+      (name, title, *(accuracy if 'accuracy' in name else loss))
+      for accuracy in [('Accuracy', '~%', False)]
+      for loss in [('Loss (cross-entropy)', '~g', True)]
+      for name, title in (
+          ('test_accuracy', 'Accuracy on the whole test set'),
+          ('client_test_accuracy', "Accuracy on the clients' own test data"),
+          ('train_loss', 'Loss in training'),
+          ('test_loss', 'Loss on the whole test set'),
+      )
+  ]
+  run = csv_rows.read(comparison / 'runs/fedtan-seed2/client_metrics.csv')
+  assert [
+      (client, accuracy)
+      for number, seed, client, accuracy in data['clients']
+      if (_ALGORITHMS[number], seed) == ('fedtan', 2)
+  ] == [(row['client'], float(row['accuracy'])) for row in run]
+
+
+def test_links_to_unusual_folders(tmp_path):
+  run = tmp_path / 'a b#1%41:c'
+  _write_run(run, 'fbn', 0)
+  runs = [report.Run({'algorithm': 'fbn'}, 0, report.read_rows(run))]
+  results = [report.result(runs[0], 1)]
+  html_report.write(tmp_path, _page([run], results, runs))
+  links = _parse(tmp_path).links
+  assert links == [
+      './a%20b%231%2541%3Ac',
+      './a%20b%231%2541%3Ac/metrics.csv',
+      './a%20b%231%2541%3Ac/flags.txt',
+  ]
+
+
+def test_page_says_that_clients_are_hidden(tmp_path):
+  runs = _sweep(algorithm=['fbn'])
+  page = _page([tmp_path], [report.result(runs[0], 1)], runs)
+  page.data.client_ids = [f'c{number}' for number in range(300)]
+  html_report.write(tmp_path, page)
+  hint = ''.join(_parse(tmp_path).texts['p'])
+  assert 'fedavg, seed 0; the first 200 of 300 clients' in hint
+
+
+def test_labels_of_the_clients_are_shown(tmp_path):
+  counts = np.arange(600).reshape(300, 2)
+  run = report.Run({'algorithm': 'a'}, 0, [dict(round=1, test_accuracy=0.5)])
+  ids = [f'c{number}' for number in range(300)]
+  labels = report_data.data([run], [tmp_path], ['algorithm'], counts, ids)
+  # As many as one can read.
+  assert labels['labels'] == {
+      'clients': ids[:200],
+      'counts': counts[:200].tolist(),
+  }
+
+
+def test_time_of_a_round(tmp_path):
+  assert report_data.seconds_per_round([tmp_path]) is None
+  for name, seconds, rounds in (('a', 30.0, 10), ('b', 5.0, 5), ('c', 1.0, 0)):
+    (tmp_path / name).mkdir()
+    run_timing.write(tmp_path / name, seconds, rounds)
+  folders = [tmp_path, *(tmp_path / name for name in 'abc')]
+  assert report_data.seconds_per_round(folders) == 2.0
+  runs = _sweep(algorithm=['fbn', 'fedavg'])
+  lines = report_data.data(
+      runs, folders[1:3], ['algorithm'], np.ones((1, 1)), ['c']
+  )['series']
+  assert [line['seconds'] for line in lines] == [[3.0], [1.0]]
+
+
+def test_values_that_are_not_finite_are_left_out(tmp_path):
+  rows = [dict(round=1, test_loss=1.0), dict(round=2, test_loss=np.inf)]
+  run = report.Run({'algorithm': 'a'}, 0, rows)
+  data = report_data.data(
+      [run], [tmp_path], ['algorithm'], np.ones((1, 1)), ['c']
+  )
+  assert data['series'][0]['values']['test_loss']['mean'] == [1.0, None]
+  assert not data['filters']
+
+
+def _sweep(**labels):
+  """Returns runs of all combinations of labels."""
+  combinations = [{}]
+  for name, values in labels.items():
+    combinations = [{**c, name: v} for c in combinations for v in values]
+  rows = [dict(round=1, test_accuracy=0.5)]
+  return [report.Run(c, 0, rows) for c in combinations]
+
+
+def _plot_data(runs, folder):
+  return report_data.data(
+      runs, [folder] * len(runs), list(runs[0].labels), np.ones((1, 1)), ['c']
+  )
+
+
+def test_filters_have_the_values_that_differ(tmp_path):
+  runs = _sweep(algorithm=['fbn', 'fedavg'], gamma=['0', '1'], split=['iid'])
+  assert _plot_data(runs, tmp_path)['filters'] == {
+      'algorithm': ['fbn', 'fedavg'],
+      'gamma': ['0', '1'],
+  }
+  # The list of lines is enough for one label.
+  assert not _plot_data(_sweep(gamma=['0', '1']), tmp_path)['filters']
+
+
+def test_colours_of_one_algorithm_differ(tmp_path):
+  runs = _sweep(algorithm=['fbn'], gamma=['0', '1', '2'])
+  series = _plot_data(runs, tmp_path)['series']
+  assert len({line['colour'] for line in series}) == 3
+
+
+def test_name_of_the_algorithms():
+  runs = _sweep(algorithm=['fbn', 'fedavg'], gamma=['0', '1'])
+  assert html_report.name_algorithms(runs) == 'fbn, fedavg'
+  runs = [report.Run({'scheme': 'a b'}, 0, [])]
+  assert html_report.name_algorithms(runs) == 'scheme=a b'
 
 
 def test_page_is_small_and_loads_nothing(comparison):
@@ -236,6 +441,15 @@ def test_command_repeats_the_flags(comparison):
       'tff-bn-compare --flagfile=flags.txt --output_dir=NEW_FOLDER'
   )
   assert '    --sweep=gamma=0,1 \\\n    --sweep=rounds=1,2 \\\n' in full
+  assert shlex.split(full.replace('\\\n', '')) == [
+      'tff-bn-compare',
+      f'--algorithms={",".join(_ALGORITHMS)}',
+      f'--model={_EVIL}',
+      '--batch_size=32',
+      '--sweep=gamma=0,1',
+      '--sweep=rounds=1,2',
+      '--output_dir=NEW_FOLDER',
+  ]
   assert full.endswith('--output_dir=NEW_FOLDER')
 
 
@@ -267,6 +481,7 @@ def test_new_analyses_are_shown(comparison, tmp_path):
     html_report.refresh_figures(tmp_path)
     page = _parse(tmp_path)
     # There is no table of a fusion.
+    assert page.images == ['matching', 'matching_units', 'kept_share']
     assert len(page.loaded) == 3
     assert all(url.startswith('data:image/png;base64,') for url in page.loaded)
     assert page.links[:2] == [
@@ -274,6 +489,13 @@ def test_new_analyses_are_shown(comparison, tmp_path):
         './analyses/kept_share-2/kept_share.md',
     ]
   html_report.refresh_figures(tmp_path / 'plots')  # Has no page.
+  (tmp_path / 'plots/matching_units.png').unlink()
+  _image(tmp_path / 'plots/experiment.png')
+  (tmp_path / 'experiment.md').write_text('table')
+  html_report.refresh_figures(tmp_path)
+  page = _parse(tmp_path)
+  assert page.images == ['experiment', 'matching', 'kept_share']
+  assert page.links[0] == './experiment.md'
 
 
 @pytest.fixture(scope='module')
@@ -360,9 +582,98 @@ def test_plots_in_a_browser(open_page, comparison, width, scheme):
   assert background == (
       'rgb(255, 255, 255)' if scheme == 'light' else 'rgb(23, 24, 28)'
   )
+  text = tab.page.evaluate('getComputedStyle(document.body).color')
+  brightness = max(map(int, re.findall('[0-9]+', text)))
+  assert brightness < 50 if scheme == 'light' else brightness > 200
+  assert tab.page.locator(_LINES).first.get_attribute('stroke') == (
+      '#000000' if scheme == 'light' else '#f2f2f2'
+  )
+  _, second, empty = (
+      tab.page.locator('[data-kind=labels] .mark-rect path').nth(number)
+      for number in range(3)
+  )
+  label = second.get_attribute('aria-label')
+  assert label == 'Class: 1; Client: client_0; Examples: 1'
+  assert empty.get_attribute('fill') == (
+      'rgb(242, 245, 250)' if scheme == 'light' else 'rgb(34, 36, 42)'
+  )
+  assert tab.page.is_checked('[name=axis][value=round]')
   assert tab.requests == [(comparison / 'report.html').as_uri()]
   assert not tab.messages
   assert tab.page.evaluate('window.evil') is None
+
+
+def test_dark_mode_is_followed(open_page):
+  tab = open_page(1400)
+  tab.page.emulate_media(color_scheme='dark')
+  tab.wait(
+      f'document.querySelector("{_LINES}").getAttribute("stroke") === "#f2f2f2"'
+  )
+  # Browsers draw form elements and scroll bars after it.
+  scheme = tab.page.locator('meta[name=color-scheme]').get_attribute('content')
+  assert scheme == 'light dark'
+
+
+def test_plots_follow_the_width_of_the_window(open_page):
+  tab = open_page(1400)
+  tab.page.set_viewport_size(dict(width=390, height=900))
+  # The style sheet makes a plot narrower, too, but with smaller letters.
+  tab.wait('document.querySelector(".chart svg").getAttribute("width") < 390')
+  tab.wait(f'document.querySelectorAll("{_LINES}").length === 9')
+  right = max(_ends(tab).values())
+  assert 200 < right < 390
+
+
+def _points(tab, column, kind, number):
+  """Returns the points of a line or of a band, in pixels."""
+  path = tab.page.locator(f'[data-column={column}] .mark-{kind} path')
+  parts = re.findall('[ML]([^MLZ]+)', path.nth(number).get_attribute('d'))
+  return np.array([[float(n) for n in part.split(',')] for part in parts])
+
+
+def test_lines_and_bands_have_the_numbers(open_page, comparison):
+  tab = open_page(1400)
+  data = json.loads(_parse(comparison).data)
+  for column, to_axis in (('test_accuracy', np.array), ('test_loss', np.log)):
+    means = [line['values'][column]['mean'] for line in data['series']]
+    heights = [_points(tab, column, 'line', n)[:, 1] for n in range(9)]
+    scale, offset = np.polyfit(to_axis(np.ravel(means)), np.ravel(heights), 1)
+    expected = offset + scale * to_axis(means)
+    np.testing.assert_allclose(heights, expected, atol=0.5)
+  # Up along the band's lower edge, and back along the upper one.
+  for number, line in enumerate(data['series']):
+    band = _points(tab, 'test_accuracy', 'area', number)[:, 1]
+    width = np.abs(band[:4] - band[:3:-1])
+    heights = _points(tab, 'test_accuracy', 'line', number)[:, 1]
+    values = line['values']['test_accuracy']
+    scale = np.ptp(heights) / np.ptp(values['mean'])
+    expected = 2 * scale * np.array(values['deviation'])
+    np.testing.assert_allclose(width, expected, atol=0.5)
+
+
+def test_what_sends_nothing_has_its_last_value(open_page, comparison):
+  tab = open_page(1400)
+  tab.page.check('[name=axis][value=exchanges]')
+  tab.wait(
+      f'[...document.querySelectorAll("{_ACCURACY} .role-axis-title text")]'
+      '.some((text) => text.textContent.startsWith("Exchanges"))'
+  )
+  silent, other = (
+      line['values']['test_accuracy']['mean']
+      for line in json.loads(_parse(comparison).data)['series'][:2]
+  )
+  strokes = [
+      tab.page.locator(_LINES).nth(n).get_attribute('stroke') for n in range(9)
+  ]
+  number = strokes.index('#000000')
+  heights = _points(tab, 'test_accuracy', 'line', strokes.index('#D55E00'))
+  # There is no place for round 0 on the logarithmic axis.
+  scale, offset = np.polyfit(other[1:], heights[:, 1], 1)
+  np.testing.assert_allclose(
+      _points(tab, 'test_accuracy', 'line', number)[:, 1],
+      offset + scale * silent[-1],
+      atol=0.5,
+  )
 
 
 def _ends(tab):
@@ -412,8 +723,17 @@ def test_axis_is_switched(open_page):
 
 def test_lines_can_be_hidden(open_page):
   tab = open_page(390)
+  colours = [
+      tab.page.locator(_LINES).nth(n).get_attribute('stroke') for n in range(9)
+  ]
   tab.page.uncheck('[name=series][value="0"]')
   tab.wait(f'document.querySelectorAll("{_LINES}").length === 8')
+  # The other lines keep their colours.
+  assert colours[1:] == [
+      tab.page.locator(_LINES).nth(n).get_attribute('stroke') for n in range(8)
+  ]
+  points = '[data-kind=clients] .mark-symbol path'
+  tab.wait(f'document.querySelectorAll("{points}").length === {8 * 9 * 3}')
   assert not tab.messages
 
 
@@ -428,6 +748,46 @@ def test_table_is_sorted(open_page, comparison):
   tab.page.locator('#results th button').first.click()
   names = tab.texts('#results tbody td:first-child')
   assert names == sorted(_ALGORITHMS)
+  # Only the last title has an arrow.
+  assert tab.count('#results th[aria-sort]') == 1
+  arrows = []
+  for _ in range(2):
+    arrows.append(
+        tab.page.evaluate(
+            'getComputedStyle('
+            'document.querySelector("#results th[aria-sort] button"), "::after"'
+            ').content'
+        )
+    )
+    tab.page.locator('#results th button').first.click()
+  assert arrows == ['" ↑"', '" ↓"']
+  tab.page.locator('#runs th button').first.click()
+  names = tab.texts('#runs tbody td:first-child')
+  assert names == sorted(3 * _ALGORITHMS)
+
+
+def test_what_is_no_number_is_sorted_last(open_page, tmp_path):
+  runs = [
+      report.Run(
+          {'algorithm': name},
+          0,
+          [dict(row, round=1, test_accuracy=0.5, client_test_accuracy=0.5)],
+      )
+      for name, row in {
+          'a': dict(test_loss=3.0, train_loss=1.0),
+          'b': dict(train_loss=1.0),
+          'c': dict(test_loss=math.inf, train_loss=1.0),
+          'd': dict(test_loss=20.0, train_loss=1.0),
+      }.items()
+  ]
+  (tmp_path / 'client_metrics.csv').write_text('client,accuracy\na,0.5\n')
+  results = [report.result(run, 1) for run in runs]
+  html_report.write(tmp_path, _page([tmp_path] * 4, results, runs))
+  tab = open_page(1400, path=tmp_path / 'report.html')
+  title = tab.page.locator('#results th button', has_text=re.compile('^Loss$'))
+  for order in ('cdab', 'adcb'):
+    title.click()
+    assert ''.join(tab.texts('#results tbody td:first-child')) == order
 
 
 def test_sweep_has_filters(browser, open_page, tmp_path):
@@ -469,4 +829,10 @@ def test_sweep_has_filters(browser, open_page, tmp_path):
   assert len(set(styles)) == 4
   tab.page.select_option('[data-filter=gamma]', '0.5')
   tab.wait(f'document.querySelectorAll("{_LINES}").length === 2')
+  lines = [tab.page.locator(_LINES).nth(number) for number in range(2)]
+  # The lines of fedavg and fbn with gamma=0.5.
+  assert [
+      tuple(map(line.get_attribute, ('stroke', 'stroke-dasharray')))
+      for line in lines
+  ] == styles[1::2]
   assert not tab.messages

@@ -10,7 +10,7 @@ import pytest
 from tff_bn import layers
 from tff_bn.programs import keras_files
 
-# A user's module with a layer and a function that Keras does not know.
+# A user's module with layers and a function that Keras does not know.
 _MODULE = types.ModuleType('users_module')
 exec(
     """
@@ -19,6 +19,10 @@ import keras
 class Doubling(keras.layers.Layer):
   def call(self, x):
     return 2 * x
+
+class Tripling(Doubling):
+  def call(self, x):
+    return 3 * x
 
 def squared(x):
   return x * x
@@ -57,6 +61,21 @@ def _model(*hidden):
             [lambda: keras.layers.Activation(_MODULE.squared)],
             [],  # Keras does not save where a function is from.
             ", custom_objects={'squared': squared}",
+        ),
+        (
+            [
+                _MODULE.Tripling,
+                layers.BatchRenormalization,
+                lambda: keras.layers.Activation(_MODULE.squared),
+                _MODULE.Doubling,
+            ],
+            [
+                'import tff_bn.layers.batch_renormalization',
+                'import users_module',
+            ],
+            ", custom_objects={'squared': squared,"
+            " 'Doubling': users_module.Doubling,"
+            " 'Tripling': users_module.Tripling}",
         ),
         (
             [lambda: keras.layers.Lambda(lambda x: 3 * x)],

@@ -1,6 +1,7 @@
 """Tests for the folder of a program without `--output_dir`."""
 
 import pathlib
+import shutil
 
 import pytest
 
@@ -45,6 +46,10 @@ def test_runs_with_other_flags_get_numbers(capsys):
       ' this run go to runs/test-2.\n'
   )
   assert _begin({'rounds': '3', 'seed': '2'}) == pathlib.Path('runs/test-3')
+  # The message is about the default folder.
+  assert capsys.readouterr().err.startswith(
+      'runs/test holds a run with other flags: --seed (0, now 2).'
+  )
 
 
 def test_the_same_command_continues(capsys):
@@ -74,6 +79,24 @@ def test_folders_with_other_files_are_left_alone(tmp_path):
   (tmp_path / 'runs/test-2').touch()
   (tmp_path / 'runs/test-old').mkdir()
   assert _begin({'seed': '0'}) == pathlib.Path('runs/test-3')
+
+
+def test_the_first_of_equal_runs_continues():
+  _begin({'seed': '0'})
+  shutil.copytree(_DEFAULT, _DEFAULT.with_name('test-2'))
+  assert _choose({'seed': '0'}) == _DEFAULT
+
+
+@pytest.mark.parametrize('name', ['test-old', 'test-01', 'test2'])
+def test_folders_with_similar_names_do_not_count(name):
+  _DEFAULT.with_name(name).mkdir(parents=True)
+  (_DEFAULT.with_name(name) / 'notes.txt').touch()
+  assert _choose({'seed': '0'}) == _DEFAULT
+
+
+def test_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  assert _choose({}, '--output_dir=~/run') == tmp_path / 'home' / 'run'
 
 
 def test_a_folder_that_is_given_is_used():

@@ -103,6 +103,13 @@ def test_output_and_arguments(fake, capfd, monkeypatch):
   ]
 
 
+def test_ctrl_c_reaches_this_process_only(fake, capfd):
+  # A terminal sends the signal to all processes of its group.
+  tasks = fake('print(os.getpgrp() == os.getpid())')
+  assert parallel.train(tasks, 1, []) == []
+  assert capfd.readouterr().out == '[1/1] True\n'
+
+
 def test_finished_runs_can_be_read(fake):
   tasks = fake('pass', 'pass', finished=[2])
   parallel.train(tasks, 2, [], _shows_all)

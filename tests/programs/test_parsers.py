@@ -26,6 +26,8 @@ def test_number_in_range(bounds, text, value):
         (int, dict(minimum=1), '0', 'a whole number, at least 1'),
         (int, dict(minimum=1), '2.5', 'a whole number, at least 1'),
         (int, {}, 'many', 'a whole number'),
+        (int, dict(above=0), '0', 'a whole number, greater than 0'),
+        (int, dict(below=8), '8', 'a whole number, .* less than 8'),
         (float, dict(above=0), '0', 'a number, greater than 0'),
         (
             float,
@@ -53,6 +55,7 @@ def test_number_out_of_range(number_type, bounds, text, allowed):
     [
         (dict(above=0), '1e-300', 'is too small for float32; the smallest'),
         (dict(minimum=0), '1e-300', 'is too small for float32; the smallest'),
+        ({}, '-1e-300', 'is too small for float32; the smallest'),
         (
             dict(minimum=0, below=1),
             '0.999999999',
@@ -108,6 +111,20 @@ def test_choice():
     parser.parse('xyz')
 
 
+def test_chain():
+  parser = parsers.ChainParser(('nnm', 'bucketing'), ('mean', 'median'))
+  for text in ('median', 'nnm+median', 'bucketing+nnm+mean'):
+    assert parser.parse(text) == text
+  for text in ('nnm', 'median+nnm', 'median+mean', 'other+median', ''):
+    with pytest.raises(ValueError, match='^must be .*, as in nnm[+]median[.]'):
+      parser.parse(text)
+
+
+def test_spaces_in_a_tuple():
+  parser = parsers.TupleParser(parsers.ChoiceParser(('red', 'green')))
+  assert parser.parse('red, green') == ('red', 'green')
+
+
 def test_tuple():
   parser = parsers.TupleParser(parsers.NumberParser(int, minimum=0))
   assert parser.parse('3, 1') == (3, 1)
@@ -136,6 +153,7 @@ def test_schedule():
         ('60:-0.1', 'factors'),
         ('60:nan', 'factors'),
         ('60:inf', 'factors'),
+        (f'60:0.1,{2**31}:0.1', 'at most 2147483647'),
     ],
 )
 def test_wrong_schedule(text, reason):
@@ -148,10 +166,17 @@ def test_image_size():
 
 
 @pytest.mark.parametrize(
-    'text', ['', '32', '0x32', '32x-1', '8x8x3', 'axb', '+8x8', '8_0x8']
+    'text', ['', '32', '0x32', '32x-1', '32x0', '8x8x3', 'axb', '+8x8', '8_0x8']
 )
 def test_wrong_image_size(text):
   with pytest.raises(ValueError, match='HEIGHTxWIDTH'):
+    parsers.parse_image_size(text)
+
+
+@pytest.mark.parametrize('text', ['10001x1', '1x10001'])
+def test_too_large_image_size(text):
+  assert parsers.parse_image_size('10000x10000') == (10000, 10000)
+  with pytest.raises(ValueError, match='at most 10000 pixels'):
     parsers.parse_image_size(text)
 
 

@@ -26,11 +26,12 @@ def test_mean_leaves_out_what_is_not_finite():
       report.Run(
           {'algorithm': 'a'}, 1, [dict(round=1, x=np.nan), dict(round=3, x=4.0)]
       ),
+      report.Run({'algorithm': 'a'}, 2, [dict(round=2, x=9.0)]),
   ]
   rounds, mean, deviation = plots.mean_and_deviation(runs, 'x')
-  np.testing.assert_array_equal(rounds, [1, 3])
-  np.testing.assert_array_equal(mean, [1, 4])
-  np.testing.assert_array_equal(deviation, [0, 0])
+  np.testing.assert_array_equal(rounds, [1, 2, 3])
+  np.testing.assert_array_equal(mean, [1, 9, 4])
+  np.testing.assert_array_equal(deviation, [0, 0, 0])
 
 
 def _lines(axes):
@@ -43,6 +44,9 @@ def test_accuracy_figure():
   assert title == 'my title'
   assert '± one standard deviation' in note
   global_axes, client_axes = drawing.axes
+  assert global_axes.get_title() == 'Whole test set'
+  assert client_axes.get_title() == "Clients' own test data"
+  assert global_axes.yaxis.get_major_formatter()(0.5) == '50%'
   np.testing.assert_allclose(
       _lines(global_axes)['fedavg'], [[1, 0.2], [2, 0.6], [3, 0.8]]
   )
@@ -168,6 +172,23 @@ def test_algorithm_has_the_same_colour_in_every_figure():
   assert colours(runs[::-1]) == colours(runs)
 
 
+def test_a_single_point_is_visible():
+  for rows, marker in (((1,), 'o'), ((1, 2), 'None')):
+    run = report.Run(
+        {'algorithm': 'a'}, 0, [dict(round=r, test_accuracy=0.5) for r in rows]
+    )
+    (axes,) = plots.accuracy_figure([run], '').axes
+    assert axes.get_lines()[0].get_marker() == marker
+
+
+def test_title_of_the_labels_names_the_first_seed(monkeypatch, tmp_path):
+  saved = {}
+  monkeypatch.setattr(plots.figures, 'save', lambda _, f: saved.update(f))
+  runs = example_runs.RUNS[:2]
+  plots.save_figures(tmp_path, runs, np.eye(2, dtype=int), 'ab', 'title')
+  assert saved['label_distribution'].get_suptitle() == 'title, seed 0'
+
+
 def test_one_seed_has_no_band():
   drawing = plots.accuracy_figure(example_runs.RUNS[:1], 'my title')
   assert drawing.get_suptitle() == 'my title'
@@ -203,6 +224,8 @@ def test_label_distribution_of_many_clients_is_not_cluttered():
   names = [f'writer {i}' for i in range(500)]
   axes = plots.label_distribution_figure(counts, names, '').axes[0]
   assert not axes.texts
+  # No examples is white, whatever the smallest number is.
+  assert axes.images[0].get_clim() == (0, 1)
   assert len(axes.get_yticklabels()) < 50
 
 

@@ -106,6 +106,51 @@ def test_table_of_runs_of_which_one_diverged(loss):
   assert f'{loss} ± nan' in table
 
 
+def test_description_of_the_last_row():
+  rows = [
+      dict(round=1.0, test_accuracy=0.1, client_test_accuracy=0.2),
+      dict(
+          round=2.0,
+          train_loss=9.0,
+          test_accuracy=0.5,
+          test_loss=1.25,
+          client_test_accuracy=0.75,
+      ),
+  ]
+  assert report.describe_last(rows).splitlines() == [
+      'After round 2:',
+      '  whole test set:         accuracy 0.5000, loss 1.2500',
+      "  clients' own test data: accuracy 0.7500",
+  ]
+
+
+def test_costs_of_a_result():
+  run = report.Run(
+      {'algorithm': 'a'}, 0, [dict(round=1, exchanges=2.0, megabytes=0.75)]
+  )
+  result = report.result(run, 1)
+  assert result['exchanges'] == 2 and isinstance(result['exchanges'], int)
+  assert result['megabytes'] == 0.75
+
+
+def test_table_of_evaluations():
+  text = report.evaluation_table(
+      [
+          report.Evaluation('global', '', 360, 0.625, 1 / 3),
+          report.Evaluation('own', 'client_0', 0, None, None),
+      ]
+  )
+  titles, _, *rows = (
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in text.splitlines()
+  )
+  assert titles == ['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']
+  assert rows == [
+      ['whole test set', 'global', '360', '62.5', '0.3333'],
+      ['client_0', 'own', '0', '–', '–'],
+  ]
+
+
 def _swept(labels, seed, accuracy, **flags):
   row = dict(round=3, test_accuracy=accuracy)
   return report.result(report.Run(labels, seed, [row], flags), 1)

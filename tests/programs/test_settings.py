@@ -582,6 +582,14 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             ],
             '--fbn_backward=mean is impossible with --precision=mixed_float16',
         ),
+        (
+            [
+                *('--algorithm=fbn', '--fbn_backward=running'),
+                '--precision=mixed_float16',
+            ],
+            '--fbn_backward=running is impossible with'
+            ' --precision=mixed_float16',
+        ),
         (['--dirichlet_alpha=1'], '--dirichlet_alpha=1.0 is only for'),
         (['--imbalance=1'], '--imbalance=1.0 is only for --split=unbalanced'),
         (['--gamma=0.5'], '--gamma=0.5 is only for --split=gamma'),
@@ -750,6 +758,11 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
             '--dsgd_momentum=0.99 and --client_momentum=0.9 exclude each other'
             ' with dsgd: the first is the momentum of each client, the second'
             ' of the mean of the gradients. Give one of them.',
+        ),
+        (
+            ['--algorithm=dsgd', '--local_steps=1', '--client_momentum=0.9']
+            + ['--dsgd_momentum=0'],
+            '--dsgd_momentum=0.0 and --client_momentum=0.9 exclude each other',
         ),
         (
             ['--shuffle_times=6'],

@@ -21,6 +21,13 @@ def test_markdown():
   )
 
 
+def test_labels_are_to_the_left():
+  cells = [['a', 'b', 'c'], ['1', '2', '3']]
+  assert tables.markdown(cells, num_labels=2) == (
+      '| a   | b   |   c |\n| --- | --- | --: |\n| 1   | 2   |   3 |'
+  )
+
+
 def test_narrow_columns_and_no_notes():
   assert tables.markdown([['a', 'b'], ['c', '±']]) == (
       '| a   |   b |\n| --- | --: |\n| c   |   ± |'

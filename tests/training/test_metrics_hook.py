@@ -178,6 +178,30 @@ def test_wrong_hooks(model, tmp_path, hook, error, message):
   assert not (tmp_path / 'metrics.csv').exists()
 
 
+@pytest.mark.parametrize(
+    'content',
+    ['{}', '[]', '{"run_id": "a", "last_rounds": []}', '{"run_id": "a"}'],
+)
+def test_record_without_the_rows(content, tmp_path):
+  (tmp_path / metrics_hook.FILE).write_text(content)
+  rows = metrics_hook.HookedRows(_Hook(), tmp_path, {})
+  with (
+      pytest.raises(ValueError, match='metrics_hook.json is damaged'),
+      rows.open(),
+  ):
+    pass
+
+
+def test_a_hook_cannot_change_the_rows(tmp_path):
+  rows = [dict(round=1, test_loss=0.5)]
+  hooked = metrics_hook.HookedRows(
+      lambda run: contextlib.nullcontext(dict.clear), tmp_path, {}
+  )
+  with hooked.open():
+    hooked.update(rows)
+  assert rows == [dict(round=1, test_loss=0.5)]
+
+
 def test_damaged_record(model, tmp_path):
   hook = _Hook()
   _train(model, tmp_path, hook)
