@@ -1,4 +1,4 @@
-"""Colours, axes and files of the programs' figures."""
+"""Colors, axes and files of the programs' figures."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from matplotlib.backends import backend_agg
 from tff_bn.common import files
 from tff_bn.programs import registry
 
-# Okabe and Ito's colours, which colour-blind people can distinguish; without
+# Okabe and Ito's colors, which color-blind people can distinguish; without
 # their yellow, which is too light for lines on white.
-COLOURS = (
+COLORS = (
     '#0072B2',
     '#D55E00',
     '#009E73',
@@ -25,8 +25,8 @@ COLOURS = (
     '#000000',
 )
 DASHES = ('-', '--', '-.', ':')
-# An algorithm has the same colour in all figures.
-_ALGORITHM_COLOURS = {
+# An algorithm has the same color in all figures.
+_ALGORITHM_COLORS = {
     'centralized': '#000000',
     'fedavg': '#D55E00',
     'fedbn': '#0072B2',
@@ -70,7 +70,7 @@ def new_figure(width: float, height: float) -> figure.Figure:
 
 
 def line_style(index: int) -> dict[str, str]:
-  """Returns the colour and the dashes of a line.
+  """Returns the color and the dashes of a line.
 
   Args:
     index: The line's position in the legend.
@@ -79,17 +79,17 @@ def line_style(index: int) -> dict[str, str]:
     Arguments of `plot`; the same for the first 28 lines only if the index is.
   """
   return dict(
-      color=COLOURS[index % len(COLOURS)],
+      color=COLORS[index % len(COLORS)],
       linestyle=DASHES[index % len(DASHES)],
   )
 
 
 def algorithm_style(name: str) -> Optional[dict[str, str]]:
-  """Returns the colour and the dashes of an algorithm's lines.
+  """Returns the color and the dashes of an algorithm's lines.
 
   Args:
     name: A name that `--algorithm` takes. A combination such as `fedbn+moon`
-      has the colour of the algorithm, and other dashes.
+      has the color of the algorithm, and other dashes.
 
   Returns:
     Arguments of `plot`; `None` if there is no such algorithm.
@@ -97,20 +97,20 @@ def algorithm_style(name: str) -> Optional[dict[str, str]]:
   base, _, correction = name.partition('+')
   if base == registry.DEFAULT and correction:
     base, correction = correction, ''
-  if base not in _ALGORITHM_COLOURS:
+  if base not in _ALGORITHM_COLORS:
     return None
-  dashes = list(_ALGORITHM_COLOURS).index(base)
+  dashes = list(_ALGORITHM_COLORS).index(base)
   if correction:
     dashes += 1 + list(registry.CORRECTIONS).index(correction)
   return dict(
-      color=_ALGORITHM_COLOURS[base], linestyle=DASHES[dashes % len(DASHES)]
+      color=_ALGORITHM_COLORS[base], linestyle=DASHES[dashes % len(DASHES)]
   )
 
 
 def line_styles(
     names: Sequence[str], algorithms: Optional[Mapping[str, str]] = None
 ) -> dict[str, dict[str, str]]:
-  """Chooses the colours and the dashes of lines.
+  """Chooses the colors and the dashes of lines.
 
   Args:
     names: The names of the lines, all different.
@@ -118,7 +118,7 @@ def line_styles(
 
   Returns:
     Arguments of `plot` for each name. A line has its algorithm's style if it is
-    the only one of this algorithm, and an unused colour otherwise.
+    the only one of this algorithm, and an unused color otherwise.
   """
   shown = {name: (algorithms or {}).get(name, name) for name in names}
   counts = Counter(shown.values())
@@ -128,7 +128,7 @@ def line_styles(
     if style is not None and counts[algorithm] == 1:
       styles[name] = style
   used = {style['color'] for style in styles.values()}
-  unused = [c for c in COLOURS if c not in used] or COLOURS
+  unused = [c for c in COLORS if c not in used] or COLORS
   others = [name for name in names if name not in styles]
   for index, name in enumerate(others):
     styles[name] = dict(

@@ -79,7 +79,7 @@ def data(
         {
             'name': name,
             'labels': dict(members[0].labels),
-            'colour': styles[name]['color'],
+            'color': styles[name]['color'],
             'dash': _DASHES[styles[name]['linestyle']],
             **_curves(members, own_folders, columns),
         }
@@ -111,10 +111,10 @@ def data(
 
 
 def _styles(runs: Sequence[report.Run]) -> dict[str, dict[str, str]]:
-  """Returns the colours and dashes of lines by name.
+  """Returns the colors and dashes of lines by name.
 
-  The runs of an algorithm have its colour. If there is no other algorithm,
-  colours tell apart what else differs.
+  The runs of an algorithm have its color. If there is no other algorithm,
+  colors tell apart what else differs.
   """
   labels = {run.name: run.labels for run in runs}
   algorithms = {

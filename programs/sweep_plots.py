@@ -99,7 +99,7 @@ def heat_map_figure(
     decimals: The digits after the point in the cells.
 
   Returns:
-    A figure whose panels have the same colours for the same values.
+    A figure whose panels have the same colors for the same values.
   """
   num_lines = math.ceil(len(panels) / panels_per_line)
   width = 0.9 + 0.14 * max(map(len, row_labels)) + 0.62 * len(column_labels)
@@ -153,7 +153,7 @@ def _write_numbers(
         ha='center',
         va='center',
         fontsize='small',
-        # The upper half of the colours is light.
+        # The upper half of the colors is light.
         color='white' if is_number and value < middle else 'black',
     )
 

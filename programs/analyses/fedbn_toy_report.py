@@ -83,7 +83,7 @@ def losses_figure(
           curves.weights,
           losses,
           label=f'client {client + 1}, σ = {deviation:g}',
-          color=figures.COLOURS[client % len(figures.COLOURS)],
+          color=figures.COLORS[client % len(figures.COLORS)],
       )
     axes.axvline(
         curves.best.mean(), label='average weight', color='grey', dashes=(4, 2)
@@ -107,10 +107,10 @@ def surface_figure(result: fedbn_toy.Result) -> figure.Figure:
   drawing = figures.new_figure(width=9.0, height=4.6)
   axes = drawing.subplots()
   surface = result.surface
-  colours = axes.pcolormesh(
+  colors = axes.pcolormesh(
       surface.weights, surface.scales, surface.losses, cmap='viridis'
   )
-  drawing.colorbar(colours, ax=axes, label='Squared loss of client 1')
+  drawing.colorbar(colors, ax=axes, label='Squared loss of client 1')
   for choice, marker in zip(result.choices[2:], 'o^s', strict=True):
     axes.plot(
         np.atleast_1d(choice.weights[0]),

@@ -136,7 +136,7 @@ def points_figure(result: Result, title: str) -> figure.Figure:
 
   Returns:
     A figure with panels for the points before normalization, and after
-    centralized batch normalization and each algorithm, coloured by client.
+    centralized batch normalization and each algorithm, colored by client.
   """
   last_round = result.last_round
   panels = {
@@ -145,7 +145,7 @@ def points_figure(result: Result, title: str) -> figure.Figure:
       **last_round.normalized,
   }
   num_clients = len(last_round.points)
-  colours = matplotlib.colormaps['hsv'](
+  colors = matplotlib.colormaps['hsv'](
       [client / num_clients for client in range(num_clients)]
   )
   drawing = figures.new_figure(width=3.2 * len(panels), height=4.0)
@@ -154,13 +154,13 @@ def points_figure(result: Result, title: str) -> figure.Figure:
     axes.set_title(name, fontsize='medium')
     if name in last_round.normalized:
       axes.scatter(*last_round.centralized.reshape(-1, 2).T, s=4, c='#C8C8C8')
-    for client_points, colour in zip(points, colours):
-      axes.scatter(*client_points.T, s=5, color=[colour])
+    for client_points, color in zip(points, colors):
+      axes.scatter(*client_points.T, s=5, color=[color])
     axes.set_aspect('equal', adjustable='datalim')
     axes.grid(alpha=0.3)
   figures.add_title(
       drawing,
-      f'Points in round {len(result.errors["fbn"])}, one colour for each'
+      f'Points in round {len(result.errors["fbn"])}, one color for each'
       f' client; grey: centralized ({title}, γ = {result.gamma:g})',
   )
   return drawing

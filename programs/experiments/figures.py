@@ -168,7 +168,7 @@ def _lines_or_bars(
     panel: _LABELS,
     column: str,
 ) -> None:
-  """Draws a line, or bars of one colour, for each point of `lines`."""
+  """Draws a line, or bars of one color, for each point of `lines`."""
   points = numbers.combinations(show.x)
   labels = [', '.join(point) for point in points]
   positions, is_scale = _positions(labels)
@@ -335,7 +335,7 @@ def _matrix(
 def _draw_matrix(
     axes: mpl_axes.Axes, matrix: np.ndarray, limits: np.ndarray
 ) -> mpl_image.AxesImage:
-  """Draws a matrix in the colours between the smallest and largest limit."""
+  """Draws a matrix in the colors between the smallest and largest limit."""
   image = axes.imshow(
       matrix,
       cmap='viridis',

@@ -4,15 +4,15 @@
   const controls = document.getElementById('controls');
   const dark = window.matchMedia('(prefers-color-scheme: dark)');
 
-  const colour = (name) =>
+  const color = (name) =>
       getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const seriesColour = (series) =>
-      dark.matches && series.colour === '#000000' ? '#f2f2f2' : series.colour;
+  const seriesColor = (series) =>
+      dark.matches && series.color === '#000000' ? '#f2f2f2' : series.color;
 
   function config() {
-    const text = colour('--text');
-    const muted = colour('--muted');
-    const line = colour('--line');
+    const text = color('--text');
+    const muted = color('--muted');
+    const line = color('--line');
     return {
       background: 'transparent',
       font: 'system-ui, sans-serif',
@@ -41,7 +41,7 @@
     return {
       color: {
         field: 'name', type: 'nominal', legend: null,
-        scale: {domain, range: shown.map(seriesColour)},
+        scale: {domain, range: shown.map(seriesColor)},
       },
       strokeDash: {
         field: 'name', type: 'nominal', legend: null,
@@ -165,8 +165,8 @@
       layer: [
         {
           mark: {type: 'boxplot', extent: 'min-max', size: 16,
-                 box: {opacity: 0.4}, median: {color: colour('--text')},
-                 rule: {color: colour('--muted')}, ticks: false},
+                 box: {opacity: 0.4}, median: {color: color('--text')},
+                 rule: {color: color('--muted')}, ticks: false},
           encoding: {x, y, color},
         },
         {
@@ -227,7 +227,7 @@
     const shown = shownSeries();
     for (const line of controls.querySelectorAll('[data-series]')) {
       const series = report.series[line.dataset.series];
-      line.setAttribute('stroke', seriesColour(series));
+      line.setAttribute('stroke', seriesColor(series));
       line.setAttribute('stroke-width', 3);
       line.setAttribute('stroke-dasharray', series.dash.join(' '));
     }

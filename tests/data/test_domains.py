@@ -29,9 +29,9 @@ def rng():
 
 def test_datasets_side_by_side(rng):
   grey = rng.integers(0, 256, (6, 4, 5, 1), np.uint8)
-  colour = rng.integers(0, 256, (9, 4, 5, 3), np.uint8)
-  dataset = join(grey=make(grey), colour=make(colour, num_test=4))
-  assert dataset.domain_names == ('grey', 'colour')
+  color = rng.integers(0, 256, (9, 4, 5, 3), np.uint8)
+  dataset = join(grey=make(grey), color=make(color, num_test=4))
+  assert dataset.domain_names == ('grey', 'color')
   assert dataset.num_classes == 3
   assert dataset.x_train.dtype == np.uint8
   np.testing.assert_array_equal(dataset.domain_train, [0] * 6 + [1] * 9)
@@ -40,8 +40,8 @@ def test_datasets_side_by_side(rng):
     np.testing.assert_array_equal(
         dataset.x_train[:6, :, :, channel], grey[..., 0]
     )
-  np.testing.assert_array_equal(dataset.x_train[6:], colour)
-  np.testing.assert_array_equal(dataset.x_test[3:], colour[:4])
+  np.testing.assert_array_equal(dataset.x_train[6:], color)
+  np.testing.assert_array_equal(dataset.x_test[3:], color[:4])
   np.testing.assert_array_equal(dataset.y_train[6:], np.arange(9) % 3)
 
 

@@ -130,20 +130,20 @@ def test_classes_figure(num_classes):
   titles = [axes.get_title() for axes in panels]
   assert titles == ['a [0.667]', '', 'a [0.500]', 'b [1.000]']
   assert not panels[1].axison
-  colours = {}
+  colors = {}
   results = [x for of_run in preferred.values() for x in of_run.values()]
   for axes, classes in zip(panels[:1] + panels[2:], results, strict=True):
     (image,) = axes.get_images()
     np.testing.assert_array_equal(image.get_array(), classes)
     for number in np.unique(classes):
-      colours.setdefault(number, set()).add(
+      colors.setdefault(number, set()).add(
           tuple(image.cmap(image.norm(number)))
       )
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels == ['before', 'after']
-  # Each class has one colour, different from all others.
-  assert all(len(of_class) == 1 for of_class in colours.values())
-  assert len(set.union(*colours.values())) == len(colours)
+  # Each class has one color, different from all others.
+  assert all(len(of_class) == 1 for of_class in colors.values())
+  assert len(set.union(*colors.values())) == len(colors)
   assert [panels[0].get_ylabel(), panels[2].get_ylabel()] == ['r', 's']
   if num_classes > 20:
     assert not drawing.legends
@@ -152,8 +152,8 @@ def test_classes_figure(num_classes):
   names = [text.get_text() for text in legend.get_texts()]
   assert names == [str(number) for number in range(num_classes)]
   for number, patch in enumerate(legend.get_patches()):
-    if number in colours:
-      assert {tuple(patch.get_facecolor())} == colours[number]
+    if number in colors:
+      assert {tuple(patch.get_facecolor())} == colors[number]
 
 
 def test_errors_of_seeds_are_averaged_in_the_figure():

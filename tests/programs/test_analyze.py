@@ -139,7 +139,7 @@ def test_points_figure(results):
       before=last.points, centralized=last.centralized, **last.normalized
   )
   assert [axes.get_title() for axes in drawing.axes] == list(expected)
-  colours = set()
+  colors = set()
   for axes, points in zip(drawing.axes, expected.values()):
     *reference, clients = [
         axes.collections[:-4],
@@ -150,9 +150,9 @@ def test_points_figure(results):
       assert (collection.get_offsets() == last.centralized.reshape(-1, 2)).all()
     for client, drawn in enumerate(clients):
       assert (drawn.get_offsets() == points[client]).all()
-    colours.add(tuple(tuple(drawn.get_facecolor()[0]) for drawn in clients))
-  # Each client has one colour in all panels, different from all others.
-  (by_client,) = colours
+    colors.add(tuple(tuple(drawn.get_facecolor()[0]) for drawn in clients))
+  # Each client has one color in all panels, different from all others.
+  (by_client,) = colors
   assert len(set(by_client)) == 4
 
 

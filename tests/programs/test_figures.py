@@ -64,7 +64,7 @@ def test_tidy_axes():
   assert axes.xaxis.get_gridlines()[0].get_visible()
 
 
-def test_algorithms_have_different_colours():
+def test_algorithms_have_different_colors():
   names = [*registry.ALGORITHMS, *registry.CORRECTIONS]
   styles = figures.line_styles(names)
   assert [styles[name] for name in names] == [
@@ -75,7 +75,7 @@ def test_algorithms_have_different_colours():
     assert np.linalg.norm(np.subtract(first, second)) > 0.2
 
 
-def test_combinations_have_the_algorithms_colour_and_other_dashes():
+def test_combinations_have_the_algorithms_color_and_other_dashes():
   style = figures.algorithm_style
   assert style('fedavg+moon') == style('moon')
   assert style('fedbn+fedprox')['color'] == style('fedbn')['color']
@@ -92,7 +92,7 @@ def test_lines_without_an_algorithm_of_their_own_differ():
   assert styles['fbn'] == figures.algorithm_style('fbn')
 
 
-def test_other_lines_have_no_colour_of_an_algorithm():
+def test_other_lines_have_no_color_of_an_algorithm():
   algorithms = ['fedbn', 'fedavg', 'fedtan']
   styles = figures.line_styles(['other', 'another', *algorithms])
   assert len({style['color'] for style in styles.values()}) == 5
@@ -114,6 +114,6 @@ def test_title_fits_into_the_figure(width):
   assert drawing.get_suptitle().splitlines()[-1] == 'b'
 
 
-def test_colours_and_dashes_differ():
-  assert len(set(figures.COLOURS)) == len(figures.COLOURS) == 7
+def test_colors_and_dashes_differ():
+  assert len(set(figures.COLORS)) == len(figures.COLORS) == 7
   assert len(set(figures.DASHES)) == len(figures.DASHES) == 4

@@ -411,10 +411,10 @@ def test_filters_have_the_values_that_differ(tmp_path):
   assert not _plot_data(_sweep(gamma=['0', '1']), tmp_path)['filters']
 
 
-def test_colours_of_one_algorithm_differ(tmp_path):
+def test_colors_of_one_algorithm_differ(tmp_path):
   runs = _sweep(algorithm=['fbn'], gamma=['0', '1', '2'])
   series = _plot_data(runs, tmp_path)['series']
-  assert len({line['colour'] for line in series}) == 3
+  assert len({line['color'] for line in series}) == 3
 
 
 def test_name_of_the_algorithms():
@@ -677,7 +677,7 @@ def test_what_sends_nothing_has_its_last_value(open_page, comparison):
 
 
 def _ends(tab):
-  """Returns where the lines end, in pixels, by colour."""
+  """Returns where the lines end, in pixels, by color."""
   paths = [tab.page.locator(_LINES).nth(number) for number in range(9)]
   return {
       path.get_attribute('stroke'): float(
@@ -723,13 +723,13 @@ def test_axis_is_switched(open_page):
 
 def test_lines_can_be_hidden(open_page):
   tab = open_page(390)
-  colours = [
+  colors = [
       tab.page.locator(_LINES).nth(n).get_attribute('stroke') for n in range(9)
   ]
   tab.page.uncheck('[name=series][value="0"]')
   tab.wait(f'document.querySelectorAll("{_LINES}").length === 8')
-  # The other lines keep their colours.
-  assert colours[1:] == [
+  # The other lines keep their colors.
+  assert colors[1:] == [
       tab.page.locator(_LINES).nth(n).get_attribute('stroke') for n in range(8)
   ]
   points = '[data-kind=clients] .mark-symbol path'
@@ -825,7 +825,7 @@ def test_sweep_has_filters(browser, open_page, tmp_path):
       )
       for number in range(4)
   ]
-  assert len({colour for colour, _ in styles}) == 2
+  assert len({color for color, _ in styles}) == 2
   assert len(set(styles)) == 4
   tab.page.select_option('[data-filter=gamma]', '0.5')
   tab.wait(f'document.querySelectorAll("{_LINES}").length === 2')

@@ -106,7 +106,7 @@ def test_output_and_arguments(fake, capfd, monkeypatch):
 def test_ctrl_c_reaches_this_process_only(fake, capfd):
   # A terminal sends the signal to all processes of its group.
   tasks = fake('print(os.getpgrp() == os.getpid())')
-  assert parallel.train(tasks, 1, []) == []
+  assert parallel.train(tasks, 1, [], _shows_all) == []
   assert capfd.readouterr().out == '[1/1] True\n'
 
 

@@ -142,7 +142,7 @@ def test_what_sends_nothing_is_a_horizontal_line():
   assert [text.get_text() for text in legend.get_texts()] == list(lines)
 
 
-def test_algorithm_has_the_same_colour_in_every_panel():
+def test_algorithm_has_the_same_color_in_every_panel():
   rows = {
       'fedavg': dict(round=1, train_loss=1.0),
       'fedbn': dict(round=1, train_loss=1.0, test_loss=2.0),
@@ -160,16 +160,16 @@ def test_algorithm_has_the_same_colour_in_every_panel():
   assert test == {name: training[name] for name in ('fedbn', 'single')}
 
 
-def test_algorithm_has_the_same_colour_in_every_figure():
+def test_algorithm_has_the_same_color_in_every_figure():
   runs = [_run_with_costs(name, 0, 1.0) for name in ('fedbn', 'fbn', 'fedavg')]
 
-  def colours(shown):
+  def colors(shown):
     (axes,) = plots.accuracy_figure(shown, '').axes
     return {line.get_label(): line.get_color() for line in axes.get_lines()}
 
-  assert len(set(colours(runs).values())) == 3
-  assert colours(runs[1:]).items() <= colours(runs).items()
-  assert colours(runs[::-1]) == colours(runs)
+  assert len(set(colors(runs).values())) == 3
+  assert colors(runs[1:]).items() <= colors(runs).items()
+  assert colors(runs[::-1]) == colors(runs)
 
 
 def test_a_single_point_is_visible():

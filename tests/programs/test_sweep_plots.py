@@ -260,14 +260,14 @@ def test_curves_have_a_panel_for_each_combination(tmp_path, monkeypatch):
       f'local_steps={steps}, gamma={gamma}'
       for steps, gamma in itertools.product(('1', '5'), ('0', '0.5', '1'))
   ]
-  colours = set()
+  colors = set()
   for panel in drawing.axes:
     fedavg, fbn = panel.get_lines()
     assert (fedavg.get_label(), fbn.get_label()) == ('fedavg', 'fbn')
     np.testing.assert_allclose(fedavg.get_xydata(), [[0, 0], [4, 0.25]])
     np.testing.assert_allclose(fbn.get_xydata(), [[0, 0], [4, 0.5]])
-    colours.add((fedavg.get_color(), fbn.get_color()))
-  assert len(colours) == 1 and len(set(*colours)) == 2
+    colors.add((fedavg.get_color(), fbn.get_color()))
+  assert len(colors) == 1 and len(set(*colors)) == 2
   (legend,) = drawing.legends
   assert [t.get_text() for t in legend.get_texts()] == ['fedavg', 'fbn']
   title, note = drawing.get_suptitle().splitlines()

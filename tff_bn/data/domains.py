@@ -8,7 +8,7 @@ from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import names
 
 _GREY = 1
-_COLOUR = 3
+_COLOR = 3
 
 
 def load_domains(
@@ -18,7 +18,7 @@ def load_domains(
 
   All datasets must have the same classes: label k of one has the meaning of
   label k of another. Grey images become RGB images if another domain has
-  colour. uint8 images are scaled to [0, 1] if another domain has floats.
+  color. uint8 images are scaled to [0, 1] if another domain has floats.
 
   Args:
     name: `domains:NAME=DATASET,...`, see `names.parse_domains`.
@@ -97,13 +97,13 @@ def _shape_text(dataset: dataset_lib.Dataset) -> str:
 def _with_same_channels(
     datasets: Mapping[str, dataset_lib.Dataset],
 ) -> dict[str, dataset_lib.Dataset]:
-  """Turns grey images into RGB images if another domain has colour."""
-  if not any(d.input_shape[2:] == (_COLOUR,) for d in datasets.values()):
+  """Turns grey images into RGB images if another domain has color."""
+  if not any(d.input_shape[2:] == (_COLOR,) for d in datasets.values()):
     return dict(datasets)
-  return {domain: _coloured(d) for domain, d in datasets.items()}
+  return {domain: _colored(d) for domain, d in datasets.items()}
 
 
-def _coloured(dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
+def _colored(dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
   if dataset.input_shape[2:] != (_GREY,):
     return dataset
-  return dataset.replace_samples(lambda x: np.repeat(x, _COLOUR, axis=-1))
+  return dataset.replace_samples(lambda x: np.repeat(x, _COLOR, axis=-1))

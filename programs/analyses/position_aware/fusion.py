@@ -146,7 +146,7 @@ def accuracy_figure(
   Args:
     fused: The models; the lines are means over seeds.
     title: The title.
-    algorithms: The algorithm of each run, which gives its colour.
+    algorithms: The algorithm of each run, which gives its color.
 
   Returns:
     A figure with two lines for each run.

@@ -66,7 +66,7 @@ class Analysis(layers.LayerAnalysis):
 def classes_figure(
     preferred: Mapping[str, Mapping[str, np.ndarray]], num_classes: int
 ) -> figure.Figure:
-  """Draws the class that each unit prefers as a coloured line.
+  """Draws the class that each unit prefers as a colored line.
 
   Args:
     preferred: The classes before and after local training, `int64[2, units]`,
@@ -76,13 +76,13 @@ def classes_figure(
   Returns:
     A figure, see `report.units_figure`. The share is the units that agree.
   """
-  colours = matplotlib.colormaps['tab10' if num_classes <= 10 else 'turbo']
-  colours = colours.resampled(num_classes)
+  colors = matplotlib.colormaps['tab10' if num_classes <= 10 else 'turbo']
+  colors = colors.resampled(num_classes)
 
   def draw(axes: mpl_axes.Axes, classes: np.ndarray) -> None:
     axes.imshow(
         classes,
-        cmap=colours,
+        cmap=colors,
         vmin=-0.5,
         vmax=num_classes - 0.5,
         aspect='auto',
@@ -103,7 +103,7 @@ def classes_figure(
   if num_classes <= 20:
     drawing.legend(
         handles=[
-            patches.Patch(color=colours(c), label=str(c))
+            patches.Patch(color=colors(c), label=str(c))
             for c in range(num_classes)
         ],
         loc='outside right center',

@@ -98,7 +98,7 @@ def draw_means(
     axes: The axes to draw on.
     points: Pairs of x and y.
     label: The line's label.
-    **style: The line's colour and dashes.
+    **style: The line's color and dashes.
   """
   by_x: dict[float, list[float]] = {}
   for x, y in points:
@@ -126,7 +126,7 @@ def layer_figure(
       its error bar the standard deviation.
     label: The label of the y axis.
     title: The title.
-    algorithms: The algorithm of each run, which gives its colour.
+    algorithms: The algorithm of each run, which gives its color.
 
   Returns:
     The figure.

@@ -95,7 +95,7 @@ def accuracy_figure(
 
   Args:
     accuracies: The accuracies.
-    algorithms: The algorithm of each run, which gives its colour.
+    algorithms: The algorithm of each run, which gives its color.
 
   Returns:
     The figure.
