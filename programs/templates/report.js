@@ -4,15 +4,15 @@
   const controls = document.getElementById('controls');
   const dark = window.matchMedia('(prefers-color-scheme: dark)');
 
-  const color = (name) =>
+  const cssColor = (name) =>
       getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const seriesColor = (series) =>
       dark.matches && series.color === '#000000' ? '#f2f2f2' : series.color;
 
   function config() {
-    const text = color('--text');
-    const muted = color('--muted');
-    const line = color('--line');
+    const text = cssColor('--text');
+    const muted = cssColor('--muted');
+    const line = cssColor('--line');
     return {
       background: 'transparent',
       font: 'system-ui, sans-serif',
@@ -165,8 +165,8 @@
       layer: [
         {
           mark: {type: 'boxplot', extent: 'min-max', size: 16,
-                 box: {opacity: 0.4}, median: {color: color('--text')},
-                 rule: {color: color('--muted')}, ticks: false},
+                 box: {opacity: 0.4}, median: {color: cssColor('--text')},
+                 rule: {color: cssColor('--muted')}, ticks: false},
           encoding: {x, y, color},
         },
         {
