@@ -49,11 +49,6 @@ _OUTDATED_METADATA = frozenset(
     ]
 )
 
-# A distribution, and a requirement that works with another version, too.
-_WORKS_WITH_OTHERS = frozenset(
-    [('mlflow-skinny', 'cachetools'), ('databricks-sdk', 'certifi')]
-)
-
 # Requirements of distributions that nothing in the project imports.
 _NEVER_IMPORTED = {
     'dp-accounting': {'mpmath'},
@@ -224,10 +219,9 @@ def test_pins_for_logging_are_complete_and_needed():
       if needed in _NEVER_IMPORTED.get(name, ()):
         continue
       assert needed in pins, f'{name} needs {need}, which is not pinned'
-      if (name, needed) not in _WORKS_WITH_OTHERS:
-        assert need.specifier.contains(
-            pins[needed], prereleases=True
-        ), f'{name} needs {need}, but {pins[needed]} is pinned'
+      assert need.specifier.contains(
+          pins[needed], prereleases=True
+      ), f'{name} needs {need}, but {pins[needed]} is pinned'
       seen.add(needed)
   assert added.keys() <= seen
 

@@ -52,9 +52,13 @@ def _write(folder: pathlib.Path, name: str, source: str = '') -> None:
         # A shell lets those that it starts with `&` in a script ignore Ctrl-C.
         'import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n'
         'import tensorflow_federated as tff\nimport tff_bn',
+        # As if setuptools, which provides distutils since Python 3.12, was
+        # installed after Python had started.
+        'import sys\nsys.meta_path[:] = [f for f in sys.meta_path'
+        ' if type(f).__name__ != "DistutilsMetaFinder"]\n'
         'import tff_bn\nimport tensorflow_federated as tff',
     ],
-    ids=['in_the_background', 'tff_bn_first'],
+    ids=['in_the_background', 'tff_bn_first_in_a_running_notebook'],
 )
 def test_every_order_works_and_ends_quietly(order: str):
   result = _run(f'{order}\n{_COMPUTE}')

@@ -83,6 +83,11 @@ def find_spec(name: str) -> Optional[importlib.machinery.ModuleSpec]:
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
   """Installs the stand-ins for a `with` block."""
+  if not _is_installed('distutils'):
+    # `tensorflow_privacy` imports it. Python 3.12 dropped it; setuptools
+    # provides it, at Python's start-up or when it is imported.
+    with contextlib.suppress(ImportError):
+      importlib.import_module('setuptools')
   finder = _StandInFinder()
   sys.meta_path.insert(0, finder)
   try:
