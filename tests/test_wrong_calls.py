@@ -42,6 +42,7 @@ def test_load_dataset(name):
             dict(dataset='digits'),
             r'a tff_bn.data.Dataset.*load_dataset\(name\)',
         ),
+        (dict(split=None), 'split must be the name .* is a NoneType'),
         (dict(num_clients=2.5), 'num_clients must be an integer .* is 2.5'),
         (dict(seed='0'), "seed must be an integer .* is '0'"),
         (
@@ -101,6 +102,12 @@ def test_test_dataset(federated):
             ('small_cnn', (8, 8, 1), 0),
             ValueError,
             'num_classes=0 must be a whole number, at least 1',
+        ),
+        ((None, (8, 8, 1), 10), TypeError, 'name must be the name of a model'),
+        (
+            ('mlp3', (None,), 3),
+            ValueError,
+            'a size in input_shape=None must be a whole number, at least 1',
         ),
     ],
 )
@@ -217,6 +224,50 @@ def test_train(toy, federated, tmp_path, change, error, message):
   with pytest.raises(error, match=message):
     training.train(**{**arguments, **change})
   assert not (tmp_path / 'run' / 'metrics.csv').exists()
+
+
+def test_build_model_fn_with_integers_of_numpy():
+  shape, classes = (np.int64(6),), np.int64(3)
+  assert models.build_model_fn('mlp3', shape, classes)().output_shape[1:] == (
+      3,
+  )
+
+
+@pytest.mark.parametrize(
+    ('labels', 'num_classes', 'error', 'message'),
+    [
+        ([0, -1], 3, ValueError, 'labels contain -1, but must be from 0 to 2'),
+        ([0, 3], 3, ValueError, 'labels contain 3, but must be from 0 to 2'),
+        ([0.5], 3, TypeError, 'labels must be integers, .* dtype float64'),
+        (None, 3, TypeError, 'labels must be integers, .* dtype object'),
+        ([0], '3', ValueError, "num_classes='3' must be a whole number"),
+    ],
+)
+def test_flip_labels(labels, num_classes, error, message):
+  with pytest.raises(error, match=message):
+    data.flip_labels(labels, num_classes)
+
+
+def test_with_flipped_labels(digits, federated):
+  with pytest.raises(TypeError, match='data must be tff_bn.data.Federated'):
+    data.with_flipped_labels(digits, 1)
+  with pytest.raises(TypeError, match='num_clients must be .*is 1.5'):
+    data.with_flipped_labels(federated, 1.5)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (dict(seed='0'), "seed must be an integer .* is '0'"),
+        (dict(train_share='a'), "train_share must be a number, but is 'a'"),
+        (dict(samples_per_domain='a'), 'samples_per_domain must be an int'),
+    ],
+)
+def test_draw_training_samples(digits, federated, arguments, message):
+  with pytest.raises(TypeError, match=message):
+    data.draw_training_samples(digits, **{'seed': 0, **arguments})
+  with pytest.raises(TypeError, match='dataset must be a tff_bn.data.Dataset'):
+    data.draw_training_samples(federated, 0)
 
 
 def test_flip_labels_of_a_list():
