@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tff_bn import BatchNormModel
+from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn import data
@@ -68,6 +69,7 @@ def test_split_dataset(digits, arguments, message):
         (dict(client_ids='client_0'), r"list of ids.* use \['client_0'\]"),
         (dict(batch_size='4'), "batch_size must be an integer .* is '4'"),
         (dict(batch_size=4.5), 'batch_size must be an integer .* is 4.5'),
+        (dict(seed=float('nan')), 'seed must be an integer .* is nan'),
         (dict(local_steps='1'), "local_steps must be an integer .* is '1'"),
     ],
 )
@@ -78,6 +80,19 @@ def test_client_dataset(federated, arguments, message):
   federated.client_dataset(**right)
   with pytest.raises(TypeError, match=message):
     federated.client_dataset(**{**right, **arguments})
+
+
+def test_client_dataset_of_a_negative_round(federated):
+  with pytest.raises(ValueError, match='round_num=-1 must be a whole number'):
+    federated.client_dataset(
+        ['client_0'], seed=0, round_num=-1, batch_size=4, local_steps=1
+    )
+
+
+@pytest.mark.parametrize('momentum', [None, 'a', [0.9, 'a']])
+def test_fbn_moments_factory(momentum):
+  with pytest.raises(TypeError, match='momentum must be a number, but is '):
+    aggregators.FbnMomentsFactory(momentum)
 
 
 def test_test_dataset(federated):

@@ -311,3 +311,11 @@ def _check_user_model(
         ' is 1, but the loss takes logits; remove the softmax at the end of the'
         ' model.'
     )
+  # Only models with known outputs have their layers in the order of calls.
+  if getattr(model, 'outputs', None):
+    activation = getattr(model.layers[-1], 'activation', None)
+    if activation is keras.activations.sigmoid:
+      raise ValueError(
+          f'model={name}: the model ends in a sigmoid, but the loss takes'
+          ' logits; remove the sigmoid at the end of the model.'
+      )
