@@ -135,6 +135,7 @@ def test_build_model_fn(arguments, error, message):
     ('arguments', 'error', 'message'),
     [
         (dict(client_devices='CPU:0'), TypeError, r"use \['CPU:0'\]"),
+        (dict(client_devices=3), TypeError, 'client_devices must be a list'),
         (dict(client_devices=['abc']), ValueError, "no device 'abc'; the dev"),
         (
             dict(max_concurrent_clients='2'),
