@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tff_bn import BatchNormModel
+from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn import data
@@ -42,6 +43,7 @@ def test_load_dataset(name):
             dict(dataset='digits'),
             r'a tff_bn.data.Dataset.*load_dataset\(name\)',
         ),
+        (dict(split=None), 'split must be the name .* is a NoneType'),
         (dict(num_clients=2.5), 'num_clients must be an integer .* is 2.5'),
         (dict(seed='0'), "seed must be an integer .* is '0'"),
         (
@@ -67,6 +69,7 @@ def test_split_dataset(digits, arguments, message):
         (dict(client_ids='client_0'), r"list of ids.* use \['client_0'\]"),
         (dict(batch_size='4'), "batch_size must be an integer .* is '4'"),
         (dict(batch_size=4.5), 'batch_size must be an integer .* is 4.5'),
+        (dict(seed=float('nan')), 'seed must be an integer .* is nan'),
         (dict(local_steps='1'), "local_steps must be an integer .* is '1'"),
     ],
 )
@@ -77,6 +80,19 @@ def test_client_dataset(federated, arguments, message):
   federated.client_dataset(**right)
   with pytest.raises(TypeError, match=message):
     federated.client_dataset(**{**right, **arguments})
+
+
+def test_client_dataset_of_a_negative_round(federated):
+  with pytest.raises(ValueError, match='round_num=-1 must be a whole number'):
+    federated.client_dataset(
+        ['client_0'], seed=0, round_num=-1, batch_size=4, local_steps=1
+    )
+
+
+@pytest.mark.parametrize('momentum', [None, 'a', [0.9, 'a']])
+def test_fbn_moments_factory(momentum):
+  with pytest.raises(TypeError, match='momentum must be a number, but is '):
+    aggregators.FbnMomentsFactory(momentum)
 
 
 def test_test_dataset(federated):
@@ -102,6 +118,12 @@ def test_test_dataset(federated):
             ValueError,
             'num_classes=0 must be a whole number, at least 1',
         ),
+        ((None, (8, 8, 1), 10), TypeError, 'name must be the name of a model'),
+        (
+            ('mlp3', (None,), 3),
+            ValueError,
+            'a size in input_shape=None must be a whole number, at least 1',
+        ),
     ],
 )
 def test_build_model_fn(arguments, error, message):
@@ -113,6 +135,7 @@ def test_build_model_fn(arguments, error, message):
     ('arguments', 'error', 'message'),
     [
         (dict(client_devices='CPU:0'), TypeError, r"use \['CPU:0'\]"),
+        (dict(client_devices=3), TypeError, 'client_devices must be a list'),
         (dict(client_devices=['abc']), ValueError, "no device 'abc'; the dev"),
         (
             dict(max_concurrent_clients='2'),
@@ -217,6 +240,50 @@ def test_train(toy, federated, tmp_path, change, error, message):
   with pytest.raises(error, match=message):
     training.train(**{**arguments, **change})
   assert not (tmp_path / 'run' / 'metrics.csv').exists()
+
+
+def test_build_model_fn_with_integers_of_numpy():
+  shape, classes = (np.int64(6),), np.int64(3)
+  assert models.build_model_fn('mlp3', shape, classes)().output_shape[1:] == (
+      3,
+  )
+
+
+@pytest.mark.parametrize(
+    ('labels', 'num_classes', 'error', 'message'),
+    [
+        ([0, -1], 3, ValueError, 'labels contain -1, but must be from 0 to 2'),
+        ([0, 3], 3, ValueError, 'labels contain 3, but must be from 0 to 2'),
+        ([0.5], 3, TypeError, 'labels must be integers, .* dtype float64'),
+        (None, 3, TypeError, 'labels must be integers, .* dtype object'),
+        ([0], '3', ValueError, "num_classes='3' must be a whole number"),
+    ],
+)
+def test_flip_labels(labels, num_classes, error, message):
+  with pytest.raises(error, match=message):
+    data.flip_labels(labels, num_classes)
+
+
+def test_with_flipped_labels(digits, federated):
+  with pytest.raises(TypeError, match='data must be tff_bn.data.Federated'):
+    data.with_flipped_labels(digits, 1)
+  with pytest.raises(TypeError, match='num_clients must be .*is 1.5'):
+    data.with_flipped_labels(federated, 1.5)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (dict(seed='0'), "seed must be an integer .* is '0'"),
+        (dict(train_share='a'), "train_share must be a number, but is 'a'"),
+        (dict(samples_per_domain='a'), 'samples_per_domain must be an int'),
+    ],
+)
+def test_draw_training_samples(digits, federated, arguments, message):
+  with pytest.raises(TypeError, match=message):
+    data.draw_training_samples(digits, **{'seed': 0, **arguments})
+  with pytest.raises(TypeError, match='dataset must be a tff_bn.data.Dataset'):
+    data.draw_training_samples(federated, 0)
 
 
 def test_flip_labels_of_a_list():

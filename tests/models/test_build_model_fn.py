@@ -78,6 +78,15 @@ def softmax(input_shape, num_classes):
   model.layers[-1].activation = keras.activations.softmax
   return model
 
+def sigmoid(input_shape, num_classes):
+  model = dense(input_shape, num_classes)
+  model.layers[-1].activation = keras.activations.sigmoid
+  return model
+
+def sigmoid_layer(input_shape, num_classes):
+  model = dense(input_shape, num_classes)
+  return keras.Sequential([model, keras.layers.Activation('sigmoid')])
+
 def softmax_layer(input_shape, num_classes):
   model = Subclassed(num_classes)
   return keras.Sequential([
@@ -338,6 +347,8 @@ class TestUserModel:
           ('user_models:frozen', 'has no trainable variables'),
           ('user_models:softmax', 'probabilities, .*; remove the softmax'),
           ('user_models:softmax_layer', 'probabilities, .*; remove the softm'),
+          ('user_models:sigmoid', 'ends in a sigmoid, .*; remove the sigmoid'),
+          ('user_models:sigmoid_layer', 'ends in a sigmoid, .*; remove the si'),
           ('user_models:two_outputs', 'several outputs .* must be 10 logits'),
           (
               'user_models:layers_in_call',

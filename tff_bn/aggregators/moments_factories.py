@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_bn.aggregators import moments
 from tff_bn.aggregators import robust_moments
 from tff_bn.aggregators import robust_rule
+from tff_bn.common import checks
 from tff_bn.layers.batch_moments import Moments
 
 
@@ -270,11 +271,13 @@ class FbnMomentsFactory(MomentsFactory):
         factor N/(N-1).
 
     Raises:
-      TypeError: See `MomentsFactory`.
+      TypeError: If a momentum is no number; see `MomentsFactory`, too.
       ValueError: If a momentum is not in [0, 1).
     """
     super().__init__(rule)
     self._momentums = np.atleast_1d(momentum).tolist()
+    for value in self._momentums:
+      checks.check_number('momentum', value)
     if not all(0 <= value < 1 for value in self._momentums):
       raise ValueError(
           f'momentum={momentum} must be at least 0 and less than 1.'

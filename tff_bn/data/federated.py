@@ -182,6 +182,8 @@ class FederatedData:
 
     The arguments and errors are the same as for `client_dataset`.
     """
+    checks.check_integer('seed', seed)
+    checks.check_whole_number('round_num', round_num, 0)
     _check_positive('batch_size', batch_size)
     if not client_ids:
       raise ValueError('client_ids is empty; give at least one client.')

@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from tff_bn.common import checks
 from tff_bn.data import federated
 
 
@@ -24,8 +25,23 @@ def flip_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
   Returns:
     The flipped labels, of the same shape and dtype.
+
+  Raises:
+    TypeError: If the labels are not integers.
+    ValueError: If a label is not a class, or there is no class.
   """
+  checks.check_whole_number('num_classes', num_classes)
   labels = np.asarray(labels)
+  if labels.size and not np.issubdtype(labels.dtype, np.integer):
+    raise TypeError(
+        f'labels must be integers, but have the dtype {labels.dtype}.'
+    )
+  wrong = labels[(labels < 0) | (labels >= num_classes)]
+  if wrong.size:
+    raise ValueError(
+        f'labels contain {wrong[0]}, but must be from 0 to {num_classes - 1},'
+        f' because num_classes={num_classes}.'
+    )
   return (num_classes - 1 - labels).astype(labels.dtype)
 
 
@@ -46,9 +62,17 @@ def with_flipped_labels(
     does not flip labels.
 
   Raises:
+    TypeError: If `data` is not `FederatedData`, or `num_clients` no integer.
     ValueError: If `num_clients` is negative or larger than the number of
       clients, or if an attacker shares a sample with another client.
   """
+  checks.check_type(
+      'data',
+      data,
+      federated.FederatedData,
+      'be tff_bn.data.FederatedData, as split_dataset returns it',
+  )
+  checks.check_integer('num_clients', num_clients)
   client_ids = data.client_ids
   if not 0 <= num_clients <= len(client_ids):
     raise ValueError(

@@ -4,6 +4,7 @@ from typing import Optional
 
 import numpy as np
 
+from tff_bn.common import checks
 from tff_bn.common import seeding
 from tff_bn.data import dataset as dataset_lib
 
@@ -32,9 +33,21 @@ def draw_training_samples(
     The dataset with these training samples, in their old order.
 
   Raises:
+    TypeError: If an argument has the wrong type.
     ValueError: If an argument is out of range, if a domain has no samples left,
       or if `samples_per_domain` is given for a dataset without domains.
   """
+  checks.check_type(
+      'dataset',
+      dataset,
+      dataset_lib.Dataset,
+      'be a tff_bn.data.Dataset, such as tff_bn.data.load_dataset(name)',
+  )
+  checks.check_integer('seed', seed)
+  if train_share is not None:
+    checks.check_number('train_share', train_share)
+  if samples_per_domain is not None:
+    checks.check_integer('samples_per_domain', samples_per_domain)
   if train_share is None and samples_per_domain is None:
     return dataset
   if train_share is not None and not 0 < train_share <= 1:

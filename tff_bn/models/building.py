@@ -95,18 +95,23 @@ def build_model_fn(
     A function without arguments that returns a new `keras.Model`.
 
   Raises:
-    TypeError: If `input_shape` is no shape.
+    TypeError: If `name` is no text, or `input_shape` no shape.
     ValueError: If the model is unknown or does not fit the data or another
       argument.
   """
+  checks.check_type('name', name, str, 'be the name of a model')
   checks.check_type(
       'input_shape',
       input_shape,
       Sequence,
       'be the shape of an example, such as (28, 28, 1)',
   )
+  for size in input_shape:
+    checks.check_whole_number('a size in input_shape', size)
   checks.check_whole_number('num_classes', num_classes)
-  input_shape = tuple(input_shape)
+  # Keras takes no integers of NumPy.
+  input_shape = tuple(int(size) for size in input_shape)
+  num_classes = int(num_classes)
   build = _builder(name, input_shape, num_classes, normalization)
   if precision not in names.PRECISION_NAMES:
     raise ValueError(
@@ -306,3 +311,11 @@ def _check_user_model(
         ' is 1, but the loss takes logits; remove the softmax at the end of the'
         ' model.'
     )
+  # Only models with known outputs have their layers in the order of calls.
+  if getattr(model, 'outputs', None):
+    activation = getattr(model.layers[-1], 'activation', None)
+    if activation is keras.activations.sigmoid:
+      raise ValueError(
+          f'model={name}: the model ends in a sigmoid, but the loss takes'
+          ' logits; remove the sigmoid at the end of the model.'
+      )

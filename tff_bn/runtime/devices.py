@@ -8,6 +8,7 @@ from typing import Optional, TypeVar
 
 import tensorflow as tf
 
+from tff_bn.common import checks
 from tff_bn.common import cores
 
 _Result = TypeVar('_Result')
@@ -108,7 +109,7 @@ def find_devices(
     The first `max_concurrent_clients` devices, or all if there are fewer.
 
   Raises:
-    TypeError: If `names` is a single name.
+    TypeError: If `names` is a single name, or no list.
     ValueError: If a device does not exist or is named twice, or if `names` is
       empty.
   """
@@ -120,6 +121,9 @@ def find_devices(
         'client_devices must be a list of names, but is a single one; use'
         f' [{names!r}].'
     )
+  checks.check_type(
+      'client_devices', names, Sequence, 'be a list of names of devices'
+  )
   full = [full_name(name) for name in names]
   if not full or len(set(full)) < len(full):
     raise ValueError(
