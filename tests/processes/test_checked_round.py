@@ -123,9 +123,3 @@ def test_weights_of_the_output_of_a_round(fed_bn):
     process.get_client_model_weights(output, output.client_states[0])
   with pytest.raises(TypeError, match='one client, but is a list of 1'):
     process.get_client_model_weights(output.state, output.client_states)
-
-
-def test_a_dataset_that_never_ends(call):
-  endless = [call.data[0].repeat()]
-  with pytest.raises(ValueError, match=r'data\[0\] .* never ends'):
-    call.next(call.state, *call.others[:-1], endless)

@@ -1,8 +1,8 @@
 """Rounds that check what a caller gives to a process's `next`.
 
 TFF reports wrong arguments in terms of its own structures, and accepts a round
-without clients, or one that never ends. These checks need neither the values
-nor the types of the arguments, so they take almost no time.
+without clients. These checks need neither the values nor the types of the
+arguments, so they take no time.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ class CheckedRound(tff.framework.ConcreteComputation):
     Raises:
       TypeError: If the arguments are those of another kind of process, the
         state is the whole output of a round, or the data are no list.
-      ValueError: If there are no clients, or a dataset never ends.
+      ValueError: If there are no clients.
     """
     self._check(args, kwargs)
     return super().__call__(*args, **kwargs)
@@ -60,22 +60,6 @@ class CheckedRound(tff.framework.ConcreteComputation):
         raise ValueError(
             f'{name} is empty, but a round needs at least one client.'
         )
-      _check_datasets_end(name, value)
-
-
-def _check_datasets_end(name: str, value: Any) -> None:
-  """Raises a `ValueError` if a round would never end."""
-  if not isinstance(value, (list, tuple)):
-    return
-  for number, dataset in enumerate(value):
-    if (
-        isinstance(dataset, tf.data.Dataset)
-        and dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-    ):
-      raise ValueError(
-          f'{name}[{number}] is a dataset that never ends, but a round uses the'
-          ' whole dataset; use dataset.take(number_of_batches).'
-      )
 
 
 def _wrong_number(names: list[str], number: int) -> str:
