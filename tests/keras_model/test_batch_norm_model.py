@@ -252,6 +252,11 @@ def _norm_free():
   return keras.Sequential([keras.Input((4,)), layers.Flatten()])
 
 
+def _with_two_inputs():
+  inputs = [keras.Input((4,)), keras.Input((4,))]
+  return keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Add()(inputs)))
+
+
 @pytest.mark.parametrize(
     ('arguments', 'error', 'message'),
     [
@@ -296,6 +301,21 @@ def _norm_free():
             'a MeanSquaredError itself; use lambda: keras.losses.MeanSquare',
         ),
         (dict(loss_fn='mse'), TypeError, 'loss_fn must be a function'),
+        (
+            dict(loss_fn=keras.losses.mean_squared_error),
+            TypeError,
+            "loss_fn .* call without arguments is impossible: .*'y_true'",
+        ),
+        (
+            dict(keras_model_fn=lambda units: _with_norm()),
+            TypeError,
+            "keras_model_fn .* without arguments is impossible: .*'units'",
+        ),
+        (
+            dict(keras_model_fn=_with_two_inputs),
+            ValueError,
+            r"x of 1 tensors, but the model '\w+' has 2 inputs",
+        ),
         (dict(loss_fn=lambda: 'mse'), TypeError, 'return a keras.losses.Loss'),
         (
             dict(metrics_fn=[keras.metrics.Mean('mean')]),

@@ -1,5 +1,6 @@
 """Checks of the arguments of `BatchNormModel`."""
 
+import inspect
 from typing import Any
 
 import keras
@@ -82,11 +83,19 @@ def check_metrics_fn(metrics_fn: Any) -> None:
 
 
 def _check_function(name: str, value: Any, returned: str) -> None:
+  expected = (
+      f'{name} must be a function without arguments that returns {returned}'
+  )
   if not callable(value):
+    raise TypeError(f'{expected}, but is a {type(value).__name__}.')
+  try:
+    inspect.signature(value).bind()
+  except TypeError as error:
     raise TypeError(
-        f'{name} must be a function without arguments that returns {returned},'
-        f' but is a {type(value).__name__}.'
-    )
+        f'{expected}, but a call without arguments is impossible: {error}.'
+    ) from error
+  except ValueError:
+    pass  # Some functions in C have no signature.
 
 
 def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
@@ -134,7 +143,7 @@ def _not_batched(spec: tf.TensorSpec) -> str:
 
 
 def check_fits(input_spec: tuple[Any, Any], model: keras.Model) -> None:
-  """Raises a `ValueError` if a model with one input can't take `x`.
+  """Raises a `ValueError` if a model can't take `x`.
 
   Args:
     input_spec: The specs of x and y.
@@ -142,6 +151,12 @@ def check_fits(input_spec: tuple[Any, Any], model: keras.Model) -> None:
   """
   spec = input_spec[0]
   inputs = getattr(model, 'inputs', None) or []
+  given = len(tf.nest.flatten(spec))
+  if given < len(inputs):
+    raise ValueError(
+        f'input_spec has x of {given} tensors, but the model {model.name!r} has'
+        f' {len(inputs)} inputs.'
+    )
   if len(inputs) != 1 or not isinstance(spec, tf.TensorSpec):
     return
   if spec.shape.rank is None:
