@@ -267,7 +267,7 @@ def test_flip_labels(labels, num_classes, error, message):
 def test_with_flipped_labels(digits, federated):
   with pytest.raises(TypeError, match='data must be tff_bn.data.Federated'):
     data.with_flipped_labels(digits, 1)
-  with pytest.raises(TypeError, match='num_clients must be .*is 1.5'):
+  with pytest.raises(TypeError, match='num_attackers must be .*is 1.5'):
     data.with_flipped_labels(federated, 1.5)
 
 

@@ -46,7 +46,7 @@ def flip_labels(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def with_flipped_labels(
-    data: federated.FederatedData, num_clients: int
+    data: federated.FederatedData, num_attackers: int
 ) -> federated.FederatedData:
   """Flips the training labels of the first clients.
 
@@ -54,7 +54,7 @@ def with_flipped_labels(
 
   Args:
     data: The clients' data.
-    num_clients: The number of attackers, which are the first clients of
+    num_attackers: The number of attackers, which are the first clients of
       `data.client_ids`.
 
   Returns:
@@ -62,8 +62,8 @@ def with_flipped_labels(
     does not flip labels.
 
   Raises:
-    TypeError: If `data` is not `FederatedData`, or `num_clients` no integer.
-    ValueError: If `num_clients` is negative or larger than the number of
+    TypeError: If `data` is not `FederatedData`, or `num_attackers` no integer.
+    ValueError: If `num_attackers` is negative or larger than the number of
       clients, or if an attacker shares a sample with another client.
   """
   checks.check_type(
@@ -72,11 +72,11 @@ def with_flipped_labels(
       federated.FederatedData,
       'be tff_bn.data.FederatedData, as split_dataset returns it',
   )
-  checks.check_integer('num_clients', num_clients)
+  checks.check_integer('num_attackers', num_attackers)
   client_ids = data.client_ids
-  if not 0 <= num_clients <= len(client_ids):
+  if not 0 <= num_attackers <= len(client_ids):
     raise ValueError(
-        f'num_attackers={num_clients} must be between 0 and the number of'
+        f'num_attackers={num_attackers} must be between 0 and the number of'
         f' clients, {len(client_ids)}.'
     )
   flipped, correct = (
@@ -85,12 +85,12 @@ def with_flipped_labels(
               [np.array([], int), *(data.train_indices[c] for c in clients)]
           )
       )
-      for clients in (client_ids[:num_clients], client_ids[num_clients:])
+      for clients in (client_ids[:num_attackers], client_ids[num_attackers:])
   )
   shared = np.intersect1d(flipped, correct)
   if shared.size:
     raise ValueError(
-        f'num_attackers={num_clients}: {shared.size} samples of the attackers'
+        f'num_attackers={num_attackers}: {shared.size} samples of the attackers'
         ' belong to other clients too, the first at position'
         f' {shared[0]}; flipping labels needs clients that share no samples.'
     )
