@@ -332,6 +332,7 @@ def train_one(
     TrainingFailedError: If the run has no usable model.
   """
   warn_of_small_clients(job)
+  warn_of_no_memory(job.settings)
   # A run that continues has other results.
   (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
@@ -388,6 +389,20 @@ def warn_of_small_clients(job: Job) -> None:
         len(sizes),
         small[0],
         small[-1],
+    )
+
+
+def warn_of_no_memory(settings: settings_lib.RunSettings) -> None:
+  """Warns if the moving statistics keep nothing of earlier batches.
+
+  Args:
+    settings: The run's settings.
+  """
+  if settings.batch_norm_momentum == 0:
+    logging.warning(
+        '--batch_norm_momentum=0 keeps nothing of earlier batches: the moving'
+        ' statistics are those of the last one. Keras has 0.99, the models of'
+        ' this package have 0.9.'
     )
 
 

@@ -56,9 +56,7 @@ def test_pooled_equals_moments_of_the_union(pooled, sizes, offset, seed):
 
   assert result.count == len(union)
   # The mean of values of both signs can be near 0.
-  np.testing.assert_allclose(
-      result.mean, union.mean(0), rtol=1e-12, atol=1e-12
-  )
+  np.testing.assert_allclose(result.mean, union.mean(0), rtol=1e-12, atol=1e-12)
   # Rounding of the mean limits the accuracy of the variance.
   np.testing.assert_allclose(
       result.variance, union.var(0), rtol=1e-9, atol=1e-9

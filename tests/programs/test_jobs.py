@@ -215,6 +215,19 @@ def test_small_clients_are_warned_of(arguments, expected, monkeypatch):
     assert re.search(f'^--batch_size={expected}', warning)
 
 
+def test_statistics_without_memory_are_warned_of(monkeypatch):
+  warnings = []
+  monkeypatch.setattr(logging, 'warning', warnings.append)
+  for arguments in ((), ('--batch_norm_momentum=0.01',)):
+    (settings,) = _runs('--algorithms=fbn', *arguments)
+    jobs.warn_of_no_memory(settings)
+  assert not warnings
+  (settings,) = _runs('--algorithms=fbn', '--batch_norm_momentum=0')
+  jobs.warn_of_no_memory(settings)
+  (warning,) = warnings
+  assert warning.startswith('--batch_norm_momentum=0 keeps nothing')
+
+
 class _Job:
   """A run that is built."""
 
