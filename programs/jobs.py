@@ -401,8 +401,8 @@ def warn_of_no_memory(settings: settings_lib.RunSettings) -> None:
   if settings.batch_norm_momentum == 0:
     logging.warning(
         '--batch_norm_momentum=0 keeps nothing of earlier batches: the moving'
-        ' statistics are those of the last one. Keras has 0.99, the models of'
-        ' this package have 0.9.'
+        " statistics describe the last batch alone. Keras's default is 0.99;"
+        ' the models of this package use 0.9.'
     )
 
 

@@ -35,7 +35,7 @@ def draw(
     show: experiment_show.Show,
     runs: Sequence[report.Run],
     title: str,
-    varied: Sequence[axes_lib.Axis] = (),
+    varied: Sequence[axes_lib.Axis],
 ) -> figure.Figure:
   """Draws an experiment in the paper's form; a table becomes bars.
 

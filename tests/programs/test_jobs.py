@@ -132,7 +132,8 @@ def test_check_builds_one_process_for_all_splits(counted):
       '--sweep=num_clients=4,5',
   )
   jobs.check(jobs.Builder(), tasks)
-  # All splits, and those of the two processes again.
+  # The check of the data makes each of the six splits. Building the two
+  # processes makes one split for each of them again.
   assert counted['split_and_hold_out'] == 2 * 3 + 2
   assert [s.num_clients for s in counted['processes']] == [4, 5]
 

@@ -41,7 +41,7 @@ def _numbers(show, *, with_paper=True):
 
 def _draw(show, tmp_path, runs=(), **options):
   drawing = experiment_figures.draw(
-      _numbers(show, **options), show, runs, 'The title'
+      _numbers(show, **options), show, runs, 'The title', ()
   )
   figures.save(tmp_path / 'plots', {'experiment': drawing})
   assert (tmp_path / 'plots' / 'experiment.png').stat().st_size > 5000
