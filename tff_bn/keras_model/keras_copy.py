@@ -1,9 +1,12 @@
 """Copies of Keras models with some layers replaced."""
 
 import abc
+import collections
 import copy as copy_lib
+import inspect
 import tempfile
 from typing import Any
+import warnings
 
 import keras
 from keras import ops
@@ -11,6 +14,7 @@ from keras import tree
 from keras.src.models import functional as keras_functional
 
 from tff_bn.keras_model import keras_graph
+from tff_bn.layers import converted_layer
 from tff_bn.layers import discovery
 
 # Keras has no public name for the class of functional models.
@@ -88,17 +92,133 @@ class PlainCopy(Copy):
   def _new(self, layer: keras.Layer) -> keras.Layer:
     if is_functional(layer):
       return self._new_functional(layer)
-    return from_config(layer)
+    return same_from_config(layer)
+
+
+def same_from_config(layer: keras.Layer) -> keras.Layer:
+  """Copies a layer as `from_config`, with equal layers inside.
+
+  Args:
+    layer: The layer.
+
+  Returns:
+    The copy.
+
+  Raises:
+    ValueError: If the layer cannot be copied, or its class makes other batch
+      normalization layers than it has.
+  """
+  copy = from_config(layer)
+  kinds = [
+      list(map(type, discovery.batch_norm_layers(x))) for x in (layer, copy)
+  ]
+  if kinds[0] != kinds[1]:
+    kind = type(layer).__name__
+    raise ValueError(
+        f'The {noun(layer)} {layer.name!r} ({kind}) has other batch'
+        ' normalization layers than its configuration makes, so it cannot be'
+        f' copied. Create them in the `__init__` of {kind}, or replace them by'
+        ' tff_bn.convert_batch_norm.'
+    )
+  return copy
 
 
 def from_config(layer: keras.Layer) -> keras.Layer:
   """Copies a layer from its configuration, without its weights.
 
-  Layers that the constructor makes get the names of the original ones.
+  Functions, such as the one of a `Lambda` layer, are not copied but used again,
+  and custom classes need not be registered. Layers that the constructor makes
+  get the names and dtype policies of the original ones.
+
+  Args:
+    layer: The layer.
+
+  Returns:
+    The copy. Its batch normalization layers may be of other classes.
+
+  Raises:
+    ValueError: If the configuration does not make the layer.
   """
-  copy = type(layer).from_config(layer.get_config())
-  _set_names_inside(layer, copy)
+  try:
+    with (
+        keras.saving.CustomObjectScope(_custom_classes(layer)),
+        warnings.catch_warnings(),
+    ):
+      warnings.filterwarnings(
+          'ignore', '.*being serialized includes a `lambda`'
+      )
+      copy = _remade(layer)
+  except Exception as error:  # Of any class, from the layer's own methods.
+    raise ValueError(_cannot_be_copied(layer)) from error
+  _set_properties_inside(layer, copy)
   return copy
+
+
+def _remade(layer: keras.Layer) -> keras.Layer:
+  """Makes a layer from its configuration, with the same functions."""
+  layer_class = type(layer)
+  config = layer.get_config()
+  if _inherits(layer_class, keras.layers.Lambda, '__init__', 'from_config'):
+    # Its configuration has the function's code.
+    for name, value in (
+        ('function', layer.function),
+        ('output_shape', layer._output_shape),
+        ('mask', layer.mask),
+        ('arguments', layer.arguments),
+    ):
+      config[name] = value
+    return layer_class(**config)
+  if _inherits(layer_class, keras.layers.Wrapper, 'from_config'):
+    del config['layer']
+    return layer_class(PlainCopy().layer(layer.layer), **config)
+  from_config_module = _function(layer_class, 'from_config').__module__
+  if from_config_module.split('.')[0] == 'keras':
+    for name, value in config.items():
+      attribute = getattr(layer, name, None)
+      if isinstance(value, dict) and inspect.isfunction(attribute):
+        config[name] = attribute
+  return layer_class.from_config(config)
+
+
+def _cannot_be_copied(layer: keras.Layer) -> str:
+  kind = type(layer).__name__
+  subject = f'The {noun(layer)} {layer.name!r} ({kind})'
+  inside = discovery.batch_norm_layers(layer)
+  if inside:
+    subject += f', with the batch normalization layer {inside[0].name!r},'
+  return (
+      f'{subject} cannot be copied from its configuration. Give {kind} a'
+      ' `get_config` with the arguments of its `__init__`, without Python'
+      ' lambdas, or build a functional model, keras.Model(inputs, outputs).'
+  )
+
+
+def _inherits(
+    layer_class: type[keras.Layer], parent: type[keras.Layer], *names: str
+) -> bool:
+  """Returns whether a class has methods of a parent class."""
+  return issubclass(layer_class, parent) and all(
+      _function(layer_class, name) is _function(parent, name) for name in names
+  )
+
+
+def _function(layer_class: type[keras.Layer], name: str) -> Any:
+  method = getattr(layer_class, name)
+  return getattr(method, '__func__', method)
+
+
+def _custom_classes(layer: keras.Layer) -> dict[str, type[keras.Layer]]:
+  """Returns the custom classes of a layer and of the layers inside, by name."""
+  by_name = collections.defaultdict(set)
+  for each in discovery.all_layers(layer):
+    layer_class = converted_layer.own_class(each)
+    if layer_class.__module__.split('.')[0] != 'keras':
+      by_name[keras.saving.get_registered_name(layer_class)].add(layer_class)
+  return {
+      name: next(iter(classes))
+      for name, classes in by_name.items()
+      if len(classes) == 1
+  }
 
 
 def new_inputs(model: keras.Model) -> dict[int, keras.KerasTensor]:
@@ -159,20 +279,25 @@ def _children(layer: keras.Layer) -> list[keras.Layer]:
   return [x for x in children if not isinstance(x, keras.layers.InputLayer)]
 
 
-def _set_names_inside(old: keras.Layer, new: keras.Layer) -> None:
-  """Gives the layers inside an unbuilt copy their original names."""
+def _set_properties_inside(old: keras.Layer, new: keras.Layer) -> None:
+  """Gives layers inside an unbuilt copy their original names and policies."""
   pairs = list(zip(_children(old), _children(new)))
   if all(_is_alike(*pair) for pair in pairs):
     for a, b in pairs:
       # Building the layer copies its name to the weights' paths.
       if not b.built:
         b.name = a.name
-        _set_names_inside(a, b)
+        # The constructor uses the global policy.
+        if b.dtype_policy != a.dtype_policy:
+          b.dtype_policy = a.dtype_policy
+        _set_properties_inside(a, b)
 
 
 def _is_alike(old: keras.Layer, new: keras.Layer) -> bool:
   both = (old, new)
-  return type(old) is type(new) or all(map(discovery.is_batch_norm, both))
+  return converted_layer.own_class(old) is converted_layer.own_class(
+      new
+  ) or all(map(discovery.is_batch_norm, both))
 
 
 def _set_state_inside(old: keras.Layer, new: keras.Layer) -> None:

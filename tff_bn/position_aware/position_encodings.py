@@ -137,7 +137,7 @@ class _CopyWithEncodings(keras_copy.Copy):
       return type(layer).from_config(
           {**layer.get_config(), 'activation': 'linear'}
       )
-    return keras_copy.from_config(layer)
+    return keras_copy.same_from_config(layer)
 
   def _fused_activation(self, layer: keras.Layer) -> Optional[Any]:
     """Returns the `activation` of a hidden layer, None if it is linear."""
