@@ -39,7 +39,7 @@ class ConvertedLayer:
             'registered_name': keras.saving.get_registered_name(own),
         },
         'layers': [
-            keras.saving.serialize_keras_object(norm)
+            without_build(keras.saving.serialize_keras_object(norm))
             for norm in discovery.batch_norm_layers(self)
         ],
     }
@@ -56,7 +56,8 @@ class ConvertedLayer:
     Returns:
       The layer; of its own class if the configuration is.
     """
-    config = dict(config)
+    # Layers inside must not be built before others are replaced.
+    config = without_build(config)
     converted = config.pop(_KEY, None)
     if cls.own_class is not None:
       layer = cls.own_class.from_config(config)
@@ -74,6 +75,19 @@ class ConvertedLayer:
     from tff_bn.keras_model import convert  # noqa: PLC0415
 
     return convert.with_batch_norms(layer, norms)
+
+
+def without_build(config: Any) -> Any:
+  """Copies a configuration, without what lets Keras build layers inside."""
+  if isinstance(config, dict):
+    return {
+        key: without_build(value)
+        for key, value in config.items()
+        if key != 'build_config'
+    }
+  if isinstance(config, (list, tuple)):
+    return type(config)(map(without_build, config))
+  return config
 
 
 def own_class(layer: keras.Layer) -> type[keras.Layer]:

@@ -55,7 +55,13 @@ def convert_batch_norm(
   Custom layers and models may contain batch normalization layers as attributes,
   or in lists, tuples and dictionaries. Their class must create these layers in
   `__init__` and must have a configuration (`get_config`), as for saving the
-  model.
+  model. Such a layer gets a class derived from its own one, with the same name,
+  whose configuration also describes the new layers. So `model.save` and
+  `keras.models.clone_model` keep them. Whoever loads the saved model must
+  import `tff_bn.layers` before, and give Keras the custom classes as for the
+  original model (`keras.saving.register_keras_serializable` or
+  `custom_objects`). A subclassed model cannot be loaded from the old format
+  `.h5`; save it as `.keras`.
 
   The new model is not compiled.
 

@@ -19,6 +19,8 @@ from tff_bn.layers import discovery
 
 # Keras has no public name for the class of functional models.
 _Functional = keras_functional.Functional
+# Copies get the first three later. A constructor may draw a seed.
+_NOT_COMPARED = ('name', 'trainable', 'dtype', 'seed')
 
 
 def is_functional(layer: keras.Layer) -> bool:
@@ -40,6 +42,8 @@ class Copy(abc.ABC):
     if id(layer) not in self._copies:
       is_layer = isinstance(layer, keras.Layer)
       new = self._new(layer) if is_layer else _copy_operation(layer)
+      if is_functional(layer):
+        _set_policy(layer, new)
       self._copies[id(layer)] = layer, new
     return self._copies[id(layer)][1]
 
@@ -113,12 +117,10 @@ def same_from_config(layer: keras.Layer) -> keras.Layer:
       list(map(type, discovery.batch_norm_layers(x))) for x in (layer, copy)
   ]
   if kinds[0] != kinds[1]:
-    kind = type(layer).__name__
     raise ValueError(
-        f'The {noun(layer)} {layer.name!r} ({kind}) has other batch'
-        ' normalization layers than its configuration makes, so it cannot be'
-        f' copied. Create them in the `__init__` of {kind}, or replace them by'
-        ' tff_bn.convert_batch_norm.'
+        f'Keras cannot make the {_name(layer)} again from its configuration: it'
+        ' would have other batch normalization layers. Create them in the'
+        f' `__init__` of {type(layer).__name__}.'
     )
   return copy
 
@@ -137,27 +139,37 @@ def from_config(layer: keras.Layer) -> keras.Layer:
     The copy. Its batch normalization layers may be of other classes.
 
   Raises:
-    ValueError: If the configuration does not make the layer.
+    ValueError: If the configuration does not make the layer, or makes it with
+      other arguments.
   """
   try:
-    with (
-        keras.saving.CustomObjectScope(_custom_classes(layer)),
-        warnings.catch_warnings(),
-    ):
-      warnings.filterwarnings(
-          'ignore', '.*being serialized includes a `lambda`'
-      )
+    with keras.saving.CustomObjectScope(_custom_classes(layer)):
       copy = _remade(layer)
   except Exception as error:  # Of any class, from the layer's own methods.
     raise ValueError(_cannot_be_copied(layer)) from error
+  difference = '' if _is_of_keras(type(layer)) else _difference(layer, copy)
+  if difference:
+    raise ValueError(
+        f'Keras cannot make the {_name(layer)} again from its configuration:'
+        f' {difference}. Give {type(layer).__name__} a `get_config` with the'
+        ' arguments of its `__init__`.'
+    )
   _set_properties_inside(layer, copy)
   return copy
+
+
+def get_config(layer: keras.Layer) -> dict[str, Any]:
+  """Returns a layer's configuration without warning of Python lambdas."""
+  with warnings.catch_warnings():
+    # A file would contain their code, a copy has the functions.
+    warnings.filterwarnings('ignore', '.*being serialized includes a `lambda`')
+    return layer.get_config()
 
 
 def _remade(layer: keras.Layer) -> keras.Layer:
   """Makes a layer from its configuration, with the same functions."""
   layer_class = type(layer)
-  config = layer.get_config()
+  config = get_config(layer)
   if _inherits(layer_class, keras.layers.Lambda, '__init__', 'from_config'):
     # Its configuration has the function's code.
     for name, value in (
@@ -171,26 +183,85 @@ def _remade(layer: keras.Layer) -> keras.Layer:
   if _inherits(layer_class, keras.layers.Wrapper, 'from_config'):
     del config['layer']
     return layer_class(PlainCopy().layer(layer.layer), **config)
-  from_config_module = _function(layer_class, 'from_config').__module__
-  if from_config_module.split('.')[0] == 'keras':
+  if _function(layer_class, 'from_config').__module__.split('.')[0] == 'keras':
     for name, value in config.items():
       attribute = getattr(layer, name, None)
       if isinstance(value, dict) and inspect.isfunction(attribute):
         config[name] = attribute
-  return layer_class.from_config(config)
+  # Building layers inside would fix their names.
+  return layer_class.from_config(converted_layer.without_build(config))
+
+
+def _name(layer: keras.Layer) -> str:
+  return f'{noun(layer)} {layer.name!r} ({type(layer).__name__})'
 
 
 def _cannot_be_copied(layer: keras.Layer) -> str:
   kind = type(layer).__name__
-  subject = f'The {noun(layer)} {layer.name!r} ({kind})'
   inside = discovery.batch_norm_layers(layer)
-  if inside:
-    subject += f', with the batch normalization layer {inside[0].name!r},'
-  return (
-      f'{subject} cannot be copied from its configuration. Give {kind} a'
-      ' `get_config` with the arguments of its `__init__`, without Python'
-      ' lambdas, or build a functional model, keras.Model(inputs, outputs).'
+  described = (
+      f', with the batch normalization layer {inside[0].name!r},'
+      if inside
+      else ''
   )
+  return (
+      f'The {_name(layer)}{described} cannot be copied from its configuration.'
+      f' Give {kind} a `get_config` with the arguments of its `__init__`,'
+      ' without Python lambdas, or build a functional model,'
+      ' keras.Model(inputs, outputs).'
+  )
+
+
+def _difference(old: keras.Layer, new: keras.Layer) -> str:
+  """Describes an argument in which the copy of a custom layer differs.
+
+  Keras makes subclassed models without `get_config` with the default arguments,
+  whatever their arguments were.
+
+  Args:
+    old: The layer.
+    new: The copy.
+
+  Returns:
+    The description, empty if there is no difference.
+  """
+  if not _is_of_keras(type(old)):
+    parameters = inspect.signature(type(old).__init__).parameters
+    found = _different_argument(
+        old,
+        *({name: vars(x).get(name) for name in parameters} for x in (old, new)),
+    )
+  elif not _children(old):
+    found = _different_argument(old, *map(get_config, (old, new)))
+  else:
+    found = ''
+  for a, b in zip(_children(old), _children(new)):
+    if not found and not discovery.is_batch_norm(a) and _is_alike(a, b):
+      found = _difference(a, b)
+  return found
+
+
+def _different_argument(
+    layer: keras.Layer, old: dict[str, Any], new: dict[str, Any]
+) -> str:
+  """Describes the first argument that differs in two configurations."""
+  for name in old:
+    a, b = _plain(old[name]), _plain(new.get(name))
+    if name not in _NOT_COMPARED and a is not None and b is not None and a != b:
+      return f'{name} of {layer.name!r} would be {b!r} instead of {a!r}'
+  return ''
+
+
+def _plain(value: Any) -> Any:
+  """Returns a number, a text or a tuple of these, otherwise `None`."""
+  if isinstance(value, (list, tuple)):
+    values = tuple(map(_plain, value))
+    return None if None in values else values
+  return value if isinstance(value, (int, float, str)) else None
+
+
+def _is_of_keras(layer_class: type[keras.Layer]) -> bool:
+  return layer_class.__module__.split('.')[0] == 'keras'
 
 
 def _inherits(
@@ -212,7 +283,7 @@ def _custom_classes(layer: keras.Layer) -> dict[str, type[keras.Layer]]:
   by_name = collections.defaultdict(set)
   for each in discovery.all_layers(layer):
     layer_class = converted_layer.own_class(each)
-    if layer_class.__module__.split('.')[0] != 'keras':
+    if not _is_of_keras(layer_class):
       by_name[keras.saving.get_registered_name(layer_class)].add(layer_class)
   return {
       name: next(iter(classes))
@@ -287,10 +358,14 @@ def _set_properties_inside(old: keras.Layer, new: keras.Layer) -> None:
       # Building the layer copies its name to the weights' paths.
       if not b.built:
         b.name = a.name
-        # The constructor uses the global policy.
-        if b.dtype_policy != a.dtype_policy:
-          b.dtype_policy = a.dtype_policy
+        _set_policy(a, b)
         _set_properties_inside(a, b)
+
+
+def _set_policy(old: keras.Layer, new: keras.Layer) -> None:
+  # A constructor may use the global policy, which may have changed.
+  if new.dtype_policy != old.dtype_policy:
+    new.dtype_policy = old.dtype_policy
 
 
 def _is_alike(old: keras.Layer, new: keras.Layer) -> bool:
