@@ -39,7 +39,7 @@ class ConvertedLayer:
             'registered_name': keras.saving.get_registered_name(own),
         },
         'layers': [
-            without_build(keras.saving.serialize_keras_object(norm))
+            keras.saving.serialize_keras_object(norm)
             for norm in discovery.batch_norm_layers(self)
         ],
     }
@@ -56,7 +56,7 @@ class ConvertedLayer:
     Returns:
       The layer; of its own class if the configuration is.
     """
-    # Layers inside must not be built before others are replaced.
+    # Layers inside, and those that replace them, are built with the layer.
     config = without_build(config)
     converted = config.pop(_KEY, None)
     if cls.own_class is not None:
@@ -72,7 +72,7 @@ class ConvertedLayer:
         for norm in converted['layers']
     ]
     # That module needs this one.
-    from tff_bn.keras_model import convert  # noqa: PLC0415
+    from tff_bn.keras_model import convert
 
     return convert.with_batch_norms(layer, norms)
 
@@ -92,7 +92,9 @@ def without_build(config: Any) -> Any:
 
 def own_class(layer: keras.Layer) -> type[keras.Layer]:
   """Returns the class of a layer, without `ConvertedLayer`."""
-  return vars(type(layer)).get('own_class', type(layer))
+  if isinstance(layer, ConvertedLayer):
+    return layer.own_class
+  return type(layer)
 
 
 @functools.cache

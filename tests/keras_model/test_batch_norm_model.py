@@ -412,7 +412,7 @@ def _shared_parts():
       center=False, scale=False
   )
   dense.build((None, 4))
-  norm.build((None, 3))
+  norm.build((None, 4))
 
   class WithPart(keras.Model):
 
@@ -433,8 +433,9 @@ def _shared_parts():
       'layer': lambda: keras.Sequential([keras.Input((4,)), dense]),
       'part of subclassed': lambda: WithPart(with_norm),
       'layer of subclassed': lambda: WithPart(dense),
+      'statistics of subclassed': lambda: WithPart(norm),
       'statistics': lambda: keras.Sequential(
-          [keras.Input((4,)), layers.Dense(3), norm]
+          [keras.Input((4,)), norm, layers.Dense(3)]
       ),
   }
 
@@ -451,6 +452,7 @@ def _shared_parts():
         'part of subclassed',
         'layer of subclassed',
         'statistics',
+        'statistics of subclassed',
     ],
 )
 def test_a_function_must_build_new_models(kind):

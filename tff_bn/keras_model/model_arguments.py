@@ -257,8 +257,7 @@ def check_new_layers(
   finally:
     random.setstate(python_state)
     np.random.set_state(numpy_state)
-  trained = [model] + [x for x in discovery.all_layers(model) if _is_trained(x)]
-  first = {id(layer) for layer in trained}
+  first = {id(x) for x in discovery.all_layers(model) if _is_trained(x)}
   same = [x for x in discovery.all_layers(again) if id(x) in first]
   if same:
     kind = 'model' if isinstance(same[0], keras.Model) else 'layer'
