@@ -1,7 +1,8 @@
 """Layers and models whose batch normalization layers have been replaced."""
 
 import functools
-from typing import Any, Optional
+import types
+from typing import Any
 
 import keras
 from keras.src.saving import object_registration
@@ -27,7 +28,7 @@ class ConvertedLayer:
   """
 
   # The class of the layer before; only derived classes have one.
-  own_class: Optional[type[keras.Layer]] = None
+  own_class: Any = None
 
   def get_config(self) -> dict[str, Any]:
     """Returns the configuration of the layer's own class, and the layers."""
@@ -113,17 +114,19 @@ def converted_class(layer_class: type[keras.Layer]) -> type[keras.Layer]:
 
   # Keras keeps the arguments of constructors for classes without their own
   # `get_config`. It recognizes such classes by this attribute.
-  get_config._is_default = getattr(layer_class.get_config, '_is_default', False)
-  new_class = type(layer_class)(
+  vars(get_config)['_is_default'] = getattr(
+      layer_class.get_config, '_is_default', False
+  )
+  new_class = types.new_class(
       layer_class.__name__,
       (ConvertedLayer, layer_class),
-      {
-          '__doc__': layer_class.__doc__,
-          '__module__': layer_class.__module__,
-          '__qualname__': layer_class.__qualname__,
-          'get_config': get_config,
-          'own_class': layer_class,
-      },
+      exec_body=lambda namespace: namespace.update(
+          __doc__=layer_class.__doc__,
+          __module__=layer_class.__module__,
+          __qualname__=layer_class.__qualname__,
+          get_config=get_config,
+          own_class=layer_class,
+      ),
   )
   # The decorator would replace `ConvertedLayer` itself.
   object_registration.GLOBAL_CUSTOM_NAMES[new_class] = (

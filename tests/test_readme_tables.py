@@ -69,10 +69,10 @@ def test_readme_follows_from_its_tables():
   _check_first(*first)
   _check_domains(*domains)
   # The margins leave room for the other processor.
-  others = dict(
-      (name, float(value))
+  others = {
+      name: float(value)
       for value, name in re.findall(r'(\d\d\.\d) for\s+(\w+)', _README)
-  )
+  }
   assert set(others) == {'centralized', 'fedavg', 'fbn'}
   assert others.items().isdisjoint(first[0].items())
   _check_first({**first[0], **others}, first[1])

@@ -158,9 +158,12 @@ def with_batch_norms(
 
 def _check_lasts(model: keras.Model) -> None:
   """Raises a `ValueError` if saving a copy would lose its new layers."""
-  for layer in discovery.all_layers(model):
-    if not isinstance(layer, converted_layer.ConvertedLayer):
-      continue
+  converted: list[Any] = [
+      layer
+      for layer in discovery.all_layers(model)
+      if isinstance(layer, converted_layer.ConvertedLayer)
+  ]
+  for layer in converted:
     again = keras_copy.from_config(layer)
     if _configs(again) != _configs(layer):
       kind = type(layer).__name__
@@ -179,7 +182,7 @@ def _keep_batch_norms(layer: keras.Layer) -> None:
     layer: A copy whose batch normalization layers have been replaced. It gets
       its own class if that remakes it, otherwise a `ConvertedLayer`.
   """
-  own_class = converted_layer.own_class(layer)
+  own_class: Any = converted_layer.own_class(layer)
   _set_class(layer, own_class)
   try:
     made = keras_copy.from_config(layer)

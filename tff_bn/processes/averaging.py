@@ -138,9 +138,7 @@ class _Parts:
     phases = personal_phases.draw(self.model, self._config.seed, client_number)
     return collections.OrderedDict(client_state, **phases)
 
-  def set_model_weights(
-      self, state: LearningAlgorithmState, model_weights: ModelWeights
-  ) -> LearningAlgorithmState:
+  def set_model_weights(self, state: Any, model_weights: ModelWeights) -> Any:
     """See `StatefulLearningProcess`."""
     values = self.model.from_model_weights(model_weights)
     self.model.check_types(values)
