@@ -14,6 +14,12 @@ GOOD = {
 }
 
 
+def Dataset(num_classes=3, **changes):  # noqa: N802
+  return dataset_lib.Dataset(
+      'mine', **{**GOOD, **changes}, num_classes=num_classes
+  )
+
+
 def create(num_classes=None, **changes):
   return dataset_lib.create_dataset(
       'mine.npz', **{**GOOD, **changes}, num_classes=num_classes
@@ -63,6 +69,102 @@ def test_given_number_of_classes():
   assert dataset.num_classes == 10
 
 
+@pytest.mark.parametrize('split', ['train', 'test'])
+@pytest.mark.parametrize(
+    'dtype', [np.int64, np.uint8, np.uint64, bool, np.float16, '>i4', '>f8']
+)
+@pytest.mark.parametrize('shape', [(-1,), (-1, 1)])
+def test_labels_that_mean_the_same_become_int32(split, dtype, shape):
+  labels = np.array([0, 1, 1, 0, 1, 0][: len(GOOD[f'y_{split}'])])
+  dataset = Dataset(
+      **{f'y_{split}': labels.astype(dtype).reshape(shape)}, num_classes=3
+  )
+  stored = getattr(dataset, f'y_{split}')
+  assert stored.dtype == np.dtype('int32') and stored.dtype.isnative
+  np.testing.assert_array_equal(stored, labels)
+  assert stored.shape == labels.shape
+
+
+def test_lists_become_arrays():
+  arrays = {name: array.tolist() for name, array in GOOD.items()}
+  arrays['x_train'][5][3][4][2] = 255
+  dataset = Dataset(**arrays)
+  assert dataset.x_train.dtype == dataset.x_test.dtype == np.uint8
+  assert dataset.y_train.dtype == dataset.y_test.dtype == np.int32
+  np.testing.assert_array_equal(dataset.x_train, arrays['x_train'])
+  np.testing.assert_array_equal(dataset.y_test, arrays['y_test'])
+
+
+def test_stored_arrays_are_not_copied():
+  for dtype in (np.uint8, np.float32):
+    x, y = floats(6, 4, dtype=dtype), np.int32([0, 1, 0, 1, 0, 1])
+    dataset = Dataset(x_train=x, y_train=y, x_test=x, y_test=y)
+    assert dataset.x_train is x and dataset.x_test is x
+    assert dataset.y_train is y
+
+
+def batches(dataset):
+  """All samples as a client and the test data yield them."""
+  indices = np.arange(len(dataset.y_train))
+  data = federated.FederatedData(
+      dataset, {'a': indices}, {'a': np.arange(len(dataset.y_test))}
+  )
+  draw = dict(seed=0, round_num=0, batch_size=6, local_epochs=1)
+  return [
+      next(iter(batches.as_numpy_iterator()))
+      for batches in (
+          data.client_dataset(['a'], **draw),
+          data.test_dataset(6),
+          tf.data.experimental.from_variant(
+              round_data.RoundDataset(data, ['a'], **draw).build(),
+              data.element_spec,
+          ),
+      )
+  ]
+
+
+RNG = np.random.default_rng(0)
+WHOLE = RNG.integers(0, 256, (6, 3, 2, 1))
+WHOLE[0, 0, 0, 0] = 255
+
+
+@pytest.mark.parametrize(
+    ('x', 'expected'),
+    [
+        # Pixels.
+        (WHOLE.astype(np.uint8), WHOLE / 255),
+        (WHOLE.astype(np.int16), WHOLE / 255),
+        (WHOLE.astype(np.int64), WHOLE / 255),
+        (WHOLE.astype('>u4'), WHOLE / 255),
+        (np.asfortranarray(WHOLE), WHOLE / 255),
+        (WHOLE // 255 * 255, WHOLE // 255),
+        # Numbers.
+        (WHOLE > 99, WHOLE > 99),
+        (WHOLE.astype(float), WHOLE),
+        (np.asfortranarray(WHOLE.astype('>f8')), WHOLE),
+        (WHOLE.astype(np.float16), WHOLE),
+        # Vectors and series.
+        (WHOLE[:, :, 0, 0].astype(np.uint8), WHOLE[:, :, 0, 0] / 255),
+        (WHOLE[:, :, 0, 0].astype(np.int8), WHOLE[:, :, 0, 0].astype(np.int8)),
+        (WHOLE[:, :, 0, 0] - 10**6, WHOLE[:, :, 0, 0] - 10**6),
+        (WHOLE[:, :, 0, 0] > 99, WHOLE[:, :, 0, 0] > 99),
+        (WHOLE[..., 0].astype(np.int16) - 300, WHOLE[..., 0] - 300),
+    ],
+)
+def test_samples_mean_the_same_in_every_batch(x, expected):
+  dataset = Dataset(
+      x_train=x, y_train=range(6), x_test=x, y_test=range(6), num_classes=6
+  )
+  assert dataset.x_train.dtype in (np.uint8, np.float32)
+  for batch_x, batch_y in batches(dataset):
+    assert batch_x.dtype == np.float32 and batch_y.dtype == np.int32
+    np.testing.assert_array_equal(
+        batch_x, np.asarray(expected, np.float32)[batch_y]
+        if x.dtype.kind in 'bf' or not batch_x.max() <= 1
+        else (np.asarray(x, np.uint8) / np.float32(255))[batch_y]
+    )
+
+
 NAN = floats(6, 4)
 NAN[3, 1] = np.nan
 INFINITE = floats(2, 4)
@@ -83,10 +185,9 @@ HUGE[5, 0] = 1e300
         ({'x_train': floats(6)}, r'x_train has the shape \(6,\)'),
         ({'x_test': floats(2, 4, 5, 3, 1)}, r'x_test has the shape'),
         (
-            {'x_train': np.zeros((6, 4), np.int64)},
-            'x_train has the dtype int64',
+            {'x_train': np.zeros((6, 4), complex)},
+            'x_train has the dtype complex128',
         ),
-        ({'x_train': np.zeros((6, 4), bool)}, 'x_train has the dtype bool'),
         ({'x_train': np.full((6, 4), 'a')}, 'x_train has the dtype'),
         (
             {'x_train': floats(0, 4, 5, 3), 'y_train': np.zeros(0, int)},
@@ -101,15 +202,6 @@ HUGE[5, 0] = 1e300
         ),
         ({'y_train': np.zeros(5, int)}, 'x_train has 6 .*y_train has 5'),
         ({'y_test': np.zeros(3, int)}, 'x_test has 2 .*y_test has 3'),
-        (
-            {'y_train': np.zeros(6)},
-            r'y_train has the dtype float64; .* y_train.astype\(int\)',
-        ),
-        ({'y_train': np.zeros(6, bool)}, 'y_train has the dtype bool'),
-        (
-            {'y_train': np.zeros((6, 3), int)},
-            r'y_train has the shape \(6, 3\); .* np.argmax\(y_train, axis=1\)',
-        ),
         ({'y_train': np.array(1)}, r'y_train has the shape \(\)'),
         ({'y_train': GOOD['y_train'] - 1}, 'y_train has the negative label -1'),
         ({'y_test': np.array([-2, 0])}, 'y_test has the negative label -2'),
