@@ -14,12 +14,6 @@ GOOD = {
 }
 
 
-def Dataset(num_classes=3, **changes):  # noqa: N802
-  return dataset_lib.Dataset(
-      'mine', **{**GOOD, **changes}, num_classes=num_classes
-  )
-
-
 def create(num_classes=None, **changes):
   return dataset_lib.create_dataset(
       'mine.npz', **{**GOOD, **changes}, num_classes=num_classes
@@ -52,6 +46,12 @@ def test_images_without_channel_axis_get_one():
   assert dataset.x_test.shape == (2, 4, 5, 1)
 
 
+def test_series_get_no_channel_axis():
+  arrays = dict(GOOD, x_train=floats(6, 4, 5), x_test=floats(2, 4, 5))
+  dataset = dataset_lib.create_dataset('mine.npz', **arrays, is_series=True)
+  assert dataset.input_shape == (4, 5)
+
+
 def test_vectors_are_kept():
   dataset = create(x_train=floats(6, 7), x_test=floats(2, 7))
   assert dataset.input_shape == (7,)
@@ -67,102 +67,6 @@ def test_labels_of_any_integer_type_and_with_extra_axis(dtype):
 def test_given_number_of_classes():
   dataset = create(num_classes=10, y_test=np.array([9, 0]))
   assert dataset.num_classes == 10
-
-
-@pytest.mark.parametrize('split', ['train', 'test'])
-@pytest.mark.parametrize(
-    'dtype', [np.int64, np.uint8, np.uint64, bool, np.float16, '>i4', '>f8']
-)
-@pytest.mark.parametrize('shape', [(-1,), (-1, 1)])
-def test_labels_that_mean_the_same_become_int32(split, dtype, shape):
-  labels = np.array([0, 1, 1, 0, 1, 0][: len(GOOD[f'y_{split}'])])
-  dataset = Dataset(
-      **{f'y_{split}': labels.astype(dtype).reshape(shape)}, num_classes=3
-  )
-  stored = getattr(dataset, f'y_{split}')
-  assert stored.dtype == np.dtype('int32') and stored.dtype.isnative
-  np.testing.assert_array_equal(stored, labels)
-  assert stored.shape == labels.shape
-
-
-def test_lists_become_arrays():
-  arrays = {name: array.tolist() for name, array in GOOD.items()}
-  arrays['x_train'][5][3][4][2] = 255
-  dataset = Dataset(**arrays)
-  assert dataset.x_train.dtype == dataset.x_test.dtype == np.uint8
-  assert dataset.y_train.dtype == dataset.y_test.dtype == np.int32
-  np.testing.assert_array_equal(dataset.x_train, arrays['x_train'])
-  np.testing.assert_array_equal(dataset.y_test, arrays['y_test'])
-
-
-def test_stored_arrays_are_not_copied():
-  for dtype in (np.uint8, np.float32):
-    x, y = floats(6, 4, dtype=dtype), np.int32([0, 1, 0, 1, 0, 1])
-    dataset = Dataset(x_train=x, y_train=y, x_test=x, y_test=y)
-    assert dataset.x_train is x and dataset.x_test is x
-    assert dataset.y_train is y
-
-
-def batches(dataset):
-  """All samples as a client and the test data yield them."""
-  indices = np.arange(len(dataset.y_train))
-  data = federated.FederatedData(
-      dataset, {'a': indices}, {'a': np.arange(len(dataset.y_test))}
-  )
-  draw = dict(seed=0, round_num=0, batch_size=6, local_epochs=1)
-  return [
-      next(iter(batches.as_numpy_iterator()))
-      for batches in (
-          data.client_dataset(['a'], **draw),
-          data.test_dataset(6),
-          tf.data.experimental.from_variant(
-              round_data.RoundDataset(data, ['a'], **draw).build(),
-              data.element_spec,
-          ),
-      )
-  ]
-
-
-RNG = np.random.default_rng(0)
-WHOLE = RNG.integers(0, 256, (6, 3, 2, 1))
-WHOLE[0, 0, 0, 0] = 255
-
-
-@pytest.mark.parametrize(
-    ('x', 'expected'),
-    [
-        # Pixels.
-        (WHOLE.astype(np.uint8), WHOLE / 255),
-        (WHOLE.astype(np.int16), WHOLE / 255),
-        (WHOLE.astype(np.int64), WHOLE / 255),
-        (WHOLE.astype('>u4'), WHOLE / 255),
-        (np.asfortranarray(WHOLE), WHOLE / 255),
-        (WHOLE // 255 * 255, WHOLE // 255),
-        # Numbers.
-        (WHOLE > 99, WHOLE > 99),
-        (WHOLE.astype(float), WHOLE),
-        (np.asfortranarray(WHOLE.astype('>f8')), WHOLE),
-        (WHOLE.astype(np.float16), WHOLE),
-        # Vectors and series.
-        (WHOLE[:, :, 0, 0].astype(np.uint8), WHOLE[:, :, 0, 0] / 255),
-        (WHOLE[:, :, 0, 0].astype(np.int8), WHOLE[:, :, 0, 0].astype(np.int8)),
-        (WHOLE[:, :, 0, 0] - 10**6, WHOLE[:, :, 0, 0] - 10**6),
-        (WHOLE[:, :, 0, 0] > 99, WHOLE[:, :, 0, 0] > 99),
-        (WHOLE[..., 0].astype(np.int16) - 300, WHOLE[..., 0] - 300),
-    ],
-)
-def test_samples_mean_the_same_in_every_batch(x, expected):
-  dataset = Dataset(
-      x_train=x, y_train=range(6), x_test=x, y_test=range(6), num_classes=6
-  )
-  assert dataset.x_train.dtype in (np.uint8, np.float32)
-  for batch_x, batch_y in batches(dataset):
-    assert batch_x.dtype == np.float32 and batch_y.dtype == np.int32
-    np.testing.assert_array_equal(
-        batch_x, np.asarray(expected, np.float32)[batch_y]
-        if x.dtype.kind in 'bf' or not batch_x.max() <= 1
-        else (np.asarray(x, np.uint8) / np.float32(255))[batch_y]
-    )
 
 
 NAN = floats(6, 4)

@@ -11,6 +11,7 @@ import numpy as np
 
 from tff_bn.common import checks
 from tff_bn.data import arrays
+from tff_bn.data import names
 from tff_bn.data import scaling as scaling_lib
 
 
@@ -85,8 +86,8 @@ class Dataset:
     )._asdict()
     converted['num_classes'] = int(self.num_classes)
     for group in ('domain', 'writer'):
-      names = tuple(getattr(self, f'{group}_names'))
-      converted[f'{group}_names'] = names
+      group_names = tuple(getattr(self, f'{group}_names'))
+      converted[f'{group}_names'] = group_names
       for split in ('train', 'test'):
         name = f'{group}_{split}'
         if getattr(self, name) is not None:
@@ -95,7 +96,7 @@ class Dataset:
               name,
               getattr(self, name),
               len(converted[f'y_{split}']),
-              names,
+              group_names,
           )
     for name, value in converted.items():
       object.__setattr__(self, name, value)
@@ -198,6 +199,7 @@ def create_dataset(
   """
   source = _source(name)
   if not is_series:
+    _warn_of_series(source, x_train.shape[1:])
     x_train, x_test = _with_channel(x_train), _with_channel(x_test)
   given = arrays.Arrays(x_train, y_train, x_test, y_test)
   arrays.check_headers(source, *map(arrays.Header.of, given))
@@ -210,6 +212,19 @@ def create_dataset(
 def _with_channel(x: np.ndarray) -> np.ndarray:
   """Returns samples; images `[n, height, width]` get a channel."""
   return x[..., np.newaxis] if x.ndim == 3 else x
+
+
+def _warn_of_series(source: str, shape: tuple[int, ...]) -> None:
+  """Warns of images without channels that may be series."""
+  if len(shape) == 2 and shape[0] != shape[1]:
+    logging.warning(
+        '%s: the samples have the shape %dx%d, which is read as [height, width]'
+        ' of grey images. If they are series [steps, features], load them as'
+        ' %sPATH.',
+        source,
+        *shape,
+        names.SERIES_PREFIX,
+    )
 
 
 def _source(name: str) -> str:
