@@ -267,7 +267,6 @@ ONE_HOT = np.eye(3)[GOOD['y_train']]
         # The rest.
         ({'num_classes': 0}, 'num_classes=0 must be a whole number'),
         ({'num_classes': 3.0}, 'num_classes=3.0 must be a whole number'),
-        ({'num_classes': 1}, 'has a single class'),
         (
             {'domain_train': [0] * 5, 'domain_names': ('a',)},
             r'domain_train has .*shape \(5,\); it must be 6 integers',

@@ -49,8 +49,8 @@ class Dataset:
 
   Raises:
     TypeError: If an argument has the wrong type.
-    ValueError: If an array has another dtype, shape or content, or there are
-      fewer than two classes.
+    ValueError: If an array has another dtype, shape or content, or a label is
+      not one of the classes.
   """
 
   name: str
@@ -71,10 +71,6 @@ class Dataset:
     checks.check_type('name', self.name, str, 'be the name of the dataset')
     source = _source(self.name)
     checks.check_whole_number('num_classes', self.num_classes)
-    if self.num_classes < 2:
-      raise ValueError(
-          f'{source} has a single class; a classifier needs at least two.'
-      )
     given = arrays.Arrays(
         *(
             arrays.to_array(source, name, getattr(self, name))
@@ -195,7 +191,8 @@ def create_dataset(
     The dataset.
 
   Raises:
-    ValueError: See `Dataset`.
+    ValueError: See `Dataset`; also if there are fewer than two classes, or
+      `num_classes` is not given and test samples have other labels.
   """
   source = _source(name)
   if not is_series:
@@ -206,6 +203,10 @@ def create_dataset(
   _warn_of_channels_first(source, x_train.shape[1:])
   if num_classes is None:
     num_classes = count_classes(source, y_train, y_test)
+  elif num_classes < 2:
+    raise ValueError(
+        f'{source} has a single class; a classifier needs at least two.'
+    )
   return Dataset(name, *given, num_classes, **groups)
 
 
