@@ -380,6 +380,11 @@ def test_three_axes_are_grey_images_without_series(tmp_path, monkeypatch):
   dataset = tff_bn_data.load_dataset(str(path))
   assert dataset.input_shape == (9, 2, 1)
   np.testing.assert_array_equal(dataset.x_train[..., 0], grey['x_train'])
+  mixed = {**grey, 'x_train': grey['x_train'].astype(np.uint8)}
+  write_members(path, **mixed)
+  mixed_dataset = tff_bn_data.load_dataset(str(path))
+  assert mixed_dataset.fingerprint() == dataset.fingerprint()
+  assert warnings.pop() == warnings[0]
   assert warnings == [
       f'dataset={path}: the samples have the shape 9x2, which is read as'
       ' [height, width] of grey images. If they are series [steps, features],'

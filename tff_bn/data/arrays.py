@@ -194,10 +194,12 @@ def convert(source: str, given: Arrays, num_classes: int) -> Arrays:
   samples = {'x_train': given.x_train, 'x_test': given.x_test}
   if _stored(Header.of(given.x_train)) == np.uint8:
     _check_pixels(source, samples)
-    x_train, x_test = (x.astype(np.uint8, copy=False) for x in samples.values())
+    stored: list[np.ndarray] = [
+        x.astype(np.uint8, copy=False) for x in samples.values()
+    ]
   else:
-    x_train, x_test = (_to_float32(source, *item) for item in samples.items())
-  return Arrays(x_train, y_train, x_test, y_test)
+    stored = [_to_float32(source, *item) for item in samples.items()]
+  return Arrays(stored[0], y_train, stored[1], y_test)
 
 
 def _chunks(array: np.ndarray) -> Iterator[slice]:
@@ -297,7 +299,7 @@ def convert_labels(
     raise ValueError(
         f'{source}: {name} has the label {high}; labels must be less than 2^31.'
     )
-  labels = y.astype(np.int32, copy=False)
+  labels: np.ndarray = y.astype(np.int32, copy=False)
   if num_classes is not None:
     unknown = np.unique(labels[labels >= num_classes])
     if unknown.size:

@@ -64,15 +64,9 @@ def load_npz(name: str) -> dataset_lib.Dataset:
     memory.check_fits(
         f'{source}: the arrays of {path!r}', sum(map(_size, headers.values()))
     )
-    samples = [headers[array] for array in ('x_train', 'x_test')]
-    if is_series and any(len(header.shape) != 3 for header in samples):
-      raise ValueError(
-          f'{source}: x_train has the shape {samples[0].shape} and x_test'
-          f' {samples[1].shape}; series must be [samples, steps, features].'
-          f' Use {names.NPZ_PREFIX} for vectors and images.'
-      )
-    # Only these checks need the headers alone; the dataset makes them again.
-    arrays.check_headers(source, **headers)
+    for array in ('x_train', 'x_test'):
+      headers[array] = _sample_header(source, array, headers[array], is_series)
+    arrays.check_headers(source, *headers.values())
 
     def read(array: str) -> np.ndarray:
       return _read(source, array, archive, members[array])
@@ -174,6 +168,22 @@ def _parse_header(file: IO[bytes]) -> arrays.Header:
   if any(size < 0 for size in shape):
     raise ValueError(f'its shape is {shape}')
   return arrays.Header(dtype, shape)
+
+
+def _sample_header(
+    source: str, array: str, header: arrays.Header, is_series: bool
+) -> arrays.Header:
+  """Returns the header that samples have in the dataset."""
+  has_three_axes = len(header.shape) == 3
+  if is_series and not has_three_axes:
+    raise ValueError(
+        f'{source}: {array} has the shape {header.shape}; series must be'
+        f' [samples, steps, features]. Use {names.NPZ_PREFIX} for vectors and'
+        ' images.'
+    )
+  if has_three_axes and not is_series:
+    return header._replace(shape=(*header.shape, 1))
+  return header
 
 
 def _size(header: arrays.Header) -> int:
