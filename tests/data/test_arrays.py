@@ -337,6 +337,8 @@ def test_large_arrays_are_read_once_and_in_parts(monkeypatch):
     refused('1 values .*first in sample 5', x_train=given, x_test=FLOATS[:2])
     assert max(seen) <= 12
     assert sum(seen) == x.size
+  several = changed(x, (2, 0, 1), np.nan)
+  refused('2 values .*first in sample 2', x_train=several, x_test=FLOATS[:2])
   dataset = make(x_train=FLOATS * 1.0, x_test=FLOATS[:2])
   np.testing.assert_array_equal(dataset.x_train, FLOATS)
   seen.clear()

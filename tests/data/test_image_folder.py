@@ -297,3 +297,19 @@ def test_jpeg_with_fill_bytes():
   Image.new('L', (7, 9)).save(file, 'JPEG')
   content = file.getvalue().replace(b'\xff\xc0', b'\xff\xff\xff\xc0', 1)
   assert image_headers.read_size(io.BytesIO(content)) == (9, 7)
+
+
+def test_jpeg_whose_tables_come_first():
+  file = io.BytesIO()
+  Image.new('L', (7, 9)).save(file, 'JPEG')
+  table = b'\xff\xc4\x00\x0b' + bytes(9)
+  content = file.getvalue()[:2] + table + file.getvalue()[2:]
+  assert image_headers.read_size(io.BytesIO(content)) == (9, 7)
+
+
+def test_bmp_with_rows_from_the_top():
+  file = io.BytesIO()
+  Image.new('L', (7, 9)).save(file, 'BMP')
+  content = bytearray(file.getvalue())
+  content[22:26] = struct.pack('<i', -9)
+  assert image_headers.read_size(io.BytesIO(content)) == (9, 7)
