@@ -1,7 +1,7 @@
 """Checks that the elements of a user's dataset have the type of a model."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -89,7 +89,7 @@ def _has_shape(given: tff.TensorType, expected: tff.TensorType) -> bool:
   )
 
 
-def _convert(name: str, given: tff.Type, expected: tff.Type) -> str | None:
+def _convert(name: str, given: tff.Type, expected: tff.Type) -> Optional[str]:
   """Returns code that converts a part; `None` if there is none."""
   if expected.is_assignable_from(given):
     return name

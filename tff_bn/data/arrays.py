@@ -1,9 +1,9 @@
 """Checks a dataset's arrays, and converts them to the dtypes of a dataset.
 
 A dataset stores samples as uint8 or float32, and labels and groups as int32.
-What has the same meaning is converted; everything else is an error that names
-the array. `check_headers` needs no values, so a reader can refuse a
-file before it unpacks it.
+Arrays with the same meaning are converted; all others are errors that name the
+array. `check_headers` needs no values, so a reader can refuse a file before it
+unpacks it.
 """
 
 from collections.abc import Iterator, Sequence
