@@ -11,6 +11,7 @@ import pytest
 
 from tff_bn import data as tff_bn_data
 from tff_bn.common import memory
+from tff_bn.data import arrays
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -321,9 +322,18 @@ def reads(monkeypatch):
             ['y_train', 'y_test'],
         ),
         ({'y_test': np.eye(4)[:2]}, 'one-hot', ['y_train', 'y_test']),
+        # Labels of many columns are not read.
+        (
+            {'y_test': np.zeros((2, 2**17), bool)},
+            r'one-hot .*argmax\(y_test, axis=1\)\. Several labels .*not supp',
+            [],
+        ),
     ],
 )
-def test_values_are_read_last(tmp_path, reads, changes, message, expected):
+def test_values_are_read_last(
+    tmp_path, reads, changes, message, expected, monkeypatch
+):
+  monkeypatch.setattr(arrays, '_MAX_ADVISED_VALUES', 2**17)
   path = tmp_path / 'mine.npz'
   write_members(path, **changes)
   if message is None:

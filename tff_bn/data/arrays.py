@@ -7,9 +7,14 @@ unpacks it.
 """
 
 from collections.abc import Iterator, Sequence
+import math
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
+
+# Labels of several columns are an error. Their values decide on the advice, but
+# larger arrays are not read for that.
+_MAX_ADVISED_VALUES = 2**24
 
 # The values of a chunk; its temporary arrays take a few MB.
 _CHUNK_VALUES = 2**20
@@ -20,6 +25,7 @@ _WHITE = 255
 _NUMBERS = 'biuf'
 _IMAGE_NDIM = 4
 
+_ARGMAX = ' For one-hot vectors, this is np.argmax({name}, axis=1).'
 _PIXELS = 'uint8 (0 to 255, scaled to [0, 1])'
 
 
@@ -154,13 +160,18 @@ def _check_label_header(
         ' from 0, one for each sample. np.searchsorted(np.unique(y_train),'
         f' {name}) numbers the classes.'
     )
-  # The values of several columns decide which advice helps.
   if len(y.shape) not in (1, 2):
     raise ValueError(_not_one_label(source, name, y.shape))
   if y.shape[0] != num_samples:
     raise ValueError(
         f'{source}: x_{split} has {num_samples} samples but {name} has'
         f' {y.shape[0]} labels; give one label for each sample.'
+    )
+  if len(y.shape) == 2 and math.prod(y.shape) > _MAX_ADVISED_VALUES:
+    raise ValueError(
+        _not_one_label(source, name, y.shape)
+        + _ARGMAX.format(name=name)
+        + ' Several labels for a sample are not supported.'
     )
 
 
@@ -358,7 +369,7 @@ def _advice_of_columns(name: str, y: np.ndarray) -> str:
         and np.allclose(part.sum(axis=1), 1, atol=1e-3)
     )
   if is_binary and several is None:
-    return f' For one-hot vectors, this is np.argmax({name}, axis=1).'
+    return _ARGMAX.format(name=name)
   if is_binary:
     return (
         f' Sample {several} has {np.count_nonzero(y[several])} of'
