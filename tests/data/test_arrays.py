@@ -320,6 +320,12 @@ def test_groups_become_positions():
   np.testing.assert_array_equal(data.test_indices['a'], [1])
 
 
+def test_advice_without_reading_many_columns(monkeypatch):
+  monkeypatch.setattr(arrays, '_MAX_ADVISED_VALUES', 4)
+  make(y_train=GOOD['y_train'][:, np.newaxis])
+  refused('one-hot .*Several labels .*not supported', y_train=ONE_HOT)
+
+
 def test_large_arrays_are_read_once_and_in_parts(monkeypatch):
   """No temporary array has more values than a chunk, even for few rows."""
   monkeypatch.setattr(arrays, '_CHUNK_VALUES', 12)

@@ -167,7 +167,8 @@ def _check_label_header(
         f'{source}: x_{split} has {num_samples} samples but {name} has'
         f' {y.shape[0]} labels; give one label for each sample.'
     )
-  if len(y.shape) == 2 and math.prod(y.shape) > _MAX_ADVISED_VALUES:
+  num_values = math.prod(y.shape)
+  if num_values > max(num_samples, _MAX_ADVISED_VALUES):
     raise ValueError(
         _not_one_label(source, name, y.shape)
         + _ARGMAX.format(name=name)
