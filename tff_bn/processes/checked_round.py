@@ -1,8 +1,7 @@
 """Rounds that check what a caller gives to a process's `next`.
 
 TFF reports wrong arguments in terms of its own structures, and accepts a round
-without clients. These checks need neither the values nor the types of the
-arguments, so they take no time.
+without clients. These checks need no values, so they take no time.
 """
 
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import override
+
+from tff_bn.common import element_types
 
 
 class CheckedRound(tff.framework.ConcreteComputation):
@@ -29,7 +30,8 @@ class CheckedRound(tff.framework.ConcreteComputation):
 
     Raises:
       TypeError: If the arguments are those of another kind of process, the
-        state is the whole output of a round, or the data are no list.
+        state is the whole output of a round, the data are no list, or a
+        dataset has elements of another type.
       ValueError: If there are no clients.
     """
     self._check(args, kwargs)
@@ -60,6 +62,26 @@ class CheckedRound(tff.framework.ConcreteComputation):
         raise ValueError(
             f'{name} is empty, but a round needs at least one client.'
         )
+      _check_datasets(name, value, self.type_signature.parameter[name])
+
+
+def _check_datasets(name: str, values: Any, type_spec: tff.Type) -> None:
+  """Checks the elements of the clients' datasets, if these are datasets."""
+  if (
+      not isinstance(values, (list, tuple))
+      or not isinstance(type_spec, tff.FederatedType)
+      or not isinstance(type_spec.member, tff.SequenceType)
+  ):
+    return
+  checked = None
+  for number, dataset in enumerate(values):
+    spec = getattr(dataset, 'element_spec', checked)
+    # Clients usually have datasets of the same type.
+    if spec != checked:
+      element_types.check_elements(
+          f'{name}[{number}]', spec, type_spec.member.element
+      )
+      checked = spec
 
 
 def _wrong_number(names: list[str], number: int) -> str:
