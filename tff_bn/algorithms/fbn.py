@@ -312,7 +312,6 @@ class _FbnWork(LocalTrainingWork):
       backward = correction
     collector = self._collector = MomentsCollector(
         [keras_weights[mean] for mean, _ in weights.statistics],
-        config.jit_compile,
         None if backward is None else backward.correct_gradient,
     )
 
