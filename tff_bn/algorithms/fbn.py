@@ -22,6 +22,7 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
+from tff_bn.clients.moving_statistics import Moves
 from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model import mixed_precision
@@ -296,6 +297,8 @@ def _backward_statistics(
 
 class _FbnWork(LocalTrainingWork):
   """Local training that collects the moments of the layers' inputs."""
+
+  _moves = Moves.ONCE
 
   def __init__(
       self,

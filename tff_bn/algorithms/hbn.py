@@ -22,6 +22,7 @@ from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
+from tff_bn.clients.moving_statistics import Moves
 from tff_bn.clients.statistics_pass import StatisticsPass
 from tff_bn.common import checks
 from tff_bn.common import numerics
@@ -198,6 +199,9 @@ def _moved(
 
 class _HbnWork(LocalTrainingWork):
   """Local training after a pass that computes the moments of the inputs."""
+
+  # By `statistics_rate`, not by a momentum. Evaluation uses fresh statistics.
+  _moves = Moves.NEVER
 
   def __init__(
       self,
