@@ -119,6 +119,8 @@ def build_fbn(
   data are split. After one local step of plain SGD without weight decay and
   clipping at the clients, dζ and dγ are part of the model's update, so a round
   costs one or two more vectors for each layer, from the server to the clients.
+  The averages use the aggregate of the clients' changes before
+  `server_clip_norm` shortens it.
   Otherwise clients send their dζ and dγ, too: means over their steps, weighted
   by the numbers of values. The averages are aggregated as the model is, by
   `model_aggregator`. With several local steps and one class for each client,
@@ -128,8 +130,13 @@ def build_fbn(
   running statistics expect it, and training can diverge: batch normalization
   does not need such a force, because its statistics are never late. Two options
   make it stable. With `backward_restart`, the averages of a channel restart
-  from 0 after a round in which the mean of x̂² over all clients, with the new
-  statistics, was greater than this number or less than its inverse. Until the
+  from 0 after a round in which
+
+      q = (N/(N-1) v + (m - R')²) / (S' + ε)
+
+  was not between 1/`backward_restart` and `backward_restart`. m and v are the
+  mean and the biased variance of all clients' N values, and R' and S' the new
+  statistics. But for the factor N/(N-1), q is the mean of x̂². Until the
   averages have grown again, FBN's own gradient draws the scale back. And
   `server_clip_norm` bounds the mean of the clients' changes.
 

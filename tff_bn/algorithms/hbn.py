@@ -61,8 +61,9 @@ def build_hbn(
   for each channel and never leaves the client. A round has one exchange:
 
   1.  Each client makes a pass over its batches of the round with the model that
-      it received, in training mode and without gradients, and computes the
-      number n_k, mean μ_k and biased variance σ²_k of the inputs of each layer.
+      it received and its own shares, in training mode and without gradients,
+      and computes the number n_k, mean μ_k and biased variance σ²_k of the
+      inputs of each layer.
   2.  It trains on the same batches. The statistics stay constant.
   3.  The server averages the trained variables, except for the shares, and
       pools the moments of the clients' N = Σ n_k values:
