@@ -93,7 +93,7 @@ _EPOCHS = dict(local_epochs=2)
         ('fed_avg', dict(client_weighting='uniform'), _EPOCHS, 2),
         ('fed_bn', {}, _EPOCHS, 2),
         ('fedtan', dict(local_steps=2), _STEPS, 2),
-        ('fbn', {}, _STEPS, 2),
+        ('fbn', dict(backward='running'), _STEPS, 2),
         ('fixbn', dict(fixbn_rounds=2), _STEPS, 3),
         ('centralized', {}, _EPOCHS, 2),
     ],

@@ -32,8 +32,8 @@ class GeometricMedian(robust_rule.CheckedRule):
   size of the values. The products of float32 values are computed in float32,
   unless too many digits would cancel.
 
-  The result has the precision of the values. ByzFL makes three iterations from
-  0, with ν = 0.1, so its result differs.
+  It iterates until z hardly moves. ByzFL's result differs: it makes three
+  iterations from 0, with ν = 0.1.
 
   If less than half of the clients are attackers, the distance of the result
   from any point is at most 2 (n - f) / (n - 2f) times the distance of the

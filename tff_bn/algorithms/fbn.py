@@ -119,12 +119,11 @@ def build_fbn(
   data are split. After one local step of plain SGD without weight decay and
   clipping at the clients, dζ and dγ are part of the model's update, so a round
   costs one or two more vectors for each layer, from the server to the clients.
-  The averages use the aggregate of the clients' changes before
-  `server_clip_norm` shortens it.
   Otherwise clients send their dζ and dγ, too: means over their steps, weighted
   by the numbers of values. The averages are aggregated as the model is, by
-  `model_aggregator`. With several local steps and one class for each client,
-  they do not help, as FBN itself.
+  `model_aggregator`. They use the aggregate before `server_clip_norm` shortens
+  it. With several local steps and one class for each client, they do not help,
+  as FBN itself.
 
   With both averages nothing keeps the scale of a layer's inputs where the
   running statistics expect it, and training can diverge: batch normalization
@@ -136,9 +135,9 @@ def build_fbn(
 
   was not between 1/`backward_restart` and `backward_restart`. m and v are the
   mean and the biased variance of all clients' N values, and R' and S' the new
-  statistics. But for the factor N/(N-1), q is the mean of x̂². Until the
-  averages have grown again, FBN's own gradient draws the scale back. And
-  `server_clip_norm` bounds the mean of the clients' changes.
+  statistics. But for the factor N/(N-1), q is the mean of x̂² with the new
+  statistics. Until the averages have grown again, FBN's own gradient draws the
+  scale back. And `server_clip_norm` bounds the mean of the clients' changes.
 
   Other remedies help less. Test accuracy with batches of 320 digits, 300 steps,
   β 0.1, learning rate 0.3 for small_cnn (mean of 2 to 4 seeds) and 0.1 for

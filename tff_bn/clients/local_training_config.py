@@ -44,7 +44,7 @@ class LocalTrainingConfig:
 
   def num_steps(self, num_batches: np.ndarray) -> np.ndarray:
     """Returns the numbers of steps for datasets with numbers of batches."""
-    num_steps = num_batches * self.local_epochs
+    num_steps: np.ndarray = num_batches * self.local_epochs
     if self.local_steps is not None:
       num_steps = np.minimum(num_steps, self.local_steps)
     return num_steps
