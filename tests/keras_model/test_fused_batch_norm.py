@@ -164,13 +164,14 @@ def test_two_values_in_each_channel(shape):
 
 @pytest.fixture(scope='module')
 def compiled():
-  """A layer, and a function that computes it with XLA in all ways."""
-  layer = _layer((None, 8, 8, 3))
+  """Layers for training and inference, and what XLA computes of them."""
+  layers = [_layer((None, 8, 8, 3)) for _ in range(2)]
 
   @tf.function(jit_compile=True)
   def compute(x, cotangent):
     results = []
-    for call in (fused_batch_norm.training, fused_batch_norm.inference):
+    calls = (fused_batch_norm.training, fused_batch_norm.inference)
+    for layer, call in zip(layers, calls):
       # As in a model with functions of its own.
       call = tf.function(call)
       with tf.GradientTape() as tape:
@@ -182,37 +183,37 @@ def compiled():
       )
     return results, fused_batch_norm.moments(x)
 
-  return layer, compute
+  return layers, compute
 
 
 @pytest.mark.parametrize(
     ('mean', 'deviation'), [(0, 1), (300, 1), (3000, 10), (1e4, 0.1), (-1e4, 1)]
 )
 def test_xla_keeps_the_digits_of_pictures(compiled, mean, deviation):
-  layer, compute = compiled
+  (layer, fixed), compute = compiled
   rng = np.random.default_rng(0)
   shape = (32, 8, 8, 3)
   x = rng.normal(mean, deviation, shape).astype(np.float32)
   cotangent = rng.normal(size=shape).astype(np.float32)
-  before = [np.float64(w) for w in layer.non_trainable_weights]
-  gamma, beta = np.float64(layer.gamma), np.float64(layer.beta)
-  (training, inference), found = compute(x, cotangent)
   exact, dy = x.astype(np.float64), cotangent.astype(np.float64)
   axes = (0, 1, 2)
   moments = exact.mean(axes), exact.var(axes)
+  before = [np.float64(w) for w in layer.non_trainable_weights]
+  for variable, value in zip(fixed.non_trainable_weights, moments):
+    variable.assign(value)
+  (training, inference), found = compute(x, cotangent)
   assert found.count == 32 * 8 * 8
   np.testing.assert_allclose(found.mean, moments[0], rtol=1e-6, atol=1e-6)
   np.testing.assert_allclose(found.variance, moments[1], rtol=1e-5)
   after = [0.7 * a + 0.3 * b for a, b in zip(before, moments)]
   for variable, value in zip(layer.non_trainable_weights, after):
     np.testing.assert_allclose(variable, value, rtol=1e-5, atol=1e-6)
-  # Inference comes second, and normalizes by the statistics of the layer.
-  used = [np.float64(w) for w in layer.non_trainable_weights]
-  for results, (center, variance), is_training in (
-      (training, moments, True),
-      (inference, used, False),
+  for each, results, (center, variance), is_training in (
+      (layer, training, moments, True),
+      (fixed, inference, map(np.float64, fixed.non_trainable_weights), False),
   ):
-    r = 1 / np.sqrt(variance + layer.epsilon)
+    gamma, beta = np.float64(each.gamma), np.float64(each.beta)
+    r = 1 / np.sqrt(variance + each.epsilon)
     normalized = (exact - center) * r
     through_statistics = dy.mean(axes) + normalized * np.mean(
         dy * normalized, axes
