@@ -43,10 +43,10 @@ class KeptStatistics:
   """The initial running statistics that are left at the end of a run.
 
   Attributes:
-    share: The share of the initial values in the final ones. It is an
-      expectation where the sampling of clients decides it; statistics that stay
-      with the clients are those of the clients that took part.
-    momentum: The momentum of the layers that keep this share, the largest one.
+    share: The share of the initial values in the final ones, in the layer that
+      keeps the largest one. If clients have their own statistics, it is the
+      expected mean over the clients that took part.
+    momentum: The momentum of this layer.
     num_rounds: The number of rounds that move the statistics.
   """
 
