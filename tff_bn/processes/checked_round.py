@@ -4,17 +4,25 @@ TFF reports wrong arguments in terms of its own structures, and accepts a round
 without clients. These checks need no values, so they take no time.
 """
 
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import override
 
+from tff_bn.clients.moving_statistics import MovingStatistics
 from tff_bn.common import element_types
 
 
 class CheckedRound(tff.framework.ConcreteComputation):
-  """The computation of a round, whose arguments are checked first."""
+  """The computation of a round, whose arguments are checked first.
+
+  Attributes:
+    statistics: How a round moves the running statistics; `None` if that is
+      unknown.
+  """
+
+  statistics: Optional[MovingStatistics] = None
 
   @override
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -111,31 +119,37 @@ def check_state(state: Any) -> None:
     )
 
 
-def check_arguments(next_fn: tff.Computation) -> tff.Computation:
+def check_arguments(
+    next_fn: tff.Computation, statistics: Optional[MovingStatistics] = None
+) -> tff.Computation:
   """Returns the computation of a round, with checks of its arguments.
 
   Args:
     next_fn: The computation. One that chooses between several computations is
       returned as it is, because these check their arguments.
+    statistics: See `CheckedRound`.
   """
   if isinstance(next_fn, CheckedRound) or not isinstance(
       next_fn, tff.framework.ConcreteComputation
   ):
     return next_fn
-  return CheckedRound(
+  checked = CheckedRound(
       computation_proto=tff.framework.ConcreteComputation.get_proto(next_fn),
       context_stack=tff.framework.get_context_stack(),
       annotated_type=next_fn.type_signature,
   )
+  checked.statistics = statistics
+  return checked
 
 
 def check_next(
     process: tff.learning.templates.LearningProcess,
+    statistics: MovingStatistics,
 ) -> tff.learning.templates.LearningProcess:
-  """Returns a process whose `next` checks its arguments."""
+  """Returns a process whose `next` is a `CheckedRound`."""
   return tff.learning.templates.LearningProcess(
       process.initialize,
-      check_arguments(process.next),
+      check_arguments(process.next, statistics),
       process.get_model_weights,
       process.set_model_weights,
       get_hparams_fn=process.get_hparams,
