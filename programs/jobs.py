@@ -28,6 +28,7 @@ from tff_bn.programs import run_data
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
 from tff_bn.programs import settings as settings_lib
+from tff_bn.training import finished
 from tff_bn.training import folder_lock
 from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import round_data
@@ -346,6 +347,7 @@ def train_one(
     run_timing.write(job.folder, seconds, num_rounds)
   if job.held_out is not None:
     held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
+    finished.add_result(job.folder, run_folder.HELD_OUT_CSV)
 
 
 def _train(
@@ -358,11 +360,7 @@ def _train(
       run_building.training_config(job.settings),
       job.folder,
       train_on_union=registry.find(job.settings.algorithm).trains_on_union,
-      settings={
-          name: text
-          for name, text in job.settings.to_flags().items()
-          if name not in training.MAY_CHANGE
-      },
+      settings=job.settings.to_flags(),
       metrics_hook=metrics_hook,
   )
 

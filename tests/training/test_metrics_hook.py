@@ -183,7 +183,7 @@ def test_wrong_hooks(model, tmp_path, hook, error, message):
     ['{}', '[]', '{"run_id": "a", "last_rounds": []}', '{"run_id": "a"}'],
 )
 def test_record_without_the_rows(content, tmp_path):
-  (tmp_path / metrics_hook.FILE).write_text(content)
+  (tmp_path / 'metrics_hook.json').write_text(content)
   rows = metrics_hook.HookedRows(_Hook(), tmp_path, {})
   with (
       pytest.raises(ValueError, match='metrics_hook.json is damaged'),
@@ -205,7 +205,7 @@ def test_a_hook_cannot_change_the_rows(tmp_path):
 def test_damaged_record(model, tmp_path):
   hook = _Hook()
   _train(model, tmp_path, hook)
-  path = tmp_path / metrics_hook.FILE
+  path = tmp_path / 'metrics_hook.json'
   assert json.loads(path.read_text())['last_rounds'] == {
       'test_metrics_hook:_Hook': 5
   }

@@ -28,12 +28,11 @@ from absl import logging
 
 from tff_bn.common import checks
 from tff_bn.common import files
+from tff_bn.training import run_entries
 
 Row = dict[str, Union[int, float, None]]
 _LogRow = Callable[[Row], Any]
 _Result = TypeVar('_Result')
-
-FILE = 'metrics_hook.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ class HookedRows:
           'metrics_hook', hook, 'takes a run and returns a context manager'
       )
     self._hook = hook
-    self._path = run_dir / FILE
+    self._path = run_dir / run_entries.METRICS_HOOK
     self._settings = settings
     self._name = _name(hook)
     self._run_id = ''
