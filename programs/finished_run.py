@@ -39,8 +39,9 @@ def check(folder: pathlib.Path) -> dict[str, str]:
     )
   if not run_folder.is_finished(folder):
     raise ValueError(
-        f'--run={folder} is not finished; the command that started it continues'
-        ' it.'
+        f'--run={folder} is not finished: it has no models of the rounds that'
+        f' its {run_folder.FLAGS_FILE} asks for. The command that started it'
+        ' continues it.'
     )
   return texts
 

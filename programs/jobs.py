@@ -334,13 +334,16 @@ def train_one(
   """
   warn_of_small_clients(job)
   warn_of_no_memory(job.settings)
-  # A run that continues has other results.
-  (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
   try:
     result = _train(job, metrics_hook)
   except training.TrainingFailedError as error:
+    # It is of an earlier model.
+    (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
     raise type(error)(f'{error} {likely_causes(job.settings)}') from error
+  except BaseException:
+    run_folder.undo_growth(job.folder)
+    raise
   seconds = job.build_seconds + time.monotonic() - start
   num_rounds = job.settings.rounds - (result.resumed_from or 0)
   if num_rounds:

@@ -107,13 +107,13 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
   """
   flags = _parse_flags(folder)
   trained = finished.saved_settings(folder)
-  # Only `--rounds` may differ, and then the models are removed first.
-  if trained is not None and trained != flags:
-    raise ValueError(
-        f'{folder / FLAGS_FILE} was changed after the run:'
-        f' {_describe(trained, flags)}. Put the file back, or replace the run'
-        ' by its command with --overwrite.'
-    )
+  if trained is not None:
+    differences = describe_differences(trained, flags)
+    if differences:
+      raise ValueError(
+          f'{folder / FLAGS_FILE} was changed after the run: {differences}. Put'
+          ' the file back, or replace the run by its command with --overwrite.'
+      )
   return flags
 
 
@@ -144,7 +144,10 @@ def _parse_flags(folder: pathlib.Path) -> dict[str, str]:
 def is_finished(folder: pathlib.Path) -> bool:
   """Whether a folder holds a finished run."""
   # Training writes the model last.
-  return all((folder / name).exists() for name in (FLAGS_FILE, METRICS, MODEL))
+  if not all((folder / n).exists() for n in (FLAGS_FILE, METRICS, MODEL)):
+    return False
+  # A run that is to be continued has its models until the next round begins.
+  return finished.saved_settings(folder) in (None, read_flags(folder))
 
 
 def saved_round(folder: pathlib.Path) -> int:
@@ -192,7 +195,7 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   """
   return (
       (folder / FLAGS_FILE).exists()
-      and read_flags(folder) == flags
+      and read_flags(folder) == flags == finished.saved_settings(folder)
       and finished.is_finished(folder)
       and (
           'held_out_clients' not in flags
@@ -361,6 +364,8 @@ def check(
   if overwrite:
     return
   previous = read_flags(folder)
+  # While there are models, no later round has begun.
+  previous = finished.saved_settings(folder) or previous
   differences = describe_differences(previous, flags, grown)
   if differences:
     raise ValueError(
@@ -412,15 +417,7 @@ def describe_differences(
   Returns:
     Some of the flags with both values; empty if the run can be continued.
   """
-  return _describe(previous, flags, grown(previous, flags))
-
-
-def _describe(
-    previous: Mapping[str, str],
-    flags: Mapping[str, str],
-    may_differ: Collection[str] = (),
-) -> str:
-  """Describes the differences between flags, except those of some names."""
+  may_differ = grown(previous, flags)
   names = [
       name
       for name in dict.fromkeys((*flags, *previous))
@@ -458,7 +455,8 @@ def begin(
 ) -> None:
   """Writes the flags of a run into its folder, after `check`.
 
-  If the run has grown, it is no longer finished.
+  If the run has grown, it is no longer finished. The training removes its
+  models when the next round begins.
 
   Args:
     folder: The folder, claimed.
@@ -477,9 +475,29 @@ def begin(
   if path.exists():
     if read_flags(folder) == flags:
       return
-    # The run has grown, so its model is no longer the final one.
-    _remove_entry(folder / MODEL)
+    if finished.saved_settings(folder) is None:
+      _remove_entry(folder / MODEL)  # Its rounds are not known.
   files.replace(path, text)
+
+
+def undo_growth(folder: pathlib.Path) -> None:
+  """Makes a run finished again that was to be continued but could not be.
+
+  Args:
+    folder: The folder, claimed. If its models are there, no later round has
+      begun.
+  """
+  trained, flags = finished.saved_settings(folder), _parse_flags(folder)
+  if trained is not None and trained != flags:
+    path = folder / FLAGS_FILE
+    line = '--rounds={}\n'
+    text = path.read_text(encoding='utf-8')
+    files.replace(
+        path,
+        text.replace(
+            line.format(flags['rounds']), line.format(trained['rounds'])
+        ),
+    )
 
 
 def remove(folder: pathlib.Path) -> None:
