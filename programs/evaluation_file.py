@@ -138,26 +138,13 @@ def _parse(text: str) -> _Contents:
 
 def _to_text(contents: _Contents) -> str:
   """Returns the text of the file."""
-  return csv_files.to_csv(
-      _COLUMNS,
-      (
-          (
-              *dataclasses.astuple(subject),
-              *dataclasses.astuple(evaluation),
-              _checksum(subject, evaluations),
-          )
-          for subject, evaluations in contents.items()
-          for evaluation in evaluations
-      ),
-  )
-
-
-def _checksum(
-    subject: Subject, evaluations: Sequence[report.Evaluation]
-) -> str:
-  return manifests.checksum(
-      [dataclasses.astuple(subject), *map(dataclasses.astuple, evaluations)]
-  )
+  cells = []
+  for subject, evaluations in contents.items():
+    about = dataclasses.astuple(subject)
+    rows = [dataclasses.astuple(evaluation) for evaluation in evaluations]
+    checksum = manifests.checksum([about, *rows])
+    cells += [(*about, *row, checksum) for row in rows]
+  return csv_files.to_csv(_COLUMNS, cells)
 
 
 def add(

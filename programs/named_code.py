@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tff_bn.data import names as data_names
 from tff_bn.models import names as model_names
+from tff_bn.programs import run_flags
+from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import sweeps
 from tff_bn.programs.parsed_flags import ParsedFlags
 from tff_bn.programs.parsed_flags import Source
@@ -39,6 +41,14 @@ def check(flags: ParsedFlags, remedy: str) -> None:
           ' run, because only the flags.txt of a run names it, which may be'
           f" somebody else's. If you trust it, {remedy}."
       )
+
+
+def trust(settings: settings_lib.RunSettings) -> str:
+  """Returns what the commands that read a run need: ` --trust_run`, or ''."""
+  texts = settings.to_flags()
+  if any(n in texts and is_code(texts[n]) for n, is_code in NAMES_CODE.items()):
+    return f' --{run_flags.TRUST_RUN}'
+  return ''
 
 
 def _values_from_runs(flags: ParsedFlags) -> Iterator[tuple[str, str]]:

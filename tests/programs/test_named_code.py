@@ -173,13 +173,16 @@ def test_all_flags_that_name_functions_are_known():
   assert 'model' in model_flags.ModelFlags.specs()
 
 
-def test_resuming_needs_no_trust(received, capsys):
+def test_resuming_needs_no_trust(received):
   """The command of a run names its model itself."""
   texts = run_folder.read_flags(received / 'runs/x')
   arguments = [f'--{name}={text}' for name, text in texts.items()]
   flags = cli.parse(train.define_flags, arguments)
   assert flags.model == 'evil:f'
-  del capsys
+  settings = settings_lib.resolve(flags, 'fedavg', 0)
+  assert named_code.trust(settings) == ' --trust_run'
+  flags = flags.replacing({'model': 'mlp3'})
+  assert not named_code.trust(settings_lib.resolve(flags, 'fedavg', 0))
 
 
 @pytest.mark.slow
