@@ -41,8 +41,8 @@ def expand(arguments: Sequence[str]) -> list[Argument]:
     The arguments without `--flagfile`. The flags of a file are in its place.
 
   Raises:
-    ValueError: If a file does not exist, is not a text file, or includes
-      itself.
+    ValueError: If a file does not exist, is not a text file, includes itself,
+      or is the `flags.txt` of a run and was changed.
   """
   return _expand(arguments, (), False)
 
@@ -63,6 +63,8 @@ def _expand(
       chain = ' → '.join(map(str, (*including, path)))
       raise ValueError(f'--flagfile={argument} includes itself: {chain}.')
     names = (pathlib.Path(argument).name, path.name)
+    if path.name == run_folder.FLAGS_FILE:
+      run_folder.check_flags(path.parent)
     expanded += _expand(
         _read(argument, path),
         (*including, path),

@@ -52,7 +52,7 @@ def trust(settings: settings_lib.RunSettings) -> str:
 
 
 def _values_from_runs(flags: ParsedFlags) -> Iterator[tuple[str, str]]:
-  """Yields the names and values of flags that come from runs, also swept ones."""
+  """Yields flags and swept flags that come from the `flags.txt` of a run."""
   for name in (*NAMES_CODE, sweeps.SWEEP):
     if flags.defines(name) and flags.source(name) is Source.RUN:
       value = getattr(flags, name)

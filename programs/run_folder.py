@@ -117,6 +117,19 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
   return flags
 
 
+def check_flags(folder: pathlib.Path) -> None:
+  """Checks that the flags of a run were not changed, if it has models.
+
+  Args:
+    folder: The folder of a run, or any other one.
+
+  Raises:
+    ValueError: See `read_flags`.
+  """
+  if finished.saved_settings(folder) is not None:
+    read_flags(folder)
+
+
 def _parse_flags(folder: pathlib.Path) -> dict[str, str]:
   path = folder / FLAGS_FILE
   try:

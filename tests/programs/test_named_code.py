@@ -127,6 +127,7 @@ class TestFlagfiles:
   )
   def test_code_that_only_a_run_names(self, program, line, received, capsys):
     path = received / 'runs/x/flags.txt'
+    (path.parent / 'model/manifest.json').unlink()
     path.write_text(f'{line}\n')
     (received / 'other.flags').write_text('--model=evil:f\n')
     (received / 'link.flags').symlink_to(path)
@@ -144,6 +145,7 @@ class TestFlagfiles:
 
   def test_the_command_may_name_it(self, received):
     path = received / 'runs/x/flags.txt'
+    (path.parent / 'model/manifest.json').unlink()
 
     def source(*arguments):
       return cli.parse(train.define_flags, arguments).source('model')
