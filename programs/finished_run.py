@@ -56,7 +56,7 @@ def read_settings(
     overruling: Sequence[str] = (),
     without: Collection[str] = (),
     *,
-    is_trusted: bool,
+    is_trusted: bool = False,
 ) -> settings_lib.RunSettings:
   """Reads the settings of a finished run.
 

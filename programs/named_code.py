@@ -6,9 +6,11 @@ user trusts the run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from tff_bn.data import names as data_names
 from tff_bn.models import names as model_names
+from tff_bn.programs import parsers
 from tff_bn.programs import run_flags
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import sweeps
@@ -16,10 +18,12 @@ from tff_bn.programs.parsed_flags import ParsedFlags
 from tff_bn.programs.parsed_flags import Source
 
 # Flag -> whether its value names code that is not part of this package.
-NAMES_CODE: Mapping[str, Callable[[str], bool]] = {
+NAMES_CODE: Mapping[str, Callable[[Any], bool]] = {
     'model': model_names.is_other_model,
     'dataset': data_names.is_community_dataset,
     'metrics_hook': lambda name: True,
+    # It allows the others.
+    run_flags.TRUST_RUN: bool,
 }
 
 
@@ -37,9 +41,9 @@ def check(flags: ParsedFlags, remedy: str) -> None:
   for name, text in _values_from_runs(flags):
     if name in NAMES_CODE and NAMES_CODE[name](text):
       raise ValueError(
-          f'--{name}={text} names code that is not part of tff_bn. It is not'
-          ' run, because only the flags.txt of a run names it, which may be'
-          f" somebody else's. If you trust it, {remedy}."
+          f'--{name}={parsers.to_text(text)} names code that is not part of'
+          ' tff_bn. It is not run, because only the flags.txt of a run names'
+          f" it, which may be somebody else's. If you trust it, {remedy}."
       )
 
 
@@ -51,7 +55,7 @@ def trust(settings: settings_lib.RunSettings) -> str:
   return ''
 
 
-def _values_from_runs(flags: ParsedFlags) -> Iterator[tuple[str, str]]:
+def _values_from_runs(flags: ParsedFlags) -> Iterator[tuple[str, Any]]:
   """Yields flags and swept flags that come from the `flags.txt` of a run."""
   for name in (*NAMES_CODE, sweeps.SWEEP):
     if flags.defines(name) and flags.source(name) is Source.RUN:

@@ -500,8 +500,11 @@ def undo_growth(folder: pathlib.Path) -> None:
     folder: The folder, claimed. If its models are there, no later round has
       begun.
   """
-  trained, flags = finished.saved_settings(folder), _parse_flags(folder)
-  if trained is not None and trained != flags:
+  trained = finished.saved_settings(folder)
+  if trained is None:
+    return
+  flags = _parse_flags(folder)
+  if trained != flags:
     path = folder / FLAGS_FILE
     line = '--rounds={}\n'
     text = path.read_text(encoding='utf-8')

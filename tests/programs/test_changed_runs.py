@@ -360,6 +360,17 @@ class TestContinuing:
     assert run_folder.is_complete(run, old)
 
 
+def test_a_manifest_without_the_flags(run):
+  """As somebody else could write it: nothing is known, and nothing fails."""
+  manifest = manifests.read(run / 'model', saved_models.FORMAT)
+  del manifest['settings'], manifest['results']
+  manifests.write(run / 'model', manifest)
+  texts = run_folder.read_flags(run)
+  assert not run_folder.is_complete(run, texts)
+  run_folder.undo_growth(run)
+  assert run_folder.read_flags(run) == texts
+
+
 def test_held_out_results_belong_to_the_models(run):
   rows = held_out.read(run)
   assert {row.client for row in rows} == {'client_3'}

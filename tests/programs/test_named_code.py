@@ -159,6 +159,15 @@ class TestFlagfiles:
     assert source() == parsed_flags.Source.DEFAULT
 
 
+def test_trust_in_a_file_of_a_run(received, capsys):
+  (received / 'flags.txt').write_text('--trust_run\n')
+  for program, name in ((evaluate, []), (analyze, ['matching'])):
+    arguments = [*name, '--flagfile=flags.txt', '--run=runs/x']
+    error = _fails(program, arguments, capsys)
+    assert '--trust_run=true names code' in error
+  assert not list(received.rglob('executed'))
+
+
 def test_all_flags_that_name_functions_are_known():
   """A new flag `package.module:function` must be in the list."""
   values = absl_flags.FlagValues()

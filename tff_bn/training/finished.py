@@ -51,9 +51,10 @@ def saved_settings(run_dir: pathlib.Path) -> Optional[dict[str, str]]:
     OSError: If a file can't be read at present.
   """
   try:
-    return read_models_manifest(run_dir / run_entries.MODEL)['settings']
+    manifest = read_models_manifest(run_dir / run_entries.MODEL)
   except ValueError:
     return None
+  return manifest.get('settings')
 
 
 def results_checksums(
@@ -113,7 +114,7 @@ def check_results(run_dir: pathlib.Path, manifest: Mapping[str, Any]) -> None:
     DamagedError: If a result was changed or is missing.
     OSError: If a file can't be read at present.
   """
-  expected = manifest['results']
+  expected = manifest.get('results', {})
   for name, found in results_checksums(run_dir, expected).items():
     if found != expected[name]:
       how = 'is missing' if found is None else 'was changed after the run'

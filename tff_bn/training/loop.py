@@ -117,7 +117,7 @@ def train(
       exchanges and megabytes are then 0.
     settings: Further settings on which the results depend, by name. A run is
       continued only with the same settings, except those in `MAY_CHANGE`. They
-      are saved with the final models, see `saved_settings`.
+      are saved with the final models.
     metrics_hook: Gives the rows of `metrics.csv` to a logger, such as MLflow: a
       function that takes a `HookedRun` and returns a context manager, whose
       value is called with each row, see `tff_bn.training.metrics_hook`. The
