@@ -377,8 +377,6 @@ def check(
   if overwrite:
     return
   previous = read_flags(folder)
-  # While there are models, no later round has begun.
-  previous = finished.saved_settings(folder) or previous
   differences = describe_differences(previous, flags, grown)
   if differences:
     raise ValueError(
