@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+import types
 
 import printed
 import pytest
@@ -15,6 +16,7 @@ from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import finished_run
 from tff_bn.programs import held_out
+from tff_bn.programs import jobs
 from tff_bn.programs import report_data
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
@@ -341,6 +343,27 @@ class TestContinuing:
     texts = run_folder.read_flags(damaged)
     assert texts['rounds'] == '1'
     assert run_folder.is_complete(damaged, texts)
+
+  def test_a_failed_run_has_no_held_out_results(self, run, monkeypatch):
+    """They would be of the model before."""
+    job = types.SimpleNamespace(
+        settings=finished_run.read_settings(run),
+        folder=run,
+        data=types.SimpleNamespace(train_indices={'client_0': range(99)}),
+    )
+    for error, exists in (
+        (OSError('disk is full'), True),
+        (training.UnusableModelError('It is not finite.'), False),
+    ):
+
+      def fail(job, hook, error=error):
+        del job, hook
+        raise error
+
+      monkeypatch.setattr(jobs, '_train', fail)
+      with pytest.raises(type(error)):
+        jobs.train_one(job)
+      assert (run / 'held_out.csv').exists() == exists
 
   def test_a_run_that_was_to_grow(self, run, capsys):
     """As a killed program leaves it before the first new round."""
