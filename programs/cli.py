@@ -98,15 +98,16 @@ def parse(
     define_flags: Callable[[flags.FlagValues], Any],
     arguments: Sequence[str],
     *,
-    trusts_runs: bool = False,
+    remedy: Optional[str] = 'give this flag in the command itself',
 ) -> ParsedFlags:
   """Parses command-line arguments.
 
   Args:
     define_flags: Defines the flags.
     arguments: The arguments without the program's name.
-    trusts_runs: Whether the `flags.txt` of a run may name code that is not
-      part of this package.
+    remedy: If the `flags.txt` of a run names code that is not part of this
+      package, which is an error: what a user does who trusts the run. `None`:
+      the user trusts it.
 
   Returns:
     The flags' values.
@@ -131,17 +132,24 @@ def parse(
   for name in values:
     if without_files[name].present:
       sources[name] = Source.COMMAND_LINE
-    elif without_runs[name].present:
-      sources[name] = Source.FLAGFILE
     elif values[name].present:
-      sources[name] = Source.RUN
+      sources[name] = Source.FLAGFILE
     else:
       sources[name] = Source.DEFAULT
-  parsed = ParsedFlags(values, sources)
-  if not trusts_runs:
-    with checking_input():
-      named_code.check(parsed, 'give this flag in the command itself')
-  return parsed
+  of_runs = [
+      name
+      for name in values
+      if values[name].present and not without_runs[name].present
+  ]
+  if remedy is not None:
+    code = named_code.find({name: values[name].value for name in of_runs})
+    if code is not None:
+      raise UsageError(
+          f'{_origin(code.flag, expanded)}{code.text} names code that is not'
+          ' part of tff_bn. It is not run, because only the flags.txt of a run'
+          f" names it, which may be somebody else's. If you trust it, {remedy}."
+      )
+  return ParsedFlags(values, sources)
 
 
 def _parse_into(

@@ -5,7 +5,6 @@ import pathlib
 
 from tff_bn.common import spelling
 from tff_bn.programs import cli
-from tff_bn.programs import named_code
 from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
@@ -82,11 +81,11 @@ def read_settings(
           f'{spelling.suggestion(name, list(known))}'
       )
   flags = cli.parse(
-      train.define_flags, [f'--flagfile={path}', *overruling], trusts_runs=True
+      train.define_flags,
+      [f'--flagfile={path}', *overruling],
+      remedy=None if is_trusted else f'add --{run_flags.TRUST_RUN}',
   )
   try:
-    if not is_trusted:
-      named_code.check(flags, f'add --{run_flags.TRUST_RUN}')
     flags = flags.without(without)
     settings_lib.check(flags)
     return settings_lib.resolve(flags, flags.algorithm, flags.seed)

@@ -14,10 +14,8 @@ class Source(enum.IntEnum):
   """Where a flag's value comes from; the greater overrules the smaller."""
 
   DEFAULT = 0
-  # The flags.txt of a run, also as --flagfile.
-  RUN = 1
-  FLAGFILE = 2
-  COMMAND_LINE = 3
+  FLAGFILE = 1
+  COMMAND_LINE = 2
 
 
 class ParsedFlags:

@@ -17,7 +17,6 @@ from tff_bn.programs import finished_run
 from tff_bn.programs import logging_flags
 from tff_bn.programs import model_flags
 from tff_bn.programs import named_code
-from tff_bn.programs import parsed_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
@@ -96,7 +95,7 @@ def test_a_trusted_run(received, capsys):
   # The function was called, but is none that builds a model.
   assert 'model=evil:f: its function, called with' in error
   assert (received / 'executed').read_text() == 'x'
-  with pytest.raises(ValueError, match='names code'):
+  with pytest.raises(cli.UsageError, match='names code'):
     finished_run.read_settings(pathlib.Path('runs/x'), is_trusted=False)
   settings = finished_run.read_settings(pathlib.Path('runs/x'), is_trusted=True)
   assert settings.model == 'evil:f'
@@ -150,13 +149,12 @@ class TestFlagfiles:
     def source(*arguments):
       return cli.parse(train.define_flags, arguments).source('model')
 
-    assert source('--model=evil:f', f'--flagfile={path}') == 3
+    assert source('--model=evil:f', f'--flagfile={path}') == 2
     # So may a flagfile of the user, and the models of this package are no code.
     (received / 'mine.flags').write_text('--model=evil:f\n')
-    assert source('--flagfile=mine.flags', f'--flagfile={path}') == 2
+    assert source('--flagfile=mine.flags', f'--flagfile={path}') == 1
     path.write_text('--model=mlp4\n--dataset=tfds:mnist:3.*.*\n')
-    assert source(f'--flagfile={path}') == parsed_flags.Source.RUN
-    assert source() == parsed_flags.Source.DEFAULT
+    assert source(f'--flagfile={path}') == 1
 
 
 def test_trust_in_a_file_of_a_run(received, capsys):
