@@ -286,6 +286,17 @@ class TestResults:
       row = next(csv.DictReader(file))
     assert (client, accuracy) == (row['client'], float(row['accuracy']))
 
+  @pytest.mark.parametrize('damage', ['cut', 'text'])
+  def test_clients_results_of_a_failed_run(self, damage, tmp_path):
+    """They have no checksum."""
+    path = tmp_path / 'client_metrics.csv'
+    content = b'round,client,loss,accuracy\n1,a,0.25,0.5\n'
+    path.write_bytes(content)
+    assert report_data.client_accuracies(tmp_path) == [('a', 0.5)]
+    path.write_bytes(content[:-4] if damage == 'cut' else content + b'1,b,2,x')
+    with pytest.raises(ValueError, match=f'{path} is damaged'):
+      report_data.client_accuracies(tmp_path)
+
   def test_a_finished_run_answers_at_once(self, finished, monkeypatch, capsys):
     monkeypatch.setattr(dependencies, 'require_tff', None)
     before = _files(finished)
