@@ -74,7 +74,9 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
       given.append(flags.text(name))
   # Other data has other clients.
   without = held_out_flags.HeldOutFlags.specs() if given else ()
-  return finished_run.read_settings(folder, given, without)
+  return finished_run.read_settings(
+      folder, given, without, is_trusted=flags.trust_run
+  )
 
 
 def main(flags: cli.ParsedFlags) -> None:
@@ -90,6 +92,7 @@ def main(flags: cli.ParsedFlags) -> None:
       folder = run
       if flags.output_dir is not None:
         folder = pathlib.Path(flags.output_dir).expanduser()
+        run_folder.check_entries(folder)
       stack.enter_context(run_folder.created(folder))
       # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))

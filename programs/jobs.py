@@ -29,6 +29,7 @@ from tff_bn.programs import run_data
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
 from tff_bn.programs import settings as settings_lib
+from tff_bn.training import finished
 from tff_bn.training import folder_lock
 from tff_bn.training import kept_statistics
 from tff_bn.training import metrics_hook as metrics_hook_lib
@@ -336,19 +337,23 @@ def train_one(
   warn_of_small_clients(job)
   warn_of_no_memory(job.settings)
   warn_of_kept_statistics(job)
-  # A run that continues has other results.
-  (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
   try:
     result = _train(job, metrics_hook)
   except training.TrainingFailedError as error:
+    # It is of an earlier model.
+    (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
     raise type(error)(f'{error} {likely_causes(job.settings)}') from error
+  except BaseException:
+    run_folder.undo_growth(job.folder)
+    raise
   seconds = job.build_seconds + time.monotonic() - start
   num_rounds = job.settings.rounds - (result.resumed_from or 0)
   if num_rounds:
     run_timing.write(job.folder, seconds, num_rounds)
   if job.held_out is not None:
     held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
+    finished.add_result(job.folder, run_folder.HELD_OUT_CSV)
 
 
 def _train(
@@ -364,11 +369,7 @@ def _train(
         run_building.training_config(job.settings),
         job.folder,
         train_on_union=registry.find(job.settings.algorithm).trains_on_union,
-        settings={
-            name: text
-            for name, text in job.settings.to_flags().items()
-            if name not in training.MAY_CHANGE
-        },
+        settings=job.settings.to_flags(),
         metrics_hook=metrics_hook,
     )
 

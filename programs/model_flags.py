@@ -167,13 +167,13 @@ class ModelFlags(flag_groups.Flags):
     from tff_bn import models
 
     if model_names.is_other_model(self.model):
-      import_from_working_folder()
+      _import_from_working_folder()
     return models.build_model_fn(
         self.model, input_shape, num_classes, **self.arguments(ModelFlags)
     )
 
 
-def import_from_working_folder() -> None:
+def _import_from_working_folder() -> None:
   """Lets modules in the working folder be imported, as `python -m` does."""
   folder = os.getcwd()
   if folder not in sys.path:

@@ -206,11 +206,27 @@ def _filters(
 
 
 def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
-  """Reads the accuracies of a run's clients; none if they are not there."""
+  """Reads the accuracies of a run's clients.
+
+  Args:
+    folder: The run's folder.
+
+  Returns:
+    The id and the accuracy of each client; none if they are not there.
+
+  Raises:
+    ValueError: If the file is damaged. A run that failed has no checksum of it.
+  """
   path = folder / run_folder.CLIENT_METRICS
   if not path.exists():
     return []
-  with path.open(encoding='utf-8', newline='') as file:
-    return [
-        (row['client'], float(row['accuracy'])) for row in csv.DictReader(file)
-    ]
+  try:
+    with path.open(encoding='utf-8', newline='') as file:
+      return [
+          (row['client'], float(row['accuracy']))
+          for row in csv.DictReader(file)
+      ]
+  except (ValueError, KeyError, TypeError, csv.Error) as error:
+    raise ValueError(
+        f'{path} is damaged. Remove it; the command of the run writes it again.'
+    ) from error

@@ -90,3 +90,22 @@ def test_wrong_domains(name, message):
 def test_map_sources():
   assert names.map_sources('digits', str.upper) == 'DIGITS'
   assert names.map_sources('domains:x=a,b', str.upper) == 'domains:x=A,b=B'
+
+
+@pytest.mark.parametrize(
+    ('name', 'is_code'),
+    [
+        ('tfds:kaggle:mnist', True),
+        ('tfds:huggingface:mnist/a:1.0.0', True),
+        ('domains:a=digits,b=tfds:space:x', True),
+        ('tfds:mnist', False),
+        ('tfds:mnist:3.0.1', False),
+        ('tfds:domainnet/real:*.*.*', False),
+        ('domains:a=digits,b=tfds:mnist', False),
+        ('digits', False),
+        ('folder:a:b', False),
+        ('npz:tfds:a:b.npz', False),
+    ],
+)
+def test_datasets_with_code_of_others(name, is_code):
+  assert names.is_community_dataset(name) == is_code

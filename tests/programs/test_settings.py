@@ -1074,3 +1074,24 @@ def test_arguments_of_the_library_become_flags():
   assert _resolve('--algorithm=fedavg').name_flags('x (feature_layer=1)') == (
       'x (feature_layer=1)'
   )
+
+
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('a\n--seed=1', r"must not contain the character '\\n'"),
+        ('a\x85b', r"must not contain the character '\\x85'"),
+        ('a ', 'must not begin or end with a space'),
+    ],
+)
+def test_paths_that_flags_txt_cannot_hold(name, words, tmp_path, monkeypatch):
+  """The working folder becomes a part of a relative path."""
+  folder = tmp_path / name
+  folder.mkdir()
+  monkeypatch.chdir(folder)
+  flags = cli.parse(train.define_flags, ['--dataset=folder:.'])
+  with pytest.raises(ValueError, match=f'--dataset=folder:.*{words}'):
+    settings.resolve(flags, 'fedavg', 0)
+  # Presets and digits have no path.
+  flags = cli.parse(train.define_flags, ['--dataset=digits'])
+  assert settings.resolve(flags, 'fedavg', 0).dataset == 'digits'

@@ -73,6 +73,17 @@ def is_downloaded(name: str) -> bool:
   return name.startswith(TFDS_PREFIX) or name in ('emnist', 'femnist')
 
 
+def is_community_dataset(name: str) -> bool:
+  """Whether a dataset, or that of a domain, is read by downloaded code.
+
+  TensorFlow Datasets runs it for names with a namespace: `tfds:SPACE:NAME`.
+  """
+  if name.startswith(DOMAINS_PREFIX):
+    return any(map(is_community_dataset, parse_domains(name).values()))
+  # A version comes after a colon, too, but begins with a digit or a star.
+  return bool(re.match(rf'{TFDS_PREFIX}[^:]*:[^\d*]', name))
+
+
 class Generated(NamedTuple):
   """What a name `generated:...` asks for.
 

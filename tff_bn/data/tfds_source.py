@@ -1,6 +1,7 @@
 """Datasets of TensorFlow Datasets, by name."""
 
 import contextlib
+import pathlib
 import sys
 from typing import Any, Optional
 import urllib.parse
@@ -13,6 +14,7 @@ from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
 from tff_bn.data import names
+from tff_bn.data import tfds_features
 
 _TRAIN = 'train'
 # The first of these that a dataset has is the test data.
@@ -47,6 +49,8 @@ def load_tfds(
 
   source = f'dataset={name}'
   tfds_name = name.removeprefix(names.TFDS_PREFIX)
+  if data_dir is not None:
+    tfds_features.check(tfds_name, pathlib.Path(data_dir))
   try:
     builder = tfds.builder(tfds_name, data_dir=data_dir)
   except tfds.core.DatasetNotFoundError as error:

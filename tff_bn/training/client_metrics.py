@@ -6,8 +6,8 @@ import pathlib
 from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.training import evaluation
+from tff_bn.training import run_entries
 
-FILE = 'client_metrics.csv'
 _DIGITS = 7  # As in metrics.csv.
 
 
@@ -25,7 +25,7 @@ def write(
   """
   names = list(next(iter(results.values())))
   files.replace(
-      run_dir / FILE,
+      run_dir / run_entries.CLIENT_METRICS,
       csv_files.to_csv(
           ['round', 'client', *names],
           (

@@ -52,6 +52,7 @@ from tff_bn.training import metrics_log
 from tff_bn.training import round_data
 from tff_bn.training import round_evaluation
 from tff_bn.training import rounds
+from tff_bn.training import run_entries
 from tff_bn.training import run_identity
 from tff_bn.training import termination
 from tff_bn.training.training_config import MAY_CHANGE
@@ -116,7 +117,8 @@ def train(
       all sampled clients. Its batch size is multiplied by their number. The
       exchanges and megabytes are then 0.
     settings: Further settings on which the results depend, by name. A run is
-      continued only with the same settings.
+      continued only with the same settings, except those in `MAY_CHANGE`. They
+      are saved with the final models.
     metrics_hook: Gives the rows of `metrics.csv` to a logger, such as MLflow: a
       function that takes a `HookedRun` and returns a context manager, whose
       value is called with each row, see `tff_bn.training.metrics_hook`. The
@@ -138,7 +140,7 @@ def train(
     TypeError: If a client's id is not a string, or an argument has the wrong
       type.
     ValueError: If the arguments contradict each other or the folder, or the
-      folder is damaged.
+      folder is damaged, or one of its entries is a link.
     OSError: If a file can't be read or written at present.
     ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
     MetricsHookError: If the metrics hook fails. The same call continues the run
@@ -170,6 +172,7 @@ def train(
   def run(stop: threading.Event) -> TrainingResult:
     with contextlib.ExitStack() as stack:
       stack.enter_context(folder_lock.hold(run_dir))
+      run_entries.check(run_dir)
       run = _Run(
           process,
           model,
@@ -255,17 +258,21 @@ class _Run:
                 if name not in MAY_CHANGE
             },
             'train_on_union': train_on_union,
-            **settings,
+            **{
+                name: text
+                for name, text in settings.items()
+                if name not in MAY_CHANGE
+            },
         },
         data.fingerprint(),
         run_identity.describe_process(process, process.initialize()),
     )
-    checkpoints.check_run(run_dir / 'checkpoints', self._identity)
+    checkpoints.check_run(run_dir / run_entries.CHECKPOINTS, self._identity)
     self._store: Optional[client_state_store.ClientStateStore] = None
     if isinstance(process, StatefulLearningProcess):
       self._store = stack.enter_context(
           client_state_store.ClientStateStore(
-              run_dir / 'client_states.sqlite', self._identity.checksum
+              run_dir / run_entries.CLIENT_STATES, self._identity.checksum
           )
       )
     self._evaluation = round_evaluation.RoundEvaluation(
@@ -274,7 +281,9 @@ class _Run:
     self._hook = metrics_hook_lib.HookedRows(
         metrics_hook, run_dir, {**settings, **dataclasses.asdict(config)}
     )
-    self._models = final_models.FinalModels(run_dir, self._identity.checksum)
+    self._models = final_models.FinalModels(
+        run_dir, self._identity.checksum, settings
+    )
     self._log = stack.enter_context(
         contextlib.closing(
             metrics_log.MetricsLog(
@@ -289,7 +298,7 @@ class _Run:
         )
     )
     self._checkpoints = checkpoints.CheckpointManager(
-        run_dir / 'checkpoints',
+        run_dir / run_entries.CHECKPOINTS,
         every=config.checkpoint_every,
         last_round=config.rounds,
         identity=self._identity,
@@ -371,6 +380,7 @@ class _Run:
     # The last round is saved, and many models take long.
     with termination.allowed():
       state = self._evaluation.evaluated_state(state, config.rounds)
+      self._evaluation.complete(state)
     with (
         termination.allowed(),
         self._models.writing(

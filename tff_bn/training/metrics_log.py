@@ -17,6 +17,7 @@ from typing_extensions import override
 from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.common import progress
+from tff_bn.training import run_entries
 
 # What the bar shows besides itself fits in 80 columns.
 _BAR_FORMAT = (
@@ -112,8 +113,8 @@ class MetricsLog(tff.program.ReleaseManager):
       on_rows: Called with all rows when there is a new one, after it is
         written.
     """
-    self._path = run_dir / 'metrics.csv'
-    self._logdir = run_dir / 'logdir'
+    self._path = run_dir / run_entries.METRICS
+    self._logdir = run_dir / run_entries.LOGDIR
     self._columns = column_names(metric_names, correction_names)
     # The column of the last evaluation that the bar shows.
     self._shown_column = f'{_TEST}{[*metric_names, "loss"][0]}'
@@ -165,7 +166,7 @@ class MetricsLog(tff.program.ReleaseManager):
   def restore(self, rows: Sequence[Row]) -> None:
     """Continues after the rows of a checkpoint.
 
-    `metrics.csv` is written again if it is missing or does not begin with them.
+    `metrics.csv` is written again if it does not have these rows alone.
 
     Args:
       rows: The result of `rows_until`.
@@ -178,13 +179,16 @@ class MetricsLog(tff.program.ReleaseManager):
       found = self._path.read_bytes()
     except FileNotFoundError:
       found = b''
+    if found == text:
+      return
+    # A program that was killed may have added rows after the checkpoint.
     if not found.startswith(text):
       logging.warning(
           '%s is missing or was changed; it is written again, from the'
           ' checkpoint.',
           self._path,
       )
-      files.replace(self._path, text)
+    files.replace(self._path, text)
 
   @override
   async def release(self, value: Mapping[str, Any], key: int) -> None:

@@ -1,7 +1,7 @@
 """Evaluates the models of a run, of the server or of the clients."""
 
 import collections
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -85,6 +85,8 @@ class RoundEvaluation:
     self._make_dataset = make_dataset
     # The last result of `evaluated_state`, with the number of its round.
     self._evaluated: Optional[tuple[int, Any]] = None
+    # Whether this object has written them.
+    self._has_client_metrics = False
     self._model = model
     self._data = data
     self._config = config
@@ -130,20 +132,43 @@ class RoundEvaluation:
       test = self._evaluator.evaluate_clients(
           weights, lambda client_id: self.test_dataset
       )
-    by_client = self._evaluator.evaluate_each_client(
-        weights,
-        lambda client_id: self._data.client_test_dataset(
-            client_id, _BATCH_SIZE
-        ),
-    )
+    by_client = self._evaluate_each_client(weights)
     if round_num == self._config.rounds:
-      client_metrics.write(self._run_dir, round_num, by_client)
+      self._write_client_metrics(by_client)
     client_test = evaluation.mean_over_clients(by_client)
     for prefix, result in (('test_', test), ('client_test_', client_test)):
       for name in ('loss', *self._evaluator.metric_names):
         if result is not None:
           columns[f'{prefix}{name}'] = result[name]
     return columns
+
+  def _evaluate_each_client(
+      self, weights: Mapping[str, ModelWeights]
+  ) -> dict[str, evaluation.Metrics]:
+    return self._evaluator.evaluate_each_client(
+        weights,
+        lambda client_id: self._data.client_test_dataset(
+            client_id, _BATCH_SIZE
+        ),
+    )
+
+  def _write_client_metrics(
+      self, by_client: Mapping[str, evaluation.Metrics]
+  ) -> None:
+    client_metrics.write(self._run_dir, self._config.rounds, by_client)
+    self._has_client_metrics = True
+
+  def complete(self, state: Any) -> None:
+    """Writes the clients' results after the last round, unless it has done so.
+
+    The file may be from an earlier program, and changed since.
+
+    Args:
+      state: The server's final state, see `evaluated_state`.
+    """
+    if not self._has_client_metrics:
+      weights, _ = self._evaluated_weights(state)
+      self._write_client_metrics(self._evaluate_each_client(weights))
 
   def evaluated_state(self, state: Any, round_num: int) -> Any:
     """Returns the state whose models are evaluated after a round.
