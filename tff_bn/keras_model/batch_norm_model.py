@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import math
 from typing import Any, Optional, TypeAlias
 
@@ -12,6 +13,7 @@ import tensorflow_federated as tff
 
 from tff_bn.common import checks
 from tff_bn.keras_model import model_arguments
+from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
@@ -102,14 +104,18 @@ class BatchNormModel:
       loss_fn: A function without arguments that returns a Keras loss, which
         averages over the batch.
       metrics_fn: A function without arguments that returns a list of Keras
-        metrics with different names. Default: none.
+        metrics with different names. Their variables must be sums over the
+        examples, as in all metrics of Keras, because the server adds up those
+        of the clients. A result may be a vector, as of
+        `keras.metrics.F1Score(average=None)`, or a dictionary. Default: none.
 
     Raises:
       TypeError: If an argument is not a function that returns what it should,
         such as a model, a loss or a list of metrics themselves.
       ValueError: If `input_spec` is not of a batched dataset of pairs, or does
         not fit the model's input, two calls return the same model object, the
-        model has no trainable variable, or two metrics have the same name.
+        model has no trainable variable, two metrics have the same name, or a
+        metric cannot be computed or added up.
     """
     model_arguments.check_model_fn(keras_model_fn)
     self.input_spec = model_arguments.check_input_spec(input_spec)
@@ -131,6 +137,10 @@ class BatchNormModel:
         )
     )
     self._initial = [v.numpy() for v in self.keras_model.weights]
+    # Of the metrics' results, by name.
+    self.metric_shapes = model_metrics.check(
+        self.new_metrics(), *self._metric_specs
+    )
 
   def __repr__(self) -> str:
     layers = {v.batch_norm for v in self.variables} - {None}
@@ -169,6 +179,16 @@ class BatchNormModel:
       )
       model(sample, training=False)
     return model
+
+  @functools.cached_property
+  def _metric_specs(self) -> tuple[Any, Any]:
+    """The specs of what metrics compare: the labels and the model's output."""
+    x_spec, y_spec = self.input_spec
+    return y_spec, model_metrics.output_spec(self.keras_model, x_spec)
+
+  def new_metrics(self) -> model_metrics.Metrics:
+    """Returns new metrics by their names, with all their variables."""
+    return model_metrics.build(self.metrics_fn(), *self._metric_specs)
 
   @property
   def has_batch_norm(self) -> bool:

@@ -43,15 +43,7 @@ def check_loss_fn(loss_fn: Any) -> None:
 
 
 def check_metrics_fn(metrics_fn: Any) -> None:
-  """Checks that `metrics_fn` returns Keras metrics with different names.
-
-  Args:
-    metrics_fn: The argument.
-
-  Raises:
-    TypeError: If it is no function, or does not return a list of metrics.
-    ValueError: If two metrics have the same name, or one has a reserved name.
-  """
+  """Raises a `TypeError` if `metrics_fn` does not return Keras metrics."""
   if isinstance(metrics_fn, (list, tuple, keras.metrics.Metric)):
     raise TypeError(
         'metrics_fn must be a function that returns a list of new Keras'
@@ -73,12 +65,6 @@ def check_metrics_fn(metrics_fn: Any) -> None:
         keras.metrics.Metric,
         'return a list of keras.metrics.Metric, such as'
         " [keras.metrics.SparseCategoricalAccuracy('accuracy')]",
-    )
-  names = [metric.name for metric in metrics]
-  if {'loss', 'num_examples'} & set(names) or len(set(names)) < len(names):
-    raise ValueError(
-        f'metrics_fn returns metrics named {names}; the names must be unique'
-        " and differ from 'loss' and 'num_examples'."
     )
 
 
