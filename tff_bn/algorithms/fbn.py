@@ -289,7 +289,9 @@ def _backward_statistics(
   return backward_statistics.BackwardStatistics(
       layers,
       backward,
-      sends=not (is_one_gradient and backward_statistics.is_in_update(layers)),
+      sends=not (
+          is_one_gradient and backward_statistics.is_in_update(model, layers)
+      ),
       restart=restart,
   )
 

@@ -1,6 +1,7 @@
 """A Keras model as data: variables with their roles and initial values."""
 
 from collections.abc import Callable, Sequence
+import copy
 import dataclasses
 import functools
 import math
@@ -12,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.common import checks
+from tff_bn.keras_model import constraints
 from tff_bn.keras_model import model_arguments
 from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model.partition import Role
@@ -73,6 +75,13 @@ class BatchNormModel:
   Layers may have one of Keras's mixed dtype policies. Their variables, the loss
   and the metrics are float32, and the loss is scaled if a layer computes in
   float16.
+
+  Constraints of variables, such as `kernel_constraint`, are applied after each
+  local step, as in Keras's `fit`. The mean of the clients' models satisfies
+  convex constraints, too, up to rounding: `NonNeg`, `MaxNorm`, and the upper
+  bound of `MinMaxNorm`. It does not satisfy others, such as `UnitNorm`. With
+  another `server_optimizer` than the default, or a `model_aggregator` that is
+  no mean, the server's model need not satisfy any constraint.
 
   Example:
   ```
@@ -137,6 +146,9 @@ class BatchNormModel:
         )
     )
     self._initial = [v.numpy() for v in self.keras_model.weights]
+    self.constraints = constraints.Constraints(
+        self.keras_model.trainable_weights
+    )
     # Of the metrics' results, by name.
     self.metric_shapes = model_metrics.check(
         self.new_metrics(), *self._metric_specs
@@ -178,6 +190,12 @@ class BatchNormModel:
           self.input_spec[0],
       )
       model(sample, training=False)
+    return model
+
+  def without_constraints(self) -> 'BatchNormModel':
+    """Returns the same model, but training ignores variables' constraints."""
+    model = copy.copy(self)
+    model.constraints = constraints.Constraints([])
     return model
 
   @functools.cached_property
