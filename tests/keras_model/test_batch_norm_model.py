@@ -136,6 +136,101 @@ def test_roles_inside_wrappers_synchronized_and_shared_layers():
   assert sorted(_roles(model)) == sorted([*_NORM * 3, kernel, kernel])
 
 
+class _OwnTrainStep(keras.Model):
+
+  def train_step(self, data):
+    return super().train_step(data)
+
+
+class _OwnLossAndMetrics(keras.Sequential):
+
+  def compute_loss(self, **kwargs):
+    return 2 * super().compute_loss(**kwargs)
+
+  def compute_metrics(self, *args, **kwargs):
+    return {}
+
+
+class _OwnStepsInside(keras.layers.Layer):
+
+  def train_step(self, x):
+    return x
+
+  def call(self, x):
+    return x
+
+
+def _functional(model_class=keras.Model):
+  inputs = keras.Input((4,))
+  return model_class(inputs, layers.Dense(3)(inputs), name='own')
+
+
+def _with_replaced_method():
+  model = _functional()
+  model.fit = lambda *args, **kwargs: None
+  return model
+
+
+@pytest.mark.parametrize(
+    ('keras_model_fn', 'methods'),
+    [
+        (lambda: _functional(_OwnTrainStep), '_OwnTrainStep.* own train_step,'),
+        (
+            lambda: _OwnLossAndMetrics([keras.Input((4,)), layers.Dense(3)]),
+            '_OwnLossAndMetrics.* own compute_loss, compute_metrics, which',
+        ),
+        (_with_replaced_method, "'own' .*Functional.* has its own fit, which"),
+    ],
+)
+def test_overridden_training_is_not_ignored(keras_model_fn, methods):
+  with pytest.raises(ValueError, match=methods):
+    _model(keras_model_fn)
+
+
+def test_methods_that_training_does_not_replace():
+  """The remedy of the error, and a layer whose methods Keras ignores, too."""
+
+  def keras_model_fn():
+    model = _functional(_OwnTrainStep)
+    return keras.Model(model.inputs, _OwnStepsInside()(model.outputs[0]))
+
+  assert len(_model(keras_model_fn).variables) == 2
+
+
+def test_compiled_model(caplog):
+  def keras_model_fn(**arguments):
+    model = _functional()
+    if arguments:
+      model.compile(**arguments)
+    return model
+
+  def scaled_error(y_true, y_pred):
+    return keras.ops.mean(y_true - y_pred)
+
+  _model(keras_model_fn).to_keras()
+  assert not caplog.records
+  _model(
+      lambda: keras_model_fn(
+          optimizer=keras.optimizers.Adam(0.1),
+          loss=[scaled_error],
+          loss_weights=[0.25],
+          metrics={'dense': ['mae', keras.metrics.AUC()]},
+          weighted_metrics=[scaled_error],
+      )
+  ).to_keras()
+  (record,) = caplog.records
+  assert record.levelname == 'WARNING'
+  assert record.getMessage() == (
+      "The model 'own' of keras_model_fn is compiled, but training ignores its"
+      ' optimizer (Adam), loss (scaled_error), loss_weights (0.25), metrics'
+      ' (dense: mae, AUC), weighted_metrics (scaled_error): loss_fn,'
+      ' metrics_fn and the client_optimizer of the builder replace them.'
+  )
+  caplog.clear()
+  _model(lambda: keras_model_fn(loss='mse'))
+  assert 'ignores its optimizer (RMSprop), loss (mse):' in caplog.text
+
+
 class _Subclassed(keras.Model):
 
   def __init__(self):

@@ -21,6 +21,15 @@ from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.layers.position_encoding import PositionEncoding
 
+# TensorFlow adds and converts their values on every device.
+_DTYPES = frozenset(
+    [
+        *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.bool),
+        *(tf.int8, tf.int16, tf.int32, tf.int64),
+        *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+    ]
+)
+
 ModelWeights: TypeAlias = tff.learning.models.ModelWeights
 
 
@@ -108,7 +117,10 @@ class BatchNormModel:
     Args:
       keras_model_fn: A function without arguments that returns a new
         `keras.Model` at each call, untrained or pretrained. Functional,
-        Sequential and subclassed models work.
+        Sequential and subclassed models work, unless they override Keras's
+        methods for training and evaluation, such as `train_step` or
+        `compute_loss`. What a compiled model was compiled with is ignored, with
+        a warning.
       input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`.
       loss_fn: A function without arguments that returns a Keras loss, which
         averages over the batch.
@@ -123,8 +135,9 @@ class BatchNormModel:
         such as a model, a loss or a list of metrics themselves.
       ValueError: If `input_spec` is not of a batched dataset of pairs, or does
         not fit the model's input, two calls return the same model object, the
-        model has no trainable variable, two metrics have the same name, or a
-        metric cannot be computed or added up.
+        model has no trainable variable, one of an unusual dtype, or own methods
+        for training, two metrics have the same name, or a metric cannot be
+        computed or added up.
     """
     model_arguments.check_model_fn(keras_model_fn)
     self.input_spec = model_arguments.check_input_spec(input_spec)
@@ -134,9 +147,11 @@ class BatchNormModel:
     self.metrics_fn = metrics_fn if metrics_fn is not None else list
     model_arguments.check_metrics_fn(self.metrics_fn)
     self.keras_model = self._new_keras_model()
+    model_arguments.check_training(self.keras_model)
     if not self.keras_model.trainable_weights:
       raise ValueError('The model of keras_model_fn has no trainable variable.')
     self.variables = _describe_variables(self.keras_model)
+    _check_dtypes(self.variables)
     position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
     self._trainable_positions, self._non_trainable_positions = (
         [position_of[id(v)] for v in weights]
@@ -317,6 +332,17 @@ class BatchNormModel:
           ' model of keras_model_fn: ' + _first_difference(found, expected)
       )
     return self.to_model_weights([v.numpy() for v in keras_model.weights])
+
+
+def _check_dtypes(variables: Sequence[VariableInfo]) -> None:
+  """Raises a `ValueError` if clients cannot send a variable."""
+  for v in variables:
+    if v.dtype not in _DTYPES:
+      raise ValueError(
+          f'The variable {v.name} of the layer {v.layer!r} has the dtype'
+          f' {v.dtype.name}; it must be one of'
+          f' {", ".join(sorted(dtype.name for dtype in _DTYPES))}.'
+      )
 
 
 def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> str:

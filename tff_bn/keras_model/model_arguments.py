@@ -1,12 +1,26 @@
 """Checks of the arguments of `BatchNormModel`."""
 
+from collections.abc import Mapping
 import inspect
 from typing import Any
 
+from absl import logging
 import keras
 import tensorflow as tf
 
 from tff_bn.common import checks
+
+# What Keras's `fit` and `evaluate` call, and what our training replaces.
+_TRAINING_METHODS = (
+    'fit',
+    'make_train_function',
+    'train_on_batch',
+    'train_step',
+    'compute_loss',
+    'compute_metrics',
+    'test_step',
+)
+_COMPILED = ('optimizer', 'loss', 'loss_weights', 'metrics', 'weighted_metrics')
 
 
 def check_model_fn(keras_model_fn: Any) -> None:
@@ -22,6 +36,59 @@ def check_model_fn(keras_model_fn: Any) -> None:
   _check_function(
       'keras_model_fn', keras_model_fn, 'a new keras.Model at each call'
   )
+
+
+def check_training(model: keras.Model) -> None:
+  """Checks that training does not ignore what a model says about it.
+
+  Args:
+    model: The model. If it is compiled, a warning is logged.
+
+  Raises:
+    ValueError: If the model's class, or the model, overrides methods of Keras
+      for training and evaluation.
+  """
+  own = [
+      name
+      for name in _TRAINING_METHODS
+      if getattr(getattr(model, name), '__func__', None)
+      is not getattr(keras.Model, name)
+  ]
+  if own:
+    raise ValueError(
+        f'The model {model.name!r} of keras_model_fn ({type(model).__name__})'
+        f' has its own {", ".join(own)}, which federated training would ignore.'
+        ' Remove the overridden methods, or wrap a functional model in'
+        ' keras.Model(model.inputs, model.outputs). Put the loss into loss_fn,'
+        ' or into self.add_loss in `call`, and the metrics into metrics_fn.'
+    )
+  if model.compiled:
+    # A class with its own `compile` may lack it.
+    config = getattr(model, '_compile_config', None)
+    arguments = {} if config is None else config.config
+    given = [
+        f'{name} ({_describe(arguments[name])})'
+        for name in _COMPILED
+        if arguments.get(name) is not None
+    ]
+    logging.warning(
+        'The model %r of keras_model_fn is compiled, but training ignores its'
+        ' %s: loss_fn, metrics_fn and the client_optimizer of the builder'
+        ' replace them.',
+        model.name,
+        ', '.join(given) or 'settings',
+    )
+
+
+def _describe(value: Any) -> str:
+  """Names an argument of `compile`: a function, an object or several."""
+  if isinstance(value, Mapping):
+    return ', '.join(f'{key}: {_describe(item)}' for key, item in value.items())
+  if isinstance(value, (list, tuple)):
+    return ', '.join(map(_describe, value))
+  if isinstance(value, (str, int, float)):
+    return str(value)
+  return getattr(value, '__name__', type(value).__name__)
 
 
 def check_loss_fn(loss_fn: Any) -> None:

@@ -445,7 +445,7 @@ def merge_client_weights(
     value = np.asarray(moments.first[position])
     if info.role is Role.PERSONAL_PHASE:
       value = initial_value
-    elif value.dtype.kind == 'f':
+    elif info.dtype.is_floating:
       mean = moments.mean(position)
       if info.role is Role.MOVING_VARIANCE:
         mean = mean + between[info.batch_norm]
