@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import BatchNormModel
+from tff_bn.clients import local_step
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import PositionEncoding
 
@@ -336,6 +337,34 @@ def test_weights_of_another_model_are_an_error():
     model.from_keras(deeper)
 
 
+class WeightedError(keras.losses.Loss):
+  """The mean squared error of pairs of labels and weights."""
+
+  def call(self, y_true, y_pred):
+    labels, weights = y_true
+    return weights * keras.ops.mean(keras.ops.square(labels - y_pred), -1)
+
+
+def test_sample_weights_as_a_part_of_y():
+  """The remedy of an error, with `fit` as the truth."""
+  spec = (_SPEC[0], (tf.TensorSpec((None, 3)), tf.TensorSpec((None,))))
+  model = _model(_functional, spec, WeightedError)
+  rng = np.random.default_rng(0)
+  x, y, weights = (
+      rng.uniform(size=shape).astype(np.float32)
+      for shape in ((8, 4), (8, 3), 8)
+  )
+  keras_model = model.to_keras()
+  output, loss = local_step.output_and_loss(
+      keras_model, model.loss_fn(), x, (tf.constant(y), tf.constant(weights))
+  )
+  assert output.shape == (8, 3)
+  keras_model.compile('sgd', 'mse')
+  np.testing.assert_allclose(
+      loss, keras_model.evaluate(x, y, 8, 0, weights), rtol=1e-5
+  )
+
+
 def _with_norm():
   return keras.Sequential(
       [keras.Input((4,)), layers.Dense(3), layers.BatchNormalization()],
@@ -378,7 +407,48 @@ def _with_two_inputs():
         (
             dict(input_spec=(*_SPEC, _SPEC[1])),
             ValueError,
-            r'input_spec must be the element_spec .* of \(x, y\) pairs',
+            r'input_spec must be the element_spec .* of \(x, y\) pairs.*'
+            r'\(x, y, sample_weight\) are not .*sample_weight: \(x, y\)\), or',
+        ),
+        (
+            dict(input_spec=dict(zip(('image', 'label'), _SPEC))),
+            ValueError,
+            r'pairs, but is .*dataset.map .* lambda batch: \(batch\[X\], batch',
+        ),
+        (
+            dict(input_spec=(tf.SparseTensorSpec((None, 4)), _SPEC[1])),
+            TypeError,
+            'x has .* type SparseTensorSpec. .*x, y: .tf.sparse.to_dense.x., y',
+        ),
+        (
+            dict(input_spec=(_SPEC[0], tf.SparseTensorSpec((None, 3)))),
+            TypeError,
+            r'y has .* type SparseT.* y: \(x, tf.sparse.to_dense\(y\)\)\)\.$',
+        ),
+        (
+            dict(input_spec=(tf.RaggedTensorSpec((8, None)), _SPEC[1])),
+            TypeError,
+            r'type RaggedTensorSpec. .* y: \(x.to_tensor\(\), y\)\)\.$',
+        ),
+        (
+            dict(input_spec=({'a': tf.RaggedTensorSpec((8, None))}, _SPEC[1])),
+            TypeError,
+            r'type RaggedTensorSpec. Convert it .* by dataset.map\.$',
+        ),
+        (
+            dict(input_spec=(_SPEC[0], tf.OptionalSpec(_SPEC[1]))),
+            TypeError,
+            'must consist of tf.TensorSpecs, but y has a part of type Optional',
+        ),
+        (
+            dict(input_spec=(tf.TensorSpec(None), _SPEC[1])),
+            ValueError,
+            'unknown rank in x: .*from_generator an output_signature with shap',
+        ),
+        (
+            dict(input_spec=(_SPEC[0], (_SPEC[1], tf.TensorSpec(None)))),
+            ValueError,
+            'unknown rank in y: .*call set_shape after tf.py_function or tf.',
         ),
         (
             dict(keras_model_fn=_with_norm()),

@@ -10,6 +10,11 @@ import tensorflow as tf
 
 from tff_bn.common import checks
 
+# Code that converts a value to an ordinary tensor, by the class of its spec.
+_TO_TENSOR = {
+    tf.SparseTensorSpec: 'tf.sparse.to_dense({})',
+    tf.RaggedTensorSpec: '{}.to_tensor()',
+}
 # What Keras's `fit` and `evaluate` call, and what our training replaces.
 _TRAINING_METHODS = (
     'fit',
@@ -161,8 +166,9 @@ def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
     The specs of x and y.
 
   Raises:
-    TypeError: If it consists of other things than specs.
-    ValueError: If it is not a pair, or a part of it has no batch axis.
+    TypeError: If it consists of other things than specs of ordinary tensors.
+    ValueError: If it is not a pair, or a part of it has no batch axis or an
+      unknown rank.
   """
   if isinstance(input_spec, tf.data.Dataset):
     raise TypeError(
@@ -172,19 +178,69 @@ def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
   if not isinstance(input_spec, (tuple, list)) or len(input_spec) != 2:
     raise ValueError(
         'input_spec must be the element_spec of a batched dataset of (x, y)'
-        f' pairs, but is {input_spec!r}.'
+        f' pairs, but is {input_spec!r}.{_pairs_advice(input_spec)}'
     )
-  for spec in tf.nest.flatten(input_spec):
-    checks.check_type(
-        'input_spec',
-        spec,
-        tf.TypeSpec,
-        'consist of tf.TensorSpecs, as dataset.element_spec does',
-    )
-    if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0:
-      raise ValueError(_not_batched(spec))
+  for name, part in zip(('x', 'y'), input_spec):
+    for spec in tf.nest.flatten(part):
+      _check_tensor(name, spec, is_whole=spec is part)
   x, y = input_spec
   return x, y
+
+
+def _pairs_advice(spec: Any) -> str:
+  """Returns a sentence on how to make pairs, beginning with a space."""
+  if isinstance(spec, Mapping):
+    return (
+        ' Use dataset.map to make pairs, such as lambda batch: (batch[X],'
+        ' batch[Y]).'
+    )
+  if isinstance(spec, (tuple, list)) and len(spec) == 3:
+    return (
+        ' Batches (x, y, sample_weight) are not supported: drop the weights by'
+        ' dataset.map(lambda x, y, sample_weight: (x, y)), or make them a part'
+        ' of y by dataset.map(lambda x, y, sample_weight: (x, (y,'
+        ' sample_weight))) and apply them in a loss of your own.'
+    )
+  return ''
+
+
+def _check_tensor(name: str, spec: Any, is_whole: bool) -> None:
+  """Checks the spec of a tensor in `x` or `y`.
+
+  Args:
+    name: `x` or `y`.
+    spec: The spec.
+    is_whole: Whether there are no other tensors in `x` or `y`.
+
+  Raises:
+    TypeError: If it is not of an ordinary tensor.
+    ValueError: If its rank is unknown, or it has no batch axis.
+  """
+  checks.check_type(
+      'input_spec',
+      spec,
+      tf.TypeSpec,
+      'consist of tf.TensorSpecs, as dataset.element_spec does',
+  )
+  if not isinstance(spec, tf.TensorSpec):
+    function = ''
+    convert = _TO_TENSOR.get(type(spec))
+    if convert is not None and is_whole:
+      parts = [convert.format(p) if p == name else p for p in ('x', 'y')]
+      function = f'(lambda x, y: ({", ".join(parts)}))'
+    raise TypeError(
+        f'input_spec must consist of tf.TensorSpecs, but {name} has a part of'
+        f' type {type(spec).__name__}. Convert it to an ordinary tensor by'
+        f' dataset.map{function}.'
+    )
+  if spec.shape.rank is None:
+    raise ValueError(
+        f'input_spec has a tensor of unknown rank in {name}: {spec}. Give'
+        ' tf.data.Dataset.from_generator an output_signature with shapes, and'
+        ' call set_shape after tf.py_function or tf.numpy_function.'
+    )
+  if spec.shape.rank == 0:
+    raise ValueError(_not_batched(spec))
 
 
 def _not_batched(spec: tf.TensorSpec) -> str:
@@ -211,8 +267,6 @@ def check_fits(input_spec: tuple[Any, Any], model: keras.Model) -> None:
         f' {len(inputs)} inputs.'
     )
   if len(inputs) != 1 or not isinstance(spec, tf.TensorSpec):
-    return
-  if spec.shape.rank is None:
     return
   expected = tf.TensorShape(inputs[0].shape)
   shape = spec.shape.as_list()
