@@ -356,6 +356,48 @@ class TestReestimateBatchNormStatistics:
     for a, b in zip(found.non_trainable, expected.non_trainable, strict=True):
       np.testing.assert_array_equal(a, b)
 
+  def test_renorm_is_left_out(self):
+    def build(**arguments):
+      return _build_sequential(
+          lambda: [
+              keras.layers.BatchNormalization(name='first', **arguments),
+              keras.layers.Dense(5),
+              keras.layers.BatchNormalization(name='second', **arguments),
+          ]
+      )
+
+    plain, renorm = build(), build(renorm=True)
+    given = renorm.to_keras(_random_weights(renorm, 0))
+    same = plain.to_keras()
+    for layer, other in zip(given.layers, same.layers, strict=True):
+      other.set_weights(layer.get_weights()[: len(other.weights)])
+    data = _batches(_examples(10), 4)
+    keras_model = renorm.to_keras(
+        evaluation.reestimate_batch_norm_statistics(
+            renorm, renorm.from_keras(given), data
+        )
+    )
+    expected = plain.to_keras(
+        evaluation.reestimate_batch_norm_statistics(
+            plain, plain.from_keras(same), data
+        )
+    )
+    for name in ('first', 'second'):
+      layer, other = (m.get_layer(name) for m in (keras_model, expected))
+      assert layer.renorm
+      for part in ('moving_mean', 'moving_variance'):
+        np.testing.assert_array_equal(
+            getattr(layer, part), getattr(other, part)
+        )
+      np.testing.assert_allclose(
+          np.square(layer.moving_stddev),
+          other.moving_variance + layer.epsilon,
+          rtol=1e-6,
+      )
+      np.testing.assert_array_equal(
+          layer.renorm_mean, given.get_layer(name).renorm_mean
+      )
+
   def test_later_layers_see_batch_statistics_and_no_dropout(self):
     model = _build_sequential(
         lambda: [

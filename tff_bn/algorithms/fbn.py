@@ -24,12 +24,17 @@ from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
 from tff_bn.common import checks
 from tff_bn.common import optimizers
+from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.keras_model.shared_weights import Statistics
 from tff_bn.layers.batch_moments import Moments
 from tff_bn.layers.batch_renormalization import BatchRenormalization
+from tff_bn.layers.federated_batch_normalization import (
+    FederatedBatchNormalization,
+)
+from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.processes import averaging
 from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
@@ -38,6 +43,13 @@ from tff_bn.processes.options import ProcessConfig
 from tff_bn.processes.stateful_process import Process
 
 __all__ = ['build_fbn']
+
+# FBN computes the second one. `SharedWeights` refuses the third one.
+_KNOWN_CLASSES = (
+    keras.layers.BatchNormalization,
+    FederatedBatchNormalization,
+    HybridBatchNormalization,
+)
 
 
 def build_fbn(
@@ -199,7 +211,8 @@ def build_fbn(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, or the model has
-      no trainable batch normalization layer, or one of batch renormalization.
+      no trainable batch normalization layer, one of batch renormalization, or
+      one of a class with its own computation.
   """
   layers = requirements.trained_batch_norm_layers('FBN', model)
   _check_classes(model, layers)
@@ -235,7 +248,14 @@ def build_fbn(
 def _check_classes(
     model: BatchNormModel, layers: Sequence[keras.layers.Layer]
 ) -> None:
-  """Checks that no layer is batch renormalization."""
+  """Checks that running statistics replace the computation of no layer."""
+  requirements.check_no_renorm(
+      'FBN',
+      model,
+      'it normalizes by the running statistics, so renormalization would have'
+      ' no effect',
+      'keras.layers.BatchNormalization without it',
+  )
   for layer in layers:
     if isinstance(layer, BatchRenormalization):
       raise ValueError(
@@ -244,6 +264,14 @@ def _check_classes(
           f' {model.keras_model.name!r} would have no effect. Use'
           ' keras.layers.BatchNormalization (tff_bn.convert_batch_norm(model,'
           " to='batch')), or fedavg."
+      )
+    own = fused_batch_norm.own_method(layer, _KNOWN_CLASSES)
+    if own:
+      raise ValueError(
+          f'The batch normalization layer {layer.name!r} is a'
+          f' {type(layer).__name__}, whose method {own} may change the'
+          ' computation, so FBN cannot replace it. Use'
+          ' keras.layers.BatchNormalization, or fedavg.'
       )
 
 

@@ -6,6 +6,7 @@ fused operations that make one or two passes, forward and backward. The
 functions here return the same numbers as Keras's layer, up to rounding.
 """
 
+from collections.abc import Collection
 from typing import Optional
 
 import keras
@@ -20,13 +21,21 @@ _COMPUTING_METHODS = frozenset(
 )
 
 
-def own_method(layer: keras.layers.BatchNormalization) -> Optional[str]:
+def own_method(
+    layer: keras.layers.BatchNormalization,
+    known: Collection[type] = (keras.layers.BatchNormalization,),
+) -> Optional[str]:
   """Returns the name of a method with which a subclass may differ from Keras.
 
-  Returns `None` if the layer computes the same as Keras's.
+  Args:
+    layer: The layer.
+    known: The classes whose computation is known, with Keras's.
+
+  Returns:
+    `None` if the layer computes the same as one of these classes.
   """
   for parent in type(layer).__mro__:
-    if parent is keras.layers.BatchNormalization:
+    if parent in known:
       return None
     own = sorted(_COMPUTING_METHODS & vars(parent).keys())
     if own:
@@ -173,10 +182,18 @@ def by_batch(
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """Computes a layer of any class as Keras's layer does; a `TrainingCall`."""
-  return keras.layers.BatchNormalization.call(
-      layer, inputs, training=True, mask=mask
-  )
+  """Computes a layer of any class as Keras's layer does; a `TrainingCall`.
+
+  Batch renormalization is left out.
+  """
+  renorm = layer.renorm
+  layer.renorm = False
+  try:
+    return keras.layers.BatchNormalization.call(
+        layer, inputs, training=True, mask=mask
+    )
+  finally:
+    layer.renorm = renorm
 
 
 def inference(

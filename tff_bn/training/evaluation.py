@@ -322,7 +322,9 @@ def reestimate_batch_norm_statistics(
     else:
       values = values[mask.numpy()]
     unions[layer].add(len(values), values.mean(axis=0), values.var(axis=0))
-    if isinstance(layer, (BatchRenormalization, HybridBatchNormalization)):
+    if layer.renorm or isinstance(
+        layer, (BatchRenormalization, HybridBatchNormalization)
+    ):
       return fused_batch_norm.by_batch(layer, inputs, mask)
     return type(layer).call(layer, inputs, training=True, mask=mask)
 
@@ -333,6 +335,9 @@ def reestimate_batch_norm_statistics(
     mean, variance = union.mean_and_variance()
     layer.moving_mean.assign(mean)
     layer.moving_variance.assign(variance)
+    if layer.renorm:
+      # In training, Keras derives the moving variance from it.
+      layer.moving_stddev.assign(np.sqrt(variance + layer.epsilon))
   return model.from_keras(keras_model)
 
 
