@@ -172,7 +172,7 @@ def entry_names(name: str, shape: Iterable[int]) -> list[str]:
 
 def entries(results: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:
   """Returns the numbers in results by their names, see `entry_names`."""
-  numbers = collections.OrderedDict()
+  numbers: collections.OrderedDict[str, Any] = collections.OrderedDict()
   for name, result in results.items():
     shape = np.shape(result)
     numbers.update(
