@@ -188,6 +188,18 @@ def test_overridden_training_is_not_ignored(keras_model_fn, methods):
     _model(keras_model_fn)
 
 
+@pytest.mark.parametrize(
+    'method',
+    ['fit', 'make_train_function', 'train_on_batch', 'train_step', 'test_step'],
+)
+def test_each_overridden_method_is_named(method):
+  own = type('Own', (keras.Model,), {method: lambda self, *args: None})
+  with pytest.raises(
+      ValueError, match=rf"'own' .*\(Own\) has its own {method}, which .*ignore"
+  ):
+    _model(lambda: _functional(own))
+
+
 def test_methods_that_training_does_not_replace():
   """The remedy of the error, and a layer whose methods Keras ignores, too."""
 

@@ -283,6 +283,19 @@ class TestEvaluation:
     assert numbers['f1_score_2'] == mean['f1_score'][2]
 
 
+def test_states_start_as_after_a_reset():
+  class FromOne(Count):
+
+    def __init__(self):
+      super().__init__()
+      self.state.assign(1.0)
+
+    reset_state = keras.metrics.Metric.reset_state
+
+  (metric,) = _model(lambda: [FromOne()]).new_metrics().values()
+  assert metric.state == 0
+
+
 def test_names_do_not_depend_on_other_metrics_of_the_process():
   def metrics_fn():
     return [metrics.MeanIoU(2), metrics.MeanIoU(2), metrics.MeanIoU(2, 'mean')]

@@ -706,6 +706,21 @@ class TestMergeClientWeights:
     for a, b in zip(own.trainable, merged.trainable, strict=True):
       assert a is b
 
+  def test_means_in_16_bits(self):
+    model = _build_sequential(
+        lambda: [keras.layers.Dense(3, use_bias=False, dtype='bfloat16')]
+    )
+    clients = [_random_weights(model, seed) for seed in range(2)]
+
+    merged = evaluation.merge_client_weights(model, clients)
+
+    kernel, *_ = merged.trainable
+    kernels = [np.asarray(c.trainable[0], np.float64) for c in clients]
+    assert kernel.dtype == clients[0].trainable[0].dtype
+    np.testing.assert_allclose(
+        kernel.astype(np.float64), np.mean(kernels, axis=0), rtol=2**-7
+    )
+
   def test_no_clients(self, model):
     with pytest.raises(ValueError, match='weights is empty'):
       evaluation.merge_client_weights(model, [])

@@ -127,13 +127,13 @@ def build_fbn(
       dx = γ/√(S+ε) (dy - G0/N_i - x̂ G1/N_i).
 
   `backward='mean'` uses G0 only. The result still does not depend on how the
-  data are split. After one local step of plain SGD without weight decay and
-  clipping at the clients, dζ and dγ are part of the model's update, so a round
-  costs one or two more vectors for each layer, from the server to the clients.
-  Otherwise clients send their dζ and dγ, too: means over their steps, weighted
-  by the numbers of values. The averages are aggregated as the model is, by
-  `model_aggregator`. With several local steps and one class for each client,
-  they do not help, as FBN itself.
+  data are split. After one local step of plain SGD without weight decay,
+  clipping and constraints of γ and ζ at the clients, dζ and dγ are part of the
+  model's update, so a round costs one or two more vectors for each layer, from
+  the server to the clients. Otherwise clients send their dζ and dγ, too: means
+  over their steps, weighted by the numbers of values. The averages are
+  aggregated as the model is, by `model_aggregator`. With several local steps
+  and one class for each client, they do not help, as FBN itself.
 
   With both averages nothing keeps the scale of a layer's inputs where the
   running statistics expect it, and training can diverge: batch normalization
