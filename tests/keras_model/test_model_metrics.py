@@ -283,6 +283,22 @@ class TestEvaluation:
     assert numbers['f1_score_2'] == mean['f1_score'][2]
 
 
+@pytest.mark.parametrize(('length', 'num_updates'), [(2**10, 4), (2**23, 0)])
+def test_large_examples_are_not_computed(length, num_updates):
+  sizes = []
+
+  class Recording(Count):
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+      super().update_state(y_true, y_pred)
+      if not tf.inside_function():
+        sizes.append(len(y_pred))
+
+  specs = (tf.TensorSpec((None,)), tf.TensorSpec((None, length)))
+  model_metrics.check(model_metrics.build([Recording()], *specs), *specs)
+  assert sizes == [2, 3, 2, 3][:num_updates]
+
+
 def test_states_start_as_after_a_reset():
   class FromOne(Count):
 

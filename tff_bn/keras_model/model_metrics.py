@@ -7,6 +7,7 @@ for each class. Here all metrics get their variables before they are traced.
 
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
 import re
 from typing import Any
 
@@ -22,15 +23,21 @@ Metrics = collections.OrderedDict[str, keras.metrics.Metric]
 # The shape of each result, by its name.
 Shapes = collections.OrderedDict[str, tuple[int, ...]]
 
+# For a larger example, such as text with a probability for each word of a large
+# vocabulary, it would take long to compute a metric only to check it.
+_MAX_NUMBERS = 2**22
 _RESERVED = frozenset({'loss', 'num_examples'})
 
 
 def output_spec(model: keras.Model, x_spec: Any) -> Any:
-  """Returns the spec of a model's output for a batch, in float32 or float64.
+  """Returns the spec of a model's output for a batch, as metrics get it.
 
   Args:
     model: The model.
     x_spec: The spec of a batch's inputs.
+
+  Returns:
+    The spec. The output of a model that computes in 16 bits is float32.
   """
   if keras_copy.is_functional(model) and all(
       None not in output.shape[1:] for output in model.outputs
@@ -236,10 +243,16 @@ def _check_state(
       " of Keras's metrics are."
   )
   dtypes = [tf.as_dtype(variable.dtype) for variable in metric.variables]
-  if any(np.any(value) for value in _state(metric)) or not all(
-      dtype.is_floating or dtype.is_integer for dtype in dtypes
-  ):
+  if not all(dtype.is_floating or dtype.is_integer for dtype in dtypes):
     raise error
+  if any(np.any(value) for value in _state(metric)):
+    raise error
+  sizes = [
+      math.prod(size or 1 for size in spec.shape)
+      for spec in tf.nest.flatten((y_spec, output_spec))
+  ]
+  if max(sizes) > _MAX_NUMBERS:
+    return
   rng = np.random.default_rng(0)
   batches = [
       (_sample(y_spec, size, rng), _sample(output_spec, size, rng))
@@ -256,7 +269,7 @@ def _check_state(
 
 
 def _state(metric: keras.metrics.Metric) -> list[np.ndarray]:
-  return [np.asarray(variable.numpy()) for variable in metric.variables]
+  return [v.numpy().astype(np.float64) for v in metric.variables]
 
 
 def _state_after(
