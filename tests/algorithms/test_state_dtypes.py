@@ -27,9 +27,13 @@ class Counters(keras.layers.Layer):
     del input_shape
     self.states = [
         self.add_weight(
-            shape=(2,), dtype=dtype, initializer='zeros', trainable=False
+            shape=(2,),
+            dtype=dtype,
+            initializer='zeros',
+            # Keras's default, which has no effect on integers.
+            trainable=number % 2 == 0 and 'float' not in dtype,
         )
-        for dtype in self.dtypes
+        for number, dtype in enumerate(self.dtypes)
     ]
 
   def call(self, x, training=None):
@@ -46,18 +50,21 @@ _INTEGERS = [f'{sign}int{bits}' for sign in ('', 'u') for bits in (8, 16, 32)]
 _DTYPES = ['bool', *_INTEGERS, 'int64', 'uint64', 'float16', 'float64']
 
 
-def _model(dtypes):
-  def keras_model_fn():
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            Counters(dtypes, name='counters'),
-            keras.layers.Dense(2),
-            keras.layers.BatchNormalization(),
-        ]
-    )
+def _keras_model(dtypes):
+  return keras.Sequential(
+      [
+          keras.Input((4,)),
+          Counters(dtypes, name='counters'),
+          keras.layers.Dense(2),
+          keras.layers.BatchNormalization(),
+      ]
+  )
 
-  return BatchNormModel(keras_model_fn, _SPEC, keras.losses.MeanSquaredError)
+
+def _model(dtypes):
+  return BatchNormModel(
+      lambda: _keras_model(dtypes), _SPEC, keras.losses.MeanSquaredError
+  )
 
 
 def _dataset():
@@ -79,6 +86,9 @@ def _dataset():
         algorithms.build_single,
         algorithms.build_fedtan,
         algorithms.build_fbn,
+        algorithms.build_fed_bn,
+        algorithms.build_scaffold,
+        algorithms.build_dsgd,
     ],
 )
 def test_one_client_equals_keras_fit(build):
@@ -95,9 +105,10 @@ def test_one_client_equals_keras_fit(build):
     output = process.next(state, [_dataset()])
     weights = process.get_model_weights(output.state)
 
-  keras_model = model.to_keras()
+  keras_model = _keras_model(_DTYPES)
   keras_model.compile('sgd', 'mse')
-  keras_model.fit(_dataset(), verbose=0)
+  num_batches = 1 if build is algorithms.build_dsgd else 2
+  keras_model.fit(_dataset().take(num_batches), verbose=0)
   found = model.to_keras(weights).get_layer('counters').states
   for dtype, value, expected in zip(
       _DTYPES, found, keras_model.get_layer('counters').states, strict=True
@@ -105,6 +116,22 @@ def test_one_client_equals_keras_fit(build):
     assert value.dtype == dtype
     np.testing.assert_array_equal(value.numpy(), expected.numpy(), dtype)
   assert found[0].numpy().tolist() == [True, False]
+
+
+def test_weights_of_a_model_whose_flags_are_trainable():
+  keras_model = _keras_model(['bool', 'int32'])
+  flag, count = keras_model.get_layer('counters').states
+  flag.assign([False, True])
+  count.assign([5, 6])
+  assert flag.trainable
+  model = _model(['bool', 'int32'])
+
+  weights = model.from_keras(keras_model)
+
+  flag, count = model.to_keras(weights).get_layer('counters').states
+  assert flag.numpy().tolist() == [False, True]
+  assert count.numpy().tolist() == [5, 6]
+  assert len(weights.trainable) == 4
 
 
 class TestMeanOverClients:

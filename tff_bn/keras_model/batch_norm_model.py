@@ -205,6 +205,9 @@ class BatchNormModel:
           self.input_spec[0],
       )
       model(sample, training=False)
+    for variable in model.trainable_weights:
+      # Trainable is Keras's default, but flags and counters have no gradient.
+      variable.trainable = _has_gradient(variable)
     return model
 
   def without_constraints(self) -> 'BatchNormModel':
@@ -376,7 +379,7 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
         roles[id(layer.mixing)] = (Role.MIXING, layer)
     elif isinstance(layer, PositionEncoding):
       phases.add(id(layer.personal_phase))  # Can be `None`.
-  trainable = {id(v) for v in model.trainable_weights}
+  trainable = {id(v) for v in model.trainable_weights if _has_gradient(v)}
   numbers: dict[int, int] = {}
   infos = []
   for position, variable in enumerate(model.weights):
@@ -402,6 +405,10 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
         )
     )
   return tuple(infos)
+
+
+def _has_gradient(variable: keras.Variable) -> bool:
+  return tf.as_dtype(variable.dtype).is_floating
 
 
 def _layer_name(variable: keras.Variable) -> str:
