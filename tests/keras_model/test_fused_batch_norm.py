@@ -321,3 +321,17 @@ def test_masks_are_left_to_keras():
   found = _step(layer, x, lambda x: fused_batch_norm.training(layer, x, mask))
   for a, b in zip(tf.nest.flatten(found), tf.nest.flatten(expected)):
     np.testing.assert_array_equal(a, b)
+
+
+def test_by_batch_leaves_renorm_out():
+  x = _images(6, 5, 5, 3)
+  layer, plain = _layer(x.shape, renorm=True), _layer(x.shape)
+  plain.set_weights(layer.get_weights()[:4])
+  before = layer.get_weights()
+
+  found = fused_batch_norm.by_batch(layer, x, None)
+
+  np.testing.assert_array_equal(found, plain(x, training=True))
+  for a, b in zip(layer.get_weights()[4:], before[4:], strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert np.any(layer(x, training=True) != found)  # With renorm again.

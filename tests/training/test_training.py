@@ -46,6 +46,16 @@ def model():
   return training_fakes.build_model()
 
 
+class F1OfClasses(keras.metrics.F1Score):
+  """The F1 score of each of two classes, for labels that are integers."""
+
+  def __init__(self):
+    super().__init__(name='f1')
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    super().update_state(tf.one_hot(y_true, 2), y_pred, sample_weight)
+
+
 def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
   return training_fakes.train(model, run_dir, config, stateful, **kwargs)
 
@@ -409,6 +419,61 @@ class TestMetrics:
       assert scalars[tag].keys() == expected.keys()
       for step, value in expected.items():
         np.testing.assert_allclose(scalars[tag][step], value, rtol=1e-6)
+
+  @training_fakes.both_kinds
+  def test_vectors_have_a_column_for_each_entry(
+      self, tmp_path, stateful, monkeypatch
+  ):
+    model = training_fakes.build_model(lambda: [F1OfClasses()])
+    original = training_fakes._metrics
+
+    def with_vector(*args):
+      metrics = original(*args)
+      metrics['client_work']['train']['f1'] = np.array([0.25, 0.75])
+      return metrics
+
+    monkeypatch.setattr(training_fakes, '_metrics', with_vector)
+    hooked = []
+
+    @contextlib.contextmanager
+    def hook(run):
+      del run
+      yield hooked.append
+
+    result = _train(model, tmp_path, stateful, metrics_hook=hook)
+
+    with open(tmp_path / 'metrics.csv', encoding='utf-8') as file:
+      rows = list(csv.DictReader(file))
+    assert [name for name in rows[0] if 'f1' in name] == [
+        f'{part}_f1_{entry}'
+        for part in ('train', 'test', 'client_test')
+        for entry in (0, 1)
+    ]
+    last = rows[-1]
+    assert (last['train_f1_0'], last['train_f1_1']) == ('0.25', '0.75')
+    assert hooked[-1] == result.rows[-1]
+    data = training_fakes.FakeData()
+    if not stateful:
+      keras_model = keras.models.load_model(tmp_path / 'model' / 'model.keras')
+      metric = F1OfClasses()
+      for x, y in data.test_dataset(256):
+        metric.update_state(y, keras_model(x))
+      assert [float(last[f'test_f1_{entry}']) for entry in (0, 1)] == (
+          pytest.approx(metric.result(), rel=1e-6)
+      )
+    with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
+      clients = list(csv.DictReader(file))
+    for entry in (0, 1):
+      assert np.mean([float(row[f'f1_{entry}']) for row in clients]) == (
+          pytest.approx(result.rows[-1][f'client_test_f1_{entry}'], rel=1e-6)
+      )
+    (events,) = (tmp_path / 'logdir').iterdir()
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(os.fspath(events))
+        for value in event.summary.value
+    }
+    assert {'train/f1_0', 'test/f1_1', 'client_test/f1_1'} <= tags
 
   def test_plain_progress_lines(self, model, tmp_path, capfd):
     _train(model, tmp_path)

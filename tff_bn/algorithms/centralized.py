@@ -147,7 +147,7 @@ def _build_next(
         work_state['num_steps'],
     )
     return collections.OrderedDict(
-        weights=weights.shared(result['values']),
+        weights=weights.shared(list(map(_as_number, result['values']))),
         optimizer=result['optimizer_state'],
         num_steps=result['num_steps'],
         report=result['report'],
@@ -163,7 +163,7 @@ def _build_next(
   def round_counts(state):
     return state.finalizer
 
-  finish = _build_finish(work, state_type, train.type_signature.result)
+  finish = _build_finish(work, weights, state_type, train.type_signature.result)
 
   @tff.federated_computation(
       tff.FederatedType(state_type, tff.SERVER),
@@ -200,8 +200,16 @@ def _build_next(
   return next_fn
 
 
+def _as_number(value: tf.Tensor) -> tf.Tensor:
+  """Returns a value that can be summed: booleans as integers."""
+  return tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
+
+
 def _build_finish(
-    work: LocalTrainingWork, state_type: tff.Type, result_type: tff.Type
+    work: LocalTrainingWork,
+    weights: SharedWeights,
+    state_type: tff.Type,
+    result_type: tff.Type,
 ) -> tff.Computation:
   """Builds the computation of the state after a round."""
 
@@ -227,7 +235,9 @@ def _build_finish(
     with tf.control_dependencies([check]):
       client_work = tf.nest.map_structure(tf.identity, client_work)
     return _State(
-        global_model_weights=new_weights,
+        global_model_weights=tf.nest.map_structure(
+            tf.cast, new_weights, weights.shared_dtypes()
+        ),
         distributor=(),
         client_work=collections.OrderedDict(
             client_work, optimizer=optimizer_state, num_steps=num_steps

@@ -88,10 +88,21 @@ class BackwardStatistics(drift_correction.DriftCorrection):
     )
 
 
-def is_in_update(layers: Sequence[keras.layers.BatchNormalization]) -> bool:
-  """Whether all layers have γ and ζ, whose gradients are dγ and dζ."""
+def is_in_update(
+    model: BatchNormModel, layers: Sequence[keras.layers.BatchNormalization]
+) -> bool:
+  """Whether the changes of γ and ζ of all layers are the gradients dγ and dζ.
+
+  Args:
+    model: The model.
+    layers: The layers. They may lack γ or ζ, or have constraints.
+  """
+  variables = model.keras_model.trainable_weights
+  constrained = {id(variables[p]) for p in model.constraints.positions}
   return all(
-      layer.gamma is not None and layer.beta is not None for layer in layers
+      variable is not None and id(variable) not in constrained
+      for layer in layers
+      for variable in (layer.gamma, layer.beta)
   )
 
 

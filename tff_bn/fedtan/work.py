@@ -149,7 +149,12 @@ class FedTanWork(client_work.ClientWork):
             jit_compile=self._training.config.jit_compile,
         )
     )
-    self._places = known_gradients.find(*traced, function)
+    self._places = {
+        position: place
+        for position, place in known_gradients.find(*traced, function).items()
+        # The mean gradient does not determine the mean of constrained values.
+        if position not in self._model.constraints.positions
+    }
     return function
 
   def build_client_update(self) -> client_work.ClientUpdate:
@@ -307,7 +312,9 @@ class FedTanWork(client_work.ClientWork):
     found = first.num_examples > 0
     values = numerics.where(
         found,
-        model.from_model_weights((trainable, first.others)),
+        model.from_model_weights(
+            (model.constraints.apply(trainable), first.others)
+        ),
         before,
     )
     loss_sum = first.loss * tf.cast(first.num_examples, first.loss.dtype)

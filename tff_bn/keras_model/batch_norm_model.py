@@ -1,7 +1,9 @@
 """A Keras model as data: variables with their roles and initial values."""
 
 from collections.abc import Callable, Sequence
+import copy
 import dataclasses
+import functools
 import math
 from typing import Any, Optional, TypeAlias
 
@@ -11,11 +13,22 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.common import checks
+from tff_bn.keras_model import constraints
 from tff_bn.keras_model import model_arguments
+from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.layers.position_encoding import PositionEncoding
+
+# TensorFlow adds and converts their values on every device.
+_DTYPES = frozenset(
+    [
+        *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.bool),
+        *(tf.int8, tf.int16, tf.int32, tf.int64),
+        *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+    ]
+)
 
 ModelWeights: TypeAlias = tff.learning.models.ModelWeights
 
@@ -72,6 +85,13 @@ class BatchNormModel:
   and the metrics are float32, and the loss is scaled if a layer computes in
   float16.
 
+  Constraints of variables, such as `kernel_constraint`, are applied after each
+  local step, as in Keras's `fit`. The mean of the clients' models satisfies
+  convex constraints, too, up to rounding: `NonNeg`, `MaxNorm`, and the upper
+  bound of `MinMaxNorm`. It does not satisfy others, such as `UnitNorm`. With
+  another `server_optimizer` than the default, or a `model_aggregator` that is
+  no mean, the server's model need not satisfy any constraint.
+
   Example:
   ```
   model = BatchNormModel(
@@ -97,19 +117,27 @@ class BatchNormModel:
     Args:
       keras_model_fn: A function without arguments that returns a new
         `keras.Model` at each call, untrained or pretrained. Functional,
-        Sequential and subclassed models work.
+        Sequential and subclassed models work, unless they override Keras's
+        methods for training and evaluation, such as `train_step` or
+        `compute_loss`. What a compiled model was compiled with is ignored, with
+        a warning.
       input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`.
       loss_fn: A function without arguments that returns a Keras loss, which
         averages over the batch.
       metrics_fn: A function without arguments that returns a list of Keras
-        metrics with different names. Default: none.
+        metrics with different names. Their variables must be sums over the
+        examples, as in all metrics of Keras, because the server adds up those
+        of the clients. A result may be a vector, as of
+        `keras.metrics.F1Score(average=None)`, or a dictionary. Default: none.
 
     Raises:
       TypeError: If an argument is not a function that returns what it should,
         such as a model, a loss or a list of metrics themselves.
       ValueError: If `input_spec` is not of a batched dataset of pairs, or does
         not fit the model's input, two calls return the same model object, the
-        model has no trainable variable, or two metrics have the same name.
+        model has no trainable variable, one of an unusual dtype, or own methods
+        for training, two metrics have the same name, or a metric cannot be
+        computed or added up.
     """
     model_arguments.check_model_fn(keras_model_fn)
     self.input_spec = model_arguments.check_input_spec(input_spec)
@@ -119,9 +147,11 @@ class BatchNormModel:
     self.metrics_fn = metrics_fn if metrics_fn is not None else list
     model_arguments.check_metrics_fn(self.metrics_fn)
     self.keras_model = self._new_keras_model()
+    model_arguments.check_training(self.keras_model)
     if not self.keras_model.trainable_weights:
       raise ValueError('The model of keras_model_fn has no trainable variable.')
     self.variables = _describe_variables(self.keras_model)
+    _check_dtypes(self.variables)
     position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
     self._trainable_positions, self._non_trainable_positions = (
         [position_of[id(v)] for v in weights]
@@ -131,6 +161,13 @@ class BatchNormModel:
         )
     )
     self._initial = [v.numpy() for v in self.keras_model.weights]
+    self.constraints = constraints.Constraints(
+        self.keras_model.trainable_weights
+    )
+    # Of the metrics' results, by name.
+    self.metric_shapes = model_metrics.check(
+        self.new_metrics(), *self._metric_specs
+    )
 
   def __repr__(self) -> str:
     layers = {v.batch_norm for v in self.variables} - {None}
@@ -168,7 +205,26 @@ class BatchNormModel:
           self.input_spec[0],
       )
       model(sample, training=False)
+    for variable in model.trainable_weights:
+      # Trainable is Keras's default, but flags and counters have no gradient.
+      variable.trainable = _has_gradient(variable)
     return model
+
+  def without_constraints(self) -> 'BatchNormModel':
+    """Returns the same model, but training ignores variables' constraints."""
+    model = copy.copy(self)
+    model.constraints = constraints.Constraints([])
+    return model
+
+  @functools.cached_property
+  def _metric_specs(self) -> tuple[Any, Any]:
+    """The specs of what metrics compare: the labels and the model's output."""
+    x_spec, y_spec = self.input_spec
+    return y_spec, model_metrics.output_spec(self.keras_model, x_spec)
+
+  def new_metrics(self) -> model_metrics.Metrics:
+    """Returns new metrics by their names, with all their variables."""
+    return model_metrics.build(self.metrics_fn(), *self._metric_specs)
 
   @property
   def has_batch_norm(self) -> bool:
@@ -281,6 +337,17 @@ class BatchNormModel:
     return self.to_model_weights([v.numpy() for v in keras_model.weights])
 
 
+def _check_dtypes(variables: Sequence[VariableInfo]) -> None:
+  """Raises a `ValueError` if clients cannot send a variable."""
+  for v in variables:
+    if v.dtype not in _DTYPES:
+      raise ValueError(
+          f'The variable {v.name} of the layer {v.layer!r} has the dtype'
+          f' {v.dtype.name}; it must be one of'
+          f' {", ".join(sorted(dtype.name for dtype in _DTYPES))}.'
+      )
+
+
 def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> str:
   if len(found) != len(expected):
     return f'{len(found)} variables instead of {len(expected)}.'
@@ -312,7 +379,7 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
         roles[id(layer.mixing)] = (Role.MIXING, layer)
     elif isinstance(layer, PositionEncoding):
       phases.add(id(layer.personal_phase))  # Can be `None`.
-  trainable = {id(v) for v in model.trainable_weights}
+  trainable = {id(v) for v in model.trainable_weights if _has_gradient(v)}
   numbers: dict[int, int] = {}
   infos = []
   for position, variable in enumerate(model.weights):
@@ -338,6 +405,10 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
         )
     )
   return tuple(infos)
+
+
+def _has_gradient(variable: keras.Variable) -> bool:
+  return tf.as_dtype(variable.dtype).is_floating
 
 
 def _layer_name(variable: keras.Variable) -> str:

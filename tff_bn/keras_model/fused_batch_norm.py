@@ -12,6 +12,7 @@ the functions use plain operations on centered values where XLA compiles, which
 fuses these itself.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple, Optional
 
 import keras
@@ -29,13 +30,21 @@ _COMPUTING_METHODS = frozenset(
 )
 
 
-def own_method(layer: keras.layers.BatchNormalization) -> Optional[str]:
+def own_method(
+    layer: keras.layers.BatchNormalization,
+    known: Collection[type] = (keras.layers.BatchNormalization,),
+) -> Optional[str]:
   """Returns the name of a method with which a subclass may differ from Keras.
 
-  Returns `None` if the layer computes the same as Keras's.
+  Args:
+    layer: The layer.
+    known: The classes whose computation is known, with Keras's.
+
+  Returns:
+    `None` if the layer computes the same as one of these classes.
   """
   for parent in type(layer).__mro__:
-    if parent is keras.layers.BatchNormalization:
+    if parent in known:
       return None
     own = sorted(_COMPUTING_METHODS & vars(parent).keys())
     if own:
@@ -245,10 +254,18 @@ def by_batch(
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """Computes a layer of any class as Keras's layer does; a `TrainingCall`."""
-  return keras.layers.BatchNormalization.call(
-      layer, inputs, training=True, mask=mask
-  )
+  """Computes a layer of any class as Keras's layer does; a `TrainingCall`.
+
+  Batch renormalization is left out.
+  """
+  renorm = layer.renorm
+  layer.renorm = False
+  try:
+    return keras.layers.BatchNormalization.call(
+        layer, inputs, training=True, mask=mask
+    )
+  finally:
+    layer.renorm = renorm
 
 
 def inference(

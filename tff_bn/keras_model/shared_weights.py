@@ -151,11 +151,7 @@ class SharedWeights:
       `other_state`, without empty parts.
     """
     differences = [
-        # Integers such as counters are averaged as float64.
-        b - a
-        if a.dtype.is_floating
-        else tf.cast(b, tf.float64) - tf.cast(a, tf.float64)
-        for b, a in zip(before, after, strict=True)
+        _difference(b, a) for b, a in zip(before, after, strict=True)
     ]
     parts: collections.OrderedDict[str, Any] = collections.OrderedDict()
     if self._trainable:
@@ -219,9 +215,7 @@ class SharedWeights:
     for position, difference in zip(
         self._other_state, update.get('other_state', ()), strict=True
     ):
-      if not old[position].dtype.is_floating:
-        difference = tf.round(difference)
-      new[position] = old[position] - tf.cast(difference, old[position].dtype)
+      new[position] = _moved(old[position], difference)
     return self.shared(new)
 
   def running_statistics(self, weights: ModelWeights) -> list[Statistics]:
@@ -284,6 +278,10 @@ class SharedWeights:
     roles = {self._model.variables[p].role for p in self._local}
     return bool(roles - {Role.MIXING})
 
+  def shared_dtypes(self) -> ModelWeights:
+    """Returns the dtypes of the shared weights."""
+    return self.shared([v.dtype for v in self._model.variables])
+
   def weights_type(self) -> tff.Type:
     """Returns the TFF type of the shared weights."""
     types = [
@@ -291,6 +289,38 @@ class SharedWeights:
         for v in self._model.variables
     ]
     return tff.to_type(self.shared(types))
+
+
+def _difference(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+  """Returns how much smaller a value became, as a float.
+
+  Integers, such as counters, are averaged as float64, and so are booleans.
+  """
+  if after.dtype.is_floating:
+    return before - after
+  # Exact, also for large integers and if an unsigned one has grown.
+  before, after = tf.cast(before, tf.int64), tf.cast(after, tf.int64)
+  return tf.cast(before - after, tf.float64)
+
+
+def _moved(value: tf.Tensor, difference: tf.Tensor) -> tf.Tensor:
+  """Returns a value after an averaged `_difference`.
+
+  A boolean becomes the value of the majority. Where the clients are evenly
+  divided, it stays.
+  """
+  dtype = value.dtype
+  if dtype.is_floating:
+    return value - tf.cast(difference, dtype)
+  moved = tf.cast(value, tf.int64) - tf.cast(tf.round(difference), tf.int64)
+  if dtype == tf.bool:
+    return moved > 0
+  # An aggregator may leave the range of small integers.
+  return (
+      tf.cast(moved, dtype)
+      if dtype.size == 8
+      else tf.saturate_cast(moved, dtype)
+  )
 
 
 def part_values(part: Any) -> list[Any]:

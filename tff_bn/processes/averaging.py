@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.aggregators import moments_factories
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
@@ -24,6 +25,7 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.partition import Partition
+from tff_bn.keras_model.partition import Role
 from tff_bn.keras_model.shared_weights import MoveStatistics
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import checked_round
@@ -82,6 +84,7 @@ class _Parts:
       move_statistics: Optional[MoveStatistics] = None,
   ):
     self.model = model
+    _check_renorm(model, partition, config)
     self.weights = SharedWeights(model, partition)
     correction = BoundCorrection()
     if config.drift_correction is not None:
@@ -157,6 +160,32 @@ class _Parts:
         self._config.server_optimizer,
         self._move_statistics,
         self._config.server_clip_norm,
+    )
+
+
+def _check_renorm(
+    model: BatchNormModel, partition: Partition, config: ProcessConfig
+) -> None:
+  """Checks that the statistics of `renorm=True` follow the running ones."""
+  if partition.is_local(Role.MOVING_MEAN) and not partition.is_local(
+      Role.OTHER_STATE
+  ):
+    requirements.check_no_renorm(
+        partition.name,
+        model,
+        'running means and variances stay with the client, but the further'
+        ' running statistics of the layer would be shared',
+    )
+  # The naive mean treats all running statistics alike.
+  if not isinstance(
+      config.statistics_aggregator,
+      (moments_factories.NaiveMomentsFactory, type(None)),
+  ):
+    requirements.check_no_renorm(
+        'statistics_aggregator',
+        model,
+        'it aggregates running means and variances, but the layer computes its'
+        ' variance from further running statistics',
     )
 
 

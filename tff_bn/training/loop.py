@@ -84,6 +84,8 @@ def train(
       is the mean over the clients that were sampled at least once. In round 0
       it is the value of the initial model or, if clients have personal position
       encodings, the mean over the clients.
+  *   A metric whose result is a vector has a column for each entry, such as
+      `test_NAME_0`.
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
   *   `num_clients`, `num_dropped_clients`: in that round.
@@ -204,6 +206,13 @@ def _check_types(
         'data must be a tff_bn.data.FederatedData, such as'
         f' tff_bn.data.split_dataset(...), but is a {type(data).__name__}.'
     )
+  for v in model.variables:
+    if v.dtype == tf.bfloat16:
+      raise ValueError(
+          f'The variable {v.name} of the layer {v.layer!r} has the dtype'
+          ' bfloat16, which the files of a run cannot hold. Use the dtype'
+          " policy 'mixed_bfloat16', whose variables are float32."
+      )
   if not isinstance(data, federated.FederatedData):
     return  # Data of the same form.
   found, expected = map(tf.nest.flatten, (data.element_spec, model.input_spec))

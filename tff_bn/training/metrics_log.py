@@ -17,6 +17,7 @@ from typing_extensions import override
 from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.common import progress
+from tff_bn.keras_model import model_metrics
 from tff_bn.training import run_entries
 
 # What the bar shows besides itself fits in 80 columns.
@@ -38,7 +39,8 @@ def column_names(
   """Returns the columns of `metrics.csv`.
 
   Args:
-    metric_names: The names of the model's metrics, such as `accuracy`.
+    metric_names: The names of the metrics' numbers, such as `accuracy`; see
+      `Evaluator.metric_names`.
     correction_names: The names of the metrics of a correction of the clients'
       drift.
 
@@ -102,7 +104,7 @@ class MetricsLog(tff.program.ReleaseManager):
 
     Args:
       run_dir: The run's folder.
-      metric_names: The names of the model's metrics.
+      metric_names: See `column_names`.
       correction_names: The names of the metrics of a correction of the clients'
         drift.
       is_due: Returns whether a round has a row.
@@ -241,7 +243,8 @@ class MetricsLog(tff.program.ReleaseManager):
     row: Row = dict.fromkeys(self._columns)
     row['round'] = round_num
     client_work = _part(value, 'client_work')
-    for name, number in client_work.get('train', {}).items():
+    train = model_metrics.entries(client_work.get('train', {}))
+    for name, number in train.items():
       if f'{_TRAIN}{name}' in row:
         row[f'{_TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):

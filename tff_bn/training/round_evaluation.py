@@ -54,7 +54,7 @@ class RoundEvaluation:
 
   Attributes:
     test_dataset: The central test set.
-    metric_names: The names of the model's metrics.
+    metric_names: The names of the metrics' numbers, see `Evaluator`.
   """
 
   def __init__(
@@ -137,9 +137,10 @@ class RoundEvaluation:
       self._write_client_metrics(by_client)
     client_test = evaluation.mean_over_clients(by_client)
     for prefix, result in (('test_', test), ('client_test_', client_test)):
-      for name in ('loss', *self._evaluator.metric_names):
-        if result is not None:
-          columns[f'{prefix}{name}'] = result[name]
+      if result is not None:
+        numbers = evaluation.numbers(result)
+        for name in ('loss', *self.metric_names):
+          columns[f'{prefix}{name}'] = numbers[name]
     return columns
 
   def _evaluate_each_client(
