@@ -346,6 +346,7 @@ def _read_results(
           run.settings.seed,
           rows[run.folder],
           comparison.further_flags(run),
+          settings_lib.has_client_models(run.settings),
       )
       for run in comparison.runs
   ]
@@ -363,7 +364,7 @@ def _read_results(
       results,
       num_averaged,
       report.results_csv(results),
-      report.results_markdown(results, num_averaged, names, sentences),
+      report.results_markdown(results, num_averaged, names, sentences, runs),
   )
 
 
@@ -424,7 +425,12 @@ def _write_results(
   else:
     if flags.experiment is None:
       sweep_plots.save_figures(
-          plot_folder, results.runs, results.rows, comparison.axes, title
+          plot_folder,
+          results.runs,
+          results.rows,
+          results.num_averaged,
+          comparison.axes,
+          title,
       )
     distribution = plots.label_distribution_figure(
         data.label_distribution(),

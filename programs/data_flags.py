@@ -50,10 +50,16 @@ _SOURCE_PREFIXES = (
 )
 
 
-class _DatasetParser(parsers.ChoiceParser):
+class DatasetParser(parsers.ChoiceParser):
   """Parses the name of a dataset, and of the datasets of its domains."""
 
-  def __init__(self) -> None:
+  def __init__(self, fewest_domains: int = 2) -> None:
+    """Initializes the parser.
+
+    Args:
+      fewest_domains: The smallest number of domains in `domains:...`.
+    """
+    self._fewest_domains = fewest_domains
     super().__init__(
         data_names.DATASET_NAMES,
         data_names.OTHER_DATASETS,
@@ -78,7 +84,8 @@ class _DatasetParser(parsers.ChoiceParser):
     if argument.startswith(data_names.GENERATED_PREFIX):
       data_names.parse_generated(argument)
     if argument.startswith(data_names.DOMAINS_PREFIX):
-      for domain, source in data_names.parse_domains(argument).items():
+      domains = data_names.parse_domains(argument, self._fewest_domains)
+      for domain, source in domains.items():
         try:
           self.parse(source)
         except ValueError as error:
@@ -127,7 +134,7 @@ class DataFlags(flag_groups.Flags):
   TITLE = 'Data'
 
   dataset: str = flag(
-      _DatasetParser(),
+      DatasetParser(),
       'The data:\n'
       + flag_groups.listing(data_names.DATASET_NAMES)
       + f'or {data_names.OTHER_DATASETS}',

@@ -158,22 +158,40 @@ def add_legend(drawing: figure.Figure) -> None:
   )
 
 
+def wrapped(text: str, width: int) -> str:
+  """Breaks a line of text between words, never inside of a word.
+
+  Args:
+    text: The line.
+    width: The number of characters in a line; a longer word has its own line.
+
+  Returns:
+    The lines.
+  """
+  return textwrap.fill(
+      text, width, break_on_hyphens=False, break_long_words=False
+  )
+
+
 def add_title(drawing: figure.Figure, *lines: str) -> None:
   """Adds a title whose lines are broken where the figure ends.
+
+  Words are not broken: if one is wider than the figure, the title is smaller.
 
   Args:
     drawing: The figure, with its final width.
     *lines: The lines of the title; empty ones are left out.
   """
   width = max(20, int(drawing.get_figwidth() / _CHARACTER_WIDTH))
-  drawing.suptitle(
-      '\n'.join(
-          textwrap.fill(part, width, break_on_hyphens=False)
-          for line in lines
-          for part in line.splitlines()
-      ),
-      fontsize='large' if drawing.get_figwidth() > 6 else 'medium',
+  text = '\n'.join(
+      wrapped(part, width) for line in lines for part in line.splitlines()
   )
+  title = drawing.suptitle(
+      text, fontsize='large' if drawing.get_figwidth() > 6 else 'medium'
+  )
+  longest = max(map(len, text.splitlines()), default=0)
+  if longest > width:
+    title.set_fontsize(title.get_fontsize() * width / longest)
 
 
 def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:

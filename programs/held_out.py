@@ -16,6 +16,7 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import tables
 from tff_bn.training import evaluation
+from tff_bn.training import measures
 from tff_bn.training import saved_models
 from tff_bn.training import unseen_clients
 
@@ -210,7 +211,8 @@ def table(
         + [_mean_and_deviation(values.get(s, [])) for s in _EXPLANATIONS]
     )
   notes = [
-      'Accuracies on the test data of clients that took no part in training.',
+      f'Accuracies: {measures.HELD_OUT}; value of the last round'
+      + ('; mean over the seeds ± standard deviation.' if has_names else '.'),
       *(f'{name}: {text}.' for name, text in _EXPLANATIONS.items()),
   ]
   return tables.markdown(cells, notes)

@@ -113,7 +113,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
           facts=_facts(page),
           cells=report.table_cells(page.results, page.varied),
           num_labels=len(page.varied),
-          notes=report.notes(page.results, page.num_averaged),
+          notes=report.notes(page.results, page.num_averaged, page.runs),
           band=_sentence(plots.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
           data=numbers,

@@ -79,12 +79,13 @@ def _train(
     print('This run is finished.')
   else:
     _train_and_plot(settings, runtime, logging, folder, overwrite=overwrite)
-  _print_result(folder)
+  rows = report.read_rows(folder)
+  print(report.describe_last(rows, settings_lib.has_client_models(settings)))
+  _print_files(folder)
 
 
-def _print_result(folder: pathlib.Path) -> None:
-  """Prints how good the model is, and where the files are."""
-  print(report.describe_last(report.read_rows(folder)))
+def _print_files(folder: pathlib.Path) -> None:
+  """Prints where the files are, and what to do next."""
   models = folder / run_folder.MODEL
   code = keras_files.loading_code(models / run_folder.MODEL_FILE)
   print('Model:   ' + '\n         '.join(code))
@@ -133,6 +134,7 @@ def _train_and_plot(
       {report.ALGORITHM: settings.algorithm},
       settings.seed,
       report.read_rows(folder),
+      has_client_models=settings_lib.has_client_models(settings),
   )
   data_title = jobs.describe_data(settings, job.data)
   plots.save_figures(

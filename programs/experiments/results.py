@@ -19,6 +19,7 @@ from tff_bn.programs import evaluation_file
 from tff_bn.programs import figures
 from tff_bn.programs import report
 from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
 from tff_bn.programs.analyses.position_aware import trained_models
 from tff_bn.programs.experiments import agreement as experiment_agreement
 from tff_bn.programs.experiments import figures as experiment_figures
@@ -112,7 +113,12 @@ def _show(
   assert experiment.shown is not None
   show = experiment.shown
   runs = [
-      report.Run(run.labels, run.settings.seed, report.read_rows(path))
+      report.Run(
+          run.labels,
+          run.settings.seed,
+          report.read_rows(path),
+          has_client_models=settings_lib.has_client_models(run.settings),
+      )
       for run, path in finished
   ]
   if experiment_show.CLIENT in show.dimensions:

@@ -256,8 +256,9 @@ def test_page_says_what_was_run(comparison):
 def test_page_explains_its_numbers(comparison):
   texts = _parse(comparison).texts
   assert texts['li'][0] == (
-      'Accuracies and losses are the mean over the last 2 evaluated rounds;'
-      ' mean ± standard deviation over 3 seeds.'
+      'Accuracies and losses: mean over the last 2 evaluated rounds; mean over'
+      ' 3 seeds ± standard deviation. The progress and metrics.csv have the'
+      ' values of single rounds.'
   )
   (band,) = (text for text in texts['p'] if 'band' in text)
   assert band.startswith(
@@ -313,10 +314,21 @@ def test_numbers_of_the_plots(comparison):
       for accuracy in [('Accuracy', '~%', False)]
       for loss in [('Loss (cross-entropy)', '~g', True)]
       for name, title in (
-          ('test_accuracy', 'Accuracy on the whole test set'),
-          ('client_test_accuracy', "Accuracy on the clients' own test data"),
-          ('train_loss', 'Loss in training'),
-          ('test_loss', 'Loss on the whole test set'),
+          (
+              'test_accuracy',
+              "Accuracy: global model, or clients' own models (mean), on the"
+              ' whole test set',
+          ),
+          (
+              'client_test_accuracy',
+              "Accuracy: each client's model on its own test data (mean)",
+          ),
+          ('train_loss', 'Loss: training batches of the round'),
+          (
+              'test_loss',
+              "Loss: global model, or clients' own models (mean), on the whole"
+              ' test set',
+          ),
       )
   ]
   run = csv_rows.read(comparison / 'runs/fedtan-seed2/client_metrics.csv')

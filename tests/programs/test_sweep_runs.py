@@ -126,9 +126,9 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
   ]
   assert printed.splitlines()[:4] == [
       'This run is finished.',
-      'After round 3:',
-      f'  whole test set:         {described[0]}',
-      f"  clients' own test data: {described[1]}",
+      'After round 3, means over at most 20 clients:',
+      f"  clients' own models on the whole test set (mean): {described[0]}",
+      f"  each client's model on its own test data (mean):  {described[1]}",
   ]
   assert f"Model:   keras.models.load_model('{grown}/model/" in printed
   assert f'tff-bn-evaluate --run={grown}\n' in printed

@@ -275,6 +275,7 @@ class _Run:
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
                 on_rows=self._hook.update,
+                has_client_models=self._evaluation.has_client_models,
             )
         )
     )

@@ -17,6 +17,7 @@ from typing_extensions import override
 from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.common import progress
+from tff_bn.training import measures
 
 # What the bar shows besides itself fits in 80 columns.
 _BAR_FORMAT = (
@@ -25,9 +26,6 @@ _BAR_FORMAT = (
 )
 Row = dict[str, Union[int, float, None]]
 
-_TRAIN = 'train_'
-_TEST = 'test_'
-_CLIENT_TEST = 'client_test_'
 _EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 
 
@@ -52,7 +50,7 @@ def column_names(
       'round',
       *(
           f'{prefix}{name}'
-          for prefix in (_TRAIN, _TEST, _CLIENT_TEST)
+          for prefix in (measures.TRAIN, measures.TEST, measures.CLIENT_TEST)
           for name in measured
       ),
       *('num_clients', 'num_dropped_clients', 'rejected_rounds'),
@@ -96,6 +94,7 @@ class MetricsLog(tff.program.ReleaseManager):
           [int, Mapping[str, Any]], Mapping[str, Union[int, float]]
       ],
       on_rows: Callable[[Sequence[Row]], None] = lambda rows: None,
+      has_client_models: Optional[bool] = None,
   ):
     """Initializes the log, and reads and writes nothing.
 
@@ -111,17 +110,20 @@ class MetricsLog(tff.program.ReleaseManager):
         they are unknown.
       on_rows: Called with all rows when there is a new one, after it is
         written.
+      has_client_models: Whether the clients have own models; None if it is
+        unknown.
     """
     self._path = run_dir / 'metrics.csv'
     self._logdir = run_dir / 'logdir'
     self._columns = column_names(metric_names, correction_names)
     # The column of the last evaluation that the bar shows.
-    self._shown_column = f'{_TEST}{[*metric_names, "loss"][0]}'
+    self._shown_column = f'{measures.TEST}{[*metric_names, "loss"][0]}'
     self._correction_names = correction_names
     self._is_due = is_due
     self._num_rounds = num_rounds
     self._costs_fn = costs_fn
     self._on_rows = on_rows
+    self._has_client_models = has_client_models
     self.rows: list[Row] = []
     self._summary_writer: Optional[tf.summary.SummaryWriter] = None
     self._bar: Optional[tqdm.tqdm] = None
@@ -238,8 +240,8 @@ class MetricsLog(tff.program.ReleaseManager):
     row['round'] = round_num
     client_work = _part(value, 'client_work')
     for name, number in client_work.get('train', {}).items():
-      if f'{_TRAIN}{name}' in row:
-        row[f'{_TRAIN}{name}'] = _rounded(number)
+      if f'{measures.TRAIN}{name}' in row:
+        row[f'{measures.TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):
       row[name] = int(client_work.get(name, 0))
     finalizer = _part(value, 'finalizer')
@@ -286,7 +288,11 @@ class MetricsLog(tff.program.ReleaseManager):
         tf.summary.scalar('round/seconds', seconds)
       for name, number in (row or {}).items():
         if number is not None and name != 'round':
-          tf.summary.scalar(_summary_tag(name), number)
+          tf.summary.scalar(
+              _summary_tag(name),
+              number,
+              description=measures.name(name, self._has_client_models),
+          )
     if row is not None:
       writer.flush()
 
@@ -300,7 +306,8 @@ class MetricsLog(tff.program.ReleaseManager):
       shown = '  '.join(
           f'{name} {number:.4f}'
           for name, number in row.items()
-          if name.startswith((_TRAIN, _TEST)) and number is not None
+          if name.startswith((measures.TRAIN, measures.TEST))
+          and number is not None
       )
       progress.say(f'round {round_num}/{self._num_rounds}  {shown}')
 
@@ -334,7 +341,7 @@ def _rounded(number: Any) -> float:
 
 def _summary_tag(column: str) -> str:
   """Returns a column's tag, which TensorBoard groups by the part before `/`."""
-  for prefix in (_CLIENT_TEST, _TRAIN, _TEST):
+  for prefix in (measures.CLIENT_TEST, measures.TRAIN, measures.TEST):
     if column.startswith(prefix):
       return f'{prefix[:-1]}/{column.removeprefix(prefix)}'
   return f'round/{column}'

@@ -17,6 +17,7 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.training import client_metrics
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
+from tff_bn.training import measures
 from tff_bn.training import rounds
 from tff_bn.training.training_config import TrainingConfig
 
@@ -99,6 +100,11 @@ class RoundEvaluation:
     self.test_dataset = data.test_dataset(_BATCH_SIZE)
     self.metric_names = self._evaluator.metric_names
 
+  @property
+  def has_client_models(self) -> bool:
+    """Whether the clients have own models."""
+    return self._client_models is not None
+
   def is_due(self, round_num: int) -> bool:
     """Whether the model after a round is evaluated."""
     last = self._config.rounds
@@ -139,7 +145,10 @@ class RoundEvaluation:
     if round_num == self._config.rounds:
       client_metrics.write(self._run_dir, round_num, by_client)
     client_test = evaluation.mean_over_clients(by_client)
-    for prefix, result in (('test_', test), ('client_test_', client_test)):
+    for prefix, result in (
+        (measures.TEST, test),
+        (measures.CLIENT_TEST, client_test),
+    ):
       for name in ('loss', *self._evaluator.metric_names):
         if result is not None:
           columns[f'{prefix}{name}'] = result[name]
