@@ -141,8 +141,8 @@ class _Evaluation(flag_groups.Flags):
       None,
       'Computes the BN statistics again before the evaluation, by forward'
       ' passes over training data without its labels: for the whole test set'
-      " over the data of all clients, for a client's test data over the client's"
-      ' data alone',
+      " over the data of all clients, for a client's test data over the data of"
+      ' this client',
       False,
   )
   export_client: Optional[tuple[str, ...]] = flag(
