@@ -465,6 +465,14 @@ def _write_results(
           data=data,
           data_title=title or jobs.describe_data(first, data),
           labels_of=comparison.runs[0].title,
+          held_out=held_out.of_runs(
+              [
+                  (run.name, folders[planned.folder])
+                  for run, planned in zip(results.runs, comparison.runs)
+              ],
+              held_out.ALGORITHM,
+          ),
+          held_out_notes=held_out.notes(held_out.ALGORITHM),
       ),
   )
   _print_files(flags, folder)

@@ -115,6 +115,7 @@ def _train_and_plot(
   """Trains one model and draws its metrics."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
+  from tff_bn.programs import held_out
   from tff_bn.programs import html_report
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
@@ -158,6 +159,8 @@ def _train_and_plot(
           data=job.data,
           data_title=data_title,
           labels_of=f'{settings.algorithm}, seed {settings.seed}',
+          held_out=held_out.of_runs([('', folder)], held_out.CLIENT),
+          held_out_notes=held_out.notes(held_out.CLIENT),
       ),
   )
 

@@ -72,6 +72,15 @@ def is_downloaded(name: str) -> bool:
   return name.startswith(TFDS_PREFIX) or name in ('emnist', 'femnist')
 
 
+def is_quick(name: str) -> bool:
+  """Whether loading a dataset takes a moment only: it is small and built in."""
+  if name.startswith(DOMAINS_PREFIX):
+    return all(map(is_quick, parse_domains(name, fewest=1).values()))
+  return name.startswith(GENERATED_PREFIX) or not (
+      is_downloaded(name) or is_other_dataset(name)
+  )
+
+
 class Generated(NamedTuple):
   """What a name `generated:...` asks for.
 

@@ -8,6 +8,8 @@ from typing import Optional
 
 # A mean is over at most this many clients, which the seed chooses.
 MAX_CLIENTS = 20
+# If there are at most this many clients, each of them is evaluated at the end.
+MAX_TABLE_CLIENTS = 50
 
 TRAIN = 'train_'
 TEST = 'test_'

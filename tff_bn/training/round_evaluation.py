@@ -1,7 +1,7 @@
 """Evaluates the models of a run, of the server or of the clients."""
 
 import collections
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -128,7 +128,8 @@ class RoundEvaluation:
     if not self.is_due(round_num):
       return columns
     state = self.evaluated_state(state, round_num)
-    weights, shared = self._evaluated_weights(state)
+    clients = self._evaluation_clients(self._candidates())
+    weights, shared = self._evaluated_weights(state, clients)
     test: Optional[evaluation.Metrics]
     if shared is not None:
       test = self._evaluator.evaluate(shared, self.test_dataset)
@@ -136,14 +137,11 @@ class RoundEvaluation:
       test = self._evaluator.evaluate_clients(
           weights, lambda client_id: self.test_dataset
       )
-    by_client = self._evaluator.evaluate_each_client(
-        weights,
-        lambda client_id: self._data.client_test_dataset(
-            client_id, _BATCH_SIZE
-        ),
-    )
+    by_client = self._evaluate_own_data(weights)
     if round_num == self._config.rounds:
-      client_metrics.write(self._run_dir, round_num, by_client)
+      client_metrics.write(
+          self._run_dir, round_num, self._with_other_clients(state, by_client)
+      )
     client_test = evaluation.mean_over_clients(by_client)
     for prefix, result in (
         (measures.TEST, test),
@@ -153,6 +151,45 @@ class RoundEvaluation:
         if result is not None:
           columns[f'{prefix}{name}'] = result[name]
     return columns
+
+  def _with_other_clients(
+      self, state: Any, evaluated: Mapping[str, evaluation.Metrics]
+  ) -> dict[str, evaluation.Metrics]:
+    """Adds the clients that are in no mean, if there are only a few clients.
+
+    Args:
+      state: The server's state, see `evaluated_state`.
+      evaluated: The results of the clients that are in a mean.
+
+    Returns:
+      The results of all clients that can be evaluated, in their order; the same
+      results if there are more than `MAX_TABLE_CLIENTS` of them.
+    """
+    clients = self._candidates()
+    if len(clients) > measures.MAX_TABLE_CLIENTS:
+      return dict(evaluated)
+    results = dict(evaluated)
+    for client_id in clients:
+      # Only one client's weights are in memory at a time.
+      if client_id not in evaluated:
+        weights, _ = self._evaluated_weights(state, [client_id])
+        results |= self._evaluate_own_data(weights)
+    return dict(
+        sorted(
+            results.items(), key=lambda item: self._data.client_number(item[0])
+        )
+    )
+
+  def _evaluate_own_data(
+      self, weights: Mapping[str, ModelWeights]
+  ) -> dict[str, evaluation.Metrics]:
+    """Evaluates each client's weights on its own test data."""
+    return self._evaluator.evaluate_each_client(
+        weights,
+        lambda client_id: self._data.client_test_dataset(
+            client_id, _BATCH_SIZE
+        ),
+    )
 
   def evaluated_state(self, state: Any, round_num: int) -> Any:
     """Returns the state whose models are evaluated after a round.
@@ -194,15 +231,22 @@ class RoundEvaluation:
       )
     return self._evaluated[1]
 
+  def _candidates(self) -> Collection[str]:
+    """Returns the clients that can be evaluated.
+
+    If clients have own models, these are the clients that have one already.
+    """
+    models = self._client_models
+    sampled = () if models is None else models.store.client_ids()
+    return sampled or self._data.client_ids
+
   def _evaluated_weights(
-      self, state: Any
+      self, state: Any, clients: Sequence[str]
   ) -> tuple[dict[str, ModelWeights], Optional[ModelWeights]]:
     """Returns the weights by client, and the weights that all share, if any."""
     models = self._client_models
-    if models is not None and (sampled := models.store.client_ids()):
-      clients = self._evaluation_clients(sampled)
+    if models is not None and models.store.client_ids():
       return {c: models.weights(state, c) for c in clients}, None
-    clients = self._evaluation_clients(self._data.client_ids)
     if models is None:
       shared = self._process.get_model_weights(state)
       return dict.fromkeys(clients, shared), shared
