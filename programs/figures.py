@@ -50,6 +50,8 @@ _ALGORITHM_COLORS = {
 _DPI = 150
 # Inches of a character of a title.
 _CHARACTER_WIDTH = 0.1
+# Of the width of a figure that a title takes.
+_LARGEST_SHARE = 0.97
 
 
 def new_figure(width: float, height: float) -> figure.Figure:
@@ -189,9 +191,9 @@ def add_title(drawing: figure.Figure, *lines: str) -> None:
   title = drawing.suptitle(
       text, fontsize='large' if drawing.get_figwidth() > 6 else 'medium'
   )
-  longest = max(map(len, text.splitlines()), default=0)
-  if longest > width:
-    title.set_fontsize(title.get_fontsize() * width / longest)
+  share = title.get_window_extent().width / drawing.bbox.width
+  if share > _LARGEST_SHARE:
+    title.set_fontsize(title.get_fontsize() * _LARGEST_SHARE / share)
 
 
 def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:

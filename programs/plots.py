@@ -22,7 +22,7 @@ _MAX_NAMED_CLIENTS = 40
 # this factor. Then every curve has a fifth of the axis.
 _MAX_LINEAR_RATIO = 5
 # Characters in a line of a panel's title.
-_TITLE_WIDTH = 40
+_TITLE_WIDTH = 50
 _AXES = {
     'round': 'Round',
     'exchanges': 'Exchanges between server and clients',

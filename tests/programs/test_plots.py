@@ -46,10 +46,10 @@ def test_accuracy_figure():
   global_axes, client_axes = drawing.axes
   # It is not known which of the runs have own models.
   assert global_axes.get_title() == (
-      "Global model, or clients' own models\n(mean), on the whole test set"
+      "Global model, or clients' own models (mean), on\nthe whole test set"
   )
   assert client_axes.get_title() == (
-      "Each client's model on its own test data\n(mean)"
+      "Each client's model on its own test data (mean)"
   )
   assert global_axes.yaxis.get_major_formatter()(0.5) == '50%'
   np.testing.assert_allclose(
