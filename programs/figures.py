@@ -52,6 +52,8 @@ _DPI = 150
 _CHARACTER_WIDTH = 0.1
 # Of the width of a figure that a title takes.
 _LARGEST_SHARE = 0.97
+_SMALLEST_FONT = 1.0
+_FONT_STEP = 0.95
 
 
 def new_figure(width: float, height: float) -> figure.Figure:
@@ -191,9 +193,16 @@ def add_title(drawing: figure.Figure, *lines: str) -> None:
   title = drawing.suptitle(
       text, fontsize='large' if drawing.get_figwidth() > 6 else 'medium'
   )
-  share = title.get_window_extent().width / drawing.bbox.width
-  if share > _LARGEST_SHARE:
-    title.set_fontsize(title.get_fontsize() * _LARGEST_SHARE / share)
+  most = _LARGEST_SHARE * drawing.bbox.width
+  # The widths of characters are whole pixels, so that one step may not do.
+  while (
+      title.get_window_extent().width > most
+      and title.get_fontsize() > _SMALLEST_FONT
+  ):
+    title.set_fontsize(
+        title.get_fontsize()
+        * min(_FONT_STEP, most / title.get_window_extent().width)
+    )
 
 
 def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:
