@@ -191,7 +191,10 @@ def add_title(drawing: figure.Figure, *lines: str) -> None:
       wrapped(part, width) for line in lines for part in line.splitlines()
   )
   title = drawing.suptitle(
-      text, fontsize='large' if drawing.get_figwidth() > 6 else 'medium'
+      text,
+      fontsize='large' if drawing.get_figwidth() > 6 else 'medium',
+      # Names of folders may have dollar signs, but they are no formulas.
+      parse_math=False,
   )
   most = _LARGEST_SHARE * drawing.bbox.width
   # The widths of characters are whole pixels, so that one step may not do.

@@ -1,6 +1,6 @@
 """Plots of sweeps: heat maps, and a panel of curves for each combination."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 import math
 import pathlib
@@ -12,6 +12,7 @@ from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
 
+from tff_bn.data import names as data_names
 from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import figures
 from tff_bn.programs import plots
@@ -187,6 +188,24 @@ def _heat_maps(
   return drawings
 
 
+def _shown_labels(axis: axes_lib.Axis) -> dict[str, str]:
+  """Returns what figures show for each label: short names of datasets."""
+  labels = [point.label for point in axis.points]
+  if axis.name != 'dataset':
+    return dict(zip(labels, labels))
+  short = [data_names.short_name(label) for label in labels]
+  # Folders in different places can have the same name.
+  return dict(zip(labels, short if len(set(short)) == len(short) else labels))
+
+
+def _describe(labels: Mapping[str, str], axes: Sequence[axes_lib.Axis]) -> str:
+  """Returns the labels of a panel as its title."""
+  shown = {axis.name: _shown_labels(axis) for axis in axes}
+  return report.describe(
+      {name: shown[name][label] for name, label in labels.items()}
+  )
+
+
 def _num_cells(axes: Sequence[axes_lib.Axis]) -> int:
   """Returns the number of combinations of points."""
   return math.prod(len(axis.points) for axis in axes)
@@ -233,7 +252,7 @@ def _heat_map(
   )
   panels = [
       Panel(
-          report.describe(cell.labels),
+          _describe(cell.labels, others),
           100
           * np.array(
               [
@@ -254,8 +273,8 @@ def _heat_map(
   ]
   return heat_map_figure(
       panels,
-      row_labels=row_labels,
-      column_labels=column_labels,
+      row_labels=list(_shown_labels(rows).values()),
+      column_labels=list(_shown_labels(columns).values()),
       row_title=rows.name,
       column_title=columns.name,
       title=''.join([value_title, *worst]) + f'\n{title}' * bool(title),
@@ -297,7 +316,7 @@ def _curve_panels(
       panel.set_axis_off()
       continue
     panel.set_title(
-        figures.wrapped(report.describe(cell.labels), _TITLE_WIDTH),
+        figures.wrapped(_describe(cell.labels, swept), _TITLE_WIDTH),
         fontsize='small',
     )
     shown = [run for run in runs if cell.labels.items() <= run.labels.items()]

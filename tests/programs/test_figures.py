@@ -126,6 +126,13 @@ def test_long_words_are_smaller(width, length):
   assert 0 < box.x0 < box.x1 < drawing.bbox.width
 
 
+def test_titles_are_no_formulas():
+  drawing, _ = _drawing(9.0)
+  figures.add_title(drawing, 'from $5_ to $6_')
+  drawing.canvas.draw()
+  assert drawing.get_suptitle() == 'from $5_ to $6_'
+
+
 def test_lines_are_broken_between_words():
   text = 'a-long-word and/a/path_of_many_characters b'
   assert figures.wrapped(text, 12).splitlines() == [

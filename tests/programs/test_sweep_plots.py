@@ -301,3 +301,32 @@ def test_too_many_heat_maps_are_left_out(tmp_path, monkeypatch):
       'heat_map_rounds_gamma',
       'heat_map_rounds_local_steps',
   ]
+
+
+@pytest.mark.parametrize(
+    ('labels', 'shown'),
+    [
+        (
+            ['npz:/home/ann/rgb.npz', 'folder:/data/paris', 'digits'],
+            ['rgb', 'paris', 'digits'],
+        ),
+        # The short names would be equal.
+        (
+            ['folder:/data/paris', 'folder:/old/paris'],
+            ['folder:/data/paris', 'folder:/old/paris'],
+        ),
+    ],
+)
+def test_datasets_have_short_names(tmp_path, monkeypatch, labels, shown):
+  axes = [_axis('dataset', *labels), _STEPS, _ALGORITHMS]
+  runs = _runs(axes, lambda labels, seed: 0.5, seeds=(0,))
+  drawings = _drawings(axes, runs, tmp_path, monkeypatch)
+  heat_map = drawings['heat_map_dataset_local_steps'].axes[0]
+  assert [t.get_text() for t in heat_map.get_yticklabels()] == shown
+  titles = [
+      panel.get_title().replace('\n', ' ')
+      for panel in drawings['test_accuracy'].axes
+  ]
+  assert [title.split(',')[0] for title in titles[:: len(_STEPS.points)]] == [
+      f'dataset={name}' for name in shown
+  ]
