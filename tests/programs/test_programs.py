@@ -803,9 +803,9 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
   ):
     assert evaluate.run(arguments) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith('tff-bn-evaluate: ')
-    assert message in captured.err
-    assert captured.err.count('\n') == 1
+    error = printed.error(captured.err)
+    assert error.startswith('tff-bn-evaluate: ')
+    assert message in error
     assert not captured.out
 
 
