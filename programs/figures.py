@@ -198,14 +198,10 @@ def add_title(drawing: figure.Figure, *lines: str) -> None:
   )
   most = _LARGEST_SHARE * drawing.bbox.width
   # The widths of characters are whole pixels, so that one step may not do.
-  while (
-      title.get_window_extent().width > most
-      and title.get_fontsize() > _SMALLEST_FONT
-  ):
-    title.set_fontsize(
-        title.get_fontsize()
-        * min(_FONT_STEP, most / title.get_window_extent().width)
-    )
+  size = float(title.get_fontsize())
+  while title.get_window_extent().width > most and size > _SMALLEST_FONT:
+    size *= _FONT_STEP
+    title.set_fontsize(size)
 
 
 def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:

@@ -125,6 +125,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
           band=_sentence(plots.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
           data=numbers,
+          of_client=measures.OF_CLIENT,
           max_clients=measures.MAX_CLIENTS,
           max_table_clients=measures.MAX_TABLE_CLIENTS,
           client_cells=client_cells(page.runs, page.folders),

@@ -22,7 +22,8 @@ OWN_MODELS = f"clients' own models on the {WHOLE_TEST_SET} (mean)"
 _EITHER = (
     f"global model, or clients' own models (mean), on the {WHOLE_TEST_SET}"
 )
-OWN_DATA = "each client's model on its own test data (mean)"
+OF_CLIENT = "each client's model on its own test data"
+OWN_DATA = f'{OF_CLIENT} (mean)'
 HELD_OUT = 'global model on the own test data of clients that did not train'
 
 
