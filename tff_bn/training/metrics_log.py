@@ -26,6 +26,9 @@ _BAR_FORMAT = (
 )
 Row = dict[str, Union[int, float, None]]
 
+_TRAIN = measures.TRAIN
+_TEST = measures.TEST
+_CLIENT_TEST = measures.CLIENT_TEST
 _EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 
 
@@ -50,7 +53,7 @@ def column_names(
       'round',
       *(
           f'{prefix}{name}'
-          for prefix in (measures.TRAIN, measures.TEST, measures.CLIENT_TEST)
+          for prefix in (_TRAIN, _TEST, _CLIENT_TEST)
           for name in measured
       ),
       *('num_clients', 'num_dropped_clients', 'rejected_rounds'),
@@ -117,7 +120,7 @@ class MetricsLog(tff.program.ReleaseManager):
     self._logdir = run_dir / 'logdir'
     self._columns = column_names(metric_names, correction_names)
     # The column of the last evaluation that the bar shows.
-    self._shown_column = f'{measures.TEST}{[*metric_names, "loss"][0]}'
+    self._shown_column = f'{_TEST}{[*metric_names, "loss"][0]}'
     self._correction_names = correction_names
     self._is_due = is_due
     self._num_rounds = num_rounds
@@ -240,8 +243,8 @@ class MetricsLog(tff.program.ReleaseManager):
     row['round'] = round_num
     client_work = _part(value, 'client_work')
     for name, number in client_work.get('train', {}).items():
-      if f'{measures.TRAIN}{name}' in row:
-        row[f'{measures.TRAIN}{name}'] = _rounded(number)
+      if f'{_TRAIN}{name}' in row:
+        row[f'{_TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):
       row[name] = int(client_work.get(name, 0))
     finalizer = _part(value, 'finalizer')
@@ -306,8 +309,7 @@ class MetricsLog(tff.program.ReleaseManager):
       shown = '  '.join(
           f'{name} {number:.4f}'
           for name, number in row.items()
-          if name.startswith((measures.TRAIN, measures.TEST))
-          and number is not None
+          if name.startswith((_TRAIN, _TEST)) and number is not None
       )
       progress.say(f'round {round_num}/{self._num_rounds}  {shown}')
 
@@ -341,7 +343,7 @@ def _rounded(number: Any) -> float:
 
 def _summary_tag(column: str) -> str:
   """Returns a column's tag, which TensorBoard groups by the part before `/`."""
-  for prefix in (measures.CLIENT_TEST, measures.TRAIN, measures.TEST):
+  for prefix in (_CLIENT_TEST, _TRAIN, _TEST):
     if column.startswith(prefix):
       return f'{prefix[:-1]}/{column.removeprefix(prefix)}'
   return f'round/{column}'
