@@ -79,13 +79,15 @@ def _train(
     print('This run is finished.')
   else:
     _train_and_plot(settings, runtime, logging, folder, overwrite=overwrite)
+  _print_result(settings, folder)
+
+
+def _print_result(
+    settings: settings_lib.RunSettings, folder: pathlib.Path
+) -> None:
+  """Prints how good the model is, and where the files are."""
   rows = report.read_rows(folder)
   print(report.describe_last(rows, settings_lib.has_client_models(settings)))
-  _print_files(folder)
-
-
-def _print_files(folder: pathlib.Path) -> None:
-  """Prints where the files are, and what to do next."""
   models = folder / run_folder.MODEL
   code = keras_files.loading_code(models / run_folder.MODEL_FILE)
   print('Model:   ' + '\n         '.join(code))

@@ -128,8 +128,7 @@ class RoundEvaluation:
     if not self.is_due(round_num):
       return columns
     state = self.evaluated_state(state, round_num)
-    clients = self._evaluation_clients(self._candidates())
-    weights, shared = self._evaluated_weights(state, clients)
+    weights, shared = self._evaluated_weights(state)
     test: Optional[evaluation.Metrics]
     if shared is not None:
       test = self._evaluator.evaluate(shared, self.test_dataset)
@@ -137,20 +136,27 @@ class RoundEvaluation:
       test = self._evaluator.evaluate_clients(
           weights, lambda client_id: self.test_dataset
       )
-    by_client = self._evaluate_own_data(weights)
+    by_client = self._evaluate_each_client(weights)
     if round_num == self._config.rounds:
       client_metrics.write(
           self._run_dir, round_num, self._with_other_clients(state, by_client)
       )
     client_test = evaluation.mean_over_clients(by_client)
-    for prefix, result in (
-        (measures.TEST, test),
-        (measures.CLIENT_TEST, client_test),
-    ):
+    for prefix, result in (('test_', test), ('client_test_', client_test)):
       for name in ('loss', *self._evaluator.metric_names):
         if result is not None:
           columns[f'{prefix}{name}'] = result[name]
     return columns
+
+  def _evaluate_each_client(
+      self, weights: Mapping[str, ModelWeights]
+  ) -> dict[str, evaluation.Metrics]:
+    return self._evaluator.evaluate_each_client(
+        weights,
+        lambda client_id: self._data.client_test_dataset(
+            client_id, _BATCH_SIZE
+        ),
+    )
 
   def _with_other_clients(
       self, state: Any, evaluated: Mapping[str, evaluation.Metrics]
@@ -173,22 +179,11 @@ class RoundEvaluation:
       # Only one client's weights are in memory at a time.
       if client_id not in evaluated:
         weights, _ = self._evaluated_weights(state, [client_id])
-        results |= self._evaluate_own_data(weights)
+        results |= self._evaluate_each_client(weights)
     return dict(
         sorted(
             results.items(), key=lambda item: self._data.client_number(item[0])
         )
-    )
-
-  def _evaluate_own_data(
-      self, weights: Mapping[str, ModelWeights]
-  ) -> dict[str, evaluation.Metrics]:
-    """Evaluates each client's weights on its own test data."""
-    return self._evaluator.evaluate_each_client(
-        weights,
-        lambda client_id: self._data.client_test_dataset(
-            client_id, _BATCH_SIZE
-        ),
     )
 
   def evaluated_state(self, state: Any, round_num: int) -> Any:
@@ -241,9 +236,16 @@ class RoundEvaluation:
     return sampled or self._data.client_ids
 
   def _evaluated_weights(
-      self, state: Any, clients: Sequence[str]
+      self, state: Any, clients: Optional[Sequence[str]] = None
   ) -> tuple[dict[str, ModelWeights], Optional[ModelWeights]]:
-    """Returns the weights by client, and the weights that all share, if any."""
+    """Returns the weights by client, and the weights that all share, if any.
+
+    Args:
+      state: The server's state.
+      clients: The clients. Default: those of which a mean is taken.
+    """
+    if clients is None:
+      clients = self._evaluation_clients(self._candidates())
     models = self._client_models
     if models is not None and models.store.client_ids():
       return {c: models.weights(state, c) for c in clients}, None
