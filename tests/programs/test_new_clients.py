@@ -52,6 +52,7 @@ def run(tmp_path_factory, domains):
       tmp_path_factory.mktemp('runs') / 'fedbn',
       domains,
       *('--algorithm=fedbn', '--split=domains', '--clients_per_round=2'),
+      '--num_clients=2',
   )
 
 

@@ -120,6 +120,14 @@ def test_results_are_means_of_the_runs_metrics(comparison):
   assert re.search(rf'\| fedbn +\| +{cell} \|', table)
   assert table in output
   assert str(folder / 'results.md') in output
+  assert (
+      '\n- Accuracies and losses: mean over the last 2 evaluated rounds; mean'
+      ' over 2 seeds ± standard deviation.'
+  ) in table
+  assert (
+      '\n- Accuracy, %: centralized, fedavg: global model on the whole test'
+      " set; fedbn: clients' own models on the whole test set (mean).\n"
+  ) in table
 
 
 def test_algorithms_of_a_seed_start_alike(comparison):
