@@ -22,9 +22,9 @@ from absl import flags
 from absl import logging
 
 import tff_bn
-from tff_bn.common import spelling
 from tff_bn.imports import dependencies
 from tff_bn.programs import flag_groups
+from tff_bn.programs import flag_names
 from tff_bn.programs import flagfiles
 from tff_bn.programs import import_messages
 from tff_bn.programs import named_code
@@ -162,7 +162,7 @@ def _parse_into(
     raise UsageError(
         _origin(error.flagname, arguments)
         + f'--{error.flagname} is not a flag of this program.'
-        + spelling.suggestion(error.flagname, list(values))
+        + flag_names.suggestion(error.flagname, list(values))
         + ' See --help.'
     ) from error
   except (flags.Error, ValueError) as error:

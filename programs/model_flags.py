@@ -41,12 +41,16 @@ def _pan_flag(*arguments: Any, **options: Any) -> Any:
   )
 
 
-def _are_switched_off(flags: ParsedFlags) -> bool:
+def _are_switched_off(flags: Any) -> bool:
   return any(getattr(flags, name) == 0 for name in _SWITCHES)
 
 
-def has_personal_encodings(flags: ParsedFlags) -> bool:
-  """Whether clients have personal position encodings."""
+def has_personal_encodings(flags: Any) -> bool:
+  """Whether clients have personal position encodings.
+
+  Args:
+    flags: All flags of the program, or the settings of a run.
+  """
   return bool(
       flags.pan != 'off'
       and not _are_switched_off(flags)

@@ -150,7 +150,9 @@ class _Evaluation(flag_groups.Flags):
   reestimate_statistics: bool = flag(
       None,
       'Computes the BN statistics again before the evaluation, by forward'
-      ' passes over the training data',
+      ' passes over training data without its labels: for the whole test set'
+      " over the data of all clients, for a client's test data over the data of"
+      ' this client',
       False,
   )
   export_client: Optional[tuple[str, ...]] = flag(

@@ -127,8 +127,14 @@ def check(flags: ParsedFlags) -> None:
     )
 
 
+def has_client_models(settings: RunSettings) -> bool:
+  """Whether the clients of a run have own models."""
+  algorithm = registry.find(settings.algorithm)
+  return registry.CLIENT_MODELS in _understood(settings, algorithm)
+
+
 def _understood(
-    flags: ParsedFlags, algorithm: registry.Algorithm
+    flags: ParsedFlags | RunSettings, algorithm: registry.Algorithm
 ) -> Sequence[str]:
   """Returns the flags and features that have an effect on an algorithm."""
   if model_flags.has_personal_encodings(flags):

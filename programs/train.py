@@ -88,7 +88,8 @@ def _print_result(
 ) -> None:
   """Prints how good the model is, and where the files are."""
   evaluate = f'tff-bn-evaluate --run={folder}{named_code.trust(settings)}'
-  print(report.describe_last(report.read_rows(folder)))
+  rows = report.read_rows(folder)
+  print(report.describe_last(rows, settings_lib.has_client_models(settings)))
   models = folder / run_folder.MODEL
   code = keras_files.loading_code(models / run_folder.MODEL_FILE)
   print('Model:   ' + '\n         '.join(code))
@@ -115,6 +116,7 @@ def _train_and_plot(
   """Trains one model and draws its metrics."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
+  from tff_bn.programs import held_out
   from tff_bn.programs import html_report
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
@@ -134,6 +136,7 @@ def _train_and_plot(
       {report.ALGORITHM: settings.algorithm},
       settings.seed,
       report.read_rows(folder),
+      has_client_models=settings_lib.has_client_models(settings),
   )
   data_title = jobs.describe_data(settings, job.data)
   plots.save_figures(
@@ -157,6 +160,8 @@ def _train_and_plot(
           data=job.data,
           data_title=data_title,
           labels_of=f'{settings.algorithm}, seed {settings.seed}',
+          held_out=held_out.of_runs([('', folder)], held_out.CLIENT),
+          held_out_notes=held_out.notes(held_out.CLIENT),
       ),
   )
 

@@ -181,6 +181,25 @@ def test_describe_data(varied, words):
 
 
 @pytest.mark.parametrize(
+    ('dataset', 'words'),
+    [
+        ('folder:/home/ann/a b/pictures/', 'pictures'),
+        ('npz:/home/ann/mine.npz', 'mine'),
+        (
+            'domains:rome=folder:/home/ann/x,wien=npz:/home/ann/y.npz',
+            'domains rome, wien',
+        ),
+    ],
+)
+def test_data_has_a_short_name(dataset, words):
+  (settings,) = _runs('--algorithms=fedavg', f'--dataset={dataset}')
+  data = types.SimpleNamespace(client_ids=['a', 'b'])
+  described = jobs.describe_data(settings, data)
+  assert described.startswith(f'{words}, 2 clients, --split=')
+  assert '/' not in described
+
+
+@pytest.mark.parametrize(
     ('arguments', 'expected'),
     [
         # Clients have 1437 / 4 = 359 or 360 examples.

@@ -119,6 +119,14 @@ def test_results_are_means_of_the_runs_metrics(comparison):
   assert re.search(rf'\| fedbn +\| +{cell} \|', table)
   assert table in output
   assert str(folder / 'results.md') in output
+  assert (
+      '\n- Accuracies and losses: mean over the last 2 evaluated rounds; mean'
+      ' over 2 seeds ± standard deviation.'
+  ) in table
+  assert (
+      '\n- Accuracy, %: centralized, fedavg: global model on the whole test'
+      " set; fedbn: clients' own models on the whole test set (mean).\n"
+  ) in table
 
 
 def test_algorithms_of_a_seed_start_alike(comparison):
@@ -802,9 +810,9 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
   ):
     assert evaluate.run(arguments) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith('tff-bn-evaluate: ')
-    assert message in captured.err
-    assert captured.err.count('\n') == 1
+    error = printed.error(captured.err)
+    assert error.startswith('tff-bn-evaluate: ')
+    assert message in error
     assert not captured.out
 
 

@@ -368,6 +368,25 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
     assert _resolve(*arguments, *_PERSONAL).pan_personal_share == 0.5
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (['--algorithm=fedavg'], False),
+        (['--algorithm=fbn'], False),
+        (['--algorithm=scaffold'], False),
+        (['--algorithm=fedbn'], True),
+        (['--algorithm=silobn'], True),
+        (['--algorithm=fedbn+moon'], True),
+        (['--algorithm=single'], True),
+        (['--algorithm=fedavg', *_PERSONAL], True),
+        (['--algorithm=fedavg', *_PERSONAL, '--pan_personal_share=0'], False),
+        (['--algorithm=fedavg', '--pan=add'], False),
+    ],
+)
+def test_clients_with_own_models(arguments, expected):
+  assert settings.has_client_models(_resolve(*arguments)) is expected
+
+
 def test_comparison_with_personal_encodings():
   def check(*arguments):
     settings.check(cli.parse(compare.define_flags, [*arguments]))

@@ -35,6 +35,7 @@ from tff_bn.training import checkpoints
 from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
+from tff_bn.training import measures
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
 
@@ -337,8 +338,41 @@ class TestMetrics:
     )
     _train(model, tmp_path, stateful, config)
 
-    assert {len(clients) for clients in evaluated} == {2}
-    assert len(set(evaluated)) == 1
+    *in_means, third, fourth = evaluated
+    assert {len(clients) for clients in in_means} == {2}
+    assert len(set(in_means)) == 1
+    # At the end, the results of the other clients are in a table.
+    assert {*in_means[0], *third, *fourth} == set(training_fakes.CLIENT_IDS)
+    with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
+      rows = list(csv.DictReader(file))
+    # The last client has no test data.
+    assert [row['client'] for row in rows] == list(
+        training_fakes.CLIENT_IDS[:3]
+    )
+    data, evaluator = training_fakes.FakeData(), evaluation.Evaluator(model)
+    for row in rows:
+      if stateful:
+        keras_model = training_fakes.load_client(tmp_path, row['client'])
+      else:
+        keras_model = keras.models.load_model(tmp_path / 'model/model.keras')
+      expected = evaluator.evaluate(
+          model.from_keras(keras_model),
+          data.client_test_dataset(row['client'], 3),
+      )
+      assert float(row['loss']) == pytest.approx(expected['loss'], rel=1e-6)
+      assert int(row['num_examples']) == expected['num_examples']
+
+  @training_fakes.both_kinds
+  def test_of_many_clients_some_are_in_the_table(
+      self, model, tmp_path, stateful, monkeypatch
+  ):
+    config = dataclasses.replace(
+        _CONFIG, clients_per_round=None, max_evaluation_clients=2, rounds=1
+    )
+    monkeypatch.setattr(measures, 'MAX_TABLE_CLIENTS', 3)
+    _train(model, tmp_path, stateful, config)
+    with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
+      assert 1 <= len(list(csv.DictReader(file))) <= 2
 
   def test_only_sampled_clients_are_evaluated(self, model, tmp_path, evaluated):
     config = dataclasses.replace(

@@ -278,7 +278,7 @@ class FederatedData:
           f'held_out_clients={",".join(client_ids)}: there is no client'
           f' {unknown[0]}. The {len(self.client_ids)} clients are'
           f' {spelling.name_some(self.client_ids)}.'
-          f'{spelling.suggestion(unknown[0], self.client_ids)}'
+          f'{spelling.suggestion(unknown[0], self.client_ids, are_given=True)}'
       )
     held_out = set(client_ids)
     if len(held_out) == len(self.client_ids):

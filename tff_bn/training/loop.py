@@ -5,7 +5,7 @@ A run has a folder:
 | entry | content |
 | --- | --- |
 | `metrics.csv` | one row for every evaluated round |
-| `client_metrics.csv` | one row for each evaluated client, at the end |
+| `client_metrics.csv` | a row for each client, or for some, at the end |
 | `metrics_hook.json` | which rows a metrics hook has got |
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
@@ -303,6 +303,7 @@ class _Run:
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
                 on_rows=self._hook.update,
+                has_client_models=self._evaluation.has_client_models,
             )
         )
     )

@@ -18,6 +18,7 @@ from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.common import progress
 from tff_bn.keras_model import model_metrics
+from tff_bn.training import measures
 from tff_bn.training import run_entries
 
 # What the bar shows besides itself fits in 80 columns.
@@ -27,9 +28,9 @@ _BAR_FORMAT = (
 )
 Row = dict[str, Union[int, float, None]]
 
-_TRAIN = 'train_'
-_TEST = 'test_'
-_CLIENT_TEST = 'client_test_'
+_TRAIN = measures.TRAIN
+_TEST = measures.TEST
+_CLIENT_TEST = measures.CLIENT_TEST
 _EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 
 
@@ -99,6 +100,7 @@ class MetricsLog(tff.program.ReleaseManager):
           [int, Mapping[str, Any]], Mapping[str, Union[int, float]]
       ],
       on_rows: Callable[[Sequence[Row]], None] = lambda rows: None,
+      has_client_models: Optional[bool] = None,
   ):
     """Initializes the log, and reads and writes nothing.
 
@@ -114,6 +116,8 @@ class MetricsLog(tff.program.ReleaseManager):
         they are unknown.
       on_rows: Called with all rows when there is a new one, after it is
         written.
+      has_client_models: Whether the clients have own models; None if it is
+        unknown.
     """
     self._path = run_dir / run_entries.METRICS
     self._logdir = run_dir / run_entries.LOGDIR
@@ -125,6 +129,7 @@ class MetricsLog(tff.program.ReleaseManager):
     self._num_rounds = num_rounds
     self._costs_fn = costs_fn
     self._on_rows = on_rows
+    self._has_client_models = has_client_models
     self.rows: list[Row] = []
     self._summary_writer: Optional[tf.summary.SummaryWriter] = None
     self._bar: Optional[tqdm.tqdm] = None
@@ -293,7 +298,11 @@ class MetricsLog(tff.program.ReleaseManager):
         tf.summary.scalar('round/seconds', seconds)
       for name, number in (row or {}).items():
         if number is not None and name != 'round':
-          tf.summary.scalar(_summary_tag(name), number)
+          tf.summary.scalar(
+              _summary_tag(name),
+              number,
+              description=measures.name(name, self._has_client_models),
+          )
     if row is not None:
       writer.flush()
 
