@@ -1,7 +1,8 @@
 """A Keras model as data: variables with their roles and initial values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 import dataclasses
+import functools
 import math
 from typing import Any, Optional, TypeAlias
 
@@ -12,6 +13,7 @@ import tensorflow_federated as tff
 
 from tff_bn.common import checks
 from tff_bn.keras_model import model_arguments
+from tff_bn.keras_model import training_writes
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
@@ -174,6 +176,31 @@ class BatchNormModel:
   def has_batch_norm(self) -> bool:
     """Whether the model has a batch normalization layer."""
     return any(v.role is Role.MOVING_MEAN for v in self.variables)
+
+  @functools.cached_property
+  def constants(self) -> Set[int]:
+    """The positions in `variables` of those that training cannot change.
+
+    They are not trainable, and no call in training mode assigns them: the
+    weights of frozen layers, also frozen moving statistics, and constants such
+    as those of `keras.layers.Normalization`. Algorithms neither send nor
+    aggregate them; they keep the values of `initial_weights`.
+    """
+    candidates = frozenset(
+        position
+        for position, info in enumerate(self.variables)
+        # The server can move statistics that no call assigns, as in HBN.
+        if not (
+            info.trainable
+            or info.is_statistic
+            or info.role is Role.PERSONAL_PHASE
+        )
+    )
+    if not candidates:
+      return candidates
+    return candidates - training_writes.assigned_positions(
+        self.keras_model, self.input_spec[0]
+    )
 
   @property
   def initial_weights(self) -> ModelWeights:
