@@ -74,6 +74,10 @@ class BatchNormModel:
   and the metrics are float32, and the loss is scaled if a layer computes in
   float16.
 
+  Variables that training cannot change, see `constants`, have the values of
+  `keras_model_fn`'s model throughout: clients do not send them, no aggregator
+  gets them, and they are neither in the state of a process nor in checkpoints.
+
   Example:
   ```
   model = BatchNormModel(
@@ -161,7 +165,8 @@ class BatchNormModel:
     if model is getattr(self, 'keras_model', None):
       raise ValueError(
           'keras_model_fn returned the same model at two calls; it must build a'
-          ' new one at each call. keras.models.clone_model copies a model.'
+          ' new one at each call. tff_bn.copy_model(model) copies a model with'
+          ' its weights.'
       )
     model_arguments.check_fits(self.input_spec, model)
     if not model.built or not model.weights:
@@ -286,7 +291,9 @@ class BatchNormModel:
         `keras_model_fn`, for example a pretrained one.
 
     Returns:
-      Its weights, for `process.set_model_weights`.
+      Its weights, for `process.set_model_weights`. This refuses other values
+      for variables that training cannot change; these must come from
+      `keras_model_fn`, for example from `lambda: tff_bn.copy_model(pretrained)`.
 
     Raises:
       TypeError: If it is no Keras model.

@@ -72,7 +72,9 @@ class SharedWeights:
           " them by tff_bn.convert_batch_norm(model, to='batch')."
       )
     initial = model.from_model_weights(model.initial_weights)
-    self._constants = {p: initial[p] for p in sorted(model.constants)}
+    self._constants = {
+        p: _read_only(initial[p]) for p in sorted(model.constants)
+    }
     positions = range(len(variables))
     order = model.to_model_weights(positions)
     is_local = [partition.is_local(v.role) for v in variables]
@@ -193,8 +195,8 @@ class SharedWeights:
           f"weights has other values for {len(changed)} of the model's"
           f' {len(self._constants)} variables that training cannot change (in'
           f' the layers {layers}). A process has their values from'
-          ' keras_model_fn; build it from a model whose keras_model_fn returns'
-          ' them: BatchNormModel(lambda: model.to_keras(weights), ...).'
+          ' keras_model_fn. Build the process from a model with these weights:'
+          ' BatchNormModel(lambda: model.to_keras(weights), ...).'
       )
 
   def _placed(self, shared: ModelWeights) -> list[Any]:
@@ -374,6 +376,13 @@ def _difference(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
   if after.dtype.is_floating:
     return before - after
   return tf.cast(before, tf.float64) - tf.cast(after, tf.float64)
+
+
+def _read_only(value: Any) -> np.ndarray:
+  # Callers get it as a part of a model's weights, which they may change.
+  view = np.asarray(value).view()
+  view.flags.writeable = False
+  return view
 
 
 def _has_equal_bits(value: Any, constant: np.ndarray) -> bool:
