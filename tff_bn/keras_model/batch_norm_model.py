@@ -293,7 +293,7 @@ class BatchNormModel:
     Returns:
       Its weights, for `process.set_model_weights`. This refuses other values
       for variables that training cannot change; these must come from
-      `keras_model_fn`, for example from `lambda: tff_bn.copy_model(pretrained)`.
+      `keras_model_fn`, such as `lambda: tff_bn.copy_model(pretrained)`.
 
     Raises:
       TypeError: If it is no Keras model.

@@ -29,7 +29,8 @@ def assigned_positions(keras_model: keras.Model, x: Any) -> Set[int]:
 
   @tf.autograph.experimental.do_not_convert
   def step(x):
-    with tf.GradientTape() as tape:
+    # A scope, because graphs allow fewer names at their root than Keras does.
+    with tf.name_scope('step'), tf.GradientTape() as tape:
       outputs = keras_model(x, training=True)
       targets = [
           tensor
