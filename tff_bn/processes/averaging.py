@@ -174,7 +174,8 @@ def build_shared(
 ) -> Process:
   """Builds a process that averages every variable except personal phases.
 
-  Personal phases of position encodings are always local.
+  Personal phases of position encodings are always local. Variables that
+  training cannot change are not averaged.
 
   Args:
     model: The model.
