@@ -21,6 +21,23 @@ _CONFIG = dataclasses.replace(
 )
 
 
+@keras.saving.register_keras_serializable('test_frozen_weights')
+class _Limited(_LAYERS.Layer):
+  """Some values have a lower limit; constants need not be finite numbers."""
+
+  def build(self, shape):
+    self.limit = self.add_weight(
+        shape[1:], keras.initializers.Constant(-np.inf), trainable=False
+    )
+    self.is_limited = self.add_weight(
+        shape[1:], 'ones', dtype='bool', trainable=False
+    )
+
+  def call(self, x):
+    limited = tf.maximum(x, tf.convert_to_tensor(self.limit))
+    return tf.where(tf.convert_to_tensor(self.is_limited), limited, x)
+
+
 def _model(data, seed=0):
   def keras_model_fn():
     initializer = keras.initializers.GlorotUniform(seed=seed)
@@ -28,6 +45,7 @@ def _model(data, seed=0):
         [
             _LAYERS.Dense(700, kernel_initializer=initializer),
             _LAYERS.BatchNormalization(),
+            _Limited(),
         ],
         name='backbone',
     )
@@ -77,7 +95,7 @@ def test_the_runs_files_have_them_only_in_the_final_model(name, data, tmp_path):
   model = _model(data)
   constants = [model.variables[p] for p in sorted(model.constants)]
   num_bytes = sum(v.num_bytes for v in constants)
-  assert len(constants) == 6 and num_bytes == 4 * 700 * (64 + 5)
+  assert len(constants) == 8 and num_bytes == 700 * (4 * (64 + 6) + 1)
   result = _train(name, model, data, tmp_path)
 
   states = _sizes(tmp_path, 'state.npz')
