@@ -32,7 +32,7 @@ def _absolute_dataset(dataset: str) -> str:
 
 
 def _absolute_source(dataset: str) -> str:
-  for prefix in (data_names.NPZ_PREFIX, data_names.FOLDER_PREFIX):
+  for prefix in data_names.PATH_PREFIXES:
     if dataset.startswith(prefix):
       return prefix + _absolute(dataset.removeprefix(prefix))
   if dataset in data_names.DATASET_NAMES or dataset.startswith(
@@ -44,8 +44,7 @@ def _absolute_source(dataset: str) -> str:
 
 # They need something after them.
 _SOURCE_PREFIXES = (
-    data_names.NPZ_PREFIX,
-    data_names.FOLDER_PREFIX,
+    *data_names.PATH_PREFIXES,
     data_names.TFDS_PREFIX,
 )
 

@@ -11,6 +11,7 @@ import pathlib
 import sys
 import time
 from typing import Any, NamedTuple, Optional
+import warnings
 
 from absl import logging
 
@@ -29,6 +30,7 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
 from tff_bn.programs import settings as settings_lib
 from tff_bn.training import folder_lock
+from tff_bn.training import kept_statistics
 from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import round_data
 
@@ -333,6 +335,7 @@ def train_one(
   """
   warn_of_small_clients(job)
   warn_of_no_memory(job.settings)
+  warn_of_kept_statistics(job)
   # A run that continues has other results.
   (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
   start = time.monotonic()
@@ -351,20 +354,23 @@ def train_one(
 def _train(
     job: Job, metrics_hook: Optional[metrics_hook_lib.MetricsHook]
 ) -> training.TrainingResult:
-  return training.train(
-      job.process,
-      job.model,
-      job.data,
-      run_building.training_config(job.settings),
-      job.folder,
-      train_on_union=registry.find(job.settings.algorithm).trains_on_union,
-      settings={
-          name: text
-          for name, text in job.settings.to_flags().items()
-          if name not in training.MAY_CHANGE
-      },
-      metrics_hook=metrics_hook,
-  )
+  with warnings.catch_warnings():
+    # The warning with the names of flags is shown already.
+    warnings.simplefilter('ignore', training.KeptStatisticsWarning)
+    return training.train(
+        job.process,
+        job.model,
+        job.data,
+        run_building.training_config(job.settings),
+        job.folder,
+        train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+        settings={
+            name: text
+            for name, text in job.settings.to_flags().items()
+            if name not in training.MAY_CHANGE
+        },
+        metrics_hook=metrics_hook,
+    )
 
 
 def warn_of_small_clients(job: Job) -> None:
@@ -403,6 +409,28 @@ def warn_of_no_memory(settings: settings_lib.RunSettings) -> None:
         '--batch_norm_momentum=0 keeps nothing of earlier batches: the moving'
         " statistics describe the last batch alone. Keras's default is 0.99;"
         ' the models of this package use 0.9.'
+    )
+
+
+def warn_of_kept_statistics(job: Job) -> None:
+  """Warns if much is left of the initial moving statistics after the run.
+
+  Args:
+    job: The run.
+  """
+  kept = kept_statistics.find(
+      job.process,
+      job.model,
+      job.data,
+      run_building.training_config(job.settings),
+      train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+  )
+  if kept is not None and kept.is_much:
+    logging.warning(
+        '%s',
+        kept.describe(
+            '--batch_norm_momentum', 'tff-bn-evaluate --reestimate_statistics'
+        ),
     )
 
 

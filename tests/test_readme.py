@@ -97,6 +97,13 @@ def test_python_code_runs(page, tmp_path, monkeypatch, toy):
     assert 'moving_mean_4' in namespace['output'].client_states[0]
 
 
+def test_rule_on_a_matrix(capsys):
+  (code,) = _blocks('robustness.md', 'python')
+  exec(code, {})
+  printed = capsys.readouterr().out.strip()
+  assert code.splitlines()[-1].endswith(f'# {printed}')
+
+
 def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   # The page's code sets these; afterwards they are gone.
   monkeypatch.setitem(splits.SPLITS, 'parity', None)

@@ -127,6 +127,15 @@ class TestEvaluator:
     np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
     assert result['num_examples'] == 11
 
+  def test_batches_of_another_type(self, model):
+    x, y = _examples(4)
+    with pytest.raises(
+        TypeError, match=r'^dataset: y has the dtype int64, .*tf\.cast\(y, tf'
+    ):
+      evaluation.Evaluator(model).evaluate(
+          _random_weights(model, 0), _batches((x, y.astype(np.int64)), 2)
+      )
+
   def test_evaluations_do_not_influence_each_other(self, model):
     evaluator = evaluation.Evaluator(model)
     data = _batches(_examples(20), 8)

@@ -125,7 +125,9 @@ def build_centralized(
 
   process = tff.learning.templates.LearningProcess(
       initialize,
-      checked_round.check_arguments(_build_next(work, weights, state_type)),
+      checked_round.check_arguments(
+          _build_next(work, weights, state_type), work.moving_statistics
+      ),
       get_model_weights,
       set_model_weights,
   )

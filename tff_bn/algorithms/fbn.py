@@ -22,6 +22,7 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
+from tff_bn.clients.moving_statistics import Moves
 from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model import mixed_precision
@@ -120,17 +121,23 @@ def build_fbn(
   costs one or two more vectors for each layer, from the server to the clients.
   Otherwise clients send their dζ and dγ, too: means over their steps, weighted
   by the numbers of values. The averages are aggregated as the model is, by
-  `model_aggregator`. With several local steps and one class for each client,
-  they do not help, as FBN itself.
+  `model_aggregator`. They use the aggregate before `server_clip_norm` shortens
+  it. With several local steps and one class for each client, they do not help,
+  as FBN itself.
 
   With both averages nothing keeps the scale of a layer's inputs where the
   running statistics expect it, and training can diverge: batch normalization
   does not need such a force, because its statistics are never late. Two options
   make it stable. With `backward_restart`, the averages of a channel restart
-  from 0 after a round in which the mean of x̂² over all clients, with the new
-  statistics, was greater than this number or less than its inverse. Until the
-  averages have grown again, FBN's own gradient draws the scale back. And
-  `server_clip_norm` bounds the mean of the clients' changes.
+  from 0 after a round in which
+
+      q = (N/(N-1) v + (m - R')²) / (S' + ε)
+
+  was not between 1/`backward_restart` and `backward_restart`. m and v are the
+  mean and the biased variance of all clients' N values, and R' and S' the new
+  statistics. But for the factor N/(N-1), q is the mean of x̂² with the new
+  statistics. Until the averages have grown again, FBN's own gradient draws the
+  scale back. And `server_clip_norm` bounds the mean of the clients' changes.
 
   Other remedies help less. Test accuracy with batches of 320 digits, 300 steps,
   β 0.1, learning rate 0.3 for small_cnn (mean of 2 to 4 seeds) and 0.1 for
@@ -297,6 +304,8 @@ def _backward_statistics(
 class _FbnWork(LocalTrainingWork):
   """Local training that collects the moments of the layers' inputs."""
 
+  _moves = Moves.ONCE
+
   def __init__(
       self,
       model: BatchNormModel,
@@ -312,7 +321,6 @@ class _FbnWork(LocalTrainingWork):
       backward = correction
     collector = self._collector = MomentsCollector(
         [keras_weights[mean] for mean, _ in weights.statistics],
-        config.jit_compile,
         None if backward is None else backward.correct_gradient,
     )
 

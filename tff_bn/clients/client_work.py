@@ -11,6 +11,8 @@ import tensorflow_federated as tff
 from tff_bn.clients import update_norms
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
+from tff_bn.clients.moving_statistics import Moves
+from tff_bn.clients.moving_statistics import MovingStatistics
 from tff_bn.common import numerics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -59,6 +61,9 @@ class ClientWork:
     state_type: The type of this state.
   """
 
+  # How often a round moves running statistics by the momentum of their layers.
+  _moves = Moves.EACH_STEP
+
   def __init__(
       self,
       model: BatchNormModel,
@@ -89,6 +94,15 @@ class ClientWork:
     self.state_type = initial_state.type_signature.result
     self.data_type = tff.SequenceType(
         tff.types.tensorflow_to_type(model.input_spec)
+    )
+
+  @property
+  def moving_statistics(self) -> MovingStatistics:
+    """How a round moves the running statistics."""
+    return MovingStatistics(
+        self._moves,
+        are_local=not self._weights.statistics,
+        config=self._training.config,
     )
 
   def build_client_update(self) -> ClientUpdate:

@@ -32,7 +32,8 @@ DATASET_NAMES = {
 # The form of all other names of datasets.
 OTHER_DATASETS = (
     'tfds:NAME (TensorFlow Datasets), npz:PATH or a path that ends in .npz (a'
-    ' NumPy archive with x_train, y_train, x_test and y_test), folder:PATH'
+    ' NumPy archive with x_train, y_train, x_test and y_test), series:PATH'
+    ' (such an archive of series [samples, steps, features]), folder:PATH'
     ' (images in PATH/train/LABEL/ and PATH/test/LABEL/),'
     ' generated:SHAPE:CLASSES:TRAIN:TEST (random examples, for trying things'
     ' out; SHAPE is HxWxC or a number of features, and the numbers of training'
@@ -43,7 +44,10 @@ OTHER_DATASETS = (
 TFDS_PREFIX = 'tfds:'
 NPZ_PREFIX = 'npz:'
 NPZ_SUFFIX = '.npz'
+SERIES_PREFIX = 'series:'
 FOLDER_PREFIX = 'folder:'
+# A path follows them.
+PATH_PREFIXES = (NPZ_PREFIX, SERIES_PREFIX, FOLDER_PREFIX)
 GENERATED_PREFIX = 'generated:'
 DOMAINS_PREFIX = 'domains:'
 
@@ -55,8 +59,7 @@ def is_other_dataset(name: str) -> bool:
   return name.startswith(
       (
           TFDS_PREFIX,
-          NPZ_PREFIX,
-          FOLDER_PREFIX,
+          *PATH_PREFIXES,
           GENERATED_PREFIX,
           DOMAINS_PREFIX,
       )
@@ -174,7 +177,7 @@ def parse_domains(name: str) -> dict[str, str]:
 
 def _domain_name(source: str) -> str:
   """Returns a readable name for a dataset without a name."""
-  for prefix in (NPZ_PREFIX, FOLDER_PREFIX):
+  for prefix in PATH_PREFIXES:
     if source.startswith(prefix) or source.endswith(NPZ_SUFFIX):
       path = source.removeprefix(prefix).rstrip('/')
       return os.path.basename(path).removesuffix(NPZ_SUFFIX)

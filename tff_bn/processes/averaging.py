@@ -312,7 +312,8 @@ def _build_stateless(parts: _Parts) -> tff.learning.templates.LearningProcess:
           client_work,
           aggregator,
           final,
-      )
+      ),
+      parts.work.moving_statistics,
   )
 
 
@@ -412,7 +413,7 @@ def _build_with_feedback(
 
   return tff.learning.templates.LearningProcess(
       initialize,
-      checked_round.check_arguments(next_fn),
+      checked_round.check_arguments(next_fn, work.moving_statistics),
       get_model_weights,
       set_model_weights,
       get_hparams_fn=get_hparams,
@@ -508,8 +509,16 @@ def _build_stateful(
   return StatefulLearningProcess(
       initialize,
       initialize_client,
-      _build_stateful_next(
-          work, state_for_clients, client_update, aggregator, final, state_type
+      checked_round.check_arguments(
+          _build_stateful_next(
+              work,
+              state_for_clients,
+              client_update,
+              aggregator,
+              final,
+              state_type,
+          ),
+          work.moving_statistics,
       ),
       get_model_weights_fn=lambda state: get_client_model_weights(
           state, initial_local

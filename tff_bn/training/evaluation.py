@@ -8,8 +8,10 @@ from typing import Any, Optional
 import keras
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_bn.common import cores
+from tff_bn.common import element_types
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
@@ -129,6 +131,9 @@ class Evaluator:
       `loss`, the mean over the examples (a float); the metrics by name
       (floats); `num_examples` (an int). Without examples the loss and the
       metrics are NaN.
+
+    Raises:
+      TypeError: If the batches do not have the type of the model's input_spec.
     """
     return self._evaluate_tensors(self._tensors(weights), dataset)
 
@@ -141,6 +146,12 @@ class Evaluator:
   def _evaluate_tensors(
       self, tensors: list[tf.Tensor], dataset: tf.data.Dataset
   ) -> Metrics:
+    if dataset.element_spec != self._model.input_spec:
+      element_types.check_elements(
+          'dataset',
+          dataset.element_spec,
+          tff.to_type(tff.types.tensorflow_to_type(self._model.input_spec)),
+      )
     # Otherwise the same function would be traced twice.
     is_concurrent = (
         self._num_concurrent > 1

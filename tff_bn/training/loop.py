@@ -46,6 +46,7 @@ from tff_bn.training import client_state_store
 from tff_bn.training import event_loops
 from tff_bn.training import final_models
 from tff_bn.training import folder_lock
+from tff_bn.training import kept_statistics
 from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import metrics_log
 from tff_bn.training import round_data
@@ -124,6 +125,10 @@ def train(
   Returns:
     The results.
 
+  Warns:
+    KeptStatisticsWarning: If more than half of the initial running statistics
+      of batch normalization is left after `config.rounds` rounds.
+
   Raises:
     TooManyFailedRoundsError: If `config.max_failed_rounds` rounds in a row
       failed. The folder then holds these rounds, but no model.
@@ -154,6 +159,11 @@ def train(
         'train_on_union=True merges all clients into one, but the clients of'
         ' this algorithm have own states; use train_on_union=False.'
     )
+  kept_statistics.warn(
+      kept_statistics.find(
+          process, model, data, config, train_on_union=train_on_union
+      )
+  )
   run_dir = pathlib.Path(run_dir)
   run_dir.mkdir(parents=True, exist_ok=True)
 
