@@ -353,6 +353,14 @@ def test_a_models_constants_cannot_be_changed_by_accident(toy):
   )
 
 
+def test_whole_models_need_states_with_values(toy):
+  model = toy.model(lambda: _frozen_except('logits'))
+  process = algorithms.build_fed_avg(model, _SGD(0.1))
+  state_type = process.initialize.type_signature.result.member
+  with pytest.raises(TypeError, match='cannot be called inside a computation'):
+    tff.federated_computation(process.get_model_weights, state_type)
+
+
 @pytest.mark.parametrize('local_steps', [1, 2])
 def test_computations_contain_constants_once(toy, local_steps):
   """Each stage of FedTAN that needs them all; a stage carries what it used."""

@@ -30,7 +30,7 @@ class _Writes(keras.layers.Layer):
       self.never.assign(0.0)
       return x
     tf.cond(
-        tf.reduce_sum(x) > 0,
+        tf.reduce_sum(tf.square(x)) > 0,
         lambda: tf.convert_to_tensor(self.condition.assign_add(1.0)),
         lambda: tf.convert_to_tensor(self.read),
     )
