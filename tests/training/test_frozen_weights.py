@@ -57,7 +57,7 @@ def _model(data, seed=0):
             _LAYERS.Flatten(),
             frozen,
             _LAYERS.Dense(4, kernel_initializer=initializer),
-            _LAYERS.BatchNormalization(momentum=0.9),
+            _LAYERS.BatchNormalization(momentum=0.5),
             _LAYERS.ReLU(),
             _LAYERS.Dense(10, kernel_initializer=initializer),
         ]

@@ -34,7 +34,9 @@ def assigned_positions(keras_model: keras.Model, x: Any) -> Set[int]:
       outputs = keras_model(x, training=True)
       targets = [
           tensor
-          for tensor in tf.nest.flatten([outputs, keras_model.losses])
+          for tensor in tf.nest.flatten(
+              [outputs, keras_model.losses], expand_composites=True
+          )
           if tf.as_dtype(tensor.dtype).is_floating
       ]
     # The gradient of a user's function can assign variables, too.
