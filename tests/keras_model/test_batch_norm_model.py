@@ -465,7 +465,7 @@ def _with_two_inputs():
         (
             dict(keras_model_fn=_with_norm()),
             TypeError,
-            r"is the model '\w+' itself; use lambda: keras.models.clone_model",
+            r"is the model '\w+' itself; use lambda: tff_bn.copy_model",
         ),
         (
             dict(keras_model_fn='resnet20'),

@@ -21,6 +21,7 @@ from tff_bn.processes import checked_round
 from tff_bn.processes import finalizer
 from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
+from tff_bn.processes import whole_models
 from tff_bn.processes.options import LocalTrainingOptions
 
 __all__ = ['build_centralized']
@@ -89,7 +90,9 @@ def build_centralized(
   @tff.tensorflow.computation
   def initial_state():
     return _State(
-        global_model_weights=weights.shared([tf.constant(v) for v in initial]),
+        global_model_weights=tf.nest.map_structure(
+            tf.constant, weights.shared(initial)
+        ),
         distributor=(),
         client_work=collections.OrderedDict(
             work.initial_state(),
@@ -120,7 +123,7 @@ def build_centralized(
         finalizer=state.finalizer,
     )
 
-  return tff.learning.templates.LearningProcess(
+  process = tff.learning.templates.LearningProcess(
       initialize,
       checked_round.check_arguments(
           _build_next(work, weights, state_type), work.moving_statistics
@@ -128,6 +131,7 @@ def build_centralized(
       get_model_weights,
       set_model_weights,
   )
+  return whole_models.complete(process, model, weights)
 
 
 def _build_next(

@@ -335,7 +335,7 @@ def _build_evaluation_state(
       work.state_type, weights.weights_type(), client_type, work.data_type
   )
   def client_moments(state, shared, client_state, dataset):
-    values = weights.merge(shared, client_state)
+    values = weights.merged_tensors(shared, client_state)
     found = work.evaluation_moments(values, dataset, state['round_num'])
     is_sound = numerics.all_finite(found)
     return [

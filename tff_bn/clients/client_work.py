@@ -174,7 +174,7 @@ class ClientWork:
     Returns:
       The values that training starts from.
     """
-    values = self._weights.merge(shared, client_state)
+    values = self._values_before(shared, client_state)
     if optimizer_state is None:
       optimizer_state = self._training.set_hparams(
           self._training.initial_optimizer_state(), state['hparams']
@@ -190,6 +190,12 @@ class ClientWork:
             optimizer_state, state['hparams'], state['round_num']
         ),
     )
+
+  def _values_before(
+      self, shared: ModelWeights, client_state: Mapping[str, Any]
+  ) -> list[Any]:
+    """Returns the values of all variables before training."""
+    return self._weights.merged_tensors(shared, client_state)
 
   def report(
       self,
@@ -224,7 +230,7 @@ class ClientWork:
     )
     keep = numerics.all_finite(
         [
-            result.values,
+            self._weights.without_constants(result.values),
             result.loss_sum,
             result.collected,
             result.corrected,
@@ -235,7 +241,7 @@ class ClientWork:
     )
     if sound is not None:
       keep = tf.logical_and(keep, sound)
-    after = numerics.where(keep, result.values, before)
+    after = self._weights.select(keep, result.values, before)
     num_examples = numerics.where_or_zero(keep, result.num_examples)
     loss_sum = numerics.where_or_zero(keep, result.loss_sum)
     loss = loss_sum / tf.cast(num_examples, loss_sum.dtype)

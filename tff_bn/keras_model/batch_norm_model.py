@@ -1,6 +1,6 @@
 """A Keras model as data: variables with their roles and initial values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 import copy
 import dataclasses
 import functools
@@ -16,6 +16,7 @@ from tff_bn.common import checks
 from tff_bn.keras_model import constraints
 from tff_bn.keras_model import model_arguments
 from tff_bn.keras_model import model_metrics
+from tff_bn.keras_model import training_writes
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
@@ -92,6 +93,10 @@ class BatchNormModel:
   another `server_optimizer` than the default, or a `model_aggregator` that is
   no mean, the server's model need not satisfy any constraint.
 
+  Variables that training cannot change, see `constants`, have the values of
+  `keras_model_fn`'s model throughout: clients do not send them, no aggregator
+  gets them, and they are neither in the state of a process nor in checkpoints.
+
   Example:
   ```
   model = BatchNormModel(
@@ -151,7 +156,7 @@ class BatchNormModel:
     if not self.keras_model.trainable_weights:
       raise ValueError('The model of keras_model_fn has no trainable variable.')
     self.variables = _describe_variables(self.keras_model)
-    _check_dtypes(self.variables)
+    self._check_dtypes()
     position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
     self._trainable_positions, self._non_trainable_positions = (
         [position_of[id(v)] for v in weights]
@@ -196,7 +201,8 @@ class BatchNormModel:
     if model is getattr(self, 'keras_model', None):
       raise ValueError(
           'keras_model_fn returned the same model at two calls; it must build a'
-          ' new one at each call. keras.models.clone_model copies a model.'
+          ' new one at each call. tff_bn.copy_model(model) copies a model with'
+          ' its weights.'
       )
     model_arguments.check_fits(self.input_spec, model)
     if not model.built or not model.weights:
@@ -230,6 +236,42 @@ class BatchNormModel:
   def has_batch_norm(self) -> bool:
     """Whether the model has a batch normalization layer."""
     return any(v.role is Role.MOVING_MEAN for v in self.variables)
+
+  def _check_dtypes(self) -> None:
+    """Raises a `ValueError` if clients cannot send a variable."""
+    for position, v in enumerate(self.variables):
+      # Constants are not sent. Finding them takes a trace, so it comes last.
+      if v.dtype not in _DTYPES and position not in self.constants:
+        raise ValueError(
+            f'The variable {v.name} of the layer {v.layer!r} has the dtype'
+            f' {v.dtype.name}; it must be one of'
+            f' {", ".join(sorted(dtype.name for dtype in _DTYPES))}.'
+        )
+
+  @functools.cached_property
+  def constants(self) -> Set[int]:
+    """The positions in `variables` of those that training cannot change.
+
+    They are not trainable, and no call in training mode assigns them: the
+    weights of frozen layers, also frozen moving statistics, and constants such
+    as those of `keras.layers.Normalization`. Algorithms neither send nor
+    aggregate them; they keep the values of `initial_weights`.
+    """
+    candidates = frozenset(
+        position
+        for position, info in enumerate(self.variables)
+        # The server can move statistics that no call assigns, as in HBN.
+        if not (
+            info.trainable
+            or info.is_statistic
+            or info.role is Role.PERSONAL_PHASE
+        )
+    )
+    if not candidates:
+      return candidates
+    return candidates - training_writes.assigned_positions(
+        self.keras_model, self.input_spec[0]
+    )
 
   @property
   def initial_weights(self) -> ModelWeights:
@@ -315,7 +357,9 @@ class BatchNormModel:
         `keras_model_fn`, for example a pretrained one.
 
     Returns:
-      Its weights, for `process.set_model_weights`.
+      Its weights, for `process.set_model_weights`. This refuses other values
+      for variables that training cannot change; these must come from
+      `keras_model_fn`, such as `lambda: tff_bn.copy_model(pretrained)`.
 
     Raises:
       TypeError: If it is no Keras model.
@@ -335,17 +379,6 @@ class BatchNormModel:
           ' model of keras_model_fn: ' + _first_difference(found, expected)
       )
     return self.to_model_weights([v.numpy() for v in keras_model.weights])
-
-
-def _check_dtypes(variables: Sequence[VariableInfo]) -> None:
-  """Raises a `ValueError` if clients cannot send a variable."""
-  for v in variables:
-    if v.dtype not in _DTYPES:
-      raise ValueError(
-          f'The variable {v.name} of the layer {v.layer!r} has the dtype'
-          f' {v.dtype.name}; it must be one of'
-          f' {", ".join(sorted(dtype.name for dtype in _DTYPES))}.'
-      )
 
 
 def _first_difference(found: Sequence[Any], expected: Sequence[Any]) -> str:

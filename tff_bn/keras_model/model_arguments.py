@@ -34,9 +34,7 @@ def check_model_fn(keras_model_fn: Any) -> None:
     raise TypeError(
         'keras_model_fn must be a function that returns a new model at each'
         f' call, but is the model {keras_model_fn.name!r} itself; use lambda:'
-        ' keras.models.clone_model(model). Clones have new weights; keep the'
-        " model's by process.set_model_weights(state,"
-        ' BatchNormModel(...).from_keras(model)).'
+        ' tff_bn.copy_model(model), which copies it with its weights.'
     )
   _check_function(
       'keras_model_fn', keras_model_fn, 'a new keras.Model at each call'

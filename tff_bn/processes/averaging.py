@@ -34,6 +34,7 @@ from tff_bn.processes import options as options_lib
 from tff_bn.processes import personal_phases
 from tff_bn.processes import requirements
 from tff_bn.processes import short_rounds
+from tff_bn.processes import whole_models
 from tff_bn.processes.options import Options
 from tff_bn.processes.options import ProcessConfig
 from tff_bn.processes.stateful_process import Process
@@ -98,7 +99,7 @@ class _Parts:
 
     @tff.tensorflow.computation
     def initial_weights():
-      return self.weights.shared([tf.constant(value) for value in initial])
+      return tf.nest.map_structure(tf.constant, self.weights.shared(initial))
 
     self.initial = initial
     self._has_phases = bool(personal_phases.names(model))
@@ -120,7 +121,10 @@ class _Parts:
       The client's local variables and the drift correction's state, by name.
     """
     # The server knows only the initial values of local variables.
-    state = self.weights.local([tf.constant(value) for value in self.initial])
+    state = collections.OrderedDict(
+        (name, tf.constant(value))
+        for name, value in self.weights.local(self.initial).items()
+    )
     values = self.weights.merge(shared, state)
     state.update(self.work.correction.initial_client_state(values))
     return state
@@ -199,7 +203,8 @@ def build_shared(
 ) -> Process:
   """Builds a process that averages every variable except personal phases.
 
-  Personal phases of position encodings are always local.
+  Personal phases of position encodings are always local. Variables that
+  training cannot change are not averaged.
 
   Args:
     model: The model.
@@ -228,9 +233,10 @@ def build_shared(
   parts = build_parts(config)
   if parts.client_type:
     return _build_stateful(parts)
+  build = _build_stateless
   if parts.work.correction.needs_aggregated or parts.work.completes_update:
-    return _build_with_feedback(parts)
-  return _build_stateless(parts)
+    build = _build_with_feedback
+  return whole_models.complete(build(parts), model, parts.weights)
 
 
 def build_corrected(

@@ -274,7 +274,7 @@ class _Run:
             },
         },
         data.fingerprint(),
-        run_identity.describe_process(process, process.initialize()),
+        run_identity.describe_process(process, process.initialize(), model),
     )
     checkpoints.check_run(run_dir / run_entries.CHECKPOINTS, self._identity)
     self._store: Optional[client_state_store.ClientStateStore] = None
@@ -315,7 +315,9 @@ class _Run:
         log=self._log,
         store=self._store,
         failed_rounds=rounds.failed_rounds,
-        is_finite=lambda state: _is_finite(process.get_model_weights(state)),
+        is_finite=lambda state: _is_finite(
+            model, process.get_model_weights(state)
+        ),
     )
 
   def train(self, stop: threading.Event) -> TrainingResult:
@@ -481,7 +483,7 @@ class _Run:
   def _check_usable(self, weights: ModelWeights) -> None:
     """Raises an error if the final model or its loss is not finite."""
     rows = self._log.rows
-    if not _is_finite(weights):
+    if not _is_finite(self._model, weights):
       reason = 'its weights are not finite'
     elif (
         rows
@@ -500,9 +502,13 @@ class _Run:
     )
 
 
-def _is_finite(weights: ModelWeights) -> bool:
-  """Whether all floats of a model are finite."""
-  arrays = (np.asarray(value) for value in tf.nest.flatten(weights))
+def _is_finite(model: BatchNormModel, weights: ModelWeights) -> bool:
+  """Whether all floats of a model that training can change are finite."""
+  arrays = (
+      np.asarray(value)
+      for position, value in enumerate(model.from_model_weights(weights))
+      if position not in model.constants
+  )
   return all(
       np.all(np.isfinite(array)) for array in arrays if array.dtype.kind == 'f'
   )
