@@ -355,10 +355,12 @@ def overview(folder: pathlib.Path) -> str:
       ]
   return '\n'.join(
       [
-          '# All floors at a glance',
+          '# Benchmarks: what was measured, and its limit',
           '',
-          'Written by the programs in benchmarks/ from the reports in this'
-          ' folder. Ratios are medians (and ranges) within one run.',
+          'Each row compares a measured time, memory or ratio of a report with'
+          ' the limit that it must keep, its floor. `1.20 (1.1–1.4)` is the'
+          ' median and the range of ratios within one run. The programs in'
+          ' benchmarks/ write this page from the reports in this folder.',
           '',
           *table(
               ['report', 'part', 'of', 'what', 'measured', 'floor', 'met'], rows

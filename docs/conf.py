@@ -43,6 +43,8 @@ napoleon_custom_sections = [
 ]
 
 html_theme = 'furo'
+html_static_path = ['static']
+html_css_files = ['site.css']
 html_title = 'tff_bn'
 html_copy_source = False
 html_show_copyright = False

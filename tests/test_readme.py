@@ -36,7 +36,7 @@ _PAGES = {
     page: path.read_text(encoding='utf-8') for page, path in _PATHS.items()
 }
 # Their code has all that it needs.
-_COMPLETE = ('README.md', 'python.md')
+_COMPLETE = ('README.md', 'python.md', 'training_in_python.md')
 _PROGRAMS = {
     program.name: program
     for program in (
@@ -95,6 +95,44 @@ def test_python_code_runs(page, tmp_path, monkeypatch, toy):
     assert namespace['my_model']((8, 8, 1), 10).output_shape == (None, 10)
   if page == 'python.md':
     assert 'moving_mean_4' in namespace['output'].client_states[0]
+  if page == 'training_in_python.md':
+    _check_training_in_python(namespace)
+
+
+def _check_training_in_python(namespace):
+  model, federated = (namespace[name] for name in ('model', 'federated'))
+  x, y = federated.dataset.x_test, federated.dataset.y_test
+  results = namespace['evaluate'](*namespace['best'])
+  assert list(results) == namespace['names']
+  # Keras's own `evaluate` is the truth.
+  for name, weights in namespace['best_weights'].items():
+    keras_model = model.to_keras(weights)
+    keras_model.compile(loss=model.loss_fn(), metrics=model.metrics_fn())
+    indices = federated.test_indices[name]
+    np.testing.assert_allclose(
+        [results[name]['loss'], results[name]['accuracy']],
+        keras_model.evaluate(x[indices], y[indices], verbose=0),
+        rtol=1e-5,
+    )
+    assert results[name]['accuracy'] > 0.9
+  saved = keras.models.load_model('north.keras')
+  np.testing.assert_allclose(
+      saved(x), model.to_keras(namespace['best_weights']['north'])(x), rtol=1e-5
+  )
+  assert namespace['best_round'] == namespace['round_num'] - 5
+  assert namespace['round_num'] < 100
+  evaluate = namespace['evaluator'].evaluate
+  accuracies = [
+      evaluate(namespace[name], namespace['new_data'])['accuracy']
+      for name in ('merged', 'adapted')
+  ]
+  assert accuracies[0] < 0.7 < 0.9 < accuracies[1]
+  for a, b in zip(
+      model.from_model_weights(namespace['adapted']),
+      namespace['continued'].to_keras().get_weights(),
+      strict=True,
+  ):
+    np.testing.assert_array_equal(a, b)
 
 
 def test_rule_on_a_matrix(capsys):

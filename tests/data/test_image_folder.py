@@ -55,6 +55,19 @@ def as_set(x, y):
   return {(image.tobytes(), int(label)) for image, label in zip(x, y)}
 
 
+def test_labels_follow_the_sorted_names(tmp_path):
+  names = ['b', 'B', '2', '10', 'a']
+  images = {name: image() for name in names}
+  write(
+      tmp_path,
+      {f'{s}/{n}/i': images[n] for s in ('train', 'test') for n in names},
+  )
+  dataset = load(tmp_path)
+  for label, name in enumerate(['10', '2', 'B', 'a', 'b']):
+    (found,) = dataset.x_train[dataset.y_train == label]
+    np.testing.assert_array_equal(found, images[name])
+
+
 def test_classes_are_the_folders_in_order(tmp_path, images):
   write(tmp_path, images)
   dataset = load(tmp_path)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import BatchNormModel
+from tff_bn import copy_model
 from tff_bn.clients import local_step
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import PositionEncoding
@@ -569,11 +570,153 @@ def test_repr_describes_the_model():
   )
 
 
-def test_a_function_that_returns_the_same_model_twice_is_an_error():
-  keras_model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
-  model = _model(lambda: keras_model)
-  with pytest.raises(ValueError, match='same model at two calls'):
+class _CountedCalls:
+
+  def __init__(self, build):
+    self._build = build
+    self.count = 0
+
+  def __call__(self):
+    self.count += 1
+    return self._build()
+
+
+def _shared_parts():
+  """Models that share trained layers with a model that existed before."""
+  with_norm = _with_norm()
+  built, unbuilt = _Subclassed(), _Subclassed()
+  built(tf.zeros((1, 4)))
+  dense, norm = layers.Dense(3), layers.BatchNormalization(
+      center=False, scale=False
+  )
+  dense.build((None, 4))
+  norm.build((None, 4))
+
+  class WithPart(keras.Model):
+
+    def __init__(self, part):
+      super().__init__()
+      self.part = part
+      self.last = layers.Dense(3)
+
+    def call(self, x):
+      return self.last(self.part(x))
+
+  return {
+      'functional': lambda: with_norm,
+      'subclassed': lambda: built,
+      'not built': lambda: unbuilt,
+      'same layers': lambda: keras.Model(with_norm.inputs, with_norm.outputs),
+      'part': lambda: keras.Sequential([with_norm, layers.Dense(3)]),
+      'layer': lambda: keras.Sequential([keras.Input((4,)), dense]),
+      'part of subclassed': lambda: WithPart(with_norm),
+      'layer of subclassed': lambda: WithPart(dense),
+      'statistics of subclassed': lambda: WithPart(norm),
+      'statistics': lambda: keras.Sequential(
+          [keras.Input((4,)), norm, layers.Dense(3)]
+      ),
+  }
+
+
+@pytest.mark.parametrize(
+    'kind',
+    [
+        'functional',
+        'subclassed',
+        'not built',
+        'same layers',
+        'part',
+        'layer',
+        'part of subclassed',
+        'layer of subclassed',
+        'statistics',
+        'statistics of subclassed',
+    ],
+)
+def test_a_function_must_build_new_models(kind):
+  build = _CountedCalls(_shared_parts()[kind])
+  with pytest.raises(
+      ValueError,
+      match=(
+          'keras_model_fn must build a new model at each call.*copy_model'
+      ),
+  ):
+    _model(build)
+  assert build.count <= 2
+
+
+def test_a_function_that_keeps_its_model_is_an_error_later():
+  keep = []
+
+  def keras_model_fn():
+    keep.append(_with_norm())
+    return keep[0]
+
+  model = _model(keras_model_fn)
+  with pytest.raises(ValueError, match='must build a new model'):
     model.to_keras()
+
+
+@pytest.mark.parametrize('is_subclassed', [False, True])
+def test_parts_that_training_does_not_change_may_be_shared(is_subclassed):
+  normalization = layers.Normalization()
+  normalization.adapt(np.arange(12.0).reshape(3, 4))
+  backbone = _with_norm()
+  backbone.trainable = False
+
+  class Subclassed(keras.Model):
+
+    def __init__(self):
+      super().__init__()
+      self.parts = [normalization, backbone, layers.Dense(3)]
+
+    def call(self, x):
+      for part in self.parts:
+        x = part(x)
+      return x
+
+  model = _model(
+      Subclassed
+      if is_subclassed
+      else lambda: keras.Sequential(
+          [keras.Input((4,)), normalization, backbone, layers.Dense(3)]
+      )
+  )
+  assert len(model.to_keras().weights) == len(model.variables)
+
+
+def test_the_advice_keeps_the_weights_of_a_loaded_model():
+  loaded = _with_norm()
+  for variable in loaded.weights:
+    variable.assign(variable + 1)
+
+  model = _model(lambda: copy_model(loaded))
+  for a, b in zip(
+      model.to_keras().get_weights(), loaded.get_weights(), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('build', [_with_norm, _Subclassed])
+def test_the_check_changes_no_random_number(build):
+  keras.utils.set_random_seed(1)
+  keras_model_fn = _CountedCalls(build)
+  model = _model(keras_model_fn)
+  found = build()
+  # A model without variables costs nothing.
+  assert keras_model_fn.count == 1 + (build is _Subclassed)
+  keras.utils.set_random_seed(1)
+  expected = build()
+  expected(tf.zeros((1, 4)))
+  for a, b in zip(
+      model.keras_model.get_weights(), expected.get_weights(), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+  second = build()
+  for each in (found, second):
+    each(tf.zeros((1, 4)))
+  for a, b in zip(found.get_weights(), second.get_weights(), strict=True):
+    np.testing.assert_array_equal(a, b)
 
 
 def test_roles_of_personal_position_encodings():

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tff_bn
 from tff_bn import layers
+from tff_bn.layers import converted_layer
 
 keras_layers = keras.layers
 _TARGETS = ('federated', 'batch', 'synchronized', 'hybrid', 'batch_renorm')
@@ -557,7 +558,8 @@ def test_custom_layers_and_models(tmp_path, kind, to):
 
   converted = tff_bn.convert_batch_norm(model, to)
 
-  assert type(converted) is type(model)
+  assert isinstance(converted, type(model))
+  assert type(converted).__name__ == type(model).__name__
   assert _kinds(converted) == {to}
   assert _kinds(model) == {'batch'}
   _assert_same_weights(converted, model)
@@ -581,8 +583,7 @@ def test_custom_layers_and_models(tmp_path, kind, to):
   for a, b in zip(back.get_weights(), model.get_weights(), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
-  # Keras finds all variables of the copy. A `.keras` file would not store the
-  # class of the layers inside custom layers.
+  # Keras finds all variables of the copy.
   file = tmp_path / 'model.weights.h5'
   converted.save_weights(file)
   before = [w.copy() for w in converted.get_weights()]
@@ -790,3 +791,425 @@ def test_weights_shared_outside_the_graph_are_an_error():
   )
   with pytest.raises(ValueError, match='has 6 weights, but its copy 8'):
     tff_bn.convert_batch_norm(model)
+
+
+class AutoConfig(keras_layers.Layer):
+  """Has no `get_config`; Keras keeps the arguments of its constructor."""
+
+  def __init__(self, units=4, **kwargs):
+    super().__init__(**kwargs)
+    self.dense = keras_layers.Dense(units)
+    self.norm = keras_layers.BatchNormalization()
+
+  def build(self, input_shape):
+    self.dense.build(input_shape)
+    self.norm.build((*input_shape[:-1], self.dense.units))
+
+  def call(self, x):
+    return self.norm(self.dense(x))
+
+  def compute_output_shape(self, input_shape):
+    return (*input_shape[:-1], self.dense.units)
+
+
+class InContainers(keras_layers.Layer):
+  """Custom layers inside, and layers in a list and a dictionary."""
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    norm = keras_layers.BatchNormalization
+    self.several = [AutoConfig(5), norm(), keras_layers.Dense(4)]
+    self.by_name = {'a': norm(momentum=0.3, epsilon=0.1)}
+    self.model = keras.Sequential(
+        [keras.Input([4]), keras_layers.Dense(3), norm(name='inside')]
+    )
+
+  def call(self, x):
+    for layer in self.several:
+      x = layer(x)
+    return self.model(self.by_name['a'](x))
+
+
+class GivenNorm(keras_layers.Layer):
+  """Has its batch normalization in its configuration."""
+
+  def __init__(self, norm, **kwargs):
+    super().__init__(**kwargs)
+    self.norm = norm
+
+  def get_config(self):
+    norm = keras.saving.serialize_keras_object(self.norm)
+    return {**super().get_config(), 'norm': norm}
+
+  @classmethod
+  def from_config(cls, config):
+    norm = keras.saving.deserialize_keras_object(config.pop('norm'))
+    return cls(norm, **config)
+
+  def call(self, x):
+    return self.norm(x)
+
+
+class OwnModel(keras.Model):
+  """Builds its layers itself."""
+
+  def __init__(self, units=2, **kwargs):
+    super().__init__(**kwargs)
+    self.units = units
+    self.block = AutoConfig(5)
+    self.norm = keras_layers.BatchNormalization()
+    self.dense = keras_layers.Dense(units)
+
+  def build(self, input_shape):
+    self.block.build(input_shape)
+    self.norm.build((None, 5))
+    self.dense.build((None, 5))
+
+  def get_config(self):
+    return {**super().get_config(), 'units': self.units}
+
+  def call(self, x):
+    return self.dense(self.norm(self.block(x)))
+
+
+class WrapperWithNorm(keras_layers.Wrapper):
+
+  def __init__(self, layer, **kwargs):
+    super().__init__(layer, **kwargs)
+    self.norm = keras_layers.BatchNormalization()
+
+  def call(self, x):
+    return self.norm(self.layer(x))
+
+
+# `Bidirectional` itself needs the registration.
+@keras.saving.register_keras_serializable('test_convert')
+class Cell(keras_layers.Layer):
+
+  def __init__(self, units, **kwargs):
+    super().__init__(**kwargs)
+    self.units = self.state_size = units
+    self.dense = keras_layers.Dense(units)
+    self.norm = keras_layers.BatchNormalization()
+
+  def build(self, input_shape):
+    self.dense.build((None, input_shape[-1] + self.units))
+    self.norm.build((None, self.units))
+
+  def get_config(self):
+    return {**super().get_config(), 'units': self.units}
+
+  def call(self, x, states, training=None):
+    x = self.dense(keras.ops.concatenate([x, states[0]], axis=-1))
+    x = self.norm(x, training=training)
+    return x, [x]
+
+
+def _own_model():
+  model = OwnModel(3, name='own_model')
+  model(_random(2, 4))
+  return model
+
+
+def _recurrent():
+  inputs = keras.Input([5, 4])
+  x = keras_layers.RNN(Cell(3), return_sequences=True)(inputs)
+  x = keras_layers.Bidirectional(keras_layers.RNN(Cell(2)))(x)
+  return keras.Model(inputs, x)
+
+
+def _stack(*stacked, shape=(4,)):
+  return keras.Sequential([keras.Input(shape), *stacked])
+
+
+# For each kind: a model, an input, and how many classes must be derived.
+_HOLDERS = {
+    'constructor': (lambda: _stack(AutoConfig(5)), _random(8, 4), 1),
+    'containers': (lambda: _stack(InContainers()), _random(8, 4), 2),
+    'argument': (
+        lambda: _stack(GivenNorm(keras_layers.BatchNormalization())),
+        _random(8, 4),
+        0,
+    ),
+    'argument with its own': (
+        lambda: _stack(GivenNorm(GivenNorm(AutoConfig()))),
+        _random(8, 4),
+        1,
+    ),
+    'model': (_own_model, _random(8, 4), 2),
+    'model in model': (lambda: _stack(OwnModel(name='m')), _random(8, 4), 2),
+    'time distributed': (
+        lambda: _stack(
+            keras_layers.TimeDistributed(AutoConfig(3)), shape=(5, 4)
+        ),
+        _random(8, 5, 4),
+        1,
+    ),
+    'wrapper': (
+        lambda: _stack(WrapperWithNorm(AutoConfig())),
+        _random(8, 4),
+        2,
+    ),
+    'recurrent': (_recurrent, _random(8, 5, 4), 3),
+}
+_HOLDER_CLASSES = {
+    x.__name__: x
+    for x in (
+        AutoConfig,
+        InContainers,
+        GivenNorm,
+        OwnModel,
+        WrapperWithNorm,
+    )
+}
+
+
+def _converted_classes(model):
+  return [
+      layer
+      for layer in layers.all_layers(model)
+      if isinstance(layer, converted_layer.ConvertedLayer)
+  ]
+
+
+@pytest.mark.parametrize('kind', _HOLDERS)
+@pytest.mark.parametrize('to', ['federated', 'hybrid'])
+def test_custom_classes_keep_converted_layers(tmp_path, kind, to):
+  build, x, num_derived = _HOLDERS[kind]
+  model = _randomize(build())
+  converted = tff_bn.convert_batch_norm(model, to)
+  if to == 'hybrid':
+    _randomize(converted)
+  assert len(_converted_classes(converted)) == num_derived
+  weights = converted.get_weights()
+  expected = np.asarray(converted(x, training=True))
+  updated = converted.get_weights()
+  converted.set_weights(weights)
+  assert np.abs(expected - model(x, training=True)).max() > 0.1
+  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+    converted.save(tmp_path / 'model.keras')
+    loaded = keras.models.load_model(tmp_path / 'model.keras')
+    clone = keras.models.clone_model(converted)
+  clone.set_weights(weights)
+  for other in (loaded, clone):
+    assert _kinds(other) == {to}
+    assert isinstance(other, type(model))
+    np.testing.assert_allclose(other(x, training=True), expected, 1e-5, 1e-5)
+    for a, b in zip(other.get_weights(), updated, strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+  # A loaded model can be converted, too. The original classes make its layers.
+  back = tff_bn.convert_batch_norm(loaded, 'batch')
+  assert _kinds(back) == {'batch'}
+  assert not _converted_classes(back)
+  assert [type(a) for a in layers.all_layers(back)] == [
+      type(a) for a in layers.all_layers(model)
+  ]
+  back.set_weights(build().get_weights())
+  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+    assert not _converted_classes(keras.models.clone_model(back))
+
+
+def test_parts_of_converted_layers_keep_them(tmp_path):
+  model = _randomize(_stack(InContainers()))
+  converted = tff_bn.convert_batch_norm(model)
+  part = _stack(converted.layers[0].several[0])
+  part.save(tmp_path / 'part.keras')
+  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+    loaded = keras.models.load_model(tmp_path / 'part.keras')
+  assert _kinds(loaded) == {'federated'}
+  x = _random(8, 4)
+  np.testing.assert_allclose(
+      loaded(x, training=True), part(x, training=True), 1e-5, 1e-5
+  )
+
+
+def test_arguments_and_flags_of_converted_layers_are_kept():
+  converted = tff_bn.convert_batch_norm(_stack(InContainers()), 'batch_renorm')
+  norms = _norms(converted)
+  assert len(norms) == 4
+  for i, norm in enumerate(norms.values()):
+    norm.momentum, norm.r_max, norm.trainable = 0.1 * i, 2.0 + i, i % 2 == 0
+  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+    clone = keras.models.clone_model(converted)
+  assert [norm.get_config() for norm in _norms(clone).values()] == [
+      norm.get_config() for norm in norms.values()
+  ]
+  # The layer has no configuration of its own class for these values.
+  assert clone.layers[0].get_config().keys() > {'converted_batch_norm', 'name'}
+
+
+def test_classes_that_create_other_layers_each_time_are_an_error():
+  class Random(keras_layers.Layer):
+    count = 0
+
+    def __init__(self, **kwargs):
+      super().__init__(**kwargs)
+      Random.count += 1
+      self.norms = [
+          keras_layers.BatchNormalization()
+          for _ in range(2 + (Random.count > 3))
+      ]
+
+    def call(self, x):
+      return self.norms[0](self.norms[1](x))
+
+  with pytest.raises(ValueError, match="'random' .*Random"):
+    tff_bn.convert_batch_norm(_stack(Random(name='random')))
+
+
+def test_saved_with_another_version_of_the_class():
+  converted = tff_bn.convert_batch_norm(_stack(AutoConfig()))
+  config = converted.layers[0].get_config()
+  norms = config['converted_batch_norm']['layers']
+  config['converted_batch_norm']['layers'] = [*norms, *norms]
+  with pytest.raises(
+      ValueError, match='AutoConfig makes 1 .* has 2: .*another version'
+  ):
+    type(converted.layers[0]).from_config(config)
+
+
+class Activated(keras.Model):
+  """Keras keeps no arguments of models without `get_config`."""
+
+  def __init__(self, activation='relu', units=4, rate=0.0, **kwargs):
+    super().__init__(**kwargs)
+    self.norm = keras_layers.BatchNormalization()
+    self.inner = keras.Sequential([keras_layers.Dense(4, activation)])
+    self.dense = keras_layers.Dense(units)
+    self.rate = rate
+
+  def call(self, x):
+    return self.dense(self.inner(self.norm(x))) * (1 - self.rate)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        ({'activation': 'tanh'}, "activation of .* would be 'relu' instead of"),
+        ({'units': 3}, 'units of .* would be 4 instead of 3'),
+        ({'rate': 0.5}, 'rate of .* would be 0.0 instead of 0.5'),
+    ],
+)
+@pytest.mark.parametrize('is_nested', [False, True])
+def test_lost_arguments_are_an_error(arguments, message, is_nested):
+  model = Activated(**arguments, name='activated')
+  model(_random(2, 4))
+  if is_nested:
+    model = _stack(model)
+  with pytest.raises(
+      ValueError, match=f"'activated' .*{message}.* Give Activated a `get_conf"
+  ):
+    tff_bn.convert_batch_norm(model)
+
+
+def test_default_arguments_need_no_configuration():
+  model = Activated('relu')
+  model(_random(2, 4))
+  converted = tff_bn.convert_batch_norm(_randomize(model))
+  _assert_same_outputs(converted(_random(8, 4)), model(_random(8, 4)))
+
+
+def test_functions_are_copied(recwarn):
+  factor = 3.0
+
+  def squared(x):
+    return x * x
+
+  inputs = keras.Input([4])
+  x = keras_layers.Lambda(
+      lambda x, shift: x * factor + shift + tf.ones([4]),
+      output_shape=lambda shape: shape,
+      arguments={'shift': 0.5},
+  )(inputs)
+  x = keras_layers.Dense(4, activation=lambda x: keras.ops.tanh(x) * 2)(x)
+  x = keras_layers.TimeDistributed(keras_layers.Lambda(lambda x: x + factor))(
+      x[:, None]
+  )[:, 0]
+  x = keras_layers.Activation(squared)(x)
+  x = keras_layers.BatchNormalization()(x)
+  model = _randomize(keras.Model(inputs, keras_layers.Dense(2)(x)))
+  data = _random(8, 4)
+  for copy in (
+      tff_bn.convert_batch_norm(model),
+      tff_bn.add_position_encodings(model, amplitude=0),
+  ):
+    _assert_same_outputs(copy(data), model(data))
+  assert not [w for w in recwarn if 'lambda' in str(w.message)]
+
+
+class WithFunction(keras_layers.Layer):
+
+  def __init__(self, function, **kwargs):
+    super().__init__(**kwargs)
+    self.function = function
+
+  def get_config(self):
+    function = keras.saving.serialize_keras_object(self.function)
+    return {**super().get_config(), 'function': function}
+
+  @classmethod
+  def from_config(cls, config):
+    config['function'] = keras.saving.deserialize_keras_object(
+        config['function']
+    )
+    return cls(**config)
+
+  def call(self, x):
+    return self.function(x)
+
+
+@pytest.mark.parametrize(
+    'copy', [tff_bn.convert_batch_norm, tff_bn.add_position_encodings]
+)
+def test_layers_that_cannot_be_remade_are_named(copy):
+  model = _stack(
+      keras_layers.Dense(3),
+      keras_layers.BatchNormalization(),
+      WithFunction(lambda x: x, name='own'),
+      keras_layers.Dense(2),
+  )
+  with pytest.raises(
+      ValueError,
+      match="layer 'own' .*cannot be copied .*without Python lambdas",
+  ) as caught:
+    copy(model)
+  assert 'safe_mode' not in str(caught.value)
+
+
+def test_encodings_keep_converted_layers(tmp_path):
+  model = _stack(
+      keras_layers.Dense(4), keras_layers.ReLU(), AutoConfig(), AutoConfig()
+  )
+  converted = tff_bn.convert_batch_norm(_randomize(model))
+  encoded = tff_bn.add_position_encodings(converted, amplitude=0)
+  assert _kinds(encoded) == {'federated'}
+  with keras.saving.CustomObjectScope(_HOLDER_CLASSES):
+    encoded.save(tmp_path / 'model.keras')
+    loaded = keras.models.load_model(tmp_path / 'model.keras')
+  x = _random(8, 4)
+  expected = converted(x, training=True)
+  for other in (encoded, loaded):
+    np.testing.assert_allclose(other(x, training=True), expected, 1e-5, 1e-5)
+
+
+def test_encodings_refuse_layers_that_were_replaced_by_hand():
+  block = AutoConfig(name='block')
+  block.norm = layers.FederatedBatchNormalization()
+  model = _stack(keras_layers.Dense(4), keras_layers.ReLU(), block)
+  with pytest.raises(
+      ValueError, match="'block' .*other batch normalization layers.*__init__"
+  ):
+    tff_bn.add_position_encodings(model)
+
+
+def test_policies_inside_custom_layers_are_kept():
+  keras.config.set_dtype_policy('mixed_bfloat16')
+  try:
+    model = _stack(InContainers())
+  finally:
+    keras.config.set_dtype_policy('float32')
+  converted = tff_bn.convert_batch_norm(model)
+  pairs = zip(
+      layers.all_layers(converted), layers.all_layers(model), strict=True
+  )
+  assert {a.compute_dtype for a, b in pairs if a.weights} == {'bfloat16'}

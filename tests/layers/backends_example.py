@@ -223,6 +223,12 @@ def _check_model(name, folder):
       _compile(converted)
       converted.fit(x, y, batch_size=8, shuffle=False, verbose=0)
       _keep(f'{name} converted {to}', converted.weights)
+    converted.save(f'{folder}/converted.keras')
+    loaded = keras.models.load_model(f'{folder}/converted.keras')
+    assert {
+        type(layer).__name__ for layer in batch_norm_layers(loaded)
+    } == kinds
+    _check_same(loaded, converted, x)
     converted.save_weights(f'{folder}/converted.weights.h5')
     again = tff_bn.convert_batch_norm(converted, to)
     _randomize(again)

@@ -121,11 +121,12 @@ class BatchNormModel:
 
     Args:
       keras_model_fn: A function without arguments that returns a new
-        `keras.Model` at each call, untrained or pretrained. Functional,
-        Sequential and subclassed models work, unless they override Keras's
-        methods for training and evaluation, such as `train_step` or
-        `compute_loss`. What a compiled model was compiled with is ignored, with
-        a warning.
+        `keras.Model` at each call, untrained or pretrained, which shares no
+        variable that is trained with others. Functional, Sequential and
+        subclassed models work, unless they override Keras's methods for
+        training and evaluation, such as `train_step` or `compute_loss`. What a
+        compiled model was compiled with is ignored, with a warning. The
+        function is called once; if its model is not built yet, twice.
       input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`.
       loss_fn: A function without arguments that returns a Keras loss, which
         averages over the batch.
@@ -139,10 +140,10 @@ class BatchNormModel:
       TypeError: If an argument is not a function that returns what it should,
         such as a model, a loss or a list of metrics themselves.
       ValueError: If `input_spec` is not of a batched dataset of pairs, or does
-        not fit the model's input, two calls return the same model object, the
-        model has no trainable variable, one of an unusual dtype, or own methods
-        for training, two metrics have the same name, or a metric cannot be
-        computed or added up.
+        not fit the model's input, `keras_model_fn` returns a model or trained
+        variables that existed before, the model has no trainable variable, one
+        of an unusual dtype, or own methods for training, two metrics have the
+        same name, or a metric cannot be computed or added up.
     """
     model_arguments.check_model_fn(keras_model_fn)
     self.input_spec = model_arguments.check_input_spec(input_spec)
@@ -192,25 +193,23 @@ class BatchNormModel:
     )
 
   def _new_keras_model(self) -> keras.Model:
-    model = self.keras_model_fn()
+    model, created = model_arguments.call_model_fn(self.keras_model_fn)
     if not isinstance(model, keras.Model):
       raise TypeError(
           'keras_model_fn must return a keras.Model, but returned a'
           f' {type(model).__name__}.'
       )
-    if model is getattr(self, 'keras_model', None):
-      raise ValueError(
-          'keras_model_fn returned the same model at two calls; it must build a'
-          ' new one at each call. tff_bn.copy_model(model) copies a model with'
-          ' its weights.'
-      )
     model_arguments.check_fits(self.input_spec, model)
-    if not model.built or not model.weights:
+    if model.built and model.weights:
+      model_arguments.check_new_variables(_trained(model), created, model)
+    else:
       sample = tf.nest.map_structure(
           lambda spec: tf.zeros([d or 1 for d in spec.shape], spec.dtype),
           self.input_spec[0],
       )
       model(sample, training=False)
+      if not hasattr(self, 'keras_model'):
+        model_arguments.check_new_layers(self.keras_model_fn, model)
     for variable in model.trainable_weights:
       # Trainable is Keras's default, but flags and counters have no gradient.
       variable.trainable = _has_gradient(variable)
@@ -327,6 +326,23 @@ class BatchNormModel:
     values = dict(zip(positions, [*trainable, *non_trainable]))
     return [values[position] for position in range(len(self.variables))]
 
+  def check_types(self, values: Sequence[Any]) -> None:
+    """Raises a `ValueError` if a value has another type than its variable.
+
+    Args:
+      values: One value for each variable, in the order of `variables`.
+    """
+    for variable, value in zip(self.variables, values, strict=True):
+      value = np.asarray(value)
+      found = value.shape, value.dtype.name
+      expected = variable.shape, variable.dtype.as_numpy_dtype().dtype.name
+      if found != expected:
+        raise ValueError(
+            f'weights has a value of the shape and dtype {found} for the'
+            f' variable {variable.name} of the layer {variable.layer!r}, which'
+            f' has {expected}.'
+        )
+
   def to_keras(self, weights: Optional[ModelWeights] = None) -> keras.Model:
     """Builds an ordinary Keras model with given weights.
 
@@ -442,6 +458,15 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
 
 def _has_gradient(variable: keras.Variable) -> bool:
   return tf.as_dtype(variable.dtype).is_floating
+
+
+def _trained(model: keras.Model) -> list[keras.Variable]:
+  """Returns the variables that training changes."""
+  return [
+      variable
+      for variable, info in zip(model.weights, _describe_variables(model))
+      if info.trainable or info.is_statistic
+  ]
 
 
 def _layer_name(variable: keras.Variable) -> str:

@@ -1,5 +1,7 @@
 """Replaces the batch normalization layers of existing Keras models."""
 
+from collections.abc import Callable, Sequence
+import functools
 import inspect
 from typing import Any
 
@@ -8,6 +10,7 @@ import keras
 from tff_bn.common import spelling
 from tff_bn.keras_model import keras_copy
 from tff_bn.layers import batch_renormalization
+from tff_bn.layers import converted_layer
 from tff_bn.layers import discovery
 from tff_bn.layers import federated_batch_normalization
 from tff_bn.layers import hybrid_batch_normalization
@@ -52,7 +55,13 @@ def convert_batch_norm(
   Custom layers and models may contain batch normalization layers as attributes,
   or in lists, tuples and dictionaries. Their class must create these layers in
   `__init__` and must have a configuration (`get_config`), as for saving the
-  model.
+  model. Such a layer gets a class derived from its own one, with the same name,
+  whose configuration also describes the new layers. So `model.save` and
+  `keras.models.clone_model` keep them. Whoever loads the saved model must
+  import `tff_bn.layers` before, and give Keras the custom classes as for the
+  original model (`keras.saving.register_keras_serializable` or
+  `custom_objects`). A subclassed model cannot be loaded from the old format
+  `.h5`; save it as `.keras`.
 
   The new model is not compiled.
 
@@ -102,7 +111,7 @@ def convert_batch_norm(
     raise ValueError(
         f'The model {model.name!r} has no batch normalization layer to convert.'
     )
-  copy = _Conversion(*_TARGETS[to])
+  copy = _Conversion(functools.partial(_new_batch_norm, *_TARGETS[to]))
   new_model = copy.layer(model)
   if model.built and not keras_copy.is_functional(model):
     keras_copy.build(new_model, model.get_build_config())
@@ -116,7 +125,95 @@ def convert_batch_norm(
         + ' layers share weights that their copies do not share. Build the'
         ' model with the layers that you want.'
     )
+  _check_lasts(new_model)
   return new_model
+
+
+def with_batch_norms(
+    layer: keras.Layer, norms: Sequence[keras.Layer]
+) -> keras.Layer:
+  """Copies a custom layer or model with given batch normalization layers.
+
+  Args:
+    layer: A layer or model that is not built, as its class makes it.
+    norms: The new layers, in the order of `tff_bn.layers.batch_norm_layers`.
+
+  Returns:
+    The copy, a `ConvertedLayer` if its class does not make such layers itself.
+
+  Raises:
+    ValueError: If the class makes another number of layers.
+  """
+  made = discovery.batch_norm_layers(layer)
+  if len(made) != len(norms):
+    raise ValueError(
+        f'{type(layer).__name__} makes {len(made)} batch normalization layers,'
+        f' but the configuration of the {keras_copy.noun(layer)}'
+        f' {layer.name!r} has {len(norms)}: it was saved with another version'
+        ' of the class.'
+    )
+  new = {id(old): norm for old, norm in zip(made, norms)}
+  return _Conversion(lambda norm: new[id(norm)]).layer(layer)
+
+
+def _check_lasts(model: keras.Model) -> None:
+  """Raises a `ValueError` if saving a copy would lose its new layers."""
+  converted: list[Any] = [
+      layer
+      for layer in discovery.all_layers(model)
+      if isinstance(layer, converted_layer.ConvertedLayer)
+  ]
+  for layer in converted:
+    again = keras_copy.from_config(layer)
+    if _configs(again) != _configs(layer):
+      kind = type(layer).__name__
+      raise ValueError(
+          f'The {keras_copy.noun(layer)} {layer.name!r} ({kind}) would lose its'
+          ' new batch normalization layers when it is saved and loaded, because'
+          f' its class creates others each time. Change {kind} to create the'
+          ' layers that you want.'
+      )
+
+
+def _keep_batch_norms(layer: keras.Layer) -> None:
+  """Sets the class of a layer so that its configuration remakes the layer.
+
+  Args:
+    layer: A copy whose batch normalization layers have been replaced. It gets
+      its own class if that remakes it, otherwise a `ConvertedLayer`.
+  """
+  own_class: Any = converted_layer.own_class(layer)
+  _set_class(layer, own_class)
+  try:
+    made = keras_copy.from_config(layer)
+  except ValueError:
+    # Keras cannot save this layer, either. The layer that contains it may have
+    # a configuration.
+    return
+  ignored = ('name', 'trainable')
+  if _configs(made, ignored) != _configs(layer, ignored):
+    _set_class(layer, converted_layer.converted_class(own_class))
+
+
+def _set_class(layer: keras.Layer, layer_class: type[keras.Layer]) -> None:
+  # Keras would track an attribute.
+  object.__setattr__(layer, '__class__', layer_class)
+
+
+def _configs(layer: keras.Layer, ignored: Sequence[str] = ()) -> list[Any]:
+  """Describes the batch normalization layers inside a layer."""
+  return [
+      (
+          type(norm),
+          # Arrays cannot be compared by `==`.
+          {
+              k: repr(v)
+              for k, v in norm.get_config().items()
+              if k not in ignored
+          },
+      )
+      for norm in discovery.batch_norm_layers(layer)
+  ]
 
 
 def _missing_weights_error(model: keras.Model, copy: keras.Model) -> str:
@@ -154,12 +251,14 @@ def _num_weights_error(model: keras.Model, copy: keras.Model) -> str:
 class _Conversion(keras_copy.Copy):
   """Copies layers and replaces the batch normalization layers."""
 
-  def __init__(
-      self, batch_norm_class: type[keras.Layer], is_synchronized: bool
-  ):
+  def __init__(self, new_batch_norm: Callable[[keras.Layer], keras.Layer]):
+    """Initializes the conversion.
+
+    Args:
+      new_batch_norm: Makes the replacement of a batch normalization layer.
+    """
     super().__init__()
-    self._batch_norm_class = batch_norm_class
-    self._is_synchronized = is_synchronized
+    self._new_batch_norm = new_batch_norm
     # Batch normalization layers that were replaced before they were built, with
     # the layers that created them.
     self._replaced: list[tuple[keras.Layer, keras.Layer]] = []
@@ -187,23 +286,15 @@ class _Conversion(keras_copy.Copy):
     ):
       config = layer.get_config()
       del config['layer']
-      return type(layer)(self.layer(layer.layer), **config)
-    try:
-      copy = keras_copy.from_config(layer)
-    except (NotImplementedError, TypeError) as error:
-      kind = type(layer).__name__
-      raise ValueError(
-          f'The {keras_copy.noun(layer)} {layer.name!r} ({kind}), with the'
-          f' batch normalization layer {inside[0].name!r}, cannot be copied'
-          f' from its configuration. Give {kind} a `get_config` with the'
-          ' arguments of its `__init__`, or build a functional model,'
-          ' keras.Model(inputs, outputs).'
-      ) from error
+      own_class = converted_layer.own_class(layer)
+      return own_class(self.layer(layer.layer), **config)
+    copy = keras_copy.from_config(layer)
     self._replace_inside(layer, copy)
     converted = {id(new) for _, new in self._copies.values()}
     found = {id(norm) for norm in discovery.batch_norm_layers(copy)}
     if len(found) != len(inside) or not found <= converted:
       raise ValueError(_own_norm_error(layer, inside[0]))
+    _keep_batch_norms(copy)
     return copy
 
   def _replace_inside(self, layer: keras.Layer, copy: keras.Layer) -> None:
@@ -258,13 +349,14 @@ class _Conversion(keras_copy.Copy):
   ) -> keras.Layer:
     if (
         id(old) not in self._copies
-        and type(old) is type(new)
+        and converted_layer.own_class(old) is converted_layer.own_class(new)
         and not isinstance(old, keras.layers.Wrapper)
         and not discovery.is_batch_norm(old)
         and not keras_copy.is_functional(old)
     ):
       # No configuration is needed.
       self._replace_inside(old, new)
+      _keep_batch_norms(new)
       self._copies[id(old)] = old, new
       return new
     if (
@@ -292,43 +384,49 @@ class _Conversion(keras_copy.Copy):
       ]
     return replacement
 
-  def _new_batch_norm(self, layer: keras.Layer) -> keras.Layer:
-    name = f'The batch normalization layer {layer.name!r}'
-    instead = 'Use keras.layers.BatchNormalization.'
-    if getattr(layer, 'renorm', False):
+
+def _new_batch_norm(
+    batch_norm_class: type[keras.Layer],
+    is_synchronized: bool,
+    layer: keras.Layer,
+) -> keras.Layer:
+  """Makes the replacement of a batch normalization layer."""
+  name = f'The batch normalization layer {layer.name!r}'
+  instead = 'Use keras.layers.BatchNormalization.'
+  if getattr(layer, 'renorm', False):
+    raise ValueError(
+        f'{name} has renorm=True, so it cannot be converted. Use'
+        ' keras.layers.BatchNormalization without it.'
+    )
+  for parent in type(layer).__mro__:
+    if parent in _KNOWN_CLASSES:
+      break
+    own = sorted(
+        key
+        for key, value in vars(parent).items()
+        if (callable(value) or isinstance(value, (property, staticmethod)))
+        and key not in _HARMLESS_METHODS
+    )
+    if own:
       raise ValueError(
-          f'{name} has renorm=True, so it cannot be converted. Use'
-          ' keras.layers.BatchNormalization without it.'
+          f'{name} is a {type(layer).__name__}, whose method {own[0]} may'
+          f' change the computation, so it cannot be converted. {instead}'
       )
-    for parent in type(layer).__mro__:
-      if parent in _KNOWN_CLASSES:
-        break
-      own = sorted(
-          key
-          for key, value in vars(parent).items()
-          if (callable(value) or isinstance(value, (property, staticmethod)))
-          and key not in _HARMLESS_METHODS
-      )
-      if own:
-        raise ValueError(
-            f'{name} is a {type(layer).__name__}, whose method {own[0]} may'
-            f' change the computation, so it cannot be converted. {instead}'
-        )
-    config = layer.get_config()
-    limits: dict[str, Any] = {}
-    if isinstance(layer, _RENORM):
-      limits = {key: config.pop(key) for key in _RENORM_CONFIG}
-    added = sorted(config.keys() - _CONFIG)
-    if added:
-      raise ValueError(
-          f'{name} is a {type(layer).__name__} with the additional argument'
-          f' {added[0]}={config[added[0]]!r}, so it cannot be converted.'
-          f' {instead}'
-      )
-    config['synchronized'] = self._is_synchronized
-    if self._batch_norm_class is _RENORM:
-      config.update(limits)
-    return self._batch_norm_class.from_config(config)
+  config = layer.get_config()
+  limits: dict[str, Any] = {}
+  if isinstance(layer, _RENORM):
+    limits = {key: config.pop(key) for key in _RENORM_CONFIG}
+  added = sorted(config.keys() - _CONFIG)
+  if added:
+    raise ValueError(
+        f'{name} is a {type(layer).__name__} with the additional argument'
+        f' {added[0]}={config[added[0]]!r}, so it cannot be converted.'
+        f' {instead}'
+    )
+  config['synchronized'] = is_synchronized
+  if batch_norm_class is _RENORM:
+    config.update(limits)
+  return batch_norm_class.from_config(config)
 
 
 def _own_norm_error(layer: keras.Layer, norm: keras.Layer) -> str:

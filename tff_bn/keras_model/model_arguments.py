@@ -1,14 +1,22 @@
 """Checks of the arguments of `BatchNormModel`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 import inspect
+import random
 from typing import Any
 
 from absl import logging
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import checks
+from tff_bn.layers import discovery
+
+# How to train a copy of a model that exists, in messages.
+_COPY_ADVICE = (
+    'use lambda: tff_bn.copy_model(model), which copies it with its weights.'
+)
 
 # Code that converts a value to an ordinary tensor, by the class of its spec.
 _TO_TENSOR = {
@@ -33,8 +41,8 @@ def check_model_fn(keras_model_fn: Any) -> None:
   if isinstance(keras_model_fn, keras.Model):
     raise TypeError(
         'keras_model_fn must be a function that returns a new model at each'
-        f' call, but is the model {keras_model_fn.name!r} itself; use lambda:'
-        ' tff_bn.copy_model(model), which copies it with its weights.'
+        f' call, but is the model {keras_model_fn.name!r} itself;'
+        f' {_COPY_ADVICE}'
     )
   _check_function(
       'keras_model_fn', keras_model_fn, 'a new keras.Model at each call'
@@ -279,4 +287,93 @@ def check_fits(input_spec: tuple[Any, Any], model: keras.Model) -> None:
   raise ValueError(
       f'input_spec has x of shape {spec.shape}, but the input of the model'
       f' {model.name!r} has the shape {expected}.'
+  )
+
+
+def call_model_fn(
+    keras_model_fn: Callable[[], Any],
+) -> tuple[Any, Set[int]]:
+  """Calls `keras_model_fn` and records the variables that it creates.
+
+  Args:
+    keras_model_fn: The function.
+
+  Returns:
+    What it returns, and the `id`s of the new TensorFlow variables, one for each
+    new variable of Keras.
+  """
+  created = set()
+
+  def record(next_creator, **kwargs):
+    variable = next_creator(**kwargs)
+    created.add(id(variable))
+    return variable
+
+  with tf.variable_creator_scope(record):
+    return keras_model_fn(), created
+
+
+def check_new_variables(
+    trained: Iterable[keras.Variable], created: Set[int], model: keras.Model
+) -> None:
+  """Checks that a function has created the variables of the model it returned.
+
+  This finds a model that existed before the call without a second call, which
+  would take time and memory, and random numbers from the following programs.
+
+  Args:
+    trained: The variables that training changes. A model may share others, such
+      as a frozen layer.
+    created: The result of `call_model_fn`.
+    model: The model.
+
+  Raises:
+    ValueError: If a variable existed before.
+  """
+  old = [v.path for v in trained if id(v.value) not in created]
+  if old:
+    raise ValueError(
+        'keras_model_fn must build a new model at each call, but returned the'
+        f' model {model.name!r} with {len(old)} trained variables that existed'
+        f' before the call, such as {old[0]!r}. For a loaded model,'
+        f' {_COPY_ADVICE}'
+    )
+
+
+def check_new_layers(
+    keras_model_fn: Callable[[], Any], model: keras.Model
+) -> None:
+  """Checks that a function does not return trained layers of a model again.
+
+  A model without variables needs a second call to find this.
+
+  Args:
+    keras_model_fn: The function.
+    model: What it returned at the first call, built since.
+
+  Raises:
+    ValueError: If it returns the model or a trained layer of it again.
+  """
+  # The call must not change the random numbers after it.
+  python_state, numpy_state = random.getstate(), np.random.get_state()
+  try:
+    again = keras_model_fn()
+  finally:
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+  first = {id(x) for x in discovery.all_layers(model) if _is_trained(x)}
+  same = [x for x in discovery.all_layers(again) if id(x) in first]
+  if same:
+    kind = 'model' if isinstance(same[0], keras.Model) else 'layer'
+    raise ValueError(
+        'keras_model_fn must build a new model at each call, but returned the'
+        f' {kind} {same[0].name!r} at two calls. For a loaded model,'
+        f' {_COPY_ADVICE}'
+    )
+
+
+def _is_trained(layer: keras.Layer) -> bool:
+  """Returns whether training changes variables of a layer."""
+  return bool(layer.trainable_weights) or any(
+      norm.trainable for norm in discovery.batch_norm_layers(layer)
   )

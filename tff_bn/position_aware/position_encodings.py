@@ -135,9 +135,9 @@ class _CopyWithEncodings(keras_copy.Copy):
       return self._new_functional(layer)
     if self._fused_activation(layer) is not None:
       return type(layer).from_config(
-          {**layer.get_config(), 'activation': 'linear'}
+          {**keras_copy.get_config(layer), 'activation': 'linear'}
       )
-    return keras_copy.from_config(layer)
+    return keras_copy.same_from_config(layer)
 
   def _fused_activation(self, layer: keras.Layer) -> Optional[Any]:
     """Returns the `activation` of a hidden layer, None if it is linear."""

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, Optional, Protocol
+import warnings
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
@@ -142,6 +144,37 @@ class _Parts:
     """Draws the phases of a client's position encodings."""
     phases = personal_phases.draw(self.model, self._config.seed, client_number)
     return collections.OrderedDict(client_state, **phases)
+
+  def set_model_weights(self, state: Any, model_weights: ModelWeights) -> Any:
+    """See `StatefulLearningProcess`."""
+    values = self.model.from_model_weights(model_weights)
+    self.model.check_types(values)
+    self.weights.check_constants(values)
+    shared = self.weights.shared(values)
+    try:
+      tf.nest.assert_same_structure(state.global_model_weights, shared)
+    except (AttributeError, TypeError, ValueError) as error:
+      raise TypeError(
+          'state must be a state of this process, such as'
+          f' process.initialize(), but is a {type(state).__name__} of another'
+          ' structure.'
+      ) from error
+    given = self.weights.local(values)
+    others = [
+        name
+        for name, value in self.weights.local(self.initial).items()
+        if not np.array_equal(given[name], value, equal_nan=True)
+    ]
+    if others:
+      warnings.warn(
+          f'model_weights has other values than the model for {len(others)}'
+          f' local variables, such as {others[0]}. The server has no local'
+          " variables, so new clients start with the model's values. To start"
+          ' with others, build the process from a BatchNormModel whose'
+          ' keras_model_fn returns a model with them.',
+          stacklevel=3,
+      )
+    return state._replace(global_model_weights=shared)
 
   def build_server(
       self,
@@ -553,6 +586,7 @@ def _build_stateful(
           state, initial_local
       ),
       get_client_model_weights_fn=get_client_model_weights,
+      set_model_weights_fn=parts.set_model_weights,
       has_client_models=weights.has_local_predictions,
       personalize_fn=parts.personalize_fn,
       evaluation_state=evaluation_state,

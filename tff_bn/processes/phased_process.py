@@ -158,6 +158,7 @@ def build_phased_process(
         next_fn,
         first.get_model_weights,
         first.get_client_model_weights,
+        set_model_weights_fn=first.set_model_weights,
         has_client_models=first.has_client_models,
         personalize_fn=first.personalize if first.has_personal_state else None,
         evaluation_state=first.evaluation_state,

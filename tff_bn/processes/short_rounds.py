@@ -139,6 +139,7 @@ def build_process(
       ShortRounds(short.next, full.next, num_clients),
       full.get_model_weights,
       full.get_client_model_weights,
+      set_model_weights_fn=full.set_model_weights,
       has_client_models=full.has_client_models,
       personalize_fn=full.personalize if full.has_personal_state else None,
       evaluation_state=full.evaluation_state,

@@ -61,6 +61,7 @@ class StatefulLearningProcess:
       get_model_weights_fn: Callable[[Any], ModelWeights],
       get_client_model_weights_fn: Callable[[Any, Any], ModelWeights],
       *,
+      set_model_weights_fn: Optional[Callable[[Any, ModelWeights], Any]] = None,
       has_client_models: bool = True,
       personalize_fn: Optional[Callable[[Any, int], Any]] = None,
       evaluation_state: Optional[tff.Computation] = None,
@@ -73,6 +74,9 @@ class StatefulLearningProcess:
       next_fn: See the class, `next`.
       get_model_weights_fn: Returns the server's model, given `S`.
       get_client_model_weights_fn: Returns a client's model, given `S` and `C`.
+      set_model_weights_fn: Returns `S` with another server's model, given `S`
+        and the weights of the whole model. Default: the process has no
+        `set_model_weights`.
       has_client_models: See the class.
       personalize_fn: See `personalize`. Default: all clients start with the
         same state.
@@ -141,6 +145,7 @@ class StatefulLearningProcess:
     self.evaluation_state = evaluation_state
     self._get_model_weights_fn = get_model_weights_fn
     self._get_client_model_weights_fn = get_client_model_weights_fn
+    self._set_model_weights_fn = set_model_weights_fn
     self._personalize_fn = personalize_fn
 
   @property
@@ -189,6 +194,42 @@ class StatefulLearningProcess:
     """
     checked_round.check_state(state)
     return self._get_model_weights_fn(state)
+
+  def set_model_weights(self, state: Any, model_weights: ModelWeights) -> Any:
+    """Returns the server's state with another model.
+
+    The state takes the values of the variables that the server has. It has no
+    local variables, so their values are not taken: clients keep theirs, and a
+    new client starts with those of the process's model. A warning says so if
+    they differ. To start with other local values, build the process from a
+    `BatchNormModel` whose `keras_model_fn` returns a model with them.
+
+    All else in the state stays as it is, such as the number of the round (and
+    so the phase of a process with phases), the state of the server optimizer,
+    and SCAFFOLD's control variates. Clients keep their states.
+
+    Args:
+      state: The server's state.
+      model_weights: The weights of the whole model, as `get_model_weights` or
+        `BatchNormModel.from_keras` returns them.
+
+    Returns:
+      The new state, of the same type.
+
+    Raises:
+      TypeError: If the state is the whole output of a round or the state of
+        another process, or `model_weights` are not `ModelWeights`.
+      ValueError: If the number, a shape or a dtype of the values is wrong, or a
+        variable that training cannot change has another value than the model.
+      NotImplementedError: If the process was made without
+        `set_model_weights_fn`.
+    """
+    checked_round.check_state(state)
+    if self._set_model_weights_fn is None:
+      raise NotImplementedError(
+          'This process was made without set_model_weights_fn.'
+      )
+    return self._set_model_weights_fn(state, model_weights)
 
   def get_client_model_weights(
       self, state: Any, client_state: Any
