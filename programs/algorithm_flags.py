@@ -141,9 +141,9 @@ class AlgorithmOptions(flag_groups.Flags):
   fbn_backward_restart: Optional[float] = _option(
       parsers.NumberParser(float, above=1),
       'fbn: the averages of --fbn_backward start again from 0 in a channel'
-      ' after a round in which the mean square of its normalized values was'
-      ' greater than this number, or less than 1 divided by it; 1.5 makes'
-      ' training stable',
+      ' after a round in which the mean square of its normalized values (with'
+      ' the new BN statistics and the unbiased variance) was not between 1'
+      ' divided by this number and this number; 1.5 makes training stable',
       default_text='they never do',
       conditions=(_HAS_AVERAGES,),
       argument='backward_restart',

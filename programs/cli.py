@@ -22,11 +22,12 @@ from absl import flags
 from absl import logging
 
 import tff_bn
-from tff_bn.common import spelling
 from tff_bn.imports import dependencies
 from tff_bn.programs import flag_groups
+from tff_bn.programs import flag_names
 from tff_bn.programs import flagfiles
 from tff_bn.programs import import_messages
+from tff_bn.programs import named_code
 from tff_bn.programs import parsers
 from tff_bn.programs.parsed_flags import ParsedFlags
 from tff_bn.programs.parsed_flags import Source
@@ -94,13 +95,19 @@ class Program:
 
 
 def parse(
-    define_flags: Callable[[flags.FlagValues], Any], arguments: Sequence[str]
+    define_flags: Callable[[flags.FlagValues], Any],
+    arguments: Sequence[str],
+    *,
+    remedy: Optional[str] = 'give this flag in the command itself',
 ) -> ParsedFlags:
   """Parses command-line arguments.
 
   Args:
     define_flags: Defines the flags.
     arguments: The arguments without the program's name.
+    remedy: If the `flags.txt` of a run names code that is not part of this
+      package, which is an error: what a user does who trusts the run. `None`:
+      the user trusts it.
 
   Returns:
     The flags' values.
@@ -110,23 +117,17 @@ def parse(
   """
   values = flags.FlagValues()
   define_flags(values)
-  without_files = copy.deepcopy(values)
+  without_runs, without_files = copy.deepcopy(values), copy.deepcopy(values)
   try:
-    rest = values(['', *flagfiles.expand(arguments)])[1:]
-    without_files(['', *flagfiles.remove(arguments)])
-  except flags.UnrecognizedFlagError as error:
-    raise UsageError(
-        f'--{error.flagname} is not a flag of this program.'
-        + spelling.suggestion(error.flagname, list(values))
-        + ' See --help.'
-    ) from error
-  except (flags.Error, ValueError) as error:
-    raise UsageError(str(error).removeprefix('flag ')) from error
-  if rest:
-    raise UsageError(
-        f'{rest[0]!r} is not understood: all arguments are flags, like'
-        ' --name=value. See --help.'
-    )
+    expanded = flagfiles.expand(arguments)
+    for argument in expanded:
+      parsers.check_characters(argument.text)
+  except ValueError as error:
+    raise UsageError(str(error)) from error
+  # The first of these that fails tells where the mistake is.
+  _parse_into(without_files, [a for a in expanded if a.path is None])
+  _parse_into(without_runs, [a for a in expanded if not a.is_of_run])
+  _parse_into(values, expanded)
   sources = {}
   for name in values:
     if without_files[name].present:
@@ -135,7 +136,55 @@ def parse(
       sources[name] = Source.FLAGFILE
     else:
       sources[name] = Source.DEFAULT
+  of_runs = [
+      name
+      for name in values
+      if values[name].present and not without_runs[name].present
+  ]
+  if remedy is not None:
+    code = named_code.find({name: values[name].value for name in of_runs})
+    if code is not None:
+      raise UsageError(
+          f'{_origin(code.flag, expanded)}{code.text} names code that is not'
+          ' part of tff_bn. It is not run, because only the flags.txt of a run'
+          f" names it, which may be somebody else's. If you trust it, {remedy}."
+      )
   return ParsedFlags(values, sources)
+
+
+def _parse_into(
+    values: flags.FlagValues, arguments: Sequence[flagfiles.Argument]
+) -> None:
+  """Parses arguments; an error names the file from which a flag comes."""
+  try:
+    rest = values(['', *(argument.text for argument in arguments)])[1:]
+  except flags.UnrecognizedFlagError as error:
+    raise UsageError(
+        _origin(error.flagname, arguments)
+        + f'--{error.flagname} is not a flag of this program.'
+        + flag_names.suggestion(error.flagname, list(values))
+        + ' See --help.'
+    ) from error
+  except (flags.Error, ValueError) as error:
+    message = str(error).removeprefix('flag ')
+    name = message.removeprefix('--').partition('=')[0]
+    raise UsageError(_origin(name, arguments) + message) from error
+  if rest:
+    raise UsageError(
+        f'{rest[0]!r} is not understood: all arguments are flags, like'
+        ' --name=value. See --help.'
+    )
+
+
+def _origin(name: str, arguments: Sequence[flagfiles.Argument]) -> str:
+  """Returns the beginning of an error about a flag: the file that has it."""
+  paths = [
+      argument.path
+      for argument in arguments
+      if argument.text.lstrip('-').partition('=')[0] == name
+  ]
+  # The last one overrules the others.
+  return f'{paths[-1]}: ' if paths and paths[-1] is not None else ''
 
 
 def help_text(program: Program) -> str:

@@ -346,6 +346,7 @@ def _read_results(
           run.settings.seed,
           rows[run.folder],
           comparison.further_flags(run),
+          settings_lib.has_client_models(run.settings),
       )
       for run in comparison.runs
   ]
@@ -363,7 +364,7 @@ def _read_results(
       results,
       num_averaged,
       report.results_csv(results),
-      report.results_markdown(results, num_averaged, names, sentences),
+      report.results_markdown(results, num_averaged, names, sentences, runs),
   )
 
 
@@ -424,7 +425,12 @@ def _write_results(
   else:
     if flags.experiment is None:
       sweep_plots.save_figures(
-          plot_folder, results.runs, results.rows, comparison.axes, title
+          plot_folder,
+          results.runs,
+          results.rows,
+          results.num_averaged,
+          comparison.axes,
+          title,
       )
     distribution = plots.label_distribution_figure(
         data.label_distribution(),
@@ -459,6 +465,14 @@ def _write_results(
           data=data,
           data_title=title or jobs.describe_data(first, data),
           labels_of=comparison.runs[0].title,
+          held_out=held_out.of_runs(
+              [
+                  (run.name, folders[planned.folder])
+                  for run, planned in zip(results.runs, comparison.runs)
+              ],
+              held_out.ALGORITHM,
+          ),
+          held_out_notes=held_out.notes(held_out.ALGORITHM),
       ),
   )
   _print_files(flags, folder)

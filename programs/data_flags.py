@@ -1,5 +1,6 @@
 """The flags of the dataset and of its split over the clients."""
 
+import contextlib
 import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, Optional
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from absl import flags as absl_flags
 from absl import logging
 
+from tff_bn.common import progress
 from tff_bn.data import names as data_names
 from tff_bn.data import scaling
 from tff_bn.data import splits
@@ -32,7 +34,7 @@ def _absolute_dataset(dataset: str) -> str:
 
 
 def _absolute_source(dataset: str) -> str:
-  for prefix in (data_names.NPZ_PREFIX, data_names.FOLDER_PREFIX):
+  for prefix in data_names.PATH_PREFIXES:
     if dataset.startswith(prefix):
       return prefix + _absolute(dataset.removeprefix(prefix))
   if dataset in data_names.DATASET_NAMES or dataset.startswith(
@@ -44,16 +46,21 @@ def _absolute_source(dataset: str) -> str:
 
 # They need something after them.
 _SOURCE_PREFIXES = (
-    data_names.NPZ_PREFIX,
-    data_names.FOLDER_PREFIX,
+    *data_names.PATH_PREFIXES,
     data_names.TFDS_PREFIX,
 )
 
 
-class _DatasetParser(parsers.ChoiceParser):
+class DatasetParser(parsers.ChoiceParser):
   """Parses the name of a dataset, and of the datasets of its domains."""
 
-  def __init__(self) -> None:
+  def __init__(self, fewest_domains: int = 2) -> None:
+    """Initializes the parser.
+
+    Args:
+      fewest_domains: The smallest number of domains in `domains:...`.
+    """
+    self._fewest_domains = fewest_domains
     super().__init__(
         data_names.DATASET_NAMES,
         data_names.OTHER_DATASETS,
@@ -78,11 +85,21 @@ class _DatasetParser(parsers.ChoiceParser):
     if argument.startswith(data_names.GENERATED_PREFIX):
       data_names.parse_generated(argument)
     if argument.startswith(data_names.DOMAINS_PREFIX):
-      for domain, source in data_names.parse_domains(argument).items():
+      domains = data_names.parse_domains(argument, self._fewest_domains)
+      for domain, source in domains.items():
         try:
           self.parse(source)
         except ValueError as error:
           raise ValueError(f'the domain {domain!r}: {error}') from error
+
+
+def _saying_what_is_loaded(
+    dataset: str,
+) -> contextlib.AbstractContextManager[None]:
+  """Says that a dataset is loaded, unless this takes a moment only."""
+  if data_names.is_quick(dataset):
+    return contextlib.nullcontext()
+  return progress.saying(f'Loading {data_names.short_name(dataset)}')
 
 
 def num_clients(flags: ParsedFlags) -> Optional[int]:
@@ -127,7 +144,7 @@ class DataFlags(flag_groups.Flags):
   TITLE = 'Data'
 
   dataset: str = flag(
-      _DatasetParser(),
+      DatasetParser(),
       'The data:\n'
       + flag_groups.listing(data_names.DATASET_NAMES)
       + f'or {data_names.OTHER_DATASETS}',
@@ -260,9 +277,10 @@ class DataFlags(flag_groups.Flags):
     image_size = None
     if self.image_size is not None:
       image_size = parsers.parse_image_size(self.image_size)
-    dataset = data.load_dataset(
-        self.dataset, data_dir=self.data_dir, image_size=image_size
-    )
+    with _saying_what_is_loaded(self.dataset):
+      dataset = data.load_dataset(
+          self.dataset, data_dir=self.data_dir, image_size=image_size
+      )
     if self.pixel_scaling is None and scaling.has_unscaled_floats(dataset):
       logging.warning(
           '--dataset=%s has images of floats from %g to %g, which are used as'

@@ -5,11 +5,13 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from absl import flags as absl_flags
 
 from tff_bn.common import spelling
+from tff_bn.data import names as data_names
+from tff_bn.data import splits
 from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import data_flags
@@ -30,20 +32,35 @@ def define_flags(
     values: absl_flags.FlagValues,
 ) -> tuple[flag_groups.FlagGroup, ...]:
   """Defines the program's flags."""
-  return (
+  groups = (
       run_flags.EvaluationFlags.define(values),
       data_flags.DataFlags.define(values, inherited="the run's"),
   )
+  # A client that did not train is a domain.
+  values['dataset'].parser = data_flags.DatasetParser(fewest_domains=1)
+  return groups
 
 
-def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
+class Request(NamedTuple):
+  """What is evaluated.
+
+  Attributes:
+    settings: The run's settings, with the flags of the data.
+    client: The name of the only client, if the command gives it.
+  """
+
+  settings: settings_lib.RunSettings
+  client: Optional[str]
+
+
+def read_request(flags: cli.ParsedFlags) -> Request:
   """Reads a run's settings; data flags that are given overrule them.
 
   Args:
     flags: The program's flags.
 
   Returns:
-    The settings.
+    What is evaluated.
 
   Raises:
     ValueError: If `--run` isn't the folder of a run, or the data flags
@@ -52,7 +69,8 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
   if flags.run is None:
     raise ValueError('--run=FOLDER is missing: the run to be evaluated.')
   folder = pathlib.Path(flags.run).expanduser()
-  if finished_run.is_comparison(finished_run.check(folder)):
+  texts = finished_run.check(folder)
+  if finished_run.is_comparison(texts):
     raise ValueError(
         f'--run={folder} is a comparison; choose one of the runs in'
         f' {folder / run_folder.RUNS}.'
@@ -62,7 +80,7 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
         f'{flags.text("pixel_scaling")} cannot be changed after the training;'
         " the run's scaling is used for all data."
     )
-  given = []
+  given: dict[str, str] = {}
   for name in ('reestimate_statistics', *data_flags.DataFlags.specs()):
     if flags.export_client is not None:
       flags.refuse_unless_overruled(
@@ -71,10 +89,26 @@ def run_settings(flags: cli.ParsedFlags) -> settings_lib.RunSettings:
           'has no effect with --export_client, which evaluates nothing',
       )
     elif name != 'reestimate_statistics' and flags.is_given(name):
-      given.append(flags.text(name))
+      given[name] = flags.text(name)
   # Other data has other clients.
-  without = held_out_flags.HeldOutFlags.specs() if given else ()
-  return finished_run.read_settings(folder, given, without)
+  without = list(held_out_flags.HeldOutFlags.specs()) if given else []
+  client = None
+  if 'dataset' in given:
+    split = flags.split or texts.get('split')
+    if flags.dataset.startswith(data_names.DOMAINS_PREFIX):
+      split = flags.split or 'domains'
+      given['split'] = f'--split={split}'
+    has_origins = split in splits.SPLITS and splits.SPLITS[split].client
+    if has_origins and 'num_clients' not in given:
+      without.append('num_clients')
+    found = data_names.single_domain(flags.dataset)
+    if found is not None:
+      client, source = found
+      given['dataset'] = f'--dataset={source}'
+  settings = finished_run.read_settings(
+      folder, list(given.values()), without, is_trusted=flags.trust_run
+  )
+  return Request(settings, client)
 
 
 def main(flags: cli.ParsedFlags) -> None:
@@ -85,22 +119,24 @@ def main(flags: cli.ParsedFlags) -> None:
   """
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
-      settings = run_settings(flags)
+      request = read_request(flags)
       run = pathlib.Path(flags.run).expanduser()
       folder = run
       if flags.output_dir is not None:
         folder = pathlib.Path(flags.output_dir).expanduser()
+        run_folder.check_entries(folder)
       stack.enter_context(run_folder.created(folder))
       # No other program may write into it meanwhile.
       stack.enter_context(folder_lock.hold(run, shared=True))
     if flags.export_client is not None:
-      _export(settings, run, folder, flags.export_client)
+      _export(request.settings, run, folder, flags.export_client)
     else:
       evaluate(
-          settings,
+          request.settings,
           run,
           folder,
           reestimates_statistics=flags.reestimate_statistics,
+          client=request.client,
       )
 
 
@@ -110,14 +146,16 @@ def evaluate(
     folder: pathlib.Path,
     *,
     reestimates_statistics: bool,
+    client: Optional[str] = None,
 ) -> None:
   """Evaluates a run, and writes and prints the results.
 
   Args:
-    settings: The run's settings.
+    settings: The run's settings, with the flags of the data.
     run: The run's folder; no other program may write into it.
     folder: The folder for the results.
     reestimates_statistics: Whether BN statistics are computed again.
+    client: The name of the only client, see `Request`.
 
   Raises:
     UsageError: If the data or the model can't be loaded.
@@ -138,10 +176,21 @@ def evaluate(
           f'--reestimate_statistics has no effect: the model of --run={run} has'
           ' no batch normalization.'
       )
+    settings, dataset = model_evaluation.as_domains(
+        settings, settings.load(), client
+    )
     data = model_evaluation.scale_as_in_training(
         saved,
         run_building.split_dataset(
-            dataclasses.replace(settings, pixel_scaling=None), settings.load()
+            # How clients were sampled, and what attackers did to labels, was
+            # for the training.
+            dataclasses.replace(
+                settings,
+                pixel_scaling=None,
+                clients_per_round=None,
+                attack=None,
+            ),
+            dataset,
         ),
     )
     model_evaluation.check_data(saved, model, data)
@@ -159,9 +208,14 @@ def evaluate(
   )
   num_others = evaluation_file.add(path, subject, results)
   print(f'{subject.describe()}\n')
-  print(report.evaluation_table(results[:_MAX_PRINTED_ROWS]))
+  print(
+      report.evaluation_table(
+          results[:_MAX_PRINTED_ROWS], reestimated=reestimates_statistics
+      )
+  )
   if len(results) > _MAX_PRINTED_ROWS:
     print(f'\n… and {len(results) - _MAX_PRINTED_ROWS} more rows in the table.')
+  print(f'\n{report.describe_evaluation(results)}')
   print(f'\nTable: {path}')
   if num_others:
     print(f'       (other evaluations in it: {num_others})')
@@ -192,7 +246,7 @@ def _export(
     if new:
       data = run_building.split_dataset(settings, settings.load())
       for client_id in new:
-        _check_client(client_id, data.client_ids)
+        _check_client(client_id, data.client_ids, run)
         numbers[client_id] = data.client_number(client_id)
   for client_id, number in numbers.items():
     weights = run_building.client_weights(
@@ -210,14 +264,19 @@ def _export(
     print(f'{client_id}{note}: {"; ".join(keras_files.loading_code(path))}')
 
 
-def _check_client(client_id: str, known: Sequence[str]) -> None:
+def _check_client(
+    client_id: str, known: Sequence[str], run: pathlib.Path
+) -> None:
   """Checks that a run has a client."""
   if client_id in known:
     return
   raise ValueError(
       f'--export_client={client_id}: the run has no such client. Its number of'
       f' clients is {len(known)}: {spelling.name_some(known)}.'
-      f'{spelling.suggestion(client_id, known)}'
+      f'{spelling.suggestion(client_id, known, are_given=True)} tff-bn-evaluate'
+      f' --run={run} lists all. A client that did not train has no own model:'
+      f' use {run / run_folder.MODEL / run_folder.MODEL_FILE}, which'
+      f' --dataset=domains:{client_id}=DATASET evaluates on its data.'
   )
 
 
@@ -226,7 +285,8 @@ PROGRAM = cli.Program(
     description=(
         'Evaluates the model of a finished run: the global model on the test'
         " set, and on each client's own test data the model that this client"
-        ' uses. The data is the data of the run unless flags change it.'
+        ' uses. The data is the data of the run unless flags change it; a'
+        ' client that did not train is --dataset=domains:NAME=DATASET.'
         f' {run_folder.EVALUATION} keeps evaluations on other data. With'
         " --export_client, writes clients' models as Keras files instead."
     ),
@@ -234,6 +294,7 @@ PROGRAM = cli.Program(
         'tff-bn-evaluate --run=runs/train',
         'tff-bn-evaluate --run=runs/compare/runs/fedavg-seed0'
         ' --reestimate_statistics',
+        'tff-bn-evaluate --run=runs/fedbn --dataset=domains:paris=folder:paris',
         'tff-bn-evaluate --run=runs/fedbn --export_client=client_3,client_7',
     ),
     define_flags=define_flags,

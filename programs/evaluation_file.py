@@ -12,6 +12,7 @@ from tff_bn.common import files
 from tff_bn.programs import data_flags
 from tff_bn.programs import report
 from tff_bn.programs import settings as settings_lib
+from tff_bn.training import manifests
 
 # The values of `Subject.statistics`.
 SAVED = 'saved'
@@ -76,10 +77,15 @@ class Subject:
     )
 
 
-_COLUMNS = tuple(
-    field.name
-    for row in (Subject, report.Evaluation)
-    for field in dataclasses.fields(row)
+_CHECKSUM = 'checksum'
+_COLUMNS = (
+    *(
+        field.name
+        for row in (Subject, report.Evaluation)
+        for field in dataclasses.fields(row)
+    ),
+    # Of all rows with the same subject.
+    _CHECKSUM,
 )
 _Contents = dict[Subject, list[report.Evaluation]]
 
@@ -91,40 +97,54 @@ def read(path: pathlib.Path) -> _Contents:
     path: The file.
 
   Returns:
-    The evaluations by their subject; none if there is no such file, or if it
-    was written by an earlier version and does not say what it is about.
+    The evaluations by their subject; none if there is no such file.
 
   Raises:
-    ValueError: If the file can't be read.
+    ValueError: If the file was changed, or written by an earlier version.
   """
   if not path.exists():
     return {}
   try:
-    return _parse(path.read_text(encoding='utf-8'))
+    return _parse(path.read_bytes().decode())
   except (ValueError, TypeError, csv.Error) as error:
     raise ValueError(
-        f'{path} is damaged; move it to another folder.'
+        f'{path} is damaged: it was changed, or is of an earlier version of'
+        ' tff_bn. Move it to another folder.'
     ) from error
 
 
 def _parse(text: str) -> _Contents:
   """Returns the evaluations by their subject."""
-  reader = csv.DictReader(io.StringIO(text))
+  reader = csv.DictReader(io.StringIO(text, newline=''), strict=True)
   found: _Contents = {}
-  if tuple(reader.fieldnames or ()) == _COLUMNS:
-    for row in reader:
-      subject = Subject(**_part(row, Subject, rounds=int(row['rounds'])))
-      evaluation = report.Evaluation(
-          **_part(
-              row,
-              report.Evaluation,
-              num_examples=int(row['num_examples']),
-              accuracy=_number(row['accuracy']),
-              loss=_number(row['loss']),
-          )
-      )
-      found.setdefault(subject, []).append(evaluation)
+  if tuple(reader.fieldnames or ()) != _COLUMNS:
+    raise ValueError('The columns are wrong.')
+  for row in reader:
+    subject = Subject(**_part(row, Subject, rounds=int(row['rounds'])))
+    evaluation = report.Evaluation(
+        **_part(
+            row,
+            report.Evaluation,
+            num_examples=int(row['num_examples']),
+            accuracy=_number(row['accuracy']),
+            loss=_number(row['loss']),
+        )
+    )
+    found.setdefault(subject, []).append(evaluation)
+  if not found or text != _to_text(found):
+    raise ValueError('The text is not as it was written.')
   return found
+
+
+def _to_text(contents: _Contents) -> str:
+  """Returns the text of the file."""
+  cells = []
+  for subject, evaluations in contents.items():
+    about = dataclasses.astuple(subject)
+    rows = [dataclasses.astuple(evaluation) for evaluation in evaluations]
+    checksum = manifests.checksum([about, *rows])
+    cells += [(*about, *row, checksum) for row in rows]
+  return csv_files.to_csv(_COLUMNS, cells)
 
 
 def add(
@@ -143,17 +163,7 @@ def add(
     The number of other subjects in the file.
   """
   contents = {**read(path), subject: list(evaluations)}
-  files.replace(
-      path,
-      csv_files.to_csv(
-          _COLUMNS,
-          (
-              (*dataclasses.astuple(key), *dataclasses.astuple(evaluation))
-              for key, rows in contents.items()
-              for evaluation in rows
-          ),
-      ),
-  )
+  files.replace(path, _to_text(contents))
   return len(contents) - 1
 
 

@@ -50,6 +50,10 @@ _ALGORITHM_COLORS = {
 _DPI = 150
 # Inches of a character of a title.
 _CHARACTER_WIDTH = 0.1
+# Of the width of a figure that a title takes.
+_LARGEST_SHARE = 0.97
+_SMALLEST_FONT = 1.0
+_FONT_STEP = 0.95
 
 
 def new_figure(width: float, height: float) -> figure.Figure:
@@ -158,22 +162,46 @@ def add_legend(drawing: figure.Figure) -> None:
   )
 
 
+def wrapped(text: str, width: int) -> str:
+  """Breaks a line of text between words, never inside of a word.
+
+  Args:
+    text: The line.
+    width: The number of characters in a line; a longer word has its own line.
+
+  Returns:
+    The lines.
+  """
+  return textwrap.fill(
+      text, width, break_on_hyphens=False, break_long_words=False
+  )
+
+
 def add_title(drawing: figure.Figure, *lines: str) -> None:
   """Adds a title whose lines are broken where the figure ends.
+
+  Words are not broken: if one is wider than the figure, the title is smaller.
 
   Args:
     drawing: The figure, with its final width.
     *lines: The lines of the title; empty ones are left out.
   """
   width = max(20, int(drawing.get_figwidth() / _CHARACTER_WIDTH))
-  drawing.suptitle(
-      '\n'.join(
-          textwrap.fill(part, width, break_on_hyphens=False)
-          for line in lines
-          for part in line.splitlines()
-      ),
-      fontsize='large' if drawing.get_figwidth() > 6 else 'medium',
+  text = '\n'.join(
+      wrapped(part, width) for line in lines for part in line.splitlines()
   )
+  title = drawing.suptitle(
+      text,
+      fontsize='large' if drawing.get_figwidth() > 6 else 'medium',
+      # Names of folders may have dollar signs, but they are no formulas.
+      parse_math=False,
+  )
+  most = _LARGEST_SHARE * drawing.bbox.width
+  # The widths of characters are whole pixels, so that one step may not do.
+  size = float(title.get_fontsize())
+  while title.get_window_extent().width > most and size > _SMALLEST_FONT:
+    size *= _FONT_STEP
+    title.set_fontsize(size)
 
 
 def save(folder: pathlib.Path, drawings: Mapping[str, figure.Figure]) -> None:

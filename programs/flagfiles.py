@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 import pathlib
+from typing import NamedTuple, Optional
 
 from tff_bn.common import spelling
+from tff_bn.programs import run_folder
 
 _PRESETS = pathlib.Path(__file__).parent / 'presets'
 _SUFFIX = '.flags'
@@ -14,7 +16,22 @@ def presets() -> list[str]:
   return sorted(path.stem for path in _PRESETS.glob(f'*{_SUFFIX}'))
 
 
-def expand(arguments: Sequence[str]) -> list[str]:
+class Argument(NamedTuple):
+  """An argument of a program, and where it comes from.
+
+  Attributes:
+    text: The argument.
+    path: The file that has it; `None` if it is in the command itself.
+    is_of_run: Whether it comes from the `flags.txt` of a run, or from a file
+      that such a file includes.
+  """
+
+  text: str
+  path: Optional[pathlib.Path] = None
+  is_of_run: bool = False
+
+
+def expand(arguments: Sequence[str]) -> list[Argument]:
   """Replaces `--flagfile=FILE` by the flags in the file.
 
   Args:
@@ -24,30 +41,35 @@ def expand(arguments: Sequence[str]) -> list[str]:
     The arguments without `--flagfile`. The flags of a file are in its place.
 
   Raises:
-    ValueError: If a file does not exist, is not a text file, or includes
-      itself.
+    ValueError: If a file does not exist, is not a text file, includes itself,
+      or is the `flags.txt` of a run and was changed.
   """
-  return _expand(arguments, ())
-
-
-def remove(arguments: Sequence[str]) -> list[str]:
-  """Returns the arguments without `--flagfile=FILE` or `--flagfile FILE`."""
-  return [argument for argument, is_file in _parts(arguments) if not is_file]
+  return _expand(arguments, (), False)
 
 
 def _expand(
-    arguments: Sequence[str], including: tuple[pathlib.Path, ...]
-) -> list[str]:
+    arguments: Sequence[str],
+    including: tuple[pathlib.Path, ...],
+    is_of_run: bool,
+) -> list[Argument]:
   expanded = []
   for argument, is_file in _parts(arguments):
     if not is_file:
-      expanded.append(argument)
+      path = including[-1] if including else None
+      expanded.append(Argument(argument, path, is_of_run))
       continue
     path = _find(argument)
     if path in including:
       chain = ' → '.join(map(str, (*including, path)))
       raise ValueError(f'--flagfile={argument} includes itself: {chain}.')
-    expanded += _expand(_read(argument, path), (*including, path))
+    names = (pathlib.Path(argument).name, path.name)
+    if path.name == run_folder.FLAGS_FILE:
+      run_folder.check_flags(path.parent)
+    expanded += _expand(
+        _read(argument, path),
+        (*including, path),
+        is_of_run or run_folder.FLAGS_FILE in names,
+    )
   return expanded
 
 
@@ -79,7 +101,7 @@ def _read(name: str, path: pathlib.Path) -> list[str]:
   """Returns the lines of a file without comments and empty lines."""
   try:
     # Editors on Windows begin a file with a byte-order mark.
-    lines = path.read_text(encoding='utf-8-sig').splitlines()
+    lines = path.read_text(encoding='utf-8-sig').split('\n')
   except UnicodeDecodeError as error:
     raise ValueError(f'--flagfile={name} is not a text file.') from error
   except OSError as error:

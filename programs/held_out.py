@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import io
 import pathlib
-import statistics
 from typing import Optional
 
 from tff_bn import data as tff_bn_data
@@ -16,10 +15,14 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import tables
 from tff_bn.training import evaluation
+from tff_bn.training import measures
 from tff_bn.training import saved_models
 from tff_bn.training import unseen_clients
 
 _BATCH_SIZE = 256
+# The first column of the table of a comparison, and of a single run.
+ALGORITHM = 'Algorithm'
+CLIENT = 'Client'
 _EXPLANATIONS = {
     unseen_clients.AVERAGED: 'BN statistics of the clients that trained',
     unseen_clients.REESTIMATED: (
@@ -127,7 +130,7 @@ def test_clients(
   files.replace(
       path, csv_files.to_csv(_COLUMNS, map(dataclasses.astuple, results))
   )
-  print(table([('', results)], 'Client'))
+  print(table([('', results)], CLIENT))
   print(f'Held-out clients: {path}', flush=True)
 
 
@@ -174,7 +177,7 @@ def write_comparison(
           ),
       ),
   )
-  text = table([(name, rows) for name, _, rows in results], 'Algorithm')
+  text = table([(name, rows) for name, _, rows in results], ALGORITHM)
   files.replace(folder / run_folder.HELD_OUT_MARKDOWN, text)
   print(text)
   print(
@@ -189,9 +192,59 @@ def table(
   """Returns a Markdown table of accuracies.
 
   Args:
+    results: See `table_cells`.
+    first_column: See `table_cells`.
+  """
+  return tables.markdown(
+      table_cells(results, first_column), notes(first_column)
+  )
+
+
+def notes(first_column: str) -> list[str]:
+  """Returns sentences that explain the table.
+
+  Args:
+    first_column: See `table_cells`.
+  """
+  means = ''
+  if first_column != CLIENT:
+    means = '; mean over the seeds ± standard deviation'
+  return [
+      f'Accuracies: {measures.HELD_OUT}; value of the last round{means}.',
+      *(f'{name}: {text}.' for name, text in _EXPLANATIONS.items()),
+  ]
+
+
+def of_runs(
+    runs: Iterable[tuple[str, pathlib.Path]], first_column: str
+) -> list[list[str]]:
+  """Returns the table of runs.
+
+  Args:
+    runs: The name of each run in the table, and its folder.
+    first_column: See `table_cells`.
+
+  Returns:
+    See `table_cells`; nothing if no run has results.
+  """
+  results = [(name, read(folder)) for name, folder in runs]
+  if not any(rows for _, rows in results):
+    return []
+  return table_cells(results, first_column)
+
+
+def table_cells(
+    results: Iterable[tuple[str, Sequence[Result]]], first_column: str
+) -> list[list[str]]:
+  """Returns a table of accuracies.
+
+  Args:
     results: The name of each run and its results. Runs with the same name are
       averaged.
     first_column: 'Algorithm', or 'Client' if there is a single run.
+
+  Returns:
+    The titles, and a line for each client of each run.
   """
   accuracies: dict[tuple[str, str], dict[str, list[float]]] = {}
   for name, rows in results:
@@ -200,26 +253,11 @@ def table(
       if row.accuracy is not None:
         values.setdefault(row.statistics, []).append(100 * row.accuracy)
   titles = [f'{name}, %' for name in _EXPLANATIONS]
-  has_names = first_column != 'Client'
-  cells = [
-      [first_column, 'Client', *titles] if has_names else ['Client', *titles]
-  ]
+  has_names = first_column != CLIENT
+  cells = [[first_column, CLIENT, *titles] if has_names else [CLIENT, *titles]]
   for (name, client), values in accuracies.items():
     cells.append(
         ([name, client] if has_names else [client])
-        + [_mean_and_deviation(values.get(s, [])) for s in _EXPLANATIONS]
+        + [tables.mean_and_deviation(values.get(s, [])) for s in _EXPLANATIONS]
     )
-  notes = [
-      'Accuracies on the test data of clients that took no part in training.',
-      *(f'{name}: {text}.' for name, text in _EXPLANATIONS.items()),
-  ]
-  return tables.markdown(cells, notes)
-
-
-def _mean_and_deviation(values: Sequence[float]) -> str:
-  if not values:
-    return '–'
-  mean = f'{statistics.fmean(values):.1f}'
-  if len(values) == 1:
-    return mean
-  return f'{mean} ± {statistics.stdev(values):.1f}'
+  return cells

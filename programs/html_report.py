@@ -19,6 +19,8 @@ from tff_bn.programs import plots
 from tff_bn.programs import report
 from tff_bn.programs import report_data
 from tff_bn.programs import run_folder
+from tff_bn.programs import tables
+from tff_bn.training import measures
 
 if TYPE_CHECKING:
   from tff_bn.data import federated
@@ -68,6 +70,9 @@ class Page:
     data: The data of the run whose labels are shown.
     data_title: A description of the data.
     labels_of: The name of this run.
+    held_out: The table of clients that took no part in training, if there are
+      any: its titles and its lines.
+    held_out_notes: Sentences that explain this table.
   """
 
   title: str
@@ -81,6 +86,8 @@ class Page:
   data: 'federated.FederatedData'
   data_title: str
   labels_of: str
+  held_out: Sequence[Sequence[str]] = ()
+  held_out_notes: Sequence[str] = ()
 
 
 def name_algorithms(runs: Sequence[report.Run]) -> str:
@@ -113,10 +120,15 @@ def write(folder: pathlib.Path, page: Page) -> None:
           facts=_facts(page),
           cells=report.table_cells(page.results, page.varied),
           num_labels=len(page.varied),
-          notes=report.notes(page.results, page.num_averaged),
+          notes=report.notes(page.results, page.num_averaged, page.runs),
+          over_rounds=f'{report.over_rounds(page.num_averaged)}.',
           band=_sentence(plots.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
           data=numbers,
+          of_client=measures.OF_CLIENT,
+          max_clients=measures.MAX_CLIENTS,
+          max_table_clients=measures.MAX_TABLE_CLIENTS,
+          client_cells=client_cells(page.runs, page.folders),
           hidden_clients=len(page.data.client_ids) > report_data.MAX_CLIENTS,
           figures=_figures(folder),
           run_cells=run_cells,
@@ -159,6 +171,40 @@ def _library() -> str:
 
   # The argument is optional, which the package's type stub misses.
   return vl_convert.javascript_bundle()  # type: ignore[call-arg]
+
+
+def client_cells(
+    runs: Sequence[report.Run], folders: Sequence[pathlib.Path]
+) -> list[list[str]]:
+  """Returns the table of the accuracy of each client, in percent.
+
+  Args:
+    runs: The runs.
+    folders: Their folders.
+
+  Returns:
+    The titles, and a line for each client with a column for each name of a run:
+    the mean and the standard deviation over the seeds. Nothing if there are no
+    results, or more than `MAX_TABLE_CLIENTS` clients.
+  """
+  accuracies: dict[str, dict[str, list[float]]] = {}
+  for run, folder in zip(runs, folders, strict=True):
+    for client, accuracy in report_data.client_accuracies(folder):
+      values = accuracies.setdefault(client, {})
+      values.setdefault(run.name, []).append(100 * accuracy)
+  if not 0 < len(accuracies) <= measures.MAX_TABLE_CLIENTS:
+    return []
+  names = list(dict.fromkeys(run.name for run in runs))
+  return [
+      ['Client', *(f'{name}, %' for name in names)],
+      *(
+          [
+              client,
+              *(tables.mean_and_deviation(values.get(n, ())) for n in names),
+          ]
+          for client, values in accuracies.items()
+      ),
+  ]
 
 
 def _sentence(text: str) -> str:

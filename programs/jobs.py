@@ -11,12 +11,14 @@ import pathlib
 import sys
 import time
 from typing import Any, NamedTuple, Optional
+import warnings
 
 from absl import logging
 
 from tff_bn import data as tff_bn_data
 from tff_bn import training
 from tff_bn.common import progress
+from tff_bn.data import names as data_names
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs import data_flags
@@ -28,7 +30,9 @@ from tff_bn.programs import run_data
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
 from tff_bn.programs import settings as settings_lib
+from tff_bn.training import finished
 from tff_bn.training import folder_lock
+from tff_bn.training import kept_statistics
 from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import round_data
 
@@ -257,7 +261,7 @@ def describe_data(
   """
   num_clients = len(data.client_ids)
   words = {
-      'dataset': settings.dataset,
+      'dataset': data_names.short_name(settings.dataset),
       'num_clients': f'{num_clients} client{"s" if num_clients > 1 else ""}',
       'split': f'--split={settings.split}',
   }
@@ -333,38 +337,42 @@ def train_one(
   """
   warn_of_small_clients(job)
   warn_of_no_memory(job.settings)
-  # A run that continues has other results.
-  (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
+  warn_of_kept_statistics(job)
   start = time.monotonic()
   try:
     result = _train(job, metrics_hook)
   except training.TrainingFailedError as error:
+    # It is of an earlier model.
+    (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
     raise type(error)(f'{error} {likely_causes(job.settings)}') from error
+  except BaseException:
+    run_folder.undo_growth(job.folder)
+    raise
   seconds = job.build_seconds + time.monotonic() - start
   num_rounds = job.settings.rounds - (result.resumed_from or 0)
   if num_rounds:
     run_timing.write(job.folder, seconds, num_rounds)
   if job.held_out is not None:
     held_out.test_clients(job.settings, job.model, job.held_out, job.folder)
+    finished.add_result(job.folder, run_folder.HELD_OUT_CSV)
 
 
 def _train(
     job: Job, metrics_hook: Optional[metrics_hook_lib.MetricsHook]
 ) -> training.TrainingResult:
-  return training.train(
-      job.process,
-      job.model,
-      job.data,
-      run_building.training_config(job.settings),
-      job.folder,
-      train_on_union=registry.find(job.settings.algorithm).trains_on_union,
-      settings={
-          name: text
-          for name, text in job.settings.to_flags().items()
-          if name not in training.MAY_CHANGE
-      },
-      metrics_hook=metrics_hook,
-  )
+  with warnings.catch_warnings():
+    # The warning with the names of flags is shown already.
+    warnings.simplefilter('ignore', training.KeptStatisticsWarning)
+    return training.train(
+        job.process,
+        job.model,
+        job.data,
+        run_building.training_config(job.settings),
+        job.folder,
+        train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+        settings=job.settings.to_flags(),
+        metrics_hook=metrics_hook,
+    )
 
 
 def warn_of_small_clients(job: Job) -> None:
@@ -403,6 +411,28 @@ def warn_of_no_memory(settings: settings_lib.RunSettings) -> None:
         '--batch_norm_momentum=0 keeps nothing of earlier batches: the moving'
         " statistics describe the last batch alone. Keras's default is 0.99;"
         ' the models of this package use 0.9.'
+    )
+
+
+def warn_of_kept_statistics(job: Job) -> None:
+  """Warns if much is left of the initial moving statistics after the run.
+
+  Args:
+    job: The run.
+  """
+  kept = kept_statistics.find(
+      job.process,
+      job.model,
+      job.data,
+      run_building.training_config(job.settings),
+      train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+  )
+  if kept is not None and kept.is_much:
+    logging.warning(
+        '%s',
+        kept.describe(
+            '--batch_norm_momentum', 'tff-bn-evaluate --reestimate_statistics'
+        ),
     )
 
 

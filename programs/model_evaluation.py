@@ -1,14 +1,20 @@
 """Evaluates the models that a run has saved."""
 
+from collections.abc import Sequence
+import dataclasses
 from typing import Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn.common import progress
+from tff_bn.data import names as data_names
 from tff_bn.data import scaling
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs import report
+from tff_bn.programs import settings as settings_lib
 from tff_bn.training import evaluation
 from tff_bn.training import saved_models
 
@@ -28,6 +34,46 @@ def scale_as_in_training(
   if numbers is None:
     return data
   return data.with_scaling(scaling.Scaling.from_json(numbers))
+
+
+def as_domains(
+    settings: settings_lib.RunSettings,
+    dataset: tff_bn_data.Dataset,
+    client: Optional[str],
+) -> tuple[settings_lib.RunSettings, tff_bn_data.Dataset]:
+  """Makes data without domains, or writers, the data of a single client.
+
+  So a run whose clients are domains or writers can be evaluated on the data of
+  a client that came after the training.
+
+  Args:
+    settings: The run's settings, with the flags of the data.
+    dataset: The data.
+    client: The client's name, if the command gives it.
+
+  Returns:
+    The settings and the data. They are unchanged if the data has the domains or
+    the writers that the split needs, or if the split needs none.
+  """
+  origins = {
+      'domains': None if client else dataset.domain_train,
+      'natural': dataset.writer_train,
+  }
+  if origins.get(settings.split, ()) is not None:
+    return settings, dataset
+  name = client or data_names.short_name(settings.dataset)
+  changed = dataclasses.replace(settings, split='domains', num_clients=None)
+  if client is not None:
+    changed = dataclasses.replace(
+        changed,
+        dataset=f'{data_names.DOMAINS_PREFIX}{client}={settings.dataset}',
+    )
+  return changed, dataclasses.replace(
+      dataset,
+      domain_train=np.zeros(len(dataset.y_train), np.int32),
+      domain_test=np.zeros(len(dataset.y_test), np.int32),
+      domain_names=(name,),
+  )
 
 
 def check_data(
@@ -85,8 +131,8 @@ def evaluate_run(
     model: The model with which the run was trained.
     data: The data.
     reestimation_batch_size: If given, BN statistics are computed again from
-      training data, in batches of this size: for the global model from all
-      data, for a client's own model from the client's data.
+      training data, in batches of this size: for the whole test set from the
+      data of all clients, for a client's test data from the client's data.
 
   Returns:
     First the global model on the whole test set, then each client's model on
@@ -94,16 +140,18 @@ def evaluate_run(
     model.
   """
   evaluator = evaluation.Evaluator(model)
+  saved_global = saved.weights(model)
 
-  def read(client_id: Optional[str]) -> ModelWeights:
-    weights = saved.weights(model, client_id)
+  def reestimated(
+      weights: ModelWeights, client_ids: Sequence[str]
+  ) -> ModelWeights:
     if reestimation_batch_size is None:
       return weights
     return evaluation.reestimate_batch_norm_statistics(
         model,
         weights,
         data.client_dataset(
-            data.client_ids if client_id is None else [client_id],
+            client_ids,
             seed=0,
             round_num=0,
             batch_size=reestimation_batch_size,
@@ -123,16 +171,25 @@ def evaluate_run(
         kind, client_id, num_examples, metrics['accuracy'], metrics['loss']
     )
 
-  global_weights = read(None)
-  test_dataset = data.test_dataset(_BATCH_SIZE)
-  results = [evaluate('global', '', global_weights, test_dataset)]
-  for client_id in data.client_ids:
-    has_own = client_id in saved.client_ids
+  results = [
+      evaluate(
+          'global',
+          '',
+          reestimated(saved_global, data.client_ids),
+          data.test_dataset(_BATCH_SIZE),
+      )
+  ]
+  own = set(saved.client_ids)
+  num_clients = len(data.client_ids)
+  for number in progress.counting(num_clients, 'Evaluated client'):
+    client_id = data.client_ids[number]
+    has_own = client_id in own
+    weights = saved.weights(model, client_id) if has_own else saved_global
     results.append(
         evaluate(
             'own' if has_own else 'global',
             client_id,
-            read(client_id) if has_own else global_weights,
+            reestimated(weights, [client_id]),
             data.client_test_dataset(client_id, _BATCH_SIZE),
         )
     )

@@ -41,12 +41,16 @@ def _pan_flag(*arguments: Any, **options: Any) -> Any:
   )
 
 
-def _are_switched_off(flags: ParsedFlags) -> bool:
+def _are_switched_off(flags: Any) -> bool:
   return any(getattr(flags, name) == 0 for name in _SWITCHES)
 
 
-def has_personal_encodings(flags: ParsedFlags) -> bool:
-  """Whether clients have personal position encodings."""
+def has_personal_encodings(flags: Any) -> bool:
+  """Whether clients have personal position encodings.
+
+  Args:
+    flags: All flags of the program, or the settings of a run.
+  """
   return bool(
       flags.pan != 'off'
       and not _are_switched_off(flags)
@@ -167,13 +171,13 @@ class ModelFlags(flag_groups.Flags):
     from tff_bn import models
 
     if model_names.is_other_model(self.model):
-      import_from_working_folder()
+      _import_from_working_folder()
     return models.build_model_fn(
         self.model, input_shape, num_classes, **self.arguments(ModelFlags)
     )
 
 
-def import_from_working_folder() -> None:
+def _import_from_working_folder() -> None:
   """Lets modules in the working folder be imported, as `python -m` does."""
   folder = os.getcwd()
   if folder not in sys.path:

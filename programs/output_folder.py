@@ -65,7 +65,11 @@ def _differences(
   """Returns why a folder can't be used; empty if these flags continue it."""
   try:
     previous = run_folder.read_flags(folder)
-  except (ValueError, OSError):
+  except OSError:
     return 'other files'
+  except ValueError as error:
+    if not (folder / run_folder.FLAGS_FILE).exists():
+      return 'other files'
+    return f'a run that cannot be continued ({error})'
   differences = run_folder.describe_differences(previous, texts, grown)
   return differences and f'a run with other flags: {differences}'

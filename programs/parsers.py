@@ -15,8 +15,29 @@ LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4e38
 # Smaller positive numbers are not normal in float32, so they may become 0.
 SMALLEST_FLOAT = 1.2e-38
+# Control characters, bytes of a path that are not UTF-8, and ends of lines.
+_REFUSED = re.compile('[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]')
 # Larger images, if they fit into memory at all, fill it in the first layer.
 _LARGEST_SIDE = 10**4
+
+
+def check_characters(text: str) -> None:
+  """Checks that a flag is a line of printable text.
+
+  Args:
+    text: The flag with its value, such as the path of a file.
+
+  Raises:
+    ValueError: If it has a newline, another control character, or a byte that
+      is not UTF-8.
+  """
+  found = _REFUSED.search(text)
+  if found:
+    # The text itself would break the message.
+    raise ValueError(
+        f'{ascii(text)[1:-1]}: must not contain the character'
+        f' {ascii(found[0])}; rename the file, or use another value.'
+    )
 
 
 class NumberParser(flags.ArgumentParser):
@@ -114,8 +135,6 @@ class TextParser(flags.ArgumentParser):
       raise ValueError('must not be empty.')
     if argument.startswith('--'):
       raise ValueError('must not begin with --; is the value missing?')
-    if '\0' in argument:
-      raise ValueError('must not contain a null character.')
     return argument
 
 

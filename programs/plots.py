@@ -1,6 +1,6 @@
 """Plots of finished runs: accuracy, losses and the clients' labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import math
 import pathlib
 import statistics
@@ -14,14 +14,15 @@ import numpy as np
 from tff_bn.programs import figures
 from tff_bn.programs import report
 from tff_bn.programs.report import Run
+from tff_bn.training import measures
 
 _MAX_CELLS_WITH_NUMBERS = 300
 _MAX_NAMED_CLIENTS = 40
 # Runs share a linear axis if the totals that they have sent differ by at most
 # this factor. Then every curve has a fifth of the axis.
 _MAX_LINEAR_RATIO = 5
-_TEST_PANEL = 'Whole test set'
-_CLIENT_PANEL = "Clients' own test data"
+# Characters in a line of a panel's title.
+_TITLE_WIDTH = 50
 _AXES = {
     'round': 'Round',
     'exchanges': 'Exchanges between server and clients',
@@ -47,10 +48,7 @@ def accuracy_figure(
     sends nothing is a horizontal line at its last value.
   """
   drawing = _curves(
-      runs,
-      {'test_accuracy': _TEST_PANEL, 'client_test_accuracy': _CLIENT_PANEL},
-      title,
-      against,
+      runs, ('test_accuracy', 'client_test_accuracy'), title, against
   )
   for axes in drawing.axes:
     axes.set_ylim(0, 1.02)
@@ -62,13 +60,7 @@ def accuracy_figure(
 def loss_figure(runs: Sequence[Run], title: str) -> figure.Figure:
   """Draws losses against rounds, like `accuracy_figure`."""
   drawing = _curves(
-      runs,
-      {
-          'train_loss': 'Training',
-          'test_loss': _TEST_PANEL,
-          'client_test_loss': _CLIENT_PANEL,
-      },
-      title,
+      runs, ('train_loss', 'test_loss', 'client_test_loss'), title
   )
   for axes in drawing.axes:
     # With wrong BN statistics, losses differ by orders of magnitude.
@@ -82,7 +74,7 @@ def loss_figure(runs: Sequence[Run], title: str) -> figure.Figure:
 
 def _curves(
     runs: Sequence[Run],
-    panels: Mapping[str, str],
+    panels: Sequence[str],
     title: str,
     against: str = 'round',
 ) -> figure.Figure:
@@ -99,7 +91,10 @@ def _curves(
   names = list(dict.fromkeys(run.name for run in runs))
   styles = figures.line_styles(names)
   for axes, column in zip(all_axes, columns):
-    axes.set_title(panels[column], fontsize='medium')
+    axes.set_title(
+        figures.wrapped(measured_on(column, runs), _TITLE_WIDTH),
+        fontsize='medium',
+    )
     axes.set_xlabel(_AXES[against])
     if needs_logarithm(runs, against):
       axes.set_xscale('log')
@@ -122,6 +117,20 @@ def _curves(
     figures.add_legend(drawing)
   figures.add_title(drawing, title, band_note(runs))
   return drawing
+
+
+def measured_on(column: str, runs: Sequence[Run]) -> str:
+  """Names what a column of metrics.csv is measured on, for titles.
+
+  Args:
+    column: The column, such as `test_loss`.
+    runs: The runs that the figure shows.
+
+  Returns:
+    The name, which begins with a capital letter.
+  """
+  name = measures.name(column, report.have_client_models(runs))
+  return f'{name[:1].upper()}{name[1:]}'
 
 
 def band_note(runs: Sequence[Run]) -> str:

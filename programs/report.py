@@ -18,6 +18,7 @@ import numpy as np
 from tff_bn.common import csv_files
 from tff_bn.programs import run_folder
 from tff_bn.programs import tables
+from tff_bn.training import measures
 
 Row = Mapping[str, float]
 # A row of results.csv.
@@ -49,12 +50,15 @@ class Run:
     seed: The run's seed.
     rows: The rows of its metrics.csv.
     flags: Texts of further flags that differ between the runs, by name.
+    has_client_models: Whether the clients have own models; None if it is
+      unknown.
   """
 
   labels: Mapping[str, str]
   seed: int
   rows: Sequence[Row]
   flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  has_client_models: Optional[bool] = None
 
   @property
   def name(self) -> str:
@@ -78,6 +82,12 @@ def describe(labels: Mapping[str, str]) -> str:
   )
 
 
+def have_client_models(runs: Sequence[Run]) -> Optional[bool]:
+  """Whether the clients of runs have own models; None: only in some runs."""
+  first, *others = {run.has_client_models for run in runs} or {None}
+  return None if others else first
+
+
 def read_metrics(text: str) -> list[dict[str, float]]:
   """Reads the text of a metrics.csv; missing values are left out."""
   return [
@@ -91,30 +101,44 @@ def read_rows(folder: pathlib.Path) -> list[dict[str, float]]:
   return read_metrics((folder / run_folder.METRICS).read_text(encoding='utf-8'))
 
 
-def describe_last(rows: Sequence[Row]) -> str:
+def describe_last(rows: Sequence[Row], has_client_models: bool) -> str:
   """Describes the last row of a run in lines, for the end of its training.
 
   Args:
     rows: The rows of its metrics.csv.
+    has_client_models: Whether the clients have own models.
 
   Returns:
     Its test metrics: on the whole test set and, if they are known, on the
     clients' own test data.
   """
   last = rows[-1]
-  lines = [f'After round {int(last["round"])}:']
-  for prefix, data in (
-      ('test_', 'whole test set'),
-      ('client_test_', "clients' own test data"),
-  ):
-    metrics = [
-        f'{name.removeprefix(prefix)} {value:.4f}'
-        for name, value in last.items()
-        if name.startswith(prefix)
-    ]
-    if metrics:
-      lines.append(f'  {data + ":":24}{", ".join(metrics)}')
-  return '\n'.join(lines)
+  measured = {
+      measures.name(prefix, has_client_models): {
+          name.removeprefix(prefix): value
+          for name, value in last.items()
+          if name.startswith(prefix)
+      }
+      for prefix in (measures.TEST, measures.CLIENT_TEST)
+  }
+  return '\n'.join(
+      [
+          f'After round {int(last["round"])}, means over at most'
+          f' {measures.MAX_CLIENTS} clients:',
+          *_measured_lines(measured),
+      ]
+  )
+
+
+def _measured_lines(measured: Mapping[str, Row]) -> list[str]:
+  """Returns a line with the metrics of each quantity that has any."""
+  width = max(map(len, measured)) + 2
+  return [
+      f'  {name + ":":{width}}'
+      + ', '.join(f'{metric} {value:.4f}' for metric, value in metrics.items())
+      for name, metrics in measured.items()
+      if metrics
+  ]
 
 
 def last_rows(run: Run, average_last: int) -> Sequence[Row]:
@@ -198,43 +222,26 @@ class _TableColumn:
   Attributes:
     name: The column of results.csv.
     title: Its title in the table.
-    explanation: Its meaning, for the lines below the table.
+    explanation: Its meaning, for the lines below the table. Default: the name
+      of what it is measured on.
     factor: The value is multiplied by it.
     digits: Digits after the point.
   """
 
   name: str
   title: str
-  explanation: str
+  explanation: str = ''
   factor: float = 1.0
   digits: int = 2
 
 
 _TABLE_COLUMNS = (
+    _TableColumn('test_accuracy', 'Accuracy, %', factor=100.0, digits=1),
     _TableColumn(
-        'test_accuracy',
-        'Accuracy, %',
-        'on the whole test set; if clients have personal models, the mean over'
-        ' the clients',
-        factor=100.0,
-        digits=1,
+        'client_test_accuracy', 'Client accuracy, %', factor=100.0, digits=1
     ),
-    _TableColumn(
-        'client_test_accuracy',
-        'Client accuracy, %',
-        'of the model that each client uses, on test data with the'
-        " distribution of the client's training data; mean over the clients",
-        factor=100.0,
-        digits=1,
-    ),
-    _TableColumn(
-        'test_loss', 'Loss', 'on the whole test set, like the accuracy'
-    ),
-    _TableColumn(
-        'train_loss',
-        'Training loss',
-        'on the batches of the round, in training',
-    ),
+    _TableColumn('test_loss', 'Loss'),
+    _TableColumn('train_loss', 'Training loss'),
     _TableColumn('rounds', 'Rounds', 'trained', digits=0),
     _TableColumn(
         'exchanges',
@@ -256,6 +263,7 @@ def results_markdown(
     average_last: int,
     varied: Sequence[str] = (ALGORITHM,),
     sentences: Sequence[str] = (),
+    runs: Sequence[Run] = (),
 ) -> str:
   """Returns the text of results.md.
 
@@ -264,14 +272,15 @@ def results_markdown(
     average_last: The number of evaluated rounds over which they average.
     varied: The names of the labels.
     sentences: What the table shows.
+    runs: The runs of the rows.
 
   Returns:
-    A table with a line for each combination of labels, the sentences, and the
-    meaning of the columns.
+    A table with a line for each combination of labels, over which rounds and
+    seeds its numbers are means, the sentences, and the meaning of the columns.
   """
   cells = table_cells(results, varied)
-  explained = [*sentences, *notes(results, average_last)]
-  return tables.markdown(cells, explained, len(varied))
+  means, *columns = notes(results, average_last, runs)
+  return tables.markdown(cells, [means, *sentences, *columns], len(varied))
 
 
 def table_cells(
@@ -314,31 +323,75 @@ def _columns(results: Sequence[Result]) -> list[_TableColumn]:
   ]
 
 
-def notes(results: Sequence[Result], average_last: int) -> list[str]:
+def over_rounds(average_last: int) -> str:
+  """Says over which rounds the numbers of a table are means.
+
+  Args:
+    average_last: The number of evaluated rounds over which they average.
+  """
+  if average_last == 1:
+    return 'value of the last round'
+  return f'mean over the last {average_last} evaluated rounds'
+
+
+def over_seeds(results: Sequence[Result]) -> str:
+  """Says over which seeds the numbers of a table are means.
+
+  Args:
+    results: Rows that `result` returned.
+  """
+  seeds = len({row[_SEED] for row in results})
+  return f'mean over {seeds} seeds' if seeds > 1 else 'one seed'
+
+
+def notes(
+    results: Sequence[Result], average_last: int, runs: Sequence[Run] = ()
+) -> list[str]:
   """Returns sentences that explain the table.
 
   Args:
     results: Rows that `result` returned.
     average_last: The number of evaluated rounds over which they average.
+    runs: The runs of the rows.
+
+  Returns:
+    Over which rounds and seeds the numbers are means, and the meaning of each
+    column.
   """
-  seeds = len({row['seed'] for row in results})
-  over_seeds = (
-      f'mean ± standard deviation over {seeds} seeds'
-      if seeds > 1
-      else 'one seed'
-  )
-  over_rounds = (
-      f'the mean over the last {average_last} evaluated rounds'
-      if average_last > 1
-      else 'the value of the last evaluated round'
-  )
+  means = f'Accuracies and losses: {over_rounds(average_last)}; '
+  means += over_seeds(results)
+  if len({row[_SEED] for row in results}) > 1:
+    means += ' ± standard deviation'
+  means += '.'
+  if average_last > 1:
+    means += (
+        f' The progress and {run_folder.METRICS} have the values of single'
+        ' rounds.'
+    )
   return [
-      f'Accuracies and losses are {over_rounds}; {over_seeds}.',
+      means,
       *(
-          f'{column.title}: {column.explanation}.'
+          f'{column.title}: {column.explanation or _measured(column, runs)}.'
           for column in _columns(results)
       ),
   ]
+
+
+def _measured(column: _TableColumn, runs: Sequence[Run]) -> str:
+  """Names what a column is measured on, for each algorithm if they differ."""
+  names: dict[str, dict[str, None]] = {}
+  algorithms: dict[str, None] = {}
+  for run in runs:
+    name = measures.name(column.name, run.has_client_models)
+    algorithm = run.labels.get(ALGORITHM, run.name)
+    names.setdefault(name, {})[algorithm] = None
+    algorithms[algorithm] = None
+  are_apart = sum(map(len, names.values())) == len(algorithms)
+  if len(names) > 1 and are_apart:
+    return '; '.join(
+        f'{", ".join(found)}: {name}' for name, found in names.items()
+    )
+  return measures.name(column.name, have_client_models(runs))
 
 
 def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:
@@ -352,6 +405,10 @@ def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:
   with np.errstate(invalid='ignore'):
     deviation = np.std(values, ddof=1)
   return f'{mean} ± {deviation:.{column.digits}f}'
+
+
+# A value of `Evaluation.model`.
+_OWN = 'own'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,17 +431,69 @@ class Evaluation:
   loss: Optional[float]
 
 
-def evaluation_table(evaluations: Sequence[Evaluation]) -> str:
-  """Returns the evaluations as a Markdown table."""
+def evaluation_table(
+    evaluations: Sequence[Evaluation], reestimated: bool = False
+) -> str:
+  """Returns the evaluations as a Markdown table.
+
+  Args:
+    evaluations: The evaluations.
+    reestimated: Whether the models' BN statistics were computed again. The
+      table then says from which data.
+  """
   cells = [['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']]
+  if reestimated:
+    cells[0].insert(2, 'BN statistics from')
   for row in evaluations:
     cells.append(
         [
-            row.client or 'whole test set',
+            row.client or measures.WHOLE_TEST_SET,
             row.model,
             str(row.num_examples),
             '–' if row.accuracy is None else f'{100 * row.accuracy:.1f}',
             '–' if row.loss is None else f'{row.loss:.4f}',
         ]
     )
+    if reestimated:
+      whose = f'{row.client} alone' if row.client else 'all clients'
+      cells[-1].insert(2, f'training data of {whose}')
   return tables.markdown(cells)
+
+
+def describe_evaluation(evaluations: Sequence[Evaluation]) -> str:
+  """Describes what was evaluated in lines, in the words of `describe_last`.
+
+  Args:
+    evaluations: The global model on the whole test set, and the clients' models
+      on their own test data.
+
+  Returns:
+    The metrics of the global model and, if clients have test data, the means
+    over the clients.
+  """
+  clients = [e for e in evaluations if e.client and e.num_examples]
+  groups = {
+      measures.GLOBAL_MODEL: [
+          e for e in evaluations if not e.client and e.num_examples
+      ],
+      measures.OWN_DATA: clients,
+  }
+  measured = {
+      name: {
+          metric: statistics.fmean(getattr(row, metric) for row in rows)
+          for metric in ('loss', 'accuracy')
+          if rows
+      }
+      for name, rows in groups.items()
+  }
+  lines = [
+      f'Means over {len(clients)} client{"" if len(clients) == 1 else "s"}:',
+      *_measured_lines(measured),
+  ]
+  if any(row.model == _OWN for row in evaluations):
+    lines.append(
+        f'The global model is merged from the own models. {run_folder.METRICS},'
+        f' tff-bn-train and tff-bn-compare measure another number:'
+        f' {measures.OWN_MODELS}.'
+    )
+  return '\n'.join(lines)

@@ -13,18 +13,19 @@ from tff_bn.programs import plots
 from tff_bn.programs import report
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_timing
+from tff_bn.training import measures
 
 # More rows of the label distribution can't be read.
 MAX_CLIENTS = 200
 _SECONDS = 'seconds'
 # The columns of metrics.csv with curves.
-_CURVES = {
-    'test_accuracy': 'Accuracy on the whole test set',
-    'client_test_accuracy': "Accuracy on the clients' own test data",
-    'train_loss': 'Loss in training',
-    'test_loss': 'Loss on the whole test set',
-    'client_test_loss': "Loss on the clients' own test data",
-}
+_CURVES = (
+    'test_accuracy',
+    'client_test_accuracy',
+    'train_loss',
+    'test_loss',
+    'client_test_loss',
+)
 # The titles of the horizontal axes, and their names in the choice.
 _AXES = {
     'round': ('Round', 'rounds'),
@@ -86,7 +87,7 @@ def data(
     )
   return {
       'series': series,
-      'columns': [_column(column) for column in columns],
+      'columns': [_column(column, runs) for column in columns],
       'axes': [
           {
               'name': axis,
@@ -179,12 +180,13 @@ def seconds_per_round(folders: Sequence[pathlib.Path]) -> Optional[float]:
   return float(np.mean(known)) if known else None
 
 
-def _column(name: str) -> dict[str, Any]:
+def _column(name: str, runs: Sequence[report.Run]) -> dict[str, Any]:
   """Describes the vertical axis of a column."""
   is_loss = name.endswith('loss')
+  measured = measures.name(name, report.have_client_models(runs))
   return {
       'name': name,
-      'title': _CURVES[name],
+      'title': f'{"Loss" if is_loss else "Accuracy"}: {measured}',
       'unit': 'Loss (cross-entropy)' if is_loss else 'Accuracy',
       'format': '~g' if is_loss else '~%',
       # With wrong BN statistics, losses differ by orders of magnitude.
@@ -206,11 +208,27 @@ def _filters(
 
 
 def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
-  """Reads the accuracies of a run's clients; none if they are not there."""
+  """Reads the accuracies of a run's clients.
+
+  Args:
+    folder: The run's folder.
+
+  Returns:
+    The id and the accuracy of each client; none if they are not there.
+
+  Raises:
+    ValueError: If the file is damaged. A run that failed has no checksum of it.
+  """
   path = folder / run_folder.CLIENT_METRICS
   if not path.exists():
     return []
-  with path.open(encoding='utf-8', newline='') as file:
-    return [
-        (row['client'], float(row['accuracy'])) for row in csv.DictReader(file)
-    ]
+  try:
+    with path.open(encoding='utf-8', newline='') as file:
+      return [
+          (row['client'], float(row['accuracy']))
+          for row in csv.DictReader(file)
+      ]
+  except (ValueError, KeyError, TypeError, csv.Error) as error:
+    raise ValueError(
+        f'{path} is damaged. Remove it; the command of the run writes it again.'
+    ) from error

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import pathlib
 from typing import Any, Optional
 
@@ -24,12 +23,10 @@ from tff_bn import training
 from tff_bn.common import cores
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
-from tff_bn.models import names as model_names
 from tff_bn.processes import personal_phases
 from tff_bn.processes import stateful_process
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import held_out_flags
-from tff_bn.programs import model_flags
 from tff_bn.programs import registry
 from tff_bn.programs import run_data
 from tff_bn.programs import run_flags
@@ -37,6 +34,7 @@ from tff_bn.programs import run_folder
 from tff_bn.programs import server_flags
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import training_flags
+from tff_bn.training import finished
 from tff_bn.training import saved_models
 
 # Builders of the metrics that metrics.csv has for training and evaluation.
@@ -119,8 +117,8 @@ def load_models(
 ) -> tuple[saved_models.SavedModels, BatchNormModel]:
   """Opens the models of a finished run.
 
-  The run may be somebody else's, so no code in its folder is executed: the
-  model is built from the flags, and its weights are plain arrays.
+  The run may be somebody else's, so only arrays are read: the model is built
+  from the settings.
 
   Args:
     settings: The run's settings.
@@ -130,14 +128,11 @@ def load_models(
     The saved weights, whose checksums are right, and the model.
 
   Raises:
-    ValueError: If a file is damaged or missing, or the model's function is in
-      the run's folder.
+    ValueError: If a file is damaged or missing.
   """
-  if model_names.is_other_model(settings.model):
-    model_flags.import_from_working_folder()
-    _check_is_elsewhere(settings.model, folder)
   saved = saved_models.SavedModels(folder / run_folder.MODEL)
   saved.check()
+  finished.check_results(folder, saved.manifest)
   model = _build_model(
       settings,
       tuple(saved.manifest['input_shape']),
@@ -176,22 +171,6 @@ def client_weights(
           for info, value in zip(model.variables, values)
       ]
   )
-
-
-def _check_is_elsewhere(model_name: str, folder: pathlib.Path) -> None:
-  """Checks that a user's model is not code in a run's folder."""
-  package = model_name.partition(':')[0].partition('.')[0]
-  spec = importlib.util.find_spec(package)
-  if spec is None:
-    return  # Building the model reports that the module doesn't exist.
-  places = [*(spec.submodule_search_locations or ()), spec.origin]
-  for place in places:
-    if place and folder.resolve() in pathlib.Path(place).resolve().parents:
-      raise ValueError(
-          f'--model={model_name} of the run is code in its own folder {folder},'
-          " which is not executed, because the run may be somebody else's. If"
-          ' you trust it, move the module to another folder.'
-      )
 
 
 def build_process(

@@ -127,6 +127,15 @@ class OutputFlags(_Verbosity, _Output):
   TITLE = 'Output'
 
 
+# The flag by which the user trusts a run, and its explanation.
+TRUST_RUN = 'trust_run'
+EXPLANATION_OF_TRUST = (
+    'Runs code that the flags of the run name, such as'
+    " --model=my_models:build_model. The run may be somebody else's, so without"
+    ' this flag only code of this package is run'
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Evaluation(flag_groups.Flags):
   """Which run is evaluated, and how."""
@@ -137,10 +146,13 @@ class _Evaluation(flag_groups.Flags):
       ' folder in the runs/ of a comparison',
       default_text='none, it must be given',
   )
+  trust_run: bool = flag(None, EXPLANATION_OF_TRUST, False)
   reestimate_statistics: bool = flag(
       None,
       'Computes the BN statistics again before the evaluation, by forward'
-      ' passes over the training data',
+      ' passes over training data without its labels: for the whole test set'
+      " over the data of all clients, for a client's test data over the data of"
+      ' this client',
       False,
   )
   export_client: Optional[tuple[str, ...]] = flag(

@@ -16,12 +16,12 @@ import tempfile
 from tff_bn.common import files
 from tff_bn.training import finished
 from tff_bn.training import folder_lock
+from tff_bn.training import run_entries
 
 FLAGS_FILE = 'flags.txt'
-METRICS = 'metrics.csv'
-CLIENT_METRICS = 'client_metrics.csv'
-# Holds the final model, and the personal models of clients.
-MODEL = 'model'
+METRICS = run_entries.METRICS
+CLIENT_METRICS = run_entries.CLIENT_METRICS
+MODEL = run_entries.MODEL
 MODEL_FILE = 'model.keras'
 # Which of the clients' models a run has saved: their arrays, and Keras files.
 CLIENTS_ARRAYS = 'clients.npy'
@@ -67,32 +67,19 @@ Grown = Callable[[Mapping[str, str], Mapping[str, str]], Collection[str]]
 _TEMPORARY = '.temporary'
 # The number of files that a program opens besides the claimed folders.
 _NUM_OTHER_FILES = 1000
-_CHECKPOINTS = 'checkpoints'
 _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
-# The files besides flags.txt. Nothing else is ever removed.
-_ENTRIES = (
-    METRICS,
-    CLIENT_METRICS,
-    'metrics_hook.json',
-    'logdir',
-    _CHECKPOINTS,
-    'client_states.sqlite',
-    'client_states.sqlite-journal',
-    'client_states.sqlite-shm',
-    'client_states.sqlite-wal',
-    MODEL,
-    PLOTS,
+# The entries besides flags.txt. Nothing else is ever removed.
+_FILES = (
+    *run_entries.FILES,
     RESULTS_CSV,
     RESULTS_MARKDOWN,
     REPORT,
     EXPERIMENT_CSV,
     EXPERIMENT_MARKDOWN,
-    ANALYSES,
     TIMING,
     EVALUATION,
     HELD_OUT_CSV,
     HELD_OUT_MARKDOWN,
-    EXPORTED,
     NORMALIZATION_ERROR_CSV,
     NORMALIZATION_ERROR_BY_ROUND_CSV,
     NORMALIZATION_ERROR_MARKDOWN,
@@ -100,6 +87,8 @@ _ENTRIES = (
     'fedbn_toy.md',
     *(f'{name}{ending}' for name in RUN_ANALYSES for ending in ('.csv', '.md')),
 )
+_FOLDERS = (*run_entries.FOLDERS, PLOTS, ANALYSES, EXPORTED)
+_ENTRIES = (*_FILES, *_FOLDERS)
 
 
 def read_flags(folder: pathlib.Path) -> dict[str, str]:
@@ -113,8 +102,35 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
     a line for each.
 
   Raises:
-    ValueError: If the folder holds no run, or its flags can't be read.
+    ValueError: If the folder holds no run, its flags can't be read, or they are
+      not the flags with which its models were trained.
   """
+  flags = _parse_flags(folder)
+  trained = finished.saved_settings(folder)
+  if trained is not None:
+    differences = describe_differences(trained, flags)
+    if differences:
+      raise ValueError(
+          f'{folder / FLAGS_FILE} was changed after the run: {differences}. Put'
+          ' the file back, or replace the run by its command with --overwrite.'
+      )
+  return flags
+
+
+def check_flags(folder: pathlib.Path) -> None:
+  """Checks that the flags of a run were not changed, if it has models.
+
+  Args:
+    folder: The folder of a run, or any other one.
+
+  Raises:
+    ValueError: See `read_flags`.
+  """
+  if finished.saved_settings(folder) is not None:
+    read_flags(folder)
+
+
+def _parse_flags(folder: pathlib.Path) -> dict[str, str]:
   path = folder / FLAGS_FILE
   try:
     content = path.read_text(encoding='utf-8')
@@ -127,7 +143,7 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
   if not content.endswith('\n'):
     raise ValueError(f'{path} is damaged: its end is missing.')
   flags: dict[str, str] = {}
-  for line in content.splitlines():
+  for line in content.split('\n'):
     if not line or line.startswith('#'):
       continue
     name, equals, text = line.partition('=')
@@ -141,7 +157,10 @@ def read_flags(folder: pathlib.Path) -> dict[str, str]:
 def is_finished(folder: pathlib.Path) -> bool:
   """Whether a folder holds a finished run."""
   # Training writes the model last.
-  return all((folder / name).exists() for name in (FLAGS_FILE, METRICS, MODEL))
+  if not all((folder / n).exists() for n in (FLAGS_FILE, METRICS, MODEL)):
+    return False
+  # A run that is to be continued has its models until the next round begins.
+  return finished.saved_settings(folder) in (None, read_flags(folder))
 
 
 def saved_round(folder: pathlib.Path) -> int:
@@ -154,7 +173,7 @@ def saved_round(folder: pathlib.Path) -> int:
     The round of the last checkpoint.
   """
   try:
-    names = os.listdir(folder / _CHECKPOINTS)
+    names = os.listdir(folder / run_entries.CHECKPOINTS)
   except OSError:
     return 0
   matches = filter(None, map(_CHECKPOINT_NAME.fullmatch, names))
@@ -189,9 +208,12 @@ def is_complete(folder: pathlib.Path, flags: Mapping[str, str]) -> bool:
   """
   return (
       (folder / FLAGS_FILE).exists()
-      and read_flags(folder) == flags
+      and read_flags(folder) == flags == finished.saved_settings(folder)
       and finished.is_finished(folder)
-      and ('held_out_clients' not in flags or (folder / HELD_OUT_CSV).exists())
+      and (
+          'held_out_clients' not in flags
+          or finished.has_result(folder, HELD_OUT_CSV)
+      )
   )
 
 
@@ -338,8 +360,13 @@ def check(
     ValueError: If the folder holds files with the programs' names but no run,
       or a run with other flags that may not be removed.
   """
-  if not (folder / FLAGS_FILE).exists():
-    strangers = [name for name in (*_ENTRIES, RUNS) if (folder / name).exists()]
+  check_runs(folder)
+  if not overwrite:  # Links are removed, and what they point to is kept.
+    check_entries(folder)
+  if not os.path.lexists(folder / FLAGS_FILE):
+    strangers = [
+        name for name in (*_ENTRIES, RUNS) if os.path.lexists(folder / name)
+    ]
     if strangers:
       raise ValueError(
           f'--output_dir={folder} holds {", ".join(strangers)} but no'
@@ -356,6 +383,34 @@ def check(
         f'--output_dir={folder} holds a run with other flags: {differences}.'
         ' Choose another --output_dir, or replace that run with --overwrite.'
     )
+
+
+def check_entries(folder: pathlib.Path) -> None:
+  """Checks that the entries of a run, or of a comparison, are no links.
+
+  Args:
+    folder: The folder; it need not exist, and may be a link.
+
+  Raises:
+    ValueError: If an entry is a link, or a file in place of a folder.
+  """
+  run_entries.check(folder, (FLAGS_FILE, *_FILES), _FOLDERS)
+  check_runs(folder)
+
+
+def check_runs(folder: pathlib.Path) -> None:
+  """Checks that the runs of a comparison are folders and no links.
+
+  Args:
+    folder: The comparison's folder; it need not exist.
+
+  Raises:
+    ValueError: If one is a link.
+  """
+  run_entries.check_folder(folder / RUNS)
+  if (folder / RUNS).is_dir():
+    for run in (folder / RUNS).iterdir():
+      run_entries.check_is_no_link(run)
 
 
 def describe_differences(
@@ -411,7 +466,8 @@ def begin(
 ) -> None:
   """Writes the flags of a run into its folder, after `check`.
 
-  If the run has grown, it is no longer finished.
+  If the run has grown, it is no longer finished. The training removes its
+  models when the next round begins.
 
   Args:
     folder: The folder, claimed.
@@ -430,9 +486,32 @@ def begin(
   if path.exists():
     if read_flags(folder) == flags:
       return
-    # The run has grown, so its model is no longer the final one.
-    _remove_entry(folder / MODEL)
+    if finished.saved_settings(folder) is None:
+      _remove_entry(folder / MODEL)  # Its rounds are not known.
   files.replace(path, text)
+
+
+def undo_growth(folder: pathlib.Path) -> None:
+  """Makes a run finished again that was to be continued but could not be.
+
+  Args:
+    folder: The folder, claimed. If its models are there, no later round has
+      begun.
+  """
+  trained = finished.saved_settings(folder)
+  if trained is None:
+    return
+  flags = _parse_flags(folder)
+  if trained != flags:
+    path = folder / FLAGS_FILE
+    line = '--rounds={}\n'
+    text = path.read_text(encoding='utf-8')
+    files.replace(
+        path,
+        text.replace(
+            line.format(flags['rounds']), line.format(trained['rounds'])
+        ),
+    )
 
 
 def remove(folder: pathlib.Path) -> None:

@@ -73,7 +73,8 @@ def main(flags: cli.ParsedFlags) -> None:
   """
   end_with_parent()
   folder = pathlib.Path(flags.output_dir)
-  settings = finished_run.read_settings(folder)
+  # The parent process has written the flags.
+  settings = finished_run.read_settings(folder, is_trusted=True)
   runtime = runtime_flags.RuntimeFlags.read(flags)
   metrics_hook = logging_flags.LoggingFlags.read(flags).load()
   dependencies.require_tff()

@@ -1,11 +1,16 @@
 """How long a run took: `timing.json` in its folder."""
 
-import json
 import pathlib
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
+
+from absl import logging
 
 from tff_bn.common import files
 from tff_bn.programs import run_folder
+from tff_bn.training import manifests
+
+# The checksum of the run's flags in the file.
+_RUN = 'run'
 
 
 class Timing(NamedTuple):
@@ -28,15 +33,40 @@ def write(folder: pathlib.Path, seconds: float, rounds: int) -> None:
     seconds: The duration.
     rounds: The number of rounds.
   """
-  text = json.dumps({'seconds': round(seconds, 3), 'rounds': rounds})
-  files.replace(folder / run_folder.TIMING, f'{text}\n')
+  content: dict[str, Any] = {'seconds': round(seconds, 3), 'rounds': rounds}
+  content[_RUN] = _identify(folder)
+  files.replace(folder / run_folder.TIMING, manifests.to_text(content))
+
+
+def _identify(folder: pathlib.Path) -> str:
+  """Returns a checksum of the run's flags, without those that may grow."""
+  flags = {}
+  if (folder / run_folder.FLAGS_FILE).exists():
+    flags = run_folder.read_flags(folder)
+    flags.pop('rounds', None)
+  return manifests.checksum(flags)
 
 
 def read(folder: pathlib.Path) -> Optional[Timing]:
-  """Reads the time of a run; None if it is unknown."""
+  """Reads the time of a run.
+
+  It is only for estimates, so a damaged file is no error.
+
+  Args:
+    folder: The run's folder.
+
+  Returns:
+    The time; None if it is unknown, or not as it was written for this run.
+    Then a warning names the file.
+  """
+  path = folder / run_folder.TIMING
   try:
-    values = json.loads((folder / run_folder.TIMING).read_bytes())
-    return Timing(float(values['seconds']), int(values['rounds']))
-  # Runs from before this file have none. It is only for estimates.
-  except (OSError, ValueError, KeyError, TypeError):
+    content = manifests.from_text(path, path.read_bytes())
+    if content[_RUN] != _identify(folder):
+      raise manifests.DamagedError(f'{path} belongs to another run.')
+    return Timing(content['seconds'], content['rounds'])
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    logging.warning('%s The time of the rounds is unknown.', error)
     return None

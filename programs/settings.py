@@ -127,8 +127,14 @@ def check(flags: ParsedFlags) -> None:
     )
 
 
+def has_client_models(settings: RunSettings) -> bool:
+  """Whether the clients of a run have own models."""
+  algorithm = registry.find(settings.algorithm)
+  return registry.CLIENT_MODELS in _understood(settings, algorithm)
+
+
 def _understood(
-    flags: ParsedFlags, algorithm: registry.Algorithm
+    flags: ParsedFlags | RunSettings, algorithm: registry.Algorithm
 ) -> Sequence[str]:
   """Returns the flags and features that have an effect on an algorithm."""
   if model_flags.has_personal_encodings(flags):
@@ -353,6 +359,9 @@ def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
 
   Returns:
     The settings of this run.
+
+  Raises:
+    ValueError: If `flags.txt` could not hold the value of a flag.
   """
   entry = registry.find(algorithm)
   understood = _understood(flags, entry)
@@ -366,10 +375,26 @@ def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
   known = {}
   if entry.client_weighting is not None and flags.client_weighting is None:
     known['client_weighting'] = entry.client_weighting
-  return RunSettings.read(
+  settings = RunSettings.read(
       flags.without(without_effect),
       understood,
       algorithm=algorithm,
       seed=seed,
       **known,
   )
+  _check_lines(settings)
+  return settings
+
+
+def _check_lines(settings: RunSettings) -> None:
+  """Checks that `flags.txt` can hold the flags of a run.
+
+  The path of a dataset contains the working folder, which no flag names.
+  """
+  for name, text in settings.to_flags().items():
+    parsers.check_characters(f'--{name}={text}')
+    if text != text.strip():
+      raise ValueError(
+          f'--{name}={text}: must not begin or end with a space; rename the'
+          ' file.'
+      )

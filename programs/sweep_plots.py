@@ -1,11 +1,10 @@
 """Plots of sweeps: heat maps, and a panel of curves for each combination."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 import math
 import pathlib
 import statistics
-import textwrap
 from typing import NamedTuple
 
 from matplotlib import axes as mpl_axes
@@ -13,26 +12,26 @@ from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
 
+from tff_bn.data import names as data_names
 from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import figures
 from tff_bn.programs import plots
 from tff_bn.programs import report
+from tff_bn.training import measures
 
 _ATTACK = 'attack'
 # More panels can't be read.
 _MAX_PANELS = 100
 # Characters in a line of a panel's title.
 _TITLE_WIDTH = 36
+# The columns with curves, and the titles of their vertical axes.
 _CURVES = {
-    'test_accuracy': ('Accuracy', 'whole test set'),
-    'client_test_accuracy': ('Accuracy', "clients' own test data"),
-    'train_loss': ('Loss', 'training'),
-    'test_loss': ('Loss', 'whole test set'),
+    'test_accuracy': 'Accuracy',
+    'client_test_accuracy': 'Accuracy',
+    'train_loss': 'Loss',
+    'test_loss': 'Loss',
 }
-_MAPS = {
-    'test_accuracy': 'Accuracy in %, whole test set',
-    'client_test_accuracy': "Accuracy in %, clients' own test data",
-}
+_MAPS = ('test_accuracy', 'client_test_accuracy')
 
 
 class Panel(NamedTuple):
@@ -159,14 +158,17 @@ def _write_numbers(
 
 
 def _heat_maps(
+    runs: Sequence[report.Run],
     results: Sequence[report.Result],
+    average_last: int,
     axes: Sequence[axes_lib.Axis],
     title: str,
 ) -> dict[str, figure.Figure]:
   """Draws a heat map for each pair of swept axes."""
+  has_client_models = report.have_client_models(runs)
   drawings = {}
-  for (rows, columns, worst_of), (column, value_title) in itertools.product(
-      _pairs(axes), _MAPS.items()
+  for (rows, columns, worst_of), column in itertools.product(
+      _pairs(axes), _MAPS
   ):
     others = [a for a in axes if a not in (rows, columns, *worst_of)]
     if _num_cells(others) > _MAX_PANELS or not any(
@@ -176,10 +178,32 @@ def _heat_maps(
     name = f'heat_map_{rows.name}_{columns.name}'
     if column != 'test_accuracy':
       name += '_clients'
+    value_title = (
+        f'Accuracy in %, {measures.name(column, has_client_models)}:'
+        f' {report.over_rounds(average_last)}, {report.over_seeds(results)}'
+    )
     drawings[name] = _heat_map(
         results, rows, columns, others, worst_of, column, value_title, title
     )
   return drawings
+
+
+def _shown_labels(axis: axes_lib.Axis) -> dict[str, str]:
+  """Returns what figures show for each label: short names of datasets."""
+  labels = [point.label for point in axis.points]
+  if axis.name != 'dataset':
+    return dict(zip(labels, labels))
+  short = [data_names.short_name(label) for label in labels]
+  # Folders in different places can have the same name.
+  return dict(zip(labels, short if len(set(short)) == len(short) else labels))
+
+
+def _describe(labels: Mapping[str, str], axes: Sequence[axes_lib.Axis]) -> str:
+  """Returns the labels of a panel as its title."""
+  shown = {axis.name: _shown_labels(axis) for axis in axes}
+  return report.describe(
+      {name: shown[name][label] for name, label in labels.items()}
+  )
 
 
 def _num_cells(axes: Sequence[axes_lib.Axis]) -> int:
@@ -228,7 +252,7 @@ def _heat_map(
   )
   panels = [
       Panel(
-          report.describe(cell.labels),
+          _describe(cell.labels, others),
           100
           * np.array(
               [
@@ -242,20 +266,18 @@ def _heat_map(
       )
       for cell in axes_lib.product(others)
   ]
-  num_seeds = len({result['seed'] for result in results})
-  notes = [f'mean over {num_seeds} seeds' if num_seeds > 1 else 'one seed']
-  notes += [
-      f'the worst case over {axis.name}='
+  worst = [
+      f', the worst case over {axis.name}='
       + ','.join(point.label for point in axis.points)
       for axis in worst_of
   ]
   return heat_map_figure(
       panels,
-      row_labels=row_labels,
-      column_labels=column_labels,
+      row_labels=list(_shown_labels(rows).values()),
+      column_labels=list(_shown_labels(columns).values()),
       row_title=rows.name,
       column_title=columns.name,
-      title=f'{value_title}: {", ".join(notes)}' + f'\n{title}' * bool(title),
+      title=''.join([value_title, *worst]) + f'\n{title}' * bool(title),
       panels_per_line=min(len(others[-1].points), 6) if others else 1,
   )
 
@@ -294,11 +316,7 @@ def _curve_panels(
       panel.set_axis_off()
       continue
     panel.set_title(
-        textwrap.fill(
-            report.describe(cell.labels),
-            _TITLE_WIDTH,
-            break_on_hyphens=False,
-        ),
+        figures.wrapped(_describe(cell.labels, swept), _TITLE_WIDTH),
         fontsize='small',
     )
     shown = [run for run in runs if cell.labels.items() <= run.labels.items()]
@@ -317,7 +335,7 @@ def _curve_panels(
     figures.tidy(panel)
   # The other panels share its axes.
   first: mpl_axes.Axes = grid.flat[0]
-  vertical, data = _CURVES[column]
+  vertical = _CURVES[column]
   if vertical == 'Accuracy':
     first.set_ylim(0, 1.02)
     first.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
@@ -328,7 +346,7 @@ def _curve_panels(
   if len(styles) > 1:
     figures.add_legend(drawing)
   figures.add_title(
-      drawing, f'{title}, {data}' if title else data, plots.band_note(runs)
+      drawing, title, plots.measured_on(column, runs), plots.band_note(runs)
   )
   return drawing
 
@@ -337,6 +355,7 @@ def save_figures(
     folder: pathlib.Path,
     runs: Sequence[report.Run],
     results: Sequence[report.Result],
+    average_last: int,
     axes: Sequence[axes_lib.Axis],
     title: str,
 ) -> None:
@@ -346,10 +365,11 @@ def save_figures(
     folder: The folder for the files; it is created if needed.
     runs: The runs.
     results: Their rows of results.csv.
+    average_last: The number of evaluated rounds over which these average.
     axes: What they differ in, besides the seed.
     title: The figures' title.
   """
-  drawings = _heat_maps(results, axes, title)
+  drawings = _heat_maps(runs, results, average_last, axes, title)
   swept = [axis for axis in axes if axis.name != report.ALGORITHM]
   if _num_cells(swept) <= _MAX_PANELS:
     for column in _CURVES:

@@ -2,9 +2,9 @@
 
 from absl import flags as absl_flags
 
-from tff_bn.common import spelling
 from tff_bn.programs import axes
 from tff_bn.programs import flag_groups
+from tff_bn.programs import flag_names
 from tff_bn.programs import parsers
 from tff_bn.programs import report
 from tff_bn.programs import settings as settings_lib
@@ -37,7 +37,7 @@ class SweepParser(absl_flags.ArgumentParser):
       raise ValueError(
           f'{name} is not a flag that can be swept; those are the flags of'
           ' tff-bn-train that define a run.'
-          + spelling.suggestion(name, set(specs) - set(_PLURALS))
+          + flag_names.suggestion(name, set(specs) - set(_PLURALS))
       )
     parser = specs[name].parser or parsers.BooleanParser()
     points, values = [], []

@@ -1,6 +1,7 @@
 """Tables as CSV and as Markdown."""
 
 from collections.abc import Sequence
+import statistics
 from typing import Any
 
 from tff_bn.common import csv_files
@@ -9,6 +10,24 @@ from tff_bn.common import csv_files
 def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
   """Returns the text of a CSV file, with floats rounded to 8 digits."""
   return csv_files.to_csv(columns, rows, digits=8)
+
+
+def mean_and_deviation(values: Sequence[float]) -> str:
+  """Returns the text of a cell with accuracies in percent.
+
+  Args:
+    values: The accuracies of the seeds.
+
+  Returns:
+    The mean and, if there are several, ± the standard deviation; a dash if
+    there is none.
+  """
+  if not values:
+    return '–'
+  mean = f'{statistics.fmean(values):.1f}'
+  if len(values) == 1:
+    return mean
+  return f'{mean} ± {statistics.stdev(values):.1f}'
 
 
 def markdown(

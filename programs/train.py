@@ -14,6 +14,7 @@ from tff_bn.programs import cli
 from tff_bn.programs import flag_groups
 from tff_bn.programs import keras_files
 from tff_bn.programs import logging_flags
+from tff_bn.programs import named_code
 from tff_bn.programs import output_folder
 from tff_bn.programs import report
 from tff_bn.programs import run_flags
@@ -79,12 +80,16 @@ def _train(
     print('This run is finished.')
   else:
     _train_and_plot(settings, runtime, logging, folder, overwrite=overwrite)
-  _print_result(folder)
+  _print_result(settings, folder)
 
 
-def _print_result(folder: pathlib.Path) -> None:
+def _print_result(
+    settings: settings_lib.RunSettings, folder: pathlib.Path
+) -> None:
   """Prints how good the model is, and where the files are."""
-  print(report.describe_last(report.read_rows(folder)))
+  evaluate = f'tff-bn-evaluate --run={folder}{named_code.trust(settings)}'
+  rows = report.read_rows(folder)
+  print(report.describe_last(rows, settings_lib.has_client_models(settings)))
   models = folder / run_folder.MODEL
   code = keras_files.loading_code(models / run_folder.MODEL_FILE)
   print('Model:   ' + '\n         '.join(code))
@@ -93,14 +98,11 @@ def _print_result(folder: pathlib.Path) -> None:
         f"         and the clients' own models in {models / run_folder.CLIENTS}"
     )
   elif (models / run_folder.CLIENTS_ARRAYS).exists():
-    print(
-        "         and a client's own model by tff-bn-evaluate"
-        f' --run={folder} --export_client=ID'
-    )
+    print(f"         and a client's own model by {evaluate} --export_client=ID")
   print(f'Metrics: {folder / run_folder.METRICS}')
   print(f'Plots:   {folder / run_folder.PLOTS}')
   print(f'Page:    {folder / run_folder.REPORT}')
-  print(f'Evaluate it, also on other data: tff-bn-evaluate --run={folder}')
+  print(f'Evaluate it, also on other data: {evaluate}')
 
 
 def _train_and_plot(
@@ -114,6 +116,7 @@ def _train_and_plot(
   """Trains one model and draws its metrics."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
+  from tff_bn.programs import held_out
   from tff_bn.programs import html_report
   from tff_bn.programs import jobs
   from tff_bn.programs import plots
@@ -133,6 +136,7 @@ def _train_and_plot(
       {report.ALGORITHM: settings.algorithm},
       settings.seed,
       report.read_rows(folder),
+      has_client_models=settings_lib.has_client_models(settings),
   )
   data_title = jobs.describe_data(settings, job.data)
   plots.save_figures(
@@ -156,6 +160,8 @@ def _train_and_plot(
           data=job.data,
           data_title=data_title,
           labels_of=f'{settings.algorithm}, seed {settings.seed}',
+          held_out=held_out.of_runs([('', folder)], held_out.CLIENT),
+          held_out_notes=held_out.notes(held_out.CLIENT),
       ),
   )
 

@@ -135,6 +135,13 @@ def _check_training_in_python(namespace):
     np.testing.assert_array_equal(a, b)
 
 
+def test_rule_on_a_matrix(capsys):
+  (code,) = _blocks('robustness.md', 'python')
+  exec(code, {})
+  printed = capsys.readouterr().out.strip()
+  assert code.splitlines()[-1].endswith(f'# {printed}')
+
+
 def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   # The page's code sets these; afterwards they are gone.
   monkeypatch.setitem(splits.SPLITS, 'parity', None)

@@ -30,6 +30,7 @@ _MEMBERS = {
     'algorithms': 'algorithms',
     'analysis': 'analysis',
     'convert_batch_norm': 'keras_model.convert',
+    'copy_model': 'keras_model.copying',
     'data': 'data',
     'drift_correction': 'clients.drift_correction',
     'evaluation': 'training.evaluation',

@@ -13,6 +13,7 @@ from typing import Any, Optional
 
 from tff_bn.common import spelling
 from tff_bn.programs import axes as axes_lib
+from tff_bn.programs import flag_names
 from tff_bn.programs import parsers
 from tff_bn.programs import settings as settings_lib
 from tff_bn.programs.experiments import paper_numbers as experiment_paper
@@ -311,7 +312,7 @@ def _flags(table: toml_table.Table, more: Sequence[str] = ()) -> dict[str, str]:
       raise table.error(
           name,
           'is no flag of a run that an experiment can set.'
-          + spelling.suggestion(name, known),
+          + flag_names.suggestion(name, known),
       )
     texts[name] = _to_text(table, name, value)
   return texts

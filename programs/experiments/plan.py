@@ -11,6 +11,7 @@ from tff_bn.programs import analyze
 from tff_bn.programs import axes as axes_lib
 from tff_bn.programs import cli
 from tff_bn.programs import comparison
+from tff_bn.programs import flag_names
 from tff_bn.programs.analyses.position_aware import trained_models
 from tff_bn.programs.experiments import files as experiment_files
 from tff_bn.programs.experiments import flags as experiment_flags
@@ -184,7 +185,7 @@ def _check_analysis(
     if name not in allowed:
       raise ValueError(
           f'{place}: {analysis.name} has no flag {name} that an experiment can'
-          f' set.{spelling.suggestion(name, allowed)}'
+          f' set.{flag_names.suggestion(name, allowed)}'
       )
   takes_runs = analysis.name in trained_models.PROGRAMS
   if analysis.runs is not None and not takes_runs:

@@ -19,6 +19,7 @@ from tff_bn.programs import evaluation_file
 from tff_bn.programs import figures
 from tff_bn.programs import report
 from tff_bn.programs import run_folder
+from tff_bn.programs import settings as settings_lib
 from tff_bn.programs.analyses.position_aware import trained_models
 from tff_bn.programs.experiments import agreement as experiment_agreement
 from tff_bn.programs.experiments import figures as experiment_figures
@@ -26,6 +27,7 @@ from tff_bn.programs.experiments import files as experiment_files
 from tff_bn.programs.experiments import numbers as experiment_numbers
 from tff_bn.programs.experiments import plan as experiment_plan
 from tff_bn.programs.experiments import show as experiment_show
+from tff_bn.training import measures
 
 _PLOT = 'experiment'
 # The file with the results of clients that took no part in training.
@@ -112,10 +114,16 @@ def _show(
   assert experiment.shown is not None
   show = experiment.shown
   runs = [
-      report.Run(run.labels, run.settings.seed, report.read_rows(path))
+      report.Run(
+          run.labels,
+          run.settings.seed,
+          report.read_rows(path),
+          has_client_models=settings_lib.has_client_models(run.settings),
+      )
       for run, path in finished
   ]
   if experiment_show.CLIENT in show.dimensions:
+    average_last = 1  # These are results of final models.
     measurements = [
         measurement
         for run, path in finished
@@ -148,7 +156,7 @@ def _show(
       '',
       experiment_numbers.to_markdown(numbers, show),
       '',
-      _explain(numbers),
+      _explain(numbers, show, runs, average_last),
       '',
       *(
           f'- {sentence}'
@@ -167,10 +175,29 @@ def _title(experiment: experiment_files.Experiment) -> str:
   return f'{experiment.title}\n(here: {size})'
 
 
-def _explain(numbers: experiment_numbers.Numbers) -> str:
+def _explain(
+    numbers: experiment_numbers.Numbers,
+    show: experiment_show.Show,
+    runs: Sequence[report.Run],
+    average_last: int,
+) -> str:
   """Explains the numbers of the table."""
-  columns = ' and '.join(map(experiment_numbers.title, numbers.columns))
-  text = f'{columns}.'
+  has_client_models = report.have_client_models(runs)
+  columns = []
+  for column in numbers.columns:
+    measured = measures.name(column, has_client_models)
+    if column.startswith(_HELD_OUT):
+      measured = measures.HELD_OUT
+    elif experiment_show.CLIENT in show.dimensions:
+      measured = measures.OF_CLIENT
+    columns.append(
+        experiment_numbers.title(column)
+        + (
+            f' ({measured}; {report.over_rounds(average_last)})'
+            * bool(measured)
+        )
+    )
+  text = f'{" and ".join(columns)}.'
   counts = {number.count for number in numbers.ours.values()}
   if max(counts, default=1) > 1:
     text += f' Mean ± sample standard deviation over {max(counts)} seeds.'

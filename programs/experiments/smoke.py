@@ -333,8 +333,7 @@ def _last_part(dataset: str) -> str:
   """Returns the last part of a dataset's name or path, in lower case."""
   for prefix in (
       data_names.TFDS_PREFIX,
-      data_names.NPZ_PREFIX,
-      data_names.FOLDER_PREFIX,
+      *data_names.PATH_PREFIXES,
   ):
     dataset = dataset.removeprefix(prefix)
   return pathlib.PurePath(dataset).name.removesuffix(data_names.NPZ_SUFFIX)

@@ -39,3 +39,31 @@ def test_dropped_attackers():
   for num_dropped in (2, 3):
     result, _ = rule_calls.aggregate(aggregators.Bulyan(2), x, num_dropped)
     np.testing.assert_allclose(result, x.mean(axis=0), rtol=1e-12)
+
+
+def _truth(x, f):
+  """Bulyan with the ties of its docstring, in float64."""
+  squared = ((x[:, np.newaxis] - x) ** 2).sum(-1)
+  squared = (squared + squared.T) / 2
+  left, selected = list(range(len(x))), []
+  while len(selected) < len(x) - 2 * f:
+    num_near = max(len(left) - f - 2, 1)
+    scores = [np.sort(squared[i, left])[1 : num_near + 1].sum() for i in left]
+    # The first of equal scores.
+    selected.append(left.pop(int(np.argmin(scores))))
+  values = x[selected]
+  median = np.median(values, axis=0)
+  nearest = np.argsort(abs(values - median), axis=0, kind='stable')
+  return np.take_along_axis(values, nearest[: len(x) - 4 * f], 0).mean(axis=0)
+
+
+@pytest.mark.parametrize(('f', 'depends'), [(1, True), (2, True), (3, False)])
+def test_ties_are_decided_by_the_order_of_clients(f, depends):
+  n, found = 4 * f + 3, set()
+  x = np.random.default_rng(f).normal(size=(n, 50))
+  for seed in range(12):
+    order = np.random.default_rng(seed).permutation(n)
+    result, _ = rule_calls.aggregate(aggregators.Bulyan(f), x[order])
+    np.testing.assert_allclose(result, _truth(x[order], f), rtol=1e-9)
+    found.add(tuple(result.round(9)))
+  assert (len(found) > 1) == depends

@@ -117,3 +117,12 @@ def test_mean_is_right_where_the_sum_overflows():
   largest = np.finfo(np.float32).max
   mean = distances.mean(tf.constant([[largest], [largest], [-largest]]))
   np.testing.assert_allclose(mean, [largest / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize('dtype', [np.float32, np.float64])
+@pytest.mark.parametrize(('n', 'd'), [(7, 50), (11, 2000), (25, 50)])
+def test_squared_distances_are_symmetric(n, d, dtype):
+  """Else rounding would decide ties, not the order of the clients."""
+  x = np.random.default_rng(n).normal(size=(n, d)).astype(dtype)
+  squared = distances.squared_distances(tf.constant(x))
+  np.testing.assert_array_equal(squared, tf.transpose(squared))

@@ -84,7 +84,14 @@ class Case:
         lambda v: tf.TensorSpec((None, *v.shape), v.dtype), self.inputs
     )
     y_spec = tf.TensorSpec((None,), tf.int32)
-    return BatchNormModel(self.build, (x_spec, y_spec), self.loss_fn)
+    model = BatchNormModel(self.build, (x_spec, y_spec), self.loss_fn)
+    if not model.constants:
+      return model
+    # Processes have their values from the function.
+    weights = model.to_model_weights(_shaken(model, 1))
+    return BatchNormModel(
+        lambda: model.to_keras(weights), model.input_spec, self.loss_fn
+    )
 
   def batch(self, client: int, size: int) -> tuple[Any, np.ndarray]:
     """Returns a client's batch, the same at each call."""
@@ -97,6 +104,16 @@ class Case:
 
 def shaken_weights(model: BatchNormModel, seed: int = 0):
   """Returns weights with no scale 1 and no shift or statistic 0."""
+  constants = model.from_model_weights(model.initial_weights)
+  return model.to_model_weights(
+      [
+          constants[position] if position in model.constants else value
+          for position, value in enumerate(_shaken(model, seed))
+      ]
+  )
+
+
+def _shaken(model: BatchNormModel, seed: int) -> list[np.ndarray]:
   rng = np.random.default_rng(seed)
   values = model.from_model_weights(model.initial_weights)
   shaken = []
@@ -106,7 +123,7 @@ def shaken_weights(model: BatchNormModel, seed: int = 0):
     elif info.batch_norm is not None:
       value = value + rng.normal(0, 0.3, value.shape)
     shaken.append(np.asarray(value, info.dtype.as_numpy_dtype))
-  return model.to_model_weights(shaken)
+  return shaken
 
 
 def _norm(x: Any, **kwargs: Any) -> tf.Tensor:

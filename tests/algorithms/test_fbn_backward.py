@@ -50,7 +50,7 @@ class _Truth:
         (reference.VARIANCE, n / (n - 1) * variance),
     ):
       new[at] = (1 - _BETA) * self.weights[at] + _BETA * value
-    # The mean of x̂² with the new statistics.
+    # The mean of x̂² with the new statistics, but with the unbiased variance.
     square = n / (n - 1) * variance + (mean - new[reference.MEAN]) ** 2
     square /= new[reference.VARIANCE] + 2**-10
     self.described = (square < self._restart) & (square > 1 / self._restart)

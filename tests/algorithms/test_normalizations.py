@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 
 import tff_bn
 from tff_bn import BatchNormModel
+from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import models
 from tff_bn.keras_model.partition import Role
@@ -111,6 +112,125 @@ def test_fixbn_stops_correcting(toy):
 def test_algorithms_that_cannot_correct(toy, build, message):
   with pytest.raises(ValueError, match=message):
     getattr(algorithms, build)(_renorm(toy), _SGD(0.1))
+
+
+def _with_norm(toy, norm_class=keras.layers.BatchNormalization, **arguments):
+  """The toy problem with another layer of batch normalization."""
+
+  def keras_model_fn():
+    inputs = keras.Input((4,), dtype='float64')
+    x = keras.layers.Dense(5, dtype='float64')(inputs)
+    x = norm_class(dtype='float64', name='norm', **arguments)(x)
+    return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
+
+  return toy.model(keras_model_fn)
+
+
+@pytest.mark.parametrize(
+    ('build', 'options', 'message'),
+    [
+        ('build_fbn', {}, 'FBN is .*Use keras.layers.BatchNormalization witho'),
+        ('build_fixbn', dict(fixbn_rounds=1), 'FixBN is .*fixes the running m'),
+        ('build_fed_bn', {}, 'fedbn is .* would be shared. Use tff_bn.layers'),
+        ('build_silo_bn', {}, 'silobn is .* would be shared. Use tff_bn.layer'),
+        ('build_fedtan', {}, 'has renorm=True, which FedTAN cannot synchroni'),
+        (
+            'build_fedtan_ii',
+            dict(sync_rounds=1),
+            'has renorm=True, which FedTAN cannot synchroni',
+        ),
+        ('build_hbn', {}, "'norm' .* is a BatchNormalization. .*convert"),
+        (
+            'build_local_affine',
+            dict(statistics_aggregator=aggregators.PooledMomentsFactory()),
+            'statistics_aggregator is .* from further running statistics',
+        ),
+        (
+            'build_moon',
+            dict(build_process=algorithms.build_fbn, feature_layer='norm'),
+            'FBN is impossible',
+        ),
+    ],
+)
+def test_algorithms_that_cannot_treat_renorm(toy, build, options, message):
+  model = _with_norm(toy, renorm=True)
+  with pytest.raises(ValueError, match=message) as caught:
+    getattr(algorithms, build)(model, _SGD(0.1), **options)
+  assert "'norm'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ('build', 'options'),
+    [
+        ('build_fed_avg', {}),
+        (
+            'build_fed_avg',
+            dict(statistics_aggregator=aggregators.NaiveMomentsFactory()),
+        ),
+        ('build_single', {}),
+        ('build_centralized', {}),
+    ],
+)
+def test_algorithms_that_train_renorm_as_keras(toy, build, options):
+  toy.dtype = 'float64'
+  model = _with_norm(toy, renorm=True, momentum=0.75, renorm_momentum=0.5)
+  process = getattr(algorithms, build)(model, _SGD(0.1), **options)
+  state, data = process.initialize(), toy.dataset(16, 1)
+  if build == 'build_single':
+    output = process.next(state, [process.initialize_client(state)], [data])
+    weights = process.get_client_model_weights(
+        output.state, output.client_states[0]
+    )
+  else:
+    weights = process.get_model_weights(process.next(state, [data]).state)
+  keras_model = model.to_keras()
+  keras_model.compile(keras.optimizers.SGD(0.1), toy.loss())
+  keras_model.fit(data, verbose=0)
+  found = model.from_model_weights(weights)
+  for a, b in zip(found, keras_model.get_weights(), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_frozen_layers_with_renorm_are_constants(toy):
+  def keras_model_fn():
+    inputs = keras.Input((4,), dtype='float64')
+    x = keras.layers.BatchNormalization(
+        renorm=True, trainable=False, dtype='float64'
+    )(inputs)
+    x = keras.layers.BatchNormalization(dtype='float64')(x)
+    return keras.Model(inputs, keras.layers.Dense(3, dtype='float64')(x))
+
+  algorithms.build_fed_bn(toy.model(keras_model_fn), _SGD(0.1))
+
+
+class OwnNorm(keras.layers.BatchNormalization):
+  """Normalizes in its own way."""
+
+  def call(self, inputs, training=None, mask=None):
+    return 2 * super().call(inputs, training=training, mask=mask)
+
+
+class OwnFederatedNorm(tff_bn.layers.FederatedBatchNormalization):
+  """Normalizes in its own way."""
+
+  def call(self, inputs, training=None, mask=None):
+    return 2 * super().call(inputs, training=training, mask=mask)
+
+
+class RenamedNorm(tff_bn.layers.FederatedBatchNormalization):
+  """Normalizes as its parent."""
+
+
+@pytest.mark.parametrize('norm_class', [OwnNorm, OwnFederatedNorm])
+def test_fbn_replaces_no_computation_of_a_users_class(toy, norm_class):
+  with pytest.raises(
+      ValueError, match=f"'norm' is a {norm_class.__name__}, whose method call"
+  ):
+    algorithms.build_fbn(_with_norm(toy, norm_class), _SGD(0.1))
+
+
+def test_fbn_takes_subclasses_without_a_computation(toy):
+  algorithms.build_fbn(_with_norm(toy, RenamedNorm), _SGD(0.1))
 
 
 @pytest.mark.parametrize(

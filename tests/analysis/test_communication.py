@@ -399,3 +399,49 @@ def test_plan_of_the_context_is_used(model, monkeypatch):
     for _ in range(2):
       analysis.computation_traffic(process.next)
   assert len(made) == 1
+
+
+def _lora():
+  """A frozen embedding, attention-like and dense layers with LoRA, and BN."""
+  layers = keras.layers
+  embedding = layers.Embedding(50, 16)
+  mixing = layers.EinsumDense('abc,cd->abd', (None, 32))
+  dense = layers.Dense(64)
+  model = keras.Sequential(
+      [
+          *(keras.Input((6,), dtype='int32'), embedding, mixing),
+          *(layers.GlobalAveragePooling1D(), dense),
+          *(layers.BatchNormalization(), layers.Dense(3)),
+      ]
+  )
+  for layer in (embedding, mixing, dense):
+    layer.enable_lora(1)
+    if getattr(layer, 'bias', None) is not None:
+      layer.bias.trainable = False
+  return model
+
+
+@pytest.mark.parametrize(
+    ('name', 'leaves_out'),
+    [
+        ('build_fed_avg', ()),
+        ('build_silo_bn', ('moving_mean', 'moving_variance')),
+    ],
+)
+def test_lora_sends_what_training_changes(name, leaves_out):
+  model = BatchNormModel(
+      _lora,
+      (tf.TensorSpec([None, 6], tf.int32), tf.TensorSpec([None], tf.int32)),
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True
+      ),
+  )
+  # By hand: r (a + b) for each kernel of shape [a, b], batch normalization, and
+  # the last layer.
+  lora = (50 + 16) + (16 + 32) + (32 + 64)
+  num_values = lora + 64 * (4 - len(leaves_out)) + 64 * 3 + 3
+  process = getattr(algorithms, name)(model, _sgd())
+
+  traffic = analysis.computation_traffic(process.next)
+
+  assert traffic == analysis.Traffic(1, 4 * num_values, 4 * num_values)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import toy_problem
 
 from tff_bn import algorithms
 from tff_bn.clients import local_training
@@ -367,6 +368,58 @@ class TestJitCompile:
             _numpy(getattr(compiled, name)),
             _numpy(getattr(plain, name)),
         )
+
+  @pytest.mark.usefixtures('in_process_runtime')
+  @pytest.mark.parametrize(
+      ('name', 'options', 'is_unbiased'),
+      [
+          ('build_fed_avg', {}, False),
+          ('build_fbn', dict(backward='running'), True),
+          ('build_fedtan', dict(moments='two_pass'), False),
+          ('build_fedtan', dict(moments='fused'), False),
+          ('build_hbn', dict(statistics_rate=1.0), True),
+      ],
+  )
+  def test_variances_of_pictures_keep_their_digits(
+      self, name, options, is_unbiased
+  ):
+    """XLA would compute E[x²] - E[x]² from TensorFlow's fused operations."""
+    images = toy_problem.Toy('float32', (8, 8, 3))
+
+    def keras_model_fn():
+      return keras.Sequential(
+          [
+              keras.Input(images.shape),
+              keras.layers.BatchNormalization(momentum=0.0),
+              keras.layers.GlobalAveragePooling2D(),
+              keras.layers.Dense(3),
+          ]
+      )
+
+    process = getattr(algorithms, name)(
+        images.model_for(name, keras_model_fn),
+        _optimizer(1e-3),
+        local_steps=1,
+        jit_compile=True,
+        **options,
+    )
+    initial = process.initialize()
+    _, y = images.arrays(32, 0)
+    for mean, deviation in ((300, 1), (3000, 10), (1e4, 0.1)):
+      x = np.random.default_rng(0).normal(mean, deviation, (32, *images.shape))
+      x = x.astype('float32')
+      arguments = [[tf.data.Dataset.from_tensors((x, y))]]
+      if hasattr(process, 'initialize_client'):
+        arguments.insert(0, [process.initialize_client(initial)])
+      state = process.next(initial, *arguments).state
+      *_, found_mean, found_variance = process.get_model_weights(
+          state
+      ).non_trainable
+      values = x.astype('float64').reshape([-1, 3])
+      np.testing.assert_allclose(found_mean, values.mean(0), rtol=1e-6)
+      np.testing.assert_allclose(
+          found_variance, values.var(0, ddof=int(is_unbiased)), rtol=1e-5
+      )
 
   @pytest.mark.usefixtures('in_process_runtime')
   @pytest.mark.parametrize(

@@ -236,6 +236,37 @@ def test_clients_are_permuted_independently():
   np.testing.assert_allclose(weights[0][0].sum(), weights[1][0].sum(), 1e-6)
 
 
+def _partly_frozen(*names):
+  model = _keras_model()
+  for name in names:
+    model.get_layer(name).trainable = False
+  return model
+
+
+def test_units_with_frozen_weights_keep_their_places():
+  """The other units are permuted, so the function is the same."""
+  model = _model(lambda: _partly_frozen('conv'))
+  dataset = _dataset(16)
+  plain = _train(model, dataset)
+  found = _train(model, dataset, shuffle_times=4, shuffle_probability=1.0)
+  positions = {v.layer: p for p, v in reversed([*enumerate(model.variables)])}
+  # `conv`, `norm` and `more` have the same units.
+  for position in range(positions['hidden']):
+    np.testing.assert_allclose(
+        found['values'][position], plain['values'][position], rtol=1e-7
+    )
+  assert sorted(model.constants) == [0, 1]
+  initial = model.from_model_weights(model.initial_weights)
+  for position in model.constants:
+    np.testing.assert_array_equal(found['values'][position], initial[position])
+  bias = positions['hidden'] + 1
+  assert _permuted(plain['values'][bias], found['values'][bias])
+  x = np.random.default_rng(0).normal(size=(3, 6, 6, 1))
+  np.testing.assert_allclose(
+      *(_outputs(model, r['values'], x) for r in (plain, found)), rtol=1e-6
+  )
+
+
 @pytest.mark.usefixtures('in_process_runtime')
 def test_a_continued_training_has_the_same_permutations():
   model = _model(_linear_hidden)
@@ -283,6 +314,10 @@ def _linear():
     [
         (_unknown, "shuffle_times=1 is impossible: .* layer 'square'"),
         (_linear, 'shuffle_times=1 is impossible: .* no hidden units'),
+        (
+            lambda: _partly_frozen('norm', 'hidden'),
+            r'no hidden units .* \(Units of frozen layers keep their places',
+        ),
     ],
 )
 def test_models_that_are_refused(keras_model_fn, message):

@@ -46,6 +46,12 @@ def test_images_without_channel_axis_get_one():
   assert dataset.x_test.shape == (2, 4, 5, 1)
 
 
+def test_series_get_no_channel_axis():
+  arrays = dict(GOOD, x_train=floats(6, 4, 5), x_test=floats(2, 4, 5))
+  dataset = dataset_lib.create_dataset('mine.npz', **arrays, is_series=True)
+  assert dataset.input_shape == (4, 5)
+
+
 def test_vectors_are_kept():
   dataset = create(x_train=floats(6, 7), x_test=floats(2, 7))
   assert dataset.input_shape == (7,)
@@ -83,10 +89,9 @@ HUGE[5, 0] = 1e300
         ({'x_train': floats(6)}, r'x_train has the shape \(6,\)'),
         ({'x_test': floats(2, 4, 5, 3, 1)}, r'x_test has the shape'),
         (
-            {'x_train': np.zeros((6, 4), np.int64)},
-            'x_train has the dtype int64',
+            {'x_train': np.zeros((6, 4), complex)},
+            'x_train has the dtype complex128',
         ),
-        ({'x_train': np.zeros((6, 4), bool)}, 'x_train has the dtype bool'),
         ({'x_train': np.full((6, 4), 'a')}, 'x_train has the dtype'),
         (
             {'x_train': floats(0, 4, 5, 3), 'y_train': np.zeros(0, int)},
@@ -101,15 +106,6 @@ HUGE[5, 0] = 1e300
         ),
         ({'y_train': np.zeros(5, int)}, 'x_train has 6 .*y_train has 5'),
         ({'y_test': np.zeros(3, int)}, 'x_test has 2 .*y_test has 3'),
-        (
-            {'y_train': np.zeros(6)},
-            r'y_train has the dtype float64; .* y_train.astype\(int\)',
-        ),
-        ({'y_train': np.zeros(6, bool)}, 'y_train has the dtype bool'),
-        (
-            {'y_train': np.zeros((6, 3), int)},
-            r'y_train has the shape \(6, 3\); .* np.argmax\(y_train, axis=1\)',
-        ),
         ({'y_train': np.array(1)}, r'y_train has the shape \(\)'),
         ({'y_train': GOOD['y_train'] - 1}, 'y_train has the negative label -1'),
         ({'y_test': np.array([-2, 0])}, 'y_test has the negative label -2'),

@@ -27,6 +27,20 @@ def rng():
   return np.random.default_rng(0)
 
 
+def test_series_stay_series(rng):
+  series = rng.random((6, 9, 2), np.float32)
+  parts = {
+      name: tff_bn_data.Dataset(
+          name, x, np.arange(6) % 2, x[:2], [0, 1], num_classes=2
+      )
+      for name, x in (('a', series), ('b', series + 1))
+  }
+  dataset = join(**parts)
+  np.testing.assert_array_equal(
+      dataset.x_train, np.concatenate([series, series + 1])
+  )
+
+
 def test_datasets_side_by_side(rng):
   grey = rng.integers(0, 256, (6, 4, 5, 1), np.uint8)
   color = rng.integers(0, 256, (9, 4, 5, 3), np.uint8)

@@ -1,10 +1,18 @@
 """Datasets from folders of images."""
 
+import io
+import os
+import socket
+import struct
+import zlib
+
 import numpy as np
 from PIL import Image
 import pytest
 
 from tff_bn import data as tff_bn_data
+from tff_bn.common import memory
+from tff_bn.data import image_headers
 
 RNG = np.random.default_rng(0)
 
@@ -154,3 +162,167 @@ def test_damaged_image(tmp_path, images):
   path = tmp_path / 'test/dog/d.png'
   path.write_bytes(path.read_bytes()[:60])
   check_refused(tmp_path, f'{path} is no readable PNG or JPEG')
+
+
+@pytest.mark.parametrize('kind', ['pipe', 'socket', 'folder', 'broken link'])
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_only_regular_files_are_read(
+    tmp_path, images, kind, split, monkeypatch
+):
+  write(tmp_path, images)
+  monkeypatch.chdir(tmp_path / split / 'cat')  # A socket's path is short.
+  if kind == 'pipe':
+    os.mkfifo('x.png')
+  elif kind == 'folder':
+    os.mkdir('x.png')
+  elif kind == 'broken link':
+    os.symlink('none.png', 'x.png')
+  else:
+    with socket.socket(socket.AF_UNIX) as server:
+      server.bind('x.png')
+  check_refused(
+      tmp_path, f'{tmp_path}/{split}/cat/x.png is no regular file; replace or'
+  )
+
+
+def test_other_files_are_not_opened(tmp_path, images):
+  write(tmp_path, images)
+  os.mkfifo(tmp_path / 'train/cat/pipe')
+  os.mkfifo(tmp_path / 'train/pipe.png')
+  (tmp_path / 'extra/cat').mkdir(parents=True)
+  os.mkfifo(tmp_path / 'extra/cat/x.png')
+  assert len(load(tmp_path).x_train) == 3
+
+
+def test_links_to_files_and_folders(tmp_path, images):
+  write(tmp_path / 'real', images)
+  (tmp_path / 'linked').mkdir()
+  for split in ('train', 'test'):
+    (tmp_path / 'linked' / split).mkdir()
+    for label in ('cat', 'dog'):
+      (tmp_path / 'linked' / split / label).symlink_to(
+          tmp_path / 'real' / split / label
+      )
+  (tmp_path / 'real/train/dog/link.png').symlink_to('c.png')
+  dataset = load(tmp_path / 'linked')
+  assert len(dataset.x_train) == 4
+  real = load(tmp_path / 'real')
+  assert as_set(dataset.x_train, dataset.y_train) == as_set(
+      real.x_train, real.y_train
+  )
+
+
+@pytest.mark.parametrize('place', ['train/', 'train/cat/', ''])
+@pytest.mark.parametrize('ending', ['', '.png', '.txt'])
+def test_names_that_are_not_utf8(tmp_path, images, place, ending):
+  write(tmp_path, images)
+  path = os.fsencode(f'{tmp_path}/{place}') + b'\xff' + ending.encode()
+  os.mkdir(path)
+  check_refused(tmp_path, r"name of '.*\\udcff.*' is not UTF-8; rename it")
+
+
+def test_path_that_is_not_utf8(tmp_path, images):
+  path = os.path.join(tmp_path, os.fsdecode(b'\xe9'))
+  os.mkdir(path)
+  with pytest.raises(
+      ValueError, match=r"dataset='folder:.*\\udce9' is not UTF"
+  ):
+    load(path)
+
+
+def png(width, height, data=b''):
+  """A PNG file whose header may not fit its data."""
+
+  def chunk(name, content):
+    code = struct.pack('>I', zlib.crc32(name + content))
+    return struct.pack('>I', len(content)) + name + content + code
+
+  size = struct.pack('>IIBBBBB', width, height, 8, 0, 0, 0, 0)
+  return (
+      b'\x89PNG\r\n\x1a\n'
+      + chunk(b'IHDR', size)
+      + chunk(b'IDAT', zlib.compress(data))
+      + chunk(b'IEND', b'')
+  )
+
+
+def test_header_larger_than_memory(tmp_path, images, monkeypatch):
+  write(tmp_path, images)
+  monkeypatch.setattr(memory, 'total_bytes', lambda: 10**9)
+  # A few kB that unpack to 300 MB, which become 900 MB as RGB.
+  path = tmp_path / 'train/cat/large.png'
+  path.write_bytes(png(20000, 20000))
+  message = f'the 20000x20000 pixels of {path} take 1 GB of memory'
+  check_refused(tmp_path, message)
+  with pytest.raises(ValueError, match=message):
+    load(tmp_path, image_size=(4, 4))
+  path.write_bytes(png(20000, 10000))
+  check_refused(tmp_path, 'images of different sizes')
+
+
+def test_images_that_are_together_larger_than_memory(
+    tmp_path, images, monkeypatch
+):
+  write(tmp_path, images)
+  monkeypatch.setattr(memory, 'total_bytes', lambda: 3 * 90)
+  load(tmp_path)
+  monkeypatch.setattr(memory, 'total_bytes', lambda: 3 * 90 - 1)
+  check_refused(tmp_path, 'the 3 images of train take 0 GB of memory')
+
+
+@pytest.mark.parametrize('kind', ['GIF', 'TIFF', 'WEBP'])
+def test_other_kinds_of_images(tmp_path, images, kind):
+  write(tmp_path, images)
+  path = tmp_path / 'train/cat/other.png'
+  Image.fromarray(image()).save(path, kind)
+  check_refused(tmp_path, f'{path} is no readable PNG or JPEG image')
+
+
+@pytest.mark.parametrize(
+    ('kind', 'options'),
+    [
+        ('PNG', {}),
+        ('PNG', {'compress_level': 0}),
+        ('BMP', {}),
+        ('JPEG', {}),
+        ('JPEG', {'progressive': True}),
+        ('JPEG', {'comment': b'x' * 3000, 'exif': b'Exif\0\0' + b'x' * 900}),
+    ],
+)
+@pytest.mark.parametrize('mode', ['RGB', 'L'])
+def test_sizes_of_headers(kind, options, mode):
+  file = io.BytesIO()
+  Image.new(mode, (300, 70)).save(file, kind, **options)
+  file.seek(0)
+  assert image_headers.read_size(file) == (70, 300)
+  content = file.getvalue()
+  # Every beginning either has the size or is refused.
+  for length in range(0, len(content), 1 + len(content) // 200):
+    try:
+      size = image_headers.read_size(io.BytesIO(content[:length]))
+    except ValueError:
+      continue
+    assert size == (70, 300)
+
+
+def test_jpeg_with_fill_bytes():
+  file = io.BytesIO()
+  Image.new('L', (7, 9)).save(file, 'JPEG')
+  content = file.getvalue().replace(b'\xff\xc0', b'\xff\xff\xff\xc0', 1)
+  assert image_headers.read_size(io.BytesIO(content)) == (9, 7)
+
+
+def test_jpeg_whose_tables_come_first():
+  file = io.BytesIO()
+  Image.new('L', (7, 9)).save(file, 'JPEG')
+  table = b'\xff\xc4\x00\x0b' + bytes(9)
+  content = file.getvalue()[:2] + table + file.getvalue()[2:]
+  assert image_headers.read_size(io.BytesIO(content)) == (9, 7)
+
+
+def test_bmp_with_rows_from_the_top():
+  file = io.BytesIO()
+  Image.new('L', (7, 9)).save(file, 'BMP')
+  content = bytearray(file.getvalue())
+  content[22:26] = struct.pack('<i', -9)
+  assert image_headers.read_size(io.BytesIO(content)) == (9, 7)

@@ -87,6 +87,81 @@ def test_wrong_domains(name, message):
     names.parse_domains(name)
 
 
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('domains:paris=folder:/a/b', ('paris', 'folder:/a/b')),
+        ('domains:npz:/a/oslo.npz', ('oslo', 'npz:/a/oslo.npz')),
+        ('domains:a=digits,b=emnist', None),
+        ('folder:/a/b', None),
+        ('digits_domains', None),
+    ],
+)
+def test_single_domain(name, expected):
+  assert names.single_domain(name) == expected
+
+
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('digits', 'digits'),
+        ('tfds:cifar10', 'cifar10'),
+        ('folder:/data/x y/paris/', 'paris'),
+        ('folder:paris', 'paris'),
+        ('npz:/data/mine.npz', 'mine'),
+        ('/data/mine.npz', 'mine'),
+        ('folder:/', 'folder:/'),
+        ('generated:8x8x1:10', 'generated:8x8x1:10'),
+        ('domains:a=folder:/x/y,npz:/z/b.npz', 'domains a, b'),
+        ('domains:a=folder:/x/y', 'domains a'),
+        (
+            'domains:' + ','.join(f'{c}=folder:/x' for c in 'abcdefgh'),
+            'domains a, b, c, d, …, h',
+        ),
+    ],
+)
+def test_short_name(name, expected):
+  assert names.short_name(name) == expected
+
+
+@pytest.mark.parametrize(
+    ('name', 'expected'),
+    [
+        ('digits', True),
+        ('generated:4:2', True),
+        ('domains:a=digits,b=generated:4:2', True),
+        ('domains:a=digits,b=x.npz', False),
+        ('emnist', False),
+        ('emnist_synthetic', True),
+        ('tfds:mnist', False),
+        ('folder:x', False),
+        ('npz:x', False),
+        ('x.npz', False),
+    ],
+)
+def test_quick_datasets(name, expected):
+  assert names.is_quick(name) == expected
+
+
 def test_map_sources():
   assert names.map_sources('digits', str.upper) == 'DIGITS'
   assert names.map_sources('domains:x=a,b', str.upper) == 'domains:x=A,b=B'
+
+
+@pytest.mark.parametrize(
+    ('name', 'is_code'),
+    [
+        ('tfds:kaggle:mnist', True),
+        ('tfds:huggingface:mnist/a:1.0.0', True),
+        ('domains:a=digits,b=tfds:space:x', True),
+        ('tfds:mnist', False),
+        ('tfds:mnist:3.0.1', False),
+        ('tfds:domainnet/real:*.*.*', False),
+        ('domains:a=digits,b=tfds:mnist', False),
+        ('digits', False),
+        ('folder:a:b', False),
+        ('npz:tfds:a:b.npz', False),
+    ],
+)
+def test_datasets_with_code_of_others(name, is_code):
+  assert names.is_community_dataset(name) == is_code

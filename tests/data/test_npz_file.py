@@ -1,9 +1,17 @@
 """Datasets from .npz files."""
 
+import io
+import os
+import socket
+import zipfile
+
+from absl import logging
 import numpy as np
 import pytest
 
 from tff_bn import data as tff_bn_data
+from tff_bn.common import memory
+from tff_bn.data import arrays
 
 RNG = np.random.default_rng(0)
 ARRAYS = {
@@ -100,3 +108,322 @@ def test_wrong_lengths(tmp_path):
   path = tmp_path / 'mine.npz'
   np.savez(path, **{**ARRAYS, 'y_train': ARRAYS['y_train'][:-1]})
   check_refused(path, 'x_train has 6 samples but y_train has 5 labels')
+
+
+def write_members(path, **members):
+  """Writes the members of an archive, which are arrays or bytes."""
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+    for name, content in {**ARRAYS, **members}.items():
+      archive.writestr(f'{name}.npy', as_member(content))
+
+
+def as_member(content):
+  if isinstance(content, bytes):
+    return content
+  file = io.BytesIO()
+  np.save(file, content, allow_pickle=True)
+  return file.getvalue()
+
+
+def header(shape, dtype='|u1'):
+  """The header of an array without its values."""
+  file = io.BytesIO()
+  np.lib.format.write_array_header_1_0(
+      file, {'shape': shape, 'fortran_order': False, 'descr': dtype}
+  )
+  return file.getvalue()
+
+
+class Unpickled(Exception):
+  pass
+
+
+class Evil:
+
+  def __reduce__(self):
+    return Unpickled, ()
+
+
+@pytest.mark.parametrize(
+    ('member', 'message'),
+    [
+        (b'', 'x_train cannot be read'),
+        (b'no array', 'x_train cannot be read .the magic string'),
+        (b'\n' * 100, 'x_train cannot be read .the magic string'),
+        (as_member(ARRAYS['x_train'])[:20], 'x_train cannot be read'),
+        (
+            as_member(ARRAYS['x_train'])[:-1],
+            'it has 487 bytes, .* describes 488',
+        ),
+        (as_member(ARRAYS['x_train']) + b'a', 'it has 489 bytes, .* 488'),
+        (header((2**40, 8, 8, 3)), 'its header describes 211,106,232,533,120'),
+        (
+            header((2**70,)),
+            'its header describes 1,180,591,620,717,411,303,552',
+        ),
+        (header((-1, 4, 5, 3)), r'its shape is \(-1, 4, 5, 3\)'),
+        (header((), '|O'), 'it holds Python objects'),
+        (np.array([Evil()] * 6), 'it holds Python objects'),
+        (
+            b'\x93NUMPY\x09\x00' + b'a' * 99,
+            r'the version \(9, 0\)|invalid version',
+        ),
+        (
+            b'\x93NUMPY\x01\x00\x10\x00(1).__class__   ',
+            'x_train cannot be read',
+        ),
+        (np.array(3), r'x_train has the shape \(\)'),
+        (np.zeros((6, 4, 5, 3), 'U3'), 'x_train has the dtype <U3'),
+        (np.zeros((6, 4), [('a', 'i4')]), r"x_train has the dtype .*'a'"),
+    ],
+)
+def test_member_that_is_no_array(tmp_path, member, message):
+  path = tmp_path / 'mine.npz'
+  write_members(path, x_train=member)
+  check_refused(path, message)
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        np.asfortranarray,
+        lambda array: array.astype(array.dtype.newbyteorder('>')),
+        lambda array: array.astype('>i8'),
+    ],
+)
+def test_layouts_of_arrays(tmp_path, change):
+  path = tmp_path / 'mine.npz'
+  np.savez(path, **{name: change(array) for name, array in ARRAYS.items()})
+  assert_loaded(tff_bn_data.load_dataset(str(path)))
+
+
+def test_names_without_suffix(tmp_path):
+  path = tmp_path / 'mine.npz'
+  with zipfile.ZipFile(path, 'w') as archive:
+    for name, array in ARRAYS.items():
+      archive.writestr(name, as_member(array))
+  assert_loaded(tff_bn_data.load_dataset(str(path)))
+
+
+@pytest.mark.parametrize('second', ['x_train.npy', 'x_train'])
+@pytest.mark.filterwarnings('ignore:Duplicate name')
+def test_duplicate_members(tmp_path, second):
+  path = tmp_path / 'mine.npz'
+  write_members(path)
+  with zipfile.ZipFile(path, 'a') as archive:
+    archive.writestr(second, as_member(ARRAYS['x_train']))
+  check_refused(path, 'has 2 arrays x_train; it is unclear')
+
+
+def change_entries(path, offset, change):
+  """Changes a byte in both headers of each member of an archive."""
+  content = bytearray(path.read_bytes())
+  for signature, start in ((b'PK\x03\x04', 0), (b'PK\x01\x02', 2)):
+    found = content.find(signature)
+    while found >= 0:
+      content[found + start + offset] = change
+      found = content.find(signature, found + 1)
+  path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ('offset', 'value', 'message'),
+    [
+        (6, 1, 'x_train in .* is encrypted'),
+        (8, 9, 'x_train cannot be read .*compression'),
+    ],
+)
+def test_foreign_kinds_of_archives(tmp_path, offset, value, message):
+  path = tmp_path / 'mine.npz'
+  write_members(path)
+  change_entries(path, offset, value)
+  check_refused(path, message)
+
+
+def test_damaged_compressed_member(tmp_path):
+  path = tmp_path / 'mine.npz'
+  write_members(path, x_train=RNG.random((6, 100)), x_test=RNG.random((2, 100)))
+  content = bytearray(path.read_bytes())
+  for place in range(500, 2500, 100):
+    content[place] ^= 255
+  path.write_bytes(content)
+  check_refused(path, 'x_train cannot be read')
+
+
+def test_names_that_are_not_utf8(tmp_path):
+  path = tmp_path / 'mine.npz'
+  np.savez(path, **ARRAYS)
+  other = tmp_path / os.fsdecode(b'\xff.npz')
+  path.rename(other)
+  with pytest.raises(ValueError, match=r"dataset='.*\\udcff.npz' is not UTF-8"):
+    tff_bn_data.load_dataset(str(other))
+  # Members: the flag says UTF-8.
+  with zipfile.ZipFile(path, 'w') as archive:
+    archive.writestr('x_träin.npy', b'')
+  path.write_bytes(path.read_bytes().replace('ä'.encode(), b'\xff\xfe'))
+  check_refused(path, 'is no readable .npz file')
+
+
+def test_names_of_members_do_not_break_the_line(tmp_path):
+  path = tmp_path / 'mine.npz'
+  with zipfile.ZipFile(path, 'w') as archive:
+    archive.writestr('a\nb.npy', b'')
+  check_refused(path, r'but has a\\nb')
+
+
+@pytest.mark.parametrize('kind', ['pipe', 'socket', 'folder'])
+def test_only_regular_files_are_opened(tmp_path, kind, monkeypatch):
+  monkeypatch.chdir(tmp_path)  # The path of a socket is short.
+  if kind == 'pipe':
+    os.mkfifo('mine.npz')
+  elif kind == 'folder':
+    os.mkdir('mine.npz')
+  else:
+    with socket.socket(socket.AF_UNIX) as server:
+      server.bind('mine.npz')
+  check_refused('mine.npz', 'mine.npz. is no regular file')
+
+
+def test_link_to_a_file(tmp_path):
+  np.savez(tmp_path / 'mine.npz', **ARRAYS)
+  (tmp_path / 'link.npz').symlink_to('mine.npz')
+  assert_loaded(tff_bn_data.load_dataset(str(tmp_path / 'link.npz')))
+  (tmp_path / 'broken.npz').symlink_to('none.npz')
+  check_refused(tmp_path / 'broken.npz', 'there is no file')
+
+
+@pytest.fixture
+def reads(monkeypatch):
+  """The arrays whose values were read."""
+  found = []
+  read_array = np.lib.format.read_array
+
+  def spy(file, **options):
+    found.append(file.name.removesuffix('.npy'))
+    return read_array(file, **options)
+
+  monkeypatch.setattr(np.lib.format, 'read_array', spy)
+  return found
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message', 'expected'),
+    [
+        ({}, None, ['y_train', 'y_test', 'x_train', 'x_test']),
+        # What the headers tell.
+        ({'x_train': np.zeros((6, 4, 5, 1), 'u1')}, 'must be the same', []),
+        ({'x_test': np.zeros((2, 4, 5, 3))}, 'scaled differently', []),
+        ({'x_test': np.zeros((2, 4, 5, 3), 'S1')}, 'dtype .S1', []),
+        ({'y_test': np.zeros(3, int)}, 'y_test has 3 labels', []),
+        # What the labels tell.
+        (
+            {'y_train': np.zeros(6, int), 'y_test': np.zeros(2, int)},
+            'label 0 only',
+            ['y_train', 'y_test'],
+        ),
+        ({'y_test': np.eye(4)[:2]}, 'one-hot', ['y_train', 'y_test']),
+        # Labels of many columns are not read.
+        (
+            {'y_test': np.zeros((2, 2**17), bool)},
+            r'one-hot .*argmax\(y_test, axis=1\)\. Several labels .*not supp',
+            [],
+        ),
+    ],
+)
+def test_values_are_read_last(
+    tmp_path, reads, changes, message, expected, monkeypatch
+):
+  monkeypatch.setattr(arrays, '_MAX_ADVISED_VALUES', 2**17)
+  path = tmp_path / 'mine.npz'
+  write_members(path, **changes)
+  if message is None:
+    tff_bn_data.load_dataset(str(path))
+  else:
+    check_refused(path, message)
+  assert reads == expected
+
+
+def test_archive_of_zeros_that_is_larger_than_memory(
+    tmp_path, monkeypatch, reads
+):
+  path = tmp_path / 'mine.npz'
+  zeros = np.zeros((2 * 10**4, 100), np.uint8)
+  write_members(
+      path, x_train=zeros, y_train=np.arange(2 * 10**4) % 3, x_test=zeros[:2]
+  )
+  assert path.stat().st_size < 10**5
+  monkeypatch.setattr(memory, 'total_bytes', lambda: 10**6)
+  check_refused(path, 'the arrays of .* take 0 GB of memory, but this machine')
+  assert not reads
+  monkeypatch.setattr(memory, 'total_bytes', lambda: 10**7)
+  assert tff_bn_data.load_dataset(str(path)).x_train.sum() == 0
+
+
+SERIES = {
+    'x_train': RNG.integers(-300, 300, (6, 9, 2), np.int16),
+    'x_test': RNG.integers(-300, 300, (2, 9, 2), np.int16),
+}
+
+
+def test_series(tmp_path):
+  path = tmp_path / 'mine.npz'
+  write_members(path, **SERIES)
+  dataset = tff_bn_data.load_dataset(f'series:{path}')
+  assert dataset.name == f'series:{path}'
+  assert dataset.input_shape == (9, 2)
+  for name, array in SERIES.items():
+    np.testing.assert_array_equal(getattr(dataset, name), array)
+  with pytest.raises(
+      ValueError, match='image_size=4x4 is .*series of 9 steps with 2 features'
+  ):
+    tff_bn_data.load_dataset(f'series:{path}', image_size=(4, 4))
+
+
+def test_three_axes_are_grey_images_without_series(tmp_path, monkeypatch):
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
+  path = tmp_path / 'mine.npz'
+  grey = {name: np.abs(array) % 256 for name, array in SERIES.items()}
+  write_members(path, **grey)
+  dataset = tff_bn_data.load_dataset(str(path))
+  assert dataset.input_shape == (9, 2, 1)
+  np.testing.assert_array_equal(dataset.x_train[..., 0], grey['x_train'])
+  mixed = {**grey, 'x_train': grey['x_train'].astype(np.uint8)}
+  write_members(path, **mixed)
+  mixed_dataset = tff_bn_data.load_dataset(str(path))
+  assert mixed_dataset.fingerprint() == dataset.fingerprint()
+  assert warnings.pop() == warnings[0]
+  assert warnings == [
+      f'dataset={path}: the samples have the shape 9x2, which is read as'
+      ' [height, width] of grey images. If they are series [steps, features],'
+      ' load them as series:PATH.'
+  ]
+  write_members(path, **SERIES)
+  check_refused(path, 'values from .*pixels from 0 to 255')
+  assert warnings[0] == warnings[1]
+  square = {name: array[:, :2] for name, array in grey.items()}
+  write_members(path, **square)
+  assert tff_bn_data.load_dataset(str(path)).input_shape == (2, 2, 1)
+  write_members(path, **SERIES)
+  tff_bn_data.load_dataset(f'series:{path}')
+  assert len(warnings) == 2
+
+
+def test_series_of_another_shape(tmp_path):
+  path = tmp_path / 'mine.npz'
+  write_members(path)
+  check_refused(
+      f'series:{path}', r'must be \[samples, steps, features\].*Use npz:'
+  )
+
+
+@pytest.mark.parametrize('dtype', [np.int8, np.int32, bool, np.float16])
+def test_vectors_of_small_integers(tmp_path, dtype):
+  path = tmp_path / 'mine.npz'
+  x = RNG.integers(0, 5, (6, 7)).astype(dtype)
+  write_members(path, x_train=x, x_test=x[:2])
+  dataset = tff_bn_data.load_dataset(str(path))
+  assert dataset.x_train.dtype == np.float32
+  np.testing.assert_array_equal(dataset.x_train, x)

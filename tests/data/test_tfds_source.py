@@ -1,5 +1,7 @@
 """Datasets of TensorFlow Datasets, written by the tests in its own format."""
 
+import json
+
 import numpy as np
 import pytest
 import requests
@@ -139,6 +141,30 @@ def test_no_images_with_labels(tmp_path):
   check_refused(tmp_path, 'not a dataset of images', 'tfds:vectors')
   store(tmp_path, 'unsupervised', GRAY, keys=None)
   check_refused(tmp_path, 'not a dataset of images', 'tfds:unsupervised')
+
+
+def test_classes_of_others_are_not_imported(tmp_path, monkeypatch):
+  store(tmp_path, 'tiny', GRAY)
+  path = tmp_path / 'tiny/1.0.0/features.json'
+  content = path.read_text()
+  (tmp_path / 'evil_features.py').write_text('1 / 0\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  label = json.loads(content)['featuresDict']['features']['label']
+  for key in ('type', 'pythonClassName', 'python_class_name'):
+    path.write_text(
+        content.replace(
+            f'"pythonClassName": "{label["pythonClassName"]}"',
+            f'"{key}": "evil_features.Label"',
+        )
+    )
+    for name in ('tiny', 'tiny/1.0.0', 'tiny:1.0.0', 'Tiny', 'tiny:*.*.*'):
+      with pytest.raises(ValueError, match=f'{path} names the class evil_fea'):
+        load(tmp_path, f'tfds:{name}')
+  path.write_text('{')
+  with pytest.raises(ValueError, match=f'{path} is damaged'):
+    load(tmp_path)
+  with pytest.raises(ValueError, match='has a dataset'):
+    load(tmp_path, 'tfds:tin')  # Another one.
 
 
 def test_unknown_name(tmp_path):

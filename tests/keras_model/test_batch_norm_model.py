@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tff_bn import BatchNormModel
+from tff_bn import copy_model
+from tff_bn.clients import local_step
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import PositionEncoding
 
@@ -136,6 +138,113 @@ def test_roles_inside_wrappers_synchronized_and_shared_layers():
   assert sorted(_roles(model)) == sorted([*_NORM * 3, kernel, kernel])
 
 
+class _OwnTrainStep(keras.Model):
+
+  def train_step(self, data):
+    return super().train_step(data)
+
+
+class _OwnLossAndMetrics(keras.Sequential):
+
+  def compute_loss(self, **kwargs):
+    return 2 * super().compute_loss(**kwargs)
+
+  def compute_metrics(self, *args, **kwargs):
+    return {}
+
+
+class _OwnStepsInside(keras.layers.Layer):
+
+  def train_step(self, x):
+    return x
+
+  def call(self, x):
+    return x
+
+
+def _functional(model_class=keras.Model):
+  inputs = keras.Input((4,))
+  return model_class(inputs, layers.Dense(3)(inputs), name='own')
+
+
+def _with_replaced_method():
+  model = _functional()
+  model.fit = lambda *args, **kwargs: None
+  return model
+
+
+@pytest.mark.parametrize(
+    ('keras_model_fn', 'methods'),
+    [
+        (lambda: _functional(_OwnTrainStep), '_OwnTrainStep.* own train_step,'),
+        (
+            lambda: _OwnLossAndMetrics([keras.Input((4,)), layers.Dense(3)]),
+            '_OwnLossAndMetrics.* own compute_loss, compute_metrics, which',
+        ),
+        (_with_replaced_method, "'own' .*Functional.* has its own fit, which"),
+    ],
+)
+def test_overridden_training_is_not_ignored(keras_model_fn, methods):
+  with pytest.raises(ValueError, match=methods):
+    _model(keras_model_fn)
+
+
+@pytest.mark.parametrize(
+    'method',
+    ['fit', 'make_train_function', 'train_on_batch', 'train_step', 'test_step'],
+)
+def test_each_overridden_method_is_named(method):
+  own = type('Own', (keras.Model,), {method: lambda self, *args: None})
+  with pytest.raises(
+      ValueError, match=rf"'own' .*\(Own\) has its own {method}, which .*ignore"
+  ):
+    _model(lambda: _functional(own))
+
+
+def test_methods_that_training_does_not_replace():
+  """The remedy of the error, and a layer whose methods Keras ignores, too."""
+
+  def keras_model_fn():
+    model = _functional(_OwnTrainStep)
+    return keras.Model(model.inputs, _OwnStepsInside()(model.outputs[0]))
+
+  assert len(_model(keras_model_fn).variables) == 2
+
+
+def test_compiled_model(caplog):
+  def keras_model_fn(**arguments):
+    model = _functional()
+    if arguments:
+      model.compile(**arguments)
+    return model
+
+  def scaled_error(y_true, y_pred):
+    return keras.ops.mean(y_true - y_pred)
+
+  _model(keras_model_fn).to_keras()
+  assert not caplog.records
+  _model(
+      lambda: keras_model_fn(
+          optimizer=keras.optimizers.Adam(0.1),
+          loss=[scaled_error],
+          loss_weights=[0.25],
+          metrics={'dense': ['mae', keras.metrics.AUC()]},
+          weighted_metrics=[scaled_error],
+      )
+  ).to_keras()
+  (record,) = caplog.records
+  assert record.levelname == 'WARNING'
+  assert record.getMessage() == (
+      "The model 'own' of keras_model_fn is compiled, but training ignores its"
+      ' optimizer (Adam), loss (scaled_error), loss_weights (0.25), metrics'
+      ' (dense: mae, AUC), weighted_metrics (scaled_error): loss_fn,'
+      ' metrics_fn and the client_optimizer of the builder replace them.'
+  )
+  caplog.clear()
+  _model(lambda: keras_model_fn(loss='mse'))
+  assert 'ignores its optimizer (RMSprop), loss (mse):' in caplog.text
+
+
 class _Subclassed(keras.Model):
 
   def __init__(self):
@@ -241,6 +350,34 @@ def test_weights_of_another_model_are_an_error():
     model.from_keras(deeper)
 
 
+class WeightedError(keras.losses.Loss):
+  """The mean squared error of pairs of labels and weights."""
+
+  def call(self, y_true, y_pred):
+    labels, weights = y_true
+    return weights * keras.ops.mean(keras.ops.square(labels - y_pred), -1)
+
+
+def test_sample_weights_as_a_part_of_y():
+  """The remedy of an error, with `fit` as the truth."""
+  spec = (_SPEC[0], (tf.TensorSpec((None, 3)), tf.TensorSpec((None,))))
+  model = _model(_functional, spec, WeightedError)
+  rng = np.random.default_rng(0)
+  x, y, weights = (
+      rng.uniform(size=shape).astype(np.float32)
+      for shape in ((8, 4), (8, 3), 8)
+  )
+  keras_model = model.to_keras()
+  output, loss = local_step.output_and_loss(
+      keras_model, model.loss_fn(), x, (tf.constant(y), tf.constant(weights))
+  )
+  assert output.shape == (8, 3)
+  keras_model.compile('sgd', 'mse')
+  np.testing.assert_allclose(
+      loss, keras_model.evaluate(x, y, 8, 0, weights), rtol=1e-5
+  )
+
+
 def _with_norm():
   return keras.Sequential(
       [keras.Input((4,)), layers.Dense(3), layers.BatchNormalization()],
@@ -283,12 +420,53 @@ def _with_two_inputs():
         (
             dict(input_spec=(*_SPEC, _SPEC[1])),
             ValueError,
-            r'input_spec must be the element_spec .* of \(x, y\) pairs',
+            r'input_spec must be the element_spec .* of \(x, y\) pairs.*'
+            r'\(x, y, sample_weight\) are not .*sample_weight: \(x, y\)\), or',
+        ),
+        (
+            dict(input_spec=dict(zip(('image', 'label'), _SPEC))),
+            ValueError,
+            r'pairs, but is .*dataset.map .* lambda batch: \(batch\[X\], batch',
+        ),
+        (
+            dict(input_spec=(tf.SparseTensorSpec((None, 4)), _SPEC[1])),
+            TypeError,
+            'x has .* type SparseTensorSpec. .*x, y: .tf.sparse.to_dense.x., y',
+        ),
+        (
+            dict(input_spec=(_SPEC[0], tf.SparseTensorSpec((None, 3)))),
+            TypeError,
+            r'y has .* type SparseT.* y: \(x, tf.sparse.to_dense\(y\)\)\)\.$',
+        ),
+        (
+            dict(input_spec=(tf.RaggedTensorSpec((8, None)), _SPEC[1])),
+            TypeError,
+            r'type RaggedTensorSpec. .* y: \(x.to_tensor\(\), y\)\)\.$',
+        ),
+        (
+            dict(input_spec=({'a': tf.RaggedTensorSpec((8, None))}, _SPEC[1])),
+            TypeError,
+            r'type RaggedTensorSpec. Convert it .* by dataset.map\.$',
+        ),
+        (
+            dict(input_spec=(_SPEC[0], tf.OptionalSpec(_SPEC[1]))),
+            TypeError,
+            'must consist of tf.TensorSpecs, but y has a part of type Optional',
+        ),
+        (
+            dict(input_spec=(tf.TensorSpec(None), _SPEC[1])),
+            ValueError,
+            'unknown rank in x: .*from_generator an output_signature with shap',
+        ),
+        (
+            dict(input_spec=(_SPEC[0], (_SPEC[1], tf.TensorSpec(None)))),
+            ValueError,
+            'unknown rank in y: .*call set_shape after tf.py_function or tf.',
         ),
         (
             dict(keras_model_fn=_with_norm()),
             TypeError,
-            r"is the model '\w+' itself; use lambda: keras.models.clone_model",
+            r"is the model '\w+' itself; use lambda: tff_bn.copy_model",
         ),
         (
             dict(keras_model_fn='resnet20'),
@@ -460,8 +638,7 @@ def test_a_function_must_build_new_models(kind):
   with pytest.raises(
       ValueError,
       match=(
-          'keras_model_fn must build a new model at each call.*clone_model.*'
-          'set_weights'
+          'keras_model_fn must build a new model at each call.*copy_model'
       ),
   ):
     _model(build)
@@ -513,12 +690,7 @@ def test_the_advice_keeps_the_weights_of_a_loaded_model():
   for variable in loaded.weights:
     variable.assign(variable + 1)
 
-  def keras_model_fn():
-    copy = keras.models.clone_model(loaded)
-    copy.set_weights(loaded.get_weights())
-    return copy
-
-  model = _model(keras_model_fn)
+  model = _model(lambda: copy_model(loaded))
   for a, b in zip(
       model.to_keras().get_weights(), loaded.get_weights(), strict=True
   ):

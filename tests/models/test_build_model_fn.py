@@ -101,6 +101,17 @@ def for_vectors(input_shape, num_classes):
   inputs = keras.Input((3,))
   return keras.Model(inputs, keras.layers.Dense(num_classes)(inputs))
 
+def series(input_shape, num_classes):
+  return keras.Sequential([
+      keras.Input(input_shape), keras.layers.Conv1D(2, 3),
+      keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(num_classes)
+  ])
+
+def series_without_input(input_shape, num_classes):
+  return keras.Sequential([
+      keras.layers.LSTM(2), keras.layers.Dense(num_classes)
+  ])
+
 def layer(input_shape, num_classes):
   return keras.layers.Dense(num_classes)
 
@@ -362,3 +373,16 @@ class TestUserModel:
   )
   def test_wrong_functions(self, name, message):
     check_refused(name, message)
+
+  @pytest.mark.parametrize('name', ['series', 'series_without_input'])
+  def test_models_of_series(self, name):
+    models.build_model_fn(f'user_models:{name}', (8, 3), 10)
+    advice = 'series of {} steps with {} features, load them as series:PATH'
+    for shape in ((8, 8, 1), (9, 2, 1)):
+      with pytest.raises(ValueError, match=advice.format(*shape)):
+        models.build_model_fn(f'user_models:{name}', shape, 10)
+    # Others are no grey images.
+    for wrong, shape in ((name, (8, 8, 3)), ('fails', (8, 8, 1))):
+      with pytest.raises(ValueError, match=wrong) as error:
+        models.build_model_fn(f'user_models:{wrong}', shape, 10)
+      assert 'series:PATH' not in str(error.value)

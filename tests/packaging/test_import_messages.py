@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tff_bn.programs import import_messages
+
 _INFORMATION = """\
 WARNING: All log messages before absl::InitializeLog() is called are written
 I0000 00:00:1795335782.672929   28127 port.cc:153] oneDNN is on.
@@ -23,15 +25,16 @@ print('said by Python', file=sys.stderr, end='')
 
 
 def _import_tensorflow(
-    folder: pathlib.Path, source: str, after: str = ''
+    folder: pathlib.Path, source: str, after: str = '', before: str = ''
 ) -> subprocess.CompletedProcess[str]:
   """Imports a fake `tensorflow` in a process that hides its messages."""
   package = folder / 'tensorflow'
   package.mkdir()
   (package / '__init__.py').write_text(textwrap.dedent(source))
-  code = """
+  code = f"""
       import sys
       from tff_bn.programs import import_messages
+      {before}
       import_messages.hide()
       import tensorflow
       assert type(tensorflow.__loader__).__name__ == 'SourceFileLoader'
@@ -49,6 +52,58 @@ def test_only_information_is_hidden(tmp_path: pathlib.Path):
   result = _import_tensorflow(tmp_path, _SPEAK)
   assert result.returncode == 0, result.stderr
   assert result.stderr == _PROBLEM + 'said by Python\n'
+
+
+_REGISTERED = (
+    'E0000 00:00:1795335782.6 28127 cuda_dnn.cc:8310] Unable to register cuDNN'
+    ' factory: it is registered already\n'
+    'W0000 00:00:1795335782.6 28127 computation_placer.cc:177] computation'
+    ' placer already registered.\n'
+    'W0000 00:00:1795335782.6   281 py_utils.cc:38] TF-TRT Warning: Could not'
+    ' find TensorRT\n'
+)
+_NO_GPU = (
+    'E0000 00:00:1795335782.6   28127 cuda_platform.cc:52] failed call to'
+    ' cuInit: INTERNAL: CUDA error: UNKNOWN ERROR (303)\n'
+)
+
+
+@pytest.mark.parametrize('has_gpu', [False, True])
+def test_missing_gpus_are_no_errors(tmp_path: pathlib.Path, has_gpu: bool):
+  """TensorFlow looks for GPUs later, unless it is asked at once."""
+  source = f"""
+      import os
+      os.write(2, {_REGISTERED.encode()!r})
+
+      class config:
+        looked = False
+
+        def list_physical_devices(kind):
+          if kind == 'GPU' and not config.looked:
+            config.looked = True
+            os.write(2, {(_NO_GPU + _PROBLEM).encode()!r})
+  """
+  after = """
+      print(tensorflow.config.looked)
+      tensorflow.config.list_physical_devices('GPU')
+  """
+  before = f'import_messages._has_gpu = lambda: {has_gpu}'
+  result = _import_tensorflow(tmp_path, source, after, before)
+  assert result.returncode == 0, result.stderr
+  assert result.stdout == f'{not has_gpu}\n'
+  # With a GPU it is an error.
+  assert result.stderr == (_NO_GPU if has_gpu else '') + _PROBLEM
+
+
+def test_gpus_are_found_without_tensorflow(monkeypatch, tmp_path):
+  monkeypatch.setattr(
+      import_messages, '_GPU_DEVICES', f'{tmp_path}/nvidia[0-9]*'
+  )
+  # The driver has other devices, too.
+  (tmp_path / 'nvidiactl').touch()
+  assert not import_messages._has_gpu()
+  (tmp_path / 'nvidia0').touch()
+  assert import_messages._has_gpu()
 
 
 def test_later_messages_are_shown(tmp_path: pathlib.Path):

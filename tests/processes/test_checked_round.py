@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
@@ -63,6 +64,21 @@ def test_wrong_arguments_of_each_kind_of_process(call):
         call.next(call.state, *others)
   with pytest.raises(TypeError, match='single tf.data.Dataset'):
     call.next(call.state, *call.others[:-1], call.data[0])
+
+
+def test_datasets_of_another_type(call, toy):
+  data = call.data[0]
+  wrong = data.map(lambda x, y: (x, tf.cast(y, tf.int64)))
+  message = (
+      r'data\[1\]: y has the dtype int64, but must have int32\. Use'
+      r' dataset\.map\(lambda x, y: \(x, tf\.cast\(y, tf\.int32\)\)\)\.$'
+  )
+  others = [2 * other for other in call.others[:-1]]
+  with pytest.raises(TypeError, match=message):
+    call.next(call.state, *others, [data, wrong])
+  unbatched = [data.unbatch()]
+  with pytest.raises(TypeError, match=r'data\[0\]: x has .* not batched'):
+    call.next(call.state, *call.others[:-1], unbatched)
 
 
 @pytest.mark.parametrize('name', _WITHOUT_STATES)

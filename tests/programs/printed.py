@@ -1,6 +1,9 @@
 """What programs print on the standard error stream."""
 
-_PROGRESS = ('Building the model ', 'Checking ', '… took ', '[', 'round ')
+_PROGRESS = (
+    *('Building the model ', 'Checking ', 'Loading '),
+    *('… took ', '[', 'round '),
+)
 
 
 def error(text):

@@ -99,6 +99,29 @@ def test_wrong_flags(arguments, message, capsys):
   assert err.count('\n') == 1
 
 
+@pytest.mark.parametrize(
+    'character',
+    ['\n', '\r', '\t', '\x0b', '\x1b', '\x7f', '\x85', '\u2028', '\udcff'],
+)
+def test_characters_that_are_not_printable(character, tmp_path, capsys):
+  def main(flags):
+    pytest.fail('main ran')
+
+  path = tmp_path / 'x.flags'
+  arguments = [f'--output_dir=a{character}--rounds=5']
+  for given in (arguments, ['--output_dir', f'a{character}b']):
+    code, out, err = _run(main, given, capsys)
+    assert (code, out) == (2, '')
+    assert f'must not contain the character {ascii(character)}' in err
+    assert character not in err.rstrip('\n')
+  assert '--output_dir=a\\' in _run(main, arguments, capsys)[2]
+  if character not in '\n\r\udcff':
+    path.write_text(f'{arguments[0]}\n', encoding='utf-8')
+    code, _, err = _run(main, [f'--flagfile={path}'], capsys)
+    assert code == 2
+    assert 'must not contain the character' in err
+
+
 def test_wrong_flag_in_a_flagfile(tmp_path, capsys):
   path = tmp_path / 'flags'
   path.write_text('# comment\n\n--rouns=4\n')

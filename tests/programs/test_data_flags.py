@@ -1,5 +1,6 @@
 """Tests of the flags of the data."""
 
+import contextlib
 import re
 
 from absl import logging
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from tff_bn.programs import cli
+from tff_bn.programs import data_flags
 from tff_bn.programs import settings
 from tff_bn.programs import train
 
@@ -194,3 +196,21 @@ def test_npz_domains_train(tmp_path):
       f'--output_dir={tmp_path / "run"}',
   ]
   assert train.run(arguments) == 0
+
+
+@pytest.mark.parametrize('verbosity', [-2, -1])
+def test_loading_is_announced(tmp_path, verbosity, capsys):
+  """Before it begins, and only if it can take long."""
+  logging.set_verbosity(verbosity)
+  path = tmp_path / 'folder' / 'mine.npz'
+  for dataset in ('digits', f'npz:{path}'):
+    flags = data_flags.DataFlags(
+        **{
+            **dict.fromkeys(data_flags.DataFlags.specs()),
+            'dataset': dataset,
+        }
+    )
+    with contextlib.suppress(ValueError):  # The file does not exist.
+      flags.load()
+  expected = '' if verbosity == -2 else 'Loading mine …\n'
+  assert capsys.readouterr().err == expected

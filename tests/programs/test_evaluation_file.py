@@ -104,11 +104,57 @@ def test_damaged_file(damage, tmp_path):
   assert path.read_bytes() == content
 
 
-def test_file_of_an_earlier_version_is_replaced(tmp_path):
+@pytest.fixture
+def written(tmp_path):
+  """A file with two evaluations."""
   path = tmp_path / 'evaluation.csv'
-  path.write_text('model,client,num_examples,accuracy,loss\nglobal,,4,0.5,1\n')
-  assert evaluation_file.read(path) == {}
+  for arguments in (['--split=iid'], ['--split=iid', '--num_clients=2']):
+    evaluation_file.add(
+        path,
+        _subject(tmp_path, *arguments),
+        [
+            report.Evaluation('global', '', 72, 0.0625, 1.5),
+            report.Evaluation('own', 'client\r\n0', 36, 0.056, 0.1),
+            report.Evaluation('own', 'client_1', 0, None, None),
+        ],
+    )
+  return path
+
+
+def test_unusual_names(written):
+  first, _ = evaluation_file.read(written).values()
+  assert first[1].client == 'client\r\n0'
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        lambda text: text.replace('0.056', '0.956', 1),
+        lambda text: text.replace('0.056', '', 1),
+        lambda text: text.replace('0.056', 'good', 1),
+        lambda text: text.replace(',36,', ',37,', 1),
+        lambda text: text.replace('saved', 'reestimated', 3),
+        lambda text: text.replace('client_1', 'client_2', 1),
+        lambda text: text.replace('accuracy', 'occuracy'),
+        lambda text: text.replace('own', 'global', 1),
+        # The same numbers, written otherwise.
+        lambda text: text.replace('0.0625', '0.06250', 1),
+        # The last row is cut, or missing.
+        lambda text: text[:-1],
+        lambda text: text[: text.rindex('client_1') + 12],
+        lambda text: text[: text.rindex('client_1')],
+        lambda text: ''.join(text.splitlines(True)[:-1]),
+        lambda text: text.splitlines(True)[0],
+        lambda text: '',
+        # Of an earlier version.
+        lambda text: 'model,client,num_examples,accuracy,loss\nglobal,,4,0,1\n',
+    ],
+)
+def test_changed_file(change, written, tmp_path):
+  text = change(written.read_bytes().decode())
+  assert text != written.read_bytes().decode()
+  written.write_bytes(text.encode())
   rows = [report.Evaluation('global', '', 4, 0.25, 1.0)]
-  subject = _subject(tmp_path)
-  assert evaluation_file.add(path, subject, rows) == 0
-  assert evaluation_file.read(path) == {subject: rows}
+  with pytest.raises(ValueError, match=f'{written} is damaged.*earlier vers'):
+    evaluation_file.add(written, _subject(tmp_path), rows)
+  assert written.read_bytes() == text.encode()

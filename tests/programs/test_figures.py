@@ -114,6 +114,34 @@ def test_title_fits_into_the_figure(width):
   assert drawing.get_suptitle().splitlines()[-1] == 'b'
 
 
+@pytest.mark.parametrize('width', [3.1, 9.0])
+@pytest.mark.parametrize('length', [45, 150])
+def test_long_words_are_smaller(width, length):
+  word = 'x' * length
+  drawing, _ = _drawing(width)
+  figures.add_title(drawing, f'a {word} b')
+  assert word in drawing.get_suptitle().split()
+  drawing.canvas.draw()
+  box = drawing._suptitle.get_window_extent()
+  assert 0 < box.x0 < box.x1 < drawing.bbox.width
+
+
+def test_titles_are_no_formulas():
+  drawing, _ = _drawing(9.0)
+  figures.add_title(drawing, 'from $5_ to $6_')
+  drawing.canvas.draw()
+  assert drawing.get_suptitle() == 'from $5_ to $6_'
+
+
+def test_lines_are_broken_between_words():
+  text = 'a-long-word and/a/path_of_many_characters b'
+  assert figures.wrapped(text, 12).splitlines() == [
+      'a-long-word',
+      'and/a/path_of_many_characters',
+      'b',
+  ]
+
+
 def test_colors_and_dashes_differ():
   assert len(set(figures.COLORS)) == len(figures.COLORS) == 7
   assert len(set(figures.DASHES)) == len(figures.DASHES) == 4

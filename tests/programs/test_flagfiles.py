@@ -7,6 +7,10 @@ from tff_bn.programs import flagfiles
 from tff_bn.programs import train
 
 
+def _texts(*arguments):
+  return [argument.text for argument in flagfiles.expand(arguments)]
+
+
 def test_a_file_is_replaced_by_its_lines(tmp_path):
   (tmp_path / 'a').write_text(
       f'# comment\n// too\n\n--x=1\n--flagfile={tmp_path}/b\n  --y=2  \n'
@@ -15,37 +19,37 @@ def test_a_file_is_replaced_by_its_lines(tmp_path):
   for form in ([f'--flagfile={tmp_path}/a'], ['-flagfile', f'{tmp_path}/a']):
     arguments = ['--first', *form, '--last=3']
     expanded = ['--first', '--x=1', '--z=é', '--y=2', '--last=3']
-    assert flagfiles.expand(arguments) == expanded
-    assert flagfiles.remove(arguments) == ['--first', '--last=3']
+    found = flagfiles.expand(arguments)
+    assert [argument.text for argument in found] == expanded
+    assert [argument.path and argument.path.name for argument in found] == [
+        *(None, 'a', 'b', 'a', None)
+    ]
   # The same file twice is no circle.
   twice = [f'--flagfile={tmp_path}/b'] * 2
-  assert flagfiles.expand(twice) == ['--z=é'] * 2
+  assert _texts(*twice) == ['--z=é'] * 2
 
 
 def test_a_file_from_windows(tmp_path):
   path = tmp_path / 'x.flags'
   path.write_bytes(b'\xef\xbb\xbf--rounds=3\r\n--seed=1\r\n')
-  expanded = flagfiles.expand([f'--flagfile={path}'])
-  assert expanded == ['--rounds=3', '--seed=1']
+  assert _texts(f'--flagfile={path}') == ['--rounds=3', '--seed=1']
 
 
 def test_presets_are_found_by_name(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  assert '--dataset=digits_domains' in flagfiles.expand(
-      ['--flagfile=digits_domains']
-  )
+  assert '--dataset=digits_domains' in _texts('--flagfile=digits_domains')
   flags = cli.parse(train.define_flags, ['--flagfile=digits_domains'])
   assert flags.split == 'domains'
   assert flags.source('split') == cli.Source.FLAGFILE
   # A file in the working folder is preferred.
   (tmp_path / 'digits_domains').write_text('--x\n')
-  assert flagfiles.expand(['--flagfile=digits_domains']) == ['--x']
+  assert _texts('--flagfile=digits_domains') == ['--x']
 
 
 def test_home_folder(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'a').write_text('--x=1\n')
-  assert flagfiles.expand(['--flagfile=~/a']) == ['--x=1']
+  assert _texts('--flagfile=~/a') == ['--x=1']
 
 
 def test_what_is_no_file(tmp_path):

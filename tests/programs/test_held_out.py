@@ -109,6 +109,12 @@ def test_files_of_a_run(algorithm, tmp_path, capsys):
   assert table[0] == ['Client', 'averaged, %', 'reestimated, %', 'mixed, %']
   assert table[2][0] == 'inverted'
   assert table[2][1] == f'{100 * float(rows[0]["accuracy"]):.1f}'
+  page = (run / 'report.html').read_text(encoding='utf-8')
+  assert 'id="held_out"' in page
+  for line in table[2:]:
+    cells = [f'<td class="text">{line[0]}</td>']
+    cells += [f'<td>{cell}</td>' for cell in line[1:]]
+    assert ''.join(cells) in page
   # Again, without training.
   text = (run / 'held_out.csv').read_text()
   (run / 'held_out.csv').unlink()
@@ -156,6 +162,11 @@ def test_files_of_a_comparison(comparison):
       == ('silobn', 'inverted', 'mixed')
   )
   assert cells[4][4] == f'{accuracy:.1f}'
+  page = (folder / 'report.html').read_text(encoding='utf-8')
+  for line in cells[2:]:
+    names = ''.join(f'<td class="text">{cell}</td>' for cell in line[:2])
+    numbers = ''.join(f'<td>{cell}</td>' for cell in line[2:])
+    assert names + numbers in page
   # A run that was stopped between its model and the test is tested again.
   path = folder / 'runs/fedavg-seed0/held_out.csv'
   text = path.read_text()

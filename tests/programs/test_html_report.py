@@ -1,5 +1,6 @@
 """Tests of `report.html`, in a browser where there is one."""
 
+import dataclasses
 import html.parser
 import json
 import math
@@ -235,6 +236,73 @@ def test_each_run_has_its_numbers_and_files(comparison):
     assert (comparison / urllib.parse.unquote(link)).exists()
 
 
+def test_accuracy_of_each_client(comparison):
+  titles, *rows = _parse(comparison).tables['clients']
+  assert titles == ['Client', *(f'{name}, %' for name in _ALGORITHMS)]
+  assert [row[0] for row in rows] == [f'client_{n}' for n in range(9)]
+  for number, algorithm in enumerate(_ALGORITHMS, start=1):
+    by_client = {}
+    for seed in _SEEDS:
+      path = comparison / f'runs/{algorithm}-seed{seed}/client_metrics.csv'
+      for row in csv_rows.read(path):
+        accuracy = 100 * float(row['accuracy'])
+        by_client.setdefault(row['client'], []).append(accuracy)
+    assert [row[number] for row in rows] == [
+        f'{np.mean(values):.1f} ± {np.std(values, ddof=1):.1f}'
+        for values in by_client.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ('num_clients', 'has_table'),
+    [(0, False), (1, True), (50, True), (51, False)],
+)
+def test_a_table_of_clients_is_short(tmp_path, num_clients, has_table):
+  run = report.Run({'algorithm': 'fbn'}, 0, [dict(round=1, test_accuracy=0.5)])
+  lines = [f'client_{n},{n / 100}' for n in range(num_clients)]
+  (tmp_path / 'client_metrics.csv').write_text(
+      '\n'.join(['client,accuracy', *lines]) + '\n'
+  )
+  html_report.write(tmp_path, _page([tmp_path], [report.result(run, 1)], [run]))
+  tables = _parse(tmp_path).tables
+  assert ('clients' in tables) == has_table
+  if has_table:
+    assert tables['clients'][0] == ['Client', 'fbn, %']
+    assert tables['clients'][1:] == [
+        [f'client_{n}', f'{n}.0'] for n in range(num_clients)
+    ]
+
+
+def test_clients_that_a_run_lacks_have_a_dash(tmp_path):
+  runs, folders = [], []
+  for name, client in (('fedavg', 'a'), ('fedbn', _EVIL)):
+    folders.append(tmp_path / name)
+    folders[-1].mkdir()
+    (folders[-1] / 'client_metrics.csv').write_text(
+        f'client,accuracy\n{client},0.25\n'
+    )
+    row = dict(round=1, test_accuracy=0.5)
+    runs.append(report.Run({'algorithm': name}, 0, [row]))
+  results = [report.result(run, 1) for run in runs]
+  html_report.write(tmp_path, _page(folders, results, runs))
+  assert _parse(tmp_path).tables['clients'][1:] == [
+      ['a', '25.0', '–'],
+      [_EVIL, '–', '25.0'],
+  ]
+
+
+def test_clients_that_did_not_train(comparison, tmp_path):
+  assert 'held_out' not in _parse(comparison).tables
+  run = report.Run({'algorithm': 'fbn'}, 0, [dict(round=1, test_accuracy=0.5)])
+  cells = [['Client', 'averaged, %'], [_EVIL, '12.5']]
+  page = _page([tmp_path], [report.result(run, 1)], [run])
+  page = dataclasses.replace(page, held_out=cells, held_out_notes=['A note.'])
+  html_report.write(tmp_path, page)
+  parsed = _parse(tmp_path)
+  assert parsed.tables['held_out'] == cells
+  assert 'A note.' in parsed.texts['li']
+
+
 def test_page_says_what_was_run(comparison):
   texts = _parse(comparison).texts
   assert dict(zip(texts['dt'], texts['dd'], strict=True)) == {
@@ -256,14 +324,21 @@ def test_page_says_what_was_run(comparison):
 def test_page_explains_its_numbers(comparison):
   texts = _parse(comparison).texts
   assert texts['li'][0] == (
-      'Accuracies and losses are the mean over the last 2 evaluated rounds;'
-      ' mean ± standard deviation over 3 seeds.'
+      'Accuracies and losses: mean over the last 2 evaluated rounds; mean over'
+      ' 3 seeds ± standard deviation. The progress and metrics.csv have the'
+      ' values of single rounds.'
   )
   (band,) = (text for text in texts['p'] if 'band' in text)
   assert band.startswith(
       'Line: mean over 3 seeds, band: ± one standard deviation.'
   )
-  assert any('clients of all seeds, at most 20' in text for text in texts['p'])
+  points = 'clients of all seeds; of a run with more than 50 clients, 20.'
+  assert any(points in text for text in texts['p'])
+  # Also below the table of the single runs.
+  assert (
+      'Accuracies and losses: mean over the last 2 evaluated rounds.'
+      in texts['p']
+  )
   # The labels differ from seed to seed.
   assert 'fedavg, seed 0' in texts['p']
 
@@ -313,10 +388,21 @@ def test_numbers_of_the_plots(comparison):
       for accuracy in [('Accuracy', '~%', False)]
       for loss in [('Loss (cross-entropy)', '~g', True)]
       for name, title in (
-          ('test_accuracy', 'Accuracy on the whole test set'),
-          ('client_test_accuracy', "Accuracy on the clients' own test data"),
-          ('train_loss', 'Loss in training'),
-          ('test_loss', 'Loss on the whole test set'),
+          (
+              'test_accuracy',
+              "Accuracy: global model, or clients' own models (mean), on the"
+              ' whole test set',
+          ),
+          (
+              'client_test_accuracy',
+              "Accuracy: each client's model on its own test data (mean)",
+          ),
+          ('train_loss', 'Loss: training batches of the round'),
+          (
+              'test_loss',
+              "Loss: global model, or clients' own models (mean), on the whole"
+              ' test set',
+          ),
       )
   ]
   run = csv_rows.read(comparison / 'runs/fedtan-seed2/client_metrics.csv')

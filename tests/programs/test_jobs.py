@@ -4,14 +4,17 @@ import gc
 import pathlib
 import re
 import types
+import warnings
 import weakref
 
 from absl import logging
 import pytest
 
+from tff_bn import training
 from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import jobs
+from tff_bn.programs import repeated_warnings
 from tff_bn.programs import run_building
 from tff_bn.programs import run_data
 
@@ -178,6 +181,25 @@ def test_describe_data(varied, words):
 
 
 @pytest.mark.parametrize(
+    ('dataset', 'words'),
+    [
+        ('folder:/home/ann/a b/pictures/', 'pictures'),
+        ('npz:/home/ann/mine.npz', 'mine'),
+        (
+            'domains:rome=folder:/home/ann/x,wien=npz:/home/ann/y.npz',
+            'domains rome, wien',
+        ),
+    ],
+)
+def test_data_has_a_short_name(dataset, words):
+  (settings,) = _runs('--algorithms=fedavg', f'--dataset={dataset}')
+  data = types.SimpleNamespace(client_ids=['a', 'b'])
+  described = jobs.describe_data(settings, data)
+  assert described.startswith(f'{words}, 2 clients, --split=')
+  assert '/' not in described
+
+
+@pytest.mark.parametrize(
     ('arguments', 'expected'),
     [
         # Clients have 1437 / 4 = 359 or 360 examples.
@@ -206,27 +228,27 @@ def test_small_clients_are_warned_of(arguments, expected, monkeypatch):
   job = types.SimpleNamespace(
       settings=settings, data=jobs.Builder().data(settings)
   )
-  warnings = []
+  texts = []
   monkeypatch.setattr(
-      logging, 'warning', lambda text, *args: warnings.append(text % args)
+      logging, 'warning', lambda text, *args: texts.append(text % args)
   )
   jobs.warn_of_small_clients(job)
-  assert len(warnings) == (expected is not None)
-  for warning in warnings:
-    assert re.search(f'^--batch_size={expected}', warning)
+  assert len(texts) == (expected is not None)
+  for text in texts:
+    assert re.search(f'^--batch_size={expected}', text)
 
 
 def test_statistics_without_memory_are_warned_of(monkeypatch):
-  warnings = []
-  monkeypatch.setattr(logging, 'warning', warnings.append)
+  texts = []
+  monkeypatch.setattr(logging, 'warning', texts.append)
   for arguments in ((), ('--batch_norm_momentum=0.01',)):
     (settings,) = _runs('--algorithms=fbn', *arguments)
     jobs.warn_of_no_memory(settings)
-  assert not warnings
+  assert not texts
   (settings,) = _runs('--algorithms=fbn', '--batch_norm_momentum=0')
   jobs.warn_of_no_memory(settings)
-  (warning,) = warnings
-  assert warning.startswith('--batch_norm_momentum=0 keeps nothing')
+  (text,) = texts
+  assert text.startswith('--batch_norm_momentum=0 keeps nothing')
 
 
 class _Job:
@@ -269,3 +291,57 @@ def test_runs_leave_nothing_behind(monkeypatch, tmp_path):
     gc.enable()
   assert trained == [task.settings for task in tasks]
   assert len(builder.references) == 8
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (
+            ['--algorithms=fedavg', '--rounds=5', '--local_steps=2']
+            + ['--batch_norm_momentum=0.99'],
+            '--batch_norm_momentum=0.99 leaves 90 % of the initial .* after 5'
+            ' rounds, .* Use a smaller --batch_norm_momentum or more rounds, .*'
+            ': tff-bn-evaluate --reestimate_statistics.',
+        ),
+        # 0.9^7 = 0.48.
+        (['--algorithms=fedavg', '--rounds=7', '--local_steps=1'], None),
+        (
+            ['--algorithms=fedavg', '--rounds=6', '--local_steps=1'],
+            '--batch_norm_momentum=0.9 leaves 53 % .*',
+        ),
+        # Its evaluation computes the statistics again.
+        (['--algorithms=hbn', '--rounds=1'], None),
+        (
+            ['--algorithms=fedavg', '--rounds=1', '--normalization=group5'],
+            None,
+        ),
+    ],
+)
+def test_statistics_that_hardly_move_are_warned_of(
+    arguments, expected, monkeypatch, tmp_path
+):
+  (settings,) = _runs(*arguments)
+  texts = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: texts.append(text % args)
+  )
+  job = jobs.Builder().build(settings, tmp_path)
+
+  def train(*args, **kwargs):
+    # As `training.train` does, without the names of flags.
+    warnings.warn(
+        'momentum=0.9 …', training.KeptStatisticsWarning, stacklevel=2
+    )
+    return types.SimpleNamespace(resumed_from=settings.rounds)
+
+  monkeypatch.setattr(training, 'train', train)
+  with warnings.catch_warnings():
+    warnings.simplefilter('error', training.KeptStatisticsWarning)
+    jobs.train_one(job)
+  assert len(texts) == (expected is not None)
+  once = repeated_warnings.WarningsOnce()
+  for text in texts:
+    assert re.fullmatch(expected, text)
+    # Many runs of a comparison have the same warning.
+    assert once.shows(f'WARNING:absl:{text}')
+    assert not once.shows(f'WARNING:absl:{text}')

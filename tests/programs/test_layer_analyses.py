@@ -109,6 +109,31 @@ def test_new_clients_have_personal_phases(tmp_path):
     assert found == phases[client]
 
 
+def test_frozen_weights_are_always_the_runs(tmp_path):
+  flags = [f for f in tiny_runs.FLAGS if not f.startswith('--model')]
+  flags += ['--model=unusual_models:frozen', '--algorithm=fedbn']
+  assert train.run([*flags, f'--output_dir={tmp_path / "run"}']) == 0
+  (run,) = analyzed_run.load(
+      trained_models.named_runs((str(tmp_path / 'run'),))
+  )
+  names = [run.model.variables[p].name for p in run.model.constants]
+  assert sorted(names) == ['other_state_0', 'other_state_1']
+  client_ids = run.data.client_ids[:2]
+  with runtime.in_process_runtime():
+    found = [w for part in run.train_rounds(client_ids, 2) for w in part]
+    found += run.train_halves(1, 0)
+  expected = run.model.from_model_weights(run.weights)
+  for weights in found:
+    values = run.model.from_model_weights(weights)
+    for p, (a, b) in enumerate(zip(values, expected)):
+      assert np.array_equal(a, b) == (p in run.model.constants)
+  expected[1] = expected[1] + 1
+  with pytest.raises(
+      ValueError, match='1 of .* variables that training cannot'
+  ):
+    run.client_state(run.model.to_model_weights(expected))
+
+
 def test_clients_of_fedbn_start_from_different_models(fedbn):
   """Otherwise the test above would not notice wrong starts."""
   data = tiny_runs.split()

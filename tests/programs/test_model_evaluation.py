@@ -1,10 +1,13 @@
 """Tests for the data on which the models of a run are evaluated."""
 
+import dataclasses
 import types
 
 import keras
+import numpy as np
 import pytest
 
+from tff_bn import data as tff_bn_data
 from tff_bn.programs import model_evaluation
 
 
@@ -53,3 +56,60 @@ def test_pixels_are_scaled_as_in_training():
   saved = types.SimpleNamespace(manifest={'pixel_scaling': numbers})
   text, found = model_evaluation.scale_as_in_training(saved, data)
   assert (text, found.to_json()) == ('scaled', numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+  dataset: str
+  split: str
+  num_clients: int | None = 7
+
+
+def _dataset(**groups):
+  x, y = np.zeros((4, 2), np.float32), np.arange(4) % 2
+  return tff_bn_data.Dataset('mine', x, y, x, y, 2, **groups)
+
+
+@pytest.mark.parametrize('split', ['domains', 'natural'])
+@pytest.mark.parametrize(
+    ('name', 'client', 'expected', 'recorded'),
+    [
+        ('folder:/data/paris', None, 'paris', 'folder:/data/paris'),
+        ('npz:/a/b.npz', 'rome', 'rome', 'domains:rome=npz:/a/b.npz'),
+    ],
+)
+def test_data_without_origins_is_one_client(
+    split, name, client, expected, recorded
+):
+  settings, dataset = model_evaluation.as_domains(
+      _Settings(name, split), _dataset(), client
+  )
+  assert settings == _Settings(recorded, 'domains', None)
+  data = tff_bn_data.split_dataset(dataset, 'domains', None, 0)
+  assert data.client_ids == (expected,)
+  for indices in (data.train_indices, data.test_indices):
+    assert sorted(indices[expected]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ('split', 'groups'),
+    [
+        ('iid', {}),
+        ('classes', {}),
+        ('domains', dict(domain_train=np.zeros(4), domain_names=('a', 'b'))),
+        ('natural', dict(writer_train=np.zeros(4), writer_names=('a', 'b'))),
+    ],
+)
+def test_other_data_remains_as_it_is(split, groups):
+  settings, dataset = _Settings('digits', split), _dataset(**groups)
+  found = model_evaluation.as_domains(settings, dataset, None)
+  assert found == (settings, dataset)
+
+
+def test_a_named_client_has_all_domains_of_its_data():
+  groups = dict(domain_train=np.arange(4) % 2, domain_names=('a', 'b'))
+  _, dataset = model_evaluation.as_domains(
+      _Settings('digits_domains', 'domains'), _dataset(**groups), 'rome'
+  )
+  assert dataset.domain_names == ('rome',)
+  assert not dataset.domain_train.any() and not dataset.domain_test.any()

@@ -81,6 +81,15 @@ def test_folders_with_other_files_are_left_alone(tmp_path):
   assert _begin({'seed': '0'}) == pathlib.Path('runs/test-3')
 
 
+def test_a_damaged_run_is_named(capsys):
+  _begin({'seed': '0'})
+  (_DEFAULT / 'flags.txt').write_text('--seed=0')
+  assert _choose({'seed': '0'}) == pathlib.Path('runs/test-2')
+  message = capsys.readouterr().err
+  assert 'runs/test holds a run that cannot be continued' in message
+  assert 'runs/test/flags.txt is damaged: its end is missing' in message
+
+
 def test_the_first_of_equal_runs_continues():
   _begin({'seed': '0'})
   shutil.copytree(_DEFAULT, _DEFAULT.with_name('test-2'))

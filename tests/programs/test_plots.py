@@ -44,8 +44,13 @@ def test_accuracy_figure():
   assert title == 'my title'
   assert '± one standard deviation' in note
   global_axes, client_axes = drawing.axes
-  assert global_axes.get_title() == 'Whole test set'
-  assert client_axes.get_title() == "Clients' own test data"
+  # It is not known which of the runs have own models.
+  assert global_axes.get_title() == (
+      "Global model, or clients' own models (mean), on\nthe whole test set"
+  )
+  assert client_axes.get_title() == (
+      "Each client's model on its own test data (mean)"
+  )
   assert global_axes.yaxis.get_major_formatter()(0.5) == '50%'
   np.testing.assert_allclose(
       _lines(global_axes)['fedavg'], [[1, 0.2], [2, 0.6], [3, 0.8]]

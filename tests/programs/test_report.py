@@ -1,6 +1,7 @@
 """Tests for tables."""
 
 import csv
+import dataclasses
 import io
 
 import example_runs
@@ -78,14 +79,54 @@ def test_results_markdown():
   assert cells[3] == ['fedbn', '–', '75.0', '–', '3', '–']
   assert len({len(line) for line in lines[:4]}) == 1
   notes = '\n'.join(lines[4:])
-  assert 'the value of the last evaluated round' in notes
-  assert 'over 2 seeds' in notes
+  means = '- Accuracies and losses: value of the last round; mean over 2 seeds'
+  assert lines[4:6] == ['', f'{means} ± standard deviation.']
   for column in cells[0][1:]:
     assert f'- {column}: ' in notes
-  assert 'last 5 evaluated rounds' in report.results_markdown(results, 5)
+  averaged = report.results_markdown(results, 5).splitlines()
+  assert averaged[5] == (
+      '- Accuracies and losses: mean over the last 5 evaluated rounds; mean'
+      ' over 2 seeds ± standard deviation. The progress and metrics.csv have'
+      ' the values of single rounds.'
+  )
   described = report.results_markdown(results, 1, sentences=['One.', 'Two.'])
   # Below the table, before the columns' meanings.
-  assert described.splitlines()[4:8] == ['', '- One.', '- Two.', lines[5]]
+  assert described.splitlines()[4:9] == [
+      *('', lines[5], '- One.', '- Two.'),
+      lines[6],
+  ]
+
+
+def _accuracy_notes(*runs):
+  runs = [
+      report.Run(
+          {'algorithm': name},
+          0,
+          [dict(round=1, test_accuracy=0.5, client_test_accuracy=0.5)],
+          has_client_models=has_client_models,
+      )
+      for name, has_client_models in runs
+  ]
+  results = [report.result(run, 1) for run in runs]
+  _, test, client, *_ = report.notes(results, 1, runs)
+  assert client == (
+      "Client accuracy, %: each client's model on its own test data (mean)."
+  )
+  return test.removeprefix('Accuracy, %: ')
+
+
+def test_notes_say_whose_model_is_tested_on_the_whole_test_set():
+  global_model = 'global model on the whole test set'
+  own_models = "clients' own models on the whole test set (mean)"
+  unknown = "global model, or clients' own models (mean), on the whole test set"
+  assert _accuracy_notes(('a', False)) == f'{global_model}.'
+  assert _accuracy_notes(('a', True), ('b', True)) == f'{own_models}.'
+  assert _accuracy_notes(('a', False), ('b', True), ('c', False)) == (
+      f'a, c: {global_model}; b: {own_models}.'
+  )
+  # An algorithm has own models with some of the swept values.
+  assert _accuracy_notes(('a', False), ('a', True)) == f'{unknown}.'
+  assert _accuracy_notes(('a', None)) == f'{unknown}.'
 
 
 @pytest.mark.parametrize('loss', [np.nan, np.inf])
@@ -117,10 +158,17 @@ def test_description_of_the_last_row():
           client_test_accuracy=0.75,
       ),
   ]
-  assert report.describe_last(rows).splitlines() == [
-      'After round 2:',
-      '  whole test set:         accuracy 0.5000, loss 1.2500',
-      "  clients' own test data: accuracy 0.7500",
+  own_data = "  each client's model on its own test data (mean):"
+  assert report.describe_last(rows, True).splitlines() == [
+      'After round 2, means over at most 20 clients:',
+      "  clients' own models on the whole test set (mean): accuracy 0.5000,"
+      ' loss 1.2500',
+      f'{own_data}  accuracy 0.7500',
+  ]
+  assert report.describe_last(rows, False).splitlines()[1:] == [
+      '  global model on the whole test set:              accuracy 0.5000, loss'
+      ' 1.2500',
+      f'{own_data} accuracy 0.7500',
   ]
 
 
@@ -148,6 +196,59 @@ def test_table_of_evaluations():
   assert rows == [
       ['whole test set', 'global', '360', '62.5', '0.3333'],
       ['client_0', 'own', '0', '–', '–'],
+  ]
+
+
+def test_table_of_reestimated_statistics_names_their_data():
+  text = report.evaluation_table(
+      [
+          report.Evaluation('global', '', 360, 0.625, 1 / 3),
+          report.Evaluation('global', 'rome', 10, 0.5, 1.0),
+      ],
+      reestimated=True,
+  )
+  titles, _, *rows = (
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in text.splitlines()
+  )
+  assert titles[1:3] == ['Model', 'BN statistics from']
+  assert [row[2] for row in rows] == [
+      'training data of all clients',
+      'training data of rome alone',
+  ]
+  assert {len(row) for row in rows} == {len(titles)} == {6}
+
+
+def test_evaluations_have_the_names_of_the_training():
+  evaluations = [
+      report.Evaluation('global', '', 360, 0.625, 0.25),
+      report.Evaluation('own', 'client_0', 10, 0.5, 1.0),
+      report.Evaluation('own', 'client_1', 0, None, None),
+      # Its own mean does not depend on the number of examples.
+      report.Evaluation('own', 'client_2', 90, 1.0, 2.0),
+  ]
+  lines = report.describe_evaluation(evaluations).splitlines()
+  trained = report.describe_last(
+      [dict(round=1, test_accuracy=0.5, client_test_accuracy=0.5)], True
+  )
+  means_of_own, of_each_client = (
+      line.partition(':')[0].strip() for line in trained.splitlines()[1:]
+  )
+  assert lines[:2] == [
+      'Means over 2 clients:',
+      '  global model on the whole test set:              loss 0.2500, accuracy'
+      ' 0.6250',
+  ]
+  assert lines[2] == f'  {of_each_client}: loss 1.5000, accuracy 0.7500'
+  # The other number of the training is named as another one.
+  assert lines[3].startswith('The global model is merged from the own models.')
+  assert lines[3].endswith(f'another number: {means_of_own}.')
+  # Without own models there is no other number.
+  shared = [dataclasses.replace(e, model='global') for e in evaluations]
+  assert report.describe_evaluation(shared).splitlines() == lines[:3]
+  assert report.describe_evaluation(shared[:1]).splitlines() == [
+      'Means over 0 clients:',
+      lines[1].replace('set:  ', 'set:  '),
   ]
 
 

@@ -310,7 +310,7 @@ def _assert_fails(capsys, folder, arguments, *words):
     ],
 )
 def test_models_that_are_not_functional(user_models, name, words, capsys):
-  arguments = [name, f'--run={user_models / "subclassed"}']
+  arguments = [name, f'--run={user_models / "subclassed"}', '--trust_run']
   _assert_fails(capsys, user_models, arguments, *words)
 
 
@@ -318,12 +318,18 @@ def test_models_that_are_not_functional(user_models, name, words, capsys):
 def test_analyses_of_models_that_are_not_functional(
     user_models, name, tmp_path
 ):
-  arguments = ['--layers=hidden'] if name == 'matching' else []
+  arguments = ['--trust_run']
+  arguments += ['--layers=hidden'] if name == 'matching' else []
   run = user_models / 'subclassed'
   result = tiny_runs.analyze(name, run, *arguments, folder=tmp_path)
   assert result.rows[0]['layer'] == 'hidden'
   result = tiny_runs.analyze(
-      'kept_share', run, '--num_units=4', '--repeats=1', folder=tmp_path
+      'kept_share',
+      run,
+      '--trust_run',
+      '--num_units=4',
+      '--repeats=1',
+      folder=tmp_path,
   )
   assert {row['num_units'] for row in result.rows} == {'4'}
 
@@ -338,7 +344,7 @@ def test_analyses_of_models_that_are_not_functional(
     ],
 )
 def test_models_without_hidden_layers(user_models, name, words, capsys):
-  arguments = [name, f'--run={user_models / "linear"}']
+  arguments = [name, f'--run={user_models / "linear"}', '--trust_run']
   _assert_fails(capsys, user_models, arguments, *words)
 
 
@@ -408,7 +414,7 @@ def test_reestimating_needs_batch_normalization(user_models, capsys):
   _assert_fails(
       capsys,
       user_models,
-      ['fusion', f'--run={run}', '--reestimate_statistics'],
+      ['fusion', f'--run={run}', '--trust_run', '--reestimate_statistics'],
       '--reestimate_statistics has no effect',
       f'--run={run}: ',
       'the model has no batch normalization',

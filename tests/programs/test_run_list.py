@@ -32,10 +32,8 @@ def test_timing(tmp_path):
   assert run_timing.read(tmp_path) is None
   run_timing.write(tmp_path, 12.34567, 5)
   assert run_timing.read(tmp_path) == (12.346, 5)
-  assert json.loads((tmp_path / 'timing.json').read_text()) == {
-      'seconds': 12.346,
-      'rounds': 5,
-  }
+  content = json.loads((tmp_path / 'timing.json').read_text())
+  assert (content['seconds'], content['rounds']) == (12.346, 5)
   for damaged in (
       '',
       '{',

@@ -368,6 +368,25 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
     assert _resolve(*arguments, *_PERSONAL).pan_personal_share == 0.5
 
 
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (['--algorithm=fedavg'], False),
+        (['--algorithm=fbn'], False),
+        (['--algorithm=scaffold'], False),
+        (['--algorithm=fedbn'], True),
+        (['--algorithm=silobn'], True),
+        (['--algorithm=fedbn+moon'], True),
+        (['--algorithm=single'], True),
+        (['--algorithm=fedavg', *_PERSONAL], True),
+        (['--algorithm=fedavg', *_PERSONAL, '--pan_personal_share=0'], False),
+        (['--algorithm=fedavg', '--pan=add'], False),
+    ],
+)
+def test_clients_with_own_models(arguments, expected):
+  assert settings.has_client_models(_resolve(*arguments)) is expected
+
+
 def test_comparison_with_personal_encodings():
   def check(*arguments):
     settings.check(cli.parse(compare.define_flags, [*arguments]))
@@ -1074,3 +1093,24 @@ def test_arguments_of_the_library_become_flags():
   assert _resolve('--algorithm=fedavg').name_flags('x (feature_layer=1)') == (
       'x (feature_layer=1)'
   )
+
+
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('a\n--seed=1', r"must not contain the character '\\n'"),
+        ('a\x85b', r"must not contain the character '\\x85'"),
+        ('a ', 'must not begin or end with a space'),
+    ],
+)
+def test_paths_that_flags_txt_cannot_hold(name, words, tmp_path, monkeypatch):
+  """The working folder becomes a part of a relative path."""
+  folder = tmp_path / name
+  folder.mkdir()
+  monkeypatch.chdir(folder)
+  flags = cli.parse(train.define_flags, ['--dataset=folder:.'])
+  with pytest.raises(ValueError, match=f'--dataset=folder:.*{words}'):
+    settings.resolve(flags, 'fedavg', 0)
+  # Presets and digits have no path.
+  flags = cli.parse(train.define_flags, ['--dataset=digits'])
+  assert settings.resolve(flags, 'fedavg', 0).dataset == 'digits'

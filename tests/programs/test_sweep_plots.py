@@ -57,7 +57,7 @@ def _drawings(axes, runs, folder, monkeypatch, title='digits', saves=False):
 
   monkeypatch.setattr(figures, 'save', keep)
   results = [report.result(run, 1) for run in runs]
-  sweep_plots.save_figures(folder, runs, results, axes, title)
+  sweep_plots.save_figures(folder, runs, results, 3, axes, title)
   return drawings
 
 
@@ -109,9 +109,12 @@ def test_heat_map_of_two_swept_flags(tmp_path, monkeypatch):
   assert [t.get_text() for t in first.get_xticklabels()] == ['1', '5']
   assert drawing.get_supxlabel() == 'local_steps'
   assert drawing.get_supylabel() == 'gamma'
-  assert drawing.get_suptitle() == (
-      'Accuracy in %, whole test set: mean over 2 seeds\ndigits'
+  *measured, title = drawing.get_suptitle().splitlines()
+  assert ' '.join(measured) == (
+      "Accuracy in %, global model, or clients' own models (mean), on the whole"
+      ' test set: mean over the last 3 evaluated rounds, mean over 2 seeds'
   )
+  assert title == 'digits'
   for name in drawings:
     pixels = matplotlib.image.imread(tmp_path / f'{name}.png')
     assert pixels[..., :3].std() > 0.01
@@ -270,8 +273,11 @@ def test_curves_have_a_panel_for_each_combination(tmp_path, monkeypatch):
   assert len(colors) == 1 and len(set(*colors)) == 2
   (legend,) = drawing.legends
   assert [t.get_text() for t in legend.get_texts()] == ['fedavg', 'fbn']
-  title, note = drawing.get_suptitle().splitlines()
-  assert title == 'digits, whole test set'
+  title, measured, note = drawing.get_suptitle().splitlines()
+  assert title == 'digits'
+  assert measured == (
+      "Global model, or clients' own models (mean), on the whole test set"
+  )
   assert note.endswith('band: ± one standard deviation')
   assert drawing.axes[0].get_ylim() == (0, 1.02)
   assert drawings['test_loss'].axes[0].get_yscale() == 'log'
@@ -294,4 +300,33 @@ def test_too_many_heat_maps_are_left_out(tmp_path, monkeypatch):
   assert list(drawings) == [
       'heat_map_rounds_gamma',
       'heat_map_rounds_local_steps',
+  ]
+
+
+@pytest.mark.parametrize(
+    ('labels', 'shown'),
+    [
+        (
+            ['npz:/home/ann/rgb.npz', 'folder:/data/paris', 'digits'],
+            ['rgb', 'paris', 'digits'],
+        ),
+        # The short names would be equal.
+        (
+            ['folder:/data/paris', 'folder:/old/paris'],
+            ['folder:/data/paris', 'folder:/old/paris'],
+        ),
+    ],
+)
+def test_datasets_have_short_names(tmp_path, monkeypatch, labels, shown):
+  axes = [_axis('dataset', *labels), _STEPS, _ALGORITHMS]
+  runs = _runs(axes, lambda labels, seed: 0.5, seeds=(0,))
+  drawings = _drawings(axes, runs, tmp_path, monkeypatch)
+  heat_map = drawings['heat_map_dataset_local_steps'].axes[0]
+  assert [t.get_text() for t in heat_map.get_yticklabels()] == shown
+  titles = [
+      panel.get_title().replace('\n', ' ')
+      for panel in drawings['test_accuracy'].axes
+  ]
+  assert [title.split(',')[0] for title in titles[:: len(_STEPS.points)]] == [
+      f'dataset={name}' for name in shown
   ]

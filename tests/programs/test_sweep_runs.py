@@ -1,5 +1,6 @@
 """Tests that run sweeps: what they write, and that they go on."""
 
+import html
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from tff_bn.imports import dependencies
 from tff_bn.programs import cli
 from tff_bn.programs import compare
+from tff_bn.programs import figures
 from tff_bn.programs import jobs
 from tff_bn.programs import run_folder
 from tff_bn.programs import run_process
@@ -45,11 +47,36 @@ def _contents(folder):
   return contents
 
 
-def test_sweep_grows(tmp_path, capfd):
+def _titles(monkeypatch):
+  """Returns a mapping that will have the titles of all figures, by name."""
+  titles = {}
+  save = figures.save
+
+  def keep(folder, drawings):
+    titles.update(
+        {
+            name: ' '.join(drawing.get_suptitle().split())
+            for name, drawing in drawings.items()
+        }
+    )
+    save(folder, drawings)
+
+  monkeypatch.setattr(figures, 'save', keep)
+  return titles
+
+
+def test_sweep_grows(tmp_path, monkeypatch, capfd):
   folder = tmp_path / 'sweep'
+  titles = _titles(monkeypatch)
   arguments = ['--algorithms=fedavg', '--seeds=0', *_SMALL]
   arguments.append(f'--output_dir={folder}')
   assert compare.run([*arguments, '--sweep=local_steps=1,2', '--rounds=1']) == 0
+  data = 'digits, 3 clients, --split=dirichlet'
+  assert titles['heat_map_algorithm_local_steps'] == (
+      'Accuracy in %, global model on the whole test set: value of the last'
+      f' round, one seed {data}'
+  )
+  assert titles['test_loss'] == f'{data} Global model on the whole test set'
   assert {path.name for path in (folder / 'plots').iterdir()} == {
       'heat_map_algorithm_local_steps.png',
       'heat_map_algorithm_local_steps_clients.png',
@@ -126,10 +153,14 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
   ]
   assert printed.splitlines()[:4] == [
       'This run is finished.',
-      'After round 3:',
-      f'  whole test set:         {described[0]}',
-      f"  clients' own test data: {described[1]}",
+      'After round 3, means over at most 20 clients:',
+      f"  clients' own models on the whole test set (mean): {described[0]}",
+      f"  each client's model on its own test data (mean):  {described[1]}",
   ]
+  page = html.unescape((grown / 'report.html').read_text(encoding='utf-8'))
+  own_models = "clients' own models on the whole test set (mean)"
+  assert f'<figcaption>Accuracy: {own_models}</figcaption>' in page
+  assert f'<li>Accuracy, %: {own_models}.</li>' in page
   assert f"Model:   keras.models.load_model('{grown}/model/" in printed
   assert f'tff-bn-evaluate --run={grown}\n' in printed
   monkeypatch.setattr(dependencies, 'require_tff', lambda: None)

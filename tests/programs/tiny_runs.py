@@ -16,6 +16,8 @@ from tff_bn.common import files
 from tff_bn.programs import analyze as analyze_program
 from tff_bn.programs import figures
 from tff_bn.programs import run_folder
+from tff_bn.training import manifests
+from tff_bn.training import saved_models
 
 # The common flags of all runs.
 FLAGS = (
@@ -84,13 +86,18 @@ def cells(markdown):
 
 
 def with_flags(run, folder, **flags):
-  """Copies a run and changes its flags; None removes a flag."""
+  """Copies a run as if it had other flags; None removes a flag."""
   shutil.copytree(run, folder)
-  texts = {**run_folder.read_flags(run), **flags}
+  texts = {
+      name: str(text)
+      for name, text in {**run_folder.read_flags(run), **flags}.items()
+      if text is not None
+  }
   files.replace(
-      folder / 'flags.txt',
-      ''.join(f'--{k}={v}\n' for k, v in texts.items() if v is not None),
+      folder / 'flags.txt', ''.join(f'--{k}={v}\n' for k, v in texts.items())
   )
+  manifest = manifests.read(folder / 'model', saved_models.FORMAT)
+  manifests.write(folder / 'model', {**manifest, 'settings': texts})
   return folder
 
 

@@ -1,4 +1,4 @@
-"""Models for `--model=unusual_models:NAME` that some analyses refuse."""
+"""Models for `--model=unusual_models:NAME`; some analyses refuse some."""
 
 import keras
 
@@ -43,3 +43,11 @@ def linear(input_shape, num_classes):
           layers.Dense(num_classes, name='logits'),
       ]
   )
+
+
+def frozen(input_shape, num_classes):
+  """The first layer is frozen, with random weights."""
+  inputs = keras.Input(input_shape)
+  x = layers.Dense(6, trainable=False, name='frozen')(layers.Flatten()(inputs))
+  x = layers.BatchNormalization(name='norm')(layers.Dense(5)(x))
+  return keras.Model(inputs, layers.Dense(num_classes)(layers.ReLU()(x)))

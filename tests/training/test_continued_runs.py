@@ -18,6 +18,7 @@ from tff_bn import training
 from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.training import finished as finished_lib
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
 
@@ -90,6 +91,16 @@ class TestSettings:
     )
     result = _train(model, tmp_path, True, config)
     assert result.resumed_from == 4
+
+  def test_settings_are_saved_with_the_models(self, model, tmp_path):
+    # Those that may change are no part of the run's identity.
+    for number in ('2', '3'):
+      settings = dict(client_learning_rate='0.1', checkpoint_every=number)
+      _train(model, tmp_path, settings=settings)
+      assert finished_lib.saved_settings(tmp_path) == settings
+      assert training.is_finished(tmp_path)
+    (tmp_path / 'model/manifest.json').unlink()
+    assert finished_lib.saved_settings(tmp_path) is None
 
   def test_training_on_the_union(self, model, tmp_path):
     _train(model, tmp_path)
@@ -261,6 +272,49 @@ class TestProcess:
 
 
 class TestFinalModel:
+
+  @training_fakes.both_kinds
+  def test_changed_results_are_written_again(
+      self, model, tmp_path, stateful, warnings
+  ):
+    _train(model, tmp_path, stateful)
+    names = ('metrics.csv', 'client_metrics.csv')
+    contents = [(tmp_path / name).read_bytes() for name in names]
+    for damage in (
+        lambda content: content[:-3],
+        lambda content: content + content.splitlines(True)[-1],
+        lambda content: content.replace(b'0.', b'0.9', 1),
+        None,
+    ):
+      for name, content in zip(names, contents):
+        path = tmp_path / name
+        if damage is None:
+          path.unlink()
+        else:
+          assert damage(content) != content
+          path.write_bytes(damage(content))
+        assert not training.is_finished(tmp_path)
+        _train(model, tmp_path, stateful)
+        assert path.read_bytes() == content
+        assert training.is_finished(tmp_path)
+    assert any('client_metrics.csv is missing' in text for text in warnings)
+    assert any('client_metrics.csv was changed' in text for text in warnings)
+
+  def test_clients_results_are_of_the_last_round(self, model, tmp_path):
+    _train(model, tmp_path)
+    assert (tmp_path / 'client_metrics.csv').exists()
+    process = training_fakes.build_process(model, False, fail_in_round=6)
+    with pytest.raises(KeyboardInterrupt):
+      training.train(
+          process,
+          model,
+          training_fakes.FakeData(),
+          dataclasses.replace(_CONFIG, rounds=6),
+          tmp_path,
+      )
+    # Round 5 is done, so these would be of another model.
+    assert not (tmp_path / 'client_metrics.csv').exists()
+    assert not (tmp_path / 'model').exists()
 
   def _spoil(self, monkeypatch, name, value):
     original = training_fakes.FakeProcess._update

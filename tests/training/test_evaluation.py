@@ -127,6 +127,15 @@ class TestEvaluator:
     np.testing.assert_allclose(result['accuracy'], accuracy, rtol=1e-6)
     assert result['num_examples'] == 11
 
+  def test_batches_of_another_type(self, model):
+    x, y = _examples(4)
+    with pytest.raises(
+        TypeError, match=r'^dataset: y has the dtype int64, .*tf\.cast\(y, tf'
+    ):
+      evaluation.Evaluator(model).evaluate(
+          _random_weights(model, 0), _batches((x, y.astype(np.int64)), 2)
+      )
+
   def test_evaluations_do_not_influence_each_other(self, model):
     evaluator = evaluation.Evaluator(model)
     data = _batches(_examples(20), 8)
@@ -355,6 +364,48 @@ class TestReestimateBatchNormStatistics:
     )
     for a, b in zip(found.non_trainable, expected.non_trainable, strict=True):
       np.testing.assert_array_equal(a, b)
+
+  def test_renorm_is_left_out(self):
+    def build(**arguments):
+      return _build_sequential(
+          lambda: [
+              keras.layers.BatchNormalization(name='first', **arguments),
+              keras.layers.Dense(5),
+              keras.layers.BatchNormalization(name='second', **arguments),
+          ]
+      )
+
+    plain, renorm = build(), build(renorm=True)
+    given = renorm.to_keras(_random_weights(renorm, 0))
+    same = plain.to_keras()
+    for layer, other in zip(given.layers, same.layers, strict=True):
+      other.set_weights(layer.get_weights()[: len(other.weights)])
+    data = _batches(_examples(10), 4)
+    keras_model = renorm.to_keras(
+        evaluation.reestimate_batch_norm_statistics(
+            renorm, renorm.from_keras(given), data
+        )
+    )
+    expected = plain.to_keras(
+        evaluation.reestimate_batch_norm_statistics(
+            plain, plain.from_keras(same), data
+        )
+    )
+    for name in ('first', 'second'):
+      layer, other = (m.get_layer(name) for m in (keras_model, expected))
+      assert layer.renorm
+      for part in ('moving_mean', 'moving_variance'):
+        np.testing.assert_array_equal(
+            getattr(layer, part), getattr(other, part)
+        )
+      np.testing.assert_allclose(
+          np.square(layer.moving_stddev),
+          other.moving_variance + layer.epsilon,
+          rtol=1e-6,
+      )
+      np.testing.assert_array_equal(
+          layer.renorm_mean, given.get_layer(name).renorm_mean
+      )
 
   def test_later_layers_see_batch_statistics_and_no_dropout(self):
     model = _build_sequential(
@@ -663,6 +714,21 @@ class TestMergeClientWeights:
     assert own.non_trainable[0] == 0.5
     for a, b in zip(own.trainable, merged.trainable, strict=True):
       assert a is b
+
+  def test_means_in_16_bits(self):
+    model = _build_sequential(
+        lambda: [keras.layers.Dense(3, use_bias=False, dtype='bfloat16')]
+    )
+    clients = [_random_weights(model, seed) for seed in range(2)]
+
+    merged = evaluation.merge_client_weights(model, clients)
+
+    kernel, *_ = merged.trainable
+    kernels = [np.asarray(c.trainable[0], np.float64) for c in clients]
+    assert kernel.dtype == clients[0].trainable[0].dtype
+    np.testing.assert_allclose(
+        kernel.astype(np.float64), np.mean(kernels, axis=0), rtol=2**-7
+    )
 
   def test_no_clients(self, model):
     with pytest.raises(ValueError, match='weights is empty'):

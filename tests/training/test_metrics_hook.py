@@ -183,7 +183,7 @@ def test_wrong_hooks(model, tmp_path, hook, error, message):
     ['{}', '[]', '{"run_id": "a", "last_rounds": []}', '{"run_id": "a"}'],
 )
 def test_record_without_the_rows(content, tmp_path):
-  (tmp_path / metrics_hook.FILE).write_text(content)
+  (tmp_path / 'metrics_hook.json').write_text(content)
   rows = metrics_hook.HookedRows(_Hook(), tmp_path, {})
   with (
       pytest.raises(ValueError, match='metrics_hook.json is damaged'),
@@ -205,10 +205,14 @@ def test_a_hook_cannot_change_the_rows(tmp_path):
 def test_damaged_record(model, tmp_path):
   hook = _Hook()
   _train(model, tmp_path, hook)
-  path = tmp_path / metrics_hook.FILE
+  path = tmp_path / 'metrics_hook.json'
   assert json.loads(path.read_text())['last_rounds'] == {
       'test_metrics_hook:_Hook': 5
   }
-  path.write_text('{')
-  with pytest.raises(ValueError, match='metrics_hook.json is damaged'):
-    _train(model, tmp_path, hook, dataclasses.replace(_CONFIG, rounds=6))
+  content = path.read_text()
+  # Any other round would give the hook a row twice, or leave some out.
+  for damaged in ('{', content.replace(': 5', ': 4'), content[:-20]):
+    assert damaged != content
+    path.write_text(damaged)
+    with pytest.raises(ValueError, match='metrics_hook.json is damaged'):
+      _train(model, tmp_path, hook, dataclasses.replace(_CONFIG, rounds=6))

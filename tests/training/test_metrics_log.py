@@ -9,6 +9,7 @@ import termios
 
 from absl import logging
 import pytest
+import tensorflow as tf
 
 from tff_bn.training import metrics_log
 
@@ -98,3 +99,32 @@ def test_rounds_without_a_finite_loss(tmp_path):
   ):
     log.rows = [dict(round=i, test_loss=x) for i, x in enumerate(losses)]
     assert log.not_finite_since() == since
+
+
+def test_tensorboard_describes_the_columns(tmp_path):
+  log = metrics_log.MetricsLog(
+      tmp_path,
+      metric_names=['accuracy'],
+      is_due=lambda round_num: True,
+      num_rounds=5,
+      costs_fn=lambda round_num, _: {},
+      has_client_models=True,
+  )
+  value = {
+      f'evaluation/{column}': 0.5
+      for column in ('test_accuracy', 'client_test_accuracy')
+  }
+  asyncio.run(log.release(value, 1))
+  log.close()
+  (path,) = (tmp_path / 'logdir').iterdir()
+  described = {
+      value.tag: value.metadata.summary_description
+      for record in tf.data.TFRecordDataset(str(path))
+      for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value
+  }
+  assert described['test/accuracy'] == (
+      "clients' own models on the whole test set (mean)"
+  )
+  assert described['client_test/accuracy'] == (
+      "each client's model on its own test data (mean)"
+  )

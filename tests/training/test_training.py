@@ -35,6 +35,7 @@ from tff_bn.training import checkpoints
 from tff_bn.training import client_state_codec
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
+from tff_bn.training import measures
 from tff_bn.training import metrics_log
 from tff_bn.training import run_identity
 
@@ -44,6 +45,16 @@ _CONFIG = training_fakes.CONFIG
 @pytest.fixture(scope='module')
 def model():
   return training_fakes.build_model()
+
+
+class F1OfClasses(keras.metrics.F1Score):
+  """The F1 score of each of two classes, for labels that are integers."""
+
+  def __init__(self):
+    super().__init__(name='f1')
+
+  def update_state(self, y_true, y_pred, sample_weight=None):
+    super().update_state(tf.one_hot(y_true, 2), y_pred, sample_weight)
 
 
 def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
@@ -327,8 +338,41 @@ class TestMetrics:
     )
     _train(model, tmp_path, stateful, config)
 
-    assert {len(clients) for clients in evaluated} == {2}
-    assert len(set(evaluated)) == 1
+    *in_means, third, fourth = evaluated
+    assert {len(clients) for clients in in_means} == {2}
+    assert len(set(in_means)) == 1
+    # At the end, the results of the other clients are in a table.
+    assert {*in_means[0], *third, *fourth} == set(training_fakes.CLIENT_IDS)
+    with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
+      rows = list(csv.DictReader(file))
+    # The last client has no test data.
+    assert [row['client'] for row in rows] == list(
+        training_fakes.CLIENT_IDS[:3]
+    )
+    data, evaluator = training_fakes.FakeData(), evaluation.Evaluator(model)
+    for row in rows:
+      if stateful:
+        keras_model = training_fakes.load_client(tmp_path, row['client'])
+      else:
+        keras_model = keras.models.load_model(tmp_path / 'model/model.keras')
+      expected = evaluator.evaluate(
+          model.from_keras(keras_model),
+          data.client_test_dataset(row['client'], 3),
+      )
+      assert float(row['loss']) == pytest.approx(expected['loss'], rel=1e-6)
+      assert int(row['num_examples']) == expected['num_examples']
+
+  @training_fakes.both_kinds
+  def test_of_many_clients_some_are_in_the_table(
+      self, model, tmp_path, stateful, monkeypatch
+  ):
+    config = dataclasses.replace(
+        _CONFIG, clients_per_round=None, max_evaluation_clients=2, rounds=1
+    )
+    monkeypatch.setattr(measures, 'MAX_TABLE_CLIENTS', 3)
+    _train(model, tmp_path, stateful, config)
+    with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
+      assert 1 <= len(list(csv.DictReader(file))) <= 2
 
   def test_only_sampled_clients_are_evaluated(self, model, tmp_path, evaluated):
     config = dataclasses.replace(
@@ -409,6 +453,61 @@ class TestMetrics:
       assert scalars[tag].keys() == expected.keys()
       for step, value in expected.items():
         np.testing.assert_allclose(scalars[tag][step], value, rtol=1e-6)
+
+  @training_fakes.both_kinds
+  def test_vectors_have_a_column_for_each_entry(
+      self, tmp_path, stateful, monkeypatch
+  ):
+    model = training_fakes.build_model(lambda: [F1OfClasses()])
+    original = training_fakes._metrics
+
+    def with_vector(*args):
+      metrics = original(*args)
+      metrics['client_work']['train']['f1'] = np.array([0.25, 0.75])
+      return metrics
+
+    monkeypatch.setattr(training_fakes, '_metrics', with_vector)
+    hooked = []
+
+    @contextlib.contextmanager
+    def hook(run):
+      del run
+      yield hooked.append
+
+    result = _train(model, tmp_path, stateful, metrics_hook=hook)
+
+    with open(tmp_path / 'metrics.csv', encoding='utf-8') as file:
+      rows = list(csv.DictReader(file))
+    assert [name for name in rows[0] if 'f1' in name] == [
+        f'{part}_f1_{entry}'
+        for part in ('train', 'test', 'client_test')
+        for entry in (0, 1)
+    ]
+    last = rows[-1]
+    assert (last['train_f1_0'], last['train_f1_1']) == ('0.25', '0.75')
+    assert hooked[-1] == result.rows[-1]
+    data = training_fakes.FakeData()
+    if not stateful:
+      keras_model = keras.models.load_model(tmp_path / 'model' / 'model.keras')
+      metric = F1OfClasses()
+      for x, y in data.test_dataset(256):
+        metric.update_state(y, keras_model(x))
+      assert [float(last[f'test_f1_{entry}']) for entry in (0, 1)] == (
+          pytest.approx(metric.result(), rel=1e-6)
+      )
+    with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
+      clients = list(csv.DictReader(file))
+    for entry in (0, 1):
+      assert np.mean([float(row[f'f1_{entry}']) for row in clients]) == (
+          pytest.approx(result.rows[-1][f'client_test_f1_{entry}'], rel=1e-6)
+      )
+    (events,) = (tmp_path / 'logdir').iterdir()
+    tags = {
+        value.tag
+        for event in tf.compat.v1.train.summary_iterator(os.fspath(events))
+        for value in event.summary.value
+    }
+    assert {'train/f1_0', 'test/f1_1', 'client_test/f1_1'} <= tags
 
   def test_plain_progress_lines(self, model, tmp_path, capfd):
     _train(model, tmp_path)

@@ -24,6 +24,11 @@ class Bulyan(robust_rule.CheckedRule):
 
   The paper does not say what the score is if m < f + 3.
 
+  Of clients with the same score, the first is selected. With a single neighbor,
+  for m ≤ f + 3, the two clients that are nearest to each other always share the
+  best score. This decides the last two selected clients with f = 1, and the
+  last one with f = 2, so there the result can depend on the clients' order.
+
   Example: with f = 1, Krum selects all of the rows [0], [1], [2], [3], [4], [5]
   and [100] but the last two. The median is 2, and the three nearest values have
   the mean [2].

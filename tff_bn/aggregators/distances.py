@@ -39,9 +39,11 @@ def squared_distances(values: tf.Tensor) -> tf.Tensor:
     values: Finite floats of shape `[n, d]`, with n ≥ 1.
 
   Returns:
-    float64 of shape `[n, n]`, finite, with zeros on the diagonal.
+    float64 of shape `[n, n]`, finite and symmetric, with zeros on the diagonal.
   """
   products = _products(values)
+  # Rounding must not decide which of two rows is nearer to the other.
+  products = (products + tf.transpose(products)) / 2
   approximate = from_products(products)
   return tf.cond(
       _is_accurate(products, approximate, values.dtype),

@@ -32,6 +32,9 @@ class GeometricMedian(robust_rule.CheckedRule):
   size of the values. The products of float32 values are computed in float32,
   unless too many digits would cancel.
 
+  It iterates until z hardly moves. ByzFL's result differs: it makes three
+  iterations from 0, with ν = 0.1.
+
   If less than half of the clients are attackers, the distance of the result
   from any point is at most 2 (n - f) / (n - 2f) times the distance of the
   furthest honest value.

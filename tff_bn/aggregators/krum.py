@@ -42,6 +42,9 @@ class Krum(_KrumScores):
   are rounded to about 6 digits, so clients whose scores differ by less count as
   the same. Krum needs 2f + 3 clients.
 
+  The n - f - 2 neighbors are those of the paper. ByzFL adds up the distances to
+  n - f - 1 neighbors, so it can choose another client.
+
   Example: with f = 0, Krum of the rows [0], [1], [3] and [9] looks at the two
   nearest neighbours of each: the scores are 10, 5, 13 and 100, the result [1].
   """
@@ -54,6 +57,8 @@ class Krum(_KrumScores):
 
 class MultiKrum(_KrumScores):
   """The mean of the values of the clients with the best scores of `Krum`.
+
+  As for `Krum`, ByzFL's scores have one neighbor more.
 
   Example: with f = 0 and the scores 10, 5, 13 and 100 of the example of `Krum`,
   the two best of the rows [0], [1], [3] and [9] have the mean [0.5].

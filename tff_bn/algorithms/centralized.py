@@ -21,6 +21,7 @@ from tff_bn.processes import checked_round
 from tff_bn.processes import finalizer
 from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
+from tff_bn.processes import whole_models
 from tff_bn.processes.options import LocalTrainingOptions
 
 __all__ = ['build_centralized']
@@ -89,7 +90,9 @@ def build_centralized(
   @tff.tensorflow.computation
   def initial_state():
     return _State(
-        global_model_weights=weights.shared([tf.constant(v) for v in initial]),
+        global_model_weights=tf.nest.map_structure(
+            tf.constant, weights.shared(initial)
+        ),
         distributor=(),
         client_work=collections.OrderedDict(
             work.initial_state(),
@@ -120,12 +123,15 @@ def build_centralized(
         finalizer=state.finalizer,
     )
 
-  return tff.learning.templates.LearningProcess(
+  process = tff.learning.templates.LearningProcess(
       initialize,
-      checked_round.check_arguments(_build_next(work, weights, state_type)),
+      checked_round.check_arguments(
+          _build_next(work, weights, state_type), work.moving_statistics
+      ),
       get_model_weights,
       set_model_weights,
   )
+  return whole_models.complete(process, model, weights)
 
 
 def _build_next(
@@ -145,7 +151,7 @@ def _build_next(
         work_state['num_steps'],
     )
     return collections.OrderedDict(
-        weights=weights.shared(result['values']),
+        weights=weights.shared(list(map(_as_number, result['values']))),
         optimizer=result['optimizer_state'],
         num_steps=result['num_steps'],
         report=result['report'],
@@ -161,7 +167,7 @@ def _build_next(
   def round_counts(state):
     return state.finalizer
 
-  finish = _build_finish(work, state_type, train.type_signature.result)
+  finish = _build_finish(work, weights, state_type, train.type_signature.result)
 
   @tff.federated_computation(
       tff.FederatedType(state_type, tff.SERVER),
@@ -198,8 +204,16 @@ def _build_next(
   return next_fn
 
 
+def _as_number(value: tf.Tensor) -> tf.Tensor:
+  """Returns a value that can be summed: booleans as integers."""
+  return tf.cast(value, tf.uint8) if value.dtype == tf.bool else value
+
+
 def _build_finish(
-    work: LocalTrainingWork, state_type: tff.Type, result_type: tff.Type
+    work: LocalTrainingWork,
+    weights: SharedWeights,
+    state_type: tff.Type,
+    result_type: tff.Type,
 ) -> tff.Computation:
   """Builds the computation of the state after a round."""
 
@@ -225,7 +239,9 @@ def _build_finish(
     with tf.control_dependencies([check]):
       client_work = tf.nest.map_structure(tf.identity, client_work)
     return _State(
-        global_model_weights=new_weights,
+        global_model_weights=tf.nest.map_structure(
+            tf.cast, new_weights, weights.shared_dtypes()
+        ),
         distributor=(),
         client_work=collections.OrderedDict(
             client_work, optimizer=optimizer_state, num_steps=num_steps

@@ -8,7 +8,7 @@ Momentums, ICML 2022.
 """
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, Optional
 
@@ -22,7 +22,9 @@ from tff_bn.clients.drift_correction import Tensors
 from tff_bn.clients.local_step import warmup_factor
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import optimizers
+from tff_bn.keras_model import shared_weights
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.constraints import Constraints
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import requirements
 from tff_bn.processes.stateful_process import Process
@@ -46,6 +48,7 @@ def build_dsgd(
   In each round, every client computes the gradient g_i of its first batch, and
   `client_optimizer` makes one step with the mean of the gradients at the
   server. Unlike in FedAvg, the optimizer's state lasts from round to round.
+  Constraints of the model's variables are applied after this step.
 
   With `momentum` μ, every client keeps a momentum, which starts from 0, and
   sends it in place of the gradient:
@@ -120,6 +123,7 @@ def build_dsgd(
         'drift_correction has no effect in DSGD: clients make one step in a'
         ' round, from the same model, so they do not drift apart.'
     )
+  requirements.check_model(model)
   requirements.check_no_shuffles('DSGD', options)
   if momentum is not None:
     options['drift_correction'] = _ClientMomentum(momentum)
@@ -150,14 +154,53 @@ def build_dsgd(
     client_optimizer = tff.learning.optimizers.schedule_learning_rate(
         client_optimizer, learning_rate
     )
+  if model.constraints.positions:
+    client_optimizer = _ConstrainedOptimizer(
+        client_optimizer, model.constraints
+    )
   return build_process(
-      model,
+      # The server makes the steps.
+      model.without_constraints(),
       # A step with learning rate 1 is a gradient.
       tff.learning.optimizers.build_sgdm(1.0),
       server_optimizer=client_optimizer,
       local_steps=1,
       **options,
   )
+
+
+class _ConstrainedOptimizer(tff.learning.optimizers.Optimizer):
+  """Applies constraints of the variables after each step of an optimizer."""
+
+  def __init__(
+      self,
+      optimizer: tff.learning.optimizers.Optimizer,
+      constraints: Constraints,
+  ):
+    self._optimizer = optimizer
+    self._constraints = constraints
+
+  def initialize(self, specs: Any) -> Any:
+    """See the base class."""
+    return self._optimizer.initialize(specs)
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """See the base class."""
+    new_state, new_weights = self._optimizer.next(state, weights, gradients)
+    values = self._constraints.apply(shared_weights.part_values(new_weights))
+    if isinstance(new_weights, Mapping):
+      return new_state, collections.OrderedDict(
+          zip(new_weights, values, strict=True)
+      )
+    return new_state, type(new_weights)(values)
+
+  def get_hparams(self, state: Any) -> Any:
+    """See the base class."""
+    return self._optimizer.get_hparams(state)
+
+  def set_hparams(self, state: Any, hparams: Any) -> Any:
+    """See the base class."""
+    return self._optimizer.set_hparams(state, hparams)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,14 +22,20 @@ from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
+from tff_bn.clients.moving_statistics import Moves
 from tff_bn.common import checks
 from tff_bn.common import optimizers
+from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.keras_model.shared_weights import Statistics
 from tff_bn.layers.batch_moments import Moments
 from tff_bn.layers.batch_renormalization import BatchRenormalization
+from tff_bn.layers.federated_batch_normalization import (
+    FederatedBatchNormalization,
+)
+from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.processes import averaging
 from tff_bn.processes import options as options_lib
 from tff_bn.processes import requirements
@@ -38,6 +44,13 @@ from tff_bn.processes.options import ProcessConfig
 from tff_bn.processes.stateful_process import Process
 
 __all__ = ['build_fbn']
+
+# FBN computes the second one. `SharedWeights` refuses the third one.
+_KNOWN_CLASSES = (
+    keras.layers.BatchNormalization,
+    FederatedBatchNormalization,
+    HybridBatchNormalization,
+)
 
 
 def build_fbn(
@@ -115,22 +128,28 @@ def build_fbn(
       dx = γ/√(S+ε) (dy - G0/N_i - x̂ G1/N_i).
 
   `backward='mean'` uses G0 only. The result still does not depend on how the
-  data are split. After one local step of plain SGD without weight decay and
-  clipping at the clients, dζ and dγ are part of the model's update, so a round
-  costs one or two more vectors for each layer, from the server to the clients.
-  Otherwise clients send their dζ and dγ, too: means over their steps, weighted
-  by the numbers of values. The averages are aggregated as the model is, by
-  `model_aggregator`. With several local steps and one class for each client,
-  they do not help, as FBN itself.
+  data are split. After one local step of plain SGD without weight decay,
+  clipping and constraints of γ and ζ at the clients, dζ and dγ are part of the
+  model's update, so a round costs one or two more vectors for each layer, from
+  the server to the clients. Otherwise clients send their dζ and dγ, too: means
+  over their steps, weighted by the numbers of values. The averages are
+  aggregated as the model is, by `model_aggregator`. They use the aggregate
+  before `server_clip_norm` shortens it. With several local steps and one class
+  for each client, they do not help, as FBN itself.
 
   With both averages nothing keeps the scale of a layer's inputs where the
   running statistics expect it, and training can diverge: batch normalization
   does not need such a force, because its statistics are never late. Two options
   make it stable. With `backward_restart`, the averages of a channel restart
-  from 0 after a round in which the mean of x̂² over all clients, with the new
-  statistics, was greater than this number or less than its inverse. Until the
-  averages have grown again, FBN's own gradient draws the scale back. And
-  `server_clip_norm` bounds the mean of the clients' changes.
+  from 0 after a round in which
+
+      q = (N/(N-1) v + (m - R')²) / (S' + ε)
+
+  was not between 1/`backward_restart` and `backward_restart`. m and v are the
+  mean and the biased variance of all clients' N values, and R' and S' the new
+  statistics. But for the factor N/(N-1), q is the mean of x̂² with the new
+  statistics. Until the averages have grown again, FBN's own gradient draws the
+  scale back. And `server_clip_norm` bounds the mean of the clients' changes.
 
   Other remedies help less. Test accuracy with batches of 320 digits, 300 steps,
   β 0.1, learning rate 0.3 for small_cnn (mean of 2 to 4 seeds) and 0.1 for
@@ -199,7 +218,8 @@ def build_fbn(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, or the model has
-      no trainable batch normalization layer, or one of batch renormalization.
+      no trainable batch normalization layer, one of batch renormalization, or
+      one of a class with its own computation.
   """
   layers = requirements.trained_batch_norm_layers('FBN', model)
   _check_classes(model, layers)
@@ -235,7 +255,14 @@ def build_fbn(
 def _check_classes(
     model: BatchNormModel, layers: Sequence[keras.layers.Layer]
 ) -> None:
-  """Checks that no layer is batch renormalization."""
+  """Checks that running statistics replace the computation of no layer."""
+  requirements.check_no_renorm(
+      'FBN',
+      model,
+      'it normalizes by the running statistics, so renormalization would have'
+      ' no effect',
+      'keras.layers.BatchNormalization without it',
+  )
   for layer in layers:
     if isinstance(layer, BatchRenormalization):
       raise ValueError(
@@ -244,6 +271,14 @@ def _check_classes(
           f' {model.keras_model.name!r} would have no effect. Use'
           ' keras.layers.BatchNormalization (tff_bn.convert_batch_norm(model,'
           " to='batch')), or fedavg."
+      )
+    own = fused_batch_norm.own_method(layer, _KNOWN_CLASSES)
+    if own:
+      raise ValueError(
+          f'The batch normalization layer {layer.name!r} is a'
+          f' {type(layer).__name__}, whose method {own} may change the'
+          ' computation, so FBN cannot replace it. Use'
+          ' keras.layers.BatchNormalization, or fedavg.'
       )
 
 
@@ -289,13 +324,17 @@ def _backward_statistics(
   return backward_statistics.BackwardStatistics(
       layers,
       backward,
-      sends=not (is_one_gradient and backward_statistics.is_in_update(layers)),
+      sends=not (
+          is_one_gradient and backward_statistics.is_in_update(model, layers)
+      ),
       restart=restart,
   )
 
 
 class _FbnWork(LocalTrainingWork):
   """Local training that collects the moments of the layers' inputs."""
+
+  _moves = Moves.ONCE
 
   def __init__(
       self,
@@ -312,7 +351,6 @@ class _FbnWork(LocalTrainingWork):
       backward = correction
     collector = self._collector = MomentsCollector(
         [keras_weights[mean] for mean, _ in weights.statistics],
-        config.jit_compile,
         None if backward is None else backward.correct_gradient,
     )
 

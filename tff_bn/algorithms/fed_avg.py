@@ -5,7 +5,8 @@ Decentralized Data, AISTATS 2017; with a server optimizer: Reddi et al.,
 Adaptive Federated Optimization, ICLR 2021 (FedOpt).
 
 `tff.learning.algorithms.build_weighted_fed_avg` sends trainable variables only
-and drops the moving mean and variance. Here all variables are aggregated.
+and drops the moving mean and variance. Here all variables that training can
+change are aggregated.
 """
 
 import tensorflow_federated as tff
@@ -24,7 +25,7 @@ def build_fed_avg(
     client_optimizer: tff.learning.optimizers.Optimizer,
     **options: Unpack[Options],
 ) -> Process:
-  """Builds FedAvg, which shares every variable of the model.
+  """Builds FedAvg, which shares every variable that training can change.
 
   In a round, each client trains the server's model on its own data. The
   server applies the mean difference of the trainable variables with its

@@ -39,6 +39,6 @@ def build_fed_bn(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, or the model has
-      no batch normalization.
+      no batch normalization, or a layer with `renorm=True`.
   """
   return averaging.build_partitioned(model, FEDBN, client_optimizer, **options)

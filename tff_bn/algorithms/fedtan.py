@@ -72,9 +72,9 @@ def build_fedtan(
   and clients leave them out of the models that they send: they send as much as
   without the backward exchanges. Where a scale or a shift has another
   gradient, for instance because it is regularized or its layer is called
-  twice, it is sent. A client that is dropped later in the round has then
-  already contributed to the scales and shifts of the layers for which it
-  answered.
+  twice, and where it has a constraint, it is sent. A client that is dropped
+  later in the round has then already contributed to the scales and shifts of
+  the layers for which it answered.
 
   In the first step, running statistics are updated with the global mean and the
   biased global variance.

@@ -53,10 +53,16 @@ def build_fixbn(
   Raises:
     TypeError: If an optimizer or aggregator has the wrong type.
     ValueError: If an option has a value that is not allowed, or the model has
-      no trainable batch normalization layer.
+      no trainable batch normalization layer, or one with `renorm=True`.
   """
   checks.check_whole_number('fixbn_rounds', fixbn_rounds)
   requirements.trained_batch_norm_layers('FixBN', model)
+  requirements.check_no_renorm(
+      'FixBN',
+      model,
+      'it fixes the running means and variances, but the layer keeps further'
+      ' running statistics',
+  )
   return phased_process.build_phased_process(
       [
           (

@@ -22,6 +22,7 @@ from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.clients.local_training_work import LocalTrainingWork
+from tff_bn.clients.moving_statistics import Moves
 from tff_bn.clients.statistics_pass import StatisticsPass
 from tff_bn.common import checks
 from tff_bn.common import numerics
@@ -60,8 +61,9 @@ def build_hbn(
   for each channel and never leaves the client. A round has one exchange:
 
   1.  Each client makes a pass over its batches of the round with the model that
-      it received, in training mode and without gradients, and computes the
-      number n_k, mean μ_k and biased variance σ²_k of the inputs of each layer.
+      it received and its own shares, in training mode and without gradients,
+      and computes the number n_k, mean μ_k and biased variance σ²_k of the
+      inputs of each layer.
   2.  It trains on the same batches. The statistics stay constant.
   3.  The server averages the trained variables, except for the shares, and
       pools the moments of the clients' N = Σ n_k values:
@@ -199,6 +201,9 @@ def _moved(
 class _HbnWork(LocalTrainingWork):
   """Local training after a pass that computes the moments of the inputs."""
 
+  # By `statistics_rate`, not by a momentum. Evaluation uses fresh statistics.
+  _moves = Moves.NEVER
+
   def __init__(
       self,
       model: BatchNormModel,
@@ -330,7 +335,7 @@ def _build_evaluation_state(
       work.state_type, weights.weights_type(), client_type, work.data_type
   )
   def client_moments(state, shared, client_state, dataset):
-    values = weights.merge(shared, client_state)
+    values = weights.merged_tensors(shared, client_state)
     found = work.evaluation_moments(values, dataset, state['round_num'])
     is_sound = numerics.all_finite(found)
     return [

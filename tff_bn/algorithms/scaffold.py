@@ -93,7 +93,8 @@ class Scaffold(drift_correction.DriftCorrection):
   dropped or without data.
 
   Only shared trainable variables have control variates, because local variables
-  cannot drift apart.
+  cannot drift apart. Constraints of variables are a part of the steps: x - y is
+  the change with them.
 
   Control variates double the traffic, but rounds that do not need them do
   without: if all clients made K steps in the last round and the server took the

@@ -33,7 +33,8 @@ def build_single(
       have no effect and must not be given; `client_weighting` has none.
 
   Returns:
-    A process whose client state holds the client's whole model.
+    A process whose client state holds the client's whole model, except for
+    variables that training cannot change.
 
   Raises:
     TypeError: If the optimizer has the wrong type.

@@ -278,10 +278,12 @@ class ProcessTraffic:
     Args:
       round_num: The number of finished rounds.
       num_clients: The number of clients that take part in a round.
-      metrics: For a process with short rounds, the drift correction's metrics
-        in the last of these rounds, with the numbers of rounds that were not
-        short, see `tff_bn.processes.short_rounds`. Default: all rounds are
-        short, unless the number of clients makes that impossible.
+      metrics: For a process with short rounds, such as SCAFFOLD's:
+        `output.metrics['client_work']['correction']` of the round `round_num`.
+        Its `full_rounds` and `repeated_rounds` say how many rounds so far were
+        not short, see `tff_bn.processes.short_rounds`. Other processes need
+        none. Default: all rounds are short, unless the number of clients makes
+        that impossible.
 
     Returns:
       `exchanges` and `megabytes` (of 2^20 bytes: each multicast once, and every

@@ -61,9 +61,10 @@ class BackwardStatistics(drift_correction.DriftCorrection):
   Attributes:
     layers: The layers.
     kind: `'mean'` uses G0 only, `'running'` uses G0 and G1.
-    restart: The averages of a channel restart from 0 after a round in which the
-      mean of x̂² over all clients, with the new running statistics, was outside
-      of the interval from 1/restart to restart. Default `None`: never.
+    restart: The averages of a channel restart from 0 after a round in which
+      (N/(N-1) v + (m - R')²) / (S' + ε) was not between 1/restart and restart,
+      with the mean m and the biased variance v of all clients' N values and the
+      new running statistics R' and S'. Default `None`: never.
     sends: Whether clients send dζ_i and dγ_i. Otherwise the server computes
       them from the update of the model, which must then be the gradient times
       the learning rate.
@@ -87,10 +88,21 @@ class BackwardStatistics(drift_correction.DriftCorrection):
     )
 
 
-def is_in_update(layers: Sequence[keras.layers.BatchNormalization]) -> bool:
-  """Whether all layers have γ and ζ, whose gradients are dγ and dζ."""
+def is_in_update(
+    model: BatchNormModel, layers: Sequence[keras.layers.BatchNormalization]
+) -> bool:
+  """Whether the changes of γ and ζ of all layers are the gradients dγ and dζ.
+
+  Args:
+    model: The model.
+    layers: The layers. They may lack γ or ζ, or have constraints.
+  """
+  variables = model.keras_model.trainable_weights
+  constrained = {id(variables[p]) for p in model.constraints.positions}
   return all(
-      layer.gamma is not None and layer.beta is not None for layer in layers
+      variable is not None and id(variable) not in constrained
+      for layer in layers
+      for variable in (layer.gamma, layer.beta)
   )
 
 
@@ -349,7 +361,8 @@ class BoundBackwardStatistics(drift_correction.BoundCorrection):
         self._weights.running_statistics(aggregated['weights_after']),
         strict=True,
     ):
-      # The moments of the round's values, from the step of the statistics.
+      # The mean and the unbiased variance of the round's values, from the step
+      # of the statistics.
       rate = tf.constant(1 - layer.momentum, mean.dtype)
       round_mean = mean + tf.math.divide_no_nan(new_mean - mean, rate)
       round_variance = variance + tf.math.divide_no_nan(

@@ -11,6 +11,8 @@ import tensorflow_federated as tff
 from tff_bn.clients import update_norms
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
+from tff_bn.clients.moving_statistics import Moves
+from tff_bn.clients.moving_statistics import MovingStatistics
 from tff_bn.common import numerics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -59,6 +61,9 @@ class ClientWork:
     state_type: The type of this state.
   """
 
+  # How often a round moves running statistics by the momentum of their layers.
+  _moves = Moves.EACH_STEP
+
   def __init__(
       self,
       model: BatchNormModel,
@@ -89,6 +94,15 @@ class ClientWork:
     self.state_type = initial_state.type_signature.result
     self.data_type = tff.SequenceType(
         tff.types.tensorflow_to_type(model.input_spec)
+    )
+
+  @property
+  def moving_statistics(self) -> MovingStatistics:
+    """How a round moves the running statistics."""
+    return MovingStatistics(
+        self._moves,
+        are_local=not self._weights.statistics,
+        config=self._training.config,
     )
 
   def build_client_update(self) -> ClientUpdate:
@@ -160,7 +174,7 @@ class ClientWork:
     Returns:
       The values that training starts from.
     """
-    values = self._weights.merge(shared, client_state)
+    values = self._values_before(shared, client_state)
     if optimizer_state is None:
       optimizer_state = self._training.set_hparams(
           self._training.initial_optimizer_state(), state['hparams']
@@ -176,6 +190,12 @@ class ClientWork:
             optimizer_state, state['hparams'], state['round_num']
         ),
     )
+
+  def _values_before(
+      self, shared: ModelWeights, client_state: Mapping[str, Any]
+  ) -> list[Any]:
+    """Returns the values of all variables before training."""
+    return self._weights.merged_tensors(shared, client_state)
 
   def report(
       self,
@@ -210,7 +230,7 @@ class ClientWork:
     )
     keep = numerics.all_finite(
         [
-            result.values,
+            self._weights.without_constants(result.values),
             result.loss_sum,
             result.collected,
             result.corrected,
@@ -221,7 +241,7 @@ class ClientWork:
     )
     if sound is not None:
       keep = tf.logical_and(keep, sound)
-    after = numerics.where(keep, result.values, before)
+    after = self._weights.select(keep, result.values, before)
     num_examples = numerics.where_or_zero(keep, result.num_examples)
     loss_sum = numerics.where_or_zero(keep, result.loss_sum)
     loss = loss_sum / tf.cast(num_examples, loss_sum.dtype)

@@ -13,6 +13,7 @@ from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.common import optimizers
 from tff_bn.keras_model import mixed_precision
+from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.stateless_function import StatelessFunction
 from tff_bn.keras_model.stateless_function import fingerprint
@@ -139,15 +140,12 @@ class LocalStep:
     optimizers.check_hyperparameters(
         'client_optimizer', config.client_optimizer, self._hparams_dtype
     )
-    self.metrics = list(model.metrics_fn())
-    for metric in self.metrics:
-      # Some metrics create their accumulators only when they are first used.
-      metric.reset_state()
-    self._metric_names = [metric.name for metric in self.metrics]
-    self._metric_results = [
-        StatelessFunction(metric.result, metric.variables)
-        for metric in self.metrics
-    ]
+    metrics = model.new_metrics()
+    self.metrics = list(metrics.values())
+    self._metric_results = {
+        name: StatelessFunction(metric.result, metric.variables)
+        for name, metric in metrics.items()
+    }
 
   @property
   def default_hparams(self) -> collections.OrderedDict[str, Any]:
@@ -342,14 +340,14 @@ class LocalStep:
 
     Returns:
       `loss` (mean over the examples; NaN without examples), one entry for each
-      Keras metric, and `num_examples`.
+      result of the Keras metrics, and `num_examples`.
     """
     result = collections.OrderedDict(
         loss=loss_sum / tf.cast(num_examples, loss_sum.dtype)
     )
-    for name, fn, sums in zip(
-        self._metric_names, self._metric_results, metric_sums
+    for (name, fn), sums in zip(
+        self._metric_results.items(), metric_sums, strict=True
     ):
-      result[name] = fn(sums)
+      result.update(model_metrics.named_results(name, fn(sums)))
     result['num_examples'] = num_examples
     return result

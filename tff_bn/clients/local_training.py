@@ -58,6 +58,7 @@ class LocalTraining(LocalStep):
     """
     super().__init__(model, config, correction)
     self._keras_model = model.keras_model
+    self._constraints = model.constraints
     self._loss_fn = model.loss_fn()
     self._collecting = collecting
     self._skipped_steps = skipped_steps
@@ -114,6 +115,7 @@ class LocalTraining(LocalStep):
       )
       for variable, weight in zip(trainable, weights):
         variable.assign(weight)
+      self._constraints.assign()
       for metric in self.metrics:
         metric.update_state(y, output)
       batch_size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -40,6 +41,13 @@ class LocalTrainingConfig:
     if self.local_steps is not None:
       dataset = dataset.take(self.local_steps)
     return dataset
+
+  def num_steps(self, num_batches: np.ndarray) -> np.ndarray:
+    """Returns the numbers of steps for datasets with numbers of batches."""
+    num_steps: np.ndarray = num_batches * self.local_epochs
+    if self.local_steps is not None:
+      num_steps = np.minimum(num_steps, self.local_steps)
+    return num_steps
 
   def __post_init__(self):
     checks.check_type(

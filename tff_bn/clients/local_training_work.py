@@ -13,6 +13,7 @@ from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training_config import LocalTrainingConfig
+from tff_bn.clients.moving_statistics import Moves
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model.batch_norm_calls import TrainingCall
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -106,6 +107,8 @@ class LocalTrainingWork(ClientWork):
 
 class FixedStatisticsWork(LocalTrainingWork):
   """Local training that normalizes with fixed running statistics."""
+
+  _moves = Moves.NEVER
 
   def __init__(
       self,

@@ -39,7 +39,6 @@ class MomentsCollector:
   def __init__(
       self,
       moving_means: Sequence[keras.Variable],
-      jit_compile: bool = False,
       correct_gradient: Optional[CorrectGradient] = None,
       normalize: batch_norm_calls.TrainingCall = fused_batch_norm.inference,
   ):
@@ -47,7 +46,6 @@ class MomentsCollector:
 
     Args:
       moving_means: The running means of the trainable layers.
-      jit_compile: Whether XLA compiles the training step.
       correct_gradient: Changes the gradient of a layer's input. Its `count` is
         the number of values of each channel. Default: no change.
       normalize: Computes the output of a layer. Default: with its running
@@ -55,7 +53,6 @@ class MomentsCollector:
     """
     self._normalize = normalize
     self._correct_gradient = correct_gradient
-    self._jit_compile = jit_compile
     self._positions = {
         id(variable): i for i, variable in enumerate(moving_means)
     }
@@ -75,7 +72,7 @@ class MomentsCollector:
     variables = self._select(
         self.variables, self._positions[id(layer.moving_mean)]
     )
-    if fused_batch_norm.applies(layer, inputs, mask) and not self._jit_compile:
+    if fused_batch_norm.applies(layer, inputs, mask):
       seen = fused_batch_norm.moments(inputs)
     else:
       seen = batch_moments.batch_moments(inputs, layer.axis, mask)

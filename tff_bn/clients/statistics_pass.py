@@ -45,9 +45,7 @@ class StatisticsPass:
         model.keras_model
     )
     self._num_layers = len(moving_means)
-    self._collector = MomentsCollector(
-        moving_means, jit_compile, normalize=normalize
-    )
+    self._collector = MomentsCollector(moving_means, normalize=normalize)
     self._make_step = (
         tf.function(self._step, jit_compile=True) if jit_compile else self._step
     )

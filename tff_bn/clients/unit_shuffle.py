@@ -26,6 +26,9 @@ class UnitShuffle:
   unit's part of the optimizer's state, such as the momentum, which the paper
   does not mention: training then goes on as without the permutation, and only
   the mean over the clients shows it.
+
+  Units with weights that training cannot change, such as those of a frozen
+  layer, keep their places.
   """
 
   def __init__(
@@ -44,11 +47,15 @@ class UnitShuffle:
     """
     keras_model = model.keras_model
     try:
-      self._groups = tied_units.unit_groups(keras_model)
+      self._groups = [
+          group
+          for group in tied_units.unit_groups(keras_model)
+          if not any(o.weight in model.constants for o in group.occurrences)
+      ]
       if not self._groups:
         raise ValueError(
             f'The model {keras_model.name!r} has no hidden units that can be'
-            ' permuted.'
+            ' permuted. (Units of frozen layers keep their places.)'
         )
     except ValueError as error:
       raise ValueError(

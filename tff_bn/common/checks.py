@@ -21,6 +21,15 @@ def check_type(
     raise TypeError(f'{name} must {expected}, but is a {type(value).__name__}.')
 
 
+def is_utf8(text: str) -> bool:
+  """Whether a text, such as the name of a file, can be encoded as UTF-8."""
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
 def check_whole_number(name: str, value: Any, least: int = 1) -> None:
   """Raises a `ValueError` unless an argument is a whole number from `least`."""
   if (

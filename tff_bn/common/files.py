@@ -56,18 +56,14 @@ def replacing(
     temporary = temporary_path(path)
   with naming(path):
     try:
-      if temporary.is_dir():  # A killed program has left it.
-        shutil.rmtree(temporary)
+      _remove(temporary)  # A killed program has left it, or it is a link.
       yield temporary
       for entry in (*temporary.rglob('*'), temporary):
         _sync(entry)
       os.replace(temporary, path)
     except BaseException:
       with contextlib.suppress(OSError):
-        if temporary.is_dir():
-          shutil.rmtree(temporary)
-        else:
-          temporary.unlink(missing_ok=True)
+        _remove(temporary)
       raise
   _sync(path.parent)
 
@@ -86,6 +82,14 @@ def replace(path: pathlib.Path, content: Union[str, bytes]) -> None:
     content = content.encode()
   with replacing(path) as temporary:
     temporary.write_bytes(content)
+
+
+def _remove(path: pathlib.Path) -> None:
+  """Removes a file, a folder or a link, if there is one."""
+  if path.is_dir() and not path.is_symlink():
+    shutil.rmtree(path)
+  else:
+    path.unlink(missing_ok=True)
 
 
 def _sync(path: pathlib.Path) -> None:

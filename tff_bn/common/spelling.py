@@ -4,17 +4,27 @@ from collections.abc import Iterable, Sequence
 import difflib
 
 _MAX_NAMED = 6
+# How similar a name must be, from 0 to 1. Names that somebody gave to clients,
+# such as Paris and Madrid, are similar by chance.
+_CUTOFF = 0.5
+_CUTOFF_OF_GIVEN_NAMES = 0.8
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(
+    name: str, known: Iterable[str], *, are_given: bool = False
+) -> str:
   """Returns `' Did you mean …?'` for an error message, or `''`.
 
   Args:
     name: The misspelled name.
     known: The allowed names.
+    are_given: Whether users chose the names, as for clients; then only a very
+      similar one is suggested.
   """
-  nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-  return f' Did you mean {nearest[0]}?' if nearest else ''
+  cutoff = _CUTOFF_OF_GIVEN_NAMES if are_given else _CUTOFF
+  by_lower = {text.lower(): text for text in known}
+  nearest = difflib.get_close_matches(name.lower(), by_lower, 1, cutoff)
+  return f' Did you mean {by_lower[nearest[0]]}?' if nearest else ''
 
 
 def name_some(names: Sequence[str]) -> str:

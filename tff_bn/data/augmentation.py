@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tff_bn.data import arrays
+
 _PADDING = 4
 _MAX_DEGREES = 30.0
 
@@ -89,8 +91,8 @@ def check_augmentation(name: str, source: str, shape: tuple[int, ...]) -> None:
     )
   if name in _DRAWS and len(shape) != 3:
     raise ValueError(
-        f'augment={name} is for images, but dataset={source} has vectors of'
-        f' {shape[0]} features.'
+        f'augment={name} is for images, but dataset={source} has'
+        f' {arrays.samples_text(shape)}.'
     )
 
 

@@ -9,6 +9,9 @@ from typing import Any, Optional
 from absl import logging
 import numpy as np
 
+from tff_bn.common import checks
+from tff_bn.data import arrays
+from tff_bn.data import names
 from tff_bn.data import scaling as scaling_lib
 
 
@@ -16,13 +19,22 @@ from tff_bn.data import scaling as scaling_lib
 class Dataset:
   """A dataset for classification: arrays in memory.
 
+  The constructor checks all values once and stores each array with one dtype.
+  It takes arrays of other libraries and lists, too.
+
   Attributes:
-    name: The dataset's name for `load_dataset`.
-    x_train: Training samples: images `[n, height, width, channels]` or vectors
-      `[n, features]`. uint8 values are divided by 255 when batches are built;
-      float32 values are used unchanged. After that, `scaling` is applied.
-    y_train: The classes of the training samples, int32 of shape `[n]`.
-    x_test: Test samples, like `x_train`.
+    name: The dataset's name for `load_dataset`, which errors name.
+    x_train: Training samples, finite numbers: images `[n, height, width,
+      channels]`, vectors `[n, features]` or series `[n, steps, features]`.
+      Stored as uint8 or float32. uint8 values are divided by 255 when batches
+      are built; float32 values are used unchanged. After that, `scaling` is
+      applied. Other integers are pixels from 0 to 255 in images, which become
+      uint8, and numbers in vectors and series, which become float32. Other
+      floats and bools become float32.
+    y_train: The classes of the training samples: whole numbers of any dtype, of
+      shape `[n]` or `[n, 1]`. Stored as int32 of shape `[n]`.
+    x_test: Test samples, like `x_train`. There may be none (`x_train[:0]`);
+      metrics are then NaN.
     y_test: The classes of the test samples, like `y_train`.
     num_classes: The number of classes. Labels are in `0..num_classes - 1`.
     domain_train: For data of several domains, each training sample's position
@@ -34,6 +46,11 @@ class Dataset:
     writer_test: The same for the test samples.
     writer_names: The names of the natural clients.
     scaling: How the pixels are scaled when batches are built; `None`: not.
+
+  Raises:
+    TypeError: If an argument has the wrong type.
+    ValueError: If an array has another dtype, shape or content, or a label is
+      not one of the classes.
   """
 
   name: str
@@ -49,6 +66,48 @@ class Dataset:
   writer_test: Optional[np.ndarray] = None
   writer_names: tuple[str, ...] = ()
   scaling: Optional[scaling_lib.Scaling] = None
+
+  def __post_init__(self) -> None:
+    checks.check_type('name', self.name, str, 'be the name of the dataset')
+    source = _source(self.name)
+    checks.check_whole_number('num_classes', self.num_classes)
+    given = arrays.Arrays(
+        *(
+            arrays.to_array(source, name, getattr(self, name))
+            for name in arrays.Arrays._fields
+        )
+    )
+    converted: dict[str, Any] = arrays.convert(
+        source, given, self.num_classes
+    )._asdict()
+    converted['num_classes'] = int(self.num_classes)
+    for group in ('domain', 'writer'):
+      group_names = tuple(getattr(self, f'{group}_names'))
+      converted[f'{group}_names'] = group_names
+      for split in ('train', 'test'):
+        name = f'{group}_{split}'
+        if getattr(self, name) is not None:
+          converted[name] = arrays.convert_groups(
+              source,
+              name,
+              getattr(self, name),
+              len(converted[f'y_{split}']),
+              group_names,
+          )
+    for name, value in converted.items():
+      object.__setattr__(self, name, value)
+
+  def _with(self, **values: Any) -> 'Dataset':
+    """Returns the dataset with other values, which are not checked again."""
+    changed = object.__new__(type(self))
+    for field in dataclasses.fields(self):
+      value = values.get(field.name, getattr(self, field.name))
+      object.__setattr__(changed, field.name, value)
+    return changed
+
+  def with_scaling(self, scaling: Optional[scaling_lib.Scaling]) -> 'Dataset':
+    """Returns the dataset with another scaling of its pixels."""
+    return self._with(scaling=scaling)
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -73,15 +132,14 @@ class Dataset:
     Args:
       indices: Their positions.
     """
-    arrays = {
+    parts = {
         name: getattr(self, name)
         for name in ('x_train', 'y_train', 'domain_train', 'writer_train')
     }
-    return dataclasses.replace(
-        self,
+    return self._with(
         **{
             name: array[indices]
-            for name, array in arrays.items()
+            for name, array in parts.items()
             if array is not None
         },
     )
@@ -108,66 +166,98 @@ def create_dataset(
     x_test: np.ndarray,
     y_test: np.ndarray,
     num_classes: Optional[int] = None,
+    *,
+    is_series: bool = False,
     **groups: Any,
 ) -> Dataset:
-  """Builds a `Dataset` from arrays and checks them.
+  """Builds the `Dataset` that a file or a generator contains.
+
+  Training and test data are needed.
 
   Args:
     name: The dataset's name for `load_dataset`, which errors name.
-    x_train: Training samples: uint8 or floating point, of shape `[n, height,
-      width, channels]`, `[n, height, width]` (one channel) or `[n, features]`.
-    y_train: Their classes: integers of shape `[n]` or `[n, 1]`.
+    x_train: Training samples, see `Dataset`.
+    y_train: Their classes.
     x_test: Test samples, like `x_train`.
     y_test: Their classes.
     num_classes: The number of classes. Default: 1 more than the largest label
       in `y_train`.
+    is_series: Whether samples of shape `[n, a, b]` are series `[n, steps,
+      features]`. Default: they are images `[n, height, width]`, which get an
+      axis of one channel.
     **groups: The attributes of `Dataset` about domains and writers.
 
   Returns:
     The dataset.
 
   Raises:
-    ValueError: If an array has another dtype, shape or content, or there are
-      fewer than two classes.
+    ValueError: See `Dataset`; also if there are fewer than two classes, or
+      `num_classes` is not given and test samples have other labels.
   """
-  source = f'dataset={name}'
-  x_train = _check_samples(source, 'x_train', x_train)
-  x_test = _check_samples(source, 'x_test', x_test)
-  if (x_train.dtype == np.uint8) != (x_test.dtype == np.uint8):
-    raise ValueError(
-        f'{source}: only one of x_train and x_test is uint8, so they would be'
-        ' scaled differently; store both as uint8 (0 to 255, scaled to [0, 1])'
-        ' or both as floats (used as they are).'
-    )
-  if x_train.shape[1:] != x_test.shape[1:]:
-    raise ValueError(
-        f'{source}: the samples of x_train have the shape {x_train.shape[1:]},'
-        f' but x_test has {x_test.shape[1:]}; they must be the same.'
-    )
+  source = _source(name)
+  if not is_series:
+    _warn_of_series(source, x_train.shape[1:])
+    x_train, x_test = _with_channel(x_train), _with_channel(x_test)
+  given = arrays.Arrays(x_train, y_train, x_test, y_test)
+  arrays.check_headers(source, *map(arrays.Header.of, given))
   _warn_of_channels_first(source, x_train.shape[1:])
-  y_train = _check_labels(source, 'train', y_train, len(x_train))
-  y_test = _check_labels(source, 'test', y_test, len(x_test))
   if num_classes is None:
-    num_classes = _count_classes(source, y_train)
-    unknown = np.setdiff1d(y_test, y_train)
-    if unknown.size:
-      raise ValueError(
-          f'{source}: y_test has labels that do not occur in y_train:'
-          f' {_enumerate(unknown)}; remove these samples from the test data or'
-          ' add such samples to the training data.'
-      )
+    num_classes = count_classes(source, y_train, y_test)
   elif num_classes < 2:
     raise ValueError(
         f'{source} has a single class; a classifier needs at least two.'
     )
-  for array_name, labels in (('y_train', y_train), ('y_test', y_test)):
-    unknown = np.unique(labels[labels >= num_classes])
-    if unknown.size:
-      raise ValueError(
-          f'{source}: {array_name} has labels outside the {num_classes} classes'
-          f' 0..{num_classes - 1}: {_enumerate(unknown)}.'
-      )
-  return Dataset(name, x_train, y_train, x_test, y_test, num_classes, **groups)
+  return Dataset(name, *given, num_classes, **groups)
+
+
+def _with_channel(x: np.ndarray) -> np.ndarray:
+  """Returns samples; images `[n, height, width]` get a channel."""
+  return x[..., np.newaxis] if x.ndim == 3 else x
+
+
+def _warn_of_series(source: str, shape: tuple[int, ...]) -> None:
+  """Warns of images without channels that may be series."""
+  if len(shape) == 2 and shape[0] != shape[1]:
+    logging.warning(
+        '%s: the samples have the shape %dx%d, which is read as [height, width]'
+        ' of grey images. If they are series [steps, features], load them as'
+        ' %sPATH.',
+        source,
+        *shape,
+        names.SERIES_PREFIX,
+    )
+
+
+def _source(name: str) -> str:
+  """Returns the beginning of errors about a dataset."""
+  return f'dataset={name}'
+
+
+def count_classes(source: str, y_train: np.ndarray, y_test: np.ndarray) -> int:
+  """Returns the number of classes of labels; warns of classes without a label.
+
+  Args:
+    source: The beginning of errors, which names the dataset.
+    y_train: The labels of the training samples, as in `create_dataset`.
+    y_test: The labels of the test samples.
+
+  Raises:
+    ValueError: If they are no labels of at least two classes, or a test sample
+      has a label that no training sample has.
+  """
+  train, test = (
+      arrays.convert_labels(source, name, labels)
+      for name, labels in (('y_train', y_train), ('y_test', y_test))
+  )
+  num_classes = _count_classes(source, train)
+  unknown = np.setdiff1d(test, train)
+  if unknown.size:
+    raise ValueError(
+        f'{source}: y_test has labels that do not occur in y_train:'
+        f' {arrays.enumerate_labels(unknown)}; remove these samples from the'
+        ' test data or add such samples to the training data.'
+    )
+  return num_classes
 
 
 def _count_classes(source: str, labels: np.ndarray) -> int:
@@ -196,50 +286,12 @@ def _count_classes(source: str, labels: np.ndarray) -> int:
         ' output for each of the %d classes 0..%d. If these labels are no'
         ' classes, %s.',
         source,
-        _enumerate(missing),
+        arrays.enumerate_labels(missing),
         num_classes,
         num_classes - 1,
         advice,
     )
   return num_classes
-
-
-def _enumerate(labels: np.ndarray, most: int = 10) -> str:
-  """Returns the first labels, separated by commas."""
-  more = ', …' if len(labels) > most else ''
-  return ', '.join(str(label) for label in labels[:most]) + more
-
-
-def _check_samples(source: str, array_name: str, x: np.ndarray) -> np.ndarray:
-  """Checks `x_train` or `x_test`; returns it as uint8 or float32."""
-  if x.dtype != np.uint8 and not np.issubdtype(x.dtype, np.floating):
-    raise ValueError(
-        f'{source}: {array_name} has the dtype {x.dtype}; store images as uint8'
-        ' (0 to 255, scaled to [0, 1]) or as floats (used as they are).'
-    )
-  if x.ndim not in (2, 3, 4):
-    raise ValueError(
-        f'{source}: {array_name} has the shape {x.shape}; it must be [samples,'
-        ' height, width, channels], [samples, height, width] or [samples,'
-        ' features].'
-    )
-  if not x.size:
-    raise ValueError(
-        f'{source}: {array_name} has the shape {x.shape}, so it is empty; both'
-        ' training and test data are needed.'
-    )
-  if x.dtype != np.uint8:
-    # A float64 may be too large for float32; the check below says so.
-    with np.errstate(over='ignore'):
-      x = x.astype(np.float32, copy=False)
-    finite = np.isfinite(x)
-    if not finite.all():
-      raise ValueError(
-          f'{source}: {array_name} has {finite.size - np.count_nonzero(finite)}'
-          ' values that are NaN, infinite or too large for float32, the first'
-          f' in sample {np.argwhere(~finite)[0][0]}; all values must be finite.'
-      )
-  return x[..., np.newaxis] if x.ndim == 3 else x
 
 
 def _warn_of_channels_first(source: str, shape: tuple[int, ...]) -> None:
@@ -252,39 +304,3 @@ def _warn_of_channels_first(source: str, shape: tuple[int, ...]) -> None:
         source,
         *shape,
     )
-
-
-def _check_labels(
-    source: str, split: str, y: np.ndarray, num_samples: int
-) -> np.ndarray:
-  """Checks `y_train` or `y_test`; returns it as int32 of shape `[n]`."""
-  array_name = f'y_{split}'
-  if not np.issubdtype(y.dtype, np.integer):
-    raise ValueError(
-        f'{source}: {array_name} has the dtype {y.dtype}; labels must be'
-        f' integers, one for each sample, for example {array_name}.astype(int).'
-    )
-  if y.ndim == 2 and y.shape[1] == 1:
-    y = y[:, 0]
-  if y.ndim != 1:
-    raise ValueError(
-        f'{source}: {array_name} has the shape {y.shape}; it must be [samples],'
-        ' one label for each sample. For one-hot vectors, this is'
-        f' np.argmax({array_name}, axis=1).'
-    )
-  if len(y) != num_samples:
-    raise ValueError(
-        f'{source}: x_{split} has {num_samples} samples but {array_name} has'
-        f' {len(y)} labels; give one label for each sample.'
-    )
-  if y.min() < 0:
-    raise ValueError(
-        f'{source}: {array_name} has the negative label {y.min()}; labels'
-        ' count from 0.'
-    )
-  if y.max() > np.iinfo(np.int32).max:
-    raise ValueError(
-        f'{source}: {array_name} has the label {y.max()}; labels must be'
-        ' less than 2^31.'
-    )
-  return y.astype(np.int32)

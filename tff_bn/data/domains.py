@@ -69,6 +69,8 @@ def load_domains(
       join(lambda part: part.x_test),
       np.concatenate([part.y_test for part in parts]),
       num_classes=parts[0].num_classes,
+      # Images have channels already.
+      is_series=True,
       domain_train=number([len(part.y_train) for part in parts]),
       domain_test=number([len(part.y_test) for part in parts]),
       domain_names=tuple(datasets),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
-from typing import Optional, Protocol
+from typing import Any, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -34,12 +34,10 @@ def check_client_ids(client_ids: Iterable[str]) -> None:
           f'The client id {client_id!r} is of type {type(client_id).__name__};'
           f" client ids are strings, such as '{client_id}'."
       )
-    try:
-      client_id.encode()
-    except UnicodeEncodeError as error:
+    if not checks.is_utf8(client_id):
       raise ValueError(
           f'The client id {client_id!r} cannot be encoded as UTF-8.'
-      ) from error
+      )
 
 
 class Recipe(Protocol):
@@ -56,21 +54,25 @@ class Recipe(Protocol):
 class FederatedData:
   """A dataset and the positions of each client's samples.
 
+  The constructor checks all positions and stores them as arrays.
+
   Attributes:
     dataset: The dataset.
     train_indices: Client id -> positions of its samples in the training data,
       at least one. The order of the ids is the order of the clients.
     test_indices: Client id -> positions of its samples in the test data,
-      possibly none.
+      possibly none, for the same clients.
     recipe: Loads the same data in another process, possibly on another machine.
       Without a recipe, the data itself is sent there.
     augmentation: How training images are changed at random, a key of
       `tff_bn.data.augmentation.AUGMENTATIONS`.
 
   Raises:
-    TypeError: If a client's id is not a string.
-    ValueError: If a client's id can't be encoded as UTF-8, or if the
-      augmentation is unknown or impossible.
+    TypeError: If a client's id is not a string, or an argument has the wrong
+      type.
+    ValueError: If a client's id can't be encoded as UTF-8, if a client has no
+      training data, if a position does not exist, or if the augmentation is
+      unknown or impossible.
   """
 
   dataset: dataset_lib.Dataset
@@ -80,7 +82,38 @@ class FederatedData:
   augmentation: str = 'none'
 
   def __post_init__(self):
+    checks.check_type(
+        'dataset',
+        self.dataset,
+        dataset_lib.Dataset,
+        'be a tff_bn.data.Dataset, such as tff_bn.data.load_dataset(name)',
+    )
+    for split in ('train', 'test'):
+      name = f'{split}_indices'
+      checks.check_type(
+          name,
+          getattr(self, name),
+          Mapping,
+          'map the id of each client to the positions of its samples',
+      )
+      indices = _positions(
+          name, getattr(self, name), len(getattr(self.dataset, f'y_{split}'))
+      )
+      object.__setattr__(self, name, indices)
     check_client_ids(self.train_indices)
+    for client_id, positions in self.train_indices.items():
+      if not len(positions):
+        raise ValueError(
+            f'train_indices: the client {client_id!r} has no samples; each'
+            ' client needs at least one.'
+        )
+    if self.train_indices.keys() != self.test_indices.keys():
+      different = self.train_indices.keys() ^ self.test_indices.keys()
+      raise ValueError(
+          'train_indices and test_indices must have the same clients, but only'
+          f' one of them has {sorted(different, key=repr)[0]!r}. A client'
+          ' without test data has an empty list.'
+      )
     augmentation_lib.check_augmentation(
         self.augmentation, self.dataset.name, self.dataset.input_shape
     )
@@ -245,7 +278,7 @@ class FederatedData:
           f'held_out_clients={",".join(client_ids)}: there is no client'
           f' {unknown[0]}. The {len(self.client_ids)} clients are'
           f' {spelling.name_some(self.client_ids)}.'
-          f'{spelling.suggestion(unknown[0], self.client_ids)}'
+          f'{spelling.suggestion(unknown[0], self.client_ids, are_given=True)}'
       )
     held_out = set(client_ids)
     if len(held_out) == len(self.client_ids):
@@ -287,9 +320,7 @@ class FederatedData:
       self, scaling: Optional[scaling_lib.Scaling]
   ) -> 'FederatedData':
     """Returns the data with another scaling of its pixels."""
-    return dataclasses.replace(
-        self, dataset=dataclasses.replace(self.dataset, scaling=scaling)
-    )
+    return dataclasses.replace(self, dataset=self.dataset.with_scaling(scaling))
 
   def test_dataset(self, batch_size: int) -> tf.data.Dataset:
     """Builds a dataset of the whole test data in its order.
@@ -376,6 +407,37 @@ def label_counts(
           for indices in parts
       ]
   )
+
+
+def _positions(
+    name: str, indices: Mapping[str, Any], num_samples: int
+) -> dict[str, np.ndarray]:
+  """Checks the positions of the clients' samples and returns them as arrays."""
+  arrays = {}
+  for client_id, values in indices.items():
+    array = np.asarray(values)
+    if not array.size:
+      array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in 'iu':
+      raise TypeError(
+          f'{name}: the positions of the client {client_id!r} must be a list of'
+          f' integers, but have the dtype {array.dtype} and the shape'
+          f' {array.shape}.'
+      )
+    arrays[client_id] = array
+  joined = np.concatenate([np.zeros(0, np.int64), *arrays.values()])
+  if joined.size and not 0 <= joined.min() <= joined.max() < num_samples:
+    wrong = next(
+        client_id
+        for client_id, array in arrays.items()
+        if array.size and not 0 <= array.min() <= array.max() < num_samples
+    )
+    raise ValueError(
+        f'{name}: the client {wrong!r} has positions from {arrays[wrong].min()}'
+        f' to {arrays[wrong].max()}, but the dataset has {num_samples} samples,'
+        ' whose positions count from 0.'
+    )
+  return arrays
 
 
 def _check_positive(parameter: str, number: int) -> None:

@@ -6,7 +6,11 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_bn.common import checks
+from tff_bn.common import memory
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import image_headers
+from tff_bn.data import images
 from tff_bn.data import names
 from tff_bn.data import tfds_source
 
@@ -20,7 +24,8 @@ def load_image_folder(
 
   The classes are the folders `LABEL` in alphabetical order. Images are PNG or
   JPEG files, read as RGB: `[n, height, width, 3]`, uint8. If there is no folder
-  `test`, the folder `validation` is used.
+  `test`, the folder `validation` is used. Links to files and folders are
+  followed.
 
   Args:
     name: `folder:PATH`.
@@ -30,9 +35,10 @@ def load_image_folder(
     The dataset.
 
   Raises:
-    ValueError: If a folder is missing, if a file is no image, if the images
-      have different sizes and `image_size` is None, if there is a single class,
-      or if a class has no training images.
+    ValueError: If a folder is missing, if a file is no image or a name is not
+      UTF-8, if the images have different sizes and `image_size` is None or do
+      not fit into memory, if there is a single class, or if a class has no
+      training images.
   """
   # The import takes seconds, and only these datasets need it.
   import tensorflow_datasets as tfds
@@ -40,14 +46,69 @@ def load_image_folder(
   path = os.path.expanduser(name.removeprefix(names.FOLDER_PREFIX))
   if not os.path.isdir(path):
     raise ValueError(f'dataset={name}: there is no folder {path!r}.')
-  builder = tfds.folder_dataset.ImageFolder(path)
+  _check_names(name, path)
+  try:
+    builder = tfds.folder_dataset.ImageFolder(path)
+  except tf.errors.OpError as error:
+    raise ValueError(
+        f'dataset={name}: {path!r} cannot be read ({error.message}).'
+    ) from error
   _check_classes(name, path, builder)
+  for split in tfds_source.used_splits(builder):
+    _check_headers(name, path, split, image_size)
   try:
     return tfds_source.read_builder(name, builder, image_size)
   except ValueError as error:
     if isinstance(error.__cause__, tf.errors.OpError):
       _check_files(name, path)
     raise
+
+
+def _check_names(name: str, path: str) -> None:
+  """Checks that the names of classes and files can be read."""
+  for pattern in ('*', '*/*', '*/*/*'):
+    for entry in pathlib.Path(path).glob(pattern):
+      if not checks.is_utf8(str(entry)):
+        raise ValueError(
+            f'dataset={name}: the name of {str(entry)!r} is not UTF-8; rename'
+            ' it.'
+        )
+
+
+def _check_headers(
+    name: str, path: str, split: str, image_size: Optional[tuple[int, int]]
+) -> None:
+  """Checks what the headers of images tell, before an image is decoded."""
+  files = _image_files(path, split)
+  first: Optional[tuple[int, int]] = None
+  for file in files:
+    # Reading from a pipe may last forever.
+    if not file.is_file():
+      raise ValueError(
+          f'dataset={name}: {file} is no regular file; replace or remove it.'
+      )
+    try:
+      with file.open('rb') as opened:
+        size = image_headers.read_size(opened)
+    except (OSError, ValueError) as error:
+      raise _no_image(name, file) from error
+    memory.check_fits(
+        f'dataset={name}: the {size[0]}x{size[1]} pixels of {file}',
+        _num_bytes(size),
+    )
+    first = first or size
+    if image_size is None and size != first:
+      raise images.different_sizes(f'dataset={name}', first, size)
+  if first is not None and image_size is None:
+    memory.check_fits(
+        f'dataset={name}: the {len(files)} images of {split}',
+        len(files) * _num_bytes(first),
+    )
+
+
+def _num_bytes(size: tuple[int, int]) -> int:
+  """Returns the number of bytes of an RGB image."""
+  return 3 * size[0] * size[1]
 
 
 def _check_classes(name: str, path: str, builder: Any) -> None:
@@ -79,10 +140,14 @@ def _check_files(name: str, path: str) -> None:
     try:
       tf.io.decode_image(tf.io.read_file(str(file)), channels=3)
     except tf.errors.OpError as error:
-      raise ValueError(
-          f'dataset={name}: {file} is no readable PNG or JPEG image; replace or'
-          ' remove it.'
-      ) from error
+      raise _no_image(name, file) from error
+
+
+def _no_image(name: str, file: pathlib.Path) -> ValueError:
+  return ValueError(
+      f'dataset={name}: {file} is no readable PNG or JPEG image; replace or'
+      ' remove it.'
+  )
 
 
 def _image_files(path: str, split: str) -> list[pathlib.Path]:

@@ -51,6 +51,23 @@ def check_memory(
   )
 
 
+def different_sizes(
+    source: str, first: tuple[int, ...], other: tuple[int, ...]
+) -> ValueError:
+  """Returns the error of images whose sizes differ.
+
+  Args:
+    source: The beginning of the error, which names the dataset.
+    first: The height and width of an image.
+    other: Those of another image.
+  """
+  return ValueError(
+      f'{source} has images of different sizes, for example'
+      f' {first[0]}x{first[1]} and {other[0]}x{other[1]} pixels; pass'
+      ' image_size=HEIGHTxWIDTH to resize them.'
+  )
+
+
 def resize_array(x: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
   """Resizes an array of many images as `resize` does."""
   return np.concatenate(

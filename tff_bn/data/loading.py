@@ -6,6 +6,7 @@ from typing import Optional
 
 from tff_bn.common import checks
 from tff_bn.common import spelling
+from tff_bn.data import arrays
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import digits
 from tff_bn.data import digits_domains
@@ -43,6 +44,11 @@ def load_dataset(
     ValueError: If the name is unknown or the data can't be used.
   """
   checks.check_type('dataset', name, str, 'be the name of a dataset')
+  if not checks.is_utf8(name):
+    raise ValueError(
+        f'dataset={name!r} is not UTF-8, so files cannot record it; rename the'
+        ' file or folder.'
+    )
   if image_size is not None and min(image_size) < 1:
     raise ValueError(
         f'image_size={image_size[0]}x{image_size[1]}: height and width must'
@@ -56,7 +62,7 @@ def load_dataset(
   if len(dataset.input_shape) != 3:
     raise ValueError(
         f'image_size={image_size[0]}x{image_size[1]} is for images, but'
-        f' dataset={name} has vectors of {dataset.input_shape[0]} features.'
+        f' dataset={name} has {arrays.samples_text(dataset.input_shape)}.'
     )
   for x in (dataset.x_train, dataset.x_test):
     images.check_memory(

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 import os
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Optional
+
+from tff_bn.common import spelling
 
 # Name -> what the dataset is.
 DATASET_NAMES = {
@@ -32,7 +34,8 @@ DATASET_NAMES = {
 # The form of all other names of datasets.
 OTHER_DATASETS = (
     'tfds:NAME (TensorFlow Datasets), npz:PATH or a path that ends in .npz (a'
-    ' NumPy archive with x_train, y_train, x_test and y_test), folder:PATH'
+    ' NumPy archive with x_train, y_train, x_test and y_test), series:PATH'
+    ' (such an archive of series [samples, steps, features]), folder:PATH'
     ' (images in PATH/train/LABEL/ and PATH/test/LABEL/),'
     ' generated:SHAPE:CLASSES:TRAIN:TEST (random examples, for trying things'
     ' out; SHAPE is HxWxC or a number of features, and the numbers of training'
@@ -43,7 +46,10 @@ OTHER_DATASETS = (
 TFDS_PREFIX = 'tfds:'
 NPZ_PREFIX = 'npz:'
 NPZ_SUFFIX = '.npz'
+SERIES_PREFIX = 'series:'
 FOLDER_PREFIX = 'folder:'
+# A path follows them.
+PATH_PREFIXES = (NPZ_PREFIX, SERIES_PREFIX, FOLDER_PREFIX)
 GENERATED_PREFIX = 'generated:'
 DOMAINS_PREFIX = 'domains:'
 
@@ -55,8 +61,7 @@ def is_other_dataset(name: str) -> bool:
   return name.startswith(
       (
           TFDS_PREFIX,
-          NPZ_PREFIX,
-          FOLDER_PREFIX,
+          *PATH_PREFIXES,
           GENERATED_PREFIX,
           DOMAINS_PREFIX,
       )
@@ -68,6 +73,28 @@ def is_downloaded(name: str) -> bool:
   if name.startswith(DOMAINS_PREFIX):
     return any(map(is_downloaded, parse_domains(name).values()))
   return name.startswith(TFDS_PREFIX) or name in ('emnist', 'femnist')
+
+
+def is_community_dataset(name: str) -> bool:
+  """Whether a dataset, or that of a domain, is read by downloaded code.
+
+  TensorFlow Datasets runs it for names with a namespace: `tfds:SPACE:NAME`.
+  """
+  if name.startswith(DOMAINS_PREFIX):
+    return any(
+        map(is_community_dataset, parse_domains(name, fewest=1).values())
+    )
+  # A version comes after a colon, too, but begins with a digit or a star.
+  return bool(re.match(rf'{TFDS_PREFIX}[^:]*:[^\d*]', name))
+
+
+def is_quick(name: str) -> bool:
+  """Whether loading a dataset takes a moment only: it is small and built in."""
+  if name.startswith(DOMAINS_PREFIX):
+    return all(map(is_quick, parse_domains(name, fewest=1).values()))
+  return name.startswith(GENERATED_PREFIX) or not (
+      is_downloaded(name) or is_other_dataset(name)
+  )
 
 
 class Generated(NamedTuple):
@@ -130,19 +157,20 @@ def parse_generated(name: str) -> Generated:
   return generated
 
 
-def parse_domains(name: str) -> dict[str, str]:
+def parse_domains(name: str, fewest: int = 2) -> dict[str, str]:
   """Parses `domains:NAME=DATASET,DATASET,...`.
 
   Args:
     name: The name of the dataset.
+    fewest: The smallest number of domains.
 
   Returns:
     The name of each domain's dataset by the domain's name. A domain without a
     name has the last part of its dataset's name, without the suffix of a file.
 
   Raises:
-    ValueError: If there are fewer than two domains, if two have the same name,
-      or if a dataset is not allowed as a domain.
+    ValueError: If there are too few domains, if two have the same name, or if a
+      dataset is not allowed as a domain.
   """
   sources: dict[str, str] = {}
   for text in name.removeprefix(DOMAINS_PREFIX).split(','):
@@ -164,7 +192,7 @@ def parse_domains(name: str) -> dict[str, str]:
           ' domains:NAME=DATASET,NAME=DATASET.'
       )
     sources[domain] = source
-  if len(sources) < 2:
+  if len(sources) < fewest:
     raise ValueError(
         f'dataset={name} has a single domain; use at least two, or'
         f' {next(iter(sources.values()))} without `domains:`.'
@@ -172,9 +200,42 @@ def parse_domains(name: str) -> dict[str, str]:
   return sources
 
 
+def single_domain(name: str) -> Optional[tuple[str, str]]:
+  """Returns the name and the dataset of `domains:NAME=DATASET`.
+
+  Args:
+    name: The name of a dataset.
+
+  Returns:
+    The two; None if the dataset has no domains or several.
+
+  Raises:
+    ValueError: See `parse_domains`.
+  """
+  if not name.startswith(DOMAINS_PREFIX):
+    return None
+  domains = parse_domains(name, fewest=1)
+  return next(iter(domains.items())) if len(domains) == 1 else None
+
+
+def short_name(name: str) -> str:
+  """Returns a dataset's name for titles: without paths, or its domains' names.
+
+  Args:
+    name: The name of a dataset.
+
+  Raises:
+    ValueError: See `parse_domains`.
+  """
+  if name.startswith(DOMAINS_PREFIX):
+    domains = list(parse_domains(name, fewest=1))
+    return f'domains {spelling.name_some(domains)}'
+  return _domain_name(name) or name
+
+
 def _domain_name(source: str) -> str:
   """Returns a readable name for a dataset without a name."""
-  for prefix in (NPZ_PREFIX, FOLDER_PREFIX):
+  for prefix in PATH_PREFIXES:
     if source.startswith(prefix) or source.endswith(NPZ_SUFFIX):
       path = source.removeprefix(prefix).rstrip('/')
       return os.path.basename(path).removesuffix(NPZ_SUFFIX)

@@ -1,6 +1,7 @@
 """Datasets of TensorFlow Datasets, by name."""
 
 import contextlib
+import pathlib
 import sys
 from typing import Any, Optional
 import urllib.parse
@@ -13,6 +14,7 @@ from tff_bn.common import spelling
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
 from tff_bn.data import names
+from tff_bn.data import tfds_features
 
 _TRAIN = 'train'
 # The first of these that a dataset has is the test data.
@@ -47,6 +49,8 @@ def load_tfds(
 
   source = f'dataset={name}'
   tfds_name = name.removeprefix(names.TFDS_PREFIX)
+  if data_dir is not None:
+    tfds_features.check(tfds_name, pathlib.Path(data_dir))
   try:
     builder = tfds.builder(tfds_name, data_dir=data_dir)
   except tfds.core.DatasetNotFoundError as error:
@@ -126,21 +130,33 @@ def read_builder(
     raise ValueError(
         f'{source} is not a dataset of images with one label each.'
     )
-  test = next((split for split in _TEST if split in info.splits), None)
-  if _TRAIN not in info.splits or test is None:
+  splits = used_splits(builder)
+  if len(splits) != 2:
     raise ValueError(
         f'{source} has the splits {", ".join(info.splits) or "(none)"}; it'
         f' needs {_TRAIN}, and {" or ".join(_TEST)}.'
     )
   if image_size is not None:
-    for split in (_TRAIN, test):
+    for split in splits:
       # Images of at least one channel of uint8.
       images.check_memory(name, info.splits[split].num_examples, image_size, 1)
-  x_train, y_train = _read_split(source, builder, _TRAIN, image_size)
-  x_test, y_test = _read_split(source, builder, test, image_size)
+  (x_train, y_train), (x_test, y_test) = (
+      _read_split(source, builder, split, image_size) for split in splits
+  )
   return dataset_lib.create_dataset(
       name, x_train, y_train, x_test, y_test, num_classes=kinds[1].num_classes
   )
+
+
+def used_splits(builder: Any) -> tuple[str, ...]:
+  """Returns the training and the test split, of which one may be missing.
+
+  Args:
+    builder: A `tfds.core.DatasetBuilder`.
+  """
+  splits = builder.info.splits
+  test = [split for split in _TEST if split in splits][:1]
+  return tuple(split for split in (_TRAIN, *test) if split in splits)
 
 
 def _read_split(
@@ -160,12 +176,7 @@ def _read_split(
   try:
     for image, label in examples.as_numpy_iterator():
       if x and image.shape != x[0].shape:
-        raise ValueError(
-            f'{source} has images of different sizes, for example'
-            f' {x[0].shape[0]}x{x[0].shape[1]} and'
-            f' {image.shape[0]}x{image.shape[1]} pixels; pass'
-            ' image_size=HEIGHTxWIDTH to resize them.'
-        )
+        raise images.different_sizes(source, x[0].shape, image.shape)
       x.append(image)
       y.append(label)
   except tf.errors.OpError as error:

@@ -90,7 +90,8 @@ class StagedFunction(Generic[Kind]):
       requests.append(Request(kind, value, sound, answer))
       return answer
 
-    @tf.function(autograph=False)
+    # The traced function never runs, but operations can depend on the compiler.
+    @tf.function(autograph=False, jit_compile=jit_compile)
     def traced(*args):
       # TensorFlow traces a function that makes a variable a second time.
       requests.clear()

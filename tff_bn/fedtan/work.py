@@ -34,7 +34,8 @@ class _FirstStep(NamedTuple):
 
   Attributes:
     gradients: The gradients of the trainable variables.
-    others: The values of the other variables after the step.
+    others: The values of the variables after the step that are neither
+      trainable nor constant.
     loss: The loss of the batch, a float scalar.
     metric_sums: The accumulators of each Keras metric.
     num_examples: The number of examples, an int64 scalar.
@@ -85,6 +86,11 @@ class FedTanWork(client_work.ClientWork):
     )
     super().__init__(model, training, weights)
     self._model = model
+    positions = model.to_model_weights(range(len(model.variables)))
+    self._trainable = positions.trainable
+    self._others = [
+        p for p in positions.non_trainable if p not in model.constants
+    ]
     leaves_out = (
         fused_moments
         and synchronize_backward
@@ -131,7 +137,7 @@ class FedTanWork(client_work.ClientWork):
         metric.update_state(y, output)
       return _FirstStep(
           gradients=gradients,
-          others=[tf.identity(v) for v in keras_model.non_trainable_weights],
+          others=[tf.identity(keras_model.weights[p]) for p in self._others],
           loss=loss,
           metric_sums=[
               [tf.identity(v) for v in metric.variables] for metric in metrics
@@ -149,7 +155,12 @@ class FedTanWork(client_work.ClientWork):
             jit_compile=self._training.config.jit_compile,
         )
     )
-    self._places = known_gradients.find(*traced, function)
+    self._places = {
+        position: place
+        for position, place in known_gradients.find(*traced, function).items()
+        # The mean gradient does not determine the mean of constrained values.
+        if position not in self._model.constraints.positions
+    }
     return function
 
   def build_client_update(self) -> client_work.ClientUpdate:
@@ -173,7 +184,10 @@ class FedTanWork(client_work.ClientWork):
       return exchange.message(
           first_step.questions[0],
           *first_step.start(
-              self._weights.merge(weights, {}), *batch, num_examples, seed=seed
+              self._weights.merged_tensors(weights, {}),
+              *batch,
+              num_examples,
+              seed=seed,
           ),
           takes_part,
       )
@@ -222,6 +236,14 @@ class FedTanWork(client_work.ClientWork):
       return result, known
 
     return update_clients
+
+  def _values_before(
+      self, shared: ModelWeights, client_state: Mapping[str, Any]
+  ) -> list[Any]:
+    """See the base class; constants are tensors only for further steps."""
+    if isinstance(self._training, LocalTraining):
+      return super()._values_before(shared, client_state)
+    return self._weights.merge(shared, client_state)
 
   def _stages_to_keep(self) -> list[int]:
     """Returns the stages whose answers `complete_update` needs."""
@@ -294,22 +316,24 @@ class FedTanWork(client_work.ClientWork):
       dataset: tf.data.Dataset,
   ) -> Mapping[str, Any]:
     """Applies the gradient of the first step and trains the further steps."""
-    model, training = self._model, self._training
+    training = self._training
     start = self.start(state, weights, {})
     before = start.values
-    old = model.to_model_weights(before)
     optimizer_state, trainable = training.apply_gradients(
         start.optimizer_state,
-        tuple(old.trainable),
+        tuple(before[p] for p in self._trainable),
         first.gradients,
         tf.zeros([], tf.int64),
     )
     found = first.num_examples > 0
-    values = numerics.where(
-        found,
-        model.from_model_weights((trainable, first.others)),
-        before,
-    )
+    values = list(before)
+    for position, value in zip(
+        [*self._trainable, *self._others],
+        [*self._model.constraints.apply(trainable), *first.others],
+        strict=True,
+    ):
+      values[position] = value
+    values = self._weights.select(found, values, before)
     loss_sum = first.loss * tf.cast(first.num_examples, first.loss.dtype)
     loss_sum = tf.cast(loss_sum, trainable[0].dtype)
     result = LocalResult(

@@ -1,7 +1,9 @@
 """A Keras model as data: variables with their roles and initial values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+import copy
 import dataclasses
+import functools
 import math
 from typing import Any, Optional, TypeAlias
 
@@ -11,11 +13,23 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn.common import checks
+from tff_bn.keras_model import constraints
 from tff_bn.keras_model import model_arguments
+from tff_bn.keras_model import model_metrics
+from tff_bn.keras_model import training_writes
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 from tff_bn.layers.hybrid_batch_normalization import HybridBatchNormalization
 from tff_bn.layers.position_encoding import PositionEncoding
+
+# TensorFlow adds and converts their values on every device.
+_DTYPES = frozenset(
+    [
+        *(tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.bool),
+        *(tf.int8, tf.int16, tf.int32, tf.int64),
+        *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+    ]
+)
 
 ModelWeights: TypeAlias = tff.learning.models.ModelWeights
 
@@ -72,6 +86,17 @@ class BatchNormModel:
   and the metrics are float32, and the loss is scaled if a layer computes in
   float16.
 
+  Constraints of variables, such as `kernel_constraint`, are applied after each
+  local step, as in Keras's `fit`. The mean of the clients' models satisfies
+  convex constraints, too, up to rounding: `NonNeg`, `MaxNorm`, and the upper
+  bound of `MinMaxNorm`. It does not satisfy others, such as `UnitNorm`. With
+  another `server_optimizer` than the default, or a `model_aggregator` that is
+  no mean, the server's model need not satisfy any constraint.
+
+  Variables that training cannot change, see `constants`, have the values of
+  `keras_model_fn`'s model throughout: clients do not send them, no aggregator
+  gets them, and they are neither in the state of a process nor in checkpoints.
+
   Example:
   ```
   model = BatchNormModel(
@@ -98,21 +123,27 @@ class BatchNormModel:
       keras_model_fn: A function without arguments that returns a new
         `keras.Model` at each call, untrained or pretrained, which shares no
         variable that is trained with others. Functional, Sequential and
-        subclassed models work. It is called once; if its model is not built
-        yet, twice.
+        subclassed models work, unless they override Keras's methods for
+        training and evaluation, such as `train_step` or `compute_loss`. What a
+        compiled model was compiled with is ignored, with a warning. The
+        function is called once; if its model is not built yet, twice.
       input_spec: The `element_spec` of a batched `tf.data.Dataset` of `(x, y)`.
       loss_fn: A function without arguments that returns a Keras loss, which
         averages over the batch.
       metrics_fn: A function without arguments that returns a list of Keras
-        metrics with different names. Default: none.
+        metrics with different names. Their variables must be sums over the
+        examples, as in all metrics of Keras, because the server adds up those
+        of the clients. A result may be a vector, as of
+        `keras.metrics.F1Score(average=None)`, or a dictionary. Default: none.
 
     Raises:
       TypeError: If an argument is not a function that returns what it should,
         such as a model, a loss or a list of metrics themselves.
       ValueError: If `input_spec` is not of a batched dataset of pairs, or does
         not fit the model's input, `keras_model_fn` returns a model or trained
-        variables that existed before, the model has no trainable variable, or
-        two metrics have the same name.
+        variables that existed before, the model has no trainable variable, one
+        of an unusual dtype, or own methods for training, two metrics have the
+        same name, or a metric cannot be computed or added up.
     """
     model_arguments.check_model_fn(keras_model_fn)
     self.input_spec = model_arguments.check_input_spec(input_spec)
@@ -122,9 +153,11 @@ class BatchNormModel:
     self.metrics_fn = metrics_fn if metrics_fn is not None else list
     model_arguments.check_metrics_fn(self.metrics_fn)
     self.keras_model = self._new_keras_model()
+    model_arguments.check_training(self.keras_model)
     if not self.keras_model.trainable_weights:
       raise ValueError('The model of keras_model_fn has no trainable variable.')
     self.variables = _describe_variables(self.keras_model)
+    self._check_dtypes()
     position_of = {id(v): i for i, v in enumerate(self.keras_model.weights)}
     self._trainable_positions, self._non_trainable_positions = (
         [position_of[id(v)] for v in weights]
@@ -134,6 +167,13 @@ class BatchNormModel:
         )
     )
     self._initial = [v.numpy() for v in self.keras_model.weights]
+    self.constraints = constraints.Constraints(
+        self.keras_model.trainable_weights
+    )
+    # Of the metrics' results, by name.
+    self.metric_shapes = model_metrics.check(
+        self.new_metrics(), *self._metric_specs
+    )
 
   def __repr__(self) -> str:
     layers = {v.batch_norm for v in self.variables} - {None}
@@ -162,20 +202,75 @@ class BatchNormModel:
     model_arguments.check_fits(self.input_spec, model)
     if model.built and model.weights:
       model_arguments.check_new_variables(_trained(model), created, model)
-      return model
-    sample = tf.nest.map_structure(
-        lambda spec: tf.zeros([d or 1 for d in spec.shape], spec.dtype),
-        self.input_spec[0],
-    )
-    model(sample, training=False)
-    if not hasattr(self, 'keras_model'):
-      model_arguments.check_new_layers(self.keras_model_fn, model)
+    else:
+      sample = tf.nest.map_structure(
+          lambda spec: tf.zeros([d or 1 for d in spec.shape], spec.dtype),
+          self.input_spec[0],
+      )
+      model(sample, training=False)
+      if not hasattr(self, 'keras_model'):
+        model_arguments.check_new_layers(self.keras_model_fn, model)
+    for variable in model.trainable_weights:
+      # Trainable is Keras's default, but flags and counters have no gradient.
+      variable.trainable = _has_gradient(variable)
     return model
+
+  def without_constraints(self) -> 'BatchNormModel':
+    """Returns the same model, but training ignores variables' constraints."""
+    model = copy.copy(self)
+    model.constraints = constraints.Constraints([])
+    return model
+
+  @functools.cached_property
+  def _metric_specs(self) -> tuple[Any, Any]:
+    """The specs of what metrics compare: the labels and the model's output."""
+    x_spec, y_spec = self.input_spec
+    return y_spec, model_metrics.output_spec(self.keras_model, x_spec)
+
+  def new_metrics(self) -> model_metrics.Metrics:
+    """Returns new metrics by their names, with all their variables."""
+    return model_metrics.build(self.metrics_fn(), *self._metric_specs)
 
   @property
   def has_batch_norm(self) -> bool:
     """Whether the model has a batch normalization layer."""
     return any(v.role is Role.MOVING_MEAN for v in self.variables)
+
+  def _check_dtypes(self) -> None:
+    """Raises a `ValueError` if clients cannot send a variable."""
+    for position, v in enumerate(self.variables):
+      # Constants are not sent. Finding them takes a trace, so it comes last.
+      if v.dtype not in _DTYPES and position not in self.constants:
+        raise ValueError(
+            f'The variable {v.name} of the layer {v.layer!r} has the dtype'
+            f' {v.dtype.name}; it must be one of'
+            f' {", ".join(sorted(dtype.name for dtype in _DTYPES))}.'
+        )
+
+  @functools.cached_property
+  def constants(self) -> Set[int]:
+    """The positions in `variables` of those that training cannot change.
+
+    They are not trainable, and no call in training mode assigns them: the
+    weights of frozen layers, also frozen moving statistics, and constants such
+    as those of `keras.layers.Normalization`. Algorithms neither send nor
+    aggregate them; they keep the values of `initial_weights`.
+    """
+    candidates = frozenset(
+        position
+        for position, info in enumerate(self.variables)
+        # The server can move statistics that no call assigns, as in HBN.
+        if not (
+            info.trainable
+            or info.is_statistic
+            or info.role is Role.PERSONAL_PHASE
+        )
+    )
+    if not candidates:
+      return candidates
+    return candidates - training_writes.assigned_positions(
+        self.keras_model, self.input_spec[0]
+    )
 
   @property
   def initial_weights(self) -> ModelWeights:
@@ -278,7 +373,9 @@ class BatchNormModel:
         `keras_model_fn`, for example a pretrained one.
 
     Returns:
-      Its weights, for `process.set_model_weights`.
+      Its weights, for `process.set_model_weights`. This refuses other values
+      for variables that training cannot change; these must come from
+      `keras_model_fn`, such as `lambda: tff_bn.copy_model(pretrained)`.
 
     Raises:
       TypeError: If it is no Keras model.
@@ -331,7 +428,7 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
         roles[id(layer.mixing)] = (Role.MIXING, layer)
     elif isinstance(layer, PositionEncoding):
       phases.add(id(layer.personal_phase))  # Can be `None`.
-  trainable = {id(v) for v in model.trainable_weights}
+  trainable = {id(v) for v in model.trainable_weights if _has_gradient(v)}
   numbers: dict[int, int] = {}
   infos = []
   for position, variable in enumerate(model.weights):
@@ -357,6 +454,10 @@ def _describe_variables(model: keras.Model) -> tuple[VariableInfo, ...]:
         )
     )
   return tuple(infos)
+
+
+def _has_gradient(variable: keras.Variable) -> bool:
+  return tf.as_dtype(variable.dtype).is_floating
 
 
 def _trained(model: keras.Model) -> list[keras.Variable]:

@@ -4,12 +4,22 @@ Keras 3 computes batch normalization with plain operations, each of which makes
 another pass over memory. For images with the channels last, TensorFlow has
 fused operations that make one or two passes, forward and backward. The
 functions here return the same numbers as Keras's layer, up to rounding.
+
+XLA expands the fused operations to E[x²] − E[x]² and x·a + b. Where the mean of
+a channel is much larger than its deviation, as in pictures with values up to
+255, both are differences of large numbers that lose most of their digits. So
+the functions use plain operations on centered values where XLA compiles, which
+fuses these itself.
 """
 
-from typing import Optional
+from collections.abc import Collection
+from typing import NamedTuple, Optional
 
 import keras
 import tensorflow as tf
+
+# TensorFlow has no public function that tells whether XLA compiles a graph.
+from tensorflow.python.ops import control_flow_util
 
 from tff_bn.layers.batch_moments import Moments
 
@@ -20,13 +30,21 @@ _COMPUTING_METHODS = frozenset(
 )
 
 
-def own_method(layer: keras.layers.BatchNormalization) -> Optional[str]:
+def own_method(
+    layer: keras.layers.BatchNormalization,
+    known: Collection[type] = (keras.layers.BatchNormalization,),
+) -> Optional[str]:
   """Returns the name of a method with which a subclass may differ from Keras.
 
-  Returns `None` if the layer computes the same as Keras's.
+  Args:
+    layer: The layer.
+    known: The classes whose computation is known, with Keras's.
+
+  Returns:
+    `None` if the layer computes the same as one of these classes.
   """
   for parent in type(layer).__mro__:
-    if parent is keras.layers.BatchNormalization:
+    if parent in known:
       return None
     own = sorted(_COMPUTING_METHODS & vars(parent).keys())
     if own:
@@ -69,12 +87,49 @@ def num_values(inputs: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.reduce_prod(tf.shape(inputs)[:3]), tf.float32)
 
 
+def _xla_compiles() -> bool:
+  """Returns whether XLA will compile the operations that are traced now."""
+  return control_flow_util.GraphOrParentsInXlaContext(
+      tf.compat.v1.get_default_graph()
+  )
+
+
+class _Centered(NamedTuple):
+  """Images minus the mean of each channel.
+
+  Attributes:
+    values: The differences, in float32.
+    mean: The mean of each channel.
+    variance: The biased variance of each channel.
+  """
+
+  values: tf.Tensor
+  mean: tf.Tensor
+  variance: tf.Tensor
+
+
+def _centered(inputs: tf.Tensor) -> _Centered:
+  """Centers images with plain operations, through which gradients flow."""
+  axes = [0, 1, 2]
+  values = tf.cast(inputs, tf.float32)
+  # A sum of many large values loses digits, so this is only close to the mean.
+  # The differences from it are small, so their sum keeps its digits.
+  near_mean = tf.stop_gradient(tf.reduce_mean(values, axes))
+  differences = values - near_mean
+  rest = tf.reduce_mean(differences, axes)
+  # The deviations add up to 0, so no gradient flows through their mean.
+  deviations = differences - tf.stop_gradient(rest)
+  return _Centered(
+      differences - rest,
+      near_mean + rest,
+      tf.reduce_mean(tf.math.square(deviations), axes),
+  )
+
+
 def moments(inputs: tf.Tensor) -> Moments:
   """Computes the moments of images as `batch_moments` does, but faster.
 
-  No gradient flows through the results. XLA compiles the operation to
-  E[x²] − E[x]², which loses digits if the mean is much larger than the standard
-  deviation.
+  No gradient flows through the results.
 
   Args:
     inputs: Images, `[batch, height, width, channels]`.
@@ -82,6 +137,10 @@ def moments(inputs: tf.Tensor) -> Moments:
   Returns:
     See `tff_bn.layers.batch_moments.batch_moments`.
   """
+  count = num_values(inputs)
+  if _xla_compiles():
+    centered = _centered(tf.stop_gradient(inputs))
+    return Moments(count, centered.mean, centered.variance)
   one = tf.ones(inputs.shape[-1:])
   zero = tf.zeros_like(one)
   result = tf.raw_ops.FusedBatchNormV3(
@@ -93,12 +152,16 @@ def moments(inputs: tf.Tensor) -> Moments:
       epsilon=1.0,
       is_training=True,
   )
-  count = num_values(inputs)
-  # The operation returns the unbiased variance.
+  # The operation returns the unbiased variance, on GPUs NaN for one value.
   bias = tf.math.divide_no_nan(
       tf.maximum(count - 1, tf.ones_like(count)), count
   )
-  return Moments(count, result.batch_mean, result.batch_variance * bias)
+  variance = result.batch_variance * bias
+  return Moments(
+      count,
+      result.batch_mean,
+      tf.where(count > 1, variance, tf.zeros_like(variance)),
+  )
 
 
 def normalize_by(
@@ -122,12 +185,17 @@ def normalize_by(
   Returns:
     The normalized images, in the inputs' dtype.
   """
+  mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
+  if _xla_compiles():
+    scale = gamma * tf.math.rsqrt(variance + epsilon)
+    outputs = (tf.cast(inputs, tf.float32) - mean) * scale + beta
+    return tf.cast(outputs, inputs.dtype)
   return tf.raw_ops.FusedBatchNormV3(
       x=inputs,
       scale=gamma,
       offset=beta,
-      mean=tf.stop_gradient(mean),
-      variance=tf.stop_gradient(variance),
+      mean=mean,
+      variance=variance,
       epsilon=epsilon,
       is_training=False,
   ).y
@@ -147,6 +215,16 @@ def training(
   ):
     return type(layer).call(layer, inputs, training=True, mask=mask)
   gamma, beta = affine_weights(layer)
+  if _xla_compiles():
+    centered = _centered(inputs)
+    for variable, value in (
+        (layer.moving_mean, centered.mean),
+        (layer.moving_variance, centered.variance),
+    ):
+      old = tf.convert_to_tensor(variable)
+      variable.assign(old * layer.momentum + value * (1.0 - layer.momentum))
+    scale = gamma * tf.math.rsqrt(centered.variance + layer.epsilon)
+    return tf.cast(centered.values * scale + beta, layer.compute_dtype)
   old_variance = tf.convert_to_tensor(layer.moving_variance)
   result = tf.raw_ops.FusedBatchNormV3(
       x=inputs,
@@ -159,11 +237,14 @@ def training(
       is_training=True,
   )
   layer.moving_mean.assign(result.batch_mean)
-  # The operation adds the unbiased variance of the N values. Keras adds the
-  # biased variance, which is (N - 1) / N times as large.
-  added = result.batch_variance - layer.momentum * old_variance
+  # The operation adds the unbiased variance of the N values, on GPUs NaN for
+  # one value. Keras adds the biased variance, which is (N - 1) / N times as
+  # large.
+  count = num_values(inputs)
+  kept = layer.momentum * old_variance
+  added = result.batch_variance - kept
   layer.moving_variance.assign(
-      result.batch_variance - added / num_values(inputs)
+      tf.where(count > 1, result.batch_variance - added / count, kept)
   )
   return tf.cast(result.y, layer.compute_dtype)
 
@@ -173,10 +254,18 @@ def by_batch(
     inputs: tf.Tensor,
     mask: Optional[tf.Tensor],
 ) -> tf.Tensor:
-  """Computes a layer of any class as Keras's layer does; a `TrainingCall`."""
-  return keras.layers.BatchNormalization.call(
-      layer, inputs, training=True, mask=mask
-  )
+  """Computes a layer of any class as Keras's layer does; a `TrainingCall`.
+
+  Batch renormalization is left out.
+  """
+  renorm = layer.renorm
+  layer.renorm = False
+  try:
+    return keras.layers.BatchNormalization.call(
+        layer, inputs, training=True, mask=mask
+    )
+  finally:
+    layer.renorm = renorm
 
 
 def inference(

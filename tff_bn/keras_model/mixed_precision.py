@@ -23,6 +23,12 @@ _FACTOR = 2.0
 _GROWTH_STEPS = 2000
 
 
+def loss_dtype(dtype: Any) -> tf.DType:
+  """Returns the dtype of an output in losses and metrics."""
+  dtype = tf.as_dtype(dtype)
+  return tf.float32 if dtype in (tf.float16, tf.bfloat16) else dtype
+
+
 def to_float32(outputs: Any) -> Any:
   """Casts float16 and bfloat16 outputs to float32, for losses and metrics.
 
@@ -34,9 +40,10 @@ def to_float32(outputs: Any) -> Any:
   """
 
   def cast(output):
-    if output.dtype not in (tf.float16, tf.bfloat16):
+    dtype = loss_dtype(output.dtype)
+    if dtype == output.dtype:
       return output
-    result = tf.cast(output, tf.float32)
+    result = tf.cast(output, dtype)
     # Keras's losses and metrics read the mask of an output from here.
     mask = getattr(output, '_keras_mask', None)
     if mask is not None:

@@ -1,10 +1,11 @@
 """Checks of the arguments of `BatchNormModel`."""
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 import inspect
 import random
 from typing import Any
 
+from absl import logging
 import keras
 import numpy as np
 import tensorflow as tf
@@ -14,9 +15,25 @@ from tff_bn.layers import discovery
 
 # How to train a copy of a model that exists, in messages.
 _COPY_ADVICE = (
-    'To start with the weights of a loaded model, return a copy: copy ='
-    ' keras.models.clone_model(model); copy.set_weights(model.get_weights()).'
+    'use lambda: tff_bn.copy_model(model), which copies it with its weights.'
 )
+
+# Code that converts a value to an ordinary tensor, by the class of its spec.
+_TO_TENSOR = {
+    tf.SparseTensorSpec: 'tf.sparse.to_dense({})',
+    tf.RaggedTensorSpec: '{}.to_tensor()',
+}
+# What Keras's `fit` and `evaluate` call, and what our training replaces.
+_TRAINING_METHODS = (
+    'fit',
+    'make_train_function',
+    'train_on_batch',
+    'train_step',
+    'compute_loss',
+    'compute_metrics',
+    'test_step',
+)
+_COMPILED = ('optimizer', 'loss', 'loss_weights', 'metrics', 'weighted_metrics')
 
 
 def check_model_fn(keras_model_fn: Any) -> None:
@@ -24,14 +41,65 @@ def check_model_fn(keras_model_fn: Any) -> None:
   if isinstance(keras_model_fn, keras.Model):
     raise TypeError(
         'keras_model_fn must be a function that returns a new model at each'
-        f' call, but is the model {keras_model_fn.name!r} itself; use lambda:'
-        ' keras.models.clone_model(model). Clones have new weights; keep the'
-        " model's by process.set_model_weights(state,"
-        ' BatchNormModel(...).from_keras(model)).'
+        f' call, but is the model {keras_model_fn.name!r} itself;'
+        f' {_COPY_ADVICE}'
     )
   _check_function(
       'keras_model_fn', keras_model_fn, 'a new keras.Model at each call'
   )
+
+
+def check_training(model: keras.Model) -> None:
+  """Checks that training does not ignore what a model says about it.
+
+  Args:
+    model: The model. If it is compiled, a warning is logged.
+
+  Raises:
+    ValueError: If the model's class, or the model, overrides methods of Keras
+      for training and evaluation.
+  """
+  own = [
+      name
+      for name in _TRAINING_METHODS
+      if getattr(getattr(model, name), '__func__', None)
+      is not getattr(keras.Model, name)
+  ]
+  if own:
+    raise ValueError(
+        f'The model {model.name!r} of keras_model_fn ({type(model).__name__})'
+        f' has its own {", ".join(own)}, which federated training would ignore.'
+        ' Remove the overridden methods, or wrap a functional model in'
+        ' keras.Model(model.inputs, model.outputs). Put the loss into loss_fn,'
+        ' or into self.add_loss in `call`, and the metrics into metrics_fn.'
+    )
+  if model.compiled:
+    # A class with its own `compile` may lack it.
+    config = getattr(model, '_compile_config', None)
+    arguments = {} if config is None else config.config
+    given = [
+        f'{name} ({_describe(arguments[name])})'
+        for name in _COMPILED
+        if arguments.get(name) is not None
+    ]
+    logging.warning(
+        'The model %r of keras_model_fn is compiled, but training ignores its'
+        ' %s: loss_fn, metrics_fn and the client_optimizer of the builder'
+        ' replace them.',
+        model.name,
+        ', '.join(given) or 'settings',
+    )
+
+
+def _describe(value: Any) -> str:
+  """Names an argument of `compile`: a function, an object or several."""
+  if isinstance(value, Mapping):
+    return ', '.join(f'{key}: {_describe(item)}' for key, item in value.items())
+  if isinstance(value, (list, tuple)):
+    return ', '.join(map(_describe, value))
+  if isinstance(value, (str, int, float)):
+    return str(value)
+  return getattr(value, '__name__', type(value).__name__)
 
 
 def check_loss_fn(loss_fn: Any) -> None:
@@ -53,15 +121,7 @@ def check_loss_fn(loss_fn: Any) -> None:
 
 
 def check_metrics_fn(metrics_fn: Any) -> None:
-  """Checks that `metrics_fn` returns Keras metrics with different names.
-
-  Args:
-    metrics_fn: The argument.
-
-  Raises:
-    TypeError: If it is no function, or does not return a list of metrics.
-    ValueError: If two metrics have the same name, or one has a reserved name.
-  """
+  """Raises a `TypeError` if `metrics_fn` does not return Keras metrics."""
   if isinstance(metrics_fn, (list, tuple, keras.metrics.Metric)):
     raise TypeError(
         'metrics_fn must be a function that returns a list of new Keras'
@@ -83,12 +143,6 @@ def check_metrics_fn(metrics_fn: Any) -> None:
         keras.metrics.Metric,
         'return a list of keras.metrics.Metric, such as'
         " [keras.metrics.SparseCategoricalAccuracy('accuracy')]",
-    )
-  names = [metric.name for metric in metrics]
-  if {'loss', 'num_examples'} & set(names) or len(set(names)) < len(names):
-    raise ValueError(
-        f'metrics_fn returns metrics named {names}; the names must be unique'
-        " and differ from 'loss' and 'num_examples'."
     )
 
 
@@ -118,8 +172,9 @@ def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
     The specs of x and y.
 
   Raises:
-    TypeError: If it consists of other things than specs.
-    ValueError: If it is not a pair, or a part of it has no batch axis.
+    TypeError: If it consists of other things than specs of ordinary tensors.
+    ValueError: If it is not a pair, or a part of it has no batch axis or an
+      unknown rank.
   """
   if isinstance(input_spec, tf.data.Dataset):
     raise TypeError(
@@ -129,19 +184,69 @@ def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
   if not isinstance(input_spec, (tuple, list)) or len(input_spec) != 2:
     raise ValueError(
         'input_spec must be the element_spec of a batched dataset of (x, y)'
-        f' pairs, but is {input_spec!r}.'
+        f' pairs, but is {input_spec!r}.{_pairs_advice(input_spec)}'
     )
-  for spec in tf.nest.flatten(input_spec):
-    checks.check_type(
-        'input_spec',
-        spec,
-        tf.TypeSpec,
-        'consist of tf.TensorSpecs, as dataset.element_spec does',
-    )
-    if isinstance(spec, tf.TensorSpec) and spec.shape.rank == 0:
-      raise ValueError(_not_batched(spec))
+  for name, part in zip(('x', 'y'), input_spec):
+    for spec in tf.nest.flatten(part):
+      _check_tensor(name, spec, is_whole=spec is part)
   x, y = input_spec
   return x, y
+
+
+def _pairs_advice(spec: Any) -> str:
+  """Returns a sentence on how to make pairs, beginning with a space."""
+  if isinstance(spec, Mapping):
+    return (
+        ' Use dataset.map to make pairs, such as lambda batch: (batch[X],'
+        ' batch[Y]).'
+    )
+  if isinstance(spec, (tuple, list)) and len(spec) == 3:
+    return (
+        ' Batches (x, y, sample_weight) are not supported: drop the weights by'
+        ' dataset.map(lambda x, y, sample_weight: (x, y)), or make them a part'
+        ' of y by dataset.map(lambda x, y, sample_weight: (x, (y,'
+        ' sample_weight))) and apply them in a loss of your own.'
+    )
+  return ''
+
+
+def _check_tensor(name: str, spec: Any, is_whole: bool) -> None:
+  """Checks the spec of a tensor in `x` or `y`.
+
+  Args:
+    name: `x` or `y`.
+    spec: The spec.
+    is_whole: Whether there are no other tensors in `x` or `y`.
+
+  Raises:
+    TypeError: If it is not of an ordinary tensor.
+    ValueError: If its rank is unknown, or it has no batch axis.
+  """
+  checks.check_type(
+      'input_spec',
+      spec,
+      tf.TypeSpec,
+      'consist of tf.TensorSpecs, as dataset.element_spec does',
+  )
+  if not isinstance(spec, tf.TensorSpec):
+    function = ''
+    convert = _TO_TENSOR.get(type(spec))
+    if convert is not None and is_whole:
+      parts = [convert.format(p) if p == name else p for p in ('x', 'y')]
+      function = f'(lambda x, y: ({", ".join(parts)}))'
+    raise TypeError(
+        f'input_spec must consist of tf.TensorSpecs, but {name} has a part of'
+        f' type {type(spec).__name__}. Convert it to an ordinary tensor by'
+        f' dataset.map{function}.'
+    )
+  if spec.shape.rank is None:
+    raise ValueError(
+        f'input_spec has a tensor of unknown rank in {name}: {spec}. Give'
+        ' tf.data.Dataset.from_generator an output_signature with shapes, and'
+        ' call set_shape after tf.py_function or tf.numpy_function.'
+    )
+  if spec.shape.rank == 0:
+    raise ValueError(_not_batched(spec))
 
 
 def _not_batched(spec: tf.TensorSpec) -> str:
@@ -168,8 +273,6 @@ def check_fits(input_spec: tuple[Any, Any], model: keras.Model) -> None:
         f' {len(inputs)} inputs.'
     )
   if len(inputs) != 1 or not isinstance(spec, tf.TensorSpec):
-    return
-  if spec.shape.rank is None:
     return
   expected = tf.TensorShape(inputs[0].shape)
   shape = spec.shape.as_list()
@@ -232,7 +335,8 @@ def check_new_variables(
     raise ValueError(
         'keras_model_fn must build a new model at each call, but returned the'
         f' model {model.name!r} with {len(old)} trained variables that existed'
-        f' before the call, such as {old[0]!r}. {_COPY_ADVICE}'
+        f' before the call, such as {old[0]!r}. For a loaded model,'
+        f' {_COPY_ADVICE}'
     )
 
 
@@ -263,7 +367,8 @@ def check_new_layers(
     kind = 'model' if isinstance(same[0], keras.Model) else 'layer'
     raise ValueError(
         'keras_model_fn must build a new model at each call, but returned the'
-        f' {kind} {same[0].name!r} at two calls. {_COPY_ADVICE}'
+        f' {kind} {same[0].name!r} at two calls. For a loaded model,'
+        f' {_COPY_ADVICE}'
     )
 
 

@@ -16,7 +16,9 @@ others.
 Only `tff_bn.layers.HybridBatchNormalization` has the variable "mixing". It is
 trained, so a partition treats it as it treats scale and shift, except for
 `HBN`, for which it was made. With every partition, the phases of personal
-position encodings are local. With `SINGLE`, all variables are local.
+position encodings are local. With `SINGLE`, all variables are local. Variables
+that training cannot change, such as the weights of frozen layers, are neither
+shared nor local, see `tff_bn.BatchNormModel.constants`.
 """
 
 import dataclasses

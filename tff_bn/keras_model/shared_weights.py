@@ -4,6 +4,7 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -22,9 +23,12 @@ MoveStatistics = Callable[[int, Statistics, Moments], Statistics]
 
 
 class SharedWeights:
-  """Splits a model's variables into shared and local ones.
+  """Splits a model's variables into shared ones, local ones and constants.
 
-  If all variables are shared, the shared weights are `ModelWeights` of lists in
+  Constants, see `BatchNormModel.constants`, are neither shared nor local: a
+  client has their values from the model.
+
+  If no variable is local, the shared weights are `ModelWeights` of lists in
   Keras's order, as everywhere in TFF. Otherwise they are `ModelWeights` of
   `OrderedDict`s keyed by the variables' names, so that a type signature names
   the shared variables.
@@ -67,12 +71,22 @@ class SharedWeights:
           f' model {model.keras_model.name!r}. For other algorithms, replace'
           " them by tff_bn.convert_batch_norm(model, to='batch')."
       )
-    is_local = [partition.is_local(v.role) for v in variables]
+    initial = model.from_model_weights(model.initial_weights)
+    self._constants = {
+        p: _read_only(initial[p]) for p in sorted(model.constants)
+    }
     positions = range(len(variables))
     order = model.to_model_weights(positions)
-    self._local = [p for p in positions if is_local[p]]
+    is_local = [partition.is_local(v.role) for v in variables]
+    self._local = [
+        p for p in positions if is_local[p] and p not in self._constants
+    ]
     self._trainable = [p for p in order.trainable if not is_local[p]]
-    self._non_trainable = [p for p in order.non_trainable if not is_local[p]]
+    self._non_trainable = [
+        p
+        for p in order.non_trainable
+        if not (is_local[p] or p in self._constants)
+    ]
     self._statistics = [
         (mean, variance)
         for mean in self._non_trainable
@@ -118,8 +132,75 @@ class SharedWeights:
       local: The local values by name. Other entries are ignored.
 
     Returns:
-      All values.
+      All values. Constants are the model's own arrays.
     """
+    values = self._placed(shared)
+    for position in self._local:
+      values[position] = local[self._model.variables[position].name]
+    for position, value in self._constants.items():
+      values[position] = value
+    return values
+
+  def merged_tensors(
+      self, shared: ModelWeights, local: Mapping[str, Any]
+  ) -> list[tf.Tensor]:
+    """Returns the values of `merge` as tensors, for a client's computation.
+
+    Each call makes the constants a part of the computation, so a computation
+    should call it once.
+
+    Args:
+      shared: See `merge`.
+      local: See `merge`.
+    """
+    return [tf.convert_to_tensor(v) for v in self.merge(shared, local)]
+
+  def select(
+      self, condition: tf.Tensor, new: Sequence[Any], old: Sequence[Any]
+  ) -> list[Any]:
+    """Selects all values `new` if the condition is true, else `old`.
+
+    Args:
+      condition: A bool scalar.
+      new: The values in the order of `model.variables`; those of constants are
+        ignored.
+      old: The values before. Constants are taken from here.
+
+    Returns:
+      The values.
+    """
+    return [
+        before if p in self._constants else tf.where(condition, after, before)
+        for p, (after, before) in enumerate(zip(new, old, strict=True))
+    ]
+
+  def without_constants(self, values: Sequence[Any]) -> list[Any]:
+    """Returns the values of the other variables, in their order."""
+    return [v for p, v in enumerate(values) if p not in self._constants]
+
+  def check_constants(self, values: Sequence[Any]) -> None:
+    """Raises a `ValueError` if values of constants are not the model's.
+
+    Args:
+      values: One value for each of `model.variables`.
+    """
+    changed = [
+        self._model.variables[position]
+        for position, constant in self._constants.items()
+        if not _has_equal_bits(values[position], constant)
+    ]
+    if changed:
+      layers = ', '.join(dict.fromkeys(repr(v.layer) for v in changed))
+      raise ValueError(
+          f"weights has other values for {len(changed)} of the model's"
+          f' {len(self._constants)} variables that training cannot change (in'
+          f' the layers {layers}). A process has their values from'
+          ' keras_model_fn. Build the process from a model with these weights:'
+          ' BatchNormModel(lambda: model.to_keras(weights), ...).'
+      )
+
+  def _placed(self, shared: ModelWeights) -> list[Any]:
+    """Returns the shared values at their positions, `None` at all others."""
     values: list[Any] = [None] * len(self._model.variables)
     for positions, part in (
         (self._trainable, shared.trainable),
@@ -127,8 +208,6 @@ class SharedWeights:
     ):
       for position, value in zip(positions, part_values(part), strict=True):
         values[position] = value
-    for position in self._local:
-      values[position] = local[self._model.variables[position].name]
     return values
 
   def update(
@@ -151,11 +230,8 @@ class SharedWeights:
       `other_state`, without empty parts.
     """
     differences = [
-        # Integers such as counters are averaged as float64.
-        b - a
-        if a.dtype.is_floating
-        else tf.cast(b, tf.float64) - tf.cast(a, tf.float64)
-        for b, a in zip(before, after, strict=True)
+        None if p in self._constants else _difference(b, a)
+        for p, (b, a) in enumerate(zip(before, after, strict=True))
     ]
     parts: collections.OrderedDict[str, Any] = collections.OrderedDict()
     if self._trainable:
@@ -208,8 +284,7 @@ class SharedWeights:
     Returns:
       The new shared weights.
     """
-    local = self.local([None] * len(self._model.variables))
-    old = self.merge(weights, local)
+    old = self._placed(weights)
     new = list(old)
     for position, value in zip(
         self._trainable, part_values(trainable), strict=True
@@ -219,15 +294,12 @@ class SharedWeights:
     for position, difference in zip(
         self._other_state, update.get('other_state', ()), strict=True
     ):
-      if not old[position].dtype.is_floating:
-        difference = tf.round(difference)
-      new[position] = old[position] - tf.cast(difference, old[position].dtype)
+      new[position] = _moved(old[position], difference)
     return self.shared(new)
 
   def running_statistics(self, weights: ModelWeights) -> list[Statistics]:
     """Returns the running means and variances among the shared weights."""
-    local = self.local([None] * len(self._model.variables))
-    values = self.merge(weights, local)
+    values = self._placed(weights)
     return [(values[mean], values[var]) for mean, var in self._statistics]
 
   def with_statistics(
@@ -246,9 +318,7 @@ class SharedWeights:
     Returns:
       The shared weights; all other variables are unchanged.
     """
-    values = self.merge(
-        weights, self.local([None] * len(self._model.variables))
-    )
+    values = self._placed(weights)
     self._assign_statistics(values, statistics, move_statistics)
     return self.shared(values)
 
@@ -284,13 +354,72 @@ class SharedWeights:
     roles = {self._model.variables[p].role for p in self._local}
     return bool(roles - {Role.MIXING})
 
+  def shared_dtypes(self) -> ModelWeights:
+    """Returns the dtypes of the shared weights."""
+    return self.shared([v.dtype for v in self._model.variables])
+
   def weights_type(self) -> tff.Type:
     """Returns the TFF type of the shared weights."""
-    types = [
-        tff.TensorType(v.dtype.as_numpy_dtype, v.shape)
-        for v in self._model.variables
-    ]
-    return tff.to_type(self.shared(types))
+    return tff.to_type(self.shared(_types(self._model)))
+
+  def whole_type(self) -> tff.Type:
+    """Returns the TFF type of the weights of the whole model, as lists."""
+    return tff.to_type(self._model.to_model_weights(_types(self._model)))
+
+
+def _types(model: BatchNormModel) -> list[tff.Type]:
+  return [
+      tff.TensorType(v.dtype.as_numpy_dtype, v.shape) for v in model.variables
+  ]
+
+
+def _read_only(value: Any) -> np.ndarray:
+  # Callers get it as a part of a model's weights, which they may change.
+  view = np.asarray(value).view()
+  view.flags.writeable = False
+  return view
+
+
+def _has_equal_bits(value: Any, constant: np.ndarray) -> bool:
+  if value is constant:
+    return True
+  value = np.asarray(value)
+  return (
+      value.shape == constant.shape
+      and value.astype(constant.dtype).tobytes() == constant.tobytes()
+  )
+
+
+def _difference(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+  """Returns how much smaller a value became, as a float.
+
+  Integers, such as counters, are averaged as float64, and so are booleans.
+  """
+  if after.dtype.is_floating:
+    return before - after
+  # Exact, also for large integers and if an unsigned one has grown.
+  before, after = tf.cast(before, tf.int64), tf.cast(after, tf.int64)
+  return tf.cast(before - after, tf.float64)
+
+
+def _moved(value: tf.Tensor, difference: tf.Tensor) -> tf.Tensor:
+  """Returns a value after an averaged `_difference`.
+
+  A boolean becomes the value of the majority. Where the clients are evenly
+  divided, it stays.
+  """
+  dtype = value.dtype
+  if dtype.is_floating:
+    return value - tf.cast(difference, dtype)
+  moved = tf.cast(value, tf.int64) - tf.cast(tf.round(difference), tf.int64)
+  if dtype == tf.bool:
+    return moved > 0
+  # An aggregator may leave the range of small integers.
+  return (
+      tf.cast(moved, dtype)
+      if dtype.size == 8
+      else tf.saturate_cast(moved, dtype)
+  )
 
 
 def part_values(part: Any) -> list[Any]:

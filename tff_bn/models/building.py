@@ -12,6 +12,7 @@ import numpy as np
 from tff_bn.common import checks
 from tff_bn.common import spelling
 from tff_bn.common import user_functions
+from tff_bn.data import names as data_names
 from tff_bn.layers import discovery
 from tff_bn.models import abide_mlp
 from tff_bn.models import alexnet_bn
@@ -267,6 +268,20 @@ def _normalization_argument(
   return {}
 
 
+def _series_advice(error: BaseException, input_shape: tuple[int, ...]) -> str:
+  """Returns what to do if grey images are in fact series."""
+  # Layers refuse inputs with too many axes by a ValueError.
+  is_shape_error = isinstance(error, ValueError)
+  if not is_shape_error or len(input_shape) != 3 or input_shape[-1] != 1:
+    return ''
+  steps, features, _ = input_shape
+  return (
+      f' Samples of shape {input_shape} are grey images. If the data are series'
+      f' of {steps} steps with {features} features, load them as'
+      f' {data_names.SERIES_PREFIX}PATH.'
+  )
+
+
 def _check_user_model(
     name: str,
     model_fn: Callable[[], Any],
@@ -281,6 +296,7 @@ def _check_user_model(
   except (Exception, SystemExit) as error:
     raise ValueError(
         f'model={name}: {call} failed ({user_functions.brief(error)}).'
+        f'{_series_advice(error, input_shape)}'
     ) from error
   if not isinstance(model, keras.Model):
     raise ValueError(
@@ -294,6 +310,7 @@ def _check_user_model(
     raise ValueError(
         f'model={name}: the model does not take batches of samples of shape'
         f' {input_shape} ({user_functions.brief(error)}).'
+        f'{_series_advice(error, input_shape)}'
     ) from error
   shape = getattr(logits, 'shape', None)
   if shape != (2, num_classes):

@@ -28,10 +28,15 @@ def build_resnet20(
 
   The network has a convolution, three stages with 16, 32 and 64 channels,
   global average pooling and a dense layer. Each stage has three blocks of two
-  convolutions. Each convolution is followed by normalization and ReLU. With
-  `normalization='fixup'`, there are no normalization layers: each block has
-  four scalar biases and a scalar multiplier, its last convolution and the dense
-  layer start at 0, and its first convolution is scaled down.
+  convolutions. Each convolution is followed by normalization and ReLU.
+
+  With `normalization='fixup'`, there are no normalization layers. Each block
+  has four scalar biases (before and after the first convolution, before the
+  second, and at the end of the branch) and a scalar multiplier after the second
+  convolution. Two more biases follow the first convolution of the network and
+  the pooling. The second convolution of each block and the dense layer start at
+  0, and the first convolution of each block starts at a third of He's
+  initialization.
 
   Args:
     input_shape: Height, width and channels of the images; at least 4x4 pixels.

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
+from tff_bn.aggregators import moments_factories
 from tff_bn.clients.client_work import ClientWork
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.drift_correction import DriftCorrection
@@ -26,6 +27,7 @@ from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import FEDAVG
 from tff_bn.keras_model.partition import Partition
+from tff_bn.keras_model.partition import Role
 from tff_bn.keras_model.shared_weights import MoveStatistics
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.processes import checked_round
@@ -34,6 +36,7 @@ from tff_bn.processes import options as options_lib
 from tff_bn.processes import personal_phases
 from tff_bn.processes import requirements
 from tff_bn.processes import short_rounds
+from tff_bn.processes import whole_models
 from tff_bn.processes.options import Options
 from tff_bn.processes.options import ProcessConfig
 from tff_bn.processes.stateful_process import Process
@@ -84,6 +87,7 @@ class _Parts:
       move_statistics: Optional[MoveStatistics] = None,
   ):
     self.model = model
+    _check_renorm(model, partition, config)
     self.weights = SharedWeights(model, partition)
     correction = BoundCorrection()
     if config.drift_correction is not None:
@@ -97,7 +101,7 @@ class _Parts:
 
     @tff.tensorflow.computation
     def initial_weights():
-      return self.weights.shared([tf.constant(value) for value in initial])
+      return tf.nest.map_structure(tf.constant, self.weights.shared(initial))
 
     self.initial = initial
     self._has_phases = bool(personal_phases.names(model))
@@ -119,7 +123,10 @@ class _Parts:
       The client's local variables and the drift correction's state, by name.
     """
     # The server knows only the initial values of local variables.
-    state = self.weights.local([tf.constant(value) for value in self.initial])
+    state = collections.OrderedDict(
+        (name, tf.constant(value))
+        for name, value in self.weights.local(self.initial).items()
+    )
     values = self.weights.merge(shared, state)
     state.update(self.work.correction.initial_client_state(values))
     return state
@@ -142,6 +149,7 @@ class _Parts:
     """See `StatefulLearningProcess`."""
     values = self.model.from_model_weights(model_weights)
     self.model.check_types(values)
+    self.weights.check_constants(values)
     shared = self.weights.shared(values)
     try:
       tf.nest.assert_same_structure(state.global_model_weights, shared)
@@ -192,6 +200,32 @@ class _Parts:
     )
 
 
+def _check_renorm(
+    model: BatchNormModel, partition: Partition, config: ProcessConfig
+) -> None:
+  """Checks that the statistics of `renorm=True` follow the running ones."""
+  if partition.is_local(Role.MOVING_MEAN) and not partition.is_local(
+      Role.OTHER_STATE
+  ):
+    requirements.check_no_renorm(
+        partition.name,
+        model,
+        'running means and variances stay with the client, but the further'
+        ' running statistics of the layer would be shared',
+    )
+  # The naive mean treats all running statistics alike.
+  if not isinstance(
+      config.statistics_aggregator,
+      (moments_factories.NaiveMomentsFactory, type(None)),
+  ):
+    requirements.check_no_renorm(
+        'statistics_aggregator',
+        model,
+        'it aggregates running means and variances, but the layer computes its'
+        ' variance from further running statistics',
+    )
+
+
 def build_shared(
     model: BatchNormModel,
     client_optimizer: tff.learning.optimizers.Optimizer,
@@ -202,7 +236,8 @@ def build_shared(
 ) -> Process:
   """Builds a process that averages every variable except personal phases.
 
-  Personal phases of position encodings are always local.
+  Personal phases of position encodings are always local. Variables that
+  training cannot change are not averaged.
 
   Args:
     model: The model.
@@ -231,9 +266,10 @@ def build_shared(
   parts = build_parts(config)
   if parts.client_type:
     return _build_stateful(parts)
+  build = _build_stateless
   if parts.work.correction.needs_aggregated or parts.work.completes_update:
-    return _build_with_feedback(parts)
-  return _build_stateless(parts)
+    build = _build_with_feedback
+  return whole_models.complete(build(parts), model, parts.weights)
 
 
 def build_corrected(
@@ -338,7 +374,8 @@ def _build_stateless(parts: _Parts) -> tff.learning.templates.LearningProcess:
           client_work,
           aggregator,
           final,
-      )
+      ),
+      parts.work.moving_statistics,
   )
 
 
@@ -438,7 +475,7 @@ def _build_with_feedback(
 
   return tff.learning.templates.LearningProcess(
       initialize,
-      checked_round.check_arguments(next_fn),
+      checked_round.check_arguments(next_fn, work.moving_statistics),
       get_model_weights,
       set_model_weights,
       get_hparams_fn=get_hparams,
@@ -534,8 +571,16 @@ def _build_stateful(
   return StatefulLearningProcess(
       initialize,
       initialize_client,
-      _build_stateful_next(
-          work, state_for_clients, client_update, aggregator, final, state_type
+      checked_round.check_arguments(
+          _build_stateful_next(
+              work,
+              state_for_clients,
+              client_update,
+              aggregator,
+              final,
+              state_type,
+          ),
+          work.moving_statistics,
       ),
       get_model_weights_fn=lambda state: get_client_model_weights(
           state, initial_local

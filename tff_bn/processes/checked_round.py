@@ -1,19 +1,28 @@
 """Rounds that check what a caller gives to a process's `next`.
 
 TFF reports wrong arguments in terms of its own structures, and accepts a round
-without clients. These checks need neither the values nor the types of the
-arguments, so they take no time.
+without clients. These checks need no values, so they take no time.
 """
 
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import override
 
+from tff_bn.clients.moving_statistics import MovingStatistics
+from tff_bn.common import element_types
+
 
 class CheckedRound(tff.framework.ConcreteComputation):
-  """The computation of a round, whose arguments are checked first."""
+  """The computation of a round, whose arguments are checked first.
+
+  Attributes:
+    statistics: How a round moves the running statistics; `None` if that is
+      unknown.
+  """
+
+  statistics: Optional[MovingStatistics] = None
 
   @override
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -29,7 +38,8 @@ class CheckedRound(tff.framework.ConcreteComputation):
 
     Raises:
       TypeError: If the arguments are those of another kind of process, the
-        state is the whole output of a round, or the data are no list.
+        state is the whole output of a round, the data are no list, or a
+        dataset has elements of another type.
       ValueError: If there are no clients.
     """
     self._check(args, kwargs)
@@ -60,6 +70,26 @@ class CheckedRound(tff.framework.ConcreteComputation):
         raise ValueError(
             f'{name} is empty, but a round needs at least one client.'
         )
+      _check_datasets(name, value, self.type_signature.parameter[name])
+
+
+def _check_datasets(name: str, values: Any, type_spec: tff.Type) -> None:
+  """Checks the elements of the clients' datasets, if these are datasets."""
+  if (
+      not isinstance(values, (list, tuple))
+      or not isinstance(type_spec, tff.FederatedType)
+      or not isinstance(type_spec.member, tff.SequenceType)
+  ):
+    return
+  checked = None
+  for number, dataset in enumerate(values):
+    spec = getattr(dataset, 'element_spec', checked)
+    # Clients usually have datasets of the same type.
+    if spec != checked:
+      element_types.check_elements(
+          f'{name}[{number}]', spec, type_spec.member.element
+      )
+      checked = spec
 
 
 def _wrong_number(names: list[str], number: int) -> str:
@@ -89,31 +119,37 @@ def check_state(state: Any) -> None:
     )
 
 
-def check_arguments(next_fn: tff.Computation) -> tff.Computation:
+def check_arguments(
+    next_fn: tff.Computation, statistics: Optional[MovingStatistics] = None
+) -> tff.Computation:
   """Returns the computation of a round, with checks of its arguments.
 
   Args:
     next_fn: The computation. One that chooses between several computations is
       returned as it is, because these check their arguments.
+    statistics: See `CheckedRound`.
   """
   if isinstance(next_fn, CheckedRound) or not isinstance(
       next_fn, tff.framework.ConcreteComputation
   ):
     return next_fn
-  return CheckedRound(
+  checked = CheckedRound(
       computation_proto=tff.framework.ConcreteComputation.get_proto(next_fn),
       context_stack=tff.framework.get_context_stack(),
       annotated_type=next_fn.type_signature,
   )
+  checked.statistics = statistics
+  return checked
 
 
 def check_next(
     process: tff.learning.templates.LearningProcess,
+    statistics: MovingStatistics,
 ) -> tff.learning.templates.LearningProcess:
-  """Returns a process whose `next` checks its arguments."""
+  """Returns a process whose `next` is a `CheckedRound`."""
   return tff.learning.templates.LearningProcess(
       process.initialize,
-      check_arguments(process.next),
+      check_arguments(process.next, statistics),
       process.get_model_weights,
       process.set_model_weights,
       get_hparams_fn=process.get_hparams,

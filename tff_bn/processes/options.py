@@ -88,8 +88,9 @@ class Options(LocalTrainingOptions, total=False):
       and the client's first batch. Determines also the phases of personal
       position encodings, together with the client's number, see
       `tff_bn.StatefulLearningProcess.personalize`. Default: 0.
-    jit_compile: Whether XLA compiles the clients' steps. Results then differ in
-      the last bits. TFF's native runtime has no XLA compiler and ignores it.
+    jit_compile: Whether XLA compiles the clients' steps. XLA rounds
+      differently, and training amplifies the differences. TFF's native runtime
+      has no XLA compiler and ignores it.
       Default: false.
   """
 

@@ -43,6 +43,33 @@ def check_all_shared(
     )
 
 
+def check_no_renorm(
+    what: str,
+    model: BatchNormModel,
+    reason: str,
+    instead: str = 'tff_bn.layers.BatchRenormalization',
+) -> None:
+  """Raises a `ValueError` if a trained layer has `renorm=True`.
+
+  Such a layer of Keras keeps three further running statistics, from which it
+  computes its running variance.
+
+  Args:
+    what: The algorithm or the argument that cannot treat it, for the message.
+    model: The model.
+    reason: Why it cannot, for the message.
+    instead: The layer to use instead, for the message.
+  """
+  check_model(model)
+  for layer in discovery.batch_norm_layers(model.keras_model):
+    if layer.renorm and layer.trainable:
+      raise ValueError(
+          f'{what} is impossible with renorm=True, as in the layer'
+          f' {layer.name!r} of the model {model.keras_model.name!r}: {reason}.'
+          f' Use {instead}, or fedavg.'
+      )
+
+
 def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
   """Raises a `ValueError` if clients are to permute their hidden units.
 

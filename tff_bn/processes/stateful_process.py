@@ -219,7 +219,8 @@ class StatefulLearningProcess:
     Raises:
       TypeError: If the state is the whole output of a round or the state of
         another process, or `model_weights` are not `ModelWeights`.
-      ValueError: If the number, a shape or a dtype of the values is wrong.
+      ValueError: If the number, a shape or a dtype of the values is wrong, or a
+        variable that training cannot change has another value than the model.
       NotImplementedError: If the process was made without
         `set_model_weights_fn`.
     """

@@ -8,6 +8,7 @@ from tff_bn.imports import lazy
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
     'HookedRun': 'metrics_hook',
+    'KeptStatisticsWarning': 'kept_statistics',
     'MAY_CHANGE': 'training_config',
     'MetricsHookError': 'metrics_hook',
     'TooManyFailedRoundsError': 'training_config',

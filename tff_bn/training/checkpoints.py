@@ -220,8 +220,9 @@ class CheckpointManager(tff.program.ProgramStateManager):
     found = self._store.checksum(version, verify=True)
     if found != manifest['client_states']:
       raise client_state_codec.CorruptStateError(
-          "the clients' states do not belong to its round: some were changed,"
-          ' removed, or are of another copy of the run'
+          "the clients' states do not belong to its round: some in"
+          f' {self._store.path} were changed or removed, or are of another copy'
+          ' of the run'
       )
 
   def _resume(

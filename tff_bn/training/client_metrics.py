@@ -6,8 +6,8 @@ import pathlib
 from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.training import evaluation
+from tff_bn.training import run_entries
 
-FILE = 'client_metrics.csv'
 _DIGITS = 7  # As in metrics.csv.
 
 
@@ -23,14 +23,18 @@ def write(
     round_num: The number of finished rounds.
     results: The results of `Evaluator.evaluate` by client id, at least one.
   """
-  names = list(next(iter(results.values())))
+  numbers = {
+      client_id: evaluation.numbers(result)
+      for client_id, result in results.items()
+  }
+  names = list(next(iter(numbers.values())))
   files.replace(
-      run_dir / FILE,
+      run_dir / run_entries.CLIENT_METRICS,
       csv_files.to_csv(
           ['round', 'client', *names],
           (
               [round_num, client_id, *(result[name] for name in names)]
-              for client_id, result in results.items()
+              for client_id, result in numbers.items()
               if result['num_examples']
           ),
           _DIGITS,

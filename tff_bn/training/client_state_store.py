@@ -38,6 +38,9 @@ class ClientStateStore:
   Committed states survive the death of the process and of the machine. SQLite
   rolls back uncommitted changes when it opens the file. Only one process at a
   time can use a file.
+
+  Attributes:
+    path: The file.
   """
 
   def __init__(
@@ -54,12 +57,12 @@ class ClientStateStore:
       ClientStateStoreError: If the file is damaged, is no file of this class,
         belongs to another run, or is in use by another process.
     """
-    self._path = os.fspath(path)
+    self.path = os.fspath(path)
     self._run = run or ''
     try:
       # With isolation_level=None the module begins no transactions itself.
       self._connection = sqlite3.connect(
-          self._path, timeout=_BUSY_SECONDS, isolation_level=None
+          self.path, timeout=_BUSY_SECONDS, isolation_level=None
       )
     except sqlite3.Error as e:
       raise self._error(e) from e
@@ -91,12 +94,12 @@ class ClientStateStore:
       return
     if application_id != _APPLICATION_ID:
       raise ClientStateStoreError(
-          f'{self._path} is an SQLite file, but does not hold client states;'
+          f'{self.path} is an SQLite file, but does not hold client states;'
           ' remove it or use another folder.'
       )
     if self._select_one('PRAGMA user_version') != _FORMAT:
       raise ClientStateStoreError(
-          f'{self._path} has the format of another version of tff_bn, which'
+          f'{self.path} has the format of another version of tff_bn, which'
           ' this version cannot read; start the run over in another folder.'
       )
     found = self._select_one('SELECT checksum FROM run')
@@ -105,7 +108,7 @@ class ClientStateStore:
       return
     if self.committed_round:
       raise ClientStateStoreError(
-          f'{self._path} holds the client states of a run with other settings,'
+          f'{self.path} holds the client states of a run with other settings,'
           ' data or another model; use another folder.'
       )
     # That run has no finished round.
@@ -124,10 +127,10 @@ class ClientStateStore:
 
   def _error(self, error: sqlite3.Error) -> ClientStateStoreError:
     text = str(error)
-    subject = f"{self._path}, which holds the clients' states,"
+    subject = f"{self.path}, which holds the clients' states,"
     if 'locked' in text:
       return ClientStateStoreError(
-          f'{self._path} is in use by another process; wait for its end or use'
+          f'{self.path} is in use by another process; wait for its end or use'
           ' another folder.'
       )
     if 'disk is full' in text:
@@ -150,7 +153,7 @@ class ClientStateStore:
 
   def _damaged(self, client_id: str) -> str:
     return (
-        f'The state of client {client_id!r} in {self._path} is damaged, or is'
+        f'The state of client {client_id!r} in {self.path} is damaged, or is'
         " another client's. Put back an intact copy of the run, or start it"
         ' over in another folder.'
     )

@@ -8,11 +8,14 @@ from typing import Any, Optional
 import keras
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_bn.common import cores
+from tff_bn.common import element_types
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
+from tff_bn.keras_model import model_metrics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.partition import Role
@@ -52,10 +55,7 @@ class Evaluator:
     self._model = model
     self._keras_model = model.to_keras()
     self._loss = model.loss_fn()
-    self._metrics = list(model.metrics_fn())
-    for metric in self._metrics:
-      # Some metrics create their accumulators only when they are first used.
-      metric.reset_state()
+    self._metrics = model.new_metrics()
     weights_spec = [
         tf.TensorSpec(v.shape, v.dtype) for v in self._keras_model.weights
     ]
@@ -77,11 +77,11 @@ class Evaluator:
       values: list[tf.Tensor],
       dataset: tf.data.Dataset,
       num_concurrent: int,
-  ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+  ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
     """Returns the sum of the losses, the number of examples and the metrics."""
     for variable, value in zip(self._keras_model.weights, values):
       variable.assign(value)
-    for metric in self._metrics:
+    for metric in self._metrics.values():
       metric.reset_state()
     loss_sum, num_examples = tf.zeros([], tf.float64), tf.zeros([], tf.int64)
     if num_concurrent > 1:
@@ -99,7 +99,12 @@ class Evaluator:
       size = tf.shape(tf.nest.flatten(y)[0], tf.int64)[0]
       loss_sum += tf.cast(loss, tf.float64) * tf.cast(size, tf.float64)
       num_examples += size
-    return loss_sum, num_examples, [m.result() for m in self._metrics]
+    results: dict[str, tf.Tensor] = {}
+    for name, metric in self._metrics.items():
+      # A function, because some metrics have conditions in Python.
+      result = tf.function(metric.result)()
+      results.update(model_metrics.named_results(name, result))
+    return loss_sum, num_examples, results
 
   def _predictions(self, x: Any) -> Any:
     return mixed_precision.to_float32(self._keras_model(x, training=False))
@@ -107,14 +112,21 @@ class Evaluator:
   @tf.autograph.experimental.do_not_convert
   def _update(self, y: Any, predictions: Any) -> tf.Tensor:
     """Updates the metrics and returns the loss."""
-    for metric in self._metrics:
+    for metric in self._metrics.values():
       metric.update_state(y, predictions)
     return tf.reduce_mean(self._loss(y, predictions))
 
   @property
   def metric_names(self) -> tuple[str, ...]:
-    """The names of the metrics, without `loss` and `num_examples`."""
-    return tuple(metric.name for metric in self._metrics)
+    """The names of the metrics' numbers, without `loss` and `num_examples`.
+
+    These are the names in `numbers`: a vector has a name for each entry.
+    """
+    return tuple(
+        name
+        for result in self._model.metric_shapes.items()
+        for name in model_metrics.entry_names(*result)
+    )
 
   def evaluate(
       self, weights: ModelWeights, dataset: tf.data.Dataset
@@ -126,9 +138,12 @@ class Evaluator:
       dataset: Batches of `(x, y)`.
 
     Returns:
-      `loss`, the mean over the examples (a float); the metrics by name
-      (floats); `num_examples` (an int). Without examples the loss and the
-      metrics are NaN.
+      `loss`, the mean over the examples (a float); the metrics by name (floats,
+      and arrays for metrics with vectors as results); `num_examples` (an int).
+      Without examples the loss and the metrics are NaN.
+
+    Raises:
+      TypeError: If the batches do not have the type of the model's input_spec.
     """
     return self._evaluate_tensors(self._tensors(weights), dataset)
 
@@ -141,6 +156,12 @@ class Evaluator:
   def _evaluate_tensors(
       self, tensors: list[tf.Tensor], dataset: tf.data.Dataset
   ) -> Metrics:
+    if dataset.element_spec != self._model.input_spec:
+      element_types.check_elements(
+          'dataset',
+          dataset.element_spec,
+          tff.to_type(tff.types.tensorflow_to_type(self._model.input_spec)),
+      )
     # Otherwise the same function would be traced twice.
     is_concurrent = (
         self._num_concurrent > 1
@@ -149,11 +170,12 @@ class Evaluator:
     evaluate = self._evaluate_concurrently if is_concurrent else self._evaluate
     loss_sum, count, metrics = evaluate(tensors, dataset)
     num_examples = int(count)
-    if not num_examples:
-      values = [float('nan')] * (1 + len(self._metrics))
-    else:
-      values = [float(loss_sum) / num_examples, *map(float, metrics)]
-    result = collections.OrderedDict(zip(('loss', *self.metric_names), values))
+    result: Metrics = collections.OrderedDict(
+        loss=float(loss_sum) / num_examples if num_examples else float('nan')
+    )
+    for name, shape in self._model.metric_shapes.items():
+      value = metrics[name] if num_examples else np.full(shape, np.nan)
+      result[name] = _float_or_array(value)
     result['num_examples'] = num_examples
     return result
 
@@ -200,6 +222,21 @@ class Evaluator:
     return results
 
 
+def _float_or_array(value: Any) -> Any:
+  array = np.asarray(value)
+  return array if array.ndim else float(array)
+
+
+def numbers(metrics: Metrics) -> Metrics:
+  """Returns the result of an evaluation with a name for each number.
+
+  Args:
+    metrics: The result of `Evaluator.evaluate`. The entries of a vector `NAME`
+      are called `NAME_0`, `NAME_1`, ….
+  """
+  return model_metrics.entries(metrics)
+
+
 def mean_over_clients(results: Mapping[str, Metrics]) -> Optional[Metrics]:
   """Averages the results of clients.
 
@@ -215,7 +252,12 @@ def mean_over_clients(results: Mapping[str, Metrics]) -> Optional[Metrics]:
   if not with_data:
     return None
   means: Metrics = collections.OrderedDict(
-      (name, float(np.mean([result[name] for result in with_data])))
+      (
+          name,
+          _float_or_array(
+              np.mean([result[name] for result in with_data], axis=0)
+          ),
+      )
       for name in with_data[0]
       if name != 'num_examples'
   )
@@ -291,7 +333,9 @@ def reestimate_batch_norm_statistics(
     else:
       values = values[mask.numpy()]
     unions[layer].add(len(values), values.mean(axis=0), values.var(axis=0))
-    if isinstance(layer, (BatchRenormalization, HybridBatchNormalization)):
+    if layer.renorm or isinstance(
+        layer, (BatchRenormalization, HybridBatchNormalization)
+    ):
       return fused_batch_norm.by_batch(layer, inputs, mask)
     return type(layer).call(layer, inputs, training=True, mask=mask)
 
@@ -302,6 +346,9 @@ def reestimate_batch_norm_statistics(
     mean, variance = union.mean_and_variance()
     layer.moving_mean.assign(mean)
     layer.moving_variance.assign(variance)
+    if layer.renorm:
+      # In training, Keras derives the moving variance from it.
+      layer.moving_stddev.assign(np.sqrt(variance + layer.epsilon))
   return model.from_keras(keras_model)
 
 
@@ -414,7 +461,7 @@ def merge_client_weights(
     value = np.asarray(moments.first[position])
     if info.role is Role.PERSONAL_PHASE:
       value = initial_value
-    elif value.dtype.kind == 'f':
+    elif info.dtype.is_floating:
       mean = moments.mean(position)
       if info.role is Role.MOVING_VARIANCE:
         mean = mean + between[info.batch_norm]

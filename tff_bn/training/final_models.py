@@ -1,6 +1,6 @@
 """The final models of a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import pathlib
 from typing import Optional
@@ -13,26 +13,32 @@ from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.training import finished
+from tff_bn.training import run_entries
 from tff_bn.training import saved_models
 
 
 class FinalModels:
   """The folder `model/` of a run."""
 
-  def __init__(self, run_dir: pathlib.Path, run: str):
+  def __init__(
+      self, run_dir: pathlib.Path, run: str, settings: Mapping[str, str]
+  ):
     """Initializes the models.
 
     Args:
       run_dir: The run's folder.
       run: The checksum of the run's identity.
+      settings: The settings of the caller, see `train`.
     """
     self._run_dir = run_dir
-    self._model_dir = run_dir / finished.MODELS
+    self._model_dir = run_dir / run_entries.MODEL
     self._run = run
+    self._settings = dict(settings)
 
   def remove(self) -> None:
-    """Removes the models, because the run will have other final models."""
+    """Removes the final results, because the run will have others."""
     saved_models.remove(self._model_dir)
+    (self._run_dir / run_entries.CLIENT_METRICS).unlink(missing_ok=True)
 
   def find(
       self, round_num: int, save_client_models: str
@@ -51,13 +57,17 @@ class FinalModels:
     try:
       models = saved_models.SavedModels(self._model_dir)
       models.check()
+      finished.check_results(self._run_dir, models.manifest)
     except ValueError as error:
       logging.warning(
           '%s The models are written again from the last checkpoint.', error
       )
       return None
     expected = dict(
-        run=self._run, round=round_num, save_client_models=save_client_models
+        run=self._run,
+        round=round_num,
+        save_client_models=save_client_models,
+        settings=self._settings,
     )
     if any(models.manifest[name] != value for name, value in expected.items()):
       return None
@@ -97,7 +107,8 @@ class FinalModels:
         dict(
             run=self._run,
             round=round_num,
-            metrics=finished.metrics_checksum(self._run_dir),
+            settings=self._settings,
+            results=finished.results_checksums(self._run_dir),
             versions=versions.versions(),
             input_shape=_input_shape(model),
             num_classes=num_classes,

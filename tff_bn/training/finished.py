@@ -1,15 +1,17 @@
 """Whether a run is finished, without importing TensorFlow."""
 
+from collections.abc import Iterable, Mapping
 import hashlib
 import pathlib
 from typing import Any, Optional
 
 from tff_bn.training import manifests
+from tff_bn.training import run_entries
 
 # The version of the format of `model/`, see `saved_models`.
-MODELS_FORMAT = 2
-MODELS = 'model'
-_METRICS = 'metrics.csv'
+MODELS_FORMAT = 3
+# The results of which the manifest of the models has the checksums.
+_RESULTS = (run_entries.METRICS, run_entries.CLIENT_METRICS)
 
 
 def is_finished(run_dir: pathlib.Path) -> bool:
@@ -19,28 +21,106 @@ def is_finished(run_dir: pathlib.Path) -> bool:
     run_dir: The run's folder.
 
   Returns:
-    Whether `train` has written all metrics and models that are there now.
+    Whether `train` has written all results and models that are there now.
 
   Raises:
     OSError: If a file can't be read at present.
   """
-  folder = run_dir / MODELS
+  folder = run_dir / run_entries.MODEL
   try:
     manifest = read_models_manifest(folder)
     for name in manifest['files']:
       check_file(folder, manifest, name)
+    check_results(run_dir, manifest)
   except ValueError:
     return False
-  return manifest['metrics'] == metrics_checksum(run_dir)
+  return True
 
 
-def metrics_checksum(run_dir: pathlib.Path) -> Optional[str]:
-  """Returns the checksum of a run's metrics.csv; None if there is none."""
+def saved_settings(run_dir: pathlib.Path) -> Optional[dict[str, str]]:
+  """Reads the settings with which the models of a run were trained.
+
+  Args:
+    run_dir: The run's folder.
+
+  Returns:
+    The argument `settings` of `train`; `None` if the folder has no models, or
+    their manifest is damaged or of another version.
+
+  Raises:
+    OSError: If a file can't be read at present.
+  """
   try:
-    text = (run_dir / _METRICS).read_bytes()
-  except FileNotFoundError:
+    manifest = read_models_manifest(run_dir / run_entries.MODEL)
+  except ValueError:
     return None
-  return hashlib.sha256(text).hexdigest()
+  return manifest.get('settings')
+
+
+def results_checksums(
+    run_dir: pathlib.Path, names: Iterable[str] = _RESULTS
+) -> dict[str, Optional[str]]:
+  """Returns the checksums of the results of a run, for its manifest.
+
+  Args:
+    run_dir: The run's folder.
+    names: The names of the files.
+
+  Returns:
+    The checksums by the files' names; `None` for a file that is not there.
+  """
+  found: dict[str, Optional[str]] = {}
+  for name in names:
+    try:
+      found[name] = file_checksum(run_dir / name)
+    except FileNotFoundError:
+      found[name] = None
+  return found
+
+
+def add_result(run_dir: pathlib.Path, name: str) -> None:
+  """Adds a file that was written after the models to a run's results.
+
+  Args:
+    run_dir: The run's folder.
+    name: The name of the file.
+
+  Raises:
+    ValueError: If the manifest of the models can't be read.
+    OSError: If it can't be read or written at present.
+  """
+  folder = run_dir / run_entries.MODEL
+  manifest = read_models_manifest(folder)
+  manifest['results'].update(results_checksums(run_dir, [name]))
+  manifests.write(folder, manifest)
+
+
+def has_result(run_dir: pathlib.Path, name: str) -> bool:
+  """Whether a file is one of the results of a run, see `add_result`."""
+  try:
+    return name in read_models_manifest(run_dir / run_entries.MODEL)['results']
+  except ValueError:
+    return False
+
+
+def check_results(run_dir: pathlib.Path, manifest: Mapping[str, Any]) -> None:
+  """Checks the results of a run.
+
+  Args:
+    run_dir: The run's folder.
+    manifest: The manifest of its models.
+
+  Raises:
+    DamagedError: If a result was changed or is missing.
+    OSError: If a file can't be read at present.
+  """
+  expected = manifest.get('results', {})
+  for name, found in results_checksums(run_dir, expected).items():
+    if found != expected[name]:
+      how = 'is missing' if found is None else 'was changed after the run'
+      raise manifests.DamagedError(
+          f'{run_dir / name} {how}. The command of the run writes it again.'
+      )
 
 
 def read_models_manifest(folder: pathlib.Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A run has a folder:
 | entry | content |
 | --- | --- |
 | `metrics.csv` | one row for every evaluated round |
-| `client_metrics.csv` | one row for each evaluated client, at the end |
+| `client_metrics.csv` | a row for each client, or for some, at the end |
 | `metrics_hook.json` | which rows a metrics hook has got |
 | `logdir/` | the same for TensorBoard |
 | `checkpoints/` | the server's state after the last rounds |
@@ -46,11 +46,13 @@ from tff_bn.training import client_state_store
 from tff_bn.training import event_loops
 from tff_bn.training import final_models
 from tff_bn.training import folder_lock
+from tff_bn.training import kept_statistics
 from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import metrics_log
 from tff_bn.training import round_data
 from tff_bn.training import round_evaluation
 from tff_bn.training import rounds
+from tff_bn.training import run_entries
 from tff_bn.training import run_identity
 from tff_bn.training import termination
 from tff_bn.training.training_config import MAY_CHANGE
@@ -82,6 +84,8 @@ def train(
       is the mean over the clients that were sampled at least once. In round 0
       it is the value of the initial model or, if clients have personal position
       encodings, the mean over the clients.
+  *   A metric whose result is a vector has a column for each entry, such as
+      `test_NAME_0`.
   *   `client_test_NAME`: the mean over the clients of the model that each would
       use, on its own test data; empty if they have none.
   *   `num_clients`, `num_dropped_clients`: in that round.
@@ -115,7 +119,8 @@ def train(
       all sampled clients. Its batch size is multiplied by their number. The
       exchanges and megabytes are then 0.
     settings: Further settings on which the results depend, by name. A run is
-      continued only with the same settings.
+      continued only with the same settings, except those in `MAY_CHANGE`. They
+      are saved with the final models.
     metrics_hook: Gives the rows of `metrics.csv` to a logger, such as MLflow: a
       function that takes a `HookedRun` and returns a context manager, whose
       value is called with each row, see `tff_bn.training.metrics_hook`. The
@@ -123,6 +128,10 @@ def train(
 
   Returns:
     The results.
+
+  Warns:
+    KeptStatisticsWarning: If more than half of the initial running statistics
+      of batch normalization is left after `config.rounds` rounds.
 
   Raises:
     TooManyFailedRoundsError: If `config.max_failed_rounds` rounds in a row
@@ -133,7 +142,7 @@ def train(
     TypeError: If a client's id is not a string, or an argument has the wrong
       type.
     ValueError: If the arguments contradict each other or the folder, or the
-      folder is damaged.
+      folder is damaged, or one of its entries is a link.
     OSError: If a file can't be read or written at present.
     ClientStateStoreError: If `client_states.sqlite` is damaged or in use.
     MetricsHookError: If the metrics hook fails. The same call continues the run
@@ -154,12 +163,18 @@ def train(
         'train_on_union=True merges all clients into one, but the clients of'
         ' this algorithm have own states; use train_on_union=False.'
     )
+  kept_statistics.warn(
+      kept_statistics.find(
+          process, model, data, config, train_on_union=train_on_union
+      )
+  )
   run_dir = pathlib.Path(run_dir)
   run_dir.mkdir(parents=True, exist_ok=True)
 
   def run(stop: threading.Event) -> TrainingResult:
     with contextlib.ExitStack() as stack:
       stack.enter_context(folder_lock.hold(run_dir))
+      run_entries.check(run_dir)
       run = _Run(
           process,
           model,
@@ -191,6 +206,13 @@ def _check_types(
         'data must be a tff_bn.data.FederatedData, such as'
         f' tff_bn.data.split_dataset(...), but is a {type(data).__name__}.'
     )
+  for v in model.variables:
+    if v.dtype == tf.bfloat16:
+      raise ValueError(
+          f'The variable {v.name} of the layer {v.layer!r} has the dtype'
+          ' bfloat16, which the files of a run cannot hold. Use the dtype'
+          " policy 'mixed_bfloat16', whose variables are float32."
+      )
   if not isinstance(data, federated.FederatedData):
     return  # Data of the same form.
   found, expected = map(tf.nest.flatten, (data.element_spec, model.input_spec))
@@ -245,17 +267,21 @@ class _Run:
                 if name not in MAY_CHANGE
             },
             'train_on_union': train_on_union,
-            **settings,
+            **{
+                name: text
+                for name, text in settings.items()
+                if name not in MAY_CHANGE
+            },
         },
         data.fingerprint(),
-        run_identity.describe_process(process, process.initialize()),
+        run_identity.describe_process(process, process.initialize(), model),
     )
-    checkpoints.check_run(run_dir / 'checkpoints', self._identity)
+    checkpoints.check_run(run_dir / run_entries.CHECKPOINTS, self._identity)
     self._store: Optional[client_state_store.ClientStateStore] = None
     if isinstance(process, StatefulLearningProcess):
       self._store = stack.enter_context(
           client_state_store.ClientStateStore(
-              run_dir / 'client_states.sqlite', self._identity.checksum
+              run_dir / run_entries.CLIENT_STATES, self._identity.checksum
           )
       )
     self._evaluation = round_evaluation.RoundEvaluation(
@@ -264,7 +290,9 @@ class _Run:
     self._hook = metrics_hook_lib.HookedRows(
         metrics_hook, run_dir, {**settings, **dataclasses.asdict(config)}
     )
-    self._models = final_models.FinalModels(run_dir, self._identity.checksum)
+    self._models = final_models.FinalModels(
+        run_dir, self._identity.checksum, settings
+    )
     self._log = stack.enter_context(
         contextlib.closing(
             metrics_log.MetricsLog(
@@ -275,18 +303,21 @@ class _Run:
                 num_rounds=config.rounds,
                 costs_fn=self._costs_until,
                 on_rows=self._hook.update,
+                has_client_models=self._evaluation.has_client_models,
             )
         )
     )
     self._checkpoints = checkpoints.CheckpointManager(
-        run_dir / 'checkpoints',
+        run_dir / run_entries.CHECKPOINTS,
         every=config.checkpoint_every,
         last_round=config.rounds,
         identity=self._identity,
         log=self._log,
         store=self._store,
         failed_rounds=rounds.failed_rounds,
-        is_finite=lambda state: _is_finite(process.get_model_weights(state)),
+        is_finite=lambda state: _is_finite(
+            model, process.get_model_weights(state)
+        ),
     )
 
   def train(self, stop: threading.Event) -> TrainingResult:
@@ -361,6 +392,7 @@ class _Run:
     # The last round is saved, and many models take long.
     with termination.allowed():
       state = self._evaluation.evaluated_state(state, config.rounds)
+      self._evaluation.complete(state)
     with (
         termination.allowed(),
         self._models.writing(
@@ -451,7 +483,7 @@ class _Run:
   def _check_usable(self, weights: ModelWeights) -> None:
     """Raises an error if the final model or its loss is not finite."""
     rows = self._log.rows
-    if not _is_finite(weights):
+    if not _is_finite(self._model, weights):
       reason = 'its weights are not finite'
     elif (
         rows
@@ -470,9 +502,13 @@ class _Run:
     )
 
 
-def _is_finite(weights: ModelWeights) -> bool:
-  """Whether all floats of a model are finite."""
-  arrays = (np.asarray(value) for value in tf.nest.flatten(weights))
+def _is_finite(model: BatchNormModel, weights: ModelWeights) -> bool:
+  """Whether all floats of a model that training can change are finite."""
+  arrays = (
+      np.asarray(value)
+      for position, value in enumerate(model.from_model_weights(weights))
+      if position not in model.constants
+  )
   return all(
       np.all(np.isfinite(array)) for array in arrays if array.dtype.kind == 'f'
   )

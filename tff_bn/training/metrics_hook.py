@@ -19,7 +19,6 @@ that a run that was stopped or killed continues without giving a row twice.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import json
 import pathlib
 from typing import Any, Optional, TypeVar, Union
 import uuid
@@ -28,12 +27,12 @@ from absl import logging
 
 from tff_bn.common import checks
 from tff_bn.common import files
+from tff_bn.training import manifests
+from tff_bn.training import run_entries
 
 Row = dict[str, Union[int, float, None]]
 _LogRow = Callable[[Row], Any]
 _Result = TypeVar('_Result')
-
-FILE = 'metrics_hook.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ class HookedRows:
           'metrics_hook', hook, 'takes a run and returns a context manager'
       )
     self._hook = hook
-    self._path = run_dir / FILE
+    self._path = run_dir / run_entries.METRICS_HOOK
     self._settings = settings
     self._name = _name(hook)
     self._run_id = ''
@@ -188,7 +187,7 @@ class HookedRows:
 
   def _read(self) -> None:
     try:
-      content = json.loads(self._path.read_bytes())
+      content = manifests.from_text(self._path, self._path.read_bytes())
       self._run_id = str(content['run_id'])
       self._last_rounds = {
           str(name): int(number)
@@ -205,7 +204,7 @@ class HookedRows:
 
   def _write(self) -> None:
     content = dict(run_id=self._run_id, last_rounds=self._last_rounds)
-    files.replace(self._path, f'{json.dumps(content, indent=2)}\n')
+    files.replace(self._path, manifests.to_text(content))
 
 
 def _name(hook: Optional[MetricsHook]) -> str:

@@ -17,6 +17,9 @@ from typing_extensions import override
 from tff_bn.common import csv_files
 from tff_bn.common import files
 from tff_bn.common import progress
+from tff_bn.keras_model import model_metrics
+from tff_bn.training import measures
+from tff_bn.training import run_entries
 
 # What the bar shows besides itself fits in 80 columns.
 _BAR_FORMAT = (
@@ -25,9 +28,9 @@ _BAR_FORMAT = (
 )
 Row = dict[str, Union[int, float, None]]
 
-_TRAIN = 'train_'
-_TEST = 'test_'
-_CLIENT_TEST = 'client_test_'
+_TRAIN = measures.TRAIN
+_TEST = measures.TEST
+_CLIENT_TEST = measures.CLIENT_TEST
 _EVALUATION = 'evaluation/'  # The prefix in TFF's training loop.
 
 
@@ -37,7 +40,8 @@ def column_names(
   """Returns the columns of `metrics.csv`.
 
   Args:
-    metric_names: The names of the model's metrics, such as `accuracy`.
+    metric_names: The names of the metrics' numbers, such as `accuracy`; see
+      `Evaluator.metric_names`.
     correction_names: The names of the metrics of a correction of the clients'
       drift.
 
@@ -96,12 +100,13 @@ class MetricsLog(tff.program.ReleaseManager):
           [int, Mapping[str, Any]], Mapping[str, Union[int, float]]
       ],
       on_rows: Callable[[Sequence[Row]], None] = lambda rows: None,
+      has_client_models: Optional[bool] = None,
   ):
     """Initializes the log, and reads and writes nothing.
 
     Args:
       run_dir: The run's folder.
-      metric_names: The names of the model's metrics.
+      metric_names: See `column_names`.
       correction_names: The names of the metrics of a correction of the clients'
         drift.
       is_due: Returns whether a round has a row.
@@ -111,9 +116,11 @@ class MetricsLog(tff.program.ReleaseManager):
         they are unknown.
       on_rows: Called with all rows when there is a new one, after it is
         written.
+      has_client_models: Whether the clients have own models; None if it is
+        unknown.
     """
-    self._path = run_dir / 'metrics.csv'
-    self._logdir = run_dir / 'logdir'
+    self._path = run_dir / run_entries.METRICS
+    self._logdir = run_dir / run_entries.LOGDIR
     self._columns = column_names(metric_names, correction_names)
     # The column of the last evaluation that the bar shows.
     self._shown_column = f'{_TEST}{[*metric_names, "loss"][0]}'
@@ -122,6 +129,7 @@ class MetricsLog(tff.program.ReleaseManager):
     self._num_rounds = num_rounds
     self._costs_fn = costs_fn
     self._on_rows = on_rows
+    self._has_client_models = has_client_models
     self.rows: list[Row] = []
     self._summary_writer: Optional[tf.summary.SummaryWriter] = None
     self._bar: Optional[tqdm.tqdm] = None
@@ -165,7 +173,7 @@ class MetricsLog(tff.program.ReleaseManager):
   def restore(self, rows: Sequence[Row]) -> None:
     """Continues after the rows of a checkpoint.
 
-    `metrics.csv` is written again if it is missing or does not begin with them.
+    `metrics.csv` is written again if it does not have these rows alone.
 
     Args:
       rows: The result of `rows_until`.
@@ -178,13 +186,16 @@ class MetricsLog(tff.program.ReleaseManager):
       found = self._path.read_bytes()
     except FileNotFoundError:
       found = b''
+    if found == text:
+      return
+    # A program that was killed may have added rows after the checkpoint.
     if not found.startswith(text):
       logging.warning(
           '%s is missing or was changed; it is written again, from the'
           ' checkpoint.',
           self._path,
       )
-      files.replace(self._path, text)
+    files.replace(self._path, text)
 
   @override
   async def release(self, value: Mapping[str, Any], key: int) -> None:
@@ -237,7 +248,8 @@ class MetricsLog(tff.program.ReleaseManager):
     row: Row = dict.fromkeys(self._columns)
     row['round'] = round_num
     client_work = _part(value, 'client_work')
-    for name, number in client_work.get('train', {}).items():
+    train = model_metrics.entries(client_work.get('train', {}))
+    for name, number in train.items():
       if f'{_TRAIN}{name}' in row:
         row[f'{_TRAIN}{name}'] = _rounded(number)
     for name in ('num_clients', 'num_dropped_clients'):
@@ -286,7 +298,11 @@ class MetricsLog(tff.program.ReleaseManager):
         tf.summary.scalar('round/seconds', seconds)
       for name, number in (row or {}).items():
         if number is not None and name != 'round':
-          tf.summary.scalar(_summary_tag(name), number)
+          tf.summary.scalar(
+              _summary_tag(name),
+              number,
+              description=measures.name(name, self._has_client_models),
+          )
     if row is not None:
       writer.flush()
 

@@ -1,7 +1,7 @@
 """Evaluates the models of a run, of the server or of the clients."""
 
 import collections
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -17,6 +17,7 @@ from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.training import client_metrics
 from tff_bn.training import client_state_store
 from tff_bn.training import evaluation
+from tff_bn.training import measures
 from tff_bn.training import rounds
 from tff_bn.training.training_config import TrainingConfig
 
@@ -54,7 +55,7 @@ class RoundEvaluation:
 
   Attributes:
     test_dataset: The central test set.
-    metric_names: The names of the model's metrics.
+    metric_names: The names of the metrics' numbers, see `Evaluator`.
   """
 
   def __init__(
@@ -85,6 +86,8 @@ class RoundEvaluation:
     self._make_dataset = make_dataset
     # The last result of `evaluated_state`, with the number of its round.
     self._evaluated: Optional[tuple[int, Any]] = None
+    # Whether this object has written them.
+    self._has_client_metrics = False
     self._model = model
     self._data = data
     self._config = config
@@ -98,6 +101,11 @@ class RoundEvaluation:
     self._evaluator = evaluation.Evaluator(model)
     self.test_dataset = data.test_dataset(_BATCH_SIZE)
     self.metric_names = self._evaluator.metric_names
+
+  @property
+  def has_client_models(self) -> bool:
+    """Whether the clients have own models."""
+    return self._client_models is not None
 
   def is_due(self, round_num: int) -> bool:
     """Whether the model after a round is evaluated."""
@@ -130,20 +138,76 @@ class RoundEvaluation:
       test = self._evaluator.evaluate_clients(
           weights, lambda client_id: self.test_dataset
       )
-    by_client = self._evaluator.evaluate_each_client(
+    by_client = self._evaluate_each_client(weights)
+    if round_num == self._config.rounds:
+      self._write_client_metrics(state, by_client)
+    client_test = evaluation.mean_over_clients(by_client)
+    for prefix, result in (('test_', test), ('client_test_', client_test)):
+      if result is not None:
+        numbers = evaluation.numbers(result)
+        for name in ('loss', *self.metric_names):
+          columns[f'{prefix}{name}'] = numbers[name]
+    return columns
+
+  def _write_client_metrics(
+      self, state: Any, by_client: Mapping[str, evaluation.Metrics]
+  ) -> None:
+    client_metrics.write(
+        self._run_dir,
+        self._config.rounds,
+        self._with_other_clients(state, by_client),
+    )
+    self._has_client_metrics = True
+
+  def complete(self, state: Any) -> None:
+    """Writes the clients' results after the last round, unless it has done so.
+
+    The file may be from an earlier program, and changed since.
+
+    Args:
+      state: The server's final state, see `evaluated_state`.
+    """
+    if not self._has_client_metrics:
+      weights, _ = self._evaluated_weights(state)
+      self._write_client_metrics(state, self._evaluate_each_client(weights))
+
+  def _evaluate_each_client(
+      self, weights: Mapping[str, ModelWeights]
+  ) -> dict[str, evaluation.Metrics]:
+    return self._evaluator.evaluate_each_client(
         weights,
         lambda client_id: self._data.client_test_dataset(
             client_id, _BATCH_SIZE
         ),
     )
-    if round_num == self._config.rounds:
-      client_metrics.write(self._run_dir, round_num, by_client)
-    client_test = evaluation.mean_over_clients(by_client)
-    for prefix, result in (('test_', test), ('client_test_', client_test)):
-      for name in ('loss', *self._evaluator.metric_names):
-        if result is not None:
-          columns[f'{prefix}{name}'] = result[name]
-    return columns
+
+  def _with_other_clients(
+      self, state: Any, evaluated: Mapping[str, evaluation.Metrics]
+  ) -> dict[str, evaluation.Metrics]:
+    """Adds the clients that are in no mean, if there are only a few clients.
+
+    Args:
+      state: The server's state, see `evaluated_state`.
+      evaluated: The results of the clients that are in a mean.
+
+    Returns:
+      The results of all clients that can be evaluated, in their order; the same
+      results if there are more than `MAX_TABLE_CLIENTS` of them.
+    """
+    clients = self._candidates()
+    if len(clients) > measures.MAX_TABLE_CLIENTS:
+      return dict(evaluated)
+    results = dict(evaluated)
+    for client_id in clients:
+      # Only one client's weights are in memory at a time.
+      if client_id not in evaluated:
+        weights, _ = self._evaluated_weights(state, [client_id])
+        results |= self._evaluate_each_client(weights)
+    return dict(
+        sorted(
+            results.items(), key=lambda item: self._data.client_number(item[0])
+        )
+    )
 
   def evaluated_state(self, state: Any, round_num: int) -> Any:
     """Returns the state whose models are evaluated after a round.
@@ -185,15 +249,29 @@ class RoundEvaluation:
       )
     return self._evaluated[1]
 
-  def _evaluated_weights(
-      self, state: Any
-  ) -> tuple[dict[str, ModelWeights], Optional[ModelWeights]]:
-    """Returns the weights by client, and the weights that all share, if any."""
+  def _candidates(self) -> Collection[str]:
+    """Returns the clients that can be evaluated.
+
+    If clients have own models, these are the clients that have one already.
+    """
     models = self._client_models
-    if models is not None and (sampled := models.store.client_ids()):
-      clients = self._evaluation_clients(sampled)
+    sampled = () if models is None else models.store.client_ids()
+    return sampled or self._data.client_ids
+
+  def _evaluated_weights(
+      self, state: Any, clients: Optional[Sequence[str]] = None
+  ) -> tuple[dict[str, ModelWeights], Optional[ModelWeights]]:
+    """Returns the weights by client, and the weights that all share, if any.
+
+    Args:
+      state: The server's state.
+      clients: The clients. Default: those of which a mean is taken.
+    """
+    if clients is None:
+      clients = self._evaluation_clients(self._candidates())
+    models = self._client_models
+    if models is not None and models.store.client_ids():
       return {c: models.weights(state, c) for c in clients}, None
-    clients = self._evaluation_clients(self._data.client_ids)
     if models is None:
       shared = self._process.get_model_weights(state)
       return dict.fromkeys(clients, shared), shared

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn.imports import versions
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.training import checkpoint_files
 from tff_bn.training import manifests
 
@@ -22,9 +23,10 @@ class RunIdentity:
     settings: The settings by name, as JSON can express them. Settings that may
       change when a run is continued, such as `rounds`, are left out.
     data: The fingerprint of the clients' data.
-    process: A checksum of the process's types, and one of the server's initial
-      state without the model: hyperparameters, optimizers and aggregators.
-      Other differences between processes are not detected.
+    process: A checksum of the process's types; one of the server's initial
+      state without the model: hyperparameters, optimizers and aggregators; and
+      one of the variables that training cannot change, if there are any. Other
+      differences between processes are not detected.
   """
 
   settings: Mapping[str, Any]
@@ -60,6 +62,11 @@ class RunIdentity:
       found.append(
           'hyperparameters of the algorithm, such as the learning rate'
       )
+    elif other['process'].get('constants') != self.process.get('constants'):
+      found.append(
+          'weights that training cannot change, such as those of frozen layers'
+          " (they are not in checkpoints; keras_model_fn must return the run's)"
+      )
     return found
 
   def to_manifest(self) -> dict[str, Any]:
@@ -71,15 +78,18 @@ def _was(value: Any) -> str:
   return 'not set' if value is None else str(value)
 
 
-def describe_process(process: Any, initial_state: Any) -> dict[str, str]:
+def describe_process(
+    process: Any, initial_state: Any, model: BatchNormModel
+) -> dict[str, str]:
   """Describes a process for a `RunIdentity`.
 
   Args:
     process: A process of either kind.
     initial_state: The result of its `initialize`.
+    model: Its model.
 
   Returns:
-    The checksums `types` and `initial`.
+    The checksums `types` and `initial`, and `constants` if the model has any.
   """
   types = str(getattr(process.next, 'type_signature', type(process).__name__))
   # Without the initial model: weights drawn without a seed differ each time,
@@ -89,10 +99,20 @@ def describe_process(process: Any, initial_state: Any) -> dict[str, str]:
       for name in ('distributor', 'client_work', 'aggregator', 'finalizer')
   ]
   leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(parts)]
-  return {
+  description = {
       'types': hashlib.sha256(types.encode()).hexdigest(),
       'initial': checkpoint_files.arrays_checksum(leaves),
   }
+  if model.constants:
+    values = model.from_model_weights(model.initial_weights)
+    # NumPy has no buffers of dtypes such as bfloat16, only their bytes.
+    description['constants'] = checkpoint_files.arrays_checksum(
+        [
+            np.frombuffer(values[position].tobytes(), np.uint8)
+            for position in sorted(model.constants)
+        ]
+    )
+  return description
 
 
 def changed_versions(manifest: Mapping[str, Any]) -> Sequence[str]:

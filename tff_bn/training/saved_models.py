@@ -188,7 +188,8 @@ class Writer:
         for position, (info, value, server_value) in enumerate(
             zip(self._model.variables, values, self._server_values)
         )
-        if value is not server_value or info.role in merged
+        if position not in self._model.constants
+        and (value is not server_value or info.role in merged)
     ]
 
   def _names(self, positions: Sequence[int]) -> str:

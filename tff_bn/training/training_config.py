@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.training import measures
 from tff_bn.training import metrics_log
 from tff_bn.training import names
 
@@ -53,7 +54,7 @@ class TrainingConfig:
   evaluate_every: int = 10
   checkpoint_every: int = 10
   max_failed_rounds: int = 10
-  max_evaluation_clients: int = 20
+  max_evaluation_clients: int = measures.MAX_CLIENTS
   save_client_models: str = 'none'
 
   def __post_init__(self):

@@ -93,9 +93,19 @@ class AnalyzedRun:
   def client_state(
       self, weights: ModelWeights
   ) -> collections.OrderedDict[str, Any]:
-    """Returns the state of `local_training` with these weights."""
+    """Returns the state of `local_training` with these weights.
+
+    Args:
+      weights: The weights. Variables that training cannot change have the same
+        values as in `model`.
+
+    Raises:
+      ValueError: If they have other values.
+    """
     values = self.model.from_model_weights(weights)
-    return SharedWeights(self.model, SINGLE).local(values)
+    shared = SharedWeights(self.model, SINGLE)
+    shared.check_constants(values)
+    return shared.local(values)
 
   def test_examples(
       self, num_examples: int, seed: int
@@ -210,7 +220,11 @@ class AnalyzedRun:
     """Averages the clients' float weights, except personal phases."""
     clients = [self.model.from_model_weights(weights) for weights in trained]
     for position, info in enumerate(self.model.variables):
-      if info.dtype.is_floating and info.role is not Role.PERSONAL_PHASE:
+      if (
+          info.dtype.is_floating
+          and info.role is not Role.PERSONAL_PHASE
+          and position not in self.model.constants
+      ):
         values = np.stack([np.asarray(client[position]) for client in clients])
         mean = np.average(values.astype(np.float64), axis=0, weights=counts)
         for client in clients:
@@ -220,8 +234,9 @@ class AnalyzedRun:
   def train_halves(self, num_epochs: int, seed: int) -> list[ModelWeights]:
     """Trains two models independently, each on a half of the training data.
 
-    The models have different initial weights. The learning rate and the batch
-    size are the same as in the clients' local training.
+    The models have different initial weights, except for those that training
+    cannot change. The learning rate and the batch size are the same as in the
+    clients' local training.
 
     Args:
       num_epochs: The number of epochs.
@@ -237,12 +252,20 @@ class AnalyzedRun:
     samples = np.concatenate(list(self.data.train_indices.values()))
     halves = np.array_split(rng.permutation(samples), 2)
     starts = {}
+    own = self.model.from_model_weights(self.model.initial_weights)
     for number in range(2):
       settings = dataclasses.replace(
           self.settings, seed=int(rng.integers(2**32))
       )
       model = run_building.build_model(settings, self.data)
-      starts[f'half {number + 1}'] = model.initial_weights
+      starts[f'half {number + 1}'] = model.to_model_weights(
+          [
+              own[position] if position in self.model.constants else value
+              for position, value in enumerate(
+                  model.from_model_weights(model.initial_weights)
+              )
+          ]
+      )
     on_halves = dataclasses.replace(
         self,
         settings=dataclasses.replace(

@@ -35,6 +35,7 @@ def _define_run(define: flag_groups.Definer, default_text: str) -> None:
       ' tff-bn-train or tff-bn-compare. The seeds of a comparison are averaged',
       default_text=default_text,
   )
+  define.boolean(run_flags.TRUST_RUN, run_flags.EXPLANATION_OF_TRUST)
 
 
 def _define_seed(define: flag_groups.Definer, purpose: str) -> None:
@@ -207,12 +208,13 @@ def _define_flags(
 
 
 def named_runs(
-    paths: tuple[str, ...],
+    paths: tuple[str, ...], *, is_trusted: bool = False
 ) -> dict[pathlib.Path, tuple[str, settings_lib.RunSettings]]:
   """Names runs and reads their settings.
 
   Args:
     paths: Folders of finished runs and of comparisons.
+    is_trusted: Whether they may name code that is not part of this package.
 
   Returns:
     The name and the settings of each run, by its folder. The name of a run is
@@ -227,20 +229,15 @@ def named_runs(
   found: dict[pathlib.Path, tuple[str, settings_lib.RunSettings]] = {}
   for folder, name in zip(folders, _short_names(folders)):
     texts = finished_run.check(folder)
-    if not finished_run.is_comparison(texts):
-      _check_different([*found, folder])
-      found[folder] = name, finished_run.read_settings(folder)
-      continue
-    algorithms = texts['algorithms'].split(',')
-    for algorithm in algorithms:
-      for seed in texts['seeds'].split(','):
-        run = folder / run_folder.RUNS / f'{algorithm}-seed{seed}'
-        finished_run.check(run)
-        _check_different([*found, run])
-        found[run] = (
-            f'{name} {algorithm}' if len(algorithms) > 1 else name,
-            finished_run.read_settings(run),
-        )
+    runs = {folder: ''}
+    if finished_run.is_comparison(texts):
+      runs = finished_run.runs_of(folder, texts)
+    for run, algorithm in runs.items():
+      _check_different([*found, run])
+      found[run] = (
+          f'{name} {algorithm}' if len(set(runs.values())) > 1 else name,
+          finished_run.read_settings(run, is_trusted=is_trusted),
+      )
   return found
 
 
@@ -270,8 +267,9 @@ def _main(name: str, needs_run: bool, flags: cli.ParsedFlags) -> None:
         raise ValueError(
             '--run=FOLDER is missing; give the folder of a finished run.'
         )
-      named = named_runs(flags.run or ())
+      named = named_runs(flags.run or (), is_trusted=flags.trust_run)
       folder = _output_folder(name, flags)
+      run_folder.check_entries(folder)
       stack.enter_context(run_folder.created(folder))
       for run in named:  # No other program may write into them meanwhile.
         stack.enter_context(folder_lock.hold(run, shared=True))

@@ -127,6 +127,10 @@ def test_report_has_table_sentences_and_files(finished):
   assert cells[0] == ['scheme', 'i.i.d.', 'skewed']
   assert [row[0] for row in cells[2:]] == ['Averaging', 'Pooling']
   assert cells[3][2].endswith('(80.50)')
+  assert (
+      '\nTest accuracy, % (global model on the whole test set; value of the'
+      " last round). In parentheses: the paper's number.\n"
+  ) in text
   assert "The paper's finding: Pooling is better than averaging." in text
   assert 'skewed, Test accuracy, %: the order is' in text
   assert 'The largest difference' not in text
@@ -269,6 +273,10 @@ def test_numbers_of_clients_are_those_of_an_evaluation(folder, tmp_path):
   finally:
     (folder / 'new' / 'clients.toml').unlink()
 
+  assert (
+      "\nClient test accuracy, % (each client's model on its own test data;"
+      ' value of the last round).\n'
+  ) in (tmp_path / 'new/experiment.md').read_text(encoding='utf-8')
   rows = csv_rows.read(tmp_path / 'new/experiment.csv')
   clients = dict.fromkeys(row['client'] for row in rows)
   assert len(rows) == 2 * len(clients) == 10 and 'inverted' in clients

@@ -1,0 +1,120 @@
+"""Checks that the elements of a user's dataset have the type of a model."""
+
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+_PAIR = ('x', 'y')
+
+
+def check_elements(name: str, element_spec: Any, expected: tff.Type) -> None:
+  """Checks the type of a dataset's elements.
+
+  Args:
+    name: The name of the dataset, for errors.
+    element_spec: Its `element_spec`.
+    expected: The type of the pairs `(x, y)` that a model takes.
+
+  Raises:
+    TypeError: If the elements have another type. The error says how to convert
+      them, if it is known.
+  """
+  try:
+    given = tff.to_type(tff.types.tensorflow_to_type(element_spec))
+  # TFF has no type for some specs, such as that of other datasets.
+  except (NotImplementedError, TypeError, ValueError) as error:
+    raise TypeError(
+        f'{name}: the elements of the dataset are {element_spec}, but must be'
+        f' pairs (x, y) of the type {expected}.'
+    ) from error
+  if expected.is_assignable_from(given):
+    return
+  if not _is_pair(given) or not _is_pair(expected):
+    raise TypeError(
+        f'{name}: the elements of the dataset have the type {given}, but must'
+        f' be pairs (x, y) of the type {expected}.'
+    )
+  problems = [
+      problem
+      for index, part in enumerate(_PAIR)
+      for problem in _problems(part, given[index], expected[index])
+  ]
+  advice = ''
+  converted = [
+      _convert(part, given[index], expected[index])
+      for index, part in enumerate(_PAIR)
+  ]
+  if None not in converted:
+    advice = (
+        f' Use dataset.map(lambda x, y: ({", ".join(map(str, converted))})).'
+    )
+  elif _is_batch_missing(given[0], expected[0]):
+    advice = ' The dataset is not batched: use dataset.batch(batch_size).'
+  raise TypeError(f'{name}: {"; ".join(problems)}.{advice}')
+
+
+def _is_pair(type_spec: tff.Type) -> bool:
+  return isinstance(
+      type_spec, tff.StructType
+  ) and tff.structure.name_list_with_nones(type_spec) == [None, None]
+
+
+def _problems(place: str, given: tff.Type, expected: tff.Type) -> Iterator[str]:
+  """Yields a part of the error for each part that has another type."""
+  if expected.is_assignable_from(given):
+    return
+  if isinstance(given, tff.StructType) and isinstance(expected, tff.StructType):
+    names = tff.structure.name_list_with_nones(expected)
+    if tff.structure.name_list_with_nones(given) == names:
+      for index, name in enumerate(names):
+        inner = f'{place}[{index if name is None else repr(name)}]'
+        yield from _problems(inner, given[index], expected[index])
+      return
+  if isinstance(given, tff.TensorType) and isinstance(expected, tff.TensorType):
+    dtypes = [tf.as_dtype(t.dtype).name for t in (given, expected)]
+    if dtypes[0] != dtypes[1]:
+      yield f'{place} has the dtype {dtypes[0]}, but must have {dtypes[1]}'
+    if not _has_shape(given, expected):
+      shapes = [tf.TensorShape(t.shape) for t in (given, expected)]
+      yield f'{place} has the shape {shapes[0]}, but must have {shapes[1]}'
+    return
+  yield f'{place} has the type {given}, but must have {expected}'
+
+
+def _has_shape(given: tff.TensorType, expected: tff.TensorType) -> bool:
+  return expected.is_assignable_from(
+      tff.TensorType(expected.dtype, given.shape)
+  )
+
+
+def _convert(name: str, given: tff.Type, expected: tff.Type) -> Optional[str]:
+  """Returns code that converts a part; `None` if there is none."""
+  if expected.is_assignable_from(given):
+    return name
+  if not isinstance(given, tff.TensorType) or not isinstance(
+      expected, tff.TensorType
+  ):
+    return None
+  code = name
+  if not _has_shape(given, expected) and given.shape and given.shape[-1] == 1:
+    given = tff.TensorType(given.dtype, given.shape[:-1])
+    code = f'tf.squeeze({code}, -1)'
+  dtypes = [tf.as_dtype(t.dtype) for t in (given, expected)]
+  if not _has_shape(given, expected) or tf.string in dtypes:
+    return None
+  if dtypes[0] != dtypes[1]:
+    code = f'tf.cast({code}, tf.{dtypes[1].name})'
+  return code
+
+
+def _is_batch_missing(given: tff.Type, expected: tff.Type) -> bool:
+  """Whether a tensor lacks only the first axis."""
+  return (
+      isinstance(given, tff.TensorType)
+      and isinstance(expected, tff.TensorType)
+      and given.shape is not None
+      and expected.shape is not None
+      and list(given.shape) == list(expected.shape[1:])
+  )

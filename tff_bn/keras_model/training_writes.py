@@ -1,0 +1,56 @@
+"""Finds the variables of a Keras model that a training call assigns."""
+
+from collections.abc import Set
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# TensorFlow has no public name for this module, by which it orders the
+# operations of a graph. It knows the writes in loops, conditions and functions.
+from tensorflow.python.framework import auto_control_deps_utils
+
+_read_only_inputs = (
+    auto_control_deps_utils.get_read_only_resource_input_indices_graph
+)
+
+
+def assigned_positions(keras_model: keras.Model, x: Any) -> Set[int]:
+  """Traces a step without an optimizer and finds what it assigns.
+
+  Args:
+    keras_model: The model.
+    x: The `tf.TypeSpec`s of the model's input, a nested structure.
+
+  Returns:
+    Positions in `keras_model.weights`: all variables that the call in training
+    mode, or the computation of the gradients, assigns or may assign.
+  """
+
+  @tf.autograph.experimental.do_not_convert
+  def step(x):
+    # A scope, because graphs allow fewer names at their root than Keras does.
+    with tf.name_scope('step'), tf.GradientTape() as tape:
+      outputs = keras_model(x, training=True)
+      targets = [
+          tensor
+          for tensor in tf.nest.flatten(
+              [outputs, keras_model.losses], expand_composites=True
+          )
+          if tf.as_dtype(tensor.dtype).is_floating
+      ]
+    # The gradient of a user's function can assign variables, too.
+    tape.gradient(targets, [v.value for v in keras_model.trainable_weights])
+
+  graph = tf.function(step).get_concrete_function(x).graph
+  read_only = {id(graph.inputs[number]) for number in _read_only_inputs(graph)}
+  assigned = {
+      id(captured)
+      for captured, placeholder in graph.captures
+      if id(placeholder) not in read_only
+  }
+  return frozenset(
+      position
+      for position, variable in enumerate(keras_model.weights)
+      if id(variable.handle) in assigned
+  )

@@ -1,0 +1,60 @@
+"""What accuracies and losses are measured on: one name for each quantity.
+
+All tables, plots, pages and printed lines use these names. Importing this
+module imports no TensorFlow.
+"""
+
+from typing import Optional
+
+# A mean is over at most this many clients, which the seed chooses.
+MAX_CLIENTS = 20
+# If there are at most this many clients, each of them is evaluated at the end.
+MAX_TABLE_CLIENTS = 50
+
+TRAIN = 'train_'
+TEST = 'test_'
+CLIENT_TEST = 'client_test_'
+
+TRAINING_BATCHES = 'training batches of the round'
+WHOLE_TEST_SET = 'whole test set'
+GLOBAL_MODEL = f'global model on the {WHOLE_TEST_SET}'
+OWN_MODELS = f"clients' own models on the {WHOLE_TEST_SET} (mean)"
+_EITHER = (
+    f"global model, or clients' own models (mean), on the {WHOLE_TEST_SET}"
+)
+OF_CLIENT = "each client's model on its own test data"
+OWN_DATA = f'{OF_CLIENT} (mean)'
+HELD_OUT = 'global model on the own test data of clients that did not train'
+
+
+def on_whole_test_set(has_client_models: Optional[bool]) -> str:
+  """Names the columns `test_*` of metrics.csv.
+
+  Args:
+    has_client_models: Whether the clients have own models; None if only some of
+      the runs have them, or if it is unknown.
+  """
+  if has_client_models is None:
+    return _EITHER
+  return OWN_MODELS if has_client_models else GLOBAL_MODEL
+
+
+def name(column: str, has_client_models: Optional[bool]) -> str:
+  """Returns the name of what a column of metrics.csv is measured on.
+
+  Args:
+    column: The column, such as `test_loss`.
+    has_client_models: See `on_whole_test_set`.
+
+  Returns:
+    The name; empty if the column is no loss and no metric of a model.
+  """
+  names = {
+      TRAIN: TRAINING_BATCHES,
+      CLIENT_TEST: OWN_DATA,
+      TEST: on_whole_test_set(has_client_models),
+  }
+  for prefix, found in names.items():
+    if column.startswith(prefix):
+      return found
+  return ''
