@@ -34,6 +34,15 @@ class Dataset:
     writer_test: The same for the test samples.
     writer_names: The names of the natural clients.
     scaling: How the pixels are scaled when batches are built; `None`: not.
+    class_names: The names of the classes in the order of their labels. Empty if
+      the classes have numbers only.
+    divisor: By which number the original values were divided to get the
+      samples; `None` if it differs between samples. The division of uint8
+      values by 255 does not count, because it comes later.
+
+  Raises:
+    TypeError: If a name of a class is no string.
+    ValueError: If there is not one name for each class, or a name occurs twice.
   """
 
   name: str
@@ -49,11 +58,21 @@ class Dataset:
   writer_test: Optional[np.ndarray] = None
   writer_names: tuple[str, ...] = ()
   scaling: Optional[scaling_lib.Scaling] = None
+  class_names: tuple[str, ...] = ()
+  divisor: Optional[float] = 1
+
+  def __post_init__(self):
+    _check_class_names(f'dataset={self.name}', self)
 
   @property
   def input_shape(self) -> tuple[int, ...]:
     """The shape of one sample."""
     return self.x_train.shape[1:]
+
+  @property
+  def total_divisor(self) -> Optional[float]:
+    """By which number the original values are divided in batches; or `None`."""
+    return 255 if self.x_train.dtype == np.uint8 else self.divisor
 
   def replace_samples(
       self, change: Callable[[np.ndarray], np.ndarray]
@@ -98,6 +117,8 @@ class Dataset:
       digest.update(np.ascontiguousarray(array))
     if self.scaling is not None:
       digest.update(f'scaling {self.scaling.to_json()}'.encode())
+    if self.class_names:
+      digest.update(f'classes {list(self.class_names)}'.encode())
     return digest.hexdigest()
 
 
@@ -108,7 +129,8 @@ def create_dataset(
     x_test: np.ndarray,
     y_test: np.ndarray,
     num_classes: Optional[int] = None,
-    **groups: Any,
+    is_part: bool = False,
+    **attributes: Any,
 ) -> Dataset:
   """Builds a `Dataset` from arrays and checks them.
 
@@ -121,14 +143,17 @@ def create_dataset(
     y_test: Their classes.
     num_classes: The number of classes. Default: 1 more than the largest label
       in `y_train`.
-    **groups: The attributes of `Dataset` about domains and writers.
+    is_part: Whether the training samples may lack classes, because the dataset
+      is a domain of another one, or is for a model that is trained already.
+    **attributes: Further attributes of `Dataset`, such as those about domains
+      and writers.
 
   Returns:
     The dataset.
 
   Raises:
     ValueError: If an array has another dtype, shape or content, or there are
-      fewer than two classes.
+      fewer than two classes and `is_part` is false.
   """
   source = f'dataset={name}'
   x_train = _check_samples(source, 'x_train', x_train)
@@ -147,7 +172,9 @@ def create_dataset(
   _warn_of_channels_first(source, x_train.shape[1:])
   y_train = _check_labels(source, 'train', y_train, len(x_train))
   y_test = _check_labels(source, 'test', y_test, len(x_test))
-  if num_classes is None:
+  if num_classes is None and is_part:
+    num_classes = 1 + int(max(y_train.max(), y_test.max()))
+  elif num_classes is None:
     num_classes = _count_classes(source, y_train)
     unknown = np.setdiff1d(y_test, y_train)
     if unknown.size:
@@ -156,7 +183,7 @@ def create_dataset(
           f' {_enumerate(unknown)}; remove these samples from the test data or'
           ' add such samples to the training data.'
       )
-  elif num_classes < 2:
+  elif num_classes < 2 and not is_part:
     raise ValueError(
         f'{source} has a single class; a classifier needs at least two.'
     )
@@ -167,7 +194,30 @@ def create_dataset(
           f'{source}: {array_name} has labels outside the {num_classes} classes'
           f' 0..{num_classes - 1}: {_enumerate(unknown)}.'
       )
-  return Dataset(name, x_train, y_train, x_test, y_test, num_classes, **groups)
+  return Dataset(
+      name, x_train, y_train, x_test, y_test, num_classes, **attributes
+  )
+
+
+def _check_class_names(source: str, dataset: Dataset) -> None:
+  """Checks that there are no names, or a different one for each class."""
+  class_names = dataset.class_names
+  for class_name in class_names:
+    if not isinstance(class_name, str):
+      raise TypeError(
+          f'{source}: class_names has {class_name!r}, but must have strings.'
+      )
+  if class_names and len(class_names) != dataset.num_classes:
+    raise ValueError(
+        f'{source}: class_names has {len(class_names)} names, but the dataset'
+        f' has {dataset.num_classes} classes; give one name for each class.'
+    )
+  twice = [name for name in class_names if class_names.count(name) > 1]
+  if twice:
+    raise ValueError(
+        f'{source}: class_names has the name {twice[0]!r} twice; give each'
+        ' class another name.'
+    )
 
 
 def _count_classes(source: str, labels: np.ndarray) -> int:

@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import names
 from tff_bn.data import tfds_source
@@ -14,7 +15,10 @@ _SUFFIXES = ('.jpeg', '.jpg', '.png')
 
 
 def load_image_folder(
-    name: str, image_size: Optional[tuple[int, int]] = None
+    name: str,
+    image_size: Optional[tuple[int, int]] = None,
+    *,
+    is_part: bool = False,
 ) -> dataset_lib.Dataset:
   """Loads the images in `PATH/train/LABEL/` and `PATH/test/LABEL/`.
 
@@ -25,14 +29,16 @@ def load_image_folder(
   Args:
     name: `folder:PATH`.
     image_size: The height and width to resize images to. Default: no resizing.
+    is_part: Whether classes may lack training images, see `create_dataset`.
+      Then folders without any images are no classes.
 
   Returns:
-    The dataset.
+    The dataset, whose classes have the names of the folders.
 
   Raises:
-    ValueError: If a folder is missing, if a file is no image, if the images
-      have different sizes and `image_size` is None, if there is a single class,
-      or if a class has no training images.
+    ValueError: If a folder is missing, if a file is no image, or if the images
+      have different sizes and `image_size` is None. Unless `is_part` is true,
+      also if there is a single class, or a class without training images.
   """
   # The import takes seconds, and only these datasets need it.
   import tensorflow_datasets as tfds
@@ -41,13 +47,17 @@ def load_image_folder(
   if not os.path.isdir(path):
     raise ValueError(f'dataset={name}: there is no folder {path!r}.')
   builder = tfds.folder_dataset.ImageFolder(path)
-  _check_classes(name, path, builder)
+  if not is_part:
+    _check_classes(name, path, builder)
   try:
-    return tfds_source.read_builder(name, builder, image_size)
+    dataset = tfds_source.read_builder(
+        name, builder, image_size, is_part=is_part
+    )
   except ValueError as error:
     if isinstance(error.__cause__, tf.errors.OpError):
       _check_files(name, path)
     raise
+  return classes.without_unused(dataset) if is_part else dataset
 
 
 def _check_classes(name: str, path: str, builder: Any) -> None:

@@ -11,11 +11,12 @@ from tff_bn.data import names
 _ARRAYS = ('x_train', 'y_train', 'x_test', 'y_test')
 
 
-def load_npz(name: str) -> dataset_lib.Dataset:
+def load_npz(name: str, *, is_part: bool = False) -> dataset_lib.Dataset:
   """Loads a dataset from an .npz file.
 
   Args:
     name: `npz:PATH`, or a path that ends in `.npz`.
+    is_part: Whether `y_train` may lack classes, see `create_dataset`.
 
   Returns:
     The dataset.
@@ -50,7 +51,9 @@ def load_npz(name: str) -> dataset_lib.Dataset:
     x_train, y_train, x_test, y_test = (
         _read(source, archive, array) for array in _ARRAYS
     )
-  return dataset_lib.create_dataset(name, x_train, y_train, x_test, y_test)
+  return dataset_lib.create_dataset(
+      name, x_train, y_train, x_test, y_test, is_part=is_part
+  )
 
 
 def _read(source: str, archive: np.lib.npyio.NpzFile, array: str) -> np.ndarray:
