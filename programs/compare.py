@@ -15,6 +15,7 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import comparison as comparison_lib
+from tff_bn.programs import data_flags
 from tff_bn.programs import first_look
 from tff_bn.programs import flag_groups
 from tff_bn.programs import logging_flags
@@ -152,6 +153,8 @@ def _run(flags: cli.ParsedFlags) -> None:
     with cli.checking_input():
       print(_list(flags, comparison, folder, folders, texts))
     return
+  if 'split' not in comparison.varied_flags:
+    data_flags.announce_split(flags, [run.settings for run in comparison.runs])
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       run_folder.allow_claims(len(folders))
@@ -420,6 +423,7 @@ def _write_results(
         data.label_distribution(),
         data.client_ids,
         title,
+        data.class_names,
     )
   else:
     if flags.experiment is None:
@@ -430,6 +434,7 @@ def _write_results(
         data.label_distribution(),
         data.client_ids,
         f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}',
+        data.class_names,
     )
     figures.save(plot_folder, {'label_distribution': distribution})
   if flags.experiment is None:
@@ -459,6 +464,7 @@ def _write_results(
           data=data,
           data_title=title or jobs.describe_data(first, data),
           labels_of=comparison.runs[0].title,
+          class_names=data.class_names,
       ),
   )
   _print_files(flags, folder)

@@ -141,7 +141,8 @@ def evaluate(
     data = model_evaluation.scale_as_in_training(
         saved,
         run_building.split_dataset(
-            dataclasses.replace(settings, pixel_scaling=None), settings.load()
+            dataclasses.replace(settings, pixel_scaling=None),
+            settings.load(model_evaluation.class_names(saved)),
         ),
     )
     model_evaluation.check_data(saved, model, data)

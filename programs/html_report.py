@@ -68,6 +68,7 @@ class Page:
     data: The data of the run whose labels are shown.
     data_title: A description of the data.
     labels_of: The name of this run.
+    class_names: The names of the classes, if they have names.
   """
 
   title: str
@@ -81,6 +82,7 @@ class Page:
   data: 'federated.FederatedData'
   data_title: str
   labels_of: str
+  class_names: Sequence[str] = ()
 
 
 def name_algorithms(runs: Sequence[report.Run]) -> str:
@@ -103,6 +105,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
       page.varied,
       page.data.label_distribution(),
       page.data.client_ids,
+      page.class_names,
   )
   run_cells, run_rows = _runs(folder, page)
   text = (
@@ -168,6 +171,8 @@ def _sentence(text: str) -> str:
 def _facts(page: Page) -> list[tuple[str, str]]:
   """Returns the lines of the list of what was run."""
   facts = [('Program', page.program), ('Data', page.data_title)]
+  if page.class_names:
+    facts.append(('Classes', ', '.join(page.class_names)))
   facts += [
       (title, page.flags[name].replace(',', ', ').replace('\n', '; '))
       for name, title in _FACTS.items()

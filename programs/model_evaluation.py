@@ -1,10 +1,12 @@
 """Evaluates the models that a run has saved."""
 
+from collections.abc import Sequence
 from typing import Optional
 
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn.data import classes
 from tff_bn.data import scaling
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -13,6 +15,22 @@ from tff_bn.training import evaluation
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
+
+
+def class_names(saved: saved_models.SavedModels) -> Optional[Sequence[str]]:
+  """Returns the classes of a run's models in the order of their outputs.
+
+  Args:
+    saved: The run's models.
+
+  Returns:
+    The names, or the numbers of classes without names. `None` for models of an
+    earlier version, which does not record the names.
+  """
+  names = saved.manifest.get('class_names')
+  if names is None:
+    return None
+  return names or classes.numbers(saved.manifest['num_classes'])
 
 
 def scale_as_in_training(

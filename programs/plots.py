@@ -17,6 +17,9 @@ from tff_bn.programs.report import Run
 
 _MAX_CELLS_WITH_NUMBERS = 300
 _MAX_NAMED_CLIENTS = 40
+_MAX_NAMED_CLASSES = 40
+# Longer names of classes would leave no space for the figure.
+_CLASS_NAME_LENGTH = 24
 # Runs share a linear axis if the totals that they have sent differ by at most
 # this factor. Then every curve has a fifth of the axis.
 _MAX_LINEAR_RATIO = 5
@@ -243,7 +246,10 @@ def mean_and_deviation(
 
 
 def label_distribution_figure(
-    counts: np.ndarray, client_ids: Sequence[str], title: str
+    counts: np.ndarray,
+    client_ids: Sequence[str],
+    title: str,
+    class_names: Sequence[str] = (),
 ) -> figure.Figure:
   """Draws the number of examples of each class and client.
 
@@ -251,6 +257,7 @@ def label_distribution_figure(
     counts: Examples by client and class, shape [clients, classes].
     client_ids: The clients' names.
     title: The title.
+    class_names: The classes' names. Default: their numbers.
 
   Returns:
     A figure: a grid of clients and classes, darker for more examples.
@@ -278,12 +285,27 @@ def label_distribution_figure(
         )
   if num_clients <= _MAX_NAMED_CLIENTS:
     axes.set_yticks(range(num_clients), client_ids)
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=20, integer=True))
+  if class_names and num_classes <= _MAX_NAMED_CLASSES:
+    axes.set_xticks(
+        range(num_classes),
+        [_shortened(name) for name in class_names],
+        rotation=90 if max(map(len, class_names)) > 3 else 0,
+        # Names are no formulas.
+        parse_math=False,
+    )
+  else:
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=20, integer=True))
   axes.set_xlabel('Class')
   axes.set_ylabel('Client')
   drawing.colorbar(image, ax=axes, label='Training examples')
   figures.add_title(drawing, title)
   return drawing
+
+
+def _shortened(name: str) -> str:
+  if len(name) <= _CLASS_NAME_LENGTH:
+    return name
+  return f'{name[: _CLASS_NAME_LENGTH - 1]}…'
 
 
 def save_figures(
@@ -292,6 +314,7 @@ def save_figures(
     label_counts: np.ndarray,
     client_ids: Sequence[str],
     title: str,
+    class_names: Sequence[str] = (),
 ) -> None:
   """Saves the figures of finished runs as PNG files.
 
@@ -304,12 +327,16 @@ def save_figures(
     label_counts: Examples by client and class, shape [clients, classes].
     client_ids: The clients' names.
     title: The figures' title.
+    class_names: The classes' names. Default: their numbers.
   """
   drawings = dict(
       accuracy=accuracy_figure(runs, title),
       loss=loss_figure(runs, title),
       label_distribution=label_distribution_figure(
-          label_counts, client_ids, f'{title}, seed {runs[0].seed}'
+          label_counts,
+          client_ids,
+          f'{title}, seed {runs[0].seed}',
+          class_names,
       ),
   )
   if len({run.name for run in runs}) > 1:

@@ -11,6 +11,7 @@ from absl import flags as absl_flags
 from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
+from tff_bn.programs import data_flags
 from tff_bn.programs import flag_groups
 from tff_bn.programs import keras_files
 from tff_bn.programs import logging_flags
@@ -49,6 +50,7 @@ def main(flags: cli.ParsedFlags) -> None:
     runtime_flags.RuntimeFlags.check(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
+    data_flags.announce_split(flags, [settings])
     folder = output_folder.choose(flags, settings.to_flags())
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
@@ -141,6 +143,7 @@ def _train_and_plot(
       job.data.label_distribution(),
       job.data.client_ids,
       f'{settings.algorithm}: {data_title}',
+      job.data.class_names,
   )
   html_report.write(
       folder,
@@ -156,6 +159,7 @@ def _train_and_plot(
           data=job.data,
           data_title=data_title,
           labels_of=f'{settings.algorithm}, seed {settings.seed}',
+          class_names=job.data.class_names,
       ),
   )
 

@@ -96,6 +96,11 @@ class FederatedData:
     return self.dataset.num_classes
 
   @property
+  def class_names(self) -> tuple[str, ...]:
+    """The names of the classes; empty if they have numbers only."""
+    return self.dataset.class_names
+
+  @property
   def element_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
     """The type of a batch (x, y): float32 `[None, ...]` and int32 `[None]`."""
     return (
