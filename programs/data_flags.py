@@ -136,19 +136,19 @@ def num_clients(flags: Any) -> Optional[int]:
 
 
 def _say_missing_classes(dataset: 'tff_bn_data.Dataset') -> None:
-  """Says which classes domains lack: one may be a class that is misspelled."""
+  """Says which domains lack classes: a name may be misspelled."""
   from tff_bn.data import classes
 
   missing = classes.missing_by_domain(dataset)
   if missing:
     names = dataset.class_names or classes.numbers(dataset.num_classes)
     lacking = [
-        f'{domain} has no {spelling.name_some(lacked)}'
+        f'{domain} ({spelling.name_some(lacked)})'
         for domain, lacked in missing.items()
     ]
     progress.say(
-        f'Classes of the domains: {spelling.name_some(names)}. In the training'
-        f' data, {"; ".join(lacking)}.'
+        f'Classes: {spelling.name_some(names)}. Domains without training'
+        f' samples of a class: {", ".join(lacking)}.'
     )
 
 
