@@ -328,6 +328,13 @@ class DataFlags(flag_groups.Flags):
             f' clients; at most {_MAX_SAMPLES} are possible.'
         )
 
+  @property
+  def parsed_image_size(self) -> Optional[tuple[int, int]]:
+    """The height and width to which images are resized; `None`: not."""
+    if self.image_size is None:
+      return None
+    return parsers.parse_image_size(self.image_size)
+
   def load(
       self, class_names: Optional[Sequence[str]] = None
   ) -> 'tff_bn_data.Dataset':
@@ -341,13 +348,10 @@ class DataFlags(flag_groups.Flags):
     """
     from tff_bn import data
 
-    image_size = None
-    if self.image_size is not None:
-      image_size = parsers.parse_image_size(self.image_size)
     dataset = data.load_dataset(
         self.dataset,
         data_dir=self.data_dir,
-        image_size=image_size,
+        image_size=self.parsed_image_size,
         class_names=class_names,
     )
     _say_missing_classes(dataset)

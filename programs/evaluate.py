@@ -209,6 +209,12 @@ def _export(
     if client_id in new:
       note = ' (took no part in a round, so it uses the global model)'
     print(f'{client_id}{note}: {"; ".join(keras_files.loading_code(path))}')
+  code = keras_files.usage_code(
+      run / run_folder.MODEL, saved.manifest, settings.parsed_image_size
+  )
+  if code:
+    print('Classes of samples x by a model that is loaded in this way:')
+    print('\n'.join(f'  {line}' for line in code))
 
 
 def _check_client(client_id: str, known: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
+from tff_bn.training import finished
 
 _OUTPUT_DIR = 'runs/train'
 
@@ -81,14 +82,20 @@ def _train(
     print('This run is finished.')
   else:
     _train_and_plot(settings, runtime, logging, folder, overwrite=overwrite)
-  _print_result(folder)
+  _print_result(folder, settings)
 
 
-def _print_result(folder: pathlib.Path) -> None:
+def _print_result(
+    folder: pathlib.Path, settings: settings_lib.RunSettings
+) -> None:
   """Prints how good the model is, and where the files are."""
   print(report.describe_last(report.read_rows(folder)))
   models = folder / run_folder.MODEL
-  code = keras_files.loading_code(models / run_folder.MODEL_FILE)
+  code = keras_files.prediction_code(
+      models / run_folder.MODEL_FILE,
+      finished.read_models_manifest(models),
+      settings.parsed_image_size,
+  )
   print('Model:   ' + '\n         '.join(code))
   if (models / run_folder.CLIENTS).exists():
     print(
