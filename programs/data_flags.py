@@ -224,8 +224,8 @@ class DataFlags(flag_groups.Flags):
   )
   pixel_scaling: Optional[str] = flag(
       parsers.ChoiceParser(scaling.PIXEL_SCALINGS),
-      'What the pixels of images become before they enter the model:\n'
-      + flag_groups.listing(scaling.PIXEL_SCALINGS),
+      'What the pixels of images, or the features of vectors, become before'
+      ' they enter the model:\n' + flag_groups.listing(scaling.PIXEL_SCALINGS),
       'unit',
       # Not in flags.txt, so that runs from before this flag can be continued.
       convert=lambda name: None if name == 'unit' else name,
@@ -364,6 +364,18 @@ class DataFlags(flag_groups.Flags):
           self.dataset,
           dataset.x_train.min(),
           dataset.x_train.max(),
+      )
+    if self.pixel_scaling is None and (
+        number := scaling.small_features(dataset)
+    ):
+      logging.warning(
+          '--dataset=%s has features of very different sizes: the values of %d'
+          ' of %d features are less than 1/%d of the largest feature, so that'
+          ' models hardly learn from them. Use --pixel_scaling=standardized.',
+          self.dataset,
+          number,
+          dataset.input_shape[-1],
+          scaling.LARGEST_RATIO,
       )
     return dataset
 

@@ -18,6 +18,7 @@ _FUNCTION = 'function'
 _KERAS = ('keras', 'builtins')
 # More values are read from the file that has them.
 _MAX_PRINTED_VALUES = 20
+_WHITE = 255
 _CHANNELS = {1: 'gray', 3: 'RGB'}
 
 
@@ -82,7 +83,6 @@ def prediction_code(
   *imports, model = loading_code(path)
   return [
       'import keras',
-      'import numpy as np',
       *imports,
       f'model = {model}',
       *usage_code(path.parent, manifest, image_size),
@@ -104,7 +104,10 @@ def usage_code(
   if 'class_names' not in manifest or manifest['input_shape'] is None:
     return []  # The models of an earlier version, or of unknown data.
   divisor, shape = manifest['divisor'], manifest['input_shape']
-  lines = [f'# x: {_describe_samples(shape, divisor, image_size)}']
+  lines = [
+      'import numpy as np',
+      f'# x: {_describe_samples(shape, divisor, image_size)}',
+  ]
   if image_size is not None:
     lines += [
         'x = [keras.ops.image.resize(np.float32(picture),'
@@ -112,7 +115,9 @@ def usage_code(
         'x = [keras.ops.convert_to_numpy(picture) for picture in x]',
     ]
   by = '' if divisor in (None, 1) else f' / {divisor:g}'
-  lines.append(f'x = np.float32(x){by}')
+  # Resized images of type uint8 are rounded.
+  convert = 'rint' if image_size and divisor == _WHITE else 'float32'
+  lines.append(f'x = np.{convert}(x){by}')
   names = manifest['class_names']
   scaling = manifest.get('pixel_scaling')
   known = dict(scaling or {}, class_names=names)

@@ -68,9 +68,10 @@ def check_data(
   if data.dataset.scaling is not None and channels != len(
       data.dataset.scaling.mean
   ):
+    noun = 'channels' if len(data.dataset.input_shape) == 3 else 'features'
     raise ValueError(
-        f'--dataset={data.dataset.name} has {channels} channels, but the run'
-        f' scales {len(data.dataset.scaling.mean)} channels.'
+        f'--dataset={data.dataset.name} has {channels} {noun}, but the run'
+        f' scales {len(data.dataset.scaling.mean)}.'
     )
   keras_model = model.to_keras(saved.weights(model))
   shape = data.dataset.input_shape

@@ -203,11 +203,17 @@ def test_errors_name_the_flags(tmp_path, capsys):
   for arguments, message in (
       (
           [vectors, '--model=mlp3', '--augment=flip_crop'],
-          '--augment=flip_crop is for images, but --dataset=generated:5:10',
+          '--augment=flip_crop is for images, but --dataset=generated:5:10 has'
+          ' vectors of 5 features; use --augment=none.',
+      ),
+      (
+          [vectors],
+          'but the samples have the shape (5,); use --model=mlp3, which takes'
+          ' samples of any shape.',
       ),
       (
           [vectors, '--model=mlp3', '--pixel_scaling=symmetric'],
-          '--pixel_scaling=symmetric is for images',
+          'of 5 features; use --pixel_scaling=standardized.',
       ),
       (['--train_share=1e-6'], '--train_share=1e-06 leaves none of the 1437'),
       (
@@ -249,6 +255,32 @@ def test_unscaled_floats_are_warned_of(tmp_path, monkeypatch, pixel_scaling):
     start = f'--dataset={tmp_path}/f.npz has images of floats from 0 to 255,'
     assert warning.startswith(start)
     assert '--pixel_scaling=standardized' in warning
+
+
+@pytest.mark.parametrize(
+    'factor, scaled, warns',
+    [(90, False, False), (110, False, True), (110, True, False)],
+)
+def test_features_of_different_sizes_are_warned_of(
+    tmp_path, monkeypatch, factor, scaled, warns
+):
+  x = np.linspace(0, 1, 6)[:, np.newaxis] * [1.0, 1, 1, factor]
+  y = np.arange(6) % 2
+  np.savez(tmp_path / 'f.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
+  flags = [f'--dataset={tmp_path}/f.npz']
+  if scaled:
+    flags.append('--pixel_scaling=standardized')
+  settings.resolve(_flags(*flags), 'fedavg', 0).load()
+  assert warnings == warns * [
+      f'--dataset={tmp_path}/f.npz has features of very different sizes: the'
+      ' values of 3 of 4 features are less than 1/100 of the largest feature,'
+      ' so that models hardly learn from them. Use'
+      ' --pixel_scaling=standardized.'
+  ]
 
 
 def test_npz_domains_train(tmp_path):

@@ -90,7 +90,7 @@ def check_augmentation(name: str, source: str, shape: tuple[int, ...]) -> None:
   if name in _DRAWS and len(shape) != 3:
     raise ValueError(
         f'augment={name} is for images, but dataset={source} has vectors of'
-        f' {shape[0]} features.'
+        f' {shape[0]} features; use augment=none.'
     )
 
 

@@ -102,15 +102,23 @@ class FinalModels:
             input_shape=_input_shape(model),
             num_classes=num_classes,
             save_client_models=save_client_models,
-            **({} if dataset is None else _describe(dataset)),
+            **({} if dataset is None else describe(dataset)),
         ),
         saves_keras_clients=save_client_models != 'none',
     ) as writer:
       yield writer
 
 
-def _describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
-  """Returns what a user of the models must know about their data."""
+def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
+  """Returns the manifest's entries about the training data.
+
+  Args:
+    dataset: The training data.
+
+  Returns:
+    The names of the classes in the order of the models' outputs, by which
+    number the original values were divided, and the scaling after that.
+  """
   description: dict[str, Any] = dict(
       class_names=list(dataset.class_names), divisor=dataset.total_divisor
   )
