@@ -1,5 +1,6 @@
 """Tests of `report.html`, in a browser where there is one."""
 
+import dataclasses
 import html.parser
 import json
 import math
@@ -360,6 +361,20 @@ def test_labels_of_the_clients_are_shown(tmp_path):
       'clients': ids[:200],
       'counts': counts[:200].tolist(),
   }
+
+
+def test_names_of_classes_are_shown(tmp_path):
+  runs = _sweep(algorithm=['fbn'])
+  names = ['cat', '<b>dog</b>']
+  labels = report_data.data(
+      runs, [tmp_path], ['algorithm'], np.ones((1, 2)), ['c'], names
+  )['labels']
+  assert labels['classes'] == names
+  page = _page([tmp_path], [report.result(runs[0], 1)], runs)
+  html_report.write(tmp_path, dataclasses.replace(page, class_names=names))
+  texts = _parse(tmp_path).texts
+  assert 'cat, <b>dog</b>' in texts['dd']
+  assert '<b>dog' not in (tmp_path / 'report.html').read_text(encoding='utf-8')
 
 
 def test_time_of_a_round(tmp_path):

@@ -130,7 +130,8 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
       f'  whole test set:         {described[0]}',
       f"  clients' own test data: {described[1]}",
   ]
-  assert f"Model:   keras.models.load_model('{grown}/model/" in printed
+  assert 'Model:   import keras\n' in printed
+  assert f"model = keras.models.load_model('{grown}/model/" in printed
   assert f'tff-bn-evaluate --run={grown}\n' in printed
   monkeypatch.setattr(dependencies, 'require_tff', lambda: None)
   # A run that lacks its page or a model is not.
