@@ -1,6 +1,5 @@
 """Evaluates the models that a run has saved."""
 
-from collections.abc import Sequence
 from typing import Optional
 
 import tensorflow as tf
@@ -17,7 +16,7 @@ from tff_bn.training import saved_models
 _BATCH_SIZE = 256
 
 
-def class_names(saved: saved_models.SavedModels) -> Optional[Sequence[str]]:
+def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
   """Returns the classes of a run's models in the order of their outputs.
 
   Args:
@@ -30,7 +29,7 @@ def class_names(saved: saved_models.SavedModels) -> Optional[Sequence[str]]:
   names = saved.manifest.get('class_names')
   if names is None:
     return None
-  return names or classes.numbers(saved.manifest['num_classes'])
+  return tuple(names) or classes.numbers(saved.manifest['num_classes'])
 
 
 def scale_as_in_training(

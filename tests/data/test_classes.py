@@ -1,5 +1,6 @@
 """Tests of the classes of several datasets, which are matched by name."""
 
+import dataclasses
 import hashlib
 
 from absl import logging
@@ -27,7 +28,7 @@ def part(y_train, names=(), y_test=None, num_classes=None):
       np.array(y_test),
       num_classes or len(names) or None,
       is_part=True,
-      class_names=tuple(names),
+      class_names=names,
   )
 
 
@@ -233,11 +234,23 @@ def test_classes_that_a_model_does_not_know(names, dataset, message):
         (('a', 'b'), ValueError, 'class_names has 2 names, but .* 3 classes'),
         (('a', 'b', 'a'), ValueError, "class_names has the name 'a' twice"),
         (('a', 'b', 3), TypeError, 'class_names has 3, but must have strings'),
+        ('abc', TypeError, "class_names must be a list .* the string 'abc'"),
     ],
 )
 def test_names_that_fit_no_dataset(names, error, message):
   with pytest.raises(error, match=f'dataset=part: {message}'):
     part([0, 1, 2], names, num_classes=3)
+
+
+def test_a_list_of_names_becomes_a_tuple():
+  dataset = dataclasses.replace(part([0, 1]), class_names=['a', 'b'])
+  assert dataset.class_names == ('a', 'b')
+
+
+@pytest.mark.parametrize('names', [['0', '0'], '01', [0, 1], []])
+def test_wrong_names_of_a_trained_model(names):
+  with pytest.raises((TypeError, ValueError), match='dataset=digits: class_na'):
+    tff_bn_data.load_dataset('digits', class_names=names)
 
 
 def test_names_belong_to_the_identity_of_data():

@@ -1,6 +1,7 @@
 """A classification dataset in memory, and the checks of its arrays."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -61,8 +62,11 @@ class Dataset:
   class_names: tuple[str, ...] = ()
   divisor: Optional[float] = 1
 
-  def __post_init__(self):
-    _check_class_names(f'dataset={self.name}', self)
+  def __post_init__(self) -> None:
+    names = check_class_names(
+        f'dataset={self.name}', self.class_names, self.num_classes
+    )
+    object.__setattr__(self, 'class_names', names)
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -199,25 +203,45 @@ def create_dataset(
   )
 
 
-def _check_class_names(source: str, dataset: Dataset) -> None:
-  """Checks that there are no names, or a different one for each class."""
-  class_names = dataset.class_names
+def check_class_names(
+    source: str, class_names: Sequence[str], num_classes: int
+) -> tuple[str, ...]:
+  """Checks that there are no names, or a different one for each class.
+
+  Args:
+    source: The beginning of errors.
+    class_names: The names.
+    num_classes: The number of classes.
+
+  Returns:
+    The names.
+
+  Raises:
+    TypeError: If they are no list of strings.
+    ValueError: If their number is wrong, or a name occurs twice.
+  """
+  if isinstance(class_names, str):
+    raise TypeError(
+        f'{source}: class_names must be a list of names, but is the string'
+        f' {class_names!r}.'
+    )
   for class_name in class_names:
     if not isinstance(class_name, str):
       raise TypeError(
           f'{source}: class_names has {class_name!r}, but must have strings.'
       )
-  if class_names and len(class_names) != dataset.num_classes:
+  if len(class_names) not in (0, num_classes):
     raise ValueError(
-        f'{source}: class_names has {len(class_names)} names, but the dataset'
-        f' has {dataset.num_classes} classes; give one name for each class.'
+        f'{source}: class_names has {len(class_names)} names, but there are'
+        f' {num_classes} classes; give one name for each class.'
     )
-  twice = [name for name in class_names if class_names.count(name) > 1]
+  twice = [name for name, count in Counter(class_names).items() if count > 1]
   if twice:
     raise ValueError(
         f'{source}: class_names has the name {twice[0]!r} twice; give each'
         ' class another name.'
     )
+  return tuple(class_names)
 
 
 def _count_classes(source: str, labels: np.ndarray) -> int:

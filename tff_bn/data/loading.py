@@ -57,6 +57,15 @@ def load_dataset(
     )
   if data_dir is not None:
     data_dir = os.path.expanduser(data_dir)
+  if class_names is not None:
+    if not class_names:
+      raise ValueError(
+          f'dataset={name}: class_names is empty; give the names of the'
+          " model's classes, or their numbers as strings."
+      )
+    class_names = dataset_lib.check_class_names(
+        f'dataset={name}', class_names, len(class_names)
+    )
   is_part = class_names is not None
   dataset = _load_resized(name, data_dir, image_size, is_part=is_part)
   return (
