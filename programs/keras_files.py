@@ -159,10 +159,9 @@ def _describe_samples(
   if len(shape) != 3:
     sizes = ', '.join(map(str, shape))
     return f'an array [samples, {sizes}], {values}'
-  *size, channels = shape
-  if image_size is not None:
-    size = ['height', 'width']
-  form = f'[{size[0]}, {size[1]}, {channels}]'
+  *_, channels = shape
+  size = f'{shape[0]}, {shape[1]}' if image_size is None else 'height, width'
+  form = f'[{size}, {channels}]'
   if channels in _CHANNELS:
     form += f' ({_CHANNELS[channels]})'
   return f'a list of pictures {form}, {values}'

@@ -98,11 +98,10 @@ def pixel_scaling(
           f' vectors of {shape[0]} features; use pixel_scaling=standardized.'
       )
     _check_unit(dataset)
-    half = np.full(shape[-1:], 0.5, np.float32)
+    half: np.ndarray = np.full(shape[-1:], 0.5, np.float32)
     return Scaling(half, half)
-  mean, deviation = (
-      moment.astype(np.float32) for moment in _moments(dataset.x_train, indices)
-  )
+  center, spread = _moments(dataset.x_train, indices)
+  deviation: np.ndarray = spread.astype(np.float32)
   constant = deviation == 0
   if has_images and constant.any():
     raise ValueError(
@@ -110,7 +109,9 @@ def pixel_scaling(
         f' training images of {dataset.name} is constant, so it has no standard'
         ' deviation; remove the channel, or use pixel_scaling=unit.'
     )
-  return Scaling(mean, np.where(constant, _INFINITE, deviation))
+  return Scaling(
+      center.astype(np.float32), np.where(constant, _INFINITE, deviation)
+  )
 
 
 def small_features(dataset: 'dataset_lib.Dataset') -> int:
