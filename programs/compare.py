@@ -145,6 +145,8 @@ def _run(flags: cli.ParsedFlags) -> None:
     runtime = runtime_flags.RuntimeFlags.read(flags)
     texts = comparison_flags(flags, comparison)
     folder = output_folder.choose(flags, texts, comparison_lib.grown_flags)
+  if 'split' not in comparison.varied_flags:
+    data_flags.announce_split(flags, [run.settings for run in comparison.runs])
   folders = {
       run.folder: folder / run_folder.RUNS / run.folder
       for run in comparison.runs
@@ -153,8 +155,6 @@ def _run(flags: cli.ParsedFlags) -> None:
     with cli.checking_input():
       print(_list(flags, comparison, folder, folders, texts))
     return
-  if 'split' not in comparison.varied_flags:
-    data_flags.announce_split(flags, [run.settings for run in comparison.runs])
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
       run_folder.allow_claims(len(folders))

@@ -53,3 +53,16 @@ def test_pixels_are_scaled_as_in_training():
   saved = types.SimpleNamespace(manifest={'pixel_scaling': numbers})
   text, found = model_evaluation.scale_as_in_training(saved, data)
   assert (text, found.to_json()) == ('scaled', numbers)
+
+
+@pytest.mark.parametrize(
+    ('manifest', 'expected'),
+    [
+        ({'num_classes': 2}, None),  # Of an earlier version.
+        ({'num_classes': 3, 'class_names': []}, ('0', '1', '2')),
+        ({'num_classes': 2, 'class_names': ['b', 'a']}, ('b', 'a')),
+    ],
+)
+def test_classes_of_a_run(manifest, expected):
+  saved = types.SimpleNamespace(manifest=manifest)
+  assert model_evaluation.class_names(saved) == expected
