@@ -213,7 +213,7 @@ def _export(
       run / run_folder.MODEL, saved.manifest, settings.parsed_image_size
   )
   if code:
-    print('Classes of samples x by a model that is loaded so:')
+    print('To predict the classes of samples x with such a model:')
     print('\n'.join(f'  {line}' for line in code))
 
 

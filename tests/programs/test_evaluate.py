@@ -91,7 +91,7 @@ def test_exported_models(run, sampled, tmp_path, capsys):
   for client, line in zip((sampled, new), output):
     assert f'{saved_models.client_file_stem(client)}.keras' in line
   # One explanation for all models.
-  assert output[2] == 'Classes of samples x by a model that is loaded so:'
+  assert output[2] == 'To predict the classes of samples x with such a model:'
   x = datasets.load_digits().images[:5]
   found = {'x': x, 'model': own}
   exec('\n'.join(line[2:] for line in output[3:]), found)

@@ -34,7 +34,8 @@ class Dataset:
       in `writer_names`, int32 of shape `[n]`.
     writer_test: The same for the test samples.
     writer_names: The names of the natural clients.
-    scaling: How the pixels are scaled when batches are built; `None`: not.
+    scaling: How pixels or features are scaled when batches are built; `None`:
+      not.
     class_names: The names of the classes in the order of their labels. Empty if
       the classes have numbers only.
     divisor: By which number the original values were divided to get the

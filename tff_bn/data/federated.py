@@ -271,11 +271,11 @@ class FederatedData:
     return only(False), only(True)
 
   def scaled(self, name: str) -> 'FederatedData':
-    """Returns the data with scaled pixels.
+    """Returns the data with scaled pixels or features.
 
     Args:
       name: A key of `tff_bn.data.scaling.PIXEL_SCALINGS`. `standardized` takes
-        its means and deviations from the training images of these clients.
+        its means and deviations from the training data of these clients.
 
     Returns:
       The data, with the same recipe.
