@@ -20,6 +20,8 @@ _MAX_NAMED_CLIENTS = 40
 _MAX_NAMED_CLASSES = 40
 # Longer names of classes would leave no space for the figure.
 _CLASS_NAME_LENGTH = 24
+# Inches of a character of a name that is written upwards.
+_CHARACTER_HEIGHT = 0.08
 # Runs share a linear axis if the totals that they have sent differ by at most
 # this factor. Then every curve has a fifth of the axis.
 _MAX_LINEAR_RATIO = 5
@@ -263,9 +265,13 @@ def label_distribution_figure(
     A figure: a grid of clients and classes, darker for more examples.
   """
   num_clients, num_classes = counts.shape
+  names = []
+  if num_classes <= _MAX_NAMED_CLASSES:
+    names = [_shortened(name) for name in class_names]
+  longest = max(map(len, names), default=0)
   drawing = figures.new_figure(
       width=min(14.0, 3.0 + 0.5 * num_classes),
-      height=min(12.0, 1.8 + 0.4 * num_clients),
+      height=min(12.0, 1.8 + 0.4 * num_clients) + _CHARACTER_HEIGHT * longest,
   )
   axes = drawing.subplots()
   image = axes.imshow(
@@ -285,13 +291,12 @@ def label_distribution_figure(
         )
   if num_clients <= _MAX_NAMED_CLIENTS:
     axes.set_yticks(range(num_clients), client_ids)
-  if class_names and num_classes <= _MAX_NAMED_CLASSES:
+  if names:
     axes.set_xticks(
         range(num_classes),
-        [_shortened(name) for name in class_names],
-        rotation=90 if max(map(len, class_names)) > 3 else 0,
-        # Names are no formulas.
-        parse_math=False,
+        names,
+        rotation=90,
+        parse_math=False,  # Names are no formulas.
     )
   else:
     axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=20, integer=True))
