@@ -113,3 +113,16 @@ def test_a_named_client_has_all_domains_of_its_data():
   )
   assert dataset.domain_names == ('rome',)
   assert not dataset.domain_train.any() and not dataset.domain_test.any()
+
+
+@pytest.mark.parametrize(
+    ('manifest', 'expected'),
+    [
+        ({'num_classes': 2}, None),  # Of an earlier version.
+        ({'num_classes': 3, 'class_names': []}, ('0', '1', '2')),
+        ({'num_classes': 2, 'class_names': ['b', 'a']}, ('b', 'a')),
+    ],
+)
+def test_classes_of_a_run(manifest, expected):
+  saved = types.SimpleNamespace(manifest=manifest)
+  assert model_evaluation.class_names(saved) == expected
