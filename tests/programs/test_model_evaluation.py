@@ -96,8 +96,14 @@ def test_data_without_origins_is_one_client(
     [
         ('iid', {}),
         ('classes', {}),
-        ('domains', dict(domain_train=np.zeros(4), domain_names=('a', 'b'))),
-        ('natural', dict(writer_train=np.zeros(4), writer_names=('a', 'b'))),
+        (
+            'domains',
+            dict(domain_train=np.zeros(4, np.int32), domain_names=('a', 'b')),
+        ),
+        (
+            'natural',
+            dict(writer_train=np.zeros(4, np.int32), writer_names=('a', 'b')),
+        ),
     ],
 )
 def test_other_data_remains_as_it_is(split, groups):
