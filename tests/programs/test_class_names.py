@@ -15,7 +15,7 @@ from tff_bn.programs import plots
 from tff_bn.programs import run_folder
 from tff_bn.programs import train
 from tff_bn.programs.analyses.position_aware import analyzed_run
-from tff_bn.training import manifests
+from tff_bn.training import finished
 
 # The color of the pictures of each class, in all folders.
 _COLORS = {
@@ -105,7 +105,7 @@ def _code(output):
 def test_run_knows_the_names(run):
   texts = run_folder.read_flags(run)
   assert texts['split'] == 'domains' and 'num_clients' not in texts
-  manifest = manifests.read(run / 'model', 2)
+  manifest = finished.read_models_manifest(run / 'model')
   assert manifest['class_names'] == _ALL and manifest['num_classes'] == 4
   page = (run / 'report.html').read_text(encoding='utf-8')
   assert ', '.join(_ALL) in page
