@@ -15,6 +15,7 @@ from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
 from tff_bn.programs import comparison as comparison_lib
+from tff_bn.programs import data_flags
 from tff_bn.programs import first_look
 from tff_bn.programs import flag_groups
 from tff_bn.programs import logging_flags
@@ -144,6 +145,8 @@ def _run(flags: cli.ParsedFlags) -> None:
     runtime = runtime_flags.RuntimeFlags.read(flags)
     texts = comparison_flags(flags, comparison)
     folder = output_folder.choose(flags, texts, comparison_lib.grown_flags)
+  if 'split' not in comparison.varied_flags:
+    data_flags.announce_split(flags, [run.settings for run in comparison.runs])
   folders = {
       run.folder: folder / run_folder.RUNS / run.folder
       for run in comparison.runs
@@ -421,6 +424,7 @@ def _write_results(
         data.label_distribution(),
         data.client_ids,
         title,
+        data.class_names,
     )
   else:
     if flags.experiment is None:
@@ -436,6 +440,7 @@ def _write_results(
         data.label_distribution(),
         data.client_ids,
         f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}',
+        data.class_names,
     )
     figures.save(plot_folder, {'label_distribution': distribution})
   if flags.experiment is None:
@@ -473,6 +478,7 @@ def _write_results(
               held_out.ALGORITHM,
           ),
           held_out_notes=held_out.notes(held_out.ALGORITHM),
+          class_names=data.class_names,
       ),
   )
   _print_files(flags, folder)

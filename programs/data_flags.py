@@ -1,5 +1,6 @@
 """The flags of the dataset and of its split over the clients."""
 
+from collections.abc import Iterable, Sequence
 import contextlib
 import dataclasses
 import os
@@ -9,6 +10,7 @@ from absl import flags as absl_flags
 from absl import logging
 
 from tff_bn.common import progress
+from tff_bn.common import spelling
 from tff_bn.data import names as data_names
 from tff_bn.data import scaling
 from tff_bn.data import splits
@@ -19,6 +21,7 @@ from tff_bn.programs.parsed_flags import ParsedFlags
 
 if TYPE_CHECKING:
   from tff_bn import data as tff_bn_data
+  from tff_bn.programs import settings as settings_lib
 
 # The positions of all clients' samples take 8 bytes each.
 _MAX_SAMPLES = 10**8
@@ -102,11 +105,67 @@ def _saying_what_is_loaded(
   return progress.saying(f'Loading {data_names.short_name(dataset)}')
 
 
-def num_clients(flags: ParsedFlags) -> Optional[int]:
-  """Returns the number of clients; None: the data decides it."""
-  if flags.num_clients is None and not splits.SPLITS[flags.split].client:
+_SPLIT_OF_DOMAINS = 'domains'
+_SPLIT_OF_OTHERS = 'classes'
+
+
+def split(flags: Any) -> str:
+  """Returns the split of the training data.
+
+  Args:
+    flags: All flags of the program, or the settings of a run.
+  """
+  if flags.split is not None:
+    return flags.split
+  if data_names.has_domains(flags.dataset):
+    return _SPLIT_OF_DOMAINS
+  return _SPLIT_OF_OTHERS
+
+
+def announce_split(
+    flags: ParsedFlags, runs: Iterable['settings_lib.RunSettings']
+) -> None:
+  """Says which split is used because a dataset has domains.
+
+  Args:
+    flags: All flags of the program.
+    runs: The settings of its runs.
+  """
+  if flags.split is None and any(
+      run.split == _SPLIT_OF_DOMAINS for run in runs
+  ):
+    progress.say(
+        'The dataset has domains, so each client has data of one domain'
+        f' (--split={_SPLIT_OF_DOMAINS}). Any other --split mixes the domains.'
+    )
+
+
+def num_clients(flags: Any) -> Optional[int]:
+  """Returns the number of clients; None: the data decides it.
+
+  Args:
+    flags: All flags of the program, or the settings of a run.
+  """
+  if flags.num_clients is None and not splits.SPLITS[split(flags)].client:
     return splits.DEFAULT_NUM_CLIENTS
   return flags.num_clients
+
+
+def _say_missing_classes(dataset: 'tff_bn_data.Dataset') -> None:
+  """Says which domains lack classes: a name may be misspelled."""
+  from tff_bn.data import classes
+
+  missing = classes.missing_by_domain(dataset)
+  if missing:
+    names = dataset.class_names or classes.numbers(dataset.num_classes)
+    lacking = [
+        f'{domain} ({spelling.name_some(lacked)})'
+        for domain, lacked in missing.items()
+    ]
+    progress.say(
+        f'Classes: {spelling.name_some(names)}. Domains without training'
+        f' samples of a class: {", ".join(lacking)}.'
+    )
 
 
 def _explain_splits() -> str:
@@ -119,11 +178,20 @@ def _explain_splits() -> str:
   )
 
 
+def _only_for_split(name: str) -> flag_groups.Condition:
+  """Returns the condition that the training data is split in this way."""
+  return flag_groups.Condition(
+      'split',
+      lambda flags: split(flags) == name,
+      f'is only for --split={name}',
+  )
+
+
 def _split_flag(
     parser: absl_flags.ArgumentParser,
     explanation: str,
     default: Optional[float],
-    split: str,
+    needed: str,
     default_text: Optional[str] = None,
 ) -> Any:
   """Declares the parameter of a split."""
@@ -132,7 +200,7 @@ def _split_flag(
       explanation,
       default,
       default_text=default_text,
-      conditions=(flag_groups.only_for('split', split),),
+      conditions=(_only_for_split(needed),),
       argument=flag_groups.OWN_NAME,
   )
 
@@ -172,8 +240,8 @@ class DataFlags(flag_groups.Flags):
   )
   pixel_scaling: Optional[str] = flag(
       parsers.ChoiceParser(scaling.PIXEL_SCALINGS),
-      'What the pixels of images become before they enter the model:\n'
-      + flag_groups.listing(scaling.PIXEL_SCALINGS),
+      'What the pixels of images, or the features of vectors, become before'
+      ' they enter the model:\n' + flag_groups.listing(scaling.PIXEL_SCALINGS),
       'unit',
       # Not in flags.txt, so that runs from before this flag can be continued.
       convert=lambda name: None if name == 'unit' else name,
@@ -194,7 +262,13 @@ class DataFlags(flag_groups.Flags):
       argument=flag_groups.OWN_NAME,
   )
   split: str = flag(
-      parsers.ChoiceParser(splits.SPLITS), _explain_splits, 'classes'
+      parsers.ChoiceParser(splits.SPLITS),
+      _explain_splits,
+      compute=split,
+      default_text=(
+          f'{_SPLIT_OF_DOMAINS} for a dataset with domains, otherwise'
+          f' {_SPLIT_OF_OTHERS}'
+      ),
   )
   num_clients: Optional[int] = flag(
       flag_groups.NUM_CLIENTS,
@@ -238,7 +312,7 @@ class DataFlags(flag_groups.Flags):
       'What --split=dirichlet draws:\n'
       + flag_groups.listing(splits.SPLITS['dirichlet'].variants),
       'class',
-      conditions=(flag_groups.only_for('split', 'dirichlet'),),
+      conditions=(_only_for_split('dirichlet'),),
       convert=lambda name: None if name == 'class' else name,
       argument=flag_groups.OWN_NAME,
   )
@@ -261,7 +335,7 @@ class DataFlags(flag_groups.Flags):
   def check(cls, flags: ParsedFlags) -> None:
     """See `Flags.check`."""
     super().check(flags)
-    if flags.split == 'iid' and flags.samples_per_client is not None:
+    if split(flags) == 'iid' and flags.samples_per_client is not None:
       number = num_clients(flags) * flags.samples_per_client
       if number > _MAX_SAMPLES:
         raise ValueError(
@@ -270,17 +344,34 @@ class DataFlags(flag_groups.Flags):
             f' clients; at most {_MAX_SAMPLES} are possible.'
         )
 
-  def load(self) -> 'tff_bn_data.Dataset':
-    """Loads the dataset; a ValueError says why it can't be used."""
+  @property
+  def parsed_image_size(self) -> Optional[tuple[int, int]]:
+    """The height and width to which images are resized; `None`: not."""
+    if self.image_size is None:
+      return None
+    return parsers.parse_image_size(self.image_size)
+
+  def load(
+      self, class_names: Optional[Sequence[str]] = None
+  ) -> 'tff_bn_data.Dataset':
+    """Loads the dataset; a ValueError says why it can't be used.
+
+    Args:
+      class_names: The classes of a trained model, see `data.load_dataset`.
+
+    Returns:
+      The dataset.
+    """
     from tff_bn import data
 
-    image_size = None
-    if self.image_size is not None:
-      image_size = parsers.parse_image_size(self.image_size)
     with _saying_what_is_loaded(self.dataset):
       dataset = data.load_dataset(
-          self.dataset, data_dir=self.data_dir, image_size=image_size
+          self.dataset,
+          data_dir=self.data_dir,
+          image_size=self.parsed_image_size,
+          class_names=class_names,
       )
+    _say_missing_classes(dataset)
     if self.pixel_scaling is None and scaling.has_unscaled_floats(dataset):
       logging.warning(
           '--dataset=%s has images of floats from %g to %g, which are used as'
@@ -290,6 +381,18 @@ class DataFlags(flag_groups.Flags):
           self.dataset,
           dataset.x_train.min(),
           dataset.x_train.max(),
+      )
+    if self.pixel_scaling is None and (
+        number := scaling.small_features(dataset)
+    ):
+      logging.warning(
+          '--dataset=%s has features of very different sizes: the values of %d'
+          ' of %d features are less than 1/%d of the largest feature, so that'
+          ' models hardly learn from them. Use --pixel_scaling=standardized.',
+          self.dataset,
+          number,
+          dataset.input_shape[-1],
+          scaling.LARGEST_RATIO,
       )
     return dataset
 

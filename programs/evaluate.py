@@ -177,7 +177,9 @@ def evaluate(
           ' no batch normalization.'
       )
     settings, dataset = model_evaluation.as_domains(
-        settings, settings.load(), client
+        settings,
+        settings.load(model_evaluation.class_names(saved)),
+        client,
     )
     data = model_evaluation.scale_as_in_training(
         saved,
@@ -262,6 +264,12 @@ def _export(
     if client_id in new:
       note = ' (took no part in a round, so it uses the global model)'
     print(f'{client_id}{note}: {"; ".join(keras_files.loading_code(path))}')
+  code = keras_files.usage_code(
+      run / run_folder.MODEL, saved.manifest, settings.parsed_image_size
+  )
+  if code:
+    print('To predict the classes of samples x with such a model:')
+    print('\n'.join(f'  {line}' for line in code))
 
 
 def _check_client(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any, Optional
 
-from tff_bn.data import splits
 from tff_bn.programs import data_flags
 from tff_bn.programs import flag_groups
 from tff_bn.programs import parsers
@@ -61,9 +60,7 @@ def num_training_clients(flags: Any) -> Optional[int]:
   Args:
     flags: All flags of the program, or the settings of a run.
   """
-  num_clients = flags.num_clients
-  if num_clients is None and not splits.SPLITS[flags.split].client:
-    num_clients = splits.DEFAULT_NUM_CLIENTS
+  num_clients = data_flags.num_clients(flags)
   if num_clients is None:
     return None
   return num_clients - len(flags.held_out_clients or ())

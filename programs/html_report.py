@@ -73,6 +73,7 @@ class Page:
     held_out: The table of clients that took no part in training, if there are
       any: its titles and its lines.
     held_out_notes: Sentences that explain this table.
+    class_names: The names of the classes, if they have names.
   """
 
   title: str
@@ -88,6 +89,7 @@ class Page:
   labels_of: str
   held_out: Sequence[Sequence[str]] = ()
   held_out_notes: Sequence[str] = ()
+  class_names: Sequence[str] = ()
 
 
 def name_algorithms(runs: Sequence[report.Run]) -> str:
@@ -110,6 +112,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
       page.varied,
       page.data.label_distribution(),
       page.data.client_ids,
+      page.class_names,
   )
   run_cells, run_rows = _runs(folder, page)
   text = (
@@ -214,6 +217,8 @@ def _sentence(text: str) -> str:
 def _facts(page: Page) -> list[tuple[str, str]]:
   """Returns the lines of the list of what was run."""
   facts = [('Program', page.program), ('Data', page.data_title)]
+  if page.class_names:
+    facts.append(('Classes', ', '.join(page.class_names)))
   facts += [
       (title, page.flags[name].replace(',', ', ').replace('\n', '; '))
       for name, title in _FACTS.items()

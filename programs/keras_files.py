@@ -1,17 +1,25 @@
-"""How plain Keras loads a model file. Imports neither Keras nor TensorFlow."""
+"""How plain Keras uses a model file. Imports neither Keras nor TensorFlow."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 import json
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 import zipfile
+
+import numpy as np
+
+from tff_bn.training import manifests
 
 _CONFIG = 'config.json'
 _LAMBDA = '__lambda__'
 _FUNCTION = 'function'
 # The packages whose objects Keras finds itself.
 _KERAS = ('keras', 'builtins')
+# More values are read from the file that has them.
+_MAX_PRINTED_VALUES = 20
+_WHITE = 255
+_CHANNELS = {1: 'gray', 3: 'RGB'}
 
 
 class _Custom(NamedTuple):
@@ -53,6 +61,115 @@ def loading_code(path: pathlib.Path) -> list[str]:
     arguments.append('safe_mode=False')
   imports = dict.fromkeys(f'import {c.module}' for c in custom if c.module)
   return [*imports, f'keras.models.load_model({", ".join(arguments)})']
+
+
+def prediction_code(
+    path: pathlib.Path,
+    manifest: Mapping[str, Any],
+    image_size: Optional[tuple[int, int]],
+) -> list[str]:
+  """Returns the lines of Python that load a model and predict with it.
+
+  Args:
+    path: The `.keras` file.
+    manifest: The manifest of the run's models.
+    image_size: The height and width to which the run resized its images;
+      `None`: not.
+
+  Returns:
+    The lines. They turn samples `x`, as they were before the run scaled them,
+    into the names or numbers of their classes, `predicted`.
+  """
+  *imports, model = loading_code(path)
+  return [
+      'import keras',
+      *imports,
+      f'model = {model}',
+      *usage_code(path.parent, manifest, image_size),
+  ]
+
+
+def usage_code(
+    folder: pathlib.Path,
+    manifest: Mapping[str, Any],
+    image_size: Optional[tuple[int, int]],
+) -> list[str]:
+  """Returns the lines of `prediction_code` that follow after loading.
+
+  Args:
+    folder: The folder of the run's models.
+    manifest: See `prediction_code`.
+    image_size: See `prediction_code`.
+  """
+  if 'class_names' not in manifest or manifest['input_shape'] is None:
+    return []  # The models of an earlier version, or of unknown data.
+  divisor, shape = manifest['divisor'], manifest['input_shape']
+  lines = [
+      'import numpy as np',
+      f'# x: {_describe_samples(shape, divisor, image_size)}',
+  ]
+  if image_size is not None:
+    lines += [
+        'x = [keras.ops.image.resize(np.float32(picture),'
+        f' {tuple(image_size)}, antialias=True) for picture in x]',
+        'x = [keras.ops.convert_to_numpy(picture) for picture in x]',
+    ]
+  by = '' if divisor in (None, 1) else f' / {divisor:g}'
+  # Resized images of type uint8 are rounded.
+  convert = 'rint' if image_size and divisor == _WHITE else 'float32'
+  lines.append(f'x = np.{convert}(x){by}')
+  names = manifest['class_names']
+  scaling = manifest.get('pixel_scaling')
+  known = dict(scaling or {}, class_names=names)
+  long = [n for n, v in known.items() if len(v) > _MAX_PRINTED_VALUES]
+  if long:
+    lines[:0] = [
+        'import json',
+        f'manifest = json.load(open({os.fspath(folder / manifests.FILE_NAME)!r}'
+        ", encoding='utf-8'))",
+    ]
+  if scaling is not None:
+    section = "manifest['pixel_scaling']"
+    for name in ('mean', 'deviation'):
+      value = (
+          f'{section}[{name!r}]' if name in long else _numbers(scaling[name])
+      )
+      lines.append(f'{name} = np.float32({value})')
+    lines.append('x = (x - mean) / deviation')
+  lines.append('predicted = model.predict(x).argmax(axis=-1)')
+  if names:
+    value = "manifest['class_names']" if 'class_names' in long else repr(names)
+    lines += [
+        f'class_names = {value}',
+        'predicted = [class_names[label] for label in predicted]',
+    ]
+  return lines
+
+
+def _describe_samples(
+    shape: Sequence[int],
+    divisor: Optional[float],
+    image_size: Optional[tuple[int, int]],
+) -> str:
+  """Describes the samples that `prediction_code` takes."""
+  values = f'values from 0 to {divisor:g}' if divisor and divisor != 1 else ''
+  values = values or 'values as in the training data'
+  if divisor is None:
+    values += ', uint8 divided by 255'
+  if len(shape) != 3:
+    sizes = ', '.join(map(str, shape))
+    return f'an array [samples, {sizes}], {values}'
+  *_, channels = shape
+  size = f'{shape[0]}, {shape[1]}' if image_size is None else 'height, width'
+  form = f'[{size}, {channels}]'
+  if channels in _CHANNELS:
+    form += f' ({_CHANNELS[channels]})'
+  return f'a list of pictures {form}, {values}'
+
+
+def _numbers(values: Sequence[float]) -> str:
+  """Writes float32 numbers with as many digits as they have."""
+  return f'[{", ".join(str(np.float32(value)) for value in values)}]'
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

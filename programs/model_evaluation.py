@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
 from tff_bn.common import progress
+from tff_bn.data import classes
 from tff_bn.data import names as data_names
 from tff_bn.data import scaling
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -19,6 +20,22 @@ from tff_bn.training import evaluation
 from tff_bn.training import saved_models
 
 _BATCH_SIZE = 256
+
+
+def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
+  """Returns the classes of a run's models in the order of their outputs.
+
+  Args:
+    saved: The run's models.
+
+  Returns:
+    The names, or the numbers of classes without names. `None` for models of an
+    earlier version, which does not record the names.
+  """
+  names = saved.manifest.get('class_names')
+  if names is None:
+    return None
+  return tuple(names) or classes.numbers(saved.manifest['num_classes'])
 
 
 def scale_as_in_training(
@@ -96,9 +113,10 @@ def check_data(
   if data.dataset.scaling is not None and channels != len(
       data.dataset.scaling.mean
   ):
+    noun = 'channels' if len(data.dataset.input_shape) == 3 else 'features'
     raise ValueError(
-        f'--dataset={data.dataset.name} has {channels} channels, but the run'
-        f' scales {len(data.dataset.scaling.mean)} channels.'
+        f'--dataset={data.dataset.name} has {channels} {noun}, but the run'
+        f' scales {len(data.dataset.scaling.mean)}.'
     )
   keras_model = model.to_keras(saved.weights(model))
   shape = data.dataset.input_shape

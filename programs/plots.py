@@ -18,6 +18,11 @@ from tff_bn.training import measures
 
 _MAX_CELLS_WITH_NUMBERS = 300
 _MAX_NAMED_CLIENTS = 40
+_MAX_NAMED_CLASSES = 40
+# Longer names of classes would leave no space for the figure.
+_CLASS_NAME_LENGTH = 24
+# Inches of a character of a name that is written upwards.
+_CHARACTER_HEIGHT = 0.08
 # Runs share a linear axis if the totals that they have sent differ by at most
 # this factor. Then every curve has a fifth of the axis.
 _MAX_LINEAR_RATIO = 5
@@ -252,7 +257,10 @@ def mean_and_deviation(
 
 
 def label_distribution_figure(
-    counts: np.ndarray, client_ids: Sequence[str], title: str
+    counts: np.ndarray,
+    client_ids: Sequence[str],
+    title: str,
+    class_names: Sequence[str] = (),
 ) -> figure.Figure:
   """Draws the number of examples of each class and client.
 
@@ -260,14 +268,19 @@ def label_distribution_figure(
     counts: Examples by client and class, shape [clients, classes].
     client_ids: The clients' names.
     title: The title.
+    class_names: The classes' names. Default: their numbers.
 
   Returns:
     A figure: a grid of clients and classes, darker for more examples.
   """
   num_clients, num_classes = counts.shape
+  names = []
+  if num_classes <= _MAX_NAMED_CLASSES:
+    names = [_shortened(name) for name in class_names]
+  longest = max(map(len, names), default=0)
   drawing = figures.new_figure(
       width=min(14.0, 3.0 + 0.5 * num_classes),
-      height=min(12.0, 1.8 + 0.4 * num_clients),
+      height=min(12.0, 1.8 + 0.4 * num_clients) + _CHARACTER_HEIGHT * longest,
   )
   axes = drawing.subplots()
   image = axes.imshow(
@@ -287,12 +300,26 @@ def label_distribution_figure(
         )
   if num_clients <= _MAX_NAMED_CLIENTS:
     axes.set_yticks(range(num_clients), client_ids)
-  axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=20, integer=True))
+  if names:
+    axes.set_xticks(
+        range(num_classes),
+        names,
+        rotation=90,
+        parse_math=False,  # Names are no formulas.
+    )
+  else:
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=20, integer=True))
   axes.set_xlabel('Class')
   axes.set_ylabel('Client')
   drawing.colorbar(image, ax=axes, label='Training examples')
   figures.add_title(drawing, title)
   return drawing
+
+
+def _shortened(name: str) -> str:
+  if len(name) <= _CLASS_NAME_LENGTH:
+    return name
+  return f'{name[: _CLASS_NAME_LENGTH - 1]}…'
 
 
 def save_figures(
@@ -301,6 +328,7 @@ def save_figures(
     label_counts: np.ndarray,
     client_ids: Sequence[str],
     title: str,
+    class_names: Sequence[str] = (),
 ) -> None:
   """Saves the figures of finished runs as PNG files.
 
@@ -313,12 +341,16 @@ def save_figures(
     label_counts: Examples by client and class, shape [clients, classes].
     client_ids: The clients' names.
     title: The figures' title.
+    class_names: The classes' names. Default: their numbers.
   """
   drawings = dict(
       accuracy=accuracy_figure(runs, title),
       loss=loss_figure(runs, title),
       label_distribution=label_distribution_figure(
-          label_counts, client_ids, f'{title}, seed {runs[0].seed}'
+          label_counts,
+          client_ids,
+          f'{title}, seed {runs[0].seed}',
+          class_names,
       ),
   )
   if len({run.name for run in runs}) > 1:

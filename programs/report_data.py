@@ -49,6 +49,7 @@ def data(
     varied: Sequence[str],
     label_counts: np.ndarray,
     client_ids: Sequence[str],
+    class_names: Sequence[str] = (),
 ) -> dict[str, Any]:
   """Collects what the plots show.
 
@@ -58,6 +59,7 @@ def data(
     varied: The names of the labels that differ between runs.
     label_counts: Examples by client and class, shape [clients, classes].
     client_ids: The clients' names.
+    class_names: The classes' names. Default: their numbers.
 
   Returns:
     The lines of the curves, the axes among which the reader chooses, the
@@ -107,6 +109,7 @@ def data(
       'labels': {
           'clients': list(client_ids[:MAX_CLIENTS]),
           'counts': label_counts[:MAX_CLIENTS].tolist(),
+          **({'classes': list(class_names)} if class_names else {}),
       },
   }
 

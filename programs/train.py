@@ -11,6 +11,7 @@ from absl import flags as absl_flags
 from tff_bn.imports import dependencies
 from tff_bn.programs import algorithm_flags
 from tff_bn.programs import cli
+from tff_bn.programs import data_flags
 from tff_bn.programs import flag_groups
 from tff_bn.programs import keras_files
 from tff_bn.programs import logging_flags
@@ -21,6 +22,7 @@ from tff_bn.programs import run_flags
 from tff_bn.programs import run_folder
 from tff_bn.programs import runtime_flags
 from tff_bn.programs import settings as settings_lib
+from tff_bn.training import finished
 
 _OUTPUT_DIR = 'runs/train'
 
@@ -50,6 +52,7 @@ def main(flags: cli.ParsedFlags) -> None:
     runtime_flags.RuntimeFlags.check(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
     settings = settings_lib.resolve(flags, flags.algorithm, flags.seed)
+    data_flags.announce_split(flags, [settings])
     folder = output_folder.choose(flags, settings.to_flags())
   with contextlib.ExitStack() as stack:
     with cli.checking_input():
@@ -91,7 +94,11 @@ def _print_result(
   rows = report.read_rows(folder)
   print(report.describe_last(rows, settings_lib.has_client_models(settings)))
   models = folder / run_folder.MODEL
-  code = keras_files.loading_code(models / run_folder.MODEL_FILE)
+  code = keras_files.prediction_code(
+      models / run_folder.MODEL_FILE,
+      finished.read_models_manifest(models),
+      settings.parsed_image_size,
+  )
   print('Model:   ' + '\n         '.join(code))
   if (models / run_folder.CLIENTS).exists():
     print(
@@ -145,6 +152,7 @@ def _train_and_plot(
       job.data.label_distribution(),
       job.data.client_ids,
       f'{settings.algorithm}: {data_title}',
+      job.data.class_names,
   )
   html_report.write(
       folder,
@@ -162,6 +170,7 @@ def _train_and_plot(
           labels_of=f'{settings.algorithm}, seed {settings.seed}',
           held_out=held_out.of_runs([('', folder)], held_out.CLIENT),
           held_out_notes=held_out.notes(held_out.CLIENT),
+          class_names=job.data.class_names,
       ),
   )
 

@@ -186,9 +186,11 @@
   }
 
   function labels(element) {
+    const classes = report.labels.classes;
     const values = report.labels.counts.flatMap((counts, number) =>
         counts.map((count, label) => ({
-          client: report.labels.clients[number], label, count})));
+          client: report.labels.clients[number],
+          label: classes ? classes[label] : label, count})));
     const height = Math.min(22, Math.max(
         3, 600 / report.labels.clients.length));
     const y = {
@@ -200,8 +202,9 @@
       height: height * report.labels.clients.length,
       mark: 'rect',
       encoding: {
-        x: {field: 'label', type: 'ordinal', title: 'Class',
-            axis: {labelAngle: 0, labelOverlap: true}},
+        x: {field: 'label', type: 'ordinal', title: 'Class', sort: null,
+            axis: {labelAngle: classes ? -45 : 0, labelLimit: 150,
+                   labelOverlap: true}},
         y,
         color: {
           field: 'count', type: 'quantitative', title: 'Examples',

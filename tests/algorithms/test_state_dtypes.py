@@ -41,7 +41,9 @@ class Counters(keras.layers.Layer):
       for state in self.states:
         if state.dtype == 'bool':
           state.assign([True, False])
-        elif state.dtype != 'complex64':
+        elif state.dtype == 'complex64':
+          state.assign(state)
+        else:
           state.assign(state + keras.ops.cast([1, 3], state.dtype))
     return x
 
@@ -209,6 +211,29 @@ def test_variables_that_clients_cannot_send():
       ' be one of bfloat16, bool, float16, ',
   ):
     _model(['complex64'])
+
+
+class Mask(keras.layers.Layer):
+  """Multiplies by a constant that is complex."""
+
+  def build(self, input_shape):
+    self.mask = self.add_weight(
+        shape=input_shape[1:], dtype='complex64', trainable=False
+    )
+
+  def call(self, x):
+    return x * keras.ops.real(self.mask)
+
+
+def test_constants_may_have_any_dtype():
+  model = BatchNormModel(
+      lambda: keras.Sequential(
+          [keras.Input((4,)), Mask(), keras.layers.Dense(2)]
+      ),
+      _SPEC,
+      keras.losses.MeanSquaredError,
+  )
+  assert [model.variables[p].dtype for p in model.constants] == [tf.complex64]
 
 
 def test_variables_that_files_cannot_hold(tmp_path):

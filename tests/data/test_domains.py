@@ -9,11 +9,17 @@ from tff_bn.data import domains
 from tff_bn.data import tfds_source
 
 
-def make(x_train, num_test=3, num_classes=3):
+def make(x_train, num_test=3, num_classes=3, **attributes):
   """Returns a dataset whose test samples are its first training samples."""
   y = np.arange(len(x_train)) % num_classes
   return dataset_lib.create_dataset(
-      'part', x_train, y, x_train[:num_test], y[:num_test], num_classes
+      'part',
+      x_train,
+      y,
+      x_train[:num_test],
+      y[:num_test],
+      num_classes,
+      **attributes,
   )
 
 
@@ -105,15 +111,6 @@ def test_different_shapes(shapes, message):
     join(**parts)
 
 
-def test_different_classes():
-  a, b = (make(np.zeros((9, 2)), num_classes=number) for number in (3, 2))
-  with pytest.raises(
-      ValueError,
-      match=r'different numbers of classes \(a: 3, b: 2\); label k must',
-  ):
-    join(a=a, b=b)
-
-
 def test_loads_and_resizes_each_domain(monkeypatch):
   asked = []
 
@@ -134,6 +131,9 @@ def test_loads_and_resizes_each_domain(monkeypatch):
   )
   data = tff_bn_data.split_dataset(dataset, 'domains', 4, 0)
   assert data.client_ids == ('digits_0', 'svhn_0', 'digits_1', 'svhn_1')
+  assert dataset.class_names == ()
+  # The images of the digits were divided by 16, the others are by 255.
+  assert alone.divisor == 16 and dataset.total_divisor is None
   # The test data is of the client's domain.
   for client_id in data.client_ids:
     found = dataset.domain_test[data.test_indices[client_id]]

@@ -72,6 +72,7 @@ def test_classes_are_the_folders_in_order(tmp_path, images):
   write(tmp_path, images)
   dataset = load(tmp_path)
   assert dataset.num_classes == 2
+  assert dataset.class_names == ('cat', 'dog')
   assert dataset.input_shape == (6, 5, 3)
   assert dataset.x_train.dtype == np.uint8
   for x, y, split in (
@@ -326,3 +327,89 @@ def test_bmp_with_rows_from_the_top():
   content = bytearray(file.getvalue())
   content[22:26] = struct.pack('<i', -9)
   assert image_headers.read_size(io.BytesIO(content)) == (9, 7)
+
+
+# The gray value of the images of each class, in all domains.
+_GRAY = {'benign': 10, 'cyst': 20, 'malignant': 30, 'normal': 40}
+
+
+def write_classes(folder, **classes):
+  """Writes an image of each class into each split."""
+  for split, labels in classes.items():
+    for label in labels:
+      uniform = np.full((4, 4), _GRAY[label], np.uint8)
+      write(folder, {f'{split}/{label}/x': uniform})
+
+
+def names_of(dataset, x, y):
+  """Returns the names of the labels, which must be right for the images."""
+  names = [dataset.class_names[label] for label in y]
+  assert [_GRAY[name] for name in names] == x[:, 0, 0, 0].tolist()
+  return names
+
+
+@pytest.fixture
+def clinics(tmp_path):
+  """Domains that lack classes, or have empty folders for them."""
+  write_classes(
+      tmp_path / 'rome',
+      train=['benign', 'malignant', 'normal'],
+      test=['benign', 'normal'],
+  )
+  write_classes(
+      tmp_path / 'wien',
+      train=['benign', 'cyst', 'normal'],
+      test=['cyst', 'malignant'],
+  )
+  (tmp_path / 'wien/train/malignant').mkdir()
+  (tmp_path / 'wien/train/.ipynb_checkpoints').mkdir()
+  write_classes(tmp_path / 'oslo', train=['cyst'], test=['cyst'])
+  return tmp_path
+
+
+def test_classes_of_domains_are_matched_by_name(clinics):
+  dataset = tff_bn_data.load_dataset(
+      'domains:'
+      + ','.join(f'folder:{clinics}/{d}' for d in ('rome', 'wien'))
+      + f',folder:{clinics}/oslo'
+  )
+  assert dataset.class_names == tuple(_GRAY)
+  assert dataset.domain_names == ('rome', 'wien', 'oslo')
+  found = names_of(dataset, dataset.x_train, dataset.y_train)
+  assert sorted(found[:3]) == ['benign', 'malignant', 'normal']
+  assert sorted(found[3:6]) == ['benign', 'cyst', 'normal']
+  assert found[6:] == ['cyst']
+  found = names_of(dataset, dataset.x_test, dataset.y_test)
+  assert sorted(found[:2]) == ['benign', 'normal']
+  assert sorted(found[2:4]) == ['cyst', 'malignant']
+  data = tff_bn_data.split_dataset(dataset, 'domains', None, 0)
+  np.testing.assert_array_equal(
+      data.label_distribution(), [[1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 0, 0]]
+  )
+
+
+def test_each_class_needs_training_images_in_some_domain(clinics):
+  name = f'domains:folder:{clinics}/wien,folder:{clinics}/oslo'
+  with pytest.raises(ValueError, match='training samples of the class malig'):
+    tff_bn_data.load_dataset(name)
+  # A single folder still needs images of all classes.
+  check_refused(
+      clinics / 'wien', 'without training images: .ipynb_checkpoints, malignant'
+  )
+
+
+def test_folders_for_a_trained_model(clinics):
+  """A model has its own order of classes, and more of them."""
+  names = ['normal', 'other', 'malignant', 'cyst', 'benign']
+  for folder, domain in (('wien', False), ('oslo', False), ('wien', True)):
+    name = f'folder:{clinics}/{folder}'
+    if domain:
+      name = f'domains:{name},folder:{clinics}/oslo'
+    dataset = tff_bn_data.load_dataset(name, class_names=names)
+    assert dataset.class_names == tuple(names)
+    assert names_of(dataset, dataset.x_train, dataset.y_train)
+    assert names_of(dataset, dataset.x_test, dataset.y_test)
+  with pytest.raises(ValueError, match='does not know: cyst. Its classes are'):
+    tff_bn_data.load_dataset(
+        f'folder:{clinics}/wien', class_names=names[:3] + names[4:]
+    )

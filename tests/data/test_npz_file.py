@@ -427,3 +427,22 @@ def test_vectors_of_small_integers(tmp_path, dtype):
   dataset = tff_bn_data.load_dataset(str(path))
   assert dataset.x_train.dtype == np.float32
   np.testing.assert_array_equal(dataset.x_train, x)
+
+
+def test_files_that_lack_classes(tmp_path):
+  """They are fine as domains, and for a model that is trained already."""
+  x = np.arange(4, dtype=np.float32)[:, np.newaxis]
+  labels = {'a': ([0, 1, 2, 0], [2, 1, 0, 0]), 'b': ([1] * 4, [1, 1, 1, 2])}
+  for name, (train, test) in labels.items():
+    path = tmp_path / f'{name}.npz'
+    np.savez(path, x_train=x, y_train=train, x_test=x, y_test=test)
+  alone = f'{tmp_path}/b.npz'
+  check_refused(alone, 'y_train has the label 1 only')
+  dataset = tff_bn_data.load_dataset(f'domains:{tmp_path}/a.npz,{alone}')
+  assert dataset.num_classes == 3
+  np.testing.assert_array_equal(dataset.y_train, [0, 1, 2, 0, 1, 1, 1, 1])
+  np.testing.assert_array_equal(dataset.y_test, [2, 1, 0, 0, 1, 1, 1, 2])
+  dataset = tff_bn_data.load_dataset(alone, class_names=['0', '1', '2'])
+  np.testing.assert_array_equal(dataset.y_test, [1, 1, 1, 2])
+  dataset = tff_bn_data.load_dataset(alone, class_names=['2', '1'])
+  np.testing.assert_array_equal(dataset.y_test, [1, 1, 1, 0])

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from sklearn import preprocessing
 
 from tff_bn import data as tff_bn_data
 from tff_bn.data import batches as batches_lib
@@ -122,12 +123,102 @@ def test_json(images):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('name', ['symmetric', 'standardized'])
-def test_refuses_vectors(name):
+def test_symmetric_refuses_vectors():
   with pytest.raises(
-      ValueError, match=f'pixel_scaling={name} is for images, .* of 5 features'
+      ValueError,
+      match='pixel_scaling=symmetric is for images, .* of 5 features; use'
+      ' pixel_scaling=standardized',
   ):
-    scaling.pixel_scaling(name, make(np.zeros((4, 5))), np.arange(4))
+    scaling.pixel_scaling('symmetric', make(np.zeros((4, 5))), np.arange(4))
+
+
+@pytest.fixture
+def vectors():
+  """Features of different sizes; the third is constant in training."""
+  x = np.random.default_rng(0).normal(size=(3000, 5))
+  x = x * [1, 1000, 0, 1e-3, 1] + [0, 7, 0.1, 0, -300]
+  x_test = x[:3] + 2
+  return x.astype(np.float32), x_test.astype(np.float32)
+
+
+def test_features_are_standardized(vectors):
+  x, x_test = vectors
+  data = tff_bn_data.split_dataset(make(x, x_test), 'iid', 3, 0)
+  training, _ = data.hold_out(['client_1'])
+  used = np.concatenate(
+      [training.train_indices[c] for c in training.client_ids]
+  )
+  scaler = preprocessing.StandardScaler().fit(x[used].astype(float))
+  scaled = training.scaled('standardized')
+  np.testing.assert_allclose(
+      scaled.dataset.scaling.mean, scaler.mean_, rtol=1e-6
+  )
+  batches = [
+      (
+          indices,
+          scaled.client_dataset(
+              [client], seed=0, round_num=0, batch_size=2000, local_epochs=1
+          ),
+      )
+      for client, indices in scaled.train_indices.items()
+  ]
+  for indices, dataset in batches:
+    ((batch, _),) = dataset.as_numpy_iterator()
+    expected = scaler.transform(x[indices].astype(float))
+    for feature in range(5):
+      np.testing.assert_allclose(
+          np.sort(batch[:, feature]),
+          np.sort(expected[:, feature]),
+          rtol=1e-4,
+          atol=1e-4,
+      )
+  assert not batch[:, 2].any()
+  # The test data has the same numbers; what was constant stays 0.
+  ((batch, _),) = scaled.test_dataset(3).as_numpy_iterator()
+  expected = scaler.transform(x_test.astype(float))
+  expected[:, 2] = 0
+  np.testing.assert_allclose(batch, expected, rtol=1e-4, atol=1e-4)
+  again = scaling.Scaling.from_json(
+      json.loads(json.dumps(scaled.dataset.scaling.to_json()))
+  )
+  np.testing.assert_array_equal(
+      again.deviation, scaled.dataset.scaling.deviation
+  )
+
+
+@pytest.mark.parametrize(
+    'sizes, expected',
+    [
+        ([1, 1, 1, 100], 0),
+        ([1, 1, 1, 101], 3),
+        ([1, -1, 1, -101], 3),
+        # A quarter of the features.
+        ([1, 101, 101, 101], 1),
+        ([1, 101, 101, 101, 101], 0),
+        ([1000, 1], 1),
+        ([5], 0),
+        # Constant features do not count.
+        ([0, 0, 0, 1], 0),
+        ([0, 0, 0, 0], 0),
+    ],
+)
+def test_small_features(sizes, expected):
+  x = np.linspace(0, 1, 6)[:, np.newaxis] * sizes
+  dataset = make(x.astype(np.float32))
+  assert scaling.small_features(dataset) == expected
+  # A common factor changes nothing.
+  assert scaling.small_features(make(1000 * x)) == expected
+
+
+def test_pictures_as_vectors_have_no_small_features():
+  x = np.zeros((256, 4), np.uint8)
+  x[:, 0] = np.arange(256)
+  x[:, 1:] = x[:, :1] // 3
+  assert not scaling.small_features(make(x))
+  # Images have pixels, not features.
+  assert not scaling.small_features(
+      make(np.linspace(0, [1, 1000], 6).reshape(6, 1, 1, 2))
+  )
 
 
 @pytest.mark.parametrize('value', [-0.5, 1.5])
@@ -142,11 +233,14 @@ def test_symmetric_refuses_other_ranges(value):
       scaling.pixel_scaling('symmetric', dataset, np.arange(4))
 
 
-def test_standardized_refuses_a_constant_channel():
-  x = np.random.default_rng(0).random((4, 2, 2, 2))
-  x[..., 1] = 0.5
-  with pytest.raises(ValueError, match='channel 1 .* of part is constant'):
-    scaling.pixel_scaling('standardized', make(x), np.arange(4))
+@pytest.mark.parametrize('dtype', [np.uint8, np.float32])
+def test_standardized_refuses_a_constant_channel(dtype):
+  x = np.random.default_rng(0).integers(0, 256, (3000, 2, 2, 2)).astype(dtype)
+  x[..., 1] = 77  # The mean of 77 / 255 is rounded.
+  with pytest.raises(
+      ValueError, match='channel 1 .* of part is constant.*use pixel_scaling='
+  ):
+    scaling.pixel_scaling('standardized', make(x), np.arange(3000))
 
 
 def test_unknown_name():

@@ -319,7 +319,8 @@ class TestDomains:
   @pytest.mark.parametrize('num_clients', [1, 4, 5])
   def test_refuses_other_than_multiples(self, num_clients):
     with pytest.raises(
-        ValueError, match=f'num_clients={num_clients} .* the 3 domains'
+        ValueError,
+        match=f'num_clients={num_clients} .* the 3 domains.*a multiple of 3,',
     ):
       self.split(num_clients)
 

@@ -102,6 +102,23 @@ def test_grayscale_images(tmp_path):
     np.testing.assert_array_equal(y, [e['label'] for e in GRAY[split]])
 
 
+def test_names_of_classes(tmp_path):
+  store(tmp_path, 'tiny', GRAY)
+  # They are only the numbers 0 to 3.
+  assert load(tmp_path).class_names == ()
+  names = ['dress', 'bag', 'coat']
+  features = {
+      'image': tfds.features.Image(shape=(None, None, 1)),
+      'label': tfds.features.ClassLabel(names=names),
+  }
+  store(tmp_path, 'named', GRAY, features)
+  dataset = load(tmp_path, 'tfds:named')
+  assert dataset.class_names == tuple(names)
+  np.testing.assert_array_equal(
+      dataset.y_train, [example['label'] for example in GRAY['train']]
+  )
+
+
 def test_validation_takes_the_place_of_test(tmp_path):
   store(
       tmp_path, 'tiny', {'train': GRAY['train'], 'validation': GRAY['test'][:2]}

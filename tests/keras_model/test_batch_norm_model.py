@@ -637,9 +637,7 @@ def test_a_function_must_build_new_models(kind):
   build = _CountedCalls(_shared_parts()[kind])
   with pytest.raises(
       ValueError,
-      match=(
-          'keras_model_fn must build a new model at each call.*copy_model'
-      ),
+      match=('keras_model_fn must build a new model at each call.*copy_model'),
   ):
     _model(build)
   assert build.count <= 2

@@ -193,7 +193,11 @@ def test_other_models():
 )
 def test_samples_that_are_too_small_or_not_images(name, input_shape, size):
   shape = ', '.join(map(str, input_shape))
-  check_refused(name, rf'at least {size}x{size} pixels.*\({shape}', input_shape)
+  check_refused(
+      name,
+      rf'at least {size}x{size} pixels.*\({shape}.*\); use model=mlp3',
+      input_shape,
+  )
 
 
 @pytest.mark.parametrize(

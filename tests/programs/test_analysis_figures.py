@@ -156,6 +156,14 @@ def test_classes_figure(num_classes):
       assert {tuple(patch.get_facecolor())} == colors[number]
 
 
+def test_classes_figure_names_the_classes():
+  preferred = {'a': {'x': np.array([[0, 1], [1, 1]])}}
+  names = ['cat', '$dog$']
+  (legend,) = preference.classes_figure(preferred, 2, names).legends
+  assert [text.get_text() for text in legend.get_texts()] == names
+  assert not any(text.get_parse_math() for text in legend.get_texts())
+
+
 def test_errors_of_seeds_are_averaged_in_the_figure():
   errors = [
       shuffle_test.Error(run, seed, mode, amplitude, period, error + 2 * seed)

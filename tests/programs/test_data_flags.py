@@ -122,6 +122,78 @@ def test_wrong_values(flag, message):
     _flags('--split=dirichlet', flag)
 
 
+@pytest.mark.parametrize(
+    'arguments, split, num_clients',
+    [
+        ([], 'classes', '10'),
+        (['--dataset=emnist'], 'classes', '10'),
+        # Domains are the clients.
+        (['--dataset=digits_domains'], 'domains', None),
+        (['--dataset=fedbn_synthetic'], 'domains', None),
+        (['--dataset=domains:digits,a=generated:8x8x1:10'], 'domains', None),
+        (['--dataset=digits_domains', '--num_clients=10'], 'domains', '10'),
+        # What is given counts.
+        (['--dataset=digits_domains', '--split=classes'], 'classes', '10'),
+        (['--dataset=digits_domains', '--split=iid'], 'iid', '10'),
+        (['--split=domains'], 'domains', None),
+    ],
+)
+def test_default_split(arguments, split, num_clients, tmp_path):
+  texts = _texts(*arguments)
+  assert (texts['split'], texts.get('num_clients')) == (split, num_clients)
+  # A run that is repeated with its own flags, or those of a preset.
+  flags = [f'--{name}={text}' for name, text in texts.items()]
+  assert _texts(*flags) == texts
+  (tmp_path / 'flags').write_text('\n'.join(flags))
+  assert _texts(f'--flagfile={tmp_path}/flags') == texts
+
+
+def test_parameters_of_splits_that_domains_exclude():
+  arguments = ('--dataset=digits_domains', '--classes_per_client=2')
+  with pytest.raises(ValueError, match='=2 is only for --split=classes'):
+    _texts(*arguments)
+  assert _texts(*arguments, '--split=classes')['classes_per_client'] == '2'
+  assert 'classes_per_client' not in _texts(arguments[0])
+
+
+def test_clients_of_domains_are_held_out():
+  texts = _texts('--dataset=digits_domains', '--held_out_clients=plain')
+  assert texts['split'] == 'domains' and 'num_clients' not in texts
+
+
+@pytest.mark.parametrize(
+    'arguments, is_announced',
+    [
+        (['--dataset=digits_domains'], True),
+        (['--dataset=digits'], False),
+        (['--dataset=digits_domains', '--split=domains'], False),
+        (['--dataset=digits_domains', '--split=iid'], False),
+    ],
+)
+def test_the_chosen_split_is_printed(arguments, is_announced, capsys):
+  flags = _flags(*arguments)
+  capsys.readouterr()
+  data_flags.announce_split(flags, [settings.resolve(flags, 'fedavg', 0)])
+  printed = capsys.readouterr().err
+  assert ('each client has data of one domain' in printed) == is_announced
+  assert ('--split=domains' in printed) == is_announced
+
+
+def test_classes_that_domains_lack_are_printed(tmp_path, capsys):
+  for name, number in (('a', 3), ('b', 2)):
+    y = np.arange(6) % number
+    x = np.ones((6, 4), np.float32)
+    np.savez(tmp_path / f'{name}.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  flags = _flags(f'--dataset=domains:{tmp_path}/a.npz,{tmp_path}/b.npz')
+  settings.resolve(flags, 'fedavg', 0).load()
+  assert capsys.readouterr().err == (
+      'Classes: 0, 1, 2. Domains without training samples of a class: b (2).\n'
+  )
+  flags = _flags(f'--dataset=domains:{tmp_path}/a.npz,c={tmp_path}/a.npz')
+  settings.resolve(flags, 'fedavg', 0).load()
+  assert not capsys.readouterr().err
+
+
 def _errors(capsys, folder, *arguments):
   assert train.run([*arguments, f'--output_dir={folder}']) == 2
   return capsys.readouterr().err
@@ -132,11 +204,17 @@ def test_errors_name_the_flags(tmp_path, capsys):
   for arguments, message in (
       (
           [vectors, '--model=mlp3', '--augment=flip_crop'],
-          '--augment=flip_crop is for images, but --dataset=generated:5:10',
+          '--augment=flip_crop is for images, but --dataset=generated:5:10 has'
+          ' vectors of 5 features; use --augment=none.',
+      ),
+      (
+          [vectors],
+          'but the samples have the shape (5,); use --model=mlp3, which takes'
+          ' samples of any shape.',
       ),
       (
           [vectors, '--model=mlp3', '--pixel_scaling=symmetric'],
-          '--pixel_scaling=symmetric is for images',
+          'of 5 features; use --pixel_scaling=standardized.',
       ),
       (['--train_share=1e-6'], '--train_share=1e-06 leaves none of the 1437'),
       (
@@ -150,10 +228,6 @@ def test_errors_name_the_flags(tmp_path, capsys):
       (
           ['--dataset=domains:a=digits,b=generated:9x8x1:10'],
           'have different shapes (a: 8x8x1, b: 9x8x1); pass --image_size=',
-      ),
-      (
-          ['--dataset=domains:a=digits,b=generated:8x8x1:9'],
-          'different numbers of classes (a: 10, b: 9)',
       ),
   ):
     assert re.search(
@@ -182,6 +256,32 @@ def test_unscaled_floats_are_warned_of(tmp_path, monkeypatch, pixel_scaling):
     start = f'--dataset={tmp_path}/f.npz has images of floats from 0 to 255,'
     assert warning.startswith(start)
     assert '--pixel_scaling=standardized' in warning
+
+
+@pytest.mark.parametrize(
+    'factor, scaled, warns',
+    [(90, False, False), (110, False, True), (110, True, False)],
+)
+def test_features_of_different_sizes_are_warned_of(
+    tmp_path, monkeypatch, factor, scaled, warns
+):
+  x = np.linspace(0, 1, 6)[:, np.newaxis] * [1.0, 1, 1, factor]
+  y = np.arange(6) % 2
+  np.savez(tmp_path / 'f.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
+  flags = [f'--dataset={tmp_path}/f.npz']
+  if scaled:
+    flags.append('--pixel_scaling=standardized')
+  settings.resolve(_flags(*flags), 'fedavg', 0).load()
+  assert warnings == warns * [
+      f'--dataset={tmp_path}/f.npz has features of very different sizes: the'
+      ' values of 3 of 4 features are less than 1/100 of the largest feature,'
+      ' so that models hardly learn from them. Use'
+      ' --pixel_scaling=standardized.'
+  ]
 
 
 def test_npz_domains_train(tmp_path):

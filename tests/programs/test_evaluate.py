@@ -7,6 +7,7 @@ import csv_rows
 import keras
 import numpy as np
 import pytest
+from sklearn import datasets
 import tiny_runs
 
 from tff_bn.programs import compare
@@ -81,7 +82,7 @@ def test_exported_models(run, sampled, tmp_path, capsys):
   assert evaluate.run(arguments) == 0
 
   output = capsys.readouterr().out.splitlines()
-  assert [line.split()[0].rstrip(':') for line in output] == [sampled, new]
+  assert [line.split()[0].rstrip(':') for line in output[:2]] == [sampled, new]
   assert 'took no part' not in output[0]
   assert 'took no part' in output[1]
   own, other = (_exported(tmp_path, client) for client in (sampled, new))
@@ -89,6 +90,13 @@ def test_exported_models(run, sampled, tmp_path, capsys):
   _assert_same(other, tiny_runs.load(run))
   for client, line in zip((sampled, new), output):
     assert f'{saved_models.client_file_stem(client)}.keras' in line
+  # One explanation for all models.
+  assert output[2] == 'To predict the classes of samples x with such a model:'
+  x = datasets.load_digits().images[:5]
+  found = {'x': x, 'model': own}
+  exec('\n'.join(line[2:] for line in output[3:]), found)
+  expected = own(x[..., np.newaxis] / 16).numpy().argmax(axis=-1)
+  np.testing.assert_array_equal(found['predicted'], expected)
   assert len(os.listdir(tmp_path / 'exported_clients')) == 2
   assert not (tmp_path / 'evaluation.csv').exists()
   assert _files(run) == before

@@ -256,4 +256,4 @@ def test_evaluation_has_the_scaling_of_the_training(tmp_path, capsys):
   )
   assert evaluate.run(command) == 2
   error = capsys.readouterr().err
-  assert 'has 3 channels, but the run scales 1 channels' in error
+  assert 'has 3 channels, but the run scales 1.' in error

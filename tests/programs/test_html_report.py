@@ -448,6 +448,20 @@ def test_labels_of_the_clients_are_shown(tmp_path):
   }
 
 
+def test_names_of_classes_are_shown(tmp_path):
+  runs = _sweep(algorithm=['fbn'])
+  names = ['cat', '<b>dog</b>']
+  labels = report_data.data(
+      runs, [tmp_path], ['algorithm'], np.ones((1, 2)), ['c'], names
+  )['labels']
+  assert labels['classes'] == names
+  page = _page([tmp_path], [report.result(runs[0], 1)], runs)
+  html_report.write(tmp_path, dataclasses.replace(page, class_names=names))
+  texts = _parse(tmp_path).texts
+  assert 'cat, <b>dog</b>' in texts['dd']
+  assert '<b>dog' not in (tmp_path / 'report.html').read_text(encoding='utf-8')
+
+
 def test_time_of_a_round(tmp_path):
   assert report_data.seconds_per_round([tmp_path]) is None
   for name, seconds, rounds in (('a', 30.0, 10), ('b', 5.0, 5), ('c', 1.0, 0)):

@@ -67,7 +67,7 @@ def test_consecutive_runs_share_what_is_equal(counted):
 @pytest.mark.parametrize(
     ('sweep', 'loads', 'splits', 'models'),
     [
-        ('dataset=digits,digits_domains', 2, 2, 2),
+        ('dataset=digits,generated:8x8x1:10', 2, 2, 2),
         ('image_size=8x8,4x4', 2, 2, 2),
         ('num_clients=4,5', 1, 2, 2),
         ('train_share=0.5,0.6', 1, 2, 2),
@@ -110,7 +110,7 @@ def test_check_builds_every_process_once(counted):
   tasks = _tasks(
       '--algorithms=fedavg,fbn',
       '--seeds=0,1,2',
-      '--sweep=dataset=digits,digits_domains',
+      '--sweep=dataset=digits,generated:8x8x1:10',
       '--sweep=local_steps=1,2',
       finished=[0],
   )

@@ -96,8 +96,14 @@ def test_data_without_origins_is_one_client(
     [
         ('iid', {}),
         ('classes', {}),
-        ('domains', dict(domain_train=np.zeros(4), domain_names=('a', 'b'))),
-        ('natural', dict(writer_train=np.zeros(4), writer_names=('a', 'b'))),
+        (
+            'domains',
+            dict(domain_train=np.zeros(4, np.int32), domain_names=('a', 'b')),
+        ),
+        (
+            'natural',
+            dict(writer_train=np.zeros(4, np.int32), writer_names=('a', 'b')),
+        ),
     ],
 )
 def test_other_data_remains_as_it_is(split, groups):
@@ -113,3 +119,16 @@ def test_a_named_client_has_all_domains_of_its_data():
   )
   assert dataset.domain_names == ('rome',)
   assert not dataset.domain_train.any() and not dataset.domain_test.any()
+
+
+@pytest.mark.parametrize(
+    ('manifest', 'expected'),
+    [
+        ({'num_classes': 2}, None),  # Of an earlier version.
+        ({'num_classes': 3, 'class_names': []}, ('0', '1', '2')),
+        ({'num_classes': 2, 'class_names': ['b', 'a']}, ('b', 'a')),
+    ],
+)
+def test_classes_of_a_run(manifest, expected):
+  saved = types.SimpleNamespace(manifest=manifest)
+  assert model_evaluation.class_names(saved) == expected

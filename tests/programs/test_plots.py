@@ -224,6 +224,24 @@ def test_label_distribution_figure():
   assert axes.get_ylabel() == 'Client'
 
 
+def test_label_distribution_names_the_classes(tmp_path):
+  names = ['cat', '$dog$', 'a name that is much longer than others']
+  plots.save_figures(
+      tmp_path, example_runs.RUNS[:1], np.eye(3, dtype=int), 'abc', '', names
+  )
+  drawing = plots.label_distribution_figure(np.eye(3), 'abc', '', names)
+  labels = drawing.axes[0].get_xticklabels()
+  texts = [label.get_text() for label in labels]
+  assert texts == ['cat', '$dog$', 'a name that is much lon…']
+  np.testing.assert_array_equal(drawing.axes[0].get_xticks(), range(3))
+  # A name is no formula, even if it looks like one.
+  assert not any(label.get_parse_math() for label in labels)
+  # A hundred names can't be read.
+  many = [f'class {number}' for number in range(100)]
+  axes = plots.label_distribution_figure(np.eye(100), many, '', many).axes[0]
+  assert len(axes.get_xticks()) < 30
+
+
 def test_label_distribution_of_many_clients_is_not_cluttered():
   counts = np.ones((500, 62), int)
   names = [f'writer {i}' for i in range(500)]

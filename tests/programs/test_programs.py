@@ -981,7 +981,6 @@ def test_nothing_in_a_foreign_run_is_executed(tmp_path, monkeypatch):
     assert not (tmp_path / 'EXECUTED').exists()
 
 
-
 def test_damaged_models_are_noticed_and_repaired(tmp_path, capsys):
   arguments = ['--algorithms=fedbn', '--seeds=0', *_SMALL, '--rounds=1']
   arguments += [f'--output_dir={tmp_path}']

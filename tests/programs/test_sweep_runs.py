@@ -161,7 +161,8 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
   own_models = "clients' own models on the whole test set (mean)"
   assert f'<figcaption>Accuracy: {own_models}</figcaption>' in page
   assert f'<li>Accuracy, %: {own_models}.</li>' in page
-  assert f"Model:   keras.models.load_model('{grown}/model/" in printed
+  assert 'Model:   import keras\n' in printed
+  assert f"model = keras.models.load_model('{grown}/model/" in printed
   assert f'tff-bn-evaluate --run={grown}\n' in printed
   monkeypatch.setattr(dependencies, 'require_tff', lambda: None)
   # A run that lacks its page or a model is not.

@@ -141,7 +141,8 @@ class TestData:
         self._data(train_indices=reverse),
         self._data(test_indices=dict(reversed(data.test_indices.items()))),
         self._data(
-            train_indices={k + 'x': v for k, v in data.train_indices.items()}
+            train_indices={k + 'x': v for k, v in data.train_indices.items()},
+            test_indices={k + 'x': v for k, v in data.test_indices.items()},
         ),
         *(
             self._data(dataset=changed(name, position))

@@ -92,7 +92,7 @@ def check_augmentation(name: str, source: str, shape: tuple[int, ...]) -> None:
   if name in _DRAWS and len(shape) != 3:
     raise ValueError(
         f'augment={name} is for images, but dataset={source} has'
-        f' {arrays.samples_text(shape)}.'
+        f' {arrays.samples_text(shape)}; use augment=none.'
     )
 
 

@@ -1,6 +1,7 @@
 """A classification dataset in memory, and the checks of its arrays."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -45,12 +46,19 @@ class Dataset:
       in `writer_names`, int32 of shape `[n]`.
     writer_test: The same for the test samples.
     writer_names: The names of the natural clients.
-    scaling: How the pixels are scaled when batches are built; `None`: not.
+    scaling: How pixels or features are scaled when batches are built; `None`:
+      not.
+    class_names: The names of the classes in the order of their labels. Empty if
+      the classes have numbers only.
+    divisor: By which number the original values were divided to get the
+      samples; `None` if it differs between samples. The division of uint8
+      values by 255 does not count, because it comes later.
 
   Raises:
     TypeError: If an argument has the wrong type.
-    ValueError: If an array has another dtype, shape or content, or a label is
-      not one of the classes.
+    ValueError: If an array has another dtype, shape or content, a label is not
+      one of the classes, there is not one name for each class, or a name occurs
+      twice.
   """
 
   name: str
@@ -66,6 +74,8 @@ class Dataset:
   writer_test: Optional[np.ndarray] = None
   writer_names: tuple[str, ...] = ()
   scaling: Optional[scaling_lib.Scaling] = None
+  class_names: tuple[str, ...] = ()
+  divisor: Optional[float] = 1
 
   def __post_init__(self) -> None:
     checks.check_type('name', self.name, str, 'be the name of the dataset')
@@ -81,6 +91,9 @@ class Dataset:
         source, given, self.num_classes
     )._asdict()
     converted['num_classes'] = int(self.num_classes)
+    converted['class_names'] = check_class_names(
+        source, self.class_names, converted['num_classes']
+    )
     for group in ('domain', 'writer'):
       group_names = tuple(getattr(self, f'{group}_names'))
       converted[f'{group}_names'] = group_names
@@ -113,6 +126,11 @@ class Dataset:
   def input_shape(self) -> tuple[int, ...]:
     """The shape of one sample."""
     return self.x_train.shape[1:]
+
+  @property
+  def total_divisor(self) -> Optional[float]:
+    """By which number the original values are divided in batches; or `None`."""
+    return 255 if self.x_train.dtype == np.uint8 else self.divisor
 
   def replace_samples(
       self, change: Callable[[np.ndarray], np.ndarray]
@@ -156,6 +174,8 @@ class Dataset:
       digest.update(np.ascontiguousarray(array))
     if self.scaling is not None:
       digest.update(f'scaling {self.scaling.to_json()}'.encode())
+    if self.class_names:
+      digest.update(f'classes {list(self.class_names)}'.encode())
     return digest.hexdigest()
 
 
@@ -167,8 +187,9 @@ def create_dataset(
     y_test: np.ndarray,
     num_classes: Optional[int] = None,
     *,
+    is_part: bool = False,
     is_series: bool = False,
-    **groups: Any,
+    **attributes: Any,
 ) -> Dataset:
   """Builds the `Dataset` that a file or a generator contains.
 
@@ -182,17 +203,21 @@ def create_dataset(
     y_test: Their classes.
     num_classes: The number of classes. Default: 1 more than the largest label
       in `y_train`.
+    is_part: Whether the training samples may lack classes, because the dataset
+      is a domain of another one, or is for a model that is trained already.
     is_series: Whether samples of shape `[n, a, b]` are series `[n, steps,
       features]`. Default: they are images `[n, height, width]`, which get an
       axis of one channel.
-    **groups: The attributes of `Dataset` about domains and writers.
+    **attributes: Further attributes of `Dataset`, such as those about domains
+      and writers.
 
   Returns:
     The dataset.
 
   Raises:
-    ValueError: See `Dataset`; also if there are fewer than two classes, or
-      `num_classes` is not given and test samples have other labels.
+    ValueError: See `Dataset`. Unless `is_part` is true, also if there are fewer
+      than two classes, or `num_classes` is not given and test samples have
+      other labels.
   """
   source = _source(name)
   if not is_series:
@@ -202,12 +227,12 @@ def create_dataset(
   arrays.check_headers(source, *map(arrays.Header.of, given))
   _warn_of_channels_first(source, x_train.shape[1:])
   if num_classes is None:
-    num_classes = count_classes(source, y_train, y_test)
-  elif num_classes < 2:
+    num_classes = count_classes(source, y_train, y_test, is_part=is_part)
+  elif num_classes < 2 and not is_part:
     raise ValueError(
         f'{source} has a single class; a classifier needs at least two.'
     )
-  return Dataset(name, *given, num_classes, **groups)
+  return Dataset(name, *given, num_classes, **attributes)
 
 
 def _with_channel(x: np.ndarray) -> np.ndarray:
@@ -233,22 +258,32 @@ def _source(name: str) -> str:
   return f'dataset={name}'
 
 
-def count_classes(source: str, y_train: np.ndarray, y_test: np.ndarray) -> int:
+def count_classes(
+    source: str,
+    y_train: np.ndarray,
+    y_test: np.ndarray,
+    *,
+    is_part: bool = False,
+) -> int:
   """Returns the number of classes of labels; warns of classes without a label.
 
   Args:
     source: The beginning of errors, which names the dataset.
     y_train: The labels of the training samples, as in `create_dataset`.
     y_test: The labels of the test samples.
+    is_part: See `create_dataset`. There are no warnings then.
 
   Raises:
-    ValueError: If they are no labels of at least two classes, or a test sample
-      has a label that no training sample has.
+    ValueError: If they are no labels. Unless `is_part` is true, also if there
+      are fewer than two classes, or a test sample has a label that no training
+      sample has.
   """
   train, test = (
       arrays.convert_labels(source, name, labels)
       for name, labels in (('y_train', y_train), ('y_test', y_test))
   )
+  if is_part:
+    return 1 + int(max(train.max(), test.max()))
   num_classes = _count_classes(source, train)
   unknown = np.setdiff1d(test, train)
   if unknown.size:
@@ -258,6 +293,47 @@ def count_classes(source: str, y_train: np.ndarray, y_test: np.ndarray) -> int:
         ' test data or add such samples to the training data.'
     )
   return num_classes
+
+
+def check_class_names(
+    source: str, class_names: Sequence[str], num_classes: int
+) -> tuple[str, ...]:
+  """Checks that there are no names, or a different one for each class.
+
+  Args:
+    source: The beginning of errors.
+    class_names: The names.
+    num_classes: The number of classes.
+
+  Returns:
+    The names.
+
+  Raises:
+    TypeError: If they are no list of strings.
+    ValueError: If their number is wrong, or a name occurs twice.
+  """
+  if isinstance(class_names, str):
+    raise TypeError(
+        f'{source}: class_names must be a list of names, but is the string'
+        f' {class_names!r}.'
+    )
+  for class_name in class_names:
+    if not isinstance(class_name, str):
+      raise TypeError(
+          f'{source}: class_names has {class_name!r}, but must have strings.'
+      )
+  if len(class_names) not in (0, num_classes):
+    raise ValueError(
+        f'{source}: class_names has {len(class_names)} names, but there are'
+        f' {num_classes} classes; give one name for each class.'
+    )
+  twice = [name for name, count in Counter(class_names).items() if count > 1]
+  if twice:
+    raise ValueError(
+        f'{source}: class_names has the name {twice[0]!r} twice; give each'
+        ' class another name.'
+    )
+  return tuple(class_names)
 
 
 def _count_classes(source: str, labels: np.ndarray) -> int:

@@ -27,4 +27,6 @@ def load_digits() -> dataset_lib.Dataset:
       stratify=digits.target,
       random_state=_SPLIT_SEED,
   )
-  return dataset_lib.create_dataset('digits', x_train, y_train, x_test, y_test)
+  return dataset_lib.create_dataset(
+      'digits', x_train, y_train, x_test, y_test, divisor=_LARGEST_VALUE
+  )

@@ -1,9 +1,11 @@
 """Several datasets side by side, as the domains of one dataset."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Optional
 
 import numpy as np
 
+from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import names
 
@@ -12,35 +14,44 @@ _COLOR = 3
 
 
 def load_domains(
-    name: str, load: Callable[[str], dataset_lib.Dataset]
+    name: str,
+    load: Callable[[str], dataset_lib.Dataset],
+    *,
+    is_part: bool = False,
 ) -> dataset_lib.Dataset:
   """Joins datasets as domains.
 
-  All datasets must have the same classes: label k of one has the meaning of
-  label k of another. Grey images become RGB images if another domain has
-  color. uint8 images are scaled to [0, 1] if another domain has floats.
+  The classes are the union of the datasets' classes, see `classes.union`:
+  classes with the same name are one class, or with the same number if they have
+  no names. A domain may lack classes. Grey images become RGB images if another
+  domain has color. uint8 images are scaled to [0, 1] if another domain has
+  floats.
 
   Args:
     name: `domains:NAME=DATASET,...`, see `names.parse_domains`.
     load: Loads the dataset of a domain by its name.
+    is_part: Whether all domains together may lack training samples of a class,
+      see `create_dataset`.
 
   Returns:
     The dataset, whose domains are in the order of the name.
 
   Raises:
-    ValueError: If the name has another form, or if the datasets differ in the
-      number of classes or in the shape of their examples.
+    ValueError: If the name has another form, if the classes of the datasets
+      can't be matched, if no domain has training samples of a class, or if the
+      datasets differ in the shape of their examples.
   """
   datasets = {
       domain: load(source)
       for domain, source in names.parse_domains(name).items()
   }
-  _check_same(
-      name,
-      'numbers of classes',
-      {domain: str(d.num_classes) for domain, d in datasets.items()},
-      'label k must mean the same in all domains.',
-  )
+  class_names = classes.union(name, datasets)
+  datasets = {
+      domain: classes.relabeled(part, class_names)
+      if class_names
+      else classes.by_number(part)
+      for domain, part in datasets.items()
+  }
   datasets = _with_same_channels(datasets)
   _check_same(
       name,
@@ -62,19 +73,51 @@ def load_domains(
   def number(lengths: list[int]) -> np.ndarray:
     return np.repeat(np.arange(len(parts), dtype=np.int32), lengths)
 
-  return dataset_lib.create_dataset(
+  num_classes: Optional[int] = max(part.num_classes for part in parts)
+  if not class_names and num_classes == 1 + max(
+      max(part.y_train.max(), part.y_test.max()) for part in parts
+  ):
+    num_classes = None  # Gaps in the numbers are warned of.
+  dataset = dataset_lib.create_dataset(
       name,
       join(lambda part: part.x_train),
       np.concatenate([part.y_train for part in parts]),
       join(lambda part: part.x_test),
       np.concatenate([part.y_test for part in parts]),
-      num_classes=parts[0].num_classes,
+      num_classes=num_classes,
+      is_part=is_part,
       # Images have channels already.
       is_series=True,
+      class_names=class_names,
+      divisor=_common_divisor(parts) if has_floats else 1,
       domain_train=number([len(part.y_train) for part in parts]),
       domain_test=number([len(part.y_test) for part in parts]),
       domain_names=tuple(datasets),
   )
+  if not is_part:
+    _check_trained(dataset)
+  return dataset
+
+
+def _check_trained(dataset: dataset_lib.Dataset) -> None:
+  """Checks that some domain has training samples of each tested class."""
+  untrained = np.setdiff1d(dataset.y_test, dataset.y_train)
+  if untrained.size:
+    names_or_numbers = dataset.class_names or range(dataset.num_classes)
+    raise ValueError(
+        f'dataset={dataset.name}: no domain has training samples of the class'
+        f' {names_or_numbers[untrained[0]]}, of which there are test samples.'
+        ' Add such samples to the training data of a domain, or remove them'
+        ' from the test data.'
+    )
+
+
+def _common_divisor(
+    parts: Sequence[dataset_lib.Dataset],
+) -> Optional[float]:
+  """Returns the divisor of all parts; `None` if they have several."""
+  divisors = {part.total_divisor for part in parts}
+  return divisors.pop() if len(divisors) == 1 else None
 
 
 def _check_same(

@@ -129,6 +129,11 @@ class FederatedData:
     return self.dataset.num_classes
 
   @property
+  def class_names(self) -> tuple[str, ...]:
+    """The names of the classes; empty if they have numbers only."""
+    return self.dataset.class_names
+
+  @property
   def element_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
     """The type of a batch (x, y): float32 `[None, ...]` and int32 `[None]`."""
     return (
@@ -299,11 +304,11 @@ class FederatedData:
     return only(False), only(True)
 
   def scaled(self, name: str) -> 'FederatedData':
-    """Returns the data with scaled pixels.
+    """Returns the data with scaled pixels or features.
 
     Args:
       name: A key of `tff_bn.data.scaling.PIXEL_SCALINGS`. `standardized` takes
-        its means and deviations from the training images of these clients.
+        its means and deviations from the training data of these clients.
 
     Returns:
       The data, with the same recipe.

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_bn.common import checks
 from tff_bn.common import memory
+from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import image_headers
 from tff_bn.data import images
@@ -18,7 +19,10 @@ _SUFFIXES = ('.jpeg', '.jpg', '.png')
 
 
 def load_image_folder(
-    name: str, image_size: Optional[tuple[int, int]] = None
+    name: str,
+    image_size: Optional[tuple[int, int]] = None,
+    *,
+    is_part: bool = False,
 ) -> dataset_lib.Dataset:
   """Loads the images in `PATH/train/LABEL/` and `PATH/test/LABEL/`.
 
@@ -30,15 +34,17 @@ def load_image_folder(
   Args:
     name: `folder:PATH`.
     image_size: The height and width to resize images to. Default: no resizing.
+    is_part: Whether classes may lack training images, see `create_dataset`.
+      Then folders without any images are no classes.
 
   Returns:
-    The dataset.
+    The dataset, whose classes have the names of the folders.
 
   Raises:
     ValueError: If a folder is missing, if a file is no image or a name is not
-      UTF-8, if the images have different sizes and `image_size` is None or do
-      not fit into memory, if there is a single class, or if a class has no
-      training images.
+      UTF-8, or if the images have different sizes and `image_size` is None or
+      do not fit into memory. Unless `is_part` is true, also if there is a
+      single class, or a class without training images.
   """
   # The import takes seconds, and only these datasets need it.
   import tensorflow_datasets as tfds
@@ -53,15 +59,19 @@ def load_image_folder(
     raise ValueError(
         f'dataset={name}: {path!r} cannot be read ({error.message}).'
     ) from error
-  _check_classes(name, path, builder)
+  if not is_part:
+    _check_classes(name, path, builder)
   for split in tfds_source.used_splits(builder):
     _check_headers(name, path, split, image_size)
   try:
-    return tfds_source.read_builder(name, builder, image_size)
+    dataset = tfds_source.read_builder(
+        name, builder, image_size, is_part=is_part
+    )
   except ValueError as error:
     if isinstance(error.__cause__, tf.errors.OpError):
       _check_files(name, path)
     raise
+  return classes.without_unused(dataset) if is_part else dataset
 
 
 def _check_names(name: str, path: str) -> None:

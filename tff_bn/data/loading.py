@@ -1,5 +1,6 @@
 """Loads a dataset by its name."""
 
+from collections.abc import Sequence
 import functools
 import os
 from typing import Optional
@@ -7,6 +8,7 @@ from typing import Optional
 from tff_bn.common import checks
 from tff_bn.common import spelling
 from tff_bn.data import arrays
+from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import digits
 from tff_bn.data import digits_domains
@@ -25,6 +27,7 @@ def load_dataset(
     name: str,
     data_dir: Optional[str] = None,
     image_size: Optional[tuple[int, int]] = None,
+    class_names: Optional[Sequence[str]] = None,
 ) -> dataset_lib.Dataset:
   """Loads a dataset into memory and checks it.
 
@@ -35,6 +38,10 @@ def load_dataset(
       and `femnist`).
       Default: the folder that their libraries choose.
     image_size: The height and width to resize images to. Default: no resizing.
+    class_names: The names of the classes of a trained model in the order of its
+      outputs, or their numbers as strings if they have no names. The dataset
+      gets the labels of the model, and it may lack classes. Default: the
+      dataset keeps its own labels.
 
   Returns:
     The dataset.
@@ -56,7 +63,31 @@ def load_dataset(
     )
   if data_dir is not None:
     data_dir = os.path.expanduser(data_dir)
-  dataset = _load(name, data_dir, image_size)
+  if class_names is not None:
+    if not class_names:
+      raise ValueError(
+          f'dataset={name}: class_names is empty; give the names of the'
+          " model's classes, or their numbers as strings."
+      )
+    class_names = dataset_lib.check_class_names(
+        f'dataset={name}', class_names, len(class_names)
+    )
+  is_part = class_names is not None
+  dataset = _load_resized(name, data_dir, image_size, is_part=is_part)
+  return (
+      dataset if class_names is None else classes.matched(dataset, class_names)
+  )
+
+
+def _load_resized(
+    name: str,
+    data_dir: Optional[str],
+    image_size: Optional[tuple[int, int]],
+    *,
+    is_part: bool,
+) -> dataset_lib.Dataset:
+  """Loads a dataset, which may lack classes if `is_part` is true."""
+  dataset = _load(name, data_dir, image_size, is_part=is_part)
   if image_size is None or dataset.input_shape[:-1] == tuple(image_size):
     return dataset
   if len(dataset.input_shape) != 3:
@@ -74,7 +105,11 @@ def load_dataset(
 
 
 def _load(
-    name: str, data_dir: Optional[str], image_size: Optional[tuple[int, int]]
+    name: str,
+    data_dir: Optional[str],
+    image_size: Optional[tuple[int, int]],
+    *,
+    is_part: bool,
 ) -> dataset_lib.Dataset:
   if name.startswith(names.TFDS_PREFIX):
     return tfds_source.load_tfds(name, data_dir, image_size)
@@ -82,15 +117,19 @@ def _load(
     return domains.load_domains(
         name,
         functools.partial(
-            load_dataset, data_dir=data_dir, image_size=image_size
+            _load_resized,
+            data_dir=data_dir,
+            image_size=image_size,
+            is_part=True,
         ),
+        is_part=is_part,
     )
   if name.startswith(names.GENERATED_PREFIX):
     return generated.load_generated(name)
   if name.startswith(names.FOLDER_PREFIX):
-    return image_folder.load_image_folder(name, image_size)
+    return image_folder.load_image_folder(name, image_size, is_part=is_part)
   if names.is_other_dataset(name):
-    return npz_file.load_npz(name)
+    return npz_file.load_npz(name, is_part=is_part)
   match name:
     case 'digits':
       return digits.load_digits()

@@ -31,6 +31,8 @@ DATASET_NAMES = {
     ),
 }
 
+_WITH_DOMAINS = ('digits_domains', 'fedbn_synthetic')
+
 # The form of all other names of datasets.
 OTHER_DATASETS = (
     'tfds:NAME (TensorFlow Datasets), npz:PATH or a path that ends in .npz (a'
@@ -66,6 +68,11 @@ def is_other_dataset(name: str) -> bool:
           DOMAINS_PREFIX,
       )
   ) or name.endswith(NPZ_SUFFIX)
+
+
+def has_domains(name: str) -> bool:
+  """Whether a dataset has several domains."""
+  return name.startswith(DOMAINS_PREFIX) or name in _WITH_DOMAINS
 
 
 def is_downloaded(name: str) -> bool:

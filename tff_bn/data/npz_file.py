@@ -28,12 +28,13 @@ _READ_HEADER = {
 }
 
 
-def load_npz(name: str) -> dataset_lib.Dataset:
+def load_npz(name: str, *, is_part: bool = False) -> dataset_lib.Dataset:
   """Loads a dataset from an .npz file.
 
   Args:
     name: `npz:PATH`, or a path that ends in `.npz`; `series:PATH` if the
       samples are series.
+    is_part: Whether `y_train` may lack classes, see `create_dataset`.
 
   Returns:
     The dataset.
@@ -73,10 +74,19 @@ def load_npz(name: str) -> dataset_lib.Dataset:
 
     # Labels take little time.
     y_train, y_test = read('y_train'), read('y_test')
-    num_classes = dataset_lib.count_classes(source, y_train, y_test)
+    num_classes = dataset_lib.count_classes(
+        source, y_train, y_test, is_part=is_part
+    )
     x_train, x_test = read('x_train'), read('x_test')
   return dataset_lib.create_dataset(
-      name, x_train, y_train, x_test, y_test, num_classes, is_series=is_series
+      name,
+      x_train,
+      y_train,
+      x_test,
+      y_test,
+      num_classes,
+      is_part=is_part,
+      is_series=is_series,
   )
 
 

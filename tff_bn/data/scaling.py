@@ -1,4 +1,4 @@
-"""Scales the pixels of images."""
+"""Scales the pixels of images and the features of vectors."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, Optional, Self
@@ -8,14 +8,14 @@ import numpy as np
 if TYPE_CHECKING:
   from tff_bn.data import dataset as dataset_lib
 
-# Name -> what the pixels become. Images of type uint8 are scaled to [0, 1]
-# first.
+# Name -> what the pixels, or the features of vectors, become. Values of type
+# uint8 are scaled to [0, 1] first.
 PIXEL_SCALINGS = {
     'unit': 'values in [0, 1]; floats are used as they are',
-    'symmetric': 'values in [-1, 1]',
+    'symmetric': 'values in [-1, 1]; only for images',
     'standardized': (
-        'minus the mean of the channel, divided by its standard deviation, over'
-        " the training clients' data"
+        'minus the mean of the channel, or of the feature, divided by its'
+        " standard deviation, over the training clients' data"
     ),
 }
 
@@ -24,11 +24,19 @@ _CHUNK = 1024
 _WHITE = 255
 # Greater than any value of images that were scaled to [0, 1] and then changed.
 _LARGE_PIXEL = 2
+# A feature is small if the largest feature is larger by more than this factor.
+LARGEST_RATIO = 100
+# With fewer small features, a model loses little.
+_SMALL_SHARE = 0.25
+# Divided by it, a value of a feature that was constant in training is 0.
+_INFINITE = np.finfo(np.float32).max
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scaling:
   """Subtracts a mean from each channel and divides it by a deviation.
+
+  Vectors have features in the place of channels.
 
   Attributes:
     mean: The mean of each channel, float32 of shape `[channels]`.
@@ -62,16 +70,17 @@ def pixel_scaling(
   Args:
     name: A key of `PIXEL_SCALINGS`.
     dataset: The dataset.
-    indices: The positions of the training images from which `standardized`
+    indices: The positions of the training samples from which `standardized`
       takes its means and deviations.
 
   Returns:
-    The scaling; `None` for `unit`.
+    The scaling; `None` for `unit`. A feature of vectors that is constant in
+    these samples becomes 0.
 
   Raises:
-    ValueError: If the name is unknown, if the dataset has no images, if floats
-      are outside of [0, 1] with `symmetric`, or if a channel is constant with
-      `standardized`.
+    ValueError: If the name is unknown, if the dataset has no images or floats
+      outside of [0, 1] with `symmetric`, or if a channel of images is constant
+      with `standardized`.
   """
   if name not in PIXEL_SCALINGS:
     raise ValueError(
@@ -81,23 +90,51 @@ def pixel_scaling(
   if name == 'unit':
     return None
   shape = dataset.input_shape
-  if len(shape) != 3:
-    raise ValueError(
-        f'pixel_scaling={name} is for images, but dataset={dataset.name} has'
-        f' vectors of {shape[0]} features.'
-    )
+  has_images = len(shape) == 3
   if name == 'symmetric':
+    if not has_images:
+      raise ValueError(
+          f'pixel_scaling={name} is for images, but dataset={dataset.name} has'
+          f' vectors of {shape[0]} features; use pixel_scaling=standardized.'
+      )
     _check_unit(dataset)
-    half = np.full(shape[-1:], 0.5, np.float32)
+    half: np.ndarray = np.full(shape[-1:], 0.5, np.float32)
     return Scaling(half, half)
-  mean, deviation = _moments(dataset.x_train, indices)
-  constant = np.flatnonzero(deviation == 0)
-  if constant.size:
+  center, spread = _moments(dataset.x_train, indices)
+  deviation: np.ndarray = spread.astype(np.float32)
+  constant = deviation == 0
+  if has_images and constant.any():
     raise ValueError(
-        f'pixel_scaling={name}: channel {constant[0]} of the training images of'
-        f' {dataset.name} is constant, so it has no standard deviation.'
+        f'pixel_scaling={name}: channel {np.flatnonzero(constant)[0]} of the'
+        f' training images of {dataset.name} is constant, so it has no standard'
+        ' deviation; remove the channel, or use pixel_scaling=unit.'
     )
-  return Scaling(mean.astype(np.float32), deviation.astype(np.float32))
+  return Scaling(
+      center.astype(np.float32), np.where(constant, _INFINITE, deviation)
+  )
+
+
+def small_features(dataset: 'dataset_lib.Dataset') -> int:
+  """Counts the features of vectors that are too small beside the largest one.
+
+  Args:
+    dataset: The dataset.
+
+  Returns:
+    The number of features whose largest absolute value in the training samples
+    is less than a `LARGEST_RATIO`-th of the largest feature's; 0 if that are
+    less than a quarter of the features, or if the samples are images. Features
+    that are constant do not count.
+  """
+  if len(dataset.input_shape) == 3:
+    return 0
+  x = dataset.x_train.reshape(-1, dataset.input_shape[-1])
+  low, high = (extreme(x, axis=0).astype(float) for extreme in (np.min, np.max))
+  sizes = np.maximum(-low, high)[low < high]
+  if not sizes.size:
+    return 0
+  number = np.count_nonzero(sizes * LARGEST_RATIO < sizes.max())
+  return int(number) if number >= _SMALL_SHARE * len(sizes) else 0
 
 
 def has_unscaled_floats(dataset: 'dataset_lib.Dataset') -> bool:
@@ -125,14 +162,17 @@ def _check_unit(dataset: 'dataset_lib.Dataset') -> None:
       raise ValueError(
           'pixel_scaling=symmetric needs values between 0 and 1, but'
           f' dataset={dataset.name} has values from {x.min():g} to'
-          f' {x.max():g}.'
+          f' {x.max():g}; use pixel_scaling=standardized.'
       )
 
 
 def _moments(
     x: np.ndarray, indices: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the mean and the standard deviation of each channel."""
+  """Returns the mean and the standard deviation of each channel.
+
+  The deviation of a constant channel is exactly 0.
+  """
   axes = tuple(range(x.ndim - 1))
   chunks = np.array_split(indices, -(-len(indices) // _CHUNK))
   factor = 1 / _WHITE if x.dtype == np.uint8 else 1
@@ -145,4 +185,7 @@ def _moments(
     return np.sum(sums, 0) / (len(indices) * np.prod(x.shape[1:-1]))
 
   center = mean(0, 1)
-  return center, np.sqrt(mean(center, 2))
+  low = np.min([np.min(x[chunk], axes) for chunk in chunks], 0)
+  high = np.max([np.max(x[chunk], axes) for chunk in chunks], 0)
+  # The mean of a constant is rounded.
+  return center, np.where(low == high, 0, np.sqrt(mean(center, 2)))

@@ -210,7 +210,7 @@ def split_by_domain(
     raise ValueError(
         f'num_clients={num_clients} is not a multiple of the {num_domains}'
         ' domains; split=domains gives each domain to the same number of'
-        ' clients.'
+        f' clients. Use a multiple of {num_domains}, or another split.'
     )
   per_domain = num_clients // num_domains
   smallest = np.bincount(domains, minlength=num_domains).min()

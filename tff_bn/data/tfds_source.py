@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_bn.common import progress
 from tff_bn.common import spelling
+from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
 from tff_bn.data import names
@@ -78,7 +79,7 @@ def load_tfds(
           f' network, by `tfds build {tfds_name} --data_dir=FOLDER`, and pass'
           ' this folder as `data_dir`.'
       ) from error
-  return read_builder(name, builder, image_size)
+  return classes.without_numbers(read_builder(name, builder, image_size))
 
 
 def _check_hosts(builder: Any) -> None:
@@ -101,7 +102,11 @@ def _check_hosts(builder: Any) -> None:
 
 
 def read_builder(
-    name: str, builder: Any, image_size: Optional[tuple[int, int]] = None
+    name: str,
+    builder: Any,
+    image_size: Optional[tuple[int, int]] = None,
+    *,
+    is_part: bool = False,
 ) -> dataset_lib.Dataset:
   """Reads the data of a prepared builder.
 
@@ -109,9 +114,10 @@ def read_builder(
     name: The dataset's name for `load_dataset`.
     builder: A `tfds.core.DatasetBuilder`.
     image_size: The height and width to resize images to. Default: no resizing.
+    is_part: Whether there may be a single class, see `create_dataset`.
 
   Returns:
-    The dataset.
+    The dataset, whose classes have the builder's names.
 
   Raises:
     ValueError: If the builder has no training or test data, or if the data is
@@ -144,7 +150,14 @@ def read_builder(
       _read_split(source, builder, split, image_size) for split in splits
   )
   return dataset_lib.create_dataset(
-      name, x_train, y_train, x_test, y_test, num_classes=kinds[1].num_classes
+      name,
+      x_train,
+      y_train,
+      x_test,
+      y_test,
+      num_classes=kinds[1].num_classes,
+      is_part=is_part,
+      class_names=tuple(kinds[1].names),
   )
 
 

@@ -50,6 +50,8 @@ _MODELS: dict[str, tuple[Callable[..., keras.Model], Optional[int]]] = {
     'alexnet_bn': (alexnet_bn.build_alexnet_bn, 95),
     'abide_mlp': (abide_mlp.build_abide_mlp, None),
 }
+# The model that errors recommend for other samples than images.
+_ANY_SHAPE = 'mlp3'
 
 
 def build_model_fn(
@@ -244,7 +246,8 @@ def _check_input_shape(
     raise ValueError(
         f'model={name} needs images of at least {smallest}x{smallest} pixels'
         ' as [height, width, channels], but the samples have the shape'
-        f' {input_shape}; use another model'
+        f' {input_shape}; use model={_ANY_SHAPE}, which takes samples of any'
+        ' shape'
         + ('.' if len(input_shape) != 3 else ', or resize by `image_size`.')
     )
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import pathlib
-from typing import Optional
+from typing import Any, Optional
 
 from absl import logging
 import tensorflow as tf
 
-from tff_bn.data import scaling
+from tff_bn.data import dataset as dataset_lib
 from tff_bn.imports import versions
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
@@ -83,7 +83,7 @@ class FinalModels:
       round_num: int,
       num_classes: Optional[int],
       save_client_models: str,
-      pixel_scaling: Optional[scaling.Scaling] = None,
+      dataset: Optional[dataset_lib.Dataset] = None,
   ) -> Iterator[saved_models.Writer]:
     """Writes the models. The folder appears when it is complete.
 
@@ -94,7 +94,7 @@ class FinalModels:
       round_num: The number of the last round.
       num_classes: The number of classes, if it is known.
       save_client_models: See `TrainingConfig`.
-      pixel_scaling: How the pixels of the training data were scaled, if at all.
+      dataset: The training data, if its classes and scaling are known.
 
     Yields:
       The writer.
@@ -113,15 +113,29 @@ class FinalModels:
             input_shape=_input_shape(model),
             num_classes=num_classes,
             save_client_models=save_client_models,
-            **(
-                {}
-                if pixel_scaling is None
-                else dict(pixel_scaling=pixel_scaling.to_json())
-            ),
+            **({} if dataset is None else describe(dataset)),
         ),
         saves_keras_clients=save_client_models != 'none',
     ) as writer:
       yield writer
+
+
+def describe(dataset: dataset_lib.Dataset) -> dict[str, Any]:
+  """Returns the manifest's entries about the training data.
+
+  Args:
+    dataset: The training data.
+
+  Returns:
+    The names of the classes in the order of the models' outputs, by which
+    number the original values were divided, and the scaling after that.
+  """
+  description: dict[str, Any] = dict(
+      class_names=list(dataset.class_names), divisor=dataset.total_divisor
+  )
+  if dataset.scaling is not None:
+    description['pixel_scaling'] = dataset.scaling.to_json()
+  return description
 
 
 def _input_shape(model: BatchNormModel) -> Optional[list[int]]:

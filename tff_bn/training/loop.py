@@ -402,7 +402,7 @@ class _Run:
             round_num=config.rounds,
             num_classes=getattr(self._data, 'num_classes', None),
             save_client_models=config.save_client_models,
-            pixel_scaling=self._data.dataset.scaling
+            dataset=self._data.dataset
             if isinstance(self._data, federated.FederatedData)
             else None,
         ) as writer,

@@ -24,6 +24,7 @@ from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import tied_units
 from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.programs import model_evaluation
 from tff_bn.programs import report
 from tff_bn.programs import run_building
 from tff_bn.programs import settings as settings_lib
@@ -334,11 +335,12 @@ def load(
   runs = []
   for number, (folder, (name, settings)) in enumerate(named_runs.items(), 1):
     progress.say(f'[{number}/{len(named_runs)}] Loading {folder} …')
-    key = (settings.dataset, settings.data_dir, settings.image_size)
-    if key not in datasets:
-      datasets[key] = settings.load()
-    data = run_building.split_dataset(settings, datasets[key])
     saved, model = run_building.load_models(settings, folder)
+    names = model_evaluation.class_names(saved)
+    key = (settings.dataset, settings.data_dir, settings.image_size, names)
+    if key not in datasets:
+      datasets[key] = settings.load(names)
+    data = run_building.split_dataset(settings, datasets[key])
     runs.append(
         AnalyzedRun(
             name, folder, settings, data, model, saved.weights(model), saved

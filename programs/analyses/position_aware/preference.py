@@ -58,13 +58,19 @@ class Analysis(layers.LayerAnalysis):
   def draw(
       self, results: Mapping[str, Mapping[str, np.ndarray]]
   ) -> figure.Figure:
+    most = max(self.runs, key=lambda run: run.data.num_classes).data
+    is_common = {run.data.class_names for run in self.runs} == {
+        most.class_names
+    }
     return classes_figure(
-        results, max(run.data.num_classes for run in self.runs)
+        results, most.num_classes, most.class_names if is_common else ()
     )
 
 
 def classes_figure(
-    preferred: Mapping[str, Mapping[str, np.ndarray]], num_classes: int
+    preferred: Mapping[str, Mapping[str, np.ndarray]],
+    num_classes: int,
+    class_names: Sequence[str] = (),
 ) -> figure.Figure:
   """Draws the class that each unit prefers as a colored line.
 
@@ -72,6 +78,7 @@ def classes_figure(
     preferred: The classes before and after local training, `int64[2, units]`,
       of layers, by run.
     num_classes: The number of classes.
+    class_names: Their names. Default: their numbers.
 
   Returns:
     A figure, see `report.units_figure`. The share is the units that agree.
@@ -101,13 +108,15 @@ def classes_figure(
       height=1.8,
   )
   if num_classes <= 20:
-    drawing.legend(
+    legend = drawing.legend(
         handles=[
-            patches.Patch(color=colors(c), label=str(c))
-            for c in range(num_classes)
+            patches.Patch(color=colors(c), label=name)
+            for c, name in enumerate(class_names or range(num_classes))
         ],
         loc='outside right center',
         frameon=False,
         title='Class',
     )
+    for text in legend.get_texts():
+      text.set_parse_math(False)  # Names are no formulas.
   return drawing
