@@ -13,6 +13,8 @@ if int(keras.__version__.split('.')[0]) < 3:
   )
 
 # The check comes first, because the modules cannot be imported with Keras 2.
+# Keras needs `ConvertedLayer` to load models.
+from tff_bn.layers import converted_layer as _  # noqa: F401
 from tff_bn.layers.batch_renormalization import BatchRenormalization
 from tff_bn.layers.discovery import all_layers
 from tff_bn.layers.discovery import batch_norm_layers

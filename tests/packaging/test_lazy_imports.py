@@ -58,6 +58,9 @@ def test_layers_need_only_keras():
   )
   code = """
       from tff_bn import layers
+      import keras
+      # To load models with converted layers, no other import is needed.
+      assert keras.saving.get_registered_object('tff_bn>ConvertedLayer')
       from tff_bn import add_position_encodings
       from tff_bn import convert_batch_norm
       import tff_bn.layers

@@ -145,9 +145,9 @@ def from_config(layer: keras.Layer) -> keras.Layer:
   try:
     with keras.saving.CustomObjectScope(_custom_classes(layer)):
       copy = _remade(layer)
+    difference = '' if _is_of_keras(type(layer)) else _difference(layer, copy)
   except Exception as error:  # Of any class, from the layer's own methods.
     raise ValueError(_cannot_be_copied(layer)) from error
-  difference = '' if _is_of_keras(type(layer)) else _difference(layer, copy)
   if difference:
     raise ValueError(
         f'Keras cannot make the {_name(layer)} again from its configuration:'
@@ -163,7 +163,7 @@ def get_config(layer: keras.Layer) -> dict[str, Any]:
   with warnings.catch_warnings():
     # A file would contain their code, a copy has the functions.
     warnings.filterwarnings('ignore', '.*being serialized includes a `lambda`')
-    return layer.get_config()
+    return dict(layer.get_config())
 
 
 def _remade(layer: keras.Layer) -> keras.Layer:
