@@ -114,19 +114,20 @@ def _check_training_in_python(namespace):
         keras_model.evaluate(x[indices], y[indices], verbose=0),
         rtol=1e-5,
     )
-    assert results[name]['accuracy'] > 0.9
+    assert results[name]['accuracy'] > 0.85
   saved = keras.models.load_model('north.keras')
   np.testing.assert_allclose(
       saved(x), model.to_keras(namespace['best_weights']['north'])(x), rtol=1e-5
   )
-  assert namespace['best_round'] == namespace['round_num'] - 5
-  assert namespace['round_num'] < 100
+  # It stops at about round 43.
+  assert namespace['best_round'] == namespace['round_num'] - 5 < 90
   evaluate = namespace['evaluator'].evaluate
   accuracies = [
       evaluate(namespace[name], namespace['new_data'])['accuracy']
       for name in ('merged', 'adapted')
   ]
-  assert accuracies[0] < 0.7 < 0.9 < accuracies[1]
+  # The initial weights are random: about 0.5 and 0.92.
+  assert accuracies[0] < 0.7 < 0.8 < accuracies[1]
   for a, b in zip(
       model.from_model_weights(namespace['adapted']),
       namespace['continued'].to_keras().get_weights(),
