@@ -89,12 +89,23 @@ def test_the_same_or_a_more_exact_type():
                 spec,
                 f'the elements of the dataset have the type {_type(spec)}, but'
                 ' must be pairs (x, y) of the type'
-                ' <float32[?,4,1],int32[?]>.',
+                f' <float32[?,4,1],int32[?]>.{advice}',
             )
-            for spec in (
-                _X,
-                (_X, _Y, _X),
-                collections.OrderedDict(x=_X, y=_Y),
+            for spec, advice in (
+                (_X, ''),
+                (
+                    (_X, _Y, _X),
+                    ' Batches (x, y, sample_weight) are not supported: drop'
+                    ' the weights by dataset.map(lambda x, y, sample_weight:'
+                    ' (x, y)), or make them a part of y by dataset.map(lambda'
+                    ' x, y, sample_weight: (x, (y, sample_weight))) and apply'
+                    ' them in a loss of your own.',
+                ),
+                (
+                    collections.OrderedDict(x=_X, y=_Y),
+                    ' Use dataset.map to make pairs, such as lambda batch:'
+                    ' (batch[X], batch[Y]).',
+                ),
             )
         ),
     ],

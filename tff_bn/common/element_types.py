@@ -1,6 +1,6 @@
 """Checks that the elements of a user's dataset have the type of a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -34,7 +34,7 @@ def check_elements(name: str, element_spec: Any, expected: tff.Type) -> None:
   if not _is_pair(given) or not _is_pair(expected):
     raise TypeError(
         f'{name}: the elements of the dataset have the type {given}, but must'
-        f' be pairs (x, y) of the type {expected}.'
+        f' be pairs (x, y) of the type {expected}.{pairs_advice(element_spec)}'
     )
   problems = [
       problem
@@ -53,6 +53,30 @@ def check_elements(name: str, element_spec: Any, expected: tff.Type) -> None:
   elif _is_batch_missing(given[0], expected[0]):
     advice = ' The dataset is not batched: use dataset.batch(batch_size).'
   raise TypeError(f'{name}: {"; ".join(problems)}.{advice}')
+
+
+def pairs_advice(spec: Any) -> str:
+  """Returns a sentence on how to make pairs of other elements, or ''.
+
+  Args:
+    spec: The `element_spec` of the dataset.
+
+  Returns:
+    The sentence after a space.
+  """
+  if isinstance(spec, Mapping):
+    return (
+        ' Use dataset.map to make pairs, such as lambda batch: (batch[X],'
+        ' batch[Y]).'
+    )
+  if isinstance(spec, (tuple, list)) and len(spec) == 3:
+    return (
+        ' Batches (x, y, sample_weight) are not supported: drop the weights by'
+        ' dataset.map(lambda x, y, sample_weight: (x, y)), or make them a part'
+        ' of y by dataset.map(lambda x, y, sample_weight: (x, (y,'
+        ' sample_weight))) and apply them in a loss of your own.'
+    )
+  return ''
 
 
 def _is_pair(type_spec: tff.Type) -> bool:

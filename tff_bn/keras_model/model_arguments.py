@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import checks
+from tff_bn.common import element_types
 from tff_bn.layers import discovery
 
 # How to train a copy of a model that exists, in messages.
@@ -184,30 +185,14 @@ def check_input_spec(input_spec: Any) -> tuple[Any, Any]:
   if not isinstance(input_spec, (tuple, list)) or len(input_spec) != 2:
     raise ValueError(
         'input_spec must be the element_spec of a batched dataset of (x, y)'
-        f' pairs, but is {input_spec!r}.{_pairs_advice(input_spec)}'
+        f' pairs, but is {input_spec!r}.'
+        + element_types.pairs_advice(input_spec)
     )
   for name, part in zip(('x', 'y'), input_spec):
     for spec in tf.nest.flatten(part):
       _check_tensor(name, spec, is_whole=spec is part)
   x, y = input_spec
   return x, y
-
-
-def _pairs_advice(spec: Any) -> str:
-  """Returns a sentence on how to make pairs, beginning with a space."""
-  if isinstance(spec, Mapping):
-    return (
-        ' Use dataset.map to make pairs, such as lambda batch: (batch[X],'
-        ' batch[Y]).'
-    )
-  if isinstance(spec, (tuple, list)) and len(spec) == 3:
-    return (
-        ' Batches (x, y, sample_weight) are not supported: drop the weights by'
-        ' dataset.map(lambda x, y, sample_weight: (x, y)), or make them a part'
-        ' of y by dataset.map(lambda x, y, sample_weight: (x, (y,'
-        ' sample_weight))) and apply them in a loss of your own.'
-    )
-  return ''
 
 
 def _check_tensor(name: str, spec: Any, is_whole: bool) -> None:
