@@ -168,7 +168,7 @@ class TestFlags:
     flags = cli.parse(
         evaluate.define_flags, [f'--run={run}', '--num_clients=2']
     )
-    assert evaluate.run_settings(flags).num_clients == 2
+    assert evaluate.read_request(flags).settings.num_clients == 2
 
   def test_models_of_an_earlier_version(self, run, capsys):
     manifest = manifests.read(run / 'model', saved_models.FORMAT)
@@ -371,6 +371,7 @@ class TestContinuing:
         del job, hook
         raise error
 
+      monkeypatch.setattr(jobs, 'warn_of_kept_statistics', lambda job: None)
       monkeypatch.setattr(jobs, '_train', fail)
       with pytest.raises(type(error)):
         jobs.train_one(job)

@@ -187,11 +187,12 @@ def test_classes_that_domains_lack_are_printed(tmp_path, capsys):
   flags = _flags(f'--dataset=domains:{tmp_path}/a.npz,{tmp_path}/b.npz')
   settings.resolve(flags, 'fedavg', 0).load()
   assert capsys.readouterr().err == (
+      'Loading domains a, b …\n'
       'Classes: 0, 1, 2. Domains without training samples of a class: b (2).\n'
   )
   flags = _flags(f'--dataset=domains:{tmp_path}/a.npz,c={tmp_path}/a.npz')
   settings.resolve(flags, 'fedavg', 0).load()
-  assert not capsys.readouterr().err
+  assert capsys.readouterr().err == 'Loading domains a, c …\n'
 
 
 def _errors(capsys, folder, *arguments):

@@ -114,7 +114,7 @@ def test_frozen_weights_are_always_the_runs(tmp_path):
   flags += ['--model=unusual_models:frozen', '--algorithm=fedbn']
   assert train.run([*flags, f'--output_dir={tmp_path / "run"}']) == 0
   (run,) = analyzed_run.load(
-      trained_models.named_runs((str(tmp_path / 'run'),))
+      trained_models.named_runs((str(tmp_path / 'run'),), is_trusted=True)
   )
   names = [run.model.variables[p].name for p in run.model.constants]
   assert sorted(names) == ['other_state_0', 'other_state_1']

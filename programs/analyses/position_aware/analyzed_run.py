@@ -275,7 +275,7 @@ class AnalyzedRun:
         data=dataclasses.replace(
             self.data,
             train_indices=dict(zip(starts, halves)),
-            test_indices={},
+            test_indices=dict.fromkeys(starts, np.zeros(0, np.int64)),
             recipe=None,
         ),
     )
