@@ -326,14 +326,20 @@ def test_the_learning_rate_of_the_round_counts(toy):
 
 @pytest.mark.parametrize(
     'options',
-    [dict(scale=False), dict(center=False), dict(scale=False, center=False)],
+    [
+        dict(scale=False),
+        dict(center=False),
+        dict(scale=False, center=False),
+        dict(frozen=['gamma']),
+        dict(frozen=['gamma', 'beta']),
+    ],
 )
-def test_layers_without_scale_or_shift(toy, options):
+def test_layers_without_trained_scale_or_shift(toy, options):
   """They have the averages of a layer with γ = 1 and ζ = 0."""
 
-  def build(**options):
+  def build(frozen=(), **options):
     def keras_model():
-      return keras.Sequential(
+      model = keras.Sequential(
           [
               keras.Input((4,), dtype='float64'),
               keras.layers.Dense(5, dtype='float64'),
@@ -344,6 +350,9 @@ def test_layers_without_scale_or_shift(toy, options):
               keras.layers.Dense(3, dtype='float64'),
           ]
       )
+      for name in frozen:
+        getattr(model.layers[1], name).trainable = False
+      return model
 
     return toy.model(keras_model)
 

@@ -95,12 +95,16 @@ def is_in_update(
 
   Args:
     model: The model.
-    layers: The layers. They may lack γ or ζ, or have constraints.
+    layers: The layers. They may lack γ or ζ, or have constraints, and γ or ζ
+      may be frozen.
   """
-  variables = model.keras_model.trainable_weights
-  constrained = {id(variables[p]) for p in model.constraints.positions}
+  unconstrained = {
+      id(variable)
+      for position, variable in enumerate(model.keras_model.trainable_weights)
+      if position not in model.constraints.positions
+  }
   return all(
-      variable is not None and id(variable) not in constrained
+      id(variable) in unconstrained
       for layer in layers
       for variable in (layer.gamma, layer.beta)
   )
