@@ -16,6 +16,7 @@ from typing import Any, Optional, Union
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bn.processes import stateful_process
 from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation
 from tff_bn.processes.short_rounds import ShortRounds
@@ -257,11 +258,7 @@ class ProcessTraffic:
     Raises:
       TypeError: If it is no process.
     """
-    if not hasattr(process, 'next'):
-      raise TypeError(
-          'process must be a learning process, such as the result of a builder'
-          f' of tff_bn.algorithms, but is a {type(process).__name__}.'
-      )
+    stateful_process.check_process(process)
     self._phases: Sequence[Phase] = [Phase(None, process.next)]
     if isinstance(process.next, PhasedComputation):
       self._phases = process.next.phases

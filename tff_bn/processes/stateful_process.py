@@ -258,3 +258,12 @@ class StatefulLearningProcess:
 
 # A learning process of either kind.
 Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]
+
+
+def check_process(process: Any) -> None:
+  """Raises a `TypeError` if `process` is not a learning process."""
+  if not hasattr(process, 'next'):
+    raise TypeError(
+        'process must be a learning process, such as the result of a builder of'
+        f' tff_bn.algorithms, but is a {type(process).__name__}.'
+    )

@@ -39,6 +39,7 @@ from tff_bn.common import checks
 from tff_bn.data import federated
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.processes import stateful_process
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
 from tff_bn.training import checkpoints
@@ -158,6 +159,7 @@ def train(
         f'clients_per_round={config.clients_per_round} asks for more clients'
         f' than the {num_clients} in the data; use at most {num_clients}.'
     )
+  stateful_process.check_process(process)
   if train_on_union and isinstance(process, StatefulLearningProcess):
     raise ValueError(
         'train_on_union=True merges all clients into one, but the clients of'
