@@ -1,6 +1,7 @@
 """Tests that algorithms compute the same in process as in TFF's runtime."""
 
 import comparison
+import keras
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -101,6 +102,30 @@ def test_algorithm_of_this_package(
   expected = _train(native_context, process, data)
   comparison.assert_equal(
       found, expected, _RTOL[problem.dtype], same_leaf_types=True
+  )
+
+
+@pytest.mark.parametrize('name', ['build_fed_bn', 'build_fedtan'])
+def test_frozen_layers(name, toy, in_process_context, native_context):
+  def keras_model():
+    layers = [
+        keras.layers.Dense(6, dtype=toy.dtype, trainable=False),
+        keras.layers.BatchNormalization(dtype=toy.dtype, trainable=False),
+        keras.layers.Dense(5, dtype=toy.dtype),
+        keras.layers.BatchNormalization(dtype=toy.dtype),
+        keras.layers.Dense(3, dtype=toy.dtype),
+    ]
+    return keras.Sequential([keras.Input((4,), dtype=toy.dtype), *layers])
+
+  model = toy.model(keras_model)
+  assert len(model.constants) == 6
+  process = getattr(algorithms, name)(model, _SGD(0.1), local_steps=2)
+  data = _datasets(toy)
+  found = _train(in_process_context, process, data)
+  _assert_trained(found)
+  expected = _train(native_context, process, data)
+  comparison.assert_equal(
+      found, expected, _RTOL[toy.dtype], same_leaf_types=True
   )
 
 
