@@ -282,28 +282,3 @@ def test_unused_operations_do_not_run():
     return x + 1
 
   assert float(_import(comp)(tf.constant(-1.0))[0]) == 0
-
-
-def test_large_constants_are_no_part_of_the_function():
-  values = np.random.default_rng(0).normal(size=(600, 600))
-
-  @tff.tensorflow.computation(_FLOAT)
-  def comp(x):
-    large = tf.constant(values, name='large')
-    result = tf.constant(-values, name='result')
-    with tf.control_dependencies([tf.constant(values + 1)]):
-      rows = large[:2] + tf.constant(values)[:2]
-      return x * tf.cast(large[3, 4], tf.float32), rows, result
-
-  proto = _proto(comp)
-  # TFF itself lets an operation copy the constant.
-  proto.result.struct.element[2].tensor.tensor_name = 'result:0'
-  function = imported_graph.import_graph(proto)
-  for x in (1.0, 2.0):
-    product, rows, result = function(tf.constant(x))
-    np.testing.assert_allclose(product, x * values[3, 4], rtol=1e-6)
-    np.testing.assert_array_equal(rows, 2 * values[:2])
-    np.testing.assert_array_equal(result, -values)
-  sizes = [node.ByteSize() for node in function.graph.as_graph_def().node]
-  # The result, the constant that something waits for, and the one that waits.
-  assert sum(size > values.nbytes for size in sizes) == 3

@@ -20,11 +20,6 @@ _ANONYMOUS_TABLES = {
 _SHARING_ATTRIBUTES = ('container', 'shared_name', 'use_node_name_sharing')
 _RESOURCES = frozenset(['VarHandleOp', *_ANONYMOUS_TABLES.values()])
 
-# TensorFlow copies a graph several times before it runs it. Constants with more
-# bytes, such as the frozen weights of a model, are inputs of the function
-# instead.
-_MAX_CONSTANT_BYTES = 2**20
-
 # All functions of a process share one namespace in TensorFlow, but the graphs
 # of different computations reuse names.
 _import_numbers = itertools.count()
@@ -78,7 +73,6 @@ def import_graph(
   unused = [n for n, node in enumerate(graph_def.node) if node.name not in kept]
   for position in reversed(unused):
     del graph_def.node[position]
-  constants = _remove_large_constants(graph_def, results)
   variables = [
       f'{node.name}:0' for node in graph_def.node if node.op == 'VarHandleOp'
   ]
@@ -90,8 +84,6 @@ def import_graph(
         for name, arg in zip(parameters, args)
         if _node_name(name) in kept
     }
-    for name, constant in constants.items():
-      feeds[name] = tf.identity(constant)
     if token and _node_name(token) in kept:
       feeds[token] = tf.constant('')
     outputs = tf.graph_util.import_graph_def(
@@ -140,39 +132,6 @@ def _all_nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
   yield from graph_def.node
   for function in graph_def.library.function:
     yield from function.node_def
-
-
-def _remove_large_constants(
-    graph_def: tf.compat.v1.GraphDef, results: Sequence[str]
-) -> dict[str, tf.Tensor]:
-  """Removes large constants from a graph, and returns their tensors by name.
-
-  Args:
-    graph_def: The graph.
-    results: The names of the graph's results, which stay.
-  """
-  controlling = [
-      name
-      for node in graph_def.node
-      for name in node.input
-      if name.startswith('^')
-  ]
-  needed = set(map(_node_name, [*results, *controlling]))
-  removed = [
-      position
-      for position, node in enumerate(graph_def.node)
-      if node.op == 'Const'
-      and node.ByteSize() > _MAX_CONSTANT_BYTES
-      and not node.input
-      and node.name not in needed
-  ]
-  constants = {}
-  for position in reversed(removed):
-    node = graph_def.node[position]
-    value = tf.make_ndarray(node.attr['value'].tensor)
-    constants[f'{node.name}:0'] = tf.constant(value)
-    del graph_def.node[position]
-  return constants
 
 
 def _parameter_specs(
