@@ -311,7 +311,7 @@ def test_fbn_does_not_take_constrained_changes_for_gradients():
   model = _model()
   batches = _batches(1, num_batches=3)
   ends = []
-  # With a tiny momentum, clients send the gradients in any case.
+  # With a tiny momentum, clients always send the gradients.
   for momentum in (None, 1e-30):
     process = algorithms.build_fbn(
         model,
