@@ -55,7 +55,7 @@ class ConvertedLayer:
         own class.
 
     Returns:
-      The layer; of its own class if the configuration is.
+      The layer. A configuration of its own class gives a layer of that class.
     """
     # Layers inside, and those that replace them, are built with the layer.
     config = without_build(config)

@@ -5,7 +5,7 @@ import types
 
 from tff_bn.common import spelling
 
-# Flag -> what it is often called elsewhere.
+# Flag -> its usual names in other packages.
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {
         'algorithm': ('algo', 'method', 'strategy'),

@@ -122,6 +122,28 @@ class Dataset:
     """Returns the dataset with another scaling of its pixels."""
     return self._with(scaling=scaling)
 
+  def with_classes(
+      self,
+      y_train: np.ndarray,
+      y_test: np.ndarray,
+      num_classes: int,
+      class_names: tuple[str, ...],
+  ) -> 'Dataset':
+    """Returns the dataset with other classes, which are not checked.
+
+    Args:
+      y_train: The labels of the training samples, int32 of shape `[n]`.
+      y_test: The labels of the test samples, int32 of shape `[n]`.
+      num_classes: The number of classes.
+      class_names: See the class.
+    """
+    return self._with(
+        y_train=y_train,
+        y_test=y_test,
+        num_classes=num_classes,
+        class_names=class_names,
+    )
+
   @property
   def input_shape(self) -> tuple[int, ...]:
     """The shape of one sample."""
