@@ -96,7 +96,7 @@ def read_request(flags: cli.ParsedFlags) -> Request:
   if 'dataset' in given:
     split = flags.split or texts.get('split')
     if flags.dataset.startswith(data_names.DOMAINS_PREFIX):
-      split = flags.split or 'domains'
+      split = data_flags.split(flags)
       given['split'] = f'--split={split}'
     has_origins = split in splits.SPLITS and splits.SPLITS[split].client
     if has_origins and 'num_clients' not in given:

@@ -266,3 +266,12 @@ def test_runs_on_digits_of_earlier_versions_can_be_continued():
   for array in (digits.x_train, digits.y_train, digits.x_test, digits.y_test):
     digest.update(f'{array.dtype.str}{array.shape}'.encode() + array.tobytes())
   assert digits.fingerprint() == digest.hexdigest()
+
+
+def test_relabeling_does_not_check_samples_again(monkeypatch):
+  dataset = part([0, 1, 1], names=['a', 'b'])
+  monkeypatch.setattr(dataset_lib.Dataset, '__post_init__', None)
+  found = classes.relabeled(dataset, ['c', 'b', 'a'])
+  assert found.x_train is dataset.x_train
+  assert found.class_names == ('c', 'b', 'a') and found.num_classes == 3
+  np.testing.assert_array_equal(found.y_train, [2, 1, 1])
