@@ -11,6 +11,7 @@ _ROOT = pathlib.Path(__file__).parent
 _PACKAGE_DIR = {
     'tff_bn': 'tff_bn',
     'tff_bn.layers': 'layers',
+    'tff_bn.papers': 'papers',
     'tff_bn.programs': 'programs',
 }
 
@@ -69,12 +70,8 @@ setuptools.setup(
     packages=_find_packages(),
     package_dir=_PACKAGE_DIR,
     package_data={
-        'tff_bn.programs': [
-            'experiments/*/*.csv',
-            'experiments/*/*.toml',
-            'presets/*.flags',
-            'templates/*',
-        ]
+        'tff_bn.papers': ['experiments/*/*.csv', 'experiments/*/*.toml'],
+        'tff_bn.programs': ['presets/*.flags', 'templates/*'],
     },
     cmdclass={'build_py': _BuildPy},
     # For tff_bn.layers, convert_batch_norm and add_position_encodings. The

@@ -9,16 +9,16 @@ import textwrap
 from typing import Optional
 
 from tff_bn.common import spelling
-from tff_bn.programs import cli
-from tff_bn.programs.analyses import fedbn_toy
-from tff_bn.programs.analyses import normalization_error
-from tff_bn.programs.analyses.position_aware import trained_models
+from tff_bn.papers.analyses import fedbn_toy_analysis
+from tff_bn.papers.analyses import normalization_error_analysis
+from tff_bn.papers.run_analyses import trained_models
+from tff_bn.programs.cli import command_line
 
 NAME = 'tff-bn-analyze'
 # Name on the command line -> the program for the other arguments.
-ANALYSES: dict[str, cli.Program] = {
-    normalization_error.NAME: normalization_error.PROGRAM,
-    fedbn_toy.NAME: fedbn_toy.PROGRAM,
+ANALYSES: dict[str, command_line.Program] = {
+    normalization_error_analysis.NAME: normalization_error_analysis.PROGRAM,
+    fedbn_toy_analysis.NAME: fedbn_toy_analysis.PROGRAM,
     **trained_models.PROGRAMS,
 }
 
@@ -30,14 +30,16 @@ def help_text() -> str:
       textwrap.fill(
           'Explains what batch normalization, and the order of units, do in'
           f' federated learning. `{NAME} ANALYSIS --help` explains its flags.',
-          cli.HELP_WIDTH,
+          command_line.HELP_WIDTH,
       ),
       '\n'.join(
           ['Analyses:']
           + [
               f'  {name}\n'
               + textwrap.indent(
-                  textwrap.fill(program.description, cli.HELP_WIDTH - 6),
+                  textwrap.fill(
+                      program.description, command_line.HELP_WIDTH - 6
+                  ),
                   ' ' * 6,
               )
               for name, program in ANALYSES.items()
@@ -60,13 +62,13 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
   arguments = sys.argv[1:] if arguments is None else list(arguments)
   name, rest = (arguments or [''])[0], arguments[1:]
   if name in ANALYSES:
-    return cli.run(ANALYSES[name], rest)
-  if name in cli.HELP_FLAGS:
+    return command_line.run(ANALYSES[name], rest)
+  if name in command_line.HELP_FLAGS:
     print(help_text(), end='')
-    return cli.OK
-  if name == cli.VERSION_FLAG:
-    cli.print_version()
-    return cli.OK
+    return command_line.OK
+  if name == command_line.VERSION_FLAG:
+    command_line.print_version()
+    return command_line.OK
   if not name or name.startswith('-'):
     problem = 'the first argument must name an analysis:'
   else:
@@ -76,7 +78,7 @@ def run(arguments: Optional[Sequence[str]] = None) -> int:
       f'{spelling.suggestion(name, list(ANALYSES))} See --help.',
       file=sys.stderr,
   )
-  return cli.USAGE_ERROR
+  return command_line.USAGE_ERROR
 
 
 if __name__ == '__main__':

@@ -12,30 +12,30 @@ from absl import flags as absl_flags
 from tff_bn.common import files
 from tff_bn.common import progress
 from tff_bn.imports import dependencies
-from tff_bn.programs import algorithm_flags
-from tff_bn.programs import cli
-from tff_bn.programs import comparison as comparison_lib
-from tff_bn.programs import data_flags
-from tff_bn.programs import first_look
-from tff_bn.programs import flag_groups
-from tff_bn.programs import logging_flags
-from tff_bn.programs import output_folder
-from tff_bn.programs import parsers
-from tff_bn.programs import repeated_warnings
-from tff_bn.programs import report
-from tff_bn.programs import row_sentences
-from tff_bn.programs import run_flags
-from tff_bn.programs import run_folder
-from tff_bn.programs import run_list
-from tff_bn.programs import runtime_flags
-from tff_bn.programs import settings as settings_lib
-from tff_bn.programs import sweeps
+from tff_bn.papers.experiments import experiment_flags
+from tff_bn.papers.experiments import experiment_plan
 from tff_bn.programs import train
-from tff_bn.programs.experiments import flags as experiment_flags
-from tff_bn.programs.experiments import plan as experiment_plan
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import parsers
+from tff_bn.programs.cli import repeated_warnings
+from tff_bn.programs.flags import algorithm_flags
+from tff_bn.programs.flags import data_flags
+from tff_bn.programs.flags import logging_flags
+from tff_bn.programs.flags import run_flags
+from tff_bn.programs.flags import runtime_flags
+from tff_bn.programs.plan import comparison as comparison_lib
+from tff_bn.programs.plan import first_look
+from tff_bn.programs.plan import run_list
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.plan import sweeps
+from tff_bn.programs.results import report
+from tff_bn.programs.results import row_sentences
+from tff_bn.programs.runs import output_folder
+from tff_bn.programs.runs import run_folder
 
 if TYPE_CHECKING:
-  from tff_bn.programs import jobs
+  from tff_bn.programs.runs import jobs
 
 _OUTPUT_DIR = 'runs/compare'
 
@@ -56,7 +56,7 @@ def define_flags(
   )
 
 
-def plan(flags: cli.ParsedFlags) -> comparison_lib.Comparison:
+def plan(flags: command_line.ParsedFlags) -> comparison_lib.Comparison:
   """Returns the runs that the flags ask for, all checked.
 
   Args:
@@ -78,7 +78,7 @@ def plan(flags: cli.ParsedFlags) -> comparison_lib.Comparison:
 
 
 def comparison_flags(
-    flags: cli.ParsedFlags, comparison: comparison_lib.Comparison
+    flags: command_line.ParsedFlags, comparison: comparison_lib.Comparison
 ) -> dict[str, str]:
   """Returns the flags that define a comparison.
 
@@ -101,7 +101,7 @@ def comparison_flags(
   }
 
 
-def main(flags: cli.ParsedFlags) -> None:
+def main(flags: command_line.ParsedFlags) -> None:
   """Trains all algorithms with all seeds and writes the results.
 
   Args:
@@ -110,7 +110,7 @@ def main(flags: cli.ParsedFlags) -> None:
   if flags.experiment == experiment_flags.LIST:
     print(experiment_flags.list_text())
     return
-  with cli.checking_input():
+  with command_line.checking_input():
     experiment_flags.check(flags)
     parts = experiment_flags.parts(flags)
     # A mistake in the last part is found before the first one starts.
@@ -124,9 +124,9 @@ def main(flags: cli.ParsedFlags) -> None:
     _run(part)
 
 
-def _run(flags: cli.ParsedFlags) -> None:
+def _run(flags: command_line.ParsedFlags) -> None:
   """Runs one comparison or experiment."""
-  with cli.checking_input():
+  with command_line.checking_input():
     experiment: Optional[experiment_plan.Plan] = None
     if flags.experiment is None:
       comparison = plan(flags)
@@ -152,11 +152,11 @@ def _run(flags: cli.ParsedFlags) -> None:
       for run in comparison.runs
   }
   if flags.list:
-    with cli.checking_input():
+    with command_line.checking_input():
       print(_list(flags, comparison, folder, folders, texts))
     return
   with contextlib.ExitStack() as stack:
-    with cli.checking_input():
+    with command_line.checking_input():
       run_folder.allow_claims(len(folders))
       # From the first check to the last file, no other program writes there.
       stack.enter_context(run_folder.claim(folder))
@@ -185,13 +185,15 @@ def _measure(experiment: experiment_plan.Plan) -> None:
     run_folder.check(folder, texts, overwrite=flags.overwrite)
     run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
     # Imported late, because it imports Matplotlib.
-    from tff_bn.programs.experiments import results as experiment_results
+    from tff_bn.papers.experiments import experiment_results
 
     experiment_results.write(experiment, folder)
 
 
 def _check_folder(
-    flags: cli.ParsedFlags, folder: pathlib.Path, texts: Mapping[str, str]
+    flags: command_line.ParsedFlags,
+    folder: pathlib.Path,
+    texts: Mapping[str, str],
 ) -> None:
   """Checks that the comparison may be written, or extended, in a folder."""
   run_folder.check(
@@ -203,7 +205,7 @@ def _check_folder(
 
 
 def _list(
-    flags: cli.ParsedFlags,
+    flags: command_line.ParsedFlags,
     comparison: comparison_lib.Comparison,
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
@@ -222,7 +224,7 @@ def _list(
 
 
 def _compare(
-    flags: cli.ParsedFlags,
+    flags: command_line.ParsedFlags,
     comparison: comparison_lib.Comparison,
     planned: Optional[experiment_plan.Plan],
     runtime: runtime_flags.RuntimeFlags,
@@ -232,7 +234,7 @@ def _compare(
 ) -> None:
   """Trains in folders that are claimed, and writes the results."""
   runs = comparison.trained()
-  with cli.checking_input():
+  with command_line.checking_input():
     finished = {
         run.folder
         for run in runs
@@ -252,16 +254,16 @@ def _compare(
     os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', 'false')
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
-  from tff_bn.programs import jobs
-  from tff_bn.programs import parallel
-  from tff_bn.programs import run_building
+  from tff_bn.programs.runs import jobs
+  from tff_bn.programs.runs import parallel
+  from tff_bn.programs.runs import run_building
   from tff_bn.runtime import devices
 
   builder = jobs.Builder()
   warnings_once = repeated_warnings.WarningsOnce()
   with contextlib.ExitStack() as stack:
     stack.enter_context(warnings_once.installed())
-    with cli.checking_input():
+    with command_line.checking_input():
       run_building.divide_cores([run.settings for run in runs])
       if flags.jobs > 1:
         devices.share_gpus()
@@ -295,8 +297,8 @@ def _compare(
       failed = jobs.train(builder, tasks, metrics_hook)
   _write_results(flags, comparison, folder, folders, texts, builder)
   if planned is not None:
-    from tff_bn.programs import html_report
-    from tff_bn.programs.experiments import results as experiment_results
+    from tff_bn.papers.experiments import experiment_results
+    from tff_bn.programs.results import html_report
 
     experiment_results.write(planned, folder)
     html_report.refresh_figures(folder)
@@ -307,7 +309,7 @@ def _compare(
     )
 
 
-def _process_arguments(flags: cli.ParsedFlags) -> list[str]:
+def _process_arguments(flags: command_line.ParsedFlags) -> list[str]:
   """Returns the flags that tell another process how to run."""
   names = (
       'verbosity',
@@ -336,7 +338,7 @@ class _Results(NamedTuple):
 
 
 def _read_results(
-    flags: cli.ParsedFlags,
+    flags: command_line.ParsedFlags,
     comparison: comparison_lib.Comparison,
     folders: Mapping[str, pathlib.Path],
 ) -> _Results:
@@ -394,7 +396,7 @@ def _are_written(
 
 
 def _write_results(
-    flags: cli.ParsedFlags,
+    flags: command_line.ParsedFlags,
     comparison: comparison_lib.Comparison,
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
@@ -402,12 +404,12 @@ def _write_results(
     builder: 'jobs.Builder',
 ) -> None:
   """Writes the table, the plots and the page, and prints the table."""
-  from tff_bn.programs import figures
-  from tff_bn.programs import held_out
-  from tff_bn.programs import html_report
-  from tff_bn.programs import jobs
-  from tff_bn.programs import plots
-  from tff_bn.programs import sweep_plots
+  from tff_bn.programs.results import figures
+  from tff_bn.programs.results import html_report
+  from tff_bn.programs.results import plots
+  from tff_bn.programs.results import sweep_plots
+  from tff_bn.programs.runs import jobs
+  from tff_bn.programs.testing import held_out
 
   names = [axis.name for axis in comparison.axes]
   results = _read_results(flags, comparison, folders)
@@ -484,7 +486,7 @@ def _write_results(
   _print_files(flags, folder)
 
 
-def _print_files(flags: cli.ParsedFlags, folder: pathlib.Path) -> None:
+def _print_files(flags: command_line.ParsedFlags, folder: pathlib.Path) -> None:
   """Prints where the results are, and what to do next."""
   print(f'Page:  {folder / run_folder.REPORT}')
   print(
@@ -498,7 +500,7 @@ def _print_files(flags: cli.ParsedFlags, folder: pathlib.Path) -> None:
     print(f'Next:  {next_step}')
 
 
-PROGRAM = cli.Program(
+PROGRAM = command_line.Program(
     name='tff-bn-compare',
     description=(
         'Trains several federated algorithms on the same simulated clients,'
@@ -527,7 +529,7 @@ PROGRAM = cli.Program(
 
 def run(arguments: Optional[Sequence[str]] = None) -> int:
   """Runs the program; returns its exit code."""
-  return cli.run(PROGRAM, arguments)
+  return command_line.run(PROGRAM, arguments)
 
 
 if __name__ == '__main__':

@@ -13,15 +13,15 @@ from tff_bn.common import spelling
 from tff_bn.data import names as data_names
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
-from tff_bn.programs import cli
-from tff_bn.programs import data_flags
-from tff_bn.programs import finished_run
-from tff_bn.programs import flag_groups
-from tff_bn.programs import held_out_flags
-from tff_bn.programs import keras_files
-from tff_bn.programs import run_flags
-from tff_bn.programs import run_folder
-from tff_bn.programs import settings as settings_lib
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.flags import data_flags
+from tff_bn.programs.flags import held_out_flags
+from tff_bn.programs.flags import run_flags
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.runs import finished_run
+from tff_bn.programs.runs import run_folder
+from tff_bn.programs.testing import keras_files
 from tff_bn.training import folder_lock
 
 # The file has all rows.
@@ -53,7 +53,7 @@ class Request(NamedTuple):
   client: Optional[str]
 
 
-def read_request(flags: cli.ParsedFlags) -> Request:
+def read_request(flags: command_line.ParsedFlags) -> Request:
   """Reads a run's settings; data flags that are given overrule them.
 
   Args:
@@ -111,14 +111,14 @@ def read_request(flags: cli.ParsedFlags) -> Request:
   return Request(settings, client)
 
 
-def main(flags: cli.ParsedFlags) -> None:
+def main(flags: command_line.ParsedFlags) -> None:
   """Evaluates a run.
 
   Args:
     flags: The program's flags.
   """
   with contextlib.ExitStack() as stack:
-    with cli.checking_input():
+    with command_line.checking_input():
       request = read_request(flags)
       run = pathlib.Path(flags.run).expanduser()
       folder = run
@@ -162,13 +162,13 @@ def evaluate(
   """
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
-  from tff_bn.programs import evaluation_file
-  from tff_bn.programs import model_evaluation
-  from tff_bn.programs import report
-  from tff_bn.programs import run_building
+  from tff_bn.programs.results import report
+  from tff_bn.programs.runs import run_building
+  from tff_bn.programs.testing import evaluation_file
+  from tff_bn.programs.testing import model_evaluation
 
   path = folder / run_folder.EVALUATION
-  with cli.checking_input():
+  with command_line.checking_input():
     evaluation_file.read(path)  # A damaged file is found before the work.
     saved, model = run_building.load_models(settings, run)
     if reestimates_statistics and not model.has_batch_norm:
@@ -231,11 +231,11 @@ def _export(
 ) -> None:
   """Writes the models of clients as Keras files into a folder."""
   dependencies.require_tff()
-  from tff_bn.programs import run_building
+  from tff_bn.programs.runs import run_building
   from tff_bn.training import saved_models
 
   numbers = dict.fromkeys(client_ids, 0)
-  with cli.checking_input():
+  with command_line.checking_input():
     saved, model = run_building.load_models(settings, run)
     if not saved.client_ids:
       raise ValueError(
@@ -288,7 +288,7 @@ def _check_client(
   )
 
 
-PROGRAM = cli.Program(
+PROGRAM = command_line.Program(
     name='tff-bn-evaluate',
     description=(
         'Evaluates the model of a finished run: the global model on the test'
@@ -312,7 +312,7 @@ PROGRAM = cli.Program(
 
 def run(arguments: Optional[Sequence[str]] = None) -> int:
   """Runs the program; returns its exit code."""
-  return cli.run(PROGRAM, arguments)
+  return command_line.run(PROGRAM, arguments)
 
 
 if __name__ == '__main__':

@@ -9,19 +9,19 @@ from typing import Optional
 from absl import flags as absl_flags
 
 from tff_bn.imports import dependencies
-from tff_bn.programs import algorithm_flags
-from tff_bn.programs import cli
-from tff_bn.programs import data_flags
-from tff_bn.programs import flag_groups
-from tff_bn.programs import keras_files
-from tff_bn.programs import logging_flags
-from tff_bn.programs import named_code
-from tff_bn.programs import output_folder
-from tff_bn.programs import report
-from tff_bn.programs import run_flags
-from tff_bn.programs import run_folder
-from tff_bn.programs import runtime_flags
-from tff_bn.programs import settings as settings_lib
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.flags import algorithm_flags
+from tff_bn.programs.flags import data_flags
+from tff_bn.programs.flags import logging_flags
+from tff_bn.programs.flags import named_code
+from tff_bn.programs.flags import run_flags
+from tff_bn.programs.flags import runtime_flags
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.results import report
+from tff_bn.programs.runs import output_folder
+from tff_bn.programs.runs import run_folder
+from tff_bn.programs.testing import keras_files
 from tff_bn.training import finished
 
 _OUTPUT_DIR = 'runs/train'
@@ -41,13 +41,13 @@ def define_flags(
   )
 
 
-def main(flags: cli.ParsedFlags) -> None:
+def main(flags: command_line.ParsedFlags) -> None:
   """Trains one model.
 
   Args:
     flags: The program's flags.
   """
-  with cli.checking_input():
+  with command_line.checking_input():
     settings_lib.check(flags)
     runtime_flags.RuntimeFlags.check(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
@@ -55,7 +55,7 @@ def main(flags: cli.ParsedFlags) -> None:
     data_flags.announce_split(flags, [settings])
     folder = output_folder.choose(flags, settings.to_flags())
   with contextlib.ExitStack() as stack:
-    with cli.checking_input():
+    with command_line.checking_input():
       # From the first check to the last file, no other program writes into it.
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
@@ -73,7 +73,7 @@ def _train(
     overwrite: bool,
 ) -> None:
   """Trains one model in a folder that is claimed."""
-  with cli.checking_input():
+  with command_line.checking_input():
     is_finished = (
         not overwrite
         and run_folder.is_complete(folder, settings.to_flags())
@@ -123,14 +123,14 @@ def _train_and_plot(
   """Trains one model and draws its metrics."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
-  from tff_bn.programs import held_out
-  from tff_bn.programs import html_report
-  from tff_bn.programs import jobs
-  from tff_bn.programs import plots
-  from tff_bn.programs import run_building
+  from tff_bn.programs.results import html_report
+  from tff_bn.programs.results import plots
+  from tff_bn.programs.runs import jobs
+  from tff_bn.programs.runs import run_building
+  from tff_bn.programs.testing import held_out
 
   with contextlib.ExitStack() as stack:
-    with cli.checking_input():
+    with command_line.checking_input():
       run_building.divide_cores([settings])
       metrics_hook = logging.load()
       stack.enter_context(runtime.enter())
@@ -175,7 +175,7 @@ def _train_and_plot(
   )
 
 
-PROGRAM = cli.Program(
+PROGRAM = command_line.Program(
     name='tff-bn-train',
     description=(
         'Trains a Keras model with one federated algorithm on simulated clients'
@@ -195,7 +195,7 @@ PROGRAM = cli.Program(
 
 def run(arguments: Optional[Sequence[str]] = None) -> int:
   """Runs the program; returns its exit code."""
-  return cli.run(PROGRAM, arguments)
+  return command_line.run(PROGRAM, arguments)
 
 
 if __name__ == '__main__':

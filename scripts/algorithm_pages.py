@@ -17,10 +17,10 @@ import digits_tables
 from tff_bn import analysis
 from tff_bn.processes import phased_process
 from tff_bn.processes import short_rounds
-from tff_bn.programs import cli
-from tff_bn.programs import run_building
-from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.runs import run_building
 
 PAGES = pathlib.Path(__file__).parents[1] / 'docs' / 'algorithms'
 _NUM_CLIENTS = 10
@@ -68,7 +68,7 @@ def with_traffic(text: str) -> str:
 
 def _rows(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
   """Yields the rows of the table for a run of `tff-bn-train`."""
-  parsed = cli.parse(train.define_flags, [*flags, '--rounds=100'])
+  parsed = command_line.parse(train.define_flags, [*flags, '--rounds=100'])
   settings_lib.check(parsed)
   settings = settings_lib.resolve(parsed, parsed.algorithm, parsed.seed)
   data = run_building.split_dataset(settings, settings.load())

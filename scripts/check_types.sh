@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks the types in tff_bn, layers and programs. mypy has to see the folders
+# Checks the types in tff_bn, layers, papers and programs. mypy has to see the folders
 # under the names they are imported by, so it reads a build of the package.
 
 set -eu

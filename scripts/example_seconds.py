@@ -18,9 +18,9 @@ import tensorflow as tf
 from tff_bn import models
 from tff_bn.common import files
 from tff_bn.imports import dependencies
-from tff_bn.programs import tables
-from tff_bn.programs.experiments import files as experiment_files
-from tff_bn.programs.experiments import plan as experiment_plan
+from tff_bn.papers.experiments import experiment_files
+from tff_bn.papers.experiments import experiment_plan
+from tff_bn.programs.results import tables
 
 _BATCH_SIZE = 8
 _STEPS = 3

@@ -17,8 +17,8 @@ import experiments_page
 from PIL import Image
 
 from tff_bn.common import files
-from tff_bn.programs import run_folder
-from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.papers.experiments import experiment_files
+from tff_bn.programs.runs import run_folder
 
 _SCALES = (experiment_files.DIGITS, experiment_files.PAPER)
 # Enough for line plots, and a third of the size of all colors.

@@ -4,11 +4,11 @@ from collections.abc import Callable
 import pathlib
 import shutil
 
-from tff_bn.programs import cli
+from tff_bn.papers.experiments import experiment_plan
 from tff_bn.programs import compare as compare_lib
-from tff_bn.programs import run_folder
-from tff_bn.programs import settings as settings_lib
-from tff_bn.programs.experiments import plan as experiment_plan
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.runs import run_folder
 
 
 class ExperimentRuns:
@@ -49,7 +49,7 @@ class ExperimentRuns:
         f'--scale={self.scale}',
         f'--output_dir={output}',
     ]
-    flags = cli.parse(compare_lib.define_flags, arguments)
+    flags = command_line.parse(compare_lib.define_flags, arguments)
     plan = experiment_plan.plan(flags, name, self.scale)
     runs = [] if plan.comparison is None else plan.comparison.trained()
     known = [run for run in runs if run.settings in self._finished]
@@ -62,7 +62,7 @@ class ExperimentRuns:
         shutil.copytree(
             self._finished[run.settings], output / run_folder.RUNS / run.folder
         )
-    if self.compare(arguments) != cli.OK:
+    if self.compare(arguments) != command_line.OK:
       raise RuntimeError(f'--experiment={name} failed, see above.')
     for run in runs:
       folder = output / run_folder.RUNS / run.folder

@@ -10,11 +10,11 @@ import pathlib
 import re
 from typing import Optional
 
-from tff_bn.programs import settings as settings_lib
-from tff_bn.programs import tables
-from tff_bn.programs.experiments import files as experiment_files
-from tff_bn.programs.experiments import plan as experiment_plan
-from tff_bn.programs.experiments import smoke as experiment_smoke
+from tff_bn.papers.experiments import experiment_files
+from tff_bn.papers.experiments import experiment_plan
+from tff_bn.papers.experiments import experiment_smoke
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.results import tables
 
 _ROOT = pathlib.Path(__file__).parents[1]
 PAGE = _ROOT / 'docs' / 'experiments.md'
@@ -72,7 +72,7 @@ shows the result in the same form beside the paper's numbers: `experiment.md`,
 | `--sweep=FLAG=V1,V2` | varies one more flag |
 
 The same command continues an experiment that was stopped. The files of the
-experiments are in [programs/experiments](../programs/experiments). They say
+experiments are in [papers/experiments](../programs/experiments). They say
 where in the paper each value is from, and what the paper leaves open.
 
 The hours are a rough estimate for one GPU, for all runs with all seeds. They

@@ -19,7 +19,9 @@ os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', 'false')
 
 
 # Folders of tests whose files take minutes.
-_LONG_FOLDERS = frozenset(['algorithms', 'programs', 'runtime', 'training'])
+_LONG_FOLDERS = frozenset(
+    ['algorithms', 'papers', 'programs', 'runtime', 'training']
+)
 
 
 def pytest_addoption(parser):
@@ -56,6 +58,17 @@ def pytest_collection_finish():
   # The garbage collector need not search the imported modules.
   gc.collect()
   gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def keep_log_settings(monkeypatch):
+  """Programs change them for their process."""
+  from absl import logging
+
+  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '3')
+  verbosity = logging.get_verbosity()
+  yield
+  logging.set_verbosity(verbosity)
 
 
 @pytest.fixture(scope='session')

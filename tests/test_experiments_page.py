@@ -3,7 +3,7 @@
 import experiments_page
 import pytest
 
-from tff_bn.programs.experiments import files as experiment_files
+from tff_bn.papers.experiments import experiment_files
 
 
 def test_page_is_up_to_date():

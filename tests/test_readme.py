@@ -16,12 +16,12 @@ from tff_bn import algorithms
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
-from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import registry
-from tff_bn.programs import robustness_flags
 from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.flags import registry
+from tff_bn.programs.flags import robustness_flags
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PATHS = {
@@ -205,7 +205,7 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
       '--seeds=0',
       f'--output_dir={tmp_path}',
   ]
-  assert compare.run(arguments) == cli.OK
+  assert compare.run(arguments) == command_line.OK
   table = (tmp_path / 'results.md').read_text(encoding='utf-8')
   assert '| local_shift+absolute' in table
 
@@ -252,7 +252,7 @@ def _commands():
 @pytest.mark.parametrize('words', list(_commands()), ids=' '.join)
 def test_commands_have_the_programs_flags(words):
   program = _PROGRAMS[words[0]]
-  cli.parse(program.define_flags, words[1:])
+  command_line.parse(program.define_flags, words[1:])
 
 
 def test_pinned_packages_are_those_of_the_package():

@@ -10,8 +10,8 @@ import re
 
 import pytest
 
-from tff_bn.programs import cli
 from tff_bn.programs import compare
+from tff_bn.programs.cli import command_line
 
 _README = (pathlib.Path(__file__).parents[1] / 'README.md').read_text(
     encoding='utf-8'
@@ -83,7 +83,7 @@ def test_readme_follows_from_its_tables():
 def test_tables_come_out_on_this_processor(arguments, tmp_path):
   assert all(argument in _README for argument in arguments)
   command = [*arguments, '--seeds=0', f'--output_dir={tmp_path}']
-  assert compare.run(command) == cli.OK
+  assert compare.run(command) == command_line.OK
   with open(tmp_path / 'results.csv', encoding='utf-8', newline='') as file:
     rows = list(csv.DictReader(file))
   _CHECKS[arguments](

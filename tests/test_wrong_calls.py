@@ -15,9 +15,9 @@ from tff_bn import data
 from tff_bn import layers
 from tff_bn import models
 from tff_bn import partition
-from tff_bn import position_aware
 from tff_bn import runtime
 from tff_bn import training
+from tff_bn.papers import position_aware
 
 
 @pytest.fixture(scope='module', name='digits')

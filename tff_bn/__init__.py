@@ -36,6 +36,7 @@ _MEMBERS = {
     'evaluation': 'training.evaluation',
     'layers': 'layers',
     'models': 'models',
+    'papers': 'papers',
     'partition': 'keras_model.partition',
     'position_aware': 'position_aware',
     'programs': 'programs',

@@ -7,9 +7,9 @@ import plain_model
 import pytest
 
 from tff_bn import algorithms
-from tff_bn.programs import cli
-from tff_bn.programs import settings
 from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.plan import settings
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -37,7 +37,7 @@ class _Adam:
 
 
 def _optimizer(*arguments):
-  flags = cli.parse(train.PROGRAM.define_flags, arguments)
+  flags = command_line.parse(train.PROGRAM.define_flags, arguments)
   settings.check(flags)
   return settings.resolve(flags, 'fedavg', 0).build_client_optimizer()
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bn.layers import PositionEncoding
-from tff_bn.programs import model_flags
+from tff_bn.programs.flags import model_flags
 
 
 def _values(shape, dtype=np.float64):

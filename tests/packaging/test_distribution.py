@@ -21,6 +21,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _FOLDERS = {
     'tff_bn': 'tff_bn',
     'layers': 'tff_bn/layers',
+    'papers': 'tff_bn/papers',
     'programs': 'tff_bn/programs',
 }
 # The packages that need `pip install --no-deps`.
@@ -47,7 +48,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
   presets = source / 'programs' / 'presets'
   presets.mkdir(exist_ok=True)
   (presets / 'new.flags').touch()
-  experiments = source / 'programs' / 'experiments' / 'new'
+  experiments = source / 'papers' / 'experiments' / 'new'
   experiments.mkdir(parents=True)
   for name in ('table_1.toml', 'table_1.csv'):
     (experiments / name).touch()
@@ -71,8 +72,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile):
   expected = {
       'tff_bn.pth',
       'tff_bn/programs/presets/new.flags',
-      'tff_bn/programs/experiments/new/table_1.toml',
-      'tff_bn/programs/experiments/new/table_1.csv',
+      'tff_bn/papers/experiments/new/table_1.toml',
+      'tff_bn/papers/experiments/new/table_1.csv',
   }
   for folder, package in _FOLDERS.items():
     expected |= {f'{package}/new/__init__.py'}

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tff_bn.programs import import_messages
+from tff_bn.programs.cli import import_messages
 
 _INFORMATION = """\
 WARNING: All log messages before absl::InitializeLog() is called are written

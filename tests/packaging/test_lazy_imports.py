@@ -145,7 +145,7 @@ def test_every_public_part_is_listed():
   # Internal packages.
   packages -= {'clients', 'common', 'fedtan', 'imports', 'keras_model'}
   packages -= {'processes'}
-  assert packages | {'layers', 'programs'} <= set(tff_bn.__all__)
+  assert packages | {'layers', 'papers', 'programs'} <= set(tff_bn.__all__)
 
 
 def test_unknown_name_is_an_attribute_error():

@@ -1,6 +1,6 @@
 """Runs for the tests of tables and plots."""
 
-from tff_bn.programs import report
+from tff_bn.programs.results import report
 
 # Two seeds of an algorithm with a global model and one seed of an algorithm
 # whose clients have their own models.

@@ -17,16 +17,16 @@ from tff_bn import algorithms
 from tff_bn.aggregators import robust_rule
 from tff_bn.data import splits
 from tff_bn.programs import analyze
-from tff_bn.programs import cli
-from tff_bn.programs import finished_run
-from tff_bn.programs import flag_groups
-from tff_bn.programs import registry
-from tff_bn.programs import robustness_flags
-from tff_bn.programs import run_building
-from tff_bn.programs import run_flags
-from tff_bn.programs import settings
 from tff_bn.programs import train
-from tff_bn.programs import training_flags
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.flags import registry
+from tff_bn.programs.flags import robustness_flags
+from tff_bn.programs.flags import run_flags
+from tff_bn.programs.flags import training_flags
+from tff_bn.programs.plan import settings
+from tff_bn.programs.runs import finished_run
+from tff_bn.programs.runs import run_building
 
 
 class _Midrange(robust_rule.CheckedRule):
@@ -65,7 +65,7 @@ def _print_label_shares(flags):
   print('Even labels:', *(counts[:, ::2].sum(axis=1) / counts.sum(axis=1)))
 
 
-_ANALYSIS = cli.Program(
+_ANALYSIS = command_line.Program(
     'tff-bn-analyze label_shares',
     'Prints the share of even labels of each client.',
     (),
@@ -129,13 +129,13 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
     )
     added.setitem(analyze.ANALYSES, 'label_shares', _ANALYSIS)
 
-    help_text = cli.help_text(train.PROGRAM)
+    help_text = command_line.help_text(train.PROGRAM)
     assert 'fed_new: a new algorithm' in help_text
     assert 'midrange: the middle of the range' in help_text
     assert 'parity: by parity' in help_text
     assert '--client_dropout\n      Share of the inputs' in help_text
 
-    assert train.run(arguments) == cli.OK
+    assert train.run(arguments) == command_line.OK
     assert dropout == [0.25]
     assert '--client_dropout=0.25\n' in (
         tmp_path / 'run' / 'flags.txt'
@@ -144,9 +144,12 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
     for prefix in ('train', 'test', 'client_test'):
       assert float(last[f'{prefix}_top3']) >= float(last[f'{prefix}_accuracy'])
 
-    assert analyze.run(['label_shares', f'--run={tmp_path / "run"}']) == cli.OK
+    assert (
+        analyze.run(['label_shares', f'--run={tmp_path / "run"}'])
+        == command_line.OK
+    )
     first, second = capsys.readouterr().out.split('Even labels: ')[1].split()
     assert float(first) > 0.9 and float(second) < 0.1
 
   for argument in [*_NAMES, '--client_dropout=0.25']:
-    assert train.run([argument]) == cli.USAGE_ERROR
+    assert train.run([argument]) == command_line.USAGE_ERROR

@@ -10,9 +10,9 @@ import matplotlib.image
 import pytest
 
 from tff_bn.analysis import normalization_error
+from tff_bn.papers.analyses import normalization_error_report
 from tff_bn.programs import analyze
-from tff_bn.programs import cli
-from tff_bn.programs.analyses import normalization_error_report
+from tff_bn.programs.cli import command_line
 
 _SMALL = (
     '--rounds=6',
@@ -267,7 +267,7 @@ def test_help_of_an_analysis(name, capsys):
   assert program.name == f'tff-bn-analyze {name}'
   assert analyze.run([name, '--help']) == 0
   out = capsys.readouterr().out
-  assert out == cli.help_text(program)
+  assert out == command_line.help_text(program)
   values = absl_flags.FlagValues()
   groups = program.define_flags(values)
   assert sorted(flag for group in groups for flag in group.names) == sorted(
@@ -283,12 +283,12 @@ def test_examples_are_parsed(name):
   for example in program.examples:
     command, analysis, *arguments = example.split()
     assert (command, analysis) == ('tff-bn-analyze', name)
-    cli.parse(program.define_flags, arguments)
+    command_line.parse(program.define_flags, arguments)
 
 
 def test_defaults_of_the_paper():
   program = analyze.ANALYSES['normalization_error']
-  flags = cli.parse(program.define_flags, [])
+  flags = command_line.parse(program.define_flags, [])
   settings = normalization_error.Settings()
   for name in ('num_clients', 'points_per_client', 'beta', 'rounds', 'seed'):
     assert getattr(flags, name) == getattr(settings, name)

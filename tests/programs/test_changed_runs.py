@@ -11,16 +11,16 @@ import tiny_runs
 from tff_bn import training
 from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
-from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import finished_run
-from tff_bn.programs import held_out
-from tff_bn.programs import jobs
-from tff_bn.programs import report_data
-from tff_bn.programs import run_folder
-from tff_bn.programs import run_timing
 from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.results import report_data
+from tff_bn.programs.runs import finished_run
+from tff_bn.programs.runs import jobs
+from tff_bn.programs.runs import run_folder
+from tff_bn.programs.runs import run_timing
+from tff_bn.programs.testing import held_out
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
 
@@ -113,7 +113,9 @@ class TestFlags:
       # One of them for each byte, to save time.
       changed[position] ^= 1 << position % 8
       path.write_bytes(changed)
-      with pytest.raises((ValueError, cli.UsageError), match='flags.txt'):
+      with pytest.raises(
+          (ValueError, command_line.UsageError), match='flags.txt'
+      ):
         finished_run.read_settings(run, is_trusted=False)
 
   def test_flags_of_another_run(self, run, capsys):
@@ -140,7 +142,7 @@ class TestFlags:
     assert not run.with_name('run-2').exists()
     # A copy is a file of the user.
     copy = shutil.copy(path, run.with_name('flags.txt'))
-    flags = cli.parse(train.define_flags, [f'--flagfile={copy}'])
+    flags = command_line.parse(train.define_flags, [f'--flagfile={copy}'])
     assert flags.seed == 2
 
   def test_errors_of_flags_name_the_file(self, run, capsys):
@@ -165,7 +167,7 @@ class TestFlags:
     assert 'x.flags' not in error and '--rounds=y' in error
 
   def test_flags_of_the_command_may_differ(self, run):
-    flags = cli.parse(
+    flags = command_line.parse(
         evaluate.define_flags, [f'--run={run}', '--num_clients=2']
     )
     assert evaluate.read_request(flags).settings.num_clients == 2
@@ -420,5 +422,5 @@ def test_held_out_results_belong_to_the_models(run):
 
 def test_help_explains_trust():
   for program in (evaluate.PROGRAM, analyze.ANALYSES['matching']):
-    assert '--[no]trust_run' in cli.help_text(program)
-  assert 'trust_run' not in cli.help_text(compare.PROGRAM)
+    assert '--[no]trust_run' in command_line.help_text(program)
+  assert 'trust_run' not in command_line.help_text(compare.PROGRAM)

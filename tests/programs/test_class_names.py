@@ -7,14 +7,14 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from tff_bn.programs import cli
+from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import finished_run
-from tff_bn.programs import plots
-from tff_bn.programs import run_folder
 from tff_bn.programs import train
-from tff_bn.programs.analyses.position_aware import analyzed_run
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.results import plots
+from tff_bn.programs.runs import finished_run
+from tff_bn.programs.runs import run_folder
 from tff_bn.training import finished
 
 # The color of the pictures of each class, in all folders.
@@ -162,7 +162,7 @@ def test_comparison_knows_the_names(run, clinics, tmp_path, monkeypatch):
 
   monkeypatch.setattr(plots, 'label_distribution_figure', keep)
   arguments = [*_flags(clinics), '--algorithms=fedavg', '--seeds=0']
-  flags = cli.parse(compare.define_flags, arguments)
+  flags = command_line.parse(compare.define_flags, arguments)
   texts = compare.comparison_flags(flags, compare.plan(flags))
   run_folder.begin(tmp_path, compare.PROGRAM.name, texts, overwrite=False)
   assert compare.run([*arguments, f'--output_dir={tmp_path}']) == 0

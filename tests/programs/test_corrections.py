@@ -5,10 +5,10 @@ import csv_rows
 import numpy as np
 import pytest
 
-from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import train
-from tff_bn.programs import training_flags
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.flags import training_flags
 from tff_bn.training import rounds
 
 _SMALL = (
@@ -44,7 +44,7 @@ def test_comparison(tmp_path):
       '--seeds=0',
       f'--output_dir={tmp_path}',
   ]
-  assert compare.run(arguments) == cli.OK
+  assert compare.run(arguments) == command_line.OK
   results = {
       row['algorithm']: row for row in csv_rows.read(tmp_path / 'results.csv')
   }
@@ -86,7 +86,7 @@ def test_rounds_with_control_variates_are_counted(
       flag,
   ]
   arguments = [a for a in arguments if 'classes_per_client' not in a]
-  assert train.run([*arguments, f'--output_dir={tmp_path}']) == cli.OK
+  assert train.run([*arguments, f'--output_dir={tmp_path}']) == command_line.OK
   *_, last = csv_rows.read(tmp_path / 'metrics.csv')
   assert last['exchanges'] == f'{3 + repeated}'
   number = (3 + repeated) * 2350 + full * 2290
@@ -112,7 +112,9 @@ def fedbs_arguments():
 @pytest.fixture(scope='module')
 def fedbs(tmp_path_factory, fedbs_arguments):
   folder = tmp_path_factory.mktemp('fedbs')
-  assert train.run([*fedbs_arguments, f'--output_dir={folder}']) == cli.OK
+  assert (
+      train.run([*fedbs_arguments, f'--output_dir={folder}']) == command_line.OK
+  )
   return folder
 
 
@@ -131,10 +133,10 @@ def test_fedbs_goes_on_after_a_crash(fedbs, fedbs_arguments, tmp_path, capsys):
   arguments = [*fedbs_arguments, f'--output_dir={tmp_path}']
   with pytest.MonkeyPatch.context() as monkeypatch:
     _crash_after(monkeypatch, 3)
-    assert train.run(arguments) == cli.FAILED
+    assert train.run(arguments) == command_line.FAILED
   assert 'the power was cut' in capsys.readouterr().err
   assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 1 + 3
-  assert train.run(arguments) == cli.OK
+  assert train.run(arguments) == command_line.OK
   assert (tmp_path / 'metrics.csv').read_bytes() == (
       fedbs / 'metrics.csv'
   ).read_bytes()
@@ -149,11 +151,13 @@ def test_clients_keep_their_states_over_a_crash(tmp_path):
       '--clients_per_round=3',
   ]
   whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-  assert train.run([*arguments, f'--output_dir={whole}']) == cli.OK
+  assert train.run([*arguments, f'--output_dir={whole}']) == command_line.OK
   with pytest.MonkeyPatch.context() as monkeypatch:
     _crash_after(monkeypatch, 3)
-    assert train.run([*arguments, f'--output_dir={broken}']) == cli.FAILED
-  assert train.run([*arguments, f'--output_dir={broken}']) == cli.OK
+    assert (
+        train.run([*arguments, f'--output_dir={broken}']) == command_line.FAILED
+    )
+  assert train.run([*arguments, f'--output_dir={broken}']) == command_line.OK
   metrics = [(f / 'metrics.csv').read_bytes() for f in (whole, broken)]
   assert metrics[0] == metrics[1]
 
@@ -175,7 +179,7 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
       '--checkpoint_every=2',
       f'--output_dir={tmp_path}',
   ]
-  assert train.run(arguments) == cli.FAILED
+  assert train.run(arguments) == command_line.FAILED
   error = capsys.readouterr().err
   assert 'stopped after round 3: in the last 3 rounds the loss' in error
   assert '--max_failed_rounds=3' in error
@@ -188,7 +192,7 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
   assert not (tmp_path / 'model').exists()
   # The same command comes to the same end.
   before = (tmp_path / 'metrics.csv').read_bytes()
-  assert train.run(arguments) == cli.FAILED
+  assert train.run(arguments) == command_line.FAILED
   assert 'stopped after round 3' in capsys.readouterr().err
   assert (tmp_path / 'metrics.csv').read_bytes() == before
 
@@ -211,7 +215,7 @@ def test_run_whose_rounds_all_fail_is_no_success(
       f'--output_dir={tmp_path}',
   ]
   for _ in range(2):  # The same command comes to the same end.
-    assert train.run(arguments) == cli.FAILED
+    assert train.run(arguments) == command_line.FAILED
     assert message in capsys.readouterr().err
     assert not (tmp_path / 'model').exists()
     assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 3
@@ -226,7 +230,8 @@ def test_run_with_fewer_failed_rounds_goes_on(tmp_path, monkeypatch):
   specs = training_flags.TrainingFlags.specs()
   assert specs['max_failed_rounds'].default > 2
   assert (
-      train.run([*arguments, _TOO_LARGE, f'--output_dir={tmp_path}']) == cli.OK
+      train.run([*arguments, _TOO_LARGE, f'--output_dir={tmp_path}'])
+      == command_line.OK
   )
   changed_nothing = [w for w in warnings if 'changed nothing' in w]
   assert [w.split()[1] for w in changed_nothing] == ['1', '2']
@@ -249,7 +254,7 @@ def test_comparison_goes_on_when_a_run_stops(tmp_path, capsys):
       '--max_failed_rounds=1',
       f'--output_dir={tmp_path}',
   ]
-  assert compare.run(arguments) == cli.FAILED
+  assert compare.run(arguments) == command_line.FAILED
   captured = capsys.readouterr()
   assert '[2/2] fedbn, seed 0' in captured.err
   assert captured.err.count('stopped after round 1: ') == 2

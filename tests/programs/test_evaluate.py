@@ -12,8 +12,8 @@ import tiny_runs
 
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import run_folder
 from tff_bn.programs import train
+from tff_bn.programs.runs import run_folder
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
 

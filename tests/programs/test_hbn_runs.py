@@ -6,12 +6,12 @@ import pytest
 
 from tff_bn.layers import HybridBatchNormalization
 from tff_bn.layers import batch_norm_layers
-from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import jobs
-from tff_bn.programs import settings as settings_lib
 from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.runs import jobs
 
 _SMALL = (
     '--model=mlp3',
@@ -23,7 +23,7 @@ _SMALL = (
 
 
 def _settings(*arguments):
-  flags = cli.parse(train.define_flags, [*_SMALL, *arguments])
+  flags = command_line.parse(train.define_flags, [*_SMALL, *arguments])
   settings_lib.check(flags)
   return settings_lib.resolve(flags, flags.algorithm, 0)
 
@@ -84,14 +84,14 @@ def test_training_and_evaluation(tmp_path):
       '--evaluate_every=2',
       f'--output_dir={tmp_path}',
   ]
-  assert train.run(arguments) == cli.OK
+  assert train.run(arguments) == command_line.OK
   rows = csv_rows.read(tmp_path / 'metrics.csv')
   assert [int(row['round']) for row in rows] == [0, 2, 3]
   # The evaluation is not counted.
   assert [int(row['exchanges']) for row in rows] == [0, 2, 3]
   assert not (tmp_path / 'model' / 'clients.npy').exists()
   # The saved model has the statistics of the last evaluation.
-  assert evaluate.run([f'--run={tmp_path}']) == cli.OK
+  assert evaluate.run([f'--run={tmp_path}']) == command_line.OK
   result, *_ = csv_rows.read(tmp_path / 'evaluation.csv')
   assert float(result['loss']) == pytest.approx(
       float(rows[-1]['test_loss']), rel=1e-4
@@ -106,7 +106,7 @@ def test_comparison(tmp_path):
       '--seeds=0',
       f'--output_dir={tmp_path}',
   ]
-  assert compare.run(arguments) == cli.OK
+  assert compare.run(arguments) == command_line.OK
   results = {
       row['algorithm']: row for row in csv_rows.read(tmp_path / 'results.csv')
   }

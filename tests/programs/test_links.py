@@ -10,8 +10,8 @@ from tff_bn.common import files
 from tff_bn.programs import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import run_folder
 from tff_bn.programs import train
+from tff_bn.programs.runs import run_folder
 
 _FLAGS = ('--algorithm=fedavg', '--model=mlp3', '--rounds=1')
 _COMPARE = ('--algorithms=fedavg,fbn', '--seeds=0', '--rounds=1')

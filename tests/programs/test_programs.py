@@ -21,12 +21,12 @@ import tiny_runs
 
 from tff_bn import data as tff_bn_data
 from tff_bn.imports import dependencies
-from tff_bn.programs import cli
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
-from tff_bn.programs import jobs
-from tff_bn.programs import settings
 from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.plan import settings
+from tff_bn.programs.runs import jobs
 from tff_bn.training import folder_lock
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
@@ -248,10 +248,12 @@ def test_flags_of_fedtan_are_written(fedtan_comparison):
       ('fedavg', []),
   ):
     path = folder / 'runs' / f'{algorithm}-seed0' / 'flags.txt'
-    flags = cli.parse(train.define_flags, [f'--flagfile={path}'])
+    flags = command_line.parse(train.define_flags, [f'--flagfile={path}'])
     settings.check(flags)
     names = ('moments', 'sync_rounds', 'after_sync_factor')
-    given = [n for n in names if flags.source(n) == cli.Source.FLAGFILE]
+    given = [
+        n for n in names if flags.source(n) == command_line.Source.FLAGFILE
+    ]
     assert given == expected
     assert settings.resolve(flags, algorithm, 0).sync_rounds == (
         2 if algorithm == 'fedtan_ii' else None
@@ -661,11 +663,11 @@ def test_users_own_model(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize('preset', sorted(_PRESETS.glob('*.flags')))
 def test_presets_are_right(preset):
   arguments = [f'--flagfile={preset}']
-  flags = cli.parse(compare.PROGRAM.define_flags, arguments)
+  flags = command_line.parse(compare.PROGRAM.define_flags, arguments)
   settings.check(flags)
   if flags.dsgd_momentum is not None:  # fedavg has no such momentum.
     arguments.append('--algorithm=dsgd_fbn')
-  settings.check(cli.parse(train.PROGRAM.define_flags, arguments))
+  settings.check(command_line.parse(train.PROGRAM.define_flags, arguments))
 
 
 def _evaluation(folder):

@@ -13,15 +13,15 @@ import psutil
 import pytest
 
 from tff_bn.imports import dependencies
-from tff_bn.programs import cli
 from tff_bn.programs import compare
-from tff_bn.programs import figures
-from tff_bn.programs import jobs
-from tff_bn.programs import run_folder
-from tff_bn.programs import run_process
-from tff_bn.programs import run_timing
-from tff_bn.programs import settings
 from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.plan import settings
+from tff_bn.programs.results import figures
+from tff_bn.programs.runs import jobs
+from tff_bn.programs.runs import run_folder
+from tff_bn.programs.runs import run_process
+from tff_bn.programs.runs import run_timing
 
 _SMALL = (
     '--model=mlp3',
@@ -282,7 +282,7 @@ def test_run_without_a_usable_model(tmp_path, capfd):
 )
 def test_process_of_a_run(tmp_path, monkeypatch, capfd, rate, code):
   """In this process, with a lock that another one claims."""
-  flags = cli.parse(
+  flags = command_line.parse(
       train.define_flags,
       [
           *_SMALL,

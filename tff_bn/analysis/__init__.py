@@ -3,9 +3,9 @@
 Members that need TensorFlow Federated are imported when they are first used.
 """
 
-from tff_bn.analysis import fedbn_toy
 from tff_bn.analysis import normalization_error
 from tff_bn.imports import lazy
+from tff_bn.papers.analyses import fedbn_toy
 
 # Name -> the module of this package in which it is defined.
 _WITH_TFF = {

@@ -1,0 +1,1 @@
+"""The five papers' experiments, and the analyses that only they need."""

@@ -1,0 +1,182 @@
+"""Sentences on what agrees with a paper, computed from the numbers."""
+
+from collections.abc import Mapping
+import itertools
+import math
+from typing import Optional
+
+from tff_bn.papers.experiments import experiment_files
+from tff_bn.papers.experiments import experiment_numbers
+from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments.experiment_numbers import Number
+from tff_bn.papers.experiments.experiment_numbers import Numbers
+
+_MAX_PAIRS = 5
+# These depend on the model only, which may be the paper's at every scale.
+_TRAFFIC = ('exchanges', 'megabytes')
+
+
+def sentences(
+    numbers: Numbers, experiment: experiment_files.Experiment
+) -> list[str]:
+  """Returns what agrees with the paper and what does not.
+
+  Args:
+    numbers: The numbers.
+    experiment: The experiment.
+
+  Returns:
+    Sentences: the finding, the order of the rows in each column, and at the
+    paper's scale the largest difference.
+  """
+  result = findings(experiment)
+  if experiment.scale == experiment_files.SMOKE:
+    return result
+  assert experiment.shown is not None
+  for name, ours, paper in columns(numbers, experiment.shown):
+    result.append(_order(name, ours, paper))
+  infinite = [
+      f'{numbers.describe(numbers.dimensions, labels)},'
+      f' {experiment_numbers.title(column)}'
+      for (labels, column), number in numbers.ours.items()
+      if math.isnan(number.mean)
+  ]
+  if infinite:
+    result.append(f'Without a finite number: {"; ".join(infinite)}.')
+  if experiment.scale == experiment_files.PAPER:
+    difference = largest_difference(numbers)
+    if difference is not None:
+      result.append(difference)
+  elif any(column not in _TRAFFIC for _, column in numbers.paper):
+    result.append(
+        "The paper's numbers are of other data and models, so only the order"
+        ' can be compared.'
+    )
+  return result
+
+
+def findings(experiment: experiment_files.Experiment) -> list[str]:
+  """Returns what the paper concludes, and what is found at another scale."""
+  if experiment.scale == experiment_files.SMOKE:
+    return [
+        'These numbers mean nothing: the data is random, and each run has two'
+        ' rounds.'
+    ]
+  is_ours = experiment_files.is_ours(experiment.name)
+  source = 'What follows' if is_ours else "The paper's finding"
+  result = [f'{source}: {experiment.finding}']
+  if experiment.found is not None:
+    result.append(f'At this scale: {experiment.found}')
+  return result
+
+
+def columns(
+    numbers: Numbers, show: experiment_show.Show
+) -> list[tuple[str, dict[str, Number], dict[str, Number]]]:
+  """Returns each column of the table with the numbers of its rows.
+
+  Args:
+    numbers: The numbers.
+    show: What is shown.
+
+  Returns:
+    The column's name, our numbers, and the paper's, by the rows' names. Numbers
+    that are not finite, and columns without numbers, are left out.
+  """
+  row_axes, column_axes = experiment_numbers.rows_and_columns(show)
+  result = []
+  for labels in numbers.combinations(column_axes):
+    for column in numbers.columns:
+      found: tuple[dict[str, Number], dict[str, Number]] = {}, {}
+      for row in numbers.combinations(row_axes):
+        by_name = {
+            **dict(zip(row_axes, row)),
+            **dict(zip(column_axes, labels)),
+        }
+        key = numbers.key(by_name, column)
+        for target, source in zip(found, (numbers.ours, numbers.paper)):
+          if key in source and math.isfinite(source[key].mean):
+            target[numbers.describe(row_axes, row)] = source[key]
+      if found[0]:
+        title = experiment_numbers.title(column)
+        panel = numbers.describe(column_axes, labels)
+        name = ', '.join(filter(None, [panel, title]))
+        result.append((name, *found))
+  return result
+
+
+def _order(
+    name: str, ours: Mapping[str, Number], paper: Mapping[str, Number]
+) -> str:
+  """Describes the order of the rows of a column."""
+  common = [row for row in ours if row in paper]
+  if len(common) < 2:
+    ranked = sorted(ours, key=lambda row: -ours[row].mean)
+    values = ' > '.join(f'{row} {ours[row].mean:.4g}' for row in ranked)
+    return f'{name}: {values}.'
+  swapped: list[str] = []
+  close: list[str] = []
+  for first, second in itertools.combinations(common, 2):
+    # In the paper, `higher` is not below `lower`.
+    higher, lower = sorted(
+        (first, second), key=lambda row: paper[row].mean, reverse=True
+    )
+    expected = paper[higher].mean - paper[lower].mean
+    difference = ours[higher].mean - ours[lower].mean
+    if expected == 0 or difference >= 0:
+      continue
+    pair = (
+        f'{lower} is above {higher} by {-difference:.4g} (in the paper, below'
+        f' it by {expected:.4g})'
+    )
+    is_clear = -difference > _spread(ours[higher], ours[lower])
+    is_clear &= expected > _spread(paper[higher], paper[lower])
+    (swapped if is_clear else close).append(pair)
+  if swapped:
+    more = len(swapped) - _MAX_PAIRS
+    pairs = '; '.join(swapped[:_MAX_PAIRS])
+    end = f'; and {more} more' if more > 0 else ''
+    return f"{name}: the order is not the paper's: {pairs}{end}."
+  if close:
+    return (
+        f"{name}: the order is the paper's, up to differences within the"
+        f' deviations: {"; ".join(close[:_MAX_PAIRS])}.'
+    )
+  return f"{name}: the order is the paper's."
+
+
+def _spread(first: Number, second: Number) -> float:
+  """Returns the deviation of a difference."""
+  return math.hypot(first.deviation or 0.0, second.deviation or 0.0)
+
+
+def largest_difference(numbers: Numbers) -> Optional[str]:
+  """Describes the largest difference from the paper in each column.
+
+  Args:
+    numbers: The numbers.
+
+  Returns:
+    The sentence; None if no number is both measured and printed.
+  """
+  texts = []
+  for column in numbers.columns:
+    differences = {
+        key: abs(ours.mean - numbers.paper[key].mean)
+        for key, ours in numbers.ours.items()
+        if key[1] == column
+        and key in numbers.paper
+        and math.isfinite(ours.mean)
+    }
+    if differences:
+      key = max(differences, key=lambda k: differences[k])
+      unit = ' points' if experiment_numbers.is_accuracy(column) else ''
+      texts.append(
+          f'{differences[key]:.4g}{unit}'
+          f' ({numbers.describe(numbers.dimensions, key[0])}:'
+          f' {numbers.ours[key].text(column)}, in the paper'
+          f' {numbers.paper[key].text(column)})'
+      )
+  if not texts:
+    return None
+  return f'The largest difference from the paper is {"; ".join(texts)}.'

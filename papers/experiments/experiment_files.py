@@ -1,0 +1,403 @@
+"""The files of the papers' experiments: found by name, read and checked.
+
+`experiments/PAPER/NAME.toml` describes a table or a figure of a paper,
+`experiments/PAPER/NAME.csv` has the numbers that the paper prints. An
+experiment has up to three scales: the paper's own, a small one on digits that
+are available offline, and one on random data that shows that it runs.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import pathlib
+from typing import Any, Optional
+
+from tff_bn.common import spelling
+from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_numbers as experiment_paper
+from tff_bn.papers.experiments import toml_table
+from tff_bn.programs.cli import flag_names
+from tff_bn.programs.cli import parsers
+from tff_bn.programs.plan import axes as axes_lib
+from tff_bn.programs.plan import settings as settings_lib
+
+FOLDER = pathlib.Path(__file__).parent
+PAPER = 'paper'
+DIGITS = 'digits'
+SMOKE = 'smoke'
+SCALES = {
+    PAPER: "the paper's data, model and number of rounds",
+    DIGITS: 'handwritten digits and a small model, offline and in minutes',
+    SMOKE: 'random data, a small model and two rounds, to see that it runs',
+}
+# The folder of experiments that are not a paper's.
+_OURS = 'tff_bn'
+# Flags of a comparison that are not flags of one run.
+COMPARISON_FLAGS = ('seeds', 'average_last')
+_TOP_KEYS = ('title', 'finding', 'flags', 'axes', 'show', 'analyses')
+_DIGITS_KEYS = ('finding', 'flags', 'without', 'axes', 'show', 'analyses')
+_SMOKE_KEYS = ('flags', 'without')
+_ANALYSIS_KEYS = ('name', 'runs', 'flags')
+
+
+@dataclasses.dataclass(frozen=True)
+class Analysis:
+  """An analysis of the finished runs, or a measurement without runs.
+
+  Attributes:
+    name: Its name in `tff-bn-analyze`.
+    runs: The axis whose points it compares; None: it needs no runs.
+    flags: The texts of its flags by name.
+  """
+
+  name: str
+  runs: Optional[str]
+  flags: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """An experiment of a paper at one scale.
+
+  Attributes:
+    name: PAPER/NAME.
+    scale: One of `SCALES`.
+    title: The paper, its table or figure, and what that shows.
+    finding: What the paper concludes from it, or this package.
+    found: What is found at this scale, if the file says it.
+    flags: The texts of the common flags of all runs, by name.
+    axes: What the runs differ in.
+    shown: The paper's table or figure; None: the analyses show the result.
+    analyses: The analyses.
+    paper: The numbers that the paper prints.
+  """
+
+  name: str
+  scale: str
+  title: str
+  finding: str
+  found: Optional[str]
+  flags: Mapping[str, str]
+  axes: tuple[axes_lib.Axis, ...]
+  shown: Optional[experiment_show.Show]
+  analyses: tuple[Analysis, ...]
+  paper: tuple[experiment_show.PaperNumber, ...]
+
+  @property
+  def trains(self) -> bool:
+    """Whether the experiment has runs, and not only a measurement."""
+    return bool(self.axes or self.flags)
+
+  def axis(self, name: str) -> axes_lib.Axis:
+    """Returns the axis with a name."""
+    return next(axis for axis in self.axes if axis.name == name)
+
+
+def is_ours(name: str) -> bool:
+  """Whether a name is that of an experiment of this package, not of a paper."""
+  return name.startswith(f'{_OURS}/')
+
+
+def names() -> list[str]:
+  """Returns the names of all experiments, figure_4 before figure_10."""
+  found = [
+      f'{path.parent.name}/{path.stem}' for path in FOLDER.glob('*/*.toml')
+  ]
+  return sorted(found, key=_sort_key)
+
+
+def _sort_key(name: str) -> list[Any]:
+  paper, _, rest = name.partition('/')
+  parts = rest.split('_')
+  return [
+      paper,
+      [(not p.isdigit(), int(p) if p.isdigit() else p) for p in parts],
+  ]
+
+
+def parts(name: str) -> list[str]:
+  """Returns the experiments that a name stands for.
+
+  Args:
+    name: PAPER/NAME, or the name of a table or figure whose parts are different
+      experiments, such as `fbn/figure_3` for `figure_3_a` and `figure_3_b_c`.
+
+  Returns:
+    The names of the experiments; the name itself if it has no parts.
+  """
+  known = names()
+  if name in known or not name[-1:].isdigit():
+    return [name]
+  return [other for other in known if other.startswith(f'{name}_')] or [name]
+
+
+def load(name: str, scale: str = PAPER) -> Experiment:
+  """Reads an experiment.
+
+  Args:
+    name: Its name, PAPER/NAME.
+    scale: `PAPER` or `DIGITS`; see `experiment_smoke` for `SMOKE`.
+
+  Returns:
+    The experiment at this scale.
+
+  Raises:
+    ValueError: If there is no such experiment, the experiment has no such
+      scale, or its files have a mistake.
+  """
+  known = names()
+  if name not in known:
+    raise ValueError(
+        f'--experiment={name} is not known.'
+        + spelling.suggestion(name, known)
+        + ' --experiment=list prints all experiments.'
+    )
+  path = FOLDER / f'{name}.toml'
+  file = toml_table.read(path)
+  if scale == DIGITS and DIGITS not in file.values:
+    raise ValueError(
+        f'--scale={DIGITS} is impossible with --experiment={name}, which has'
+        f' the scales {", ".join(scales(name))} only.'
+    )
+  at_paper_scale = _experiment(name, file)
+  paper = experiment_paper.read(
+      path.with_suffix('.csv'), at_paper_scale.shown, at_paper_scale.axes
+  )
+  experiment = dataclasses.replace(at_paper_scale, paper=paper)
+  # A mistake is found at whatever scale the experiment is used.
+  at_digits_scale = _at_digits_scale(experiment, file)
+  if scale == DIGITS:
+    assert at_digits_scale is not None
+    return at_digits_scale
+  return experiment
+
+
+def scales(name: str) -> list[str]:
+  """Returns the scales that an experiment has."""
+  file = toml_table.read(FOLDER / f'{name}.toml')
+  return [scale for scale in SCALES if scale != DIGITS or DIGITS in file.values]
+
+
+def smoke_overrides(name: str) -> tuple[dict[str, str], tuple[str, ...]]:
+  """Returns what a file says about the smoke scale.
+
+  Args:
+    name: The experiment's name.
+
+  Returns:
+    The flags of `[smoke.flags]`, and the flags that `without` removes.
+  """
+  table = toml_table.read(FOLDER / f'{name}.toml').table(SMOKE)
+  table.check_keys(_SMOKE_KEYS)
+  return _flags(table.table('flags'), COMPARISON_FLAGS), table.texts('without')
+
+
+def _experiment(name: str, file: toml_table.Table) -> Experiment:
+  """Reads the scale of the paper, without the paper's numbers."""
+  file.check_keys((*_TOP_KEYS, DIGITS, SMOKE))
+  return _assemble(
+      name=name,
+      scale=PAPER,
+      title=file.text('title'),
+      finding=file.text('finding'),
+      found=None,
+      flags=_flags(file.table('flags'), COMPARISON_FLAGS),
+      axes=_axes(file.table('axes')),
+      show=file.table('show') if 'show' in file.values else None,
+      analyses=file.tables('analyses'),
+      file=file,
+  )
+
+
+def _at_digits_scale(
+    paper: Experiment, file: toml_table.Table
+) -> Optional[Experiment]:
+  """Merges [digits] into the experiment, if there is one."""
+  if DIGITS not in file.values:
+    return None
+  digits = file.table(DIGITS)
+  digits.check_keys(_DIGITS_KEYS)
+  own_axes = {axis.name: axis for axis in _axes(digits.table('axes'))}
+  for axis_name in own_axes:
+    if axis_name not in [axis.name for axis in paper.axes]:
+      raise digits.error(
+          f'axes.{axis_name}',
+          'replaces an axis, but [axes] has no axis of this name.',
+      )
+  show = file.table('show') if 'show' in file.values else None
+  if 'show' in digits.values:
+    show = toml_table.Table(
+        file.path,
+        'digits.show',
+        {**file.values.get('show', {}), **digits.table('show').values},
+    )
+  flags = without(
+      paper.flags,
+      digits.texts('without'),
+      lambda name: digits.error('without', f'names {name!r}, not in [flags].'),
+  )
+  return _assemble(
+      name=paper.name,
+      scale=DIGITS,
+      title=paper.title,
+      finding=paper.finding,
+      found=digits.text('finding') if 'finding' in digits.values else None,
+      flags={**flags, **_flags(digits.table('flags'), COMPARISON_FLAGS)},
+      axes=tuple(own_axes.get(axis.name, axis) for axis in paper.axes),
+      show=show,
+      analyses=(digits if 'analyses' in digits.values else file).tables(
+          'analyses'
+      ),
+      file=file,
+      paper=paper.paper,
+  )
+
+
+def without(
+    flags: Mapping[str, str], removed: Sequence[str], error: Any
+) -> dict[str, str]:
+  """Returns flags without some of them, which must be there."""
+  for name in removed:
+    if name not in flags:
+      raise error(name)
+  return {name: text for name, text in flags.items() if name not in removed}
+
+
+def _assemble(
+    *,
+    axes: tuple[axes_lib.Axis, ...],
+    show: Optional[toml_table.Table],
+    analyses: Sequence[toml_table.Table],
+    file: toml_table.Table,
+    flags: Mapping[str, str],
+    paper: tuple[experiment_show.PaperNumber, ...] = (),
+    **fields: Any,
+) -> Experiment:
+  """Checks the parts of an experiment against one another."""
+  algorithms = [axis.name for axis in axes if 'algorithm' in axis.flags]
+  if axes or flags:
+    if not algorithms and 'algorithm' not in flags:
+      raise file.error('axes', 'sets no algorithm; one axis, or [flags], must.')
+    for axis in axes:
+      missing = [
+          point.label for point in axis.points if 'algorithm' not in point.flags
+      ]
+      if axis.name in algorithms and missing and 'algorithm' not in flags:
+        raise file.error(f'axes.{axis.name}.{missing[0]}', 'sets no algorithm.')
+    if show is None and not analyses:
+      raise file.error(
+          'show', 'must be given, unless an analysis shows the result.'
+      )
+  elif not analyses:
+    raise file.error('axes', 'must be given, or [flags], or [[analyses]].')
+  elif show is not None:
+    raise file.error('show', 'has no effect without runs.')
+  shown = None if show is None else _show(show, axes)
+  return Experiment(
+      flags=flags,
+      axes=axes,
+      shown=shown,
+      analyses=tuple(_analysis(table, axes) for table in analyses),
+      paper=paper,
+      **fields,
+  )
+
+
+def _flags(table: toml_table.Table, more: Sequence[str] = ()) -> dict[str, str]:
+  """Reads flags as texts."""
+  specs = settings_lib.RunSettings.specs()
+  known = [name for name in specs if name != 'seed'] + list(more)
+  texts = {}
+  for name, value in table.values.items():
+    if name not in known:
+      raise table.error(
+          name,
+          'is no flag of a run that an experiment can set.'
+          + flag_names.suggestion(name, known),
+      )
+    texts[name] = _to_text(table, name, value)
+  return texts
+
+
+def _to_text(table: toml_table.Table, name: str, value: Any) -> str:
+  if not isinstance(value, (str, bool, int, float)):
+    raise table.error(name, 'must be a text, a number, true or false.')
+  return parsers.to_text(value)
+
+
+def _axes(table: toml_table.Table) -> tuple[axes_lib.Axis, ...]:
+  axes = []
+  for name in table.values:
+    points = table.table(name)
+    if not points.values:
+      raise table.error(name, 'has no points.')
+    if name in (experiment_show.CLIENT, 'seed', 'column', 'value', 'deviation'):
+      raise table.error(name, 'is no possible name of an axis.')
+    axes.append(
+        axes_lib.Axis(
+            name,
+            tuple(
+                axes_lib.Point(label, _flags(points.table(label)))
+                for label in points.values
+            ),
+        )
+    )
+  return tuple(axes)
+
+
+def _show(
+    table: toml_table.Table, axes: Sequence[axes_lib.Axis]
+) -> experiment_show.Show:
+  """Reads the form of the paper's table or figure."""
+  kind = table.text('kind')
+  if kind not in experiment_show.KINDS:
+    raise table.error(
+        'kind',
+        f'is {kind!r}, but must be one of {", ".join(experiment_show.KINDS)}.'
+        + spelling.suggestion(kind, experiment_show.KINDS),
+    )
+  form = experiment_show.KINDS[kind]
+  table.check_keys(('kind', *form.required, *form.optional))
+  for name in form.required:
+    if name not in table.values:
+      raise table.error(name, f'must be given for kind = {kind!r}.')
+  fields = {name: table.texts(name) for name in table.values if name != 'kind'}
+  if kind == 'curves' and (
+      len(fields['x']) != 1 or fields['x'][0] not in experiment_show.CURVE_X
+  ):
+    raise table.error('x', f'must be {", ".join(experiment_show.CURVE_X)}.')
+  show = experiment_show.Show(kind, **fields)
+  names_of_axes = [axis.name for axis in axes]
+  for name in show.dimensions:
+    if name not in (*names_of_axes, experiment_show.CLIENT):
+      raise ValueError(
+          f'{table.path}: {table.key} names {name!r}, which is no axis; there'
+          f' is {", ".join(names_of_axes)}.'
+          + spelling.suggestion(name, names_of_axes)
+      )
+    if show.dimensions.count(name) > 1:
+      raise ValueError(f'{table.path}: {table.key} names {name!r} twice.')
+  for axis in axes:
+    if axis.name not in show.dimensions and len(axis.points) > 1:
+      raise ValueError(
+          f'{table.path}: {table.key} shows no axis {axis.name!r}, which has'
+          f' {len(axis.points)} points.'
+      )
+  return show
+
+
+def _analysis(
+    table: toml_table.Table, axes: Sequence[axes_lib.Axis]
+) -> Analysis:
+  table.check_keys(_ANALYSIS_KEYS)
+  name = table.text('name')
+  runs = None
+  if 'runs' in table.values:
+    runs = table.text('runs')
+    if runs not in [axis.name for axis in axes]:
+      raise table.error('runs', f'is {runs!r}, which is no axis.')
+  own = table.table('flags')
+  return Analysis(
+      name,
+      runs,
+      {key: _to_text(own, key, value) for key, value in own.values.items()},
+  )

@@ -1,0 +1,309 @@
+"""The numbers that an experiment shows: means over seeds, and the paper's.
+
+Accuracies are in %, as in the papers.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import itertools
+import math
+import statistics
+from typing import NamedTuple, Optional
+
+from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.programs.plan import axes as axes_lib
+from tff_bn.programs.results import tables
+
+# The labels of a cell in the order of `Show.shown_dimensions`, and the column.
+Key = tuple[tuple[str, ...], str]
+
+
+class Measurement(NamedTuple):
+  """A number that a run has measured.
+
+  Attributes:
+    labels: The run's labels by axis, and the client for its own test data.
+    seed: The run's seed.
+    column: What is measured, a column of results.csv.
+    value: The number, accuracies as shares.
+  """
+
+  labels: Mapping[str, str]
+  seed: int
+  column: str
+  value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+  """A mean over seeds, or a number that the paper prints.
+
+  Attributes:
+    mean: The mean.
+    deviation: The sample standard deviation; None: there is only one number,
+      or the paper prints none.
+    count: The number of seeds.
+  """
+
+  mean: float
+  deviation: Optional[float] = None
+  count: int = 1
+
+  def text(self, column: str) -> str:
+    """Returns the number as a table shows it."""
+    if math.isnan(self.mean):
+      return '–'
+    digits = _digits(column)
+    text = f'{self.mean:.{digits}f}'
+    if self.deviation is not None:
+      text += f' ± {self.deviation:.{digits}f}'
+    return text
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+  """All numbers of a table or figure.
+
+  Attributes:
+    dimensions: The axes that are shown.
+    labels: The labels of each of them, in order.
+    columns: The columns of results.csv that are shown.
+    ours: The measured numbers.
+    paper: The numbers that the paper prints.
+  """
+
+  dimensions: tuple[str, ...]
+  labels: Mapping[str, tuple[str, ...]]
+  columns: tuple[str, ...]
+  ours: Mapping[Key, Number]
+  paper: Mapping[Key, Number]
+
+  def combinations(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns all combinations of labels of some axes."""
+    return list(itertools.product(*(self.labels[name] for name in names)))
+
+  def key(self, labels: Mapping[str, str], column: str) -> Key:
+    """Returns the key of the number with these labels."""
+    return tuple(labels[name] for name in self.dimensions), column
+
+  def describe(self, names: Sequence[str], labels: Sequence[str]) -> str:
+    """Returns labels of some axes as one text, numbers with their axis."""
+    return ', '.join(
+        f'{name} = {label}'
+        if all(map(_is_number, self.labels[name]))
+        else label
+        for name, label in zip(names, labels)
+    )
+
+
+def _is_number(label: str) -> bool:
+  try:
+    float(label)
+  except ValueError:
+    return False
+  return True
+
+
+def is_accuracy(column: str) -> bool:
+  """Whether a column is shown in %."""
+  return column.endswith('accuracy')
+
+
+def _digits(column: str) -> int:
+  return 2 if is_accuracy(column) or column == 'megabytes' else 3
+
+
+def title(column: str) -> str:
+  """Returns a column's name for axes and titles."""
+  text = column.replace('_', ' ').capitalize()
+  return f'{text}, %' if is_accuracy(column) else text
+
+
+def collect(
+    measurements: Sequence[Measurement],
+    show: experiment_show.Show,
+    axes: Sequence[axes_lib.Axis],
+    paper: Sequence[experiment_show.PaperNumber],
+) -> Numbers:
+  """Averages over seeds, and takes the worst over the axes that say so.
+
+  Args:
+    measurements: The measured numbers.
+    show: What is shown.
+    axes: The experiment's axes.
+    paper: The numbers that the paper prints.
+
+  Returns:
+    The numbers. Those that the paper prints for points that are not among the
+    axes' are left out.
+  """
+  columns = show.value or show.y
+  known = {axis.name: tuple(p.label for p in axis.points) for axis in axes}
+  known[experiment_show.CLIENT] = _clients(measurements or paper)
+  dimensions = show.shown_dimensions
+  numbers = Numbers(
+      dimensions, {name: known[name] for name in dimensions}, columns, {}, {}
+  )
+  groups: dict[Key, dict[tuple[str, ...], list[float]]] = {}
+  for row in measurements:
+    if row.column in columns:
+      # What the worst is taken over stays apart until the seeds are averaged.
+      hidden = tuple(row.labels[name] for name in show.worst_over)
+      by_hidden = groups.setdefault(numbers.key(row.labels, row.column), {})
+      factor = 100 if is_accuracy(row.column) else 1
+      by_hidden.setdefault(hidden, []).append(factor * row.value)
+  ours = {}
+  for key, by_hidden in groups.items():
+    worst = max if key[1].endswith('loss') else min
+    ours[key] = worst(map(_mean, by_hidden.values()), key=lambda n: n.mean)
+  printed = {
+      numbers.key(number.labels, number.column): Number(
+          number.value, number.deviation
+      )
+      for number in paper
+      if all(number.labels[name] in known[name] for name in dimensions)
+  }
+  return dataclasses.replace(numbers, ours=ours, paper=printed)
+
+
+def _clients(
+    labelled: Sequence[Measurement] | Sequence[experiment_show.PaperNumber],
+) -> tuple[str, ...]:
+  """Returns the clients that occur, in order."""
+  clients = [each.labels.get(experiment_show.CLIENT) for each in labelled]
+  return tuple(dict.fromkeys(client for client in clients if client))
+
+
+def _mean(values: Sequence[float]) -> Number:
+  if not all(map(math.isfinite, values)):
+    return Number(math.nan, None, len(values))
+  return Number(
+      statistics.fmean(values),
+      statistics.stdev(values) if len(values) > 1 else None,
+      len(values),
+  )
+
+
+def to_csv(numbers: Numbers) -> str:
+  """Returns the text of experiment.csv.
+
+  Args:
+    numbers: The numbers.
+
+  Returns:
+    A row for each number that is measured or printed in the paper.
+  """
+  rows = []
+  for column in numbers.columns:
+    for labels in numbers.combinations(numbers.dimensions):
+      key = labels, column
+      ours, paper = numbers.ours.get(key), numbers.paper.get(key)
+      if ours is not None or paper is not None:
+        rows.append(
+            [
+                *labels,
+                column,
+                None if ours is None else ours.mean,
+                None if ours is None else ours.deviation,
+                None if ours is None else ours.count,
+                None if paper is None else paper.mean,
+                None if paper is None else paper.deviation,
+            ]
+        )
+  return tables.csv_text(
+      [
+          *numbers.dimensions,
+          'column',
+          'mean',
+          'deviation',
+          'seeds',
+          'paper',
+          'paper_deviation',
+      ],
+      rows,
+  )
+
+
+def to_markdown(numbers: Numbers, show: experiment_show.Show) -> str:
+  """Returns the numbers as a table.
+
+  Args:
+    numbers: The numbers.
+    show: What is shown. A figure becomes a table, too: its lines, or else its
+      axis to the right, are the rows.
+
+  Returns:
+    The table, with our number, and the paper's in parentheses. Rows and columns
+    without numbers are left out.
+  """
+  row_axes, column_axes = rows_and_columns(show)
+  keys = {*numbers.ours, *numbers.paper}
+
+  def has_numbers(names: Sequence[str], labels: Sequence[str]) -> bool:
+    wanted = dict(zip(names, labels))
+    return any(
+        all(
+            label == wanted.get(name, label)
+            for name, label in zip(numbers.dimensions, key[0])
+        )
+        for key in keys
+    )
+
+  columns = [
+      (labels, column)
+      for labels in numbers.combinations(column_axes)
+      if has_numbers(column_axes, labels)
+      for column in numbers.columns
+  ]
+  cells = [
+      [
+          ', '.join(row_axes),
+          *(
+              _title(
+                  numbers.describe(column_axes, labels),
+                  column,
+                  len(numbers.columns),
+              )
+              for labels, column in columns
+          ),
+      ]
+  ]
+  for row in numbers.combinations(row_axes):
+    if not has_numbers(row_axes, row):
+      continue
+    texts = []
+    for labels, column in columns:
+      by_name = {
+          **dict(zip(row_axes, row)),
+          **dict(zip(column_axes, labels)),
+      }
+      texts.append(_cell(numbers, numbers.key(by_name, column)))
+    cells.append([', '.join(row), *texts])
+  return tables.markdown(cells)
+
+
+def rows_and_columns(
+    show: experiment_show.Show,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Returns the axes of the rows and of the columns of a table.
+
+  Args:
+    show: What is shown.
+
+  Returns:
+    The axes whose points are compared, and the other ones.
+  """
+  rows = show.rows or show.lines or show.x
+  return rows, tuple(n for n in show.shown_dimensions if n not in rows)
+
+
+def _title(labels: str, column: str, num_columns: int) -> str:
+  if labels and num_columns == 1:
+    return labels
+  return ', '.join(filter(None, [labels, title(column)]))
+
+
+def _cell(numbers: Numbers, key: Key) -> str:
+  ours, paper = numbers.ours.get(key), numbers.paper.get(key)
+  text = '–' if ours is None else ours.text(key[1])
+  return text if paper is None else f'{text} ({paper.text(key[1])})'

@@ -1,0 +1,1 @@
+"""The machine of the command line: parsing, help, errors, groups of flags."""

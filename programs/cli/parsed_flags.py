@@ -1,0 +1,152 @@
+"""The values of a program's flags, and where each of them comes from."""
+
+from collections.abc import Collection, Mapping
+import enum
+import types
+from typing import Any, Optional
+
+from absl import flags
+
+from tff_bn.programs.cli import parsers
+
+
+class Source(enum.IntEnum):
+  """Where a flag's value comes from; the greater overrules the smaller."""
+
+  DEFAULT = 0
+  FLAGFILE = 1
+  COMMAND_LINE = 2
+
+
+class ParsedFlags:
+  """The values of a program's flags, as attributes.
+
+  Attributes:
+    refusals: If not None, `refuse_unless_overruled` raises no errors. It adds
+      their messages here, by the names of the refused flags.
+  """
+
+  def __init__(
+      self,
+      values: flags.FlagValues,
+      sources: Mapping[str, Source],
+      ignored: Collection[str] = (),
+      replaced: Mapping[str, Any] = types.MappingProxyType({}),
+      refusals: Optional[dict[str, str]] = None,
+  ):
+    """Initializes the flags.
+
+    Args:
+      values: The values.
+      sources: Where the value of each flag comes from.
+      ignored: Flags that have their defaults, whatever was given.
+      replaced: Values that replace those in `values`, by name.
+      refusals: See the class.
+    """
+    self._values = values
+    self._sources = {**sources, **dict.fromkeys(ignored, Source.DEFAULT)}
+    self._ignored = ignored
+    self._replaced = replaced
+    self.refusals = refusals
+
+  def __getattr__(self, name: str) -> Any:
+    if name in self._ignored:
+      return self._values[name].default
+    if name in self._replaced:
+      return self._replaced[name]
+    return getattr(self._values, name)
+
+  def source(self, name: str) -> Source:
+    """Returns where the value of a flag comes from."""
+    return self._sources[name]
+
+  def is_given(self, name: str) -> bool:
+    """Whether a flag is on the command line or in a flagfile."""
+    return self.source(name) != Source.DEFAULT
+
+  def defines(self, name: str) -> bool:
+    """Whether the program has a flag of this name."""
+    return name in self._sources
+
+  def without(self, names: Collection[str]) -> 'ParsedFlags':
+    """Returns the flags as if these were not given."""
+    return ParsedFlags(
+        self._values,
+        self._sources,
+        (*self._ignored, *names),
+        self._replaced,
+        self.refusals,
+    )
+
+  def replacing(
+      self, texts: Mapping[str, str], source: Source = Source.COMMAND_LINE
+  ) -> 'ParsedFlags':
+    """Returns the flags with other values.
+
+    Args:
+      texts: The new values by name, as one writes them in a command.
+      source: Where they count as coming from.
+
+    Returns:
+      The flags. Their `refusals` are independent of those of this object.
+
+    Raises:
+      ValueError: If the program has no such flag, or does not allow a value.
+    """
+    values = dict(self._replaced)
+    for name, text in texts.items():
+      values[name] = self.parse(name, text)
+    return ParsedFlags(
+        self._values,
+        {**self._sources, **dict.fromkeys(texts, source)},
+        self._ignored,
+        values,
+    )
+
+  def parse(self, name: str, text: str) -> Any:
+    """Returns the value of a flag that a text stands for.
+
+    Args:
+      name: The flag.
+      text: The text.
+
+    Returns:
+      The value.
+
+    Raises:
+      ValueError: If the program has no such flag, or does not allow the value.
+    """
+    if not self.defines(name):
+      raise ValueError(f'--{name} is not a flag of this program.')
+    try:
+      return self._values[name].parser.parse(text)
+    except ValueError as error:
+      raise ValueError(f'--{name}={text}: {error}') from error
+
+  def text(self, name: str) -> str:
+    """Returns a flag as one writes it, such as `--rounds=60`."""
+    return f'--{name}={parsers.to_text(getattr(self, name))}'
+
+  def refuse_unless_overruled(
+      self, name: str, overruling: str, reason: str
+  ) -> None:
+    """Raises an error if a flag is given but another one makes it meaningless.
+
+    The flag is ignored instead if the other one overrules it: the command line
+    overrules a flagfile. With `refusals`, no error is raised, see the class.
+
+    Args:
+      name: The flag.
+      overruling: The other flag.
+      reason: Why the flag is refused, as the end of a sentence without its
+        point.
+
+    Raises:
+      ValueError: If the flag is given and not overruled.
+    """
+    if not self.is_given(name) or self.source(name) < self.source(overruling):
+      return
+    message = f'{self.text(name)} {reason}.'
+    if self.refusals is None:
+      raise ValueError(message)
+    self.refusals.setdefault(name, message)

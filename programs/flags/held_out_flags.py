@@ -1,0 +1,86 @@
+"""The flags of clients that take no part in training."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any, Optional
+
+from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import parsers
+from tff_bn.programs.cli.flag_groups import flag
+from tff_bn.programs.cli.parsed_flags import ParsedFlags
+from tff_bn.programs.flags import data_flags
+from tff_bn.programs.flags import registry
+
+_PRIOR = 16.0
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOutFlags(flag_groups.Flags):
+  """Clients that are tested after the training."""
+
+  TITLE = 'Held-out clients'
+
+  held_out_clients: Optional[tuple[str, ...]] = flag(
+      parsers.TupleParser(flag_groups.TEXT),
+      'Ids of clients, separated by commas, that take no part in training. The'
+      ' final model is tested on them with averaged BN statistics, with'
+      ' statistics from their own unlabeled training data, and with a mixture'
+      ' of both',
+      default_text='none',
+  )
+  held_out_prior: Optional[float] = flag(
+      flag_groups.POSITIVE,
+      'Weight N of the averaged BN statistics in the mixture: a client with n'
+      ' training samples has n/(n+N) of its own statistics',
+      _PRIOR,
+      conditions=(
+          flag_groups.Condition(
+              'held_out_clients',
+              lambda flags: flags.held_out_clients is not None,
+              'has no effect without --held_out_clients',
+          ),
+      ),
+  )
+
+  @classmethod
+  def check(cls, flags: ParsedFlags) -> None:
+    """See `Flags.check`."""
+    super().check(flags)
+    num_clients = num_training_clients(flags)
+    if num_clients is not None and num_clients < 1:
+      raise ValueError(
+          f'{flags.text("held_out_clients")} leaves none of the'
+          f' {data_flags.num_clients(flags)} clients for training.'
+      )
+
+
+def num_training_clients(flags: Any) -> Optional[int]:
+  """Returns the number of clients that train; None: the data decides it.
+
+  Args:
+    flags: All flags of the program, or the settings of a run.
+  """
+  num_clients = data_flags.num_clients(flags)
+  if num_clients is None:
+    return None
+  return num_clients - len(flags.held_out_clients or ())
+
+
+def check_algorithms(
+    flags: ParsedFlags, algorithms: Sequence[registry.Algorithm]
+) -> None:
+  """Checks that all algorithms have a model for clients that did not train.
+
+  Args:
+    flags: All flags of the program.
+    algorithms: The algorithms.
+
+  Raises:
+    ValueError: If the clients of an algorithm share nothing.
+  """
+  for algorithm in algorithms:
+    if flags.held_out_clients is not None and not algorithm.has_shared_model:
+      raise ValueError(
+          f'{flags.text("held_out_clients")} is impossible with'
+          f' {algorithm.name}: {registry.NOTHING_SHARED} for other clients.'
+      )

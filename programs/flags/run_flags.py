@@ -1,0 +1,192 @@
+"""The flags of a run's seed, evaluations, checkpoints and files."""
+
+import dataclasses
+from typing import Optional
+
+from absl import flags as absl_flags
+
+from tff_bn.programs.cli import flag_groups
+from tff_bn.programs.cli import parsers
+from tff_bn.programs.cli.flag_groups import OWN_NAME
+from tff_bn.programs.cli.flag_groups import flag
+from tff_bn.programs.flags import registry
+from tff_bn.programs.runs import run_folder
+from tff_bn.training import names as training_names
+
+
+@dataclasses.dataclass(frozen=True)
+class _Intervals(flag_groups.Flags):
+  """How often a run is evaluated and saved."""
+
+  evaluate_every: int = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of rounds from one evaluation to the next; the initial and the'
+      ' final model are always evaluated',
+      5,
+  )
+  checkpoint_every: int = flag(
+      flag_groups.POSITIVE_INTEGER,
+      'Number of rounds from one checkpoint to the next. The same command'
+      ' continues a run that was stopped from its last checkpoint',
+      10,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _ClientModels(flag_groups.Flags):
+  """What is saved of the clients' models."""
+
+  save_client_models: Optional[str] = flag(
+      parsers.ChoiceParser(training_names.SAVE_CLIENT_MODELS),
+      lambda: (
+          'Whose own models are saved as Keras files at the end, with'
+          f' {", ".join(registry.users(registry.CLIENT_MODELS))} or'
+          ' --pan_personal_share; tff-bn-evaluate --export_client also does it'
+          ' later:\n' + flag_groups.listing(training_names.SAVE_CLIENT_MODELS)
+      ),
+      'none',
+      # Not in flags.txt, so that runs from before this flag can be continued.
+      convert=lambda choice: None if choice == 'none' else choice,
+      feature=registry.CLIENT_MODELS,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seed(flag_groups.Flags):
+  """The seed of a run."""
+
+  seed: int = flag(
+      flag_groups.SEED,
+      'Decides every random choice: split, initial weights, sampled clients,'
+      ' order of the batches',
+      0,
+      argument=OWN_NAME,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seeds(flag_groups.Flags):
+  """The seeds of a comparison."""
+
+  seeds: tuple[int, ...] = flag(
+      parsers.TupleParser(flag_groups.SEED),
+      'Seeds, separated by commas. Each algorithm is trained once with each'
+      ' seed; with the same seed all have the same split, initial weights and'
+      ' sampled clients',
+      (0, 1),
+  )
+
+
+# A dataclass has the fields of its last base first.
+@dataclasses.dataclass(frozen=True)
+class RunFlags(_ClientModels, _Intervals, _Seed):
+  """The seed of a run, and how often it is evaluated and saved."""
+
+  TITLE = 'Run'
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsFlags(_ClientModels, _Intervals, _Seeds):
+  """The seeds of a comparison, and how often its runs are evaluated."""
+
+  TITLE = 'Runs'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verbosity(flag_groups.Flags):
+  """How much is logged."""
+
+  verbosity: int = flag(
+      parsers.NumberParser(int, minimum=-2, maximum=1),
+      'What is printed besides results: -2 errors only, -1 also warnings and'
+      ' the progress, 0 also information, 1 everything, with the tracebacks of'
+      ' errors',
+      -1,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Output(flag_groups.Flags):
+  """Where the files of a program go that claims its folder."""
+
+  output_dir: str = flag(
+      flag_groups.TEXT,
+      'Folder for all files. If it holds a run with the same flags, that run is'
+      ' continued (an analysis is repeated); a run with other flags is never'
+      ' touched: the default is then FOLDER-2, FOLDER-3, …',
+  )
+  overwrite: bool = flag(
+      None, 'Removes the run in --output_dir and starts from scratch', False
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputFlags(_Verbosity, _Output):
+  """Where a run's files go, and what is logged."""
+
+  TITLE = 'Output'
+
+
+# The flag by which the user trusts a run, and its explanation.
+TRUST_RUN = 'trust_run'
+EXPLANATION_OF_TRUST = (
+    'Runs code that the flags of the run name, such as'
+    " --model=my_models:build_model. The run may be somebody else's, so without"
+    ' this flag only code of this package is run'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Evaluation(flag_groups.Flags):
+  """Which run is evaluated, and how."""
+
+  run: Optional[str] = flag(
+      flag_groups.TEXT,
+      'Folder of the finished run: the --output_dir of tff-bn-train, or a'
+      ' folder in the runs/ of a comparison',
+      default_text='none, it must be given',
+  )
+  trust_run: bool = flag(None, EXPLANATION_OF_TRUST, False)
+  reestimate_statistics: bool = flag(
+      None,
+      'Computes the BN statistics again before the evaluation, by forward'
+      ' passes over training data without its labels: for the whole test set'
+      " over the data of all clients, for a client's test data over the data of"
+      ' this client',
+      False,
+  )
+  export_client: Optional[tuple[str, ...]] = flag(
+      parsers.TupleParser(flag_groups.TEXT),
+      'Ids of clients, separated by commas. The program writes the models that'
+      f' these clients use as Keras files in {run_folder.EXPORTED}/, and'
+      ' evaluates nothing',
+      default_text='none',
+  )
+  output_dir: Optional[str] = flag(
+      flag_groups.TEXT,
+      f'Folder for {run_folder.EVALUATION} and {run_folder.EXPORTED}/',
+      default_text="the run's",
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationFlags(_Verbosity, _Evaluation):
+  """Which run is evaluated, how, and where the result goes."""
+
+  TITLE = 'Evaluation'
+
+
+def define_analysis_output_flags(
+    values: absl_flags.FlagValues, name: str
+) -> flag_groups.FlagGroup:
+  """Defines where the result of an analysis of runs goes."""
+  define = flag_groups.Definer(values)
+  define(
+      'output_dir',
+      flag_groups.TEXT,
+      f'Folder for {name}.csv, {name}.md and plots/',
+      default_text=f"the run's, if there is one; else runs/{name}",
+  )
+  for flag_name, spec in _Verbosity.specs().items():
+    spec.define(define, flag_name, spec.default)
+  return define.group(OutputFlags.TITLE)

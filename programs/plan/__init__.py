@@ -1,0 +1,1 @@
+"""What a program runs: settings, axes, sweeps and comparisons."""

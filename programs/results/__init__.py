@@ -1,0 +1,1 @@
+"""Results of runs: tables, plots and report.html."""

@@ -1,0 +1,318 @@
+"""`report.html`: a page about a run or a comparison that needs no network."""
+
+import base64
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import os
+import pathlib
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+import urllib.parse
+
+import jinja2
+
+from tff_bn.common import files
+from tff_bn.imports import versions
+from tff_bn.programs.results import plots
+from tff_bn.programs.results import report
+from tff_bn.programs.results import report_data
+from tff_bn.programs.results import tables
+from tff_bn.programs.runs import run_folder
+from tff_bn.training import measures
+
+if TYPE_CHECKING:
+  from tff_bn.data import federated
+
+_TEMPLATES = pathlib.Path(__file__).parents[1] / 'templates'
+_FIGURES = re.compile(
+    '<!-- figures: begin -->.*<!-- figures: end -->', re.DOTALL
+)
+# Flags that tell what was run, with their names in the list.
+_FACTS = {
+    'experiment': 'Experiment',
+    'algorithm': 'Algorithm',
+    'algorithms': 'Algorithms',
+    'sweep': 'Sweep',
+    'model': 'Model',
+    'normalization': 'Normalization',
+    'rounds': 'Rounds',
+    'local_steps': 'Local steps',
+    'local_epochs': 'Local epochs',
+    'client_learning_rate': "Clients' learning rate",
+    'batch_size': 'Batch size',
+    'seed': 'Seed',
+    'seeds': 'Seeds',
+}
+_VERSIONS = ('tff_bn', 'tensorflow-federated', 'tensorflow', 'keras', 'python')
+# Files of a run, with their names in links.
+_FILES = {
+    run_folder.METRICS: 'metrics',
+    run_folder.FLAGS_FILE: 'flags',
+    f'{run_folder.MODEL}/{run_folder.MODEL_FILE}': 'model',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+  """What a page is about.
+
+  Attributes:
+    title: Its title.
+    program: The program that trained.
+    flags: The flags that define what it trained, by name.
+    runs: The runs.
+    folders: Their folders.
+    results: Their rows of results.csv.
+    num_averaged: The number of evaluated rounds over which these average.
+    varied: The names of the labels that differ between runs.
+    data: The data of the run whose labels are shown.
+    data_title: A description of the data.
+    labels_of: The name of this run.
+    held_out: The table of clients that took no part in training, if there are
+      any: its titles and its lines.
+    held_out_notes: Sentences that explain this table.
+    class_names: The names of the classes, if they have names.
+  """
+
+  title: str
+  program: str
+  flags: Mapping[str, str]
+  runs: Sequence[report.Run]
+  folders: Sequence[pathlib.Path]
+  results: Sequence[report.Result]
+  num_averaged: int
+  varied: Sequence[str]
+  data: 'federated.FederatedData'
+  data_title: str
+  labels_of: str
+  held_out: Sequence[Sequence[str]] = ()
+  held_out_notes: Sequence[str] = ()
+  class_names: Sequence[str] = ()
+
+
+def name_algorithms(runs: Sequence[report.Run]) -> str:
+  """Returns the algorithms of runs, or what names the runs without them."""
+  return ', '.join(
+      dict.fromkeys(run.labels.get(report.ALGORITHM, run.name) for run in runs)
+  )
+
+
+def write(folder: pathlib.Path, page: Page) -> None:
+  """Writes `report.html`.
+
+  Args:
+    folder: The folder of the run or the comparison.
+    page: What it is about.
+  """
+  numbers = report_data.data(
+      page.runs,
+      page.folders,
+      page.varied,
+      page.data.label_distribution(),
+      page.data.client_ids,
+      page.class_names,
+  )
+  run_cells, run_rows = _runs(folder, page)
+  text = (
+      _environment()
+      .get_template('report.html')
+      .render(
+          page=page,
+          facts=_facts(page),
+          cells=report.table_cells(page.results, page.varied),
+          num_labels=len(page.varied),
+          notes=report.notes(page.results, page.num_averaged, page.runs),
+          over_rounds=f'{report.over_rounds(page.num_averaged)}.',
+          band=_sentence(plots.band_note(page.runs)),
+          num_seeds=len({run.seed for run in page.runs}),
+          data=numbers,
+          of_client=measures.OF_CLIENT,
+          max_clients=measures.MAX_CLIENTS,
+          max_table_clients=measures.MAX_TABLE_CLIENTS,
+          client_cells=client_cells(page.runs, page.folders),
+          hidden_clients=len(page.data.client_ids) > report_data.MAX_CLIENTS,
+          figures=_figures(folder),
+          run_cells=run_cells,
+          run_rows=run_rows,
+          command=_command(page),
+          library=_library(),
+      )
+  )
+  files.replace(folder / run_folder.REPORT, text)
+
+
+def refresh_figures(folder: pathlib.Path) -> None:
+  """Shows the plots of new analyses in the page of a folder, if it has one.
+
+  Args:
+    folder: The folder of a run or a comparison.
+  """
+  path = folder / run_folder.REPORT
+  if path.exists():
+    text = path.read_text(encoding='utf-8')
+    files.replace(path, _FIGURES.sub(lambda _: _figures(folder), text))
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+  return jinja2.Environment(
+      loader=jinja2.FileSystemLoader(_TEMPLATES),
+      autoescape=True,
+      undefined=jinja2.StrictUndefined,
+      trim_blocks=True,
+      lstrip_blocks=True,
+  )
+
+
+@functools.cache
+def _library() -> str:
+  """Returns the JavaScript of Vega-Lite, which draws the plots."""
+  # Imported late: it is large.
+  import vl_convert
+
+  # The argument is optional, which the package's type stub misses.
+  return vl_convert.javascript_bundle()  # type: ignore[call-arg]
+
+
+def client_cells(
+    runs: Sequence[report.Run], folders: Sequence[pathlib.Path]
+) -> list[list[str]]:
+  """Returns the table of the accuracy of each client, in percent.
+
+  Args:
+    runs: The runs.
+    folders: Their folders.
+
+  Returns:
+    The titles, and a line for each client with a column for each name of a run:
+    the mean and the standard deviation over the seeds. Nothing if there are no
+    results, or more than `MAX_TABLE_CLIENTS` clients.
+  """
+  accuracies: dict[str, dict[str, list[float]]] = {}
+  for run, folder in zip(runs, folders, strict=True):
+    for client, accuracy in report_data.client_accuracies(folder):
+      values = accuracies.setdefault(client, {})
+      values.setdefault(run.name, []).append(100 * accuracy)
+  if not 0 < len(accuracies) <= measures.MAX_TABLE_CLIENTS:
+    return []
+  names = list(dict.fromkeys(run.name for run in runs))
+  return [
+      ['Client', *(f'{name}, %' for name in names)],
+      *(
+          [
+              client,
+              *(tables.mean_and_deviation(values.get(n, ())) for n in names),
+          ]
+          for client, values in accuracies.items()
+      ),
+  ]
+
+
+def _sentence(text: str) -> str:
+  return f'{text[:1].upper()}{text[1:]}.' if text else ''
+
+
+def _facts(page: Page) -> list[tuple[str, str]]:
+  """Returns the lines of the list of what was run."""
+  facts = [('Program', page.program), ('Data', page.data_title)]
+  if page.class_names:
+    facts.append(('Classes', ', '.join(page.class_names)))
+  facts += [
+      (title, page.flags[name].replace(',', ', ').replace('\n', '; '))
+      for name, title in _FACTS.items()
+      if name in page.flags
+  ]
+  known = versions.versions()
+  facts.append(
+      ('Versions', ', '.join(f'{name} {known[name]}' for name in _VERSIONS))
+  )
+  return facts
+
+
+def _command(page: Page) -> str:
+  """Returns the command that repeats what the page is about."""
+  arguments = [
+      shlex.quote(f'--{name}={line}')
+      for name, text in page.flags.items()
+      for line in text.split('\n')
+  ]
+  return ' \\\n    '.join([page.program, *arguments, '--output_dir=NEW_FOLDER'])
+
+
+def _runs(
+    folder: pathlib.Path, page: Page
+) -> tuple[list[list[str]], list[tuple[list[str], list[tuple[str, str]]]]]:
+  """Returns the table of the single runs, and the links of each of them."""
+  names = [*page.varied, 'seed']
+  cells = report.table_cells(page.results, names)
+  cells[0][len(page.varied)] = 'Seed'
+  cells[0].append('Seconds per round')
+  rows = []
+  for row, run in zip(cells[1:], page.folders, strict=True):
+    seconds = report_data.seconds_per_round([run])
+    row.append('–' if seconds is None else f'{seconds:.3g}')
+    links = [('folder', _link(folder, run, '.'))]
+    links += [
+        (title, _link(folder, run, name))
+        for name, title in _FILES.items()
+        if (run / name).exists()
+    ]
+    rows.append((row, links))
+  return cells, rows
+
+
+def _link(folder: pathlib.Path, run: pathlib.Path, name: str) -> str:
+  relative = pathlib.PurePath(os.path.relpath(run, folder), name).as_posix()
+  # A name with a colon would look like a protocol.
+  return urllib.parse.quote(f'./{relative}')
+
+
+def _figures(folder: pathlib.Path) -> str:
+  """Returns the part of the page with the plots of analyses."""
+  plot_folder = folder / run_folder.PLOTS
+  groups: list[dict[str, Any]] = []
+  if (folder / run_folder.EXPERIMENT_MARKDOWN).exists():
+    groups.append(
+        _group(
+            folder,
+            "The paper's experiment",
+            [plot_folder / 'experiment.png'],
+            [folder / run_folder.EXPERIMENT_MARKDOWN],
+        )
+    )
+  for name, drawings in run_folder.RUN_ANALYSES.items():
+    table = folder / f'{name}.md'
+    if table.exists():
+      images = [plot_folder / f'{drawing}.png' for drawing in drawings]
+      groups.append(_group(folder, f'Analysis: {name}', images, [table]))
+  for path in sorted((folder / run_folder.ANALYSES).glob('*/')):
+    groups.append(
+        _group(
+            folder,
+            f'Analysis: {path.name}',
+            sorted((path / run_folder.PLOTS).glob('*.png')),
+            sorted(path.glob('*.md')),
+        )
+    )
+  template = _environment().get_template('report_figures.html')
+  return template.render(groups=groups).strip()
+
+
+def _group(
+    folder: pathlib.Path,
+    title: str,
+    images: Sequence[pathlib.Path],
+    tables: Sequence[pathlib.Path],
+) -> dict[str, Any]:
+  """Describes a heading with images and links to tables."""
+  return {
+      'title': title,
+      'images': [
+          (path.stem, base64.b64encode(path.read_bytes()).decode('ascii'))
+          for path in images
+          if path.exists()
+      ],
+      'links': [_link(folder, path.parent, path.name) for path in tables],
+  }

@@ -1,0 +1,320 @@
+"""Builds the data, the model and the process of a run from its settings.
+
+Importing this module imports TensorFlow Federated, so programs do it after they
+have checked their flags.
+"""
+
+from collections.abc import Callable, Sequence
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from typing import Any, Optional
+
+import keras
+import tensorflow as tf
+
+import tff_bn
+from tff_bn import aggregators
+from tff_bn import algorithms
+from tff_bn import data as tff_bn_data
+from tff_bn import runtime
+from tff_bn import training
+from tff_bn.common import cores
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.processes import personal_phases
+from tff_bn.processes import stateful_process
+from tff_bn.programs.flags import algorithm_flags
+from tff_bn.programs.flags import held_out_flags
+from tff_bn.programs.flags import registry
+from tff_bn.programs.runs import run_data
+from tff_bn.programs.flags import run_flags
+from tff_bn.programs.runs import run_folder
+from tff_bn.programs.flags import server_flags
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.flags import training_flags
+from tff_bn.training import finished
+from tff_bn.training import saved_models
+
+# Builders of the metrics that metrics.csv has for training and evaluation.
+METRICS: list[Callable[[], keras.metrics.Metric]] = [
+    lambda: keras.metrics.SparseCategoricalAccuracy(name='accuracy')
+]
+
+
+def split_dataset(
+    settings: settings_lib.RunSettings, dataset: tff_bn_data.Dataset
+) -> tff_bn_data.FederatedData:
+  """Splits the dataset of a run; a ValueError says why it is impossible."""
+  return run_data.DataRecipe.of(settings).split(dataset)
+
+
+def build_model(
+    settings: settings_lib.RunSettings, data: tff_bn_data.FederatedData
+) -> BatchNormModel:
+  """Builds the model, whose initial weights depend on `--seed` alone.
+
+  Args:
+    settings: The run's settings.
+    data: The clients' data.
+
+  Returns:
+    The model, for cross-entropy of logits and integer labels.
+
+  Raises:
+    ValueError: If the algorithm needs other BN layers, and the model's layers
+      can't be replaced.
+  """
+  return _build_model(settings, data.dataset.input_shape, data.num_classes)
+
+
+def _build_model(
+    settings: settings_lib.RunSettings,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+) -> BatchNormModel:
+  keras_model_fn = settings.build_model_fn(input_shape, num_classes)
+  batch_norm = registry.find(settings.algorithm).batch_norm
+  if batch_norm is not None:
+    keras_model_fn = functools.partial(
+        _converted, settings, keras_model_fn, batch_norm
+    )
+  # Keras's initializers draw from the global generators.
+  keras.utils.set_random_seed(settings.seed)
+  return BatchNormModel(
+      keras_model_fn,
+      input_spec=(
+          tf.TensorSpec((None, *input_shape), tf.float32),
+          tf.TensorSpec((None,), tf.int32),
+      ),
+      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
+          from_logits=True
+      ),
+      metrics_fn=lambda: [build_metric() for build_metric in METRICS],
+  )
+
+
+def _converted(
+    settings: settings_lib.RunSettings,
+    keras_model_fn: Callable[[], keras.Model],
+    batch_norm: str,
+) -> keras.Model:
+  """Builds a model and replaces its BN layers."""
+  keras_model = keras_model_fn()
+  try:
+    return tff_bn.convert_batch_norm(keras_model, to=batch_norm)
+  except ValueError as error:
+    raise ValueError(
+        f'{settings.algorithm} is impossible with'
+        f' --model={settings.model} and'
+        f' --normalization={settings.normalization}: {error}'
+    ) from error
+
+
+def load_models(
+    settings: settings_lib.RunSettings, folder: pathlib.Path
+) -> tuple[saved_models.SavedModels, BatchNormModel]:
+  """Opens the models of a finished run.
+
+  The run may be somebody else's, so only arrays are read: the model is built
+  from the settings.
+
+  Args:
+    settings: The run's settings.
+    folder: The run's folder.
+
+  Returns:
+    The saved weights, whose checksums are right, and the model.
+
+  Raises:
+    ValueError: If a file is damaged or missing.
+  """
+  saved = saved_models.SavedModels(folder / run_folder.MODEL)
+  saved.check()
+  finished.check_results(folder, saved.manifest)
+  model = _build_model(
+      settings,
+      tuple(saved.manifest['input_shape']),
+      saved.manifest['num_classes'],
+  )
+  return saved, model
+
+
+def client_weights(
+    settings: settings_lib.RunSettings,
+    saved: saved_models.SavedModels,
+    model: BatchNormModel,
+    client_id: str,
+    client_number: int,
+) -> ModelWeights:
+  """Returns the weights of the model that a client uses after a run.
+
+  Args:
+    settings: The run's settings.
+    saved: The run's models.
+    model: The model.
+    client_id: The client.
+    client_number: Its position among all clients.
+
+  Returns:
+    The client's own weights. For a client that took no part in a round: the
+    global model's weights, with the client's personal phases.
+  """
+  if client_id in saved.client_ids:
+    return saved.weights(model, client_id)
+  phases = personal_phases.draw(model, settings.seed, client_number)
+  values = model.from_model_weights(saved.weights(model))
+  return model.to_model_weights(
+      [
+          phases.get(info.name, value)
+          for info, value in zip(model.variables, values)
+      ]
+  )
+
+
+def build_process(
+    settings: settings_lib.RunSettings, model: BatchNormModel, num_clients: int
+) -> stateful_process.Process:
+  """Builds the algorithm's process.
+
+  Args:
+    settings: The run's settings.
+    model: The model.
+    num_clients: The number of all clients.
+
+  Returns:
+    The process; clients keep a state if it is a `StatefulLearningProcess`.
+
+  Raises:
+    ValueError: If the algorithm can't train this model.
+  """
+  algorithm = registry.find(settings.algorithm)
+  # Builders have no argument for what their algorithm lacks.
+  choices = {
+      'client_weighting': settings.client_weighting,
+      'server_optimizer': settings.build_server_optimizer(),
+      'statistics_aggregator': _statistics_aggregator(settings, num_clients),
+      'num_clients': num_clients if algorithm.needs_num_clients else None,
+  }
+  arguments = {
+      **_local_training_arguments(settings, algorithm),
+      **settings.arguments(
+          algorithm_flags.AlgorithmOptions, server_flags.ServerFlags
+      ),
+      **{name: value for name, value in choices.items() if value is not None},
+  }
+  if settings.model_aggregator is not None:
+    arguments['model_aggregator'] = _rule(settings, 'model', num_clients)
+  try:
+    return algorithm.builder()(
+        model, settings.build_client_optimizer(), **arguments
+    )
+  except ValueError as error:
+    raise ValueError(settings.name_flags(str(error))) from error
+
+
+def _rule(
+    settings: settings_lib.RunSettings, target: str, num_clients: int
+) -> Optional[aggregators.Rule]:
+  """Builds the rule for 'model' or 'statistics'; None: a weighted mean."""
+  num_in_round = (
+      settings.clients_per_round
+      or held_out_flags.num_training_clients(settings)
+      # The data decides it.
+      or num_clients
+  )
+  return settings.build_rule(target, settings.seed, num_in_round)
+
+
+def _statistics_aggregator(
+    settings: settings_lib.RunSettings, num_clients: int
+) -> Any:
+  """Builds the aggregator of the BN statistics; None: the builder's own."""
+  rule = _rule(settings, 'statistics', num_clients)
+  match settings.statistics:
+    case 'naive':
+      return aggregators.NaiveMomentsFactory(rule)
+    case 'pooled':
+      return aggregators.PooledMomentsFactory(rule)
+  return rule
+
+
+def build_local_training(
+    settings: settings_lib.RunSettings, model: BatchNormModel
+) -> stateful_process.StatefulLearningProcess:
+  """Builds the clients' local training of a run, without any averaging.
+
+  What the algorithm itself adds to it, such as a correction of the clients'
+  drift, is left out, and so are random permutations of units.
+
+  Args:
+    settings: The run's settings.
+    model: The model.
+
+  Returns:
+    The process, see `tff_bn.algorithms.build_single`.
+  """
+  settings = dataclasses.replace(
+      settings, shuffle_times=None, shuffle_probability=None
+  )
+  return algorithms.build_single(
+      model,
+      settings.build_client_optimizer(),
+      **_local_training_arguments(settings, registry.find(settings.algorithm)),
+  )
+
+
+def _local_training_arguments(
+    settings: settings_lib.RunSettings, algorithm: registry.Algorithm
+) -> dict[str, Any]:
+  """Returns the arguments that the builders of all algorithms take."""
+  later_rates = []
+  if algorithm.later_rate is not None and algorithm.first_phase is not None:
+    num_rounds = getattr(settings, algorithm.first_phase)
+    factor = getattr(settings, algorithm.later_rate)
+    later_rates.append(((num_rounds + 1, factor),))
+  # The clients' datasets are as long as --local_steps or --local_epochs says,
+  # so that the process goes through them once. That there is a single step lets
+  # some algorithms do without the code for more.
+  return dict(
+      settings.arguments(training_flags.TrainingFlags, run_flags.RunFlags),
+      client_learning_rate_schedule=settings.build_learning_rate_schedule(
+          *later_rates
+      ),
+  )
+
+
+def training_config(
+    settings: settings_lib.RunSettings,
+) -> training.TrainingConfig:
+  """Returns the settings of the training loop."""
+  names = {field.name for field in dataclasses.fields(training.TrainingConfig)}
+  return training.TrainingConfig(
+      **{
+          name: getattr(settings, name)
+          for name in names & set(settings.specs())
+          # The flag has no effect on the algorithm.
+          if getattr(settings, name) is not None
+      }
+  )
+
+
+def divide_cores(runs: Sequence[settings_lib.RunSettings]) -> None:
+  """Divides the cores among the clients of a round, if TensorFlow is unused.
+
+  Args:
+    runs: The settings of all runs of the program. Training on the union of the
+      clients' data counts as one client.
+  """
+  numbers = [
+      1 if registry.find(run.algorithm).trains_on_union
+      # The data decides how many clients there are, usually many.
+      else run.clients_per_round
+      or held_out_flags.num_training_clients(run)
+      or cores.num_cores()
+      for run in runs
+  ]
+  # In a notebook, the program shares TensorFlow with the other cells.
+  with contextlib.suppress(RuntimeError):
+    runtime.divide_cores(max(numbers))

@@ -1,0 +1,1 @@
+"""Tests of trained models: evaluations, new clients and model files."""

@@ -1,0 +1,177 @@
+"""`evaluation.csv`: the evaluations of runs on several datasets."""
+
+from collections.abc import Sequence
+import csv
+import dataclasses
+import io
+import pathlib
+from typing import Any, Optional
+
+from tff_bn.common import csv_files
+from tff_bn.common import files
+from tff_bn.programs.flags import data_flags
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.results import report
+from tff_bn.training import manifests
+
+# The values of `Subject.statistics`.
+SAVED = 'saved'
+REESTIMATED = 'reestimated'
+_RUN_SCALING = 'pixel_scaling'
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """What an evaluation is about: the first columns of evaluation.csv.
+
+  Attributes:
+    run: The run's folder.
+    rounds: The number of rounds that the run has trained.
+    dataset: The dataset.
+    data_flags: The other flags of the data and its split, as one writes them.
+    statistics: Which BN statistics are used, `saved` or `reestimated`.
+  """
+
+  run: str
+  rounds: int
+  dataset: str
+  data_flags: str
+  statistics: str
+
+  @classmethod
+  def of(
+      cls,
+      settings: settings_lib.RunSettings,
+      run: pathlib.Path,
+      *,
+      reestimates_statistics: bool,
+  ) -> 'Subject':
+    """Returns the subject of the evaluation of a run.
+
+    Args:
+      settings: The run's settings, with the flags of the data.
+      run: The run's folder.
+      reestimates_statistics: Whether BN statistics are computed again.
+    """
+    texts = settings.to_flags()
+    return cls(
+        str(run.resolve()),
+        settings.rounds,
+        texts['dataset'],
+        ' '.join(
+            f'--{name}={texts[name]}'
+            for name in data_flags.DataFlags.specs()
+            if name in texts and name not in ('dataset', _RUN_SCALING)
+        ),
+        REESTIMATED if reestimates_statistics else SAVED,
+    )
+
+  def describe(self) -> str:
+    """Returns a line for the table of the evaluation."""
+    statistics = ''
+    if self.statistics == REESTIMATED:
+      statistics = ', with BN statistics that are computed again'
+    return (
+        f'{self.run} after {self.rounds} rounds, on --dataset={self.dataset}'
+        f' {self.data_flags}{statistics}:'
+    )
+
+
+_CHECKSUM = 'checksum'
+_COLUMNS = (
+    *(
+        field.name
+        for row in (Subject, report.Evaluation)
+        for field in dataclasses.fields(row)
+    ),
+    # Of all rows with the same subject.
+    _CHECKSUM,
+)
+_Contents = dict[Subject, list[report.Evaluation]]
+
+
+def read(path: pathlib.Path) -> _Contents:
+  """Reads the evaluations in a file.
+
+  Args:
+    path: The file.
+
+  Returns:
+    The evaluations by their subject; none if there is no such file.
+
+  Raises:
+    ValueError: If the file was changed, or written by an earlier version.
+  """
+  if not path.exists():
+    return {}
+  try:
+    return _parse(path.read_bytes().decode())
+  except (ValueError, TypeError, csv.Error) as error:
+    raise ValueError(
+        f'{path} is damaged: it was changed, or is of an earlier version of'
+        ' tff_bn. Move it to another folder.'
+    ) from error
+
+
+def _parse(text: str) -> _Contents:
+  """Returns the evaluations by their subject."""
+  reader = csv.DictReader(io.StringIO(text, newline=''), strict=True)
+  found: _Contents = {}
+  if tuple(reader.fieldnames or ()) != _COLUMNS:
+    raise ValueError('The columns are wrong.')
+  for row in reader:
+    subject = Subject(**_part(row, Subject, rounds=int(row['rounds'])))
+    evaluation = report.Evaluation(
+        **_part(
+            row,
+            report.Evaluation,
+            num_examples=int(row['num_examples']),
+            accuracy=_number(row['accuracy']),
+            loss=_number(row['loss']),
+        )
+    )
+    found.setdefault(subject, []).append(evaluation)
+  if not found or text != _to_text(found):
+    raise ValueError('The text is not as it was written.')
+  return found
+
+
+def _to_text(contents: _Contents) -> str:
+  """Returns the text of the file."""
+  cells = []
+  for subject, evaluations in contents.items():
+    about = dataclasses.astuple(subject)
+    rows = [dataclasses.astuple(evaluation) for evaluation in evaluations]
+    checksum = manifests.checksum([about, *rows])
+    cells += [(*about, *row, checksum) for row in rows]
+  return csv_files.to_csv(_COLUMNS, cells)
+
+
+def add(
+    path: pathlib.Path,
+    subject: Subject,
+    evaluations: Sequence[report.Evaluation],
+) -> int:
+  """Writes evaluations into a file, which keeps evaluations of other subjects.
+
+  Args:
+    path: The file; it need not exist.
+    subject: What the evaluations are about.
+    evaluations: The evaluations.
+
+  Returns:
+    The number of other subjects in the file.
+  """
+  contents = {**read(path), subject: list(evaluations)}
+  files.replace(path, _to_text(contents))
+  return len(contents) - 1
+
+
+def _part(row: dict[str, Any], cls: type, **converted: Any) -> dict[str, Any]:
+  """Returns the columns of a row that are fields of a class."""
+  names = [field.name for field in dataclasses.fields(cls)]
+  return {**{name: row[name] for name in names}, **converted}
+
+
+def _number(text: str) -> Optional[float]:
+  return float(text) if text else None

@@ -1,0 +1,214 @@
+"""Evaluates the models that a run has saved."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bn import data as tff_bn_data
+from tff_bn.common import progress
+from tff_bn.data import classes
+from tff_bn.data import names as data_names
+from tff_bn.data import scaling
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.results import report
+from tff_bn.training import evaluation
+from tff_bn.training import saved_models
+
+_BATCH_SIZE = 256
+
+
+def class_names(saved: saved_models.SavedModels) -> Optional[tuple[str, ...]]:
+  """Returns the classes of a run's models in the order of their outputs.
+
+  Args:
+    saved: The run's models.
+
+  Returns:
+    The names, or the numbers of classes without names. `None` for models of an
+    earlier version, which does not record the names.
+  """
+  names = saved.manifest.get('class_names')
+  if names is None:
+    return None
+  return tuple(names) or classes.numbers(saved.manifest['num_classes'])
+
+
+def scale_as_in_training(
+    saved: saved_models.SavedModels, data: tff_bn_data.FederatedData
+) -> tff_bn_data.FederatedData:
+  """Returns data with the scaling of the pixels that a run was trained with.
+
+  Args:
+    saved: The run's models.
+    data: The data.
+  """
+  numbers = saved.manifest.get('pixel_scaling')
+  if numbers is None:
+    return data
+  return data.with_scaling(scaling.Scaling.from_json(numbers))
+
+
+def as_domains(
+    settings: settings_lib.RunSettings,
+    dataset: tff_bn_data.Dataset,
+    client: Optional[str],
+) -> tuple[settings_lib.RunSettings, tff_bn_data.Dataset]:
+  """Makes data without domains, or writers, the data of a single client.
+
+  So a run whose clients are domains or writers can be evaluated on the data of
+  a client that came after the training.
+
+  Args:
+    settings: The run's settings, with the flags of the data.
+    dataset: The data.
+    client: The client's name, if the command gives it.
+
+  Returns:
+    The settings and the data. They are unchanged if the data has the domains or
+    the writers that the split needs, or if the split needs none.
+  """
+  origins = {
+      'domains': None if client else dataset.domain_train,
+      'natural': dataset.writer_train,
+  }
+  if origins.get(settings.split, ()) is not None:
+    return settings, dataset
+  name = client or data_names.short_name(settings.dataset)
+  changed = dataclasses.replace(settings, split='domains', num_clients=None)
+  if client is not None:
+    changed = dataclasses.replace(
+        changed,
+        dataset=f'{data_names.DOMAINS_PREFIX}{client}={settings.dataset}',
+    )
+  return changed, dataclasses.replace(
+      dataset,
+      domain_train=np.zeros(len(dataset.y_train), np.int32),
+      domain_test=np.zeros(len(dataset.y_test), np.int32),
+      domain_names=(name,),
+  )
+
+
+def check_data(
+    saved: saved_models.SavedModels,
+    model: BatchNormModel,
+    data: tff_bn_data.FederatedData,
+) -> None:
+  """Checks that the models of a run can be evaluated on this data.
+
+  Args:
+    saved: The run's models.
+    model: The model with which the run was trained.
+    data: The data.
+
+  Raises:
+    ValueError: If the data has another shape or more classes than the model, or
+      if the saved weights do not fit the model.
+  """
+  channels = data.dataset.input_shape[-1]
+  if data.dataset.scaling is not None and channels != len(
+      data.dataset.scaling.mean
+  ):
+    noun = 'channels' if len(data.dataset.input_shape) == 3 else 'features'
+    raise ValueError(
+        f'--dataset={data.dataset.name} has {channels} {noun}, but the run'
+        f' scales {len(data.dataset.scaling.mean)}.'
+    )
+  keras_model = model.to_keras(saved.weights(model))
+  shape = data.dataset.input_shape
+  try:
+    logits = keras_model(tf.zeros((1, *shape)), training=False)
+  # Keras raises errors of many kinds.
+  except Exception as error:
+    raise ValueError(
+        f'--dataset={data.dataset.name} has samples of shape {shape}, which the'
+        ' model of the run does not take.'
+    ) from error
+  if logits.shape[-1] < data.num_classes:
+    raise ValueError(
+        f'--dataset={data.dataset.name} has {data.num_classes} classes, but the'
+        f' model of the run has only {logits.shape[-1]} outputs.'
+    )
+
+
+def evaluate_run(
+    saved: saved_models.SavedModels,
+    model: BatchNormModel,
+    data: tff_bn_data.FederatedData,
+    *,
+    reestimation_batch_size: Optional[int],
+) -> list[report.Evaluation]:
+  """Evaluates the global model, and the model that each client uses.
+
+  Args:
+    saved: The run's models.
+    model: The model with which the run was trained.
+    data: The data.
+    reestimation_batch_size: If given, BN statistics are computed again from
+      training data, in batches of this size: for the whole test set from the
+      data of all clients, for a client's test data from the client's data.
+
+  Returns:
+    First the global model on the whole test set, then each client's model on
+    the client's own test data. A client without an own model uses the global
+    model.
+  """
+  evaluator = evaluation.Evaluator(model)
+  saved_global = saved.weights(model)
+
+  def reestimated(
+      weights: ModelWeights, client_ids: Sequence[str]
+  ) -> ModelWeights:
+    if reestimation_batch_size is None:
+      return weights
+    return evaluation.reestimate_batch_norm_statistics(
+        model,
+        weights,
+        data.client_dataset(
+            client_ids,
+            seed=0,
+            round_num=0,
+            batch_size=reestimation_batch_size,
+            local_epochs=1,
+            augment=False,
+        ),
+    )
+
+  def evaluate(
+      kind: str, client_id: str, weights: ModelWeights, dataset: tf.data.Dataset
+  ) -> report.Evaluation:
+    metrics = evaluator.evaluate(weights, dataset)
+    num_examples = metrics['num_examples']
+    if not num_examples:
+      return report.Evaluation(kind, client_id, 0, None, None)
+    return report.Evaluation(
+        kind, client_id, num_examples, metrics['accuracy'], metrics['loss']
+    )
+
+  results = [
+      evaluate(
+          'global',
+          '',
+          reestimated(saved_global, data.client_ids),
+          data.test_dataset(_BATCH_SIZE),
+      )
+  ]
+  own = set(saved.client_ids)
+  num_clients = len(data.client_ids)
+  for number in progress.counting(num_clients, 'Evaluated client'):
+    client_id = data.client_ids[number]
+    has_own = client_id in own
+    weights = saved.weights(model, client_id) if has_own else saved_global
+    results.append(
+        evaluate(
+            'own' if has_own else 'global',
+            client_id,
+            reestimated(weights, [client_id]),
+            data.client_test_dataset(client_id, _BATCH_SIZE),
+        )
+    )
+  return results

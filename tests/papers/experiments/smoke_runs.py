@@ -1,0 +1,55 @@
+"""Runs experiments at the smoke scale."""
+
+from concurrent import futures
+import contextlib
+import multiprocessing
+import shutil
+from unittest import mock
+
+import experiment_runs
+
+from tff_bn.papers.experiments import experiment_files
+from tff_bn.programs import compare
+
+# TensorFlow does not return all the memory of a model that was trained.
+_EXPERIMENTS_IN_A_PROCESS = 8
+
+
+def names(*papers):
+  """Returns the names of the experiments of some papers."""
+  return [
+      name
+      for name in experiment_files.names()
+      if name.partition('/')[0] in papers
+  ]
+
+
+@contextlib.contextmanager
+def in_other_processes(tmp_path_factory):
+  """Yields `ExperimentRuns` whose processes end after some experiments."""
+  folder = tmp_path_factory.mktemp('smoke')
+  with futures.ProcessPoolExecutor(
+      max_workers=1,
+      mp_context=multiprocessing.get_context('spawn'),
+      max_tasks_per_child=_EXPERIMENTS_IN_A_PROCESS,
+  ) as processes:
+    yield experiment_runs.ExperimentRuns(
+        folder,
+        experiment_files.SMOKE,
+        lambda arguments: processes.submit(_compare, arguments).result(),
+    )
+  # The models of all runs take gigabytes.
+  shutil.rmtree(folder)
+
+
+def _compare(arguments):
+  """Runs the program, but builds each run once: when it is trained.
+
+  The program builds all runs before it trains the first one, too. That finds no
+  other mistakes, and building takes longer than two rounds.
+  """
+  # Imported late, because it imports TensorFlow.
+  from tff_bn.programs.runs import jobs
+
+  with mock.patch.object(jobs, 'check'):
+    return compare.run(arguments)

@@ -1,0 +1,312 @@
+"""Tests of an experiment's numbers, table and sentences."""
+
+import dataclasses
+import math
+
+import csv_rows
+import pytest
+
+from tff_bn.papers.experiments import agreement as experiment_agreement
+from tff_bn.papers.experiments import experiment_files
+from tff_bn.papers.experiments import experiment_numbers
+from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.programs.plan import axes
+
+_TABLE = experiment_show.Show(
+    'table', rows=('method',), columns=('data',), value=('test_accuracy',)
+)
+
+
+def _axis(name, *labels):
+  return axes.Axis(name, tuple(axes.Point(label, {}) for label in labels))
+
+
+_AXES = (_axis('method', 'a', 'b', 'c'), _axis('data', 'iid', 'skewed'))
+
+
+def _measured(column='test_accuracy', **by_labels):
+  """Measurements of runs `METHOD_DATA`, a value for each seed."""
+  return [
+      experiment_numbers.Measurement(
+          dict(zip(('method', 'data'), name.split('_'))), seed, column, value
+      )
+      for name, values in by_labels.items()
+      for seed, value in enumerate(values)
+  ]
+
+
+def _printed(column='test_accuracy', **by_labels):
+  """Numbers of the paper, with a deviation if there are two."""
+  return tuple(
+      experiment_show.PaperNumber(
+          dict(zip(('method', 'data'), name.split('_'))),
+          column,
+          values[0],
+          values[1] if len(values) > 1 else None,
+      )
+      for name, values in by_labels.items()
+  )
+
+
+def _experiment(paper=(), scale='paper', shown=_TABLE):
+  return experiment_files.Experiment(
+      'new/table_1',
+      scale,
+      'New',
+      'A is best.',
+      'A is best here.' if scale == 'digits' else None,
+      {},
+      _AXES,
+      shown,
+      (),
+      paper,
+  )
+
+
+def _sentences(measured, paper=(), scale='paper', shown=_TABLE):
+  experiment = _experiment(paper, scale, shown)
+  numbers = experiment_numbers.collect(measured, shown, _AXES, paper)
+  return experiment_agreement.sentences(numbers, experiment)
+
+
+def test_means_over_seeds_in_percent():
+  numbers = experiment_numbers.collect(
+      _measured(a_iid=[0.5, 0.7], b_skewed=[0.25]),
+      _TABLE,
+      _AXES,
+      _printed(a_iid=[61.0, 2.0]),
+  )
+
+  number = numbers.ours[('a', 'iid'), 'test_accuracy']
+  assert number.mean == pytest.approx(60)
+  assert number.deviation == pytest.approx(math.sqrt(200))
+  assert number.count == 2
+  assert numbers.ours[('b', 'skewed'), 'test_accuracy'] == (
+      experiment_numbers.Number(25.0, None, 1)
+  )
+  assert len(numbers.ours) == 2
+  assert numbers.paper == {
+      (('a', 'iid'), 'test_accuracy'): experiment_numbers.Number(61.0, 2.0)
+  }
+
+
+def test_paper_numbers_of_points_that_a_scale_lacks_are_left_out():
+  numbers = experiment_numbers.collect(
+      [], _TABLE, (_axis('method', 'a'), _AXES[1]), _printed(b_iid=[1.0])
+  )
+
+  assert numbers.paper == {}
+
+
+@pytest.mark.parametrize(
+    'column, expected', [('test_accuracy', 40.0), ('test_loss', 0.8)]
+)
+def test_worst_over_an_axis(column, expected):
+  show = experiment_show.Show(
+      'table', rows=('method',), value=(column,), worst_over=('data',)
+  )
+
+  numbers = experiment_numbers.collect(
+      # The mean over the seeds comes first: 40 and 60, not 30.
+      _measured(column, a_iid=[0.3, 0.5], a_skewed=[0.8, 0.8, 0.8]),
+      show,
+      _AXES,
+      (),
+  )
+
+  assert numbers.ours[('a',), column].mean == pytest.approx(expected)
+
+
+def test_table_has_the_papers_number_in_parentheses():
+  numbers = experiment_numbers.collect(
+      _measured(a_iid=[0.5, 0.7], b_iid=[0.25], b_skewed=[math.nan]),
+      _TABLE,
+      _AXES,
+      _printed(a_iid=[61.0, 2.0], b_skewed=[7.5]),
+  )
+
+  table = experiment_numbers.to_markdown(numbers, _TABLE)
+
+  cells = [
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in table.splitlines()
+  ]
+  assert cells[0] == ['method', 'iid', 'skewed']
+  assert cells[2:] == [
+      ['a', '60.00 ± 14.14 (61.00 ± 2.00)', '–'],
+      ['b', '25.00', '– (7.50)'],
+  ]
+
+
+def test_table_of_several_columns_of_metrics():
+  show = experiment_show.Show(
+      'table', rows=('method', 'data'), value=('test_accuracy', 'train_loss')
+  )
+  numbers = experiment_numbers.collect(
+      _measured(a_skewed=[0.5]) + _measured('train_loss', a_skewed=[0.125]),
+      show,
+      _AXES,
+      (),
+  )
+
+  lines = experiment_numbers.to_markdown(numbers, show).splitlines()
+
+  assert lines[0].split('|')[1].strip() == 'method, data'
+  assert 'Test accuracy, %' in lines[0] and 'Train loss' in lines[0]
+  assert '50.00' in lines[2] and '0.125' in lines[2]
+  assert lines[2].startswith('| a, skewed')
+  assert len(lines) == 3
+
+
+def test_csv_has_both_numbers(tmp_path):
+  numbers = experiment_numbers.collect(
+      _measured(a_iid=[0.5, 0.7]),
+      _TABLE,
+      _AXES,
+      _printed(a_iid=[61.0], c_skewed=[7.5, 0.5]),
+  )
+  path = tmp_path / 'experiment.csv'
+  path.write_text(experiment_numbers.to_csv(numbers))
+
+  rows = csv_rows.read(path)
+
+  assert len(rows) == 2
+  assert rows[0]['method'] == 'a' and rows[0]['data'] == 'iid'
+  assert float(rows[0]['mean']) == pytest.approx(60)
+  assert (rows[0]['seeds'], rows[0]['paper']) == ('2', '61')
+  assert (rows[1]['mean'], rows[1]['paper_deviation']) == ('', '0.5')
+
+
+def test_the_same_order_and_the_largest_difference():
+  sentences = _sentences(
+      _measured(a_iid=[0.9], b_iid=[0.7], a_skewed=[0.6], b_skewed=[0.5]),
+      _printed(a_iid=[80.0], b_iid=[75.0], a_skewed=[60.0], b_skewed=[43.5]),
+  )
+
+  assert sentences == [
+      "The paper's finding: A is best.",
+      "iid, Test accuracy, %: the order is the paper's.",
+      "skewed, Test accuracy, %: the order is the paper's.",
+      'The largest difference from the paper is 10 points (a, iid: 90.00, in'
+      ' the paper 80.00).',
+  ]
+
+
+def test_traffic_is_that_of_the_model_at_every_scale():
+  shown = experiment_show.Show(
+      'table', rows=('method',), columns=('data',), value=('megabytes',)
+  )
+  sentences = _sentences(
+      _measured('megabytes', a_iid=[6.2], b_iid=[6.1]),
+      _printed('megabytes', a_iid=[6.2], b_iid=[6.1]),
+      'digits',
+      shown,
+  )
+
+  assert sentences[2:] == ["iid, Megabytes: the order is the paper's."]
+
+
+def test_pairs_that_are_swapped():
+  sentences = _sentences(
+      _measured(a_iid=[0.5, 0.52], b_iid=[0.7, 0.72], c_iid=[0.2, 0.2]),
+      _printed(a_iid=[80.0], b_iid=[75.0], c_iid=[10.0]),
+      'digits',
+  )
+
+  assert sentences[1] == 'At this scale: A is best here.'
+  assert sentences[2] == (
+      "iid, Test accuracy, %: the order is not the paper's: b is above a by 20"
+      ' (in the paper, below it by 5).'
+  )
+  assert 'only the order can be compared' in sentences[3]
+  assert len(sentences) == 4
+
+
+@pytest.mark.parametrize(
+    'ours, paper, is_clear',
+    [
+        ([[0.5, 0.5], [0.6, 0.6]], [[80.0], [79.0]], True),
+        # 10 points and a deviation of 14.14.
+        ([[0.5, 0.5], [0.5, 0.7]], [[80.0], [79.0]], False),
+        # The paper's own difference is within its deviations.
+        ([[0.5, 0.5], [0.6, 0.6]], [[80.0, 1.0], [79.0, 1.0]], False),
+        ([[0.5, 0.5], [0.6, 0.6]], [[80.0, 0.5], [79.0, 0.5]], True),
+    ],
+)
+def test_differences_within_the_deviations_are_no_other_order(
+    ours, paper, is_clear
+):
+  sentence = _sentences(
+      _measured(a_iid=ours[0], b_iid=ours[1]),
+      _printed(a_iid=paper[0], b_iid=paper[1]),
+  )[1]
+
+  assert ("the order is not the paper's" in sentence) == is_clear
+  assert ('within the deviations: b is above a' in sentence) != is_clear
+
+
+def test_equal_numbers_of_the_paper_have_no_order():
+  sentence = _sentences(
+      _measured(a_iid=[0.5], b_iid=[0.6]), _printed(a_iid=[80.0], b_iid=[80.0])
+  )[1]
+
+  assert sentence.endswith("the order is the paper's.")
+
+
+def test_many_swapped_pairs_are_counted():
+  names = 'abcd'
+  axes_ = (_axis('method', *names), _axis('data', 'iid'))
+  measured = _measured(**{f'{n}_iid': [0.1 * i] for i, n in enumerate(names)})
+  paper = _printed(**{f'{n}_iid': [50.0 - i] for i, n in enumerate(names)})
+  numbers = experiment_numbers.collect(measured, _TABLE, axes_, paper)
+
+  sentence = experiment_agreement.sentences(numbers, _experiment(paper))[1]
+
+  assert sentence.count('is above') == 5
+  assert sentence.endswith('; and 1 more.')
+
+
+def test_without_numbers_of_the_paper_the_order_is_ours():
+  show = experiment_show.Show(
+      'curves',
+      x=('round',),
+      y=('test_accuracy',),
+      lines=('method',),
+      panels=('data',),
+  )
+
+  sentences = _sentences(
+      _measured(a_iid=[0.5], b_iid=[0.7], c_iid=[math.inf]), shown=show
+  )
+
+  assert sentences == [
+      "The paper's finding: A is best.",
+      'iid, Test accuracy, %: b 70 > a 50.',
+      'Without a finite number: iid, c, Test accuracy, %.',
+  ]
+
+
+def test_names_of_axes_stand_before_their_numbers():
+  axes_ = (_axis('gamma', '0.1', '0'), _axis('data', 'iid', '2'))
+  show = experiment_show.Show(
+      'table', rows=('gamma',), columns=('data',), value=('test_accuracy',)
+  )
+  numbers = experiment_numbers.collect([], show, axes_, ())
+
+  assert numbers.describe(('gamma', 'data'), ('0', '2')) == 'gamma = 0, 2'
+
+
+def test_own_experiment_has_no_finding_of_a_paper():
+  experiment = dataclasses.replace(_experiment(()), name='tff_bn/digits')
+
+  assert experiment_agreement.findings(experiment) == [
+      'What follows: A is best.'
+  ]
+
+
+def test_smoke_results_mean_nothing():
+  (sentence,) = _sentences(
+      _measured(a_iid=[0.5]), _printed(a_iid=[80.0]), 'smoke'
+  )
+
+  assert 'mean nothing' in sentence

@@ -1,0 +1,326 @@
+"""Tests that run an experiment with the program, and look at its files."""
+
+from typing import NamedTuple
+
+import csv_rows
+import pytest
+import tiny_runs
+
+from tff_bn.papers.experiments import experiment_files
+from tff_bn.papers.experiments import experiment_results
+from tff_bn.programs import compare
+from tff_bn.programs.plan import comparison
+
+_TOML = """
+title = "New, table 1: accuracy in %"
+finding = "Pooling is better than averaging."
+[flags]
+dataset = "digits"
+model = "mlp3"
+num_clients = 5
+rounds = 500
+local_steps = 1
+evaluate_every = 2
+average_last = 1
+seeds = "0,1"
+[axes.scheme]
+"Averaging" = { algorithm = "fedavg" }
+"Pooling" = { algorithm = "centralized" }
+[axes.data]
+"i.i.d." = { split = "iid" }
+"skewed" = { split = "classes", classes_per_client = 2 }
+[show]
+kind = "table"
+rows = "scheme"
+columns = "data"
+value = "test_accuracy"
+[[analyses]]
+name = "shuffle_test"
+runs = "scheme"
+[analyses.flags]
+amplitudes = 0.1
+periods = 1
+shuffle_probabilities = 0.5
+num_examples = 4
+repeats = 1
+[[analyses]]
+name = "kept_share"
+flags = { num_units = 16, repeats = 3 }
+[[analyses]]
+name = "shuffle_test"
+runs = "data"
+[analyses.flags]
+amplitudes = 0.2
+periods = 1
+shuffle_probabilities = 0.5
+num_examples = 4
+repeats = 1
+[digits.flags]
+rounds = 2
+"""
+_CSV = """scheme,data,value
+Averaging,skewed,30.5
+Pooling,skewed,80.5
+"""
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """The folder of all experiments."""
+  papers = tmp_path_factory.mktemp('papers')
+  (papers / 'new').mkdir()
+  (papers / 'new' / 'table_1.toml').write_text(_TOML, encoding='utf-8')
+  (papers / 'new' / 'table_1.csv').write_text(_CSV, encoding='utf-8')
+  return papers
+
+
+@pytest.fixture(autouse=True)
+def use_folder(folder, monkeypatch):
+  monkeypatch.setattr(experiment_files, 'FOLDER', folder)
+
+
+@pytest.fixture(scope='module')
+def finished(folder, tmp_path_factory):
+  """The folder of a finished experiment, at the digits scale."""
+  output = tmp_path_factory.mktemp('output') / 'new'
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    monkeypatch.setattr(experiment_files, 'FOLDER', folder)
+    assert not compare.run(_arguments(output))
+  return output
+
+
+def _arguments(output, *more):
+  return [
+      '--experiment=new/table_1',
+      '--scale=digits',
+      '--seeds=3',
+      f'--output_dir={output}',
+      *more,
+  ]
+
+
+def test_numbers_are_the_means_of_the_runs(finished):
+  results = csv_rows.read(finished / 'results.csv')
+  assert len(results) == 2 * 2
+
+  rows = csv_rows.read(finished / 'experiment.csv')
+
+  assert len(rows) == 4
+  for row in rows:
+    (value,) = [
+        100 * float(result['test_accuracy'])
+        for result in results
+        if (result['scheme'], result['data']) == (row['scheme'], row['data'])
+    ]
+    assert row['seeds'] == '1'
+    assert float(row['mean']) == pytest.approx(value)
+  assert [row['paper'] for row in rows] == ['', '30.5', '', '80.5']
+
+
+def test_report_has_table_sentences_and_files(finished):
+  text = (finished / 'experiment.md').read_text(encoding='utf-8')
+
+  assert text.startswith('# New, table 1: accuracy in %\n')
+  assert '--experiment=new/table_1 --scale=digits --seeds=3`' in text
+  assert "Not the experiment's own: --seeds=3." in text
+  cells = tiny_runs.cells(text.partition('## Analysis')[0])
+  assert cells[0] == ['scheme', 'i.i.d.', 'skewed']
+  assert [row[0] for row in cells[2:]] == ['Averaging', 'Pooling']
+  assert cells[3][2].endswith('(80.50)')
+  assert (
+      '\nTest accuracy, % (global model on the whole test set; value of the'
+      " last round). In parentheses: the paper's number.\n"
+  ) in text
+  assert "The paper's finding: Pooling is better than averaging." in text
+  assert 'skewed, Test accuracy, %: the order is' in text
+  assert 'The largest difference' not in text
+  assert (finished / 'plots' / 'experiment.png').stat().st_size > 5000
+
+
+def test_analyses_compare_the_points_of_their_axis(finished):
+  analyses = finished / 'analyses'
+  names = sorted(path.name for path in analyses.iterdir())
+  assert names == ['kept_share', 'shuffle_test', 'shuffle_test-2']
+
+  first = csv_rows.read(analyses / 'shuffle_test/shuffle_test.csv')
+  second = csv_rows.read(analyses / 'shuffle_test-2/shuffle_test.csv')
+  kept = csv_rows.read(analyses / 'kept_share/kept_share.csv')
+
+  assert {row['run'] for row in first} == {
+      'Averaging, i.i.d.',
+      'Averaging, skewed',
+      'Pooling, i.i.d.',
+      'Pooling, skewed',
+  }
+  assert {row['seed'] for row in first} == {'3'}
+  assert 'i.i.d., Averaging' in {row['run'] for row in second}
+  # Each has its own flags.
+  assert first[0]['amplitude'] == '0.1'
+  assert second[0]['amplitude'] == '0.2'
+  assert {row['num_units'] for row in kept} == {'16'}
+  text = (finished / 'experiment.md').read_text(encoding='utf-8')
+  for name in names:
+    path = analyses / name / f'{name.removesuffix("-2")}.md'
+    table = path.read_text(encoding='utf-8').strip()
+    assert f'## Analysis {name}\n\n{table}\n' in text
+
+
+def test_a_finished_experiment_is_shown_again(finished, capsys):
+  metrics = finished / 'runs'
+  before = {p: p.stat().st_mtime_ns for p in metrics.rglob('metrics.csv')}
+  (finished / 'experiment.md').unlink()
+
+  assert not compare.run(_arguments(finished))
+
+  assert {p: p.stat().st_mtime_ns for p in before} == before
+  assert (finished / 'experiment.md').exists()
+  assert "The paper's finding" in capsys.readouterr().out
+
+
+def test_list_prints_the_runs_and_writes_nothing(tmp_path, capsys):
+  output = tmp_path / 'new'
+
+  assert not compare.run(_arguments(output, '--list'))
+
+  assert '4 runs: 0 finished, 0 begun, 4 new.' in capsys.readouterr().out
+  assert not output.exists()
+
+
+def test_experiments_are_listed_by_paper(folder, capsys):
+  assert not compare.run(['--experiment=list'])
+
+  assert capsys.readouterr().out == (
+      'new/table_1  New, table 1: accuracy in % (paper, digits, smoke)\n'
+  )
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (['--experiment=new/table_2'], 'Did you mean new/table_1?'),
+        (['--scale=digits'], 'has no effect without --experiment'),
+        (['--experiment=new/table_1', '--scale=digit'], 'mean digits?'),
+        (['--experiment=new/table_1', '--split=iid'], 'its axis data'),
+    ],
+)
+def test_mistakes_are_found_before_any_work(
+    tmp_path, monkeypatch, capsys, arguments, message
+):
+  monkeypatch.chdir(tmp_path)
+
+  assert compare.run(arguments) == 2
+
+  assert message in capsys.readouterr().err
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def measured(folder):
+  """Adds an experiment without runs."""
+  path = folder / 'new' / 'measured.toml'
+  path.write_text(
+      'title = "New, measured"\nfinding = "They are kept."\n[[analyses]]\n'
+      'name = "kept_share"\nflags = { num_units = 16, repeats = 3 }\n',
+      encoding='utf-8',
+  )
+  yield
+  path.unlink()
+
+
+@pytest.mark.usefixtures('measured')
+def test_default_folder_has_the_names_of_experiment_and_scale(
+    tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  arguments = ['--experiment=new/measured', '--scale=paper']
+
+  assert not compare.run(arguments)
+
+  output = tmp_path / 'runs/experiments/new/measured-paper'
+  assert (output / 'analyses/kept_share/kept_share.csv').exists()
+  text = (output / 'experiment.md').read_text(encoding='utf-8')
+  assert "The paper's finding: They are kept." in text
+  analysis = (output / 'analyses/kept_share/kept_share.md').read_text()
+  assert f'## Analysis kept_share\n\n{analysis.strip()}\n' in text
+  assert '(analyses/kept_share/plots/kept_share.png)' in text
+  # The same command repeats it.
+  assert not compare.run(arguments)
+  assert compare.run([*arguments, '--rounds=3']) == 2
+  assert '--rounds=3 has no effect' in capsys.readouterr().err
+  assert not compare.run([*arguments, '--list'])
+  assert 'kept_share' in capsys.readouterr().out
+
+
+def test_numbers_of_clients_are_those_of_an_evaluation(folder, tmp_path):
+  (folder / 'new' / 'clients.toml').write_text(
+      _TOML.partition('[[analyses]]')[0]
+      .partition('[axes.data]')[0]
+      .replace('num_clients = 5', 'split = "domains"')
+      .replace('"digits"', '"digits_domains"')
+      .replace('rounds = 500', 'rounds = 2')
+      + '[show]\nkind = "table"\nrows = "client"\ncolumns = "scheme"\n'
+      'value = "client_test_accuracy"\n',
+      encoding='utf-8',
+  )
+  try:
+    assert not compare.run(
+        [
+            '--experiment=new/clients',
+            '--seeds=0',
+            f'--output_dir={tmp_path}/new',
+        ]
+    )
+  finally:
+    (folder / 'new' / 'clients.toml').unlink()
+
+  assert (
+      "\nClient test accuracy, % (each client's model on its own test data;"
+      ' value of the last round).\n'
+  ) in (tmp_path / 'new/experiment.md').read_text(encoding='utf-8')
+  rows = csv_rows.read(tmp_path / 'new/experiment.csv')
+  clients = dict.fromkeys(row['client'] for row in rows)
+  assert len(rows) == 2 * len(clients) == 10 and 'inverted' in clients
+  (run,) = (tmp_path / 'new/runs').glob('*Pooling*')
+  evaluated = {
+      row['client']: row['accuracy']
+      for row in csv_rows.read(run / 'evaluation.csv')
+  }
+  (row,) = [
+      row
+      for row in rows
+      if (row['client'], row['scheme']) == ('inverted', 'Pooling')
+  ]
+  assert float(row['mean']) == pytest.approx(100 * float(evaluated['inverted']))
+
+
+def test_held_out_clients_are_shown(tmp_path):
+  (tmp_path / 'held_out.csv').write_text(
+      'client,statistics,num_examples,accuracy,loss\n'
+      'a,averaged,4,0.25,1.5\na,reestimated,4,0.5,1.25\nb,averaged,0,,\n'
+  )
+  run = comparison.Run({'scheme': 'x'}, _Settings(3), 'x-seed3')
+
+  measured = experiment_results.by_client(
+      run, tmp_path, ['held_out_averaged_accuracy', 'held_out_reestimated_loss']
+  )
+
+  labels = {'scheme': 'x', 'client': 'a'}
+  assert measured == [
+      (labels, 3, 'held_out_averaged_accuracy', 0.25),
+      (labels, 3, 'held_out_reestimated_loss', 1.25),
+  ]
+
+
+class _Settings(NamedTuple):
+  seed: int
+
+
+def test_folders_of_analyses():
+  analyses = [
+      experiment_files.Analysis(name, None, {}) for name in ('a', 'b', 'a', 'a')
+  ]
+
+  assert [
+      str(experiment_results.analysis_folder(analyses, number))
+      for number in range(4)
+  ] == ['analyses/a', 'analyses/b', 'analyses/a-2', 'analyses/a-3']

@@ -1,0 +1,49 @@
+"""Tests of the papers' experiments: every file, at every scale."""
+
+import experiments_page
+import pytest
+
+from tff_bn.papers.experiments import experiment_files
+from tff_bn.papers.experiments import experiment_plan
+from tff_bn.programs import compare
+from tff_bn.programs.cli import command_line
+
+
+@pytest.mark.parametrize('name', experiment_files.names())
+def test_all_runs_of_all_scales_pass_the_checks(name):
+  plans = experiment_plan.check_all(name)
+
+  assert {'paper', 'smoke'} <= set(plans)
+
+
+def test_every_paper_is_run_at_the_smoke_scale():
+  papers = {name.partition('/')[0] for name in experiment_files.names()}
+
+  assert papers <= {'fedpan', 'fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn'}
+
+
+@pytest.mark.slow
+def test_models_fit_the_data_and_have_the_layers_of_analyses():
+  """What the smoke scale leaves out: its models are small."""
+  cases = {}
+  flags = command_line.parse(compare.define_flags, [])
+  for name in experiment_files.names():
+    plan = experiment_plan.plan(flags, name, experiment_files.PAPER)
+    for run in plan.comparison.trained() if plan.comparison else ():
+      settings = run.settings
+      try:
+        model, *data = experiments_page.model_and_shape(name, settings)
+      except ValueError:  # Nobody knows the shape of the user's data.
+        continue
+      key = model, settings.normalization, settings.pan == 'off', *data
+      _, layers = cases.setdefault(key, (settings, set()))
+      for analysis in plan.experiment.analyses:
+        layers.update(analysis.flags.get('layers', '').split(','))
+  assert {key[0] for key in cases} > {'alexnet_bn', 'resnet20', 'vgg9'}
+
+  for (*_, shape, num_classes), (settings, layers) in cases.items():
+    input_shape = tuple(map(int, shape.split('x')))
+    model = settings.build_model_fn(input_shape, num_classes)()
+
+    assert model.output_shape == (None, num_classes)
+    assert layers - {''} <= {layer.name for layer in model.layers}

@@ -1,0 +1,429 @@
+"""Tests of the analyses of finished runs: names, files and errors."""
+
+import subprocess
+import sys
+
+from absl import flags as absl_flags
+import printed
+import pytest
+import tiny_runs
+
+from tff_bn.imports import dependencies
+from tff_bn.papers.run_analyses import trained_models
+from tff_bn.programs import analyze
+from tff_bn.programs import compare
+from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.runs import run_folder
+
+_NAMES = (
+    'permutation',
+    'shuffle_test',
+    'kept_share',
+    'weight_divergence',
+    'matching',
+    'preference',
+    'fusion',
+)
+
+
+def _files(folder):
+  return {
+      path.relative_to(folder).as_posix(): path.read_bytes()
+      for path in folder.rglob('*')
+      if path.is_file()
+  }
+
+
+def _write_run(folder, *flags):
+  """Writes the files by which a finished run is recognized."""
+  (folder / 'model').mkdir(parents=True)
+  (folder / 'metrics.csv').write_text('')
+  (folder / 'flags.txt').write_text(''.join(f'{flag}\n' for flag in flags))
+  return folder
+
+
+def _write_comparison(folder, algorithms, seeds):
+  for algorithm in algorithms.split(','):
+    for seed in seeds.split(','):
+      _write_run(
+          folder / 'runs' / f'{algorithm}-seed{seed}',
+          f'--algorithm={algorithm}',
+          f'--seed={seed}',
+      )
+  flags = f'--algorithms={algorithms}\n--seeds={seeds}\n--rounds=9\n'
+  (folder / 'flags.txt').write_text(flags)
+  return folder
+
+
+def _named(*folders):
+  found = trained_models.named_runs(tuple(map(str, folders)))
+  return [
+      (path, name, settings.algorithm, settings.seed)
+      for path, (name, settings) in found.items()
+  ]
+
+
+def test_runs_have_the_names_of_their_folders(tmp_path):
+  a = _write_run(tmp_path / 'x' / 'a', '--seed=3', '--rounds=4')
+  b = _write_run(tmp_path / 'b', '--algorithm=fedbn')
+  assert _named(b, a) == [(b, 'b', 'fedbn', 0), (a, 'a', 'fedavg', 3)]
+  found = trained_models.named_runs((str(a),))
+  assert found[a][1].rounds == 4
+
+
+def test_equal_names_get_longer(tmp_path):
+  folders = [
+      _write_run(tmp_path / name, '--seed=0')
+      for name in ('p/x/a', 'p/y/a', 'q/y/a', 'b')
+  ]
+  names = [name for _, name, _, _ in _named(*folders)]
+  assert names == ['x/a', 'p/y/a', 'q/y/a', 'b']
+
+
+def test_names_of_the_working_folder(tmp_path, monkeypatch):
+  _write_run(tmp_path / 'a', '--seed=0')
+  monkeypatch.chdir(tmp_path / 'a')
+  ((_, name, _, _),) = _named('.')
+  assert name == 'a'
+
+
+def test_runs_of_comparisons(tmp_path):
+  one = _write_comparison(tmp_path / 'one', 'fedbn+fedprox', '2,0')
+  two = _write_comparison(tmp_path / 'two', 'fedavg,fbn', '5')
+  alone = _write_run(tmp_path / 'alone', '--seed=7')
+  assert _named(one, alone, two) == [
+      (one / 'runs' / 'fedbn+fedprox-seed2', 'one', 'fedbn+fedprox', 2),
+      (one / 'runs' / 'fedbn+fedprox-seed0', 'one', 'fedbn+fedprox', 0),
+      (alone, 'alone', 'fedavg', 7),
+      (two / 'runs' / 'fedavg-seed5', 'two fedavg', 'fedavg', 5),
+      (two / 'runs' / 'fbn-seed5', 'two fbn', 'fbn', 5),
+  ]
+
+
+def test_a_run_cannot_be_given_twice(tmp_path, monkeypatch):
+  run = _write_run(tmp_path / 'a', '--seed=0')
+  comparison = _write_comparison(tmp_path / 'c', 'fedavg', '0,1')
+  inside = comparison / 'runs' / 'fedavg-seed1'
+  monkeypatch.chdir(tmp_path)
+  for folders in (
+      [run, 'a'],
+      ['a/', 'a/../a'],
+      [comparison, inside],
+      ['c/runs/fedavg-seed1', comparison],
+  ):
+    with pytest.raises(ValueError, match='--run names the run .* twice'):
+      _named(*folders)
+
+
+def test_runs_that_are_not_finished(tmp_path):
+  run = _write_run(tmp_path / 'a', '--seed=0')
+  (run / 'model').rmdir()
+  with pytest.raises(ValueError, match=f'--run={run} is not finished'):
+    _named(run)
+  comparison = _write_comparison(tmp_path / 'c', 'fedavg', '0,1')
+  inside = comparison / 'runs' / 'fedavg-seed1'
+  (inside / 'metrics.csv').unlink()
+  with pytest.raises(ValueError, match=f'--run={inside} is not finished'):
+    _named(comparison)
+  with pytest.raises(ValueError, match='none holds no run'):
+    _named(tmp_path / 'none')
+  run = _write_run(tmp_path / 'wrong', '--algorithm=fedavgg')
+  with pytest.raises((ValueError, command_line.UsageError), match='fedavgg'):
+    _named(run)
+
+
+def test_analyses_are_registered():
+  assert set(run_folder.RUN_ANALYSES) == set(_NAMES) <= set(analyze.ANALYSES)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['shuffle_test'], '--run=FOLDER is missing'),
+        (['weight_divergence'], '--run=FOLDER is missing'),
+        (['matching'], '--run=FOLDER is missing'),
+        (['preference'], '--run=FOLDER is missing'),
+        (['fusion'], '--run=FOLDER is missing'),
+        (['fusion', '--run=none'], 'none holds no run'),
+        (['fusion', '--run=a,a'], 'a is in the list twice'),
+        (['fusion', '--run=a,./a'], '--run names the run a twice'),
+        (['fusion', '--run=unfinished'], '--run=unfinished is not finished'),
+        (['fusion', '--run=a', '--output_dir=a/flags.txt'], '--output_dir='),
+        (['fusion', '--run=a', '--epochs=0'], '--epochs=0: '),
+        (['fusion', '--run=a', '--coefficients=1.1'], '--coefficients=1.1: '),
+        (['shuffle_test', '--run=a', '--amplitudes=1'], '--amplitudes=1: '),
+        (['shuffle_test', '--run=a', '--periods=-1'], '--periods=-1: '),
+        (['shuffle_test', '--run=a', '--repeats=0'], '--repeats=0: '),
+        (
+            ['shuffle_test', '--run=a', '--shuffle_probability=1.5'],
+            '--shuffle_probability=1.5: ',
+        ),
+        (['kept_share', '--num_units=0'], '--num_units=0: '),
+        (['kept_share', '--num_steps=0'], '--num_steps=0: '),
+        (['kept_share', '--num_shuffles=-1'], '--num_shuffles=-1: '),
+        (
+            ['kept_share', '--shuffle_probabilities=0,2'],
+            '--shuffle_probabilities=0,2: ',
+        ),
+        (['weight_divergence', '--run=a', '--num_clients=1'], 'at least 2'),
+        (['matching', '--run=a', '--num_clients=0'], '--num_clients=0: '),
+        (['matching', '--run=a', '--num_examples=0'], '--num_examples=0: '),
+        (['matching', '--run=a', '--seed=-1'], '--seed=-1: '),
+        (['matching', '--run=a', '--layer=x'], 'Did you mean layers?'),
+        (['matching', '--run=a', '--algorithm=fedavg'], 'is not a flag'),
+    ],
+)
+def test_wrong_flags(arguments, message, tmp_path, monkeypatch, capsys):
+  _write_run(tmp_path / 'a', '--seed=0')
+  _write_run(tmp_path / 'unfinished', '--seed=0')
+  (tmp_path / 'unfinished' / 'metrics.csv').unlink()
+  monkeypatch.chdir(tmp_path)
+  before = _files(tmp_path)
+  assert analyze.run(arguments) == 2
+  captured = capsys.readouterr()
+  assert captured.err.startswith(f'tff-bn-analyze {arguments[0]}: ')
+  assert message in captured.err
+  assert captured.err.count('\n') == 1
+  assert not captured.out
+  assert _files(tmp_path) == before
+
+
+def test_wrong_flags_are_found_without_tensorflow(tmp_path):
+  run = _write_run(tmp_path / 'run', '--seed=0')
+  script = f"""
+import sys
+from tff_bn.programs import analyze
+for name in {_NAMES}:
+  assert analyze.run([name, '--help']) == 0
+  assert analyze.run([name, '--seed=x']) == 2
+  assert analyze.run([name, '--run={tmp_path / 'none'}']) == 2
+  folder = '--output_dir={run / 'flags.txt'}/x'
+  assert analyze.run([name, '--run={run}', folder]) == 2
+assert analyze.run(['matching']) == 2
+for name in ('tensorflow', 'tensorflow_federated', 'matplotlib'):
+  assert name not in sys.modules, name
+"""
+  completed = subprocess.run(
+      [sys.executable, '-c', script], capture_output=True, text=True
+  )
+  assert completed.returncode == 0, completed.stderr
+
+
+@pytest.fixture(scope='module')
+def comparison(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('runs') / 'cmp'
+  arguments = ['--algorithms=fedavg', '--seeds=0,1']
+  arguments += [*tiny_runs.FLAGS, f'--output_dir={folder}']
+  assert compare.run(arguments) == 0
+  return folder
+
+
+@pytest.fixture(scope='module')
+def finished(comparison):
+  return comparison / 'runs' / 'fedavg-seed0'
+
+
+def test_a_run_keeps_its_analyses_until_it_is_removed(finished, tmp_path):
+  run = tiny_runs.with_flags(finished, tmp_path / 'run')
+  before = _files(run)
+  expected = set(before)
+  for name, *arguments in (
+      ('kept_share', '--repeats=1'),
+      ('weight_divergence',),
+      ('matching',),
+  ):
+    result = tiny_runs.analyze(name, run, *arguments)
+    expected |= {f'{name}.csv', f'{name}.md'}
+    expected |= {f'plots/{plot}.png' for plot in result.drawings}
+  after = _files(run)
+  assert set(after) == expected
+  assert before.items() <= after.items()
+  # As --overwrite does.
+  run_folder.remove(run)
+  assert not _files(run)
+
+
+def test_several_runs_share_a_folder_for_results(
+    comparison, finished, tmp_path, monkeypatch, capsys
+):
+  run = tiny_runs.with_flags(finished, tmp_path / 'run')
+  other = tiny_runs.with_flags(finished, tmp_path / 'other')
+  monkeypatch.chdir(tmp_path)
+  before = _files(tmp_path)
+  assert analyze.run(['weight_divergence', '--run=run,other']) == 0
+  new = _files(tmp_path).keys() - before.keys()
+  folder = 'runs/weight_divergence'
+  assert new == {
+      f'{folder}/weight_divergence.csv',
+      f'{folder}/weight_divergence.md',
+      f'{folder}/plots/weight_divergence.png',
+  }
+  for path in (run, other):
+    assert {f'{path.name}/{name}' for name in _files(path)} <= before.keys()
+  # The results of a comparison are in its folder.
+  copy = tmp_path / 'cmp'
+  (copy / 'runs').mkdir(parents=True)
+  (copy / 'flags.txt').write_bytes((comparison / 'flags.txt').read_bytes())
+  for seed in (0, 1):
+    name = f'runs/fedavg-seed{seed}'
+    tiny_runs.with_flags(comparison / name, copy / name)
+  result = tiny_runs.analyze('weight_divergence', copy)
+  assert {row['run'] for row in result.rows} == {'cmp'}
+  assert {row['seed'] for row in result.rows} == {'0', '1'}
+  assert (copy / 'weight_divergence.csv').exists()
+  assert 'over 2 seeds' in result.markdown
+  capsys.readouterr()
+
+
+@pytest.fixture(scope='module')
+def user_models(tmp_path_factory):
+  """Trains models that are not functional, or have no hidden layer."""
+  folder = tmp_path_factory.mktemp('runs')
+  for name in ('subclassed', 'dense', 'linear'):
+    arguments = [*tiny_runs.FLAGS, f'--model=unusual_models:{name}']
+    arguments.append(f'--output_dir={folder / name}')
+    assert train.run(arguments) == 0
+  return folder
+
+
+def _assert_fails(capsys, folder, arguments, *words):
+  before = _files(folder)
+  assert analyze.run(arguments) == 2
+  captured = capsys.readouterr()
+  error = printed.error(captured.err)
+  assert error.startswith(f'tff-bn-analyze {arguments[0]}: ')
+  for word in words:
+    assert word in error
+  assert not captured.out
+  assert _files(folder) == before
+
+
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('shuffle_test', ['--run=', 'not a functional model']),
+        ('kept_share', ['--num_units must be given', 'not a functional model']),
+        ('matching', ['--layers must be given', 'not a functional model']),
+        ('preference', ['--layers must be given', 'not a functional model']),
+        ('fusion', ['--run=', 'not a functional model']),
+    ],
+)
+def test_models_that_are_not_functional(user_models, name, words, capsys):
+  arguments = [name, f'--run={user_models / "subclassed"}', '--trust_run']
+  _assert_fails(capsys, user_models, arguments, *words)
+
+
+@pytest.mark.parametrize('name', ['weight_divergence', 'matching'])
+def test_analyses_of_models_that_are_not_functional(
+    user_models, name, tmp_path
+):
+  arguments = ['--trust_run']
+  arguments += ['--layers=hidden'] if name == 'matching' else []
+  run = user_models / 'subclassed'
+  result = tiny_runs.analyze(name, run, *arguments, folder=tmp_path)
+  assert result.rows[0]['layer'] == 'hidden'
+  result = tiny_runs.analyze(
+      'kept_share',
+      run,
+      '--trust_run',
+      '--num_units=4',
+      '--repeats=1',
+      folder=tmp_path,
+  )
+  assert {row['num_units'] for row in result.rows} == {'4'}
+
+
+@pytest.mark.parametrize(
+    ('name', 'words'),
+    [
+        ('shuffle_test', ['--run=', 'hidden']),
+        ('kept_share', ['no hidden units', 'give --num_units']),
+        ('matching', ['--layers must be given', 'no hidden layer']),
+        ('fusion', ['--run=', 'no hidden units']),
+    ],
+)
+def test_models_without_hidden_layers(user_models, name, words, capsys):
+  arguments = [name, f'--run={user_models / "linear"}', '--trust_run']
+  _assert_fails(capsys, user_models, arguments, *words)
+
+
+def test_wrong_and_damaged_models(finished, tmp_path, capsys):
+  run = tiny_runs.with_flags(finished, tmp_path / 'run', normalization='none')
+  _assert_fails(
+      capsys,
+      tmp_path,
+      ['fusion', f'--run={run}'],
+      'does not have the weights of the model',
+  )
+  for name in ('weights.npz', 'model.keras'):
+    (run / 'model' / name).write_bytes(b'damaged')
+    _assert_fails(
+        capsys, tmp_path, ['fusion', f'--run={run}'], 'changed after the run'
+    )
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (
+            ['weight_divergence', '--num_clients=5'],
+            ['--num_clients=5 is more than the 4 clients', '--run='],
+        ),
+        (['matching', '--num_clients=5'], ['--num_clients=5', '4 clients']),
+        (['preference', '--num_clients=9'], ['--num_clients=9', '4 clients']),
+        (['matching', '--layers=relu,rule'], ["--layers='rule'"]),
+        (['preference', '--layers=rule'], ["--layers='rule'"]),
+        (
+            ['kept_share', '--num_steps=4', '--num_shuffles=2,5'],
+            ['--num_shuffles has 5', '4 local steps', '--num_steps'],
+        ),
+        (['kept_share', '--num_shuffles=1.5'], ['--num_shuffles has 1.5']),
+    ],
+)
+def test_flags_that_do_not_fit_a_run(finished, arguments, words, capsys):
+  arguments = [*arguments, f'--run={finished}']
+  _assert_fails(capsys, finished, arguments, *words)
+
+
+def test_kept_share_takes_one_run(comparison, monkeypatch, capsys):
+  # Nothing is imported or loaded to find this.
+  monkeypatch.setattr(dependencies, 'require_tff', None)
+  arguments = ['kept_share', f'--run={comparison}']
+  _assert_fails(capsys, comparison, arguments, '--run names 2 runs')
+
+
+def test_each_local_step_can_shuffle(tmp_path, capsys):
+  arguments = ['kept_share', '--num_steps=4', '--num_shuffles=4']
+  arguments += ['--repeats=1', '--num_units=3', f'--output_dir={tmp_path}']
+  assert analyze.run(arguments) == 0
+  capsys.readouterr()
+
+
+def test_divergence_needs_two_clients(finished, tmp_path, capsys):
+  run = tiny_runs.with_flags(finished, tmp_path / 'run', clients_per_round=1)
+  arguments = ['weight_divergence', f'--run={run}']
+  words = ['trains one client in a round', '--num_clients']
+  _assert_fails(capsys, tmp_path, arguments, *words)
+  assert analyze.run([*arguments, '--num_clients=2']) == 0
+  capsys.readouterr()
+
+
+def test_reestimating_needs_batch_normalization(user_models, capsys):
+  run = user_models / 'dense'
+  _assert_fails(
+      capsys,
+      user_models,
+      ['fusion', f'--run={run}', '--trust_run', '--reestimate_statistics'],
+      '--reestimate_statistics has no effect',
+      f'--run={run}: ',
+      'the model has no batch normalization',
+  )
+
+
+@pytest.mark.parametrize('name', _NAMES)
+def test_flags_of_all_analyses(name):
+  program = analyze.ANALYSES[name]
+  values = absl_flags.FlagValues()
+  program.define_flags(values)
+  assert {'run', 'seed', 'output_dir', 'verbosity'} <= set(values)

@@ -1,0 +1,371 @@
+"""Tests of the analyses of permutations: shuffle errors and kept shares."""
+
+import re
+
+import numpy as np
+import pytest
+import random_models
+import tiny_runs
+
+from tff_bn import models
+from tff_bn import position_aware
+from tff_bn.papers.run_analyses import shuffle_test
+from tff_bn.position_aware import position_encodings
+from tff_bn.programs import train
+
+
+@pytest.fixture(scope='module')
+def plain(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('runs') / 'plain'
+  assert train.run([*tiny_runs.FLAGS, f'--output_dir={folder}']) == 0
+  return folder
+
+
+@pytest.fixture(scope='module')
+def encoded(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('runs') / 'encoded'
+  arguments = ['--pan=multiply', '--pan_amplitude=0.3', '--pan_period=3']
+  arguments += [*tiny_runs.FLAGS, f'--output_dir={folder}']
+  assert train.run(arguments) == 0
+  return folder
+
+
+def _without_encodings(run):
+  """Puts the run's weights into a model without encodings."""
+  trained = tiny_runs.load(run)
+  model = models.build_model_fn('mlp3', (8, 8, 1), 10)()
+  for layer in model.layers:
+    if layer.weights:
+      layer.set_weights(trained.get_layer(layer.name).get_weights())
+  return model
+
+
+@pytest.fixture(scope='module')
+def permuted(plain, encoded, tmp_path_factory):
+  return tiny_runs.analyze(
+      'permutation',
+      [plain, encoded],
+      '--shuffle_probability=0.5',
+      '--num_examples=20',
+      '--seed=3',
+      folder=tmp_path_factory.mktemp('permuted'),
+  )
+
+
+def test_permutation(plain, encoded, permuted):
+  columns = ['run', 'seed', 'group', 'units', 'weights', 'kept_share']
+  assert list(permuted.rows[0]) == columns
+  # The weights of the hidden layer, its normalization, and the output layer.
+  assert [list(row.values())[:5] for row in permuted.rows] == [
+      [run.name, '0', 'hidden', '30', '6'] for run in (plain, encoded)
+  ]
+  axes_of_runs = permuted.drawings['permutation'].axes
+  changes = []
+  for run, row, axes in zip(
+      (plain, encoded), permuted.rows, axes_of_runs, strict=True
+  ):
+    positions, p = axes.collections[0].get_offsets().T.astype(int)
+    assert list(positions) == list(range(30)) == sorted(p)
+    kept = float(row['kept_share'])
+    assert kept == pytest.approx(np.mean(p == positions), rel=1e-6)
+    assert 0 < kept < 0.8
+    assert axes.get_title() == f'hidden [{kept:.3f}]'
+
+    model = tiny_runs.load(run)
+    after = position_aware.permute_units(model, {'hidden': p})
+    x = tiny_runs.split().dataset.x_test
+    difference = np.abs(after(x).numpy() - model(x).numpy()).max(axis=1)
+    found = re.search(
+        rf'{run.name}, seed 0: .* at most (\S+);', permuted.markdown
+    )
+    changes.append(float(found[1]))
+    assert changes[-1] <= max(difference.max(), 1e-5) * 1.05
+    if run == encoded:
+      # The 20 examples are some of these.
+      assert np.isclose(difference, changes[-1], rtol=0.06).any()
+  assert changes[0] < 1e-5 < 1e-2 < changes[1]
+  cells = tiny_runs.cells(permuted.markdown)
+  assert cells[0] == ['Units of', 'Run', 'Seed', 'Units', 'Weights', 'Kept']
+  assert [line[:5] for line in cells[2:]] == [
+      ['hidden', run.name, '0', '30', '6'] for run in (plain, encoded)
+  ]
+  assert 'for 20 test examples' in permuted.markdown
+
+
+@pytest.fixture(scope='module')
+def shuffled(plain, encoded, tmp_path_factory):
+  return tiny_runs.analyze(
+      'shuffle_test',
+      [plain, encoded],
+      '--amplitudes=0.4,0,0.1',
+      '--periods=2,1',
+      '--repeats=2',
+      '--seed=5',
+      '--shuffle_probability=0.3',
+      '--shuffle_probabilities=0.9,0',
+      folder=tmp_path_factory.mktemp('shuffled'),
+  )
+
+
+def test_shuffle_errors(plain, encoded, shuffled):
+  x = tiny_runs.split().dataset.x_test
+  expected = []
+  for run in (plain, encoded):
+    model = _without_encodings(run)
+    for mode in ('multiply', 'add'):
+      for period in (2, 1):
+        for amplitude in (0, 0.1, 0.4):
+          new = position_encodings.add_position_encodings(
+              model, mode, amplitude, period
+          )
+          error = np.mean(
+              [
+                  position_aware.shuffle_error(new, x, 0.3, seed)
+                  for seed in (5, 6)
+              ]
+          )
+          key = (run.name, '0', mode, str(amplitude), str(period), '0.3')
+          expected.append((key, error))
+  columns = ['run', 'seed', 'mode', 'amplitude', 'period']
+  columns += ['shuffle_probability', 'error', 'accuracy']
+  assert list(shuffled.rows[0]) == columns
+  rows = [row for row in shuffled.rows if row['mode']]
+  for row, (key, error) in zip(rows, expected, strict=True):
+    *found, value, accuracy = row.values()
+    assert tuple(found) == key and not accuracy
+    if key[3] == '0':
+      # Rounding; logits are about 1.
+      assert float(value) < 2e-7
+    else:
+      assert float(value) == pytest.approx(error, rel=1e-3)
+      assert error > 1e-3
+
+
+def test_table_of_shuffle_errors(shuffled):
+  cells = tiny_runs.cells(shuffled.markdown)
+  assert cells[0] == ['Encodings', 'T', 'A', 'plain', 'encoded']
+  words = {'multiply': 'multiplicative', 'add': 'additive'}
+  by_run = [
+      [r for r in shuffled.rows if r['mode'] and r['run'] == n]
+      for n in cells[0][3:]
+  ]
+  for line, *rows in zip(cells[2:-4], *by_run, strict=True):
+    first = rows[0]
+    assert line[:3] == [
+        words[first['mode']],
+        first['period'],
+        first['amplitude'],
+    ]
+    for cell, row in zip(line[3:], rows, strict=True):
+      assert float(cell) == pytest.approx(float(row['error']), rel=1e-2)
+  assert 'P_sf = 0.3;' in shuffled.markdown
+  assert 'at most 500 test examples and 2 permutations' in shuffled.markdown
+  assert shuffled.drawings.keys() == {'shuffle_test', 'shuffled_accuracy'}
+
+
+def test_accuracy_after_shuffling(plain, encoded, shuffled):
+  data = tiny_runs.split().dataset
+  x, y = data.x_test, data.y_test  # Fewer than 500.
+  found = {
+      (row['run'], row['shuffle_probability']): row
+      for row in shuffled.rows
+      if not row['mode']
+  }
+  (axes,) = shuffled.drawings['shuffled_accuracy'].axes
+  cells = tiny_runs.cells(shuffled.markdown)[-4:]
+  assert cells[0] == ['P_sf', 'plain', 'encoded']
+  assert len(found) == 4
+  for column, (run, line) in enumerate(
+      zip((plain, encoded), axes.get_lines(), strict=True), start=1
+  ):
+    model = tiny_runs.load(run)
+    assert line.get_label() == run.name
+    for number, probability in enumerate(('0', '0.9')):
+      row = found[run.name, probability]
+      accuracies, errors = [], []
+      for seed in (5, 6):
+        changed = position_aware.shuffle_units(model, float(probability), seed)
+        accuracies.append(np.mean(np.argmax(changed(x), axis=1) == y))
+        difference = changed(x).numpy() - model(x).numpy()
+        errors.append(np.mean(np.linalg.norm(difference, axis=1)) / 10)
+      accuracy = np.mean(accuracies)
+      assert float(row['accuracy']) == pytest.approx(accuracy, abs=1e-6)
+      assert float(row['error']) == pytest.approx(
+          np.mean(errors), rel=1e-3, abs=1e-6
+      )
+      assert line.get_ydata()[number] == pytest.approx(100 * accuracy, abs=1e-3)
+      assert cells[2 + number][column] == f'{100 * accuracy:.1f}'
+  # Without encodings, permutations change nothing.
+  assert found['plain', '0']['accuracy'] == found['plain', '0.9']['accuracy']
+  encoded_rows = (found['encoded', p]['accuracy'] for p in ('0', '0.9'))
+  assert len(set(encoded_rows)) == 2
+
+
+def test_gaussian_inputs(plain, tmp_path):
+  result = tiny_runs.analyze(
+      'shuffle_test',
+      plain,
+      *('--inputs=gaussian', '--amplitudes=0.75', '--periods=1'),
+      *('--repeats=1', '--num_examples=4000', '--shuffle_probabilities=0'),
+      folder=tmp_path,
+  )
+  model = position_encodings.add_position_encodings(
+      tiny_runs.load(plain), 'multiply', 0.75, 1
+  )
+  # The error of independent inputs from the same distribution.
+  x = np.random.default_rng(9).standard_normal((4000, 8, 8, 1))
+  expected = position_aware.shuffle_error(model, x, 0.1, 0)
+  assert float(result.rows[0]['error']) == pytest.approx(expected, rel=0.05)
+  test_error = position_aware.shuffle_error(
+      model, tiny_runs.split().dataset.x_test, 0.1, 0
+  )
+  assert expected != pytest.approx(test_error, rel=0.2)
+  assert '4000 random inputs' in result.markdown
+
+
+def test_number_of_examples_of_the_shuffle_test(plain, tmp_path):
+  arguments = ['--amplitudes=0.3', '--periods=1', '--repeats=1']
+  found = [
+      float(
+          tiny_runs.analyze(
+              'shuffle_test', plain, *arguments, *more, folder=tmp_path
+          ).rows[0]['error']
+      )
+      for more in (['--num_examples=3'], ['--num_examples=360'])
+  ]
+  data = tiny_runs.split()
+  model = position_encodings.add_position_encodings(
+      tiny_runs.load(plain), 'multiply', 0.3, 1
+  )
+  changed = position_aware.shuffle_units(model, 0.1, 0)
+  x = data.dataset.x_test
+  errors = np.linalg.norm(changed(x) - model(x), axis=1) / 10
+  assert found[1] == pytest.approx(errors.mean(), rel=1e-4)
+  assert found[0] != pytest.approx(found[1], rel=1e-3)
+  # The examples are in the test set.
+  assert errors.min() <= found[0] <= errors.max()
+
+
+@pytest.mark.parametrize(
+    ('name', 'pan'), [('resnet20', 'add'), ('fbn_cnn', 'multiply')]
+)
+def test_without_encodings(name, pan):
+  arguments = (name, (8, 8, 1), 10, 'batch', 'float32', None)
+  model = models.build_model_fn(*arguments, pan, 0.4)()
+  random_models.randomize(model)
+  plain_model = models.build_model_fn(*arguments)()
+  for layer in plain_model.layers:
+    if layer.weights:
+      layer.set_weights(model.get_layer(layer.name).get_weights())
+  x = np.random.default_rng(0).random((4, 8, 8, 1), np.float32)
+  expected = plain_model(x, training=False).numpy()
+  found = shuffle_test.without_encodings(model)
+  np.testing.assert_allclose(found(x, training=False), expected, rtol=1e-5)
+  assert not np.allclose(model(x, training=False), expected, rtol=1e-2)
+  # The copy has its own weights, which can be permuted.
+  shuffled = position_aware.shuffle_units(found, 1.0, 0)
+  np.testing.assert_allclose(
+      shuffled(x, training=False), expected, rtol=1e-3, atol=1e-5
+  )
+  found.set_weights([0 * w for w in found.get_weights()])
+  assert not np.allclose(model(x, training=False), 0)
+
+
+def test_kept_shares(tmp_path):
+  result = tiny_runs.analyze(
+      'kept_share',
+      None,
+      '--num_units=40,90',
+      '--shuffle_probabilities=0.7,0.2,0',
+      '--shuffle_probability=0.5',
+      '--num_shuffles=2,0.5',
+      '--num_steps=2',
+      '--repeats=30',
+      folder=tmp_path,
+  )
+  columns = ['num_units', 'shuffle_probability', 'num_shuffles', 'num_steps']
+  assert list(result.rows[0]) == [*columns, 'kept_share']
+  keys = [tuple(row[c] for c in columns) for row in result.rows]
+  assert keys == [
+      *(
+          (size, p, '', '')
+          for size in ('40', '90')
+          for p in ('0.7', '0.2', '0')
+      ),
+      *((size, '0.5', n, '2') for size in ('40', '90') for n in ('2', '0.5')),
+  ]
+  shares = {}
+  for key, row in zip(keys, result.rows):
+    size, probability, num_shuffles, num_steps = key
+    shares[key] = float(row['kept_share'])
+    training = dict(num_shuffles=float(num_shuffles or 0), num_steps=2)
+    expected = position_aware.mean_kept_share(
+        int(size),
+        float(probability),
+        repeats=30,
+        **(training if num_steps else {}),
+    )
+    assert shares[key] == pytest.approx(expected, rel=1e-6)
+  assert shares['40', '0', '', ''] == 1
+  # Tables.
+  cells = tiny_runs.cells(result.markdown)
+  assert cells[0] == ['P_sf', 'R_kept, 40 units', 'R_kept, 90 units']
+  assert [line[0] for line in cells[2:5]] == ['0', '0.2', '0.7']
+  assert cells[4][2] == f'{shares["90", "0.7", "", ""]:.3f}'
+  assert cells[5][0] == 'N_sf'
+  assert [line[0] for line in cells[7:]] == ['0.5', '2']
+  assert cells[8][1] == f'{shares["40", "0.5", "2", "2"]:.3f}'
+  assert 'P_sf = 0.5.' in result.markdown
+  assert 'Number of local steps: 2.' in result.markdown
+  # The figure.
+  left, right = result.drawings['kept_share'].axes
+  for axes, points in (
+      (left, lambda s: {p: (s, p, '', '') for p in ('0', '0.2', '0.7')}),
+      (right, lambda s: {n: (s, '0.5', n, '2') for n in ('0.5', '2')}),
+  ):
+    for line, size in zip(axes.get_lines(), ('40', '90'), strict=True):
+      assert line.get_label() == f'{size} units'
+      expected = points(size)
+      np.testing.assert_allclose(line.get_xdata(), [float(x) for x in expected])
+      np.testing.assert_allclose(
+          line.get_ydata(), [shares[key] for key in expected.values()], 1e-6
+      )
+
+
+def test_defaults_of_kept_share(tmp_path):
+  """The paper reports 0.80 to 0.86 for P_sf = 0.1 in figure 2."""
+  result = tiny_runs.analyze('kept_share', None, '--repeats=5', folder=tmp_path)
+  assert {row['num_units'] for row in result.rows} == {'1024'}
+  first = {
+      row['shuffle_probability']: float(row['kept_share'])
+      for row in result.rows
+      if not row['num_steps']
+  }
+  assert 0.8 < first['0.1'] < 0.86
+  assert first['0'] == 1
+  assert first['1'] < 0.01
+  training = [row for row in result.rows if row['num_steps']]
+  assert {row['num_steps'] for row in training} == {'100'}
+  assert [float(row['num_shuffles']) for row in training] == [
+      *(0, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+  ]
+
+
+def test_units_and_steps_of_a_run(plain, tmp_path):
+  epochs = dict(local_steps=None, local_epochs=2, batch_size=160)
+  for folder, flags, num_steps in (
+      ('a', {}, 1),
+      ('b', dict(local_steps=3), 3),
+      # 1437 training examples of 4 clients: 2 · 359.25 / 160 = 4.49.
+      ('c', epochs, 5),
+  ):
+    run = tiny_runs.with_flags(plain, tmp_path / folder, **flags)
+    result = tiny_runs.analyze('kept_share', run, '--repeats=2')
+    assert result.folder == run
+    assert {row['num_units'] for row in result.rows} == {'30'}
+    training = [row for row in result.rows if row['num_steps']]
+    assert {row['num_steps'] for row in training} == {str(num_steps)}
+    # The default values of N_sf up to the number of steps.
+    assert max(float(row['num_shuffles']) for row in training) == (
+        {1: 1, 3: 2, 5: 5}[num_steps]
+    )

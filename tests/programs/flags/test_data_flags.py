@@ -1,0 +1,317 @@
+"""Tests of the flags of the data."""
+
+import contextlib
+import re
+
+from absl import logging
+import numpy as np
+import pytest
+
+from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.flags import data_flags
+from tff_bn.programs.plan import settings
+
+
+def _flags(*arguments):
+  return command_line.parse(train.define_flags, arguments)
+
+
+def _texts(*arguments):
+  flags = _flags(*arguments)
+  settings.check(flags)
+  return settings.resolve(flags, flags.algorithm, 0).to_flags()
+
+
+def test_defaults_are_not_in_the_file_of_flags():
+  names = (
+      *('pixel_scaling', 'train_share', 'samples_per_domain', 'dirichlet_by'),
+      *('augment', 'held_out_clients', 'held_out_prior'),
+  )
+  # Runs from before these flags can be continued.
+  assert not set(names) & _texts('--split=dirichlet').keys()
+  given = _texts(
+      *('--pixel_scaling=unit', '--train_share=1', '--dirichlet_by=class'),
+      *('--augment=none', '--split=dirichlet'),
+  )
+  assert given == _texts('--split=dirichlet')
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'is_downloaded'),
+    [
+        ('digits', False),
+        ('emnist_synthetic', False),
+        ('npz:x.npz', False),
+        ('domains:digits,a=npz:x.npz', False),
+        ('emnist', True),
+        ('femnist', True),
+        ('tfds:mnist', True),
+        ('domains:digits,a=tfds:mnist', True),
+    ],
+)
+def test_data_dir_is_for_downloaded_data(dataset, is_downloaded, tmp_path):
+  arguments = (f'--dataset={dataset}', f'--data_dir={tmp_path}')
+  if is_downloaded:
+    assert _texts(*arguments)['data_dir'] == str(tmp_path)
+    return
+  message = f'--data_dir={tmp_path} has no effect with --dataset={dataset}, '
+  with pytest.raises(ValueError, match=re.escape(message)):
+    _texts(*arguments)
+  # A flag of the command overrules a file.
+  (tmp_path / 'flags').write_text(f'--dataset=emnist\n--data_dir={tmp_path}\n')
+  overruled = _texts(f'--flagfile={tmp_path}/flags', f'--dataset={dataset}')
+  assert 'data_dir' not in overruled
+
+
+def test_paths_of_domains_do_not_depend_on_the_working_folder(
+    tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  texts = _texts(
+      '--dataset=domains:a=x/y.npz,npz:b.npz,folder:c,tfds:mnist,digits,'
+      'r=generated:4x4x1:10'
+  )
+  assert texts['dataset'] == (
+      f'domains:a={tmp_path}/x/y.npz,b=npz:{tmp_path}/b.npz,'
+      f'c=folder:{tmp_path}/c,mnist=tfds:mnist,digits=digits,'
+      'r=generated:4x4x1:10'
+  )
+  # Written to a file and read again, they stay the same.
+  again = _texts(f'--dataset={texts["dataset"]}')
+  assert again == texts
+
+
+@pytest.mark.parametrize(
+    'dataset, message',
+    [
+        ('domains:a=digits,b=digitts', r"the domain 'b': must be one of .*Did"),
+        ('domains:a=digits', 'has a single domain'),
+        ('domains:a=digits,b=domains:c=digits,d=digits', "'b' is a list of"),
+        ('domains:a=digits,b=generated:4', r"the domain 'b': .*must be gen"),
+        ('generated:4:1', '^needs sizes .* at least 2 classes'),
+        ('domains:', "^the domain '' has no dataset"),
+        ('npz:', '^must have a name or a path after npz:$'),
+        ('folder:', '^must have a name or a path after folder:$'),
+        ('domains:a=tfds:,b=digits', "^the domain 'a': must have a name or a"),
+    ],
+)
+def test_wrong_datasets(dataset, message):
+  with pytest.raises(command_line.UsageError) as error:
+    _flags(f'--dataset={dataset}')
+  start, text = f'--dataset={dataset}: ', str(error.value)
+  assert text.startswith(start)
+  assert re.search(message, text.removeprefix(start))
+
+
+@pytest.mark.parametrize(
+    'flag, message',
+    [
+        ('--train_share=0', 'greater than 0'),
+        ('--train_share=1.5', 'at most 1'),
+        ('--samples_per_domain=0', 'at least 1'),
+        ('--dirichlet_by=label', 'one of class, client'),
+        ('--pixel_scaling=none', 'one of unit, symmetric, standardized'),
+        ('--augment=flip', 'one of none, flip_crop, flip_rotate'),
+        ('--held_out_prior=0', 'greater than 0'),
+        ('--held_out_clients=a,a', 'a is in the list twice'),
+    ],
+)
+def test_wrong_values(flag, message):
+  with pytest.raises(command_line.UsageError, match=message):
+    _flags('--split=dirichlet', flag)
+
+
+@pytest.mark.parametrize(
+    'arguments, split, num_clients',
+    [
+        ([], 'classes', '10'),
+        (['--dataset=emnist'], 'classes', '10'),
+        # Domains are the clients.
+        (['--dataset=digits_domains'], 'domains', None),
+        (['--dataset=fedbn_synthetic'], 'domains', None),
+        (['--dataset=domains:digits,a=generated:8x8x1:10'], 'domains', None),
+        (['--dataset=digits_domains', '--num_clients=10'], 'domains', '10'),
+        # What is given counts.
+        (['--dataset=digits_domains', '--split=classes'], 'classes', '10'),
+        (['--dataset=digits_domains', '--split=iid'], 'iid', '10'),
+        (['--split=domains'], 'domains', None),
+    ],
+)
+def test_default_split(arguments, split, num_clients, tmp_path):
+  texts = _texts(*arguments)
+  assert (texts['split'], texts.get('num_clients')) == (split, num_clients)
+  # A run that is repeated with its own flags, or those of a preset.
+  flags = [f'--{name}={text}' for name, text in texts.items()]
+  assert _texts(*flags) == texts
+  (tmp_path / 'flags').write_text('\n'.join(flags))
+  assert _texts(f'--flagfile={tmp_path}/flags') == texts
+
+
+def test_parameters_of_splits_that_domains_exclude():
+  arguments = ('--dataset=digits_domains', '--classes_per_client=2')
+  with pytest.raises(ValueError, match='=2 is only for --split=classes'):
+    _texts(*arguments)
+  assert _texts(*arguments, '--split=classes')['classes_per_client'] == '2'
+  assert 'classes_per_client' not in _texts(arguments[0])
+
+
+def test_clients_of_domains_are_held_out():
+  texts = _texts('--dataset=digits_domains', '--held_out_clients=plain')
+  assert texts['split'] == 'domains' and 'num_clients' not in texts
+
+
+@pytest.mark.parametrize(
+    'arguments, is_announced',
+    [
+        (['--dataset=digits_domains'], True),
+        (['--dataset=digits'], False),
+        (['--dataset=digits_domains', '--split=domains'], False),
+        (['--dataset=digits_domains', '--split=iid'], False),
+    ],
+)
+def test_the_chosen_split_is_printed(arguments, is_announced, capsys):
+  flags = _flags(*arguments)
+  capsys.readouterr()
+  data_flags.announce_split(flags, [settings.resolve(flags, 'fedavg', 0)])
+  printed = capsys.readouterr().err
+  assert ('each client has data of one domain' in printed) == is_announced
+  assert ('--split=domains' in printed) == is_announced
+
+
+def test_classes_that_domains_lack_are_printed(tmp_path, capsys):
+  for name, number in (('a', 3), ('b', 2)):
+    y = np.arange(6) % number
+    x = np.ones((6, 4), np.float32)
+    np.savez(tmp_path / f'{name}.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  flags = _flags(f'--dataset=domains:{tmp_path}/a.npz,{tmp_path}/b.npz')
+  settings.resolve(flags, 'fedavg', 0).load()
+  assert capsys.readouterr().err == (
+      'Loading domains a, b …\n'
+      'Classes: 0, 1, 2. Domains without training samples of a class: b (2).\n'
+  )
+  flags = _flags(f'--dataset=domains:{tmp_path}/a.npz,c={tmp_path}/a.npz')
+  settings.resolve(flags, 'fedavg', 0).load()
+  assert capsys.readouterr().err == 'Loading domains a, c …\n'
+
+
+def _errors(capsys, folder, *arguments):
+  assert train.run([*arguments, f'--output_dir={folder}']) == 2
+  return capsys.readouterr().err
+
+
+def test_errors_name_the_flags(tmp_path, capsys):
+  vectors = '--dataset=generated:5:10'
+  for arguments, message in (
+      (
+          [vectors, '--model=mlp3', '--augment=flip_crop'],
+          '--augment=flip_crop is for images, but --dataset=generated:5:10 has'
+          ' vectors of 5 features; use --augment=none.',
+      ),
+      (
+          [vectors],
+          'but the samples have the shape (5,); use --model=mlp3, which takes'
+          ' samples of any shape.',
+      ),
+      (
+          [vectors, '--model=mlp3', '--pixel_scaling=symmetric'],
+          'of 5 features; use --pixel_scaling=standardized.',
+      ),
+      (['--train_share=1e-6'], '--train_share=1e-06 leaves none of the 1437'),
+      (
+          ['--samples_per_domain=9'],
+          '--samples_per_domain=9 needs a dataset with domains',
+      ),
+      (
+          ['--held_out_clients=client_77'],
+          '--held_out_clients=client_77: there is no client client_77',
+      ),
+      (
+          ['--dataset=domains:a=digits,b=generated:9x8x1:10'],
+          'have different shapes (a: 8x8x1, b: 9x8x1); pass --image_size=',
+      ),
+  ):
+    assert re.search(
+        re.escape(message),
+        _errors(capsys, tmp_path / 'run', '--rounds=1', *arguments),
+    )
+
+
+@pytest.mark.parametrize('pixel_scaling', ['unit', 'standardized'])
+def test_unscaled_floats_are_warned_of(tmp_path, monkeypatch, pixel_scaling):
+  x = np.linspace(0, 255, 6 * 16, dtype=np.float32).reshape(6, 4, 4)
+  y = np.arange(6) % 2
+  np.savez(tmp_path / 'f.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
+  flags = _flags(
+      f'--dataset={tmp_path}/f.npz', f'--pixel_scaling={pixel_scaling}'
+  )
+  settings.resolve(flags, 'fedavg', 0).load()
+  if pixel_scaling == 'standardized':
+    assert not warnings
+  else:
+    (warning,) = warnings
+    start = f'--dataset={tmp_path}/f.npz has images of floats from 0 to 255,'
+    assert warning.startswith(start)
+    assert '--pixel_scaling=standardized' in warning
+
+
+@pytest.mark.parametrize(
+    'factor, scaled, warns',
+    [(90, False, False), (110, False, True), (110, True, False)],
+)
+def test_features_of_different_sizes_are_warned_of(
+    tmp_path, monkeypatch, factor, scaled, warns
+):
+  x = np.linspace(0, 1, 6)[:, np.newaxis] * [1.0, 1, 1, factor]
+  y = np.arange(6) % 2
+  np.savez(tmp_path / 'f.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  warnings = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: warnings.append(text % args)
+  )
+  flags = [f'--dataset={tmp_path}/f.npz']
+  if scaled:
+    flags.append('--pixel_scaling=standardized')
+  settings.resolve(_flags(*flags), 'fedavg', 0).load()
+  assert warnings == warns * [
+      f'--dataset={tmp_path}/f.npz has features of very different sizes: the'
+      ' values of 3 of 4 features are less than 1/100 of the largest feature,'
+      ' so that models hardly learn from them. Use'
+      ' --pixel_scaling=standardized.'
+  ]
+
+
+def test_npz_domains_train(tmp_path):
+  x = np.random.default_rng(0).integers(0, 256, (40, 6, 6, 3), np.uint8)
+  y = np.arange(40) % 10
+  np.savez(tmp_path / 'rgb.npz', x_train=x, y_train=y, x_test=x, y_test=y)
+  arguments = [
+      f'--dataset=domains:{tmp_path}/rgb.npz,grey=digits',
+      *('--image_size=6x6', '--split=domains', '--num_clients=4'),
+      *('--samples_per_domain=30', '--model=mlp3', '--rounds=1'),
+      *('--local_steps=1', '--batch_size=4', '--algorithm=fedbn'),
+      f'--output_dir={tmp_path / "run"}',
+  ]
+  assert train.run(arguments) == 0
+
+
+@pytest.mark.parametrize('verbosity', [-2, -1])
+def test_loading_is_announced(tmp_path, verbosity, capsys):
+  """Before it begins, and only if it can take long."""
+  logging.set_verbosity(verbosity)
+  path = tmp_path / 'folder' / 'mine.npz'
+  for dataset in ('digits', f'npz:{path}'):
+    flags = data_flags.DataFlags(
+        **{
+            **dict.fromkeys(data_flags.DataFlags.specs()),
+            'dataset': dataset,
+        }
+    )
+    with contextlib.suppress(ValueError):  # The file does not exist.
+      flags.load()
+  expected = '' if verbosity == -2 else 'Loading mine …\n'
+  assert capsys.readouterr().err == expected

@@ -1,0 +1,311 @@
+"""Tests for tables."""
+
+import csv
+import dataclasses
+import io
+
+import example_runs
+import numpy as np
+import pytest
+
+from tff_bn.programs.results import report
+
+
+def test_read_metrics_leaves_out_what_is_missing():
+  text = 'round,test_loss,client_test_loss\n1,nan,\n2,0.5,1e-3\n'
+  first, second = report.read_metrics(text)
+  assert first.keys() == {'round', 'test_loss'}
+  assert np.isnan(first['test_loss'])
+  assert second == dict(round=2.0, test_loss=0.5, client_test_loss=0.001)
+
+
+def test_result_averages_the_last_rounds():
+  result = report.result(example_runs.RUNS[0], 2)
+  assert result == {
+      'algorithm': 'fedavg',
+      'seed': 0,
+      'test_accuracy': pytest.approx(0.6),
+      'test_loss': 1.5,
+      'rounds': 3,
+      'exchanges': 3,
+  }
+  assert report.result(example_runs.RUNS[0], 1)['test_accuracy'] == 0.7
+  # More rounds than there are: all of them.
+  assert report.result(example_runs.RUNS[0], 9)['test_loss'] == 4.0
+  # A column that not every round has.
+  assert report.result(example_runs.RUNS[2], 2)['client_test_loss'] == 0.5
+
+
+def test_the_untrained_model_is_not_averaged():
+  untrained = dict(round=0, test_accuracy=0.1)
+  run = report.Run(
+      {'algorithm': 'fedavg'}, 0, [untrained, *example_runs.RUNS[0].rows]
+  )
+  assert report.last_rows(run, 9) == example_runs.RUNS[0].rows
+  assert report.result(run, 9) == report.result(example_runs.RUNS[0], 9)
+
+
+def test_results_csv():
+  results = [report.result(run, 1) for run in example_runs.RUNS]
+  rows = list(csv.DictReader(io.StringIO(report.results_csv(results))))
+  assert [(row['algorithm'], row['seed']) for row in rows] == [
+      ('fedavg', '0'),
+      ('fedavg', '1'),
+      ('fedbn', '0'),
+  ]
+  assert float(rows[1]['test_accuracy']) == 0.9
+  assert rows[1]['client_test_accuracy'] == ''
+  assert float(rows[2]['client_test_accuracy']) == 0.75
+  assert rows[2]['rounds'] == '3'
+
+
+def test_results_markdown():
+  results = [report.result(run, 1) for run in example_runs.RUNS]
+  lines = report.results_markdown(results, 1).splitlines()
+  cells = [
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in lines[:4]
+  ]
+  assert cells[0] == [
+      'Algorithm',
+      'Accuracy, %',
+      'Client accuracy, %',
+      'Loss',
+      'Rounds',
+      'Exchanges',
+  ]
+  # Sample standard deviations: of 70 and 90, and of 1 and 2.
+  assert cells[2] == ['fedavg', '80.0 ± 14.1', '–', '1.50 ± 0.71', '3', '3']
+  assert cells[3] == ['fedbn', '–', '75.0', '–', '3', '–']
+  assert len({len(line) for line in lines[:4]}) == 1
+  notes = '\n'.join(lines[4:])
+  means = '- Accuracies and losses: value of the last round; mean over 2 seeds'
+  assert lines[4:6] == ['', f'{means} ± standard deviation.']
+  for column in cells[0][1:]:
+    assert f'- {column}: ' in notes
+  averaged = report.results_markdown(results, 5).splitlines()
+  assert averaged[5] == (
+      '- Accuracies and losses: mean over the last 5 evaluated rounds; mean'
+      ' over 2 seeds ± standard deviation. The progress and metrics.csv have'
+      ' the values of single rounds.'
+  )
+  described = report.results_markdown(results, 1, sentences=['One.', 'Two.'])
+  # Below the table, before the columns' meanings.
+  assert described.splitlines()[4:9] == [
+      *('', lines[5], '- One.', '- Two.'),
+      lines[6],
+  ]
+
+
+def _accuracy_notes(*runs):
+  runs = [
+      report.Run(
+          {'algorithm': name},
+          0,
+          [dict(round=1, test_accuracy=0.5, client_test_accuracy=0.5)],
+          has_client_models=has_client_models,
+      )
+      for name, has_client_models in runs
+  ]
+  results = [report.result(run, 1) for run in runs]
+  _, test, client, *_ = report.notes(results, 1, runs)
+  assert client == (
+      "Client accuracy, %: each client's model on its own test data (mean)."
+  )
+  return test.removeprefix('Accuracy, %: ')
+
+
+def test_notes_say_whose_model_is_tested_on_the_whole_test_set():
+  global_model = 'global model on the whole test set'
+  own_models = "clients' own models on the whole test set (mean)"
+  unknown = "global model, or clients' own models (mean), on the whole test set"
+  assert _accuracy_notes(('a', False)) == f'{global_model}.'
+  assert _accuracy_notes(('a', True), ('b', True)) == f'{own_models}.'
+  assert _accuracy_notes(('a', False), ('b', True), ('c', False)) == (
+      f'a, c: {global_model}; b: {own_models}.'
+  )
+  # An algorithm has own models with some of the swept values.
+  assert _accuracy_notes(('a', False), ('a', True)) == f'{unknown}.'
+  assert _accuracy_notes(('a', None)) == f'{unknown}.'
+
+
+@pytest.mark.parametrize('loss', [np.nan, np.inf])
+def test_table_of_runs_of_which_one_diverged(loss):
+  runs = [
+      report.Run(
+          {'algorithm': 'a'},
+          0,
+          [dict(round=1, test_accuracy=0.5, test_loss=1.0)],
+      ),
+      report.Run(
+          {'algorithm': 'a'},
+          1,
+          [dict(round=1, test_accuracy=0.1, test_loss=loss)],
+      ),
+  ]
+  table = report.results_markdown([report.result(r, 1) for r in runs], 1)
+  assert f'{loss} ± nan' in table
+
+
+def test_description_of_the_last_row():
+  rows = [
+      dict(round=1.0, test_accuracy=0.1, client_test_accuracy=0.2),
+      dict(
+          round=2.0,
+          train_loss=9.0,
+          test_accuracy=0.5,
+          test_loss=1.25,
+          client_test_accuracy=0.75,
+      ),
+  ]
+  own_data = "  each client's model on its own test data (mean):"
+  assert report.describe_last(rows, True).splitlines() == [
+      'After round 2, means over at most 20 clients:',
+      "  clients' own models on the whole test set (mean): accuracy 0.5000,"
+      ' loss 1.2500',
+      f'{own_data}  accuracy 0.7500',
+  ]
+  assert report.describe_last(rows, False).splitlines()[1:] == [
+      '  global model on the whole test set:              accuracy 0.5000, loss'
+      ' 1.2500',
+      f'{own_data} accuracy 0.7500',
+  ]
+
+
+def test_costs_of_a_result():
+  run = report.Run(
+      {'algorithm': 'a'}, 0, [dict(round=1, exchanges=2.0, megabytes=0.75)]
+  )
+  result = report.result(run, 1)
+  assert result['exchanges'] == 2 and isinstance(result['exchanges'], int)
+  assert result['megabytes'] == 0.75
+
+
+def test_table_of_evaluations():
+  text = report.evaluation_table(
+      [
+          report.Evaluation('global', '', 360, 0.625, 1 / 3),
+          report.Evaluation('own', 'client_0', 0, None, None),
+      ]
+  )
+  titles, _, *rows = (
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in text.splitlines()
+  )
+  assert titles == ['Test data', 'Model', 'Examples', 'Accuracy, %', 'Loss']
+  assert rows == [
+      ['whole test set', 'global', '360', '62.5', '0.3333'],
+      ['client_0', 'own', '0', '–', '–'],
+  ]
+
+
+def test_table_of_reestimated_statistics_names_their_data():
+  text = report.evaluation_table(
+      [
+          report.Evaluation('global', '', 360, 0.625, 1 / 3),
+          report.Evaluation('global', 'rome', 10, 0.5, 1.0),
+      ],
+      reestimated=True,
+  )
+  titles, _, *rows = (
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in text.splitlines()
+  )
+  assert titles[1:3] == ['Model', 'BN statistics from']
+  assert [row[2] for row in rows] == [
+      'training data of all clients',
+      'training data of rome alone',
+  ]
+  assert {len(row) for row in rows} == {len(titles)} == {6}
+
+
+def test_evaluations_have_the_names_of_the_training():
+  evaluations = [
+      report.Evaluation('global', '', 360, 0.625, 0.25),
+      report.Evaluation('own', 'client_0', 10, 0.5, 1.0),
+      report.Evaluation('own', 'client_1', 0, None, None),
+      # Its own mean does not depend on the number of examples.
+      report.Evaluation('own', 'client_2', 90, 1.0, 2.0),
+  ]
+  lines = report.describe_evaluation(evaluations).splitlines()
+  trained = report.describe_last(
+      [dict(round=1, test_accuracy=0.5, client_test_accuracy=0.5)], True
+  )
+  means_of_own, of_each_client = (
+      line.partition(':')[0].strip() for line in trained.splitlines()[1:]
+  )
+  assert lines[:2] == [
+      'Means over 2 clients:',
+      '  global model on the whole test set:              loss 0.2500, accuracy'
+      ' 0.6250',
+  ]
+  assert lines[2] == f'  {of_each_client}: loss 1.5000, accuracy 0.7500'
+  # The other number of the training is named as another one.
+  assert lines[3].startswith('The global model is merged from the own models.')
+  assert lines[3].endswith(f'another number: {means_of_own}.')
+  # Without own models there is no other number.
+  shared = [dataclasses.replace(e, model='global') for e in evaluations]
+  assert report.describe_evaluation(shared).splitlines() == lines[:3]
+  assert report.describe_evaluation(shared[:1]).splitlines() == [
+      'Means over 0 clients:',
+      lines[1].replace('set:  ', 'set:  '),
+  ]
+
+
+def _swept(labels, seed, accuracy, **flags):
+  row = dict(round=3, test_accuracy=accuracy)
+  return report.result(report.Run(labels, seed, [row], flags), 1)
+
+
+def test_name_of_a_run():
+  labels = {'gamma': '0.5', 'algorithm': 'fbn', 'split': 'iid'}
+  assert report.Run(labels, 0, []).name == 'fbn, gamma=0.5, split=iid'
+  assert report.Run({'scheme': 'a b'}, 0, []).name == 'scheme=a b'
+
+
+def test_tables_of_a_sweep():
+  results = [
+      _swept({'gamma': gamma, 'algorithm': 'fbn'}, seed, accuracy)
+      for gamma, seed, accuracy in [
+          ('0', 0, 0.5),
+          ('1', 0, 0.25),
+          ('0', 1, 0.7),
+          ('1', 1, 0.25),
+      ]
+  ]
+  rows = list(csv.DictReader(io.StringIO(report.results_csv(results))))
+  assert list(rows[0])[:4] == ['algorithm', 'gamma', 'seed', 'test_accuracy']
+  assert [(r['gamma'], r['seed']) for r in rows] == [
+      ('0', '0'),
+      ('1', '0'),
+      ('0', '1'),
+      ('1', '1'),
+  ]
+  lines = report.results_markdown(results, 1, ['gamma', 'algorithm'])
+  cells = [
+      [cell.strip() for cell in line.strip('|').split('|')]
+      for line in lines.splitlines()[:4]
+  ]
+  assert cells[0] == ['Algorithm', 'gamma', 'Accuracy, %', 'Rounds']
+  # Labels are to the left, numbers to the right.
+  assert [rule[-1] for rule in cells[1]] == ['-', '-', ':', ':']
+  assert cells[2] == ['fbn', '0', '60.0 ± 14.1', '3']
+  assert cells[3] == ['fbn', '1', '25.0 ± 0.0', '3']
+
+
+def test_further_flags_are_columns():
+  results = [
+      _swept({'scheme': 'A'}, 0, 0.5, algorithm='fbn', pooled=''),
+      _swept({'scheme': 'B'}, 0, 0.5, algorithm='fbn', pooled='true'),
+  ]
+  first, second = csv.DictReader(io.StringIO(report.results_csv(results)))
+  assert list(first)[:4] == ['algorithm', 'scheme', 'pooled', 'seed']
+  assert (first['pooled'], second['pooled']) == ('', 'true')
+  table = report.results_markdown(results, 1, ['scheme'])
+  assert table.startswith('| scheme | Accuracy, % |')
+
+
+def test_rounds_can_be_swept():
+  result = _swept({'rounds': '3'}, 0, 0.5)
+  assert result['rounds'] == '3'
+  assert '| 3      |' in report.results_markdown([result], 1, ['rounds'])

@@ -1,0 +1,101 @@
+"""Tests for the sentences on the rows of a table."""
+
+import math
+
+import pytest
+
+from tff_bn.programs.flags import registry
+from tff_bn.programs.results import row_sentences
+
+
+def _row(algorithm, accuracy, own=None, exchanges=20, seed=0):
+  row = dict(algorithm=algorithm, seed=seed, rounds=20, exchanges=exchanges)
+  if accuracy is not None:
+    row['test_accuracy'] = accuracy
+  if own is not None:
+    row['client_test_accuracy'] = own
+  return row
+
+
+def _facts(*rows):
+  """Returns what the sentences say besides the algorithms' descriptions."""
+  facts = {}
+  for sentence in row_sentences.describe(rows, ['algorithm']):
+    name, _, rest = sentence.partition(': ')
+    description = registry.find(name).description
+    assert rest.startswith(description) and rest.endswith('.')
+    facts[name] = rest.removeprefix(description)[:-1].removeprefix('; ')
+  return facts
+
+
+def test_distance_to_centralized_training():
+  assert _facts(
+      _row('fedavg', 0.40, exchanges=20, seed=0),
+      _row('fedavg', 0.50, exchanges=20, seed=1),
+      _row('centralized', 0.90, exchanges=0, seed=0),
+      _row('centralized', 1.00, exchanges=0, seed=1),
+      _row('fedtan', 0.954, exchanges=200, seed=0),
+      _row('fbn', 0.967, exchanges=21, seed=0),
+  ) == {
+      'fedavg': '50.0 points below centralized, with 1 exchange a round',
+      'centralized': '',
+      'fedtan': (
+          'within half a point of centralized, with 10 exchanges a round'
+      ),
+      'fbn': '1.7 points above centralized, with 1.05 exchanges a round',
+  }
+
+
+def test_models_that_know_their_own_data_only():
+  own = (
+      "the clients' own models classify 100.0% of their own test data but"
+      ' only 10.0% of the whole test set correctly'
+  )
+  assert _facts(_row('fedbn', 0.1, 1.0)) == {'fedbn': own}
+  assert _facts(_row('fedbn', 0.96, 1.0)) == {'fedbn': ''}
+  facts = _facts(_row('fedbn', 0.1, 0.8), _row('centralized', 0.9, 0.74))
+  assert facts['fedbn'] == (
+      '80.0 points below centralized, with 1 exchange a round; the'
+      " clients' own models classify 80.0% of their own test data, 6.0 points"
+      ' above centralized, but only 10.0% of the whole test set correctly'
+  )
+
+
+@pytest.mark.parametrize('accuracy', [None, math.nan])
+def test_no_accuracy(accuracy):
+  rows = _row('centralized', 0.9), _row('fedavg', accuracy, own=0.5)
+  assert _facts(*rows) == {'centralized': '', 'fedavg': ''}
+
+
+def test_no_count_of_exchanges():
+  row = _row('fedavg', 0.4)
+  del row['exchanges']
+  assert _facts(_row('centralized', 0.9), row)['fedavg'] == (
+      '50.0 points below centralized'
+  )
+
+
+def test_sweeps_have_no_sentences():
+  row = dict(_row('fedavg', 0.4), gamma='0')
+  assert not row_sentences.describe([row], ['gamma', 'algorithm'])
+
+
+def test_further_flags():
+  rows = [
+      {**_row('fedavg', 0.4), 'fbn_backward': '', 'server_clip_norm': ''},
+      {**_row('fbn', 0.4), 'fbn_backward': 'mean', 'server_clip_norm': '0.3'},
+  ]
+  flags = ['fbn_backward', 'server_clip_norm']
+  fedavg, fbn = row_sentences.describe(rows, ['algorithm'], flags)
+  assert 'with' not in fedavg
+  assert fbn.endswith(', with --fbn_backward=mean --server_clip_norm=0.3.')
+
+
+def test_a_correction_is_described():
+  (sentence,) = row_sentences.describe(
+      [_row('fedbn+fedprox', 0.5)], ['algorithm']
+  )
+  assert sentence == (
+      f"fedbn+fedprox: {registry.find('fedbn').description};"
+      f" {registry.CORRECTIONS['fedprox'].description}."
+  )

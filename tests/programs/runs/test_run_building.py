@@ -1,0 +1,876 @@
+"""Tests that settings reach the data, the model and the process."""
+
+import collections
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bn import aggregators
+from tff_bn import algorithms
+from tff_bn import runtime
+from tff_bn.common import cores
+from tff_bn.keras_model.partition import Role
+from tff_bn.programs.cli import command_line
+from tff_bn.programs.runs import jobs
+from tff_bn.programs.flags import registry
+from tff_bn.programs.runs import run_building
+from tff_bn.programs.runs import run_data
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs import train
+
+
+def _settings(*arguments):
+  flags = command_line.parse(train.define_flags, arguments)
+  settings_lib.check(flags)
+  return settings_lib.resolve(flags, flags.algorithm, flags.seed)
+
+
+@pytest.mark.parametrize(
+    ('runs', 'expected'),
+    [
+        ([['--num_clients=7']], 7),
+        ([['--num_clients=7', '--clients_per_round=3']], 3),
+        ([['--algorithm=centralized', '--num_clients=7']], 1),
+        ([['--algorithm=centralized', '--num_clients=7'], []], 10),
+        ([['--dataset=digits_domains', '--split=domains']], 6),
+    ],
+)
+def test_the_clients_of_a_round_share_the_cores(monkeypatch, runs, expected):
+  numbers = []
+  monkeypatch.setattr(runtime, 'divide_cores', numbers.append)
+  monkeypatch.setattr(cores, 'num_cores', lambda: 6)
+  run_building.divide_cores([_settings(*arguments) for arguments in runs])
+  assert numbers == [expected]
+
+
+def test_cores_stay_as_they_are_if_tensorflow_is_in_use(monkeypatch):
+  monkeypatch.delenv('TF_NUM_INTRAOP_THREADS', raising=False)
+  tf.constant(0)
+  run_building.divide_cores([_settings('--num_clients=1000')])
+
+
+def _data(*arguments):
+  settings = _settings(*arguments)
+  return run_building.split_dataset(settings, settings.load())
+
+
+def _built(monkeypatch, *arguments):
+  """What a builder is called with."""
+  calls = []
+
+  def build(model, client_optimizer, **options):
+    calls.append(
+        types.SimpleNamespace(
+            model=model, client_optimizer=client_optimizer, options=options
+        )
+    )
+    return 'a process'
+
+  settings = _settings(*arguments)
+  algorithm = registry.find(settings.algorithm)
+  entry = algorithm.correction or algorithm
+  monkeypatch.setattr(algorithms, entry.builder_name, build)
+  assert run_building.build_process(settings, 'a model', 7) == 'a process'
+  (call,) = calls
+  assert call.model == 'a model'
+  return call
+
+
+def _hparams(optimizer):
+  spec = tf.TensorSpec([], tf.float32)
+  return dict(optimizer.get_hparams(optimizer.initialize(spec)))
+
+
+_CONTROL_VARIATES = {'last', 'last_rate'} | {
+    f'{prefix}_{role}'
+    for prefix in ('control_variate', 'received')
+    for role in ('kernel', 'scale', 'shift')
+}
+_MOMENTUMS = {f'momentum_{role}' for role in ('kernel', 'scale', 'shift')}
+
+
+@pytest.mark.parametrize(
+    ('name', 'local'),
+    [
+        ('fedbn', {'scale', 'shift', 'moving_mean', 'moving_variance'}),
+        ('hbn+fedprox', {'mixing'}),
+        ('silobn+fedprox', {'moving_mean', 'moving_variance'}),
+        ('scaffold', _CONTROL_VARIATES),
+        ('fixbn+scaffold', _CONTROL_VARIATES),
+        (
+            'fedbn+moon',
+            {'scale', 'shift', 'moving_mean', 'moving_variance'}
+            | {'previous_kernel'},
+        ),
+        ('fedtan+fedprox', None),
+        ('dsgd', None),
+        ('dsgd --dsgd_momentum=0.9', _MOMENTUMS),
+        ('dsgd_fbn --dsgd_momentum=0.9', _MOMENTUMS),
+        ('dsgd_fixbn --dsgd_momentum=0.9', _MOMENTUMS),
+    ],
+)
+def test_name_decides_what_clients_keep(name, local):
+  name, *arguments = name.split()
+  assert registry.find(name).name == name
+  settings = _settings(
+      f'--algorithm={name}', '--model=mlp3', '--local_steps=1', *arguments
+  )
+  model = run_building.build_model(settings, _data())
+  process = run_building.build_process(settings, model, 10)
+  if local is None:
+    assert isinstance(process, tff.learning.templates.LearningProcess)
+    return
+  client_state = process.initialize_client.type_signature.result
+  names = [n for n, _ in tff.structure.iter_elements(client_state)]
+  assert {n.rsplit('_', 1)[0] for n in names} == local
+
+
+@pytest.mark.parametrize(
+    ('name', 'builder_name'),
+    [
+        ('centralized', 'build_centralized'),
+        ('fedavg', 'build_fed_avg'),
+        ('fedbn', 'build_fed_bn'),
+        ('silobn', 'build_silo_bn'),
+        ('local_affine', 'build_local_affine'),
+        ('single', 'build_single'),
+        ('fedtan', 'build_fedtan'),
+        ('fedtan_forward_only', 'build_fedtan'),
+        ('fedtan_ii', 'build_fedtan_ii'),
+        ('fbn', 'build_fbn'),
+        ('fixbn', 'build_fixbn'),
+        ('hbn', 'build_hbn'),
+        ('dsgd', 'build_dsgd'),
+        ('dsgd_fbn', 'build_dsgd'),
+        ('dsgd_fixbn', 'build_dsgd'),
+        ('fedprox', 'build_fed_prox'),
+        ('fedbs', 'build_fed_bs'),
+    ],
+)
+def test_registry_names_the_right_builder(name, builder_name, monkeypatch):
+  algorithm = registry.find(name)
+  assert (algorithm.correction or algorithm).builder_name == builder_name
+  _built(monkeypatch, f'--algorithm={name}', '--local_steps=1')
+
+
+def test_registry_has_all_algorithms():
+  entries = [*registry.ALGORITHMS.values(), *registry.CORRECTIONS.values()]
+  builders = {entry.builder_name for entry in entries}
+  assert builders == {n for n in dir(algorithms) if n.startswith('build_')}
+
+
+def test_split_settings_reach_the_data():
+  def sizes(*arguments):
+    return [len(i) for i in _data(*arguments).train_indices.values()]
+
+  counts = _data('--classes_per_client=3', '--num_clients=4')
+  assert ((counts.label_distribution() > 0).sum(axis=1) == 3).all()
+  assert len(sizes('--split=iid', '--num_clients=6')) == 6
+  unequal = sizes('--split=unbalanced', '--imbalance=3')
+  assert max(unequal) > 5 * min(unequal)
+  assert np.ptp(sizes('--split=unbalanced', '--imbalance=0')) <= 1
+  by_client = sizes('--split=dirichlet', '--dirichlet_by=client')
+  assert np.ptp(by_client) <= 1 < np.ptp(sizes('--split=dirichlet'))
+  few = _data('--split=dirichlet', '--dirichlet_alpha=0.01')
+  many = _data('--split=dirichlet', '--dirichlet_alpha=100')
+  assert (few.label_distribution() == 0).mean() > 0.5
+  assert (many.label_distribution() > 0).all()
+  assert (_data('--split=gamma', '--gamma=1').label_distribution() > 0).all()
+  assert (_data('--split=gamma', '--gamma=0').label_distribution() == 0).any()
+  resized = _data('--image_size=10x12')
+  assert resized.dataset.input_shape == (10, 12, 1)
+  part = _data('--split=iid', '--train_share=0.25')
+  assert len(part.dataset.y_train) == round(0.25 * 1437)
+  few_of_each = _data(
+      *('--split=domains', '--dataset=digits_domains'),
+      *('--samples_per_domain=7', '--num_clients=5'),
+  )
+  assert [len(i) for i in few_of_each.train_indices.values()] == 5 * [7]
+  domains = _data('--split=domains', '--dataset=digits_domains')
+  assert 'inverted' in domains.client_ids
+
+
+def test_seed_decides_the_split():
+  def first(seed):
+    data = _data('--split=iid', f'--seed={seed}')
+    return list(next(iter(data.train_indices.values())))
+
+  assert first(3) == first(3)
+  assert first(3) != first(4)
+
+
+def test_seed_decides_the_initial_weights():
+  def weights(*arguments):
+    settings = _settings('--model=mlp3', *arguments)
+    tf.random.uniform([])  # Earlier draws make no difference.
+    model = run_building.build_model(settings, _data(*arguments))
+    return [np.asarray(v) for v in model.initial_weights.trainable]
+
+  for a, b in zip(weights('--seed=3'), weights('--seed=3')):
+    np.testing.assert_array_equal(a, b)
+  assert (weights('--seed=3')[0] != weights('--seed=4')[0]).any()
+
+
+def test_model_settings_reach_the_model():
+  data = _data()
+  settings = _settings('--model=mlp3')
+  assert run_building.build_model(settings, data).has_batch_norm
+  settings = _settings('--model=mlp3', '--normalization=group2')
+  model = run_building.build_model(settings, data)
+  assert not model.has_batch_norm
+  (layer,) = [
+      layer
+      for layer in model.to_keras().layers
+      if isinstance(layer, keras.layers.GroupNormalization)
+  ]
+  assert layer.groups == 2
+  # The loss takes logits: of equal ones, each class has the same probability.
+  loss = model.loss_fn()(tf.constant([3]), tf.ones((1, 10)))
+  assert float(loss) == pytest.approx(np.log(10), rel=1e-5)
+
+
+@pytest.mark.parametrize('precision', ['mixed_bfloat16', 'mixed_float16'])
+def test_precision_reaches_the_model(precision):
+  data = _data()
+  settings = _settings('--model=mlp3', f'--precision={precision}')
+  model = run_building.build_model(settings, data)
+  assert model.keras_model.get_layer('hidden').dtype_policy.name == precision
+  assert {variable.dtype for variable in model.variables} == {tf.float32}
+  # What is not given is float32.
+  model = run_building.build_model(_settings('--model=mlp3'), data)
+  assert model.keras_model.get_layer('hidden').compute_dtype == 'float32'
+
+
+def test_client_settings_reach_the_process(monkeypatch):
+  call = _built(
+      monkeypatch,
+      '--client_learning_rate=0.25',
+      '--client_momentum=0.5',
+      '--client_weight_decay=0.125',
+      '--client_weighting=uniform',
+      '--seed=7',
+      '--jit_compile',
+  )
+  hparams = _hparams(call.client_optimizer)
+  assert hparams == {'learning_rate': 0.25, 'momentum': 0.5}
+  assert call.options['client_weight_decay'] == 0.125
+  assert call.options['client_weighting'] == 'uniform'
+  assert call.options['seed'] == 7
+  assert call.options['jit_compile'] is True
+  assert call.options['client_learning_rate_schedule'] is None
+
+
+def test_schedule(monkeypatch):
+  call = _built(
+      monkeypatch,
+      '--client_learning_rate=2',
+      '--client_learning_rate_schedule=3:0.5,5:0.125',
+  )
+  schedule = call.options['client_learning_rate_schedule']
+  # Of rounds 1 to 6, before which 0 to 5 are finished.
+  rates = [float(schedule(tf.constant(finished))) for finished in range(6)]
+  assert rates == [2, 2, 1, 1, 0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        ([], [2, 2, 2, 0.5, 0.5, 0.5]),
+        (
+            ['--client_learning_rate_schedule=3:0.5'],
+            [2, 2, 1, 0.25, 0.25, 0.25],
+        ),
+        (['--client_learning_rate_schedule=5:0.5'], [2, 2, 2, 0.5, 0.25, 0.25]),
+    ],
+)
+def test_schedule_of_fedtan_ii(monkeypatch, arguments, expected):
+  call = _built(
+      monkeypatch,
+      '--algorithm=fedtan_ii',
+      '--sync_rounds=3',
+      '--after_sync_factor=0.25',
+      '--client_learning_rate=2',
+      *arguments,
+  )
+  schedule = call.options['client_learning_rate_schedule']
+  rates = [float(schedule(tf.constant(finished))) for finished in range(6)]
+  assert rates == expected
+
+
+@pytest.mark.parametrize('algorithm', ['fedavg', 'fedtan', 'centralized'])
+def test_no_schedule(monkeypatch, algorithm):
+  call = _built(monkeypatch, f'--algorithm={algorithm}')
+  assert call.options['client_learning_rate_schedule'] is None
+
+
+@pytest.mark.parametrize(
+    ('statistics', 'factory'),
+    [
+        ('naive', aggregators.NaiveMomentsFactory),
+        ('pooled', aggregators.PooledMomentsFactory),
+    ],
+)
+def test_statistics(monkeypatch, statistics, factory):
+  call = _built(monkeypatch, f'--statistics={statistics}')
+  assert type(call.options['statistics_aggregator']) is factory
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (['--algorithm=fedtan'], dict(moments='two_pass')),
+        (
+            ['--algorithm=fedtan_forward_only', '--moments=fused'],
+            dict(moments='fused', synchronize='forward'),
+        ),
+        (
+            ['--algorithm=fedtan_ii', '--sync_rounds=4', '--moments=fused'],
+            dict(moments='fused', sync_rounds=4),
+        ),
+        (
+            ['--algorithm=fedtan_ii', '--rounds=10'],
+            dict(moments='two_pass', sync_rounds=2),
+        ),
+    ],
+)
+def test_fedtan(monkeypatch, arguments, expected):
+  options = _built(monkeypatch, *arguments).options
+  own = ('moments', 'synchronize', 'sync_rounds')
+  assert {n: v for n, v in options.items() if n in own} == expected
+  assert type(options['statistics_aggregator']) is (
+      aggregators.NaiveMomentsFactory
+  )
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (['--algorithm=fbn'], dict(pooled=True)),
+        (['--algorithm=fbn', '--nopooled'], dict(pooled=False)),
+        (['--algorithm=fixbn', '--fixbn_rounds=7'], dict(fixbn_rounds=7)),
+        (['--algorithm=fixbn', '--rounds=10'], dict(fixbn_rounds=5)),
+        (
+            ['--algorithm=hbn', '--hbn_statistics_rate=0.25'],
+            dict(statistics_rate=0.25),
+        ),
+    ],
+)
+def test_fbn_fixbn_and_hbn(monkeypatch, arguments, expected):
+  options = _built(monkeypatch, *arguments).options
+  own = ('pooled', 'fixbn_rounds', 'statistics_rate')
+  assert {n: v for n, v in options.items() if n in own} == expected
+  assert ('statistics_aggregator' in options) == ('fixbn_rounds' in expected)
+
+
+def test_without_robustness_everything_is_a_weighted_mean(monkeypatch):
+  options = _built(monkeypatch).options
+  assert options['model_aggregator'] is None
+  assert options['statistics_aggregator'].rule is None
+  assert options['client_weighting'] == 'num_examples'
+
+
+def _robust(monkeypatch, *arguments):
+  """The aggregators that a builder gets."""
+  options = _built(
+      monkeypatch,
+      *arguments,
+      '--num_byzantine=2',
+      '--algorithm=fbn',
+      '--num_clients=11',
+      '--seed=5',
+  ).options
+  assert options.get('client_weighting') == (
+      'num_examples' if options['model_aggregator'] is None else 'uniform'
+  )
+  return options['model_aggregator'], options.get('statistics_aggregator')
+
+
+@pytest.mark.parametrize(
+    ('name', 'rule'),
+    [
+        ('median', aggregators.CoordinateMedian),
+        ('trimmed_mean', aggregators.TrimmedMean),
+        ('geometric_median', aggregators.GeometricMedian),
+        ('krum', aggregators.Krum),
+        ('multi_krum', aggregators.MultiKrum),
+        ('mea_med', aggregators.MeaMed),
+        ('centered_clipping', aggregators.CenteredClipping),
+        ('mda', aggregators.MinimumDiameterAveraging),
+        ('monna', aggregators.NearestNeighborAveraging),
+        ('caf', aggregators.CovarianceBoundAgnosticFilter),
+        ('smea', aggregators.SmallestMaximumEigenvalueAveraging),
+        ('bulyan', aggregators.Bulyan),
+    ],
+)
+def test_rules(monkeypatch, name, rule):
+  model, statistics = _robust(monkeypatch, f'--model_aggregator={name}')
+  assert type(model) is rule
+  assert model.num_byzantine == 2
+  assert model.num_clients == 11
+  assert statistics is None
+  model, statistics = _robust(monkeypatch, f'--statistics_aggregator={name}')
+  assert model is None
+  assert type(statistics) is rule
+
+
+def test_wrapped_rules(monkeypatch):
+  rule, _ = _robust(
+      monkeypatch,
+      '--model_aggregator=nnm+bucketing+centered_clipping',
+      '--clipping_radius=0.25',
+  )
+  assert type(rule) is aggregators.NearestNeighborMixing
+  assert rule.num_byzantine == 2
+  assert type(rule.rule) is aggregators.Bucketing
+  assert rule.rule.bucket_size == 2
+  assert rule.rule.seed == 5
+  assert type(rule.rule.rule) is aggregators.CenteredClipping
+  assert rule.rule.rule.radius == 0.25
+
+
+def test_clipping_and_the_trusted_client(monkeypatch):
+  rule, _ = _robust(monkeypatch, '--model_aggregator=arc+clipping+monna')
+  assert type(rule) is aggregators.AdaptiveRobustClipping
+  assert type(rule.rule) is aggregators.StaticClipping
+  assert rule.rule.max_norm == 2
+  assert rule.rule.rule.trusted_client == -1
+  rule, _ = _robust(
+      monkeypatch,
+      '--model_aggregator=clipping+monna',
+      '--clipping_norm=0.5',
+      '--trusted_client=3',
+  )
+  assert rule.max_norm == 0.5
+  assert rule.rule.trusted_client == 3
+
+
+@pytest.mark.parametrize('statistics', ['naive', 'pooled'])
+def test_rules_of_statistics_in_other_algorithms(monkeypatch, statistics):
+  factory = _built(
+      monkeypatch,
+      f'--statistics={statistics}',
+      '--statistics_aggregator=median',
+  ).options['statistics_aggregator']
+  assert type(factory).__name__.lower() == f'{statistics}momentsfactory'
+  assert type(factory.rule) is aggregators.CoordinateMedian
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'attack', 'expected'),
+    [
+        (['--attack=sf'], aggregators.SignFlipping, {}),
+        (['--attack=foe'], aggregators.FallOfEmpires, dict(factor=3)),
+        (
+            ['--attack=foe', '--attack_strength=1.5'],
+            aggregators.FallOfEmpires,
+            dict(factor=1.5),
+        ),
+        (['--attack=alie'], aggregators.ALittleIsEnough, dict(deviations=None)),
+        (
+            ['--attack=alie', '--attack_strength=1.5'],
+            aggregators.ALittleIsEnough,
+            dict(deviations=1.5),
+        ),
+        (
+            ['--attack=ipm'],
+            aggregators.InnerProductManipulation,
+            dict(epsilon=0.5),
+        ),
+        (['--attack=mimic'], aggregators.Mimic, {}),
+        (['--attack=inf'], aggregators.Infinity, {}),
+        (
+            ['--attack=optimized_alie'],
+            aggregators.OptimizedALittleIsEnough,
+            {},
+        ),
+        (
+            ['--attack=optimized_ipm'],
+            aggregators.OptimizedInnerProductManipulation,
+            {},
+        ),
+        (
+            ['--attack=gaussian', '--attack_strength=4'],
+            aggregators.GaussianNoise,
+            dict(stddev=4, seed=5),
+        ),
+    ],
+)
+def test_attacks(monkeypatch, arguments, attack, expected):
+  for rule in _robust(monkeypatch, *arguments, '--num_attackers=4'):
+    assert type(rule) is aggregators.Attacked
+    assert type(rule.rule) is aggregators.Mean
+    assert rule.num_attackers == 4
+    assert type(rule.attack) is attack
+    for name, value in expected.items():
+      assert getattr(rule.attack, name) == value
+
+
+def test_targets_of_attacks(monkeypatch):
+  model, statistics = _robust(
+      monkeypatch,
+      '--attack=sf',
+      '--attack_target=statistics',
+      '--statistics_aggregator=nnm+median',
+  )
+  assert model is None
+  assert type(statistics) is aggregators.Attacked
+  assert statistics.num_attackers == 2
+  assert type(statistics.rule) is aggregators.NearestNeighborMixing
+  model, statistics = _robust(
+      monkeypatch, '--attack=sf', '--attack_target=model'
+  )
+  assert type(model) is aggregators.Attacked
+  assert statistics is None
+
+
+def test_label_flipping_is_an_attack_on_the_data():
+  arguments = ('--split=iid', '--attack=label_flip', '--num_attackers=3')
+  honest, attacked = _data(*arguments[:1]), _data(*arguments)
+  labels = [
+      [data.dataset.y_train[data.train_indices[c]] for c in data.client_ids]
+      for data in (honest, attacked)
+  ]
+  for number, (before, after) in enumerate(zip(*labels)):
+    expected = 9 - before if number < 3 else before
+    np.testing.assert_array_equal(after, expected)
+  # Workers make the same data.
+  again = attacked.recipe()
+  np.testing.assert_array_equal(again.dataset.y_train, attacked.dataset.y_train)
+
+
+def test_runs_with_and_without_attackers_have_their_own_data(tmp_path):
+  arguments = ('--model=mlp3', '--attack=label_flip', '--num_attackers=1')
+  runs = [
+      _settings(*arguments),
+      _settings('--model=mlp3', '--algorithm=single'),
+  ]
+  builder = jobs.Builder()
+  attacked, single = (builder.build(run, tmp_path).data for run in runs)
+  assert np.any(attacked.dataset.y_train != single.dataset.y_train)
+
+
+@pytest.mark.parametrize('algorithm', list(registry.ALGORITHMS))
+def test_local_steps_reach_the_process(monkeypatch, algorithm):
+  options = _built(
+      monkeypatch, f'--algorithm={algorithm}', '--local_steps=1'
+  ).options
+  assert options['local_steps'] == 1
+  if registry.ALGORITHMS[algorithm].local_steps is not None:
+    return
+  options = _built(
+      monkeypatch, f'--algorithm={algorithm}', '--local_epochs=3'
+  ).options
+  assert 'local_steps' not in options
+  assert 'local_epochs' not in options
+
+
+_CORRECTION_ARGUMENTS = (
+    'epsilon',
+    'proximal_strength',
+    'contrastive_weight',
+    'temperature',
+    'feature_layer',
+    'num_clients',
+)
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'builder_name', 'expected'),
+    [
+        (
+            ['--algorithm=fedprox', '--proximal_strength=0.25'],
+            'build_fed_avg',
+            dict(proximal_strength=0.25),
+        ),
+        (
+            ['--algorithm=fedbn+fedbs', '--fedbs_epsilon=0.5'],
+            'build_fed_bn',
+            dict(epsilon=0.5, proximal_strength=0.001),
+        ),
+        (['--algorithm=fbn+scaffold'], 'build_fbn', dict(num_clients=7)),
+        (
+            ['--algorithm=moon', '--moon_weight=5', '--moon_temperature=0.25']
+            + ['--moon_feature_layer=last'],
+            'build_fed_avg',
+            dict(contrastive_weight=5, temperature=0.25, feature_layer='last'),
+        ),
+        (
+            ['--algorithm=silobn+moon'],
+            'build_silo_bn',
+            dict(contrastive_weight=1, temperature=0.5),
+        ),
+    ],
+)
+def test_corrections(monkeypatch, arguments, builder_name, expected):
+  options = _built(monkeypatch, *arguments).options
+  found = {n: options[n] for n in _CORRECTION_ARGUMENTS if n in options}
+  assert found == expected
+  assert options['build_process'].func is getattr(algorithms, builder_name)
+
+
+def test_errors_of_algorithms_name_the_flags():
+  settings = _settings(
+      '--algorithm=moon', '--model=mlp3', '--moon_feature_layer=none'
+  )
+  model = run_building.build_model(settings, _data())
+  with pytest.raises(ValueError, match="^moon_feature_layer='none' is the n"):
+    run_building.build_process(settings, model, 7)
+
+
+@pytest.mark.parametrize(
+    ('name', 'builder_name', 'expected'),
+    [
+        ('dsgd', None, dict(momentum=0.9)),
+        ('dsgd_fbn', 'build_fbn', dict(momentum=0.9, pooled=True)),
+        ('dsgd_fixbn', 'build_fixbn', dict(momentum=0.9, fixbn_rounds=30)),
+    ],
+)
+def test_dsgd_with_momentum(monkeypatch, name, builder_name, expected):
+  call = _built(
+      monkeypatch,
+      *(f'--algorithm={name}', '--local_steps=1', '--dsgd_momentum=0.9'),
+  )
+  assert expected.items() <= call.options.items()
+  if builder_name is None:
+    assert 'build_process' not in call.options
+  else:
+    builder = getattr(algorithms, builder_name)
+    assert call.options['build_process'] is builder
+  assert _hparams(call.client_optimizer).keys() == {'learning_rate'}
+
+
+def test_correction_of_an_algorithm_with_arguments(monkeypatch):
+  options = _built(
+      monkeypatch, '--algorithm=fedtan_forward_only+fedprox'
+  ).options
+  assert options['build_process'].func is algorithms.build_fedtan
+  assert options['build_process'].keywords == {'synchronize': 'forward'}
+
+
+def test_position_encodings_reach_the_model():
+  arguments = ('--model=mlp3', '--seed=3')
+  plain = run_building.build_model(_settings(*arguments), _data())
+  settings = _settings(
+      *arguments, '--pan=multiply', '--pan_amplitude=0.5', '--pan_period=2'
+  )
+  model = run_building.build_model(settings, _data())
+  encoding = model.keras_model.get_layer('hidden_position')
+  assert (encoding.mode, encoding.amplitude, encoding.period) == (
+      *('multiply', 0.5, 2),
+  )
+  assert Role.PERSONAL_PHASE not in {v.role for v in model.variables}
+  # So that they can be compared.
+  for a, b in zip(model.initial_weights, plain.initial_weights, strict=True):
+    for x, y in zip(a, b, strict=True):
+      np.testing.assert_array_equal(x, y)
+
+
+def test_personal_position_encodings_reach_the_model_and_the_process():
+  settings = _settings(
+      *('--model=mlp3', '--seed=3', '--pan=add', '--pan_personal_share=0.5')
+  )
+  model = run_building.build_model(settings, _data())
+  encoding = model.keras_model.get_layer('hidden_position')
+  assert encoding.personal_share == 0.5
+  process = run_building.build_process(settings, model, 10)
+  client = process.personalize(collections.OrderedDict(), 4)
+  # --seed, the client's number.
+  expected = np.random.default_rng([3, 4, 0x70686173]).random(dtype=np.float32)
+  assert list(client.values()) == [expected]
+
+
+def test_options_of_local_training(monkeypatch):
+  options = _built(monkeypatch).options
+  assert 'client_gradient_clip_norm' not in options
+  assert options['client_warmup_rounds'] == 0
+  assert options['client_warmup_steps'] == 0
+  options = _built(
+      monkeypatch,
+      '--algorithm=centralized',
+      '--client_gradient_clip_norm=2.5',
+      '--client_warmup_rounds=20',
+      '--client_warmup_steps=30',
+  ).options
+  assert options['client_gradient_clip_norm'] == 2.5
+  assert options['client_warmup_rounds'] == 20
+  assert options['client_warmup_steps'] == 30
+
+
+@pytest.mark.parametrize('algorithm', ['centralized', 'single', 'fedbn'])
+def test_algorithms_get_no_option_that_they_do_not_have(monkeypatch, algorithm):
+  options = _built(monkeypatch, f'--algorithm={algorithm}').options
+  assert 'statistics_aggregator' not in options
+  assert ('server_optimizer' in options) == (algorithm == 'fedbn')
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (['--server_optimizer=sgd'], tff.learning.optimizers.build_sgdm(0.5)),
+        (
+            ['--server_optimizer=sgdm', '--server_momentum=0.75'],
+            tff.learning.optimizers.build_sgdm(0.5, 0.75),
+        ),
+        (
+            ['--server_optimizer=adam'],
+            tff.learning.optimizers.build_adam(0.5, epsilon=1e-3),
+        ),
+        (
+            ['--server_optimizer=yogi'],
+            tff.learning.optimizers.build_yogi(0.5, epsilon=1e-3),
+        ),
+    ],
+)
+def test_server_optimizer(monkeypatch, arguments, expected):
+  call = _built(monkeypatch, *arguments, '--server_learning_rate=0.5')
+  optimizer = call.options['server_optimizer']
+  assert type(optimizer) is type(expected)
+  assert _hparams(optimizer) == _hparams(expected)
+
+
+def test_training_config():
+  config = run_building.training_config(
+      _settings(
+          '--rounds=11',
+          '--clients_per_round=2',
+          '--batch_size=13',
+          '--local_epochs=3',
+          '--seed=5',
+          '--evaluate_every=7',
+          '--checkpoint_every=6',
+      )
+  )
+  assert config.rounds == 11
+  assert config.clients_per_round == 2
+  assert config.batch_size == 13
+  assert config.local_steps is None
+  assert config.local_epochs == 3
+  assert config.seed == 5
+  assert config.evaluate_every == 7
+  assert config.checkpoint_every == 6
+
+
+def test_settings_of_the_pixels_reach_the_data():
+  data = _data('--split=iid')
+  assert data.dataset.scaling is None
+  assert data.augmentation == 'none'
+  data = _data('--pixel_scaling=symmetric', '--augment=flip_rotate')
+  np.testing.assert_array_equal(data.dataset.scaling.mean, [0.5])
+  assert data.augmentation == 'flip_rotate'
+  # Workers make the same data.
+  again = data.recipe()
+  assert again.augmentation == 'flip_rotate'
+  assert again.fingerprint() == data.fingerprint()
+
+
+def test_seed_decides_which_part_is_used():
+  a, b, c = (
+      _data('--split=iid', '--train_share=0.1', f'--seed={seed}').dataset
+      for seed in (3, 3, 4)
+  )
+  np.testing.assert_array_equal(a.x_train, b.x_train)
+  assert (a.x_train != c.x_train).any()
+
+
+def test_held_out_clients_are_not_in_the_data(monkeypatch):
+  arguments = (
+      *('--split=iid', '--num_clients=5', '--attack=label_flip'),
+      *('--num_attackers=1', '--pixel_scaling=standardized'),
+  )
+  settings = _settings(*arguments, '--held_out_clients=client_0,client_3')
+  recipe = run_data.DataRecipe.of(settings)
+  everything = _data(*arguments[:2])
+  training, held_out = recipe.split_and_hold_out(settings.load())
+  assert training.client_ids == ('client_1', 'client_2', 'client_4')
+  assert held_out.client_ids == ('client_0', 'client_3')
+  assert held_out.dataset.scaling is training.dataset.scaling
+  used = np.concatenate(list(training.train_indices.values()))
+  np.testing.assert_allclose(
+      training.dataset.scaling.mean[0],
+      everything.dataset.x_train[used].mean(),
+      rtol=1e-5,
+  )
+  # The first client that trains is the attacker.
+  labels = everything.dataset.y_train
+  flipped = np.flatnonzero(training.dataset.y_train != labels)
+  assert set(flipped) <= set(everything.train_indices['client_1'])
+  np.testing.assert_array_equal(held_out.dataset.y_train, labels)
+  assert recipe().fingerprint() == training.fingerprint()
+  # Rules count the clients that train.
+  numbers = []
+  monkeypatch.setattr(
+      settings_lib.RunSettings,
+      'build_rule',
+      lambda self, target, seed, num_clients: numbers.append(num_clients),
+  )
+  run_building._rule(settings, 'model', 9)
+  assert numbers == [3]
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (
+            ['--model_aggregator=median', '--num_byzantine=1'],
+            'num_byzantine=1 is too large for CoordinateMedian of 2 clients',
+        ),
+        (
+            ['--attack=sf', '--num_attackers=5'],
+            'num_attackers=5 leaves none of 2 clients honest',
+        ),
+        (
+            ['--statistics_aggregator=bucketing+median'],
+            'bucket_size=2 makes too few buckets of 2 clients',
+        ),
+    ],
+)
+def test_rules_count_the_clients_of_the_data(arguments, message):
+  settings = _settings('--split=natural', '--model=mlp3', *arguments)
+  model = run_building.build_model(settings, _data())
+  with pytest.raises(ValueError, match=message):
+    run_building.build_process(settings, model, 2)
+
+
+def test_unknown_held_out_client():
+  with pytest.raises(
+      ValueError,
+      match='held_out_clients=client_7: there is no client client_7. The 5 cl',
+  ):
+    _data('--num_clients=5', '--split=iid', '--held_out_clients=client_7')
+
+
+def test_held_out_clients_need_batch_normalization(tmp_path):
+  settings = _settings(
+      *('--held_out_clients=client_1', '--normalization=layer'),
+      '--model=mlp3',
+  )
+  with pytest.raises(
+      ValueError,
+      match=(
+          '--held_out_clients=client_1 tests BN statistics, but --model=mlp3'
+          ' with --normalization=layer has no batch'
+      ),
+  ):
+    jobs.Builder().build(settings, tmp_path)
+
+
+def test_momentum_of_centralized_training(monkeypatch):
+  call = _built(monkeypatch, '--algorithm=centralized', '--dsgd_momentum=0.9')
+  assert call.options['momentum'] == 0.9
+
+
+def test_adam_and_shuffles_reach_the_builder(monkeypatch):
+  call = _built(monkeypatch, '--client_optimizer=adam', '--shuffle_times=0.5')
+  assert _hparams(call.client_optimizer)['beta_2'] == 0.999
+  assert call.options['shuffle_times'] == 0.5
+  assert call.options['shuffle_probability'] == 0.1
+
+
+def test_projection_head_reaches_the_model():
+  settings = _settings('--model=mlp3', '--moon_projection=7')
+  model = run_building.build_model(settings, _data())
+  assert model.keras_model.get_layer('projection').units == 7
