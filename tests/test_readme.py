@@ -15,8 +15,8 @@ from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
-from tff_bn.programs import analyze
-from tff_bn.programs import compare
+from tff_bn.papers import analyze
+from tff_bn.papers import compare_with_experiments
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
@@ -40,7 +40,7 @@ _COMPLETE = ('README.md', 'python.md', 'training_in_python.md')
 _PROGRAMS = {
     program.name: program
     for program in (
-        *(module.PROGRAM for module in (train, compare, evaluate)),
+        *(module.PROGRAM for module in (train, compare_with_experiments, evaluate)),
         *analyze.ANALYSES.values(),
     )
 }

@@ -17,7 +17,7 @@ from tff_bn import models
 from tff_bn import partition
 from tff_bn import runtime
 from tff_bn import training
-from tff_bn.papers import position_aware
+from tff_bn.papers import units
 
 
 @pytest.fixture(scope='module', name='digits')
@@ -179,7 +179,7 @@ def test_batch_renormalization(name):
 
 def test_weight_divergence_of_one_model(toy):
   with pytest.raises(TypeError, match='models must be a list of models'):
-    position_aware.weight_divergence_by_layer(toy.keras_model())
+    units.weight_divergence_by_layer(toy.keras_model())
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ import math
 import pathlib
 from typing import Optional
 
-from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_form
 from tff_bn.programs.plan import axes as axes_lib
 
 
 def read(
     path: pathlib.Path,
-    show: Optional[experiment_show.Show],
+    show: Optional[paper_form.Show],
     axes: Sequence[axes_lib.Axis],
-) -> tuple[experiment_show.PaperNumber, ...]:
+) -> tuple[paper_form.PaperNumber, ...]:
   """Reads the numbers that a paper prints.
 
   Args:
@@ -39,7 +39,7 @@ def read(
   if len(values) > 1:
     dimensions.append('column')
     allowed['column'] = list(values)
-  numbers: dict[tuple[str, ...], experiment_show.PaperNumber] = {}
+  numbers: dict[tuple[str, ...], paper_form.PaperNumber] = {}
   rows = csv.DictReader(io.StringIO(path.read_text(encoding='utf-8')))
   for line, row in enumerate(rows, start=2):
     place = f'{path}: line {line}:'
@@ -48,7 +48,7 @@ def read(
     if key in numbers:
       raise ValueError(f'{place} {", ".join(key)} is there twice.')
     deviation = row.get('deviation')
-    numbers[key] = experiment_show.PaperNumber(
+    numbers[key] = paper_form.PaperNumber(
         {name: row[name] for name in show.shown_dimensions},
         row.get('column', values[0]),
         _number(place, row['value']),

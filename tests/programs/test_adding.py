@@ -16,7 +16,7 @@ from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn.aggregators import robust_rule
 from tff_bn.data import splits
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups

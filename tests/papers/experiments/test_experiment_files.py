@@ -6,7 +6,7 @@ import pytest
 
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_plan
-from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_form
 from tff_bn.programs import compare
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import axes
@@ -94,7 +94,7 @@ def test_paper_scale(write):
   assert experiment.axes[0].points[1] == axes.Point(
       'Good', {'algorithm': 'fedtan_ii', 'sync_rounds': '2000'}
   )
-  assert experiment.shown == experiment_show.Show(
+  assert experiment.shown == paper_form.Show(
       'table', rows=('method',), columns=('data',), value=('test_accuracy',)
   )
   assert experiment.analyses == (
@@ -103,10 +103,10 @@ def test_paper_scale(write):
       ),
   )
   assert experiment.paper == (
-      experiment_show.PaperNumber(
+      paper_form.PaperNumber(
           {'method': 'Bad', 'data': 'i.i.d.'}, 'test_accuracy', 80.5, 0.5
       ),
-      experiment_show.PaperNumber(
+      paper_form.PaperNumber(
           {'method': 'Good', 'data': 'i.i.d.'}, 'test_accuracy', 81.25, None
       ),
   )

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tiny_runs
 
 from tff_bn.data import federated
-from tff_bn.papers import position_aware
+from tff_bn.papers import units
 from tff_bn.programs import train
 
 
@@ -26,7 +26,7 @@ class _Fusion:
     self.halves = []
     self.batches = []
     self.lengths = []
-    align = position_aware.align
+    align = units.align
     client_dataset = federated.FederatedData.client_dataset
 
     def spied_align(first, second, x):
@@ -42,7 +42,7 @@ class _Fusion:
         self.lengths.append(length)
       return dataset
 
-    monkeypatch.setattr(position_aware, 'align', spied_align)
+    monkeypatch.setattr(units, 'align', spied_align)
     monkeypatch.setattr(
         federated.FederatedData, 'client_dataset', spied_dataset
     )
@@ -61,11 +61,11 @@ def _expected_fusion(seen, coefficients, change=lambda model: model):
   data = tiny_runs.split()
   first, second = seen.models
   others = dict(
-      average=second, transport=position_aware.align(first, second, seen.x)
+      average=second, transport=units.align(first, second, seen.x)
   )
   return {
       (method, coefficient): tiny_runs.evaluate(
-          change(position_aware.interpolate(first, other, coefficient)), data
+          change(units.interpolate(first, other, coefficient)), data
       )
       for method, other in others.items()
       for coefficient in coefficients

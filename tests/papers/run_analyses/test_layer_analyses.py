@@ -12,10 +12,10 @@ import pytest
 import tiny_runs
 
 from tff_bn import runtime
-from tff_bn.papers import position_aware
+from tff_bn.papers import analyze as analyze_program
+from tff_bn.papers import units
+from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.papers.run_analyses import analyzed_run
-from tff_bn.papers.run_analyses import trained_models
-from tff_bn.programs import analyze as analyze_program
 from tff_bn.programs import compare
 from tff_bn.programs import train
 
@@ -54,7 +54,7 @@ def _clients(run, clients=None, seed=0, rate=0.5):
 
 
 def _divergence(models):
-  return position_aware.weight_divergence_by_layer(list(models))
+  return units.weight_divergence_by_layer(list(models))
 
 
 def _values(rows, column, **which):
@@ -90,7 +90,7 @@ def test_new_clients_have_personal_phases(tmp_path):
   for number, folder in folders.items():
     arguments = [f'--clients_per_round={number}', f'--output_dir={folder}']
     assert train.run([*flags, *arguments]) == 0
-  (run,) = analyzed_run.load(trained_models.named_runs((str(folders[2]),)))
+  (run,) = analyzed_run.load(analysis_programs.named_runs((str(folders[2]),)))
   phases = {}
   for client in run.data.client_ids:
     # In the other run, all clients take part, so all phases are saved.
@@ -114,7 +114,7 @@ def test_frozen_weights_are_always_the_runs(tmp_path):
   flags += ['--model=unusual_models:frozen', '--algorithm=fedbn']
   assert train.run([*flags, f'--output_dir={tmp_path / "run"}']) == 0
   (run,) = analyzed_run.load(
-      trained_models.named_runs((str(tmp_path / 'run'),), is_trusted=True)
+      analysis_programs.named_runs((str(tmp_path / 'run'),), is_trusted=True)
   )
   names = [run.model.variables[p].name for p in run.model.constants]
   assert sorted(names) == ['other_state_0', 'other_state_1']
@@ -331,14 +331,14 @@ def _start(run, client):
 
 def _match(before, after, layer, x, y):
   del y
-  return position_aware.match_layers(before, after, layer, x).diagonal_share
+  return units.match_layers(before, after, layer, x).diagonal_share
 
 
 def _prefer(before, after, layer, x, y):
-  return position_aware.agreeing_share(
+  return units.agreeing_share(
       *(
-          position_aware.preferred_classes(
-              position_aware.preference_vectors(model, layer, x, y)
+          units.preferred_classes(
+              units.preference_vectors(model, layer, x, y)
           )
           for model in (before, after)
       )
@@ -416,13 +416,13 @@ def test_default_layers_and_client(fedavg, tmp_path, name):
 
 def _spy(monkeypatch, name):
   calls = []
-  original = getattr(position_aware, name)
+  original = getattr(units, name)
 
   def spied(*arguments):
     calls.append(arguments)
     return original(*arguments)
 
-  monkeypatch.setattr(position_aware, name, spied)
+  monkeypatch.setattr(units, name, spied)
   return calls
 
 

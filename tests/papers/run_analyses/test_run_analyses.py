@@ -9,8 +9,8 @@ import pytest
 import tiny_runs
 
 from tff_bn.imports import dependencies
-from tff_bn.papers.run_analyses import trained_models
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
+from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.programs import compare
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
@@ -57,7 +57,7 @@ def _write_comparison(folder, algorithms, seeds):
 
 
 def _named(*folders):
-  found = trained_models.named_runs(tuple(map(str, folders)))
+  found = analysis_programs.named_runs(tuple(map(str, folders)))
   return [
       (path, name, settings.algorithm, settings.seed)
       for path, (name, settings) in found.items()
@@ -68,7 +68,7 @@ def test_runs_have_the_names_of_their_folders(tmp_path):
   a = _write_run(tmp_path / 'x' / 'a', '--seed=3', '--rounds=4')
   b = _write_run(tmp_path / 'b', '--algorithm=fedbn')
   assert _named(b, a) == [(b, 'b', 'fedbn', 0), (a, 'a', 'fedavg', 3)]
-  found = trained_models.named_runs((str(a),))
+  found = analysis_programs.named_runs((str(a),))
   assert found[a][1].rounds == 4
 
 
@@ -193,7 +193,7 @@ def test_wrong_flags_are_found_without_tensorflow(tmp_path):
   run = _write_run(tmp_path / 'run', '--seed=0')
   script = f"""
 import sys
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 for name in {_NAMES}:
   assert analyze.run([name, '--help']) == 0
   assert analyze.run([name, '--seed=x']) == 2

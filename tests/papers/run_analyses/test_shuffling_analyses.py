@@ -9,7 +9,7 @@ import tiny_runs
 
 from tff_bn import models
 from tff_bn import position_aware
-from tff_bn.papers.run_analyses import shuffle_test
+from tff_bn.papers.run_analyses import shuffle_test_analysis
 from tff_bn.position_aware import position_encodings
 from tff_bn.programs import train
 
@@ -259,7 +259,7 @@ def test_without_encodings(name, pan):
       layer.set_weights(model.get_layer(layer.name).get_weights())
   x = np.random.default_rng(0).random((4, 8, 8, 1), np.float32)
   expected = plain_model(x, training=False).numpy()
-  found = shuffle_test.without_encodings(model)
+  found = shuffle_test_analysis.without_encodings(model)
   np.testing.assert_allclose(found(x, training=False), expected, rtol=1e-5)
   assert not np.allclose(model(x, training=False), expected, rtol=1e-2)
   # The copy has its own weights, which can be permuted.

@@ -11,7 +11,7 @@ from absl import logging
 import pytest
 
 import tff_bn
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train

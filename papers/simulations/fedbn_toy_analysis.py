@@ -14,7 +14,7 @@ from tff_bn.programs.runs import output_folder
 from tff_bn.programs.runs import run_folder
 
 if TYPE_CHECKING:
-  from tff_bn.papers.analyses import fedbn_toy
+  from tff_bn.papers.simulations import fedbn_toy
 
 NAME = 'fedbn_toy'
 OUTPUT_DIR = f'runs/{NAME}'
@@ -74,9 +74,9 @@ def main(flags: command_line.ParsedFlags) -> None:
       stack.enter_context(run_folder.claim(folder))
       run_folder.check(folder, texts, overwrite=flags.overwrite)
     # Imported late because it takes long.
-    from tff_bn.papers.analyses import fedbn_toy
-    from tff_bn.papers.analyses import fedbn_toy_report
-    from tff_bn.papers.analyses import output
+    from tff_bn.papers import analysis_report
+    from tff_bn.papers.simulations import fedbn_toy
+    from tff_bn.papers.simulations import fedbn_toy_report
 
     with progress.saying(
         f'Computing the losses of {len(settings.deviations)} clients'
@@ -84,13 +84,13 @@ def main(flags: command_line.ParsedFlags) -> None:
       result = fedbn_toy.run(settings)
     report = fedbn_toy_report.report(result, settings)
     run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
-    output.write(folder, NAME, report)
+    analysis_report.write(folder, NAME, report)
 
 
 def _settings(
     flags: command_line.ParsedFlags, example: flag_groups.FlagGroup
 ) -> 'fedbn_toy.Settings':
-  from tff_bn.papers.analyses import fedbn_toy
+  from tff_bn.papers.simulations import fedbn_toy
 
   return fedbn_toy.Settings(
       **{name: getattr(flags, name) for name in example.names}

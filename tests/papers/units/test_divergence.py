@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_bn.papers.position_aware import divergence
+from tff_bn.papers.units import divergence
 
 _LAYERS = keras.layers
 

@@ -7,7 +7,7 @@ from matplotlib import figure
 
 from tff_bn.analysis import normalization_error
 from tff_bn.analysis.normalization_error import Result
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
 from tff_bn.programs.results import figures
 from tff_bn.programs.results import tables
 
@@ -16,7 +16,7 @@ _STYLES = figures.line_styles(['naive', 'fixbn', 'fbn'], dict(naive='fedavg'))
 _MARKERS = dict(naive='s', fixbn='^', fbn='o')
 
 
-def report(results: Sequence[Result], title: str) -> output.Report:
+def report(results: Sequence[Result], title: str) -> analysis_report.Report:
   """Makes the tables and figures of the experiment.
 
   Args:
@@ -32,7 +32,7 @@ def report(results: Sequence[Result], title: str) -> output.Report:
       for name in x.errors
   ]
   most_heterogeneous = min(results, key=lambda result: result.gamma)
-  return output.Report(
+  return analysis_report.Report(
       tables.csv_text(
           ('gamma', 'algorithm', 'mean_error', 'final_error'), rows
       ),

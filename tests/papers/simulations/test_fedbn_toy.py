@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_bn.papers.analyses import fedbn_toy
+from tff_bn.papers.simulations import fedbn_toy
 
 _SETTINGS = fedbn_toy.Settings()
 

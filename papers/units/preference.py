@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tff_bn.papers.position_aware import layer_outputs
+from tff_bn.papers.units import layer_outputs
 
 
 def preference_vectors(

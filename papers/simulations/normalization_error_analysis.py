@@ -108,8 +108,8 @@ def _measure(
   """Measures, and writes the results into a claimed folder."""
   # Imported late because it takes long, and wrong flags are found without it.
   from tff_bn.analysis import normalization_error
-  from tff_bn.papers.analyses import normalization_error_report
-  from tff_bn.papers.analyses import output
+  from tff_bn.papers import analysis_report
+  from tff_bn.papers.simulations import normalization_error_report
 
   settings = normalization_error.Settings(
       num_clients=flags.num_clients,
@@ -129,7 +129,7 @@ def _measure(
       folder / run_folder.NORMALIZATION_ERROR_BY_ROUND_CSV,
       normalization_error_report.rounds_csv(results),
   )
-  output.write(folder, NAME, report)
+  analysis_report.write(folder, NAME, report)
 
 
 PROGRAM = command_line.Program(

@@ -7,7 +7,7 @@ import random_models
 import tensorflow as tf
 
 from tff_bn import models
-from tff_bn.papers.position_aware import preference
+from tff_bn.papers.units import preference
 
 _LAYERS = keras.layers
 _CLASSES = 3

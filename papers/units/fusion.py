@@ -17,8 +17,8 @@ from scipy.spatial import distance
 from tff_bn.keras_model import keras_copy
 from tff_bn.layers import discovery
 from tff_bn.layers.position_encoding import PositionEncoding
-from tff_bn.papers.position_aware import layer_outputs
-from tff_bn.papers.position_aware import matching
+from tff_bn.papers.units import layer_outputs
+from tff_bn.papers.units import matching
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import tied_units
 from tff_bn.position_aware import unit_slots

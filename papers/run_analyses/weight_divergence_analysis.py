@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from tff_bn.papers import position_aware
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
+from tff_bn.papers import units
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
@@ -45,10 +45,10 @@ class Analysis(run_analysis.RunAnalysis):
       )
 
   @override
-  def analyze(self) -> output.Report:
+  def analyze(self) -> analysis_report.Report:
     rows = [row for run in self.each_run() for row in self._measure(run)]
     values = [run_tables.LayerValue(x.run, x.layer, x.divergence) for x in rows]
-    return output.Report(
+    return analysis_report.Report(
         tables.csv_text(Divergence._fields, rows),
         run_tables.layer_markdown(values, '.4f', self._notes()),
         dict(
@@ -64,7 +64,7 @@ class Analysis(run_analysis.RunAnalysis):
   def _measure(self, run: analyzed_run.AnalyzedRun) -> list[Divergence]:
     clients = run.draw_clients(self.flags.num_clients, self.flags.seed)
     by_round = [
-        position_aware.weight_divergence_by_layer(
+        units.weight_divergence_by_layer(
             [run.model.to_keras(weights) for weights in trained]
         )
         for trained in run.train_rounds(clients, self.flags.num_rounds)

@@ -9,9 +9,9 @@ import textwrap
 from typing import Optional
 
 from tff_bn.common import spelling
-from tff_bn.papers.analyses import fedbn_toy_analysis
-from tff_bn.papers.analyses import normalization_error_analysis
-from tff_bn.papers.run_analyses import trained_models
+from tff_bn.papers.run_analyses import analysis_programs
+from tff_bn.papers.simulations import fedbn_toy_analysis
+from tff_bn.papers.simulations import normalization_error_analysis
 from tff_bn.programs.cli import command_line
 
 NAME = 'tff-bn-analyze'
@@ -19,7 +19,7 @@ NAME = 'tff-bn-analyze'
 ANALYSES: dict[str, command_line.Program] = {
     normalization_error_analysis.NAME: normalization_error_analysis.PROGRAM,
     fedbn_toy_analysis.NAME: fedbn_toy_analysis.PROGRAM,
-    **trained_models.PROGRAMS,
+    **analysis_programs.PROGRAMS,
 }
 
 

@@ -1,4 +1,4 @@
-"""The analyses of finished runs: flags, loading of runs, and output."""
+"""The analyses of finished runs: their flags, and how one is run."""
 
 from collections.abc import Callable, Mapping
 import contextlib
@@ -302,16 +302,16 @@ def analyze(
   dependencies.require_tff()
   # Imported late: it takes seconds, and wrong flags are found without it.
   from tff_bn import runtime
-  from tff_bn.papers.analyses import output
+  from tff_bn.papers import analysis_report
   from tff_bn.papers.run_analyses import analyzed_run
 
-  module = importlib.import_module(f'tff_bn.papers.run_analyses.{name}')
+  module = importlib.import_module(f'{__package__}.{name}_analysis')
   with runtime.in_process_runtime():
     with command_line.checking_input():
       analysis = module.Analysis(analyzed_run.load(named), flags)
       analysis.check()
     report = analysis.analyze()
-  output.write(folder, name, report)
+  analysis_report.write(folder, name, report)
 
 
 def _output_folder(name: str, flags: command_line.ParsedFlags) -> pathlib.Path:

@@ -4,7 +4,7 @@ import pytest
 
 from tff_bn.programs import compare
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.plan import first_look
+from tff_bn.programs.flags import first_look
 
 
 def _runs(*arguments):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import random_models
 
-from tff_bn.papers.position_aware import matching
+from tff_bn.papers.units import matching
 from tff_bn.position_aware import permutation
 
 _LAYERS = keras.layers

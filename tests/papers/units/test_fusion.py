@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tff_bn import add_position_encodings
 from tff_bn import models
-from tff_bn.papers.position_aware import fusion
-from tff_bn.papers.position_aware import layer_outputs
+from tff_bn.papers.units import fusion
+from tff_bn.papers.units import layer_outputs
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import tied_units
 

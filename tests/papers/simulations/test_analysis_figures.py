@@ -7,7 +7,7 @@ import tiny_runs
 from tff_bn.papers.run_analyses import fusion_analysis
 from tff_bn.papers.run_analyses import preference_analysis
 from tff_bn.papers.run_analyses import run_tables
-from tff_bn.papers.run_analyses import shuffle_test
+from tff_bn.papers.run_analyses import shuffle_test_analysis
 
 # Two runs: one lacks a layer, the other has two values for each layer.
 _ROWS = [
@@ -166,7 +166,7 @@ def test_classes_figure_names_the_classes():
 
 def test_errors_of_seeds_are_averaged_in_the_figure():
   errors = [
-      shuffle_test.Error(run, seed, mode, amplitude, period, error + 2 * seed)
+      shuffle_test_analysis.Error(run, seed, mode, amplitude, period, error + 2 * seed)
       for run, seed in (('r', 0), ('r', 1), ('s', 1))
       for mode, period, amplitude, error in (
           *(('multiply', 2.0, 0.0, 0.0), ('multiply', 2.0, 0.5, 1.0)),
@@ -174,7 +174,7 @@ def test_errors_of_seeds_are_averaged_in_the_figure():
           *(('add', 2.0, 0.0, 0.0), ('add', 2.0, 0.5, 3.0)),
       )
   ]
-  drawing = shuffle_test.error_figure(errors, 'my title')
+  drawing = shuffle_test_analysis.error_figure(errors, 'my title')
   assert drawing.get_suptitle() == 'my title'
   titles = ['r: multiplicative', 'r: T = 2', 's: multiplicative', 's: T = 2']
   assert [axes.get_title() for axes in drawing.axes] == titles

@@ -10,8 +10,8 @@ import matplotlib.image
 import pytest
 
 from tff_bn.analysis import normalization_error
-from tff_bn.papers.analyses import normalization_error_report
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
+from tff_bn.papers.simulations import normalization_error_report
 from tff_bn.programs.cli import command_line
 
 _SMALL = (
@@ -297,7 +297,7 @@ def test_defaults_of_the_paper():
 def test_needs_no_tensorflow(tmp_path):
   script = f"""
 import sys
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 assert analyze.run(['--help']) == 0
 assert analyze.run(['normalization_error', '--help']) == 0
 assert analyze.run(['normalization_error', '--beta=2']) == 2

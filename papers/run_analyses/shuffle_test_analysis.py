@@ -16,7 +16,7 @@ from typing_extensions import override
 from tff_bn.common import seeding
 from tff_bn.keras_model import keras_copy
 from tff_bn.layers import position_encoding
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
@@ -54,7 +54,7 @@ class Analysis(run_analysis.RunAnalysis):
     position_encodings.add_position_encodings(plain)
 
   @override
-  def analyze(self) -> output.Report:
+  def analyze(self) -> analysis_report.Report:
     flags = self.flags
     accuracies = [
         accuracy
@@ -98,7 +98,7 @@ class Analysis(run_analysis.RunAnalysis):
     rows += [
         (a.run, a.seed, '', '', '', *a[2:4], a.accuracy) for a in accuracies
     ]
-    return output.Report(
+    return analysis_report.Report(
         tables.csv_text(_COLUMNS, rows),
         table + '\n' + shuffled_accuracy.markdown(accuracies),
         dict(

@@ -11,7 +11,6 @@ from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
 from tff_bn.programs.flags import registry
 from tff_bn.programs.plan import axes
-from tff_bn.programs.results import report
 
 # Defaults of all runs that differ from those of the other comparisons.
 FLAGS: Mapping[str, str] = {'rounds': '200', 'local_steps': '1'}
@@ -58,8 +57,8 @@ def algorithm_axis(
     own = OF_ALGORITHM.get(name, {})
     if any(flag in varied or flags.is_given(flag) for flag in own):
       own = {}
-    points.append(axes.Point(name, {report.ALGORITHM: name, **own}))
-  return axes.Axis(report.ALGORITHM, tuple(points))
+    points.append(axes.Point(name, {axes.ALGORITHM: name, **own}))
+  return axes.Axis(axes.ALGORITHM, tuple(points))
 
 
 def next_step(flags: ParsedFlags) -> Optional[str]:
@@ -72,7 +71,7 @@ def next_step(flags: ParsedFlags) -> Optional[str]:
     The command and what it shows; None if the flags chose other data or
     algorithms.
   """
-  if any(map(flags.is_given, ('algorithms', 'experiment', 'dataset', 'split'))):
+  if any(map(flags.is_given, ('algorithms', 'dataset', 'split'))):
     return None
   return (
       'tff-bn-compare --dataset=digits_domains --split=domains'

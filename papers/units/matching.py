@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy import optimize
 from scipy.spatial import distance
 
-from tff_bn.papers.position_aware import layer_outputs
+from tff_bn.papers.units import layer_outputs
 from tff_bn.position_aware import permutation
 
 # Matches on the diagonal are preferred by this share of the largest distance:

@@ -3,8 +3,8 @@
 import numpy as np
 import tiny_runs
 
-from tff_bn.papers.analyses import fedbn_toy
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
+from tff_bn.papers.simulations import fedbn_toy
 from tff_bn.programs.runs import run_folder
 
 _FLAGS = ('--num_points=50', '--weight=1.5', '--noise=0.2', '--seed=3')

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from tff_bn import position_aware
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
 from tff_bn.programs.results import figures
@@ -80,7 +80,7 @@ class Analysis(run_analysis.RunAnalysis):
     return [n for n in _DEFAULT_NUM_SHUFFLES if n <= self._num_steps]
 
   @override
-  def analyze(self) -> output.Report:
+  def analyze(self) -> analysis_report.Report:
     flags, num_steps = self.flags, self._num_steps
     draws = dict(repeats=flags.repeats, seed=flags.seed)
     # By the number of units and P_sf or N_sf.
@@ -117,7 +117,7 @@ class Analysis(run_analysis.RunAnalysis):
         'Share of units that are in place at the end, mean over'
         f' {flags.repeats} simulations.',
     ]
-    return output.Report(
+    return analysis_report.Report(
         tables.csv_text(_COLUMNS, rows),
         _markdown('P_sf', by_probability, ['One permutation.'])
         + '\n'

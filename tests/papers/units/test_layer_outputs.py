@@ -6,8 +6,8 @@ import pytest
 import random_models
 import tensorflow as tf
 
-from tff_bn.papers import position_aware
-from tff_bn.papers.position_aware import layer_outputs
+from tff_bn.papers import units
+from tff_bn.papers.units import layer_outputs
 
 _LAYERS = keras.layers
 
@@ -38,14 +38,14 @@ def _functional(*layers, shape=(4,)):
     ],
 )
 def test_models_of_the_package(name, expected):
-  assert position_aware.hidden_layers(random_models.build(name)) == expected
+  assert units.hidden_layers(random_models.build(name)) == expected
 
 
 @pytest.mark.parametrize('name', ['digits_cnn', 'fbn_cnn', 'vgg9'])
 def test_each_layer_with_a_kernel_but_the_last_is_hidden(name):
   model = random_models.build(name)
   kernels = [layer for layer in model.layers if hasattr(layer, 'kernel')]
-  found = position_aware.hidden_layers(model)
+  found = units.hidden_layers(model)
   assert len(found) == len(kernels) - 1
   for layer_name in found:
     assert isinstance(model.get_layer(layer_name), _LAYERS.ReLU)
@@ -66,7 +66,7 @@ def test_fused_and_separate_activations():
       _LAYERS.ELU(name='elu'),
       _LAYERS.Dense(2, activation='softmax', name='last'),
   )
-  assert position_aware.hidden_layers(model) == [
+  assert units.hidden_layers(model) == [
       *('fused', 'prelu', 'tanh', 'leaky', 'elu')
   ]
 
@@ -79,7 +79,7 @@ def test_layers_after_the_last_weights_are_not_hidden():
       _LAYERS.Activation('softmax', name='softmax'),
       _LAYERS.ReLU(name='late'),
   )
-  assert position_aware.hidden_layers(model) == ['relu']
+  assert units.hidden_layers(model) == ['relu']
 
 
 def test_models_without_activations():
@@ -92,7 +92,7 @@ def test_models_without_activations():
       _LAYERS.ReLU(name='relu'),
       shape=(2, 2, 1),
   )
-  assert position_aware.hidden_layers(model) == ['conv', 'dense']
+  assert units.hidden_layers(model) == ['conv', 'dense']
 
 
 def test_layers_are_in_the_order_of_calls():
@@ -104,7 +104,7 @@ def test_layers_are_in_the_order_of_calls():
   y = second(_LAYERS.Dense(4, name='dense_2')(y))
   y = _LAYERS.Add()([x, _LAYERS.Activation('tanh', name='third')(y)])
   model = keras.Model(inputs, _LAYERS.Dense(2)(y))
-  assert position_aware.hidden_layers(model) == ['first', 'second', 'third']
+  assert units.hidden_layers(model) == ['first', 'second', 'third']
 
 
 def test_nested_models():
@@ -122,10 +122,10 @@ def test_nested_models():
   model = _functional(
       inner, _LAYERS.ReLU(name='relu_2'), _LAYERS.Dense(2, name='logits')
   )
-  assert position_aware.hidden_layers(model) == ['relu_1', 'deep', 'relu_2']
+  assert units.hidden_layers(model) == ['relu_1', 'deep', 'relu_2']
   # The last layer with weights may be in a nested model.
   model = _functional(_LAYERS.Dense(4, activation='relu', name='first'), inner)
-  assert position_aware.hidden_layers(model) == ['first', 'relu_1', 'deep']
+  assert units.hidden_layers(model) == ['first', 'relu_1', 'deep']
 
 
 def test_functions_are_not_layers():
@@ -133,7 +133,7 @@ def test_functions_are_not_layers():
   x = keras.ops.relu(_LAYERS.Dense(4, name='first')(inputs))
   x = x + _LAYERS.Dense(4, name='second')(x)
   model = keras.Model(inputs, _LAYERS.Dense(2, name='logits')(x) * 2)
-  assert position_aware.hidden_layers(model) == ['first', 'second']
+  assert units.hidden_layers(model) == ['first', 'second']
 
 
 def test_models_that_are_not_functional():
@@ -142,7 +142,7 @@ def test_models_that_are_not_functional():
   unconnected = keras.Sequential([_LAYERS.Dense(3), _LAYERS.Dense(2)])
   for wrong in (model, unconnected):
     with pytest.raises(ValueError, match='not a functional model') as error:
-      position_aware.hidden_layers(wrong)
+      units.hidden_layers(wrong)
     assert repr(wrong.name) in str(error.value)
 
 
@@ -157,7 +157,7 @@ def test_models_that_are_not_functional():
 )
 def test_models_without_hidden_layers(layers):
   with pytest.raises(ValueError, match='has no hidden layer'):
-    position_aware.hidden_layers(_functional(*layers))
+    units.hidden_layers(_functional(*layers))
 
 
 def test_outputs_of_layers_in_a_nested_model():

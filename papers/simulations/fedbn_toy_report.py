@@ -3,15 +3,15 @@
 from matplotlib import figure
 import numpy as np
 
-from tff_bn.papers.analyses import fedbn_toy
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
+from tff_bn.papers.simulations import fedbn_toy
 from tff_bn.programs.results import figures
 from tff_bn.programs.results import tables
 
 
 def report(
     result: fedbn_toy.Result, settings: fedbn_toy.Settings
-) -> output.Report:
+) -> analysis_report.Report:
   """Makes the table and the figures.
 
   Args:
@@ -28,7 +28,7 @@ def report(
           zip(choice.weights, choice.scales, choice.losses), start=1
       )
   ]
-  return output.Report(
+  return analysis_report.Report(
       tables.csv_text(('model', 'client', 'weight', 'scale', 'loss'), rows),
       _markdown(result, settings),
       dict(
