@@ -40,7 +40,7 @@ _COMPLETE = ('README.md', 'python.md', 'training_in_python.md')
 _PROGRAMS = {
     program.name: program
     for program in (
-        *(module.PROGRAM for module in (train, compare_with_experiments, evaluate)),
+        *(train.PROGRAM, compare_with_experiments.PROGRAM, evaluate.PROGRAM),
         *analyze.ANALYSES.values(),
     )
 }
@@ -205,7 +205,7 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
       '--seeds=0',
       f'--output_dir={tmp_path}',
   ]
-  assert compare.run(arguments) == command_line.OK
+  assert compare_with_experiments.run(arguments) == command_line.OK
   table = (tmp_path / 'results.md').read_text(encoding='utf-8')
   assert '| local_shift+absolute' in table
 

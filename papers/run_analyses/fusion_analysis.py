@@ -47,13 +47,13 @@ class Analysis(run_analysis.RunAnalysis):
           f'the run has {num_examples} training examples; two models need at'
           ' least 2.'
       )
-    x, _ = run.test_examples(2, self.flags.seed)
-    units.align(run.keras_model, run.keras_model, x)
     if self.flags.reestimate_statistics and not run.model.has_batch_norm:
       raise ValueError(
           '--reestimate_statistics has no effect: the model has no batch'
           ' normalization.'
       )
+    x, _ = run.test_examples(2, self.flags.seed)
+    units.align(run.keras_model, run.keras_model, x)
 
   @override
   def analyze(self) -> analysis_report.Report:

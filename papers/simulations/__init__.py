@@ -1,1 +1,1 @@
-"""The analyses of `tff-bn-analyze`, each with its flags, tables and plots."""
+"""Analyses that need no run: normalization errors, and FedBN's toy example."""

@@ -1,4 +1,4 @@
-"""FedPAN's analyses of the units of trained models.
+"""FedPAN's measurements of the units of trained models.
 
 Members are imported when they are first used; they need TensorFlow.
 """

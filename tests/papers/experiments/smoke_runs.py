@@ -8,8 +8,9 @@ from unittest import mock
 
 import experiment_runs
 
+from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
-from tff_bn.programs import compare
+from tff_bn.programs.results import html_report
 
 # TensorFlow does not return all the memory of a model that was trained.
 _EXPERIMENTS_IN_A_PROCESS = 8
@@ -43,7 +44,7 @@ def in_other_processes(tmp_path_factory):
 
 
 def _compare(arguments):
-  """Runs the program, but builds each run once: when it is trained.
+  """Runs the program, but builds each run once, and without a page.
 
   The program builds all runs before it trains the first one, too. That finds no
   other mistakes, and building takes longer than two rounds.
@@ -51,5 +52,8 @@ def _compare(arguments):
   # Imported late, because it imports TensorFlow.
   from tff_bn.programs.runs import jobs
 
-  with mock.patch.object(jobs, 'check'):
-    return compare.run(arguments)
+  with (
+      mock.patch.object(jobs, 'check'),
+      mock.patch.object(html_report, 'write'),
+  ):
+    return compare_with_experiments.run(arguments)

@@ -252,9 +252,7 @@ def test_curves_are_means_over_seeds(tmp_path, against):
 def test_the_papers_final_numbers_are_lines_across_curves(
     tmp_path, column, factor
 ):
-  show = paper_form.Show(
-      'curves', x=('round',), y=(column,), lines=('method',)
-  )
+  show = paper_form.Show('curves', x=('round',), y=(column,), lines=('method',))
   runs = [
       report.Run(
           {'method': 'b'}, 0, [{'round': r, column: 1.0} for r in (0, 1)]

@@ -299,9 +299,7 @@ def test_names_of_axes_stand_before_their_numbers():
 def test_own_experiment_has_no_finding_of_a_paper():
   experiment = dataclasses.replace(_experiment(()), name='tff_bn/digits')
 
-  assert agreement.findings(experiment) == [
-      'What follows: A is best.'
-  ]
+  assert agreement.findings(experiment) == ['What follows: A is best.']
 
 
 def test_smoke_results_mean_nothing():

@@ -1,15 +1,17 @@
 """Tests that run an experiment with the program, and look at its files."""
 
 from typing import NamedTuple
+from unittest import mock
 
 import csv_rows
 import pytest
 import tiny_runs
 
+from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_results
-from tff_bn.programs import compare
 from tff_bn.programs.plan import comparison
+from tff_bn.programs.results import html_report
 
 _TOML = """
 title = "New, table 1: accuracy in %"
@@ -35,26 +37,16 @@ rows = "scheme"
 columns = "data"
 value = "test_accuracy"
 [[analyses]]
-name = "shuffle_test"
+name = "permutation"
 runs = "scheme"
-[analyses.flags]
-amplitudes = 0.1
-periods = 1
-shuffle_probabilities = 0.5
-num_examples = 4
-repeats = 1
+flags = { shuffle_probability = 1, num_examples = 4 }
 [[analyses]]
 name = "kept_share"
 flags = { num_units = 16, repeats = 3 }
 [[analyses]]
-name = "shuffle_test"
+name = "permutation"
 runs = "data"
-[analyses.flags]
-amplitudes = 0.2
-periods = 1
-shuffle_probabilities = 0.5
-num_examples = 4
-repeats = 1
+flags = { shuffle_probability = 0, num_examples = 4 }
 [digits.flags]
 rounds = 2
 """
@@ -85,8 +77,20 @@ def finished(folder, tmp_path_factory):
   output = tmp_path_factory.mktemp('output') / 'new'
   with pytest.MonkeyPatch.context() as monkeypatch:
     monkeypatch.setattr(experiment_files, 'FOLDER', folder)
-    assert not compare.run(_arguments(output))
+    assert not compare_with_experiments.run(_arguments(output))
   return output
+
+
+def _compare_quickly(arguments):
+  """Runs the program, but builds runs only to train them, and no page."""
+  # Imported late, because it imports TensorFlow.
+  from tff_bn.programs.runs import jobs
+
+  with (
+      mock.patch.object(jobs, 'check'),
+      mock.patch.object(html_report, 'write'),
+  ):
+    return compare_with_experiments.run(arguments)
 
 
 def _arguments(output, *more):
@@ -135,15 +139,17 @@ def test_report_has_table_sentences_and_files(finished):
   assert 'skewed, Test accuracy, %: the order is' in text
   assert 'The largest difference' not in text
   assert (finished / 'plots' / 'experiment.png').stat().st_size > 5000
+  page = (finished / 'report.html').read_text(encoding='utf-8')
+  assert "The paper's experiment" in page.replace('&#39;', "'")
 
 
 def test_analyses_compare_the_points_of_their_axis(finished):
   analyses = finished / 'analyses'
   names = sorted(path.name for path in analyses.iterdir())
-  assert names == ['kept_share', 'shuffle_test', 'shuffle_test-2']
+  assert names == ['kept_share', 'permutation', 'permutation-2']
 
-  first = csv_rows.read(analyses / 'shuffle_test/shuffle_test.csv')
-  second = csv_rows.read(analyses / 'shuffle_test-2/shuffle_test.csv')
+  first = csv_rows.read(analyses / 'permutation/permutation.csv')
+  second = csv_rows.read(analyses / 'permutation-2/permutation.csv')
   kept = csv_rows.read(analyses / 'kept_share/kept_share.csv')
 
   assert {row['run'] for row in first} == {
@@ -155,8 +161,8 @@ def test_analyses_compare_the_points_of_their_axis(finished):
   assert {row['seed'] for row in first} == {'3'}
   assert 'i.i.d., Averaging' in {row['run'] for row in second}
   # Each has its own flags.
-  assert first[0]['amplitude'] == '0.1'
-  assert second[0]['amplitude'] == '0.2'
+  assert {row['kept_share'] for row in first} == {'0'}
+  assert {row['kept_share'] for row in second} == {'1'}
   assert {row['num_units'] for row in kept} == {'16'}
   text = (finished / 'experiment.md').read_text(encoding='utf-8')
   for name in names:
@@ -170,7 +176,7 @@ def test_a_finished_experiment_is_shown_again(finished, capsys):
   before = {p: p.stat().st_mtime_ns for p in metrics.rglob('metrics.csv')}
   (finished / 'experiment.md').unlink()
 
-  assert not compare.run(_arguments(finished))
+  assert not _compare_quickly(_arguments(finished))
 
   assert {p: p.stat().st_mtime_ns for p in before} == before
   assert (finished / 'experiment.md').exists()
@@ -180,14 +186,14 @@ def test_a_finished_experiment_is_shown_again(finished, capsys):
 def test_list_prints_the_runs_and_writes_nothing(tmp_path, capsys):
   output = tmp_path / 'new'
 
-  assert not compare.run(_arguments(output, '--list'))
+  assert not compare_with_experiments.run(_arguments(output, '--list'))
 
   assert '4 runs: 0 finished, 0 begun, 4 new.' in capsys.readouterr().out
   assert not output.exists()
 
 
 def test_experiments_are_listed_by_paper(folder, capsys):
-  assert not compare.run(['--experiment=list'])
+  assert not compare_with_experiments.run(['--experiment=list'])
 
   assert capsys.readouterr().out == (
       'new/table_1  New, table 1: accuracy in % (paper, digits, smoke)\n'
@@ -208,7 +214,7 @@ def test_mistakes_are_found_before_any_work(
 ):
   monkeypatch.chdir(tmp_path)
 
-  assert compare.run(arguments) == 2
+  assert compare_with_experiments.run(arguments) == 2
 
   assert message in capsys.readouterr().err
   assert not list(tmp_path.iterdir())
@@ -234,7 +240,7 @@ def test_default_folder_has_the_names_of_experiment_and_scale(
   monkeypatch.chdir(tmp_path)
   arguments = ['--experiment=new/measured', '--scale=paper']
 
-  assert not compare.run(arguments)
+  assert not compare_with_experiments.run(arguments)
 
   output = tmp_path / 'runs/experiments/new/measured-paper'
   assert (output / 'analyses/kept_share/kept_share.csv').exists()
@@ -244,53 +250,48 @@ def test_default_folder_has_the_names_of_experiment_and_scale(
   assert f'## Analysis kept_share\n\n{analysis.strip()}\n' in text
   assert '(analyses/kept_share/plots/kept_share.png)' in text
   # The same command repeats it.
-  assert not compare.run(arguments)
-  assert compare.run([*arguments, '--rounds=3']) == 2
+  assert not compare_with_experiments.run(arguments)
+  assert compare_with_experiments.run([*arguments, '--rounds=3']) == 2
   assert '--rounds=3 has no effect' in capsys.readouterr().err
-  assert not compare.run([*arguments, '--list'])
+  assert not compare_with_experiments.run([*arguments, '--list'])
   assert 'kept_share' in capsys.readouterr().out
 
 
 def test_numbers_of_clients_are_those_of_an_evaluation(folder, tmp_path):
-  (folder / 'new' / 'clients.toml').write_text(
+  path = folder / 'new' / 'clients.toml'
+  path.write_text(
       _TOML.partition('[[analyses]]')[0]
       .partition('[axes.data]')[0]
+      .replace('"Averaging" = { algorithm = "fedavg" }\n', '')
       .replace('num_clients = 5', 'split = "domains"')
       .replace('"digits"', '"digits_domains"')
-      .replace('rounds = 500', 'rounds = 2')
+      .replace('rounds = 500', 'rounds = 1')
       + '[show]\nkind = "table"\nrows = "client"\ncolumns = "scheme"\n'
       'value = "client_test_accuracy"\n',
       encoding='utf-8',
   )
+  output = tmp_path / 'new'
+  arguments = ['--experiment=new/clients', '--seeds=0']
   try:
-    assert not compare.run(
-        [
-            '--experiment=new/clients',
-            '--seeds=0',
-            f'--output_dir={tmp_path}/new',
-        ]
-    )
+    assert not _compare_quickly([*arguments, f'--output_dir={output}'])
   finally:
-    (folder / 'new' / 'clients.toml').unlink()
+    path.unlink()
 
   assert (
       "\nClient test accuracy, % (each client's model on its own test data;"
       ' value of the last round).\n'
-  ) in (tmp_path / 'new/experiment.md').read_text(encoding='utf-8')
-  rows = csv_rows.read(tmp_path / 'new/experiment.csv')
-  clients = dict.fromkeys(row['client'] for row in rows)
-  assert len(rows) == 2 * len(clients) == 10 and 'inverted' in clients
-  (run,) = (tmp_path / 'new/runs').glob('*Pooling*')
+  ) in (output / 'experiment.md').read_text(encoding='utf-8')
+  (run,) = (output / 'runs').iterdir()
   evaluated = {
-      row['client']: row['accuracy']
+      row['client']: 100 * float(row['accuracy'])
       for row in csv_rows.read(run / 'evaluation.csv')
+      if row['client']
   }
-  (row,) = [
-      row
-      for row in rows
-      if (row['client'], row['scheme']) == ('inverted', 'Pooling')
-  ]
-  assert float(row['mean']) == pytest.approx(100 * float(evaluated['inverted']))
+  assert len(evaluated) == 5 and 'inverted' in evaluated
+  assert {
+      row['client']: float(row['mean'])
+      for row in csv_rows.read(output / 'experiment.csv')
+  } == pytest.approx(evaluated)
 
 
 def test_held_out_clients_are_shown(tmp_path):

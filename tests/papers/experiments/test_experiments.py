@@ -3,9 +3,9 @@
 import experiments_page
 import pytest
 
+from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_plan
-from tff_bn.programs import compare
 from tff_bn.programs.cli import command_line
 
 
@@ -26,7 +26,7 @@ def test_every_paper_is_run_at_the_smoke_scale():
 def test_models_fit_the_data_and_have_the_layers_of_analyses():
   """What the smoke scale leaves out: its models are small."""
   cases = {}
-  flags = command_line.parse(compare.define_flags, [])
+  flags = command_line.parse(compare_with_experiments.define_flags, [])
   for name in experiment_files.names():
     plan = experiment_plan.plan(flags, name, experiment_files.PAPER)
     for run in plan.comparison.trained() if plan.comparison else ():

@@ -16,30 +16,10 @@ from tff_bn.papers import analyze as analyze_program
 from tff_bn.papers import units
 from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.papers.run_analyses import analyzed_run
-from tff_bn.programs import compare
 from tff_bn.programs import train
 
 _SEEDS = (0, 1)
 _LAYERS = ('hidden', 'norm', 'logits')
-
-
-@pytest.fixture(scope='module')
-def comparison(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('runs') / 'cmp'
-  arguments = ['--algorithms=fedavg,fedbn', '--seeds=0,1']
-  arguments += [*tiny_runs.FLAGS, f'--output_dir={folder}']
-  assert compare.run(arguments) == 0
-  return folder
-
-
-@pytest.fixture(scope='module')
-def fedavg(comparison):
-  return comparison / 'runs' / 'fedavg-seed0'
-
-
-@pytest.fixture(scope='module')
-def fedbn(comparison):
-  return comparison / 'runs' / 'fedbn-seed0'
 
 
 def _clients(run, clients=None, seed=0, rate=0.5):
@@ -109,12 +89,9 @@ def test_new_clients_have_personal_phases(tmp_path):
     assert found == phases[client]
 
 
-def test_frozen_weights_are_always_the_runs(tmp_path):
-  flags = [f for f in tiny_runs.FLAGS if not f.startswith('--model')]
-  flags += ['--model=unusual_models:frozen', '--algorithm=fedbn']
-  assert train.run([*flags, f'--output_dir={tmp_path / "run"}']) == 0
+def test_frozen_weights_are_always_the_runs(frozen):
   (run,) = analyzed_run.load(
-      analysis_programs.named_runs((str(tmp_path / 'run'),), is_trusted=True)
+      analysis_programs.named_runs((str(frozen),), is_trusted=True)
   )
   names = [run.model.variables[p].name for p in run.model.constants]
   assert sorted(names) == ['other_state_0', 'other_state_1']
@@ -337,9 +314,7 @@ def _match(before, after, layer, x, y):
 def _prefer(before, after, layer, x, y):
   return units.agreeing_share(
       *(
-          units.preferred_classes(
-              units.preference_vectors(model, layer, x, y)
-          )
+          units.preferred_classes(units.preference_vectors(model, layer, x, y))
           for model in (before, after)
       )
   )

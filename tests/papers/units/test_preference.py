@@ -6,7 +6,6 @@ import pytest
 import random_models
 import tensorflow as tf
 
-from tff_bn import models
 from tff_bn.papers.units import preference
 
 _LAYERS = keras.layers
@@ -195,11 +194,9 @@ def test_mixed_precision():
 
 
 def test_several_layers_equal_single_layers():
-  keras.utils.set_random_seed(0)
-  model = models.build_model_fn('digits_cnn', (8, 8, 1), 10)()
-  rng = np.random.default_rng(0)
-  x, y = rng.normal(size=(150, 8, 8, 1)), rng.integers(10, size=150)
-  names = ['dense_relu_1', 'conv_relu_2', 'logits', 'conv_1']
+  model = random_models.build('small_cnn')
+  x, y = random_models.inputs(model, 150), _RNG.integers(10, size=150)
+  names = ['relu_3', 'relu_2', 'logits', 'conv_1']
   found = preference.preference_vectors_by_layer(model, names, x, y)
   assert list(found) == names
   for name in names:

@@ -166,7 +166,9 @@ def test_classes_figure_names_the_classes():
 
 def test_errors_of_seeds_are_averaged_in_the_figure():
   errors = [
-      shuffle_test_analysis.Error(run, seed, mode, amplitude, period, error + 2 * seed)
+      shuffle_test_analysis.Error(
+          run, seed, mode, amplitude, period, error + 2 * seed
+      )
       for run, seed in (('r', 0), ('r', 1), ('s', 1))
       for mode, period, amplitude, error in (
           *(('multiply', 2.0, 0.0, 0.0), ('multiply', 2.0, 0.5, 1.0)),
