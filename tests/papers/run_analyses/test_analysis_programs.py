@@ -1,5 +1,6 @@
 """Tests of the analyses of finished runs: their runs, files and errors."""
 
+import re
 import shutil
 
 import printed
@@ -234,31 +235,41 @@ def test_seeds_of_a_comparison_have_its_name(comparison, tmp_path):
   assert result.folder == copy
 
 
-def _assert_fails(capsys, folder, arguments, *words):
+def _assert_fails(capsys, folder, arguments, pattern):
   before = _files(folder)
   assert analyze.run(arguments) == 2
   captured = capsys.readouterr()
   error = printed.error(captured.err)
   assert error.startswith(f'tff-bn-analyze {arguments[0]}: ')
-  for word in words:
-    assert word in error
+  assert re.search(pattern, error)
   assert not captured.out
   assert _files(folder) == before
 
 
 @pytest.mark.parametrize(
-    ('name', 'words'),
+    ('model', 'name', 'words'),
     [
-        ('shuffle_test', ['--run=', 'not a functional model']),
-        ('kept_share', ['--num_units must be given', 'not a functional model']),
-        ('matching', ['--layers must be given', 'not a functional model']),
-        ('preference', ['--layers must be given', 'not a functional model']),
-        ('fusion', ['--run=', 'not a functional model']),
+        ('subclassed', 'shuffle_test', '--run=.* not a functional model'),
+        ('subclassed', 'kept_share', '--num_units must .* not a functional'),
+        ('subclassed', 'matching', '--layers must .* not a functional model'),
+        ('subclassed', 'preference', '--layers must .* not a functional model'),
+        ('subclassed', 'fusion', '--run=.* not a functional model'),
+        ('linear', 'shuffle_test', '--run=.* hidden'),
+        ('linear', 'kept_share', 'no hidden units.* give --num_units'),
+        ('linear', 'matching', '--layers must be given.* no hidden layer'),
+        ('linear', 'fusion', '--run=.* no hidden units'),
+        (
+            'linear',
+            'fusion --reestimate_statistics',
+            '--run=.*: --reestimate_statistics has no effect: the model has no',
+        ),
     ],
 )
-def test_models_that_are_not_functional(user_models, name, words, capsys):
-  arguments = [name, f'--run={user_models / "subclassed"}', '--trust_run']
-  _assert_fails(capsys, user_models, arguments, *words)
+def test_models_that_an_analysis_refuses(
+    user_models, model, name, words, capsys
+):
+  arguments = [*name.split(), f'--run={user_models / model}', '--trust_run']
+  _assert_fails(capsys, user_models, arguments, words)
 
 
 @pytest.mark.parametrize('name', ['weight_divergence', 'matching'])
@@ -281,56 +292,33 @@ def test_analyses_of_models_that_are_not_functional(
   assert {row['num_units'] for row in result.rows} == {'4'}
 
 
-@pytest.mark.parametrize(
-    ('name', 'words'),
-    [
-        ('shuffle_test', ['--run=', 'hidden']),
-        ('kept_share', ['no hidden units', 'give --num_units']),
-        ('matching', ['--layers must be given', 'no hidden layer']),
-        ('fusion', ['--run=', 'no hidden units']),
-    ],
-)
-def test_models_without_hidden_layers(user_models, name, words, capsys):
-  arguments = [name, f'--run={user_models / "linear"}', '--trust_run']
-  _assert_fails(capsys, user_models, arguments, *words)
-
-
-def test_wrong_and_damaged_models(fedavg, tmp_path, capsys):
+def test_weights_of_another_model(fedavg, tmp_path, capsys):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run', normalization='none')
-  _assert_fails(
-      capsys,
-      tmp_path,
-      ['fusion', f'--run={run}'],
-      'does not have the weights of the model',
-  )
-  for name in ('weights.npz', 'model.keras'):
-    (run / 'model' / name).write_bytes(b'damaged')
-    _assert_fails(
-        capsys, tmp_path, ['fusion', f'--run={run}'], 'changed after the run'
-    )
+  words = 'does not have the weights of the model'
+  _assert_fails(capsys, tmp_path, ['fusion', f'--run={run}'], words)
 
 
 @pytest.mark.parametrize(
     ('arguments', 'words'),
     [
         (
-            ['weight_divergence', '--num_clients=5'],
-            ['--num_clients=5 is more than the 4 clients', '--run='],
+            'weight_divergence --num_clients=5',
+            '--run=.*: --num_clients=5 is more than the 4 clients',
         ),
-        (['matching', '--num_clients=5'], ['--num_clients=5', '4 clients']),
-        (['preference', '--num_clients=9'], ['--num_clients=9', '4 clients']),
-        (['matching', '--layers=relu,rule'], ["--layers='rule'"]),
-        (['preference', '--layers=rule'], ["--layers='rule'"]),
+        ('matching --num_clients=5', '--num_clients=5 .* 4 clients'),
+        ('preference --num_clients=9', '--num_clients=9 .* 4 clients'),
+        ('matching --layers=relu,rule', "--layers='rule'"),
+        ('preference --layers=rule', "--layers='rule'"),
         (
-            ['kept_share', '--num_steps=4', '--num_shuffles=2,5'],
-            ['--num_shuffles has 5', '4 local steps', '--num_steps'],
+            'kept_share --num_steps=4 --num_shuffles=2,5',
+            '--num_shuffles has 5.* 4 local steps .*--num_steps',
         ),
-        (['kept_share', '--num_shuffles=1.5'], ['--num_shuffles has 1.5']),
+        ('kept_share --num_shuffles=1.5', '--num_shuffles has 1.5'),
     ],
 )
 def test_flags_that_do_not_fit_a_run(fedavg, arguments, words, capsys):
-  arguments = [*arguments, f'--run={fedavg}']
-  _assert_fails(capsys, fedavg, arguments, *words)
+  arguments = [*arguments.split(), f'--run={fedavg}']
+  _assert_fails(capsys, fedavg, arguments, words)
 
 
 def test_kept_share_takes_one_run(comparison, monkeypatch, capsys):
@@ -350,19 +338,7 @@ def test_each_local_step_can_shuffle(tmp_path, capsys):
 def test_divergence_needs_two_clients(fedavg, tmp_path, capsys):
   run = tiny_runs.with_flags(fedavg, tmp_path / 'run', clients_per_round=1)
   arguments = ['weight_divergence', f'--run={run}']
-  words = ['trains one client in a round', '--num_clients']
-  _assert_fails(capsys, tmp_path, arguments, *words)
+  words = 'trains one client in a round.*--num_clients'
+  _assert_fails(capsys, tmp_path, arguments, words)
   assert analyze.run([*arguments, '--num_clients=2']) == 0
   capsys.readouterr()
-
-
-def test_reestimating_needs_batch_normalization(user_models, capsys):
-  run = user_models / 'linear'
-  _assert_fails(
-      capsys,
-      user_models,
-      ['fusion', f'--run={run}', '--trust_run', '--reestimate_statistics'],
-      '--reestimate_statistics has no effect',
-      f'--run={run}: ',
-      'the model has no batch normalization',
-  )

@@ -171,35 +171,38 @@ def _with_statistics_of_all_data(model):
 
 
 def test_fusion_with_new_statistics(fedavg, tmp_path):
-  arguments = (*_FUSION[1:], '--epochs=1', '--reestimate_statistics')
-  seen, result = _fuse(fedavg, *arguments, folder=tmp_path)
-  expected = _expected_fusion(seen, (0, 0.3, 1), _with_statistics_of_all_data)
-  _assert_same_results(_fusion_values(result.rows, fedavg.name), expected)
-  old = _expected_fusion(seen, (0, 0.3, 1))
+  run = tiny_runs.with_flags(fedavg, tmp_path / 'run', batch_size=160)
+  seen, result = _fuse(
+      run,
+      *('--epochs=1', '--coefficients=0.3', '--num_examples=50'),
+      '--reestimate_statistics',
+      folder=tmp_path,
+  )
+  expected = _expected_fusion(seen, [0.3], _with_statistics_of_all_data)
+  _assert_same_results(_fusion_values(result.rows, 'run'), expected)
+  old = _expected_fusion(seen, [0.3])
   assert expected['average', 0.3][1] != pytest.approx(old['average', 0.3][1])
   assert 'recomputed for each model' in result.markdown
 
 
 def test_table_and_figure_of_fusion(fedavg, tmp_path):
-  other = tiny_runs.with_flags(fedavg, tmp_path / 'other', batch_size=16)
-  result = tiny_runs.analyze(
-      'fusion',
-      [fedavg, other],
-      '--epochs=1',
-      '--coefficients=0.5,0',
-      folder=tmp_path,
-  )
+  runs = [
+      tiny_runs.with_flags(fedavg, tmp_path / name, batch_size=batch_size)
+      for name, batch_size in (('one', 160), ('other', 200))
+  ]
+  arguments = ('--epochs=1', '--coefficients=0.5,0')
+  result = tiny_runs.analyze('fusion', runs, *arguments, folder=tmp_path)
   cells = tiny_runs.cells(result.markdown)
   assert cells[0] == [
       'μ',
-      *('fedavg-seed0: average', 'fedavg-seed0: optimal transport'),
+      *('one: average', 'one: optimal transport'),
       *('other: average', 'other: optimal transport'),
   ]
   (axes,) = result.drawings['fusion'].axes
   assert [line.get_label() for line in axes.get_lines()] == cells[0][1:]
   columns = [
       (name, method)
-      for name in (fedavg.name, 'other')
+      for name in ('one', 'other')
       for method in ('average', 'transport')
   ]
   assert [line[0] for line in cells[2:]] == ['0', '0.5']

@@ -184,15 +184,6 @@ def test_a_folder_is_written_again_with_the_same_flags_only(tmp_path, capsys):
   assert b'--gammas=0.3\n' in second['flags.txt']
 
 
-def test_other_files_stay(tmp_path, capsys):
-  (tmp_path / 'metrics.csv').write_text('mine')
-  assert _run(tmp_path) == 2
-  assert '--output_dir=' in capsys.readouterr().err
-  assert list(_files(tmp_path)) == ['metrics.csv']
-  assert _run(tmp_path / 'metrics.csv' / 'x') == 2
-  assert 'is not a folder' in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ('argument', 'message'),
     [

@@ -19,29 +19,7 @@ def _functional(*layers, shape=(4,)):
   return keras.Model(inputs, x)
 
 
-@pytest.mark.parametrize(
-    ('name', 'expected'),
-    [
-        ('mlp3', ['relu']),
-        ('mlp4', ['relu_1', 'relu_2', 'relu_3']),
-        ('small_cnn', ['relu_1', 'relu_2', 'relu_3']),
-        (
-            'resnet20',
-            ['stem_relu']
-            + [
-                f'stage_{stage}_block_{block}_relu_{number}'
-                for stage in (1, 2, 3)
-                for block in (1, 2, 3)
-                for number in (1, 2)
-            ],
-        ),
-    ],
-)
-def test_models_of_the_package(name, expected):
-  assert units.hidden_layers(random_models.build(name)) == expected
-
-
-@pytest.mark.parametrize('name', ['digits_cnn', 'fbn_cnn', 'vgg9'])
+@pytest.mark.parametrize('name', list(random_models.SHAPES))
 def test_each_layer_with_a_kernel_but_the_last_is_hidden(name):
   model = random_models.build(name)
   kernels = [layer for layer in model.layers if hasattr(layer, 'kernel')]
