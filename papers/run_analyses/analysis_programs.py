@@ -203,8 +203,23 @@ def _define_flags(
   define_own(own)
   return (
       own.group('Analysis'),
-      run_flags.define_analysis_output_flags(values, name),
+      _define_output(values, name),
   )
+
+
+def _define_output(
+    values: absl_flags.FlagValues, name: str
+) -> flag_groups.FlagGroup:
+  define = flag_groups.Definer(values)
+  define(
+      'output_dir',
+      flag_groups.TEXT,
+      f'Folder for {name}.csv, {name}.md and plots/',
+      default_text=f"the run's, if there is one; else runs/{name}",
+  )
+  verbosity = run_flags.OutputFlags.specs()['verbosity']
+  verbosity.define(define, 'verbosity', verbosity.default)
+  return define.group(run_flags.OutputFlags.TITLE)
 
 
 def named_runs(

@@ -81,7 +81,7 @@ def classes_figure(
     class_names: Their names. Default: their numbers.
 
   Returns:
-    A figure, see `report.units_figure`. The share is the units that agree.
+    A figure, see `run_tables.units_figure`. The share is the units that agree.
   """
   colors = matplotlib.colormaps['tab10' if num_classes <= 10 else 'turbo']
   colors = colors.resampled(num_classes)

@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Optional
 
-from absl import flags as absl_flags
-
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.flag_groups import OWN_NAME
@@ -174,19 +172,3 @@ class EvaluationFlags(_Verbosity, _Evaluation):
   """Which run is evaluated, how, and where the result goes."""
 
   TITLE = 'Evaluation'
-
-
-def define_analysis_output_flags(
-    values: absl_flags.FlagValues, name: str
-) -> flag_groups.FlagGroup:
-  """Defines where the result of an analysis of runs goes."""
-  define = flag_groups.Definer(values)
-  define(
-      'output_dir',
-      flag_groups.TEXT,
-      f'Folder for {name}.csv, {name}.md and plots/',
-      default_text=f"the run's, if there is one; else runs/{name}",
-  )
-  for flag_name, spec in _Verbosity.specs().items():
-    spec.define(define, flag_name, spec.default)
-  return define.group(OutputFlags.TITLE)
