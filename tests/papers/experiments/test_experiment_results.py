@@ -12,6 +12,7 @@ from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_results
 from tff_bn.programs.plan import comparison
 from tff_bn.programs.results import html_report
+from tff_bn.programs.runs import run_folder
 
 _TOML = """
 title = "New, table 1: accuracy in %"
@@ -121,6 +122,14 @@ def test_numbers_are_the_means_of_the_runs(finished):
   assert [row['paper'] for row in rows] == ['', '30.5', '', '80.5']
 
 
+def test_flags_name_the_experiment_in_place_of_the_algorithms(finished):
+  flags = run_folder.read_flags(finished)
+
+  assert list(flags)[:4] == ['experiment', 'scale', 'seeds', 'average_last']
+  assert flags['experiment'] == 'new/table_1'
+  assert 'algorithms' not in flags
+
+
 def test_report_has_table_sentences_and_files(finished):
   text = (finished / 'experiment.md').read_text(encoding='utf-8')
 
@@ -180,7 +189,10 @@ def test_a_finished_experiment_is_shown_again(finished, capsys):
 
   assert {p: p.stat().st_mtime_ns for p in before} == before
   assert (finished / 'experiment.md').exists()
-  assert "The paper's finding" in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert "The paper's finding" in out
+  # What a comparison without an experiment prints.
+  assert 'Next:' not in out and out.count('\n| Averaging') == 1
 
 
 def test_list_prints_the_runs_and_writes_nothing(tmp_path, capsys):
@@ -314,14 +326,3 @@ def test_held_out_clients_are_shown(tmp_path):
 
 class _Settings(NamedTuple):
   seed: int
-
-
-def test_folders_of_analyses():
-  analyses = [
-      experiment_files.Analysis(name, None, {}) for name in ('a', 'b', 'a', 'a')
-  ]
-
-  assert [
-      str(experiment_results.analysis_folder(analyses, number))
-      for number in range(4)
-  ] == ['analyses/a', 'analyses/b', 'analyses/a-2', 'analyses/a-3']

@@ -13,15 +13,7 @@ from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.runs import run_folder
 
-_NAMES = (
-    'permutation',
-    'shuffle_test',
-    'kept_share',
-    'weight_divergence',
-    'matching',
-    'preference',
-    'fusion',
-)
+_WITH_RUN = analysis_programs.PROGRAMS.keys() - analysis_programs.WITHOUT_RUN
 
 
 def _files(folder):
@@ -131,44 +123,32 @@ def test_runs_that_are_not_finished(tmp_path):
 
 
 def test_analyses_are_registered():
-  assert set(run_folder.RUN_ANALYSES) == set(_NAMES) <= set(analyze.ANALYSES)
+  names = set(analysis_programs.PROGRAMS)
+  assert set(run_folder.RUN_ANALYSES) == names <= set(analyze.ANALYSES)
 
 
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        (['shuffle_test'], '--run=FOLDER is missing'),
-        (['weight_divergence'], '--run=FOLDER is missing'),
-        (['matching'], '--run=FOLDER is missing'),
-        (['preference'], '--run=FOLDER is missing'),
-        (['fusion'], '--run=FOLDER is missing'),
-        (['fusion', '--run=none'], 'none holds no run'),
-        (['fusion', '--run=a,a'], 'a is in the list twice'),
-        (['fusion', '--run=a,./a'], '--run names the run a twice'),
-        (['fusion', '--run=unfinished'], '--run=unfinished is not finished'),
-        (['fusion', '--run=a', '--output_dir=a/flags.txt'], '--output_dir='),
-        (['fusion', '--run=a', '--epochs=0'], '--epochs=0: '),
-        (['fusion', '--run=a', '--coefficients=1.1'], '--coefficients=1.1: '),
-        (['shuffle_test', '--run=a', '--amplitudes=1'], '--amplitudes=1: '),
-        (['shuffle_test', '--run=a', '--periods=-1'], '--periods=-1: '),
-        (['shuffle_test', '--run=a', '--repeats=0'], '--repeats=0: '),
-        (
-            ['shuffle_test', '--run=a', '--shuffle_probability=1.5'],
-            '--shuffle_probability=1.5: ',
-        ),
-        (['kept_share', '--num_units=0'], '--num_units=0: '),
-        (['kept_share', '--num_steps=0'], '--num_steps=0: '),
-        (['kept_share', '--num_shuffles=-1'], '--num_shuffles=-1: '),
-        (
-            ['kept_share', '--shuffle_probabilities=0,2'],
-            '--shuffle_probabilities=0,2: ',
-        ),
-        (['weight_divergence', '--run=a', '--num_clients=1'], 'at least 2'),
-        (['matching', '--run=a', '--num_clients=0'], '--num_clients=0: '),
-        (['matching', '--run=a', '--num_examples=0'], '--num_examples=0: '),
-        (['matching', '--run=a', '--seed=-1'], '--seed=-1: '),
-        (['matching', '--run=a', '--layer=x'], 'Did you mean layers?'),
-        (['matching', '--run=a', '--algorithm=fedavg'], 'is not a flag'),
+        *((name, '--run=FOLDER is missing') for name in sorted(_WITH_RUN)),
+        ('fusion --run=none', 'none holds no run'),
+        ('fusion --run=a,a', 'a is in the list twice'),
+        ('fusion --run=a,./a', '--run names the run a twice'),
+        ('fusion --run=unfinished', '--run=unfinished is not finished'),
+        ('fusion --run=a --output_dir=a/flags.txt', '--output_dir='),
+        ('fusion --run=a --epochs=0', '--epochs=0: '),
+        ('fusion --run=a --coefficients=1.1', '--coefficients=1.1: '),
+        ('shuffle_test --run=a --amplitudes=1', '--amplitudes=1: '),
+        ('shuffle_test --run=a --periods=-1', '--periods=-1: '),
+        ('shuffle_test --run=a --repeats=0', '--repeats=0: '),
+        ('kept_share --num_units=0', '--num_units=0: '),
+        ('kept_share --num_steps=0', '--num_steps=0: '),
+        ('kept_share --shuffle_probabilities=2', '--shuffle_probabilities=2: '),
+        ('weight_divergence --run=a --num_clients=1', 'at least 2'),
+        ('matching --run=a --num_clients=0', '--num_clients=0: '),
+        ('matching --run=a --num_examples=0', '--num_examples=0: '),
+        ('matching --run=a --layer=x', 'Did you mean layers?'),
+        ('matching --run=a --algorithm=fedavg', 'is not a flag'),
     ],
 )
 def test_wrong_flags(arguments, message, tmp_path, monkeypatch, capsys):
@@ -177,9 +157,9 @@ def test_wrong_flags(arguments, message, tmp_path, monkeypatch, capsys):
   (tmp_path / 'unfinished' / 'metrics.csv').unlink()
   monkeypatch.chdir(tmp_path)
   before = _files(tmp_path)
-  assert analyze.run(arguments) == 2
+  assert analyze.run(arguments.split()) == 2
   captured = capsys.readouterr()
-  assert captured.err.startswith(f'tff-bn-analyze {arguments[0]}: ')
+  assert captured.err.startswith(f'tff-bn-analyze {arguments.split()[0]}: ')
   assert message in captured.err
   assert captured.err.count('\n') == 1
   assert not captured.out

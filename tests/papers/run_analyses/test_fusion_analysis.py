@@ -96,6 +96,16 @@ def test_fusion(fedavg, tmp_path):
   assert found['transport', 1][1] == pytest.approx(loss, rel=1e-4)
   # Between them it matters.
   assert found['average', 0.3][1] != pytest.approx(found['transport', 0.3][1])
+  cells = tiny_runs.cells(result.markdown)
+  assert cells[0] == ['μ', 'fedavg: average', 'fedavg: optimal transport']
+  assert cells[3] == [
+      '0.3',
+      *(f'{100 * found[m, 0.3][0]:.1f}' for m in ('average', 'transport')),
+  ]
+  assert 'for 2 epochs, each' in result.markdown
+  assert 'interpolated like the weights' in result.markdown
+  (axes,) = result.drawings['fusion'].axes
+  assert [line.get_label() for line in axes.get_lines()] == cells[0][1:]
 
   # Each model has a half of the data. A tiny learning rate keeps its initial
   # weights.
@@ -183,34 +193,3 @@ def test_fusion_with_new_statistics(fedavg, tmp_path):
   old = _expected_fusion(seen, [0.3])
   assert expected['average', 0.3][1] != pytest.approx(old['average', 0.3][1])
   assert 'recomputed for each model' in result.markdown
-
-
-def test_table_and_figure_of_fusion(fedavg, tmp_path):
-  runs = [
-      tiny_runs.with_flags(fedavg, tmp_path / name, batch_size=batch_size)
-      for name, batch_size in (('one', 160), ('other', 200))
-  ]
-  arguments = ('--epochs=1', '--coefficients=0.5,0')
-  result = tiny_runs.analyze('fusion', runs, *arguments, folder=tmp_path)
-  cells = tiny_runs.cells(result.markdown)
-  assert cells[0] == [
-      'μ',
-      *('one: average', 'one: optimal transport'),
-      *('other: average', 'other: optimal transport'),
-  ]
-  (axes,) = result.drawings['fusion'].axes
-  assert [line.get_label() for line in axes.get_lines()] == cells[0][1:]
-  columns = [
-      (name, method)
-      for name in ('one', 'other')
-      for method in ('average', 'transport')
-  ]
-  assert [line[0] for line in cells[2:]] == ['0', '0.5']
-  for number, (name, method) in enumerate(columns):
-    values = _fusion_values(result.rows, name)
-    assert [line[1 + number] for line in cells[2:]] == [
-        f'{100 * values[method, coefficient][0]:.1f}'
-        for coefficient in (0, 0.5)
-    ]
-  assert 'for 1 epoch, each' in result.markdown
-  assert 'interpolated like the weights' in result.markdown

@@ -127,23 +127,12 @@ def test_shuffle_errors(fedavg, encoded, shuffled):
 def test_table_of_shuffle_errors(shuffled):
   cells = tiny_runs.cells(shuffled.markdown)
   assert cells[0] == ['Encodings', 'T', 'A', 'fedavg-seed0', 'encoded']
-  words = {'multiply': 'multiplicative', 'add': 'additive'}
-  by_run = [
-      [r for r in shuffled.rows if r['mode'] and r['run'] == n]
-      for n in cells[0][3:]
-  ]
-  for line, *rows in zip(cells[2:-4], *by_run, strict=True):
-    first = rows[0]
-    assert line[:3] == [
-        words[first['mode']],
-        first['period'],
-        first['amplitude'],
-    ]
-    for cell, row in zip(line[3:], rows, strict=True):
-      assert float(cell) == pytest.approx(float(row['error']), rel=1e-2)
+  key = dict(mode='add', period='1', amplitude='0.1')
+  errors = [r['error'] for r in shuffled.rows if key.items() <= r.items()]
+  (line,) = [x for x in cells if x[:3] == ['additive', '1', '0.1']]
+  assert line[3:] == [f'{float(error):.3g}' for error in errors]
   assert 'P_sf = 0.3;' in shuffled.markdown
   assert 'at most 500 test examples and 2 permutations' in shuffled.markdown
-  assert shuffled.drawings.keys() == {'shuffle_test', 'shuffled_accuracy'}
 
 
 def test_accuracy_after_shuffling(fedavg, encoded, shuffled):

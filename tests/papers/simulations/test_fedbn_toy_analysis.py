@@ -1,6 +1,7 @@
 """Tests for `tff-bn-analyze fedbn_toy`."""
 
 import numpy as np
+import pytest
 import tiny_runs
 
 from tff_bn.papers import analyze
@@ -50,14 +51,15 @@ def test_more_clients(tmp_path):
   assert {row['client'] for row in result.rows} == {'1', '2', '3'}
 
 
-def test_too_many_points(tmp_path, capsys):
-  arguments = ['fedbn_toy', f'--output_dir={tmp_path}', '--num_points=10001']
+@pytest.mark.parametrize(
+    ('argument', 'message'),
+    [
+        ('--num_points=10001', 'at most 10000.'),
+        ('--deviations=1', '--deviations=1.0 must be at least two'),
+    ],
+)
+def test_wrong_flags(argument, message, tmp_path, capsys):
+  arguments = ['fedbn_toy', f'--output_dir={tmp_path}', argument]
   assert analyze.run(arguments) == 2
-  assert 'at most 10000.' in capsys.readouterr().err
-
-
-def test_wrong_flags(tmp_path, capsys):
-  arguments = ['fedbn_toy', f'--output_dir={tmp_path}', '--deviations=1']
-  assert analyze.run(arguments) == 2
-  assert '--deviations=1.0 must be at least two' in capsys.readouterr().err
+  assert message in capsys.readouterr().err
   assert not list(tmp_path.iterdir())

@@ -5,10 +5,11 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import random_models
 import tensorflow as tf
+import unit_models
 
 from tff_bn import add_position_encodings
-from tff_bn import models
 from tff_bn.papers.units import fusion
 from tff_bn.papers.units import layer_outputs
 from tff_bn.position_aware import permutation
@@ -21,20 +22,6 @@ _X = _RNG.normal(size=(150, 6)).astype(np.float32)
 _IMAGES = _RNG.normal(size=(20, 8, 8, 1)).astype(np.float32)
 
 
-def _with_random_weights(model, seed=0):
-  """Also randomizes weights that Keras initializes with 0 and 1."""
-  rng = np.random.default_rng(seed)
-  model.set_weights(
-      [
-          rng.uniform(0.5, 2, size=w.shape)
-          if 'variance' in w.name or 'gamma' in w.name
-          else rng.normal(size=w.shape) / np.sqrt(np.prod(w.shape[:-1]))
-          for w in model.weights
-      ]
-  )
-  return model
-
-
 def _perceptron(seed=0, units=7, normalized=True, activation='relu'):
   inputs = keras.Input((6,))
   x = _LAYERS.Dense(units, name='first')(inputs)
@@ -43,7 +30,7 @@ def _perceptron(seed=0, units=7, normalized=True, activation='relu'):
   x = _LAYERS.Activation(activation, name='activation')(x)
   x = _LAYERS.Dense(5, activation='relu', name='second')(x)
   model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
-  return _with_random_weights(model, seed)
+  return random_models.with_normal_weights(model, seed)
 
 
 def _flattened(seed=0, data_format='channels_last'):
@@ -52,30 +39,7 @@ def _flattened(seed=0, data_format='channels_last'):
   x = _LAYERS.Conv2D(5, 3, strides=3, activation='relu', name='conv')(inputs)
   x = _LAYERS.Flatten(data_format)(x)
   x = _LAYERS.BatchNormalization(name='norm')(x)
-  return _with_random_weights(
-      keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
-  )
-
-
-def _nested(seed=0):
-  inner_inputs = keras.Input((8, 8, 1))
-  x = _LAYERS.Conv2D(6, 3, name='conv')(inner_inputs)
-  x = _LAYERS.LayerNormalization(name='norm')(x)
-  inner = keras.Model(inner_inputs, x, name='inner')
-  inputs = keras.Input((8, 8, 1))
-  x = _LAYERS.GlobalMaxPooling2D()(inner(inputs))
-  return _with_random_weights(
-      keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
-  )
-
-
-def _operations(seed=0):
-  """Calls an operator and functions of `keras.ops`."""
-  inputs = keras.Input((8, 8, 1))
-  x = keras.ops.relu(_LAYERS.Conv2D(6, 3, name='first')(inputs))
-  x = x + _LAYERS.Conv2D(6, 3, padding='same', name='second')(x)
-  x = _LAYERS.GlobalMaxPooling2D()(keras.ops.tanh(x))
-  return _with_random_weights(
+  return random_models.with_normal_weights(
       keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
   )
 
@@ -95,38 +59,45 @@ def _assert_same_weights(found, expected):
     np.testing.assert_array_equal(a, b)
 
 
+def _built(builder):
+  """Builds one of `unit_models`."""
+  keras.utils.set_random_seed(3)
+  inputs, x, _ = builder()
+  model = keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
+  random_models.randomize(model)
+  return model
+
+
 @pytest.mark.parametrize(
-    ('build', 'arguments'),
+    'build',
     [
-        (_flattened, []),
-        (_nested, []),
-        (_operations, []),
-        (models.build_model_fn, ['small_cnn', (8, 8, 1), 10, 'batch']),
-        (models.build_model_fn, ['small_cnn', (8, 8, 1), 10, 'none']),
+        _flattened,
+        lambda: _built(unit_models.projections),
+        lambda: _built(unit_models.operations),
+        lambda: random_models.build('small_cnn'),
+        lambda: random_models.build('small_cnn', 'none'),
         pytest.param(
-            models.build_model_fn,
-            ['resnet20', (8, 8, 1), 10, 'batch'],
-            marks=pytest.mark.slow,
+            lambda: random_models.build('resnet20'), marks=pytest.mark.slow
         ),
     ],
+    ids=['flattened', 'residual', 'operations', 'batch', 'none', 'resnet20'],
 )
-def test_a_permuted_copy_is_recovered(build, arguments):
-  model = build(*arguments)
-  if arguments:
-    model = _with_random_weights(model())
+def test_a_permuted_copy_is_recovered(build):
+  model = build()
+  images = random_models.inputs(model, 20)
   permuted = permutation.permute_units(model, _random_permutations(model))
   *changed, last_bias_changed = (
       np.any(a != b)
       for a, b in zip(model.get_weights(), permuted.get_weights())
   )
   assert all(changed) and not last_bias_changed
-  aligned = fusion.align(model, permuted, _IMAGES)
+  aligned = fusion.align(model, permuted, images)
   _assert_same_weights(aligned, model)
-  expected = model(_IMAGES, training=False)
-  np.testing.assert_array_equal(aligned(_IMAGES, training=False), expected)
+  expected = model(images, training=False)
+  np.testing.assert_array_equal(aligned(images, training=False), expected)
   for coefficient in (0, 0.3, 0.5, 1):
     between = fusion.interpolate(model, aligned, coefficient)
-    np.testing.assert_array_equal(between(_IMAGES, training=False), expected)
+    np.testing.assert_array_equal(between(images, training=False), expected)
   # The arguments don't change.
   _assert_same_weights(
       permuted, permutation.permute_units(model, _random_permutations(model))
@@ -158,7 +129,7 @@ def test_channels_on_the_first_axis(normalized, monkeypatch):
   if normalized:
     x = _LAYERS.BatchNormalization(axis=1)(x)
   x = _LAYERS.GlobalMaxPooling2D(data_format='channels_first')(x)
-  model = _with_random_weights(
+  model = random_models.with_normal_weights(
       keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x))
   )
   permuted = permutation.permute_units(model, _random_permutations(model))
@@ -211,7 +182,7 @@ def _residual(seed):
   first = _LAYERS.Dense(6, name='first')(inputs)
   second = _LAYERS.Dense(6, name='second')(_LAYERS.Activation('tanh')(first))
   x = _LAYERS.Activation('tanh')(_LAYERS.Add()([first, second]))
-  return _with_random_weights(
+  return random_models.with_normal_weights(
       keras.Model(inputs, _LAYERS.Dense(3, name='logits')(x)), seed
   )
 
@@ -272,7 +243,7 @@ def test_units_that_compute_the_same_stay_where_they_are():
   first = keras.Model(inputs, _LAYERS.Dense(3)(x))
   second = keras.models.clone_model(first)
   for model, active in ((first, 3), (second, 0)):
-    kernel, bias, *rest = _with_random_weights(model).get_weights()
+    kernel, bias, *rest = random_models.with_normal_weights(model).get_weights()
     bias[:] = -100
     bias[active] = 100
     model.set_weights([kernel, bias, *rest])
@@ -432,7 +403,7 @@ def test_interpolation_keeps_frozen_layers():
   layer = _TwoNormalizations()
   model = keras.Model(inputs, layer(inner(inputs)))
   layer.first.trainable = inner.trainable = False
-  _with_random_weights(model)
+  random_models.with_normal_weights(model)
   for function in (
       lambda m: m(_X, training=False),
       lambda m: len(m.trainable_weights),
