@@ -232,23 +232,16 @@ def test_mistakes_are_found_before_any_work(
   assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def measured(folder):
-  """Adds an experiment without runs."""
-  path = folder / 'new' / 'measured.toml'
-  path.write_text(
+def test_default_folder_has_the_names_of_experiment_and_scale(
+    tmp_path, monkeypatch, capsys
+):
+  (tmp_path / 'new').mkdir()
+  (tmp_path / 'new' / 'measured.toml').write_text(
       'title = "New, measured"\nfinding = "They are kept."\n[[analyses]]\n'
       'name = "kept_share"\nflags = { num_units = 16, repeats = 3 }\n',
       encoding='utf-8',
   )
-  yield
-  path.unlink()
-
-
-@pytest.mark.usefixtures('measured')
-def test_default_folder_has_the_names_of_experiment_and_scale(
-    tmp_path, monkeypatch, capsys
-):
+  monkeypatch.setattr(experiment_files, 'FOLDER', tmp_path)
   monkeypatch.chdir(tmp_path)
   arguments = ['--experiment=new/measured', '--scale=paper']
 

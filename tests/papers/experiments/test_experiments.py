@@ -16,12 +16,6 @@ def test_all_runs_of_all_scales_pass_the_checks(name):
   assert {'paper', 'smoke'} <= set(plans)
 
 
-def test_every_paper_is_run_at_the_smoke_scale():
-  papers = {name.partition('/')[0] for name in experiment_files.names()}
-
-  assert papers <= {'fedpan', 'fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn'}
-
-
 @pytest.mark.slow
 def test_models_fit_the_data_and_have_the_layers_of_analyses():
   """What the smoke scale leaves out: its models are small."""

@@ -53,28 +53,22 @@ def _named(*folders):
   ]
 
 
-def test_runs_have_the_names_of_their_folders(tmp_path):
+def test_runs_have_the_names_of_their_folders(tmp_path, monkeypatch):
   a = _write_run(tmp_path / 'x' / 'a', '--seed=3', '--rounds=4')
   b = _write_run(tmp_path / 'b', '--algorithm=fedbn')
   assert _named(b, a) == [(b, 'b', 'fedbn', 0), (a, 'a', 'fedavg', 3)]
   found = analysis_programs.named_runs((str(a),))
   assert found[a][1].rounds == 4
-
-
-def test_equal_names_get_longer(tmp_path):
-  folders = [
-      _write_run(tmp_path / name, '--seed=0')
-      for name in ('p/x/a', 'p/y/a', 'q/y/a', 'b')
-  ]
-  names = [name for _, name, _, _ in _named(*folders)]
-  assert names == ['x/a', 'p/y/a', 'q/y/a', 'b']
-
-
-def test_names_of_the_working_folder(tmp_path, monkeypatch):
-  _write_run(tmp_path / 'a', '--seed=0')
-  monkeypatch.chdir(tmp_path / 'a')
+  monkeypatch.chdir(a)
   ((_, name, _, _),) = _named('.')
   assert name == 'a'
+  # Equal names get longer.
+  folders = [
+      _write_run(tmp_path / name, '--seed=0')
+      for name in ('p/x/a', 'p/y/a', 'q/y/a')
+  ]
+  names = [name for _, name, _, _ in _named(*folders, b)]
+  assert names == ['x/a', 'p/y/a', 'q/y/a', 'b']
 
 
 def test_runs_of_comparisons(tmp_path):
@@ -252,24 +246,21 @@ def test_models_that_an_analysis_refuses(
   _assert_fails(capsys, user_models, arguments, words)
 
 
-@pytest.mark.parametrize('name', ['weight_divergence', 'matching'])
+@pytest.mark.parametrize(
+    ('arguments', 'column', 'value'),
+    [
+        (['weight_divergence'], 'layer', 'hidden'),
+        (['matching', '--layers=hidden'], 'layer', 'hidden'),
+        (['kept_share', '--num_units=4', '--repeats=1'], 'num_units', '4'),
+    ],
+)
 def test_analyses_of_models_that_are_not_functional(
-    user_models, name, tmp_path
+    user_models, arguments, column, value, tmp_path
 ):
-  arguments = ['--trust_run']
-  arguments += ['--layers=hidden'] if name == 'matching' else []
+  name, *flags = arguments
   run = user_models / 'subclassed'
-  result = tiny_runs.analyze(name, run, *arguments, folder=tmp_path)
-  assert result.rows[0]['layer'] == 'hidden'
-  result = tiny_runs.analyze(
-      'kept_share',
-      run,
-      '--trust_run',
-      '--num_units=4',
-      '--repeats=1',
-      folder=tmp_path,
-  )
-  assert {row['num_units'] for row in result.rows} == {'4'}
+  result = tiny_runs.analyze(name, run, '--trust_run', *flags, folder=tmp_path)
+  assert result.rows[0][column] == value
 
 
 def test_weights_of_another_model(fedavg, tmp_path, capsys):

@@ -47,27 +47,24 @@ def test_small_differences_of_large_float32_values():
   assert divergence.weight_divergence(clients) == [0.5]
 
 
-def test_one_client_is_an_error():
-  with pytest.raises(ValueError, match='clients has 1 elements.* 2'):
-    divergence.weight_divergence([[np.zeros(2)]])
-  with pytest.raises(ValueError, match='clients has 0 elements'):
-    divergence.weight_divergence([])
+_ONE, _TWO = [np.zeros(2)], [np.zeros(2)] * 2
 
 
-def test_other_numbers_of_weights_are_an_error():
-  one, two = [np.zeros(2)], [np.zeros(2)] * 2
-  with pytest.raises(
-      ValueError, match=r'clients\[2\] has 1 .*clients\[0\] has 2'
-  ):
-    divergence.weight_divergence([two, two, one])
-
-
-def test_other_shapes_are_an_error():
-  # NumPy could broadcast these shapes.
-  clients = [[np.zeros(1), np.zeros((1, 2))], [np.zeros(1), np.zeros((2, 1))]]
-  with pytest.raises(
-      ValueError, match=r'clients\[1\]\[1\] .*\(2, 1\).*\[0\]\[1\] has \(1, 2\)'
-  ):
+@pytest.mark.parametrize(
+    ('clients', 'message'),
+    [
+        ([], 'clients has 0 elements'),
+        ([_ONE], 'clients has 1 elements.* 2'),
+        ([_TWO, _TWO, _ONE], r'clients\[2\] has 1 .*clients\[0\] has 2'),
+        # NumPy could broadcast these shapes.
+        (
+            [[np.zeros(1), np.zeros((1, 2))], [np.zeros(1), np.zeros((2, 1))]],
+            r'clients\[1\]\[1\] .*\(2, 1\).*\[0\]\[1\] has \(1, 2\)',
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_an_error(clients, message):
+  with pytest.raises(ValueError, match=message):
     divergence.weight_divergence(clients)
 
 
@@ -157,21 +154,21 @@ def test_a_layer_that_is_used_twice_counts_once():
   assert found.popitem()[0] in ('shared', 'inner/shared')
 
 
-def test_one_model_is_an_error():
-  with pytest.raises(ValueError, match='models has 1 elements.* 2'):
-    divergence.weight_divergence_by_layer([_model(0)])
-
-
-def test_other_architectures_are_an_error():
-  with pytest.raises(
-      ValueError,
-      match=r"'inner/wrapper' of models\[1\] .*\(4, 6\).*\[0\] .*\(4, 5\)",
-  ):
-    divergence.weight_divergence_by_layer([_model(0), _model(0, units=6)])
-  with pytest.raises(
-      ValueError, match=r'models\[1\] .* has 2 layers .*models\[0\] .* has 3;'
-  ):
-    divergence.weight_divergence_by_layer([_model(0), _model(0, frozen=True)])
+@pytest.mark.parametrize(
+    ('other', 'message'),
+    [
+        (None, 'models has 1 elements.* 2'),
+        (
+            dict(units=6),
+            r"'inner/wrapper' of models\[1\] .*\(4, 6\).*\[0\] .*\(4, 5\)",
+        ),
+        (dict(frozen=True), r'models\[1\] .* has 2 layers .*\[0\] .* has 3;'),
+    ],
+)
+def test_models_that_do_not_fit_are_an_error(other, message):
+  models = [_model(0)] + ([_model(0, **other)] if other else [])
+  with pytest.raises(ValueError, match=message):
+    divergence.weight_divergence_by_layer(models)
 
 
 def test_two_layers_of_the_same_name_are_an_error():

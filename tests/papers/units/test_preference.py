@@ -48,22 +48,21 @@ def _assert_close(found, expected):
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_perceptron_without_labels():
+def test_perceptron():
   model = _perceptron()
   activations, derivatives, _ = _by_hand(model)
   found = preference.preference_vectors(model, 'first', _X)
   assert found.shape == (6, 3) and found.dtype == np.float64
   _assert_close(found, np.einsum('bi,bic->ic', activations, derivatives))
-
-
-def test_perceptron_with_labels():
-  model = _perceptron()
-  activations, derivatives, _ = _by_hand(model)
+  before = model.get_weights()
   found = preference.preference_vectors(model, 'first', _X, _Y)
   for c in range(_CLASSES):
     of_class = c == _Y
     expected = activations[of_class] * derivatives[of_class, :, c]
     _assert_close(found[:, c], expected.sum(axis=0))
+  # The moving statistics stay.
+  for old, new in zip(before, model.get_weights()):
+    np.testing.assert_array_equal(old, new)
 
 
 def test_a_class_without_examples():
@@ -203,14 +202,6 @@ def test_several_layers_equal_single_layers():
     alone = preference.preference_vectors(model, name, x, y)
     np.testing.assert_allclose(found[name], alone, rtol=1e-4, atol=1e-5)
     assert np.ptp(alone) > 0.01
-
-
-def test_moving_statistics_stay():
-  model = _perceptron()
-  before = model.get_weights()
-  preference.preference_vectors(model, 'first', _X, _Y)
-  for old, new in zip(before, model.get_weights()):
-    np.testing.assert_array_equal(old, new)
 
 
 def test_a_layer_beside_the_logits_is_an_error():

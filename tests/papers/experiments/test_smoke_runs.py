@@ -1,33 +1,25 @@
-"""Runs experiments at the smoke scale."""
+"""Runs all experiments at the smoke scale."""
 
 from concurrent import futures
-import contextlib
 import multiprocessing
 import shutil
 from unittest import mock
 
 import experiment_runs
+import pytest
 
 from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.programs.results import html_report
+from tff_bn.programs.runs import run_folder
 
 # TensorFlow does not return all the memory of a model that was trained.
 _EXPERIMENTS_IN_A_PROCESS = 8
 
 
-def names(*papers):
-  """Returns the names of the experiments of some papers."""
-  return [
-      name
-      for name in experiment_files.names()
-      if name.partition('/')[0] in papers
-  ]
-
-
-@contextlib.contextmanager
-def in_other_processes(tmp_path_factory):
-  """Yields `ExperimentRuns` whose processes end after some experiments."""
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+  """`ExperimentRuns` whose processes end after some experiments."""
   folder = tmp_path_factory.mktemp('smoke')
   with futures.ProcessPoolExecutor(
       max_workers=1,
@@ -57,3 +49,11 @@ def _compare(arguments):
       mock.patch.object(html_report, 'write'),
   ):
     return compare_with_experiments.run(arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', experiment_files.names())
+def test_experiment_finishes(runs, name):
+  folder = runs.run(name)
+
+  assert (folder / run_folder.EXPERIMENT_MARKDOWN).exists()
