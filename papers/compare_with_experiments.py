@@ -16,13 +16,14 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import value_types
+from tff_bn.catalog.parts import listing
 from tff_bn.common import progress
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_plan
 from tff_bn.programs import compare
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
 from tff_bn.programs.plan import sweeps
@@ -40,7 +41,7 @@ def define_flags(
   define = flag_groups.Definer(values)
   define(
       'experiment',
-      flag_groups.TEXT,
+      value_types.TEXT,
       'PAPER/NAME: trains what a table or a figure of a paper shows, and shows'
       ' the result in the same form. Flags of the command overrule those of the'
       f' experiment. {_LIST} prints the names. The name'
@@ -50,9 +51,8 @@ def define_flags(
   )
   define(
       'scale',
-      parsers.ChoiceParser(experiment_files.SCALES),
-      'The size of --experiment:\n'
-      + flag_groups.listing(experiment_files.SCALES),
+      value_types.Choice(experiment_files.SCALES),
+      'The size of --experiment:\n' + listing(experiment_files.SCALES),
       experiment_files.PAPER,
   )
   algorithms, sweep, *others = compare.define_flags(values)

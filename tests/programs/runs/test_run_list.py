@@ -7,8 +7,8 @@ import pytest
 
 from tff_bn.programs import compare
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.runs import run_list
 from tff_bn.programs.runs import run_folder
+from tff_bn.programs.runs import run_list
 from tff_bn.programs.runs import run_timing
 
 
