@@ -5,19 +5,13 @@ import pytest
 import tiny_runs
 
 from tff_bn import runtime
-from tff_bn.papers.run_analyses import analysis_programs
-from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.programs import train
 
 
-def _load(folder):
-  named = analysis_programs.named_runs((str(folder),), is_trusted=True)
-  (run,) = analyzed_run.load(named)
-  return run
-
-
 def test_clients_that_are_drawn(fedavg, tmp_path):
-  run = _load(tiny_runs.with_flags(fedavg, tmp_path / 'a', clients_per_round=3))
+  run = tiny_runs.analyzed(
+      tiny_runs.with_flags(fedavg, tmp_path / 'a', clients_per_round=3)
+  )
   ids = run.data.client_ids
   drawn = [tuple(run.draw_clients(2, seed)) for seed in range(5)]
   assert len(set(drawn)) > 1
@@ -26,12 +20,13 @@ def test_clients_that_are_drawn(fedavg, tmp_path):
   assert run.draw_clients(2, 0) == list(drawn[0])
   # The default is the number in a round, or all.
   assert len(run.draw_clients(None, 0)) == 3
-  assert _load(fedavg).draw_clients(None, 0) == list(ids)
+  assert tiny_runs.analyzed(fedavg).draw_clients(None, 0) == list(ids)
 
 
 def test_examples_that_are_drawn(comparison):
   run, other = (
-      _load(comparison / 'runs' / f'fedavg-seed{seed}') for seed in (0, 1)
+      tiny_runs.analyzed(comparison / 'runs' / f'fedavg-seed{seed}')
+      for seed in (0, 1)
   )
   data = tiny_runs.split().dataset
   x, y = run.test_examples(20, 0)
@@ -48,7 +43,7 @@ def test_examples_that_are_drawn(comparison):
 
 
 def test_frozen_weights_are_always_the_runs(frozen):
-  run = _load(frozen)
+  run = tiny_runs.analyzed(frozen)
   names = [run.model.variables[p].name for p in run.model.constants]
   assert sorted(names) == ['other_state_0', 'other_state_1']
   client_ids = run.data.client_ids[:2]
@@ -74,7 +69,7 @@ def test_new_clients_have_personal_phases(tmp_path):
   for number, folder in folders.items():
     arguments = [f'--clients_per_round={number}', f'--output_dir={folder}']
     assert train.run([*flags, *arguments]) == 0
-  run = _load(folders[2])
+  run = tiny_runs.analyzed(folders[2])
   with runtime.in_process_runtime():
     trained = run.train_clients(run.data.client_ids)
   phases = set()

@@ -12,8 +12,6 @@ import tiny_runs
 
 from tff_bn.papers import analyze as analyze_program
 from tff_bn.papers import units
-from tff_bn.papers.run_analyses import analysis_programs
-from tff_bn.papers.run_analyses import analyzed_run
 
 _SEEDS = (0, 1)
 _LAYERS = ('hidden', 'norm', 'logits')
@@ -203,8 +201,7 @@ def test_clients_with_their_own_models_train_one_round(
 def test_clients_of_an_analysis(fedavg, tmp_path, name):
   arguments = ('--num_clients=2', '--seed=1')
   result = tiny_runs.analyze(name, fedavg, *arguments, folder=tmp_path)
-  named = analysis_programs.named_runs((str(fedavg),))
-  clients = analyzed_run.load(named)[0].draw_clients(2, 1)
+  clients = tiny_runs.analyzed(fedavg).draw_clients(2, 1)
   if name == 'matching':
     assert [row['client'] for row in result.rows] == clients
     return
@@ -253,8 +250,7 @@ def test_layers_before_and_after(
       folder=tmp_path / 'out',
   )
   data = tiny_runs.split()
-  named = analysis_programs.named_runs((str(fedavg),))
-  x, y = analyzed_run.load(named)[0].test_examples(200, 0)
+  x, y = tiny_runs.analyzed(fedavg).test_examples(200, 0)
   expected = []
   for run in runs:
     after = _clients(run, rate=4)

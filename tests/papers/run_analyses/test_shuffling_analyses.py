@@ -199,26 +199,18 @@ def test_gaussian_inputs(fedavg, tmp_path):
 
 
 def test_number_of_examples_of_the_shuffle_test(fedavg, tmp_path):
-  arguments = ['--amplitudes=0.3', '--periods=1', '--repeats=1']
-  found = [
-      float(
-          tiny_runs.analyze(
-              'shuffle_test', fedavg, *arguments, *more, folder=tmp_path
-          ).rows[0]['error']
-      )
-      for more in (['--num_examples=3'], ['--num_examples=360'])
-  ]
-  data = tiny_runs.split()
+  result = tiny_runs.analyze(
+      'shuffle_test',
+      fedavg,
+      *('--amplitudes=0.3', '--periods=1', '--repeats=1', '--num_examples=3'),
+      folder=tmp_path,
+  )
   model = position_encodings.add_position_encodings(
       tiny_runs.load(fedavg), 'multiply', 0.3, 1
   )
-  changed = position_aware.shuffle_units(model, 0.1, 0)
-  x = data.dataset.x_test
-  errors = np.linalg.norm(changed(x) - model(x), axis=1) / 10
-  assert found[1] == pytest.approx(errors.mean(), rel=1e-4)
-  assert found[0] != pytest.approx(found[1], rel=1e-3)
-  # The examples are in the test set.
-  assert errors.min() <= found[0] <= errors.max()
+  x, _ = tiny_runs.analyzed(fedavg).test_examples(3, 0)
+  error = position_aware.shuffle_error(model, x, 0.1, 0)
+  assert float(result.rows[0]['error']) == pytest.approx(error, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -298,17 +290,15 @@ def test_kept_shares(tmp_path):
   assert 'Number of local steps: 2.' in result.markdown
   # The figure.
   left, right = result.drawings['kept_share'].axes
-  for axes, points in (
-      (left, lambda s: {p: (s, p, '', '') for p in ('0', '0.2', '0.7')}),
-      (right, lambda s: {n: (s, '0.5', n, '2') for n in ('0.5', '2')}),
+  for axes, x, keys in (
+      (left, [0, 0.2, 0.7], [(p, '', '') for p in ('0', '0.2', '0.7')]),
+      (right, [0.5, 2], [('0.5', n, '2') for n in ('0.5', '2')]),
   ):
     for line, size in zip(axes.get_lines(), ('40', '90'), strict=True):
       assert line.get_label() == f'{size} units'
-      expected = points(size)
-      np.testing.assert_allclose(line.get_xdata(), [float(x) for x in expected])
-      np.testing.assert_allclose(
-          line.get_ydata(), [shares[key] for key in expected.values()], 1e-6
-      )
+      np.testing.assert_allclose(line.get_xdata(), x)
+      y = [shares[size, *key] for key in keys]
+      np.testing.assert_allclose(line.get_ydata(), y, 1e-6)
 
 
 def test_defaults_of_kept_share(tmp_path):
@@ -330,21 +320,20 @@ def test_defaults_of_kept_share(tmp_path):
   ]
 
 
-def test_units_and_steps_of_a_run(fedavg, tmp_path):
-  epochs = dict(local_steps=None, local_epochs=2, batch_size=160)
-  for folder, flags, num_steps in (
-      ('a', {}, 1),
-      ('b', dict(local_steps=3), 3),
-      # 1437 training examples of 4 clients: 2 · 359.25 / 160 = 4.49.
-      ('c', epochs, 5),
-  ):
-    run = tiny_runs.with_flags(fedavg, tmp_path / folder, **flags)
-    result = tiny_runs.analyze('kept_share', run, '--repeats=2')
-    assert result.folder == run
-    assert {row['num_units'] for row in result.rows} == {'30'}
-    training = [row for row in result.rows if row['num_steps']]
-    assert {row['num_steps'] for row in training} == {str(num_steps)}
-    # The default values of N_sf up to the number of steps.
-    assert max(float(row['num_shuffles']) for row in training) == (
-        {1: 1, 3: 2, 5: 5}[num_steps]
-    )
+@pytest.mark.parametrize(
+    ('flags', 'num_steps', 'largest'),
+    [
+        ({}, 1, 1),
+        (dict(local_steps=3), 3, 2),
+        # 1437 training examples of 4 clients: 2 · 359.25 / 160 = 4.49.
+        (dict(local_steps=None, local_epochs=2, batch_size=160), 5, 5),
+    ],
+)
+def test_units_and_steps_of_a_run(fedavg, tmp_path, flags, num_steps, largest):
+  run = tiny_runs.with_flags(fedavg, tmp_path / 'run', **flags)
+  rows = tiny_runs.analyze('kept_share', run, '--repeats=2').rows
+  assert {row['num_units'] for row in rows} == {'30'}
+  training = [row for row in rows if row['num_steps']]
+  assert {row['num_steps'] for row in training} == {str(num_steps)}
+  # The default values of N_sf up to the number of steps.
+  assert max(float(row['num_shuffles']) for row in training) == largest
