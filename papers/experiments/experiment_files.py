@@ -13,7 +13,6 @@ from typing import Any, Optional
 
 from tff_bn.common import spelling
 from tff_bn.papers.experiments import paper_form
-from tff_bn.papers.experiments import paper_numbers
 from tff_bn.papers.experiments import toml_table
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli import parsers
@@ -159,7 +158,7 @@ def load(name: str, scale: str = PAPER) -> Experiment:
         f' the scales {", ".join(scales(name))} only.'
     )
   at_paper_scale = _experiment(name, file)
-  paper = paper_numbers.read(
+  paper = paper_form.read_numbers(
       path.with_suffix('.csv'), at_paper_scale.shown, at_paper_scale.axes
   )
   experiment = dataclasses.replace(at_paper_scale, paper=paper)
