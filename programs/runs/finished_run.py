@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 import pathlib
 
 from tff_bn.common import spelling
-from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.flags import run_flags
-from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_folder
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs import train
 
 
 def check(folder: pathlib.Path) -> dict[str, str]:
