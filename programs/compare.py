@@ -67,8 +67,8 @@ class Planned:
     flags: The program's flags.
     comparison: The runs, all checked.
     texts: The texts of the flags that define the comparison, for `flags.txt`.
-    show: Shows the results in the comparison's folder, after all other files
-      are written. None: they are shown as a table with a sentence on each row.
+    show: Shows the results, given the comparison's folder with all other files.
+      None: the program prints its table, and draws the swept flags.
   """
 
   flags: command_line.ParsedFlags

@@ -12,6 +12,7 @@ from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_results
 from tff_bn.programs.plan import comparison
 from tff_bn.programs.results import html_report
+from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
 
 _TOML = """
@@ -72,26 +73,23 @@ def use_folder(folder, monkeypatch):
   monkeypatch.setattr(experiment_files, 'FOLDER', folder)
 
 
+def _compare_quickly(arguments, write_page=lambda *_: None):
+  """Runs the program, but builds runs only to train them, and no page."""
+  with (
+      mock.patch.object(jobs, 'check'),
+      mock.patch.object(html_report, 'write', write_page),
+  ):
+    return compare_with_experiments.run(arguments)
+
+
 @pytest.fixture(scope='module')
 def finished(folder, tmp_path_factory):
   """The folder of a finished experiment, at the digits scale."""
   output = tmp_path_factory.mktemp('output') / 'new'
   with pytest.MonkeyPatch.context() as monkeypatch:
     monkeypatch.setattr(experiment_files, 'FOLDER', folder)
-    assert not compare_with_experiments.run(_arguments(output))
+    assert not _compare_quickly(_arguments(output), html_report.write)
   return output
-
-
-def _compare_quickly(arguments):
-  """Runs the program, but builds runs only to train them, and no page."""
-  # Imported late, because it imports TensorFlow.
-  from tff_bn.programs.runs import jobs
-
-  with (
-      mock.patch.object(jobs, 'check'),
-      mock.patch.object(html_report, 'write'),
-  ):
-    return compare_with_experiments.run(arguments)
 
 
 def _arguments(output, *more):
