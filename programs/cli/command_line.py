@@ -2,8 +2,8 @@
 
 Exit codes: 0 for success; 2 for a request that the program cannot fulfil, which
 is found before any work is done; 1 if the work failed; 130 after Ctrl-C; 143
-after SIGTERM. Errors are one paragraph on the
-standard error stream; `--verbosity=1` adds the traceback.
+after SIGTERM. Errors are one paragraph on the standard error stream;
+`--verbosity=1` adds the traceback.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,6 @@ from tff_bn.imports import dependencies
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli import flagfiles
-from tff_bn.programs.cli import import_messages
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
@@ -295,10 +294,10 @@ def _set_verbosity(verbosity: int) -> None:
   """Sets how much libraries log; call it before TensorFlow is imported."""
   logging.set_verbosity(verbosity)
   if verbosity < 1:
-    # TensorFlow's C++ code reports missing GPU libraries as errors.
+    # TensorFlow's C++ code reports missing GPU libraries as errors. While it is
+    # imported, it prints that oneDNN is on and that it finds no CUDA drivers,
+    # before it reads the variable.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    # TensorFlow prints its first messages before it reads the variable.
-    import_messages.hide()
     for category in (DeprecationWarning, FutureWarning):
       warnings.filterwarnings('ignore', category=category)
 

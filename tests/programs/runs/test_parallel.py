@@ -260,7 +260,7 @@ def _is_alive(pid):
 def test_process_ends_when_its_input_is_closed():
   code = """
 import time
-from tff_bn.programs import run_process
+from tff_bn.programs.runs import run_process
 
 run_process.end_with_parent()
 print('ready', flush=True)
@@ -281,7 +281,7 @@ time.sleep(60)
 def test_process_that_does_not_end_is_killed():
   code = """
 import signal, time
-from tff_bn.programs import run_process
+from tff_bn.programs.runs import run_process
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 run_process._PATIENCE_SECONDS = 0.1
