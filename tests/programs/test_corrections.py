@@ -36,7 +36,7 @@ def _crash_after(monkeypatch, num_rounds):
 
 
 def test_comparison(tmp_path):
-  names = ['fedprox', 'scaffold', 'moon', 'fedbn+fedprox']
+  names = ['fedprox', 'moon', 'fedbn+fedprox']
   arguments = [
       f'--algorithms=fedavg,{",".join(names)}',
       *_SMALL,
@@ -45,18 +45,16 @@ def test_comparison(tmp_path):
       f'--output_dir={tmp_path}',
   ]
   assert compare.run(arguments) == command_line.OK
-  results = {
-      row['algorithm']: row for row in csv_rows.read(tmp_path / 'results.csv')
-  }
-  assert list(results) == ['fedavg', *names]
+  fedavg, *rows = csv_rows.read(tmp_path / 'results.csv')
+  assert [row['algorithm'] for row in rows] == names
   table = (tmp_path / 'results.md').read_text(encoding='utf-8')
-  for name in names:
-    assert f'| {name} ' in table
-    assert np.isfinite(float(results[name]['test_loss']))
-    assert results[name]['test_loss'] != results['fedavg']['test_loss']
-  for name in ('fedavg', 'fedprox', 'scaffold', 'moon'):
-    megabytes = 2350 * 4 * (1 + 4) * 2 / 2**20
-    assert float(results[name]['megabytes']) == pytest.approx(megabytes)
+  for row in rows:
+    assert f'| {row["algorithm"]} ' in table
+    assert np.isfinite(float(row['test_loss']))
+    assert row['test_loss'] != fedavg['test_loss']
+  megabytes = 2350 * 4 * (1 + 4) * 2 / 2**20
+  for row in (fedavg, *rows[:2]):
+    assert float(row['megabytes']) == pytest.approx(megabytes)
   # Only clients that keep a part of the model have a model of their own.
   for name, has_clients in (('moon', False), ('fedbn+fedprox', True)):
     model = tmp_path / 'runs' / f'{name}-seed0' / 'model'
@@ -69,7 +67,9 @@ def test_comparison(tmp_path):
     [
         ('--local_steps=2', 4, 0, 0),
         ('--clients_per_round=3', 3, 3, 0),
-        ('--server_learning_rate=0.5', 4, 3, 0),
+        pytest.param(
+            *('--server_learning_rate=0.5', 4, 3, 0), marks=pytest.mark.slow
+        ),
         # The clients have different numbers of batches, as turns out in the
         # first round.
         ('--local_epochs=1', 4, 3, 1),
@@ -142,26 +142,6 @@ def test_fedbs_goes_on_after_a_crash(fedbs, fedbs_arguments, tmp_path, capsys):
   ).read_bytes()
 
 
-def test_clients_keep_their_states_over_a_crash(tmp_path):
-  arguments = [
-      '--algorithm=fedbn+moon',
-      *_SMALL,
-      '--rounds=5',
-      '--checkpoint_every=2',
-      '--clients_per_round=3',
-  ]
-  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-  assert train.run([*arguments, f'--output_dir={whole}']) == command_line.OK
-  with pytest.MonkeyPatch.context() as monkeypatch:
-    _crash_after(monkeypatch, 3)
-    assert (
-        train.run([*arguments, f'--output_dir={broken}']) == command_line.FAILED
-    )
-  assert train.run([*arguments, f'--output_dir={broken}']) == command_line.OK
-  metrics = [(f / 'metrics.csv').read_bytes() for f in (whole, broken)]
-  assert metrics[0] == metrics[1]
-
-
 # So large that all weights overflow in the first step.
 _TOO_LARGE = '--client_learning_rate=1e38'
 
@@ -197,25 +177,14 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
   assert (tmp_path / 'metrics.csv').read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ('max_failed_rounds', 'message'),
-    [
-        (2, 'stopped after round 2'),
-        (3, 'The final model is the initial model: all 2 rounds failed'),
-    ],
-)
-def test_run_whose_rounds_all_fail_is_no_success(
-    max_failed_rounds, message, tmp_path, capsys
-):
-  arguments = [
-      *_SMALL,
-      _TOO_LARGE,
-      f'--max_failed_rounds={max_failed_rounds}',
-      '--rounds=2',
-      f'--output_dir={tmp_path}',
-  ]
+def test_run_whose_rounds_all_fail_is_no_success(tmp_path, capsys):
+  arguments = [*_SMALL, _TOO_LARGE, '--max_failed_rounds=3', '--rounds=2']
   for _ in range(2):  # The same command comes to the same end.
-    assert train.run(arguments) == command_line.FAILED
+    assert (
+        train.run([*arguments, f'--output_dir={tmp_path}'])
+        == command_line.FAILED
+    )
+    message = 'The final model is the initial model: all 2 rounds failed'
     assert message in capsys.readouterr().err
     assert not (tmp_path / 'model').exists()
     assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 3
