@@ -535,6 +535,8 @@ _CONTRADICTIONS = """
     are fixed; it must be less than --rounds=20.
 --algorithm=fedtan_ii --rounds=1
     --rounds=1 is too few for fedtan_ii
+--algorithm=fedtan_ii --sync_rounds=0
+    --sync_rounds=0: must be a whole number, at least 1
 --algorithm=fedtan_forward_only --precision=mixed_float16
     --precision=mixed_float16 is impossible with
     --algorithm=fedtan_forward_only
