@@ -172,15 +172,6 @@ class TestFlags:
     )
     assert evaluate.read_request(flags).settings.num_clients == 2
 
-  def test_models_of_an_earlier_version(self, run, capsys):
-    manifest = manifests.read(run / 'model', saved_models.FORMAT)
-    manifests.write(run / 'model', {**manifest, 'format': 2})
-    capsys.readouterr()
-    assert evaluate.run([f'--run={run}']) == 2
-    error = printed.error(capsys.readouterr().err)
-    assert 'has the format 2' in error
-    assert 'The command of the run writes its models again' in error
-
 
 class TestComparisons:
 

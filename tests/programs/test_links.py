@@ -11,6 +11,7 @@ from tff_bn.programs import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
+from tff_bn.programs.cli import command_line
 from tff_bn.programs.runs import run_folder
 
 _FLAGS = ('--algorithm=fedavg', '--model=mlp3', '--rounds=1')
@@ -128,11 +129,10 @@ def test_links_in_the_runs_of_a_comparison(folder, tmp_path, capsys):
   (run / 'checkpoints').symlink_to(tmp_path)
   arguments = [*_COMPARE, f'--output_dir={folder}']
   # The comparison itself is the same.
-  comparison = compare.plan(compare.cli.parse(compare.define_flags, arguments))
-  flags = compare.cli.parse(compare.define_flags, arguments)
+  flags = command_line.parse(compare.define_flags, arguments)
   (folder / 'flags.txt').unlink()
   (folder / 'metrics.csv').unlink()
-  texts = compare.comparison_flags(flags, comparison)
+  texts = compare.comparison_flags(flags, compare.plan(flags))
   shutil.move(folder / 'runs', tmp_path / 'kept')
   run_folder.begin(folder, 'x', texts, overwrite=False)
   shutil.move(tmp_path / 'kept', folder / 'runs')

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 
-import cases
 import csv_rows
+import flag_cases
 import keras
 import numpy as np
 import printed
@@ -495,7 +495,7 @@ _WRONG_COMMANDS = """
 """
 
 
-@cases.parametrize(_WRONG_COMMANDS)
+@flag_cases.parametrize(_WRONG_COMMANDS)
 def test_wrong_commands(arguments, expected, tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(sys, 'path', list(sys.path))
@@ -689,6 +689,11 @@ def test_what_can_not_be_evaluated(comparison, tmp_path, capsys):
           '--output_dir=/proc/nope cannot be created',
       ),
       ([f'--run={run}', '--gamma=0.5'], '--gamma=0.5 is only for'),
+      (
+          [f'--run={run}', '--export_client=client_0'],
+          f'--export_client=client_0 has no effect: the clients of --run={run}'
+          f' have no own models. All use {run}/model/model.keras.',
+      ),
       (
           [f'--run={run}', f'--dataset={tmp_path}/flat.npz', '--split=iid'],
           'samples of shape (5,)',

@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from absl import flags as absl_flags
-import cases
+import flag_cases
 import pytest
 
 from tff_bn.programs import compare
@@ -52,7 +52,7 @@ def test_every_flag_that_defines_a_run_is_a_setting():
 
 def test_defaults(tmp_path):
   resolved = _resolve()
-  cases.check_settings(
+  flag_cases.check_settings(
       resolved,
       """
       algorithm=fedavg local_steps=5 local_epochs= num_clients=10 split=classes
@@ -331,10 +331,10 @@ _SETTINGS = """
 """
 
 
-@cases.parametrize(_SETTINGS)
+@flag_cases.parametrize(_SETTINGS)
 def test_settings_that_follow_from_flags(arguments, expected, tmp_path):
   resolved = _resolve(*arguments)
-  cases.check_settings(resolved, expected)
+  flag_cases.check_settings(resolved, expected)
   assert _again(resolved, tmp_path) == resolved
 
 
@@ -418,14 +418,14 @@ _OF_A_FLAGFILE = """
 """
 
 
-@cases.parametrize(_OF_A_FLAGFILE)
+@flag_cases.parametrize(_OF_A_FLAGFILE)
 def test_command_line_overrules_a_flagfile(arguments, expected, tmp_path):
   path = tmp_path / 'flags'
   path.write_text('\n'.join(arguments))
   command, _, values = expected.partition('→')
   command = command.replace('FILE', f'--flagfile={path}')
   resolved = _resolve(*command.split())
-  cases.check_settings(resolved, values)
+  flag_cases.check_settings(resolved, values)
   assert _again(resolved, tmp_path) == resolved
 
 
@@ -675,7 +675,7 @@ _CONTRADICTIONS = """
 """
 
 
-@cases.parametrize(_CONTRADICTIONS)
+@flag_cases.parametrize(_CONTRADICTIONS)
 def test_contradictions(arguments, expected):
   with pytest.raises((ValueError, command_line.UsageError)) as error:
     _resolve(*arguments)
@@ -695,7 +695,7 @@ _CONTRADICTIONS_OF_COMPARISONS = """
 """
 
 
-@cases.parametrize(_CONTRADICTIONS_OF_COMPARISONS)
+@flag_cases.parametrize(_CONTRADICTIONS_OF_COMPARISONS)
 def test_contradictions_of_comparisons(arguments, expected):
   with pytest.raises(ValueError, match=re.escape(expected)):
     settings.check(_compare_flags(*arguments))
@@ -722,12 +722,12 @@ _COMPARISONS = """
 """
 
 
-@cases.parametrize(_COMPARISONS)
+@flag_cases.parametrize(_COMPARISONS)
 def test_settings_of_compared_algorithms(arguments, expected):
   flags = _compare_flags(*arguments)
   settings.check(flags)
   for algorithm, values in re.findall('(\\S+): ([^:]*)(?= |$)', expected):
-    cases.check_settings(settings.resolve(flags, algorithm, 0), values)
+    flag_cases.check_settings(settings.resolve(flags, algorithm, 0), values)
 
 
 def test_flags_of_a_comparison():

@@ -3,7 +3,7 @@
 import collections
 import functools
 
-import cases
+import flag_cases
 import keras
 import numpy as np
 import pytest
@@ -186,7 +186,7 @@ _ARGUMENTS = """
 """
 
 
-@cases.parametrize(_ARGUMENTS)
+@flag_cases.parametrize(_ARGUMENTS)
 def test_arguments_of_builders(arguments, expected, monkeypatch):
   found = _arguments(monkeypatch, *arguments)
   for word in expected.split():
