@@ -36,11 +36,12 @@ def _crash_after(monkeypatch, num_rounds):
 
 
 def test_comparison(tmp_path):
-  names = ['fedprox', 'moon', 'fedbn+fedprox']
+  names = ['moon', 'fedbn+fedprox', 'fedtan_ii+fedprox']
   arguments = [
       f'--algorithms=fedavg,{",".join(names)}',
       *_SMALL,
       '--rounds=2',
+      '--sync_rounds=1',
       '--seeds=0',
       f'--output_dir={tmp_path}',
   ]
@@ -52,9 +53,17 @@ def test_comparison(tmp_path):
     assert f'| {row["algorithm"]} ' in table
     assert np.isfinite(float(row['test_loss']))
     assert row['test_loss'] != fedavg['test_loss']
+  moon, fedbn, fedtan_ii = rows
   megabytes = 2350 * 4 * (1 + 4) * 2 / 2**20
-  for row in (fedavg, *rows[:2]):
-    assert float(row['megabytes']) == pytest.approx(megabytes)
+  assert float(fedavg['megabytes']) == pytest.approx(megabytes)
+  assert moon['megabytes'] == fedavg['megabytes'] > fedbn['megabytes']
+  # The first of FedTAN's steps exchanges the statistics of the layer of mlp3
+  # twice, and their gradients once.
+  exchanges = [row['exchanges'] for row in (fedavg, *rows)]
+  assert exchanges == ['2', '2', '2', '5']
+  # Mean and variance of 30 neurons, of 4 bytes each, and their gradients.
+  statistics = 2 * 2 * 30 * 4 * (1 + 4) / 2**20
+  assert float(fedtan_ii['megabytes']) == pytest.approx(megabytes + statistics)
   # Only clients that keep a part of the model have a model of their own.
   for name, has_clients in (('moon', False), ('fedbn+fedprox', True)):
     model = tmp_path / 'runs' / f'{name}-seed0' / 'model'

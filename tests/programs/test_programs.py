@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import csv_rows
+import ended_programs
 import flag_cases
 import keras
 import numpy as np
 import printed
-import psutil
 import pytest
 import tensorflow as tf
 import tiny_runs
@@ -162,66 +161,6 @@ def test_only_federated_algorithms_send(comparison):
     assert result['exchanges'] == '3'
 
 
-@pytest.fixture(scope='module')
-def fedtan_comparison(tmp_path_factory):
-  """The folder of a comparison of the three kinds of FedTAN with FedAvg."""
-  folder = tmp_path_factory.mktemp('fedtan')
-  arguments = [
-      '--algorithms=fedtan,fedtan_forward_only,fedtan_ii,fedavg',
-      '--seeds=0',
-      '--sync_rounds=2',
-      *_SMALL,
-      '--batch_size=8',
-      f'--output_dir={folder}',
-  ]
-  assert compare.run(arguments) == 0
-  return folder
-
-
-def _fedtan_metrics(folder, *columns):
-  """Returns values of all rows of metrics.csv, by algorithm."""
-  metrics = {}
-  for algorithm in ('fedtan', 'fedtan_forward_only', 'fedtan_ii', 'fedavg'):
-    run = folder / 'runs' / f'{algorithm}-seed0'
-    rows = csv_rows.read(run / 'metrics.csv')
-    metrics[algorithm] = [[float(row[c]) for c in columns] for row in rows]
-  return metrics
-
-
-def test_traffic_of_fedtan(fedtan_comparison):
-  # mlp3 has one layer: two exchanges for its statistics and one for their
-  # gradients, and one for the model.
-  assert _fedtan_metrics(fedtan_comparison, 'exchanges') == {
-      'fedtan': [[0], [4], [8], [12]],
-      'fedtan_forward_only': [[0], [3], [6], [9]],
-      'fedtan_ii': [[0], [4], [8], [9]],
-      'fedavg': [[0], [1], [2], [3]],
-  }
-  # Mean and variance of 30 neurons, of 4 bytes each: five clients send them and
-  # get the global ones, and as much for the gradients.
-  statistics = 2 * 30 * 4 * (1 + 5) / 2**20
-  metrics = _fedtan_metrics(fedtan_comparison, 'megabytes')
-  fedavg = metrics['fedavg'][1][0]
-  for algorithm, exchanged in (
-      ('fedavg', [0, 0, 0]),
-      ('fedtan', [2, 2, 2]),
-      ('fedtan_forward_only', [1, 1, 1]),
-      ('fedtan_ii', [2, 2, 0]),
-  ):
-    assert np.diff(np.ravel(metrics[algorithm])) == pytest.approx(
-        fedavg + np.multiply(exchanged, statistics)
-    )
-
-
-def test_phases_of_fedtan_ii(fedtan_comparison):
-  metrics = _fedtan_metrics(fedtan_comparison, 'test_loss', 'test_accuracy')
-  assert metrics['fedtan_ii'][:3] == metrics['fedtan'][:3]
-  assert metrics['fedtan_ii'][3] != metrics['fedtan'][3]
-  # The others differ from the first round on.
-  assert metrics['fedtan_forward_only'][1] != metrics['fedtan'][1]
-  assert metrics['fedavg'][1] != metrics['fedtan_forward_only'][1]
-
-
 # What somebody with Keras and JAX runs, who has neither of the other two.
 _PREDICT_WITH_JAX = """
 import sys
@@ -236,10 +175,8 @@ np.save(logits, model.predict(np.load(x), verbose=0))
 """
 
 
-def test_model_opens_without_this_package_and_tensorflow(
-    fedtan_comparison, tmp_path
-):
-  run = fedtan_comparison / 'runs' / 'fedtan-seed0'
+def test_model_opens_without_this_package_and_tensorflow(comparison, tmp_path):
+  run = comparison[0] / 'runs' / 'fedavg-seed0'
   path = run / 'model' / 'model.keras'
   x = np.random.default_rng(0).uniform(size=(5, 8, 8, 1)).astype(np.float32)
   np.save(tmp_path / 'x.npy', x)
@@ -562,42 +499,32 @@ def _evaluation(folder):
   return rows[first], rows[first + 1 :]
 
 
-def test_evaluation_of_a_global_model(comparison, capsys):
+@pytest.mark.parametrize(
+    ('algorithm', 'model'), [('fedavg', 'global'), ('fedbn', 'own')]
+)
+def test_evaluation(algorithm, model, comparison, tmp_path, capsys):
   folder, _, _ = comparison
-  run = folder / 'runs' / 'fedavg-seed0'
-  assert evaluate.run([f'--run={run}']) == 0
-  test, clients = _evaluation(run)
+  run, out = folder / 'runs' / f'{algorithm}-seed0', tmp_path / 'new' / 'folder'
+  before = _file_times(run)
+  assert evaluate.run([f'--run={run}', f'--output_dir={out}']) == 0
+  assert _file_times(run) == before
+  test, clients = _evaluation(out)
   last = csv_rows.read(run / 'metrics.csv')[-1]
-  assert test['num_examples'] == '360'
   for measure in ('loss', 'accuracy'):
-    expected = float(last[f'test_{measure}'])
-    assert float(test[measure]) == pytest.approx(expected, rel=1e-5)
+    if model == 'global':
+      expected = float(last[f'test_{measure}'])
+      assert float(test[measure]) == pytest.approx(expected, rel=1e-5)
     mean = np.mean([float(client[measure]) for client in clients])
     expected = float(last[f'client_test_{measure}'])
     assert mean == pytest.approx(expected, rel=1e-5)
   assert [client['client'] for client in clients] == [
       f'client_{i}' for i in range(5)
   ]
-  assert {client['model'] for client in clients} == {'global'}
-  assert sum(int(client['num_examples']) for client in clients) == 360
+  assert {client['model'] for client in clients} == {model}
+  sizes = [int(client['num_examples']) for client in clients]
+  assert sum(sizes) == int(test['num_examples']) == 360
   accuracy = 100 * float(test['accuracy'])
   assert f'{accuracy:.1f}' in capsys.readouterr().out
-
-
-def test_evaluation_of_clients_own_models(comparison, tmp_path):
-  folder, _, _ = comparison
-  run = folder / 'runs' / 'fedbn-seed1'
-  before = _file_times(run)
-  out = tmp_path / 'new' / 'folder'
-  assert evaluate.run([f'--run={run}', f'--output_dir={out}']) == 0
-  assert _file_times(run) == before
-  _, clients = _evaluation(out)
-  assert {client['model'] for client in clients} == {'own'}
-  last = csv_rows.read(run / 'metrics.csv')[-1]
-  for measure in ('loss', 'accuracy'):
-    mean = np.mean([float(client[measure]) for client in clients])
-    expected = float(last[f'client_test_{measure}'])
-    assert mean == pytest.approx(expected, rel=1e-5)
 
 
 def test_evaluation_on_other_data(comparison, tmp_path, capsys):
@@ -733,40 +660,19 @@ def test_signal_ends_everything_and_the_same_command_goes_on(
       '--classes_per_client=5',
       f'--output_dir={folder}',
   ]
-  runtime = f'--runtime={runtime}'
   errors = tmp_path / 'errors'
-  with open(errors, 'w', encoding='utf-8') as file:
-    process = subprocess.Popen(
-        [sys.executable, '-m', 'tff_bn.programs.train', *arguments, runtime],
-        stdout=subprocess.DEVNULL,
-        stderr=file,
-        env={**os.environ, 'TMPDIR': str(temporary)},
-        # A shell's background jobs ignore Ctrl-C, and their children too.
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        ),
-    )
-    try:
-      deadline = time.monotonic() + 120
-      while 'round 1/' not in errors.read_text(encoding='utf-8'):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-      children = psutil.Process(process.pid).children(recursive=True)
-      assert bool(children) == (runtime != '--runtime=in_process')
-      ray_folders = {
-          match
-          for child in children
-          for word in child.cmdline()
-          for match in re.findall(r'/tmp/tff_bn_\w+', word)
-      }
-      assert len(ray_folders) == (runtime == '--runtime=ray')
-      process.send_signal(sent)
-      assert process.wait(timeout=60) == code
-    finally:
-      process.kill()
-  _, alive = psutil.wait_procs(children, timeout=20)
-  assert not alive
+  found, commands = ended_programs.interrupt(
+      train,
+      [*arguments, f'--runtime={runtime}'],
+      errors,
+      sent,
+      lambda text: 'round 1/' in text,
+      TMPDIR=str(temporary),
+  )
+  assert found == code
+  assert bool(commands) == (runtime != 'in_process')
+  ray_folders = set(re.findall(r'/tmp/tff_bn_\w+', f'{commands}'))
+  assert len(ray_folders) == (runtime == 'ray')
   assert not any(os.path.exists(folder) for folder in ray_folders)
   output = errors.read_text(encoding='utf-8')
   last = printed.error(output)

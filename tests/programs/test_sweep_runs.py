@@ -3,13 +3,10 @@
 import html
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import csv_rows
+import ended_programs
 import numpy as np
-import psutil
 import pytest
 
 from tff_bn.imports import dependencies
@@ -171,39 +168,6 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
     (tmp_path / 'backup').rename(grown / change)
 
 
-def _start(arguments, errors):
-  return subprocess.Popen(
-      [sys.executable, '-m', 'tff_bn.programs.compare', *arguments],
-      stdout=subprocess.DEVNULL,
-      stderr=errors,
-      # A shell's background jobs ignore Ctrl-C, and their children too.
-      preexec_fn=lambda: signal.signal(
-          signal.SIGINT, signal.default_int_handler
-      ),
-  )
-
-
-def _interrupt(arguments, errors, sent, until):
-  """Starts a comparison, ends it, and checks that no process is left."""
-  with open(errors, 'w+', encoding='utf-8') as file:
-    process = _start(arguments, file)
-    try:
-      deadline = time.monotonic() + 300
-      while not until(errors.read_text(encoding='utf-8')):
-        assert process.poll() is None, errors.read_text(encoding='utf-8')
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-      children = psutil.Process(process.pid).children(recursive=True)
-      assert children
-      process.send_signal(sent)
-      code = process.wait(timeout=120)
-    finally:
-      process.kill()
-  _, alive = psutil.wait_procs(children, timeout=60)
-  assert not alive
-  return code
-
-
 @pytest.mark.slow
 def test_sweep_that_is_killed_twice_gives_the_same_bits(tmp_path):
   arguments = [
@@ -220,16 +184,26 @@ def test_sweep_that_is_killed_twice_gives_the_same_bits(tmp_path):
   interrupted = [*arguments, f'--output_dir={many}', '--jobs=2']
   errors = tmp_path / 'errors'
   # In the middle of a run, when others are finished.
-  code = _interrupt(
-      interrupted, errors, signal.SIGKILL, lambda text: '[4/12] round 2' in text
+  code, commands = ended_programs.interrupt(
+      compare,
+      interrupted,
+      errors,
+      signal.SIGKILL,
+      lambda text: '[4/12] round 2' in text,
   )
+  assert commands
   assert code == -signal.SIGKILL
   finished = list(many.glob('runs/*/model'))
   assert 2 <= len(finished) < 12
   times = {path: path.stat().st_mtime_ns for path in finished}
-  code = _interrupt(
-      interrupted, errors, signal.SIGTERM, lambda text: '[8/12] round 2' in text
+  code, commands = ended_programs.interrupt(
+      compare,
+      interrupted,
+      errors,
+      signal.SIGTERM,
+      lambda text: '[8/12] round 2' in text,
   )
+  assert commands
   assert code == 143
   assert 'tff-bn-compare: terminated.' in errors.read_text(encoding='utf-8')
   assert len(list(many.glob('runs/*/model'))) < 12
@@ -246,13 +220,14 @@ def test_ctrl_c_ends_all_processes(tmp_path):
   arguments = ['--algorithms=fedavg,fedbn', '--seeds=0', '--rounds=500']
   arguments += [*_SMALL, '--local_steps=1', f'--output_dir={tmp_path}/run']
   errors = tmp_path / 'errors'
-  code = _interrupt(
+  code, commands = ended_programs.interrupt(
+      compare,
       [*arguments, '--jobs=2'],
       errors,
       signal.SIGINT,
       lambda text: '[1/2] round 3/' in text,
   )
-  assert code == 130
+  assert code == 130 and commands
   assert errors.read_text(encoding='utf-8').endswith(
       'tff-bn-compare: interrupted.\n'
   )
