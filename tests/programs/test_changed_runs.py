@@ -163,6 +163,10 @@ class TestFlags:
     path.write_text('--rounds=x\n')
     arguments = [f'--flagfile={path}', '--model=mlp3']
     _fails(train, arguments, capsys, f'{path}: --rounds=x: must be')
+    path.write_text('--sounds=3\n')
+    words = f'{path}: --sounds is not a flag of this program. Did you mean roun'
+    _fails(train, arguments, capsys, words)
+    path.write_text('--rounds=x\n')
     error = _fails(train, ['--rounds=y', f'--flagfile={path}'], capsys)
     assert 'x.flags' not in error and '--rounds=y' in error
 
