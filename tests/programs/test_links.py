@@ -11,7 +11,6 @@ from tff_bn.programs import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
-from tff_bn.programs.cli import command_line
 from tff_bn.programs.runs import run_folder
 
 _FLAGS = ('--algorithm=fedavg', '--model=mlp3', '--rounds=1')
@@ -129,10 +128,13 @@ def test_links_in_the_runs_of_a_comparison(folder, tmp_path, capsys):
   (run / 'checkpoints').symlink_to(tmp_path)
   arguments = [*_COMPARE, f'--output_dir={folder}']
   # The comparison itself is the same.
-  flags = command_line.parse(compare.define_flags, arguments)
+  comparison = compare.plan(
+      compare.command_line.parse(compare.define_flags, arguments)
+  )
+  flags = compare.command_line.parse(compare.define_flags, arguments)
   (folder / 'flags.txt').unlink()
   (folder / 'metrics.csv').unlink()
-  texts = compare.comparison_flags(flags, compare.plan(flags))
+  texts = compare.comparison_flags(flags, comparison)
   shutil.move(folder / 'runs', tmp_path / 'kept')
   run_folder.begin(folder, 'x', texts, overwrite=False)
   shutil.move(tmp_path / 'kept', folder / 'runs')

@@ -78,9 +78,15 @@ def test_text_must_not_be_empty(text):
     parsers.TupleParser(parsers.TextParser()).parse(f'a,{text}')
 
 
-def test_text_is_no_flag():
-  with pytest.raises(ValueError, match='^must not begin with --'):
-    parsers.TextParser().parse('--rounds=3')
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('--rounds=3', 'must not begin with --'),
+    ],
+)
+def test_wrong_text(text, message):
+  with pytest.raises(ValueError, match=f'^{message}'):
+    parsers.TextParser().parse(text)
 
 
 def test_boolean():
@@ -113,17 +119,24 @@ def test_chain():
       parser.parse(text)
 
 
+def test_spaces_in_a_tuple():
+  parser = parsers.TupleParser(parsers.ChoiceParser(('red', 'green')))
+  assert parser.parse('red, green') == ('red', 'green')
+
+
 def test_tuple():
   parser = parsers.TupleParser(parsers.NumberParser(int, minimum=0))
   assert parser.parse('3, 1') == (3, 1)
-  colors = parsers.TupleParser(parsers.ChoiceParser(('red', 'green')))
-  assert colors.parse('red, green') == ('red', 'green')
   with pytest.raises(ValueError, match='3 is in the list twice'):
     parser.parse('3,1,3')
   with pytest.raises(ValueError, match="'': must be a whole number"):
     parser.parse('3,')
   with pytest.raises(ValueError, match="'-1': must be a whole number"):
     parser.parse('3,-1')
+
+
+def test_schedule():
+  assert parsers.parse_schedule('60:0.1,80:0') == ((60, 0.1), (80, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -143,16 +156,18 @@ def test_tuple():
     ],
 )
 def test_wrong_schedule(text, reason):
-  assert parsers.parse_schedule('60:0.1,80:0') == ((60, 0.1), (80, 0.0))
   with pytest.raises(ValueError, match=reason):
     parsers.parse_schedule(text)
+
+
+def test_image_size():
+  assert parsers.parse_image_size('32x48') == (32, 48)
 
 
 @pytest.mark.parametrize(
     'text', ['', '32', '0x32', '32x-1', '32x0', '8x8x3', 'axb', '+8x8', '8_0x8']
 )
 def test_wrong_image_size(text):
-  assert parsers.parse_image_size('32x48') == (32, 48)
   with pytest.raises(ValueError, match='HEIGHTxWIDTH'):
     parsers.parse_image_size(text)
 
