@@ -45,7 +45,7 @@ HELP_FLAGS = frozenset(
 )
 VERSION_FLAG = '--version'
 HELP_WIDTH = 79
-# The libraries report some errors with pages of context.
+# Errors of TensorFlow can have pages of context.
 _MAX_MESSAGE_LENGTH = 1500
 
 
@@ -123,7 +123,8 @@ def parse(
       parsers.check_characters(argument.text)
   except ValueError as error:
     raise UsageError(str(error)) from error
-  # The first of these that fails tells where the mistake is.
+  # The first of these calls that fails shows where the mistake is: in the
+  # command, in a flagfile, or in the flags.txt of a run.
   _parse_into(without_files, [a for a in expanded if a.path is None])
   _parse_into(without_runs, [a for a in expanded if not a.is_of_run])
   _parse_into(values, expanded)
@@ -182,7 +183,7 @@ def _origin(name: str, arguments: Sequence[flagfiles.Argument]) -> str:
       for argument in arguments
       if argument.text.lstrip('-').partition('=')[0] == name
   ]
-  # The last one overrules the others.
+  # The last occurrence of a flag overrules the others.
   return f'{paths[-1]}: ' if paths and paths[-1] is not None else ''
 
 
@@ -237,7 +238,7 @@ def _indented(text: str) -> list[str]:
         line,
         HELP_WIDTH,
         initial_indent=' ' * 6,
-        # A list's items, which begin with spaces, hang.
+        # The items of a list begin with spaces and have a hanging indent.
         subsequent_indent=' ' * (10 if line.startswith(' ') else 6),
         break_on_hyphens=False,
     )
