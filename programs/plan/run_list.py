@@ -37,7 +37,7 @@ class ListedRun:
 def look(
     run: comparison_lib.Run, folder: pathlib.Path, *, overwrite: bool
 ) -> ListedRun:
-  """Finds the progress of a run.
+  """Finds out how far a run is.
 
   Args:
     run: The run.

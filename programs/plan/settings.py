@@ -82,8 +82,8 @@ def _selector(flags: ParsedFlags) -> str:
 def check(flags: ParsedFlags) -> None:
   """Checks flags against one another.
 
-  If one flag takes the effect of another flag away, giving both is an error,
-  except that flags of the command line overrule those of a flagfile.
+  A flag that another one makes meaningless is an error, unless that other one
+  overrules it: the command line overrules a flagfile.
 
   Args:
     flags: The flags of `tff-bn-train` or `tff-bn-compare`.
@@ -205,7 +205,7 @@ def _moves_statistics_by_momentum(algorithm: registry.Algorithm) -> bool:
 
 
 def _check_needs(flags: ParsedFlags, algorithm: registry.Algorithm) -> None:
-  """Checks the flags that an algorithm requires or excludes."""
+  """Checks what an algorithm needs of the other flags."""
   if algorithm.batch_norm is not None and flags.normalization == 'batch_renorm':
     raise ValueError(
         f'--normalization=batch_renorm is impossible with {algorithm.name},'
@@ -248,7 +248,7 @@ def _check_needs(flags: ParsedFlags, algorithm: registry.Algorithm) -> None:
 def _check_dsgd_momentum(
     flags: ParsedFlags, algorithm: registry.Algorithm
 ) -> None:
-  """Checks the flags that `--dsgd_momentum` excludes."""
+  """Checks the flags that the momentum of DSGD's clients excludes."""
   momentum = flags.text('dsgd_momentum')
   if flags.client_momentum:
     reason = 'the first is the momentum of each client, the second of the mean'
@@ -271,7 +271,7 @@ def _check_dsgd_momentum(
 def _check_correction(
     flags: ParsedFlags, algorithm: registry.Algorithm
 ) -> None:
-  """Checks the flags that a correction of the clients' drift excludes."""
+  """Checks what a correction of the clients' drift needs of other flags."""
   correction = algorithm.correction
   if correction is None:
     return
@@ -389,8 +389,7 @@ def resolve(flags: ParsedFlags, algorithm: str, seed: int) -> RunSettings:
 def _check_lines(settings: RunSettings) -> None:
   """Checks that `flags.txt` can hold the flags of a run.
 
-  A relative path of a dataset becomes absolute, so that it contains the working
-  folder.
+  The path of a dataset contains the working folder, which no flag names.
   """
   for name, text in settings.to_flags().items():
     parsers.check_characters(f'--{name}={text}')

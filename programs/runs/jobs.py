@@ -385,7 +385,7 @@ def warn_of_small_clients(job: Job) -> None:
   settings = job.settings
   sizes = sorted(map(len, job.data.train_indices.values()))
   if registry.find(settings.algorithm).trains_on_union:
-    # The smallest possible union of the data of a round.
+    # The smallest union of the clients of a round.
     sizes = [sum(sizes[: settings.clients_per_round])]
   small = [size for size in sizes if size < settings.batch_size]
   if settings.local_steps is not None and small:

@@ -274,9 +274,9 @@ def _local_training_arguments(
     num_rounds = getattr(settings, algorithm.first_phase)
     factor = getattr(settings, algorithm.later_rate)
     later_rates.append(((num_rounds + 1, factor),))
-  # --local_steps or --local_epochs decides the length of the clients' datasets;
-  # the process iterates over them once. With one local step, some algorithms
-  # need no loop.
+  # The clients' datasets are as long as --local_steps or --local_epochs says,
+  # so that the process goes through them once. With one local step, some
+  # algorithms need no loop.
   return dict(
       settings.arguments(training_flags.TrainingFlags, run_flags.RunFlags),
       client_learning_rate_schedule=settings.build_learning_rate_schedule(

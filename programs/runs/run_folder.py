@@ -159,7 +159,7 @@ def is_finished(folder: pathlib.Path) -> bool:
   # Training writes the model last.
   if not all((folder / n).exists() for n in (FLAGS_FILE, METRICS, MODEL)):
     return False
-  # A run that gets more rounds keeps its models until the next round begins.
+  # A run that is to be continued has its models until the next round begins.
   return finished.saved_settings(folder) in (None, read_flags(folder))
 
 
