@@ -149,8 +149,6 @@ layers.BatchRenormalization(r_max='a')
     TypeError: r_max must be a number, but is 'a'
 layers.BatchRenormalization(d_max='a')
     TypeError: d_max must be a number, but is 'a'
-position_aware.weight_divergence_by_layer(toy.keras_model())
-    TypeError: models must be a list of models
 _config(rounds='3')
     ValueError: .*rounds.* must be
 _config(rounds=1.5)
@@ -165,13 +163,17 @@ _config(seed=None)
 @pytest.mark.parametrize(
     ('call', 'expected'), re.findall('^(\\S.*)\n {4}(.*)$', _WRONG, re.M)
 )
-def test_wrong_calls(call, expected, digits, federated, toy):
+def test_wrong_calls(call, expected, digits, federated):
   names = {name: getattr(tff_bn, name) for name in tff_bn.__all__}
-  names.update(position_aware=position_aware, toy=toy, digits=digits)
-  names.update(federated=federated)
+  names.update(digits=digits, federated=federated)
   with pytest.raises((TypeError, ValueError)) as error:
     eval(call, globals(), names)
   assert re.match(expected, f'{type(error.value).__name__}: {error.value}')
+
+
+def test_weight_divergence_of_one_model(toy):
+  with pytest.raises(TypeError, match='models must be a list of models'):
+    position_aware.weight_divergence_by_layer(toy.keras_model())
 
 
 @pytest.mark.parametrize(
