@@ -190,7 +190,7 @@ def build_process(
     ValueError: If the algorithm can't train this model.
   """
   algorithm = registry.find(settings.algorithm)
-  # A builder has arguments only for the features of its algorithm.
+  # Builders have no argument for what their algorithm lacks.
   choices = {
       'client_weighting': settings.client_weighting,
       'server_optimizer': settings.build_server_optimizer(),
