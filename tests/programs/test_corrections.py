@@ -9,7 +9,6 @@ from tff_bn.programs import compare
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.flags import training_flags
-from tff_bn.training import rounds
 
 _SMALL = (
     '--model=mlp3',
@@ -18,21 +17,6 @@ _SMALL = (
     '--num_clients=4',
     '--classes_per_client=3',
 )
-
-
-def _crash_after(monkeypatch, num_rounds):
-  """Lets training end so many rounds after it has begun."""
-  run_round = rounds.IterativeProcess.next
-  num_calls = 0
-
-  def next_or_crash(self, state, data):
-    nonlocal num_calls
-    num_calls += 1
-    if num_calls > num_rounds:
-      raise OSError('the power was cut')
-    return run_round(self, state, data)
-
-  monkeypatch.setattr(rounds.IterativeProcess, 'next', next_or_crash)
 
 
 def test_comparison(tmp_path):
@@ -106,49 +90,23 @@ def test_rounds_with_control_variates_are_counted(
     assert last['repeated_rounds'] == f'{repeated}'
 
 
-@pytest.fixture(scope='module')
-def fedbs_arguments():
-  return [
+def test_fedbs_switches_once_when_the_losses_are_alike(tmp_path):
+  arguments = [
       '--algorithm=fedbs',
       *_SMALL,
       '--rounds=6',
-      '--checkpoint_every=2',
       '--proximal_strength=0.5',
       '--fedbs_epsilon=0.08',
+      f'--output_dir={tmp_path}',
   ]
-
-
-@pytest.fixture(scope='module')
-def fedbs(tmp_path_factory, fedbs_arguments):
-  folder = tmp_path_factory.mktemp('fedbs')
-  assert (
-      train.run([*fedbs_arguments, f'--output_dir={folder}']) == command_line.OK
-  )
-  return folder
-
-
-def test_fedbs_switches_once_when_the_losses_are_alike(fedbs):
-  first, *rows = csv_rows.read(fedbs / 'metrics.csv')
+  assert train.run(arguments) == command_line.OK
+  first, *rows = csv_rows.read(tmp_path / 'metrics.csv')
   assert first['switched_to_fedprox'] == first['loss_std'] == ''
   are_alike = [float(row['loss_std']) < 0.08 for row in rows]
   # Else this test is about nothing.
   assert 0 < are_alike.index(True) < 5
   expected = np.maximum.accumulate(are_alike).astype(int).astype(str)
   assert [row['switched_to_fedprox'] for row in rows] == list(expected)
-
-
-@pytest.mark.slow
-def test_fedbs_goes_on_after_a_crash(fedbs, fedbs_arguments, tmp_path, capsys):
-  arguments = [*fedbs_arguments, f'--output_dir={tmp_path}']
-  with pytest.MonkeyPatch.context() as monkeypatch:
-    _crash_after(monkeypatch, 3)
-    assert train.run(arguments) == command_line.FAILED
-  assert 'the power was cut' in capsys.readouterr().err
-  assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 1 + 3
-  assert train.run(arguments) == command_line.OK
-  assert (tmp_path / 'metrics.csv').read_bytes() == (
-      fedbs / 'metrics.csv'
-  ).read_bytes()
 
 
 # So large that all weights overflow in the first step.
