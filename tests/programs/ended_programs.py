@@ -1,4 +1,4 @@
-"""Programs in processes of their own, which end by a signal."""
+"""Runs a program in its own process and ends it with a signal."""
 
 import os
 import signal

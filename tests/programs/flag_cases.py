@@ -1,4 +1,4 @@
-"""Tables of cases as texts: flags, and below them, indented, what they give."""
+"""Tables of test cases as texts: flags, and indented below, the expectation."""
 
 import re
 import shlex

@@ -9,7 +9,7 @@ _PROGRESS = (
 
 
 def error(text):
-  """Returns the last line. The ones before it must be on progress."""
+  """Returns the last line. All other lines must report progress."""
   *progress, last = text.splitlines()
   for line in progress:
     assert line.startswith(_PROGRESS), line

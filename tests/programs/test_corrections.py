@@ -48,13 +48,14 @@ def test_comparison(tmp_path):
   # Mean and variance of 30 neurons, of 4 bytes each, and their gradients.
   statistics = 2 * 2 * 30 * 4 * (1 + 4) / 2**20
   assert float(fedtan_ii['megabytes']) == pytest.approx(megabytes + statistics)
-  # Only clients that keep a part of the model have a model of their own.
+  # Clients have own models only if they keep a part of the model.
   for name, has_clients in (('moon', False), ('fedbn+fedprox', True)):
     model = tmp_path / 'runs' / f'{name}-seed0' / 'model'
     assert (model / 'clients.npy').exists() == has_clients
 
 
-# Control variates of all that is trained are sent down and up in these rounds.
+# In a full round, the server and the clients also send control variates of all
+# trainable weights.
 @pytest.mark.parametrize(
     ('flag', 'num_sampled', 'full', 'repeated'),
     [
@@ -63,8 +64,7 @@ def test_comparison(tmp_path):
         pytest.param(
             *('--server_learning_rate=0.5', 4, 3, 0), marks=pytest.mark.slow
         ),
-        # The clients have different numbers of batches, as turns out in the
-        # first round.
+        # The first round shows that clients have different numbers of batches.
         ('--local_epochs=1', 4, 3, 1),
     ],
 )
@@ -103,7 +103,7 @@ def test_fedbs_switches_once_when_the_losses_are_alike(tmp_path):
   first, *rows = csv_rows.read(tmp_path / 'metrics.csv')
   assert first['switched_to_fedprox'] == first['loss_std'] == ''
   are_alike = [float(row['loss_std']) < 0.08 for row in rows]
-  # Else this test is about nothing.
+  # Otherwise the test shows nothing.
   assert 0 < are_alike.index(True) < 5
   expected = np.maximum.accumulate(are_alike).astype(int).astype(str)
   assert [row['switched_to_fedprox'] for row in rows] == list(expected)

@@ -17,7 +17,7 @@ from tff_bn.programs.runs import run_folder
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
 
-# More clients than training samples, of which one takes part.
+# More clients than training samples; a single client takes part.
 _FLAGS = (
     '--algorithm=fedbn',
     '--model=mlp3',
@@ -171,7 +171,7 @@ def test_evaluation_of_many_clients(run, sampled, tmp_path, capsys):
 
 
 def test_personal_phases(tmp_path):
-  """Each client has its phases, also one that took no part."""
+  """Each client has own phases, even if it took no part in a round."""
   flags = ('--pan=add', '--pan_personal_share=0.5', '--num_clients=3')
   folder = _train(
       tmp_path / 'run', *flags, '--algorithm=fedavg', '--save_client_models=all'

@@ -30,7 +30,7 @@ _SMALL = (
 
 
 def _contents(folder):
-  """The files of runs that are equal to the bit in every repetition."""
+  """Returns the files whose bits are the same in every repetition."""
   contents = {}
   for path in sorted(folder.rglob('*')):
     if path.name in ('flags.txt', 'metrics.csv', 'results.csv', 'results.md'):
@@ -129,7 +129,7 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
   assert train.run([*arguments, str(grown), '--rounds=1']) == 0
   assert train.run([*arguments, str(grown), '--rounds=3']) == 0
   rows = csv_rows.read(grown / 'metrics.csv')
-  # The former last round is not due any more.
+  # Round 1 was evaluated only as the last round.
   assert [row['round'] for row in rows] == ['0', '2', '3']
 
   # A finished run says so, and builds nothing.
@@ -160,7 +160,7 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
   assert f"model = keras.models.load_model('{grown}/model/" in printed
   assert f'tff-bn-evaluate --run={grown}\n' in printed
   monkeypatch.setattr(dependencies, 'require_tff', lambda: None)
-  # A run that lacks its page or a model is not.
+  # A run without its page or without a model is not finished.
   for change in ('report.html', 'model/weights.npz'):
     (grown / change).rename(tmp_path / 'backup')
     assert train.run([*arguments, str(grown), '--rounds=3']) == 2
@@ -254,7 +254,7 @@ def test_run_without_a_usable_model(tmp_path, capfd):
     ('rate', 'code'), [('0.1', None), ('1e23', run_process.TRAINING_FAILED)]
 )
 def test_process_of_a_run(tmp_path, monkeypatch, capfd, rate, code):
-  """In this process, with a lock that another one claims."""
+  """Runs the program of a child process in this process."""
   flags = command_line.parse(
       train.define_flags,
       [

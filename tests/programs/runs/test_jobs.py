@@ -125,11 +125,11 @@ def test_check_builds_every_process_once(counted):
       finished=[0],
   )
   jobs.check(jobs.Builder(), tasks)
-  # Although each seed has both datasets, each is loaded only once to check it,
-  # and the first one again to build its processes.
+  # The check loads each dataset once, although seeds alternate between them,
+  # and then the first one again to build its processes.
   assert counted['load'] == 3
   built = counted['processes']
-  # The finished run is not built, but with another seed.
+  # The process of the finished run is built for another seed.
   assert len(built) == 2 * 2 * 2
   assert {(s.algorithm, s.dataset, s.local_steps) for s in built} == {
       (s.algorithm, s.dataset, s.local_steps)
@@ -273,7 +273,7 @@ class _Builder:
     return types.SimpleNamespace(client_ids=range(settings.num_clients))
 
   def build(self, settings, folder):
-    # Nothing is left of the previous one.
+    # The memory of the previous run is free.
     assert not any(reference() for reference in self.references)
     job = _Job(settings)
     self.references.append(weakref.ref(job))

@@ -1,4 +1,4 @@
-"""Tests for runs in processes of their own; most have a fake in their place."""
+"""Tests of runs in child processes; most tests use a fake process."""
 
 import contextlib
 import os
@@ -114,7 +114,7 @@ def test_finished_runs_can_be_read(fake):
   tasks = fake('pass', 'pass', finished=[2])
   parallel.train(tasks, 2, [], _shows_all)
   for task in tasks:
-    # As another program would.
+    # Another process reads the folder.
     code = f"""
 from tff_bn.training import folder_lock
 with folder_lock.hold({str(task.folder)!r}, shared=True): pass

@@ -99,7 +99,7 @@ def _listed(arguments):
   return ','.join(f'{name}={_text(x)}' for name, x in arguments.items())
 
 
-# Flags, and arguments of the builder; empty: none, or None.
+# Flags, and the arguments of the builder; empty: no argument, or None.
 _ARGUMENTS = """
 --client_learning_rate=0.25 --client_momentum=0.5 --client_weight_decay=0.125
 --client_weighting=uniform --seed=7 --jit_compile
@@ -224,7 +224,7 @@ def test_schedules(monkeypatch, algorithm, flags, expected):
       *(f'--algorithm={algorithm}', '--client_learning_rate=2', *flags.split()),
   )
   schedule = arguments['client_learning_rate_schedule']
-  # Of rounds 1 to 6, before which 0 to 5 are finished.
+  # The rates of rounds 1 to 6.
   rates = [float(schedule(tf.constant(finished))) for finished in range(6)]
   assert rates == expected
 
@@ -389,7 +389,7 @@ def test_precision_reaches_the_model(precision):
   model = run_building.build_model(settings, data)
   assert model.keras_model.get_layer('hidden').dtype_policy.name == precision
   assert {variable.dtype for variable in model.variables} == {tf.float32}
-  # What is not given is float32.
+  # The default is float32.
   model = run_building.build_model(_settings('--model=mlp3'), data)
   assert model.keras_model.get_layer('hidden').compute_dtype == 'float32'
 
@@ -581,7 +581,7 @@ def test_position_encodings_reach_the_model():
       *('multiply', 0.5, 2),
   )
   assert Role.PERSONAL_PHASE not in {v.role for v in model.variables}
-  # So that they can be compared.
+  # Runs with and without encodings start from the same weights.
   for a, b in zip(model.initial_weights, plain.initial_weights, strict=True):
     for x, y in zip(a, b, strict=True):
       np.testing.assert_array_equal(x, y)
@@ -596,7 +596,7 @@ def test_personal_position_encodings_reach_the_model_and_the_process():
   assert encoding.personal_share == 0.5
   process = run_building.build_process(settings, model, 10)
   client = process.personalize(collections.OrderedDict(), 4)
-  # --seed, the client's number.
+  # The seed of the generator: --seed, and the client's number.
   expected = np.random.default_rng([3, 4, 0x70686173]).random(dtype=np.float32)
   assert list(client.values()) == [expected]
 
