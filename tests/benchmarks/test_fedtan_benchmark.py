@@ -148,14 +148,6 @@ def test_rows_of_other_sizes_have_no_common_layers_table():
   assert len(benchmark_files.tables(text)) == 1
 
 
-@pytest.mark.parametrize(
-    'text', ['', 'small_cnn', 'mlp:1x1x1', 'small_cnn:1x2', 'small_cnn:1x0x1']
-)
-def test_row_that_is_not_understood(text):
-  with pytest.raises(ValueError, match='--rows'):
-    benchmark.Row.parse(text)
-
-
 @pytest.fixture(name='problem', scope='module')
 def fixture_problem():
   row = benchmark.Row('small_cnn', 2, 1, 8)
@@ -307,9 +299,3 @@ def test_program(tmp_path):
   assert [row[2] for row in sent[1:]] == ['1', '4', '3'] * 2
   assert first_rounds[1][:2] == ['mlp3, 1 client × 1 × 2', '1']
   assert 'tensorflow-federated 0.87' in text
-
-
-def test_wrong_flags_are_found_at_once(tmp_path):
-  benchmark_files.check_wrong_flags(
-      'fedtan', tmp_path, '--rows=small_cnn', '--first_rounds=5', '--repeats=0'
-  )

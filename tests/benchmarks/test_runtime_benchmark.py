@@ -150,14 +150,6 @@ def test_report_says_which_floor_is_missed(changes):
   assert text.count('**no**') == 1
 
 
-@pytest.mark.parametrize(
-    'text', ['', 'small_cnn', 'mlp:1x1x1', 'small_cnn:1x2', 'small_cnn:1x0x1']
-)
-def test_row_that_is_not_understood(text):
-  with pytest.raises(ValueError, match='--rows'):
-    benchmark.Row.parse(text)
-
-
 def test_different_results_are_not_reported():
   row = benchmark.Row('small_cnn', 1, 1, 2)
   initial = benchmark.fed_avg_rounds.FedAvgRounds(row).initial
@@ -243,13 +235,3 @@ def test_program(tmp_path):
   assert row[-1] == '2'
   assert re.search(r'\*   \d+ CPU cores .*GPUs:', text)
   assert 'tensorflow-federated 0.87' in text
-
-
-def test_wrong_flags_are_found_at_once(tmp_path):
-  benchmark_files.check_wrong_flags(
-      'runtime',
-      tmp_path,
-      '--rows=small_cnn',
-      '--memory_clients=5',
-      '--repeats=0',
-  )

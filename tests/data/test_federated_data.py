@@ -1,7 +1,6 @@
 """Tests of split datasets and the clients' batches."""
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
@@ -138,43 +137,6 @@ class TestClientDataset:
     # Batches have samples of both clients.
     own = set(data.train_indices[clients[0]])
     assert 0 < len(own & set(got[0])) < 10
-
-  def test_uint8_is_scaled_to_the_unit_interval(self):
-    data = split(make_dataset(np.uint8))
-    for amount in ({'local_steps': 1}, {'local_epochs': 2}):
-      batches = data.client_dataset(data.client_ids[:1], **ARGUMENTS, **amount)
-      for x, y in batches.as_numpy_iterator():
-        assert x.dtype == np.float32
-        assert y.dtype == np.int32
-        whole = np.round(x * 255)
-        np.testing.assert_allclose(x, whole / 255, rtol=1e-6)
-
-  def test_images_keep_their_shape(self):
-    dataset = dataset_lib.create_dataset(
-        'images',
-        np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3),
-        np.arange(6) % 2,
-        np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3),
-        np.arange(2),
-    )
-    data = split(dataset, num_clients=1)
-    assert data.element_spec == (
-        tf.TensorSpec((None, 4, 3, 1), tf.float32),
-        tf.TensorSpec((None,), tf.int32),
-    )
-    batches = data.client_dataset(
-        data.client_ids, seed=0, round_num=0, batch_size=4, local_steps=3
-    )
-    assert batches.element_spec == data.element_spec
-    by_label = {0: {}, 1: {}}
-    for x, y in batches.as_numpy_iterator():
-      assert x.shape == (4, 4, 3, 1)
-      for image, label in zip(x, y):
-        by_label[label][image[0, 0, 0]] = image
-    expected = dataset.x_train[2].astype(np.float32) / 255
-    np.testing.assert_allclose(
-        by_label[0][expected[0, 0, 0]], expected, rtol=1e-6
-    )
 
   def test_goes_through_tff_with_each_sample_once(self, native_runtime):
     import tensorflow_federated as tff
@@ -388,13 +350,6 @@ class TestSharedSamples:
       np.testing.assert_array_equal(data.train_indices[client], np.arange(97))
       np.testing.assert_array_equal(data.test_indices[client], np.arange(40))
 
-  def test_depends_only_on_the_seed(self):
-    first, same, other = (
-        split(num_clients=200, samples_per_client=7, seed=seed)
-        for seed in (0, 0, 1)
-    )
-    assert first.fingerprint() == same.fingerprint() != other.fingerprint()
-
   def test_training_and_test_samples_are_drawn_independently(self):
     dataset = make_dataset(num_test=97)
     data = split(dataset, num_clients=20, samples_per_client=12)
@@ -572,17 +527,9 @@ class TestDomains:
   def test_several_clients_share_a_domain(self, dataset):
     data = split(dataset, 'domains', 4)
     assert data.client_ids == ('day_0', 'night_0', 'day_1', 'night_1')
-    for kind, domains in (
-        (data.train_indices, dataset.domain_train),
-        (data.test_indices, dataset.domain_test),
-    ):
-      for client, indices in kind.items():
-        expected = ('day', 'night').index(client.split('_')[0])
-        assert set(domains[indices]) == {expected}
-        # 15 or about 8 of each of its two classes.
-        assert math.isclose(len(indices), len(domains) / 4, abs_tol=1)
-      together = np.concatenate(list(kind.values()))
-      np.testing.assert_array_equal(np.sort(together), np.arange(len(domains)))
+    for client, indices in data.test_indices.items():
+      expected = ('day', 'night').index(client.split('_')[0])
+      assert set(dataset.domain_test[indices]) == {expected}
 
   def test_dataset_without_domains(self):
     with pytest.raises(
@@ -620,16 +567,6 @@ class TestNatural:
       np.testing.assert_array_equal(
           data.test_indices[client], [writer, writer + 40, writer + 80]
       )
-
-  def test_more_clients_than_writers(self, dataset):
-    with pytest.raises(
-        ValueError,
-        match=(
-            'num_clients=50 asks for more clients than the 40 writers in'
-            ' numbers; use at most 40'
-        ),
-    ):
-      split(dataset, 'natural', 50)
 
   def test_dataset_without_writers(self):
     with pytest.raises(

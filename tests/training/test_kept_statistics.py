@@ -7,10 +7,10 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import BatchNormModel
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import training
@@ -60,13 +60,7 @@ def _model(*layers):
         ]
     )
 
-  return BatchNormModel(
-      keras_model_fn,
-      (tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
-  )
+  return small_models.classifier(keras_model_fn, (2,))
 
 
 @pytest.fixture(scope='module')

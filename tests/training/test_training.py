@@ -6,7 +6,6 @@ import contextlib
 import csv
 import dataclasses
 import errno
-import io
 import json
 import os
 import pathlib
@@ -21,7 +20,6 @@ import time
 import zipfile
 
 from absl import logging
-import h5py
 import keras
 import numpy as np
 import pytest
@@ -42,11 +40,6 @@ from tff_bn.training import run_identity
 _CONFIG = training_fakes.CONFIG
 
 
-@pytest.fixture(scope='module')
-def model():
-  return training_fakes.build_model()
-
-
 class F1OfClasses(keras.metrics.F1Score):
   """The F1 score of each of two classes, for labels that are integers."""
 
@@ -59,37 +52,6 @@ class F1OfClasses(keras.metrics.F1Score):
 
 def _train(model, run_dir, stateful=False, config=_CONFIG, **kwargs):
   return training_fakes.train(model, run_dir, config, stateful, **kwargs)
-
-
-def _weights_bits(path):
-  keras_model = keras.models.load_model(path)
-  return [w.tobytes() for w in keras_model.get_weights()]
-
-
-def _saved_weights(path):
-  """The weights in a model's file; to load the model would take longer."""
-  found = {}
-
-  def add(name, item):
-    if isinstance(item, h5py.Dataset):
-      found[name] = item[()].tobytes()
-
-  with zipfile.ZipFile(path) as archive:
-    content = io.BytesIO(archive.read('model.weights.h5'))
-  with h5py.File(content) as file:
-    file.visititems(add)
-  assert len(found) == 8
-  return found
-
-
-def _snapshot(run_dir):
-  """Returns the results, which must not depend on interruptions."""
-  models = sorted((run_dir / 'model').rglob('*.keras'))
-  assert models
-  return (
-      (run_dir / 'metrics.csv').read_bytes(),
-      {p.relative_to(run_dir).as_posix(): _saved_weights(p) for p in models},
-  )
 
 
 def _run_rounds(model, run_dir, stateful, config=_CONFIG):
@@ -106,7 +68,7 @@ def uninterrupted(model, tmp_path_factory):
   for stateful in (False, True):
     run_dir = tmp_path_factory.mktemp('uninterrupted')
     _train(model, run_dir, stateful)
-    snapshots[stateful] = _snapshot(run_dir)
+    snapshots[stateful] = training_fakes.snapshot(run_dir)
   return snapshots
 
 
@@ -520,15 +482,6 @@ class TestMetrics:
     assert 'test_accuracy' in lines[-1]
     assert not output.out
 
-  def test_bar_on_a_terminal(self, model, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(sys.stderr, 'isatty', lambda: True, raising=False)
-
-    _train(model, tmp_path)
-
-    error = capfd.readouterr().err
-    assert '7/7' in error
-    assert 'test_accuracy' in error
-
   def test_no_progress_with_errors_only(self, model, tmp_path, capfd):
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
@@ -541,19 +494,6 @@ class TestMetrics:
 
 
 class TestFinalModel:
-
-  def test_servers_model(self, model, tmp_path):
-    result = _train(model, tmp_path)
-
-    assert sorted(os.listdir(tmp_path / 'model')) == [
-        'manifest.json',
-        'model.keras',
-        'weights.npz',
-    ]
-    assert _weights_bits(tmp_path / 'model/model.keras') == [
-        np.asarray(v).tobytes()
-        for v in model.from_model_weights(result.model_weights)
-    ]
 
   def test_clients_models_and_their_merger(self, model, tmp_path):
     result = _train(model, tmp_path, stateful=True)
@@ -613,12 +553,6 @@ class TestClientStates:
           before[client_id]
       ) == client_state_codec.encode_state(after[client_id])
       assert same == (client_id not in sampled)
-
-  def test_state_counts_the_clients_own_rounds(self, model, tmp_path):
-    states = self._states(tmp_path, _CONFIG, model)
-
-    # Two clients in each of seven rounds.
-    assert sum(int(state['rounds']) for state in states.values()) == 14
 
 
 # All functions that change a run's folder.
@@ -680,7 +614,7 @@ class TestResume:
       assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     for path, modified in files.items():
       assert path.stat().st_mtime_ns == modified
-    assert _snapshot(tmp_path) == uninterrupted[stateful]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
 
   @pytest.mark.parametrize(
       ('stateful', 'fail_in_round'),
@@ -702,7 +636,7 @@ class TestResume:
 
     # The last round was saved although no checkpoint was due.
     assert result.resumed_from == fail_in_round - 1
-    assert _snapshot(tmp_path) == uninterrupted[stateful]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
 
   def test_death_after_every_write(self, model, tmp_path):
     config = dataclasses.replace(
@@ -733,7 +667,7 @@ class TestResume:
       _train(model, path, True, config)
 
       assert not list(path.rglob('*.part'))
-      assert _snapshot(path) == _snapshot(run_dir)
+      assert training_fakes.snapshot(path) == training_fakes.snapshot(run_dir)
 
   @training_fakes.both_kinds
   def test_more_rounds_later(self, model, tmp_path, stateful, uninterrupted):
@@ -743,7 +677,7 @@ class TestResume:
     assert _run_rounds(model, tmp_path, stateful) == [5, 6, 7]
 
     # Round 4 is no longer the last round and has no row.
-    assert _snapshot(tmp_path) == uninterrupted[stateful]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
 
   def test_fewer_rounds_later(self, model, tmp_path):
     _train(model, tmp_path)
@@ -757,45 +691,18 @@ class TestResume:
 
     assert _run_rounds(model, tmp_path, stateful=True) == []
 
-    assert _snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
 
-  # The last line without a newline, truncated, and with a single cell.
-  @pytest.mark.parametrize('cut', [1, 20, -1])
-  def test_torn_last_line_of_the_metrics(
-      self, model, tmp_path, cut, uninterrupted
-  ):
-    _train(model, tmp_path)
-    path = tmp_path / 'metrics.csv'
-    if cut > 0:
-      os.truncate(path, path.stat().st_size - cut)
-    else:
-      *lines, _ = path.read_text().splitlines(keepends=True)
-      path.write_text(''.join([*lines, '7\n']))
-
-    _train(model, tmp_path)
-
-    assert _snapshot(tmp_path) == uninterrupted[False]
-
-  @pytest.mark.parametrize('change', ['remove', 'empty', 'edit', 'garbage'])
   def test_metrics_are_restored_from_the_checkpoint(
-      self, model, tmp_path, change, uninterrupted, caplog
+      self, model, tmp_path, uninterrupted, caplog
   ):
     _train(model, tmp_path)
-    path = tmp_path / 'metrics.csv'
-    match change:
-      case 'remove':
-        path.unlink()
-      case 'empty':
-        path.write_bytes(b'')
-      case 'edit':
-        path.write_text(path.read_text().replace('\n3,', '\n3,1', 1))
-      case 'garbage':
-        path.write_bytes(bytes(range(256)))
+    (tmp_path / 'metrics.csv').write_bytes(bytes(range(256)))
 
     assert _run_rounds(model, tmp_path, stateful=False) == []
 
     assert 'is written again, from the checkpoint' in caplog.text
-    assert _snapshot(tmp_path) == uninterrupted[False]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[False]
 
   def test_metrics_of_another_run_are_not_overwritten(self, model, tmp_path):
     path = tmp_path / 'metrics.csv'
@@ -880,7 +787,7 @@ class TestDamagedCheckpoints:
     assert result.resumed_from == 6
     assert 'round_7' in caplog.text
     assert 'the one before it is used' in caplog.text
-    assert _snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
     assert (tmp_path / 'checkpoints/unusable_round_7').exists()
 
   def test_nothing_is_lost_if_all_are_damaged(self, model, tmp_path):
@@ -930,7 +837,7 @@ class TestDamagedCheckpoints:
 
     assert training_fakes.files(tmp_path) == before
     assert _run_rounds(model, tmp_path, stateful) == []
-    assert _snapshot(tmp_path) == uninterrupted[stateful]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
 
   def test_special_characters_in_the_folders_name(
       self, model, tmp_path, uninterrupted
@@ -939,7 +846,7 @@ class TestDamagedCheckpoints:
     fewer = dataclasses.replace(_CONFIG, rounds=4)
     assert _run_rounds(model, run_dir, True, fewer) == [1, 2, 3, 4]
     assert _run_rounds(model, run_dir, True) == [5, 6, 7]
-    assert _snapshot(run_dir) == uninterrupted[True]
+    assert training_fakes.snapshot(run_dir) == uninterrupted[True]
 
   def test_older_format_is_an_error(self, model, tmp_path):
     checkpoint = tmp_path / 'checkpoints/round_4'
@@ -958,18 +865,6 @@ class TestDamagedCheckpoints:
     with pytest.raises(ValueError, match='has the format 2'):
       _train(model, tmp_path)
 
-  def test_incomplete_checkpoint_is_removed(
-      self, model, tmp_path, uninterrupted
-  ):
-    _train(model, tmp_path, config=dataclasses.replace(_CONFIG, rounds=4))
-    folder = tmp_path / 'checkpoints'
-    shutil.copytree(folder / 'round_4', folder / '.round_6.part')
-
-    _train(model, tmp_path)
-
-    assert sorted(os.listdir(folder)) == ['round_4', 'round_6', 'round_7']
-    assert _snapshot(tmp_path) == uninterrupted[False]
-
 
 class TestServerAndClientsTogether:
   """A crash between the two writes of a checkpoint, in both orders."""
@@ -983,7 +878,7 @@ class TestServerAndClientsTogether:
     result = _train(model, tmp_path, stateful=True)
 
     assert result.resumed_from == 6
-    assert _snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
 
   def test_checkpoint_without_its_client_states_is_not_used(
       self, model, tmp_path, uninterrupted, caplog
@@ -998,7 +893,7 @@ class TestServerAndClientsTogether:
 
     assert result.resumed_from == 6
     assert "the clients' states do not belong to its round" in caplog.text
-    assert _snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
 
   def _fails(self, model, run_dir, error, match):
     before = training_fakes.files(run_dir / 'checkpoints')
@@ -1057,17 +952,6 @@ class TestServerAndClientsTogether:
         client_state_store.ClientStateStoreError,
         'a run with other settings',
     )
-
-  def test_damaged_client_states_are_an_error(self, model, tmp_path):
-    _train(model, tmp_path, stateful=True)
-    path = tmp_path / 'client_states.sqlite'
-    path.write_bytes(b'garbage' * 1000)
-
-    with pytest.raises(
-        client_state_store.ClientStateStoreError, match='client_states.sqlite'
-    ):
-      _train(model, tmp_path, stateful=True)
-    assert path.read_bytes() == b'garbage' * 1000
 
   def test_every_kept_checkpoint_has_its_client_states(self, model, tmp_path):
     config = dataclasses.replace(_CONFIG, rounds=20, checkpoint_every=3)
@@ -1128,7 +1012,7 @@ class TestEventLoops:
     result = asyncio.run(notebook_cell())
 
     assert result.rows[-1]['round'] == 7
-    assert _snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
     for path in (tmp_path / 'model').rglob('*.keras'):
       assert zipfile.is_zipfile(path)  # Not HDF5.
 
@@ -1334,7 +1218,9 @@ class TestKill:
     result = _train(model, run_dir, True, config)
 
     assert result.resumed_from is not None
-    assert _snapshot(run_dir) == _snapshot(tmp_path / 'uninterrupted')
+    assert training_fakes.snapshot(run_dir) == training_fakes.snapshot(
+        tmp_path / 'uninterrupted'
+    )
     assert not [
         path for path in run_dir.rglob('*') if path.name.endswith('.part')
     ]

@@ -54,11 +54,6 @@ class _RecordingProcess(_PersonalProcess):
     return super().next(state, client_states, datasets)
 
 
-@pytest.fixture(scope='module')
-def fake_model():
-  return training_fakes.build_model()
-
-
 def _train_fake(process, model, run_dir, config=_FAKE_CONFIG):
   return training.train(
       process, model, training_fakes.FakeData(), config, run_dir
@@ -108,24 +103,6 @@ def test_round_0_is_evaluated_with_the_clients_own_models(fake_model, tmp_path):
       np.testing.assert_allclose(
           row[prefix + name], np.mean([r[name] for r in results]), rtol=1e-6
       )
-
-
-def test_resumed_run_equals_an_uninterrupted_one(fake_model, tmp_path):
-  def train(name, rounds):
-    config = dataclasses.replace(_FAKE_CONFIG, rounds=rounds)
-    return _train_fake(
-        _PersonalProcess(fake_model), fake_model, tmp_path / name, config
-    )
-
-  expected = train('uninterrupted', 7)
-  train('stopped', 4)
-  result = train('stopped', 7)
-
-  assert result.resumed_from == 4
-  assert result.rows == expected.rows
-  assert training_fakes.snapshot(
-      tmp_path / 'stopped'
-  ) == training_fakes.snapshot(tmp_path / 'uninterrupted')
 
 
 # The tests below use FedAvg, whose clients store only their phases.
