@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import parts as parts_lib
 import pytest
 import tensorflow as tf
 
@@ -12,26 +13,18 @@ from tff_bn.data import augmentation
 from tff_bn.data import dataset as dataset_lib
 
 
-def make_dataset(dtype=np.float32, num_train=97, num_test=40, **groups):
-  """Returns a dataset in which each sample is its position."""
-  return dataset_lib.create_dataset(
-      'numbers',
-      np.arange(num_train, dtype=dtype)[:, np.newaxis],
-      np.arange(num_train) % 4,
-      np.arange(num_test, dtype=dtype)[:, np.newaxis],
-      np.arange(num_test) % 4,
-      **groups,
-  )
-
-
 def split(dataset=None, split_name='iid', num_clients=3, seed=0, **arguments):
   return tff_bn_data.split_dataset(
-      dataset or make_dataset(), split_name, num_clients, seed, **arguments
+      dataset or parts_lib.numbered(),
+      split_name,
+      num_clients,
+      seed,
+      **arguments,
   )
 
 
 def positions(batches, scale=1):
-  """The samples' positions in each batch of `make_dataset`'s data."""
+  """The samples' positions in each batch of `parts.numbered`."""
   result = []
   for x, y in batches.as_numpy_iterator():
     x = np.round(x[:, 0] * scale).astype(int)
@@ -51,7 +44,7 @@ class TestClientDataset:
   def test_local_steps_are_full_batches_of_reshuffled_passes(
       self, dtype, scale, local_steps
   ):
-    data = split(make_dataset(dtype))
+    data = split(parts_lib.numbered(dtype=dtype))
     client = data.client_ids[0]
     own = data.train_indices[client]
     assert len(own) == 33
@@ -73,7 +66,7 @@ class TestClientDataset:
       assert (passes[0] != passes[1]).any()
 
   def test_local_steps_of_a_client_smaller_than_a_batch(self):
-    data = split(make_dataset(num_train=9))
+    data = split(parts_lib.numbered(num_train=9))
     client = data.client_ids[1]
     got = positions(data.client_dataset([client], **ARGUMENTS, local_steps=2))
     assert [len(batch) for batch in got] == [10, 10]
@@ -85,7 +78,7 @@ class TestClientDataset:
   @pytest.mark.parametrize('dtype,scale', [(np.float32, 1), (np.uint8, 255)])
   @pytest.mark.parametrize('local_epochs', [1, 3])
   def test_local_epochs_are_reshuffled_passes(self, dtype, scale, local_epochs):
-    data = split(make_dataset(dtype))
+    data = split(parts_lib.numbered(dtype=dtype))
     client = data.client_ids[2]
     batches = data.client_dataset(
         [client], **ARGUMENTS, local_epochs=local_epochs
@@ -208,7 +201,7 @@ class TestTestDatasets:
 
   @pytest.mark.parametrize('dtype,scale', [(np.float32, 1), (np.uint8, 255)])
   def test_client_test_dataset_is_the_clients_own(self, dtype, scale):
-    data = split(make_dataset(dtype))
+    data = split(parts_lib.numbered(dtype=dtype))
     for client in data.client_ids:
       batches = data.client_test_dataset(client, 5)
       assert batches.element_spec == data.element_spec
@@ -217,7 +210,7 @@ class TestTestDatasets:
       )
 
   def test_client_without_test_data_gets_an_empty_dataset(self):
-    data = split(make_dataset(num_test=4), num_clients=20)
+    data = split(parts_lib.numbered(num_test=4), num_clients=20)
     empty = [c for c in data.client_ids if not data.test_indices[c].size]
     assert empty
     batches = data.client_test_dataset(empty[0], 5)
@@ -245,7 +238,7 @@ class TestSplitDataset:
 
   @pytest.mark.parametrize('name', LABEL_SPLITS)
   def test_test_data_has_the_label_distribution_of_training_data(self, name):
-    dataset = make_dataset(num_train=400, num_test=400)
+    dataset = parts_lib.numbered(num_train=400, num_test=400)
     data = split(dataset, name, 4, **LABEL_SPLITS[name])
     counts = data.label_distribution()
     expected = counts / np.maximum(counts.sum(axis=0), 1) * 100
@@ -274,7 +267,7 @@ class TestSplitDataset:
       assert a != c
 
   def test_label_distribution(self):
-    dataset = make_dataset()
+    dataset = parts_lib.numbered()
     data = split(dataset, 'dirichlet', dirichlet_alpha=0.3)
     for client, counts in zip(data.client_ids, data.label_distribution()):
       labels = dataset.y_train[data.train_indices[client]]
@@ -351,7 +344,7 @@ class TestSharedSamples:
       np.testing.assert_array_equal(data.test_indices[client], np.arange(40))
 
   def test_training_and_test_samples_are_drawn_independently(self):
-    dataset = make_dataset(num_test=97)
+    dataset = parts_lib.numbered(num_test=97)
     data = split(dataset, num_clients=20, samples_per_client=12)
     for client in data.client_ids:
       assert set(data.train_indices[client]) != set(data.test_indices[client])
@@ -504,7 +497,7 @@ class TestDomains:
 
   @pytest.fixture
   def dataset(self):
-    return make_dataset(
+    return parts_lib.numbered(
         num_train=120,
         num_test=60,
         # Each domain has two of the four classes.
@@ -542,7 +535,7 @@ class TestNatural:
 
   @pytest.fixture
   def dataset(self):
-    return make_dataset(
+    return parts_lib.numbered(
         num_train=80,
         num_test=120,
         writer_train=(np.arange(80) % 40).astype(np.int32),

@@ -194,21 +194,6 @@ def evaluated(monkeypatch):
 class TestMetrics:
 
   @training_fakes.both_kinds
-  def test_each_clients_results_after_the_last_round(
-      self, model, tmp_path, stateful
-  ):
-    result = _train(model, tmp_path, stateful)
-
-    with open(tmp_path / 'client_metrics.csv', encoding='utf-8') as file:
-      rows = list(csv.DictReader(file))
-    assert len({row['client'] for row in rows}) == len(rows) > 1
-    assert {row['round'] for row in rows} == {'7'}
-    for name in ('loss', 'accuracy'):
-      assert np.mean([float(row[name]) for row in rows]) == pytest.approx(
-          result.rows[-1][f'client_test_{name}'], rel=1e-6
-      )
-
-  @training_fakes.both_kinds
   def test_rows(self, model, tmp_path, stateful):
     result = _train(model, tmp_path, stateful)
 
@@ -233,63 +218,37 @@ class TestMetrics:
           row[name] for name in header.split(',')
       ]
 
-  def test_stateless_test_metrics_are_the_servers_models(self, model, tmp_path):
-    result = _train(model, tmp_path)
-
-    data = training_fakes.FakeData()
-    evaluator = evaluation.Evaluator(model)
-    expected = evaluator.evaluate(result.model_weights, data.test_dataset(3))
-    per_client = [
-        evaluator.evaluate(
-            result.model_weights, data.client_test_dataset(client_id, 3)
-        )
-        for client_id in training_fakes.CLIENT_IDS[:3]
-    ]
-    row = result.rows[-1]
-    np.testing.assert_allclose(row['test_loss'], expected['loss'], rtol=1e-6)
-    np.testing.assert_allclose(row['test_accuracy'], expected['accuracy'])
-    for name in ('loss', 'accuracy'):
-      np.testing.assert_allclose(
-          row[f'client_test_{name}'],
-          np.mean([r[name] for r in per_client]),
-          rtol=1e-6,
-      )
-    initial = evaluator.evaluate(model.initial_weights, data.test_dataset(3))
-    np.testing.assert_allclose(
-        result.rows[0]['test_loss'], initial['loss'], rtol=1e-6
-    )
-    assert row['test_loss'] != result.rows[0]['test_loss']
-
-  def test_stateful_test_metrics_are_means_over_the_clients_models(
-      self, model, tmp_path
+  @training_fakes.both_kinds
+  def test_test_metrics_are_means_over_the_clients_models(
+      self, model, tmp_path, stateful
   ):
-    result = _train(model, tmp_path, stateful=True)
+    result = _train(model, tmp_path, stateful)
 
     data = training_fakes.FakeData()
     evaluator = evaluation.Evaluator(model)
     test, client_test = [], []
     for client_id in training_fakes.CLIENT_IDS:
-      weights = model.from_keras(
-          training_fakes.load_client(tmp_path, client_id)
-      )
+      weights = result.model_weights
+      if stateful:
+        keras_model = training_fakes.load_client(tmp_path, client_id)
+        weights = model.from_keras(keras_model)
       test.append(evaluator.evaluate(weights, data.test_dataset(3)))
-      client_test.append(
-          evaluator.evaluate(weights, data.client_test_dataset(client_id, 3))
-      )
+      own_data = data.client_test_dataset(client_id, 3)
+      client_test.append(evaluator.evaluate(weights, own_data))
     row = result.rows[-1]
-    for name in ('loss', 'accuracy'):
-      np.testing.assert_allclose(
-          row[f'test_{name}'], np.mean([r[name] for r in test]), rtol=1e-6
-      )
-      np.testing.assert_allclose(
-          row[f'client_test_{name}'],
-          np.mean([r[name] for r in client_test[:3]]),
-          rtol=1e-6,
-      )
+    # The last client has no test data.
+    for prefix, results in (('', test), ('client_', client_test[:3])):
+      for name in ('loss', 'accuracy'):
+        np.testing.assert_allclose(
+            row[f'{prefix}test_{name}'],
+            np.mean([r[name] for r in results]),
+            rtol=1e-6,
+        )
     initial = evaluator.evaluate(model.initial_weights, data.test_dataset(3))
     np.testing.assert_allclose(
         result.rows[0]['test_loss'], initial['loss'], rtol=1e-6
     )
+    assert row['test_loss'] != result.rows[0]['test_loss']
 
   @training_fakes.both_kinds
   def test_number_of_evaluated_clients_is_bounded(
@@ -311,6 +270,7 @@ class TestMetrics:
     assert [row['client'] for row in rows] == list(
         training_fakes.CLIENT_IDS[:3]
     )
+    assert {row['round'] for row in rows} == {'4'}
     data, evaluator = training_fakes.FakeData(), evaluation.Evaluator(model)
     for row in rows:
       if stateful:
