@@ -187,25 +187,6 @@ def test_models(uninterrupted, model, data):
     np.testing.assert_array_equal(a, b)
 
 
-def test_metrics_are_those_of_the_saved_models(uninterrupted, data):
-  result, run_dir = uninterrupted
-  losses = []
-  for client_id in data.client_ids:
-    own = training_fakes.load_client(run_dir, client_id)
-    logits = own(data.dataset.x_test, training=False)
-    losses.append(
-        np.mean(
-            keras.losses.sparse_categorical_crossentropy(
-                data.dataset.y_test, logits, from_logits=True
-            )
-        )
-    )
-  assert len(set(losses)) == 4
-  np.testing.assert_allclose(
-      result.rows[-1]['test_loss'], np.mean(losses), rtol=1e-5
-  )
-
-
 def test_phases_do_not_depend_on_when_clients_are_sampled(
     train, data, tmp_path
 ):
