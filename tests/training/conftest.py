@@ -18,22 +18,27 @@ def fake_model():
   return training_fakes.build_model()
 
 
-@pytest.fixture(scope='session', autouse=True)
-def shared_evaluators():
+@pytest.fixture(scope='session')
+def evaluators():
+  """What evaluators consist of, by model and number of concurrent batches."""
+  return {}
+
+
+@pytest.fixture(autouse=True)
+def shared_evaluators(request, evaluators, monkeypatch):
   """Lets all runs with a model use one evaluator, which is traced once.
 
   Most of a short run's time would go into its tracing.
   """
-  made = {}
+  if request.module.__name__ == 'test_evaluation':
+    return  # Its tests observe the tracing.
   initialize = evaluation.Evaluator.__init__
 
   def initialize_once(self, model):
     key = model, evaluation._num_concurrent()
-    if key not in made:
+    if key not in evaluators:
       initialize(self, model)
-      made[key] = vars(self)
-    vars(self).update(made[key])
+      evaluators[key] = vars(self)
+    vars(self).update(evaluators[key])
 
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(evaluation.Evaluator, '__init__', initialize_once)
-    yield
+  monkeypatch.setattr(evaluation.Evaluator, '__init__', initialize_once)
