@@ -48,12 +48,6 @@ class TestDigits:
     train, test = np.bincount(digits.y_train), np.bincount(digits.y_test)
     np.testing.assert_allclose(test / (train + test), 0.2, atol=0.005)
 
-  def test_is_always_the_same(self, digits):
-    np.random.seed(3)
-    again = tff_bn_data.load_dataset('digits')
-    np.testing.assert_array_equal(digits.x_train, again.x_train)
-    np.testing.assert_array_equal(digits.y_test, again.y_test)
-
 
 class TestDomains:
   NAMES = (
@@ -116,8 +110,3 @@ class TestDomains:
       )
       assert not after[:, 0].any()
       assert not after[:, :, 0].any()
-
-  def test_is_always_the_same(self, domains):
-    again = tff_bn_data.load_dataset('digits_domains')
-    np.testing.assert_array_equal(domains.x_train, again.x_train)
-    np.testing.assert_array_equal(domains.domain_test, again.domain_test)

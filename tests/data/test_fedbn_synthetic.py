@@ -41,8 +41,3 @@ def test_moments(dataset, domain, label):
   np.testing.assert_allclose(x.mean(axis=0), 2 * label - 1, atol=0.2)
   covariance = fedbn_synthetic.covariances()[domain]
   np.testing.assert_allclose(np.cov(x.T), covariance, atol=0.25)
-
-
-def test_is_always_the_same(dataset):
-  again = tff_bn_data.load_dataset('fedbn_synthetic')
-  assert again.fingerprint() == dataset.fingerprint()

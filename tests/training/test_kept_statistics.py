@@ -84,7 +84,10 @@ _EPOCHS = dict(local_epochs=2)
         ('fed_avg', {}, _STEPS, 2),
         # 4, 6 and 12 steps with 5, 11 and 24 examples.
         ('fed_avg', {}, _EPOCHS, 2),
-        ('fed_avg', dict(client_weighting='uniform'), _EPOCHS, 2),
+        pytest.param(
+            *('fed_avg', dict(client_weighting='uniform'), _EPOCHS, 2),
+            marks=pytest.mark.slow,
+        ),
         ('fed_bn', {}, _EPOCHS, 2),
         ('fedtan', dict(local_steps=2), _STEPS, 2),
         ('fbn', dict(backward='running'), _STEPS, 2),

@@ -57,8 +57,9 @@ def test_it_learns(uninterrupted):
   assert result.rows[-1]['num_dropped_clients'] == 0
 
 
+@pytest.mark.parametrize('algorithm', ['fed_avg', 'scaffold'], indirect=True)
 def test_resumed_run_equals_an_uninterrupted_one(
-    train, uninterrupted, tmp_path
+    algorithm, train, uninterrupted, tmp_path
 ):
   train(tmp_path, dataclasses.replace(_CONFIG, rounds=5))
 
