@@ -58,6 +58,8 @@ def test_offline_datasets_are_always_the_same_and_names_tell_of_domains():
     np.random.seed(3)
     again = tff_bn_data.load_dataset(name)
     assert again.fingerprint() == dataset.fingerprint(), name
+    for of in ('domain_train', 'domain_test'):
+      np.testing.assert_array_equal(getattr(again, of), getattr(dataset, of))
 
 
 def test_unknown_dataset():
