@@ -54,11 +54,13 @@ _some_models = pytest.mark.parametrize(
 )
 
 
-@functools.cache
 def build(name, normalization='batch', input_shape=None, num_classes=10):
-  return models.build_model_fn(
-      name, input_shape or SHAPES[name], num_classes, normalization
-  )()
+  return _build(name, normalization, input_shape or SHAPES[name], num_classes)
+
+
+@functools.cache
+def _build(name, normalization, input_shape, num_classes):
+  return models.build_model_fn(name, input_shape, num_classes, normalization)()
 
 
 def num_values(variables):
@@ -343,7 +345,7 @@ _POOL = ['MaxPooling2D']
         # FedBN, table 9.
         (
             'alexnet_bn',
-            (256, 256, 3),
+            (95, 95, 3),
             [(11, 11, 3, 64), (5, 5, 64, 192), (3, 3, 192, 384)]
             + [(3, 3, 384, 256), (3, 3, 256, 256)]
             + [(9216, 4096), (4096, 4096), (4096, 10)],

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import errno
+import functools
 import json
 import os
 import pathlib
@@ -62,14 +63,25 @@ def _run_rounds(model, run_dir, stateful, config=_CONFIG):
 
 
 @pytest.fixture(scope='module')
-def uninterrupted(model, tmp_path_factory):
-  """Snapshots of uninterrupted runs with `_CONFIG`."""
-  snapshots = {}
+def finished(model, tmp_path_factory):
+  """The folders of uninterrupted runs, which tests must leave as they are."""
+  folders = {}
   for stateful in (False, True):
-    run_dir = tmp_path_factory.mktemp('uninterrupted')
-    _train(model, run_dir, stateful)
-    snapshots[stateful] = training_fakes.snapshot(run_dir)
-  return snapshots
+    folders[stateful] = tmp_path_factory.mktemp('finished')
+    _train(model, folders[stateful], stateful)
+  return folders
+
+
+@pytest.fixture(scope='module')
+def uninterrupted(finished):
+  """The snapshots of these runs."""
+  return {key: training_fakes.snapshot(path) for key, path in finished.items()}
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+  """A copy of the run with client states."""
+  return shutil.copytree(finished[True], tmp_path / 'run')
 
 
 class TestConfig:
@@ -639,30 +651,26 @@ class TestResume:
     # Round 4 is no longer the last round and has no row.
     assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
 
-  def test_fewer_rounds_later(self, model, tmp_path):
-    _train(model, tmp_path)
-
+  def test_fewer_rounds_later(self, model, run):
     with pytest.raises(ValueError, match='rounds=6'):
-      _train(model, tmp_path, config=dataclasses.replace(_CONFIG, rounds=6))
+      _train(model, run, True, dataclasses.replace(_CONFIG, rounds=6))
 
-  def test_missing_model_is_saved_again(self, model, tmp_path, uninterrupted):
-    _train(model, tmp_path, stateful=True)
-    shutil.rmtree(tmp_path / 'model')
+  def test_missing_model_is_saved_again(self, model, run, uninterrupted):
+    shutil.rmtree(run / 'model')
 
-    assert _run_rounds(model, tmp_path, stateful=True) == []
+    assert _run_rounds(model, run, stateful=True) == []
 
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(run) == uninterrupted[True]
 
   def test_metrics_are_restored_from_the_checkpoint(
-      self, model, tmp_path, uninterrupted, caplog
+      self, model, run, uninterrupted, caplog
   ):
-    _train(model, tmp_path)
-    (tmp_path / 'metrics.csv').write_bytes(bytes(range(256)))
+    (run / 'metrics.csv').write_bytes(bytes(range(256)))
 
-    assert _run_rounds(model, tmp_path, stateful=False) == []
+    assert _run_rounds(model, run, stateful=True) == []
 
     assert 'is written again, from the checkpoint' in caplog.text
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[False]
+    assert training_fakes.snapshot(run) == uninterrupted[True]
 
   def test_metrics_of_another_run_are_not_overwritten(self, model, tmp_path):
     path = tmp_path / 'metrics.csv'
@@ -723,6 +731,70 @@ def _remove_folder(path):
   path.parent.mkdir()
 
 
+def _execute(statement, run):
+  """Changes the client states of a run."""
+  with contextlib.closing(
+      sqlite3.connect(run / 'client_states.sqlite')
+  ) as connection:
+    assert connection.execute(statement).rowcount
+    connection.commit()
+
+
+def _truncate_all(run):
+  for path in run.glob('checkpoints/*/state.npz'):
+    _truncate(path)
+
+
+def _replace_format(run):
+  path = run / 'checkpoints/round_7/manifest.json'
+  path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+
+
+# What is done to a run's folder, and why the run cannot be continued.
+_UNUSABLE = {
+    'all checkpoints damaged': (
+        _truncate_all,
+        'No checkpoint .* another folder',
+    ),
+    'lost checkpoints': (
+        lambda run: shutil.rmtree(run / 'checkpoints'),
+        'none of its checkpoints',
+    ),
+    'newer format': (_replace_format, 'has the format 2'),
+    'lost client states': (
+        lambda run: (run / 'client_states.sqlite').unlink(),
+        'No checkpoint .* can be used',
+    ),
+    **{
+        statement: (
+            functools.partial(_execute, statement),
+            'No checkpoint .* can be used',
+        )
+        for statement in (
+            "DELETE FROM states WHERE client_id = 'anna'",
+            "UPDATE states SET client_id = 'emil' WHERE client_id = 'anna'",
+            "UPDATE OR REPLACE states SET round = 1 WHERE client_id = 'anna'",
+            'UPDATE states SET state = (SELECT state FROM states WHERE'
+            " client_id = 'dora') WHERE client_id = 'anna'",
+            "UPDATE states SET state = CAST(substr(state, 1, 40) || x'00' ||"
+            " substr(state, 42) AS BLOB) WHERE client_id = 'anna'",
+        )
+    },
+}
+
+
+def _fails(model, run, match):
+  """Checks that a run cannot be continued, and that no checkpoint is lost."""
+  before = training_fakes.files(run / 'checkpoints')
+  metrics = (run / 'metrics.csv').read_bytes()
+  with pytest.raises(
+      (ValueError, client_state_store.ClientStateStoreError), match=match
+  ):
+    _train(model, run, stateful=True)
+  assert training_fakes.files(run / 'checkpoints') == before
+  assert (run / 'metrics.csv').read_bytes() == metrics
+
+
 class TestDamagedCheckpoints:
 
   @pytest.mark.parametrize(
@@ -737,67 +809,45 @@ class TestDamagedCheckpoints:
       ],
   )
   def test_previous_checkpoint_is_used(
-      self, model, tmp_path, damage, file, uninterrupted, caplog
+      self, model, run, damage, file, uninterrupted, caplog
   ):
-    _train(model, tmp_path, stateful=True)
-    damage(tmp_path / 'checkpoints/round_7' / file)
+    damage(run / 'checkpoints/round_7' / file)
 
-    result = _train(model, tmp_path, stateful=True)
+    result = _train(model, run, stateful=True)
 
     assert result.resumed_from == 6
     assert 'round_7' in caplog.text
     assert 'the one before it is used' in caplog.text
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
-    assert (tmp_path / 'checkpoints/unusable_round_7').exists()
+    assert training_fakes.snapshot(run) == uninterrupted[True]
+    assert (run / 'checkpoints/unusable_round_7').exists()
 
-  def test_nothing_is_lost_if_all_are_damaged(self, model, tmp_path):
-    _train(model, tmp_path, stateful=True)
-    saved = sorted(os.listdir(tmp_path / 'checkpoints'))
-    assert saved == ['round_4', 'round_6', 'round_7']
-    for name in saved:
-      _truncate(tmp_path / 'checkpoints' / name / 'state.npz')
-    before = training_fakes.files(tmp_path)
+  @pytest.mark.parametrize('case', _UNUSABLE)
+  def test_unusable_runs_are_left_alone(self, model, run, case):
+    damage, message = _UNUSABLE[case]
+    damage(run)
+    _fails(model, run, message)
 
-    with pytest.raises(ValueError, match='No checkpoint .* another folder'):
-      _train(model, tmp_path, stateful=True)
-
-    assert training_fakes.files(tmp_path) == before
-
-  def test_lost_checkpoints_are_no_new_start(self, model, tmp_path):
-    _train(model, tmp_path)
-    shutil.rmtree(tmp_path / 'checkpoints')
-    before = training_fakes.files(tmp_path)
-
-    with pytest.raises(ValueError, match='none of its checkpoints'):
-      _train(model, tmp_path)
-
-    assert training_fakes.files(tmp_path) == before
-
-  @pytest.mark.parametrize(
-      ('suffix', 'stateful'),
-      [('state.npz', True), ('manifest.json', False), ('metrics', True)],
-  )
+  @pytest.mark.parametrize('name', ['state.npz', 'manifest.json', 'metrics'])
   def test_files_that_can_not_be_read_now_are_kept(
-      self, model, tmp_path, stateful, suffix, uninterrupted, monkeypatch
+      self, model, run, name, uninterrupted, monkeypatch
   ):
     """A file that can't be read at present may be intact."""
-    _train(model, tmp_path, stateful)
-    before = training_fakes.files(tmp_path)
+    before = training_fakes.files(run)
     read_bytes = pathlib.Path.read_bytes
 
     def fail(path):
-      if suffix in path.name and 'model' not in path.parts[-2]:
+      if name in path.name and 'model' not in path.parts[-2]:
         raise OSError(errno.EIO, 'Input/output error', str(path))
       return read_bytes(path)
 
     with monkeypatch.context() as context:
       context.setattr(pathlib.Path, 'read_bytes', fail)
-      with pytest.raises(OSError, match=f'Input/output error: .*{suffix}'):
-        _train(model, tmp_path, stateful)
+      with pytest.raises(OSError, match=f'Input/output error: .*{name}'):
+        _train(model, run, stateful=True)
 
-    assert training_fakes.files(tmp_path) == before
-    assert _run_rounds(model, tmp_path, stateful) == []
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[stateful]
+    assert training_fakes.files(run) == before
+    assert _run_rounds(model, run, stateful=True) == []
+    assert training_fakes.snapshot(run) == uninterrupted[True]
 
   def test_special_characters_in_the_folders_name(
       self, model, tmp_path, uninterrupted
@@ -817,28 +867,19 @@ class TestDamagedCheckpoints:
       _train(model, tmp_path)
     assert (checkpoint / 'saved_model.pb').read_bytes() == b'graph'
 
-  def test_newer_format_is_an_error(self, model, tmp_path):
-    _train(model, tmp_path)
-    path = tmp_path / 'checkpoints/round_7/manifest.json'
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-
-    with pytest.raises(ValueError, match='has the format 2'):
-      _train(model, tmp_path)
-
 
 class TestServerAndClientsTogether:
   """A crash between the two writes of a checkpoint, in both orders."""
 
   def test_client_states_without_their_checkpoint_are_forgotten(
-      self, model, tmp_path, uninterrupted
+      self, model, run, uninterrupted
   ):
-    _train(model, tmp_path, stateful=True)
-    shutil.rmtree(tmp_path / 'checkpoints/round_7')
+    shutil.rmtree(run / 'checkpoints/round_7')
 
-    result = _train(model, tmp_path, stateful=True)
+    result = _train(model, run, stateful=True)
 
     assert result.resumed_from == 6
-    assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
+    assert training_fakes.snapshot(run) == uninterrupted[True]
 
   def test_checkpoint_without_its_client_states_is_not_used(
       self, model, tmp_path, uninterrupted, caplog
@@ -855,63 +896,22 @@ class TestServerAndClientsTogether:
     assert "the clients' states do not belong to its round" in caplog.text
     assert training_fakes.snapshot(tmp_path) == uninterrupted[True]
 
-  def _fails(self, model, run_dir, error, match):
-    before = training_fakes.files(run_dir / 'checkpoints')
-    with pytest.raises(error, match=match):
-      _train(model, run_dir, stateful=True)
-    assert training_fakes.files(run_dir / 'checkpoints') == before
-
-  def test_lost_client_states(self, model, tmp_path):
-    _train(model, tmp_path, stateful=True)
-    (tmp_path / 'client_states.sqlite').unlink()
-
-    self._fails(model, tmp_path, ValueError, 'No checkpoint .* can be used')
-
-  @pytest.mark.parametrize(
-      'statement',
-      [
-          "DELETE FROM states WHERE client_id = 'anna'",
-          "UPDATE states SET client_id = 'emil' WHERE client_id = 'anna'",
-          "UPDATE OR REPLACE states SET round = 1 WHERE client_id = 'anna'",
-          'UPDATE states SET state = (SELECT state FROM states WHERE'
-          " client_id = 'dora') WHERE client_id = 'anna'",
-          "UPDATE states SET state = CAST(substr(state, 1, 40) || x'00' ||"
-          " substr(state, 42) AS BLOB) WHERE client_id = 'anna'",
-      ],
-  )
-  def test_changed_client_states(self, model, tmp_path, statement):
-    _train(model, tmp_path, stateful=True)
-    with contextlib.closing(
-        sqlite3.connect(tmp_path / 'client_states.sqlite')
-    ) as connection:
-      assert connection.execute(statement).rowcount
-      connection.commit()
-
-    self._fails(model, tmp_path, ValueError, 'No checkpoint .* can be used')
-
   def test_older_checkpoints_beside_newer_client_states(self, model, tmp_path):
-    run_dir = tmp_path / 'run'
-    _train(model, run_dir, True, dataclasses.replace(_CONFIG, rounds=3))
-    shutil.copytree(run_dir / 'checkpoints', tmp_path / 'older')
-    longer = dataclasses.replace(_CONFIG, rounds=11)
-    _train(model, run_dir, True, longer)
-    shutil.rmtree(run_dir / 'checkpoints')
-    shutil.copytree(tmp_path / 'older', run_dir / 'checkpoints')
+    run = tmp_path / 'run'
+    _train(model, run, True, dataclasses.replace(_CONFIG, rounds=3))
+    shutil.copytree(run / 'checkpoints', tmp_path / 'older')
+    _train(model, run, True, dataclasses.replace(_CONFIG, rounds=11))
+    shutil.rmtree(run / 'checkpoints')
+    shutil.copytree(tmp_path / 'older', run / 'checkpoints')
 
-    self._fails(model, run_dir, ValueError, 'No checkpoint .* can be used')
+    _fails(model, run, 'No checkpoint .* can be used')
 
-  def test_client_states_of_another_run(self, model, tmp_path):
-    for name, seed in (('a', 0), ('b', 1)):
-      config = dataclasses.replace(_CONFIG, seed=seed)
-      _train(model, tmp_path / name, True, config)
-    shutil.copy(tmp_path / 'b/client_states.sqlite', tmp_path / 'a')
+  def test_client_states_of_another_run(self, model, run, tmp_path):
+    config = dataclasses.replace(_CONFIG, seed=1)
+    _train(model, tmp_path / 'other', True, config)
+    shutil.copy(tmp_path / 'other/client_states.sqlite', run)
 
-    self._fails(
-        model,
-        tmp_path / 'a',
-        client_state_store.ClientStateStoreError,
-        'a run with other settings',
-    )
+    _fails(model, run, 'a run with other settings')
 
   def test_every_kept_checkpoint_has_its_client_states(self, model, tmp_path):
     config = dataclasses.replace(_CONFIG, rounds=20, checkpoint_every=3)
