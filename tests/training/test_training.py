@@ -726,6 +726,14 @@ def _flip_bits(path):
   path.write_bytes(data)
 
 
+def _change_a_value(path):
+  """Writes a valid file, but with another array."""
+  with np.load(path) as arrays:
+    values = dict(arrays)
+  name = next(iter(values))
+  np.savez(path, **{**values, name: values[name] + 1})
+
+
 def _remove_folder(path):
   shutil.rmtree(path.parent)
   path.parent.mkdir()
@@ -803,6 +811,7 @@ class TestDamagedCheckpoints:
           ('state.npz', _truncate),
           ('state.npz', _flip_bits),
           ('state.npz', _remove),
+          ('state.npz', _change_a_value),
           ('manifest.json', _empty),
           ('manifest.json', _flip_bits),
           ('manifest.json', _remove_folder),
