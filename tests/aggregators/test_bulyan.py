@@ -13,12 +13,6 @@ def test_example_of_the_docstring():
   np.testing.assert_allclose(result, [2])
 
 
-def test_without_attackers_it_is_the_mean():
-  x = np.random.default_rng(0).normal(size=(5, 4))
-  result, _ = rule_calls.aggregate(aggregators.Bulyan(0), x)
-  np.testing.assert_allclose(result, x.mean(axis=0), rtol=1e-12)
-
-
 @pytest.mark.parametrize('num_clients', [None, 25])
 def test_a_large_coordinate_does_not_pass(num_clients):
   """The attack of the paper, in one of many coordinates, deceives Krum."""

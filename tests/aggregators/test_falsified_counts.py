@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import pytest
+import rule_calls
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -93,48 +94,21 @@ def test_few_values_do_not_make_the_variance_explode(rule):
       assert np.all(layer.variance < 5 + 2 / _BETA * 10)
 
 
-_RULES = {
-    'mean': aggregators.Mean(),
-    'median': aggregators.CoordinateMedian(num_byzantine=3),
-    'trimmed_mean': aggregators.TrimmedMean(num_byzantine=3),
-    'geometric_median': aggregators.GeometricMedian(num_byzantine=3),
-    'mea_med': aggregators.MeaMed(num_byzantine=3),
-    'krum': aggregators.Krum(num_byzantine=3),
-    'multi_krum': aggregators.MultiKrum(num_byzantine=3),
-    'mda': aggregators.MinimumDiameterAveraging(3),
-    'monna': aggregators.NearestNeighborAveraging(3),
-    'caf': aggregators.CovarianceBoundAgnosticFilter(3),
-    'smea': aggregators.SmallestMaximumEigenvalueAveraging(3),
-    'bulyan': aggregators.Bulyan(1),
-    'clipping+median': aggregators.StaticClipping(
-        aggregators.CoordinateMedian(3), 10.0
-    ),
-    'arc+krum': aggregators.AdaptiveRobustClipping(aggregators.Krum(3), 3),
-    'multi_krum_of_4': aggregators.MultiKrum(3, num_selected=4),
-    'nnm+krum': aggregators.NearestNeighborMixing(
-        aggregators.Krum(num_byzantine=3), num_byzantine=3
-    ),
-    'centered_clipping': aggregators.CenteredClipping(1.0, num_byzantine=3),
-    'bucketing+median': aggregators.Bucketing(
-        aggregators.CoordinateMedian(num_byzantine=1), 2
-    ),
-}
-
-
 def _updates(num_clients):
   return np.random.default_rng(3).normal(1, 0.1, (num_clients, 5))
 
 
-@pytest.mark.parametrize('name', _RULES)
+@pytest.mark.parametrize('name', rule_calls.RULES)
 def test_attackers_that_abstain_do_not_stop_a_round(name):
-  process = _RULES[name].create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
-  updates = _updates(10).astype(np.float32)
-  honest = updates[3:]
+  rule = rule_calls.RULES[name]
+  process = rule.create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
+  updates = _updates(24).astype(np.float32)
+  honest = updates[4:]
   for weight in (0, -1):
     output = process.next(
         process.initialize(),
         list(updates),
-        [np.float32(weight)] * 3 + [np.float32(1)] * 7,
+        [np.float32(weight)] * 4 + [np.float32(1)] * 20,
     )
     # Clipping shortens values.
     if 'clipping' not in name and 'arc' not in name:
@@ -184,7 +158,8 @@ def test_attackers_that_abstain_leave_fewer_to_tolerate():
 
 
 def test_too_few_clients_are_an_error_if_nobody_abstains():
-  process = _RULES['krum'].create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
+  rule = aggregators.Krum(num_byzantine=3)
+  process = rule.create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
   updates = list(_updates(8).astype(np.float32))
   with pytest.raises(Exception, match='it needs at least . of these clients'):
     process.next(process.initialize(), updates, [np.float32(1)] * 8)

@@ -63,19 +63,6 @@ def test_pooled_equals_moments_of_the_union(pooled, sizes, offset, seed):
   )
 
 
-def test_pooled_adds_the_spread_of_the_means(naive, pooled):
-  clients = [
-      [aggregators.layer_moments(1.0, np.array([0.0, 4]), np.array([1.0, 1]))],
-      [aggregators.layer_moments(3.0, np.array([8.0, 0]), np.array([5.0, 1]))],
-  ]
-  # The spread is (1·36 + 3·4)/4 and (1·9 + 3·1)/4.
-  for process, variance in ((naive, [4, 1]), (pooled, [16, 4])):
-    (result,) = _aggregate(process, clients)
-    assert result.count == 4
-    np.testing.assert_allclose(result.mean, [6, 1], rtol=1e-15)
-    np.testing.assert_allclose(result.variance, variance, rtol=1e-15)
-
-
 @pytest.mark.parametrize('name', ['naive', 'pooled'])
 def test_moments_with_count_zero_are_ignored(name, request):
   process = request.getfixturevalue(name)
@@ -252,14 +239,6 @@ def _nearest_neighbor_median(x, f=2):
     [
         (aggregators.Mean(), lambda x: x.mean(0)),
         (aggregators.CoordinateMedian(), lambda x: np.median(x, 0)),
-        (aggregators.MinimumDiameterAveraging(0), lambda x: x.mean(0)),
-        (aggregators.NearestNeighborAveraging(0), lambda x: x.mean(0)),
-        (aggregators.CovarianceBoundAgnosticFilter(0), lambda x: x.mean(0)),
-        (
-            aggregators.SmallestMaximumEigenvalueAveraging(0),
-            lambda x: x.mean(0),
-        ),
-        (aggregators.Bulyan(0), lambda x: x.mean(0)),
         (
             aggregators.AdaptiveRobustClipping(
                 aggregators.StaticClipping(aggregators.CoordinateMedian(), 1e3),
@@ -274,10 +253,7 @@ def _nearest_neighbor_median(x, f=2):
             _nearest_neighbor_median,
         ),
     ],
-    ids=[
-        *('mean', 'median', 'mda', 'monna', 'caf', 'smea', 'bulyan'),
-        *('arc+clipping+median', 'nnm+median'),
-    ],
+    ids=['mean', 'median', 'arc+clipping+median', 'nnm+median'],
 )
 def test_rules_replace_the_mean(name, rule, aggregate):
   clients = _clients(7)
@@ -502,3 +478,30 @@ def test_wrong_number_of_momentums_is_an_error():
 def test_rule_of_another_class_is_an_error(name):
   with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
     _factory(name, tff.aggregators.UnweightedMeanFactory())
+
+
+@pytest.mark.parametrize('num_clients', [1, 2, 5])
+@pytest.mark.parametrize(
+    'factory',
+    [
+        aggregators.NaiveMomentsFactory(),
+        aggregators.PooledMomentsFactory(),
+        aggregators.FbnMomentsFactory(0.9),
+    ],
+    ids=['naive', 'pooled', 'fbn'],
+)
+def test_large_means(factory, num_clients):
+  """The means are finite, and all variances whose true value is finite."""
+  process = factory.create(tff.to_type([aggregators.layer_moments_type(3)]))
+  means = np.float32([[3e38, -3e38, 1], [-3e38, 3e38, 2]] * 3)[:num_clients]
+  clients = [
+      [aggregators.layer_moments(np.float32(8), mean, np.float32([1, 2, 3]))]
+      for mean in means
+  ]
+  (found,) = process.next(process.initialize(), clients).result
+  expected = means.astype(np.float64).mean(axis=0)
+  np.testing.assert_allclose(found.mean, expected, rtol=1e-5, atol=1e32)
+  is_finite = np.isfinite(found.variance)
+  is_naive = isinstance(factory, aggregators.NaiveMomentsFactory)
+  assert np.all(is_finite) == (is_naive or num_clients == 1)
+  assert is_finite[2]

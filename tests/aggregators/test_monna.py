@@ -38,17 +38,6 @@ def test_equal_values_and_the_trusted_one():
   np.testing.assert_array_equal(rule_calls.aggregate(rule, x)[0], [3, 3])
 
 
-def test_trusted_client_far_from_the_origin():
-  rng = np.random.default_rng(0)
-  x = (1e4 + rng.normal(size=(8, 300))).astype(np.float32)
-  lengths = np.linalg.norm(x.astype(np.float64) - x[0], axis=1)
-  expected = x[np.argsort(lengths)[:6]].astype(np.float64).mean(axis=0)
-  rule = aggregators.NearestNeighborAveraging(2)
-  np.testing.assert_allclose(
-      rule_calls.aggregate(rule, x)[0], expected, rtol=1e-6
-  )
-
-
 def test_attackers_around_a_trusted_client():
   honest = np.random.default_rng(0).normal(size=(7, 5))
   x = np.concatenate([np.zeros((3, 5)), honest])

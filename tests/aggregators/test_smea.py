@@ -9,23 +9,6 @@ from tff_bn import aggregators
 from tff_bn.aggregators import scatter
 
 
-@pytest.mark.parametrize('offset', [0.0, 2.0, 20.0, 1e3])
-def test_choice_of_float32_values_is_right(offset):
-  rng = np.random.default_rng(5)
-  x = rng.normal(size=(24, 3000)) * np.linspace(0.9, 1.1, 24)[:, None]
-  x = (offset + rng.permutation(x)).astype(np.float32)
-  exact = x.astype(np.float64)
-  norms = [np.linalg.norm(y - y.mean(axis=0), 2) for y in _without_one(exact)]
-  expected = _without_one(exact)[int(np.argmin(norms))].mean(axis=0)
-  rule = aggregators.SmallestMaximumEigenvalueAveraging(1)
-  result, _ = rule_calls.aggregate(rule, x)
-  np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
-
-
-def _without_one(x):
-  return [np.delete(x, i, axis=0) for i in range(len(x))]
-
-
 def test_sets_are_compared_in_blocks(monkeypatch):
   x = np.random.default_rng(0).normal(size=(9, 4))
   rule = aggregators.SmallestMaximumEigenvalueAveraging(3)

@@ -1,4 +1,4 @@
-"""The federated layer in Keras models: training, saving and loading."""
+"""The batch normalization layers in Keras models: training, saving, loading."""
 
 import keras
 import numpy as np
@@ -7,7 +7,9 @@ import random_values
 import tensorflow as tf
 
 from tff_bn.fedtan import model_checks
+from tff_bn.layers import BatchRenormalization
 from tff_bn.layers import FederatedBatchNormalization
+from tff_bn.layers import HybridBatchNormalization
 
 KerasLayer = keras.layers.BatchNormalization
 
@@ -73,16 +75,24 @@ def test_frozen_models_do_not_update_statistics():
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize('file', ['model.keras', 'model.h5'])
-def test_saved_models_are_loaded_without_custom_objects(tmp_path, file):
-  model = _model(epsilon=0.02)
+@pytest.mark.parametrize(
+    ('kind', 'file'),
+    [
+        (FederatedBatchNormalization, 'model.keras'),
+        (FederatedBatchNormalization, 'model.h5'),
+        (HybridBatchNormalization, 'model.keras'),
+        (BatchRenormalization, 'model.keras'),
+    ],
+)
+def test_saved_models_are_loaded_without_custom_objects(tmp_path, kind, file):
+  model = _model(kind, epsilon=0.02)
   _compile(model)
   x, y = _data()
   model.fit(x, y, batch_size=8, epochs=1, verbose=0)
   model.save(tmp_path / file)
   loaded = keras.models.load_model(tmp_path / file)
   layer = loaded.get_layer('norm')
-  assert type(layer) is FederatedBatchNormalization
+  assert type(layer) is kind
   assert layer.get_config() == model.get_layer('norm').get_config()
   for training in (False, True):
     np.testing.assert_allclose(
