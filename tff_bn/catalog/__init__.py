@@ -1,0 +1,1 @@
+"""What the package has to offer, one entry each. Imports no TensorFlow."""
