@@ -1,6 +1,6 @@
 """`tff-bn-compare`: trains several algorithms, and sweeps flags."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import contextlib
 import os
 import pathlib
@@ -161,14 +161,29 @@ def _run(flags: command_line.ParsedFlags) -> None:
       # From the first check to the last file, no other program writes there.
       stack.enter_context(run_folder.claim(folder))
       _check_folder(flags, folder, texts)
+      states = {}
       for run in comparison.trained():
         subfolder = folders[run.folder]
         stack.enter_context(run_folder.claim(subfolder))
-        run_folder.check(
+        states[run.folder] = run_folder.check(
             subfolder, run.settings.to_flags(), overwrite=flags.overwrite
         )
     stack.enter_context(run_folder.temporary_files_in(folder))
-    _compare(flags, comparison, experiment, runtime, folder, folders, texts)
+    finished = {
+        name
+        for name, state in states.items()
+        if state == run_folder.State.FINISHED
+    }
+    _compare(
+        flags,
+        comparison,
+        experiment,
+        runtime,
+        folder,
+        folders,
+        texts,
+        finished,
+    )
 
 
 def _measure(experiment: experiment_plan.Plan) -> None:
@@ -216,10 +231,10 @@ def _list(
   listed = []
   for run in comparison.trained():
     subfolder = folders[run.folder]
-    run_folder.check(
+    state = run_folder.check(
         subfolder, run.settings.to_flags(), overwrite=flags.overwrite
     )
-    listed.append(run_list.look(run, subfolder, overwrite=flags.overwrite))
+    listed.append(run_list.look(run, subfolder, state))
   return run_list.text(listed, flags.jobs)
 
 
@@ -231,16 +246,10 @@ def _compare(
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
     texts: Mapping[str, str],
+    finished: Collection[str],
 ) -> None:
   """Trains in folders that are claimed, and writes the results."""
   runs = comparison.trained()
-  with command_line.checking_input():
-    finished = {
-        run.folder
-        for run in runs
-        if not flags.overwrite
-        and run_folder.is_complete(folders[run.folder], run.settings.to_flags())
-    }
   if len(finished) == len(runs) and planned is None:
     results = _read_results(flags, comparison, folders)
     if _are_written(folder, texts, results):
@@ -404,10 +413,9 @@ def _write_results(
     builder: 'jobs.Builder',
 ) -> None:
   """Writes the table, the plots and the page, and prints the table."""
-  from tff_bn.programs.results import figures
+  from tff_bn.programs.results import charts
   from tff_bn.programs.results import html_report
   from tff_bn.programs.results import plots
-  from tff_bn.programs.results import sweep_plots
   from tff_bn.programs.runs import jobs
   from tff_bn.programs.testing import held_out
 
@@ -418,33 +426,21 @@ def _write_results(
   first = comparison.runs[0].settings
   data = builder.data(first)
   title = jobs.describe_data(first, data, comparison.varied_flags)
-  plot_folder = folder / run_folder.PLOTS
+  labels_title = (
+      f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}'
+  )
+  drawn = plots.label_distribution(data, labels_title)
   if names == [report.ALGORITHM]:
-    plots.save_figures(
-        plot_folder,
+    drawn |= plots.of_algorithms(results.runs, title)
+  elif flags.experiment is None:
+    drawn |= plots.of_sweep(
         results.runs,
-        data.label_distribution(),
-        data.client_ids,
+        results.rows,
+        results.num_averaged,
+        comparison.axes,
         title,
-        data.class_names,
     )
-  else:
-    if flags.experiment is None:
-      sweep_plots.save_figures(
-          plot_folder,
-          results.runs,
-          results.rows,
-          results.num_averaged,
-          comparison.axes,
-          title,
-      )
-    distribution = plots.label_distribution_figure(
-        data.label_distribution(),
-        data.client_ids,
-        f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}',
-        data.class_names,
-    )
-    figures.save(plot_folder, {'label_distribution': distribution})
+  charts.save(folder / run_folder.PLOTS, drawn)
   if flags.experiment is None:
     print(results.table)
   held_out.write_comparison(
@@ -480,7 +476,6 @@ def _write_results(
               held_out.ALGORITHM,
           ),
           held_out_notes=held_out.notes(held_out.ALGORITHM),
-          class_names=data.class_names,
       ),
   )
   _print_files(flags, folder)

@@ -2,24 +2,28 @@
 
 import base64
 from collections.abc import Mapping, Sequence
+import csv
 import dataclasses
 import functools
 import os
 import pathlib
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 import urllib.parse
 
 import jinja2
+import numpy as np
 
+from tff_bn.catalog import columns
 from tff_bn.common import files
 from tff_bn.imports import versions
-from tff_bn.programs.results import plots
+from tff_bn.programs.results import charts
+from tff_bn.programs.results import curve_points
 from tff_bn.programs.results import report
-from tff_bn.programs.results import report_data
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
+from tff_bn.programs.runs import run_timing
 from tff_bn.training import measures
 
 if TYPE_CHECKING:
@@ -73,7 +77,6 @@ class Page:
     held_out: The table of clients that took no part in training, if there are
       any: its titles and its lines.
     held_out_notes: Sentences that explain this table.
-    class_names: The names of the classes, if they have names.
   """
 
   title: str
@@ -89,7 +92,6 @@ class Page:
   labels_of: str
   held_out: Sequence[Sequence[str]] = ()
   held_out_notes: Sequence[str] = ()
-  class_names: Sequence[str] = ()
 
 
 def name_algorithms(runs: Sequence[report.Run]) -> str:
@@ -106,15 +108,8 @@ def write(folder: pathlib.Path, page: Page) -> None:
     folder: The folder of the run or the comparison.
     page: What it is about.
   """
-  numbers = report_data.data(
-      page.runs,
-      page.folders,
-      page.varied,
-      page.data.label_distribution(),
-      page.data.client_ids,
-      page.class_names,
-  )
   run_cells, run_rows = _runs(folder, page)
+  axes = _axes(page)
   text = (
       _environment()
       .get_template('report.html')
@@ -125,14 +120,22 @@ def write(folder: pathlib.Path, page: Page) -> None:
           num_labels=len(page.varied),
           notes=report.notes(page.results, page.num_averaged, page.runs),
           over_rounds=f'{report.over_rounds(page.num_averaged)}.',
-          band=_sentence(plots.band_note(page.runs)),
+          band=_sentence(curve_points.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
-          data=numbers,
+          colors=charts.colors,
+          axes=axes,
+          filters=_filters(page.runs, page.varied),
+          columns=[
+              dict(name=column.name, title=_chart_title(column, page.runs))
+              for column in curve_points.columns_of(page.runs)
+          ],
+          data=_data(page, axes),
           of_client=measures.OF_CLIENT,
           max_clients=measures.MAX_CLIENTS,
           max_table_clients=measures.MAX_TABLE_CLIENTS,
+          max_label_clients=charts.MAX_CLIENTS,
           client_cells=client_cells(page.runs, page.folders),
-          hidden_clients=len(page.data.client_ids) > report_data.MAX_CLIENTS,
+          hidden_clients=len(page.data.client_ids) > charts.MAX_CLIENTS,
           figures=_figures(folder),
           run_cells=run_cells,
           run_rows=run_rows,
@@ -141,6 +144,79 @@ def write(folder: pathlib.Path, page: Page) -> None:
       )
   )
   files.replace(folder / run_folder.REPORT, text)
+
+
+def _axes(page: Page) -> list[charts.Axis]:
+  """Returns the horizontal axes among which the reader chooses."""
+  has_costs = {
+      axis.name: bool(curve_points.totals(page.runs, axis.name))
+      for axis in charts.COSTS
+  }
+  has_costs[charts.SECONDS.name] = bool(seconds_per_round(page.folders))
+  return [axis for axis in charts.AXES if has_costs.get(axis.name, True)]
+
+
+def _chart_title(column: columns.Column, runs: Sequence[report.Run]) -> str:
+  measured = measures.name(column.name, report.have_client_models(runs))
+  return f'{column.kind.name.capitalize()}: {measured}'
+
+
+def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
+  """Returns the charts, their data and the lines, as JSON expresses them."""
+  groups = curve_points.by_name(page.runs)
+  seconds = {
+      name: seconds_per_round(
+          [
+              folder
+              for run, folder in zip(page.runs, page.folders)
+              if run.name == name
+          ]
+      )
+      for name in groups
+  }
+  points = curve_points.values(groups, seconds)
+  styles = charts.styles(page.runs)
+  drawn: dict[str, Any] = {
+      column.name: dict(
+          data='points',
+          by_axis={
+              axis.name: charts.curves(
+                  column,
+                  axis,
+                  styles,
+                  is_logarithmic=curve_points.needs_logarithm(
+                      page.runs, axis.name
+                  ),
+                  has_few_points=curve_points.are_few(points),
+              )
+              for axis in axes
+          },
+      )
+      for column in curve_points.columns_of(page.runs)
+  }
+  drawn['clients'] = dict(data='clients', spec=charts.client_accuracies(styles))
+  client_ids = page.data.client_ids
+  drawn['labels'] = dict(
+      data='labels',
+      spec=charts.labels(len(client_ids), bool(page.data.class_names)),
+  )
+  return dict(
+      series=[
+          dict(name=name, labels=dict(runs[0].labels), **styles[name])
+          for name, runs in groups.items()
+      ],
+      data=dict(
+          points=points,
+          clients=[
+              dict(name=run.name, seed=run.seed, client=client, accuracy=value)
+              for run, folder in zip(page.runs, page.folders)
+              for client, value in client_accuracies(folder)
+          ],
+          labels=charts.label_values(page.data),
+      ),
+      charts=drawn,
+      configs={scheme: charts.config(scheme) for scheme in ('light', 'dark')},
+  )
 
 
 def refresh_figures(folder: pathlib.Path) -> None:
@@ -176,6 +252,53 @@ def _library() -> str:
   return vl_convert.javascript_bundle()  # type: ignore[call-arg]
 
 
+def seconds_per_round(folders: Sequence[pathlib.Path]) -> Optional[float]:
+  """Returns the mean time of a round in runs; None if no time is known."""
+  timings = [run_timing.read(folder) for folder in folders]
+  known = [t.seconds / t.rounds for t in timings if t is not None and t.rounds]
+  return float(np.mean(known)) if known else None
+
+
+def _filters(
+    runs: Sequence[report.Run], varied: Sequence[str]
+) -> dict[str, list[str]]:
+  """Returns the values of each label, if several labels vary."""
+  values = {
+      name: list(dict.fromkeys(run.labels[name] for run in runs))
+      for name in varied
+  }
+  if len(values) < 2:
+    return {}
+  return {name: texts for name, texts in values.items() if len(texts) > 1}
+
+
+def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
+  """Reads the accuracies of a run's clients.
+
+  Args:
+    folder: The run's folder.
+
+  Returns:
+    The id and the accuracy of each client; none if they are not there.
+
+  Raises:
+    ValueError: If the file is damaged. A run that failed has no checksum of it.
+  """
+  path = folder / run_folder.CLIENT_METRICS
+  if not path.exists():
+    return []
+  try:
+    with path.open(encoding='utf-8', newline='') as file:
+      return [
+          (row['client'], float(row['accuracy']))
+          for row in csv.DictReader(file)
+      ]
+  except (ValueError, KeyError, TypeError, csv.Error) as error:
+    raise ValueError(
+        f'{path} is damaged. Remove it; the command of the run writes it again.'
+    ) from error
+
+
 def client_cells(
     runs: Sequence[report.Run], folders: Sequence[pathlib.Path]
 ) -> list[list[str]]:
@@ -192,7 +315,7 @@ def client_cells(
   """
   accuracies: dict[str, dict[str, list[float]]] = {}
   for run, folder in zip(runs, folders, strict=True):
-    for client, accuracy in report_data.client_accuracies(folder):
+    for client, accuracy in client_accuracies(folder):
       values = accuracies.setdefault(client, {})
       values.setdefault(run.name, []).append(100 * accuracy)
   if not 0 < len(accuracies) <= measures.MAX_TABLE_CLIENTS:
@@ -217,8 +340,8 @@ def _sentence(text: str) -> str:
 def _facts(page: Page) -> list[tuple[str, str]]:
   """Returns the lines of the list of what was run."""
   facts = [('Program', page.program), ('Data', page.data_title)]
-  if page.class_names:
-    facts.append(('Classes', ', '.join(page.class_names)))
+  if page.data.class_names:
+    facts.append(('Classes', ', '.join(page.data.class_names)))
   facts += [
       (title, page.flags[name].replace(',', ', ').replace('\n', '; '))
       for name, title in _FACTS.items()
@@ -251,7 +374,7 @@ def _runs(
   cells[0].append('Seconds per round')
   rows = []
   for row, run in zip(cells[1:], page.folders, strict=True):
-    seconds = report_data.seconds_per_round([run])
+    seconds = seconds_per_round([run])
     row.append('–' if seconds is None else f'{seconds:.3g}')
     links = [('folder', _link(folder, run, '.'))]
     links += [

@@ -384,7 +384,6 @@ class TestContinuing:
     old = run_folder.read_flags(run)
     with run_folder.claim(run):
       run_folder.begin(run, 'x', {**old, 'rounds': '2'}, overwrite=False)
-    assert not run_folder.is_finished(run)
     assert not run_folder.is_complete(run, {**old, 'rounds': '2'})
     assert not run_folder.is_complete(run, old)
     _fails(evaluate, [f'--run={run}'], capsys, 'is not finished')

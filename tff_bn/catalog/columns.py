@@ -12,6 +12,7 @@ class Kind:
   """What the numbers of a column are.
 
   Attributes:
+    name: The beginning of the names of their plots.
     title: Their name on the axis of a plot.
     is_averaged: Whether `results.csv` has the mean over the last evaluated
       rounds, tables have the deviation over the seeds, and plots have a curve.
@@ -23,6 +24,7 @@ class Kind:
     is_logarithmic: Whether the axis of a plot is logarithmic.
   """
 
+  name: str
   title: str
   is_averaged: bool = False
   higher_is_better: bool | None = None
@@ -33,6 +35,7 @@ class Kind:
 
 
 ACCURACY = Kind(
+    'accuracy',
     'Accuracy',
     is_averaged=True,
     higher_is_better=True,
@@ -42,13 +45,14 @@ ACCURACY = Kind(
 )
 # With wrong BN statistics, losses differ by orders of magnitude.
 LOSS = Kind(
+    'loss',
     'Loss (cross-entropy)',
     is_averaged=True,
     higher_is_better=False,
     is_logarithmic=True,
 )
-COUNT = Kind('Number', digits=0)
-SIZE = Kind('MB')
+COUNT = Kind('count', 'Number', digits=0)
+SIZE = Kind('size', 'MB')
 
 
 @dataclasses.dataclass(frozen=True)
