@@ -26,6 +26,7 @@ Spec = dict[str, Any]
 Styles = Mapping[str, Mapping[str, Any]]
 # More rows of the label distribution can't be read.
 MAX_CLIENTS = 200
+_MAX_NAMED_CLASSES = 40
 # The lengths of dashes and gaps in pixels, for styles of Matplotlib.
 _DASHES: Mapping[str, Sequence[float]] = {
     '-': [],
@@ -361,14 +362,14 @@ def label_values(data: 'federated.FederatedData') -> list[Spec]:
   ]
 
 
-def labels(num_clients: int, has_names: bool) -> Spec:
+def labels(num_clients: int, num_names: int) -> Spec:
   """Draws the number of examples of each class and client.
 
   Its data are `label_values`.
 
   Args:
     num_clients: The number of clients.
-    has_names: Whether the classes have names.
+    num_names: The number of classes with names. Up to 40 names are all shown.
 
   Returns:
     The chart without data.
@@ -383,9 +384,9 @@ def labels(num_clients: int, has_names: bool) -> Spec:
               'Class',
               sort=None,
               axis=dict(
-                  labelAngle=-45 if has_names else 0,
+                  labelAngle=-90 if num_names else 0,
                   labelLimit=150,
-                  labelOverlap=True,
+                  labelOverlap=not 0 < num_names <= _MAX_NAMED_CLASSES,
               ),
           ),
           y=_name(

@@ -198,7 +198,7 @@ def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
   client_ids = page.data.client_ids
   drawn['labels'] = dict(
       data='labels',
-      spec=charts.labels(len(client_ids), bool(page.data.class_names)),
+      spec=charts.labels(len(client_ids), len(page.data.class_names)),
   )
   return dict(
       series=[

@@ -47,7 +47,7 @@ def label_distribution(
     The chart `label_distribution`.
   """
   num_clients, num_classes = data.label_distribution().shape
-  chart = charts.labels(num_clients, bool(data.class_names))
+  chart = charts.labels(num_clients, len(data.class_names))
   if num_clients * num_classes <= _MAX_CELLS_WITH_NUMBERS:
     chart = charts.with_counts(chart)
   hidden = ''
@@ -129,8 +129,12 @@ def _side_by_side(
       hconcat=panels,
       resolve=dict(scale=dict(x='shared', y='shared')),
   )
-  note = curve_points.band_note(runs)
-  return charts.titled(chart, _PANEL_WIDTH * len(shown), title, note)
+  notes = [curve_points.band_note(runs)]
+  if axis != charts.ROUND and len(curve_points.totals(runs, axis.name)) < len(
+      runs
+  ):
+    notes.append('horizontal line: sends nothing')
+  return charts.titled(chart, _PANEL_WIDTH * len(shown), title, *notes)
 
 
 def of_sweep(

@@ -17,7 +17,7 @@ from tff_bn.programs import compare
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import settings
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import charts
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_process
@@ -50,18 +50,18 @@ def _contents(folder):
 def _titles(monkeypatch):
   """Returns a mapping that will have the titles of all figures, by name."""
   titles = {}
-  save = figures.save
+  save = charts.save
 
   def keep(folder, drawings):
     titles.update(
         {
-            name: ' '.join(drawing.get_suptitle().split())
+            name: ' '.join(drawing['title']['text'])
             for name, drawing in drawings.items()
         }
     )
     save(folder, drawings)
 
-  monkeypatch.setattr(figures, 'save', keep)
+  monkeypatch.setattr(charts, 'save', keep)
   return titles
 
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
 from tff_bn.common import files
+from tff_bn.papers import figures
 from tff_bn.programs import analyze as analyze_program
-from tff_bn.programs.results import figures
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
