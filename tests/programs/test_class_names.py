@@ -109,7 +109,7 @@ def test_run_knows_the_names(run):
   assert manifest['class_names'] == _ALL and manifest['num_classes'] == 4
   page = (run / 'report.html').read_text(encoding='utf-8')
   assert ', '.join(_ALL) in page
-  assert '"classes": ["benign", "cyst", "malignant", "normal"]' in page
+  assert '"client": "rome", "count": 6, "label": "benign"' in page
 
 
 def test_printed_code_predicts_the_names_of_raw_pictures(
@@ -201,10 +201,12 @@ def test_analyses_match_classes_by_name(run, clinics, tmp_path):
     )
   settings = finished_run.read_settings(
       run,
-      [
-          f'--dataset=domains:rome=folder:{tmp_path}/rome,'
-          f'wien=folder:{tmp_path}/wien'
-      ],
+      dict(
+          dataset=(
+              f'domains:rome=folder:{tmp_path}/rome,'
+              f'wien=folder:{tmp_path}/wien'
+          )
+      ),
   )
   (analyzed,) = analyzed_run.load({run: ('', settings)})
   assert analyzed.data.class_names == tuple(_ALL)

@@ -82,6 +82,7 @@ def test_sweep_grows(tmp_path, monkeypatch, capfd):
       'heat_map_algorithm_local_steps_clients.png',
       'test_accuracy.png',
       'client_test_accuracy.png',
+      'client_test_loss.png',
       'train_loss.png',
       'test_loss.png',
       'label_distribution.png',
