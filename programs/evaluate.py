@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import contextlib
-import dataclasses
 import pathlib
 import sys
 from typing import NamedTuple, Optional
@@ -38,7 +37,9 @@ def define_flags(
       data_flags.DataFlags.define(values, inherited="the run's"),
   )
   # A client that did not train is a domain.
-  values['dataset'].parser = data_flags.DatasetParser(fewest_domains=1)
+  values['dataset'].parser = parsers.Parser(
+      data_flags.DatasetParser(fewest_domains=1)
+  )
   return groups
 
 
@@ -187,11 +188,8 @@ def evaluate(
         run_building.split_dataset(
             # How clients were sampled, and what attackers did to labels, was
             # for the training.
-            dataclasses.replace(
-                settings,
-                pixel_scaling=None,
-                clients_per_round=None,
-                attack=None,
+            settings.replaced(
+                pixel_scaling=None, clients_per_round=None, attack=None
             ),
             dataset,
         ),

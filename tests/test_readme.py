@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
+from tff_bn.catalog import rules
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
@@ -21,7 +22,6 @@ from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.flags import registry
-from tff_bn.programs.flags import robustness_flags
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PATHS = {
@@ -146,7 +146,7 @@ def test_rule_on_a_matrix(capsys):
 def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   # The page's code sets these; afterwards they are gone.
   monkeypatch.setitem(splits.SPLITS, 'parity', None)
-  monkeypatch.setitem(robustness_flags.RULES, 'midrange', None)
+  monkeypatch.setitem(rules.RULES._entries, 'midrange', None)
   monkeypatch.setitem(registry.ALGORITHMS, 'local_shift', None)
   monkeypatch.setitem(registry.CORRECTIONS, 'absolute', None)
   monkeypatch.setattr(aggregators, 'Midrange', None, raising=False)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import value_types
 from tff_bn.common import progress
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
@@ -20,7 +21,7 @@ NAME = 'fedbn_toy'
 OUTPUT_DIR = f'runs/{NAME}'
 
 # With larger numbers, cos(w x) oscillates much faster than the grid.
-_POSITIVE = parsers.NumberParser(float, above=0, maximum=1000)
+_POSITIVE = value_types.Number(float, above=0, maximum=1000)
 
 
 def define_flags(
@@ -39,25 +40,25 @@ def _define_example_flags(
   define = flag_groups.Definer(values)
   define(
       'deviations',
-      parsers.TupleParser(_POSITIVE),
+      value_types.List(_POSITIVE),
       "Standard deviations of the clients' inputs, separated by commas",
       (0.5, 2.0),
   )
   define('weight', _POSITIVE, 'Weight of the labels', 2.0)
   define(
       'noise',
-      parsers.NumberParser(float, minimum=0, maximum=1000),
+      value_types.Number(float, minimum=0, maximum=1000),
       "Standard deviation of the labels' noise",
       0.1,
   )
   define(
       'num_points',
       # Each of the 40,000 losses of the surface takes all points.
-      parsers.NumberParser(int, minimum=2, maximum=10**4),
+      value_types.Number(int, minimum=2, maximum=10**4),
       'Number of points of a client',
       1000,
   )
-  define('seed', flag_groups.SEED, 'Random seed of the points', 0)
+  define('seed', value_types.SEED, 'Random seed of the points', 0)
   return define.group('Example')
 
 

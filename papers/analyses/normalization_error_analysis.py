@@ -5,6 +5,7 @@ import pathlib
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import value_types
 from tff_bn.common import files
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
@@ -37,7 +38,7 @@ def _define_experiment_flags(
   define = flag_groups.Definer(values)
   define(
       'gammas',
-      parsers.TupleParser(flag_groups.SHARE),
+      value_types.List(value_types.SHARE),
       "Heterogeneity levels, separated by commas: the share of each client's"
       ' points that is drawn at random from all classes; the rest is sorted by'
       ' class. With 0, each client has one class',
@@ -45,7 +46,7 @@ def _define_experiment_flags(
   )
   define(
       'rounds',
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of rounds; each client has new points in each round',
       100,
   )
@@ -57,19 +58,19 @@ def _define_experiment_flags(
   )
   define(
       'points_per_client',
-      parsers.NumberParser(int, minimum=2),
+      value_types.Number(int, minimum=2),
       'Number of points of a client in a round',
       30,
   )
   define(
       'beta',
-      parsers.NumberParser(float, above=0, maximum=1),
+      value_types.Number(float, above=0, maximum=1),
       "Share of a round's statistics in the running statistics",
       0.1,
   )
   define(
       'seed',
-      flag_groups.SEED,
+      value_types.SEED,
       'Random seed of the points and their split over the clients',
       0,
   )

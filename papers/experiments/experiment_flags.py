@@ -4,9 +4,10 @@ import itertools
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import value_types
+from tff_bn.catalog.parts import listing
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
 from tff_bn.programs.plan import settings as settings_lib
@@ -20,7 +21,7 @@ def define_flags(values: absl_flags.FlagValues) -> flag_groups.FlagGroup:
   define = flag_groups.Definer(values)
   define(
       'experiment',
-      flag_groups.TEXT,
+      value_types.TEXT,
       'PAPER/NAME: trains what a table or a figure of a paper shows, and shows'
       ' the result in the same form. Flags of the command overrule those of the'
       f' experiment. {LIST} prints the names. The name'
@@ -30,9 +31,8 @@ def define_flags(values: absl_flags.FlagValues) -> flag_groups.FlagGroup:
   )
   define(
       'scale',
-      parsers.ChoiceParser(experiment_files.SCALES),
-      'The size of --experiment:\n'
-      + flag_groups.listing(experiment_files.SCALES),
+      value_types.Choice(experiment_files.SCALES),
+      'The size of --experiment:\n' + listing(experiment_files.SCALES),
       experiment_files.PAPER,
   )
   return define.group('Experiments of papers')

@@ -8,10 +8,10 @@ import pathlib
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import value_types
 from tff_bn.imports import dependencies
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
 from tff_bn.programs.flags import model_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.plan import settings as settings_lib
@@ -22,15 +22,15 @@ from tff_bn.training import folder_lock
 # Analyses that do not need a run.
 WITHOUT_RUN = ('kept_share',)
 # What these numbers count is in memory at once.
-_EXAMPLES = parsers.NumberParser(int, minimum=1, maximum=10**6)
-_REPEATS = parsers.NumberParser(int, minimum=1, maximum=10**5)
-_UNITS = parsers.NumberParser(int, minimum=1, maximum=10**6)
+_EXAMPLES = value_types.Number(int, minimum=1, maximum=10**6)
+_REPEATS = value_types.Number(int, minimum=1, maximum=10**5)
+_UNITS = value_types.Number(int, minimum=1, maximum=10**6)
 
 
 def _define_run(define: flag_groups.Definer, default_text: str) -> None:
   define(
       'run',
-      parsers.TupleParser(flag_groups.TEXT),
+      value_types.List(value_types.TEXT),
       'Folders of finished runs, separated by commas: the --output_dir of'
       ' tff-bn-train or tff-bn-compare. The seeds of a comparison are averaged',
       default_text=default_text,
@@ -41,7 +41,7 @@ def _define_run(define: flag_groups.Definer, default_text: str) -> None:
 def _define_seed(define: flag_groups.Definer, purpose: str) -> None:
   define(
       'seed',
-      flag_groups.SEED,
+      value_types.SEED,
       f'Random seed of {purpose}',
       0,
   )
@@ -54,7 +54,7 @@ def _define_num_examples(define: flag_groups.Definer) -> None:
 def _define_shuffle_probability(define: flag_groups.Definer) -> None:
   define(
       'shuffle_probability',
-      flag_groups.SHARE,
+      value_types.SHARE,
       'P_sf, the probability that a unit is swapped with a random one after it',
       0.1,
   )
@@ -68,19 +68,19 @@ def _define_shuffle_test(define: flag_groups.Definer) -> None:
   _define_shuffle_probability(define)
   define(
       'amplitudes',
-      parsers.TupleParser(parsers.NumberParser(float, minimum=0, below=1)),
+      value_types.List(value_types.Number(float, minimum=0, below=1)),
       'Amplitudes A of the position encodings, separated by commas',
       (0.0, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75),
   )
   define(
       'periods',
-      parsers.TupleParser(model_flags.PERIOD),
+      value_types.List(model_flags.PERIOD),
       'Periods T of the position encodings, separated by commas',
       (1.0, 2.0, 4.0),
   )
   define(
       'inputs',
-      parsers.ChoiceParser(('test', 'gaussian')),
+      value_types.Choice(('test', 'gaussian')),
       'Inputs for which the change of the outputs is measured: test examples,'
       ' or as many random ones from the standard normal distribution, as in'
       ' figure 3',
@@ -88,7 +88,7 @@ def _define_shuffle_test(define: flag_groups.Definer) -> None:
   )
   define(
       'shuffle_probabilities',
-      parsers.TupleParser(flag_groups.SHARE),
+      value_types.List(value_types.SHARE),
       'Values of P_sf for the accuracy on test examples after permuting the'
       ' units of each model with its own encodings, separated by commas',
       (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
@@ -107,14 +107,14 @@ def _define_permutation(define: flag_groups.Definer) -> None:
 def _define_kept_share(define: flag_groups.Definer) -> None:
   define(
       'shuffle_probabilities',
-      parsers.TupleParser(flag_groups.SHARE),
+      value_types.List(value_types.SHARE),
       'Values of P_sf for a single permutation, separated by commas',
       (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
   )
   _define_shuffle_probability(define)
   define(
       'num_shuffles',
-      parsers.TupleParser(flag_groups.MEAN_STEPS),
+      value_types.List(flag_groups.MEAN_STEPS),
       'Values of N_sf, the mean number of permutations in local training,'
       ' separated by commas',
       default_text='0,0.1,0.2,0.5,1,2,5,10 up to --num_steps',
@@ -127,7 +127,7 @@ def _define_kept_share(define: flag_groups.Definer) -> None:
   )
   define(
       'num_units',
-      parsers.TupleParser(_UNITS),
+      value_types.List(_UNITS),
       'Numbers of units of a layer, separated by commas',
       default_text="the sizes of the run's layers; 1024 without a run",
   )
@@ -139,13 +139,13 @@ def _define_kept_share(define: flag_groups.Definer) -> None:
 def _define_weight_divergence(define: flag_groups.Definer) -> None:
   define(
       'num_clients',
-      parsers.NumberParser(int, minimum=2),
+      value_types.Number(int, minimum=2),
       'Number of clients that are drawn and trained',
       default_text='the number in a round of the run',
   )
   define(
       'num_rounds',
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of rounds for the mean; between two rounds, FedAvg averages the'
       " clients' models",
       1,
@@ -156,13 +156,13 @@ def _define_weight_divergence(define: flag_groups.Definer) -> None:
 def _define_layers(define: flag_groups.Definer) -> None:
   define(
       'layers',
-      parsers.TupleParser(flag_groups.TEXT),
+      value_types.List(value_types.TEXT),
       'Names of layers of the model, separated by commas',
       default_text='the activations of all hidden layers',
   )
   define(
       'num_clients',
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of clients that are drawn and trained',
       1,
   )
@@ -179,7 +179,7 @@ def _define_fusion(define: flag_groups.Definer) -> None:
   )
   define(
       'coefficients',
-      parsers.TupleParser(flag_groups.SHARE),
+      value_types.List(value_types.SHARE),
       'Interpolation coefficients μ, separated by commas',
       (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
   )

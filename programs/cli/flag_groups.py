@@ -6,36 +6,28 @@ its help and when it has an effect. An instance has the values that a run uses:
 a flag without effect is None.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 import dataclasses
 import re
 from typing import Any, ClassVar, Optional, Self
 
 from absl import flags
 
+from tff_bn.catalog import options
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
 _SPEC = 'flag'
-OWN_NAME = '<own name>'
-
-POSITIVE_INTEGER = parsers.NumberParser(int, minimum=1)
-INTEGER = parsers.NumberParser(int)
-POSITIVE = parsers.NumberParser(float, above=0)
-NOT_NEGATIVE = parsers.NumberParser(float, minimum=0)
-SHARE = parsers.NumberParser(float, minimum=0, maximum=1)
-MOMENTUM = parsers.NumberParser(float, minimum=0, below=1)
 # A batch, the steps and the passes of a client's round are in memory at once.
-BATCH_SIZE = parsers.NumberParser(int, minimum=1, maximum=10**6)
-STEPS = parsers.NumberParser(int, minimum=1, maximum=10**6)
-MEAN_STEPS = parsers.NumberParser(float, minimum=0, maximum=STEPS.maximum)
-EPOCHS = parsers.NumberParser(int, minimum=1, maximum=10**4)
+BATCH_SIZE = value_types.Number(int, minimum=1, maximum=10**6)
+STEPS = value_types.Number(int, minimum=1, maximum=10**6)
+MEAN_STEPS = value_types.Number(float, minimum=0, maximum=STEPS.maximum)
+EPOCHS = value_types.Number(int, minimum=1, maximum=10**4)
 # Each client has an entry in several tables in memory.
-NUM_CLIENTS = parsers.NumberParser(int, minimum=1, maximum=10**6)
+NUM_CLIENTS = value_types.Number(int, minimum=1, maximum=10**6)
 # 30 years; Python cannot wait for more than 300.
-SECONDS = parsers.NumberParser(float, above=0, maximum=10**9)
-SEED = parsers.NumberParser(int, minimum=0, maximum=2**32 - 1)
-TEXT = parsers.TextParser()
+SECONDS = value_types.Number(float, above=0, maximum=10**9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Definer:
   def __call__(
       self,
       name: str,
-      parser: flags.ArgumentParser,
+      values: value_types.ValueType,
       explanation: str,
       default: Any = None,
       default_text: Optional[str] = None,
@@ -77,7 +69,7 @@ class Definer:
 
     Args:
       name: The flag's name.
-      parser: Parses and checks its value.
+      values: The values that it may have.
       explanation: What it does: sentences without the last point.
       default: Its default.
       default_text: The default in words, if it is no fixed value.
@@ -87,7 +79,7 @@ class Definer:
     elif default_text is None:
       default_text = parsers.to_text(default)
     flags.DEFINE(
-        parser,
+        parsers.Parser(values),
         name,
         default,
         # After a list, in a line of its own.
@@ -102,10 +94,12 @@ class Definer:
     self._names.append(name)
 
   def repeated(
-      self, name: str, parser: flags.ArgumentParser, explanation: str
+      self, name: str, values: value_types.ValueType, explanation: str
   ) -> None:
     """Defines a flag that may be given several times; its value is a list."""
-    flags.DEFINE_multi(parser, None, name, [], '', flag_values=self.values)
+    flags.DEFINE_multi(
+        parsers.Parser(values), None, name, [], '', flag_values=self.values
+    )
     # absl would add a line of its own.
     self.values[name].help = f'{explanation} (default: none).'
     self._names.append(name)
@@ -119,7 +113,7 @@ class Definer:
         flag_values=self.values,
     )
     # absl has no argument for it.
-    self.values[name].parser = parsers.BooleanParser()
+    self.values[name].parser = parsers.Parser(value_types.BOOLEAN)
     self._names.append(name)
 
   def group(self, title: str) -> FlagGroup:
@@ -127,105 +121,88 @@ class Definer:
     return FlagGroup(title, tuple(self._names))
 
 
-@dataclasses.dataclass(frozen=True)
-class Condition:
-  """A condition under which a flag has an effect.
-
-  Attributes:
-    flag: The other flag that decides it.
-    holds: Whether the flag has an effect, given all flags.
-    reason: Why it has none, as the end of a sentence without its point; `{}`
-      stands for the value of the other flag.
-  """
-
-  flag: str
-  holds: Callable[[ParsedFlags], bool]
-  reason: str
-
-
-def only_for(name: str, value: str) -> Condition:
-  """Returns the condition that another flag has this value."""
-  return Condition(
-      name,
-      lambda flags: getattr(flags, name) == value,
-      f'is only for --{name}={value}',
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class FlagSpec:
-  """The declaration of a flag; see `flag` for the attributes."""
-
-  parser: Optional[flags.ArgumentParser]
-  explanation: str | Callable[[], str]
-  default: Any = None
-  default_text: Optional[str] = None
-  compute: Optional[Callable[[ParsedFlags], Any]] = None
-  convert: Optional[Callable[[Any], Any]] = None
-  conditions: tuple[Condition, ...] = ()
-  ignored: Optional[Callable[[ParsedFlags], bool]] = None
-  feature: Optional[str] = None
-  argument: Optional[str] = None
-
-  def define(self, define: Definer, name: str, default: Any) -> None:
-    """Defines the flag with this default."""
-    explanation = self.explanation
-    if callable(explanation):
-      explanation = explanation()
-    if self.parser is None:
-      define.boolean(name, explanation, default)
-      return
-    default_text = self.default_text
-    if default_text is None and isinstance(default, float):
-      default_text = f'{default:g}'
-    define(name, self.parser, explanation, default, default_text)
-
-  def value(
-      self, flags: ParsedFlags, name: str, understood: Container[str]
-  ) -> Any:
-    """Returns the value that a run uses; None if the flag has no effect."""
-    if self.feature is not None and self.feature not in understood:
-      return None
-    if not all(condition.holds(flags) for condition in self.conditions):
-      return None
-    if self.ignored is not None and self.ignored(flags):
-      return None
-    value = getattr(flags, name)
-    if value is None and self.compute is not None:
-      return self.compute(flags)
-    if value is not None and self.convert is not None:
-      return self.convert(value)
-    return value
-
-
 def flag(
-    parser: Optional[flags.ArgumentParser],
-    explanation: str | Callable[[], str],
+    values: Optional[value_types.ValueType],
+    description: str | Callable[[], str],
     default: Any = None,
-    **options: Any,
+    **more: Any,
 ) -> Any:
   """Declares a flag as a field of a dataclass that is derived from `Flags`.
 
   Args:
-    parser: Parses and checks its value. None: the flag is on or off.
-    explanation: What the flag does, for `--help`: sentences without the last
-      point, or a function that returns them.
+    values: The values that it may have. None: it is on or off.
+    description: See `options.Option`.
     default: Its default.
-    **options: More attributes of `FlagSpec`. `default_text`: the default in
-      words, if it is no fixed value. `compute`: computes it from the other
-      flags. `convert`: changes a value that is given. `conditions`: when the
-      flag has an effect; where it has none, giving it is an error. `ignored`:
-      whether the flag has no effect for another reason. `feature`: the flag has
-      an effect only on algorithms with this feature; `OWN_NAME` stands for the
-      flag's name. `argument`: the library's name of the value, see
-      `Flags.arguments`; `OWN_NAME` for the same name.
+    **more: More attributes of `options.Option`.
 
   Returns:
     The field.
   """
+  if values is None:
+    values = value_types.BOOLEAN
   return dataclasses.field(
-      metadata={_SPEC: FlagSpec(parser, explanation, default, **options)}
+      metadata={_SPEC: (values, description, default, more)}
   )
+
+
+def base_class(*declared: options.Option) -> Any:
+  """Returns a base class of groups, whose flags are options of the catalog.
+
+  Args:
+    *declared: The options, in the order of `--help`.
+
+  Returns:
+    A dataclass that is derived from `Flags`.
+  """
+  return dataclasses.make_dataclass(
+      'Options',
+      [
+          (option.name, Any, dataclasses.field(metadata={_SPEC: option}))
+          for option in declared
+      ],
+      bases=(Flags,),
+      frozen=True,
+  )
+
+
+def define(
+    definer: Definer, option: options.Option, default: Any = None
+) -> None:
+  """Defines the flag of an option with this default."""
+  if option.values is value_types.BOOLEAN:
+    definer.boolean(option.name, option.explain(), default)
+    return
+  default_text = option.default_text
+  if default_text is None and isinstance(default, float):
+    default_text = f'{default:g}'
+  definer(option.name, option.values, option.explain(), default, default_text)
+
+
+def value(
+    option: options.Option, flags: ParsedFlags, understood: Container[str]
+) -> Any:
+  """Returns the value that a run uses; None if the flag has no effect.
+
+  Args:
+    option: The flag's option.
+    flags: All flags of the program.
+    understood: The features of the algorithm.
+
+  Returns:
+    The value.
+  """
+  if option.feature is not None and option.feature not in understood:
+    return None
+  if not all(condition.holds(flags) for condition in option.conditions):
+    return None
+  if option.ignored is not None and option.ignored(flags):
+    return None
+  given = getattr(flags, option.name)
+  if given is None and option.compute is not None:
+    return option.compute(flags)
+  if given is not None and option.convert is not None:
+    return option.convert(given)
+  return given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,17 +216,15 @@ class Flags:
   TITLE: ClassVar[str]
 
   @classmethod
-  def specs(cls) -> dict[str, FlagSpec]:
-    """Returns the flags' declarations by name."""
+  def specs(cls) -> dict[str, options.Option]:
+    """Returns the flags' options by name."""
     specs = {}
     for field in dataclasses.fields(cls):
       spec = field.metadata[_SPEC]
-      own = {
-          name: field.name
-          for name in ('feature', 'argument')
-          if getattr(spec, name) == OWN_NAME
-      }
-      specs[field.name] = dataclasses.replace(spec, **own) if own else spec
+      if not isinstance(spec, options.Option):
+        values, description, default, more = spec
+        spec = options.Option(field.name, values, description, default, **more)
+      specs[field.name] = spec
     return specs
 
   @classmethod
@@ -271,10 +246,10 @@ class Flags:
     Returns:
       The group for `--help`.
     """
-    define = Definer(values, inherited)
+    definer = Definer(values, inherited)
     for name, spec in cls.specs().items():
-      spec.define(define, name, defaults.get(name, spec.default))
-    return define.group(cls.TITLE)
+      define(definer, spec, defaults.get(name, spec.default))
+    return definer.group(cls.TITLE)
 
   @classmethod
   def check(cls, flags: ParsedFlags) -> None:
@@ -292,8 +267,8 @@ class Flags:
         if not condition.holds(flags):
           flags.refuse_unless_overruled(
               name,
-              condition.flag,
-              condition.reason.format(getattr(flags, condition.flag)),
+              condition.option,
+              condition.explain(flags),
           )
           break
 
@@ -315,7 +290,7 @@ class Flags:
       The values; those that depend on other flags are computed.
     """
     values = {
-        name: spec.value(flags, name, understood)
+        name: value(spec, flags, understood)
         for name, spec in cls.specs().items()
         if name not in known
     }
@@ -339,6 +314,10 @@ class Flags:
           arguments[spec.argument] = value
     return arguments
 
+  def replaced(self, **values: Any) -> Self:
+    """Returns the same values except for some."""
+    return dataclasses.replace(self, **values)
+
   def name_flags(self, text: str) -> str:
     """Replaces the library's names of arguments in a text by the flags' names.
 
@@ -356,18 +335,3 @@ class Flags:
       if len(names) == 1:
         text = re.sub(rf'(?<![^ (]){argument}=', f'{names[0]}=', text)
     return text
-
-
-def listing(items: Mapping[str, Any]) -> str:
-  """Returns lines that explain the values that a flag may have.
-
-  Args:
-    items: A description for each value, or an object with a `description`.
-
-  Returns:
-    The text.
-  """
-  return ''.join(
-      f'  {name}: {getattr(item, "description", item)}\n'
-      for name, item in items.items()
-  )

@@ -3,9 +3,10 @@
 import dataclasses
 from typing import Any, Optional
 
+from tff_bn.catalog import options
+from tff_bn.catalog import parts
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
-from tff_bn.programs.cli.flag_groups import OWN_NAME
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.flags import registry
@@ -33,20 +34,20 @@ _BACKWARD = {
         ' normalized values'
     ),
 }
-_HAS_AVERAGES = flag_groups.Condition(
+_HAS_AVERAGES = options.Condition(
     'fbn_backward',
     lambda flags: flags.fbn_backward in ('mean', 'running'),
     'is for --fbn_backward=mean and --fbn_backward=running, not for {}',
 )
-_ALGORITHM = parsers.CheckedTextParser(registry.find)
+_ALGORITHM = value_types.CheckedText(registry.find)
 
 
 def _explain_algorithms() -> str:
   return (
-      flag_groups.listing(registry.ALGORITHMS)
+      parts.listing(registry.ALGORITHMS)
       + f"or {registry.DEFAULT} with a correction of the drift of the clients'"
       ' models in local training:\n'
-      + flag_groups.listing(registry.CORRECTIONS)
+      + parts.listing(registry.CORRECTIONS)
       + 'or one of each, such as fedbn+fedprox or fbn+scaffold\n'
   )
 
@@ -60,14 +61,14 @@ def _dsgd_algorithms() -> list[str]:
 
 
 def _option(
-    parser: Any, explanation: Any, default: Any = None, **options: Any
+    parser: Any, explanation: Any, default: Any = None, **more: Any
 ) -> Any:
   """Declares a flag that some algorithms only understand."""
   return flag(
       parser,
       explanation,
       default,
-      **{'feature': OWN_NAME, 'argument': OWN_NAME, **options},
+      **{'feature': options.OWN_NAME, 'argument': options.OWN_NAME, **more},
   )
 
 
@@ -87,30 +88,30 @@ class AlgorithmOptions(flag_groups.Flags):
   """The options that some algorithms only have."""
 
   statistics: Optional[str] = _option(
-      parsers.ChoiceParser(_STATISTICS),
+      value_types.Choice(_STATISTICS),
       "How the clients' running BN statistics are combined where they are"
-      f' shared:\n{flag_groups.listing(_STATISTICS)}',
+      f' shared:\n{parts.listing(_STATISTICS)}',
       'naive',
       argument=None,
   )
   moments: Optional[str] = _option(
-      parsers.ChoiceParser(_MOMENTS),
+      value_types.Choice(_MOMENTS),
       lambda: (
           f'How the clients of {", ".join(registry.users("moments"))} compute'
           ' the mean and the variance over all their batches, at each BN'
-          f' layer:\n{flag_groups.listing(_MOMENTS)}'
+          f' layer:\n{parts.listing(_MOMENTS)}'
       ),
       'two_pass',
   )
   sync_rounds: Optional[int] = _option(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of rounds after which fedtan_ii fixes the BN statistics; less'
       ' than --rounds',
       # The paper's are 10 to 40 % of the rounds.
       **_share_of_rounds(0.2),
   )
   after_sync_factor: Optional[float] = _option(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       'Further factor of --client_learning_rate in fedtan_ii after'
       ' --sync_rounds: with fixed statistics, the steps must be smaller',
       # The paper's are 0.02 on CIFAR-10 and 0.1 on MNIST.
@@ -118,7 +119,7 @@ class AlgorithmOptions(flag_groups.Flags):
       argument=None,
   )
   fixbn_rounds: Optional[int] = _option(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of rounds after which fixbn fixes the BN statistics; less than'
       ' --rounds',
       # As in FBN's paper, where it is 1500 of 3000.
@@ -132,14 +133,14 @@ class AlgorithmOptions(flag_groups.Flags):
       True,
   )
   fbn_backward: Optional[str] = _option(
-      parsers.ChoiceParser(_BACKWARD),
+      value_types.Choice(_BACKWARD),
       'The running averages of the gradients that fbn uses in the backward pass'
-      f' of batch normalization:\n{flag_groups.listing(_BACKWARD)}',
+      f' of batch normalization:\n{parts.listing(_BACKWARD)}',
       'none',
       argument='backward',
   )
   fbn_backward_restart: Optional[float] = _option(
-      parsers.NumberParser(float, above=1),
+      value_types.Number(float, above=1),
       'fbn: the averages of --fbn_backward start again from 0 in a channel'
       ' after a round in which the mean square of its normalized values (with'
       ' the new BN statistics and the unbiased variance) was not between 1'
@@ -149,7 +150,7 @@ class AlgorithmOptions(flag_groups.Flags):
       argument='backward_restart',
   )
   hbn_statistics_rate: Optional[float] = _option(
-      parsers.NumberParser(float, above=0, maximum=1),
+      value_types.Number(float, above=0, maximum=1),
       'The rate r at which hbn moves the BN statistics that clients use in'
       ' training: new = (1 - r) * old + r * those of the round. Evaluation uses'
       ' statistics of the evaluated model on all training data',
@@ -157,7 +158,7 @@ class AlgorithmOptions(flag_groups.Flags):
       argument='statistics_rate',
   )
   dsgd_momentum: Optional[float] = _option(
-      flag_groups.MOMENTUM,
+      value_types.MOMENTUM,
       lambda: (
           f'μ of the momentum m ← μ m + (1-μ) g that every client keeps in'
           f' {", ".join(_dsgd_algorithms())} and sends in place of'
@@ -170,32 +171,32 @@ class AlgorithmOptions(flag_groups.Flags):
       argument='momentum',
   )
   proximal_strength: Optional[float] = _option(
-      flag_groups.NOT_NEGATIVE,
+      value_types.NOT_NEGATIVE,
       'μ of fedprox, and of fedbs once it is fedprox: μ/2 times the squared'
       " distance from the server's model is added to the loss",
       1e-3,
   )
   fedbs_epsilon: Optional[float] = _option(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       'fedbs becomes fedprox after the first round in which the standard'
       " deviation of the clients' training losses is less than this",
       0.01,
       argument='epsilon',
   )
   moon_weight: Optional[float] = _option(
-      flag_groups.NOT_NEGATIVE,
+      value_types.NOT_NEGATIVE,
       'μ of moon: the weight of the contrastive loss',
       1.0,
       argument='contrastive_weight',
   )
   moon_temperature: Optional[float] = _option(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       'τ of moon: the temperature of the contrastive loss',
       0.5,
       argument='temperature',
   )
   moon_feature_layer: Optional[str] = _option(
-      flag_groups.TEXT,
+      value_types.TEXT,
       'Name of the layer of the model whose output moon contrasts',
       default_text='the last hidden layer, which is --moon_projection if given',
       argument='feature_layer',
@@ -218,7 +219,7 @@ class _Algorithms(flag_groups.Flags):
   """The algorithms of a comparison."""
 
   algorithms: tuple[str, ...] = flag(
-      parsers.TupleParser(_ALGORITHM),
+      value_types.List(_ALGORITHM),
       lambda: f'What to compare, separated by commas:\n{_explain_algorithms()}',
       registry.COMPARED,
       default_text=first_look.explain(),
@@ -240,7 +241,7 @@ class ComparisonFlags(AlgorithmOptions, _Algorithms):
   TITLE = 'Algorithms'
 
   average_last: int = flag(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of evaluated rounds, counted from the last one, over which the'
       ' table averages',
       5,

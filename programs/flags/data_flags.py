@@ -6,9 +6,11 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, Optional
 
-from absl import flags as absl_flags
 from absl import logging
 
+from tff_bn.catalog import options
+from tff_bn.catalog import parts
+from tff_bn.catalog import value_types
 from tff_bn.common import progress
 from tff_bn.common import spelling
 from tff_bn.data import names as data_names
@@ -54,7 +56,7 @@ _SOURCE_PREFIXES = (
 )
 
 
-class DatasetParser(parsers.ChoiceParser):
+class DatasetParser(value_types.Choice):
   """Parses the name of a dataset, and of the datasets of its domains."""
 
   def __init__(self, fewest_domains: int = 2) -> None:
@@ -174,13 +176,13 @@ def _explain_splits() -> str:
   ]
   return (
       'How the training data is split over the clients:\n'
-      + parsers.name_flags(flag_groups.listing(splits.SPLITS), parameters)
+      + parsers.name_flags(parts.listing(splits.SPLITS), parameters)
   )
 
 
-def _only_for_split(name: str) -> flag_groups.Condition:
+def _only_for_split(name: str) -> options.Condition:
   """Returns the condition that the training data is split in this way."""
-  return flag_groups.Condition(
+  return options.Condition(
       'split',
       lambda flags: split(flags) == name,
       f'is only for --split={name}',
@@ -188,7 +190,7 @@ def _only_for_split(name: str) -> flag_groups.Condition:
 
 
 def _split_flag(
-    parser: absl_flags.ArgumentParser,
+    parser: value_types.ValueType,
     explanation: str,
     default: Optional[float],
     needed: str,
@@ -201,7 +203,7 @@ def _split_flag(
       default,
       default_text=default_text,
       conditions=(_only_for_split(needed),),
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
 
 
@@ -214,19 +216,19 @@ class DataFlags(flag_groups.Flags):
   dataset: str = flag(
       DatasetParser(),
       'The data:\n'
-      + flag_groups.listing(data_names.DATASET_NAMES)
+      + parts.listing(data_names.DATASET_NAMES)
       + f'or {data_names.OTHER_DATASETS}',
       'digits',
       convert=_absolute_dataset,
   )
   data_dir: Optional[str] = flag(
-      flag_groups.TEXT,
+      value_types.TEXT,
       'Folder from which datasets that are not built in are read, and to which'
       ' they are downloaded',
       default_text="the dataset library's own",
       convert=_absolute,
       conditions=(
-          flag_groups.Condition(
+          options.Condition(
               'dataset',
               lambda flags: data_names.is_downloaded(flags.dataset),
               'has no effect with --dataset={}, which is not downloaded',
@@ -234,35 +236,35 @@ class DataFlags(flag_groups.Flags):
       ),
   )
   image_size: Optional[str] = flag(
-      parsers.CheckedTextParser(parsers.parse_image_size),
+      value_types.CheckedText(parsers.parse_image_size),
       'HEIGHTxWIDTH in pixels to which images are resized, for example 32x32',
       default_text="the images' own size",
   )
   pixel_scaling: Optional[str] = flag(
-      parsers.ChoiceParser(scaling.PIXEL_SCALINGS),
+      value_types.Choice(scaling.PIXEL_SCALINGS),
       'What the pixels of images, or the features of vectors, become before'
-      ' they enter the model:\n' + flag_groups.listing(scaling.PIXEL_SCALINGS),
+      ' they enter the model:\n' + parts.listing(scaling.PIXEL_SCALINGS),
       'unit',
       # Not in flags.txt, so that runs from before this flag can be continued.
       convert=lambda name: None if name == 'unit' else name,
   )
   train_share: Optional[float] = flag(
-      parsers.NumberParser(float, above=0, maximum=1),
+      value_types.Number(float, above=0, maximum=1),
       'Share of the training samples that is used, of each domain if the data'
       ' has domains; drawn at random',
       1.0,
       convert=lambda share: None if share == 1 else share,
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
   samples_per_domain: Optional[int] = flag(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Largest number of training samples of each domain that is used; drawn at'
       ' random',
       default_text='no limit',
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
   split: str = flag(
-      parsers.ChoiceParser(splits.SPLITS),
+      value_types.Choice(splits.SPLITS),
       _explain_splits,
       compute=split,
       default_text=(
@@ -286,7 +288,7 @@ class DataFlags(flag_groups.Flags):
       ),
   )
   samples_per_client: Optional[int] = _split_flag(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of training samples that each client draws with --split=iid,'
       ' independently of the other clients. Clients then share samples, so that'
       ' there may be more clients than samples',
@@ -295,36 +297,36 @@ class DataFlags(flag_groups.Flags):
       'none, the clients divide the training data among themselves',
   )
   classes_per_client: Optional[int] = _split_flag(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of classes that each client has with --split=classes',
       1,
       'classes',
   )
   dirichlet_alpha: Optional[float] = _split_flag(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       'Concentration for --split=dirichlet: the smaller it is, the more the'
       " clients' labels differ",
       0.5,
       'dirichlet',
   )
   dirichlet_by: Optional[str] = flag(
-      parsers.ChoiceParser(splits.SPLITS['dirichlet'].variants),
+      value_types.Choice(splits.SPLITS['dirichlet'].variants),
       'What --split=dirichlet draws:\n'
-      + flag_groups.listing(splits.SPLITS['dirichlet'].variants),
+      + parts.listing(splits.SPLITS['dirichlet'].variants),
       'class',
       conditions=(_only_for_split('dirichlet'),),
       convert=lambda name: None if name == 'class' else name,
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
   gamma: Optional[float] = _split_flag(
-      flag_groups.SHARE,
+      value_types.SHARE,
       "Share of each client's data that is drawn at random with --split=gamma:"
       ' 1 gives all clients the same distribution, 0 sorts the data by class',
       0.1,
       'gamma',
   )
   imbalance: Optional[float] = _split_flag(
-      flag_groups.NOT_NEGATIVE,
+      value_types.NOT_NEGATIVE,
       "How much the clients' sizes differ with --split=unbalanced: the standard"
       ' deviation of their logarithm',
       1.0,

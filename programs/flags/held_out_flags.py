@@ -4,8 +4,9 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any, Optional
 
+from tff_bn.catalog import options
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.flags import data_flags
@@ -21,7 +22,7 @@ class HeldOutFlags(flag_groups.Flags):
   TITLE = 'Held-out clients'
 
   held_out_clients: Optional[tuple[str, ...]] = flag(
-      parsers.TupleParser(flag_groups.TEXT),
+      value_types.List(value_types.TEXT),
       'Ids of clients, separated by commas, that take no part in training. The'
       ' final model is tested on them with averaged BN statistics, with'
       ' statistics from their own unlabeled training data, and with a mixture'
@@ -29,12 +30,12 @@ class HeldOutFlags(flag_groups.Flags):
       default_text='none',
   )
   held_out_prior: Optional[float] = flag(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       'Weight N of the averaged BN statistics in the mixture: a client with n'
       ' training samples has n/(n+N) of its own statistics',
       _PRIOR,
       conditions=(
-          flag_groups.Condition(
+          options.Condition(
               'held_out_clients',
               lambda flags: flags.held_out_clients is not None,
               'has no effect without --held_out_clients',

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any, Optional
 
+from tff_bn.catalog import value_types
 from tff_bn.common import user_functions
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli.flag_groups import flag
@@ -19,7 +20,7 @@ class LoggingFlags(flag_groups.Flags):
   TITLE = 'Logging'
 
   metrics_hook: Optional[str] = flag(
-      flag_groups.TEXT,
+      value_types.TEXT,
       'A function of yours as package.module:function, which gives each row of'
       ' metrics.csv to a logger such as MLflow or Weights & Biases'
       ' (docs/logging.md)',

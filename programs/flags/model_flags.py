@@ -6,9 +6,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Optional
 
+from tff_bn.catalog import options
+from tff_bn.catalog import parts
+from tff_bn.catalog import value_types
 from tff_bn.models import names as model_names
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
@@ -19,25 +21,25 @@ if TYPE_CHECKING:
 PAN_AMPLITUDES = {'add': 0.05, 'multiply': 0.1}
 # float32 has no exact phases with more periods, and sums with larger amplitudes
 # hardly depend on the units.
-PERIOD = parsers.NumberParser(float, minimum=0, maximum=10**5)
-_AMPLITUDE = parsers.NumberParser(float, minimum=0, maximum=10**5)
+PERIOD = value_types.Number(float, minimum=0, maximum=10**5)
+_AMPLITUDE = value_types.Number(float, minimum=0, maximum=10**5)
 # Flags that switch position encodings off where they are 0.
 _SWITCHES = ('pan_amplitude', 'pan_period')
 
 
-def _pan_flag(*arguments: Any, **options: Any) -> Any:
+def _pan_flag(*arguments: Any, **more: Any) -> Any:
   """Declares a flag that has an effect with position encodings only."""
   return flag(
       *arguments,
-      **options,
+      **more,
       conditions=(
-          flag_groups.Condition(
+          options.Condition(
               'pan',
               lambda flags: flags.pan != 'off',
               'has no effect with --pan=off',
           ),
       ),
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
 
 
@@ -65,54 +67,54 @@ class ModelFlags(flag_groups.Flags):
   TITLE = 'Model'
 
   model: str = flag(
-      parsers.ChoiceParser(
+      value_types.Choice(
           model_names.MODEL_NAMES,
           model_names.OTHER_MODELS,
           model_names.is_other_model,
       ),
       'The model:\n'
-      + flag_groups.listing(model_names.MODEL_NAMES)
+      + parts.listing(model_names.MODEL_NAMES)
       + f'or {model_names.OTHER_MODELS}, which is called with the shape of a'
       ' sample and the number of classes and returns an untrained'
       ' keras.Model with logits as output',
       'small_cnn',
   )
   normalization: str = flag(
-      parsers.ChoiceParser(
+      value_types.Choice(
           model_names.NORMALIZATION_NAMES,
           model_names.OTHER_NORMALIZATIONS,
           model_names.is_other_normalization,
       ),
       'The normalization layers of the model:\n'
-      + flag_groups.listing(model_names.NORMALIZATION_NAMES)
+      + parts.listing(model_names.NORMALIZATION_NAMES)
       + f'or {model_names.OTHER_NORMALIZATIONS}',
       'batch',
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
   precision: str = flag(
-      parsers.ChoiceParser(model_names.PRECISION_NAMES),
+      value_types.Choice(model_names.PRECISION_NAMES),
       "The dtype in which the model's layers compute. Losses and BN statistics"
       ' are always float32. Mixed precision is for GPUs with hardware support;'
       ' on the CPU it is slower:\n'
-      + flag_groups.listing(model_names.PRECISION_NAMES),
+      + parts.listing(model_names.PRECISION_NAMES),
       'float32',
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
   batch_norm_momentum: Optional[float] = flag(
-      flag_groups.MOMENTUM,
+      value_types.MOMENTUM,
       'Momentum m of the running BN statistics: new = m * old + (1 - m) *'
       " batch's. Algorithms that normalize with the running statistics in"
       ' training may need 0.99 or more',
       default_text="the model's own, 0.9 for the models above",
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
   pan: str = flag(
-      parsers.ChoiceParser(model_names.PAN_NAMES),
+      value_types.Choice(model_names.PAN_NAMES),
       'Position-aware neurons (FedPAN): how the encoding of its position'
       ' changes each unit of the hidden layers, before the activation:\n'
-      + flag_groups.listing(model_names.PAN_NAMES),
+      + parts.listing(model_names.PAN_NAMES),
       'off',
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
   pan_amplitude: Optional[float] = _pan_flag(
       _AMPLITUDE,
@@ -130,7 +132,7 @@ class ModelFlags(flag_groups.Flags):
       1.0,
   )
   pan_personal_share: Optional[float] = _pan_flag(
-      flag_groups.SHARE,
+      value_types.SHARE,
       'Share of the units of each hidden layer, counted from its last unit,'
       ' that have personal position encodings: their phase is drawn for each'
       ' client and layer. With 0, all encodings are the same for all clients',
@@ -140,13 +142,13 @@ class ModelFlags(flag_groups.Flags):
 
   moon_projection: Optional[int] = flag(
       # A larger head needs gigabytes for each client.
-      parsers.NumberParser(int, minimum=1, maximum=10**5),
+      value_types.Number(int, minimum=1, maximum=10**5),
       "Number of outputs of MOON's projection head, 256 in its paper: a dense"
       ' layer, ReLU and a dense layer before the last layer of the model. For'
       ' all algorithms, so that a comparison trains the same model; moon'
       ' contrasts its outputs',
       default_text='no head',
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
 
   @classmethod

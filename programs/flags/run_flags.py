@@ -5,9 +5,10 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import options
+from tff_bn.catalog import parts
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
-from tff_bn.programs.cli.flag_groups import OWN_NAME
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.flags import registry
 from tff_bn.programs.runs import run_folder
@@ -19,13 +20,13 @@ class _Intervals(flag_groups.Flags):
   """How often a run is evaluated and saved."""
 
   evaluate_every: int = flag(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of rounds from one evaluation to the next; the initial and the'
       ' final model are always evaluated',
       5,
   )
   checkpoint_every: int = flag(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of rounds from one checkpoint to the next. The same command'
       ' continues a run that was stopped from its last checkpoint',
       10,
@@ -37,12 +38,12 @@ class _ClientModels(flag_groups.Flags):
   """What is saved of the clients' models."""
 
   save_client_models: Optional[str] = flag(
-      parsers.ChoiceParser(training_names.SAVE_CLIENT_MODELS),
+      value_types.Choice(training_names.SAVE_CLIENT_MODELS),
       lambda: (
           'Whose own models are saved as Keras files at the end, with'
           f' {", ".join(registry.users(registry.CLIENT_MODELS))} or'
           ' --pan_personal_share; tff-bn-evaluate --export_client also does it'
-          ' later:\n' + flag_groups.listing(training_names.SAVE_CLIENT_MODELS)
+          ' later:\n' + parts.listing(training_names.SAVE_CLIENT_MODELS)
       ),
       'none',
       # Not in flags.txt, so that runs from before this flag can be continued.
@@ -56,11 +57,11 @@ class _Seed(flag_groups.Flags):
   """The seed of a run."""
 
   seed: int = flag(
-      flag_groups.SEED,
+      value_types.SEED,
       'Decides every random choice: split, initial weights, sampled clients,'
       ' order of the batches',
       0,
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
 
 
@@ -69,7 +70,7 @@ class _Seeds(flag_groups.Flags):
   """The seeds of a comparison."""
 
   seeds: tuple[int, ...] = flag(
-      parsers.TupleParser(flag_groups.SEED),
+      value_types.List(value_types.SEED),
       'Seeds, separated by commas. Each algorithm is trained once with each'
       ' seed; with the same seed all have the same split, initial weights and'
       ' sampled clients',
@@ -97,7 +98,7 @@ class _Verbosity(flag_groups.Flags):
   """How much is logged."""
 
   verbosity: int = flag(
-      parsers.NumberParser(int, minimum=-2, maximum=1),
+      value_types.Number(int, minimum=-2, maximum=1),
       'What is printed besides results: -2 errors only, -1 also warnings and'
       ' the progress, 0 also information, 1 everything, with the tracebacks of'
       ' errors',
@@ -110,7 +111,7 @@ class _Output(flag_groups.Flags):
   """Where the files of a program go that claims its folder."""
 
   output_dir: str = flag(
-      flag_groups.TEXT,
+      value_types.TEXT,
       'Folder for all files. If it holds a run with the same flags, that run is'
       ' continued (an analysis is repeated); a run with other flags is never'
       ' touched: the default is then FOLDER-2, FOLDER-3, …',
@@ -141,7 +142,7 @@ class _Evaluation(flag_groups.Flags):
   """Which run is evaluated, and how."""
 
   run: Optional[str] = flag(
-      flag_groups.TEXT,
+      value_types.TEXT,
       'Folder of the finished run: the --output_dir of tff-bn-train, or a'
       ' folder in the runs/ of a comparison',
       default_text='none, it must be given',
@@ -156,14 +157,14 @@ class _Evaluation(flag_groups.Flags):
       False,
   )
   export_client: Optional[tuple[str, ...]] = flag(
-      parsers.TupleParser(flag_groups.TEXT),
+      value_types.List(value_types.TEXT),
       'Ids of clients, separated by commas. The program writes the models that'
       f' these clients use as Keras files in {run_folder.EXPORTED}/, and'
       ' evaluates nothing',
       default_text='none',
   )
   output_dir: Optional[str] = flag(
-      flag_groups.TEXT,
+      value_types.TEXT,
       f'Folder for {run_folder.EVALUATION} and {run_folder.EXPORTED}/',
       default_text="the run's",
   )
@@ -183,10 +184,10 @@ def define_analysis_output_flags(
   define = flag_groups.Definer(values)
   define(
       'output_dir',
-      flag_groups.TEXT,
+      value_types.TEXT,
       f'Folder for {name}.csv, {name}.md and plots/',
       default_text=f"the run's, if there is one; else runs/{name}",
   )
-  for flag_name, spec in _Verbosity.specs().items():
-    spec.define(define, flag_name, spec.default)
+  for option in _Verbosity.specs().values():
+    flag_groups.define(define, option, option.default)
   return define.group(OutputFlags.TITLE)

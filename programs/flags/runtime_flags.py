@@ -10,14 +10,16 @@ import dataclasses
 import re
 from typing import Any, Optional
 
+from tff_bn.catalog import options
+from tff_bn.catalog import parts
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import parsers
-from tff_bn.programs.cli.flag_groups import OWN_NAME
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 
 # More than the workers and the cores of any cluster.
-_COUNT = parsers.NumberParser(int, minimum=1, maximum=10**5)
+_COUNT = value_types.Number(int, minimum=1, maximum=10**5)
 RUNTIMES = {
     'in_process': "this program's own TensorFlow, on its CPU or GPUs",
     'ray': 'workers of a Ray cluster, on one or several machines',
@@ -30,12 +32,14 @@ def _check_device(name: str) -> None:
     raise ValueError('must be a device such as CPU:0 or GPU:1.')
 
 
-def _ray_flag(*arguments: Any, argument: str = OWN_NAME, **options: Any) -> Any:
+def _ray_flag(
+    *arguments: Any, argument: str = options.OWN_NAME, **more: Any
+) -> Any:
   """Declares an argument of `tff_bn.runtime.ray_runtime`."""
   return flag(
       *arguments,
-      **options,
-      conditions=(flag_groups.only_for('runtime', 'ray'),),
+      **more,
+      conditions=(options.only_for('runtime', 'ray'),),
       argument=argument,
   )
 
@@ -47,17 +51,17 @@ class RuntimeFlags(flag_groups.Flags):
   TITLE = 'Runtime'
 
   runtime: str = flag(
-      parsers.ChoiceParser(RUNTIMES),
-      'What runs the federated computations:\n' + flag_groups.listing(RUNTIMES),
+      value_types.Choice(RUNTIMES),
+      'What runs the federated computations:\n' + parts.listing(RUNTIMES),
       'in_process',
   )
   client_devices: Optional[tuple[str, ...]] = flag(
-      parsers.TupleParser(parsers.CheckedTextParser(_check_device)),
+      value_types.List(value_types.CheckedText(_check_device)),
       'TensorFlow devices on which clients are computed, separated by commas,'
       ' such as GPU:0,GPU:1. Only with --runtime=in_process',
       default_text='all GPUs, or the CPU if there is none',
       conditions=(
-          flag_groups.Condition(
+          options.Condition(
               'runtime',
               lambda flags: flags.runtime == 'in_process',
               'is only for --runtime=in_process: workers choose their own'
@@ -66,7 +70,7 @@ class RuntimeFlags(flag_groups.Flags):
       ),
   )
   ray_address: Optional[str] = _ray_flag(
-      flag_groups.TEXT,
+      value_types.TEXT,
       'The Ray cluster. auto or HOST:PORT: a cluster to which this machine'
       ' belongs; local: a cluster of this machine alone, which ends with the'
       ' program. This and the following flags are only for --runtime=ray',
@@ -86,7 +90,7 @@ class RuntimeFlags(flag_groups.Flags):
       " machine's",
   )
   gpus_per_worker: Optional[float] = _ray_flag(
-      flag_groups.SHARE,
+      value_types.SHARE,
       'Number of GPUs that Ray reserves for a worker; with 0.5 two workers'
       ' share one',
       default_text='1 if the cluster has GPUs, else 0',

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import TYPE_CHECKING, Optional
 
+from tff_bn.catalog import options
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
-from tff_bn.programs.cli.flag_groups import OWN_NAME
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.flags import registry
 
@@ -25,7 +25,7 @@ class ServerFlags(flag_groups.Flags):
   TITLE = 'Server'
 
   server_optimizer: Optional[str] = flag(
-      parsers.ChoiceParser(LEARNING_RATES),
+      value_types.Choice(LEARNING_RATES),
       "The optimizer that the server applies to the mean of the clients'"
       f' changes (FedOpt): {", ".join(LEARNING_RATES)}; sgd with learning rate'
       ' 1 is plain averaging',
@@ -33,7 +33,7 @@ class ServerFlags(flag_groups.Flags):
       feature=registry.SERVER_OPTIMIZER,
   )
   server_learning_rate: Optional[float] = flag(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       "The server's learning rate",
       compute=lambda flags: LEARNING_RATES[flags.server_optimizer],
       default_text=', '.join(
@@ -42,20 +42,20 @@ class ServerFlags(flag_groups.Flags):
       feature=registry.SERVER_OPTIMIZER,
   )
   server_momentum: Optional[float] = flag(
-      flag_groups.MOMENTUM,
+      value_types.MOMENTUM,
       'Momentum of --server_optimizer=sgdm',
       0.9,
-      conditions=(flag_groups.only_for('server_optimizer', 'sgdm'),),
+      conditions=(options.only_for('server_optimizer', 'sgdm'),),
       feature=registry.SERVER_OPTIMIZER,
   )
 
   server_clip_norm: Optional[float] = flag(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       "Largest global norm of the mean of the clients' changes, which is scaled"
       ' down to it',
       default_text='any',
-      feature=OWN_NAME,
-      argument=OWN_NAME,
+      feature=options.OWN_NAME,
+      argument=options.OWN_NAME,
   )
 
   def build_server_optimizer(

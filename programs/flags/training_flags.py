@@ -4,10 +4,12 @@ from collections.abc import Callable
 import dataclasses
 from typing import TYPE_CHECKING, Any, Optional
 
+from tff_bn.catalog import options
+from tff_bn.catalog import parts
+from tff_bn.catalog import value_types
 from tff_bn.data import augmentation
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import parsers
-from tff_bn.programs.cli.flag_groups import OWN_NAME
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.flags import registry
@@ -62,9 +64,9 @@ class TrainingFlags(flag_groups.Flags):
 
   TITLE = 'Training'
 
-  rounds: int = flag(flag_groups.POSITIVE_INTEGER, 'Number of rounds', 60)
+  rounds: int = flag(value_types.POSITIVE_INTEGER, 'Number of rounds', 60)
   clients_per_round: Optional[int] = flag(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of clients that are sampled for each round',
       default_text='all',
   )
@@ -74,7 +76,7 @@ class TrainingFlags(flag_groups.Flags):
       compute=lambda flags: _LOCAL_STEPS,
       default_text=f'{_LOCAL_STEPS}, unless --local_epochs is given',
       ignored=lambda flags: _overrules(flags, 'local_epochs', 'local_steps'),
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
   local_epochs: Optional[int] = flag(
       flag_groups.EPOCHS,
@@ -91,7 +93,7 @@ class TrainingFlags(flag_groups.Flags):
       32,
   )
   client_optimizer: Optional[str] = flag(
-      parsers.ChoiceParser(_LEARNING_RATES),
+      value_types.Choice(_LEARNING_RATES),
       lambda: (
           "Optimizer of the clients' training, sgd or adam (β1 = 0.9, β2 ="
           ' 0.999). It starts afresh in each round, except with'
@@ -102,7 +104,7 @@ class TrainingFlags(flag_groups.Flags):
       convert=lambda name: None if name == 'sgd' else name,
   )
   client_learning_rate: float = flag(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       'Learning rate of --client_optimizer',
       compute=lambda flags: _LEARNING_RATES[flags.client_optimizer],
       default_text=', '.join(
@@ -110,56 +112,56 @@ class TrainingFlags(flag_groups.Flags):
       ),
   )
   client_learning_rate_schedule: Optional[str] = flag(
-      parsers.CheckedTextParser(parsers.parse_schedule),
+      value_types.CheckedText(parsers.parse_schedule),
       'Factors of --client_learning_rate as ROUND:FACTOR,...: 60:0.1,80:0.01'
       ' means 0.1 times --client_learning_rate from round 60 on and 0.01 times'
       ' from round 80 on',
       default_text='always 1',
   )
   client_momentum: Optional[float] = flag(
-      flag_groups.MOMENTUM,
+      value_types.MOMENTUM,
       lambda: (
           'Momentum of --client_optimizer=sgd. It starts from zero in each'
           f' round, except with {_algorithms_with_one_optimizer()}'
       ),
       0.0,
-      conditions=(flag_groups.only_for('client_optimizer', 'sgd'),),
+      conditions=(options.only_for('client_optimizer', 'sgd'),),
   )
   client_weight_decay: float = flag(
-      flag_groups.NOT_NEGATIVE,
+      value_types.NOT_NEGATIVE,
       'Coupled L2 decay: this factor times the weights is added to the'
       ' gradients',
       0.0,
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
   client_gradient_clip_norm: Optional[float] = flag(
-      flag_groups.POSITIVE,
+      value_types.POSITIVE,
       "Largest global norm of a batch's gradient in the clients' training; a"
       ' longer gradient is scaled down to it, before weight decay',
       default_text='any',
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
   client_warmup_rounds: int = flag(
-      parsers.NumberParser(int, minimum=0),
+      value_types.Number(int, minimum=0),
       "Number of rounds over which the clients' learning rate rises linearly at"
       ' the start of the training',
       0,
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
   client_warmup_steps: int = flag(
-      parsers.NumberParser(int, minimum=0),
+      value_types.Number(int, minimum=0),
       lambda: (
           "Number of steps over which the clients' learning rate rises linearly"
           ' at the start of each round, where their optimizers start; with'
           f' {_algorithms_with_one_optimizer()}, at the start of the training'
       ),
       0,
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
   augment: Optional[str] = flag(
-      parsers.ChoiceParser(augmentation.AUGMENTATIONS),
+      value_types.Choice(augmentation.AUGMENTATIONS),
       'What is done to the images of each training batch, at random:\n'
-      + flag_groups.listing(augmentation.AUGMENTATIONS),
+      + parts.listing(augmentation.AUGMENTATIONS),
       'none',
       # Not in flags.txt, so that runs from before this flag can be continued.
       convert=lambda name: None if name == 'none' else name,
@@ -173,24 +175,24 @@ class TrainingFlags(flag_groups.Flags):
       0.0,
       # Not in flags.txt, so that runs from before this flag can be continued.
       convert=lambda times: times or None,
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
   shuffle_probability: Optional[float] = flag(
-      flag_groups.SHARE,
+      value_types.SHARE,
       'P_sf of the permutations of --shuffle_times: the probability that a unit'
       ' is swapped with a random one after it',
       0.1,
       conditions=(
-          flag_groups.Condition(
+          options.Condition(
               'shuffle_times',
               lambda flags: bool(flags.shuffle_times),
               'has no effect with --shuffle_times=0',
           ),
       ),
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
   client_weighting: Optional[str] = flag(
-      parsers.ChoiceParser(('num_examples', 'uniform')),
+      value_types.Choice(('num_examples', 'uniform')),
       "Weights of the clients in the server's mean: num_examples that they"
       ' trained on in the round, or uniform',
       compute=_default_weighting,
@@ -201,7 +203,7 @@ class TrainingFlags(flag_groups.Flags):
       feature=registry.MEAN,
   )
   max_failed_rounds: int = flag(
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'The run stops after this number of consecutive rounds in which every'
       ' client was dropped because its loss or its update was not finite',
       10,
@@ -212,7 +214,7 @@ class TrainingFlags(flag_groups.Flags):
       ' amplifies the differences. For GPUs: on the CPU, a step of ResNet-20'
       ' takes 1.5 to 6 times as long. Not with --runtime=native',
       False,
-      argument=OWN_NAME,
+      argument=options.OWN_NAME,
   )
 
   @classmethod

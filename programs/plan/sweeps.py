@@ -2,6 +2,7 @@
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli import parsers
@@ -15,7 +16,7 @@ SWEEP = 'sweep'
 _PLURALS = {report.ALGORITHM: 'algorithms', 'seed': 'seeds'}
 
 
-class SweepParser(absl_flags.ArgumentParser):
+class SweepParser(value_types.ValueType):
   """Parses FLAG=VALUE,VALUE,... to an axis."""
 
   def parse(self, argument: str | axes.Axis) -> axes.Axis:
@@ -39,11 +40,10 @@ class SweepParser(absl_flags.ArgumentParser):
           ' tff-bn-train that define a run.'
           + flag_names.suggestion(name, set(specs) - set(_PLURALS))
       )
-    parser = specs[name].parser or parsers.BooleanParser()
     points, values = [], []
     for label in (part.strip() for part in text.split(',')):
       try:
-        value = parser.parse(label)
+        value = specs[name].values.parse(label)
       except ValueError as error:
         raise ValueError(f'{label!r}: {error}') from error
       if value in values:
@@ -71,7 +71,7 @@ def define_flags(values: absl_flags.FlagValues) -> flag_groups.FlagGroup:
   )
   define(
       'jobs',
-      flag_groups.POSITIVE_INTEGER,
+      value_types.POSITIVE_INTEGER,
       'Number of runs that are trained at the same time, each in its own'
       ' process. It does not change the results',
       1,

@@ -15,12 +15,12 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import value_types
 from tff_bn.imports import dependencies
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.runs import finished_run
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.flags import logging_flags
-from tff_bn.programs.cli import parsers
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import runtime_flags
 from tff_bn.training import folder_lock
@@ -38,7 +38,7 @@ def define_flags(
   define = flag_groups.Definer(values)
   define(
       'lock',
-      parsers.NumberParser(int, minimum=0),
+      value_types.Number(int, minimum=0),
       'Descriptor of the open folder that holds the lock of the parent process',
   )
   return (

@@ -37,7 +37,12 @@ def test_no_flag_is_named():
   compare.define_flags(values)
   names |= set(values)
   pattern = re.compile(f'--({"|".join(names)})([^a-z_]|$)')
-  paths = sorted(_ROOT.rglob('*.py'))
+  # The catalog's sentences are the flags' help.
+  paths = sorted(
+      path
+      for path in _ROOT.rglob('*.py')
+      if path.parent.name != 'catalog'
+  )
   assert len(paths) > 100
   found = {
       f'{path.relative_to(_ROOT)}: {text}'

@@ -12,16 +12,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import options
+from tff_bn.catalog import rules
+from tff_bn.catalog import value_types
 from tff_bn.data import splits
 from tff_bn.programs import analyze
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.flags import registry
-from tff_bn.programs.flags import robustness_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import training_flags
 from tff_bn.programs.plan import settings
@@ -41,10 +42,10 @@ class _Midrange(robust_rule.CheckedRule):
 @dataclasses.dataclass(frozen=True)
 class _TrainingFlags(training_flags.TrainingFlags):
   client_dropout: Optional[float] = flag_groups.flag(
-      flag_groups.SHARE,
+      value_types.SHARE,
       'Share of the inputs that clients drop',
       default_text='none',
-      argument=flag_groups.OWN_NAME,
+      argument=options.OWN_NAME,
   )
 
 
@@ -82,10 +83,10 @@ _NAMES = [
 def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
   dropout = []
 
-  def build(model, client_optimizer, *, client_dropout=None, **options):
+  def build(model, client_optimizer, *, client_dropout=None, **more):
     dropout.append(client_dropout)
     assert type(options['model_aggregator']) is _Midrange
-    return algorithms.build_fed_avg(model, client_optimizer, **options)
+    return algorithms.build_fed_avg(model, client_optimizer, **more)
 
   arguments = [
       *_NAMES,
@@ -108,11 +109,15 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
             flags=registry.ALGORITHMS['fedavg'].flags,
         ),
     )
-    added.setattr(aggregators, 'Midrange', _Midrange, raising=False)
     added.setitem(
-        robustness_flags.RULES,
+        rules.RULES._entries,
         'midrange',
-        robustness_flags.Rule('the middle of the range', 'Midrange'),
+        rules.Rule(
+            'midrange',
+            'the middle of the range',
+            _Midrange,
+            (rules.NUM_BYZANTINE,),
+        ),
     )
     added.setitem(
         splits.SPLITS, 'parity', splits.Split('by parity', _split_by_parity)

@@ -1,15 +1,50 @@
-"""Functions of users, which they name as `package.module:function`."""
+"""Code of users, which they name as `package.module:NAME`."""
 
 from collections.abc import Callable
 import importlib
 import re
 from typing import Any
 
+from tff_bn.common import spelling
+
 _KERAS_PREFIX = 'Exception encountered when calling'
 
 
+def import_object(name: str) -> Any:
+  """Imports `package.module:NAME`.
+
+  Args:
+    name: The name.
+
+  Returns:
+    The object.
+
+  Raises:
+    ValueError: If it can't be imported. The message continues a sentence whose
+      subject is the name.
+  """
+  module_name, _, attribute = name.partition(':')
+  if not module_name or not attribute:
+    raise ValueError('must have the form package.module:NAME.')
+  try:
+    module = importlib.import_module(module_name)
+  # The user's module may raise anything. A script may end the program.
+  except (Exception, SystemExit) as error:
+    raise ValueError(
+        f'the module {module_name!r} can not be imported ({brief(error)}). To'
+        ' import your own file, add its folder to the environment variable'
+        ' PYTHONPATH.'
+    ) from error
+  if not hasattr(module, attribute):
+    raise ValueError(
+        f'the module {module_name!r} has no {attribute!r}.'
+        f'{spelling.suggestion(attribute, vars(module))}'
+    )
+  return getattr(module, attribute)
+
+
 def import_function(parameter: str, name: str) -> Callable[..., Any]:
-  """Imports `package.module:function`.
+  """Imports the function `package.module:NAME`.
 
   Args:
     parameter: The parameter whose value it is, for messages.
@@ -19,28 +54,14 @@ def import_function(parameter: str, name: str) -> Callable[..., Any]:
     The function.
 
   Raises:
-    ValueError: If it can't be imported.
+    ValueError: If it can't be imported, or is not a function.
   """
-  module_name, _, function_name = name.partition(':')
-  if not module_name or not function_name:
-    raise ValueError(
-        f'{parameter}={name} must have the form package.module:function.'
-    )
   try:
-    module = importlib.import_module(module_name)
-  # The user's module may raise anything. A script may end the program.
-  except (Exception, SystemExit) as error:
-    raise ValueError(
-        f'{parameter}={name}: the module {module_name!r} can not be imported'
-        f' ({brief(error)}). To import your own file, add its folder to the'
-        ' environment variable PYTHONPATH.'
-    ) from error
-  function = getattr(module, function_name, None)
+    function = import_object(name)
+  except ValueError as error:
+    raise ValueError(f'{parameter}={name}: {error}') from error
   if not callable(function):
-    raise ValueError(
-        f'{parameter}={name}: the module {module_name!r} has no function'
-        f' {function_name!r}.'
-    )
+    raise ValueError(f'{parameter}={name} must be a function.')
   return function
 
 

@@ -206,7 +206,7 @@ def fixture_load(tmp_path, monkeypatch):
   """Writes an experiment, and returns its plan at the smoke scale."""
   monkeypatch.setattr(experiment_files, 'FOLDER', tmp_path)
   monkeypatch.setattr(data_names, 'is_other_dataset', lambda name: True)
-  parser = data_flags.DataFlags.specs()['dataset'].parser
+  parser = data_flags.DataFlags.specs()['dataset'].values
   monkeypatch.setattr(parser, 'is_other', lambda name: True)
 
   def load(toml):

@@ -11,13 +11,13 @@ from absl import logging
 import pytest
 
 import tff_bn
+from tff_bn.catalog import value_types
 from tff_bn.programs import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.cli import parsers
 from tff_bn.programs.flags import run_flags
 
 _PROGRAMS = [train.PROGRAM, compare.PROGRAM, evaluate.PROGRAM]
@@ -27,7 +27,7 @@ _IDS = [program.name for program in _PROGRAMS]
 def _program(main):
   def define_flags(values):
     absl_flags.DEFINE(
-        parsers.NumberParser(int, minimum=1),
+        value_types.Number(int, minimum=1),
         'rounds',
         3,
         'Number of rounds (default: 3).',

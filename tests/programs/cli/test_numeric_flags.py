@@ -5,12 +5,12 @@ import re
 from absl import flags as absl_flags
 import pytest
 
+from tff_bn.catalog import value_types
 from tff_bn.programs import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.cli import parsers
 from tff_bn.programs.runs import run_process
 
 _PROGRAMS = {
@@ -29,8 +29,9 @@ def _flags(program):
 
 
 def _number_parser(flag):
-  parser = getattr(flag.parser, 'element', flag.parser)
-  return parser if isinstance(parser, parsers.NumberParser) else None
+  values = getattr(flag.parser, 'values', None)
+  values = getattr(values, 'element', values)
+  return values if isinstance(values, value_types.Number) else None
 
 
 _NUMERIC = [

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import parsers
 
 
@@ -15,7 +16,7 @@ from tff_bn.programs.cli import parsers
     ],
 )
 def test_number_in_range(bounds, text, value):
-  parsed = parsers.NumberParser(int, **bounds).parse(text)
+  parsed = value_types.Number(int, **bounds).parse(text)
   assert parsed == value
   assert isinstance(parsed, int)
 
@@ -47,7 +48,7 @@ def test_number_in_range(bounds, text, value):
 )
 def test_number_out_of_range(number_type, bounds, text, allowed):
   with pytest.raises(ValueError, match=f'must be .*{allowed}'):
-    parsers.NumberParser(number_type, **bounds).parse(text)
+    value_types.Number(number_type, **bounds).parse(text)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +67,16 @@ def test_number_out_of_range(number_type, bounds, text, allowed):
 )
 def test_number_that_float32_rounds(bounds, text, message):
   with pytest.raises(ValueError, match=f'^{message}'):
-    parsers.NumberParser(float, **bounds).parse(text)
+    value_types.Number(float, **bounds).parse(text)
 
 
 @pytest.mark.parametrize('text', ['', ' '])
 def test_text_must_not_be_empty(text):
-  assert parsers.TextParser().parse('x y') == 'x y'
+  assert value_types.Text().parse('x y') == 'x y'
   with pytest.raises(ValueError, match='^must not be empty.$'):
-    parsers.TextParser().parse(text)
+    value_types.Text().parse(text)
   with pytest.raises(ValueError, match="^'': must not be empty.$"):
-    parsers.TupleParser(parsers.TextParser()).parse(f'a,{text}')
+    value_types.List(value_types.Text()).parse(f'a,{text}')
 
 
 @pytest.mark.parametrize(
@@ -86,19 +87,19 @@ def test_text_must_not_be_empty(text):
 )
 def test_wrong_text(text, message):
   with pytest.raises(ValueError, match=f'^{message}'):
-    parsers.TextParser().parse(text)
+    value_types.Text().parse(text)
 
 
 def test_boolean():
-  assert parsers.BooleanParser().parse('true') is True
-  assert parsers.BooleanParser().parse('0') is False
+  assert value_types.Boolean().parse('true') is True
+  assert value_types.Boolean().parse('0') is False
   for text in ('maybe', ''):
     with pytest.raises(ValueError, match='^must be true or false.$'):
-      parsers.BooleanParser().parse(text)
+      value_types.Boolean().parse(text)
 
 
 def test_choice():
-  parser = parsers.ChoiceParser(
+  parser = value_types.Choice(
       ('red', 'green'), 'a number', lambda argument: argument.isdigit()
   )
   assert parser.parse('red') == 'red'
@@ -111,7 +112,7 @@ def test_choice():
 
 
 def test_chain():
-  parser = parsers.ChainParser(('nnm', 'bucketing'), ('mean', 'median'))
+  parser = value_types.Chain(('nnm', 'bucketing'), ('mean', 'median'))
   for text in ('median', 'nnm+median', 'bucketing+nnm+mean'):
     assert parser.parse(text) == text
   for text in ('nnm', 'median+nnm', 'median+mean', 'other+median', ''):
@@ -120,12 +121,12 @@ def test_chain():
 
 
 def test_spaces_in_a_tuple():
-  parser = parsers.TupleParser(parsers.ChoiceParser(('red', 'green')))
+  parser = value_types.List(value_types.Choice(('red', 'green')))
   assert parser.parse('red, green') == ('red', 'green')
 
 
 def test_tuple():
-  parser = parsers.TupleParser(parsers.NumberParser(int, minimum=0))
+  parser = value_types.List(value_types.Number(int, minimum=0))
   assert parser.parse('3, 1') == (3, 1)
   with pytest.raises(ValueError, match='3 is in the list twice'):
     parser.parse('3,1,3')
