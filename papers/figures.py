@@ -79,38 +79,18 @@ def draw_curve(
     label: The name in the legend.
     **style: The line's style.
   """
-  rounds, mean, deviation = curve_points.mean_and_deviation(runs, column)
-  costs = curve_points.costs_by_round(runs, against)
-  x = np.array([costs.get(number, math.nan) for number in rounds])
-  if against != 'round' and x.size and not x.any():
-    axes.axhline(
-        float(mean[-1]),
-        linewidth=1.8,
-        label=f'{label} (sends nothing)',
-        **style,
-    )
-    return
-  # A logarithmic axis has no place for the untrained model.
-  shown = x > 0 if axes.get_xscale() == 'log' else np.isfinite(x)
-  x, mean, deviation = x[shown], mean[shown], deviation[shown]
-  if not x.size:
-    return
-  axes.plot(
-      x,
-      mean,
-      linewidth=1.8,
-      marker='o' if x.size == 1 else None,
-      label=label,
-      **style,
-  )
-  axes.fill_between(
-      x,
-      mean - deviation,
-      mean + deviation,
-      color=style['color'],
-      alpha=0.18,
-      linewidth=0,
-  )
+  rows = [row for row in curve_points.values({label: runs}) if column in row]
+  mean = np.array([row[column] for row in rows])
+  deviation = np.array([row[curve_points.deviation_of(column)] for row in rows])
+  x = np.array([row.get(against, math.nan) for row in rows])
+  if against != curve_points.ROUND and x.size and not x.any():
+    label = f'{label} (sends nothing)'
+    axes.axhline(mean[-1], linewidth=1.8, label=label, **style)
+  elif np.isfinite(x).any():
+    marker = 'o' if x.size == 1 else None
+    axes.plot(x, mean, linewidth=1.8, marker=marker, label=label, **style)
+    band = dict(color=style['color'], alpha=0.18, linewidth=0)
+    axes.fill_between(x, mean - deviation, mean + deviation, **band)
 
 
 def add_title(drawing: figure.Figure, *lines: str) -> None:

@@ -462,12 +462,10 @@ def _write_results(
           flags=texts,
           runs=results.runs,
           folders=[folders[run.folder] for run in comparison.runs],
-          results=results.rows,
           num_averaged=results.num_averaged,
           varied=names,
           data=data,
           data_title=title or jobs.describe_data(first, data),
-          labels_of=comparison.runs[0].title,
           held_out=held_out.of_runs(
               [
                   (run.name, folders[planned.folder])

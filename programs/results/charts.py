@@ -27,6 +27,11 @@ Styles = Mapping[str, Mapping[str, Any]]
 # More rows of the label distribution can't be read.
 MAX_CLIENTS = 200
 _MAX_NAMED_CLASSES = 40
+# Runs share a linear axis if the totals that they have sent differ by at most
+# this factor. Then every curve has a fifth of the axis.
+_MAX_LINEAR_RATIO = 5
+# Longer lines have no circles. A single point has no line.
+_MAX_CIRCLES = 10
 # The lengths of dashes and gaps in pixels, for styles of Matplotlib.
 _DASHES: Mapping[str, Sequence[float]] = {
     '-': [],
@@ -156,12 +161,10 @@ def dashed(style: Mapping[str, str]) -> dict[str, Any]:
 
 
 def curves(
+    runs: Sequence[report.Run],
     column: columns.Column,
     axis: Axis,
     lines: Styles,
-    *,
-    is_logarithmic: bool = False,
-    has_few_points: bool = False,
 ) -> Spec:
   """Draws the curves of a column: lines with bands of one standard deviation.
 
@@ -169,21 +172,26 @@ def curves(
   nothing is horizontal, at its last value.
 
   Args:
+    runs: The runs.
     column: The column.
     axis: The horizontal axis.
     lines: The styles of the lines by their names, see `styles`.
-    is_logarithmic: Whether the horizontal axis is logarithmic.
-    has_few_points: Whether the points are drawn as circles.
 
   Returns:
     The chart without data.
   """
+  totals = curve_points.totals(runs, axis.name) if axis in COSTS else [1.0]
+  # A common linear axis would hide some of the runs.
+  is_logarithmic = max(totals) > _MAX_LINEAR_RATIO * min(totals)
+  num_points = len({row['round'] for run in runs for row in run.rows})
   line_colors = {name: style['color'] for name, style in lines.items()}
   transform = [
       _calculate('color', f'{json.dumps(line_colors)}[datum.name]'),
       _calculate('x', f'datum.{axis.name}'),
       _calculate('mean', f'datum.{column.name}'),
-      _calculate('deviation', f'datum.{curve_points.deviation_of(column)}'),
+      _calculate(
+          'deviation', f'datum.{curve_points.deviation_of(column.name)}'
+      ),
       dict(filter='isValid(datum.x) && isValid(datum.mean)'),
   ]
   if axis in COSTS:
@@ -224,7 +232,7 @@ def curves(
   ]
   # Only the lines are in the legend: a fill without a scale has none.
   fill = dict(field='color', type='nominal', scale=None)
-  size, opacity = (30, 1) if has_few_points else (60, 0)
+  size, opacity = (30, 1) if num_points <= _MAX_CIRCLES else (60, 0)
   return dict(
       height=280,
       transform=transform,

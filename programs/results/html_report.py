@@ -15,7 +15,6 @@ import urllib.parse
 import jinja2
 import numpy as np
 
-from tff_bn.catalog import columns
 from tff_bn.common import files
 from tff_bn.imports import versions
 from tff_bn.programs.results import charts
@@ -68,12 +67,10 @@ class Page:
     flags: The flags that define what it trained, by name.
     runs: The runs.
     folders: Their folders.
-    results: Their rows of results.csv.
-    num_averaged: The number of evaluated rounds over which these average.
+    num_averaged: The number of evaluated rounds over which tables average.
     varied: The names of the labels that differ between runs.
-    data: The data of the run whose labels are shown.
+    data: The data of the first run, whose labels are shown.
     data_title: A description of the data.
-    labels_of: The name of this run.
     held_out: The table of clients that took no part in training, if there are
       any: its titles and its lines.
     held_out_notes: Sentences that explain this table.
@@ -84,12 +81,10 @@ class Page:
   flags: Mapping[str, str]
   runs: Sequence[report.Run]
   folders: Sequence[pathlib.Path]
-  results: Sequence[report.Result]
   num_averaged: int
   varied: Sequence[str]
   data: 'federated.FederatedData'
   data_title: str
-  labels_of: str
   held_out: Sequence[Sequence[str]] = ()
   held_out_notes: Sequence[str] = ()
 
@@ -108,7 +103,8 @@ def write(folder: pathlib.Path, page: Page) -> None:
     folder: The folder of the run or the comparison.
     page: What it is about.
   """
-  run_cells, run_rows = _runs(folder, page)
+  results = [report.result(run, page.num_averaged) for run in page.runs]
+  run_cells, run_rows = _runs(folder, page, results)
   axes = _axes(page)
   text = (
       _environment()
@@ -116,9 +112,9 @@ def write(folder: pathlib.Path, page: Page) -> None:
       .render(
           page=page,
           facts=_facts(page),
-          cells=report.table_cells(page.results, page.varied),
+          cells=report.table_cells(results, page.varied),
           num_labels=len(page.varied),
-          notes=report.notes(page.results, page.num_averaged, page.runs),
+          notes=report.notes(results, page.num_averaged, page.runs),
           over_rounds=f'{report.over_rounds(page.num_averaged)}.',
           band=_sentence(curve_points.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
@@ -126,7 +122,10 @@ def write(folder: pathlib.Path, page: Page) -> None:
           axes=axes,
           filters=_filters(page.runs, page.varied),
           columns=[
-              dict(name=column.name, title=_chart_title(column, page.runs))
+              dict(
+                  name=column.name,
+                  title=curve_points.title(column, page.runs),
+              )
               for column in curve_points.columns_of(page.runs)
           ],
           data=_data(page, axes),
@@ -156,11 +155,6 @@ def _axes(page: Page) -> list[charts.Axis]:
   return [axis for axis in charts.AXES if has_costs.get(axis.name, True)]
 
 
-def _chart_title(column: columns.Column, runs: Sequence[report.Run]) -> str:
-  measured = measures.name(column.name, report.have_client_models(runs))
-  return f'{column.kind.name.capitalize()}: {measured}'
-
-
 def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
   """Returns the charts, their data and the lines, as JSON expresses them."""
   groups = curve_points.by_name(page.runs)
@@ -174,21 +168,12 @@ def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
       )
       for name in groups
   }
-  points = curve_points.values(groups, seconds)
   styles = charts.styles(page.runs)
   drawn: dict[str, Any] = {
       column.name: dict(
           data='points',
           by_axis={
-              axis.name: charts.curves(
-                  column,
-                  axis,
-                  styles,
-                  is_logarithmic=curve_points.needs_logarithm(
-                      page.runs, axis.name
-                  ),
-                  has_few_points=curve_points.are_few(points),
-              )
+              axis.name: charts.curves(page.runs, column, axis, styles)
               for axis in axes
           },
       )
@@ -206,7 +191,7 @@ def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
           for name, runs in groups.items()
       ],
       data=dict(
-          points=points,
+          points=curve_points.values(groups, seconds),
           clients=[
               dict(name=run.name, seed=run.seed, client=client, accuracy=value)
               for run, folder in zip(page.runs, page.folders)
@@ -365,11 +350,11 @@ def _command(page: Page) -> str:
 
 
 def _runs(
-    folder: pathlib.Path, page: Page
+    folder: pathlib.Path, page: Page, results: Sequence[report.Result]
 ) -> tuple[list[list[str]], list[tuple[list[str], list[tuple[str, str]]]]]:
   """Returns the table of the single runs, and the links of each of them."""
   names = [*page.varied, 'seed']
-  cells = report.table_cells(page.results, names)
+  cells = report.table_cells(results, names)
   cells[0][len(page.varied)] = 'Seed'
   cells[0].append('Seconds per round')
   rows = []

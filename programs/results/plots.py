@@ -106,26 +106,19 @@ def _side_by_side(
     title: str,
 ) -> charts.Spec:
   """Draws columns of one kind against an axis."""
-  values = curve_points.values(groups)
   panels = [
       charts.titled(
           dict(
-              charts.curves(
-                  column,
-                  axis,
-                  charts.styles(runs),
-                  is_logarithmic=curve_points.needs_logarithm(runs, axis.name),
-                  has_few_points=curve_points.are_few(values),
-              ),
+              charts.curves(runs, column, axis, charts.styles(runs)),
               width=_PANEL_WIDTH,
           ),
           _PANEL_WIDTH,
-          curve_points.measured_on(column, runs),
+          curve_points.title(column, runs),
       )
       for column in shown
   ]
   chart = dict(
-      data=dict(values=values),
+      data=dict(values=curve_points.values(groups)),
       hconcat=panels,
       resolve=dict(scale=dict(x='shared', y='shared')),
   )
@@ -163,25 +156,16 @@ def of_sweep(
   }
 
 
-def mean_over_seeds(
+def _mean_over_seeds(
     results: Sequence[report.Result],
     names: Sequence[str],
     column: str,
-    worst_of: Sequence[str] = (),
+    worst_of: Sequence[str],
 ) -> dict[tuple[str, ...], float]:
   """Computes the mean of a column over the seeds for each cell.
 
-  Args:
-    results: Rows of results.csv.
-    names: The names of the labels that tell the cells apart.
-    column: The column, of which a higher number is better.
-    worst_of: Names of further labels. The value of a cell is the smallest of
-      the means that these labels tell apart, as for attacks in ByzFL's
-      benchmark (https://byzfl.epfl.ch).
-
-  Returns:
-    The values by the cells' labels. Cells without values, and with values that
-    are not finite, are NaN.
+  It is the smallest of the means that the labels `worst_of` tell apart, as for
+  attacks in ByzFL's benchmark (https://byzfl.epfl.ch), and NaN without values.
   """
   means: dict[tuple[str, ...], list[float]] = {}
   for labels, rows in report.by_labels(results, (*names, *worst_of)).items():
@@ -255,7 +239,7 @@ def _heat_map(
   # Side by side: the algorithms. In each line: a combination of the others.
   others = sorted(others, key=lambda axis: axis.name == report.ALGORITHM)
   names = [axis.name for axis in (*others, rows, by)]
-  means = mean_over_seeds(
+  means = _mean_over_seeds(
       results, names, column.name, [axis.name for axis in worst_of]
   )
   shown_rows, shown_columns = _shown_labels(rows), _shown_labels(by)
@@ -357,12 +341,12 @@ def _curve_panels(
   num_columns = min(len(swept[-1].points), 8)
   drawn = {}
   for column in curve_points.columns_of(runs):
-    chart = charts.curves(column, charts.ROUND, styles) | _SMALL_PANEL
+    chart = charts.curves(runs, column, charts.ROUND, styles) | _SMALL_PANEL
     drawn[column.name] = charts.titled(
         _panels(chart, values, num_columns),
         num_columns * _SMALL_PANEL['width'],
         title,
-        curve_points.measured_on(column, runs),
+        curve_points.title(column, runs),
         curve_points.band_note(runs),
     )
   return drawn

@@ -76,7 +76,9 @@ def test_sweep_grows(tmp_path, monkeypatch, capfd):
       'Accuracy in %, global model on the whole test set: value of the last'
       f' round, one seed {data}'
   )
-  assert titles['test_loss'] == f'{data} Global model on the whole test set'
+  assert titles['test_loss'] == (
+      f'{data} Loss: global model on the whole test set'
+  )
   assert {path.name for path in (folder / 'plots').iterdir()} == {
       'heat_map_algorithm_local_steps.png',
       'heat_map_algorithm_local_steps_clients.png',

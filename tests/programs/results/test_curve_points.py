@@ -7,15 +7,6 @@ from tff_bn.programs.results import curve_points
 from tff_bn.programs.results import report
 
 
-def test_mean_and_deviation():
-  rounds, mean, deviation = curve_points.mean_and_deviation(
-      example_runs.RUNS[:2], 'test_accuracy'
-  )
-  np.testing.assert_array_equal(rounds, [1, 2, 3])
-  np.testing.assert_allclose(mean, [0.2, 0.6, 0.8])
-  np.testing.assert_allclose(deviation, np.full(3, 0.02**0.5))
-
-
 def test_what_is_not_finite_is_left_out():
   rows = (
       [dict(round=1, test_loss=1.0), dict(round=2, test_loss=np.inf)],
@@ -23,10 +14,13 @@ def test_what_is_not_finite_is_left_out():
       [dict(round=2, test_loss=9.0)],
   )
   runs = [report.Run({'algorithm': 'a'}, n, r) for n, r in enumerate(rows)]
-  rounds, mean, deviation = curve_points.mean_and_deviation(runs, 'test_loss')
-  np.testing.assert_array_equal(rounds, [1, 2, 3])
-  np.testing.assert_array_equal(mean, [1, 9, 4])
-  np.testing.assert_array_equal(deviation, [0, 0, 0])
+  points = curve_points.values({'a': runs})
+  assert [(p['round'], p['test_loss']) for p in points] == [
+      (1, 1),
+      (2, 9),
+      (3, 4),
+  ]
+  assert not any(p['test_loss_deviation'] for p in points)
   assert 'test_loss' not in curve_points.values({'a': runs[:1]})[1]
 
 

@@ -30,8 +30,9 @@ def test_accuracy_of_algorithms():
   texts = drawn.texts(chart)
   # It is not known which of the runs have own models.
   for text in (
-      "Global model, or clients' own models (mean), on the whole test set",
-      "Each client's model on its own test data (mean)",
+      "Accuracy: global model, or clients' own models (mean), on the whole test"
+      ' set',
+      "Accuracy: each client's model on its own test data (mean)",
       *('Round', 'Accuracy', '60%'),
   ):
     assert text in texts
@@ -424,21 +425,13 @@ def test_missing_values():
 
 
 def test_means_that_are_not_finite_are_the_worst():
-  results = [
-      dict(attack=attack, seed=seed, x=x)
-      for attack, seed, x in [
-          ('a', 0, 1.0),
-          ('a', 1, 3.0),
-          ('b', 0, 9.0),
-          ('b', 1, math.nan),
-      ]
-  ]
-  means = plots.mean_over_seeds(results, ['attack'], 'x')
-  assert means['a',] == 2
-  assert math.isnan(means['b',])
-  worst = plots.mean_over_seeds(results, [], 'x', ['attack'])
-  assert math.isnan(worst[()])
-  assert math.isnan(plots.mean_over_seeds(results, [], 'y')[()])
+  def accuracy(labels, seed):
+    diverges = labels == {'attack': 'sf', 'gamma': '0', 'local_steps': '5'}
+    return math.nan if diverges and seed else 0.5
+
+  found = _sweep([_ATTACKS, _GAMMA, _STEPS], accuracy)
+  panels = _panels(found['heat_map_gamma_local_steps'])
+  assert panels[''] == [[50.0, None], [50.0] * 2, [50.0] * 2]
 
 
 def test_curves_have_a_panel_for_each_combination():
@@ -461,8 +454,8 @@ def test_curves_have_a_panel_for_each_combination():
       'fbn',
   ]
   assert drawn.title(chart) == (
-      "digits Global model, or clients' own models (mean), on the whole test"
-      ' set line: mean over 2 seeds, band: ± one standard deviation'
+      "digits Accuracy: global model, or clients' own models (mean), on the"
+      ' whole test set line: mean over 2 seeds, band: ± one standard deviation'
   )
   # Side by side: the values of the last swept flag.
   assert chart['columns'] == 3
