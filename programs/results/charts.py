@@ -184,20 +184,20 @@ def curves(
   # A common linear axis would hide some of the runs.
   is_logarithmic = max(totals) > _MAX_LINEAR_RATIO * min(totals)
   num_points = len({row['round'] for run in runs for row in run.rows})
+  deviation = curve_points.deviation_of(column.name)
   line_colors = {name: style['color'] for name, style in lines.items()}
   transform = [
       _calculate('color', f'{json.dumps(line_colors)}[datum.name]'),
-      _calculate('x', f'datum.{axis.name}'),
-      _calculate('mean', f'datum.{column.name}'),
-      _calculate(
-          'deviation', f'datum.{curve_points.deviation_of(column.name)}'
-      ),
+      _calculate('x', f"datum['{axis.name}']"),
+      _calculate('mean', f"datum['{column.name}']"),
+      _calculate('deviation', f"datum['{deviation}']"),
       dict(filter='isValid(datum.x) && isValid(datum.mean)'),
   ]
   if axis in COSTS:
     transform += _with_horizontal_lines(is_logarithmic)
-  log = dict(type='log', nice=False)
-  low, y_scale = 'datum.mean - datum.deviation', dict(zero=False)
+  log: Spec = dict(type='log', nice=False)
+  y_scale: Spec = dict(zero=False)
+  low = 'datum.mean - datum.deviation'
   if column.kind.is_logarithmic:
     transform += [dict(filter='datum.mean > 0'), _join(smallest='min mean')]
     low, y_scale = f'max({low}, datum.smallest / 2)', log
@@ -370,7 +370,7 @@ def label_values(data: 'federated.FederatedData') -> list[Spec]:
   ]
 
 
-def labels(num_clients: int, num_names: int) -> Spec:
+def labels(num_clients: int, num_names: int, has_numbers: bool = False) -> Spec:
   """Draws the number of examples of each class and client.
 
   Its data are `label_values`.
@@ -378,43 +378,41 @@ def labels(num_clients: int, num_names: int) -> Spec:
   Args:
     num_clients: The number of clients.
     num_names: The number of classes with names. Up to 40 names are all shown.
+    has_numbers: Whether the cells have numbers.
 
   Returns:
     The chart without data.
   """
   shown = min(num_clients, MAX_CLIENTS)
+  class_labels = dict(
+      labelAngle=-90 if num_names else 0,
+      labelLimit=150,
+      labelOverlap=not 0 < num_names <= _MAX_NAMED_CLASSES,
+  )
+  client_labels = dict(labelOverlap=True, labelLimit=120)
+  is_dark = 'datum.count > 0.6 * datum.highest'
+  tooltip = [
+      _name('client', 'Client'),
+      _name('label', 'Class'),
+      _number('count', 'Examples'),
+  ]
+  color = _number(
+      'count',
+      'Examples',
+      scale=dict(domainMin=0),
+      legend=dict(orient='bottom', gradientLength=160),
+  )
   return dict(
       height=shown * min(22, max(3, 600 / shown)),
-      mark='rect',
+      transform=[_join(highest='max count')],
       encoding=dict(
-          x=_name(
-              'label',
-              'Class',
-              sort=None,
-              axis=dict(
-                  labelAngle=-90 if num_names else 0,
-                  labelLimit=150,
-                  labelOverlap=not 0 < num_names <= _MAX_NAMED_CLASSES,
-              ),
-          ),
-          y=_name(
-              'client',
-              'Client',
-              sort=None,
-              axis=dict(labelOverlap=True, labelLimit=120),
-          ),
-          color=_number(
-              'count',
-              'Examples',
-              scale=dict(domainMin=0),
-              legend=dict(orient='bottom', gradientLength=160),
-          ),
-          tooltip=[
-              _name('client', 'Client'),
-              _name('label', 'Class'),
-              _number('count', 'Examples'),
-          ],
+          x=_name('label', 'Class', sort=None, axis=class_labels),
+          y=_name('client', 'Client', sort=None, axis=client_labels),
       ),
+      layer=[
+          _layer('rect', color=color, tooltip=tooltip),
+          *([_numbers('count', 'd', is_dark, '')] if has_numbers else []),
+      ],
   )
 
 
@@ -431,6 +429,9 @@ def heat_map(row_title: str, column_title: str, label_angle: int) -> Spec:
   Returns:
     The chart without data.
   """
+  scale = dict(scheme='viridis', zero=False)
+  # The upper half of the colors is light.
+  is_dark = 'datum.value < (datum.lowest + datum.highest) / 2'
   column_labels = dict(labelAngle=label_angle, labelLimit=200)
   return dict(
       width=dict(step=46),
@@ -442,39 +443,13 @@ def heat_map(row_title: str, column_title: str, label_angle: int) -> Spec:
           y=_name('row', row_title, sort=None, axis=dict(labelLimit=300)),
       ),
       layer=[
-          _layer(
-              'rect',
-              color=_number(
-                  'value', None, scale=dict(scheme='viridis', zero=False)
-              ),
-          ),
-          # The upper half of the colors is light.
-          _numbers(
-              'value',
-              '.1f',
-              'datum.value < (datum.lowest + datum.highest) / 2',
-          ),
+          _layer('rect', color=_number('value', None, scale=scale)),
+          _numbers('value', '.1f', is_dark, '0.0'),
       ],
   )
 
 
-def with_counts(chart: Spec) -> Spec:
-  """Writes the numbers of examples into the cells of `labels`."""
-  dark = 'datum.count > 0.6 * datum.highest'
-  shared = {k: v for k, v in chart['encoding'].items() if k in ('x', 'y')}
-  cells = {k: v for k, v in chart['encoding'].items() if k not in shared}
-  return dict(
-      chart,
-      mark=None,
-      transform=[_join(highest='max count')],
-      encoding=shared,
-      layer=[_layer('rect', **cells), _numbers('count', 'd', dark, '')],
-  )
-
-
-def _numbers(
-    field: str, number_format: str, is_dark: str, zero: str = '0.0'
-) -> Spec:
+def _numbers(field: str, number_format: str, is_dark: str, zero: str) -> Spec:
   """Returns a layer with numbers, and a dash for what is none.
 
   Args:

@@ -67,13 +67,14 @@ def values(
   """
   points = []
   for name, runs in groups.items():
+    time = seconds.get(name)
     rows: dict[int, list[report.Row]] = {}
     for row in (row for run in runs for row in run.rows):
       rows.setdefault(int(row['round']), []).append(row)
     for number in sorted(rows):
       point: dict[str, Any] = {'name': name, ROUND: number}
-      if seconds.get(name) is not None:
-        point[SECONDS] = _rounded(seconds[name] * number)
+      if time is not None:
+        point[SECONDS] = _rounded(time * number)
       for column in (*columns.costs(), *columns.averaged()):
         found = [row[column.name] for row in rows[number] if column.name in row]
         found = [value for value in found if math.isfinite(value)]

@@ -47,9 +47,11 @@ def label_distribution(
     The chart `label_distribution`.
   """
   num_clients, num_classes = data.label_distribution().shape
-  chart = charts.labels(num_clients, len(data.class_names))
-  if num_clients * num_classes <= _MAX_CELLS_WITH_NUMBERS:
-    chart = charts.with_counts(chart)
+  chart = charts.labels(
+      num_clients,
+      len(data.class_names),
+      has_numbers=num_clients * num_classes <= _MAX_CELLS_WITH_NUMBERS,
+  )
   hidden = ''
   if num_clients > charts.MAX_CLIENTS:
     hidden = f'the first {charts.MAX_CLIENTS} of {num_clients} clients'
