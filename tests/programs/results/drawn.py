@@ -41,6 +41,11 @@ def texts(chart):
   return [html.unescape(re.sub('<[^>]*>', '', text)) for text in spaced]
 
 
+def white_texts(chart):
+  """Returns the texts in white letters."""
+  return re.findall('<text[^>]* fill="white"[^>]*>(.*?)</text>', _svg(chart))
+
+
 def title(chart):
   """Returns the title with spaces between its lines."""
   return ' '.join(chart['title']['text'])

@@ -186,6 +186,8 @@ def test_label_distribution():
       *('7', '2', '5', '0', '7', 'Examples', 'labels'),
       *('0', '1', '2', 'Class', 'ann', 'bob', 'Client'),
   ]
+  # 2 is in a light cell.
+  assert drawn.white_texts(chart) == ['7', '5']
 
 
 def test_label_distribution_names_the_classes():
@@ -318,6 +320,7 @@ def test_heat_map_of_two_swept_flags():
       'fbn': [[51.1, 55.1], [56.1, 60.1], [61.1, 65.1]],
   }
   texts = drawn.texts(chart)
+  assert drawn.white_texts(chart) == texts[10:16]  # The lower half is dark.
   rows = ['0', '0.5', '1', 'gamma']
   assert texts[:10] == [*rows, *2 * ['1', '5', 'local_steps']]
   assert texts[10:17] == ['1.1', '5.1', '6.1', '10.1', '11.1', '15.1', 'fedavg']
