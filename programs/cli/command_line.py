@@ -2,8 +2,8 @@
 
 Exit codes: 0 for success; 2 for a request that the program cannot fulfil, which
 is found before any work is done; 1 if the work failed; 130 after Ctrl-C; 143
-after SIGTERM. Errors are one paragraph on the
-standard error stream; `--verbosity=1` adds the traceback.
+after SIGTERM. Errors are one paragraph on the standard error stream;
+`--verbosity=1` adds the traceback.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,6 @@ from tff_bn.imports import dependencies
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli import flagfiles
-from tff_bn.programs.cli import import_messages
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
@@ -46,7 +45,7 @@ HELP_FLAGS = frozenset(
 )
 VERSION_FLAG = '--version'
 HELP_WIDTH = 79
-# The libraries report some errors with pages of context.
+# Errors of TensorFlow can have pages of context.
 _MAX_MESSAGE_LENGTH = 1500
 
 
@@ -120,7 +119,8 @@ def parse(
       parsers.check_characters(argument.text)
   except ValueError as error:
     raise UsageError(str(error)) from error
-  # The first of these that fails tells where the mistake is.
+  # The first of these calls that fails shows where the mistake is: in the
+  # command, in a flagfile, or in the flags.txt of a run.
   _parse_into(without_files, [a for a in expanded if a.path is None])
   _parse_into(without_runs, [a for a in expanded if not a.is_of_run])
   _parse_into(values, expanded)
@@ -198,7 +198,7 @@ def _origin(name: str, arguments: Sequence[flagfiles.Argument]) -> str:
       for argument in arguments
       if argument.text.lstrip('-').partition('=')[0] == name
   ]
-  # The last one overrules the others.
+  # The last occurrence of a flag overrules the others.
   return f'{paths[-1]}: ' if paths and paths[-1] is not None else ''
 
 
@@ -253,7 +253,7 @@ def _indented(text: str) -> list[str]:
         line,
         HELP_WIDTH,
         initial_indent=' ' * 6,
-        # A list's items, which begin with spaces, hang.
+        # The items of a list begin with spaces and have a hanging indent.
         subsequent_indent=' ' * (10 if line.startswith(' ') else 6),
         break_on_hyphens=False,
     )
@@ -310,10 +310,10 @@ def _set_verbosity(verbosity: int) -> None:
   """Sets how much libraries log; call it before TensorFlow is imported."""
   logging.set_verbosity(verbosity)
   if verbosity < 1:
-    # TensorFlow's C++ code reports missing GPU libraries as errors.
+    # TensorFlow's C++ code reports missing GPU libraries as errors. While it is
+    # imported, it prints that oneDNN is on and that it finds no CUDA drivers,
+    # before it reads the variable.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    # TensorFlow prints its first messages before it reads the variable.
-    import_messages.hide()
     for category in (DeprecationWarning, FutureWarning):
       warnings.filterwarnings('ignore', category=category)
 

@@ -1,4 +1,4 @@
-"""What a comparison varies: axes of labelled points, each with some flags.
+"""What a comparison varies: axes of labeled points, which set flags.
 
 A comparison makes one run for each combination of a point of every axis and a
 seed. `--algorithms=fedavg,fbn` is an axis of two points, `--sweep=gamma=0,0.5`
@@ -25,11 +25,11 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-  """Something that a comparison varies.
+  """One thing that a comparison varies, such as the algorithm or a flag.
 
   Attributes:
-    name: Its name, which is the title of a column. The axis of a swept flag has
-      the flag's name.
+    name: Its name, which is the title of a column. A swept flag gives its name
+      to its axis.
     points: Its points, in the order of tables and legends.
   """
 

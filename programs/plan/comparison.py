@@ -1,4 +1,4 @@
-"""The runs of a comparison: which there are, their names and their folders.
+"""The runs of a comparison, with their names and folders.
 
 Nothing here imports TensorFlow or touches files.
 """
@@ -23,7 +23,7 @@ _MAX_NAME_LENGTH = 150
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run of a comparison, as a cell of its table shows it.
+  """A run of a comparison, which is a cell of the table of results.
 
   Attributes:
     labels: The labels of its points by the axes' names.
@@ -61,7 +61,7 @@ class Comparison:
     )
 
   def further_flags(self, run: Run) -> dict[str, str]:
-    """Returns flags of a run that differ between runs and are no axes.
+    """Returns flags that differ between runs, but are not axes themselves.
 
     Args:
       run: The run.
@@ -83,7 +83,7 @@ class Comparison:
     )
 
   def trained(self) -> list[Run]:
-    """Returns the runs that are trained: one for each of the settings."""
+    """Returns the runs without repetitions: equal settings are trained once."""
     trained: dict[str, Run] = {}
     for run in self.runs:
       trained.setdefault(run.folder, run)
@@ -98,8 +98,8 @@ def plan(
 ) -> Comparison:
   """Computes the runs of a comparison, and checks all of them.
 
-  A flag that has no effect on some of the runs is left out there. It must have
-  an effect on at least one of them.
+  A run leaves out the flags that have no effect on it. Each flag must have an
+  effect on at least one run.
 
   Args:
     flags: The flags of `tff-bn-compare`.
@@ -227,7 +227,7 @@ def flag_texts(comparison: Comparison) -> dict[str, str]:
 def grown_flags(
     previous: Mapping[str, str], flags: Mapping[str, str]
 ) -> Collection[str]:
-  """Returns the flags that may differ where a comparison is extended.
+  """Returns the flags that may differ when a comparison is extended.
 
   Args:
     previous: The flags of a comparison.

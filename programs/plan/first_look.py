@@ -13,7 +13,7 @@ from tff_bn.programs.flags import registry
 from tff_bn.programs.plan import axes
 from tff_bn.programs.results import report
 
-# Defaults of all runs that differ from those of the other comparisons.
+# Defaults of the first look that differ from those of other comparisons.
 FLAGS: Mapping[str, str] = {'rounds': '200', 'local_steps': '1'}
 # Further flags of single algorithms. For fbn, they are the settings that need
 # no tuning, see benchmarks/results/one_exchange.md.
@@ -33,7 +33,7 @@ def with_defaults(flags: ParsedFlags) -> ParsedFlags:
     flags: The flags of `tff-bn-compare`.
 
   Returns:
-    The flags. The values of those that the command gives are unchanged.
+    The flags. Values that the command gives are unchanged.
   """
   texts = {name: t for name, t in FLAGS.items() if not flags.is_given(name)}
   return flags.replacing(texts, Source.DEFAULT)

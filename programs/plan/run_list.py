@@ -14,7 +14,7 @@ _STATES = tuple(reversed(run_folder.State))
 
 @dataclasses.dataclass(frozen=True)
 class ListedRun:
-  """A run, and how far it is.
+  """A run and its progress.
 
   Attributes:
     run: The run.
@@ -119,7 +119,7 @@ def text(runs: Sequence[ListedRun], jobs: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-  """Returns a duration in the largest unit of which there are at least two."""
+  """Writes a duration in the largest unit that makes it at least 2."""
   for unit, length in (('days', 86400), ('hours', 3600), ('minutes', 60)):
     if seconds >= 2 * length:
       return f'{seconds / length:.1f} {unit}'

@@ -1,4 +1,4 @@
-"""The flags of a comparison that say what it varies and how it is run."""
+"""The flags that say what a comparison varies, and how its runs are trained."""
 
 from absl import flags as absl_flags
 

@@ -151,7 +151,7 @@ def runs_of(
       check(run)
     except ValueError as error:
       raise ValueError(f'{error} {path} names this run.') from error
-  # A file that was changed would give the mean over other runs.
+  # With a changed file, means would be over other runs.
   for run in sorted((folder / run_folder.RUNS).iterdir()):
     if run not in runs and (run / run_folder.FLAGS_FILE).exists():
       raise ValueError(

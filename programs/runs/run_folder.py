@@ -68,8 +68,8 @@ _TABLES = ('csv', 'md')
 # How many flags an error names, and how much of their values.
 _MAX_NAMED_FLAGS = 4
 _MAX_VALUE_LENGTH = 40
-# Returns the names of the flags that may differ where a run is continued, given
-# the flags of the run that a folder holds and the new ones.
+# Takes the flags of the run in a folder and the new flags; returns the names of
+# flags that may differ if the run is continued.
 Grown = Callable[[Mapping[str, str], Mapping[str, str]], Collection[str]]
 # Removed by the next program that writes into the folder.
 _TEMPORARY = '.temporary'
@@ -190,7 +190,7 @@ def saved_round(folder: pathlib.Path) -> int:
 
 
 def allow_claims(number: int) -> None:
-  """Lets this process open as many files as claims of folders need.
+  """Raises the limit of open files: each locked folder needs one.
 
   Args:
     number: The number of folders. Each claim keeps one open.
@@ -448,7 +448,7 @@ def describe_differences(
       for name in dict.fromkeys((*flags, *previous))
       if previous.get(name) != flags.get(name) and name not in may_differ
   ]
-  # Changed values tell more than flags that follow from them.
+  # Flags with other values come first: missing flags often follow from them.
   names.sort(key=lambda name: not (name in previous and name in flags))
   shown = [
       f'--{name} ({_was(previous.get(name))}, now {_was(flags.get(name))})'
@@ -506,7 +506,7 @@ def begin(
 
 
 def undo_growth(folder: pathlib.Path) -> None:
-  """Makes a run finished again that was to be continued but could not be.
+  """Marks a run as finished again if it could not get more rounds.
 
   Args:
     folder: The folder, claimed. If its models are there, no later round has
@@ -554,7 +554,7 @@ def remove(folder: pathlib.Path) -> None:
     _remove_if_empty(runs)
   for name in _ENTRIES:
     _remove_entry(folder / name)
-    # A file that a killed program has not finished.
+    # The temporary file of a killed program.
     _remove_entry(files.temporary_path(folder / name))
   (folder / FLAGS_FILE).unlink()
 
