@@ -15,7 +15,7 @@ from tff_bn import algorithms
 from tff_bn import data
 from tff_bn import models
 from tff_bn import training
-from tff_bn.papers import position_aware
+from tff_bn.papers import units
 
 
 @pytest.fixture(scope='module', name='digits')
@@ -173,7 +173,7 @@ def test_wrong_calls(call, expected, digits, federated):
 
 def test_weight_divergence_of_one_model(toy):
   with pytest.raises(TypeError, match='models must be a list of models'):
-    position_aware.weight_divergence_by_layer(toy.keras_model())
+    units.weight_divergence_by_layer(toy.keras_model())
 
 
 @pytest.mark.parametrize(

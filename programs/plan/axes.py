@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 
+# The name of the axis of --algorithms, and of the flag that it sets.
+ALGORITHM = 'algorithm'
+
 
 @dataclasses.dataclass(frozen=True)
 class Point:
@@ -73,3 +76,19 @@ def product(axes: Sequence[Axis]) -> list[Cell]:
     labels = {axis.name: point.label for axis, point in zip(axes, points)}
     cells.append(Cell(labels, flags))
   return cells
+
+
+def describe(labels: Mapping[str, str]) -> str:
+  """Returns labels as one text, such as `fedavg, gamma=0.5`.
+
+  Args:
+    labels: The labels by the names of what is varied.
+
+  Returns:
+    The text, with the algorithm first.
+  """
+  names = sorted(labels, key=lambda name: name != ALGORITHM)
+  return ', '.join(
+      labels[name] if name == ALGORITHM else f'{name}={labels[name]}'
+      for name in names
+  )

@@ -14,7 +14,6 @@ from typing import Optional
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs.results import report
 from tff_bn.programs.runs import run_folder
 
 _UNSAFE = re.compile('[^A-Za-z0-9.+=_-]')
@@ -38,7 +37,7 @@ class Run:
   @property
   def title(self) -> str:
     """The run's name in messages."""
-    return f'{report.describe(self.labels)}, seed {self.settings.seed}'
+    return f'{axes_lib.describe(self.labels)}, seed {self.settings.seed}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +121,7 @@ def plan(
   for seed in seeds:
     for cell, variant in zip(cells, variants):
       settings = settings_lib.resolve(
-          variant, cell.flags[report.ALGORITHM], seed
+          variant, cell.flags[axes_lib.ALGORITHM], seed
       )
       if settings not in folders:
         name = _folder_name(axes, cell, settings)
@@ -143,9 +142,9 @@ def _checked(
   groups: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
   keys = []
   for cell in cells:
-    others = {k: v for k, v in cell.flags.items() if k != report.ALGORITHM}
+    others = {k: v for k, v in cell.flags.items() if k != axes_lib.ALGORITHM}
     keys.append(tuple(sorted(others.items())))
-    groups.setdefault(keys[-1], {})[cell.flags[report.ALGORITHM]] = None
+    groups.setdefault(keys[-1], {})[cell.flags[axes_lib.ALGORITHM]] = None
   variants = {}
   for key, algorithms in groups.items():
     variant = flags.replacing(dict(key)).replacing(
@@ -191,7 +190,7 @@ def _folder_name(
           for name in point.flags
       )
   }
-  name = report.describe(labels).replace(', ', '-')
+  name = axes_lib.describe(labels).replace(', ', '-')
   readable = _UNSAFE.sub('_', name)[:_MAX_NAME_LENGTH]
   if readable != name:
     readable += f'-{_digest(name)}'

@@ -9,11 +9,10 @@ from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.plan import axes
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs.results import report
 
 SWEEP = 'sweep'
 # The flags of a comparison in place of those of a run.
-_PLURALS = {report.ALGORITHM: 'algorithms', 'seed': 'seeds'}
+_PLURALS = {axes.ALGORITHM: 'algorithms', 'seed': 'seeds'}
 
 
 class SweepParser(value_types.ValueType):
@@ -116,9 +115,9 @@ def swept_axes(flags: ParsedFlags) -> list[axes.Axis]:
 def algorithm_axis(flags: ParsedFlags) -> axes.Axis:
   """Returns the axis of `--algorithms`."""
   return axes.Axis(
-      report.ALGORITHM,
+      axes.ALGORITHM,
       tuple(
-          axes.Point(name, {report.ALGORITHM: name})
+          axes.Point(name, {axes.ALGORITHM: name})
           for name in flags.algorithms
       ),
   )

@@ -15,6 +15,7 @@ from typing import Optional
 
 from tff_bn.catalog import columns
 from tff_bn.common import csv_files
+from tff_bn.programs.plan import axes
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import measures
@@ -22,7 +23,8 @@ from tff_bn.training import measures
 Row = Mapping[str, float]
 # A row of results.csv.
 Result = Mapping[str, str | float]
-ALGORITHM = 'algorithm'
+ALGORITHM = axes.ALGORITHM
+describe = axes.describe
 _SEED = 'seed'
 
 
@@ -50,22 +52,6 @@ class Run:
   def name(self) -> str:
     """The name of the run in legends, which is the same for all seeds."""
     return describe(self.labels)
-
-
-def describe(labels: Mapping[str, str]) -> str:
-  """Returns labels as one text, such as `fedavg, gamma=0.5`.
-
-  Args:
-    labels: The labels by the names of what is varied.
-
-  Returns:
-    The text, with the algorithm first.
-  """
-  names = sorted(labels, key=lambda name: name != ALGORITHM)
-  return ', '.join(
-      labels[name] if name == ALGORITHM else f'{name}={labels[name]}'
-      for name in names
-  )
 
 
 def have_client_models(runs: Sequence[Run]) -> Optional[bool]:

@@ -20,7 +20,7 @@ from tff_bn.catalog import options
 from tff_bn.catalog import rules
 from tff_bn.catalog import value_types
 from tff_bn.data import splits
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups

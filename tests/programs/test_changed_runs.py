@@ -10,7 +10,7 @@ import tiny_runs
 
 from tff_bn import training
 from tff_bn.imports import dependencies
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train

@@ -7,7 +7,7 @@ import printed
 import pytest
 
 from tff_bn.common import files
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train

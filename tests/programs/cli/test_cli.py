@@ -14,7 +14,7 @@ import pytest
 
 import tff_bn
 from tff_bn.catalog import value_types
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
