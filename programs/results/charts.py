@@ -39,7 +39,8 @@ _DASHES: Mapping[str, Sequence[float]] = {
     '-.': [7, 3, 2, 3],
     ':': [2, 3],
 }
-_COLORS = {
+# The colors of the light and the dark scheme by their use.
+COLORS = {
     'light': {
         'background': '#ffffff',
         'text': '#1c1d21',
@@ -92,14 +93,9 @@ SECONDS = Axis(
 AXES = (ROUND, *COSTS, SECONDS)
 
 
-def colors(scheme: str) -> Mapping[str, Any]:
-  """Returns the colors of the light or dark scheme by their use."""
-  return _COLORS[scheme]
-
-
 def config(scheme: str) -> Spec:
   """Returns the look of all charts in the light or dark scheme."""
-  found = _COLORS[scheme]
+  found = COLORS[scheme]
   text, muted = found['text'], found['muted']
   labels = dict(labelColor=text, labelFontSize=12)
   titles = dict(titleColor=text, titleFontSize=12, titleFontWeight='normal')
@@ -130,16 +126,21 @@ def config(scheme: str) -> Spec:
   )
 
 
-def styles(runs: Sequence[report.Run]) -> dict[str, dict[str, Any]]:
+def styles(
+    groups: Mapping[str, Sequence[report.Run]],
+) -> dict[str, dict[str, Any]]:
   """Returns the color and the dashes of each line by its name.
 
   The runs of an algorithm have its color. If there is no other algorithm,
   colors tell apart what else differs.
 
   Args:
-    runs: The runs.
+    groups: The runs of each line by its name.
   """
-  algorithms = {run.name: run.labels.get(report.ALGORITHM, '') for run in runs}
+  algorithms = {
+      name: runs[0].labels.get(report.ALGORITHM, '')
+      for name, runs in groups.items()
+  }
   names = dict.fromkeys(algorithms.values())
   if len(names) == 1:
     found = line_styles.choose(list(algorithms), algorithms)
@@ -152,12 +153,10 @@ def styles(runs: Sequence[report.Run]) -> dict[str, dict[str, Any]]:
       style = of_algorithms[algorithm]
       number = dashes.index(style['linestyle']) + next(numbers[algorithm])
       found[name] = {**style, 'linestyle': dashes[number % len(dashes)]}
-  return {name: dashed(style) for name, style in found.items()}
-
-
-def dashed(style: Mapping[str, str]) -> dict[str, Any]:
-  """Returns a style of `line_styles` with the lengths of its dashes."""
-  return {'color': style['color'], 'dash': _DASHES[style['linestyle']]}
+  return {
+      name: dict(color=style['color'], dash=_DASHES[style['linestyle']])
+      for name, style in found.items()
+  }
 
 
 def curves(

@@ -104,7 +104,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
     page: What it is about.
   """
   results = [report.result(run, page.num_averaged) for run in page.runs]
-  run_cells, run_rows = _runs(folder, page, results)
+  run_cells, run_links = _runs(folder, page, results)
   axes = _axes(page)
   text = (
       _environment()
@@ -118,7 +118,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
           over_rounds=f'{report.over_rounds(page.num_averaged)}.',
           band=_sentence(curve_points.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
-          colors=charts.colors,
+          colors=charts.COLORS,
           axes=axes,
           filters=_filters(page.runs, page.varied),
           columns=[
@@ -137,7 +137,7 @@ def write(folder: pathlib.Path, page: Page) -> None:
           hidden_clients=len(page.data.client_ids) > charts.MAX_CLIENTS,
           figures=_figures(folder),
           run_cells=run_cells,
-          run_rows=run_rows,
+          run_links=run_links,
           command=_command(page),
           library=_library(),
       )
@@ -168,7 +168,7 @@ def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
       )
       for name in groups
   }
-  styles = charts.styles(page.runs)
+  styles = charts.styles(groups)
   drawn: dict[str, Any] = {
       column.name: dict(
           data='points',
@@ -351,13 +351,13 @@ def _command(page: Page) -> str:
 
 def _runs(
     folder: pathlib.Path, page: Page, results: Sequence[report.Result]
-) -> tuple[list[list[str]], list[tuple[list[str], list[tuple[str, str]]]]]:
+) -> tuple[list[list[str]], list[list[tuple[str, str]]]]:
   """Returns the table of the single runs, and the links of each of them."""
   names = [*page.varied, 'seed']
   cells = report.table_cells(results, names)
   cells[0][len(page.varied)] = 'Seed'
   cells[0].append('Seconds per round')
-  rows = []
+  all_links = []
   for row, run in zip(cells[1:], page.folders, strict=True):
     seconds = seconds_per_round([run])
     row.append('–' if seconds is None else f'{seconds:.3g}')
@@ -367,8 +367,8 @@ def _runs(
         for name, title in _FILES.items()
         if (run / name).exists()
     ]
-    rows.append((row, links))
-  return cells, rows
+    all_links.append(links)
+  return cells, all_links
 
 
 def _link(folder: pathlib.Path, run: pathlib.Path, name: str) -> str:

@@ -13,7 +13,6 @@ from tff_bn.data import names as data_names
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.results import charts
 from tff_bn.programs.results import curve_points
-from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import report
 from tff_bn.training import measures
 
@@ -111,7 +110,7 @@ def _side_by_side(
   panels = [
       charts.titled(
           dict(
-              charts.curves(runs, column, axis, charts.styles(runs)),
+              charts.curves(runs, column, axis, charts.styles(groups)),
               width=_PANEL_WIDTH,
           ),
           _PANEL_WIDTH,
@@ -335,11 +334,7 @@ def _curve_panels(
           )
       )
   ]
-  names = list(dict.fromkeys(map(algorithm, runs)))
-  styles = {
-      name: charts.dashed(style)
-      for name, style in line_styles.choose(names).items()
-  }
+  styles = charts.styles(curve_points.by_name(runs, algorithm))
   num_columns = min(len(swept[-1].points), 8)
   drawn = {}
   for column in curve_points.columns_of(runs):

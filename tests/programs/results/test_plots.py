@@ -128,10 +128,11 @@ def test_an_algorithm_has_the_same_color_everywhere():
 def test_lines_with_the_same_color_have_other_dashes():
   labels = [dict(algorithm=a, gamma=g) for a in ('fbn', 'fedbn') for g in '01']
   runs = [report.Run(named, 0, []) for named in labels]
-  styles = charts.styles(runs)
+  styles = charts.styles({run.name: [run] for run in runs})
   assert len({style['color'] for style in styles.values()}) == 2
   assert len({str(style) for style in styles.values()}) == 4
-  assert len({s['color'] for s in charts.styles(runs[:2]).values()}) == 2
+  styles = charts.styles({run.name: [run] for run in runs[:2]})
+  assert len({style['color'] for style in styles.values()}) == 2
 
 
 @pytest.mark.parametrize(('num_rounds', 'opacity'), [(1, 1), (30, 0)])
