@@ -89,14 +89,15 @@ def of_algorithms(
   by_kind: dict[columns.Kind, list[columns.Column]] = {}
   for column in curve_points.columns_of(runs):
     by_kind.setdefault(column.kind, []).append(column)
-  return {
-      kind.name
-      + f'_by_{axis.name}'
-      * (axis != charts.ROUND): _side_by_side(runs, groups, shown, axis, title)
-      for kind, shown in by_kind.items()
-      for axis in axes
-      if axis == charts.ROUND or kind.higher_is_better
-  }
+  drawn = {}
+  for kind, axis in itertools.product(by_kind, axes):
+    shown = by_kind[kind]
+    if axis == charts.ROUND:
+      drawn[kind.name] = _side_by_side(runs, groups, shown, axis, title)
+    elif kind.higher_is_better:
+      name = f'{kind.name}_by_{axis.name}'
+      drawn[name] = _side_by_side(runs, groups, shown, axis, title)
+  return drawn
 
 
 def _side_by_side(
@@ -124,9 +125,8 @@ def _side_by_side(
       resolve=dict(scale=dict(x='shared', y='shared')),
   )
   notes = [curve_points.band_note(runs)]
-  if axis != charts.ROUND and len(curve_points.totals(runs, axis.name)) < len(
-      runs
-  ):
+  num_sending = len(curve_points.totals(runs, axis.name))
+  if axis != charts.ROUND and num_sending < len(runs):
     notes.append('horizontal line: sends nothing')
   return charts.titled(chart, _PANEL_WIDTH * len(shown), title, *notes)
 

@@ -42,7 +42,7 @@ def check(folder: pathlib.Path) -> dict[str, str]:
         f'{folder / run_folder.FLAGS_FILE} is damaged: it has no --seeds, but'
         f' the folder has the {run_folder.RUNS}/ of a comparison.'
     )
-  # Later, whoever reads them names models and results that were changed.
+  # A changed file is not found here: its reader raises an error that names it.
   if not (
       (folder / run_folder.METRICS).exists()
       and (folder / run_folder.MODEL).exists()
@@ -80,8 +80,8 @@ def read_settings(
     The settings.
 
   Raises:
-    ValueError: If the flags were changed, contradict one another, or name code
-      although the run is not trusted.
+    ValueError: If the flags were changed, or contradict one another.
+    UsageError: If they name code although the run is not trusted.
   """
   path = folder / run_folder.FLAGS_FILE
   texts = {
