@@ -7,7 +7,7 @@ import pathlib
 from matplotlib import figure
 
 from tff_bn.common import files
-from tff_bn.programs.results import figures
+from tff_bn.papers import figures
 from tff_bn.programs.results import html_report
 from tff_bn.programs.runs import run_folder
 

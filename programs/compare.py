@@ -5,7 +5,7 @@ The console script is `papers/compare_with_experiments.py`. It adds the flag
 `run_planned` a function that shows their results.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
 import os
@@ -162,14 +162,20 @@ def run_planned(planned: Planned) -> None:
       # From the first check to the last file, no other program writes there.
       stack.enter_context(run_folder.claim(folder))
       _check_folder(planned, folder)
+      states = {}
       for run in comparison.trained():
         subfolder = folders[run.folder]
         stack.enter_context(run_folder.claim(subfolder))
-        run_folder.check(
+        states[run.folder] = run_folder.check(
             subfolder, run.settings.to_flags(), overwrite=flags.overwrite
         )
     stack.enter_context(run_folder.temporary_files_in(folder))
-    _compare(planned, runtime, folder, folders)
+    finished = {
+        name
+        for name, state in states.items()
+        if state == run_folder.State.FINISHED
+    }
+    _compare(planned, runtime, folder, folders, finished)
 
 
 def _check_folder(planned: Planned, folder: pathlib.Path) -> None:
@@ -191,10 +197,10 @@ def _list(
   listed = []
   for run in planned.comparison.trained():
     subfolder = folders[run.folder]
-    run_folder.check(
+    state = run_folder.check(
         subfolder, run.settings.to_flags(), overwrite=flags.overwrite
     )
-    listed.append(run_list.look(run, subfolder, overwrite=flags.overwrite))
+    listed.append(run_list.look(run, subfolder, state))
   return run_list.text(listed, flags.jobs)
 
 
@@ -203,17 +209,11 @@ def _compare(
     runtime: runtime_flags.RuntimeFlags,
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
+    finished: Collection[str],
 ) -> None:
   """Trains in folders that are claimed, and writes the results."""
   flags = planned.flags
   runs = planned.comparison.trained()
-  with command_line.checking_input():
-    finished = {
-        run.folder
-        for run in runs
-        if not flags.overwrite
-        and run_folder.is_complete(folders[run.folder], run.settings.to_flags())
-    }
   if len(finished) == len(runs) and planned.show is None:
     results = _read_results(planned, folders)
     if _are_written(folder, planned.texts, results):
@@ -371,10 +371,9 @@ def _write_results(
     builder: 'jobs.Builder',
 ) -> None:
   """Writes the table, the plots and the page, and prints the table."""
-  from tff_bn.programs.results import figures
+  from tff_bn.programs.results import charts
   from tff_bn.programs.results import html_report
   from tff_bn.programs.results import plots
-  from tff_bn.programs.results import sweep_plots
   from tff_bn.programs.runs import jobs
   from tff_bn.programs.testing import held_out
 
@@ -386,33 +385,21 @@ def _write_results(
   first = comparison.runs[0].settings
   data = builder.data(first)
   title = jobs.describe_data(first, data, comparison.varied_flags)
-  plot_folder = folder / run_folder.PLOTS
+  labels_title = (
+      f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}'
+  )
+  drawn = plots.label_distribution(data, labels_title)
   if names == [report.ALGORITHM]:
-    plots.save_figures(
-        plot_folder,
+    drawn |= plots.of_algorithms(results.runs, title)
+  elif planned.show is None:
+    drawn |= plots.of_sweep(
         results.runs,
-        data.label_distribution(),
-        data.client_ids,
+        results.rows,
+        results.num_averaged,
+        comparison.axes,
         title,
-        data.class_names,
     )
-  else:
-    if planned.show is None:
-      sweep_plots.save_figures(
-          plot_folder,
-          results.runs,
-          results.rows,
-          results.num_averaged,
-          comparison.axes,
-          title,
-      )
-    distribution = plots.label_distribution_figure(
-        data.label_distribution(),
-        data.client_ids,
-        f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}',
-        data.class_names,
-    )
-    figures.save(plot_folder, {'label_distribution': distribution})
+  charts.save(folder / run_folder.PLOTS, drawn)
   if planned.show is None:
     print(results.table)
   held_out.write_comparison(
@@ -434,12 +421,10 @@ def _write_results(
           flags=planned.texts,
           runs=results.runs,
           folders=[folders[run.folder] for run in comparison.runs],
-          results=results.rows,
           num_averaged=results.num_averaged,
           varied=names,
           data=data,
           data_title=title or jobs.describe_data(first, data),
-          labels_of=comparison.runs[0].title,
           held_out=held_out.of_runs(
               [
                   (run.name, folders[trained.folder])
@@ -448,7 +433,6 @@ def _write_results(
               held_out.ALGORITHM,
           ),
           held_out_notes=held_out.notes(held_out.ALGORITHM),
-          class_names=data.class_names,
       ),
   )
   _print_files(planned, folder)

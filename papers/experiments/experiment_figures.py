@@ -9,13 +9,13 @@ from matplotlib import image as mpl_image
 from matplotlib import ticker
 import numpy as np
 
+from tff_bn.papers import figures
 from tff_bn.papers.experiments import experiment_numbers
 from tff_bn.papers.experiments import paper_form
 from tff_bn.papers.experiments.experiment_numbers import Number
 from tff_bn.papers.experiments.experiment_numbers import Numbers
 from tff_bn.programs.plan import axes as axes_lib
-from tff_bn.programs.results import figures
-from tff_bn.programs.results import plots
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import report
 
 _PANEL_WIDTH = 4.0
@@ -88,7 +88,7 @@ def _styles(
       for point in axis.points
       if report.ALGORITHM in point.flags
   }
-  styles = figures.line_styles(
+  styles = line_styles.choose(
       list(map(str, lines)),
       {
           str(line): algorithms[pair]
@@ -135,7 +135,7 @@ def _curves(
     if not chosen:
       continue
     style = styles[line]
-    plots.draw_curve(
+    figures.draw_curve(
         axes,
         chosen,
         column,

@@ -12,6 +12,7 @@ from typing import Any
 from tff_bn.common import files
 from tff_bn.common import progress
 from tff_bn.papers import analyze
+from tff_bn.papers import figures
 from tff_bn.papers.experiments import agreement
 from tff_bn.papers.experiments import experiment_figures
 from tff_bn.papers.experiments import experiment_files
@@ -23,7 +24,6 @@ from tff_bn.programs import evaluate
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import comparison
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs.results import figures
 from tff_bn.programs.results import html_report
 from tff_bn.programs.results import report
 from tff_bn.programs.runs import run_folder
@@ -49,7 +49,9 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
     finished = [
         (run, folder / run_folder.RUNS / run.folder)
         for run in plan.comparison.runs
-        if run_folder.is_finished(folder / run_folder.RUNS / run.folder)
+        if run_folder.is_complete(
+            folder / run_folder.RUNS / run.folder, run.settings.to_flags()
+        )
     ]
   lines = _heading(experiment, plan.overruled)
   if experiment.shown is not None:

@@ -13,11 +13,12 @@ from typing_extensions import override
 
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.papers import analysis_report
+from tff_bn.papers import figures
 from tff_bn.papers import units
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import tables
 from tff_bn.training import evaluation
 
@@ -152,7 +153,7 @@ def accuracy_figure(
   drawing = figures.new_figure(width=9.0, height=4.2)
   axes = drawing.subplots()
   names = list(dict.fromkeys(f.run for f in fused))
-  styles = figures.line_styles(names, algorithms)
+  styles = line_styles.choose(names, algorithms)
   for name in names:
     for method, linestyle in zip(_METHODS, ('--', '-')):
       run_tables.draw_means(

@@ -14,9 +14,10 @@ from typing_extensions import override
 
 from tff_bn import position_aware
 from tff_bn.papers import analysis_report
+from tff_bn.papers import figures
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import tables
 
 _DEFAULT_NUM_UNITS = (1024,)
@@ -150,7 +151,7 @@ def kept_figure(
   ):
     for number, size in enumerate(dict.fromkeys(size for size, _ in shares)):
       points = sorted((x, y) for (s, x), y in shares.items() if s == size)
-      style = figures.line_style(number)
+      style = line_styles.by_number(number)
       run_tables.draw_means(axes, points, label=f'{size} units', **style)
     axes.set_xlabel(label)
     axes.set_ylim(0, 1.02)

@@ -17,13 +17,14 @@ from tff_bn.common import seeding
 from tff_bn.keras_model import keras_copy
 from tff_bn.layers import position_encoding
 from tff_bn.papers import analysis_report
+from tff_bn.papers import figures
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
 from tff_bn.papers.run_analyses import shuffled_accuracy
 from tff_bn.position_aware import permutation
 from tff_bn.position_aware import position_encodings
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import tables
 
 _COLUMNS = (
@@ -199,7 +200,7 @@ def error_figure(errors: Sequence[Error], title: str) -> figure.Figure:
         for e in errors
         if (e.run, e.mode, e.period) == (name, mode, period)
     ]
-    style = figures.line_style(len(axes.get_lines()))
+    style = line_styles.by_number(len(axes.get_lines()))
     run_tables.draw_means(axes, points, label=label, **style)
 
   for name, (left, right) in zip(names, all_axes):

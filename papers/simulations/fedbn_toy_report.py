@@ -4,8 +4,9 @@ from matplotlib import figure
 import numpy as np
 
 from tff_bn.papers import analysis_report
+from tff_bn.papers import figures
 from tff_bn.papers.simulations import fedbn_toy
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import tables
 
 
@@ -83,7 +84,7 @@ def losses_figure(
           curves.weights,
           losses,
           label=f'client {client + 1}, σ = {deviation:g}',
-          color=figures.COLORS[client % len(figures.COLORS)],
+          color=line_styles.COLORS[client % len(line_styles.COLORS)],
       )
     axes.axvline(
         curves.best.mean(), label='average weight', color='grey', dashes=(4, 2)

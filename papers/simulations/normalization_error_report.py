@@ -8,11 +8,12 @@ from matplotlib import figure
 from tff_bn.analysis import normalization_error
 from tff_bn.analysis.normalization_error import Result
 from tff_bn.papers import analysis_report
-from tff_bn.programs.results import figures
+from tff_bn.papers import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import tables
 
 # Naive BN is how `fedavg` treats batch normalization.
-_STYLES = figures.line_styles(['naive', 'fixbn', 'fbn'], dict(naive='fedavg'))
+_STYLES = line_styles.choose(['naive', 'fixbn', 'fbn'], dict(naive='fedavg'))
 _MARKERS = dict(naive='s', fixbn='^', fbn='o')
 
 

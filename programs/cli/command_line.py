@@ -6,7 +6,7 @@ after SIGTERM. Errors are one paragraph on the standard error stream;
 `--verbosity=1` adds the traceback.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import copy
 import dataclasses
@@ -96,23 +96,19 @@ class Program:
 def parse(
     define_flags: Callable[[flags.FlagValues], Any],
     arguments: Sequence[str],
-    *,
-    remedy: Optional[str] = 'give this flag in the command itself',
 ) -> ParsedFlags:
   """Parses command-line arguments.
 
   Args:
     define_flags: Defines the flags.
     arguments: The arguments without the program's name.
-    remedy: If the `flags.txt` of a run names code that is not part of this
-      package, which is an error: what a user does who trusts the run. `None`:
-      the user trusts it.
 
   Returns:
     The flags' values.
 
   Raises:
-    UsageError: If an argument is not understood.
+    UsageError: If an argument is not understood, or if only the `flags.txt` of
+      a run names code that is not part of this package.
   """
   values = flags.FlagValues()
   define_flags(values)
@@ -136,20 +132,39 @@ def parse(
       sources[name] = Source.FLAGFILE
     else:
       sources[name] = Source.DEFAULT
-  of_runs = [
-      name
+  of_runs = {
+      name: values[name].value
       for name in values
       if values[name].present and not without_runs[name].present
-  ]
-  if remedy is not None:
-    code = named_code.find({name: values[name].value for name in of_runs})
-    if code is not None:
-      raise UsageError(
-          f'{_origin(code.flag, expanded)}{code.text} names code that is not'
-          ' part of tff_bn. It is not run, because only the flags.txt of a run'
-          f" names it, which may be somebody else's. If you trust it, {remedy}."
-      )
+  }
+  refuse_code(
+      of_runs,
+      lambda flag: _origin(flag, expanded),
+      'give this flag in the command itself',
+  )
   return ParsedFlags(values, sources)
+
+
+def refuse_code(
+    values: Mapping[str, Any], origin: Callable[[str], str], remedy: str
+) -> None:
+  """Checks that the flags of a run name no code of somebody else.
+
+  Args:
+    values: The values of flags by name, which are only in a `flags.txt`.
+    origin: Returns the beginning of an error about a flag.
+    remedy: What a user does who trusts the run.
+
+  Raises:
+    UsageError: If a flag names code that is not part of this package.
+  """
+  code = named_code.find(values)
+  if code is not None:
+    raise UsageError(
+        f'{origin(code.flag)}{code.text} names code that is not part of tff_bn.'
+        ' It is not run, because only the flags.txt of a run names it, which'
+        f" may be somebody else's. If you trust it, {remedy}."
+    )
 
 
 def _parse_into(

@@ -7,8 +7,8 @@ import pathlib
 import re
 
 from tff_bn.common import progress
-from tff_bn.programs.runs import run_folder
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
+from tff_bn.programs.runs import run_folder
 
 
 def choose(

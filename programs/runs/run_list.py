@@ -9,7 +9,7 @@ from tff_bn.programs.plan import comparison as comparison_lib
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_timing
 
-_STATES = ('finished', 'begun', 'new')
+_STATES = tuple(reversed(run_folder.State))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +18,13 @@ class ListedRun:
 
   Attributes:
     run: The run.
-    state: 'finished', 'begun' or 'new'.
+    state: How far it is.
     rounds: The number of rounds that are trained and saved.
     seconds_per_round: The time of a round, if the run has measured it.
   """
 
   run: comparison_lib.Run
-  state: str
+  state: run_folder.State
   rounds: int
   seconds_per_round: float | None
 
@@ -35,27 +35,25 @@ class ListedRun:
 
 
 def look(
-    run: comparison_lib.Run, folder: pathlib.Path, *, overwrite: bool
+    run: comparison_lib.Run, folder: pathlib.Path, state: run_folder.State
 ) -> ListedRun:
-  """Finds out how far a run is.
+  """Finds out how many rounds of a run are trained, and how long they took.
 
   Args:
     run: The run.
     folder: Its folder, which need not exist.
-    overwrite: Whether the run will start over.
+    state: How far it is, see `run_folder.check`.
 
   Returns:
-    The run with its state.
+    The run in the list.
   """
   timing = run_timing.read(folder)
+  rounds = {
+      run_folder.State.NEW: 0,
+      run_folder.State.FINISHED: run.settings.rounds,
+  }.get(state, min(run_folder.saved_round(folder), run.settings.rounds))
   seconds = timing.seconds / timing.rounds if timing else None
-  if overwrite or not (folder / run_folder.FLAGS_FILE).exists():
-    return ListedRun(run, 'new', 0, seconds)
-  rounds = min(run_folder.saved_round(folder), run.settings.rounds)
-  is_complete = run_folder.read_flags(folder) == run.settings.to_flags()
-  if is_complete and run_folder.is_finished(folder):
-    return ListedRun(run, 'finished', run.settings.rounds, seconds)
-  return ListedRun(run, 'begun', rounds, seconds)
+  return ListedRun(run, state, rounds, seconds)
 
 
 def remaining_seconds(runs: Sequence[ListedRun], jobs: int) -> float | None:
@@ -78,7 +76,7 @@ def remaining_seconds(runs: Sequence[ListedRun], jobs: int) -> float | None:
   if not measured:
     return None
   all_seconds = [seconds for values in measured.values() for seconds in values]
-  unfinished = [listed for listed in runs if listed.state != 'finished']
+  unfinished = [listed for listed in runs if listed.remaining_rounds]
   total = sum(
       listed.remaining_rounds
       * statistics.fmean(
@@ -102,7 +100,7 @@ def text(runs: Sequence[ListedRun], jobs: int) -> str:
   lines = []
   for listed in runs:
     line = f'{listed.state:8}  {listed.run.title}'
-    if listed.state == 'begun':
+    if listed.state == run_folder.State.BEGUN:
       line += f'  ({listed.rounds} of {listed.run.settings.rounds} rounds)'
     lines.append(line)
   states = [listed.state for listed in runs]

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 from typing import Optional
 
+import catalog_tables
 import csv_rows
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from tff_bn import algorithms
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import columns
 from tff_bn.catalog import options
 from tff_bn.catalog import rules
 from tff_bn.catalog import value_types
@@ -85,7 +87,7 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
 
   def build(model, client_optimizer, *, client_dropout=None, **more):
     dropout.append(client_dropout)
-    assert type(options['model_aggregator']) is _Midrange
+    assert type(more['model_aggregator']) is _Midrange
     return algorithms.build_fed_avg(model, client_optimizer, **more)
 
   arguments = [
@@ -132,6 +134,14 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
             lambda: keras.metrics.SparseTopKCategoricalAccuracy(3, name='top3'),
         ],
     )
+    added.setattr(
+        columns,
+        'COLUMNS',
+        (
+            *columns.COLUMNS,
+            columns.Column('test_top3', 'Top-3 accuracy, %', columns.ACCURACY),
+        ),
+    )
     added.setitem(analyze.ANALYSES, 'label_shares', _ANALYSIS)
 
     help_text = command_line.help_text(train.PROGRAM)
@@ -148,6 +158,9 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
     last = csv_rows.read(tmp_path / 'run' / 'metrics.csv')[-1]
     for prefix in ('train', 'test', 'client_test'):
       assert float(last[f'{prefix}_top3']) >= float(last[f'{prefix}_accuracy'])
+    page = (tmp_path / 'run' / 'report.html').read_text(encoding='utf-8')
+    assert '>Top-3 accuracy, %<' in page and 'data-chart="test_top3"' in page
+    assert catalog_tables.tables()['columns'].count('`test_top3`') == 1
 
     assert (
         analyze.run(['label_shares', f'--run={tmp_path / "run"}'])

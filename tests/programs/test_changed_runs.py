@@ -15,7 +15,7 @@ from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.results import report_data
+from tff_bn.programs.results import html_report
 from tff_bn.programs.runs import finished_run
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
@@ -278,7 +278,7 @@ class TestResults:
       assert (run / name).read_bytes() == (finished / name).read_bytes()
     assert run_folder.is_complete(run, run_folder.read_flags(run))
     # The page has their numbers.
-    (client, accuracy), *_ = report_data.client_accuracies(run)
+    (client, accuracy), *_ = html_report.client_accuracies(run)
     with (finished / 'client_metrics.csv').open() as file:
       row = next(csv.DictReader(file))
     assert (client, accuracy) == (row['client'], float(row['accuracy']))
@@ -289,10 +289,10 @@ class TestResults:
     path = tmp_path / 'client_metrics.csv'
     content = b'round,client,loss,accuracy\n1,a,0.25,0.5\n'
     path.write_bytes(content)
-    assert report_data.client_accuracies(tmp_path) == [('a', 0.5)]
+    assert html_report.client_accuracies(tmp_path) == [('a', 0.5)]
     path.write_bytes(content[:-4] if damage == 'cut' else content + b'1,b,2,x')
     with pytest.raises(ValueError, match=f'{path} is damaged'):
-      report_data.client_accuracies(tmp_path)
+      html_report.client_accuracies(tmp_path)
 
   def test_a_finished_run_answers_at_once(self, finished, monkeypatch, capsys):
     monkeypatch.setattr(dependencies, 'require_tff', None)
@@ -313,7 +313,7 @@ class TestResults:
     assert damaged != content
     path.write_bytes(damaged)
     assert run_timing.read(run) is None
-    assert report_data.seconds_per_round([run]) is None
+    assert html_report.seconds_per_round([run]) is None
     assert str(path) in caplog.text
 
   def test_the_time_of_another_run(self, run, tmp_path, caplog):
@@ -379,7 +379,6 @@ class TestContinuing:
     old = run_folder.read_flags(run)
     with run_folder.claim(run):
       run_folder.begin(run, 'x', {**old, 'rounds': '2'}, overwrite=False)
-    assert not run_folder.is_finished(run)
     assert not run_folder.is_complete(run, {**old, 'rounds': '2'})
     assert not run_folder.is_complete(run, old)
     _fails(evaluate, [f'--run={run}'], capsys, 'is not finished')

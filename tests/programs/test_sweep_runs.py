@@ -14,7 +14,7 @@ from tff_bn.programs import compare
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import settings
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import charts
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_process
@@ -47,18 +47,18 @@ def _contents(folder):
 def _titles(monkeypatch):
   """Returns a mapping that will have the titles of all figures, by name."""
   titles = {}
-  save = figures.save
+  save = charts.save
 
   def keep(folder, drawings):
     titles.update(
         {
-            name: ' '.join(drawing.get_suptitle().split())
+            name: ' '.join(drawing['title']['text'])
             for name, drawing in drawings.items()
         }
     )
     save(folder, drawings)
 
-  monkeypatch.setattr(figures, 'save', keep)
+  monkeypatch.setattr(charts, 'save', keep)
   return titles
 
 
@@ -73,12 +73,15 @@ def test_sweep_grows(tmp_path, monkeypatch, capfd):
       'Accuracy in %, global model on the whole test set: value of the last'
       f' round, one seed {data}'
   )
-  assert titles['test_loss'] == f'{data} Global model on the whole test set'
+  assert titles['test_loss'] == (
+      f'{data} Loss: global model on the whole test set'
+  )
   assert {path.name for path in (folder / 'plots').iterdir()} == {
       'heat_map_algorithm_local_steps.png',
       'heat_map_algorithm_local_steps_clients.png',
       'test_accuracy.png',
       'client_test_accuracy.png',
+      'client_test_loss.png',
       'train_loss.png',
       'test_loss.png',
       'label_distribution.png',

@@ -14,9 +14,9 @@ import tensorflow as tf
 from tff_bn import data as tff_bn_data
 from tff_bn.common import files
 from tff_bn.papers import analyze as analyze_program
+from tff_bn.papers import figures
 from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.papers.run_analyses import analyzed_run
-from tff_bn.programs.results import figures
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import manifests
 from tff_bn.training import saved_models

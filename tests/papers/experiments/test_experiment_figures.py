@@ -4,11 +4,12 @@ from matplotlib import colors as mpl_colors
 import numpy as np
 import pytest
 
+from tff_bn.papers import figures
 from tff_bn.papers.experiments import experiment_figures
 from tff_bn.papers.experiments import experiment_numbers
 from tff_bn.papers.experiments import paper_form
 from tff_bn.programs.plan import axes as axes_lib
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import report
 
 _LABELS = {
@@ -131,7 +132,7 @@ def test_an_algorithm_has_its_color():
   assert [
       mpl_colors.to_hex(patch.get_facecolor()) for patch in legend.get_patches()
   ] == [
-      figures.algorithm_style(name)['color'].lower()
+      line_styles.of_algorithm(name)['color'].lower()
       for name in ('fedtan', 'fedavg')
   ]
 

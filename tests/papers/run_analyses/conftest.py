@@ -6,9 +6,9 @@ from unittest import mock
 import pytest
 import tiny_runs
 
+from tff_bn.papers import figures
 from tff_bn.programs import compare
 from tff_bn.programs import train
-from tff_bn.programs.results import figures
 from tff_bn.programs.results import html_report
 
 

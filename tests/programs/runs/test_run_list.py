@@ -52,31 +52,25 @@ def test_saved_round(tmp_path):
   assert run_folder.saved_round(tmp_path) == 10
 
 
-def test_states(tmp_path):
+def test_remaining_rounds(tmp_path):
   (run,) = _runs('--algorithms=fbn')
 
-  def look(overwrite=False):
-    return run_list.look(run, tmp_path, overwrite=overwrite)
+  def remaining(state, run=run):
+    return run_list.look(run, tmp_path, state).remaining_rounds
 
-  assert (look().state, look().rounds) == ('new', 0)
-  assert look().remaining_rounds == 10
   _begin(run, tmp_path)
-  assert (look().state, look().rounds) == ('begun', 0)
+  assert remaining('begun') == 10
   _checkpoint(tmp_path, 7)
-  assert (look().state, look().remaining_rounds) == ('begun', 3)
+  assert remaining('begun') == 3
+  assert remaining('new') == 10
+  assert remaining('finished') == 0
   _checkpoint(tmp_path, 10)
-  (tmp_path / 'metrics.csv').write_text('')
-  assert look().state == 'begun'
-  (tmp_path / 'model').mkdir()
-  assert (look().state, look().remaining_rounds) == ('finished', 0)
-  assert (look(True).state, look(True).remaining_rounds) == ('new', 10)
   # With more rounds, it goes on.
   (longer,) = _runs('--algorithms=fbn', '--rounds=15')
-  listed = run_list.look(longer, tmp_path, overwrite=False)
-  assert (listed.state, listed.remaining_rounds) == ('begun', 5)
-  assert listed.seconds_per_round is None
+  assert remaining('begun', longer) == 5
+  assert run_list.look(run, tmp_path, 'begun').seconds_per_round is None
   run_timing.write(tmp_path, 8.0, 4)
-  assert look().seconds_per_round == 2.0
+  assert run_list.look(run, tmp_path, 'begun').seconds_per_round == 2.0
 
 
 def _listed(run, state, rounds, seconds=None):

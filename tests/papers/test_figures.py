@@ -1,14 +1,9 @@
-"""Tests for `tff_bn.programs.results.figures`."""
+"""Tests for `tff_bn.papers.figures`."""
 
-import itertools
-
-from matplotlib import colors
 import matplotlib.image
-import numpy as np
 import pytest
 
-from tff_bn.programs.flags import registry
-from tff_bn.programs.results import figures
+from tff_bn.papers import figures
 
 
 def _drawing(width=4.0):
@@ -64,40 +59,6 @@ def test_tidy_axes():
   assert axes.xaxis.get_gridlines()[0].get_visible()
 
 
-def test_algorithms_have_different_colors():
-  names = [*registry.ALGORITHMS, *registry.CORRECTIONS]
-  styles = figures.line_styles(names)
-  assert [styles[name] for name in names] == [
-      figures.algorithm_style(name) for name in names
-  ]
-  rgb = [colors.to_rgb(styles[name]['color']) for name in names]
-  for first, second in itertools.combinations(rgb, 2):
-    assert np.linalg.norm(np.subtract(first, second)) > 0.2
-
-
-def test_combinations_have_the_algorithms_color_and_other_dashes():
-  style = figures.algorithm_style
-  assert style('fedavg+moon') == style('moon')
-  assert style('fedbn+fedprox')['color'] == style('fedbn')['color']
-  assert style('fedbn+fedprox')['linestyle'] != style('fedbn')['linestyle']
-  assert style('other') is None
-
-
-def test_lines_without_an_algorithm_of_their_own_differ():
-  styles = figures.line_styles(
-      ['pan off', 'pan on', 'fbn', 'other'],
-      {'pan off': 'fedavg', 'pan on': 'fedavg'},
-  )
-  assert len({style['color'] for style in styles.values()}) == 4
-  assert styles['fbn'] == figures.algorithm_style('fbn')
-
-
-def test_other_lines_have_no_color_of_an_algorithm():
-  algorithms = ['fedbn', 'fedavg', 'fedtan']
-  styles = figures.line_styles(['other', 'another', *algorithms])
-  assert len({style['color'] for style in styles.values()}) == 5
-
-
 def test_title_is_not_broken_within_words():
   drawing, _ = _drawing(3.1)  # 31 characters wide.
   figures.add_title(drawing, ' '.join(['a-long-word'] * 9))
@@ -131,17 +92,3 @@ def test_titles_are_no_formulas():
   figures.add_title(drawing, 'from $5_ to $6_')
   drawing.canvas.draw()
   assert drawing.get_suptitle() == 'from $5_ to $6_'
-
-
-def test_lines_are_broken_between_words():
-  text = 'a-long-word and/a/path_of_many_characters b'
-  assert figures.wrapped(text, 12).splitlines() == [
-      'a-long-word',
-      'and/a/path_of_many_characters',
-      'b',
-  ]
-
-
-def test_colors_and_dashes_differ():
-  assert len(set(figures.COLORS)) == len(figures.COLORS) == 7
-  assert len(set(figures.DASHES)) == len(figures.DASHES) == 4
