@@ -117,8 +117,7 @@ def algorithm_axis(flags: ParsedFlags) -> axes.Axis:
   return axes.Axis(
       axes.ALGORITHM,
       tuple(
-          axes.Point(name, {axes.ALGORITHM: name})
-          for name in flags.algorithms
+          axes.Point(name, {axes.ALGORITHM: name}) for name in flags.algorithms
       ),
   )
 

@@ -22,14 +22,14 @@ from tff_bn.data import names as data_names
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import data_flags
-from tff_bn.programs.testing import held_out
 from tff_bn.programs.flags import model_flags
 from tff_bn.programs.flags import registry
+from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_timing
-from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.testing import held_out
 from tff_bn.training import finished
 from tff_bn.training import folder_lock
 from tff_bn.training import kept_statistics

@@ -28,12 +28,12 @@ from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import registry
-from tff_bn.programs.runs import run_data
 from tff_bn.programs.flags import run_flags
-from tff_bn.programs.runs import run_folder
 from tff_bn.programs.flags import server_flags
-from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.flags import training_flags
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.runs import run_data
+from tff_bn.programs.runs import run_folder
 from tff_bn.training import finished
 from tff_bn.training import saved_models
 

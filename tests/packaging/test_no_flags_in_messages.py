@@ -39,9 +39,7 @@ def test_no_flag_is_named():
   pattern = re.compile(f'--({"|".join(names)})([^a-z_]|$)')
   # The catalog's sentences are the flags' help.
   paths = sorted(
-      path
-      for path in _ROOT.rglob('*.py')
-      if path.parent.name != 'catalog'
+      path for path in _ROOT.rglob('*.py') if path.parent.name != 'catalog'
   )
   assert len(paths) > 100
   found = {
