@@ -17,12 +17,12 @@ from typing_extensions import Unpack
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
 from tff_bn.clients import backward_statistics
+from tff_bn.clients.client_work import Moves
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
+from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
-from tff_bn.clients.moving_statistics import Moves
 from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model import fused_batch_norm
@@ -341,7 +341,7 @@ class _FbnWork(LocalTrainingWork):
       model: BatchNormModel,
       config: LocalTrainingConfig,
       weights: SharedWeights,
-      correction: BoundCorrection,
+      correction: Optional[BoundCorrection],
       *,
       momentum: Sequence[float],
   ):

@@ -18,11 +18,11 @@ from typing_extensions import Unpack
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
 from tff_bn.clients.client_work import ClientWork
+from tff_bn.clients.client_work import Moves
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
+from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.local_training_work import LocalTrainingWork
-from tff_bn.clients.moving_statistics import Moves
 from tff_bn.clients.statistics_pass import StatisticsPass
 from tff_bn.common import checks
 from tff_bn.common import numerics
@@ -209,7 +209,7 @@ class _HbnWork(LocalTrainingWork):
       model: BatchNormModel,
       config: LocalTrainingConfig,
       weights: SharedWeights,
-      correction: BoundCorrection,
+      correction: Optional[BoundCorrection],
   ):
     super().__init__(model, config, weights, correction)
     keras_weights = model.keras_model.weights

@@ -321,7 +321,6 @@ class _RememberedVariates(_ControlVariates):
   the shared variables after its last round, to notice if others change them.
   """
 
-  needs_aggregated = True
   _is_short = False
 
   def __init__(

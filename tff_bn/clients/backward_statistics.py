@@ -113,8 +113,6 @@ def is_in_update(
 class BoundBackwardStatistics(drift_correction.BoundCorrection):
   """The averages of a model's layers."""
 
-  needs_aggregated = True
-
   def __init__(
       self,
       model: BatchNormModel,
