@@ -171,11 +171,13 @@ class ClientWork:
         config=self._training.config,
     )
 
-  def build_client_update(self, client_type: tff.StructType) -> ClientUpdate:
+  def build_client_update(
+      self, client_type: Optional[tff.StructType]
+  ) -> ClientUpdate:
     """Builds the clients' part of a round.
 
     Args:
-      client_type: The type of a client's state; empty if clients keep none.
+      client_type: The type of a client's state; `None` if clients keep none.
     """
     raise NotImplementedError
 

@@ -316,11 +316,11 @@ class LocalTrainingWork(client_work.ClientWork):
     return self.report(start, result)
 
   def build_client_update(
-      self, client_type: tff.StructType
+      self, client_type: Optional[tff.StructType]
   ) -> client_work.ClientUpdate:
     """See the base class."""
     types = [self.sent_type, self._weights.weights_type(), self.data_type]
-    if client_type:
+    if client_type is not None:
       types.insert(2, client_type)
 
     @tff.tensorflow.computation(types)

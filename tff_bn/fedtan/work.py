@@ -131,10 +131,10 @@ class FedTanWork(client_work.ClientWork):
     )
 
   def build_client_update(
-      self, client_type: tff.StructType
+      self, client_type: Optional[tff.StructType]
   ) -> client_work.ClientUpdate:
     """See the base class; clients can keep no state."""
-    if client_type:
+    if client_type is not None:
       raise TypeError('The clients of FedTAN keep no state.')
     first_step = self._first_step
     weights_type = self._weights.weights_type()

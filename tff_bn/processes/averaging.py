@@ -94,7 +94,7 @@ def build_shared(
   """
   return _build_process(
       model,
-      FEDAVG,
+      None,
       client_optimizer,
       build_work,
       move_statistics,
@@ -180,14 +180,17 @@ def build_partitioned(
 
 def _build_process(
     model: BatchNormModel,
-    partition: Partition,
+    partition: Optional[Partition],
     client_optimizer: tff.learning.optimizers.Optimizer,
     build_work: BuildWork,
     move_statistics: Optional[MoveStatistics],
     build_evaluation_state: Optional[BuildEvaluationState],
     options: Options,
 ) -> Process:
-  """Checks the options and builds the process, see `build_partitioned`."""
+  """Checks the options and builds the process of `build_partitioned`.
+
+  Without a partition, it is the process of `build_shared`.
+  """
   requirements.check_model(model)
   options_lib.check_names(Options, options)
   config = ProcessConfig(client_optimizer, **options)
@@ -218,19 +221,21 @@ class _Round:
   4.  The finalizer makes the server's step.
   5.  The work ends the round: the drift correction's next state, metrics.
 
-  The clients' states are empty if all variables are shared and no drift
-  correction keeps anything at the clients. The process is then a
-  `tff.learning.templates.LearningProcess`.
+  Without a partition, the clients' states are empty unless the model has
+  personal phases or the drift correction keeps something at the clients. With
+  empty states, the process is a `tff.learning.templates.LearningProcess`.
   """
 
   def __init__(
       self,
       model: BatchNormModel,
-      partition: Partition,
+      partition: Optional[Partition],
       config: ProcessConfig,
       build_work: BuildWork,
       move_statistics: Optional[MoveStatistics],
   ):
+    keeps_states = partition is not None
+    partition = partition or FEDAVG
     requirements.check_renorm(model, partition, config.statistics_aggregator)
     self._model = model
     self._config = config
@@ -242,9 +247,11 @@ class _Round:
       )
     self._work = build_work(model, config, self._weights, correction)
     self._initial = model.from_model_weights(model.initial_weights)
-    self._client_type = tff.tensorflow.computation(
+    client_type = tff.tensorflow.computation(
         self._initial_client_state, self._weights.weights_type()
     ).type_signature.result
+    # The type of a client's state; `None` if clients keep none.
+    self._client_type = client_type if client_type or keeps_states else None
     self._update_clients = self._work.build_client_update(self._client_type)
     result_type = self._update_clients.result_type
     self._aggregator = config.update_factory().create(
@@ -309,7 +316,7 @@ class _Round:
       self, build_evaluation_state: Optional[BuildEvaluationState]
   ) -> Process:
     """Builds the process of the kind that its clients need."""
-    if self._client_type:
+    if self._client_type is not None:
       return self._build_stateful(build_evaluation_state)
 
     @tff.federated_computation(
