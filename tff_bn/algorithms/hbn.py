@@ -86,25 +86,15 @@ def build_hbn(
 
   In this pass, each layer normalizes with the statistics of its batch alone.
   With the mixture, the inputs of deeper layers would differ from the inputs in
-  the evaluated model. Test accuracy in % of small_cnn on scikit-learn's digits
-  (10 clients, 60 rounds of 5 steps, batches of 32, learning rate 0.1, 1 seed):
-
-  | statistics for evaluation | Dirichlet 0.5 | 2 classes each |
-  | --- | --- | --- |
-  | the training's, r = 0.002 | 89.7 | 33.3 |
-  | a pass with the mixture | 76.7 | 44.2 |
-  | a pass with the statistics of the batches (here) | 95.0 | 74.4 |
-  | exact: one pass for each layer in turn | 95.0 | 73.6 |
-  | FedAvg | 98.3 | 96.7 |
+  the evaluated model.
 
   **Rate and start.** With r = 0.002, the statistics reach the data after many
   hundred rounds. For fewer rounds, a larger rate helps, and a start from the
-  statistics of the data helps more:
+  statistics of the data helps more (docs/algorithms/hbn.md):
   ```
   state = process.evaluation_state(
       process.initialize(), client_states, client_datasets)
   ```
-  In the table's setting, this start gives 97.2 and 86.9 with r = 0.002.
 
   Example of a model, from any Keras model with batch normalization:
   ```
