@@ -184,7 +184,7 @@ def build_fbn(
 def _check_classes(
     model: BatchNormModel, layers: Sequence[keras.layers.Layer]
 ) -> None:
-  """Checks that running statistics replace the computation of no layer."""
+  """Checks that FBN can replace the computation of each layer."""
   requirements.check_no_renorm(
       'FBN',
       model,
@@ -242,7 +242,7 @@ def _backward_statistics(
     )
   options_lib.check_names(Options, options)
   config = ProcessConfig(client_optimizer, **options)
-  # Then the update of γ and ζ is their gradient times the learning rate.
+  # Whether the update of γ and ζ is the learning rate times their gradient.
   is_one_gradient = (
       config.local_steps == 1
       and list(optimizers.default_hyperparameters(client_optimizer))
@@ -356,7 +356,7 @@ def _unbiased(
   _, old_variance = old
   kept = tf.constant(momentum[layer], old_variance.dtype) * old_variance
   moved = new.variance - kept
-  # N/(N-1) - 1, bounded for any counts that clients send.
+  # 1/(N-1) is N/(N-1) - 1. Clients can send any N, so it is bounded.
   variance = new.variance + moved / tf.maximum(new.count - 1, 1)
-  # Attackers can make the aggregate anything.
+  # Attackers can make the aggregated variance negative.
   return new.mean, tf.maximum(variance, 0)

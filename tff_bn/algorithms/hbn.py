@@ -180,7 +180,7 @@ def _moved(
   """Moves the running statistics by a rate to the moments of N values."""
   del layer
   variance = new.variance * (new.count / tf.maximum(new.count - 1, 1))
-  # Not `old + rate (new - old)`, which is not `new` for a rate of 1.
+  # With rate 1, this is exactly `new`; `old + rate (new - old)` is not.
   mean, variance = (
       (1 - rate) * before + rate * after
       for before, after in zip(old, (new.mean, variance))
@@ -191,7 +191,7 @@ def _moved(
 class _HbnWork(LocalTrainingWork):
   """Local training after a pass that computes the moments of the inputs."""
 
-  # By `statistics_rate`, not by a momentum. Evaluation uses fresh statistics.
+  # `statistics_rate` moves them, not a momentum. Evaluation uses other ones.
   _moves = Moves.NEVER
 
   def __init__(
@@ -318,7 +318,7 @@ def _build_evaluation_state(
     state_type: tff.FederatedType,
     client_type: tff.Type,
 ) -> tff.Computation:
-  """Builds a pass with rate 1, see `averaging.BuildEvaluationState`."""
+  """Builds the computation of fresh statistics for evaluation."""
   assert isinstance(work, _HbnWork)
 
   @tff.tensorflow.computation(

@@ -229,7 +229,7 @@ class ControlVariates(drift_correction.BoundCorrection):
       mean_gradient = (before[position] - after[position]) / tf.cast(
           rate_sum, old.dtype
       )
-      # Steps with learning rate 0 say nothing about the gradient.
+      # With learning rate 0, the change does not show the gradient.
       new = tf.where(rate_sum > 0, mean_gradient - correction, old)
       kept.append(new)
       sent.append(new - old)
@@ -258,7 +258,7 @@ class ControlVariates(drift_correction.BoundCorrection):
     )
 
   def num_all_clients(self, total: State) -> tf.Tensor:
-    """Returns N, checked.
+    """Returns N, and checks that the round has at most N clients.
 
     Args:
       total: See `next_server_state`.

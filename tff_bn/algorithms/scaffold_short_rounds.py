@@ -96,7 +96,7 @@ class _RememberedVariates(drift_correction.BoundCorrection):
     names = [model.variables[p].name for p in variates.positions]
     self._received_names = [f'received_{name}' for name in names]
     self._left_names = [f'left_{name}' for name in names]
-    # Steps don't read it; it brings the number to `finish`.
+    # The number of the round. Only `finish` reads it.
     round_num = tf.Variable(tf.zeros([], tf.int64), trainable=False)
     self.variables = [*variates.variables, round_num]
     self.collecting = variates.collecting
@@ -129,7 +129,7 @@ class _RememberedVariates(drift_correction.BoundCorrection):
   def start(
       self, before: Tensors, server_state: State, client_state: State
   ) -> Tensors:
-    """Returns also the number of the round."""
+    """Returns SCAFFOLD's values and the number of the round."""
     started = self._variates.start(before, server_state, client_state)
     return [*started, server_state['num_rounds'] + 1]
 
@@ -147,7 +147,7 @@ class _RememberedVariates(drift_correction.BoundCorrection):
       collected: Tensors,
       client_state: State,
   ) -> tuple[State, State]:
-    """Returns also the values of this round that the client keeps."""
+    """Returns SCAFFOLD's results and what a client keeps of this round."""
     *started, round_num = started
     kept, sent = self._variates.finish(
         started, before, after, collected, client_state
@@ -191,7 +191,7 @@ class _RememberedVariates(drift_correction.BoundCorrection):
     )
     is_finite = numerics.all_finite(moved)
     num_participants = tf.cast(total['num_participants'], tf.int64)
-    # The clients' steps are equal where Cauchy's inequality is an equation.
+    # All K_i are equal if and only if (Σ K_i)² = n Σ K_i².
     same_steps = tf.equal(
         tf.square(total['steps']), num_participants * total['squared_steps']
     )
@@ -202,7 +202,8 @@ class _RememberedVariates(drift_correction.BoundCorrection):
     )
     is_exact, was_repeated = tf.constant(True), tf.constant(False)
     if self._is_short:
-      # From another model than the last round's, clients derive another c.
+      # Clients derive c from the model of the last round. If the server's
+      # model was changed since then, their c is wrong.
       is_from_last_round = tf.logical_or(
           tf.equal(server_state['num_rounds'], 0),
           _all_equal([server_state[n] for n in self._left_names], before),
@@ -226,10 +227,10 @@ class _RememberedVariates(drift_correction.BoundCorrection):
                 is_finite,
                 same_steps,
                 tf.equal(total['num_participants'], num_all),
-                # Else the server may have rejected the new model.
+                # The model stays the same if the server rejects the new one.
                 tf.logical_not(_all_equal(before, after)),
                 learning_rate > 0,
-                # Else the clients probably differ from round to round.
+                # If other clients took part now, expect others next time.
                 tf.equal(total['num_outdated'], 0)
                 if self._variates.num_clients is None
                 else True,
@@ -271,7 +272,7 @@ class _DerivedVariates(_RememberedVariates):
   _is_short = True
 
   def state_for_clients(self, server_state: State) -> State:
-    """Returns the same, without c."""
+    """Returns the state of a full round without c."""
     return _without(
         self._variates.names, super().state_for_clients(server_state)
     )
@@ -279,7 +280,7 @@ class _DerivedVariates(_RememberedVariates):
   def start(
       self, before: Tensors, server_state: State, client_state: State
   ) -> Tensors:
-    """Returns the same, with the derived c."""
+    """Returns the values of a full round, with the derived c."""
     derived = [
         tf.math.divide_no_nan(
             client_state[name] - before[position],
@@ -301,7 +302,7 @@ class _DerivedVariates(_RememberedVariates):
       collected: Tensors,
       client_state: State,
   ) -> tuple[State, State]:
-    """Returns the same, but sends the sum of the learning rates only."""
+    """Returns the same state, and sends only the sum of the learning rates."""
     kept, _ = super().finish(started, before, after, collected, client_state)
     return kept, collections.OrderedDict({self._variates.part: [collected[0]]})
 

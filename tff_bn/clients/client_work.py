@@ -26,7 +26,7 @@ class Moves(enum.Enum):
 
   EACH_STEP = enum.auto()
   ONCE = enum.auto()
-  # They are fixed, or the evaluation uses others.
+  # The statistics are fixed, or the evaluation uses other ones.
   NEVER = enum.auto()
 
 
@@ -279,7 +279,7 @@ class ClientWork:
             result.collected,
             result.corrected,
             result.optimizer_state,
-            # Without data they mean nothing.
+            # Without data, these values can be NaN.
             numerics.where_or_zero(result.num_examples > 0, (kept, sent)),
         ]
     )

@@ -30,7 +30,7 @@ def warmup_factor(step: tf.Tensor, warmup_steps: int, dtype: Any) -> tf.Tensor:
   Returns:
     min(1, (step + 1) / warmup_steps), a scalar.
   """
-  # In integers, because float32 cannot represent large ones.
+  # Integer arithmetic, because float32 cannot represent large step numbers.
   made = tf.minimum(step + 1, warmup_steps)
   return tf.cast(made, dtype) / tf.constant(warmup_steps, dtype)
 

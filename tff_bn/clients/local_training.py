@@ -76,7 +76,7 @@ class LocalTraining(LocalStep):
       )
     self._scales_loss = mixed_precision.computes_in_float16(model.keras_model)
     self._make_step = (
-        # Not the whole loop: XLA has no datasets.
+        # XLA compiles the step only, because it cannot read datasets.
         tf.function(self._step, jit_compile=True)
         if config.jit_compile
         else self._step
@@ -135,8 +135,8 @@ class LocalTraining(LocalStep):
       return _Step(new_state, num_steps + 1, batch_size, loss_sum)
 
     def skip():
-      # As if there had been no such batch: running statistics and the loss can
-      # be infinite, too, where float16 overflowed.
+      # Where float16 overflows, running statistics and the loss can be
+      # infinite, too, so the batch is ignored completely.
       for variable, value in zip(others, state_before):
         variable.assign(value)
       return _Step(

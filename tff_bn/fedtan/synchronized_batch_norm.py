@@ -199,7 +199,7 @@ class SynchronizedBatchNorm:
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns Dγ, Dζ and q."""
     if not self._synchronize_backward:
-      # The gradient of statistics of the client's own values only.
+      # The gradient as if the statistics were those of the client's batch.
       return (
           scale_gradient,
           shift_gradient,

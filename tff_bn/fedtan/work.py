@@ -60,7 +60,7 @@ class FedTanWork(client_work.ClientWork):
       fused_moments: bool,
       synchronize_backward: bool,
   ):
-    """Traces the first step and the further ones.
+    """Traces the first step and the ordinary ones.
 
     Args:
       model: The model.
@@ -145,7 +145,7 @@ class FedTanWork(client_work.ClientWork):
       takes_part = tf.logical_and(num_examples > 0, numerics.all_finite(batch))
       seed = None
       if first_step.is_random:
-        # Differs from the seed of the further steps.
+        # Inverted, because the ordinary steps use the same seed.
         seed = tf.bitwise.invert(self._training.seed(batch, state['round_num']))
       return exchange.message(
           first_step.questions[0],
@@ -203,7 +203,7 @@ class FedTanWork(client_work.ClientWork):
   def _values_before(
       self, shared: ModelWeights, client_state: Mapping[str, Any]
   ) -> list[Any]:
-    """See the base class; constants are tensors only for further steps."""
+    """See the base class; constants are tensors only for ordinary steps."""
     if isinstance(self._training, LocalTraining):
       return super()._values_before(shared, client_state)
     return self._weights.merge(shared, client_state)
@@ -247,7 +247,7 @@ class FedTanWork(client_work.ClientWork):
       weights: ModelWeights,
       dataset: tf.data.Dataset,
   ) -> Mapping[str, Any]:
-    """Applies the gradient of the first step and trains the further steps."""
+    """Applies the gradient of the first step and makes the ordinary steps."""
     training = self._training
     start = self.start(state, weights, {})
     before = start.values
@@ -319,7 +319,7 @@ def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
       lambda s: tf.zeros([dimension or 1 for dimension in s.shape], s.dtype),
       spec,
   )
-  # A default batch, because only an iterator could tell whether there is one.
+  # The default batch follows: only an iterator could tell if there are none.
   batches = tf.data.Dataset.zip(
       (dataset.take(1), tf.data.Dataset.from_tensors(True))
   ).concatenate(tf.data.Dataset.from_tensors((example, False)))

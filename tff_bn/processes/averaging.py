@@ -315,7 +315,7 @@ class _Round:
   def build_process(
       self, build_evaluation_state: Optional[BuildEvaluationState]
   ) -> Process:
-    """Builds the process of the kind that its clients need."""
+    """Builds a `StatefulLearningProcess` if clients keep states."""
     if self._client_type is not None:
       return self._build_stateful(build_evaluation_state)
 

@@ -80,7 +80,7 @@ def check_renorm(
         tff.aggregators.UnweightedAggregationFactory
     ],
 ) -> None:
-  """Checks that further running statistics follow the means and variances.
+  """Checks that the running statistics of a layer stay consistent.
 
   Args:
     model: The model. Its layers may have `renorm=True`.
@@ -113,7 +113,7 @@ def check_renorm(
 
 
 def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
-  """Raises a `ValueError` if clients are to permute their hidden units.
+  """Raises a `ValueError` if `shuffle_times` is not 0.
 
   Args:
     algorithm: The name of the algorithm, for the message.
