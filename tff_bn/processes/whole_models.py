@@ -115,20 +115,19 @@ def build_process(
     The process.
   """
   state_type = initialize.type_signature.result.member
-  get_model_weights: tff.Computation
-  set_model_weights: tff.Computation
 
   @tff.tensorflow.computation(state_type)
-  def get_model_weights(state):
+  def get_shared(state):
     return state.global_model_weights
 
   @tff.tensorflow.computation(state_type, state_type.global_model_weights)
-  def set_model_weights(state, model_weights):
+  def set_shared(state, model_weights):
     return state._replace(global_model_weights=model_weights)
 
+  get_model_weights, set_model_weights = get_shared, set_shared
   if model.constants:
-    get_model_weights = _GetModelWeights(get_model_weights, model, weights)
-    set_model_weights = _SetModelWeights(set_model_weights, model, weights)
+    get_model_weights = _GetModelWeights(get_shared, model, weights)
+    set_model_weights = _SetModelWeights(set_shared, model, weights)
   return tff.learning.templates.LearningProcess(
       initialize, next_fn, get_model_weights, set_model_weights, **hparams_fns
   )
@@ -173,6 +172,6 @@ def set_shared_weights(
         " so new clients start with the model's values. To start with others,"
         ' build the process from a BatchNormModel whose keras_model_fn returns'
         ' a model with them.',
-        stacklevel=4,
+        stacklevel=3,
     )
   return state._replace(global_model_weights=shared)
