@@ -30,6 +30,7 @@ and `repeated_rounds` the number of these that were computed twice, see
 import collections
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, Optional
 
 import tensorflow as tf
@@ -42,6 +43,7 @@ from tff_bn.common import numerics
 from tff_bn.keras_model import shared_weights
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.shared_weights import SharedWeights
+from tff_bn.processes import short_rounds
 
 if TYPE_CHECKING:
   from tff_bn.algorithms import scaffold
@@ -56,7 +58,9 @@ def round_variants(
   return drift_correction.RoundVariants(
       _Variant(correction, _DerivedVariates),
       _Variant(correction, _RememberedVariates),
-      correction.num_clients,
+      functools.partial(
+          short_rounds.build_process, num_clients=correction.num_clients
+      ),
   )
 
 

@@ -10,7 +10,7 @@ accept any correction.
 
 import abc
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 from typing import Any, NamedTuple, Optional
 
@@ -239,13 +239,13 @@ class RoundVariants(NamedTuple):
   Attributes:
     short: The correction with fewer messages.
     full: The correction with all messages.
-    num_clients: The number of clients that a short round must have; `None` if
-      it may have any number.
+    combine: Builds the process that chooses between the rounds of two
+      processes, with the short and with the full correction.
   """
 
   short: 'DriftCorrection'
   full: 'DriftCorrection'
-  num_clients: Optional[int]
+  combine: Callable[[Any, Any], Any]
 
 
 class DriftCorrection(abc.ABC):

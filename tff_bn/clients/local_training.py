@@ -15,7 +15,6 @@ from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_step import dense_gradients
 from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.unit_shuffle import UnitShuffle
 from tff_bn.common import numerics
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
@@ -71,7 +70,10 @@ class LocalTraining(LocalStep):
     self._skipped_steps = skipped_steps
     self._unit_shuffle = None
     if config.shuffle_times:
-      self._unit_shuffle = UnitShuffle(
+      # Ordinary training needs none of the code that finds units.
+      from tff_bn.clients import unit_shuffle
+
+      self._unit_shuffle = unit_shuffle.UnitShuffle(
           model, config.shuffle_times, config.shuffle_probability
       )
     self._scales_loss = mixed_precision.computes_in_float16(model.keras_model)

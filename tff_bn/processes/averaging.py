@@ -30,7 +30,6 @@ from tff_bn.processes import finalizer
 from tff_bn.processes import options as options_lib
 from tff_bn.processes import personal_phases
 from tff_bn.processes import requirements
-from tff_bn.processes import short_rounds
 from tff_bn.processes import whole_models
 from tff_bn.processes.options import Options
 from tff_bn.processes.options import ProcessConfig
@@ -207,9 +206,7 @@ def _build_process(
   variants = config.round_variants()
   if variants is None:
     return build(config.drift_correction)
-  return short_rounds.build_process(
-      build(variants.short), build(variants.full), variants.num_clients
-  )
+  return variants.combine(build(variants.short), build(variants.full))
 
 
 class _Round:
