@@ -288,24 +288,6 @@ class TestMean:
     assert np.all(norms < 0.999)
 
 
-def test_fedtan_sends_the_changes_of_constrained_scales():
-  """The server can't know them: each client has another gradient."""
-  model = _model()
-  clients = [_batches(seed, 1) for seed in (1, 2)]
-  ends = []
-  for moments in ('two_pass', 'fused'):
-    process = algorithms.build_fedtan(
-        model, **_LOCAL, local_steps=1, moments=moments
-    )
-    state = process.next(
-        process.initialize(), [_dataset(batches) for batches in clients]
-    ).state
-    ends.append(model.from_model_weights(process.get_model_weights(state)))
-  _assert_satisfied(ends[1])
-  for a, b in zip(*ends, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
 def test_fbn_does_not_take_constrained_changes_for_gradients():
   """With and without sending the gradients, the averages are equal."""
   model = _model()

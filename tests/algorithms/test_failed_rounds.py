@@ -212,31 +212,6 @@ def test_without_any_good_client_nothing_changes(toy, name, server_optimizer):
     _assert_same(run.state.finalizer, without_failures.state.finalizer)
 
 
-def test_one_good_client_is_enough(toy):
-  run = _Run(toy, 'fed_avg')
-  before = run.weights
-  metrics = run.next([_poisoned(toy), _empty(toy), toy.dataset(8, 1)])
-  assert metrics['num_dropped_clients'] == 1
-  assert metrics['failed_rounds'] == 0
-  assert _changed(run.weights, before)
-
-
-def test_dsgd_keeps_its_momentum(toy):
-  model = toy.model()
-  process = algorithms.build_dsgd(model, _SGD(0.1, 0.9))
-  state = process.next(process.initialize(), _good(toy)).state
-  failed = process.next(state, [_poisoned(toy)] * 2)
-  assert failed.metrics['finalizer']['failed_rounds'] == 1
-  _assert_same(
-      failed.state.finalizer['optimizer'], state.finalizer['optimizer']
-  )
-  _assert_same(failed.state.global_model_weights, state.global_model_weights)
-  assert _changed(
-      state.finalizer['optimizer']['accumulator'],
-      process.initialize().finalizer['optimizer']['accumulator'],
-  )
-
-
 def test_centralized_keeps_its_model_and_its_momentum(toy):
   model = toy.model()
   process = algorithms.build_centralized(model, _SGD(0.1, 0.9))

@@ -189,34 +189,6 @@ def test_batch_normalization_of_either_class_is_trained_alike(toy):
   _assert_equal(*weights, rtol=0, atol=0)
 
 
-class _Poisoned:
-  """Returns a dataset with samples that are not finite."""
-
-  @staticmethod
-  def of(toy, size, seed):
-    return toy.dataset(size, seed).map(lambda x, y: (x * np.nan, y))
-
-
-def test_clients_without_data_and_dropped_ones_do_not_count(toy):
-  model = toy.model()
-  process = algorithms.build_fbn(model, _SGD(0.1), local_steps=1)
-  good = [toy.dataset(8, 0), toy.dataset(5, 1)]
-  bad = [toy.dataset(8, 2).take(0), _Poisoned.of(toy, 8, 3)]
-  expected = _train(model, process, [good])
-  state = process.initialize()
-  output = process.next(state, [bad[0], good[0], bad[1], good[1]])
-  _assert_equal(_weights(model, process, output.state), expected, rtol=1e-14)
-  assert output.metrics['client_work']['num_dropped_clients'] == 1
-
-
-def test_with_no_usable_client_the_model_stays(toy):
-  model = toy.model()
-  process = algorithms.build_fbn(model, _SGD(0.1))
-  before = model.from_model_weights(model.initial_weights)
-  after = _train(model, process, [[_Poisoned.of(toy, 8, 0)]])
-  _assert_equal(after, before, rtol=0, atol=0)
-
-
 def test_a_rule_replaces_the_means_of_the_statistics(toy):
   """R' = Agg(r), S' = Agg(s) + N/((N-1) β) Agg((r - R')²)."""
   model = toy.model()

@@ -127,15 +127,6 @@ def test_it_is_a_learning_process(toy):
     np.testing.assert_array_equal(a, b)
 
 
-def test_unlike_tffs_own_process_statistics_reach_the_server(toy):
-  model = toy.model()
-  process = algorithms.build_fed_avg(model, _SGD(0.1))
-  state = process.next(process.initialize(), [toy.dataset(8, 1)]).state
-  mean, variance = process.get_model_weights(state).non_trainable
-  assert np.all(mean != 0)
-  assert np.all(variance != 1)
-
-
 @pytest.mark.parametrize(
     ('kwargs', 'num_batches'),
     [

@@ -315,36 +315,6 @@ def test_fixbns_second_phase_keeps_the_state(toy):
   )
 
 
-def test_server_optimizer(toy):
-  """Adam makes the steps, but statistics are assigned."""
-  model = toy.model()
-  process = _build(
-      model,
-      server_optimizer=tff.learning.optimizers.build_adam(0.01, epsilon=1e-3),
-  )
-  moments = {}
-  steps = []
-
-  def adam(old, mean):
-    steps.append(None)
-    t = len(steps)
-    for i in set(range(8)) - set(reference.STATISTICS):
-      g = old[i] - mean[i]
-      m, v = moments.get(i, (0, 0))
-      m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-      moments[i] = m, v
-      rate = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
-      mean[i] = old[i] - rate * m / (np.sqrt(v) + 1e-3)
-
-  _check_rounds(
-      toy,
-      model,
-      process,
-      _Truth(model, _NEVER),
-      [(_DIFFERENT, {'server_step': adam})] * 3,
-  )
-
-
 def test_a_weighted_model_aggregator(toy):
   """It receives the losses as weights."""
   model = toy.model()
@@ -375,17 +345,6 @@ def test_a_weighted_model_aggregator(toy):
   _assert_close([found[i] - weights[i] for i in positions], mean, rtol=1e-5)
 
 
-def test_float32_images(toy_images):
-  model = toy_images.model()
-  process = algorithms.build_fed_bs(model, _SGD(0.1), epsilon=100.0)
-  data = client_rounds.datasets(toy_images, _SIZES)
-  output = process.next(process.initialize(), data)
-  output = process.next(output.state, data)
-  correction = output.metrics['client_work']['correction']
-  assert correction['switched_to_fedprox'] == 1
-  assert 0 < correction['loss_std'] < 10
-
-
 @pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf')])
 def test_epsilon_is_checked(toy, value):
   with pytest.raises(ValueError, match='epsilon=.* greater than 0'):
@@ -410,11 +369,3 @@ def test_an_aggregator_without_weights_is_refused(toy, factory):
       TypeError, match='^model_aggregator must take weights, wh'
   ):
     _build(toy.model(), model_aggregator=factory, client_weighting='uniform')
-
-
-@pytest.mark.parametrize(
-    'build', [algorithms.build_dsgd, algorithms.build_single]
-)
-def test_algorithms_without_drift_refuse_it(toy, build):
-  with pytest.raises(ValueError, match='has no effect in'):
-    _build(toy.model(), build_process=build)

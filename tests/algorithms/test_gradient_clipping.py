@@ -90,57 +90,6 @@ def test_the_norm_includes_local_variables(toy):
     _assert_close(found, expected)
 
 
-def test_centralized_equals_numpy(toy):
-  model = toy.model()
-  process = algorithms.build_centralized(
-      model,
-      _SGD(0.1, 0.5),
-      client_weight_decay=0.3,
-      client_gradient_clip_norm=_CLIP_NORM,
-  )
-  training = client_rounds.run(process, client_rounds.datasets(toy, [33]), 2)
-  expected = numpy_steps.train(
-      _initial(model),
-      client_rounds.batches(toy, [33])[0] * 2,
-      0.1,
-      momentum=0.5,
-      weight_decay=0.3,
-      clip_norm=_CLIP_NORM,
-  )
-  _assert_close(training.weights(model), expected)
-
-
-def test_dsgd_clips_each_clients_gradient(toy):
-  # The gradients of the first batches are all shorter than `_CLIP_NORM`.
-  clip_norm = 0.3
-  model = toy.model()
-  process = algorithms.build_dsgd(
-      model,
-      _SGD(0.1, 0.5),
-      client_weight_decay=0.3,
-      client_gradient_clip_norm=clip_norm,
-  )
-  training = client_rounds.run(process, client_rounds.datasets(toy, _SIZES), 3)
-  expected = _initial(model)
-  velocity = [0.0] * len(expected)
-  counts = [8, 7, 8]
-  for _ in range(3):
-    # With learning rate 1, a step subtracts the gradient.
-    results = [
-        numpy_steps.train(
-            expected, batches[:1], 1, weight_decay=0.3, clip_norm=clip_norm
-        )
-        for batches in client_rounds.batches(toy, _SIZES)
-    ]
-    average = _mean(results, counts)
-    for i, (old, new) in enumerate(zip(expected, average)):
-      if i not in reference.STATISTICS:
-        velocity[i] = 0.5 * velocity[i] + old - new
-        average[i] = old - 0.1 * velocity[i]
-    expected = average
-  _assert_close(training.weights(model), expected)
-
-
 def _synchronized_gradients(weights, batches, shares):
   """Returns the clients' gradients in FedTAN's first step, and the statistics.
 

@@ -269,19 +269,6 @@ def test_fbn_equals_numpy(toy):
   truth.check(model, training)
 
 
-@pytest.mark.slow
-def test_fixbn_equals_numpy(toy):
-  model = toy.model()
-  process = _build(model, build_process=algorithms.build_fixbn, fixbn_rounds=2)
-  _check_rounds(
-      toy,
-      model,
-      process,
-      _Truth(toy, model),
-      [((0, 1, 2), {'fixed': number >= 2}) for number in range(4)],
-  )
-
-
 def test_clients_without_an_update_keep_their_model(toy):
   model = toy.model()
   process = _build(model)

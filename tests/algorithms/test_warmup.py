@@ -91,38 +91,6 @@ def test_every_round_has_a_warmup(toy):
 
 
 @pytest.mark.slow
-def test_warmup_of_whole_epochs(toy):
-  _check_with_momentum(
-      toy,
-      algorithms.build_fed_avg,
-      [(20, 7, 33), (7, 33, 20), (33, 20, 7)],
-      4,
-      local_epochs=2,
-  )
-
-
-def test_schedule_of_rounds_is_multiplied(toy):
-  model = toy.model()
-  rates = (0.25, 0.125, 0.5, 0.0625)
-  process = algorithms.build_fed_avg(
-      model,
-      _SGD(123.0),
-      local_steps=2,
-      client_warmup_steps=5,
-      client_learning_rate_schedule=lambda r: tf.gather(rates, r),
-  )
-  _check(
-      toy,
-      process,
-      model,
-      [_SIZES] * 4,
-      take=2,
-      warmup_steps=5,
-      rate=rates.__getitem__,
-  )
-
-
-@pytest.mark.slow
 def test_learning_rate_that_was_set_is_multiplied(toy):
   model = toy.model()
   process = algorithms.build_fed_avg(
@@ -188,24 +156,6 @@ def test_centralized_rounds_are_a_warmup(toy):
   _assert_close(training.weights(model), expected)
 
 
-def test_clients_with_local_variables(toy):
-  model = toy.model()
-  process = algorithms.build_single(
-      model, _SGD(0.1, 0.5), client_warmup_steps=4
-  )
-  training = client_rounds.Training(process, len(_SIZES))
-  expected = [_initial(model) for _ in _SIZES]
-  for _ in range(4):
-    for k, batches in enumerate(client_rounds.batches(toy, _SIZES)):
-      rates = _rates(len(batches), 4)
-      expected[k] = numpy_steps.train(expected[k], batches, rates, momentum=0.5)
-    training.next_round(client_rounds.datasets(toy, _SIZES))
-  for found, truth in zip(
-      training.client_weights(model), expected, strict=True
-  ):
-    _assert_close(found, truth)
-
-
 def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy):
   model = toy.model()
   process = algorithms.build_centralized(
@@ -223,28 +173,6 @@ def test_centralized_optimizer_lasts_and_keeps_its_learning_rate(toy):
       _initial(model), batches, _rates(len(batches), 8), momentum=0.5
   )
   _assert_close(_weights(model, process, state), expected)
-
-
-@pytest.mark.slow
-def test_centralized_with_local_steps_and_a_schedule(toy):
-  model = toy.model()
-  rates = (0.25, 0.125, 0.5, 0.0625)
-  process = algorithms.build_centralized(
-      model,
-      _SGD(123.0, 0.5),
-      local_steps=2,
-      client_warmup_steps=5,
-      client_learning_rate_schedule=lambda r: tf.gather(rates, r),
-  )
-  training = client_rounds.run(process, [toy.dataset(20, 0)], len(rates))
-  factors = _rates(8, 5, rate=1.0)
-  expected = numpy_steps.train(
-      _initial(model),
-      reference.split(*toy.arrays(20, 0))[:2] * 4,
-      [factor * rates[n // 2] for n, factor in enumerate(factors)],
-      momentum=0.5,
-  )
-  _assert_close(training.weights(model), expected)
 
 
 def test_fedtans_first_step_is_a_step(toy):

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import numpy_reference as reference
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bn import algorithms
@@ -104,27 +103,6 @@ def test_rounds_equal_numpy_in_float64(toy, name, uniform):
       np.testing.assert_allclose(value, array, rtol=1e-10, atol=1e-12)
   for j, value in enumerate(training.weights(model)):
     truth = initial[j] if j in _LOCAL[name] else expected[0][j]
-    np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize('name', ['fed_bn', 'single'])
-def test_learning_rate_schedule_depends_on_finished_rounds(toy, name):
-  model = toy.model()
-  process = getattr(algorithms, f'build_{name}')(
-      model,
-      _SGD(123.0),
-      client_learning_rate_schedule=lambda r: tf.where(r < 1, 0.25, 0.125),
-  )
-  state = process.initialize()
-  client = process.initialize_client(state)
-  expected = model.from_model_weights(model.initial_weights)
-  batches = reference.split(*toy.arrays(8, 0))
-  for rate in (0.25, 0.125):
-    expected, _, _ = reference.train(expected, batches, rate)
-    output = process.next(state, [client], [toy.dataset(8, 0)])
-    state, (client,) = output.state, output.client_states
-  found = process.get_client_model_weights(state, client)
-  for value, truth in zip(model.from_model_weights(found), expected):
     np.testing.assert_allclose(value, truth, rtol=1e-10, atol=1e-12)
 
 

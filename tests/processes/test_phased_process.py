@@ -13,7 +13,7 @@ import training_fakes
 
 from tff_bn import algorithms
 from tff_bn import training
-from tff_bn.clients.local_training_work import FixedStatisticsWork
+from tff_bn.clients.local_training import FixedStatisticsWork
 from tff_bn.processes import averaging
 from tff_bn.processes.phased_process import Phase
 from tff_bn.processes.phased_process import PhasedComputation

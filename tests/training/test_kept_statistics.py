@@ -14,9 +14,9 @@ import tensorflow_federated as tff
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import training
+from tff_bn.clients.client_work import Moves
+from tff_bn.clients.client_work import MovingStatistics
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.moving_statistics import Moves
-from tff_bn.clients.moving_statistics import MovingStatistics
 from tff_bn.layers import HybridBatchNormalization
 from tff_bn.training import kept_statistics
 

@@ -10,9 +10,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.clients.drift_correction import BoundCorrection
+from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.common import optimizers
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import FEDAVG
@@ -83,7 +82,7 @@ def build_centralized(
           client_optimizer, client_weighting='num_examples', **options
       ),
       weights,
-      BoundCorrection(),
+      None,
   )
   initial = model.from_model_weights(model.initial_weights)
 
@@ -109,29 +108,14 @@ def build_centralized(
   def initialize():
     return tff.federated_eval(initial_state, tff.SERVER)
 
-  @tff.tensorflow.computation(state_type)
-  def get_model_weights(state):
-    return state.global_model_weights
-
-  @tff.tensorflow.computation(state_type, state_type.global_model_weights)
-  def set_model_weights(state, model_weights):
-    return _State(
-        global_model_weights=model_weights,
-        distributor=(),
-        client_work=state.client_work,
-        aggregator=(),
-        finalizer=state.finalizer,
-    )
-
-  process = tff.learning.templates.LearningProcess(
+  return whole_models.build_process(
+      model,
+      weights,
       initialize,
       checked_round.check_arguments(
           _build_next(work, weights, state_type), work.moving_statistics
       ),
-      get_model_weights,
-      set_model_weights,
   )
-  return whole_models.complete(process, model, weights)
 
 
 def _build_next(

@@ -161,7 +161,7 @@ def build_dsgd(
   return build_process(
       # The server makes the steps.
       model.without_constraints(),
-      # A step with learning rate 1 is a gradient.
+      # With learning rate 1, a client's update is its gradient.
       tff.learning.optimizers.build_sgdm(1.0),
       server_optimizer=client_optimizer,
       local_steps=1,

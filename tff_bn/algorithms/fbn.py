@@ -17,12 +17,12 @@ from typing_extensions import Unpack
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
 from tff_bn.clients import backward_statistics
+from tff_bn.clients.client_work import Moves
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
+from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.local_training_work import LocalTrainingWork
 from tff_bn.clients.moments_collector import MomentsCollector
-from tff_bn.clients.moving_statistics import Moves
 from tff_bn.common import checks
 from tff_bn.common import optimizers
 from tff_bn.keras_model import fused_batch_norm
@@ -45,7 +45,8 @@ from tff_bn.processes.stateful_process import Process
 
 __all__ = ['build_fbn']
 
-# FBN computes the second one. `SharedWeights` refuses the third one.
+# The layers whose computation FBN can replace. `SharedWeights` refuses hybrid
+# layers, with another message.
 _KNOWN_CLASSES = (
     keras.layers.BatchNormalization,
     FederatedBatchNormalization,
@@ -81,39 +82,9 @@ def build_fbn(
   exchange as a round of FedAvg. Any batch normalization layer of Keras and
   `tff_bn.layers.FederatedBatchNormalization` can be used.
 
-  **FBN is not centralized batch normalization.** With one local step, FBN gives
-  the same result for every split of the data. But centralized training also has
-  a gradient through the statistics of the batch, which removes the mean of the
-  gradient. Without it, steps move the means of a layer's inputs, and the next
-  statistics undo the step. On scikit-learn's digits (batches of 320, learning
-  rate 0.1, 500 steps, means of 2 or 3 seeds; test accuracy in %), this explains
-  the whole gap. small_cnn suffers most: it ends in a mean over the image, which
-  needs the lost means.
-
-  | statistics, and the gradient through them | small_cnn | 3 conv., flatten |
-  | --- | --- | --- |
-  | batch; full gradient (centralized)        | 98.7 | 98.9 |
-  | batch; none through the variance          | 96.7 | 98.5 |
-  | batch; none through the mean              | 64.4 | 85.0 |
-  | batch; none at all                        | 69.5 | 84.7 |
-  | FBN: running, β 0.1; none                 | 78.0 | 97.2 |
-  | FBN, β 0.03                               | 84.3 | 95.4 |
-  | FBN, β 0.01                               | 93.6 | 97.2 |
-  | FBN, β 0.003                              | 94.8 | 97.3 |
-  | FBN, β 0.001                              | 95.4 | 97.2 |
-  | FBN, β 0.1, statistics start from data    | 76.5 | 96.9 |
-  | FBN, β 0.01, statistics start from data   | 94.5 | 97.9 |
-  | FBN, β 0.001, statistics start from data  | 98.1 | 98.3 |
-
-  Neither a smaller learning rate helps (small_cnn, β 0.1: 59.4 with 0.03) nor
-  more steps with β 0.1 (87.2 after 2000). The paper reports no gap with β 0.1.
-  Its network has batch normalization after ReLU and dense layers at its end,
-  and its SGD has a momentum of 0.99 that averages gradients. With that momentum
-  and normalization after ReLU, the second network reaches 98.1 (centralized
-  98.9), but without the momentum it diverges; with β 0.01 and no momentum it
-  reaches 97.8. With that momentum, β 0.1 and normalization before ReLU it
-  reaches 90.3 (99.2), and small_cnn 78.1 (98.9). `fbn_cnn`, the paper's
-  network, reaches 98.8 on ten clients of one class each.
+  With one local step, FBN gives the same result for every split of the data.
+  But it is not centralized batch normalization, which also has a gradient
+  through the statistics of the batch, see docs/algorithms/fbn.md.
 
   **Averages in the backward pass.** On N values, batch normalization
   y = γ x̂ + ζ with x̂ = (x - μ) / σ has the backward pass
@@ -135,63 +106,21 @@ def build_fbn(
   over their steps, weighted by the numbers of values. The averages are
   aggregated as the model is, by `model_aggregator`. They use the aggregate
   before `server_clip_norm` shortens it. With several local steps and one class
-  for each client, they do not help, as FBN itself.
+  for each client, they do not help.
 
-  With both averages nothing keeps the scale of a layer's inputs where the
-  running statistics expect it, and training can diverge: batch normalization
-  does not need such a force, because its statistics are never late. Two options
-  make it stable. With `backward_restart`, the averages of a channel restart
-  from 0 after a round in which
+  With both averages, training can diverge. `server_clip_norm` and
+  `backward_restart` make it stable. With the latter, the averages of a channel
+  restart from 0 after a round in which
 
       q = (N/(N-1) v + (m - R')²) / (S' + ε)
 
   was not between 1/`backward_restart` and `backward_restart`. m and v are the
   mean and the biased variance of all clients' N values, and R' and S' the new
-  statistics. But for the factor N/(N-1), q is the mean of x̂² with the new
-  statistics. Until the averages have grown again, FBN's own gradient draws the
-  scale back. And `server_clip_norm` bounds the mean of the clients' changes.
+  statistics.
 
-  Other remedies help less. Test accuracy with batches of 320 digits, 300 steps,
-  β 0.1, learning rate 0.3 for small_cnn (mean of 2 to 4 seeds) and 0.1 for
-  digits_cnn (1 seed; 4 seeds with restarts), and the mean gradient clipped to
-  the norm 1:
-
-  | averages | small_cnn | digits_cnn |
-  | --- | --- | --- |
-  | none (FBN)                               | 79.8 | 85.0 |
-  | `'mean'`                                 | 96.2 | 98.3 |
-  | `'running'`                              | 76.9 | 22.5 |
-  | `'running'`, with the rate 0.3 β         | 96.8 | 61.4 |
-  | `'running'`, with the rate 0.1 β         | 95.3 | 91.9 |
-  | `'running'`, G1 divided by mean(x̂²)     | 95.8 | 95.8 |
-  | `'running'`, error feedback              | 44.0 | –    |
-  | `'running'`, statistics start from data  | 87.2 | –    |
-  | `'running'`, restart 2                   | 97.0 | 97.0 |
-  | `'running'`, restart 2, norm at most 3   | 98.2 | 96.0 |
-  | `'running'`, restart 1.5, norm at most 3 | 97.9 | 98.1 |
-
-  Without clipping and with learning rate 0.1, `'running'` diverges, also with
-  these remedies and with a warm-up of 50 steps. With restart 2, small_cnn then
-  reaches 98.0, but digits_cnn still diverges.
-
-  Recommendations:
-
-  *   With one local step, use `backward='running'`, `backward_restart=1.5`, and
-      as `server_clip_norm` three times the learning rate, with β 0.1. This is
-      within two points of centralized training with all five models of
-      benchmarks/results/one_exchange.md, on clients with one class each.
-  *   Plain FBN is best with slow statistics, a large learning rate and
-      clipping: `momentum=0.99` (Keras's default), learning rate 0.3 or 1, and
-      the learning rate as `server_clip_norm`. With the best of these for each
-      model, it is at most 1.6 points behind centralized training in the same
-      comparison. FBN without clipping needs a smaller learning rate.
-  *   The slower the statistics are, the more their start from 0 and 1 costs.
-      With β 0.001, small_cnn reaches 68 % after 200 steps, but 97.1 % if it
-      starts with the statistics of some data, see
-      `tff_bn.training.evaluation.reestimate_batch_norm_statistics` and
-      `process.set_model_weights`.
-  *   With β 0.1 and without the averages, use the paper's optimizer: the server
-      optimizer `build_sgdm(0.01, 0.99)`, or `tff_bn.algorithms.build_dsgd`.
+  With one local step, use `backward='running'`, `backward_restart=1.5`, and as
+  `server_clip_norm` three times the learning rate, with β 0.1. Plain FBN is
+  best with β 0.01 (`momentum=0.99`, Keras's default).
 
   Args:
     model: The model, with batch normalization.
@@ -255,7 +184,7 @@ def build_fbn(
 def _check_classes(
     model: BatchNormModel, layers: Sequence[keras.layers.Layer]
 ) -> None:
-  """Checks that running statistics replace the computation of no layer."""
+  """Checks that FBN can replace the computation of each layer."""
   requirements.check_no_renorm(
       'FBN',
       model,
@@ -313,7 +242,7 @@ def _backward_statistics(
     )
   options_lib.check_names(Options, options)
   config = ProcessConfig(client_optimizer, **options)
-  # Then the update of γ and ζ is their gradient times the learning rate.
+  # Whether the update of γ and ζ is the learning rate times their gradient.
   is_one_gradient = (
       config.local_steps == 1
       and list(optimizers.default_hyperparameters(client_optimizer))
@@ -341,7 +270,7 @@ class _FbnWork(LocalTrainingWork):
       model: BatchNormModel,
       config: LocalTrainingConfig,
       weights: SharedWeights,
-      correction: BoundCorrection,
+      correction: Optional[BoundCorrection],
       *,
       momentum: Sequence[float],
   ):
@@ -427,7 +356,7 @@ def _unbiased(
   _, old_variance = old
   kept = tf.constant(momentum[layer], old_variance.dtype) * old_variance
   moved = new.variance - kept
-  # N/(N-1) - 1, bounded for any counts that clients send.
+  # 1/(N-1) is N/(N-1) - 1. Clients can send any N, so it is bounded.
   variance = new.variance + moved / tf.maximum(new.count - 1, 1)
-  # Attackers can make the aggregate anything.
+  # Attackers can make the aggregated variance negative.
   return new.mean, tf.maximum(variance, 0)

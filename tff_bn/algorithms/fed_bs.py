@@ -97,7 +97,7 @@ def build_fed_bs(
 
 @dataclasses.dataclass(frozen=True)
 class FedBs(drift_correction.DriftCorrection):
-  """Weights by losses, then FedProx; see `build_fed_bs`.
+  """Weights clients by their losses, then is FedProx; see `build_fed_bs`.
 
   Attributes:
     epsilon: ε, greater than 0.

@@ -12,7 +12,7 @@ the gradient of centralized training on the union of the clients' batches. The
 other local steps are ordinary ones.
 
 A client sends only statistics, sums of gradients of scale and shift, and, at
-the end of the round, its model, without what the server knows already.
+the end of the round, its model.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,8 @@ import functools
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.aggregators import weighted_mean
 from tff_bn.algorithms import fed_prox
-from tff_bn.clients.local_training_work import FixedStatisticsWork
+from tff_bn.clients.local_training import FixedStatisticsWork
 from tff_bn.common import checks
 from tff_bn.fedtan import model_checks
 from tff_bn.fedtan import work
@@ -65,16 +64,6 @@ def build_fedtan(
   exchange. With D layers in a chain, a round has 3D + 1 exchanges with
   `moments='two_pass'` and 2D + 1 with `'fused'`, and one less if no trainable
   variable comes before the first layer.
-
-  With `moments='fused'`, `local_steps=1`, SGD without gradient clipping, and
-  the mean as `model_aggregator`, the server knows the mean gradients of scale
-  and shift from the backward pass. So it computes the new scales and shifts,
-  and clients leave them out of the models that they send: they send as much as
-  without the backward exchanges. Where a scale or a shift has another
-  gradient, for instance because it is regularized or its layer is called
-  twice, and where it has a constraint, it is sent. A client that is dropped
-  later in the round has then already contributed to the scales and shifts of
-  the layers for which it answered.
 
   In the first step, running statistics are updated with the global mean and the
   biased global variance.
@@ -144,10 +133,6 @@ def build_fedtan(
           work.FedTanWork,
           fused_moments=moments == 'fused',
           synchronize_backward=synchronize == 'forward_and_backward',
-          models_are_averaged=isinstance(
-              options.get('model_aggregator'),
-              (weighted_mean.WeightedMeanFactory, type(None)),
-          ),
       ),
       **options,
   )

@@ -7,7 +7,7 @@ arXiv:2303.06530.
 import tensorflow_federated as tff
 from typing_extensions import Unpack
 
-from tff_bn.clients.local_training_work import FixedStatisticsWork
+from tff_bn.clients.local_training import FixedStatisticsWork
 from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import averaging

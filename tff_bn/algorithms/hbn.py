@@ -18,11 +18,11 @@ from typing_extensions import Unpack
 from tff_bn.aggregators import moments_factories
 from tff_bn.aggregators import robust_rule
 from tff_bn.clients.client_work import ClientWork
+from tff_bn.clients.client_work import Moves
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
+from tff_bn.clients.local_training import LocalTrainingWork
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.local_training_work import LocalTrainingWork
-from tff_bn.clients.moving_statistics import Moves
 from tff_bn.clients.statistics_pass import StatisticsPass
 from tff_bn.common import checks
 from tff_bn.common import numerics
@@ -86,25 +86,15 @@ def build_hbn(
 
   In this pass, each layer normalizes with the statistics of its batch alone.
   With the mixture, the inputs of deeper layers would differ from the inputs in
-  the evaluated model. Test accuracy in % of small_cnn on scikit-learn's digits
-  (10 clients, 60 rounds of 5 steps, batches of 32, learning rate 0.1, 1 seed):
-
-  | statistics for evaluation | Dirichlet 0.5 | 2 classes each |
-  | --- | --- | --- |
-  | the training's, r = 0.002 | 89.7 | 33.3 |
-  | a pass with the mixture | 76.7 | 44.2 |
-  | a pass with the statistics of the batches (here) | 95.0 | 74.4 |
-  | exact: one pass for each layer in turn | 95.0 | 73.6 |
-  | FedAvg | 98.3 | 96.7 |
+  the evaluated model.
 
   **Rate and start.** With r = 0.002, the statistics reach the data after many
   hundred rounds. For fewer rounds, a larger rate helps, and a start from the
-  statistics of the data helps more:
+  statistics of the data helps more (docs/algorithms/hbn.md):
   ```
   state = process.evaluation_state(
       process.initialize(), client_states, client_datasets)
   ```
-  In the table's setting, this start gives 97.2 and 86.9 with r = 0.002.
 
   Example of a model, from any Keras model with batch normalization:
   ```
@@ -190,7 +180,7 @@ def _moved(
   """Moves the running statistics by a rate to the moments of N values."""
   del layer
   variance = new.variance * (new.count / tf.maximum(new.count - 1, 1))
-  # Not `old + rate (new - old)`, which is not `new` for a rate of 1.
+  # With rate 1, this is exactly `new`; `old + rate (new - old)` is not.
   mean, variance = (
       (1 - rate) * before + rate * after
       for before, after in zip(old, (new.mean, variance))
@@ -201,7 +191,7 @@ def _moved(
 class _HbnWork(LocalTrainingWork):
   """Local training after a pass that computes the moments of the inputs."""
 
-  # By `statistics_rate`, not by a momentum. Evaluation uses fresh statistics.
+  # `statistics_rate` moves them, not a momentum. Evaluation uses other ones.
   _moves = Moves.NEVER
 
   def __init__(
@@ -209,7 +199,7 @@ class _HbnWork(LocalTrainingWork):
       model: BatchNormModel,
       config: LocalTrainingConfig,
       weights: SharedWeights,
-      correction: BoundCorrection,
+      correction: Optional[BoundCorrection],
   ):
     super().__init__(model, config, weights, correction)
     keras_weights = model.keras_model.weights
@@ -328,7 +318,7 @@ def _build_evaluation_state(
     state_type: tff.FederatedType,
     client_type: tff.Type,
 ) -> tff.Computation:
-  """Builds a pass with rate 1, see `averaging.BuildEvaluationState`."""
+  """Builds the computation of fresh statistics for evaluation."""
   assert isinstance(work, _HbnWork)
 
   @tff.tensorflow.computation(

@@ -113,8 +113,6 @@ def is_in_update(
 class BoundBackwardStatistics(drift_correction.BoundCorrection):
   """The averages of a model's layers."""
 
-  needs_aggregated = True
-
   def __init__(
       self,
       model: BatchNormModel,
@@ -277,7 +275,7 @@ class BoundBackwardStatistics(drift_correction.BoundCorrection):
   def start(
       self, before: Tensors, server_state: State, client_state: State
   ) -> Tensors:
-    """Returns the averages, and zeros for what is collected."""
+    """Returns the averages, and zeros for the collected sums."""
     del before, client_state
     averages = [v for layer in server_state['averages'] for v in layer]
     return averages + [tf.zeros(v.shape, v.dtype) for v in self.collecting]
@@ -319,7 +317,7 @@ class BoundBackwardStatistics(drift_correction.BoundCorrection):
       learning_rate: Optional[tf.Tensor],
   ) -> State:
     """Returns the averages, moved by the rate β of each layer."""
-    # Without clients nothing is known.
+    # Without participants, there are no gradients.
     is_known = total['num_participants'] > 0
     if self._sends:
       sums = iter(aggregated[_PART])

@@ -1,7 +1,9 @@
-"""A client's work in a round, and its role in TFF's learning templates."""
+"""A client's work in a round, and how the server ends the round."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import enum
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -11,22 +13,69 @@ import tensorflow_federated as tff
 from tff_bn.clients import update_norms
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
-from tff_bn.clients.moving_statistics import Moves
-from tff_bn.clients.moving_statistics import MovingStatistics
+from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.layers.batch_moments import Moments
 
-# See `ClientWork.build_client_update`.
-ClientUpdate = Callable[
-    [tff.Value, tff.Value, tff.Value], tuple[tff.Value, tff.Value]
-]
-# See `ClientWork.build_partial_update`.
-PartialUpdate = Callable[
-    [tff.Value, tff.Value, tff.Value], tuple[Any, Sequence[tff.Value]]
-]
+
+class Moves(enum.Enum):
+  """How often a client's round moves running statistics by their momentum."""
+
+  EACH_STEP = enum.auto()
+  ONCE = enum.auto()
+  # The statistics are fixed, or the evaluation uses other ones.
+  NEVER = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class MovingStatistics:
+  """How a round moves the running statistics of batch normalization.
+
+  A move with the momentum m keeps the share m of the statistics before it.
+
+  Attributes:
+    moves: How often a client's round moves them.
+    are_local: Whether each client has its own; otherwise, a round ends with the
+      mean of the clients' statistics.
+    config: The settings of local training.
+  """
+
+  moves: Moves
+  are_local: bool
+  config: LocalTrainingConfig
+
+  def num_moves(self, num_batches: np.ndarray, num_calls: int) -> np.ndarray:
+    """Returns how often a round moves the statistics of a layer.
+
+    Args:
+      num_batches: The number of batches in each client's dataset.
+      num_calls: The number of the layer's calls in a step.
+    """
+    match self.moves:
+      case Moves.EACH_STEP:
+        return num_calls * self.config.num_steps(num_batches)
+      case Moves.ONCE:
+        return np.ones_like(num_batches)
+      case Moves.NEVER:
+        return np.zeros_like(num_batches)
+
+
+class ClientUpdate(NamedTuple):
+  """The clients' part of a round.
+
+  Attributes:
+    run: A function, for use in a `tff.federated_computation`. Its arguments are
+      the server's state for the clients, the shared weights, the clients'
+      states if they have any, and the data, all placed at the clients. It
+      returns what `for_round` returns, at the clients.
+    result_type: The type of one client's result.
+  """
+
+  run: Callable[..., tff.Value]
+  result_type: tff.StructType
 
 
 class RoundStart(NamedTuple):
@@ -36,7 +85,7 @@ class RoundStart(NamedTuple):
     work_state: The server's state for the clients, of `ClientWork.state_type`.
     client_state: The client's local variables and the drift correction's state.
     values: The values of all variables, in the order of `model.variables`.
-    correction: The values of the drift correction's variables.
+    correction: The values of the drift correction's variables, if there is one.
     optimizer_state: The optimizer's state.
   """
 
@@ -53,12 +102,13 @@ class ClientWork:
   Subclasses say how a client trains: they implement `build_client_update`.
 
   Attributes:
-    correction: The correction of the clients' drift.
+    correction: The correction of the clients' drift; `None`: none.
     data_type: The TFF type of a client's dataset.
     initial_state: The `tff.Computation` that makes the server's state for the
       clients: the number of finished rounds, the optimizer's hyperparameters
       and the state of the drift correction.
     state_type: The type of this state.
+    sent_type: The type of the part of this state that clients get.
   """
 
   # How often a round moves running statistics by the momentum of their layers.
@@ -87,11 +137,27 @@ class ClientWork:
       return collections.OrderedDict(
           round_num=tf.zeros([], tf.int32),
           hparams=tf.nest.map_structure(tf.constant, hparams),
-          correction=self.correction.initial_server_state(),
+          correction=(
+              collections.OrderedDict()
+              if self.correction is None
+              else self.correction.initial_server_state()
+          ),
       )
 
     self.initial_state = initial_state
-    self.state_type = initial_state.type_signature.result
+    self.state_type = self.sent_type = initial_state.type_signature.result
+    self._select_sent: Optional[tff.Computation] = None
+    if self.correction is not None:
+      select = self.correction.state_for_clients
+
+      @tff.tensorflow.computation(self.state_type)
+      def select_sent(state):
+        return collections.OrderedDict(
+            state, correction=select(state['correction'])
+        )
+
+      self._select_sent = select_sent
+      self.sent_type = select_sent.type_signature.result
     self.data_type = tff.SequenceType(
         tff.types.tensorflow_to_type(model.input_spec)
     )
@@ -105,55 +171,21 @@ class ClientWork:
         config=self._training.config,
     )
 
-  def build_client_update(self) -> ClientUpdate:
-    """Builds the clients' part of a round in which all variables are shared.
+  def build_client_update(
+      self, client_type: Optional[tff.StructType]
+  ) -> ClientUpdate:
+    """Builds the clients' part of a round.
 
-    Returns:
-      A function, for use in a `tff.federated_computation`, of the state, the
-      shared weights and the data, all placed at the clients. It returns
-      `tff.learning.templates.ClientResult`s and the reports of `report`.
+    Args:
+      client_type: The type of a client's state; `None` if clients keep none.
     """
     raise NotImplementedError
 
-  @property
-  def completes_update(self) -> bool:
-    """Whether clients leave out a part of their update, which the server knows.
-
-    The parts of the round are then `build_partial_update`, the aggregation, and
-    `complete_update`.
-    """
-    return False
-
-  def build_partial_update(self) -> PartialUpdate:
-    """Builds the clients' part of a round in which they leave something out.
-
-    Returns:
-      A function as from `build_client_update`. It returns what that one
-      returns, and the values at the server that `complete_update` needs.
-    """
-    update_clients = self.build_client_update()
-    return lambda *args: (update_clients(*args), [])
-
-  def complete_update(
-      self,
-      state: Mapping[str, Any],
-      weights: ModelWeights,
-      update: Mapping[str, Any],
-      known: Sequence[Any],
-  ) -> collections.OrderedDict[str, Any]:
-    """Completes the aggregated update, inside a `tff.tensorflow.computation`.
-
-    Args:
-      state: Of type `state_type`.
-      weights: The shared weights before the round.
-      update: The aggregated update.
-      known: The values of `build_partial_update`.
-
-    Returns:
-      The update with all parts.
-    """
-    del state, weights, known
-    return collections.OrderedDict(update)
+  def state_for_clients(self, state: tff.Value) -> tff.Value:
+    """Returns the part of the state that clients need, at the server."""
+    if self._select_sent is None:
+      return state
+    return tff.federated_map(self._select_sent, state)
 
   def start(
       self,
@@ -183,8 +215,12 @@ class ClientWork:
         work_state=state,
         client_state=client_state,
         values=values,
-        correction=self.correction.start(
-            values, state['correction'], client_state
+        correction=(
+            ()
+            if self.correction is None
+            else self.correction.start(
+                values, state['correction'], client_state
+            )
         ),
         optimizer_state=self._training.set_learning_rate(
             optimizer_state, state['hparams'], state['round_num']
@@ -225,9 +261,17 @@ class ClientWork:
       `num_steps` and `report` (sums for the metrics).
     """
     before, client_state = start.values, start.client_state
-    kept, sent = self.correction.finish(
-        start.correction, before, result.values, result.corrected, client_state
-    )
+    correction = self.correction
+    kept: Mapping[str, Any] = {}
+    sent: Mapping[str, Any] = {}
+    if correction is not None:
+      kept, sent = correction.finish(
+          start.correction,
+          before,
+          result.values,
+          result.corrected,
+          client_state,
+      )
     keep = numerics.all_finite(
         [
             self._weights.without_constants(result.values),
@@ -235,7 +279,7 @@ class ClientWork:
             result.collected,
             result.corrected,
             result.optimizer_state,
-            # Without data they mean nothing.
+            # Without data, these values can be NaN.
             numerics.where_or_zero(result.num_examples > 0, (kept, sent)),
         ]
     )
@@ -243,11 +287,17 @@ class ClientWork:
       keep = tf.logical_and(keep, sound)
     after = self._weights.select(keep, result.values, before)
     num_examples = numerics.where_or_zero(keep, result.num_examples)
+    trained = num_examples > 0
     loss_sum = numerics.where_or_zero(keep, result.loss_sum)
-    loss = loss_sum / tf.cast(num_examples, loss_sum.dtype)
-    weight = self.correction.client_weight(
-        start.work_state['correction'], self.client_weight(num_examples), loss
-    )
+    weight = self.client_weight(num_examples)
+    sums: collections.OrderedDict[str, Any] = collections.OrderedDict()
+    if correction is not None:
+      server_state = start.work_state['correction']
+      loss = loss_sum / tf.cast(num_examples, loss_sum.dtype)
+      weight = correction.client_weight(server_state, weight, loss)
+      num_steps = numerics.where_or_zero(trained, result.num_steps)
+      sums.update(correction.sums(loss))
+      sums.update(correction.counts(server_state, client_state, num_steps))
     weight = tf.where(keep, weight, tf.constant(np.nan, weight.dtype))
     update = self._weights.update(
         before, after, self.statistics(after, weight, result)
@@ -258,7 +308,6 @@ class ClientWork:
         exchanged,
         weight > 0,
     )
-    trained = num_examples > 0
     update.update(numerics.where_or_zero(trained, sent))
     new_client_state = self._weights.local(after)
     for name, value in kept.items():
@@ -279,12 +328,7 @@ class ClientWork:
                 num_examples=num_examples,
             ),
             clients=collections.OrderedDict(
-                self.correction.sums(loss),
-                **self.correction.counts(
-                    start.work_state['correction'],
-                    client_state,
-                    numerics.where_or_zero(trained, result.num_steps),
-                ),
+                sums,
                 num_clients=tf.ones([], tf.int32),
                 num_dropped_clients=1 - tf.cast(keep, tf.int32),
                 num_participants=tf.cast(weight > 0, tf.int32),
@@ -327,15 +371,15 @@ class ClientWork:
     ]
 
   def finish_round(
-      self, state: tff.Value, report: tff.Value, aggregated: Any = ()
+      self, state: tff.Value, report: tff.Value, *for_correction: tff.Value
   ) -> tuple[tff.Value, tff.Value]:
     """Ends a round, in a `tff.federated_computation`.
 
     Args:
       state: Of type `state_type`, placed at the server.
       report: The clients' `report`, placed at the clients.
-      aggregated: The aggregated update at the server, if the correction needs
-        it.
+      *for_correction: The aggregated update, and the shared weights before and
+        after the round, placed at the server. Not needed without a correction.
 
     Returns:
       The next state and the round's metrics, at the server. The metrics are
@@ -345,30 +389,31 @@ class ClientWork:
     """
     # Summed apart from the metrics: the next state needs only these sums.
     clients = tff.federated_sum(report['clients'])
-    if not isinstance(aggregated, tff.Value):
-      aggregated = tff.federated_value(aggregated, tff.SERVER)
+    correction = self.correction
+    arguments = (state, clients, *(for_correction if correction else ()))
 
-    @tff.tensorflow.computation(
-        self.state_type,
-        clients.type_signature.member,
-        aggregated.type_signature.member,
-    )
-    def next_state(old, clients, aggregated):
-      correction = self.correction.next_server_state(
-          old['correction'],
-          clients,
-          aggregated,
-          self._training.first_learning_rate(old['hparams'], old['round_num']),
-      )
-      return collections.OrderedDict(
-          old,
-          round_num=old['round_num'] + 1,
-          correction=numerics.where(
-              numerics.all_finite(correction), correction, old['correction']
-          ),
-      )
+    @tff.tensorflow.computation([a.type_signature.member for a in arguments])
+    def next_state(arguments):
+      old, clients, *for_correction = arguments
+      new = collections.OrderedDict(old, round_num=old['round_num'] + 1)
+      if correction is not None:
+        update, before, after = for_correction
+        state = correction.next_server_state(
+            old['correction'],
+            clients,
+            collections.OrderedDict(
+                update, weights_before=before, weights_after=after
+            ),
+            self._training.first_learning_rate(
+                old['hparams'], old['round_num']
+            ),
+        )
+        new['correction'] = numerics.where(
+            numerics.all_finite(state), state, old['correction']
+        )
+      return new
 
-    new_state = tff.federated_map(next_state, (state, clients, aggregated))
+    new_state = tff.federated_map(next_state, arguments)
     training = tff.federated_sum(report['training'])
     norms = update_norms.compare(report['norms'])
 
@@ -389,57 +434,19 @@ class ClientWork:
           num_dropped_clients=clients['num_dropped_clients'],
           num_participants=clients['num_participants'],
           **norms,
-          correction=self.correction.metrics(state['correction'], clients),
+          correction=(
+              collections.OrderedDict()
+              if correction is None
+              else correction.metrics(state['correction'], clients)
+          ),
       )
 
     return new_state, tff.federated_map(
         metrics, (new_state, clients, training, norms)
     )
 
-  def _result_and_report(
-      self, result: Mapping[str, Any]
-  ) -> tuple[tff.learning.templates.ClientResult, Any]:
-    return (
-        tff.learning.templates.ClientResult(
-            result['update'], result['update_weight']
-        ),
-        result['report'],
-    )
 
-  def build_process(self) -> tff.learning.templates.ClientWorkProcess:
-    """Builds the client work of TFF's templates; all variables are shared."""
-    hparams_type = self.state_type['hparams']
-    weights_type = self._weights.weights_type()
-
-    @tff.federated_computation
-    def initialize():
-      return tff.federated_eval(self.initial_state, tff.SERVER)
-
-    update_clients = self.build_client_update()
-
-    @tff.federated_computation(
-        initialize.type_signature.result,
-        tff.FederatedType(weights_type, tff.CLIENTS),
-        tff.FederatedType(self.data_type, tff.CLIENTS),
-    )
-    def next_fn(state, weights, data):
-      result, report = update_clients(
-          tff.federated_broadcast(state), weights, data
-      )
-      new_state, metrics = self.finish_round(state, report)
-      return tff.templates.MeasuredProcessOutput(new_state, result, metrics)
-
-    @tff.tensorflow.computation(self.state_type)
-    def get_hparams(state):
-      return state['hparams']
-
-    @tff.tensorflow.computation(self.state_type, hparams_type)
-    def set_hparams(state, hparams):
-      return collections.OrderedDict(state, hparams=hparams)
-
-    return tff.learning.templates.ClientWorkProcess(
-        initialize,
-        next_fn,
-        get_hparams_fn=get_hparams,
-        set_hparams_fn=set_hparams,
-    )
+def for_round(result: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:
+  """Selects the entries of `ClientWork.report` that a federated round needs."""
+  names = ('update', 'update_weight', 'client_state', 'report')
+  return collections.OrderedDict((name, result[name]) for name in names)

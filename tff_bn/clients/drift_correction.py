@@ -10,7 +10,7 @@ accept any correction.
 
 import abc
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 from typing import Any, NamedTuple, Optional
 
@@ -28,21 +28,17 @@ State = Mapping[str, Any]
 class BoundCorrection:
   """A correction for one model, used by local training and the server.
 
-  This base class corrects nothing. Subclasses override the methods that they
-  need.
+  Subclasses override the methods that they need. Those of this class correct
+  nothing.
 
   Attributes:
     variables: TensorFlow variables outside the model that training steps read.
       A client sets them at the start of a round, see `start`.
     collecting: The subset of `variables` whose last values `finish` needs.
-    needs_aggregated: Whether `next_server_state` needs the aggregated update
-      even if clients keep no state, and in it the shared weights before and
-      after the round, `weights_before` and `weights_after`.
   """
 
   variables: Sequence[tf.Variable] = ()
   collecting: Sequence[tf.Variable] = ()
-  needs_aggregated: bool = False
 
   # In the computation of a training step.
 
@@ -190,8 +186,6 @@ class BoundCorrection:
   def state_for_clients(self, server_state: State) -> State:
     """Returns the part of the server's state that is sent to clients.
 
-    Without client states, everything is sent.
-
     Args:
       server_state: The server's state.
 
@@ -213,7 +207,9 @@ class BoundCorrection:
       server_state: The server's state before.
       total: The sums over all clients of `sums`, `counts`, `num_clients` (the
         clients in the round) and `num_participants` (those with weight).
-      aggregated: The aggregated updates, with the parts that `finish` returned.
+      aggregated: The aggregated updates, with the parts that `finish` returned,
+        and the shared weights before and after the round, `weights_before` and
+        `weights_after`.
       learning_rate: The learning rate of the clients' first step in the round;
         `None` if the optimizer has none.
 
@@ -243,13 +239,13 @@ class RoundVariants(NamedTuple):
   Attributes:
     short: The correction with fewer messages.
     full: The correction with all messages.
-    num_clients: The number of clients that a short round must have; `None` if
-      it may have any number.
+    combine: Builds the process that chooses between the rounds of two
+      processes, with the short and with the full correction.
   """
 
   short: 'DriftCorrection'
   full: 'DriftCorrection'
-  num_clients: Optional[int]
+  combine: Callable[[Any, Any], Any]
 
 
 class DriftCorrection(abc.ABC):

@@ -30,7 +30,7 @@ def warmup_factor(step: tf.Tensor, warmup_steps: int, dtype: Any) -> tf.Tensor:
   Returns:
     min(1, (step + 1) / warmup_steps), a scalar.
   """
-  # In integers, because float32 cannot represent large ones.
+  # Integer arithmetic, because float32 cannot represent large step numbers.
   made = tf.minimum(step + 1, warmup_steps)
   return tf.cast(made, dtype) / tf.constant(warmup_steps, dtype)
 
@@ -113,7 +113,7 @@ class LocalStep:
 
   Attributes:
     config: The settings of local training.
-    correction: The correction of the clients' drift.
+    correction: The correction of the clients' drift; `None`: none.
     metrics: The Keras metrics.
   """
 
@@ -131,7 +131,7 @@ class LocalStep:
       correction: The correction of the clients' drift. Default: none.
     """
     self.config = config
-    self.correction = BoundCorrection() if correction is None else correction
+    self.correction = correction
     trainable = model.keras_model.trainable_weights
     self._specs = tuple(tf.TensorSpec(v.shape, v.dtype) for v in trainable)
     self._hparams_dtype = optimizers.hyperparameter_dtype(
@@ -277,9 +277,10 @@ class LocalStep:
       )
     else:
       step_hparams = hparams
-    gradients = self.correction.correct(
-        gradients, step_hparams.get(optimizers.LEARNING_RATE)
-    )
+    if self.correction is not None:
+      gradients = self.correction.correct(
+          gradients, step_hparams.get(optimizers.LEARNING_RATE)
+      )
     if step_hparams is hparams:
       return optimizer.next(optimizer_state, weights, gradients)
     new_state, new_weights = optimizer.next(

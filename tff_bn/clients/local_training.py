@@ -1,24 +1,30 @@
 """Local training: a client's optimizer steps in a round."""
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Mapping, Sequence
+import contextlib
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
+import tensorflow_federated as tff
 
+from tff_bn.clients import client_work
 from tff_bn.clients.drift_correction import BoundCorrection
 from tff_bn.clients.local_step import LocalResult
 from tff_bn.clients.local_step import LocalStep
 from tff_bn.clients.local_step import dense_gradients
 from tff_bn.clients.local_step import output_and_loss
 from tff_bn.clients.local_training_config import LocalTrainingConfig
-from tff_bn.clients.unit_shuffle import UnitShuffle
 from tff_bn.common import numerics
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm
 from tff_bn.keras_model import mixed_precision
 from tff_bn.keras_model.batch_norm_calls import TrainingCall
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.keras_model.shared_weights import SharedWeights
 from tff_bn.keras_model.stateless_function import StatelessFunction
+from tff_bn.layers.batch_moments import Moments
 
 
 class _Step(NamedTuple):
@@ -64,12 +70,15 @@ class LocalTraining(LocalStep):
     self._skipped_steps = skipped_steps
     self._unit_shuffle = None
     if config.shuffle_times:
-      self._unit_shuffle = UnitShuffle(
+      # Ordinary training needs none of the code that finds units.
+      from tff_bn.clients import unit_shuffle
+
+      self._unit_shuffle = unit_shuffle.UnitShuffle(
           model, config.shuffle_times, config.shuffle_probability
       )
     self._scales_loss = mixed_precision.computes_in_float16(model.keras_model)
     self._make_step = (
-        # Not the whole loop: XLA has no datasets.
+        # XLA compiles the step only, because it cannot read datasets.
         tf.function(self._step, jit_compile=True)
         if config.jit_compile
         else self._step
@@ -77,7 +86,10 @@ class LocalTraining(LocalStep):
     with batch_norm_calls.replaced(model.keras_model, batch_norm_call):
       self._train = StatelessFunction(
           self._loop,
-          [*model.keras_model.weights, *self.correction.variables],
+          [
+              *model.keras_model.weights,
+              *([] if correction is None else correction.variables),
+          ],
           tf.data.DatasetSpec(model.input_spec),
           tf.nest.map_structure(
               tf.TensorSpec.from_tensor, self.initial_optimizer_state()
@@ -94,10 +106,12 @@ class LocalTraining(LocalStep):
     dtype = trainable[0].dtype
     others = [*keras_model.non_trainable_weights, *self._collecting]
     state_before = [tf.identity(v) for v in others] if scales_loss else []
+    correction = self.correction
     with tf.GradientTape() as tape:
-      with self.correction.watching():
+      with correction.watching() if correction else contextlib.nullcontext():
         output, loss = output_and_loss(keras_model, self._loss_fn, x, y)
-      target, penalty = loss, self.correction.penalty(x)
+      target = loss
+      penalty = correction.penalty(x) if correction else None
       if penalty is not None:
         target += tf.cast(penalty, target.dtype)
       if scales_loss:
@@ -123,8 +137,8 @@ class LocalTraining(LocalStep):
       return _Step(new_state, num_steps + 1, batch_size, loss_sum)
 
     def skip():
-      # As if there had been no such batch: running statistics and the loss can
-      # be infinite, too, where float16 overflowed.
+      # Where float16 overflows, running statistics and the loss can be
+      # infinite, too, so the batch is ignored completely.
       for variable, value in zip(others, state_before):
         variable.assign(value)
       return _Step(
@@ -181,7 +195,11 @@ class LocalTraining(LocalStep):
         optimizer_state=optimizer_state,
         num_steps=num_steps,
         collected=[tf.identity(v) for v in self._collecting],
-        corrected=[tf.identity(v) for v in self.correction.collecting],
+        corrected=(
+            [tf.identity(v) for v in self.correction.collecting]
+            if self.correction
+            else ()
+        ),
     )
 
   def train(
@@ -226,3 +244,127 @@ def _num_batches(dataset: tf.data.Dataset) -> tf.Tensor:
       lambda count, batch: count
       + tf.cast(tf.shape(tf.nest.flatten(batch[1])[0])[0] > 0, tf.int64),
   )
+
+
+class LocalTrainingWork(client_work.ClientWork):
+  """Ordinary local training."""
+
+  _training: LocalTraining
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      weights: SharedWeights,
+      correction: Optional[BoundCorrection],
+      *,
+      batch_norm_call: TrainingCall = fused_batch_norm.training,
+      collecting: Sequence[tf.Variable] = (),
+  ):
+    """Traces local training.
+
+    Args:
+      model: The model.
+      config: The settings of local training.
+      weights: The shared variables.
+      correction: The correction of the clients' drift; `None`: none.
+      batch_norm_call: See `LocalTraining`.
+      collecting: See `LocalTraining`.
+    """
+    training = LocalTraining(
+        model,
+        config,
+        batch_norm_call=batch_norm_call,
+        collecting=collecting,
+        correction=correction,
+    )
+    super().__init__(model, training, weights)
+
+  def initial_optimizer_state(self) -> Any:
+    """Returns a new state of the optimizer, a structure of tensors."""
+    return self._training.initial_optimizer_state()
+
+  def run(
+      self,
+      state: Mapping[str, Any],
+      shared: ModelWeights,
+      client_state: Mapping[str, Any],
+      dataset: tf.data.Dataset,
+      optimizer_state: Optional[Any] = None,
+      num_steps: Any = 0,
+  ) -> collections.OrderedDict[str, Any]:
+    """Trains one client, inside a `tff.tensorflow.computation`.
+
+    Args:
+      state: See `start`.
+      shared: See `start`.
+      client_state: See `start`.
+      dataset: The client's dataset.
+      optimizer_state: See `start`.
+      num_steps: The number of steps that the optimizer has made before.
+
+    Returns:
+      See `report`.
+    """
+    start = self.start(state, shared, client_state, optimizer_state)
+    result = self._training.train(
+        start.values,
+        dataset,
+        start.optimizer_state,
+        state['round_num'],
+        start.correction,
+        num_steps,
+    )
+    return self.report(start, result)
+
+  def build_client_update(
+      self, client_type: Optional[tff.StructType]
+  ) -> client_work.ClientUpdate:
+    """See the base class."""
+    types = [self.sent_type, self._weights.weights_type(), self.data_type]
+    if client_type is not None:
+      types.insert(2, client_type)
+
+    @tff.tensorflow.computation(types)
+    def client_update(arguments):
+      state, shared, *client_states, dataset = arguments
+      (client_state,) = client_states or [{}]
+      return client_work.for_round(
+          self.run(state, shared, client_state, dataset)
+      )
+
+    return client_work.ClientUpdate(
+        lambda *arguments: tff.federated_map(client_update, arguments),
+        client_update.type_signature.result,
+    )
+
+
+class FixedStatisticsWork(LocalTrainingWork):
+  """Local training that normalizes with fixed running statistics."""
+
+  _moves = client_work.Moves.NEVER
+
+  def __init__(
+      self,
+      model: BatchNormModel,
+      config: LocalTrainingConfig,
+      weights: SharedWeights,
+      correction: Optional[BoundCorrection],
+  ):
+    """See the base class."""
+    super().__init__(
+        model,
+        config,
+        weights,
+        correction,
+        batch_norm_call=fused_batch_norm.inference,
+    )
+
+  def statistics(
+      self,
+      after: Sequence[tf.Tensor],
+      weight: tf.Tensor,
+      result: LocalResult,
+  ) -> list[Moments]:
+    """Returns statistics of weight 0, so not even rounding changes them."""
+    return super().statistics(after, tf.zeros_like(weight), result)

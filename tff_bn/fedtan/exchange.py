@@ -107,7 +107,7 @@ def in_order(
 
 
 class Exchange:
-  """Combines the values that clients send to the answers.
+  """Combines the clients' values into answers.
 
   Attributes:
     answers_type: The type of the answers, which is the type of a message's

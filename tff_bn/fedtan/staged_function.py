@@ -131,22 +131,6 @@ class StagedFunction(Generic[Kind]):
     """The number of stages."""
     return len(self._stages)
 
-  def find(self, answer: tf.Tensor) -> Optional[tuple[int, int]]:
-    """Finds the question to which a tensor belongs that `Ask` returned.
-
-    Args:
-      answer: The tensor, from the last time that the function was traced.
-
-    Returns:
-      The number of the stage that gets the answer, and the question's position
-      in `questions[number - 1]`; `None` if the question is not asked.
-    """
-    for number, requests in enumerate(self._requests, start=1):
-      for position, request in enumerate(requests):
-        if any(answer is x for x in tf.nest.flatten(request.answer)):
-          return number, position
-    return None
-
   def sources_of(self, number: int) -> list[int]:
     """Returns the earlier stages whose tensors a stage needs."""
     return sorted(

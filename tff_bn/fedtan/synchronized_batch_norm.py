@@ -21,9 +21,8 @@ weight in the loss.
 """
 
 import collections
-from collections.abc import Mapping
 import enum
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import keras
 import tensorflow as tf
@@ -48,21 +47,6 @@ class Answer(enum.Enum):
   POOLED_MOMENTS = 'the moments of all clients together'
 
 
-class GradientSums(NamedTuple):
-  """The gradients of a call's scale and shift, and their sums.
-
-  Attributes:
-    scale: The client's dγ.
-    shift: The client's dζ.
-    answer: The sums over all clients: `scale` and `shift`, weighted by the
-      clients' weights, and `weight`.
-  """
-
-  scale: tf.Tensor
-  shift: tf.Tensor
-  answer: Mapping[str, tf.Tensor]
-
-
 class SynchronizedBatchNorm:
   """Computes batch normalization layers with the statistics of all clients.
 
@@ -71,8 +55,6 @@ class SynchronizedBatchNorm:
   Attributes:
     squared_norm: The sum of the second moments of the client's own values over
       all calls and channels, a float32 scalar.
-    gradient_sums: An entry for each call whose backward pass was computed, if
-      `sum_weights`.
   """
 
   def __init__(
@@ -83,7 +65,6 @@ class SynchronizedBatchNorm:
       *,
       fused_moments: bool,
       synchronize_backward: bool,
-      sum_weights: bool = False,
   ):
     """Initializes the calls.
 
@@ -100,12 +81,8 @@ class SynchronizedBatchNorm:
       synchronize_backward: If true, the gradients with respect to the
         statistics are sums over all clients. If false, each client uses its
         own.
-      sum_weights: Whether clients send their weights with the gradients of
-        scale and shift, so that the server knows the mean gradients.
     """
     self.squared_norm = tf.zeros([], tf.float32)
-    self.gradient_sums: list[GradientSums] = []
-    self._sum_weights = sum_weights
     self._model = model
     self._graph = tf.compat.v1.get_default_graph()
     self._ask = ask
@@ -222,7 +199,7 @@ class SynchronizedBatchNorm:
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns Dγ, Dζ and q."""
     if not self._synchronize_backward:
-      # The gradient of statistics of the client's own values only.
+      # The gradient as if the statistics were those of the client's batch.
       return (
           scale_gradient,
           shift_gradient,
@@ -232,14 +209,7 @@ class SynchronizedBatchNorm:
     sent = collections.OrderedDict(
         scale=weight * scale_gradient, shift=weight * shift_gradient
     )
-    sound = _can_be_summed(*sent.values())
-    if self._sum_weights:
-      sent['weight'] = weight
-    sums = self._ask(Answer.SUM, sent, sound)
-    if self._sum_weights:
-      self.gradient_sums.append(
-          GradientSums(scale_gradient, shift_gradient, sums)
-      )
+    sums = self._ask(Answer.SUM, sent, _can_be_summed(*sent.values()))
     return (
         sums['scale'],
         sums['shift'],

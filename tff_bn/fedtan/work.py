@@ -1,8 +1,7 @@
 """A client's work in a round of FedTAN, stage by stage."""
 
-import collections
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -18,10 +17,8 @@ from tff_bn.clients.local_training import LocalTraining
 from tff_bn.clients.local_training_config import LocalTrainingConfig
 from tff_bn.common import numerics
 from tff_bn.fedtan import exchange
-from tff_bn.fedtan import known_gradients
 from tff_bn.fedtan import staged_function
 from tff_bn.fedtan.synchronized_batch_norm import Answer
-from tff_bn.fedtan.synchronized_batch_norm import GradientSums
 from tff_bn.fedtan.synchronized_batch_norm import SynchronizedBatchNorm
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -58,24 +55,20 @@ class FedTanWork(client_work.ClientWork):
       model: BatchNormModel,
       config: LocalTrainingConfig,
       weights: SharedWeights,
-      correction: BoundCorrection,
+      correction: Optional[BoundCorrection],
       *,
       fused_moments: bool,
       synchronize_backward: bool,
-      models_are_averaged: bool,
   ):
-    """Traces the first step and the further ones.
+    """Traces the first step and the ordinary ones.
 
     Args:
       model: The model.
       config: The settings of local training.
       weights: The shared variables.
-      correction: The correction of the clients' drift.
+      correction: The correction of the clients' drift; `None`: none.
       fused_moments: See `SynchronizedBatchNorm`.
       synchronize_backward: See `SynchronizedBatchNorm`.
-      models_are_averaged: Whether the server takes the weighted mean of the
-        clients' changes. With `fused_moments`, clients can then leave out
-        changes that the server knows.
     """
     training = (
         LocalStep(model, config, correction)
@@ -91,40 +84,24 @@ class FedTanWork(client_work.ClientWork):
     self._others = [
         p for p in positions.non_trainable if p not in model.constants
     ]
-    leaves_out = (
-        fused_moments
-        and synchronize_backward
-        and models_are_averaged
-        and known_gradients.determine_changes(config)
-    )
-    # By the positions of trainable variables that clients leave out.
-    self._places: dict[int, known_gradients.Place] = {}
     self._first_step = self._trace_first_step(
-        fused_moments, synchronize_backward, leaves_out
+        fused_moments, synchronize_backward
     )
-
-  @property
-  def completes_update(self) -> bool:
-    """See the base class."""
-    return bool(self._places)
 
   def _trace_first_step(
-      self, fused_moments: bool, synchronize_backward: bool, leaves_out: bool
+      self, fused_moments: bool, synchronize_backward: bool
   ) -> staged_function.StagedFunction[Answer]:
     keras_model = self._model.keras_model
     loss_fn = self._model.loss_fn()
     metrics = self._training.metrics
-    traced: tuple[Sequence[tf.Tensor], Sequence[GradientSums]] = (), ()
 
     def first_step(ask, x, y, num_examples):
-      nonlocal traced
       synchronized = SynchronizedBatchNorm(
           keras_model,
           ask,
           self.client_weight(num_examples),
           fused_moments=fused_moments,
           synchronize_backward=synchronize_backward,
-          sum_weights=leaves_out,
       )
       with (
           batch_norm_calls.replaced(keras_model, synchronized),
@@ -132,7 +109,6 @@ class FedTanWork(client_work.ClientWork):
       ):
         output, loss = output_and_loss(keras_model, loss_fn, x, y)
       gradients = dense_gradients(tape, loss, keras_model.trainable_weights)
-      traced = gradients, synchronized.gradient_sums
       for metric in metrics:
         metric.update_state(y, output)
       return _FirstStep(
@@ -146,40 +122,30 @@ class FedTanWork(client_work.ClientWork):
           exchanged=tf.sqrt(synchronized.squared_norm),
       )
 
-    function: staged_function.StagedFunction[Answer] = (
-        staged_function.StagedFunction(
-            first_step,
-            keras_model.weights,
-            *self._model.input_spec,
-            tf.TensorSpec([], tf.int64),
-            jit_compile=self._training.config.jit_compile,
-        )
+    return staged_function.StagedFunction(
+        first_step,
+        keras_model.weights,
+        *self._model.input_spec,
+        tf.TensorSpec([], tf.int64),
+        jit_compile=self._training.config.jit_compile,
     )
-    self._places = {
-        position: place
-        for position, place in known_gradients.find(*traced, function).items()
-        # The mean gradient does not determine the mean of constrained values.
-        if position not in self._model.constraints.positions
-    }
-    return function
 
-  def build_client_update(self) -> client_work.ClientUpdate:
-    """Builds the clients' part of a round, with all exchanges."""
-    update_clients = self.build_partial_update()
-    return lambda *args: update_clients(*args)[0]
-
-  def build_partial_update(self) -> client_work.PartialUpdate:
-    """See the base class."""
+  def build_client_update(
+      self, client_type: Optional[tff.StructType]
+  ) -> client_work.ClientUpdate:
+    """See the base class; clients can keep no state."""
+    if client_type is not None:
+      raise TypeError('The clients of FedTAN keep no state.')
     first_step = self._first_step
     weights_type = self._weights.weights_type()
 
-    @tff.tensorflow.computation(self.state_type, weights_type, self.data_type)
+    @tff.tensorflow.computation(self.sent_type, weights_type, self.data_type)
     def start(state, weights, dataset):
       batch, num_examples = _first_batch(dataset, self._model.input_spec)
       takes_part = tf.logical_and(num_examples > 0, numerics.all_finite(batch))
       seed = None
       if first_step.is_random:
-        # Differs from the seed of the further steps.
+        # Inverted, because the ordinary steps use the same seed.
         seed = tf.bitwise.invert(self._training.seed(batch, state['round_num']))
       return exchange.message(
           first_step.questions[0],
@@ -210,19 +176,14 @@ class FedTanWork(client_work.ClientWork):
           self._build_stage(number, exchanges[-1].answers_type, carried_types)
       )
 
-    kept_stages = self._stages_to_keep()
-
     def update_clients(state, weights, data):
       result = tff.federated_map(start, (state, weights, data))
       carried = []
-      known = []
       for number in range(1, last + 1):
         carried.append(
             exchange.unpack(targets[number - 1], result, exchange.select)
         )
         answers = exchanges[number - 1](result['sent'])
-        if number in kept_stages:
-          known.append(answers)
         arguments = [
             tff.federated_broadcast(answers),
             result['takes_part'],
@@ -233,48 +194,19 @@ class FedTanWork(client_work.ClientWork):
         result = tff.federated_map(
             computations[number], tff.federated_zip(arguments)
         )
-      return result, known
+      return result
 
-    return update_clients
+    return client_work.ClientUpdate(
+        update_clients, computations[-1].type_signature.result
+    )
 
   def _values_before(
       self, shared: ModelWeights, client_state: Mapping[str, Any]
   ) -> list[Any]:
-    """See the base class; constants are tensors only for further steps."""
+    """See the base class; constants are tensors only for ordinary steps."""
     if isinstance(self._training, LocalTraining):
       return super()._values_before(shared, client_state)
     return self._weights.merge(shared, client_state)
-
-  def _stages_to_keep(self) -> list[int]:
-    """Returns the stages whose answers `complete_update` needs."""
-    return sorted({place.stage for place in self._places.values()})
-
-  def complete_update(
-      self,
-      state: Mapping[str, Any],
-      weights: ModelWeights,
-      update: Mapping[str, Any],
-      known: Sequence[Any],
-  ) -> collections.OrderedDict[str, Any]:
-    """See the base class."""
-    learning_rate: Any = self._training.first_learning_rate(
-        state['hparams'], state['round_num']
-    )
-    answers = {
-        number: exchange.in_order(self._first_step.questions[number - 1], given)
-        for number, given in zip(self._stages_to_keep(), known, strict=True)
-    }
-    changes = {}
-    for position, place in self._places.items():
-      changes[position] = known_gradients.mean_change(
-          answers[place.stage][place.question],
-          place.name,
-          weights.trainable[position],
-          learning_rate,
-          self._training.config.client_weight_decay,
-      )
-    trainable = known_gradients.completed(update['trainable'], changes)
-    return collections.OrderedDict(update, trainable=trainable)
 
   def _build_stage(
       self,
@@ -287,7 +219,7 @@ class FedTanWork(client_work.ClientWork):
     is_last = number == first_step.num_stages - 1
     types = [answers_type, np.bool_, *carried_types]
     if is_last:
-      types += [self.state_type, self._weights.weights_type(), self.data_type]
+      types += [self.sent_type, self._weights.weights_type(), self.data_type]
 
     @tff.tensorflow.computation(types)
     def stage(arguments):
@@ -301,7 +233,7 @@ class FedTanWork(client_work.ClientWork):
         return exchange.message(
             first_step.questions[number], *output, takes_part
         )
-      return self._result_and_report(
+      return client_work.for_round(
           self._finish(output.result, takes_part, *others[-3:])
       )
 
@@ -315,7 +247,7 @@ class FedTanWork(client_work.ClientWork):
       weights: ModelWeights,
       dataset: tf.data.Dataset,
   ) -> Mapping[str, Any]:
-    """Applies the gradient of the first step and trains the further steps."""
+    """Applies the gradient of the first step and makes the ordinary steps."""
     training = self._training
     start = self.start(state, weights, {})
     before = start.values
@@ -368,14 +300,7 @@ class FedTanWork(client_work.ClientWork):
       )
     # A client without data has no first step that could fail.
     sound = tf.logical_or(takes_part, tf.logical_not(found))
-    reported = self.report(
-        start, result, sound=sound, exchanged=first.exchanged
-    )
-    update = reported['update']
-    update['trainable'] = known_gradients.left_out(
-        update['trainable'], self._places
-    )
-    return reported
+    return self.report(start, result, sound=sound, exchanged=first.exchanged)
 
 
 def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
@@ -394,7 +319,7 @@ def _first_batch(dataset: tf.data.Dataset, spec: Any) -> tuple[Any, tf.Tensor]:
       lambda s: tf.zeros([dimension or 1 for dimension in s.shape], s.dtype),
       spec,
   )
-  # A default batch, because only an iterator could tell whether there is one.
+  # The default batch follows: only an iterator could tell if there are none.
   batches = tf.data.Dataset.zip(
       (dataset.take(1), tf.data.Dataset.from_tensors(True))
   ).concatenate(tf.data.Dataset.from_tensors((example, False)))

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import override
 
-from tff_bn.clients.moving_statistics import MovingStatistics
+from tff_bn.clients.client_work import MovingStatistics
 from tff_bn.common import element_types
 
 
@@ -140,18 +140,3 @@ def check_arguments(
   )
   checked.statistics = statistics
   return checked
-
-
-def check_next(
-    process: tff.learning.templates.LearningProcess,
-    statistics: MovingStatistics,
-) -> tff.learning.templates.LearningProcess:
-  """Returns a process whose `next` is a `CheckedRound`."""
-  return tff.learning.templates.LearningProcess(
-      process.initialize,
-      check_arguments(process.next, statistics),
-      process.get_model_weights,
-      process.set_model_weights,
-      get_hparams_fn=process.get_hparams,
-      set_hparams_fn=process.set_hparams,
-  )

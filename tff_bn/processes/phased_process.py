@@ -15,8 +15,8 @@ import tensorflow_federated as tff
 from typing_extensions import override
 
 from tff_bn.processes import checked_round
+from tff_bn.processes import stateful_process
 from tff_bn.processes.stateful_process import Process
-from tff_bn.processes.stateful_process import StatefulLearningProcess
 
 
 class Phase(NamedTuple):
@@ -150,26 +150,8 @@ def build_phased_process(
             f'The {name} of phase {number} must have the same type as in phase'
             f' 1, {expected}, but has {type_spec}.'
         )
-  next_fn = PhasedComputation([Phase(n, p.next) for n, p in phases])
-  if isinstance(first, StatefulLearningProcess):
-    return StatefulLearningProcess(
-        first.initialize,
-        first.initialize_client,
-        next_fn,
-        first.get_model_weights,
-        first.get_client_model_weights,
-        set_model_weights_fn=first.set_model_weights,
-        has_client_models=first.has_client_models,
-        personalize_fn=first.personalize if first.has_personal_state else None,
-        evaluation_state=first.evaluation_state,
-    )
-  return tff.learning.templates.LearningProcess(
-      first.initialize,
-      next_fn,
-      first.get_model_weights,
-      first.set_model_weights,
-      get_hparams_fn=first.get_hparams,
-      set_hparams_fn=first.set_hparams,
+  return stateful_process.with_next(
+      first, PhasedComputation([Phase(n, p.next) for n, p in phases])
   )
 
 

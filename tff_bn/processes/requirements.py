@@ -1,18 +1,21 @@
 """Checks that a model fits an algorithm."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 import keras
+import tensorflow_federated as tff
 
+from tff_bn.aggregators import moments_factories
 from tff_bn.common import checks
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.partition import Partition
 from tff_bn.keras_model.partition import Role
 from tff_bn.layers import discovery
 
 
 def check_model(model: Any) -> None:
-  """Raises a `TypeError` if the argument `model` of a builder is none."""
+  """Raises a `TypeError` if `model` is not a `BatchNormModel`."""
   checks.check_type(
       'model',
       model,
@@ -70,8 +73,47 @@ def check_no_renorm(
       )
 
 
+def check_renorm(
+    model: BatchNormModel,
+    partition: Partition,
+    statistics_aggregator: Optional[
+        tff.aggregators.UnweightedAggregationFactory
+    ],
+) -> None:
+  """Checks that the running statistics of a layer stay consistent.
+
+  Args:
+    model: The model. Its layers may have `renorm=True`.
+    partition: Which variables are local.
+    statistics_aggregator: See `tff_bn.algorithms.Options`.
+
+  Raises:
+    ValueError: If they do not.
+  """
+  if partition.is_local(Role.MOVING_MEAN) and not partition.is_local(
+      Role.OTHER_STATE
+  ):
+    check_no_renorm(
+        partition.name,
+        model,
+        'running means and variances stay with the client, but the further'
+        ' running statistics of the layer would be shared',
+    )
+  # The naive mean treats all running statistics alike.
+  if not isinstance(
+      statistics_aggregator,
+      (moments_factories.NaiveMomentsFactory, type(None)),
+  ):
+    check_no_renorm(
+        'statistics_aggregator',
+        model,
+        'it aggregates running means and variances, but the layer computes its'
+        ' variance from further running statistics',
+    )
+
+
 def check_no_shuffles(algorithm: str, options: Mapping[str, Any]) -> None:
-  """Raises a `ValueError` if clients are to permute their hidden units.
+  """Raises a `ValueError` if `shuffle_times` is not 0.
 
   Args:
     algorithm: The name of the algorithm, for the message.

@@ -23,7 +23,8 @@ import tensorflow_federated as tff
 from typing_extensions import override
 
 from tff_bn.processes import checked_round
-from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.processes import stateful_process
+from tff_bn.processes.stateful_process import Process
 
 
 class ShortRounds(tff.Computation):
@@ -116,10 +117,10 @@ class ShortRounds(tff.Computation):
 
 
 def build_process(
-    short: StatefulLearningProcess,
-    full: StatefulLearningProcess,
+    short: Process,
+    full: Process,
     num_clients: Optional[int],
-) -> StatefulLearningProcess:
+) -> Process:
   """Builds a process with short and full rounds.
 
   Args:
@@ -133,14 +134,6 @@ def build_process(
   Raises:
     TypeError: If the processes have different types.
   """
-  return StatefulLearningProcess(
-      full.initialize,
-      full.initialize_client,
-      ShortRounds(short.next, full.next, num_clients),
-      full.get_model_weights,
-      full.get_client_model_weights,
-      set_model_weights_fn=full.set_model_weights,
-      has_client_models=full.has_client_models,
-      personalize_fn=full.personalize if full.has_personal_state else None,
-      evaluation_state=full.evaluation_state,
+  return stateful_process.with_next(
+      full, ShortRounds(short.next, full.next, num_clients)
   )

@@ -10,6 +10,7 @@ clients, and then its personal values by `personalize`.
 """
 
 from collections.abc import Callable
+import copy
 from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow_federated as tff
@@ -258,6 +259,27 @@ class StatefulLearningProcess:
 
 # A learning process of either kind.
 Process = Union[tff.learning.templates.LearningProcess, StatefulLearningProcess]
+
+
+def with_next(process: Process, next_fn: tff.Computation) -> Process:
+  """Returns a process with another computation of a round.
+
+  Args:
+    process: The process.
+    next_fn: The computation, of the same type as `process.next`.
+  """
+  if isinstance(process, StatefulLearningProcess):
+    other = copy.copy(process)
+    other.next = next_fn
+    return other
+  return tff.learning.templates.LearningProcess(
+      process.initialize,
+      next_fn,
+      process.get_model_weights,
+      process.set_model_weights,
+      get_hparams_fn=process.get_hparams,
+      set_hparams_fn=process.set_hparams,
+  )
 
 
 def check_process(process: Any) -> None:

@@ -8,7 +8,10 @@ constants as they are.
 """
 
 from typing import Any
+import warnings
 
+import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 from typing_extensions import override
 
@@ -91,28 +94,84 @@ class _SetModelWeights(_Completed):
     return self._computation(state, self._weights.shared(values))
 
 
-def complete(
-    process: tff.learning.templates.LearningProcess,
+def build_process(
     model: BatchNormModel,
     weights: SharedWeights,
+    initialize: tff.Computation,
+    next_fn: tff.Computation,
+    **hparams_fns: tff.Computation,
 ) -> tff.learning.templates.LearningProcess:
-  """Makes a process get and set the weights of whole models.
+  """Builds a process that gets and sets the weights of whole models.
 
   Args:
-    process: A process for the shared weights.
     model: The model.
     weights: Its shared weights; no variable is local.
+    initialize: Makes a `tff.learning.templates.LearningAlgorithmState`.
+    next_fn: The computation of a round.
+    **hparams_fns: `get_hparams_fn` and `set_hparams_fn`, see
+      `tff.learning.templates.LearningProcess`.
 
   Returns:
-    The process; the same if the model has no constants.
+    The process.
   """
-  if not model.constants:
-    return process
+  state_type = initialize.type_signature.result.member
+
+  @tff.tensorflow.computation(state_type)
+  def get_shared(state):
+    return state.global_model_weights
+
+  @tff.tensorflow.computation(state_type, state_type.global_model_weights)
+  def set_shared(state, model_weights):
+    return state._replace(global_model_weights=model_weights)
+
+  get_model_weights, set_model_weights = get_shared, set_shared
+  if model.constants:
+    get_model_weights = _GetModelWeights(get_shared, model, weights)
+    set_model_weights = _SetModelWeights(set_shared, model, weights)
   return tff.learning.templates.LearningProcess(
-      process.initialize,
-      process.next,
-      _GetModelWeights(process.get_model_weights, model, weights),
-      _SetModelWeights(process.set_model_weights, model, weights),
-      get_hparams_fn=process.get_hparams,
-      set_hparams_fn=process.set_hparams,
+      initialize, next_fn, get_model_weights, set_model_weights, **hparams_fns
   )
+
+
+def set_shared_weights(
+    model: BatchNormModel,
+    weights: SharedWeights,
+    state: Any,
+    model_weights: ModelWeights,
+) -> Any:
+  """See `StatefulLearningProcess.set_model_weights`.
+
+  Args:
+    model: The model.
+    weights: Its shared weights; some variables are local.
+    state: The server's state.
+    model_weights: The weights of a whole model.
+  """
+  values = model.from_model_weights(model_weights)
+  model.check_types(values)
+  weights.check_constants(values)
+  shared = weights.shared(values)
+  try:
+    tf.nest.assert_same_structure(state.global_model_weights, shared)
+  except (AttributeError, TypeError, ValueError) as error:
+    raise TypeError(
+        'state must be a state of this process, such as process.initialize(),'
+        f' but is a {type(state).__name__} of another structure.'
+    ) from error
+  given = weights.local(values)
+  initial = weights.local(model.from_model_weights(model.initial_weights))
+  others = [
+      name
+      for name, value in initial.items()
+      if not np.array_equal(given[name], value, equal_nan=True)
+  ]
+  if others:
+    warnings.warn(
+        f'model_weights has other values than the model for {len(others)} local'
+        f' variables, such as {others[0]}. The server has no local variables,'
+        " so new clients start with the model's values. To start with others,"
+        ' build the process from a BatchNormModel whose keras_model_fn returns'
+        ' a model with them.',
+        stacklevel=3,
+    )
+  return state._replace(global_model_weights=shared)

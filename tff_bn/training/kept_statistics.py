@@ -16,8 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tff_bn.clients.moving_statistics import Moves
-from tff_bn.clients.moving_statistics import MovingStatistics
+from tff_bn.clients.client_work import Moves
+from tff_bn.clients.client_work import MovingStatistics
 from tff_bn.data import federated
 from tff_bn.keras_model import batch_norm_calls
 from tff_bn.keras_model import fused_batch_norm

@@ -1,4 +1,7 @@
-"""The training loop: sampling, checkpoints, metrics and the final model.
+"""The training loop: rounds, and the final model.
+
+The clients and the data of a round are in `sampling`, the call of the process
+in `rounds`, and the files of a run in `records`.
 
 A run has a folder:
 
@@ -18,23 +21,18 @@ uninterrupted run, because all random choices depend only on the seed and the
 number of the round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import contextlib
-import dataclasses
 import os
 import pathlib
 import threading
 import types
 from typing import Any, Optional, Union
 
-from absl import logging
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-from typing_extensions import Unpack
 
 from tff_bn import runtime
-from tff_bn.analysis import communication
 from tff_bn.common import checks
 from tff_bn.data import federated
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
@@ -42,21 +40,16 @@ from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.processes import stateful_process
 from tff_bn.processes.stateful_process import Process
 from tff_bn.processes.stateful_process import StatefulLearningProcess
-from tff_bn.training import checkpoints
-from tff_bn.training import client_state_store
 from tff_bn.training import event_loops
-from tff_bn.training import final_models
 from tff_bn.training import folder_lock
 from tff_bn.training import kept_statistics
 from tff_bn.training import metrics_hook as metrics_hook_lib
 from tff_bn.training import metrics_log
-from tff_bn.training import round_data
-from tff_bn.training import round_evaluation
+from tff_bn.training import records as records_lib
 from tff_bn.training import rounds
 from tff_bn.training import run_entries
-from tff_bn.training import run_identity
+from tff_bn.training import sampling
 from tff_bn.training import termination
-from tff_bn.training.training_config import MAY_CHANGE
 from tff_bn.training.training_config import TrainingConfig
 from tff_bn.training.training_config import TrainingResult
 from tff_bn.training.training_config import UnusableModelError
@@ -177,17 +170,21 @@ def train(
     with contextlib.ExitStack() as stack:
       stack.enter_context(folder_lock.hold(run_dir))
       run_entries.check(run_dir)
-      run = _Run(
+      sampler = sampling.RoundSampler(
+          data, config, train_on_union=train_on_union
+      )
+      records = records_lib.Records(
           process,
           model,
           data,
           config,
+          sampler,
           run_dir=run_dir,
-          train_on_union=train_on_union,
           settings=settings,
           metrics_hook=metrics_hook,
           stack=stack,
       )
+      run = _Run(process, model, data, config, records, sampler)
       return run.train(stop)
 
   return event_loops.call_outside_of_event_loops(run)
@@ -229,7 +226,7 @@ def _check_types(
 
 
 class _Run:
-  """A run with its folder."""
+  """The rounds of a run, and its final model."""
 
   def __init__(
       self,
@@ -237,117 +234,33 @@ class _Run:
       model: BatchNormModel,
       data: federated.FederatedData,
       config: TrainingConfig,
-      *,
-      run_dir: pathlib.Path,
-      train_on_union: bool,
-      settings: Mapping[str, str],
-      metrics_hook: Optional[metrics_hook_lib.MetricsHook],
-      stack: contextlib.ExitStack,
+      records: records_lib.Records,
+      sampler: sampling.RoundSampler,
   ):
     self._process = process
     self._model = model
     self._data = data
     self._config = config
-    self._train_on_union = train_on_union
-    context = tff.framework.get_context_stack().current
-    # Such a context builds datasets where and when they are used.
-    self._builds_datasets = isinstance(
-        context, runtime.PlanContext
-    ) and isinstance(data, federated.FederatedData)
-    # `None` after the traffic could not be counted.
-    self._traffic: Optional[communication.ProcessTraffic] = (
-        communication.ProcessTraffic(process)
-    )
-    self._sample_fn = tff.simulation.build_uniform_sampling_fn(
-        range(len(data.client_ids)), random_seed=config.seed
-    )
-    self._identity = run_identity.RunIdentity(
-        {
-            **{
-                name: value
-                for name, value in dataclasses.asdict(config).items()
-                if name not in MAY_CHANGE
-            },
-            'train_on_union': train_on_union,
-            **{
-                name: text
-                for name, text in settings.items()
-                if name not in MAY_CHANGE
-            },
-        },
-        data.fingerprint(),
-        run_identity.describe_process(process, process.initialize(), model),
-    )
-    checkpoints.check_run(run_dir / run_entries.CHECKPOINTS, self._identity)
-    self._store: Optional[client_state_store.ClientStateStore] = None
-    if isinstance(process, StatefulLearningProcess):
-      self._store = stack.enter_context(
-          client_state_store.ClientStateStore(
-              run_dir / run_entries.CLIENT_STATES, self._identity.checksum
-          )
-      )
-    self._evaluation = round_evaluation.RoundEvaluation(
-        process, model, data, config, self._store, self._make_dataset, run_dir
-    )
-    self._hook = metrics_hook_lib.HookedRows(
-        metrics_hook, run_dir, {**settings, **dataclasses.asdict(config)}
-    )
-    self._models = final_models.FinalModels(
-        run_dir, self._identity.checksum, settings
-    )
-    self._log = stack.enter_context(
-        contextlib.closing(
-            metrics_log.MetricsLog(
-                run_dir,
-                metric_names=self._evaluation.metric_names,
-                correction_names=_correction_names(process),
-                is_due=self._evaluation.is_due,
-                num_rounds=config.rounds,
-                costs_fn=self._costs_until,
-                on_rows=self._hook.update,
-                has_client_models=self._evaluation.has_client_models,
-            )
-        )
-    )
-    self._checkpoints = checkpoints.CheckpointManager(
-        run_dir / run_entries.CHECKPOINTS,
-        every=config.checkpoint_every,
-        last_round=config.rounds,
-        identity=self._identity,
-        log=self._log,
-        store=self._store,
-        failed_rounds=rounds.failed_rounds,
-        is_finite=lambda state: _is_finite(
-            model, process.get_model_weights(state)
-        ),
-    )
+    self._records = records
+    self._sampler = sampler
 
   def train(self, stop: threading.Event) -> TrainingResult:
     """Runs the remaining rounds."""
     try:
       # Signals end the program only while clients are computed, so that a round
       # is recorded completely or not at all.
-      with self._hook.open(), termination.deferred():
+      with self._records.hook.open(), termination.deferred():
         return self._train(stop)
     except KeyboardInterrupt as error:
-      saved = self._save_latest()
+      saved = self._records.save_latest()
       if saved is None:
         raise
       raise type(error)(
           f'Round {saved} is saved; the same command continues from there.'
       ) from error
     except (runtime.WorkersLostError, metrics_hook_lib.MetricsHookError):
-      self._save_latest()
+      self._records.save_latest()
       raise
-
-  def _save_latest(self) -> Optional[int]:
-    """Saves the last round before the program ends, and returns its number."""
-    try:
-      return self._checkpoints.save_latest()
-    # The run can continue from the previous checkpoint.
-    except Exception as error:
-      logging.warning('The last round could not be saved: %s', error)
-      return None
 
   def _train(self, stop: threading.Event) -> TrainingResult:
     def select(round_num: int) -> rounds.RoundData:
@@ -356,51 +269,51 @@ class _Run:
       with termination.allowed():
         pass
       # A new round changes the final model.
-      self._models.remove()
-      return self._round_data(round_num)
+      self._records.models.remove()
+      return self._sampler.select(round_num)
 
     process = rounds.IterativeProcess(
-        self._process, self._store, self._config.max_failed_rounds
+        self._process, self._records.store, self._config.max_failed_rounds
     )
     state = tff.simulation.run_training_process(
         process,
         training_selection_fn=select,
         total_rounds=self._config.rounds,
-        evaluation_fn=self._evaluation.evaluate,
+        evaluation_fn=self._records.evaluation.evaluate,
         # The evaluation needs only the number of the round.
         evaluation_selection_fn=lambda round_num: round_num,
         # The evaluation and the checkpoints skip rounds themselves, because
         # TFF's loop does not always include the last round.
         rounds_per_evaluation=1,
-        program_state_manager=self._checkpoints,
+        program_state_manager=self._records.checkpoints,
         rounds_per_saving_program_state=1,
-        metrics_managers=[self._log],
+        metrics_managers=[self._records.log],
     )
     process.check(state)
-    self._check_trained(state)
+    self._check_changed(state)
     return TrainingResult(
-        rows=tuple(self._log.rows),
+        rows=tuple(self._records.log.rows),
         state=state,
         model_weights=self._final_weights(state),
-        resumed_from=self._checkpoints.resumed_from,
+        resumed_from=self._records.checkpoints.resumed_from,
     )
 
   def _final_weights(self, state: Any) -> ModelWeights:
     """Returns the weights of the final model, which is saved then."""
-    config = self._config
-    saved = self._models.find(config.rounds, config.save_client_models)
+    config, evaluation = self._config, self._records.evaluation
+    saved = self._records.models.find(config.rounds, config.save_client_models)
     if saved is not None:
       return saved.weights(self._model)
     # The last round is saved, and many models take long.
     with termination.allowed():
-      state = self._evaluation.evaluated_state(state, config.rounds)
-      self._evaluation.complete(state)
+      state = evaluation.evaluated_state(state, config.rounds)
+      evaluation.complete(state)
     with (
         termination.allowed(),
-        self._models.writing(
+        self._records.models.writing(
             self._model,
             self._process.get_model_weights(state),
-            self._evaluation.num_client_models(),
+            evaluation.num_client_models(),
             round_num=config.rounds,
             num_classes=getattr(self._data, 'num_classes', None),
             save_client_models=config.save_client_models,
@@ -409,69 +322,15 @@ class _Run:
             else None,
         ) as writer,
     ):
-      weights = self._evaluation.final_weights(state, writer.add_client)
+      weights = evaluation.final_weights(state, writer.add_client)
       self._check_usable(weights)
       writer.add_global(weights)
       if config.save_client_models == 'all':
-        for client in self._evaluation.new_client_weights(state, weights):
+        for client in evaluation.new_client_weights(state, weights):
           writer.add_keras_client(*client)
     return weights
 
-  @property
-  def _num_sampled(self) -> int:
-    return self._config.clients_per_round or len(self._data.client_ids)
-
-  def _costs_until(
-      self, round_num: int, correction_metrics: Mapping[str, Any]
-  ) -> Mapping[str, Union[int, float]]:
-    if self._train_on_union:
-      return dict(exchanges=0, megabytes=0.0)
-    if self._traffic is None:
-      return {}
-    try:
-      return self._traffic.until(
-          round_num, self._num_sampled, correction_metrics
-      )
-    except (NotImplementedError, ValueError) as error:
-      logging.warning(
-          'The columns exchanges and megabytes stay empty: %s', error
-      )
-      self._traffic = None
-      return {}
-
-  def _round_data(self, round_num: int) -> rounds.RoundData:
-    all_ids = tuple(self._data.client_ids)
-    numbers: Sequence[int] = range(len(all_ids))
-    if self._num_sampled < len(numbers):
-      # Sums of floats depend on the order of the clients, so it is always the
-      # order of the data.
-      numbers = sorted(self._sample_fn(round_num, self._num_sampled))
-    ids = tuple(all_ids[number] for number in numbers)
-    batch_size = self._config.batch_size
-    groups: list[tuple[str, ...]] = [(client_id,) for client_id in ids]
-    if self._train_on_union:
-      groups, batch_size = [ids], batch_size * len(ids)
-    datasets = [
-        self._make_dataset(
-            group,
-            seed=self._config.seed,
-            round_num=round_num,
-            batch_size=batch_size,
-            local_steps=self._config.local_steps,
-            local_epochs=self._config.local_epochs,
-        )
-        for group in groups
-    ]
-    return rounds.RoundData(round_num, ids, numbers, datasets)
-
-  def _make_dataset(
-      self, client_ids: Sequence[str], **draw: Unpack[round_data.Draw]
-  ) -> Union[tf.data.Dataset, runtime.ClientDataset]:
-    if self._builds_datasets:
-      return round_data.RoundDataset(self._data, client_ids, **draw)
-    return self._data.client_dataset(client_ids, **draw)
-
-  def _check_trained(self, state: Any) -> None:
+  def _check_changed(self, state: Any) -> None:
     """Raises an error if no round has changed the model."""
     num_rounds = self._config.rounds
     if rounds.failed_rounds(state) >= num_rounds:
@@ -484,43 +343,21 @@ class _Run:
 
   def _check_usable(self, weights: ModelWeights) -> None:
     """Raises an error if the final model or its loss is not finite."""
-    rows = self._log.rows
-    if not _is_finite(self._model, weights):
+    rows = self._records.log.rows
+    if not records_lib.is_finite(self._model, weights):
       reason = 'its weights are not finite'
     elif (
         rows
         and metrics_log.is_broken(rows[-1]['test_loss'])
-        and any(self._evaluation.test_dataset)
+        and any(self._records.evaluation.test_dataset)
     ):
       reason = f'its loss on the test data is {rows[-1]["test_loss"]}'
     else:
       return
-    since = self._log.not_finite_since()
+    since = self._records.log.not_finite_since()
     if since is not None:
       reason += f'. The test loss is not finite since round {since}'
     raise UnusableModelError(
         f'The final model is not finite: {reason}. It is not saved; metrics.csv'
         ' is kept.'
     )
-
-
-def _is_finite(model: BatchNormModel, weights: ModelWeights) -> bool:
-  """Whether all floats of a model that training can change are finite."""
-  arrays = (
-      np.asarray(value)
-      for position, value in enumerate(model.from_model_weights(weights))
-      if position not in model.constants
-  )
-  return all(
-      np.all(np.isfinite(array)) for array in arrays if array.dtype.kind == 'f'
-  )
-
-
-def _correction_names(process: Process) -> Sequence[str]:
-  """Returns the names of the metrics of a correction of the clients' drift."""
-  try:
-    metrics_type = process.next.type_signature.result.metrics.member
-    correction_type = metrics_type['client_work']['correction']
-  except (AttributeError, KeyError, TypeError):
-    return ()  # The process of another package.
-  return [name for name, _ in tff.structure.iter_elements(correction_type)]

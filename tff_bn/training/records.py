@@ -1,0 +1,182 @@
+"""The bookkeeping of a run: the files of its folder."""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import pathlib
+from typing import Any, Optional, Union
+
+from absl import logging
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_bn.analysis import communication
+from tff_bn.data import federated
+from tff_bn.keras_model.batch_norm_model import BatchNormModel
+from tff_bn.keras_model.batch_norm_model import ModelWeights
+from tff_bn.processes.stateful_process import Process
+from tff_bn.processes.stateful_process import StatefulLearningProcess
+from tff_bn.training import checkpoints
+from tff_bn.training import client_state_store
+from tff_bn.training import final_models
+from tff_bn.training import metrics_hook as metrics_hook_lib
+from tff_bn.training import metrics_log
+from tff_bn.training import round_evaluation
+from tff_bn.training import rounds
+from tff_bn.training import run_entries
+from tff_bn.training import run_identity
+from tff_bn.training import sampling
+from tff_bn.training.training_config import MAY_CHANGE
+from tff_bn.training.training_config import TrainingConfig
+
+
+class Records:
+  """The parts of a run that write its files.
+
+  Attributes:
+    store: The clients' states; `None` if they have none.
+    evaluation: The metrics of evaluated rounds.
+    hook: Gives the rows of `metrics.csv` to a metrics hook.
+    models: The final models.
+    log: The rows of `metrics.csv`.
+    checkpoints: The server's state after the last rounds.
+  """
+
+  def __init__(
+      self,
+      process: Process,
+      model: BatchNormModel,
+      data: federated.FederatedData,
+      config: TrainingConfig,
+      sampler: sampling.RoundSampler,
+      *,
+      run_dir: pathlib.Path,
+      settings: Mapping[str, str],
+      metrics_hook: Optional[metrics_hook_lib.MetricsHook],
+      stack: contextlib.ExitStack,
+  ):
+    """Opens the files, and checks that they are of this run.
+
+    Args:
+      process: See `tff_bn.training.train`.
+      model: See `tff_bn.training.train`.
+      data: See `tff_bn.training.train`.
+      config: See `tff_bn.training.train`.
+      sampler: Chooses the clients of a round.
+      run_dir: See `tff_bn.training.train`.
+      settings: See `tff_bn.training.train`.
+      metrics_hook: See `tff_bn.training.train`.
+      stack: Closes the files.
+    """
+    self._sampler = sampler
+    # `None` after the traffic could not be counted.
+    self._traffic: Optional[communication.ProcessTraffic] = (
+        communication.ProcessTraffic(process)
+    )
+    identity = run_identity.RunIdentity(
+        {
+            **{
+                name: value
+                for name, value in dataclasses.asdict(config).items()
+                if name not in MAY_CHANGE
+            },
+            'train_on_union': sampler.train_on_union,
+            **{
+                name: text
+                for name, text in settings.items()
+                if name not in MAY_CHANGE
+            },
+        },
+        data.fingerprint(),
+        run_identity.describe_process(process, process.initialize(), model),
+    )
+    checkpoints.check_run(run_dir / run_entries.CHECKPOINTS, identity)
+    self.store: Optional[client_state_store.ClientStateStore] = None
+    if isinstance(process, StatefulLearningProcess):
+      self.store = stack.enter_context(
+          client_state_store.ClientStateStore(
+              run_dir / run_entries.CLIENT_STATES, identity.checksum
+          )
+      )
+    self.evaluation = round_evaluation.RoundEvaluation(
+        process, model, data, config, self.store, sampler.make_dataset, run_dir
+    )
+    self.hook = metrics_hook_lib.HookedRows(
+        metrics_hook, run_dir, {**settings, **dataclasses.asdict(config)}
+    )
+    self.models = final_models.FinalModels(run_dir, identity.checksum, settings)
+    self.log = stack.enter_context(
+        contextlib.closing(
+            metrics_log.MetricsLog(
+                run_dir,
+                metric_names=self.evaluation.metric_names,
+                correction_names=_correction_names(process),
+                is_due=self.evaluation.is_due,
+                num_rounds=config.rounds,
+                costs_fn=self._costs_until,
+                on_rows=self.hook.update,
+                has_client_models=self.evaluation.has_client_models,
+            )
+        )
+    )
+    self.checkpoints = checkpoints.CheckpointManager(
+        run_dir / run_entries.CHECKPOINTS,
+        every=config.checkpoint_every,
+        last_round=config.rounds,
+        identity=identity,
+        log=self.log,
+        store=self.store,
+        failed_rounds=rounds.failed_rounds,
+        is_finite=lambda state: is_finite(
+            model, process.get_model_weights(state)
+        ),
+    )
+
+  def save_latest(self) -> Optional[int]:
+    """Saves the last round before the program ends, and returns its number."""
+    try:
+      return self.checkpoints.save_latest()
+    # The run can continue from the previous checkpoint.
+    except Exception as error:
+      logging.warning('The last round could not be saved: %s', error)
+      return None
+
+  def _costs_until(
+      self, round_num: int, correction_metrics: Mapping[str, Any]
+  ) -> Mapping[str, Union[int, float]]:
+    if self._sampler.train_on_union:
+      return dict(exchanges=0, megabytes=0.0)
+    if self._traffic is None:
+      return {}
+    try:
+      return self._traffic.until(
+          round_num, self._sampler.num_clients, correction_metrics
+      )
+    except (NotImplementedError, ValueError) as error:
+      logging.warning(
+          'The columns exchanges and megabytes stay empty: %s', error
+      )
+      self._traffic = None
+      return {}
+
+
+def is_finite(model: BatchNormModel, weights: ModelWeights) -> bool:
+  """Whether all floats of a model that training can change are finite."""
+  arrays = (
+      np.asarray(value)
+      for position, value in enumerate(model.from_model_weights(weights))
+      if position not in model.constants
+  )
+  return all(
+      np.all(np.isfinite(array)) for array in arrays if array.dtype.kind == 'f'
+  )
+
+
+def _correction_names(process: Process) -> Sequence[str]:
+  """Returns the names of the metrics of a correction of the clients' drift."""
+  try:
+    metrics_type = process.next.type_signature.result.metrics.member
+    correction_type = metrics_type['client_work']['correction']
+  except (AttributeError, KeyError, TypeError):
+    return ()  # The process of another package.
+  return [name for name, _ in tff.structure.iter_elements(correction_type)]
