@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
-from typing import Any, Generic, Optional, TypeVar, cast
+from typing import Any, Generic, Optional, TypeVar
 
 from tff_bn.catalog import options as options_lib
+from tff_bn.catalog import value_types
 from tff_bn.common import user_functions
 
 _PartT = TypeVar('_PartT', bound='Part')
@@ -57,8 +58,11 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
     Args:
       *entries: The entries.
       of_object: Makes the entry of a user's class or function, given its name
-        and itself. None: users can't add parts.
+        and itself. It raises a `ValueError` if it is none; the message
+        continues a sentence whose subject is the name. None: users can't add
+        parts.
     """
+    self._kind = type(entries[0])
     self._entries = {entry.name: entry for entry in entries}
     self._of_object = of_object
 
@@ -69,8 +73,8 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
       raise KeyError(name)
     assert self._of_object is not None
     found = user_functions.import_object(name)
-    if isinstance(found, Part):
-      return cast(_PartT, dataclasses.replace(found, name=name))
+    if isinstance(found, self._kind):
+      return dataclasses.replace(found, name=name)
     return self._of_object(name, found)
 
   def __iter__(self) -> Iterator[str]:
@@ -83,22 +87,31 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
     return name in self._entries
 
   def is_users(self, name: str) -> bool:
-    """Whether a name is that of a user's part."""
+    """Whether a name has the form of a user's part."""
     return self._of_object is not None and ':' in name
 
-  def finds(self, name: str) -> bool:
-    """Whether a name is that of a user's part; imports it.
+
+class PartName(value_types.Choice):
+  """The name of a part, or `module:NAME` of a user's part."""
+
+  def __init__(self, known: Parts[Any], other: Optional[str] = None):
+    """Initializes the choice.
 
     Args:
-      name: The name.
-
-    Returns:
-      Whether it has the form of a user's part.
-
-    Raises:
-      ValueError: If it has this form, but there is no such part.
+      known: The parts.
+      other: Users' parts, in words for the error message, or None.
     """
-    return self.is_users(name) and self[name] is not None
+    super().__init__(known, other, known.is_users)
+    self.parts = known
+
+  def names_code(self, value):
+    """See the base class."""
+    return self.parts.is_users(value)
+
+  def load(self, value):
+    """See the base class."""
+    if self.names_code(value):
+      self.parts[value].load()
 
 
 def listing(items: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
 from tff_bn.catalog.options import Option
 from tff_bn.catalog.parts import Part
+from tff_bn.catalog.parts import PartName
 from tff_bn.catalog.parts import Parts
 from tff_bn.catalog.parts import listing
 
@@ -413,8 +414,8 @@ def _default_strength(options: Any) -> Optional[float]:
 
 OTHER_RULES = 'a class or an entry of yours as package.module:NAME'
 _AGGREGATOR = value_types.Chain(
-    value_types.Choice(WRAPPERS, is_other=WRAPPERS.finds),
-    value_types.Choice(RULES, OTHER_RULES, RULES.finds),
+    PartName(WRAPPERS),
+    PartName(RULES, OTHER_RULES),
 )
 MODEL_AGGREGATOR = Option(
     'model_aggregator',
@@ -434,7 +435,7 @@ STATISTICS_AGGREGATOR = Option(
 )
 ATTACK = Option(
     'attack',
-    value_types.Choice(ATTACKS, OTHER_RULES, ATTACKS.finds),
+    PartName(ATTACKS, OTHER_RULES),
     lambda: (
         'What the first --num_attackers clients of a round send instead of'
         ' their results, knowing the values of the other clients:\n'
