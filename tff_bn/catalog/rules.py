@@ -246,14 +246,16 @@ RULES: parts.Parts[Rule] = parts.Parts(
     ),
     Rule(
         'multi_krum',
-        'the mean of the clients that are nearest to theirs',
+        'the mean of all but --num_byzantine clients, those that are nearest to'
+        ' their neighbors',
         f'{_ROOM}.krum:MultiKrum',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
     Rule(
         'mea_med',
-        'the mean of the values nearest to the median',
+        'the mean of the values of each coordinate that are nearest to their'
+        ' median, all but --num_byzantine',
         f'{_ROOM}.coordinate_rules:MeaMed',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
@@ -267,15 +269,16 @@ RULES: parts.Parts[Rule] = parts.Parts(
     ),
     Rule(
         'mda',
-        'minimum diameter averaging: the mean of the clients that are nearest'
-        ' to each other',
+        'minimum diameter averaging: the mean of all but --num_byzantine'
+        ' clients, those that are nearest to each other',
         f'{_ROOM}.mda:MinimumDiameterAveraging',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
     Rule(
         'monna',
-        'the mean of the clients that are nearest to --trusted_client',
+        'the mean of all but --num_byzantine clients, those that are nearest to'
+        ' --trusted_client',
         f'{_ROOM}.monna:NearestNeighborAveraging',
         (NUM_BYZANTINE, TRUSTED_CLIENT),
         needs_num_byzantine=True,
@@ -290,16 +293,17 @@ RULES: parts.Parts[Rule] = parts.Parts(
     ),
     Rule(
         'smea',
-        'smallest maximum eigenvalue averaging: the mean of the clients that'
-        ' vary least in any direction; for few clients',
+        'smallest maximum eigenvalue averaging: the mean of all but'
+        ' --num_byzantine clients, those that vary least in any direction; for'
+        ' few clients',
         f'{_ROOM}.eigenvalue_rules:SmallestMaximumEigenvalueAveraging',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
     Rule(
         'bulyan',
-        'the mean of the values nearest to the median of clients that krum'
-        ' selects',
+        'the mean of the values of each coordinate that are nearest to their'
+        ' median, of clients that krum selects one after another',
         f'{_ROOM}.bulyan:Bulyan',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
@@ -329,8 +333,8 @@ WRAPPERS: parts.Parts[Wrapper] = parts.Parts(
     ),
     Wrapper(
         'arc',
-        'adaptive robust clipping: first scales the longest clients down to the'
-        ' norm of the next one',
+        'adaptive robust clipping: first scales the clients with the largest'
+        ' norms down to the next smaller norm',
         f'{_ROOM}.pre_aggregation:AdaptiveRobustClipping',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
@@ -341,11 +345,13 @@ WRAPPERS: parts.Parts[Wrapper] = parts.Parts(
 
 # The arguments behind `--attack_strength`. Each attack has a range and a
 # default of its own.
-FACTOR = Option('factor', value_types.FINITE, '', 3.0)
-DEVIATIONS = Option('deviations', value_types.FINITE, '')
-EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5)
+FACTOR = Option('factor', value_types.FINITE, '', 3.0, '3')
+DEVIATIONS = Option(
+    'deviations', value_types.FINITE, '', None, 'as large as its paper allows'
+)
+EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5, '0.5')
 # Blanchard et al. 2017.
-STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0)
+STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0, '200')
 
 ATTACKS = parts.Parts(
     Attack(
@@ -527,8 +533,7 @@ ATTACK_STRENGTH = _attack_option(
     ),
     compute=_default_strength,
     default_text=', '.join(
-        f"{attack.strength.default or 'as large as its paper allows'} for"
-        f' {name}'
+        f'{attack.strength.default_text} for {name}'
         for name, attack in ATTACKS.items()
         if attack.strength is not None
     ),
