@@ -134,13 +134,13 @@ def test_classes_and_entries_get_their_arguments(module):
             ' tff_bn.aggregators.robust_rule.CheckedRule, or an entry of'
             ' tff_bn.catalog.rules; it is the class Plain.',
         ),
-        ('my_rules:function', 'it is an object of function.'),
-        ('my_rules:FOE', 'must be a rule: .*; it is an object of Attack.'),
+        ('my_rules:function', 'it is of type function.'),
+        ('my_rules:FOE', 'must be a rule: .*; it is of type Attack.'),
         ('my_rules:Unfinished', 'must define the methods aggregate_some.'),
         (
             'my_rules:Greedy',
-            'is called as Greedy\\(num_byzantine, num_clients\\), but: missing'
-            " a required argument: 'strength'.",
+            'must be callable as Greedy\\(num_byzantine, num_clients\\):'
+            " missing a required argument: 'strength'.",
         ),
         (
             'my_rules:Mixing',
@@ -170,7 +170,7 @@ def test_wrong_rules(flag, value, message, module, capsys):
             'Trimmed',
             'an attack: .* tff_bn.aggregators.Attack, .* class Trimmed',
         ),
-        ('ENTRY', 'an attack: .* it is an object of Rule'),
+        ('ENTRY', 'an attack: .* it is of type Rule'),
         ('Flipp', 'Did you mean Flip?'),
     ],
 )
