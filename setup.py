@@ -112,9 +112,9 @@ setuptools.setup(
     entry_points={
         'console_scripts': [
             'tff-bn-train=tff_bn.programs.train:run',
-            'tff-bn-compare=tff_bn.programs.compare:run',
+            'tff-bn-compare=tff_bn.papers.compare_with_experiments:run',
             'tff-bn-evaluate=tff_bn.programs.evaluate:run',
-            'tff-bn-analyze=tff_bn.programs.analyze:run',
+            'tff-bn-analyze=tff_bn.papers.analyze:run',
         ]
     },
 )

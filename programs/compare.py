@@ -1,7 +1,13 @@
-"""`tff-bn-compare`: trains several algorithms, and sweeps flags."""
+"""`tff-bn-compare`: trains several algorithms, and sweeps flags.
 
-from collections.abc import Mapping, Sequence
+The console script is `papers/compare_with_experiments.py`. It adds the flag
+`--experiment`: it plans the runs of an experiment itself, and gives
+`run_planned` a function that shows their results.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
+import dataclasses
 import os
 import pathlib
 import sys
@@ -12,8 +18,6 @@ from absl import flags as absl_flags
 from tff_bn.common import files
 from tff_bn.common import progress
 from tff_bn.imports import dependencies
-from tff_bn.papers.experiments import experiment_flags
-from tff_bn.papers.experiments import experiment_plan
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
@@ -21,18 +25,18 @@ from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli import repeated_warnings
 from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import data_flags
+from tff_bn.programs.flags import first_look
 from tff_bn.programs.flags import logging_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import runtime_flags
 from tff_bn.programs.plan import comparison as comparison_lib
-from tff_bn.programs.plan import first_look
-from tff_bn.programs.plan import run_list
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.plan import sweeps
 from tff_bn.programs.results import report
 from tff_bn.programs.results import row_sentences
 from tff_bn.programs.runs import output_folder
 from tff_bn.programs.runs import run_folder
+from tff_bn.programs.runs import run_list
 
 if TYPE_CHECKING:
   from tff_bn.programs.runs import jobs
@@ -47,13 +51,30 @@ def define_flags(
   return (
       algorithm_flags.ComparisonFlags.define(values),
       sweeps.define_flags(values),
-      experiment_flags.define_flags(values),
       *settings_lib.define_shared_flags(values),
       run_flags.RunsFlags.define(values),
       runtime_flags.RuntimeFlags.define(values),
       logging_flags.LoggingFlags.define(values),
       run_flags.OutputFlags.define(values, output_dir=_OUTPUT_DIR),
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+  """A comparison that is planned.
+
+  Attributes:
+    flags: The program's flags.
+    comparison: The runs, all checked.
+    texts: The texts of the flags that define the comparison, for `flags.txt`.
+    show: Shows the results, given the comparison's folder with all other files.
+      None: the program prints its table, and draws the swept flags.
+  """
+
+  flags: command_line.ParsedFlags
+  comparison: comparison_lib.Comparison
+  texts: Mapping[str, str]
+  show: Optional[Callable[[pathlib.Path], None]] = None
 
 
 def plan(flags: command_line.ParsedFlags) -> comparison_lib.Comparison:
@@ -89,13 +110,8 @@ def comparison_flags(
   Returns:
     The flags' texts by name: the flags of the comparison and of its runs.
   """
-  named = sweeps.texts(flags)
-  if flags.experiment is not None:
-    # Its axes set the algorithms.
-    del named['algorithms']
-    named = {**experiment_flags.texts(flags), **named}
   return {
-      **named,
+      **sweeps.texts(flags),
       'average_last': parsers.to_text(flags.average_last),
       **comparison_lib.flag_texts(comparison),
   }
@@ -107,44 +123,29 @@ def main(flags: command_line.ParsedFlags) -> None:
   Args:
     flags: The program's flags.
   """
-  if flags.experiment == experiment_flags.LIST:
-    print(experiment_flags.list_text())
-    return
   with command_line.checking_input():
-    experiment_flags.check(flags)
-    parts = experiment_flags.parts(flags)
-    # A mistake in the last part is found before the first one starts.
-    for part in parts[1:]:
-      experiment_plan.plan(
-          part, part.experiment, part.scale, sweeps.swept_axes(part)
-      )
-  for part in parts:
-    if len(parts) > 1:
-      progress.say(part.text('experiment'))
-    _run(part)
+    comparison = plan(flags)
+    texts = comparison_flags(flags, comparison)
+  run_planned(Planned(flags, comparison, texts))
 
 
-def _run(flags: command_line.ParsedFlags) -> None:
-  """Runs one comparison or experiment."""
+def run_planned(planned: Planned) -> None:
+  """Runs a comparison and writes the results.
+
+  Args:
+    planned: The comparison.
+
+  Raises:
+    RuntimeError: If runs failed; the results have the others.
+  """
+  flags, comparison = planned.flags, planned.comparison
   with command_line.checking_input():
-    experiment: Optional[experiment_plan.Plan] = None
-    if flags.experiment is None:
-      comparison = plan(flags)
-    else:
-      flags = experiment_flags.with_output_dir(flags)
-      experiment = experiment_plan.plan(
-          flags, flags.experiment, flags.scale, sweeps.swept_axes(flags)
-      )
-      flags = experiment.flags
-      if experiment.comparison is None:
-        _measure(experiment)
-        return
-      comparison = experiment.comparison
     runtime_flags.RuntimeFlags.check(flags)
     sweeps.check_jobs(flags)
     runtime = runtime_flags.RuntimeFlags.read(flags)
-    texts = comparison_flags(flags, comparison)
-    folder = output_folder.choose(flags, texts, comparison_lib.grown_flags)
+    folder = output_folder.choose(
+        flags, planned.texts, comparison_lib.grown_flags
+    )
   if 'split' not in comparison.varied_flags:
     data_flags.announce_split(flags, [run.settings for run in comparison.runs])
   folders = {
@@ -153,100 +154,72 @@ def _run(flags: command_line.ParsedFlags) -> None:
   }
   if flags.list:
     with command_line.checking_input():
-      print(_list(flags, comparison, folder, folders, texts))
+      print(_list(planned, folder, folders))
     return
   with contextlib.ExitStack() as stack:
     with command_line.checking_input():
       run_folder.allow_claims(len(folders))
       # From the first check to the last file, no other program writes there.
       stack.enter_context(run_folder.claim(folder))
-      _check_folder(flags, folder, texts)
+      _check_folder(planned, folder)
+      states = {}
       for run in comparison.trained():
         subfolder = folders[run.folder]
         stack.enter_context(run_folder.claim(subfolder))
-        run_folder.check(
+        states[run.folder] = run_folder.check(
             subfolder, run.settings.to_flags(), overwrite=flags.overwrite
         )
     stack.enter_context(run_folder.temporary_files_in(folder))
-    _compare(flags, comparison, experiment, runtime, folder, folders, texts)
+    finished = {
+        name
+        for name, state in states.items()
+        if state == run_folder.State.FINISHED
+    }
+    _compare(planned, runtime, folder, folders, finished)
 
 
-def _measure(experiment: experiment_plan.Plan) -> None:
-  """Runs the analyses of an experiment without runs."""
-  flags = experiment.flags
-  texts = experiment_flags.texts(flags)
-  folder = output_folder.choose(flags, texts)
-  if flags.list:
-    names = [analysis.name for analysis in experiment.experiment.analyses]
-    print(f'No runs, only tff-bn-analyze {" and ".join(names)}.')
-    return
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(run_folder.claim(folder))
-    run_folder.check(folder, texts, overwrite=flags.overwrite)
-    run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
-    # Imported late, because it imports Matplotlib.
-    from tff_bn.papers.experiments import experiment_results
-
-    experiment_results.write(experiment, folder)
-
-
-def _check_folder(
-    flags: command_line.ParsedFlags,
-    folder: pathlib.Path,
-    texts: Mapping[str, str],
-) -> None:
+def _check_folder(planned: Planned, folder: pathlib.Path) -> None:
   """Checks that the comparison may be written, or extended, in a folder."""
   run_folder.check(
       folder,
-      texts,
-      overwrite=flags.overwrite,
+      planned.texts,
+      overwrite=planned.flags.overwrite,
       grown=comparison_lib.grown_flags,
   )
 
 
 def _list(
-    flags: command_line.ParsedFlags,
-    comparison: comparison_lib.Comparison,
-    folder: pathlib.Path,
-    folders: Mapping[str, pathlib.Path],
-    texts: Mapping[str, str],
+    planned: Planned, folder: pathlib.Path, folders: Mapping[str, pathlib.Path]
 ) -> str:
   """Lists the runs and writes nothing."""
-  _check_folder(flags, folder, texts)
+  flags = planned.flags
+  _check_folder(planned, folder)
   listed = []
-  for run in comparison.trained():
+  for run in planned.comparison.trained():
     subfolder = folders[run.folder]
-    run_folder.check(
+    state = run_folder.check(
         subfolder, run.settings.to_flags(), overwrite=flags.overwrite
     )
-    listed.append(run_list.look(run, subfolder, overwrite=flags.overwrite))
+    listed.append(run_list.look(run, subfolder, state))
   return run_list.text(listed, flags.jobs)
 
 
 def _compare(
-    flags: command_line.ParsedFlags,
-    comparison: comparison_lib.Comparison,
-    planned: Optional[experiment_plan.Plan],
+    planned: Planned,
     runtime: runtime_flags.RuntimeFlags,
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
-    texts: Mapping[str, str],
+    finished: Collection[str],
 ) -> None:
   """Trains in folders that are claimed, and writes the results."""
-  runs = comparison.trained()
-  with command_line.checking_input():
-    finished = {
-        run.folder
-        for run in runs
-        if not flags.overwrite
-        and run_folder.is_complete(folders[run.folder], run.settings.to_flags())
-    }
-  if len(finished) == len(runs) and planned is None:
-    results = _read_results(flags, comparison, folders)
-    if _are_written(folder, texts, results):
+  flags = planned.flags
+  runs = planned.comparison.trained()
+  if len(finished) == len(runs) and planned.show is None:
+    results = _read_results(planned, folders)
+    if _are_written(folder, planned.texts, results):
       progress.say(f'All {len(runs)} runs are finished.')
       print(results.table)
-      _print_files(flags, folder)
+      _print_files(planned, folder)
       return
   if flags.jobs > 1:
     # What gRPC does at a fork can abort this process. A process that is started
@@ -281,7 +254,9 @@ def _compare(
       # All runs are checked before the first one starts, so that a mistake in
       # the last isn't found after hours.
       jobs.check(builder, tasks)
-      run_folder.begin(folder, PROGRAM.name, texts, overwrite=flags.overwrite)
+      run_folder.begin(
+          folder, PROGRAM.name, planned.texts, overwrite=flags.overwrite
+      )
       for task in tasks:
         run_folder.begin(
             task.folder,
@@ -295,13 +270,9 @@ def _compare(
       )
     else:
       failed = jobs.train(builder, tasks, metrics_hook)
-  _write_results(flags, comparison, folder, folders, texts, builder)
-  if planned is not None:
-    from tff_bn.papers.experiments import experiment_results
-    from tff_bn.programs.results import html_report
-
-    experiment_results.write(planned, folder)
-    html_report.refresh_figures(folder)
+  _write_results(planned, folder, folders, builder)
+  if planned.show is not None:
+    planned.show(folder)
   if failed:
     raise RuntimeError(
         f'{len(failed)} of {len(tasks)} runs failed, see the errors above; the'
@@ -338,12 +309,11 @@ class _Results(NamedTuple):
 
 
 def _read_results(
-    flags: command_line.ParsedFlags,
-    comparison: comparison_lib.Comparison,
-    folders: Mapping[str, pathlib.Path],
+    planned: Planned, folders: Mapping[str, pathlib.Path]
 ) -> _Results:
   """Computes the results from the metrics of the runs."""
-  average_last = flags.average_last
+  comparison = planned.comparison
+  average_last = planned.flags.average_last
   rows = {name: report.read_rows(path) for name, path in folders.items()}
   runs = [
       report.Run(
@@ -360,8 +330,7 @@ def _read_results(
   num_averaged = max(len(report.last_rows(run, average_last)) for run in runs)
   names = [axis.name for axis in comparison.axes]
   sentences: Sequence[str] = ()
-  # The labels of experiments are not always names of algorithms.
-  if flags.experiment is None:
+  if planned.show is None:
     varied = [name for name in comparison.varied_flags if name not in names]
     sentences = row_sentences.describe(results, names, varied)
   return _Results(
@@ -396,56 +365,42 @@ def _are_written(
 
 
 def _write_results(
-    flags: command_line.ParsedFlags,
-    comparison: comparison_lib.Comparison,
+    planned: Planned,
     folder: pathlib.Path,
     folders: Mapping[str, pathlib.Path],
-    texts: Mapping[str, str],
     builder: 'jobs.Builder',
 ) -> None:
   """Writes the table, the plots and the page, and prints the table."""
-  from tff_bn.programs.results import figures
+  from tff_bn.programs.results import charts
   from tff_bn.programs.results import html_report
   from tff_bn.programs.results import plots
-  from tff_bn.programs.results import sweep_plots
   from tff_bn.programs.runs import jobs
   from tff_bn.programs.testing import held_out
 
+  comparison = planned.comparison
   names = [axis.name for axis in comparison.axes]
-  results = _read_results(flags, comparison, folders)
+  results = _read_results(planned, folders)
   files.replace(folder / run_folder.RESULTS_CSV, results.csv)
   files.replace(folder / run_folder.RESULTS_MARKDOWN, results.table)
   first = comparison.runs[0].settings
   data = builder.data(first)
   title = jobs.describe_data(first, data, comparison.varied_flags)
-  plot_folder = folder / run_folder.PLOTS
+  labels_title = (
+      f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}'
+  )
+  drawn = plots.label_distribution(data, labels_title)
   if names == [report.ALGORITHM]:
-    plots.save_figures(
-        plot_folder,
+    drawn |= plots.of_algorithms(results.runs, title)
+  elif planned.show is None:
+    drawn |= plots.of_sweep(
         results.runs,
-        data.label_distribution(),
-        data.client_ids,
+        results.rows,
+        results.num_averaged,
+        comparison.axes,
         title,
-        data.class_names,
     )
-  else:
-    if flags.experiment is None:
-      sweep_plots.save_figures(
-          plot_folder,
-          results.runs,
-          results.rows,
-          results.num_averaged,
-          comparison.axes,
-          title,
-      )
-    distribution = plots.label_distribution_figure(
-        data.label_distribution(),
-        data.client_ids,
-        f'{jobs.describe_data(first, data)}\n{comparison.runs[0].title}',
-        data.class_names,
-    )
-    figures.save(plot_folder, {'label_distribution': distribution})
-  if flags.experiment is None:
+  charts.save(folder / run_folder.PLOTS, drawn)
+  if planned.show is None:
     print(results.table)
   held_out.write_comparison(
       folder,
@@ -463,30 +418,27 @@ def _write_results(
       html_report.Page(
           title=f'Comparison of {html_report.name_algorithms(results.runs)}',
           program=PROGRAM.name,
-          flags=texts,
+          flags=planned.texts,
           runs=results.runs,
           folders=[folders[run.folder] for run in comparison.runs],
-          results=results.rows,
           num_averaged=results.num_averaged,
           varied=names,
           data=data,
           data_title=title or jobs.describe_data(first, data),
-          labels_of=comparison.runs[0].title,
           held_out=held_out.of_runs(
               [
-                  (run.name, folders[planned.folder])
-                  for run, planned in zip(results.runs, comparison.runs)
+                  (run.name, folders[trained.folder])
+                  for run, trained in zip(results.runs, comparison.runs)
               ],
               held_out.ALGORITHM,
           ),
           held_out_notes=held_out.notes(held_out.ALGORITHM),
-          class_names=data.class_names,
       ),
   )
-  _print_files(flags, folder)
+  _print_files(planned, folder)
 
 
-def _print_files(flags: command_line.ParsedFlags, folder: pathlib.Path) -> None:
+def _print_files(planned: Planned, folder: pathlib.Path) -> None:
   """Prints where the results are, and what to do next."""
   print(f'Page:  {folder / run_folder.REPORT}')
   print(
@@ -495,9 +447,10 @@ def _print_files(flags: command_line.ParsedFlags, folder: pathlib.Path) -> None:
   )
   print(f'Plots: {folder / run_folder.PLOTS}')
   print(f'Runs:  {folder / run_folder.RUNS}')
-  next_step = first_look.next_step(flags)
-  if next_step is not None:
-    print(f'Next:  {next_step}')
+  if planned.show is None:
+    next_step = first_look.next_step(planned.flags)
+    if next_step is not None:
+      print(f'Next:  {next_step}')
 
 
 PROGRAM = command_line.Program(
@@ -520,7 +473,6 @@ PROGRAM = command_line.Program(
         ' --dataset=digits_domains --split=domains',
         'tff-bn-compare --algorithms=fedavg,fbn --sweep=local_steps=1,5'
         ' --sweep=gamma=0,0.1,1 --split=gamma --jobs=2 --output_dir=runs/sweep',
-        'tff-bn-compare --experiment=fedtan/table_1 --scale=digits',
     ),
     define_flags=define_flags,
     main=main,

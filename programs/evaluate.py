@@ -91,7 +91,7 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
           'has no effect with --export_client, which evaluates nothing',
       )
     elif name != 'reestimate_statistics' and flags.is_given(name):
-      given[name] = flags.text(name)
+      given[name] = parsers.to_text(getattr(flags, name))
   # Other data has other clients.
   without = list(held_out_flags.HeldOutFlags.specs()) if given else []
   client = None
@@ -99,16 +99,16 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
     split = flags.split or texts.get('split')
     if flags.dataset.startswith(data_names.DOMAINS_PREFIX):
       split = data_flags.split(flags)
-      given['split'] = f'--split={split}'
+      given['split'] = split
     has_origins = split in splits.SPLITS and splits.SPLITS[split].client
     if has_origins and 'num_clients' not in given:
       without.append('num_clients')
     found = data_names.single_domain(flags.dataset)
     if found is not None:
       client, source = found
-      given['dataset'] = f'--dataset={source}'
+      given['dataset'] = source
   settings = finished_run.read_settings(
-      folder, list(given.values()), without, is_trusted=flags.trust_run
+      folder, given, without, is_trusted=flags.trust_run
   )
   return Request(settings, client)
 

@@ -58,32 +58,23 @@ def main(flags: command_line.ParsedFlags) -> None:
     with command_line.checking_input():
       # From the first check to the last file, no other program writes into it.
       stack.enter_context(run_folder.claim(folder))
-      run_folder.check(folder, settings.to_flags(), overwrite=flags.overwrite)
+      state = run_folder.check(
+          folder, settings.to_flags(), overwrite=flags.overwrite
+      )
     stack.enter_context(run_folder.temporary_files_in(folder))
-    logging = logging_flags.LoggingFlags.read(flags)
-    _train(settings, runtime, logging, folder, overwrite=flags.overwrite)
-
-
-def _train(
-    settings: settings_lib.RunSettings,
-    runtime: runtime_flags.RuntimeFlags,
-    logging: logging_flags.LoggingFlags,
-    folder: pathlib.Path,
-    *,
-    overwrite: bool,
-) -> None:
-  """Trains one model in a folder that is claimed."""
-  with command_line.checking_input():
-    is_finished = (
-        not overwrite
-        and run_folder.is_complete(folder, settings.to_flags())
-        and (folder / run_folder.REPORT).exists()  # It is written last.
-    )
-  if is_finished:
-    print('This run is finished.')
-  else:
-    _train_and_plot(settings, runtime, logging, folder, overwrite=overwrite)
-  _print_result(settings, folder)
+    if state == run_folder.State.FINISHED and (
+        (folder / run_folder.REPORT).exists()  # It is written last.
+    ):
+      print('This run is finished.')
+    else:
+      _train_and_plot(
+          settings,
+          runtime,
+          logging_flags.LoggingFlags.read(flags),
+          folder,
+          overwrite=flags.overwrite,
+      )
+    _print_result(settings, folder)
 
 
 def _print_result(
@@ -123,6 +114,7 @@ def _train_and_plot(
   """Trains one model and draws its metrics."""
   dependencies.require_tff()
   # Imported late: this takes seconds, and wrong flags are found without it.
+  from tff_bn.programs.results import charts
   from tff_bn.programs.results import html_report
   from tff_bn.programs.results import plots
   from tff_bn.programs.runs import jobs
@@ -146,13 +138,13 @@ def _train_and_plot(
       has_client_models=settings_lib.has_client_models(settings),
   )
   data_title = jobs.describe_data(settings, job.data)
-  plots.save_figures(
+  title = f'{settings.algorithm}: {data_title}'
+  charts.save(
       folder / run_folder.PLOTS,
-      [run],
-      job.data.label_distribution(),
-      job.data.client_ids,
-      f'{settings.algorithm}: {data_title}',
-      job.data.class_names,
+      {
+          **plots.of_algorithms([run], title),
+          **plots.label_distribution(job.data, f'{title}, seed {run.seed}'),
+      },
   )
   html_report.write(
       folder,
@@ -162,15 +154,12 @@ def _train_and_plot(
           flags=settings.to_flags(),
           runs=[run],
           folders=[folder],
-          results=[report.result(run, average_last=1)],
           num_averaged=1,
           varied=[report.ALGORITHM],
           data=job.data,
           data_title=data_title,
-          labels_of=f'{settings.algorithm}, seed {settings.seed}',
           held_out=held_out.of_runs([('', folder)], held_out.CLIENT),
           held_out_notes=held_out.notes(held_out.CLIENT),
-          class_names=job.data.class_names,
       ),
   )
 

@@ -1,72 +1,70 @@
-"""Writes the tables of the catalog's parts into the documentation.
+"""Writes the tables of the catalog into the pages of docs/.
 
-Run it after a change of the catalog. A page has a table between
-`<!-- catalog: NAME -->` and `<!-- end -->`, where NAME is a key of `TABLES`.
+Run it after a change of `tff_bn/catalog`. A page names a table of `TABLES` in
+comments around it, `begin NAME` and `end NAME`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import pathlib
 import re
-from typing import NamedTuple
 
+from tff_bn.catalog import columns
 from tff_bn.catalog import parts
 from tff_bn.catalog import rules
+from tff_bn.programs.results import tables as tables_lib
+from tff_bn.training import measures
 
 DOCS = pathlib.Path(__file__).parents[1] / 'docs'
-_MARKED = re.compile(
-    r'(<!-- catalog: (\w+) -->\n)(.*?)(<!-- end -->)', re.DOTALL
+_PART = re.compile(
+    r'(<!-- [^\n]*: begin (\w+) -->\n).*?(<!-- end \2 -->)', re.DOTALL
 )
 
-
-class Table(NamedTuple):
-  """A table.
-
-  Attributes:
-    columns: The titles of its columns.
-    rows: Yields the cells of each row.
-  """
-
-  columns: tuple[str, ...]
-  rows: Callable[[], Iterator[tuple[str, ...]]]
+# The cells of each row; the first row has the titles.
+Cells = list[list[str]]
 
 
-def _rules() -> Iterator[tuple[str, ...]]:
-  for name, rule in rules.RULES.items():
-    yield f'`{name}`', _described(rule), _needed_clients(rule)
+def _columns() -> Cells:
+  cells = [['column', 'title in the table', 'value', 'meaning']]
+  for column in columns.COLUMNS:
+    cells.append(
+        [
+            f'`{column.name}`',
+            column.title if column.in_table else '–',
+            'mean' if column.kind.is_averaged else 'last round',
+            column.explanation or measures.name(column.name, None),
+        ]
+    )
+  return cells
 
 
-def _wrappers() -> Iterator[tuple[str, ...]]:
-  for name, wrapper in rules.WRAPPERS.items():
-    yield f'`{name}+`', _described(wrapper)
+def _rules() -> Cells:
+  return [['rule', 'result', 'clients']] + [
+      [f'`{name}`', _described(rule), _needed_clients(rule)]
+      for name, rule in rules.RULES.items()
+  ]
 
 
-def _attacks() -> Iterator[tuple[str, ...]]:
+def _wrappers() -> Cells:
+  return [['step', 'what it does']] + [
+      [f'`{name}+`', _described(wrapper)]
+      for name, wrapper in rules.WRAPPERS.items()
+  ]
+
+
+def _attacks() -> Cells:
+  cells = [['attack', 'what attackers send', '`--attack_strength`']]
   for name, attack in rules.ATTACKS.items():
-    strength = ''
-    if attack.strength is not None:
-      strength = attack.strength.default_text
-    yield f'`{name}`', _described(attack), strength
+    strength = attack.strength.default_text if attack.strength else '–'
+    cells.append([f'`{name}`', _described(attack), strength or ''])
+  return cells
 
 
-TABLES = {
-    'rules': Table(('rule', 'result', 'clients'), _rules),
-    'wrappers': Table(('step', 'what it does'), _wrappers),
-    'attacks': Table(
-        ('attack', 'what attackers send', '`--attack_strength`'), _attacks
-    ),
+TABLES: dict[str, Callable[[], Cells]] = {
+    'columns': _columns,
+    'rules': _rules,
+    'wrappers': _wrappers,
+    'attacks': _attacks,
 }
-
-
-def with_tables(text: str) -> str:
-  """Returns a page's text with current tables."""
-
-  def replace(match: re.Match[str]) -> str:
-    start, name, _, end = match.groups()
-    table = TABLES[name]
-    lines = [table.columns, ['---'] * len(table.columns), *table.rows()]
-    return start + ''.join(f'| {" | ".join(x)} |\n' for x in lines) + end
-
-  return _MARKED.sub(replace, text)
 
 
 def _described(part: parts.Part) -> str:
@@ -90,12 +88,23 @@ def _needed_clients(rule: rules.Rule) -> str:
   return f'{slope}f + {needed[0]}'
 
 
+def table(name: str) -> str:
+  """Returns a table as Markdown."""
+  cells = TABLES[name]()
+  return tables_lib.markdown(cells, num_labels=len(cells[0]))
+
+
+def updated(page: str) -> str:
+  """Returns the text of a page with the tables that it names."""
+  return _PART.sub(lambda m: f'{m[1]}{table(m[2])}\n{m[3]}', page)
+
+
 def main() -> None:
-  """Writes the pages."""
-  for path in sorted(DOCS.rglob('*.md')):
+  """Writes the tables into all pages."""
+  for path in DOCS.rglob('*.md'):
     text = path.read_text(encoding='utf-8')
-    if '<!-- catalog' in text:
-      path.write_text(with_tables(text), encoding='utf-8')
+    if (new := updated(text)) != text:
+      path.write_text(new, encoding='utf-8')
 
 
 if __name__ == '__main__':

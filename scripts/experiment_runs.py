@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pathlib
 import shutil
 
+from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_plan
-from tff_bn.programs import compare as compare_lib
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_folder
@@ -24,7 +24,7 @@ class ExperimentRuns:
       self,
       folder: pathlib.Path,
       scale: str,
-      compare: Callable[[list[str]], int] = compare_lib.run,
+      compare: Callable[[list[str]], int] = compare_with_experiments.run,
   ):
     self.folder = folder
     self.scale = scale
@@ -49,15 +49,17 @@ class ExperimentRuns:
         f'--scale={self.scale}',
         f'--output_dir={output}',
     ]
-    flags = command_line.parse(compare_lib.define_flags, arguments)
+    flags = command_line.parse(compare_with_experiments.define_flags, arguments)
     plan = experiment_plan.plan(flags, name, self.scale)
     runs = [] if plan.comparison is None else plan.comparison.trained()
     known = [run for run in runs if run.settings in self._finished]
     if known and not output.exists():
       # As if the experiment was stopped after these runs.
       output.mkdir(parents=True)
-      texts = compare_lib.comparison_flags(plan.flags, plan.comparison)
-      run_folder.begin(output, compare_lib.PROGRAM.name, texts, overwrite=False)
+      texts = compare_with_experiments.experiment_flags(plan)
+      run_folder.begin(
+          output, compare_with_experiments.PROGRAM.name, texts, overwrite=False
+      )
       for run in known:
         shutil.copytree(
             self._finished[run.settings], output / run_folder.RUNS / run.folder

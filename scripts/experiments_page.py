@@ -72,7 +72,7 @@ shows the result in the same form beside the paper's numbers: `experiment.md`,
 | `--sweep=FLAG=V1,V2` | varies one more flag |
 
 The same command continues an experiment that was stopped. The files of the
-experiments are in [papers/experiments](../programs/experiments). They say
+experiments are in [papers/experiments](../papers/experiments). They say
 where in the paper each value is from, and what the paper leaves open.
 
 The hours are a rough estimate for one GPU, for all runs with all seeds. They

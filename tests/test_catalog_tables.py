@@ -5,35 +5,38 @@ import re
 import catalog_tables
 import pytest
 
-_PAGES = {
-    path: path.read_text(encoding='utf-8')
-    for path in sorted(catalog_tables.DOCS.rglob('*.md'))
-}
-
 
 @pytest.mark.parametrize(
-    'path',
-    [path for path, text in _PAGES.items() if '<!-- catalog' in text],
-    ids=lambda path: path.stem,
+    'path', list(catalog_tables.DOCS.rglob('*.md')), ids=lambda path: path.stem
 )
 def test_page_is_up_to_date(path):
+  text = path.read_text(encoding='utf-8')
   # After a change, run scripts/catalog_tables.py.
-  assert catalog_tables.with_tables(_PAGES[path]) == _PAGES[path]
+  assert catalog_tables.updated(text) == text
 
 
 def test_every_table_is_shown():
-  shown = re.findall(r'<!-- catalog: (\w+) -->', ''.join(_PAGES.values()))
+  pages = ''.join(
+      path.read_text(encoding='utf-8')
+      for path in catalog_tables.DOCS.rglob('*.md')
+  )
+  shown = re.findall(r'catalog_tables.py: begin (\w+) -->', pages)
   assert sorted(shown) == sorted(catalog_tables.TABLES)
 
 
-def test_rows():
-  text = catalog_tables.with_tables(
-      'a\n<!-- catalog: rules -->\nold\n<!-- end -->\n'
-      '<!-- catalog: attacks -->\n<!-- end -->\nb\n'
+def test_all_tables_of_a_page_are_written():
+  page = ''.join(
+      f'a\n<!-- Written by x: begin {name} -->\nold\n<!-- end {name} -->\nb\n'
+      for name in ('wrappers', 'attacks')
   )
-  assert 'old' not in text
-  assert text.startswith('a\n<!-- catalog: rules -->\n| rule | result |')
-  assert text.endswith('<!-- end -->\nb\n')
+  found = catalog_tables.updated(page)
+  assert found == page.replace(
+      'old', catalog_tables.table('wrappers'), 1
+  ).replace('old', catalog_tables.table('attacks'))
+
+
+def test_rows():
+  table = catalog_tables.table('rules')
   # The numbers of clients in the rules' papers.
   for name, clients in (
       ('mean', '1'),
@@ -43,9 +46,9 @@ def test_rows():
       ('multi_krum', '2f + 3'),
       ('bulyan', '4f + 3'),
   ):
-    assert re.search(
-        rf'^\| `{name}` \| .* \| {re.escape(clients)} \|$', text, re.M
-    )
-  assert 'without its `--num_byzantine` largest' in text
-  assert re.search(r'^\| `foe` \| .* \| 3 \|$', text, re.M)
-  assert re.search(r'^\| `sf` \| .* \|  \|$', text, re.M)
+    row = rf'^\| `{name}` +\| .* \| {re.escape(clients)} +\|$'
+    assert re.search(row, table, re.M), name
+  assert 'without its `--num_byzantine` largest' in table
+  table = catalog_tables.table('attacks')
+  assert re.search(r'^\| `foe` +\| .* \| 3 +\|$', table, re.M)
+  assert re.search(r'^\| `sf` +\| .* \| – +\|$', table, re.M)

@@ -14,8 +14,8 @@ import tensorflow_federated as tff
 from tff_bn import algorithms
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
-from tff_bn.programs import analyze
-from tff_bn.programs import compare
+from tff_bn.papers import analyze
+from tff_bn.papers import compare_with_experiments
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
@@ -38,7 +38,7 @@ _COMPLETE = ('README.md', 'python.md', 'training_in_python.md')
 _PROGRAMS = {
     program.name: program
     for program in (
-        *(module.PROGRAM for module in (train, compare, evaluate)),
+        *(train.PROGRAM, compare_with_experiments.PROGRAM, evaluate.PROGRAM),
         *analyze.ANALYSES.values(),
     )
 }
@@ -204,7 +204,7 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
       '--seeds=0',
       f'--output_dir={tmp_path / "mine"}',
   ]
-  assert compare.run(arguments) == command_line.OK
+  assert compare_with_experiments.run(arguments) == command_line.OK
   table = (tmp_path / 'mine/results.md').read_text(encoding='utf-8')
   assert '| local_shift+absolute' in table
 

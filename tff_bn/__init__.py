@@ -29,6 +29,7 @@ _MEMBERS = {
     'aggregators': 'aggregators',
     'algorithms': 'algorithms',
     'analysis': 'analysis',
+    'catalog': 'catalog',
     'convert_batch_norm': 'keras_model.convert',
     'copy_model': 'keras_model.copying',
     'data': 'data',

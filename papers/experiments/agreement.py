@@ -7,7 +7,7 @@ from typing import Optional
 
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_numbers
-from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_form
 from tff_bn.papers.experiments.experiment_numbers import Number
 from tff_bn.papers.experiments.experiment_numbers import Numbers
 
@@ -71,7 +71,7 @@ def findings(experiment: experiment_files.Experiment) -> list[str]:
 
 
 def columns(
-    numbers: Numbers, show: experiment_show.Show
+    numbers: Numbers, show: paper_form.Show
 ) -> list[tuple[str, dict[str, Number], dict[str, Number]]]:
   """Returns each column of the table with the numbers of its rows.
 

@@ -9,13 +9,13 @@ from matplotlib import image as mpl_image
 from matplotlib import ticker
 import numpy as np
 
+from tff_bn.papers import figures
 from tff_bn.papers.experiments import experiment_numbers
-from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_form
 from tff_bn.papers.experiments.experiment_numbers import Number
 from tff_bn.papers.experiments.experiment_numbers import Numbers
 from tff_bn.programs.plan import axes as axes_lib
-from tff_bn.programs.results import figures
-from tff_bn.programs.results import plots
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import report
 
 _PANEL_WIDTH = 4.0
@@ -32,7 +32,7 @@ _Styles = Mapping[tuple[str, ...], dict[str, str]]
 
 def draw(
     numbers: Numbers,
-    show: experiment_show.Show,
+    show: paper_form.Show,
     runs: Sequence[report.Run],
     title: str,
     varied: Sequence[axes_lib.Axis],
@@ -53,7 +53,7 @@ def draw(
   """
   if show.kind == 'table':
     rows, others = experiment_numbers.rows_and_columns(show)
-    show = experiment_show.Show(
+    show = paper_form.Show(
         'bars', x=others or rows, lines=rows if others else (), value=show.value
     )
   if show.kind == 'heat_map':
@@ -88,7 +88,7 @@ def _styles(
       for point in axis.points
       if report.ALGORITHM in point.flags
   }
-  styles = figures.line_styles(
+  styles = line_styles.choose(
       list(map(str, lines)),
       {
           str(line): algorithms[pair]
@@ -116,7 +116,7 @@ def _grid(
 def _curves(
     axes: mpl_axes.Axes,
     numbers: Numbers,
-    show: experiment_show.Show,
+    show: paper_form.Show,
     styles: _Styles,
     runs: Sequence[report.Run],
     panel: _LABELS,
@@ -135,7 +135,7 @@ def _curves(
     if not chosen:
       continue
     style = styles[line]
-    plots.draw_curve(
+    figures.draw_curve(
         axes,
         chosen,
         column,
@@ -163,7 +163,7 @@ def _curves(
 def _lines_or_bars(
     axes: mpl_axes.Axes,
     numbers: Numbers,
-    show: experiment_show.Show,
+    show: paper_form.Show,
     styles: _Styles,
     panel: _LABELS,
     column: str,
@@ -262,7 +262,7 @@ def _deviations(numbers: Sequence[Optional[Number]]) -> np.ndarray:
 
 
 def _heat_maps(
-    numbers: Numbers, show: experiment_show.Show, title: str
+    numbers: Numbers, show: paper_form.Show, title: str
 ) -> figure.Figure:
   """Draws a heat map for each panel, and the paper's beside it."""
   sources = {'here': numbers.ours}
@@ -304,7 +304,7 @@ def _heat_maps(
 
 def _matrix(
     numbers: Numbers,
-    show: experiment_show.Show,
+    show: paper_form.Show,
     source: Mapping[experiment_numbers.Key, Number],
     panel: _LABELS,
     column: str,
@@ -357,7 +357,7 @@ def _draw_matrix(
 
 
 def _label_matrix(
-    axes: mpl_axes.Axes, numbers: Numbers, show: experiment_show.Show
+    axes: mpl_axes.Axes, numbers: Numbers, show: paper_form.Show
 ) -> None:
   columns = [', '.join(c) for c in numbers.combinations(show.columns)]
   rows = [', '.join(r) for r in numbers.combinations(show.rows)]

@@ -12,8 +12,7 @@ import pathlib
 from typing import Any, Optional
 
 from tff_bn.common import spelling
-from tff_bn.papers.experiments import paper_form as experiment_show
-from tff_bn.papers.experiments import paper_numbers as experiment_paper
+from tff_bn.papers.experiments import paper_form
 from tff_bn.papers.experiments import toml_table
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli import parsers
@@ -78,9 +77,9 @@ class Experiment:
   found: Optional[str]
   flags: Mapping[str, str]
   axes: tuple[axes_lib.Axis, ...]
-  shown: Optional[experiment_show.Show]
+  shown: Optional[paper_form.Show]
   analyses: tuple[Analysis, ...]
-  paper: tuple[experiment_show.PaperNumber, ...]
+  paper: tuple[paper_form.PaperNumber, ...]
 
   @property
   def trains(self) -> bool:
@@ -159,7 +158,7 @@ def load(name: str, scale: str = PAPER) -> Experiment:
         f' the scales {", ".join(scales(name))} only.'
     )
   at_paper_scale = _experiment(name, file)
-  paper = experiment_paper.read(
+  paper = paper_form.read_numbers(
       path.with_suffix('.csv'), at_paper_scale.shown, at_paper_scale.axes
   )
   experiment = dataclasses.replace(at_paper_scale, paper=paper)
@@ -269,7 +268,7 @@ def _assemble(
     analyses: Sequence[toml_table.Table],
     file: toml_table.Table,
     flags: Mapping[str, str],
-    paper: tuple[experiment_show.PaperNumber, ...] = (),
+    paper: tuple[paper_form.PaperNumber, ...] = (),
     **fields: Any,
 ) -> Experiment:
   """Checks the parts of an experiment against one another."""
@@ -330,7 +329,7 @@ def _axes(table: toml_table.Table) -> tuple[axes_lib.Axis, ...]:
     points = table.table(name)
     if not points.values:
       raise table.error(name, 'has no points.')
-    if name in (experiment_show.CLIENT, 'seed', 'column', 'value', 'deviation'):
+    if name in (paper_form.CLIENT, 'seed', 'column', 'value', 'deviation'):
       raise table.error(name, 'is no possible name of an axis.')
     axes.append(
         axes_lib.Axis(
@@ -346,29 +345,29 @@ def _axes(table: toml_table.Table) -> tuple[axes_lib.Axis, ...]:
 
 def _show(
     table: toml_table.Table, axes: Sequence[axes_lib.Axis]
-) -> experiment_show.Show:
+) -> paper_form.Show:
   """Reads the form of the paper's table or figure."""
   kind = table.text('kind')
-  if kind not in experiment_show.KINDS:
+  if kind not in paper_form.KINDS:
     raise table.error(
         'kind',
-        f'is {kind!r}, but must be one of {", ".join(experiment_show.KINDS)}.'
-        + spelling.suggestion(kind, experiment_show.KINDS),
+        f'is {kind!r}, but must be one of {", ".join(paper_form.KINDS)}.'
+        + spelling.suggestion(kind, paper_form.KINDS),
     )
-  form = experiment_show.KINDS[kind]
+  form = paper_form.KINDS[kind]
   table.check_keys(('kind', *form.required, *form.optional))
   for name in form.required:
     if name not in table.values:
       raise table.error(name, f'must be given for kind = {kind!r}.')
   fields = {name: table.texts(name) for name in table.values if name != 'kind'}
   if kind == 'curves' and (
-      len(fields['x']) != 1 or fields['x'][0] not in experiment_show.CURVE_X
+      len(fields['x']) != 1 or fields['x'][0] not in paper_form.CURVE_X
   ):
-    raise table.error('x', f'must be {", ".join(experiment_show.CURVE_X)}.')
-  show = experiment_show.Show(kind, **fields)
+    raise table.error('x', f'must be {", ".join(paper_form.CURVE_X)}.')
+  show = paper_form.Show(kind, **fields)
   names_of_axes = [axis.name for axis in axes]
   for name in show.dimensions:
-    if name not in (*names_of_axes, experiment_show.CLIENT):
+    if name not in (*names_of_axes, paper_form.CLIENT):
       raise ValueError(
           f'{table.path}: {table.key} names {name!r}, which is no axis; there'
           f' is {", ".join(names_of_axes)}.'

@@ -10,7 +10,7 @@ import math
 import statistics
 from typing import NamedTuple, Optional
 
-from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_form
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.results import tables
 
@@ -121,9 +121,9 @@ def title(column: str) -> str:
 
 def collect(
     measurements: Sequence[Measurement],
-    show: experiment_show.Show,
+    show: paper_form.Show,
     axes: Sequence[axes_lib.Axis],
-    paper: Sequence[experiment_show.PaperNumber],
+    paper: Sequence[paper_form.PaperNumber],
 ) -> Numbers:
   """Averages over seeds, and takes the worst over the axes that say so.
 
@@ -139,7 +139,7 @@ def collect(
   """
   columns = show.value or show.y
   known = {axis.name: tuple(p.label for p in axis.points) for axis in axes}
-  known[experiment_show.CLIENT] = _clients(measurements or paper)
+  known[paper_form.CLIENT] = _clients(measurements or paper)
   dimensions = show.shown_dimensions
   numbers = Numbers(
       dimensions, {name: known[name] for name in dimensions}, columns, {}, {}
@@ -167,10 +167,10 @@ def collect(
 
 
 def _clients(
-    labelled: Sequence[Measurement] | Sequence[experiment_show.PaperNumber],
+    labelled: Sequence[Measurement] | Sequence[paper_form.PaperNumber],
 ) -> tuple[str, ...]:
   """Returns the clients that occur, in order."""
-  clients = [each.labels.get(experiment_show.CLIENT) for each in labelled]
+  clients = [each.labels.get(paper_form.CLIENT) for each in labelled]
   return tuple(dict.fromkeys(client for client in clients if client))
 
 
@@ -224,7 +224,7 @@ def to_csv(numbers: Numbers) -> str:
   )
 
 
-def to_markdown(numbers: Numbers, show: experiment_show.Show) -> str:
+def to_markdown(numbers: Numbers, show: paper_form.Show) -> str:
   """Returns the numbers as a table.
 
   Args:
@@ -283,7 +283,7 @@ def to_markdown(numbers: Numbers, show: experiment_show.Show) -> str:
 
 
 def rows_and_columns(
-    show: experiment_show.Show,
+    show: paper_form.Show,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
   """Returns the axes of the rows and of the columns of a table.
 

@@ -7,17 +7,18 @@ from typing import Optional
 from absl import flags as absl_flags
 
 from tff_bn.common import spelling
+from tff_bn.papers import analyze
 from tff_bn.papers.experiments import experiment_files
-from tff_bn.papers.experiments import experiment_flags
 from tff_bn.papers.experiments import experiment_smoke
-from tff_bn.papers.run_analyses import trained_models
-from tff_bn.programs import analyze
+from tff_bn.papers.run_analyses import analysis_programs
+from tff_bn.programs import compare
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.plan import comparison
+from tff_bn.programs.plan import settings as settings_lib
 
 _ALGORITHM = 'algorithm'
 # Flags of analyses that the experiment sets itself.
@@ -76,7 +77,7 @@ def plan(
   experiment = load(name, scale)
   for analysis in experiment.analyses:
     _check_analysis(experiment, analysis)
-  overruled = tuple(experiment_flags.overruled(flags, experiment))
+  overruled = tuple(_overruled(flags, experiment))
   if not experiment.trains:
     given = [*overruled, *(f'--sweep={axis.name}=...' for axis in swept)]
     if given:
@@ -106,6 +107,28 @@ def plan(
   except ValueError as error:
     raise ValueError(f'--experiment={name}: {error}') from error
   return Plan(experiment, flags, planned, overruled)
+
+
+def _overruled(
+    flags: ParsedFlags, experiment: experiment_files.Experiment
+) -> list[str]:
+  """Returns the flags with which the command overrules the experiment."""
+  names = [
+      name
+      for name in (
+          *settings_lib.RunSettings.specs(),
+          *experiment_files.COMPARISON_FLAGS,
+      )
+      if flags.defines(name) and flags.is_given(name)
+  ]
+  result = []
+  for name in names:
+    own = getattr(flags.without([name]), name)
+    if name in experiment.flags:
+      own = flags.parse(name, experiment.flags[name])
+    if getattr(flags, name) != own:
+      result.append(flags.text(name))
+  return result
 
 
 def _check_given(
@@ -187,13 +210,13 @@ def _check_analysis(
           f'{place}: {analysis.name} has no flag {name} that an experiment can'
           f' set.{flag_names.suggestion(name, allowed)}'
       )
-  takes_runs = analysis.name in trained_models.PROGRAMS
+  takes_runs = analysis.name in analysis_programs.PROGRAMS
   if analysis.runs is not None and not takes_runs:
     raise ValueError(f'{place}: {analysis.name} takes no runs.')
   if (
       analysis.runs is None
       and takes_runs
-      and analysis.name not in trained_models.WITHOUT_RUN
+      and analysis.name not in analysis_programs.WITHOUT_RUN
   ):
     raise ValueError(
         f'{place}: {analysis.name} needs runs, the name of the axis whose'
@@ -220,9 +243,6 @@ def check_all(name: str) -> dict[str, Plan]:
   Raises:
     ValueError: If its files have a mistake.
   """
-  # Imported late: that module imports this one.
-  from tff_bn.programs import compare
-
   flags = command_line.parse(compare.define_flags, [])
   return {
       scale: plan(flags, name, scale) for scale in experiment_files.scales(name)

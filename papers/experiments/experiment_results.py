@@ -11,19 +11,20 @@ from typing import Any
 
 from tff_bn.common import files
 from tff_bn.common import progress
-from tff_bn.papers.experiments import agreement as experiment_agreement
+from tff_bn.papers import analyze
+from tff_bn.papers import figures
+from tff_bn.papers.experiments import agreement
 from tff_bn.papers.experiments import experiment_figures
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_numbers
 from tff_bn.papers.experiments import experiment_plan
-from tff_bn.papers.experiments import paper_form as experiment_show
-from tff_bn.papers.run_analyses import trained_models
-from tff_bn.programs import analyze
+from tff_bn.papers.experiments import paper_form
+from tff_bn.papers.run_analyses import analysis_programs
 from tff_bn.programs import evaluate
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import comparison
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import html_report
 from tff_bn.programs.results import report
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.testing import evaluation_file
@@ -48,13 +49,15 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
     finished = [
         (run, folder / run_folder.RUNS / run.folder)
         for run in plan.comparison.runs
-        if run_folder.is_finished(folder / run_folder.RUNS / run.folder)
+        if run_folder.is_complete(
+            folder / run_folder.RUNS / run.folder, run.settings.to_flags()
+        )
     ]
   lines = _heading(experiment, plan.overruled)
   if experiment.shown is not None:
     lines += _show(experiment, finished, plan.flags.average_last, folder)
   else:
-    lines += ['', *experiment_agreement.findings(experiment)]
+    lines += ['', *agreement.findings(experiment)]
   for number, analysis in enumerate(experiment.analyses):
     if analysis.runs is not None and not finished:
       lines += ['', f'Analysis {analysis.name}: no run is finished.']
@@ -67,6 +70,7 @@ def write(plan: experiment_plan.Plan, folder: pathlib.Path) -> None:
   files.replace(
       folder / run_folder.EXPERIMENT_MARKDOWN, '\n'.join(lines) + '\n'
   )
+  html_report.refresh_figures(folder)
   print('\n'.join(['', *lines]))
   print(f'\nResult: {folder / run_folder.EXPERIMENT_MARKDOWN}')
 
@@ -122,7 +126,7 @@ def _show(
       )
       for run, path in finished
   ]
-  if experiment_show.CLIENT in show.dimensions:
+  if paper_form.CLIENT in show.dimensions:
     average_last = 1  # These are results of final models.
     measurements = [
         measurement
@@ -160,7 +164,7 @@ def _show(
       '',
       *(
           f'- {sentence}'
-          for sentence in experiment_agreement.sentences(numbers, experiment)
+          for sentence in agreement.sentences(numbers, experiment)
       ),
       '',
       f'![The figure]({run_folder.PLOTS}/{_PLOT}.png)',
@@ -177,7 +181,7 @@ def _title(experiment: experiment_files.Experiment) -> str:
 
 def _explain(
     numbers: experiment_numbers.Numbers,
-    show: experiment_show.Show,
+    show: paper_form.Show,
     runs: Sequence[report.Run],
     average_last: int,
 ) -> str:
@@ -188,7 +192,7 @@ def _explain(
     measured = measures.name(column, has_client_models)
     if column.startswith(_HELD_OUT):
       measured = measures.HELD_OUT
-    elif experiment_show.CLIENT in show.dimensions:
+    elif paper_form.CLIENT in show.dimensions:
       measured = measures.OF_CLIENT
     columns.append(
         experiment_numbers.title(column)
@@ -245,7 +249,7 @@ def by_client(
     ]
   return [
       experiment_numbers.Measurement(
-          {**run.labels, experiment_show.CLIENT: row['client']},
+          {**run.labels, paper_form.CLIENT: row['client']},
           run.settings.seed,
           f'{kind}_{name}',
           float(row[name]),
@@ -297,7 +301,7 @@ def _analyze(
       path: (_name(experiment, analysis.runs, run.labels), run.settings)
       for run, path in finished
   }
-  trained_models.analyze(analysis.name, named, folder, flags)
+  analysis_programs.analyze(analysis.name, named, folder, flags)
 
 
 def _name(

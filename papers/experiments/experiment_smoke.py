@@ -16,8 +16,8 @@ from absl import flags as absl_flags
 from tff_bn.data import names as data_names
 from tff_bn.data import splits
 from tff_bn.models import names as model_names
+from tff_bn.papers import analyze
 from tff_bn.papers.experiments import experiment_files
-from tff_bn.programs import analyze
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.flags import registry
 from tff_bn.programs.plan import axes as axes_lib

@@ -1,1 +1,1 @@
-"""Analyses of position-aware neurons in finished runs."""
+"""Analyses of the models of finished runs, for the FedPAN paper."""

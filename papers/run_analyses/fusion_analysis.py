@@ -12,12 +12,13 @@ from matplotlib import ticker
 from typing_extensions import override
 
 from tff_bn.keras_model.batch_norm_model import ModelWeights
-from tff_bn.papers import position_aware
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
+from tff_bn.papers import figures
+from tff_bn.papers import units
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import tables
 from tff_bn.training import evaluation
 
@@ -47,19 +48,19 @@ class Analysis(run_analysis.RunAnalysis):
           f'the run has {num_examples} training examples; two models need at'
           ' least 2.'
       )
-    x, _ = run.test_examples(2, self.flags.seed)
-    position_aware.align(run.keras_model, run.keras_model, x)
     if self.flags.reestimate_statistics and not run.model.has_batch_norm:
       raise ValueError(
           '--reestimate_statistics has no effect: the model has no batch'
           ' normalization.'
       )
+    x, _ = run.test_examples(2, self.flags.seed)
+    units.align(run.keras_model, run.keras_model, x)
 
   @override
-  def analyze(self) -> output.Report:
+  def analyze(self) -> analysis_report.Report:
     fused = [result for run in self.each_run() for result in self._fuse(run)]
     title = 'Models between two that were trained independently'
-    return output.Report(
+    return analysis_report.Report(
         tables.csv_text(Fused._fields, fused),
         self._markdown(fused),
         dict(fusion=accuracy_figure(fused, title, self.algorithms)),
@@ -71,15 +72,13 @@ class Analysis(run_analysis.RunAnalysis):
         for weights in run.train_halves(self.flags.epochs, self.flags.seed)
     )
     x, _ = run.test_examples(self.flags.num_examples, self.flags.seed)
-    others = dict(
-        average=second, transport=position_aware.align(first, second, x)
-    )
+    others = dict(average=second, transport=units.align(first, second, x))
     evaluator = evaluation.Evaluator(run.model)
     test = run.data.test_dataset(_BATCH_SIZE)
     results = []
     for method in _METHODS:
       for coefficient in sorted(self.flags.coefficients):
-        between = position_aware.interpolate(first, others[method], coefficient)
+        between = units.interpolate(first, others[method], coefficient)
         weights = run.model.from_keras(between)
         if self.flags.reestimate_statistics:
           weights = self._reestimated(run, weights)
@@ -154,7 +153,7 @@ def accuracy_figure(
   drawing = figures.new_figure(width=9.0, height=4.2)
   axes = drawing.subplots()
   names = list(dict.fromkeys(f.run for f in fused))
-  styles = figures.line_styles(names, algorithms)
+  styles = line_styles.choose(names, algorithms)
   for name in names:
     for method, linestyle in zip(_METHODS, ('--', '-')):
       run_tables.draw_means(

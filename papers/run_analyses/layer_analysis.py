@@ -9,8 +9,8 @@ from matplotlib import figure
 import numpy as np
 from typing_extensions import override
 
-from tff_bn.papers import position_aware
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
+from tff_bn.papers import units
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
@@ -77,13 +77,13 @@ class LayerAnalysis(run_analysis.RunAnalysis):
     x, _ = run.test_examples(1, self.flags.seed)
     for layer in self._layer_names(run):
       try:
-        position_aware.layer_activations(run.keras_model, layer, x)
+        units.layer_activations(run.keras_model, layer, x)
       except ValueError as error:
         message = str(error).replace('layer_name=', '--layers=')
         raise ValueError(message) from error
 
   @override
-  def analyze(self) -> output.Report:
+  def analyze(self) -> analysis_report.Report:
     rows = []
     # The first client of each run's first seed.
     drawn: dict[str, dict[str, np.ndarray]] = {}
@@ -100,7 +100,7 @@ class LayerAnalysis(run_analysis.RunAnalysis):
         ]
     values = [run_tables.LayerValue(x.run, x.layer, x.share) for x in rows]
     note = f'{self.note} for at most {self.flags.num_examples} test examples.'
-    return output.Report(
+    return analysis_report.Report(
         tables.csv_text((*_Row._fields[:-1], self.column), rows),
         run_tables.layer_markdown(values, '.3f', [note]),
         {
@@ -128,6 +128,6 @@ class LayerAnalysis(run_analysis.RunAnalysis):
     if self.flags.layers is not None:
       return self.flags.layers
     try:
-      return position_aware.hidden_layers(run.keras_model)
+      return units.hidden_layers(run.keras_model)
     except ValueError as error:
       raise ValueError(f'--layers must be given: {error}') from error

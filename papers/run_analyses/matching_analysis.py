@@ -10,7 +10,7 @@ from matplotlib import figure
 import numpy as np
 from typing_extensions import override
 
-from tff_bn.papers import position_aware
+from tff_bn.papers import units
 from tff_bn.papers.run_analyses import layer_analysis
 from tff_bn.papers.run_analyses import run_tables
 
@@ -32,7 +32,7 @@ class Analysis(layer_analysis.LayerAnalysis):
       self, client: layer_analysis.TrainedClient, layer_names: Sequence[str]
   ) -> dict[str, np.ndarray]:
     return {
-        layer: position_aware.match_layers(
+        layer: units.match_layers(
             client.before, client.after, layer, client.x
         ).assignment
         for layer in layer_names
@@ -40,7 +40,7 @@ class Analysis(layer_analysis.LayerAnalysis):
 
   @override
   def share(self, result: np.ndarray) -> float:
-    return position_aware.diagonal_share(result)
+    return units.diagonal_share(result)
 
   @override
   def draw(

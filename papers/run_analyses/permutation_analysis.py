@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.papers.run_analyses import run_analysis
 from tff_bn.papers.run_analyses import run_tables
@@ -37,7 +37,7 @@ class Analysis(run_analysis.RunAnalysis):
     run.check_units()
 
   @override
-  def analyze(self) -> output.Report:
+  def analyze(self) -> analysis_report.Report:
     groups = []
     notes = []
     drawn: dict[str, dict[str, np.ndarray]] = {}
@@ -71,7 +71,7 @@ class Analysis(run_analysis.RunAnalysis):
       cells.append(
           [g.group, g.run, str(g.seed), str(g.units), str(g.weights), kept_text]
       )
-    return output.Report(
+    return analysis_report.Report(
         tables.csv_text(Group._fields, groups),
         tables.markdown(
             cells,

@@ -13,7 +13,7 @@ from matplotlib import patches
 import numpy as np
 from typing_extensions import override
 
-from tff_bn.papers import position_aware
+from tff_bn.papers import units
 from tff_bn.papers.run_analyses import layer_analysis
 from tff_bn.papers.run_analyses import run_tables
 
@@ -35,7 +35,7 @@ class Analysis(layer_analysis.LayerAnalysis):
       self, client: layer_analysis.TrainedClient, layer_names: Sequence[str]
   ) -> dict[str, np.ndarray]:
     before, after = (
-        position_aware.preference_vectors_by_layer(
+        units.preference_vectors_by_layer(
             model, layer_names, client.x, client.y
         )
         for model in (client.before, client.after)
@@ -43,7 +43,7 @@ class Analysis(layer_analysis.LayerAnalysis):
     return {
         layer: np.stack(
             [
-                position_aware.preferred_classes(vectors[layer])
+                units.preferred_classes(vectors[layer])
                 for vectors in (before, after)
             ]
         )
@@ -52,7 +52,7 @@ class Analysis(layer_analysis.LayerAnalysis):
 
   @override
   def share(self, result: np.ndarray) -> float:
-    return position_aware.agreeing_share(*result)
+    return units.agreeing_share(*result)
 
   @override
   def draw(
@@ -81,7 +81,7 @@ def classes_figure(
     class_names: Their names. Default: their numbers.
 
   Returns:
-    A figure, see `report.units_figure`. The share is the units that agree.
+    A figure, see `run_tables.units_figure`. The share is the units that agree.
   """
   colors = matplotlib.colormaps['tab10' if num_classes <= 10 else 'turbo']
   colors = colors.resampled(num_classes)
@@ -100,7 +100,7 @@ def classes_figure(
   drawing = run_tables.units_figure(
       preferred,
       draw,
-      lambda classes: position_aware.agreeing_share(*classes),
+      lambda classes: units.agreeing_share(*classes),
       x_label='Unit',
       y_label='',
       title='Classes that units prefer, before and after local training',

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Iterator, Sequence
 
 from tff_bn.common import progress
-from tff_bn.papers.analyses import output
+from tff_bn.papers import analysis_report
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.programs.cli import command_line
 
@@ -57,5 +57,5 @@ class RunAnalysis(abc.ABC):
       yield run
 
   @abc.abstractmethod
-  def analyze(self) -> output.Report:
+  def analyze(self) -> analysis_report.Report:
     """Measures, and reports the results."""

@@ -9,8 +9,9 @@ from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
 
+from tff_bn.papers import figures
 from tff_bn.position_aware import permutation
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import tables
 
 # Draw individual units for at most this many layers, counted from the output.
@@ -138,7 +139,7 @@ def layer_figure(
   )
   axes = drawing.subplots()
   width = 0.8 / len(names)
-  styles = figures.line_styles(names, algorithms)
+  styles = line_styles.choose(names, algorithms)
   for number, name in enumerate(names):
     by_layer = [
         [v.value for v in values if (v.run, v.layer) == (name, layer)]

@@ -10,10 +10,11 @@ from typing import NamedTuple, Optional
 from matplotlib import figure
 import numpy as np
 
+from tff_bn.papers import figures
 from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.papers.run_analyses import run_tables
 from tff_bn.position_aware import permutation
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 
 
 class Accuracy(NamedTuple):
@@ -102,7 +103,7 @@ def accuracy_figure(
   """
   drawing, ((axes,),) = run_tables.panels(1, 1, width=5, height=3.6)
   names = list(dict.fromkeys(a.run for a in accuracies))
-  styles = figures.line_styles(names, algorithms)
+  styles = line_styles.choose(names, algorithms)
   for name in names:
     points = [
         (a.shuffle_probability, 100 * a.accuracy)

@@ -2,11 +2,11 @@
 
 Exit codes: 0 for success; 2 for a request that the program cannot fulfil, which
 is found before any work is done; 1 if the work failed; 130 after Ctrl-C; 143
-after SIGTERM. Errors are one paragraph on the
-standard error stream; `--verbosity=1` adds the traceback.
+after SIGTERM. Errors are one paragraph on the standard error stream;
+`--verbosity=1` adds the traceback.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import copy
 import dataclasses
@@ -26,7 +26,6 @@ from tff_bn.imports import dependencies
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import flag_names
 from tff_bn.programs.cli import flagfiles
-from tff_bn.programs.cli import import_messages
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.cli.parsed_flags import Source
@@ -46,7 +45,7 @@ HELP_FLAGS = frozenset(
 )
 VERSION_FLAG = '--version'
 HELP_WIDTH = 79
-# The libraries report some errors with pages of context.
+# Errors of TensorFlow can have pages of context.
 _MAX_MESSAGE_LENGTH = 1500
 
 
@@ -97,23 +96,19 @@ class Program:
 def parse(
     define_flags: Callable[[flags.FlagValues], Any],
     arguments: Sequence[str],
-    *,
-    remedy: Optional[str] = 'give this flag in the command itself',
 ) -> ParsedFlags:
   """Parses command-line arguments.
 
   Args:
     define_flags: Defines the flags.
     arguments: The arguments without the program's name.
-    remedy: If the `flags.txt` of a run names code that is not part of this
-      package, which is an error: what a user does who trusts the run. `None`:
-      the user trusts it.
 
   Returns:
     The flags' values.
 
   Raises:
-    UsageError: If an argument is not understood.
+    UsageError: If an argument is not understood, or if only the `flags.txt` of
+      a run names code that is not part of this package.
   """
   values = flags.FlagValues()
   define_flags(values)
@@ -124,7 +119,8 @@ def parse(
       parsers.check_characters(argument.text)
   except ValueError as error:
     raise UsageError(str(error)) from error
-  # The first of these that fails tells where the mistake is.
+  # The first of these calls that fails shows where the mistake is: in the
+  # command, in a flagfile, or in the flags.txt of a run.
   _parse_into(without_files, [a for a in expanded if a.path is None])
   _parse_into(without_runs, [a for a in expanded if not a.is_of_run])
   _parse_into(values, expanded)
@@ -136,27 +132,49 @@ def parse(
       sources[name] = Source.FLAGFILE
     else:
       sources[name] = Source.DEFAULT
-  of_runs = [
-      name
+  of_runs = {
+      name: values[name].value
       for name in values
       if values[name].present and not without_runs[name].present
-  ]
+  }
+  refuse_code(
+      of_runs,
+      values,
+      lambda flag: _origin(flag, expanded),
+      'give this flag in the command itself',
+  )
+  return ParsedFlags(values, sources)
+
+
+def refuse_code(
+    of_run: Mapping[str, Any],
+    values: flags.FlagValues,
+    origin: Callable[[str], str],
+    remedy: str,
+) -> None:
+  """Checks that the flags of a run name no code of somebody else.
+
+  Args:
+    of_run: The values of flags by name, which are only in a `flags.txt`.
+    values: All flags of the program.
+    origin: Returns the beginning of an error about a flag.
+    remedy: What a user does who trusts the run.
+
+  Raises:
+    UsageError: If a flag names code that is not part of this package.
+  """
   types = {
       name: values[name].parser.values
       for name in values
       if isinstance(values[name].parser, parsers.Parser)
   }
-  if remedy is not None:
-    code = named_code.find({n: values[n].value for n in of_runs}, types)
-    if code is not None:
-      raise UsageError(
-          f'{_origin(code.flag, expanded)}{code.text} names code that is not'
-          ' part of tff_bn. It is not run, because only the flags.txt of a run'
-          f" names it, which may be somebody else's. If you trust it, {remedy}."
-      )
-  if named_code.find({n: values[n].value for n in values}, types) is not None:
-    named_code.import_from_working_folder()
-  return ParsedFlags(values, sources)
+  code = named_code.find(of_run, types)
+  if code is not None:
+    raise UsageError(
+        f'{origin(code.flag)}{code.text} names code that is not part of tff_bn.'
+        ' It is not run, because only the flags.txt of a run names it, which'
+        f" may be somebody else's. If you trust it, {remedy}."
+    )
 
 
 def _parse_into(
@@ -190,7 +208,7 @@ def _origin(name: str, arguments: Sequence[flagfiles.Argument]) -> str:
       for argument in arguments
       if argument.text.lstrip('-').partition('=')[0] == name
   ]
-  # The last one overrules the others.
+  # The last occurrence of a flag overrules the others.
   return f'{paths[-1]}: ' if paths and paths[-1] is not None else ''
 
 
@@ -245,7 +263,7 @@ def _indented(text: str) -> list[str]:
         line,
         HELP_WIDTH,
         initial_indent=' ' * 6,
-        # A list's items, which begin with spaces, hang.
+        # The items of a list begin with spaces and have a hanging indent.
         subsequent_indent=' ' * (10 if line.startswith(' ') else 6),
         break_on_hyphens=False,
     )
@@ -302,10 +320,10 @@ def _set_verbosity(verbosity: int) -> None:
   """Sets how much libraries log; call it before TensorFlow is imported."""
   logging.set_verbosity(verbosity)
   if verbosity < 1:
-    # TensorFlow's C++ code reports missing GPU libraries as errors.
+    # TensorFlow's C++ code reports missing GPU libraries as errors. While it is
+    # imported, it prints that oneDNN is on and that it finds no CUDA drivers,
+    # before it reads the variable.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    # TensorFlow prints its first messages before it reads the variable.
-    import_messages.hide()
     for category in (DeprecationWarning, FutureWarning):
       warnings.filterwarnings('ignore', category=category)
 

@@ -1,4 +1,4 @@
-"""Suggests a flag for a name that is no flag."""
+"""Suggests a flag for an unknown name."""
 
 from collections.abc import Collection, Mapping
 import types
@@ -63,8 +63,8 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         'verbosity': ('log_level', 'loglevel', 'quiet', 'verbose'),
     }
 )
-# What names often lack here, the likeliest first: of `learning_rate`, nearly
-# everyone means the clients', not the server's.
+# Prefixes that users often leave out, the most frequent first: `learning_rate`
+# usually means the clients' rate, not the server's.
 _PREFIXES = ('', 'client_', 'local_', 'num_')
 
 
@@ -72,7 +72,7 @@ def suggestion(name: str, known: Collection[str]) -> str:
   """Returns `' Did you mean …?'` for an error message, or `''`.
 
   Args:
-    name: The name that is no flag.
+    name: The unknown name.
     known: The names of the flags.
   """
   name = name.lower().replace('-', '_')

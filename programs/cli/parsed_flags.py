@@ -85,7 +85,7 @@ class ParsedFlags:
 
     Args:
       texts: The new values by name, as one writes them in a command.
-      source: Where they count as coming from.
+      source: The source that the new values get.
 
     Returns:
       The flags. Their `refusals` are independent of those of this object.
@@ -104,7 +104,7 @@ class ParsedFlags:
     )
 
   def parse(self, name: str, text: str) -> Any:
-    """Returns the value of a flag that a text stands for.
+    """Parses the text of a flag.
 
     Args:
       name: The flag.
@@ -130,14 +130,14 @@ class ParsedFlags:
   def refuse_unless_overruled(
       self, name: str, overruling: str, reason: str
   ) -> None:
-    """Raises an error if a flag is given but another one makes it meaningless.
+    """Raises an error if a flag is given that has no effect with another flag.
 
-    The flag is ignored instead if the other one overrules it: the command line
-    overrules a flagfile. With `refusals`, no error is raised, see the class.
+    There is no error if the other flag overrules it: the command line overrules
+    a flagfile. With `refusals`, the error is collected, see the class.
 
     Args:
       name: The flag.
-      overruling: The other flag.
+      overruling: The other flag, which takes the effect away.
       reason: Why the flag is refused, as the end of a sentence without its
         point.
 

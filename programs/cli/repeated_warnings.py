@@ -1,6 +1,6 @@
-"""Shows a warning about flags once, although many runs have these flags.
+"""Shows a warning about flags once, even if many runs have the same flags.
 
-Other warnings are about a single run, so all of them are shown.
+All other warnings are shown, because they concern a single run.
 """
 
 from collections.abc import Iterator

@@ -9,8 +9,8 @@ from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
+from tff_bn.programs.flags import first_look
 from tff_bn.programs.flags import registry
-from tff_bn.programs.plan import first_look
 
 _STATISTICS = {
     'naive': 'mean of the means, mean of the variances',

@@ -6,8 +6,6 @@ user trusts the run.
 """
 
 from collections.abc import Iterator, Mapping
-import os
-import sys
 from typing import Any, NamedTuple, Optional
 
 from tff_bn.catalog import value_types
@@ -68,10 +66,3 @@ def trust(settings: settings_lib.RunSettings) -> str:
   if find(settings.to_flags(), types) is None:
     return ''
   return f' --{run_flags.TRUST_RUN}'
-
-
-def import_from_working_folder() -> None:
-  """Lets modules in the working folder be imported, as `python -m` does."""
-  folder = os.getcwd()
-  if folder not in sys.path:
-    sys.path.insert(0, folder)

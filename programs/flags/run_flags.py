@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Optional
 
-from absl import flags as absl_flags
-
 from tff_bn.catalog import options
 from tff_bn.catalog import parts
 from tff_bn.catalog import value_types
@@ -175,19 +173,3 @@ class EvaluationFlags(_Verbosity, _Evaluation):
   """Which run is evaluated, how, and where the result goes."""
 
   TITLE = 'Evaluation'
-
-
-def define_analysis_output_flags(
-    values: absl_flags.FlagValues, name: str
-) -> flag_groups.FlagGroup:
-  """Defines where the result of an analysis of runs goes."""
-  define = flag_groups.Definer(values)
-  define(
-      'output_dir',
-      value_types.TEXT,
-      f'Folder for {name}.csv, {name}.md and plots/',
-      default_text=f"the run's, if there is one; else runs/{name}",
-  )
-  for option in _Verbosity.specs().values():
-    flag_groups.define(define, option, option.default)
-  return define.group(OutputFlags.TITLE)

@@ -1,4 +1,4 @@
-"""What a comparison varies: axes of labelled points, each with some flags.
+"""What a comparison varies: axes of labeled points, which set flags.
 
 A comparison makes one run for each combination of a point of every axis and a
 seed. `--algorithms=fedavg,fbn` is an axis of two points, `--sweep=gamma=0,0.5`
@@ -8,6 +8,9 @@ another one.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
+
+# The name of the axis of --algorithms, and of the flag that it sets.
+ALGORITHM = 'algorithm'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +28,11 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-  """Something that a comparison varies.
+  """One thing that a comparison varies, such as the algorithm or a flag.
 
   Attributes:
-    name: Its name, which is the title of a column. The axis of a swept flag has
-      the flag's name.
+    name: Its name, which is the title of a column. A swept flag gives its name
+      to its axis.
     points: Its points, in the order of tables and legends.
   """
 
@@ -73,3 +76,19 @@ def product(axes: Sequence[Axis]) -> list[Cell]:
     labels = {axis.name: point.label for axis, point in zip(axes, points)}
     cells.append(Cell(labels, flags))
   return cells
+
+
+def describe(labels: Mapping[str, str]) -> str:
+  """Returns labels as one text, such as `fedavg, gamma=0.5`.
+
+  Args:
+    labels: The labels by the names of what is varied.
+
+  Returns:
+    The text, with the algorithm first.
+  """
+  names = sorted(labels, key=lambda name: name != ALGORITHM)
+  return ', '.join(
+      labels[name] if name == ALGORITHM else f'{name}={labels[name]}'
+      for name in names
+  )

@@ -1,4 +1,4 @@
-"""The runs of a comparison: which there are, their names and their folders.
+"""The runs of a comparison, with their names and folders.
 
 Nothing here imports TensorFlow or touches files.
 """
@@ -14,7 +14,6 @@ from typing import Optional
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs.results import report
 from tff_bn.programs.runs import run_folder
 
 _UNSAFE = re.compile('[^A-Za-z0-9.+=_-]')
@@ -23,7 +22,7 @@ _MAX_NAME_LENGTH = 150
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run of a comparison, as a cell of its table shows it.
+  """A run of a comparison, which is a cell of the table of results.
 
   Attributes:
     labels: The labels of its points by the axes' names.
@@ -38,7 +37,7 @@ class Run:
   @property
   def title(self) -> str:
     """The run's name in messages."""
-    return f'{report.describe(self.labels)}, seed {self.settings.seed}'
+    return f'{axes_lib.describe(self.labels)}, seed {self.settings.seed}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Comparison:
     )
 
   def further_flags(self, run: Run) -> dict[str, str]:
-    """Returns flags of a run that differ between runs and are no axes.
+    """Returns flags that differ between runs, but are not axes themselves.
 
     Args:
       run: The run.
@@ -83,7 +82,7 @@ class Comparison:
     )
 
   def trained(self) -> list[Run]:
-    """Returns the runs that are trained: one for each of the settings."""
+    """Returns the runs without repetitions: equal settings are trained once."""
     trained: dict[str, Run] = {}
     for run in self.runs:
       trained.setdefault(run.folder, run)
@@ -98,8 +97,8 @@ def plan(
 ) -> Comparison:
   """Computes the runs of a comparison, and checks all of them.
 
-  A flag that has no effect on some of the runs is left out there. It must have
-  an effect on at least one of them.
+  A run leaves out the flags that have no effect on it. Each flag must have an
+  effect on at least one run.
 
   Args:
     flags: The flags of `tff-bn-compare`.
@@ -122,7 +121,7 @@ def plan(
   for seed in seeds:
     for cell, variant in zip(cells, variants):
       settings = settings_lib.resolve(
-          variant, cell.flags[report.ALGORITHM], seed
+          variant, cell.flags[axes_lib.ALGORITHM], seed
       )
       if settings not in folders:
         name = _folder_name(axes, cell, settings)
@@ -143,9 +142,9 @@ def _checked(
   groups: dict[tuple[tuple[str, str], ...], dict[str, None]] = {}
   keys = []
   for cell in cells:
-    others = {k: v for k, v in cell.flags.items() if k != report.ALGORITHM}
+    others = {k: v for k, v in cell.flags.items() if k != axes_lib.ALGORITHM}
     keys.append(tuple(sorted(others.items())))
-    groups.setdefault(keys[-1], {})[cell.flags[report.ALGORITHM]] = None
+    groups.setdefault(keys[-1], {})[cell.flags[axes_lib.ALGORITHM]] = None
   variants = {}
   for key, algorithms in groups.items():
     variant = flags.replacing(dict(key)).replacing(
@@ -191,7 +190,7 @@ def _folder_name(
           for name in point.flags
       )
   }
-  name = report.describe(labels).replace(', ', '-')
+  name = axes_lib.describe(labels).replace(', ', '-')
   readable = _UNSAFE.sub('_', name)[:_MAX_NAME_LENGTH]
   if readable != name:
     readable += f'-{_digest(name)}'
@@ -227,7 +226,7 @@ def flag_texts(comparison: Comparison) -> dict[str, str]:
 def grown_flags(
     previous: Mapping[str, str], flags: Mapping[str, str]
 ) -> Collection[str]:
-  """Returns the flags that may differ where a comparison is extended.
+  """Returns the flags that may differ when a comparison is extended.
 
   Args:
     previous: The flags of a comparison.

@@ -5,6 +5,8 @@ Nothing here imports TensorFlow, so a mistake is reported at once.
 
 from collections.abc import Sequence
 import dataclasses
+import os
+import sys
 from typing import TypeVar
 
 from absl import flags as absl_flags
@@ -132,8 +134,11 @@ def _load_users_code(flags: ParsedFlags) -> None:
   """Imports the code of the user that flags name."""
   for name, option in RunSettings.specs().items():
     value = getattr(flags, name) if flags.defines(name) else None
-    if value is None:
+    if value is None or not option.values.names_code(value):
       continue
+    # As `python -m` does, let modules in the working folder be imported.
+    if os.getcwd() not in sys.path:
+      sys.path.insert(0, os.getcwd())
     try:
       option.values.load(value)
     except ValueError as error:

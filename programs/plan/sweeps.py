@@ -1,4 +1,4 @@
-"""The flags of a comparison that say what it varies and how it is run."""
+"""The flags that say what a comparison varies, and how its runs are trained."""
 
 from absl import flags as absl_flags
 
@@ -9,11 +9,10 @@ from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
 from tff_bn.programs.plan import axes
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs.results import report
 
 SWEEP = 'sweep'
 # The flags of a comparison in place of those of a run.
-_PLURALS = {report.ALGORITHM: 'algorithms', 'seed': 'seeds'}
+_PLURALS = {axes.ALGORITHM: 'algorithms', 'seed': 'seeds'}
 
 
 class SweepParser(value_types.ValueType):
@@ -116,10 +115,9 @@ def swept_axes(flags: ParsedFlags) -> list[axes.Axis]:
 def algorithm_axis(flags: ParsedFlags) -> axes.Axis:
   """Returns the axis of `--algorithms`."""
   return axes.Axis(
-      report.ALGORITHM,
+      axes.ALGORITHM,
       tuple(
-          axes.Point(name, {report.ALGORITHM: name})
-          for name in flags.algorithms
+          axes.Point(name, {axes.ALGORITHM: name}) for name in flags.algorithms
       ),
   )
 

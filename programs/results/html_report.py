@@ -2,24 +2,27 @@
 
 import base64
 from collections.abc import Mapping, Sequence
+import csv
 import dataclasses
 import functools
 import os
 import pathlib
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 import urllib.parse
 
 import jinja2
+import numpy as np
 
 from tff_bn.common import files
 from tff_bn.imports import versions
-from tff_bn.programs.results import plots
+from tff_bn.programs.results import charts
+from tff_bn.programs.results import curve_points
 from tff_bn.programs.results import report
-from tff_bn.programs.results import report_data
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
+from tff_bn.programs.runs import run_timing
 from tff_bn.training import measures
 
 if TYPE_CHECKING:
@@ -64,16 +67,13 @@ class Page:
     flags: The flags that define what it trained, by name.
     runs: The runs.
     folders: Their folders.
-    results: Their rows of results.csv.
-    num_averaged: The number of evaluated rounds over which these average.
+    num_averaged: The number of evaluated rounds over which tables average.
     varied: The names of the labels that differ between runs.
-    data: The data of the run whose labels are shown.
+    data: The data of the first run, whose labels are shown.
     data_title: A description of the data.
-    labels_of: The name of this run.
     held_out: The table of clients that took no part in training, if there are
       any: its titles and its lines.
     held_out_notes: Sentences that explain this table.
-    class_names: The names of the classes, if they have names.
   """
 
   title: str
@@ -81,15 +81,12 @@ class Page:
   flags: Mapping[str, str]
   runs: Sequence[report.Run]
   folders: Sequence[pathlib.Path]
-  results: Sequence[report.Result]
   num_averaged: int
   varied: Sequence[str]
   data: 'federated.FederatedData'
   data_title: str
-  labels_of: str
   held_out: Sequence[Sequence[str]] = ()
   held_out_notes: Sequence[str] = ()
-  class_names: Sequence[str] = ()
 
 
 def name_algorithms(runs: Sequence[report.Run]) -> str:
@@ -106,41 +103,105 @@ def write(folder: pathlib.Path, page: Page) -> None:
     folder: The folder of the run or the comparison.
     page: What it is about.
   """
-  numbers = report_data.data(
-      page.runs,
-      page.folders,
-      page.varied,
-      page.data.label_distribution(),
-      page.data.client_ids,
-      page.class_names,
-  )
-  run_cells, run_rows = _runs(folder, page)
+  results = [report.result(run, page.num_averaged) for run in page.runs]
+  run_cells, run_links = _runs(folder, page, results)
+  axes = _axes(page)
   text = (
       _environment()
       .get_template('report.html')
       .render(
           page=page,
           facts=_facts(page),
-          cells=report.table_cells(page.results, page.varied),
+          cells=report.table_cells(results, page.varied),
           num_labels=len(page.varied),
-          notes=report.notes(page.results, page.num_averaged, page.runs),
+          notes=report.notes(results, page.num_averaged, page.runs),
           over_rounds=f'{report.over_rounds(page.num_averaged)}.',
-          band=_sentence(plots.band_note(page.runs)),
+          band=_sentence(curve_points.band_note(page.runs)),
           num_seeds=len({run.seed for run in page.runs}),
-          data=numbers,
+          colors=charts.COLORS,
+          axes=axes,
+          filters=_filters(page.runs, page.varied),
+          columns=[
+              dict(
+                  name=column.name,
+                  title=curve_points.title(column, page.runs),
+              )
+              for column in curve_points.columns_of(page.runs)
+          ],
+          data=_data(page, axes),
           of_client=measures.OF_CLIENT,
           max_clients=measures.MAX_CLIENTS,
           max_table_clients=measures.MAX_TABLE_CLIENTS,
+          max_label_clients=charts.MAX_CLIENTS,
           client_cells=client_cells(page.runs, page.folders),
-          hidden_clients=len(page.data.client_ids) > report_data.MAX_CLIENTS,
+          hidden_clients=len(page.data.client_ids) > charts.MAX_CLIENTS,
           figures=_figures(folder),
           run_cells=run_cells,
-          run_rows=run_rows,
+          run_links=run_links,
           command=_command(page),
           library=_library(),
       )
   )
   files.replace(folder / run_folder.REPORT, text)
+
+
+def _axes(page: Page) -> list[charts.Axis]:
+  """Returns the horizontal axes among which the reader chooses."""
+  has_costs = {
+      axis.name: bool(curve_points.totals(page.runs, axis.name))
+      for axis in charts.COSTS
+  }
+  has_costs[charts.SECONDS.name] = bool(seconds_per_round(page.folders))
+  return [axis for axis in charts.AXES if has_costs.get(axis.name, True)]
+
+
+def _data(page: Page, axes: Sequence[charts.Axis]) -> dict[str, Any]:
+  """Returns the charts, their data and the lines, as JSON expresses them."""
+  groups = curve_points.by_name(page.runs)
+  seconds = {
+      name: seconds_per_round(
+          [
+              folder
+              for run, folder in zip(page.runs, page.folders)
+              if run.name == name
+          ]
+      )
+      for name in groups
+  }
+  styles = charts.styles(groups)
+  drawn: dict[str, Any] = {
+      column.name: dict(
+          data='points',
+          by_axis={
+              axis.name: charts.curves(page.runs, column, axis, styles)
+              for axis in axes
+          },
+      )
+      for column in curve_points.columns_of(page.runs)
+  }
+  drawn['clients'] = dict(data='clients', spec=charts.client_accuracies(styles))
+  client_ids = page.data.client_ids
+  drawn['labels'] = dict(
+      data='labels',
+      spec=charts.labels(len(client_ids), len(page.data.class_names)),
+  )
+  return dict(
+      series=[
+          dict(name=name, labels=dict(runs[0].labels), **styles[name])
+          for name, runs in groups.items()
+      ],
+      data=dict(
+          points=curve_points.values(groups, seconds),
+          clients=[
+              dict(name=run.name, seed=run.seed, client=client, accuracy=value)
+              for run, folder in zip(page.runs, page.folders)
+              for client, value in client_accuracies(folder)
+          ],
+          labels=charts.label_values(page.data),
+      ),
+      charts=drawn,
+      configs={scheme: charts.config(scheme) for scheme in ('light', 'dark')},
+  )
 
 
 def refresh_figures(folder: pathlib.Path) -> None:
@@ -176,6 +237,53 @@ def _library() -> str:
   return vl_convert.javascript_bundle()  # type: ignore[call-arg]
 
 
+def seconds_per_round(folders: Sequence[pathlib.Path]) -> Optional[float]:
+  """Returns the mean time of a round in runs; None if no time is known."""
+  timings = [run_timing.read(folder) for folder in folders]
+  known = [t.seconds / t.rounds for t in timings if t is not None and t.rounds]
+  return float(np.mean(known)) if known else None
+
+
+def _filters(
+    runs: Sequence[report.Run], varied: Sequence[str]
+) -> dict[str, list[str]]:
+  """Returns the values of each label, if several labels vary."""
+  values = {
+      name: list(dict.fromkeys(run.labels[name] for run in runs))
+      for name in varied
+  }
+  if len(values) < 2:
+    return {}
+  return {name: texts for name, texts in values.items() if len(texts) > 1}
+
+
+def client_accuracies(folder: pathlib.Path) -> list[tuple[str, float]]:
+  """Reads the accuracies of a run's clients.
+
+  Args:
+    folder: The run's folder.
+
+  Returns:
+    The id and the accuracy of each client; none if they are not there.
+
+  Raises:
+    ValueError: If the file is damaged. A run that failed has no checksum of it.
+  """
+  path = folder / run_folder.CLIENT_METRICS
+  if not path.exists():
+    return []
+  try:
+    with path.open(encoding='utf-8', newline='') as file:
+      return [
+          (row['client'], float(row['accuracy']))
+          for row in csv.DictReader(file)
+      ]
+  except (ValueError, KeyError, TypeError, csv.Error) as error:
+    raise ValueError(
+        f'{path} is damaged. Remove it; the command of the run writes it again.'
+    ) from error
+
+
 def client_cells(
     runs: Sequence[report.Run], folders: Sequence[pathlib.Path]
 ) -> list[list[str]]:
@@ -192,7 +300,7 @@ def client_cells(
   """
   accuracies: dict[str, dict[str, list[float]]] = {}
   for run, folder in zip(runs, folders, strict=True):
-    for client, accuracy in report_data.client_accuracies(folder):
+    for client, accuracy in client_accuracies(folder):
       values = accuracies.setdefault(client, {})
       values.setdefault(run.name, []).append(100 * accuracy)
   if not 0 < len(accuracies) <= measures.MAX_TABLE_CLIENTS:
@@ -217,8 +325,8 @@ def _sentence(text: str) -> str:
 def _facts(page: Page) -> list[tuple[str, str]]:
   """Returns the lines of the list of what was run."""
   facts = [('Program', page.program), ('Data', page.data_title)]
-  if page.class_names:
-    facts.append(('Classes', ', '.join(page.class_names)))
+  if page.data.class_names:
+    facts.append(('Classes', ', '.join(page.data.class_names)))
   facts += [
       (title, page.flags[name].replace(',', ', ').replace('\n', '; '))
       for name, title in _FACTS.items()
@@ -242,16 +350,16 @@ def _command(page: Page) -> str:
 
 
 def _runs(
-    folder: pathlib.Path, page: Page
-) -> tuple[list[list[str]], list[tuple[list[str], list[tuple[str, str]]]]]:
+    folder: pathlib.Path, page: Page, results: Sequence[report.Result]
+) -> tuple[list[list[str]], list[list[tuple[str, str]]]]:
   """Returns the table of the single runs, and the links of each of them."""
   names = [*page.varied, 'seed']
-  cells = report.table_cells(page.results, names)
+  cells = report.table_cells(results, names)
   cells[0][len(page.varied)] = 'Seed'
   cells[0].append('Seconds per round')
-  rows = []
+  all_links = []
   for row, run in zip(cells[1:], page.folders, strict=True):
-    seconds = report_data.seconds_per_round([run])
+    seconds = seconds_per_round([run])
     row.append('–' if seconds is None else f'{seconds:.3g}')
     links = [('folder', _link(folder, run, '.'))]
     links += [
@@ -259,8 +367,8 @@ def _runs(
         for name, title in _FILES.items()
         if (run / name).exists()
     ]
-    rows.append((row, links))
-  return cells, rows
+    all_links.append(links)
+  return cells, all_links
 
 
 def _link(folder: pathlib.Path, run: pathlib.Path, name: str) -> str:

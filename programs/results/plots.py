@@ -1,360 +1,349 @@
-"""Plots of finished runs: accuracy, losses and the clients' labels."""
+"""The charts of a run or a comparison that become PNG files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import itertools
 import math
-import pathlib
 import statistics
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib import axes as mpl_axes
-from matplotlib import figure
-from matplotlib import ticker
 import numpy as np
 
-from tff_bn.programs.results import figures
+from tff_bn.catalog import columns
+from tff_bn.data import names as data_names
+from tff_bn.programs.plan import axes as axes_lib
+from tff_bn.programs.results import charts
+from tff_bn.programs.results import curve_points
 from tff_bn.programs.results import report
-from tff_bn.programs.results.report import Run
 from tff_bn.training import measures
 
+if TYPE_CHECKING:
+  from tff_bn.data import federated
+
+_ATTACK = 'attack'
+# Pixels of a panel of curves, of small ones, and of a cell of the labels.
+_PANEL_WIDTH = 400
+_SMALL_PANEL = dict(width=240, height=170)
+_CELL_WIDTH = 36
+# Longer labels of columns are tilted.
+_LABEL_LENGTH = 6
+# More panels can't be read.
+_MAX_PANELS = 100
 _MAX_CELLS_WITH_NUMBERS = 300
-_MAX_NAMED_CLIENTS = 40
-_MAX_NAMED_CLASSES = 40
-# Longer names of classes would leave no space for the figure.
-_CLASS_NAME_LENGTH = 24
-# Inches of a character of a name that is written upwards.
-_CHARACTER_HEIGHT = 0.08
-# Runs share a linear axis if the totals that they have sent differ by at most
-# this factor. Then every curve has a fifth of the axis.
-_MAX_LINEAR_RATIO = 5
-# Characters in a line of a panel's title.
-_TITLE_WIDTH = 50
-_AXES = {
-    'round': 'Round',
-    'exchanges': 'Exchanges between server and clients',
-    'megabytes': 'MB sent',
-}
+# The ends of the names of heat maps, where they are not the column's name.
+_HEAT_MAPS = {'test_accuracy': '', 'client_test_accuracy': '_clients'}
 
 
-def accuracy_figure(
-    runs: Sequence[Run], title: str, against: str = 'round'
-) -> figure.Figure:
-  """Draws accuracy against rounds, or against the communication in them.
-
-  Args:
-    runs: The runs; those that differ only in the seed become one line.
-    title: The title.
-    against: The column of the horizontal axis: `round`, `exchanges` or
-      `megabytes`.
-
-  Returns:
-    A figure with a panel for the whole test set and, if a run has it, one for
-    the clients' own test data. A line is the mean over the seeds, the band
-    around it one standard deviation. Against communication, an algorithm that
-    sends nothing is a horizontal line at its last value.
-  """
-  drawing = _curves(
-      runs, ('test_accuracy', 'client_test_accuracy'), title, against
-  )
-  for axes in drawing.axes:
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(ticker.PercentFormatter(xmax=1))
-  drawing.axes[0].set_ylabel('Accuracy')
-  return drawing
-
-
-def loss_figure(runs: Sequence[Run], title: str) -> figure.Figure:
-  """Draws losses against rounds, like `accuracy_figure`."""
-  drawing = _curves(
-      runs, ('train_loss', 'test_loss', 'client_test_loss'), title
-  )
-  for axes in drawing.axes:
-    # With wrong BN statistics, losses differ by orders of magnitude.
-    axes.set_yscale('log')
-    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
-    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
-  drawing.axes[0].set_ylabel('Loss (cross-entropy)')
-  return drawing
-
-
-def _curves(
-    runs: Sequence[Run],
-    panels: Sequence[str],
-    title: str,
-    against: str = 'round',
-) -> figure.Figure:
-  """Draws a panel for each column that a run has."""
-  columns = [
-      column
-      for column in panels
-      if any(column in row for run in runs for row in run.rows)
-  ]
-  drawing = figures.new_figure(width=1.5 + 4.0 * len(columns), height=4.0)
-  all_axes = drawing.subplots(
-      1, len(columns), sharex=True, sharey=True, squeeze=False
-  )[0]
-  names = list(dict.fromkeys(run.name for run in runs))
-  styles = figures.line_styles(names)
-  for axes, column in zip(all_axes, columns):
-    axes.set_title(
-        figures.wrapped(measured_on(column, runs), _TITLE_WIDTH),
-        fontsize='medium',
-    )
-    axes.set_xlabel(_AXES[against])
-    if needs_logarithm(runs, against):
-      axes.set_xscale('log')
-      axes.xaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
-    else:
-      axes.xaxis.set_major_locator(
-          ticker.MaxNLocator(nbins=6, integer=against != 'megabytes')
-      )
-    for name in names:
-      draw_curve(
-          axes,
-          [run for run in runs if run.name == name],
-          column,
-          against,
-          label=name,
-          **styles[name],
-      )
-    figures.tidy(axes)
-  if len(names) > 1:
-    figures.add_legend(drawing)
-  figures.add_title(drawing, title, band_note(runs))
-  return drawing
-
-
-def measured_on(column: str, runs: Sequence[Run]) -> str:
-  """Names what a column of metrics.csv is measured on, for titles.
-
-  Args:
-    column: The column, such as `test_loss`.
-    runs: The runs that the figure shows.
-
-  Returns:
-    The name, which begins with a capital letter.
-  """
-  name = measures.name(column, report.have_client_models(runs))
-  return f'{name[:1].upper()}{name[1:]}'
-
-
-def band_note(runs: Sequence[Run]) -> str:
-  """Explains the bands of curves; empty if there are none."""
-  num_seeds = len({run.seed for run in runs})
-  if num_seeds == 1:
-    return ''
-  return f'line: mean over {num_seeds} seeds, band: ± one standard deviation'
-
-
-def draw_curve(
-    axes: mpl_axes.Axes,
-    runs: Sequence[Run],
-    column: str,
-    against: str,
-    label: str,
-    **style: Any,
-) -> None:
-  """Draws a line for the mean of runs, and a band of one standard deviation.
-
-  Args:
-    axes: Where to draw.
-    runs: Runs that differ only in the seed.
-    column: The column of metrics.csv.
-    against: The column of the horizontal axis.
-    label: The name in the legend.
-    **style: The line's style.
-  """
-  rounds, mean, deviation = mean_and_deviation(runs, column)
-  costs = costs_by_round(runs, against)
-  x = np.array([costs.get(number, math.nan) for number in rounds])
-  if against != 'round' and x.size and not x.any():
-    axes.axhline(
-        float(mean[-1]),
-        linewidth=1.8,
-        label=f'{label} (sends nothing)',
-        **style,
-    )
-    return
-  # A logarithmic axis has no place for the untrained model.
-  shown = x > 0 if axes.get_xscale() == 'log' else np.isfinite(x)
-  x, mean, deviation = x[shown], mean[shown], deviation[shown]
-  if not x.size:
-    return
-  axes.plot(
-      x,
-      mean,
-      linewidth=1.8,
-      marker='o' if x.size == 1 else None,
-      label=label,
-      **style,
-  )
-  axes.fill_between(
-      x,
-      mean - deviation,
-      mean + deviation,
-      color=style['color'],
-      alpha=0.18,
-      linewidth=0,
-  )
-
-
-def costs_by_round(runs: Sequence[Run], column: str) -> dict[int, float]:
-  """Returns the totals in a column of runs that differ only in the seed.
-
-  Args:
-    runs: The runs.
-    column: The column, such as `megabytes`.
-
-  Returns:
-    The totals by round.
-  """
-  return {
-      int(row['round']): row[column]
-      for run in runs
-      for row in run.rows
-      if column in row
-  }
-
-
-def _totals(runs: Sequence[Run], column: str) -> list[float]:
-  """Returns the totals of the runs that send anything."""
-  totals = [run.rows[-1].get(column, 0) for run in runs]
-  return [total for total in totals if total > 0]
-
-
-def needs_logarithm(runs: Sequence[Run], against: str) -> bool:
-  """Whether a common linear axis would hide some of the runs."""
-  if against == 'round':
-    return False
-  totals = _totals(runs, against)
-  return bool(totals) and max(totals) > _MAX_LINEAR_RATIO * min(totals)
-
-
-def mean_and_deviation(
-    runs: Sequence[Run], column: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Computes a column's mean and standard deviation over runs, by round.
-
-  Args:
-    runs: Runs with different seeds.
-    column: The column.
-
-  Returns:
-    The rounds in which any run has a finite value, the mean, and the sample
-    standard deviation (0 for one value); arrays of one length.
-  """
-  values: dict[int, list[float]] = {}
-  for run in runs:
-    for row in run.rows:
-      if math.isfinite(row.get(column, math.nan)):
-        values.setdefault(int(row['round']), []).append(row[column])
-  rounds = sorted(values)
-  mean = [statistics.fmean(values[r]) for r in rounds]
-  deviation = [
-      statistics.stdev(values[r]) if len(values[r]) > 1 else 0.0 for r in rounds
-  ]
-  return np.array(rounds), np.array(mean), np.array(deviation)
-
-
-def label_distribution_figure(
-    counts: np.ndarray,
-    client_ids: Sequence[str],
-    title: str,
-    class_names: Sequence[str] = (),
-) -> figure.Figure:
+def label_distribution(
+    data: 'federated.FederatedData', title: str
+) -> dict[str, charts.Spec]:
   """Draws the number of examples of each class and client.
 
   Args:
-    counts: Examples by client and class, shape [clients, classes].
-    client_ids: The clients' names.
+    data: The data of the clients.
     title: The title.
-    class_names: The classes' names. Default: their numbers.
 
   Returns:
-    A figure: a grid of clients and classes, darker for more examples.
+    The chart `label_distribution`.
   """
-  num_clients, num_classes = counts.shape
-  names = []
-  if num_classes <= _MAX_NAMED_CLASSES:
-    names = [_shortened(name) for name in class_names]
-  longest = max(map(len, names), default=0)
-  drawing = figures.new_figure(
-      width=min(14.0, 3.0 + 0.5 * num_classes),
-      height=min(12.0, 1.8 + 0.4 * num_clients) + _CHARACTER_HEIGHT * longest,
+  num_clients, num_classes = data.label_distribution().shape
+  chart = charts.labels(
+      num_clients,
+      len(data.class_names),
+      has_numbers=num_clients * num_classes <= _MAX_CELLS_WITH_NUMBERS,
   )
-  axes = drawing.subplots()
-  image = axes.imshow(
-      counts, cmap='Blues', aspect='auto', interpolation='nearest', vmin=0
-  )
-  if num_clients * num_classes <= _MAX_CELLS_WITH_NUMBERS:
-    for (client, label), count in np.ndenumerate(counts):
-      if count:
-        axes.text(
-            label,
-            client,
-            str(count),
-            ha='center',
-            va='center',
-            fontsize='small',
-            color='white' if count > 0.6 * counts.max() else 'black',
-        )
-  if num_clients <= _MAX_NAMED_CLIENTS:
-    axes.set_yticks(range(num_clients), client_ids)
-  if names:
-    axes.set_xticks(
-        range(num_classes),
-        names,
-        rotation=90,
-        parse_math=False,  # Names are no formulas.
-    )
-  else:
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=20, integer=True))
-  axes.set_xlabel('Class')
-  axes.set_ylabel('Client')
-  drawing.colorbar(image, ax=axes, label='Training examples')
-  figures.add_title(drawing, title)
-  return drawing
+  hidden = ''
+  if num_clients > charts.MAX_CLIENTS:
+    hidden = f'the first {charts.MAX_CLIENTS} of {num_clients} clients'
+  width = min(1200, max(300, _CELL_WIDTH * num_classes))
+  values = charts.label_values(data)
+  return {
+      'label_distribution': charts.titled(
+          dict(chart, width=width, data=dict(values=values)),
+          width,
+          title,
+          hidden,
+      )
+  }
 
 
-def _shortened(name: str) -> str:
-  if len(name) <= _CLASS_NAME_LENGTH:
-    return name
-  return f'{name[: _CLASS_NAME_LENGTH - 1]}…'
+def of_algorithms(
+    runs: Sequence[report.Run], title: str
+) -> dict[str, charts.Spec]:
+  """Draws the curves of a run, or of a comparison of algorithms.
 
-
-def save_figures(
-    folder: pathlib.Path,
-    runs: Sequence[Run],
-    label_counts: np.ndarray,
-    client_ids: Sequence[str],
-    title: str,
-    class_names: Sequence[str] = (),
-) -> None:
-  """Saves the figures of finished runs as PNG files.
-
-  Accuracy against communication is drawn for comparisons only: a single
-  algorithm sends the same amount in every round, unless it has phases.
+  Curves against communication are for comparisons only: a single algorithm
+  sends the same amount in every round, unless it has phases.
 
   Args:
-    folder: The folder for the files; it is created if needed.
     runs: The runs.
-    label_counts: Examples by client and class, shape [clients, classes].
-    client_ids: The clients' names.
-    title: The figures' title.
-    class_names: The classes' names. Default: their numbers.
+    title: The title.
+
+  Returns:
+    The charts by name: `accuracy`, `loss` and `accuracy_by_megabytes`, each
+    with a panel for every column that a run has.
   """
-  drawings = dict(
-      accuracy=accuracy_figure(runs, title),
-      loss=loss_figure(runs, title),
-      label_distribution=label_distribution_figure(
-          label_counts,
-          client_ids,
-          f'{title}, seed {runs[0].seed}',
-          class_names,
-      ),
+  groups = curve_points.by_name(runs)
+  axes = [charts.ROUND]
+  if len(groups) > 1:
+    axes += [a for a in charts.COSTS if curve_points.totals(runs, a.name)]
+  by_kind: dict[columns.Kind, list[columns.Column]] = {}
+  for column in curve_points.columns_of(runs):
+    by_kind.setdefault(column.kind, []).append(column)
+  drawn = {}
+  for kind, axis in itertools.product(by_kind, axes):
+    shown = by_kind[kind]
+    if axis == charts.ROUND:
+      drawn[kind.name] = _side_by_side(runs, groups, shown, axis, title)
+    elif kind.higher_is_better:
+      name = f'{kind.name}_by_{axis.name}'
+      drawn[name] = _side_by_side(runs, groups, shown, axis, title)
+  return drawn
+
+
+def _side_by_side(
+    runs: Sequence[report.Run],
+    groups: Mapping[str, Sequence[report.Run]],
+    shown: Sequence[columns.Column],
+    axis: charts.Axis,
+    title: str,
+) -> charts.Spec:
+  """Draws columns of one kind against an axis."""
+  panels = [
+      charts.titled(
+          dict(
+              charts.curves(runs, column, axis, charts.styles(groups)),
+              width=_PANEL_WIDTH,
+          ),
+          _PANEL_WIDTH,
+          curve_points.title(column, runs),
+      )
+      for column in shown
+  ]
+  chart = dict(
+      data=dict(values=curve_points.values(groups)),
+      hconcat=panels,
+      resolve=dict(scale=dict(x='shared', y='shared')),
   )
-  if len({run.name for run in runs}) > 1:
-    for column in report.LAST_COLUMNS:
-      if _totals(runs, column):
-        drawings[f'accuracy_by_{column}'] = accuracy_figure(runs, title, column)
-  figures.save(folder, drawings)
+  notes = [curve_points.band_note(runs)]
+  num_sending = len(curve_points.totals(runs, axis.name))
+  if axis != charts.ROUND and num_sending < len(runs):
+    notes.append('horizontal line: sends nothing')
+  return charts.titled(chart, _PANEL_WIDTH * len(shown), title, *notes)
+
+
+def of_sweep(
+    runs: Sequence[report.Run],
+    results: Sequence[report.Result],
+    average_last: int,
+    axes: Sequence[axes_lib.Axis],
+    title: str,
+) -> dict[str, charts.Spec]:
+  """Draws heat maps and curves of a comparison with sweeps.
+
+  Args:
+    runs: The runs.
+    results: Their rows of results.csv.
+    average_last: The number of evaluated rounds over which these average.
+    axes: What they differ in, besides the seed.
+    title: The title.
+
+  Returns:
+    The charts by name: `heat_map_ROWS_COLUMNS`, and a panel of curves for each
+    combination of swept values under the column's name.
+  """
+  return {
+      **dict(_heat_maps(runs, results, average_last, axes, title)),
+      **_curve_panels(runs, axes, title),
+  }
+
+
+def _mean_over_seeds(
+    results: Sequence[report.Result],
+    names: Sequence[str],
+    column: str,
+    worst_of: Sequence[str],
+) -> dict[tuple[str, ...], float]:
+  """Computes the mean of a column over the seeds for each cell.
+
+  It is the smallest of the means that the labels `worst_of` tell apart, as for
+  attacks in ByzFL's benchmark (https://byzfl.epfl.ch), and NaN without values.
+  """
+  means: dict[tuple[str, ...], list[float]] = {}
+  for labels, rows in report.by_labels(results, (*names, *worst_of)).items():
+    values = [float(row.get(column, math.nan)) for row in rows]
+    means.setdefault(labels[: len(names)], []).append(statistics.fmean(values))
+  # `min` could miss a NaN.
+  return {labels: float(np.min(values)) for labels, values in means.items()}
+
+
+def _heat_maps(
+    runs: Sequence[report.Run],
+    results: Sequence[report.Result],
+    average_last: int,
+    axes: Sequence[axes_lib.Axis],
+    title: str,
+) -> Iterator[tuple[str, charts.Spec]]:
+  """Yields the name and the heat map of each pair of swept axes and column."""
+  for (rows, by, worst_of), column in itertools.product(
+      _pairs(axes), columns.averaged()
+  ):
+    others = [a for a in axes if a not in (rows, by, *worst_of)]
+    if (
+        not column.kind.higher_is_better
+        or _num_cells(others) > _MAX_PANELS
+        or not any(column.name in result for result in results)
+    ):
+      continue
+    measured = measures.name(column.name, report.have_client_models(runs))
+    shown = (
+        f'{column.kind.title} in %, {measured}:'
+        f' {report.over_rounds(average_last)}, {report.over_seeds(results)}'
+    )
+    for axis in worst_of:
+      labels = ','.join(point.label for point in axis.points)
+      shown += f', the worst case over {axis.name}={labels}'
+    end = _HEAT_MAPS.get(column.name, f'_{column.name}')
+    yield f'heat_map_{rows.name}_{by.name}{end}', _heat_map(
+        results, rows, by, others, worst_of, column, (shown, title)
+    )
+
+
+def _pairs(
+    axes: Sequence[axes_lib.Axis],
+) -> list[tuple[axes_lib.Axis, axes_lib.Axis, list[axes_lib.Axis]]]:
+  """Returns the rows and the columns of heat maps, and the axis of attacks.
+
+  A heat map shows the worst of the attacks. If fewer than two other axes are
+  swept, the attacks, or the algorithms, are the rows.
+  """
+  algorithms = [axis for axis in axes if axis.name == report.ALGORITHM]
+  attacks = [axis for axis in axes if axis.name == _ATTACK]
+  others = [a for a in axes if a not in (*algorithms, *attacks)]
+  if len(others) > 1:
+    return [(*pair, attacks) for pair in itertools.combinations(others, 2)]
+  pairs = [(*p, attacks) for p in itertools.product(algorithms, others)]
+  for pair in itertools.product(attacks, others or algorithms):
+    pairs.append((*pair, []))
+  return pairs
+
+
+def _heat_map(
+    results: Sequence[report.Result],
+    rows: axes_lib.Axis,
+    by: axes_lib.Axis,
+    others: Sequence[axes_lib.Axis],
+    worst_of: Sequence[axes_lib.Axis],
+    column: columns.Column,
+    titles: Sequence[str],
+) -> charts.Spec:
+  """Draws the heat map of a pair of axes, with a panel for each other point."""
+  # Side by side: the algorithms. In each line: a combination of the others.
+  others = sorted(others, key=lambda axis: axis.name == report.ALGORITHM)
+  names = [axis.name for axis in (*others, rows, by)]
+  means = _mean_over_seeds(
+      results, names, column.name, [axis.name for axis in worst_of]
+  )
+  shown_rows, shown_columns = _shown_labels(rows), _shown_labels(by)
+  values: list[dict[str, Any]] = []
+  for cell in axes_lib.product(others):
+    for row, label in itertools.product(shown_rows, shown_columns):
+      mean = means[(*cell.labels.values(), row, label)]
+      values.append(
+          dict(
+              panel=_describe(cell.labels, others),
+              row=shown_rows[row],
+              column=shown_columns[label],
+              value=column.kind.factor * mean if math.isfinite(mean) else None,
+          )
+      )
+  num_columns = min(len(others[-1].points), 6) if others else 1
+  is_long = max(map(len, shown_columns.values())) > _LABEL_LENGTH
+  chart = charts.heat_map(rows.name, by.name, -30 if is_long else 0)
+  chart = _panels(chart, values, num_columns)
+  width = 150 + num_columns * (50 + 46 * len(by.points))
+  return charts.titled(chart, width, *titles)
+
+
+def _panels(
+    chart: charts.Spec, values: Sequence[Mapping[str, Any]], num_columns: int
+) -> charts.Spec:
+  """Draws a chart for each `panel` in the values."""
+  titles = list(dict.fromkeys(value['panel'] for value in values))
+  return dict(
+      charts.panels(chart, titles, num_columns), data=dict(values=values)
+  )
+
+
+def _shown_labels(axis: axes_lib.Axis) -> dict[str, str]:
+  """Returns what figures show for each label: short names of datasets."""
+  labels = [point.label for point in axis.points]
+  if axis.name != 'dataset':
+    return dict(zip(labels, labels))
+  short = [data_names.short_name(label) for label in labels]
+  # Folders in different places can have the same name.
+  return dict(zip(labels, short if len(set(short)) == len(short) else labels))
+
+
+def _describe(labels: Mapping[str, str], axes: Sequence[axes_lib.Axis]) -> str:
+  """Returns the labels of a panel as its title."""
+  shown = {axis.name: _shown_labels(axis) for axis in axes}
+  return report.describe(
+      {name: shown[name][label] for name, label in labels.items()}
+  )
+
+
+def _num_cells(axes: Sequence[axes_lib.Axis]) -> int:
+  """Returns the number of combinations of points."""
+  return math.prod(len(axis.points) for axis in axes)
+
+
+def _curve_panels(
+    runs: Sequence[report.Run],
+    axes: Sequence[axes_lib.Axis],
+    title: str,
+) -> dict[str, charts.Spec]:
+  """Draws a panel for each combination of swept values, a line per algorithm.
+
+  Args:
+    runs: The runs.
+    axes: What they differ in.
+    title: The title.
+
+  Returns:
+    A chart for each column. The values of the last swept axis are side by side.
+  """
+  swept = [axis for axis in axes if axis.name != report.ALGORITHM]
+  if _num_cells(swept) > _MAX_PANELS:
+    return {}
+
+  def algorithm(run: report.Run) -> str:
+    return run.labels.get(report.ALGORITHM, '')
+
+  values = [
+      dict(
+          value,
+          panel=charts.wrapped(
+              _describe(cell.labels, swept), _SMALL_PANEL['width'] // 7
+          ),
+      )
+      for cell in axes_lib.product(swept)
+      for value in curve_points.values(
+          curve_points.by_name(
+              [r for r in runs if cell.labels.items() <= r.labels.items()],
+              algorithm,
+          )
+      )
+  ]
+  styles = charts.styles(curve_points.by_name(runs, algorithm))
+  num_columns = min(len(swept[-1].points), 8)
+  drawn = {}
+  for column in curve_points.columns_of(runs):
+    chart = charts.curves(runs, column, charts.ROUND, styles) | _SMALL_PANEL
+    drawn[column.name] = charts.titled(
+        _panels(chart, values, num_columns),
+        num_columns * _SMALL_PANEL['width'],
+        title,
+        curve_points.title(column, runs),
+        curve_points.band_note(runs),
+    )
+  return drawn

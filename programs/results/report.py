@@ -13,9 +13,9 @@ import pathlib
 import statistics
 from typing import Optional
 
-import numpy as np
-
+from tff_bn.catalog import columns
 from tff_bn.common import csv_files
+from tff_bn.programs.plan import axes
 from tff_bn.programs.results import tables
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import measures
@@ -23,21 +23,9 @@ from tff_bn.training import measures
 Row = Mapping[str, float]
 # A row of results.csv.
 Result = Mapping[str, str | float]
-ALGORITHM = 'algorithm'
-
-# Columns of metrics.csv that results.csv averages over the last evaluated
-# rounds, and columns whose last value it gives.
-_AVERAGED = (
-    'test_accuracy',
-    'test_loss',
-    'client_test_accuracy',
-    'client_test_loss',
-    'train_loss',
-)
-LAST_COLUMNS = {'exchanges': int, 'megabytes': float}
-# What every run has besides its labels and flags.
+ALGORITHM = axes.ALGORITHM
+describe = axes.describe
 _SEED = 'seed'
-_METRICS = (*_AVERAGED, 'rounds', *LAST_COLUMNS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,22 +52,6 @@ class Run:
   def name(self) -> str:
     """The name of the run in legends, which is the same for all seeds."""
     return describe(self.labels)
-
-
-def describe(labels: Mapping[str, str]) -> str:
-  """Returns labels as one text, such as `fedavg, gamma=0.5`.
-
-  Args:
-    labels: The labels by the names of what is varied.
-
-  Returns:
-    The text, with the algorithm first.
-  """
-  names = sorted(labels, key=lambda name: name != ALGORITHM)
-  return ', '.join(
-      labels[name] if name == ALGORITHM else f'{name}={labels[name]}'
-      for name in names
-  )
 
 
 def have_client_models(runs: Sequence[Run]) -> Optional[bool]:
@@ -170,30 +142,36 @@ def result(run: Run, average_last: int) -> Result:
       **run.flags,
       _SEED: run.seed,
   }
-  for column in _AVERAGED:
+  for column in columns.averaged():
     last = [
-        row[column] for row in last_rows(run, average_last) if column in row
+        row[column.name]
+        for row in last_rows(run, average_last)
+        if column.name in row
     ]
     if last:
       # No more digits than metrics.csv has.
-      values[column] = float(f'{statistics.fmean(last):.8g}')
-  # The number of rounds can be swept.
-  values.setdefault('rounds', int(run.rows[-1]['round']))
-  for column, number_type in LAST_COLUMNS.items():
-    if column in run.rows[-1]:
-      values[column] = number_type(run.rows[-1][column])
+      values[column.name] = float(f'{statistics.fmean(last):.8g}')
+  last_row = {'rounds': run.rows[-1]['round'], **run.rows[-1]}
+  for column in columns.COLUMNS:
+    if not column.kind.is_averaged and column.name in last_row:
+      number = last_row[column.name]
+      # The number of rounds can be swept.
+      values.setdefault(
+          column.name, number if column.kind.digits else int(number)
+      )
   return values
 
 
 def results_csv(results: Sequence[Result]) -> str:
   """Returns the text of results.csv for rows that `result` returned."""
   found = dict.fromkeys(itertools.chain.from_iterable(results))
-  described = [name for name in found if name not in (_SEED, *_METRICS)]
+  common = (_SEED, *(column.name for column in columns.COLUMNS))
+  described = [name for name in found if name not in common]
   # The algorithm first.
   described.sort(key=lambda name: name != ALGORITHM)
-  columns = (*described, _SEED, *_METRICS)
+  names = (*described, *common)
   return csv_files.to_csv(
-      columns, ([row.get(column) for column in columns] for row in results)
+      names, ([row.get(name) for name in names] for row in results)
   )
 
 
@@ -213,49 +191,6 @@ def by_labels(
   for row in results:
     groups.setdefault(tuple(str(row[name]) for name in names), []).append(row)
   return groups
-
-
-@dataclasses.dataclass(frozen=True)
-class _TableColumn:
-  """A column of results.md.
-
-  Attributes:
-    name: The column of results.csv.
-    title: Its title in the table.
-    explanation: Its meaning, for the lines below the table. Default: the name
-      of what it is measured on.
-    factor: The value is multiplied by it.
-    digits: Digits after the point.
-  """
-
-  name: str
-  title: str
-  explanation: str = ''
-  factor: float = 1.0
-  digits: int = 2
-
-
-_TABLE_COLUMNS = (
-    _TableColumn('test_accuracy', 'Accuracy, %', factor=100.0, digits=1),
-    _TableColumn(
-        'client_test_accuracy', 'Client accuracy, %', factor=100.0, digits=1
-    ),
-    _TableColumn('test_loss', 'Loss'),
-    _TableColumn('train_loss', 'Training loss'),
-    _TableColumn('rounds', 'Rounds', 'trained', digits=0),
-    _TableColumn(
-        'exchanges',
-        'Exchanges',
-        'messages to all clients and back, in all rounds',
-        digits=0,
-    ),
-    _TableColumn(
-        'megabytes',
-        'MB',
-        'sent in these exchanges: once to all clients, and back by each client'
-        ' (2^20 bytes)',
-    ),
-)
 
 
 def results_markdown(
@@ -279,8 +214,8 @@ def results_markdown(
     seeds its numbers are means, the sentences, and the meaning of the columns.
   """
   cells = table_cells(results, varied)
-  means, *columns = notes(results, average_last, runs)
-  return tables.markdown(cells, [means, *sentences, *columns], len(varied))
+  means, *meanings = notes(results, average_last, runs)
+  return tables.markdown(cells, [means, *sentences, *meanings], len(varied))
 
 
 def table_cells(
@@ -296,30 +231,31 @@ def table_cells(
     The titles, and a line for each combination of labels, which begins with
     them.
   """
-  columns = _columns(results)
+  shown = _table_columns(results)
   varied = sorted(varied, key=lambda name: name != ALGORITHM)
   titles = ['Algorithm' if name == ALGORITHM else name for name in varied]
-  cells = [titles + [column.title for column in columns]]
+  cells = [titles + [column.title for column in shown]]
   for labels, rows in by_labels(results, varied).items():
-    cells.append(
-        [*labels]
-        + [
-            _mean_and_deviation(
-                [float(row[column.name]) for row in rows if column.name in row],
-                column,
-            )
-            for column in columns
-        ]
-    )
+    line = [*labels]
+    for column in shown:
+      values = [
+          column.kind.factor * float(row[column.name])
+          for row in rows
+          if column.name in row
+      ]
+      if values and not column.kind.is_averaged:
+        values = [statistics.fmean(values)]
+      line.append(tables.mean_and_deviation(values, column.kind.digits))
+    cells.append(line)
   return cells
 
 
-def _columns(results: Sequence[Result]) -> list[_TableColumn]:
-  """Returns the columns that a row has."""
+def _table_columns(results: Sequence[Result]) -> list[columns.Column]:
+  """Returns the columns of the table that a row has."""
   return [
       column
-      for column in _TABLE_COLUMNS
-      if any(column.name in row for row in results)
+      for column in columns.by_kind()
+      if column.in_table and any(column.name in row for row in results)
   ]
 
 
@@ -372,12 +308,12 @@ def notes(
       means,
       *(
           f'{column.title}: {column.explanation or _measured(column, runs)}.'
-          for column in _columns(results)
+          for column in _table_columns(results)
       ),
   ]
 
 
-def _measured(column: _TableColumn, runs: Sequence[Run]) -> str:
+def _measured(column: columns.Column, runs: Sequence[Run]) -> str:
   """Names what a column is measured on, for each algorithm if they differ."""
   names: dict[str, dict[str, None]] = {}
   algorithms: dict[str, None] = {}
@@ -392,19 +328,6 @@ def _measured(column: _TableColumn, runs: Sequence[Run]) -> str:
         f'{", ".join(found)}: {name}' for name, found in names.items()
     )
   return measures.name(column.name, have_client_models(runs))
-
-
-def _mean_and_deviation(values: Sequence[float], column: _TableColumn) -> str:
-  if not values:
-    return '–'
-  values = [column.factor * value for value in values]
-  mean = f'{statistics.fmean(values):.{column.digits}f}'
-  if len(values) == 1 or column.name not in _AVERAGED:
-    return mean
-  # The values of a diverged run may be infinite or NaN.
-  with np.errstate(invalid='ignore'):
-    deviation = np.std(values, ddof=1)
-  return f'{mean} ± {deviation:.{column.digits}f}'
 
 
 # A value of `Evaluation.model`.

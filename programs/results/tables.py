@@ -4,6 +4,8 @@ from collections.abc import Sequence
 import statistics
 from typing import Any
 
+import numpy as np
+
 from tff_bn.common import csv_files
 
 
@@ -12,22 +14,25 @@ def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
   return csv_files.to_csv(columns, rows, digits=8)
 
 
-def mean_and_deviation(values: Sequence[float]) -> str:
-  """Returns the text of a cell with accuracies in percent.
+def mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
+  """Returns the text of a cell with the results of several seeds.
 
   Args:
-    values: The accuracies of the seeds.
+    values: The results of the seeds.
+    digits: The digits after the point.
 
   Returns:
-    The mean and, if there are several, ± the standard deviation; a dash if
-    there is none.
+    The mean and, if there are several, ± the sample standard deviation; a dash
+    if there is none.
   """
   if not values:
     return '–'
-  mean = f'{statistics.fmean(values):.1f}'
+  mean = f'{statistics.fmean(values):.{digits}f}'
   if len(values) == 1:
     return mean
-  return f'{mean} ± {statistics.stdev(values):.1f}'
+  # The values of a diverged run may be infinite or NaN.
+  with np.errstate(invalid='ignore'):
+    return f'{mean} ± {np.std(values, ddof=1):.{digits}f}'
 
 
 def markdown(

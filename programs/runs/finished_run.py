@@ -1,14 +1,20 @@
 """Reads the settings of a finished run."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 import pathlib
+import types
+
+from absl import flags as absl_flags
 
 from tff_bn.common import spelling
 from tff_bn.programs.cli import command_line
+from tff_bn.programs.cli.parsed_flags import ParsedFlags
+from tff_bn.programs.cli.parsed_flags import Source
+from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import run_flags
-from tff_bn.programs.runs import run_folder
 from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs import train
+from tff_bn.programs.runs import run_folder
+from tff_bn.training import finished
 
 
 def check(folder: pathlib.Path) -> dict[str, str]:
@@ -36,7 +42,12 @@ def check(folder: pathlib.Path) -> dict[str, str]:
         f'{folder / run_folder.FLAGS_FILE} is damaged: it has no --seeds, but'
         f' the folder has the {run_folder.RUNS}/ of a comparison.'
     )
-  if not run_folder.is_finished(folder):
+  # A changed file is not found here: its reader raises an error that names it.
+  if not (
+      (folder / run_folder.METRICS).exists()
+      and (folder / run_folder.MODEL).exists()
+      and finished.saved_settings(folder) in (None, texts)
+  ):
     raise ValueError(
         f'--run={folder} is not finished: it has no models of the rounds that'
         f' its {run_folder.FLAGS_FILE} asks for. The command that started it'
@@ -52,7 +63,7 @@ def is_comparison(texts: dict[str, str]) -> bool:
 
 def read_settings(
     folder: pathlib.Path,
-    overruling: Sequence[str] = (),
+    overruling: Mapping[str, str] = types.MappingProxyType({}),
     without: Collection[str] = (),
     *,
     is_trusted: bool = False,
@@ -61,7 +72,7 @@ def read_settings(
 
   Args:
     folder: The run's folder.
-    overruling: Flags, `--name=value`, that replace flags of the run.
+    overruling: The texts of flags that replace flags of the run, by name.
     without: The names of flags of the run that are left out.
     is_trusted: Whether the run may name code that is not part of this package.
 
@@ -69,24 +80,36 @@ def read_settings(
     The settings.
 
   Raises:
-    ValueError: If the flags were changed, contradict one another, or name code
-      although the run is not trusted.
+    ValueError: If the flags were changed, or contradict one another.
+    UsageError: If they name code although the run is not trusted.
   """
   path = folder / run_folder.FLAGS_FILE
-  known = settings_lib.RunSettings.specs()
-  for name in run_folder.read_flags(folder):
-    if name not in known:
-      raise ValueError(
-          f'{path}: --{name} is not a flag of a run.'
-          f'{spelling.suggestion(name, list(known))}'
-      )
-  flags = command_line.parse(
-      train.define_flags,
-      [f'--flagfile={path}', *overruling],
-      remedy=None if is_trusted else f'add --{run_flags.TRUST_RUN}',
-  )
+  texts = {
+      name: text
+      for name, text in run_folder.read_flags(folder).items()
+      if name not in {*overruling, *without}
+  }
+  values = absl_flags.FlagValues()
+  algorithm_flags.AlgorithmFlags.define(values)
+  settings_lib.define_shared_flags(values)
+  run_flags.RunFlags.define(values)
+  values.mark_as_parsed()
+  flags = ParsedFlags(values, dict.fromkeys(values, Source.DEFAULT))
   try:
-    flags = flags.without(without)
+    for name in texts:
+      if not flags.defines(name):
+        raise ValueError(
+            f'--{name} is not a flag of a run.'
+            f'{spelling.suggestion(name, list(values))}'
+        )
+    flags = flags.replacing(texts, Source.FLAGFILE).replacing(overruling)
+    if not is_trusted:
+      command_line.refuse_code(
+          {name: getattr(flags, name) for name in texts},
+          values,
+          lambda flag: f'{path}: ',
+          f'add --{run_flags.TRUST_RUN}',
+      )
     settings_lib.check(flags)
     return settings_lib.resolve(flags, flags.algorithm, flags.seed)
   except ValueError as error:
@@ -129,7 +152,7 @@ def runs_of(
       check(run)
     except ValueError as error:
       raise ValueError(f'{error} {path} names this run.') from error
-  # A file that was changed would give the mean over other runs.
+  # With a changed file, means would be over other runs.
   for run in sorted((folder / run_folder.RUNS).iterdir()):
     if run not in runs and (run / run_folder.FLAGS_FILE).exists():
       raise ValueError(

@@ -22,14 +22,14 @@ from tff_bn.data import names as data_names
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import data_flags
-from tff_bn.programs.testing import held_out
 from tff_bn.programs.flags import model_flags
 from tff_bn.programs.flags import registry
+from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_timing
-from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.testing import held_out
 from tff_bn.training import finished
 from tff_bn.training import folder_lock
 from tff_bn.training import kept_statistics
@@ -104,9 +104,9 @@ class _Split(NamedTuple):
 class Builder:
   """Builds runs one after another.
 
-  It keeps the dataset, its split and the models of the previous run, which the
-  next one often shares. Runs with the same seed get the same split and initial
-  weights.
+  It keeps the dataset, the split and the models of the previous run, because
+  the next run often needs the same. Runs with the same seed get the same split
+  and initial weights.
   """
 
   def __init__(self) -> None:
@@ -174,11 +174,11 @@ def dataset_key(settings: settings_lib.RunSettings) -> tuple[Any, ...]:
 
 
 def check(builder: Builder, tasks: Iterable[Task]) -> None:
-  """Builds what the runs need, to find mistakes before the first one starts.
+  """Finds mistakes in all runs before the first one starts.
 
-  The data of each run and the models are built first, because processes take
-  much longer. Runs that differ only in the seed or in the split over as many
-  clients have the same process, which is built once.
+  This builds the data of each run, then the models, then the processes, which
+  take much longer. Runs that differ only in the seed, or only in the split over
+  the same number of clients, have the same process, which is built once.
 
   Args:
     builder: Builds the runs.
@@ -304,16 +304,17 @@ def train(
 
 
 def _free_memory() -> None:
-  """Frees what a run leaves behind, before the next one.
+  """Frees the memory of a run before the next run.
 
-  Models and TensorFlow's functions refer to each other. Python would find them
-  after many runs only, which is more than 100 MB for each run of a small model.
+  Models and TensorFlow's functions refer to each other, so that only Python's
+  garbage collector frees them. By itself it would start after many runs. A run
+  of a small model takes more than 100 MB.
   """
   gc.collect()
 
 
 def announce_finished(tasks: Sequence[Task]) -> None:
-  """Lets other programs read the finished runs, and says which there are."""
+  """Lists the finished runs, and lets other programs read them."""
   for number, task in enumerate(tasks, start=1):
     if task.is_finished:
       folder_lock.let_others_read(task.folder)
@@ -342,7 +343,7 @@ def train_one(
   try:
     result = _train(job, metrics_hook)
   except training.TrainingFailedError as error:
-    # It is of an earlier model.
+    # The file tests an earlier model.
     (job.folder / run_folder.HELD_OUT_CSV).unlink(missing_ok=True)
     raise type(error)(f'{error} {likely_causes(job.settings)}') from error
   except BaseException:
@@ -361,7 +362,7 @@ def _train(
     job: Job, metrics_hook: Optional[metrics_hook_lib.MetricsHook]
 ) -> training.TrainingResult:
   with warnings.catch_warnings():
-    # The warning with the names of flags is shown already.
+    # `warn_of_kept_statistics` has shown the warning with the names of flags.
     warnings.simplefilter('ignore', training.KeptStatisticsWarning)
     return training.train(
         job.process,
@@ -415,7 +416,7 @@ def warn_of_no_memory(settings: settings_lib.RunSettings) -> None:
 
 
 def warn_of_kept_statistics(job: Job) -> None:
-  """Warns if much is left of the initial moving statistics after the run.
+  """Warns if the moving statistics stay close to their initial values.
 
   Args:
     job: The run.

@@ -7,8 +7,8 @@ import pathlib
 import re
 
 from tff_bn.common import progress
-from tff_bn.programs.runs import run_folder
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
+from tff_bn.programs.runs import run_folder
 
 
 def choose(
@@ -62,7 +62,7 @@ def _existing(first: pathlib.Path) -> dict[int, pathlib.Path]:
 def _differences(
     folder: pathlib.Path, texts: Mapping[str, str], grown: run_folder.Grown
 ) -> str:
-  """Returns why a folder can't be used; empty if these flags continue it."""
+  """Returns why a folder can't be used; '' if these flags continue its run."""
   try:
     previous = run_folder.read_flags(folder)
   except OSError:

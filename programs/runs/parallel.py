@@ -91,8 +91,8 @@ def train(
 def _next(ended: queue.SimpleQueue[_Child]) -> _Child:
   """Waits for the next child that ends."""
   while True:
-    # If another thread gets the signal of a Ctrl-C, this one handles it only
-    # when it wakes up.
+    # If another thread receives the signal of Ctrl-C, this thread handles it
+    # only when it wakes up.
     with contextlib.suppress(queue.Empty):
       return ended.get(timeout=_WAKE_UP_SECONDS)
 
@@ -119,7 +119,8 @@ def _start(
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       pass_fds=(descriptor,),
-      # Operations use as many threads as in this process, for the same bits.
+      # Operations use the same number of threads as in this process, so that
+      # results have the same bits.
       env={
           **os.environ,
           cores.ENVIRONMENT_VARIABLE: str(cores.per_operation()),
@@ -159,7 +160,7 @@ def _forward(
 ) -> None:
   """Writes the lines of a process that are shown, with a prefix."""
   is_open = True
-  # If nobody reads the lines, they are still taken from the process.
+  # The loop goes on if writing fails: the process waits while its pipe is full.
   for line in source:
     try:
       if is_open and shows(line):

@@ -28,12 +28,12 @@ from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import algorithm_flags
 from tff_bn.programs.flags import held_out_flags
 from tff_bn.programs.flags import registry
-from tff_bn.programs.runs import run_data
 from tff_bn.programs.flags import run_flags
-from tff_bn.programs.runs import run_folder
 from tff_bn.programs.flags import server_flags
-from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.flags import training_flags
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.runs import run_data
+from tff_bn.programs.runs import run_folder
 from tff_bn.training import finished
 from tff_bn.training import saved_models
 
@@ -221,7 +221,7 @@ def _rule(
   num_in_round = (
       settings.clients_per_round
       or held_out_flags.num_training_clients(settings)
-      # The data decides it.
+      # The data decides the number of clients.
       or num_clients
   )
   return settings.build_rule(target, settings.seed, num_in_round)
@@ -275,8 +275,8 @@ def _local_training_arguments(
     factor = getattr(settings, algorithm.later_rate)
     later_rates.append(((num_rounds + 1, factor),))
   # The clients' datasets are as long as --local_steps or --local_epochs says,
-  # so that the process goes through them once. That there is a single step lets
-  # some algorithms do without the code for more.
+  # so that the process goes through them once. With one local step, some
+  # algorithms need no loop.
   return dict(
       settings.arguments(training_flags.TrainingFlags, run_flags.RunFlags),
       client_learning_rate_schedule=settings.build_learning_rate_schedule(
@@ -294,7 +294,7 @@ def training_config(
       **{
           name: getattr(settings, name)
           for name in names & set(settings.specs())
-          # The flag has no effect on the algorithm.
+          # None: the flag has no effect on the algorithm.
           if getattr(settings, name) is not None
       }
   )

@@ -1,11 +1,18 @@
-"""The folder of a run: its flags, and whether a program may write into it.
+"""The folder of a run: its files, its flags, and how far the run is.
 
 A folder with a `flags.txt` holds a run. This file is written first and removed
-last, so the flags are known for every part of a run.
+last, so the flags are known for every part of a run. The training writes
+`model/` last: it has the checksums of the results, and the flags. The programs
+write `report.html` after everything else.
+
+`check` answers whether a run is new, begun or finished, and raises an error if
+a folder holds another run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 import contextlib
+import enum
+import itertools
 import os
 import pathlib
 import re
@@ -57,38 +64,49 @@ RUN_ANALYSES = {
     'preference': ('preference', 'preference_units'),
     'fusion': ('fusion',),
 }
+_TABLES = ('csv', 'md')
 # How many flags an error names, and how much of their values.
 _MAX_NAMED_FLAGS = 4
 _MAX_VALUE_LENGTH = 40
-# Returns the names of the flags that may differ where a run is continued, given
-# the flags of the run that a folder holds and the new ones.
+# Takes the flags of the run in a folder and the new flags; returns the names of
+# flags that may differ if the run is continued.
 Grown = Callable[[Mapping[str, str], Mapping[str, str]], Collection[str]]
 # Removed by the next program that writes into the folder.
 _TEMPORARY = '.temporary'
 # The number of files that a program opens besides the claimed folders.
 _NUM_OTHER_FILES = 1000
 _CHECKPOINT_NAME = re.compile('round_([0-9]+)')
-# The entries besides flags.txt. Nothing else is ever removed.
-_FILES = (
-    *run_entries.FILES,
-    RESULTS_CSV,
-    RESULTS_MARKDOWN,
-    REPORT,
-    EXPERIMENT_CSV,
-    EXPERIMENT_MARKDOWN,
-    TIMING,
-    EVALUATION,
-    HELD_OUT_CSV,
-    HELD_OUT_MARKDOWN,
-    NORMALIZATION_ERROR_CSV,
-    NORMALIZATION_ERROR_BY_ROUND_CSV,
-    NORMALIZATION_ERROR_MARKDOWN,
-    'fedbn_toy.csv',
-    'fedbn_toy.md',
-    *(f'{name}{ending}' for name in RUN_ANALYSES for ending in ('.csv', '.md')),
+# The files besides flags.txt and in folders, by the program that writes them.
+# Nothing else is ever removed.
+_WRITTEN_BY = {
+    'the training': run_entries.FILES,
+    'tff-bn-train': (TIMING, HELD_OUT_CSV, REPORT),
+    'tff-bn-compare': (
+        *(RESULTS_CSV, RESULTS_MARKDOWN, HELD_OUT_CSV, HELD_OUT_MARKDOWN),
+        *(REPORT, EXPERIMENT_CSV, EXPERIMENT_MARKDOWN),
+    ),
+    'tff-bn-evaluate': (EVALUATION,),
+    'tff-bn-analyze': (
+        NORMALIZATION_ERROR_CSV,
+        NORMALIZATION_ERROR_BY_ROUND_CSV,
+        NORMALIZATION_ERROR_MARKDOWN,
+        *('fedbn_toy.csv', 'fedbn_toy.md'),
+        *(f'{name}.{ending}' for name in RUN_ANALYSES for ending in _TABLES),
+    ),
+}
+_FILES = tuple(
+    dict.fromkeys(itertools.chain.from_iterable(_WRITTEN_BY.values()))
 )
 _FOLDERS = (*run_entries.FOLDERS, PLOTS, ANALYSES, EXPORTED)
 _ENTRIES = (*_FILES, *_FOLDERS)
+
+
+class State(enum.StrEnum):
+  """How far a run is."""
+
+  NEW = 'new'
+  BEGUN = 'begun'
+  FINISHED = 'finished'
 
 
 def read_flags(folder: pathlib.Path) -> dict[str, str]:
@@ -154,15 +172,6 @@ def _parse_flags(folder: pathlib.Path) -> dict[str, str]:
   return flags
 
 
-def is_finished(folder: pathlib.Path) -> bool:
-  """Whether a folder holds a finished run."""
-  # Training writes the model last.
-  if not all((folder / n).exists() for n in (FLAGS_FILE, METRICS, MODEL)):
-    return False
-  # A run that is to be continued has its models until the next round begins.
-  return finished.saved_settings(folder) in (None, read_flags(folder))
-
-
 def saved_round(folder: pathlib.Path) -> int:
   """Returns the round after which a run would be continued; 0 if there is none.
 
@@ -181,7 +190,7 @@ def saved_round(folder: pathlib.Path) -> int:
 
 
 def allow_claims(number: int) -> None:
-  """Lets this process open as many files as claims of folders need.
+  """Raises the limit of open files: each locked folder needs one.
 
   Args:
     number: The number of folders. Each claim keeps one open.
@@ -344,7 +353,7 @@ def check(
     *,
     overwrite: bool,
     grown: Grown = grown_rounds,
-) -> None:
+) -> State:
   """Checks that a run with these flags may be written into a folder.
 
   Writes nothing.
@@ -356,9 +365,13 @@ def check(
     grown: Returns the names of the flags that may differ, given the flags of
       the run that the folder holds and the new ones.
 
+  Returns:
+    How far the run is. With `overwrite`, it is new.
+
   Raises:
     ValueError: If the folder holds files with the programs' names but no run,
       or a run with other flags that may not be removed.
+    OSError: If a file can't be read at present.
   """
   check_runs(folder)
   if not overwrite:  # Links are removed, and what they point to is kept.
@@ -373,9 +386,9 @@ def check(
           f' {FLAGS_FILE}, so it is not the folder of a run and nothing in it'
           ' is touched. Choose another folder.'
       )
-    return
+    return State.NEW
   if overwrite:
-    return
+    return State.NEW
   previous = read_flags(folder)
   differences = describe_differences(previous, flags, grown)
   if differences:
@@ -383,6 +396,7 @@ def check(
         f'--output_dir={folder} holds a run with other flags: {differences}.'
         ' Choose another --output_dir, or replace that run with --overwrite.'
     )
+  return State.FINISHED if is_complete(folder, flags) else State.BEGUN
 
 
 def check_entries(folder: pathlib.Path) -> None:
@@ -434,7 +448,7 @@ def describe_differences(
       for name in dict.fromkeys((*flags, *previous))
       if previous.get(name) != flags.get(name) and name not in may_differ
   ]
-  # Changed values tell more than flags that follow from them.
+  # Flags with other values come first: missing flags often follow from them.
   names.sort(key=lambda name: not (name in previous and name in flags))
   shown = [
       f'--{name} ({_was(previous.get(name))}, now {_was(flags.get(name))})'
@@ -492,7 +506,7 @@ def begin(
 
 
 def undo_growth(folder: pathlib.Path) -> None:
-  """Makes a run finished again that was to be continued but could not be.
+  """Marks a run as finished again if it could not get more rounds.
 
   Args:
     folder: The folder, claimed. If its models are there, no later round has
@@ -540,7 +554,7 @@ def remove(folder: pathlib.Path) -> None:
     _remove_if_empty(runs)
   for name in _ENTRIES:
     _remove_entry(folder / name)
-    # A file that a killed program has not finished.
+    # The temporary file of a killed program.
     _remove_entry(files.temporary_path(folder / name))
   (folder / FLAGS_FILE).unlink()
 

@@ -18,11 +18,11 @@ from absl import flags as absl_flags
 from tff_bn.catalog import value_types
 from tff_bn.imports import dependencies
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.runs import finished_run
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.flags import logging_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.flags import runtime_flags
+from tff_bn.programs.runs import finished_run
 from tff_bn.training import folder_lock
 
 # The exit code if the run has no usable model; the message is printed.

@@ -14,7 +14,7 @@ _RUN = 'run'
 
 
 class Timing(NamedTuple):
-  """The time of the part of a run that a program trained without interruption.
+  """The time of the last part of a run that was trained without interruption.
 
   Attributes:
     seconds: Its duration, with the time for data, models and evaluations.

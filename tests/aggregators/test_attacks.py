@@ -84,35 +84,6 @@ def test_attacks_equal_numpy(name, num_honest, num_attackers, dtype):
     )
 
 
-@pytest.mark.parametrize('dtype', _DTYPES)
-@pytest.mark.parametrize('name', [*_ATTACKS, 'gaussian'])
-def test_attacks_ignore_the_order_of_honest_clients(name, dtype):
-  attack = (
-      attacks.GaussianNoise(2.0, seed=1)
-      if name == 'gaussian'
-      else _ATTACKS[name][0]
-  )
-  honest = _honest(6, dtype=dtype)
-  permuted = np.random.default_rng(0).permutation(honest)
-  np.testing.assert_allclose(
-      _values(attack, honest), _values(attack, permuted), rtol=1e-5
-  )
-
-
-@pytest.mark.parametrize(
-    ('attack', 'expected'),
-    [
-        (attacks.SignFlipping(), [-2, -4]),
-        (attacks.FallOfEmpires(1.5), [-1, -2]),
-        (attacks.InnerProductManipulation(0.5), [-1, -2]),
-        (attacks.ALittleIsEnough(0.5), [2.5, 5]),
-    ],
-)
-def test_examples_of_the_docstrings(attack, expected):
-  honest = np.array([[1, 2], [3, 6]], np.float64)
-  np.testing.assert_allclose(_values(attack, honest, 1), [expected])
-
-
 def test_sign_flipping_keeps_variances():
   honest = _honest(4, 5)
   mean = honest.mean(axis=0)

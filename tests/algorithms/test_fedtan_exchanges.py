@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import BatchNormModel
 from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn.runtime import execution
@@ -52,11 +52,7 @@ def _model(body):
     inputs = keras.Input([3])
     return keras.Model(inputs, _layers.Dense(2)(body(inputs)))
 
-  return BatchNormModel(
-      keras_model_fn,
-      (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32)),
-      lambda: keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-  )
+  return small_models.classifier(keras_model_fn, (3,))
 
 
 @pytest.fixture(name='num_uploads')

@@ -6,6 +6,7 @@ import types
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -13,7 +14,6 @@ from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn import models
 from tff_bn import runtime
-from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Role
 from tff_bn.processes import phased_process
 from tff_bn.runtime import plan as plan_lib
@@ -26,15 +26,9 @@ def _sgd():
 
 
 def _resnet20(normalization='batch'):
-  return BatchNormModel(
+  return small_models.classifier(
       models.build_model_fn('resnet20', (32, 32, 3), 10, normalization),
-      input_spec=(
-          tf.TensorSpec([None, 32, 32, 3], tf.float32),
-          tf.TensorSpec([None], tf.int32),
-      ),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
+      (32, 32, 3),
   )
 
 
@@ -104,46 +98,6 @@ def test_numbers_of_the_paper_for_fedtan(in_process_runtime):
   assert sizes == expected
 
 
-_TABLE_3 = {'FedTAN': 6.2679, 'FedAvg+BN': 6.2049, 'FedAvg+GN': 6.1734}
-
-
-@pytest.mark.parametrize(
-    ('scheme', 'than', 'percent'),
-    [
-        ('FedTAN', 'FedAvg+BN', '1.02'),
-        # The paper prints 1.52, the percentage of FedAvg+BN.
-        ('FedTAN', 'FedAvg+GN', '1.53'),
-        ('FedAvg+BN', 'FedAvg+GN', '0.51'),
-        ('FedAvg+GN', 'FedAvg+BN', '-0.51'),
-    ],
-)
-def test_percentages_of_table_3(scheme, than, percent):
-  """FedTAN's paper computes them from the printed megabytes."""
-  found = _TABLE_3[scheme] / _TABLE_3[than] - 1
-  assert f'{100 * found:.2f}' == percent
-
-
-@pytest.mark.parametrize(
-    ('sync_rounds', 'gigabytes', 'rounds', 'bits'),
-    [
-        (1000, '60.6563', '85.07', '0.1014'),
-        (2000, '60.7178', '91.94', '0.2027'),
-        (4000, '60.8408', '95.80', '0.4045'),
-        (10_000, '61.2100', '98.28', '1.0051'),
-    ],
-)
-def test_table_4(sync_rounds, gigabytes, rounds, bits):
-  """10,000 rounds with ResNet-20, from the printed megabytes."""
-  base = 10_000 * _TABLE_3['FedAvg+BN']
-  extra = sync_rounds * (_TABLE_3['FedTAN'] - _TABLE_3['FedAvg+BN'])
-  # Three for each of 19 layers, besides the exchange of the model.
-  exchanges = 3 * 19 * sync_rounds
-  # The first row is 60.65625, rounded up.
-  assert f'{(base + extra) / 1024 + 1e-9:.4f}' == gigabytes
-  assert f'{100 * exchanges / (10_000 + exchanges):.2f}' == rounds
-  assert f'{100 * extra / (base + extra):.4f}' == bits
-
-
 def test_table_5():
   """500 rounds of a perceptron on MNIST (appendix H).
 
@@ -152,15 +106,8 @@ def test_table_5():
   statistics. Our `mlp3` has statistics, but not this redundant bias. The last
   row's gigabits are without the exchanges of the layers, unlike its percentage.
   """
-  model = BatchNormModel(
-      models.build_model_fn('mlp3', (28, 28, 1), 10),
-      input_spec=(
-          tf.TensorSpec([None, 28, 28, 1], tf.float32),
-          tf.TensorSpec([None], tf.int32),
-      ),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
+  model = small_models.classifier(
+      models.build_model_fn('mlp3', (28, 28, 1), 10), (28, 28, 1)
   )
   fed_avg, fedtan = (
       analysis.computation_traffic(build(model, _sgd()).next)
@@ -204,7 +151,7 @@ class _AUC(keras.metrics.AUC):
 
 @pytest.fixture(scope='module')
 def model():
-  return BatchNormModel(
+  return small_models.classifier(
       lambda: keras.Sequential(
           [
               keras.layers.Input([3]),
@@ -213,13 +160,7 @@ def model():
               keras.layers.Dense(2, dtype=tf.float64),
           ]
       ),
-      input_spec=(
-          tf.TensorSpec([None, 3], tf.float32),
-          tf.TensorSpec([None], tf.int32),
-      ),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
+      (3,),
       metrics_fn=lambda: [_AUC(name='auc')],
   )
 
@@ -429,12 +370,9 @@ def _lora():
     ],
 )
 def test_lora_sends_what_training_changes(name, leaves_out):
-  model = BatchNormModel(
+  model = small_models.classifier(
       _lora,
       (tf.TensorSpec([None, 6], tf.int32), tf.TensorSpec([None], tf.int32)),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
   )
   # By hand: r (a + b) for each kernel of shape [a, b], batch normalization, and
   # the last layer.

@@ -26,7 +26,8 @@ def import_benchmark(name):
   return module
 
 
-def _command(name, output_dir, *given):
+def command(name, output_dir, *given):
+  """The command that runs a benchmark with these flags."""
   path = FOLDER / f'{name}.py'
   return [sys.executable, str(path), *given, f'--output_dir={output_dir}']
 
@@ -37,7 +38,7 @@ def run(name, tmp_path, *given):
   output_dir = tmp_path / 'new' / 'results'
   with log.open('w') as file:
     result = subprocess.run(
-        _command(name, output_dir, *given),
+        command(name, output_dir, *given),
         stdout=file,
         stderr=subprocess.STDOUT,
         check=False,
@@ -48,22 +49,6 @@ def run(name, tmp_path, *given):
   text = report.read_text()
   assert text in printed
   return result.returncode, printed, text
-
-
-def check_wrong_flags(name, tmp_path, *wrong):
-  """Each of these flags is named at once, and nothing is written."""
-  for flag in wrong:
-    result = subprocess.run(
-        _command(name, tmp_path, flag),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    printed = result.stdout + result.stderr
-    assert result.returncode == 1, printed
-    assert flag.partition('=')[0] in printed
-  assert not list(tmp_path.iterdir())
 
 
 def tables(text):

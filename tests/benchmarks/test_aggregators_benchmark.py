@@ -182,9 +182,3 @@ def test_program(tmp_path):
   assert memory[0] == ['']
   assert whole[0] == ['', '5 clients']
   assert '300 columns' in text
-
-
-def test_wrong_flags_are_found_at_once(tmp_path):
-  benchmark_files.check_wrong_flags(
-      'aggregators', tmp_path, '--clients=2', '--tff_clients=many', '--size=0'
-  )

@@ -82,23 +82,6 @@ def test_report_says_which_floor_is_missed(row, later):
   assert text.count('**no**') == 1
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
-        '',
-        'small_cnn',
-        'resnet56:2x2x1',
-        'small_cnn:2x2',
-        'small_cnn:2x0x1',
-        'small_cnn:1x2x1',
-        'small_cnn:2x1x1',
-    ],
-)
-def test_row_that_is_not_understood(text):
-  with pytest.raises(ValueError, match='--rows'):
-    benchmark.Row.parse(text)
-
-
 @pytest.fixture(name='problem', scope='module')
 def fixture_problem():
   return benchmark._Problem(benchmark.Row('mlp3', 2, 2, 4))
@@ -308,9 +291,3 @@ def test_program(tmp_path):
   assert [row[1] for row in ratios[1:]] == list(benchmark.WAYS[1:])
   assert re.fullmatch(r'\d+\.\d\d \(\d+\.\d\d–\d+\.\d\d\)', ratios[1][2])
   assert 'tensorflow-federated 0.87' in text
-
-
-def test_wrong_flags_are_found_at_once(tmp_path):
-  benchmark_files.check_wrong_flags(
-      'corrections', tmp_path, '--rows=small_cnn', '--rows=', '--repeats=0'
-  )

@@ -91,44 +91,26 @@ def test_report_has_medians_of_paired_ratios():
   ]
 
 
-@pytest.mark.parametrize(
-    'changes',
-    [
-        {'rounds': {_RESNET20: _rounds([1.0], [1.51], [1.0], [2.0])}},
-        {'rounds': {_RESNET20: _rounds([1.0], [1.0], [1.51], [2.0])}},
-        {'rounds': {_RESNET20: _rounds([1.0], [1.21], [1.0], [1.0])}},
-        {
-            'first_rounds': {
-                **_FIRST_ROUNDS,
-                _RESNET20: _first_round(19, 5.0, 10.1),
-            }
-        },
-        {
-            'first_rounds': {
-                **_FIRST_ROUNDS,
-                benchmark.Row('keras_resnet50', 2, 1, 8): _first_round(
-                    53, 20.1, 40.0
-                ),
-            }
-        },
-        {
-            'first_rounds': {
-                **_FIRST_ROUNDS,
-                benchmark.Row('resnet56', 2, 1, 8): _first_round(
-                    55, 11.1, 13.75
-                ),
-            }
-        },
-    ],
-    ids=[
-        'two_pass',
-        'fused',
-        'centralized',
-        'resnet20',
-        'keras_resnet50',
-        'layers',
-    ],
-)
+def _missed(row, *first_round):
+  changed = {**_FIRST_ROUNDS, row: _first_round(*first_round)}
+  return {'first_rounds': changed}
+
+
+_MISSED = {
+    'two_pass': {'rounds': {_RESNET20: _rounds([1.0], [1.51], [1.0], [2.0])}},
+    'fused': {'rounds': {_RESNET20: _rounds([1.0], [1.0], [1.51], [2.0])}},
+    'centralized': {
+        'rounds': {_RESNET20: _rounds([1.0], [1.21], [1.0], [1.0])}
+    },
+    'resnet20': _missed(_RESNET20, 19, 5.0, 10.1),
+    'keras_resnet50': _missed(
+        benchmark.Row('keras_resnet50', 2, 1, 8), 53, 20.1, 40.0
+    ),
+    'layers': _missed(benchmark.Row('resnet56', 2, 1, 8), 55, 11.1, 13.75),
+}
+
+
+@pytest.mark.parametrize('changes', _MISSED.values(), ids=_MISSED)
 def test_report_says_which_floor_is_missed(changes):
   text, are_floors_met = benchmark.report(_measurements(**changes))
   assert not are_floors_met
@@ -146,14 +128,6 @@ def test_rows_of_other_sizes_have_no_common_layers_table():
       )
   )
   assert len(benchmark_files.tables(text)) == 1
-
-
-@pytest.mark.parametrize(
-    'text', ['', 'small_cnn', 'mlp:1x1x1', 'small_cnn:1x2', 'small_cnn:1x0x1']
-)
-def test_row_that_is_not_understood(text):
-  with pytest.raises(ValueError, match='--rows'):
-    benchmark.Row.parse(text)
 
 
 @pytest.fixture(name='problem', scope='module')
@@ -307,9 +281,3 @@ def test_program(tmp_path):
   assert [row[2] for row in sent[1:]] == ['1', '4', '3'] * 2
   assert first_rounds[1][:2] == ['mlp3, 1 client × 1 × 2', '1']
   assert 'tensorflow-federated 0.87' in text
-
-
-def test_wrong_flags_are_found_at_once(tmp_path):
-  benchmark_files.check_wrong_flags(
-      'fedtan', tmp_path, '--rows=small_cnn', '--first_rounds=5', '--repeats=0'
-  )

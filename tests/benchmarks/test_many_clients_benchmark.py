@@ -59,19 +59,6 @@ def test_other_runs_have_no_floors():
   assert '≤' not in text
 
 
-def test_wrong_flags(tmp_path):
-  benchmark_files.check_wrong_flags(
-      'many_clients',
-      tmp_path,
-      '--rows=',
-      '--rows=100',
-      '--rows=10x11x4',
-      '--rows=10x0x4',
-      '--rows=10x5x3',
-      '--rows=axbxc',
-  )
-
-
 @pytest.mark.slow
 def test_program(tmp_path):
   code, printed, text = benchmark_files.run(

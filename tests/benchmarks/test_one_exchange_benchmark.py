@@ -98,9 +98,3 @@ def test_a_short_run(tmp_path):
   traffic = benchmark.compare_settings('mlp3', method, 2, 2, path)
   assert benchmark.Results(path).runs == runs
   assert traffic.exchanges == 1
-
-
-def test_wrong_flags(tmp_path):
-  benchmark_files.check_wrong_flags(
-      'one_exchange', tmp_path, '--models=vgg9', '--models=', '--rounds=0'
-  )

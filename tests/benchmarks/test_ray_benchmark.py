@@ -113,14 +113,3 @@ def test_program(tmp_path):
   ]
   assert len(paper) == 3
   assert re.search(r', ray \d+\.\d+', text)
-
-
-def test_wrong_flags_are_found_at_once(tmp_path):
-  benchmark_files.check_wrong_flags(
-      'ray_runtime',
-      tmp_path,
-      '--rows=small_cnn',
-      '--workers=0',
-      '--clients=1',
-      '--repeats=0',
-  )

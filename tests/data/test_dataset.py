@@ -1,4 +1,7 @@
-"""Tests of the checks and conversions of a dataset's arrays."""
+"""Tests of what makes a dataset of arrays: shapes, classes and warnings.
+
+test_arrays.py tests the checks that every `Dataset` makes.
+"""
 
 from absl import logging
 import numpy as np
@@ -24,22 +27,6 @@ def floats(*shape, dtype=np.float32):
   return np.zeros(shape, dtype)
 
 
-def test_uint8_is_kept():
-  dataset = create()
-  assert dataset.x_train.dtype == dataset.x_test.dtype == np.uint8
-  assert dataset.y_train.dtype == dataset.y_test.dtype == np.int32
-  assert dataset.num_classes == 3
-  assert dataset.input_shape == (4, 5, 3)
-
-
-@pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
-def test_floats_become_float32_unscaled(dtype):
-  x = np.array([[1.5, 200.25]] * 6, dtype)
-  dataset = create(x_train=x, x_test=x[:2])
-  assert dataset.x_train.dtype == dataset.x_test.dtype == np.float32
-  np.testing.assert_array_equal(dataset.x_train, x)
-
-
 def test_images_without_channel_axis_get_one():
   dataset = create(x_train=floats(6, 4, 5), x_test=floats(2, 4, 5))
   assert dataset.x_train.shape == (6, 4, 5, 1)
@@ -57,58 +44,16 @@ def test_vectors_are_kept():
   assert dataset.input_shape == (7,)
 
 
-@pytest.mark.parametrize('dtype', [np.int8, np.uint8, np.int64, np.uint64])
-def test_labels_of_any_integer_type_and_with_extra_axis(dtype):
-  dataset = create(y_train=GOOD['y_train'].astype(dtype)[:, np.newaxis])
-  assert dataset.y_train.dtype == np.int32
-  np.testing.assert_array_equal(dataset.y_train, GOOD['y_train'])
-
-
 def test_given_number_of_classes():
   dataset = create(num_classes=10, y_test=np.array([9, 0]))
   assert dataset.num_classes == 10
 
 
-NAN = floats(6, 4)
-NAN[3, 1] = np.nan
-INFINITE = floats(2, 4)
-INFINITE[1, 2] = np.inf
-HUGE = floats(6, 4, dtype=np.float64)
-HUGE[5, 0] = 1e300
-
-
 @pytest.mark.parametrize(
     'changes,message',
     [
-        ({'x_train': NAN, 'x_test': floats(2, 4)}, 'x_train has 1 .*sample 3'),
-        (
-            {'x_train': floats(6, 4), 'x_test': INFINITE},
-            'x_test has 1 .*sample 1',
-        ),
-        ({'x_train': HUGE, 'x_test': floats(2, 4)}, 'x_train has 1 .*float32'),
-        ({'x_train': floats(6)}, r'x_train has the shape \(6,\)'),
-        ({'x_test': floats(2, 4, 5, 3, 1)}, r'x_test has the shape'),
-        (
-            {'x_train': np.zeros((6, 4), complex)},
-            'x_train has the dtype complex128',
-        ),
-        ({'x_train': np.full((6, 4), 'a')}, 'x_train has the dtype'),
-        (
-            {'x_train': floats(0, 4, 5, 3), 'y_train': np.zeros(0, int)},
-            'x_train .*empty',
-        ),
         ({'x_test': GOOD['x_test'][:0]}, 'x_test .*empty'),
-        ({'x_train': np.zeros((6, 0, 5, 3), np.uint8)}, 'x_train .*empty'),
-        ({'x_test': floats(2, 4, 5, 3)}, 'only one of .*uint8'),
-        (
-            {'x_test': np.zeros((2, 4, 5, 1), np.uint8)},
-            r'\(4, 5, 3\), but x_test has \(4, 5, 1\)',
-        ),
-        ({'y_train': np.zeros(5, int)}, 'x_train has 6 .*y_train has 5'),
-        ({'y_test': np.zeros(3, int)}, 'x_test has 2 .*y_test has 3'),
-        ({'y_train': np.array(1)}, r'y_train has the shape \(\)'),
         ({'y_train': GOOD['y_train'] - 1}, 'y_train has the negative label -1'),
-        ({'y_test': np.array([-2, 0])}, 'y_test has the negative label -2'),
         ({'y_test': np.array([0, 3])}, 'y_test has labels .*y_train: 3'),
         (
             {'y_train': GOOD['y_train'] * 2, 'y_test': np.array([3, 0])},

@@ -1,13 +1,9 @@
 """The digits and their five domains."""
 
-import itertools
-
 import numpy as np
 import pytest
 from scipy import signal
 from sklearn import datasets
-from sklearn import linear_model
-from sklearn import neighbors
 
 from tff_bn import data as tff_bn_data
 
@@ -51,12 +47,6 @@ class TestDigits:
   def test_split_is_stratified(self, digits):
     train, test = np.bincount(digits.y_train), np.bincount(digits.y_test)
     np.testing.assert_allclose(test / (train + test), 0.2, atol=0.005)
-
-  def test_is_always_the_same(self, digits):
-    np.random.seed(3)
-    again = tff_bn_data.load_dataset('digits')
-    np.testing.assert_array_equal(digits.x_train, again.x_train)
-    np.testing.assert_array_equal(digits.y_test, again.y_test)
 
 
 class TestDomains:
@@ -120,30 +110,3 @@ class TestDomains:
       )
       assert not after[:, 0].any()
       assert not after[:, :, 0].any()
-
-  def test_appearances_differ_clearly(self, domains):
-    classifier = linear_model.LogisticRegression(max_iter=2000)
-    classifier.fit(flat(domains.x_train), domains.domain_train)
-    accuracy = classifier.score(flat(domains.x_test), domains.domain_test)
-    assert accuracy > 0.95
-
-  def test_labels_are_recognized_better_within_a_domain_than_across(
-      self, domains
-  ):
-    accuracy = np.empty((5, 5))
-    for trained, tested in itertools.product(range(5), range(5)):
-      train = domains.domain_train == trained
-      test = domains.domain_test == tested
-      accuracy[trained, tested] = (
-          neighbors.KNeighborsClassifier(1)
-          .fit(flat(domains.x_train[train]), domains.y_train[train])
-          .score(flat(domains.x_test[test]), domains.y_test[test])
-      )
-    assert np.diag(accuracy).min() > 0.7
-    others = accuracy[~np.eye(5, dtype=bool)]
-    assert np.diag(accuracy).mean() > others.mean() + 0.2
-
-  def test_is_always_the_same(self, domains):
-    again = tff_bn_data.load_dataset('digits_domains')
-    np.testing.assert_array_equal(domains.x_train, again.x_train)
-    np.testing.assert_array_equal(domains.domain_test, again.domain_test)

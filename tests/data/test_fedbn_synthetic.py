@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn import discriminant_analysis
 
 from tff_bn import data as tff_bn_data
 from tff_bn.data import fedbn_synthetic
@@ -42,19 +41,3 @@ def test_moments(dataset, domain, label):
   np.testing.assert_allclose(x.mean(axis=0), 2 * label - 1, atol=0.2)
   covariance = fedbn_synthetic.covariances()[domain]
   np.testing.assert_allclose(np.cov(x.T), covariance, atol=0.25)
-
-
-def test_best_accuracy_is_the_theory_s(dataset):
-  # Φ(sqrt(μᵀ Σ⁻¹ μ)): 0.9992 and 0.977.
-  for domain, expected in ((0, 0.9992), (1, 0.977)):
-    train, test = dataset.domain_train == domain, dataset.domain_test == domain
-    model = discriminant_analysis.LinearDiscriminantAnalysis().fit(
-        dataset.x_train[train], dataset.y_train[train]
-    )
-    score = model.score(dataset.x_test[test], dataset.y_test[test])
-    np.testing.assert_allclose(score, expected, atol=0.02)
-
-
-def test_is_always_the_same(dataset):
-  again = tff_bn_data.load_dataset('fedbn_synthetic')
-  assert again.fingerprint() == dataset.fingerprint()

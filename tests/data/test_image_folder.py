@@ -114,22 +114,25 @@ def test_sizes_of_training_and_test_images_that_differ(tmp_path):
   check_refused(tmp_path, r'\(4, 4, 3\), but x_test has \(5, 4, 3\)')
 
 
-def test_no_such_folder(tmp_path):
+@pytest.mark.parametrize(
+    ('paths', 'message'),
+    [
+        ([], r'splits \(none\)'),
+        (
+            ['train/cat/a', 'train/dog/b'],
+            'has the splits train; it needs train, and test',
+        ),
+        (['train/cat/a', 'test/cat/b'], 'has a single class'),
+        (
+            ['train/cat/a', 'train/dog/b', 'test/bird/c'],
+            'classes without training images: bird',
+        ),
+    ],
+)
+def test_missing_images(tmp_path, paths, message):
+  write(tmp_path, {path: image() for path in paths})
+  check_refused(tmp_path, message)
   check_refused(tmp_path / 'none', 'there is no folder')
-
-
-def test_empty_folder(tmp_path):
-  check_refused(tmp_path, r'splits \(none\)')
-
-
-def test_no_test_images(tmp_path, images):
-  write(tmp_path, {p: i for p, i in images.items() if p.startswith('train')})
-  check_refused(tmp_path, 'has the splits train; it needs train, and test')
-
-
-def test_class_without_images(tmp_path, images):
-  write(tmp_path, {**images, 'test/bird/g': image()})
-  check_refused(tmp_path, 'classes without training images: bird')
 
 
 def test_empty_class_folder(tmp_path, images):
@@ -145,24 +148,15 @@ def test_empty_class_folder(tmp_path, images):
   )
 
 
-def test_single_class(tmp_path):
-  write(tmp_path, {'train/cat/a': image(), 'test/cat/b': image()})
-  check_refused(tmp_path, 'has a single class')
-
-
-def test_file_that_is_no_image(tmp_path, images):
+@pytest.mark.parametrize('kind', ['text', 'damaged', 'GIF', 'TIFF', 'WEBP'])
+@pytest.mark.parametrize('split', ['train', 'test'])
+def test_file_that_is_no_image(tmp_path, images, split, kind):
   write(tmp_path, images)
-  (tmp_path / 'train/cat/broken.png').write_bytes(b'no image')
-  check_refused(
-      tmp_path, f'{tmp_path}/train/cat/broken.png is no readable PNG or JPEG'
-  )
-
-
-def test_damaged_image(tmp_path, images):
-  write(tmp_path, images)
-  path = tmp_path / 'test/dog/d.png'
-  path.write_bytes(path.read_bytes()[:60])
-  check_refused(tmp_path, f'{path} is no readable PNG or JPEG')
+  path = tmp_path / split / 'cat/x.png'
+  Image.fromarray(image()).save(path, kind if kind.isupper() else 'PNG')
+  if not kind.isupper():
+    path.write_bytes(b'no image' if kind == 'text' else path.read_bytes()[:60])
+  check_refused(tmp_path, f'{path} is no readable PNG or JPEG image')
 
 
 @pytest.mark.parametrize('kind', ['pipe', 'socket', 'folder', 'broken link'])
@@ -269,14 +263,6 @@ def test_images_that_are_together_larger_than_memory(
   load(tmp_path)
   monkeypatch.setattr(memory, 'total_bytes', lambda: 3 * 90 - 1)
   check_refused(tmp_path, 'the 3 images of train take 0 GB of memory')
-
-
-@pytest.mark.parametrize('kind', ['GIF', 'TIFF', 'WEBP'])
-def test_other_kinds_of_images(tmp_path, images, kind):
-  write(tmp_path, images)
-  path = tmp_path / 'train/cat/other.png'
-  Image.fromarray(image()).save(path, kind)
-  check_refused(tmp_path, f'{path} is no readable PNG or JPEG image')
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,16 @@
 import dataclasses
 
 import numpy as np
+import parts
 import pytest
 
 from tff_bn import data as tff_bn_data
-from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 
 
 def _split(num_clients=4):
   """Samples that are their own positions, with class position mod 5."""
-  dataset = dataset_lib.create_dataset(
-      'numbers',
-      np.arange(43, dtype=np.float32)[:, np.newaxis],
-      np.arange(43) % 5,
-      np.arange(20, dtype=np.float32)[:, np.newaxis],
-      np.arange(20) % 5,
-  )
+  dataset = parts.numbered(43, 20, num_classes=5)
   return tff_bn_data.split_dataset(
       dataset, 'classes', num_clients, 0, classes_per_client=3
   )

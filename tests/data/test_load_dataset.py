@@ -49,12 +49,17 @@ def test_other_datasets(name, known):
   assert names.is_other_dataset(name) is known
 
 
-def test_names_say_which_datasets_have_domains():
+def test_offline_datasets_are_always_the_same_and_names_tell_of_domains():
   offline = [n for n in names.DATASET_NAMES if not names.is_downloaded(n)]
   assert len(offline) > 3
   for name in (*offline, 'generated:4:2', 'domains:digits,a=digits'):
     dataset = tff_bn_data.load_dataset(name)
     assert names.has_domains(name) == bool(dataset.domain_names), name
+    np.random.seed(3)
+    again = tff_bn_data.load_dataset(name)
+    assert again.fingerprint() == dataset.fingerprint(), name
+    for of in ('domain_train', 'domain_test'):
+      np.testing.assert_array_equal(getattr(again, of), getattr(dataset, of))
 
 
 def test_unknown_dataset():

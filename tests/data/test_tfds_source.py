@@ -119,16 +119,12 @@ def test_names_of_classes(tmp_path):
   )
 
 
-def test_validation_takes_the_place_of_test(tmp_path):
-  store(
-      tmp_path, 'tiny', {'train': GRAY['train'], 'validation': GRAY['test'][:2]}
-  )
-  assert len(load(tmp_path).y_test) == 2
-
-
-def test_test_comes_before_validation(tmp_path):
-  store(tmp_path, 'tiny', {**GRAY, 'validation': GRAY['test'][:2]})
-  assert len(load(tmp_path).y_test) == 4
+def test_validation_takes_the_place_of_test_where_it_is_missing(tmp_path):
+  splits = {'train': GRAY['train'], 'validation': GRAY['test'][:2]}
+  store(tmp_path, 'without', splits)
+  store(tmp_path, 'with', {**splits, 'test': GRAY['test']})
+  assert len(load(tmp_path, 'tfds:without').y_test) == 2
+  assert len(load(tmp_path, 'tfds:with').y_test) == 4
 
 
 def test_no_test_data(tmp_path):

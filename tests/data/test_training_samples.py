@@ -1,25 +1,16 @@
 """Tests of using only some of the training data."""
 
 import numpy as np
+import parts
 import pytest
 
-from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import training_samples
 
 _SIZES = (40, 25, 100)
 
 
 def make(**groups):
-  """Returns a dataset in which each sample is its position."""
-  number = sum(_SIZES)
-  return dataset_lib.create_dataset(
-      'numbers',
-      np.arange(number, dtype=np.float32)[:, np.newaxis],
-      np.arange(number) % 4,
-      np.arange(9, dtype=np.float32)[:, np.newaxis],
-      np.arange(9) % 4,
-      **groups,
-  )
+  return parts.numbered(sum(_SIZES), 9, **groups)
 
 
 @pytest.fixture

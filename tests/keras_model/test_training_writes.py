@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
 
 from tff_bn import BatchNormModel
@@ -151,12 +152,8 @@ def _names(model, positions):
 def test_what_training_writes(name):
   build, expected = _CASES[name]
   spec = _spec(name)
-  model = BatchNormModel(
-      build,
-      (spec, tf.TensorSpec((None,), tf.int32)),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
+  model = small_models.classifier(
+      build, (spec, tf.TensorSpec((None,), tf.int32))
   )
   keras_model = model.keras_model
   fixed = {id(v) for v in keras_model.non_trainable_weights}

@@ -1,6 +1,5 @@
 """Moments of batches against NumPy, also where digits could cancel."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -58,14 +57,6 @@ def test_equals_numpy(shape, axis, compiled):
   assert found.mean.shape == found.variance.shape == mean.shape
 
 
-@pytest.mark.parametrize(('shape', 'axis'), _SHAPES_AND_AXES)
-def test_shape_equals_keras_statistics(shape, axis):
-  layer = keras.layers.BatchNormalization(axis=axis)
-  layer.build(shape)
-  found = batch_moments.batch_moments(_random(shape), axis)
-  assert found.mean.shape == layer.moving_mean.shape
-
-
 @pytest.mark.parametrize(
     ('shape', 'axis', 'mask_shape', 'scalar'),
     [
@@ -90,20 +81,6 @@ def test_masked_values_are_excluded(shape, axis, mask_shape, scalar):
     )
     np.testing.assert_allclose(found.mean, mean, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found.variance, variance, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('axis', [-1, 1])
-def test_masks_agree_with_keras(axis):
-  x = _random([4, 7, 3])
-  mask = np.arange(28).reshape(4, 7) % 3 > 0
-  layer = keras.layers.BatchNormalization(
-      axis=axis, momentum=0.0, dtype='float64'
-  )
-  layer(x, training=True, mask=tf.constant(mask))
-  found = batch_moments.batch_moments(x, axis, mask)
-  # Keras adds 1e-7 to the counts.
-  np.testing.assert_allclose(found.mean, layer.moving_mean, rtol=1e-7)
-  np.testing.assert_allclose(found.variance, layer.moving_variance, rtol=1e-7)
 
 
 def test_excluded_values_may_be_anything():

@@ -121,30 +121,6 @@ def test_mixed_precision(policy):
   )
 
 
-def test_configuration():
-  layer = PositionEncoding('multiply', 0.2, 3, 1, 0.5, name='pe')
-  copy = PositionEncoding.from_config(layer.get_config())
-  assert copy.get_config() == layer.get_config()
-  x = _values([2, 4, 3])
-  np.testing.assert_array_equal(copy(x), layer(x))
-
-
-def test_saved_model_and_dynamic_batch(tmp_path):
-  inputs = keras.Input((None, 4))
-  outputs = PositionEncoding('add', 0.5)(inputs)
-  model = keras.Model(inputs, outputs)
-  model.save(tmp_path / 'model.keras')
-  loaded = keras.models.load_model(tmp_path / 'model.keras')
-  for shape in ((2, 3, 4), (5, 1, 4)):
-    x = _values(shape, np.float32)
-    np.testing.assert_array_equal(loaded(x), model(x))
-
-
-def test_masks_are_passed_on():
-  model = keras.Sequential([keras.layers.Masking(), PositionEncoding('add')])
-  assert model(np.ones([2, 3, 4], np.float32))._keras_mask is not None
-
-
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
@@ -224,16 +200,6 @@ class TestPersonalEncodings:
     np.testing.assert_array_equal(found[:, :5], expected[:, :5])
     assert np.all(found[:, 5:] != expected[:, 5:])
 
-  def test_a_whole_turn_changes_nothing(self):
-    x = _values((2, 6))
-    layer = PositionEncoding('add', 0.3, personal_share=1, dtype='float64')
-    expected = layer(x).numpy()
-    layer.personal_phase.assign(1)
-    np.testing.assert_allclose(layer(x), expected, rtol=1e-14)
-    # Half a turn flips the sign.
-    layer.personal_phase.assign(0.5)
-    np.testing.assert_allclose(layer(x), 2 * x - expected, rtol=1e-13)
-
   @pytest.mark.parametrize(
       'arguments',
       [
@@ -296,22 +262,6 @@ class TestPersonalEncodings:
         layer.encodings(5, layer.personal_phase.numpy()),
         rtol=1e-14,
     )
-
-  def test_configuration_and_saved_model(self, tmp_path):
-    layer = PositionEncoding('multiply', 0.2, personal_share=0.75, name='pe')
-    copy = PositionEncoding.from_config(layer.get_config())
-    assert copy.get_config() == layer.get_config()
-    assert copy.personal_share == 0.75
-    inputs = keras.Input((None, 4))
-    model = keras.Model(inputs, layer(inputs))
-    layer.personal_phase.assign(0.3)
-    model.save(tmp_path / 'model.keras')
-    loaded = keras.models.load_model(tmp_path / 'model.keras')
-    assert loaded.layers[-1].personal_phase.numpy() == np.float32(0.3)
-    x = _values((5, 2, 4), np.float32)
-    np.testing.assert_array_equal(loaded(x), model(x))
-    clone = keras.models.clone_model(model)
-    assert clone.layers[-1].personal_phase.numpy() == 0
 
   @pytest.mark.parametrize('share', [-0.1, 1.01, np.nan, np.inf])
   def test_shares_that_are_not_allowed(self, share):

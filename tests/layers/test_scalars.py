@@ -1,6 +1,5 @@
 """The layers with a single number."""
 
-import keras
 import numpy as np
 import pytest
 import random_values
@@ -36,16 +35,7 @@ def test_forward_and_backward(layer_class, name, shape):
 
 
 @pytest.mark.parametrize('layer_class', [ScalarBias, ScalarMultiplier])
-def test_mixed_precision_and_saving(tmp_path, layer_class):
-  model = keras.Sequential(
-      [keras.Input((3,)), layer_class(dtype='mixed_bfloat16', name='s')]
-  )
-  model.get_layer('s').scalar.assign(0.25)
-  x = random_values.inputs([5, 3]).astype(np.float32)
-  assert model(x).dtype == tf.bfloat16
-  assert model.weights[0].dtype == 'float32'
-  model.save(tmp_path / 'model.keras')
-  loaded = keras.models.load_model(tmp_path / 'model.keras')
-  np.testing.assert_array_equal(loaded(x), model(x))
-  name = layer_class.__name__
-  assert keras.saving.get_registered_name(layer_class) == f'tff_bn>{name}'
+def test_mixed_precision(layer_class):
+  layer = layer_class(dtype='mixed_bfloat16')
+  assert layer(np.ones([5, 3], np.float32)).dtype == tf.bfloat16
+  assert layer.scalar.dtype == 'float32'

@@ -55,13 +55,6 @@ def test_always_equals_keras_in_training(shape, arguments, training):
     np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
-def test_against_numpy():
-  layer = StaticBatchNormalization(epsilon=0.1, dtype='float64')
-  x = random_values.inputs([5, 4, 3])
-  expected = (x - x.mean((0, 1))) / np.sqrt(x.var((0, 1)) + 0.1)
-  np.testing.assert_allclose(layer(x), expected, rtol=1e-12)
-
-
 def test_masked_values_do_not_matter():
   layer = StaticBatchNormalization(dtype='float64')
   x = random_values.inputs([4, 7, 3])
@@ -98,26 +91,3 @@ def test_mixed_precision(policy):
       atol=2e-2,
   )
   assert {v.dtype for v in layer.weights} == {'float32'}
-
-
-def test_models_are_saved_and_masks_pass(tmp_path):
-  model = keras.Sequential(
-      [
-          keras.Input((4, 3)),
-          keras.layers.Masking(),
-          StaticBatchNormalization(axis=2, epsilon=0.5, name='norm'),
-          keras.layers.LSTM(2),
-      ]
-  )
-  random_values.randomize(model.get_layer('norm'))
-  x = random_values.inputs([5, 4, 3]).astype(np.float32)
-  x[:2, 3] = 0
-  model.save(tmp_path / 'model.keras')
-  loaded = keras.models.load_model(tmp_path / 'model.keras')
-  np.testing.assert_array_equal(loaded(x), model(x))
-  norm = loaded.get_layer('norm')
-  assert (norm.axis, norm.epsilon) == (2, 0.5)
-  assert (
-      keras.saving.get_registered_name(StaticBatchNormalization)
-      == 'tff_bn>StaticBatchNormalization'
-  )

@@ -32,13 +32,35 @@ SHAPES = {
 }
 # A model of each kind: the others are made by the same functions.
 _DIFFERENT = ('small_cnn', 'mlp3', 'fbn_cnn', 'resnet20', 'vgg9')
+_each_model = pytest.mark.parametrize(
+    'name',
+    [
+        name
+        if name in _DIFFERENT
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in models.MODEL_NAMES
+    ],
+)
+_some_models = pytest.mark.parametrize(
+    'name',
+    [
+        'small_cnn',
+        'resnet20',
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ('mlp3', 'fbn_cnn', 'vgg9')
+        ),
+    ],
+)
+
+
+def build(name, normalization='batch', input_shape=None, num_classes=10):
+  return _build(name, normalization, input_shape or SHAPES[name], num_classes)
 
 
 @functools.cache
-def build(name, normalization='batch', input_shape=None, num_classes=10):
-  return models.build_model_fn(
-      name, input_shape or SHAPES[name], num_classes, normalization
-  )()
+def _build(name, normalization, input_shape, num_classes):
+  return models.build_model_fn(name, input_shape, num_classes, normalization)()
 
 
 def num_values(variables):
@@ -150,7 +172,7 @@ assert not any(name.startswith('tff_bn') for name in sys.modules)
           np.load(tmp_path / f'{key}.y.npy'), outputs, rtol=1e-5, atol=1e-5
       )
 
-  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  @_each_model
   def test_builds_with_the_same_seed_are_equal(self, name):
     model_fn = models.build_model_fn(name, SHAPES[name], 10)
     builds = []
@@ -176,90 +198,6 @@ assert not any(name.startswith('tff_bn') for name in sys.modules)
       assert type(layer).__module__.startswith('keras.')
     assert model.output_shape == (None, 10)
     assert model.layers[-1].activation is keras.activations.linear
-
-
-@pytest.mark.parametrize(
-    ('name', 'input_shape', 'kernels', 'biases', 'channels', 'expected'),
-    [
-        ('mlp3', (28, 28, 1), 784 * 30 + 30 * 10, 10, 30, 23_950),
-        (
-            'digits_cnn',
-            (28, 28, 3),
-            25 * (3 * 64 + 64 * 64 + 64 * 128)
-            + 6272 * 2048
-            + 2048 * 512
-            + 512 * 10,
-            10,
-            64 + 64 + 128 + 2048 + 512,
-            14_222_026,
-        ),
-        (
-            'fbn_cnn',
-            (32, 32, 3),
-            9 * (3 * 64 + 64 * 64 + 64 * 128 + 128 * 128)
-            + 8192 * 128
-            + 128 * 10,
-            64 + 64 + 128 + 128 + 128 + 10,
-            64 + 64 + 128 + 128,
-            1_311_690,
-        ),
-        (
-            'mlp4',
-            (28, 28, 1),
-            784 * 1024 + 2 * 1024**2 + 1024 * 10,
-            10,
-            3 * 1024,
-            2_922_506,
-        ),
-        (
-            'vgg9',
-            (32, 32, 3),
-            9 * (3 * 32 + 32 * 64 + 64 * 128 + 128**2 + 128 * 256 + 256**2)
-            + 4096 * 512
-            + 512**2
-            + 512 * 10,
-            10,
-            32 + 64 + 128 + 128 + 256 + 256 + 512 + 512,
-            3_497_194,
-        ),
-        (
-            'vgg11',
-            (32, 32, 3),
-            9 * (3 * 64 + 64 * 128 + 128 * 256 + 256**2)
-            + 9 * (256 * 512 + 3 * 512**2)
-            + 512 * 10,
-            10,
-            64 + 128 + 2 * 256 + 4 * 512,
-            9_233_866,
-        ),
-        (
-            'vgg13',
-            (32, 32, 3),
-            9 * (3 * 64 + 64**2 + 64 * 128 + 128**2 + 128 * 256 + 256**2)
-            + 9 * (256 * 512 + 3 * 512**2)
-            + 512 * 10,
-            10,
-            2 * (64 + 128 + 256) + 4 * 512,
-            9_418_954,
-        ),
-        (
-            'resnet20_wide',
-            (32, 32, 3),
-            9 * (3 * 64 + 6 * 64**2 + 64 * 128 + 5 * 128**2)
-            + 9 * (128 * 256 + 5 * 256**2)
-            + 256 * 10,
-            10,
-            7 * 64 + 6 * 128 + 6 * 256,
-            4_291_530,
-        ),
-    ],
-)
-def test_values_with_batch_normalization(
-    name, input_shape, kernels, biases, channels, expected
-):
-  """The table in docs/data_and_models.md."""
-  found = build(name, input_shape=input_shape).count_params()
-  assert found == kernels + biases + 4 * channels == expected
 
 
 class TestAlternatives:
@@ -291,7 +229,7 @@ class TestAlternatives:
         layers.batch_norm_layers(expected)
     )
 
-  @pytest.mark.parametrize('name', _DIFFERENT)
+  @_some_models
   def test_weight_standardization(self, name):
     model, expected = build(name, 'weight_standardization'), build(name, 'none')
     kinds = {
@@ -305,7 +243,7 @@ class TestAlternatives:
       config = layer.get_config()
       assert other.get_config().items() <= config.items()
 
-  @pytest.mark.parametrize('name', _DIFFERENT)
+  @_some_models
   def test_feature_normalization(self, name):
     model, expected = build(name, 'feature'), build(name, 'none')
     kinds = [type(x) for x in expected.layers]
@@ -345,132 +283,105 @@ class TestAlternatives:
       assert np.any(gradient)
 
 
-class TestSmallCnn:
-
-  def test_values(self):
-    # Kernels; scales, shifts and statistics of 80 channels; the dense layer.
-    kernels = 9 * (1 * 16 + 16 * 32 + 32 * 32)
-    assert build('small_cnn').count_params() == kernels + 4 * 80 + 33 * 10
-
-  @pytest.mark.parametrize('size', [(8, 8), (9, 13), (32, 32)])
-  def test_takes_images_from_8x8_pixels_on(self, size):
-    model = build('small_cnn', input_shape=(*size, 3), num_classes=4)
-    assert model(np.zeros((2, *size, 3), np.float32)).shape == (2, 4)
-
-  def test_normalization_comes_before_relu(self):
-    order = order_of(build('small_cnn'), 'Conv2D', 'BatchNormalization', 'ReLU')
-    assert order == ['Conv2D', 'BatchNormalization', 'ReLU'] * 3
+_CONVOLUTION = ['Conv2D', 'BatchNormalization', 'ReLU']
+_DENSE = ['Dense', 'BatchNormalization', 'ReLU']
+_FBN_BLOCK = ['Conv2D', 'ReLU', 'BatchNormalization'] * 2
+_POOL = ['MaxPooling2D']
 
 
-class TestMlp3:
+@pytest.mark.parametrize(
+    ('name', 'input_shape', 'kernels', 'order', 'expected'),
+    [
+        (
+            'small_cnn',
+            (8, 8, 1),
+            [(3, 3, 1, 16), (3, 3, 16, 32), (3, 3, 32, 32), (32, 10)],
+            (_CONVOLUTION + _POOL) * 2 + _CONVOLUTION + ['Dense'],
+            14_618,
+        ),
+        # FedTAN, section 6.
+        (
+            'mlp3',
+            (28, 28, 1),
+            [(784, 30), (30, 10)],
+            [*_DENSE, 'Dense'],
+            23_950,
+        ),
+        ('mlp3', (5,), [(5, 30), (30, 10)], [*_DENSE, 'Dense'], 580),
+        # FedBN, section 5.
+        (
+            'fedbn_two_layer',
+            (10,),
+            [(10, 100), (100, 10)],
+            [*_DENSE, 'Dense'],
+            2_410,
+        ),
+        # FedBN, section 5.2.
+        (
+            'abide_mlp',
+            (5995,),
+            [(5995, 16), (16, 16), (16, 10)],
+            [*_DENSE * 2, 'Dense'],
+            96_474,
+        ),
+        # FBN, table 1.
+        (
+            'fbn_cnn',
+            (32, 32, 3),
+            [(3, 3, 3, 64), (3, 3, 64, 64), (3, 3, 64, 128), (3, 3, 128, 128)]
+            + [(8192, 128), (128, 10)],
+            (_FBN_BLOCK + _POOL + ['Dropout']) * 2 + ['Dense', 'ReLU', 'Dense'],
+            1_311_690,
+        ),
+        # FedBN, table 3.
+        (
+            'digits_cnn',
+            (28, 28, 3),
+            [(5, 5, 3, 64), (5, 5, 64, 64), (5, 5, 64, 128)]
+            + [(6272, 2048), (2048, 512), (512, 10)],
+            (_CONVOLUTION + _POOL) * 2 + _CONVOLUTION + _DENSE * 2 + ['Dense'],
+            14_222_026,
+        ),
+        # FedBN, table 9.
+        (
+            'alexnet_bn',
+            (95, 95, 3),
+            [(11, 11, 3, 64), (5, 5, 64, 192), (3, 3, 192, 384)]
+            + [(3, 3, 384, 256), (3, 3, 256, 256)]
+            + [(9216, 4096), (4096, 4096), (4096, 10)],
+            (_CONVOLUTION + _POOL) * 2
+            + _CONVOLUTION * 3
+            + _POOL
+            + _DENSE * 2
+            + ['Dense'],
+            57_072_842,
+        ),
+    ],
+)
+def test_kernels_and_order_of_layers(
+    name, input_shape, kernels, order, expected
+):
+  model = build(name, input_shape=input_shape)
+  weighted = [layer for layer in model.layers if hasattr(layer, 'kernel')]
+  assert [tuple(layer.kernel.shape) for layer in weighted] == kernels
+  kinds = {*_CONVOLUTION, *_DENSE, *_POOL, 'Dropout'}
+  assert order_of(model, *kinds) == order
+  assert model.count_params() == expected
+  if name == 'fbn_cnn':
+    assert {x.rate for x in model.layers if hasattr(x, 'rate')} == {0.25}
 
-  def test_values(self):
-    # 784-30-10 with a BN layer of 30 neurons.
-    assert build('mlp3').count_params() == 784 * 30 + 4 * 30 + 30 * 10 + 10
 
-  def test_order(self):
-    assert order_of(
-        build('mlp3'), 'Flatten', 'Dense', 'BatchNormalization', 'ReLU'
-    ) == ['Flatten', 'Dense', 'BatchNormalization', 'ReLU', 'Dense']
-
-  def test_takes_vectors(self):
-    model = build('mlp3', input_shape=(5,), num_classes=3)
-    assert model.count_params() == 5 * 30 + 4 * 30 + 30 * 3 + 3
+@pytest.mark.parametrize('size', [(8, 8), (9, 13), (32, 32)])
+def test_small_cnn_takes_images_from_8x8_pixels_on(size):
+  model = build('small_cnn', input_shape=(*size, 3), num_classes=4)
+  assert model(np.zeros((2, *size, 3), np.float32)).shape == (2, 4)
 
 
-class TestFedBnTwoLayer:
-
-  def test_hidden_layer_of_100_neurons(self):
-    model = build('fedbn_two_layer', num_classes=2)
-    assert [w.shape for w in model.trainable_weights] == [
-        (10, 100), (100,), (100,), (100, 2), (2,),
-    ]  # fmt: skip
-    assert order_of(model, 'Dense', 'BatchNormalization', 'ReLU') == [
-        'Dense', 'BatchNormalization', 'ReLU', 'Dense',
-    ]  # fmt: skip
-
-  def test_hidden_weights_are_normal(self):
-    model = build('fedbn_two_layer', 'none', input_shape=(400,))
-    kernel, bias = model.get_layer('hidden').get_weights()
-    np.testing.assert_allclose(kernel.std(), 1, atol=0.02)
-    np.testing.assert_allclose(bias.std(), 1, atol=0.3)
-
-
-class TestFbnCnn:
-
-  def test_table_1(self):
-    model = build('fbn_cnn')
-    shapes = [
-        tuple(layer.kernel.shape)
-        for layer in model.layers
-        if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense))
-    ]
-    assert shapes == [
-        (3, 3, 3, 64),
-        (3, 3, 64, 64),
-        (3, 3, 64, 128),
-        (3, 3, 128, 128),
-        (8192, 128),
-        (128, 10),
-    ]
-    rates = [
-        layer.rate
-        for layer in model.layers
-        if isinstance(layer, keras.layers.Dropout)
-    ]
-    assert rates == [0.25, 0.25]
-
-  def test_normalization_comes_after_relu(self):
-    order = order_of(
-        build('fbn_cnn'),
-        'Conv2D', 'Dense', 'BatchNormalization', 'ReLU', 'MaxPooling2D',
-        'Dropout',
-    )  # fmt: skip
-    block = ['Conv2D', 'ReLU', 'BatchNormalization'] * 2
-    block += ['MaxPooling2D', 'Dropout']
-    assert order == block * 2 + ['Dense', 'ReLU', 'Dense']
-
-
-class TestDigitsCnn:
-
-  def test_table_3(self):
-    model = build('digits_cnn', input_shape=(28, 28, 3))
-    assert num_layers(model)['MaxPooling2D'] == 2
-    convolutions = [
-        layer
-        for layer in model.layers
-        if isinstance(layer, keras.layers.Conv2D)
-    ]
-    assert [layer.kernel.shape for layer in convolutions] == [
-        (5, 5, 3, 64),
-        (5, 5, 64, 64),
-        (5, 5, 64, 128),
-    ]
-    dense = [
-        layer for layer in model.layers if isinstance(layer, keras.layers.Dense)
-    ]
-    assert [layer.kernel.shape for layer in dense] == [
-        (6272, 2048),
-        (2048, 512),
-        (512, 10),
-    ]
-
-  def test_order(self):
-    order = order_of(
-        build('digits_cnn'),
-        'Conv2D', 'Dense', 'BatchNormalization', 'ReLU', 'MaxPooling2D',
-    )  # fmt: skip
-    convolution = ['Conv2D', 'BatchNormalization', 'ReLU']
-    dense = ['Dense', 'BatchNormalization', 'ReLU']
-    assert order == (
-        convolution
-        + ['MaxPooling2D']
-        + convolution
-        + ['MaxPooling2D']
-        + convolution
-        + dense * 2
-        + ['Dense']
-    )
+def test_hidden_weights_of_fedbn_two_layer_are_normal():
+  model = build('fedbn_two_layer', 'none', input_shape=(400,))
+  kernel, bias = model.get_layer('hidden').get_weights()
+  np.testing.assert_allclose(kernel.std(), 1, atol=0.02)
+  np.testing.assert_allclose(bias.std(), 1, atol=0.3)
 
 
 class TestResnet20:
@@ -635,40 +546,14 @@ class TestFixup:
 class TestAlexnet:
   """Table 9 of the FedBN paper."""
 
-  def test_table_9(self):
+  def test_sizes(self):
     model = build('alexnet_bn', input_shape=(256, 256, 3))
-    assert [
-        tuple(x.kernel.shape) for x in model.layers if hasattr(x, 'kernel')
-    ] == [
-        (11, 11, 3, 64),
-        (5, 5, 64, 192),
-        (3, 3, 192, 384),
-        (3, 3, 384, 256),
-        (3, 3, 256, 256),
-        (9216, 4096),
-        (4096, 4096),
-        (4096, 10),
-    ]
-    # The sizes in PyTorch, whose padding is symmetric.
+    # In PyTorch, whose padding is symmetric.
     assert [
         x.output.shape[1]
         for x in model.layers
         if x.name.startswith(('conv_relu', 'pool', 'mean'))
     ] == [63, 31, 31, 15, 15, 15, 15, 7, 6]
-    assert order_of(
-        model, 'Conv2D', 'Dense', 'BatchNormalization', 'ReLU', 'MaxPooling2D'
-    ) == (
-        ['Conv2D', 'BatchNormalization', 'ReLU', 'MaxPooling2D'] * 2
-        + ['Conv2D', 'BatchNormalization', 'ReLU'] * 3
-        + ['MaxPooling2D']
-        + ['Dense', 'BatchNormalization', 'ReLU'] * 2
-        + ['Dense']
-    )
-    kernels = 121 * 3 * 64 + 25 * 64 * 192
-    kernels += 9 * (192 * 384 + 384 * 256 + 256 * 256)
-    kernels += 9216 * 4096 + 4096 * 4096 + 4096 * 10
-    channels = 64 + 192 + 384 + 256 + 256 + 4096 + 4096
-    assert model.count_params() == kernels + 4 * channels + 10 == 57_072_842
 
   def test_first_kernels_are_centered_as_in_pytorch(self):
     model = build('alexnet_bn')
@@ -701,38 +586,26 @@ class TestAlexnet:
     )
 
 
-class TestAbideMlp:
-
-  def test_values(self):
-    # Section 5.2: three dense layers, two of them with 16 units and BN.
-    model = build('abide_mlp', num_classes=2)
-    expected = 5995 * 16 + 16 * 16 + 2 * 4 * 16 + 16 * 2 + 2
-    assert model.count_params() == expected == 96_338
-
-  def test_order(self):
-    assert order_of(
-        build('abide_mlp'), 'Dense', 'BatchNormalization', 'ReLU'
-    ) == ['Dense', 'BatchNormalization', 'ReLU'] * 2 + ['Dense']
-
-
 class TestFedPanModels:
   """Appendix B of the FedPAN paper."""
 
   @pytest.mark.parametrize(
-      ('name', 'expected'),
+      ('name', 'with_batch', 'without'),
       [
-          ('mlp4', 2_913_290),
-          # As FedMA's paper has it.
-          ('vgg9', 3_491_530),
-          ('vgg11', 9_225_610),
-          ('vgg13', 9_410_122),
+          ('mlp4', 2_922_506, 2_913_290),
+          # FedMA's paper has the same number without normalization.
+          ('vgg9', 3_497_194, 3_491_530),
+          ('vgg11', 9_233_866, 9_225_610),
+          ('vgg13', 9_418_954, 9_410_122),
       ],
   )
-  def test_values_without_normalization(self, name, expected):
-    assert build(name, 'none').count_params() == expected
+  def test_values(self, name, with_batch, without):
+    assert build(name).count_params() == with_batch
+    assert build(name, 'none').count_params() == without
 
   def test_values_of_resnet20_wide(self):
     model = build('resnet20_wide')
+    assert model.count_params() == 4_291_530
     assert num_values(model.trainable_variables) == 4_286_026
     assert num_values(model.non_trainable_variables) == 5_504
     assert num_layers(model)['ZeroPadding2D'] == 4

@@ -233,7 +233,12 @@ def test_groups_that_do_not_divide_the_channels(name, groups, layer):
 
 
 @pytest.mark.parametrize(
-    ('name', 'channels'), [('small_cnn', 16), ('mlp3', 30), ('resnet20', 16)]
+    ('name', 'channels'),
+    [
+        ('small_cnn', 16),
+        ('mlp3', 30),
+        pytest.param('resnet20', 16, marks=pytest.mark.slow),
+    ],
 )
 def test_all_divisors_of_the_channels_are_possible(name, channels):
   for groups in range(1, channels + 1):
@@ -252,8 +257,16 @@ class TestPrecision:
   @pytest.mark.parametrize(
       ('name', 'precision'),
       [
-          *((name, 'mixed_float16') for name in models.MODEL_NAMES),
+          *(
+              (name, 'mixed_float16')
+              for name in ('mlp3', 'fbn_cnn', 'resnet20')
+          ),
           ('small_cnn', 'mixed_bfloat16'),
+          *(
+              pytest.param(name, 'mixed_float16', marks=pytest.mark.slow)
+              for name in models.MODEL_NAMES
+              if name not in ('mlp3', 'fbn_cnn', 'resnet20')
+          ),
       ],
   )
   def test_layers_compute_in_16_bits_but_logits_and_variables_have_32(

@@ -23,10 +23,9 @@ def _features(model, x):
 @pytest.mark.parametrize(
     'name',
     [
-        # It has 57 million weights.
-        pytest.param(name, marks=pytest.mark.slow)
-        if name == 'alexnet_bn'
-        else name
+        name
+        if name in ('small_cnn', 'mlp3', 'fbn_cnn', 'resnet20', 'vgg9')
+        else pytest.param(name, marks=pytest.mark.slow)
         for name in names.MODEL_NAMES
     ],
 )

@@ -7,7 +7,7 @@ import re
 from absl import flags
 
 import tff_bn
-from tff_bn.programs import compare
+from tff_bn.papers import compare_with_experiments
 from tff_bn.programs import train
 
 _ROOT = pathlib.Path(tff_bn.__file__).parent
@@ -34,10 +34,13 @@ def test_no_flag_is_named():
   train.define_flags(values)
   names = set(values)
   values = flags.FlagValues()
-  compare.define_flags(values)
+  compare_with_experiments.define_flags(values)
   names |= set(values)
   pattern = re.compile(f'--({"|".join(names)})([^a-z_]|$)')
-  paths = sorted(_ROOT.rglob('*.py'))
+  # The catalog's sentences are the flags' help.
+  paths = sorted(
+      path for path in _ROOT.rglob('*.py') if path.parent.name != 'catalog'
+  )
   assert len(paths) > 100
   found = {
       f'{path.relative_to(_ROOT)}: {text}'

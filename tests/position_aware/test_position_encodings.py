@@ -43,12 +43,18 @@ def _outputs_and_gradients(model, x, training):
 @pytest.mark.parametrize(
     ('name', 'normalization'),
     [
-        *((name, 'batch') for name in random_models.SHAPES),
+        *((name, 'batch') for name in ('mlp3', 'fbn_cnn', 'resnet20')),
         ('mlp3', 'none'),
         ('small_cnn', 'group2'),
         ('small_cnn', 'weight_standardization'),
         ('mlp3', 'static_batch'),
-        ('resnet20', 'fixup'),
+        *(
+            pytest.param(name, normalization, marks=pytest.mark.slow)
+            for name, normalization in (
+                *(('mlp4', 'batch'), ('digits_cnn', 'batch')),
+                *(('vgg9', 'batch'), ('resnet20', 'fixup')),
+            )
+        ),
     ],
 )
 def test_encodings_without_effect_keep_all_bits(name, normalization):
@@ -71,21 +77,15 @@ def test_encodings_without_effect_keep_all_bits(name, normalization):
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
-@pytest.mark.parametrize('mode', ['add', 'multiply'])
 @pytest.mark.parametrize('name', list(random_models.SHAPES))
-def test_encodings_come_after_normalizations_and_before_activations(name, mode):
+def test_encodings_come_after_normalizations_and_before_activations(name):
   model = random_models.build(name)
-  on = tff_bn.add_position_encodings(model, mode, 0.3, 2.0, 1.0)
+  on = tff_bn.add_position_encodings(model, 'multiply', 0.3, 2.0, 1.0)
   encodings = _encodings(on)
   assert len(encodings) == _NUM_ENCODINGS[name]
   for layer in encodings:
-    assert layer.get_config() == {
-        **layer.get_config(),
-        'mode': mode,
-        'amplitude': 0.3,
-        'period': 2.0,
-        'offset': 1.0,
-    }
+    settings = dict(mode='multiply', amplitude=0.3, period=2.0, offset=1.0)
+    assert layer.get_config().items() >= settings.items()
     before = keras_graph.producer(layer.input).layer
     followers = [
         call.layer
@@ -207,16 +207,6 @@ def test_the_given_model_does_not_change():
   assert not _encodings(model)
 
 
-def test_saved_and_loaded(tmp_path):
-  on = tff_bn.add_position_encodings(
-      random_models.build('resnet20'), 'multiply', 0.3
-  )
-  on.save(tmp_path / 'model.keras')
-  loaded = keras.models.load_model(tmp_path / 'model.keras')
-  x = random_models.inputs(on, 4)
-  np.testing.assert_array_equal(loaded(x), on(x))
-
-
 def test_dtype_policies():
   model = models.build_model_fn(
       'small_cnn', (8, 8, 1), 10, precision='mixed_bfloat16'
@@ -241,3 +231,85 @@ def test_invalid_models_and_arguments():
     tff_bn.add_position_encodings(only_outputs, 'off')
   with pytest.raises(ValueError, match='amplitude=-1 must be'):
     tff_bn.add_position_encodings(only_outputs, amplitude=-1)
+  with pytest.raises(ValueError, match='personal_share=2 must be'):
+    tff_bn.add_position_encodings(only_outputs, personal_share=2)
+
+
+# The sizes of the hidden layers.
+_UNITS = {'mlp4': [1024] * 3, 'resnet20': [16] * 7 + [32] * 6 + [64] * 6}
+
+
+@pytest.mark.parametrize('name', list(_UNITS))
+def test_each_hidden_layer_has_a_phase(name):
+  units = _UNITS[name]
+  model = random_models.build(name)
+  shared = tff_bn.add_position_encodings(model, 'multiply', 0.5)
+  assert len(shared.weights) == len(model.weights)
+  own = tff_bn.add_position_encodings(
+      model, 'multiply', 0.5, personal_share=0.25
+  )
+  encodings = _encodings(own)
+  assert all(encoding.personal_share == 0.25 for encoding in encodings)
+  found = [
+      (e.input.shape[-1], e.num_personal(e.input.shape[-1])) for e in encodings
+  ]
+  assert sorted(found) == sorted((j, j // 4) for j in units)
+  phases = [e.personal_phase for e in encodings]
+  assert len({id(phase) for phase in phases}) == len(units)
+  assert len(own.weights) == len(model.weights) + len(units)
+  assert [w.name for w in own.trainable_weights] == [
+      w.name for w in model.trainable_weights
+  ]
+  x = random_models.inputs(model, 3)
+  expected = shared(x)
+  np.testing.assert_array_equal(own(x), expected)
+  for phase in phases:
+    before = phase.numpy()
+    phase.assign(0.3)
+    assert np.abs(own(x) - expected).max() > 1e-6
+    phase.assign(before)
+
+
+def _phases(model):
+  return {e.name: e.personal_phase.numpy() for e in _encodings(model)}
+
+
+def test_copies_keep_the_phases(tmp_path):
+  model = tff_bn.add_position_encodings(
+      random_models.build('small_cnn'), 'multiply', 0.3, personal_share=0.5
+  )
+  for number, encoding in enumerate(_encodings(model)):
+    encoding.personal_phase.assign(number / 3)
+  x = random_models.inputs(model, 3)
+  federated = tff_bn.convert_batch_norm(model)
+  np.testing.assert_array_equal(
+      federated(x, training=False), model(x, training=False)
+  )
+  model.save(tmp_path / 'model.keras')
+  loaded = keras.models.load_model(tmp_path / 'model.keras')
+  np.testing.assert_array_equal(loaded(x), model(x))
+  for copy in (federated, loaded):
+    assert _phases(copy) == _phases(model)
+
+
+def test_encodings_of_models_with_many_layers_are_found_in_linear_time():
+  """Each layer is compared once, by Keras when it is called."""
+  comparisons = []
+
+  class Layer(_layers.Dense):
+
+    def __eq__(self, other):
+      comparisons.append(other)
+      return self is other
+
+    def __hash__(self):
+      return id(self)
+
+  layers = [Layer(4) for _ in range(12)]
+  model = keras.Sequential(
+      [keras.Input((4,)), *layers, _layers.BatchNormalization(), Layer(2)]
+  )
+  comparisons.clear()
+  encoded = tff_bn.add_position_encodings(model)
+  assert len(_encodings(encoded)) == 12
+  assert len(comparisons) <= len(model.layers)

@@ -8,6 +8,7 @@ import dataclasses
 import pathlib
 from typing import Optional
 
+import catalog_tables
 import csv_rows
 import keras
 import numpy as np
@@ -15,10 +16,11 @@ import tensorflow as tf
 
 from tff_bn import algorithms
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import columns
 from tff_bn.catalog import options
 from tff_bn.catalog import value_types
 from tff_bn.data import splits
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
@@ -121,6 +123,14 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
             lambda: keras.metrics.SparseTopKCategoricalAccuracy(3, name='top3'),
         ],
     )
+    added.setattr(
+        columns,
+        'COLUMNS',
+        (
+            *columns.COLUMNS,
+            columns.Column('test_top3', 'Top-3 accuracy, %', columns.ACCURACY),
+        ),
+    )
     added.setitem(analyze.ANALYSES, 'label_shares', _ANALYSIS)
 
     help_text = command_line.help_text(train.PROGRAM)
@@ -136,6 +146,9 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
     last = csv_rows.read(tmp_path / 'run' / 'metrics.csv')[-1]
     for prefix in ('train', 'test', 'client_test'):
       assert float(last[f'{prefix}_top3']) >= float(last[f'{prefix}_accuracy'])
+    page = (tmp_path / 'run' / 'report.html').read_text(encoding='utf-8')
+    assert '>Top-3 accuracy, %<' in page and 'data-chart="test_top3"' in page
+    assert catalog_tables.table('columns').count('`test_top3`') == 1
 
     assert (
         analyze.run(

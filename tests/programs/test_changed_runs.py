@@ -1,4 +1,4 @@
-"""Tests of runs that were changed: flags.txt, results and what is continued."""
+"""Tests of runs whose files were changed: flags, results, checkpoints."""
 
 import csv
 import shutil
@@ -10,12 +10,12 @@ import tiny_runs
 
 from tff_bn import training
 from tff_bn.imports import dependencies
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.results import report_data
+from tff_bn.programs.results import html_report
 from tff_bn.programs.runs import finished_run
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
@@ -45,7 +45,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def run(finished, tmp_path):
-  """A copy of it."""
+  """A copy of the finished run, which a test may change."""
   return shutil.copytree(finished, tmp_path / 'run')
 
 
@@ -58,7 +58,7 @@ def _files(folder):
 
 
 def _fails(program, arguments, capsys, *words):
-  """Runs a program that must not need TensorFlow to find what is wrong."""
+  """Checks that a program finds a mistake without TensorFlow."""
   capsys.readouterr()
   with pytest.MonkeyPatch.context() as monkeypatch:
     monkeypatch.setattr(dependencies, 'require_tff', None)
@@ -110,7 +110,7 @@ class TestFlags:
     # The first line is a comment.
     for position in (0, *range(content.index(b'\n'), len(content))):
       changed = bytearray(content)
-      # One of them for each byte, to save time.
+      # Only one bit of each byte, to save time.
       changed[position] ^= 1 << position % 8
       path.write_bytes(changed)
       with pytest.raises(
@@ -124,7 +124,7 @@ class TestFlags:
     path.write_text(other.replace('--num_clients=4', '--num_clients=6'))
     words = ['flags.txt was changed', '--num_clients (4, now 6)', '--seed']
     _fails(evaluate, [f'--run={run}'], capsys, *words)
-    # The command of the run does not take it for its own either.
+    # The command of the run refuses the folder, too.
     _fails(train, [*_FLAGS, f'--output_dir={run}'], capsys, *words)
 
   def test_more_rounds_than_the_models_have(self, run, capsys):
@@ -163,6 +163,10 @@ class TestFlags:
     path.write_text('--rounds=x\n')
     arguments = [f'--flagfile={path}', '--model=mlp3']
     _fails(train, arguments, capsys, f'{path}: --rounds=x: must be')
+    path.write_text('--sounds=3\n')
+    words = f'{path}: --sounds is not a flag of this program. Did you mean roun'
+    _fails(train, arguments, capsys, words)
+    path.write_text('--rounds=x\n')
     error = _fails(train, ['--rounds=y', f'--flagfile={path}'], capsys)
     assert 'x.flags' not in error and '--rounds=y' in error
 
@@ -171,15 +175,6 @@ class TestFlags:
         evaluate.define_flags, [f'--run={run}', '--num_clients=2']
     )
     assert evaluate.read_request(flags).settings.num_clients == 2
-
-  def test_models_of_an_earlier_version(self, run, capsys):
-    manifest = manifests.read(run / 'model', saved_models.FORMAT)
-    manifests.write(run / 'model', {**manifest, 'format': 2})
-    capsys.readouterr()
-    assert evaluate.run([f'--run={run}']) == 2
-    error = printed.error(capsys.readouterr().err)
-    assert 'has the format 2' in error
-    assert 'The command of the run writes its models again' in error
 
 
 class TestComparisons:
@@ -272,7 +267,7 @@ class TestResults:
       assert f'{path} {how}' in error
 
   def test_the_command_writes_them_again(self, finished, run, capsys):
-    """All at once, to the bit, because building a run takes long."""
+    """The repaired files have the same bits."""
     for name, damage in zip(_RESULTS, ('longer', 'text', 'changed')):
       path = run / name
       path.write_bytes(_DAMAGES[damage](path.read_bytes()))
@@ -283,21 +278,21 @@ class TestResults:
       assert (run / name).read_bytes() == (finished / name).read_bytes()
     assert run_folder.is_complete(run, run_folder.read_flags(run))
     # The page has their numbers.
-    (client, accuracy), *_ = report_data.client_accuracies(run)
+    (client, accuracy), *_ = html_report.client_accuracies(run)
     with (finished / 'client_metrics.csv').open() as file:
       row = next(csv.DictReader(file))
     assert (client, accuracy) == (row['client'], float(row['accuracy']))
 
   @pytest.mark.parametrize('damage', ['cut', 'text'])
   def test_clients_results_of_a_failed_run(self, damage, tmp_path):
-    """They have no checksum."""
+    """The file of a failed run has no checksum."""
     path = tmp_path / 'client_metrics.csv'
     content = b'round,client,loss,accuracy\n1,a,0.25,0.5\n'
     path.write_bytes(content)
-    assert report_data.client_accuracies(tmp_path) == [('a', 0.5)]
+    assert html_report.client_accuracies(tmp_path) == [('a', 0.5)]
     path.write_bytes(content[:-4] if damage == 'cut' else content + b'1,b,2,x')
     with pytest.raises(ValueError, match=f'{path} is damaged'):
-      report_data.client_accuracies(tmp_path)
+      html_report.client_accuracies(tmp_path)
 
   def test_a_finished_run_answers_at_once(self, finished, monkeypatch, capsys):
     monkeypatch.setattr(dependencies, 'require_tff', None)
@@ -318,14 +313,14 @@ class TestResults:
     assert damaged != content
     path.write_bytes(damaged)
     assert run_timing.read(run) is None
-    assert report_data.seconds_per_round([run]) is None
+    assert html_report.seconds_per_round([run]) is None
     assert str(path) in caplog.text
 
   def test_the_time_of_another_run(self, run, tmp_path, caplog):
     other = tiny_runs.with_flags(run, tmp_path / 'other', seed=1)
     assert run_timing.read(other) is None
     assert 'timing.json belongs to another run' in caplog.text
-    # More rounds are no other run.
+    # A run with more rounds is the same run.
     longer = tiny_runs.with_flags(run, tmp_path / 'longer', rounds=7)
     assert run_timing.read(longer) == run_timing.read(run)
 
@@ -335,7 +330,7 @@ class TestContinuing:
 
   @pytest.fixture
   def damaged(self, run):
-    # Its clients' states are of no checkpoint, so it can't be continued.
+    # Without clients' states, no checkpoint can be continued.
     (run / 'client_states.sqlite').unlink()
     return run
 
@@ -358,7 +353,7 @@ class TestContinuing:
     assert run_folder.is_complete(damaged, texts)
 
   def test_a_failed_run_has_no_held_out_results(self, run, monkeypatch):
-    """They would be of the model before."""
+    """They would describe the previous model."""
     job = types.SimpleNamespace(
         settings=finished_run.read_settings(run),
         folder=run,
@@ -384,7 +379,6 @@ class TestContinuing:
     old = run_folder.read_flags(run)
     with run_folder.claim(run):
       run_folder.begin(run, 'x', {**old, 'rounds': '2'}, overwrite=False)
-    assert not run_folder.is_finished(run)
     assert not run_folder.is_complete(run, {**old, 'rounds': '2'})
     assert not run_folder.is_complete(run, old)
     _fails(evaluate, [f'--run={run}'], capsys, 'is not finished')
@@ -398,7 +392,7 @@ class TestContinuing:
 
 
 def test_a_manifest_without_the_flags(run):
-  """As somebody else could write it: nothing is known, and nothing fails."""
+  """A manifest by other software may lack the flags; that is no error."""
   manifest = manifests.read(run / 'model', saved_models.FORMAT)
   del manifest['settings'], manifest['results']
   manifests.write(run / 'model', manifest)

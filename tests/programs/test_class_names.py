@@ -109,7 +109,7 @@ def test_run_knows_the_names(run):
   assert manifest['class_names'] == _ALL and manifest['num_classes'] == 4
   page = (run / 'report.html').read_text(encoding='utf-8')
   assert ', '.join(_ALL) in page
-  assert '"classes": ["benign", "cyst", "malignant", "normal"]' in page
+  assert '"client": "rome", "count": 6, "label": "benign"' in page
 
 
 def test_printed_code_predicts_the_names_of_raw_pictures(
@@ -154,21 +154,23 @@ def test_evaluation_matches_classes_by_name(run, clinics, tmp_path, capsys):
 def test_comparison_knows_the_names(run, clinics, tmp_path, monkeypatch):
   shutil.copytree(run, tmp_path / 'runs' / 'fedavg-seed0')
   drawn = []
-  draw = plots.label_distribution_figure
+  draw = plots.label_distribution
 
-  def keep(*arguments):
-    drawn.append(arguments)
-    return draw(*arguments)
+  def keep(data, title):
+    drawn.append(data)
+    return draw(data, title)
 
-  monkeypatch.setattr(plots, 'label_distribution_figure', keep)
+  monkeypatch.setattr(plots, 'label_distribution', keep)
   arguments = [*_flags(clinics), '--algorithms=fedavg', '--seeds=0']
   flags = command_line.parse(compare.define_flags, arguments)
   texts = compare.comparison_flags(flags, compare.plan(flags))
   run_folder.begin(tmp_path, compare.PROGRAM.name, texts, overwrite=False)
   assert compare.run([*arguments, f'--output_dir={tmp_path}']) == 0
-  ((counts, client_ids, _, names),) = drawn
-  np.testing.assert_array_equal(counts, [[6, 0, 6, 6], [6, 6, 0, 6]])
-  assert (*client_ids, *names) == ('rome', 'wien', *_ALL)
+  (data,) = drawn
+  np.testing.assert_array_equal(
+      data.label_distribution(), [[6, 0, 6, 6], [6, 6, 0, 6]]
+  )
+  assert (*data.client_ids, *data.class_names) == ('rome', 'wien', *_ALL)
   page = (tmp_path / 'report.html').read_text(encoding='utf-8')
   assert ', '.join(_ALL) in page
 
@@ -199,10 +201,12 @@ def test_analyses_match_classes_by_name(run, clinics, tmp_path):
     )
   settings = finished_run.read_settings(
       run,
-      [
-          f'--dataset=domains:rome=folder:{tmp_path}/rome,'
-          f'wien=folder:{tmp_path}/wien'
-      ],
+      dict(
+          dataset=(
+              f'domains:rome=folder:{tmp_path}/rome,'
+              f'wien=folder:{tmp_path}/wien'
+          )
+      ),
   )
   (analyzed,) = analyzed_run.load({run: ('', settings)})
   assert analyzed.data.class_names == tuple(_ALL)

@@ -9,7 +9,6 @@ from tff_bn.programs import compare
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.flags import training_flags
-from tff_bn.training import rounds
 
 _SMALL = (
     '--model=mlp3',
@@ -20,58 +19,52 @@ _SMALL = (
 )
 
 
-def _crash_after(monkeypatch, num_rounds):
-  """Lets training end so many rounds after it has begun."""
-  run_round = rounds.IterativeProcess.next
-  num_calls = 0
-
-  def next_or_crash(self, state, data):
-    nonlocal num_calls
-    num_calls += 1
-    if num_calls > num_rounds:
-      raise OSError('the power was cut')
-    return run_round(self, state, data)
-
-  monkeypatch.setattr(rounds.IterativeProcess, 'next', next_or_crash)
-
-
 def test_comparison(tmp_path):
-  names = ['fedprox', 'scaffold', 'moon', 'fedbn+fedprox']
+  names = ['moon', 'fedbn+fedprox', 'fedtan_ii+fedprox']
   arguments = [
       f'--algorithms=fedavg,{",".join(names)}',
       *_SMALL,
       '--rounds=2',
+      '--sync_rounds=1',
       '--seeds=0',
       f'--output_dir={tmp_path}',
   ]
   assert compare.run(arguments) == command_line.OK
-  results = {
-      row['algorithm']: row for row in csv_rows.read(tmp_path / 'results.csv')
-  }
-  assert list(results) == ['fedavg', *names]
+  fedavg, *rows = csv_rows.read(tmp_path / 'results.csv')
+  assert [row['algorithm'] for row in rows] == names
   table = (tmp_path / 'results.md').read_text(encoding='utf-8')
-  for name in names:
-    assert f'| {name} ' in table
-    assert np.isfinite(float(results[name]['test_loss']))
-    assert results[name]['test_loss'] != results['fedavg']['test_loss']
-  for name in ('fedavg', 'fedprox', 'scaffold', 'moon'):
-    megabytes = 2350 * 4 * (1 + 4) * 2 / 2**20
-    assert float(results[name]['megabytes']) == pytest.approx(megabytes)
-  # Only clients that keep a part of the model have a model of their own.
+  for row in rows:
+    assert f'| {row["algorithm"]} ' in table
+    assert np.isfinite(float(row['test_loss']))
+    assert row['test_loss'] != fedavg['test_loss']
+  moon, fedbn, fedtan_ii = rows
+  megabytes = 2350 * 4 * (1 + 4) * 2 / 2**20
+  assert float(fedavg['megabytes']) == pytest.approx(megabytes)
+  assert moon['megabytes'] == fedavg['megabytes'] > fedbn['megabytes']
+  # The first of FedTAN's steps exchanges the statistics of the layer of mlp3
+  # twice, and their gradients once.
+  exchanges = [row['exchanges'] for row in (fedavg, *rows)]
+  assert exchanges == ['2', '2', '2', '5']
+  # Mean and variance of 30 neurons, of 4 bytes each, and their gradients.
+  statistics = 2 * 2 * 30 * 4 * (1 + 4) / 2**20
+  assert float(fedtan_ii['megabytes']) == pytest.approx(megabytes + statistics)
+  # Clients have own models only if they keep a part of the model.
   for name, has_clients in (('moon', False), ('fedbn+fedprox', True)):
     model = tmp_path / 'runs' / f'{name}-seed0' / 'model'
     assert (model / 'clients.npy').exists() == has_clients
 
 
-# Control variates of all that is trained are sent down and up in these rounds.
+# In a full round, the server and the clients also send control variates of all
+# trainable weights.
 @pytest.mark.parametrize(
     ('flag', 'num_sampled', 'full', 'repeated'),
     [
         ('--local_steps=2', 4, 0, 0),
         ('--clients_per_round=3', 3, 3, 0),
-        ('--server_learning_rate=0.5', 4, 3, 0),
-        # The clients have different numbers of batches, as turns out in the
-        # first round.
+        pytest.param(
+            *('--server_learning_rate=0.5', 4, 3, 0), marks=pytest.mark.slow
+        ),
+        # The first round shows that clients have different numbers of batches.
         ('--local_epochs=1', 4, 3, 1),
     ],
 )
@@ -97,69 +90,23 @@ def test_rounds_with_control_variates_are_counted(
     assert last['repeated_rounds'] == f'{repeated}'
 
 
-@pytest.fixture(scope='module')
-def fedbs_arguments():
-  return [
+def test_fedbs_switches_once_when_the_losses_are_alike(tmp_path):
+  arguments = [
       '--algorithm=fedbs',
       *_SMALL,
       '--rounds=6',
-      '--checkpoint_every=2',
       '--proximal_strength=0.5',
       '--fedbs_epsilon=0.08',
+      f'--output_dir={tmp_path}',
   ]
-
-
-@pytest.fixture(scope='module')
-def fedbs(tmp_path_factory, fedbs_arguments):
-  folder = tmp_path_factory.mktemp('fedbs')
-  assert (
-      train.run([*fedbs_arguments, f'--output_dir={folder}']) == command_line.OK
-  )
-  return folder
-
-
-def test_fedbs_switches_once_when_the_losses_are_alike(fedbs):
-  first, *rows = csv_rows.read(fedbs / 'metrics.csv')
+  assert train.run(arguments) == command_line.OK
+  first, *rows = csv_rows.read(tmp_path / 'metrics.csv')
   assert first['switched_to_fedprox'] == first['loss_std'] == ''
   are_alike = [float(row['loss_std']) < 0.08 for row in rows]
-  # Else this test is about nothing.
+  # Otherwise the test shows nothing.
   assert 0 < are_alike.index(True) < 5
   expected = np.maximum.accumulate(are_alike).astype(int).astype(str)
   assert [row['switched_to_fedprox'] for row in rows] == list(expected)
-
-
-@pytest.mark.slow
-def test_fedbs_goes_on_after_a_crash(fedbs, fedbs_arguments, tmp_path, capsys):
-  arguments = [*fedbs_arguments, f'--output_dir={tmp_path}']
-  with pytest.MonkeyPatch.context() as monkeypatch:
-    _crash_after(monkeypatch, 3)
-    assert train.run(arguments) == command_line.FAILED
-  assert 'the power was cut' in capsys.readouterr().err
-  assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 1 + 3
-  assert train.run(arguments) == command_line.OK
-  assert (tmp_path / 'metrics.csv').read_bytes() == (
-      fedbs / 'metrics.csv'
-  ).read_bytes()
-
-
-def test_clients_keep_their_states_over_a_crash(tmp_path):
-  arguments = [
-      '--algorithm=fedbn+moon',
-      *_SMALL,
-      '--rounds=5',
-      '--checkpoint_every=2',
-      '--clients_per_round=3',
-  ]
-  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-  assert train.run([*arguments, f'--output_dir={whole}']) == command_line.OK
-  with pytest.MonkeyPatch.context() as monkeypatch:
-    _crash_after(monkeypatch, 3)
-    assert (
-        train.run([*arguments, f'--output_dir={broken}']) == command_line.FAILED
-    )
-  assert train.run([*arguments, f'--output_dir={broken}']) == command_line.OK
-  metrics = [(f / 'metrics.csv').read_bytes() for f in (whole, broken)]
-  assert metrics[0] == metrics[1]
 
 
 # So large that all weights overflow in the first step.
@@ -197,25 +144,14 @@ def test_run_stops_when_too_many_rounds_fail(algorithm, tmp_path, capsys):
   assert (tmp_path / 'metrics.csv').read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ('max_failed_rounds', 'message'),
-    [
-        (2, 'stopped after round 2'),
-        (3, 'The final model is the initial model: all 2 rounds failed'),
-    ],
-)
-def test_run_whose_rounds_all_fail_is_no_success(
-    max_failed_rounds, message, tmp_path, capsys
-):
-  arguments = [
-      *_SMALL,
-      _TOO_LARGE,
-      f'--max_failed_rounds={max_failed_rounds}',
-      '--rounds=2',
-      f'--output_dir={tmp_path}',
-  ]
+def test_run_whose_rounds_all_fail_is_no_success(tmp_path, capsys):
+  arguments = [*_SMALL, _TOO_LARGE, '--max_failed_rounds=3', '--rounds=2']
   for _ in range(2):  # The same command comes to the same end.
-    assert train.run(arguments) == command_line.FAILED
+    assert (
+        train.run([*arguments, f'--output_dir={tmp_path}'])
+        == command_line.FAILED
+    )
+    message = 'The final model is the initial model: all 2 rounds failed'
     assert message in capsys.readouterr().err
     assert not (tmp_path / 'model').exists()
     assert len(csv_rows.read(tmp_path / 'metrics.csv')) == 3

@@ -4,20 +4,20 @@ import os
 import shutil
 
 import csv_rows
+import flag_cases
 import keras
 import numpy as np
 import pytest
 from sklearn import datasets
 import tiny_runs
 
-from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
 
-# More clients than training samples, of which one takes part.
+# More clients than training samples; a single client takes part.
 _FLAGS = (
     '--algorithm=fedbn',
     '--model=mlp3',
@@ -67,12 +67,9 @@ def _files(folder):
   }
 
 
-def test_run_without_keras_models_of_clients(run):
+def test_exported_models(run, sampled, tmp_path, capsys):
   assert not (run / 'model/clients').exists()
   assert 'save_client_models' not in (run / 'flags.txt').read_text()
-
-
-def test_exported_models(run, sampled, tmp_path, capsys):
   before = _files(run)
   new = 'client_0000' if sampled != 'client_0000' else 'client_0001'
   capsys.readouterr()
@@ -117,81 +114,30 @@ def test_export_is_removed_with_the_run(run, sampled, tmp_path):
   assert not copy.exists() or not os.listdir(copy)
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'words'),
-    [
-        (
-            ['--export_client=client_7'],
-            [
-                '--export_client=client_7: the run has no such client',
-                '2000: client_0000, client_0001, ',
-                ', client_1999.',
-                'Did you mean client_',
-            ],
-        ),
-        (
-            ['--export_client=client_0000,x'],
-            ['--export_client=x: the run has no such client'],
-        ),
-        (
-            ['--export_client=client_0001,client_0001'],
-            ['--export_client', 'client_0001 is in the list twice'],
-        ),
-        (
-            ['--export_client=client_0001', '--reestimate_statistics'],
-            [
-                '--reestimate_statistics=true has no effect with'
-                ' --export_client, which evaluates nothing'
-            ],
-        ),
-        (
-            ['--export_client=client_0001', '--split=iid'],
-            ['--split=iid has no effect with --export_client'],
-        ),
-    ],
-)
-def test_what_is_refused(run, arguments, words, capsys):
+_REFUSED = """
+--export_client=client_7
+    --export_client=client_7: the run has no such client;
+    2000: client_0000, client_0001, ; , client_1999.; Did you mean client_
+--export_client=client_0000,x
+    --export_client=x: the run has no such client
+--export_client=client_0001,client_0001
+    --export_client; client_0001 is in the list twice
+--export_client=client_0001 --reestimate_statistics
+    --reestimate_statistics=true has no effect with --export_client, which
+    evaluates nothing
+--export_client=client_0001 --split=iid
+    --split=iid has no effect with --export_client
+"""
+
+
+@flag_cases.parametrize(_REFUSED)
+def test_what_is_refused(run, arguments, expected, capsys):
   before = _files(run)
   assert evaluate.run([f'--run={run}', *arguments]) == 2
   error = ' '.join(capsys.readouterr().err.split())
-  for word in words:
-    assert word in error
+  for words in expected.split(';'):
+    assert words.strip() in error
   assert _files(run) == before
-
-
-def test_run_without_client_models(tmp_path, capsys):
-  arguments = ['--algorithm=fedavg', '--num_clients=4', '--split=iid']
-  folder = tmp_path / 'run'
-  assert (
-      train.run(
-          [
-              *arguments,
-              *('--model=mlp3', '--rounds=1', '--local_steps=1'),
-              f'--output_dir={folder}',
-          ]
-      )
-      == 0
-  )
-  assert evaluate.run([f'--run={folder}', '--export_client=client_0']) == 2
-  error = ' '.join(capsys.readouterr().err.split())
-  assert '--export_client=client_0 has no effect' in error
-  assert 'have no own models' in error
-  assert 'model.keras' in error
-
-
-@pytest.mark.parametrize('change', ['damage', 'remove'])
-def test_changed_records_are_noticed(run, sampled, tmp_path, change, capsys):
-  copy = shutil.copytree(run, tmp_path / 'run')
-  path = copy / 'model/clients.npy'
-  content = bytearray(path.read_bytes())
-  path.unlink()
-  if change == 'damage':
-    content[-1] ^= 1
-    path.write_bytes(content)
-  before = _files(copy)
-  assert evaluate.run([f'--run={copy}', f'--export_client={sampled}']) == 2
-  assert 'clients.npy' in capsys.readouterr().err
-  assert _files(copy) == before
 
 
 def test_models_of_an_earlier_version(run, sampled, tmp_path, capsys):
@@ -225,7 +171,7 @@ def test_evaluation_of_many_clients(run, sampled, tmp_path, capsys):
 
 
 def test_personal_phases(tmp_path):
-  """Each client has its phases, also one that took no part."""
+  """Each client has own phases, even if it took no part in a round."""
   flags = ('--pan=add', '--pan_personal_share=0.5', '--num_clients=3')
   folder = _train(
       tmp_path / 'run', *flags, '--algorithm=fedavg', '--save_client_models=all'
@@ -255,18 +201,3 @@ def test_personal_phases(tmp_path):
     np.testing.assert_array_equal(phases[-1], expected)
   assert len(phases[0]) >= 1
   assert phases[0] != phases[1] != phases[2]
-
-
-def test_compared_runs_save_what_is_wanted(tmp_path):
-  arguments = [
-      *(flag for flag in _FLAGS if not flag.startswith('--algorithm')),
-      '--algorithms=fedavg,fedbn',
-      '--seeds=0',
-      '--num_clients=4',
-      '--save_client_models=sampled',
-      f'--output_dir={tmp_path}',
-  ]
-  assert compare.run(arguments) == 0
-  assert not (tmp_path / 'runs/fedavg-seed0/model/clients').exists()
-  fedbn = tmp_path / 'runs/fedbn-seed0/model/clients'
-  assert len(list(fedbn.iterdir())) == 1

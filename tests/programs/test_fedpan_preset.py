@@ -5,7 +5,7 @@ import pathlib
 import csv_rows
 import pytest
 
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import train
 

@@ -7,7 +7,7 @@ import printed
 import pytest
 
 from tff_bn.common import files
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
@@ -128,8 +128,10 @@ def test_links_in_the_runs_of_a_comparison(folder, tmp_path, capsys):
   (run / 'checkpoints').symlink_to(tmp_path)
   arguments = [*_COMPARE, f'--output_dir={folder}']
   # The comparison itself is the same.
-  comparison = compare.plan(compare.cli.parse(compare.define_flags, arguments))
-  flags = compare.cli.parse(compare.define_flags, arguments)
+  comparison = compare.plan(
+      compare.command_line.parse(compare.define_flags, arguments)
+  )
+  flags = compare.command_line.parse(compare.define_flags, arguments)
   (folder / 'flags.txt').unlink()
   (folder / 'metrics.csv').unlink()
   texts = compare.comparison_flags(flags, comparison)

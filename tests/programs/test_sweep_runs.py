@@ -3,13 +3,10 @@
 import html
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import csv_rows
+import ended_programs
 import numpy as np
-import psutil
 import pytest
 
 from tff_bn.imports import dependencies
@@ -17,7 +14,7 @@ from tff_bn.programs import compare
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import settings
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import charts
 from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_process
@@ -33,7 +30,7 @@ _SMALL = (
 
 
 def _contents(folder):
-  """The files of runs that are equal to the bit in every repetition."""
+  """Returns the files whose bits are the same in every repetition."""
   contents = {}
   for path in sorted(folder.rglob('*')):
     if path.name in ('flags.txt', 'metrics.csv', 'results.csv', 'results.md'):
@@ -50,18 +47,18 @@ def _contents(folder):
 def _titles(monkeypatch):
   """Returns a mapping that will have the titles of all figures, by name."""
   titles = {}
-  save = figures.save
+  save = charts.save
 
   def keep(folder, drawings):
     titles.update(
         {
-            name: ' '.join(drawing.get_suptitle().split())
+            name: ' '.join(drawing['title']['text'])
             for name, drawing in drawings.items()
         }
     )
     save(folder, drawings)
 
-  monkeypatch.setattr(figures, 'save', keep)
+  monkeypatch.setattr(charts, 'save', keep)
   return titles
 
 
@@ -76,12 +73,15 @@ def test_sweep_grows(tmp_path, monkeypatch, capfd):
       'Accuracy in %, global model on the whole test set: value of the last'
       f' round, one seed {data}'
   )
-  assert titles['test_loss'] == f'{data} Global model on the whole test set'
+  assert titles['test_loss'] == (
+      f'{data} Loss: global model on the whole test set'
+  )
   assert {path.name for path in (folder / 'plots').iterdir()} == {
       'heat_map_algorithm_local_steps.png',
       'heat_map_algorithm_local_steps_clients.png',
       'test_accuracy.png',
       'client_test_accuracy.png',
+      'client_test_loss.png',
       'train_loss.png',
       'test_loss.png',
       'label_distribution.png',
@@ -128,13 +128,11 @@ def test_sweep_grows(tmp_path, monkeypatch, capfd):
 def test_rounds_grow(tmp_path, monkeypatch, capsys):
   arguments = ['--algorithm=fedbn', *_SMALL, '--local_steps=1']
   arguments += ['--evaluate_every=2', '--output_dir']
-  grown, direct = tmp_path / 'grown', tmp_path / 'direct'
+  grown = tmp_path / 'grown'
   assert train.run([*arguments, str(grown), '--rounds=1']) == 0
   assert train.run([*arguments, str(grown), '--rounds=3']) == 0
-  assert train.run([*arguments, str(direct), '--rounds=3']) == 0
-  assert _contents(grown) == _contents(direct)
   rows = csv_rows.read(grown / 'metrics.csv')
-  # The former last round is not due any more.
+  # Round 1 was evaluated only as the last round.
   assert [row['round'] for row in rows] == ['0', '2', '3']
 
   # A finished run says so, and builds nothing.
@@ -165,7 +163,7 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
   assert f"model = keras.models.load_model('{grown}/model/" in printed
   assert f'tff-bn-evaluate --run={grown}\n' in printed
   monkeypatch.setattr(dependencies, 'require_tff', lambda: None)
-  # A run that lacks its page or a model is not.
+  # A run without its page or without a model is not finished.
   for change in ('report.html', 'model/weights.npz'):
     (grown / change).rename(tmp_path / 'backup')
     assert train.run([*arguments, str(grown), '--rounds=3']) == 2
@@ -173,46 +171,13 @@ def test_rounds_grow(tmp_path, monkeypatch, capsys):
     (tmp_path / 'backup').rename(grown / change)
 
 
-def _start(arguments, errors):
-  return subprocess.Popen(
-      [sys.executable, '-m', 'tff_bn.programs.compare', *arguments],
-      stdout=subprocess.DEVNULL,
-      stderr=errors,
-      # A shell's background jobs ignore Ctrl-C, and their children too.
-      preexec_fn=lambda: signal.signal(
-          signal.SIGINT, signal.default_int_handler
-      ),
-  )
-
-
-def _interrupt(arguments, errors, sent, until):
-  """Starts a comparison, ends it, and checks that no process is left."""
-  with open(errors, 'w+', encoding='utf-8') as file:
-    process = _start(arguments, file)
-    try:
-      deadline = time.monotonic() + 300
-      while not until(errors.read_text(encoding='utf-8')):
-        assert process.poll() is None, errors.read_text(encoding='utf-8')
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-      children = psutil.Process(process.pid).children(recursive=True)
-      assert children
-      process.send_signal(sent)
-      code = process.wait(timeout=120)
-    finally:
-      process.kill()
-  _, alive = psutil.wait_procs(children, timeout=60)
-  assert not alive
-  return code
-
-
 @pytest.mark.slow
 def test_sweep_that_is_killed_twice_gives_the_same_bits(tmp_path):
   arguments = [
       '--algorithms=fedavg,fedbn',
       '--seeds=0',
-      '--sweep=local_steps=1,2',
       '--sweep=dirichlet_alpha=0.1,1,10',
+      '--local_steps=1',
       '--rounds=4',
       '--checkpoint_every=1',
       *_SMALL,
@@ -222,24 +187,34 @@ def test_sweep_that_is_killed_twice_gives_the_same_bits(tmp_path):
   interrupted = [*arguments, f'--output_dir={many}', '--jobs=2']
   errors = tmp_path / 'errors'
   # In the middle of a run, when others are finished.
-  code = _interrupt(
-      interrupted, errors, signal.SIGKILL, lambda text: '[4/12] round 2' in text
+  code, commands = ended_programs.interrupt(
+      compare,
+      interrupted,
+      errors,
+      signal.SIGKILL,
+      lambda text: '[3/6] round 2' in text,
   )
+  assert commands
   assert code == -signal.SIGKILL
   finished = list(many.glob('runs/*/model'))
-  assert 2 <= len(finished) < 12
+  assert 1 <= len(finished) < 6
   times = {path: path.stat().st_mtime_ns for path in finished}
-  code = _interrupt(
-      interrupted, errors, signal.SIGTERM, lambda text: '[8/12] round 2' in text
+  code, commands = ended_programs.interrupt(
+      compare,
+      interrupted,
+      errors,
+      signal.SIGTERM,
+      lambda text: '[4/6] round 2' in text,
   )
+  assert commands
   assert code == 143
   assert 'tff-bn-compare: terminated.' in errors.read_text(encoding='utf-8')
-  assert len(list(many.glob('runs/*/model'))) < 12
+  assert len(list(many.glob('runs/*/model'))) < 6
   assert not (many / 'results.csv').exists()
   assert compare.run(interrupted) == 0
   assert {path: path.stat().st_mtime_ns for path in finished} == times
   contents = _contents(one)
-  assert len(contents) == 3 + 12 * 3 + 6
+  assert len(contents) == 3 + 6 * 3 + 3
   assert _contents(many) == contents
 
 
@@ -248,13 +223,14 @@ def test_ctrl_c_ends_all_processes(tmp_path):
   arguments = ['--algorithms=fedavg,fedbn', '--seeds=0', '--rounds=500']
   arguments += [*_SMALL, '--local_steps=1', f'--output_dir={tmp_path}/run']
   errors = tmp_path / 'errors'
-  code = _interrupt(
+  code, commands = ended_programs.interrupt(
+      compare,
       [*arguments, '--jobs=2'],
       errors,
       signal.SIGINT,
       lambda text: '[1/2] round 3/' in text,
   )
-  assert code == 130
+  assert code == 130 and commands
   assert errors.read_text(encoding='utf-8').endswith(
       'tff-bn-compare: interrupted.\n'
   )
@@ -281,7 +257,7 @@ def test_run_without_a_usable_model(tmp_path, capfd):
     ('rate', 'code'), [('0.1', None), ('1e23', run_process.TRAINING_FAILED)]
 )
 def test_process_of_a_run(tmp_path, monkeypatch, capfd, rate, code):
-  """In this process, with a lock that another one claims."""
+  """Runs the program of a child process in this process."""
   flags = command_line.parse(
       train.define_flags,
       [

@@ -13,8 +13,10 @@ import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
 from tff_bn.common import files
-from tff_bn.programs import analyze as analyze_program
-from tff_bn.programs.results import figures
+from tff_bn.papers import analyze as analyze_program
+from tff_bn.papers import figures
+from tff_bn.papers.run_analyses import analysis_programs
+from tff_bn.papers.run_analyses import analyzed_run
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import manifests
 from tff_bn.training import saved_models
@@ -123,6 +125,13 @@ def load(run, client=None):
       # A name ends with the position.
       model.weights[int(name.rpartition('_')[2])].assign(record[name])
   return model
+
+
+def analyzed(run):
+  """Loads a run as its analyses do."""
+  named = analysis_programs.named_runs((str(run),), is_trusted=True)
+  (loaded,) = analyzed_run.load(named)
+  return loaded
 
 
 def batches(data, client, *, seed=0, round_num=2, batch_size=8, **length):

@@ -73,17 +73,6 @@ def sum():
   return comp, [[1, 2, 4], vectors], (7, [5.5, 10.25])
 
 
-def sum_of_structs():
-  @tff.federated_computation(
-      cases.clients(tff.to_type(_OD(z=cases.ROW, a=(cases.INT, cases.INT))))
-  )
-  def comp(x):
-    return tff.federated_sum(x)
-
-  values = [_OD(z=cases.row(k, 0.5 * k), a=(10 * k, 100 * k)) for k in (1, 2)]
-  return comp, [values], _OD(z=cases.row(3, 1.5), a=(30, 300))
-
-
 def sum_of_many_dtypes():
   dtypes = [np.int8, np.int64, np.uint8, np.float16, np.float64, np.complex64]
   member = tff.to_type([tff.TensorType(t, [2]) for t in dtypes])

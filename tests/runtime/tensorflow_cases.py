@@ -206,14 +206,6 @@ def tensorflow_alone():
   return comp, [1, [1.0, 1.5]], expected
 
 
-def tensorflow_without_argument():
-  @tff.tensorflow.computation
-  def comp():
-    return _OD(z=1, a=tf.zeros([2]))
-
-  return comp, [], _OD(z=1, a=[0.0, 0.0])
-
-
 def tensorflow_that_ignores_its_argument():
   @tff.tensorflow.computation(cases.INT, cases.INTS)
   def comp(_, numbers):

@@ -116,16 +116,6 @@ def test_variables_are_initialized_before_they_are_used():
   assert twice == 2 * once
 
 
-def test_variable_with_a_value_from_the_argument():
-  @tff.tensorflow.computation(_FLOAT)
-  def comp(x):
-    variable = tf.Variable(tf.zeros([]))
-    with tf.control_dependencies([variable.assign(3 * x)]):
-      return variable + 1
-
-  assert float(_import(comp)(tf.constant(2.0))[0]) == 7
-
-
 @pytest.mark.parametrize('kind', ['static', 'mutable', 'dense', 'of_vectors'])
 def test_each_call_has_its_own_tables(kind):
   lookup = tf.lookup

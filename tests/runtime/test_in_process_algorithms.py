@@ -105,7 +105,10 @@ def test_algorithm_of_this_package(
   )
 
 
-@pytest.mark.parametrize('name', ['build_fed_bn', 'build_fedtan'])
+@pytest.mark.parametrize(
+    'name',
+    ['build_fedtan', pytest.param('build_fed_bn', marks=pytest.mark.slow)],
+)
 def test_frozen_layers(name, toy, in_process_context, native_context):
   def keras_model():
     layers = [
@@ -183,7 +186,7 @@ def tff_problem(toy):
     'name',
     [
         pytest.param(n, marks=pytest.mark.slow)
-        if n not in ('weighted_fed_avg', 'fed_sgd', 'robust_aggregator')
+        if n not in ('weighted_fed_avg', 'robust_aggregator')
         else n
         for n in _TFF_ALGORITHMS
     ],

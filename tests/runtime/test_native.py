@@ -139,25 +139,14 @@ def test_other_threads_can_use_the_context_and_end(workers):
   assert results == [7, 7]
 
 
-def test_signal_handler_is_restored():
-  before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+@pytest.mark.parametrize('given', [signal.SIG_DFL, lambda signum, frame: None])
+def test_signal_handler_of_the_caller(given):
+  before = signal.signal(signal.SIGTERM, given)
   try:
     with runtime.native_runtime():
-      assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-  finally:
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_other_signal_handler_stays():
-  def handler(signum, frame):
-    del signum, frame
-
-  before = signal.signal(signal.SIGTERM, handler)
-  try:
-    with runtime.native_runtime():
-      assert signal.getsignal(signal.SIGTERM) is handler
-    assert signal.getsignal(signal.SIGTERM) is handler
+      is_replaced = signal.getsignal(signal.SIGTERM) is not given
+      assert is_replaced == (given is signal.SIG_DFL)
+    assert signal.getsignal(signal.SIGTERM) is given
   finally:
     signal.signal(signal.SIGTERM, before)
 

@@ -5,8 +5,8 @@ from unittest import mock
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tff_bn
 from tff_bn.common import cores
@@ -20,23 +20,11 @@ _FEATURES = 3
 _CLASSES = 4
 
 
-def _loss_fn():
-  return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def _metrics_fn():
-  return [keras.metrics.SparseCategoricalAccuracy('accuracy')]
-
-
 def _build(keras_model_fn, shape=(_FEATURES,)):
-  return BatchNormModel(
+  return small_models.classifier(
       keras_model_fn,
-      input_spec=(
-          tf.TensorSpec([None, *shape], tf.float32),
-          tf.TensorSpec([None], tf.int32),
-      ),
-      loss_fn=_loss_fn,
-      metrics_fn=_metrics_fn,
+      shape,
+      lambda: [keras.metrics.SparseCategoricalAccuracy('accuracy')],
   )
 
 
@@ -249,22 +237,6 @@ class TestEvaluator:
     assert result['num_examples'] == 0
     assert np.isnan(result['loss'])
     assert np.isnan(result['accuracy'])
-
-  def test_works_after_tff_has_traced_the_model(self, model):
-    evaluator = evaluation.Evaluator(model)
-
-    @tff.tensorflow.computation
-    def traced():
-      keras_model = _dense_model()
-      return tf.reduce_sum(keras_model(tf.ones([2, _FEATURES]), training=True))
-
-    assert traced is not None
-    x, y = _examples(5)
-    weights = _random_weights(model, 0)
-    result = evaluator.evaluate(weights, _batches((x, y), 4))
-    np.testing.assert_allclose(
-        result['loss'], _dense_metrics(weights, x, y)[0], rtol=1e-5
-    )
 
   def test_clients_with_data_have_equal_weights(self, model):
     weights = {c: _random_weights(model, i) for i, c in enumerate('abc')}
@@ -560,24 +532,6 @@ class TestReestimateBatchNormStatistics:
 
 class TestMergeClientWeights:
 
-  def test_means_and_pooled_variance(self, model):
-    clients = [_random_weights(model, seed) for seed in range(3)]
-
-    merged = evaluation.merge_client_weights(model, iter(clients))
-
-    for i, value in enumerate(merged.trainable):
-      expected = np.mean([c.trainable[i] for c in clients], axis=0)
-      np.testing.assert_allclose(value, expected, rtol=1e-6)
-      assert value.dtype == np.float32
-    means = np.array([c.non_trainable[0] for c in clients], np.float64)
-    variances = np.array([c.non_trainable[1] for c in clients], np.float64)
-    # E[x²] - E[x]² of the mixture of the clients' distributions.
-    pooled = (variances + means**2).mean(0) - means.mean(0) ** 2
-    np.testing.assert_allclose(
-        merged.non_trainable[0], means.mean(0), rtol=1e-6
-    )
-    np.testing.assert_allclose(merged.non_trainable[1], pooled, rtol=1e-5)
-
   def test_equal_values_stay_equal_to_the_bit(self, model):
     weights = _random_weights(model, 3)
 
@@ -653,13 +607,6 @@ class TestMergeClientWeights:
         (3 * shared.trainable[0] + other.trainable[0]) / 4,
         rtol=1e-5,
     )
-
-  def test_one_client(self, model):
-    weights = _random_weights(model, 0)
-    merged = evaluation.merge_client_weights(model, [weights])
-    for part, own in zip(merged, weights):
-      for value, expected in zip(part, own, strict=True):
-        np.testing.assert_array_equal(value, expected)
 
   def test_integers_are_the_first_clients(self):
     class Counter(keras.layers.Layer):

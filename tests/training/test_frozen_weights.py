@@ -5,13 +5,13 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
 import tensorflow_federated as tff
 import training_example
 
 from tff_bn import algorithms
 from tff_bn import training
-from tff_bn.keras_model.batch_norm_model import BatchNormModel
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -63,13 +63,7 @@ def _model(data, seed=0):
         ]
     )
 
-  return BatchNormModel(
-      keras_model_fn,
-      data.element_spec,
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
-  )
+  return small_models.classifier(keras_model_fn, data.element_spec)
 
 
 @pytest.fixture(scope='module')

@@ -7,10 +7,10 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import BatchNormModel
 from tff_bn import algorithms
 from tff_bn import data as tff_bn_data
 from tff_bn import training
@@ -60,13 +60,7 @@ def _model(*layers):
         ]
     )
 
-  return BatchNormModel(
-      keras_model_fn,
-      (tf.TensorSpec([None, 2]), tf.TensorSpec([None], tf.int32)),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
-  )
+  return small_models.classifier(keras_model_fn, (2,))
 
 
 @pytest.fixture(scope='module')
@@ -90,7 +84,10 @@ _EPOCHS = dict(local_epochs=2)
         ('fed_avg', {}, _STEPS, 2),
         # 4, 6 and 12 steps with 5, 11 and 24 examples.
         ('fed_avg', {}, _EPOCHS, 2),
-        ('fed_avg', dict(client_weighting='uniform'), _EPOCHS, 2),
+        pytest.param(
+            *('fed_avg', dict(client_weighting='uniform'), _EPOCHS, 2),
+            marks=pytest.mark.slow,
+        ),
         ('fed_bn', {}, _EPOCHS, 2),
         ('fedtan', dict(local_steps=2), _STEPS, 2),
         ('fbn', dict(backward='running'), _STEPS, 2),

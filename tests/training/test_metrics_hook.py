@@ -21,11 +21,6 @@ _CONFIG = training.TrainingConfig(
 )
 
 
-@pytest.fixture(scope='module')
-def model():
-  return training_fakes.build_model()
-
-
 class _Hook:
   """Records what it is given, and fails when it is told to."""
 

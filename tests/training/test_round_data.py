@@ -188,12 +188,3 @@ def test_workers_must_load_the_same_data_from_a_recipe(made, context):
 def test_without_workers_nothing_is_loaded(made):
   round_data.check_workers(_data(_Recipe('mine')))
   assert not made
-
-
-def test_fingerprint_depends_on_samples_and_clients():
-  data = _data()
-  assert data.fingerprint() == _data(_Recipe('mine')).fingerprint()
-  assert data.fingerprint() != _data(shift=1).fingerprint()
-  swapped = dict(a=data.train_indices['b'], b=data.train_indices['a'])
-  other = federated.FederatedData(data.dataset, swapped, data.test_indices)
-  assert data.fingerprint() != other.fingerprint()

@@ -39,11 +39,6 @@ class _Process(training_fakes.FakeStatefulProcess):
     return dict(state, weights=weights)
 
 
-@pytest.fixture(scope='module')
-def fake_model():
-  return training_fakes.build_model()
-
-
 def _doubled(model, state):
   process = _Process(model)
   evaluated = process.evaluation_state(state, [], [])

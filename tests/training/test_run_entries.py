@@ -16,11 +16,6 @@ _CONFIG = dataclasses.replace(
 
 
 @pytest.fixture(scope='module')
-def model():
-  return training_fakes.build_model()
-
-
-@pytest.fixture(scope='module')
 def finished(model, tmp_path_factory):
   run_dir = tmp_path_factory.mktemp('finished')
   training_fakes.train(model, run_dir, _CONFIG, stateful=True)

@@ -22,11 +22,6 @@ _CONFIG = dataclasses.replace(
 )
 
 
-@pytest.fixture(scope='module')
-def model():
-  return training_fakes.build_model()
-
-
 def _train(model, run_dir, process=None, **changes):
   if process is None:
     process = training_fakes.build_process(model, stateful=True)
@@ -85,29 +80,19 @@ def test_weights_of_the_clients(model, tmp_path):
   assert records.dtype.names == ('moving_mean_4', 'moving_variance_5')
 
 
-def test_keras_models_of_sampled_clients(model, tmp_path):
-  _train(model, tmp_path, save_client_models='sampled')
+@pytest.mark.parametrize('choice', ['sampled', 'all'])
+def test_keras_models_of_clients(model, tmp_path, choice):
+  result = _train(model, tmp_path, save_client_models=choice)
 
   saved = saved_models.SavedModels(tmp_path / 'model')
   assert len(saved.client_ids) == 3
-  stems = {c: saved_models.client_file_stem(c) for c in saved.client_ids}
+  ids = training_fakes.CLIENT_IDS if choice == 'all' else saved.client_ids
+  stems = {c: saved_models.client_file_stem(c) for c in ids}
   assert saved.manifest['keras_clients'] == stems
   assert _names(tmp_path / 'model/clients') == sorted(
       f'{stem}.keras' for stem in stems.values()
   )
   for client_id, stem in stems.items():
-    path = tmp_path / f'model/clients/{stem}.keras'
-    own = model.from_keras(keras.models.load_model(path))
-    _assert_same(own, saved.weights(model, client_id))
-
-
-def test_keras_models_of_all_clients(model, tmp_path):
-  result = _train(model, tmp_path, save_client_models='all')
-
-  saved = saved_models.SavedModels(tmp_path / 'model')
-  assert len(saved.client_ids) == 3
-  assert saved.manifest['keras_clients'].keys() == {*training_fakes.CLIENT_IDS}
-  for client_id, stem in saved.manifest['keras_clients'].items():
     path = tmp_path / f'model/clients/{stem}.keras'
     found = model.from_keras(keras.models.load_model(path))
     if client_id in saved.client_ids:
@@ -155,14 +140,18 @@ def test_unknown_choice_of_clients(choice):
 
 def test_algorithm_without_client_models(model, tmp_path):
   process = training_fakes.build_process(model, stateful=False)
-  _train(model, tmp_path, process, save_client_models='all')
+  result = _train(model, tmp_path, process, save_client_models='all')
 
   assert _names(tmp_path / 'model') == [
       'manifest.json',
       'model.keras',
       'weights.npz',
   ]
-  assert not saved_models.SavedModels(tmp_path / 'model').client_ids
+  saved = saved_models.SavedModels(tmp_path / 'model')
+  assert not saved.client_ids
+  loaded = keras.models.load_model(tmp_path / 'model/model.keras')
+  for weights in (saved.weights(model), model.from_keras(loaded)):
+    _assert_same(weights, result.model_weights)
 
 
 class _Copying(training_fakes.FakeStatefulProcess):
@@ -237,30 +226,6 @@ def test_a_model_without_use_leaves_nothing(model, tmp_path, monkeypatch):
     _train(model, tmp_path)
   assert not (tmp_path / 'model').exists()
   assert not list(tmp_path.glob('.*'))
-
-
-def test_interrupted_while_models_are_saved(model, tmp_path, monkeypatch):
-  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
-  _train(model, whole, save_client_models='all')
-  save, paths = keras.Model.save, []
-
-  def interrupt(self, path):
-    paths.append(path)
-    if len(paths) == 3:
-      raise KeyboardInterrupt
-    save(self, path)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(keras.Model, 'save', interrupt)
-    with pytest.raises(KeyboardInterrupt):
-      _train(model, stopped, save_client_models='all')
-  assert not (stopped / 'model').exists()
-  assert not list(stopped.glob('.*'))
-
-  result = _train(model, stopped, save_client_models='all')
-
-  assert result.resumed_from == 1
-  assert training_fakes.snapshot(stopped) == training_fakes.snapshot(whole)
 
 
 def test_export(model, tmp_path, monkeypatch):

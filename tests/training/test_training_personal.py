@@ -54,11 +54,6 @@ class _RecordingProcess(_PersonalProcess):
     return super().next(state, client_states, datasets)
 
 
-@pytest.fixture(scope='module')
-def fake_model():
-  return training_fakes.build_model()
-
-
 def _train_fake(process, model, run_dir, config=_FAKE_CONFIG):
   return training.train(
       process, model, training_fakes.FakeData(), config, run_dir
@@ -108,24 +103,6 @@ def test_round_0_is_evaluated_with_the_clients_own_models(fake_model, tmp_path):
       np.testing.assert_allclose(
           row[prefix + name], np.mean([r[name] for r in results]), rtol=1e-6
       )
-
-
-def test_resumed_run_equals_an_uninterrupted_one(fake_model, tmp_path):
-  def train(name, rounds):
-    config = dataclasses.replace(_FAKE_CONFIG, rounds=rounds)
-    return _train_fake(
-        _PersonalProcess(fake_model), fake_model, tmp_path / name, config
-    )
-
-  expected = train('uninterrupted', 7)
-  train('stopped', 4)
-  result = train('stopped', 7)
-
-  assert result.resumed_from == 4
-  assert result.rows == expected.rows
-  assert training_fakes.snapshot(
-      tmp_path / 'stopped'
-  ) == training_fakes.snapshot(tmp_path / 'uninterrupted')
 
 
 # The tests below use FedAvg, whose clients store only their phases.
@@ -208,25 +185,6 @@ def test_models(uninterrupted, model, data):
   found = model.from_model_weights(result.model_weights)
   for a, b in zip(found, merged, strict=True):
     np.testing.assert_array_equal(a, b)
-
-
-def test_metrics_are_those_of_the_saved_models(uninterrupted, data):
-  result, run_dir = uninterrupted
-  losses = []
-  for client_id in data.client_ids:
-    own = training_fakes.load_client(run_dir, client_id)
-    logits = own(data.dataset.x_test, training=False)
-    losses.append(
-        np.mean(
-            keras.losses.sparse_categorical_crossentropy(
-                data.dataset.y_test, logits, from_logits=True
-            )
-        )
-    )
-  assert len(set(losses)) == 4
-  np.testing.assert_allclose(
-      result.rows[-1]['test_loss'], np.mean(losses), rtol=1e-5
-  )
 
 
 def test_phases_do_not_depend_on_when_clients_are_sampled(

@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 import pytest
+import small_models
 import tensorflow as tf
 
-from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.partition import Role
 from tff_bn.training import evaluation
 from tff_bn.training import unseen_clients
@@ -26,15 +26,9 @@ def model():
         ]
     )
 
-  return BatchNormModel(
+  return small_models.classifier(
       keras_model_fn,
-      input_spec=(
-          tf.TensorSpec([None, 3], tf.float32),
-          tf.TensorSpec([None], tf.int32),
-      ),
-      loss_fn=lambda: keras.losses.SparseCategoricalCrossentropy(
-          from_logits=True
-      ),
+      (3,),
       metrics_fn=lambda: [keras.metrics.SparseCategoricalAccuracy('accuracy')],
   )
 

@@ -1,11 +1,10 @@
-"""Measurements: traffic, normalization errors, and FedBN's toy example.
+"""Measurements: traffic and normalization errors.
 
 Members that need TensorFlow Federated are imported when they are first used.
 """
 
 from tff_bn.analysis import normalization_error
 from tff_bn.imports import lazy
-from tff_bn.papers.analyses import fedbn_toy
 
 # Name -> the module of this package in which it is defined.
 _WITH_TFF = {
@@ -17,6 +16,6 @@ _WITH_TFF = {
     'messages': 'communication',
 }
 
-__all__ = ['fedbn_toy', 'normalization_error', *_WITH_TFF]
+__all__ = ['normalization_error', *_WITH_TFF]
 
 __getattr__, __dir__ = lazy.attach(__name__, _WITH_TFF, needs_tff=_WITH_TFF)

@@ -4,11 +4,12 @@ from matplotlib import colors as mpl_colors
 import numpy as np
 import pytest
 
+from tff_bn.papers import figures
 from tff_bn.papers.experiments import experiment_figures
 from tff_bn.papers.experiments import experiment_numbers
-from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_form
 from tff_bn.programs.plan import axes as axes_lib
-from tff_bn.programs.results import figures
+from tff_bn.programs.results import line_styles
 from tff_bn.programs.results import report
 
 _LABELS = {
@@ -53,7 +54,7 @@ def _legend(drawing):
 
 
 def test_lines_on_a_logarithmic_scale(tmp_path):
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'lines',
       x=('rate',),
       lines=('method',),
@@ -82,7 +83,7 @@ def test_lines_on_a_logarithmic_scale(tmp_path):
 
 
 def test_bars_stand_beside_each_other(tmp_path):
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'bars', x=('data',), lines=('method',), value=('test_accuracy',)
   )
 
@@ -107,7 +108,7 @@ def test_bars_stand_beside_each_other(tmp_path):
 
 
 def test_an_algorithm_has_its_color():
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'bars', x=('data',), lines=('rate', 'method'), value=('test_accuracy',)
   )
   varied = [
@@ -131,13 +132,13 @@ def test_an_algorithm_has_its_color():
   assert [
       mpl_colors.to_hex(patch.get_facecolor()) for patch in legend.get_patches()
   ] == [
-      figures.algorithm_style(name)['color'].lower()
+      line_styles.of_algorithm(name)['color'].lower()
       for name in ('fedtan', 'fedavg')
   ]
 
 
 def test_a_table_becomes_bars_of_its_rows(tmp_path):
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'table', rows=('method',), columns=('data',), value=('test_accuracy',)
   )
 
@@ -149,7 +150,7 @@ def test_a_table_becomes_bars_of_its_rows(tmp_path):
 
 
 def test_the_papers_heat_map_is_beside_ours(tmp_path):
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'heat_map',
       rows=('method',),
       columns=('rate',),
@@ -182,7 +183,7 @@ def test_the_papers_heat_map_is_beside_ours(tmp_path):
 
 
 def test_without_the_papers_numbers_there_is_one_heat_map(tmp_path):
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'heat_map', rows=('method',), columns=('rate',), value=('test_accuracy',)
   )
 
@@ -197,7 +198,7 @@ def test_without_the_papers_numbers_there_is_one_heat_map(tmp_path):
 
 @pytest.mark.parametrize('against', ['round', 'megabytes'])
 def test_curves_are_means_over_seeds(tmp_path, against):
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'curves',
       x=(against,),
       y=('test_accuracy', 'train_loss'),
@@ -252,9 +253,7 @@ def test_curves_are_means_over_seeds(tmp_path, against):
 def test_the_papers_final_numbers_are_lines_across_curves(
     tmp_path, column, factor
 ):
-  show = experiment_show.Show(
-      'curves', x=('round',), y=(column,), lines=('method',)
-  )
+  show = paper_form.Show('curves', x=('round',), y=(column,), lines=('method',))
   runs = [
       report.Run(
           {'method': 'b'}, 0, [{'round': r, column: 1.0} for r in (0, 1)]

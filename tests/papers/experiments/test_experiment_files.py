@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_plan
-from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_form
 from tff_bn.programs import compare
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.plan import axes
@@ -72,7 +73,7 @@ def fixture_write(tmp_path, monkeypatch):
 
 
 def _plan(scale, *arguments, swept=()):
-  flags = command_line.parse(compare.define_flags, arguments)
+  flags = command_line.parse(compare_with_experiments.define_flags, arguments)
   return experiment_plan.plan(flags, 'new/table_1', scale, swept)
 
 
@@ -94,7 +95,7 @@ def test_paper_scale(write):
   assert experiment.axes[0].points[1] == axes.Point(
       'Good', {'algorithm': 'fedtan_ii', 'sync_rounds': '2000'}
   )
-  assert experiment.shown == experiment_show.Show(
+  assert experiment.shown == paper_form.Show(
       'table', rows=('method',), columns=('data',), value=('test_accuracy',)
   )
   assert experiment.analyses == (
@@ -103,10 +104,10 @@ def test_paper_scale(write):
       ),
   )
   assert experiment.paper == (
-      experiment_show.PaperNumber(
+      paper_form.PaperNumber(
           {'method': 'Bad', 'data': 'i.i.d.'}, 'test_accuracy', 80.5, 0.5
       ),
-      experiment_show.PaperNumber(
+      paper_form.PaperNumber(
           {'method': 'Good', 'data': 'i.i.d.'}, 'test_accuracy', 81.25, None
       ),
   )
@@ -200,10 +201,10 @@ def test_all_parts_run_in_their_own_folders(
   monkeypatch.setattr(
       compare,
       '_list',
-      lambda flags, comparison, folder, *_: listed.append(str(folder)),
+      lambda planned, folder, folders: listed.append(str(folder)),
   )
 
-  assert not compare.run(
+  assert not compare_with_experiments.run(
       ['--experiment=new/table_1', '--scale=digits', '--list', *arguments]
   )
   assert listed == folders
@@ -212,9 +213,9 @@ def test_all_parts_run_in_their_own_folders(
 def test_a_mistake_in_the_last_part_is_found_first(write, monkeypatch, capsys):
   write(name='new/table_1_a')
   write(_TOML.replace('2000', '"many"'), name='new/table_1_b')
-  monkeypatch.setattr(compare, '_run', lambda flags: pytest.fail('It started.'))
+  monkeypatch.setattr(compare, 'run_planned', lambda _: pytest.fail('Started.'))
 
-  assert compare.run(['--experiment=new/table_1']) == 2
+  assert compare_with_experiments.run(['--experiment=new/table_1']) == 2
   assert 'many' in capsys.readouterr().err
 
 

@@ -6,13 +6,13 @@ import math
 import csv_rows
 import pytest
 
-from tff_bn.papers.experiments import agreement as experiment_agreement
+from tff_bn.papers.experiments import agreement
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_numbers
-from tff_bn.papers.experiments import paper_form as experiment_show
+from tff_bn.papers.experiments import paper_form
 from tff_bn.programs.plan import axes
 
-_TABLE = experiment_show.Show(
+_TABLE = paper_form.Show(
     'table', rows=('method',), columns=('data',), value=('test_accuracy',)
 )
 
@@ -38,7 +38,7 @@ def _measured(column='test_accuracy', **by_labels):
 def _printed(column='test_accuracy', **by_labels):
   """Numbers of the paper, with a deviation if there are two."""
   return tuple(
-      experiment_show.PaperNumber(
+      paper_form.PaperNumber(
           dict(zip(('method', 'data'), name.split('_'))),
           column,
           values[0],
@@ -66,7 +66,7 @@ def _experiment(paper=(), scale='paper', shown=_TABLE):
 def _sentences(measured, paper=(), scale='paper', shown=_TABLE):
   experiment = _experiment(paper, scale, shown)
   numbers = experiment_numbers.collect(measured, shown, _AXES, paper)
-  return experiment_agreement.sentences(numbers, experiment)
+  return agreement.sentences(numbers, experiment)
 
 
 def test_means_over_seeds_in_percent():
@@ -102,7 +102,7 @@ def test_paper_numbers_of_points_that_a_scale_lacks_are_left_out():
     'column, expected', [('test_accuracy', 40.0), ('test_loss', 0.8)]
 )
 def test_worst_over_an_axis(column, expected):
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'table', rows=('method',), value=(column,), worst_over=('data',)
   )
 
@@ -139,7 +139,7 @@ def test_table_has_the_papers_number_in_parentheses():
 
 
 def test_table_of_several_columns_of_metrics():
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'table', rows=('method', 'data'), value=('test_accuracy', 'train_loss')
   )
   numbers = experiment_numbers.collect(
@@ -193,7 +193,7 @@ def test_the_same_order_and_the_largest_difference():
 
 
 def test_traffic_is_that_of_the_model_at_every_scale():
-  shown = experiment_show.Show(
+  shown = paper_form.Show(
       'table', rows=('method',), columns=('data',), value=('megabytes',)
   )
   sentences = _sentences(
@@ -260,14 +260,14 @@ def test_many_swapped_pairs_are_counted():
   paper = _printed(**{f'{n}_iid': [50.0 - i] for i, n in enumerate(names)})
   numbers = experiment_numbers.collect(measured, _TABLE, axes_, paper)
 
-  sentence = experiment_agreement.sentences(numbers, _experiment(paper))[1]
+  sentence = agreement.sentences(numbers, _experiment(paper))[1]
 
   assert sentence.count('is above') == 5
   assert sentence.endswith('; and 1 more.')
 
 
 def test_without_numbers_of_the_paper_the_order_is_ours():
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'curves',
       x=('round',),
       y=('test_accuracy',),
@@ -288,7 +288,7 @@ def test_without_numbers_of_the_paper_the_order_is_ours():
 
 def test_names_of_axes_stand_before_their_numbers():
   axes_ = (_axis('gamma', '0.1', '0'), _axis('data', 'iid', '2'))
-  show = experiment_show.Show(
+  show = paper_form.Show(
       'table', rows=('gamma',), columns=('data',), value=('test_accuracy',)
   )
   numbers = experiment_numbers.collect([], show, axes_, ())
@@ -299,9 +299,7 @@ def test_names_of_axes_stand_before_their_numbers():
 def test_own_experiment_has_no_finding_of_a_paper():
   experiment = dataclasses.replace(_experiment(()), name='tff_bn/digits')
 
-  assert experiment_agreement.findings(experiment) == [
-      'What follows: A is best.'
-  ]
+  assert agreement.findings(experiment) == ['What follows: A is best.']
 
 
 def test_smoke_results_mean_nothing():

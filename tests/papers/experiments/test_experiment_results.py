@@ -1,15 +1,19 @@
 """Tests that run an experiment with the program, and look at its files."""
 
 from typing import NamedTuple
+from unittest import mock
 
 import csv_rows
 import pytest
 import tiny_runs
 
+from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_results
-from tff_bn.programs import compare
 from tff_bn.programs.plan import comparison
+from tff_bn.programs.results import html_report
+from tff_bn.programs.runs import jobs
+from tff_bn.programs.runs import run_folder
 
 _TOML = """
 title = "New, table 1: accuracy in %"
@@ -35,26 +39,16 @@ rows = "scheme"
 columns = "data"
 value = "test_accuracy"
 [[analyses]]
-name = "shuffle_test"
+name = "permutation"
 runs = "scheme"
-[analyses.flags]
-amplitudes = 0.1
-periods = 1
-shuffle_probabilities = 0.5
-num_examples = 4
-repeats = 1
+flags = { shuffle_probability = 1, num_examples = 4 }
 [[analyses]]
 name = "kept_share"
 flags = { num_units = 16, repeats = 3 }
 [[analyses]]
-name = "shuffle_test"
+name = "permutation"
 runs = "data"
-[analyses.flags]
-amplitudes = 0.2
-periods = 1
-shuffle_probabilities = 0.5
-num_examples = 4
-repeats = 1
+flags = { shuffle_probability = 0, num_examples = 4 }
 [digits.flags]
 rounds = 2
 """
@@ -79,13 +73,22 @@ def use_folder(folder, monkeypatch):
   monkeypatch.setattr(experiment_files, 'FOLDER', folder)
 
 
+def _compare_quickly(arguments, write_page=lambda *_: None):
+  """Runs the program, but builds runs only to train them, and no page."""
+  with (
+      mock.patch.object(jobs, 'check'),
+      mock.patch.object(html_report, 'write', write_page),
+  ):
+    return compare_with_experiments.run(arguments)
+
+
 @pytest.fixture(scope='module')
 def finished(folder, tmp_path_factory):
   """The folder of a finished experiment, at the digits scale."""
   output = tmp_path_factory.mktemp('output') / 'new'
   with pytest.MonkeyPatch.context() as monkeypatch:
     monkeypatch.setattr(experiment_files, 'FOLDER', folder)
-    assert not compare.run(_arguments(output))
+    assert not _compare_quickly(_arguments(output), html_report.write)
   return output
 
 
@@ -117,6 +120,14 @@ def test_numbers_are_the_means_of_the_runs(finished):
   assert [row['paper'] for row in rows] == ['', '30.5', '', '80.5']
 
 
+def test_flags_name_the_experiment_in_place_of_the_algorithms(finished):
+  flags = run_folder.read_flags(finished)
+
+  assert list(flags)[:4] == ['experiment', 'scale', 'seeds', 'average_last']
+  assert flags['experiment'] == 'new/table_1'
+  assert 'algorithms' not in flags
+
+
 def test_report_has_table_sentences_and_files(finished):
   text = (finished / 'experiment.md').read_text(encoding='utf-8')
 
@@ -135,15 +146,17 @@ def test_report_has_table_sentences_and_files(finished):
   assert 'skewed, Test accuracy, %: the order is' in text
   assert 'The largest difference' not in text
   assert (finished / 'plots' / 'experiment.png').stat().st_size > 5000
+  page = (finished / 'report.html').read_text(encoding='utf-8')
+  assert "The paper's experiment" in page.replace('&#39;', "'")
 
 
 def test_analyses_compare_the_points_of_their_axis(finished):
   analyses = finished / 'analyses'
   names = sorted(path.name for path in analyses.iterdir())
-  assert names == ['kept_share', 'shuffle_test', 'shuffle_test-2']
+  assert names == ['kept_share', 'permutation', 'permutation-2']
 
-  first = csv_rows.read(analyses / 'shuffle_test/shuffle_test.csv')
-  second = csv_rows.read(analyses / 'shuffle_test-2/shuffle_test.csv')
+  first = csv_rows.read(analyses / 'permutation/permutation.csv')
+  second = csv_rows.read(analyses / 'permutation-2/permutation.csv')
   kept = csv_rows.read(analyses / 'kept_share/kept_share.csv')
 
   assert {row['run'] for row in first} == {
@@ -155,8 +168,8 @@ def test_analyses_compare_the_points_of_their_axis(finished):
   assert {row['seed'] for row in first} == {'3'}
   assert 'i.i.d., Averaging' in {row['run'] for row in second}
   # Each has its own flags.
-  assert first[0]['amplitude'] == '0.1'
-  assert second[0]['amplitude'] == '0.2'
+  assert {row['kept_share'] for row in first} == {'0'}
+  assert {row['kept_share'] for row in second} == {'1'}
   assert {row['num_units'] for row in kept} == {'16'}
   text = (finished / 'experiment.md').read_text(encoding='utf-8')
   for name in names:
@@ -170,24 +183,27 @@ def test_a_finished_experiment_is_shown_again(finished, capsys):
   before = {p: p.stat().st_mtime_ns for p in metrics.rglob('metrics.csv')}
   (finished / 'experiment.md').unlink()
 
-  assert not compare.run(_arguments(finished))
+  assert not _compare_quickly(_arguments(finished))
 
   assert {p: p.stat().st_mtime_ns for p in before} == before
   assert (finished / 'experiment.md').exists()
-  assert "The paper's finding" in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert "The paper's finding" in out
+  # What a comparison without an experiment prints.
+  assert 'Next:' not in out and out.count('\n| Averaging') == 1
 
 
 def test_list_prints_the_runs_and_writes_nothing(tmp_path, capsys):
   output = tmp_path / 'new'
 
-  assert not compare.run(_arguments(output, '--list'))
+  assert not compare_with_experiments.run(_arguments(output, '--list'))
 
   assert '4 runs: 0 finished, 0 begun, 4 new.' in capsys.readouterr().out
   assert not output.exists()
 
 
 def test_experiments_are_listed_by_paper(folder, capsys):
-  assert not compare.run(['--experiment=list'])
+  assert not compare_with_experiments.run(['--experiment=list'])
 
   assert capsys.readouterr().out == (
       'new/table_1  New, table 1: accuracy in % (paper, digits, smoke)\n'
@@ -208,33 +224,26 @@ def test_mistakes_are_found_before_any_work(
 ):
   monkeypatch.chdir(tmp_path)
 
-  assert compare.run(arguments) == 2
+  assert compare_with_experiments.run(arguments) == 2
 
   assert message in capsys.readouterr().err
   assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def measured(folder):
-  """Adds an experiment without runs."""
-  path = folder / 'new' / 'measured.toml'
-  path.write_text(
+def test_default_folder_has_the_names_of_experiment_and_scale(
+    tmp_path, monkeypatch, capsys
+):
+  (tmp_path / 'new').mkdir()
+  (tmp_path / 'new' / 'measured.toml').write_text(
       'title = "New, measured"\nfinding = "They are kept."\n[[analyses]]\n'
       'name = "kept_share"\nflags = { num_units = 16, repeats = 3 }\n',
       encoding='utf-8',
   )
-  yield
-  path.unlink()
-
-
-@pytest.mark.usefixtures('measured')
-def test_default_folder_has_the_names_of_experiment_and_scale(
-    tmp_path, monkeypatch, capsys
-):
+  monkeypatch.setattr(experiment_files, 'FOLDER', tmp_path)
   monkeypatch.chdir(tmp_path)
   arguments = ['--experiment=new/measured', '--scale=paper']
 
-  assert not compare.run(arguments)
+  assert not compare_with_experiments.run(arguments)
 
   output = tmp_path / 'runs/experiments/new/measured-paper'
   assert (output / 'analyses/kept_share/kept_share.csv').exists()
@@ -244,53 +253,48 @@ def test_default_folder_has_the_names_of_experiment_and_scale(
   assert f'## Analysis kept_share\n\n{analysis.strip()}\n' in text
   assert '(analyses/kept_share/plots/kept_share.png)' in text
   # The same command repeats it.
-  assert not compare.run(arguments)
-  assert compare.run([*arguments, '--rounds=3']) == 2
+  assert not compare_with_experiments.run(arguments)
+  assert compare_with_experiments.run([*arguments, '--rounds=3']) == 2
   assert '--rounds=3 has no effect' in capsys.readouterr().err
-  assert not compare.run([*arguments, '--list'])
+  assert not compare_with_experiments.run([*arguments, '--list'])
   assert 'kept_share' in capsys.readouterr().out
 
 
 def test_numbers_of_clients_are_those_of_an_evaluation(folder, tmp_path):
-  (folder / 'new' / 'clients.toml').write_text(
+  path = folder / 'new' / 'clients.toml'
+  path.write_text(
       _TOML.partition('[[analyses]]')[0]
       .partition('[axes.data]')[0]
+      .replace('"Averaging" = { algorithm = "fedavg" }\n', '')
       .replace('num_clients = 5', 'split = "domains"')
       .replace('"digits"', '"digits_domains"')
-      .replace('rounds = 500', 'rounds = 2')
+      .replace('rounds = 500', 'rounds = 1')
       + '[show]\nkind = "table"\nrows = "client"\ncolumns = "scheme"\n'
       'value = "client_test_accuracy"\n',
       encoding='utf-8',
   )
+  output = tmp_path / 'new'
+  arguments = ['--experiment=new/clients', '--seeds=0']
   try:
-    assert not compare.run(
-        [
-            '--experiment=new/clients',
-            '--seeds=0',
-            f'--output_dir={tmp_path}/new',
-        ]
-    )
+    assert not _compare_quickly([*arguments, f'--output_dir={output}'])
   finally:
-    (folder / 'new' / 'clients.toml').unlink()
+    path.unlink()
 
   assert (
       "\nClient test accuracy, % (each client's model on its own test data;"
       ' value of the last round).\n'
-  ) in (tmp_path / 'new/experiment.md').read_text(encoding='utf-8')
-  rows = csv_rows.read(tmp_path / 'new/experiment.csv')
-  clients = dict.fromkeys(row['client'] for row in rows)
-  assert len(rows) == 2 * len(clients) == 10 and 'inverted' in clients
-  (run,) = (tmp_path / 'new/runs').glob('*Pooling*')
+  ) in (output / 'experiment.md').read_text(encoding='utf-8')
+  (run,) = (output / 'runs').iterdir()
   evaluated = {
-      row['client']: row['accuracy']
+      row['client']: 100 * float(row['accuracy'])
       for row in csv_rows.read(run / 'evaluation.csv')
+      if row['client']
   }
-  (row,) = [
-      row
-      for row in rows
-      if (row['client'], row['scheme']) == ('inverted', 'Pooling')
-  ]
-  assert float(row['mean']) == pytest.approx(100 * float(evaluated['inverted']))
+  assert len(evaluated) == 5 and 'inverted' in evaluated
+  assert {
+      row['client']: float(row['mean'])
+      for row in csv_rows.read(output / 'experiment.csv')
+  } == pytest.approx(evaluated)
 
 
 def test_held_out_clients_are_shown(tmp_path):
@@ -313,14 +317,3 @@ def test_held_out_clients_are_shown(tmp_path):
 
 class _Settings(NamedTuple):
   seed: int
-
-
-def test_folders_of_analyses():
-  analyses = [
-      experiment_files.Analysis(name, None, {}) for name in ('a', 'b', 'a', 'a')
-  ]
-
-  assert [
-      str(experiment_results.analysis_folder(analyses, number))
-      for number in range(4)
-  ] == ['analyses/a', 'analyses/b', 'analyses/a-2', 'analyses/a-3']

@@ -3,9 +3,9 @@
 import experiments_page
 import pytest
 
+from tff_bn.papers import compare_with_experiments
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_plan
-from tff_bn.programs import compare
 from tff_bn.programs.cli import command_line
 
 
@@ -16,17 +16,11 @@ def test_all_runs_of_all_scales_pass_the_checks(name):
   assert {'paper', 'smoke'} <= set(plans)
 
 
-def test_every_paper_is_run_at_the_smoke_scale():
-  papers = {name.partition('/')[0] for name in experiment_files.names()}
-
-  assert papers <= {'fedpan', 'fedtan', 'fedbn', 'fbn', 'fedbs', 'tff_bn'}
-
-
 @pytest.mark.slow
 def test_models_fit_the_data_and_have_the_layers_of_analyses():
   """What the smoke scale leaves out: its models are small."""
   cases = {}
-  flags = command_line.parse(compare.define_flags, [])
+  flags = command_line.parse(compare_with_experiments.define_flags, [])
   for name in experiment_files.names():
     plan = experiment_plan.plan(flags, name, experiment_files.PAPER)
     for run in plan.comparison.trained() if plan.comparison else ():

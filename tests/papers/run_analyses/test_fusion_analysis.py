@@ -6,15 +6,7 @@ import tensorflow as tf
 import tiny_runs
 
 from tff_bn.data import federated
-from tff_bn.papers import position_aware
-from tff_bn.programs import train
-
-
-@pytest.fixture(scope='module')
-def plain(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('runs') / 'plain'
-  assert train.run([*tiny_runs.FLAGS, f'--output_dir={folder}']) == 0
-  return folder
+from tff_bn.papers import units
 
 
 class _Fusion:
@@ -26,7 +18,7 @@ class _Fusion:
     self.halves = []
     self.batches = []
     self.lengths = []
-    align = position_aware.align
+    align = units.align
     client_dataset = federated.FederatedData.client_dataset
 
     def spied_align(first, second, x):
@@ -42,7 +34,7 @@ class _Fusion:
         self.lengths.append(length)
       return dataset
 
-    monkeypatch.setattr(position_aware, 'align', spied_align)
+    monkeypatch.setattr(units, 'align', spied_align)
     monkeypatch.setattr(
         federated.FederatedData, 'client_dataset', spied_dataset
     )
@@ -51,21 +43,20 @@ class _Fusion:
 _FUSION = ('--epochs=2', '--coefficients=1,0,0.3', '--num_examples=50')
 
 
-def _fuse(run, monkeypatch, *arguments, folder):
-  seen = _Fusion(monkeypatch)
-  result = tiny_runs.analyze('fusion', run, *arguments, folder=folder)
+def _fuse(run, *arguments, folder):
+  with pytest.MonkeyPatch.context() as monkeypatch:
+    seen = _Fusion(monkeypatch)
+    result = tiny_runs.analyze('fusion', run, *arguments, folder=folder)
   return seen, result
 
 
 def _expected_fusion(seen, coefficients, change=lambda model: model):
   data = tiny_runs.split()
   first, second = seen.models
-  others = dict(
-      average=second, transport=position_aware.align(first, second, seen.x)
-  )
+  others = dict(average=second, transport=units.align(first, second, seen.x))
   return {
       (method, coefficient): tiny_runs.evaluate(
-          change(position_aware.interpolate(first, other, coefficient)), data
+          change(units.interpolate(first, other, coefficient)), data
       )
       for method, other in others.items()
       for coefficient in coefficients
@@ -91,13 +82,12 @@ def _assert_same_results(found, expected):
     assert found[key][1] == pytest.approx(loss, rel=1e-4)
 
 
-def test_fusion(plain, tmp_path, monkeypatch):
-  run = tiny_runs.with_flags(plain, tmp_path / 'plain', client_momentum=0.5)
-  with monkeypatch.context() as context:
-    seen, result = _fuse(run, context, *_FUSION, folder=tmp_path / 'out')
+def test_fusion(fedavg, tmp_path):
+  run = tiny_runs.with_flags(fedavg, tmp_path / 'fedavg', client_momentum=0.5)
+  seen, result = _fuse(run, *_FUSION, folder=tmp_path / 'out')
   columns = ['run', 'seed', 'method', 'coefficient', 'accuracy', 'loss']
   assert list(result.rows[0]) == columns
-  found = _fusion_values(result.rows, 'plain')
+  found = _fusion_values(result.rows, 'fedavg')
   _assert_same_results(found, _expected_fusion(seen, (0, 0.3, 1)))
   # The ends are the models themselves; permuted units compute the same.
   assert found['average', 0] == found['transport', 0]
@@ -106,14 +96,23 @@ def test_fusion(plain, tmp_path, monkeypatch):
   assert found['transport', 1][1] == pytest.approx(loss, rel=1e-4)
   # Between them it matters.
   assert found['average', 0.3][1] != pytest.approx(found['transport', 0.3][1])
+  cells = tiny_runs.cells(result.markdown)
+  assert cells[0] == ['μ', 'fedavg: average', 'fedavg: optimal transport']
+  assert cells[3] == [
+      '0.3',
+      *(f'{100 * found[m, 0.3][0]:.1f}' for m in ('average', 'transport')),
+  ]
+  assert 'for 2 epochs, each' in result.markdown
+  assert 'interpolated like the weights' in result.markdown
+  (axes,) = result.drawings['fusion'].axes
+  assert [line.get_label() for line in axes.get_lines()] == cells[0][1:]
 
   # Each model has a half of the data. A tiny learning rate keeps its initial
   # weights.
   run = tiny_runs.with_flags(
-      plain, tmp_path / 'start', client_learning_rate=1e-30
+      fedavg, tmp_path / 'start', client_learning_rate=1e-30
   )
-  with monkeypatch.context() as context:
-    start, _ = _fuse(run, context, *_FUSION, folder=tmp_path / 'out2')
+  start, _ = _fuse(run, *_FUSION, folder=tmp_path / 'out2')
   for seen_fusion in (start, seen):
     halves = seen_fusion.halves
     assert [len(half) for half in halves] == [719, 718]
@@ -136,18 +135,17 @@ def test_fusion(plain, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_halves_are_trained_as_clients(plain, tmp_path, monkeypatch):
+def test_halves_are_trained_as_clients(fedavg, tmp_path):
   """One epoch of few batches keeps rounding errors small."""
   flags = dict(batch_size=300, client_momentum=0.5)
   models_of = []
   for rate in (1e-30, 0.05):
     run = tiny_runs.with_flags(
-        plain, tmp_path / str(rate), client_learning_rate=rate, **flags
+        fedavg, tmp_path / str(rate), client_learning_rate=rate, **flags
     )
-    with monkeypatch.context() as context:
-      seen, _ = _fuse(
-          run, context, '--epochs=1', '--coefficients=0', folder=tmp_path / 'x'
-      )
+    seen, _ = _fuse(
+        run, '--epochs=1', '--coefficients=0', folder=tmp_path / 'x'
+    )
     models_of.append(seen.models)
   for initial, trained, batches in zip(*models_of, seen.batches, strict=True):
     assert len(batches) == 3
@@ -162,18 +160,11 @@ def test_halves_are_trained_as_clients(plain, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_seed_of_a_fusion(plain, tmp_path, monkeypatch):
+def test_the_seed_of_a_fusion(fedavg, tmp_path):
   found = []
   for seed in (0, 1, 1):
-    with monkeypatch.context() as context:
-      seen, result = _fuse(
-          plain,
-          context,
-          '--epochs=1',
-          '--coefficients=0,1',
-          f'--seed={seed}',
-          folder=tmp_path,
-      )
+    arguments = ('--epochs=1', '--coefficients=0,1', f'--seed={seed}')
+    seen, result = _fuse(fedavg, *arguments, folder=tmp_path)
     found.append((seen.halves[0].tolist(), result.rows))
   assert found[0][0] != found[1][0]
   assert found[0][1] != found[1][1]
@@ -189,51 +180,16 @@ def _with_statistics_of_all_data(model):
   return model
 
 
-def test_fusion_with_new_statistics(plain, tmp_path, monkeypatch):
-  arguments = (*_FUSION[1:], '--epochs=1')
-  with monkeypatch.context() as context:
-    seen, result = _fuse(
-        plain,
-        context,
-        *arguments,
-        '--reestimate_statistics',
-        folder=tmp_path / 'new',
-    )
-  expected = _expected_fusion(seen, (0, 0.3, 1), _with_statistics_of_all_data)
-  _assert_same_results(_fusion_values(result.rows, 'plain'), expected)
-  old = _expected_fusion(seen, (0, 0.3, 1))
-  assert expected['average', 0.3][1] != pytest.approx(old['average', 0.3][1])
-  assert 'recomputed for each model' in result.markdown
-
-
-def test_table_and_figure_of_fusion(plain, tmp_path):
-  other = tiny_runs.with_flags(plain, tmp_path / 'other', batch_size=16)
-  result = tiny_runs.analyze(
-      'fusion',
-      [plain, other],
-      '--epochs=1',
-      '--coefficients=0.5,0',
+def test_fusion_with_new_statistics(fedavg, tmp_path):
+  run = tiny_runs.with_flags(fedavg, tmp_path / 'run', batch_size=160)
+  seen, result = _fuse(
+      run,
+      *('--epochs=1', '--coefficients=0.3', '--num_examples=50'),
+      '--reestimate_statistics',
       folder=tmp_path,
   )
-  cells = tiny_runs.cells(result.markdown)
-  assert cells[0] == [
-      'μ',
-      *('plain: average', 'plain: optimal transport'),
-      *('other: average', 'other: optimal transport'),
-  ]
-  (axes,) = result.drawings['fusion'].axes
-  assert [line.get_label() for line in axes.get_lines()] == cells[0][1:]
-  columns = [
-      (name, method)
-      for name in ('plain', 'other')
-      for method in ('average', 'transport')
-  ]
-  assert [line[0] for line in cells[2:]] == ['0', '0.5']
-  for number, (name, method) in enumerate(columns):
-    values = _fusion_values(result.rows, name)
-    assert [line[1 + number] for line in cells[2:]] == [
-        f'{100 * values[method, coefficient][0]:.1f}'
-        for coefficient in (0, 0.5)
-    ]
-  assert 'for 1 epoch, each' in result.markdown
-  assert 'interpolated like the weights' in result.markdown
+  expected = _expected_fusion(seen, [0.3], _with_statistics_of_all_data)
+  _assert_same_results(_fusion_values(result.rows, 'run'), expected)
+  old = _expected_fusion(seen, [0.3])
+  assert expected['average', 0.3][1] != pytest.approx(old['average', 0.3][1])
+  assert 'recomputed for each model' in result.markdown

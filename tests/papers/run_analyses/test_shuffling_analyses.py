@@ -9,25 +9,8 @@ import tiny_runs
 
 from tff_bn import models
 from tff_bn import position_aware
-from tff_bn.papers.run_analyses import shuffle_test
+from tff_bn.papers.run_analyses import shuffle_test_analysis
 from tff_bn.position_aware import position_encodings
-from tff_bn.programs import train
-
-
-@pytest.fixture(scope='module')
-def plain(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('runs') / 'plain'
-  assert train.run([*tiny_runs.FLAGS, f'--output_dir={folder}']) == 0
-  return folder
-
-
-@pytest.fixture(scope='module')
-def encoded(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('runs') / 'encoded'
-  arguments = ['--pan=multiply', '--pan_amplitude=0.3', '--pan_period=3']
-  arguments += [*tiny_runs.FLAGS, f'--output_dir={folder}']
-  assert train.run(arguments) == 0
-  return folder
 
 
 def _without_encodings(run):
@@ -41,10 +24,10 @@ def _without_encodings(run):
 
 
 @pytest.fixture(scope='module')
-def permuted(plain, encoded, tmp_path_factory):
+def permuted(fedavg, encoded, tmp_path_factory):
   return tiny_runs.analyze(
       'permutation',
-      [plain, encoded],
+      [fedavg, encoded],
       '--shuffle_probability=0.5',
       '--num_examples=20',
       '--seed=3',
@@ -52,17 +35,17 @@ def permuted(plain, encoded, tmp_path_factory):
   )
 
 
-def test_permutation(plain, encoded, permuted):
+def test_permutation(fedavg, encoded, permuted):
   columns = ['run', 'seed', 'group', 'units', 'weights', 'kept_share']
   assert list(permuted.rows[0]) == columns
   # The weights of the hidden layer, its normalization, and the output layer.
   assert [list(row.values())[:5] for row in permuted.rows] == [
-      [run.name, '0', 'hidden', '30', '6'] for run in (plain, encoded)
+      [run.name, '0', 'hidden', '30', '6'] for run in (fedavg, encoded)
   ]
   axes_of_runs = permuted.drawings['permutation'].axes
   changes = []
   for run, row, axes in zip(
-      (plain, encoded), permuted.rows, axes_of_runs, strict=True
+      (fedavg, encoded), permuted.rows, axes_of_runs, strict=True
   ):
     positions, p = axes.collections[0].get_offsets().T.astype(int)
     assert list(positions) == list(range(30)) == sorted(p)
@@ -87,16 +70,16 @@ def test_permutation(plain, encoded, permuted):
   cells = tiny_runs.cells(permuted.markdown)
   assert cells[0] == ['Units of', 'Run', 'Seed', 'Units', 'Weights', 'Kept']
   assert [line[:5] for line in cells[2:]] == [
-      ['hidden', run.name, '0', '30', '6'] for run in (plain, encoded)
+      ['hidden', run.name, '0', '30', '6'] for run in (fedavg, encoded)
   ]
   assert 'for 20 test examples' in permuted.markdown
 
 
 @pytest.fixture(scope='module')
-def shuffled(plain, encoded, tmp_path_factory):
+def shuffled(fedavg, encoded, tmp_path_factory):
   return tiny_runs.analyze(
       'shuffle_test',
-      [plain, encoded],
+      [fedavg, encoded],
       '--amplitudes=0.4,0,0.1',
       '--periods=2,1',
       '--repeats=2',
@@ -107,10 +90,10 @@ def shuffled(plain, encoded, tmp_path_factory):
   )
 
 
-def test_shuffle_errors(plain, encoded, shuffled):
+def test_shuffle_errors(fedavg, encoded, shuffled):
   x = tiny_runs.split().dataset.x_test
   expected = []
-  for run in (plain, encoded):
+  for run in (fedavg, encoded):
     model = _without_encodings(run)
     for mode in ('multiply', 'add'):
       for period in (2, 1):
@@ -143,27 +126,16 @@ def test_shuffle_errors(plain, encoded, shuffled):
 
 def test_table_of_shuffle_errors(shuffled):
   cells = tiny_runs.cells(shuffled.markdown)
-  assert cells[0] == ['Encodings', 'T', 'A', 'plain', 'encoded']
-  words = {'multiply': 'multiplicative', 'add': 'additive'}
-  by_run = [
-      [r for r in shuffled.rows if r['mode'] and r['run'] == n]
-      for n in cells[0][3:]
-  ]
-  for line, *rows in zip(cells[2:-4], *by_run, strict=True):
-    first = rows[0]
-    assert line[:3] == [
-        words[first['mode']],
-        first['period'],
-        first['amplitude'],
-    ]
-    for cell, row in zip(line[3:], rows, strict=True):
-      assert float(cell) == pytest.approx(float(row['error']), rel=1e-2)
+  assert cells[0] == ['Encodings', 'T', 'A', 'fedavg-seed0', 'encoded']
+  key = dict(mode='add', period='1', amplitude='0.1')
+  errors = [r['error'] for r in shuffled.rows if key.items() <= r.items()]
+  (line,) = [x for x in cells if x[:3] == ['additive', '1', '0.1']]
+  assert line[3:] == [f'{float(error):.3g}' for error in errors]
   assert 'P_sf = 0.3;' in shuffled.markdown
   assert 'at most 500 test examples and 2 permutations' in shuffled.markdown
-  assert shuffled.drawings.keys() == {'shuffle_test', 'shuffled_accuracy'}
 
 
-def test_accuracy_after_shuffling(plain, encoded, shuffled):
+def test_accuracy_after_shuffling(fedavg, encoded, shuffled):
   data = tiny_runs.split().dataset
   x, y = data.x_test, data.y_test  # Fewer than 500.
   found = {
@@ -173,10 +145,10 @@ def test_accuracy_after_shuffling(plain, encoded, shuffled):
   }
   (axes,) = shuffled.drawings['shuffled_accuracy'].axes
   cells = tiny_runs.cells(shuffled.markdown)[-4:]
-  assert cells[0] == ['P_sf', 'plain', 'encoded']
+  assert cells[0] == ['P_sf', 'fedavg-seed0', 'encoded']
   assert len(found) == 4
   for column, (run, line) in enumerate(
-      zip((plain, encoded), axes.get_lines(), strict=True), start=1
+      zip((fedavg, encoded), axes.get_lines(), strict=True), start=1
   ):
     model = tiny_runs.load(run)
     assert line.get_label() == run.name
@@ -196,21 +168,24 @@ def test_accuracy_after_shuffling(plain, encoded, shuffled):
       assert line.get_ydata()[number] == pytest.approx(100 * accuracy, abs=1e-3)
       assert cells[2 + number][column] == f'{100 * accuracy:.1f}'
   # Without encodings, permutations change nothing.
-  assert found['plain', '0']['accuracy'] == found['plain', '0.9']['accuracy']
+  assert (
+      found[fedavg.name, '0']['accuracy']
+      == found[fedavg.name, '0.9']['accuracy']
+  )
   encoded_rows = (found['encoded', p]['accuracy'] for p in ('0', '0.9'))
   assert len(set(encoded_rows)) == 2
 
 
-def test_gaussian_inputs(plain, tmp_path):
+def test_gaussian_inputs(fedavg, tmp_path):
   result = tiny_runs.analyze(
       'shuffle_test',
-      plain,
+      fedavg,
       *('--inputs=gaussian', '--amplitudes=0.75', '--periods=1'),
       *('--repeats=1', '--num_examples=4000', '--shuffle_probabilities=0'),
       folder=tmp_path,
   )
   model = position_encodings.add_position_encodings(
-      tiny_runs.load(plain), 'multiply', 0.75, 1
+      tiny_runs.load(fedavg), 'multiply', 0.75, 1
   )
   # The error of independent inputs from the same distribution.
   x = np.random.default_rng(9).standard_normal((4000, 8, 8, 1))
@@ -223,31 +198,27 @@ def test_gaussian_inputs(plain, tmp_path):
   assert '4000 random inputs' in result.markdown
 
 
-def test_number_of_examples_of_the_shuffle_test(plain, tmp_path):
-  arguments = ['--amplitudes=0.3', '--periods=1', '--repeats=1']
-  found = [
-      float(
-          tiny_runs.analyze(
-              'shuffle_test', plain, *arguments, *more, folder=tmp_path
-          ).rows[0]['error']
-      )
-      for more in (['--num_examples=3'], ['--num_examples=360'])
-  ]
-  data = tiny_runs.split()
-  model = position_encodings.add_position_encodings(
-      tiny_runs.load(plain), 'multiply', 0.3, 1
+def test_number_of_examples_of_the_shuffle_test(fedavg, tmp_path):
+  result = tiny_runs.analyze(
+      'shuffle_test',
+      fedavg,
+      *('--amplitudes=0.3', '--periods=1', '--repeats=1', '--num_examples=3'),
+      folder=tmp_path,
   )
-  changed = position_aware.shuffle_units(model, 0.1, 0)
-  x = data.dataset.x_test
-  errors = np.linalg.norm(changed(x) - model(x), axis=1) / 10
-  assert found[1] == pytest.approx(errors.mean(), rel=1e-4)
-  assert found[0] != pytest.approx(found[1], rel=1e-3)
-  # The examples are in the test set.
-  assert errors.min() <= found[0] <= errors.max()
+  model = position_encodings.add_position_encodings(
+      tiny_runs.load(fedavg), 'multiply', 0.3, 1
+  )
+  x, _ = tiny_runs.analyzed(fedavg).test_examples(3, 0)
+  error = position_aware.shuffle_error(model, x, 0.1, 0)
+  assert float(result.rows[0]['error']) == pytest.approx(error, rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ('name', 'pan'), [('resnet20', 'add'), ('fbn_cnn', 'multiply')]
+    ('name', 'pan'),
+    [
+        pytest.param('resnet20', 'add', marks=pytest.mark.slow),
+        ('fbn_cnn', 'multiply'),
+    ],
 )
 def test_without_encodings(name, pan):
   arguments = (name, (8, 8, 1), 10, 'batch', 'float32', None)
@@ -259,7 +230,7 @@ def test_without_encodings(name, pan):
       layer.set_weights(model.get_layer(layer.name).get_weights())
   x = np.random.default_rng(0).random((4, 8, 8, 1), np.float32)
   expected = plain_model(x, training=False).numpy()
-  found = shuffle_test.without_encodings(model)
+  found = shuffle_test_analysis.without_encodings(model)
   np.testing.assert_allclose(found(x, training=False), expected, rtol=1e-5)
   assert not np.allclose(model(x, training=False), expected, rtol=1e-2)
   # The copy has its own weights, which can be permuted.
@@ -319,17 +290,15 @@ def test_kept_shares(tmp_path):
   assert 'Number of local steps: 2.' in result.markdown
   # The figure.
   left, right = result.drawings['kept_share'].axes
-  for axes, points in (
-      (left, lambda s: {p: (s, p, '', '') for p in ('0', '0.2', '0.7')}),
-      (right, lambda s: {n: (s, '0.5', n, '2') for n in ('0.5', '2')}),
+  for axes, x, keys in (
+      (left, [0, 0.2, 0.7], [(p, '', '') for p in ('0', '0.2', '0.7')]),
+      (right, [0.5, 2], [('0.5', n, '2') for n in ('0.5', '2')]),
   ):
     for line, size in zip(axes.get_lines(), ('40', '90'), strict=True):
       assert line.get_label() == f'{size} units'
-      expected = points(size)
-      np.testing.assert_allclose(line.get_xdata(), [float(x) for x in expected])
-      np.testing.assert_allclose(
-          line.get_ydata(), [shares[key] for key in expected.values()], 1e-6
-      )
+      np.testing.assert_allclose(line.get_xdata(), x)
+      y = [shares[size, *key] for key in keys]
+      np.testing.assert_allclose(line.get_ydata(), y, 1e-6)
 
 
 def test_defaults_of_kept_share(tmp_path):
@@ -351,21 +320,20 @@ def test_defaults_of_kept_share(tmp_path):
   ]
 
 
-def test_units_and_steps_of_a_run(plain, tmp_path):
-  epochs = dict(local_steps=None, local_epochs=2, batch_size=160)
-  for folder, flags, num_steps in (
-      ('a', {}, 1),
-      ('b', dict(local_steps=3), 3),
-      # 1437 training examples of 4 clients: 2 · 359.25 / 160 = 4.49.
-      ('c', epochs, 5),
-  ):
-    run = tiny_runs.with_flags(plain, tmp_path / folder, **flags)
-    result = tiny_runs.analyze('kept_share', run, '--repeats=2')
-    assert result.folder == run
-    assert {row['num_units'] for row in result.rows} == {'30'}
-    training = [row for row in result.rows if row['num_steps']]
-    assert {row['num_steps'] for row in training} == {str(num_steps)}
-    # The default values of N_sf up to the number of steps.
-    assert max(float(row['num_shuffles']) for row in training) == (
-        {1: 1, 3: 2, 5: 5}[num_steps]
-    )
+@pytest.mark.parametrize(
+    ('flags', 'num_steps', 'largest'),
+    [
+        ({}, 1, 1),
+        (dict(local_steps=3), 3, 2),
+        # 1437 training examples of 4 clients: 2 · 359.25 / 160 = 4.49.
+        (dict(local_steps=None, local_epochs=2, batch_size=160), 5, 5),
+    ],
+)
+def test_units_and_steps_of_a_run(fedavg, tmp_path, flags, num_steps, largest):
+  run = tiny_runs.with_flags(fedavg, tmp_path / 'run', **flags)
+  rows = tiny_runs.analyze('kept_share', run, '--repeats=2').rows
+  assert {row['num_units'] for row in rows} == {'30'}
+  training = [row for row in rows if row['num_steps']]
+  assert {row['num_steps'] for row in training} == {str(num_steps)}
+  # The default values of N_sf up to the number of steps.
+  assert max(float(row['num_shuffles']) for row in training) == largest

@@ -6,7 +6,7 @@ from absl import flags as absl_flags
 import pytest
 
 from tff_bn.catalog import value_types
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train

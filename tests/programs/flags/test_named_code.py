@@ -9,7 +9,7 @@ import printed
 import pytest
 import tiny_runs
 
-from tff_bn.programs import analyze
+from tff_bn.papers import analyze
 from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train

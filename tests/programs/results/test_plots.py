@@ -1,75 +1,49 @@
-"""Tests for plots."""
+"""Tests for the charts that become PNG files, read from their SVG."""
 
+import itertools
+import math
+import re
+import types
+
+import drawn
 import example_runs
 import matplotlib.image
 import numpy as np
 import pytest
+import vl_convert
 
+from tff_bn.programs.plan import axes as axes_lib
+from tff_bn.programs.results import charts
 from tff_bn.programs.results import plots
 from tff_bn.programs.results import report
 
 
-def test_mean_and_deviation():
-  rounds, mean, deviation = plots.mean_and_deviation(
-      example_runs.RUNS[:2], 'test_accuracy'
+def test_accuracy_of_algorithms():
+  chart = plots.of_algorithms(example_runs.RUNS, 'my title')['accuracy']
+  assert drawn.title(chart) == (
+      'my title line: mean over 2 seeds, band: ± one standard deviation'
   )
-  np.testing.assert_array_equal(rounds, [1, 2, 3])
-  np.testing.assert_allclose(mean, [0.2, 0.6, 0.8])
-  np.testing.assert_allclose(deviation, np.full(3, 0.02**0.5))
-
-
-def test_mean_leaves_out_what_is_not_finite():
-  runs = [
-      report.Run(
-          {'algorithm': 'a'}, 0, [dict(round=1, x=1.0), dict(round=2, x=np.inf)]
-      ),
-      report.Run(
-          {'algorithm': 'a'}, 1, [dict(round=1, x=np.nan), dict(round=3, x=4.0)]
-      ),
-      report.Run({'algorithm': 'a'}, 2, [dict(round=2, x=9.0)]),
-  ]
-  rounds, mean, deviation = plots.mean_and_deviation(runs, 'x')
-  np.testing.assert_array_equal(rounds, [1, 2, 3])
-  np.testing.assert_array_equal(mean, [1, 9, 4])
-  np.testing.assert_array_equal(deviation, [0, 0, 0])
-
-
-def _lines(axes):
-  return {line.get_label(): line.get_xydata() for line in axes.get_lines()}
-
-
-def test_accuracy_figure():
-  drawing = plots.accuracy_figure(example_runs.RUNS, 'my title')
-  title, note = drawing.get_suptitle().splitlines()
-  assert title == 'my title'
-  assert '± one standard deviation' in note
-  global_axes, client_axes = drawing.axes
+  assert drawn.lines(chart) == {
+      'fedavg': [(1, 0.2), (2, 0.6), (3, 0.8)],
+      'fedbn': [(1, 0.25), (3, 0.75)],
+  }
+  texts = drawn.texts(chart)
   # It is not known which of the runs have own models.
-  assert global_axes.get_title() == (
-      "Global model, or clients' own models (mean), on\nthe whole test set"
-  )
-  assert client_axes.get_title() == (
-      "Each client's model on its own test data (mean)"
-  )
-  assert global_axes.yaxis.get_major_formatter()(0.5) == '50%'
-  np.testing.assert_allclose(
-      _lines(global_axes)['fedavg'], [[1, 0.2], [2, 0.6], [3, 0.8]]
-  )
-  assert list(_lines(client_axes)) == ['fedbn']
-  assert global_axes.get_xlabel() == 'Round'
-  assert global_axes.get_ylabel() == 'Accuracy'
-  bottom, top = global_axes.get_ylim()
-  assert bottom == 0 and 1 < top < 1.1
-  (legend,) = drawing.legends
-  assert [text.get_text() for text in legend.get_texts()] == [
+  for text in (
+      "Accuracy: global model, or clients' own models (mean), on the whole test"
+      ' set',
+      "Accuracy: each client's model on its own test data (mean)",
+      *('Round', 'Accuracy', '60%'),
+  ):
+    assert text in texts
+  # The legend has each line once.
+  assert [text for text in texts if text.startswith('fed')] == [
       'fedavg',
       'fedbn',
   ]
-  (band,) = global_axes.collections
-  edges = band.get_paths()[0].vertices
-  half_width = 0.02**0.5
-  assert edges[:, 1].min() == pytest.approx(0.2 - half_width)
-  assert edges[:, 1].max() == pytest.approx(0.8 + half_width)
+  first, *_ = drawn.marks(chart, 'high')
+  assert float(first['high']) == pytest.approx(0.2 + 0.02**0.5, rel=1e-5)
+  assert float(first['Accuracy'].rstrip('%')) == pytest.approx(5.8579)
 
 
 def _run_with_costs(algorithm, seed, megabytes, accuracies=(0.25, 0.5, 0.75)):
@@ -92,164 +66,146 @@ def _run_with_costs(algorithm, seed, megabytes, accuracies=(0.25, 0.5, 0.75)):
 
 def test_accuracy_against_what_was_sent():
   runs = [
+      _run_with_costs('single', 0, 0.0),
       _run_with_costs('fedavg', 0, 0.5),
       _run_with_costs('fedavg', 1, 0.5, (0.25, 0.25, 0.25)),
       _run_with_costs('fedtan', 0, 2.0),
-  ]
-  (axes,) = plots.accuracy_figure(runs, 'my title', 'megabytes').axes
-  lines = _lines(axes)
-  np.testing.assert_allclose(
-      lines['fedavg'], [[0, 0.25], [5, 0.375], [10, 0.5]]
-  )
-  np.testing.assert_allclose(
-      lines['fedtan'], [[0, 0.25], [20, 0.5], [40, 0.75]]
-  )
-  assert axes.get_xlabel() == 'MB sent'
-  assert axes.get_xscale() == 'linear'
-  (axes,) = plots.accuracy_figure(runs, '', 'exchanges').axes
-  assert 'Exchanges' in axes.get_xlabel()
-  np.testing.assert_allclose(_lines(axes)['fedtan'][:, 0], [0, 20, 40])
-
-
-@pytest.mark.parametrize(
-    ('ratio', 'scale'), [(4.8, 'linear'), (5.2, 'log'), (1 / 5.2, 'log')]
-)
-def test_costs_of_different_size_have_a_logarithmic_axis(ratio, scale):
-  runs = [
-      _run_with_costs('single', 0, 0.0),
-      _run_with_costs('fedavg', 0, 1.0),
-      _run_with_costs('fedtan', 0, ratio),
-  ]
-  (axes,) = plots.accuracy_figure(runs, '', 'megabytes').axes
-  assert axes.get_xscale() == scale
-  # Where nothing has been sent is nowhere on a logarithmic axis.
-  first = 0 if scale == 'linear' else 10
-  assert _lines(axes)['fedavg'][0, 0] == first
-  assert plots.accuracy_figure(runs, '').axes[0].get_xscale() == 'linear'
-
-
-def test_what_sends_nothing_is_a_horizontal_line():
-  runs = [
-      _run_with_costs('single', 0, 0.0),
-      _run_with_costs('fedavg', 0, 1.0),
       # Of a process whose costs are unknown.
       report.Run(
           {'algorithm': 'other'}, 0, [dict(round=20, test_accuracy=0.9)]
       ),
   ]
-  drawing = plots.accuracy_figure(runs, '', 'megabytes')
-  lines = _lines(drawing.axes[0])
-  assert set(lines) == {'single (sends nothing)', 'fedavg'}
-  left, right = lines['single (sends nothing)']
-  assert left[0] < right[0]
-  assert left[1] == right[1] == 0.75
-  (legend,) = drawing.legends
-  assert [text.get_text() for text in legend.get_texts()] == list(lines)
-
-
-def test_algorithm_has_the_same_color_in_every_panel():
-  rows = {
-      'fedavg': dict(round=1, train_loss=1.0),
-      'fedbn': dict(round=1, train_loss=1.0, test_loss=2.0),
-      'single': dict(round=1, train_loss=1.0, test_loss=2.0),
+  found = plots.of_algorithms(runs, '')
+  assert drawn.lines(found['accuracy_by_megabytes'], 'MB sent') == {
+      'single': [(0, 0.75), (40, 0.75)],
+      'fedavg': [(0, 0.25), (5, 0.375), (10, 0.5)],
+      'fedtan': [(0, 0.25), (20, 0.5), (40, 0.75)],
   }
-  drawing = plots.loss_figure(
-      [report.Run({'algorithm': name}, 0, [row]) for name, row in rows.items()],
-      '',
+  assert 'sends nothing' in drawn.title(found['accuracy_by_megabytes'])
+  assert 'sends nothing' not in drawn.title(found['accuracy'])
+  lines = drawn.lines(
+      found['accuracy_by_exchanges'], 'Exchanges between server and clients'
   )
-  training, test = (
-      {line.get_label(): line.get_color() for line in axes.get_lines()}
-      for axes in drawing.axes
-  )
-  assert len(set(training.values())) == 3
-  assert test == {name: training[name] for name in ('fedbn', 'single')}
+  assert [x for x, _ in lines['fedtan']] == [0, 20, 40]
 
 
-def test_algorithm_has_the_same_color_in_every_figure():
+@pytest.mark.parametrize('ratio', [4.8, 5.2, 1 / 5.2])
+def test_costs_of_different_size_have_a_logarithmic_axis(ratio):
+  runs = [
+      _run_with_costs('single', 0, 0.0),
+      _run_with_costs('fedavg', 0, 1.0),
+      _run_with_costs('fedtan', 0, ratio),
+  ]
+  found = plots.of_algorithms(runs, '')
+  lines = drawn.lines(found['accuracy_by_megabytes'], 'MB sent')
+  # Where nothing has been sent is nowhere on a logarithmic axis.
+  start = 0 if ratio == 4.8 else 10
+  assert [x for x, _ in lines['fedavg']] == [*range(start, 30, 10)]
+  assert lines['single'][0][0] == pytest.approx(
+      min(start, ratio * start), rel=1e-5
+  )
+  scale = found['accuracy_by_megabytes']['hconcat'][0]['encoding']['x']['scale']
+  assert (scale.get('type') == 'log') == (ratio != 4.8)
+
+
+def test_an_algorithm_has_the_same_color_everywhere():
   runs = [_run_with_costs(name, 0, 1.0) for name in ('fedbn', 'fbn', 'fedavg')]
 
   def colors(shown):
-    (axes,) = plots.accuracy_figure(shown, '').axes
-    return {line.get_label(): line.get_color() for line in axes.get_lines()}
+    found = plots.of_algorithms(shown, '')
+    return [
+        {mark['Line']: mark['color'] for mark in drawn.marks(chart, 'Mean')}
+        for chart in found.values()
+    ]
 
-  assert len(set(colors(runs).values())) == 3
-  assert colors(runs[1:]).items() <= colors(runs).items()
-  assert colors(runs[::-1]) == colors(runs)
-
-
-def test_a_single_point_is_visible():
-  for rows, marker in (((1,), 'o'), ((1, 2), 'None')):
-    run = report.Run(
-        {'algorithm': 'a'}, 0, [dict(round=r, test_accuracy=0.5) for r in rows]
-    )
-    (axes,) = plots.accuracy_figure([run], '').axes
-    assert axes.get_lines()[0].get_marker() == marker
+  first, *others = colors(runs)
+  assert len(set(first.values())) == 3
+  assert all(other == first for other in others)
+  assert colors(runs[1:])[0].items() <= first.items()
+  assert colors(runs[::-1])[0] == first
 
 
-def test_title_of_the_labels_names_the_first_seed(monkeypatch, tmp_path):
-  saved = {}
-  monkeypatch.setattr(plots.figures, 'save', lambda _, f: saved.update(f))
-  runs = example_runs.RUNS[:2]
-  plots.save_figures(tmp_path, runs, np.eye(2, dtype=int), 'ab', 'title')
-  assert saved['label_distribution'].get_suptitle() == 'title, seed 0'
+def test_lines_with_the_same_color_have_other_dashes():
+  labels = [dict(algorithm=a, gamma=g) for a in ('fbn', 'fedbn') for g in '01']
+  runs = [report.Run(named, 0, []) for named in labels]
+  styles = charts.styles({run.name: [run] for run in runs})
+  assert len({style['color'] for style in styles.values()}) == 2
+  assert len({str(style) for style in styles.values()}) == 4
+  styles = charts.styles({run.name: [run] for run in runs[:2]})
+  assert len({style['color'] for style in styles.values()}) == 2
 
 
-def test_one_seed_has_no_band():
-  drawing = plots.accuracy_figure(example_runs.RUNS[:1], 'my title')
-  assert drawing.get_suptitle() == 'my title'
+@pytest.mark.parametrize(('num_rounds', 'opacity'), [(1, 1), (30, 0)])
+def test_a_single_point_is_visible(num_rounds, opacity):
+  rows = [dict(round=r, test_accuracy=0.5) for r in range(num_rounds)]
+  run = report.Run({'algorithm': 'a'}, 0, rows)
+  chart = plots.of_algorithms([run], 'my title')['accuracy']
+  assert drawn.title(chart) == 'my title'
+  *_, circles = chart['hconcat'][0]['layer']
+  assert circles['mark']['opacity'] == opacity
 
 
-def test_a_single_algorithm_needs_no_legend():
-  drawing = plots.loss_figure(example_runs.RUNS[:1], '')
-  assert not drawing.legends
-  (axes,) = drawing.axes
-  assert axes.get_yscale() == 'log'
-
-
-def test_label_distribution_figure():
-  counts = np.array([[7, 0, 2], [0, 5, 0]])
-  drawing = plots.label_distribution_figure(counts, ['ann', 'bob'], 'labels')
-  axes = drawing.axes[0]
-  np.testing.assert_array_equal(axes.images[0].get_array(), counts)
-  assert [label.get_text() for label in axes.get_yticklabels()] == [
-      'ann',
-      'bob',
+def test_losses_have_a_logarithmic_axis():
+  rows = [
+      dict(round=1, test_loss=4.0, train_loss=0.0),
+      dict(round=2, test_loss=0.5),
   ]
-  assert {(t.get_position(), t.get_text()) for t in axes.texts} == {
-      ((0, 0), '7'),
-      ((2, 0), '2'),
-      ((1, 1), '5'),
-  }
-  assert axes.get_xlabel() == 'Class'
-  assert axes.get_ylabel() == 'Client'
+  runs = [
+      report.Run({'algorithm': 'a'}, seed, rows[: 2 - seed]) for seed in (0, 1)
+  ]
+  chart = plots.of_algorithms(runs, '')['loss']
+  assert drawn.lines(chart)['a'] == [(1, 4.0), (2, 0.5)]
+  runs[1] = report.Run({'algorithm': 'a'}, 1, [dict(round=1, test_loss=0.1)])
+  chart = plots.of_algorithms(runs, '')['loss']
+  # The band ends at half of the smallest mean.
+  band, *_ = drawn.marks(chart, 'high')
+  assert float(band['Loss (cross-entropy)']) == 0.25
+  assert '0.5' in drawn.texts(chart)
 
 
-def test_label_distribution_names_the_classes(tmp_path):
-  names = ['cat', '$dog$', 'a name that is much longer than others']
-  plots.save_figures(
-      tmp_path, example_runs.RUNS[:1], np.eye(3, dtype=int), 'abc', '', names
+def _data(counts, client_ids, class_names=()):
+  return types.SimpleNamespace(
+      label_distribution=lambda: np.array(counts),
+      client_ids=client_ids,
+      class_names=class_names,
   )
-  drawing = plots.label_distribution_figure(np.eye(3), 'abc', '', names)
-  labels = drawing.axes[0].get_xticklabels()
-  texts = [label.get_text() for label in labels]
-  assert texts == ['cat', '$dog$', 'a name that is much lon…']
-  np.testing.assert_array_equal(drawing.axes[0].get_xticks(), range(3))
-  # A name is no formula, even if it looks like one.
-  assert not any(label.get_parse_math() for label in labels)
-  # A hundred names can't be read.
-  many = [f'class {number}' for number in range(100)]
-  axes = plots.label_distribution_figure(np.eye(100), many, '', many).axes[0]
-  assert len(axes.get_xticks()) < 30
+
+
+def _labels(*data):
+  return plots.label_distribution(_data(*data), 'labels')['label_distribution']
+
+
+def test_label_distribution():
+  chart = _labels([[7, 0, 2], [0, 5, 0]], ['ann', 'bob'])
+  assert drawn.marks(chart, 'Class', 'Examples')[2] == {
+      'Class': '2',
+      'Client': 'ann',
+      'Examples': '2',
+  }
+  # There is no number where there are no examples.
+  assert [text for text in drawn.texts(chart) if text] == [
+      *('7', '2', '5', '0', '7', 'Examples', 'labels'),
+      *('0', '1', '2', 'Class', 'ann', 'bob', 'Client'),
+  ]
+  # 2 is in a light cell.
+  assert drawn.white_texts(chart) == ['7', '5']
+
+
+def test_label_distribution_names_the_classes():
+  names = ['cat', '$dog$', 'a name that is much longer than others']
+  texts = drawn.texts(_labels(np.eye(3, dtype=int), 'abc', names))
+  assert {'cat', '$dog$'} < set(texts)
+  assert any(re.fullmatch('a name that is.*…', text) for text in texts)
 
 
 def test_label_distribution_of_many_clients_is_not_cluttered():
-  counts = np.ones((500, 62), int)
   names = [f'writer {i}' for i in range(500)]
-  axes = plots.label_distribution_figure(counts, names, '').axes[0]
-  assert not axes.texts
-  # No examples is white, whatever the smallest number is.
-  assert axes.images[0].get_clim() == (0, 1)
-  assert len(axes.get_yticklabels()) < 50
+  chart = _labels(np.ones((500, 62), int), names)
+  assert 'the first 200 of 500 clients' in drawn.title(chart)
+  (cells,) = chart['layer']  # There are no numbers in them.
+  # No examples is the lightest color, whatever the smallest number is.
+  assert cells['encoding']['color']['scale'] == {'domainMin': 0}
+  assert len(drawn.texts(chart)) < 130
 
 
 @pytest.mark.parametrize(
@@ -261,26 +217,273 @@ def test_label_distribution_of_many_clients_is_not_cluttered():
             ['exchanges', 'megabytes'],
         ),
         ([_run_with_costs('fedavg', seed, 1.0) for seed in (0, 1)], []),
-        (
-            [_run_with_costs('a', 0, 0.0), _run_with_costs('b', 0, 0.0)],
-            [],
-        ),
+        ([_run_with_costs(name, 0, 0.0) for name in 'ab'], []),
     ],
     ids=['some columns', 'a comparison', 'one algorithm', 'nothing sent'],
 )
-def test_save_figures(tmp_path, runs, by_costs):
-  folder = tmp_path / 'plots'
-  counts = np.array([[7, 0], [0, 5]])
-  for _ in range(2):  # The second time overwrites the files.
-    plots.save_figures(folder, runs, counts, ['a', 'b'], 'title')
-  images = {path.name: path for path in folder.iterdir()}
-  assert images.keys() == {
-      'accuracy.png',
-      'loss.png',
-      'label_distribution.png',
-      *(f'accuracy_by_{name}.png' for name in by_costs),
+def test_costs_are_for_comparisons(runs, by_costs):
+  assert set(plots.of_algorithms(runs, '')) == {
+      *('accuracy', 'loss'),
+      *(f'accuracy_by_{name}' for name in by_costs),
   }
-  for path in images.values():
+
+
+def test_save(tmp_path, monkeypatch):
+  folder = tmp_path / 'plots'
+  found = plots.of_algorithms(example_runs.RUNS, 'title')
+  for _ in range(2):  # The second time overwrites the files.
+    charts.save(folder, found)
+  assert {path.stem for path in folder.iterdir()} == set(found)
+  for path in folder.iterdir():
     pixels = matplotlib.image.imread(path)
     assert min(pixels.shape[:2]) > 250
     assert pixels[..., :3].std() > 0.01  # Something is drawn.
+    np.testing.assert_array_equal(pixels[0, 0], 1.0)  # On white.
+  before = (folder / 'loss.png').read_bytes()
+  monkeypatch.setattr(vl_convert, 'vegalite_to_png', lambda *_, **__: 1 / 0)
+  with pytest.raises(ZeroDivisionError):
+    charts.save(folder, found)
+  assert (folder / 'loss.png').read_bytes() == before
+
+
+def test_lines_are_broken_between_words():
+  text = 'a-long-word and/a/path_of_many_characters b'
+  assert charts.wrapped(text, 12).splitlines() == [
+      'a-long-word',
+      'and/a/path_of_many_characters',
+      'b',
+  ]
+
+
+def _axis(name, *labels):
+  return axes_lib.Axis(
+      name, tuple(axes_lib.Point(label, {name: label}) for label in labels)
+  )
+
+
+_ALGORITHMS = _axis('algorithm', 'fedavg', 'fbn')
+_GAMMA = _axis('gamma', '0', '0.5', '1')
+_STEPS = _axis('local_steps', '1', '5')
+_ATTACKS = _axis('attack', 'sf', 'alie')
+
+
+def _sweep(axes, accuracy, seeds=(0, 1), title='digits'):
+  """Draws runs with two rounds; `accuracy` gets the labels and the seed."""
+  runs = [
+      report.Run(
+          cell.labels,
+          seed,
+          [
+              dict(round=0, test_accuracy=0.0, test_loss=2.0),
+              dict(
+                  round=4,
+                  test_accuracy=accuracy(cell.labels, seed),
+                  test_loss=1.0,
+              ),
+          ],
+      )
+      for seed in seeds
+      for cell in axes_lib.product(axes)
+  ]
+  results = [report.result(run, 1) for run in runs]
+  return plots.of_sweep(runs, results, 3, axes, title)
+
+
+def _panels(chart):
+  """Returns the rows of numbers of the panels of a heat map by their titles."""
+  found = {}
+  for value in chart['data']['values']:
+    rows = found.setdefault(value['panel'], {})
+    number = value['value'] and round(value['value'], 1)
+    rows.setdefault(value['row'], []).append(number)
+  return {title: list(rows.values()) for title, rows in found.items()}
+
+
+def test_heat_map_of_two_swept_flags():
+  def accuracy(labels, seed):
+    return (
+        0.1 * float(labels['gamma'])
+        + 0.01 * int(labels['local_steps'])
+        + 0.5 * (labels['algorithm'] == 'fbn')
+        + 0.002 * seed
+    )
+
+  found = _sweep([_GAMMA, _STEPS, _ALGORITHMS], accuracy)
+  assert set(found) == {
+      'heat_map_gamma_local_steps',
+      'test_accuracy',
+      'test_loss',
+  }
+  chart = found['heat_map_gamma_local_steps']
+  # The mean of the seeds adds 0.1 %.
+  assert _panels(chart) == {
+      'fedavg': [[1.1, 5.1], [6.1, 10.1], [11.1, 15.1]],
+      'fbn': [[51.1, 55.1], [56.1, 60.1], [61.1, 65.1]],
+  }
+  texts = drawn.texts(chart)
+  assert drawn.white_texts(chart) == texts[10:16]  # The lower half is dark.
+  rows = ['0', '0.5', '1', 'gamma']
+  assert texts[:10] == [*rows, *2 * ['1', '5', 'local_steps']]
+  assert texts[10:17] == ['1.1', '5.1', '6.1', '10.1', '11.1', '15.1', 'fedavg']
+  assert texts[-1] == (
+      "Accuracy in %, global model, or clients' own models (mean), on the whole"
+      ' test set: mean over the last 3 evaluated rounds, mean over 2 seeds'
+      ' digits'
+  )
+
+
+def test_worst_case_over_attacks():
+  """The mean over the seeds is taken first, as in ByzFL."""
+
+  def accuracy(labels, seed):
+    # Means: 0.5 with sf, 0.4 with alie; the smallest of all is with sf.
+    values = {
+        ('sf', 0): 0.1,
+        ('sf', 1): 0.9,
+        ('alie', 0): 0.4,
+        ('alie', 1): 0.4,
+    }
+    return values[labels['attack'], seed] + 0.05 * (labels['gamma'] == '1')
+
+  found = _sweep([_ATTACKS, _GAMMA, _STEPS, _ALGORITHMS], accuracy)
+  (name,) = (name for name in found if name.startswith('heat'))
+  assert name == 'heat_map_gamma_local_steps'
+  numbers = [[40.0] * 2, [40.0] * 2, [45.0] * 2]
+  assert _panels(found[name]) == {'fedavg': numbers, 'fbn': numbers}
+  assert 'the worst case over attack=sf,alie' in drawn.title(found[name])
+
+
+@pytest.mark.parametrize(
+    ('axes', 'names'),
+    [
+        ([_STEPS, _ALGORITHMS], ['algorithm_local_steps']),
+        ([_ATTACKS, _ALGORITHMS], ['attack_algorithm']),
+        (
+            [_ATTACKS, _STEPS, _ALGORITHMS],
+            ['algorithm_local_steps', 'attack_local_steps'],
+        ),
+        (
+            [_STEPS, _GAMMA, _axis('rounds', '4', '5'), _ALGORITHMS],
+            ['local_steps_gamma', 'local_steps_rounds', 'gamma_rounds'],
+        ),
+        # What an experiment varies need not contain the algorithm itself.
+        ([_STEPS, _axis('scheme', 'a', 'b')], ['local_steps_scheme']),
+        # Too many curves, or heat maps, are left out.
+        (
+            [_axis('rounds', *map(str, range(101))), _GAMMA, _STEPS],
+            ['rounds_gamma', 'rounds_local_steps'],
+        ),
+    ],
+)
+def test_pairs(axes, names):
+  found = _sweep(axes, lambda labels, seed: 0.5, seeds=(0,), title='')
+  assert [
+      name.removeprefix('heat_map_') for name in found if 'heat' in name
+  ] == names
+  num_cells = math.prod(len(a.points) for a in axes if a != _ALGORITHMS)
+  assert ('test_loss' in found) == (num_cells <= 100)
+
+
+def test_worst_case_of_the_algorithms_and_each_attack():
+  found = _sweep(
+      [_ATTACKS, _STEPS, _ALGORITHMS],
+      lambda labels, seed: 0.2 if labels['attack'] == 'alie' else 0.7,
+      seeds=(0,),
+  )
+  worst = found['heat_map_algorithm_local_steps']
+  assert _panels(worst) == {'': [[20.0] * 2] * 2}
+  assert 'one seed' in drawn.title(worst)
+  each = found['heat_map_attack_local_steps']
+  numbers = [[70.0] * 2, [20.0] * 2]
+  assert _panels(each) == {'fedavg': numbers, 'fbn': numbers}
+  assert 'worst' not in drawn.title(each)
+
+
+def test_a_panel_for_each_value_of_further_flags():
+  rounds = _axis('rounds', '4', '5', '6')
+  found = _sweep(
+      [_STEPS, rounds, _GAMMA, _ALGORITHMS],
+      lambda labels, seed: int(labels['rounds']) / 10,
+      seeds=(0,),
+  )
+  chart = found['heat_map_local_steps_gamma']
+  assert _panels(chart) == {
+      f'{algorithm}, rounds={number}': [[10.0 * number] * 3] * 2
+      for number in (4, 5, 6)
+      for algorithm in ('fedavg', 'fbn')
+  }
+  # Side by side: the algorithms.
+  assert chart['columns'] == 2
+
+
+def test_missing_values():
+  missing = {'gamma': '0', 'local_steps': '5'}
+  found = _sweep(
+      [_GAMMA, _STEPS],
+      lambda labels, seed: math.nan if labels == missing else 0.0,
+  )
+  chart = found['heat_map_gamma_local_steps']
+  assert _panels(chart)[''][0] == [0.0, None]
+  texts = drawn.texts(chart)
+  assert (texts.count('–'), texts.count('0.0')) == (1, 5)
+
+
+def test_means_that_are_not_finite_are_the_worst():
+  def accuracy(labels, seed):
+    diverges = labels == {'attack': 'sf', 'gamma': '0', 'local_steps': '5'}
+    return math.nan if diverges and seed else 0.5
+
+  found = _sweep([_ATTACKS, _GAMMA, _STEPS], accuracy)
+  panels = _panels(found['heat_map_gamma_local_steps'])
+  assert panels[''] == [[50.0, None], [50.0] * 2, [50.0] * 2]
+
+
+def test_curves_have_a_panel_for_each_combination():
+  found = _sweep(
+      [_STEPS, _GAMMA, _ALGORITHMS],
+      lambda labels, seed: 0.25 + 0.5 * seed * (labels['algorithm'] == 'fbn'),
+  )
+  chart = found['test_accuracy']
+  assert drawn.lines(chart) == {
+      'fedavg': 6 * [(0, 0), (4, 0.25)],
+      'fbn': 6 * [(0, 0), (4, 0.5)],
+  }
+  texts = drawn.texts(chart)
+  assert [text for text in texts if 'local_steps' in text] == [
+      f'local_steps={steps}, gamma={gamma}'
+      for steps, gamma in itertools.product(('1', '5'), ('0', '0.5', '1'))
+  ]
+  assert [text for text in texts if text in ('fedavg', 'fbn')] == [
+      'fedavg',
+      'fbn',
+  ]
+  assert drawn.title(chart) == (
+      "digits Accuracy: global model, or clients' own models (mean), on the"
+      ' whole test set line: mean over 2 seeds, band: ± one standard deviation'
+  )
+  # Side by side: the values of the last swept flag.
+  assert chart['columns'] == 3
+
+
+@pytest.mark.parametrize(
+    ('labels', 'shown'),
+    [
+        (
+            ['npz:/home/ann/rgb.npz', 'folder:/data/paris', 'digits'],
+            ['rgb', 'paris', 'digits'],
+        ),
+        # The short names would be equal.
+        (
+            ['folder:/data/paris', 'folder:/old/paris'],
+            ['folder:/data/paris', 'folder:/old/paris'],
+        ),
+    ],
+)
+def test_datasets_have_short_names(labels, shown):
+  axes = [_axis('dataset', *labels), _STEPS, _ALGORITHMS]
+  found = _sweep(axes, lambda labels, seed: 0.5, seeds=(0,))
+  assert drawn.texts(found['heat_map_dataset_local_steps'])[0] == shown[0]
+  panels = found['test_accuracy']['facet']['sort']
+  assert [title.split(',')[0] for title in panels[::2]] == [
+      f'dataset={name}' for name in shown
+  ]

@@ -11,10 +11,10 @@ from absl import logging
 import pytest
 
 from tff_bn import training
-from tff_bn.programs.cli import command_line
 from tff_bn.programs import compare
-from tff_bn.programs.runs import jobs
+from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import repeated_warnings
+from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
 
@@ -99,6 +99,16 @@ def test_seeds_have_own_splits_and_models(counted):
   assert counted == dict(load=1, split_and_hold_out=2, build_model=2)
 
 
+@pytest.fixture
+def warned(monkeypatch):
+  """The warnings that absl has logged."""
+  texts = []
+  monkeypatch.setattr(
+      logging, 'warning', lambda text, *args: texts.append(text % args)
+  )
+  return texts
+
+
 def _tasks(*arguments, finished=()):
   return [
       jobs.Task(settings, _FOLDER, '', number in finished)
@@ -115,11 +125,11 @@ def test_check_builds_every_process_once(counted):
       finished=[0],
   )
   jobs.check(jobs.Builder(), tasks)
-  # Although each seed has both datasets, each is loaded only once to check it,
-  # and the first one again to build its processes.
+  # The check loads each dataset once, although seeds alternate between them,
+  # and then the first one again to build its processes.
   assert counted['load'] == 3
   built = counted['processes']
-  # The finished run is not built, but with another seed.
+  # The process of the finished run is built for another seed.
   assert len(built) == 2 * 2 * 2
   assert {(s.algorithm, s.dataset, s.local_steps) for s in built} == {
       (s.algorithm, s.dataset, s.local_steps)
@@ -221,33 +231,27 @@ def test_data_has_a_short_name(dataset, words):
         ),
     ],
 )
-def test_small_clients_are_warned_of(arguments, expected, monkeypatch):
+def test_small_clients_are_warned_of(arguments, expected, warned):
   if '--algorithms=centralized' not in arguments:
     arguments = ['--algorithms=fedavg', *arguments]
   (settings,) = _runs('--split=iid', *arguments)
   job = types.SimpleNamespace(
       settings=settings, data=jobs.Builder().data(settings)
   )
-  texts = []
-  monkeypatch.setattr(
-      logging, 'warning', lambda text, *args: texts.append(text % args)
-  )
   jobs.warn_of_small_clients(job)
-  assert len(texts) == (expected is not None)
-  for text in texts:
+  assert len(warned) == (expected is not None)
+  for text in warned:
     assert re.search(f'^--batch_size={expected}', text)
 
 
-def test_statistics_without_memory_are_warned_of(monkeypatch):
-  texts = []
-  monkeypatch.setattr(logging, 'warning', texts.append)
+def test_statistics_without_memory_are_warned_of(warned):
   for arguments in ((), ('--batch_norm_momentum=0.01',)):
     (settings,) = _runs('--algorithms=fbn', *arguments)
     jobs.warn_of_no_memory(settings)
-  assert not texts
+  assert not warned
   (settings,) = _runs('--algorithms=fbn', '--batch_norm_momentum=0')
   jobs.warn_of_no_memory(settings)
-  (text,) = texts
+  (text,) = warned
   assert text.startswith('--batch_norm_momentum=0 keeps nothing')
 
 
@@ -269,7 +273,7 @@ class _Builder:
     return types.SimpleNamespace(client_ids=range(settings.num_clients))
 
   def build(self, settings, folder):
-    # Nothing is left of the previous one.
+    # The memory of the previous run is free.
     assert not any(reference() for reference in self.references)
     job = _Job(settings)
     self.references.append(weakref.ref(job))
@@ -318,13 +322,9 @@ def test_runs_leave_nothing_behind(monkeypatch, tmp_path):
     ],
 )
 def test_statistics_that_hardly_move_are_warned_of(
-    arguments, expected, monkeypatch, tmp_path
+    arguments, expected, monkeypatch, warned, tmp_path
 ):
   (settings,) = _runs(*arguments)
-  texts = []
-  monkeypatch.setattr(
-      logging, 'warning', lambda text, *args: texts.append(text % args)
-  )
   job = jobs.Builder().build(settings, tmp_path)
 
   def train(*args, **kwargs):
@@ -338,9 +338,9 @@ def test_statistics_that_hardly_move_are_warned_of(
   with warnings.catch_warnings():
     warnings.simplefilter('error', training.KeptStatisticsWarning)
     jobs.train_one(job)
-  assert len(texts) == (expected is not None)
+  assert len(warned) == (expected is not None)
   once = repeated_warnings.WarningsOnce()
-  for text in texts:
+  for text in warned:
     assert re.fullmatch(expected, text)
     # Many runs of a comparison have the same warning.
     assert once.shows(f'WARNING:absl:{text}')

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.runs import output_folder
 from tff_bn.programs.flags import run_flags
+from tff_bn.programs.runs import output_folder
 from tff_bn.programs.runs import run_folder
 
 _DEFAULT = pathlib.Path('runs/test')

@@ -1,4 +1,4 @@
-"""Tests for runs in processes of their own; most have a fake in their place."""
+"""Tests of runs in child processes; most tests use a fake process."""
 
 import contextlib
 import os
@@ -114,7 +114,7 @@ def test_finished_runs_can_be_read(fake):
   tasks = fake('pass', 'pass', finished=[2])
   parallel.train(tasks, 2, [], _shows_all)
   for task in tasks:
-    # As another program would.
+    # Another process reads the folder.
     code = f"""
 from tff_bn.training import folder_lock
 with folder_lock.hold({str(task.folder)!r}, shared=True): pass
@@ -260,7 +260,7 @@ def _is_alive(pid):
 def test_process_ends_when_its_input_is_closed():
   code = """
 import time
-from tff_bn.programs import run_process
+from tff_bn.programs.runs import run_process
 
 run_process.end_with_parent()
 print('ready', flush=True)
@@ -281,7 +281,7 @@ time.sleep(60)
 def test_process_that_does_not_end_is_killed():
   code = """
 import signal, time
-from tff_bn.programs import run_process
+from tff_bn.programs.runs import run_process
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 run_process._PATIENCE_SECONDS = 0.1

@@ -1,8 +1,9 @@
 """Tests that settings reach the data, the model and the process."""
 
 import collections
-import types
+import functools
 
+import flag_cases
 import keras
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from tff_bn import algorithms
 from tff_bn import runtime
 from tff_bn.common import cores
 from tff_bn.keras_model.partition import Role
+from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.runs import jobs
 from tff_bn.programs.flags import registry
+from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.runs import jobs
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
-from tff_bn.programs.plan import settings as settings_lib
-from tff_bn.programs import train
 
 
 def _settings(*arguments):
@@ -58,31 +59,174 @@ def _data(*arguments):
   return run_building.split_dataset(settings, settings.load())
 
 
-def _built(monkeypatch, *arguments):
-  """What a builder is called with."""
+def _arguments(monkeypatch, *flags):
+  """Returns the arguments that the builder of an algorithm gets."""
   calls = []
 
   def build(model, client_optimizer, **options):
-    calls.append(
-        types.SimpleNamespace(
-            model=model, client_optimizer=client_optimizer, options=options
-        )
-    )
+    calls.append((model, dict(options, client_optimizer=client_optimizer)))
     return 'a process'
 
-  settings = _settings(*arguments)
+  settings = _settings(*flags)
   algorithm = registry.find(settings.algorithm)
   entry = algorithm.correction or algorithm
   monkeypatch.setattr(algorithms, entry.builder_name, build)
   assert run_building.build_process(settings, 'a model', 7) == 'a process'
-  (call,) = calls
-  assert call.model == 'a model'
-  return call
+  ((model, arguments),) = calls
+  assert model == 'a model'
+  return arguments
 
 
-def _hparams(optimizer):
-  spec = tf.TensorSpec([], tf.float32)
-  return dict(optimizer.get_hparams(optimizer.initialize(spec)))
+def _text(value):
+  """Describes an argument: its value, or what it is made of."""
+  if isinstance(value, functools.partial):
+    return f'{_text(value.func)}({_listed(value.keywords)})'
+  if isinstance(value, tff.learning.optimizers.Optimizer):
+    spec = tf.TensorSpec([], tf.float32)
+    hparams = value.get_hparams(value.initialize(spec))
+    return f'{type(value).__name__}({_listed(hparams)})'
+  if hasattr(value, 'rule'):
+    parts = [vars(value).get('attack'), value.rule]
+    return (
+        f'{type(value).__name__}({",".join(map(_text, filter(None, parts)))})'
+    )
+  if isinstance(value, (bool, int, float, str)):
+    return f'{value:g}' if isinstance(value, float) else str(value)
+  return getattr(value, '__name__', None) or type(value).__name__
+
+
+def _listed(arguments):
+  return ','.join(f'{name}={_text(x)}' for name, x in arguments.items())
+
+
+# Flags, and the arguments of the builder; empty: no argument, or None.
+_ARGUMENTS = """
+--client_learning_rate=0.25 --client_momentum=0.5 --client_weight_decay=0.125
+--client_weighting=uniform --seed=7 --jit_compile
+    client_optimizer=_SGD(learning_rate=0.25,momentum=0.5)
+    client_weight_decay=0.125 client_weighting=uniform seed=7 jit_compile=True
+--algorithm=fedavg
+    model_aggregator= statistics_aggregator=NaiveMomentsFactory()
+    client_weighting=num_examples client_learning_rate_schedule= local_steps=5
+    client_gradient_clip_norm= client_warmup_rounds=0 client_warmup_steps=0
+    server_optimizer=_SGD(learning_rate=1)
+--algorithm=centralized --client_gradient_clip_norm=2.5
+--client_warmup_rounds=20 --client_warmup_steps=30
+    client_gradient_clip_norm=2.5 client_warmup_rounds=20
+    client_warmup_steps=30 client_learning_rate_schedule=
+    statistics_aggregator= server_optimizer= momentum=
+--algorithm=centralized --dsgd_momentum=0.9
+    momentum=0.9
+--algorithm=single
+    statistics_aggregator= server_optimizer=
+--algorithm=fedbn
+    statistics_aggregator= server_optimizer=_SGD(learning_rate=1)
+--client_optimizer=adam --shuffle_times=0.5
+    client_optimizer=_Adam(learning_rate=0.0003,beta_1=0.9,beta_2=0.999,epsilon=1e-07)
+    shuffle_times=0.5 shuffle_probability=0.1
+--server_optimizer=sgd --server_learning_rate=0.5
+    server_optimizer=_SGD(learning_rate=0.5)
+--server_optimizer=sgdm --server_momentum=0.75 --server_learning_rate=0.5
+    server_optimizer=_SGD(learning_rate=0.5,momentum=0.75)
+--server_optimizer=adam --server_learning_rate=0.5
+    server_optimizer=_Adam(learning_rate=0.5,beta_1=0.9,beta_2=0.999,epsilon=0.001)
+--server_optimizer=yogi --server_learning_rate=0.5
+    server_optimizer=_Yogi(learning_rate=0.5,beta_1=0.9,beta_2=0.999,epsilon=0.001)
+--statistics=pooled
+    statistics_aggregator=PooledMomentsFactory()
+--algorithm=fedtan
+    moments=two_pass synchronize= sync_rounds= client_learning_rate_schedule=
+    statistics_aggregator=NaiveMomentsFactory()
+--algorithm=fedtan_forward_only --moments=fused
+    moments=fused synchronize=forward sync_rounds=
+    statistics_aggregator=NaiveMomentsFactory()
+--algorithm=fedtan_ii --sync_rounds=4 --moments=fused
+    moments=fused synchronize= sync_rounds=4
+--algorithm=fedtan_ii --rounds=10
+    moments=two_pass sync_rounds=2
+--algorithm=fbn
+    pooled=True fixbn_rounds= statistics_rate= statistics_aggregator=
+--algorithm=fbn --nopooled
+    pooled=False statistics_aggregator=
+--algorithm=fixbn --fixbn_rounds=7
+    fixbn_rounds=7 pooled= statistics_aggregator=NaiveMomentsFactory()
+--algorithm=fixbn --rounds=10
+    fixbn_rounds=5
+--algorithm=hbn --hbn_statistics_rate=0.25
+    statistics_rate=0.25 pooled= statistics_aggregator=
+--algorithm=fedprox --proximal_strength=0.25
+    proximal_strength=0.25 epsilon= contrastive_weight= temperature=
+    feature_layer= num_clients= build_process=build_fed_avg()
+--algorithm=fedbn+fedbs --fedbs_epsilon=0.5
+    epsilon=0.5 proximal_strength=0.001 num_clients=
+    build_process=build_fed_bn()
+--algorithm=fbn+scaffold
+    num_clients=7 proximal_strength= build_process=build_fbn()
+--algorithm=moon --moon_weight=5 --moon_temperature=0.25
+--moon_feature_layer=last
+    contrastive_weight=5 temperature=0.25 feature_layer=last
+    proximal_strength= build_process=build_fed_avg()
+--algorithm=silobn+moon
+    contrastive_weight=1 temperature=0.5 feature_layer=
+    build_process=build_silo_bn()
+--algorithm=fedtan_forward_only+fedprox
+    build_process=build_fedtan(synchronize=forward)
+--algorithm=dsgd --local_steps=1 --dsgd_momentum=0.9
+    momentum=0.9 build_process= client_optimizer=_SGD(learning_rate=0.1)
+--algorithm=dsgd_fbn --local_steps=1 --dsgd_momentum=0.9
+    momentum=0.9 pooled=True build_process=build_fbn
+    client_optimizer=_SGD(learning_rate=0.1)
+--algorithm=dsgd_fixbn --local_steps=1 --dsgd_momentum=0.9
+    momentum=0.9 fixbn_rounds=30 build_process=build_fixbn
+--statistics=naive --statistics_aggregator=median
+    statistics_aggregator=NaiveMomentsFactory(CoordinateMedian)
+--statistics=pooled --statistics_aggregator=median
+    statistics_aggregator=PooledMomentsFactory(CoordinateMedian)
+    client_weighting=num_examples
+"""
+
+
+@flag_cases.parametrize(_ARGUMENTS)
+def test_arguments_of_builders(arguments, expected, monkeypatch):
+  found = _arguments(monkeypatch, *arguments)
+  for word in expected.split():
+    name, _, text = word.partition('=')
+    value = found.get(name)
+    assert ('' if value is None else _text(value)) == text, name
+
+
+@pytest.mark.parametrize(
+    ('algorithm', 'flags', 'expected'),
+    [
+        (
+            'fedavg',
+            '--client_learning_rate_schedule=3:0.5,5:0.125',
+            [2, 2, 1, 1, 0.25, 0.25],
+        ),
+        ('fedtan_ii', '', [2, 2, 2, 0.5, 0.5, 0.5]),
+        (
+            'fedtan_ii',
+            '--client_learning_rate_schedule=3:0.5',
+            [2, 2, 1, 0.25, 0.25, 0.25],
+        ),
+        (
+            'fedtan_ii',
+            '--client_learning_rate_schedule=5:0.5',
+            [2, 2, 2, 0.5, 0.25, 0.25],
+        ),
+    ],
+)
+def test_schedules(monkeypatch, algorithm, flags, expected):
+  if algorithm == 'fedtan_ii':
+    flags += ' --sync_rounds=3 --after_sync_factor=0.25'
+  arguments = _arguments(
+      monkeypatch,
+      *(f'--algorithm={algorithm}', '--client_learning_rate=2', *flags.split()),
+  )
+  schedule = arguments['client_learning_rate_schedule']
+  # The rates of rounds 1 to 6.
+  rates = [float(schedule(tf.constant(finished))) for finished in range(6)]
+  assert rates == expected
 
 
 _CONTROL_VARIATES = {'last', 'last_rate'} | {
@@ -151,10 +295,15 @@ def test_name_decides_what_clients_keep(name, local):
         ('fedbs', 'build_fed_bs'),
     ],
 )
-def test_registry_names_the_right_builder(name, builder_name, monkeypatch):
+def test_algorithms_and_their_steps(name, builder_name, monkeypatch):
   algorithm = registry.find(name)
   assert (algorithm.correction or algorithm).builder_name == builder_name
-  _built(monkeypatch, f'--algorithm={name}', '--local_steps=1')
+  arguments = _arguments(monkeypatch, f'--algorithm={name}', '--local_steps=1')
+  assert arguments['local_steps'] == 1
+  if algorithm.local_steps is None:
+    flags = f'--algorithm={name}', '--local_epochs=3'
+    arguments = _arguments(monkeypatch, *flags)
+    assert not {'local_steps', 'local_epochs'} & set(arguments)
 
 
 def test_registry_has_all_algorithms():
@@ -240,153 +389,22 @@ def test_precision_reaches_the_model(precision):
   model = run_building.build_model(settings, data)
   assert model.keras_model.get_layer('hidden').dtype_policy.name == precision
   assert {variable.dtype for variable in model.variables} == {tf.float32}
-  # What is not given is float32.
+  # The default is float32.
   model = run_building.build_model(_settings('--model=mlp3'), data)
   assert model.keras_model.get_layer('hidden').compute_dtype == 'float32'
 
 
-def test_client_settings_reach_the_process(monkeypatch):
-  call = _built(
-      monkeypatch,
-      '--client_learning_rate=0.25',
-      '--client_momentum=0.5',
-      '--client_weight_decay=0.125',
-      '--client_weighting=uniform',
-      '--seed=7',
-      '--jit_compile',
-  )
-  hparams = _hparams(call.client_optimizer)
-  assert hparams == {'learning_rate': 0.25, 'momentum': 0.5}
-  assert call.options['client_weight_decay'] == 0.125
-  assert call.options['client_weighting'] == 'uniform'
-  assert call.options['seed'] == 7
-  assert call.options['jit_compile'] is True
-  assert call.options['client_learning_rate_schedule'] is None
-
-
-def test_schedule(monkeypatch):
-  call = _built(
-      monkeypatch,
-      '--client_learning_rate=2',
-      '--client_learning_rate_schedule=3:0.5,5:0.125',
-  )
-  schedule = call.options['client_learning_rate_schedule']
-  # Of rounds 1 to 6, before which 0 to 5 are finished.
-  rates = [float(schedule(tf.constant(finished))) for finished in range(6)]
-  assert rates == [2, 2, 1, 1, 0.25, 0.25]
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'expected'),
-    [
-        ([], [2, 2, 2, 0.5, 0.5, 0.5]),
-        (
-            ['--client_learning_rate_schedule=3:0.5'],
-            [2, 2, 1, 0.25, 0.25, 0.25],
-        ),
-        (['--client_learning_rate_schedule=5:0.5'], [2, 2, 2, 0.5, 0.25, 0.25]),
-    ],
-)
-def test_schedule_of_fedtan_ii(monkeypatch, arguments, expected):
-  call = _built(
-      monkeypatch,
-      '--algorithm=fedtan_ii',
-      '--sync_rounds=3',
-      '--after_sync_factor=0.25',
-      '--client_learning_rate=2',
-      *arguments,
-  )
-  schedule = call.options['client_learning_rate_schedule']
-  rates = [float(schedule(tf.constant(finished))) for finished in range(6)]
-  assert rates == expected
-
-
-@pytest.mark.parametrize('algorithm', ['fedavg', 'fedtan', 'centralized'])
-def test_no_schedule(monkeypatch, algorithm):
-  call = _built(monkeypatch, f'--algorithm={algorithm}')
-  assert call.options['client_learning_rate_schedule'] is None
-
-
-@pytest.mark.parametrize(
-    ('statistics', 'factory'),
-    [
-        ('naive', aggregators.NaiveMomentsFactory),
-        ('pooled', aggregators.PooledMomentsFactory),
-    ],
-)
-def test_statistics(monkeypatch, statistics, factory):
-  call = _built(monkeypatch, f'--statistics={statistics}')
-  assert type(call.options['statistics_aggregator']) is factory
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'expected'),
-    [
-        (['--algorithm=fedtan'], dict(moments='two_pass')),
-        (
-            ['--algorithm=fedtan_forward_only', '--moments=fused'],
-            dict(moments='fused', synchronize='forward'),
-        ),
-        (
-            ['--algorithm=fedtan_ii', '--sync_rounds=4', '--moments=fused'],
-            dict(moments='fused', sync_rounds=4),
-        ),
-        (
-            ['--algorithm=fedtan_ii', '--rounds=10'],
-            dict(moments='two_pass', sync_rounds=2),
-        ),
-    ],
-)
-def test_fedtan(monkeypatch, arguments, expected):
-  options = _built(monkeypatch, *arguments).options
-  own = ('moments', 'synchronize', 'sync_rounds')
-  assert {n: v for n, v in options.items() if n in own} == expected
-  assert type(options['statistics_aggregator']) is (
-      aggregators.NaiveMomentsFactory
-  )
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'expected'),
-    [
-        (['--algorithm=fbn'], dict(pooled=True)),
-        (['--algorithm=fbn', '--nopooled'], dict(pooled=False)),
-        (['--algorithm=fixbn', '--fixbn_rounds=7'], dict(fixbn_rounds=7)),
-        (['--algorithm=fixbn', '--rounds=10'], dict(fixbn_rounds=5)),
-        (
-            ['--algorithm=hbn', '--hbn_statistics_rate=0.25'],
-            dict(statistics_rate=0.25),
-        ),
-    ],
-)
-def test_fbn_fixbn_and_hbn(monkeypatch, arguments, expected):
-  options = _built(monkeypatch, *arguments).options
-  own = ('pooled', 'fixbn_rounds', 'statistics_rate')
-  assert {n: v for n, v in options.items() if n in own} == expected
-  assert ('statistics_aggregator' in options) == ('fixbn_rounds' in expected)
-
-
-def test_without_robustness_everything_is_a_weighted_mean(monkeypatch):
-  options = _built(monkeypatch).options
-  assert options['model_aggregator'] is None
-  assert options['statistics_aggregator'].rule is None
-  assert options['client_weighting'] == 'num_examples'
-
-
-def _robust(monkeypatch, *arguments):
+def _robust(monkeypatch, *flags):
   """The aggregators that a builder gets."""
-  options = _built(
+  arguments = _arguments(
       monkeypatch,
-      *arguments,
-      '--num_byzantine=2',
-      '--algorithm=fbn',
-      '--num_clients=11',
+      *(*flags, '--num_byzantine=2', '--algorithm=fbn', '--num_clients=11'),
       '--seed=5',
-  ).options
-  assert options.get('client_weighting') == (
-      'num_examples' if options['model_aggregator'] is None else 'uniform'
   )
-  return options['model_aggregator'], options.get('statistics_aggregator')
+  assert arguments.get('client_weighting') == (
+      'num_examples' if arguments['model_aggregator'] is None else 'uniform'
+  )
+  return arguments['model_aggregator'], arguments.get('statistics_aggregator')
 
 
 @pytest.mark.parametrize(
@@ -446,17 +464,6 @@ def test_clipping_and_the_trusted_client(monkeypatch):
   )
   assert rule.max_norm == 0.5
   assert rule.rule.trusted_client == 3
-
-
-@pytest.mark.parametrize('statistics', ['naive', 'pooled'])
-def test_rules_of_statistics_in_other_algorithms(monkeypatch, statistics):
-  factory = _built(
-      monkeypatch,
-      f'--statistics={statistics}',
-      '--statistics_aggregator=median',
-  ).options['statistics_aggregator']
-  assert type(factory).__name__.lower() == f'{statistics}momentsfactory'
-  assert type(factory.rule) is aggregators.CoordinateMedian
 
 
 @pytest.mark.parametrize(
@@ -553,65 +560,6 @@ def test_runs_with_and_without_attackers_have_their_own_data(tmp_path):
   assert np.any(attacked.dataset.y_train != single.dataset.y_train)
 
 
-@pytest.mark.parametrize('algorithm', list(registry.ALGORITHMS))
-def test_local_steps_reach_the_process(monkeypatch, algorithm):
-  options = _built(
-      monkeypatch, f'--algorithm={algorithm}', '--local_steps=1'
-  ).options
-  assert options['local_steps'] == 1
-  if registry.ALGORITHMS[algorithm].local_steps is not None:
-    return
-  options = _built(
-      monkeypatch, f'--algorithm={algorithm}', '--local_epochs=3'
-  ).options
-  assert 'local_steps' not in options
-  assert 'local_epochs' not in options
-
-
-_CORRECTION_ARGUMENTS = (
-    'epsilon',
-    'proximal_strength',
-    'contrastive_weight',
-    'temperature',
-    'feature_layer',
-    'num_clients',
-)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'builder_name', 'expected'),
-    [
-        (
-            ['--algorithm=fedprox', '--proximal_strength=0.25'],
-            'build_fed_avg',
-            dict(proximal_strength=0.25),
-        ),
-        (
-            ['--algorithm=fedbn+fedbs', '--fedbs_epsilon=0.5'],
-            'build_fed_bn',
-            dict(epsilon=0.5, proximal_strength=0.001),
-        ),
-        (['--algorithm=fbn+scaffold'], 'build_fbn', dict(num_clients=7)),
-        (
-            ['--algorithm=moon', '--moon_weight=5', '--moon_temperature=0.25']
-            + ['--moon_feature_layer=last'],
-            'build_fed_avg',
-            dict(contrastive_weight=5, temperature=0.25, feature_layer='last'),
-        ),
-        (
-            ['--algorithm=silobn+moon'],
-            'build_silo_bn',
-            dict(contrastive_weight=1, temperature=0.5),
-        ),
-    ],
-)
-def test_corrections(monkeypatch, arguments, builder_name, expected):
-  options = _built(monkeypatch, *arguments).options
-  found = {n: options[n] for n in _CORRECTION_ARGUMENTS if n in options}
-  assert found == expected
-  assert options['build_process'].func is getattr(algorithms, builder_name)
-
-
 def test_errors_of_algorithms_name_the_flags():
   settings = _settings(
       '--algorithm=moon', '--model=mlp3', '--moon_feature_layer=none'
@@ -619,36 +567,6 @@ def test_errors_of_algorithms_name_the_flags():
   model = run_building.build_model(settings, _data())
   with pytest.raises(ValueError, match="^moon_feature_layer='none' is the n"):
     run_building.build_process(settings, model, 7)
-
-
-@pytest.mark.parametrize(
-    ('name', 'builder_name', 'expected'),
-    [
-        ('dsgd', None, dict(momentum=0.9)),
-        ('dsgd_fbn', 'build_fbn', dict(momentum=0.9, pooled=True)),
-        ('dsgd_fixbn', 'build_fixbn', dict(momentum=0.9, fixbn_rounds=30)),
-    ],
-)
-def test_dsgd_with_momentum(monkeypatch, name, builder_name, expected):
-  call = _built(
-      monkeypatch,
-      *(f'--algorithm={name}', '--local_steps=1', '--dsgd_momentum=0.9'),
-  )
-  assert expected.items() <= call.options.items()
-  if builder_name is None:
-    assert 'build_process' not in call.options
-  else:
-    builder = getattr(algorithms, builder_name)
-    assert call.options['build_process'] is builder
-  assert _hparams(call.client_optimizer).keys() == {'learning_rate'}
-
-
-def test_correction_of_an_algorithm_with_arguments(monkeypatch):
-  options = _built(
-      monkeypatch, '--algorithm=fedtan_forward_only+fedprox'
-  ).options
-  assert options['build_process'].func is algorithms.build_fedtan
-  assert options['build_process'].keywords == {'synchronize': 'forward'}
 
 
 def test_position_encodings_reach_the_model():
@@ -663,7 +581,7 @@ def test_position_encodings_reach_the_model():
       *('multiply', 0.5, 2),
   )
   assert Role.PERSONAL_PHASE not in {v.role for v in model.variables}
-  # So that they can be compared.
+  # Runs with and without encodings start from the same weights.
   for a, b in zip(model.initial_weights, plain.initial_weights, strict=True):
     for x, y in zip(a, b, strict=True):
       np.testing.assert_array_equal(x, y)
@@ -678,58 +596,9 @@ def test_personal_position_encodings_reach_the_model_and_the_process():
   assert encoding.personal_share == 0.5
   process = run_building.build_process(settings, model, 10)
   client = process.personalize(collections.OrderedDict(), 4)
-  # --seed, the client's number.
+  # The seed of the generator: --seed, and the client's number.
   expected = np.random.default_rng([3, 4, 0x70686173]).random(dtype=np.float32)
   assert list(client.values()) == [expected]
-
-
-def test_options_of_local_training(monkeypatch):
-  options = _built(monkeypatch).options
-  assert 'client_gradient_clip_norm' not in options
-  assert options['client_warmup_rounds'] == 0
-  assert options['client_warmup_steps'] == 0
-  options = _built(
-      monkeypatch,
-      '--algorithm=centralized',
-      '--client_gradient_clip_norm=2.5',
-      '--client_warmup_rounds=20',
-      '--client_warmup_steps=30',
-  ).options
-  assert options['client_gradient_clip_norm'] == 2.5
-  assert options['client_warmup_rounds'] == 20
-  assert options['client_warmup_steps'] == 30
-
-
-@pytest.mark.parametrize('algorithm', ['centralized', 'single', 'fedbn'])
-def test_algorithms_get_no_option_that_they_do_not_have(monkeypatch, algorithm):
-  options = _built(monkeypatch, f'--algorithm={algorithm}').options
-  assert 'statistics_aggregator' not in options
-  assert ('server_optimizer' in options) == (algorithm == 'fedbn')
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'expected'),
-    [
-        (['--server_optimizer=sgd'], tff.learning.optimizers.build_sgdm(0.5)),
-        (
-            ['--server_optimizer=sgdm', '--server_momentum=0.75'],
-            tff.learning.optimizers.build_sgdm(0.5, 0.75),
-        ),
-        (
-            ['--server_optimizer=adam'],
-            tff.learning.optimizers.build_adam(0.5, epsilon=1e-3),
-        ),
-        (
-            ['--server_optimizer=yogi'],
-            tff.learning.optimizers.build_yogi(0.5, epsilon=1e-3),
-        ),
-    ],
-)
-def test_server_optimizer(monkeypatch, arguments, expected):
-  call = _built(monkeypatch, *arguments, '--server_learning_rate=0.5')
-  optimizer = call.options['server_optimizer']
-  assert type(optimizer) is type(expected)
-  assert _hparams(optimizer) == _hparams(expected)
 
 
 def test_training_config():
@@ -856,18 +725,6 @@ def test_held_out_clients_need_batch_normalization(tmp_path):
       ),
   ):
     jobs.Builder().build(settings, tmp_path)
-
-
-def test_momentum_of_centralized_training(monkeypatch):
-  call = _built(monkeypatch, '--algorithm=centralized', '--dsgd_momentum=0.9')
-  assert call.options['momentum'] == 0.9
-
-
-def test_adam_and_shuffles_reach_the_builder(monkeypatch):
-  call = _built(monkeypatch, '--client_optimizer=adam', '--shuffle_times=0.5')
-  assert _hparams(call.client_optimizer)['beta_2'] == 0.999
-  assert call.options['shuffle_times'] == 0.5
-  assert call.options['shuffle_probability'] == 0.1
 
 
 def test_projection_head_reaches_the_model():

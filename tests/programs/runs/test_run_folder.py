@@ -372,9 +372,16 @@ def test_temporary_files_are_kept_in_the_folder(tmp_path):
   assert (tempfile.gettempdir(), os.environ.get('TMPDIR')) == before
 
 
-def test_is_finished(tmp_path):
+def test_how_far_a_run_is(tmp_path, monkeypatch):
+  def state(flags, overwrite=False):
+    return run_folder.check(tmp_path, flags, overwrite=overwrite)
+
+  assert state(_FLAGS) == 'new'
   _begin(tmp_path)
-  (tmp_path / 'metrics.csv').write_text('')
-  assert not run_folder.is_finished(tmp_path)
-  (tmp_path / 'model').mkdir()
-  assert run_folder.is_finished(tmp_path)
+  assert state(_FLAGS) == 'begun'
+  monkeypatch.setattr(run_folder.finished, 'saved_settings', lambda _: _FLAGS)
+  assert state(_FLAGS) == 'begun'
+  monkeypatch.setattr(run_folder.finished, 'is_finished', lambda _: True)
+  assert state(_FLAGS) == 'finished'
+  assert state(_FLAGS, overwrite=True) == 'new'
+  assert state({**_FLAGS, 'rounds': '4'}) == 'begun'

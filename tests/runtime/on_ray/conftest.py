@@ -6,6 +6,19 @@ import ray_example
 from tff_bn import runtime
 
 
+def pytest_collection_modifyitems(items):
+  """Repeats no slow variant of the in-process runtime's tests on Ray.
+
+  The variants differ in what is computed, but not in how Ray distributes it.
+  """
+  items[:] = [
+      item
+      for item in items
+      if item.path.name != 'test_ray_as_in_process.py'
+      or len(list(item.iter_markers('slow'))) == 1  # The module's own mark.
+  ]
+
+
 @pytest.fixture(scope='module')
 def fed_bn():
   """A process with client states."""

@@ -1,1 +1,0 @@
-"""The analyses of `tff-bn-analyze`, each with its flags, tables and plots."""

@@ -1,0 +1,1 @@
+"""Analyses that need no run: normalization errors, and FedBN's toy example."""

@@ -1,0 +1,111 @@
+"""The points of curves: means and deviations over the seeds, by round."""
+
+from collections.abc import Callable, Mapping, Sequence
+import math
+import statistics
+from typing import Any, Optional
+
+from tff_bn.catalog import columns
+from tff_bn.programs.results import report
+from tff_bn.training import measures
+
+# The horizontal axes that are no columns of results.
+ROUND = 'round'
+SECONDS = 'seconds'
+_DIGITS = 6
+_Runs = Sequence[report.Run]
+
+
+def totals(runs: _Runs, column: str) -> list[float]:
+  """Returns the totals in a column of the runs that send anything."""
+  found = [run.rows[-1].get(column, 0) for run in runs]
+  return [total for total in found if total > 0]
+
+
+def columns_of(runs: _Runs) -> list[columns.Column]:
+  """Returns the columns with curves that a run has."""
+  return [
+      column
+      for column in columns.by_kind()
+      if column.kind.is_averaged
+      and any(column.name in row for run in runs for row in run.rows)
+  ]
+
+
+def by_name(
+    runs: _Runs, name: Callable[[report.Run], str] = lambda run: run.name
+) -> dict[str, list[report.Run]]:
+  """Groups runs, usually those that differ only in the seed.
+
+  Args:
+    runs: The runs.
+    name: Returns the name of a run's line.
+
+  Returns:
+    The runs of each line by its name.
+  """
+  groups: dict[str, list[report.Run]] = {}
+  for run in runs:
+    groups.setdefault(name(run), []).append(run)
+  return groups
+
+
+def values(
+    groups: Mapping[str, _Runs],
+    seconds: Mapping[str, Optional[float]] = {},
+) -> list[dict[str, Any]]:
+  """Returns the points of curves.
+
+  Args:
+    groups: The runs of each line by its name.
+    seconds: The time of a round by the lines' names, if it is known.
+
+  Returns:
+    For each line and round, its costs, and each column's mean and sample
+    standard deviation over the seeds (0 for one value): `test_loss` and
+    `test_loss_deviation`. Values that are not finite are left out.
+  """
+  points = []
+  for name, runs in groups.items():
+    time = seconds.get(name)
+    rows: dict[int, list[report.Row]] = {}
+    for row in (row for run in runs for row in run.rows):
+      rows.setdefault(int(row['round']), []).append(row)
+    for number in sorted(rows):
+      point: dict[str, Any] = {'name': name, ROUND: number}
+      if time is not None:
+        point[SECONDS] = _rounded(time * number)
+      for column in (*columns.costs(), *columns.averaged()):
+        found = [row[column.name] for row in rows[number] if column.name in row]
+        found = [value for value in found if math.isfinite(value)]
+        if found:
+          point[column.name] = _rounded(statistics.fmean(found))
+        if found and column.kind.is_averaged:
+          point[deviation_of(column.name)] = (
+              _rounded(statistics.stdev(found)) if len(found) > 1 else 0.0
+          )
+      points.append(point)
+  return points
+
+
+def deviation_of(column: str) -> str:
+  """Returns the name of a column's deviations in `values`."""
+  return f'{column}_deviation'
+
+
+def _rounded(value: float) -> float:
+  return float(f'{value:.{_DIGITS}g}')
+
+
+def title(column: columns.Column, runs: _Runs) -> str:
+  """Says what a column of some runs is, and on what it is measured."""
+  measured = measures.name(column.name, report.have_client_models(runs))
+  return f'{column.kind.name.capitalize()}: {measured}'
+
+
+def band_note(runs: _Runs) -> str:
+  """Explains the bands of curves; empty if there are none."""
+  num_seeds = len({run.seed for run in runs})
+  if num_seeds == 1:
+    return ''
+  return f'line: mean over {num_seeds} seeds, band: ± one standard deviation'

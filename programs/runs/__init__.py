@@ -1,0 +1,1 @@
+"""Runs: their folders, how they are built, and the jobs that train them."""
