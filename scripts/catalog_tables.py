@@ -1,21 +1,29 @@
 """Writes the tables of the catalog into the pages of docs/.
 
-Run it after a change of `tff_bn/catalog`.
+Run it after a change of `tff_bn/catalog`. A page names a table of `TABLES` in
+comments around it, `begin NAME` and `end NAME`.
 """
 
+from collections.abc import Callable
 import pathlib
 import re
 
 from tff_bn.catalog import columns
+from tff_bn.catalog import parts
+from tff_bn.catalog import rules
 from tff_bn.programs.results import tables as tables_lib
 from tff_bn.training import measures
 
 DOCS = pathlib.Path(__file__).parents[1] / 'docs'
-_PART = re.compile('(<!-- .*: begin (.*) -->\n).*?(<!-- end .* -->)', re.DOTALL)
+_PART = re.compile(
+    r'(<!-- [^\n]*: begin (\w+) -->\n).*?(<!-- end \2 -->)', re.DOTALL
+)
+
+# The cells of each row; the first row has the titles.
+Cells = list[list[str]]
 
 
-def tables() -> dict[str, str]:
-  """Returns the tables by their names in the pages."""
+def _columns() -> Cells:
   cells = [['column', 'title in the table', 'value', 'meaning']]
   for column in columns.COLUMNS:
     cells.append(
@@ -26,13 +34,69 @@ def tables() -> dict[str, str]:
             column.explanation or measures.name(column.name, None),
         ]
     )
-  return {'columns': tables_lib.markdown(cells, num_labels=4)}
+  return cells
+
+
+def _rules() -> Cells:
+  return [['rule', 'result', 'clients']] + [
+      [f'`{name}`', _described(rule), _needed_clients(rule)]
+      for name, rule in rules.RULES.items()
+  ]
+
+
+def _wrappers() -> Cells:
+  return [['step', 'what it does']] + [
+      [f'`{name}+`', _described(wrapper)]
+      for name, wrapper in rules.WRAPPERS.items()
+  ]
+
+
+def _attacks() -> Cells:
+  cells = [['attack', 'what attackers send', '`--attack_strength`']]
+  for name, attack in rules.ATTACKS.items():
+    strength = attack.strength.default_text if attack.strength else '–'
+    cells.append([f'`{name}`', _described(attack), strength or ''])
+  return cells
+
+
+TABLES: dict[str, Callable[[], Cells]] = {
+    'columns': _columns,
+    'rules': _rules,
+    'wrappers': _wrappers,
+    'attacks': _attacks,
+}
+
+
+def _described(part: parts.Part) -> str:
+  """Returns a part's description with its flags as code."""
+  return re.sub(r'--\w+', r'`\g<0>`', part.description)
+
+
+def _needed_clients(rule: rules.Rule) -> str:
+  """Returns the number of clients that tolerate f attackers."""
+  if not rule.has(rules.NUM_BYZANTINE.name):
+    return '1'
+  arguments = {
+      option.argument: option.default
+      for option in rule.options
+      if option is not rules.NUM_BYZANTINE
+  }
+  built = rule.load()(num_byzantine=1, **arguments)
+  needed = [built.min_clients(f) for f in range(3)]
+  slope = needed[1] - needed[0]
+  assert needed[2] - needed[1] == slope
+  return f'{slope}f + {needed[0]}'
+
+
+def table(name: str) -> str:
+  """Returns a table as Markdown."""
+  cells = TABLES[name]()
+  return tables_lib.markdown(cells, num_labels=len(cells[0]))
 
 
 def updated(page: str) -> str:
   """Returns the text of a page with the tables that it names."""
-  found = tables()
-  return _PART.sub(lambda m: f'{m[1]}{found[m[2]]}\n{m[3]}', page)
+  return _PART.sub(lambda m: f'{m[1]}{table(m[2])}\n{m[3]}', page)
 
 
 def main() -> None:

@@ -107,12 +107,6 @@ data.with_flipped_labels(digits, 1)
     TypeError: data must be tff_bn.data.Federated
 data.with_flipped_labels(federated, 1.5)
     TypeError: num_attackers must be .*is 1.5
-aggregators.FbnMomentsFactory(None)
-    TypeError: momentum must be a number, but is
-aggregators.FbnMomentsFactory('a')
-    TypeError: momentum must be a number, but is
-aggregators.FbnMomentsFactory([0.9, 'a'])
-    TypeError: momentum must be a number, but is
 models.build_model_fn('small_cnn', 8, 10)
     TypeError: .*such as \(28, 28, 1\), but is a int
 models.build_model_fn('small_cnn', (8, 8, 1), 'ten')

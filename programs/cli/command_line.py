@@ -139,6 +139,7 @@ def parse(
   }
   refuse_code(
       of_runs,
+      values,
       lambda flag: _origin(flag, expanded),
       'give this flag in the command itself',
   )
@@ -146,19 +147,28 @@ def parse(
 
 
 def refuse_code(
-    values: Mapping[str, Any], origin: Callable[[str], str], remedy: str
+    of_run: Mapping[str, Any],
+    values: flags.FlagValues,
+    origin: Callable[[str], str],
+    remedy: str,
 ) -> None:
   """Checks that the flags of a run name no code of somebody else.
 
   Args:
-    values: The values of flags by name, which are only in a `flags.txt`.
+    of_run: The values of flags by name, which are only in a `flags.txt`.
+    values: All flags of the program.
     origin: Returns the beginning of an error about a flag.
     remedy: What a user does who trusts the run.
 
   Raises:
     UsageError: If a flag names code that is not part of this package.
   """
-  code = named_code.find(values)
+  types = {
+      name: values[name].parser.values
+      for name in values
+      if isinstance(values[name].parser, parsers.Parser)
+  }
+  code = named_code.find(of_run, types)
   if code is not None:
     raise UsageError(
         f'{origin(code.flag)}{code.text} names code that is not part of tff_bn.'

@@ -5,24 +5,14 @@ that a program imports and calls. Such a flag must be in the command, unless the
 user trusts the run.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Optional
 
-from tff_bn.data import names as data_names
-from tff_bn.models import names as model_names
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.plan import sweeps
-
-# Flag -> whether its value names code that is not part of this package.
-NAMES_CODE: Mapping[str, Callable[[Any], bool]] = {
-    'model': model_names.is_other_model,
-    'dataset': data_names.is_community_dataset,
-    'metrics_hook': lambda name: True,
-    # It allows the others.
-    run_flags.TRUST_RUN: bool,
-}
 
 
 class Code(NamedTuple):
@@ -37,17 +27,25 @@ class Code(NamedTuple):
   text: str
 
 
-def find(values: Mapping[str, Any]) -> Optional[Code]:
+def find(
+    values: Mapping[str, Any], types: Mapping[str, value_types.ValueType]
+) -> Optional[Code]:
   """Finds a flag that names code that is not part of this package.
 
   Args:
     values: The values of flags by name.
+    types: The values that the flags may have, by name.
 
   Returns:
     The first one; `None` if there is none.
   """
   for flag, name, value in _with_swept(values):
-    if name in NAMES_CODE and NAMES_CODE[name](value):
+    # This flag allows the others.
+    is_trust = name == run_flags.TRUST_RUN and value
+    is_code = (
+        name in types and value is not None and types[name].names_code(value)
+    )
+    if is_trust or is_code:
       return Code(flag, f'--{name}={parsers.to_text(value)}')
   return None
 
@@ -64,6 +62,7 @@ def _with_swept(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def trust(settings: settings_lib.RunSettings) -> str:
   """Returns what the commands that read a run need: ` --trust_run`, or ''."""
-  if find(settings.to_flags()) is None:
+  types = {name: option.values for name, option in settings.specs().items()}
+  if find(settings.to_flags(), types) is None:
     return ''
   return f' --{run_flags.TRUST_RUN}'

@@ -5,6 +5,8 @@ Nothing here imports TensorFlow, so a mistake is reported at once.
 
 from collections.abc import Sequence
 import dataclasses
+import os
+import sys
 from typing import TypeVar
 
 from absl import flags as absl_flags
@@ -91,6 +93,7 @@ def check(flags: ParsedFlags) -> None:
   Raises:
     ValueError: If flags contradict one another.
   """
+  _load_users_code(flags)
   for group in (
       data_flags.DataFlags,
       held_out_flags.HeldOutFlags,
@@ -125,6 +128,21 @@ def check(flags: ParsedFlags) -> None:
         f' than --num_clients={data_flags.num_clients(flags)}{without}; use at'
         f' most {num_clients}.'
     )
+
+
+def _load_users_code(flags: ParsedFlags) -> None:
+  """Imports the code of the user that flags name."""
+  for name, option in RunSettings.specs().items():
+    value = getattr(flags, name) if flags.defines(name) else None
+    if value is None or not option.values.names_code(value):
+      continue
+    # As `python -m` does, let modules in the working folder be imported.
+    if os.getcwd() not in sys.path:
+      sys.path.insert(0, os.getcwd())
+    try:
+      option.values.load(value)
+    except ValueError as error:
+      raise ValueError(f'{flags.text(name)}: {error}') from error
 
 
 def has_client_models(settings: RunSettings) -> bool:

@@ -106,6 +106,7 @@ def read_settings(
     if not is_trusted:
       command_line.refuse_code(
           {name: getattr(flags, name) for name in texts},
+          values,
           lambda flag: f'{path}: ',
           f'add --{run_flags.TRUST_RUN}',
       )

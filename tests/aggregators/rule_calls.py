@@ -1,44 +1,19 @@
-"""Robust rules, and calls of them without TFF."""
+"""Building rules from their names, and calling them without TFF."""
 
 import tensorflow as tf
 
-from tff_bn import aggregators
+from tff_bn.catalog import rules
 
-MAX_BYZANTINE = 4
-_M = MAX_BYZANTINE
 
-RULES = {
-    'mean': aggregators.Mean(),
-    'median': aggregators.CoordinateMedian(_M),
-    'trimmed_mean': aggregators.TrimmedMean(_M),
-    'mea_med': aggregators.MeaMed(_M),
-    'krum': aggregators.Krum(_M),
-    'multi_krum': aggregators.MultiKrum(_M),
-    'multi_krum_of_3': aggregators.MultiKrum(_M, 3),
-    'geometric_median': aggregators.GeometricMedian(_M),
-    'centered_clipping': aggregators.CenteredClipping(4.0, 3, _M),
-    'mda': aggregators.MinimumDiameterAveraging(_M),
-    'monna': aggregators.NearestNeighborAveraging(_M),
-    'caf': aggregators.CovarianceBoundAgnosticFilter(_M),
-    'smea': aggregators.SmallestMaximumEigenvalueAveraging(_M),
-    'bulyan': aggregators.Bulyan(_M),
-}
-RULES |= {
-    **{
-        f'nnm_{name}': aggregators.NearestNeighborMixing(RULES[name], _M)
-        for name in ('mean', 'trimmed_mean', 'krum', 'geometric_median')
-    },
-    **{
-        f'arc_{name}': aggregators.AdaptiveRobustClipping(RULES[name], _M)
-        for name in ('trimmed_mean', 'krum')
-    },
-    'clipping_trimmed_mean': aggregators.StaticClipping(
-        aggregators.TrimmedMean(_M), 5.0
-    ),
-    'bucketing_median': aggregators.Bucketing(
-        aggregators.CoordinateMedian(_M), 2
-    ),
-}
+def build(name, num_byzantine=0, *, num_clients=None):
+  """Builds an aggregator such as `nnm+krum`, with the options' defaults."""
+  inner = ()
+  for part in reversed(rules.chain(name)):
+    arguments = {option.argument: option.default for option in part.options}
+    if 'num_byzantine' in arguments:
+      arguments['num_byzantine'] = num_byzantine
+    inner = (part.load()(*inner, **arguments, num_clients=num_clients),)
+  return inner[0]
 
 
 def aggregate(rule, values, num_dropped=0, state=None):

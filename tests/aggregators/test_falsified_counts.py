@@ -1,7 +1,5 @@
 """Clients that lie about their counts and weights, or abstain."""
 
-import collections
-
 import numpy as np
 import pytest
 import rule_calls
@@ -10,6 +8,7 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn.aggregators import attacks
+from tff_bn.catalog import rules
 
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
@@ -94,21 +93,34 @@ def test_few_values_do_not_make_the_variance_explode(rule):
       assert np.all(layer.variance < 5 + 2 / _BETA * 10)
 
 
+_RULES = {
+    **{
+        name: rule_calls.build(
+            name, 1 if name in ('bulyan', 'bucketing+median') else 3
+        )
+        for name in (
+            *rules.RULES,
+            *('clipping+median', 'arc+krum', 'nnm+krum', 'bucketing+median'),
+        )
+    },
+    'multi_krum of 4': aggregators.MultiKrum(3, num_selected=4),
+}
+
+
 def _updates(num_clients):
   return np.random.default_rng(3).normal(1, 0.1, (num_clients, 5))
 
 
-@pytest.mark.parametrize('name', rule_calls.RULES)
+@pytest.mark.parametrize('name', _RULES)
 def test_attackers_that_abstain_do_not_stop_a_round(name):
-  rule = rule_calls.RULES[name]
-  process = rule.create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
-  updates = _updates(24).astype(np.float32)
-  honest = updates[4:]
+  process = _RULES[name].create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
+  updates = _updates(10).astype(np.float32)
+  honest = updates[3:]
   for weight in (0, -1):
     output = process.next(
         process.initialize(),
         list(updates),
-        [np.float32(weight)] * 4 + [np.float32(1)] * 20,
+        [np.float32(weight)] * 3 + [np.float32(1)] * 7,
     )
     # Clipping shortens values.
     if 'clipping' not in name and 'arc' not in name:
@@ -157,14 +169,6 @@ def test_attackers_that_abstain_leave_fewer_to_tolerate():
   )
 
 
-def test_too_few_clients_are_an_error_if_nobody_abstains():
-  rule = aggregators.Krum(num_byzantine=3)
-  process = rule.create_participating(_UPDATE_TYPE, _WEIGHT_TYPE)
-  updates = list(_updates(8).astype(np.float32))
-  with pytest.raises(Exception, match='it needs at least . of these clients'):
-    process.next(process.initialize(), updates, [np.float32(1)] * 8)
-
-
 # The attacks.
 
 
@@ -211,57 +215,3 @@ def test_an_attack_with_falsified_weights(count, num_left):
   if num_left == 7:
     sent = np.concatenate([[-2 * honest.mean(axis=0)] * 3, honest])
   np.testing.assert_allclose(found, np.median(sent, axis=0), rtol=1e-5)
-
-
-def test_krum_goes_on_when_the_attackers_abstain():
-  attack = attacks.FalsifiedCounts(attacks.SignFlipping(), 0)
-  rule = aggregators.Attacked(
-      aggregators.Krum(num_byzantine=3), attack, num_attackers=3
-  )
-  process = rule.create(_UPDATE_TYPE)
-  updates = _updates(10).astype(np.float32)
-  found = process.next(process.initialize(), list(updates)).result
-  assert any(np.array_equal(found, update) for update in updates[3:])
-
-
-def test_falsified_counts_checks_its_arguments():
-  with pytest.raises(TypeError, match='needs an attack'):
-    attacks.FalsifiedCounts(aggregators.Mean(), 1)
-  for count in ('1', True, None):
-    with pytest.raises(TypeError, match='count=.* must be a number'):
-      attacks.FalsifiedCounts(attacks.SignFlipping(), count)
-
-
-# What else a client sends.
-
-
-def test_other_state_goes_through_the_rule_too():
-  value_type = tff.to_type(
-      collections.OrderedDict(
-          trainable=[_UPDATE_TYPE],
-          other_state=[tff.TensorType(np.float64), _UPDATE_TYPE],
-      )
-  )
-  factory = aggregators.ModelUpdateFactory(
-      aggregators.CoordinateMedian(num_byzantine=1),
-      aggregators.NaiveMomentsFactory(),
-  )
-  process = factory.create(value_type, _WEIGHT_TYPE)
-  updates = _updates(3).astype(np.float32)
-
-  def client(number):
-    return collections.OrderedDict(
-        trainable=[updates[number]],
-        other_state=[
-            np.float64([1e300, 2.0, 3.0][number]),
-            np.float32(1e30) if number == 0 else updates[number],
-        ],
-    )
-
-  clients = [client(number) for number in range(3)]
-  clients[0]['other_state'][1] = np.full(5, 1e30, np.float32)
-  result = process.next(
-      process.initialize(), clients, [np.float32(1)] * 3
-  ).result
-  assert result['other_state'][0] == 3
-  assert np.all(result['other_state'][1] < 2)

@@ -22,7 +22,6 @@ _EXCEPTIONS = {
     ('cli.command_line', 'flags.named_code'),
     ('flags.named_code', 'plan.settings'),
     ('flags.named_code', 'plan.sweeps'),
-    ('runs.finished_run', 'train'),
     ('runs.jobs', 'testing.held_out'),
 }
 
