@@ -12,7 +12,7 @@ from matplotlib import figure
 from matplotlib import ticker
 import numpy as np
 
-from tff_bn.data import names as data_names
+from tff_bn.catalog import datasets
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.results import figures
 from tff_bn.programs.results import plots
@@ -193,7 +193,7 @@ def _shown_labels(axis: axes_lib.Axis) -> dict[str, str]:
   labels = [point.label for point in axis.points]
   if axis.name != 'dataset':
     return dict(zip(labels, labels))
-  short = [data_names.short_name(label) for label in labels]
+  short = [datasets.short_name(label) for label in labels]
   # Folders in different places can have the same name.
   return dict(zip(labels, short if len(set(short)) == len(short) else labels))
 

@@ -17,19 +17,19 @@ from absl import logging
 
 from tff_bn import data as tff_bn_data
 from tff_bn import training
+from tff_bn.catalog import datasets
 from tff_bn.common import progress
-from tff_bn.data import names as data_names
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import data_flags
-from tff_bn.programs.testing import held_out
 from tff_bn.programs.flags import model_flags
 from tff_bn.programs.flags import registry
+from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
 from tff_bn.programs.runs import run_folder
 from tff_bn.programs.runs import run_timing
-from tff_bn.programs.plan import settings as settings_lib
+from tff_bn.programs.testing import held_out
 from tff_bn.training import finished
 from tff_bn.training import folder_lock
 from tff_bn.training import kept_statistics
@@ -261,7 +261,7 @@ def describe_data(
   """
   num_clients = len(data.client_ids)
   words = {
-      'dataset': data_names.short_name(settings.dataset),
+      'dataset': datasets.short_name(settings.dataset),
       'num_clients': f'{num_clients} client{"s" if num_clients > 1 else ""}',
       'split': f'--split={settings.split}',
   }

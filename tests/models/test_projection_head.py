@@ -7,7 +7,6 @@ import random_models
 
 from tff_bn import models
 from tff_bn.keras_model import layer_features
-from tff_bn.models import names
 from tff_bn.models import projection_head
 
 _SHAPE = (8, 8, 1)
@@ -27,7 +26,7 @@ def _features(model, x):
         pytest.param(name, marks=pytest.mark.slow)
         if name == 'alexnet_bn'
         else name
-        for name in names.MODEL_NAMES
+        for name in models.MODELS
     ],
 )
 def test_every_model(name):

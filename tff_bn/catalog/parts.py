@@ -9,6 +9,8 @@ from tff_bn.catalog import value_types
 from tff_bn.common import user_functions
 
 _PartT = TypeVar('_PartT', bound='Part')
+# The names of users' parts, in words.
+YOURS = 'a function or an entry of yours as package.module:NAME'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,15 +5,44 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import hashlib
-from typing import Any, Optional
+from typing import Any, Optional, Self
 
 from absl import logging
 import numpy as np
 
+from tff_bn.catalog import datasets
 from tff_bn.common import checks
 from tff_bn.data import arrays
-from tff_bn.data import names
-from tff_bn.data import scaling as scaling_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaling:
+  """Standardizes each channel: (x - mean) / deviation.
+
+  Vectors have features in the place of channels.
+
+  Attributes:
+    mean: The mean of each channel, float32 of shape `[channels]`.
+    deviation: The standard deviation, in the same form.
+  """
+
+  mean: np.ndarray
+  deviation: np.ndarray
+
+  def to_json(self) -> dict[str, list[float]]:
+    """Returns the exact numbers, for a file."""
+    return {
+        'mean': self.mean.astype(float).tolist(),
+        'deviation': self.deviation.astype(float).tolist(),
+    }
+
+  @classmethod
+  def from_json(cls, numbers: dict[str, Any]) -> Self:
+    """Reads what `to_json` returned."""
+    return cls(
+        np.array(numbers['mean'], np.float32),
+        np.array(numbers['deviation'], np.float32),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +102,7 @@ class Dataset:
   writer_train: Optional[np.ndarray] = None
   writer_test: Optional[np.ndarray] = None
   writer_names: tuple[str, ...] = ()
-  scaling: Optional[scaling_lib.Scaling] = None
+  scaling: Optional[Scaling] = None
   class_names: tuple[str, ...] = ()
   divisor: Optional[float] = 1
 
@@ -118,7 +147,11 @@ class Dataset:
       object.__setattr__(changed, field.name, value)
     return changed
 
-  def with_scaling(self, scaling: Optional[scaling_lib.Scaling]) -> 'Dataset':
+  def with_name(self, name: str) -> 'Dataset':
+    """Returns the dataset with another name."""
+    return self._with(name=name)
+
+  def with_scaling(self, scaling: Optional[Scaling]) -> 'Dataset':
     """Returns the dataset with another scaling of its pixels."""
     return self._with(scaling=scaling)
 
@@ -271,7 +304,7 @@ def _warn_of_series(source: str, shape: tuple[int, ...]) -> None:
         ' %sPATH.',
         source,
         *shape,
-        names.SERIES_PREFIX,
+        datasets.SERIES.prefix,
     )
 
 

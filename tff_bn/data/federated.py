@@ -322,7 +322,7 @@ class FederatedData:
     )
 
   def with_scaling(
-      self, scaling: Optional[scaling_lib.Scaling]
+      self, scaling: Optional[dataset_lib.Scaling]
   ) -> 'FederatedData':
     """Returns the data with another scaling of its pixels."""
     return dataclasses.replace(self, dataset=self.dataset.with_scaling(scaling))
