@@ -37,7 +37,12 @@ def test_no_flag_is_named():
   compare.define_flags(values)
   names |= set(values)
   pattern = re.compile(f'--({"|".join(names)})([^a-z_]|$)')
-  paths = sorted(_ROOT.rglob('*.py'))
+  paths = [
+      path
+      for path in sorted(_ROOT.rglob('*.py'))
+      # These explain options, as the help of the programs does.
+      if path.parent.name != 'catalog' and path.name != 'splits.py'
+  ]
   assert len(paths) > 100
   found = {
       f'{path.relative_to(_ROOT)}: {text}'
