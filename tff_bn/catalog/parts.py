@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import inspect
 from typing import Any, Generic, Optional, TypeVar
 
 from tff_bn.catalog import options as options_lib
@@ -60,9 +61,8 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
     Args:
       *entries: The entries.
       of_object: Makes the entry of a user's class or function, given its name
-        and itself. It raises a `ValueError` if it is none; the message
-        continues a sentence whose subject is the name. None: users can't add
-        parts.
+        and itself; raises a `ValueError` if it does not fit. None: users can't
+        add parts.
     """
     self._kind = type(entries[0])
     self._entries = {entry.name: entry for entry in entries}
@@ -114,6 +114,55 @@ class PartName(value_types.Choice):
     """See the base class."""
     if self.names_code(value):
       self.parts[value].load()
+
+
+def require_class(name: str, found: Any, base: str, needed: str) -> None:
+  """Checks that a user's object is a class that can be used.
+
+  Args:
+    name: Its name, `module:NAME`.
+    found: The object.
+    base: The base class that it must have, `module:NAME`.
+    needed: What it must be, for the message.
+
+  Raises:
+    ValueError: If it is no such class, or lacks methods.
+  """
+  if not isinstance(found, type) or not issubclass(
+      found, user_functions.import_object(base)
+  ):
+    article = 'the class' if isinstance(found, type) else 'an object of'
+    kind = found if isinstance(found, type) else type(found)
+    raise ValueError(
+        f'{name} must be {needed}; it is {article} {kind.__name__}.'
+    )
+  if inspect.isabstract(found):
+    missing = ', '.join(sorted(found.__abstractmethods__))
+    raise ValueError(f'{name} must define the methods {missing}.')
+
+
+def require_arguments(
+    name: str, found: Callable[..., Any], *values: Any, **named: Any
+) -> None:
+  """Checks that a user's class or function can be called like this.
+
+  Args:
+    name: Its name, `module:NAME`.
+    found: The class or function.
+    *values: Arguments without a name.
+    **named: Arguments by name.
+
+  Raises:
+    ValueError: If it has other arguments.
+  """
+  try:
+    inspect.signature(found).bind(*values, **named)
+  except TypeError as error:
+    called = ', '.join([*('...' for _ in values), *named])
+    raise ValueError(
+        f'{name} is called as {found.__name__}({called}), but: {error}. Name'
+        ' an entry of the catalog with its options, or give it defaults.'
+    ) from error
 
 
 def listing(items: Mapping[str, Any]) -> str:
