@@ -9,8 +9,11 @@ import pathlib
 import re
 from typing import NamedTuple
 
+from tff_bn.catalog import datasets
+from tff_bn.catalog import models
 from tff_bn.catalog import parts
 from tff_bn.catalog import rules
+from tff_bn.data import splits
 
 DOCS = pathlib.Path(__file__).parents[1] / 'docs'
 _MARKED = re.compile(
@@ -48,7 +51,29 @@ def _attacks() -> Iterator[tuple[str, ...]]:
     yield f'`{name}`', _described(attack), strength
 
 
+def _datasets() -> Iterator[tuple[str, ...]]:
+  for name, source in datasets.DATASETS.items():
+    yield f'`{name}`', _described(source)
+  for kind in datasets.KINDS.values():
+    other = f' or {kind.other_form}' if kind.other_form else ''
+    yield f'`{kind.prefix}{kind.form}`{other}', _described(kind)
+
+
+def _splits() -> Iterator[tuple[str, ...]]:
+  for name, split in splits.SPLITS.items():
+    yield f'`{name}`', _described(split), _flags(split)
+
+
+def _models() -> Iterator[tuple[str, ...]]:
+  for name, model in models.MODELS.items():
+    size = model.smallest
+    yield f'`{name}`', _described(model), f'{size}x{size}' if size else 'any'
+
+
 TABLES = {
+    'datasets': Table(('`--dataset`', 'data'), _datasets),
+    'splits': Table(('`--split`', 'clients', 'flags'), _splits),
+    'models': Table(('`--model`', 'layers', 'smallest image'), _models),
     'rules': Table(('rule', 'result', 'clients'), _rules),
     'wrappers': Table(('step', 'what it does'), _wrappers),
     'attacks': Table(
@@ -72,6 +97,15 @@ def with_tables(text: str) -> str:
 def _described(part: parts.Part) -> str:
   """Returns a part's description with its flags as code."""
   return re.sub(r'--\w+', r'`\g<0>`', part.description)
+
+
+def _flags(part: parts.Part) -> str:
+  """Returns the flags of a part's options with their defaults."""
+  return ', '.join(
+      f'`--{option.name}`'
+      + (f' ({option.default})' if option.default is not None else '')
+      for option in part.options
+  )
 
 
 def _needed_clients(rule: rules.Rule) -> str:

@@ -14,7 +14,6 @@ import tensorflow_federated as tff
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn.catalog import rules
-from tff_bn.data import splits
 from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
 from tff_bn.programs import compare
@@ -145,7 +144,6 @@ def test_rule_on_a_matrix(capsys):
 
 def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   # The page's code sets these; afterwards they are gone.
-  monkeypatch.setitem(splits.SPLITS, 'parity', None)
   monkeypatch.setitem(rules.RULES._entries, 'midrange', None)
   monkeypatch.setitem(registry.ALGORITHMS, 'local_shift', None)
   monkeypatch.setitem(registry.CORRECTIONS, 'absolute', None)
@@ -155,6 +153,10 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   toy.dtype = 'float32'
   namespace = dict(model=toy.model(), dataset=toy.dataset(20, 0))
   for block in _blocks('extending.md', 'python'):
+    if 'def by_parity' in block:
+      (tmp_path / 'my_splits.py').write_text(block)
+      monkeypatch.chdir(tmp_path)
+      monkeypatch.syspath_prepend(tmp_path)
     assert len(block.splitlines()) < 40
     exec(block, namespace)
   datasets = [toy.dataset(20, 0), toy.dataset(20, 1), toy.dataset(20, 2)]
@@ -197,7 +199,7 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   # All parts take part in a comparison.
   arguments = [
       '--algorithms=fedavg,local_shift+absolute',
-      '--split=parity',
+      '--split=my_splits:by_parity',
       '--num_clients=3',
       '--model_aggregator=midrange',
       '--model=mlp3',

@@ -17,7 +17,6 @@ from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import options
 from tff_bn.catalog import rules
 from tff_bn.catalog import value_types
-from tff_bn.data import splits
 from tff_bn.programs import analyze
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
@@ -54,13 +53,16 @@ class _RunSettings(_TrainingFlags, settings.RunSettings):
   pass
 
 
-def _split_by_parity(task):
+def by_parity(task):
+  """Gives the first clients even labels and the last ones odd labels."""
   order = np.argsort(task.labels % 2, kind='stable')
   return np.array_split(order, task.num_clients)
 
 
 def _print_label_shares(flags):
-  run_settings = finished_run.read_settings(pathlib.Path(flags.run))
+  run_settings = finished_run.read_settings(
+      pathlib.Path(flags.run), is_trusted=flags.trust_run
+  )
   data = run_building.split_dataset(run_settings, run_settings.load())
   counts = data.label_distribution()
   print('Even labels:', *(counts[:, ::2].sum(axis=1) / counts.sum(axis=1)))
@@ -75,7 +77,6 @@ _ANALYSIS = command_line.Program(
 )
 _NAMES = [
     '--algorithm=fed_new',
-    '--split=parity',
     '--model_aggregator=midrange',
 ]
 
@@ -90,6 +91,7 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
 
   arguments = [
       *_NAMES,
+      f'--split={__name__}:by_parity',
       '--client_dropout=0.25',
       '--model=mlp3',
       '--num_clients=2',
@@ -119,9 +121,6 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
             (rules.NUM_BYZANTINE,),
         ),
     )
-    added.setitem(
-        splits.SPLITS, 'parity', splits.Split('by parity', _split_by_parity)
-    )
     added.setattr(training_flags, 'TrainingFlags', _TrainingFlags)
     added.setattr(settings, 'RunSettings', _RunSettings)
     added.setattr(
@@ -137,7 +136,6 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
     help_text = command_line.help_text(train.PROGRAM)
     assert 'fed_new: a new algorithm' in help_text
     assert 'midrange: the middle of the range' in help_text
-    assert 'parity: by parity' in help_text
     assert '--client_dropout\n      Share of the inputs' in help_text
 
     assert train.run(arguments) == command_line.OK
@@ -150,7 +148,9 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
       assert float(last[f'{prefix}_top3']) >= float(last[f'{prefix}_accuracy'])
 
     assert (
-        analyze.run(['label_shares', f'--run={tmp_path / "run"}'])
+        analyze.run(
+            ['label_shares', f'--run={tmp_path / "run"}', '--trust_run']
+        )
         == command_line.OK
     )
     first, second = capsys.readouterr().out.split('Even labels: ')[1].split()
