@@ -79,10 +79,9 @@ def as_domains(
   if origins.get(settings.split, ()) is not None:
     return settings, dataset
   name = client or datasets.short_name(settings.dataset)
-  changed = dataclasses.replace(settings, split='domains', num_clients=None)
+  changed = settings.replaced(split='domains', num_clients=None)
   if client is not None:
-    changed = dataclasses.replace(
-        changed,
+    changed = changed.replaced(
         dataset=f'{datasets.DOMAINS.prefix}{client}={settings.dataset}',
     )
   return changed, dataclasses.replace(

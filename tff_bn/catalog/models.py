@@ -227,11 +227,11 @@ class PositionEncodings:
 
   Attributes:
     description: What they do to a unit.
-    amplitude: The amplitude of FedPAN's paper (appendix C).
+    amplitude: The amplitude of FedPAN's paper (appendix C); 0: none.
   """
 
   description: str
-  amplitude: Optional[float] = None
+  amplitude: float = 0.0
 
 
 NO_ENCODINGS = 'off'
@@ -339,7 +339,7 @@ PAN_AMPLITUDE = _pan_option(
     default_text=', '.join(
         f'{mode.amplitude:g} for {name}'
         for name, mode in PANS.items()
-        if mode.amplitude is not None
+        if mode.amplitude
     ),
 )
 PAN_PERIOD = _pan_option(

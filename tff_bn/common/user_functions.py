@@ -65,7 +65,9 @@ def import_function(parameter: str, name: str) -> Callable[..., Any]:
   return function
 
 
-def call(subject: str, function: Callable[..., Any], *args, **kwargs) -> Any:
+def call(
+    subject: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
   """Calls a user's function.
 
   Args:

@@ -139,43 +139,17 @@ class Dataset:
     for name, value in converted.items():
       object.__setattr__(self, name, value)
 
-  def _with(self, **values: Any) -> 'Dataset':
-    """Returns the dataset with other values, which are not checked again."""
+  def unchecked(self, **values: Any) -> 'Dataset':
+    """Returns the dataset with other values, which are not checked.
+
+    Args:
+      **values: Attributes of the class, in the form in which it stores them.
+    """
     changed = object.__new__(type(self))
     for field in dataclasses.fields(self):
       value = values.get(field.name, getattr(self, field.name))
       object.__setattr__(changed, field.name, value)
     return changed
-
-  def with_name(self, name: str) -> 'Dataset':
-    """Returns the dataset with another name."""
-    return self._with(name=name)
-
-  def with_scaling(self, scaling: Optional[Scaling]) -> 'Dataset':
-    """Returns the dataset with another scaling of its pixels."""
-    return self._with(scaling=scaling)
-
-  def with_classes(
-      self,
-      y_train: np.ndarray,
-      y_test: np.ndarray,
-      num_classes: int,
-      class_names: tuple[str, ...],
-  ) -> 'Dataset':
-    """Returns the dataset with other classes, which are not checked.
-
-    Args:
-      y_train: The labels of the training samples, int32 of shape `[n]`.
-      y_test: The labels of the test samples, int32 of shape `[n]`.
-      num_classes: The number of classes.
-      class_names: See the class.
-    """
-    return self._with(
-        y_train=y_train,
-        y_test=y_test,
-        num_classes=num_classes,
-        class_names=class_names,
-    )
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -190,26 +164,18 @@ class Dataset:
   def replace_samples(
       self, change: Callable[[np.ndarray], np.ndarray]
   ) -> 'Dataset':
-    """Returns the dataset with changed training and test samples.
-
-    Args:
-      change: Returns the changed samples, in the same order.
-    """
+    """Returns the dataset with changed training and test samples."""
     return dataclasses.replace(
         self, x_train=change(self.x_train), x_test=change(self.x_test)
     )
 
   def with_training_samples(self, indices: np.ndarray) -> 'Dataset':
-    """Returns the dataset with only some of the training samples.
-
-    Args:
-      indices: Their positions.
-    """
+    """Returns the dataset with the training samples at these positions."""
     parts = {
         name: getattr(self, name)
         for name in ('x_train', 'y_train', 'domain_train', 'writer_train')
     }
-    return self._with(
+    return self.unchecked(
         **{
             name: array[indices]
             for name, array in parts.items()

@@ -22,20 +22,7 @@ def load_domains(
     *,
     is_part: bool = False,
 ) -> dataset_lib.Dataset:
-  """Loads several datasets as domains, see `join_domains`.
-
-  Args:
-    name: `domains:NAME=DATASET,...`.
-    data_dir: See `tff_bn.data.load_dataset`.
-    image_size: See `tff_bn.data.load_dataset`.
-    is_part: See `join_domains`.
-
-  Returns:
-    The dataset.
-
-  Raises:
-    ValueError: See `join_domains`.
-  """
+  """Loads datasets and joins them, see `join_domains` and `load_dataset`."""
   load = functools.partial(
       loading.load_resized,
       data_dir=data_dir,

@@ -1,14 +1,18 @@
 """What several splits need: shares of classes, and a check."""
 
+from typing import Optional
+
 import numpy as np
 
 
-def check_num_clients(num_clients: int, most: int, what: str) -> None:
+def check_num_clients(
+    num_clients: int, most: Optional[int] = None, what: str = ''
+) -> None:
   """Checks the number of clients.
 
   Args:
     num_clients: The number of clients.
-    most: The largest possible number.
+    most: The largest possible number. Default: any.
     what: The noun that `most` counts in the error, such as 'writers in emnist'.
 
   Raises:
@@ -16,7 +20,7 @@ def check_num_clients(num_clients: int, most: int, what: str) -> None:
   """
   if num_clients < 1:
     raise ValueError(f'num_clients={num_clients} is too small; use at least 1.')
-  if num_clients > most:
+  if most is not None and num_clients > most:
     raise ValueError(
         f'num_clients={num_clients} asks for more clients than the {most}'
         f' {what}; use at most {most}.'

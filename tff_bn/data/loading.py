@@ -80,19 +80,9 @@ def load_resized(
     *,
     is_part: bool,
 ) -> dataset_lib.Dataset:
-  """Loads a dataset and resizes its images.
+  """Loads a dataset and resizes its images, see `load_dataset`.
 
-  Args:
-    name: See `load_dataset`.
-    data_dir: See `load_dataset`.
-    image_size: See `load_dataset`.
-    is_part: Whether the training samples may lack classes.
-
-  Returns:
-    The dataset.
-
-  Raises:
-    ValueError: See `load_dataset`.
+  With `is_part`, its training samples may lack classes.
   """
   try:
     source = datasets.find(name)
@@ -134,4 +124,4 @@ def _load_users(name: str, load: Any, **arguments: Any) -> dataset_lib.Dataset:
         f'dataset={name}: its function returned {type(dataset).__name__}, not a'
         ' tff_bn.data.Dataset.'
     )
-  return dataset.with_name(name)
+  return dataset.unchecked(name=name)

@@ -160,8 +160,7 @@ def _draw(
     seed: int,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Draws the training and test samples of clients that share samples."""
-  if num_clients < 1:
-    raise ValueError(f'num_clients={num_clients} is too small; use at least 1.')
+  label_shares.check_num_clients(num_clients)
   num_train, num_test = len(dataset.y_train), len(dataset.y_test)
   if not 1 <= samples_per_client <= num_train:
     raise ValueError(
@@ -184,20 +183,7 @@ def _draw(
 def split_domains(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Gives each client data of one domain.
-
-  Args:
-    dataset: The dataset.
-    num_clients: See `split_dataset`.
-    seed: The seed of all random choices.
-
-  Returns:
-    The split data.
-
-  Raises:
-    ValueError: If the dataset has no domains, or the number of clients is
-      impossible.
-  """
+  """Gives each client data of one domain, see `split_dataset`."""
   if dataset.domain_train is None:
     raise ValueError(
         'split=domains needs a dataset with several domains, but'
@@ -237,19 +223,7 @@ def split_domains(
 def split_writers(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Gives each client the data of one writer.
-
-  Args:
-    dataset: The dataset.
-    num_clients: See `split_dataset`.
-    seed: The seed of all random choices.
-
-  Returns:
-    The split data.
-
-  Raises:
-    ValueError: If the dataset has no writers, or fewer than clients.
-  """
+  """Gives each client the data of one writer, see `split_dataset`."""
   if dataset.writer_train is None:
     raise ValueError(
         'split=natural needs a dataset with writers, but'

@@ -1,7 +1,13 @@
 """Model architectures, built by name or by a user's function.
 
-The names of the models are in `tff_bn.catalog.models`, which does not import
-Keras. Keras is imported when a model is first used.
+Each function `build_...` of a model has the same arguments: `input_shape`, the
+shape of a sample; `num_classes`; and `normalization` of its hidden layers, a key
+of `NORMALIZATIONS` or `group<N>`. It returns an untrained functional model with
+logits as output. Convolutional networks take images `[height, width, channels]`.
+Perceptrons flatten their inputs.
+
+`MODELS` and `NORMALIZATIONS` are in `tff_bn.catalog.models`, which does not
+import Keras. Keras is imported when a model is first used.
 """
 
 from tff_bn.catalog.models import MODELS

@@ -47,14 +47,6 @@ def build_small_cnn(
 
   It has three 3x3 convolutions, each followed by normalization and ReLU, with
   2x2 max pooling in between, then global average pooling and a dense layer.
-
-  Args:
-    input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_classes: Number of classes.
-    normalization: The normalization after each convolution.
-
-  Returns:
-    An untrained functional model with logits as output.
   """
   layers = keras.layers
   x = inputs = keras.Input(input_shape, name='image')
@@ -77,14 +69,6 @@ def build_digits_cnn(
   It has 5x5 convolutions with 64, 64 and 128 channels, the first two followed
   by 2x2 max pooling, then dense layers with 2048 and 512 units, and the logits.
   Normalization and ReLU follow each layer except the last.
-
-  Args:
-    input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_classes: Number of classes.
-    normalization: The normalization after each layer except the last.
-
-  Returns:
-    An untrained functional model with logits as output.
   """
   layers = keras.layers
   x = inputs = keras.Input(input_shape, name='image')
@@ -108,14 +92,6 @@ def build_fbn_cnn(
   with ReLU, and the logits. A block has two 3x3 convolutions, 2x2 max pooling
   and dropout with rate 0.25. The normalization comes *after* the ReLU of each
   convolution, so its inputs have means far from 0.
-
-  Args:
-    input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_classes: Number of classes.
-    normalization: The normalization after each convolution.
-
-  Returns:
-    An untrained functional model with logits as output.
   """
   layers = keras.layers
   x = inputs = keras.Input(input_shape, name='image')
@@ -155,15 +131,6 @@ def build_alexnet_bn(
   to 6x6 pixels, two dense layers of 4096 units, and the logits. Normalization
   and ReLU follow each layer except the last. As in the paper, there is no
   dropout. All padding is symmetric, as in PyTorch.
-
-  Args:
-    input_shape: Height, width and channels of the images; at least 95x95
-      pixels. The paper's images are 256x256x3.
-    num_classes: Number of classes.
-    normalization: The normalization after each layer except the last.
-
-  Returns:
-    An untrained functional model with logits as output.
   """
   layers = keras.layers
   x = inputs = keras.Input(input_shape, name='image')
@@ -251,17 +218,8 @@ def _convolution(
 ) -> keras.KerasTensor:
   """Applies a convolution, its normalization and ReLU.
 
-  Args:
-    x: Images.
-    channels: The number of output channels.
-    kernel_size: The height and width of the kernel.
-    normalization: The normalization.
-    number: The number of the convolution, from 1.
-    prefix: The beginning of the names of the normalization and of ReLU.
-    **arguments: Further arguments of the convolution.
-
-  Returns:
-    The output of ReLU.
+  `prefix` begins the names of the normalization and of ReLU, and `number` ends
+  all three.
   """
   x = normalization_lib.convolve(
       x,
@@ -281,17 +239,7 @@ def _dense_layers(
     normalization: str,
     **arguments: Any,
 ) -> keras.KerasTensor:
-  """Flattens images and applies hidden dense layers.
-
-  Args:
-    x: Images.
-    units: The number of units of each layer.
-    normalization: The normalization after each layer, before ReLU.
-    **arguments: Further arguments of the dense layers.
-
-  Returns:
-    The output of the last ReLU.
-  """
+  """Flattens images and applies hidden dense layers of these sizes."""
   x = keras.layers.Flatten(name='flatten')(x)
   for number, size in enumerate(units, start=1):
     x = normalization_lib.dense(

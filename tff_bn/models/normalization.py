@@ -15,13 +15,7 @@ _EPSILON = 1e-5
 
 
 def _with_bias(normalization: str, use_bias: Optional[bool]) -> bool:
-  """Returns whether a layer before a normalization has a bias.
-
-  Args:
-    normalization: See `normalize`.
-    use_bias: The model's choice. Default: no bias if the shift of the
-      normalization, or the scalar biases of Fixup, make it redundant.
-  """
+  """Whether a layer before a normalization has a bias, see `convolve`."""
   if use_bias is not None:
     return use_bias
   return models.find_normalization(normalization).needs_bias
@@ -43,7 +37,8 @@ def convolve(
     channels: The number of output channels.
     kernel_size: The height and width of the kernel.
     normalization: See `normalize`.
-    use_bias: Whether there is a bias. Default: if nothing makes it redundant.
+    use_bias: Whether there is a bias. Default: unless the shift of the
+      normalization, or the scalar biases of Fixup, make it redundant.
     **arguments: Other arguments of `keras.layers.Conv2D`.
 
   Returns:
@@ -63,18 +58,7 @@ def dense(
     use_bias: Optional[bool] = None,
     **arguments: Any,
 ) -> keras.KerasTensor:
-  """Applies a hidden dense layer that `normalize` follows.
-
-  Args:
-    inputs: Vectors, `[batch, features]`.
-    units: The number of units.
-    normalization: See `normalize`.
-    use_bias: Whether there is a bias. Default: if nothing makes it redundant.
-    **arguments: Other arguments of `keras.layers.Dense`.
-
-  Returns:
-    The layer's output.
-  """
+  """Applies a hidden dense layer that `normalize` follows, see `convolve`."""
   is_standardized = normalization == models.STANDARDIZED_WEIGHTS
   kind = WeightStandardizedDense if is_standardized else keras.layers.Dense
   use_bias = _with_bias(normalization, use_bias)

@@ -17,12 +17,6 @@ def build_mlp3(
 
   It has a hidden layer of 30 units, which normalization and ReLU follow.
 
-  Args:
-    input_shape: The shape of a sample: an image, which is flattened, or a
-      vector.
-    num_classes: Number of classes.
-    normalization: The normalization after the hidden layer.
-
   Returns:
     An untrained functional model with logits as output. With batch
     normalization, 784 inputs and ten classes it has 23,950 values, 60 of them
@@ -42,15 +36,6 @@ def build_mlp4(
   Li et al., Federated Learning with Position-Aware Neurons, CVPR 2022. It has
   three hidden layers of 1024 units. Normalization and ReLU follow each of them;
   the paper's network has no normalization.
-
-  Args:
-    input_shape: The shape of a sample: an image, which is flattened, or a
-      vector.
-    num_classes: Number of classes.
-    normalization: The normalization after each hidden layer.
-
-  Returns:
-    An untrained functional model with logits as output.
   """
   return _build(
       'mlp4',
@@ -72,15 +57,6 @@ def build_abide_mlp(
   It has two hidden layers of 16 units. Normalization and ReLU follow each of
   them. The paper's inputs are vectors of 5,995 connections between regions of
   the brain, with two classes.
-
-  Args:
-    input_shape: The shape of a sample: an image, which is flattened, or a
-      vector.
-    num_classes: Number of classes.
-    normalization: The normalization after each hidden layer.
-
-  Returns:
-    An untrained functional model with logits as output.
   """
   return _build('abide_mlp', input_shape, num_classes, normalization, [16, 16])
 
@@ -96,15 +72,6 @@ def build_fedbn_two_layer(
   neurons, which normalization and ReLU follow. As in the paper, its weights
   and, without BN, its biases are drawn from a normal distribution. The
   deviation is not legible in the paper's text; it is 1 here.
-
-  Args:
-    input_shape: The shape of a sample: an image, which is flattened, or a
-      vector.
-    num_classes: Number of classes.
-    normalization: The normalization after the hidden layer.
-
-  Returns:
-    An untrained functional model with logits as output.
   """
   normal = keras.initializers.RandomNormal
   return _build(
@@ -128,19 +95,10 @@ def _build(
     suffix: str = '_{}',
     **arguments: Any,
 ) -> keras.Model:
-  """Builds a perceptron.
+  """Builds a perceptron with hidden layers of these sizes.
 
-  Args:
-    name: The model's name.
-    input_shape: The shape of a sample.
-    num_classes: Number of classes.
-    normalization: The normalization after each hidden layer.
-    hidden: The number of units of each hidden layer.
-    suffix: What the names of layers get, given the number of the hidden layer.
-    **arguments: Further arguments of the hidden layers.
-
-  Returns:
-    An untrained functional model with logits as output.
+  `suffix` ends the names of layers, given the number of the hidden layer, and
+  `arguments` are those of the hidden layers.
   """
   layers = keras.layers
   inputs = keras.Input(input_shape, name='input')
