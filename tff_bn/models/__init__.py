@@ -1,10 +1,10 @@
 """Model architectures, built by name or by a user's function.
 
 Each function `build_...` of a model has the same arguments: `input_shape`, the
-shape of a sample; `num_classes`; and `normalization` of its hidden layers, a key
-of `NORMALIZATIONS` or `group<N>`. It returns an untrained functional model with
-logits as output. Convolutional networks take images `[height, width, channels]`.
-Perceptrons flatten their inputs.
+shape of a sample; `num_classes`; and `normalization`, the normalization of its
+hidden layers, a key of `NORMALIZATIONS` or `group<N>`. It returns an untrained
+functional model with logits as output. Convolutional networks take images of
+shape `[height, width, channels]`. Perceptrons flatten their inputs.
 
 `MODELS` and `NORMALIZATIONS` are in `tff_bn.catalog.models`, which does not
 import Keras. Keras is imported when a model is first used.
