@@ -11,9 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import aggregators
 from tff_bn import algorithms
-from tff_bn.catalog import rules
 from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
 from tff_bn.programs import compare
@@ -144,19 +142,18 @@ def test_rule_on_a_matrix(capsys):
 
 def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   # The page's code sets these; afterwards they are gone.
-  monkeypatch.setitem(rules.RULES._entries, 'midrange', None)
   monkeypatch.setitem(registry.ALGORITHMS, 'local_shift', None)
   monkeypatch.setitem(registry.CORRECTIONS, 'absolute', None)
-  monkeypatch.setattr(aggregators, 'Midrange', None, raising=False)
   for name in ('build_local_shift', 'build_absolute'):
     monkeypatch.setattr(algorithms, name, None, raising=False)
   toy.dtype = 'float32'
   namespace = dict(model=toy.model(), dataset=toy.dataset(20, 0))
+  (tmp_path / 'my_rules.py').write_text(_blocks('extending.md', 'python')[0])
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
   for block in _blocks('extending.md', 'python'):
     if 'def by_parity' in block:
       (tmp_path / 'my_splits.py').write_text(block)
-      monkeypatch.chdir(tmp_path)
-      monkeypatch.syspath_prepend(tmp_path)
     assert len(block.splitlines()) < 40
     exec(block, namespace)
   datasets = [toy.dataset(20, 0), toy.dataset(20, 1), toy.dataset(20, 2)]
@@ -201,14 +198,14 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
       '--algorithms=fedavg,local_shift+absolute',
       '--split=my_splits:by_parity',
       '--num_clients=3',
-      '--model_aggregator=midrange',
+      '--model_aggregator=my_rules:Midrange',
       '--model=mlp3',
       '--rounds=1',
       '--seeds=0',
-      f'--output_dir={tmp_path}',
+      f'--output_dir={tmp_path / "mine"}',
   ]
   assert compare.run(arguments) == command_line.OK
-  table = (tmp_path / 'results.md').read_text(encoding='utf-8')
+  table = (tmp_path / 'mine/results.md').read_text(encoding='utf-8')
   assert '| local_shift+absolute' in table
 
 

@@ -1,6 +1,19 @@
-"""Calls of robust rules without TFF."""
+"""Building rules from their names, and calling them without TFF."""
 
 import tensorflow as tf
+
+from tff_bn.catalog import rules
+
+
+def build(name, num_byzantine=0, *, num_clients=None):
+  """Builds an aggregator such as `nnm+krum`, with the options' defaults."""
+  inner = ()
+  for part in reversed(rules.chain(name)):
+    arguments = {option.argument: option.default for option in part.options}
+    if 'num_byzantine' in arguments:
+      arguments['num_byzantine'] = num_byzantine
+    inner = (part.load()(*inner, **arguments, num_clients=num_clients),)
+  return inner[0]
 
 
 def aggregate(rule, values, num_dropped=0, state=None):

@@ -9,8 +9,8 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import attacked_rule
 from tff_bn.aggregators import attacks
-from tff_bn.aggregators import krum
 from tff_bn.aggregators import coordinate_rules
+from tff_bn.aggregators import krum
 from tff_bn.aggregators import robust_rule
 
 _DTYPES = (np.float32, np.float64)
@@ -116,25 +116,6 @@ def test_dropped_clients_are_no_attackers(in_process_runtime):
   assert output.measurements == {'num_dropped': 1}
 
 
-def test_corrupt_keeps_the_honest_rows():
-  values = _honest(7)
-  is_mean = np.arange(11) % 2 == 0
-  attacked = _attacked(3, attacks.SignFlipping())
-  corrupted = attacked.corrupt(values, tf.constant(0), is_mean).numpy()
-  np.testing.assert_array_equal(corrupted[3:], values[3:])
-  mean = values[3:].mean(axis=0)
-  np.testing.assert_allclose(
-      corrupted[:3], [np.where(is_mean, -mean, mean)] * 3
-  )
-
-
-def test_corrupt_passes_the_round_number():
-  attack = attacks.GaussianNoise(1.0, seed=1)
-  values = _honest(3)
-  corrupted = _attacked(1, attack).corrupt(values, tf.constant(4))
-  np.testing.assert_array_equal(corrupted[:1], attack.values(values, 1, 4))
-
-
 @pytest.mark.parametrize('dtype', _DTYPES)
 @pytest.mark.parametrize(
     'attack',
@@ -176,12 +157,6 @@ def test_no_honest_client_is_an_error_in_the_round(
     process.next(process.initialize(), list(values))
 
 
-def test_alie_without_a_default_is_an_error_in_the_round(in_process_runtime):
-  process = _process(_attacked(2, attacks.ALittleIsEnough()))
-  with pytest.raises(Exception, match='at most half are attackers'):
-    process.next(process.initialize(), list(_honest(3, 3, np.float32)))
-
-
 @pytest.mark.parametrize('num_clients', [1, 2])
 def test_no_honest_client_is_an_error_in_the_constructor(num_clients):
   message = f'num_attackers=2 leaves none of {num_clients} clients honest'
@@ -204,23 +179,6 @@ def test_attacked_has_the_requirements_of_its_rule():
   attacked.check_num_clients(5)
   with pytest.raises(ValueError, match='num_byzantine=2 is too large'):
     attacked.check_num_clients(4)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'error', 'message'),
-    [
-        ((None, attacks.Mimic(), 1), TypeError, 'Attacked needs a rule'),
-        ((_CountingMean(0), 'sf', 1), TypeError, "attack, .* given 'sf'"),
-        (
-            (_CountingMean(0), attacks.Mimic(), 0),
-            ValueError,
-            'num_attackers=0 of Attacked',
-        ),
-    ],
-)
-def test_wrong_arguments_of_attacked(arguments, error, message):
-  with pytest.raises(error, match=message):
-    attacked_rule.Attacked(*arguments)
 
 
 @pytest.mark.parametrize('dtype', _DTYPES)

@@ -67,18 +67,21 @@ _ATTACKS = {
 
 @pytest.mark.parametrize('dtype', _DTYPES)
 @pytest.mark.parametrize(
-    ('num_honest', 'num_attackers'), [(7, 3), (3, 1), (6, 4), (5, 5), (80, 19)]
+    ('num_honest', 'num_attackers'),
+    [(7, 3), (3, 1), (6, 4), (5, 5), (80, 19), (1, 3)],
 )
 @pytest.mark.parametrize('name', _ATTACKS)
 def test_attacks_equal_numpy(name, num_honest, num_attackers, dtype):
+  if name == 'alie' and num_honest == 1:
+    return  # It has no default there.
   attack, expected = _ATTACKS[name]
-  honest = _honest(num_honest, dtype=dtype)
-  values = _values(attack, honest, num_attackers)
-  np.testing.assert_allclose(
-      values,
-      [expected(honest.astype(np.float64), num_attackers)] * num_attackers,
-      rtol=1e-5 if dtype == np.float32 else 1e-12,
-  )
+  different = _honest(num_honest, dtype=dtype)
+  for honest in (different, np.tile(different[:1], (num_honest, 1))):
+    np.testing.assert_allclose(
+        _values(attack, honest, num_attackers),
+        [expected(honest.astype(np.float64), num_attackers)] * num_attackers,
+        rtol=1e-5 if dtype == np.float32 else 1e-12,
+    )
 
 
 @pytest.mark.parametrize('dtype', _DTYPES)
@@ -119,19 +122,9 @@ def test_sign_flipping_keeps_variances():
   np.testing.assert_allclose(values, [expected, expected])
 
 
-@pytest.mark.parametrize(
-    'attack',
-    [
-        attacks.FallOfEmpires(3.0),
-        attacks.InnerProductManipulation(3.0),
-        attacks.ALittleIsEnough(),
-        attacks.Mimic(),
-        attacks.GaussianNoise(1.0, seed=0),
-        attacks.Infinity(),
-    ],
-)
-def test_other_attacks_ignore_is_mean(attack):
-  honest = _honest(5, 3)
+@pytest.mark.parametrize('name', sorted(set(_ATTACKS) - {'sf'}))
+def test_other_attacks_ignore_is_mean(name):
+  honest, (attack, _) = _honest(5, 3), _ATTACKS[name]
   np.testing.assert_array_equal(
       _values(attack, honest),
       _values(attack, honest, is_mean=np.array([True, False, True])),
@@ -168,23 +161,6 @@ def test_alie_raises_without_a_default(num_honest, num_attackers):
     attack.values(tf.constant(honest), num_attackers, 0)
   with_deviations = attacks.ALittleIsEnough(1.0)
   assert np.isfinite(_values(with_deviations, honest, num_attackers)).all()
-
-
-@pytest.mark.parametrize('dtype', _DTYPES)
-@pytest.mark.parametrize('name', _ATTACKS)
-def test_equal_clients(name, dtype):
-  honest = np.tile(_honest(1, dtype=dtype), (5, 1))
-  attack, expected = _ATTACKS[name]
-  np.testing.assert_allclose(
-      _values(attack, honest), [expected(honest, 3)] * 3, rtol=1e-5
-  )
-
-
-@pytest.mark.parametrize('name', sorted(set(_ATTACKS) - {'alie'}))
-def test_one_honest_client(name):
-  attack, expected = _ATTACKS[name]
-  honest = _honest(1)
-  np.testing.assert_allclose(_values(attack, honest), [expected(honest, 3)] * 3)
 
 
 def test_mimic_finds_the_furthest_client():
@@ -247,29 +223,3 @@ def test_noise_depends_only_on_seed_and_round():
   for other in others:
     assert abs(np.corrcoef(noise(), other)[0, 1]) < 0.8
     assert (noise() != other).all()
-
-
-@pytest.mark.parametrize(
-    ('create', 'message'),
-    [
-        (
-            lambda: attacks.FallOfEmpires(math.nan),
-            'factor=nan of FallOfEmpires must be a finite number',
-        ),
-        (lambda: attacks.FallOfEmpires('2'), "factor='2' of FallOfEmpires"),
-        (
-            lambda: attacks.InnerProductManipulation(0.0),
-            'epsilon=0.0 of InnerProductManipulation',
-        ),
-        (lambda: attacks.InnerProductManipulation(math.inf), 'epsilon=inf of'),
-        (
-            lambda: attacks.ALittleIsEnough(math.inf),
-            'deviations=inf of ALittleIsEnough',
-        ),
-        (lambda: attacks.GaussianNoise(-1.0, 0), 'stddev=-1.0 of Gaussian'),
-        (lambda: attacks.GaussianNoise(1.0, -1), 'seed=-1 of GaussianNoise'),
-    ],
-)
-def test_wrong_arguments(create, message):
-  with pytest.raises(ValueError, match=message):
-    create()

@@ -43,30 +43,6 @@ def test_first_set_with_the_smallest_diameter(kind, n):
       )
 
 
-def test_order_of_clients_does_not_change_the_diameter():
-  rng = np.random.default_rng(1)
-  x = rng.normal(size=(9, 2))
-  found = set()
-  for _ in range(5):
-    x = rng.permutation(x)
-    diameters = _all_diameters(x, 2)
-    result, _ = rule_calls.aggregate(aggregators.MinimumDiameterAveraging(2), x)
-    (chosen,) = (
-        diameter
-        for rows, diameter in diameters.items()
-        if np.allclose(x[list(rows)].mean(axis=0), result, rtol=1e-12)
-    )
-    assert chosen == min(diameters.values())
-    found.add(round(chosen, 12))
-  assert len(found) == 1
-
-
-def test_example_of_the_docstring():
-  rule = aggregators.MinimumDiameterAveraging(1)
-  result, _ = rule_calls.aggregate(rule, np.array([[0.0], [2.0], [9.0]]))
-  np.testing.assert_array_equal(result, [1])
-
-
 def test_many_attackers():
   """There are 10^20 sets."""
   rng = np.random.default_rng(0)

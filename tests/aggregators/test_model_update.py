@@ -36,10 +36,16 @@ _CLIENTS = [
 ]
 
 
+def _process(model, statistics=None, value_type=_TYPE):
+  return aggregators.ModelUpdateFactory(
+      model, statistics or aggregators.NaiveMomentsFactory()
+  ).create(value_type, tff.TensorType(np.float32))
+
+
 def test_default_parts():
-  process = aggregators.ModelUpdateFactory(
+  process = _process(
       tff.aggregators.MeanFactory(), aggregators.PooledMomentsFactory()
-  ).create(_TYPE, tff.TensorType(np.float32))
+  )
   assert process.is_weighted
 
   output = process.next(process.initialize(), _CLIENTS, [1.0, 3.0])
@@ -57,10 +63,7 @@ def test_unweighted_aggregator_ignores_weights_and_keeps_its_state():
       tff.aggregators.PrivateQuantileEstimationProcess.no_noise(1.0, 0.5, 0.5),
       tff.aggregators.UnweightedMeanFactory(),
   )
-  process = aggregators.ModelUpdateFactory(
-      clipping, aggregators.NaiveMomentsFactory()
-  ).create(_TYPE, tff.TensorType(np.float32))
-
+  process = _process(clipping)
   state = process.initialize()
   output = process.next(state, _CLIENTS, [1.0, 3.0])
 
@@ -78,10 +81,7 @@ def test_unweighted_aggregator_ignores_weights_and_keeps_its_state():
 
 
 def test_all_weights_zero_gives_zero():
-  process = aggregators.ModelUpdateFactory(
-      tff.aggregators.MeanFactory(no_nan_division=True),
-      aggregators.NaiveMomentsFactory(),
-  ).create(_TYPE, tff.TensorType(np.float32))
+  process = _process(tff.aggregators.MeanFactory(no_nan_division=True))
   output = process.next(process.initialize(), _CLIENTS, [0.0, 0.0])
   np.testing.assert_array_equal(output.result['trainable'][0], [0, 0])
   np.testing.assert_array_equal(output.result['other_state'][0], 0)
@@ -89,53 +89,48 @@ def test_all_weights_zero_gives_zero():
 
 
 def test_missing_parts_are_left_out():
-  factory = aggregators.ModelUpdateFactory(
-      tff.aggregators.MeanFactory(), aggregators.NaiveMomentsFactory()
+  trainable = collections.OrderedDict(
+      trainable=[tff.TensorType(np.float64, [2])]
   )
-  only_weights = tff.to_type(
-      collections.OrderedDict(trainable=[tff.TensorType(np.float64, [2])])
-  )
-  process = factory.create(only_weights, tff.TensorType(np.float32))
-  result = process.next.type_signature.result.result.member
-  assert list(tff.structure.name_list(result)) == [
-      'trainable',
-      'num_participants',
-      'num_dropped',
-  ]
-  nothing = tff.to_type(collections.OrderedDict())
-  process = factory.create(nothing, tff.TensorType(np.float32))
-  result = process.next.type_signature.result.result.member
-  assert list(tff.structure.name_list(result)) == [
-      'num_participants',
-      'num_dropped',
-  ]
+  for value_type in (trainable, collections.OrderedDict()):
+    process = _process(
+        tff.aggregators.MeanFactory(), value_type=tff.to_type(value_type)
+    )
+    result = process.next.type_signature.result.result.member
+    assert list(tff.structure.name_list(result)) == [
+        *value_type,
+        'num_participants',
+        'num_dropped',
+    ]
 
 
 def test_dropped_client_with_weight_nan():
   """A mean ignores it; a rule counts it as one of the attackers."""
   bad = _update([9.0, 9.0], 9.0, 9.0, 9.0, count=np.nan)
-  mean = aggregators.ModelUpdateFactory(
-      tff.aggregators.MeanFactory(), aggregators.NaiveMomentsFactory()
-  ).create(_TYPE, tff.TensorType(np.float32))
+  mean = _process(tff.aggregators.MeanFactory())
   output = mean.next(mean.initialize(), [*_CLIENTS, bad], [1.0, 3.0, np.nan])
   np.testing.assert_allclose(output.result['trainable'][0], [4, 5])
   np.testing.assert_allclose(output.result['statistics'][0].mean, [3])
   np.testing.assert_allclose(output.result['other_state'][0], 25)
   assert output.result['num_participants'] == 2
 
-  rule = aggregators.ModelUpdateFactory(
-      aggregators.TrimmedMean(1), aggregators.NaiveMomentsFactory()
-  ).create(_TYPE, tff.TensorType(np.float32))
+  rule = _process(aggregators.TrimmedMean(1))
   output = rule.next(rule.initialize(), [*_CLIENTS, bad], [1.0, 1.0, np.nan])
   assert output.measurements['trainable']['num_dropped'] == 1
   # The dropped client is the tolerated attacker, so nothing is trimmed.
   np.testing.assert_allclose(output.result['trainable'][0], [3, 4])
 
 
+def test_a_rule_also_aggregates_the_other_state():
+  process = _process(aggregators.CoordinateMedian(1))
+  attacker = _update([1e30, -1e30], 0.0, 1.0, 1e30, count=1)
+  output = process.next(process.initialize(), [*_CLIENTS, attacker], [1.0] * 3)
+  np.testing.assert_allclose(output.result['trainable'][0], [5, 2])
+  np.testing.assert_allclose(output.result['other_state'][0], 30)
+
+
 def test_a_rule_leaves_out_clients_with_weight_0():
-  process = aggregators.ModelUpdateFactory(
-      aggregators.CoordinateMedian(), aggregators.NaiveMomentsFactory()
-  ).create(_TYPE, tff.TensorType(np.float32))
+  process = _process(aggregators.CoordinateMedian())
   empty = _update([9.0, 9.0], 9.0, 9.0, 9.0, count=0)
   output = process.next(
       process.initialize(), [empty, *_CLIENTS, empty], [0.0, 1.0, 1.0, 0.0]

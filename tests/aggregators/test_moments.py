@@ -5,7 +5,9 @@ import collections
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import numpy_rules
 import pytest
+import rule_calls
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -14,9 +16,9 @@ from tff_bn import aggregators
 pytestmark = pytest.mark.usefixtures('in_process_runtime')
 
 
-def _type(num_layers, dtype=np.float64):
+def _type(*sizes, dtype=np.float64):
   return tff.to_type(
-      [aggregators.layer_moments_type(2, dtype) for _ in range(num_layers)]
+      [aggregators.layer_moments_type(size, dtype) for size in sizes]
   )
 
 
@@ -24,14 +26,20 @@ def _aggregate(process, clients):
   return process.next(process.initialize(), clients).result
 
 
+def _assert_close(found, expected, rtol=1e-12, atol=0.0):
+  for layer, truth in zip(found, expected, strict=True):
+    for value, other in zip(layer, truth, strict=True):
+      np.testing.assert_allclose(value, other, rtol=rtol, atol=atol)
+
+
 @pytest.fixture(scope='module')
 def pooled():
-  return aggregators.PooledMomentsFactory().create(_type(1))
+  return aggregators.PooledMomentsFactory().create(_type(2))
 
 
 @pytest.fixture(scope='module')
 def naive():
-  return aggregators.NaiveMomentsFactory().create(_type(1))
+  return aggregators.NaiveMomentsFactory().create(_type(2))
 
 
 def _moments_of(x):
@@ -70,10 +78,7 @@ def test_pooled_adds_the_spread_of_the_means(naive, pooled):
   ]
   # The spread is (1·36 + 3·4)/4 and (1·9 + 3·1)/4.
   for process, variance in ((naive, [4, 1]), (pooled, [16, 4])):
-    (result,) = _aggregate(process, clients)
-    assert result.count == 4
-    np.testing.assert_allclose(result.mean, [6, 1], rtol=1e-15)
-    np.testing.assert_allclose(result.variance, variance, rtol=1e-15)
+    _assert_close(_aggregate(process, clients), [(4, [6, 1], variance)], 1e-15)
 
 
 @pytest.mark.parametrize('name', ['naive', 'pooled'])
@@ -83,19 +88,15 @@ def test_moments_with_count_zero_are_ignored(name, request):
   empty = aggregators.layer_moments(
       0.0, np.array([1e9, 1e9]), np.array([1e9, 1e9])
   )
-  (result,) = _aggregate(process, [[empty], [real], [empty]])
-  assert result.count == 2
-  np.testing.assert_allclose(result.mean, [3, 4])
-  np.testing.assert_allclose(result.variance, [5, 6])
-
-  (nothing,) = _aggregate(process, [[empty], [empty]])
-  assert nothing.count == 0
-  np.testing.assert_array_equal(nothing.mean, [0, 0])
-  np.testing.assert_array_equal(nothing.variance, [0, 0])
+  _assert_close(_aggregate(process, [[empty], [real], [empty]]), [real])
+  nothing = _aggregate(process, [[empty], [empty]])
+  _assert_close(nothing, [(0, [0, 0], [0, 0])])
 
 
 def test_pooled_does_not_cancel_in_float32():
-  process = aggregators.PooledMomentsFactory().create(_type(1, np.float32))
+  process = aggregators.PooledMomentsFactory().create(
+      _type(2, dtype=np.float32)
+  )
   rng = np.random.default_rng(0)
   data = [rng.normal(3000, 0.5, (64, 2)) for _ in range(8)]
   clients = [
@@ -138,8 +139,7 @@ def test_moments_in_another_container(rule):
   client = _moments_of(np.array([[1.0, 2], [3, 6]]))
   (result,) = _aggregate(process, [[client._asdict()], [client]])
   assert isinstance(result, type(client))
-  np.testing.assert_allclose(result.mean, [2, 4])
-  np.testing.assert_allclose(result.variance, [1, 4])
+  _assert_close([result], [(4, [2, 4], [1, 4])])
 
 
 _BETA = 0.25
@@ -161,12 +161,6 @@ def _clients(num_clients, sizes=(2, 3), seed=0, dtype=np.float64):
   ]
 
 
-def _sizes_type(sizes=(2, 3), dtype=np.float64):
-  return tff.to_type(
-      [aggregators.layer_moments_type(size, dtype) for size in sizes]
-  )
-
-
 def _stack(clients, layer, name):
   return np.stack([getattr(client[layer], name) for client in clients])
 
@@ -179,9 +173,10 @@ def _factors(count):
   }
 
 
-def _factory(name, rule=None, **kwargs):
+def _process(name, rule=None, *, dtype=np.float64, **more):
   momentum = () if name != 'FbnMomentsFactory' else (1 - _BETA,)
-  return getattr(aggregators, name)(*momentum, rule, **kwargs)
+  factory = getattr(aggregators, name)(*momentum, rule, **more)
+  return factory.create(_type(2, 3, dtype=dtype))
 
 
 _NAMES = tuple(_factors(2.0))
@@ -189,34 +184,17 @@ _NAMES = tuple(_factors(2.0))
 
 @pytest.mark.parametrize('name', _NAMES)
 def test_weighted_means_and_a_factor_of_the_spread(name):
-  clients = _clients(6)
-  process = _factory(name).create(_sizes_type())
-  for layer, found in enumerate(_aggregate(process, clients)):
+  clients, truth = _clients(6), []
+  for layer in range(2):
     counts = _stack(clients, layer, 'count')[:, np.newaxis]
+    shares = counts / counts.sum()
     means = _stack(clients, layer, 'mean')
-    mean = (counts * means).sum(0) / counts.sum()
-    variance = (counts * _stack(clients, layer, 'variance')).sum(0)
-    spread = (counts * (means - mean) ** 2).sum(0) / counts.sum()
+    mean = (shares * means).sum(0)
+    variance = (shares * _stack(clients, layer, 'variance')).sum(0)
+    spread = (shares * (means - mean) ** 2).sum(0)
     factor = _factors(counts.sum())[name]
-    assert found.count == counts.sum()
-    np.testing.assert_allclose(found.mean, mean, rtol=1e-12)
-    np.testing.assert_allclose(
-        found.variance,
-        variance / counts.sum() + factor * spread,
-        rtol=1e-12,
-    )
-
-
-def test_the_factor_of_two_values():
-  clients = [
-      [aggregators.layer_moments(1.0, np.array([mean]), np.array([1.0]))]
-      for mean in (0.0, 2.0)
-  ]
-  value_type = tff.to_type([aggregators.layer_moments_type(1, np.float64)])
-  process = aggregators.FbnMomentsFactory(0.5).create(value_type)
-  (found,) = _aggregate(process, clients)
-  # The variance of the means is 1, N/(N-1) is 2 and β is 0.5.
-  np.testing.assert_allclose(found.variance, [1 + 2 / 0.5])
+    truth.append((counts.sum(), mean, variance + factor * spread))
+  _assert_close(_aggregate(_process(name), clients), truth)
 
 
 def _robust_truth(clients, factor_name, aggregate):
@@ -240,63 +218,39 @@ def _robust_truth(clients, factor_name, aggregate):
   return result
 
 
-def _nearest_neighbor_median(x, f=2):
-  distances = ((x[:, np.newaxis] - x) ** 2).sum(-1)
-  nearest = np.argsort(distances, axis=1)[:, : len(x) - f]
-  return np.median(np.stack([x[i].mean(0) for i in nearest]), axis=0)
-
-
 @pytest.mark.parametrize('name', _NAMES)
 @pytest.mark.parametrize(
-    'rule, aggregate',
+    ('rule', 'aggregate'),
     [
-        (aggregators.Mean(), lambda x: x.mean(0)),
-        (aggregators.CoordinateMedian(), lambda x: np.median(x, 0)),
-        (aggregators.MinimumDiameterAveraging(0), lambda x: x.mean(0)),
-        (aggregators.NearestNeighborAveraging(0), lambda x: x.mean(0)),
-        (aggregators.CovarianceBoundAgnosticFilter(0), lambda x: x.mean(0)),
-        (
-            aggregators.SmallestMaximumEigenvalueAveraging(0),
-            lambda x: x.mean(0),
+        *(
+            (rule, lambda x: x.mean(0))
+            for rule in ('mean', 'mda', 'monna', 'caf', 'smea', 'bulyan')
         ),
-        (aggregators.Bulyan(0), lambda x: x.mean(0)),
+        ('median', lambda x: np.median(x, 0)),
+        ('nnm+median', lambda x: np.median(numpy_rules.mixed(x, 2), 0)),
         (
-            aggregators.AdaptiveRobustClipping(
-                aggregators.StaticClipping(aggregators.CoordinateMedian(), 1e3),
-                0,
+            'arc+nnm+median',
+            lambda x: np.median(
+                numpy_rules.mixed(numpy_rules.shortened(x, 2), 2), 0
             ),
-            lambda x: np.median(x, 0),
         ),
-        (
-            aggregators.NearestNeighborMixing(
-                aggregators.CoordinateMedian(), num_byzantine=2
-            ),
-            _nearest_neighbor_median,
-        ),
-    ],
-    ids=[
-        *('mean', 'median', 'mda', 'monna', 'caf', 'smea', 'bulyan'),
-        *('arc+clipping+median', 'nnm+median'),
     ],
 )
 def test_rules_replace_the_mean(name, rule, aggregate):
+  """With f = 0, many rules are the mean."""
   clients = _clients(7)
-  process = _factory(name, rule).create(_sizes_type())
-  found = _aggregate(process, clients)
-  for layer, truth in zip(
-      found, _robust_truth(clients, name, aggregate), strict=True
-  ):
-    for value, expected in zip(layer, truth, strict=True):
-      np.testing.assert_allclose(value, expected, rtol=1e-12)
+  rule = rule_calls.build(rule, 2 if '+' in rule else 0)
+  _assert_close(
+      _aggregate(_process(name, rule), clients),
+      _robust_truth(clients, name, aggregate),
+  )
 
 
 @pytest.mark.parametrize('name', _NAMES)
 def test_a_rule_withstands_attackers_in_float32(name):
   honest = _clients(7, dtype=np.float32)
-  rule = aggregators.NearestNeighborMixing(
-      aggregators.CoordinateMedian(num_byzantine=3), num_byzantine=3
-  )
-  process = _factory(name, rule).create(_sizes_type(dtype=np.float32))
+  rule = rule_calls.build('nnm+median', 3)
+  process = _process(name, rule, dtype=np.float32)
   for bad in (1e30, -1e30, np.nan, np.inf):
     attackers = [
         [
@@ -326,22 +280,19 @@ def test_a_rule_withstands_attackers_in_float32(name):
 @pytest.mark.parametrize('rule', [None, aggregators.CoordinateMedian()])
 def test_empty_clients_are_ignored_and_dropped_clients_counted(rule):
   clients = _clients(5)
-  nothing = [
-      aggregators.layer_moments(0.0, layer.mean + 1e3, layer.variance)
-      for layer in clients[0]
-  ]
-  dropped = [
-      aggregators.layer_moments(np.nan, layer.mean + 1e3, layer.variance)
-      for layer in clients[0]
-  ]
-  process = _factory('FbnMomentsFactory', rule).create(_sizes_type())
+  nothing, dropped = (
+      [
+          aggregators.layer_moments(count, layer.mean + 1e3, layer.variance)
+          for layer in clients[0]
+      ]
+      for count in (0.0, np.nan)
+  )
+  process = _process('FbnMomentsFactory', rule)
   expected = _aggregate(process, clients)
   output = process.next(
       process.initialize(), [nothing, *clients[:2], dropped, *clients[2:]]
   )
-  for layer, truth in zip(output.result, expected):
-    for value, other in zip(layer, truth):
-      np.testing.assert_allclose(value, other, rtol=1e-14)
+  _assert_close(output.result, expected, 1e-14)
   if rule is not None:
     assert output.measurements['num_dropped'] == 1
   nobody = _aggregate(process, [nothing, dropped])
@@ -349,49 +300,54 @@ def test_empty_clients_are_ignored_and_dropped_clients_counted(rule):
   assert all(np.all(layer.mean == 0) for layer in nobody)
 
 
+def _replaced(clients, vector):
+  """Replaces the statistics of the first three clients by a vector."""
+  sizes = [layer.mean.size for layer in clients[0]]
+  parts = np.split(vector, np.cumsum(2 * sizes)[:-1])
+  attackers = [
+      [
+          aggregators.layer_moments(own.count, parts[i], parts[2 + i])
+          for i, own in enumerate(client)
+      ]
+      for client in clients[:3]
+  ]
+  return attackers + clients[3:]
+
+
+def _matrix(clients):
+  """Returns the means and variances, one client in a row."""
+  return np.concatenate(
+      [
+          _stack(clients, i, name)
+          for name in ('mean', 'variance')
+          for i in range(2)
+      ],
+      axis=1,
+  )
+
+
 def test_attack_is_applied_once_and_flips_only_the_means():
   clients = _clients(7)
   rule = aggregators.Attacked(
       aggregators.Mean(), aggregators.SignFlipping(), num_attackers=3
   )
-  process = _factory('FbnMomentsFactory', rule).create(_sizes_type())
-  honest = clients[3:]
-  sent = []
-  for i in range(2):
-    sent.append(
-        aggregators.layer_moments(
-            0.0,
-            -_stack(honest, i, 'mean').mean(0),
-            _stack(honest, i, 'variance').mean(0),
-        )
-    )
-  attacked = [
-      [
-          aggregators.layer_moments(own.count, fake.mean, fake.variance)
-          for own, fake in zip(client, sent)
-      ]
-      for client in clients[:3]
-  ]
-  truth = _robust_truth(
-      attacked + honest, 'FbnMomentsFactory', lambda x: x.mean(0)
+  sent = _matrix(clients[3:]).mean(0) * ([-1] * 5 + [1] * 5)
+  _assert_close(
+      _aggregate(_process('FbnMomentsFactory', rule), clients),
+      _robust_truth(
+          _replaced(clients, sent), 'FbnMomentsFactory', lambda x: x.mean(0)
+      ),
   )
-  for layer, expected in zip(_aggregate(process, clients), truth):
-    for value, other in zip(layer, expected, strict=True):
-      np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
 def test_optimized_attack_knows_the_rule_of_the_statistics():
   clients = _clients(7)
   defense = aggregators.TrimmedMean(3)
   attack = aggregators.OptimizedALittleIsEnough()
-  process = _factory(
+  process = _process(
       'FbnMomentsFactory', aggregators.Attacked(defense, attack, 3)
-  ).create(_sizes_type())
-  honest = clients[3:]
-  stacks = [
-      _stack(honest, i, name) for name in ('mean', 'variance') for i in range(2)
-  ]
-  matrix = tf.constant(np.concatenate(stacks, axis=1))
+  )
+  matrix = tf.constant(_matrix(clients[3:]))
   (vector,) = attack.values(
       matrix,
       1,
@@ -401,23 +357,12 @@ def test_optimized_attack_knows_the_rule_of_the_statistics():
       )[0],
   )
   assert np.linalg.norm(vector - np.mean(matrix, axis=0)) > 1
-  sizes = [stack.shape[1] for stack in stacks]
-  parts = np.split(vector.numpy(), np.cumsum(sizes)[:-1])
-  attacked = [
-      [
-          aggregators.layer_moments(own.count, parts[i], parts[2 + i])
-          for i, own in enumerate(client)
-      ]
-      for client in clients[:3]
-  ]
   truth = _robust_truth(
-      attacked + honest,
+      _replaced(clients, vector.numpy()),
       'FbnMomentsFactory',
-      lambda x: np.sort(x, axis=0)[3:4].mean(0),
+      lambda x: numpy_rules.trimmed_mean(x, 3),
   )
-  for layer, expected in zip(_aggregate(process, clients), truth):
-    for value, other in zip(layer, expected, strict=True):
-      np.testing.assert_allclose(value, other, rtol=1e-9, atol=1e-12)
+  _assert_close(_aggregate(process, clients), truth, 1e-9, 1e-12)
 
 
 @pytest.mark.parametrize('name', _NAMES)
@@ -426,12 +371,10 @@ def test_infinite_statistics_are_dropped(name):
   attacked = aggregators.Attacked(
       aggregators.CoordinateMedian(3), aggregators.Infinity(), 3
   )
-  found = _aggregate(_factory(name, attacked).create(_sizes_type()), clients)
-  rule = aggregators.CoordinateMedian()
-  expected = _aggregate(_factory(name, rule).create(_sizes_type()), clients[3:])
-  for layer, other in zip(found, expected, strict=True):
-    for value, right in zip(layer, other, strict=True):
-      np.testing.assert_allclose(value, right, rtol=1e-12)
+  expected = _aggregate(
+      _process(name, aggregators.CoordinateMedian()), clients[3:]
+  )
+  _assert_close(_aggregate(_process(name, attacked), clients), expected)
 
 
 def test_attackers_cannot_make_a_variance_negative():
@@ -439,7 +382,7 @@ def test_attackers_cannot_make_a_variance_negative():
   rule = aggregators.Attacked(
       aggregators.Mean(), aggregators.FallOfEmpires(9.0), num_attackers=2
   )
-  process = _factory('NaiveMomentsFactory', rule).create(_sizes_type())
+  process = _process('NaiveMomentsFactory', rule)
   for layer in _aggregate(process, clients):
     np.testing.assert_array_equal(layer.variance, 0 * layer.variance)
     assert np.all(layer.mean < 0)
@@ -448,9 +391,7 @@ def test_attackers_cannot_make_a_variance_negative():
 def test_state_of_the_rule_lasts():
   """Centered clipping starts from its last result."""
   clients = _clients(5)
-  process = _factory(
-      'PooledMomentsFactory', aggregators.CenteredClipping(0.5)
-  ).create(_sizes_type())
+  process = _process('PooledMomentsFactory', aggregators.CenteredClipping(0.5))
   first = process.next(process.initialize(), clients)
   second = process.next(first.state, clients)
   lengths = [
@@ -463,20 +404,18 @@ def test_state_of_the_rule_lasts():
 
 def test_without_pooling_clients_have_the_same_weight():
   clients = _clients(4)
-  process = _factory('FbnMomentsFactory', pooled=False).create(_sizes_type())
+  process = _process('FbnMomentsFactory', pooled=False)
   truth = _robust_truth(clients, 'FbnMomentsFactory', lambda x: x.mean(0))
-  for layer, expected in zip(_aggregate(process, clients), truth):
-    for value, other in zip(layer, expected, strict=True):
-      np.testing.assert_allclose(value, other, rtol=1e-12)
+  _assert_close(_aggregate(process, clients), truth)
 
 
 def test_each_layer_has_its_own_momentum():
   clients = _clients(4)
   process = aggregators.FbnMomentsFactory([0.5, 0.75], unbiased=False).create(
-      _sizes_type()
+      _type(2, 3)
   )
-  pooled = aggregators.PooledMomentsFactory().create(_sizes_type())
-  naive = aggregators.NaiveMomentsFactory().create(_sizes_type())
+  pooled = aggregators.PooledMomentsFactory().create(_type(2, 3))
+  naive = aggregators.NaiveMomentsFactory().create(_type(2, 3))
   for i, (layer, with_spread, without) in enumerate(
       zip(*(_aggregate(p, clients) for p in (process, pooled, naive)))
   ):
@@ -486,19 +425,40 @@ def test_each_layer_has_its_own_momentum():
     )
 
 
-@pytest.mark.parametrize('momentum', [1.0, -0.1, [0.5, 1.5]])
-def test_momentum_out_of_range_is_an_error(momentum):
-  with pytest.raises(ValueError, match='momentum=.* less than 1'):
-    aggregators.FbnMomentsFactory(momentum)
-
-
 def test_wrong_number_of_momentums_is_an_error():
   factory = aggregators.FbnMomentsFactory([0.5, 0.5, 0.5])
   with pytest.raises(ValueError, match='momentum has 3 values, .* 2 layers'):
-    factory.create(_sizes_type())
+    factory.create(_type(2, 3))
 
 
 @pytest.mark.parametrize('name', _NAMES)
 def test_rule_of_another_class_is_an_error(name):
   with pytest.raises(TypeError, match='rule must be a tff_bn.aggregators.Rule'):
-    _factory(name, tff.aggregators.UnweightedMeanFactory())
+    _process(name, tff.aggregators.UnweightedMeanFactory())
+
+
+@pytest.mark.parametrize('num_clients', [1, 2, 5])
+@pytest.mark.parametrize(
+    'factory',
+    [
+        aggregators.NaiveMomentsFactory(),
+        aggregators.PooledMomentsFactory(),
+        aggregators.FbnMomentsFactory(0.9),
+    ],
+    ids=['naive', 'pooled', 'fbn'],
+)
+def test_means_whose_sums_overflow(factory, num_clients):
+  """The means are finite, and all variances whose true value is finite."""
+  process = factory.create(tff.to_type([aggregators.layer_moments_type(3)]))
+  means = np.float32([[3e38, -3e38, 1], [-3e38, 3e38, 2]] * 3)[:num_clients]
+  clients = [
+      [aggregators.layer_moments(np.float32(8), mean, np.float32([1, 2, 3]))]
+      for mean in means
+  ]
+  (found,) = process.next(process.initialize(), clients).result
+  expected = means.astype(np.float64).mean(axis=0)
+  np.testing.assert_allclose(found.mean, expected, rtol=1e-5, atol=1e32)
+  is_finite = np.isfinite(found.variance)
+  is_naive = isinstance(factory, aggregators.NaiveMomentsFactory)
+  assert np.all(is_finite) == (is_naive or num_clients == 1)
+  assert is_finite[2]

@@ -21,32 +21,11 @@ def test_each_trusted_client(scale, dtype):
     np.testing.assert_allclose(found / scale, expected, rtol=2e-5, atol=1e-6)
 
 
-def test_examples():
-  rule = aggregators.NearestNeighborAveraging(1)
-  x = np.array([[0.0], [2], [9]])
-  np.testing.assert_allclose(rule_calls.aggregate(rule, x)[0], [1])
-  # ByzFL's example.
-  rule = aggregators.NearestNeighborAveraging(1, 1)
-  x = np.arange(1.0, 10).reshape(3, 3)
-  np.testing.assert_allclose(rule_calls.aggregate(rule, x)[0], [2.5, 3.5, 4.5])
-
-
 def test_equal_values_and_the_trusted_one():
   """The trusted value is one of the n - f, also if others are equal."""
   x = np.full((5, 2), 3, np.float32)
   rule = aggregators.NearestNeighborAveraging(2, -1)
   np.testing.assert_array_equal(rule_calls.aggregate(rule, x)[0], [3, 3])
-
-
-def test_trusted_client_far_from_the_origin():
-  rng = np.random.default_rng(0)
-  x = (1e4 + rng.normal(size=(8, 300))).astype(np.float32)
-  lengths = np.linalg.norm(x.astype(np.float64) - x[0], axis=1)
-  expected = x[np.argsort(lengths)[:6]].astype(np.float64).mean(axis=0)
-  rule = aggregators.NearestNeighborAveraging(2)
-  np.testing.assert_allclose(
-      rule_calls.aggregate(rule, x)[0], expected, rtol=1e-6
-  )
 
 
 def test_attackers_around_a_trusted_client():

@@ -6,7 +6,6 @@ import rule_calls
 import tensorflow as tf
 
 from tff_bn import aggregators
-from tff_bn.aggregators import attacks
 
 _ATTACKS = {
     'alie': aggregators.OptimizedALittleIsEnough,
@@ -14,13 +13,11 @@ _ATTACKS = {
 }
 _F = 3
 _DEFENSES = {
-    'mean': aggregators.Mean(),
-    'median': aggregators.CoordinateMedian(_F),
-    'trimmed_mean': aggregators.TrimmedMean(_F),
-    'nnm+krum': aggregators.NearestNeighborMixing(aggregators.Krum(_F), _F),
-    'arc+geometric_median': aggregators.AdaptiveRobustClipping(
-        aggregators.GeometricMedian(_F), _F
-    ),
+    name: rule_calls.build(name, _F)
+    for name in (
+        *('mean', 'median', 'trimmed_mean', 'nnm+krum'),
+        'arc+geometric_median',
+    )
 }
 
 
@@ -94,23 +91,6 @@ def test_equals_byzfl():
 
 
 @pytest.mark.parametrize('name', _ATTACKS)
-def test_harms_at_least_as_much_as_the_ordinary_attack(name):
-  honest = _honest(10)
-  x = np.concatenate([np.zeros((_F, 5)), honest])
-  ordinary = {
-      'alie': attacks.ALittleIsEnough(),
-      'ipm': attacks.InnerProductManipulation(0.5),
-  }
-  for defense, rule in _DEFENSES.items():
-    harms = []
-    for attack in (ordinary[name], _ATTACKS[name]()):
-      found, _ = rule_calls.aggregate(_attacked(rule, attack), x)
-      harms.append(np.linalg.norm(found - honest.mean(axis=0)))
-    if defense != 'nnm+krum':  # Its harm has several maxima.
-      assert harms[1] >= harms[0], defense
-
-
-@pytest.mark.parametrize('name', _ATTACKS)
 def test_number_of_evaluations(name):
   honest = _honest()
   x = np.concatenate([np.zeros((_F, 5)), honest])
@@ -164,21 +144,6 @@ def test_falsified_counts_pass_the_defense_on():
   attack = aggregators.FalsifiedCounts(attack, 5)
   found = _attacked(rule, attack).corrupt(x, tf.constant(0))
   np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (dict(num_evaluations=0), 'num_evaluations=0 of Optimized'),
-        (dict(first_step=0.0), 'first_step=0.0 of Optimized'),
-        (dict(ratio=0.0), 'ratio=0.0 of Optimized'),
-        (dict(ratio=1.0), 'ratio=1.0 of Optimized.* less than 1'),
-    ],
-)
-def test_wrong_arguments(arguments, message):
-  for attack in _ATTACKS.values():
-    with pytest.raises(ValueError, match=message):
-      attack(**arguments)
 
 
 def test_a_defense_is_needed():

@@ -1,6 +1,7 @@
-"""Tests that one entry in a registry is enough to add a part.
+"""Tests that a user can add each kind of part.
 
-CONTRIBUTING.md explains the same examples.
+A rule is named as `module:NAME`; the others have an entry in a registry.
+CONTRIBUTING.md and docs/extending.md explain the same examples.
 """
 
 import dataclasses
@@ -15,7 +16,6 @@ import tensorflow as tf
 from tff_bn import algorithms
 from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import options
-from tff_bn.catalog import rules
 from tff_bn.catalog import value_types
 from tff_bn.programs import analyze
 from tff_bn.programs import train
@@ -29,7 +29,7 @@ from tff_bn.programs.runs import finished_run
 from tff_bn.programs.runs import run_building
 
 
-class _Midrange(robust_rule.CheckedRule):
+class Midrange(robust_rule.CheckedRule):
   """The mean of the largest and the smallest value."""
 
   def aggregate_some(self, values, num_byzantine, num_dropped, state):
@@ -75,10 +75,7 @@ _ANALYSIS = command_line.Program(
     lambda values: (run_flags.EvaluationFlags.define(values),),
     _print_label_shares,
 )
-_NAMES = [
-    '--algorithm=fed_new',
-    '--model_aggregator=midrange',
-]
+_NAMES = ['--algorithm=fed_new']
 
 
 def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
@@ -86,11 +83,12 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
 
   def build(model, client_optimizer, *, client_dropout=None, **more):
     dropout.append(client_dropout)
-    assert type(options['model_aggregator']) is _Midrange
+    assert type(more['model_aggregator']) is Midrange
     return algorithms.build_fed_avg(model, client_optimizer, **more)
 
   arguments = [
       *_NAMES,
+      f'--model_aggregator={__name__}:Midrange',
       f'--split={__name__}:by_parity',
       '--client_dropout=0.25',
       '--model=mlp3',
@@ -111,16 +109,6 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
             flags=registry.ALGORITHMS['fedavg'].flags,
         ),
     )
-    added.setitem(
-        rules.RULES._entries,
-        'midrange',
-        rules.Rule(
-            'midrange',
-            'the middle of the range',
-            _Midrange,
-            (rules.NUM_BYZANTINE,),
-        ),
-    )
     added.setattr(training_flags, 'TrainingFlags', _TrainingFlags)
     added.setattr(settings, 'RunSettings', _RunSettings)
     added.setattr(
@@ -135,7 +123,6 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
 
     help_text = command_line.help_text(train.PROGRAM)
     assert 'fed_new: a new algorithm' in help_text
-    assert 'midrange: the middle of the range' in help_text
     assert '--client_dropout\n      Share of the inputs' in help_text
 
     assert train.run(arguments) == command_line.OK

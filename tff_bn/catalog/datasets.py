@@ -19,6 +19,7 @@ from tff_bn.catalog.parts import Part
 from tff_bn.catalog.parts import PartName
 from tff_bn.catalog.parts import Parts
 from tff_bn.catalog.parts import listing
+from tff_bn.catalog.parts import require_function
 from tff_bn.common import spelling
 
 _ROOM = 'tff_bn.data'
@@ -225,11 +226,11 @@ def _domain_name(source: str) -> str:
 
 def _source_of_object(name: str, function: Any) -> Source:
   """Returns the entry of a user's function."""
-  if not callable(function):
-    raise ValueError(
-        'must be a function that returns a tff_bn.data.Dataset, or an entry'
-        f' tff_bn.catalog.datasets.Source, but is a {type(function).__name__}.'
-    )
+  require_function(
+      function,
+      'a function that returns a tff_bn.data.Dataset, or an entry'
+      ' tff_bn.catalog.datasets.Source',
+  )
   return Source(name, 'a dataset of yours', function)
 
 

@@ -13,6 +13,7 @@ from tff_bn.catalog.parts import Part
 from tff_bn.catalog.parts import PartName
 from tff_bn.catalog.parts import Parts
 from tff_bn.catalog.parts import listing
+from tff_bn.catalog.parts import require_function
 
 _ROOM = 'tff_bn.models'
 
@@ -36,12 +37,11 @@ class Model(Part):
 
 def _model_of_object(name: str, function: Any) -> Model:
   """Returns the entry of a user's function."""
-  if not callable(function):
-    raise ValueError(
-        'must be a function of the shape of a sample and the number of classes'
-        ' that returns a keras.Model, or an entry tff_bn.catalog.models.Model,'
-        f' but is a {type(function).__name__}.'
-    )
+  require_function(
+      function,
+      'a function of the shape of a sample and the number of classes that'
+      ' returns a keras.Model, or an entry tff_bn.catalog.models.Model',
+  )
   return Model(name, 'a model of yours', function)
 
 

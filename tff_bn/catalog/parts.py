@@ -116,8 +116,22 @@ class PartName(value_types.Choice):
       self.parts[value].load()
 
 
+def require_function(found: Any, needed: str) -> None:
+  """Checks that a user's object can be called.
+
+  Args:
+    found: The object.
+    needed: What it must be, for the message.
+
+  Raises:
+    ValueError: If it can't.
+  """
+  if not callable(found):
+    raise ValueError(f'must be {needed}; it is of type {type(found).__name__}.')
+
+
 def require_class(name: str, found: Any, base: str, needed: str) -> None:
-  """Checks that a user's object is a class that can be used.
+  """Checks that a user's object is a class of the right kind.
 
   Args:
     name: Its name, `module:NAME`.
@@ -131,11 +145,10 @@ def require_class(name: str, found: Any, base: str, needed: str) -> None:
   if not isinstance(found, type) or not issubclass(
       found, user_functions.import_object(base)
   ):
-    article = 'the class' if isinstance(found, type) else 'an object of'
-    kind = found if isinstance(found, type) else type(found)
-    raise ValueError(
-        f'{name} must be {needed}; it is {article} {kind.__name__}.'
-    )
+    kind = f'of type {type(found).__name__}'
+    if isinstance(found, type):
+      kind = f'the class {found.__name__}'
+    raise ValueError(f'{name} must be {needed}; it is {kind}.')
   if inspect.isabstract(found):
     missing = ', '.join(sorted(found.__abstractmethods__))
     raise ValueError(f'{name} must define the methods {missing}.')
@@ -160,8 +173,8 @@ def require_arguments(
   except TypeError as error:
     called = ', '.join([*('...' for _ in values), *named])
     raise ValueError(
-        f'{name} is called as {found.__name__}({called}), but: {error}. Name'
-        ' an entry of the catalog with its options, or give it defaults.'
+        f'{name} must be callable as {found.__name__}({called}): {error}. Give'
+        ' the argument a default, or name an entry of the catalog instead.'
     ) from error
 
 

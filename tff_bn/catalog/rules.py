@@ -14,6 +14,8 @@ from tff_bn.catalog.options import Option
 MEAN = 'mean'
 # The options that name rules.
 AGGREGATORS = ('model_aggregator', 'statistics_aggregator')
+# The attack that changes the attackers' data. All others change what they send.
+LABEL_FLIP = 'label_flip'
 _ROOM = 'tff_bn.aggregators'
 
 
@@ -45,13 +47,15 @@ class Attack(parts.Part):
   """What attackers do in place of honest training.
 
   Attributes:
-    falsifies_labels: Whether they train honestly on falsified labels. Then it
-      builds the function that falsifies them.
     strength: The argument that gets `--attack_strength`, if there is one.
   """
 
-  falsifies_labels: bool = False
   strength: Optional[Option] = None
+
+  @property
+  def falsifies_labels(self) -> bool:
+    """Whether attackers train honestly on falsified labels."""
+    return self.name == LABEL_FLIP
 
 
 def chain(name: str) -> list[Wrapper | Rule]:
@@ -409,11 +413,10 @@ ATTACKS = parts.Parts(
         f'{_ROOM}.attacks:Infinity',
     ),
     Attack(
-        'label_flip',
+        LABEL_FLIP,
         'trains honestly on labels y that became C - 1 - y; ignores'
         ' --attack_target',
         'tff_bn.data.label_flipping:flip_labels',
-        falsifies_labels=True,
     ),
     of_object=_attack_of_object,
 )

@@ -22,6 +22,7 @@ from tff_bn.catalog.parts import Part
 from tff_bn.catalog.parts import PartName
 from tff_bn.catalog.parts import Parts
 from tff_bn.catalog.parts import listing
+from tff_bn.catalog.parts import require_function
 from tff_bn.common import seeding
 from tff_bn.data import dirichlet
 from tff_bn.data import label_shares
@@ -353,12 +354,11 @@ class Split(Part):
 
 def _split_of_object(name: str, function: Any) -> Split:
   """Returns the entry of a user's function."""
-  if not callable(function):
-    raise ValueError(
-        'must be a function of a SplitTask that returns the positions of each'
-        " client's training samples, or an entry tff_bn.data.splits.Split, but"
-        f' is a {type(function).__name__}.'
-    )
+  require_function(
+      function,
+      'a function of a tff_bn.data.SplitTask that returns the positions of each'
+      " client's training samples, or an entry tff_bn.data.Split",
+  )
   return Split(name, 'a split of yours', function)
 
 

@@ -111,7 +111,7 @@ def test_entries_decide_which_options_have_an_effect():
   assert run.load().domain_names[0] == 'plain'
   run = _settings('--dataset=my_parts:digits')
   assert (run.split, run.num_clients) == ('classes', 10)
-  with pytest.raises(ValueError, match='--data_dir=x has no effect with --data'):
+  with pytest.raises(ValueError, match='--data_dir=x has no effect with --d'):
     _settings('--dataset=my_parts:digits', '--data_dir=x')
   assert _settings('--dataset=my_parts:STORED', '--data_dir=x').load()
 
@@ -146,14 +146,18 @@ def test_in_python():
         (
             'dataset',
             'my_parts:constant',
-            'must be a function that returns a tff_bn.data.Dataset, .* a int',
+            'must be a function that returns a tff_bn.data.Dataset, .* type int',
         ),
         ('dataset', 'domains:a=digits,b=my_parts:x', "has no 'x'"),
         ('dataset', 'my_parts:MISSING', "has no 'Missing'"),
         ('split', 'no_such:x', "'no_such' can not be imported"),
         ('split', 'my_parts:idd', "has no 'idd'. Did you mean iid?"),
-        ('split', 'my_parts:constant', 'must be a function of a SplitTask'),
-        ('split', 'idd', 'must be one of iid, .* or a function .* Did you mean'),
+        (
+            'split',
+            'my_parts:constant',
+            'must be a function of a tff_bn.data.Split',
+        ),
+        ('split', 'idd', 'must be one of iid, .* or a function .* mean iid?'),
         ('model', 'my_parts:nlp', "has no 'nlp'. Did you mean mlp?"),
         ('model', 'my_parts:constant', 'must be a function of the shape'),
     ],
