@@ -140,6 +140,7 @@ def test_short_name(name, expected):
         ('folder:x', False),
         ('npz:x', False),
         ('x.npz', False),
+        ('my_module:load', False),
     ],
 )
 def test_quick_datasets(name, expected):

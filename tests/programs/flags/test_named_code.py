@@ -177,7 +177,8 @@ def test_all_flags_that_name_functions_are_known():
       if 'package.module:' in ' '.join(values[name].help.split())
   }
   assert naming == {
-      *('dataset', 'split', 'model', 'model_aggregator', 'metrics_hook')
+      *('dataset', 'split', 'model'),
+      *('model_aggregator', 'attack', 'metrics_hook'),
   }
   for name in naming:
     assert values[name].parser.values.names_code('evil:f'), name

@@ -146,7 +146,7 @@ def test_in_python():
         (
             'dataset',
             'my_parts:constant',
-            'must be a function that returns a tff_bn.data.Dataset, .* type int',
+            'must be a function that returns a tff_bn.data.Dataset, .* of type',
         ),
         ('dataset', 'domains:a=digits,b=my_parts:x', "has no 'x'"),
         ('dataset', 'my_parts:MISSING', "has no 'Missing'"),
