@@ -159,6 +159,10 @@ def base_class(*declared: options.Option) -> Any:
           for option in declared
       ],
       bases=(Flags,),
+      # The derived class has its own methods.
+      init=False,
+      repr=False,
+      eq=False,
       frozen=True,
   )
 

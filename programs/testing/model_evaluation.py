@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -79,12 +79,10 @@ def as_domains(
   if origins.get(settings.split, ()) is not None:
     return settings, dataset
   name = client or datasets.short_name(settings.dataset)
-  changed = settings.replaced(split='domains', num_clients=None)
+  changes: dict[str, Any] = {'split': 'domains', 'num_clients': None}
   if client is not None:
-    changed = changed.replaced(
-        dataset=f'{datasets.DOMAINS.prefix}{client}={settings.dataset}',
-    )
-  return changed, dataclasses.replace(
+    changes['dataset'] = f'{datasets.DOMAINS.prefix}{client}={settings.dataset}'
+  return dataclasses.replace(settings, **changes), dataclasses.replace(
       dataset,
       domain_train=np.zeros(len(dataset.y_train), np.int32),
       domain_test=np.zeros(len(dataset.y_test), np.int32),
