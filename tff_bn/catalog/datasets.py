@@ -157,17 +157,7 @@ def parse_domains(name: str, fewest: int = 2) -> dict[str, str]:
 
 
 def single_domain(name: str) -> Optional[tuple[str, str]]:
-  """Returns the name and the dataset of `domains:NAME=DATASET`.
-
-  Args:
-    name: The name of a dataset.
-
-  Returns:
-    The two; None if the dataset has no domains or several.
-
-  Raises:
-    ValueError: See `parse_domains`.
-  """
+  """Returns NAME and DATASET of `domains:NAME=DATASET`, for one domain only."""
   if not name.startswith(DOMAINS.prefix):
     return None
   domains = parse_domains(name, fewest=1)
@@ -182,17 +172,9 @@ def sources(name: str) -> list[str]:
 
 
 def map_sources(name: str, change: Callable[[str], str]) -> str:
-  """Applies a function to a dataset's name, or to the name of each domain's.
+  """Changes a dataset's name, or the name of each domain's dataset.
 
-  Args:
-    name: The name of a dataset.
-    change: The function of the name of a dataset without domains.
-
-  Returns:
-    The new name, in which all domains have names.
-
-  Raises:
-    ValueError: See `parse_domains`.
+  In the new name, all domains have names.
   """
   if not name.startswith(DOMAINS.prefix):
     return change(name)
@@ -203,14 +185,7 @@ def map_sources(name: str, change: Callable[[str], str]) -> str:
 
 
 def short_name(name: str) -> str:
-  """Returns a dataset's name for titles: without paths, or its domains' names.
-
-  Args:
-    name: The name of a dataset.
-
-  Raises:
-    ValueError: See `parse_domains`.
-  """
+  """Returns a name for titles: without paths, or the names of domains."""
   if name.startswith(DOMAINS.prefix):
     domains = list(parse_domains(name, fewest=1))
     return f'domains {spelling.name_some(domains)}'
@@ -387,15 +362,7 @@ def find_kind(name: str) -> Optional[Source]:
 
 
 def find(name: str) -> Source:
-  """Returns the entry of a dataset, or of its kind.
-
-  Args:
-    name: The name of the dataset.
-
-  Raises:
-    KeyError: If there is no such dataset.
-    ValueError: If a user's part can't be imported.
-  """
+  """Returns the entry of a dataset, or of its kind; see `Parts` for errors."""
   return find_kind(name) or DATASETS[name]
 
 

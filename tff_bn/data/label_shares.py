@@ -1,4 +1,4 @@
-"""What several splits need: shares of classes, and a check."""
+"""Shares of classes, and the check of the number of clients, for splits."""
 
 from typing import Optional
 

@@ -229,3 +229,5 @@ def test_a_comparison_equals_our_own_parts(jobs, module, capsys):
   assert evaluate.run([f'--run={run}']) == 2
   assert 'names code' in capsys.readouterr().err
   assert evaluate.run([f'--run={run}', '--trust_run']) == 0
+  # Other data that the command names needs no trust.
+  assert evaluate.run(['--run=ours', '--dataset=my_parts:digits']) == 0
