@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tff_bn import BatchNormModel
-from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import analysis
 from tff_bn import data
@@ -87,12 +86,6 @@ def test_client_dataset_of_a_negative_round(federated):
     federated.client_dataset(
         ['client_0'], seed=0, round_num=-1, batch_size=4, local_steps=1
     )
-
-
-@pytest.mark.parametrize('momentum', [None, 'a', [0.9, 'a']])
-def test_fbn_moments_factory(momentum):
-  with pytest.raises(TypeError, match='momentum must be a number, but is '):
-    aggregators.FbnMomentsFactory(momentum)
 
 
 def test_test_dataset(federated):

@@ -107,6 +107,12 @@ def test_attacks(name):
       _create(name, attack=wrong)
 
 
+def test_momentums():
+  for momentum in (None, [0.9, 'a']):
+    with pytest.raises(TypeError, match='^momentum of FbnMomentsFactory must'):
+      _create('FbnMomentsFactory', momentum=momentum)
+
+
 def test_falsified_counts():
   for count in ('1', True, None):
     with pytest.raises(TypeError, match='count=.* must be a number'):

@@ -58,9 +58,8 @@ def test_structures(value_type):
 
   process = aggregators.WeightedMeanFactory().create(value_type, _WEIGHT)
   assert process.is_weighted
-  assert process.next.type_signature.result.result == tff.FederatedType(
-      value_type, tff.SERVER
-  )
+  result_type = process.next.type_signature.result.result.member
+  assert result_type.is_equivalent_to(value_type)
 
   output = process.next(
       process.initialize(), [make(3.0), make(5.0)], [1.0, 3.0]

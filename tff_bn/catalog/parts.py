@@ -150,8 +150,12 @@ def require_class(name: str, found: Any, base: str, needed: str) -> None:
       kind = f'the class {found.__name__}'
     raise ValueError(f'{name} must be {needed}; it is {kind}.')
   if inspect.isabstract(found):
-    missing = ', '.join(sorted(found.__abstractmethods__))
-    raise ValueError(f'{name} must define the methods {missing}.')
+    missing = [
+        method
+        for method in dir(found)
+        if getattr(getattr(found, method), '__isabstractmethod__', False)
+    ]
+    raise ValueError(f'{name} must define the methods {", ".join(missing)}.')
 
 
 def require_arguments(
