@@ -12,9 +12,9 @@ import keras
 from keras import ops
 import numpy as np
 
-MODES = ('add', 'multiply')
-# The paper's choices (appendix C).
-DEFAULT_AMPLITUDE = {'add': 0.05, 'multiply': 0.1}
+from tff_bn.catalog import models
+
+MODES = tuple(name for name in models.PANS if name != models.NO_ENCODINGS)
 
 
 @keras.saving.register_keras_serializable(package='tff_bn')
@@ -80,7 +80,7 @@ class PositionEncoding(keras.layers.Layer):
           f'mode={mode!r} must be one of {", ".join(map(repr, MODES))}.'
       )
     if amplitude is None:
-      amplitude = DEFAULT_AMPLITUDE[mode]
+      amplitude = models.PANS[mode].amplitude
     for name, value in (
         ('amplitude', amplitude),
         ('period', period),

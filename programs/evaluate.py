@@ -8,8 +8,8 @@ from typing import NamedTuple, Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import datasets
 from tff_bn.common import spelling
-from tff_bn.data import names as data_names
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
 from tff_bn.programs.cli import command_line
@@ -38,7 +38,7 @@ def define_flags(
   )
   # A client that did not train is a domain.
   values['dataset'].parser = parsers.Parser(
-      data_flags.DatasetParser(fewest_domains=1)
+      datasets.DatasetName(fewest_domains=1)
   )
   return groups
 
@@ -97,13 +97,17 @@ def read_request(flags: command_line.ParsedFlags) -> Request:
   client = None
   if 'dataset' in given:
     split = flags.split or texts.get('split')
-    if flags.dataset.startswith(data_names.DOMAINS_PREFIX):
-      split = data_flags.split(flags)
+    if flags.dataset.startswith(datasets.DOMAINS.prefix):
+      split = splits.chosen_split(flags)
       given['split'] = split
-    has_origins = split in splits.SPLITS and splits.SPLITS[split].client
+    has_origins = bool(
+        split is not None
+        and split in splits.SPLITS
+        and splits.SPLITS[split].client
+    )
     if has_origins and 'num_clients' not in given:
       without.append('num_clients')
-    found = data_names.single_domain(flags.dataset)
+    found = datasets.single_domain(flags.dataset)
     if found is not None:
       client, source = found
       given['dataset'] = source

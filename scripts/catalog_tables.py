@@ -9,8 +9,11 @@ import pathlib
 import re
 
 from tff_bn.catalog import columns
+from tff_bn.catalog import datasets
+from tff_bn.catalog import models
 from tff_bn.catalog import parts
 from tff_bn.catalog import rules
+from tff_bn.data import splits
 from tff_bn.programs.results import tables as tables_lib
 from tff_bn.training import measures
 
@@ -59,7 +62,35 @@ def _attacks() -> Cells:
   return cells
 
 
+def _datasets() -> Cells:
+  cells = [['`--dataset`', 'data']]
+  for name, source in datasets.DATASETS.items():
+    cells.append([f'`{name}`', _described(source)])
+  for kind in datasets.KINDS.values():
+    other = f' or {kind.other_form}' if kind.other_form else ''
+    cells.append([f'`{kind.prefix}{kind.form}`{other}', _described(kind)])
+  return cells
+
+
+def _splits() -> Cells:
+  return [['`--split`', 'clients', 'flags']] + [
+      [f'`{name}`', _described(split), _flags(split)]
+      for name, split in splits.SPLITS.items()
+  ]
+
+
+def _models() -> Cells:
+  cells = [['`--model`', 'layers', 'smallest image']]
+  for name, model in models.MODELS.items():
+    size = f'{model.smallest}x{model.smallest}' if model.smallest else 'any'
+    cells.append([f'`{name}`', _described(model), size])
+  return cells
+
+
 TABLES: dict[str, Callable[[], Cells]] = {
+    'datasets': _datasets,
+    'splits': _splits,
+    'models': _models,
     'columns': _columns,
     'rules': _rules,
     'wrappers': _wrappers,
@@ -70,6 +101,15 @@ TABLES: dict[str, Callable[[], Cells]] = {
 def _described(part: parts.Part) -> str:
   """Returns a part's description with its flags as code."""
   return re.sub(r'--\w+', r'`\g<0>`', part.description)
+
+
+def _flags(part: parts.Part) -> str:
+  """Returns the flags of a part's options with their defaults."""
+  return ', '.join(
+      f'`--{option.name}`'
+      + (f' ({option.default})' if option.default is not None else '')
+      for option in part.options
+  )
 
 
 def _needed_clients(rule: rules.Rule) -> str:

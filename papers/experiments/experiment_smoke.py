@@ -13,9 +13,9 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
-from tff_bn.data import names as data_names
+from tff_bn.catalog import datasets
+from tff_bn.catalog import models
 from tff_bn.data import splits
-from tff_bn.models import names as model_names
 from tff_bn.papers import analyze
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.programs.cli import parsers
@@ -233,7 +233,7 @@ def reduced(
   result.update(_FIXED)
   if 'model' in result:
     result['model'] = _SMALL_MODELS.get(result['model'], result['model'])
-  if model_names.num_groups(result.get('normalization', '')):
+  if models.num_groups(result.get('normalization', '')):
     result['normalization'] = _GROUP_NORMALIZATION
   result.setdefault('batch_size', str(_BATCH_SIZE))
   if 'local_epochs' not in result:
@@ -331,12 +331,8 @@ def _num_values(shape: str) -> int:
 
 def _last_part(dataset: str) -> str:
   """Returns the last part of a dataset's name or path, in lower case."""
-  for prefix in (
-      data_names.TFDS_PREFIX,
-      *data_names.PATH_PREFIXES,
-  ):
-    dataset = dataset.removeprefix(prefix)
-  return pathlib.PurePath(dataset).name.removesuffix(data_names.NPZ_SUFFIX)
+  name = pathlib.PurePath(datasets.path(dataset)).name
+  return name.removesuffix(datasets.NPZ_SUFFIX)
 
 
 def find_shape(
@@ -374,7 +370,7 @@ def find_shape(
     )
   shape, num_classes = found
   if 'image_size' in flags:
-    height, width = parsers.parse_image_size(flags['image_size'])
+    height, width = datasets.parse_image_size(flags['image_size'])
     shape = f'{height}x{width}x{shape.rpartition("x")[2]}'
   return shape, num_classes
 

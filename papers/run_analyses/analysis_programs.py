@@ -8,11 +8,11 @@ import pathlib
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import models
 from tff_bn.catalog import value_types
 from tff_bn.imports import dependencies
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
-from tff_bn.programs.flags import model_flags
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.runs import finished_run
@@ -74,7 +74,7 @@ def _define_shuffle_test(define: flag_groups.Definer) -> None:
   )
   define(
       'periods',
-      value_types.List(model_flags.PERIOD),
+      value_types.List(models.PAN_PERIOD.values),
       'Periods T of the position encodings, separated by commas',
       (1.0, 2.0, 4.0),
   )

@@ -7,6 +7,7 @@ from absl import flags as absl_flags
 
 from tff_bn.catalog import value_types
 from tff_bn.common import files
+from tff_bn.data import splits
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import parsers
@@ -52,7 +53,7 @@ def _define_experiment_flags(
   )
   define(
       'num_clients',
-      flag_groups.NUM_CLIENTS,
+      splits.NUM_CLIENTS.values,
       'Number of clients, and of classes',
       10,
   )

@@ -24,8 +24,6 @@ BATCH_SIZE = value_types.Number(int, minimum=1, maximum=10**6)
 STEPS = value_types.Number(int, minimum=1, maximum=10**6)
 MEAN_STEPS = value_types.Number(float, minimum=0, maximum=STEPS.maximum)
 EPOCHS = value_types.Number(int, minimum=1, maximum=10**4)
-# Each client has an entry in several tables in memory.
-NUM_CLIENTS = value_types.Number(int, minimum=1, maximum=10**6)
 # 30 years; Python cannot wait for more than 300.
 SECONDS = value_types.Number(float, above=0, maximum=10**9)
 
@@ -161,6 +159,10 @@ def base_class(*declared: options.Option) -> Any:
           for option in declared
       ],
       bases=(Flags,),
+      # The derived class has its own methods.
+      init=False,
+      repr=False,
+      eq=False,
       frozen=True,
   )
 

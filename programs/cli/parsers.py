@@ -10,8 +10,6 @@ from tff_bn.catalog import value_types
 
 # Control characters, bytes of a path that are not UTF-8, and ends of lines.
 _REFUSED = re.compile('[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]')
-# Larger images, if they fit into memory at all, fill it in the first layer.
-_LARGEST_SIDE = 10**4
 
 
 class Parser(flags.ArgumentParser):
@@ -82,19 +80,6 @@ def parse_schedule(text: str) -> tuple[tuple[int, float], ...]:
         f'must give factors from 0 to {value_types.LARGEST_FLOAT}.'
     )
   return tuple(schedule)
-
-
-def parse_image_size(text: str) -> tuple[int, int]:
-  """Parses `HEIGHTxWIDTH`, e.g. '32x32'."""
-  match = re.fullmatch('([0-9]+)x([0-9]+)', text.lower())
-  height, width = map(int, match.groups()) if match else (0, 0)
-  if height < 1 or width < 1:
-    raise ValueError('must be HEIGHTxWIDTH in pixels, for example 32x32.')
-  if max(height, width) > _LARGEST_SIDE:
-    raise ValueError(
-        f'must have a height and a width of at most {_LARGEST_SIDE} pixels.'
-    )
-  return height, width
 
 
 def to_text(value: Any) -> str:

@@ -6,10 +6,10 @@ from typing import Any, Optional
 
 from tff_bn.catalog import options
 from tff_bn.catalog import value_types
+from tff_bn.data import splits
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli.flag_groups import flag
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
-from tff_bn.programs.flags import data_flags
 from tff_bn.programs.flags import registry
 
 _PRIOR = 16.0
@@ -51,7 +51,7 @@ class HeldOutFlags(flag_groups.Flags):
     if num_clients is not None and num_clients < 1:
       raise ValueError(
           f'{flags.text("held_out_clients")} leaves none of the'
-          f' {data_flags.num_clients(flags)} clients for training.'
+          f' {splits.chosen_num_clients(flags)} clients for training.'
       )
 
 
@@ -61,7 +61,7 @@ def num_training_clients(flags: Any) -> Optional[int]:
   Args:
     flags: All flags of the program, or the settings of a run.
   """
-  num_clients = data_flags.num_clients(flags)
+  num_clients = splits.chosen_num_clients(flags)
   if num_clients is None:
     return None
   return num_clients - len(flags.held_out_clients or ())

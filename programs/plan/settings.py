@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import models
+from tff_bn.data import splits
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.cli.parsed_flags import ParsedFlags
@@ -125,8 +127,8 @@ def check(flags: ParsedFlags) -> None:
       without = f' without {flags.text("held_out_clients")}'
     raise ValueError(
         f'--clients_per_round={flags.clients_per_round} asks for more clients'
-        f' than --num_clients={data_flags.num_clients(flags)}{without}; use at'
-        f' most {num_clients}.'
+        f' than --num_clients={splits.chosen_num_clients(flags)}{without}; use'
+        f' at most {num_clients}.'
     )
 
 
@@ -155,7 +157,7 @@ def _understood(
     flags: ParsedFlags | RunSettings, algorithm: registry.Algorithm
 ) -> Sequence[str]:
   """Returns the flags and features that have an effect on an algorithm."""
-  if model_flags.has_personal_encodings(flags):
+  if models.has_personal_encodings(flags):
     return (*algorithm.flags, registry.CLIENT_MODELS)
   return algorithm.flags
 
@@ -204,7 +206,7 @@ def _check_model(
         f'has no effect with {selected}, which has --hbn_statistics_rate',
     )
   impossible = [a.name for a in algorithms if not a.trains_personal_models]
-  if impossible and model_flags.has_personal_encodings(flags):
+  if impossible and models.has_personal_encodings(flags):
     possible = [
         name
         for name, algorithm in registry.ALGORITHMS.items()

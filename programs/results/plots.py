@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tff_bn.catalog import columns
-from tff_bn.data import names as data_names
+from tff_bn.catalog import datasets
 from tff_bn.programs.plan import axes as axes_lib
 from tff_bn.programs.results import charts
 from tff_bn.programs.results import curve_points
@@ -279,7 +279,7 @@ def _shown_labels(axis: axes_lib.Axis) -> dict[str, str]:
   labels = [point.label for point in axis.points]
   if axis.name != 'dataset':
     return dict(zip(labels, labels))
-  short = [data_names.short_name(label) for label in labels]
+  short = [datasets.short_name(label) for label in labels]
   # Folders in different places can have the same name.
   return dict(zip(labels, short if len(set(short)) == len(short) else labels))
 

@@ -17,8 +17,8 @@ from absl import logging
 
 from tff_bn import data as tff_bn_data
 from tff_bn import training
+from tff_bn.catalog import datasets
 from tff_bn.common import progress
-from tff_bn.data import names as data_names
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import data_flags
@@ -261,7 +261,7 @@ def describe_data(
   """
   num_clients = len(data.client_ids)
   words = {
-      'dataset': data_names.short_name(settings.dataset),
+      'dataset': datasets.short_name(settings.dataset),
       'num_clients': f'{num_clients} client{"s" if num_clients > 1 else ""}',
       'split': f'--split={settings.split}',
   }

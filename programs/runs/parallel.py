@@ -1,8 +1,8 @@
 """Trains several runs of a comparison at the same time, each in a process.
 
-The processes (`tff_bn.programs.runs.run_process`) use the locks of this process.
-They end when it ends, even if it is killed, because their standard input is
-closed then.
+The processes (`tff_bn.programs.runs.run_process`) use the locks of this
+process. They end when it ends, even if it is killed, because their standard
+input is closed then.
 """
 
 from collections.abc import Callable, Iterable, Sequence

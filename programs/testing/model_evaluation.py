@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
+from tff_bn.catalog import datasets
 from tff_bn.common import progress
 from tff_bn.data import classes
-from tff_bn.data import names as data_names
-from tff_bn.data import scaling
+from tff_bn.data import dataset as dataset_lib
 from tff_bn.keras_model.batch_norm_model import BatchNormModel
 from tff_bn.keras_model.batch_norm_model import ModelWeights
 from tff_bn.programs.plan import settings as settings_lib
@@ -50,7 +50,7 @@ def scale_as_in_training(
   numbers = saved.manifest.get('pixel_scaling')
   if numbers is None:
     return data
-  return data.with_scaling(scaling.Scaling.from_json(numbers))
+  return data.with_scaling(dataset_lib.Scaling.from_json(numbers))
 
 
 def as_domains(
@@ -78,14 +78,11 @@ def as_domains(
   }
   if origins.get(settings.split, ()) is not None:
     return settings, dataset
-  name = client or data_names.short_name(settings.dataset)
-  changed = dataclasses.replace(settings, split='domains', num_clients=None)
+  name = client or datasets.short_name(settings.dataset)
+  changes: dict[str, Any] = {'split': 'domains', 'num_clients': None}
   if client is not None:
-    changed = dataclasses.replace(
-        changed,
-        dataset=f'{data_names.DOMAINS_PREFIX}{client}={settings.dataset}',
-    )
-  return changed, dataclasses.replace(
+    changes['dataset'] = f'{datasets.DOMAINS.prefix}{client}={settings.dataset}'
+  return dataclasses.replace(settings, **changes), dataclasses.replace(
       dataset,
       domain_train=np.zeros(len(dataset.y_train), np.int32),
       domain_test=np.zeros(len(dataset.y_test), np.int32),

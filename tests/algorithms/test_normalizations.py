@@ -257,7 +257,7 @@ def _small(normalization):
   )
 
 
-@pytest.mark.parametrize('normalization', models.NORMALIZATION_NAMES)
+@pytest.mark.parametrize('normalization', models.NORMALIZATIONS)
 def test_fed_avg_trains_with_every_normalization(normalization):
   model = _small(normalization)
   process = algorithms.build_fed_avg(model, _SGD(0.1), local_epochs=3)

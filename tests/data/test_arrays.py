@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tff_bn import data as tff_bn_data
 from tff_bn.data import arrays
+from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
-from tff_bn.data import scaling
 from tff_bn.training import round_data
 
 RNG = np.random.default_rng(0)
@@ -348,8 +348,8 @@ def test_large_arrays_are_read_once_and_in_parts(monkeypatch):
   dataset = make(x_train=FLOATS * 1.0, x_test=FLOATS[:2])
   np.testing.assert_array_equal(dataset.x_train, FLOATS)
   seen.clear()
-  mean = scaling.Scaling(np.float32([1]), np.float32([2]))
-  scaled = dataset.with_scaling(mean).with_training_samples([3, 1])
+  mean = dataset_lib.Scaling(np.float32([1]), np.float32([2]))
+  scaled = dataset.unchecked(scaling=mean).with_training_samples([3, 1])
   assert not seen
   assert scaled.scaling is mean
   np.testing.assert_array_equal(scaled.x_train, FLOATS[[3, 1]])

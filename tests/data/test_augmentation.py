@@ -5,7 +5,7 @@ import pytest
 
 from tff_bn.data import augmentation
 from tff_bn.data import batches as batches_lib
-from tff_bn.data import scaling as scaling_lib
+from tff_bn.data import dataset as dataset_lib
 
 _SHAPE = (7, 9, 2)
 
@@ -55,7 +55,7 @@ def test_batches_against_numpy(images, name, dtype):
 
 
 def test_pixels_are_scaled_after_the_border_is_added(images):
-  scaling = scaling_lib.Scaling(
+  scaling = dataset_lib.Scaling(
       np.array([0.5, 0.25], np.float32), np.array([2, 4], np.float32)
   )
   y = np.zeros(20, np.int32)
@@ -119,7 +119,7 @@ def test_nothing():
 @pytest.mark.parametrize(
     'name, shape, message',
     [
-        ('flip', (8, 8, 1), 'augment=flip is unknown; use one of none, flip_c'),
+        ('flip', (8, 8, 1), "augment='flip' must be one of none, flip_c"),
         (
             'flip_crop',
             (9,),

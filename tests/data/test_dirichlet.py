@@ -159,7 +159,7 @@ class TestClientDirichlet:
     np.testing.assert_array_equal(by_class, default)
     assert len(set(by_class.sum(axis=1))) > 1
     with pytest.raises(
-        ValueError, match='dirichlet_by=x is unknown; use one of class, client'
+        ValueError, match="dirichlet_by='x' must be one of class, client"
     ):
       tff_bn_data.split_dataset(
           dataset, 'dirichlet', 4, 3, dirichlet_alpha=0.5, dirichlet_by='x'

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tff_bn import data as tff_bn_data
-from tff_bn.data import fedbn_synthetic
+from tff_bn.data import generated
 
 
 @pytest.fixture(scope='module')
@@ -24,7 +24,7 @@ def test_two_domains_with_balanced_classes(dataset):
 
 
 def test_covariances():
-  identity, other = fedbn_synthetic.covariances()
+  identity, other = generated.covariances()
   np.testing.assert_array_equal(identity, np.eye(10))
   np.testing.assert_array_equal(np.diag(other), np.ones(10))
   assert other[0, 1] == other[5, 4] == 0.5
@@ -39,5 +39,5 @@ def test_moments(dataset, domain, label):
   d = np.concatenate([dataset.domain_train, dataset.domain_test])
   x = x[(y == label) & (d == domain)]
   np.testing.assert_allclose(x.mean(axis=0), 2 * label - 1, atol=0.2)
-  covariance = fedbn_synthetic.covariances()[domain]
+  covariance = generated.covariances()[domain]
   np.testing.assert_allclose(np.cov(x.T), covariance, atol=0.25)

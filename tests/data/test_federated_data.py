@@ -11,6 +11,7 @@ from tff_bn import data as tff_bn_data
 from tff_bn.common import seeding
 from tff_bn.data import augmentation
 from tff_bn.data import dataset as dataset_lib
+from tff_bn.data import splits
 
 
 def split(dataset=None, split_name='iid', num_clients=3, seed=0, **arguments):
@@ -290,22 +291,17 @@ class TestSplitDataset:
   def test_unknown_split(self):
     with pytest.raises(
         ValueError,
-        match=r'split=dirichlett is unknown; .*iid.*Did you mean dirichlet\?',
+        match=r"split='dirichlett' must be .*iid.*Did you mean dirichlet\?",
     ):
       split(split_name='dirichlett')
 
-  @pytest.mark.parametrize(
-      'name,flag',
-      [
-          ('classes', 'classes_per_client'),
-          ('dirichlet', 'dirichlet_alpha'),
-          ('gamma', 'gamma'),
-          ('unbalanced', 'imbalance'),
-      ],
-  )
-  def test_split_without_its_argument(self, name, flag):
-    with pytest.raises(ValueError, match=f'split={name} needs `{flag}`'):
-      split(split_name=name)
+  @pytest.mark.parametrize('name', ['classes', 'dirichlet', 'unbalanced'])
+  def test_arguments_have_the_defaults_of_the_flags(self, name):
+    defaults = {
+        option.name: option.default for option in splits.SPLITS[name].options
+    }
+    expected = split(split_name=name, **defaults)
+    assert split(split_name=name).fingerprint() == expected.fingerprint()
 
   def test_more_clients_than_samples(self):
     with pytest.raises(
@@ -349,14 +345,17 @@ class TestSharedSamples:
     for client in data.client_ids:
       assert set(data.train_indices[client]) != set(data.test_indices[client])
 
-  @pytest.mark.parametrize('samples_per_client', [0, -1, 98])
-  def test_impossible_numbers(self, samples_per_client):
+  @pytest.mark.parametrize(
+      'samples_per_client, reason',
+      [
+          (0, 'a whole number, at least 1'),
+          (98, 'between 1 and the 97 training samples in numbers'),
+      ],
+  )
+  def test_impossible_numbers(self, samples_per_client, reason):
     with pytest.raises(
         ValueError,
-        match=(
-            f'samples_per_client={samples_per_client} must be between 1 and the'
-            ' 97 training samples in numbers'
-        ),
+        match=f'samples_per_client={samples_per_client} must be {reason}',
     ):
       split(num_clients=3, samples_per_client=samples_per_client)
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from tff_bn import data as tff_bn_data
+from tff_bn.catalog import datasets
 from tff_bn.common import memory
-from tff_bn.data import names
 
 
 def test_names_need_no_tensorflow_and_digits_no_tff():
   code = """
 import sys
 import tff_bn.data
-from tff_bn.data import names
-assert 'digits' in names.DATASET_NAMES
+from tff_bn.catalog import datasets
+assert 'digits' in datasets.DATASETS
 assert 'tensorflow' not in sys.modules
 tff_bn.data.load_dataset('digits')
 tff_bn.data.split_dataset
@@ -45,16 +45,16 @@ def test_package_has_all_names_in_all():
         ('mnist', False),
     ],
 )
-def test_other_datasets(name, known):
-  assert names.is_other_dataset(name) is known
+def test_kinds(name, known):
+  assert (datasets.find_kind(name) is not None) is known
 
 
 def test_offline_datasets_are_always_the_same_and_names_tell_of_domains():
-  offline = [n for n in names.DATASET_NAMES if not names.is_downloaded(n)]
+  offline = [n for n in datasets.DATASETS if not datasets.is_downloaded(n)]
   assert len(offline) > 3
   for name in (*offline, 'generated:4:2', 'domains:digits,a=digits'):
     dataset = tff_bn_data.load_dataset(name)
-    assert names.has_domains(name) == bool(dataset.domain_names), name
+    assert datasets.has_domains(name) == bool(dataset.domain_names), name
     np.random.seed(3)
     again = tff_bn_data.load_dataset(name)
     assert again.fingerprint() == dataset.fingerprint(), name
@@ -66,7 +66,7 @@ def test_unknown_dataset():
   with pytest.raises(
       ValueError,
       match=(
-          r'dataset=digitts is unknown; .*digits, .*tfds:NAME.*Did you mean'
+          r"dataset='digitts' must be one of digits, .*tfds:NAME.*Did you mean"
           r' digits\?'
       ),
   ):

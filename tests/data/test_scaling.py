@@ -102,7 +102,9 @@ def test_data_of_clients(images):
 
 def test_json(images):
   result = scaling.pixel_scaling('standardized', make(images), np.arange(50))
-  again = scaling.Scaling.from_json(json.loads(json.dumps(result.to_json())))
+  again = dataset_lib.Scaling.from_json(
+      json.loads(json.dumps(result.to_json()))
+  )
   for name in ('mean', 'deviation'):
     a, b = getattr(result, name), getattr(again, name)
     assert a.dtype == b.dtype
@@ -164,7 +166,7 @@ def test_features_are_standardized(vectors):
   expected = scaler.transform(x_test.astype(float))
   expected[:, 2] = 0
   np.testing.assert_allclose(batch, expected, rtol=1e-4, atol=1e-4)
-  again = scaling.Scaling.from_json(
+  again = dataset_lib.Scaling.from_json(
       json.loads(json.dumps(scaled.dataset.scaling.to_json()))
   )
   np.testing.assert_array_equal(
@@ -230,9 +232,7 @@ def test_standardized_refuses_a_constant_channel(dtype):
 
 
 def test_unknown_name():
-  with pytest.raises(
-      ValueError, match='pixel_scaling=x is unknown; use one of'
-  ):
+  with pytest.raises(ValueError, match="pixel_scaling='x' must be one of"):
     scaling.pixel_scaling('x', make(np.zeros((4, 2, 2, 1))), np.arange(4))
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_bn.catalog import models
 from tff_bn.layers import PositionEncoding
-from tff_bn.programs.flags import model_flags
 
 
 def _values(shape, dtype=np.float64):
@@ -63,11 +63,10 @@ def test_offset_shifts_the_encodings():
 
 
 def test_defaults_equal_the_paper():
-  for mode, amplitude in model_flags.PAN_AMPLITUDES.items():
+  for mode, amplitude in (('add', 0.05), ('multiply', 0.1)):
     layer = PositionEncoding(mode)
     assert layer.amplitude == amplitude
-    assert layer.period == model_flags.ModelFlags.specs()['pan_period'].default
-  assert model_flags.PAN_AMPLITUDES == {'add': 0.05, 'multiply': 0.1}
+    assert layer.period == models.PAN_PERIOD.default
   assert PositionEncoding().mode == 'add'
   x = _values([2, 4])
   np.testing.assert_allclose(

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tff_bn import layers
 from tff_bn import models
+from tff_bn.catalog import models as catalog
 from tff_bn.keras_model import keras_graph
-from tff_bn.models import names
 
 SHAPES = {
     'small_cnn': (8, 8, 1),
@@ -38,7 +38,7 @@ _each_model = pytest.mark.parametrize(
         name
         if name in _DIFFERENT
         else pytest.param(name, marks=pytest.mark.slow)
-        for name in models.MODEL_NAMES
+        for name in models.MODELS
     ],
 )
 _some_models = pytest.mark.parametrize(
@@ -83,8 +83,8 @@ class TestEveryModel:
   @pytest.mark.parametrize(
       ('name', 'normalization', 'kind'),
       [
-          *((n, 'batch', 'BatchNormalization') for n in models.MODEL_NAMES),
-          *((n, 'none', None) for n in models.MODEL_NAMES),
+          *((n, 'batch', 'BatchNormalization') for n in models.MODELS),
+          *((n, 'none', None) for n in models.MODELS),
           *((n, 'layer', 'LayerNormalization') for n in _DIFFERENT),
           *((n, 'group2', 'GroupNormalization') for n in _DIFFERENT),
       ],
@@ -127,7 +127,7 @@ class TestEveryModel:
             kind is None or layer.name == 'logits' or name == 'fbn_cnn'
         )
 
-  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  @pytest.mark.parametrize('name', models.MODELS)
   def test_batch_normalization_has_the_papers_constants(self, name):
     for layer in build(name).layers:
       if isinstance(layer, keras.layers.BatchNormalization):
@@ -190,7 +190,7 @@ assert not any(name.startswith('tff_bn') for name in sys.modules)
     for a, b in zip(first.weights, second.weights, strict=True):
       np.testing.assert_array_equal(a, b)
 
-  @pytest.mark.parametrize('name', models.MODEL_NAMES)
+  @pytest.mark.parametrize('name', models.MODELS)
   def test_output_is_logits(self, name):
     model = build(name)
     # A saved model opens without this package.
@@ -258,7 +258,7 @@ class TestAlternatives:
     )
 
   @pytest.mark.parametrize(
-      'name', [n for n in models.MODEL_NAMES if n not in names.FIXUP_MODELS]
+      'name', [n for n in models.MODELS if n not in catalog.FIXUP_MODELS]
   )
   def test_fixup_is_only_for_residual_networks(self, name):
     with pytest.raises(
@@ -271,7 +271,7 @@ class TestAlternatives:
   @pytest.mark.parametrize('name', ['small_cnn', 'mlp3', 'resnet20'])
   @pytest.mark.parametrize(
       'normalization',
-      [n for n in models.NORMALIZATION_NAMES if n != 'fixup'],
+      [n for n in models.NORMALIZATIONS if n != 'fixup'],
   )
   def test_all_weights_get_a_gradient(self, name, normalization):
     model = models.build_model_fn(name, SHAPES[name], 10, normalization)()

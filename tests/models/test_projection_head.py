@@ -7,7 +7,6 @@ import random_models
 
 from tff_bn import models
 from tff_bn.keras_model import layer_features
-from tff_bn.models import names
 from tff_bn.models import projection_head
 
 _SHAPE = (8, 8, 1)
@@ -26,7 +25,7 @@ def _features(model, x):
         name
         if name in ('small_cnn', 'mlp3', 'fbn_cnn', 'resnet20', 'vgg9')
         else pytest.param(name, marks=pytest.mark.slow)
-        for name in names.MODEL_NAMES
+        for name in models.MODELS
     ],
 )
 def test_every_model(name):

@@ -19,7 +19,6 @@ from tff_bn.aggregators import robust_rule
 from tff_bn.catalog import columns
 from tff_bn.catalog import options
 from tff_bn.catalog import value_types
-from tff_bn.data import splits
 from tff_bn.papers import analyze
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
@@ -56,7 +55,8 @@ class _RunSettings(_TrainingFlags, settings.RunSettings):
   pass
 
 
-def _split_by_parity(task):
+def by_parity(task):
+  """Gives the first clients even labels and the last ones odd labels."""
   order = np.argsort(task.labels % 2, kind='stable')
   return np.array_split(order, task.num_clients)
 
@@ -77,7 +77,7 @@ _ANALYSIS = command_line.Program(
     lambda values: (run_flags.EvaluationFlags.define(values),),
     _print_label_shares,
 )
-_NAMES = ['--algorithm=fed_new', '--split=parity']
+_NAMES = ['--algorithm=fed_new']
 
 
 def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
@@ -91,6 +91,7 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
   arguments = [
       *_NAMES,
       f'--model_aggregator={__name__}:Midrange',
+      f'--split={__name__}:by_parity',
       '--client_dropout=0.25',
       '--model=mlp3',
       '--num_clients=2',
@@ -109,9 +110,6 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
             builder_name='build_fed_new',
             flags=registry.ALGORITHMS['fedavg'].flags,
         ),
-    )
-    added.setitem(
-        splits.SPLITS, 'parity', splits.Split('by parity', _split_by_parity)
     )
     added.setattr(training_flags, 'TrainingFlags', _TrainingFlags)
     added.setattr(settings, 'RunSettings', _RunSettings)
@@ -135,7 +133,6 @@ def test_added_parts_run_and_go(tmp_path, monkeypatch, capsys):
 
     help_text = command_line.help_text(train.PROGRAM)
     assert 'fed_new: a new algorithm' in help_text
-    assert 'parity: by parity' in help_text
     assert '--client_dropout\n      Share of the inputs' in help_text
 
     assert train.run(arguments) == command_line.OK

@@ -10,6 +10,8 @@ from tff_bn.catalog import value_types
 from tff_bn.common import user_functions
 
 _PartT = TypeVar('_PartT', bound='Part')
+# The names of users' parts, in words.
+YOURS = 'a function or an entry of yours as package.module:NAME'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +114,20 @@ class PartName(value_types.Choice):
     """See the base class."""
     if self.names_code(value):
       self.parts[value].load()
+
+
+def require_function(found: Any, needed: str) -> None:
+  """Checks that a user's object can be called.
+
+  Args:
+    found: The object.
+    needed: What it must be, for the message.
+
+  Raises:
+    ValueError: If it can't.
+  """
+  if not callable(found):
+    raise ValueError(f'must be {needed}; it is of type {type(found).__name__}.')
 
 
 def require_class(name: str, found: Any, base: str, needed: str) -> None:

@@ -65,6 +65,32 @@ def import_function(parameter: str, name: str) -> Callable[..., Any]:
   return function
 
 
+def call(
+    subject: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+  """Calls a user's function.
+
+  Args:
+    subject: The beginning of errors.
+    function: The function.
+    *args: Its arguments.
+    **kwargs: Its further arguments.
+
+  Returns:
+    Its result.
+
+  Raises:
+    ValueError: If it raises an error.
+  """
+  try:
+    return function(*args, **kwargs)
+  # The user's function may raise anything, or end the program.
+  except (Exception, SystemExit) as error:
+    raise ValueError(
+        f'{subject}: its function failed ({brief(error)}).'
+    ) from error
+
+
 def brief(error: BaseException) -> str:
   """Returns the class of an exception and the first line of its message."""
   lines = re.sub('\x1b\\[[0-9]*m', '', str(error)).split('\n')

@@ -5,10 +5,11 @@ the pixel of the image at the nearest position to `A (column, row, 1)`, or 0 if
 that is outside of the image. `A` is the 2x3 matrix of the image's transform.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
+from tff_bn.catalog import value_types
+from tff_bn.catalog.parts import Part
+from tff_bn.catalog.parts import Parts
 from tff_bn.data import arrays
 
 _PADDING = 4
@@ -53,25 +54,24 @@ def _flip_rotate(
   )
 
 
-# Name -> what it does to each image.
-AUGMENTATIONS = {
-    'none': 'nothing',
-    'flip_crop': (
+# They draw transforms, given the number of images, their shape and a generator.
+AUGMENTATIONS = Parts(
+    Part('none', 'nothing', lambda num_images, shape, rng: None),
+    Part(
+        'flip_crop',
         'a horizontal flip with probability 1/2, and a random crop of the image'
         ' with a black border of 4 pixels, as in the code of FedTAN and FedPAN'
-        ' for CIFAR'
+        ' for CIFAR',
+        _flip_crop,
     ),
-    'flip_rotate': (
+    Part(
+        'flip_rotate',
         'a horizontal flip with probability 1/2, and a rotation by up to 30'
         " degrees with a black border, as in FedBN's code for Office-Caltech10"
-        ' and DomainNet'
+        ' and DomainNet',
+        _flip_rotate,
     ),
-}
-
-# Draws transforms, given the number of images, their shape, and a generator.
-_DRAWS: dict[
-    str, Callable[[int, tuple[int, ...], np.random.Generator], np.ndarray]
-] = {'flip_crop': _flip_crop, 'flip_rotate': _flip_rotate}
+)
 
 
 def check_augmentation(name: str, source: str, shape: tuple[int, ...]) -> None:
@@ -85,11 +85,8 @@ def check_augmentation(name: str, source: str, shape: tuple[int, ...]) -> None:
   Raises:
     ValueError: If the name is unknown, or the samples are no images.
   """
-  if name not in AUGMENTATIONS:
-    raise ValueError(
-        f'augment={name} is unknown; use one of {", ".join(AUGMENTATIONS)}.'
-    )
-  if name in _DRAWS and len(shape) != 3:
+  value_types.Choice(AUGMENTATIONS).check('augment', name)
+  if name != 'none' and len(shape) != 3:
     raise ValueError(
         f'augment={name} is for images, but dataset={source} has'
         f' {arrays.samples_text(shape)}; use augment=none.'
@@ -113,6 +110,5 @@ def draw_transforms(
   Returns:
     The matrices as float32 of shape `[num_images, 2, 3]`; `None` for `none`.
   """
-  if name not in _DRAWS:
-    return None
-  return _DRAWS[name](num_images, shape, rng).astype(np.float32)
+  transforms = AUGMENTATIONS[name].load()(num_images, shape, rng)
+  return None if transforms is None else transforms.astype(np.float32)

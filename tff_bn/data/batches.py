@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bn.common import dataset_options
-from tff_bn.data import scaling as scaling_lib
+from tff_bn.data import dataset as dataset_lib
 
 # An iterator over a dataset that calls a function takes milliseconds to make,
 # which is longer than a step of a small model. Up to this size, batches are
@@ -45,7 +45,7 @@ class Batches:
       self,
       x: np.ndarray,
       y: np.ndarray,
-      scaling: Optional[scaling_lib.Scaling] = None,
+      scaling: Optional[dataset_lib.Scaling] = None,
   ) -> tf.data.Dataset:
     """Builds a dataset of the batches.
 
@@ -72,7 +72,7 @@ class Batches:
       self,
       x: np.ndarray,
       y: np.ndarray,
-      scaling: Optional[scaling_lib.Scaling] = None,
+      scaling: Optional[dataset_lib.Scaling] = None,
   ) -> tf.Tensor:
     """Returns the variant tensor of `dataset`."""
     parts = self._parts()
@@ -137,7 +137,7 @@ class Batches:
 
 
 def _scaled(
-    x: np.ndarray, scaling: Optional[scaling_lib.Scaling]
+    x: np.ndarray, scaling: Optional[dataset_lib.Scaling]
 ) -> np.ndarray:
   """Scales uint8 to [0, 1], and scales this, or float32, further."""
   x = x / _WHITE if x.dtype == np.uint8 else x

@@ -20,9 +20,7 @@ def numbers(num_classes: int) -> tuple[str, ...]:
 def without_numbers(dataset: dataset_lib.Dataset) -> dataset_lib.Dataset:
   """Returns the dataset without names that are the numbers of the classes."""
   if dataset.class_names == numbers(dataset.num_classes):
-    return dataset.with_classes(
-        dataset.y_train, dataset.y_test, dataset.num_classes, ()
-    )
+    return dataset.unchecked(class_names=())
   return dataset
 
 
@@ -123,11 +121,11 @@ def _relabeled(
   """Returns a dataset with other labels, given a function of the names."""
   old = _labels(dataset)
   new = np.array([label_of(name) for name in _present(dataset)], np.int32)
-  return dataset.with_classes(
-      new[np.searchsorted(old, dataset.y_train)],
-      new[np.searchsorted(old, dataset.y_test)],
-      num_classes,
-      class_names,
+  return dataset.unchecked(
+      y_train=new[np.searchsorted(old, dataset.y_train)],
+      y_test=new[np.searchsorted(old, dataset.y_test)],
+      num_classes=num_classes,
+      class_names=class_names,
   )
 
 

@@ -5,15 +5,44 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import hashlib
-from typing import Any, Optional
+from typing import Any, Optional, Self
 
 from absl import logging
 import numpy as np
 
+from tff_bn.catalog import datasets
 from tff_bn.common import checks
 from tff_bn.data import arrays
-from tff_bn.data import names
-from tff_bn.data import scaling as scaling_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaling:
+  """Standardizes each channel: (x - mean) / deviation.
+
+  Vectors have features in the place of channels.
+
+  Attributes:
+    mean: The mean of each channel, float32 of shape `[channels]`.
+    deviation: The standard deviation, in the same form.
+  """
+
+  mean: np.ndarray
+  deviation: np.ndarray
+
+  def to_json(self) -> dict[str, list[float]]:
+    """Returns the exact numbers, for a file."""
+    return {
+        'mean': self.mean.astype(float).tolist(),
+        'deviation': self.deviation.astype(float).tolist(),
+    }
+
+  @classmethod
+  def from_json(cls, numbers: dict[str, Any]) -> Self:
+    """Reads what `to_json` returned."""
+    return cls(
+        np.array(numbers['mean'], np.float32),
+        np.array(numbers['deviation'], np.float32),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +102,7 @@ class Dataset:
   writer_train: Optional[np.ndarray] = None
   writer_test: Optional[np.ndarray] = None
   writer_names: tuple[str, ...] = ()
-  scaling: Optional[scaling_lib.Scaling] = None
+  scaling: Optional[Scaling] = None
   class_names: tuple[str, ...] = ()
   divisor: Optional[float] = 1
 
@@ -110,39 +139,17 @@ class Dataset:
     for name, value in converted.items():
       object.__setattr__(self, name, value)
 
-  def _with(self, **values: Any) -> 'Dataset':
-    """Returns the dataset with other values, which are not checked again."""
+  def unchecked(self, **values: Any) -> 'Dataset':
+    """Returns the dataset with other values, which are not checked.
+
+    Args:
+      **values: Attributes of the class, in the form in which it stores them.
+    """
     changed = object.__new__(type(self))
     for field in dataclasses.fields(self):
       value = values.get(field.name, getattr(self, field.name))
       object.__setattr__(changed, field.name, value)
     return changed
-
-  def with_scaling(self, scaling: Optional[scaling_lib.Scaling]) -> 'Dataset':
-    """Returns the dataset with another scaling of its pixels."""
-    return self._with(scaling=scaling)
-
-  def with_classes(
-      self,
-      y_train: np.ndarray,
-      y_test: np.ndarray,
-      num_classes: int,
-      class_names: tuple[str, ...],
-  ) -> 'Dataset':
-    """Returns the dataset with other classes, which are not checked.
-
-    Args:
-      y_train: The labels of the training samples, int32 of shape `[n]`.
-      y_test: The labels of the test samples, int32 of shape `[n]`.
-      num_classes: The number of classes.
-      class_names: See the class.
-    """
-    return self._with(
-        y_train=y_train,
-        y_test=y_test,
-        num_classes=num_classes,
-        class_names=class_names,
-    )
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -157,26 +164,18 @@ class Dataset:
   def replace_samples(
       self, change: Callable[[np.ndarray], np.ndarray]
   ) -> 'Dataset':
-    """Returns the dataset with changed training and test samples.
-
-    Args:
-      change: Returns the changed samples, in the same order.
-    """
+    """Returns the dataset with changed training and test samples."""
     return dataclasses.replace(
         self, x_train=change(self.x_train), x_test=change(self.x_test)
     )
 
   def with_training_samples(self, indices: np.ndarray) -> 'Dataset':
-    """Returns the dataset with only some of the training samples.
-
-    Args:
-      indices: Their positions.
-    """
+    """Returns the dataset with the training samples at these positions."""
     parts = {
         name: getattr(self, name)
         for name in ('x_train', 'y_train', 'domain_train', 'writer_train')
     }
-    return self._with(
+    return self.unchecked(
         **{
             name: array[indices]
             for name, array in parts.items()
@@ -271,7 +270,7 @@ def _warn_of_series(source: str, shape: tuple[int, ...]) -> None:
         ' %sPATH.',
         source,
         *shape,
-        names.SERIES_PREFIX,
+        datasets.SERIES.prefix,
     )
 
 

@@ -1,13 +1,12 @@
 """Splits of samples over clients with label distributions from a Dirichlet."""
 
 import heapq
-import math
 
 import numpy as np
 
+from tff_bn.catalog import value_types
 from tff_bn.common import seeding
 from tff_bn.data import label_shares
-from tff_bn.data import split_checks
 
 
 def split_by_dirichlet(
@@ -32,8 +31,8 @@ def split_by_dirichlet(
     ValueError: If α is not positive or not finite, if there are no clients, or
       more clients than samples.
   """
-  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
-  _check_concentration(alpha)
+  label_shares.check_num_clients(num_clients, len(labels), 'training samples')
+  value_types.POSITIVE.check('dirichlet_alpha', alpha)
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   shares: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
   for label in np.unique(labels):
@@ -88,8 +87,8 @@ def split_by_client_dirichlet(
     ValueError: If α is not positive or not finite, if there are no clients, or
       more clients than samples.
   """
-  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
-  _check_concentration(alpha)
+  label_shares.check_num_clients(num_clients, len(labels), 'training samples')
+  value_types.POSITIVE.check('dirichlet_alpha', alpha)
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   pools = [
       rng.permutation(np.flatnonzero(labels == label))
@@ -114,13 +113,6 @@ def split_by_client_dirichlet(
         [pool[after:end] for pool, after, end in zip(pools, left, before)]
     )
   return [np.sort(part) for part in parts]
-
-
-def _check_concentration(alpha: float) -> None:
-  if not (alpha > 0 and math.isfinite(alpha)):
-    raise ValueError(
-        f'dirichlet_alpha={alpha} must be a finite number greater than 0.'
-    )
 
 
 def _dirichlet(alpha: float, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,19 +1,38 @@
 """Several datasets side by side, as the domains of one dataset."""
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Optional
 
 import numpy as np
 
+from tff_bn.catalog import datasets as catalog
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import names
+from tff_bn.data import loading
 
 _GREY = 1
 _COLOR = 3
 
 
 def load_domains(
+    name: str,
+    data_dir: Optional[str] = None,
+    image_size: Optional[tuple[int, int]] = None,
+    *,
+    is_part: bool = False,
+) -> dataset_lib.Dataset:
+  """Loads datasets and joins them, see `join_domains` and `load_dataset`."""
+  load = functools.partial(
+      loading.load_resized,
+      data_dir=data_dir,
+      image_size=image_size,
+      is_part=True,
+  )
+  return join_domains(name, load, is_part=is_part)
+
+
+def join_domains(
     name: str,
     load: Callable[[str], dataset_lib.Dataset],
     *,
@@ -28,7 +47,7 @@ def load_domains(
   floats.
 
   Args:
-    name: `domains:NAME=DATASET,...`, see `names.parse_domains`.
+    name: `domains:NAME=DATASET,...`, see `catalog.datasets.parse_domains`.
     load: Loads the dataset of a domain by its name.
     is_part: Whether all domains together may lack training samples of a class,
       see `create_dataset`.
@@ -43,7 +62,7 @@ def load_domains(
   """
   datasets = {
       domain: load(source)
-      for domain, source in names.parse_domains(name).items()
+      for domain, source in catalog.parse_domains(name).items()
   }
   class_names = classes.union(name, datasets)
   datasets = {

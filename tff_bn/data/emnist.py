@@ -11,37 +11,52 @@ import tensorflow as tf
 from tff_bn.data import dataset as dataset_lib
 
 _READ_BATCH_SIZE = 1024
+_NUM_DIGITS = 10
+_NUM_CHARACTERS = 62
 
 
-# Name of the dataset -> its number of classes.
-_NUM_CLASSES = {'emnist': 10, 'femnist': 62, 'emnist_synthetic': 10}
-
-
-def load_emnist(
-    data_dir: Optional[str] = None, name: str = 'emnist'
-) -> dataset_lib.Dataset:
-  """Loads the digits of EMNIST, or all of it, and downloads it if necessary.
+def load_emnist(data_dir: Optional[str] = None) -> dataset_lib.Dataset:
+  """Loads the digits of EMNIST and downloads them if necessary.
 
   Args:
     data_dir: The folder for the downloaded file. Default: TensorFlow
       Federated's own.
-    name: `emnist` for the digits, `femnist` for digits and letters.
 
   Returns:
-    `emnist`: 341,873 training and 40,832 test images of shape `[28, 28, 1]`,
-    float32 in [0, 1] (1.1 GB), by 3,383 writers. `femnist`: 671,585 training
-    and 77,483 test images (2.2 GB) by 3,400 writers, of 62 classes: 10 digits,
-    26 capital letters and 26 small letters.
+    341,873 training and 40,832 test images of shape `[28, 28, 1]`, float32 in
+    [0, 1] (1.1 GB), by 3,383 writers.
 
   Raises:
     ValueError: If the data is missing and can't be downloaded.
   """
+  return _load('emnist', _NUM_DIGITS, data_dir)
+
+
+def load_femnist(data_dir: Optional[str] = None) -> dataset_lib.Dataset:
+  """Loads all of EMNIST, see `load_emnist`.
+
+  Args:
+    data_dir: See `load_emnist`.
+
+  Returns:
+    671,585 training and 77,483 test images (2.2 GB) by 3,400 writers, of 62
+    classes: 10 digits, 26 capital letters and 26 small letters.
+
+  Raises:
+    ValueError: See `load_emnist`.
+  """
+  return _load('femnist', _NUM_CHARACTERS, data_dir)
+
+
+def _load(
+    name: str, num_classes: int, data_dir: Optional[str]
+) -> dataset_lib.Dataset:
   # The import takes seconds, and only this dataset needs it.
   import tensorflow_federated as tff
 
   try:
     train, test = tff.simulation.datasets.emnist.load_data(
-        only_digits=name == 'emnist', cache_dir=data_dir
+        only_digits=num_classes == _NUM_DIGITS, cache_dir=data_dir
     )
   # The class depends on the cause: no network, a full disk, a damaged file.
   except Exception as error:
@@ -50,7 +65,7 @@ def load_emnist(
         ' data_dir=FOLDER on a machine with a network, and pass a copy of this'
         ' folder as `data_dir`.'
     ) from error
-  return _to_dataset(name, train, test)
+  return _to_dataset(name, num_classes, train, test)
 
 
 def load_emnist_synthetic() -> dataset_lib.Dataset:
@@ -64,10 +79,12 @@ def load_emnist_synthetic() -> dataset_lib.Dataset:
   import tensorflow_federated as tff
 
   client_data = tff.simulation.datasets.emnist.get_synthetic()
-  return _to_dataset('emnist_synthetic', client_data, client_data)
+  return _to_dataset('emnist_synthetic', _NUM_DIGITS, client_data, client_data)
 
 
-def _to_dataset(name: str, train: Any, test: Any) -> dataset_lib.Dataset:
+def _to_dataset(
+    name: str, num_classes: int, train: Any, test: Any
+) -> dataset_lib.Dataset:
   """Builds a dataset from two `tff.simulation.datasets.ClientData`."""
   writer_names = tuple(train.client_ids)
   x_train, y_train, writer_train = _read(train, writer_names)
@@ -78,7 +95,7 @@ def _to_dataset(name: str, train: Any, test: Any) -> dataset_lib.Dataset:
       y_train,
       x_test,
       y_test,
-      num_classes=_NUM_CLASSES[name],
+      num_classes=num_classes,
       writer_train=writer_train,
       writer_test=writer_test,
       writer_names=writer_names,

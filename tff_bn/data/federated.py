@@ -9,6 +9,7 @@ from typing import Any, Optional, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.catalog import value_types
 from tff_bn.common import checks
 from tff_bn.common import seeding
 from tff_bn.common import spelling
@@ -222,7 +223,7 @@ class FederatedData:
     """
     checks.check_integer('seed', seed)
     checks.check_whole_number('round_num', round_num, 0)
-    _check_positive('batch_size', batch_size)
+    value_types.POSITIVE_INTEGER.check('batch_size', batch_size)
     if not client_ids:
       raise ValueError('client_ids is empty; give at least one client.')
     if isinstance(client_ids, str):
@@ -236,10 +237,10 @@ class FederatedData:
     )
     rng = seeding.generator(seeding.Stream.BATCHES, seed, round_num, *clients)
     if local_epochs is not None and local_steps is None:
-      _check_positive('local_epochs', local_epochs)
+      value_types.POSITIVE_INTEGER.check('local_epochs', local_epochs)
       passes = [rng.permutation(samples) for _ in range(local_epochs)]
     elif local_steps is not None and local_epochs is None:
-      _check_positive('local_steps', local_steps)
+      value_types.POSITIVE_INTEGER.check('local_steps', local_steps)
       length = local_steps * batch_size
       order = np.concatenate(
           [rng.permutation(samples) for _ in range(-(-length // len(samples)))]
@@ -322,10 +323,11 @@ class FederatedData:
     )
 
   def with_scaling(
-      self, scaling: Optional[scaling_lib.Scaling]
+      self, scaling: Optional[dataset_lib.Scaling]
   ) -> 'FederatedData':
     """Returns the data with another scaling of its pixels."""
-    return dataclasses.replace(self, dataset=self.dataset.with_scaling(scaling))
+    dataset = self.dataset.unchecked(scaling=scaling)
+    return dataclasses.replace(self, dataset=dataset)
 
   def test_dataset(self, batch_size: int) -> tf.data.Dataset:
     """Builds a dataset of the whole test data in its order.
@@ -388,7 +390,7 @@ class FederatedData:
   def _test_batches(
       self, indices: np.ndarray, batch_size: int
   ) -> tf.data.Dataset:
-    _check_positive('batch_size', batch_size)
+    value_types.POSITIVE_INTEGER.check('batch_size', batch_size)
     return batches.Batches([indices], batch_size).dataset(
         self.dataset.x_test, self.dataset.y_test, self.dataset.scaling
     )
@@ -443,9 +445,3 @@ def _positions(
         ' whose positions count from 0.'
     )
   return arrays
-
-
-def _check_positive(parameter: str, number: int) -> None:
-  checks.check_integer(parameter, number)
-  if number < 1:
-    raise ValueError(f'{parameter}={number} is too small; use at least 1.')

@@ -6,13 +6,13 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from tff_bn.catalog import datasets
 from tff_bn.common import checks
 from tff_bn.common import memory
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import image_headers
 from tff_bn.data import images
-from tff_bn.data import names
 from tff_bn.data import tfds_source
 
 _SUFFIXES = ('.jpeg', '.jpg', '.png')
@@ -49,7 +49,7 @@ def load_image_folder(
   # The import takes seconds, and only these datasets need it.
   import tensorflow_datasets as tfds
 
-  path = os.path.expanduser(name.removeprefix(names.FOLDER_PREFIX))
+  path = os.path.expanduser(datasets.path(name))
   if not os.path.isdir(path):
     raise ValueError(f'dataset={name}: there is no folder {path!r}.')
   _check_names(name, path)

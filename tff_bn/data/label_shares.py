@@ -1,6 +1,30 @@
-"""Splits that give each part chosen shares of the classes."""
+"""Shares of classes, and the check of the number of clients, for splits."""
+
+from typing import Optional
 
 import numpy as np
+
+
+def check_num_clients(
+    num_clients: int, most: Optional[int] = None, what: str = ''
+) -> None:
+  """Checks the number of clients.
+
+  Args:
+    num_clients: The number of clients.
+    most: The largest possible number. Default: any.
+    what: The noun that `most` counts in the error, such as 'writers in emnist'.
+
+  Raises:
+    ValueError: If the number is less than 1 or more than `most`.
+  """
+  if num_clients < 1:
+    raise ValueError(f'num_clients={num_clients} is too small; use at least 1.')
+  if most is not None and num_clients > most:
+    raise ValueError(
+        f'num_clients={num_clients} asks for more clients than the {most}'
+        f' {what}; use at most {most}.'
+    )
 
 
 def deal_by_label(

@@ -3,24 +3,15 @@
 from collections.abc import Sequence
 import functools
 import os
-from typing import Optional
+from typing import Any, Optional
 
+from tff_bn.catalog import datasets
 from tff_bn.common import checks
-from tff_bn.common import spelling
+from tff_bn.common import user_functions
 from tff_bn.data import arrays
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import digits
-from tff_bn.data import digits_domains
-from tff_bn.data import domains
-from tff_bn.data import emnist
-from tff_bn.data import fedbn_synthetic
-from tff_bn.data import generated
-from tff_bn.data import image_folder
 from tff_bn.data import images
-from tff_bn.data import names
-from tff_bn.data import npz_file
-from tff_bn.data import tfds_source
 
 
 def load_dataset(
@@ -32,11 +23,12 @@ def load_dataset(
   """Loads a dataset into memory and checks it.
 
   Args:
-    name: One of `names.DATASET_NAMES`, or a name described by
-      `names.OTHER_DATASETS`.
-    data_dir: The folder for downloaded datasets (`tfds:`, `emnist`
-      and `femnist`).
-      Default: the folder that their libraries choose.
+    name: A key of `tff_bn.catalog.datasets.DATASETS`, a name of one of the
+      kinds in `KINDS` there, or `package.module:NAME` for your own: a function
+      without arguments that returns a `Dataset`, or a
+      `tff_bn.catalog.datasets.Source`.
+    data_dir: The folder for downloaded datasets (`tfds:`, `emnist` and
+      `femnist`). Default: the folder that their libraries choose.
     image_size: The height and width to resize images to. Default: no resizing.
     class_names: The names of the classes of a trained model in the order of its
       outputs, or their numbers as strings if they have no names. The dataset
@@ -56,6 +48,7 @@ def load_dataset(
         f'dataset={name!r} is not UTF-8, so files cannot record it; rename the'
         ' file or folder.'
     )
+  datasets.DATASET.check(name)
   if image_size is not None and min(image_size) < 1:
     raise ValueError(
         f'image_size={image_size[0]}x{image_size[1]}: height and width must'
@@ -72,22 +65,41 @@ def load_dataset(
     class_names = dataset_lib.check_class_names(
         f'dataset={name}', class_names, len(class_names)
     )
-  is_part = class_names is not None
-  dataset = _load_resized(name, data_dir, image_size, is_part=is_part)
+  dataset = load_resized(
+      name, data_dir, image_size, is_part=class_names is not None
+  )
   return (
       dataset if class_names is None else classes.matched(dataset, class_names)
   )
 
 
-def _load_resized(
+def load_resized(
     name: str,
     data_dir: Optional[str],
     image_size: Optional[tuple[int, int]],
     *,
     is_part: bool,
 ) -> dataset_lib.Dataset:
-  """Loads a dataset, which may lack classes if `is_part` is true."""
-  dataset = _load(name, data_dir, image_size, is_part=is_part)
+  """Loads a dataset and resizes its images, see `load_dataset`.
+
+  With `is_part`, its training samples may lack classes.
+  """
+  try:
+    source = datasets.find(name)
+  except ValueError as error:
+    raise ValueError(f'dataset={name}: {error}') from error
+  values = {'data_dir': data_dir, 'image_size': image_size}
+  arguments: dict[str, Any] = {
+      option.name: values[option.name] for option in source.options
+  }
+  if source.takes_parts:
+    arguments['is_part'] = is_part
+  load = source.load()
+  if source.form is not None:
+    load = functools.partial(load, name)
+  if datasets.is_users(name):
+    load = functools.partial(_load_users, name, load)
+  dataset = load(**arguments)
   if image_size is None or dataset.input_shape[:-1] == tuple(image_size):
     return dataset
   if len(dataset.input_shape) != 3:
@@ -104,45 +116,12 @@ def _load_resized(
   )
 
 
-def _load(
-    name: str,
-    data_dir: Optional[str],
-    image_size: Optional[tuple[int, int]],
-    *,
-    is_part: bool,
-) -> dataset_lib.Dataset:
-  if name.startswith(names.TFDS_PREFIX):
-    return tfds_source.load_tfds(name, data_dir, image_size)
-  if name.startswith(names.DOMAINS_PREFIX):
-    return domains.load_domains(
-        name,
-        functools.partial(
-            _load_resized,
-            data_dir=data_dir,
-            image_size=image_size,
-            is_part=True,
-        ),
-        is_part=is_part,
+def _load_users(name: str, load: Any, **arguments: Any) -> dataset_lib.Dataset:
+  """Calls a user's function, whose dataset gets the name of the function."""
+  dataset = user_functions.call(f'dataset={name}', load, **arguments)
+  if not isinstance(dataset, dataset_lib.Dataset):
+    raise ValueError(
+        f'dataset={name}: its function returned {type(dataset).__name__}, not a'
+        ' tff_bn.data.Dataset.'
     )
-  if name.startswith(names.GENERATED_PREFIX):
-    return generated.load_generated(name)
-  if name.startswith(names.FOLDER_PREFIX):
-    return image_folder.load_image_folder(name, image_size, is_part=is_part)
-  if names.is_other_dataset(name):
-    return npz_file.load_npz(name, is_part=is_part)
-  match name:
-    case 'digits':
-      return digits.load_digits()
-    case 'digits_domains':
-      return digits_domains.load_digits_domains()
-    case 'emnist' | 'femnist':
-      return emnist.load_emnist(data_dir, name)
-    case 'emnist_synthetic':
-      return emnist.load_emnist_synthetic()
-    case 'fedbn_synthetic':
-      return fedbn_synthetic.load_fedbn_synthetic()
-  raise ValueError(
-      f'dataset={name} is unknown; the datasets are'
-      f' {", ".join(names.DATASET_NAMES)}, and {names.OTHER_DATASETS}.'
-      f'{spelling.suggestion(name, names.DATASET_NAMES)}'
-  )
+  return dataset.unchecked(name=name)

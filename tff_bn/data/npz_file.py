@@ -13,11 +13,11 @@ import zipfile
 
 import numpy as np
 
+from tff_bn.catalog import datasets
 from tff_bn.common import memory
 from tff_bn.common import spelling
 from tff_bn.data import arrays
 from tff_bn.data import dataset as dataset_lib
-from tff_bn.data import names
 
 _SUFFIX = '.npy'
 _ENCRYPTED = 0x1
@@ -44,10 +44,8 @@ def load_npz(name: str, *, is_part: bool = False) -> dataset_lib.Dataset:
       arrays do not form a dataset.
   """
   source = f'dataset={name}'
-  is_series = name.startswith(names.SERIES_PREFIX)
-  path = os.path.expanduser(
-      name.removeprefix(names.NPZ_PREFIX).removeprefix(names.SERIES_PREFIX)
-  )
+  is_series = name.startswith(datasets.SERIES.prefix)
+  path = os.path.expanduser(datasets.path(name))
   _check_path(source, path)
   try:
     archive = zipfile.ZipFile(path)
@@ -188,8 +186,8 @@ def _sample_header(
   if is_series and not has_three_axes:
     raise ValueError(
         f'{source}: {array} has the shape {header.shape}; series must be'
-        f' [samples, steps, features]. Use {names.NPZ_PREFIX} for vectors and'
-        ' images.'
+        f' [samples, steps, features]. Use {datasets.NPZ.prefix} for vectors'
+        ' and images.'
     )
   if has_three_axes and not is_series:
     return header._replace(shape=(*header.shape, 1))

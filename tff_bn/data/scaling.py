@@ -1,23 +1,15 @@
 """Scales the pixels of images and the features of vectors."""
 
-import dataclasses
-from typing import TYPE_CHECKING, Any, Optional, Self
+from typing import Any, Optional
 
 import numpy as np
 
-if TYPE_CHECKING:
-  from tff_bn.data import dataset as dataset_lib
-
-# Name -> what the pixels, or the features of vectors, become. Values of type
-# uint8 are scaled to [0, 1] first.
-PIXEL_SCALINGS = {
-    'unit': 'values in [0, 1]; floats are used as they are',
-    'symmetric': 'values in [-1, 1]; only for images',
-    'standardized': (
-        'minus the mean of the channel, or of the feature, divided by its'
-        " standard deviation, over the training clients' data"
-    ),
-}
+from tff_bn.catalog import value_types
+from tff_bn.catalog.options import Option
+from tff_bn.catalog.parts import Part
+from tff_bn.catalog.parts import Parts
+from tff_bn.catalog.parts import listing
+from tff_bn.data import dataset as dataset_lib
 
 # Reading in chunks keeps the float copies small.
 _CHUNK = 1024
@@ -32,39 +24,75 @@ _SMALL_SHARE = 0.25
 _INFINITE = np.finfo(np.float32).max
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Scaling:
-  """Subtracts a mean from each channel and divides it by a deviation.
-
-  Vectors have features in the place of channels.
-
-  Attributes:
-    mean: The mean of each channel, float32 of shape `[channels]`.
-    deviation: The standard deviation, in the same form.
-  """
-
-  mean: np.ndarray
-  deviation: np.ndarray
-
-  def to_json(self) -> dict[str, list[float]]:
-    """Returns the exact numbers, for a file."""
-    return {
-        'mean': self.mean.astype(float).tolist(),
-        'deviation': self.deviation.astype(float).tolist(),
-    }
-
-  @classmethod
-  def from_json(cls, numbers: dict[str, Any]) -> Self:
-    """Reads what `to_json` returned."""
-    return cls(
-        np.array(numbers['mean'], np.float32),
-        np.array(numbers['deviation'], np.float32),
+def _symmetric(
+    dataset: dataset_lib.Dataset, indices: np.ndarray
+) -> dataset_lib.Scaling:
+  del indices  # The range of pixels is known.
+  shape = dataset.input_shape
+  if len(shape) != 3:
+    raise ValueError(
+        f'pixel_scaling=symmetric is for images, but dataset={dataset.name} has'
+        f' vectors of {shape[0]} features; use pixel_scaling=standardized.'
     )
+  for x in (dataset.x_train, dataset.x_test):
+    if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
+      raise ValueError(
+          'pixel_scaling=symmetric needs values between 0 and 1, but'
+          f' dataset={dataset.name} has values from {x.min():g} to'
+          f' {x.max():g}; use pixel_scaling=standardized.'
+      )
+  half: np.ndarray = np.full(shape[-1:], 0.5, np.float32)
+  return dataset_lib.Scaling(half, half)
+
+
+def _standardized(
+    dataset: dataset_lib.Dataset, indices: np.ndarray
+) -> dataset_lib.Scaling:
+  center, spread = _moments(dataset.x_train, indices)
+  deviation: np.ndarray = spread.astype(np.float32)
+  constant = deviation == 0
+  if len(dataset.input_shape) == 3 and constant.any():
+    raise ValueError(
+        'pixel_scaling=standardized: channel'
+        f' {np.flatnonzero(constant)[0]} of the training images of'
+        f' {dataset.name} is constant, so it has no standard deviation; remove'
+        ' the channel, or use pixel_scaling=unit.'
+    )
+  return dataset_lib.Scaling(
+      center.astype(np.float32), np.where(constant, _INFINITE, deviation)
+  )
+
+
+# They build the scaling of a dataset, given the positions of the training
+# samples from which means and deviations come. Values of type uint8 are scaled
+# to [0, 1] first.
+PIXEL_SCALINGS = Parts(
+    Part(
+        'unit',
+        'values in [0, 1]; floats are used as they are',
+        lambda dataset, indices: None,
+    ),
+    Part('symmetric', 'values in [-1, 1]; only for images', _symmetric),
+    Part(
+        'standardized',
+        'minus the mean of the channel, or of the feature, divided by its'
+        " standard deviation, over the training clients' data",
+        _standardized,
+    ),
+)
+PIXEL_SCALING = Option(
+    'pixel_scaling',
+    value_types.Choice(PIXEL_SCALINGS),
+    'What the pixels of images, or the features of vectors, become before they'
+    f' enter the model:\n{listing(PIXEL_SCALINGS)}',
+    'unit',
+    convert=lambda name: None if name == 'unit' else name,
+)
 
 
 def pixel_scaling(
-    name: str, dataset: 'dataset_lib.Dataset', indices: np.ndarray
-) -> Optional[Scaling]:
+    name: str, dataset: dataset_lib.Dataset, indices: np.ndarray
+) -> Optional[dataset_lib.Scaling]:
   """Computes a scaling.
 
   Args:
@@ -82,39 +110,11 @@ def pixel_scaling(
       outside of [0, 1] with `symmetric`, or if a channel of images is constant
       with `standardized`.
   """
-  if name not in PIXEL_SCALINGS:
-    raise ValueError(
-        f'pixel_scaling={name} is unknown; use one of'
-        f' {", ".join(PIXEL_SCALINGS)}.'
-    )
-  if name == 'unit':
-    return None
-  shape = dataset.input_shape
-  has_images = len(shape) == 3
-  if name == 'symmetric':
-    if not has_images:
-      raise ValueError(
-          f'pixel_scaling={name} is for images, but dataset={dataset.name} has'
-          f' vectors of {shape[0]} features; use pixel_scaling=standardized.'
-      )
-    _check_unit(dataset)
-    half: np.ndarray = np.full(shape[-1:], 0.5, np.float32)
-    return Scaling(half, half)
-  center, spread = _moments(dataset.x_train, indices)
-  deviation: np.ndarray = spread.astype(np.float32)
-  constant = deviation == 0
-  if has_images and constant.any():
-    raise ValueError(
-        f'pixel_scaling={name}: channel {np.flatnonzero(constant)[0]} of the'
-        f' training images of {dataset.name} is constant, so it has no standard'
-        ' deviation; remove the channel, or use pixel_scaling=unit.'
-    )
-  return Scaling(
-      center.astype(np.float32), np.where(constant, _INFINITE, deviation)
-  )
+  PIXEL_SCALING.check(name)
+  return PIXEL_SCALINGS[name].load()(dataset, indices)
 
 
-def small_features(dataset: 'dataset_lib.Dataset') -> int:
+def small_features(dataset: dataset_lib.Dataset) -> int:
   """Counts the features of vectors that are too small beside the largest one.
 
   Args:
@@ -137,7 +137,7 @@ def small_features(dataset: 'dataset_lib.Dataset') -> int:
   return int(number) if number >= _SMALL_SHARE * len(sizes) else 0
 
 
-def has_unscaled_floats(dataset: 'dataset_lib.Dataset') -> bool:
+def has_unscaled_floats(dataset: dataset_lib.Dataset) -> bool:
   """Whether images are floats that seem to be pixels from 0 to 255.
 
   Args:
@@ -154,16 +154,6 @@ def has_unscaled_floats(dataset: 'dataset_lib.Dataset') -> bool:
       and x.min() >= 0
       and x.max() > _LARGE_PIXEL
   )
-
-
-def _check_unit(dataset: 'dataset_lib.Dataset') -> None:
-  for x in (dataset.x_train, dataset.x_test):
-    if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
-      raise ValueError(
-          'pixel_scaling=symmetric needs values between 0 and 1, but'
-          f' dataset={dataset.name} has values from {x.min():g} to'
-          f' {x.max():g}; use pixel_scaling=standardized.'
-      )
 
 
 def _moments(

@@ -6,17 +6,26 @@ order. The clients' indices are disjoint and cover all samples, except with
 leave out writers) and `draw_iid` (where clients share samples).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-import math
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from tff_bn.catalog import datasets
+from tff_bn.catalog import value_types
+from tff_bn.catalog.options import OWN_NAME
+from tff_bn.catalog.options import Condition
+from tff_bn.catalog.options import Option
+from tff_bn.catalog.parts import YOURS
+from tff_bn.catalog.parts import Part
+from tff_bn.catalog.parts import PartName
+from tff_bn.catalog.parts import Parts
+from tff_bn.catalog.parts import listing
+from tff_bn.catalog.parts import require_function
 from tff_bn.common import seeding
 from tff_bn.data import dirichlet
 from tff_bn.data import label_shares
-from tff_bn.data import split_checks
 
 # The number of clients, unless the dataset determines it.
 DEFAULT_NUM_CLIENTS = 10
@@ -38,7 +47,7 @@ def split_iid(
   Raises:
     ValueError: If there are no clients, or more clients than samples.
   """
-  split_checks.check_num_clients(num_clients, num_samples, 'training samples')
+  label_shares.check_num_clients(num_clients, num_samples, 'training samples')
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   return _sorted(np.array_split(rng.permutation(num_samples), num_clients))
 
@@ -103,7 +112,7 @@ def split_by_classes(
     ValueError: If `classes_per_client` is not in 1..`num_classes`, or if a
       class has fewer samples than clients.
   """
-  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
+  label_shares.check_num_clients(num_clients, len(labels), 'training samples')
   if not 1 <= classes_per_client <= num_classes:
     raise ValueError(
         f'classes_per_client={classes_per_client} must be between 1 and the'
@@ -159,9 +168,8 @@ def split_by_gamma_similarity(
     ValueError: If γ is outside [0, 1], if there are no clients, or more clients
       than samples.
   """
-  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
-  if not 0 <= gamma <= 1:
-    raise ValueError(f'gamma={gamma} must be between 0 and 1.')
+  label_shares.check_num_clients(num_clients, len(labels), 'training samples')
+  GAMMA.check(gamma)
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   order = rng.permutation(len(labels))
   homogeneous, rest = np.split(order, [round(gamma * len(labels))])
@@ -205,7 +213,7 @@ def split_by_domain(
     ValueError: If the number of clients is not a multiple of the number of
       domains, or if a domain has more clients than samples.
   """
-  split_checks.check_num_clients(num_clients, len(labels), 'training samples')
+  label_shares.check_num_clients(num_clients, len(labels), 'training samples')
   if num_clients % num_domains:
     raise ValueError(
         f'num_clients={num_clients} is not a multiple of the {num_domains}'
@@ -258,11 +266,8 @@ def split_unbalanced(
     ValueError: If the imbalance is negative or not finite, if there are no
       clients, or more clients than samples.
   """
-  split_checks.check_num_clients(num_clients, num_samples, 'training samples')
-  if not (imbalance >= 0 and math.isfinite(imbalance)):
-    raise ValueError(
-        f'imbalance={imbalance} must be a finite number, at least 0.'
-    )
+  label_shares.check_num_clients(num_clients, num_samples, 'training samples')
+  IMBALANCE.check(imbalance)
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   normal = rng.standard_normal(num_clients)
   # Relative to the largest, so that the exponential does not overflow.
@@ -292,7 +297,7 @@ def split_by_writer(
     ValueError: If there are no clients, or more clients than writers.
   """
   present = np.unique(writers)
-  split_checks.check_num_clients(num_clients, len(present), 'writers')
+  label_shares.check_num_clients(num_clients, len(present), 'writers')
   rng = seeding.generator(seeding.Stream.SPLIT, seed)
   chosen = np.sort(rng.choice(present, num_clients, replace=False))
   # One sort for all writers is faster than a pass over the data for each.
@@ -308,33 +313,19 @@ def _sorted(parts: list[np.ndarray]) -> list[np.ndarray]:
 
 
 class SplitTask(NamedTuple):
-  """The arguments of a split.
+  """What a split divides.
 
   Attributes:
     labels: The samples' classes, integers of shape `[n]`.
     num_classes: The number of classes.
     num_clients: The number of clients.
     seed: The seed of all random choices.
-    value: The split's parameter, or `None`.
-    variant: The split's variant, or `None` for its first one.
   """
 
   labels: np.ndarray
   num_classes: int
   num_clients: int
   seed: int
-  value: Any
-  variant: Optional[str] = None
-
-
-def _make_dirichlet(task: SplitTask) -> list[np.ndarray]:
-  if task.variant == 'client':
-    return dirichlet.split_by_client_dirichlet(
-        task.labels, task.num_classes, task.num_clients, task.value, task.seed
-    )
-  return dirichlet.split_by_dirichlet(
-      task.labels, task.num_clients, task.value, task.seed
-  )
 
 
 # Draws the indices of each client, given the number of samples, the number of
@@ -343,90 +334,249 @@ Draw = Callable[[int, int, int, np.random.Generator], list[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
+class Split(Part):
   """A way to split the training data over the clients.
 
+  Its function gets a `SplitTask`, and its options by name. It returns each
+  client's indices.
+
   Attributes:
-    description: A short description, with the parameter between backquotes.
-    make: Returns each client's indices. `None` if the dataset determines the
-      clients of its samples.
-    parameter: The name of the parameter of `split_dataset` that the split
-      needs, if any.
-    draw: Draws the indices of clients that share samples. A split with this
-      function needs its parameter, the number of samples of a client, only for
-      that.
-    client: The noun for a client if the dataset determines the number of
-      clients, such as 'writer'.
-    variant: The name of the parameter of `split_dataset` that chooses among the
-      variants of the split, if it has several.
-    variants: The values of this parameter with their descriptions, the default
-      first.
+    draw: Draws the indices of clients that share samples, if its only option
+      is given: the number of samples of a client.
+    client: The noun for a client if the dataset determines the clients, such as
+      'writer'. Then the function gets the dataset, the number of clients or
+      None, and the seed, and returns a `FederatedData`.
   """
 
-  description: str
-  make: Optional[Callable[[SplitTask], list[np.ndarray]]] = None
-  parameter: Optional[str] = None
   draw: Optional[Draw] = None
   client: Optional[str] = None
-  variant: Optional[str] = None
-  variants: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-# The splits by name. `split_dataset` and the programs find added entries too.
-SPLITS: dict[str, Split] = {
-    'iid': Split(
-        'evenly at random; with `samples_per_client`, each client draws its'
+def _split_of_object(name: str, function: Any) -> Split:
+  """Returns the entry of a user's function."""
+  require_function(
+      function,
+      'a function of a tff_bn.data.SplitTask that returns the positions of each'
+      " client's training samples, or an entry tff_bn.data.Split",
+  )
+  return Split(name, 'a split of yours', function)
+
+
+def chosen_split(options: Any) -> str:
+  """Returns the split of the training data, given all options."""
+  if options.split is not None:
+    return options.split
+  is_of_domains = datasets.has_domains(options.dataset)
+  return DOMAINS if is_of_domains else _SPLIT_OF_OTHERS
+
+
+def chosen_num_clients(options: Any) -> Optional[int]:
+  """Returns the number of clients, given all options; None: the data's."""
+  if options.num_clients is None and not SPLITS[chosen_split(options)].client:
+    return DEFAULT_NUM_CLIENTS
+  return options.num_clients
+
+
+def draws_samples(options: Any) -> bool:
+  """Whether clients draw samples that they share, given all options."""
+  split = SPLITS[chosen_split(options)]
+  return split.draw is not None and any(
+      getattr(options, option.name) is not None for option in split.options
+  )
+
+
+def _option(
+    name: str,
+    values: value_types.ValueType,
+    description: str,
+    default: Any = None,
+    **more: Any,
+) -> Option:
+  """Declares an option that only some splits have."""
+  return Option(
+      name,
+      values,
+      description,
+      default,
+      conditions=(
+          Condition(
+              'split',
+              lambda options: SPLITS[chosen_split(options)].has(name),
+              lambda: 'is only for --split='
+              + ' or '.join(
+                  n for n, split in SPLITS.items() if split.has(name)
+              ),
+          ),
+      ),
+      argument=OWN_NAME,
+      **more,
+  )
+
+
+# The split of datasets with domains, and of all others.
+DOMAINS = 'domains'
+_SPLIT_OF_OTHERS = 'classes'
+
+SAMPLES_PER_CLIENT = _option(
+    'samples_per_client',
+    value_types.POSITIVE_INTEGER,
+    'Number of training samples that each client draws with --split=iid,'
+    ' independently of the other clients. Clients then share samples, so that'
+    ' there may be more clients than samples',
+    default_text='none, the clients divide the training data among themselves',
+)
+CLASSES_PER_CLIENT = _option(
+    'classes_per_client',
+    value_types.POSITIVE_INTEGER,
+    'Number of classes that each client has with --split=classes',
+    1,
+)
+GAMMA = _option(
+    'gamma',
+    value_types.SHARE,
+    "Share of each client's data that is drawn at random with --split=gamma: 1"
+    ' gives all clients the same distribution, 0 sorts the data by class',
+    0.1,
+)
+IMBALANCE = _option(
+    'imbalance',
+    value_types.NOT_NEGATIVE,
+    "How much the clients' sizes differ with --split=unbalanced: the standard"
+    ' deviation of their logarithm',
+    1.0,
+)
+_DIRICHLET_VARIANTS = {
+    'class': 'how each class spreads over the clients; sizes differ',
+    'client': 'the label distribution of each client; equal sizes',
+}
+DIRICHLET_BY = _option(
+    'dirichlet_by',
+    value_types.Choice(_DIRICHLET_VARIANTS),
+    f'What --split=dirichlet draws:\n{listing(_DIRICHLET_VARIANTS)}',
+    'class',
+    convert=lambda name: None if name == 'class' else name,
+)
+DIRICHLET_ALPHA = _option(
+    'dirichlet_alpha',
+    value_types.POSITIVE,
+    'Concentration for --split=dirichlet: the smaller it is, the more the'
+    " clients' labels differ",
+    0.5,
+)
+
+
+def _split_by_dirichlet(
+    task: SplitTask, dirichlet_alpha: float, dirichlet_by: str
+) -> list[np.ndarray]:
+  if dirichlet_by == 'client':
+    return dirichlet.split_by_client_dirichlet(
+        task.labels,
+        task.num_classes,
+        task.num_clients,
+        dirichlet_alpha,
+        task.seed,
+    )
+  return dirichlet.split_by_dirichlet(
+      task.labels, task.num_clients, dirichlet_alpha, task.seed
+  )
+
+
+SPLITS: Parts[Split] = Parts(
+    Split(
+        'iid',
+        'evenly at random; with --samples_per_client, each client draws its'
         ' samples from all of them, so that clients share samples',
-        lambda task: split_iid(len(task.labels), task.num_clients, task.seed),
-        parameter='samples_per_client',
+        lambda task, samples_per_client: split_iid(
+            len(task.labels), task.num_clients, task.seed
+        ),
+        (SAMPLES_PER_CLIENT,),
         draw=draw_iid,
     ),
-    'classes': Split(
-        '`classes_per_client` consecutive classes for each client, the same'
+    Split(
+        'classes',
+        '--classes_per_client consecutive classes for each client, the same'
         ' number of samples for all (FedTAN, Appendix D)',
-        lambda task: split_by_classes(
+        lambda task, classes_per_client: split_by_classes(
             task.labels,
             task.num_classes,
             task.num_clients,
-            task.value,
+            classes_per_client,
             task.seed,
         ),
-        parameter='classes_per_client',
+        (CLASSES_PER_CLIENT,),
     ),
-    'dirichlet': Split(
+    Split(
+        'dirichlet',
         'shares drawn from a Dirichlet distribution with concentration'
-        ' `dirichlet_alpha`, see `dirichlet_by`',
-        _make_dirichlet,
-        parameter='dirichlet_alpha',
-        variant='dirichlet_by',
-        variants={
-            'class': 'how each class spreads over the clients; sizes differ',
-            'client': 'the label distribution of each client; equal sizes',
-        },
+        ' --dirichlet_alpha, see --dirichlet_by',
+        _split_by_dirichlet,
+        (DIRICHLET_ALPHA, DIRICHLET_BY),
     ),
-    'gamma': Split(
-        "a share `gamma` of each client's data at random, the rest sorted by"
+    Split(
+        'gamma',
+        "a share --gamma of each client's data at random, the rest sorted by"
         ' class (gamma-similarity)',
-        lambda task: split_by_gamma_similarity(
-            task.labels, task.num_clients, task.value, task.seed
+        lambda task, gamma: split_by_gamma_similarity(
+            task.labels, task.num_clients, gamma, task.seed
         ),
-        parameter='gamma',
+        (GAMMA,),
     ),
-    'domains': Split(
-        'each client has data of one domain (feature shift)', client='domain'
+    Split(
+        DOMAINS,
+        'each client has data of one domain (feature shift)',
+        'tff_bn.data.splitting:split_domains',
+        client='domain',
     ),
-    'unbalanced': Split(
-        'at random, sizes log-normal with standard deviation `imbalance` of'
+    Split(
+        'unbalanced',
+        'at random, sizes log-normal with standard deviation --imbalance of'
         ' their logarithm',
-        lambda task: split_unbalanced(
-            len(task.labels), task.num_clients, task.value, task.seed
+        lambda task, imbalance: split_unbalanced(
+            len(task.labels), task.num_clients, imbalance, task.seed
         ),
-        parameter='imbalance',
+        (IMBALANCE,),
     ),
-    'natural': Split('each client is a writer of the dataset', client='writer'),
-}
-
-# Name -> how the training data is split.
-SPLIT_NAMES: Mapping[str, str] = {
-    name: split.description for name, split in SPLITS.items()
+    Split(
+        'natural',
+        'each client is a writer of the dataset',
+        'tff_bn.data.splitting:split_writers',
+        client='writer',
+    ),
+    of_object=_split_of_object,
+)
+SPLIT = Option(
+    'split',
+    PartName(SPLITS, YOURS),
+    lambda: (
+        'How the training data is split over the clients:\n'
+        f'{listing(SPLITS)}or {YOURS}; the function gets a'
+        ' tff_bn.data.SplitTask and returns the positions of the training'
+        ' samples of each client'
+    ),
+    compute=chosen_split,
+    default_text=(
+        f'{DOMAINS} for a dataset with domains, otherwise {_SPLIT_OF_OTHERS}'
+    ),
+    argument=OWN_NAME,
+)
+NUM_CLIENTS = Option(
+    'num_clients',
+    # Each client has an entry in several tables in memory.
+    value_types.Number(int, minimum=1, maximum=10**6),
+    'Number of clients',
+    compute=chosen_num_clients,
+    default_text='; '.join(
+        [
+            f'{DEFAULT_NUM_CLIENTS}',
+            ', '.join(
+                f'one for each {split.client} with --split={name}'
+                for name, split in SPLITS.items()
+                if split.client
+            ),
+        ]
+    ),
+)
+# The options of all splits.
+PARAMETERS = {
+    option.name: option for split in SPLITS.values() for option in split.options
 }

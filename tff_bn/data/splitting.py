@@ -1,17 +1,16 @@
 """Splits a dataset over clients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
 from tff_bn.common import checks
 from tff_bn.common import seeding
-from tff_bn.common import spelling
+from tff_bn.common import user_functions
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
 from tff_bn.data import label_shares
-from tff_bn.data import split_checks
 from tff_bn.data import splits
 
 
@@ -35,16 +34,17 @@ def split_dataset(
 
   Args:
     dataset: The dataset.
-    split: A key of `splits.SPLITS`.
+    split: A key of `splits.SPLITS`, or `package.module:NAME` for your own: a
+      function of a `splits.SplitTask`, or a `splits.Split`.
     num_clients: The number of clients. Default: one for each domain with
       `domains`, one for each writer with `natural`, otherwise
       `splits.DEFAULT_NUM_CLIENTS`.
     seed: The seed of all random choices.
-    **parameters: `classes_per_client` for `classes`, `dirichlet_alpha` for
-      `dirichlet`, `gamma` for `gamma`, `imbalance` for `unbalanced`. Optional:
-      `samples_per_client` for `iid`, the number of training samples that each
-      client draws, and `dirichlet_by` for `dirichlet`, `class` (default) or
-      `client`. Other splits ignore them.
+    **parameters: The options of the split by name, see `splits.PARAMETERS`:
+      `classes_per_client` for `classes`, `dirichlet_alpha` and
+      `dirichlet_by` for `dirichlet`, `gamma` for `gamma`, `imbalance` for
+      `unbalanced`, and `samples_per_client` for `iid`. Their defaults are those
+      of the options. Other splits ignore them.
 
   Returns:
     The split data. The clients' ids are `client_0`, ...; with `domains` they
@@ -53,8 +53,8 @@ def split_dataset(
   Raises:
     TypeError: If no split has such a parameter, or an argument has the wrong
       type.
-    ValueError: If the split is unknown, lacks its argument, or does not suit
-      the dataset.
+    ValueError: If the split is unknown or can't be imported, a parameter is not
+      allowed, or the split does not suit the dataset.
   """
   checks.check_type(
       'dataset',
@@ -66,67 +66,44 @@ def split_dataset(
   if num_clients is not None:
     checks.check_integer('num_clients', num_clients)
   checks.check_integer('seed', seed)
-  if split not in splits.SPLITS:
-    raise ValueError(
-        f'split={split} is unknown; the splits are'
-        f' {", ".join(splits.SPLITS)}.'
-        f'{spelling.suggestion(split, splits.SPLITS)}'
-    )
-  known = [
-      name
-      for entry in splits.SPLITS.values()
-      for name in (entry.parameter, entry.variant)
-      if name is not None
-  ]
-  unknown = sorted(set(parameters).difference(known))
-  if unknown:
-    raise TypeError(
-        f'{unknown[0]!r} is not a parameter of a split; the parameters are'
-        f' {", ".join(known)}.'
-    )
-  for name, number in parameters.items():
-    if number is not None and name != 'dirichlet_by':
-      checks.check_number(name, number)
-  entry = splits.SPLITS[split]
-  if entry.make is None:
-    split_by_origin = {
-        'domains': _split_by_domain,
-        'natural': _split_by_writer,
-    }[split]
-    return split_by_origin(dataset, num_clients, seed)
+  splits.SPLIT.check(split)
+  for name, value in parameters.items():
+    if name not in splits.PARAMETERS:
+      raise TypeError(
+          f'{name!r} is not a parameter of a split; the parameters are'
+          f' {", ".join(splits.PARAMETERS)}.'
+      )
+    if value is not None:
+      splits.PARAMETERS[name].check(value)
+  try:
+    entry = splits.SPLITS[split]
+    make = entry.load()
+  except ValueError as error:
+    raise ValueError(f'split={split}: {error}') from error
+  if entry.client is not None:
+    return make(dataset, num_clients, seed)
   if num_clients is None:
     num_clients = splits.DEFAULT_NUM_CLIENTS
-  value = None
-  if entry.parameter is not None:
-    value = parameters.get(entry.parameter)
-    if value is None and entry.draw is None:
-      raise ValueError(f'split={split} needs `{entry.parameter}`.')
-  variant = None
-  if entry.variant is not None:
-    variant = parameters.get(entry.variant)
-    if variant is not None and variant not in entry.variants:
-      raise ValueError(
-          f'{entry.variant}={variant} is unknown; use one of'
-          f' {", ".join(entry.variants)}.'
-      )
-  if entry.draw is not None and value is not None:
+  arguments = {}
+  for option in entry.options:
+    value = parameters.get(option.name)
+    arguments[option.name] = option.default if value is None else value
+  if entry.draw is not None and any(arguments.values()):
+    (samples_per_client,) = arguments.values()
     parts, test_parts = _draw(
-        dataset, entry.draw, num_clients, int(value), seed
+        dataset, entry.draw, num_clients, samples_per_client, seed
     )
   else:
-    split_checks.check_num_clients(
+    label_shares.check_num_clients(
         num_clients, len(dataset.y_train), f'training samples in {dataset.name}'
     )
-    parts = entry.make(
-        splits.SplitTask(
-            dataset.y_train,
-            dataset.num_classes,
-            num_clients,
-            seed,
-            value,
-            variant,
-        )
+    task = splits.SplitTask(
+        dataset.y_train, dataset.num_classes, num_clients, seed
     )
+    if splits.SPLITS.is_users(split):
+      parts = _call_users(split, make, task, arguments)
+    else:
+      parts = make(task, **arguments)
     test_parts = label_shares.split_in_proportion(
         federated.label_counts(dataset, parts),
         dataset.y_test,
@@ -137,6 +114,44 @@ def split_dataset(
   return _federated_data(dataset, client_ids, parts, test_parts)
 
 
+def _call_users(
+    split: str,
+    make: Callable[..., Any],
+    task: splits.SplitTask,
+    arguments: Mapping[str, Any],
+) -> list[np.ndarray]:
+  """Calls a user's function and checks what it returns."""
+  subject = f'split={split}'
+  result = user_functions.call(subject, make, task, **arguments)
+  needed = (
+      f'it must return a list of {task.num_clients} arrays, the positions of'
+      " each client's training samples"
+  )
+  try:
+    parts = [np.asarray(part) for part in result]
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+        f'{subject}: its function returned {type(result).__name__}; {needed}.'
+    ) from error
+  if len(parts) != task.num_clients:
+    raise ValueError(
+        f'{subject}: its function returned {len(parts)} parts; {needed}.'
+    )
+  for number, part in enumerate(parts):
+    if part.ndim != 1 or part.dtype.kind not in 'iu' or not part.size:
+      raise ValueError(
+          f'{subject}: part {number} of its result has the shape {part.shape}'
+          f' and the dtype {part.dtype}; {needed}, and each at least one.'
+      )
+    if part.min() < 0 or part.max() >= len(task.labels):
+      raise ValueError(
+          f'{subject}: part {number} of its result has positions from'
+          f' {part.min()} to {part.max()}, but there are {len(task.labels)}'
+          ' training samples, whose positions count from 0.'
+      )
+  return parts
+
+
 def _draw(
     dataset: dataset_lib.Dataset,
     draw: splits.Draw,
@@ -145,8 +160,7 @@ def _draw(
     seed: int,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Draws the training and test samples of clients that share samples."""
-  if num_clients < 1:
-    raise ValueError(f'num_clients={num_clients} is too small; use at least 1.')
+  label_shares.check_num_clients(num_clients)
   num_train, num_test = len(dataset.y_train), len(dataset.y_test)
   if not 1 <= samples_per_client <= num_train:
     raise ValueError(
@@ -166,10 +180,10 @@ def _draw(
   return parts, test_parts
 
 
-def _split_by_domain(
+def split_domains(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Gives each client data of one domain."""
+  """Gives each client data of one domain, see `split_dataset`."""
   if dataset.domain_train is None:
     raise ValueError(
         'split=domains needs a dataset with several domains, but'
@@ -179,7 +193,7 @@ def _split_by_domain(
   num_domains = len(dataset.domain_names)
   if num_clients is None:
     num_clients = num_domains
-  split_checks.check_num_clients(
+  label_shares.check_num_clients(
       num_clients,
       len(dataset.y_train),
       f'training samples in {dataset.name}',
@@ -206,10 +220,10 @@ def _split_by_domain(
   )
 
 
-def _split_by_writer(
+def split_writers(
     dataset: dataset_lib.Dataset, num_clients: Optional[int], seed: int
 ) -> federated.FederatedData:
-  """Gives each client the data of one writer."""
+  """Gives each client the data of one writer, see `split_dataset`."""
   if dataset.writer_train is None:
     raise ValueError(
         'split=natural needs a dataset with writers, but'
@@ -219,7 +233,7 @@ def _split_by_writer(
   num_writers = len(np.unique(dataset.writer_train))
   if num_clients is None:
     num_clients = num_writers
-  split_checks.check_num_clients(
+  label_shares.check_num_clients(
       num_clients, num_writers, f'writers in {dataset.name}'
   )
   parts = splits.split_by_writer(dataset.writer_train, num_clients, seed)

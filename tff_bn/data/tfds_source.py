@@ -9,12 +9,12 @@ import urllib.parse
 import numpy as np
 import tensorflow as tf
 
+from tff_bn.catalog import datasets
 from tff_bn.common import progress
 from tff_bn.common import spelling
 from tff_bn.data import classes
 from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import images
-from tff_bn.data import names
 from tff_bn.data import tfds_features
 
 _TRAIN = 'train'
@@ -49,7 +49,7 @@ def load_tfds(
   import tensorflow_datasets as tfds
 
   source = f'dataset={name}'
-  tfds_name = name.removeprefix(names.TFDS_PREFIX)
+  tfds_name = datasets.path(name)
   if data_dir is not None:
     tfds_features.check(tfds_name, pathlib.Path(data_dir))
   try:

@@ -4,6 +4,7 @@ from typing import Optional
 
 import numpy as np
 
+from tff_bn.catalog import datasets
 from tff_bn.common import checks
 from tff_bn.common import seeding
 from tff_bn.data import dataset as dataset_lib
@@ -45,27 +46,17 @@ def draw_training_samples(
   )
   checks.check_integer('seed', seed)
   if train_share is not None:
-    checks.check_number('train_share', train_share)
+    datasets.TRAIN_SHARE.check(train_share)
   if samples_per_domain is not None:
-    checks.check_integer('samples_per_domain', samples_per_domain)
+    datasets.SAMPLES_PER_DOMAIN.check(samples_per_domain)
   if train_share is None and samples_per_domain is None:
     return dataset
-  if train_share is not None and not 0 < train_share <= 1:
-    raise ValueError(
-        f'train_share={train_share} must be greater than 0 and at most 1.'
-    )
   domains = dataset.domain_train
-  if samples_per_domain is not None:
-    if samples_per_domain < 1:
-      raise ValueError(
-          f'samples_per_domain={samples_per_domain} is too small; use at'
-          ' least 1.'
-      )
-    if domains is None:
-      raise ValueError(
-          f'samples_per_domain={samples_per_domain} needs a dataset with'
-          f' domains, but dataset={dataset.name} has none; use train_share.'
-      )
+  if samples_per_domain is not None and domains is None:
+    raise ValueError(
+        f'samples_per_domain={samples_per_domain} needs a dataset with domains,'
+        f' but dataset={dataset.name} has none; use train_share.'
+    )
   if domains is None:
     domains = np.zeros(len(dataset.y_train), np.int32)
   chosen = []

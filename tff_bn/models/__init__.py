@@ -1,39 +1,28 @@
 """Model architectures, built by name or by a user's function.
 
-`tff_bn.models.names` can be imported without Keras, which is imported when a
-model is first used.
+Each function `build_...` of a model has the same arguments: `input_shape`, the
+shape of a sample; `num_classes`; and `normalization`, the normalization of its
+hidden layers, a key of `NORMALIZATIONS` or `group<N>`. It returns an untrained
+functional model with logits as output. Convolutional networks take images of
+shape `[height, width, channels]`. Perceptrons flatten their inputs.
+
+`MODELS` and `NORMALIZATIONS` are in `tff_bn.catalog.models`, which does not
+import Keras. Keras is imported when a model is first used.
 """
 
+from tff_bn.catalog.models import MODELS
+from tff_bn.catalog.models import NORMALIZATIONS
 from tff_bn.imports import lazy
-from tff_bn.models import names
-from tff_bn.models.names import MODEL_NAMES
-from tff_bn.models.names import NORMALIZATION_NAMES
-from tff_bn.models.names import PAN_NAMES
-from tff_bn.models.names import PRECISION_NAMES
 
 # Name -> the module of this package in which it is defined.
 _MEMBERS = {
-    'build_abide_mlp': 'abide_mlp',
-    'build_alexnet_bn': 'alexnet_bn',
-    'build_digits_cnn': 'digits_cnn',
-    'build_fbn_cnn': 'fbn_cnn',
-    'build_fedbn_two_layer': 'fedbn_two_layer',
-    'build_mlp3': 'mlp3',
-    'build_mlp4': 'mlp4',
     'build_model_fn': 'building',
-    'build_resnet20': 'resnet20',
-    'build_resnet20_wide': 'resnet20',
-    'build_small_cnn': 'small_cnn',
-    'build_vgg': 'vgg',
+    'build_vgg': 'convolutional',
 }
+for _model in MODELS.values():
+  _module, _, _function = str(_model.builds).partition(':')
+  _MEMBERS[_function] = _module.rpartition('.')[2]
 
-__all__ = [
-    'MODEL_NAMES',
-    'NORMALIZATION_NAMES',
-    'PAN_NAMES',
-    'PRECISION_NAMES',
-    'names',
-    *_MEMBERS,
-]
+__all__ = ['MODELS', 'NORMALIZATIONS', *_MEMBERS]
 
 __getattr__, __dir__ = lazy.attach(__name__, _MEMBERS)

@@ -9,47 +9,14 @@ from typing import Any, Optional
 import keras
 import numpy as np
 
+from tff_bn.catalog import datasets
+from tff_bn.catalog import models
 from tff_bn.common import checks
-from tff_bn.common import spelling
 from tff_bn.common import user_functions
-from tff_bn.data import names as data_names
 from tff_bn.layers import discovery
-from tff_bn.models import abide_mlp
-from tff_bn.models import alexnet_bn
-from tff_bn.models import digits_cnn
-from tff_bn.models import fbn_cnn
-from tff_bn.models import fedbn_two_layer
-from tff_bn.models import mlp3
-from tff_bn.models import mlp4
-from tff_bn.models import names
-from tff_bn.models import normalization as normalization_lib
 from tff_bn.models import projection_head
-from tff_bn.models import resnet20
-from tff_bn.models import small_cnn
-from tff_bn.models import vgg
 from tff_bn.position_aware import position_encodings
 
-_DEFAULT_NORMALIZATION = 'batch'
-_DEFAULT_PRECISION = 'float32'
-_NO_ENCODINGS = 'off'
-
-# Name -> the function that builds the model, and the smallest height and width
-# of its images; `None` if samples of any shape are allowed.
-_MODELS: dict[str, tuple[Callable[..., keras.Model], Optional[int]]] = {
-    'small_cnn': (small_cnn.build_small_cnn, 4),
-    'mlp3': (mlp3.build_mlp3, None),
-    'digits_cnn': (digits_cnn.build_digits_cnn, 4),
-    'fbn_cnn': (fbn_cnn.build_fbn_cnn, 4),
-    'resnet20': (resnet20.build_resnet20, 4),
-    'mlp4': (mlp4.build_mlp4, None),
-    'vgg9': (functools.partial(vgg.build_vgg, 'vgg9'), 4),
-    'vgg11': (functools.partial(vgg.build_vgg, 'vgg11'), 4),
-    'vgg13': (functools.partial(vgg.build_vgg, 'vgg13'), 4),
-    'resnet20_wide': (resnet20.build_resnet20_wide, 4),
-    'fedbn_two_layer': (fedbn_two_layer.build_fedbn_two_layer, None),
-    'alexnet_bn': (alexnet_bn.build_alexnet_bn, 95),
-    'abide_mlp': (abide_mlp.build_abide_mlp, None),
-}
 # The model that errors recommend for other samples than images.
 _ANY_SHAPE = 'mlp3'
 
@@ -58,8 +25,8 @@ def build_model_fn(
     name: str,
     input_shape: tuple[int, ...],
     num_classes: int,
-    normalization: str = _DEFAULT_NORMALIZATION,
-    precision: str = _DEFAULT_PRECISION,
+    normalization: str = 'batch',
+    precision: str = 'float32',
     batch_norm_momentum: Optional[float] = None,
     pan: str = 'off',
     pan_amplitude: Optional[float] = None,
@@ -72,16 +39,17 @@ def build_model_fn(
   A model is built here once to find errors early.
 
   Args:
-    name: One of `names.MODEL_NAMES`, or `package.module:function` for a user's
-      function. It is called as `function(input_shape, num_classes)`, and with
+    name: A key of `tff_bn.catalog.models.MODELS`, or `package.module:NAME` for
+      your own: a function, or a `tff_bn.catalog.models.Model`. The function is
+      called as `function(input_shape, num_classes)`, and with
       `normalization=...` if it has such a parameter, and returns a model with
       logits as output.
     input_shape: The shape of one sample.
     num_classes: Number of classes.
-    normalization: One of `names.NORMALIZATION_NAMES`, or `group<N>`. A user's
-      function may accept other values.
-    precision: One of `names.PRECISION_NAMES`: the default dtype policy of the
-      layers.
+    normalization: A key of `tff_bn.catalog.models.NORMALIZATIONS`, or
+      `group<N>`. A user's function may accept other values.
+    precision: A key of `tff_bn.catalog.models.PRECISIONS`: the default dtype
+      policy of the layers.
     batch_norm_momentum: The momentum of the running statistics of all batch
       normalization layers. Default: the model's momentum.
     pan: `'add'` or `'multiply'` for position encodings in all hidden layers
@@ -116,12 +84,17 @@ def build_model_fn(
   input_shape = tuple(int(size) for size in input_shape)
   num_classes = int(num_classes)
   build = _builder(name, input_shape, num_classes, normalization)
-  if precision not in names.PRECISION_NAMES:
-    raise ValueError(
-        f'precision={precision} is unknown; use'
-        f' {", ".join(names.PRECISION_NAMES)}.'
-        f'{spelling.suggestion(precision, names.PRECISION_NAMES)}'
-    )
+  for option, value in (
+      (models.PRECISION, precision),
+      (models.BATCH_NORM_MOMENTUM, batch_norm_momentum),
+      (models.PAN, pan),
+      (models.PAN_AMPLITUDE, pan_amplitude),
+      (models.PAN_PERIOD, pan_period),
+      (models.PAN_PERSONAL_SHARE, pan_personal_share),
+      (models.MOON_PROJECTION, moon_projection),
+  ):
+    if value is not None:
+      option.check(value)
   encodings = dict(
       amplitude=pan_amplitude,
       period=pan_period,
@@ -138,11 +111,11 @@ def build_model_fn(
         model = _with_projection(name, model, moon_projection)
     if batch_norm_momentum is not None:
       _set_momentum(name, model, batch_norm_momentum)
-    if pan != _NO_ENCODINGS:
+    if pan != models.NO_ENCODINGS:
       model = _with_encodings(name, model, pan, **encodings)
     return model
 
-  if name in _MODELS:
+  if name in models.MODELS:
     # This checks whether groups divide the channels.
     model_fn()
   else:
@@ -150,7 +123,7 @@ def build_model_fn(
       _check_user_model(name, build, input_shape, num_classes)
     if (
         batch_norm_momentum is not None
-        or pan != _NO_ENCODINGS
+        or pan != models.NO_ENCODINGS
         or moon_projection is not None
     ):
       model_fn()
@@ -164,25 +137,23 @@ def _builder(
     normalization: str,
 ) -> Callable[[], keras.Model]:
   """Returns a function that builds the model in float32, without encodings."""
-  if name in _MODELS:
-    build, smallest = _MODELS[name]
-    normalization_lib.check_normalization(normalization)
-    if normalization == 'fixup' and name not in names.FIXUP_MODELS:
+  models.MODEL.check(name)
+  try:
+    model = models.MODELS[name]
+    build = model.load()
+  except ValueError as error:
+    raise ValueError(f'model={name}: {error}') from error
+  if name in models.MODELS:
+    models.NORMALIZATION.check(normalization)
+    if normalization == models.FIXUP and not model.has_residual_blocks:
       raise ValueError(
           f'normalization=fixup is impossible with model={name}; it initializes'
-          f' residual blocks, so use model={" or ".join(names.FIXUP_MODELS)}.'
+          f' residual blocks, so use model={" or ".join(models.FIXUP_MODELS)}.'
       )
-    _check_input_shape(name, input_shape, smallest)
     arguments = {'normalization': normalization}
-  elif names.is_other_model(name):
-    build = user_functions.import_function('model', name)
-    arguments = _normalization_argument(name, build, normalization)
   else:
-    raise ValueError(
-        f'model={name} is unknown; the models are'
-        f' {", ".join(names.MODEL_NAMES)}, and {names.OTHER_MODELS}.'
-        f'{spelling.suggestion(name, names.MODEL_NAMES)}'
-    )
+    arguments = _normalization_argument(name, build, normalization)
+  _check_input_shape(name, input_shape, model.smallest)
   return functools.partial(build, input_shape, num_classes, **arguments)
 
 
@@ -263,7 +234,7 @@ def _normalization_argument(
       for parameter in parameters
   ):
     return {'normalization': normalization}
-  if normalization != _DEFAULT_NORMALIZATION:
+  if normalization != models.NORMALIZATION.default:
     raise ValueError(
         f'normalization={normalization} has no effect on model={name}: its'
         ' function has no parameter `normalization`.'
@@ -281,7 +252,7 @@ def _series_advice(error: BaseException, input_shape: tuple[int, ...]) -> str:
   return (
       f' Samples of shape {input_shape} are grey images. If the data are series'
       f' of {steps} steps with {features} features, load them as'
-      f' {data_names.SERIES_PREFIX}PATH.'
+      f' {datasets.SERIES.prefix}PATH.'
   )
 
 

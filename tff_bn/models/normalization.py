@@ -4,44 +4,21 @@ from typing import Any, Optional
 
 import keras
 
-from tff_bn.common import spelling
-from tff_bn.layers.batch_renormalization import BatchRenormalization
+from tff_bn.catalog import models
 from tff_bn.layers.feature_normalization import FeatureNormalization
-from tff_bn.layers.static_batch_normalization import StaticBatchNormalization
 from tff_bn.layers.weight_standardization import WeightStandardizedConv2D
 from tff_bn.layers.weight_standardization import WeightStandardizedDense
-from tff_bn.models import names
 
 # The papers' values (PyTorch's defaults): running = 0.9 running + 0.1 batch.
 _MOMENTUM = 0.9
 _EPSILON = 1e-5
 
 
-def check_normalization(normalization: str) -> None:
-  """Raises a `ValueError` if there is no normalization of this name."""
-  if (
-      normalization not in names.NORMALIZATION_NAMES
-      and not names.is_other_normalization(normalization)
-  ):
-    raise ValueError(
-        f'normalization={normalization} is unknown; use'
-        f' {", ".join(names.NORMALIZATION_NAMES)}, or'
-        f' {names.OTHER_NORMALIZATIONS}, for example group2.'
-        f'{spelling.suggestion(normalization, names.NORMALIZATION_NAMES)}'
-    )
-
-
 def _with_bias(normalization: str, use_bias: Optional[bool]) -> bool:
-  """Returns whether a layer before a normalization has a bias.
-
-  Args:
-    normalization: See `normalize`.
-    use_bias: The model's choice. Default: no bias if the shift of the
-      normalization, or the scalar biases of Fixup, make it redundant.
-  """
+  """Whether a layer before a normalization has a bias, see `convolve`."""
   if use_bias is not None:
     return use_bias
-  return normalization in ('none', 'weight_standardization', 'feature')
+  return models.find_normalization(normalization).needs_bias
 
 
 def convolve(
@@ -60,13 +37,14 @@ def convolve(
     channels: The number of output channels.
     kernel_size: The height and width of the kernel.
     normalization: See `normalize`.
-    use_bias: Whether there is a bias. Default: if nothing makes it redundant.
+    use_bias: Whether there is a bias. Default: unless the shift of the
+      normalization, or the scalar biases of Fixup, make it redundant.
     **arguments: Other arguments of `keras.layers.Conv2D`.
 
   Returns:
     The convolution.
   """
-  is_standardized = normalization == 'weight_standardization'
+  is_standardized = normalization == models.STANDARDIZED_WEIGHTS
   kind = WeightStandardizedConv2D if is_standardized else keras.layers.Conv2D
   use_bias = _with_bias(normalization, use_bias)
   return kind(channels, kernel_size, use_bias=use_bias, **arguments)(inputs)
@@ -80,19 +58,8 @@ def dense(
     use_bias: Optional[bool] = None,
     **arguments: Any,
 ) -> keras.KerasTensor:
-  """Applies a hidden dense layer that `normalize` follows.
-
-  Args:
-    inputs: Vectors, `[batch, features]`.
-    units: The number of units.
-    normalization: See `normalize`.
-    use_bias: Whether there is a bias. Default: if nothing makes it redundant.
-    **arguments: Other arguments of `keras.layers.Dense`.
-
-  Returns:
-    The layer's output.
-  """
-  is_standardized = normalization == 'weight_standardization'
+  """Applies a hidden dense layer that `normalize` follows, see `convolve`."""
+  is_standardized = normalization == models.STANDARDIZED_WEIGHTS
   kind = WeightStandardizedDense if is_standardized else keras.layers.Dense
   use_bias = _with_bias(normalization, use_bias)
   return kind(units, use_bias=use_bias, **arguments)(inputs)
@@ -115,7 +82,7 @@ def logits(
   Returns:
     The logits, `[batch, num_classes]`.
   """
-  if normalization == 'feature':
+  if normalization == models.FEATURE:
     inputs = FeatureNormalization(name='feature_norm')(inputs)
   return keras.layers.Dense(
       num_classes,
@@ -133,7 +100,8 @@ def normalize(
 
   Args:
     inputs: A tensor of shape `[batch, ..., channels]`.
-    normalization: One of `names.NORMALIZATION_NAMES`, or `group<N>`.
+    normalization: A key of `tff_bn.catalog.models.NORMALIZATIONS`, or
+      `group<N>`.
     name: The layer's name.
 
   Returns:
@@ -143,32 +111,21 @@ def normalize(
   Raises:
     ValueError: If the name is unknown or N doesn't divide the channels.
   """
-  check_normalization(normalization)
-  match normalization:
-    case 'none' | 'weight_standardization' | 'fixup' | 'feature':
-      return inputs
-    case 'batch':
-      layer = keras.layers.BatchNormalization(
-          momentum=_MOMENTUM, epsilon=_EPSILON, name=name
+  models.NORMALIZATION.check(normalization)
+  entry = models.find_normalization(normalization)
+  if entry.builds is None:
+    return inputs
+  arguments: dict[str, Any] = {'epsilon': _EPSILON, 'name': name}
+  if entry.has_momentum:
+    arguments['momentum'] = _MOMENTUM
+  groups = models.num_groups(normalization)
+  if groups:
+    channels = inputs.shape[-1]
+    if channels % groups:
+      raise ValueError(
+          f'normalization={normalization} is impossible: {groups} does not'
+          f' divide the {channels} channels at layer {name}; use a number of'
+          ' groups that divides the channels of every layer.'
       )
-    case 'batch_renorm':
-      layer = BatchRenormalization(
-          momentum=_MOMENTUM, epsilon=_EPSILON, name=name
-      )
-    case 'static_batch':
-      layer = StaticBatchNormalization(epsilon=_EPSILON, name=name)
-    case 'layer':
-      layer = keras.layers.LayerNormalization(epsilon=_EPSILON, name=name)
-    case _:
-      groups = names.num_groups(normalization)
-      channels = inputs.shape[-1]
-      if channels % groups:
-        raise ValueError(
-            f'normalization={normalization} is impossible: {groups} does not'
-            f' divide the {channels} channels at layer {name}; use a number of'
-            ' groups that divides the channels of every layer.'
-        )
-      layer = keras.layers.GroupNormalization(
-          groups=groups, epsilon=_EPSILON, name=name
-      )
-  return layer(inputs)
+    arguments['groups'] = groups
+  return entry.load()(**arguments)(inputs)

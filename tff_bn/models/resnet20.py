@@ -38,11 +38,6 @@ def build_resnet20(
   0, and the first convolution of each block starts at a third of He's
   initialization.
 
-  Args:
-    input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_classes: Number of classes.
-    normalization: The normalization after each convolution.
-
   Returns:
     An untrained functional model with logits as output. With batch
     normalization, three channels and ten classes it has 271,098 values, 1,376
@@ -59,14 +54,6 @@ def build_resnet20_wide(
   """Builds the wide ResNet-20 of the FedPAN paper (appendix B).
 
   It is `build_resnet20` with stages of 64, 128 and 256 channels.
-
-  Args:
-    input_shape: Height, width and channels of the images; at least 4x4 pixels.
-    num_classes: Number of classes.
-    normalization: The normalization after each convolution.
-
-  Returns:
-    An untrained functional model with logits as output.
   """
   return _build(
       'resnet20_wide', input_shape, num_classes, normalization, _WIDE_CHANNELS

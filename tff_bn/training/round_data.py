@@ -11,8 +11,8 @@ from typing_extensions import Unpack
 
 from tff_bn import runtime
 from tff_bn.data import batches as batches_lib
+from tff_bn.data import dataset as dataset_lib
 from tff_bn.data import federated
-from tff_bn.data import scaling as scaling_lib
 
 # The number of recipes whose data a process keeps in memory.
 _NUM_RECIPES = 4
@@ -97,7 +97,7 @@ class _Selected(runtime.ClientDataset):
       x: np.ndarray,
       y: np.ndarray,
       batches: batches_lib.Batches,
-      scaling: Optional[scaling_lib.Scaling],
+      scaling: Optional[dataset_lib.Scaling],
       element_spec: Any,
   ):
     self.x = x

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tff_bn.data import names as data_names
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.papers.experiments import experiment_plan
 from tff_bn.papers.experiments import experiment_smoke
@@ -190,7 +189,6 @@ def test_overrides_and_removed_flags():
 def fixture_load(tmp_path, monkeypatch):
   """Writes an experiment, and returns its plan at the smoke scale."""
   monkeypatch.setattr(experiment_files, 'FOLDER', tmp_path)
-  monkeypatch.setattr(data_names, 'is_other_dataset', lambda name: True)
   parser = data_flags.DataFlags.specs()['dataset'].values
   monkeypatch.setattr(parser, 'is_other', lambda name: True)
 

@@ -164,25 +164,6 @@ def test_wrong_schedule(text, reason):
     parsers.parse_schedule(text)
 
 
-def test_image_size():
-  assert parsers.parse_image_size('32x48') == (32, 48)
-
-
-@pytest.mark.parametrize(
-    'text', ['', '32', '0x32', '32x-1', '32x0', '8x8x3', 'axb', '+8x8', '8_0x8']
-)
-def test_wrong_image_size(text):
-  with pytest.raises(ValueError, match='HEIGHTxWIDTH'):
-    parsers.parse_image_size(text)
-
-
-@pytest.mark.parametrize('text', ['10001x1', '1x10001'])
-def test_too_large_image_size(text):
-  assert parsers.parse_image_size('10000x10000') == (10000, 10000)
-  with pytest.raises(ValueError, match='at most 10000 pixels'):
-    parsers.parse_image_size(text)
-
-
 @pytest.mark.parametrize(
     'value, text',
     [

@@ -85,15 +85,27 @@ def test_paths_of_domains_do_not_depend_on_the_working_folder(
 @pytest.mark.parametrize(
     'dataset, message',
     [
-        ('domains:a=digits,b=digitts', r"the domain 'b': must be one of .*Did"),
+        (
+            'domains:a=digits,b=digitts',
+            r"the domain 'b', whose dataset digitts must be one of .*Did",
+        ),
         ('domains:a=digits', 'has a single domain'),
-        ('domains:a=digits,b=domains:c=digits,d=digits', "'b' is a list of"),
-        ('domains:a=digits,b=generated:4', r"the domain 'b': .*must be gen"),
+        (
+            'domains:a=digits,b=domains:c=digits,d=digits',
+            "has a list of domains as the domain 'b'",
+        ),
+        (
+            'domains:a=digits,b=generated:4',
+            r"the domain 'b', .*generated:4 must be gen",
+        ),
         ('generated:4:1', '^needs sizes .* at least 2 classes'),
-        ('domains:', "^the domain '' has no dataset"),
-        ('npz:', '^must have a name or a path after npz:$'),
-        ('folder:', '^must have a name or a path after folder:$'),
-        ('domains:a=tfds:,b=digits', "^the domain 'a': must have a name or a"),
+        ('domains:', '^must have the form domains:NAME=DATASET'),
+        ('npz:', '^must have the form npz:PATH.$'),
+        ('folder:', '^must have the form folder:PATH.$'),
+        (
+            'domains:a=tfds:,b=digits',
+            "the domain 'a', .* must have the form tfds:NAME.$",
+        ),
     ],
 )
 def test_wrong_datasets(dataset, message):

@@ -182,7 +182,7 @@ def test_flags_that_name_code_are_known():
   }
   # The help of this one refers to the flag before it.
   assert known == explained | {'statistics_aggregator'}
-  assert {'model', 'metrics_hook', 'model_aggregator', 'attack'} <= known
+  assert {'dataset', 'split', 'model', 'model_aggregator'} <= known
   groups = (settings_lib.RunSettings, logging_flags.LoggingFlags)
   assert known <= {name for group in groups for name in group.specs()}
 

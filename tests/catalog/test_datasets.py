@@ -1,8 +1,8 @@
-"""Tests of the names of datasets."""
+"""Tests of the names of datasets and of their options."""
 
 import pytest
 
-from tff_bn.data import names
+from tff_bn.catalog import datasets
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from tff_bn.data import names
     ],
 )
 def test_generated(name, expected):
-  assert names.parse_generated(name) == expected
+  assert datasets.parse_generated(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_generated(name, expected):
     ],
 )
 def test_wrong_generated(name, message):
-  with pytest.raises(ValueError, match=f'dataset={name} .*{message}'):
-    names.parse_generated(name)
+  with pytest.raises(ValueError, match=message):
+    datasets.parse_generated(name)
 
 
 @pytest.mark.parametrize(
@@ -67,24 +67,27 @@ def test_wrong_generated(name, message):
     ],
 )
 def test_domains(name, expected):
-  assert names.parse_domains(name) == expected
-  assert list(names.parse_domains(name)) == list(expected)
+  assert datasets.parse_domains(name) == expected
+  assert list(datasets.parse_domains(name)) == list(expected)
 
 
 @pytest.mark.parametrize(
     'name, message',
     [
-        ('domains:', 'has no dataset'),
-        ('domains:a=,b=digits', "the domain 'a' has no dataset"),
+        ('domains:', 'has no dataset for the domain'),
+        ('domains:a=,b=digits', "no dataset for the domain 'a'"),
         ('domains:digits', 'a single domain; .* digits without'),
         ('domains:digits,digits', "two domains 'digits'; name them"),
         ('domains:a=digits,a=emnist', "two domains 'a'"),
-        ('domains:a=digits,b=domains:c=digits', "the domain 'b' is a list"),
+        (
+            'domains:a=digits,b=domains:c=digits',
+            "a list of domains as the domain 'b'",
+        ),
     ],
 )
 def test_wrong_domains(name, message):
-  with pytest.raises(ValueError, match=f'dataset={name}.*{message}'):
-    names.parse_domains(name)
+  with pytest.raises(ValueError, match=message):
+    datasets.parse_domains(name)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_wrong_domains(name, message):
     ],
 )
 def test_single_domain(name, expected):
-  assert names.single_domain(name) == expected
+  assert datasets.single_domain(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_single_domain(name, expected):
     ],
 )
 def test_short_name(name, expected):
-  assert names.short_name(name) == expected
+  assert datasets.short_name(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -137,15 +140,16 @@ def test_short_name(name, expected):
         ('folder:x', False),
         ('npz:x', False),
         ('x.npz', False),
+        ('my_module:load', False),
     ],
 )
 def test_quick_datasets(name, expected):
-  assert names.is_quick(name) == expected
+  assert datasets.is_quick(name) == expected
 
 
 def test_map_sources():
-  assert names.map_sources('digits', str.upper) == 'DIGITS'
-  assert names.map_sources('domains:x=a,b', str.upper) == 'domains:x=A,b=B'
+  assert datasets.map_sources('digits', str.upper) == 'DIGITS'
+  assert datasets.map_sources('domains:x=a,b', str.upper) == 'domains:x=A,b=B'
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,29 @@ def test_map_sources():
         ('digits', False),
         ('folder:a:b', False),
         ('npz:tfds:a:b.npz', False),
+        ('my_module:load', True),
+        ('domains:a=digits,b=my_module:load', True),
+        ('my:module.npz', False),
     ],
 )
 def test_datasets_with_code_of_others(name, is_code):
-  assert names.is_community_dataset(name) == is_code
+  assert datasets.DATASET.values.names_code(name) == is_code
+
+
+def test_image_size():
+  assert datasets.parse_image_size('32x48') == (32, 48)
+
+
+@pytest.mark.parametrize(
+    'text', ['', '32', '0x32', '32x-1', '32x0', '8x8x3', 'axb', '+8x8', '8_0x8']
+)
+def test_wrong_image_size(text):
+  with pytest.raises(ValueError, match='HEIGHTxWIDTH'):
+    datasets.parse_image_size(text)
+
+
+@pytest.mark.parametrize('text', ['10001x1', '1x10001'])
+def test_too_large_image_size(text):
+  assert datasets.parse_image_size('10000x10000') == (10000, 10000)
+  with pytest.raises(ValueError, match='at most 10000 pixels'):
+    datasets.parse_image_size(text)

@@ -1,0 +1,381 @@
+"""Models, their normalizations, and the options of both."""
+
+import dataclasses
+import re
+from typing import Any, Optional
+
+from tff_bn.catalog import value_types
+from tff_bn.catalog.options import OWN_NAME
+from tff_bn.catalog.options import Condition
+from tff_bn.catalog.options import Option
+from tff_bn.catalog.parts import YOURS
+from tff_bn.catalog.parts import Part
+from tff_bn.catalog.parts import PartName
+from tff_bn.catalog.parts import Parts
+from tff_bn.catalog.parts import listing
+from tff_bn.catalog.parts import require_function
+
+_ROOM = 'tff_bn.models'
+
+
+@dataclasses.dataclass(frozen=True)
+class Model(Part):
+  """A model.
+
+  Its function gets the shape of a sample, the number of classes and
+  `normalization`. It returns an untrained `keras.Model` with logits as output.
+
+  Attributes:
+    smallest: The smallest height and width of its images. None: samples of any
+      shape are allowed.
+    has_residual_blocks: Whether the normalization `fixup` is possible.
+  """
+
+  smallest: Optional[int] = None
+  has_residual_blocks: bool = False
+
+
+def _model_of_object(name: str, function: Any) -> Model:
+  """Returns the entry of a user's function."""
+  require_function(
+      function,
+      'a function of the shape of a sample and the number of classes that'
+      ' returns a keras.Model, or an entry tff_bn.catalog.models.Model',
+  )
+  return Model(name, 'a model of yours', function)
+
+
+MODELS: Parts[Model] = Parts(
+    Model(
+        'small_cnn',
+        '3 convolutions of 16, 32 and 32 channels; for small images',
+        f'{_ROOM}.convolutional:build_small_cnn',
+        smallest=4,
+    ),
+    Model(
+        'mlp3',
+        'one hidden layer of 30 neurons (FedTAN)',
+        f'{_ROOM}.perceptrons:build_mlp3',
+    ),
+    Model(
+        'digits_cnn',
+        '3 convolutions of 64, 64 and 128 channels and 3 dense layers (FedBN,'
+        ' table 3)',
+        f'{_ROOM}.convolutional:build_digits_cnn',
+        smallest=4,
+    ),
+    Model(
+        'fbn_cnn',
+        '4 convolutions of 64, 64, 128 and 128 channels, BN after ReLU, dropout'
+        ' and 2 dense layers (FBN, table 1)',
+        f'{_ROOM}.convolutional:build_fbn_cnn',
+        smallest=4,
+    ),
+    Model(
+        'resnet20',
+        'ResNet-20 with 16, 32 and 64 channels (FedTAN)',
+        f'{_ROOM}.resnet20:build_resnet20',
+        smallest=4,
+        has_residual_blocks=True,
+    ),
+    Model(
+        'mlp4',
+        '3 hidden layers of 1024 neurons (FedPAN)',
+        f'{_ROOM}.perceptrons:build_mlp4',
+    ),
+    Model(
+        'vgg9',
+        '6 convolutions of 32 to 256 channels and 3 dense layers (FedPAN)',
+        f'{_ROOM}.convolutional:build_vgg9',
+        smallest=4,
+    ),
+    Model(
+        'vgg11',
+        '8 convolutions of 64 to 512 channels and 1 dense layer (FedPAN)',
+        f'{_ROOM}.convolutional:build_vgg11',
+        smallest=4,
+    ),
+    Model(
+        'vgg13',
+        '10 convolutions of 64 to 512 channels, 1 dense layer (FedPAN)',
+        f'{_ROOM}.convolutional:build_vgg13',
+        smallest=4,
+    ),
+    Model(
+        'resnet20_wide',
+        'ResNet-20 with 64, 128 and 256 channels (FedPAN)',
+        f'{_ROOM}.resnet20:build_resnet20_wide',
+        smallest=4,
+        has_residual_blocks=True,
+    ),
+    Model(
+        'fedbn_two_layer',
+        'one hidden layer of 100 neurons, for fedbn_synthetic (FedBN, appendix'
+        ' F)',
+        f'{_ROOM}.perceptrons:build_fedbn_two_layer',
+    ),
+    Model(
+        'alexnet_bn',
+        'AlexNet: 5 convolutions of 64 to 384 channels and 3 dense layers'
+        ' (FedBN, table 9)',
+        f'{_ROOM}.convolutional:build_alexnet_bn',
+        smallest=95,
+    ),
+    Model(
+        'abide_mlp',
+        '2 hidden layers of 16 neurons (FedBN, section 5.2)',
+        f'{_ROOM}.perceptrons:build_abide_mlp',
+    ),
+    of_object=_model_of_object,
+)
+# The models that can have the normalization `fixup`.
+FIXUP_MODELS = tuple(
+    name for name, model in MODELS.items() if model.has_residual_blocks
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalization(Part):
+  """A normalization of the hidden layers of models.
+
+  Attributes:
+    builds: The layer that follows a convolution or a dense layer, or None.
+    has_momentum: Whether the layer has running statistics with a momentum.
+    needs_bias: Whether the convolution or dense layer before it has a bias,
+      because nothing makes it redundant.
+  """
+
+  builds: Any = None
+  has_momentum: bool = False
+  needs_bias: bool = False
+
+
+STANDARDIZED_WEIGHTS = 'weight_standardization'
+FEATURE = 'feature'
+FIXUP = 'fixup'
+NORMALIZATIONS: Parts[Normalization] = Parts(
+    Normalization(
+        'batch',
+        'batch normalization',
+        'keras.layers:BatchNormalization',
+        has_momentum=True,
+    ),
+    Normalization(
+        'layer',
+        'layer normalization over the channels',
+        'keras.layers:LayerNormalization',
+    ),
+    Normalization(
+        'batch_renorm',
+        'batch renormalization: corrects the batch to the running statistics',
+        'tff_bn.layers.batch_renormalization:BatchRenormalization',
+        has_momentum=True,
+    ),
+    Normalization(
+        'static_batch',
+        'batch normalization without running statistics (HeteroFL): evaluation'
+        ' uses the batch, too',
+        'tff_bn.layers.static_batch_normalization:StaticBatchNormalization',
+    ),
+    Normalization(
+        STANDARDIZED_WEIGHTS,
+        'standardized weights instead of normalization layers (FedWon)',
+        needs_bias=True,
+    ),
+    Normalization(
+        FIXUP,
+        'Fixup initialization instead of normalization; only for '
+        + ' and '.join(FIXUP_MODELS),
+    ),
+    Normalization(
+        FEATURE,
+        'only the features before the last layer (FN)',
+        needs_bias=True,
+    ),
+    Normalization('none', 'no normalization', needs_bias=True),
+)
+_GROUP = Normalization(
+    'group', 'group normalization', 'keras.layers:GroupNormalization'
+)
+OTHER_NORMALIZATIONS = 'group<N>: group normalization with N groups'
+
+
+def num_groups(normalization: str) -> int:
+  """Returns the N of `group<N>`; 0 for any other normalization."""
+  match = re.fullmatch(r'group([1-9][0-9]*)', normalization)
+  return int(match[1]) if match else 0
+
+
+def find_normalization(name: str) -> Normalization:
+  """Returns the entry of a normalization; raises a `KeyError` without one."""
+  return _GROUP if num_groups(name) else NORMALIZATIONS[name]
+
+
+# The dtype policies of Keras that are possible.
+PRECISIONS = {
+    'float32': 'everything in float32',
+    'mixed_bfloat16': 'layers compute in bfloat16; variables are float32',
+    'mixed_float16': (
+        'layers compute in float16, with a scaled loss; variables are float32'
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionEncodings:
+  """A mode of the position encodings in hidden layers (FedPAN).
+
+  Attributes:
+    description: What they do to a unit.
+    amplitude: The amplitude of FedPAN's paper (appendix C); 0: none.
+  """
+
+  description: str
+  amplitude: float = 0.0
+
+
+NO_ENCODINGS = 'off'
+PANS = {
+    NO_ENCODINGS: PositionEncodings('nothing'),
+    'add': PositionEncodings(
+        'each unit plus the encoding of its position', 0.05
+    ),
+    'multiply': PositionEncodings(
+        'each unit times the encoding of its position', 0.1
+    ),
+}
+# float32 has no exact phases with more periods, and sums with larger amplitudes
+# hardly depend on the units.
+_PAN_NUMBER = value_types.Number(float, minimum=0, maximum=10**5)
+# Options that switch position encodings off where they are 0.
+PAN_SWITCHES = ('pan_amplitude', 'pan_period')
+
+
+def are_encodings_off(options: Any) -> bool:
+  """Whether an option with the value 0 switches position encodings off."""
+  return any(getattr(options, name) == 0 for name in PAN_SWITCHES)
+
+
+def has_personal_encodings(options: Any) -> bool:
+  """Whether clients have personal position encodings, given all options."""
+  return bool(
+      options.pan != NO_ENCODINGS
+      and not are_encodings_off(options)
+      and options.pan_personal_share
+  )
+
+
+def _pan_option(
+    name: str, values: value_types.ValueType, description: str, **more: Any
+) -> Option:
+  """Declares an option that has an effect with position encodings only."""
+  return Option(
+      name,
+      values,
+      description,
+      **more,
+      conditions=(
+          Condition(
+              'pan',
+              lambda options: options.pan != NO_ENCODINGS,
+              f'has no effect with --pan={NO_ENCODINGS}',
+          ),
+      ),
+      argument=OWN_NAME,
+  )
+
+
+MODEL = Option(
+    'model',
+    PartName(MODELS, YOURS),
+    f'The model:\n{listing(MODELS)}or {YOURS}; the function is called'
+    ' with the shape of a sample and the number of classes and returns an'
+    ' untrained keras.Model with logits as output',
+    'small_cnn',
+)
+NORMALIZATION = Option(
+    'normalization',
+    value_types.Choice(
+        NORMALIZATIONS,
+        OTHER_NORMALIZATIONS,
+        lambda name: num_groups(name) > 0,
+    ),
+    'The normalization layers of the model:\n'
+    f'{listing(NORMALIZATIONS)}or {OTHER_NORMALIZATIONS}',
+    'batch',
+    argument=OWN_NAME,
+)
+PRECISION = Option(
+    'precision',
+    value_types.Choice(PRECISIONS),
+    "The dtype in which the model's layers compute. Losses and BN statistics"
+    ' are always float32. Mixed precision is for GPUs with hardware support; on'
+    f' the CPU it is slower:\n{listing(PRECISIONS)}',
+    'float32',
+    argument=OWN_NAME,
+)
+BATCH_NORM_MOMENTUM = Option(
+    'batch_norm_momentum',
+    value_types.MOMENTUM,
+    'Momentum m of the running BN statistics: new = m * old + (1 - m) *'
+    " batch's. Algorithms that normalize with the running statistics in"
+    ' training may need 0.99 or more',
+    default_text="the model's own, 0.9 for the models above",
+    argument=OWN_NAME,
+)
+PAN = Option(
+    'pan',
+    value_types.Choice(PANS),
+    'Position-aware neurons (FedPAN): how the encoding of its position changes'
+    f' each unit of the hidden layers, before the activation:\n{listing(PANS)}',
+    NO_ENCODINGS,
+    argument=OWN_NAME,
+)
+PAN_AMPLITUDE = _pan_option(
+    'pan_amplitude',
+    _PAN_NUMBER,
+    'Amplitude of the position encodings of --pan',
+    compute=lambda options: PANS[options.pan].amplitude,
+    default_text=', '.join(
+        f'{mode.amplitude:g} for {name}'
+        for name, mode in PANS.items()
+        if mode.amplitude
+    ),
+)
+PAN_PERIOD = _pan_option(
+    'pan_period',
+    _PAN_NUMBER,
+    'Number of periods of the sine that the position encodings of a layer span',
+    default=1.0,
+)
+PAN_PERSONAL_SHARE = _pan_option(
+    'pan_personal_share',
+    value_types.SHARE,
+    'Share of the units of each hidden layer, counted from its last unit, that'
+    ' have personal position encodings: their phase is drawn for each client'
+    ' and layer. With 0, all encodings are the same for all clients',
+    default=0.0,
+    ignored=are_encodings_off,
+)
+MOON_PROJECTION = Option(
+    'moon_projection',
+    # A larger head needs gigabytes for each client.
+    value_types.Number(int, minimum=1, maximum=10**5),
+    "Number of outputs of MOON's projection head, 256 in its paper: a dense"
+    ' layer, ReLU and a dense layer before the last layer of the model. For all'
+    ' algorithms, so that a comparison trains the same model; moon contrasts'
+    ' its outputs',
+    default_text='no head',
+    argument=OWN_NAME,
+)
+OPTIONS = (
+    MODEL,
+    NORMALIZATION,
+    PRECISION,
+    BATCH_NORM_MOMENTUM,
+    PAN,
+    PAN_AMPLITUDE,
+    PAN_PERIOD,
+    PAN_PERSONAL_SHARE,
+    MOON_PROJECTION,
+)

@@ -1,0 +1,114 @@
+"""The perceptrons of the papers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tff_bn.models import normalization as normalization_lib
+
+
+def build_mlp3(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> keras.Model:
+  """Builds the 3-layer network of the FedTAN paper (section 6.1).
+
+  It has a hidden layer of 30 units, which normalization and ReLU follow.
+
+  Returns:
+    An untrained functional model with logits as output. With batch
+    normalization, 784 inputs and ten classes it has 23,950 values, 60 of them
+    moving means and variances. Table 5 of the paper counts 23,920: a bias of
+    the hidden layer, which is redundant, and no statistics.
+  """
+  return _build('mlp3', input_shape, num_classes, normalization, [30], '')
+
+
+def build_mlp4(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> keras.Model:
+  """Builds the perceptron of the FedPAN paper (appendix B).
+
+  Li et al., Federated Learning with Position-Aware Neurons, CVPR 2022. It has
+  three hidden layers of 1024 units. Normalization and ReLU follow each of them;
+  the paper's network has no normalization.
+  """
+  return _build(
+      'mlp4',
+      input_shape,
+      num_classes,
+      normalization,
+      [1024, 1024, 1024],
+      kernel_initializer='he_normal',
+  )
+
+
+def build_abide_mlp(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> keras.Model:
+  """Builds the perceptron of the FedBN paper for ABIDE (section 5.2).
+
+  It has two hidden layers of 16 units. Normalization and ReLU follow each of
+  them. The paper's inputs are vectors of 5,995 connections between regions of
+  the brain, with two classes.
+  """
+  return _build('abide_mlp', input_shape, num_classes, normalization, [16, 16])
+
+
+def build_fedbn_two_layer(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str = 'batch',
+) -> keras.Model:
+  """Builds the network of the FedBN paper's synthetic experiment.
+
+  Li et al., ICLR 2021, section 4 and appendix F. It has a hidden layer of 100
+  neurons, which normalization and ReLU follow. As in the paper, its weights
+  and, without BN, its biases are drawn from a normal distribution. The
+  deviation is not legible in the paper's text; it is 1 here.
+  """
+  normal = keras.initializers.RandomNormal
+  return _build(
+      'fedbn_two_layer',
+      input_shape,
+      num_classes,
+      normalization,
+      [100],
+      '',
+      kernel_initializer=normal(stddev=1.0),
+      bias_initializer=normal(stddev=1.0),
+  )
+
+
+def _build(
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    normalization: str,
+    hidden: Sequence[int],
+    suffix: str = '_{}',
+    **arguments: Any,
+) -> keras.Model:
+  """Builds a perceptron with hidden layers of these sizes.
+
+  `suffix` ends the names of layers, given the number of the hidden layer, and
+  `arguments` are those of the hidden layers.
+  """
+  layers = keras.layers
+  inputs = keras.Input(input_shape, name='input')
+  x = layers.Flatten(name='flatten')(inputs)
+  for number, units in enumerate(hidden, start=1):
+    end = suffix.format(number)
+    x = normalization_lib.dense(
+        x, units, normalization, **arguments, name=f'hidden{end}'
+    )
+    x = normalization_lib.normalize(x, normalization, f'norm{end}')
+    x = layers.ReLU(name=f'relu{end}')(x)
+  outputs = normalization_lib.logits(x, num_classes, normalization)
+  return keras.Model(inputs, outputs, name=name)
