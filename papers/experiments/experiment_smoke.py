@@ -13,13 +13,13 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import algorithms
 from tff_bn.data import names as data_names
 from tff_bn.data import splits
 from tff_bn.models import names as model_names
 from tff_bn.papers.experiments import experiment_files
 from tff_bn.programs import analyze
 from tff_bn.programs.cli import parsers
-from tff_bn.programs.flags import registry
 from tff_bn.programs.plan import axes as axes_lib
 
 _GENERATED = 'generated:'
@@ -245,7 +245,7 @@ def reduced(
     if key in result and float(result[key]):
       result[key] = text
   # A first phase of some rounds must end before the last round.
-  for algorithm in registry.ALGORITHMS.values():
+  for algorithm in algorithms.ALGORITHMS.values():
     if algorithm.first_phase in result:
       result[algorithm.first_phase] = '1'
   if 'dataset' in result and 'dataset' not in overrides:

@@ -5,12 +5,12 @@ from typing import Optional
 
 from absl import flags as absl_flags
 
+from tff_bn.catalog import algorithms
 from tff_bn.catalog import options
 from tff_bn.catalog import parts
 from tff_bn.catalog import value_types
 from tff_bn.programs.cli import flag_groups
 from tff_bn.programs.cli.flag_groups import flag
-from tff_bn.programs.flags import registry
 from tff_bn.programs.runs import run_folder
 from tff_bn.training import names as training_names
 
@@ -41,14 +41,13 @@ class _ClientModels(flag_groups.Flags):
       value_types.Choice(training_names.SAVE_CLIENT_MODELS),
       lambda: (
           'Whose own models are saved as Keras files at the end, with'
-          f' {", ".join(registry.users(registry.CLIENT_MODELS))} or'
+          f' {", ".join(algorithms.users(algorithms.CLIENT_MODELS))} or'
           ' --pan_personal_share; tff-bn-evaluate --export_client also does it'
           ' later:\n' + parts.listing(training_names.SAVE_CLIENT_MODELS)
       ),
       'none',
-      # Not in flags.txt, so that runs from before this flag can be continued.
       convert=lambda choice: None if choice == 'none' else choice,
-      feature=registry.CLIENT_MODELS,
+      feature=algorithms.CLIENT_MODELS,
   )
 
 

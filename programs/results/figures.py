@@ -10,8 +10,8 @@ from matplotlib import axes as mpl_axes
 from matplotlib import figure
 from matplotlib.backends import backend_agg
 
+from tff_bn.catalog import algorithms
 from tff_bn.common import files
-from tff_bn.programs.flags import registry
 
 # Okabe and Ito's colors, which color-blind people can distinguish; without
 # their yellow, which is too light for lines on white.
@@ -99,13 +99,13 @@ def algorithm_style(name: str) -> Optional[dict[str, str]]:
     Arguments of `plot`; `None` if there is no such algorithm.
   """
   base, _, correction = name.partition('+')
-  if base == registry.DEFAULT and correction:
+  if base == algorithms.DEFAULT and correction:
     base, correction = correction, ''
   if base not in _ALGORITHM_COLORS:
     return None
   dashes = list(_ALGORITHM_COLORS).index(base)
   if correction:
-    dashes += 1 + list(registry.CORRECTIONS).index(correction)
+    dashes += 1 + list(algorithms.CORRECTIONS).index(correction)
   return dict(
       color=_ALGORITHM_COLORS[base], linestyle=DASHES[dashes % len(DASHES)]
   )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import math
 import statistics
 
-from tff_bn.programs.flags import registry
+from tff_bn.catalog import algorithms
 from tff_bn.programs.results import report
 
 _REFERENCE = 'centralized'
@@ -48,7 +48,7 @@ def describe(
   for (name,), (first, *_) in groups.items():
     own = [f'--{flag}={first[flag]}' for flag in flags if first.get(flag)]
     settings = f', with {" ".join(own)}' if own else ''
-    algorithm = registry.find(name)
+    algorithm = algorithms.find(name)
     what = algorithm.description
     if algorithm.correction is not None:
       what += f'; {algorithm.correction.description}'

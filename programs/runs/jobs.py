@@ -24,7 +24,7 @@ from tff_bn.processes import stateful_process
 from tff_bn.programs.flags import data_flags
 from tff_bn.programs.testing import held_out
 from tff_bn.programs.flags import model_flags
-from tff_bn.programs.flags import registry
+from tff_bn.catalog import algorithms
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
 from tff_bn.programs.runs import run_folder
@@ -137,7 +137,7 @@ class Builder:
     start = time.monotonic()
     split = self._split_of(settings)
     flags = settings.part(model_flags.ModelFlags)
-    batch_norm = registry.find(settings.algorithm).batch_norm
+    batch_norm = algorithms.find(settings.algorithm).batch_norm
     with progress.saying(
         f'Building the model {settings.model} and tracing {settings.algorithm}'
     ):
@@ -369,7 +369,7 @@ def _train(
         job.data,
         run_building.training_config(job.settings),
         job.folder,
-        train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+        train_on_union=algorithms.find(job.settings.algorithm).trains_on_union,
         settings=job.settings.to_flags(),
         metrics_hook=metrics_hook,
     )
@@ -383,7 +383,7 @@ def warn_of_small_clients(job: Job) -> None:
   """
   settings = job.settings
   sizes = sorted(map(len, job.data.train_indices.values()))
-  if registry.find(settings.algorithm).trains_on_union:
+  if algorithms.find(settings.algorithm).trains_on_union:
     # The smallest union of the clients of a round.
     sizes = [sum(sizes[: settings.clients_per_round])]
   small = [size for size in sizes if size < settings.batch_size]
@@ -425,7 +425,7 @@ def warn_of_kept_statistics(job: Job) -> None:
       job.model,
       job.data,
       run_building.training_config(job.settings),
-      train_on_union=registry.find(job.settings.algorithm).trains_on_union,
+      train_on_union=algorithms.find(job.settings.algorithm).trains_on_union,
   )
   if kept is not None and kept.is_much:
     logging.warning(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
-from typing import Any, Generic, Optional, TypeVar, cast
+from typing import Any, Generic, Optional, TypeVar
 
 from tff_bn.catalog import options as options_lib
 from tff_bn.common import user_functions
@@ -57,8 +57,11 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
     Args:
       *entries: The entries.
       of_object: Makes the entry of a user's class or function, given its name
-        and itself. None: users can't add parts.
+        and itself. It raises a `ValueError` if it is none; the message
+        continues a sentence whose subject is the name. None: users can't add
+        parts.
     """
+    self._kind = type(entries[0])
     self._entries = {entry.name: entry for entry in entries}
     self._of_object = of_object
 
@@ -69,8 +72,8 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
       raise KeyError(name)
     assert self._of_object is not None
     found = user_functions.import_object(name)
-    if isinstance(found, Part):
-      return cast(_PartT, dataclasses.replace(found, name=name))
+    if isinstance(found, self._kind):
+      return dataclasses.replace(found, name=name)
     return self._of_object(name, found)
 
   def __iter__(self) -> Iterator[str]:

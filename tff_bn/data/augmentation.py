@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tff_bn.catalog.local_training import AUGMENTATIONS
 from tff_bn.data import arrays
 
 _PADDING = 4
@@ -52,21 +53,6 @@ def _flip_rotate(
       axis=2,
   )
 
-
-# Name -> what it does to each image.
-AUGMENTATIONS = {
-    'none': 'nothing',
-    'flip_crop': (
-        'a horizontal flip with probability 1/2, and a random crop of the image'
-        ' with a black border of 4 pixels, as in the code of FedTAN and FedPAN'
-        ' for CIFAR'
-    ),
-    'flip_rotate': (
-        'a horizontal flip with probability 1/2, and a rotation by up to 30'
-        " degrees with a black border, as in FedBN's code for Office-Caltech10"
-        ' and DomainNet'
-    ),
-}
 
 # Draws transforms, given the number of images, their shape, and a generator.
 _DRAWS: dict[
