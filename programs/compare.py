@@ -363,7 +363,15 @@ def _read_results(
   # The labels of experiments are not always names of algorithms.
   if flags.experiment is None:
     varied = [name for name in comparison.varied_flags if name not in names]
-    sentences = row_sentences.describe(results, names, varied)
+    sentences = row_sentences.describe(
+        results,
+        names,
+        varied,
+        {
+            run.labels[report.ALGORITHM]: run.settings.algorithm
+            for run in comparison.runs
+        },
+    )
   return _Results(
       runs,
       results,

@@ -13,6 +13,7 @@ import tensorflow_federated as tff
 
 from tff_bn import aggregators
 from tff_bn import algorithms
+from tff_bn.catalog import algorithms as catalog
 from tff_bn.catalog import rules
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
@@ -21,7 +22,6 @@ from tff_bn.programs import compare
 from tff_bn.programs import evaluate
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
-from tff_bn.programs.flags import registry
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PATHS = {
@@ -224,7 +224,7 @@ def test_every_algorithm_has_a_page():
   pages = {path.stem: path for path in (_ROOT / 'docs/algorithms').glob('*.md')}
   overview = _PAGES['algorithms.md']
   described = set(re.findall(r'^# |`\+?([a-z_]+)`', overview, re.M))
-  for name in (*registry.ALGORITHMS, *registry.CORRECTIONS):
+  for name in (*catalog.ALGORITHMS, *catalog.CORRECTIONS):
     assert name in described, name
     (link,) = set(
         re.findall(

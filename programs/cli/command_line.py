@@ -149,6 +149,9 @@ def parse(
           ' part of tff_bn. It is not run, because only the flags.txt of a run'
           f" names it, which may be somebody else's. If you trust it, {remedy}."
       )
+  given = {n: values[n].value for n in values if values[n].present}
+  if named_code.find(given) is not None:
+    named_code.import_from_working_folder()
   return ParsedFlags(values, sources)
 
 

@@ -6,8 +6,11 @@ user trusts the run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import os
+import sys
 from typing import Any, NamedTuple, Optional
 
+from tff_bn.catalog import algorithms
 from tff_bn.data import names as data_names
 from tff_bn.models import names as model_names
 from tff_bn.programs.cli import parsers
@@ -20,6 +23,8 @@ NAMES_CODE: Mapping[str, Callable[[Any], bool]] = {
     'model': model_names.is_other_model,
     'dataset': data_names.is_community_dataset,
     'metrics_hook': lambda name: True,
+    'algorithm': algorithms.names_code,
+    'algorithms': lambda names: any(map(algorithms.names_code, names)),
     # It allows the others.
     run_flags.TRUST_RUN: bool,
 }
@@ -60,6 +65,13 @@ def _with_swept(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
       for point in axis.points:
         for name, text in point.flags.items():
           yield flag, name, text
+
+
+def import_from_working_folder() -> None:
+  """Lets modules in the working folder be imported, as `python -m` does."""
+  folder = os.getcwd()
+  if folder not in sys.path:
+    sys.path.insert(0, folder)
 
 
 def trust(settings: settings_lib.RunSettings) -> str:

@@ -104,6 +104,8 @@ def algorithm_style(name: str) -> Optional[dict[str, str]]:
   if base not in _ALGORITHM_COLORS:
     return None
   dashes = list(_ALGORITHM_COLORS).index(base)
+  if correction and correction not in algorithms.CORRECTIONS:
+    return None
   if correction:
     dashes += 1 + list(algorithms.CORRECTIONS).index(correction)
   return dict(

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 import pathlib
 
+from tff_bn.catalog import algorithms
 from tff_bn.common import spelling
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.flags import run_flags
@@ -119,9 +120,10 @@ def runs_of(
         f'{path} has no --algorithms, so the runs of the comparison are not'
         f' known; choose one of the runs in {folder / run_folder.RUNS}.'
     )
+  labels = algorithms.labels(texts['algorithms'].split(','))
   runs = {
-      folder / run_folder.RUNS / f'{algorithm}-seed{seed}': algorithm
-      for algorithm in texts['algorithms'].split(',')
+      folder / run_folder.RUNS / f'{label}-seed{seed}': algorithm
+      for algorithm, label in labels.items()
       for seed in texts['seeds'].split(',')
   }
   for run in runs:

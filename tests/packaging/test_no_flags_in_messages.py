@@ -37,7 +37,8 @@ def test_no_flag_is_named():
   compare.define_flags(values)
   names |= set(values)
   pattern = re.compile(f'--({"|".join(names)})([^a-z_]|$)')
-  paths = sorted(_ROOT.rglob('*.py'))
+  # Descriptions of options name flags; the errors of the catalog do not.
+  paths = sorted(set(_ROOT.rglob('*.py')) - set(_ROOT.glob('catalog/*.py')))
   assert len(paths) > 100
   found = {
       f'{path.relative_to(_ROOT)}: {text}'

@@ -52,16 +52,21 @@ class Need:
   def describe(self, name: str, options: Any) -> str:
     """Returns the error about the options of an algorithm of this name."""
     reason = self.reason() if callable(self.reason) else self.reason
-    text = f'{self.option}={getattr(options, self.option)}'
+    text = _text(self.option, options)
     if self.excluded is None:
       return f'{text} is impossible with {name}{reason}.'
-    excluded = f'{self.excluded}={getattr(options, self.excluded)}'
+    excluded = _text(self.excluded, options)
     return f'{text} and {excluded} exclude each other with {name}{reason}.'
 
   def check(self, name: str, options: Any) -> None:
     """Raises a `ValueError` unless the need is met; see `describe`."""
     if not self.holds(options):
       raise ValueError(self.describe(name, options))
+
+
+def _text(name: str, options: Any) -> str:
+  value = getattr(options, name)
+  return f'{name}={",".join(value) if isinstance(value, tuple) else value}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -807,6 +812,8 @@ def find(name: str) -> Algorithm:
   algorithm = ALGORITHMS[parts[0]]
   if len(parts) == 1:
     return algorithm
+  if algorithm.correction is not None:
+    raise ValueError(f'must have the correction last, but {parts[0]} is one.')
   return algorithm.with_correction(CORRECTIONS[parts[1]], name)
 
 

@@ -6,12 +6,12 @@ import re
 from absl import flags as absl_flags
 import pytest
 
+from tff_bn.catalog import algorithms
 from tff_bn.programs import compare
 from tff_bn.programs import train
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.flags import logging_flags
-from tff_bn.programs.flags import registry
 from tff_bn.programs.flags import runtime_flags
 from tff_bn.programs.plan import settings
 
@@ -347,7 +347,7 @@ def test_flags_of_position_encodings():
 
 
 _PERSONAL = ['--pan=add', '--pan_personal_share=0.5']
-_ALGORITHMS = [*registry.ALGORITHMS, *registry.CORRECTIONS, 'fedbn+moon']
+_ALGORITHMS = [*algorithms.ALGORITHMS, *algorithms.CORRECTIONS, 'fedbn+moon']
 
 
 @pytest.mark.parametrize('algorithm', [*_ALGORITHMS, 'fedtan+fedprox'])
@@ -357,8 +357,8 @@ def test_algorithms_whose_clients_can_have_encodings_of_their_own(algorithm):
   assert _resolve(*arguments, *_PERSONAL, *share).pan_personal_share == 0
   if algorithm == 'centralized' or algorithm.startswith('fedtan'):
     message = (
-        f'--pan_personal_share=0.5 is impossible with --algorithm={algorithm}:'
-        f' {algorithm} cannot give clients personal encodings. Use 0, or'
+        f'--pan_personal_share=0.5 is impossible with {algorithm}, which'
+        ' cannot give clients personal encodings; use 0, or'
         ' fedavg, fedbn, silobn, local_affine, fbn, fixbn, hbn, dsgd, dsgd_fbn,'
         ' dsgd_fixbn, single.'
     )
@@ -392,12 +392,12 @@ def test_comparison_with_personal_encodings():
     settings.check(command_line.parse(compare.define_flags, [*arguments]))
 
   message = (
-      r'--pan_personal_share=0\.5 is impossible with'
-      r' --algorithms=fedavg,fedtan_ii,centralized: fedtan_ii, centralized'
+      r'--pan_personal_share=0\.5 is impossible with fedtan_ii, which.*'
+      r' dsgd_fixbn, single\. The same holds for centralized\.'
   )
   with pytest.raises(ValueError, match=message):
     check(*_PERSONAL, '--algorithms=fedavg,fedtan_ii,centralized')
-  with pytest.raises(ValueError, match='with --algorithms=centralized,fedavg'):
+  with pytest.raises(ValueError, match='impossible with centralized'):
     check(*_PERSONAL)
   check(*_PERSONAL, '--algorithms=fedavg,fedbn+moon,single')
   check('--pan=add')
@@ -599,15 +599,15 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
                 *('--algorithm=fbn', '--fbn_backward=mean'),
                 '--precision=mixed_float16',
             ],
-            '--fbn_backward=mean is impossible with --precision=mixed_float16',
+            '--fbn_backward=mean and --precision=mixed_float16 exclude each'
+            ' other with fbn, because float16 needs scaled gradients',
         ),
         (
             [
                 *('--algorithm=fbn', '--fbn_backward=running'),
                 '--precision=mixed_float16',
             ],
-            '--fbn_backward=running is impossible with'
-            ' --precision=mixed_float16',
+            '--fbn_backward=running and --precision=mixed_float16 exclude',
         ),
         (['--dirichlet_alpha=1'], '--dirichlet_alpha=1.0 is only for'),
         (['--imbalance=1'], '--imbalance=1.0 is only for --split=unbalanced'),
@@ -701,7 +701,7 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         ),
         (
             ['--algorithm=fedbs', '--attack=sf', '--num_attackers=2'],
-            '--model_aggregator=mean with --attack=sf is impossible with fedbs',
+            '--attack=sf is impossible with fedbs, which weights the clients',
         ),
         (
             ['--algorithm=fixbn+moon', '--rounds=1'],
@@ -733,7 +733,7 @@ def test_algorithms_without_a_server_have_no_server_settings(algorithm):
         (
             ['--algorithm=fedtan_forward_only', '--precision=mixed_float16'],
             '--precision=mixed_float16 is impossible with'
-            ' --algorithm=fedtan_forward_only',
+            ' fedtan_forward_only, which cannot scale the loss',
         ),
         (
             ['--fixbn_rounds=5'],
@@ -1065,7 +1065,9 @@ def test_float16_of_some_of_the_compared_algorithms():
   flags = _compare_flags(
       '--algorithms=fedavg,fedtan,fedtan_ii', '--precision=mixed_float16'
   )
-  with pytest.raises(ValueError, match=': fedtan, fedtan_ii cannot scale'):
+  with pytest.raises(
+      ValueError, match='fedtan, which cannot scale.*same holds for fedtan_ii'
+  ):
     settings.check(flags)
   settings.check(
       _compare_flags('--algorithms=fedavg', '--precision=mixed_float16')

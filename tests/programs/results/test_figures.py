@@ -7,7 +7,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from tff_bn.programs.flags import registry
+from tff_bn.catalog import algorithms
 from tff_bn.programs.results import figures
 
 
@@ -65,7 +65,7 @@ def test_tidy_axes():
 
 
 def test_algorithms_have_different_colors():
-  names = [*registry.ALGORITHMS, *registry.CORRECTIONS]
+  names = [*algorithms.ALGORITHMS, *algorithms.CORRECTIONS]
   styles = figures.line_styles(names)
   assert [styles[name] for name in names] == [
       figures.algorithm_style(name) for name in names

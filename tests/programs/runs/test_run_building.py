@@ -12,11 +12,11 @@ import tensorflow_federated as tff
 from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn import runtime
+from tff_bn.catalog import algorithms as catalog
 from tff_bn.common import cores
 from tff_bn.keras_model.partition import Role
 from tff_bn.programs.cli import command_line
 from tff_bn.programs.runs import jobs
-from tff_bn.programs.flags import registry
 from tff_bn.programs.runs import run_building
 from tff_bn.programs.runs import run_data
 from tff_bn.programs.plan import settings as settings_lib
@@ -71,9 +71,9 @@ def _built(monkeypatch, *arguments):
     return 'a process'
 
   settings = _settings(*arguments)
-  algorithm = registry.find(settings.algorithm)
+  algorithm = catalog.find(settings.algorithm)
   entry = algorithm.correction or algorithm
-  monkeypatch.setattr(algorithms, entry.builder_name, build)
+  monkeypatch.setattr(entry.builds.replace(':', '.'), build)
   assert run_building.build_process(settings, 'a model', 7) == 'a process'
   (call,) = calls
   assert call.model == 'a model'
@@ -115,7 +115,7 @@ _MOMENTUMS = {f'momentum_{role}' for role in ('kernel', 'scale', 'shift')}
 )
 def test_name_decides_what_clients_keep(name, local):
   name, *arguments = name.split()
-  assert registry.find(name).name == name
+  assert catalog.find(name).name == name
   settings = _settings(
       f'--algorithm={name}', '--model=mlp3', '--local_steps=1', *arguments
   )
@@ -152,14 +152,14 @@ def test_name_decides_what_clients_keep(name, local):
     ],
 )
 def test_registry_names_the_right_builder(name, builder_name, monkeypatch):
-  algorithm = registry.find(name)
-  assert (algorithm.correction or algorithm).builder_name == builder_name
+  algorithm = catalog.find(name)
+  assert (algorithm.correction or algorithm).load().__name__ == builder_name
   _built(monkeypatch, f'--algorithm={name}', '--local_steps=1')
 
 
 def test_registry_has_all_algorithms():
-  entries = [*registry.ALGORITHMS.values(), *registry.CORRECTIONS.values()]
-  builders = {entry.builder_name for entry in entries}
+  entries = [*catalog.ALGORITHMS.values(), *catalog.CORRECTIONS.values()]
+  builders = {entry.load().__name__ for entry in entries}
   assert builders == {n for n in dir(algorithms) if n.startswith('build_')}
 
 
@@ -553,13 +553,13 @@ def test_runs_with_and_without_attackers_have_their_own_data(tmp_path):
   assert np.any(attacked.dataset.y_train != single.dataset.y_train)
 
 
-@pytest.mark.parametrize('algorithm', list(registry.ALGORITHMS))
+@pytest.mark.parametrize('algorithm', list(catalog.ALGORITHMS))
 def test_local_steps_reach_the_process(monkeypatch, algorithm):
   options = _built(
       monkeypatch, f'--algorithm={algorithm}', '--local_steps=1'
   ).options
   assert options['local_steps'] == 1
-  if registry.ALGORITHMS[algorithm].local_steps is not None:
+  if catalog.ALGORITHMS[algorithm].local_steps is not None:
     return
   options = _built(
       monkeypatch, f'--algorithm={algorithm}', '--local_epochs=3'
