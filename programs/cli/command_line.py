@@ -141,16 +141,20 @@ def parse(
       for name in values
       if values[name].present and not without_runs[name].present
   ]
+  types = {
+      name: values[name].parser.values
+      for name in values
+      if isinstance(values[name].parser, parsers.Parser)
+  }
   if remedy is not None:
-    code = named_code.find({name: values[name].value for name in of_runs})
+    code = named_code.find({n: values[n].value for n in of_runs}, types)
     if code is not None:
       raise UsageError(
           f'{_origin(code.flag, expanded)}{code.text} names code that is not'
           ' part of tff_bn. It is not run, because only the flags.txt of a run'
           f" names it, which may be somebody else's. If you trust it, {remedy}."
       )
-  given = {n: values[n].value for n in values if values[n].present}
-  if named_code.find(given) is not None:
+  if named_code.find({n: values[n].value for n in values}, types) is not None:
     named_code.import_from_working_folder()
   return ParsedFlags(values, sources)
 

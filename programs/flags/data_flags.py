@@ -85,6 +85,10 @@ class DatasetParser(value_types.Choice):
       raise ValueError(text) from error
     return argument
 
+  def names_code(self, value):
+    """See the base class."""
+    return data_names.is_community_dataset(value)
+
   def _check(self, argument: str) -> None:
     """Checks the parts of a name."""
     if argument.startswith(data_names.GENERATED_PREFIX):

@@ -20,7 +20,7 @@ class LoggingFlags(flag_groups.Flags):
   TITLE = 'Logging'
 
   metrics_hook: Optional[str] = flag(
-      value_types.TEXT,
+      value_types.CodeName(),
       'A function of yours as package.module:function, which gives each row of'
       ' metrics.csv to a logger such as MLflow or Weights & Biases'
       ' (docs/logging.md)',

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 import dataclasses
-import os
-import sys
 from typing import TYPE_CHECKING, Any, Optional
 
 from tff_bn.catalog import options
@@ -60,6 +58,14 @@ def has_personal_encodings(flags: Any) -> bool:
   )
 
 
+class _ModelName(value_types.Choice):
+  """The name of a model, or `module:function`."""
+
+  def names_code(self, value):
+    """See the base class."""
+    return model_names.is_other_model(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelFlags(flag_groups.Flags):
   """The model and its layers."""
@@ -67,7 +73,7 @@ class ModelFlags(flag_groups.Flags):
   TITLE = 'Model'
 
   model: str = flag(
-      value_types.Choice(
+      _ModelName(
           model_names.MODEL_NAMES,
           model_names.OTHER_MODELS,
           model_names.is_other_model,
@@ -172,15 +178,6 @@ class ModelFlags(flag_groups.Flags):
     """Returns a function that builds untrained models for such samples."""
     from tff_bn import models
 
-    if model_names.is_other_model(self.model):
-      _import_from_working_folder()
     return models.build_model_fn(
         self.model, input_shape, num_classes, **self.arguments(ModelFlags)
     )
-
-
-def _import_from_working_folder() -> None:
-  """Lets modules in the working folder be imported, as `python -m` does."""
-  folder = os.getcwd()
-  if folder not in sys.path:
-    sys.path.insert(0, folder)

@@ -5,29 +5,16 @@ that a program imports and calls. Such a flag must be in the command, unless the
 user trusts the run.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import os
 import sys
 from typing import Any, NamedTuple, Optional
 
-from tff_bn.catalog import algorithms
-from tff_bn.data import names as data_names
-from tff_bn.models import names as model_names
+from tff_bn.catalog import value_types
 from tff_bn.programs.cli import parsers
 from tff_bn.programs.flags import run_flags
 from tff_bn.programs.plan import settings as settings_lib
 from tff_bn.programs.plan import sweeps
-
-# Flag -> whether its value names code that is not part of this package.
-NAMES_CODE: Mapping[str, Callable[[Any], bool]] = {
-    'model': model_names.is_other_model,
-    'dataset': data_names.is_community_dataset,
-    'metrics_hook': lambda name: True,
-    'algorithm': algorithms.names_code,
-    'algorithms': lambda names: any(map(algorithms.names_code, names)),
-    # It allows the others.
-    run_flags.TRUST_RUN: bool,
-}
 
 
 class Code(NamedTuple):
@@ -42,17 +29,25 @@ class Code(NamedTuple):
   text: str
 
 
-def find(values: Mapping[str, Any]) -> Optional[Code]:
+def find(
+    values: Mapping[str, Any], types: Mapping[str, value_types.ValueType]
+) -> Optional[Code]:
   """Finds a flag that names code that is not part of this package.
 
   Args:
     values: The values of flags by name.
+    types: The values that the flags may have, by name.
 
   Returns:
     The first one; `None` if there is none.
   """
   for flag, name, value in _with_swept(values):
-    if name in NAMES_CODE and NAMES_CODE[name](value):
+    # This flag allows the others.
+    is_trust = name == run_flags.TRUST_RUN and value
+    is_code = (
+        name in types and value is not None and types[name].names_code(value)
+    )
+    if is_trust or is_code:
       return Code(flag, f'--{name}={parsers.to_text(value)}')
   return None
 
@@ -67,15 +62,16 @@ def _with_swept(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
           yield flag, name, text
 
 
+def trust(settings: settings_lib.RunSettings) -> str:
+  """Returns what the commands that read a run need: ` --trust_run`, or ''."""
+  types = {name: option.values for name, option in settings.specs().items()}
+  if find(settings.to_flags(), types) is None:
+    return ''
+  return f' --{run_flags.TRUST_RUN}'
+
+
 def import_from_working_folder() -> None:
   """Lets modules in the working folder be imported, as `python -m` does."""
   folder = os.getcwd()
   if folder not in sys.path:
     sys.path.insert(0, folder)
-
-
-def trust(settings: settings_lib.RunSettings) -> str:
-  """Returns what the commands that read a run need: ` --trust_run`, or ''."""
-  if find(settings.to_flags()) is None:
-    return ''
-  return f' --{run_flags.TRUST_RUN}'

@@ -41,11 +41,11 @@ class RobustnessFlags(flag_groups.base_class(*rules.OPTIONS)):  # type: ignore[m
   def check(cls, flags: ParsedFlags) -> None:
     """See `Flags.check`."""
     for name in rules.AGGREGATORS:
-      for part in getattr(flags, name).split('+'):
-        if rules.find(part).needs_num_byzantine and flags.num_byzantine is None:
+      for part in rules.chain(getattr(flags, name)):
+        if part.needs_num_byzantine and flags.num_byzantine is None:
           raise ValueError(
               f'{flags.text(name)} needs --num_byzantine, the number of clients'
-              f' that {part} has to withstand.'
+              f' that {part.name} has to withstand.'
           )
     super().check(flags)
     if flags.attack is not None and not num_attackers(flags):
@@ -83,10 +83,10 @@ class RobustnessFlags(flag_groups.base_class(*rules.OPTIONS)):  # type: ignore[m
         more['seed'] = seed
       return part.load()(*wrapped, **self._arguments(part), **more)
 
-    *wrappers, last = name.split('+')
-    rule = build(rules.find(last), num_clients=num_clients)
+    *wrappers, last = rules.chain(name)
+    rule = build(last, num_clients=num_clients)
     for wrapper in reversed(wrappers):
-      rule = build(rules.find(wrapper), rule, num_clients=num_clients)
+      rule = build(wrapper, rule, num_clients=num_clients)
     if attack is None:
       return rule
     strength = {}

@@ -72,16 +72,9 @@ def define_shared_flags(
 
 
 def _algorithms(flags: ParsedFlags) -> list[algorithms_lib.Algorithm]:
-  """Returns the algorithms; imports those of the user."""
-  selector = _selector(flags)
-  given = getattr(flags, selector)
-  found = []
-  for name in (given,) if selector == 'algorithm' else given:
-    try:
-      found.append(algorithms_lib.find(name))
-    except ValueError as error:
-      raise ValueError(f'--{selector}={name}: {error}') from error
-  return found
+  given = getattr(flags, _selector(flags))
+  names = (given,) if flags.defines('algorithm') else given
+  return list(map(algorithms_lib.find, names))
 
 
 def _selector(flags: ParsedFlags) -> str:
@@ -110,6 +103,7 @@ def check(flags: ParsedFlags) -> None:
 
 
 def _check(flags: ParsedFlags) -> None:
+  _load_users_code(flags)
   for group in (
       data_flags.DataFlags,
       held_out_flags.HeldOutFlags,
@@ -139,6 +133,19 @@ def _check(flags: ParsedFlags) -> None:
         f' than --num_clients={data_flags.num_clients(flags)}{without}; use at'
         f' most {num_clients}.'
     )
+
+
+def _load_users_code(flags: ParsedFlags) -> None:
+  """Imports the code of the user that flags name."""
+  specs = {**algorithm_flags.ComparisonFlags.specs(), **RunSettings.specs()}
+  for name, option in specs.items():
+    value = getattr(flags, name) if flags.defines(name) else None
+    if value is None:
+      continue
+    try:
+      option.values.load(value)
+    except ValueError as error:
+      raise ValueError(f'{flags.text(name)}: {error}') from error
 
 
 def has_client_models(settings: RunSettings) -> bool:

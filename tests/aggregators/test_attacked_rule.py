@@ -9,10 +9,9 @@ import tensorflow_federated as tff
 
 from tff_bn.aggregators import attacked_rule
 from tff_bn.aggregators import attacks
+from tff_bn.aggregators import coordinate_rules
 from tff_bn.aggregators import krum
-from tff_bn.aggregators import mean
 from tff_bn.aggregators import robust_rule
-from tff_bn.aggregators import trimmed_mean
 
 _DTYPES = (np.float32, np.float64)
 
@@ -233,10 +232,10 @@ def test_infinity_is_dropped(in_process_runtime, attack, dtype):
   """Even by the mean. The rule then has fewer attackers to tolerate."""
   values = _honest(7, 3, dtype)
   for rule, expected in (
-      (mean.Mean(), values[2:].mean(axis=0)),
-      (trimmed_mean.TrimmedMean(2), values[2:].mean(axis=0)),
+      (coordinate_rules.Mean(), values[2:].mean(axis=0)),
+      (coordinate_rules.TrimmedMean(2), values[2:].mean(axis=0)),
       (
-          trimmed_mean.TrimmedMean(3),
+          coordinate_rules.TrimmedMean(3),
           np.sort(values[2:], axis=0)[1:-1].mean(axis=0),
       ),
   ):

@@ -6,7 +6,7 @@ import rule_calls
 import tensorflow as tf
 
 from tff_bn import aggregators
-from tff_bn.aggregators import scatter
+from tff_bn.aggregators import eigenvalue_rules
 
 
 @pytest.mark.parametrize('offset', [0.0, 2.0, 20.0, 1e3])
@@ -30,7 +30,7 @@ def test_sets_are_compared_in_blocks(monkeypatch):
   x = np.random.default_rng(0).normal(size=(9, 4))
   rule = aggregators.SmallestMaximumEigenvalueAveraging(3)
   expected, _ = rule_calls.aggregate(rule, x)
-  monkeypatch.setattr(scatter, '_BLOCK_ELEMENTS', 5 * 81)
+  monkeypatch.setattr(eigenvalue_rules, '_BLOCK_ELEMENTS', 5 * 81)
   np.testing.assert_array_equal(rule_calls.aggregate(rule, x)[0], expected)
 
 

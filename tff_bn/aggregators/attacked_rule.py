@@ -6,9 +6,9 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import attacks
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import rules
 
 
 class Attacked(robust_rule.Rule):
@@ -43,13 +43,14 @@ class Attacked(robust_rule.Rule):
         Default: the rule's.
 
     Raises:
-      TypeError: If `rule` is no rule, or `attack` no attack.
+      TypeError: If `rule` is no rule, `attack` no attack, or `num_attackers` no
+        number.
       ValueError: If `num_attackers` is less than 1, or if there is no honest
         client.
     """
     robust_rule.check_rule(self, rule)
     attacks.check_attack(self, attack)
-    argument_checks.check_count(self, 'num_attackers', num_attackers, 1)
+    rules.NUM_ATTACKERS.check(num_attackers, self)
     self.rule = rule
     self.attack = attack
     self.num_attackers = int(num_attackers)

@@ -14,8 +14,9 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import rules
+from tff_bn.catalog import value_types
 
 # A rule: maps the clients' vectors, one client in a row, the attackers first,
 # to the aggregate.
@@ -131,9 +132,10 @@ class FallOfEmpires(_SharedVector):
       factor: How many times the honest mean is subtracted from itself.
 
     Raises:
-      ValueError: If the factor is not a finite number.
+      TypeError: If the factor is no number.
+      ValueError: If it is not finite.
     """
-    argument_checks.check_finite(self, 'factor', factor)
+    rules.FACTOR.check(factor, self)
     self.factor = factor
 
   def _vector(self, honest, num_attackers, is_mean):
@@ -163,9 +165,10 @@ class InnerProductManipulation(_SharedVector):
         positive.
 
     Raises:
-      ValueError: If epsilon is not a finite positive number.
+      TypeError: If epsilon is no number.
+      ValueError: If it is not finite and positive.
     """
-    argument_checks.check_positive(self, 'epsilon', epsilon)
+    rules.EPSILON.check(epsilon, self)
     self.epsilon = epsilon
 
   def _vector(self, honest, num_attackers, is_mean):
@@ -202,10 +205,11 @@ class ALittleIsEnough(_SharedVector):
         an error.
 
     Raises:
-      ValueError: If `deviations` is not a finite number.
+      TypeError: If `deviations` is no number.
+      ValueError: If it is not finite.
     """
     if deviations is not None:
-      argument_checks.check_finite(self, 'deviations', deviations)
+      rules.DEVIATIONS.check(deviations, self)
     self.deviations = deviations
 
   def _vector(self, honest, num_attackers, is_mean):
@@ -304,11 +308,12 @@ class GaussianNoise(Attack):
       seed: The seed of the noise, at least 0. Each round has different noise.
 
     Raises:
-      ValueError: If `stddev` is not a finite positive number, or the seed is
+      TypeError: If an argument is no number.
+      ValueError: If `stddev` is not finite and positive, or the seed is
         negative.
     """
-    argument_checks.check_positive(self, 'stddev', stddev)
-    argument_checks.check_count(self, 'seed', seed, 0)
+    rules.STDDEV.check(stddev, self)
+    value_types.SEED.check('seed', seed, self)
     self.stddev = stddev
     self.seed = seed
 
@@ -393,10 +398,8 @@ def finite(values: tf.Tensor) -> tf.Tensor:
 def check_attack(owner: object, attack: object) -> None:
   """Raises a `TypeError` if the argument `attack` of `owner` is no attack."""
   if not isinstance(attack, Attack):
+    known = [part.load().__name__ for part in rules.classes(rules.ATTACKS)]
     raise TypeError(
         f'{type(owner).__name__} needs an attack, but was given {attack!r}; use'
-        ' one of SignFlipping, FallOfEmpires, InnerProductManipulation,'
-        ' ALittleIsEnough, OptimizedInnerProductManipulation,'
-        ' OptimizedALittleIsEnough, Mimic, GaussianNoise, Infinity,'
-        ' FalsifiedCounts.'
+        f' one of {", ".join([*known, FalsifiedCounts.__name__])}.'
     )

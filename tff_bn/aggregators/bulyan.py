@@ -7,8 +7,8 @@ Reference:
 
 import tensorflow as tf
 
+from tff_bn.aggregators import coordinate_rules
 from tff_bn.aggregators import distances
-from tff_bn.aggregators import mea_med
 from tff_bn.aggregators import robust_rule
 
 
@@ -46,7 +46,7 @@ class Bulyan(robust_rule.CheckedRule):
     selected = tf.boolean_mask(values, is_selected)
     selected.set_shape([None, values.shape[1]])
     return (
-        mea_med.mean_around_median(
+        coordinate_rules.mean_around_median(
             selected, 2 * num_byzantine, self.num_clients
         ),
         state,

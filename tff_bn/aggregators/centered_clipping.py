@@ -9,9 +9,10 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import rules
+from tff_bn.catalog import value_types
 
 
 class CenteredClipping(robust_rule.CheckedRule):
@@ -47,12 +48,13 @@ class CenteredClipping(robust_rule.CheckedRule):
       num_clients: The largest number of clients in a round, if known.
 
     Raises:
+      TypeError: If an argument is no number.
       ValueError: If `num_byzantine` is too large, or another argument is not
         positive.
     """
     super().__init__(num_byzantine, num_clients=num_clients)
-    argument_checks.check_positive(self, 'radius', radius)
-    argument_checks.check_count(self, 'num_iterations', num_iterations, 1)
+    rules.CLIPPING_RADIUS.check(radius, self)
+    value_types.POSITIVE_INTEGER.check('num_iterations', num_iterations, self)
     self.radius = radius
     self.num_iterations = num_iterations
 

@@ -9,9 +9,9 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import value_types
 
 # If a value's squared distance from the result is below this share of the
 # values' squared radius, the result is computed in float64.
@@ -65,13 +65,14 @@ class GeometricMedian(robust_rule.CheckedRule):
       num_clients: The largest number of clients in a round, if known.
 
     Raises:
+      TypeError: If an argument is no number.
       ValueError: If `num_byzantine` is too large, or another argument is not
         positive.
     """
     super().__init__(num_byzantine, num_clients=num_clients)
-    argument_checks.check_positive(self, 'smoothing', smoothing)
-    argument_checks.check_positive(self, 'tolerance', tolerance)
-    argument_checks.check_count(self, 'max_iterations', max_iterations, 1)
+    value_types.POSITIVE.check('smoothing', smoothing, self)
+    value_types.POSITIVE.check('tolerance', tolerance, self)
+    value_types.POSITIVE_INTEGER.check('max_iterations', max_iterations, self)
     self.smoothing = smoothing
     self.tolerance = tolerance
     self.max_iterations = max_iterations

@@ -9,9 +9,9 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import value_types
 
 
 class _KrumScores(robust_rule.CheckedRule):
@@ -80,11 +80,12 @@ class MultiKrum(_KrumScores):
       num_clients: The largest number of clients in a round, if known.
 
     Raises:
+      TypeError: If an argument is no number.
       ValueError: If `num_byzantine` is too large, or `num_selected` is not
         positive.
     """
     if num_selected is not None:
-      argument_checks.check_count(self, 'num_selected', num_selected, 1)
+      value_types.POSITIVE_INTEGER.check('num_selected', num_selected, self)
     self.num_selected = num_selected
     super().__init__(num_byzantine, num_clients=num_clients)
 

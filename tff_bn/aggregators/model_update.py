@@ -3,7 +3,7 @@
 An update is an `OrderedDict` of parts, each a structure of tensors:
 
 *   `trainable`: differences of the trainable variables (before minus after).
-*   `statistics`: a list of moments, see `tff_bn.aggregators.moments`.
+*   `statistics`: a list of moments, see `tff_bn.aggregators.moments_factories`.
 *   `other_state`: differences of all other variables (before minus after).
 *   Parts that an algorithm adds, under other names.
 """

@@ -2,17 +2,46 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import moments
 from tff_bn.aggregators import robust_moments
 from tff_bn.aggregators import robust_rule
-from tff_bn.common import checks
+from tff_bn.catalog import value_types
 from tff_bn.layers.batch_moments import Moments
+
+layer_moments = Moments
+
+
+def layer_moments_type(num_channels: int, dtype: Any = np.float32) -> tff.Type:
+  """Returns the TFF type of one layer's `Moments`."""
+  vector = tff.TensorType(dtype, [num_channels])
+  return tff.to_type(Moments(tff.TensorType(dtype), vector, vector))
+
+
+def to_moments_type(value_type: tff.Type) -> tff.Type:
+  """Returns the type with its structures of moments as `Moments`.
+
+  Args:
+    value_type: The type of a list of moments, in containers of any class.
+
+  Raises:
+    TypeError: If `value_type` is not a list of moments.
+  """
+  if not isinstance(value_type, tff.StructType) or not all(
+      isinstance(layer, tff.StructType)
+      and [name for name, _ in tff.structure.iter_elements(layer)]
+      == list(Moments._fields)
+      for layer in value_type
+  ):
+    raise TypeError(
+        'A moments factory aggregates a list of <count, mean, variance>, one'
+        f' for each batch normalization layer, but was given {value_type}.'
+    )
+  return tff.to_type([Moments(*layer) for layer in value_type])
 
 
 class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
@@ -89,7 +118,7 @@ class MomentsFactory(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
       TypeError: If `value_type` is not a list of moments.
       ValueError: If the factory does not fit the number of layers.
     """
-    value_type = moments.to_moments_type(value_type)
+    value_type = to_moments_type(value_type)
     if self.rule is None:
       return self._create_mean(value_type)
     return robust_moments.create(
@@ -277,18 +306,14 @@ class FbnMomentsFactory(MomentsFactory):
     super().__init__(rule)
     self._momentums = np.atleast_1d(momentum).tolist()
     for value in self._momentums:
-      checks.check_number('momentum', value)
-    if not all(0 <= value < 1 for value in self._momentums):
-      raise ValueError(
-          f'momentum={momentum} must be at least 0 and less than 1.'
-      )
+      value_types.MOMENTUM.check('momentum', value, self)
     self._is_shared = not np.ndim(momentum)
     self._pooled = pooled
     self._unbiased = unbiased
 
   def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """See `MomentsFactory.create`."""
-    value_type = moments.to_moments_type(value_type)
+    value_type = to_moments_type(value_type)
     num_given, num_layers = len(self._momentums), len(value_type)
     if not self._is_shared and num_given != num_layers:
       raise ValueError(

@@ -9,9 +9,9 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import distances
 from tff_bn.aggregators import robust_rule
+from tff_bn.catalog import rules
 
 
 class NearestNeighborAveraging(robust_rule.CheckedRule):
@@ -50,10 +50,11 @@ class NearestNeighborAveraging(robust_rule.CheckedRule):
       num_clients: The largest number of clients in a round, if known.
 
     Raises:
+      TypeError: If an argument is no number.
       ValueError: If `num_byzantine` is too large, or `trusted_client` is no
-        integer or no position among `num_clients`.
+        position among `num_clients`.
     """
-    argument_checks.check_integer(self, 'trusted_client', trusted_client)
+    rules.TRUSTED_CLIENT.check(trusted_client, self)
     self.trusted_client = int(trusted_client)
     super().__init__(num_byzantine, num_clients=num_clients)
 

@@ -8,12 +8,14 @@ References:
 """
 
 import abc
+from collections.abc import Callable
 
 import tensorflow as tf
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import attacks
-from tff_bn.aggregators import line_search
+from tff_bn.catalog import value_types
+
+_RATIO = value_types.Number(float, above=0, below=1)
 
 
 class _OptimizedAttack(attacks.Attack):
@@ -33,15 +35,12 @@ class _OptimizedAttack(attacks.Attack):
       ratio: The factor of the step after each failure; between 0 and 1.
 
     Raises:
+      TypeError: If an argument is no number.
       ValueError: If an argument is out of its range.
     """
-    argument_checks.check_count(self, 'num_evaluations', num_evaluations, 1)
-    argument_checks.check_positive(self, 'first_step', first_step)
-    argument_checks.check_positive(self, 'ratio', ratio)
-    if ratio >= 1:
-      raise ValueError(
-          f'ratio={ratio!r} of {type(self).__name__} must be less than 1.'
-      )
+    value_types.POSITIVE_INTEGER.check('num_evaluations', num_evaluations, self)
+    value_types.POSITIVE.check('first_step', first_step, self)
+    _RATIO.check('ratio', ratio, self)
     self.num_evaluations = int(num_evaluations)
     self.first_step = first_step
     self.ratio = ratio
@@ -76,7 +75,7 @@ class _OptimizedAttack(attacks.Attack):
       error = tf.cast(result, tf.float64) - tf.cast(mean, tf.float64)
       return tf.norm(error)
 
-    strength = line_search.maximize(
+    strength = _maximize(
         damage, self.num_evaluations, self.first_step, self.ratio
     )
     return vectors(strength)
@@ -113,3 +112,49 @@ class OptimizedInnerProductManipulation(_OptimizedAttack):
   def _base_and_direction(self, honest, mean):
     del honest
     return tf.zeros_like(mean), -mean
+
+
+def _maximize(
+    function: Callable[[tf.Tensor], tf.Tensor],
+    num_evaluations: int,
+    first_step: float,
+    ratio: float,
+) -> tf.Tensor:
+  """Searches for a nonnegative number with a large value of a function.
+
+  From 0, steps are tried and doubled while the value increases. After that,
+  each step from the best number is followed by a shorter one.
+
+  Args:
+    function: Maps a float64 scalar to a float64 scalar.
+    num_evaluations: The number of numbers to try, 0 included.
+    first_step: The first step.
+    ratio: The factor of the step after each failure.
+
+  Returns:
+    The best number that was tried, a float64 scalar.
+  """
+
+  def try_step(best, highest, step, is_growing):
+    value = function(best + step)
+    is_better = value > highest
+    is_growing &= is_better
+    return (
+        tf.where(is_better, best + step, best),
+        tf.where(is_better, value, highest),
+        step * tf.where(is_growing, tf.constant(2.0, tf.float64), ratio),
+        is_growing,
+    )
+
+  start = tf.zeros([], tf.float64)
+  return tf.while_loop(
+      lambda *_: True,
+      try_step,
+      (
+          start,
+          function(start),
+          tf.constant(first_step, tf.float64),
+          tf.constant(True),
+      ),
+      maximum_iterations=num_evaluations - 1,
+  )[0]

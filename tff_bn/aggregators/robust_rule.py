@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn.aggregators import argument_checks
 from tff_bn.aggregators import gathering
 from tff_bn.aggregators import vector_layout
+from tff_bn.catalog import rules
+from tff_bn.catalog import value_types
 from tff_bn.common import numerics
 
 
@@ -52,12 +53,13 @@ class Rule(tff.aggregators.UnweightedAggregationFactory, abc.ABC):
         know it.
 
     Raises:
+      TypeError: If an argument is no number.
       ValueError: If `num_byzantine` is negative, or too large for
         `num_clients`.
     """
-    argument_checks.check_count(self, 'num_byzantine', num_byzantine, 0)
+    value_types.COUNT.check('num_byzantine', num_byzantine, self)
     if num_clients is not None:
-      argument_checks.check_count(self, 'num_clients', num_clients, 1)
+      value_types.POSITIVE_INTEGER.check('num_clients', num_clients, self)
     self.num_byzantine = int(num_byzantine)
     self.num_clients = num_clients
     if num_clients is not None:
@@ -400,12 +402,9 @@ def after_checks(
 def check_rule(owner: object, rule: object) -> None:
   """Raises a `TypeError` if the argument `rule` of `owner` is no rule."""
   if not isinstance(rule, Rule):
+    known = rules.classes(rules.RULES, rules.WRAPPERS)
     raise TypeError(
-        f'{type(owner).__name__} needs a rule that aggregates a matrix, but'
-        f' was given {rule!r}; use one of Mean, CoordinateMedian, TrimmedMean,'
-        ' GeometricMedian, Krum, MultiKrum, MeaMed, CenteredClipping, Bulyan,'
-        ' MinimumDiameterAveraging, NearestNeighborAveraging,'
-        ' SmallestMaximumEigenvalueAveraging, CovarianceBoundAgnosticFilter,'
-        ' NearestNeighborMixing, Bucketing, StaticClipping,'
-        ' AdaptiveRobustClipping.'
+        f'{type(owner).__name__} needs a rule that aggregates a matrix, but was'
+        f' given {rule!r}; use one of'
+        f' {", ".join(part.load().__name__ for part in known)}.'
     )

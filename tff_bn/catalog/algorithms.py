@@ -889,11 +889,11 @@ class AlgorithmName(value_types.ValueType):
     return text
 
   def names_code(self, value):
-    """Whether a value names code that is not in this package."""
+    """See the base class."""
     return names_code(value)
 
   def load(self, value):
-    """Imports the code that a value names."""
+    """See the base class."""
     find(value)
 
 

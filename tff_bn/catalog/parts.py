@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import inspect
 from typing import Any, Generic, Optional, TypeVar
 
 from tff_bn.catalog import options as options_lib
+from tff_bn.catalog import value_types
 from tff_bn.common import user_functions
 
 _PartT = TypeVar('_PartT', bound='Part')
@@ -57,9 +59,8 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
     Args:
       *entries: The entries.
       of_object: Makes the entry of a user's class or function, given its name
-        and itself. It raises a `ValueError` if it is none; the message
-        continues a sentence whose subject is the name. None: users can't add
-        parts.
+        and itself; raises a `ValueError` if it does not fit. None: users can't
+        add parts.
     """
     self._kind = type(entries[0])
     self._entries = {entry.name: entry for entry in entries}
@@ -86,22 +87,80 @@ class Parts(Mapping[str, _PartT], Generic[_PartT]):
     return name in self._entries
 
   def is_users(self, name: str) -> bool:
-    """Whether a name is that of a user's part."""
+    """Whether a name has the form of a user's part."""
     return self._of_object is not None and ':' in name
 
-  def finds(self, name: str) -> bool:
-    """Whether a name is that of a user's part; imports it.
+
+class PartName(value_types.Choice):
+  """The name of a part, or `module:NAME` of a user's part."""
+
+  def __init__(self, known: Parts[Any], other: Optional[str] = None):
+    """Initializes the choice.
 
     Args:
-      name: The name.
-
-    Returns:
-      Whether it has the form of a user's part.
-
-    Raises:
-      ValueError: If it has this form, but there is no such part.
+      known: The parts.
+      other: Users' parts, in words for the error message, or None.
     """
-    return self.is_users(name) and self[name] is not None
+    super().__init__(known, other, known.is_users)
+    self.parts = known
+
+  def names_code(self, value):
+    """See the base class."""
+    return self.parts.is_users(value)
+
+  def load(self, value):
+    """See the base class."""
+    if self.names_code(value):
+      self.parts[value].load()
+
+
+def require_class(name: str, found: Any, base: str, needed: str) -> None:
+  """Checks that a user's object is a class that can be used.
+
+  Args:
+    name: Its name, `module:NAME`.
+    found: The object.
+    base: The base class that it must have, `module:NAME`.
+    needed: What it must be, for the message.
+
+  Raises:
+    ValueError: If it is no such class, or lacks methods.
+  """
+  if not isinstance(found, type) or not issubclass(
+      found, user_functions.import_object(base)
+  ):
+    article = 'the class' if isinstance(found, type) else 'an object of'
+    kind = found if isinstance(found, type) else type(found)
+    raise ValueError(
+        f'{name} must be {needed}; it is {article} {kind.__name__}.'
+    )
+  if inspect.isabstract(found):
+    missing = ', '.join(sorted(found.__abstractmethods__))
+    raise ValueError(f'{name} must define the methods {missing}.')
+
+
+def require_arguments(
+    name: str, found: Callable[..., Any], *values: Any, **named: Any
+) -> None:
+  """Checks that a user's class or function can be called like this.
+
+  Args:
+    name: Its name, `module:NAME`.
+    found: The class or function.
+    *values: Arguments without a name.
+    **named: Arguments by name.
+
+  Raises:
+    ValueError: If it has other arguments.
+  """
+  try:
+    inspect.signature(found).bind(*values, **named)
+  except TypeError as error:
+    called = ', '.join([*('...' for _ in values), *named])
+    raise ValueError(
+        f'{name} is called as {found.__name__}({called}), but: {error}. Name'
+        ' an entry of the catalog with its options, or give it defaults.'
+    ) from error
 
 
 def listing(items: Mapping[str, Any]) -> str:

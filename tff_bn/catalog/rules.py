@@ -1,15 +1,14 @@
 """Robust rules, the steps before a rule (wrappers), and attacks."""
 
 import dataclasses
+import inspect
 from typing import Any, Optional
 
+from tff_bn.catalog import parts
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Condition
 from tff_bn.catalog.options import Option
-from tff_bn.catalog.parts import Part
-from tff_bn.catalog.parts import Parts
-from tff_bn.catalog.parts import listing
 
 # The feature of algorithms whose server averages what the clients send.
 MEAN = 'mean'
@@ -19,11 +18,10 @@ _ROOM = 'tff_bn.aggregators'
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule(Part):
-  """A rule in place of the clients' mean, or a wrapper of rules.
+class _Aggregating(parts.Part):
+  """A rule or a wrapper.
 
-  Its class gets the largest number of clients of a round as `num_clients`. A
-  wrapper gets the rule first.
+  Its class gets the largest number of clients of a round as `num_clients`.
 
   Attributes:
     needs_num_byzantine: Whether `--num_byzantine` must be given.
@@ -33,7 +31,17 @@ class Rule(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class Attack(Part):
+class Rule(_Aggregating):
+  """A rule in place of the clients' mean."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper(_Aggregating):
+  """A step before a rule. Its class gets the rule first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack(parts.Part):
   """What attackers do in place of honest training.
 
   Attributes:
@@ -46,26 +54,29 @@ class Attack(Part):
   strength: Optional[Option] = None
 
 
-def _used_parts(options: Any) -> set[str]:
-  """Returns the rules and wrappers of both aggregators."""
-  return {
-      part for name in AGGREGATORS for part in getattr(options, name).split('+')
-  }
+def chain(name: str) -> list[Wrapper | Rule]:
+  """Returns the wrappers and the rule of an aggregator such as nnm+median."""
+  *wrappers, last = name.split('+')
+  return [*(WRAPPERS[wrapper] for wrapper in wrappers), RULES[last]]
+
+
+def _used_parts(options: Any) -> list[Wrapper | Rule]:
+  """Returns the wrappers and rules of both aggregators."""
+  return [
+      part for name in AGGREGATORS for part in chain(getattr(options, name))
+  ]
 
 
 def _users(option: str) -> list[str]:
   """Returns the rules and wrappers that get this option."""
   return [
-      name
-      for parts in (RULES, WRAPPERS)
-      for name, rule in parts.items()
-      if rule.has(option)
+      name for name, rule in {**RULES, **WRAPPERS}.items() if rule.has(option)
   ]
 
 
 def uses(option: str, options: Any) -> bool:
   """Whether an aggregator gets this option."""
-  return any(find(part).has(option) for part in _used_parts(options))
+  return any(part.has(option) for part in _used_parts(options))
 
 
 def _rule_option(
@@ -104,8 +115,7 @@ NUM_BYZANTINE = Option(
         ' robust; less than half of them. Required by '
         + ', '.join(
             name
-            for parts in (RULES, WRAPPERS)
-            for name, rule in parts.items()
+            for name, rule in {**RULES, **WRAPPERS}.items()
             if rule.needs_num_byzantine
         )
     ),
@@ -115,7 +125,7 @@ NUM_BYZANTINE = Option(
         Condition(
             'model_aggregator',
             lambda options: options.attack is not None
-            or _used_parts(options) != {'mean'},
+            or any(part.name != 'mean' for part in _used_parts(options)),
             'has no effect without another --model_aggregator or'
             ' --statistics_aggregator than the mean',
         ),
@@ -154,28 +164,70 @@ BUCKET_SIZE = _rule_option(
 )
 
 
-def _rule_of_object(name: str, rule_class: Any) -> Rule:
-  """Returns the entry of a user's class, which gets `num_byzantine`."""
-  return Rule(name, 'a rule of yours', rule_class, (NUM_BYZANTINE,))
+def _rule_of_object(name: str, found: Any) -> Rule:
+  """Returns the entry of a user's class."""
+  if isinstance(found, Wrapper) or _is_wrapper(name, found):
+    raise ValueError(
+        f'{name} is a step before a rule; write the rule behind it, as in'
+        f' {name}+median.'
+    )
+  parts.require_arguments(name, found, num_byzantine=0, num_clients=1)
+  return Rule(name, 'a rule of yours', found, (NUM_BYZANTINE,))
 
 
-RULES: Parts[Rule] = Parts(
+def _wrapper_of_object(name: str, found: Any) -> Wrapper:
+  """Returns the entry of a user's class."""
+  if isinstance(found, Rule) or not _is_wrapper(name, found):
+    raise ValueError(
+        f'{name} is a rule, but a step before a rule is needed: a class with'
+        ' the argument `rule`, or an entry Wrapper(...).'
+    )
+  parts.require_arguments(name, found, None, num_byzantine=0, num_clients=1)
+  return Wrapper(name, 'a step of yours', found, (NUM_BYZANTINE,))
+
+
+def _is_wrapper(name: str, found: Any) -> bool:
+  """Whether a user's class gets a rule; checks that it is a rule itself."""
+  parts.require_class(
+      name,
+      found,
+      f'{_ROOM}.robust_rule:Rule',
+      f'a rule: a class derived from {_ROOM}.robust_rule.CheckedRule, or an'
+      f' entry of {__name__}',
+  )
+  return 'rule' in inspect.signature(found).parameters
+
+
+def _attack_of_object(name: str, found: Any) -> Attack:
+  """Returns the entry of a user's class."""
+  parts.require_class(
+      name,
+      found,
+      f'{_ROOM}.attacks:Attack',
+      f'an attack: a class derived from {_ROOM}.Attack, or an entry of'
+      f' {__name__}',
+  )
+  parts.require_arguments(name, found)
+  return Attack(name, 'an attack of yours', found)
+
+
+RULES: parts.Parts[Rule] = parts.Parts(
     Rule(
         'mean',
         'the mean, which one client can move anywhere',
-        f'{_ROOM}.mean:Mean',
+        f'{_ROOM}.coordinate_rules:Mean',
     ),
     Rule(
         'median',
         'the median of each coordinate',
-        f'{_ROOM}.coordinate_median:CoordinateMedian',
+        f'{_ROOM}.coordinate_rules:CoordinateMedian',
         (NUM_BYZANTINE,),
     ),
     Rule(
         'trimmed_mean',
         'the mean of each coordinate without its --num_byzantine largest and'
         ' smallest values',
-        f'{_ROOM}.trimmed_mean:TrimmedMean',
+        f'{_ROOM}.coordinate_rules:TrimmedMean',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
@@ -194,15 +246,17 @@ RULES: Parts[Rule] = Parts(
     ),
     Rule(
         'multi_krum',
-        'the mean of the clients that are nearest to theirs',
+        'the mean of all but --num_byzantine clients, those that are nearest to'
+        ' their neighbors',
         f'{_ROOM}.krum:MultiKrum',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
     Rule(
         'mea_med',
-        'the mean of the values nearest to the median',
-        f'{_ROOM}.mea_med:MeaMed',
+        'the mean of the values of each coordinate that are nearest to their'
+        ' median, all but --num_byzantine',
+        f'{_ROOM}.coordinate_rules:MeaMed',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
@@ -215,15 +269,16 @@ RULES: Parts[Rule] = Parts(
     ),
     Rule(
         'mda',
-        'minimum diameter averaging: the mean of the clients that are nearest'
-        ' to each other',
+        'minimum diameter averaging: the mean of all but --num_byzantine'
+        ' clients, those that are nearest to each other',
         f'{_ROOM}.mda:MinimumDiameterAveraging',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
     Rule(
         'monna',
-        'the mean of the clients that are nearest to --trusted_client',
+        'the mean of all but --num_byzantine clients, those that are nearest to'
+        ' --trusted_client',
         f'{_ROOM}.monna:NearestNeighborAveraging',
         (NUM_BYZANTINE, TRUSTED_CLIENT),
         needs_num_byzantine=True,
@@ -232,75 +287,73 @@ RULES: Parts[Rule] = Parts(
         'caf',
         'covariance bound-agnostic filter: the mean with lower weights in the'
         ' directions of most variance',
-        f'{_ROOM}.caf:CovarianceBoundAgnosticFilter',
+        f'{_ROOM}.eigenvalue_rules:CovarianceBoundAgnosticFilter',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
     Rule(
         'smea',
-        'smallest maximum eigenvalue averaging: the mean of the clients that'
-        ' vary least in any direction; for few clients',
-        f'{_ROOM}.smea:SmallestMaximumEigenvalueAveraging',
+        'smallest maximum eigenvalue averaging: the mean of all but'
+        ' --num_byzantine clients, those that vary least in any direction; for'
+        ' few clients',
+        f'{_ROOM}.eigenvalue_rules:SmallestMaximumEigenvalueAveraging',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
     Rule(
         'bulyan',
-        'the mean of the values nearest to the median of clients that krum'
-        ' selects',
+        'the mean of the values of each coordinate that are nearest to their'
+        ' median, of clients that krum selects one after another',
         f'{_ROOM}.bulyan:Bulyan',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
     of_object=_rule_of_object,
 )
-WRAPPERS: Parts[Rule] = Parts(
-    Rule(
+WRAPPERS: parts.Parts[Wrapper] = parts.Parts(
+    Wrapper(
         'nnm',
         'first replaces each client by the mean of its nearest neighbors',
-        f'{_ROOM}.nearest_neighbor_mixing:NearestNeighborMixing',
+        f'{_ROOM}.pre_aggregation:NearestNeighborMixing',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
-    Rule(
+    Wrapper(
         'bucketing',
         'first takes means of random groups of --bucket_size clients',
-        f'{_ROOM}.bucketing:Bucketing',
+        f'{_ROOM}.pre_aggregation:Bucketing',
         (BUCKET_SIZE,),
         needs_seed=True,
     ),
-    Rule(
+    Wrapper(
         'clipping',
         'first scales clients down to the norm --clipping_norm',
-        f'{_ROOM}.clipping:StaticClipping',
+        f'{_ROOM}.pre_aggregation:StaticClipping',
         (CLIPPING_NORM,),
     ),
-    Rule(
+    Wrapper(
         'arc',
-        'adaptive robust clipping: first scales the longest clients down to the'
-        ' norm of the next one',
-        f'{_ROOM}.clipping:AdaptiveRobustClipping',
+        'adaptive robust clipping: first scales the clients with the largest'
+        ' norms down to the next smaller norm',
+        f'{_ROOM}.pre_aggregation:AdaptiveRobustClipping',
         (NUM_BYZANTINE,),
         needs_num_byzantine=True,
     ),
-    of_object=_rule_of_object,
+    of_object=_wrapper_of_object,
 )
-
-
-def find(name: str) -> Rule:
-  """Returns a rule or a wrapper."""
-  return WRAPPERS[name] if name in WRAPPERS else RULES[name]
 
 
 # The arguments behind `--attack_strength`. Each attack has a range and a
 # default of its own.
-_FACTOR = Option('factor', value_types.FINITE, '', 3.0)
-_DEVIATIONS = Option('deviations', value_types.FINITE, '')
-_EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5)
+FACTOR = Option('factor', value_types.FINITE, '', 3.0, '3')
+DEVIATIONS = Option(
+    'deviations', value_types.FINITE, '', None, 'as large as its paper allows'
+)
+EPSILON = Option('epsilon', value_types.POSITIVE, '', 0.5, '0.5')
 # Blanchard et al. 2017.
-_STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0)
+STDDEV = Option('stddev', value_types.POSITIVE, '', 200.0, '200')
 
-ATTACKS = Parts(
+ATTACKS = parts.Parts(
     Attack(
         'sf',
         'sign flipping: minus the mean of the honest clients; of the BN'
@@ -312,21 +365,21 @@ ATTACKS = Parts(
         'fall of empires: (1 - --attack_strength) times the mean of the honest'
         ' clients',
         f'{_ROOM}.attacks:FallOfEmpires',
-        strength=_FACTOR,
+        strength=FACTOR,
     ),
     Attack(
         'alie',
         'a little is enough: the mean of the honest clients plus'
         ' --attack_strength times their standard deviation',
         f'{_ROOM}.attacks:ALittleIsEnough',
-        strength=_DEVIATIONS,
+        strength=DEVIATIONS,
     ),
     Attack(
         'ipm',
         'inner product manipulation: minus --attack_strength times the mean of'
         ' the honest clients',
         f'{_ROOM}.attacks:InnerProductManipulation',
-        strength=_EPSILON,
+        strength=EPSILON,
     ),
     Attack(
         'optimized_alie',
@@ -347,7 +400,7 @@ ATTACKS = Parts(
         'gaussian',
         'normal noise with the standard deviation --attack_strength',
         f'{_ROOM}.attacks:GaussianNoise',
-        strength=_STDDEV,
+        strength=STDDEV,
         needs_seed=True,
     ),
     Attack(
@@ -362,10 +415,20 @@ ATTACKS = Parts(
         'tff_bn.data.label_flipping:flip_labels',
         falsifies_labels=True,
     ),
-    of_object=lambda name, attack_class: Attack(
-        name, 'an attack of yours', attack_class
-    ),
+    of_object=_attack_of_object,
 )
+
+
+def classes(*kinds: parts.Parts[Any]) -> list[parts.Part]:
+  """Returns the parts that are classes of `tff_bn.aggregators`."""
+  return [
+      part
+      for kind in kinds
+      for part in kind.values()
+      if str(part.builds).startswith(f'{_ROOM}.')
+  ]
+
+
 TARGETS = {
     'statistics': 'the BN statistics that they send',
     'model': 'all other variables that they send',
@@ -377,9 +440,9 @@ def _explain_aggregators() -> str:
   wrappers = {f'{name}+...': rule for name, rule in WRAPPERS.items()}
   return (
       "What the server computes from the clients' changes of the model:\n"
-      + listing(RULES)
-      + listing(wrappers)
-      + f'or {OTHER_RULES}\n'
+      + parts.listing(RULES)
+      + parts.listing(wrappers)
+      + f'or {OTHER_PARTS}\n'
   )
 
 
@@ -411,10 +474,10 @@ def _default_strength(options: Any) -> Optional[float]:
   return strength.default if strength is not None else None
 
 
-OTHER_RULES = 'a class or an entry of yours as package.module:NAME'
+OTHER_PARTS = 'a class or an entry of yours as package.module:NAME'
 _AGGREGATOR = value_types.Chain(
-    value_types.Choice(WRAPPERS, is_other=WRAPPERS.finds),
-    value_types.Choice(RULES, OTHER_RULES, RULES.finds),
+    parts.PartName(WRAPPERS),
+    parts.PartName(RULES, OTHER_PARTS),
 )
 MODEL_AGGREGATOR = Option(
     'model_aggregator',
@@ -434,11 +497,12 @@ STATISTICS_AGGREGATOR = Option(
 )
 ATTACK = Option(
     'attack',
-    value_types.Choice(ATTACKS, OTHER_RULES, ATTACKS.finds),
+    parts.PartName(ATTACKS, OTHER_PARTS),
     lambda: (
         'What the first --num_attackers clients of a round send instead of'
         ' their results, knowing the values of the other clients:\n'
-        + listing(ATTACKS)
+        + parts.listing(ATTACKS)
+        + f'or {OTHER_PARTS}\n'
     ),
     default_text='none',
     feature=MEAN,
@@ -446,7 +510,7 @@ ATTACK = Option(
 ATTACK_TARGET = _attack_option(
     'attack_target',
     value_types.Choice(TARGETS),
-    'What attackers falsify:\n' + listing(TARGETS),
+    'What attackers falsify:\n' + parts.listing(TARGETS),
     'both',
     conditions=(
         Condition(
@@ -469,8 +533,7 @@ ATTACK_STRENGTH = _attack_option(
     ),
     compute=_default_strength,
     default_text=', '.join(
-        f"{attack.strength.default or 'as large as its paper allows'} for"
-        f' {name}'
+        f'{attack.strength.default_text} for {name}'
         for name, attack in ATTACKS.items()
         if attack.strength is not None
     ),

@@ -51,6 +51,25 @@ class ValueType(abc.ABC):
     except ValueError as error:
       raise ValueError(f'{name}={value!r}{_of(owner)} {error}') from error
 
+  def names_code(self, value: Any) -> bool:
+    """Whether a value, or its text, names code that is not in this package."""
+    del value
+    return False
+
+  def load(self, value: Any) -> None:
+    """Imports the code that a value names, if it names any.
+
+    Parsing imports nothing, because a value may come from somebody else.
+
+    Args:
+      value: The value.
+
+    Raises:
+      ValueError: If the code can't be imported, or does not fit. The message
+        continues a sentence whose subject is the option.
+    """
+    del value
+
 
 def _of(owner: object) -> str:
   return '' if owner is None else f' of {type(owner).__name__}'
@@ -172,6 +191,14 @@ class Text(ValueType):
     super().check(name, value, owner)
 
 
+class CodeName(Text):
+  """Functions of the user, as `package.module:function`."""
+
+  def names_code(self, value):
+    """See the base class."""
+    return True
+
+
 class CheckedText(ValueType):
   """Texts that pass a check.
 
@@ -222,8 +249,7 @@ class Choice(ValueType):
   Attributes:
     known: The names. Entries of a registry, which may be a mapping.
     other: Other allowed values, in words for the error message, or None.
-    is_other: Whether a string is one of the other allowed values. It may raise
-      a ValueError.
+    is_other: Whether a string is one of the other allowed values.
   """
 
   def __init__(
@@ -265,11 +291,7 @@ class Chain(ValueType):
 
   def parse(self, text):
     """See the base class."""
-    *wrappers, last = text.split('+')
-    for name, allowed in [
-        *((wrapper, self.wrappers) for wrapper in wrappers),
-        (last, self.wrapped),
-    ]:
+    for name, allowed in self._parts(text):
       if not allowed.allows(name):
         other = f' or {allowed.other}' if allowed.other else ''
         raise ValueError(
@@ -279,6 +301,20 @@ class Chain(ValueType):
             f'{spelling.suggestion(name, allowed.known)}'
         )
     return text
+
+  def names_code(self, value):
+    """See the base class."""
+    return any(names.names_code(name) for name, names in self._parts(value))
+
+  def load(self, value):
+    """See the base class."""
+    for name, names in self._parts(value):
+      names.load(name)
+
+  def _parts(self, text: str) -> list[tuple[str, Choice]]:
+    """Returns the names, and the choice to which each belongs."""
+    *wrappers, last = text.split('+')
+    return [(name, self.wrappers) for name in wrappers] + [(last, self.wrapped)]
 
 
 class List(ValueType):
@@ -296,15 +332,29 @@ class List(ValueType):
     if not isinstance(text, str):
       return tuple(text)
     values = []
-    for part in text.split(','):
+    for part in self._elements(text):
       try:
-        value = self.element.parse(part.strip())
+        value = self.element.parse(part)
       except ValueError as error:
-        raise ValueError(f'{part.strip()!r}: {error}') from error
+        raise ValueError(f'{part!r}: {error}') from error
       if value in values:
         raise ValueError(f'{value} is in the list twice.')
       values.append(value)
     return tuple(values)
+
+  def names_code(self, value):
+    """See the base class."""
+    return any(map(self.element.names_code, self._elements(value)))
+
+  def load(self, value):
+    """See the base class."""
+    for element in self._elements(value):
+      self.element.load(element)
+
+  def _elements(self, value: str | Sequence[Any]) -> Sequence[Any]:
+    if not isinstance(value, str):
+      return value
+    return [part.strip() for part in value.split(',')]
 
 
 POSITIVE_INTEGER = Number(int, minimum=1)

@@ -113,7 +113,10 @@ def test_choice():
 
 
 def test_chain():
-  parser = value_types.Chain(('nnm', 'bucketing'), ('mean', 'median'))
+  parser = value_types.Chain(
+      value_types.Choice(('nnm', 'bucketing')),
+      value_types.Choice(('mean', 'median')),
+  )
   for text in ('median', 'nnm+median', 'bucketing+nnm+mean'):
     assert parser.parse(text) == text
   for text in ('nnm', 'median+nnm', 'median+mean', 'other+median', ''):
