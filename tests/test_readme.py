@@ -4,6 +4,8 @@ import itertools
 import pathlib
 import re
 import shlex
+import sys
+import types
 
 import keras
 import numpy as np
@@ -11,10 +13,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bn import aggregators
 from tff_bn import algorithms
 from tff_bn.catalog import algorithms as catalog
-from tff_bn.catalog import rules
 from tff_bn.data import splits
 from tff_bn.imports import dependencies
 from tff_bn.programs import analyze
@@ -144,14 +144,8 @@ def test_rule_on_a_matrix(capsys):
 
 
 def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
-  # The page's code sets these; afterwards they are gone.
+  # The page's code sets it; afterwards it is gone.
   monkeypatch.setitem(splits.SPLITS, 'parity', None)
-  monkeypatch.setitem(rules.RULES._entries, 'midrange', None)
-  monkeypatch.setitem(registry.ALGORITHMS, 'local_shift', None)
-  monkeypatch.setitem(registry.CORRECTIONS, 'absolute', None)
-  monkeypatch.setattr(aggregators, 'Midrange', None, raising=False)
-  for name in ('build_local_shift', 'build_absolute'):
-    monkeypatch.setattr(algorithms, name, None, raising=False)
   toy.dtype = 'float32'
   namespace = dict(model=toy.model(), dataset=toy.dataset(20, 0))
   for block in _blocks('extending.md', 'python'):
@@ -195,11 +189,14 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   assert distances[1] < 0.9 * distances[0]
 
   # All parts take part in a comparison.
+  module = types.SimpleNamespace(**namespace)
+  monkeypatch.setitem(sys.modules, 'my_algorithms', module)
   arguments = [
-      '--algorithms=fedavg,local_shift+absolute',
+      '--algorithms=fedavg,'
+      'my_algorithms:local_shift+my_algorithms:absolute',
       '--split=parity',
       '--num_clients=3',
-      '--model_aggregator=midrange',
+      '--model_aggregator=my_algorithms:Midrange',
       '--model=mlp3',
       '--rounds=1',
       '--seeds=0',
@@ -208,6 +205,7 @@ def test_extensions_work(monkeypatch, toy, in_process_runtime, tmp_path):
   assert compare.run(arguments) == command_line.OK
   table = (tmp_path / 'results.md').read_text(encoding='utf-8')
   assert '| local_shift+absolute' in table
+  assert 'local_shift+absolute: BN shifts stay with the client; a corr' in table
 
 
 def _corrected(namespace, strength):
