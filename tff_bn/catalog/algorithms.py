@@ -70,11 +70,8 @@ def _text(name: str, options: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Correction(Part):
-  """A correction of the drift of the clients' models.
-
-  Its builder gets the builder of the corrected algorithm as `build_process`.
-  Its name stands behind the `+`; alone, it stands for `fedavg+` and the name.
+class _Entry(Part):
+  """What an algorithm and a correction can have.
 
   Attributes:
     client_weighting: Its default of `--client_weighting`, if it has its own.
@@ -89,11 +86,21 @@ class Correction(Part):
 
 
 @dataclasses.dataclass(frozen=True)
-class Algorithm(Part):
+class Correction(_Entry):
+  """A correction of the drift of the clients' models.
+
+  Its builder gets the builder of the corrected algorithm as `build_process`.
+  Its name stands behind the `+`; alone, it stands for `fedavg+` and the name.
+  """
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm(_Entry):
   """A way to treat batch normalization, alone or with a correction.
 
   Attributes:
     features: The features that decide whether an option has an effect.
+      Default: the server averages what the clients send.
     arguments: Further arguments that its builder always gets.
     build_process: What its builder gets as `build_process`, if anything:
       `module:NAME`.
@@ -108,7 +115,6 @@ class Algorithm(Part):
       BN statistics, if it does.
     later_rate: The option with the factor of the learning rate after these
       rounds, if it has one.
-    needs: What it needs of the options.
     ignores: Options for all algorithms that have no effect on this one, and
       why, as the end of a sentence.
     no_drift: Why corrections can't be combined with it, if they can't.
@@ -116,7 +122,7 @@ class Algorithm(Part):
     correction: The correction with which it is combined.
   """
 
-  features: tuple[str, ...] = ()
+  features: tuple[str, ...] = (rules.MEAN,)
   arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   build_process: Optional[str] = None
   trains_on_union: bool = False
@@ -125,7 +131,6 @@ class Algorithm(Part):
   local_steps: Optional[int] = None
   first_phase: Optional[Option] = None
   later_rate: Optional[Option] = None
-  needs: tuple[Need, ...] = ()
   ignores: Mapping[str, str] = dataclasses.field(default_factory=dict)
   no_drift: Optional[str] = None
   possible_corrections: Collection[str] = ()
@@ -135,16 +140,6 @@ class Algorithm(Part):
   def understood(self) -> frozenset[str]:
     """The features and the names of options that have an effect on it."""
     return frozenset(self.features) | {option.name for option in self.options}
-
-  @property
-  def client_weighting(self) -> Optional[str]:
-    """Its default of `--client_weighting`, if it has its own."""
-    return self.correction.client_weighting if self.correction else None
-
-  @property
-  def needs_num_clients(self) -> bool:
-    """Whether its builder gets the number of all clients."""
-    return self.correction is not None and self.correction.needs_num_clients
 
   def builder(self) -> Callable[..., Any]:
     """Returns the builder of the process; imports TensorFlow Federated."""
@@ -179,6 +174,8 @@ class Algorithm(Part):
         name=name,
         correction=correction,
         options=self.options + correction.options,
+        client_weighting=correction.client_weighting,
+        needs_num_clients=correction.needs_num_clients,
         needs=self.needs + correction.needs,
     )
 
@@ -225,24 +222,8 @@ def _entries() -> list[Algorithm | Correction]:
   return [*ALGORITHMS.values(), *CORRECTIONS.values()]
 
 
-def _own_option(
-    name: str,
-    values: value_types.ValueType,
-    description: str | Callable[[], str],
-    default: Any = None,
-    argument: Optional[str] = OWN_NAME,
-    **more: Any,
-) -> Option:
-  """Declares an option that only some algorithms have."""
-  return Option(
-      name,
-      values,
-      description,
-      default,
-      argument=argument,
-      feature=OWN_NAME,
-      **more,
-  )
+# Declares an option that only some algorithms have.
+_own_option = functools.partial(Option, argument=OWN_NAME, feature=OWN_NAME)
 
 
 def _share_of_rounds(share: float) -> dict[str, Any]:
@@ -587,14 +568,12 @@ _FBN = (
     FBN_BACKWARD_RESTART,
 )
 _FEDTAN: dict[str, Any] = dict(
-    features=(rules.MEAN,),
     needs=_FEDTAN_NEEDS,
     no_drift=FIRST_STEP,
     # Its term is 0 in the first step.
     possible_corrections=('fedprox',),
 )
 _DSGD: dict[str, Any] = dict(
-    features=(rules.MEAN,),
     keeps_optimizer=True,
     local_steps=1,
     no_drift=ONE_STEP,
@@ -627,6 +606,7 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'one model, trained on the union of the data',
         f'{_ROOM}.centralized:build_centralized',
         (DSGD_MOMENTUM,),
+        features=(),
         trains_on_union=True,
         keeps_optimizer=True,
         needs=(
@@ -640,7 +620,6 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         'averages every variable, the BN statistics too (see --statistics)',
         f'{_ROOM}.fed_avg:build_fed_avg',
         _SERVER + _SHARED,
-        features=(rules.MEAN,),
     ),
     Algorithm(
         'fedbn',
@@ -695,7 +674,6 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         " the clients' differences (see --pooled)",
         f'{_ROOM}.fbn:build_fbn',
         _SERVER + _FBN,
-        features=(rules.MEAN,),
         needs=_FBN_NEEDS,
     ),
     Algorithm(
@@ -704,7 +682,6 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         ' everything else is averaged',
         f'{_ROOM}.fixbn:build_fixbn',
         _SERVER + _SHARED + (FIXBN_ROUNDS,),
-        features=(rules.MEAN,),
         first_phase=FIXBN_ROUNDS,
     ),
     Algorithm(
@@ -713,7 +690,6 @@ ALGORITHMS: Parts[Algorithm] = Parts(
         ' share is trained and stays with the client',
         f'{_ROOM}.hbn:build_hbn',
         _SERVER + (rules.STATISTICS_AGGREGATOR, HBN_STATISTICS_RATE),
-        features=(rules.MEAN,),
         batch_norm='hybrid',
         needs=(
             Need(

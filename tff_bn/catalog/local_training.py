@@ -253,27 +253,7 @@ JIT_COMPILE = Option(
     False,
     argument=OWN_NAME,
 )
-OPTIONS = (
-    ROUNDS,
-    CLIENTS_PER_ROUND,
-    LOCAL_STEPS,
-    LOCAL_EPOCHS,
-    BATCH_SIZE,
-    CLIENT_OPTIMIZER,
-    CLIENT_LEARNING_RATE,
-    CLIENT_LEARNING_RATE_SCHEDULE,
-    CLIENT_MOMENTUM,
-    CLIENT_WEIGHT_DECAY,
-    CLIENT_GRADIENT_CLIP_NORM,
-    CLIENT_WARMUP_ROUNDS,
-    CLIENT_WARMUP_STEPS,
-    AUGMENT,
-    SHUFFLE_TIMES,
-    SHUFFLE_PROBABILITY,
-    CLIENT_WEIGHTING,
-    MAX_FAILED_ROUNDS,
-    JIT_COMPILE,
-)
+OPTIONS = options_lib.declared(vars())
 
 
 def explain() -> str:
@@ -285,14 +265,9 @@ def explain() -> str:
 
 
 def check_shuffles(local_steps: Optional[int], shuffle_times: float) -> None:
-  """Checks that clients do not permute their units more often than they step.
+  """Raises a `ValueError` if clients permute units more often than they step.
 
-  Args:
-    local_steps: The number of a client's steps; None if it is not known.
-    shuffle_times: See `SHUFFLE_TIMES`.
-
-  Raises:
-    ValueError: If they do.
+  Without `local_steps`, the number of steps is not known.
   """
   if local_steps is not None and shuffle_times > local_steps:
     raise ValueError(
@@ -304,16 +279,12 @@ def check_shuffles(local_steps: Optional[int], shuffle_times: float) -> None:
 def check_weighting(
     client_weighting: Any, aggregator: str, takes_weights: bool
 ) -> None:
-  """Checks that the aggregator of the model takes the clients' weights.
+  """Raises a `ValueError` if clients have weights that have no effect.
 
   Args:
     client_weighting: See `CLIENT_WEIGHTING`.
-    aggregator: What aggregates, for the message, such as
-      'model_aggregator=median'.
+    aggregator: The model's aggregator as `argument=value`, for the message.
     takes_weights: Whether it takes weights.
-
-  Raises:
-    ValueError: If it takes none, but clients have different ones.
   """
   if client_weighting == _WEIGHTING and not takes_weights:
     raise ValueError(

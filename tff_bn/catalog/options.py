@@ -1,6 +1,6 @@
 """The form of options: what an argument of the library, or a flag, may be."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
 from typing import Any, Optional
 
@@ -102,20 +102,25 @@ class Option:
     self.values.check(self.argument or self.name, value, owner)
 
 
-def check_fields(values: Any, declared: Iterable[Option]) -> None:
+def declared(module: Mapping[str, Any]) -> tuple[Option, ...]:
+  """Returns the options among the variables of a module, in their order."""
+  return tuple(v for v in module.values() if isinstance(v, Option))
+
+
+def check_fields(values: Any, options: Iterable[Option]) -> None:
   """Checks the fields of a dataclass that are arguments of options.
 
   Args:
     values: An instance of the dataclass. A field may be None if that is its
       default.
-    declared: The options. Those without a field are skipped.
+    options: The options. Those without a field are skipped.
 
   Raises:
     TypeError: If a value has a wrong type.
     ValueError: If it is not allowed.
   """
   defaults = {f.name: f.default for f in dataclasses.fields(values)}
-  for option in declared:
+  for option in options:
     name = option.argument
     if name not in defaults:
       continue
@@ -129,10 +134,10 @@ def exclusion(first: str, second: str) -> str:
   return f'{first} and {second} exclude each other; give one of them.'
 
 
-def explain(*declared: Option) -> str:
+def explain(*options: Option) -> str:
   """Returns the options as a text: their names, descriptions and defaults."""
   lines = []
-  for option in declared:
+  for option in options:
     default = option.default_text or option.default
     lines.append(f'{option.argument or option.name} (default: {default})')
     lines += [f'  {line}' for line in option.explain().splitlines()]

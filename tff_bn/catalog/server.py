@@ -3,6 +3,7 @@
 from tff_bn.catalog import value_types
 from tff_bn.catalog.options import OWN_NAME
 from tff_bn.catalog.options import Option
+from tff_bn.catalog.options import declared
 from tff_bn.catalog.options import only_for
 
 # The server's optimizers with their default learning rates.
@@ -44,9 +45,4 @@ SERVER_CLIP_NORM = Option(
     argument=OWN_NAME,
     feature=OWN_NAME,
 )
-OPTIONS = (
-    SERVER_OPTIMIZER,
-    SERVER_LEARNING_RATE,
-    SERVER_MOMENTUM,
-    SERVER_CLIP_NORM,
-)
+OPTIONS = declared(vars())
