@@ -9,8 +9,10 @@ import pathlib
 import re
 from typing import NamedTuple
 
+from tff_bn.catalog import algorithms
 from tff_bn.catalog import parts
 from tff_bn.catalog import rules
+from tff_bn.programs.cli import parsers
 
 DOCS = pathlib.Path(__file__).parents[1] / 'docs'
 _MARKED = re.compile(
@@ -48,7 +50,21 @@ def _attacks() -> Iterator[tuple[str, ...]]:
     yield f'`{name}`', _described(attack), strength
 
 
+def _corrections() -> Iterator[tuple[str, ...]]:
+  for name, correction in algorithms.CORRECTIONS.items():
+    yield f'[`+{name}`](algorithms/{name}.md)', _described(correction)
+
+
+def _algorithm_options() -> Iterator[tuple[str, ...]]:
+  for option in algorithms.OPTIONS:
+    users = ', '.join(f'`{name}`' for name in algorithms.users(option.name))
+    default = option.default_text or parsers.to_text(option.default)
+    yield f'`--{option.name}`', users, _with_code(default)
+
+
 TABLES = {
+    'corrections': Table(('name', 'what it does'), _corrections),
+    'algorithm_options': Table(('option', 'of', 'default'), _algorithm_options),
     'rules': Table(('rule', 'result', 'clients'), _rules),
     'wrappers': Table(('step', 'what it does'), _wrappers),
     'attacks': Table(
@@ -71,7 +87,12 @@ def with_tables(text: str) -> str:
 
 def _described(part: parts.Part) -> str:
   """Returns a part's description with its flags as code."""
-  return re.sub(r'--\w+', r'`\g<0>`', part.description)
+  return _with_code(part.description)
+
+
+def _with_code(text: str) -> str:
+  """Returns a text with its flags as code."""
+  return re.sub(r'--\w+', r'`\g<0>`', text)
 
 
 def _needed_clients(rule: rules.Rule) -> str:
