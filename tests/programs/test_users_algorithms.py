@@ -23,7 +23,11 @@ def build(model, client_optimizer, **options):
 
 def correct(model, client_optimizer, *, build_process, **options):
   return algorithms.build_fed_prox(
-      model, client_optimizer, 0.5, build_process=build_process, **options
+      model,
+      client_optimizer,
+      proximal_strength=0.5,
+      build_process=build_process,
+      **options,
   )
 
 
