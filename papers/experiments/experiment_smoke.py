@@ -246,8 +246,9 @@ def reduced(
       result[key] = text
   # A first phase of some rounds must end before the last round.
   for algorithm in algorithms.ALGORITHMS.values():
-    if algorithm.first_phase in result:
-      result[algorithm.first_phase] = '1'
+    phase = algorithm.first_phase
+    if phase is not None and phase.name in result:
+      result[phase.name] = '1'
   if 'dataset' in result and 'dataset' not in overrides:
     result['dataset'] = _generated(flags, name)
   if result.get('split') == 'natural':

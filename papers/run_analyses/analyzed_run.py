@@ -160,7 +160,7 @@ class AnalyzedRun:
           ' the run.'
       )
     rng = seeding.generator(seeding.Stream.ANALYZED_CLIENTS, seed)
-    chosen = rng.choice(len(ids), num_clients, replace=False)
+    chosen = rng.choice(len(ids), int(num_clients), replace=False)
     return [ids[position] for position in sorted(chosen)]
 
   def train_clients(self, client_ids: Sequence[str]) -> list[ModelWeights]:
@@ -269,8 +269,8 @@ class AnalyzedRun:
       )
     on_halves = dataclasses.replace(
         self,
-        settings=dataclasses.replace(
-            self.settings, seed=seed, local_steps=None, local_epochs=num_epochs
+        settings=self.settings.replaced(
+            seed=seed, local_steps=None, local_epochs=num_epochs
         ),
         data=dataclasses.replace(
             self.data,

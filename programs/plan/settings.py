@@ -188,7 +188,7 @@ def _check_needs(
 ) -> None:
   """Checks what the algorithms need of the flags."""
   unmet: dict[algorithms_lib.Need, list[str]] = {}
-  texts = {}
+  texts: dict[algorithms_lib.Need, str] = {}
   for algorithm in algorithms:
     options = _resolve(flags, algorithm, 0)
     algorithm.check(options)
