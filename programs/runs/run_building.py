@@ -260,10 +260,11 @@ def build_local_training(
       shuffle_times=None,
       shuffle_probability=None,
   )
+  algorithm = algorithms_lib.find(settings.algorithm)
   return algorithms.build_single(
       model,
       settings.build_client_optimizer(),
-      **_local_training_arguments(settings, algorithms_lib.find(settings.algorithm)),
+      **_local_training_arguments(settings, algorithm),
   )
 
 
