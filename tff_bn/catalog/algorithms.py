@@ -176,7 +176,7 @@ class Algorithm(_Entry):
         options=self.options + correction.options,
         client_weighting=correction.client_weighting,
         needs_num_clients=correction.needs_num_clients,
-        needs=self.needs + correction.needs,
+        needs=(*self.needs, _NO_AVERAGES, *correction.needs),
     )
 
   def check(self, options: Any) -> None:
@@ -499,7 +499,7 @@ def _correction_of_object(name: str, found: Any) -> Correction:
         f'{name} must be a tff_bn.catalog.algorithms.Correction, or a builder'
         f' with the argument build_process, but is a {type(found).__name__}.'
     )
-  return Correction(name, 'a correction of yours', found, needs=(_NO_AVERAGES,))
+  return Correction(name, 'a correction of yours', found)
 
 
 CORRECTIONS: Parts[Correction] = Parts(
@@ -509,7 +509,6 @@ CORRECTIONS: Parts[Correction] = Parts(
         ' --proximal_strength)',
         f'{_ROOM}.fed_prox:build_fed_prox',
         (PROXIMAL_STRENGTH,),
-        needs=(_NO_AVERAGES,),
     ),
     Correction(
         'scaffold',
@@ -519,7 +518,6 @@ CORRECTIONS: Parts[Correction] = Parts(
         client_weighting='uniform',
         needs_num_clients=True,
         needs=(
-            _NO_AVERAGES,
             Need('client_optimizer', _is_plain_sgd, f'{_PLAIN_SGD}sgd'),
             Need(
                 'client_momentum',
@@ -534,7 +532,6 @@ CORRECTIONS: Parts[Correction] = Parts(
         " from the features of the client's previous model",
         f'{_ROOM}.moon:build_moon',
         (MOON_WEIGHT, MOON_TEMPERATURE, MOON_FEATURE_LAYER),
-        needs=(_NO_AVERAGES,),
     ),
     Correction(
         'fedbs',
@@ -543,7 +540,6 @@ CORRECTIONS: Parts[Correction] = Parts(
         f'{_ROOM}.fed_bs:build_fed_bs',
         (FEDBS_EPSILON, PROXIMAL_STRENGTH),
         needs=(
-            _NO_AVERAGES,
             Need(
                 'model_aggregator',
                 lambda options: options.model_aggregator == 'mean',
